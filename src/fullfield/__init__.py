@@ -1,0 +1,34 @@
+"""Dense correspondence at full resolution.
+
+Names are loaded on first use, so that ``import fullfield`` (and ``fullfield --help``) stays cheap.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0.dev0"
+
+if TYPE_CHECKING:
+    from fullfield._check import InputError as InputError
+    from fullfield.estimators import Flow as Flow
+    from fullfield.estimators import estimate as estimate
+
+_HOME = {
+    "Flow": "fullfield.estimators",
+    "InputError": "fullfield._check",
+    "estimate": "fullfield.estimators",
+}
+
+__all__ = ["Flow", "InputError", "__version__", "estimate"]
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOME:
+        value = getattr(import_module(_HOME[name]), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'fullfield' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

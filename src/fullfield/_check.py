@@ -1,0 +1,100 @@
+"""The one place that words complaints about arguments: which one, what was expected, what came."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    import torch
+
+
+class InputError(ValueError):
+    """Input that cannot be used. The message is one line and names the argument or file.
+
+    The command line prints it without a traceback and exits with 2.
+    """
+
+
+def describe(value: object) -> str:
+    """What came, in a few words: ``float32 tensor [3, 4] on cpu``, ``str 'abc'``."""
+    shape = getattr(value, "shape", None)
+    if shape is not None and hasattr(value, "dtype"):
+        dtype = str(value.dtype).removeprefix("torch.")
+        kind = "tensor" if hasattr(value, "device") and hasattr(value, "stride") else "array"
+        place = f" on {value.device}" if kind == "tensor" else ""  # type: ignore[attr-defined]
+        return f"{dtype} {kind} {list(shape)}{place}"
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
+
+
+def require(condition: bool, name: str, expected: str, came: object) -> None:
+    """Raise :class:`InputError` ``name: expected …, got …`` unless ``condition`` holds."""
+    if not condition:
+        raise InputError(f"{name}: expected {expected}, got {came if isinstance(came, str) else describe(came)}")
+
+
+def tensor(
+    value: Any,
+    name: str,
+    shape: Sequence[int | str | None],
+    *,
+    dtypes: Collection[torch.dtype] | None = None,
+    device: torch.device | None = None,
+) -> torch.Tensor:
+    """Check that ``value`` is a tensor of the given shape, dtype and device, and return it.
+
+    ``shape`` holds one entry per dimension: an int for an exact size, a name (``"H"``) or None for any size.
+    """
+    import torch
+
+    wanted = "[" + ", ".join("*" if s is None else str(s) for s in shape) + "]"
+    require(isinstance(value, torch.Tensor), name, f"a tensor {wanted}", value)
+    fits = value.ndim == len(shape) and all(
+        not isinstance(want, int) or have == want for have, want in zip(value.shape, shape, strict=True)
+    )
+    require(fits, name, f"shape {wanted}", value)
+    if dtypes is not None:
+        names = " or ".join(sorted(str(d).removeprefix("torch.") for d in dtypes))
+        require(value.dtype in dtypes, name, f"dtype {names}", value)
+    if device is not None:
+        require(value.device == device, name, f"device {device}", value)
+    return value  # type: ignore[no-any-return]
+
+
+def number(
+    value: object,
+    name: str,
+    *,
+    integer: bool = False,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+) -> None:
+    """Check a finite real number: ``low <= value <= high``, ``above < value < below``."""
+    kinds: tuple[type, ...] = (int,) if integer else (int, float)
+    right = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)  # type: ignore[arg-type]
+    bounds = [
+        f"{sign} {bound:g}"
+        for sign, bound in ((">=", low), (">", above), ("<=", high), ("<", below))
+        if bound is not None
+    ]
+    expected = ("an integer " if integer else "a number ") + " and ".join(bounds)
+    require(right, name, expected.strip(), value)
+    assert isinstance(value, (int, float))  # narrows the type; checked above
+    inside = (
+        (low is None or value >= low)
+        and (high is None or value <= high)
+        and (above is None or value > above)
+        and (below is None or value < below)
+    )
+    require(inside, name, expected.strip(), value)
+
+
+def choice(value: object, name: str, options: Collection[object]) -> None:
+    """Check that ``value`` is one of ``options``."""
+    listed = ", ".join(str(o) for o in options)
+    require(value in options, name, f"one of {listed}", repr(value) if isinstance(value, str) else value)

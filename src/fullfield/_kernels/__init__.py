@@ -1,0 +1,1 @@
+"""Plumbing shared by compiled kernels."""

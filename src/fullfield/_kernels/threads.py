@@ -1,0 +1,64 @@
+"""Splitting rows over threads. The kernels release the GIL, so plain Python threads use all cores.
+
+Own threads rather than numba's: its default layers abort under concurrent callers or after ``fork``. The number of
+threads is PyTorch's (``torch.set_num_threads``), which is 1 in DataLoader workers.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+_lock = threading.Lock()
+_pool: tuple[int, int, ThreadPoolExecutor] | None = None
+
+
+def _executor(threads: int) -> ThreadPoolExecutor:
+    global _pool
+    with _lock:
+        if _pool is None or _pool[0] != os.getpid() or _pool[1] < threads:
+            # After fork the parent's threads are gone: its pool is dropped, not shut down.
+            if _pool is not None and _pool[0] == os.getpid():
+                _pool[2].shutdown(wait=False)
+            _pool = (os.getpid(), threads, ThreadPoolExecutor(threads, thread_name_prefix="fullfield"))
+        return _pool[2]
+
+
+def _after_fork() -> None:
+    global _lock, _pool
+    _lock = threading.Lock()
+    _pool = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
+
+
+def run(tasks: Sequence[Callable[[], object]], threads: int) -> None:
+    """Run every task; the first exception is raised after all have ended."""
+    if threads <= 1 or len(tasks) <= 1:
+        for task in tasks:
+            task()
+        return
+    futures = [_executor(threads).submit(task) for task in tasks[1:]]
+    errors: list[BaseException] = []
+    try:
+        tasks[0]()
+    except BaseException as error:  # noqa: BLE001 - raised below, once no task runs any more
+        errors.append(error)
+    for future in futures:
+        problem = future.exception()
+        if problem is not None:
+            errors.append(problem)
+    if errors:
+        raise errors[0]
+
+
+def rows(height: int, threads: int, grain: int = 16) -> list[tuple[int, int]]:
+    """Cut ``height`` rows into at most ``threads`` nearly equal parts of at least ``grain`` rows."""
+    parts = max(1, min(threads, height // grain))
+    edges = [round(i * height / parts) for i in range(parts + 1)]
+    return list(pairwise(edges))
