@@ -1,0 +1,503 @@
+"""numba kernels of the CPU solver. Importing this module needs numba; nothing compiles until asked.
+
+Planes lie in one flat float32 array. Row ``y`` of a plane starts ``(y + 1) * pitch + LEFT`` elements after the plane;
+``pitch`` is a multiple of 16 with ``LEFT`` floats of padding before the row and at least 16 behind it, so that
+whole vectors can be read and written everywhere. Lanes beyond the width hold finite values nobody uses.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, types
+
+from fullfield._kernels.numba_cache import cache_folder, caching_in
+from fullfield._kernels.simd import __file__ as _simd_file
+from fullfield._kernels.simd import (
+    fold4,
+    load,
+    maximum,
+    minimum,
+    reciprocal_where,
+    splat,
+    spread4,
+    sqrt,
+    store,
+)
+
+LEFT = 16
+# Planes of the state, in units of the plane size.
+U, V, P11, P12, P21, P22, GX, GY, RHO, INV = range(10)
+PLANES = 10
+# Columns swept at a time: eleven rows of 10 planes of this width stay inside a 512 KiB L2.
+PANEL = 1024
+_SKEW = 16
+# Below this squared gradient (intensities 0 ... 255) a pixel says nothing about motion.
+GRADIENT_FLOOR = np.float32(1e-6)
+
+CACHE = cache_folder(__file__, _simd_file)
+_OPTIONS = {"nogil": True, "error_model": "numpy", "cache": CACHE is not None}
+
+
+def _jit(function):
+    with caching_in(CACHE):
+        return njit(**_OPTIONS)(function)
+
+
+@_jit
+def _row_u(s, size, start, stop, up, bound, theta):
+    """u <- v + theta div p on one row segment; v from the clamped data step."""
+    high = splat(bound)
+    low = splat(-bound)
+    weight = splat(theta)
+    for i in range(start, stop, 16):
+        u = load(s, i + U * size)
+        v = load(s, i + V * size)
+        gx = load(s, i + GX * size)
+        gy = load(s, i + GY * size)
+        residual = gx * u + gy * v + load(s, i + RHO * size)
+        step = minimum(maximum(residual * load(s, i + INV * size), low), high)
+        p = i + P11 * size
+        q = i + P12 * size
+        store(
+            s,
+            i + U * size,
+            u - step * gx + weight * ((load(s, p) - load(s, p - 1)) + (load(s, q) - load(s, q - up))),
+        )
+        p = i + P21 * size
+        q = i + P22 * size
+        store(
+            s,
+            i + V * size,
+            v - step * gy + weight * ((load(s, p) - load(s, p - 1)) + (load(s, q) - load(s, q - up))),
+        )
+
+
+@_jit
+def _row_p(s, size, start, stop, down, slope):
+    """p <- (p + slope grad u) / (1 + slope |grad u|) on one row segment."""
+    one = splat(np.float32(1.0))
+    k = splat(slope)
+    for i in range(start, stop, 16):
+        u = load(s, i + U * size)
+        ux = load(s, i + U * size + 1) - u
+        uy = load(s, i + U * size + down) - u
+        v = load(s, i + V * size)
+        vx = load(s, i + V * size + 1) - v
+        vy = load(s, i + V * size + down) - v
+        nu = one / (one + k * sqrt(ux * ux + uy * uy))
+        nv = one / (one + k * sqrt(vx * vx + vy * vy))
+        store(s, i + P11 * size, (load(s, i + P11 * size) + k * ux) * nu)
+        store(s, i + P12 * size, (load(s, i + P12 * size) + k * uy) * nu)
+        store(s, i + P21 * size, (load(s, i + P21 * size) + k * vx) * nv)
+        store(s, i + P22 * size, (load(s, i + P22 * size) + k * vy) * nv)
+
+
+@_jit
+def _update_u(s, size, pitch, width, y, x0, x1, last, adjoint, bound, theta):
+    row = (y + 1) * pitch + LEFT
+    _row_u(s, size, row + x0, row + x1, pitch if adjoint or y > 0 else 0, bound, theta)
+    if last:  # the forward difference vanishes at the right border
+        s[row + width + U * size] = s[row + width - 1 + U * size]
+        s[row + width + V * size] = s[row + width - 1 + V * size]
+
+
+@_jit
+def _update_p(s, size, pitch, height, y, x0, x1, adjoint, slope):
+    row = (y + 1) * pitch + LEFT
+    _row_p(s, size, row + x0, row + x1, pitch if y < height - 1 else 0, slope)
+    if x0 == 0 and not adjoint:
+        s[row - 1 + P11 * size] = s[row + P11 * size]
+        s[row - 1 + P21 * size] = s[row + P21 * size]
+
+
+@_jit
+def _segment(panel, columns, k):
+    """Columns [x0, x1) that a panel covers in iteration k: shifted left by 16 per iteration, see README."""
+    x0 = max(0, panel * PANEL - _SKEW * k)
+    x1 = columns if (panel + 1) * PANEL >= columns else max(0, (panel + 1) * PANEL - _SKEW * k)
+    return x0, x1
+
+
+@_jit
+def _u_segment(s, size, pitch, width, columns, panel, k, y, adjoint, bound, theta):
+    x0, x1 = _segment(panel, columns, k)
+    if x0 < x1:
+        _update_u(s, size, pitch, width, y, x0, x1, x1 == columns, adjoint, bound, theta)
+
+
+@_jit
+def _p_segment(s, size, pitch, height, columns, panel, k, y, adjoint, slope):
+    x0, x1 = _segment(panel, columns, k + 1)
+    if x0 < x1:
+        _update_p(s, size, pitch, height, y, x0, x1, adjoint, slope)
+
+
+@_jit
+def sweep_strip(s, size, pitch, height, width, top, bottom, depth, adjoint, bound, theta, slope):
+    """``depth`` iterations of rows [top, bottom) in one pass, as far as the strip's own rows allow.
+
+    Inner borders recede by a row per iteration; ``sweep_seam`` fills what is left. In place and free of
+    redundant work: every value a seam needs is still there when all strips are done.
+    """
+    columns = (width + 15) // 16 * 16
+    panels = (columns + PANEL - 1) // PANEL
+    first = top == 0
+    final = bottom == height
+    for panel in range(panels):
+        for step in range(top, bottom + depth):
+            for k in range(depth):
+                y = step - k
+                low = top if first else top + k
+                if y < low:
+                    break
+                if y < (bottom if final else bottom - k):
+                    _u_segment(s, size, pitch, width, columns, panel, k, y, adjoint, bound, theta)
+                if low <= y - 1 < (bottom if final else bottom - 1 - k):
+                    _p_segment(s, size, pitch, height, columns, panel, k, y - 1, adjoint, slope)
+
+
+@_jit
+def sweep_seam(s, size, pitch, height, width, seam, depth, adjoint, bound, theta, slope):
+    """The rows around ``seam`` (the first row of the lower strip) that two finished strips left behind."""
+    columns = (width + 15) // 16 * 16
+    panels = (columns + PANEL - 1) // PANEL
+    for panel in range(panels):
+        for k in range(depth):
+            for y in range(seam - k, seam + k):
+                _u_segment(s, size, pitch, width, columns, panel, k, y, adjoint, bound, theta)
+            for y in range(seam - k - 1, seam + k):
+                _p_segment(s, size, pitch, height, columns, panel, k, y, adjoint, slope)
+
+
+@_jit
+def squared_change(s, size, pitch, width, top, bottom, before, rows):
+    """rows[y] = sum over the row of |u - before|^2 (``before``: the two planes of an earlier flow)."""
+    for y in range(top, bottom):
+        row = (y + 1) * pitch + LEFT
+        total = 0.0
+        for x in range(row, row + width):
+            du = np.float64(s[x + U * size]) - np.float64(before[x])
+            dv = np.float64(s[x + V * size]) - np.float64(before[x + size])
+            total += du * du + dv * dv
+        rows[y] = total
+
+
+@_jit
+def _gradient(image, height, width, y, x):
+    """Central differences, borders replicated."""
+    half = np.float32(0.5)
+    return (
+        half * (image[y, min(x + 1, width - 1)] - image[y, max(x - 1, 0)]),
+        half * (image[min(y + 1, height - 1), x] - image[max(y - 1, 0), x]),
+    )
+
+
+@_jit
+def pack_rows(image, packed, height, width, top, bottom):
+    """(I, dI/dx, dI/dy, 0) interleaved, with a border of one replicated pixel before and two behind.
+
+    ``image`` is [height, width]; ``packed`` is flat, [height + 3, width + 3, 4]; rows [top, bottom) of it are written.
+    """
+    for row in range(top, bottom):
+        y = min(max(row - 1, 0), height - 1)
+        out = row * (width + 3) * 4
+        for column in range(width + 3):
+            x = min(max(column - 1, 0), width - 1)
+            packed[out] = image[y, x]
+            packed[out + 1], packed[out + 2] = _gradient(image, height, width, y, x)
+            packed[out + 3] = np.float32(0.0)
+            out += 4
+
+
+@_jit
+def _cubic(t):
+    """Keys' cubic convolution weights, a = -1/2, of the taps at -1, 0, 1, 2 for a fraction t."""
+    half = np.float32(0.5)
+    two = np.float32(2.0)
+    three = np.float32(3.0)
+    four = np.float32(4.0)
+    five = np.float32(5.0)
+    return (
+        half * t * (t * (two - t) - np.float32(1.0)),
+        half * (t * t * (three * t - five) + two),
+        half * t * (t * (four - three * t) + np.float32(1.0)),
+        half * t * t * (t - np.float32(1.0)),
+    )
+
+
+@_jit
+def warp_rows(s, size, pitch, height, width, top, bottom, frame1, packed, blend):
+    """Linearise the data term around the present flow.
+
+    Samples the second frame and its gradient at x + u (bicubic), mixes in the first frame's gradient by ``blend``,
+    then writes per pixel the gradient, the constant of the residual and 1/|gradient|^2. A pixel whose target lies
+    outside the frame gets a zero gradient: no data term.
+    """
+    stride = (width + 3) * 4
+    right = np.float32(width - 1)
+    low = np.float32(height - 1)
+    zero = np.float32(0.0)
+    for y in range(top, bottom):
+        row = (y + 1) * pitch + LEFT
+        for x in range(width):
+            i = row + x
+            u = s[i + U * size]
+            v = s[i + V * size]
+            px = np.float32(x) + u
+            py = np.float32(y) + v
+            if px >= zero and px <= right and py >= zero and py <= low:
+                ix = int(px)
+                iy = int(py)
+                wx0, wx1, wx2, wx3 = _cubic(px - np.float32(ix))
+                wy0, wy1, wy2, wy3 = _cubic(py - np.float32(iy))
+                at = iy * stride + ix * 4
+                taps = splat(wy0) * load(packed, at) + splat(wy1) * load(packed, at + stride)
+                taps = taps + (splat(wy2) * load(packed, at + 2 * stride) + splat(wy3) * load(packed, at + 3 * stride))
+                value, gx, gy, _ = fold4(taps * spread4(wx0, wx1, wx2, wx3))
+                ax, ay = _gradient(frame1, height, width, y, x)
+                gx += blend * (ax - gx)
+                gy += blend * (ay - gy)
+                s[i + GX * size] = gx
+                s[i + GY * size] = gy
+                s[i + RHO * size] = (value - frame1[y, x]) - (gx * u + gy * v)
+            else:
+                s[i + GX * size] = zero
+                s[i + GY * size] = zero
+                s[i + RHO * size] = zero
+        floor = splat(GRADIENT_FLOOR)
+        for i in range(row, row + width, 16):
+            gx_ = load(s, i + GX * size)
+            gy_ = load(s, i + GY * size)
+            store(s, i + INV * size, reciprocal_where(gx_ * gx_ + gy_ * gy_, floor))
+
+
+@_jit
+def resample_rows(
+    source,
+    source_pitch,
+    width_in,
+    target,
+    target_pitch,
+    width_out,
+    tables_y,
+    tables_x,
+    scale,
+    line,
+    top,
+    bottom,
+):
+    """Separable resampling of rows [top, bottom): target[y, x] = scale * sum of weight_y * weight_x * source.
+
+    ``source`` and ``target`` are flat and begin at their pixel (0, 0); ``line`` holds one source row.
+    """
+    index_y, weight_y = tables_y
+    index_x, weight_x = tables_x
+    for y in range(top, bottom):
+        for x in range(width_in):
+            line[x] = np.float32(0.0)
+        for t in range(index_y.shape[1]):
+            w = weight_y[y, t] * scale
+            row = index_y[y, t] * source_pitch
+            for x in range(width_in):
+                line[x] += w * source[row + x]
+        out = y * target_pitch
+        for x in range(width_out):
+            value = np.float32(0.0)
+            for t in range(index_x.shape[1]):
+                value += weight_x[x, t] * line[index_x[x, t]]
+            target[out + x] = value
+
+
+@_jit
+def _sort2(a, b):
+    return minimum(a, b), maximum(a, b)
+
+
+@_jit
+def _sort3(a, b, c):
+    a, b = _sort2(a, b)
+    b, c = _sort2(b, c)
+    a, b = _sort2(a, b)
+    return a, b, c
+
+
+@_jit
+def _sort5(a, b, c, d, e):
+    a, b = _sort2(a, b)
+    d, e = _sort2(d, e)
+    c, e = _sort2(c, e)
+    c, d = _sort2(c, d)
+    a, d = _sort2(a, d)
+    a, c = _sort2(a, c)
+    b, e = _sort2(b, e)
+    b, d = _sort2(b, d)
+    b, c = _sort2(b, c)
+    return a, b, c, d, e
+
+
+@_jit
+def _median3(a, b, c):
+    return maximum(minimum(a, b), minimum(maximum(a, b), c))
+
+
+@_jit
+def _replicate(s, row, width, reach):
+    for d in range(1, reach + 1):
+        s[row - d] = s[row]
+        s[row + width - 1 + d] = s[row + width - 1]
+
+
+@_jit
+def _median3x3(s, target, plane, pitch, height, width, top, bottom, line):
+    """3x3 median of the plane at offset ``plane``, borders replicated, into ``target`` at the same places."""
+    for y in range(top, bottom):
+        row = plane + (y + 1) * pitch + LEFT
+        above = row - pitch if y > 0 else row
+        below = row + pitch if y < height - 1 else row
+        n = pitch
+        for x in range(0, width, 16):
+            a, b, c = _sort3(load(s, above + x), load(s, row + x), load(s, below + x))
+            store(line, LEFT + x, a)
+            store(line, LEFT + x + n, b)
+            store(line, LEFT + x + 2 * n, c)
+        for rank in range(3):
+            _replicate(line, LEFT + rank * n, width, 1)
+        for x in range(0, width, 16):
+            i = LEFT + x
+            low = maximum(maximum(load(line, i - 1), load(line, i)), load(line, i + 1))
+            i += n
+            middle = _median3(load(line, i - 1), load(line, i), load(line, i + 1))
+            i += n
+            high = minimum(minimum(load(line, i - 1), load(line, i)), load(line, i + 1))
+            store(target, row + x, _median3(low, middle, high))
+
+
+@_jit
+def _sorted_rank(line, i):
+    return _sort5(load(line, i - 2), load(line, i - 1), load(line, i), load(line, i + 1), load(line, i + 2))
+
+
+@_jit
+def _drop_extremes8(a, b, c, d, e, f, g, h):
+    a, b = _sort2(a, b)
+    c, d = _sort2(c, d)
+    e, f = _sort2(e, f)
+    g, h = _sort2(g, h)
+    a, c = _sort2(a, c)
+    e, g = _sort2(e, g)
+    a, e = _sort2(a, e)
+    d, b = _sort2(b, d)
+    h, f = _sort2(f, h)
+    f, b = _sort2(b, f)
+    return c, d, e, f, g, h
+
+
+@_jit
+def _drop_extremes7(a, b, c, d, e, f, g):
+    a, b = _sort2(a, b)
+    c, d = _sort2(c, d)
+    e, f = _sort2(e, f)
+    a, c = _sort2(a, c)
+    a, e = _sort2(a, e)
+    a, g = _sort2(a, g)
+    d, b = _sort2(b, d)
+    f, b = _sort2(b, f)
+    g, b = _sort2(b, g)
+    return c, d, e, f, g
+
+
+@_jit
+def _drop_extremes6(a, b, c, d, e, f):
+    a, b = _sort2(a, b)
+    c, d = _sort2(c, d)
+    e, f = _sort2(e, f)
+    a, c = _sort2(a, c)
+    a, e = _sort2(a, e)
+    d, b = _sort2(b, d)
+    f, b = _sort2(b, f)
+    return c, d, e, f
+
+
+@_jit
+def _drop_extremes5(a, b, c, d, e):
+    a, b = _sort2(a, b)
+    c, d = _sort2(c, d)
+    a, c = _sort2(a, c)
+    a, e = _sort2(a, e)
+    d, b = _sort2(b, d)
+    e, b = _sort2(b, e)
+    return c, d, e
+
+
+@_jit
+def _drop_extremes4(a, b, c, d):
+    a, b = _sort2(a, b)
+    c, d = _sort2(c, d)
+    return maximum(a, c), minimum(b, d)
+
+
+@_jit
+def _median5x5(s, target, plane, pitch, height, width, top, bottom, line):
+    """5x5 median of the plane at offset ``plane``, borders replicated, into ``target`` at the same places.
+
+    Columns are sorted once and shared by five windows, then each rank is sorted along the row. Of the 25 values of a
+    doubly sorted window, six are too small and six too large to be the median; 13 are left.
+    """
+    n = pitch
+    for y in range(top, bottom):
+        row = plane + (y + 1) * pitch + LEFT
+        up2 = plane + (max(y - 2, 0) + 1) * pitch + LEFT
+        up1 = plane + (max(y - 1, 0) + 1) * pitch + LEFT
+        down1 = plane + (min(y + 1, height - 1) + 1) * pitch + LEFT
+        down2 = plane + (min(y + 2, height - 1) + 1) * pitch + LEFT
+        for x in range(0, width, 16):
+            a, b, c, d, e = _sort5(
+                load(s, up2 + x), load(s, up1 + x), load(s, row + x), load(s, down1 + x), load(s, down2 + x)
+            )
+            store(line, LEFT + x, a)
+            store(line, LEFT + x + n, b)
+            store(line, LEFT + x + 2 * n, c)
+            store(line, LEFT + x + 3 * n, d)
+            store(line, LEFT + x + 4 * n, e)
+        for rank in range(5):
+            _replicate(line, LEFT + rank * n, width, 2)
+        for x in range(0, width, 16):
+            i = LEFT + x
+            _, _, _, a3, a4 = _sorted_rank(line, i)
+            _, _, b2, b3, b4 = _sorted_rank(line, i + n)
+            _, c1, c2, c3, _ = _sorted_rank(line, i + 2 * n)
+            d0, d1, d2, _, _ = _sorted_rank(line, i + 3 * n)
+            e0, e1, _, _, _ = _sorted_rank(line, i + 4 * n)
+            p, q, r, t, w, z = _drop_extremes8(a3, a4, b2, b4, c2, d0, d2, e0)
+            p, q, r, t, w = _drop_extremes7(p, q, r, t, w, z, b3)
+            p, q, r, t = _drop_extremes6(p, q, r, t, w, c1)
+            p, q, r = _drop_extremes5(p, q, r, t, c3)
+            p, q = _drop_extremes4(p, q, r, d1)
+            store(target, row + x, _median3(p, q, e1))
+
+
+@_jit
+def median_rows(s, size, pitch, height, width, top, bottom, target, window, line):
+    """Median of both flow components over ``window`` x ``window`` pixels (3 or 5) into ``target``, same layout."""
+    for plane in range(2):
+        if window == 3:
+            _median3x3(s, target, plane * size, pitch, height, width, top, bottom, line)
+        else:
+            _median5x5(s, target, plane * size, pitch, height, width, top, bottom, line)
+
+
+_f = types.float32
+_i = types.intp
+_flat = types.float32[::1]
+_image = types.float32[:, ::1]
+_table = types.Tuple((types.int32[:, ::1], types.float32[:, ::1]))
+
+ENTRY_POINTS = {
+    "sweep_strip": (sweep_strip, (_flat, *[_i] * 7, types.boolean, _f, _f, _f)),
+    "sweep_seam": (sweep_seam, (_flat, *[_i] * 6, types.boolean, _f, _f, _f)),
+    "squared_change": (squared_change, (_flat, *[_i] * 5, _flat, types.float64[::1])),
+    "pack_rows": (pack_rows, (_image, _flat, *[_i] * 4)),
+    "warp_rows": (warp_rows, (_flat, *[_i] * 6, _image, _flat, _f)),
+    "resample_rows": (resample_rows, (_flat, _i, _i, _flat, _i, _i, _table, _table, _f, _flat, _i, _i)),
+    "median_rows": (median_rows, (_flat, *[_i] * 6, _flat, _i, _flat)),
+}

@@ -1,0 +1,194 @@
+"""Public functions: contract, validation, choice of backend."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fullfield import _check
+from fullfield.ops.tvl1 import cpu, reference
+from fullfield.ops.tvl1.config import TVL1Config
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    Progress: TypeAlias = Callable[[float, str], None]
+
+# In order of preference.
+BACKENDS = {"cpu": cpu, "reference": reference}
+_LUMA = (0.299, 0.587, 0.114)  # Rec. 601, as cameras' and film's sRGB frames are commonly made grey
+_warned = threading.Event()
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def backends(device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> list[tuple[str, str | None]]:
+    """(name, None) for every backend that can run here, (name, reason) for the others; preferred first."""
+    device_type = torch.device(device).type
+    return [(name, module.supports(device_type, _name(dtype))) for name, module in BACKENDS.items()]
+
+
+def choose_backend(backend: str | None, device: torch.device, dtype: torch.dtype) -> str:
+    """The backend asked for, or the best one; an explicit choice that cannot run raises with every reason."""
+    options = backends(device, dtype)
+    if backend is None:
+        chosen = next((name for name, reason in options if reason is None), None)
+        if chosen is not None:
+            if chosen == "reference" and device.type == "cpu" and dtype == torch.float32 and not _warned.is_set():
+                _warned.set()
+                import warnings
+
+                reason = dict(options)["cpu"]
+                warnings.warn(f"TV-L1 runs on the slow reference backend: {reason}", stacklevel=4)
+            return chosen
+    else:
+        _check.choice(backend, "backend", BACKENDS)
+        if dict(options)[backend] is None:
+            return backend
+    reasons = "; ".join(f"{name}: {reason or 'can run'}" for name, reason in options)
+    raise _check.InputError(f"backend: {backend or 'none'} cannot run TV-L1 on {device} in {_name(dtype)} ({reasons})")
+
+
+class TVL1Solver:
+    """TV-L1 optical flow, prepared for frames of one size: tables and buffers are made once and reused.
+
+    One call at a time: calls from several threads wait for each other; use one solver per thread for parallel work.
+    The threads inside a call are PyTorch's (``torch.set_num_threads``); the result does not depend on their number.
+
+    Args:
+        height, width: size of the frames; at least two pixels in all.
+        config: parameters, by default the preset ``default``.
+        dtype: float32, or float64 (reference backend only). Frames of another floating type are converted.
+        device: where the frames lie.
+        backend: ``"cpu"`` or ``"reference"``; None takes the fastest that can run.
+
+    Raises InputError for bad arguments or a backend that cannot run here.
+    Source: Zach, Pock, Bischof 2007; numerics as in Pérez, Meinhardt-Llopis, Facciolo, IPOL 2013.
+    """
+
+    def __init__(
+        self,
+        height: int,
+        width: int,
+        config: TVL1Config | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+        backend: str | None = None,
+    ) -> None:
+        _check.number(height, "height", integer=True, low=1)
+        _check.number(width, "width", integer=True, low=1)
+        _check.require(height * width >= 2, "frames", "at least 2 pixels", f"{width}×{height}")
+        _check.choice(dtype, "dtype", (torch.float32, torch.float64))
+        self.height, self.width = height, width
+        self.config = TVL1Config() if config is None else config
+        _check.require(isinstance(self.config, TVL1Config), "config", "a TVL1Config", self.config)
+        self.dtype, self.device = dtype, torch.device(device)
+        self.backend = choose_backend(backend, self.device, dtype)
+        self._lock = threading.Lock()
+        self._cpu = cpu.Solver(height, width, self.config) if self.backend == "cpu" else None
+
+    def __call__(
+        self,
+        frame1: Tensor,  # [B, C, H, W], C = 1 or 3, floating, display-referred, nominally 0 ... 1
+        frame2: Tensor,  # [B, C, H, W]
+        *,
+        initial_flow: Tensor | None = None,  # [B, 2, H, W], pixels
+        progress: Callable[[float, str], None] | None = None,
+    ) -> Tensor:  # [B, 2, H, W]: (u, v), x right, y down, pixels of the first frame
+        """Flow from ``frame1`` to ``frame2``. Colour is made grey (Rec. 601 luma). Not differentiable.
+
+        ``progress(fraction, where)`` is called after every warp. Raises InputError for tensors of another size, type
+        or device than the solver's, and for frames that hold NaN or infinity.
+        """
+        first = self._grey(frame1, "frame1")
+        second = self._grey(frame2, "frame2")
+        _check.require(frame1.shape == frame2.shape, "frame2", f"shape {list(frame1.shape)} like frame1", frame2)
+        start = None
+        if initial_flow is not None:
+            shape = (len(first), 2, self.height, self.width)
+            _check.tensor(initial_flow, "initial_flow", shape, device=frame1.device)
+            start = initial_flow.detach().to(self.dtype)
+            _finite(start, "initial_flow")
+        flow = first.new_empty(len(first), 2, self.height, self.width)
+        with self._lock:
+            for item in range(len(first)):
+                report = None if progress is None else _share(progress, item, len(first))
+                flow[item] = self._solve(first[item], second[item], None if start is None else start[item], report)
+        return flow
+
+    def _grey(self, frame: Tensor, name: str) -> Tensor:
+        frame = _check.tensor(frame, name, ("B", "C", self.height, self.width))
+        _check.require(frame.device.type == self.device.type, name, f"device {self.device}", frame)
+        _check.require(frame.shape[1] in (1, 3), name, "1 or 3 channels", frame)
+        _check.require(frame.is_floating_point(), name, "a floating dtype (divide integers by their maximum)", frame)
+        frame = frame.detach().to(self.dtype)
+        _finite(frame, name)
+        if frame.shape[1] == 1:
+            return frame[:, 0] * 255.0
+        grey: Tensor = frame[:, 0] * (255.0 * _LUMA[0])
+        for channel in (1, 2):
+            grey.add_(frame[:, channel], alpha=255.0 * _LUMA[channel])
+        return grey
+
+    def _solve(self, first: Tensor, second: Tensor, start: Tensor | None, progress: Progress | None) -> Tensor:
+        if self._cpu is None:
+            return reference.solve(first, second, self.config, start, progress)
+        arrays = (first.numpy(), second.numpy(), None if start is None else start.numpy())
+        return torch.from_numpy(self._cpu(*arrays, torch.get_num_threads(), progress))
+
+
+def _finite(tensor: Tensor, name: str) -> None:
+    # min and max propagate NaN and need no mask of the tensor's size.
+    if tensor.numel() and not torch.stack(torch.aminmax(tensor)).isfinite().all():
+        raise _check.InputError(f"{name}: expected finite values, got NaN or infinity")
+
+
+def _share(progress: Progress, item: int, items: int) -> Progress:
+    def report(fraction: float, where: str) -> None:
+        progress((item + fraction) / items, where if items == 1 else f"pair {item + 1} of {items}, {where}")
+
+    return report
+
+
+def tvl1(
+    frame1: Tensor,  # [B, C, H, W], C = 1 or 3, floating, display-referred, nominally 0 ... 1
+    frame2: Tensor,  # [B, C, H, W]
+    config: TVL1Config | None = None,
+    *,
+    initial_flow: Tensor | None = None,  # [B, 2, H, W], pixels
+    backend: str | None = None,
+) -> Tensor:  # [B, 2, H, W]: (u, v), x right, y down, pixels of the first frame
+    """Flow from ``frame1`` to ``frame2``: the registered operator ``fullfield::tvl1``, usable under torch.compile.
+
+    Builds a :class:`TVL1Solver` for every call; keep a solver to reuse its buffers or to see progress. float64 frames
+    are solved in float64 (reference backend), all others in float32. Errors as the solver's.
+    """
+    from fullfield.ops.tvl1.op import tvl1_op
+
+    c = TVL1Config() if config is None else config
+    flow: Tensor = tvl1_op(
+        frame1,
+        frame2,
+        initial_flow,
+        backend,
+        lambda_=c.lambda_,
+        theta=c.theta,
+        tau=c.tau,
+        scales=c.scales,
+        scale_factor=c.scale_factor,
+        warps=c.warps,
+        iterations=c.iterations,
+        median=c.median,
+        gradient_blend=c.gradient_blend,
+        borders=c.borders,
+        dual_reset=c.dual_reset,
+        epsilon=c.epsilon,
+    )
+    return flow

@@ -1,0 +1,105 @@
+"""All parameters of the TV-L1 solver in one place. Light: imports neither torch nor numpy."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from fullfield._check import choice, number
+
+BORDERS = ("adjoint", "clamp")
+DUAL_RESETS = ("warp", "scale", "never")
+MEDIANS = (0, 3, 5)
+# The stopping rule looks at the flow once per so many iterations.
+STOP_INTERVAL = 10
+
+
+def _parameter(default: Any, help: str, choices: tuple[object, ...] | None = None) -> Any:
+    return field(default=default, metadata={"help": help, "choices": choices})
+
+
+@dataclass(frozen=True)
+class TVL1Config:
+    """Parameters of TV-L1 optical flow (Zach, Pock and Bischof 2007). The defaults are the preset ``default``.
+
+    Units: ``lambda_`` weighs the data term for intensities from 0 to 255 (frames in [0, 1] are scaled by 255 inside);
+    ``epsilon`` is in pixels of the pyramid level at hand. Presets: see :meth:`preset`.
+    """
+
+    lambda_: float = _parameter(0.35, "weight of the data term, for intensities 0 ... 255; larger follows detail")
+    theta: float = _parameter(0.15, "coupling of the data step and the smoothing step; smaller is tighter")
+    tau: float = _parameter(0.25, "step of the dual update; stable up to 0.25")
+    scales: int | None = _parameter(None, "pyramid levels; 'auto' goes on until a side would fall under 16 pixels")
+    scale_factor: float = _parameter(0.9, "size of a pyramid level over the next finer one")
+    warps: int = _parameter(10, "linearisations of the data term per level")
+    iterations: int = _parameter(10, "inner iterations per warp")
+    median: int = _parameter(5, "side of the median filter on the flow after each warp; 0 for none", MEDIANS)
+    gradient_blend: float = _parameter(
+        0.5, "share of the first frame's gradient in the data term: 0 is the warped second frame's alone"
+    )
+    borders: str = _parameter(
+        "adjoint",
+        "adjoint: divergence is the negative adjoint of the gradient; clamp: every index is clamped to the frame",
+        BORDERS,
+    )
+    dual_reset: str = _parameter(
+        "scale",
+        "when the dual variable starts from zero again; never: it is carried up the pyramid",
+        DUAL_RESETS,
+    )
+    epsilon: float = _parameter(
+        0.0,
+        f"end a warp once the RMS change per iteration, over the last {STOP_INTERVAL}, is below this; 0: never",
+    )
+
+    def __post_init__(self) -> None:
+        number(self.lambda_, "lambda_", above=0)
+        number(self.theta, "theta", above=0)
+        number(self.tau, "tau", above=0, high=0.25)
+        if self.scales is not None:
+            number(self.scales, "scales", integer=True, low=1)
+        number(self.scale_factor, "scale_factor", low=0.1, high=0.95)
+        number(self.warps, "warps", integer=True, low=1)
+        number(self.iterations, "iterations", integer=True, low=1)
+        choice(self.median, "median", MEDIANS)
+        number(self.gradient_blend, "gradient_blend", low=0, high=1)
+        choice(self.borders, "borders", BORDERS)
+        choice(self.dual_reset, "dual_reset", DUAL_RESETS)
+        number(self.epsilon, "epsilon", low=0)
+
+    @staticmethod
+    def preset(name: str) -> TVL1Config:
+        """The parameters named ``paper``, ``default`` or ``fast``; InputError for another name.
+
+        - ``default``: best quality.
+        - ``fast``: about a tenth of the work, for previews and real time.
+        - ``paper``: the setting of Romera et al. 2023 for Middlebury, run to convergence: three scales of factor
+          1/2, one warp, no median filter, clamped borders. lambda, theta and tau, which they do not print, are IPOL's.
+        """
+        choice(name, "preset", PRESETS)
+        return PRESETS[name]
+
+    def replace(self, **parameters: Any) -> TVL1Config:
+        """A copy with other values; an unknown name is a TypeError, a bad value an InputError."""
+        return replace(self, **parameters)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Field names and values."""
+        return asdict(self)
+
+
+PRESETS: dict[str, TVL1Config] = {
+    "default": TVL1Config(),
+    "fast": TVL1Config(lambda_=0.3, theta=0.25, scale_factor=0.5, warps=4),
+    "paper": TVL1Config(
+        lambda_=0.15,
+        theta=0.3,
+        scales=3,
+        scale_factor=0.5,
+        warps=1,
+        iterations=100,
+        median=0,
+        gradient_blend=0.0,
+        borders="clamp",
+    ),
+}

@@ -1,0 +1,247 @@
+"""The fast CPU backend: fused row kernels, iterations pipelined line after line, strips over threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fullfield._kernels import numba_cache
+from fullfield._kernels.threads import rows, run
+from fullfield.ops.tvl1._pyramid import Float32Table, gaussian_table, level_sizes, linear_table
+from fullfield.ops.tvl1.config import STOP_INTERVAL, TVL1Config
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Plane = NDArray[np.float32]
+
+# Iterations per pass over a strip: enough reuse, and a seam stays a small part of a strip.
+DEPTH = STOP_INTERVAL
+
+
+def supports(device_type: str, dtype: str) -> str | None:
+    """None where this backend can run, else the reason it cannot."""
+    if device_type != "cpu":
+        return f"runs on cpu only, got {device_type}"
+    if dtype != "float32":
+        return f"computes in float32 only, got {dtype}"
+    return numba_cache.why_not()
+
+
+@cache
+def _kernels() -> Any:
+    """Import the kernels, compiling or loading them (announced on stderr when it takes seconds)."""
+    from fullfield.ops.tvl1 import _cpu_kernels
+
+    numba_cache.compile_all(_cpu_kernels.ENTRY_POINTS, _cpu_kernels.CACHE, "TV-L1 kernels")
+    return _cpu_kernels
+
+
+class _Level:
+    """Size and memory layout of one pyramid level."""
+
+    def __init__(self, height: int, width: int, left: int) -> None:
+        self.height = height
+        self.width = width
+        self.pitch = left + (width + 15) // 16 * 16 + 16
+        self.size = (height + 2) * self.pitch + 32  # of a plane, in floats
+        self._left = left
+
+    def origin(self, plane: int) -> int:
+        """Offset of pixel (0, 0) of a plane in the state."""
+        return plane * self.size + self.pitch + self._left
+
+    def view(self, state: Plane, plane: int) -> Plane:
+        """The pixels of a plane, [height, width]."""
+        start = plane * self.size
+        padded = state[start : start + (self.height + 2) * self.pitch].reshape(self.height + 2, self.pitch)
+        return padded[1 : self.height + 1, self._left : self._left + self.width]
+
+    def left_border(self, state: Plane, plane: int) -> Plane:
+        """The column before the first pixel, [height]."""
+        start = self.origin(plane) - 1
+        return state[start : start + self.height * self.pitch : self.pitch]
+
+
+class Solver:
+    """TV-L1 for one size of frame; holds every buffer. Not for two threads at once (the public solver locks)."""
+
+    def __init__(self, height: int, width: int, config: TVL1Config) -> None:
+        self._config = config
+        self._k = _kernels()
+        sizes = level_sizes(height, width, config.scales, config.scale_factor)
+        self._levels = [_Level(h, w, self._k.LEFT) for h, w in sizes]
+        self._pyramid1 = [np.empty(size, np.float32) for size in sizes]
+        self._pyramid2 = [np.empty(size, np.float32) for size in sizes]
+        self._scratch = self._k.PLANES
+        self._state = np.zeros((self._scratch + 2) * self._levels[0].size, np.float32)
+        self._packed = np.zeros((height + 3) * (width + 3) * 4 + self._k.LEFT, np.float32)
+        self._packed_level = -1
+        self._threads = 1
+        self._tables: dict[tuple[str, int, int], Float32Table] = {}
+
+    def __call__(
+        self,
+        frame1: Plane,
+        frame2: Plane,
+        initial_flow: Plane | None,
+        threads: int,
+        progress: Callable[[float, str], None] | None,
+    ) -> Plane:
+        """Grey frames [H, W] of intensities 0 ... 255, initial flow [2, H, W] or None -> flow [2, H, W]."""
+        self._threads = threads
+        self._packed_level = -1
+        np.copyto(self._pyramid1[0], frame1)
+        np.copyto(self._pyramid2[0], frame2)
+        for pyramid in (self._pyramid1, self._pyramid2):
+            for finer, coarser in pairwise(pyramid):
+                self._resample("gaussian", finer, coarser.reshape(-1), coarser.shape, coarser.shape[1])
+        work = [self._config.warps * level.height * level.width for level in self._levels]
+        last = len(self._levels) - 1
+        carried = None if initial_flow is None else [np.ascontiguousarray(c) for c in initial_flow]
+        for number in range(last, -1, -1):
+            level = self._levels[number]
+            self._state[: self._scratch * level.size] = 0.0
+            if carried is not None:
+                self._load(level, carried, "linear" if number < last else "gaussian")
+            for warp in range(self._config.warps):
+                self._warp(number)
+                if progress is not None:
+                    done = sum(work[number + 1 :]) + work[number] * (warp + 1) / self._config.warps
+                    where = f"level {last - number + 1} of {last + 1}, {level.width}×{level.height}"
+                    progress(done / sum(work), where)
+            planes = 6 if self._config.dual_reset == "never" and number > 0 else 2
+            carried = [level.view(self._state, plane).copy() for plane in range(planes)]
+        assert carried is not None  # there is at least one level
+        return np.stack(carried)
+
+    def _over_rows(self, height: int, kernel: Callable[[int, int], None]) -> None:
+        run([partial(kernel, top, bottom) for top, bottom in rows(height, self._threads)], self._threads)
+
+    def _table(self, kind: str, size_in: int, size_out: int) -> Float32Table:
+        key = (kind, size_in, size_out)
+        if key not in self._tables:
+            make = gaussian_table if kind == "gaussian" else linear_table
+            index, weight = make(size_in, size_out)
+            self._tables[key] = (index, weight.astype(np.float32))
+        return self._tables[key]
+
+    def _resample(
+        self, kind: str, source: Plane, target: Plane, size: tuple[int, ...], pitch: int, scale: float = 1.0
+    ) -> None:
+        """``target``: flat, beginning at its pixel (0, 0), with ``pitch`` floats a row."""
+        height_in, width_in = source.shape
+        height, width = size
+        vertical = self._table(kind, height_in, height)
+        horizontal = self._table(kind, width_in, width)
+        flat = source.reshape(-1)
+
+        def kernel(top: int, bottom: int) -> None:
+            line = np.empty(width_in, np.float32)
+            self._k.resample_rows(
+                flat,
+                width_in,
+                width_in,
+                target,
+                pitch,
+                width,
+                vertical,
+                horizontal,
+                np.float32(scale),
+                line,
+                top,
+                bottom,
+            )
+
+        self._over_rows(height, kernel)
+
+    def _load(self, level: _Level, carried: list[Plane], kind: str) -> None:
+        """Bring flow (and dual variable) of another size into the state of this level."""
+        height, width = carried[0].shape
+        ratios = (level.width / width, level.height / height, 1.0, 1.0, 1.0, 1.0)
+        for plane, (source, ratio) in enumerate(zip(carried, ratios[: len(carried)], strict=True)):
+            target = self._state[level.origin(plane) :]
+            self._resample(kind, source, target, (level.height, level.width), level.pitch, ratio)
+        if len(carried) > 2:
+            self._close_borders(level)
+
+    def _close_borders(self, level: _Level) -> None:
+        """Give a carried dual variable the border values its updates would have kept."""
+        k = self._k
+        across, down = (k.P11, k.P21), (k.P12, k.P22)
+        if self._config.borders == "adjoint":
+            for plane in across:
+                level.view(self._state, plane)[:, -1] = 0.0
+            for plane in down:
+                level.view(self._state, plane)[-1] = 0.0
+        else:
+            for plane in across:
+                level.left_border(self._state, plane)[:] = level.view(self._state, plane)[:, 0]
+
+    def _warp(self, number: int) -> None:
+        """One linearisation of the data term and the iterations on it."""
+        config, k, level, state = self._config, self._k, self._levels[number], self._state
+        size, pitch, height, width = level.size, level.pitch, level.height, level.width
+        frame1, frame2, packed = self._pyramid1[number], self._pyramid2[number], self._packed
+        if self._packed_level != number:
+            self._over_rows(height + 3, lambda top, bottom: k.pack_rows(frame2, packed, height, width, top, bottom))
+            self._packed_level = number
+        blend = np.float32(config.gradient_blend)
+        self._over_rows(
+            height,
+            lambda top, bottom: k.warp_rows(state, size, pitch, height, width, top, bottom, frame1, packed, blend),
+        )
+        if config.dual_reset == "warp":
+            state[k.P11 * size : (k.P22 + 1) * size] = 0.0
+        flow = state[: 2 * size]
+        scratch = state[self._scratch * size : (self._scratch + 2) * size]
+        left = config.iterations
+        while left > 0:
+            depth = min(DEPTH, left)
+            left -= depth
+            if config.epsilon > 0:
+                scratch[:] = flow
+            self._sweep(level, depth)
+            if config.epsilon > 0 and self._change(level, scratch) < config.epsilon * depth:
+                break
+        if config.median:
+            self._over_rows(
+                height,
+                lambda top, bottom: k.median_rows(
+                    state,
+                    size,
+                    pitch,
+                    height,
+                    width,
+                    top,
+                    bottom,
+                    scratch,
+                    config.median,
+                    np.zeros(6 * pitch, np.float32),
+                ),
+            )
+            flow[:] = scratch
+
+    def _sweep(self, level: _Level, depth: int) -> None:
+        config, k = self._config, self._k
+        size = (self._state, level.size, level.pitch, level.height, level.width)
+        bound, theta = np.float32(config.lambda_ * config.theta), np.float32(config.theta)
+        rule = (depth, config.borders == "adjoint", bound, theta, np.float32(config.tau / config.theta))
+        strips = rows(level.height, self._threads, grain=2 * depth + 2)
+        run([partial(k.sweep_strip, *size, top, bottom, *rule) for top, bottom in strips], self._threads)
+        run([partial(k.sweep_seam, *size, top, *rule) for top, _ in strips[1:]], self._threads)
+
+    def _change(self, level: _Level, before: Plane) -> float:
+        """RMS over the pixels of the flow's change since ``before``."""
+        sums = np.empty(level.height, np.float64)
+        self._over_rows(
+            level.height,
+            lambda top, bottom: self._k.squared_change(
+                self._state, level.size, level.pitch, level.width, top, bottom, before, sums
+            ),
+        )
+        return float(np.sqrt(sums.sum() / (level.height * level.width)))

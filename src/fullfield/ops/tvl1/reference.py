@@ -1,0 +1,184 @@
+"""Plain PyTorch: any floating dtype and device. Defines what the other backends must compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from fullfield.ops.tvl1._pyramid import Table, gaussian_table, level_sizes, linear_table
+from fullfield.ops.tvl1.config import STOP_INTERVAL, TVL1Config
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    Progress: TypeAlias = Callable[[float, str], None]
+
+# Below this squared gradient (intensities 0 ... 255) a pixel says nothing about motion.
+GRADIENT_FLOOR = 1e-6
+
+
+def supports(device_type: str, dtype: str) -> str | None:  # noqa: ARG001 - the signature all backends share
+    """None where this backend can run, else the reason it cannot."""
+    return None if dtype in ("float32", "float64") else f"computes in float32 or float64, got {dtype}"
+
+
+def solve(
+    frame1: Tensor, frame2: Tensor, config: TVL1Config, initial_flow: Tensor | None, progress: Progress | None
+) -> Tensor:
+    """Grey frames [H, W] of intensities 0 ... 255, initial flow [2, H, W] or None -> flow [2, H, W]."""
+    height, width = frame1.shape
+    sizes = level_sizes(height, width, config.scales, config.scale_factor)
+    pyramid = [(frame1, frame2)]
+    for size in sizes[1:]:
+        first, second = pyramid[-1]
+        pyramid.append((resample(first, size, gaussian_table), resample(second, size, gaussian_table)))
+    work = [config.warps * h * w for h, w in sizes]
+    last = len(sizes) - 1
+    flow, dual = initial_flow, None
+    for number in range(last, -1, -1):
+        first, second = pyramid[number]
+        kind = linear_table if number < last else gaussian_table
+        flow = _resized_flow(flow, first, kind)
+        if config.dual_reset == "never" and dual is not None:
+            dual = _closed_borders(torch.stack([resample(p, sizes[number], kind) for p in dual]), config)
+        else:
+            dual = first.new_zeros(4, *sizes[number])
+        for warp in range(config.warps):
+            if config.dual_reset == "warp":
+                dual = torch.zeros_like(dual)
+            flow, dual = _warp(first, second, flow, dual, config)
+            if progress is not None:
+                done = sum(work[number + 1 :]) + work[number] * (warp + 1) / config.warps
+                progress(
+                    done / sum(work),
+                    f"level {last - number + 1} of {last + 1}, {first.shape[1]}×{first.shape[0]}",
+                )
+    assert flow is not None  # there is at least one level
+    return flow
+
+
+def _matrix(table: Table, size_in: int, like: Tensor) -> Tensor:
+    index, weight = (torch.from_numpy(part).to(like.device) for part in table)
+    matrix = like.new_zeros(len(weight), size_in)
+    return matrix.scatter_add_(1, index.long(), weight.to(like.dtype))
+
+
+def resample(plane: Tensor, size: tuple[int, int], make: Callable[[int, int], Table]) -> Tensor:
+    """Separable resampling [H, W] -> [H', W'] with the tables of ``make``."""
+    height, width = plane.shape
+    vertical = _matrix(make(height, size[0]), height, plane)
+    horizontal = _matrix(make(width, size[1]), width, plane)
+    return vertical @ plane @ horizontal.T
+
+
+def _resized_flow(flow: Tensor | None, like: Tensor, make: Callable[[int, int], Table]) -> Tensor:
+    height, width = like.shape
+    if flow is None:
+        return like.new_zeros(2, height, width)
+    ratios = (width / flow.shape[2], height / flow.shape[1])
+    return torch.stack([resample(c, (height, width), make) * r for c, r in zip(flow, ratios, strict=True)])
+
+
+def _closed_borders(dual: Tensor, config: TVL1Config) -> Tensor:
+    if config.borders == "adjoint":
+        dual[0::2, :, -1] = 0
+        dual[1::2, -1, :] = 0
+    return dual
+
+
+def image_gradient(image: Tensor) -> tuple[Tensor, Tensor]:
+    """Central differences of [H, W], borders replicated."""
+    p = pad(image[None, None], (1, 1, 1, 1), mode="replicate")[0, 0]
+    return (p[1:-1, 2:] - p[1:-1, :-2]) / 2, (p[2:, 1:-1] - p[:-2, 1:-1]) / 2
+
+
+def _cubic_weights(t: Tensor) -> Tensor:
+    """Keys' cubic convolution weights, a = -1/2, of the taps at -1, 0, 1, 2 for a fraction t: [4, ...]."""
+    return 0.5 * torch.stack(
+        [t * (t * (2 - t) - 1), t * t * (3 * t - 5) + 2, t * (t * (4 - 3 * t) + 1), t * t * (t - 1)]
+    )
+
+
+def warp_bicubic(planes: Tensor, flow: Tensor) -> tuple[Tensor, Tensor]:
+    """Planes [N, H, W] at x + flow, and the mask [H, W] of targets inside the frame; borders replicated."""
+    _, height, width = planes.shape
+    x = torch.arange(width, device=flow.device, dtype=flow.dtype) + flow[0]
+    y = torch.arange(height, device=flow.device, dtype=flow.dtype)[:, None] + flow[1]
+    inside = (x >= 0) & (x <= width - 1) & (y >= 0) & (y <= height - 1)
+    x, y = torch.where(inside, x, 0), torch.where(inside, y, 0)
+    column, row = x.floor(), y.floor()
+    weights_x, weights_y = _cubic_weights(x - column), _cubic_weights(y - row)
+    column, row = column.long(), row.long()
+    out = torch.zeros_like(planes)
+    for j in range(4):
+        source_row = (row + j - 1).clamp(0, height - 1) * width
+        for i in range(4):
+            index = source_row + (column + i - 1).clamp(0, width - 1)
+            out += weights_y[j] * weights_x[i] * planes.flatten(1)[:, index]
+    return out, inside
+
+
+def _warp(first: Tensor, second: Tensor, flow: Tensor, dual: Tensor, config: TVL1Config) -> tuple[Tensor, Tensor]:
+    (value, gx, gy), inside = warp_bicubic(torch.stack([second, *image_gradient(second)]), flow)
+    ax, ay = image_gradient(first)
+    gx = torch.where(inside, gx + config.gradient_blend * (ax - gx), 0)
+    gy = torch.where(inside, gy + config.gradient_blend * (ay - gy), 0)
+    constant = torch.where(inside, value - first - (gx * flow[0] + gy * flow[1]), 0)
+    squared = gx * gx + gy * gy
+    inverse = torch.where(squared > GRADIENT_FLOOR, 1 / torch.where(squared > GRADIENT_FLOOR, squared, 1), 0)
+    left = config.iterations
+    while left > 0:
+        depth = min(STOP_INTERVAL, left)
+        left -= depth
+        before = flow
+        for _ in range(depth):
+            flow, dual = iterate(flow, dual, (gx, gy, constant, inverse), config)
+        if config.epsilon > 0 and float(((flow - before) ** 2).sum(0).mean().sqrt()) < config.epsilon * depth:
+            break
+    if config.median:
+        flow = median_filter(flow, config.median)
+    return flow, dual
+
+
+def divergence(across: Tensor, down: Tensor, borders: str) -> Tensor:
+    """Backward differences of (across, down) [H, W]; before the first pixel stands 0 (adjoint) or its own value."""
+    mode = "constant" if borders == "adjoint" else "replicate"
+    a = pad(across[None, None], (1, 0, 0, 0), mode=mode)[0, 0]
+    d = pad(down[None, None], (0, 0, 1, 0), mode=mode)[0, 0]
+    return (a[:, 1:] - a[:, :-1]) + (d[1:] - d[:-1])
+
+
+def forward_gradient(u: Tensor) -> tuple[Tensor, Tensor]:
+    """Forward differences of [H, W], zero at the far border."""
+    p = pad(u[None, None], (0, 1, 0, 1), mode="replicate")[0, 0]
+    return p[:-1, 1:] - u, p[1:, :-1] - u
+
+
+def iterate(
+    flow: Tensor, dual: Tensor, data: tuple[Tensor, Tensor, Tensor, Tensor], config: TVL1Config
+) -> tuple[Tensor, Tensor]:
+    """One inner iteration: flow [2, H, W], dual [4, H, W]; data: gradient x, y, residual constant, 1/|gradient|²."""
+    gx, gy, constant, inverse = data
+    bound, slope = config.lambda_ * config.theta, config.tau / config.theta
+    step = ((gx * flow[0] + gy * flow[1] + constant) * inverse).clamp(-bound, bound)
+    new_flow, new_dual = [], []
+    for component, g in enumerate((gx, gy)):
+        across, down = dual[2 * component], dual[2 * component + 1]
+        u = flow[component] - step * g + config.theta * divergence(across, down, config.borders)
+        ux, uy = forward_gradient(u)
+        shrink = 1 / (1 + slope * torch.sqrt(ux * ux + uy * uy))
+        new_flow.append(u)
+        new_dual += [(across + slope * ux) * shrink, (down + slope * uy) * shrink]
+    return torch.stack(new_flow), torch.stack(new_dual)
+
+
+def median_filter(flow: Tensor, side: int) -> Tensor:
+    """Median over ``side`` x ``side`` pixels of each plane of [N, H, W], borders replicated."""
+    reach = side // 2
+    padded = pad(flow[None], (reach, reach, reach, reach), mode="replicate")[0]
+    windows = padded.unfold(1, side, 1).unfold(2, side, 1)
+    return windows.flatten(-2).median(dim=-1).values

@@ -1,0 +1,170 @@
+"""Every backend against the loop oracle and against each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fullfield.ops.tvl1 import TVL1Config, TVL1Solver, reference
+from fullfield.testing.tvl1 import tvl1_by_loops
+
+VARIANTS = {
+    "default": {},
+    "clamp": {"borders": "clamp"},
+    "no blend": {"gradient_blend": 0.0},
+    "dual reset at warps": {"dual_reset": "warp"},
+    "dual never reset": {"dual_reset": "never"},
+    "dual never reset, clamp": {"dual_reset": "never", "borders": "clamp"},
+    "median 3": {"median": 3},
+    "no median": {"median": 0},
+}
+
+
+def scene(height: int, width: int, shift: float = 1.3, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    """Smooth random texture and its shifted self, 0 ... 1."""
+    rng = np.random.default_rng(seed)
+    y, x = np.mgrid[:height, :width].astype(np.float64)
+    frames = [np.zeros((height, width)) for _ in range(2)]
+    for _ in range(12):
+        fx, fy, phase = rng.uniform(-0.7, 0.7), rng.uniform(-0.7, 0.7), rng.uniform(0, 6)
+        frames[0] += np.cos(fx * x + fy * y + phase)
+        frames[1] += np.cos(fx * (x - shift) + fy * (y + shift / 2) + phase)
+    return tuple(torch.from_numpy(f / 24 + 0.5) for f in frames)  # type: ignore[return-value]
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def solve(backend: str, frames: tuple[torch.Tensor, torch.Tensor], config: TVL1Config) -> torch.Tensor:
+    dtype = torch.float64 if backend == "reference64" else torch.float32
+    name = "reference" if backend.startswith("reference") else backend
+    height, width = frames[0].shape
+    solver = TVL1Solver(height, width, config, dtype=dtype, backend=name)
+    with threads(1 if name == "reference" else torch.get_num_threads()):
+        return solver(*(f.to(dtype)[None, None] for f in frames))[0].double()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("backend", "budget"), [("reference64", 1e-9), ("reference", 3e-4), ("cpu", 3e-4)])
+def test_one_scale_equals_loops(backend: str, budget: float, variant: str) -> None:
+    config = TVL1Config(scales=1, warps=2, iterations=13, **VARIANTS[variant])
+    frames = scene(19, 23)
+    truth = tvl1_by_loops(*(f.numpy() * 255 for f in frames), config)
+    assert np.abs(truth).max() > 0.3, "the scene must move"
+    error = (solve(backend, frames, config) - torch.from_numpy(truth)).abs()
+    assert error.max() < budget
+
+
+def test_oracle_comparison_can_fail() -> None:
+    frames = scene(19, 23)
+    config = TVL1Config(scales=1, warps=2, iterations=13)
+    truth = torch.from_numpy(tvl1_by_loops(*(f.numpy() * 255 for f in frames), config.replace(iterations=12)))
+    assert (solve("reference64", frames, config) - truth).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("size", [(44, 52), (33, 131), (1, 40), (40, 1), (2, 1), (17, 16), (16, 1100)])
+def test_cpu_equals_reference_to_rounding(variant: str, size: tuple[int, int]) -> None:
+    config = TVL1Config(warps=3, iterations=25, scale_factor=0.7, **VARIANTS[variant])
+    frames = scene(*size)
+    truth = solve("reference64", frames, config)
+    error = (solve("cpu", frames, config) - truth).abs()
+    eager = (solve("reference", frames, config) - truth).abs()
+    assert error.mean() <= 2 * eager.mean() + 1e-5
+    assert error.max() < 5e-3
+
+
+@pytest.mark.parametrize("number", [2, 3, 5])
+@pytest.mark.parametrize("size", [(97, 2600), (431, 61), (23, 40)])
+def test_bits_do_not_depend_on_threads(number: int, size: tuple[int, int]) -> None:
+    config = TVL1Config(warps=2, iterations=23, scale_factor=0.6, borders="clamp")
+    frames = scene(*size)
+    with threads(1):
+        alone = solve("cpu", frames, config)
+    with threads(number):
+        together = solve("cpu", frames, config)
+    assert torch.equal(alone, together)
+
+
+def test_stopping_rule_is_the_reference_one_and_stops() -> None:
+    frames = scene(60, 80)
+    config = TVL1Config(warps=2, iterations=200, scale_factor=0.5)
+    full = solve("cpu", frames, config)
+    early = solve("cpu", frames, config.replace(epsilon=0.005))
+    assert (early - full).abs().max() > 1e-4
+    assert (early - full).abs().mean() < 0.05
+    assert torch.allclose(early, solve("reference", frames, config.replace(epsilon=0.005)), atol=1e-3)
+    assert torch.equal(full, solve("cpu", frames, config.replace(epsilon=1e-12)))
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(1, 40), st.integers(2, 40), st.integers(0, 1000))
+def test_any_size_and_texture(height: int, width: int, seed: int) -> None:
+    frames = scene(height, width, seed=seed)
+    config = TVL1Config(warps=2, iterations=11, scale_factor=0.5)
+    flow = solve("cpu", frames, config)
+    assert flow.shape == (2, height, width)
+    assert (flow - solve("reference64", frames, config)).abs().mean() < 1e-3
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_no_motion_is_exactly_zero(backend: str) -> None:
+    first, _ = scene(50, 64)
+    assert not solve(backend, (first, first), TVL1Config()).any()
+    flat = torch.full((50, 64), 0.4)
+    assert not solve(backend, (flat, flat), TVL1Config()).any()
+    # A constant pair of different brightness has no gradient to follow.
+    assert not solve(backend, (flat, flat + 0.1), TVL1Config()).any()
+
+
+def test_translation_is_found() -> None:
+    first, second = scene(80, 100, shift=2.6)
+    flow = solve("cpu", (first, second), TVL1Config())[:, 10:-10, 10:-10]
+    assert (flow[0] - 2.6).abs().mean() < 0.05
+    assert (flow[1] + 1.3).abs().mean() < 0.05
+
+
+def test_large_motion_keeps_its_precision() -> None:
+    rng = np.random.default_rng(1)
+    wide = torch.from_numpy(rng.uniform(0, 1, (64, 700))).float()
+    kernel = torch.ones(1, 1, 5, 5) / 25
+    wide = torch.nn.functional.conv2d(wide[None, None], kernel, padding=2)[0, 0]
+    first, second = wide[:, 200:], wide[:, :500]
+    start = torch.zeros(1, 2, 64, 500)
+    start[:, 0] = 199.4
+    solver = TVL1Solver(64, 500, TVL1Config(scales=1))
+    flow = solver(first[None, None], second[None, None], initial_flow=start)[0]
+    assert (flow[0, 8:-8, 8:280] - 200).abs().max() < 0.02
+
+
+def test_initial_flow_is_used_at_every_scale() -> None:
+    first, second = scene(64, 96, shift=6.0)
+    config = TVL1Config(warps=1, iterations=2, scale_factor=0.5)
+    start = torch.stack([torch.full((64, 96), 6.0), torch.full((64, 96), -3.0)])[None]
+    truth = torch.tensor([6.0, -3.0]).view(2, 1, 1)
+    for backend in ("cpu", "reference"):
+        solver = TVL1Solver(64, 96, config, backend=backend)
+        frames = [f.float()[None, None] for f in (first, second)]
+        cold = (solver(*frames)[0] - truth).abs().mean()
+        warm = (solver(*frames, initial_flow=start)[0] - truth).abs().mean()
+        assert warm < 0.5 * cold
+
+
+def test_median_of_reference_is_a_median() -> None:
+    plane = torch.arange(25.0).reshape(1, 5, 5)
+    plane[0, 2, 2] = 1000
+    assert reference.median_filter(plane, 3)[0, 2, 2] == 13
+    assert reference.median_filter(plane, 5)[0, 2, 2] == 13

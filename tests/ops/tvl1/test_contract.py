@@ -1,0 +1,236 @@
+"""The public functions: errors, the registered operator, reuse, threads and worker processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from fullfield import InputError
+from fullfield.ops.tvl1 import PRESETS, TVL1Config, TVL1Solver, api, backends, tvl1
+
+QUICK = TVL1Config(warps=2, iterations=5, scale_factor=0.5)
+
+
+def frames(batch: int = 1, channels: int = 1, height: int = 40, width: int = 56, seed: int = 0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    texture = torch.rand(batch, channels, height + 8, width + 8, generator=generator)
+    smooth = torch.nn.functional.avg_pool2d(texture, 5, 1, 2)
+    return [smooth[:, :, 4:-4, 4:-4].contiguous(), smooth[:, :, 4:-4, 3:-5].contiguous()]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tau": 0.3}, r"tau: expected a number > 0 and <= 0.25, got float 0.3"),
+        ({"lambda_": -1.0}, "lambda_: expected a number > 0"),
+        ({"warps": 0}, "warps: expected an integer >= 1"),
+        ({"iterations": 2.5}, "iterations: expected an integer"),
+        ({"median": 4}, "median: expected one of 0, 3, 5"),
+        ({"borders": "wrap"}, "borders: expected one of adjoint, clamp, got 'wrap'"),
+        ({"scale_factor": 1.0}, "scale_factor: expected a number"),
+        ({"epsilon": float("nan")}, "epsilon: expected a number"),
+        ({"scales": 0}, "scales: expected an integer >= 1"),
+        ({"gradient_blend": True}, "gradient_blend: expected a number"),
+        ({"dual_reset": None}, "dual_reset: expected one of"),
+    ],
+)
+def test_bad_parameters_are_named(change: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        TVL1Config().replace(**change)
+
+
+def test_unknown_names() -> None:
+    with pytest.raises(InputError, match="preset: expected one of default, fast, paper"):
+        TVL1Config.preset("best")
+    with pytest.raises(TypeError):
+        TVL1Config().replace(lamda=1.0)
+    assert TVL1Config.preset("default") == TVL1Config() == PRESETS["default"]
+
+
+def test_bad_tensors_are_named() -> None:
+    first, second = frames()
+    solver = TVL1Solver(40, 56, QUICK)
+    nan = first.clone()
+    nan[0, 0, 3, 4] = float("nan")
+    inf = second.clone()
+    inf[0, 0, 3, 4] = float("inf")
+    for arguments, message in [
+        ((first[0], second), r"frame1: expected shape \[B, C, 40, 56\]"),
+        ((first, second[..., 1:]), r"frame2: expected shape \[B, C, 40, 56\], got float32 tensor \[1, 1, 40, 55\]"),
+        ((first.byte(), second), "frame1: expected a floating dtype"),
+        ((first.expand(1, 2, 40, 56), second), "frame1: expected 1 or 3 channels"),
+        ((first, second.expand(2, 1, 40, 56)), r"frame2: expected shape \[1, 1, 40, 56\] like frame1"),
+        ((nan, second), "frame1: expected finite values"),
+        ((first, inf), "frame2: expected finite values"),
+        (("a.png", second), "frame1: expected a tensor"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            solver(*arguments)
+    with pytest.raises(InputError, match=r"initial_flow: expected shape \[1, 2, 40, 56\]"):
+        solver(first, second, initial_flow=torch.zeros(2, 40, 56))
+    with pytest.raises(InputError, match="frames: expected at least 2 pixels, got 1×1"):
+        TVL1Solver(1, 1)
+
+
+def test_explicit_backend_never_falls_back() -> None:
+    with pytest.raises(InputError, match=r"backend: cpu cannot run .* \(cpu: computes in float32 only.*reference: can"):
+        TVL1Solver(40, 56, dtype=torch.float64, backend="cpu")
+    with pytest.raises(InputError, match="backend: expected one of cpu, reference, got"):
+        TVL1Solver(40, 56, backend="gpu")
+    assert TVL1Solver(40, 56, dtype=torch.float64).backend == "reference"
+    assert TVL1Solver(40, 56).backend == "cpu"
+    assert dict(backends("cuda"))["cpu"] == "runs on cpu only, got cuda"
+
+
+def test_missing_numba_warns_once_and_uses_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api.cpu.numba_cache, "why_not", lambda: "numba is not installed (pip install numba)")
+    monkeypatch.setattr(api, "_warned", threading.Event())
+    with pytest.warns(UserWarning, match="slow reference backend: numba is not installed") as caught:
+        assert TVL1Solver(40, 56, QUICK).backend == "reference"
+        assert TVL1Solver(40, 56, QUICK).backend == "reference"
+    assert len(caught) == 1
+    with pytest.raises(InputError, match="numba is not installed"):
+        TVL1Solver(40, 56, backend="cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_types_batches_and_strides(dtype: torch.dtype, channels: int) -> None:
+    first, second = (f.to(dtype) for f in frames(batch=3, channels=channels))
+    flow = tvl1(first, second, QUICK)
+    assert flow.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert flow.shape == (3, 2, 40, 56)
+    one_by_one = torch.cat([tvl1(first[i : i + 1], second[i : i + 1], QUICK) for i in range(3)])
+    assert torch.equal(flow, one_by_one)
+    strided = [
+        f.to(memory_format=torch.channels_last).transpose(2, 3).contiguous().transpose(2, 3) for f in (first, second)
+    ]
+    assert torch.equal(tvl1(*strided, QUICK), flow)
+    assert tvl1(first[:0], second[:0], QUICK).shape == (0, 2, 40, 56)
+
+
+def test_colour_is_rec601_grey() -> None:
+    first, second = frames(channels=3)
+    luma = torch.tensor([0.299, 0.587, 0.114]).view(1, 3, 1, 1)
+    grey = [(f * luma).sum(1, keepdim=True) for f in (first, second)]
+    assert torch.allclose(tvl1(first, second, QUICK), tvl1(*grey, QUICK), atol=1e-3)
+
+
+def test_a_solver_remembers_nothing_of_the_last_pair() -> None:
+    first, second = frames()
+    others = frames(seed=5)
+    for backend in ("cpu", "reference"):
+        solver = TVL1Solver(40, 56, QUICK.replace(dual_reset="never"), backend=backend)
+        fresh = solver(first, second)
+        kept = fresh.clone()
+        solver(*others)
+        assert torch.equal(solver(first, second), kept)
+        assert torch.equal(fresh, kept), "a result must not be overwritten by later calls"
+
+
+def test_buffers_start_poisoned_without_effect() -> None:
+    first, second = frames()
+    solver = TVL1Solver(40, 56, QUICK)
+    clean = solver(first, second)
+    assert solver._cpu is not None
+    for buffer in (solver._cpu._state, solver._cpu._packed, *solver._cpu._pyramid1, *solver._cpu._pyramid2):
+        buffer.fill(float("nan"))
+    assert torch.equal(solver(first, second), clean)
+
+
+def test_progress_rises_to_one() -> None:
+    seen: list[tuple[float, str]] = []
+    for backend in ("cpu", "reference"):
+        seen.clear()
+        solver = TVL1Solver(40, 56, QUICK, backend=backend)
+        solver(*frames(batch=2), progress=lambda fraction, where: seen.append((fraction, where)))
+        fractions = [fraction for fraction, _ in seen]
+        assert fractions == sorted(fractions)
+        assert fractions[-1] == pytest.approx(1.0)
+        assert "pair 2 of 2, level 2 of 2, 56×40" in seen[-1][1]
+        assert len(seen) == 2 * 2 * QUICK.warps
+
+
+def test_operator_is_well_formed() -> None:
+    first, second = frames()
+    from fullfield.ops.tvl1 import op  # noqa: F401 - registers the operator
+
+    start = torch.zeros(1, 2, 40, 56)
+    for arguments in ((first, second, None, None), (first, second, start, "reference")):
+        torch.library.opcheck(torch.ops.fullfield.tvl1.default, arguments, QUICK.as_dict())
+
+
+def test_operator_compiles_whole() -> None:
+    first, second = frames()
+    compiled = torch.compile(lambda a, b: tvl1(a, b, QUICK) * 2, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(first, second), tvl1(first, second, QUICK) * 2)
+
+
+def test_backward_says_so() -> None:
+    first, second = frames()
+    flow = tvl1(first.requires_grad_(), second, QUICK)
+    with pytest.raises(RuntimeError, match="no autograd formula"):
+        flow.sum().backward()
+
+
+def test_callers_on_many_threads() -> None:
+    pairs = [frames(seed=seed) for seed in range(6)]
+    expected = [tvl1(*pair, QUICK) for pair in pairs]
+    shared = TVL1Solver(40, 56, QUICK)
+    wrong: list[int] = []
+
+    def work(index: int) -> None:
+        for _ in range(10):
+            if not torch.equal(shared(*pairs[index]), expected[index]):
+                wrong.append(index)
+            if not torch.equal(tvl1(*pairs[index], QUICK), expected[index]):
+                wrong.append(index)
+
+    workers = [threading.Thread(target=work, args=(index,)) for index in range(6)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
+
+
+class Pairs(Dataset):  # type: ignore[type-arg]
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return tvl1(*frames(seed=index), QUICK)[0]
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_in_dataloader_workers(start: str) -> None:
+    expected = torch.stack([tvl1(*frames(seed=index), QUICK)[0] for index in range(4)])
+    loader = DataLoader(Pairs(), batch_size=2, num_workers=2, multiprocessing_context=start)
+    assert torch.equal(torch.cat(list(loader)), expected)
+
+
+def test_memory_is_linear_and_bounded() -> None:
+    script = """
+        import resource, sys, torch
+        from fullfield.ops.tvl1 import TVL1Config, TVL1Solver
+        config = TVL1Config(warps=1, iterations=1)
+        TVL1Solver(64, 64, config)(torch.rand(1, 1, 64, 64), torch.rand(1, 1, 64, 64))
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        height, width = 1500, 2000
+        frames = torch.rand(2, 1, 1, height, width)
+        TVL1Solver(height, width, config)(*frames)
+        used = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+        print(used / (height * width * 4))
+    """
+    if sys.platform != "linux":
+        pytest.skip("ru_maxrss has other units here")
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
+    planes = float(done.stdout)
+    # 12 of state, 4 packed, 2 × 5.3 of pyramids, 2 frames, their grey copies, the flow and its copies.
+    assert 20 < planes < 38
