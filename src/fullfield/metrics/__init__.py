@@ -1,0 +1,24 @@
+"""Metrics of optical flow: errors of pixels, means over an image, totals over a data set.
+
+The definitions, and what they do with invalid pixels, are on the conventions page.
+"""
+
+from fullfield.metrics.accumulator import AVERAGING, FlowMetrics
+from fullfield.metrics.distance import boundary_distance
+from fullfield.metrics.pixels import angular_error, end_point_error, four_values, true_motion
+from fullfield.metrics.summary import aae, epe, fl_all, outliers, wauc
+
+__all__ = [
+    "AVERAGING",
+    "FlowMetrics",
+    "aae",
+    "angular_error",
+    "boundary_distance",
+    "end_point_error",
+    "epe",
+    "fl_all",
+    "four_values",
+    "outliers",
+    "true_motion",
+    "wauc",
+]

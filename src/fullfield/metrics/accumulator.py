@@ -1,0 +1,223 @@
+"""Metrics of a whole data set, gathered image by image."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullfield import _check
+from fullfield.metrics.distance import boundary_distance
+from fullfield.metrics.pixels import Comparison, blocks, check_mask, check_pair, compare, refuse_unscorable
+from fullfield.metrics.summary import MEASURES
+
+AVERAGING = ("pooled", "per_image")
+
+# Classes of pixels; the last five need an occlusion map.
+CLASSES = (
+    "all",
+    "lm",
+    "s0_10",
+    "s10_40",
+    "s40_plus",
+    "matched",
+    "unmatched",
+    "d0_10",
+    "d10_60",
+    "d60_140",
+)
+
+# Key of compute(): class and measure.
+KEYS = {
+    **{measure: ("all", measure) for measure in MEASURES},
+    "lm_epe": ("lm", "epe"),
+    "lm_px1": ("lm", "px1"),
+    "s0_10": ("s0_10", "epe"),
+    "s10_40": ("s10_40", "epe"),
+    "s40_plus": ("s40_plus", "epe"),
+    "epe_matched": ("matched", "epe"),
+    "epe_unmatched": ("unmatched", "epe"),
+    "d0_10": ("d0_10", "epe"),
+    "d10_60": ("d10_60", "epe"),
+    "d60_140": ("d60_140", "epe"),
+}
+
+_UNIT_BITS = 64  # totals are whole multiples of 2⁻⁶⁴
+
+
+class FlowMetrics:
+    """Gathers the flow metrics of many images.
+
+    Args:
+        averaging: ``"pooled"`` takes the mean over all pixels of all images (Spring, KITTI, Sintel);
+            ``"per_image"`` takes the mean over images of each image's mean, where an image without pixels of a
+            class does not count for that class.
+        lm_threshold: ``lm_*`` are over pixels whose true motion exceeds this many pixels.
+
+    An image's sums are taken in float64 on the device of its tensors; totals over images are exact integers, so
+    neither the order of the images nor the way they are shared out among processes and merged changes a bit.
+    """
+
+    def __init__(self, *, averaging: str = "pooled", lm_threshold: float = 128.0) -> None:
+        _check.choice(averaging, "averaging", AVERAGING)
+        _check.number(lm_threshold, "lm_threshold", low=0)
+        self.averaging = averaging
+        self.lm_threshold = float(lm_threshold)
+        self._images = 0
+        self._pixels = 0
+        self._counts = dict.fromkeys(CLASSES, 0)
+        self._sums = {name: dict.fromkeys(MEASURES, 0) for name in CLASSES}
+
+    def update(self, pred: Tensor, truth: Tensor, valid: Tensor | None = None, occluded: Tensor | None = None) -> None:
+        """Add one image, or a batch of images.
+
+        Args:
+            pred: ``[2, H, W]`` or ``[B, 2, H, W]``, (u, v), pixels.
+            truth: of the shape of ``pred``, or ``[4, 2, H, W]`` / ``[B, 4, 2, H, W]`` with four true values for a
+                pixel. Pixels whose truth is unknown (NaN, infinite, beyond 1e9) are not scored.
+            valid: bool ``[H, W]`` or ``[B, H, W]``; False pixels are not scored.
+            occluded: bool ``[H, W]`` or ``[B, H, W]``; True where the pixel has no match in the second image.
+                Without it the image does not count for the matched, unmatched and d classes.
+
+        Raises:
+            InputError: shapes, types or devices that do not go together; or a prediction that is NaN or infinite
+                on a scored pixel. Nothing of the image or batch is then added.
+        """
+        batched = isinstance(pred, Tensor) and pred.ndim == 4
+        if not batched:
+            images = [self._image(pred, truth, valid, occluded)]
+        else:
+            others = {"truth": truth, "valid": valid, "occluded": occluded}
+            for name, value in others.items():
+                fits = value is None or (isinstance(value, Tensor) and value.shape[:1] == pred.shape[:1])
+                _check.require(fits, name, f"a batch of {len(pred)} like pred", value)
+            images = [
+                self._image(pred[i], *(None if value is None else value[i] for value in others.values()))  # type: ignore[arg-type]
+                for i in range(len(pred))
+            ]
+        for counts, sums in images:
+            self._add(counts, sums)
+
+    def merge(self, other: FlowMetrics) -> None:
+        """Add what ``other`` gathered, as if its images had been given to this one."""
+        _check.require(isinstance(other, FlowMetrics), "other", "FlowMetrics", other)
+        for name in ("averaging", "lm_threshold"):
+            mine, its = getattr(self, name), getattr(other, name)
+            _check.require(mine == its, "other", f"{name} {mine}", f"{name} {its}")
+        self._images += other._images
+        self._pixels += other._pixels
+        for name in CLASSES:
+            self._counts[name] += other._counts[name]
+            for measure in MEASURES:
+                self._sums[name][measure] += other._sums[name][measure]
+
+    def compute(self) -> dict[str, float]:
+        """All metrics. A metric over no pixels is NaN; with no images every one is.
+
+        ``epe`` px · ``aae`` degrees · ``px1``, ``px3``, ``px5`` % of pixels with an error above 1, 3, 5 px ·
+        ``fl_all`` % · ``wauc`` % · ``lm_epe``, ``lm_px1`` over large motion · ``s0_10``, ``s10_40``, ``s40_plus``
+        EPE by true motion (below 10, 10 to below 40, from 40 px) · ``epe_matched``, ``epe_unmatched`` ·
+        ``d0_10``, ``d10_60``, ``d60_140`` EPE by distance to the nearest occlusion boundary (below 10, 10 to
+        below 60, 60 to below 140 px) · ``pixels`` scored · ``images`` given.
+        """
+        values = {key: self._value(*place) for key, place in KEYS.items()}
+        return {**values, "pixels": self._pixels, "images": self._images}
+
+    def breakdown(self) -> dict[str, dict[str, float]]:
+        """Every measure over every class of pixels: ``breakdown()["s40_plus"]["px1"]``; NaN over no pixels."""
+        return {name: {measure: self._value(name, measure) for measure in MEASURES} for name in CLASSES}
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was gathered, as plain dicts, strings, floats and (long) integers, for JSON or another process."""
+        return {
+            "averaging": self.averaging,
+            "lm_threshold": self.lm_threshold,
+            "images": self._images,
+            "pixels": self._pixels,
+            "counts": dict(self._counts),
+            "sums": {name: dict(sums) for name, sums in self._sums.items()},
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> FlowMetrics:
+        """The accumulator that :meth:`state_dict` described."""
+        try:
+            result = cls(averaging=state["averaging"], lm_threshold=state["lm_threshold"])
+            result._images = _natural(state["images"])
+            result._pixels = _natural(state["pixels"])
+            for name in CLASSES:
+                result._counts[name] = _natural(state["counts"][name])
+                for measure in MEASURES:
+                    result._sums[name][measure] = _natural(state["sums"][name][measure])
+        except (KeyError, TypeError) as error:
+            raise _check.InputError(
+                f"state: expected a state_dict() of FlowMetrics, got one without {error}"
+            ) from error
+        return result
+
+    def _image(
+        self, pred: Tensor, truth: Tensor, valid: Tensor | None, occluded: Tensor | None
+    ) -> tuple[list[float], list[list[float]]]:
+        """Number of pixels of each class, and the sum of each measure over them."""
+        check_pair(pred, truth, valid)
+        check_mask(occluded, "occluded", pred)
+        distance = None if occluded is None else boundary_distance(occluded)
+        total: Tensor | None = None
+        for rows in blocks(*pred.shape[-2:]):
+            block = compare(pred, truth, valid, rows)
+            bad = ~block.epe.isfinite()
+            counted = block.known & ~bad
+            columns = block.epe.new_empty(len(MEASURES) + 2, *block.epe.shape)
+            columns[0], columns[-1] = 1.0, bad
+            for column, (part, _, _) in zip(columns[1:-1], MEASURES.values(), strict=True):
+                column.copy_(part(block)).masked_fill_(~counted, 0.0)
+            members = self._members(
+                block,
+                None if occluded is None else occluded[rows].to(bad.device),
+                None if distance is None else distance[rows].to(bad.device),
+            )
+            # Row by row, so that the sums do not depend on the number of threads.
+            sums = (members.to(columns.dtype).transpose(0, 1) @ columns.permute(1, 2, 0)).sum(0)
+            total = sums if total is None else total + sums
+        if total is None:
+            return [0.0] * len(CLASSES), [[0.0] * len(MEASURES)] * len(CLASSES)
+        table: list[list[float]] = total.tolist()
+        if table[0][-1]:
+            refuse_unscorable(pred, truth, valid)
+        return [row[0] for row in table], [row[1:-1] for row in table]
+
+    def _members(self, block: Comparison, occluded: Tensor | None, distance: Tensor | None) -> Tensor:
+        """Which pixels are in which class: bool ``[classes, rows, W]``."""
+        known, motion = block.known, block.mean_motion
+        slow, fast = motion < 10, motion >= 40
+        masks = [known, known & (motion > self.lm_threshold), known & slow, known & ~slow & ~fast, known & fast]
+        if occluded is None or distance is None:
+            masks += [torch.zeros_like(known)] * 5
+        else:
+            masks += [known & ~occluded, known & occluded]
+            masks += [known & (distance >= low) & (distance < high) for low, high in ((0, 10), (10, 60), (60, 140))]
+        return torch.stack(masks)
+
+    def _add(self, counts: list[float], sums: list[list[float]]) -> None:
+        self._images += 1
+        self._pixels += int(counts[0])
+        for name, count, row in zip(CLASSES, counts, sums, strict=True):
+            if not count:
+                continue
+            per_image = self.averaging == "per_image"
+            self._counts[name] += 1 if per_image else int(count)
+            for measure, value in zip(MEASURES, row, strict=True):
+                self._sums[name][measure] += int(math.ldexp(value / count if per_image else value, _UNIT_BITS))
+
+    def _value(self, name: str, measure: str) -> float:
+        count = self._counts[name]
+        _, times, over = MEASURES[measure]
+        return times * self._sums[name][measure] / ((over * count) << _UNIT_BITS) if count else math.nan
+
+
+def _natural(value: object) -> int:
+    _check.require(type(value) is int and value >= 0, "state", "whole numbers from 0 up", value)
+    return int(value)  # type: ignore[call-overload, no-any-return]

@@ -1,0 +1,161 @@
+"""Errors of single pixels: what every summary is made of.
+
+A pixel of the truth is *known* where all its components are finite and none exceeds 1e9 in size (the mark of an
+unknown vector in ``.flo`` files). With four true values a pixel is known where all four are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fullfield import _check
+
+UNKNOWN_BEYOND = 1e9
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_PIXELS_AT_ONCE = 2**17
+
+
+class Comparison(NamedTuple):
+    """Errors of a block of pixels, float64, all of one shape. Meaningless where ``known`` is False."""
+
+    epe: Tensor  # end-point error, px
+    aae: Tensor  # angle between (u, v, 1) vectors, degrees
+    mean_motion: Tensor  # length of the true vector, px; mean over four values
+    max_motion: Tensor  # the same, maximum over four values
+    known: Tensor  # bool
+
+
+def check_pair(pred: Tensor, truth: Tensor, valid: Tensor | None) -> None:
+    """Refuse shapes, types and devices that do not go together (one image)."""
+    _check.tensor(pred, "pred", (2, "H", "W"), dtypes=_FLOATS)
+    height, width = pred.shape[-2:]
+    four = isinstance(truth, Tensor) and truth.ndim == 4
+    shape = (4, 2, height, width) if four else (2, height, width)
+    _check.tensor(truth, "truth", shape, dtypes=_FLOATS, device=pred.device)
+    check_mask(valid, "valid", pred)
+
+
+def check_mask(mask: Tensor | None, name: str, pred: Tensor) -> None:
+    """Refuse a mask that is not bool ``[H, W]`` beside ``pred``."""
+    if mask is not None:
+        _check.tensor(mask, name, tuple(pred.shape[-2:]), dtypes=(torch.bool,), device=pred.device)
+
+
+def blocks(height: int, width: int) -> Iterator[slice]:
+    """Slices of rows of about 10⁵ pixels, so that temporaries stay small whatever the frame."""
+    rows = max(1, _PIXELS_AT_ONCE // max(width, 1))
+    for top in range(0, height, rows):
+        yield slice(top, min(top + rows, height))
+
+
+def compare(pred: Tensor, truth: Tensor, valid: Tensor | None, rows: slice) -> Comparison:
+    """Compare some rows of ``pred`` ``[2, H, W]`` and ``truth`` ``[2, H, W]`` or ``[4, 2, H, W]`` in float64.
+
+    With four true values the error and the angle are each the least over the four.
+    """
+    u, v = _double(pred[:, rows])
+    values = _double(truth[..., rows, :])
+    candidates = values if values.ndim == 4 else values[None]
+    known = (candidates.abs() <= UNKNOWN_BEYOND).all(1).all(0)
+    if valid is not None:
+        known &= valid[rows].to(known.device)
+    epe = aae = total = largest = torch.zeros(())
+    for index, (true_u, true_v) in enumerate(candidates):
+        du, dv = true_u - u, true_v - v
+        error = torch.hypot(du, dv)
+        angle = torch.atan2(torch.hypot(error, u * dv - v * du), u * true_u + v * true_v + 1.0)
+        motion = torch.hypot(true_u, true_v)
+        if index == 0:
+            epe, aae, total, largest = error, angle, motion, motion
+        else:
+            epe, aae = torch.minimum(epe, error), torch.minimum(aae, angle)
+            total, largest = total + motion, torch.maximum(largest, motion)
+    return Comparison(epe, aae * (180.0 / math.pi), total / len(candidates), largest, known)
+
+
+def refuse_unscorable(pred: Tensor, truth: Tensor, valid: Tensor | None) -> None:
+    """Name the first scored pixel without a finite error; the caller found that there is one."""
+    count, first = 0, (0, 0)
+    for rows in blocks(*pred.shape[-2:]):
+        block = compare(pred, truth, valid, rows)
+        wrong = (block.known & ~block.epe.isfinite()).nonzero()
+        if len(wrong) and not count:
+            first = (int(wrong[0, 1]), rows.start + int(wrong[0, 0]))
+        count += len(wrong)
+    raise _check.InputError(
+        "pred: expected finite vectors on every scored pixel, "
+        f"got {count} without a finite error, the first at x={first[0]}, y={first[1]}"
+    )
+
+
+def end_point_error(pred: Tensor, truth: Tensor, valid: Tensor | None = None) -> Tensor:
+    """Distance between predicted and true end point of every pixel.
+
+    Args:
+        pred: ``[2, H, W]``, (u, v), pixels.
+        truth: ``[2, H, W]``, or ``[4, 2, H, W]`` with four true values for a pixel (the nearest counts).
+        valid: bool ``[H, W]``; None scores every pixel whose truth is known.
+
+    Returns:
+        ``[H, W]`` float64, pixels; NaN where the truth is unknown or not valid, and where ``pred`` is NaN.
+    """
+    return _map(pred, truth, valid, "epe")
+
+
+def angular_error(pred: Tensor, truth: Tensor, valid: Tensor | None = None) -> Tensor:
+    """Angle between (u, v, 1) of prediction and truth: degrees, otherwise as :func:`end_point_error`."""
+    return _map(pred, truth, valid, "aae")
+
+
+def true_motion(truth: Tensor) -> Tensor:
+    """Length of the true vectors ``[2, H, W]``, or the mean length of the four of ``[4, 2, H, W]``.
+
+    Returns ``[H, W]`` float64, pixels; NaN where the truth is unknown.
+    """
+    pred = truth[0] if isinstance(truth, Tensor) and truth.ndim == 4 else truth
+    return _map(pred, truth, None, "mean_motion")
+
+
+def four_values(flow: Tensor, valid: Tensor | None = None) -> Tensor:
+    """Truth rendered at twice the frame's size, as four values for each pixel of the frame.
+
+    The vectors are not scaled: they must already be in pixels of the frame (Spring's are; vectors rendered at
+    16K for 8K frames must be halved first).
+
+    Args:
+        flow: ``[2, 2H, 2W]``.
+        valid: bool ``[2H, 2W]``; values that are not valid become NaN.
+
+    Returns:
+        ``[4, 2, H, W]``: top left, top right, bottom left, bottom right.
+    """
+    _check.tensor(flow, "flow", (2, "2H", "2W"), dtypes=_FLOATS)
+    height, width = flow.shape[-2:]
+    _check.require(height % 2 == 0 and width % 2 == 0, "flow", "an even height and width", flow)
+    if valid is not None:
+        _check.tensor(valid, "valid", (height, width), dtypes=(torch.bool,), device=flow.device)
+        flow = torch.where(valid, flow, math.nan)
+    return torch.stack([flow[:, row::2, column::2] for row in (0, 1) for column in (0, 1)])
+
+
+def _map(pred: Tensor, truth: Tensor, valid: Tensor | None, field: str) -> Tensor:
+    check_pair(pred, truth, valid)
+    result = torch.empty(pred.shape[-2:], dtype=torch.float64, device=_place(pred.device))
+    for rows in blocks(*pred.shape[-2:]):
+        block = compare(pred, truth, valid, rows)
+        result[rows] = torch.where(block.known, getattr(block, field), math.nan)
+    return result
+
+
+def _double(values: Tensor) -> Tensor:
+    return values.to(device=_place(values.device), dtype=torch.float64).contiguous()
+
+
+def _place(device: torch.device) -> torch.device:
+    """Where float64 arithmetic on data from ``device`` is done: Apple's GPUs have none."""
+    return torch.device("cpu") if device.type == "mps" else device

@@ -1,0 +1,5 @@
+"""What tests and demonstrations are fed with: scenes whose motion is known exactly."""
+
+from fullfield.testing.scenes import Scene, textured_scene
+
+__all__ = ["Scene", "textured_scene"]

@@ -1,0 +1,267 @@
+"""Scenes whose motion is known exactly, for tests, for ``fullfield demo`` and for pictures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fullfield import _check
+from fullfield.testing.textures import PALETTES, Texture, texture
+
+_PIXELS_AT_ONCE = 2**17
+_LIGHT = (-0.5, -0.87)  # towards the light, in the plane of the picture
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Two frames and the true motion between them.
+
+    ``frame1``, ``frame2``: float32 ``[3, H, W]`` in [0, 1], display-referred. ``flow``: float32 ``[2, H, W]``, (u, v),
+    pixels of frame 1. ``valid``: bool ``[H, W]``, True everywhere (the truth is known even where it is not seen).
+    ``occluded``: bool ``[H, W]``, True where the pixel has no match in frame 2: something moved in front of it, or it
+    left the frame.
+    """
+
+    frame1: Tensor
+    frame2: Tensor
+    flow: Tensor
+    valid: Tensor
+    occluded: Tensor
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A textured sheet that moves as ``x -> x + push + turn (x - middle)``, where ``turn`` is [[a, -b], [b, a]]."""
+
+    color: Texture
+    outline: Callable[[Tensor], Tensor] | None  # signed distance [N] of places [2, N], negative inside, px; None: all
+    middle: Tensor  # [2]
+    push: Tensor  # [2]
+    turn: Tensor  # [2]: a, b
+
+    def motion(self, places: Tensor) -> Tensor:
+        """Displacement ``[2, N]`` of the points that are at ``places`` in frame 1."""
+        x, y = places - self.middle[:, None]
+        a, b = self.turn
+        return torch.stack([a * x - b * y, b * x + a * y]) + self.push[:, None]
+
+    def origin(self, places: Tensor) -> Tensor:
+        """Where the points that are at ``places`` in frame 2 were in frame 1."""
+        x, y = places - (self.middle + self.push)[:, None]
+        a, b = self.turn + torch.tensor([1.0, 0.0], dtype=torch.float64)
+        turned = torch.stack([a * x + b * y, a * y - b * x]).div_(a * a + b * b)
+        return turned + self.middle[:, None]
+
+    @property
+    def growth(self) -> float:
+        """How much longer lengths are in frame 2."""
+        return math.hypot(1 + float(self.turn[0]), float(self.turn[1]))
+
+    def faster(self, factor: float) -> _Layer:
+        """The same layer with ``factor`` times the motion."""
+        return _Layer(self.color, self.outline, self.middle, self.push * factor, self.turn * factor)
+
+
+def textured_scene(height: int, width: int, *, seed: int = 0, max_motion: float | None = None) -> Scene:
+    """Textured shapes that slide, turn and grow before a textured background that does the same.
+
+    Textures are continuous functions, and both frames are samples of them at exact positions: neither frame is made
+    from the other, and the truth is exact to rounding. Edges are anti-aliased. The same arguments give the same
+    scene; no global random state is read or changed.
+
+    Args:
+        height, width: at least 16.
+        seed: another number, another scene.
+        max_motion: length of the longest true vector, pixels, at most half the longer side. None takes 3 % of the
+            shorter side.
+    """
+    _check.number(height, "height", integer=True, low=16)
+    _check.number(width, "width", integer=True, low=16)
+    _check.number(seed, "seed", integer=True, low=0)
+    if max_motion is None:
+        max_motion = 0.03 * min(height, width)
+    _check.number(max_motion, "max_motion", low=0, high=max(height, width) / 2)
+    layers = _layers(height, width, seed, float(max_motion))
+    flow, occluded = _truth(layers, height, width)
+    return Scene(
+        frame1=_render(layers, height, width, second=False),
+        frame2=_render(layers, height, width, second=True),
+        flow=flow,
+        valid=torch.ones(height, width, dtype=torch.bool),
+        occluded=occluded,
+    )
+
+
+# Where shapes stand (parts of width and height), how large they are (part of the shorter side) and what they are, from
+# the back to the front.
+_CAST = (
+    ("ring", 0.27, 0.36, 0.230),
+    ("box", 0.72, 0.30, 0.200),
+    ("disc", 0.15, 0.76, 0.150),
+    ("hexagon", 0.50, 0.68, 0.215),
+    ("bar", 0.80, 0.72, 0.260),
+    ("disc", 0.52, 0.22, 0.100),
+)
+
+
+def _layers(height: int, width: int, seed: int, max_motion: float) -> list[_Layer]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def uniform(low: float, high: float) -> float:
+        return low + (high - low) * float(torch.rand((), generator=generator))
+
+    palettes = torch.randperm(len(PALETTES), generator=generator).tolist()
+    styles = torch.randperm(4, generator=generator).tolist()
+    side, diagonal = min(height, width), math.hypot(height, width)
+    middle = torch.tensor([(width - 1) / 2, (height - 1) / 2], dtype=torch.float64)
+    way = uniform(0, 2 * math.pi)
+    background = _Layer(
+        texture(0, palettes[0], 0.22 * side, middle, generator),
+        None,
+        middle,
+        0.12 * max_motion * _vector(way),
+        _turn(2 * max_motion / diagonal, 0.16 * uniform(0.7, 1.0) * _sign(uniform), 0.16 * uniform(0.7, 1.0)),
+    )
+    layers = [background]
+    for index, (kind, across, down, part) in enumerate(_CAST):
+        place = torch.tensor(
+            [(across + uniform(-0.03, 0.03)) * width, (down + uniform(-0.04, 0.04)) * height], dtype=torch.float64
+        )
+        size = part * side * uniform(0.9, 1.1)
+        way += 2 * math.pi / len(_CAST) * uniform(0.75, 1.25)
+        push = uniform(0.6, 0.95) * max_motion
+        # Shapes head for where they stay in sight.
+        away = [(way + step * math.pi / 4) for step in (0, 1, -1, 2, -2, 3, -3, 4)]
+        heading = min(away, key=lambda angle: _outside(place + push * _vector(angle), size, height, width))
+        layers.append(
+            _Layer(
+                texture(
+                    1 + styles[index % 4], palettes[1 + index % (len(palettes) - 1)], 0.42 * size, place, generator
+                ),
+                _outline(kind, place, size, uniform(-0.5, 0.5)),
+                place,
+                push * _vector(heading),
+                _turn(max_motion / size, uniform(-0.3, 0.3) * (index % 3 != 0), uniform(-0.12, 0.2) * (index % 3 == 2)),
+            )
+        )
+    longest = float(_truth(layers, height, width)[0].double().square().sum(0).max().sqrt())
+    return [layer.faster(max_motion / longest) for layer in layers] if longest else layers
+
+
+def _vector(angle: float) -> Tensor:
+    return torch.tensor([math.cos(angle), math.sin(angle)], dtype=torch.float64)
+
+
+def _sign(uniform: Callable[[float, float], float]) -> float:
+    return 1.0 if uniform(0, 1) < 0.5 else -1.0
+
+
+def _turn(rate: float, rotation: float, growth: float) -> Tensor:
+    """``turn`` of a layer for a rotation and growth in proportion to ``rate``, within what looks like turning."""
+    angle = max(-0.3, min(0.3, rotation * rate))
+    factor = 1 + max(-0.15, min(0.25, growth * rate))
+    return torch.tensor([factor * math.cos(angle) - 1, factor * math.sin(angle)], dtype=torch.float64)
+
+
+def _outside(place: Tensor, size: float, height: int, width: int) -> float:
+    """How far a shape of radius ``size`` at ``place`` sticks out of the frame, pixels."""
+    x, y = float(place[0]), float(place[1])
+    return max(0.0, 0.8 * size - x, x + 0.8 * size - width) + max(0.0, 0.8 * size - y, y + 0.8 * size - height)
+
+
+def _outline(kind: str, place: Tensor, size: float, angle: float) -> Callable[[Tensor], Tensor]:
+    """Signed distance to a shape of about the radius ``size``."""
+    cos, sin = math.cos(angle), math.sin(angle)
+
+    def distance(places: Tensor) -> Tensor:
+        dx, dy = places - place[:, None]
+        x, y = cos * dx + sin * dy, cos * dy - sin * dx
+        if kind == "disc":
+            return torch.hypot(x, y) - size
+        if kind == "ring":
+            return (torch.hypot(x, y) - 0.74 * size).abs() - 0.26 * size
+        if kind == "bar":
+            return torch.hypot((x.abs() - size).clamp(min=0), y) - 0.17 * size
+        corner = 0.22 * size
+        if kind == "box":
+            return _rounded([x.abs() - 0.95 * size, y.abs() - 0.72 * size], corner)
+        slanted = 0.5 * x.abs() + math.sqrt(0.75) * y.abs()
+        return torch.maximum(x.abs(), slanted) - 0.9 * size
+
+    return distance
+
+
+def _rounded(sides: Sequence[Tensor], corner: float) -> Tensor:
+    x, y = (side + corner for side in sides)
+    return torch.hypot(x.clamp(min=0), y.clamp(min=0)) + torch.maximum(x, y).clamp(max=0) - corner
+
+
+def _grid(width: int, rows: slice) -> Tensor:
+    """Pixel centres (x, y) of some rows, ``[2, N]``."""
+    y = torch.arange(rows.start, rows.stop, dtype=torch.float64)
+    x = torch.arange(width, dtype=torch.float64)
+    return torch.stack([x.repeat(len(y)), y.repeat_interleave(width)])
+
+
+def _blocks(height: int, width: int) -> list[slice]:
+    rows = max(1, _PIXELS_AT_ONCE // width)
+    return [slice(top, min(top + rows, height)) for top in range(0, height, rows)]
+
+
+def _truth(layers: Sequence[_Layer], height: int, width: int) -> tuple[Tensor, Tensor]:
+    """Motion of what is seen at each pixel centre of frame 1, and whether it is out of sight in frame 2."""
+    flow, occluded = torch.empty(2, height, width), torch.empty(height, width, dtype=torch.bool)
+    for rows in _blocks(height, width):
+        places = _grid(width, rows)
+        motion = layers[0].motion(places)
+        order = torch.zeros(places.shape[1], dtype=torch.int64)
+        for index, layer in enumerate(layers[1:], 1):
+            seen = _distance(layer, places) < 0
+            motion = torch.where(seen, layer.motion(places), motion)
+            order[seen] = index
+        there = places + motion
+        hidden = (there < -0.5).any(0) | (there[0] >= width - 0.5) | (there[1] >= height - 0.5)
+        for index, layer in enumerate(layers[1:], 1):
+            hidden |= (order < index) & (_distance(layer, layer.origin(there)) < 0)
+        flow[:, rows] = motion.reshape(2, -1, width).float()
+        occluded[rows] = hidden.reshape(-1, width)
+    return flow, occluded
+
+
+def _render(layers: Sequence[_Layer], height: int, width: int, *, second: bool) -> Tensor:
+    frame = torch.empty(3, height, width)
+    for rows in _blocks(height, width):
+        grid = _grid(width, rows)
+        image = layers[0].color(layers[0].origin(grid) if second else grid)
+        for layer in layers[1:]:
+            places = layer.origin(grid) if second else grid
+            # The share of a pixel behind a straight edge, from its distance in this frame.
+            cover = (0.5 - _distance(layer, places) * (layer.growth if second else 1.0)).clamp(0, 1)
+            touched = cover.nonzero()[:, 0]
+            if len(touched):
+                inner = places[:, touched]
+                color = layer.color(inner) * _relief(layer, inner)
+                image[:, touched] = torch.lerp(image[:, touched], color.clamp(0, 1), cover[touched])
+        frame[:, rows] = image.reshape(3, -1, width).float()
+    return frame
+
+
+def _distance(layer: _Layer, places: Tensor) -> Tensor:
+    if layer.outline is None:
+        return torch.full_like(places[0], -math.inf)
+    return layer.outline(places)
+
+
+def _relief(layer: _Layer, places: Tensor) -> Tensor:
+    """Brightness ``[N]`` that gives a shape a rounded rim. It is painted on: it moves with the shape."""
+    depth = _distance(layer, places)
+    step = torch.tensor([[0.5], [0.0]], dtype=torch.float64)
+    slope_x = _distance(layer, places + step) - _distance(layer, places - step)
+    slope_y = _distance(layer, places + step.flip(0)) - _distance(layer, places - step.flip(0))
+    rim = 3.0
+    near = torch.exp(depth.clamp(max=0) / rim)
+    return 1 + near * (0.45 * (slope_x * _LIGHT[0] + slope_y * _LIGHT[1]) - 0.15)

@@ -1,0 +1,24 @@
+"""Pictures of flow, all uint8 ``[3, H, W]`` from tensors on the CPU.
+
+Every function works through the rows in blocks, so that an 8K frame needs little more than its own size.
+"""
+
+from fullfield.viz.errors import error_colors, error_legend, error_map
+from fullfield.viz.frames import frame_to_image, warp
+from fullfield.viz.overlays import overlay
+from fullfield.viz.sheets import sheet
+from fullfield.viz.wheel import color_wheel, flow_scale, flow_to_image, wheel_legend
+
+__all__ = [
+    "color_wheel",
+    "error_colors",
+    "error_legend",
+    "error_map",
+    "flow_scale",
+    "flow_to_image",
+    "frame_to_image",
+    "overlay",
+    "sheet",
+    "warp",
+    "wheel_legend",
+]

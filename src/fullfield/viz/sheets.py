@@ -1,0 +1,98 @@
+"""Pictures side by side, with their names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fullfield import _check
+from fullfield.viz._pixels import BACKGROUND, check_image
+from fullfield.viz._text import draw_text, font, shorten
+
+Panel = tuple[str, Tensor] | tuple[str, Tensor, Tensor]
+
+
+def sheet(panels: Sequence[Panel], *, columns: int | None = None, max_width: int = 4096) -> Tensor:
+    """Set pictures side by side, each under its name.
+
+    Args:
+        panels: (name, picture) or (name, picture, key): pictures are uint8 ``[3, H, W]`` of any sizes; a key, such
+            as :func:`wheel_legend` or :func:`error_legend`, stands at the right of the name.
+        columns: pictures in a row; None makes the sheet about as many rows high as columns wide.
+        max_width: of the sheet, pixels. Pictures that do not fit are made smaller, never larger.
+
+    Returns:
+        uint8 ``[3, H', W']``.
+    """
+    _check.require(isinstance(panels, Sequence) and len(panels) > 0, "panels", "at least one (name, picture)", panels)
+    for index, panel in enumerate(panels):
+        fits = isinstance(panel, tuple) and len(panel) in (2, 3) and isinstance(panel[0], str)
+        _check.require(fits, f"panels[{index}]", "(name, picture) or (name, picture, key)", panel)
+        for picture in panel[1:]:
+            check_image(picture, f"panels[{index}]")
+    if columns is None:
+        columns = math.ceil(math.sqrt(len(panels)))
+    _check.number(columns, "columns", integer=True, low=1)
+    _check.number(max_width, "max_width", integer=True, low=64)
+    columns = min(columns, len(panels))
+
+    cell = max(panel[1].shape[-1] for panel in panels)
+    gap = max(2, min(cell, max_width // columns) // 48)
+    cell = max(1, min(cell, (max_width - gap) // columns - gap))
+    title = max(14, round(cell / 13) if any(len(panel) == 3 for panel in panels) else round(cell / 19))
+    pictures = [_fit(panel[1], cell) for panel in panels]
+    rows = [range(start, min(start + columns, len(panels))) for start in range(0, len(panels), columns)]
+    heights = [max(pictures[i].shape[-2] for i in row) for row in rows]
+    size = (3, gap + sum(heights) + len(rows) * (title + gap), gap + columns * (cell + gap))
+    result = torch.tensor(BACKGROUND, dtype=torch.uint8).reshape(3, 1, 1).expand(size).clone()
+    top = gap
+    for row, height in zip(rows, heights, strict=True):
+        for column, index in enumerate(row):
+            left = gap + column * (cell + gap)
+            panel, picture = panels[index], pictures[index]
+            key = panel[2] if len(panel) == 3 else None
+            _title(result[:, top : top + title, left : left + cell], panel[0], key)
+            across = left + (cell - picture.shape[-1]) // 2
+            _paste(result, picture, across, top + title)
+        top += title + height + gap
+    return result
+
+
+def _title(strip: Tensor, name: str, key: Tensor | None) -> None:
+    """Name at the left and key at the right of uint8 ``[3, H, W]``."""
+    height, width = strip.shape[-2:]
+    room = float(width)
+    if key is not None:
+        small = _shrink(key, min(height / key.shape[-2], 0.6 * width / key.shape[-1]))
+        _paste(strip, small, width - small.shape[-1], (height - small.shape[-2]) // 2)
+        room -= small.shape[-1] + 0.2 * height
+    size = min(height * 0.6, max(10.0, width / 30))
+    while size > 9 and font(size).getlength(name) > room:
+        size *= 0.94
+    draw_text(strip, shorten(name, size, room), (0, height / 2), size)
+
+
+def _fit(picture: Tensor, width: int) -> Tensor:
+    return _shrink(picture, width / picture.shape[-1])
+
+
+def _shrink(picture: Tensor, factor: float) -> Tensor:
+    """``picture`` scaled by ``factor`` if that makes it smaller."""
+    if factor >= 1:
+        return picture
+    import numpy as np
+    from PIL import Image
+
+    size = [max(1, round(length * factor)) for length in (picture.shape[-1], picture.shape[-2])]
+    small = Image.fromarray(picture.permute(1, 2, 0).contiguous().numpy()).resize(
+        (size[0], size[1]), Image.Resampling.LANCZOS, reducing_gap=3.0
+    )
+    return torch.from_numpy(np.array(small)).permute(2, 0, 1)
+
+
+def _paste(onto: Tensor, picture: Tensor, left: int, top: int) -> None:
+    height, width = picture.shape[-2:]
+    onto[:, top : top + height, left : left + width] = picture

@@ -1,0 +1,138 @@
+"""Flow as colour: Middlebury's wheel, where hue is direction and saturation is length."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fullfield import _check
+from fullfield.viz._pixels import BACKGROUND, blocks, check_flow, known
+from fullfield.viz._text import draw_text, font
+
+# Numbers of colours from one corner of the RGB cube to the next: which channel moves, and which way.
+_ARCS = ((15, 1, 1), (6, 0, -1), (4, 2, 1), (11, 1, -1), (13, 0, 1), (6, 2, -1))
+_OUTSIDE = 0.75  # brightness of vectors longer than the scale
+
+
+def color_wheel() -> Tensor:
+    """The 55 colours of Middlebury's wheel, from red through yellow, green, cyan, blue and magenta.
+
+    The six arcs have 15, 6, 4, 11, 13 and 6 colours (Baker et al., A Database and Evaluation Methodology for
+    Optical Flow, IJCV 2011).
+
+    Returns:
+        ``[55, 3]`` uint8, RGB. Colour 0, red, is motion to the right; motion down follows at a quarter.
+    """
+    wheel = []
+    corner = [255, 0, 0]
+    for count, channel, way in _ARCS:
+        for step in range(count):
+            color = list(corner)
+            ramp = 255 * step // count
+            color[channel] = ramp if way > 0 else 255 - ramp
+            wheel.append(color)
+        corner[channel] = 255 if way > 0 else 0
+    return torch.tensor(wheel, dtype=torch.uint8)
+
+
+def flow_scale(flow: Tensor, valid: Tensor | None = None) -> float:
+    """Length of the longest known vector, pixels: the scale that :func:`flow_to_image` takes by itself.
+
+    Args:
+        flow: ``[2, H, W]``, (u, v), pixels.
+        valid: bool ``[H, W]``; vectors that are not valid do not count.
+
+    Returns:
+        0.0 where no vector is known.
+    """
+    check_flow(flow, valid)
+    longest = 0.0
+    for rows in blocks(*flow.shape[-2:]):
+        block = flow[:, rows].float()
+        length = torch.hypot(*block)[known(block, None if valid is None else valid[rows])]
+        if length.numel():
+            longest = max(longest, float(length.max()))
+    return longest
+
+
+def flow_to_image(flow: Tensor, valid: Tensor | None = None, *, max_motion: float | None = None) -> Tensor:
+    """Flow in Middlebury's colours: white is no motion, a pure colour is ``max_motion``.
+
+    Args:
+        flow: ``[2, H, W]``, (u, v), pixels. Unknown vectors (NaN, infinite, beyond 1e9) are drawn black.
+        valid: bool ``[H, W]``; pixels that are not valid are drawn black.
+        max_motion: length of a vector that gets the pure colour, pixels; longer ones are darkened. None takes
+            :func:`flow_scale` of this flow. Give the same number for all frames of a sequence.
+
+    Returns:
+        uint8 ``[3, H, W]``.
+    """
+    check_flow(flow, valid)
+    scale = scale_of(flow, valid, max_motion)
+    height, width = flow.shape[-2:]
+    wheel = color_wheel().float().T / 255
+    last = wheel.shape[1] - 1
+    image = torch.empty(3, height, width, dtype=torch.uint8)
+    for rows in blocks(height, width):
+        block = flow[:, rows].float()
+        visible = known(block, None if valid is None else valid[rows])
+        u, v = block.masked_fill(~visible, 0.0)
+        radius = torch.hypot(u, v).div_(scale) if scale else torch.zeros_like(u)
+        place = torch.atan2(-v, -u).div_(math.pi).add_(1.0).mul_(last / 2)
+        below = place.floor()
+        part = place.sub_(below)
+        lower = below.clamp_(0, last).to(torch.int32)
+        upper = (lower + 1).clamp_(max=last)
+        inside = radius <= 1.0
+        for channel, colors in enumerate(wheel):
+            color = torch.lerp(_look_up(colors, lower), _look_up(colors, upper), part)
+            color = torch.where(inside, 1.0 - radius * (1.0 - color), color * _OUTSIDE)
+            image[channel, rows] = color.mul_(255).floor_().masked_fill_(~visible, 0.0).to(torch.uint8)
+    return image
+
+
+def wheel_legend(size: int = 256, max_motion: float | None = None) -> Tensor:
+    """The key to the colours: a disc whose rim is ``max_motion``, with that number beside it.
+
+    Args:
+        size: diameter of the disc with its margin, pixels, at least 32.
+        max_motion: the scale, pixels; None leaves the number out.
+
+    Returns:
+        uint8 ``[3, size, size]``, wider where there is a number.
+    """
+    _check.number(size, "size", integer=True, low=32)
+    text, room = "", 0
+    letters = size * 0.27
+    if max_motion is not None:
+        _check.number(max_motion, "max_motion", low=0)
+        text = f"{max_motion:.3g} px"
+        room = math.ceil(size * 0.1 + font(letters).getlength(text))
+    radius = size / 2 - max(1.5, size / 50)
+    offset = torch.arange(size) - (size - 1) / 2
+    vectors = torch.stack([offset.expand(size, size), offset[:, None].expand(size, size)])
+    length = torch.hypot(*vectors)
+    colors = flow_to_image(vectors, max_motion=radius + 1).float()
+    # Rings at a third and two thirds of the scale and a cross make lengths and directions readable.
+    lines = torch.stack([(length - radius / 3).abs(), (length - radius * 2 / 3).abs(), *vectors.abs()]).amin(0)
+    colors *= 1 - 0.16 * (max(0.9, size / 280) - lines).clamp(0, 1)
+    cover = (radius + 0.5 - length).clamp(0, 1)
+    image = torch.tensor(BACKGROUND, dtype=torch.uint8).reshape(3, 1, 1).expand(3, size, size + room).clone()
+    image[:, :, :size] = (colors * cover + image[:, :, :size] * (1 - cover)).round().to(torch.uint8)
+    if text:
+        draw_text(image, text, (size * 1.05, size / 2), letters)
+    return image
+
+
+def scale_of(flow: Tensor, valid: Tensor | None, max_motion: float | None) -> float:
+    """``max_motion`` if it was given, else the flow's own scale."""
+    if max_motion is None:
+        return flow_scale(flow, valid)
+    _check.number(max_motion, "max_motion", above=0)
+    return float(max_motion)
+
+
+def _look_up(table: Tensor, index: Tensor) -> Tensor:
+    return table.index_select(0, index.flatten()).reshape(index.shape)
