@@ -1,0 +1,96 @@
+"""The one function most people need."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fullfield import _check
+from fullfield.estimators.flow import Flow
+from fullfield.estimators.frames import as_frame
+from fullfield.estimators.protocol import Estimator
+from fullfield.estimators.tvl1 import TVL1Estimator
+from fullfield.ops.tvl1 import TVL1Config
+
+if TYPE_CHECKING:
+    from fullfield.estimators.frames import Frame
+
+METHODS = ("tvl1",)
+
+
+def build(method: str, preset: str | None = None, backend: str | None = None, **parameters: Any) -> Estimator:
+    """The estimator called ``method`` with a preset's parameters and changes to them."""
+    _check.choice(method, "method", METHODS)
+    config = TVL1Config.preset(preset or "default")
+    known = config.as_dict()
+    for name in parameters:
+        _check.require(name in known, name, f"a parameter of {method} ({', '.join(known)})", "an unknown one")
+    return TVL1Estimator(config.replace(**parameters), backend=backend)
+
+
+def estimate(
+    frame1: Frame,
+    frame2: Frame,
+    method: str | Estimator = "tvl1",
+    *,
+    transfer: str = "auto",
+    device: str | torch.device = "cpu",
+    initial_flow: Tensor | Flow | None = None,
+    progress: Callable[[float, str], None] | None = None,
+    **parameters: Any,
+) -> Flow:
+    """Optical flow from ``frame1`` to ``frame2``: where each pixel of the first frame went.
+
+    Args:
+        frame1, frame2: paths, arrays [H, W(, C)] (uint8, uint16, half, float) or tensors [C, H, W], of one size;
+            see :func:`fullfield.estimators.as_frame`.
+        method: a name (``"tvl1"``) or an :class:`Estimator`, which keeps its buffers between calls.
+        transfer: how the frames' values are encoded; ``"auto"`` decides by file format.
+        device: where to compute.
+        initial_flow: [2, H, W] to start from.
+        progress: called with the fraction done and a word on where.
+        **parameters: for a method given by name: ``preset``, ``backend`` and the fields of its configuration.
+
+    Returns a :class:`Flow`. Raises InputError for frames that cannot be matched or unknown parameters,
+    FileNotFoundError for a missing file.
+
+    >>> flow = estimate("a.png", "b.png", preset="fast")  # doctest: +SKIP
+    """
+    if isinstance(method, str):
+        estimator = build(method, **parameters)
+    else:
+        estimator = method
+        names = ", ".join(parameters)
+        _check.require(not parameters, names, "no parameters beside an Estimator", f"{len(parameters)}")
+    first = as_frame(frame1, _label(frame1, "frame1"), transfer=transfer)
+    second = as_frame(frame2, _label(frame2, "frame2"), transfer=transfer)
+    first, second = _matched(first, second, _label(frame1, "frame1"), _label(frame2, "frame2"))
+    start_flow = initial_flow.flow if isinstance(initial_flow, Flow) else initial_flow
+    if start_flow is not None:
+        _check.tensor(start_flow, "initial_flow", (2, *first.shape[1:]))
+        start_flow = start_flow[None].to(device)
+    begin = time.perf_counter()
+    flow = estimator(first[None].to(device), second[None].to(device), initial_flow=start_flow, progress=progress)
+    flow = flow[0].to("cpu", torch.float32)
+    seconds = time.perf_counter() - begin
+    valid = torch.ones(flow.shape[1:], dtype=torch.bool)
+    return Flow(flow, valid, estimator.method, estimator.backend, dict(estimator.parameters), seconds)
+
+
+def _label(frame: object, name: str) -> str:
+    return os.fspath(frame) if isinstance(frame, (str, os.PathLike)) else name
+
+
+def _matched(first: Tensor, second: Tensor, name1: str, name2: str) -> tuple[Tensor, Tensor]:
+    """Check the sizes; where only one frame has colour, use grey for both."""
+    sizes = [f"{frame.shape[2]}×{frame.shape[1]}" for frame in (first, second)]
+    _check.require(sizes[0] == sizes[1], name2, f"{sizes[0]} pixels like {name1}", sizes[1])
+    _check.require(first[0].numel() > 1, name1, "more than one pixel", sizes[0])
+    if first.shape[0] != second.shape[0]:
+        first, second = (f if f.shape[0] == 3 else f.expand(3, -1, -1) for f in (first, second))
+    return first, second

@@ -1,0 +1,68 @@
+"""The result of an estimation."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fullfield import _check
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, eq=False)
+class Flow:
+    """Optical flow between two frames, and how it was found.
+
+    Attributes:
+        flow: [2, H, W] float32 on the CPU: (u, v), x to the right, y down, in pixels of the first frame.
+        valid: [H, W] bool: where the flow is known (everywhere for an estimate; as stored for a file).
+        method, backend, parameters: what computed it; empty for a flow that was read from a file.
+        seconds: time of the estimation alone, without reading and writing.
+    """
+
+    flow: Tensor
+    valid: Tensor
+    method: str = ""
+    backend: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check.tensor(self.flow, "flow", (2, "H", "W"), dtypes=[torch.float32])
+        _check.tensor(self.valid, "valid", self.flow.shape[1:], dtypes=[torch.bool])
+
+    @property
+    def height(self) -> int:
+        """Rows."""
+        return self.flow.shape[1]
+
+    @property
+    def width(self) -> int:
+        """Columns."""
+        return self.flow.shape[2]
+
+    def numpy(self) -> NDArray[np.float32]:
+        """The flow as an array [H, W, 2]."""
+        return self.flow.permute(1, 2, 0).contiguous().numpy()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the flow in the format of the suffix; see :func:`fullfield.io.write_flow`."""
+        from fullfield.io import write_flow
+
+        write_flow(path, self.flow, self.valid)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Flow:
+        """Read a flow file; see :func:`fullfield.io.read_flow`."""
+        from fullfield.io import read_flow
+
+        data = read_flow(path)
+        return cls(data.flow, data.valid)

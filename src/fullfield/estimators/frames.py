@@ -1,0 +1,86 @@
+"""What users hand in as a frame: paths, arrays, tensors."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fullfield import _check
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from numpy.typing import NDArray
+
+    Frame: TypeAlias = str | os.PathLike[str] | NDArray[Any] | Tensor
+
+# Linear highlights, sRGB-encoded, reach about 100 (half's maximum); 0 ... 255 floats are a mistake well above it.
+_BRIGHTEST = 128.0
+
+
+def as_frame(frame: Frame, name: str = "frame", *, transfer: str = "auto") -> Tensor:
+    """A frame tensor: float32 [C, H, W], C = 1 or 3, display-referred, nominally 0 ... 1.
+
+    Args:
+        frame: a path of an image file; an array [H, W], [H, W, 1] or [H, W, 3] (a fourth channel, alpha, is ignored);
+            or a tensor [C, H, W] with C = 1 or 3. Integers are uint8 or uint16 and divided by their maximum;
+            floats (half, single, double) are taken as they are and must be finite. RGB order.
+        name: what messages call it.
+        transfer: how the values are encoded, as for :func:`fullfield.io.read_frame`; for arrays and tensors
+            ``"auto"`` is ``"srgb"``.
+
+    Raises InputError for anything else, FileNotFoundError for a missing file.
+    """
+    if isinstance(frame, (str, os.PathLike)):
+        from fullfield.io import read_frame
+
+        return read_frame(frame, transfer=transfer)
+    if isinstance(frame, np.ndarray):
+        tensor = _from_array(frame, name)
+    elif isinstance(frame, Tensor):
+        _check.require(frame.ndim == 3 and frame.shape[0] in (1, 3), name, "a tensor [1 or 3, H, W]", frame)
+        tensor = frame.detach()
+    else:
+        raise _check.InputError(f"{name}: expected a path, an array or a tensor, got {_check.describe(frame)}")
+    _check.require(tensor.numel() > 0, name, "at least one pixel", tensor)
+    tensor = _scaled(tensor, name)
+    if transfer != "auto":
+        from fullfield.io.transfer import curve
+
+        to_display = curve(transfer, auto="srgb")
+        if to_display is not None:
+            tensor = tensor.clone()
+            to_display(tensor.numpy())
+    return tensor
+
+
+def _from_array(array: NDArray[Any], name: str) -> Tensor:
+    fits = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3, 4))
+    _check.require(fits, name, "an array [H, W], [H, W, 1], [H, W, 3] or [H, W, 4]", array)
+    kinds = ("uint8", "uint16", "float16", "float32", "float64")
+    _check.require(array.dtype.name in kinds, name, f"dtype {', '.join(kinds)}", array)
+    planes = array[None] if array.ndim == 2 else np.moveaxis(array, 2, 0)[: 1 if array.shape[2] == 1 else 3]
+    native = planes.astype(planes.dtype.newbyteorder("="), copy=False)
+    return torch.from_numpy(np.ascontiguousarray(native))
+
+
+def _scaled(tensor: Tensor, name: str) -> Tensor:
+    whole = {torch.uint8: 255.0, torch.uint16: 65535.0}
+    if tensor.dtype in whole:
+        return tensor.to(torch.float32).div_(whole[tensor.dtype])
+    _check.require(tensor.is_floating_point(), name, "dtype uint8, uint16 or floating", tensor)
+    tensor = tensor.to(torch.float32)
+    low, high = (float(v) for v in torch.aminmax(tensor))
+    _check.require(np.isfinite(low) and np.isfinite(high), name, "finite values", "NaN or infinity")
+    if high > _BRIGHTEST:
+        warnings.warn(
+            f"{name}: float frames are expected in 0 ... 1, got values up to {high:g}; "
+            "pass uint8 or uint16, or divide by the maximum",
+            stacklevel=3,
+        )
+    return tensor

@@ -1,0 +1,34 @@
+"""What every estimator of flow offers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+
+@runtime_checkable
+class Estimator(Protocol):
+    """An estimator of optical flow, ready to be called on frames of any size.
+
+    ``parameters`` are plain values (they are stored beside results); ``backend`` names what computed the last flow.
+    """
+
+    @property
+    def method(self) -> str: ...
+
+    @property
+    def parameters(self) -> Mapping[str, Any]: ...
+
+    @property
+    def backend(self) -> str: ...
+
+    def __call__(
+        self,
+        frame1: Tensor,  # [B, C, H, W] float32, C = 1 or 3, display-referred, nominally 0 ... 1
+        frame2: Tensor,  # [B, C, H, W]
+        *,
+        initial_flow: Tensor | None = None,  # [B, 2, H, W]
+        progress: Callable[[float, str], None] | None = None,
+    ) -> Tensor: ...  # [B, 2, H, W] float32, (u, v), pixels of the first frame

@@ -1,0 +1,137 @@
+"""`estimate` with everything a user may hand in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fullfield import Flow, InputError, estimate
+from fullfield.estimators import Estimator, TVL1Estimator, as_frame
+from fullfield.io import write_image
+from fullfield.testing import textured_scene
+
+SCENE = textured_scene(48, 64, seed=3)
+FAST = {"preset": "fast", "warps": 2}
+
+
+def test_kinds_of_frames_agree(tmp_path: Path) -> None:
+    eight = [(f.clamp(0, 1) * 255).round().to(torch.uint8) for f in (SCENE.frame1, SCENE.frame2)]
+    paths = [tmp_path / "a.png", tmp_path / "b.png"]
+    for path, frame in zip(paths, eight, strict=True):
+        write_image(path, frame)
+    expected = estimate(*paths, **FAST).flow
+    arrays = [f.permute(1, 2, 0).numpy() for f in eight]
+    kinds = {
+        "str": [str(p) for p in paths],
+        "uint8 array": arrays,
+        "uint8 tensor": eight,
+        "uint16 array": [a.astype(np.uint16) * 257 for a in arrays],
+        "float32 array": [a.astype(np.float32) / 255 for a in arrays],
+        "float64 array": [a.astype(np.float64) / 255 for a in arrays],
+        "big-endian array": [a.astype(">u2") * 257 for a in arrays],
+        "array with alpha": [np.dstack([a, np.full(a.shape[:2], 7, np.uint8)]) for a in arrays],
+        "flipped view": [a[::-1][::-1] for a in arrays],
+        "float tensor": [f.float() / 255 for f in eight],
+    }
+    for name, frames in kinds.items():
+        assert torch.allclose(estimate(*frames, **FAST).flow, expected, atol=1e-3), name
+    half = estimate(*[(a / 255).astype(np.float16) for a in arrays], **FAST).flow
+    assert (half - expected).norm(dim=0).mean() < 0.05
+
+
+def test_grey_kinds() -> None:
+    grey = [f.mean(0) for f in (SCENE.frame1, SCENE.frame2)]
+    expected = estimate(*[g[None] for g in grey], **FAST).flow
+    assert torch.equal(estimate(*[g.numpy() for g in grey], **FAST).flow, expected)
+    assert torch.equal(estimate(*[g.numpy()[..., None] for g in grey], **FAST).flow, expected)
+    mixed = estimate(grey[0].numpy(), grey[1].numpy()[..., None].repeat(3, 2), **FAST).flow
+    assert torch.allclose(mixed, expected, atol=1e-2)
+
+
+def test_result_describes_itself(tmp_path: Path) -> None:
+    flow = estimate(SCENE.frame1, SCENE.frame2, preset="fast", lambda_=0.2)
+    assert isinstance(flow, Flow)
+    assert (flow.height, flow.width) == (48, 64)
+    assert (flow.method, flow.backend) == ("tvl1", "cpu")
+    assert flow.parameters["lambda_"] == 0.2
+    assert flow.parameters["scale_factor"] == 0.5
+    assert flow.seconds > 0
+    assert flow.valid.all()
+    array = flow.numpy()
+    assert array.shape == (48, 64, 2)
+    assert np.array_equal(array[..., 0], flow.flow[0].numpy())
+    flow.save(tmp_path / "x.flo")
+    again = Flow.load(tmp_path / "x.flo")
+    assert torch.equal(again.flow, flow.flow)
+    assert again.method == ""
+
+
+def test_scene_is_solved() -> None:
+    flow = estimate(SCENE.frame1, SCENE.frame2).flow
+    seen = SCENE.valid & ~SCENE.occluded
+    assert (flow - SCENE.flow).norm(dim=0)[seen].mean() < 0.5 * SCENE.flow.norm(dim=0)[seen].mean()
+
+
+def test_own_estimator_and_initial_flow() -> None:
+    estimator = TVL1Estimator()
+    assert isinstance(estimator, Estimator)
+    first = estimate(SCENE.frame1, SCENE.frame2, estimator)
+    assert torch.equal(estimate(SCENE.frame1, SCENE.frame2, estimator).flow, first.flow)
+    again = estimate(SCENE.frame1, SCENE.frame2, initial_flow=first, preset="fast")
+    assert torch.equal(again.flow, estimate(SCENE.frame1, SCENE.frame2, initial_flow=first.flow, preset="fast").flow)
+    with pytest.raises(InputError, match="expected no parameters beside an Estimator"):
+        estimate(SCENE.frame1, SCENE.frame2, estimator, preset="fast")
+
+
+def test_estimator_follows_size_and_frees_the_old_solver() -> None:
+    estimator = TVL1Estimator()
+    for height, width in ((32, 40), (40, 32), (32, 40)):
+        frames = torch.rand(2, 1, 3, height, width)
+        assert estimator(*frames).shape == (1, 2, height, width)
+
+
+@pytest.mark.parametrize(
+    ("frames", "message"),
+    [
+        ((np.zeros((4, 4, 2), np.uint8),) * 2, r"frame1: expected an array \[H, W\], \[H, W, 1\]"),
+        ((np.zeros((4, 4), np.int32),) * 2, "frame1: expected dtype uint8, uint16, float16"),
+        ((torch.zeros(4, 4),) * 2, r"frame1: expected a tensor \[1 or 3, H, W\]"),
+        ((torch.zeros(1, 4, 4, dtype=torch.int32),) * 2, "frame1: expected dtype uint8, uint16 or floating"),
+        ((np.zeros((0, 4), np.uint8),) * 2, "frame1: expected at least one pixel"),
+        ((np.zeros((1, 1), np.uint8),) * 2, "frame1: expected more than one pixel, got 1×1"),
+        ((np.zeros((4, 5), np.uint8), np.zeros((5, 4), np.uint8)), "frame2: expected 5×4 pixels like frame1, got 4×5"),
+        ((np.full((4, 4), np.nan, np.float32),) * 2, "frame1: expected finite values, got NaN"),
+        (([[1, 2], [3, 4]],) * 2, "frame1: expected a path, an array or a tensor, got list"),
+    ],
+)
+def test_bad_frames(frames: tuple[object, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        estimate(*frames)  # type: ignore[arg-type]
+
+
+def test_bad_names(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="method: expected one of tvl1, got 'raft'"):
+        estimate(SCENE.frame1, SCENE.frame2, "raft")
+    with pytest.raises(InputError, match=r"lamda: expected a parameter of tvl1 \(lambda_, theta"):
+        estimate(SCENE.frame1, SCENE.frame2, lamda=1)
+    with pytest.raises(InputError, match="preset: expected one of default, fast, paper, got 'best'"):
+        estimate(SCENE.frame1, SCENE.frame2, preset="best")
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        estimate(tmp_path / "nowhere.png", SCENE.frame2)
+    with pytest.raises(InputError, match=r"initial_flow: expected shape \[2, 48, 64\]"):
+        estimate(SCENE.frame1, SCENE.frame2, initial_flow=torch.zeros(2, 4, 4))
+
+
+def test_floats_up_to_255_are_questioned() -> None:
+    with pytest.warns(UserWarning, match=r"frame: float frames are expected in 0 \.\.\. 1, got values up to 255"):
+        as_frame(np.full((4, 4), 255.0, np.float32))
+
+
+def test_linear_arrays_are_encoded() -> None:
+    linear = torch.full((3, 4, 4), 0.2140)
+    assert torch.allclose(as_frame(linear, transfer="linear"), torch.tensor(0.5), atol=1e-3)
+    assert torch.equal(linear, torch.full((3, 4, 4), 0.2140)), "the caller's frame must stay as it is"
+    assert torch.equal(as_frame(linear), linear)
