@@ -18,3 +18,7 @@ def __getattr__(name: str) -> object:
     if name in __all__:
         return getattr(import_module("fullfield.ops.tvl1.api"), name)
     raise AttributeError(f"module 'fullfield.ops.tvl1' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

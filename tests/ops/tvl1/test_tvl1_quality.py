@@ -1,0 +1,41 @@
+"""Errors on real frames: the bars the presets promise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fullfield import estimate
+from fullfield.io import read_flow
+
+SCENES = ("Dimetrodon", "Grove2", "Grove3", "RubberWhale", "Urban2", "Venus")
+
+
+def mean_error(folder: Path, preset: str) -> float:
+    truth = read_flow(folder / "flow10.flo")
+    flow = estimate(folder / "frame10.png", folder / "frame11.png", preset=preset).flow
+    return float((flow - truth.flow).norm(dim=0)[truth.valid].mean())
+
+
+@pytest.mark.parametrize(("preset", "bar"), [("default", 0.28), ("fast", 0.34), ("paper", 1.4)])
+def test_middlebury_average(data_dir: Path, preset: str, bar: float) -> None:
+    errors = [mean_error(data_dir / "flow" / "middlebury" / scene, preset) for scene in SCENES]
+    assert sum(errors) / len(errors) <= bar
+
+
+def test_paper_preset_is_near_the_published_scenes(data_dir: Path) -> None:
+    # Romera et al. 2023, Table 2a, float32 at 10 ms. Their lambda, theta and tau are not printed.
+    published = {"Dimetrodon": 0.20, "Grove2": 0.22, "Grove3": 1.01, "RubberWhale": 0.24, "Urban2": 5.59, "Venus": 0.52}
+    for scene, error in published.items():
+        assert mean_error(data_dir / "flow" / "middlebury" / scene, "paper") == pytest.approx(error, rel=0.2), scene
+
+
+@pytest.mark.parametrize(("version", "bar"), [("clean", 0.22), ("final", 0.25)])
+def test_sintel(data_dir: Path, version: str, bar: float) -> None:
+    frames = data_dir / "flow" / "sintel" / version
+    truth = read_flow(data_dir / "flow" / "sintel" / "truth" / "frame_0002.flo")
+    flow = estimate(frames / "frame_0002.png", frames / "frame_0003.png").flow
+    assert torch.isfinite(flow).all()
+    assert float((flow - truth.flow).norm(dim=0).mean()) <= bar
