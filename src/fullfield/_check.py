@@ -64,6 +64,19 @@ def tensor(
     return value  # type: ignore[no-any-return]
 
 
+def device(value: Any, name: str = "device") -> torch.device:
+    """Check that ``value`` names a device of this machine, and return it."""
+    import torch
+
+    try:
+        chosen = torch.device(value)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InputError(f"{name}: expected a device of this machine, got {value!r} ({reason[:120]})") from None
+    return chosen
+
+
 def number(
     value: object,
     name: str,

@@ -119,6 +119,8 @@ def test_bad_names(tmp_path: Path) -> None:
         estimate(SCENE.frame1, SCENE.frame2, lamda=1)
     with pytest.raises(InputError, match="preset: expected one of default, fast, paper, got 'best'"):
         estimate(SCENE.frame1, SCENE.frame2, preset="best")
+    with pytest.raises(InputError, match="device: expected a device of this machine, got 'gpu7'"):
+        estimate(SCENE.frame1, SCENE.frame2, device="gpu7")
     with pytest.raises(FileNotFoundError, match="nowhere"):
         estimate(tmp_path / "nowhere.png", SCENE.frame2)
     with pytest.raises(InputError, match=r"initial_flow: expected shape \[2, 48, 64\]"):

@@ -79,25 +79,34 @@ def caching_in(folder: Path | None) -> Iterator[None]:
         config.CACHE_DIR = before
 
 
+def is_warm(folder: Path | None, what: str) -> bool:
+    """Whether :func:`compile_all` has finished for this CPU in ``folder`` before."""
+    return folder is not None and _stamp(folder, what).exists()
+
+
 def compile_all(functions: dict[str, tuple[Any, Any]], folder: Path | None, what: str) -> float:
     """Compile or load every ``name: (dispatcher, signature)``; returns the seconds it took.
 
     A cold cache is announced on stderr, since it costs seconds once; a warm one is silent.
     """
-    stamp = folder / f"{what.replace(' ', '-')}.{_cpu_digest()}.compiled" if folder is not None else None
-    cold = stamp is None or not stamp.exists()
+    cold = not is_warm(folder, what)
     start = time.perf_counter()
     if cold:
-        kept = "" if stamp is not None else " (no writable cache folder: this repeats in every process)"
-        print(f"fullfield: compiling {what} for this CPU, once{kept} ...", file=sys.stderr, flush=True)  # noqa: T201
+        kept = "once" if folder is not None else "in every process: no cache folder can be written"
+        print(f"fullfield: compiling {what} for this CPU, {kept} ...", file=sys.stderr, flush=True)  # noqa: T201
     for dispatcher, signature in functions.values():
         dispatcher.compile(signature)
     seconds = time.perf_counter() - start
     if cold:
         print(f"fullfield: compiled in {seconds:.1f} s", file=sys.stderr, flush=True)  # noqa: T201
-        if stamp is not None:
-            stamp.touch()
+        if folder is not None:
+            with suppress(OSError):  # only the announcement would come again
+                _stamp(folder, what).touch()
     return seconds
+
+
+def _stamp(folder: Path, what: str) -> Path:
+    return folder / f"{what.replace(' ', '-')}.{_cpu_digest()}.compiled"
 
 
 def _cpu_digest() -> str:

@@ -91,35 +91,51 @@ def splat(typingctx: Any, scalar: Any) -> Any:
 
 
 @intrinsic
-def spread4(typingctx: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
-    """``[a, a, a, a, b, b, b, b, c, c, c, c, d, d, d, d]``: one weight for each group of four lanes."""
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        value = _UNDEFINED
-        for lane, scalar in enumerate(args):
-            value = builder.insert_element(value, scalar, ir.Constant(ir.IntType(32), lane))
-        return builder.shuffle_vector(value, _UNDEFINED, ir.Constant(_LANE_INDEX, [lane // 4 for lane in range(LANES)]))
-
-    return float32x16(*[types.float32] * 4), codegen
-
-
-@intrinsic
-def fold4(typingctx: Any, vector: Any) -> Any:
-    """Sum the four groups of four lanes; returns the four sums as scalars."""
+def weighted4(typingctx: Any, vector: Any, a: Any, b: Any, c: Any, d: Any) -> Any:
+    """``a * v[0:4] + b * v[4:8] + c * v[8:12] + d * v[12:16]`` as four scalars."""
     result = types.UniTuple(types.float32, 4)  # type: ignore[attr-defined]
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        (value,) = args
-        for width in (8, 4):
-            index = ir.VectorType(ir.IntType(32), width)
-            undefined = ir.Constant(value.type, ir.Undefined)
-            low = builder.shuffle_vector(value, undefined, ir.Constant(index, list(range(width))))
-            high = builder.shuffle_vector(value, undefined, ir.Constant(index, list(range(width, 2 * width))))
-            value = builder.fadd(low, high, flags=_FLAGS)
-        lanes = [builder.extract_element(value, ir.Constant(ir.IntType(32), lane)) for lane in range(4)]
-        return context.make_tuple(builder, sig.return_type, lanes)
+        quad = ir.VectorType(_FLOAT, 4)
+        quad_index = ir.VectorType(ir.IntType(32), 4)
+        undefined = ir.Constant(quad, ir.Undefined)
+        total = None
+        for group, weight in enumerate(args[1:]):
+            lanes = ir.Constant(quad_index, list(range(4 * group, 4 * group + 4)))
+            part = builder.shuffle_vector(args[0], _UNDEFINED, lanes)
+            first = builder.insert_element(undefined, weight, ir.Constant(ir.IntType(32), 0))
+            spread = builder.shuffle_vector(first, undefined, ir.Constant(quad_index, [0] * 4))
+            term = builder.fmul(part, spread, flags=_FLAGS)
+            total = term if total is None else builder.fadd(total, term, flags=_FLAGS)
+        values = [builder.extract_element(total, ir.Constant(ir.IntType(32), lane)) for lane in range(4)]
+        return context.make_tuple(builder, sig.return_type, values)
 
-    return result(float32x16), codegen
+    return result(float32x16, *[types.float32] * 4), codegen
+
+
+@intrinsic
+def store_int32(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
+    """``array[index : index + 16] = value`` for an int32 array; fractions are cut off."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        whole = ir.VectorType(ir.IntType(32), LANES)
+        data = context.make_array(sig.args[0])(context, builder, args[0]).data
+        address = builder.bitcast(builder.gep(data, [args[1]]), ir.PointerType(whole))
+        done = builder.store(builder.fptosi(args[2], whole), address)
+        done.align = 4
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, float32x16), codegen
+
+
+@intrinsic
+def lane_numbers(typingctx: Any) -> Any:
+    """``[0, 1, ..., 15]``."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return ir.Constant(_VECTOR, [float(lane) for lane in range(LANES)])
+
+    return float32x16(), codegen
 
 
 def _binary(symbol: Callable[[Any, Any], Any], instruction: str) -> None:
@@ -154,6 +170,24 @@ def _llvm(name: str, arity: int) -> Callable[..., Any]:
 def sqrt(typingctx: Any, x: Any) -> Any:
     """Square root, lane by lane."""
     return float32x16(float32x16), _llvm("sqrt", 1)
+
+
+@intrinsic
+def floor(typingctx: Any, x: Any) -> Any:
+    """Largest whole number not above, lane by lane."""
+    return float32x16(float32x16), _llvm("floor", 1)
+
+
+@intrinsic
+def within(typingctx: Any, x: Any, low: Any, high: Any) -> Any:
+    """1 where ``low <= x <= high``, else 0."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        x, low, high = args
+        inside = builder.and_(builder.fcmp_ordered(">=", x, low), builder.fcmp_ordered("<=", x, high))
+        return builder.select(inside, _constant(1.0), _constant(0.0))
+
+    return float32x16(*[float32x16] * 3), codegen
 
 
 def _select(comparison: str) -> Callable[..., Any]:

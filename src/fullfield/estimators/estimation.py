@@ -67,15 +67,16 @@ def estimate(
         estimator = method
         names = ", ".join(parameters)
         _check.require(not parameters, names, "no parameters beside an Estimator", f"{len(parameters)}")
+    place = _check.device(device)
     first = as_frame(frame1, _label(frame1, "frame1"), transfer=transfer)
     second = as_frame(frame2, _label(frame2, "frame2"), transfer=transfer)
     first, second = _matched(first, second, _label(frame1, "frame1"), _label(frame2, "frame2"))
     start_flow = initial_flow.flow if isinstance(initial_flow, Flow) else initial_flow
     if start_flow is not None:
         _check.tensor(start_flow, "initial_flow", (2, *first.shape[1:]))
-        start_flow = start_flow[None].to(device)
+        start_flow = start_flow[None].to(place)
     begin = time.perf_counter()
-    flow = estimator(first[None].to(device), second[None].to(device), initial_flow=start_flow, progress=progress)
+    flow = estimator(first[None].to(place), second[None].to(place), initial_flow=start_flow, progress=progress)
     flow = flow[0].to("cpu", torch.float32)
     seconds = time.perf_counter() - begin
     valid = torch.ones(flow.shape[1:], dtype=torch.bool)

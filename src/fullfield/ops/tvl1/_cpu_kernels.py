@@ -13,22 +13,25 @@ from numba import njit, types
 from fullfield._kernels.numba_cache import cache_folder, caching_in
 from fullfield._kernels.simd import __file__ as _simd_file
 from fullfield._kernels.simd import (
-    fold4,
+    floor,
+    lane_numbers,
     load,
     maximum,
     minimum,
     reciprocal_where,
     splat,
-    spread4,
     sqrt,
     store,
+    store_int32,
+    weighted4,
+    within,
 )
 
 LEFT = 16
 # Planes of the state, in units of the plane size.
-U, V, P11, P12, P21, P22, GX, GY, RHO, INV = range(10)
-PLANES = 10
-# Columns swept at a time: eleven rows of 10 planes of this width stay inside a 512 KiB L2.
+U, V, P11, P12, P21, P22, GX, GY, RHO, INV, I1, I1X, I1Y = range(13)
+PLANES = 13
+# Columns swept at a time: eleven rows of the ten planes the iterations touch stay inside a 512 KiB L2.
 PANEL = 1024
 _SKEW = 16
 # Below this squared gradient (intensities 0 ... 255) a pixel says nothing about motion.
@@ -193,8 +196,18 @@ def _gradient(image, height, width, y, x):
 
 
 @_jit
-def pack_rows(image, packed, height, width, top, bottom):
-    """(I, dI/dx, dI/dy, 0) interleaved, with a border of one replicated pixel before and two behind.
+def first_rows(s, size, pitch, height, width, top, bottom, image):
+    """The first frame and its gradient into planes I1, I1X, I1Y."""
+    for y in range(top, bottom):
+        row = (y + 1) * pitch + LEFT
+        for x in range(width):
+            s[row + x + I1 * size] = image[y, x]
+            s[row + x + I1X * size], s[row + x + I1Y * size] = _gradient(image, height, width, y, x)
+
+
+@_jit
+def second_rows(image, packed, height, width, top, bottom):
+    """(I, dI/dx, dI/dy, 0) of the second frame interleaved, one replicated pixel before and two behind.
 
     ``image`` is [height, width]; ``packed`` is flat, [height + 3, width + 3, 4]; rows [top, bottom) of it are written.
     """
@@ -210,65 +223,72 @@ def pack_rows(image, packed, height, width, top, bottom):
 
 
 @_jit
-def _cubic(t):
-    """Keys' cubic convolution weights, a = -1/2, of the taps at -1, 0, 1, 2 for a fraction t."""
-    half = np.float32(0.5)
-    two = np.float32(2.0)
-    three = np.float32(3.0)
-    four = np.float32(4.0)
-    five = np.float32(5.0)
-    return (
-        half * t * (t * (two - t) - np.float32(1.0)),
-        half * (t * t * (three * t - five) + two),
-        half * t * (t * (four - three * t) + np.float32(1.0)),
-        half * t * t * (t - np.float32(1.0)),
-    )
+def _store_cubic(weights, at, t):
+    """Keys' cubic convolution weights, a = -1/2, of the taps at -1, 0, 1, 2 for 16 fractions t."""
+    half = splat(np.float32(0.5))
+    one = splat(np.float32(1.0))
+    two = splat(np.float32(2.0))
+    three = splat(np.float32(3.0))
+    four = splat(np.float32(4.0))
+    five = splat(np.float32(5.0))
+    store(weights, at, half * t * (t * (two - t) - one))
+    store(weights, at + 16, half * (t * t * (three * t - five) + two))
+    store(weights, at + 32, half * t * (t * (four - three * t) + one))
+    store(weights, at + 48, half * t * t * (t - one))
 
 
 @_jit
-def warp_rows(s, size, pitch, height, width, top, bottom, frame1, packed, blend):
+def warp_rows(s, size, pitch, height, width, top, bottom, packed, blend, weights, corners):
     """Linearise the data term around the present flow.
 
     Samples the second frame and its gradient at x + u (bicubic), mixes in the first frame's gradient by ``blend``,
     then writes per pixel the gradient, the constant of the residual and 1/|gradient|^2. A pixel whose target lies
-    outside the frame gets a zero gradient: no data term.
+    outside the frame gets a zero gradient: no data term. ``weights`` (128 float32) and ``corners`` (32 int32) are
+    scratch.
     """
     stride = (width + 3) * 4
-    right = np.float32(width - 1)
-    low = np.float32(height - 1)
-    zero = np.float32(0.0)
+    zero = splat(np.float32(0.0))
+    right = splat(np.float32(width - 1))
+    low = splat(np.float32(height - 1))
+    share = splat(blend)
+    floor_ = splat(GRADIENT_FLOOR)
     for y in range(top, bottom):
         row = (y + 1) * pitch + LEFT
-        for x in range(width):
+        for x in range(0, width, 16):
             i = row + x
-            u = s[i + U * size]
-            v = s[i + V * size]
-            px = np.float32(x) + u
-            py = np.float32(y) + v
-            if px >= zero and px <= right and py >= zero and py <= low:
-                ix = int(px)
-                iy = int(py)
-                wx0, wx1, wx2, wx3 = _cubic(px - np.float32(ix))
-                wy0, wy1, wy2, wy3 = _cubic(py - np.float32(iy))
-                at = iy * stride + ix * 4
-                taps = splat(wy0) * load(packed, at) + splat(wy1) * load(packed, at + stride)
-                taps = taps + (splat(wy2) * load(packed, at + 2 * stride) + splat(wy3) * load(packed, at + 3 * stride))
-                value, gx, gy, _ = fold4(taps * spread4(wx0, wx1, wx2, wx3))
-                ax, ay = _gradient(frame1, height, width, y, x)
-                gx += blend * (ax - gx)
-                gy += blend * (ay - gy)
-                s[i + GX * size] = gx
-                s[i + GY * size] = gy
-                s[i + RHO * size] = (value - frame1[y, x]) - (gx * u + gy * v)
-            else:
-                s[i + GX * size] = zero
-                s[i + GY * size] = zero
-                s[i + RHO * size] = zero
-        floor = splat(GRADIENT_FLOOR)
-        for i in range(row, row + width, 16):
-            gx_ = load(s, i + GX * size)
-            gy_ = load(s, i + GY * size)
-            store(s, i + INV * size, reciprocal_where(gx_ * gx_ + gy_ * gy_, floor))
+            u = load(s, i + U * size)
+            v = load(s, i + V * size)
+            px = splat(np.float32(x)) + lane_numbers() + u
+            py = splat(np.float32(y)) + v
+            inside = within(px, zero, right) * within(py, zero, low)
+            px = minimum(maximum(px, zero), right)
+            py = minimum(maximum(py, zero), low)
+            ix = floor(px)
+            iy = floor(py)
+            _store_cubic(weights, 0, px - ix)
+            _store_cubic(weights, 64, py - iy)
+            store_int32(corners, 0, ix)
+            store_int32(corners, 16, iy)
+            for k in range(16):
+                at = np.intp(corners[16 + k]) * stride + np.intp(corners[k]) * 4
+                taps = splat(weights[64 + k]) * load(packed, at) + splat(weights[80 + k]) * load(packed, at + stride)
+                taps = taps + (
+                    splat(weights[96 + k]) * load(packed, at + 2 * stride)
+                    + splat(weights[112 + k]) * load(packed, at + 3 * stride)
+                )
+                value, gx, gy, _ = weighted4(taps, weights[k], weights[16 + k], weights[32 + k], weights[48 + k])
+                s[i + k + RHO * size] = value
+                s[i + k + GX * size] = gx
+                s[i + k + GY * size] = gy
+            gx16 = load(s, i + GX * size)
+            gy16 = load(s, i + GY * size)
+            gx16 = inside * (gx16 + share * (load(s, i + I1X * size) - gx16))
+            gy16 = inside * (gy16 + share * (load(s, i + I1Y * size) - gy16))
+            moved = load(s, i + RHO * size) - load(s, i + I1 * size)
+            store(s, i + GX * size, gx16)
+            store(s, i + GY * size, gy16)
+            store(s, i + RHO * size, inside * (moved - (gx16 * u + gy16 * v)))
+            store(s, i + INV * size, reciprocal_where(gx16 * gx16 + gy16 * gy16, floor_))
 
 
 @_jit
@@ -496,8 +516,9 @@ ENTRY_POINTS = {
     "sweep_strip": (sweep_strip, (_flat, *[_i] * 7, types.boolean, _f, _f, _f)),
     "sweep_seam": (sweep_seam, (_flat, *[_i] * 6, types.boolean, _f, _f, _f)),
     "squared_change": (squared_change, (_flat, *[_i] * 5, _flat, types.float64[::1])),
-    "pack_rows": (pack_rows, (_image, _flat, *[_i] * 4)),
-    "warp_rows": (warp_rows, (_flat, *[_i] * 6, _image, _flat, _f)),
+    "first_rows": (first_rows, (_flat, *[_i] * 6, _image)),
+    "second_rows": (second_rows, (_image, _flat, *[_i] * 4)),
+    "warp_rows": (warp_rows, (_flat, *[_i] * 6, _flat, _f, _flat, types.int32[::1])),
     "resample_rows": (resample_rows, (_flat, _i, _i, _flat, _i, _i, _table, _table, _f, _flat, _i, _i)),
     "median_rows": (median_rows, (_flat, *[_i] * 6, _flat, _i, _flat)),
 }

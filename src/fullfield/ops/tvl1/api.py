@@ -52,7 +52,8 @@ def choose_backend(backend: str | None, device: torch.device, dtype: torch.dtype
         if dict(options)[backend] is None:
             return backend
     reasons = "; ".join(f"{name}: {reason or 'can run'}" for name, reason in options)
-    raise _check.InputError(f"backend: {backend or 'none'} cannot run TV-L1 on {device} in {_name(dtype)} ({reasons})")
+    subject = f"backend: {backend} cannot" if backend else "backend: none can"
+    raise _check.InputError(f"{subject} run TV-L1 on {device} in {_name(dtype)} ({reasons})")
 
 
 class TVL1Solver:
@@ -89,7 +90,7 @@ class TVL1Solver:
         self.height, self.width = height, width
         self.config = TVL1Config() if config is None else config
         _check.require(isinstance(self.config, TVL1Config), "config", "a TVL1Config", self.config)
-        self.dtype, self.device = dtype, torch.device(device)
+        self.dtype, self.device = dtype, _check.device(device)
         self.backend = choose_backend(backend, self.device, dtype)
         self._lock = threading.Lock()
         self._cpu = cpu.Solver(height, width, self.config) if self.backend == "cpu" else None

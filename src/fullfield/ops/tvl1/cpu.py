@@ -15,6 +15,8 @@ from fullfield.ops.tvl1._pyramid import Float32Table, gaussian_table, level_size
 from fullfield.ops.tvl1.config import STOP_INTERVAL, TVL1Config
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from numpy.typing import NDArray
 
     Plane = NDArray[np.float32]
@@ -32,13 +34,23 @@ def supports(device_type: str, dtype: str) -> str | None:
     return numba_cache.why_not()
 
 
+_WHAT = "TV-L1 kernels"
+
+
 @cache
 def _kernels() -> Any:
     """Import the kernels, compiling or loading them (announced on stderr when it takes seconds)."""
     from fullfield.ops.tvl1 import _cpu_kernels
 
-    numba_cache.compile_all(_cpu_kernels.ENTRY_POINTS, _cpu_kernels.CACHE, "TV-L1 kernels")
+    numba_cache.compile_all(_cpu_kernels.ENTRY_POINTS, _cpu_kernels.CACHE, _WHAT)
     return _cpu_kernels
+
+
+def kernel_cache() -> tuple[Path | None, bool]:
+    """The folder of the compiled kernels (None: nowhere to write) and whether they are there for this CPU."""
+    from fullfield.ops.tvl1 import _cpu_kernels
+
+    return _cpu_kernels.CACHE, numba_cache.is_warm(_cpu_kernels.CACHE, _WHAT)
 
 
 class _Level:
@@ -188,13 +200,18 @@ class Solver:
         size, pitch, height, width = level.size, level.pitch, level.height, level.width
         frame1, frame2, packed = self._pyramid1[number], self._pyramid2[number], self._packed
         if self._packed_level != number:
-            self._over_rows(height + 3, lambda top, bottom: k.pack_rows(frame2, packed, height, width, top, bottom))
+            self._over_rows(height + 3, lambda top, bottom: k.second_rows(frame2, packed, height, width, top, bottom))
+            self._over_rows(
+                height, lambda top, bottom: k.first_rows(state, size, pitch, height, width, top, bottom, frame1)
+            )
             self._packed_level = number
         blend = np.float32(config.gradient_blend)
-        self._over_rows(
-            height,
-            lambda top, bottom: k.warp_rows(state, size, pitch, height, width, top, bottom, frame1, packed, blend),
-        )
+
+        def linearise(top: int, bottom: int) -> None:
+            weights, corners = np.empty(128, np.float32), np.empty(32, np.int32)
+            k.warp_rows(state, size, pitch, height, width, top, bottom, packed, blend, weights, corners)
+
+        self._over_rows(height, linearise)
         if config.dual_reset == "warp":
             state[k.P11 * size : (k.P22 + 1) * size] = 0.0
         flow = state[: 2 * size]

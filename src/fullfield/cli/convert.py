@@ -1,0 +1,131 @@
+"""``fullfield convert IN OUT``: flow from one format to another, saying what is lost."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fullfield._check import InputError
+from fullfield.cli import paths, report
+from fullfield.cli.errors import naming, size
+from fullfield.cli.options import add_packing_options, packing_arguments
+from fullfield.io.names import FLOW_SUFFIXES, FLOW_WRITE_SUFFIXES
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+EPILOG = """\
+examples:
+  fullfield convert flow.flo flow.exr --half --compression dwaa
+  fullfield convert vectors.1001.exr back.flo --layer backward
+  fullfield convert flow.flo st.exr --st-map
+"""
+
+
+def add_parser(verbs: Any) -> argparse.ArgumentParser:
+    """Add ``fullfield convert``."""
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        "convert",
+        help="convert flow to another format or to an ST map",
+        description="Convert flow between formats, by suffix. What the new format cannot hold is reported on stderr.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("input", metavar="IN", help=f"flow: {' '.join(FLOW_SUFFIXES)} (.png: KITTI)")
+    parser.add_argument("output", metavar="OUT", help=f"flow: {' '.join(FLOW_WRITE_SUFFIXES)}")
+    parser.add_argument("--st-map", action="store_true", help="write OUT.exr as an ST map instead of flow")
+    parser.add_argument("--layer", metavar="NAME", help="EXR layer to read: forward, backward, ... [forward]")
+    parser.add_argument("--part", metavar="PART", help="EXR part to read, by name or number [the first with flow]")
+    add_packing_options(parser)
+    report.add_report_options(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read, write, compare what was written with what was read."""
+    paths.check_suffix(args.input, "IN", FLOW_SUFFIXES)
+    if args.st_map:
+        paths.check_suffix(args.output, "OUT of --st-map", (".exr",))
+    else:
+        paths.check_suffix(args.output, "OUT", FLOW_WRITE_SUFFIXES)
+    packing = packing_arguments(args)
+    if args.st_map and packing:
+        raise InputError("--half and --compression: an ST map is always float and ZIP; leave them out")
+    paths.check_input(args.input, "IN")
+    paths.check_output(args.output, "OUT")
+    paths.check_distinct([("OUT", args.output)], [args.input])
+
+    from fullfield.io import read_flow, write_flow, write_st_map
+
+    flow, valid = read_flow(args.input, layer=args.layer, part=args.part)
+    unknown = int((~valid).sum())
+    backward = _backward(args)
+    with naming(flow=args.output, backward=args.output):
+        if args.st_map:
+            write_st_map(args.output, flow)
+            loss = _Loss(0.0, 0.0, unknown)
+        else:
+            write_flow(args.output, flow, valid, backward=backward, **packing)
+            loss = _compare(flow, valid, *read_flow(args.output))
+    for line in loss.lines(st_map=args.st_map):
+        report.note(f"{args.output}: {line}")
+    if args.json:
+        report.print_json(
+            {
+                "input": args.input,
+                "output": args.output,
+                "st_map": args.st_map,
+                "backward": backward is not None,
+                "size": {"width": flow.shape[-1], "height": flow.shape[-2]},
+                "unknown": unknown,
+                "loss": loss._asdict(),
+                "versions": report.versions(),
+            }
+        )
+    else:
+        print(f"{args.output}: {size(flow)}, {unknown} unknown vectors")
+    return 0
+
+
+class _Loss(NamedTuple):
+    """What the new file does not say any more."""
+
+    largest_px: float
+    mean_px: float
+    unknown_lost: int
+
+    def lines(self, *, st_map: bool) -> list[str]:
+        found = []
+        if self.largest_px > 0:
+            found.append(f"vectors are rounded by {self.mean_px:.3g} px on average, at most {self.largest_px:.3g} px")
+        if self.unknown_lost:
+            kind = "an ST map" if st_map else "this format"
+            found.append(f"{self.unknown_lost} unknown vectors became zero motion, which {kind} cannot tell apart")
+        return found
+
+
+def _compare(flow: Tensor, valid: Tensor, written: Tensor, marked: Tensor) -> _Loss:
+    error = (flow - written).square_().sum(0).sqrt_()[valid & marked].double()
+    largest, mean = (float(error.max()), float(error.mean())) if error.numel() else (0.0, 0.0)
+    return _Loss(largest, mean, int((~valid & marked).sum()))
+
+
+def _backward(args: argparse.Namespace) -> Tensor | None:
+    """The second layer of an EXR that holds both directions: kept in another EXR, and missed elsewhere."""
+    from fullfield.io import read_flow
+    from fullfield.io.oiio import layers, opened
+
+    if args.layer is not None or not args.input.lower().endswith(".exr"):
+        return None
+    with opened(Path(args.input)) as source:
+        parts = [source.part(args.part)] if args.part is not None else list(source.parts())
+        there = any({"u", "v"} <= layers(part.channels).get("backward", {}).keys() for part in parts)
+    if not there:
+        return None
+    if args.st_map or not args.output.lower().endswith(".exr"):
+        report.note(f"{args.output}: holds the forward layer only; --layer backward converts the other")
+        return None
+    flow, valid = read_flow(args.input, layer="backward", part=args.part)
+    return flow.masked_fill(~valid, float("nan"))

@@ -1,0 +1,119 @@
+"""``fullfield demo``: a scene with known motion, estimated, scored and drawn; needs no data."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import Any
+
+from fullfield._check import InputError
+from fullfield.cli import methods, paths, pictures, report
+from fullfield.cli.errors import naming
+from fullfield.cli.progress import Progress
+from fullfield.cli.score import print_table
+
+FILES = ("frame1.png", "frame2.png", "truth.flo", "flow.flo", "flow.png", "error.png", "sheet.png")
+
+
+def add_parser(verbs: Any) -> argparse.ArgumentParser:
+    """Add ``fullfield demo``."""
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        "demo",
+        help="estimate, score and draw a made-up scene",
+        description="Make a textured scene with known motion, estimate its flow, score it against the truth and write "
+        "the frames, the flow and the pictures into a folder.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="DIR", default="fullfield-demo", help="folder for the files [%(default)s]"
+    )
+    parser.add_argument("--size", metavar="WxH", type=_size, default="640x360", help="size of the frames [%(default)s]")
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="another number, another scene [%(default)s]")
+    methods.add_method_options(parser)
+    report.add_report_options(parser, progress=True)
+    methods.add_parameter_options(parser)
+    return parser
+
+
+def _size(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+)[xX](\d+)", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"expected WxH such as 640x360, got {text!r}")
+    return int(match[1]), int(match[2])
+
+
+def _check_leftovers(folder: Path) -> None:
+    """Files of these names are an earlier demo's, and may be replaced, only if all are there."""
+    found = [name for name in FILES if (folder / name).exists()]
+    if found and len(found) < len(FILES):
+        raise InputError(f"--output {folder}: holds {found[0]}, which may not be a demo's; choose another folder")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Make, estimate, score, draw."""
+    watch = report.Stopwatch()
+    chosen = methods.chosen(args)
+    folder = Path(args.output)
+    if folder.exists():
+        paths.check_folder(folder, "--output")
+        _check_leftovers(folder)
+    else:
+        paths.check_folder(folder.parent, f"--output {folder}")
+
+    from fullfield.io import read_frame, write_flow, write_image
+    from fullfield.metrics import FlowMetrics
+    from fullfield.testing import textured_scene
+
+    width, height = args.size
+    methods.use_threads(args.threads)
+    words = {**methods.words(args.method), "height": "--size", "width": "--size", "seed": "--seed"}
+    with Progress("demo", quiet=args.quiet) as progress, naming(**words):
+        progress(0.0, "making the scene")
+        made = textured_scene(height, width, seed=args.seed)
+        folder.mkdir(exist_ok=True)
+        write_image(folder / "frame1.png", made.frame1)
+        write_image(folder / "frame2.png", made.frame2)
+        write_flow(folder / "truth.flo", made.flow, made.valid)
+        frame1, frame2 = read_frame(folder / "frame1.png"), read_frame(folder / "frame2.png")
+        watch.lap("scene")
+
+        chosen.prepare()
+        watch.lap("compile")
+
+        flow = chosen.estimate(frame1, frame2, progress=progress.part(0.2, 0.8))
+        watch.lap("estimate")
+
+        progress(0.8, "scoring and drawing")
+        metrics = FlowMetrics()
+        metrics.update(flow.flow, made.flow, made.valid, made.occluded)
+        scores = metrics.compute()
+        scene = pictures.Scene(flow.flow, flow.valid, frame1, frame2, made.flow, made.valid)
+        write_flow(folder / "flow.flo", flow.flow, flow.valid)
+        for kind in ("flow", "error", "sheet"):
+            write_image(folder / f"{kind}.png", scene.draw(kind))
+        watch.lap("write")
+    seconds = watch.seconds()
+    if args.json:
+        report.print_json(
+            {
+                "output": str(folder),
+                "files": list(FILES),
+                "size": {"width": width, "height": height},
+                "method": chosen.method,
+                "preset": chosen.preset,
+                "parameters": chosen.parameters(),
+                "backend": flow.backend,
+                "scores": scores,
+                "max_motion": scene.scale,
+                "seconds": seconds,
+                "peak_memory_bytes": report.peak_memory_bytes(),
+                "versions": report.versions(),
+            }
+        )
+        return 0
+    print(f"{width}x{height} pixels, {chosen.method} {chosen.preset}, {seconds['estimate']:.2f} s")
+    print_table(scores, "pooled")
+    print(f"{folder}: {', '.join(FILES)}")
+    print(f"{folder / 'sheet.png'}: the full colour is {scene.scale:.4g} px")
+    return 0

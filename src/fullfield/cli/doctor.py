@@ -1,0 +1,175 @@
+"""``fullfield doctor``: what works here, on what, and why the rest does not."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+import time
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fullfield.cli import report
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_PACKAGES = {
+    "torch": "everything",
+    "numpy": "everything",
+    "numba": "the fast CPU kernels",
+    "OpenImageIO": "frames, KITTI PNG, EXR",
+    "h5py": ".flo5",
+    "PIL": "JPEG and labels in pictures",
+}
+_OPERATORS = ("tvl1",)
+
+
+def add_parser(verbs: Any) -> argparse.ArgumentParser:
+    """Add ``fullfield doctor``."""
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        "doctor",
+        help="say what works on this machine",
+        description="Say which versions and devices are here, which backend each operator uses and why others do not "
+        "run, and try the main job on a tiny scene. Exits with 2 when it fails.",
+        allow_abbrev=False,
+    )
+    report.add_report_options(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look at everything, whatever fails, then try the main job."""
+    packages = {name: _attempt(partial(import_module, name))[1] for name in _PACKAGES}
+    cache, cache_problem = _attempt(_kernel_cache)
+    works, problem = _attempt(_main_job)
+    findings = {
+        "versions": report.versions(),
+        "system": _attempt(_system)[0],
+        "devices": _attempt(_devices)[0],
+        "operators": {name: _attempt(partial(_backends, name))[0] for name in _OPERATORS},
+        "kernel_cache": {"problem": cache_problem} if cache is None else cache,
+        "packages": packages,
+        "colour_management": _attempt(_colour_management)[0],
+        "main_job": {"works": problem is None, "problem": problem, **(works or {})},
+    }
+    if args.json:
+        report.print_json(findings)
+    else:
+        _print(findings)
+    return 0 if problem is None else 2
+
+
+def _attempt(look: Callable[[], Any]) -> tuple[Any, str | None]:
+    """What ``look`` finds, or why it could not: the report is for machines on which things are broken."""
+    try:
+        return look(), None
+    except Exception as error:  # noqa: BLE001
+        return None, f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _system() -> dict[str, object]:
+    import torch
+
+    return {
+        "platform": platform.platform(),
+        "executable": sys.executable,
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "vector_units": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+def _processor() -> str:
+    """The processor's name as far as the system tells it."""
+    listed = Path("/proc/cpuinfo")
+    for line in listed.read_text(encoding="utf-8").splitlines() if listed.exists() else ():
+        if line.startswith("model name"):
+            return f"{platform.machine()} {line.partition(':')[2].strip()}"
+    return f"{platform.machine()} {platform.processor()}".strip()
+
+
+def _devices() -> dict[str, str | None]:
+    """Every kind of device: None where it can be used, else the reason it cannot."""
+    import torch
+
+    found: dict[str, str | None] = {"cpu": None}
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            found[f"cuda:{index} ({torch.cuda.get_device_name(index)})"] = None
+    else:
+        built = torch.version.cuda is not None
+        found["cuda"] = "no NVIDIA GPU or driver was found" if built else "this PyTorch is built without CUDA"
+    if sys.platform == "darwin":
+        found["mps"] = None if torch.backends.mps.is_available() else "not available on this Mac"
+    return found
+
+
+def _backends(operator: str) -> dict[str, Any]:
+    """The backend chosen on the CPU, and why each other one is not."""
+    options = import_module(f"fullfield.ops.{operator}").backends()
+    chosen = next((name for name, reason in options if reason is None), None)
+    reasons = {name: reason or f"can run; {chosen} comes first" for name, reason in options if name != chosen}
+    return {"backend": chosen, "others": reasons}
+
+
+def _kernel_cache() -> dict[str, object]:
+    from fullfield.ops.tvl1.cpu import kernel_cache
+
+    folder, warm = kernel_cache()
+    return {"folder": None if folder is None else str(folder), "warm": warm}
+
+
+def _colour_management() -> dict[str, object]:
+    import OpenImageIO as oiio
+
+    from fullfield.io.names import OCIO_CONFIG
+
+    config = os.environ.get("OCIO") or OCIO_CONFIG
+    spaces = oiio.ColorConfig(config)
+    complaint = spaces.geterror()
+    return {"config": config, "problem": complaint or None, "colour_spaces": len(spaces.getColorSpaceNames())}
+
+
+def _main_job() -> dict[str, object]:
+    from fullfield.estimators import estimate
+    from fullfield.metrics import epe
+    from fullfield.testing import textured_scene
+
+    scene = textured_scene(72, 96)
+    start = time.perf_counter()
+    flow = estimate(scene.frame1, scene.frame2, preset="fast")
+    seconds = time.perf_counter() - start
+    error = epe(flow.flow, scene.flow, scene.valid & ~scene.occluded)
+    if not error < 1.0:
+        raise ArithmeticError(f"the flow of a known scene is {error:.3g} px off")
+    return {"seconds": round(seconds, 3), "epe": round(error, 4)}
+
+
+def _print(findings: dict[str, Any]) -> None:
+    for topic in ("versions", "system"):
+        facts = findings[topic] or {}
+        print(f"{topic:<14}" + ", ".join(f"{name} {value or 'absent'}" for name, value in facts.items()))
+    for device, reason in (findings["devices"] or {}).items():
+        print(f"device        {device}: {reason or 'can be used'}")
+    for package, problem in findings["packages"].items():
+        if problem is not None:
+            print(f"package       {package}, for {_PACKAGES[package]}: {problem}")
+    for operator, found in findings["operators"].items():
+        print(f"{operator:<14}backend {found['backend'] if found else None}")
+        for name, reason in (found["others"] if found else {}).items():
+            print(f"{'':<14}{name}: {reason}")
+    cache = findings["kernel_cache"]
+    state = cache.get("problem") or f"{cache['folder']} ({'warm' if cache['warm'] else 'cold'})"
+    print(f"kernel cache  {state}")
+    colour = findings["colour_management"]
+    print(f"OpenColorIO   {colour['problem'] or colour['config'] if colour else 'needs OpenImageIO'}")
+    job = findings["main_job"]
+    if job["works"]:
+        print(f"main job      works: a tiny scene in {job['seconds']:.2f} s, {job['epe']:.3f} px off")
+    else:
+        print(f"main job      fails: {job['problem']}")

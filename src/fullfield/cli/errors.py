@@ -1,0 +1,39 @@
+"""Complaints in the user's words: files and options instead of the names of arguments."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from fullfield._check import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+
+@contextmanager
+def naming(**words: str) -> Iterator[None]:
+    """Inside, an InputError ``argument: ...`` becomes ``word: ...`` for every ``argument=word``."""
+    try:
+        yield
+    except InputError as error:
+        argument, colon, rest = str(error).partition(":")
+        word = words.get(argument)
+        if not word:
+            raise
+        raise InputError(f"{word}{colon}{rest}") from error
+
+
+def size(image: Tensor) -> str:
+    """Width x height of ``[..., H, W]``, as a person reads it."""
+    return f"{image.shape[-1]}x{image.shape[-2]}"
+
+
+def same_size(first: Tensor, first_path: str, second: Tensor, second_path: str) -> None:
+    """Both ``[..., H, W]`` are of one size; InputError names both files."""
+    if first.shape[-2:] != second.shape[-2:]:
+        raise InputError(
+            f"{second_path}: is {size(second)}, but {first_path} is {size(first)}; they must have the same size"
+        )

@@ -1,0 +1,196 @@
+"""``fullfield flow A B -o OUT``: the flow from one frame to the next."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from fullfield._check import InputError
+from fullfield.cli import methods, paths, pictures, report
+from fullfield.cli.errors import naming, same_size, size
+from fullfield.cli.options import (
+    READING_WORDS,
+    add_packing_options,
+    add_reading_options,
+    packing_arguments,
+    reading_arguments,
+)
+from fullfield.cli.progress import Progress
+from fullfield.io.names import FLOW_WRITE_SUFFIXES, IMAGE_WRITE_SUFFIXES
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fullfield.estimators import Flow
+
+KINDS = ("sheet", "flow", "overlay", "warped")
+"""Pictures of ``--viz``, the default first."""
+
+_ESTIMATE = (0.02, 0.95)  # its part of the progress bar, between reading and writing
+
+EPILOG = """\
+examples:
+  fullfield flow frame_0001.png frame_0002.png -o flow.flo --viz flow.png
+  fullfield flow plate.1001.exr plate.1002.exr -o vectors.1001.exr --backward --half
+  fullfield flow a.dpx b.dpx -o flow.exr --st-map st.exr --preset fast
+"""
+
+
+def add_parser(verbs: Any) -> argparse.ArgumentParser:
+    """Add ``fullfield flow``."""
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        "flow",
+        help="estimate the flow between two frames",
+        description="Estimate the flow from frame A to frame B. The suffix of OUT picks the format.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("frame1", metavar="A", help="first frame; the flow belongs to its pixels")
+    parser.add_argument("frame2", metavar="B", help="second frame, of the same size")
+
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "-o", "--output", metavar="OUT", required=True, help=f"flow file: {' '.join(FLOW_WRITE_SUFFIXES)} (.png: KITTI)"
+    )
+    output.add_argument("--backward", action="store_true", help="estimate B to A as well; OUT must be .exr")
+    output.add_argument("--st-map", metavar="FILE", help="write the flow as an ST map too (.exr)")
+    add_packing_options(output)
+
+    picture = parser.add_argument_group("picture")
+    picture.add_argument("--viz", metavar="FILE", help=f"write a picture: {' '.join(IMAGE_WRITE_SUFFIXES)}")
+    picture.add_argument("--viz-kind", choices=KINDS, help="what it shows [sheet]")
+    pictures.add_max_motion(picture)
+
+    estimation = methods.add_method_options(parser)
+    estimation.add_argument("--initial-flow", metavar="FILE", help="start from this flow, of the frames' size")
+    add_reading_options(parser)
+    report.add_report_options(parser, progress=True)
+    methods.add_parameter_options(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check everything that can be checked, read, estimate, write, report."""
+    watch = report.Stopwatch()
+    chosen = methods.chosen(args)
+    _check_files(args)
+
+    from fullfield.io import read_frame
+
+    methods.use_threads(args.threads)
+    names = {"frame1": args.frame1, "frame2": args.frame2, "frames": args.frame1}
+    words = {**methods.words(args.method), **READING_WORDS, **names}
+    with Progress("flow", quiet=args.quiet) as progress, naming(**words):
+        progress(0.0, "reading")
+        frame1 = read_frame(args.frame1, **reading_arguments(args))
+        frame2 = read_frame(args.frame2, **reading_arguments(args))
+        same_size(frame1, args.frame1, frame2, args.frame2)
+        initial = None if args.initial_flow is None else _initial_flow(args, frame1)
+        watch.lap("load")
+
+        chosen.prepare()
+        watch.lap("compile")
+
+        start, end = _ESTIMATE
+        middle = (start + end) / 2 if args.backward else end
+        flow = chosen.estimate(frame1, frame2, initial_flow=initial, progress=progress.part(start, middle))
+        back = chosen.estimate(frame2, frame1, progress=progress.part(middle, end)) if args.backward else None
+        watch.lap("estimate")
+
+        progress(end, "writing")
+        scene = pictures.Scene(flow.flow, flow.valid, frame1, frame2, max_motion=args.max_motion)
+        _write(args, scene, None if back is None else back.flow)
+        watch.lap("write")
+    _report(args, chosen, flow, scene, watch.seconds())
+    return 0
+
+
+def _check_files(args: argparse.Namespace) -> None:
+    suffix = paths.check_suffix(args.output, "--output", FLOW_WRITE_SUFFIXES)
+    packing_arguments(args)
+    if args.backward and suffix != ".exr":
+        raise InputError(f"--backward: only .exr holds both directions, and the output is {args.output}")
+    if args.st_map is not None:
+        paths.check_suffix(args.st_map, "--st-map", (".exr",))
+    if args.viz is not None:
+        paths.check_suffix(args.viz, "--viz", IMAGE_WRITE_SUFFIXES)
+    else:
+        for option, value in (("--viz-kind", args.viz_kind), ("--max-motion", args.max_motion)):
+            if value is not None:
+                raise InputError(f"{option}: describes the picture of --viz, which is absent")
+    if args.max_motion is not None and args.viz_kind == "warped":
+        raise InputError("--max-motion: is not used by --viz-kind warped; leave it out")
+    for what, path in (("A", args.frame1), ("B", args.frame2), ("--initial-flow", args.initial_flow)):
+        if path is not None:
+            paths.check_input(path, what)
+    outputs = [("--output", args.output), ("--st-map", args.st_map), ("--viz", args.viz)]
+    for option, path in outputs:
+        if path is not None:
+            paths.check_output(path, option)
+    paths.check_distinct(outputs, [args.frame1, args.frame2, args.initial_flow])
+
+
+def _initial_flow(args: argparse.Namespace, frame: Tensor) -> Tensor:
+    """The flow to start from; unknown vectors start from zero."""
+    from fullfield.io import read_flow
+
+    flow, valid = read_flow(args.initial_flow)
+    same_size(frame, args.frame1, flow, args.initial_flow)
+    unknown = int((~valid).sum())
+    if unknown and not args.quiet:
+        report.note(f"{args.initial_flow}: {unknown} unknown vectors start from zero")
+    return flow
+
+
+def _write(args: argparse.Namespace, scene: pictures.Scene, backward: Tensor | None) -> None:
+    from fullfield.io import write_flow, write_image, write_st_map
+
+    try:
+        write_flow(args.output, scene.flow, scene.valid, backward=backward, **packing_arguments(args))
+    except InputError as error:  # motion beyond what the format can hold: keep the work
+        rescue = f"{args.output}.npy"
+        write_flow(rescue, scene.flow, scene.valid)
+        reason = str(error).removeprefix("flow: ")
+        raise InputError(f"{args.output}: {reason}; the flow is kept in {rescue}") from error
+    if args.st_map is not None:
+        write_st_map(args.st_map, scene.flow)
+    if args.viz is not None:
+        write_image(args.viz, scene.draw(args.viz_kind or KINDS[0]))
+
+
+def _report(
+    args: argparse.Namespace, chosen: methods.Chosen, flow: Flow, scene: pictures.Scene, seconds: dict[str, float]
+) -> None:
+    from fullfield.viz import flow_scale
+
+    longest = flow_scale(flow.flow, flow.valid)
+    if not args.json:
+        print(
+            f"{args.output}: {size(flow.flow)}, {chosen.method} {chosen.preset} ({flow.backend}), "
+            f"longest motion {longest:.4g} px, {seconds['estimate']:.2f} s"
+        )
+        if args.viz is not None:
+            print(f"{args.viz}: the full colour is {scene.scale:.4g} px")
+        return
+    height, width = flow.flow.shape[-2:]
+    report.print_json(
+        {
+            "output": args.output,
+            "st_map": args.st_map,
+            "picture": None
+            if args.viz is None
+            else {"path": args.viz, "kind": args.viz_kind or KINDS[0], "max_motion": scene.scale},
+            "method": chosen.method,
+            "preset": chosen.preset,
+            "parameters": chosen.parameters(),
+            "backend": flow.backend,
+            "device": chosen.device,
+            "backward": args.backward,
+            "size": {"width": width, "height": height},
+            "longest_motion": longest,
+            "seconds": seconds,
+            "peak_memory_bytes": report.peak_memory_bytes(),
+            "versions": report.versions(),
+        }
+    )

@@ -1,0 +1,181 @@
+"""Entry point: parses the command line, runs one verb and turns the user's mistakes into one line and an exit code.
+
+Exit codes: 0 fine, 1 a gate failed, 2 usage or environment error, 130 interrupted, 141 the reader of stdout went away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import os
+import signal
+import sys
+import threading
+import warnings
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from fullfield import __version__
+from fullfield._check import InputError
+from fullfield.cli.report import note
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+VERBS = ("flow", "score", "convert", "viz", "demo", "doctor", "bench")
+"""Each is a module of this package with ``add_parser(verbs)`` and ``run(args) -> int``."""
+
+DESCRIPTION = "Dense correspondence at full resolution: optical flow between frames, its scores and its pictures."
+
+_PACKAGES = {
+    "torch": "torch",
+    "numpy": "numpy",
+    "numba": "numba",
+    "llvmlite": "numba",
+    "OpenImageIO": "OpenImageIO",
+    "h5py": "h5py",
+    "PIL": "pillow",
+    "matplotlib": "matplotlib",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose complaints become the one line that every other mistake gets."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message} (see {self.prog} --help)")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of all verbs; imports nothing heavy."""
+    parser = Parser(prog="fullfield", description=DESCRIPTION, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"fullfield {__version__}")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
+    for name in VERBS:
+        module = import_module(f"fullfield.cli.{name}")
+        module.add_parser(verbs).set_defaults(run=module.run)
+    return parser
+
+
+def console() -> NoReturn:
+    """The process of the ``fullfield`` command: :func:`main`, without the 0.4 s that taking torch down would cost."""
+    gc.set_threshold(20_000)  # imports allocate much and free nothing
+    code = main()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line (default: ``sys.argv[1:]``) and return its exit code."""
+    _prepare_streams()
+    with _plain_warnings(), _terminate_cleanly():
+        try:
+            code = _run(argv)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _forget_stdout()
+            return 141
+        except KeyboardInterrupt:
+            note("interrupted", kind="error")
+            return 130
+        except InputError as error:
+            return _fail(str(error))
+        except OSError as error:
+            return _fail(_explain_os_error(error))
+        except MemoryError as error:
+            return _fail(_explain_memory(error))
+        except ImportError as error:
+            package = _PACKAGES.get((error.name or "").partition(".")[0])
+            if package is None:
+                raise
+            return _fail(f"cannot load {package} ({error}); pip install {package}, or see fullfield doctor")
+        except RuntimeError as error:
+            if not _is_out_of_memory(error):
+                raise
+            return _fail(_explain_memory(error))
+    return code
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    parser = build_parser()
+    try:
+        args = parser.parse_args(argv)
+    except SystemExit as done:  # --help and --version
+        return int(done.code or 0)
+    if args.verb is None:
+        raise InputError(f"no verb given; one of {', '.join(VERBS)} (see fullfield --help)")
+    code: int = args.run(args)
+    return code
+
+
+def _prepare_streams() -> None:
+    """Make stdout and stderr safe to print to: closed ones swallow, narrow encodings escape."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _fail(message: str) -> int:
+    note(message, kind="error")
+    return 2
+
+
+def _explain_os_error(error: OSError) -> str:
+    reason = error.strerror or str(error) or type(error).__name__
+    return f"{os.fsdecode(error.filename)}: {reason}" if isinstance(error.filename, (str, bytes)) else reason
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    text = str(error)
+    return type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in text or "CUDA out of memory" in text
+
+
+def _explain_memory(error: BaseException) -> str:
+    detail = next(iter(str(error).strip().splitlines()), "")
+    return "out of memory" + (f": {detail}" if detail else "") + "; use smaller frames or fewer of them at a time"
+
+
+def _forget_stdout() -> None:
+    """Point stdout at nothing, so that the interpreter's last flush cannot complain a second time."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextlib.contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Print warnings of the library as one line each, without source and line number."""
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        note(str(message), kind="warning")
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
+
+
+@contextlib.contextmanager
+def _terminate_cleanly() -> Iterator[None]:
+    """Let SIGTERM unwind the stack, so that a render farm's kill leaves no temporary file behind."""
+
+    def stop(signum: int, _: object) -> NoReturn:
+        raise SystemExit(128 + signum)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+if __name__ == "__main__":
+    console()

@@ -1,0 +1,83 @@
+"""Checks of files before any work: an hour's estimate must not be lost to a misspelt output folder."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fullfield._check import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+
+def check_input(path: str, what: str) -> None:
+    """``path`` is there and is no folder. ``what`` names the argument in the complaint."""
+    _check_name(path)
+    if not Path(path).exists():
+        raise InputError(f"{path}: no such file; check the path given as {what}")
+    if Path(path).is_dir():
+        raise InputError(f"{path}: is a folder, expected a file as {what}")
+
+
+def check_suffix(path: str, what: str, suffixes: Collection[str]) -> str:
+    """The lower-case suffix of ``path``, which is one of ``suffixes``."""
+    suffix = Path(path).suffix.lower()
+    if suffix not in suffixes:
+        came = f"unknown suffix {suffix!r}" if suffix else "no suffix"
+        raise InputError(f"{path}: {came}; {what} takes {', '.join(suffixes)}")
+    return suffix
+
+
+def check_output(path: str, what: str) -> None:
+    """A file can be created at ``path``: the folder exists and can be written, an old file may be replaced."""
+    _check_name(path)
+    target = Path(path)
+    if target.is_symlink():
+        target = target.resolve()
+    if target.is_dir():
+        raise InputError(f"{path}: is a folder; {what} takes the name of a file")
+    check_folder(target.parent, f"{what} {path}")
+    if target.exists() and not os.access(target, os.W_OK):
+        raise InputError(f"{path}: is read-only; choose another {what} or make it writable")
+
+
+def _check_name(path: str) -> None:
+    """OpenImageIO takes UTF-8 names only."""
+    try:
+        path.encode("utf-8")
+    except UnicodeEncodeError:
+        raise InputError(f"{path}: the name is not UTF-8; rename it, or use a UTF-8 locale") from None
+
+
+def check_folder(folder: Path, what: str) -> None:
+    """``folder`` exists and a file can be made in it."""
+    if not folder.is_dir():
+        raise InputError(f"{what}: folder {folder} does not exist; make it first")
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(f"{what}: cannot write in folder {folder} ({error.strerror})") from error
+
+
+def check_distinct(outputs: Iterable[tuple[str, str | None]], inputs: Iterable[str | None] = ()) -> None:
+    """No output is an input or another output. Outputs are (option, path); None stands for an absent one."""
+    taken = {_identity(path): "an input" for path in inputs if path is not None}
+    for option, path in outputs:
+        if path is None:
+            continue
+        identity = _identity(path)
+        if identity in taken:
+            raise InputError(f"{option} {path}: is also {taken[identity]}; choose another file")
+        taken[identity] = f"written by {option}"
+
+
+def _identity(path: str) -> tuple[object, ...]:
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return (os.path.normcase(os.path.realpath(path)),)
+    return (found.st_dev, found.st_ino)

@@ -1,0 +1,122 @@
+"""Pictures of a flow, for the verbs that write them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from fullfield._check import InputError
+from fullfield.cli.options import positive
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NEEDS: dict[str, tuple[str, ...]] = {
+    "flow": (),
+    "overlay": ("frame1",),
+    "warped": ("frame2",),
+    "error": ("truth",),
+    "sheet": (),
+}
+"""Kinds of picture, and what each must have beside the flow. A sheet shows whatever there is."""
+
+_GAIN = 4
+
+
+def add_max_motion(group: Any) -> None:
+    """``--max-motion``: the scale of the colours."""
+    group.add_argument(
+        "--max-motion", type=positive, metavar="PX", help="motion that gets the full colour [the longest]"
+    )
+
+
+@dataclass
+class Scene:
+    """A flow and what is known beside it. Tensors on the CPU, all of one height and width."""
+
+    flow: Tensor  # [2, H, W]
+    valid: Tensor  # bool [H, W]
+    frame1: Tensor | None = None  # [1 or 3, H, W]
+    frame2: Tensor | None = None  # [1 or 3, H, W]
+    truth: Tensor | None = None  # [2, H, W] or [4, 2, H, W]
+    known: Tensor | None = None  # bool [H, W], where the truth is known
+    max_motion: float | None = None  # scale of the colours, px; None: the longest vector
+    max_error: float | None = None  # scale of the error, px; None: the default of error_map
+
+    @cached_property
+    def scale(self) -> float:
+        """The motion that gets the full colour, px."""
+        from fullfield.viz import flow_scale
+
+        return flow_scale(self.flow, self.valid) if self.max_motion is None else self.max_motion
+
+    def draw(self, kind: str) -> Tensor:
+        """The picture of that kind, uint8 ``[3, H', W']``."""
+        drawn: Tensor = {
+            "flow": self._flow,
+            "overlay": self._overlay,
+            "warped": self._warped,
+            "error": self._error,
+            "sheet": self._sheet,
+        }[kind]()
+        return drawn
+
+    def _need(self, name: str) -> Tensor:
+        value = getattr(self, name)
+        if value is None:
+            raise InputError(f"{name}: this picture needs it")
+        found: Tensor = value
+        return found
+
+    def _flow(self) -> Tensor:
+        from fullfield.viz import flow_to_image
+
+        return flow_to_image(self.flow, self.valid, max_motion=self.scale or None)
+
+    def _overlay(self) -> Tensor:
+        from fullfield.viz import overlay
+
+        return overlay(self.flow, self._need("frame1"), valid=self.valid, max_motion=self.scale or None)
+
+    def _pulled_back(self) -> tuple[Tensor, Tensor]:
+        from fullfield.viz import warp
+
+        return warp(self._need("frame2"), self.flow.masked_fill(~self.valid, float("nan")))
+
+    def _warped(self) -> Tensor:
+        from fullfield.viz import frame_to_image
+
+        return frame_to_image(self._pulled_back()[0])
+
+    def _difference(self) -> Tensor:
+        """|first frame - warped second frame| made brighter, black where the motion leaves the frame."""
+        from fullfield.viz import frame_to_image
+
+        warped, inside = self._pulled_back()
+        return frame_to_image((self._need("frame1") - warped).abs_().mul_(inside).mul_(_GAIN))
+
+    def _error(self) -> Tensor:
+        from fullfield.viz import error_map
+
+        known = self.valid if self.known is None else self.valid & self.known
+        return error_map(self.flow, self._need("truth"), known, max_error=self.max_error)
+
+    def _sheet(self) -> Tensor:
+        from fullfield.viz import error_legend, frame_to_image, sheet, wheel_legend
+
+        key = wheel_legend(256, self.scale)
+        panels: list[Any] = []
+        if self.frame1 is not None:
+            panels.append(("first frame", frame_to_image(self.frame1)))
+        panels.append(("flow", self._flow(), key))
+        if self.frame1 is not None:
+            panels.append(("flow over first frame", self._overlay(), key))
+        if self.frame2 is not None:
+            panels.append(("second frame", frame_to_image(self.frame2)))
+            panels.append(("second frame, warped back", self._warped()))
+        if self.frame1 is not None and self.frame2 is not None:
+            panels.append((f"difference to first frame, times {_GAIN}", self._difference()))
+        if self.truth is not None:
+            panels.append(("end-point error", self._error(), error_legend(512, max_error=self.max_error)))
+        return sheet(panels)

@@ -1,0 +1,75 @@
+"""A progress bar on stderr: in place on a terminal, a line now and then elsewhere, nothing for short work."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+_SILENT_SECONDS = 1.0
+_REDRAW_SECONDS = 0.1
+_BAR = 24
+_ENOUGH = 0.02  # part of the work that tells the speed
+
+
+class Progress:
+    """Context manager and ``progress(fraction, text)`` callback. Leaves a terminal's line clean when it ends."""
+
+    def __init__(self, label: str, *, quiet: bool = False) -> None:
+        self._label = label
+        self._stream = None if quiet else sys.stderr
+        self._live = self._stream is not None and self._stream.isatty()
+        self._start = self._last = time.monotonic()
+        self._origin = (self._start, 0.0)  # when, at what fraction, the speed is measured from
+        self._tenth = 0
+        self._drawn = False
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._drawn:
+            self._draw("")
+
+    def __call__(self, fraction: float, text: str = "") -> None:
+        now = time.monotonic()
+        wait = _REDRAW_SECONDS if self._live else _SILENT_SECONDS
+        if self._stream is None or now - self._start < _SILENT_SECONDS or now - self._last < wait:
+            return
+        tenth = int(fraction * 10)
+        if self._live:
+            bar = "#" * round(fraction * _BAR)
+            self._draw(f"{self._label} [{bar:<{_BAR}}] {self._line(now, fraction, text)}")
+        elif tenth > self._tenth:
+            print(f"fullfield: {self._label} {self._line(now, fraction, text)}", file=self._stream, flush=True)
+        else:
+            return
+        self._tenth, self._last = tenth, now
+
+    def part(self, start: float, end: float) -> Callable[[float, str], None]:
+        """A callback for a piece of the work: its 0 to 1 is ``start`` to ``end`` of the whole."""
+        self._origin = (time.monotonic(), start)
+        return lambda fraction, text: self(start + fraction * (end - start), text)
+
+    def _line(self, now: float, fraction: float, text: str) -> str:
+        since, before = self._origin
+        left = ""
+        if before + _ENOUGH < fraction < 1:
+            left = f", {_clock((now - since) * (1 - fraction) / (fraction - before))} left"
+        return f"{fraction:4.0%}  {_clock(now - self._start)}{left}  {text}"
+
+    def _draw(self, line: str) -> None:
+        width = shutil.get_terminal_size().columns - 1
+        print(f"\r{line[:width]:<{width}}\r", end="", file=self._stream, flush=True)
+        self._drawn = True
+
+
+def _clock(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 60 else f"{int(seconds // 60)}:{int(seconds % 60):02d} min"

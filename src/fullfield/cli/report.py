@@ -1,0 +1,82 @@
+"""What a verb tells: one JSON object or lines on stdout, notes on stderr, and the facts every report carries."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import sys
+import time
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from fullfield import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def note(text: str, *, kind: str = "note") -> None:
+    """Print ``fullfield: KIND: text`` as one line on stderr."""
+    print(f"fullfield: {kind}: {' '.join(text.split())}", file=sys.stderr, flush=True)
+
+
+def print_json(report: Mapping[str, object]) -> None:
+    """Print the one JSON object of ``--json``: ASCII, numbers that are not finite as null."""
+    print(json.dumps(_plain(report), indent=2, allow_nan=False))
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+
+
+def add_report_options(parser: Any, *, progress: bool = False) -> None:
+    """``--json``, and ``--quiet`` for verbs that show progress."""
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
+    if progress:
+        parser.add_argument("-q", "--quiet", action="store_true", help="no progress and no notes on stderr")
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of fullfield, Python and the packages that decide a result; None where one is absent."""
+    found: dict[str, str | None] = {"fullfield": __version__, "python": platform.python_version()}
+    for package in ("torch", "numpy", "numba", "OpenImageIO", "h5py", "pillow"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def peak_memory_bytes() -> int | None:
+    """The largest resident size of this process so far; None where the system does not tell."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+class Stopwatch:
+    """Seconds of the named stages of a run: ``lap(name)`` adds the time since the last lap to that stage."""
+
+    def __init__(self) -> None:
+        self._start = self._last = time.perf_counter()
+        self._stages: dict[str, float] = {}
+
+    def lap(self, stage: str) -> None:
+        now = time.perf_counter()
+        self._stages[stage] = self._stages.get(stage, 0.0) + now - self._last
+        self._last = now
+
+    def seconds(self) -> dict[str, float]:
+        """All stages and their ``total``, rounded to a millisecond."""
+        stages = {**self._stages, "total": self._last - self._start}
+        return {name: round(value, 3) for name, value in stages.items()}

@@ -1,0 +1,245 @@
+"""``fullfield score PRED TRUTH``: how far a flow is from the truth."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fullfield._check import InputError
+from fullfield.cli import paths, report
+from fullfield.cli.errors import naming, size
+from fullfield.cli.options import positive
+from fullfield.cli.truth import read_truth
+from fullfield.io.names import FLOW_SUFFIXES, IMAGE_WRITE_SUFFIXES
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+EPILOG = """\
+examples:
+  fullfield score flow.flo truth.flo
+  fullfield score flow.flo frame_0002.flo --occlusion occlusions_0002.png --invalid invalid_0002.png --json
+  fullfield score predictions/ truth/ --averaging pooled --max-epe 0.5
+"""
+
+_LINES = (
+    ("epe", "end-point error", "px"),
+    ("aae", "angular error", "degrees"),
+    ("px1", "error above 1 px", "%"),
+    ("px3", "error above 3 px", "%"),
+    ("px5", "error above 5 px", "%"),
+    ("fl_all", "Fl-all", "%"),
+    ("wauc", "WAUC", "%"),
+    ("lm_epe", "motion above 128 px: EPE", "px"),
+    ("lm_px1", "motion above 128 px: error above 1 px", "%"),
+    ("s0_10", "motion below 10 px: EPE", "px"),
+    ("s10_40", "motion 10 to 40 px: EPE", "px"),
+    ("s40_plus", "motion from 40 px: EPE", "px"),
+    ("epe_matched", "matched: EPE", "px"),
+    ("epe_unmatched", "unmatched: EPE", "px"),
+    ("d0_10", "occlusion boundary within 10 px: EPE", "px"),
+    ("d10_60", "occlusion boundary 10 to 60 px away: EPE", "px"),
+    ("d60_140", "occlusion boundary 60 to 140 px away: EPE", "px"),
+)
+
+
+class Pair(NamedTuple):
+    """Files of one image; None where there is no such mask."""
+
+    pred: str
+    truth: str
+    occlusion: str | None
+    valid: str | None
+    invalid: str | None
+
+
+def add_parser(verbs: Any) -> argparse.ArgumentParser:
+    """Add ``fullfield score``."""
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        "score",
+        help="compare flow with the truth",
+        description="Compare a flow with the truth: two files, or two folders whose files match by name.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("pred", metavar="PRED", help="estimated flow, or a folder of them")
+    parser.add_argument(
+        "truth", metavar="TRUTH", help="true flow; at twice the size of PRED: four values a pixel (Spring)"
+    )
+    masks = parser.add_argument_group("masks (files, or folders beside folders of flow)")
+    masks.add_argument("--occlusion", metavar="MAP", help="not black where a pixel has no match in the second frame")
+    masks.add_argument("--valid", metavar="MASK", help="score only pixels that are not black here")
+    masks.add_argument("--invalid", metavar="MASK", help="score only pixels that are black here (Sintel's maps)")
+    parser.add_argument(
+        "--skip-missing", action="store_true", help="leave out pixels without a prediction instead of refusing them"
+    )
+    scoring = parser.add_argument_group("scoring")
+    scoring.add_argument(
+        "--truth-scale", type=positive, default=1.0, metavar="X", help="multiply the true vectors by X [1]"
+    )
+    scoring.add_argument(
+        "--averaging", choices=("pooled", "per_image"), help="folders: mean over all pixels, or over images [pooled]"
+    )
+    scoring.add_argument("--max-epe", type=positive, metavar="PX", help="exit with 1 when epe exceeds PX")
+    output = parser.add_argument_group("report")
+    output.add_argument("--error-map", metavar="FILE", help="write a picture of the end-point error (two files only)")
+    output.add_argument("--max-error", type=positive, metavar="PX", help="error at the end of its scale")
+    report.add_report_options(output)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Score, report, and hold the gate."""
+    pairs = _pairs(args)
+    _check_options(args, folders=Path(args.pred).is_dir())
+
+    from fullfield.metrics import FlowMetrics
+
+    metrics = FlowMetrics(averaging=args.averaging or "pooled")
+    missing = 0
+    for pair in pairs:
+        pred, truth, valid, occluded, absent = _load(pair, args)
+        missing += absent
+        with naming(pred=pair.pred, truth=pair.truth, occluded=pair.occlusion or ""):
+            metrics.update(pred, truth, valid, occluded)
+        if args.error_map is not None:
+            _write_error_map(args, pred, truth, valid)
+    values = metrics.compute()
+    if not values["pixels"]:
+        report.note("no pixel is scored: the truth is unknown everywhere, or the masks leave nothing", kind="warning")
+    if args.json:
+        report.print_json(
+            {
+                "pred": args.pred,
+                "truth": args.truth,
+                "averaging": metrics.averaging,
+                **values,
+                "missing": missing,
+                "classes": metrics.breakdown(),
+                "versions": report.versions(),
+            }
+        )
+    else:
+        print_table(values, metrics.averaging, missing)
+    return _gate(values["epe"], args.max_epe)
+
+
+def _check_options(args: argparse.Namespace, *, folders: bool) -> None:
+    if args.averaging is not None and not folders:
+        raise InputError("--averaging: is for two folders; one pair has only one average")
+    if args.error_map is None:
+        if args.max_error is not None:
+            raise InputError("--max-error: is the scale of --error-map, which is absent")
+        return
+    if folders:
+        raise InputError("--error-map: is for two files, got two folders")
+    paths.check_suffix(args.error_map, "--error-map", IMAGE_WRITE_SUFFIXES)
+    paths.check_output(args.error_map, "--error-map")
+    paths.check_distinct(
+        [("--error-map", args.error_map)], [args.pred, args.truth, args.occlusion, args.valid, args.invalid]
+    )
+
+
+def _pairs(args: argparse.Namespace) -> list[Pair]:
+    """The files to compare, in the order of their names."""
+    pred, truth = Path(args.pred), Path(args.truth)
+    masks = (("--occlusion", args.occlusion), ("--valid", args.valid), ("--invalid", args.invalid))
+    if not pred.is_dir():
+        for what, path in (("PRED", args.pred), ("TRUTH", args.truth), *masks):
+            if path is not None:
+                paths.check_input(path, what)
+        return [Pair(args.pred, args.truth, args.occlusion, args.valid, args.invalid)]
+    if not truth.is_dir():
+        raise InputError(f"{args.truth}: is no folder but {args.pred} is one; give two files or two folders")
+    predicted, true = _by_stem(pred, FLOW_SUFFIXES), _by_stem(truth, FLOW_SUFFIXES)
+    if not predicted:
+        raise InputError(f"{args.pred}: holds no flow ({', '.join(FLOW_SUFFIXES)})")
+    stray = sorted(predicted.keys() ^ true.keys())
+    if stray:
+        lone, other = (pred, truth) if stray[0] in predicted else (truth, pred)
+        more = f" (and {len(stray) - 1} more)" if len(stray) > 1 else ""
+        raise InputError(f"{lone / stray[0]}: has no partner in {other}{more}; both folders must hold the same names")
+    found = [_mask_files(option, folder, sorted(predicted)) for option, folder in masks]
+    return [
+        Pair(str(predicted[stem]), str(true[stem]), *(files.get(stem) for files in found)) for stem in sorted(predicted)
+    ]
+
+
+def _mask_files(option: str, folder: str | None, stems: list[str]) -> dict[str, str]:
+    if folder is None:
+        return {}
+    if not Path(folder).is_dir():
+        raise InputError(f"{option} {folder}: is no folder; beside folders of flow it must be one")
+    files = _by_stem(Path(folder), None)
+    lacking = [stem for stem in stems if stem not in files]
+    if lacking:
+        raise InputError(f"{option} {folder}: has no mask for {lacking[0]}")
+    return {stem: str(files[stem]) for stem in stems}
+
+
+def _by_stem(folder: Path, suffixes: tuple[str, ...] | None) -> dict[str, Path]:
+    found: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        if path.name.startswith(".") or (suffixes is not None and path.suffix.lower() not in suffixes):
+            continue
+        if path.stem in found:
+            raise InputError(f"{path}: {found[path.stem].name} has the same name; keep one of them")
+        found[path.stem] = path
+    return found
+
+
+def _load(pair: Pair, args: argparse.Namespace) -> tuple[Tensor, Tensor, Tensor, Tensor | None, int]:
+    """Prediction, truth, pixels to score, occluded pixels, and how many known pixels have no prediction."""
+    from fullfield.io import read_flow
+
+    pred, predicted = read_flow(pair.pred)
+    truth, known = read_truth(pair.truth, pred, pair.pred, args.truth_scale)
+    for option, path, wanted in (("--valid", pair.valid, True), ("--invalid", pair.invalid, False)):
+        if path is not None:
+            known = known & (_read_mask(option, path, pred) == wanted)
+    occluded = None if pair.occlusion is None else _read_mask("--occlusion", pair.occlusion, pred)
+    absent = int((known & ~predicted).sum())
+    if absent and not args.skip_missing:
+        raise InputError(
+            f"{pair.pred}: has no vector at {absent} of {int(known.sum())} pixels to score; "
+            "--skip-missing leaves them out"
+        )
+    return pred, truth, known & predicted, occluded, absent
+
+
+def _read_mask(option: str, path: str, flow: Tensor) -> Tensor:
+    """Bool ``[H, W]``: where the picture is not black."""
+    from fullfield.io import read_frame
+
+    mask = read_frame(path, transfer="srgb")
+    if mask.shape[-2:] != flow.shape[-2:]:
+        raise InputError(f"{option} {path}: is {size(mask)}, but the flow is {size(flow)}")
+    return (mask > 0).any(0)
+
+
+def _write_error_map(args: argparse.Namespace, pred: Tensor, truth: Tensor, valid: Tensor) -> None:
+    from fullfield.io import write_image
+    from fullfield.viz import error_map
+
+    write_image(args.error_map, error_map(pred, truth, valid, max_error=args.max_error))
+
+
+def print_table(values: dict[str, float], averaging: str, missing: int = 0) -> None:
+    """Print the metrics that are over any pixels, for a person."""
+    for key, meaning, unit in _LINES:
+        if not math.isnan(values[key]):
+            print(f"{key:<14}{values[key]:>10.4f} {unit:<8} {meaning}")
+    images = int(values["images"])
+    over = f", {images} images, averaging {averaging}" if images > 1 else ""
+    left_out = f", {missing} without prediction left out" if missing else ""
+    print(f"{int(values['pixels'])} pixels scored{over}{left_out}")
+
+
+def _gate(epe: float, limit: float | None) -> int:
+    if limit is None or epe <= limit:
+        return 0
+    report.note(f"gate failed: epe {epe:.6g} is not at most {limit:g} px (--max-epe)", kind="score")
+    return 1

@@ -1,0 +1,113 @@
+"""The runner refuses numbers it cannot stand behind, and writes down where they came from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from fullfield import InputError
+from fullfield.bench import tvl1
+from fullfield.bench.run import Candidate, CheckFailed, interleaved, write_results
+from fullfield.cli.main import main
+
+
+def quiet(text: str) -> None:
+    del text
+
+
+def test_candidates_take_turns_and_start_in_turn() -> None:
+    order: list[str] = []
+
+    def candidate(name: str) -> Candidate:
+        return Candidate(name, lambda: order.append(name), lambda _: None)
+
+    timings = interleaved([candidate("a"), candidate("b"), candidate("c")], 3, quiet)
+    assert order == [*"abc", *"abc", *"bca", *"cab"]
+    assert [t.name for t in timings] == ["a", "b", "c"]
+    assert all(len(t.seconds) == 3 and min(t.seconds) <= t.median <= max(t.seconds) for t in timings)
+
+
+def test_no_time_without_a_green_check() -> None:
+    calls = 0
+
+    def call() -> int:
+        nonlocal calls
+        calls += 1
+        return 41
+
+    with pytest.raises(CheckFailed, match="wrong: expected 42, got 41; no time is reported"):
+        interleaved([Candidate("wrong", call, lambda x: None if x == 42 else f"expected 42, got {x}")], 3, quiet)
+    assert calls == 1
+
+
+def test_check_of_a_flow_can_fail() -> None:
+    pair = tvl1.synthetic_pair(48, 64)
+    check = tvl1._check(pair, {}, "x")
+    assert check(pair.flow) is None
+    assert "end-point error" in str(check(torch.zeros_like(pair.flow)))
+    assert "NaN" in str(check(pair.flow * float("nan")))
+
+
+def test_work_is_counted_from_the_pyramid() -> None:
+    pair = tvl1.synthetic_pair(100, 200)
+    assert tvl1._pixel_iterations(pair, 0.5, 2, 3, 10, 16) == (100 * 200 + 50 * 100) * 30
+    assert tvl1._pixel_iterations(pair, 0.5, 9, 1, 1, 40) == 100 * 200 + 50 * 100
+    from fullfield.ops.tvl1._pyramid import level_sizes
+
+    sizes = level_sizes(100, 200, tvl1.SCALES, tvl1.SCALE_FACTOR)
+    counted = tvl1._pixel_iterations(pair, tvl1.SCALE_FACTOR, tvl1.SCALES, 1, 1, 16)
+    assert counted == sum(h * w for h, w in sizes)
+
+
+def test_results_carry_their_environment(tmp_path: Path) -> None:
+    write_results(tmp_path / "r.json", {"cases": []})
+    stored = json.loads((tmp_path / "r.json").read_text())
+    assert stored["cases"] == []
+    assert {"cpu", "threads", "versions", "commit", "date"} <= set(stored["environment"])
+    assert stored["environment"]["versions"]["torch"] == torch.__version__
+    with pytest.raises(InputError, match="expected an existing folder"):
+        write_results(tmp_path / "none" / "r.json", {})
+
+
+def test_bench_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    small = tvl1.synthetic_pair(64, 96)
+    monkeypatch.setattr(tvl1, "synthetic_pair", lambda: small)
+    monkeypatch.setattr(tvl1, "peers", list)
+    out = tmp_path / "r.json"
+    assert main(["bench", "tvl1", "--repeats", "1", "-o", str(out), "--json", "-q"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    stored = json.loads(out.read_text())
+    assert printed["cases"] == stored["cases"]
+    fixed, own = stored["cases"]
+    assert fixed["rows"][0]["rate"] == pytest.approx(fixed["rows"][0]["work"] / fixed["rows"][0]["median_s"])
+    assert {row["name"] for row in own["rows"]} == {"fullfield default", "fullfield fast", "fullfield paper"}
+    assert main(["bench", "tvl1", "--repeats", "1"]) == 0
+    captured = capsys.readouterr()
+    assert "pixel-iterations/s" in captured.out
+    assert "not installed here, so not measured" in captured.err
+
+
+def test_bench_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (
+        ["bench", "tvl1", "--repeats", "0"],
+        ["bench", "tvl1", "-o", "results.txt"],
+        ["bench", "tvl1", "--pair", "a.png", "b.png", "c.flo"],
+        ["bench", "tvl1", "--presets", str(tmp_path)],
+        ["bench", "raft"],
+    ):
+        assert main(arguments) == 2
+        captured = capsys.readouterr()
+        assert captured.err.count("\n") == 1
+        assert not captured.out
+
+
+def test_peers_solve_the_scene_too() -> None:
+    pytest.importorskip("cv2")
+    if "opencv" not in tvl1.peers():
+        pytest.skip("this OpenCV has no optflow module")
+    pair = tvl1.synthetic_pair(64, 96)
+    results = tvl1.own_defaults(pair, 1, quiet)
+    assert {"opencv defaults", "scikit-image defaults"} <= {row["name"] for row in results["rows"]}

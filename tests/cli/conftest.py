@@ -1,0 +1,87 @@
+"""A tiny scene on disk and a command line that runs in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from fullfield.cli.main import main
+from fullfield.io import write_flow, write_image
+from fullfield.testing import Scene, textured_scene
+
+
+class Ran(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        def refuse(constant: str) -> None:
+            raise AssertionError(f"{constant} is no JSON")
+
+        found: dict[str, Any] = json.loads(self.out, parse_constant=refuse)
+        return found
+
+
+Cli = Callable[..., Ran]
+
+
+@pytest.fixture
+def cli(scene: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Cli]:  # noqa: ARG001 - sets the folder
+    """Run one command line in the scene's folder and return its exit code and what it printed."""
+    threads = torch.get_num_threads()
+
+    def run(*argv: object) -> Ran:
+        capsys.readouterr()
+        code = main([str(arg) for arg in argv])
+        return Ran(code, *capsys.readouterr())
+
+    yield run
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def refused(cli: Cli) -> Callable[..., str]:
+    """Run a command line that must fail as a user's mistake; returns its one line."""
+
+    def run(*argv: object) -> str:
+        ran = cli(*argv)
+        assert ran.code == 2
+        assert ran.out == ""
+        assert ran.err.startswith("fullfield: error: ")
+        assert ran.err.count("\n") == 1
+        assert "Traceback" not in ran.err
+        return ran.err
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def made() -> Scene:
+    return textured_scene(48, 64)
+
+
+@pytest.fixture(scope="session")
+def _stored(made: Scene, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("scene")
+    write_image(folder / "a.png", made.frame1)
+    write_image(folder / "b.png", made.frame2)
+    write_image(folder / "occluded.png", made.occluded.expand(3, -1, -1).to(torch.uint8) * 255)
+    write_flow(folder / "truth.flo", made.flow)
+    write_flow(folder / "close.flo", made.flow + 0.25)
+    return folder
+
+
+@pytest.fixture
+def scene(_stored: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An own folder, also the working directory, with a.png, b.png, truth.flo, close.flo and occluded.png."""
+    for path in _stored.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -1,0 +1,104 @@
+"""``fullfield convert`` and ``fullfield viz``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fullfield.io import read_flow, read_frame, write_flow
+from fullfield.testing import Scene
+from fullfield.viz import flow_to_image
+
+
+@pytest.mark.parametrize("suffix", [".flo", ".flo5", ".pfm", ".npy", ".exr"])
+def test_lossless_formats_report_nothing(cli: Any, made: Scene, suffix: str) -> None:
+    ran = cli("convert", "truth.flo", f"out{suffix}")
+    assert (ran.code, ran.err) == (0, "")
+    assert torch.equal(read_flow(f"out{suffix}").flow, made.flow)
+
+
+@pytest.mark.parametrize(("out", "options"), [("out.exr", ("--half",)), ("out.png", ())])
+def test_rounding_is_reported(cli: Any, made: Scene, out: str, options: tuple[str, ...]) -> None:
+    ran = cli("convert", "truth.flo", out, *options, "--json")
+    loss = ran.json["loss"]
+    worst = float((read_flow(out).flow - made.flow).norm(dim=0).max())
+    assert loss["largest_px"] == pytest.approx(worst, rel=1e-4)
+    assert 0 < loss["mean_px"] < worst < 0.02
+    assert ran.err.startswith(f"fullfield: note: {out}: vectors are rounded by")
+
+
+def test_unknown_vectors_stay_unknown(cli: Any, made: Scene) -> None:
+    valid = made.flow[0] > 0
+    write_flow("holes.png", made.flow, valid)
+    ran = cli("convert", "holes.png", "holes.flo", "--json")
+    assert ran.json["unknown"] == int((~valid).sum())
+    assert ran.json["loss"]["unknown_lost"] == 0
+    assert torch.equal(read_flow("holes.flo").valid, valid)
+    ran = cli("convert", "holes.flo", "st.exr", "--st-map")
+    assert "unknown vectors became zero motion" in ran.err
+
+
+def test_both_layers_of_an_exr(cli: Any, made: Scene) -> None:
+    write_flow("both.exr", made.flow, backward=-made.flow)
+    assert cli("convert", "both.exr", "copy.exr", "--compression", "zips").code == 0
+    assert torch.equal(read_flow("copy.exr", layer="backward").flow, -made.flow)
+    ran = cli("convert", "both.exr", "one.flo")
+    assert "holds the forward layer only" in ran.err
+    assert torch.equal(read_flow("one.flo").flow, made.flow)
+    assert cli("convert", "both.exr", "back.flo", "--layer", "backward").err == ""
+    assert torch.equal(read_flow("back.flo").flow, -made.flow)
+
+
+def test_a_flow_that_does_not_fit_leaves_the_old_file(refused: Any, scene: Path) -> None:
+    write_flow("far.flo", torch.full((2, 4, 4), 900.0))
+    (scene / "out.png").write_text("before")
+    assert "out.png: the KITTI PNG format holds" in refused("convert", "far.flo", "out.png")
+    assert (scene / "out.png").read_text() == "before"
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("flow", ()),
+        ("overlay", ("--frame", "a.png")),
+        ("warped", ("--frame2", "b.png")),
+        ("error", ("--truth", "truth.flo", "--max-error", "4")),
+        ("sheet", ("--frame", "a.png", "--frame2", "b.png", "--truth", "truth.flo")),
+        ("sheet", ()),
+    ],
+)
+def test_kinds(cli: Any, kind: str, options: tuple[str, ...]) -> None:
+    ran = cli("viz", "close.flo", "-o", "v.png", "--kind", kind, *options)
+    assert (ran.code, ran.err) == (0, "")
+    picture = read_frame("v.png")
+    assert picture.shape[0] == 3
+    assert kind == "sheet" or picture.shape[-2:] == (48, 64)
+
+
+def test_the_scale_can_be_fixed_and_is_printed(cli: Any, made: Scene) -> None:
+    ran = cli("viz", "truth.flo", "-o", "v.png", "--max-motion", "12", "--json")
+    assert ran.json["max_motion"] == 12
+    assert torch.equal((read_frame("v.png") * 255).round().byte(), flow_to_image(made.flow, max_motion=12))
+    longest = float(torch.hypot(*made.flow).max())
+    assert f"the full colour is {longest:.4g} px" in cli("viz", "truth.flo", "-o", "v.png").out
+
+
+def test_still_and_unknown_flow_can_be_drawn(cli: Any) -> None:
+    write_flow("still.flo", torch.zeros(2, 48, 64))
+    write_flow("unknown.flo", torch.zeros(2, 48, 64), torch.zeros(48, 64, dtype=torch.bool))
+    for name in ("still", "unknown"):
+        for kind in ("flow", "sheet"):
+            assert cli("viz", f"{name}.flo", "-o", "v.png", "--kind", kind).code == 0
+    ran = cli("viz", "unknown.flo", "-o", "v.png", "--kind", "sheet", "--frame", "a.png", "--frame2", "b.png")
+    assert ran.code == 0
+    assert "0 px" in ran.out
+
+
+def test_a_layer_of_an_exr_is_drawn(cli: Any, made: Scene) -> None:
+    write_flow("both.exr", made.flow, backward=2 * made.flow)
+    one = cli("viz", "both.exr", "-o", "v.png", "--json").json["max_motion"]
+    two = cli("viz", "both.exr", "-o", "v.png", "--flow-layer", "backward", "--json").json["max_motion"]
+    assert two == pytest.approx(2 * one)

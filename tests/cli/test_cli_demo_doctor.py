@@ -1,0 +1,78 @@
+"""``fullfield demo`` and ``fullfield doctor``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fullfield.estimators
+import fullfield.ops.tvl1
+from fullfield.cli.demo import FILES
+from fullfield.io import read_flow, read_frame
+
+
+def test_demo_writes_what_it_says(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = cli("demo", "--size", "96x64", "--preset", "fast", "--json")
+    assert ran.code == 0
+    assert ran.json["scores"]["epe"] < 1
+    assert ran.json["files"] == list(FILES)
+    assert {path.name for path in (tmp_path / "fullfield-demo").iterdir()} == set(FILES)
+    assert read_frame("fullfield-demo/frame1.png").shape == (3, 64, 96)
+    score = cli("score", "fullfield-demo/flow.flo", "fullfield-demo/truth.flo", "--json")
+    assert score.json["epe"] == pytest.approx(ran.json["scores"]["epe"])
+
+
+def test_demo_can_be_repeated_and_prints_the_score(cli: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    runs = [cli("demo", "-o", folder, "--size", "64x48", "--preset", "fast") for _ in range(2)]
+    assert all(ran.code == 0 for ran in runs)
+    assert "end-point error" in runs[0].out
+    first = read_flow(folder / "truth.flo").flow
+    assert cli("demo", "-o", folder, "--size", "64x48", "--preset", "fast", "--seed", "3").code == 0
+    assert (read_flow(folder / "truth.flo").flow != first).any()
+
+
+def test_demo_does_not_replace_somebody_s_frames(refused: Any, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "frame1.png").write_text("precious")
+    assert "holds frame1.png" in refused("demo", "-o", tmp_path / "mine")
+    assert (tmp_path / "mine" / "frame1.png").read_text() == "precious"
+
+
+def test_doctor_on_a_machine_that_works(cli: Any) -> None:
+    ran = cli("doctor", "--json")
+    report = ran.json
+    assert ran.code == 0
+    assert report["main_job"]["works"] is True
+    assert report["operators"]["tvl1"]["backend"] in fullfield.ops.tvl1.BACKENDS
+    assert set(report["packages"].values()) == {None}
+    assert report["versions"]["fullfield"] == fullfield.__version__
+    assert "folder" in report["kernel_cache"]
+
+
+def test_doctor_says_why_a_backend_refuses(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fullfield.ops.tvl1.backends", lambda: [("cpu", "numba is ill"), ("reference", None)])
+    ran = cli("doctor")
+    assert "tvl1          backend reference" in ran.out
+    assert "cpu: numba is ill" in ran.out
+    assert "main job      works" in ran.out
+
+
+def test_doctor_on_a_machine_that_does_not_work(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("illegal\ninstruction")
+
+    monkeypatch.setattr(fullfield.estimators, "estimate", broken)
+    monkeypatch.setattr("fullfield.ops.tvl1.backends", broken)
+    monkeypatch.setattr("fullfield.cli.doctor._kernel_cache", broken)
+    monkeypatch.setattr("fullfield.cli.doctor._system", broken)
+    monkeypatch.setattr("fullfield.cli.doctor._colour_management", broken)
+    ran = cli("doctor")
+    assert ran.code == 2
+    assert "main job      fails: RuntimeError: illegal instruction" in ran.out
+    ran = cli("doctor", "--json")
+    assert ran.code == 2
+    assert ran.json["main_job"] == {"works": False, "problem": "RuntimeError: illegal instruction"}

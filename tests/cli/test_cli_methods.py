@@ -1,0 +1,106 @@
+"""Options made from configurations."""
+
+from __future__ import annotations
+
+import sys
+import types
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+import fullfield.estimators
+from fullfield._check import InputError
+from fullfield.cli import methods
+from fullfield.cli.main import build_parser
+from fullfield.ops.tvl1.config import PRESETS, TVL1Config
+
+
+@dataclass(frozen=True)
+class OtherConfig:
+    updates: int = field(default=12, metadata={"help": "flow updates, 100 % of them"})
+    warps: int = field(default=1, metadata={"help": "shared with TV-L1"})
+    sides: tuple[int, int] = (3, 5)
+    weights: tuple[float, ...] = (0.5,)
+    extent: Literal["small", "large"] = "small"
+    warm: bool = True
+    limit: float | None = None
+
+
+@pytest.fixture
+def two_methods(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("other_config")
+    module.__dict__.update(
+        OtherConfig=OtherConfig, PRESETS={"default": OtherConfig(), "sharp": OtherConfig(updates=32)}
+    )
+    monkeypatch.setitem(sys.modules, "other_config", module)
+    monkeypatch.setitem(methods.METHODS, "other", methods.Method("Other", "other_config", "OtherConfig"))
+
+
+def _chosen(*options: str) -> methods.Chosen:
+    return methods.chosen(build_parser().parse_args(["flow", "a", "b", "-o", "c", *options]))
+
+
+def test_the_methods_are_the_library_s() -> None:
+    assert tuple(methods.METHODS) == fullfield.estimators.METHODS
+
+
+def test_every_field_is_an_option() -> None:
+    assert {p.field for p in methods.parameters("tvl1").values()} == {f.name for f in fields(TVL1Config)}
+    assert {"--lambda", "--scale-factor"} <= methods.parameters("tvl1").keys()
+
+
+def test_a_preset_and_changes() -> None:
+    assert _chosen().config == PRESETS["default"]
+    assert _chosen("--preset", "paper", "--lambda", "0.2", "--scales", "auto").config == PRESETS["paper"].replace(
+        lambda_=0.2, scales=None
+    )
+    assert _chosen("--scales", "4").config.scales == 4
+
+
+@pytest.mark.usefixtures("two_methods")
+def test_every_kind_of_field() -> None:
+    options = ("--sides", "7,9", "--weights", "1,2.5", "--extent", "large", "--no-warm", "--limit", "3", "--warps", "4")
+    chosen = _chosen("--method", "other", *options)
+    assert chosen.config == OtherConfig(
+        sides=(7, 9), weights=(1.0, 2.5), extent="large", warm=False, limit=3.0, warps=4
+    )
+    assert _chosen("--method", "other", "--preset", "sharp", "--limit", "auto").config == OtherConfig(updates=32)
+    for option, text in (("--sides", "7"), ("--sides", "a,b"), ("--extent", "medium"), ("--limit", "none")):
+        with pytest.raises(InputError, match=f"^{option}: expected"):
+            _chosen("--method", "other", option, text)
+
+
+@pytest.mark.usefixtures("two_methods")
+def test_options_of_another_method_are_refused() -> None:
+    with pytest.raises(InputError, match=r"^--updates: belongs to --method other, not to tvl1"):
+        _chosen("--updates", "3")
+    with pytest.raises(InputError, match=r"^--lambda: belongs to --method tvl1, not to other"):
+        _chosen("--method", "other", "--lambda", "3")
+    with pytest.raises(InputError, match=r"^--warm: belongs to --method other"):
+        _chosen("--no-warm")
+    with pytest.raises(InputError, match=r"^--preset: other has default, sharp"):
+        _chosen("--method", "other", "--preset", "paper")
+    assert _chosen("--warps", "7").config.warps == 7
+
+
+@pytest.mark.usefixtures("two_methods")
+def test_help_names_what_the_presets_set(cli: Any) -> None:
+    ran = cli("flow", "--help")
+    text = " ".join(ran.out.split())
+    assert ran.code == 0
+    assert "flow updates, 100 % of them [default 12, sharp 32]" in text
+    assert "(--method other)" in text
+    assert "[3,5]" in text
+
+
+def test_the_documentation_names_every_verb_and_option() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+    parser = build_parser()
+    verbs = next(a for a in parser._actions if isinstance(a.choices, dict)).choices
+    for verb, sub in verbs.items():
+        assert f"## `fullfield {verb}" in page
+        for action in sub._actions:
+            for option in action.option_strings:
+                assert option in ("-h", "--help") or f"`{option}" in page or f"{option}`" in page, option

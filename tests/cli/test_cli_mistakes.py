@@ -1,0 +1,223 @@
+"""A user's mistake: exit code 2, one line that names the file or option, and the previous output untouched."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fullfield.estimators
+import fullfield.io
+from fullfield.io import write_flow, write_image
+
+Refused = Callable[..., str]
+FAST = ("--preset", "fast", "--iterations", "1", "--warps", "1")
+
+
+def _small(folder: Path) -> None:
+    write_image(folder / "small.png", torch.rand(3, 40, 64))
+    write_image(folder / "pixel.png", torch.rand(3, 1, 1))
+    (folder / "text.png").write_text("no picture")
+    (folder / "empty.png").touch()
+    whole = (folder / "a.png").read_bytes()
+    (folder / "cut.png").write_bytes(whole[: len(whole) // 2])
+    values = np.zeros((48, 64, 3), "<f4")
+    values[5, 7] = np.nan
+    (folder / "nan.pfm").write_bytes(b"PF\n64 48\n-1.0\n" + values.tobytes())
+    flo = (folder / "truth.flo").read_bytes()
+    (folder / "magic.flo").write_bytes(b"XXXX" + flo[4:])
+    (folder / "size.flo").write_bytes(flo[:-8])
+    (folder / "lying.flo").write_bytes(flo[:4] + b"\xff\xff\xff\x7f" * 2 + flo[12:])
+    (folder / "folder").mkdir()
+    write_flow(folder / "other.flo", torch.zeros(2, 10, 12))
+
+
+FLOW = [
+    (("missing.png", "b.png", "-o", "out.flo"), "missing.png: no such file"),
+    (("a.png", "missing.png", "-o", "out.flo"), "missing.png: no such file"),
+    (("folder", "b.png", "-o", "out.flo"), "folder: is a folder"),
+    (("text.png", "b.png", "-o", "out.flo"), "text.png"),
+    (("empty.png", "b.png", "-o", "out.flo"), "empty.png: the file is empty"),
+    (("a.png", "cut.png", "-o", "out.flo"), "cut.png: truncated"),
+    (("a.png", "small.png", "-o", "out.flo"), "small.png: is 64x40, but a.png is 64x48"),
+    (("pixel.png", "pixel.png", "-o", "out.flo"), "pixel.png: expected more than one pixel"),
+    (("nan.pfm", "a.png", "-o", "out.flo"), "nan.pfm: 1 pixel is NaN or infinite, the first at x = 7"),
+    (("a.png", "b.png", "-o", "out.xyz"), "out.xyz: unknown suffix '.xyz'; --output takes .flo"),
+    (("a.png", "b.png", "-o", "out"), "out: no suffix; --output takes .flo"),
+    (("a.png", "b.png", "-o", "nowhere/out.flo"), "folder nowhere does not exist"),
+    (("a.png", "b.png", "-o", "out.flo", "--viz", "nowhere/v.png"), "folder nowhere does not exist"),
+    (("a.png", "b.png", "-o", "out.flo", "--viz", "v.gif"), "v.gif: unknown suffix '.gif'; --viz takes .png"),
+    (("a.png", "b.png", "-o", "out.flo", "--st-map", "st.png"), "st.png: unknown suffix '.png'; --st-map takes .exr"),
+    (("a.png", "b.png", "-o", "b.png"), "--output b.png: is also an input"),
+    (("a.png", "b.png", "-o", "./folder/../b.png"), "is also an input"),
+    (("a.png", "b.png", "-o", "out.exr", "--st-map", "out.exr"), "--st-map out.exr: is also written by --output"),
+    (("a.png", "b.png", "-o", "out.flo", "--backward"), "--backward: only .exr holds both directions"),
+    (("a.png", "b.png", "-o", "out.flo", "--half"), "--half: is for .exr"),
+    (("a.png", "b.png", "-o", "out.flo", "--compression", "zip"), "--compression zip: is for .exr and .flo5"),
+    (("a.png", "b.png", "-o", "out.flo5", "--compression", "dwaa"), "--compression dwaa: .flo5 takes gzip, none"),
+    (("a.png", "b.png", "-o", "out.flo", "--viz-kind", "flow"), "--viz-kind: describes the picture of --viz"),
+    (("a.png", "b.png", "-o", "out.flo", "--max-motion", "5"), "--max-motion: describes the picture of --viz"),
+    (("a.png", "b.png", "-o", "out.flo", "--viz", "v.png", "--max-motion", "0"), "--max-motion"),
+    (("a.png", "b.png", "-o", "out.flo", "--viz", "v.png", "--max-motion", "nan"), "--max-motion"),
+    (
+        ("a.png", "b.png", "-o", "out.flo", "--viz", "v.png", "--viz-kind", "warped", "--max-motion", "5"),
+        "--max-motion",
+    ),
+    (("a.png", "b.png", "-o", "out.flo", "--lambda", "much"), "--lambda: expected NUMBER, got 'much'"),
+    (("a.png", "b.png", "-o", "out.flo", "--lambda", "-1"), "--lambda: expected a number > 0"),
+    (("a.png", "b.png", "-o", "out.flo", "--lambda", "nan"), "--lambda: expected a number > 0"),
+    (("a.png", "b.png", "-o", "out.flo", "--warps", "1.5"), "--warps: expected INT"),
+    (("a.png", "b.png", "-o", "out.flo", "--median", "4"), "--median: expected one of 0, 3, 5"),
+    (("a.png", "b.png", "-o", "out.flo", "--lam", "1"), "unrecognized arguments: --lam"),
+    (("a.png", "b.png", "-o", "out.flo", "--preset", "best"), "--preset: invalid choice: 'best'"),
+    (("a.png", "b.png", "-o", "out.flo", "--method", "raft"), "--method: invalid choice: 'raft'"),
+    (("a.png", "b.png", "-o", "out.flo", "--backend", "gpu"), "--backend: expected one of"),
+    (("a.png", "b.png", "-o", "out.flo", "--device", "toaster"), "--device toaster: cannot be used here"),
+    (("a.png", "b.png", "-o", "out.flo", "--threads", "0"), "--threads"),
+    (("a.png", "b.png", "-o", "out.flo", "--input-transfer", "nope"), "--input-transfer: expected one of auto"),
+    (("a.png", "b.png", "-o", "out.flo", "--layer", "diffuse"), "a.png: no channels diffuse.R"),
+    (("a.png", "b.png", "-o", "out.flo", "--part", "9"), "a.png: no part '9'"),
+    (("a.png", "b.png", "-o", "out.flo", "--initial-flow", "other.flo"), "other.flo: is 12x10, but a.png is 64x48"),
+    (("a.png", "b.png", "-o", "out.flo", "--initial-flow", "magic.flo"), "magic.flo: not a .flo file"),
+    (("a.png", "b.png"), "required: -o/--output"),
+    (("a.png", "\udce9.png", "-o", "out.flo"), "the name is not UTF-8"),
+]
+
+OTHERS = [
+    ((), "no verb given; one of flow, score"),
+    (("fly",), "invalid choice: 'fly'"),
+    (("score", "magic.flo", "truth.flo"), "magic.flo: not a .flo file"),
+    (("score", "truth.flo", "size.flo"), "size.flo: corrupt .flo file"),
+    (("score", "lying.flo", "truth.flo"), "lying.flo: corrupt .flo file"),
+    (("score", "truth.flo", "other.flo"), "truth.flo: is 64x48, but other.flo is 12x10"),
+    (("score", "truth.flo", "missing.flo"), "missing.flo: no such file"),
+    (("score", "truth.flo", "a.txt"), "a.txt: no such file"),
+    (("score", "folder", "truth.flo"), "truth.flo: is no folder"),
+    (("score", "folder", "folder"), "folder: holds no flow"),
+    (("score", "truth.flo", "truth.flo", "--averaging", "pooled"), "--averaging: is for two folders"),
+    (("score", "truth.flo", "truth.flo", "--max-error", "3"), "--max-error: is the scale of --error-map"),
+    (("score", "truth.flo", "truth.flo", "--truth-scale", "0"), "--truth-scale"),
+    (("score", "truth.flo", "truth.flo", "--max-epe", "nan"), "--max-epe"),
+    (("score", "truth.flo", "truth.flo", "--valid", "small.png"), "--valid small.png: is 64x40"),
+    (("score", "truth.flo", "truth.flo", "--error-map", "truth.flo"), "unknown suffix '.flo'"),
+    (("convert", "truth.flo", "truth.flo"), "OUT truth.flo: is also an input"),
+    (("convert", "magic.flo", "out.flo"), "magic.flo: not a .flo file"),
+    (("convert", "truth.flo", "out.npz"), "out.npz: unknown suffix '.npz'"),
+    (("convert", "truth.flo", "out.flo", "--st-map"), "takes .exr"),
+    (("convert", "truth.flo", "st.exr", "--st-map", "--half"), "an ST map is always float"),
+    (("convert", "a.png", "out.flo"), "a.png: expected flow in a 16-bit RGB PNG"),
+    (("convert", "truth.flo", "out.flo", "--layer", "backward"), "truth.flo: only OpenEXR files have a layer"),
+    (("viz", "truth.flo", "-o", "v.png", "--kind", "overlay"), "--kind overlay: needs --frame"),
+    (("viz", "truth.flo", "-o", "v.png", "--frame", "a.png"), "--frame: is not used by --kind flow"),
+    (("viz", "truth.flo", "-o", "v.png", "--kind", "overlay", "--frame", "small.png"), "small.png: is 64x40"),
+    (("viz", "truth.flo", "-o", "v.png", "--max-error", "3"), "--max-error: is the scale of the error"),
+    (("demo", "--size", "big"), "--size: expected WxH"),
+    (("demo", "--size", "4x4"), "--size: expected an integer >= 16"),
+    (("demo", "-o", "a.png"), "--output: folder a.png does not exist"),
+    (("demo", "-o", "nowhere/demo"), "folder nowhere does not exist"),
+]
+
+
+@pytest.mark.parametrize(("argv", "words"), [(("flow", *argv), words) for argv, words in FLOW] + OTHERS)
+def test_mistakes(refused: Refused, scene: Path, argv: tuple[str, ...], words: str) -> None:
+    _small(scene)
+    for name in ("out.flo", "out.exr", "out.flo5", "out.xyz", "v.png"):
+        (scene / name).write_text("before")
+    listed = {path: path.read_bytes() for path in scene.rglob("*") if path.is_file()}
+    assert words in refused(*argv)
+    assert {path: path.read_bytes() for path in scene.rglob("*") if path.is_file()} == listed
+
+
+def test_an_unwritable_folder_is_found_before_the_work(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", no_room)
+    monkeypatch.setattr(fullfield.io, "read_frame", pytest.fail)
+    line = refused("flow", "a.png", "b.png", "-o", "out.flo")
+    assert "--output out.flo: cannot write in folder . (Permission denied)" in line
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
+def test_a_read_only_folder_and_file(refused: Refused, scene: Path) -> None:
+    (scene / "locked").mkdir(mode=0o555)
+    (scene / "old.flo").touch(mode=0o444)
+    assert "cannot write in folder locked" in refused("flow", "a.png", "b.png", "-o", "locked/out.flo")
+    assert "old.flo: is read-only" in refused("flow", "a.png", "b.png", "-o", "old.flo")
+
+
+def test_a_full_disk(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out.flo")
+
+    monkeypatch.setattr(fullfield.io, "write_flow", full)
+    assert "out.flo: No space left on device" in refused("flow", "a.png", "b.png", "-o", "out.flo", *FAST)
+
+
+def test_memory_that_is_not_there(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    def huge(*_: object, **__: object) -> None:
+        torch.empty(2**60)
+
+    monkeypatch.setattr(fullfield.estimators, "estimate", huge)
+    assert "out of memory" in refused("flow", "a.png", "b.png", "-o", "out.flo")
+
+    def huger(*_: object, **__: object) -> None:
+        np.empty(2**50)
+
+    monkeypatch.setattr(fullfield.estimators, "estimate", huger)
+    assert "out of memory" in refused("flow", "a.png", "b.png", "-o", "out.flo")
+
+
+def test_a_package_that_is_not_there(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_: object, **__: object) -> None:
+        raise ModuleNotFoundError("No module named 'OpenImageIO'", name="OpenImageIO")
+
+    monkeypatch.setattr(fullfield.io, "read_frame", gone)
+    assert "pip install OpenImageIO" in refused("flow", "a.png", "b.png", "-o", "out.flo")
+
+
+def test_a_bug_keeps_its_traceback(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for bug in (RuntimeError("shape mismatch"), KeyError("x"), ImportError("fullfield.nothing")):
+
+        def broken(*_: object, bug: Exception = bug, **__: object) -> None:
+            raise bug
+
+        monkeypatch.setattr(fullfield.estimators, "estimate", broken)
+        with pytest.raises(type(bug)):
+            cli("flow", "a.png", "b.png", "-o", "out.flo")
+
+
+def test_interrupted(cli: Any, scene: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(fullfield.estimators, "estimate", interrupt)
+    (scene / "out.flo").write_text("before")
+    ran = cli("flow", "a.png", "b.png", "-o", "out.flo")
+    assert (ran.code, ran.out) == (130, "")
+    assert ran.err.count("\n") == 1
+    assert (scene / "out.flo").read_text() == "before"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows cannot send SIGTERM to itself")
+def test_terminated_while_writing_leaves_no_temporary_file(cli: Any, scene: Path) -> None:
+    def killed(path: Path, *_: object) -> None:
+        path.write_text("half of it")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    names = {path.name for path in scene.iterdir()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fullfield.io.flow_formats.flo.write", killed)
+        with pytest.raises(SystemExit) as ended:
+            cli("flow", "a.png", "b.png", "-o", "out.flo", *FAST)
+    assert ended.value.code == 128 + signal.SIGTERM
+    assert {path.name for path in scene.iterdir()} == names
+    assert signal.getsignal(signal.SIGTERM) == before

@@ -1,0 +1,81 @@
+"""The command as a process: how fast it starts, what it imports, odd environments."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+COMMAND = (sys.executable, "-m", "fullfield")
+HEAVY = ("torch", "numpy", "numba", "OpenImageIO", "h5py", "PIL")
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["flow", "--help"], ["--version"]])
+def test_help_loads_nothing_heavy(argv: list[str]) -> None:
+    code = (
+        "import sys; from fullfield.cli.main import main; code = main(sys.argv[1:]); "
+        f"print([name for name in {HEAVY} if name in sys.modules], code, file=sys.stderr)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True, check=True)
+    assert ran.stderr == "[] 0\n"
+    assert ran.stdout
+
+
+def test_help_takes_half_a_second() -> None:
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        subprocess.run([*COMMAND, "--help"], capture_output=True, check=True)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) <= 0.5
+
+
+def test_a_mistake_is_found_before_anything_heavy_is_loaded(scene: Path) -> None:
+    start = time.perf_counter()
+    ran = subprocess.run(
+        [*COMMAND, "flow", "a.png", "none.png", "-o", "c.flo"], capture_output=True, text=True, cwd=scene
+    )
+    assert ran.returncode == 2
+    assert ran.stderr == "fullfield: error: none.png: no such file; check the path given as B\n"
+    assert time.perf_counter() - start < 1
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX shell")
+def test_without_stdin_home_or_utf8(scene: Path) -> None:
+    kept = ("PATH", "LD_LIBRARY_PATH", "FULLFIELD_CACHE_DIR", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV")
+    environment = {name: os.environ[name] for name in kept if name in os.environ}
+    environment["LC_ALL"] = "C"
+    (scene / "première.png").write_bytes((scene / "a.png").read_bytes())
+    line = f"'{sys.executable}' -m fullfield flow première.png b.png -o 'après.exr' --preset fast --json <&- 2>&-"
+    ran = subprocess.run(line, shell=True, capture_output=True, env=environment, cwd=scene)
+    assert ran.returncode == 0
+    report: dict[str, Any] = json.loads(ran.stdout.decode("ascii"))
+    assert report["output"] == "après.exr"
+    assert (scene / "après.exr").is_file()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX streams")
+def test_with_stdout_closed_and_an_encoding_without_the_letters(scene: Path) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    line = f"'{sys.executable}' -m fullfield flow a.png 'née.png' -o c.flo >&-"
+    ran = subprocess.run(line, shell=True, capture_output=True, env=environment, cwd=scene)
+    assert ran.returncode == 2
+    assert ran.stderr.startswith(b"fullfield: error: n\\xe9e.png: no such file")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX pipes")
+def test_a_reader_that_goes_away(scene: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    ran = subprocess.run(
+        [*COMMAND, "score", "close.flo", "truth.flo"], stdout=writer, stderr=subprocess.PIPE, cwd=scene
+    )
+    os.close(writer)
+    assert ran.returncode == 141
+    assert ran.stderr == b""

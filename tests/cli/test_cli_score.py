@@ -1,0 +1,120 @@
+"""``fullfield score``: the metrics, the masks, the gate."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fullfield.io import read_flow, read_frame, write_flow, write_image
+from fullfield.metrics import FlowMetrics
+from fullfield.testing import Scene
+
+
+def test_keys_and_values(cli: Any, made: Scene) -> None:
+    ran = cli("score", "close.flo", "truth.flo", "--occlusion", "occluded.png", "--json")
+    report = ran.json
+    metrics = FlowMetrics()
+    metrics.update(made.flow + 0.25, made.flow, None, made.occluded)
+    for key, value in metrics.compute().items():
+        assert report[key] == (None if math.isnan(value) else pytest.approx(value, rel=1e-5, abs=1e-9))
+    assert report["epe"] == pytest.approx(0.25 * 2**0.5, rel=1e-5)
+    assert report["lm_epe"] is None
+    assert report["averaging"] == "pooled"
+    assert report["classes"]["matched"]["px1"] == 0
+    assert (ran.code, ran.err) == (0, "")
+
+
+def test_the_table_is_for_people(cli: Any) -> None:
+    out = cli("score", "close.flo", "truth.flo").out
+    assert "epe               0.3536 px       end-point error" in out
+    assert "px1               0.0000 %        error above 1 px" in out
+    assert "lm_epe" not in out
+    assert out.endswith(f"{48 * 64} pixels scored\n")
+
+
+@pytest.mark.parametrize(("limit", "code"), [("0.36", 0), ("0.35", 1)])
+def test_the_gate(cli: Any, limit: str, code: int) -> None:
+    ran = cli("score", "close.flo", "truth.flo", "--max-epe", limit, "--json")
+    assert ran.code == code
+    assert ran.json["epe"] == pytest.approx(0.3536, abs=1e-4)
+    assert ran.err.count("\n") == code
+
+
+def test_a_gate_without_pixels_fails(cli: Any) -> None:
+    write_image("nothing.png", torch.zeros(3, 48, 64))
+    ran = cli("score", "close.flo", "truth.flo", "--valid", "nothing.png", "--max-epe", "9", "--json")
+    assert ran.code == 1
+    assert ran.json["epe"] is None
+    assert ran.json["pixels"] == 0
+
+
+def test_masks(cli: Any) -> None:
+    left = torch.zeros(3, 48, 64)
+    left[:, :, :20] = 1 / 255  # the darkest value that is not black
+    write_image("left.png", left)
+    assert cli("score", "close.flo", "truth.flo", "--valid", "left.png", "--json").json["pixels"] == 48 * 20
+    assert cli("score", "close.flo", "truth.flo", "--invalid", "left.png", "--json").json["pixels"] == 48 * 44
+    both = cli("score", "close.flo", "truth.flo", "--valid", "left.png", "--invalid", "left.png", "--json")
+    assert both.json["pixels"] == 0
+    assert "no pixel is scored" in both.err
+
+
+def test_pixels_without_prediction_are_never_dropped_in_silence(cli: Any, refused: Any) -> None:
+    there = torch.ones(48, 64, dtype=torch.bool)
+    there[:2] = False
+    write_flow("holes.png", read_flow("close.flo").flow, there)
+    assert "holes.png: has no vector at 128 of 3072 pixels to score" in refused("score", "holes.png", "truth.flo")
+    ran = cli("score", "holes.png", "truth.flo", "--skip-missing", "--json")
+    assert (ran.json["pixels"], ran.json["missing"]) == (3072 - 128, 128)
+
+
+def test_truth_of_twice_the_size_has_four_values(cli: Any, made: Scene) -> None:
+    fine = made.flow.repeat_interleave(2, 1).repeat_interleave(2, 2)
+    fine[:, 1::2, 1::2] += 0.25
+    write_flow("fine.flo5", fine)
+    assert cli("score", "close.flo", "fine.flo5", "--json").json["epe"] == pytest.approx(0, abs=1e-6)
+    write_flow("finer.flo5", 2 * fine)
+    ran = cli("score", "close.flo", "finer.flo5", "--truth-scale", "0.5", "--json")
+    assert ran.json["epe"] == pytest.approx(0, abs=1e-6)
+
+
+def test_folders_match_by_name(cli: Any, refused: Any, scene: Path, made: Scene) -> None:
+    for folder in ("pred", "truth", "masks"):
+        (scene / folder).mkdir()
+    for name, offset in (("one", 1.0), ("two", 3.0)):
+        write_flow(f"pred/{name}.npy", made.flow + torch.tensor([offset, 0.0])[:, None, None])
+        write_flow(f"truth/{name}.flo", made.flow)
+        kept = torch.zeros(1, 48, 64)
+        kept[:, : 12 if name == "one" else 48] = 1
+        write_image(f"masks/{name}.png", kept)
+    report = cli("score", "pred", "truth", "--valid", "masks", "--json").json
+    assert (report["images"], report["averaging"]) == (2, "pooled")
+    assert report["epe"] == pytest.approx((12 * 1 + 48 * 3) / 60, abs=1e-6)
+    ran = cli("score", "pred", "truth", "--valid", "masks", "--averaging", "per_image")
+    assert "2.0000 px" in ran.out
+    assert "2 images, averaging per_image" in ran.out
+    (scene / "masks" / "two.png").unlink()
+    assert "has no mask for two" in refused("score", "pred", "truth", "--valid", "masks")
+    (scene / "truth" / "two.flo").unlink()
+    assert "has no partner in truth" in refused("score", "pred", "truth")
+    (scene / "pred" / "one.flo").touch()
+    assert "one.flo has the same name" in refused("score", "pred", "truth")
+
+
+def test_error_map(cli: Any) -> None:
+    assert cli("score", "close.flo", "truth.flo", "--error-map", "e.png", "--max-error", "2").code == 0
+    picture = read_frame("e.png")
+    assert picture.shape == (3, 48, 64)
+    assert (picture == picture[:, :1, :1]).all()
+
+
+def test_sintel(cli: Any, data_dir: Path) -> None:
+    truth = data_dir / "flow" / "sintel" / "truth"
+    masks = ("--occlusion", truth / "occlusions_0002.png", "--invalid", truth / "invalid_0002.png")
+    report = cli("score", truth / "frame_0002.flo", truth / "frame_0002.flo", *masks, "--json").json
+    assert (report["epe"], report["epe_unmatched"], report["wauc"]) == (0, 0, 100)
+    assert 0 < report["pixels"] <= 1024 * 436

@@ -1,0 +1,65 @@
+"""Rows over threads: complete, disjoint, and alive after fork."""
+
+from __future__ import annotations
+
+import os
+import threading
+from functools import partial
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fullfield._kernels import threads
+
+
+@given(st.integers(1, 5000), st.integers(1, 64), st.integers(1, 64))
+def test_rows_cover_everything_once(height: int, number: int, grain: int) -> None:
+    parts = threads.rows(height, number, grain)
+    assert parts[0][0] == 0
+    assert parts[-1][1] == height
+    assert all(a[1] == b[0] for a, b in pairwise(parts))
+    assert len(parts) <= number
+    if len(parts) > 1:
+        assert min(b - a for a, b in parts) >= grain - 1
+
+
+def test_tasks_run_on_several_threads() -> None:
+    meeting = threading.Barrier(3, timeout=10)
+    threads.run([lambda: meeting.wait() for _ in range(3)], 3)
+
+
+def test_one_thread_means_the_callers() -> None:
+    seen: list[int] = []
+    threads.run([lambda: seen.append(threading.get_ident())] * 3, 1)
+    assert seen == [threading.get_ident()] * 3
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2])
+def test_errors_reach_the_caller_after_all_tasks_ended(bad: int) -> None:
+    ended: list[int] = []
+
+    def work(index: int) -> None:
+        if index == bad:
+            raise ValueError(f"task {index}")
+        ended.append(index)
+
+    with pytest.raises(ValueError, match=f"task {bad}"):
+        threads.run([partial(work, index) for index in range(3)], 3)
+    assert sorted(ended) == [i for i in range(3) if i != bad]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_pool_works_in_a_forked_child() -> None:
+    threads.run([lambda: None] * 2, 2)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            meeting = threading.Barrier(2, timeout=10)
+            threads.run([lambda: meeting.wait() for _ in range(2)], 2)
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -1,0 +1,68 @@
+"""Importing fullfield costs nothing, and asking the command line for help needs no PyTorch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+HEAVY = ["torch", "numpy", "numba", "llvmlite", "triton", "cv2", "OpenImageIO", "h5py", "PIL", "matplotlib", "scipy"]
+
+
+def loaded(statement: str) -> dict[str, bool]:
+    script = f"{statement}\nimport sys, json\nprint('\\n' + json.dumps({{m: m in sys.modules for m in {HEAVY}}}))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    result: dict[str, bool] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def test_import_loads_nothing_heavy() -> None:
+    assert not any(loaded("import fullfield; dir(fullfield)").values())
+
+
+def test_the_check_can_fail() -> None:
+    assert loaded("import numpy")["numpy"]
+
+
+def test_estimators_do_not_load_what_they_may_not_need() -> None:
+    there = loaded("from fullfield import estimate")
+    assert there["torch"]
+    assert not any(there[name] for name in ("numba", "triton", "cv2", "OpenImageIO", "h5py", "PIL", "matplotlib"))
+
+
+def test_torch_is_left_as_it_was() -> None:
+    script = """
+import torch
+
+def state():
+    return (torch.get_num_threads(), torch.get_default_dtype(), torch.is_grad_enabled(), torch.backends.cudnn.benchmark,
+            torch.get_float32_matmul_precision(), torch.random.get_rng_state().sum().item())
+
+before = state()
+import fullfield, fullfield.estimators, fullfield.ops.tvl1.op, fullfield.metrics, fullfield.viz, fullfield.io
+assert before == state(), (before, state())
+assert not torch.cuda.is_initialized()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_import_is_fast_beyond_torch() -> None:
+    script = "import time, torch; t = time.perf_counter(); import fullfield; print(time.perf_counter() - t)"
+    times = []
+    for _ in range(3):
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+        times.append(float(done.stdout))
+    assert min(times) <= 0.1
+
+
+def test_help_is_fast_and_light() -> None:
+    for arguments in (["--help"], ["flow", "--help"], ["--version"]):
+        statement = f"from fullfield.cli.main import main\ntry:\n    main({arguments})\nexcept SystemExit:\n    pass"
+        assert not any(loaded(statement).values()), arguments
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "fullfield", "--help"], capture_output=True, check=True)
+        times.append(time.perf_counter() - start)
+    assert min(times) <= 0.5

@@ -1,0 +1,134 @@
+"""Who may import whom; DESIGN.md gives the reasons."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import fullfield
+
+ROOT = Path(fullfield.__file__).parent
+THIRD = {"torch", "numpy"}
+# Room -> rooms and third parties it may import at module level; inside functions the second set as well.
+RULES: dict[str, tuple[set[str], set[str]]] = {
+    "__init__": (set(), {"_check", "estimators"}),
+    "__main__": ({"cli"}, set()),
+    "_check": (set(), {"torch"}),
+    "_kernels": ({"numba", "llvmlite"}, {"numba", "llvmlite"}),
+    "ops": ({"_kernels", "_check", "numba", "llvmlite", *THIRD}, set()),
+    "nn": ({"ops", "_check", *THIRD}, set()),
+    "estimators": ({"ops", "_check", *THIRD}, {"io", "nn", "models"}),
+    "io": ({"_check", *THIRD}, {"OpenImageIO", "h5py", "PIL"}),
+    "metrics": ({"_check", "torch"}, set()),
+    "viz": ({"_check", *THIRD}, {"PIL", "matplotlib"}),
+    "testing": ({"ops", "_check", *THIRD}, set()),
+    "bench": (
+        {"estimators", "ops", "metrics", "io", "viz", "testing", "_check", "_kernels", *THIRD},
+        {"cv2", "skimage", "matplotlib"},
+    ),
+    "cli": (
+        {"_check"},
+        {
+            "estimators",
+            "ops",
+            "metrics",
+            "io",
+            "viz",
+            "testing",
+            "bench",
+            "_kernels",
+            "numba",
+            "llvmlite",
+            "OpenImageIO",
+            "h5py",
+            "PIL",
+            *THIRD,
+        },
+    ),
+}
+# Light on purpose (test_cold_import holds them to it): the command line's parsers are built from their constants.
+LIGHT = {"fullfield.ops.tvl1.config", "fullfield.io", "fullfield.io.names"}
+STANDARD = set(__import__("sys").stdlib_module_names)
+
+
+def imports(tree: ast.Module) -> list[tuple[str, bool, int]]:
+    """(module, inside a function or TYPE_CHECKING, line) for every import statement."""
+    found: list[tuple[str, bool, int]] = []
+
+    def visit(node: ast.AST, deferred: bool) -> None:
+        for child in ast.iter_child_nodes(node):
+            inner = deferred or isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef))
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                inner = True
+            if isinstance(child, ast.Import):
+                found.extend((alias.name, deferred, child.lineno) for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                assert child.level == 0, "imports are absolute"
+                found.append((child.module or "", deferred, child.lineno))
+            visit(child, inner)
+
+    visit(tree, False)
+    return found
+
+
+def room(module: str) -> str:
+    parts = module.split(".")
+    if parts[0] != "fullfield":
+        return parts[0]
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def violations(path: Path, source: str) -> list[str]:
+    here = path.relative_to(ROOT).with_suffix("").parts[0]
+    if here not in RULES:
+        return [f"{here}: a room without rules; add it to RULES and DESIGN.md"]
+    eager, lazy = RULES[here]
+    found = []
+    for module, deferred, line in imports(ast.parse(source)):
+        target = room(module)
+        own = module.split(".")[0] == "fullfield"
+        if target == here or module in LIGHT or module == "fullfield" or (not own and target in STANDARD):
+            continue
+        allowed = eager | lazy if deferred else eager
+        if target not in allowed:
+            where = "" if deferred else " at module level"
+            found.append(f"{path.relative_to(ROOT)}:{line}: {here} may not import {module}{where}")
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_follow_the_layers(path: Path) -> None:
+    assert not violations(path, path.read_text("utf-8"))
+
+
+def test_backends_do_not_import_each_other() -> None:
+    for operator in (p for p in (ROOT / "ops").iterdir() if p.is_dir() and p.name != "__pycache__"):
+        backends = {p.stem for p in operator.glob("*.py")} & {"reference", "cpu", "dense", "blocks", "triton"}
+        for backend in backends:
+            tree = ast.parse((operator / f"{backend}.py").read_text("utf-8"))
+            others = {f"fullfield.ops.{operator.name}.{other}" for other in backends - {backend}}
+            assert not others & {module for module, _, _ in imports(tree)}, f"{operator.name}/{backend}.py"
+
+
+def test_the_check_can_fail() -> None:
+    assert violations(ROOT / "io" / "x.py", "import fullfield.ops.tvl1\n")
+    assert violations(ROOT / "io" / "x.py", "import OpenImageIO\n")
+    assert not violations(ROOT / "io" / "x.py", "def f():\n    import OpenImageIO\n")
+    assert violations(ROOT / "cli" / "x.py", "from fullfield.estimators import estimate\n")
+    assert violations(ROOT / "ops" / "x.py", "def f():\n    from fullfield.io import read_frame\n")
+    assert violations(ROOT / "nowhere" / "x.py", "")
+
+
+def test_no_room_is_empty_and_none_is_called_utils() -> None:
+    for folder in (p for p in ROOT.rglob("*") if p.is_dir() and p.name != "__pycache__"):
+        assert any(len(p.read_text("utf-8").splitlines()) > 1 for p in folder.rglob("*.py")), f"{folder} is empty"
+    assert not [p for p in ROOT.rglob("*.py") if p.stem in ("utils", "helpers", "common", "misc")]
+
+
+def test_files_are_short_enough_to_read() -> None:
+    long = {
+        str(p.relative_to(ROOT)): n for p in ROOT.rglob("*.py") if (n := len(p.read_text("utf-8").splitlines())) > 600
+    }
+    assert not long
