@@ -1,0 +1,66 @@
+"""Frames in, flow in and out: files of the field's formats as tensors.
+
+Names are loaded on first use; docs/formats.md says what each format holds and which defaults apply.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fullfield.io.files import atomic_path as atomic_path
+    from fullfield.io.flow import FlowData as FlowData
+    from fullfield.io.flow import read_flow as read_flow
+    from fullfield.io.flow import write_flow as write_flow
+    from fullfield.io.flow import write_st_map as write_st_map
+    from fullfield.io.image import read_frame as read_frame
+    from fullfield.io.image import write_image as write_image
+    from fullfield.io.names import EXR_COMPRESSIONS as EXR_COMPRESSIONS
+    from fullfield.io.names import FLOW_SUFFIXES as FLOW_SUFFIXES
+    from fullfield.io.names import FLOW_WRITE_SUFFIXES as FLOW_WRITE_SUFFIXES
+    from fullfield.io.names import FRAME_SUFFIXES as FRAME_SUFFIXES
+    from fullfield.io.names import IMAGE_WRITE_SUFFIXES as IMAGE_WRITE_SUFFIXES
+    from fullfield.io.names import TRANSFERS as TRANSFERS
+
+_HOME = {
+    "EXR_COMPRESSIONS": "names",
+    "FLOW_SUFFIXES": "names",
+    "FLOW_WRITE_SUFFIXES": "names",
+    "FRAME_SUFFIXES": "names",
+    "FlowData": "flow",
+    "IMAGE_WRITE_SUFFIXES": "names",
+    "TRANSFERS": "names",
+    "atomic_path": "files",
+    "read_flow": "flow",
+    "read_frame": "image",
+    "write_flow": "flow",
+    "write_image": "image",
+    "write_st_map": "flow",
+}
+
+__all__ = [
+    "EXR_COMPRESSIONS",
+    "FLOW_SUFFIXES",
+    "FLOW_WRITE_SUFFIXES",
+    "FRAME_SUFFIXES",
+    "IMAGE_WRITE_SUFFIXES",
+    "TRANSFERS",
+    "FlowData",
+    "atomic_path",
+    "read_flow",
+    "read_frame",
+    "write_flow",
+    "write_image",
+    "write_st_map",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOME:
+        value = getattr(import_module(f"fullfield.io.{_HOME[name]}"), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module 'fullfield.io' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

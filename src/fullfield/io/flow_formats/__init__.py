@@ -1,0 +1,25 @@
+"""One module per flow format, each with ``read`` and, where we write it, ``write``.
+
+``read(path)`` returns float32 ``[2, H, W]`` (u, v) = (x right, y down) and bool ``[H, W]``; what the flow
+holds where it is not valid is up to the format. ``write(path, flow, valid)`` takes the same as contiguous
+arrays, flow finite where valid, and writes to exactly that path.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Planes = NDArray[np.float32]
+Mask = NDArray[np.bool_]
+
+
+def finite(flow: Planes) -> Mask:
+    """Where both u and v of ``[2, H, W]`` are neither NaN nor infinite."""
+    both: Mask = np.isfinite(flow[0]) & np.isfinite(flow[1])
+    return both
+
+
+def or_nan(flow: Planes, valid: Mask) -> Planes:
+    """The flow with NaN where it is not valid."""
+    return np.where(valid, flow, np.float32("nan"))

@@ -1,0 +1,100 @@
+"""Flow in OpenEXR: layers ``forward`` and ``backward`` with channels u and v, as Nuke names them.
+
+Nuke's y axis points up, so v changes its sign, on writing and on reading. NaN marks invalid pixels, and what
+the data window leaves out of the display window is invalid too.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from fullfield._check import InputError
+from fullfield.io.files import check_window
+from fullfield.io.flow_formats import Mask, Planes, finite, or_nan
+from fullfield.io.oiio import Part, Source, describe_parts, layers, opened, sniff, write_picture
+
+_PAIRS = (("u", "v"), ("x", "y"))
+_HALF_MAX = 65504.0
+
+
+def read(path: Path, part: int | str | None = None, layer: str | None = None) -> tuple[Planes, Mask]:
+    kind, _ = sniff(path)
+    if kind != "openexr":
+        raise InputError(f"{path}: expected flow in OpenEXR, got a {kind} file")
+    with opened(path) as source:
+        chosen, pair = _find(source, part, layer)
+        return _read(source, chosen, pair)
+
+
+def _find(source: Source, part: int | str | None, layer: str | None) -> tuple[Part, list[int]]:
+    seen = [source.part(part)] if part is not None else list(source.parts())
+    for wanted in ("forward", "") if layer is None else (layer,):
+        for candidate in seen:
+            found = layers(candidate.channels).get(wanted, {})
+            # A layer that was not asked for by name must say u and v: x and y may be anything.
+            for names in _PAIRS if layer is not None else _PAIRS[:1]:
+                if all(name in found for name in names):
+                    return candidate, [found[name] for name in names]
+    expected = f"channels {layer}.u, {layer}.v" if layer else "channels forward.u, forward.v (or u, v)"
+    raise InputError(f"{source.path}: no {expected}; name another layer. The file has {describe_parts(seen)}")
+
+
+def _read(source: Source, part: Part, pair: list[int]) -> tuple[Planes, Mask]:
+    path, spec = source.path, part.spec
+    if spec.deep:
+        raise InputError(f"{path}: part {part.index} holds deep data (several samples a pixel)")
+    forms = {str(spec.channelformats[c]) if spec.channelformats else str(spec.format) for c in pair}
+    if not forms <= {"half", "float"}:
+        raise InputError(f"{path}: expected half or float flow, got {', '.join(sorted(forms))}")
+    x, y, width, height = part.data_window
+    fx, fy, full_width, full_height = part.display_window
+    check_window(path, full_width, full_height, source.size)
+    flow = np.zeros((2, full_height, full_width), np.float32)
+    valid = np.zeros((full_height, full_width), np.bool_)
+    left, right = max(x, fx), min(x + width, fx + full_width)
+    top, bottom = max(y, fy), min(y + height, fy + full_height)
+    if left >= right or top >= bottom:
+        return flow, valid
+    for start, band in source.bands(part, pair, (top, bottom), "float"):
+        area = slice(start - fy, start - fy + len(band)), slice(left - fx, right - fx)
+        pixels = band[:, left - x : right - x]
+        flow[0][area] = pixels[..., 0]
+        flow[1][area] = -pixels[..., 1]
+        valid[area] = np.isfinite(pixels).all(axis=-1)
+    return flow, valid
+
+
+def write(
+    path: Path,
+    flow: Planes,
+    valid: Mask,
+    backward: Planes | None = None,
+    compression: str | None = None,
+    dtype: str | None = None,
+) -> None:
+    names = ["forward.u", "forward.v"]
+    u, v = or_nan(flow, valid)
+    planes = [u, -v]
+    if backward is not None:
+        names += ["backward.u", "backward.v"]
+        u, v = or_nan(backward, finite(backward))
+        planes += [u, -v]
+    pixels = np.stack(planes, axis=-1)
+    if dtype == "half":
+        with np.errstate(over="ignore"):
+            halves = pixels.astype(np.float16)
+        if np.isinf(halves).any():
+            raise InputError(f"flow: half precision holds up to {_HALF_MAX:g} px, got {np.nanmax(np.abs(pixels)):g}")
+        pixels = halves
+    write_picture(path, "openexr", pixels, channels=names, attributes={"compression": compression or "zip"})
+
+
+def write_st_map(path: Path, flow: Planes) -> None:
+    _, height, width = flow.shape
+    x, y = np.arange(width), np.arange(height)[:, None]
+    s = (x + flow[0].astype(np.float64) + 0.5) / width
+    t = 1 - (y + flow[1].astype(np.float64) + 0.5) / height
+    pixels = np.stack((s, t), axis=-1).astype(np.float32)
+    write_picture(path, "openexr", pixels, channels=("R", "G"), attributes={"compression": "zip"})

@@ -1,0 +1,305 @@
+"""Frames in and pictures out."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fullfield._check import InputError, choice, require
+from fullfield.io.files import PathLike, atomic_path, check_window
+from fullfield.io.names import IMAGE_WRITE_SUFFIXES
+from fullfield.io.oiio import Part, Source, describe_parts, layers, opened, sniff, write_picture
+from fullfield.io.transfer import Curve, Planes, curve, decode_srgb
+
+Alpha: TypeAlias = Literal["ignore", "apply"]
+Window: TypeAlias = Literal["display", "data"]
+
+_COLOURS = (("r", "g", "b"), ("red", "green", "blue"), ("y",))
+_ALPHAS = ("a", "alpha")
+_LAB = (8, 9, 10)
+_DPX_TRANSFERS = {"Printing density": "cineon", "Logarithmic": "cineon", "Linear": "linear"}
+
+
+def read_frame(
+    path: PathLike,
+    *,
+    transfer: str = "auto",
+    part: int | str | None = None,
+    layer: str | None = None,
+    alpha: Alpha = "ignore",
+    window: Window = "display",
+) -> Tensor:  # float32 [C, H, W], C = 1 or 3
+    """Read a frame of any format in docs/formats.md as display-referred, sRGB-encoded values.
+
+    Grey stays one channel, everything else becomes R, G, B, found by the channels' names. Integers are scaled
+    to [0, 1]; highlights of floating-point frames may exceed 1. EXIF orientation is applied.
+
+    Args:
+        path: PNG, JPEG, TIFF, OpenEXR, DPX, PPM, PFM, Radiance HDR, BMP or TGA, told by its content.
+        transfer: what the stored values are: ``auto`` (by format: EXR, HDR, PFM and floating-point TIFF are
+            linear, DPX says so itself, the rest is ``srgb``), ``srgb`` (as stored),
+            ``linear``, a camera's curve (:data:`fullfield.io.TRANSFERS`) or an OpenColorIO colour space.
+        part: part of an EXR or page of a TIFF, by index or name; by default the first with those channels.
+        layer: prefix of the channels to take, ``diffuse`` for ``diffuse.R``, ``diffuse.G``, ``diffuse.B``.
+        alpha: ``ignore`` takes the colour as stored; ``apply`` composites it over black (which changes only
+            files whose colour is not yet multiplied by alpha: PNG, BMP, TGA, some TIFF).
+        window: of an EXR: ``display`` returns the display window, black outside the data window; ``data``
+            returns the stored pixels, overscan and all.
+
+    Raises:
+        InputError: an unreadable, truncated or implausible file, NaN or infinite values, an unknown part,
+            layer or transfer; one line that names the file.
+        OSError: a missing file, a folder, or no permission.
+    """
+    choice(alpha, "alpha", ("ignore", "apply"))
+    choice(window, "window", ("display", "data"))
+    where = Path(path)
+    kind, _ = sniff(where)
+    if kind == "pfm":
+        return torch.from_numpy(_read_pfm(where, transfer, part, layer))
+    with opened(where) as source:
+        chosen, colour = _find_colour(source, part, layer)
+        shown = window if kind == "openexr" else "data"
+        planes = _read_planes(source, chosen, colour, transfer, alpha, shown)
+    return torch.from_numpy(planes)
+
+
+def _read_pfm(path: Path, transfer: str, part: int | str | None, layer: str | None) -> Planes:
+    from fullfield.io.flow_formats import pfm
+
+    for name, value in (("part", part), ("layer", layer)):
+        if value is not None:
+            raise InputError(f"{path}: a PFM file has no {name}s, got {name}={value!r}")
+    planes = pfm.read_planes(path)
+    complain = _Finite(path)
+    complain.look(planes, 0)
+    complain.verdict()
+    _display(path, curve(transfer, "linear"), planes)
+    return planes
+
+
+def _find_colour(source: Source, part: int | str | None, layer: str | None) -> tuple[Part, list[int]]:
+    """The part to read and its colour channels: three, or one if it is grey."""
+    seen: list[Part] = []
+    for candidate in [source.part(part)] if part is not None else source.parts():
+        seen.append(candidate)
+        found = layers(candidate.channels).get(layer or "", {})
+        names = next((names for names in _COLOURS if all(name in found for name in names)), None)
+        if names == ("y",) and "x" in found:
+            names = None  # a vector, not luminance
+        if names is None:
+            if source.kind != "openexr" and not layer and len(candidate.channels) <= 2:
+                return candidate, [0]
+            continue
+        if names == ("y",) and ("ry" in found or "by" in found):
+            raise InputError(
+                f"{source.path}: the colour is stored as luminance and chroma (Y, RY, BY), which is not "
+                "supported; convert it to R, G, B"
+            )
+        return candidate, [found[name] for name in names]
+    if not seen:
+        raise source.unreadable("it holds no image")
+    wanted = f"channels {layer}.R, {layer}.G, {layer}.B" if layer else "channels R, G, B (or Y)"
+    raise InputError(f"{source.path}: no {wanted}; the file has {describe_parts(seen)}")
+
+
+def _read_planes(source: Source, part: Part, colour: list[int], transfer: str, alpha: Alpha, window: Window) -> Planes:
+    path, spec = source.path, part.spec
+    if spec.deep:
+        raise InputError(f"{path}: part {part.index} holds deep data (several samples a pixel); flatten it first")
+    if spec.get_int_attribute("tiff:PhotometricInterpretation") in _LAB:
+        raise InputError(f"{path}: the colour is CIE Lab, which is not supported; convert it to RGB")
+    forms = {str(spec.channelformats[c]) if spec.channelformats else str(spec.format) for c in colour}
+    if source.kind == "openexr" and not forms <= {"half", "float"}:
+        raise InputError(f"{path}: expected half or float colour, got {', '.join(sorted(forms))}")
+    form = next(iter(forms)) if forms in ({"uint8"}, {"uint16"}) else "float"
+    full = {"uint8": 255, "uint16": 65535}.get(form, 1)
+    to_display = curve(transfer, _stored_as(source.kind, spec, forms))
+
+    x, y, width, height = part.data_window
+    frame = part.display_window if window == "display" else part.data_window
+    check_window(path, frame[2], frame[3], source.size)
+    left, right = max(x, frame[0]), min(x + width, frame[0] + frame[2])
+    top, bottom = max(y, frame[1]), min(y + height, frame[1] + frame[3])
+    shape = (len(colour), frame[3], frame[2])
+    if left >= right or top >= bottom:
+        return np.zeros(shape, np.float32)
+
+    opacity = _straight_alpha(part, colour) if alpha == "apply" else None
+    wanted = colour if opacity is None else [*colour, opacity]
+    planes: Planes | None = None
+    finite = _Finite(path)
+    for start, band in source.bands(part, wanted, (top, bottom), form):
+        if planes is None:
+            covered = (left, top, right - left, bottom - top) == frame
+            planes = np.empty(shape, np.float32) if covered else np.zeros(shape, np.float32)
+        row = start - frame[1]
+        slab = planes[:, row : row + len(band), left - frame[0] : right - frame[0]]
+        pixels = band[:, left - x : right - x]
+        for channel, plane in enumerate(slab):
+            if full == 1:
+                plane[:] = pixels[..., channel]
+            else:
+                np.divide(pixels[..., channel], np.float32(full), out=plane, dtype=np.float32)
+        if opacity is not None:
+            slab *= pixels[..., -1].astype(np.float32) / np.float32(full)
+        if full == 1:
+            finite.look(slab, row, left - frame[0])
+        if not finite.bad:
+            _display(path, to_display, slab)
+    finite.verdict()
+    if planes is None:
+        raise source.unreadable("it has no rows")
+    return _upright(planes, spec.get_int_attribute("Orientation", 1))
+
+
+def _stored_as(kind: str, spec: Any, forms: set[str]) -> str:
+    """What ``auto`` stands for."""
+    if kind == "dpx":
+        return _DPX_TRANSFERS.get(spec.get_string_attribute("dpx:Transfer"), "srgb")
+    if kind in ("openexr", "hdr") or forms & {"half", "float", "double"}:
+        return "linear"
+    return "srgb"
+
+
+def _straight_alpha(part: Part, colour: list[int]) -> int | None:
+    """The alpha channel by which the stored colour is not multiplied yet."""
+    if not part.spec.get_int_attribute("oiio:UnassociatedAlpha"):
+        return None
+    for found in layers(part.channels).values():
+        if colour[0] in found.values():
+            return next((found[name] for name in _ALPHAS if name in found), None)
+    return None
+
+
+class _Finite:
+    """Counts the pixels of a frame that are not finite, band by band."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.bad = 0
+        self.first = (0, 0)
+
+    def look(self, planes: Planes, row: int, column: int = 0) -> None:
+        wrong = ~np.isfinite(planes)
+        if not wrong.any():
+            return
+        pixels = wrong.any(axis=0)
+        if not self.bad:
+            y, x = divmod(int(pixels.argmax()), pixels.shape[1])
+            self.first = (x + column, y + row)
+        self.bad += int(pixels.sum())
+
+    def verdict(self) -> None:
+        if self.bad:
+            pixels = "1 pixel is" if self.bad == 1 else f"{self.bad} pixels are"
+            x, y = self.first
+            raise InputError(f"{self.path}: {pixels} NaN or infinite, the first at x = {x}, y = {y}")
+
+
+def _display(path: Path, to_display: Curve | None, planes: Planes) -> None:
+    if to_display is None:
+        return
+    to_display(planes)
+    if not np.isfinite(planes).all():
+        raise InputError(f"{path}: values too large for this transfer; they become infinite")
+
+
+def _upright(planes: Planes, orientation: int) -> Planes:
+    """Turn a frame as EXIF orientation 1 to 8 asks; other values count as 1."""
+    if orientation not in range(2, 9):
+        return planes
+    if orientation in (5, 6, 7, 8):
+        planes = planes.transpose(0, 2, 1)
+    if orientation in (2, 3, 6, 7):
+        planes = planes[:, :, ::-1]
+    if orientation in (3, 4, 7, 8):
+        planes = planes[:, ::-1]
+    return np.array(planes, order="C")
+
+
+def write_image(path: PathLike, image: Tensor | NDArray[Any]) -> None:
+    """Write a picture as PNG, JPEG, TIFF or OpenEXR, by the suffix; all of it or nothing.
+
+    Args:
+        path: where to; the suffix is one of :data:`fullfield.io.IMAGE_WRITE_SUFFIXES`.
+        image: ``[C, H, W]`` or ``[H, W, C]`` with C = 1 or 3, or ``[H, W]``. Where both fit, a tensor
+            is ``[C, H, W]`` and an array is ``[H, W, C]``. uint8; uint16 (not JPEG); or display-referred
+            floating point, which is clamped to [0, 1] and rounded to 8 bits, except in EXR, which stores
+            linear float32 so that :func:`read_frame` returns the same values.
+
+    Raises:
+        InputError: an unknown suffix, or an image of another shape or type or with NaN or infinite values.
+        OSError: the file cannot be written; what stood there before stays.
+    """
+    where = Path(path)
+    suffix = where.suffix.lower()
+    if suffix not in IMAGE_WRITE_SUFFIXES:
+        raise InputError(f"{where}: expected a suffix out of {', '.join(IMAGE_WRITE_SUFFIXES)}, got {suffix!r}")
+    pixels = _interleaved(image)
+    if suffix == ".exr":
+        pixels = _linear_light(pixels)
+    elif pixels.dtype.kind == "f":
+        pixels = (pixels.clip(0, 1) * 255).round().astype(np.uint8)
+    if suffix in (".jpg", ".jpeg"):
+        require(pixels.dtype == np.uint8, "image", "uint8 or floating point for JPEG", image)
+        _write_jpeg(where, pixels)
+        return
+    kind = {".png": "png", ".exr": "openexr"}.get(suffix, "tiff")
+    attributes: dict[str, str | int] = {"png:compressionLevel": 4} if kind == "png" else {"compression": "zip"}
+    names = ("R", "G", "B") if pixels.shape[2] == 3 else ("Y",)
+    with atomic_path(where) as temporary:
+        write_picture(temporary, kind, pixels, channels=names, attributes=attributes)
+
+
+def _interleaved(image: Tensor | NDArray[Any]) -> NDArray[Any]:
+    """``[H, W, C]``, uint8, uint16 or finite float32."""
+    expected = "[C, H, W] or [H, W, C] with C = 1 or 3, or [H, W]"
+    require(isinstance(image, (Tensor, np.ndarray)), "image", f"a tensor or array {expected}", image)
+    if isinstance(image, Tensor):
+        first = True
+        image_ = image.detach().cpu()
+        pixels = (image_.float() if image_.is_floating_point() else image_).numpy()
+    else:
+        first, pixels = False, image
+    if pixels.ndim == 2:
+        pixels = pixels[..., None]
+    require(pixels.ndim == 3 and 0 not in pixels.shape, "image", expected, image)
+    fits = [axis for axis in ((0, 2) if first else (2, 0)) if pixels.shape[axis] in (1, 3)]
+    require(bool(fits), "image", expected, image)
+    if fits[0] == 0 and np.ndim(image) == 3:
+        pixels = pixels.transpose(1, 2, 0)
+    if pixels.dtype.kind == "f":
+        pixels = pixels.astype(np.float32)
+        require(bool(np.isfinite(pixels).all()), "image", "finite values", "NaN or infinity")
+        return pixels
+    require(pixels.dtype in (np.uint8, np.uint16), "image", "uint8, uint16 or floating point", image)
+    return pixels
+
+
+def _linear_light(pixels: NDArray[Any]) -> NDArray[Any]:
+    full = {"uint8": 255, "uint16": 65535}.get(str(pixels.dtype), 1)
+    light = np.array(pixels, np.float32) / np.float32(full)
+    decode_srgb(light)
+    require(bool(np.isfinite(light).all()), "image", "values whose light is finite", "larger ones")
+    return light
+
+
+def _write_jpeg(path: Path, pixels: NDArray[Any]) -> None:
+    # libjpeg inside OpenImageIO ends the process when a write fails, so the file is made in memory.
+    from PIL import Image
+
+    made = io.BytesIO()
+    picture = pixels[..., 0] if pixels.shape[2] == 1 else pixels
+    try:
+        Image.fromarray(np.ascontiguousarray(picture)).save(made, "JPEG", quality=95, subsampling=0)
+    except OSError as error:
+        raise InputError(f"{path}: JPEG holds at most 65535 × 65535 pixels, got {picture.shape[:2]}") from error
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(made.getbuffer())

@@ -1,0 +1,43 @@
+"""The words of the io part, importable without numpy or torch: suffixes, transfers, compressions."""
+
+from __future__ import annotations
+
+FRAME_SUFFIXES = (
+    ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".exr", ".dpx", ".ppm", ".pgm", ".pbm", ".pnm", ".pfm",
+    ".hdr", ".bmp", ".tga",
+)  # fmt: skip
+"""Usual suffixes of the frames :func:`read_frame` reads; it goes by a file's content, not by its name."""
+
+IMAGE_WRITE_SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".exr")
+
+FLOW_WRITE_SUFFIXES = (".flo", ".png", ".flo5", ".pfm", ".npy", ".exr")
+FLOW_SUFFIXES = (*FLOW_WRITE_SUFFIXES, ".npz")
+
+EXR_COMPRESSIONS = ("none", "rle", "zips", "zip", "piz", "dwaa", "dwab")
+
+OCIO_CONFIG = "ocio://studio-config-latest"
+"""The configuration, built into OpenColorIO, that holds the cameras' curves."""
+
+OCIO_TRANSFERS = {
+    "acescc": "ACEScc",
+    "acescct": "ACEScct",
+    "acescg": "ACEScg",
+    "aces2065-1": "ACES2065-1",
+    "adx10": "ADX10",
+    "adx16": "ADX16",
+    "applelog": "Apple Log",
+    "bmdfilm5": "BMDFilm WideGamut Gen5",
+    "clog2": "CanonLog2 CinemaGamut D55",
+    "clog3": "CanonLog3 CinemaGamut D55",
+    "davinci": "DaVinci Intermediate WideGamut",
+    "log3g10": "Log3G10 REDWideGamutRGB",
+    "logc3": "ARRI LogC3 (EI800)",
+    "logc4": "ARRI LogC4",
+    "slog3": "S-Log3 S-Gamut3",
+    "slog3.cine": "S-Log3 S-Gamut3.Cine",
+    "vlog": "V-Log V-Gamut",
+}
+"""Short name -> colour space of ``OCIO_CONFIG``."""
+
+TRANSFERS = ("auto", "srgb", "linear", "cineon", *OCIO_TRANSFERS)
+"""What ``transfer=`` accepts besides the names of OpenColorIO colour spaces."""

@@ -1,0 +1,306 @@
+"""OpenImageIO as the other modules use it: opening by content, parts, layers, bands of rows, writing."""
+
+from __future__ import annotations
+
+import errno
+import struct
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullfield._check import InputError
+from fullfield.io.files import check_inflated, check_pixels, check_readable, one_line
+
+_MAGIC: tuple[tuple[bytes, str], ...] = (
+    (b"\x89PNG\r\n\x1a\n", "png"),
+    (b"\xff\xd8\xff", "jpeg"),
+    (b"\x76\x2f\x31\x01", "openexr"),
+    (b"II*\0", "tiff"),
+    (b"MM\0*", "tiff"),
+    (b"II+\0", "tiff"),
+    (b"MM\0+", "tiff"),
+    (b"SDPX", "dpx"),
+    (b"XPDS", "dpx"),
+    (b"#?", "hdr"),
+    (b"BM", "bmp"),
+    *((b"P%d" % digit, "pnm") for digit in range(1, 7)),
+    (b"PF", "pfm"),
+    (b"Pf", "pfm"),
+)
+_PIXELS_PER_BYTE = {"png": 8256, "tiff": 4096, "openexr": 4096, "jpeg": 1024}
+_PIXELS_PER_BYTE_UNPACKED = 256
+_FORMS = {"uint8": "uint8", "uint16": "uint16", "float16": "half", "float32": "float"}
+_MAX_PARTS = 1024
+_BAND_PIXELS = 1 << 22
+_HARMLESS = ("extraneous bytes before marker 0xd9", "unknown JFIF revision", "Invalid SOS parameters")
+
+
+def sniff(path: Path) -> tuple[str, int]:
+    """The format of the frame at ``path`` by its first bytes, in OpenImageIO's words, and the file's size."""
+    size = check_readable(path)
+    with path.open("rb") as file:
+        head = file.read(16)
+    for magic, kind in _MAGIC:
+        if head.startswith(magic):
+            return kind, size
+    if path.suffix.lower() == ".tga":
+        return "targa", size
+    raise InputError(
+        f"{path}: expected a frame (PNG, JPEG, TIFF, OpenEXR, DPX, PPM, PFM, Radiance HDR, BMP or "
+        "TGA), got a file that starts like none of them"
+    )
+
+
+@dataclass(frozen=True)
+class Part:
+    """One image of a file: an OpenEXR part, a TIFF page."""
+
+    index: int
+    name: str
+    channels: tuple[str, ...]
+    spec: Any
+
+    @property
+    def data_window(self) -> tuple[int, int, int, int]:
+        """x, y, width, height of the stored pixels."""
+        return self.spec.x, self.spec.y, self.spec.width, self.spec.height
+
+    @property
+    def display_window(self) -> tuple[int, int, int, int]:
+        """x, y, width, height of the frame they belong to."""
+        return self.spec.full_x, self.spec.full_y, self.spec.full_width, self.spec.full_height
+
+
+@dataclass
+class Source:
+    """An open picture file."""
+
+    path: Path
+    kind: str
+    size: int
+    handle: Any
+
+    def parts(self) -> Iterator[Part]:
+        for index in range(_MAX_PARTS):
+            if not self.handle.seek_subimage(index, 0):
+                self.handle.geterror()
+                return
+            spec = self.handle.spec(index, 0)
+            name = spec.get_string_attribute("oiio:subimagename") or spec.get_string_attribute("name")
+            yield Part(index, name, tuple(spec.channelnames), spec)
+
+    def first_part(self) -> Part:
+        for part in self.parts():
+            return part
+        raise self.unreadable("it holds no image")
+
+    def part(self, wanted: int | str) -> Part:
+        """The part of that index or name; a name made of digits is an index when no part bears it."""
+        parts = list(self.parts())
+        for part in parts:
+            if part.name == wanted and wanted != "":
+                return part
+        if isinstance(wanted, int) or wanted.isdecimal():
+            for part in parts:
+                if part.index == int(wanted):
+                    return part
+        listed = ", ".join(f"{p.index} {one_line(p.name)!r}" if p.name else str(p.index) for p in parts[:40])
+        raise InputError(f"{self.path}: no part {wanted!r}; the file has {listed}")
+
+    def bands(
+        self, part: Part, channels: Sequence[int], rows: tuple[int, int], form: str
+    ) -> Iterator[tuple[int, NDArray[Any]]]:
+        """Yield (y, ``[rows, width, len(channels)]``) for rows ``y0 <= y < y1`` of the data window, top down.
+
+        ``form`` is the element type asked for: ``uint8``, ``uint16`` or ``float``.
+        """
+        spec = part.spec
+        if spec.get_string_attribute("compression").startswith("htj2k"):
+            # A damaged code stream makes its decoder allocate gigabytes.
+            raise InputError(f"{self.path}: HTJ2K compression is not supported; convert the file to ZIP or DWAA")
+        per_byte = _PIXELS_PER_BYTE.get(self.kind, _PIXELS_PER_BYTE_UNPACKED)
+        check_pixels(self.path, spec.width, spec.height, self.size, per_byte)
+        step = max(1, _BAND_PIXELS // spec.width)
+        unit = max(spec.tile_height, 256 if self.kind == "openexr" else 1)
+        step = max(step // unit, 1) * unit
+        start = spec.y + (rows[0] - spec.y) // unit * unit
+        for top in range(start, rows[1], step):
+            bottom = min(top + step, spec.y + spec.height)
+            band = self._rows(part, channels, (top, bottom), form)
+            skip = max(rows[0] - top, 0)
+            yield top + skip, band[skip : rows[1] - top]
+
+    def _rows(self, part: Part, channels: Sequence[int], rows: tuple[int, int], form: str) -> NDArray[Any]:
+        first, last = min(channels), max(channels) + 1
+        if last - first <= 2 * len(channels) + 2:
+            block = self._read(part, rows, first, last, form)
+            if channels == list(range(first, last)):
+                return block
+            return block[..., [c - first for c in channels]]
+        return np.concatenate([self._read(part, rows, c, c + 1, form) for c in channels], axis=-1)
+
+    def _read(self, part: Part, rows: tuple[int, int], first: int, last: int, form: str) -> NDArray[Any]:
+        spec = part.spec
+        if spec.tile_width:
+            window = (spec.x, spec.x + spec.width, *rows, 0, 1)
+            block = self.handle.read_tiles(part.index, 0, *window, first, last, form)
+        else:
+            block = self.handle.read_scanlines(part.index, 0, *rows, 0, first, last, form)
+        complaint = self.complaint()
+        wanted = (rows[1] - rows[0], spec.width, last - first)
+        if block is None or complaint:
+            raise self.unreadable(complaint or "its pixels cannot be decoded")
+        if block.size != wanted[0] * wanted[1] * wanted[2]:
+            raise self.unreadable(f"its rows have shape {block.shape}")
+        return block.reshape(wanted)  # type: ignore[no-any-return]
+
+    def complaint(self) -> str:
+        lines = self.handle.geterror().splitlines()
+        return one_line("; ".join(line for line in lines if not any(word in line for word in _HARMLESS)))
+
+    def unreadable(self, complaint: str) -> InputError:
+        return _unreadable(self.path, self.kind, complaint)
+
+
+def _unreadable(path: Path, kind: str, complaint: str) -> InputError:
+    return InputError(f"{path}: unreadable {kind} file (truncated, corrupt or unsupported): {complaint}")
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Source]:
+    """Open a frame by its content. Whatever is wrong with it raises :class:`InputError` naming the file."""
+    import OpenImageIO as oiio
+
+    kind, size = sniff(path)
+    if kind == "png":
+        check_png(path)
+    request = oiio.ImageSpec()
+    request.attribute("oiio:UnassociatedAlpha", 1)
+    try:
+        oiio.geterror()
+        handle = oiio.ImageInput.open(str(path), request)
+        if handle is None:
+            complaint = one_line(oiio.geterror()) or "its header makes no sense"
+            raise _unreadable(path, kind, complaint)
+        try:
+            source = Source(path, kind, size, handle)
+            if handle.format_name() != kind:
+                raise source.unreadable(f"it starts like {kind} but is not")
+            yield source
+        finally:
+            handle.close()
+    except UnicodeError as error:
+        raise _unreadable(path, kind, "it holds text that is not UTF-8") from error
+
+
+def check_png(path: Path) -> None:
+    """Refuse a PNG that is cut short, fails a checksum or claims more pixels than its data can inflate to."""
+    size = check_readable(path)
+    with path.open("rb") as file:
+        file.seek(8)
+        header = b""
+        data = 0
+        while True:
+            head = file.read(8)
+            if len(head) < 8:
+                raise InputError(f"{path}: truncated PNG file: it ends after {size} bytes without an IEND chunk")
+            length, name = struct.unpack(">I4s", head)
+            if length > size - file.tell() - 4:
+                chunk = one_line(name.decode("latin-1"))
+                raise InputError(
+                    f"{path}: truncated PNG file: chunk {chunk} says {length} bytes, the file has "
+                    f"{max(size - file.tell() - 4, 0)} left"
+                )
+            body, checksum = _chunk(file, length, zlib.crc32(name))
+            if file.read(4) != struct.pack(">I", checksum):
+                chunk = one_line(name.decode("latin-1"))
+                raise InputError(f"{path}: corrupt PNG file: wrong checksum in chunk {chunk}")
+            if name == b"IHDR" and length == 13 and not header:
+                header = body
+            elif name == b"IDAT":
+                data += length
+            elif name == b"IEND":
+                break
+    if not header:
+        raise InputError(f"{path}: corrupt PNG file: it has no IHDR chunk")
+    width, height, bits, colour = struct.unpack(">IIBB", header[:10])
+    check_pixels(path, width, height, size, _PIXELS_PER_BYTE["png"])
+    samples = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}.get(colour, 1)
+    check_inflated(path, f"its header ({width} × {height})", width * height * samples * bits // 8, data + 8)
+
+
+def _chunk(file: BinaryIO, length: int, checksum: int) -> tuple[bytes, int]:
+    """The first bytes of a chunk's body and the checksum run on over all of it."""
+    body = b""
+    while length > 0:
+        piece = file.read(min(length, 1 << 20))
+        if not piece:
+            break
+        body = body or piece[:16]
+        checksum = zlib.crc32(piece, checksum)
+        length -= len(piece)
+    return body, checksum
+
+
+def layers(channels: Sequence[str]) -> dict[str, dict[str, int]]:
+    """Channels grouped by layer: ``{"diffuse": {"r": 4, "g": 5, "b": 6}, "": {…}}``; names in lower case."""
+    grouped: dict[str, dict[str, int]] = {}
+    for index, channel in enumerate(channels):
+        layer, _, last = channel.rpartition(".")
+        grouped.setdefault(layer, {}).setdefault(last.lower(), index)
+    return grouped
+
+
+def describe_parts(parts: Sequence[Part]) -> str:
+    """The channels a file has, part by part, for a complaint."""
+    shown = []
+    for part in parts[:12]:
+        name = f"part {part.index} {one_line(part.name)!r}: " if len(parts) > 1 else ""
+        listed = [one_line(channel, 40) for channel in part.channels[:24]]
+        shown.append(name + ", ".join(listed) + (", …" if len(part.channels) > 24 else ""))
+    return "; ".join(shown) + ("; …" if len(parts) > 12 else "")
+
+
+def write_picture(
+    path: Path,
+    kind: str,
+    pixels: NDArray[Any],
+    *,
+    channels: Sequence[str] = (),
+    attributes: Mapping[str, str | int | float] | None = None,
+) -> None:
+    """Write ``[H, W, C]`` as one ``kind`` file, and make sure that all of it arrived.
+
+    Raises :class:`OSError` when it did not: in some formats a full disk shows only in what was written.
+    """
+    import OpenImageIO as oiio
+
+    height, width, count = pixels.shape
+    spec = oiio.ImageSpec(width, height, count, _FORMS[pixels.dtype.name])
+    if channels:
+        spec.channelnames = tuple(channels)
+    for name, value in (attributes or {}).items():
+        spec.attribute(name, value)
+    output = oiio.ImageOutput.create(kind)
+    if output is None:
+        raise OSError(f"{path}: this OpenImageIO cannot write {kind}")
+    written = output.open(str(path), spec) and output.write_image(np.ascontiguousarray(pixels))
+    complaint = output.geterror()
+    closed = output.close()
+    if not (written and closed) or complaint:
+        reason = complaint or output.geterror() or "the file could not be completed"
+        raise OSError(errno.EIO, one_line(reason.replace(f' "{path}"', "")), str(path))
+    try:
+        with opened(path) as source:
+            part = source.first_part()
+            rows = (height if kind == "png" else height - 1, height)
+            for _ in source.bands(part, [0], rows, "float"):
+                pass
+    except InputError as error:
+        raise OSError(errno.EIO, "the file could not be completed", str(path)) from error

@@ -1,0 +1,133 @@
+"""From what a file stores to display-referred, sRGB-encoded values."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullfield._check import InputError, require
+from fullfield.io.files import one_line
+from fullfield.io.names import OCIO_CONFIG, OCIO_TRANSFERS, TRANSFERS
+
+Planes: TypeAlias = NDArray[np.float32]
+Curve: TypeAlias = Callable[[Planes], None]
+"""Works in place on float32 ``[C, H, W]``."""
+
+_LINEAR_SPACES = (
+    "Linear Rec.709 (sRGB)",
+    "lin_rec709_scene",
+    "lin_rec709",
+    "lin_rec709_srgb",
+    "lin_srgb",
+    "Utility - Linear - sRGB",
+)
+
+
+def curve(transfer: str, auto: str) -> Curve | None:
+    """The function from stored to sRGB-encoded values; None where they are the same.
+
+    Args:
+        transfer: one of :data:`TRANSFERS`, or a colour space (also alias or role) of the OpenColorIO
+            configuration that ``$OCIO`` names, or, without ``$OCIO``, of the one built into OpenColorIO.
+        auto: what ``"auto"`` stands for in this file.
+
+    Raises:
+        InputError: nothing of that name.
+    """
+    require(isinstance(transfer, str), "transfer", "a name", transfer)
+    name = auto if transfer == "auto" else transfer
+    if name == "srgb":
+        return None
+    if name == "linear":
+        return encode_srgb
+    if name == "cineon":
+        return _from_cineon
+    if name in OCIO_TRANSFERS:
+        return _ocio_curve(OCIO_TRANSFERS[name], OCIO_CONFIG)
+    return _ocio_curve(name, os.environ.get("OCIO") or OCIO_CONFIG)
+
+
+def encode_srgb(light: Planes) -> None:
+    """IEC 61966-2-1, in place: negative light becomes 0, light above 1 follows the curve on."""
+    # NumPy, not torch: there, a value's last bit depends on its place in the array and on the thread count.
+    np.maximum(light, 0, out=light)
+    toe = light <= 0.0031308
+    low = light[toe] * np.float32(12.92)
+    np.power(light, np.float32(1 / 2.4), out=light)
+    light *= np.float32(1.055)
+    light -= np.float32(0.055)
+    light[toe] = low
+
+
+def decode_srgb(values: Planes) -> None:
+    """The inverse of :func:`encode_srgb`, in place."""
+    np.maximum(values, 0, out=values)
+    toe = values <= 0.04045
+    low = values[toe] / np.float32(12.92)
+    values += np.float32(0.055)
+    values /= np.float32(1.055)
+    with np.errstate(over="ignore"):
+        np.power(values, np.float32(2.4), out=values)
+    values[toe] = low
+
+
+def _from_cineon(planes: Planes) -> None:
+    """Kodak's printing density: code 95 of 1023 is black, 685 white, 0.002 density a code, gamma 0.6."""
+    per_code = 0.002 / 0.6
+    black = 10.0 ** ((95 - 685) * per_code)
+    planes *= np.float32(1023)
+    planes -= np.float32(685)
+    planes *= np.float32(per_code)
+    with np.errstate(over="ignore"):
+        np.power(np.float32(10), planes, out=planes)
+    planes -= np.float32(black)
+    planes /= np.float32(1 - black)
+    encode_srgb(planes)
+
+
+def _ocio_curve(space: str, config: str) -> Curve:
+    import OpenImageIO as oiio
+
+    known = _builtin_names() if config == OCIO_CONFIG else _names(config)
+    if space.lower() not in known:
+        where = "$OCIO" if config != OCIO_CONFIG else "OpenColorIO's studio configuration"
+        raise InputError(
+            f"transfer: expected one of {', '.join(TRANSFERS)}, or a colour space of {where}, got {space!r}"
+        )
+    linear = next((name for name in _LINEAR_SPACES if name.lower() in known), "scene_linear")
+    if linear.lower() not in known:
+        raise InputError(f"OCIO: the configuration {config!r} has no linear Rec.709 space and no scene_linear role")
+
+    def convert(planes: Planes) -> None:
+        colour = np.ascontiguousarray(np.broadcast_to(planes, (3, *planes.shape[1:])).transpose(1, 2, 0))
+        buffer = oiio.ImageBuf(colour)
+        if not oiio.ImageBufAlgo.colorconvert(buffer, buffer, space, linear, False, colorconfig=config):
+            raise InputError(f"transfer: cannot convert from {space!r} to {linear!r}: {one_line(buffer.geterror())}")
+        light = np.asarray(buffer.get_pixels(oiio.FLOAT), np.float32).transpose(2, 0, 1)
+        planes[:] = light if len(planes) == 3 else light[1:2]
+        encode_srgb(planes)
+
+    return convert
+
+
+@lru_cache(maxsize=1)
+def _builtin_names() -> frozenset[str]:
+    return _names(OCIO_CONFIG)
+
+
+def _names(config: str) -> frozenset[str]:
+    """Everything a colour space of the configuration goes by, in lower case, as OpenColorIO compares."""
+    import OpenImageIO as oiio
+
+    colours = oiio.ColorConfig(config)
+    complaint = colours.geterror()
+    if complaint:
+        raise InputError(f"OCIO: cannot use the configuration {config!r}: {one_line(complaint)}")
+    spaces = list(colours.getColorSpaceNames())
+    aliases = [alias for space in spaces for alias in colours.getAliases(space)]
+    return frozenset(name.lower() for name in (*spaces, *aliases, *colours.getRoles()))

@@ -1,0 +1,101 @@
+"""Makers of files for the io tests, on purpose not through the code under test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import OpenImageIO as oiio
+import pytest
+from numpy.typing import NDArray
+
+
+class ExrPart(NamedTuple):
+    pixels: NDArray[np.generic]  # [H, W, C]
+    channels: tuple[str, ...]
+    name: str = ""
+    origin: tuple[int, int] = (0, 0)
+    display: tuple[int, int, int, int] | None = None  # x, y, width, height
+    tile: int = 0
+    attributes: dict[str, object] = {}  # noqa: RUF012
+
+
+FORMS = {"uint8": "uint8", "uint16": "uint16", "uint32": "uint", "float16": "half", "float32": "float"}
+
+
+def exr_spec(part: ExrPart) -> oiio.ImageSpec:
+    height, width, count = part.pixels.shape
+    spec = oiio.ImageSpec(width, height, count, FORMS[part.pixels.dtype.name])
+    spec.channelnames = part.channels
+    spec.x, spec.y = part.origin
+    spec.full_x, spec.full_y, spec.full_width, spec.full_height = part.display or (*part.origin, width, height)
+    spec.tile_width = spec.tile_height = part.tile
+    if part.name:
+        spec.attribute("oiio:subimagename", part.name)
+    for name, value in part.attributes.items():
+        spec.attribute(name, value)
+    return spec
+
+
+def save(path: Path, *parts: ExrPart) -> Path:
+    output = oiio.ImageOutput.create(str(path))
+    specs = [exr_spec(part) for part in parts]
+    opened = output.open(str(path), specs) if len(parts) > 1 else output.open(str(path), specs[0])
+    assert opened, output.geterror()
+    for index, part in enumerate(parts):
+        if index:
+            assert output.open(str(path), specs[index], "AppendSubimage"), output.geterror()
+        pixels = np.ascontiguousarray(part.pixels)
+        if part.tile:
+            height, width, _ = pixels.shape
+            assert output.write_tiles(part.origin[0], part.origin[0] + width, part.origin[1],
+                                      part.origin[1] + height, 0, 1, pixels), output.geterror()  # fmt: skip
+        else:
+            assert output.write_image(pixels), output.geterror()
+    assert output.close(), output.geterror()
+    return path
+
+
+def srgb(linear: NDArray[np.floating]) -> NDArray[np.float64]:
+    """The sRGB curve, written out for the tests."""
+    light = np.maximum(np.asarray(linear, np.float64), 0)
+    return np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)
+
+
+class PeakMemory:
+    """How many MiB the process grew at its peak inside of the block; None where there is no /proc."""
+
+    grown: float | None = None
+
+    def __enter__(self) -> PeakMemory:
+        with suppress(OSError):
+            Path("/proc/self/clear_refs").write_text("5")
+        self.before = self._read("VmRSS")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.before is not None:
+            self.grown = (self._read("VmHWM") or 0) - self.before
+
+    @staticmethod
+    def _read(name: str) -> float | None:
+        try:
+            status = Path("/proc/self/status").read_text()
+        except OSError:
+            return None
+        return int(status.split(name + ":")[1].split()[0]) / 1024
+
+
+def complaint(error: pytest.ExceptionInfo[Exception]) -> str:
+    """The message, after checking that it is one line."""
+    text = str(error.value)
+    assert text, "no message"
+    assert text == " ".join(text.split()), text
+    return text
+
+
+def samples(shape: Sequence[int], seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).random(shape, np.float32)

@@ -1,0 +1,212 @@
+"""read_flow on files that are not what they should be: one line, no allocation."""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from io_files import ExrPart, complaint, samples, save
+
+from fullfield import InputError
+from fullfield.io import (
+    FLOW_SUFFIXES,
+    read_flow,
+    write_flow,
+)
+
+
+def flo(magic: float = 202021.25, width: int = 3, height: int = 2, floats: int = 12) -> bytes:
+    return struct.pack("<fii", magic, width, height) + bytes(4 * floats)
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (flo(magic=1.0), "not a .flo file: expected it to start with b'PIEH'"),
+        (flo()[:3], "not a .flo file"),
+        (flo()[:9], "it ends inside its header"),
+        (flo(width=0), "the header says 0 × 2 pixels"),
+        (flo(height=-2), "the header says 3 × -2 pixels"),
+        (flo(width=-3, height=-2), "the header says -3 × -2 pixels"),
+        (flo(floats=11), "the header says 3 × 2 pixels, 60 bytes; the file has 56"),
+        (flo(floats=13), "60 bytes; the file has 64"),
+        (flo(width=2, height=3)[:-1], "60 bytes; the file has 59"),
+        (flo(width=60000, height=60000), "28800000012 bytes; the file has 60"),
+        (flo(width=2**31 - 1, height=2**31 - 1), "the file has 60"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_corrupt_flo(tmp_path: Path, data: bytes, what: str) -> None:
+    path = tmp_path / "a.flo"
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=what) as error:
+        read_flow(path)
+    assert complaint(error).startswith(str(path))
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b"P6\n3 2\n255\n" + bytes(18), "not a PFM file"),
+        (b"PF\n3 2\n", "cut short"),
+        (b"PF\n3 2 -1.0", "cut short"),
+        (b"PF\n3 two\n-1\n" + bytes(72), "expected width, height and scale, got '3 two -1'"),
+        (b"PF\n3 -2\n-1\n" + bytes(72), "makes no sense"),
+        (b"PF\n3 2\n0\n" + bytes(72), "makes no sense"),
+        (b"PF\n3 2\nnan\n" + bytes(72), "makes no sense"),
+        (b"PF\n3 2\n-1\n" + bytes(71), "3 × 2 × 3 values, 82 bytes; the file has 81"),
+        (b"PF\n60000 60000\n-1\n" + bytes(72), "43200000018 bytes; the file has 90"),
+        (b"Pf\n3 2\n-1\n" + bytes(24), "expected flow in a three-channel PFM"),
+        (b"PF\n" + b" " * 600 + b"3 2\n-1\n" + bytes(72), "cut short"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_corrupt_pfm(tmp_path: Path, data: bytes, what: str) -> None:
+    path = tmp_path / "a.pfm"
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=what) as error:
+        read_flow(path)
+    assert complaint(error).startswith(str(path))
+
+
+def npy(header: str, data: bytes = bytes(48), version: bytes = b"\x01\x00") -> bytes:
+    text = header.encode() + b"\n"
+    return b"\x93NUMPY" + version + struct.pack("<H", len(text)) + text + data
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b"no numpy", "not in NumPy's format"),
+        (npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3, 2), }")[:-1], "the file holds 47"),
+        (npy("{'descr': '<f4', 'fortran_order': False, 'shape': (60000, 60000, 2), }"), "28800000000 bytes"),
+        (npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2, -3, -2), }"), r"shape \[2, -3, -2\]"),
+        (npy("{'descr': '<f4', 'fortran_order': False, 'shape': (0, 3, 2), }", b""), r"shape \[0, 3, 2\]"),
+        (npy("{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }"), r"got shape \[3, 4\]"),
+        (npy("{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4, 1), }"), r"got shape \[3, 4, 1\]"),
+        (npy("{'descr': '|O', 'fortran_order': False, 'shape': (2, 3, 2), }"), "real numbers, got object"),
+        (npy("{'descr': '<c8', 'fortran_order': False, 'shape': (1, 3, 2), }"), "real numbers, got complex64"),
+        (npy("{'descr': '<U4', 'fortran_order': False, 'shape': (1, 3, 1), }"), "real numbers, got <U4"),
+        (npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3, 2"), "not in NumPy's format"),
+        (npy("__import__('os')"), "not in NumPy's format"),
+        (npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3, 2), }", version=b"\x07\0"), "version"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_corrupt_npy(tmp_path: Path, data: bytes, what: str) -> None:
+    path = tmp_path / "a.npy"
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=what) as error:
+        read_flow(path)
+    assert complaint(error).startswith(str(path))
+
+
+def test_pickles_are_not_opened(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.array([{"a": 1}, None], object), allow_pickle=True)
+    with pytest.raises(InputError, match="real numbers, got object"):
+        read_flow(tmp_path / "a.npy")
+    np.savez(tmp_path / "a.npz", u=np.array([None], object), v=np.zeros(1), allow_pickle=True)
+    with pytest.raises(InputError, match="real numbers, got object"):
+        read_flow(tmp_path / "a.npz")
+
+
+def test_corrupt_npz(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    for content, what in (
+        ({"flow": np.zeros((3, 4))}, r"expected the arrays u and v \(VIPER\), got flow\.npy"),
+        ({"u": np.zeros((3, 4)), "v": np.zeros((4, 3))}, r"one shape \[H, W\], got \[3, 4\] and \[4, 3\]"),
+        ({"u": np.zeros(12), "v": np.zeros(12)}, r"one shape \[H, W\], got \[12\]"),
+    ):
+        np.savez(path, **content)
+        with pytest.raises(InputError, match=what) as error:
+            read_flow(path)
+        assert complaint(error).startswith(str(path))
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(InputError, match="truncated or corrupt"):
+        read_flow(path)
+
+
+def test_zip_bomb(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    bomb = npy("{'descr': '<f4', 'fortran_order': False, 'shape': (60000, 60000), }", bytes(1 << 20))
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("u.npy", bomb)
+        archive.writestr("v.npy", bomb)
+    with pytest.raises(InputError, match="claims 14400000000 bytes"):
+        read_flow(path)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr("u.npy", bomb)
+        archive.writestr("v.npy", bomb)
+    with pytest.raises(InputError, match="method"):
+        read_flow(path)
+
+
+def test_corrupt_flo5(tmp_path: Path) -> None:
+    path = tmp_path / "a.flo5"
+
+    def check(what: str) -> None:
+        with pytest.raises(InputError, match=what) as error:
+            read_flow(path)
+        assert complaint(error).startswith(str(path))
+
+    path.write_bytes(b"nothing of the kind")
+    check("not a .flo5 file")
+    huge = (60000, 60000, 2)
+    for options, what in (
+        ({"name": "other", "data": np.zeros((2, 2, 2))}, "expected a dataset 'flow', got other"),
+        ({"name": "flow/inner", "data": np.zeros((2, 2, 2))}, "got a group"),
+        ({"name": "flow", "data": np.zeros((2, 2))}, r"shape \[H, W, 2\], got \[2, 2\]"),
+        ({"name": "flow", "data": np.zeros((2, 0, 2))}, r"got \[2, 0, 2\]"),
+        ({"name": "flow", "dtype": "f4"}, "shape"),
+        ({"name": "flow", "data": np.full((2, 2, 2), b"x")}, "real numbers"),
+        ({"name": "flow", "data": np.zeros((2, 2, 2), "c8")}, "real numbers"),
+        ({"name": "flow", "shape": huge, "dtype": "f4"}, "claims 28800000000 bytes .* 0 bytes are stored"),
+        ({"name": "flow", "shape": huge, "dtype": "f4", "chunks": (512, 512, 2), "fillvalue": 1}, "claims"),
+        ({"name": "flow", "shape": huge, "dtype": "f4", "compression": "gzip"}, "claims"),
+    ):
+        with h5py.File(path, "w") as file:
+            file.create_dataset(**options)
+        check(what)
+    with h5py.File(path, "w") as file:
+        file.create_dataset("elsewhere", data=np.zeros((2, 2, 2)))
+        file["flow"] = h5py.SoftLink("/elsewhere")
+    check("expected a dataset 'flow', got elsewhere, flow")
+    with h5py.File(path, "w") as file:
+        file.create_dataset("flow", (2, 2, 2), "f4", external=[("other.bin", 0, 32)])
+    check("in other files")
+    write_flow(path, torch.from_numpy(samples((2, 50, 50))))
+    path.write_bytes(path.read_bytes()[:-500])
+    check("truncated or corrupt")
+
+
+def test_pictures_are_no_kitti_flow(tmp_path: Path, data_dir: Path) -> None:
+    with pytest.raises(InputError, match=r"16-bit RGB PNG .* got uint8 × 3"):
+        read_flow(data_dir / "flow" / "sintel" / "clean" / "frame_0001.png")
+    path = save(tmp_path / "a.png", ExrPart(np.ones((4, 4, 1), np.uint16), ("Y",)))
+    with pytest.raises(InputError, match=r"16-bit RGB PNG .* got uint16 × 1"):
+        read_flow(path)
+    (tmp_path / "b.png").write_bytes(b"\xff\xd8\xff" + bytes(50))
+    with pytest.raises(InputError, match="got a jpeg file"):
+        read_flow(tmp_path / "b.png")
+    (tmp_path / "b.exr").write_bytes(b"\xff\xd8\xff" + bytes(50))
+    with pytest.raises(InputError, match="expected flow in OpenEXR, got a jpeg file"):
+        read_flow(tmp_path / "b.exr")
+
+
+@pytest.mark.parametrize("suffix", FLOW_SUFFIXES)
+def test_missing_folder_and_empty(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a{suffix}"
+    with pytest.raises(FileNotFoundError, match=rf"a\{suffix}"):
+        read_flow(path)
+    path.mkdir()
+    with pytest.raises(IsADirectoryError, match=rf"a\{suffix}"):
+        read_flow(path)
+    path.rmdir()
+    path.touch()
+    with pytest.raises(InputError, match="empty"):
+        read_flow(path)

@@ -1,0 +1,308 @@
+"""Writing: all or nothing, whatever happens; and write_image."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from io_files import complaint, samples
+from PIL import Image
+
+from fullfield import InputError
+from fullfield.io import (
+    FLOW_WRITE_SUFFIXES,
+    IMAGE_WRITE_SUFFIXES,
+    atomic_path,
+    read_frame,
+    write_flow,
+    write_image,
+    write_st_map,
+)
+
+WRITERS = [*(f"flow{s}" for s in FLOW_WRITE_SUFFIXES), *(f"image{s}" for s in IMAGE_WRITE_SUFFIXES), "map.exr"]
+
+
+def write(path: Path, side: int = 5) -> None:
+    """Write something in the format that the name says, see WRITERS."""
+    content = torch.from_numpy(samples((3, side, side)))
+    if path.name.startswith("flow"):
+        write_flow(path, content[:2])
+    elif path.name.startswith("map"):
+        write_st_map(path, content[:2])
+    else:
+        write_image(path, content)
+
+
+# atomic_path
+
+
+def test_it_appears_when_the_block_ends(tmp_path: Path) -> None:
+    target = tmp_path / "a.flo"
+    with atomic_path(target) as temporary:
+        assert temporary.parent == tmp_path
+        assert temporary.suffix == ".flo"
+        assert temporary.name.startswith(".")
+        temporary.write_bytes(b"new")
+        assert not target.exists()
+    assert target.read_bytes() == b"new"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
+def test_a_failure_leaves_what_was_there(tmp_path: Path, error: type[BaseException]) -> None:
+    target = tmp_path / "a.flo"
+    target.write_bytes(b"old")
+
+    def fail() -> None:
+        with atomic_path(target) as temporary:
+            temporary.write_bytes(b"half")
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert target.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_two_at_once(tmp_path: Path) -> None:
+    target = tmp_path / "a.flo"
+    with atomic_path(target) as first, atomic_path(target) as second:
+        assert first != second
+        first.write_bytes(b"1")
+        second.write_bytes(b"2")
+    assert target.read_bytes() == b"1"
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_the_mode_follows_the_umask(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        for name in WRITERS:
+            write(tmp_path / name)
+            assert stat.S_IMODE((tmp_path / name).stat().st_mode) == 0o666 & ~mask, name
+    finally:
+        os.umask(before)
+
+
+def test_a_link_is_written_through(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link.flo").symlink_to(tmp_path / "real" / "a.flo")
+    write_flow(tmp_path / "link.flo", torch.zeros(2, 3, 4))
+    assert (tmp_path / "link.flo").is_symlink()
+    assert (tmp_path / "real" / "a.flo").stat().st_size == 12 + 2 * 4 * 12
+
+
+def test_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_flow("a.flo", torch.zeros(2, 3, 4))
+    assert (tmp_path / "a.flo").is_file()
+
+
+def test_a_long_name(tmp_path: Path) -> None:
+    write_flow(tmp_path / ("n" * 251 + ".flo"), torch.zeros(2, 3, 4))
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_places_that_cannot_be_written(tmp_path: Path, name: str) -> None:
+    with pytest.raises(FileNotFoundError, match=r"cannot write into this folder: .*nowhere") as error:
+        write(tmp_path / "nowhere" / name)
+    complaint(error)
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="cannot write into this folder") as error:
+        write(tmp_path / "file" / name)
+    complaint(error)
+    (tmp_path / name).mkdir()
+    with pytest.raises(IsADirectoryError, match=name):
+        write(tmp_path / name)
+
+
+def test_a_folder_without_permission(tmp_path: Path) -> None:
+    folder = tmp_path / "locked"
+    folder.mkdir(mode=0o555)
+    if os.access(folder, os.W_OK):
+        pytest.skip("this user may write anywhere")
+    with pytest.raises(PermissionError, match=r"cannot write into this folder: .*locked"):
+        write_flow(folder / "a.flo", torch.zeros(2, 3, 4))
+
+
+def test_a_device_is_not_replaced() -> None:
+    if not Path("/dev/null").exists():
+        pytest.skip("no /dev/null here")
+    with pytest.raises(InputError, match="regular file to replace"), atomic_path("/dev/null"):
+        pass
+    assert not Path("/dev/null").is_file()
+
+
+FULL_DISK = """
+import resource, signal, sys
+from pathlib import Path
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+sys.path.insert(0, sys.argv[1])
+from test_io_files import WRITERS, write
+folder = Path(sys.argv[2])
+for name in WRITERS:
+    write(folder / name, 120)
+whole = {name: (folder / name).read_bytes() for name in WRITERS}
+for short in (1, 40, 2000, 9000, 20000):
+    for name in WRITERS:
+        limit = max(len(whole[name]) - short, 0)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+        try:
+            write(folder / name, 120)
+        except OSError as error:
+            assert name in str(error) and len(str(error).splitlines()) == 1, error
+            assert ".part" not in str(error), error
+        else:
+            raise SystemExit(f"{name}: written {short} bytes short without a complaint")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        assert (folder / name).read_bytes() == whole[name], name
+    assert sorted(p.name for p in folder.iterdir()) == sorted(WRITERS)
+print("every short write was noticed")
+"""
+
+
+def test_a_full_disk_is_noticed_in_every_format(tmp_path: Path) -> None:
+    """The limit on a file's size stands for the full disk; in a process of its own, for libraries that crash."""
+    if not hasattr(signal, "SIGXFSZ"):
+        pytest.skip("no limit on file sizes here")
+    here = str(Path(__file__).parent)
+    done = subprocess.run([sys.executable, "-c", FULL_DISK, here, str(tmp_path)], capture_output=True, text=True,
+                          timeout=120, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:] + done.stdout
+    assert "every short write was noticed" in done.stdout
+
+
+KILLED = """
+import sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from test_io_files import write
+target = Path(sys.argv[2])
+write(target)
+print("ready", flush=True)
+while True:
+    write(target, 300)
+    write(target, 301)
+"""
+
+
+def test_a_killed_run_leaves_no_half_file(tmp_path: Path) -> None:
+    from fullfield.io import read_flow
+
+    target = tmp_path / "flow.exr"
+    command = [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(target)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(0.1)
+        for _ in range(20):
+            assert read_flow(target).flow.shape[1] in (5, 300, 301)
+        process.kill()
+    assert read_flow(target).flow.shape[1] in (5, 300, 301)
+    assert all(path == target or path.name.startswith(".") for path in tmp_path.iterdir())
+
+
+# write_image
+
+
+@pytest.mark.parametrize("suffix", [".png", ".tif", ".tiff"])
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
+def test_integers_are_exact(tmp_path: Path, suffix: str, channels: int, dtype: type) -> None:
+    full = np.iinfo(dtype).max
+    pixels = np.random.default_rng(0).integers(0, full + 1, (7, 9, channels)).astype(dtype)
+    path = tmp_path / f"a{suffix}"
+    expected = torch.from_numpy((pixels / full).astype(np.float32).transpose(2, 0, 1).copy())
+    planes = np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    tensors = (torch.from_numpy(pixels), torch.from_numpy(planes)) if dtype == np.uint8 else ()
+    for image in (pixels, planes, *tensors):
+        write_image(path, image)
+        assert torch.allclose(read_frame(path), expected, atol=1e-7)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".tif"])
+def test_frames_are_rounded_and_clamped(tmp_path: Path, suffix: str) -> None:
+    frame = torch.tensor([-1.0, 0.0, 0.1, 0.5, 1.0, 7.0]).expand(3, 2, 6)
+    write_image(tmp_path / f"a{suffix}", frame)
+    expected = torch.tensor([0, 0, 26, 128, 255, 255]) / 255
+    assert torch.allclose(read_frame(tmp_path / f"a{suffix}"), expected.expand(3, 2, 6), atol=1e-7)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_exr_gives_the_frame_back(tmp_path: Path, channels: int) -> None:
+    frame = torch.from_numpy(samples((channels, 11, 12))) * 4
+    write_image(tmp_path / "a.exr", frame)
+    assert torch.allclose(read_frame(tmp_path / "a.exr"), frame, rtol=1e-6, atol=1e-6)
+    linear = read_frame(tmp_path / "a.exr", transfer="srgb")
+    assert not torch.allclose(linear, frame, atol=0.1)
+    write_image(tmp_path / "b.exr", (frame.clamp(0, 1) * 255).to(torch.uint8))
+    assert torch.allclose(read_frame(tmp_path / "b.exr"), frame.clamp(0, 1), atol=1.01 / 255)
+
+
+def test_jpeg(tmp_path: Path) -> None:
+    smooth = torch.linspace(0, 1, 64).expand(3, 64, 64)
+    for suffix in (".jpg", ".JPEG"):
+        write_image(tmp_path / f"a{suffix}", smooth)
+        assert Image.open(tmp_path / f"a{suffix}").format == "JPEG"
+        assert torch.allclose(read_frame(tmp_path / f"a{suffix}"), smooth, atol=0.02)
+    write_image(tmp_path / "g.jpg", smooth[0])
+    assert read_frame(tmp_path / "g.jpg").shape == (1, 64, 64)
+    with pytest.raises(InputError, match="uint8 or floating point for JPEG"):
+        write_image(tmp_path / "a.jpg", np.zeros((4, 4, 3), np.uint16))
+
+
+def test_where_both_readings_fit(tmp_path: Path) -> None:
+    pixels = np.arange(3 * 5 * 3, dtype=np.uint8).reshape(3, 5, 3)
+    write_image(tmp_path / "a.png", pixels)
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "a.png")), pixels)
+    write_image(tmp_path / "a.png", torch.from_numpy(pixels))
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "a.png")), pixels.transpose(1, 2, 0))
+    write_image(tmp_path / "a.png", pixels[:, :, 0])
+    assert np.array_equal(np.asarray(Image.open(tmp_path / "a.png")), pixels[:, :, 0])
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        np.zeros((4, 5, 2), np.uint8),
+        np.zeros((4, 0, 3), np.uint8),
+        np.zeros((4, 5, 3), np.int32),
+        np.zeros((1, 4, 5, 3), np.uint8),
+        torch.full((3, 4, 5), float("nan")),
+        [[0, 1]],
+    ],
+)
+def test_what_is_no_image(tmp_path: Path, image: object) -> None:
+    with pytest.raises(InputError, match="image: expected") as error:
+        write_image(tmp_path / "a.png", image)  # type: ignore[arg-type]
+    complaint(error)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unknown_image_suffix(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"a\.gif: .*\.png, \.jpg.*, got '\.gif'") as error:
+        write_image(tmp_path / "a.gif", torch.zeros(3, 4, 4))
+    complaint(error)
+
+
+# imports
+
+
+def test_the_package_is_cheap_to_import() -> None:
+    code = (
+        "import sys, fullfield.io as io; io.FLOW_SUFFIXES, io.FRAME_SUFFIXES, io.TRANSFERS;"
+        "print([m for m in ('numpy', 'torch', 'OpenImageIO', 'h5py', 'PIL') if m in sys.modules]);"
+        "io.read_flow, io.read_frame, io.write_image;"
+        "print([m for m in ('OpenImageIO', 'h5py', 'PIL') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n[]\n"

@@ -1,0 +1,459 @@
+"""read_flow and write_flow: round trips, layouts written out by hand, marks of invalid pixels, refusals."""
+
+from __future__ import annotations
+
+import re
+import struct
+from pathlib import Path
+
+import h5py
+import numpy as np
+import OpenImageIO as oiio
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from io_files import ExrPart, complaint, samples, save
+from torch import Tensor
+
+from fullfield import InputError
+from fullfield.io import (
+    EXR_COMPRESSIONS,
+    FLOW_SUFFIXES,
+    FLOW_WRITE_SUFFIXES,
+    FlowData,
+    read_flow,
+    write_flow,
+    write_st_map,
+)
+
+EXACT = (".flo", ".flo5", ".pfm", ".npy", ".exr")
+
+
+def some_flow(height: int, width: int, largest: float = 50, seed: int = 0) -> Tensor:
+    return (torch.from_numpy(samples((2, height, width), seed)) * 2 - 1) * largest
+
+
+def holes(height: int, width: int, seed: int = 0) -> Tensor:
+    return torch.from_numpy(samples((height, width), seed + 100) > 0.2)
+
+
+# round trips
+
+
+@st.composite
+def flows(draw: st.DrawFn, largest: float = 1e9) -> tuple[Tensor, Tensor]:
+    height, width = draw(st.integers(1, 17)), draw(st.integers(1, 17))
+    flow = some_flow(height, width, largest=draw(st.sampled_from((1e-30, 1.0, 300.0, 8192.0, largest))),
+                     seed=draw(st.integers(0, 1 << 20)))  # fmt: skip
+    special = (float("nan"), float("inf"), float("-inf"), 0.0, -0.0, largest, -largest, 1e-45)
+    for value in draw(st.lists(st.sampled_from(special), max_size=6)):
+        at = draw(st.integers(0, 1)), draw(st.integers(0, height - 1)), draw(st.integers(0, width - 1))
+        flow[at] = value
+    kind = draw(st.sampled_from(("all", "some", "none")))
+    valid = {"all": torch.ones(height, width), "none": torch.zeros(height, width)}.get(kind, holes(height, width))
+    return flow, valid.bool()
+
+
+def check_round_trip(written: FlowData, flow: Tensor, valid: Tensor) -> None:
+    known = valid & flow.isfinite().all(0)
+    assert written.flow.dtype == torch.float32
+    assert written.valid.dtype == torch.bool
+    assert torch.equal(written.valid, known)
+    assert torch.equal(written.flow, torch.where(known, flow, torch.zeros(())))
+
+
+@pytest.mark.parametrize("suffix", EXACT)
+@settings(max_examples=30, deadline=None)
+@given(data=flows())
+def test_round_trip(tmp_path_factory: pytest.TempPathFactory, suffix: str, data: tuple[Tensor, Tensor]) -> None:
+    path = tmp_path_factory.getbasetemp() / f"flow{suffix}"
+    write_flow(path, *data)
+    check_round_trip(read_flow(path), *data)
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=flows(largest=511.9))
+def test_round_trip_of_kitti(tmp_path_factory: pytest.TempPathFactory, data: tuple[Tensor, Tensor]) -> None:
+    flow, valid = data[0].clamp(-512, 511.9), data[1]
+    path = tmp_path_factory.getbasetemp() / "flow.png"
+    write_flow(path, flow, valid)
+    steps = (flow.nan_to_num(0, 0, 0).double() * 64).round() / 64
+    check_round_trip(read_flow(path), torch.where(flow.isfinite(), steps.float(), flow), valid)
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=flows(largest=65504), compression=st.sampled_from(EXR_COMPRESSIONS))
+def test_round_trip_of_half(
+    tmp_path_factory: pytest.TempPathFactory, data: tuple[Tensor, Tensor], compression: str
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "half.exr"
+    write_flow(path, *data, dtype="half", compression=compression)
+    check_round_trip(read_flow(path), data[0].half().float(), data[1])
+
+
+@pytest.mark.parametrize("compression", EXR_COMPRESSIONS)
+def test_every_exr_compression_is_exact(tmp_path: Path, compression: str) -> None:
+    flow, back, valid = some_flow(70, 45, 3000), some_flow(70, 45, 7, seed=1), holes(70, 45)
+    back[0, 3, 4] = float("nan")
+    path = tmp_path / "a.exr"
+    write_flow(path, flow, valid, backward=back, compression=compression)
+    check_round_trip(read_flow(path), flow, valid)
+    check_round_trip(read_flow(path, layer="forward"), flow, valid)
+    check_round_trip(read_flow(path, layer="backward"), back, torch.ones(70, 45, dtype=torch.bool))
+    stored = oiio.ImageInput.open(str(path)).spec()
+    assert stored.getattribute("compression").startswith(compression)
+    assert str(stored.format) == "float"
+
+
+@pytest.mark.parametrize("compression", ["gzip", "none"])
+def test_compression_of_flo5(tmp_path: Path, compression: str) -> None:
+    flow = torch.zeros(2, 100, 100)
+    write_flow(tmp_path / "a.flo5", flow, compression=compression)
+    check_round_trip(read_flow(tmp_path / "a.flo5"), flow, torch.ones(100, 100, dtype=torch.bool))
+    assert ((tmp_path / "a.flo5").stat().st_size < 10_000) == (compression == "gzip")
+
+
+@pytest.mark.parametrize("suffix", FLOW_WRITE_SUFFIXES)
+def test_other_tensors(tmp_path: Path, suffix: str) -> None:
+    flow = (some_flow(6, 5) * 64).round() / 64
+    path = tmp_path / f"a{suffix.upper()}"
+    for given_ in (flow.double(), flow.transpose(1, 2).contiguous().transpose(1, 2), flow.clone().requires_grad_()):
+        write_flow(path, given_)
+        assert torch.equal(read_flow(path).flow, flow)
+    write_flow(path, flow.half())
+    assert torch.equal(read_flow(path).flow, flow.half().float().mul(64).round().div(64))
+
+
+# layouts
+
+
+def hand_made() -> tuple[np.ndarray, np.ndarray]:
+    """u, v of 2 × 3 pixels."""
+    return np.array([[1, 2, 3], [4, 5, 6]], np.float32) / 2, np.array([[-1, -2, -3], [-4, -5, -6]], np.float32)
+
+
+def check_hand_made(found: FlowData) -> None:
+    u, v = hand_made()
+    assert torch.equal(found.flow, torch.from_numpy(np.stack((u, v))))
+    assert bool(found.valid.all())
+
+
+def hand_made_tensor() -> Tensor:
+    return torch.from_numpy(np.stack(hand_made()))
+
+
+def test_flo_layout(tmp_path: Path) -> None:
+    data = struct.pack("<fii", 202021.25, 3, 2)
+    data += struct.pack("<12f", 0.5, -1, 1, -2, 1.5, -3, 2, -4, 2.5, -5, 3, -6)
+    (tmp_path / "a.flo").write_bytes(data)
+    check_hand_made(read_flow(tmp_path / "a.flo"))
+    write_flow(tmp_path / "b.flo", hand_made_tensor())
+    assert (tmp_path / "b.flo").read_bytes() == data
+
+
+def test_kitti_layout(tmp_path: Path) -> None:
+    u, v = hand_made()
+    pixels = np.stack((u * 64 + 2**15, v * 64 + 2**15, np.ones((2, 3))), axis=-1).astype(np.uint16)
+    check_hand_made(read_flow(save(tmp_path / "a.png", ExrPart(pixels, ("R", "G", "B")))))
+    write_flow(tmp_path / "b.png", hand_made_tensor())
+    assert np.array_equal(oiio.ImageInput.open(str(tmp_path / "b.png")).read_image("uint16"), pixels)
+
+
+@pytest.mark.parametrize(("order", "scale"), [("<", "-1.0"), (">", "1.0"), ("<", "-1"), (">", "1")])
+def test_pfm_layout(tmp_path: Path, order: str, scale: str) -> None:
+    rows = struct.pack(f"{order}9f", 2, -4, 0, 2.5, -5, 7, 3, -6, 0)
+    rows += struct.pack(f"{order}9f", 0.5, -1, 0, 1, -2, 7, 1.5, -3, 0)
+    (tmp_path / "a.pfm").write_bytes(f"PF\n3 2\n{scale}\n".encode() + rows)
+    check_hand_made(read_flow(tmp_path / "a.pfm"))
+    (tmp_path / "b.pfm").write_bytes(f"PF\n# by hand\n3\n2 {scale}\n".encode() + rows)
+    check_hand_made(read_flow(tmp_path / "b.pfm"))
+    write_flow(tmp_path / "c.pfm", hand_made_tensor())
+    assert (tmp_path / "c.pfm").read_bytes().startswith(b"PF\n3 2\n-1.0\n" + struct.pack("<3f", 2, -4, 0))
+
+
+def test_pfm_scale_multiplies(tmp_path: Path) -> None:
+    write_flow(tmp_path / "a.pfm", hand_made_tensor() / 4)
+    data = (tmp_path / "a.pfm").read_bytes().replace(b"-1.0", b"-4.0", 1)
+    (tmp_path / "a.pfm").write_bytes(data)
+    check_hand_made(read_flow(tmp_path / "a.pfm"))
+
+
+def test_flo5_layout(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.flo5", "w") as file:
+        file.create_dataset("flow", data=np.stack(hand_made(), axis=-1), compression="gzip", compression_opts=5)
+    check_hand_made(read_flow(tmp_path / "a.flo5"))
+    write_flow(tmp_path / "b.flo5", hand_made_tensor())
+    with h5py.File(tmp_path / "b.flo5") as file:
+        assert list(file) == ["flow"]
+        assert file["flow"].dtype == np.float32
+        assert np.array_equal(file["flow"][()], np.stack(hand_made(), axis=-1))
+
+
+@pytest.mark.parametrize("dtype", ["<f4", ">f4", "<f8", "<f2", "i2"])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_npy_layouts(tmp_path: Path, dtype: str, order: str) -> None:
+    u, v = hand_made()
+    if dtype == "i2":
+        u, v = u * 2, v
+    for axis in (0, -1):
+        np.save(tmp_path / "a.npy", np.array(np.stack((u, v), axis=axis), dtype=dtype, order=order))  # type: ignore[call-overload]
+        assert torch.equal(read_flow(tmp_path / "a.npy").flow, torch.from_numpy(np.stack((u, v))))
+
+
+def test_npy_of_two_rows(tmp_path: Path) -> None:
+    """[2, W, 2] reads both ways; the last axis decides, which is what we write."""
+    flow = some_flow(2, 5)
+    write_flow(tmp_path / "a.npy", flow)
+    assert np.load(tmp_path / "a.npy").shape == (2, 5, 2)
+    assert torch.equal(read_flow(tmp_path / "a.npy").flow, flow)
+
+
+@pytest.mark.parametrize("saver", [np.savez, np.savez_compressed])
+def test_viper(tmp_path: Path, saver) -> None:  # type: ignore[no-untyped-def]
+    u, v = hand_made()
+    saver(tmp_path / "a.npz", u=u, v=v.astype(np.float16))
+    check_hand_made(read_flow(tmp_path / "a.npz"))
+    u[1, 2] = np.nan
+    saver(tmp_path / "a.npz", u=u, v=v)
+    found = read_flow(tmp_path / "a.npz")
+    assert (~found.valid).nonzero().tolist() == [[1, 2]]
+    with pytest.raises(InputError, match=r"got '\.npz' \(\.npz is only read\)"):
+        write_flow(tmp_path / "b.npz", hand_made_tensor())
+
+
+# marks of invalid pixels
+
+
+def mark(tmp_path: Path, suffix: str) -> FlowData:
+    valid = torch.tensor([[True, False, True], [True, True, True]])
+    flow = hand_made_tensor()
+    flow[1, 1, 2] = float("nan")
+    write_flow(tmp_path / f"a{suffix}", flow, valid)
+    found = read_flow(tmp_path / f"a{suffix}")
+    assert found.valid.tolist() == [[True, False, True], [True, True, False]]
+    assert found.flow[:, ~found.valid].abs().max() == 0
+    return found
+
+
+def test_marks(tmp_path: Path) -> None:
+    for suffix in FLOW_WRITE_SUFFIXES:
+        mark(tmp_path, suffix)
+    values = np.frombuffer((tmp_path / "a.flo").read_bytes()[12:], "<f4").reshape(2, 3, 2)
+    assert (values[[0, 1], [1, 2]] > 1e9).all()
+    pixels = oiio.ImageInput.open(str(tmp_path / "a.png")).read_image("uint16")
+    assert pixels[..., 2].tolist() == [[1, 0, 1], [1, 1, 0]]
+    with h5py.File(tmp_path / "a.flo5") as file:
+        assert np.isnan(file["flow"][0, 1]).all()
+    assert np.isnan(np.load(tmp_path / "a.npy")[1, 2]).all()
+
+
+@pytest.mark.parametrize("value", [1.1e9, -1.1e9, 1666666752, float("nan"), float("inf")])
+def test_unknown_in_flo(tmp_path: Path, value: float) -> None:
+    data = struct.pack("<fii", 202021.25, 2, 1) + struct.pack("<4f", 1, value, 3, 1e9)
+    (tmp_path / "a.flo").write_bytes(data)
+    assert read_flow(tmp_path / "a.flo").valid.tolist() == [[False, True]]
+
+
+def test_any_blue_is_valid_in_kitti(tmp_path: Path) -> None:
+    pixels = np.full((1, 3, 3), 2**15, np.uint16)
+    pixels[0, :, 2] = (0, 1, 65535)
+    found = read_flow(save(tmp_path / "a.png", ExrPart(pixels, ("R", "G", "B"))))
+    assert found.valid.tolist() == [[False, True, True]]
+
+
+# what a format cannot hold
+
+
+def refuse(path: Path, what: str, *arguments: object, **options: object) -> None:
+    path.write_bytes(b"before")
+    with pytest.raises(InputError, match=what) as error:
+        write_flow(path, *arguments, **options)  # type: ignore[arg-type]
+    complaint(error)
+    assert path.read_bytes() == b"before"
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("value", [-512.01, 511.995, 600, -1e9])
+def test_kitti_range(tmp_path: Path, value: float) -> None:
+    flow = some_flow(3, 4)
+    flow[1, 2, 3] = value
+    refuse(tmp_path / "a.png", "KITTI PNG format holds -512 to 511.984 px", flow)
+    valid = torch.ones(3, 4, dtype=torch.bool)
+    valid[2, 3] = False
+    write_flow(tmp_path / "a.png", flow, valid)
+    assert torch.equal(read_flow(tmp_path / "a.png").valid, valid)
+
+
+@pytest.mark.parametrize("value", [-512.0, 511.984375, -512.005, 511.99])
+def test_kitti_limits(tmp_path: Path, value: float) -> None:
+    write_flow(tmp_path / "a.png", torch.full((2, 1, 1), value))
+    assert torch.allclose(read_flow(tmp_path / "a.png").flow, torch.tensor(value), atol=1 / 128)
+
+
+def test_half_range(tmp_path: Path) -> None:
+    refuse(tmp_path / "a.exr", "half precision holds up to 65504 px, got 70000", torch.full((2, 2, 2), 7e4),
+           dtype="half")  # fmt: skip
+    write_flow(tmp_path / "a.exr", torch.full((2, 2, 2), 65504.0), dtype="half")
+    assert float(read_flow(tmp_path / "a.exr").flow.max()) == 65504
+
+
+def test_flo_range(tmp_path: Path) -> None:
+    refuse(tmp_path / "a.flo", "holds values up to 1e9 px", torch.full((2, 2, 2), 1.5e9))
+
+
+@pytest.mark.parametrize(
+    ("suffix", "option"),
+    [
+        (".flo", {"compression": "zip"}),
+        (".npy", {"dtype": "half"}),
+        (".png", {"backward": torch.zeros(2, 3, 4)}),
+        (".exr", {"compression": "gzip"}),
+        (".exr", {"dtype": "double"}),
+        (".exr", {"backward": torch.zeros(2, 3, 5)}),
+        (".flo5", {"compression": "zip"}),
+    ],
+)
+def test_options_a_format_does_not_have(tmp_path: Path, suffix: str, option: dict[str, object]) -> None:
+    refuse(tmp_path / f"a{suffix}", next(iter(option)), torch.zeros(2, 3, 4), **option)
+
+
+@pytest.mark.parametrize(
+    ("flow", "valid"),
+    [
+        (torch.zeros(3, 4, 5), None),
+        (torch.zeros(1, 2, 4, 5), None),
+        (torch.zeros(2, 0, 5), None),
+        (torch.zeros(2, 4, 5, dtype=torch.int32), None),
+        (np.zeros((2, 4, 5), np.float32), None),
+        (torch.zeros(2, 4, 5), torch.ones(4, 5)),
+        (torch.zeros(2, 4, 5), torch.ones(5, 4, dtype=torch.bool)),
+    ],
+)
+def test_what_is_no_flow(tmp_path: Path, flow: object, valid: object) -> None:
+    refuse(tmp_path / "a.flo", r"(flow|valid): expected", flow, valid)
+
+
+def test_unknown_suffix(tmp_path: Path) -> None:
+    known = re.escape(", ".join(FLOW_WRITE_SUFFIXES))
+    refuse(tmp_path / "a.txt", rf"a\.txt: .*{known}, got '\.txt'", torch.zeros(2, 3, 4))
+    with pytest.raises(InputError, match=rf"{re.escape(', '.join(FLOW_SUFFIXES))}, got ''"):
+        read_flow(tmp_path / "a")
+
+
+# OpenEXR
+
+
+def test_exr_is_what_nuke_expects(tmp_path: Path) -> None:
+    """Layers forward and backward; u to the right, v up."""
+    write_flow(tmp_path / "a.exr", hand_made_tensor(), backward=-2 * hand_made_tensor())
+    image = oiio.ImageInput.open(str(tmp_path / "a.exr"))
+    pixels = image.read_image("float")
+    stored = {name: pixels[..., i] for i, name in enumerate(image.spec().channelnames)}
+    u, v = hand_made()
+    assert sorted(stored) == ["backward.u", "backward.v", "forward.u", "forward.v"]
+    assert np.array_equal(stored["forward.u"], u)
+    assert np.array_equal(stored["forward.v"], -v)
+    assert np.array_equal(stored["backward.u"], -2 * u)
+    assert np.array_equal(stored["backward.v"], 2 * v)
+
+
+@pytest.mark.parametrize("tile", [0, 16])
+def test_exr_windows(tmp_path: Path, tile: int) -> None:
+    pixels = samples((16, 32, 2))
+    pixels[4, 5, 0] = np.nan
+    part = ExrPart(pixels, ("forward.u", "forward.v"), origin=(-3, 2), display=(0, 0, 30, 20), tile=tile)
+    found = read_flow(save(tmp_path / "a.exr", part))
+    expected = np.zeros((2, 20, 30), np.float32)
+    valid = np.zeros((20, 30), bool)
+    expected[0, 2:18, :29], expected[1, 2:18, :29] = pixels[:, 3:, 0], -pixels[:, 3:, 1]
+    valid[2:18, :29] = True
+    valid[6, 2], expected[:, 6, 2] = False, 0
+    assert torch.equal(found.valid, torch.from_numpy(valid))
+    assert torch.equal(found.flow, torch.from_numpy(expected))
+    outside = part._replace(origin=(100, 100))
+    assert not read_flow(save(tmp_path / "b.exr", outside)).valid.any()
+
+
+def test_exr_layers_and_parts(tmp_path: Path) -> None:
+    content = samples((4, 5, 7))
+    colour = ExrPart(content[..., :3], ("R", "G", "B"), "beauty")
+    motion = ExrPart(content[..., 3:], ("backward.u", "backward.v", "motion.X", "motion.Y"), "vectors")
+    path = save(tmp_path / "a.exr", colour, motion)
+    assert torch.equal(read_flow(path, layer="backward").flow[0], torch.from_numpy(content[..., 3].copy()))
+    assert torch.equal(read_flow(path, layer="motion").flow[1], torch.from_numpy(-content[..., 6]))
+    assert torch.equal(
+        read_flow(path, layer="motion", part="vectors").flow[0], torch.from_numpy(content[..., 5].copy())
+    )
+    for options in ({}, {"layer": "forward"}, {"layer": "motion", "part": 0}, {"part": "no"}):
+        with pytest.raises(InputError, match=r"(no channels .* 'beauty'|no channels .*R, G, B|no part)") as error:
+            read_flow(path, **options)  # type: ignore[arg-type]
+        complaint(error)
+
+
+def test_exr_of_bare_channels(tmp_path: Path) -> None:
+    content = samples((4, 5, 2))
+    path = save(tmp_path / "a.exr", ExrPart(content, ("u", "v")))
+    assert torch.equal(read_flow(path).flow[1], torch.from_numpy(-content[..., 1]))
+
+
+def test_exr_of_integers(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.exr", ExrPart(np.ones((4, 5, 2), np.uint32), ("forward.u", "forward.v")))
+    with pytest.raises(InputError, match="expected half or float flow"):
+        read_flow(path)
+
+
+def test_layer_and_part_belong_to_exr(tmp_path: Path) -> None:
+    write_flow(tmp_path / "a.flo", hand_made_tensor())
+    for options in ({"layer": "forward"}, {"part": 0}):
+        with pytest.raises(InputError, match="only OpenEXR"):
+            read_flow(tmp_path / "a.flo", **options)  # type: ignore[arg-type]
+
+
+def test_st_map(tmp_path: Path) -> None:
+    flow = torch.zeros(2, 3, 4)
+    flow[0, 0, 1], flow[1, 0, 1] = 2, 1
+    write_st_map(tmp_path / "a.exr", flow)
+    image = oiio.ImageInput.open(str(tmp_path / "a.exr"))
+    assert (image.spec().channelnames, str(image.spec().format)) == (("R", "G"), "float")
+    pixels = image.read_image("float")
+    assert np.allclose(pixels[1, :, 0], (np.arange(4) + 0.5) / 4)
+    assert np.allclose(pixels[:, 3, 1], [5 / 6, 3 / 6, 1 / 6])
+    assert np.allclose(pixels[0, 1], [(1 + 2 + 0.5) / 4, 1 - (0 + 1 + 0.5) / 3])
+
+
+def test_st_map_refuses(tmp_path: Path) -> None:
+    flow = torch.zeros(2, 3, 4)
+    with pytest.raises(InputError, match=r"written as an ST map with a suffix out of \.exr"):
+        write_st_map(tmp_path / "a.png", flow)
+    flow[0, 0, 0] = float("nan")
+    with pytest.raises(InputError, match="finite values for an ST map, got 1 that are not"):
+        write_st_map(tmp_path / "a.exr", flow)
+    assert list(tmp_path.iterdir()) == []
+
+
+# real files
+
+
+def test_middlebury(data_dir: Path, tmp_path: Path) -> None:
+    found = read_flow(data_dir / "flow" / "middlebury" / "RubberWhale" / "flow10.flo")
+    assert found.flow.shape == (2, 388, 584)
+    assert 0.9 < found.valid.float().mean() < 1
+    assert 4 < found.flow.abs().max() < 5
+    for suffix in EXACT:
+        write_flow(tmp_path / f"a{suffix}", *found)
+        again = read_flow(tmp_path / f"a{suffix}")
+        assert torch.equal(again.flow, found.flow)
+        assert torch.equal(again.valid, found.valid)
+
+
+def test_multipart_exr(data_dir: Path) -> None:
+    path = data_dir / "exr" / "multipart.0001.exr"
+    found = read_flow(path)
+    assert found.flow.shape == (2, 1556, 2048)
+    assert int(found.valid.sum()) == 877 * 876
+    assert bool(found.valid[245 : 245 + 876, 688 : 688 + 877].all())
+    assert torch.equal(read_flow(path, part="forward_left").flow, found.flow)
+    right = read_flow(path, part="forward_right")
+    assert bool(right.valid[245 : 245 + 876, 654 : 654 + 877].all())
+    assert read_flow(path, layer="disparityL").valid.sum() == 911 * 876

@@ -1,0 +1,268 @@
+"""Transfer functions: whatever a frame is stored as, the tensor is sRGB-encoded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import OpenImageIO as oiio
+import pytest
+import torch
+from io_files import ExrPart, complaint, samples, save, srgb
+from PIL import Image
+
+from fullfield import InputError
+from fullfield.io import TRANSFERS, read_frame, transfer
+from fullfield.io.names import OCIO_TRANSFERS
+from fullfield.io.transfer import curve, decode_srgb, encode_srgb
+
+RGB = ("R", "G", "B")
+
+
+def to_linear(encoded: np.ndarray) -> np.ndarray:
+    return np.where(encoded <= 0.04045, encoded / 12.92, ((encoded + 0.055) / 1.055) ** 2.4)
+
+
+def exr(path: Path, pixels: np.ndarray) -> Path:
+    return save(path, ExrPart(np.asarray(pixels, np.float32), RGB))
+
+
+def test_linear_exr_and_srgb_png_are_the_same_frame(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (31, 33, 3)).astype(np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    linear = to_linear(pixels / 255)
+    shown = read_frame(tmp_path / "a.png")
+    assert torch.allclose(read_frame(exr(tmp_path / "a.exr", linear)), shown, atol=1e-6)
+    half = save(tmp_path / "h.exr", ExrPart(linear.astype(np.float16), RGB))
+    assert torch.allclose(read_frame(half), shown, atol=5e-4)
+    tiff = save(tmp_path / "a.tif", ExrPart(linear.astype(np.float32), RGB))
+    assert torch.allclose(read_frame(tiff), shown, atol=1e-6)
+    (tmp_path / "a.pfm").write_bytes(b"PF\n33 31\n-1\n" + linear[::-1].astype("<f4").tobytes())
+    assert torch.allclose(read_frame(tmp_path / "a.pfm"), shown, atol=1e-6)
+    hdr = save(tmp_path / "a.hdr", ExrPart(linear.astype(np.float32), RGB))
+    assert torch.allclose(read_frame(hdr), shown, atol=0.06)
+    # The test can fail: the same EXR taken as display-referred is another frame.
+    assert not torch.allclose(read_frame(tmp_path / "a.exr", transfer="srgb"), shown, atol=0.1)
+
+
+def test_integers_are_taken_as_stored_unless_told(tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 65536, (5, 6, 3)).astype(np.uint16)
+    path = save(tmp_path / "a.png", ExrPart(pixels, RGB))
+    stored = torch.from_numpy((pixels / 65535).astype(np.float32).transpose(2, 0, 1).copy())
+    assert torch.allclose(read_frame(path), stored, atol=1e-7)
+    assert torch.allclose(read_frame(path, transfer="srgb"), stored, atol=1e-7)
+    as_light = srgb(stored.numpy())
+    assert np.allclose(read_frame(path, transfer="linear").numpy(), as_light, atol=1e-6)
+
+
+def test_highlights_go_on_and_negative_light_is_black(tmp_path: Path) -> None:
+    light = np.linspace(-2, 50, 300).reshape(10, 10, 3)
+    frame = read_frame(exr(tmp_path / "a.exr", light))
+    assert np.allclose(frame.numpy(), srgb(light).transpose(2, 0, 1), rtol=1e-6, atol=1e-6)
+    assert float(frame.max()) > 5
+    assert float(frame.min()) == 0
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("Printing density", "cineon"),
+        ("Logarithmic", "cineon"),
+        ("Linear", "linear"),
+        ("ITU-R 709-4", "srgb"),
+        ("Unspecified video", "srgb"),
+        ("User defined", "srgb"),
+        (None, "srgb"),
+    ],
+)
+def test_dpx_says_what_it_is(tmp_path: Path, said: str | None, meant: str) -> None:
+    pixels = np.random.default_rng(0).integers(0, 65536, (5, 6, 3)).astype(np.uint16)
+    attributes: dict[str, object] = {"oiio:BitsPerSample": 10}
+    if said:
+        attributes["dpx:Transfer"] = said
+    path = save(tmp_path / "a.dpx", ExrPart(pixels, RGB, attributes=attributes))
+    frame = read_frame(path)
+    assert torch.equal(frame, read_frame(path, transfer=meant))
+    others = {"cineon", "linear", "srgb"} - {meant}
+    assert not any(torch.equal(frame, read_frame(path, transfer=other)) for other in others)
+
+
+def test_cineon_against_its_formula(tmp_path: Path) -> None:
+    codes = np.arange(0, 1023, 4).reshape(16, 16)[..., None].repeat(3, 2)
+    frame = read_frame(exr(tmp_path / "a.exr", codes / 1023), transfer="cineon").numpy()
+    black = 10 ** ((95 - 685) / 300)
+    light = (10 ** ((codes - 685) / 300) - black) / (1 - black)
+    assert np.allclose(frame, srgb(light).transpose(2, 0, 1), atol=2e-5)
+    at = {code: frame[0].ravel()[code // 4] for code in (92, 96, 684)}
+    assert at[92] == 0
+    assert 0 < at[96] < 0.02
+    assert at[684] == pytest.approx(1, abs=0.01)
+
+
+def logc3(code: np.ndarray) -> np.ndarray:
+    cut, a, b, c, d, e, f = 0.010591, 5.555556, 0.052272, 0.247190, 0.385537, 5.367655, 0.092809
+    return np.where(code > e * cut + f, (10 ** ((code - d) / c) - b) / a, (code - f) / e)
+
+
+def logc4(code: np.ndarray) -> np.ndarray:
+    a, b, c = (2**18 - 16) / 117.45, (1023 - 95) / 1023, 95 / 1023
+    return (2 ** (14 * (code - c) / b + 6) - 64) / a
+
+
+def slog3(code: np.ndarray) -> np.ndarray:
+    c = code * 1023
+    return np.where(c >= 171.2102946929, 10 ** ((c - 420) / 261.5) * 0.19 - 0.01,
+                    (c - 95) * 0.01125 / (171.2102946929 - 95))  # fmt: skip
+
+
+def vlog(code: np.ndarray) -> np.ndarray:
+    return np.where(code < 0.181, (code - 0.125) / 5.6, 10 ** ((code - 0.598206) / 0.241514) - 0.00873)
+
+
+def log3g10(code: np.ndarray) -> np.ndarray:
+    return np.where(code < 0, code / 15.1927 - 0.01, (10 ** (code / 0.224282) - 1) / 155.975327 - 0.01)
+
+
+def acescct(code: np.ndarray) -> np.ndarray:
+    return np.where(
+        code > 0.155251141552511, 2 ** (code * 17.52 - 9.72), (code - 0.0729055341958355) / 10.5402377416545
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "formula"),
+    [
+        ("logc3", logc3),
+        ("logc4", logc4),
+        ("slog3", slog3),
+        ("slog3.cine", slog3),
+        ("vlog", vlog),
+        ("log3g10", log3g10),
+        ("acescct", acescct),
+    ],
+)
+def test_camera_curves_against_their_formulas(tmp_path: Path, name: str, formula) -> None:  # type: ignore[no-untyped-def]
+    """On greys, which every camera's primaries leave grey."""
+    code = np.linspace(0.05, 0.75, 256).reshape(16, 16)
+    expected = srgb(formula(code))
+    frame = read_frame(exr(tmp_path / "a.exr", code[..., None].repeat(3, 2)), transfer=name).numpy()
+    assert np.allclose(frame, expected, rtol=2e-4, atol=2e-3)
+
+
+def test_a_grey_frame_has_the_same_curve(tmp_path: Path) -> None:
+    code = np.linspace(0.05, 0.75, 256).reshape(16, 16, 1).astype(np.float32)
+    frame = read_frame(save(tmp_path / "g.exr", ExrPart(code, ("Y",))), transfer="logc3").numpy()
+    assert frame.shape == (1, 16, 16)
+    assert np.allclose(frame[0], srgb(logc3(code[..., 0])), rtol=2e-4, atol=2e-3)
+
+
+def test_primaries_are_converted(tmp_path: Path) -> None:
+    """ACEScg's red lies outside of Rec.709: more red there, and no negative green."""
+    path = exr(tmp_path / "a.exr", np.array([[[0.5, 0, 0], [0.5, 0.5, 0.5]]]))
+    red, grey = read_frame(path, transfer="acescg")[:, 0].T
+    assert float(red[0]) > float(srgb(np.array(0.5))) + 0.05
+    assert float(red[1]) == 0
+    assert np.allclose(grey.numpy(), srgb(np.array(0.5)), atol=1e-3)
+
+
+def test_every_short_name_has_its_space() -> None:
+    for name in TRANSFERS:
+        curve(name, "srgb")
+    assert {space.lower() for space in OCIO_TRANSFERS.values()} <= transfer._builtin_names()
+
+
+def test_names_of_colour_spaces(tmp_path: Path) -> None:
+    pixels = samples((6, 7, 3))
+    path = exr(tmp_path / "a.exr", pixels)
+    linear = read_frame(path)
+    assert torch.allclose(read_frame(path, transfer="Linear Rec.709 (sRGB)"), linear, atol=1e-5)
+    assert torch.allclose(read_frame(path, transfer="LIN_SRGB"), linear, atol=1e-5)
+    encoded = read_frame(path, transfer="srgb")
+    assert torch.allclose(read_frame(path, transfer="sRGB Encoded Rec.709 (sRGB)"), encoded, atol=1e-4)
+    assert torch.equal(read_frame(path, transfer="ACES - ACEScg"), read_frame(path, transfer="acescg"))
+    with pytest.raises(InputError, match=r"transfer: expected one of auto, srgb, linear, .*logc3.*'LogC'") as error:
+        read_frame(path, transfer="LogC")
+    complaint(error)
+
+
+CONFIG = """ocio_profile_version: 1
+search_path: ""
+roles:
+  scene_linear: house_linear
+  default: house_linear
+displays:
+  d:
+    - !<View> {name: v, colorspace: house_linear}
+colorspaces:
+  - !<ColorSpace>
+    name: house_linear
+    isdata: false
+  - !<ColorSpace>
+    name: house_square
+    isdata: false
+    to_reference: !<ExponentTransform> {value: [2, 2, 2, 1]}
+"""
+
+
+def test_the_users_own_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.ocio").write_text(CONFIG)
+    pixels = samples((6, 7, 3))
+    path = exr(tmp_path / "a.exr", pixels)
+    with pytest.raises(InputError, match="house_square"):
+        read_frame(path, transfer="house_square")
+    monkeypatch.setenv("OCIO", str(tmp_path / "config.ocio"))
+    frame = read_frame(path, transfer="house_square")
+    assert np.allclose(frame.numpy(), srgb(pixels**2).transpose(2, 0, 1), atol=1e-5)
+    # Short names keep their meaning; other names are looked up only there.
+    grey = exr(tmp_path / "g.exr", np.full((2, 2, 3), 0.391))
+    assert np.allclose(read_frame(grey, transfer="logc3").numpy(), srgb(np.array(0.18)), atol=1e-3)
+    with pytest.raises(InputError, match=r"colour space of \$OCIO, got 'ARRI LogC4'"):
+        read_frame(path, transfer="ARRI LogC4")
+
+
+def test_a_broken_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = exr(tmp_path / "a.exr", samples((3, 3, 3)))
+    for content in (None, "this is no configuration"):
+        config = tmp_path / "config.ocio"
+        if content:
+            config.write_text(content)
+        monkeypatch.setenv("OCIO", str(config))
+        assert read_frame(path).shape == (3, 3, 3)
+        with pytest.raises(InputError, match="OCIO: cannot use the configuration") as error:
+            read_frame(path, transfer="house_square")
+        complaint(error)
+
+
+def test_light_that_becomes_infinite(tmp_path: Path) -> None:
+    path = exr(tmp_path / "a.exr", np.full((2, 2, 3), 1e30))
+    with pytest.raises(InputError, match="infinite"):
+        read_frame(path, transfer="cineon")
+
+
+def test_the_curve_and_its_inverse() -> None:
+    encoded = np.concatenate([np.linspace(0, 1, 4096), np.linspace(1, 30, 500)]).astype(np.float32)
+    light = encoded.copy()
+    decode_srgb(light)
+    assert np.allclose(light, to_linear(encoded.astype(np.float64)), rtol=2e-6, atol=1e-9)
+    encode_srgb(light)
+    assert np.allclose(light, encoded, rtol=2e-6, atol=1e-7)
+
+
+def test_the_curve_does_not_depend_on_where_a_value_lies() -> None:
+    light = samples((100_003,))
+    whole = light.copy()
+    encode_srgb(whole)
+    for start, stop, step in ((1, 1000, 1), (3, 100_003, 7), (77_777, 77_790, 1)):
+        piece = light[start:stop:step].copy()
+        encode_srgb(piece)
+        assert np.array_equal(piece, whole[start:stop:step])
+
+
+def test_nothing_to_do_costs_nothing() -> None:
+    assert curve("srgb", "linear") is None
+    assert curve("auto", "srgb") is None
+    assert curve("auto", "linear") is encode_srgb
+
+
+def test_this_openimageio_has_opencolorio() -> None:
+    assert oiio.supportsOpenColorIO
