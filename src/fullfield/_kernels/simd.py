@@ -2,7 +2,7 @@
 
 numba leaves vectorisation to LLVM's loop passes, which give up on stencils that write the arrays they read. Here the
 vector is explicit: ``load`` and ``store`` move 16 floats at any element offset of a 1-D float32 array, ``+ - * /``
-work lane by lane, and LLVM maps the 16 lanes onto whatever the CPU has (one AVX-512 register, two AVX, four NEON).
+work lane by lane (no infinite denominators), and LLVM maps the 16 lanes onto whatever the CPU has (one AVX-512 register, two AVX, four NEON).
 
 Every pixel goes through the same instructions wherever a block starts, so a result does not depend on how the work
 was cut. Addresses are not checked: callers pad their rows.
@@ -28,6 +28,8 @@ _LANE_INDEX = ir.VectorType(ir.IntType(32), LANES)
 _UNDEFINED = ir.Constant(_VECTOR, ir.Undefined)
 # Fused multiply-add and refined reciprocal estimates are wanted; reordering sums is not.
 _FLAGS = ("arcp", "contract", "nsz")
+# LLVM takes the refined reciprocal estimate only where it may assume a finite denominator.
+_DIVISION_FLAGS = (*_FLAGS, "ninf")
 
 
 class Float32x16(types.Type):
@@ -138,7 +140,7 @@ def lane_numbers(typingctx: Any) -> Any:
     return float32x16(), codegen
 
 
-def _binary(symbol: Callable[[Any, Any], Any], instruction: str) -> None:
+def _binary(symbol: Callable[[Any, Any], Any], instruction: str, flags: tuple[str, ...] = _FLAGS) -> None:
     @infer_global(symbol)
     class _Typing(AbstractTemplate):  # type: ignore[misc]
         def generic(self, args: Any, kws: Any) -> Any:
@@ -148,13 +150,13 @@ def _binary(symbol: Callable[[Any, Any], Any], instruction: str) -> None:
 
     @lower_builtin(symbol, Float32x16, Float32x16)
     def _lower(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return getattr(builder, instruction)(*args, flags=_FLAGS)
+        return getattr(builder, instruction)(*args, flags=flags)
 
 
 _binary(operator.add, "fadd")
 _binary(operator.sub, "fsub")
 _binary(operator.mul, "fmul")
-_binary(operator.truediv, "fdiv")
+_binary(operator.truediv, "fdiv", _DIVISION_FLAGS)
 
 
 def _llvm(name: str, arity: int) -> Callable[..., Any]:

@@ -46,7 +46,7 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--presets", nargs="+", default=(), metavar="DIR", help="Middlebury folders: error and time of every preset"
     )
-    parser.add_argument("--repeats", type=_count, default=5, metavar="N", help="rounds [%(default)s]")
+    parser.add_argument("--repeats", type=_count, default=3, metavar="N", help="rounds [%(default)s]")
     parser.add_argument("-o", "--output", metavar="FILE", help="also write results and environment (.json)")
     report.add_report_options(parser, progress=True)
     return parser

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Plane = NDArray[np.float32]
 
 # Iterations per pass over a strip: enough reuse, and a seam stays a small part of a strip.
-DEPTH = STOP_INTERVAL
+DEPTH = 15
 
 
 def supports(device_type: str, dtype: str) -> str | None:
@@ -79,6 +79,13 @@ class _Level:
         return state[start : start + self.height * self.pitch : self.pitch]
 
 
+def _aligned(size: int) -> Plane:
+    """Zeros that begin on a cache line: a vector that straddles two lines costs two loads."""
+    raw = np.zeros(size + 15, np.float32)
+    start = -(raw.ctypes.data // 4) % 16
+    return raw[start : start + size]
+
+
 class Solver:
     """TV-L1 for one size of frame; holds every buffer. Not for two threads at once (the public solver locks)."""
 
@@ -87,12 +94,12 @@ class Solver:
         self._k = _kernels()
         sizes = level_sizes(height, width, config.scales, config.scale_factor)
         self._levels = [_Level(h, w, self._k.LEFT) for h, w in sizes]
-        self._pyramid1 = [np.empty(size, np.float32) for size in sizes]
-        self._pyramid2 = [np.empty(size, np.float32) for size in sizes]
+        # Level 0 is the caller's frame, put in its place at every call.
+        self._pyramid1 = [np.empty((0, 0), np.float32), *(np.empty(size, np.float32) for size in sizes[1:])]
+        self._pyramid2 = [np.empty((0, 0), np.float32), *(np.empty(size, np.float32) for size in sizes[1:])]
         self._scratch = self._k.PLANES
-        self._state = np.zeros((self._scratch + 2) * self._levels[0].size, np.float32)
+        self._state = _aligned((self._scratch + 2) * self._levels[0].size)
         self._packed = np.zeros((height + 3) * (width + 3) * 4 + self._k.LEFT, np.float32)
-        self._packed_level = -1
         self._threads = 1
         self._tables: dict[tuple[str, int, int], Float32Table] = {}
 
@@ -106,9 +113,7 @@ class Solver:
     ) -> Plane:
         """Grey frames [H, W] of intensities 0 ... 255, initial flow [2, H, W] or None -> flow [2, H, W]."""
         self._threads = threads
-        self._packed_level = -1
-        np.copyto(self._pyramid1[0], frame1)
-        np.copyto(self._pyramid2[0], frame2)
+        self._pyramid1[0], self._pyramid2[0] = (np.ascontiguousarray(frame) for frame in (frame1, frame2))
         for pyramid in (self._pyramid1, self._pyramid2):
             for finer, coarser in pairwise(pyramid):
                 self._resample("gaussian", finer, coarser.reshape(-1), coarser.shape, coarser.shape[1])
@@ -117,17 +122,25 @@ class Solver:
         carried = None if initial_flow is None else [np.ascontiguousarray(c) for c in initial_flow]
         for number in range(last, -1, -1):
             level = self._levels[number]
-            self._state[: self._scratch * level.size] = 0.0
+            # Only what an iteration reads before it is written: the dual variable with its border, and the first flow.
+            self._state[(0 if carried is None else self._k.P11) * level.size : (self._k.P22 + 1) * level.size] = 0.0
             if carried is not None:
                 self._load(level, carried, "linear" if number < last else "gaussian")
+            self._prepare(number)
             for warp in range(self._config.warps):
-                self._warp(number)
+                self._warp(level, filtered=warp > 0 and self._config.median > 0)
+                if self._config.median:
+                    self._filter(level)
                 if progress is not None:
                     done = sum(work[number + 1 :]) + work[number] * (warp + 1) / self._config.warps
                     where = f"level {last - number + 1} of {last + 1}, {level.width}×{level.height}"
                     progress(done / sum(work), where)
-            planes = 6 if self._config.dual_reset == "never" and number > 0 else 2
-            carried = [level.view(self._state, plane).copy() for plane in range(planes)]
+            flow = self._scratch if self._config.median else self._k.U
+            planes = [flow, flow + 1]
+            if self._config.dual_reset == "never" and number > 0:
+                planes += [self._k.P11, self._k.P12, self._k.P21, self._k.P22]
+            carried = [level.view(self._state, plane).copy() for plane in planes]
+        self._pyramid1[0] = self._pyramid2[0] = np.empty((0, 0), np.float32)
         assert carried is not None  # there is at least one level
         return np.stack(carried)
 
@@ -194,63 +207,75 @@ class Solver:
             for plane in across:
                 level.left_border(self._state, plane)[:] = level.view(self._state, plane)[:, 0]
 
-    def _warp(self, number: int) -> None:
-        """One linearisation of the data term and the iterations on it."""
-        config, k, level, state = self._config, self._k, self._levels[number], self._state
+    def _prepare(self, number: int) -> None:
+        """Bring the level's frames into the kernels' layouts."""
+        k, level, state, packed = self._k, self._levels[number], self._state, self._packed
+        frame1, frame2 = self._pyramid1[number], self._pyramid2[number]
         size, pitch, height, width = level.size, level.pitch, level.height, level.width
-        frame1, frame2, packed = self._pyramid1[number], self._pyramid2[number], self._packed
-        if self._packed_level != number:
-            self._over_rows(height + 3, lambda top, bottom: k.second_rows(frame2, packed, height, width, top, bottom))
-            self._over_rows(
-                height, lambda top, bottom: k.first_rows(state, size, pitch, height, width, top, bottom, frame1)
-            )
-            self._packed_level = number
-        blend = np.float32(config.gradient_blend)
 
-        def linearise(top: int, bottom: int) -> None:
-            weights, corners = np.empty(128, np.float32), np.empty(32, np.int32)
-            k.warp_rows(state, size, pitch, height, width, top, bottom, packed, blend, weights, corners)
+        def kernel(top: int, bottom: int) -> None:
+            k.first_rows(state, size, pitch, height, width, top, bottom, frame1)
+            padded = bottom + 3 if bottom == height else bottom
+            k.second_rows(frame2, packed, height, width, top, padded)
 
-        self._over_rows(height, linearise)
+        self._over_rows(height, kernel)
+
+    def _warp(self, level: _Level, filtered: bool) -> None:
+        """One linearisation of the data term and the iterations on it; ``filtered``: the flow lies in the scratch."""
+        config = self._config
         if config.dual_reset == "warp":
-            state[k.P11 * size : (k.P22 + 1) * size] = 0.0
-        flow = state[: 2 * size]
-        scratch = state[self._scratch * size : (self._scratch + 2) * size]
-        left = config.iterations
-        while left > 0:
-            depth = min(DEPTH, left)
-            left -= depth
-            if config.epsilon > 0:
-                scratch[:] = flow
+            self._state[self._k.P11 * level.size : (self._k.P22 + 1) * level.size] = 0.0
+        linearise = partial(self._linearise, level, filtered)
+        if config.epsilon == 0:
+            for done in range(0, config.iterations, DEPTH):
+                self._sweep(level, min(DEPTH, config.iterations - done), linearise if done == 0 else None)
+            return
+        self._over_rows(level.height, linearise)
+        before = self._state[self._scratch * level.size : (self._scratch + 2) * level.size]
+        for done in range(0, config.iterations, STOP_INTERVAL):
+            depth = min(STOP_INTERVAL, config.iterations - done)
+            before[:] = self._state[: 2 * level.size]
             self._sweep(level, depth)
-            if config.epsilon > 0 and self._change(level, scratch) < config.epsilon * depth:
+            if self._change(level, before) < config.epsilon * depth:
                 break
-        if config.median:
-            self._over_rows(
-                height,
-                lambda top, bottom: k.median_rows(
-                    state,
-                    size,
-                    pitch,
-                    height,
-                    width,
-                    top,
-                    bottom,
-                    scratch,
-                    config.median,
-                    np.zeros(6 * pitch, np.float32),
-                ),
-            )
-            flow[:] = scratch
 
-    def _sweep(self, level: _Level, depth: int) -> None:
+    def _linearise(self, level: _Level, filtered: bool, top: int, bottom: int) -> None:
+        k, state, size, pitch = self._k, self._state, level.size, level.pitch
+        if filtered:
+            for plane in (k.U, k.V):
+                start, stop = ((plane * size + row * pitch) for row in (top + 1, bottom + 1))
+                shift = self._scratch * size
+                state[start:stop] = state[start + shift : stop + shift]
+        weights, corners = np.empty(128, np.float32), np.empty(32, np.int32)
+        where = (size, pitch, level.height, level.width, top, bottom)
+        k.warp_rows(state, *where, self._packed, np.float32(self._config.gradient_blend), weights, corners)
+
+    def _sweep(self, level: _Level, depth: int, first: Callable[[int, int], None] | None = None) -> None:
+        """``depth`` iterations; ``first`` is done by each strip on its own rows before."""
         config, k = self._config, self._k
         size = (self._state, level.size, level.pitch, level.height, level.width)
         bound, theta = np.float32(config.lambda_ * config.theta), np.float32(config.theta)
         rule = (depth, config.borders == "adjoint", bound, theta, np.float32(config.tau / config.theta))
+
+        def strip(top: int, bottom: int) -> None:
+            if first is not None:
+                first(top, bottom)
+            k.sweep_strip(*size, top, bottom, *rule)
+
         strips = rows(level.height, self._threads, grain=2 * depth + 2)
-        run([partial(k.sweep_strip, *size, top, bottom, *rule) for top, bottom in strips], self._threads)
+        run([partial(strip, top, bottom) for top, bottom in strips], self._threads)
         run([partial(k.sweep_seam, *size, top, *rule) for top, _ in strips[1:]], self._threads)
+
+    def _filter(self, level: _Level) -> None:
+        """Median of the flow into the scratch planes."""
+        scratch = self._state[self._scratch * level.size :]
+
+        def kernel(top: int, bottom: int) -> None:
+            line = np.zeros(6 * level.pitch, np.float32)
+            where = (level.size, level.pitch, level.height, level.width, top, bottom)
+            self._k.median_rows(self._state, *where, scratch, self._config.median, line)
+
+        self._over_rows(level.height, kernel)
 
     def _change(self, level: _Level, before: Plane) -> float:
         """RMS over the pixels of the flow's change since ``before``."""
