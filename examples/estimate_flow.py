@@ -1,0 +1,18 @@
+"""Flow between two frames: estimate, look, save."""
+
+from pathlib import Path
+
+import fullfield
+from fullfield.io import read_frame, write_image
+from fullfield.viz import flow_to_image, overlay
+
+frames = Path(__file__).parent / "frames"
+first, second = frames / "frame_0001.png", frames / "frame_0002.png"
+
+flow = fullfield.estimate(first, second)
+u, v = flow.flow
+print(f"{flow.width}×{flow.height} in {flow.seconds:.2f} s, mean motion ({u.mean():.2f}, {v.mean():.2f}) px")
+
+flow.save("flow.flo")
+write_image("flow.png", flow_to_image(flow.flow))
+write_image("overlay.png", overlay(flow.flow, read_frame(first), arrows=24))

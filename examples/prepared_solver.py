@@ -1,0 +1,23 @@
+"""A sequence: one solver for all pairs, each started from the flow before."""
+
+import time
+
+import torch
+
+from fullfield.metrics import epe
+from fullfield.ops.tvl1 import TVL1Config, TVL1Solver
+from fullfield.testing import textured_scene
+
+scene = textured_scene(240, 432, seed=1)
+pairs = [(scene.frame1, scene.frame2)] * 4  # a real sequence would go on
+
+solver = TVL1Solver(240, 432, TVL1Config.preset("fast"))  # buffers and tables are made once
+previous = None
+for number, (first, second) in enumerate(pairs):
+    start = time.perf_counter()
+    previous = solver(first[None], second[None], initial_flow=previous)
+    seconds = time.perf_counter() - start
+    error = epe(previous[0], scene.flow, scene.valid & ~scene.occluded)
+    print(f"pair {number}: {1000 * seconds:.0f} ms, {error:.3f} px off")
+
+assert torch.isfinite(previous).all()
