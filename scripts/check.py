@@ -1,7 +1,7 @@
 """Everything CI checks, step by step: lint, format, types, examples, tests.
 
-    python scripts/check.py                  all steps; stops at the first that fails
-    python scripts/check.py tests -k tvl1    one step; what follows is passed on to it
+python scripts/check.py                  all steps; stops at the first that fails
+python scripts/check.py tests -k tvl1    one step; what follows is passed on to it
 """
 
 from __future__ import annotations

@@ -1,0 +1,84 @@
+"""Write the README's table of measurements from the stored results.
+
+python scripts/tables.py           write it
+python scripts/tables.py --check   exit with 1 when the README says something else
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->"
+
+
+def read(name: str) -> Any:
+    return json.loads((RESULTS / name).read_text("utf-8"))
+
+
+def row_of(case: dict[str, Any], name: str) -> Any:
+    return next(row for row in case["rows"] if row["name"] == name)
+
+
+def table() -> str:
+    stored = read("tvl1_cpu.json")
+    cases = {case["case"]: case for case in stored["cases"]}
+    fixed, own, presets = (cases[name] for name in ("fixed work", "own defaults", "presets"))
+    height, width = fixed["size"]
+    setting = fixed["setting"]
+    environment = stored["environment"]
+    versions = environment["versions"]
+
+    def mean(preset: str) -> float:
+        errors = [row["epe"] for row in presets["rows"] if row["preset"] == preset]
+        return sum(errors) / len(errors)
+
+    columns = ("fullfield fast", "fullfield default", "opencv defaults", "scikit-image defaults")
+    ends = [row_of(own, name) for name in columns]
+    rates = [row_of(fixed, name) for name in ("fullfield", "opencv", "scikit-image")]
+    big = [read("flow_8k_cpu.json")[name] for name in ("fast", "default")]
+    rows = [
+        [f"TV-L1 on {environment['threads']} CPU cores, Sintel {width}×{height}"]
+        + ["fullfield `fast`", "fullfield `default`", "OpenCV", "scikit-image"],
+        ["---"] * 5,
+        ["one pair, each library's own defaults", *(f"{r['median_s']:.3g} s" for r in ends)],
+        ["its end-point error", *(f"{r['epe']:.3f} px" for r in ends)],
+        ["pixel-iterations a second, equal work*", "", *(f"{r['rate'] / 1e6:.0f} million" for r in rates)],
+        ["mean end-point error, six Middlebury pairs", f"{mean('fast'):.3f} px", f"{mean('default'):.3f} px", "", ""],
+        ["8192×3432 pair, estimate and peak memory"]
+        + [f"{r['seconds']['estimate']:.0f} s, {r['peak_memory_bytes'] / 2**30:.1f} GiB" for r in big]
+        + ["", ""],
+    ]
+    notes = [
+        f"\\* {setting['scales']} scales of {setting['scale_factor']}, {setting['warps']} warp,",
+        f"{setting['iterations']} iterations, no early stopping; scikit-image's pyramid halves.",
+        f"Medians of {rates[0]['repeats']}, in turns; preset `paper` has {mean('paper'):.2f} px on Middlebury.",
+        f"{environment['cpu']}, Python {versions['python']}, PyTorch {versions['torch']}, numba {versions['numba']},",
+        f"OpenCV {versions['cv2']}, scikit-image {versions['skimage']}, commit {environment['commit']},",
+        f"{environment['date']}. The machine is a noisy virtual one: ratios count. Repeat it with",
+        "`fullfield bench tvl1`; the results are in [benchmarks/results](benchmarks/results).",
+    ]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    lines += ["", *notes]
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: list[str]) -> int:
+    readme = ROOT / "README.md"
+    text = readme.read_text("utf-8")
+    head, rest = text.split(BEGIN)
+    tail = rest.split(END, 1)[1]
+    wanted = head + BEGIN + table() + END + tail
+    if arguments == ["--check"]:
+        print("README.md agrees with the results" if text == wanted else "README.md: run scripts/tables.py")
+        return int(text != wanted)
+    readme.write_text(wanted, "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
