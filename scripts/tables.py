@@ -41,17 +41,26 @@ def table() -> str:
     ends = [row_of(own, name) for name in columns]
     rates = [row_of(fixed, name) for name in ("fullfield", "opencv", "scikit-image")]
     big = [read("flow_8k_cpu.json")[name] for name in ("fast", "default")]
+    names = ("OpenCV", "scikit-image")
+    size = f"{width}×{height}"
     rows = [
-        [f"TV-L1 on {environment['threads']} CPU cores, Sintel {width}×{height}"]
-        + ["fullfield `fast`", "fullfield `default`", "OpenCV", "scikit-image"],
+        [
+            f"TV-L1 on {environment['threads']} CPU cores, Sintel {size}",
+            "fullfield `fast`",
+            "fullfield `default`",
+            *names,
+        ],
         ["---"] * 5,
         ["one pair, each library's own defaults", *(f"{r['median_s']:.3g} s" for r in ends)],
         ["its end-point error", *(f"{r['epe']:.3f} px" for r in ends)],
         ["pixel-iterations a second, equal work*", "", *(f"{r['rate'] / 1e6:.0f} million" for r in rates)],
         ["mean end-point error, six Middlebury pairs", f"{mean('fast'):.3f} px", f"{mean('default'):.3f} px", "", ""],
-        ["8192×3432 pair, estimate and peak memory"]
-        + [f"{r['seconds']['estimate']:.0f} s, {r['peak_memory_bytes'] / 2**30:.1f} GiB" for r in big]
-        + ["", ""],
+        [
+            "8192×3432 pair, estimate and peak memory",
+            *(f"{r['seconds']['estimate']:.0f} s, {r['peak_memory_bytes'] / 2**30:.1f} GiB" for r in big),
+            "",
+            "",
+        ],
     ]
     notes = [
         f"\\* {setting['scales']} scales of {setting['scale_factor']}, {setting['warps']} warp,",
