@@ -2,7 +2,8 @@
 
 numba leaves vectorisation to LLVM's loop passes, which give up on stencils that write the arrays they read. Here the
 vector is explicit: ``load`` and ``store`` move 16 floats at any element offset of a 1-D float32 array, ``+ - * /``
-work lane by lane (no infinite denominators), and LLVM maps the 16 lanes onto whatever the CPU has (one AVX-512 register, two AVX, four NEON).
+work lane by lane (denominators must be finite), and LLVM maps the 16 lanes onto whatever the CPU has: one AVX-512
+register, two of AVX, four of NEON.
 
 Every pixel goes through the same instructions wherever a block starts, so a result does not depend on how the work
 was cut. Addresses are not checked: callers pad their rows.
