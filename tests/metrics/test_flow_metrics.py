@@ -433,10 +433,11 @@ def test_sintel_bands_on_a_real_occlusion_map(data_dir):
 
 
 MEMORY = """
-import resource, torch
+import torch
 torch.set_num_threads(1)
 from fullfield.metrics import FlowMetrics
-def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def peak():  # getrusage would start from the parent's
+    return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) * 1024
 small = torch.ones(2, 64, 4096)
 FlowMetrics().update(small, small, None, small[0] > 2)
 pred, truth = torch.full((2, 3432, 4096), 1.5), torch.full((2, 3432, 4096), 2.5)
@@ -449,11 +450,11 @@ print((peak() - before) / (4 * 3432 * 4096))
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of resident memory in Linux's unit")
+@pytest.mark.skipif(sys.platform != "linux", reason="no /proc here")
 def test_peak_memory_is_a_few_planes():
     """Half of an 8192x3432 frame, in a process of its own; the unit is one float32 plane."""
     done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
-    assert float(done.stdout) <= 3.5
+    assert 0.5 < float(done.stdout) <= 3.5
 
 
 def test_the_comparison_itself_can_fail():

@@ -450,10 +450,11 @@ def test_wrong_input_is_named(call, message):
 
 
 MEMORY = """
-import resource, torch
+import torch
 torch.set_num_threads(1)
 from fullfield import viz
-def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def peak():  # getrusage would start from the parent's
+    return int(open("/proc/self/status").read().split("VmHWM:")[1].split()[0]) * 1024
 small = torch.ones(2, 80, 4096)
 viz.flow_to_image(small)
 viz.overlay(small, torch.ones(1, 80, 4096), arrows=32)
@@ -465,8 +466,8 @@ print((peak() - before) / (3 * 3432 * 4096))
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of resident memory in Linux's unit")
+@pytest.mark.skipif(sys.platform != "linux", reason="no /proc here")
 def test_peak_memory_is_the_picture():
     """Half of an 8192x3432 frame, in a process of its own; the unit is the finished picture."""
     done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
-    assert float(done.stdout) <= 2.5
+    assert 0.9 < float(done.stdout) <= 2.5
