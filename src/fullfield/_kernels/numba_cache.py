@@ -58,6 +58,8 @@ def cache_folder(*sources: str) -> Path | None:
 
     digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__} {sys.version}".encode())
     for source in sources:
+        # numba keeps code by the path of its source, too.
+        digest.update(str(Path(source).resolve()).encode())
         digest.update(Path(source).read_bytes())
     for parent in _candidates():
         folder = parent / f"numba-{digest.hexdigest()[:16]}"
