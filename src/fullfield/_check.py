@@ -50,18 +50,23 @@ def tensor(
     """
     import torch
 
-    wanted = "[" + ", ".join("*" if s is None else str(s) for s in shape) + "]"
-    require(isinstance(value, torch.Tensor), name, f"a tensor {wanted}", value)
+    if not isinstance(value, torch.Tensor):
+        raise InputError(f"{name}: expected a tensor {_shape(shape)}, got {describe(value)}")
     fits = value.ndim == len(shape) and all(
         not isinstance(want, int) or have == want for have, want in zip(value.shape, shape, strict=True)
     )
-    require(fits, name, f"shape {wanted}", value)
+    if not fits:  # the words are made only here: under torch.compile sizes may be symbols
+        raise InputError(f"{name}: expected shape {_shape(shape)}, got {describe(value)}")
     if dtypes is not None:
         names = " or ".join(sorted(str(d).removeprefix("torch.") for d in dtypes))
         require(value.dtype in dtypes, name, f"dtype {names}", value)
     if device is not None:
         require(value.device == device, name, f"device {device}", value)
-    return value  # type: ignore[no-any-return]
+    return value
+
+
+def _shape(shape: Sequence[int | str | None]) -> str:
+    return "[" + ", ".join("*" if s is None else str(s) for s in shape) + "]"
 
 
 def device(value: Any, name: str = "device") -> torch.device:

@@ -98,6 +98,7 @@ def compile_all(functions: dict[str, tuple[Any, Any]], folder: Path | None, what
         print(f"fullfield: compiling {what} for this CPU, {kept} ...", file=sys.stderr, flush=True)  # noqa: T201
     for dispatcher, signature in functions.values():
         dispatcher.compile(signature)
+        dispatcher.disable_compile()  # a call with other types is a mistake, not a second specialisation
     seconds = time.perf_counter() - start
     if cold:
         print(f"fullfield: compiled in {seconds:.1f} s", file=sys.stderr, flush=True)  # noqa: T201
