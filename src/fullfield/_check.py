@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,7 +25,9 @@ def describe(value: object) -> str:
     if shape is not None and hasattr(value, "dtype"):
         dtype = str(value.dtype).removeprefix("torch.")
         kind = "tensor" if hasattr(value, "device") and hasattr(value, "stride") else "array"
-        place = f" on {value.device}" if kind == "tensor" else ""  # type: ignore[attr-defined]
+        place = f" on {getattr(value, 'device', '')}" if kind == "tensor" else ""
+        if kind == "array" and not shape:
+            return f"{dtype} {value!s}"
         return f"{dtype} {kind} {list(shape)}{place}"
     text = repr(value)
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
@@ -75,6 +78,8 @@ def device(value: Any, name: str = "device") -> torch.device:
 
     try:
         chosen = torch.device(value)
+        if chosen.type == "meta":
+            raise RuntimeError("it holds no values")
         torch.empty(0, device=chosen)
     except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -93,8 +98,8 @@ def number(
     below: float | None = None,
 ) -> None:
     """Check a finite real number: ``low <= value <= high``, ``above < value < below``."""
-    kinds: tuple[type, ...] = (int,) if integer else (int, float)
-    right = isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)  # type: ignore[arg-type]
+    kind: type = numbers.Integral if integer else numbers.Real  # NumPy's scalars are registered as these
+    right = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)  # type: ignore[arg-type]  # just checked
     bounds = [
         f"{sign} {bound:g}"
         for sign, bound in ((">=", low), (">", above), ("<=", high), ("<", below))
@@ -102,12 +107,12 @@ def number(
     ]
     expected = ("an integer " if integer else "a number ") + " and ".join(bounds)
     require(right, name, expected.strip(), value)
-    assert isinstance(value, (int, float))  # narrows the type; checked above
+    real = float(value)  # type: ignore[arg-type]  # a number, or the line above had raised
     inside = (
-        (low is None or value >= low)
-        and (high is None or value <= high)
-        and (above is None or value > above)
-        and (below is None or value < below)
+        (low is None or real >= low)
+        and (high is None or real <= high)
+        and (above is None or real > above)
+        and (below is None or real < below)
     )
     require(inside, name, expected.strip(), value)
 

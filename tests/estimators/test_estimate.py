@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import torch
 from fullfield import Flow, InputError, estimate
 from fullfield.estimators import Estimator, TVL1Estimator, as_frame
 from fullfield.io import write_image
+from fullfield.ops.tvl1 import TVL1Config
 from fullfield.testing import textured_scene
 
 SCENE = textured_scene(48, 64, seed=3)
@@ -60,6 +63,7 @@ def test_result_describes_itself(tmp_path: Path) -> None:
     assert flow.parameters["scale_factor"] == 0.5
     assert flow.seconds > 0
     assert flow.valid.all()
+    assert repr(flow) == "Flow(64×48, tvl1 (cpu))"
     array = flow.numpy()
     assert array.shape == (48, 64, 2)
     assert np.array_equal(array[..., 0], flow.flow[0].numpy())
@@ -75,13 +79,21 @@ def test_scene_is_solved() -> None:
     assert (flow - SCENE.flow).norm(dim=0)[seen].mean() < 0.5 * SCENE.flow.norm(dim=0)[seen].mean()
 
 
-def test_own_estimator_and_initial_flow() -> None:
+def test_own_estimator_and_initial_flow(tmp_path: Path) -> None:
     estimator = TVL1Estimator()
     assert isinstance(estimator, Estimator)
     first = estimate(SCENE.frame1, SCENE.frame2, estimator)
     assert torch.equal(estimate(SCENE.frame1, SCENE.frame2, estimator).flow, first.flow)
     again = estimate(SCENE.frame1, SCENE.frame2, initial_flow=first, preset="fast")
     assert torch.equal(again.flow, estimate(SCENE.frame1, SCENE.frame2, initial_flow=first.flow, preset="fast").flow)
+    first.save(tmp_path / "first.npy")
+    for start in (tmp_path / "first.npy", first.numpy()):
+        assert torch.equal(estimate(SCENE.frame1, SCENE.frame2, initial_flow=start, preset="fast").flow, again.flow)
+    used = copy.deepcopy(estimator)
+    assert torch.equal(estimate(SCENE.frame1, SCENE.frame2, used).flow, first.flow)
+    assert torch.equal(pickle.loads(pickle.dumps(estimator))(SCENE.frame1[None], SCENE.frame2[None])[0], first.flow)
+    with pytest.raises(InputError, match="method: expected a name or an Estimator, got type"):
+        estimate(SCENE.frame1, SCENE.frame2, TVL1Estimator)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="expected no parameters beside an Estimator"):
         estimate(SCENE.frame1, SCENE.frame2, estimator, preset="fast")
 
@@ -110,6 +122,14 @@ def test_estimator_follows_size_and_frees_the_old_solver() -> None:
 def test_bad_frames(frames: tuple[object, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         estimate(*frames)  # type: ignore[arg-type]
+
+
+def test_config_instead_of_a_preset() -> None:
+    config = TVL1Config.preset("fast")
+    by_config = estimate(SCENE.frame1, SCENE.frame2, config=config, warps=2)
+    assert torch.equal(by_config.flow, estimate(SCENE.frame1, SCENE.frame2, **FAST).flow)
+    with pytest.raises(InputError, match="preset: expected none beside a config, got 'paper'"):
+        estimate(SCENE.frame1, SCENE.frame2, config=config, preset="paper")
 
 
 def test_bad_names(tmp_path: Path) -> None:

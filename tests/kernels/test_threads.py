@@ -50,6 +50,26 @@ def test_errors_reach_the_caller_after_all_tasks_ended(bad: int) -> None:
     assert sorted(ended) == [i for i in range(3) if i != bad]
 
 
+def test_growing_pools_lose_no_callers() -> None:
+    problems: list[BaseException] = []
+
+    def call(number: int) -> None:
+        try:
+            for count in range(2, 40):
+                threads.run([lambda: None] * count, count if number % 2 else 2)
+        except BaseException as error:  # noqa: BLE001 - the test is that there is none
+            problems.append(error)
+
+    for _ in range(20):
+        threads._pool = None
+        callers = [threading.Thread(target=call, args=(number,)) for number in range(4)]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join()
+    assert not problems
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_pool_works_in_a_forked_child() -> None:
     threads.run([lambda: None] * 2, 2)

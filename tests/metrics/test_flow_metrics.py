@@ -476,3 +476,12 @@ def test_the_comparison_itself_can_fail():
     shifted.update(pred + 0.01, truth, valid, occluded)
     with pytest.raises(AssertionError):
         assert_same(shifted.compute(), wanted)
+
+
+def test_predictions_too_far_to_sum_are_refused():
+    truth = torch.zeros(2, 4, 4)
+    gathered = FlowMetrics()
+    with pytest.raises(InputError, match="pred: expected finite vectors"):
+        gathered.update(torch.full((2, 4, 4), 1e308, dtype=torch.float64), truth)
+    gathered.update(torch.full((2, 4, 4), 3e38), truth)
+    assert gathered.compute()["epe"] > 1e38

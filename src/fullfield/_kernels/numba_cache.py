@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import os
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
+
+from fullfield._kernels.cache_folder import announced, folder_named
 
 
 def why_not() -> str | None:
@@ -19,32 +19,6 @@ def why_not() -> str | None:
     if importlib.util.find_spec("numba") is None:
         return "numba is not installed (pip install numba)"
     return None
-
-
-def _candidates() -> Iterator[Path]:
-    chosen = os.environ.get("FULLFIELD_CACHE_DIR")
-    if chosen:
-        yield Path(chosen)
-    elif sys.platform == "win32" and os.environ.get("LOCALAPPDATA"):
-        yield Path(os.environ["LOCALAPPDATA"]) / "fullfield" / "cache"
-    elif os.environ.get("XDG_CACHE_HOME"):
-        yield Path(os.environ["XDG_CACHE_HOME"]) / "fullfield"
-    else:
-        with suppress(RuntimeError):  # no home directory is known
-            yield Path.home() / ".cache" / "fullfield"
-    user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
-    yield Path(tempfile.gettempdir()) / f"fullfield-{user}"
-
-
-def _usable(folder: Path) -> bool:
-    try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if hasattr(os, "getuid") and folder.stat().st_uid != os.getuid():
-            return False  # compiled code from someone else's folder is not ours to run
-        with tempfile.TemporaryFile(dir=folder):
-            return True
-    except OSError:
-        return False
 
 
 def cache_folder(*sources: str) -> Path | None:
@@ -61,11 +35,7 @@ def cache_folder(*sources: str) -> Path | None:
         # numba keeps code by the path of its source, too.
         digest.update(str(Path(source).resolve()).encode())
         digest.update(Path(source).read_bytes())
-    for parent in _candidates():
-        folder = parent / f"numba-{digest.hexdigest()[:16]}"
-        if _usable(folder):
-            return folder
-    return None
+    return folder_named(f"numba-{digest.hexdigest()[:16]}")
 
 
 @contextmanager
@@ -89,23 +59,19 @@ def is_warm(folder: Path | None, what: str) -> bool:
 def compile_all(functions: dict[str, tuple[Any, Any]], folder: Path | None, what: str) -> float:
     """Compile or load every ``name: (dispatcher, signature)``; returns the seconds it took.
 
-    A cold cache is announced on stderr, since it costs seconds once; a warm one is silent.
+    A cold cache is announced on stderr, since it costs seconds once (not where ``FULLFIELD_QUIET`` is set); a warm one
+    is silent.
     """
     cold = not is_warm(folder, what)
     start = time.perf_counter()
-    if cold:
-        kept = "once" if folder is not None else "in every process: no cache folder can be written"
-        print(f"fullfield: compiling {what} for this CPU, {kept} ...", file=sys.stderr, flush=True)  # noqa: T201
-    for dispatcher, signature in functions.values():
-        dispatcher.compile(signature)
-        dispatcher.disable_compile()  # a call with other types is a mistake, not a second specialisation
-    seconds = time.perf_counter() - start
-    if cold:
-        print(f"fullfield: compiled in {seconds:.1f} s", file=sys.stderr, flush=True)  # noqa: T201
-        if folder is not None:
-            with suppress(OSError):  # only the announcement would come again
-                _stamp(folder, what).touch()
-    return seconds
+    with announced(what, "this CPU", folder) if cold else nullcontext():
+        for dispatcher, signature in functions.values():
+            dispatcher.compile(signature)
+            dispatcher.disable_compile()  # a call with other types is a mistake, not a second specialisation
+    if cold and folder is not None:
+        with suppress(OSError):  # only the announcement would come again
+            _stamp(folder, what).touch()
+    return time.perf_counter() - start
 
 
 def _stamp(folder: Path, what: str) -> Path:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 
 _lock = threading.Lock()
@@ -20,9 +20,8 @@ def _executor(threads: int) -> ThreadPoolExecutor:
     global _pool
     with _lock:
         if _pool is None or _pool[0] != os.getpid() or _pool[1] < threads:
-            # After fork the parent's threads are gone: its pool is dropped, not shut down.
-            if _pool is not None and _pool[0] == os.getpid():
-                _pool[2].shutdown(wait=False)
+            # The pool before is dropped, never shut down: another caller may still hold it, and after a fork its
+            # threads are gone. Without references it drains and ends.
             _pool = (os.getpid(), threads, ThreadPoolExecutor(threads, thread_name_prefix="fullfield"))
         return _pool[2]
 
@@ -43,9 +42,11 @@ def run(tasks: Sequence[Callable[[], object]], threads: int) -> None:
         for task in tasks:
             task()
         return
-    futures = [_executor(threads).submit(task) for task in tasks[1:]]
+    pool = _executor(threads)
+    futures: list[Future[object]] = []
     errors: list[BaseException] = []
     try:
+        futures.extend(pool.submit(task) for task in tasks[1:])
         tasks[0]()
     except BaseException as error:  # noqa: BLE001 - raised below, once no task runs any more
         errors.append(error)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,10 +24,20 @@ if TYPE_CHECKING:
 METHODS = ("tvl1",)
 
 
-def build(method: str, preset: str | None = None, backend: str | None = None, **parameters: Any) -> Estimator:
-    """The estimator called ``method`` with a preset's parameters and changes to them."""
+def build(
+    method: str,
+    preset: str | None = None,
+    config: TVL1Config | None = None,
+    backend: str | None = None,
+    **parameters: Any,
+) -> Estimator:
+    """The estimator called ``method`` with the parameters of a preset or a config, and changes to them."""
     _check.choice(method, "method", METHODS)
-    config = TVL1Config.preset(preset or "default")
+    if config is None:
+        config = TVL1Config.preset("default" if preset is None else preset)
+    else:
+        _check.require(isinstance(config, TVL1Config), "config", "a TVL1Config", _check.describe(config))
+        _check.require(preset is None, "preset", "none beside a config", repr(preset))
     known = config.as_dict()
     for name in parameters:
         _check.require(name in known, name, f"a parameter of {method} ({', '.join(known)})", "an unknown one")
@@ -40,7 +51,7 @@ def estimate(
     *,
     transfer: str = "auto",
     device: str | torch.device = "cpu",
-    initial_flow: Tensor | Flow | None = None,
+    initial_flow: Flow | Frame | None = None,
     progress: Callable[[float, str], None] | None = None,
     **parameters: Any,
 ) -> Flow:
@@ -52,9 +63,12 @@ def estimate(
         method: a name (``"tvl1"``) or an :class:`Estimator`, which keeps its buffers between calls.
         transfer: how the frames' values are encoded; ``"auto"`` decides by file format.
         device: where to compute.
-        initial_flow: [2, H, W] to start from.
+        initial_flow: to start from: a :class:`Flow`, a path, a tensor [2, H, W] or an array [H, W, 2].
         progress: called with the fraction done and a word on where.
-        **parameters: for a method given by name: ``preset``, ``backend`` and the fields of its configuration.
+        **parameters: for a method given by name: ``preset`` or ``config``, ``backend``, and fields of the
+            configuration to change.
+
+    Frames whose part, layer, alpha or window matters are read with :func:`fullfield.io.read_frame` first.
 
     Returns a :class:`Flow`. Raises InputError for frames that cannot be matched or unknown parameters,
     FileNotFoundError for a missing file.
@@ -64,6 +78,8 @@ def estimate(
     if isinstance(method, str):
         estimator = build(method, **parameters)
     else:
+        fits = isinstance(method, Estimator) and not isinstance(method, type)
+        _check.require(fits, "method", "a name or an Estimator", method)
         estimator = method
         names = ", ".join(parameters)
         _check.require(not parameters, names, "no parameters beside an Estimator", f"{len(parameters)}")
@@ -71,10 +87,7 @@ def estimate(
     first = as_frame(frame1, _label(frame1, "frame1"), transfer=transfer)
     second = as_frame(frame2, _label(frame2, "frame2"), transfer=transfer)
     first, second = _matched(first, second, _label(frame1, "frame1"), _label(frame2, "frame2"))
-    start_flow = initial_flow.flow if isinstance(initial_flow, Flow) else initial_flow
-    if start_flow is not None:
-        _check.tensor(start_flow, "initial_flow", (2, *first.shape[1:]))
-        start_flow = start_flow[None].to(place)
+    start_flow = None if initial_flow is None else _initial(initial_flow, (2, *first.shape[1:]))[None].to(place)
     begin = time.perf_counter()
     flow = estimator(first[None].to(place), second[None].to(place), initial_flow=start_flow, progress=progress)
     flow = flow[0].to("cpu", torch.float32)
@@ -85,6 +98,16 @@ def estimate(
 
 def _label(frame: object, name: str) -> str:
     return os.fspath(frame) if isinstance(frame, (str, os.PathLike)) else name
+
+
+def _initial(flow: Flow | Frame, shape: tuple[int, ...]) -> Tensor:
+    if isinstance(flow, (str, os.PathLike)):
+        flow = Flow.load(flow)
+    if isinstance(flow, Flow):
+        flow = flow.flow
+    elif isinstance(flow, np.ndarray) and flow.ndim == 3:
+        flow = torch.from_numpy(np.ascontiguousarray(np.moveaxis(flow, 2, 0), np.float32))
+    return _check.tensor(flow, "initial_flow", shape)
 
 
 def _matched(first: Tensor, second: Tensor, name1: str, name2: str) -> tuple[Tensor, Tensor]:

@@ -39,6 +39,10 @@ class Flow:
         _check.tensor(self.flow, "flow", (2, "H", "W"), dtypes=[torch.float32])
         _check.tensor(self.valid, "valid", self.flow.shape[1:], dtypes=[torch.bool])
 
+    def __repr__(self) -> str:
+        how = f", {self.method} ({self.backend})" if self.method else ""
+        return f"Flow({self.width}×{self.height}{how})"
+
     @property
     def height(self) -> int:
         """Rows."""

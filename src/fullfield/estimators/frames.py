@@ -54,8 +54,9 @@ def as_frame(frame: Frame, name: str = "frame", *, transfer: str = "auto") -> Te
 
         to_display = curve(transfer, auto="srgb")
         if to_display is not None:
-            tensor = tensor.clone()
-            to_display(tensor.numpy())
+            values = tensor.cpu().clone()
+            to_display(values.numpy())
+            tensor = values.to(tensor.device)
     return tensor
 
 

@@ -24,8 +24,12 @@ class TVL1Estimator:
 
     def __init__(self, config: TVL1Config | None = None, *, backend: str | None = None) -> None:
         self.config = TVL1Config() if config is None else config
+        _check.require(isinstance(self.config, TVL1Config), "config", "a TVL1Config", _check.describe(self.config))
         self._backend = backend
         self._solver: TVL1Solver | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_solver": None}  # its buffers are made anew where they are needed
 
     @property
     def parameters(self) -> Mapping[str, Any]:

@@ -95,7 +95,12 @@ class FlowMetrics:
                 fits = value is None or (isinstance(value, Tensor) and value.shape[:1] == pred.shape[:1])
                 _check.require(fits, name, f"a batch of {len(pred)} like pred", value)
             images = [
-                self._image(pred[i], *(None if value is None else value[i] for value in others.values()))  # type: ignore[arg-type]
+                self._image(
+                    pred[i],
+                    truth[i],
+                    valid if valid is None else valid[i],
+                    occluded if occluded is None else occluded[i],
+                )
                 for i in range(len(pred))
             ]
         for counts, sums in images:
@@ -220,4 +225,4 @@ class FlowMetrics:
 
 def _natural(value: object) -> int:
     _check.require(type(value) is int and value >= 0, "state", "whole numbers from 0 up", value)
-    return int(value)  # type: ignore[call-overload, no-any-return]
+    return value  # type: ignore[return-value]  # a plain int, or the line above had raised

@@ -75,6 +75,8 @@ def compare(pred: Tensor, truth: Tensor, valid: Tensor | None, rows: slice) -> C
         else:
             epe, aae = torch.minimum(epe, error), torch.minimum(aae, angle)
             total, largest = total + motion, torch.maximum(largest, motion)
+    # Sums over all pixels must stay finite; only float64 predictions reach this far.
+    epe = epe.masked_fill(epe > 1e100, math.inf)
     return Comparison(epe, aae * (180.0 / math.pi), total / len(candidates), largest, known)
 
 

@@ -31,7 +31,7 @@ LEFT = 16
 # Planes of the state, in units of the plane size.
 U, V, P11, P12, P21, P22, GX, GY, RHO, INV, I1, I1X, I1Y = range(13)
 PLANES = 13
-# Columns swept at a time: the rows of one step stay in L1, eleven rows of the ten planes inside a 256 KiB L2.
+# Columns swept at a time: the rows of one step stay in L1, sixteen rows of ten planes in L2.
 PANEL = 512
 _SKEW = 16
 # Below this squared gradient (intensities 0 ... 255) a pixel says nothing about motion.

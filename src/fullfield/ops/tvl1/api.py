@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 BACKENDS = {"cpu": cpu, "reference": reference}
 _LUMA = (0.299, 0.587, 0.114)  # Rec. 601, as cameras' and film's sRGB frames are commonly made grey
 _warned = threading.Event()
+_BRIGHTEST = 1e6
+# float32 holds every pixel position below.
+_LONGEST_SIDE = 2**24 - 1
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -60,6 +64,7 @@ class TVL1Solver:
     """TV-L1 optical flow, prepared for frames of one size: tables and buffers are made once and reused.
 
     One call at a time: calls from several threads wait for each other; use one solver per thread for parallel work.
+    A solver can be pickled and copied (its buffers are made anew) and used after a fork.
     The threads inside a call are PyTorch's (``torch.set_num_threads``); the result does not depend on their number.
 
     Args:
@@ -83,17 +88,21 @@ class TVL1Solver:
         device: str | torch.device = "cpu",
         backend: str | None = None,
     ) -> None:
-        _check.number(height, "height", integer=True, low=1)
-        _check.number(width, "width", integer=True, low=1)
+        for name, side in (("height", height), ("width", width)):
+            _check.number(side, name, integer=True, low=1, high=_LONGEST_SIDE)
         _check.require(height * width >= 2, "frames", "at least 2 pixels", f"{width}×{height}")
         _check.choice(dtype, "dtype", (torch.float32, torch.float64))
         self.height, self.width = height, width
         self.config = TVL1Config() if config is None else config
-        _check.require(isinstance(self.config, TVL1Config), "config", "a TVL1Config", self.config)
+        _check.require(isinstance(self.config, TVL1Config), "config", "a TVL1Config", _check.describe(self.config))
         self.dtype, self.device = dtype, _check.device(device)
         self.backend = choose_backend(backend, self.device, dtype)
-        self._lock = threading.Lock()
+        self._lock, self._process = threading.Lock(), os.getpid()
         self._cpu = cpu.Solver(height, width, self.config) if self.backend == "cpu" else None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        size = (self.height, self.width, self.config)
+        return _rebuilt, (*size, {"dtype": self.dtype, "device": self.device, "backend": self.backend})
 
     def __call__(
         self,
@@ -118,10 +127,13 @@ class TVL1Solver:
             start = initial_flow.detach().to(self.dtype)
             _finite(start, "initial_flow")
         flow = first.new_empty(len(first), 2, self.height, self.width)
+        if self._process != os.getpid():  # forked, perhaps while a thread of the parent held the lock
+            self._lock, self._process = threading.Lock(), os.getpid()
         with self._lock:
             for item in range(len(first)):
                 report = None if progress is None else _share(progress, item, len(first))
                 flow[item] = self._solve(first[item], second[item], None if start is None else start[item], report)
+        _finite(flow, "flow", "a finite flow; the frames or parameters are too extreme")
         return flow
 
     def _grey(self, frame: Tensor, name: str) -> Tensor:
@@ -131,6 +143,8 @@ class TVL1Solver:
         _check.require(frame.is_floating_point(), name, "a floating dtype (divide integers by their maximum)", frame)
         frame = frame.detach().to(self.dtype)
         _finite(frame, name)
+        bright = max(abs(float(v)) for v in torch.aminmax(frame)) if frame.numel() else 0.0
+        _check.require(bright <= _BRIGHTEST, name, f"values up to {_BRIGHTEST:g} (0 ... 1 is usual)", f"{bright:g}")
         if frame.shape[1] == 1:
             return frame[:, 0] * 255.0
         grey: Tensor = frame[:, 0] * (255.0 * _LUMA[0])
@@ -145,10 +159,14 @@ class TVL1Solver:
         return torch.from_numpy(self._cpu(*arrays, torch.get_num_threads(), progress))
 
 
-def _finite(tensor: Tensor, name: str) -> None:
+def _rebuilt(height: int, width: int, config: TVL1Config, options: dict[str, Any]) -> TVL1Solver:
+    return TVL1Solver(height, width, config, **options)
+
+
+def _finite(tensor: Tensor, name: str, expected: str = "finite values") -> None:
     # min and max propagate NaN and need no mask of the tensor's size.
     if tensor.numel() and not torch.stack(torch.aminmax(tensor)).isfinite().all():
-        raise _check.InputError(f"{name}: expected finite values, got NaN or infinity")
+        raise _check.InputError(f"{name}: expected {expected}, got NaN or infinity")
 
 
 def _share(progress: Progress, item: int, items: int) -> Progress:
@@ -174,6 +192,10 @@ def tvl1(
     from fullfield.ops.tvl1.op import tvl1_op
 
     c = TVL1Config() if config is None else config
+    if not isinstance(c, TVL1Config):  # worded only here: torch.compile traces this function
+        raise _check.InputError(f"config: expected a TVL1Config, got {_check.describe(c)}")
+    _check.tensor(frame1, "frame1", ("B", "C", "H", "W"))
+    _check.tensor(frame2, "frame2", ("B", "C", "H", "W"))
     flow: Tensor = tvl1_op(
         frame1,
         frame2,

@@ -53,8 +53,9 @@ class TVL1Config:
     )
 
     def __post_init__(self) -> None:
-        number(self.lambda_, "lambda_", above=0)
-        number(self.theta, "theta", above=0)
+        # The limits keep every product inside float32; useful values lie far within.
+        number(self.lambda_, "lambda_", low=1e-6, high=1e6)
+        number(self.theta, "theta", low=1e-6, high=1e6)
         number(self.tau, "tau", above=0, high=0.25)
         if self.scales is not None:
             number(self.scales, "scales", integer=True, low=1)
@@ -66,6 +67,11 @@ class TVL1Config:
         choice(self.borders, "borders", BORDERS)
         choice(self.dual_reset, "dual_reset", DUAL_RESETS)
         number(self.epsilon, "epsilon", low=0)
+        for name in ("lambda_", "theta", "tau", "scale_factor", "gradient_blend", "epsilon"):
+            object.__setattr__(self, name, float(getattr(self, name)))
+        for name in ("scales", "warps", "iterations", "median"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, None if value is None else int(value))
 
     @staticmethod
     def preset(name: str) -> TVL1Config:
