@@ -1,23 +1,28 @@
-"""Film frames: scene-linear EXR in, EXR flow and an ST map out."""
+"""Film frames: scene-linear EXR in, EXR flow to the next and the previous frame and an ST map out."""
 
 import torch
 
 from fullfield import estimate
-from fullfield.io import read_flow, write_flow, write_image, write_st_map
+from fullfield.io import frame_window, read_flow, write_flow, write_image, write_st_map
 from fullfield.testing import textured_scene
 
-# Stand-ins for two plates. A float picture written to EXR becomes scene-linear light.
-scene = textured_scene(180, 320, seed=1)
-write_image("plate.0001.exr", scene.frame1)
-write_image("plate.0002.exr", scene.frame2)
+# Stand-ins for three plates of a scene that swings out a little, back, and out further: one seed gives the same
+# middle frame at any speed. A float picture written to EXR becomes scene-linear light.
+slow, fast = (textured_scene(180, 320, seed=1, max_motion=motion) for motion in (2.0, 6.0))
+write_image("plate.0001.exr", slow.frame2)
+write_image("plate.0002.exr", fast.frame1)
+write_image("plate.0003.exr", fast.frame2)
 
 # EXR is taken as linear and encoded before matching; a log plate would say transfer="logc4".
-forward = estimate("plate.0001.exr", "plate.0002.exr")
+# Both fields are on the pixels of plate 2, as Nuke expects of the layers of one file.
+forward = estimate("plate.0002.exr", "plate.0003.exr")
 backward = estimate("plate.0002.exr", "plate.0001.exr")
 
-write_flow("motion.0001.exr", forward.flow, backward=backward.flow, compression="zip")
-write_st_map("stmap.0001.exr", forward.flow)
+window = frame_window("plate.0002.exr")  # display window and pixel aspect go with the vectors
+write_flow("motion.0002.exr", forward.flow, backward=backward.flow, compression="zip", window=window)
+write_st_map("stmap.0002.exr", forward.flow, window=window)
 
-stored = read_flow("motion.0001.exr")
-print(f"layer forward reads back to {float((stored.flow - forward.flow).abs().max()):.1e} px")
-assert torch.allclose(stored.flow, forward.flow, atol=1e-3)
+for layer, flow in (("forward", forward.flow), ("backward", backward.flow)):
+    stored = read_flow("motion.0002.exr", layer=layer)
+    print(f"layer {layer} reads back to {float((stored.flow - flow).abs().max()):.1e} px")
+    assert torch.allclose(stored.flow, flow, atol=1e-3)

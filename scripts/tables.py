@@ -40,7 +40,8 @@ def table() -> str:
     columns = ("fullfield fast", "fullfield default", "opencv defaults", "scikit-image defaults")
     ends = [row_of(own, name) for name in columns]
     rates = [row_of(fixed, name) for name in ("fullfield", "opencv", "scikit-image")]
-    big = [read("flow_8k_cpu.json")[name] for name in ("fast", "default")]
+    big = [row_of(cases["large"], name) for name in ("fast", "default")]
+    whole = [row_of(cases["whole command"], name) for name in ("fast", "default")]
     names = ("OpenCV", "scikit-image")
     size = f"{width}×{height}"
     rows = [
@@ -55,21 +56,24 @@ def table() -> str:
         ["its end-point error", *(f"{r['epe']:.3f} px" for r in ends)],
         ["pixel-iterations a second, equal work*", "", *(f"{r['rate'] / 1e6:.0f} million" for r in rates)],
         ["mean end-point error, six Middlebury pairs", f"{mean('fast'):.3f} px", f"{mean('default'):.3f} px", "", ""],
+        ["the whole command, PNG to .flo", *(f"{r['median_s']:.3g} s" for r in whole), "", ""],
         [
-            "8192×3432 pair, estimate and peak memory",
+            "8192×3432 pair†, estimate and peak memory",
             *(f"{r['seconds']['estimate']:.0f} s, {r['peak_memory_bytes'] / 2**30:.1f} GiB" for r in big),
             "",
             "",
         ],
     ]
     notes = [
+        "Sintel's frame 2 of alley_1, clean pass. "
         f"\\* {setting['scales']} scales of {setting['scale_factor']}, {setting['warps']} warp,",
         f"{setting['iterations']} iterations, no early stopping; scikit-image's pyramid halves.",
         f"Medians of {rates[0]['repeats']}, in turns; preset `paper` has {mean('paper'):.2f} px on Middlebury.",
         f"{environment['cpu']}, Python {versions['python']}, PyTorch {versions['torch']}, numba {versions['numba']},",
         f"OpenCV {versions['cv2']}, scikit-image {versions['skimage']}, commit {environment['commit']},",
-        f"{environment['date']}. The machine is a noisy virtual one: ratios count. Repeat it with",
-        "`fullfield bench tvl1`; the results are in [benchmarks/results](benchmarks/results).",
+        f"{environment['date']}. † A real 4K pair of small motion, cropped and enlarged. The machine is a noisy",
+        "virtual one: ratios count. Made by `fullfield bench tvl1 --pair A B TRUTH --presets DIR ... --large A B`;",
+        "everything measured stands in [benchmarks/results](benchmarks/results).",
     ]
     lines = [f"| {' | '.join(row)} |" for row in rows]
     lines += ["", *notes]

@@ -25,7 +25,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "viz": ({"_check", *THIRD}, {"PIL", "matplotlib"}),
     "testing": ({"ops", "_check", *THIRD}, set()),
     "bench": (
-        {"estimators", "ops", "metrics", "io", "viz", "testing", "_check", "_kernels", *THIRD},
+        {"estimators", "nn", "ops", "metrics", "io", "viz", "testing", "_check", "_kernels", *THIRD},
         {"cv2", "skimage", "matplotlib"},
     ),
     "cli": (

@@ -81,7 +81,9 @@ def test_bench_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     printed = json.loads(capsys.readouterr().out)
     stored = json.loads(out.read_text())
     assert printed["cases"] == stored["cases"]
-    fixed, own = stored["cases"]
+    fixed, own, whole = stored["cases"]
+    assert {row["name"] for row in whole["rows"]} == {"fast", "default"}
+    assert all(row["median_s"] > 0.3 for row in whole["rows"]), "a whole process imports PyTorch"
     assert fixed["rows"][0]["rate"] == pytest.approx(fixed["rows"][0]["work"] / fixed["rows"][0]["median_s"])
     assert {row["name"] for row in own["rows"]} == {"fullfield default", "fullfield fast", "fullfield paper"}
     assert main(["bench", "tvl1", "--repeats", "1"]) == 0
@@ -96,6 +98,7 @@ def test_bench_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         ["bench", "tvl1", "-o", "results.txt"],
         ["bench", "tvl1", "--pair", "a.png", "b.png", "c.flo"],
         ["bench", "tvl1", "--presets", str(tmp_path)],
+        ["bench", "tvl1", "--large", "a.png", "b.png"],
         ["bench", "raft"],
     ):
         assert main(arguments) == 2
@@ -111,3 +114,35 @@ def test_peers_solve_the_scene_too() -> None:
     pair = tvl1.synthetic_pair(64, 96)
     results = tvl1.own_defaults(pair, 1, quiet)
     assert {"opencv defaults", "scikit-image defaults"} <= {row["name"] for row in results["rows"]}
+
+
+def test_pair_files_must_fit(tmp_path: Path) -> None:
+    from fullfield.io import write_flow, write_image
+
+    scene = tvl1.synthetic_pair(48, 64)
+    write_image(tmp_path / "a.png", scene.frame1)
+    write_image(tmp_path / "b.png", scene.frame2[:, 1:])
+    write_flow(tmp_path / "t.flo", scene.flow)
+    write_flow(tmp_path / "none.flo", scene.flow * 0)
+    with pytest.raises(InputError, match=r"b\.png: expected 64×48 pixels like .*a\.png, got 64×47"):
+        tvl1.load_pair(tmp_path / "a.png", tmp_path / "b.png", tmp_path / "t.flo")
+    with pytest.raises(InputError, match=r"none\.flo: expected some motion, got none"):
+        tvl1.load_pair(tmp_path / "a.png", tmp_path / "a.png", tmp_path / "none.flo")
+
+
+def test_large_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fullfield.io import write_image
+
+    monkeypatch.setattr(tvl1, "LARGE", (60, 100))
+    scene = tvl1.synthetic_pair(48, 64)
+    frames = [tmp_path / "a.png", tmp_path / "b.png"]
+    for path, frame in zip(frames, (scene.frame1, scene.frame2), strict=True):
+        write_image(path, frame)
+    case = tvl1.large(*frames, quiet)
+    assert case["size"] == [60, 100]
+    for row in case["rows"]:
+        assert row["seconds"]["total"] >= row["seconds"]["estimate"] > 0
+        assert row["peak_memory_bytes"] > 50e6
+        assert row["difference"] < row["difference_without_flow"]
+    with pytest.raises(CheckFailed, match="exit code 2"):
+        tvl1._flow_command([tmp_path / "a.png", tmp_path / "none.png"], "fast", tmp_path / "o.flo")

@@ -102,3 +102,16 @@ def test_a_layer_of_an_exr_is_drawn(cli: Any, made: Scene) -> None:
     one = cli("viz", "both.exr", "-o", "v.png", "--json").json["max_motion"]
     two = cli("viz", "both.exr", "-o", "v.png", "--flow-layer", "backward", "--json").json["max_motion"]
     assert two == pytest.approx(2 * one)
+
+
+@pytest.mark.parametrize(
+    ("kind", "motion", "error"), [("error", False, 16), ("warped", False, None), ("flow", True, None)]
+)
+def test_only_the_scale_of_what_is_drawn_is_told(cli: Any, kind: str, motion: bool, error: float | None) -> None:
+    needed = {"error": ("--truth", "truth.flo"), "warped": ("--frame2", "b.png")}.get(kind, ())
+    ran = cli("viz", "close.flo", "-o", "v.png", "--kind", kind, *needed)
+    assert ("the full colour is" in ran.out) is motion
+    assert ("the scale of the error ends at 16 px" in ran.out) is (error is not None)
+    report = cli("viz", "close.flo", "-o", "v.png", "--kind", kind, *needed, "--json").json
+    assert (report["max_motion"] is not None) is motion
+    assert report["max_error"] == error

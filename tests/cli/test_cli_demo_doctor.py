@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import fullfield.estimators
+import fullfield.io
 import fullfield.ops.tvl1
 from fullfield.cli.demo import FILES
 from fullfield.io import read_flow, read_frame
@@ -40,6 +41,35 @@ def test_demo_does_not_replace_somebody_s_frames(refused: Any, tmp_path: Path) -
     (tmp_path / "mine" / "frame1.png").write_text("precious")
     assert "holds frame1.png" in refused("demo", "-o", tmp_path / "mine")
     assert (tmp_path / "mine" / "frame1.png").read_text() == "precious"
+
+
+@pytest.mark.parametrize("cause", ["backend", "estimate", "write"])
+def test_a_demo_that_fails_can_be_repeated(
+    cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cause: str
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    folder = tmp_path / "mine"
+    small = ("demo", "-o", folder, "--size", "64x48", "--preset", "fast")
+    with monkeypatch.context() as patch:
+        if cause == "estimate":
+            patch.setattr(fullfield.estimators, "estimate", interrupt)
+        elif cause == "write":
+            patch.setattr(fullfield.io, "write_image", interrupt)
+        ran = cli(*small, *(("--backend", "foo") if cause == "backend" else ()))
+    assert ran.code == (2 if cause == "backend" else 130)
+    assert not folder.exists()
+    assert cli(*small).code == 0
+    assert {path.name for path in folder.iterdir()} == set(FILES)
+
+
+def test_the_demo_s_flow_is_that_of_its_frames(cli: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    assert cli("demo", "-o", folder, "--size", "64x48", "--preset", "fast").code == 0
+    again = ("flow", folder / "frame1.png", folder / "frame2.png", "-o", "again.flo", "--preset", "fast")
+    assert cli(*again).code == 0
+    assert Path("again.flo").read_bytes() == (folder / "flow.flo").read_bytes()
 
 
 def test_doctor_on_a_machine_that_works(cli: Any) -> None:

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import OpenImageIO as oiio
 import pytest
 import torch
 
 import fullfield.estimators
+import fullfield.io
+from fullfield._check import InputError
 from fullfield.estimators import estimate
-from fullfield.io import FLOW_WRITE_SUFFIXES, read_flow, read_frame, write_flow, write_image
+from fullfield.io import (
+    FLOW_WRITE_SUFFIXES,
+    FrameWindow,
+    flow_window,
+    read_flow,
+    read_frame,
+    write_flow,
+    write_image,
+)
+from fullfield.io.oiio import write_picture
 from fullfield.metrics import epe
 from fullfield.ops.tvl1.config import PRESETS
-from fullfield.testing import Scene
+from fullfield.testing import Scene, textured_scene
 
 FAST = ("--preset", "fast", "--iterations", "3", "--warps", "2")
 
@@ -54,15 +68,92 @@ def test_json_is_one_complete_object(cli: Any) -> None:
     assert report["versions"]["fullfield"] == fullfield.__version__
 
 
-def test_backward_is_the_second_layer(cli: Any) -> None:
-    assert cli("flow", "a.png", "b.png", "-o", "out.exr", "--backward", *FAST).code == 0
-    back = estimate("b.png", "a.png", preset="fast", iterations=3, warps=2).flow
-    assert torch.equal(read_flow("out.exr", layer="backward").flow, back)
+def test_both_directions_are_on_the_first_frame_s_pixels(cli: Any) -> None:
+    """One picture that moves by 1 px, then by 3 px to the right: the fields differ, and so do their pixels."""
+    texture = textured_scene(60, 90, seed=4).frame1
+    for name, left in (("z", 21), ("a", 20), ("b", 17)):  # a window that moves left moves the picture right
+        write_image(f"{name}.png", texture[:, 6:54, left : left + 64])
+    assert cli("flow", "a.png", "b.png", "-o", "out.exr", "--previous", "z.png", "--preset", "fast").code == 0
+    forward, backward = read_flow("out.exr").flow, read_flow("out.exr", layer="backward").flow
+    assert torch.equal(forward, estimate("a.png", "b.png", preset="fast").flow)
+    assert torch.equal(backward, estimate("a.png", "z.png", preset="fast").flow)
+    inner = (slice(8, -8), slice(8, -8))
+    assert float(forward[0][inner].median()) == pytest.approx(3, abs=0.1)
+    assert float(backward[0][inner].median()) == pytest.approx(-1, abs=0.1)
+    report = cli("flow", "a.png", "b.png", "-o", "out.exr", "--previous", "z.png", *FAST, "--json").json
+    assert report["previous"] == "z.png"
+
+
+def _plates(corners: dict[str, tuple[int, int]]) -> None:
+    """EXR frames of one unmoving picture, each with its 64 x 48 data window at that corner."""
+    texture = textured_scene(90, 120, seed=4).frame1
+    for name, (x, y) in corners.items():
+        pixels = np.ascontiguousarray(texture[:, y : y + 48, x : x + 64].permute(1, 2, 0).numpy())
+        window = FrameWindow((x, y, 64, 48), (10, 0, 100, 90), 2.0)
+        write_picture(Path(f"{name}.exr"), "openexr", pixels, channels=("R", "G", "B"), window=window)
+
+
+def test_data_windows_are_laid_where_they_belong(cli: Any) -> None:
+    _plates({"a": (20, 30), "b": (25, 34)})
+    ran = cli("flow", "a.exr", "b.exr", "-o", "out.exr", "--st-map", "st.exr", "--window", "data", "--preset", "fast")
+    assert ran.code == 0, ran.err
+    window = FrameWindow((20, 30, 69, 52), (10, 0, 100, 90), 2.0)
+    assert flow_window("out.exr") == window
+    flow = read_flow("out.exr", window="data").flow
+    assert flow.shape == (2, 52, 69)
+    assert flow[:, 12:40, 13:56].norm(dim=0).median() < 0.05  # the picture stays where it is
+    st_map = oiio.ImageInput.open("st.exr")
+    spec = st_map.spec()
+    assert (spec.x, spec.y, spec.full_x, spec.full_width) == (20, 30, 10, 100)
+    s = torch.from_numpy(st_map.read_image("float"))[..., 0]
+    assert torch.allclose(s * 100 - 0.5 - (torch.arange(69) + 20 - 10), flow[0], atol=1e-3)
+
+
+def test_windows_in_display_mode(cli: Any) -> None:
+    _plates({"a": (20, 30), "b": (25, 34)})
+    assert cli("flow", "a.exr", "b.exr", "-o", "out.exr", *FAST).code == 0
+    assert flow_window("out.exr") == FrameWindow((10, 0, 100, 90), (10, 0, 100, 90), 2.0)
+    assert cli("convert", "out.exr", "copy.exr", "--half").code == 0
+    assert flow_window("copy.exr") == flow_window("out.exr")
+    assert cli("viz", "out.exr", "-o", "v.png", "--kind", "overlay", "--frame", "a.exr").code == 0
+
+
+def test_windows_that_do_not_fit(refused: Callable[..., str], cli: Any) -> None:
+    _plates({"a": (0, 0), "b": (56, 40), "c": (50, 42)})
+    write_image("d.exr", torch.rand(3, 48, 64))
+    options = ("-o", "out.exr", "--window", "data", *FAST)
+    assert "d.exr: its display window is 64x48 at (0, 0)" in refused("flow", "a.exr", "d.exr", *options)
+    assert cli("flow", "a.exr", "b.exr", *options).code == 0
+    assert flow_window("out.exr").data == (0, 0, 120, 88)
+    kept = ("viz", "out.exr", "-o", "v.png", "--kind", "sheet", "--frame", "a.exr", "--frame2", "b.exr")
+    assert cli(*kept, "--window", "data").code == 0
+    assert cli("flow", "a.exr", "b.exr", "--initial-flow", "out.exr", "-o", "two.exr", *options[2:]).code == 0
+
+
+def test_the_first_flow_s_layer_can_be_chosen(cli: Any) -> None:
+    start = torch.full((2, 48, 64), 0.5)
+    write_flow("start.exr", torch.zeros(2, 48, 64), backward=start)
+    named = ("--initial-flow", "start.exr", "--initial-layer", "backward", "--initial-part", "0")
+    assert cli("flow", "a.png", "b.png", "-o", "out.flo", *named, *FAST).code == 0
+    expected = estimate("a.png", "b.png", preset="fast", iterations=3, warps=2, initial_flow=start).flow
+    assert torch.equal(read_flow("out.flo").flow, expected)
+
+
+def test_quiet_holds_for_the_kernels(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def look(*args: Any, **named: Any) -> Any:
+        seen.append(os.environ.get("FULLFIELD_QUIET"))
+        return estimate(*args, **named)
+
+    monkeypatch.delenv("FULLFIELD_QUIET", raising=False)
+    monkeypatch.setattr(fullfield.estimators, "estimate", look)
+    assert cli("flow", "a.png", "b.png", "-o", "out.flo", "--quiet", *FAST).err == ""
+    assert set(seen) == {"1"}
+    assert "FULLFIELD_QUIET" not in os.environ
 
 
 def test_half_and_compression_reach_the_file(cli: Any) -> None:
-    import OpenImageIO as oiio
-
     assert cli("flow", "a.png", "b.png", "-o", "out.exr", "--half", "--compression", "piz", *FAST).code == 0
     spec = oiio.ImageInput.open("out.exr").spec()
     assert str(spec.format) == "half"
@@ -70,8 +161,6 @@ def test_half_and_compression_reach_the_file(cli: Any) -> None:
 
 
 def test_st_map_shows_where_the_colour_comes_from(cli: Any) -> None:
-    import OpenImageIO as oiio
-
     assert cli("flow", "a.png", "b.png", "-o", "out.flo", "--st-map", "st.exr", *FAST).code == 0
     s = torch.from_numpy(oiio.ImageInput.open("st.exr").read_image())[..., 0]
     u = read_flow("out.flo").flow[0]
@@ -84,7 +173,7 @@ def test_pictures(cli: Any, kind: str) -> None:
     scale = () if kind == "warped" else ("--max-motion", "7")
     ran = cli("flow", "a.png", "b.png", "-o", "out.flo", "--viz", "v.png", *chosen, *scale, *FAST)
     assert ran.code == 0, ran.err
-    assert ("v.png: the full colour is 7 px" in ran.out) is bool(scale)
+    assert (f"v.png: {kind}, the full colour is 7 px" in ran.out) is bool(scale)
     picture = read_frame("v.png")
     if kind == "sheet":
         assert picture.shape[-1] > 3 * 64
@@ -128,19 +217,51 @@ def test_threads_do_not_change_the_flow(cli: Any) -> None:
     assert Path("1.flo").read_bytes() == Path("2.flo").read_bytes()
 
 
-def test_motion_beyond_the_format_is_kept_elsewhere(
+@pytest.fixture
+def far(monkeypatch: pytest.MonkeyPatch) -> None:
+    def estimated(*args: Any, **named: Any) -> Any:
+        found = estimate(*args, **named)
+        return dataclasses.replace(found, flow=torch.full_like(found.flow, 70000.0))
+
+    monkeypatch.setattr(fullfield.estimators, "estimate", estimated)
+
+
+@pytest.mark.usefixtures("far")
+def test_motion_beyond_the_format_is_kept_elsewhere(cli: Any) -> None:
+    write_flow("out.png.npy", torch.full((2, 48, 64), 0.5))
+    before = Path("out.png.npy").read_bytes()
+    others = ("--st-map", "st.exr", "--viz", "v.png", "--initial-flow", "out.png.npy", "--json")
+    ran = cli("flow", "a.png", "b.png", "-o", "out.png", *others, *FAST)
+    assert ran.code == 2
+    assert ran.err.startswith("fullfield: error: out.png: the KITTI PNG format holds")
+    assert ran.err.count("\n") == 1
+    assert ran.json["output"] == "out.png.1.npy"
+    assert ran.json["problem"] in ran.err
+    assert not Path("out.png").exists()
+    assert Path("out.png.npy").read_bytes() == before
+    assert (read_flow("out.png.1.npy").flow == 70000).all()
+    assert Path("st.exr").is_file()
+    assert Path("v.png").is_file()
+
+
+@pytest.mark.usefixtures("far")
+def test_both_directions_are_kept(cli: Any) -> None:
+    ran = cli("flow", "a.png", "b.png", "-o", "out.exr", "--half", "--previous", "b.png", *FAST)
+    assert ran.code == 2
+    assert "out.exr: half precision holds up to 65504 px, got 70000; the flow is kept in out.exr.float.exr" in ran.err
+    assert (read_flow("out.exr.float.exr").flow == 70000).all()
+    assert (read_flow("out.exr.float.exr", layer="backward").flow == 70000).all()
+
+
+def test_other_complaints_of_the_writer_are_no_rescue(
     refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def far(*args: Any, **named: Any) -> Any:
-        found = estimate(*args, **named)
-        return dataclasses.replace(found, flow=torch.full_like(found.flow, 600.0))
+    def refuse(*_: object, **__: object) -> None:
+        raise InputError("something else")
 
-    monkeypatch.setattr(fullfield.estimators, "estimate", far)
-    line = refused("flow", "a.png", "b.png", "-o", "out.png", *FAST)
-    assert "out.png: the KITTI PNG format holds" in line
-    assert "out.png.npy" in line
-    assert not Path("out.png").exists()
-    assert (read_flow("out.png.npy").flow == 600).all()
+    monkeypatch.setattr(fullfield.io, "write_flow", refuse)
+    assert "something else" in refused("flow", "a.png", "b.png", "-o", "out.png", *FAST)
+    assert not Path("out.png.npy").exists()
 
 
 def test_real_frames(cli: Any, data_dir: Path, tmp_path: Path) -> None:

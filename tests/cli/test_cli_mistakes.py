@@ -15,6 +15,7 @@ import torch
 
 import fullfield.estimators
 import fullfield.io
+from fullfield.estimators import estimate
 from fullfield.io import write_flow, write_image
 
 Refused = Callable[..., str]
@@ -58,7 +59,10 @@ FLOW = [
     (("a.png", "b.png", "-o", "b.png"), "--output b.png: is also an input"),
     (("a.png", "b.png", "-o", "./folder/../b.png"), "is also an input"),
     (("a.png", "b.png", "-o", "out.exr", "--st-map", "out.exr"), "--st-map out.exr: is also written by --output"),
-    (("a.png", "b.png", "-o", "out.flo", "--backward"), "--backward: only .exr holds both directions"),
+    (("a.png", "b.png", "-o", "out.flo", "--previous", "b.png"), "--previous: only .exr holds both"),
+    (("a.png", "b.png", "-o", "out.exr", "--previous", "none.png"), "none.png: no such file"),
+    (("a.png", "b.png", "-o", "out.exr", "--previous", "small.png"), "small.png: is 64x40, but a.png is 64x48"),
+    (("a.png", "b.png", "-o", "out.exr", "--backward"), "unrecognized arguments: --backward"),
     (("a.png", "b.png", "-o", "out.flo", "--half"), "--half: is for .exr"),
     (("a.png", "b.png", "-o", "out.flo", "--compression", "zip"), "--compression zip: is for .exr and .flo5"),
     (("a.png", "b.png", "-o", "out.flo5", "--compression", "dwaa"), "--compression dwaa: .flo5 takes gzip, none"),
@@ -71,15 +75,27 @@ FLOW = [
         "--max-motion",
     ),
     (("a.png", "b.png", "-o", "out.flo", "--lambda", "much"), "--lambda: expected NUMBER, got 'much'"),
-    (("a.png", "b.png", "-o", "out.flo", "--lambda", "-1"), "--lambda: expected a number > 0"),
-    (("a.png", "b.png", "-o", "out.flo", "--lambda", "nan"), "--lambda: expected a number > 0"),
+    (("a.png", "b.png", "-o", "out.flo", "--lambda", "-1"), "--lambda: expected a number >"),
+    (("a.png", "b.png", "-o", "out.flo", "--lambda", "nan"), "--lambda: expected NUMBER, got 'nan'"),
+    (("a.png", "b.png", "-o", "out.flo", "--lambda", "\uff11"), "--lambda: expected NUMBER"),
+    (("a.png", "b.png", "-o", "out.flo", "--warps", "1_0"), "--warps: expected INT"),
     (("a.png", "b.png", "-o", "out.flo", "--warps", "1.5"), "--warps: expected INT"),
     (("a.png", "b.png", "-o", "out.flo", "--median", "4"), "--median: expected one of 0, 3, 5"),
     (("a.png", "b.png", "-o", "out.flo", "--lam", "1"), "unrecognized arguments: --lam"),
     (("a.png", "b.png", "-o", "out.flo", "--preset", "best"), "--preset: invalid choice: 'best'"),
     (("a.png", "b.png", "-o", "out.flo", "--method", "raft"), "--method: invalid choice: 'raft'"),
     (("a.png", "b.png", "-o", "out.flo", "--backend", "gpu"), "--backend: expected one of"),
-    (("a.png", "b.png", "-o", "out.flo", "--device", "toaster"), "--device toaster: cannot be used here"),
+    (
+        ("a.png", "b.png", "-o", "out.flo", "--device", "toaster"),
+        "--device: expected a device of this machine, got 'toaster'",
+    ),
+    (("a.png", "b.png", "-o", "out.flo", "--device", "meta"), "--device: expected a device of this machine"),
+    (("a.png", "b.png", "-o", "out.flo", "--threads", "999999999999999999999"), "--threads: expected a whole number"),
+    (("a.png", "b.png", "-o", "out.flo", "--threads", "2147483647"), "--threads: expected at most 1024"),
+    (("a.png", "b.png", "-o", "out.flo", "--threads", "\u0663"), "--threads: expected a whole number"),
+    (("", "b.png", "-o", "out.flo"), "A: expected the name of a file, got an empty one"),
+    (("a.png", "b.png", "-o", "out.flo", "--st-map", ""), "--st-map"),
+    (("a.png", "b.png", "-o", "out.flo", "--initial-layer", "x"), "--initial-layer: describes --initial-flow"),
     (("a.png", "b.png", "-o", "out.flo", "--threads", "0"), "--threads"),
     (("a.png", "b.png", "-o", "out.flo", "--input-transfer", "nope"), "--input-transfer: expected one of auto"),
     (("a.png", "b.png", "-o", "out.flo", "--layer", "diffuse"), "a.png: no channels diffuse.R"),
@@ -107,6 +123,8 @@ OTHERS = [
     (("score", "truth.flo", "truth.flo", "--max-epe", "nan"), "--max-epe"),
     (("score", "truth.flo", "truth.flo", "--valid", "small.png"), "--valid small.png: is 64x40"),
     (("score", "truth.flo", "truth.flo", "--error-map", "truth.flo"), "unknown suffix '.flo'"),
+    (("score", "truth.flo", "truth.flo", "--truth-layer", "x"), "truth.flo: only OpenEXR files have a layer"),
+    (("score", "truth.flo", "truth.flo", "--four-values"), "--four-values: truth.flo is 64x48, expected twice"),
     (("convert", "truth.flo", "truth.flo"), "OUT truth.flo: is also an input"),
     (("convert", "magic.flo", "out.flo"), "magic.flo: not a .flo file"),
     (("convert", "truth.flo", "out.npz"), "out.npz: unknown suffix '.npz'"),
@@ -118,6 +136,14 @@ OTHERS = [
     (("viz", "truth.flo", "-o", "v.png", "--frame", "a.png"), "--frame: is not used by --kind flow"),
     (("viz", "truth.flo", "-o", "v.png", "--kind", "overlay", "--frame", "small.png"), "small.png: is 64x40"),
     (("viz", "truth.flo", "-o", "v.png", "--max-error", "3"), "--max-error: is the scale of the error"),
+    (("viz", "truth.flo", "-o", "v.png", "--input-transfer", "slog3"), "--input-transfer: says how frames are read"),
+    (("viz", "truth.flo", "-o", "v.png", "--alpha", "ignore"), "--alpha: says how frames are read"),
+    (("viz", "truth.flo", "-o", "v.png", "--part", "3"), "--part: says how frames are read"),
+    (("viz", "truth.flo", "-o", "v.png", "--truth-part", "3"), "--truth-part: describes --truth, which is absent"),
+    (("viz", "truth.flo", "-o", "v.png", "--four-values"), "--four-values: describes --truth, which is absent"),
+    (("demo", "--seed", "99999999999999999999999"), "--seed: expected a whole number"),
+    (("demo", "--size", "99999999x99999999"), "--size: expected WxH"),
+    (("demo", "--size", "99999x99999"), "--size: expected at most"),
     (("demo", "--size", "big"), "--size: expected WxH"),
     (("demo", "--size", "4x4"), "--size: expected an integer >= 16"),
     (("demo", "-o", "a.png"), "--output: folder a.png does not exist"),
@@ -204,6 +230,25 @@ def test_interrupted(cli: Any, scene: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert (ran.code, ran.out) == (130, "")
     assert ran.err.count("\n") == 1
     assert (scene / "out.flo").read_text() == "before"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links")
+def test_a_link_to_itself(refused: Refused, scene: Path) -> None:
+    (scene / "loop.flo").symlink_to("loop.flo")
+    assert "loop.flo: is a link that leads back to itself" in refused("flow", "a.png", "b.png", "-o", "loop.flo")
+    assert (scene / "loop.flo").is_symlink()
+
+
+def test_flow_that_is_not_finite(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nan(*args: Any, **named: Any) -> Any:
+        found = estimate(*args, **named)
+        found.flow[0, 0, 0] = torch.nan
+        return found
+
+    monkeypatch.setattr(fullfield.estimators, "estimate", nan)
+    line = refused("flow", "a.png", "b.png", "-o", "out.flo", *FAST)
+    assert "--method tvl1: the flow is NaN or infinite at 1 pixels" in line
+    assert not Path("out.flo").exists()
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows cannot send SIGTERM to itself")

@@ -76,10 +76,34 @@ def test_truth_of_twice_the_size_has_four_values(cli: Any, made: Scene) -> None:
     fine = made.flow.repeat_interleave(2, 1).repeat_interleave(2, 2)
     fine[:, 1::2, 1::2] += 0.25
     write_flow("fine.flo5", fine)
-    assert cli("score", "close.flo", "fine.flo5", "--json").json["epe"] == pytest.approx(0, abs=1e-6)
+    ran = cli("score", "close.flo", "fine.flo5", "--json")
+    assert ran.json["epe"] == pytest.approx(0, abs=1e-6)
+    assert ran.json["truth_values"] == 4
+    assert ran.err.startswith("fullfield: note: fine.flo5: is twice the size, so four true values for each pixel")
+    assert cli("score", "close.flo", "truth.flo", "--json").json["truth_values"] == 1
     write_flow("finer.flo5", 2 * fine)
     ran = cli("score", "close.flo", "finer.flo5", "--truth-scale", "0.5", "--json")
     assert ran.json["epe"] == pytest.approx(0, abs=1e-6)
+
+
+def test_other_truth_of_twice_the_size_must_be_said_to_have_four_values(cli: Any, refused: Any, made: Scene) -> None:
+    write_flow("fine.flo", made.flow.repeat_interleave(2, 1).repeat_interleave(2, 2))
+    for verb in (("score",), ("viz", "--kind", "error", "-o", "v.png")):
+        files = ("close.flo", *(() if verb == ("score",) else ("--truth",)), "fine.flo")
+        line = refused(*verb, *files)
+        assert "close.flo: is 64x48, but fine.flo is 128x96; they must have the same size" in line
+        assert "say --four-values" in line
+        ran = cli(*verb, *files, "--four-values", "--json")
+        assert (ran.code, ran.err) == (0, "")
+        assert ran.json["truth_values"] == 4
+
+
+def test_layers_of_an_exr(cli: Any, made: Scene) -> None:
+    write_flow("both.exr", torch.zeros_like(made.flow), backward=made.flow)
+    report = cli("score", "both.exr", "both.exr", "--pred-layer", "backward", "--truth-part", "0", "--json").json
+    assert report["epe"] == pytest.approx(float(made.flow.norm(dim=0).mean()), rel=1e-4)
+    report = cli("score", "close.flo", "both.exr", "--truth-layer", "backward", "--json").json
+    assert report["epe"] == pytest.approx(0.25 * 2**0.5, rel=1e-5)
 
 
 def test_folders_match_by_name(cli: Any, refused: Any, scene: Path, made: Scene) -> None:
@@ -91,6 +115,8 @@ def test_folders_match_by_name(cli: Any, refused: Any, scene: Path, made: Scene)
         kept = torch.zeros(1, 48, 64)
         kept[:, : 12 if name == "one" else 48] = 1
         write_image(f"masks/{name}.png", kept)
+    for stray in ("truth/sub.flo", "pred/.hidden.flo", "masks/sub"):
+        (scene / stray).mkdir()
     report = cli("score", "pred", "truth", "--valid", "masks", "--json").json
     assert (report["images"], report["averaging"]) == (2, "pooled")
     assert report["epe"] == pytest.approx((12 * 1 + 48 * 3) / 60, abs=1e-6)
@@ -100,7 +126,7 @@ def test_folders_match_by_name(cli: Any, refused: Any, scene: Path, made: Scene)
     (scene / "masks" / "two.png").unlink()
     assert "has no mask for two" in refused("score", "pred", "truth", "--valid", "masks")
     (scene / "truth" / "two.flo").unlink()
-    assert "has no partner in truth" in refused("score", "pred", "truth")
+    assert "pred/two.npy: has no partner in truth" in refused("score", "pred", "truth")
     (scene / "pred" / "one.flo").touch()
     assert "one.flo has the same name" in refused("score", "pred", "truth")
 

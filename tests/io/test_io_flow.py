@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 from pathlib import Path
@@ -22,6 +23,9 @@ from fullfield.io import (
     FLOW_SUFFIXES,
     FLOW_WRITE_SUFFIXES,
     FlowData,
+    FlowRangeError,
+    FrameWindow,
+    flow_window,
     read_flow,
     write_flow,
     write_st_map,
@@ -430,6 +434,71 @@ def test_st_map_refuses(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="finite values for an ST map, got 1 that are not"):
         write_st_map(tmp_path / "a.exr", flow)
     assert list(tmp_path.iterdir()) == []
+
+
+# windows
+
+
+@pytest.mark.parametrize("data", [(3, 2, 4, 3), (-2, -1, 4, 3), (8, 8, 4, 3)])
+def test_windows_of_exr(tmp_path: Path, data: tuple[int, int, int, int]) -> None:
+    window = FrameWindow(data, (1, 1, 9, 8), 2.0)
+    flow, path = some_flow(3, 4), tmp_path / "a.exr"
+    write_flow(path, flow, backward=-flow, window=window, compression="piz")
+    assert flow_window(path) == flow_window(path, layer="backward") == window
+    assert torch.equal(read_flow(path, window="data").flow, flow)
+    assert torch.equal(read_flow(path, window=data, layer="backward").flow, -flow)
+    shown = read_flow(path)
+    assert shown.flow.shape == (2, 8, 9)
+    for y in range(8):
+        for x in range(9):
+            row, column = y + 1 - data[1], x + 1 - data[0]
+            inside = 0 <= row < 3 and 0 <= column < 4
+            assert bool(shown.valid[y, x]) is inside
+            if inside:
+                assert torch.equal(shown.flow[:, y, x], flow[:, row, column])
+
+
+def test_st_map_of_a_window(tmp_path: Path) -> None:
+    window = FrameWindow((3, 2, 4, 3), (1, 1, 10, 8), 2.0)
+    write_st_map(tmp_path / "a.exr", torch.full((2, 3, 4), 0.5), window=window)
+    image = oiio.ImageInput.open(str(tmp_path / "a.exr"))
+    spec = image.spec()
+    assert (spec.x, spec.y, spec.full_x, spec.full_y, spec.full_width, spec.full_height) == (3, 2, 1, 1, 10, 8)
+    assert spec.get_float_attribute("PixelAspectRatio") == 2
+    pixels = image.read_image("float")
+    assert np.allclose(pixels[0, :, 0], (np.arange(2, 6) + 1) / 10)
+    assert np.allclose(pixels[:, 0, 1], 1 - (np.arange(1, 4) + 1) / 8)
+
+
+def test_windows_that_make_no_sense(tmp_path: Path) -> None:
+    good = FrameWindow((0, 0, 4, 3), (0, 0, 4, 3))
+    refuse(tmp_path / "a.flo", r"only \.exr has windows", torch.zeros(2, 3, 4), window=good)
+    (tmp_path / "a.flo").unlink()
+    for wrong in (good._replace(data=(0, 0, 3, 4)), good._replace(display=(0, 0, 0, 4)),
+                  good._replace(pixel_aspect=0), "data"):  # fmt: skip
+        refuse(tmp_path / "a.exr", "window: expected", torch.zeros(2, 3, 4), window=wrong)
+    write_flow(tmp_path / "b.flo", torch.zeros(2, 3, 4))
+    with pytest.raises(InputError, match="only OpenEXR files have windows"):
+        read_flow(tmp_path / "b.flo", window=(0, 0, 4, 3))
+    with pytest.raises(InputError, match="only OpenEXR files have windows"):
+        flow_window(tmp_path / "b.flo")
+
+
+def test_only_too_long_vectors_are_a_range_error(tmp_path: Path) -> None:
+    for suffix, options in ((".png", {}), (".flo", {}), (".exr", {"dtype": "half"})):
+        with pytest.raises(FlowRangeError):
+            write_flow(tmp_path / f"a{suffix}", torch.full((2, 3, 4), 2e9), **options)  # type: ignore[arg-type]
+    with pytest.raises(InputError) as error:
+        write_flow(tmp_path / "a.flo", torch.zeros(2, 3, 4), dtype="half")
+    assert not isinstance(error.value, FlowRangeError)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="links")
+def test_a_link_to_itself_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "a.flo").symlink_to("a.flo")
+    with pytest.raises(OSError, match="leads back to itself"):
+        write_flow(tmp_path / "a.flo", torch.zeros(2, 3, 4))
+    assert (tmp_path / "a.flo").is_symlink()
 
 
 # real files

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import sys
 import zlib
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from io_files import ExrPart, PeakMemory, complaint, samples, save, srgb
 from PIL import Image
 
 from fullfield import InputError
-from fullfield.io import FRAME_SUFFIXES, read_frame
+from fullfield.io import FRAME_SUFFIXES, FrameWindow, frame_window, read_frame, write_image
 from fullfield.io.files import check_pixels
 
 
@@ -589,3 +591,72 @@ def test_real_frames(data_dir: Path, name: str, shape: tuple[int, ...]) -> None:
     assert frame.shape == shape
     expected = planes(np.asarray(Image.open(data_dir / name).convert("RGB")), 255)
     assert torch.allclose(frame, expected, atol=2.01 / 255 if name.endswith("jpg") else 0)
+
+
+# windows that tell where a picture lies
+
+
+def test_frames_in_one_box(tmp_path: Path) -> None:
+    whole = samples((40, 50, 3))
+    windows = []
+    for name, x, y in (("a", 20, 30), ("b", 25, 34)):
+        crop = np.ascontiguousarray(whole[y - 30 : y - 14, x - 20 : x + 4])
+        part = ExrPart(
+            crop, ("R", "G", "B"), origin=(x, y), display=(1, 2, 90, 80), attributes={"PixelAspectRatio": 2.0}
+        )
+        windows.append(frame_window(save(tmp_path / f"{name}.exr", part)))
+    assert windows[0] == FrameWindow((20, 30, 24, 16), (1, 2, 90, 80), 2.0)
+    both = windows[0].union(windows[1])
+    assert both == windows[0]._replace(data=(20, 30, 29, 20))
+    a, b = (read_frame(tmp_path / f"{name}.exr", transfer="srgb", window=both.data) for name in "ab")
+    assert a.shape == b.shape == (3, 20, 29)
+    assert torch.equal(a[:, 4:16, 5:24], b[:, 4:16, 5:24])
+    assert torch.equal(a[:, :16, :24], read_frame(tmp_path / "a.exr", transfer="srgb", window="data"))
+    assert a[:, 16:].abs().max() == a[:, :, 24:].abs().max() == b[:, :4].abs().max() == b[:, :, :5].abs().max() == 0
+
+
+def test_windows_overlap_or_not() -> None:
+    first = FrameWindow((0, 0, 4, 4), (0, 0, 9, 9))
+    for x, y, there in ((3, 3, True), (4, 0, False), (0, 4, False), (-3, -3, True), (-4, 0, False), (0, 0, True)):
+        assert first.overlaps(first._replace(data=(x, y, 4, 4))) is there
+
+
+@pytest.mark.parametrize("suffix", [".png", ".pfm"])
+def test_a_box_of_another_format(tmp_path: Path, suffix: str) -> None:
+    path = save(tmp_path / f"a{suffix}", ExrPart(samples((5, 7, 3)), ("R", "G", "B")))
+    assert frame_window(path) == FrameWindow((0, 0, 7, 5), (0, 0, 7, 5))
+    whole = read_frame(path)
+    box = read_frame(path, window=(-2, 1, 6, 8))
+    assert box.shape == (3, 8, 6)
+    assert torch.equal(box[:, :4, 2:], whole[:, 1:, :4])
+    assert box[:, 4:].abs().max() == box[:, :, :2].abs().max() == 0
+    assert read_frame(path, window=(100, 100, 2, 3)).shape == (3, 3, 2)
+    for wrong in ((0, 0, 0, 3), (0, 0, 3), (0.0, 0, 3, 3)):
+        with pytest.raises(InputError, match="window: expected one of display, data, or"):
+            read_frame(path, window=wrong)  # type: ignore[arg-type]
+
+
+def test_the_window_of_a_turned_picture_is_upright(tmp_path: Path) -> None:
+    part = ExrPart(pixels_8(), ("R", "G", "B"), attributes={"Orientation": 6})
+    path = save(tmp_path / "a.tif", part)
+    assert frame_window(path).data[2:] == tuple(read_frame(path).shape[:0:-1])
+
+
+def test_huge_values_stay_finite(tmp_path: Path) -> None:
+    pixels = np.full((4, 4, 3), 1e37, np.float32)
+    pixels[0, 0] = -1e37
+    frame = read_frame(save(tmp_path / "a.exr", ExrPart(pixels, ("R", "G", "B"))))
+    assert frame.isfinite().all()
+    assert frame.max() > 1e15
+    assert frame.min() == 0
+
+
+@pytest.mark.skipif(os.name == "nt" or sys.platform == "darwin", reason="names are Unicode here")
+def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
+    path = save(tmp_path / "a.png", ExrPart(pixels_8(), ("R", "G", "B"))).rename(tmp_path / "\udce9.png")
+    for call in (read_frame, frame_window):
+        with pytest.raises(InputError, match="the name of the file is not UTF-8") as error:
+            call(path)
+        complaint(error).encode()
+    with pytest.raises(InputError, match="the name of the file is not UTF-8"):
+        write_image(path, torch.zeros(3, 4, 4))

@@ -8,7 +8,8 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,10 +50,37 @@ class CheckFailed(RuntimeError):
     """A candidate computed something wrong, so its time means nothing."""
 
 
-def interleaved(candidates: Sequence[Candidate], repeats: int, note: Callable[[str], None]) -> list[Timing]:
+def wall_clock(call: Callable[[], Any]) -> float:
+    """Seconds of one call that has finished its work when it returns."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def event_clock(call: Callable[[], Any]) -> float:
+    """Seconds on the current CUDA stream from before the call to the end of its work, host time included."""
+    import torch
+
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    torch.cuda.synchronize()
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
+
+
+def interleaved(
+    candidates: Sequence[Candidate],
+    repeats: int,
+    note: Callable[[str], None],
+    clock: Callable[[Callable[[], Any]], float] = wall_clock,
+    patience: float = float("inf"),
+) -> list[Timing]:
     """Time all candidates in turn, ``repeats`` rounds, each round starting with another one.
 
-    A first, untimed round warms up and checks every result. Raises CheckFailed when a check does.
+    A first, untimed round warms up and checks every result. A candidate that has taken ``patience`` seconds in all
+    sits out the rounds that are left. Raises CheckFailed when a check does.
     """
     for candidate in candidates:
         note(f"checking {candidate.name}")
@@ -64,10 +92,76 @@ def interleaved(candidates: Sequence[Candidate], repeats: int, note: Callable[[s
         note(f"round {number + 1} of {repeats}")
         first = number % len(candidates)
         for candidate in [*candidates[first:], *candidates[:first]]:
-            start = time.perf_counter()
-            candidate.call()
-            seconds[candidate.name].append(time.perf_counter() - start)
+            taken = seconds[candidate.name]
+            if sum(taken) < patience:
+                taken.append(clock(candidate.call))
     return [Timing(c.name, tuple(seconds[c.name]), c.facts) for c in candidates]
+
+
+def captured(call: Callable[[], Any]) -> Callable[[], Any]:
+    """The call as a CUDA graph: a function that replays it and returns the result it has in the graph's memory.
+
+    Raises RuntimeError where the call waits for the device, which is found out before anything is captured: a capture
+    that fails leaves the allocator in disorder.
+    """
+    import torch
+
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        call()
+        with _no_waiting():
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    # Relaxed: calls such as asking for free memory do no harm here.
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="relaxed"):
+        result = call()
+
+    def replay() -> Any:
+        graph.replay()
+        return result
+
+    return replay
+
+
+@contextmanager
+def _no_waiting() -> Iterator[None]:
+    import torch
+
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+def peak_bytes(call: Callable[[], Any]) -> int:
+    """Most CUDA memory that PyTorch had allocated during a call, beyond what was allocated before it."""
+    import torch
+
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def issue_seconds(calls: Sequence[Callable[[], Any]], repeats: int = 5) -> float:
+    """Host seconds a call takes to issue its work on the GPU, not waiting for it: median over bursts."""
+    import torch
+
+    bursts = []
+    for _ in range(1 + repeats):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for call in calls:
+            call()
+        bursts.append((time.perf_counter() - start) / len(calls))
+    torch.cuda.synchronize()
+    return statistics.median(bursts[1:])
 
 
 def environment() -> dict[str, Any]:
@@ -93,6 +187,7 @@ def environment() -> dict[str, Any]:
     }
     if torch.cuda.is_available():
         facts["gpu"] = torch.cuda.get_device_name()
+        facts["gpu_memory_bytes"] = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
         facts["cuda"] = torch.version.cuda
     return facts
 

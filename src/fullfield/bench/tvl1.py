@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fullfield.bench.run import Candidate, interleaved
+from fullfield._check import InputError
+from fullfield.bench.run import Candidate, CheckFailed, interleaved
 from fullfield.metrics import epe
 from fullfield.ops.tvl1 import PRESETS, TVL1Config, TVL1Solver
 
@@ -45,7 +51,14 @@ def load_pair(frame1: Path, frame2: Path, truth: Path) -> Pair:
     from fullfield.io import read_flow, read_frame
 
     flow = read_flow(truth)
-    return Pair(frame1.parent.name, read_frame(frame1), read_frame(frame2), flow.flow, flow.valid)
+    pair = Pair(frame1.parent.name, read_frame(frame1), read_frame(frame2), flow.flow, flow.valid)
+    for path, size in ((frame2, pair.frame2.shape[1:]), (truth, flow.valid.shape)):
+        if tuple(size) != pair.size:
+            wanted, got = (f"{w}×{h}" for h, w in (pair.size, tuple(size)))
+            raise InputError(f"{path}: expected {wanted} pixels like {frame1}, got {got}")
+    if not float(flow.flow.norm(dim=0)[flow.valid].mean()) > 0:
+        raise InputError(f"{truth}: expected some motion, got none: no flow at all would be perfect")
+    return pair
 
 
 def synthetic_pair(height: int = 436, width: int = 1024) -> Pair:
@@ -179,6 +192,72 @@ def presets(pairs: Sequence[Pair], note: Callable[[str], None]) -> dict[str, Any
     return {"case": "presets", "rows": rows}
 
 
+def _flow_command(frames: Sequence[Path], preset: str, output: Path) -> dict[str, Any]:
+    """Run ``fullfield flow`` in a process of its own; its JSON report. Raises CheckFailed where it fails."""
+    command = [sys.executable, "-m", "fullfield", "flow", *map(str, frames), "-o", str(output)]
+    done = subprocess.run([*command, "--preset", preset, "--json", "-q"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CheckFailed(f"fullfield flow: exit code {done.returncode}: {done.stderr.strip()}")
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
+def whole_command(pair: Pair, repeats: int, note: Callable[[str], None]) -> dict[str, Any]:
+    """Seconds of the whole process ``fullfield flow A B -o OUT``, from PNG to .flo, compile cache warm."""
+    from fullfield.io import read_flow, write_image
+
+    found: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        frames = [Path(folder) / "a.png", Path(folder) / "b.png"]
+        for path, frame in zip(frames, (pair.frame1, pair.frame2), strict=True):
+            write_image(path, frame)
+
+        def run(preset: str) -> Tensor:
+            output = Path(folder) / f"{preset}.flo"
+            _flow_command(frames, preset, output)
+            return read_flow(output).flow
+
+        names = ("fast", "default")
+        candidates = [Candidate(name, partial(run, name), _check(pair, found, name)) for name in names]
+        rows = [{**t.as_dict(), "epe": found[t.name]} for t in interleaved(candidates, repeats, note)]
+    return {"case": "whole command", "pair": pair.name, "size": pair.size, "rows": rows}
+
+
+LARGE = (3432, 8192)
+
+
+def large(frame1: Path, frame2: Path, note: Callable[[str], None]) -> dict[str, Any]:
+    """Seconds and peak memory of ``fullfield flow`` on two frames cropped and enlarged to 8192×3432, one run each."""
+    from fullfield.io import read_flow, read_frame, write_image
+    from fullfield.viz import warp
+
+    height, width = LARGE
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / "a.png", Path(folder) / "b.png"]
+        frames = []
+        for path, source in zip(paths, (frame1, frame2), strict=True):
+            frame = read_frame(source)
+            rows_kept = min(frame.shape[1], round(frame.shape[2] * height / width))
+            top = (frame.shape[1] - rows_kept) // 2
+            cropped = frame[None, :, top : top + rows_kept]
+            frames.append(torch.nn.functional.interpolate(cropped, LARGE, mode="bicubic")[0].clamp(0, 1))
+            write_image(path, frames[-1])
+        still = float((frames[1] - frames[0]).abs().mean())
+        for preset in ("fast", "default"):
+            note(f"{width}×{height}, preset {preset}")
+            output = Path(folder) / "flow.flo5"
+            told = _flow_command(paths, preset, output)
+            moved, inside = warp(frames[1], read_flow(output).flow)
+            difference = float((moved - frames[0]).abs().mean(0)[inside].mean())
+            if not difference < 0.9 * still:
+                raise CheckFailed(f"{preset}: the warped frame differs by {difference:.4f}, no flow by {still:.4f}")
+            facts = {"difference": difference, "difference_without_flow": still}
+            rows.append({"name": preset, **{k: told[k] for k in ("seconds", "peak_memory_bytes")}, **facts})
+    size = list(LARGE)
+    return {"case": "large", "frames": "cropped and enlarged, 8-bit PNG in, .flo5 out", "size": size, "rows": rows}
+
+
 def report(results: dict[str, Any]) -> list[str]:
     """The results as lines of text."""
     lines = []
@@ -190,6 +269,9 @@ def report(results: dict[str, Any]) -> list[str]:
 
 
 def _row(row: dict[str, Any]) -> str:
+    if "seconds" in row:
+        seconds, memory = row["seconds"], row["peak_memory_bytes"] / 2**30
+        return f"{row['name']:<24} {seconds['estimate']:8.1f} s, whole {seconds['total']:.1f} s, peak {memory:.1f} GiB"
     text = f"{row.get('name') or row['preset'] + ' ' + row['pair']:<24} {row['median_s']:8.3f} s"
     if "min" in row:
         text += f" ({row['min']:.3f} … {row['max']:.3f})"

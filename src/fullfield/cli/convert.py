@@ -15,6 +15,8 @@ from fullfield.io.names import FLOW_SUFFIXES, FLOW_WRITE_SUFFIXES
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from fullfield.io import FrameWindow
+
 EPILOG = """\
 examples:
   fullfield convert flow.flo flow.exr --half --compression dwaa
@@ -59,16 +61,18 @@ def run(args: argparse.Namespace) -> int:
 
     from fullfield.io import read_flow, write_flow, write_st_map
 
-    flow, valid = read_flow(args.input, layer=args.layer, part=args.part)
+    window = _window(args)
+    shown: Any = {} if window is None else {"window": "data"}
+    flow, valid = read_flow(args.input, layer=args.layer, part=args.part, **shown)
     unknown = int((~valid).sum())
     backward = _backward(args)
     with naming(flow=args.output, backward=args.output):
         if args.st_map:
-            write_st_map(args.output, flow)
+            write_st_map(args.output, flow, window=window)
             loss = _Loss(0.0, 0.0, unknown)
         else:
-            write_flow(args.output, flow, valid, backward=backward, **packing)
-            loss = _compare(flow, valid, *read_flow(args.output))
+            write_flow(args.output, flow, valid, backward=backward, window=window, **packing)
+            loss = _compare(flow, valid, *read_flow(args.output, **shown))
     for line in loss.lines(st_map=args.st_map):
         report.note(f"{args.output}: {line}")
     if args.json:
@@ -112,6 +116,15 @@ def _compare(flow: Tensor, valid: Tensor, written: Tensor, marked: Tensor) -> _L
     return _Loss(largest, mean, int((~valid & marked).sum()))
 
 
+def _window(args: argparse.Namespace) -> FrameWindow | None:
+    """The windows that stay: of an EXR that becomes one. Elsewhere the display window is converted."""
+    from fullfield.io import flow_window
+
+    if not all(path.lower().endswith(".exr") for path in (args.input, args.output)):
+        return None
+    return flow_window(args.input, layer=args.layer, part=args.part)
+
+
 def _backward(args: argparse.Namespace) -> Tensor | None:
     """The second layer of an EXR that holds both directions: kept in another EXR, and missed elsewhere."""
     from fullfield.io import read_flow
@@ -127,5 +140,5 @@ def _backward(args: argparse.Namespace) -> Tensor | None:
     if args.st_map or not args.output.lower().endswith(".exr"):
         report.note(f"{args.output}: holds the forward layer only; --layer backward converts the other")
         return None
-    flow, valid = read_flow(args.input, layer="backward", part=args.part)
+    flow, valid = read_flow(args.input, layer="backward", part=args.part, window="data")
     return flow.masked_fill(~valid, float("nan"))

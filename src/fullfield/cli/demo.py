@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fullfield._check import InputError
-from fullfield.cli import methods, paths, pictures, report
+from fullfield.cli import argtypes, methods, paths, pictures, report
 from fullfield.cli.errors import naming
 from fullfield.cli.progress import Progress
 from fullfield.cli.score import print_table
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FILES = ("frame1.png", "frame2.png", "truth.flo", "flow.flo", "flow.png", "error.png", "sheet.png")
 
@@ -28,19 +33,16 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "-o", "--output", metavar="DIR", default="fullfield-demo", help="folder for the files [%(default)s]"
     )
-    parser.add_argument("--size", metavar="WxH", type=_size, default="640x360", help="size of the frames [%(default)s]")
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="another number, another scene [%(default)s]")
+    parser.add_argument(
+        "--size", metavar="WxH", type=argtypes.size, default="640x360", help="size of the frames [%(default)s]"
+    )
+    parser.add_argument(
+        "--seed", metavar="N", type=argtypes.integer, default=0, help="another number, another scene [%(default)s]"
+    )
     methods.add_method_options(parser)
     report.add_report_options(parser, progress=True)
     methods.add_parameter_options(parser)
     return parser
-
-
-def _size(text: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d+)[xX](\d+)", text)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"expected WxH such as 640x360, got {text!r}")
-    return int(match[1]), int(match[2])
 
 
 def _check_leftovers(folder: Path) -> None:
@@ -48,6 +50,28 @@ def _check_leftovers(folder: Path) -> None:
     found = [name for name in FILES if (folder / name).exists()]
     if found and len(found) < len(FILES):
         raise InputError(f"--output {folder}: holds {found[0]}, which may not be a demo's; choose another folder")
+
+
+@contextmanager
+def _all_or_nothing(folder: Path) -> Iterator[Path]:
+    """Yield a hidden folder inside; its files appear in ``folder`` together, when the block succeeds."""
+    fresh = not folder.exists()
+    folder.mkdir(exist_ok=True)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".part-", dir=folder) as hidden:
+            yield Path(hidden)
+            for name in FILES:
+                (Path(hidden) / name).replace(folder / name)
+    except BaseException:
+        if fresh:
+            with suppress(OSError):
+                folder.rmdir()
+        raise
+
+
+def _as_stored(frame: Tensor) -> Tensor:
+    """What an 8-bit file makes of a frame: whoever estimates from the files gets the same flow."""
+    return (frame.clamp(0, 1) * 255).round() / 255
 
 
 def run(args: argparse.Namespace) -> int:
@@ -61,25 +85,21 @@ def run(args: argparse.Namespace) -> int:
     else:
         paths.check_folder(folder.parent, f"--output {folder}")
 
-    from fullfield.io import read_frame, write_flow, write_image
+    from fullfield.io import write_flow, write_image
     from fullfield.metrics import FlowMetrics
     from fullfield.testing import textured_scene
 
-    width, height = args.size
+    height, width = args.size
     methods.use_threads(args.threads)
     words = {**methods.words(args.method), "height": "--size", "width": "--size", "seed": "--seed"}
     with Progress("demo", quiet=args.quiet) as progress, naming(**words):
-        progress(0.0, "making the scene")
-        made = textured_scene(height, width, seed=args.seed)
-        folder.mkdir(exist_ok=True)
-        write_image(folder / "frame1.png", made.frame1)
-        write_image(folder / "frame2.png", made.frame2)
-        write_flow(folder / "truth.flo", made.flow, made.valid)
-        frame1, frame2 = read_frame(folder / "frame1.png"), read_frame(folder / "frame2.png")
-        watch.lap("scene")
-
         chosen.prepare()
         watch.lap("compile")
+
+        progress(0.0, "making the scene")
+        made = textured_scene(height, width, seed=args.seed)
+        frame1, frame2 = _as_stored(made.frame1), _as_stored(made.frame2)
+        watch.lap("scene")
 
         flow = chosen.estimate(frame1, frame2, progress=progress.part(0.2, 0.8))
         watch.lap("estimate")
@@ -89,9 +109,12 @@ def run(args: argparse.Namespace) -> int:
         metrics.update(flow.flow, made.flow, made.valid, made.occluded)
         scores = metrics.compute()
         scene = pictures.Scene(flow.flow, flow.valid, frame1, frame2, made.flow, made.valid)
-        write_flow(folder / "flow.flo", flow.flow, flow.valid)
-        for kind in ("flow", "error", "sheet"):
-            write_image(folder / f"{kind}.png", scene.draw(kind))
+        drawn = {kind: scene.draw(kind) for kind in ("flow", "error", "sheet")}
+        with _all_or_nothing(folder) as hidden:
+            write_flow(hidden / "truth.flo", made.flow, made.valid)
+            write_flow(hidden / "flow.flo", flow.flow, flow.valid)
+            for name, picture in {"frame1": frame1, "frame2": frame2, **drawn}.items():
+                write_image(hidden / f"{name}.png", picture)
         watch.lap("write")
     seconds = watch.seconds()
     if args.json:

@@ -23,7 +23,7 @@ def naming(**words: str) -> Iterator[None]:
         word = words.get(argument)
         if not word:
             raise
-        raise InputError(f"{word}{colon}{rest}") from error
+        raise type(error)(f"{word}{colon}{rest}") from error
 
 
 def size(image: Tensor) -> str:

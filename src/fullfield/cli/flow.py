@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fullfield._check import InputError
 from fullfield.cli import methods, paths, pictures, report
 from fullfield.cli.errors import naming, same_size, size
 from fullfield.cli.options import (
     READING_WORDS,
+    add_flow_choice,
     add_packing_options,
     add_reading_options,
+    check_flow_choice,
+    flow_choice,
     packing_arguments,
-    reading_arguments,
 )
 from fullfield.cli.progress import Progress
 from fullfield.io.names import FLOW_WRITE_SUFFIXES, IMAGE_WRITE_SUFFIXES
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fullfield.estimators import Flow
+    from fullfield.io import FrameWindow
 
 KINDS = ("sheet", "flow", "overlay", "warped")
 """Pictures of ``--viz``, the default first."""
@@ -31,7 +34,7 @@ _ESTIMATE = (0.02, 0.95)  # its part of the progress bar, between reading and wr
 EPILOG = """\
 examples:
   fullfield flow frame_0001.png frame_0002.png -o flow.flo --viz flow.png
-  fullfield flow plate.1001.exr plate.1002.exr -o vectors.1001.exr --backward --half
+  fullfield flow plate.1002.exr plate.1003.exr --previous plate.1001.exr -o vectors.1002.exr --half
   fullfield flow a.dpx b.dpx -o flow.exr --st-map st.exr --preset fast
 """
 
@@ -53,7 +56,11 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     output.add_argument(
         "-o", "--output", metavar="OUT", required=True, help=f"flow file: {' '.join(FLOW_WRITE_SUFFIXES)} (.png: KITTI)"
     )
-    output.add_argument("--backward", action="store_true", help="estimate B to A as well; OUT must be .exr")
+    output.add_argument(
+        "--previous",
+        metavar="FRAME",
+        help="the frame before A: estimate A to FRAME as well, as the layer backward; OUT must be .exr",
+    )
     output.add_argument("--st-map", metavar="FILE", help="write the flow as an ST map too (.exr)")
     add_packing_options(output)
 
@@ -64,6 +71,7 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
 
     estimation = methods.add_method_options(parser)
     estimation.add_argument("--initial-flow", metavar="FILE", help="start from this flow, of the frames' size")
+    add_flow_choice(estimation, "initial", "--initial-flow")
     add_reading_options(parser)
     report.add_report_options(parser, progress=True)
     methods.add_parameter_options(parser)
@@ -76,41 +84,41 @@ def run(args: argparse.Namespace) -> int:
     chosen = methods.chosen(args)
     _check_files(args)
 
-    from fullfield.io import read_frame
+    from fullfield.cli.frames import read_frames
 
     methods.use_threads(args.threads)
     names = {"frame1": args.frame1, "frame2": args.frame2, "frames": args.frame1}
     words = {**methods.words(args.method), **READING_WORDS, **names}
     with Progress("flow", quiet=args.quiet) as progress, naming(**words):
         progress(0.0, "reading")
-        frame1 = read_frame(args.frame1, **reading_arguments(args))
-        frame2 = read_frame(args.frame2, **reading_arguments(args))
-        same_size(frame1, args.frame1, frame2, args.frame2)
-        initial = None if args.initial_flow is None else _initial_flow(args, frame1)
+        listed = [args.frame1, args.frame2, args.previous]
+        (frame1, frame2, *previous), window = read_frames(args, [path for path in listed if path is not None])
+        initial = None if args.initial_flow is None else _initial_flow(args, frame1, window)
         watch.lap("load")
 
         chosen.prepare()
         watch.lap("compile")
 
         start, end = _ESTIMATE
-        middle = (start + end) / 2 if args.backward else end
+        middle = (start + end) / 2 if previous else end
         flow = chosen.estimate(frame1, frame2, initial_flow=initial, progress=progress.part(start, middle))
-        back = chosen.estimate(frame2, frame1, progress=progress.part(middle, end)) if args.backward else None
+        backward = [chosen.estimate(frame1, frame, progress=progress.part(middle, end)).flow for frame in previous]
         watch.lap("estimate")
 
         progress(end, "writing")
         scene = pictures.Scene(flow.flow, flow.valid, frame1, frame2, max_motion=args.max_motion)
-        _write(args, scene, None if back is None else back.flow)
+        outcome = _write(args, scene, backward[0] if backward else None, window)
         watch.lap("write")
-    _report(args, chosen, flow, scene, watch.seconds())
-    return 0
+    _report(args, chosen, flow, scene, outcome, watch.seconds())
+    return 0 if outcome.problem is None else 2
 
 
 def _check_files(args: argparse.Namespace) -> None:
     suffix = paths.check_suffix(args.output, "--output", FLOW_WRITE_SUFFIXES)
     packing_arguments(args)
-    if args.backward and suffix != ".exr":
-        raise InputError(f"--backward: only .exr holds both directions, and the output is {args.output}")
+    if args.previous is not None and suffix != ".exr":
+        raise InputError(f"--previous: only .exr holds both directions, and the output is {args.output}")
+    check_flow_choice(args, "initial", args.initial_flow, "--initial-flow")
     if args.st_map is not None:
         paths.check_suffix(args.st_map, "--st-map", (".exr",))
     if args.viz is not None:
@@ -121,21 +129,30 @@ def _check_files(args: argparse.Namespace) -> None:
                 raise InputError(f"{option}: describes the picture of --viz, which is absent")
     if args.max_motion is not None and args.viz_kind == "warped":
         raise InputError("--max-motion: is not used by --viz-kind warped; leave it out")
-    for what, path in (("A", args.frame1), ("B", args.frame2), ("--initial-flow", args.initial_flow)):
+    inputs = [
+        ("A", args.frame1),
+        ("B", args.frame2),
+        ("--previous", args.previous),
+        ("--initial-flow", args.initial_flow),
+    ]
+    for what, path in inputs:
         if path is not None:
             paths.check_input(path, what)
     outputs = [("--output", args.output), ("--st-map", args.st_map), ("--viz", args.viz)]
     for option, path in outputs:
         if path is not None:
             paths.check_output(path, option)
-    paths.check_distinct(outputs, [args.frame1, args.frame2, args.initial_flow])
+    paths.check_distinct(outputs, [path for _, path in inputs])
 
 
-def _initial_flow(args: argparse.Namespace, frame: Tensor) -> Tensor:
+def _initial_flow(args: argparse.Namespace, frame: Tensor, window: FrameWindow | None) -> Tensor:
     """The flow to start from; unknown vectors start from zero."""
     from fullfield.io import read_flow
 
-    flow, valid = read_flow(args.initial_flow)
+    choice: dict[str, Any] = flow_choice(args, "initial")
+    if window is not None and args.window == "data" and _is_exr(args.initial_flow):
+        choice["window"] = window.data
+    flow, valid = read_flow(args.initial_flow, **choice)
     same_size(frame, args.frame1, flow, args.initial_flow)
     unknown = int((~valid).sum())
     if unknown and not args.quiet:
@@ -143,50 +160,74 @@ def _initial_flow(args: argparse.Namespace, frame: Tensor) -> Tensor:
     return flow
 
 
-def _write(args: argparse.Namespace, scene: pictures.Scene, backward: Tensor | None) -> None:
-    from fullfield.io import write_flow, write_image, write_st_map
+def _is_exr(path: str) -> bool:
+    return path.lower().endswith(".exr")
 
+
+class _Outcome(NamedTuple):
+    """Where the flow is, and why it is not where it was asked for."""
+
+    path: str
+    problem: str | None = None
+
+
+def _write(
+    args: argparse.Namespace, scene: pictures.Scene, backward: Tensor | None, window: FrameWindow | None
+) -> _Outcome:
+    from fullfield.io import FlowRangeError, write_flow, write_image, write_st_map
+
+    kept: dict[str, Any] = {"backward": backward, "window": window if _is_exr(args.output) else None}
+    outcome = _Outcome(args.output)
     try:
-        write_flow(args.output, scene.flow, scene.valid, backward=backward, **packing_arguments(args))
-    except InputError as error:  # motion beyond what the format can hold: keep the work
-        rescue = f"{args.output}.npy"
-        write_flow(rescue, scene.flow, scene.valid)
+        write_flow(args.output, scene.flow, scene.valid, **kept, **packing_arguments(args))
+    except FlowRangeError as error:  # keep the work
+        rescue = paths.free_name(args.output, ".float.exr" if _is_exr(args.output) else ".npy")
+        write_flow(rescue, scene.flow, scene.valid, **kept)
         reason = str(error).removeprefix("flow: ")
-        raise InputError(f"{args.output}: {reason}; the flow is kept in {rescue}") from error
+        outcome = _Outcome(rescue, f"{args.output}: {reason}; the flow is kept in {rescue}")
+        report.note(f"{args.output}: {reason}; the flow is kept in {rescue}", kind="error")
     if args.st_map is not None:
-        write_st_map(args.st_map, scene.flow)
+        write_st_map(args.st_map, scene.flow, window=window)
     if args.viz is not None:
         write_image(args.viz, scene.draw(args.viz_kind or KINDS[0]))
+    return outcome
 
 
 def _report(
-    args: argparse.Namespace, chosen: methods.Chosen, flow: Flow, scene: pictures.Scene, seconds: dict[str, float]
+    args: argparse.Namespace,
+    chosen: methods.Chosen,
+    flow: Flow,
+    scene: pictures.Scene,
+    outcome: _Outcome,
+    seconds: dict[str, float],
 ) -> None:
     from fullfield.viz import flow_scale
 
+    kind = args.viz_kind or KINDS[0]
     longest = flow_scale(flow.flow, flow.valid)
     if not args.json:
         print(
-            f"{args.output}: {size(flow.flow)}, {chosen.method} {chosen.preset} ({flow.backend}), "
+            f"{outcome.path}: {size(flow.flow)}, {chosen.method} {chosen.preset} ({flow.backend}), "
             f"longest motion {longest:.4g} px, {seconds['estimate']:.2f} s"
         )
         if args.viz is not None:
-            print(f"{args.viz}: the full colour is {scene.scale:.4g} px")
+            print(f"{args.viz}: {scene.legend(kind)}")
         return
     height, width = flow.flow.shape[-2:]
     report.print_json(
         {
-            "output": args.output,
+            "output": outcome.path,
+            "problem": outcome.problem,
             "st_map": args.st_map,
             "picture": None
             if args.viz is None
-            else {"path": args.viz, "kind": args.viz_kind or KINDS[0], "max_motion": scene.scale},
+            else {"path": args.viz, "kind": kind, "max_motion": scene.scales(kind)["max_motion"]},
             "method": chosen.method,
             "preset": chosen.preset,
             "parameters": chosen.parameters(),
             "backend": flow.backend,
             "device": chosen.device,
-            "backward": args.backward,
+            "previous": args.previous,
             "size": {"width": width, "height": height},
             "longest_motion": longest,
             "seconds": seconds,

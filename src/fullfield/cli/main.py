@@ -15,19 +15,23 @@ import threading
 import warnings
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 from fullfield import __version__
 from fullfield._check import InputError
 from fullfield.cli.report import note
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-VERBS = ("flow", "score", "convert", "viz", "demo", "doctor", "bench")
+VERBS = ("flow", "score", "convert", "viz", "demo", "doctor", "bench", "analyze")
 """Each is a module of this package with ``add_parser(verbs)`` and ``run(args) -> int``."""
 
 DESCRIPTION = "Dense correspondence at full resolution: optical flow between frames, its scores and its pictures."
+
+_QUIET = "FULLFIELD_QUIET"  # read where kernels are compiled
+
+_STDOUT = "stdout"
 
 _PACKAGES = {
     "torch": "torch",
@@ -72,7 +76,7 @@ def console() -> NoReturn:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (default: ``sys.argv[1:]``) and return its exit code."""
     _prepare_streams()
-    with _plain_warnings(), _terminate_cleanly():
+    with _plain_warnings(), _terminate_cleanly(), _named_stdout():
         try:
             code = _run(argv)
             sys.stdout.flush()
@@ -85,6 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         except InputError as error:
             return _fail(str(error))
         except OSError as error:
+            if error.filename == _STDOUT:
+                _forget_stdout()
             return _fail(_explain_os_error(error))
         except MemoryError as error:
             return _fail(_explain_memory(error))
@@ -108,8 +114,24 @@ def _run(argv: Sequence[str] | None) -> int:
         return int(done.code or 0)
     if args.verb is None:
         raise InputError(f"no verb given; one of {', '.join(VERBS)} (see fullfield --help)")
-    code: int = args.run(args)
+    with _quiet_kernels(getattr(args, "quiet", False)):
+        code: int = args.run(args)
     return code
+
+
+@contextlib.contextmanager
+def _quiet_kernels(quiet: bool) -> Iterator[None]:
+    """Inside, ``--quiet`` holds for the words about compiling, too."""
+    before = os.environ.get(_QUIET)
+    if quiet:
+        os.environ[_QUIET] = "1"
+    try:
+        yield
+    finally:
+        if quiet and before is None:
+            del os.environ[_QUIET]
+        elif quiet and before is not None:
+            os.environ[_QUIET] = before
 
 
 def _prepare_streams() -> None:
@@ -146,6 +168,40 @@ def _forget_stdout() -> None:
     """Point stdout at nothing, so that the interpreter's last flush cannot complain a second time."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class _Stdout:
+    """A stream whose errors bear its name, as those of files do."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        return int(self._named(self._stream.write, text))
+
+    def flush(self) -> None:
+        self._named(self._stream.flush)
+
+    def _named(self, call: Callable[..., Any], *arguments: str) -> Any:
+        try:
+            return call(*arguments)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise OSError(error.errno, f"cannot write: {error.strerror}", _STDOUT) from error
+
+
+@contextlib.contextmanager
+def _named_stdout() -> Iterator[None]:
+    stream = sys.stdout
+    sys.stdout = cast("TextIO", _Stdout(stream))
+    try:
+        yield
+    finally:
+        sys.stdout = stream
 
 
 @contextlib.contextmanager

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fullfield import _check
 from fullfield._check import InputError
+from fullfield.cli import argtypes
 from fullfield.cli.errors import naming
 
 if TYPE_CHECKING:
@@ -64,18 +66,14 @@ class Chosen:
         """Reach the device and load or compile what the method runs on, with a tiny pair."""
         import torch
 
-        try:
-            blank = torch.zeros(1, 16, 16, device=self.device)
-        except (RuntimeError, AssertionError, NotImplementedError) as error:
-            reason = str(error).partition("\n")[0]
-            raise InputError(f"--device {self.device}: cannot be used here: {reason}") from error
+        blank = torch.zeros(1, 16, 16, device=_check.device(self.device, "--device"))
         self.estimate(blank, blank)
 
     def estimate(self, frame1: Tensor, frame2: Tensor, **more: Any) -> Flow:
-        """``fullfield.estimate`` with these settings."""
+        """``fullfield.estimate`` with these settings. InputError when the flow is not finite."""
         from fullfield.estimators import estimate
 
-        return estimate(
+        flow = estimate(
             frame1,
             frame2,
             self.method,
@@ -85,6 +83,13 @@ class Chosen:
             **more,
             **self.changes,
         )
+        lost = int((~flow.flow.isfinite()).any(0).sum())
+        if lost:
+            raise InputError(
+                f"--method {self.method}: the flow is NaN or infinite at {lost} pixels; "
+                "choose parameters nearer to a preset's"
+            )
+        return flow
 
 
 METHODS = {"tvl1": Method("TV-L1", "fullfield.ops.tvl1.config", "TVL1Config")}
@@ -154,18 +159,8 @@ def add_method_options(parser: argparse.ArgumentParser) -> Any:
     )
     group.add_argument("--backend", metavar="NAME", help="this backend or none; see fullfield doctor [the best here]")
     group.add_argument("--device", metavar="NAME", default="cpu", help="cpu, cuda, cuda:1, ... [%(default)s]")
-    group.add_argument("--threads", type=_count, metavar="N", help="CPU threads [all]")
+    group.add_argument("--threads", type=argtypes.threads, metavar="N", help="CPU threads [all]")
     return group
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError(text)
-    return value
-
-
-_count.__name__ = "positive whole number"
 
 
 def use_threads(count: int | None) -> None:
@@ -288,8 +283,11 @@ def _read(annotation: object, text: str) -> object:
         return None
     if annotation is bool:
         return {"true": True, "false": False}[text.lower()] if text.lower() in ("true", "false") else _refuse(text)
-    reader = {int: int, float: float, str: str}[typing.cast("type", annotation)]
-    return reader(text)
+    readers: dict[object, typing.Callable[[str], object]] = {int: argtypes.integer, float: argtypes.number, str: str}
+    try:
+        return readers[annotation](text)
+    except argparse.ArgumentTypeError as error:
+        raise ValueError(text) from error
 
 
 def _first_that_fits(members: tuple[object, ...], text: str) -> object:

@@ -12,49 +12,62 @@ if TYPE_CHECKING:
     import argparse
 
 
-def positive(text: str) -> float:
-    """An argparse type: a number above 0."""
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise ValueError(text)
-    return value
-
-
-positive.__name__ = "positive number"
-
-
 def add_reading_options(parser: argparse.ArgumentParser) -> None:
     """How ``read_frame`` reads the frames."""
     group = parser.add_argument_group("reading frames")
     group.add_argument(
         "--input-transfer",
         metavar="NAME",
-        default="auto",
         help=f"what the stored values are: {', '.join(TRANSFERS)}, or an OpenColorIO colour space [auto: by format]",
     )
-    group.add_argument(
-        "--alpha", choices=("ignore", "apply"), default="ignore", help="apply: composite over black [ignore]"
-    )
-    group.add_argument(
-        "--window", choices=("display", "data"), default="display", help="EXR window to work in [display]"
-    )
+    group.add_argument("--alpha", choices=("ignore", "apply"), help="apply: composite over black [ignore]")
+    group.add_argument("--window", choices=("display", "data"), help="EXR window to work in [display]")
     group.add_argument("--part", metavar="PART", help="EXR part or TIFF page: name or number [the first in colour]")
     group.add_argument("--layer", metavar="NAME", help="EXR layer: NAME.R, NAME.G, NAME.B [R, G, B]")
 
 
+_READING = {
+    "transfer": "--input-transfer",
+    "alpha": "--alpha",
+    "window": "--window",
+    "part": "--part",
+    "layer": "--layer",
+}
+
+
 def reading_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of ``read_frame`` that these options stand for."""
-    return {
-        "transfer": args.input_transfer,
-        "alpha": args.alpha,
-        "window": args.window,
-        "part": args.part,
-        "layer": args.layer,
-    }
+    """The arguments of ``read_frame`` that were given."""
+    values = {name: getattr(args, option[2:].replace("-", "_")) for name, option in _READING.items()}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def unused_reading_options(args: argparse.Namespace) -> list[str]:
+    """The reading options that were given, for a command that reads no frame."""
+    return [_READING[name] for name in reading_arguments(args)]
 
 
 READING_WORDS = {"transfer": "--input-transfer", "part": "--part", "layer": "--layer"}
 """Arguments of ``read_frame`` in the user's words, for :func:`fullfield.cli.errors.naming`."""
+
+
+def add_flow_choice(group: Any, prefix: str, what: str) -> None:
+    """``--PREFIX-layer`` and ``--PREFIX-part``, for a flow that is read."""
+    group.add_argument(f"--{prefix}-layer", metavar="NAME", help=f"EXR layer of {what} [forward]")
+    group.add_argument(
+        f"--{prefix}-part", metavar="PART", help=f"EXR part of {what}, by name or number [the first with flow]"
+    )
+
+
+def flow_choice(args: argparse.Namespace, prefix: str) -> dict[str, str | None]:
+    """The arguments of ``read_flow`` that these options stand for."""
+    return {name: getattr(args, f"{prefix}_{name}") for name in ("layer", "part")}
+
+
+def check_flow_choice(args: argparse.Namespace, prefix: str, path: str | None, what: str) -> None:
+    """A layer or part is chosen only of a flow that is there."""
+    for name, value in flow_choice(args, prefix).items():
+        if value is not None and path is None:
+            raise InputError(f"--{prefix}-{name}: describes {what}, which is absent")
 
 
 _COMPRESSIONS = {".exr": EXR_COMPRESSIONS, ".flo5": ("gzip", "none")}

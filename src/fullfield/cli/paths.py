@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import tempfile
 from pathlib import Path
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 def check_input(path: str, what: str) -> None:
     """``path`` is there and is no folder. ``what`` names the argument in the complaint."""
-    _check_name(path)
+    _check_name(path, what)
     if not Path(path).exists():
         raise InputError(f"{path}: no such file; check the path given as {what}")
     if Path(path).is_dir():
@@ -33,19 +34,21 @@ def check_suffix(path: str, what: str, suffixes: Collection[str]) -> str:
 
 def check_output(path: str, what: str) -> None:
     """A file can be created at ``path``: the folder exists and can be written, an old file may be replaced."""
-    _check_name(path)
-    target = Path(path)
+    _check_name(path, what)
+    target = Path(os.path.realpath(path))
     if target.is_symlink():
-        target = target.resolve()
+        raise InputError(f"{path}: is a link that leads back to itself; {what} takes the name of a file")
     if target.is_dir():
         raise InputError(f"{path}: is a folder; {what} takes the name of a file")
-    check_folder(target.parent, f"{what} {path}")
+    check_folder(target.parent if Path(path).is_symlink() else Path(path).parent, f"{what} {path}")
     if target.exists() and not os.access(target, os.W_OK):
         raise InputError(f"{path}: is read-only; choose another {what} or make it writable")
 
 
-def _check_name(path: str) -> None:
-    """OpenImageIO takes UTF-8 names only."""
+def _check_name(path: str, what: str) -> None:
+    """There is a name, and it is UTF-8: OpenImageIO takes no other."""
+    if not path:
+        raise InputError(f"{what}: expected the name of a file, got an empty one")
     try:
         path.encode("utf-8")
     except UnicodeEncodeError:
@@ -61,6 +64,13 @@ def check_folder(folder: Path, what: str) -> None:
             pass
     except OSError as error:
         raise InputError(f"{what}: cannot write in folder {folder} ({error.strerror})") from error
+
+
+def free_name(path: str, suffix: str) -> str:
+    """``path`` with ``suffix``, numbered where something of that name is there: nothing is replaced."""
+    numbers = itertools.chain([""], (f".{n}" for n in itertools.count(1)))
+    names = (f"{path}{number}{suffix}" for number in numbers)
+    return next(name for name in names if not os.path.lexists(name))
 
 
 def check_distinct(outputs: Iterable[tuple[str, str | None]], inputs: Iterable[str | None] = ()) -> None:

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from fullfield._check import InputError
-from fullfield.cli.options import positive
+from fullfield.cli.argtypes import positive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,6 +50,27 @@ class Scene:
         from fullfield.viz import flow_scale
 
         return flow_scale(self.flow, self.valid) if self.max_motion is None else self.max_motion
+
+    def scales(self, kind: str) -> dict[str, float | None]:
+        """The ends of the scales in the picture of that kind, px: ``max_motion`` and ``max_error``, None if absent."""
+        from fullfield.viz.errors import DEFAULT_MAX_ERROR
+
+        moving = kind in ("flow", "overlay", "sheet")
+        error = kind == "error" or (kind == "sheet" and self.truth is not None)
+        return {
+            "max_motion": self.scale if moving else None,
+            "max_error": (self.max_error or DEFAULT_MAX_ERROR) if error else None,
+        }
+
+    def legend(self, kind: str) -> str:
+        """What the picture of that kind shows, and to what scale."""
+        scales = self.scales(kind)
+        words = [kind]
+        if scales["max_motion"] is not None:
+            words.append(f"the full colour is {scales['max_motion']:.4g} px")
+        if scales["max_error"] is not None:
+            words.append(f"the scale of the error ends at {scales['max_error']:.4g} px")
+        return ", ".join(words)
 
     def draw(self, kind: str) -> Tensor:
         """The picture of that kind, uint8 ``[3, H', W']``."""

@@ -7,6 +7,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from fullfield.cli.report import say
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
@@ -48,7 +50,7 @@ class Progress:
             bar = "#" * round(fraction * _BAR)
             self._draw(f"{self._label} [{bar:<{_BAR}}] {self._line(now, fraction, text)}")
         elif tenth > self._tenth:
-            print(f"fullfield: {self._label} {self._line(now, fraction, text)}", file=self._stream, flush=True)
+            say(f"fullfield: {self._label} {self._line(now, fraction, text)}")
         else:
             return
         self._tenth, self._last = tenth, now
@@ -67,7 +69,7 @@ class Progress:
 
     def _draw(self, line: str) -> None:
         width = shutil.get_terminal_size().columns - 1
-        print(f"\r{line[:width]:<{width}}\r", end="", file=self._stream, flush=True)
+        say(f"\r{line[:width]:<{width}}\r", end="")
         self._drawn = True
 
 

@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 
 def note(text: str, *, kind: str = "note") -> None:
     """Print ``fullfield: KIND: text`` as one line on stderr."""
-    print(f"fullfield: {kind}: {' '.join(text.split())}", file=sys.stderr, flush=True)
+    say(f"fullfield: {kind}: {' '.join(text.split())}")
+
+
+def say(text: str, end: str = "\n") -> None:
+    """Print to stderr. One that is full or gone changes neither the work nor its exit code."""
+    with contextlib.suppress(OSError):
+        print(text, end=end, file=sys.stderr, flush=True)
 
 
 def print_json(report: Mapping[str, object]) -> None:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fullfield._check import InputError
 from fullfield.cli import paths, report
+from fullfield.cli.argtypes import positive
 from fullfield.cli.errors import naming, size
-from fullfield.cli.options import positive
-from fullfield.cli.truth import read_truth
+from fullfield.cli.options import add_flow_choice, flow_choice
+from fullfield.cli.truth import FOUR_VALUES, add_four_values, read_truth, truth_values
 from fullfield.io.names import FLOW_SUFFIXES, IMAGE_WRITE_SUFFIXES
 
 if TYPE_CHECKING:
@@ -66,9 +67,9 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("pred", metavar="PRED", help="estimated flow, or a folder of them")
-    parser.add_argument(
-        "truth", metavar="TRUTH", help="true flow; at twice the size of PRED: four values a pixel (Spring)"
-    )
+    parser.add_argument("truth", metavar="TRUTH", help="true flow, or a folder of them")
+    for prefix in ("pred", "truth"):
+        add_flow_choice(parser, prefix, prefix.upper())
     masks = parser.add_argument_group("masks (files, or folders beside folders of flow)")
     masks.add_argument("--occlusion", metavar="MAP", help="not black where a pixel has no match in the second frame")
     masks.add_argument("--valid", metavar="MASK", help="score only pixels that are not black here")
@@ -80,6 +81,7 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     scoring.add_argument(
         "--truth-scale", type=positive, default=1.0, metavar="X", help="multiply the true vectors by X [1]"
     )
+    add_four_values(scoring)
     scoring.add_argument(
         "--averaging", choices=("pooled", "per_image"), help="folders: mean over all pixels, or over images [pooled]"
     )
@@ -100,9 +102,15 @@ def run(args: argparse.Namespace) -> int:
 
     metrics = FlowMetrics(averaging=args.averaging or "pooled")
     missing = 0
+    values_each = 0
     for pair in pairs:
         pred, truth, valid, occluded, absent = _load(pair, args)
         missing += absent
+        if values_each and truth_values(truth) != values_each:
+            raise InputError(f"{pair.truth}: holds {truth_values(truth)} values a pixel, those before {values_each}")
+        if not values_each and truth_values(truth) == 4 and not args.four_values:
+            report.note(f"{pair.truth}: {FOUR_VALUES}")
+        values_each = truth_values(truth)
         with naming(pred=pair.pred, truth=pair.truth, occluded=pair.occlusion or ""):
             metrics.update(pred, truth, valid, occluded)
         if args.error_map is not None:
@@ -118,6 +126,7 @@ def run(args: argparse.Namespace) -> int:
                 "averaging": metrics.averaging,
                 **values,
                 "missing": missing,
+                "truth_values": values_each,
                 "classes": metrics.breakdown(),
                 "versions": report.versions(),
             }
@@ -159,9 +168,10 @@ def _pairs(args: argparse.Namespace) -> list[Pair]:
         raise InputError(f"{args.pred}: holds no flow ({', '.join(FLOW_SUFFIXES)})")
     stray = sorted(predicted.keys() ^ true.keys())
     if stray:
-        lone, other = (pred, truth) if stray[0] in predicted else (truth, pred)
+        other = truth if stray[0] in predicted else pred
         more = f" (and {len(stray) - 1} more)" if len(stray) > 1 else ""
-        raise InputError(f"{lone / stray[0]}: has no partner in {other}{more}; both folders must hold the same names")
+        path = (predicted | true)[stray[0]]
+        raise InputError(f"{path}: has no partner in {other}{more}; both folders must hold the same names")
     found = [_mask_files(option, folder, sorted(predicted)) for option, folder in masks]
     return [
         Pair(str(predicted[stem]), str(true[stem]), *(files.get(stem) for files in found)) for stem in sorted(predicted)
@@ -183,7 +193,7 @@ def _mask_files(option: str, folder: str | None, stems: list[str]) -> dict[str, 
 def _by_stem(folder: Path, suffixes: tuple[str, ...] | None) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
-        if path.name.startswith(".") or (suffixes is not None and path.suffix.lower() not in suffixes):
+        if path.name.startswith(".") or path.is_dir() or (suffixes is not None and path.suffix.lower() not in suffixes):
             continue
         if path.stem in found:
             raise InputError(f"{path}: {found[path.stem].name} has the same name; keep one of them")
@@ -195,8 +205,10 @@ def _load(pair: Pair, args: argparse.Namespace) -> tuple[Tensor, Tensor, Tensor,
     """Prediction, truth, pixels to score, occluded pixels, and how many known pixels have no prediction."""
     from fullfield.io import read_flow
 
-    pred, predicted = read_flow(pair.pred)
-    truth, known = read_truth(pair.truth, pred, pair.pred, args.truth_scale)
+    choice: dict[str, Any] = flow_choice(args, "pred")
+    pred, predicted = read_flow(pair.pred, **choice)
+    of_truth = flow_choice(args, "truth")
+    truth, known = read_truth(pair.truth, pred, pair.pred, scale=args.truth_scale, four=args.four_values, **of_truth)
     for option, path, wanted in (("--valid", pair.valid, True), ("--invalid", pair.invalid, False)):
         if path is not None:
             known = known & (_read_mask(option, path, pred) == wanted)

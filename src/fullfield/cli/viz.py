@@ -7,13 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 from fullfield._check import InputError
 from fullfield.cli import paths, pictures, report
+from fullfield.cli.argtypes import positive
 from fullfield.cli.errors import naming, same_size
-from fullfield.cli.options import READING_WORDS, add_reading_options, positive, reading_arguments
-from fullfield.cli.truth import read_truth
+from fullfield.cli.options import (
+    READING_WORDS,
+    add_flow_choice,
+    add_reading_options,
+    check_flow_choice,
+    flow_choice,
+    unused_reading_options,
+)
+from fullfield.cli.truth import FOUR_VALUES, add_four_values, read_truth, truth_values
 from fullfield.io.names import FLOW_SUFFIXES, IMAGE_WRITE_SUFFIXES
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from fullfield.io.windows import Box
 
 EPILOG = """\
 examples:
@@ -46,8 +56,9 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     parser.add_argument("--truth", metavar="FILE", help="true flow, for error and sheet")
     pictures.add_max_motion(parser)
     parser.add_argument("--max-error", type=positive, metavar="PX", help="error at the end of the scale [16]")
-    parser.add_argument("--flow-layer", metavar="NAME", help="EXR layer of FLOW [forward]")
-    parser.add_argument("--flow-part", metavar="PART", help="EXR part of FLOW, by name or number [the first with flow]")
+    add_flow_choice(parser, "flow", "FLOW")
+    add_flow_choice(parser, "truth", "--truth")
+    add_four_values(parser)
     add_reading_options(parser)
     report.add_report_options(parser)
     return parser
@@ -57,20 +68,16 @@ def run(args: argparse.Namespace) -> int:
     """Check, read, draw."""
     _check(args)
 
-    from fullfield.io import read_flow, write_image
+    from fullfield.io import flow_window, read_flow, write_image
 
-    flow, valid = read_flow(args.flow, layer=args.flow_layer, part=args.flow_part)
-    truth, known = (None, None) if args.truth is None else read_truth(args.truth, flow, args.flow)
-    scene = pictures.Scene(
-        flow,
-        valid,
-        _frame(args, args.frame1, flow),
-        _frame(args, args.frame2, flow),
-        truth,
-        known,
-        args.max_motion,
-        args.max_error,
-    )
+    choice: dict[str, Any] = flow_choice(args, "flow")
+    if args.window == "data" and args.flow.lower().endswith(".exr"):
+        choice["window"] = flow_window(args.flow, **choice).data
+    flow, valid = read_flow(args.flow, **choice)
+    area = choice.get("window")
+    truth, known = _truth(args, flow, area)
+    frame1, frame2 = _frames(args, flow, area)
+    scene = pictures.Scene(flow, valid, frame1, frame2, truth, known, args.max_motion, args.max_error)
     write_image(args.output, scene.draw(args.kind))
     if args.json:
         report.print_json(
@@ -78,13 +85,14 @@ def run(args: argparse.Namespace) -> int:
                 "output": args.output,
                 "flow": args.flow,
                 "kind": args.kind,
-                "max_motion": scene.scale,
+                **scene.scales(args.kind),
+                "truth_values": None if truth is None else truth_values(truth),
                 "size": {"width": flow.shape[-1], "height": flow.shape[-2]},
                 "versions": report.versions(),
             }
         )
     else:
-        print(f"{args.output}: {args.kind}, the full colour is {scene.scale:.4g} px")
+        print(f"{args.output}: {scene.legend(args.kind)}")
     return 0
 
 
@@ -102,6 +110,14 @@ def _check(args: argparse.Namespace) -> None:
         raise InputError(f"--max-motion: is not used by --kind {args.kind}; leave it out")
     if args.max_error is not None and args.truth is None:
         raise InputError("--max-error: is the scale of the error, which needs --truth")
+    check_flow_choice(args, "truth", args.truth, "--truth")
+    if args.four_values and args.truth is None:
+        raise InputError("--four-values: describes --truth, which is absent")
+    unused = unused_reading_options(args) if args.frame1 is None and args.frame2 is None else []
+    if args.flow.lower().endswith(".exr") and "--window" in unused:
+        unused.remove("--window")
+    if unused:
+        raise InputError(f"{unused[0]}: says how frames are read, and none is given; leave it out")
     inputs = [("FLOW", args.flow), ("--frame", args.frame1), ("--frame2", args.frame2), ("--truth", args.truth)]
     for what, path in inputs:
         if path is not None:
@@ -110,12 +126,27 @@ def _check(args: argparse.Namespace) -> None:
     paths.check_distinct([("--output", args.output)], [path for _, path in inputs])
 
 
-def _frame(args: argparse.Namespace, path: str | None, flow: Tensor) -> Tensor | None:
-    if path is None:
-        return None
-    from fullfield.io import read_frame
+def _truth(args: argparse.Namespace, flow: Tensor, area: Box | None) -> tuple[Tensor | None, Tensor | None]:
+    if args.truth is None:
+        return None, None
+    choice: dict[str, Any] = flow_choice(args, "truth")
+    if area is not None and args.truth.lower().endswith(".exr"):
+        choice["window"] = area
+    truth, known = read_truth(args.truth, flow, args.flow, four=args.four_values, **choice)
+    if truth_values(truth) == 4 and not args.four_values:
+        report.note(f"{args.truth}: {FOUR_VALUES}")
+    return truth, known
 
+
+def _frames(args: argparse.Namespace, flow: Tensor, area: Box | None) -> tuple[Tensor | None, Tensor | None]:
+    """First and second frame on the grid of the flow: ``area``, where the flow tells it."""
+    from fullfield.cli.frames import read_frames
+
+    given = [path for path in (args.frame1, args.frame2) if path is not None]
+    if not given:
+        return None, None
     with naming(**READING_WORDS):
-        frame = read_frame(path, **reading_arguments(args))
-    same_size(flow, args.flow, frame, path)
-    return frame
+        found = dict(zip(given, read_frames(args, given, area)[0], strict=True))
+    for path, frame in found.items():
+        same_size(flow, args.flow, frame, path)
+    return found.get(args.frame1), found.get(args.frame2)

@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fullfield.io.files import atomic_path as atomic_path
     from fullfield.io.flow import FlowData as FlowData
+    from fullfield.io.flow import FlowRangeError as FlowRangeError
+    from fullfield.io.flow import flow_window as flow_window
     from fullfield.io.flow import read_flow as read_flow
     from fullfield.io.flow import write_flow as write_flow
     from fullfield.io.flow import write_st_map as write_st_map
+    from fullfield.io.image import frame_window as frame_window
     from fullfield.io.image import read_frame as read_frame
     from fullfield.io.image import write_image as write_image
     from fullfield.io.names import EXR_COMPRESSIONS as EXR_COMPRESSIONS
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from fullfield.io.names import FRAME_SUFFIXES as FRAME_SUFFIXES
     from fullfield.io.names import IMAGE_WRITE_SUFFIXES as IMAGE_WRITE_SUFFIXES
     from fullfield.io.names import TRANSFERS as TRANSFERS
+    from fullfield.io.windows import FrameWindow as FrameWindow
 
 _HOME = {
     "EXR_COMPRESSIONS": "names",
@@ -27,9 +31,13 @@ _HOME = {
     "FLOW_WRITE_SUFFIXES": "names",
     "FRAME_SUFFIXES": "names",
     "FlowData": "flow",
+    "FlowRangeError": "flow",
+    "FrameWindow": "windows",
     "IMAGE_WRITE_SUFFIXES": "names",
     "TRANSFERS": "names",
     "atomic_path": "files",
+    "flow_window": "flow",
+    "frame_window": "image",
     "read_flow": "flow",
     "read_frame": "image",
     "write_flow": "flow",
@@ -45,7 +53,11 @@ __all__ = [
     "IMAGE_WRITE_SUFFIXES",
     "TRANSFERS",
     "FlowData",
+    "FlowRangeError",
+    "FrameWindow",
     "atomic_path",
+    "flow_window",
+    "frame_window",
     "read_flow",
     "read_frame",
     "write_flow",

@@ -81,6 +81,8 @@ def atomic_path(path: PathLike) -> Iterator[Path]:
     """
     shown = os.fspath(path)
     target = Path(os.path.realpath(shown))
+    if target.is_symlink():  # realpath follows every link but one that leads back to itself
+        raise OSError(errno.ELOOP, "a link that leads back to itself", shown)
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, "expected a file name, got a folder", shown)
     if target.exists() and not target.is_file():

@@ -10,10 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fullfield._check import InputError, choice, require, tensor
+from fullfield._check import InputError, choice, number, require, tensor
 from fullfield.io.files import PathLike, atomic_path
+from fullfield.io.flow_formats import FlowRangeError as FlowRangeError
 from fullfield.io.flow_formats import finite
 from fullfield.io.names import EXR_COMPRESSIONS, FLOW_SUFFIXES, FLOW_WRITE_SUFFIXES
+from fullfield.io.oiio import check_name
+from fullfield.io.windows import FrameWindow, Window, check_window_choice
 
 Precision: TypeAlias = Literal["float", "half"]
 
@@ -29,7 +32,9 @@ class FlowData(NamedTuple):
     """bool ``[H, W]``."""
 
 
-def read_flow(path: PathLike, *, layer: str | None = None, part: int | str | None = None) -> FlowData:
+def read_flow(
+    path: PathLike, *, layer: str | None = None, part: int | str | None = None, window: Window = "display"
+) -> FlowData:
     """Read flow from ``.flo``, KITTI ``.png``, ``.flo5``, ``.pfm``, ``.npy``, VIPER ``.npz`` or ``.exr``.
 
     The size is the stored one; truth at twice the image's size (Spring) is returned as it is.
@@ -39,6 +44,9 @@ def read_flow(path: PathLike, *, layer: str | None = None, part: int | str | Non
         layer: of an EXR only: ``forward`` (the default, or bare channels u, v), ``backward`` or any other
             prefix of channels u, v or x, y. The y axis of an EXR points up (Nuke): v changes its sign.
         part: of an EXR only: the part by index or name; by default the first with the wanted channels.
+        window: of an EXR: ``display`` returns the display window, not valid outside the data window; ``data`` the
+            stored vectors, overscan and all; a box (x, y, width, height) just that. Other formats have no windows:
+            they take no box, and their whole flow is read.
 
     Raises:
         InputError: an unknown suffix, or a file that is corrupt, truncated or holds something else.
@@ -48,9 +56,12 @@ def read_flow(path: PathLike, *, layer: str | None = None, part: int | str | Non
 
     where = Path(path)
     suffix = _suffix(where, FLOW_SUFFIXES, "read")
+    check_window_choice(window)
     if suffix == ".exr":
-        flow, valid = exr.read(where, part, layer)
+        flow, valid = exr.read(where, part, layer, window)
     else:
+        if isinstance(window, tuple):
+            raise InputError(f"{where}: only OpenEXR files have windows, got window={window!r}")
         for name, value in (("layer", layer), ("part", part)):
             if value is not None:
                 raise InputError(f"{where}: only OpenEXR files have a {name}, got {name}={value!r}")
@@ -67,6 +78,16 @@ def read_flow(path: PathLike, *, layer: str | None = None, part: int | str | Non
     return FlowData(torch.from_numpy(flow), torch.from_numpy(valid))
 
 
+def flow_window(path: PathLike, *, layer: str | None = None, part: int | str | None = None) -> FrameWindow:
+    """The windows and the pixel aspect of the flow in an EXR; arguments and errors are those of :func:`read_flow`."""
+    from fullfield.io.flow_formats import exr
+
+    where = Path(path)
+    if where.suffix.lower() != ".exr":
+        raise InputError(f"{where}: only OpenEXR files have windows")
+    return exr.read_window(where, part, layer)
+
+
 def write_flow(
     path: PathLike,
     flow: Tensor,  # [2, H, W], any floating type
@@ -75,6 +96,7 @@ def write_flow(
     backward: Tensor | None = None,  # [2, H, W]
     compression: str | None = None,
     dtype: Precision | None = None,
+    window: FrameWindow | None = None,
 ) -> None:
     """Write flow as ``.flo``, KITTI ``.png``, ``.flo5``, ``.pfm``, ``.npy`` or ``.exr``; all or nothing.
 
@@ -84,14 +106,17 @@ def write_flow(
         path: where to; the suffix says the format.
         flow: (u, v) = (x right, y down), pixels of the first image.
         valid: where the flow is known; everywhere by default.
-        backward: of an EXR only: flow from this frame to the one before, as a second layer.
+        backward: of an EXR only: flow from this frame to the one before it, on the pixels of this frame, as a second
+            layer. It is not the flow from the next frame back to this one, which belongs to the next frame's pixels.
         compression: of an EXR: one of :data:`fullfield.io.EXR_COMPRESSIONS`, by default ``zip``; all keep the
             flow exactly. Of ``.flo5``: ``gzip`` (the default) or ``none``.
         dtype: of an EXR only: ``float`` (the default) or ``half`` (11 bits: exact to 1/16 px up to 128 px).
+        window: of an EXR only: the frame's windows and pixel aspect, as :func:`fullfield.io.frame_window` tells them;
+            the data window has the flow's size. By default both windows are the flow's size, at (0, 0).
 
     Raises:
-        InputError: an unknown suffix, an option the format does not have, or flow beyond what it can hold
-            (KITTI: −512 to 511.98 px; half: 65504 px; ``.flo``: 10⁹ px). Nothing is written.
+        InputError: an unknown suffix, an option the format does not have, or, as :class:`FlowRangeError`, flow
+            beyond what it can hold (KITTI: −512 to 511.98 px; half: 65504 px; ``.flo``: 10⁹ px). Nothing is written.
         OSError: the file cannot be written; what stood there before stays.
     """
     from fullfield.io.flow_formats import exr, flo, flo5, kitti, npy, pfm
@@ -100,22 +125,26 @@ def write_flow(
     suffix = _suffix(where, FLOW_WRITE_SUFFIXES, "written")
     values, known = _arrays(flow, valid)
     _check_options(where, suffix, backward, compression, dtype)
+    _check_window(where, suffix, window, values)
+    if suffix in (".exr", ".png"):
+        check_name(where)
     writers = {".flo": flo.write, ".png": kitti.write, ".pfm": pfm.write, ".npy": npy.write}
     with atomic_path(where) as temporary:
         if suffix == ".exr":
             back = None if backward is None else _values(backward, "backward", tuple(flow.shape))
-            exr.write(temporary, values, known, back, compression, dtype)
+            exr.write(temporary, values, known, back, compression, dtype, window)
         elif suffix == ".flo5":
             flo5.write(temporary, values, known, compression)
         else:
             writers[suffix](temporary, values, known)
 
 
-def write_st_map(path: PathLike, flow: Tensor) -> None:
+def write_st_map(path: PathLike, flow: Tensor, *, window: FrameWindow | None = None) -> None:
     """Write flow ``[2, H, W]`` as an ST map for Nuke's STMap node: where each pixel's colour comes from.
 
     float32 OpenEXR with R = (x + u + 0.5) / W and G = 1 − (y + v + 0.5) / H. Applied to the second frame it
-    gives the first; zero flow gives the identity map.
+    gives the first; zero flow gives the identity map. ``window`` is as for :func:`write_flow`: the map lies in the
+    data window, and x, y, W and H count from the display window, to which Nuke lays the map's 0 to 1.
 
     Raises:
         InputError: another suffix than ``.exr``, or flow that is NaN or infinite somewhere.
@@ -124,11 +153,13 @@ def write_st_map(path: PathLike, flow: Tensor) -> None:
     from fullfield.io.flow_formats import exr
 
     where = Path(path)
-    _suffix(where, (".exr",), "written as an ST map")
+    suffix = _suffix(where, (".exr",), "written as an ST map")
     values, known = _arrays(flow, None)
+    _check_window(where, suffix, window, values)
+    check_name(where)
     require(bool(known.all()), "flow", "finite values for an ST map", f"{int((~known).sum())} that are not")
     with atomic_path(where) as temporary:
-        exr.write_st_map(temporary, values)
+        exr.write_st_map(temporary, values, window)
 
 
 def _suffix(path: Path, known: tuple[str, ...], done: str) -> str:
@@ -152,6 +183,25 @@ def _values(flow: Tensor, name: str, shape: tuple[int | None, ...]) -> NDArray[n
     checked = tensor(flow, name, shown, dtypes=_FLOATS)
     require(0 not in checked.shape, name, "at least one pixel", flow)
     return np.ascontiguousarray(checked.detach().to("cpu", torch.float32).numpy())
+
+
+def _check_window(path: Path, suffix: str, window: FrameWindow | None, flow: NDArray[np.float32]) -> None:
+    if window is None:
+        return
+    if suffix != ".exr":
+        raise InputError(f"{path}: only .exr has windows, got window={window!r}")
+    require(isinstance(window, FrameWindow), "window", "a FrameWindow", window)
+    for box in (window.data, window.display):
+        require(isinstance(box, tuple), "window", "boxes (x, y, width, height)", box)
+        check_window_choice(box)
+    _, height, width = flow.shape
+    require(
+        window.data[2:] == (width, height),
+        "window",
+        f"a data window of {width} × {height} pixels like the flow",
+        f"{window.data[2]} × {window.data[3]}",
+    )
+    number(window.pixel_aspect, "window", above=0)
 
 
 def _check_options(

@@ -14,15 +14,16 @@ from torch import Tensor
 from fullfield._check import InputError, choice, require
 from fullfield.io.files import PathLike, atomic_path, check_window
 from fullfield.io.names import IMAGE_WRITE_SUFFIXES
-from fullfield.io.oiio import Part, Source, describe_parts, layers, opened, sniff, write_picture
+from fullfield.io.oiio import Part, Source, check_name, describe_parts, layers, opened, sniff, write_picture
 from fullfield.io.transfer import Curve, Planes, curve, decode_srgb
+from fullfield.io.windows import Box, FrameWindow, Window, check_window_choice, select
 
 Alpha: TypeAlias = Literal["ignore", "apply"]
-Window: TypeAlias = Literal["display", "data"]
 
 _COLOURS = (("r", "g", "b"), ("red", "green", "blue"), ("y",))
 _ALPHAS = ("a", "alpha")
 _LAB = (8, 9, 10)
+_SIDEWAYS = (5, 6, 7, 8)
 _DPX_TRANSFERS = {"Printing density": "cineon", "Logarithmic": "cineon", "Linear": "linear"}
 
 
@@ -50,7 +51,9 @@ def read_frame(
         alpha: ``ignore`` takes the colour as stored; ``apply`` composites it over black (which changes only
             files whose colour is not yet multiplied by alpha: PNG, BMP, TGA, some TIFF).
         window: of an EXR: ``display`` returns the display window, black outside the data window; ``data``
-            returns the stored pixels, overscan and all.
+            returns the stored pixels, overscan and all, wherever they lie: to match two frames, give both the same
+            box (x, y, width, height), such as the union of their :func:`frame_window`. What a box has beyond the
+            picture is black. Other formats are one window, at (0, 0).
 
     Raises:
         InputError: an unreadable, truncated or implausible file, NaN or infinite values, an unknown part,
@@ -58,24 +61,68 @@ def read_frame(
         OSError: a missing file, a folder, or no permission.
     """
     choice(alpha, "alpha", ("ignore", "apply"))
-    choice(window, "window", ("display", "data"))
+    check_window_choice(window)
     where = Path(path)
     kind, _ = sniff(where)
     if kind == "pfm":
-        return torch.from_numpy(_read_pfm(where, transfer, part, layer))
+        return torch.from_numpy(_placed(_read_pfm(where, transfer, part, layer), window))
     with opened(where) as source:
         chosen, colour = _find_colour(source, part, layer)
-        shown = window if kind == "openexr" else "data"
-        planes = _read_planes(source, chosen, colour, transfer, alpha, shown)
-    return torch.from_numpy(planes)
+        if kind == "openexr":
+            return torch.from_numpy(_read_planes(source, chosen, colour, transfer, alpha, window))
+        return torch.from_numpy(_placed(_read_planes(source, chosen, colour, transfer, alpha, "data"), window))
+
+
+def frame_window(path: PathLike, *, part: int | str | None = None, layer: str | None = None) -> FrameWindow:
+    """The data window, the display window and the pixel aspect of what :func:`read_frame` reads.
+
+    Both windows of other formats than EXR are the whole picture, upright, at (0, 0). Arguments and errors are those
+    of :func:`read_frame`; no pixel is read.
+
+    >>> both = frame_window("a.exr").union(frame_window("b.exr")).data  # doctest: +SKIP
+    >>> a, b = read_frame("a.exr", window=both), read_frame("b.exr", window=both)  # doctest: +SKIP
+    """
+    where = Path(path)
+    kind, _ = sniff(where)
+    if kind == "pfm":
+        from fullfield.io.flow_formats import pfm
+
+        _check_pfm(where, part, layer)
+        whole = (0, 0, *pfm.read_size(where))
+        return FrameWindow(whole, whole)
+    with opened(where) as source:
+        chosen, _ = _find_colour(source, part, layer)
+        if kind == "openexr":
+            return chosen.window
+        width, height = chosen.spec.width, chosen.spec.height
+        if chosen.spec.get_int_attribute("Orientation", 1) in _SIDEWAYS:
+            width, height = height, width
+        return FrameWindow((0, 0, width, height), (0, 0, width, height), chosen.window.pixel_aspect)
+
+
+def _placed(planes: Planes, window: Window) -> Planes:
+    """The part of a picture at (0, 0) that a box asks for, black beyond it."""
+    _, height, width = planes.shape
+    x, y, wide, high = select(window, (0, 0, width, height), (0, 0, width, height))
+    if (x, y, wide, high) == (0, 0, width, height):
+        return planes
+    placed = np.zeros((len(planes), high, wide), np.float32)
+    inside = planes[:, max(y, 0) : max(y + high, 0), max(x, 0) : max(x + wide, 0)]
+    top, left = max(-y, 0), max(-x, 0)
+    placed[:, top : top + inside.shape[1], left : left + inside.shape[2]] = inside
+    return placed
+
+
+def _check_pfm(path: Path, part: int | str | None, layer: str | None) -> None:
+    for name, value in (("part", part), ("layer", layer)):
+        if value is not None:
+            raise InputError(f"{path}: a PFM file has no {name}s, got {name}={value!r}")
 
 
 def _read_pfm(path: Path, transfer: str, part: int | str | None, layer: str | None) -> Planes:
     from fullfield.io.flow_formats import pfm
 
-    for name, value in (("part", part), ("layer", layer)):
-        if value is not None:
-            raise InputError(f"{path}: a PFM file has no {name}s, got {name}={value!r}")
+    _check_pfm(path, part, layer)
     planes = pfm.read_planes(path)
     complain = _Finite(path)
     complain.look(planes, 0)
@@ -123,8 +170,9 @@ def _read_planes(source: Source, part: Part, colour: list[int], transfer: str, a
     to_display = curve(transfer, _stored_as(source.kind, spec, forms))
 
     x, y, width, height = part.data_window
-    frame = part.display_window if window == "display" else part.data_window
-    check_window(path, frame[2], frame[3], source.size)
+    frame: Box = select(window, part.data_window, part.display_window)
+    if not isinstance(window, tuple):
+        check_window(path, frame[2], frame[3], source.size)
     left, right = max(x, frame[0]), min(x + width, frame[0] + frame[2])
     top, bottom = max(y, frame[1]), min(y + height, frame[1] + frame[3])
     shape = (len(colour), frame[3], frame[2])
@@ -215,7 +263,7 @@ def _upright(planes: Planes, orientation: int) -> Planes:
     """Turn a frame as EXIF orientation 1 to 8 asks; other values count as 1."""
     if orientation not in range(2, 9):
         return planes
-    if orientation in (5, 6, 7, 8):
+    if orientation in _SIDEWAYS:
         planes = planes.transpose(0, 2, 1)
     if orientation in (2, 3, 6, 7):
         planes = planes[:, :, ::-1]
@@ -251,6 +299,7 @@ def write_image(path: PathLike, image: Tensor | NDArray[Any]) -> None:
         require(pixels.dtype == np.uint8, "image", "uint8 or floating point for JPEG", image)
         _write_jpeg(where, pixels)
         return
+    check_name(where)
     kind = {".png": "png", ".exr": "openexr"}.get(suffix, "tiff")
     attributes: dict[str, str | int] = {"png:compressionLevel": 4} if kind == "png" else {"compression": "zip"}
     names = ("R", "G", "B") if pixels.shape[2] == 3 else ("Y",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from fullfield._check import InputError
 from fullfield.io.files import check_inflated, check_pixels, check_readable, one_line
+from fullfield.io.windows import FrameWindow
 
 _MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"\x89PNG\r\n\x1a\n", "png"),
@@ -76,6 +78,12 @@ class Part:
         """x, y, width, height of the frame they belong to."""
         return self.spec.full_x, self.spec.full_y, self.spec.full_width, self.spec.full_height
 
+    @property
+    def window(self) -> FrameWindow:
+        """Both windows, and how wide a pixel is; nonsense there counts as square."""
+        aspect = float(self.spec.get_float_attribute("PixelAspectRatio", 1.0))
+        return FrameWindow(self.data_window, self.display_window, aspect if 0 < aspect < math.inf else 1.0)
+
 
 @dataclass
 class Source:
@@ -106,7 +114,7 @@ class Source:
         for part in parts:
             if part.name == wanted and wanted != "":
                 return part
-        if isinstance(wanted, int) or wanted.isdecimal():
+        if isinstance(wanted, int) or (wanted.isascii() and wanted.isdecimal()):
             for part in parts:
                 if part.index == int(wanted):
                     return part
@@ -178,6 +186,7 @@ def opened(path: Path) -> Iterator[Source]:
     import OpenImageIO as oiio
 
     kind, size = sniff(path)
+    check_name(path)
     if kind == "png":
         check_png(path)
     request = oiio.ImageSpec()
@@ -197,6 +206,15 @@ def opened(path: Path) -> Iterator[Source]:
             handle.close()
     except UnicodeError as error:
         raise _unreadable(path, kind, "it holds text that is not UTF-8") from error
+
+
+def check_name(path: Path) -> None:
+    """OpenImageIO takes names in UTF-8 only, whatever the file system allows."""
+    try:
+        str(path).encode("utf-8")
+    except UnicodeEncodeError:
+        shown = str(path).encode("utf-8", "backslashreplace").decode("utf-8")
+        raise InputError(f"{shown}: the name of the file is not UTF-8; rename it") from None
 
 
 def check_png(path: Path) -> None:
@@ -274,8 +292,11 @@ def write_picture(
     *,
     channels: Sequence[str] = (),
     attributes: Mapping[str, str | int | float] | None = None,
+    window: FrameWindow | None = None,
 ) -> None:
     """Write ``[H, W, C]`` as one ``kind`` file, and make sure that all of it arrived.
+
+    ``window`` is for EXR; its data window has the size of the pixels.
 
     Raises :class:`OSError` when it did not: in some formats a full disk shows only in what was written.
     """
@@ -287,6 +308,10 @@ def write_picture(
         spec.channelnames = tuple(channels)
     for name, value in (attributes or {}).items():
         spec.attribute(name, value)
+    if window is not None:
+        spec.x, spec.y = window.data[:2]
+        spec.full_x, spec.full_y, spec.full_width, spec.full_height = window.display
+        spec.attribute("PixelAspectRatio", float(window.pixel_aspect))
     output = oiio.ImageOutput.create(kind)
     if output is None:
         raise OSError(f"{path}: this OpenImageIO cannot write {kind}")
@@ -299,7 +324,8 @@ def write_picture(
     try:
         with opened(path) as source:
             part = source.first_part()
-            rows = (height if kind == "png" else height - 1, height)
+            last = part.spec.y + height
+            rows = (last if kind == "png" else last - 1, last)
             for _ in source.bands(part, [0], rows, "float"):
                 pass
     except InputError as error:

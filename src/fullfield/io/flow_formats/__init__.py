@@ -10,8 +10,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from fullfield._check import InputError
+
 Planes = NDArray[np.float32]
 Mask = NDArray[np.bool_]
+
+
+class FlowRangeError(InputError):
+    """Vectors that are longer than the format can hold; another format can."""
 
 
 def finite(flow: Planes) -> Mask:

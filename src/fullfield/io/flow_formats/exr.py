@@ -6,26 +6,42 @@ the data window leaves out of the display window is invalid too.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
 from fullfield._check import InputError
 from fullfield.io.files import check_window
-from fullfield.io.flow_formats import Mask, Planes, finite, or_nan
+from fullfield.io.flow_formats import FlowRangeError, Mask, Planes, finite, or_nan
 from fullfield.io.oiio import Part, Source, describe_parts, layers, opened, sniff, write_picture
+from fullfield.io.windows import FrameWindow, Window, select
 
 _PAIRS = (("u", "v"), ("x", "y"))
 _HALF_MAX = 65504.0
 
 
-def read(path: Path, part: int | str | None = None, layer: str | None = None) -> tuple[Planes, Mask]:
+def read(
+    path: Path, part: int | str | None = None, layer: str | None = None, window: Window = "display"
+) -> tuple[Planes, Mask]:
+    with _opened(path) as source:
+        chosen, pair = _find(source, part, layer)
+        return _read(source, chosen, pair, window)
+
+
+def read_window(path: Path, part: int | str | None = None, layer: str | None = None) -> FrameWindow:
+    with _opened(path) as source:
+        return _find(source, part, layer)[0].window
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Source]:
     kind, _ = sniff(path)
     if kind != "openexr":
         raise InputError(f"{path}: expected flow in OpenEXR, got a {kind} file")
     with opened(path) as source:
-        chosen, pair = _find(source, part, layer)
-        return _read(source, chosen, pair)
+        yield source
 
 
 def _find(source: Source, part: int | str | None, layer: str | None) -> tuple[Part, list[int]]:
@@ -41,7 +57,7 @@ def _find(source: Source, part: int | str | None, layer: str | None) -> tuple[Pa
     raise InputError(f"{source.path}: no {expected}; name another layer. The file has {describe_parts(seen)}")
 
 
-def _read(source: Source, part: Part, pair: list[int]) -> tuple[Planes, Mask]:
+def _read(source: Source, part: Part, pair: list[int], window: Window) -> tuple[Planes, Mask]:
     path, spec = source.path, part.spec
     if spec.deep:
         raise InputError(f"{path}: part {part.index} holds deep data (several samples a pixel)")
@@ -49,8 +65,9 @@ def _read(source: Source, part: Part, pair: list[int]) -> tuple[Planes, Mask]:
     if not forms <= {"half", "float"}:
         raise InputError(f"{path}: expected half or float flow, got {', '.join(sorted(forms))}")
     x, y, width, height = part.data_window
-    fx, fy, full_width, full_height = part.display_window
-    check_window(path, full_width, full_height, source.size)
+    fx, fy, full_width, full_height = select(window, part.data_window, part.display_window)
+    if not isinstance(window, tuple):
+        check_window(path, full_width, full_height, source.size)
     flow = np.zeros((2, full_height, full_width), np.float32)
     valid = np.zeros((full_height, full_width), np.bool_)
     left, right = max(x, fx), min(x + width, fx + full_width)
@@ -73,6 +90,7 @@ def write(
     backward: Planes | None = None,
     compression: str | None = None,
     dtype: str | None = None,
+    window: FrameWindow | None = None,
 ) -> None:
     names = ["forward.u", "forward.v"]
     u, v = or_nan(flow, valid)
@@ -86,15 +104,22 @@ def write(
         with np.errstate(over="ignore"):
             halves = pixels.astype(np.float16)
         if np.isinf(halves).any():
-            raise InputError(f"flow: half precision holds up to {_HALF_MAX:g} px, got {np.nanmax(np.abs(pixels)):g}")
+            raise FlowRangeError(
+                f"flow: half precision holds up to {_HALF_MAX:g} px, got {np.nanmax(np.abs(pixels)):g}"
+            )
         pixels = halves
-    write_picture(path, "openexr", pixels, channels=names, attributes={"compression": compression or "zip"})
+    packed = {"compression": compression or "zip"}
+    write_picture(path, "openexr", pixels, channels=names, attributes=packed, window=window)
 
 
-def write_st_map(path: Path, flow: Planes) -> None:
+def write_st_map(path: Path, flow: Planes, window: FrameWindow | None = None) -> None:
+    left = top = 0
     _, height, width = flow.shape
     x, y = np.arange(width), np.arange(height)[:, None]
-    s = (x + flow[0].astype(np.float64) + 0.5) / width
-    t = 1 - (y + flow[1].astype(np.float64) + 0.5) / height
+    if window is not None:
+        x, y = x + window.data[0], y + window.data[1]
+        left, top, width, height = window.display
+    s = (x - left + flow[0].astype(np.float64) + 0.5) / width
+    t = 1 - (y - top + flow[1].astype(np.float64) + 0.5) / height
     pixels = np.stack((s, t), axis=-1).astype(np.float32)
-    write_picture(path, "openexr", pixels, channels=("R", "G"), attributes={"compression": "zip"})
+    write_picture(path, "openexr", pixels, channels=("R", "G"), attributes={"compression": "zip"}, window=window)

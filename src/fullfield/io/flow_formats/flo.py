@@ -12,7 +12,7 @@ import numpy as np
 
 from fullfield._check import InputError
 from fullfield.io.files import check_readable
-from fullfield.io.flow_formats import Mask, Planes
+from fullfield.io.flow_formats import FlowRangeError, Mask, Planes
 
 _MAGIC = b"PIEH"
 _UNKNOWN = np.float32(1666666752.0)
@@ -45,7 +45,7 @@ def write(path: Path, flow: Planes, valid: Mask) -> None:
     height, width = valid.shape
     if not _within(flow)[valid].all():
         largest = np.abs(flow[:, valid]).max()
-        raise InputError(f"flow: .flo holds values up to 1e9 px (larger means unknown), got {largest:g}")
+        raise FlowRangeError(f"flow: .flo holds values up to 1e9 px (larger means unknown), got {largest:g}")
     pixels = np.where(valid, flow, _UNKNOWN).astype("<f4").transpose(1, 2, 0)
     with path.open("wb") as file:
         file.write(_MAGIC + struct.pack("<ii", width, height))

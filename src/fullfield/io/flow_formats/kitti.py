@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fullfield._check import InputError
-from fullfield.io.flow_formats import Mask, Planes
+from fullfield.io.flow_formats import FlowRangeError, Mask, Planes
 from fullfield.io.oiio import opened, sniff, write_picture
 
 _LOWEST, _HIGHEST = -512.0, 65535 / 64 - 512
@@ -37,7 +37,7 @@ def write(path: Path, flow: Planes, valid: Mask) -> None:
     low, high = float(values.min()), float(values.max())
     codes = np.rint((values.astype(np.float64) + 512) * 64)
     if low < _LOWEST - 1 / 128 or codes.max() > 65535:
-        raise InputError(
+        raise FlowRangeError(
             f"flow: the KITTI PNG format holds {_LOWEST:g} to {_HIGHEST:g} px, got {low:g} to {high:g}; "
             "choose .flo, .flo5 or .exr"
         )

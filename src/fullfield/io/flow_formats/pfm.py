@@ -47,6 +47,14 @@ def read_planes(path: Path) -> Planes:  # [C, H, W], C = 1 or 3, top row first
     return planes
 
 
+def read_size(path: Path) -> tuple[int, int]:
+    """Width and height, by the header."""
+    check_readable(path)
+    with path.open("rb") as file:
+        _, width, height, _, _ = _parse(path, file.read(_LONGEST_HEADER))
+    return width, height
+
+
 def _parse(path: Path, head: bytes) -> tuple[int, int, int, float, int]:
     """Channels, width, height, scale and where the pixels start."""
     channels = {b"PF": 3, b"Pf": 1}.get(head[:2])

@@ -1,0 +1,161 @@
+"""``fullfield analyze``: look into recordings of a network at work."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fullfield.cli import paths, report
+from fullfield.cli.argtypes import count
+from fullfield.cli.progress import Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fullfield.ops.correlation.analysis import Share
+
+LAYOUTS = ("row-major", "patch-major")
+BLOCKS = (1, 2, 4, 8, 16)
+EPILOG = """\
+examples:
+  fullfield analyze lookups flow_easy_256x112.npy flow_medium_256x112.npy
+  fullfield analyze lookups lookups.npy --levels 4 --updates 32 --plot sampling.png
+"""
+
+
+def add_parser(verbs: Any) -> argparse.ArgumentParser:
+    """Add ``fullfield analyze`` and what it can look into."""
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        "analyze",
+        help="say which part of the correlation volume a network reads",
+        description="Look into recordings of a network at work.",
+        allow_abbrev=False,
+    )
+    targets = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
+    lookups: argparse.ArgumentParser = targets.add_parser(
+        "lookups",
+        help="the share of the all-pairs matrix that lookups read",
+        description="The share of the all-pairs matrix, source pixels by target pixels, that lies in blocks which are "
+        "read in any update: by size and layout of the blocks, and by pyramid level.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    lookups.add_argument(
+        "files", nargs="+", metavar="FILE", help="recorded positions minus pixel grid, one pair each: .npy [U, 2, H, W]"
+    )
+    lookups.add_argument("--radius", type=count, default=4, metavar="N", help="of the windows [%(default)s]")
+    lookups.add_argument("--levels", type=count, default=1, metavar="N", help="of the pyramid, 1 to 8 [%(default)s]")
+    lookups.add_argument(
+        "--blocks", nargs="+", type=count, default=BLOCKS, metavar="B", help="sides of the blocks [1 2 4 8 16]"
+    )
+    lookups.add_argument("--layouts", nargs="+", choices=LAYOUTS, default=LAYOUTS, help="of the matrix [both]")
+    lookups.add_argument(
+        "--updates",
+        type=count,
+        metavar="N",
+        help="the first N lookups of 32, interpolated between the recorded 0, 1, 2, 4, 8, 12, 20, 31 "
+        "[those in the file, as they are]",
+    )
+    lookups.add_argument("--plot", metavar="OUT.png", help="draw the matrix and the shares of the first file")
+    report.add_report_options(lookups, progress=True)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Read, count, print."""
+    from fullfield._check import InputError
+
+    for path in args.files:
+        paths.check_input(path, "FILE")
+    if args.levels > 8:
+        raise InputError(f"--levels: expected 1 to 8, got {args.levels}")
+    if args.plot:
+        paths.check_suffix(args.plot, "--plot", (".png",))
+        paths.check_output(args.plot, "--plot")
+        paths.check_distinct([("--plot", args.plot)], args.files)
+
+    from fullfield.bench.lookups import between, load_recorded
+    from fullfield.cli.errors import naming
+    from fullfield.ops.correlation.analysis import read_shares, recorded_positions, window_statistics
+
+    blocks = sorted(set(args.blocks))
+    layouts = [layout for layout in LAYOUTS if layout in args.layouts]
+    recordings = [load_recorded(path) for path in args.files]
+    with naming(updates="--updates", radius="--radius", blocks="--blocks"):
+        if args.updates is not None:
+            recordings = [between(recorded, args.updates) for recorded in recordings]
+    found: list[list[Share]] = []
+    files = []
+    with Progress("analyze", quiet=args.quiet) as progress:
+        steps = len(recordings) * len(blocks)
+        for number, (path, offsets) in enumerate(zip(args.files, recordings, strict=True)):
+            coords = recorded_positions(offsets)
+            shares: list[Share] = []
+            for step, block in enumerate(blocks):
+                progress((number * len(blocks) + step) / steps, f"{Path(path).name}, blocks of {block}²")
+                shares += read_shares(coords, args.radius, levels=args.levels, blocks=[block], layouts=layouts)
+            found.append(shares)
+            files.append(
+                {
+                    "file": path,
+                    "size": list(offsets.shape[-2:]),
+                    "updates": offsets.shape[0],
+                    "shares": [share.as_dict() for share in shares],
+                    **window_statistics(coords, args.radius, levels=args.levels).as_dict(),
+                }
+            )
+        if args.plot:
+            from fullfield.bench.plots import draw_lookups
+
+            progress(1.0, "drawing")
+            draw_lookups(recordings[0], found[0], args.radius, Path(args.plot))
+    if args.json:
+        report.print_json({"radius": args.radius, "levels": args.levels, "files": files, "plot": args.plot})
+        return 0
+    for one in files:
+        height, width = one["size"]
+        print(f"{one['file']}: {width}×{height}, {one['updates']} updates")
+        print(
+            f"  mean window of 8×8 pixels {one['mean_columns']:.0f} target pixels, "
+            f"{100 * one['inside']:.1f} % of the positions in the map"
+        )
+    print("\n".join(_table(found, layouts)))
+    return 0
+
+
+def _table(found: Sequence[Sequence[Share]], layouts: Sequence[str]) -> list[str]:
+    """Rows block size, columns layout and level; mean and deviation over files."""
+    from statistics import fmean, pstdev
+
+    from fullfield.bench.correlation_report import aligned
+
+    values: dict[tuple[int, str, int], list[float]] = {}
+    for shares in found:
+        for share in shares:
+            values.setdefault((share.block, share.layout, share.level), []).append(100 * share.share)
+    blocks = sorted({key[0] for key in values})
+    levels = sorted({key[2] for key in values})
+
+    def cell(block: int, layout: str, level: int) -> str:
+        some = values.get((block, layout, level))
+        if some is None:
+            return "-"
+        return f"{fmean(some):.2f}" + (f" ± {pstdev(some):.2f}" if len(some) > 1 else "")
+
+    def saved(block: int, level: int) -> str:
+        pair = [values.get((block, layout, level)) for layout in LAYOUTS]
+        if pair[0] is None or pair[1] is None or not fmean(pair[0]):
+            return "-"
+        return f"{100 * (1 - fmean(pair[1]) / fmean(pair[0])):.0f} %"
+
+    both = len(layouts) == len(LAYOUTS)
+    header = ["block", *(f"{layout}, level {level}" for level in levels for layout in layouts)]
+    if both:
+        header += [f"saved, level {level}" for level in levels]
+    table = [header]
+    for block in blocks:
+        line = [f"{block}²", *(cell(block, layout, level) for level in levels for layout in layouts)]
+        table.append(line + ([saved(block, level) for level in levels] if both else []))
+    return ["Share of the all-pairs cells in blocks that are read, %, union over all updates", *aligned(table)]

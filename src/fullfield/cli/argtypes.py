@@ -1,0 +1,60 @@
+"""Types of arguments that several verbs take. Numbers are written in ASCII, without underscores or spaces."""
+
+from __future__ import annotations
+
+import argparse
+import re
+
+_MOST_THREADS = 1024
+_MOST_PIXELS = 15360 * 8640  # 16K
+_INTEGER = re.compile(r"[+-]?[0-9]{1,18}")
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
+
+
+def integer(text: str) -> int:
+    """A whole number of at most 18 digits."""
+    if _INTEGER.fullmatch(text) is None:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at most 18 digits, got {text!r}")
+    return int(text)
+
+
+def number(text: str) -> float:
+    """A finite decimal number."""
+    value = float(text) if _NUMBER.fullmatch(text) else float("inf")
+    if value in (float("inf"), float("-inf")):
+        raise argparse.ArgumentTypeError(f"expected a finite number, got {text!r}")
+    return value
+
+
+def positive(text: str) -> float:
+    """A finite number above 0."""
+    value = number(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"expected a number > 0, got {text!r}")
+    return value
+
+
+def count(text: str) -> int:
+    """A whole number of at least 1."""
+    if not (re.fullmatch(r"[0-9]{1,10}", text) and 1 <= int(text) < 1 << 31):
+        raise argparse.ArgumentTypeError(f"expected a whole number >= 1, got {text!r}")
+    return int(text)
+
+
+def threads(text: str) -> int:
+    """A number of CPU threads."""
+    value = count(text)
+    if value > _MOST_THREADS:
+        raise argparse.ArgumentTypeError(f"expected at most {_MOST_THREADS} threads, got {text}")
+    return value
+
+
+def size(text: str) -> tuple[int, int]:
+    """``WxH`` as height and width, each at least 1, together at most 16K."""
+    match = re.fullmatch(r"([1-9][0-9]{0,5})[xX×]([1-9][0-9]{0,5})", text)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"expected WxH such as 512x224, got {text!r}")
+    width, height = int(match[1]), int(match[2])
+    if width * height > _MOST_PIXELS:
+        raise argparse.ArgumentTypeError(f"expected at most {_MOST_PIXELS} pixels (16K), got {text}")
+    return height, width

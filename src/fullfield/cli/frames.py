@@ -1,0 +1,67 @@
+"""Frames that belong together, read on one grid."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fullfield._check import InputError
+from fullfield.cli.errors import same_size
+from fullfield.cli.options import reading_arguments
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from fullfield.io import FrameWindow
+    from fullfield.io.windows import Box
+
+
+def read_frames(
+    args: argparse.Namespace, frames: Sequence[str], area: Box | None = None
+) -> tuple[list[Tensor], FrameWindow | None]:
+    """The frames, all of one size, and the window of the first, whose data window is what was read of all.
+
+    With ``--window data`` that is ``area`` or else the smallest box that holds every data window, so that a pixel is
+    at one place in all of them wherever the files' windows begin. Without, the window is None unless the first frame
+    is an EXR.
+    """
+    from fullfield.io import frame_window, read_frame
+    from fullfield.io.oiio import sniff
+
+    reading = reading_arguments(args)
+    channels = {name: reading[name] for name in ("part", "layer") if name in reading}
+    window = None
+    if reading.get("window") == "data":
+        window = _union(frames, [frame_window(frame, **channels) for frame in frames])
+        if area is not None:
+            window = window._replace(data=area)
+        reading["window"] = window.data
+    elif sniff(Path(frames[0]))[0] == "openexr":
+        window = frame_window(frames[0], **channels)
+        window = window._replace(data=window.display)
+    read = [read_frame(frame, **reading) for frame in frames]
+    for frame, tensor in zip(frames[1:], read[1:], strict=True):
+        same_size(read[0], frames[0], tensor, frame)
+    return read, window
+
+
+def _union(frames: Sequence[str], windows: Sequence[FrameWindow]) -> FrameWindow:
+    first = union = windows[0]
+    for frame, other in zip(frames[1:], windows[1:], strict=True):
+        if other.display != first.display:
+            raise InputError(
+                f"{frame}: its display window is {_box(other.display)}, but that of {frames[0]} is "
+                f"{_box(first.display)}; --window data needs the same one"
+            )
+        if not other.overlaps(first):  # which also bounds what the union can claim
+            raise InputError(f"{frame}: its data window has no pixel in common with that of {frames[0]}")
+        union = union.union(other)
+    return union
+
+
+def _box(box: Box) -> str:
+    x, y, width, height = box
+    return f"{width}x{height} at ({x}, {y})"

@@ -1,0 +1,50 @@
+"""Where the pixels of a frame lie: OpenEXR's data and display windows."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, TypeAlias
+
+from fullfield._check import InputError
+
+Box: TypeAlias = tuple[int, int, int, int]
+"""x, y of the upper left pixel, width, height."""
+
+Window: TypeAlias = Literal["display", "data"] | Box
+
+
+class FrameWindow(NamedTuple):
+    """The windows of a file, in pixels with y down, and the shape of a pixel."""
+
+    data: Box
+    """The pixels that are stored."""
+    display: Box
+    """The frame they belong to."""
+    pixel_aspect: float = 1.0
+    """Width of a pixel over its height."""
+
+    def union(self, other: FrameWindow) -> FrameWindow:
+        """This window with the smallest data window that holds both; display window and pixels stay this one's."""
+        left, top = (min(self.data[i], other.data[i]) for i in (0, 1))
+        right, bottom = (max(self.data[i] + self.data[i + 2], other.data[i] + other.data[i + 2]) for i in (0, 1))
+        return self._replace(data=(left, top, right - left, bottom - top))
+
+    def overlaps(self, other: FrameWindow) -> bool:
+        """Whether the data windows have a pixel in common."""
+        both = self.union(other).data
+        return all(both[i] < self.data[i] + other.data[i] for i in (2, 3))
+
+
+def check_window_choice(window: object) -> None:
+    """``display``, ``data`` or a box; InputError names ``window``."""
+    if window in ("display", "data"):
+        return
+    box = isinstance(window, tuple) and len(window) == 4 and all(type(n) is int for n in window)
+    if not box or min(window[2:]) < 1:  # type: ignore[index]  # a tuple of four
+        raise InputError(f"window: expected one of display, data, or (x, y, width, height), got {window!r}")
+
+
+def select(window: Window, data: Box, display: Box) -> Box:
+    """The box that ``window`` stands for in a file with these windows."""
+    if isinstance(window, tuple):
+        return window
+    return display if window == "display" else data

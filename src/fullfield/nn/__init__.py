@@ -1,0 +1,5 @@
+"""Thin modules on top of the operators."""
+
+from fullfield.nn.correlation import CorrelationPyramid
+
+__all__ = ["CorrelationPyramid"]

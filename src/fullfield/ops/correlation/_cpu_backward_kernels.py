@@ -1,0 +1,191 @@
+# mypy: ignore-errors
+"""numba kernels of the CPU backend's gradient with respect to both feature maps.
+
+Two passes over a chunk of tiles. ``spread_tiles`` turns the gradient of the lookup into the gradient of the dot
+products, window by window (parallel over tiles). ``collect_blocks`` multiplies it with the features, sixteen channels
+at a time; a thread owns its channels in both gradients, so that nothing is added to from two sides and the result
+does not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import types
+
+from fullfield._kernels.simd import load, splat, store
+from fullfield.ops.correlation._cpu_kernels import (
+    LANES,
+    TILE_HEIGHT,
+    TILE_WIDTH,
+    _clip,
+    _jit,
+    _pitch,
+    _place,
+    _read,
+    _union,
+    largest_union,
+    lookup_tiles,
+)
+from fullfield.ops.correlation._cpu_simd import PULL, STEP, push, scatter
+
+_BLOCK = LANES * LANES
+# What is noted about a tile's window on a level: kind, then x0, y0, columns, rows, pitch (one union) or the x, y of
+# every lane (one window each).
+NOTES = 1 + 2 * LANES
+_NOTHING, _ONE_UNION, _SINGLE = 0, 1, 2
+
+
+@_jit
+def spread_tiles(levels, scales, coords, grad, window, origin, first, last, notes, weights):
+    """Gradient of the dot products of tiles [first, last), into slots counted from tile ``origin``."""
+    side = window - 1
+    slot = (largest_union(window) + 2) * LANES
+    tiles = ((coords.shape[2] + TILE_HEIGHT - 1) // TILE_HEIGHT) * ((coords.shape[3] + TILE_WIDTH - 1) // TILE_WIDTH)
+    taps = np.zeros(side * side * LANES, np.float32)
+    line = np.zeros((side + 2) * LANES, np.float32)
+    offsets = np.zeros(LANES, np.int32)
+    lane_x = np.zeros(LANES, np.int64)
+    lane_y = np.zeros(LANES, np.int64)
+    fx = np.zeros(LANES, np.float32)
+    fy = np.zeros(LANES, np.float32)
+    zero = splat(np.float32(0.0))
+    one = splat(np.float32(1.0))
+    for index in range(first, last):
+        b = index // tiles
+        tile = index % tiles
+        for level in range(levels.shape[0]):
+            at = (index - origin) * levels.shape[0] + level
+            seen = _place(
+                coords, scales, b, level, tile, window,
+                levels[level, 1], levels[level, 2], lane_x, lane_y, fx, fy,
+            )  # fmt: skip
+            notes[at, 0] = _NOTHING
+            if seen == 0:
+                continue
+            _read(taps, grad, b, level * side * side, side * side, tile)
+            x0, y0, columns, rows = _union(lane_x, lane_y, window)
+            pitch = _pitch(columns)
+            if rows * pitch <= largest_union(window):
+                notes[at, 0] = _ONE_UNION
+                notes[at, 1] = x0
+                notes[at, 2] = y0
+                notes[at, 3] = columns
+                notes[at, 4] = rows
+                notes[at, 5] = pitch
+            else:
+                notes[at, 0] = _SINGLE
+                rows = window
+                pitch = window
+            for cell in range(rows * pitch):
+                store(weights, at * slot + cell * LANES, zero)
+            for lane in range(LANES):
+                offsets[lane] = lane
+                if lane_x[lane] == -(1 << 30):
+                    for k in range(side * side):
+                        taps[k * LANES + lane] = np.float32(0.0)
+                elif notes[at, 0] == _ONE_UNION:
+                    offsets[lane] = ((lane_y[lane] - y0) * pitch + lane_x[lane] - x0) * LANES + lane
+                if notes[at, 0] == _SINGLE:
+                    notes[at, 1 + lane] = lane_x[lane]
+                    notes[at, 1 + LANES + lane] = lane_y[lane]
+            right = load(fx, 0)
+            left = one - right
+            below = load(fy, 0)
+            above = one - below
+            for row in range(window):
+                for dx in range(side):
+                    value = zero
+                    if row < side:
+                        value = above * load(taps, (dx * side + row) * LANES)
+                    if row > 0:
+                        value = value + below * load(taps, (dx * side + row - 1) * LANES)
+                    store(line, (dx + 1) * LANES, value)
+                for column in range(window):
+                    value = right * load(line, column * LANES) + left * load(line, (column + 1) * LANES)
+                    scatter(weights, offsets, at * slot + (row * pitch + column) * LANES, value)
+
+
+@_jit
+def _union_gradients(weights, w, f2, p, f1_block, grad_f1, i1, grad_f2, note, height, width, want1, want2):
+    xs, xe = _clip(note[1], note[3], width)
+    ys, ye = _clip(note[2], note[4], height)
+    for y in range(ys, ye):
+        at = w + ((y - note[2]) * note[5] + xs - note[1]) * LANES
+        here = p + (y * width + xs) * LANES
+        if want1:
+            for channel in range(0, LANES, STEP):
+                PULL(weights, at, f2, here + channel, xe - xs, grad_f1, i1 + channel * LANES)
+        if want2:
+            push(weights, at, f1_block, 0, xe - xs, grad_f2, here)
+
+
+@_jit
+def _single_gradients(
+    weights, w, f2, p, f1_block, grad_f1, i1, grad_f2, note, height, width, window, line, want1, want2
+):
+    for lane in range(LANES):
+        x = note[1 + lane]
+        y = note[1 + LANES + lane]
+        if x == -(1 << 30):
+            continue
+        xs, xe = _clip(x, window, width)
+        ys, ye = _clip(y, window, height)
+        own = load(f1_block, lane * LANES)
+        pulled = splat(np.float32(0.0))
+        for row in range(ys, ye):
+            here = p + row * width * LANES
+            at = w + ((row - y) * window - x) * LANES + lane
+            for column in range(xs, xe):
+                weight = splat(weights[at + column * LANES])
+                k = here + column * LANES
+                if want1:
+                    pulled = pulled + weight * load(f2, k)
+                if want2:
+                    store(grad_f2, k, load(grad_f2, k) + weight * own)
+        if want1:
+            store(line, 0, pulled)
+            for channel in range(LANES):
+                grad_f1[i1 + channel * LANES + lane] += line[channel]
+
+
+@_jit
+def collect_blocks(f1, f2, levels, notes, weights, window, tiles, blocks, origin, end, first, last, grad_f1, grad_f2):
+    """Add tiles [origin, end) to channel blocks [first, last) of both gradients; either may be empty."""
+    slot = (largest_union(window) + 2) * LANES
+    want1 = grad_f1.size > 0
+    want2 = grad_f2.size > 0
+    f1_block = np.zeros(_BLOCK, np.float32)
+    line = np.zeros(LANES, np.float32)
+    for block in range(first, last):
+        for index in range(origin, end):
+            i1 = (index * blocks + block) * _BLOCK
+            for channel in range(LANES):
+                for lane in range(LANES):
+                    f1_block[lane * LANES + channel] = f1[i1 + channel * LANES + lane]
+            for level in range(levels.shape[0]):
+                at = (index - origin) * levels.shape[0] + level
+                p = levels[level, 0] + (index // tiles) * levels[level, 4] + block * levels[level, 3]
+                height = levels[level, 1]
+                width = levels[level, 2]
+                if notes[at, 0] == _ONE_UNION:
+                    _union_gradients(
+                        weights, at * slot, f2, p, f1_block, grad_f1, i1, grad_f2, notes[at], height, width,
+                        want1, want2,
+                    )  # fmt: skip
+                elif notes[at, 0] == _SINGLE:
+                    _single_gradients(
+                        weights, at * slot, f2, p, f1_block, grad_f1, i1, grad_f2, notes[at], height, width,
+                        window, line, want1, want2,
+                    )  # fmt: skip
+
+
+_i = types.intp
+_flat = types.float32[::1]
+_floats = types.Array(types.float32, 4, "A")
+_table = types.int64[:, ::1]
+
+ENTRY_POINTS = {
+    "lookup_tiles": (lookup_tiles, (_flat, _flat, _table, _flat, _floats, _i, _i, _floats, _floats, _i, _i)),
+    "spread_tiles": (spread_tiles, (_table, _flat, _floats, _floats, *[_i] * 4, _table, _flat)),
+    "collect_blocks": (collect_blocks, (_flat, _flat, _table, _table, _flat, *[_i] * 7, _flat, _flat)),
+}

@@ -1,0 +1,310 @@
+"""numba kernels of the CPU backend. Importing this module needs numba; nothing compiles until asked.
+
+Sixteen neighbouring source pixels, a *tile*, are worked on together, one per vector lane. Where their windows on a
+level overlap, the dot products with the union of the windows are a small matrix product; each lane then gathers and
+blends its own window. Where they do not, each lane computes its own window, with the channels in the vector.
+
+Features lie as described in ``_cpu_simd``: source ``[batch][tile][channel][16]``, already divided by √C, and target
+``[batch][channel // 16][H][W][16]`` per level, ``plane`` elements apart. ``levels`` holds a row
+(first element, H, W, plane, elements per image) per level.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from fullfield._kernels.numba_cache import cache_folder, caching_in
+from fullfield._kernels.simd import __file__ as _simd_file
+from fullfield._kernels.simd import load, splat, store
+from fullfield.ops.correlation._cpu_simd import MOST, dots, gather, products
+from fullfield.ops.correlation._cpu_simd import __file__ as _own_simd_file
+from fullfield.ops.correlation.cpu import LANES, LARGEST_RADIUS, TILE
+from fullfield.ops.correlation.cpu import __file__ as _layout_file
+
+TILE_HEIGHT, TILE_WIDTH = TILE
+LARGEST_WINDOW = 2 * LARGEST_RADIUS + 2
+# A union of more than this many times a window's cells is computed pixel by pixel; measured, see README.
+LARGEST_UNION = 3.5
+_BLOCK = LANES * LANES
+
+CACHE = cache_folder(__file__, _own_simd_file, _simd_file, _layout_file)
+_OPTIONS = {"nogil": True, "error_model": "numpy", "cache": CACHE is not None}
+
+
+def _jit(function):  # type: ignore[no-untyped-def]
+    with caching_in(CACHE):
+        return njit(**_OPTIONS)(function)
+
+
+@_jit
+def _row(dense, n, a, i, b, j, stride, blocks, out, o):  # type: ignore[no-untyped-def]
+    """One row of a window, at most MOST positions at a time."""
+    done = 0
+    while done < n:
+        part = min(n - done, MOST)
+        if dense:
+            products(part, a, i, b, j + done * LANES, stride, blocks, out, o + done * LANES)
+        else:
+            dots(part, a, i, b, j + done * LANES, stride, blocks, out, o + done)
+        done += part
+
+
+@_jit
+def _place(coords, scales, b, level, tile, window, height2, width2, lane_x, lane_y, fx, fy):  # type: ignore[no-untyped-def]
+    """First column and row of each lane's window, and fractions. Returns the number of lanes that see the map.
+
+    A lane outside the source image, with coordinates that are not finite, or whose window misses the map gets
+    lane_x = -2**30.
+    """
+    height1 = coords.shape[2]
+    width1 = coords.shape[3]
+    across = (width1 + TILE_WIDTH - 1) // TILE_WIDTH
+    top = tile // across * TILE_HEIGHT
+    left = tile % across * TILE_WIDTH
+    radius = (window - 2) // 2
+    seen = 0
+    for lane in range(LANES):
+        y = top + lane // TILE_WIDTH
+        x = left + lane % TILE_WIDTH
+        lane_x[lane] = -(1 << 30)
+        fx[lane] = np.float32(0.0)
+        fy[lane] = np.float32(0.0)
+        if y < height1 and x < width1:
+            px = coords[b, 0, y, x] * scales[level]
+            py = coords[b, 1, y, x] * scales[level]
+            # False for NaN, too.
+            if -window < px < width2 + window and -window < py < height2 + window:
+                ix = int(np.floor(px))
+                iy = int(np.floor(py))
+                fx[lane] = px - np.float32(ix)
+                fy[lane] = py - np.float32(iy)
+                ix -= radius
+                iy -= radius
+                if ix < width2 and ix + window > 0 and iy < height2 and iy + window > 0:
+                    lane_x[lane] = ix
+                    lane_y[lane] = iy
+                    seen += 1
+    return seen
+
+
+@_jit
+def _union(lane_x, lane_y, window):  # type: ignore[no-untyped-def]
+    """x0, y0, columns, rows of the rectangle around all windows."""
+    x0 = 1 << 30
+    y0 = 1 << 30
+    x1 = -(1 << 30)
+    y1 = -(1 << 30)
+    for lane in range(LANES):
+        if lane_x[lane] > -(1 << 30):
+            x0 = min(x0, lane_x[lane])
+            y0 = min(y0, lane_y[lane])
+            x1 = max(x1, lane_x[lane])
+            y1 = max(y1, lane_y[lane])
+    return x0, y0, x1 - x0 + window, y1 - y0 + window
+
+
+@_jit
+def largest_union(window):  # type: ignore[no-untyped-def]
+    """The largest union window, in cells, that is computed as one product."""
+    return int(LARGEST_UNION * window * window)
+
+
+@_jit
+def _pitch(columns):  # type: ignore[no-untyped-def]
+    """Cells from one row of a union to the next: a row's last product may write one cell too many."""
+    return (columns + 2) // 2 * 2
+
+
+@_jit
+def _clip(start, count, size):  # type: ignore[no-untyped-def]
+    return max(start, 0), min(start + count, size)
+
+
+@_jit
+def _dense_window(f1, i1, f2, i2, plane, blocks, height, width, x0, y0, columns, rows, cells):  # type: ignore[no-untyped-def]
+    """cells[row][column][lane]: every lane's dot products with the union; zero outside the map."""
+    pitch = _pitch(columns)
+    zero = splat(np.float32(0.0))
+    xs, xe = _clip(x0, columns, width)
+    ys, ye = _clip(y0, rows, height)
+    if xe - xs < columns or ye - ys < rows:
+        for cell in range(rows * pitch):
+            store(cells, cell * LANES, zero)
+    for y in range(ys, ye):
+        at = ((y - y0) * pitch + xs - x0) * LANES
+        _row(True, xe - xs, f1, i1, f2, i2 + (y * width + xs) * LANES, plane, blocks, cells, at)
+        store(cells, at + (xe - xs) * LANES, zero)
+
+
+@_jit
+def _sparse_window(f1, i1, f2, i2, plane, blocks, height, width, window, lane_x, lane_y, pixel, line, cells):  # type: ignore[no-untyped-def]
+    """cells[row][column][lane] of the lanes' own windows."""
+    zero = splat(np.float32(0.0))
+    for cell in range(window * window):
+        store(cells, cell * LANES, zero)
+    for lane in range(LANES):
+        if lane_x[lane] > -(1 << 30):
+            for channel in range(blocks * LANES):
+                pixel[channel] = f1[i1 + channel * LANES + lane]
+            xs, xe = _clip(lane_x[lane], window, width)
+            ys, ye = _clip(lane_y[lane], window, height)
+            for y in range(ys, ye):
+                _row(False, xe - xs, pixel, 0, f2, i2 + (y * width + xs) * LANES, plane, blocks, line, 0)
+                at = ((y - lane_y[lane]) * window + xs - lane_x[lane]) * LANES + lane
+                for k in range(xe - xs):
+                    cells[at + k * LANES] = line[k]
+
+
+@_jit
+def _window_cells(f1, i1, f2, i2, plane, blocks, height, width, window, lane_x, lane_y, pixel, line, offsets, cells):  # type: ignore[no-untyped-def]
+    """Fill ``cells`` for one tile and level; returns its pitch. Lanes that see nothing are sent to zeros."""
+    x0, y0, columns, rows = _union(lane_x, lane_y, window)
+    pitch = _pitch(columns)
+    dense = rows * pitch <= largest_union(window)
+    if dense:
+        _dense_window(f1, i1, f2, i2, plane, blocks, height, width, x0, y0, columns, rows, cells)
+    else:
+        pitch = window
+        _sparse_window(f1, i1, f2, i2, plane, blocks, height, width, window, lane_x, lane_y, pixel, line, cells)
+    for lane in range(LANES):
+        if lane_x[lane] == -(1 << 30):
+            offsets[lane] = (largest_union(window) + MOST) * LANES + lane
+        elif dense:
+            offsets[lane] = ((lane_y[lane] - y0) * pitch + lane_x[lane] - x0) * LANES + lane
+        else:
+            offsets[lane] = lane
+    return pitch
+
+
+@_jit
+def _blend(cells, offsets, pitch, window, fx, fy, line, taps):  # type: ignore[no-untyped-def]
+    """taps[dx, dy][lane] from the lanes' windows: along x first, then between two rows."""
+    side = window - 1
+    one = splat(np.float32(1.0))
+    right = load(fx, 0)
+    left = one - right
+    below = load(fy, 0)
+    above = one - below
+    for row in range(window):
+        before = gather(cells, offsets, row * pitch * LANES)
+        for dx in range(side):
+            here = gather(cells, offsets, (row * pitch + dx + 1) * LANES)
+            value = left * before + right * here
+            if row > 0:
+                store(taps, (dx * side + row - 1) * LANES, above * load(line, dx * LANES) + below * value)
+            store(line, dx * LANES, value)
+            before = here
+
+
+@_jit
+def _write(taps, out, b, channel, channels, tile):  # type: ignore[no-untyped-def]
+    height = out.shape[2]
+    width = out.shape[3]
+    across = (width + TILE_WIDTH - 1) // TILE_WIDTH
+    top = tile // across * TILE_HEIGHT
+    left = tile % across * TILE_WIDTH
+    columns = min(TILE_WIDTH, width - left)
+    for k in range(channels):
+        for y in range(min(TILE_HEIGHT, height - top)):
+            at = k * LANES + y * TILE_WIDTH
+            for x in range(columns):
+                out[b, channel + k, top + y, left + x] = taps[at + x]
+
+
+@_jit
+def _read(taps, source, b, channel, channels, tile):  # type: ignore[no-untyped-def]
+    """The adjoint of _write: lanes outside the image read zero."""
+    height = source.shape[2]
+    width = source.shape[3]
+    across = (width + TILE_WIDTH - 1) // TILE_WIDTH
+    top = tile // across * TILE_HEIGHT
+    left = tile % across * TILE_WIDTH
+    columns = min(TILE_WIDTH, width - left)
+    zero = splat(np.float32(0.0))
+    for k in range(channels):
+        store(taps, k * LANES, zero)
+        for y in range(min(TILE_HEIGHT, height - top)):
+            at = k * LANES + y * TILE_WIDTH
+            for x in range(columns):
+                taps[at + x] = source[b, channel + k, top + y, left + x]
+
+
+@_jit
+def _slopes(cells, offsets, pitch, window, fx, fy, grad, gx, gy):  # type: ignore[no-untyped-def]
+    """Add sum over taps of grad * d tap / d (x, y) to gx, gy (16 lanes each)."""
+    side = window - 1
+    one = splat(np.float32(1.0))
+    right = load(fx, 0)
+    left = one - right
+    below = load(fy, 0)
+    above = one - below
+    sum_x = splat(np.float32(0.0))
+    sum_y = splat(np.float32(0.0))
+    for row in range(side):
+        up = row * pitch * LANES
+        down = up + pitch * LANES
+        a = gather(cells, offsets, up)
+        c = gather(cells, offsets, down)
+        for dx in range(side):
+            b = gather(cells, offsets, up + (dx + 1) * LANES)
+            d = gather(cells, offsets, down + (dx + 1) * LANES)
+            g = load(grad, (dx * side + row) * LANES)
+            sum_x = sum_x + g * (above * (b - a) + below * (d - c))
+            sum_y = sum_y + g * (left * (c - a) + right * (d - b))
+            a = b
+            c = d
+    store(gx, 0, sum_x)
+    store(gy, 0, sum_y)
+
+
+@_jit
+def lookup_tiles(f1, f2, levels, scales, coords, window, blocks, grad, out, first, last):  # type: ignore[no-untyped-def]
+    """Tiles [first, last) of all images.
+
+    With an empty ``grad``, writes the lookup into ``out`` [B, L * (window - 1)**2, H1, W1]. Otherwise ``grad`` is the
+    gradient of that, and the gradient of the coordinates is written into ``out`` [B, 2, H1, W1].
+    """
+    side = window - 1
+    tiles = ((coords.shape[2] + TILE_HEIGHT - 1) // TILE_HEIGHT) * ((coords.shape[3] + TILE_WIDTH - 1) // TILE_WIDTH)
+    cells = np.zeros((2 * largest_union(window) + 2 * MOST) * LANES, np.float32)
+    pixel = np.zeros(blocks * LANES, np.float32)
+    line = np.zeros(max(LARGEST_WINDOW, MOST) * LANES, np.float32)
+    taps = np.zeros(side * side * LANES, np.float32)
+    offsets = np.zeros(LANES, np.int32)
+    lane_x = np.zeros(LANES, np.int64)
+    lane_y = np.zeros(LANES, np.int64)
+    fx = np.zeros(LANES, np.float32)
+    fy = np.zeros(LANES, np.float32)
+    slope = np.zeros(4 * LANES, np.float32)
+    for index in range(first, last):
+        b = index // tiles
+        tile = index % tiles
+        i1 = index * blocks * _BLOCK
+        slope[:] = np.float32(0.0)
+        for level in range(levels.shape[0]):
+            height = levels[level, 1]
+            width = levels[level, 2]
+            channel = level * side * side
+            seen = _place(coords, scales, b, level, tile, window, height, width, lane_x, lane_y, fx, fy)
+            if seen > 0:
+                i2 = levels[level, 0] + b * levels[level, 4]
+                pitch = _window_cells(
+                    f1, i1, f2, i2, levels[level, 3], blocks, height, width, window,
+                    lane_x, lane_y, pixel, line, offsets, cells,
+                )  # fmt: skip
+                if grad.size == 0:
+                    _blend(cells, offsets, pitch, window, fx, fy, line, taps)
+                else:
+                    _read(taps, grad, b, channel, side * side, tile)
+                    _slopes(cells, offsets, pitch, window, fx, fy, taps, slope[2 * LANES :], slope[3 * LANES :])
+                    for lane in range(2 * LANES):
+                        # a lane that sees nothing keeps its zero, whatever its incoming gradient
+                        if lane_x[lane % LANES] > -(1 << 30):
+                            slope[lane] += slope[2 * LANES + lane] * scales[level]
+            elif grad.size == 0:
+                taps[:] = np.float32(0.0)
+            if grad.size == 0:
+                _write(taps, out, b, channel, side * side, tile)
+        if grad.size > 0:
+            _write(slope, out, b, 0, 2, tile)

@@ -1,0 +1,83 @@
+"""Checks of what callers pass: every complaint names the argument."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fullfield import _check
+from fullfield.ops.correlation.protocol import FEATURES, Request
+from fullfield.ops.correlation.pyramid import MOST_LEVELS, level_sizes
+
+MOST_RADIUS = 8
+
+
+def request_of(fmap1: Tensor, maps: Sequence[Tensor], levels: int, radius: int, precision: str, grad: bool) -> Request:
+    """The request of checked features; ``maps`` are all levels, or the finest alone."""
+    height, width = maps[0].shape[-2:]
+    pooled = len(maps) == 1
+    return Request(
+        batch=fmap1.shape[0],
+        channels=fmap1.shape[1],
+        size1=(fmap1.shape[2], fmap1.shape[3]),
+        sizes2=level_sizes(height, width, levels) if pooled else tuple((m.shape[2], m.shape[3]) for m in maps),
+        radius=radius,
+        dtype=fmap1.dtype,
+        device=fmap1.device,
+        grad=grad,
+        pooled=pooled,
+        precision=precision,
+    )
+
+
+def _tensor(
+    value: Tensor,
+    name: str,
+    shape: Sequence[int | str],
+    dtypes: Sequence[torch.dtype],
+    device: torch.device | None = None,
+) -> None:
+    """As ``_check.tensor``, which words the complaint; cheap and traceable with symbolic sizes where all is well."""
+    if (
+        isinstance(value, Tensor)
+        and value.ndim == len(shape)
+        and all(isinstance(want, str) or have == want for have, want in zip(value.shape, shape, strict=True))
+        and value.dtype in dtypes
+        and (device is None or value.device == device)
+    ):
+        return
+    _check.tensor(value, name, shape, dtypes=dtypes, device=device)
+
+
+def check_features(fmap1: Tensor, maps: Sequence[Tensor], names: Sequence[str]) -> None:
+    """fmap1 [B, C, H1, W1] and maps [B, C, H, W] of one dtype and device."""
+    _tensor(fmap1, "fmap1", ("B", "C", "H1", "W1"), FEATURES)
+    _check.require(fmap1.shape[1] > 0, "fmap1", "at least one channel", fmap1)
+    for name, fmap2 in zip(names, maps, strict=True):
+        _tensor(fmap2, name, (fmap1.shape[0], fmap1.shape[1], "H2", "W2"), (fmap1.dtype,), fmap1.device)
+
+
+def check_window(levels: int, radius: int) -> None:
+    _check.number(levels, "levels", integer=True, low=1, high=MOST_LEVELS)
+    _check.number(radius, "radius", integer=True, low=1, high=MOST_RADIUS)
+
+
+def check_coords(coords: Tensor, batch: int, size1: tuple[int, int], dtype: torch.dtype, device: torch.device) -> None:
+    """coords [B, 2, H1, W1]: float32 whatever the features are, or float64 with float64 features."""
+    allowed = (torch.float32, torch.float64) if dtype == torch.float64 else (torch.float32,)
+    _tensor(coords, "coords", (batch, 2, *size1), allowed, device)
+
+
+def output_dtype(out_dtype: torch.dtype | None, features: torch.dtype) -> torch.dtype:
+    """The result's dtype: as asked, else float32 (float64 for float64 features)."""
+    if out_dtype is None:
+        return torch.float64 if features == torch.float64 else torch.float32
+    _check.choice(out_dtype, "out_dtype", FEATURES)
+    return out_dtype
+
+
+def is_channels_last(memory_format: torch.memory_format) -> bool:
+    _check.choice(memory_format, "memory_format", (torch.contiguous_format, torch.channels_last))
+    return memory_format == torch.channels_last

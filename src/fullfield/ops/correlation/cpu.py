@@ -1,0 +1,238 @@
+"""Compiled kernels for the CPU: linear memory, all cores (``torch.set_num_threads``).
+
+Products and sums are float32; float16 and bfloat16 features are widened once, when the pair is prepared. Results do
+not depend on the number of threads. The kernels release the GIL.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fullfield._kernels.numba_cache import why_not
+from fullfield.ops.correlation.protocol import Gradients, Prepared, Request, empty_out
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+LANES = 16
+TILE = (2, 8)  # rows, columns of the 16 source pixels that are worked on together
+LARGEST_RADIUS = 8
+# Elements behind the last level, where a row's last product may read.
+_TAIL = 2 * LANES
+# Tiles whose windows' gradients are kept at a time.
+_CHUNK = 128
+
+
+def missing() -> str | None:
+    return why_not()
+
+
+def supports(request: Request) -> str | None:
+    if request.device.type != "cpu":
+        return f"runs on the CPU, the features are on {request.device}"
+    if request.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return f"needs float32, float16 or bfloat16 features, got {request.dtype}"
+    if request.radius > LARGEST_RADIUS:
+        return f"needs radius <= {LARGEST_RADIUS}, got {request.radius}"
+    return missing()
+
+
+def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cpu:
+    blocks = _blocks(request)
+    state = empty_state(request, fmap1)
+    source, target = state
+    rows, columns = _tiles(request)
+    height, width = request.size1
+    padded = torch.zeros(request.batch, blocks * LANES, rows * TILE[0], columns * TILE[1])
+    padded[:, : request.channels, :height, :width] = fmap1.detach()
+    padded /= max(request.channels, 1) ** 0.5
+    split = torch.unflatten(torch.unflatten(padded, 3, (columns, TILE[1])), 2, (rows, TILE[0]))
+    source.view(request.batch, rows, columns, blocks * LANES, *TILE).copy_(split.permute(0, 2, 4, 1, 3, 5))
+
+    target[-_TAIL:] = 0.0
+    for fmap2, level in zip(maps, _level_views(request, target), strict=True):
+        short = blocks * LANES - request.channels
+        whole = torch.nn.functional.pad(fmap2.detach(), (0, 0, 0, 0, 0, short)) if short else fmap2.detach()
+        level.copy_(torch.unflatten(whole, 1, (blocks, LANES)).permute(0, 1, 3, 4, 2))
+    return restore(request, state)
+
+
+def restore(request: Request, state: tuple[Tensor, ...]) -> Cpu:
+    return Cpu(request, state)
+
+
+def empty_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
+    rows, columns = _tiles(request)
+    channels = _blocks(request) * LANES
+    source = like.new_empty((request.batch * rows * columns * channels * LANES,), dtype=torch.float32)
+    target = like.new_empty((_target_elements(request) + _TAIL,), dtype=torch.float32)
+    return source, target
+
+
+def _blocks(request: Request) -> int:
+    return -(-request.channels // LANES)
+
+
+def _tiles(request: Request) -> tuple[int, int]:
+    return -(-request.size1[0] // TILE[0]), -(-request.size1[1] // TILE[1])
+
+
+def _target_elements(request: Request) -> int:
+    return request.batch * _blocks(request) * LANES * sum(height * width for height, width in request.sizes2)
+
+
+def _level_views(request: Request, target: Tensor) -> list[Tensor]:
+    """Every level of the flat target as [B, C // 16, H, W, 16]."""
+    views, start, blocks = [], 0, _blocks(request)
+    for height, width in request.sizes2:
+        shape = (request.batch, blocks, height, width, LANES)
+        count = request.batch * blocks * height * width * LANES
+        views.append(target[start : start + count].view(shape))
+        start += count
+    return views
+
+
+_compiling = threading.Lock()
+
+
+@lru_cache(maxsize=1)
+def _compiled() -> dict[str, Any]:
+    from fullfield._kernels.numba_cache import compile_all
+    from fullfield.ops.correlation import _cpu_backward_kernels as kernels
+    from fullfield.ops.correlation._cpu_kernels import CACHE
+
+    compile_all(kernels.ENTRY_POINTS, CACHE, "correlation kernels")
+    functions = {name: function for name, (function, _) in kernels.ENTRY_POINTS.items()}
+    for function in functions.values():
+        function.disable_compile()  # contiguous arrays are passed as strided ones, not compiled for again
+    return functions
+
+
+def _kernels() -> dict[str, Any]:
+    with _compiling:
+        return _compiled()
+
+
+def _parallel(count: int, grain: int, task: Any) -> None:
+    """``task(first, last)`` over [0, count) on all threads, a few parts each, for the parts differ in work."""
+    from fullfield._kernels.threads import rows, run
+
+    threads = torch.get_num_threads()
+    parts = rows(count, 4 * threads if threads > 1 else 1, grain) if count else []
+    run([lambda a=a, b=b: task(a, b) for a, b in parts], threads)  # type: ignore[misc]
+
+
+def _floats(tensor: Tensor) -> NDArray[np.float32]:
+    array: NDArray[np.float32] = tensor.detach().to(torch.float32).numpy()
+    return array
+
+
+class Cpu(Prepared):
+    """State: fmap1 / √C as [B, tile, channel, 16 pixels], all levels as [B, C // 16, H, W, 16]; both flat float32."""
+
+    def __init__(self, request: Request, state: tuple[Tensor, ...]) -> None:
+        import numpy as np
+
+        super().__init__(request, state)
+        blocks, start, table = _blocks(request), 0, []
+        for height, width in request.sizes2:
+            plane = height * width * LANES
+            table.append((start, height, width, plane, blocks * plane))
+            start += request.batch * blocks * plane
+        self._levels = np.array(table, np.int64).reshape(-1, 5)
+        self._scales = np.array([0.5**level for level in range(request.levels)], np.float32)
+        self._window = 2 * request.radius + 2
+        self._tiles = _tiles(request)[0] * _tiles(request)[1]
+
+    def _run(self, coords: Tensor, grad: Tensor | None, out: Tensor) -> None:
+        import numpy as np
+
+        kernel = _kernels()["lookup_tiles"]
+        r = self.request
+        arrays = (_floats(self.state[0]), _floats(self.state[1]), self._levels, self._scales, _floats(coords))
+        grads = np.zeros((0, 0, 0, 0), np.float32) if grad is None else _floats(grad)
+        result = out.numpy()
+
+        def task(first: int, last: int) -> None:
+            kernel(*arrays, self._window, _blocks(r), grads, result, first, last)
+
+        _parallel(r.batch * self._tiles, 4, task)
+
+    def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
+        out = empty_out(self.request, self.state[0], torch.float32, channels_last)
+        if out.numel():
+            self._run(coords, None, out)
+        return out.to(out_dtype)
+
+    def backward(self, grad_out: Tensor, coords: Tensor, grads: Gradients, coords_grad: bool) -> Tensor | None:
+        if any(grads.wanted):
+            self._accumulate(grad_out, coords, grads)
+        if not coords_grad:
+            return None
+        out = torch.zeros(coords.shape)
+        if out.numel():
+            self._run(coords, grad_out, out)
+        return out.to(coords.dtype)
+
+    def _accumulate(self, grad_out: Tensor, coords: Tensor, grads: Gradients) -> None:
+        import numpy as np
+
+        from fullfield.ops.correlation._cpu_backward_kernels import NOTES
+        from fullfield.ops.correlation._cpu_kernels import largest_union
+
+        kernels = _kernels()
+        r = self.request
+        blocks, total = _blocks(r), r.batch * self._tiles
+        chunk = min(_CHUNK, total)
+        notes = np.empty((chunk * r.levels, NOTES), np.int64)
+        weights = np.empty(chunk * r.levels * (largest_union(self._window) + 2) * LANES, np.float32)
+        f1, f2, xy, grad = (_floats(t) for t in (*self.state, coords, grad_out))
+        nothing = np.empty(0, np.float32)
+        grad1 = nothing if grads.fmap1 is None else grads.fmap1.numpy()
+        grad2 = nothing if grads.levels is None else grads.levels[0].numpy()
+
+        for origin in range(0, total, max(chunk, 1)):
+            end = min(origin + chunk, total)
+
+            def spread(first: int, last: int, origin: int = origin) -> None:
+                kernels["spread_tiles"](
+                    self._levels, self._scales, xy, grad, self._window, origin,
+                    origin + first, origin + last, notes, weights,
+                )  # fmt: skip
+
+            def collect(first: int, last: int, origin: int = origin, end: int = end) -> None:
+                kernels["collect_blocks"](
+                    f1, f2, self._levels, notes, weights, self._window, self._tiles, blocks,
+                    origin, end, first, last, grad1, grad2,
+                )  # fmt: skip
+
+            _parallel(end - origin, 4, spread)
+            _parallel(blocks, 1, collect)
+
+    def accumulators(self, fmap1: bool, levels: bool) -> Gradients:
+        """In the state's layout; ``levels`` is a list of one."""
+        return Gradients(
+            torch.zeros_like(self.state[0]) if fmap1 else None,
+            [torch.zeros_like(self.state[1])] if levels else None,
+            (fmap1, levels),
+        )
+
+    def gradients(self, grads: Gradients) -> Gradients:
+        r = self.request
+        first, rest = None, None
+        if grads.fmap1 is not None:
+            rows, columns = _tiles(r)
+            split = grads.fmap1.view(r.batch, rows, columns, _blocks(r) * LANES, *TILE).permute(0, 3, 1, 4, 2, 5)
+            whole = split.flatten(4).flatten(2, 3)[:, : r.channels, : r.size1[0], : r.size1[1]]
+            first = whole / max(r.channels, 1) ** 0.5
+        if grads.levels is not None:
+            views = _level_views(r, grads.levels[0])
+            rest = [v.permute(0, 1, 4, 2, 3).flatten(1, 2)[:, : r.channels] for v in views]
+        return Gradients(first, rest, grads.wanted)

@@ -1,0 +1,106 @@
+"""The whole correlation volume, as RAFT keeps it by default: quadratic in the number of pixels.
+
+For comparison, and for small maps. The volume of a level is the product with that level's features, which equals
+pooling the volume of the finest level. On CUDA, products of float32 features follow PyTorch's matmul precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fullfield.ops.correlation.plain import PlainPrepared
+from fullfield.ops.correlation.protocol import FEATURES, Gradients, Request, as_written
+
+
+def supports(request: Request) -> str | None:
+    if request.dtype not in FEATURES:
+        return f"needs floating point features, got {request.dtype}"
+    if request.device.type == "cuda":
+        free = torch.cuda.mem_get_info(request.device)[0]
+        if volume_bytes(request) > free:
+            return f"the volume takes {volume_bytes(request) / 2**30:.1f} GiB, {free / 2**30:.1f} are free"
+    return None
+
+
+def volume_bytes(request: Request) -> int:
+    """Of all levels, as float32 (float64 for float64 features)."""
+    targets = sum(height * width for height, width in request.sizes2)
+    return request.batch * request.size1[0] * request.size1[1] * targets * request.accumulate_dtype.itemsize
+
+
+def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Dense:
+    dtype = request.accumulate_dtype
+    source = fmap1.detach().flatten(2)
+    wide = (source.to(dtype) / request.channels**0.5).transpose(1, 2)
+    # Volumes first, then the features, which only the gradient needs.
+    with as_written(fmap1.device):
+        volumes = [torch.bmm(wide, level.detach().flatten(2).to(dtype)) for level in maps]
+    features = [f.detach().flatten(2).clone() for f in (fmap1, *maps)] if request.grad else []
+    return restore(request, (*volumes, *features))
+
+
+def restore(request: Request, state: tuple[Tensor, ...]) -> Dense:
+    return Dense(request, state)
+
+
+def empty_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
+    r = request
+    counts = [height * width for height, width in (r.size1, *r.sizes2)]
+    volumes = [like.new_empty((r.batch, counts[0], n), dtype=r.accumulate_dtype) for n in counts[1:]]
+    features = [like.new_empty((r.batch, r.channels, n), dtype=r.dtype) for n in counts] if r.grad else []
+    return (*volumes, *features)
+
+
+class Dense(PlainPrepared):
+    """State: volumes [B, H1·W1, H2·W2] of all levels; with grad also fmap1 and all levels as [B, C, H·W]."""
+
+    def chunk(self) -> int:
+        return 1 << 16
+
+    def _columns(self, level: int, x: Tensor, y: Tensor) -> Tensor:
+        return (y * self.request.sizes2[level][1] + x).flatten(1)
+
+    def dots(self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor) -> Tensor:
+        volume = self.state[level]
+        table = volume.view(-1, volume.shape[-1])[pixels]
+        return table.gather(1, self._columns(level, x, y)).view(inside.shape)
+
+    def add_gradient(
+        self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor, grad: Tensor, grads: Gradients
+    ) -> None:
+        del inside  # the gradient is zero elsewhere
+        volume = self._volumes(grads)[level]
+        volume.view(-1, volume.shape[-1])[pixels].scatter_add_(1, self._columns(level, x, y), grad.flatten(1))
+
+    @staticmethod
+    def _volumes(grads: Gradients) -> list[Tensor]:
+        if grads.levels is None:
+            raise TypeError("these accumulators were not made by the dense backend")
+        return grads.levels
+
+    def accumulators(self, fmap1: bool, levels: bool) -> Gradients:
+        """``levels`` hold the gradient of the volumes."""
+        volumes = [torch.zeros_like(v) for v in self.state[: self.request.levels]]
+        return Gradients(None, volumes, (fmap1, levels))
+
+    def gradients(self, grads: Gradients) -> Gradients:
+        with as_written(self.request.device):
+            return self._products(grads)
+
+    def _products(self, grads: Gradients) -> Gradients:
+        r = self.request
+        volumes = self._volumes(grads)
+        source, *targets = (f.to(r.accumulate_dtype) / r.channels**0.25 for f in self.state[r.levels :])
+        first, rest = None, None
+        if grads.wanted[0]:
+            sums = sum(torch.bmm(t, v.transpose(1, 2)) for t, v in zip(targets, volumes, strict=True))
+            first = torch.as_tensor(sums).view(r.batch, r.channels, *r.size1) / r.channels**0.25
+        if grads.wanted[1]:
+            rest = [
+                (torch.bmm(source, v) / r.channels**0.25).view(r.batch, r.channels, *size)
+                for v, size in zip(volumes, r.sizes2, strict=True)
+            ]
+        return Gradients(first, rest, grads.wanted)

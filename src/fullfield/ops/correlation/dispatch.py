@@ -1,0 +1,89 @@
+"""Choosing a backend: by name, or the best that can serve the request."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from functools import cache
+
+import torch
+
+from fullfield._check import InputError, choice
+from fullfield.ops.correlation.protocol import Module, Request
+
+# By preference. An automatic choice takes the first that can; "blocks" only on request, "dense" only where small.
+BACKENDS = ("cuda", "cpu", "dense", "reference", "blocks")
+AUTOMATIC = ("cuda", "cpu", "dense", "reference")
+# Largest volume that an automatic choice keeps on an accelerator that has no kernel.
+DENSE_BYTES = 1 << 30
+
+_warned: set[str] = set()
+
+
+@cache
+def load(name: str) -> Module | None:
+    """The backend's module, or None where this version has none."""
+    try:
+        return importlib.import_module(f"{__package__}.{name}")
+    except ModuleNotFoundError as error:
+        if error.name == f"{__package__}.{name}":
+            return None
+        raise
+
+
+def why_not(name: str, request: Request) -> str | None:
+    """None where the backend can serve the request, else its reason."""
+    module = load(name)
+    if module is None:
+        return "not part of this version"
+    reason: str | None = module.supports(request)
+    return reason
+
+
+def reasons(request: Request) -> dict[str, str | None]:
+    """Every backend's answer to the request."""
+    return {name: why_not(name, request) for name in BACKENDS}
+
+
+def choose(request: Request, backend: str | None) -> str:
+    """The name of the backend that serves the request.
+
+    Raises:
+        InputError: if ``backend`` is named and cannot; the message gives every backend's reason.
+    """
+    if backend is not None:
+        choice(backend, "backend", BACKENDS)
+        if why_not(backend, request) is not None:
+            told = "; ".join(f"{name}: {why or 'can'}" for name, why in reasons(request).items())
+            raise InputError(f"backend: {backend!r} cannot serve this request ({told})")
+        return backend
+    for name in AUTOMATIC:
+        if name == "dense" and (request.device.type == "cpu" or _too_large(request)):
+            continue
+        why = why_not(name, request)
+        if why is None:
+            return name
+        _tell(name, why, request)
+    told = "; ".join(f"{name}: {why}" for name, why in reasons(request).items())
+    raise InputError(f"fmap1: no backend can serve this request ({told})")
+
+
+def _too_large(request: Request) -> bool:
+    from fullfield.ops.correlation.dense import volume_bytes
+
+    return volume_bytes(request) > DENSE_BYTES
+
+
+def _tell(name: str, why: str, request: Request) -> None:
+    """Warn once if the kernel made for this device is not used because something is not installed."""
+    if name != request.device.type or torch.version.hip is not None or name in _warned:
+        return
+    module = load(name)
+    missing: str | None = why if module is None else module.missing()
+    if missing is None:
+        return
+    _warned.add(name)
+    warnings.warn(
+        f"correlation_lookup: the {name} kernel is not used ({missing}); a slower backend runs instead",
+        stacklevel=5,
+    )

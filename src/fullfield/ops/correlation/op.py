@@ -1,0 +1,274 @@
+"""The registered operators, for traced code: torch.compile, torch.export, dispatch modes, opcheck.
+
+``fullfield::correlation_prepare`` brings a pair into its backend's layout, ``fullfield::correlation_lookup`` reads
+from it. Eager code takes the shorter way through ``prepared.Pair``, with the same backends behind it. In traced code
+every lookup returns its own gradient of the features and the graph sums them: in float32, for 16-bit features too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullfield.ops.correlation import dispatch
+from fullfield.ops.correlation.arguments import request_of
+from fullfield.ops.correlation.prepared import Pair, feature_gradients, prepare
+from fullfield.ops.correlation.protocol import Gradients, Prepared, Request
+
+_LIBRARY: Any = torch.library.Library("fullfield", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define(
+    "correlation_prepare(Tensor fmap1, Tensor[] maps, int levels, int radius, str? backend, str precision, bool grad) "
+    "-> Tensor[]"
+)
+# fmap1 and maps only carry the gradient: without one they are empty. shape: B, C, H1, W1, then H2, W2 per level.
+_LIBRARY.define(
+    "correlation_lookup(Tensor fmap1, Tensor[] maps, Tensor coords, Tensor[] state, SymInt[] shape, bool pooled, "
+    "int radius, str? backend, str precision, bool grad, ScalarType dtype, ScalarType out_dtype, bool channels_last) "
+    "-> Tensor"
+)
+_LIBRARY.define(
+    "correlation_lookup_backward(Tensor grad_out, Tensor coords, Tensor[] state, SymInt[] shape, bool pooled, "
+    "int radius, str? backend, str precision, ScalarType dtype, bool[] wanted) -> Tensor[]"
+)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _precision() -> str:
+    return torch.get_float32_matmul_precision()
+
+
+def is_traced(*tensors: Tensor) -> bool:
+    """Whether somebody watches: a compiler, a dispatch mode, or a tensor subclass."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or any(type(t) is not Tensor and type(t) is not torch.nn.Parameter for t in tensors)
+    )
+
+
+def _request(
+    shape: Sequence[int],
+    pooled: bool,
+    radius: int,
+    precision: str,
+    grad: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Request:
+    return Request(
+        batch=shape[0],
+        channels=shape[1],
+        size1=(shape[2], shape[3]),
+        sizes2=tuple(zip(shape[4::2], shape[5::2], strict=True)),
+        radius=radius,
+        dtype=dtype,
+        device=device,
+        grad=grad,
+        pooled=pooled,
+        precision=precision,
+    )
+
+
+def _module(request: Request, backend: str | None) -> Any:
+    module = dispatch.load(dispatch.choose(request, backend))
+    if module is None:
+        raise ModuleNotFoundError(f"backend {backend!r} is not part of this version")
+    return module
+
+
+def _prepare(
+    fmap1: Tensor, maps: list[Tensor], levels: int, radius: int, backend: str | None, precision: str, grad: bool
+) -> list[Tensor]:
+    request = request_of(fmap1, maps, levels, radius, precision, grad)
+    return list(prepare(request, dispatch.choose(request, backend), fmap1, maps).state)
+
+
+def _prepare_fake(
+    fmap1: Tensor, maps: list[Tensor], levels: int, radius: int, backend: str | None, precision: str, grad: bool
+) -> list[Tensor]:
+    request = request_of(fmap1, maps, levels, radius, precision, grad)
+    return list(_module(request, backend).empty_state(request, fmap1))
+
+
+def _lookup(
+    fmap1: Tensor,  # noqa: ARG001 - see the schema
+    maps: list[Tensor],  # noqa: ARG001
+    coords: Tensor,
+    state: list[Tensor],
+    shape: list[int],
+    pooled: bool,
+    radius: int,
+    backend: str | None,
+    precision: str,
+    grad: bool,
+    dtype: torch.dtype,
+    out_dtype: torch.dtype,
+    channels_last: bool,
+) -> Tensor:
+    request = _request(shape, pooled, radius, precision, grad, dtype, coords.device)
+    restored: Prepared = _module(request, backend).restore(request, tuple(state))
+    return restored.lookup(coords, out_dtype, channels_last)
+
+
+def _lookup_fake(
+    fmap1: Tensor,  # noqa: ARG001
+    maps: list[Tensor],  # noqa: ARG001
+    coords: Tensor,
+    state: list[Tensor],  # noqa: ARG001
+    shape: list[int],
+    pooled: bool,  # noqa: ARG001
+    radius: int,
+    backend: str | None,  # noqa: ARG001
+    precision: str,  # noqa: ARG001
+    grad: bool,  # noqa: ARG001
+    dtype: torch.dtype,  # noqa: ARG001
+    out_dtype: torch.dtype,
+    channels_last: bool,
+) -> Tensor:
+    channels = (len(shape) - 4) // 2 * (2 * radius + 1) ** 2
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+    size = (shape[0], channels, shape[2], shape[3])
+    return torch.empty(size, dtype=out_dtype, device=coords.device, memory_format=layout)
+
+
+def _backward(
+    grad_out: Tensor,
+    coords: Tensor,
+    state: list[Tensor],
+    shape: list[int],
+    pooled: bool,
+    radius: int,
+    backend: str | None,
+    precision: str,
+    dtype: torch.dtype,
+    wanted: list[bool],
+) -> list[Tensor]:
+    """Gradients of fmap1, the maps and coords; empty where not wanted."""
+    request = _request(shape, pooled, radius, precision, True, dtype, coords.device)
+    restored: Prepared = _module(request, backend).restore(request, tuple(state))
+    first, second, third = wanted
+    grads = restored.accumulators(first, second) if first or second else Gradients(None, None, (False, False))
+    moved = restored.backward(grad_out, coords, grads, third)
+    one, rest = feature_gradients(restored, grads) if first or second else (None, [None] * _maps(shape, pooled))
+    empty = coords.new_empty
+    return [empty(0) if g is None else g.contiguous() for g in (one, *rest, moved)]
+
+
+def _backward_fake(
+    grad_out: Tensor,  # noqa: ARG001
+    coords: Tensor,
+    state: list[Tensor],  # noqa: ARG001
+    shape: list[int],
+    pooled: bool,
+    radius: int,  # noqa: ARG001
+    backend: str | None,  # noqa: ARG001
+    precision: str,  # noqa: ARG001
+    dtype: torch.dtype,
+    wanted: list[bool],
+) -> list[Tensor]:
+    exact = torch.float64 if dtype == torch.float64 else torch.float32
+    sizes = [(shape[4 + 2 * i], shape[5 + 2 * i]) for i in range(_maps(shape, pooled))]
+
+    def like(want: bool, size: tuple[int, int], kind: torch.dtype = exact) -> Tensor:
+        return coords.new_empty((shape[0], shape[1], *size) if want else (0,), dtype=kind if want else coords.dtype)
+
+    moved = torch.empty_like(coords, memory_format=torch.contiguous_format) if wanted[2] else coords.new_empty(0)
+    return [like(wanted[0], (shape[2], shape[3])), *(like(wanted[1], size) for size in sizes), moved]
+
+
+def _maps(shape: Sequence[int], pooled: bool) -> int:
+    return 1 if pooled else (len(shape) - 4) // 2
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
+    fmap1, maps, coords, state, shape, pooled, radius, backend, precision, _, dtype, _, _ = inputs
+    ctx.save_for_backward(coords, *state)
+    ctx.options = (shape, pooled, radius, backend, precision, dtype)
+    ctx.carriers = [fmap1.dtype, *(m.dtype for m in maps)]
+
+
+def _autograd(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
+    coords, *state = ctx.saved_tensors
+    first, second, third = ctx.needs_input_grad[:3]
+    wanted = [bool(first), any(second), bool(third)]
+    backward = torch.ops.fullfield.correlation_lookup_backward
+    one, *rest, moved = backward(grad_out, coords, state, *ctx.options, wanted)
+    carried = ctx.carriers
+    return (
+        one.to(carried[0]) if wanted[0] else None,
+        [g.to(dtype) if want else None for g, dtype, want in zip(rest, carried[1:], second, strict=True)],
+        moved if wanted[2] else None,
+        [None] * len(state),
+        *(None,) * 9,
+    )
+
+
+for _name, _real, _fake in (
+    ("correlation_prepare", _prepare, _prepare_fake),
+    ("correlation_lookup", _lookup, _lookup_fake),
+    ("correlation_lookup_backward", _backward, _backward_fake),
+):
+    _LIBRARY.impl(_name, _real, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"fullfield::{_name}", _fake, lib=_LIBRARY)
+torch.library.register_autograd("fullfield::correlation_lookup", _autograd, setup_context=_setup, lib=_LIBRARY)
+
+
+class Lookups:
+    """A prepared pair for eager and traced code alike. Arguments are checked by the caller.
+
+    ``maps`` are all levels, or the finest alone, which is then pooled.
+    """
+
+    def __init__(self, fmap1: Tensor, maps: Sequence[Tensor], levels: int, radius: int, backend: str | None) -> None:
+        grad = torch.is_grad_enabled() and (fmap1.requires_grad or any(m.requires_grad for m in maps))
+        self.shape = [fmap1.shape[0], fmap1.shape[1], fmap1.shape[2], fmap1.shape[3]]
+        for level in range(levels):
+            height, width = (maps[0] if len(maps) == 1 else maps[level]).shape[-2:]
+            shrink = 2**level if len(maps) == 1 else 1
+            self.shape += [height // shrink, width // shrink]
+        # A state made at one precision is not to be read at another.
+        precision = _precision()
+        self._options = (len(maps) == 1, radius, backend, precision, grad, fmap1.dtype)
+        self._pair: Pair | None = None
+        self._state: list[Tensor] = []
+        # What a traced lookup differentiates through; eager lookups do not need it.
+        self._carriers: tuple[Tensor, list[Tensor]] | None = None
+        if is_traced(fmap1, *maps):
+            detached = [m.detach() for m in maps]
+            self._state = torch.ops.fullfield.correlation_prepare(
+                fmap1.detach(), detached, levels, radius, backend, precision, grad
+            )
+        else:
+            request = request_of(fmap1, maps, levels, radius, precision, grad)
+            name = dispatch.choose(request, backend)
+            self._pair = Pair(request, name, fmap1, maps)
+            self._options = (len(maps) == 1, radius, name, precision, grad, fmap1.dtype)
+        if grad:
+            self._carriers = (fmap1, list(maps))
+
+    @property
+    def backend(self) -> str | None:
+        """The backend's name; in traced code None where it was left open."""
+        name: str | None = self._options[2]
+        return name
+
+    def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
+        if self._pair is not None and not is_traced(coords):
+            return self._pair.lookup(coords, out_dtype, channels_last)
+        return self._traced(coords, out_dtype, channels_last)
+
+    def _traced(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
+        state = self._state if self._pair is None else list(self._pair.shared.prepared.state)
+        dtype = self._options[5]
+        if self._carriers is None:
+            carriers = (coords.new_empty(0), [coords.new_empty(0)])
+        elif dtype in (torch.float16, torch.bfloat16):
+            carriers = (self._carriers[0].float(), [m.float() for m in self._carriers[1]])
+        else:
+            carriers = self._carriers
+        lookup = torch.ops.fullfield.correlation_lookup
+        result: Tensor = lookup(*carriers, coords, state, self.shape, *self._options, out_dtype, channels_last)
+        return result

@@ -1,0 +1,162 @@
+"""A prepared pair and how its lookups take part in autograd.
+
+Preparing is one autograd node, each lookup another that depends on it through an empty tensor. In a backward pass
+the lookups add to accumulators that belong to that pass, in place and in float32; the node of the preparation, which
+the engine runs after all of them, hands the sums to the feature maps. Passes are told apart by the engine's number,
+so that a retained graph, several losses, or a pass that never reaches the features leave nothing behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullfield.ops.correlation import dispatch
+from fullfield.ops.correlation.protocol import Gradients, Prepared, Request
+from fullfield.ops.correlation.pyramid import fold, pool
+
+
+def prepare(request: Request, name: str, fmap1: Tensor, maps: Sequence[Tensor]) -> Prepared:
+    """``fmap1`` and the levels (or the finest alone, if ``request.pooled``) in the layout of backend ``name``."""
+    module = dispatch.load(name)
+    if module is None:
+        raise ModuleNotFoundError(f"backend {name!r} is not part of this version")
+    with torch.no_grad():
+        if request.pooled and not getattr(module, "POOLS", False):
+            maps = pool(maps[0].detach(), request.levels)
+        prepared: Prepared = module.prepare(request, fmap1, maps)
+    return prepared
+
+
+def feature_gradients(prepared: Prepared, grads: Gradients) -> tuple[Tensor | None, list[Tensor | None]]:
+    """Gradients of fmap1 and of the maps that were given, from finished accumulators."""
+    request = prepared.request
+    done = prepared.gradients(grads)
+    if done.levels is None:
+        return done.fmap1, [None] * (1 if request.pooled else request.levels)
+    return done.fmap1, [fold(done.levels)] if request.pooled else list(done.levels)
+
+
+class Shared:
+    """A pair's features and the accumulators of the backward passes that are under way."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self.prepared = prepared
+        self.wanted = (False, False)
+        self._open: dict[int, tuple[Gradients, Any]] = {}
+
+    def accumulators(self) -> Gradients:
+        """Those of the present backward pass."""
+        task = torch._C._current_graph_task_id()
+        if task not in self._open:
+            self._open[task] = (self.prepared.accumulators(*self.wanted), self._stream())
+            if task >= 0:  # if this pass stops before the features, nobody else takes them
+                torch.autograd.Variable._execution_engine.queue_callback(partial(self._forget, task))
+            return self._open[task][0]
+        grads, stream = self._open[task]
+        now = self._stream()
+        if now != stream:  # lookups of one pair on several streams add to the same memory
+            now.wait_stream(stream)
+            self._open[task] = (grads, now)
+        return grads
+
+    def _forget(self, task: int) -> None:
+        self._open.pop(task, None)
+
+    def finish(self) -> Gradients | None:
+        """Take what the present pass accumulated, if anything."""
+        grads, stream = self._open.pop(torch._C._current_graph_task_id(), (None, None))
+        if grads is not None and self._stream() != stream:
+            self._stream().wait_stream(stream)
+        return grads
+
+    def _stream(self) -> Any:
+        device = self.prepared.request.device
+        return torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+
+def _once(backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., Any]:
+    """A backward whose results raise if they are differentiated in turn.
+
+    ``once_differentiable`` does so only where the incoming gradient has a graph; without one it would return constants
+    and a second derivative would silently lack our share.
+    """
+
+    @wraps(backward)
+    def guarded(ctx: Any, *grads: Tensor | None) -> Any:
+        with torch.no_grad():
+            results = backward(ctx, *grads)
+        if not torch.is_grad_enabled():
+            return results
+        refuse = torch._C._functions.DelayedError("correlation lookups are differentiable only once", 1)
+        return tuple(r if r is None else refuse(r.detach().requires_grad_()) for r in results)
+
+    return guarded
+
+
+class _Prepare(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, shared: Shared, fmap1: Tensor, *maps: Tensor) -> Tensor:
+        ctx.shared = shared
+        ctx.set_materialize_grads(False)
+        ctx.dtypes = [fmap1.dtype, *(m.dtype for m in maps)]
+        return fmap1.new_empty(0, dtype=torch.float32)
+
+    @staticmethod
+    @_once
+    def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        grads = ctx.shared.finish()
+        if grads is None:
+            return (None,) * (1 + len(ctx.dtypes))
+        first, rest = feature_gradients(ctx.shared.prepared, grads)
+        both = zip((first, *rest), ctx.dtypes, strict=True)
+        return None, *(None if grad is None else grad.to(dtype) for grad, dtype in both)
+
+
+class _Lookup(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        shared: Shared,
+        handle: Tensor | None,  # noqa: ARG004 - the edge to the preparation
+        coords: Tensor,
+        out_dtype: torch.dtype,
+        channels_last: bool,
+    ) -> Tensor:
+        ctx.shared = shared
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(coords)
+        return shared.prepared.lookup(coords, out_dtype, channels_last)
+
+    @staticmethod
+    @_once
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        if grad is None:
+            return None, None, None, None, None
+        (coords,) = ctx.saved_tensors
+        grads = ctx.shared.accumulators() if ctx.needs_input_grad[1] else Gradients(None, None, (False, False))
+        moved = ctx.shared.prepared.backward(grad, coords, grads, ctx.needs_input_grad[2])
+        return None, None, moved, None, None
+
+
+class Pair:
+    """Two feature maps, ready for any number of lookups. Not for traced code: see ``op``."""
+
+    def __init__(self, request: Request, name: str, fmap1: Tensor, maps: Sequence[Tensor]) -> None:
+        self.backend = name
+        self.shared = Shared(prepare(request, name, fmap1, maps))
+        self._lookup = self.shared.prepared.lookup
+        self._handle: Tensor | None = None
+        if torch.is_grad_enabled() and (fmap1.requires_grad or any(m.requires_grad for m in maps)):
+            self.shared.wanted = (fmap1.requires_grad, any(m.requires_grad for m in maps))
+            self._handle = _Prepare.apply(self.shared, fmap1, *maps)  # type: ignore[no-untyped-call]
+
+    def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
+        """A lookup at checked coords; part of the graph where gradients are enabled and wanted."""
+        if torch.is_grad_enabled() and (self._handle is not None or coords.requires_grad):
+            return _Lookup.apply(self.shared, self._handle, coords, out_dtype, channels_last)  # type: ignore[no-untyped-call,no-any-return]
+        return self._lookup(coords, out_dtype, channels_last)

@@ -1,0 +1,102 @@
+"""Plain PyTorch, any floating dtype and device: defines the truth.
+
+Gathers the features that a chunk of pixels looks at and multiplies. Linear in memory: beside features and result, a
+chunk's worth. Features of 16 bits are multiplied exactly and summed in float32. float32 is never rounded to TF32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fullfield.ops.correlation.plain import PlainPrepared
+from fullfield.ops.correlation.protocol import FEATURES, Gradients, Request
+
+# Gathered features worked on at a time.
+CHUNK_BYTES = 32 << 20
+
+
+def supports(request: Request) -> str | None:
+    if request.dtype not in FEATURES:
+        return f"needs floating point features, got {request.dtype}"
+    return None
+
+
+def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Reference:
+    return restore(request, tuple(_rows_of(f) for f in (fmap1, *maps)))
+
+
+def _rows_of(fmap: Tensor) -> Tensor:
+    return fmap.detach().permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format)
+
+
+def restore(request: Request, state: tuple[Tensor, ...]) -> Reference:
+    return Reference(request, state)
+
+
+def empty_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
+    sizes = (request.size1, *request.sizes2)
+    return tuple(like.new_empty((request.batch, *s, request.channels), dtype=request.dtype) for s in sizes)
+
+
+class Reference(PlainPrepared):
+    """State: fmap1 and every level as [B, H, W, C]."""
+
+    def chunk(self) -> int:
+        r = self.request
+        per_pixel = (2 * r.radius + 2) ** 2 * max(r.channels, 1) * r.accumulate_dtype.itemsize
+        return int(CHUNK_BYTES // per_pixel)
+
+    def _rows(self, level: int, pixels: slice, x: Tensor, y: Tensor) -> Tensor:
+        """Index [n·K·K] of each position among all rows of the level's state."""
+        height, width = self.request.sizes2[level]
+        per_image = self.request.size1[0] * self.request.size1[1]
+        image = torch.arange(pixels.start, pixels.stop, device=x.device) // per_image
+        return ((image[:, None, None] * height + y) * width + x).flatten()
+
+    def _source(self, pixels: slice) -> Tensor:
+        r = self.request
+        table = self.state[0].view(-1, r.channels)
+        return table[pixels].to(r.accumulate_dtype).div(r.channels**0.5)
+
+    def _target(self, level: int, rows: Tensor, shape: torch.Size) -> Tensor:
+        r = self.request
+        table = self.state[1 + level].view(-1, r.channels)
+        return table.index_select(0, rows).to(r.accumulate_dtype).view(shape[0], -1, r.channels)
+
+    def dots(self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor) -> Tensor:
+        target = self._target(level, self._rows(level, pixels, x, y), inside.shape)
+        if target.is_cuda:  # a batched product may use TF32 there
+            return (target * self._source(pixels)[:, None, :]).sum(-1).view(inside.shape)
+        return torch.bmm(target, self._source(pixels)[:, :, None]).view(inside.shape)
+
+    def add_gradient(
+        self, level: int, pixels: slice, x: Tensor, y: Tensor, inside: Tensor, grad: Tensor, grads: Gradients
+    ) -> None:
+        r = self.request
+        rows = self._rows(level, pixels, x, y)
+        if grads.fmap1 is not None:
+            target = self._target(level, rows, inside.shape).masked_fill_(~inside.flatten(1)[..., None], 0.0)
+            pulled = (target * grad.flatten(1)[..., None]).sum(1) / r.channels**0.5
+            grads.fmap1.view(-1, r.channels)[pixels] += pulled
+        if grads.levels is not None:
+            pushed = grad.flatten(1)[..., None] * self._source(pixels)[:, None, :]
+            grads.levels[level].view(-1, r.channels).index_add_(0, rows, pushed.view(-1, r.channels))
+
+    def accumulators(self, fmap1: bool, levels: bool) -> Gradients:
+        def zeros(like: Tensor) -> Tensor:
+            return torch.zeros_like(like, dtype=self.request.accumulate_dtype)
+
+        return Gradients(
+            zeros(self.state[0]) if fmap1 else None,
+            [zeros(level) for level in self.state[1:]] if levels else None,
+            (fmap1, levels),
+        )
+
+    def gradients(self, grads: Gradients) -> Gradients:
+        return Gradients(
+            None if grads.fmap1 is None else grads.fmap1.permute(0, 3, 1, 2),
+            None if grads.levels is None else [g.permute(0, 3, 1, 2) for g in grads.levels],
+        )

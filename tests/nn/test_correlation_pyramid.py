@@ -1,0 +1,111 @@
+"""CorrelationPyramid: contract, and what a call costs beside its backend."""
+
+from __future__ import annotations
+
+import time
+import types
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from fullfield import InputError
+from fullfield.nn import CorrelationPyramid
+from fullfield.ops.correlation import dispatch
+from fullfield.ops.correlation.protocol import Gradients, Prepared, Request
+
+
+def maps(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    return torch.randn(2, 8, 6, 9, dtype=dtype), torch.randn(2, 8, 7, 5, dtype=dtype)
+
+
+def test_contract() -> None:
+    look = CorrelationPyramid(*maps(torch.float16))
+    assert (look.levels, look.radius, look.out_channels, look.backend) == (4, 4, 324, "cpu")
+    out = look(torch.zeros(2, 2, 6, 9))
+    assert out.shape == (2, 324, 6, 9)
+    assert out.dtype == torch.float32
+    half = CorrelationPyramid(*maps(), 2, 3, out_dtype=torch.float16, memory_format=torch.channels_last)
+    out = half(torch.zeros(2, 2, 6, 9))
+    assert out.dtype == torch.float16
+    assert out.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"levels": 0}, "levels: expected an integer >= 1 and <= 8, got int 0"),
+        ({"levels": 9}, "levels: expected"),
+        ({"radius": -1}, "radius: expected an integer >= 1 and <= 8, got int -1"),
+        ({"fmap1": torch.zeros(2, 8, 6)}, "fmap1: expected shape"),
+        ({"fmap2": torch.zeros(2, 9, 7, 5)}, r"fmap2: expected shape \[2, 8, H2, W2\]"),
+        ({"fmap2": torch.zeros(2, 8, 7, 5, dtype=torch.float16)}, "fmap2: expected dtype float32"),
+        ({"backend": "cude"}, "backend: expected one of"),
+    ],
+    ids=str,
+)
+def test_wrong_arguments_are_named(options: dict[str, object], message: str) -> None:
+    fmap1, fmap2 = maps()
+    with pytest.raises(InputError, match=message):
+        CorrelationPyramid(**{"fmap1": fmap1, "fmap2": fmap2, **options})  # type: ignore[arg-type]
+
+
+def test_wrong_coordinates_are_named() -> None:
+    look = CorrelationPyramid(*maps())
+    for bad in (torch.zeros(2, 2, 9, 6), torch.zeros(1, 2, 6, 9), torch.zeros(2, 2, 6, 9).half(), None):
+        with pytest.raises(InputError, match="coords: expected"):
+            look(bad)  # type: ignore[arg-type]
+
+
+class Null(Prepared):
+    """Does nothing, at once."""
+
+    result = torch.zeros(2, 324, 6, 9)
+    sums = Gradients(torch.zeros(2, 8, 6, 9), [torch.zeros(2, 8, 7 >> k, 5 >> k) for k in range(4)])
+
+    def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:  # noqa: ARG002
+        return self.result.detach()
+
+    def backward(self, grad_out: Tensor, coords: Tensor, grads: Gradients, coords_grad: bool) -> None:  # noqa: ARG002
+        return None
+
+    def accumulators(self, fmap1: bool, levels: bool) -> Gradients:  # noqa: ARG002
+        return self.sums
+
+
+def null_module() -> types.ModuleType:
+    module = types.ModuleType("null")
+    module.supports = lambda request: None  # type: ignore[attr-defined]  # noqa: ARG005
+    module.prepare = lambda request, fmap1, maps: prepare(request)  # type: ignore[attr-defined]  # noqa: ARG005
+    return module
+
+
+def prepare(request: Request) -> Null:
+    return Null(request, ())
+
+
+def best_microseconds(call: Callable[[], object], calls: int, lookups: int) -> float:
+    best = float("inf")
+    for _ in range(7):
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        best = min(best, (time.perf_counter() - start) / calls / lookups)
+    return best * 1e6
+
+
+def test_host_overhead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "load", lambda name: null_module())  # noqa: ARG005
+    fmap1, fmap2 = maps()
+    coords = torch.zeros(2, 2, 6, 9)
+    look = CorrelationPyramid(fmap1, fmap2, backend="reference")
+    assert best_microseconds(lambda: look(coords), 500, 1) <= 25
+
+    look = CorrelationPyramid(fmap1.requires_grad_(), fmap2.requires_grad_(), backend="reference")
+    grad = torch.zeros(2, 324, 6, 9)
+
+    def training() -> None:
+        torch.autograd.backward([look(coords) for _ in range(32)], [grad] * 32)
+
+    assert best_microseconds(training, 10, 32) <= 60

@@ -1,0 +1,349 @@
+"""How lookups of one pair share accumulators, and how they live in graphs, modes and compilers."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from fullfield.nn import CorrelationPyramid
+from fullfield.ops.correlation import correlation_lookup, correlation_pyramid
+from fullfield.ops.correlation.prepared import Shared
+from fullfield.testing.correlation import assert_within, make_case
+
+BACKENDS = ("reference", "dense", "blocks", "cpu")
+LEVELS, RADIUS = 3, 2
+
+
+def leaves(seed: int = 0, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    case = make_case((6, 9), (7, 8), channels=17, seed=seed)
+    return (
+        case.fmap1.to(dtype).requires_grad_(),
+        case.fmap2.to(dtype).requires_grad_(),
+        case.coords.clone().requires_grad_(),
+    )
+
+
+def weight(like: Tensor, seed: int) -> Tensor:
+    return torch.randn(like.shape, generator=torch.Generator().manual_seed(seed))
+
+
+def stateless(fmap1: Tensor, fmap2: Tensor, coords: Tensor, backend: str) -> Tensor:
+    """One lookup with gradients of its own, by another way: every one prepares its pair again."""
+    return correlation_lookup(fmap1, correlation_pyramid(fmap2, LEVELS), coords, RADIUS, backend=backend)
+
+
+def close(got: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
+    for index, (a, b) in enumerate(zip(got, expected, strict=True)):
+        assert_within(a, b, 1e-5 * max(1.0, float(b.abs().max())), f"gradient {index}")
+
+
+def losses(look: Callable[[Tensor], Tensor], coords: Tensor, count: int) -> list[Tensor]:
+    outs = [look(coords + 0.37 * index) for index in range(count)]
+    return [(out * weight(out, index)).sum() for index, out in enumerate(outs)]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_of_many_lookups_add_up(backend: str) -> None:
+    fmap1, fmap2, coords = leaves()
+    expected = torch.autograd.grad(
+        sum(losses(lambda xy: stateless(fmap1, fmap2, xy, backend), coords, 4)), (fmap1, fmap2, coords)
+    )
+    prepared = CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS, backend=backend)
+    close(torch.autograd.grad(sum(losses(prepared, coords, 4)), (fmap1, fmap2, coords)), expected)
+
+
+def test_the_comparison_can_fail() -> None:
+    fmap1, fmap2, coords = leaves()
+    prepared = CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS)
+    parts = losses(prepared, coords, 2)
+    whole = torch.autograd.grad(sum(parts), (fmap1, fmap2, coords), retain_graph=True)
+    with pytest.raises(AssertionError, match="gradient 0: off by"):
+        close(torch.autograd.grad(parts[0], (fmap1, fmap2, coords)), whole)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_retained_graph_and_separate_losses(backend: str) -> None:
+    fmap1, fmap2, coords = leaves()
+    inputs = (fmap1, fmap2, coords)
+    prepared = CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS, backend=backend)
+    first, second = losses(prepared, coords, 2)
+    both = torch.autograd.grad(first + second, inputs, retain_graph=True)
+    again = torch.autograd.grad(first + second, inputs, retain_graph=True)
+    close(again, both)
+    one = torch.autograd.grad(first, inputs, retain_graph=True)
+    two = torch.autograd.grad(second, inputs)
+    close(tuple(a + b for a, b in zip(one, two, strict=True)), both)
+
+
+def test_two_backward_calls_accumulate_in_leaves() -> None:
+    fmap1, fmap2, coords = leaves()
+    prepared = CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS)
+    first, second = losses(prepared, coords, 2)
+    expected = torch.autograd.grad(first + second, (fmap1, fmap2, coords), retain_graph=True)
+    first.backward()
+    second.backward()
+    close((fmap1.grad, fmap2.grad, coords.grad), expected)  # type: ignore[arg-type]
+
+
+def test_a_pass_that_stops_before_the_features_leaves_nothing_behind() -> None:
+    fmap1, fmap2, coords = leaves()
+    prepared = CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS)
+    shared: Shared = prepared._lookups._pair.shared  # type: ignore[union-attr]
+    (loss,) = losses(prepared, coords, 1)
+    expected = torch.autograd.grad(loss, (fmap1, fmap2), retain_graph=True)
+    torch.autograd.grad(loss, coords, retain_graph=True)
+    assert not shared._open
+    close(torch.autograd.grad(loss, (fmap1, fmap2)), expected)
+    assert not shared._open
+
+
+def test_a_failed_pass_does_not_spoil_the_next() -> None:
+    fmap1, fmap2, coords = leaves()
+    prepared = CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS)
+    (loss,) = losses(prepared, coords, 1)
+    expected = torch.autograd.grad(loss, (fmap1, fmap2), retain_graph=True)
+    middle = coords * 1.0
+
+    def fail(_: Tensor) -> None:
+        raise RuntimeError("on purpose")
+
+    middle.register_hook(fail)
+    (bad,) = losses(prepared, middle, 1)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        torch.autograd.grad(bad, (fmap1, coords))
+    close(torch.autograd.grad(loss, (fmap1, fmap2)), expected)
+
+
+def test_unused_lookups_cost_nothing_and_change_nothing() -> None:
+    fmap1, fmap2, coords = leaves()
+    prepared = CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS)
+    prepared(coords + 3)
+    first, _, third = losses(prepared, coords, 3)
+    expected = losses(lambda xy: stateless(fmap1, fmap2, xy, "cpu"), coords, 3)
+    close(
+        torch.autograd.grad(first + third, (fmap1, fmap2)),
+        torch.autograd.grad(expected[0] + expected[2], (fmap1, fmap2)),
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("wanted", [(True, False), (False, True)])
+def test_only_one_map_requires_its_gradient(backend: str, wanted: tuple[bool, bool]) -> None:
+    fmap1, fmap2, coords = leaves()
+    expected = torch.autograd.grad(
+        losses(lambda xy: stateless(fmap1, fmap2, xy, backend), coords, 1)[0], (fmap1, fmap2)
+    )
+    maps = [m.detach().requires_grad_(w) for m, w in zip((fmap1, fmap2), wanted, strict=True)]
+    prepared = CorrelationPyramid(*maps, LEVELS, RADIUS, backend=backend)
+    asked = [m for m in maps if m.requires_grad]
+    got = torch.autograd.grad(losses(prepared, coords.detach(), 1)[0], asked)
+    close(got, tuple(g for g, w in zip(expected, wanted, strict=True) if w))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_only_coordinates_require_their_gradient(backend: str) -> None:
+    fmap1, fmap2, coords = leaves()
+    expected = torch.autograd.grad(losses(lambda xy: stateless(fmap1, fmap2, xy, backend), coords, 1)[0], coords)
+    prepared = CorrelationPyramid(fmap1.detach(), fmap2.detach(), LEVELS, RADIUS, backend=backend)
+    close(torch.autograd.grad(losses(prepared, coords, 1)[0], coords), expected)
+
+
+def test_no_graph_where_none_is_wanted() -> None:
+    fmap1, fmap2, coords = leaves()
+    prepared = CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS)
+    assert prepared(coords.detach()).requires_grad
+    with torch.no_grad():
+        assert not prepared(coords).requires_grad
+        frozen = CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS)
+    assert not frozen(coords.detach()).requires_grad
+    assert frozen(coords).requires_grad  # in coords alone
+    with torch.inference_mode():
+        assert not CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS)(coords).requires_grad
+
+
+def test_second_derivatives_are_refused() -> None:
+    fmap1, fmap2, coords = leaves()
+    loss = losses(CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS), coords, 1)[0]
+    for grad in torch.autograd.grad(loss, (fmap1, coords), create_graph=True):
+        with pytest.raises(RuntimeError, match="differentiable only once"):
+            grad.sum().backward(retain_graph=True)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_updates(reentrant: bool) -> None:
+    fmap1, fmap2, coords = leaves()
+
+    def update(look: CorrelationPyramid, xy: Tensor) -> Tensor:
+        return xy + 0.1 * look(xy)[:, :2].tanh()
+
+    def loss(wrapped: bool) -> Tensor:
+        look = CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS)
+        xy = coords
+        for _ in range(3):
+            xy = checkpoint(update, look, xy, use_reentrant=reentrant) if wrapped else update(look, xy)
+        return xy.square().sum()  # type: ignore[no-any-return]
+
+    def grads(wrapped: bool) -> tuple[Tensor, ...]:
+        for leaf in (fmap1, fmap2, coords):
+            leaf.grad = None
+        loss(wrapped).backward()
+        return tuple(leaf.grad for leaf in (fmap1, fmap2, coords))  # type: ignore[misc]
+
+    close(grads(True), grads(False))
+
+
+def test_changing_the_features_in_place_does_not_change_the_pair() -> None:
+    for backend in BACKENDS:
+        fmap1, fmap2, coords = (t.detach() for t in leaves())
+        fmap1 = fmap1.contiguous(memory_format=torch.channels_last)
+        prepared = CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS, backend=backend)
+        before = prepared(coords)
+        fmap1.zero_()
+        fmap2.zero_()
+        assert torch.equal(prepared(coords), before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_sixteen_bit_gradients_are_summed_in_float32(dtype: torch.dtype) -> None:
+    fmap1, fmap2, coords = leaves(dtype=dtype)
+    exact = [m.detach().double().requires_grad_() for m in (fmap1, fmap2)]
+    look = CorrelationPyramid(fmap1, fmap2, 1, RADIUS)
+    true = CorrelationPyramid(*exact, 1, RADIUS)
+    got = torch.autograd.grad(sum(losses(look, coords.detach(), 24)), (fmap1, fmap2))
+    expected = torch.autograd.grad(sum(losses(true, coords.detach(), 24)), exact)
+    for a, b in zip(got, expected, strict=True):
+        assert a.dtype == dtype
+        # One rounding at the end, not 24.
+        assert bool(((a.double() - b).abs() <= 0.51 * torch.finfo(dtype).eps * b.abs() + 1e-5).all())
+
+
+def test_a_pair_is_freed_with_its_last_user() -> None:
+    gc.disable()
+    try:
+        fmap1, fmap2, coords = leaves()
+        prepared = CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS)
+        watch = weakref.ref(prepared._lookups._pair.shared)  # type: ignore[union-attr]
+        out = prepared(coords)
+        del prepared
+        assert watch() is not None  # the graph needs it
+        out.sum().backward()
+        del out
+        assert watch() is None
+    finally:
+        gc.enable()
+
+
+def test_backward_from_several_threads() -> None:
+    fmap1, fmap2, coords = leaves()
+    prepared = CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS)
+    parts = losses(prepared, coords, 4)
+    expected = [torch.autograd.grad(part, (fmap1, fmap2), retain_graph=True) for part in parts]
+    got: list[tuple[Tensor, ...] | None] = [None] * 4
+
+    def work(index: int) -> None:
+        got[index] = torch.autograd.grad(parts[index], (fmap1, fmap2), retain_graph=True)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for a, b in zip(got, expected, strict=True):
+        assert a is not None
+        close(a, b)
+
+
+# ---- traced code
+
+
+def model(fmap1: Tensor, fmap2: Tensor, coords: Tensor, backend: str | None) -> Tensor:
+    look = CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS, backend=backend)
+    return look(coords) + 2 * look(coords + 0.4)
+
+
+@pytest.mark.parametrize("backend", [None, *BACKENDS])
+def test_compiles_without_graph_breaks(backend: str | None) -> None:
+    inputs = leaves()
+    expected = model(*inputs, backend)
+    w = weight(expected, 3)
+    grads = torch.autograd.grad((expected * w).sum(), inputs)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    got = compiled(*inputs, backend)
+    assert_within(got, expected, 1e-5, "compiled")
+    close(torch.autograd.grad((got * w).sum(), inputs), grads)
+
+
+def test_compiles_with_symbolic_sizes() -> None:
+    def plain(fmap1: Tensor, fmap2: Tensor, coords: Tensor) -> Tensor:
+        return correlation_lookup(fmap1, correlation_pyramid(fmap2, LEVELS), coords, RADIUS)
+
+    compiled = torch.compile(plain, fullgraph=True, dynamic=True, backend="aot_eager")
+    for size in ((6, 9), (8, 12)):
+        case = make_case(size, (9, 14), channels=17)
+        maps = (case.fmap1.requires_grad_(), case.fmap2.requires_grad_())
+        got, expected = compiled(*maps, case.coords), plain(*maps, case.coords)
+        assert_within(got, expected, 1e-5, "compiled")
+        close(torch.autograd.grad(got.sum(), maps), torch.autograd.grad(expected.sum(), maps))
+
+
+def test_a_pair_prepared_outside_serves_compiled_updates() -> None:
+    fmap1, fmap2, coords = leaves()
+    look = CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def update(xy: Tensor) -> Tensor:
+        return 2 * look(xy)
+
+    expected = torch.autograd.grad((2 * look(coords)).sum(), (fmap1, fmap2, coords))
+    close(torch.autograd.grad(update(coords).sum(), (fmap1, fmap2, coords)), expected)
+    with torch.no_grad():
+        assert torch.equal(update(coords), 2 * look(coords))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_compiled_gradients_of_sixteen_bits_are_summed_in_float32(dtype: torch.dtype) -> None:
+    inputs = leaves(dtype=dtype)
+    expected = torch.autograd.grad(model(*inputs, None).sum(), inputs)
+    got = torch.autograd.grad(torch.compile(model, fullgraph=True, backend="aot_eager")(*inputs, None).sum(), inputs)
+    for a, b in zip(got, expected, strict=True):
+        assert a.dtype == b.dtype
+        assert_within(a, b, 4 * torch.finfo(a.dtype).eps * float(b.abs().max()), "compiled")
+
+
+def test_exports() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, fmap1: Tensor, fmap2: Tensor, coords: Tensor) -> Tensor:
+            return model(fmap1, fmap2, coords, None)
+
+    inputs = tuple(t.detach() for t in leaves())
+    program = torch.export.export(Model(), inputs)
+    assert torch.equal(program.module()(*inputs), model(*inputs, None))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("grad", [True, False])
+def test_opcheck(backend: str, grad: bool) -> None:
+    fmap1, fmap2, coords = (t if grad else t.detach() for t in leaves())
+    ops = torch.ops.fullfield
+    given = (fmap1.detach(), [fmap2.detach()], LEVELS, RADIUS, backend, "highest", grad)
+    state = ops.correlation_prepare(*given)
+    torch.library.opcheck(ops.correlation_prepare, given)
+    shape = [2, 17, 6, 9, 7, 8, 3, 4, 1, 2]
+    options = (torch.float32, torch.float16, True)
+    torch.library.opcheck(
+        ops.correlation_lookup, (fmap1, [fmap2], coords, state, shape, True, RADIUS, backend, "highest", grad, *options)
+    )
+    if grad:
+        out = torch.randn(2, LEVELS * 25, 6, 9)
+        for wanted in ([True, True, True], [False, True, False]):
+            torch.library.opcheck(
+                ops.correlation_lookup_backward,
+                (out, coords.detach(), state, shape, True, RADIUS, backend, "highest", torch.float32, wanted),
+            )

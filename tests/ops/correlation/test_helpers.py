@@ -1,0 +1,164 @@
+"""The oracle, the budgets and the choice of backends: each is shown to fail where it should."""
+
+from __future__ import annotations
+
+import types
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from fullfield import InputError
+from fullfield.nn import CorrelationPyramid
+from fullfield.ops.correlation import backends, correlation_lookup, correlation_pyramid, dispatch
+from fullfield.ops.correlation.protocol import Gradients, Request
+from fullfield.testing.correlation import (
+    assert_within,
+    budget,
+    error,
+    lookup_by_loops,
+    make_case,
+    rounded,
+)
+
+
+def test_assert_within_fails_on_wrong_data() -> None:
+    exact = torch.linspace(-1, 1, 20, dtype=torch.float64).view(1, 4, 5)
+    assert_within(exact.float(), exact, 1e-6, "same")
+    wrong = exact.clone()
+    wrong[0, 2, 3] += 2e-3
+    with pytest.raises(AssertionError, match=r"thing: off by 0.002, allowed 0.001"):
+        assert_within(wrong, exact, 1e-3, "thing")
+    for bad in (float("nan"), float("inf")):
+        wrong[0, 2, 3] = bad
+        with pytest.raises(AssertionError, match="off by inf"):
+            assert_within(wrong, exact, 1e3, "thing")
+    with pytest.raises(AssertionError, match="shape"):
+        assert_within(exact[:, :3], exact, 1.0, "thing")
+    with pytest.raises(AssertionError, match="off by"):
+        assert_within(exact.flip(1), exact, float("nan"), "thing")
+
+
+def test_budget_grows_with_eager_error_and_rounding() -> None:
+    exact = torch.full((4,), 2.0, dtype=torch.float64)
+    assert budget(exact, exact, torch.float32) == pytest.approx(4 * torch.finfo(torch.float32).eps)
+    assert budget(exact + 0.25, exact, torch.float32) == pytest.approx(0.5, rel=1e-5)
+    assert error(exact[:0], exact[:0]) == 0.0
+
+
+def test_budget_catches_a_lookup_in_the_wrong_place() -> None:
+    case = rounded(make_case(), torch.bfloat16)
+    levels = case.pyramid()
+    exact = correlation_lookup(case.fmap1, levels, case.coords, 3, backend="reference").double()
+    eager = correlation_lookup(case.fmap1, levels, case.coords, 3, backend="reference")
+    moved = correlation_lookup(case.fmap1, levels, case.coords + 1e-3, 3)
+    with pytest.raises(AssertionError, match="off by"):
+        assert_within(moved, exact, budget(eager, exact, torch.float32), "lookup")
+
+
+def test_oracle_by_hand() -> None:
+    fmap1 = torch.tensor([1.0, 2.0, 0.0, 1.0]).view(1, 4, 1, 1)
+    fmap2 = torch.zeros(1, 4, 2, 3)
+    fmap2[0, 1, 1, 2] = 3.0  # one pixel, at x = 2, y = 1: correlation 2 * 3 / 2
+    coords = torch.tensor([1.25, 0.5]).view(1, 2, 1, 1)
+    found = lookup_by_loops(fmap1, [fmap2], coords, 1).view(3, 3)
+    expected = torch.zeros(3, 3, dtype=torch.float64)  # [dx, dy]
+    expected[1, 1] = 3 * 0.25 * 0.5
+    expected[1, 2] = 3 * 0.25 * 0.5
+    expected[2, 1] = 3 * 0.75 * 0.5
+    expected[2, 2] = 3 * 0.75 * 0.5
+    assert torch.equal(found, expected)
+
+
+def test_cases_are_reproducible_and_differ() -> None:
+    assert torch.equal(make_case(seed=3).fmap1, make_case(seed=3).fmap1)
+    assert not torch.equal(make_case(seed=3).fmap1, make_case(seed=4).fmap1)
+    assert torch.equal(make_case(motion="integer").coords, make_case(motion="integer").coords.round())
+    with pytest.raises(InputError, match="motion: expected one of smooth"):
+        make_case(motion="wild")
+
+
+def test_element_offsets_past_31_bits() -> None:
+    """The features moved behind 2**31 elements of memory that is reserved but never touched."""
+    case = make_case((5, 9), channels=20, levels=2, radius=2)
+    look = CorrelationPyramid(case.fmap1, case.fmap2, case.levels, case.radius, backend="cpu")
+    expected = look(case.coords)
+    prepared = look._lookups._pair.shared.prepared  # type: ignore[union-attr]
+    grad = torch.randn(expected.shape)
+    sums = prepared.accumulators(True, True)
+    prepared.backward(grad, case.coords, sums, False)
+
+    shift = 2**31 + 64
+    source, target = prepared.state
+    try:
+        far, far_sums = (torch.from_numpy(np.zeros(shift + target.numel(), np.float32)) for _ in range(2))
+    except MemoryError:
+        pytest.skip("18 GB of address space cannot be reserved")
+    far[shift:] = target
+    prepared.state = (source, far)
+    prepared._levels[:, 0] += shift  # type: ignore[attr-defined]
+    assert torch.equal(look(case.coords), expected)
+    moved = Gradients(torch.zeros_like(source), [far_sums])
+    prepared.backward(grad, case.coords, moved, False)
+    assert torch.equal(moved.fmap1, sums.fmap1)  # type: ignore[arg-type]
+    assert torch.equal(far_sums[shift:], sums.levels[0])  # type: ignore[index]
+
+
+REQUEST = Request(1, 8, (4, 4), ((4, 4),), 4, torch.float32, torch.device("cuda", 0))
+
+
+def stub(why: str | None, missing: str | None) -> types.ModuleType:
+    module = types.ModuleType("stub")
+    module.supports = lambda request: why  # type: ignore[attr-defined]  # noqa: ARG005
+    module.missing = lambda: missing  # type: ignore[attr-defined]
+    return module
+
+
+def test_a_missing_gpu_extra_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    install = "cuda-core is not installed: pip install fullfield[cuda]"
+    modules = {"cuda": stub(install, install), "dense": stub(None, None), "cpu": stub("on a GPU", None)}
+    monkeypatch.setattr(dispatch, "load", modules.get)
+    monkeypatch.setattr(dispatch, "_warned", set())
+    monkeypatch.setattr(torch.version, "hip", None)
+    with pytest.warns(UserWarning, match=r"the cuda kernel is not used .*pip install fullfield\[cuda\]"):
+        assert dispatch.choose(REQUEST, None) == "dense"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert dispatch.choose(REQUEST, None) == "dense"
+    with pytest.raises(InputError, match=r"'cuda' cannot serve this request \(cuda: cuda-core is not installed"):
+        dispatch.choose(REQUEST, "cuda")
+
+
+def test_a_kernel_that_declines_for_another_reason_is_passed_over_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = {"cuda": stub("needs 16-bit features", None), "cpu": stub("on a GPU", None), "dense": stub(None, None)}
+    monkeypatch.setattr(dispatch, "load", modules.get)
+    monkeypatch.setattr(dispatch, "_warned", set())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert dispatch.choose(REQUEST, None) == "dense"
+        large = replace(REQUEST, size1=(400, 400), sizes2=((400, 400),))
+        modules["reference"] = stub(None, None)
+        assert dispatch.choose(large, None) == "reference"
+
+
+def test_nobody_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "load", lambda name: stub(f"{name} is tired", None))
+    with pytest.raises(InputError, match=r"no backend can serve this request .*reference: reference is tired"):
+        dispatch.choose(REQUEST, None)
+
+
+def test_backends_lists_reasons() -> None:
+    there = dict(backends())
+    assert list(there) == list(dispatch.BACKENDS)
+    assert there["reference"] is None
+    assert there["cpu"] is None
+    assert "float64" in str(dict(backends(dtype=torch.float64))["cpu"])
+
+
+def test_wrong_pyramid_arguments_are_named() -> None:
+    with pytest.raises(InputError, match="levels: expected an integer >= 1 and <= 8, got int 0"):
+        correlation_pyramid(torch.zeros(1, 2, 3, 4), 0)
+    with pytest.raises(InputError, match="fmap2: expected dtype"):
+        correlation_pyramid(torch.zeros(1, 2, 3, 4, dtype=torch.int32), 2)

@@ -1,0 +1,74 @@
+"""Peak memory of the linear backends, counted in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# Largest tensor or array that a forward and a backward make, beside the process's peak.
+SCRIPT = """
+import json, re, sys
+from pathlib import Path
+import torch
+from fullfield.nn import CorrelationPyramid
+
+backend, height, width, grad = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "grad"
+channels = 32
+torch.manual_seed(0)
+
+def peak():
+    return int(re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text()).group(1)) * 1024
+
+def work(height, width):
+    maps = [torch.randn(1, channels, height, width, requires_grad=grad) for _ in range(2)]
+    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    coords = torch.stack((x, y))[None].float() + torch.rand(1, 2, height, width)
+    look = CorrelationPyramid(*maps, 4, 4, backend=backend)
+    outs = [look(coords + i) for i in range(2)]
+    if grad:
+        sum(out.sum() for out in outs).backward()
+
+work(16, 24)  # whatever is loaded and compiled once
+start = peak()
+work(height, width)
+print(json.dumps(peak() - start))
+"""
+
+
+# getrusage would do elsewhere, but starts from the peak of the process that forked.
+pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+
+
+def peak(backend: str, size: tuple[int, int], grad: bool) -> int:
+    arguments = [sys.executable, "-c", SCRIPT, backend, *map(str, size), "grad" if grad else "none"]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    return int(json.loads(done.stdout.splitlines()[-1]))
+
+
+def linear_bytes(size: tuple[int, int], grad: bool) -> int:
+    """Features and their state, two results, and with gradients those of results and features, and accumulators."""
+    pixels = size[0] * size[1]
+    features = 2 * 32 * 4 * pixels
+    results = 2 * 324 * 4 * pixels
+    return features * 6 + results * 2 if grad else features * 3 + results
+
+
+# Chunks, notes of 128 tiles, and what the allocator keeps.
+WORKING = 112 << 20
+
+
+# The volumes of these maps would take 10 GB and 0.2 GB.
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_peak_is_linear(backend: str, grad: bool) -> None:
+    size = (48, 128) if backend == "reference" else (192, 224)
+    assert peak(backend, size, grad) < linear_bytes(size, grad) + WORKING
+
+
+def test_the_measure_tells_a_volume() -> None:
+    size = (96, 112)
+    assert peak("dense", size, False) > linear_bytes(size, False) + WORKING
