@@ -83,7 +83,8 @@ def device(value: Any, name: str = "device") -> torch.device:
         torch.empty(0, device=chosen)
     except (RuntimeError, TypeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"{name}: expected a device of this machine, got {value!r} ({reason[:120]})") from None
+        reason = reason if len(reason) <= 120 else reason[:117].rsplit(" ", 1)[0] + " ..."
+        raise InputError(f"{name}: expected a device of this machine, got {value!r} ({reason})") from None
     return chosen
 
 

@@ -60,8 +60,8 @@ class TVL1Config:
         if self.scales is not None:
             number(self.scales, "scales", integer=True, low=1)
         number(self.scale_factor, "scale_factor", low=0.1, high=0.95)
-        number(self.warps, "warps", integer=True, low=1)
-        number(self.iterations, "iterations", integer=True, low=1)
+        number(self.warps, "warps", integer=True, low=1, high=10_000)
+        number(self.iterations, "iterations", integer=True, low=1, high=1_000_000)
         choice(self.median, "median", MEDIANS)
         number(self.gradient_blend, "gradient_blend", low=0, high=1)
         choice(self.borders, "borders", BORDERS)
