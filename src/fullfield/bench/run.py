@@ -201,7 +201,13 @@ def _cpu_name() -> str:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout this code runs from, marked when files differ from it; None for a wheel."""
+    """The commit of the checkout this code runs from, marked when files differ from it; None for a wheel.
+
+    ``FULLFIELD_COMMIT`` says it where the files came without their history.
+    """
+    told = os.environ.get("FULLFIELD_COMMIT")
+    if told:
+        return told
     here = Path(__file__).parent
 
     def git(*arguments: str) -> str:

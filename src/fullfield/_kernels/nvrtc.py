@@ -1,0 +1,402 @@
+"""CUDA C++ compiled with NVRTC at run time, kept on disk, loaded and launched through the driver.
+
+Both libraries are called through ctypes, not cuda-core: so the NVRTC that PyTorch's wheels bring is all that has to be
+installed, and a launch takes arguments prepared once. Nothing here imports PyTorch: devices are ordinals, streams and
+pointers are integers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from fullfield._kernels.cache_folder import announced, folder_named
+
+WINDOWS = sys.platform == "win32"
+MAJORS = (13, 12)  # CUDA majors whose NVRTC is looked for, newest first
+OPTIONS = ("--std=c++17", "--device-as-default-execution-space")
+_HINT = "pip install 'fullfield[cuda13]' or, for CUDA 12, 'fullfield[cuda12]'"
+_INVALID_CONTEXT = 201
+_MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+
+
+class KernelError(RuntimeError):
+    """A call of NVRTC or of the CUDA driver failed."""
+
+
+class Source(NamedTuple):
+    """A translation unit and its options, such as ``-DRADIUS=4``."""
+
+    text: str
+    options: tuple[str, ...] = ()
+
+
+# ---- finding the libraries
+
+
+def _library_names(major: int) -> tuple[str, ...]:
+    return (f"nvrtc64_{major}0_0.dll",) if WINDOWS else (f"libnvrtc.so.{major}",)
+
+
+def _package_folders(name: str) -> list[Path]:
+    """Where a package lies, without importing it."""
+    try:
+        spec = importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return []
+    return [Path(place) for place in spec.submodule_search_locations or ()] if spec is not None else []
+
+
+def _folders(major: int) -> Iterator[Path]:
+    """Of NVIDIA's wheels, of PyTorch's own, of conda and toolkits."""
+    for root in _package_folders("nvidia"):
+        for part in (f"cu{major}", "cuda_nvrtc"):
+            yield from (root / part / place for place in ("lib", "bin/x86_64", "bin", "lib/x64"))
+    for root in _package_folders("torch"):
+        yield root / "lib"
+    for variable in ("CONDA_PREFIX", "CUDA_PATH", "CUDA_HOME"):
+        if os.environ.get(variable):
+            root = Path(os.environ[variable])
+            yield from (root / place for place in ("lib", "lib64", "bin", "bin/x64", "Library/bin"))
+
+
+def candidates() -> Iterator[str]:
+    """Paths of NVRTC that exist, then names for the system's loader; for the newest CUDA major first."""
+    for major in MAJORS:
+        for name in _library_names(major):
+            for folder in _folders(major):
+                if (folder / name).is_file():
+                    yield str(folder / name)
+    for major in MAJORS:
+        yield from _library_names(major)
+
+
+def _open(path: str) -> ctypes.CDLL | None:
+    """The library, after the one with its built-in functions, which it would look for by name only."""
+    folder = Path(path).parent
+    try:
+        if Path(path).is_absolute():
+            if WINDOWS:
+                os.add_dll_directory(str(folder))  # type: ignore[attr-defined, unused-ignore]
+            else:
+                number = path.rpartition(".")[2]
+                for builtins in sorted(folder.glob(f"libnvrtc-builtins.so.{number}.*")):
+                    ctypes.CDLL(str(builtins))
+        return ctypes.CDLL(path)
+    except OSError:
+        return None
+
+
+def _from_pathfinder() -> ctypes.CDLL | None:
+    """As cuda-core finds it, where that is installed."""
+    try:
+        pathfinder = importlib.import_module("cuda.pathfinder")
+        return _open(pathfinder.load_nvidia_dynamic_lib("nvrtc").abs_path)
+    except (ImportError, RuntimeError, OSError):
+        return None
+
+
+class Nvrtc:
+    """The compiler's library and its version."""
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        self.library = library
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self.check(library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)))
+        self.version = (major.value, minor.value)
+        count = ctypes.c_int()
+        self.check(library.nvrtcGetNumSupportedArchs(ctypes.byref(count)))
+        archs = (ctypes.c_int * count.value)()
+        self.check(library.nvrtcGetSupportedArchs(archs))
+        self.archs = tuple(archs)
+
+    def check(self, code: int) -> None:
+        if code:
+            text = self.library.nvrtcGetErrorString
+            text.restype = ctypes.c_char_p
+            raise KernelError(f"NVRTC: {text(code).decode()}")
+
+    def compile(self, source: Source, arch: str) -> tuple[bytes, str]:
+        """Machine code (for ``compute_…`` PTX) and what the compiler had to say."""
+        lib, program = self.library, ctypes.c_void_p()
+        self.check(lib.nvrtcCreateProgram(ctypes.byref(program), source.text.encode(), b"fullfield.cu", 0, None, None))
+        try:
+            flags = [f"--gpu-architecture={arch}", *OPTIONS, *source.options]
+            array = (ctypes.c_char_p * len(flags))(*[flag.encode() for flag in flags])
+            failed = lib.nvrtcCompileProgram(program, len(flags), array)
+            log = self._text(program, "ProgramLog").rstrip(b"\0").decode(errors="replace").strip()
+            if failed:
+                raise KernelError(f"NVRTC {self.version[0]}.{self.version[1]} cannot compile for {arch}: {log}")
+            return self._text(program, "PTX" if arch.startswith("compute") else "CUBIN"), log
+        finally:
+            lib.nvrtcDestroyProgram(ctypes.byref(program))
+
+    def _text(self, program: ctypes.c_void_p, what: str) -> bytes:
+        size = ctypes.c_size_t()
+        self.check(getattr(self.library, f"nvrtcGet{what}Size")(program, ctypes.byref(size)))
+        buffer = ctypes.create_string_buffer(size.value)
+        self.check(getattr(self.library, f"nvrtcGet{what}")(program, buffer))
+        return buffer.raw
+
+    def target(self, capability: tuple[int, int]) -> str:
+        """What to compile for: the device itself, Hopper with its own instructions, or PTX where it is too new."""
+        number = capability[0] * 10 + capability[1]
+        if number in self.archs:
+            return "sm_90a" if number == 90 else f"sm_{number}"
+        return f"compute_{max(arch for arch in self.archs if arch < number)}"
+
+
+@functools.cache
+def _find(newest: int) -> Nvrtc | None:
+    for path in candidates():
+        library = _open(path)
+        if library is not None:
+            found = Nvrtc(library)
+            if found.version[0] <= newest:
+                return found
+    library = _from_pathfinder()
+    last = Nvrtc(library) if library is not None else None
+    return last if last is not None and last.version[0] <= newest else None
+
+
+def nvrtc() -> Nvrtc:
+    """The newest NVRTC here that the driver can run the code of.
+
+    Raises:
+        KernelError: if there is none.
+    """
+    newest = _driver_major()
+    found = _find(newest)
+    if found is None:
+        raise KernelError(f"NVRTC for CUDA {newest} or older was not found ({_HINT})")
+    return found
+
+
+def why_not() -> str | None:
+    """None where kernels can be compiled, else what has to be installed."""
+    try:
+        nvrtc()
+    except KernelError as error:
+        return str(error)
+    return None
+
+
+# ---- compiling
+
+
+class Compiler:
+    """Compiles what is not on disk yet: in parallel, announced, safe from any number of processes."""
+
+    def __init__(self, arch: str, what: str) -> None:
+        self.arch = arch
+        self.what = what
+        self.folder = folder_named("nvrtc")
+
+    def compile(self, sources: Sequence[Source]) -> list[bytes]:
+        """Machine code of every source."""
+        found = [self._kept(source) for source in sources]
+        missing = [index for index, code in enumerate(found) if code is None]
+        if missing:
+            compiler = nvrtc()
+            with (
+                announced(self.what, self.arch, self.folder),
+                ThreadPoolExecutor(min(len(missing), os.cpu_count() or 1)) as pool,
+            ):
+                codes = pool.map(lambda index: compiler.compile(sources[index], self.arch)[0], missing)
+                for index, code in zip(missing, codes, strict=True):
+                    found[index] = code
+                    self._keep(sources[index], code)
+        return [code for code in found if code is not None]
+
+    def _path(self, folder: Path, source: Source) -> Path:
+        parts = (source.text, source.options, OPTIONS, self.arch, nvrtc().version)
+        return folder / f"{hashlib.sha256(repr(parts).encode()).hexdigest()[:40]}.bin"
+
+    def _kept(self, source: Source) -> bytes | None:
+        if self.folder is None:
+            return None
+        try:
+            kept = self._path(self.folder, source).read_bytes()
+        except OSError:
+            return None
+        return kept[32:] if kept[:32] == hashlib.sha256(kept[32:]).digest() else None
+
+    def _keep(self, source: Source, code: bytes) -> None:
+        """Whole or not at all; a full disk only means compiling again."""
+        if self.folder is None:
+            return
+        with suppress(OSError):
+            handle, temporary = tempfile.mkstemp(dir=self.folder, suffix=".tmp")
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(hashlib.sha256(code).digest() + code)
+                Path(temporary).replace(self._path(self.folder, source))
+            except OSError:
+                Path(temporary).unlink(missing_ok=True)
+
+
+# ---- the driver
+
+
+@functools.cache
+def driver() -> ctypes.CDLL:
+    """
+    Raises:
+        KernelError: if no NVIDIA driver is installed.
+    """
+    try:
+        library = ctypes.CDLL("nvcuda.dll" if WINDOWS else "libcuda.so.1")
+    except OSError as error:
+        raise KernelError("no NVIDIA driver is installed") from error
+    number, pointer = ctypes.c_uint, ctypes.c_void_p
+    library.cuLaunchKernel.argtypes = [pointer, *[number] * 7, pointer, pointer, pointer]
+    library.cuStreamIsCapturing.argtypes = [pointer, pointer]
+    library.cuStreamGetCaptureInfo_v2.argtypes = [pointer] * 6
+    return library
+
+
+def _driver_major() -> int:
+    """The newest CUDA major that the driver runs; any where there is none, as for compiling alone."""
+    version = ctypes.c_int()
+    try:
+        check(driver().cuDriverGetVersion(ctypes.byref(version)))
+    except KernelError:
+        return MAJORS[0]
+    return version.value // 1000
+
+
+def check(code: int) -> None:
+    """
+    Raises:
+        KernelError: if ``code``, which a driver call returned, is not zero.
+    """
+    if code:
+        text = ctypes.c_char_p()
+        driver().cuGetErrorString(code, ctypes.byref(text))
+        raise KernelError(f"CUDA driver: {(text.value or b'unknown error').decode()} ({code})")
+
+
+def make_current(device: int) -> None:
+    """The device's primary context for this thread, if it has none yet."""
+    context = ctypes.c_void_p()
+    check(driver().cuCtxGetCurrent(ctypes.byref(context)))
+    if not context.value:
+        check(driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+        check(driver().cuCtxSetCurrent(context))
+
+
+def capture_id(stream: int) -> int:
+    """The number of the graph that ``stream`` is being captured into, 0 where it is not."""
+    status, number = ctypes.c_int(), ctypes.c_uint64()
+    check(driver().cuStreamIsCapturing(stream, ctypes.byref(status)))
+    if not status.value:
+        return 0
+    info = driver().cuStreamGetCaptureInfo_v2
+    check(info(stream, ctypes.byref(status), ctypes.byref(number), None, None, None))
+    return number.value
+
+
+class Kernel:
+    """One kernel of a library."""
+
+    __slots__ = ("_handle", "_launch", "_shared")
+
+    def __init__(self, library: Library, name: str) -> None:
+        self._handle = ctypes.c_void_p()
+        check(driver().cuLibraryGetKernel(ctypes.byref(self._handle), library.handle, name.encode()))
+        self._launch = driver().cuLaunchKernel
+        self._shared: dict[int, int] = {}
+
+    def allow_shared(self, device: int, size: int) -> None:
+        """Raise the limit of dynamic shared memory; needed above 48 KiB."""
+        if self._shared.get(device, 48 << 10) < size:
+            make_current(device)
+            check(driver().cuKernelSetAttribute(_MAX_DYNAMIC_SHARED, size, self._handle, device))
+            self._shared[device] = size
+
+    def launch(
+        self,
+        grid: tuple[int, int],
+        threads: int,
+        shared: int,
+        device: int,
+        stream: int,
+        arguments: ctypes.Array[ctypes.c_void_p],  # addresses; what they point to is copied before this returns
+    ) -> None:
+        code = self._launch(self._handle, grid[0], grid[1], 1, threads, 1, 1, shared, stream, arguments, None)
+        if code == _INVALID_CONTEXT:
+            make_current(device)
+            code = self._launch(self._handle, grid[0], grid[1], 1, threads, 1, 1, shared, stream, arguments, None)
+        if code:
+            check(code)
+
+
+class Library:
+    """Loaded machine code, for every device of its architecture."""
+
+    def __init__(self, code: bytes, device: int) -> None:
+        make_current(device)
+        self.handle = ctypes.c_void_p()
+        self._code = code
+        check(driver().cuLibraryLoadData(ctypes.byref(self.handle), code, None, None, 0, None, None, 0))
+        self._kernels: dict[str, Kernel] = {}
+
+    def __getitem__(self, name: str) -> Kernel:
+        kernel = self._kernels.get(name)
+        if kernel is None:
+            kernel = self._kernels[name] = Kernel(self, name)
+        return kernel
+
+
+class Libraries:
+    """The compiled sources of one operator, loaded once per architecture and process."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._loaded: dict[tuple[Source, str], Library] = {}
+        self._lock = threading.Lock()
+
+    def load(self, sources: Sequence[Source], arch: str, device: int) -> list[Library]:
+        with self._lock:
+            missing = [source for source in dict.fromkeys(sources) if (source, arch) not in self._loaded]
+            if missing:
+                for source, code in zip(missing, Compiler(arch, self._what).compile(missing), strict=True):
+                    self._loaded[source, arch] = Library(code, device)
+            return [self._loaded[source, arch] for source in sources]
+
+
+def addresses(*arguments: int | ctypes.Structure) -> ctypes.Array[ctypes.c_void_p]:
+    """Kernel arguments for :meth:`Kernel.launch`: addresses, or structures that the caller keeps alive."""
+    return (ctypes.c_void_p * len(arguments))(*[a if isinstance(a, int) else ctypes.addressof(a) for a in arguments])
+
+
+def encode_tensor_map(address: int, data: int, sizes: Sequence[int], box: Sequence[int]) -> None:
+    """Write the tensor map of a contiguous array of 16-bit elements to ``address`` (64-byte aligned, 128 bytes).
+
+    ``sizes`` and ``box`` innermost first; 128-byte swizzle, zeros outside. For copies of boxes on sm_90 and newer.
+    """
+    rank, step, strides = len(sizes), 2, []
+    for size in sizes[:-1]:
+        step *= size
+        strides.append(step)
+    wide, narrow = ctypes.c_uint64, ctypes.c_uint32
+    bfloat16, swizzle_128, promote_128 = 9, 3, 2
+    check(
+        driver().cuTensorMapEncodeTiled(
+            ctypes.c_void_p(address), bfloat16, rank, ctypes.c_void_p(data), (wide * rank)(*sizes),
+            (wide * max(1, rank - 1))(*strides), (narrow * rank)(*box), (narrow * rank)(*[1] * rank),
+            0, swizzle_128, promote_128, 0,
+        )
+    )  # fmt: skip

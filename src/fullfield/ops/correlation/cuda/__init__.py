@@ -1,0 +1,82 @@
+"""Kernels for NVIDIA GPUs from Ampere on, compiled on the user's machine by NVRTC: linear memory, forward and backward.
+
+Lookups and the gradients of fmap1 and coords are deterministic; the gradient of fmap2 is summed with float32 atomic
+additions, in no fixed order, and is refused under ``torch.use_deterministic_algorithms(True)``.
+
+float16 and bfloat16 features are multiplied as they are; float32 features as pairs of float16 at precision "highest"
+(22 bits), as float16 at "high" (11 bits, as TF32) and as bfloat16 at "medium". Products are summed in float32. The
+features' gradients are products of bfloat16 (pairs for float32 and float16 features).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fullfield._kernels import nvrtc
+from fullfield.ops.correlation.cuda import config as shapes
+from fullfield.ops.correlation.protocol import Request
+
+if TYPE_CHECKING:
+    from fullfield.ops.correlation.cuda.launch import Cuda
+
+POOLS = True
+OLDEST = (8, 0)
+
+
+def missing() -> str | None:
+    return nvrtc.why_not()
+
+
+def supports(request: Request) -> str | None:
+    if request.device.type != "cuda" or torch.version.hip is not None:
+        return f"runs on NVIDIA GPUs, the features are on {request.device}"
+    if request.dtype not in shapes.CODES:
+        return f"needs float32, float16 or bfloat16 features, got {request.dtype}"
+    if request.radius > shapes.LARGEST_RADIUS or request.levels > shapes.MOST_LEVELS:
+        return (
+            f"needs radius <= {shapes.LARGEST_RADIUS} and levels <= {shapes.MOST_LEVELS}, "
+            f"got {request.radius} and {request.levels}"
+        )
+    if not torch.cuda.is_available():
+        return "PyTorch finds no CUDA device"
+    capability = torch.cuda.get_device_capability(request.device)
+    if capability < OLDEST:
+        return f"expected compute capability >= 8.0, got {capability[0]}.{capability[1]}"
+    return missing() or _too_large(request)
+
+
+def _too_large(request: Request) -> str | None:
+    from fullfield.ops.correlation.cuda.launch import configs, device_of
+
+    pixels = request.size1[0] * request.size1[1]
+    most = (1 << 32) // (4 * request.side) - 1  # distances between taps are 32-bit
+    if pixels > most:
+        return f"needs a first map of at most {most} pixels, got {pixels}"
+    shared = device_of(request).shared
+    forward, backward = configs(request)
+    most_used = max(shapes.backward_shared(backward), shapes.coords_shared(forward))
+    if most_used > shared or shapes.lookup_config(forward, 0, False, shared) is None:
+        return f"{request.channels} channels need more shared memory than the {shared >> 10} KiB of a block here"
+    return None
+
+
+def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cuda:
+    from fullfield.ops.correlation.cuda import launch
+
+    return launch.prepare(request, fmap1.detach(), [level.detach() for level in maps])
+
+
+def restore(request: Request, state: tuple[Tensor, ...]) -> Cuda:
+    from fullfield.ops.correlation.cuda import launch
+
+    return launch.Cuda(request, state)
+
+
+def empty_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
+    from fullfield.ops.correlation.cuda import launch
+
+    return launch.empty_state(request, like)

@@ -1,0 +1,335 @@
+// Types, PTX wrappers and the lookup plan shared by every correlation kernel. No system headers (NVRTC).
+//
+// Macros set by the launcher:
+//   RADIUS   window radius (1-8)
+//   CBLK     channels of one K block, a multiple of 64, at most 256
+//   KB       number of K blocks; the feature vectors are KB*CBLK channels long
+//   SPLIT    1: every feature is stored as a high and a low half (float32-accurate products), else 0
+//   BF16     1: the 16-bit features are bfloat16, else float16
+//   OUT      type of the looked-up values: 0 float32, 1 float16, 2 bfloat16
+//   CLAST    1: channels-last output, else NCHW
+//   GROUPS   pixel groups (of 64) of a tile; BLOCK_W width of a warp's 16 pixels, 16 or 8
+//   DEALS    level 0's strips of a tile are dealt over this many parts
+//   NCOL     columns (positions of the second map) of one chunk; WIDTHS: admissible chunk widths, ascending
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#define KW (2 * RADIUS + 1)        // taps per axis
+#define KP (2 * RADIUS + 2)        // integer positions per axis
+#define PARTS (1 + SPLIT)
+#define CPAD (KB * CBLK)           // channels of one part
+#define ROWLEN (CPAD * PARTS)      // 16-bit elements of one feature vector
+#define TILE_W BLOCK_W             // a tile is GROUPS * 4 blocks, one below the other
+#define TILE_H (64 * GROUPS / BLOCK_W)
+#define BLOCK_H (16 / BLOCK_W)     // a block: the 16 pixels of a warp
+#define LANE_PIXELS (2 * GROUPS)
+#define MAXSTRIPS 8
+#define MAXLEVELS 8
+#define PARTS_MOST 8
+#define BIG 0x3fffffff
+#ifndef CHUNKS_PER_PIXEL
+#define CHUNKS_PER_PIXEL 2
+#endif
+
+struct Params {
+    const u16 *f1;                 // [B, ceil(H/BLOCK_H), ceil(W/BLOCK_W), PARTS, CPAD/16, 32 lanes, 8]: A fragments of blocks
+    const u16 *f2;                 // levels one after the other, [B, h, w, ROWLEN], natural order
+    const float *coords;
+    void *out;
+    const float *scale;            // one float multiplied into every product
+    int *queue;                    // two zeros: items handed out, blocks done
+    i64 coord_b, coord_c, coord_y, coord_x;
+    i64 level_offset[MAXLEVELS];
+    int level_h[MAXLEVELS], level_w[MAXLEVELS];
+    int batch, height, width, levels;
+    int tiles_x, tiles_y, tiles, items, parts;
+    int part_begin[PARTS_MOST], part_end[PARTS_MOST], part_deal[PARTS_MOST];  // levels of a part of a tile; which of level 0's strips it takes
+};
+
+struct __align__(64) TensorMap { u64 opaque[16]; };
+
+static __device__ __forceinline__ u32 smem_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
+
+static __device__ __forceinline__ u32 lane_id() { u32 x; asm("mov.u32 %0, %%laneid;" : "=r"(x)); return x; }
+
+static __device__ __forceinline__ u16 to_f16(float x) {
+    u16 h;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
+    return h;
+}
+static __device__ __forceinline__ float from_f16(u16 h) {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));
+    return x;
+}
+static __device__ __forceinline__ u16 to_bf16(float x) {
+    u16 h;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(x));
+    return h;
+}
+static __device__ __forceinline__ float from_bf16(u16 h) { return __uint_as_float((u32)h << 16); }
+
+template <int T> struct Element;
+template <> struct Element<0> { typedef float type; static __device__ __forceinline__ float pack(float x) { return x; }
+                                static __device__ __forceinline__ float unpack(float x) { return x; } };
+template <> struct Element<1> { typedef u16 type; static __device__ __forceinline__ u16 pack(float x) { return to_f16(x); }
+                                static __device__ __forceinline__ float unpack(u16 x) { return from_f16(x); } };
+template <> struct Element<2> { typedef u16 type; static __device__ __forceinline__ u16 pack(float x) { return to_bf16(x); }
+                                static __device__ __forceinline__ float unpack(u16 x) { return from_bf16(x); } };
+
+static __device__ __forceinline__ void store_streaming(float *p, float x) { asm volatile("st.global.cs.f32 [%0], %1;" ::"l"(p), "f"(x) : "memory"); }
+static __device__ __forceinline__ void store_streaming(u16 *p, u16 x) { asm volatile("st.global.cs.u16 [%0], %1;" ::"l"(p), "h"(x) : "memory"); }
+
+static __device__ __forceinline__ void mma_16816(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
+#if BF16
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+#else
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+#endif
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+static __device__ __forceinline__ int warp_min(int x) { return __reduce_min_sync(0xffffffffu, x); }
+static __device__ __forceinline__ int warp_max(int x) { return __reduce_max_sync(0xffffffffu, x); }
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The window of one pixel at one level: first column and row, fractions. false: no position of it lies inside the map.
+static __device__ __forceinline__ bool window(float x, float y, int level, int h, int w, int &ix, int &iy, float &fx, float &fy) {
+    float s = __uint_as_float((u32)(127 - level) << 23);
+    x *= s;
+    y *= s;
+    float bx = floorf(x), by = floorf(y);
+    bool inside = w > 0 && h > 0 && bx >= (float)(-RADIUS - 1) && bx <= (float)(w - 1 + RADIUS) && by >= (float)(-RADIUS - 1) &&
+                  by <= (float)(h - 1 + RADIUS);
+    ix = inside ? (int)bx - RADIUS : -BIG;
+    iy = inside ? (int)by - RADIUS : -BIG;
+    fx = inside ? x - bx : 0.f;
+    fy = inside ? y - by : 0.f;
+    return inside;
+}
+
+static __device__ __forceinline__ int chunk_width_index(int width) {
+    constexpr int widths[] = {WIDTHS};
+    constexpr int n = sizeof(widths) / sizeof(int);
+    int index = 0;
+#pragma unroll
+    for (int i = 0; i < n - 1; i++) index += width > widths[i];
+    return index;
+}
+static __device__ __forceinline__ int chunk_width(int index) {
+    constexpr int widths[] = {WIDTHS};
+    constexpr int n = sizeof(widths) / sizeof(int);
+    int width = widths[0];
+#pragma unroll
+    for (int i = 1; i < n; i++) width = index == i ? widths[i] : width;
+    return width;
+}
+static __device__ constexpr int widest() {
+    constexpr int widths[] = {WIDTHS};
+    return widths[sizeof(widths) / sizeof(int) - 1];
+}
+
+// A tile and the levels begin .. end-1; of level 0 only every DEALS-th strip, from `deal` on.
+struct Item { int batch, tile_x, tile_y, begin, end, deal; };
+
+// The parts of level 0 first (the costliest), tile by tile; then every other part for all tiles.
+static __device__ __forceinline__ Item decode_item(const Params &p, int item) {
+    Item it;
+    u32 tile = (u32)item / DEALS, part = (u32)item - tile * DEALS;
+    if (tile >= (u32)p.tiles) {
+        u32 rest = item - DEALS * p.tiles, other = rest / (u32)p.tiles;
+        tile = rest - other * p.tiles;
+        part = DEALS + other;
+    }
+    u32 row = tile / (u32)p.tiles_x;
+    it.tile_x = tile - row * p.tiles_x;
+    it.batch = row / (u32)p.tiles_y;
+    it.tile_y = row - it.batch * p.tiles_y;
+    it.begin = p.part_begin[part];
+    it.end = p.part_end[part];
+    it.deal = p.part_deal[part];
+    return it;
+}
+
+// One step of work on a tile: either a chunk (a rectangle of the second map, multiplied with the pixels of the tile), or
+// a strip whose pixels are scattered so widely that each takes its own dot products.
+enum { CHUNK = 0, SCATTERED = 1, ITEM = 2, EXIT = 3 };
+struct Step {
+    int kind, level, x, y, width_index, width, rows;
+    int first, last;               // the pixels whose windows begin in columns first .. last-1 take part
+    int groups;                    // bit g: some pixel of group g (64 pixels) needs this chunk
+};
+
+// Walks a tile's levels; for each level its strips (ranges of window origins narrow enough for one chunk width); for each
+// strip the rows that some pixel asks for. Run by a full warp; lane i knows pixels i, i+32, i+64, ... of the tile.
+#ifdef SHARED_COORDS
+struct LaneCoords {                // one lane's share of an array in shared memory
+    float *at;
+    __device__ __forceinline__ float &operator[](int i) const { return at[32 * i]; }
+};
+#endif
+struct Plan {
+#ifdef SHARED_COORDS
+    LaneCoords x, y;               // set by the caller
+#else
+    float x[LANE_PIXELS], y[LANE_PIXELS];
+#endif
+    int ix[LANE_PIXELS], iy[LANE_PIXELS];
+    int level, level_end, strip, strips, xmin, bin, sx, width_index, width, rows, row, bottom;
+    int group_top[GROUPS], group_bottom[GROUPS];
+    bool walking, gaps;
+    int deal;
+
+    __device__ __forceinline__ void load(const Params &p, const Item &it) {
+        int lane = lane_id(), px = it.tile_x * TILE_W + lane % BLOCK_W, py = it.tile_y * TILE_H + lane / BLOCK_W;
+        const float *c = p.coords + it.batch * p.coord_b + py * p.coord_y + px * p.coord_x;
+        i64 step = 32 / BLOCK_W * p.coord_y;
+#pragma unroll
+        for (int i = 0; i < LANE_PIXELS; i++, py += 32 / BLOCK_W, c += step) {
+            x[i] = y[i] = __int_as_float(0x7fc00000);
+            if (px < p.width && py < p.height) {
+                x[i] = c[0];
+                y[i] = c[p.coord_c];
+            }
+        }
+    }
+    __device__ __forceinline__ void start(const Item &it) {
+        level = it.begin - 1;
+        level_end = it.end;
+        deal = it.deal;
+        strip = strips = 0;
+        walking = false;
+    }
+    __device__ __forceinline__ bool member(int i, int a, int b) const { return ix[i] >= a && ix[i] < b; }
+    __device__ __forceinline__ int next_needed(int a, int b, int from) const {
+        int n = BIG;
+#pragma unroll
+        for (int i = 0; i < LANE_PIXELS; i++)
+            if (member(i, a, b) && iy[i] + KP > from) n = min(n, max(iy[i], from));
+        return warp_min(n);
+    }
+
+    __device__ __forceinline__ bool next(const Params &p, Step &step) {
+        while (true) {
+            int a = xmin + strip * bin, b = a + bin;
+            if (walking) {
+                int next_row = gaps ? next_needed(a, b, row) : row;
+                if (next_row >= bottom) {
+                    walking = false;
+                    strip++;
+                    continue;
+                }
+                int groups = 0;
+#pragma unroll
+                for (int g = 0; g < GROUPS; g++)
+                    if (group_bottom[g] > next_row && group_top[g] < next_row + rows) groups |= 1 << g;
+                step.kind = CHUNK;
+                step.level = level;
+                step.x = sx;
+                step.y = next_row;
+                step.width_index = width_index;
+                step.width = width;
+                step.rows = rows;
+                step.first = a;
+                step.last = b;
+                step.groups = groups;
+                row = next_row + rows;
+                return true;
+            }
+            if (strip < strips) {
+                if (level == 0 && strip % DEALS != deal) {
+                    strip++;
+                    continue;
+                }
+                int lo = BIG, hi = -BIG, top = BIG;
+#pragma unroll
+                for (int g = 0; g < GROUPS; g++) {
+                    int t = BIG, u = -BIG;
+#pragma unroll
+                    for (int i = 2 * g; i < 2 * g + 2; i++)
+                        if (member(i, a, b)) {
+                            lo = min(lo, ix[i]);
+                            hi = max(hi, ix[i]);
+                            t = min(t, iy[i]);
+                            u = max(u, iy[i]);
+                        }
+                    group_top[g] = warp_min(t);
+                    group_bottom[g] = warp_max(u) + KP;
+                    top = min(top, group_top[g]);
+                }
+                lo = warp_min(lo);
+                if (lo == BIG) {
+                    strip++;
+                    continue;
+                }
+                hi = warp_max(hi);
+                bottom = group_bottom[0];
+#pragma unroll
+                for (int g = 1; g < GROUPS; g++) bottom = max(bottom, group_bottom[g]);
+                sx = lo;
+                width_index = chunk_width_index(hi - lo + KP);
+                width = chunk_width(width_index);
+                rows = NCOL / width;
+                row = top;
+                gaps = bottom - top > TILE_H + KP + 8;
+                if (gaps) {
+                    int pixels = 0, chunks = 0;
+#pragma unroll
+                    for (int i = 0; i < LANE_PIXELS; i++) pixels += __popc(__ballot_sync(0xffffffffu, member(i, a, b)));
+                    for (int r = top; chunks <= CHUNKS_PER_PIXEL * pixels; chunks++) {
+                        r = next_needed(a, b, r) + rows;
+                        if (r >= BIG) break;
+                    }
+                    if (chunks > CHUNKS_PER_PIXEL * pixels) {
+                        step.kind = SCATTERED;
+                        step.level = level;
+                        step.width = step.rows = 0;
+                        step.first = a;
+                        step.last = b;
+                        step.groups = (1 << GROUPS) - 1;
+                        strip++;
+                        return true;
+                    }
+                }
+                walking = true;
+                continue;
+            }
+            if (++level >= level_end) return false;
+            int h = p.level_h[level], w = p.level_w[level];
+            int lo = BIG, hi = -BIG;
+#pragma unroll
+            for (int i = 0; i < LANE_PIXELS; i++) {
+                float fx, fy;
+                if (window(x[i], y[i], level, h, w, ix[i], iy[i], fx, fy)) {
+                    lo = min(lo, ix[i]);
+                    hi = max(hi, ix[i]);
+                }
+            }
+            lo = warp_min(lo);
+            hi = warp_max(hi);
+            strip = 0;
+            strips = 0;
+            if (lo == BIG) continue;
+            constexpr int span = widest() - KP + 1;  // window origins that fit into one chunk width
+            strips = (hi - lo) / span + 1;
+            xmin = lo;
+            bin = (hi - lo) / strips + 1;
+            if (strips > MAXSTRIPS) {
+                strips = 0;
+                if (level == 0 && deal) continue;
+                step.kind = SCATTERED;
+                step.level = level;
+                step.width = step.rows = 0;
+                step.first = lo;
+                step.last = hi + 1;
+                step.groups = (1 << GROUPS) - 1;
+                return true;
+            }
+        }
+    }
+};

@@ -1,0 +1,121 @@
+// The lookup on every GPU from sm_80: same plan, same sampling; chunks come with cp.async, products with mma.sync.
+
+#define PART_BYTES (NCOL * CBLK * 2)
+#define STAGE_BYTES (PART_BYTES * PARTS)
+#define STEPS (CBLK / 16)
+#define STAGING_OFFSET STAGE_BYTES
+#define BUFFER_OFFSET (STAGING_OFFSET + GROUPS * 4 * STAGING_FLOATS * 4)
+#define COORDS_OFFSET (BUFFER_OFFSET + GROUPS * 4 * OUT_BUFFER_BYTES)
+#define TILE_PIXELS (64 * GROUPS)
+
+extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(const __grid_constant__ Params p) {
+    extern __shared__ u8 raw[];
+    u32 base = (smem_address(raw) + 1023) & ~1023u;
+    u8 *smem = raw + (base - smem_address(raw));
+    float *coords = (float *)(smem + COORDS_OFFSET);
+    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, group = warp >> 2;
+    float *staging = (float *)(smem + STAGING_OFFSET) + warp * STAGING_FLOATS;
+    out_t *buffer = (out_t *)(smem + BUFFER_OFFSET + warp * OUT_BUFFER_BYTES);
+    float scale = *p.scale;
+    i64 plane = (i64)p.height * p.width;
+    Item it = decode_item(p, blockIdx.x);
+    WarpPixel px;
+    px.step_y = (CLAST ? 1 : (u32)plane) * sizeof(out_t);
+    px.step_x = KW * px.step_y;
+    Plan plan;  // every warp walks the same plan
+    plan.load(p, it);
+    plan.start(it);
+    px.inside = block_x(it, lane & 15) < p.width && block_y(it, warp, lane & 15) < p.height;
+    {
+        float x = plan.x[0], y = plan.y[0];
+#pragma unroll
+        for (int i = 1; i < LANE_PIXELS; i++) {
+            x = warp >> 1 == i ? plan.x[i] : x;
+            y = warp >> 1 == i ? plan.y[i] : y;
+        }
+        px.x = __shfl_sync(0xffffffffu, x, (warp & 1) * 16 + (lane & 15));
+        px.y = __shfl_sync(0xffffffffu, y, (warp & 1) * 16 + (lane & 15));
+    }
+    if (lane < 16) {
+        coords[warp * 32 + lane] = px.x;
+        coords[warp * 32 + 16 + lane] = px.y;
+    }
+    __syncwarp();
+    const u16 *own = p.f1 + pixel_block(p, it, warp) + lane * 8;
+    u32 a[PARTS][STEPS][4];
+    if (KB == 1) {
+#pragma unroll
+        for (int part = 0; part < PARTS; part++) load_pixels(a[part], own + part * CPAD * 16);
+    }
+    int level = it.begin - 1;
+    bool more = true;
+    while (more) {
+        Step step;
+        more = plan.next(p, step);
+        int until = more ? step.level : it.end;
+        while (level < until) {
+#if CLAST
+            if (level >= it.begin) leave_level(p, it, level, warp, px, buffer);
+#endif
+            if (++level < it.end) enter_level(px, p, it, warp, scale, level, plane, buffer);
+        }
+        if (!more) break;
+        if (step.kind == CHUNK) {
+            int width = step.width, columns = step.rows * width;
+            int h = p.level_h[level], w = p.level_w[level];
+            const u16 *f2 = p.f2 + p.level_offset[level] + (i64)it.batch * h * w * ROWLEN;
+            float d[NCOL / 2];
+#pragma unroll
+            for (int j = 0; j < NCOL / 2; j++) d[j] = 0.f;
+#pragma unroll
+            for (int kb = 0; kb < KB; kb++) {
+                __syncthreads();
+                constexpr int pieces = CBLK / 8 * PARTS;  // 16-byte pieces of a column
+                for (int i = threadIdx.x; i < columns * pieces; i += 128 * GROUPS) {
+                    int column = i / pieces, piece = i % pieces, part = piece / (CBLK / 8), c = piece % (CBLK / 8);
+                    int ry = column / width, x = step.x + column - ry * width, y = step.y + ry;
+                    bool inside = (u32)x < (u32)w && (u32)y < (u32)h;
+                    const u16 *from = inside ? f2 + ((i64)y * w + x) * ROWLEN + part * CPAD + kb * CBLK + c * 8 : f2;
+                    u32 to = base + part * PART_BYTES + c / 8 * (NCOL * 128) + column * 128 + ((c ^ column) & 7) * 16;
+                    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
+                }
+                asm volatile("cp.async.commit_group;\ncp.async.wait_group 0;" ::: "memory");
+                __syncthreads();
+                if (step.groups >> group & 1) {
+                    if (KB > 1) {
+#pragma unroll
+                        for (int part = 0; part < PARTS; part++) load_pixels(a[part], own + (part * CPAD + kb * CBLK) * 16);
+                    }
+#pragma unroll
+                    for (int s = 0; s < STEPS; s++)
+#pragma unroll
+                        for (int part = 0; part < PARTS; part++)
+#pragma unroll
+                            for (int j = 0; j < NCOL / 8; j++) {
+                                int column = j * 8 + (lane & 7), c = s % 4 * 2 + (lane >> 3 & 1);
+                                u32 at = base + part * PART_BYTES + s / 4 * (NCOL * 128) + column * 128 + ((c ^ column) & 7) * 16;
+                                u32 b0, b1;
+                                asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(b0), "=r"(b1) : "r"(at) : "memory");
+                                float(&dj)[4] = *(float(*)[4])(d + 4 * j);
+                                mma_16816(dj, a[0][s][0], a[0][s][1], a[0][s][2], a[0][s][3], b0, b1);
+                                if (part == 0 && SPLIT) mma_16816(dj, a[PARTS - 1][s][0], a[PARTS - 1][s][1], a[PARTS - 1][s][2], a[PARTS - 1][s][3], b0, b1);
+                            }
+                }
+            }
+            if (warp_needs(px, step)) {
+                __syncwarp();
+                put_products(d, staging);
+                __syncwarp();
+                sample_chunk(px, step, staging);
+            }
+        } else {
+            __syncwarp();
+            px.handled = px.handled || px.active && px.ix >= step.first && px.ix < step.last;
+            scattered_pixels(p, step.level, step.first, step.last, scale, it, warp, coords + warp * 32, staging, buffer);
+            if (KB == 1) {
+#pragma unroll
+                for (int part = 0; part < PARTS; part++) load_pixels(a[part], own + part * CPAD * 16);
+            }
+        }
+    }
+}

@@ -1,0 +1,230 @@
+// Once per pair: both maps into the kernels' layout, the second one pooled 2x2 repeatedly (averages of the unrounded input).
+// Macros beside common's: SRC element type of the inputs (0 float32, 1 float16, 2 bfloat16); SCALED 1: multiply by a power of
+// two that brings the largest magnitude of each map to 2^14..2^15 (float16 then keeps 11 bits over 29 octaves).
+
+typedef Element<SRC>::type src_t;
+
+struct Source { const src_t *data; i64 b, c, y, x; int height, width; };
+struct PrepareParams {
+    Source source[2];
+    u16 *f1, *f2;
+    float *scale;                  // out: what every product must be multiplied with
+    u32 *magnitude;                // two words, zeroed by the caller: bits of the largest magnitude of each map
+    float *deep;                   // [B, h3, w3, CPAD] float32 when levels > 4, else null
+    i64 level_offset[MAXLEVELS];
+    int level_h[MAXLEVELS], level_w[MAXLEVELS];
+    int batch, channels, levels, tiles_x[2], tiles_y[2];
+    float inverse_root;            // 1/sqrt(channels)
+};
+
+static __device__ __forceinline__ float power_of_two(u32 magnitude) {
+    int e = (int)(magnitude >> 23) - 127;
+    e = magnitude == 0 || e == 128 ? 14 : e < -100 ? -100 : e;
+    return __uint_as_float((u32)(127 + 14 - e) << 23);
+}
+
+static __device__ __forceinline__ u16 pack16(float v) {
+#if BF16
+    return to_bf16(v);
+#else
+    return to_f16(v);
+#endif
+}
+static __device__ __forceinline__ float unpack16(u16 v) {
+#if BF16
+    return from_bf16(v);
+#else
+    return from_f16(v);
+#endif
+}
+static __device__ __forceinline__ void store_octet(u16 *to, const float (&v)[8], int part_stride = CPAD) {
+#pragma unroll
+    for (int part = 0; part < PARTS; part++) {
+        u32 w[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            u16 a = pack16(v[2 * j]), b = pack16(v[2 * j + 1]);
+            if (part) {
+                a = pack16(v[2 * j] - unpack16(a));
+                b = pack16(v[2 * j + 1] - unpack16(b));
+            }
+            w[j] = (u32)a | (u32)b << 16;
+        }
+        *(uint4 *)(to + part * part_stride) = make_uint4(w[0], w[1], w[2], w[3]);
+    }
+}
+
+#define CS 265                     // shared-memory stride of a channel (8 rows of 33, plus 1)
+extern "C" __global__ void __launch_bounds__(256) prepare(const __grid_constant__ PrepareParams p) {
+    __shared__ float full[32 * CS], half[32 * 69], quarter[32 * 19];
+    int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
+    i64 block = blockIdx.x, first_blocks = (i64)p.batch * (CPAD / 32) * p.tiles_x[0] * p.tiles_y[0];
+    int second = block >= first_blocks;
+    if (second) block -= first_blocks;
+    int tx = block % p.tiles_x[second];
+    block /= p.tiles_x[second];
+    int group = block % (CPAD / 32);
+    block /= CPAD / 32;
+    int ty = block % p.tiles_y[second], batch = block / p.tiles_y[second];
+    const Source &s = p.source[second];
+    float gain = 1.f;
+#if SCALED
+    gain = power_of_two(p.magnitude[second]);
+#endif
+    if (blockIdx.x == 0 && thread == 0) {
+        float scale = p.inverse_root;
+#if SCALED
+        scale = scale / power_of_two(p.magnitude[0]) / power_of_two(p.magnitude[1]);
+#endif
+        *p.scale = scale;
+    }
+    int x0 = tx * 32, y0 = ty * 8, c0 = group * 32;
+    const src_t *from = s.data + batch * s.b + y0 * s.y + x0 * s.x + c0 * s.c;
+    int rows = min(8, s.height - y0), columns = min(32, s.width - x0), channels = max(0, min(32, p.channels - c0));
+    if (s.c == 1) {
+#pragma unroll 8
+        for (int i = 0; i < 32; i++) {
+            int pixel = warp * 32 + i, y = pixel >> 5, x = pixel & 31;
+            float v = 0.f;
+            if (y < rows && x < columns && lane < channels) v = Element<SRC>::unpack(from[y * s.y + x * s.x + lane]);
+            full[lane * CS + y * 33 + x] = v * gain;
+        }
+    } else {
+#pragma unroll 8
+        for (int i = 0; i < 32; i++) {
+            int c = warp * 4 + (i >> 3), y = i & 7;
+            float v = 0.f;
+            if (y < rows && lane < columns && c < channels) v = Element<SRC>::unpack(from[y * s.y + lane * s.x + c * s.c]);
+            full[c * CS + y * 33 + lane] = v * gain;
+        }
+    }
+    __syncthreads();
+#ifndef F1_PLAIN
+    if (!second) {
+        int q = lane & 3;
+#pragma unroll
+        for (int i = 0; i < 4; i++) {  // a warp writes the fragments of 16 pixels and 16 channels
+            constexpr int across = 32 / BLOCK_W;
+            int unit = i * 8 + warp, k = unit & 1, bx = (unit >> 1) % across, by = (unit >> 1) / across;
+            if (by * BLOCK_H < rows && bx * BLOCK_W < columns) {
+                float v[8];
+#pragma unroll
+                for (int j = 0; j < 8; j++) {
+                    int c = k * 16 + (j >> 2) * 8 + q * 2 + (j & 1), pixel = (j >> 1 & 1) * 8 + (lane >> 2);
+                    v[j] = full[c * CS + (by * BLOCK_H + pixel / BLOCK_W) * 33 + bx * BLOCK_W + pixel % BLOCK_W];
+                }
+                i64 at = ((i64)batch * ((s.height + BLOCK_H - 1) / BLOCK_H) + y0 / BLOCK_H + by) * ((s.width + BLOCK_W - 1) / BLOCK_W) + x0 / BLOCK_W + bx;
+                store_octet(p.f1 + at * (16 * ROWLEN) + (c0 / 16 + k) * 256 + lane * 8, v, CPAD * 16);
+            }
+        }
+        return;
+    }
+#endif
+    int q = thread & 3;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        int pixel = i * 64 + (thread >> 2), y = pixel >> 5, x = pixel & 31;
+        if (y < rows && x < columns) {
+            float v[8];
+#pragma unroll
+            for (int j = 0; j < 8; j++) v[j] = full[(q * 8 + j) * CS + y * 33 + x];
+            store_octet((second ? p.f2 : p.f1) + (((i64)batch * s.height + y0 + y) * s.width + x0 + x) * ROWLEN + c0 + q * 8, v);
+        }
+    }
+    if (!second || p.levels < 2) return;
+    {
+        int pixel = thread >> 2, y = pixel >> 4, x = pixel & 15;
+        float v[8];
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            const float *a = full + (q * 8 + j) * CS + y * 66 + x * 2;
+            v[j] = 0.25f * ((a[0] + a[1]) + (a[33] + a[34]));
+            half[(q * 8 + j) * 69 + y * 17 + x] = v[j];
+        }
+        int gy = (y0 >> 1) + y, gx = (x0 >> 1) + x;
+        if (gy < p.level_h[1] && gx < p.level_w[1])
+            store_octet(p.f2 + p.level_offset[1] + (((i64)batch * p.level_h[1] + gy) * p.level_w[1] + gx) * ROWLEN + c0 + q * 8, v);
+    }
+    if (p.levels < 3) return;
+    __syncthreads();
+    if (thread < 64) {
+        int pixel = thread >> 2, y = pixel >> 3, x = pixel & 7;
+        float v[8];
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            const float *a = half + (q * 8 + j) * 69 + y * 34 + x * 2;
+            v[j] = 0.25f * ((a[0] + a[1]) + (a[17] + a[18]));
+            quarter[(q * 8 + j) * 19 + y * 9 + x] = v[j];
+        }
+        int gy = (y0 >> 2) + y, gx = (x0 >> 2) + x;
+        if (gy < p.level_h[2] && gx < p.level_w[2])
+            store_octet(p.f2 + p.level_offset[2] + (((i64)batch * p.level_h[2] + gy) * p.level_w[2] + gx) * ROWLEN + c0 + q * 8, v);
+    }
+    if (p.levels < 4) return;
+    __syncthreads();
+    if (thread < 16) {
+        int x = thread >> 2;
+        float v[8];
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            const float *a = quarter + (q * 8 + j) * 19 + x * 2;
+            v[j] = 0.25f * ((a[0] + a[1]) + (a[9] + a[10]));
+        }
+        int gy = y0 >> 3, gx = (x0 >> 3) + x;
+        if (gy < p.level_h[3] && gx < p.level_w[3]) {
+            i64 at = ((i64)batch * p.level_h[3] + gy) * p.level_w[3] + gx;
+            store_octet(p.f2 + p.level_offset[3] + at * ROWLEN + c0 + q * 8, v);
+            if (p.deep)
+                for (int j = 0; j < 8; j++) p.deep[at * CPAD + c0 + q * 8 + j] = v[j];
+        }
+    }
+}
+
+// Levels 4 and above from the float32 copy of level 3: one thread per octet of channels of one position.
+extern "C" __global__ void __launch_bounds__(256) prepare_deep(const __grid_constant__ PrepareParams p) {
+    i64 index = (i64)blockIdx.x * 256 + threadIdx.x;
+    for (int level = 4; level < p.levels; level++) {
+        int h = p.level_h[level], w = p.level_w[level], side = 1 << (level - 3);
+        i64 count = (i64)p.batch * h * w * (CPAD / 8);
+        if (index < count) {
+            int octet = index % (CPAD / 8);
+            i64 at = index / (CPAD / 8);
+            int x = at % w, y = at / w % h, batch = at / w / h;
+            float v[8] = {0.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f, 0.f};
+            for (int dy = 0; dy < side; dy++)
+                for (int dx = 0; dx < side; dx++) {
+                    const float *a = p.deep + (((i64)batch * p.level_h[3] + y * side + dy) * p.level_w[3] + x * side + dx) * CPAD + octet * 8;
+#pragma unroll
+                    for (int j = 0; j < 8; j++) v[j] += a[j];
+                }
+#pragma unroll
+            for (int j = 0; j < 8; j++) v[j] *= 1.f / (float)(side * side);
+            store_octet(p.f2 + p.level_offset[level] + at * ROWLEN + octet * 8, v);
+            return;
+        }
+        index -= count;
+    }
+}
+
+// The largest magnitude of both maps (finite inputs), for SCALED.
+extern "C" __global__ void __launch_bounds__(256) magnitude(const __grid_constant__ PrepareParams p) {
+    for (int m = 0; m < 2; m++) {
+        const Source &s = p.source[m];
+        i64 n = (i64)p.batch * p.channels * s.height * s.width;
+        bool channels_fast = s.c == 1;
+        u32 largest = 0;
+        for (i64 i = (i64)blockIdx.x * 256 + threadIdx.x; i < n; i += (i64)gridDim.x * 256) {
+            i64 rest = i;
+            int c, y, x;
+            if (channels_fast) { c = rest % p.channels; rest /= p.channels; }
+            x = rest % s.width; rest /= s.width;
+            y = rest % s.height; rest /= s.height;
+            if (!channels_fast) { c = rest % p.channels; rest /= p.channels; }
+            float v = Element<SRC>::unpack(s.data[rest * s.b + c * s.c + y * s.y + x * s.x]);
+            u32 bits = __float_as_uint(v) & 0x7fffffffu;
+            if (bits < 0x7f800000u) largest = max(largest, bits);
+        }
+        largest = __reduce_max_sync(0xffffffffu, largest);
+        if ((threadIdx.x & 31) == 0) atomicMax(p.magnitude + m, largest);
+    }
+}

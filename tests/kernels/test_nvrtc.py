@@ -1,0 +1,208 @@
+"""The GPU kernels as far as a machine without a GPU can tell: they compile, and within registers; the cache on disk."""
+
+from __future__ import annotations
+
+import re
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from fullfield._kernels import cache_folder, nvrtc
+from fullfield._kernels.nvrtc import Compiler, KernelError, Source
+from fullfield.ops.correlation.cuda import config as shapes
+from fullfield.ops.correlation.protocol import Request
+
+needs_nvrtc = pytest.mark.skipif(nvrtc.why_not() is not None, reason=str(nvrtc.why_not()))
+SHARED = {"sm_80": 163 << 10, "sm_86": 99 << 10, "sm_87": 163 << 10, "sm_90a": 227 << 10}
+ARCHS = ("sm_80", "sm_87", "sm_90a")
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+TRIVIAL = Source('extern "C" __global__ void nothing(int *to) { *to = VALUE; }', ("-DVALUE=1",))
+
+
+def request_of(channels: int = 256, radius: int = 4, dtype: torch.dtype = torch.bfloat16, levels: int = 4) -> Request:
+    sizes = tuple((64 >> level, 96 >> level) for level in range(levels))
+    return Request(1, channels, (64, 96), sizes, radius, dtype, torch.device("cuda", 0), True, True)
+
+
+def resources(source: Source, arch: str) -> dict[str, tuple[int, int]]:
+    """Registers and spilled bytes of every kernel, as the assembler reports them."""
+    verbose = Source(source.text, (*source.options, "--ptxas-options=-v"))
+    _, log = nvrtc.nvrtc().compile(verbose, arch)
+    assert "error" not in log
+    found: dict[str, tuple[int, int]] = {}
+    name, spilled = "", 0
+    for line in log.splitlines():
+        if entry := re.search(r"Compiling entry function '(\w+)'", line):
+            name = entry[1]
+        elif spill := re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", line):
+            spilled = int(spill[1]) + int(spill[2])
+        elif used := re.search(r"Used (\d+) registers", line):
+            found[name] = (int(used[1]), spilled)
+    return found
+
+
+def lookup_source(request: Request, arch: str, out: int = 0, channels_last: bool = False) -> Source:
+    forward = shapes.forward_config(request, arch == "sm_90a")
+    config = shapes.lookup_config(forward, out, channels_last, SHARED[arch])
+    assert config is not None
+    assert shapes.lookup_shared(config, out, channels_last) <= SHARED[arch]
+    return shapes.lookup_source(config, out, channels_last)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_lookup_resources(arch: str, dtype: torch.dtype) -> None:
+    registers, spilled = resources(lookup_source(request_of(dtype=dtype), arch), arch)["lookup"]
+    # Hopper's blocks move registers between their warps at run time.
+    assert registers <= {"sm_90a": 168}.get(arch, 255)
+    assert spilled <= (0 if arch == "sm_90a" else 1024)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_other_resources(arch: str, dtype: torch.dtype) -> None:
+    request = request_of(dtype=dtype)
+    forward, backward = shapes.forward_config(request, arch == "sm_90a"), shapes.backward_config(request, SHARED[arch])
+    assert shapes.backward_shared(backward) <= SHARED[arch]
+    code = shapes.CODES[dtype]
+    prepared = resources(shapes.prepare_source(forward, code, shapes.is_scaled(request), False), arch)
+    assert set(prepared) == {"prepare", "prepare_deep", "magnitude"}
+    assert all(registers <= 80 and spilled <= 16 for registers, spilled in prepared.values())
+    registers, spilled = resources(shapes.backward_source(backward, 0), arch)["backward"]
+    assert registers <= 255
+    assert spilled <= 1024
+    registers, spilled = resources(shapes.coords_source(forward, 0), arch)["coords_gradient"]
+    assert registers <= 64
+    assert spilled <= 64
+
+
+@needs_nvrtc
+def test_the_measure_sees_spills() -> None:
+    many = "".join(f"float v{i} = from[{i} * n]; " for i in range(200))
+    use = " + ".join(f"v{i} * v{199 - i} * s" for i in range(200))
+    text = 'extern "C" __global__ void __launch_bounds__(1024, 2) spilling(volatile float *from, float *to, int n) {'
+    text += f"{many} for (float s = 0.f; s < n; s++) to[(int)s] = {use}; }}"
+    registers, spilled = resources(Source(text), "sm_80")["spilling"]
+    assert registers <= 32
+    assert spilled > 256
+
+
+# Everything a user may ask for compiles: radii, several blocks of channels, every result.
+@needs_nvrtc
+@pytest.mark.parametrize("arch", [*SHARED])
+@pytest.mark.parametrize(
+    ("channels", "radius", "dtype", "out", "channels_last"),
+    [
+        (1, 1, torch.bfloat16, 0, False),
+        (600, 2, torch.float32, 1, False),
+        (256, 8, torch.float16, 2, False),
+        (100, 5, torch.float32, 0, False),
+        (128, 4, torch.bfloat16, 1, True),
+    ],
+)
+def test_variants_compile(
+    arch: str, channels: int, radius: int, dtype: torch.dtype, out: int, channels_last: bool
+) -> None:
+    request = request_of(channels, radius, dtype, levels=8)
+    assert "lookup" in resources(lookup_source(request, arch, out, channels_last), arch)
+    assert "backward" in resources(shapes.backward_source(shapes.backward_config(request, SHARED[arch]), out), arch)
+
+
+@needs_nvrtc
+def test_the_kernels_include_nothing() -> None:
+    folder = Path(shapes.__file__).parent
+    sources = sorted(folder.glob("*.cu*"))
+    assert len(sources) >= 6
+    assert not [path.name for path in sources if "#include <" in path.read_text("utf-8")]
+
+
+@needs_nvrtc
+def test_mistakes_are_told_with_the_compilers_words() -> None:
+    with pytest.raises(KernelError, match=r"cannot compile for sm_80: .*fullfield.cu\(1\): error"):
+        nvrtc.nvrtc().compile(Source("nonsense"), "sm_80")
+
+
+@needs_nvrtc
+def test_targets() -> None:
+    compiler = nvrtc.nvrtc()
+    assert compiler.target((9, 0)) == "sm_90a"
+    assert compiler.target((8, 7)) == "sm_87"
+    assert compiler.target((99, 0)) == f"compute_{max(compiler.archs)}"
+    assert compiler.compile(TRIVIAL, compiler.target((99, 0)))[0].startswith(b"//")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("FULLFIELD_QUIET", raising=False)
+    return tmp_path / "cache" / "nvrtc"
+
+
+@needs_nvrtc
+def test_code_is_kept_and_announced_once(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    sources = [TRIVIAL, Source(TRIVIAL.text, ("-DVALUE=2",))]
+    codes = Compiler("sm_80", "test kernels").compile(sources)
+    said = capfd.readouterr().err
+    assert said.startswith("fullfield: compiling test kernels for sm_80, once ...\nfullfield: compiled in ")
+    assert codes[0] != codes[1]
+    assert len(list(cache.iterdir())) == 2
+    assert Compiler("sm_80", "test kernels").compile(sources) == codes
+    assert capfd.readouterr().err == ""
+    assert Compiler("sm_90a", "test kernels").compile(sources) != codes
+
+
+@needs_nvrtc
+def test_damaged_code_is_compiled_again(cache: Path) -> None:
+    (code,) = Compiler("sm_80", "test kernels").compile([TRIVIAL])
+    (kept,) = cache.iterdir()
+    for damage in (b"", kept.read_bytes()[:-1], b"\0" * 100):
+        kept.write_bytes(damage)
+        assert Compiler("sm_80", "test kernels").compile([TRIVIAL]) == [code]
+
+
+@needs_nvrtc
+def test_many_share_a_cold_cache(cache: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        codes = list(pool.map(lambda _: Compiler("sm_80", "test kernels").compile([TRIVIAL]), range(8)))
+    assert all(code == codes[0] for code in codes)
+    assert len(list(cache.iterdir())) == 1
+
+
+@needs_nvrtc
+def test_nowhere_to_write_still_compiles(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], cache: Path
+) -> None:
+    monkeypatch.setattr(cache_folder, "usable", lambda _: False)
+    assert Compiler("sm_80", "test kernels").compile([TRIVIAL])[0]
+    assert "in every process: no cache folder can be written" in capfd.readouterr().err
+    assert not cache.exists()
+
+
+def test_absence_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvrtc, "candidates", lambda: iter(("libnvrtc-of-nobody.so",)))
+    monkeypatch.setattr(nvrtc, "_from_pathfinder", lambda: None)
+    nvrtc._find.cache_clear()
+    try:
+        assert re.match(
+            r"NVRTC for CUDA \d+ or older was not found \(pip install 'fullfield\[cuda13\]'", nvrtc.why_not() or ""
+        )
+    finally:
+        nvrtc._find.cache_clear()
+
+
+def test_places_of_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVIDIA's wheels for CUDA 13 and 12, and PyTorch's own folder, by the names of this system."""
+    names = [nvrtc._library_names(major)[0] for major in (13, 12)]
+    places = [tmp_path / "nvidia/cu13/lib" / names[0], tmp_path / "nvidia/cuda_nvrtc/lib" / names[1]]
+    places.append(tmp_path / "torch/lib" / names[1])
+    for place in places:
+        place.parent.mkdir(parents=True)
+        place.touch()
+    monkeypatch.setattr(nvrtc, "_package_folders", lambda name: [tmp_path / name])
+    for variable in ("CONDA_PREFIX", "CUDA_PATH", "CUDA_HOME"):
+        monkeypatch.delenv(variable, raising=False)
+    assert list(nvrtc.candidates()) == [*map(str, places), *names]
