@@ -13,6 +13,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+BEGIN_CORRELATION = "<!-- table of the correlation lookup: begin -->\n"
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->"
 
 
@@ -80,12 +81,49 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def correlation_table() -> str:
+    """Milliseconds of 32 lookups on the GPU, pooling and layout included, at the recorded Sintel positions."""
+    sizes, old = read("correlation_h200_sizes.json"), read("correlation_h200_alt.json")
+
+    def cell(results: Any, size: list[int], name: str, scene: str) -> str:
+        for case in results["cases"]:
+            for row in case["rows"]:
+                if (case["size"], case["scene"], row["name"]) == (size, scene, name) and row["status"] == "ok":
+                    timing = (
+                        row["graph"]
+                        if isinstance(row.get("graph"), dict) and "median_s" in row["graph"]
+                        else row["eager"]
+                    )
+                    return f"{timing['median_s'] * 1e3:.3g} ms, {row['peak_with_inputs_bytes'] / 1e6:.0f} MB"
+        return "out of memory" if name == "dense" else ""
+
+    scenes = ("flow_easy_512x224", "flow_medium_512x224")
+    lines = [
+        "| feature map | fullfield, calm scene | fullfield, fast scene | dense volume | alt_cuda_corr |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for size in ([56, 128], [112, 256], [224, 512], [448, 1024], [896, 2048]):
+        ours = [cell(sizes, size, "cuda", scene) for scene in scenes]
+        others = [cell(sizes, size, "dense", scenes[0]), cell(old, size, "alt_cuda_corr", scenes[0])]
+        lines.append(f"| {size[1]}×{size[0]} | {' | '.join(ours + others)} |")
+    environment = sizes["environment"]
+    lines += [
+        "",
+        "32 lookups of a pair at recorded RAFT positions, 256 channels, 4 levels, radius 4, pooling and layout included,",
+        "bfloat16 features (alt_cuda_corr: float32, eager), float32 output, CUDA-graph replay; peak memory with inputs.",
+        f"{environment['gpu']}, PyTorch {environment['versions']['torch']}, commit {environment['commit']}, "
+        f"{environment['date']}; `fullfield bench correlation`.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def main(arguments: list[str]) -> int:
     readme = ROOT / "README.md"
     text = readme.read_text("utf-8")
-    head, rest = text.split(BEGIN)
-    tail = rest.split(END, 1)[1]
-    wanted = head + BEGIN + table() + END + tail
+    wanted = text
+    for begin, made in ((BEGIN, table()), (BEGIN_CORRELATION, correlation_table())):
+        head, rest = wanted.split(begin)
+        wanted = head + begin + made + END + rest.split(END, 1)[1]
     if arguments == ["--check"]:
         print("README.md agrees with the results" if text == wanted else "README.md: run scripts/tables.py")
         return int(text != wanted)
