@@ -109,8 +109,8 @@ def correlation_table() -> str:
     environment = sizes["environment"]
     lines += [
         "",
-        "32 lookups of a pair at recorded RAFT positions, 256 channels, 4 levels, radius 4, pooling and layout included,",
-        "bfloat16 features (alt_cuda_corr: float32, eager), float32 output, CUDA-graph replay; peak memory with inputs.",
+        "A pair's 32 lookups at recorded RAFT positions, 256 channels, 4 levels, radius 4, pooling and layout in,",
+        "bfloat16 features (alt_cuda_corr: float32, eager), float32 output, graph replay; peak memory with inputs.",
         f"{environment['gpu']}, PyTorch {environment['versions']['torch']}, commit {environment['commit']}, "
         f"{environment['date']}; `fullfield bench correlation`.",
     ]
