@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -56,14 +55,13 @@ def is_warm(folder: Path | None, what: str) -> bool:
     return folder is not None and _stamp(folder, what).exists()
 
 
-def compile_all(functions: dict[str, tuple[Any, Any]], folder: Path | None, what: str) -> float:
-    """Compile or load every ``name: (dispatcher, signature)``; returns the seconds it took.
+def compile_all(functions: dict[str, tuple[Any, Any]], folder: Path | None, what: str) -> None:
+    """Compile or load every ``name: (dispatcher, signature)``.
 
     A cold cache is announced on stderr, since it costs seconds once (not where ``FULLFIELD_QUIET`` is set); a warm one
     is silent.
     """
     cold = not is_warm(folder, what)
-    start = time.perf_counter()
     with announced(what, "this CPU", folder) if cold else nullcontext():
         for dispatcher, signature in functions.values():
             dispatcher.compile(signature)
@@ -71,7 +69,6 @@ def compile_all(functions: dict[str, tuple[Any, Any]], folder: Path | None, what
     if cold and folder is not None:
         with suppress(OSError):  # only the announcement would come again
             _stamp(folder, what).touch()
-    return time.perf_counter() - start
 
 
 def _stamp(folder: Path, what: str) -> Path:

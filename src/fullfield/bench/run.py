@@ -177,7 +177,7 @@ def environment() -> dict[str, Any]:
         except ImportError:
             continue
     facts: dict[str, Any] = {
-        "cpu": _cpu_name(),
+        "cpu": processor_name(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "system": platform.platform(),
@@ -192,7 +192,8 @@ def environment() -> dict[str, Any]:
     return facts
 
 
-def _cpu_name() -> str:
+def processor_name() -> str:
+    """The processor's name as far as the system tells it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -9,7 +9,6 @@ import sys
 import time
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fullfield.cli import report
@@ -74,23 +73,16 @@ def _attempt(look: Callable[[], Any]) -> tuple[Any, str | None]:
 def _system() -> dict[str, object]:
     import torch
 
+    from fullfield.bench.run import processor_name
+
     return {
         "platform": platform.platform(),
         "executable": sys.executable,
-        "processor": _processor(),
+        "processor": f"{platform.machine()} {processor_name()}",
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
         "vector_units": torch.backends.cpu.get_cpu_capability(),
     }
-
-
-def _processor() -> str:
-    """The processor's name as far as the system tells it."""
-    listed = Path("/proc/cpuinfo")
-    for line in listed.read_text(encoding="utf-8").splitlines() if listed.exists() else ():
-        if line.startswith("model name"):
-            return f"{platform.machine()} {line.partition(':')[2].strip()}"
-    return f"{platform.machine()} {platform.processor()}".strip()
 
 
 def _devices() -> dict[str, str | None]:

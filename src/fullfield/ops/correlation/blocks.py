@@ -136,14 +136,7 @@ class Blocks(PlainPrepared):
                 grads.levels[level][image].view_as(f2).index_add_(0, part[:, 1], pushed)
 
     def accumulators(self, fmap1: bool, levels: bool) -> Gradients:
-        def zeros(like: Tensor) -> Tensor:
-            return torch.zeros_like(like, dtype=self.request.accumulate_dtype)
-
-        return Gradients(
-            zeros(self.state[0]) if fmap1 else None,
-            [zeros(level) for level in self.state[1:]] if levels else None,
-            (fmap1, levels),
-        )
+        return self.accumulators_like_state(fmap1, levels)
 
     def gradients(self, grads: Gradients) -> Gradients:
         r = self.request

@@ -112,6 +112,18 @@ class Prepared(ABC):
             (fmap1, levels),
         )
 
+    def accumulators_like_state(self, fmap1: bool, levels: bool) -> Gradients:
+        """Zeroed accumulators in the layout of a state that holds fmap1 and then the levels."""
+
+        def zeros(like: Tensor) -> Tensor:
+            return torch.zeros_like(like, dtype=self.request.accumulate_dtype)
+
+        return Gradients(
+            zeros(self.state[0]) if fmap1 else None,
+            [zeros(level) for level in self.state[1:]] if levels else None,
+            (fmap1, levels),
+        )
+
     def gradients(self, grads: Gradients) -> Gradients:
         """What was accumulated, as [B, C, H, W] tensors of the accumulating dtype: fmap1, and every level.
 

@@ -86,14 +86,7 @@ class Reference(PlainPrepared):
             grads.levels[level].view(-1, r.channels).index_add_(0, rows, pushed.view(-1, r.channels))
 
     def accumulators(self, fmap1: bool, levels: bool) -> Gradients:
-        def zeros(like: Tensor) -> Tensor:
-            return torch.zeros_like(like, dtype=self.request.accumulate_dtype)
-
-        return Gradients(
-            zeros(self.state[0]) if fmap1 else None,
-            [zeros(level) for level in self.state[1:]] if levels else None,
-            (fmap1, levels),
-        )
+        return self.accumulators_like_state(fmap1, levels)
 
     def gradients(self, grads: Gradients) -> Gradients:
         return Gradients(

@@ -26,6 +26,8 @@ from fullfield._kernels.simd import (
     weighted4,
     within,
 )
+from fullfield.ops.tvl1.config import GRADIENT_FLOOR
+from fullfield.ops.tvl1.config import __file__ as _config_file
 
 LEFT = 16
 # Planes of the state, in units of the plane size.
@@ -34,10 +36,9 @@ PLANES = 13
 # Columns swept at a time: the rows of one step stay in L1, sixteen rows of ten planes in L2.
 PANEL = 512
 _SKEW = 16
-# Below this squared gradient (intensities 0 ... 255) a pixel says nothing about motion.
-GRADIENT_FLOOR = np.float32(1e-6)
+_FLOOR = np.float32(GRADIENT_FLOOR)
 
-CACHE = cache_folder(__file__, _simd_file)
+CACHE = cache_folder(__file__, _simd_file, _config_file)
 _OPTIONS = {"nogil": True, "error_model": "numpy", "cache": CACHE is not None}
 
 
@@ -251,7 +252,7 @@ def warp_rows(s, size, pitch, height, width, top, bottom, packed, blend, weights
     right = splat(np.float32(width - 1))
     low = splat(np.float32(height - 1))
     share = splat(blend)
-    floor_ = splat(GRADIENT_FLOOR)
+    floor_ = splat(_FLOOR)
     for y in range(top, bottom):
         row = (y + 1) * pitch + LEFT
         for x in range(0, width, 16):

@@ -28,6 +28,14 @@ def level_sizes(height: int, width: int, scales: int | None, factor: float) -> l
     return sizes
 
 
+def progress_after(sizes: list[tuple[int, int]], number: int, share: float) -> tuple[float, str]:
+    """Fraction of all pixels' work done, and where, once ``share`` of level ``number`` is done."""
+    pixels = [h * w for h, w in sizes]
+    done = sum(pixels[number + 1 :]) + pixels[number] * share
+    height, width = sizes[number]
+    return done / sum(pixels), f"level {len(sizes) - number} of {len(sizes)}, {width}×{height}"
+
+
 def _clamped(first: NDArray[np.int64], weight: NDArray[np.float64], size: int) -> Table:
     index = first[:, None] + np.arange(weight.shape[1])
     return np.clip(index, 0, size - 1).astype(np.int32), weight

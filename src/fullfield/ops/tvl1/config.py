@@ -12,6 +12,8 @@ DUAL_RESETS = ("warp", "scale", "never")
 MEDIANS = (0, 3, 5)
 # The stopping rule looks at the flow once per so many iterations.
 STOP_INTERVAL = 10
+# Below this squared gradient (intensities 0 ... 255) a pixel says nothing about motion.
+GRADIENT_FLOOR = 1e-6
 
 
 def _parameter(default: Any, help: str, choices: tuple[object, ...] | None = None) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 
 from fullfield._kernels import numba_cache
 from fullfield._kernels.threads import rows, run
-from fullfield.ops.tvl1._pyramid import Float32Table, gaussian_table, level_sizes, linear_table
+from fullfield.ops.tvl1._pyramid import Float32Table, gaussian_table, level_sizes, linear_table, progress_after
 from fullfield.ops.tvl1.config import STOP_INTERVAL, TVL1Config
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Solver:
     def __init__(self, height: int, width: int, config: TVL1Config) -> None:
         self._config = config
         self._k = _kernels()
-        sizes = level_sizes(height, width, config.scales, config.scale_factor)
+        self._sizes = sizes = level_sizes(height, width, config.scales, config.scale_factor)
         self._levels = [_Level(h, w, self._k.LEFT) for h, w in sizes]
         # Level 0 is the caller's frame, put in its place at every call.
         self._pyramid1 = [np.empty((0, 0), np.float32), *(np.empty(size, np.float32) for size in sizes[1:])]
@@ -117,7 +117,6 @@ class Solver:
         for pyramid in (self._pyramid1, self._pyramid2):
             for finer, coarser in pairwise(pyramid):
                 self._resample("gaussian", finer, coarser.reshape(-1), coarser.shape, coarser.shape[1])
-        work = [self._config.warps * level.height * level.width for level in self._levels]
         last = len(self._levels) - 1
         carried = None if initial_flow is None else [np.ascontiguousarray(c) for c in initial_flow]
         for number in range(last, -1, -1):
@@ -132,9 +131,7 @@ class Solver:
                 if self._config.median:
                     self._filter(level)
                 if progress is not None:
-                    done = sum(work[number + 1 :]) + work[number] * (warp + 1) / self._config.warps
-                    where = f"level {last - number + 1} of {last + 1}, {level.width}×{level.height}"
-                    progress(done / sum(work), where)
+                    progress(*progress_after(self._sizes, number, (warp + 1) / self._config.warps))
             flow = self._scratch if self._config.median else self._k.U
             planes = [flow, flow + 1]
             if self._config.dual_reset == "never" and number > 0:

@@ -9,16 +9,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from fullfield.ops.tvl1._pyramid import Table, gaussian_table, level_sizes, linear_table
-from fullfield.ops.tvl1.config import STOP_INTERVAL, TVL1Config
+from fullfield.ops.tvl1._pyramid import Table, gaussian_table, level_sizes, linear_table, progress_after
+from fullfield.ops.tvl1.config import GRADIENT_FLOOR, STOP_INTERVAL, TVL1Config
 
 if TYPE_CHECKING:
     from typing import TypeAlias
 
     Progress: TypeAlias = Callable[[float, str], None]
-
-# Below this squared gradient (intensities 0 ... 255) a pixel says nothing about motion.
-GRADIENT_FLOOR = 1e-6
 
 
 def supports(device_type: str, dtype: str) -> str | None:  # noqa: ARG001 - the signature all backends share
@@ -36,7 +33,6 @@ def solve(
     for size in sizes[1:]:
         first, second = pyramid[-1]
         pyramid.append((resample(first, size, gaussian_table), resample(second, size, gaussian_table)))
-    work = [config.warps * h * w for h, w in sizes]
     last = len(sizes) - 1
     flow, dual = initial_flow, None
     for number in range(last, -1, -1):
@@ -52,11 +48,7 @@ def solve(
                 dual = torch.zeros_like(dual)
             flow, dual = _warp(first, second, flow, dual, config)
             if progress is not None:
-                done = sum(work[number + 1 :]) + work[number] * (warp + 1) / config.warps
-                progress(
-                    done / sum(work),
-                    f"level {last - number + 1} of {last + 1}, {first.shape[1]}×{first.shape[0]}",
-                )
+                progress(*progress_after(sizes, number, (warp + 1) / config.warps))
     assert flow is not None  # there is at least one level
     return flow
 
