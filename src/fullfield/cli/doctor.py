@@ -24,7 +24,7 @@ _PACKAGES = {
     "h5py": ".flo5",
     "PIL": "JPEG and labels in pictures",
 }
-_OPERATORS = ("tvl1",)
+_OPERATORS = ("correlation", "tvl1")
 
 
 def add_parser(verbs: Any) -> argparse.ArgumentParser:
