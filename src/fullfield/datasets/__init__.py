@@ -1,0 +1,94 @@
+"""The field's data sets: frames, true flow, masks, read from the folders as they are distributed.
+
+>>> from fullfield.datasets import Sintel
+>>> pairs = Sintel("/data/sintel", render="final")  # doctest: +SKIP
+>>> name, frame1, frame2, flow, valid, occluded = pairs[0]  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import MappingProxyType
+
+from fullfield import _check
+from fullfield.datasets.base import FlowDataset
+from fullfield.datasets.chairs import FlyingChairs
+from fullfield.datasets.hd1k import HD1K
+from fullfield.datasets.kitti import KITTI2012, KITTI2015
+from fullfield.datasets.kubric import KubricNK
+from fullfield.datasets.middlebury import Middlebury
+from fullfield.datasets.pairs import Pairs
+from fullfield.datasets.rendered import CHARGE_SHOTS, Charge8K, Rendered
+from fullfield.datasets.sample import FlowSample, Record, Truth
+from fullfield.datasets.sintel import Sintel
+from fullfield.datasets.spring import Spring
+from fullfield.datasets.things import FlyingThings3D
+
+DATASETS: Mapping[str, Callable[[str | os.PathLike[str]], FlowDataset]] = MappingProxyType(
+    {
+        "sintel-clean": partial(Sintel, render="clean"),
+        "sintel-final": partial(Sintel, render="final"),
+        "sintel-clean-test": partial(Sintel, render="clean", split="test"),
+        "sintel-final-test": partial(Sintel, render="final", split="test"),
+        "kitti-2012": KITTI2012,
+        "kitti-2012-test": partial(KITTI2012, split="testing"),
+        "kitti-2015": KITTI2015,
+        "kitti-2015-test": partial(KITTI2015, split="testing"),
+        "spring": Spring,
+        "spring-bw": partial(Spring, direction="BW"),
+        "spring-right": partial(Spring, camera="right"),
+        "spring-right-bw": partial(Spring, camera="right", direction="BW"),
+        "spring-test": partial(Spring, split="test"),
+        "spring-bw-test": partial(Spring, split="test", direction="BW"),
+        "spring-right-test": partial(Spring, split="test", camera="right"),
+        "spring-right-bw-test": partial(Spring, split="test", camera="right", direction="BW"),
+        "hd1k": HD1K,
+        "chairs": FlyingChairs,
+        "chairs-val": partial(FlyingChairs, split="val"),
+        "things-clean-test": partial(FlyingThings3D, render="clean", split="TEST"),
+        "things-final-test": partial(FlyingThings3D, render="final", split="TEST"),
+        "middlebury": Middlebury,
+        "kubric-1k": partial(KubricNK, resolution="1k"),
+        "kubric-2k": partial(KubricNK, resolution="2k"),
+        "kubric-4k": partial(KubricNK, resolution="4k"),
+        "kubric-8k": partial(KubricNK, resolution="8k"),
+        "charge-8k": Charge8K,
+        "rendered": Rendered,
+        "pairs": Pairs,
+    }
+)
+"""Data sets by name, each called with its folder."""
+
+
+def open_dataset(name: str, root: str | os.PathLike[str]) -> FlowDataset:
+    """The data set ``name`` (one of :data:`DATASETS`) in the folder ``root``.
+
+    Raises InputError naming the folder that is missing; nothing but names of files is read.
+    """
+    _check.choice(name, "dataset", DATASETS)
+    return DATASETS[name](root)
+
+
+__all__ = [
+    "CHARGE_SHOTS",
+    "DATASETS",
+    "HD1K",
+    "KITTI2012",
+    "KITTI2015",
+    "Charge8K",
+    "FlowDataset",
+    "FlowSample",
+    "FlyingChairs",
+    "FlyingThings3D",
+    "KubricNK",
+    "Middlebury",
+    "Pairs",
+    "Record",
+    "Rendered",
+    "Sintel",
+    "Spring",
+    "Truth",
+    "open_dataset",
+]

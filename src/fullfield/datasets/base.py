@@ -1,0 +1,129 @@
+"""What every data set offers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import overload
+
+import torch
+from torch import Tensor
+
+from fullfield._check import InputError
+from fullfield.datasets.sample import FlowSample, Record, Truth
+from fullfield.metrics import four_values
+
+
+class FlowDataset(Sequence[FlowSample]):
+    """Pairs of frames with their true flow, read when they are asked for.
+
+    Attributes:
+        name: what results are stored under; tells the split and pass.
+        root: the folder.
+        records: one :class:`Record` a pair, in a fixed order.
+        doubled: whether the truth has twice the frame's size, four values for each pixel; None: where it has.
+    """
+
+    doubled: bool | None = False
+
+    name: str
+    root: Path
+    records: tuple[Record, ...]
+
+    def __init__(self, name: str, root: str | os.PathLike[str], records: Sequence[Record]) -> None:
+        self.name = name
+        self.root = Path(root)
+        if not records:
+            raise InputError(f"{root}: expected pairs of frames of {name}, found none")
+        self.records = tuple(records)
+        seen: set[str] = set()
+        for record in self.records:
+            if record.name in seen:
+                raise InputError(f"{record.frame1}: {name} has two pairs called {record.name}")
+            seen.add(record.name)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.root)!r}): {self.name}, {len(self)} pairs"
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __iter__(self) -> Iterator[FlowSample]:
+        return (self[index] for index in range(len(self)))
+
+    @overload
+    def __getitem__(self, index: int) -> FlowSample: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[FlowSample]: ...
+
+    def __getitem__(self, index: int | slice) -> FlowSample | Sequence[FlowSample]:
+        """Read one pair. Raises InputError naming the file for what cannot be used, OSError for a missing one."""
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        frame1, frame2 = self.frames(index)
+        truth = self.truth(index)
+        flow, valid, occluded = (None, None, None) if truth is None else truth
+        return FlowSample(self.records[index].name, frame1, frame2, flow, valid, occluded)
+
+    def frames(self, index: int) -> tuple[Tensor, Tensor]:
+        """The two frames of a pair: [3, H, W] float32, nominally 0 ... 1."""
+        record = self.records[index]
+        first, second = (self.read_frame(path) for path in (record.frame1, record.frame2))
+        if first.shape != second.shape:
+            raise InputError(f"{record.frame2}: is {_size(second)}, but {record.frame1} is {_size(first)}")
+        return first, second
+
+    def truth(self, index: int) -> Truth | None:
+        """What is known of the motion of a pair."""
+        record = self.records[index]
+        if record.flow is None:
+            return None
+        flow, valid = self.read_flow(record.flow)
+        values = flow
+        if self.doubled or (self.doubled is None and self._is_doubled(flow, record.frame1)):
+            values = four_values(flow, valid)
+            valid = values.isfinite().all(1).all(0)
+        if record.invalid is not None:
+            valid = valid & ~self._mask(record.invalid, valid)
+        return Truth(values, valid, self.read_occlusion(record, valid))
+
+    def read_frame(self, path: Path) -> Tensor:
+        """A frame as [3, H, W]."""
+        from fullfield.io import read_frame
+
+        frame = read_frame(path)
+        return frame if frame.shape[0] == 3 else frame.expand(3, -1, -1)
+
+    def read_flow(self, path: Path) -> tuple[Tensor, Tensor]:
+        """The flow of a file [2, H', W'] in pixels of the frame, and where it is known [H', W']."""
+        from fullfield.io import read_flow
+
+        flow, valid = read_flow(path)
+        return flow, valid
+
+    def _is_doubled(self, flow: Tensor, frame: Path) -> bool:
+        from fullfield.io import frame_window
+
+        _, _, width, height = frame_window(frame).display
+        return flow.shape[-2:] == (2 * height, 2 * width)
+
+    def read_occlusion(self, record: Record, valid: Tensor) -> Tensor | None:
+        """Where a pixel has no match in the second frame: bool, of the shape of ``valid``."""
+        return None if record.occlusion is None else self._mask(record.occlusion, valid)
+
+    def _mask(self, path: Path, valid: Tensor) -> Tensor:
+        """Where the picture is not black; of twice the size: where one of the four is not."""
+        from fullfield.io import read_frame
+
+        mask = (read_frame(path, transfer="srgb") > 0).any(0)
+        if mask.shape == (2 * valid.shape[0], 2 * valid.shape[1]):
+            mask = torch.stack([mask[row::2, column::2] for row in (0, 1) for column in (0, 1)]).any(0)
+        if mask.shape != valid.shape:
+            raise InputError(f"{path}: is {_size(mask)}, but the true flow is {_size(valid)}")
+        return mask
+
+
+def _size(tensor: Tensor) -> str:
+    return f"{tensor.shape[-1]}×{tensor.shape[-2]}"

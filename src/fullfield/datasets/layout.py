@@ -1,0 +1,71 @@
+"""Walking the folders of a data set, with complaints that name what is missing."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from fullfield._check import InputError
+
+_NUMBER = re.compile(r"(\d+)(?!.*\d)")
+
+
+def folder(root: Path, *parts: str, what: str) -> Path:
+    """``root/parts``, which must be a folder."""
+    path = root.joinpath(*parts)
+    if not path.is_dir():
+        missing = next(p for p in (*reversed(path.parents), path) if not p.is_dir())
+        kind = "is a file" if missing.exists() else "does not exist"
+        raise InputError(f"{path}: expected the folder of {what}, but {missing} {kind}")
+    return path
+
+
+def subfolders(root: Path) -> list[Path]:
+    """The folders in ``root``, by name."""
+    return sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+
+
+def files(root: Path, suffixes: Iterable[str]) -> list[Path]:
+    """The files in ``root`` with one of the suffixes, by number where their names end in one, then by name."""
+    wanted = {suffix.lower() for suffix in suffixes}
+    found = [
+        Path(entry.path)
+        for entry in os.scandir(root)
+        if entry.is_file() and not entry.name.startswith(".") and Path(entry.name).suffix.lower() in wanted
+    ]
+    return sorted(found, key=lambda path: (_stem_before(path), number(path), path.name))
+
+
+def number(path: Path) -> int:
+    """The last number in the file's name; -1 without one."""
+    match = _NUMBER.search(path.stem)
+    return int(match.group(1)) if match else -1
+
+
+def _stem_before(path: Path) -> str:
+    match = _NUMBER.search(path.stem)
+    return path.stem[: match.start()] if match else path.stem
+
+
+def consecutive(frames: list[Path]) -> Iterator[tuple[Path, Path]]:
+    """Each frame with the one of the same name whose number is one higher."""
+    for first, second in itertools.pairwise(frames):
+        if number(second) == number(first) + 1 and _stem_before(second) == _stem_before(first):
+            yield first, second
+
+
+def nonempty(items: list[Path], where: Path, what: str) -> list[Path]:
+    """``items``, of which there must be some."""
+    if not items:
+        raise InputError(f"{where}: expected {what}, found none")
+    return items
+
+
+def existing(path: Path, beside: Path) -> Path:
+    """``path``, which must be a file because ``beside`` is there."""
+    if not path.is_file():
+        raise InputError(f"{path}: does not exist, but {beside.name} asks for it")
+    return path

@@ -1,0 +1,75 @@
+"""Sets that ``fullfield render`` writes: Charge-8K, and scenes of our own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fullfield.datasets.base import FlowDataset
+from fullfield.datasets.layout import consecutive, existing, files, folder, nonempty, subfolders
+from fullfield.datasets.sample import Record
+from fullfield.io.names import FRAME_SUFFIXES
+
+CHARGE_SHOTS = {"010_0050": (101, 196), "040_0040": (101, 264), "060_0130": (101, 175)}
+"""First and last frame of the shots of Blender's *Charge* that make Charge-8K (Briedis et al. 2026, table 5)."""
+
+
+class Rendered(FlowDataset):
+    """Frames and truth rendered with Blender.
+
+    ::
+
+        ROOT/
+          SHOT/
+            frames/        frame_0101.png ...            or .exr
+            flow/          flow_0101.flo5 ...            twice the frame's size, vectors in pixels of the frame
+            invalid/       invalid_0101.png ...          optional: pixels that are not scored; once or twice the size
+            occlusions/    occlusion_0101.png ...        optional: not black where the next frame hides the pixel
+
+    Args:
+        root: the folder that holds the shots.
+        name: what the set is called in results.
+
+    A frame without truth (the last of a shot) ends a pair, and begins none.
+    """
+
+    doubled = True
+
+    def __init__(self, root: str | os.PathLike[str], *, name: str = "rendered") -> None:
+        base = folder(Path(root), what="the rendered shots")
+        records = []
+        for shot in nonempty(subfolders(base), base, "a folder for each shot"):
+            frames = folder(shot, "frames", what="rendered frames")
+            flow = folder(shot, "flow", what="rendered flow")
+            for first, second in consecutive(files(frames, FRAME_SUFFIXES)):
+                count = first.stem.rsplit("_", 1)[-1]
+                masks = {
+                    kind: existing(path, first) if path.parent.is_dir() else None
+                    for kind, path in (
+                        ("occlusion", shot / "occlusions" / f"occlusion_{count}.png"),
+                        ("invalid", shot / "invalid" / f"invalid_{count}.png"),
+                    )
+                }
+                truth = existing(flow / f"flow_{count}.flo5", first)
+                records.append(
+                    Record(
+                        f"{shot.name}/frame_{count}",
+                        first,
+                        second,
+                        truth,
+                        **masks,
+                        sequence=shot.name,
+                        index=int(count),
+                    )
+                )
+        super().__init__(name, root, records)
+
+
+class Charge8K(Rendered):
+    """The three shots of *Charge* at 8192×3432 (Briedis et al. 2026, section 6.1), rendered by ``fullfield render``.
+
+    The layout is that of :class:`Rendered`; a shot that is not there yet is left out.
+    """
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        super().__init__(root, name="charge-8k")

@@ -1,0 +1,72 @@
+"""Spring (Mehl et al., CVPR 2023)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fullfield import _check
+from fullfield.datasets.base import FlowDataset
+from fullfield.datasets.layout import consecutive, existing, files, folder, nonempty, number, subfolders
+from fullfield.datasets.sample import Record
+
+
+class Spring(FlowDataset):
+    """Spring: 37 training and 10 test sequences, 1920×1080, truth at twice the size (four values for a pixel).
+
+    ::
+
+        ROOT/
+          train/0001/
+            frame_left/     frame_left_0001.png ...           and frame_right/
+            flow_FW_left/   flow_FW_left_0001.flo5 ...        and flow_BW_left/, flow_FW_right/, flow_BW_right/
+            maps/matchmap_flow_FW_left/   matchmap_flow_FW_left_0001.png ...    optional: not black is unmatched
+          test/0003/
+            frame_left/ ...
+
+    Args:
+        root: the folder that holds ``train`` and ``test``.
+        split: ``"train"`` or ``"test"`` (no truth).
+        camera: ``"left"`` or ``"right"``.
+        direction: ``"FW"``, to the next frame, or ``"BW"``, to the one before.
+
+    Vectors are in pixels of the frame. A pixel counts as unmatched where one of its four map values says so.
+    """
+
+    doubled = True
+    SPLITS = ("train", "test")
+    CAMERAS = ("left", "right")
+    DIRECTIONS = ("FW", "BW")
+
+    def __init__(
+        self, root: str | os.PathLike[str], *, split: str = "train", camera: str = "left", direction: str = "FW"
+    ) -> None:
+        _check.choice(split, "split", self.SPLITS)
+        _check.choice(camera, "camera", self.CAMERAS)
+        _check.choice(direction, "direction", self.DIRECTIONS)
+        scenes = folder(Path(root), split, what="Spring's sequences")
+        stem = f"flow_{direction}_{camera}"
+        records = []
+        for scene in nonempty(subfolders(scenes), scenes, "a folder for each sequence"):
+            frames = folder(scene, f"frame_{camera}", what="Spring's frames")
+            flow = folder(scene, stem, what="Spring's true flow") if split == "train" else None
+            matches = scene / "maps" / f"matchmap_{stem}"
+            pairs = list(consecutive(files(frames, (".png",))))
+            if direction == "BW":
+                pairs = [(second, first) for first, second in reversed(pairs)]
+            for first, second in pairs:
+                count = f"{number(first):04d}"
+                match = matches / f"matchmap_{stem}_{count}.png"
+                records.append(
+                    Record(
+                        f"{scene.name}/{stem}_{count}",
+                        first,
+                        second,
+                        None if flow is None else existing(flow / f"{stem}_{count}.flo5", first),
+                        occlusion=existing(match, first) if flow is not None and matches.is_dir() else None,
+                        sequence=f"{scene.name}/{stem}",
+                        index=number(first) if direction == "FW" else -number(first),
+                    )
+                )
+        tail = "".join(f"-{word}" for word, usual in ((camera, "left"), (direction.lower(), "fw")) if word != usual)
+        super().__init__(f"spring{tail}" if split == "train" else f"spring{tail}-test", root, records)

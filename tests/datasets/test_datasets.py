@@ -1,0 +1,415 @@
+"""Every data set on a small tree of the real file formats."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from fullfield import InputError
+from fullfield.datasets import (
+    DATASETS,
+    HD1K,
+    KITTI2012,
+    KITTI2015,
+    Charge8K,
+    FlowDataset,
+    FlyingChairs,
+    FlyingThings3D,
+    KubricNK,
+    Middlebury,
+    Pairs,
+    Rendered,
+    Sintel,
+    Spring,
+    open_dataset,
+)
+from fullfield.io import write_flow
+
+H, W = 6, 8
+
+
+def picture(path: Path, value: int, size: tuple[int, int] = (H, W), *, grey: bool = False) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.full(size if grey else (*size, 3), value, np.uint8)
+    pixels[0, 0] = 255 - value
+    Image.fromarray(pixels).save(path)
+
+
+def flow_of(value: float, size: tuple[int, int] = (H, W)) -> Tensor:
+    flow = torch.full((2, *size), float(value))
+    flow[1] = -value
+    return flow
+
+
+def flow_file(path: Path, value: float, valid: Tensor | None = None, size: tuple[int, int] = (H, W)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_flow(path, flow_of(value, size), valid)
+
+
+def mask(path: Path, set_at: list[tuple[int, int]], size: tuple[int, int] = (H, W)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.zeros(size, np.uint8)
+    for row, column in set_at:
+        pixels[row, column] = 255
+    Image.fromarray(pixels).save(path)
+
+
+def flo5(path: Path, values: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with h5py.File(path, "w") as file:
+        file["flow"] = values.astype(np.float32)
+
+
+def sintel(root: Path) -> None:
+    for name in ("clean", "final", "albedo"):
+        for scene, count in (("alley_1", 3), ("cave_2", 2)):
+            for i in range(1, count + 1):
+                picture(root / "training" / name / scene / f"frame_{i:04d}.png", 10 * i)
+    for scene, count in (("alley_1", 2), ("cave_2", 1)):
+        for i in range(1, count + 1):
+            flow_file(root / "training" / "flow" / scene / f"frame_{i:04d}.flo", i)
+            mask(root / "training" / "occlusions" / scene / f"frame_{i:04d}.png", [(1, 2)])
+            mask(root / "training" / "invalid" / scene / f"frame_{i:04d}.png", [(3, 4), (1, 2)])
+    for i in (1, 2):
+        picture(root / "test" / "clean" / "market_1" / f"frame_{i:04d}.png", 10 * i)
+
+
+def test_sintel(tmp_path: Path) -> None:
+    sintel(tmp_path)
+    pairs = Sintel(tmp_path)
+    assert (pairs.name, len(pairs)) == ("sintel-clean", 3)
+    assert [r.name for r in pairs.records] == ["alley_1/frame_0001", "alley_1/frame_0002", "cave_2/frame_0001"]
+    assert [(r.sequence, r.index) for r in pairs.records] == [("alley_1", 1), ("alley_1", 2), ("cave_2", 1)]
+    name, frame1, frame2, flow, valid, occluded = pairs[1]
+    assert name == "alley_1/frame_0002"
+    assert frame1.shape == (3, H, W)
+    assert float(frame1[0, 1, 1]) == pytest.approx(20 / 255)
+    assert float(frame2[0, 1, 1]) == pytest.approx(30 / 255)
+    assert flow is not None
+    assert torch.equal(flow, flow_of(2))
+    assert valid is not None
+    assert (~valid).nonzero().tolist() == [[1, 2], [3, 4]]
+    assert occluded is not None
+    assert occluded.nonzero().tolist() == [[1, 2]]
+    assert pairs[-1].name == "cave_2/frame_0001"
+    assert [sample.name for sample in pairs[:2]] == [r.name for r in pairs.records[:2]]
+
+
+def test_sintel_test_split_has_no_truth(tmp_path: Path) -> None:
+    sintel(tmp_path)
+    pairs = open_dataset("sintel-clean-test", tmp_path)
+    assert pairs.name == "sintel-clean-test"
+    assert pairs[0][3:] == (None, None, None)
+    with pytest.raises(InputError, match="render: expected one of clean, final"):
+        Sintel(tmp_path, split="test", render="albedo")
+
+
+def test_sintel_without_masks(tmp_path: Path) -> None:
+    sintel(tmp_path)
+    for folder in ("occlusions", "invalid"):
+        (tmp_path / "training" / folder).rename(tmp_path / folder)
+    sample = Sintel(tmp_path)[0]
+    assert sample.valid is not None
+    assert sample.valid.all()
+    assert sample.occluded is None
+
+
+def test_a_gap_in_the_frames_makes_no_pair(tmp_path: Path) -> None:
+    sintel(tmp_path)
+    (tmp_path / "training" / "clean" / "alley_1" / "frame_0002.png").unlink()
+    assert [r.name for r in Sintel(tmp_path).records] == ["cave_2/frame_0001"]
+
+
+@pytest.mark.parametrize(("year", "folder"), [("2015", "image_2"), ("2012", "colored_0"), ("2012", "image_0")])
+def test_kitti(tmp_path: Path, year: str, folder: str) -> None:
+    everywhere = torch.ones(H, W, dtype=torch.bool)
+    known, seen = everywhere.clone(), everywhere.clone()
+    known[0, 0] = seen[0, 0] = seen[2, 3] = False
+    for i in (10, 11):
+        picture(tmp_path / "training" / folder / f"000007_{i}.png", i, grey=folder == "image_0")
+        picture(tmp_path / "testing" / folder / f"000000_{i}.png", i)
+    picture(tmp_path / "training" / folder / "000007_12.png", 12)
+    flow_file(tmp_path / "training" / "flow_occ" / "000007_10.png", 3.5, known)
+    flow_file(tmp_path / "training" / "flow_noc" / "000007_10.png", 3.5, seen)
+    pairs: FlowDataset = {"2015": KITTI2015, "2012": KITTI2012}[year](tmp_path)
+    assert (pairs.name, len(pairs)) == (f"kitti-{year}", 1)
+    sample = pairs[0]
+    assert sample.name == "000007_10"
+    assert sample.frame1.shape == (3, H, W)
+    assert sample.flow is not None
+    assert torch.equal(sample.flow[:, known], flow_of(3.5)[:, known])
+    assert torch.equal(sample.valid, known)
+    assert sample.occluded is not None
+    assert sample.occluded.nonzero().tolist() == [[2, 3]]
+    assert DATASETS[f"kitti-{year}-test"](tmp_path)[0].flow is None
+
+
+def spring(root: Path, *, camera: str = "left") -> np.ndarray:
+    truth = np.arange(2 * H * 2 * W * 2, dtype=np.float32).reshape(2 * H, 2 * W, 2) / 100
+    truth[5, 6] = np.nan
+    scene = root / "train" / "0001"
+    for i in (1, 2, 3):
+        picture(scene / f"frame_{camera}" / f"frame_{camera}_{i:04d}.png", 10 * i)
+        flo5(scene / f"flow_FW_{camera}" / f"flow_FW_{camera}_{i:04d}.flo5", truth + i)
+        flo5(scene / f"flow_BW_{camera}" / f"flow_BW_{camera}_{i:04d}.flo5", truth - i)
+    return truth
+
+
+def test_spring(tmp_path: Path) -> None:
+    truth = spring(tmp_path)
+    for i in (1, 2):
+        name = f"matchmap_flow_FW_left_{i:04d}.png"
+        mask(tmp_path / "train/0001/maps/matchmap_flow_FW_left" / name, [(3, 3)], (2 * H, 2 * W))
+    pairs = Spring(tmp_path)
+    assert (pairs.name, len(pairs)) == ("spring", 2)
+    sample = pairs[1]
+    assert sample.name == "0001/flow_FW_left_0002"
+    assert sample.flow is not None
+    assert sample.flow.shape == (4, 2, H, W)
+    for value, (row, column) in enumerate(((0, 0), (0, 1), (1, 0), (1, 1))):
+        assert np.array_equal(sample.flow[value].numpy().transpose(1, 2, 0), truth[row::2, column::2] + 2, True)
+    assert sample.valid is not None
+    assert (~sample.valid).nonzero().tolist() == [[2, 3]]
+    assert sample.occluded is not None
+    assert sample.occluded.nonzero().tolist() == [[1, 1]]
+
+
+def test_spring_backward_goes_to_the_frame_before(tmp_path: Path) -> None:
+    truth = spring(tmp_path, camera="right")
+    pairs = open_dataset("spring-right-bw", tmp_path)
+    assert pairs.name == "spring-right-bw"
+    assert [(r.frame1.stem[-1], r.frame2.stem[-1]) for r in pairs.records] == [("3", "2"), ("2", "1")]
+    assert [r.index for r in pairs.records] == [-3, -2]
+    flow = pairs[0].flow
+    assert flow is not None
+    assert np.array_equal(flow[0].numpy().transpose(1, 2, 0), truth[::2, ::2] - 3, True)
+
+
+def test_hd1k(tmp_path: Path) -> None:
+    for i in range(3):
+        picture(tmp_path / "hd1k_input/image_2" / f"000000_{i:04d}.png", 10 * i)
+        picture(tmp_path / "hd1k_input/image_2" / f"000001_{i:04d}.png", 10 * i)
+    for name in ("000000_0000", "000000_0001", "000000_0002", "000001_0001"):
+        flow_file(tmp_path / "hd1k_flow_gt/flow_occ" / f"{name}.png", 2)
+    pairs = HD1K(tmp_path)
+    assert [r.name for r in pairs.records] == ["000000_0000", "000000_0001", "000001_0001"]
+    assert pairs.records[2].sequence == "000001"
+    assert pairs[2].flow is not None
+
+
+def chairs(root: Path, names: tuple[str, str, str]) -> None:
+    for stem in ("00001", "00002", "00003"):
+        for end, value in zip(names[:2], (1, 2), strict=True):
+            picture(root / f"{stem}{end}", value)
+        flow_file(root / f"{stem}{names[2]}", int(stem))
+
+
+@pytest.mark.parametrize("names", [("_img1.ppm", "_img2.ppm", "_flow.flo"), ("-img0.ppm", "-img1.ppm", "-gt.flo")])
+def test_chairs(tmp_path: Path, names: tuple[str, str, str]) -> None:
+    chairs(tmp_path / "data", names)
+    (tmp_path / "FlyingChairs_train_val.txt").write_text("1\n2\n1\n")
+    assert [r.name for r in FlyingChairs(tmp_path).records] == ["00001", "00002", "00003"]
+    assert [r.name for r in FlyingChairs(tmp_path, split="val").records] == ["00002"]
+    sample = FlyingChairs(tmp_path, split="train")[1]
+    assert sample.flow is not None
+    assert torch.equal(sample.flow, flow_of(3))
+    assert not torch.equal(sample.frame1, sample.frame2)
+
+
+def test_chairs_split_needs_its_file(tmp_path: Path) -> None:
+    chairs(tmp_path, ("_img1.ppm", "_img2.ppm", "_flow.flo"))
+    with pytest.raises(InputError, match=r"FlyingChairs_train_val\.txt: does not exist"):
+        FlyingChairs(tmp_path, split="val")
+    (tmp_path / "FlyingChairs_train_val.txt").write_text("1\n2\n")
+    with pytest.raises(InputError, match="has 2 lines, too few"):
+        FlyingChairs(tmp_path, split="val")
+    (tmp_path / "FlyingChairs_train_val.txt").write_text("1\n2\n7\n")
+    with pytest.raises(InputError, match="got '7'"):
+        FlyingChairs(tmp_path, split="val")
+
+
+def test_things(tmp_path: Path) -> None:
+    for i in (6, 7):
+        picture(tmp_path / "frames_finalpass/TEST/A/0000/left" / f"{i:04d}.png", i)
+        for direction, word, sign in (("into_future", "Future", 1), ("into_past", "Past", -1)):
+            name = f"OpticalFlowInto{word}_{i:04d}_L.pfm"
+            flow_file(tmp_path / "optical_flow/TEST/A/0000" / direction / "left" / name, sign * i)
+    pairs = open_dataset("things-final-test", tmp_path)
+    assert (pairs.name, len(pairs)) == ("things-final-test", 1)
+    assert torch.equal(pairs[0].flow, flow_of(6))
+    past = FlyingThings3D(tmp_path, split="TEST", render="final", direction="past")
+    assert past.name == "things-final-test-past"
+    assert (past.records[0].frame1.stem, past.records[0].frame2.stem) == ("0007", "0006")
+    assert torch.equal(past[0].flow, flow_of(-7))
+
+
+@pytest.mark.parametrize("layout", ["official", "official, two frames", "together"])
+def test_middlebury(tmp_path: Path, layout: str) -> None:
+    frames, truth = {
+        "official": (tmp_path / "other-data", tmp_path / "other-gt-flow"),
+        "official, two frames": (tmp_path / "other-color-twoframes/other-data", tmp_path / "other-gt-flow"),
+        "together": (tmp_path, tmp_path),
+    }[layout]
+    valid = torch.ones(H, W, dtype=torch.bool)
+    valid[1, 1] = False
+    for name in ("Venus", "Grove2"):
+        for i in (10, 11):
+            picture(frames / name / f"frame{i}.png", i)
+        flow_file(truth / name / "flow10.flo", 1.5, valid)
+    picture(frames / "Beanbags" / "frame10.png", 1)
+    picture(frames / "Beanbags" / "frame11.png", 1)
+    pairs = Middlebury(tmp_path)
+    assert [r.name for r in pairs.records] == ["Grove2", "Venus"]
+    assert torch.equal(pairs[0].valid, valid)
+
+
+@pytest.mark.parametrize("listing", ["data_ranges.json", "config.json"])
+def test_kubric(tmp_path: Path, listing: str) -> None:
+    import cv2
+
+    scene = tmp_path / "8k" / "000"
+    u, v = np.full((H, W), 12.5), np.full((H, W), -3.25)
+    low, high = -20.0, 30.0
+    for i in range(3):
+        picture(scene / f"rgba_{i:05d}.png", i)
+        stored = np.zeros((H, W, 3), np.uint16)  # blue, green, red
+        stored[..., 1] = np.round((u - low) / (high - low) * 65535)
+        stored[..., 2] = np.round((v - low) / (high - low) * 65535)
+        assert cv2.imwrite(str(scene / f"forward_flow_{i:05d}.png"), stored)
+    (scene / listing).write_text(json.dumps({"forward_flow": {"min": low, "max": high}}))
+    pairs = KubricNK(tmp_path)
+    assert (pairs.name, len(pairs)) == ("kubric-8k", 2)
+    flow = pairs[0].flow
+    assert flow is not None
+    assert torch.allclose(flow[0], torch.tensor(12.5), atol=50 / 65535)
+    assert torch.allclose(flow[1], torch.tensor(-3.25), atol=50 / 65535)
+
+
+def test_kubric_needs_its_range(tmp_path: Path) -> None:
+    scene = tmp_path / "1k" / "000"
+    for i in range(2):
+        picture(scene / f"rgba_{i:05d}.png", i)
+        picture(scene / f"forward_flow_{i:05d}.png", i)
+    pairs = KubricNK(tmp_path, resolution="1k")
+    with pytest.raises(InputError, match=r"expected data_ranges\.json"):
+        _ = pairs[0]
+    (scene / "data_ranges.json").write_text('{"forward_flow": {"min": 2, "max": 1}}')
+    with pytest.raises(InputError, match="min < max"):
+        _ = pairs[0]
+
+
+def test_rendered(tmp_path: Path) -> None:
+    values = np.ones((2 * H, 2 * W, 2))
+    values[0, 1] = np.nan
+    for shot in ("010_0050", "040_0040"):
+        for i in (101, 102):
+            picture(tmp_path / shot / "frames" / f"frame_{i:04d}.png", 7)
+        flo5(tmp_path / shot / "flow" / "flow_0101.flo5", values)
+        mask(tmp_path / shot / "invalid" / "invalid_0101.png", [(4, 4)], (2 * H, 2 * W))
+        mask(tmp_path / shot / "occlusions" / "occlusion_0101.png", [(1, 1)])
+    pairs = Charge8K(tmp_path)
+    assert (pairs.name, len(pairs)) == ("charge-8k", 2)
+    sample = pairs[0]
+    assert sample.name == "010_0050/frame_0101"
+    assert sample.flow is not None
+    assert sample.flow.shape == (4, 2, H, W)
+    assert sample.valid is not None
+    assert (~sample.valid).nonzero().tolist() == [[0, 0], [2, 2]]
+    assert sample.occluded is not None
+    assert sample.occluded.nonzero().tolist() == [[1, 1]]
+    assert Rendered(tmp_path).name == "rendered"
+
+
+def test_pairs_of_numbered_frames(tmp_path: Path) -> None:
+    for shot in ("a", "b"):
+        for i in (9, 10, 11, 13):
+            picture(tmp_path / "mine" / shot / "frames" / f"x_{i}.png", i)
+        flow_file(tmp_path / "mine" / shot / "flow" / "x_9.flo", 1)
+        flow_file(tmp_path / "mine" / shot / "flow" / "x_10.flo5", 2, size=(2 * H, 2 * W))
+    pairs = Pairs(tmp_path / "mine")
+    assert pairs.name == "mine"
+    assert [r.name for r in pairs.records] == ["a/x_9", "a/x_10", "b/x_9", "b/x_10"]
+    assert [tuple(sample.flow.shape) for sample in pairs if sample.flow is not None] == [
+        (2, H, W),
+        (4, 2, H, W),
+        (2, H, W),
+        (4, 2, H, W),
+    ]
+    (tmp_path / "mine" / "b" / "flow" / "x_10.flo5").unlink()
+    with pytest.raises(InputError, match=r"flow: expected a file for x_10\.png"):
+        Pairs(tmp_path / "mine")
+
+
+def test_pairs_of_a_list(tmp_path: Path) -> None:
+    for name in ("a.png", "b.png", "with space.png"):
+        picture(tmp_path / name, 3)
+    flow_file(tmp_path / "a.flo", 1)
+    mask(tmp_path / "bad.png", [(0, 5)])
+    text = "# first second flow\na.png b.png a.flo - bad.png\n\nwith space.png\tb.png\n"
+    (tmp_path / "pairs.txt").write_text(text)
+    pairs = Pairs(tmp_path, name="mine")
+    assert [r.name for r in pairs.records] == ["a", "with space"]
+    valid = pairs[0].valid
+    assert valid is not None
+    assert (~valid).nonzero().tolist() == [[0, 5]]
+    assert pairs[1].flow is None
+    for line, message in (
+        ("a.png", "line 1 should hold 2 to 5 files, got 1"),
+        ("a.png c.png", r"line 1 names .*c\.png, which does not exist"),
+        ("a.png -", "line 1 names no frame"),
+        ("a.png b.png - bad.png", "line 1 has a mask but no flow"),
+    ):
+        (tmp_path / "pairs.txt").write_text(line + "\n")
+        with pytest.raises(InputError, match=message):
+            Pairs(tmp_path)
+
+
+def test_frames_of_two_sizes_are_refused(tmp_path: Path) -> None:
+    picture(tmp_path / "frames" / "a_1.png", 3)
+    picture(tmp_path / "frames" / "a_2.png", 3, (H, W + 1))
+    pairs = Pairs(tmp_path)
+    with pytest.raises(InputError, match=r"a_2\.png: is 9×6, but .*a_1\.png is 8×6"):
+        _ = pairs[0]
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_a_missing_folder_is_named(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match="absent") as caught:
+        open_dataset(name, tmp_path / "absent")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_name_lists_the_known(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="sintel-clean"):
+        open_dataset("sintel", tmp_path)
+
+
+@pytest.mark.parametrize("make", [KITTI2015, HD1K, Middlebury, FlyingChairs])
+def test_an_empty_tree_is_refused(tmp_path: Path, make: Callable[[Path], FlowDataset]) -> None:
+    for folder in ("training/image_2", "training/flow_occ", "hd1k_input/image_2", "hd1k_flow_gt/flow_occ"):
+        (tmp_path / folder).mkdir(parents=True)
+    with pytest.raises(InputError, match="found none"):
+        make(tmp_path)
+
+
+def test_real_samples(data_dir: Path) -> None:
+    assert [r.name for r in Middlebury(data_dir / "flow" / "middlebury").records] == [
+        "Dimetrodon",
+        "Grove2",
+        "Grove3",
+        "RubberWhale",
+        "Urban2",
+        "Venus",
+    ]
+    sample = FlyingChairs(data_dir / "flow" / "flyingchairs")[0]
+    assert sample.flow is not None
+    assert sample.frame1.shape == (3, 384, 512)
+    assert float(sample.flow.abs().mean()) > 1
