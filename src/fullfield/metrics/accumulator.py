@@ -171,7 +171,7 @@ class FlowMetrics:
         check_mask(occluded, "occluded", pred)
         distance = None if occluded is None else boundary_distance(occluded)
         total: Tensor | None = None
-        for rows in blocks(*pred.shape[-2:]):
+        for rows in blocks(pred.shape[-2], pred.shape[-1], pred.device):
             block = compare(pred, truth, valid, rows)
             bad = ~block.epe.isfinite()
             counted = block.known & ~bad

@@ -18,6 +18,7 @@ from fullfield import _check
 UNKNOWN_BEYOND = 1e9
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _PIXELS_AT_ONCE = 2**17
+_TIMES_ON_GPU = 32  # there a launch costs more than memory
 
 
 class Comparison(NamedTuple):
@@ -46,9 +47,10 @@ def check_mask(mask: Tensor | None, name: str, pred: Tensor) -> None:
         _check.tensor(mask, name, tuple(pred.shape[-2:]), dtypes=(torch.bool,), device=pred.device)
 
 
-def blocks(height: int, width: int) -> Iterator[slice]:
-    """Slices of rows of about 10⁵ pixels, so that temporaries stay small whatever the frame."""
-    rows = max(1, _PIXELS_AT_ONCE // max(width, 1))
+def blocks(height: int, width: int, device: torch.device | None = None) -> Iterator[slice]:
+    """Slices of rows, of so few pixels that temporaries stay small whatever the frame."""
+    pixels = _PIXELS_AT_ONCE * (1 if device is None or device.type == "cpu" else _TIMES_ON_GPU)
+    rows = max(1, pixels // max(width, 1))
     for top in range(0, height, rows):
         yield slice(top, min(top + rows, height))
 
@@ -83,7 +85,7 @@ def compare(pred: Tensor, truth: Tensor, valid: Tensor | None, rows: slice) -> C
 def refuse_unscorable(pred: Tensor, truth: Tensor, valid: Tensor | None) -> None:
     """Name the first scored pixel without a finite error; the caller found that there is one."""
     count, first = 0, (0, 0)
-    for rows in blocks(*pred.shape[-2:]):
+    for rows in blocks(pred.shape[-2], pred.shape[-1], pred.device):
         block = compare(pred, truth, valid, rows)
         wrong = (block.known & ~block.epe.isfinite()).nonzero()
         if len(wrong) and not count:
@@ -148,7 +150,7 @@ def four_values(flow: Tensor, valid: Tensor | None = None) -> Tensor:
 def _map(pred: Tensor, truth: Tensor, valid: Tensor | None, field: str) -> Tensor:
     check_pair(pred, truth, valid)
     result = torch.empty(pred.shape[-2:], dtype=torch.float64, device=_place(pred.device))
-    for rows in blocks(*pred.shape[-2:]):
+    for rows in blocks(pred.shape[-2], pred.shape[-1], pred.device):
         block = compare(pred, truth, valid, rows)
         result[rows] = torch.where(block.known, getattr(block, field), math.nan)
     return result

@@ -97,7 +97,7 @@ def _mean(pred: Tensor, truth: Tensor, valid: Tensor | None, measure: tuple[Meas
     check_pair(pred, truth, valid)
     part, times, over = measure
     total, count = 0.0, 0
-    for rows in blocks(*pred.shape[-2:]):
+    for rows in blocks(pred.shape[-2], pred.shape[-1], pred.device):
         block = compare(pred, truth, valid, rows)
         if bool((block.known & ~block.epe.isfinite()).any()):
             refuse_unscorable(pred, truth, valid)

@@ -1,0 +1,97 @@
+"""From stored predictions to totals."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from typing import Any
+
+from fullfield import _check
+from fullfield._check import InputError
+from fullfield.datasets import FlowDataset
+from fullfield.estimators import Estimator
+from fullfield.evaluation.predict import Setting, configured, predict
+from fullfield.evaluation.run import Run
+from fullfield.evaluation.scoring import Scorer
+from fullfield.evaluation.sharing import wait_for_all
+
+
+def evaluate(
+    estimator: Estimator,
+    dataset: FlowDataset,
+    folder: str | os.PathLike[str],
+    setting: Setting | None = None,
+    *,
+    averaging: str = "pooled",
+) -> dict[str, Any]:
+    """Predict what is missing in ``folder``, score it, and store and return the result.
+
+    A run that was stopped goes on where it was; the totals are the same as of one that was not. With several processes
+    (:class:`Setting`'s share) every one returns the totals of all.
+
+    Returns:
+        ``config``; ``averaging``; ``scores`` (as of :meth:`FlowMetrics.compute <fullfield.metrics.FlowMetrics>`) and
+        ``classes``, both None for a data set without truth; ``runtime`` (seconds a pair: median, min, max);
+        ``peak_bytes`` (CUDA memory, None on a CPU); ``backends``; and of this call alone ``this_call``: pairs
+        ``estimated``, ``busy_s``, ``wall_s`` and their ratio ``utilisation``.
+
+    Raises:
+        InputError: the folder belongs to another configuration, or a file cannot be used.
+    """
+    setting = setting or Setting()
+    run = Run(folder, configured(dataset, estimator, setting))
+    has_truth = all(record.flow is not None for record in dataset.records)
+    begin = time.perf_counter()
+    work = predict(estimator, dataset, run, setting, averaging=averaging if has_truth else None)
+    wait_for_all(setting.share)
+    scorer = Scorer(dataset, run, averaging, _check.device(setting.device))
+    if has_truth:
+        scorer.score_stored(setting.share.of(dataset))
+    wall = time.perf_counter() - begin
+    wait_for_all(setting.share)
+    result = {
+        **(_totals(scorer) if has_truth else {"averaging": averaging, "scores": None, "classes": None}),
+        **_runtime(dataset, run),
+        "this_call": {**work, "wall_s": wall, "utilisation": work["busy_s"] / wall if wall else 0.0},
+    }
+    if setting.share.rank == 0:
+        run.write("result.json", result)
+    return result
+
+
+def score(
+    dataset: FlowDataset, run: Run, *, averaging: str = "pooled", setting: Setting | None = None
+) -> dict[str, Any]:
+    """Score the stored predictions again, or in another averaging; nothing is estimated.
+
+    Raises InputError naming a pair that was not predicted.
+    """
+    setting = setting or Setting()
+    for record in dataset.records:
+        if record.flow is None:
+            raise InputError(f"{dataset.name}: has no truth for {record.name}")
+    scorer = Scorer(dataset, run, averaging, _check.device(setting.device))
+    scorer.score_stored(setting.share.of(dataset))
+    wait_for_all(setting.share)
+    return {**_totals(scorer), **_runtime(dataset, run)}
+
+
+def _totals(scorer: Scorer) -> dict[str, Any]:
+    total = scorer.total()
+    return {"averaging": total.averaging, "scores": total.compute(), "classes": total.breakdown()}
+
+
+def _runtime(dataset: FlowDataset, run: Run) -> dict[str, Any]:
+    noted = [run.facts(record.name) for record in dataset.records]
+    facts = [fact for fact in noted if fact is not None]
+    if len(facts) < len(dataset):
+        raise InputError(f"{run.folder}: holds {len(facts)} of {len(dataset)} predictions; predict the rest first")
+    seconds = [float(fact["seconds"]) for fact in facts]
+    peaks = [fact["peak_bytes"] for fact in facts if fact["peak_bytes"] is not None]
+    return {
+        "config": run.config,
+        "runtime": {"median_s": statistics.median(seconds), "min_s": min(seconds), "max_s": max(seconds)},
+        "peak_bytes": max(peaks) if peaks else None,
+        "backends": sorted({str(fact["backend"]) for fact in facts}),
+    }

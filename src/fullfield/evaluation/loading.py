@@ -1,0 +1,90 @@
+"""Reading ahead: frames and truth of the next pairs while the current one is estimated."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from fullfield._check import InputError
+from fullfield.datasets import FlowDataset, Truth
+
+_AHEAD_BYTES = 4 << 30
+
+
+def readers() -> int:
+    """Threads that read files: decoding releases the interpreter."""
+    return max(2, min(16, (os.cpu_count() or 1) - 1))
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """One pair, read."""
+
+    index: int
+    frame1: Tensor | None
+    frame2: Tensor | None
+    truth: Truth | None
+
+
+def read_ahead(
+    dataset: FlowDataset, indices: Sequence[int], *, frames: bool = True, truth: bool = True
+) -> Iterator[Loaded]:
+    """The pairs ``indices`` in order, read by several threads.
+
+    A frame that two neighbouring pairs share is read once. What is read ahead is held to a few GiB.
+
+    Args:
+        frames: whether to read the frames.
+        truth: whether to read the truth.
+    """
+    with ThreadPoolExecutor(readers(), thread_name_prefix="fullfield-read") as pool:
+        waiting: deque[tuple[int, list[Future[Tensor]], Future[Truth | None] | None]] = deque()
+        shared: dict[Path, Future[Tensor]] = {}
+        left = deque(indices)
+        ahead = readers() + 1
+        try:
+            while left or waiting:
+                while left and len(waiting) < ahead:
+                    index = left.popleft()
+                    record = dataset.records[index]
+                    files = [record.frame1, record.frame2] if frames else []
+                    for path in files:
+                        if path not in shared:
+                            shared[path] = pool.submit(dataset.read_frame, path)
+                    waiting.append(
+                        (index, [shared[path] for path in files], pool.submit(dataset.truth, index) if truth else None)
+                    )
+                index, images, true = waiting.popleft()
+                pair = [image.result() for image in images]
+                known = None if true is None else true.result()
+                record = dataset.records[index]
+                if pair and pair[0].shape != pair[1].shape:
+                    sizes = [f"{image.shape[-1]}×{image.shape[-2]}" for image in pair]
+                    raise InputError(f"{record.frame2}: is {sizes[1]}, but {record.frame1} is {sizes[0]}")
+                still = {path for other, *_ in waiting for path in _frames(dataset, other)}
+                kept = still | {record.frame2}
+                shared = {path: image for path, image in shared.items() if path in kept}
+                ahead = _depth(pair, known)
+                yield Loaded(index, pair[0] if pair else None, pair[1] if pair else None, known)
+        finally:
+            for _, images, true in waiting:
+                for future in (*images, true):
+                    if future is not None:
+                        future.cancel()
+
+
+def _frames(dataset: FlowDataset, index: int) -> tuple[Path, Path]:
+    record = dataset.records[index]
+    return record.frame1, record.frame2
+
+
+def _depth(pair: list[Tensor], truth: Truth | None) -> int:
+    """How many pairs to hold ahead."""
+    size = sum(image.nbytes for image in pair) + (0 if truth is None else truth.flow.nbytes)
+    return max(2, min(readers() + 1, _AHEAD_BYTES // max(size, 1)))

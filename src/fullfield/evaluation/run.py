@@ -1,0 +1,175 @@
+"""A folder of predictions and the configuration that made them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fullfield import __version__
+from fullfield._check import InputError
+from fullfield.datasets import FlowDataset
+from fullfield.io import atomic_path, read_flow, write_flow
+
+_FORMAT = 1
+_CONFIG = "config.json"
+
+
+class Run:
+    """Predictions of one method, in one configuration, on one data set.
+
+    ::
+
+        FOLDER/
+          config.json                   what made the predictions; another configuration is refused
+          predictions/NAME.flo          one a pair, written whole or not at all
+          predictions/NAME.json         its facts: seconds, peak memory, backend
+          scores/AVERAGING/NAME.json    what it adds to the totals
+          result.json                   the totals of the last scoring
+
+    Args:
+        folder: made where it does not exist.
+        config: from :func:`configuration`.
+
+    Raises:
+        InputError: the folder holds predictions of another configuration (every difference is named), or other
+            files.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], config: Mapping[str, Any]) -> None:
+        self.folder = Path(folder)
+        self.config = _plain(config)
+        stored = self.folder / _CONFIG
+        if stored.is_file():
+            before = _read_json(stored)
+            changed = _differences(before, self.config)
+            if changed:
+                raise InputError(
+                    f"{self.folder}: holds predictions of another configuration ({'; '.join(changed)}); "
+                    "choose another folder or remove this one"
+                )
+        else:
+            if self.folder.is_dir() and any(not path.name.startswith(".") for path in self.folder.iterdir()):
+                raise InputError(f"{self.folder}: expected a new folder or one of a run, got one with other files")
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.write(_CONFIG, self.config)
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> Run:
+        """The run in ``folder``, with the configuration stored there."""
+        stored = Path(folder) / _CONFIG
+        if not stored.is_file():
+            raise InputError(f"{folder}: expected the folder of a run, which has a {_CONFIG}")
+        return cls(folder, _read_json(stored))
+
+    def path(self, name: str) -> Path:
+        """Where the flow of a pair is."""
+        return self.folder / "predictions" / f"{name}.flo"
+
+    def facts(self, name: str) -> dict[str, Any] | None:
+        """What was noted of a prediction; None where it is not there whole."""
+        path = self.path(name)
+        noted = path.with_suffix(".json")
+        if not (path.is_file() and noted.is_file()):
+            return None
+        facts = _read_json(noted)
+        return facts if facts.get("bytes") == path.stat().st_size else None
+
+    def save(self, name: str, flow: Tensor, facts: Mapping[str, Any]) -> None:
+        """Store a prediction [2, H, W] and its facts; its earlier scores go."""
+        path = self.path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        noted = path.with_suffix(".json")
+        noted.unlink(missing_ok=True)
+        for scored in (self.folder / "scores").glob(f"*/{name}.json"):
+            scored.unlink()
+        write_flow(path, flow)
+        self.write(noted.relative_to(self.folder), {**facts, "bytes": path.stat().st_size})
+
+    def read(self, name: str) -> tuple[Tensor, Tensor]:
+        """A stored prediction [2, H, W], and where it has vectors."""
+        if self.facts(name) is None:
+            raise InputError(f"{self.path(name)}: there is no whole prediction of {name}; predict again")
+        flow, valid = read_flow(self.path(name))
+        return flow, valid
+
+    def score(self, averaging: str, name: str, truth: str) -> dict[str, Any] | None:
+        """What a pair adds to the totals, where it was scored against the same truth."""
+        path = self.folder / "scores" / averaging / f"{name}.json"
+        if not path.is_file():
+            return None
+        stored = _read_json(path)
+        state: dict[str, Any] | None = stored.get("state") if stored.get("truth") == truth else None
+        return state
+
+    def keep_score(self, averaging: str, name: str, truth: str, state: Mapping[str, Any]) -> None:
+        """Store what a pair adds to the totals."""
+        self.write(Path("scores") / averaging / f"{name}.json", {"truth": truth, "state": state})
+
+    def write(self, name: str | Path, content: Mapping[str, Any]) -> None:
+        """Write a JSON file of the run, whole or not at all."""
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_path(path) as temporary:
+            temporary.write_text(json.dumps(_plain(content), indent=1) + "\n", "utf-8")
+
+
+def configuration(dataset: FlowDataset, method: str, parameters: Mapping[str, Any], device: str) -> dict[str, Any]:
+    """What a prediction depends on, as plain values."""
+    import torch
+
+    return {
+        "format": _FORMAT,
+        "fullfield": __version__,
+        "torch": torch.__version__,
+        "device": device,
+        "dataset": {"name": dataset.name, "pairs": len(dataset), "frames": _fingerprint(dataset)},
+        "method": method,
+        "parameters": dict(parameters),
+    }
+
+
+def fingerprint(paths: list[Path]) -> str:
+    """Tells files apart by name and size."""
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(f"{path.name}\0{path.stat().st_size}\n".encode())
+    return digest.hexdigest()[:16]
+
+
+def _fingerprint(dataset: FlowDataset) -> str:
+    names = "\n".join(record.name for record in dataset.records)
+    files = fingerprint([path for record in dataset.records for path in (record.frame1, record.frame2)])
+    return hashlib.sha256(f"{names}\n{files}".encode()).hexdigest()[:16]
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise InputError(f"{path}: expected JSON, got something else ({error})") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: expected a JSON object, got {type(content).__name__}")
+    return content
+
+
+def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """As it comes back from JSON."""
+    plain: dict[str, Any] = json.loads(json.dumps(config, default=str, sort_keys=False))
+    return plain
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+    found = []
+    for key in {**before, **now}:
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            found += _differences(old, new, f"{prefix}{key}.")
+        elif old != new:
+            found.append(f"{prefix}{key} was {old!r}, is {new!r}")
+    return found

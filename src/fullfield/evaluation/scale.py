@@ -1,0 +1,83 @@
+"""Estimating at a fraction of the frames' size: bilinear down, estimate, bilinear up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional
+
+from fullfield._check import InputError
+from fullfield.estimators import Estimator
+
+
+def read_scale(text: str | float | Fraction) -> Fraction:
+    """``"1/4"``, ``"0.5"`` or a number, above 0 and at most 1."""
+    try:
+        scale = Fraction(text).limit_denominator(1 << 16)
+    except (ValueError, ZeroDivisionError, OverflowError, TypeError):
+        raise InputError(f"scale: expected a fraction such as 1/4, got {text!r}") from None
+    if not 0 < scale <= 1:
+        raise InputError(f"scale: expected more than 0 and at most 1, got {text!r}")
+    return scale
+
+
+class AtScale:
+    """An estimator whose frames are reduced before, and whose flow is enlarged after.
+
+    Both bilinear between pixel centres, without a filter before (Briedis et al. 2026, section 6.3); a side becomes the
+    nearest whole number of pixels, one at least, and vectors are scaled by the true ratio of the sizes.
+
+    Args:
+        estimator: what estimates.
+        scale: above 0, at most 1; 1 hands the frames through.
+    """
+
+    def __init__(self, estimator: Estimator, scale: str | float | Fraction) -> None:
+        self.estimator = estimator
+        self.scale = read_scale(scale)
+
+    @property
+    def method(self) -> str:
+        """The estimator's."""
+        return self.estimator.method
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """The estimator's, and ``scale``."""
+        return {**self.estimator.parameters, "scale": str(self.scale)}
+
+    @property
+    def backend(self) -> str:
+        """The estimator's."""
+        return self.estimator.backend
+
+    def __call__(
+        self,
+        frame1: Tensor,
+        frame2: Tensor,
+        *,
+        initial_flow: Tensor | None = None,
+        progress: Callable[[float, str], None] | None = None,
+    ) -> Tensor:
+        """Frames [B, C, H, W] to flow [B, 2, H, W]; see :class:`fullfield.estimators.Estimator`."""
+        if self.scale == 1:
+            return self.estimator(frame1, frame2, initial_flow=initial_flow, progress=progress)
+        height, width = frame1.shape[-2:]
+        small = (max(1, round(height * self.scale)), max(1, round(width * self.scale)))
+        start = None if initial_flow is None else resized_flow(initial_flow, small)
+        flow = self.estimator(_resized(frame1, small), _resized(frame2, small), initial_flow=start, progress=progress)
+        return resized_flow(flow, (height, width))
+
+
+def resized_flow(flow: Tensor, size: tuple[int, int]) -> Tensor:
+    """A flow [B, 2, h, w] at another size, in its pixels."""
+    height, width = flow.shape[-2:]
+    ratio = flow.new_tensor([size[1] / width, size[0] / height])
+    return _resized(flow, size) * ratio[:, None, None]
+
+
+def _resized(image: Tensor, size: tuple[int, int]) -> Tensor:
+    return functional.interpolate(image, size=size, mode="bilinear", align_corners=False)

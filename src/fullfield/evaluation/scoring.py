@@ -1,0 +1,76 @@
+"""What one pair adds to the totals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullfield._check import InputError
+from fullfield.datasets import FlowDataset, Truth
+from fullfield.evaluation.loading import read_ahead
+from fullfield.evaluation.run import Run, fingerprint
+from fullfield.metrics import FlowMetrics
+
+
+class Scorer:
+    """Scores pairs of a data set and keeps what each adds to the totals in the run's folder.
+
+    Args:
+        averaging: as of :class:`fullfield.metrics.FlowMetrics`.
+        device: where to compare.
+    """
+
+    def __init__(self, dataset: FlowDataset, run: Run, averaging: str, device: torch.device) -> None:
+        self.dataset, self.run, self.averaging, self.device = dataset, run, averaging, device
+
+    def state(self, index: int, pred: Tensor, truth: Truth, known: Tensor | None = None) -> dict[str, Any]:
+        """What a pair adds: ``pred`` [2, H, W], with vectors where ``known``."""
+        record = self.dataset.records[index]
+        flow, valid = truth.flow.to(self.device), truth.valid.to(self.device)
+        if pred.shape[-2:] != flow.shape[-2:]:
+            sizes = [f"{field.shape[-1]}×{field.shape[-2]}" for field in (flow, pred)]
+            raise InputError(f"{record.flow}: is {sizes[0]}, but the flow of {record.name} is {sizes[1]}")
+        if known is not None:
+            lost = int((valid & ~known.to(self.device)).sum())
+            if lost:
+                raise InputError(f"{self.run.path(record.name)}: has no vector at {lost} pixels that are scored")
+        metrics = FlowMetrics(averaging=self.averaging)
+        occluded = None if truth.occluded is None else truth.occluded.to(self.device)
+        metrics.update(pred.to(self.device), flow, valid, occluded)
+        return metrics.state_dict()
+
+    def keep(self, index: int, state: dict[str, Any]) -> None:
+        """Store what a pair adds."""
+        self.run.keep_score(self.averaging, self.dataset.records[index].name, self._truth(index), state)
+
+    def stored(self, index: int) -> dict[str, Any] | None:
+        """What a pair adds, where it was scored against this truth."""
+        return self.run.score(self.averaging, self.dataset.records[index].name, self._truth(index))
+
+    def score_stored(self, indices: Sequence[int]) -> None:
+        """Score the stored predictions that have no score yet."""
+        left = [index for index in indices if self.stored(index) is None]
+        for loaded in read_ahead(self.dataset, left, frames=False):
+            if loaded.truth is None:
+                raise InputError(f"{self.dataset.name}: has no truth for {self.dataset.records[loaded.index].name}")
+            pred, known = self.run.read(self.dataset.records[loaded.index].name)
+            self.keep(loaded.index, self.state(loaded.index, pred, loaded.truth, known))
+
+    def total(self) -> FlowMetrics:
+        """The totals over the whole data set."""
+        total = FlowMetrics(averaging=self.averaging)
+        for index, record in enumerate(self.dataset.records):
+            state = self.stored(index)
+            if state is None:
+                raise InputError(f"{self.run.folder}: has no score of {record.name}; was another process stopped?")
+            total.merge(FlowMetrics.from_state(state))
+        return total
+
+    def _truth(self, index: int) -> str:
+        record = self.dataset.records[index]
+        masks: list[Path | None] = [record.flow, record.occlusion, record.invalid]
+        return fingerprint([path for path in masks if path is not None])

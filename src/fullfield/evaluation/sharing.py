@@ -1,0 +1,52 @@
+"""Several processes on one data set, started by ``torchrun``: each takes its part, the files are common."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from fullfield.datasets import FlowDataset
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which of how many processes this one is."""
+
+    rank: int = 0
+    count: int = 1
+
+    def of(self, dataset: FlowDataset, *, whole_sequences: bool = False) -> list[int]:
+        """The indices of this process: every ``count``-th pair, or every ``count``-th sequence."""
+        if not whole_sequences:
+            return list(range(self.rank, len(dataset), self.count))
+        order: dict[str, int] = {}
+        for record in dataset.records:
+            order.setdefault(record.sequence, len(order))
+        return [i for i, r in enumerate(dataset.records) if order[r.sequence] % self.count == self.rank]
+
+
+def this_share() -> Share:
+    """From the variables ``torchrun`` sets; alone without them."""
+    return Share(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+
+
+def wait_for_all(share: Share) -> None:
+    """Return when every process has come here."""
+    if share.count == 1:
+        return
+    from datetime import timedelta
+
+    from torch import distributed
+
+    if not distributed.is_initialized():
+        distributed.init_process_group("gloo", timeout=timedelta(days=2))
+    distributed.barrier()
+
+
+def leave(share: Share) -> None:
+    """Take leave of the others."""
+    if share.count > 1:
+        from torch import distributed
+
+        if distributed.is_initialized():
+            distributed.destroy_process_group()

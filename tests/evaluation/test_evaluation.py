@@ -1,0 +1,417 @@
+"""Predictions of a data set, stored, resumed, shared out and scored."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fullfield import InputError
+from fullfield.datasets import FlowDataset, Pairs, Sintel, open_dataset
+from fullfield.evaluation import AtScale, Run, Setting, evaluate, predict, read_scale, score, write_submission
+from fullfield.evaluation.loading import read_ahead
+from fullfield.evaluation.predict import configured
+from fullfield.evaluation.sharing import Share
+from fullfield.evaluation.warm_start import moved_forward
+from fullfield.io import read_flow, write_flow, write_image
+from fullfield.metrics import FlowMetrics
+
+H, W = 24, 32
+
+
+class Counting:
+    """A cheap estimator: the flow is told by the frames' means, so that a mix-up is seen."""
+
+    method = "counting"
+    backend = "plain"
+
+    def __init__(self, gain: float = 10.0, fail_at: int | None = None) -> None:
+        self.gain, self.fail_at, self.calls = gain, fail_at, 0
+        self.starts: list[Tensor | None] = []
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        return {"gain": self.gain}
+
+    def __call__(
+        self,
+        frame1: Tensor,
+        frame2: Tensor,
+        *,
+        initial_flow: Tensor | None = None,
+        progress: Callable[[float, str], None] | None = None,  # noqa: ARG002
+    ) -> Tensor:
+        self.calls += 1
+        self.starts.append(initial_flow)
+        if self.fail_at is not None and self.calls > self.fail_at:
+            raise KeyboardInterrupt
+        batch, _, height, width = frame1.shape
+        flow = torch.zeros(batch, 2, height, width)
+        flow[:, 0] = self.gain * frame1.mean()
+        flow[:, 1] = self.gain * frame2.mean() + torch.linspace(0, 1, width)
+        return flow
+
+
+def sequence(root: Path, shots: Mapping[str, int]) -> FlowDataset:
+    generator = torch.Generator().manual_seed(5)
+    for shot, count in shots.items():
+        for folder in ("frames", "flow", "occlusions"):
+            (root / shot / folder).mkdir(parents=True)
+        for i in range(count):
+            value = torch.rand(1, generator=generator)
+            write_image(root / shot / "frames" / f"f_{i:02d}.png", value.expand(3, H, W).contiguous())
+            flow = 8 * torch.rand(2, H, W, generator=generator)
+            write_flow(root / shot / "flow" / f"f_{i:02d}.flo", flow, torch.rand(H, W, generator=generator) > 0.2)
+            hidden = (torch.rand(1, H, W, generator=generator) > 0.9).float().expand(3, H, W).contiguous()
+            write_image(root / shot / "occlusions" / f"f_{i:02d}.png", hidden)
+    return Pairs(root, name="mine")
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> FlowDataset:
+    return sequence(tmp_path / "set", {"a": 4, "b": 3})
+
+
+def by_hand(dataset: FlowDataset, averaging: str = "pooled") -> dict[str, float]:
+    """The totals without any of the machinery."""
+    metrics, estimator = FlowMetrics(averaging=averaging), Counting()
+    for sample in dataset:
+        assert sample.flow is not None
+        metrics.update(
+            estimator(sample.frame1[None], sample.frame2[None])[0], sample.flow, sample.valid, sample.occluded
+        )
+    return metrics.compute()
+
+
+def test_totals_are_those_of_a_plain_loop(pairs: FlowDataset, tmp_path: Path) -> None:
+    result = evaluate(Counting(), pairs, tmp_path / "run")
+    assert result["scores"] == by_hand(pairs)
+    assert result["scores"]["images"] == 5
+    assert result["scores"]["epe_unmatched"] > 0
+    assert result["runtime"]["min_s"] <= result["runtime"]["median_s"] <= result["runtime"]["max_s"]
+    assert result["this_call"]["estimated"] == 5
+    assert 0 < result["this_call"]["utilisation"] <= 1
+    assert result["backends"] == ["plain"]
+    stored = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert stored["scores"]["epe"] == result["scores"]["epe"]
+    assert stored["config"]["parameters"] == {"gain": 10.0, "warm_start": False}
+
+
+def test_nothing_is_estimated_twice(pairs: FlowDataset, tmp_path: Path) -> None:
+    first = evaluate(Counting(), pairs, tmp_path / "run")
+    again = Counting()
+    second = evaluate(again, pairs, tmp_path / "run")
+    assert again.calls == 0
+    assert second["scores"] == first["scores"]
+    assert second["runtime"] == first["runtime"]
+
+
+def test_scores_in_another_averaging_without_estimating(pairs: FlowDataset, tmp_path: Path) -> None:
+    evaluate(Counting(), pairs, tmp_path / "run")
+    result = score(pairs, Run.load(tmp_path / "run"), averaging="per_image")
+    assert result["scores"] == by_hand(pairs, "per_image")
+    assert result["scores"]["epe"] != by_hand(pairs)["epe"]
+
+
+def test_a_stopped_run_goes_on(pairs: FlowDataset, tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(Counting(fail_at=3), pairs, tmp_path / "run")  # one call warms up
+    held = sorted(path.name for path in (tmp_path / "run" / "predictions").rglob("*.flo"))
+    assert len(held) == 2
+    rest = Counting()
+    result = evaluate(rest, pairs, tmp_path / "run")
+    assert rest.calls == 3 + 1
+    assert result["scores"] == by_hand(pairs)
+
+
+@pytest.mark.parametrize("harm", ["cut", "no facts", "temporary"])
+def test_a_half_written_prediction_is_made_again(pairs: FlowDataset, tmp_path: Path, harm: str) -> None:
+    evaluate(Counting(), pairs, tmp_path / "run")
+    path = Run.load(tmp_path / "run").path("a/f_01")
+    if harm == "cut":
+        path.write_bytes(path.read_bytes()[:-100])
+    elif harm == "no facts":
+        path.with_suffix(".json").unlink()
+    else:
+        path.rename(path.with_name(".f_01.0a0b0c0d.part.flo"))
+    with pytest.raises(InputError, match=r"a/f_01|4 of 5"):
+        score(pairs, Run.load(tmp_path / "run"), averaging="per_image")
+    again = Counting()
+    assert evaluate(again, pairs, tmp_path / "run")["scores"] == by_hand(pairs)
+    assert again.calls == 1 + 1
+
+
+def test_changed_truth_is_scored_again(pairs: FlowDataset, tmp_path: Path) -> None:
+    evaluate(Counting(), pairs, tmp_path / "run")
+    record = pairs.records[0]
+    assert record.flow is not None
+    masked = [Path(record.flow), tmp_path / "set" / "a" / "invalid"]
+    masked[1].mkdir()
+    for path in sorted((tmp_path / "set" / "a" / "frames").iterdir()):
+        half = torch.zeros(3, H, W)
+        half[:, : H // 2] = 1
+        write_image(masked[1] / path.name, half)
+    changed = Pairs(tmp_path / "set", name="mine")
+    again = Counting()
+    result = evaluate(again, changed, tmp_path / "run")
+    assert again.calls == 0
+    assert result["scores"] == by_hand(changed)
+    assert result["scores"]["pixels"] < by_hand(pairs)["pixels"]
+
+
+@pytest.mark.parametrize("change", ["parameter", "scale", "warm start", "frames"])
+def test_another_configuration_is_refused(pairs: FlowDataset, tmp_path: Path, change: str) -> None:
+    evaluate(Counting(), pairs, tmp_path / "run")
+    estimator: Any = Counting(gain=2.0) if change == "parameter" else Counting()
+    setting = Setting(warm_start=change == "warm start")
+    if change == "scale":
+        estimator = AtScale(estimator, "1/2")
+    if change == "frames":
+        path = pairs.records[0].frame1
+        noise = torch.rand(3, H, W, generator=torch.Generator().manual_seed(1))
+        write_image(path, noise)
+    with pytest.raises(InputError, match="holds predictions of another configuration") as caught:
+        evaluate(estimator, pairs, tmp_path / "run", setting)
+    wanted = {
+        "parameter": "parameters.gain was 10.0, is 2.0",
+        "scale": "parameters.scale was None, is '1/2'",
+        "warm start": "parameters.warm_start was False, is True",
+        "frames": "dataset.frames",
+    }[change]
+    assert wanted in str(caught.value)
+
+
+def test_a_folder_of_something_else_is_refused(pairs: FlowDataset, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="expected a new folder or one of a run"):
+        evaluate(Counting(), pairs, tmp_path / "set")
+    with pytest.raises(InputError, match=r"has a config\.json"):
+        Run.load(tmp_path)
+
+
+def test_a_flow_that_is_not_finite_is_named(pairs: FlowDataset, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="a/f_00: counting gives a flow that is not finite"):
+        evaluate(Counting(gain=float("nan")), pairs, tmp_path / "run")
+
+
+@pytest.mark.parametrize("warm_start", [False, True])
+def test_shares_together_are_the_whole(pairs: FlowDataset, tmp_path: Path, warm_start: bool) -> None:
+    whole = evaluate(Counting(), pairs, tmp_path / "alone", Setting(warm_start=warm_start))
+    taken = []
+    for rank in range(3):
+        share = Share(rank, 3)
+        taken += share.of(pairs, whole_sequences=warm_start)
+        setting = Setting(warm_start=warm_start, share=share)
+        estimator = Counting()
+        predict(estimator, pairs, Run(tmp_path / "shared", configured(pairs, estimator, setting)), setting)
+    assert sorted(taken) == list(range(len(pairs)))
+    assert evaluate(Counting(), pairs, tmp_path / "shared", Setting(warm_start=warm_start))["scores"] == whole["scores"]
+
+
+def test_processes_of_torchrun(pairs: FlowDataset, tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(
+        f"""
+import sys
+sys.path.insert(0, {os.fspath(Path(__file__).parent)!r})
+from test_evaluation import Counting
+from fullfield.datasets import Pairs
+from fullfield.evaluation import Setting, evaluate
+from fullfield.evaluation.sharing import leave, this_share
+share = this_share()
+pairs = Pairs({os.fspath(pairs.root)!r}, name="mine")
+result = evaluate(Counting(), pairs, {os.fspath(tmp_path / "run")!r}, Setting(share=share))
+assert result["this_call"]["estimated"] in (2, 3), result["this_call"]
+leave(share)
+""",
+        "utf-8",
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        os.fspath(script),
+    ]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["scores"]["epe"] == by_hand(pairs)["epe"]
+
+
+def test_a_killed_process_leaves_only_whole_predictions(pairs: FlowDataset, tmp_path: Path) -> None:
+    script = tmp_path / "job.py"
+    script.write_text(
+        f"""
+import sys, time
+sys.path.insert(0, {os.fspath(Path(__file__).parent)!r})
+from test_evaluation import Counting
+from fullfield.datasets import Pairs
+from fullfield.evaluation import evaluate
+class Slow(Counting):
+    def __call__(self, *frames, **more):
+        time.sleep(0.3)
+        return super().__call__(*frames, **more)
+evaluate(Slow(), Pairs({os.fspath(pairs.root)!r}, name="mine"), {os.fspath(tmp_path / "run")!r})
+""",
+        "utf-8",
+    )
+    process = subprocess.Popen([sys.executable, os.fspath(script)])
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not list((tmp_path / "run").rglob("*.flo")):
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    held = [record.name for record in pairs.records if Run.load(tmp_path / "run").facts(record.name) is not None]
+    assert 0 < len(held) < len(pairs)
+    rest = Counting()
+    assert evaluate(rest, pairs, tmp_path / "run")["scores"] == by_hand(pairs)
+    assert rest.calls == len(pairs) - len(held) + 1
+
+
+def test_warm_start_hands_the_moved_flow_on(pairs: FlowDataset, tmp_path: Path) -> None:
+    estimator = Counting()
+    evaluate(estimator, pairs, tmp_path / "run", Setting(warm_start=True))
+    starts = estimator.starts[1:]
+    assert [start is None for start in starts] == [True, False, False, True, False]
+    first = read_flow(Run.load(tmp_path / "run").path("a/f_00")).flow
+    assert starts[1] is not None
+    assert torch.equal(starts[1][0], moved_forward(first))
+
+
+def test_warm_start_goes_on_from_the_stored_flow(pairs: FlowDataset, tmp_path: Path) -> None:
+    setting = Setting(warm_start=True)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(Counting(fail_at=2), pairs, tmp_path / "run", setting)
+    rest = Counting()
+    evaluate(rest, pairs, tmp_path / "run", setting)
+    assert rest.starts[0] is not None
+    assert torch.equal(rest.starts[0][0], moved_forward(read_flow(Run.load(tmp_path / "run").path("a/f_00")).flow))
+
+
+def test_moved_forward() -> None:
+    flow = torch.zeros(2, 7, 9)
+    flow[0, 3, 2] = 4.0
+    moved = moved_forward(flow)
+    assert moved[:, 3, 6].tolist() == [4.0, 0.0]
+    assert moved[:, 3, 2].tolist() == [0.0, 0.0]
+    constant = torch.tensor([3.0, -2.0])[:, None, None].expand(2, 7, 9)
+    assert torch.equal(moved_forward(constant), constant)
+    assert torch.equal(moved_forward(torch.full((2, 4, 4), 100.0)), torch.zeros(2, 4, 4))
+    broken = constant.clone()
+    broken[:, 2, 2] = float("nan")
+    assert moved_forward(broken).isfinite().all()
+
+
+def test_scale() -> None:
+    assert str(read_scale("1/8")) == "1/8"
+    assert read_scale(0.25) == read_scale("1/4")
+    for wrong in ("0", "2", "a", "1/0", "nan"):
+        with pytest.raises(InputError, match="scale"):
+            read_scale(wrong)
+
+
+def test_flow_at_a_scale_is_in_pixels_of_the_frame() -> None:
+    seen: list[tuple[int, ...]] = []
+
+    class Constant(Counting):
+        def __call__(self, frame1: Tensor, frame2: Tensor, **more: Any) -> Tensor:
+            seen.append(tuple(frame1.shape))
+            if more["initial_flow"] is not None:
+                return more["initial_flow"]
+            return torch.tensor([2.0, -1.0])[None, :, None, None].expand(len(frame2), 2, *frame2.shape[-2:])
+
+    frame = torch.rand(1, 3, 30, 50)
+    flow = AtScale(Constant(), "1/4")(frame, frame)
+    assert seen == [(1, 3, 8, 12)]
+    assert flow.shape == (1, 2, 30, 50)
+    assert torch.allclose(flow[0, 0], torch.tensor(2.0 * 50 / 12))
+    assert torch.allclose(flow[0, 1], torch.tensor(-1.0 * 30 / 8))
+    start = torch.tensor([6.0, 3.0])[None, :, None, None].expand(1, 2, 30, 50)
+    assert torch.allclose(AtScale(Constant(), "1/2")(frame, frame, initial_flow=start), start)
+
+
+def test_a_shared_frame_is_read_once(pairs: FlowDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Path] = []
+    once = type(pairs).read_frame
+
+    def counted(self: FlowDataset, path: Path) -> Tensor:
+        read.append(path)
+        return once(self, path)
+
+    monkeypatch.setattr(type(pairs), "read_frame", counted)
+    loaded = list(read_ahead(pairs, range(len(pairs))))
+    assert [pair.index for pair in loaded] == list(range(5))
+    assert len(read) == len(set(read)) == 7
+    for pair in loaded:
+        first, second = pairs.frames(pair.index)
+        assert pair.frame1 is not None
+        assert torch.equal(pair.frame1, first)
+        assert pair.frame2 is not None
+        assert torch.equal(pair.frame2, second)
+
+
+def test_reading_stops_when_nobody_asks(pairs: FlowDataset) -> None:
+    ahead = read_ahead(pairs, range(len(pairs)))
+    next(ahead)
+    ahead.close()
+
+
+def sites(root: Path) -> None:
+    frame = torch.rand(3, H, W, generator=torch.Generator().manual_seed(2))
+    for i in (1, 2):
+        for folder in ("test/clean/market_1/frame_", "test/0003/frame_left/frame_left_"):
+            path = root / f"{folder}{i:04d}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_image(path, frame)
+    for i in (10, 11):
+        path = root / "testing/image_2" / f"000000_{i}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_image(path, frame)
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("sintel-clean-test", "clean/market_1/frame_0001.flo"),
+        ("kitti-2015-test", "flow/000000_10.png"),
+        ("spring-test", "0003/flow_FW_left/flow_FW_left_0001.flo5"),
+    ],
+)
+def test_submissions(tmp_path: Path, name: str, file: str) -> None:
+    sites(tmp_path / "data")
+    if name == "spring-test":
+        (tmp_path / "data/test/clean").rename(tmp_path / "elsewhere")
+    dataset = open_dataset(name, tmp_path / "data")
+    result = evaluate(Counting(), dataset, tmp_path / "run")
+    assert result["scores"] is None
+    run = Run.load(tmp_path / "run")
+    assert write_submission(dataset, run, tmp_path / "out") == [tmp_path / "out" / file]
+    expected = read_flow(run.path(dataset.records[0].name)).flow
+    written = read_flow(tmp_path / "out" / file)
+    assert written.valid.all()
+    assert torch.allclose(written.flow, expected, atol=1 / 64 if "kitti" in name else 0)
+    with pytest.raises(InputError, match="has no truth"):
+        score(dataset, run)
+
+
+def test_a_submission_needs_every_prediction(tmp_path: Path, pairs: FlowDataset) -> None:
+    sites(tmp_path / "data")
+    dataset = Sintel(tmp_path / "data", split="test")
+    evaluate(Counting(), dataset, tmp_path / "run")
+    run = Run.load(tmp_path / "run")
+    run.path(dataset.records[0].name).unlink()
+    with pytest.raises(InputError, match="has no prediction of market_1/frame_0001"):
+        write_submission(dataset, run, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(InputError, match="mine: expected a set of sintel, kitti, spring"):
+        write_submission(pairs, run, tmp_path / "out")
