@@ -1,0 +1,204 @@
+"""Renders frames and motion vectors inside Blender. Stands alone: needs nothing but Blender (4.2 or newer), or ``bpy``.
+
+    blender -b shot.blend --factory-startup -P render.py -- --output OUT/shot --frames 101 196
+    python render.py --blend shot.blend --output OUT/shot --frames 101 196     (an environment with bpy)
+
+Writes ``frames/frame_0101.png`` and ``vectors/vectors_0101.exr``, each whole or not at all; what is there already is
+not rendered again. ``fullfield render`` runs this and turns the vectors into flow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import bpy
+
+# Settings of Briedis et al. 2026, section 9.2 and listing 1: what a pixel of the truth depends on, and its noise.
+ADAPTIVE_THRESHOLD = 0.01
+CLAMP_DIRECT = 50.0
+VECTOR_SCALE = 2
+FLARES = "flares"
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(prog="render.py")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--blend", help="open this file (Blender itself may have opened one)")
+    source.add_argument("--own-scene", type=int, metavar="SEED", help="build fullfield's scene")
+    parser.add_argument("--output", type=Path, required=True, help="folder of the shot")
+    parser.add_argument("--frames", type=int, nargs=2, required=True, metavar=("FIRST", "LAST"))
+    parser.add_argument("--width", type=int, default=8192)
+    parser.add_argument("--samples", type=int, default=1024)
+    parser.add_argument("--device", choices=("CPU", "GPU"), default="CPU")
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--checks", action="store_true", help="write positions and matrices too, to test the vectors")
+    args = parser.parse_args(arguments)
+
+    first, last = args.frames
+    if args.own_scene is not None:
+        sys.path.insert(0, str(Path(__file__).resolve().parent))
+        import scene as own
+
+        own.build(args.own_scene, first, last)
+    elif args.blend:
+        bpy.ops.wm.open_mainfile(filepath=args.blend, load_ui=False)
+    scene = bpy.context.scene
+    if scene.camera is None:
+        sys.exit("render.py: the scene has no camera")
+    simplify(scene, args.width)
+    scene.cycles.device = args.device
+    if args.threads:
+        scene.render.threads_mode, scene.render.threads = "FIXED", args.threads
+    note(args, scene)
+    size = (scene.render.resolution_x, scene.render.resolution_y)
+    for number in range(first, last + 1):
+        frame = args.output / "frames" / f"frame_{number:04d}.png"
+        if not frame.is_file():
+            color(scene, size, args.samples)
+            still(scene, number, frame)
+        vectors = args.output / "vectors" / f"vectors_{number:04d}.exr"
+        if not vectors.is_file():
+            motion(scene, size, args.checks)
+            if args.checks:
+                write_matrices(scene, number, vectors.with_suffix(".json"))
+            still(scene, number, vectors)
+        print(f"fullfield: frame {number} done", flush=True)
+
+
+def simplify(scene: bpy.types.Scene, width: int) -> None:
+    """What would blur or veil the motion goes: motion blur, volumes, flares, compositing, the sequencer."""
+    render = scene.render
+    height = max(1, round(render.resolution_y * width / render.resolution_x))
+    render.resolution_x, render.resolution_y, render.resolution_percentage = width, height, 100
+    render.engine = "CYCLES"
+    render.use_motion_blur = False
+    render.use_border = render.use_crop_to_border = False
+    render.use_multiview = False
+    render.use_compositing = render.use_sequencer = False
+    flares = bpy.data.collections.get(FLARES)
+    if flares is not None:
+        bpy.data.collections.remove(flares)
+    for node_tree, target in outputs():
+        for node in node_tree.nodes:
+            if node.bl_idname == target and node.is_active_output:
+                for link in list(node.inputs["Volume"].links):
+                    node_tree.links.remove(link)
+    for thing in bpy.data.objects:
+        if thing.type == "VOLUME":
+            thing.hide_render = True
+    scene.cycles.sample_clamp_direct = CLAMP_DIRECT
+
+
+def outputs() -> list[tuple[bpy.types.NodeTree, str]]:
+    """Node trees of materials and worlds, and the node that ends them."""
+    materials = [(m.node_tree, "ShaderNodeOutputMaterial") for m in bpy.data.materials if m.node_tree]
+    return materials + [(w.node_tree, "ShaderNodeOutputWorld") for w in bpy.data.worlds if w.node_tree]
+
+
+def color(scene: bpy.types.Scene, size: tuple[int, int], samples: int) -> None:
+    """The frame as the film shows it."""
+    render, cycles = scene.render, scene.cycles
+    render.resolution_x, render.resolution_y = size
+    render.film_transparent = False
+    cycles.samples = samples
+    cycles.use_adaptive_sampling = True
+    cycles.adaptive_threshold = ADAPTIVE_THRESHOLD
+    cycles.use_denoising = True
+    cycles.denoiser = "OPENIMAGEDENOISE"
+    cycles.pixel_filter_type, cycles.filter_width = "BLACKMAN_HARRIS", 1.5
+    for layer in scene.view_layers:
+        layer.use_pass_combined = True
+        layer.use_pass_vector = layer.use_pass_position = layer.use_pass_object_index = False
+    image = render.image_settings
+    if hasattr(image, "media_type"):  # Blender 5
+        image.media_type = "IMAGE"
+    image.file_format, image.color_mode, image.color_depth = "PNG", "RGB", "8"
+
+
+def motion(scene: bpy.types.Scene, size: tuple[int, int], checks: bool) -> None:
+    """Vectors at twice the size, one sample in the middle of each pixel; alpha tells what was hit."""
+    render, cycles = scene.render, scene.cycles
+    render.resolution_x, render.resolution_y = (VECTOR_SCALE * side for side in size)
+    render.film_transparent = True
+    cycles.samples = 1
+    cycles.use_adaptive_sampling = cycles.use_denoising = False
+    cycles.pixel_filter_type, cycles.filter_width = "BOX", 0.01
+    for layer in scene.view_layers:
+        layer.use_pass_combined = layer.use_pass_vector = True
+        layer.use_pass_position = layer.use_pass_object_index = checks
+    image = render.image_settings
+    if hasattr(image, "media_type"):
+        image.media_type = "MULTI_LAYER_IMAGE"
+    image.file_format, image.color_depth, image.exr_codec = "OPEN_EXR_MULTILAYER", "32", "ZIP"
+
+
+def still(scene: bpy.types.Scene, number: int, path: Path) -> None:
+    """Render one frame into ``path``, under another name until it is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".part_{path.name}")
+    scene.frame_set(number)
+    scene.render.use_file_extension = False
+    scene.render.filepath = str(part)
+    bpy.ops.render.render(write_still=True)
+    if not part.is_file():
+        sys.exit(f"render.py: Blender wrote no {part}")
+    part.replace(path)
+
+
+def note(args: argparse.Namespace, scene: bpy.types.Scene) -> None:
+    """Write down what the pictures depend on; other settings in the same folder are refused."""
+    settings = {
+        "source": "own scene" if args.own_scene is not None else Path(args.blend or bpy.data.filepath).name,
+        "seed": args.own_scene,
+        "width": scene.render.resolution_x,
+        "height": scene.render.resolution_y,
+        "samples": args.samples,
+        "adaptive_threshold": ADAPTIVE_THRESHOLD,
+        "clamp_direct": CLAMP_DIRECT,
+        "vector_scale": VECTOR_SCALE,
+        "blender": bpy.app.version_string,
+    }
+    if args.own_scene is not None:  # its motion is spread over the range
+        settings["frames"] = list(args.frames)
+    path = args.output / "render.json"
+    if path.is_file():
+        before = json.loads(path.read_text("utf-8"))
+        changed = [f"{k} was {before.get(k)!r}, is {v!r}" for k, v in settings.items() if before.get(k) != v]
+        if changed:
+            sys.exit(f"render.py: {args.output} was rendered with other settings ({'; '.join(changed)})")
+        return
+    args.output.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(".part_render.json")
+    part.write_text(json.dumps(settings, indent=1) + "\n", "utf-8")
+    part.replace(path)
+
+
+def write_matrices(scene: bpy.types.Scene, number: int, path: Path) -> None:
+    """Camera and objects at this frame and the next, for an independent computation of the motion."""
+    found: dict[str, object] = {"width": scene.render.resolution_x, "height": scene.render.resolution_y}
+    for key, when in (("this", number), ("next", number + 1)):
+        scene.frame_set(when)
+        depsgraph = bpy.context.evaluated_depsgraph_get()
+        camera = scene.camera.evaluated_get(depsgraph)
+        projection = camera.calc_matrix_camera(depsgraph, x=scene.render.resolution_x, y=scene.render.resolution_y)
+        found[key] = {
+            "camera": rows(projection @ camera.matrix_world.inverted()),
+            "objects": {
+                str(thing.pass_index): rows(thing.evaluated_get(depsgraph).matrix_world)
+                for thing in scene.objects
+                if thing.pass_index
+            },
+        }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found), "utf-8")
+
+
+def rows(matrix: object) -> list[list[float]]:
+    return [list(row) for row in matrix]  # type: ignore[attr-defined]  # a mathutils.Matrix
+
+
+if __name__ == "__main__":
+    main(sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else sys.argv[1:])

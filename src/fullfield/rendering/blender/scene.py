@@ -1,0 +1,148 @@
+"""fullfield's own scene, built by code inside Blender: hard where flow is hard, and its motion is known.
+
+Textured rigid objects that cross each other, one of them by a twentieth of the frame's width each frame (370 pixels at
+8192), wires and a spoked wheel thinner than the coarsest pixels of a pyramid, a camera that moves and turns, sky.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+
+import bpy
+
+ASPECT = (1024, 576)
+
+
+def build(seed: int, first: int, last: int) -> None:
+    """Make the scene; the motion is centred on the frames ``first`` to ``last``."""
+    bpy.ops.wm.read_factory_settings(use_empty=True)
+    scene = bpy.context.scene
+    scene.render.engine = "CYCLES"
+    scene.render.resolution_x, scene.render.resolution_y = ASPECT
+    scene.view_settings.view_transform = "Standard"
+    draw = random.Random(seed)
+    middle = (first + last) / 2
+    frames = range(first - 1, last + 2)
+    world = bpy.data.worlds.new("sky")
+    scene.world = world
+    if world.node_tree is None:
+        world.use_nodes = True
+    background = next(node for node in world.node_tree.nodes if node.bl_idname == "ShaderNodeBackground")
+    background.inputs["Color"].default_value = (0.35, 0.5, 0.75, 1.0)
+    sun = bpy.data.objects.new("sun", bpy.data.lights.new("sun", "SUN"))
+    sun.data.energy, sun.data.angle = 3.0, 0.05
+    sun.rotation_euler = (0.7, 0.2, 0.5)
+    scene.collection.objects.link(sun)
+
+    ground = add("plane", size=60, location=(0, 20, 0))
+    texture(ground, draw, 1.2)
+    wall = add("cube", size=1, location=(0, 16, 3.6), scale=(34, 0.5, 7.2))
+    texture(wall, draw, 1.5)
+    for x, y in ((-4.5, 11), (-1.5, 13), (2.5, 12), (5.5, 10)):
+        pillar = add("cylinder", radius=0.45, depth=4, location=(x, y, 2), vertices=48)
+        texture(pillar, draw, 2.5)
+
+    movers = [
+        # where it is in the middle of the shot, how it moves a frame, how it turns a frame (radians)
+        (
+            add("uv_sphere", radius=0.9, segments=64, ring_count=32),
+            (-2.2, 7.5, 1.2),
+            (0.12, 0.0, 0.02),
+            (0.02, 0.0, 0.07),
+        ),
+        (add("cube", size=1.4), (2.1, 8.5, 1.0), (-0.16, -0.05, 0.0), (0.03, 0.05, 0.02)),
+        (add("torus", major_radius=0.8, minor_radius=0.28), (0.2, 6.2, 2.3), (0.05, 0.1, -0.04), (0.09, 0.02, 0.0)),
+        (add("monkey", size=1.5), (3.4, 6.6, 2.6), (-0.04, 0.02, 0.05), (0.0, 0.03, -0.08)),
+        # fast: nearer to the camera, about a twentieth of the frame's width a frame
+        (add("cube", size=0.7, scale=(1.6, 0.5, 0.6)), (0.0, 2.0, 0.9), (0.27, 0.02, 0.01), (0.0, 0.1, 0.03)),
+    ]
+    for thing, place, step, turn in movers:
+        texture(thing, draw, 3.0)
+        animate(thing, place, step, turn, middle, frames)
+
+    wheel = [add("torus", major_radius=0.9, minor_radius=0.02)]
+    wheel += [add("cylinder", radius=0.008, depth=1.8, rotation=(0, math.pi * k / 8, 0)) for k in range(8)]
+    wheel[0].rotation_euler = (math.pi / 2, 0, 0)
+    hub = bpy.data.objects.new("hub", None)
+    scene.collection.objects.link(hub)
+    for part in wheel:
+        texture(part, draw, 6.0)
+        part.parent = hub
+    animate(hub, (-3.4, 5.2, 2.6), (0.03, 0.0, 0.0), (0.0, 0.06, 0.0), middle, frames)
+    for k in range(9):
+        wire = add("cylinder", radius=0.006, depth=5, location=(-2.6 + 0.65 * k, 3.4 + 0.1 * (k % 3), 2.5))
+        texture(wire, draw, 8.0)
+
+    camera = bpy.data.objects.new("camera", bpy.data.cameras.new("camera"))
+    camera.data.lens, camera.data.sensor_width = 28, 36
+    scene.collection.objects.link(camera)
+    scene.camera = camera
+    animate(camera, (0.0, -2.5, 1.8), (0.03, 0.05, 0.004), (0.0, 0.0, -0.004), middle, frames, (math.pi / 2, 0, 0))
+    for count, thing in enumerate(thing for thing in scene.objects if thing.type == "MESH"):
+        thing.pass_index = count + 1
+
+
+def add(kind: str, **options: object) -> bpy.types.Object:
+    """A mesh primitive as an object of the scene."""
+    scale = options.pop("scale", (1, 1, 1))
+    getattr(bpy.ops.mesh, f"primitive_{kind}_add")(**options)
+    thing = bpy.context.active_object
+    thing.scale = scale
+    if kind in ("uv_sphere", "torus", "cylinder", "monkey"):
+        for polygon in thing.data.polygons:
+            polygon.use_smooth = kind != "cylinder" or len(polygon.vertices) == 4
+    return thing
+
+
+def texture(thing: bpy.types.Object, draw: random.Random, scale: float) -> None:
+    """Detail at many sizes, fixed to the object: fractal noise between two colours, cut by cells."""
+    material = bpy.data.materials.new(thing.name)
+    if material.node_tree is None:
+        material.use_nodes = True
+    tree = material.node_tree
+    surface = next(node for node in tree.nodes if node.bl_idname == "ShaderNodeBsdfPrincipled")
+    place = tree.nodes.new("ShaderNodeTexCoord")
+    shift = tree.nodes.new("ShaderNodeMapping")
+    shift.inputs["Location"].default_value = [draw.uniform(-50, 50) for _ in range(3)]
+    noise = tree.nodes.new("ShaderNodeTexNoise")
+    noise.inputs["Scale"].default_value = scale * 2
+    noise.inputs["Detail"].default_value = 15.0
+    noise.inputs["Roughness"].default_value = 0.72
+    cells = tree.nodes.new("ShaderNodeTexVoronoi")
+    cells.inputs["Scale"].default_value = scale * 3
+    ramp = tree.nodes.new("ShaderNodeValToRGB")
+    colors = [[draw.uniform(0.02, 0.9) for _ in range(3)] for _ in range(2)]
+    ramp.color_ramp.elements[0].position, ramp.color_ramp.elements[1].position = 0.38, 0.62
+    for element, rgb in zip(ramp.color_ramp.elements, colors, strict=True):
+        element.color = (*rgb, 1.0)
+    mix = tree.nodes.new("ShaderNodeMixRGB")
+    mix.blend_type = "MULTIPLY"
+    mix.inputs["Fac"].default_value = 0.6
+    tree.links.new(place.outputs["Object"], shift.inputs["Vector"])
+    for node in (noise, cells):
+        tree.links.new(shift.outputs["Vector"], node.inputs["Vector"])
+    tree.links.new(noise.outputs["Fac" if "Fac" in noise.outputs else 0], ramp.inputs["Fac"])
+    tree.links.new(ramp.outputs["Color"], mix.inputs["Color1"])
+    tree.links.new(cells.outputs["Color"], mix.inputs["Color2"])
+    tree.links.new(mix.outputs["Color"], surface.inputs["Base Color"])
+    surface.inputs["Roughness"].default_value = 0.9
+    thing.data.materials.append(material)
+
+
+def animate(
+    thing: bpy.types.Object,
+    place: tuple[float, float, float],
+    step: tuple[float, float, float],
+    turn: tuple[float, float, float],
+    middle: float,
+    frames: range,
+    upright: tuple[float, float, float] = (0.0, 0.0, 0.0),
+) -> None:
+    """Steady motion and turning, a key at every frame so that nothing is left to interpolation."""
+    for number in frames:
+        past = number - middle
+        thing.location = [p + past * s for p, s in zip(place, step, strict=True)]
+        thing.rotation_euler = [u + past * t for u, t in zip(upright, turn, strict=True)]
+        thing.keyframe_insert("location", frame=number)
+        thing.keyframe_insert("rotation_euler", frame=number)

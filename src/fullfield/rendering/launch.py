@@ -1,0 +1,137 @@
+"""Starting Blender, and waiting for it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fullfield._check import InputError
+from fullfield.rendering.truth import collect_truth
+
+_SCRIPT = Path(__file__).parent / "blender" / "render.py"
+_DONE = re.compile(r"fullfield: frame (\d+) done")
+_OWN_WORDS = "render.py: "
+
+
+@dataclass(frozen=True)
+class Blender:
+    """How to reach Blender, 4.2 or newer.
+
+    Attributes:
+        executable: Blender itself, by path or name.
+        python: instead, the Python of an environment that has ``bpy`` (it pins its own NumPy, so not this one).
+    """
+
+    executable: str = "blender"
+    python: str | None = None
+
+    def command(self) -> list[str]:
+        """What runs a script; the script's own arguments follow.
+
+        Raises InputError where it is not there.
+        """
+        name = self.executable if self.python is None else self.python
+        found = shutil.which(name)
+        if found is None:
+            how = "install Blender, or name it, or the Python of an environment with bpy (pip install bpy)"
+            raise InputError(f"{name}: cannot be run; {how}")
+        if self.python is not None:
+            return [found, os.fspath(_SCRIPT)]
+        return [found, "--background", "--factory-startup", "-noaudio", "--python", os.fspath(_SCRIPT), "--"]
+
+
+@dataclass(frozen=True)
+class Shot:
+    """What to render.
+
+    Attributes:
+        source: a ``.blend`` file; None for fullfield's own scene.
+        first, last: frame numbers, both rendered; the last has no truth.
+        width: of the frames; the height follows the scene. Vectors are rendered at twice this.
+        samples: for each pixel of a frame.
+        seed: of the own scene.
+        gpu: let Cycles use the GPU that Blender's preferences name.
+        checks: write positions and matrices too, to test the vectors.
+    """
+
+    source: str | os.PathLike[str] | None
+    first: int
+    last: int
+    width: int = 8192
+    samples: int = 1024
+    seed: int = 0
+    gpu: bool = False
+    checks: bool = False
+
+    def arguments(self, folder: Path) -> list[str]:
+        """Of the script."""
+        scene = ["--own-scene", str(self.seed)] if self.source is None else ["--blend", os.path.abspath(self.source)]  # noqa: PTH100
+        numbers = ["--frames", str(self.first), str(self.last), "--width", str(self.width)]
+        rest = ["--samples", str(self.samples), "--device", "GPU" if self.gpu else "CPU"]
+        return [
+            *scene,
+            "--output",
+            os.fspath(folder.absolute()),
+            *numbers,
+            *rest,
+            *(["--checks"] if self.checks else []),
+        ]
+
+
+def render_shot(
+    shot: Shot,
+    folder: str | os.PathLike[str],
+    blender: Blender | None = None,
+    *,
+    progress: Callable[[float, str], None] | None = None,
+) -> list[Path]:
+    """Render a shot into ``folder`` (see :class:`fullfield.datasets.Rendered`) and work out its truth.
+
+    Frames that are there are kept, so a render that was stopped goes on; other settings in the same folder are
+    refused. Blender runs in a process of its own.
+
+    Returns the files of flow. Raises InputError with Blender's reason where it fails.
+    """
+    if shot.last <= shot.first:
+        raise InputError(f"frames: expected a first before a last, got {shot.first} to {shot.last}")
+    if shot.source is not None and not Path(shot.source).is_file():
+        raise InputError(f"{shot.source}: expected a .blend file, found nothing")
+    target = Path(folder)
+    numbers = range(shot.first, shot.last + 1)
+    made = [target / kind / f"{name}_{n:04d}.{end}" for n in numbers for kind, name, end in _FILES]
+    if not all(path.is_file() for path in made):
+        _run([*(blender or Blender()).command(), *shot.arguments(target)], shot, progress)
+
+    def collecting(fraction: float, text: str) -> None:
+        if progress is not None:
+            progress(0.95 + 0.05 * fraction, text)
+
+    return collect_truth(target, shot.first, shot.last, progress=collecting)
+
+
+_FILES = (("frames", "frame", "png"), ("vectors", "vectors", "exr"))
+
+
+def _run(command: list[str], shot: Shot, progress: Callable[[float, str], None] | None) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment
+    ) as process:
+        tail: deque[str] = deque(maxlen=50)
+        done = 0
+        for line in process.stdout or ():
+            tail.append(line.rstrip())
+            match = _DONE.search(line)
+            if match and progress is not None:
+                done += 1
+                progress(0.95 * done / (shot.last - shot.first + 1), f"rendered frame {match.group(1)}")
+    if process.returncode or not any(_DONE.search(line) for line in tail):
+        said = next((line for line in reversed(tail) if line.startswith(_OWN_WORDS)), None)
+        reason = said.removeprefix(_OWN_WORDS) if said else next((line for line in reversed(tail) if line), "no word")
+        raise InputError(f"Blender: stopped with {process.returncode}: {reason}")

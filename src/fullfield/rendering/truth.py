@@ -1,0 +1,161 @@
+"""From Blender's vector pass to flow, validity and occlusion.
+
+The pass holds, in pixels with y up, where a point was less where it is (X, Y) and where it is less where it will be
+(Z, W): flow to the next frame is (-Z, W), to the frame before (X, -Y). Checked against rigid motion in the tests.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fullfield._check import InputError
+from fullfield.io import write_flow, write_image
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+SCALE = 2
+"""Vectors are rendered at this many times the frame's size."""
+
+_DISAGREE = 1.0  # rendered pixels: forward and backward motion further apart than this belong to two surfaces
+_REACH = 0.75  # rendered pixels: how far from its end a point may find itself again, along x and y
+_ROWS = 512
+
+
+class Vectors(NamedTuple):
+    """Motion of one rendered frame, in rendered pixels."""
+
+    forward: Tensor  # [2, 2H, 2W] float32, (u, v)
+    backward: Tensor  # [2, 2H, 2W]
+    hit: Tensor  # [2H, 2W] bool: a surface, not the sky
+
+
+def collect_truth(
+    shot: str | os.PathLike[str],
+    first: int,
+    last: int,
+    *,
+    progress: Callable[[float, str], None] | None = None,
+) -> list[Path]:
+    """Write the flow of frames ``first`` to ``last - 1`` from the vectors of ``first`` to ``last``.
+
+    ::
+
+        SHOT/vectors/vectors_0101.exr        what Blender wrote, twice the frame's size
+        SHOT/flow/flow_0101.flo5             [2H, 2W, 2] float32, in pixels of the frame; NaN where there is no surface
+        SHOT/invalid/invalid_0101.png        white where one of a pixel's four values is unknown
+        SHOT/occlusions/occlusion_0101.png   white where one of a pixel's four values has no match in the next frame
+
+    A point is occluded where it leaves the picture, or where no rendered pixel beside its end moves back to it within half
+    a pixel of the frame. Files that are there are left as they are.
+
+    Returns the flow files. Raises InputError naming a file of vectors that is missing or is none.
+    """
+    folder = Path(shot)
+    written: list[Path] = []
+    held: tuple[int, Vectors] | None = None
+    for number in range(first, last):
+        flow_path = folder / "flow" / f"flow_{number:04d}.flo5"
+        masks = [folder / f"{name}s" / f"{name}_{number:04d}.png" for name in ("occlusion",)]
+        masks.append(folder / "invalid" / f"invalid_{number:04d}.png")
+        written.append(flow_path)
+        if all(path.is_file() for path in (flow_path, *masks)):
+            continue
+        if progress is not None:
+            progress((number - first) / (last - first), f"truth of frame {number}")
+        this = held[1] if held is not None and held[0] == number else read_vectors(_vectors(folder, number))
+        after = read_vectors(_vectors(folder, number + 1))
+        held = (number + 1, after)
+        for path in (flow_path, *masks):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        lost = occluded(this.forward, after.backward, after.hit)
+        write_image(masks[0], _mask(_any_of_four(lost & this.hit)))
+        write_image(masks[1], _mask(_any_of_four(~this.hit)))
+        write_flow(flow_path, this.forward / SCALE, this.hit)
+    return written
+
+
+def _vectors(folder: Path, number: int) -> Path:
+    return folder / "vectors" / f"vectors_{number:04d}.exr"
+
+
+def read_vectors(path: Path) -> Vectors:
+    """Blender's multilayer EXR, of one part or of several."""
+    import OpenImageIO as oiio
+
+    if not path.is_file():
+        raise InputError(f"{path}: expected the vectors that Blender wrote, found nothing")
+    source = oiio.ImageInput.open(os.fspath(path))
+    if source is None:
+        raise InputError(f"{path}: expected an OpenEXR file with vectors ({oiio.geterror().strip()})")
+    found: dict[str, NDArray[np.float32]] = {}
+    try:
+        part = 0
+        while source.seek_subimage(part, 0):
+            spec = source.spec()
+            for index, name in enumerate(spec.channelnames):
+                kind = ".".join(name.split(".")[-2:])
+                if kind in ("Combined.A", "Vector.X", "Vector.Y", "Vector.Z", "Vector.W") and kind not in found:
+                    pixels = source.read_image(part, 0, index, index + 1, "float")
+                    if pixels is None:
+                        raise InputError(f"{path}: cannot be read ({source.geterror().strip()})")
+                    found[kind] = np.ascontiguousarray(pixels[..., 0])
+            part += 1
+    finally:
+        source.close()
+    lacking = sorted({"Combined.A", "Vector.X", "Vector.Y", "Vector.Z", "Vector.W"} - found.keys())
+    if lacking:
+        raise InputError(f"{path}: expected the channels of Blender's vector pass, found no {', '.join(lacking)}")
+    x, y, z, w = (torch.from_numpy(found[f"Vector.{axis}"]) for axis in "XYZW")
+    hit = torch.from_numpy(found["Combined.A"]) > 0.5
+    for channel in (x, y, z, w):
+        hit &= channel.isfinite()
+    if hit.shape[0] % SCALE or hit.shape[1] % SCALE:
+        raise InputError(f"{path}: expected twice the frame's size, got {hit.shape[1]}×{hit.shape[0]}")
+    return Vectors(torch.stack((-z, w)), torch.stack((x, -y)), hit)
+
+
+def occluded(forward: Tensor, backward: Tensor, hit: Tensor) -> Tensor:
+    """Where a point of this frame has no match in the next: bool [H, W].
+
+    Args:
+        forward: [2, H, W], this frame's motion to the next.
+        backward: [2, H, W], the next frame's motion to this one.
+        hit: [H, W] bool: where the next frame has a surface.
+    """
+    height, width = hit.shape
+    lost = torch.empty(height, width, dtype=torch.bool)
+    flat, surface = backward.reshape(2, -1), hit.reshape(-1)
+    for top in range(0, height, _ROWS):
+        part = forward[:, top : top + _ROWS]
+        rows = part.shape[1]
+        x = torch.arange(width) + part[0]
+        y = torch.arange(top, top + rows)[:, None] + part[1]
+        inside = (x > -0.5) & (x < width - 0.5) & (y > -0.5) & (y < height - 0.5)
+        seen = torch.zeros(rows, width, dtype=torch.bool)
+        left, upper = torch.where(inside, x, 0.0).floor().long(), torch.where(inside, y, 0.0).floor().long()
+        beyond_x, beyond_y = x - left, y - upper
+        for right, lower in ((0, 0), (1, 0), (0, 1), (1, 1)):
+            near = ((beyond_x - right).abs() < _REACH) & ((beyond_y - lower).abs() < _REACH)
+            at = (upper + lower).clamp(0, height - 1) * width + (left + right).clamp(0, width - 1)
+            back = flat[:, at.reshape(-1)].view(2, rows, width)
+            returns = (part + back).square().sum(0) <= _DISAGREE**2
+            seen |= near & surface[at.reshape(-1)].view(rows, width) & returns
+        lost[top : top + rows] = ~(inside & seen)
+    return lost
+
+
+def _any_of_four(mask: Tensor) -> Tensor:
+    return mask[::2, ::2] | mask[1::2, ::2] | mask[::2, 1::2] | mask[1::2, 1::2]
+
+
+def _mask(mask: Tensor) -> Tensor:
+    """Black and white, uint8 [3, H, W]."""
+    return (mask.to(torch.uint8) * 255).expand(3, -1, -1).contiguous()

@@ -1,0 +1,243 @@
+"""Rendered truth against the analytic motion of rigid objects, and against the pictures."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import OpenImageIO as oiio
+import pytest
+import torch
+from torch import Tensor
+
+from fullfield import InputError
+from fullfield.cli.main import main
+from fullfield.datasets import Rendered, open_dataset
+from fullfield.rendering import Blender, Shot, collect_truth, render_shot
+from fullfield.rendering.truth import occluded, read_vectors
+from fullfield.viz import warp
+
+WIDTH, HEIGHT = 192, 108
+
+
+@pytest.fixture(scope="module")
+def blender() -> Blender:
+    """Blender, or the Python of an environment with bpy."""
+    named = os.environ.get("FULLFIELD_BLENDER_PYTHON")
+    beside = Path(__file__).resolve().parents[2] / ".venv-bpy" / "bin" / "python"
+    python = named or (str(beside) if beside.is_file() else None)
+    if python is not None:
+        return Blender(python=python)
+    if shutil.which("blender") is None:
+        pytest.skip("no Blender: neither FULLFIELD_BLENDER_PYTHON, nor .venv-bpy, nor blender on the path")
+    return Blender()
+
+
+@pytest.fixture(scope="module")
+def shot(blender: Blender, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two frames of our own scene."""
+    folder = tmp_path_factory.mktemp("set") / "demo"
+    flows = render_shot(Shot(None, 1, 2, WIDTH, 16, seed=3, checks=True), folder, blender)
+    assert flows == [folder / "flow" / "flow_0001.flo5"]
+    return folder
+
+
+def channels(path: Path) -> dict[str, Any]:
+    source, found = oiio.ImageInput.open(str(path)), {}
+    part = 0
+    while source.seek_subimage(part, 0):
+        spec = source.spec()
+        pixels = source.read_image(part, 0, 0, spec.nchannels, "float")
+        found.update({name.split(".", 1)[1]: pixels[..., i] for i, name in enumerate(spec.channelnames)})
+        part += 1
+    return found
+
+
+def projected(camera: list[list[float]], points: Any, width: int, height: int) -> Any:
+    seen = points @ np.array(camera).T
+    x, y = seen[:, 0] / seen[:, 3], seen[:, 1] / seen[:, 3]
+    return np.stack([(x + 1) / 2 * width - 0.5, (1 - y) / 2 * height - 0.5])
+
+
+def test_vectors_are_the_motion_of_the_rigid_objects(shot: Path) -> None:
+    path = shot / "vectors" / "vectors_0001.exr"
+    stored, scene = channels(path), json.loads(path.with_suffix(".json").read_text())
+    assert (scene["width"], scene["height"]) == (2 * WIDTH, 2 * HEIGHT)
+    flow = Rendered(shot.parent)[0].flow
+    assert flow is not None
+    dense = torch.empty(2, 2 * HEIGHT, 2 * WIDTH)
+    for value, (row, column) in enumerate(((0, 0), (0, 1), (1, 0), (1, 1))):
+        dense[:, row::2, column::2] = flow[value]
+    position = np.stack([stored[f"Position.{axis}"] for axis in "XYZ"], -1).astype(np.float64)
+    index = np.rint(next(stored[name] for name in ("Object Index.X", "IndexOB.X") if name in stored)).astype(int)
+    checked, longest = 0, 0.0
+    for key, now in scene["this"]["objects"].items():
+        here = (index == int(key)) & np.isfinite(dense[0].numpy())
+        if not here.any():  # a wire between two samples
+            continue
+        points = np.concatenate([position[here], np.ones((here.sum(), 1))], 1)
+        moved = points @ (np.array(scene["next"]["objects"][key]) @ np.linalg.inv(np.array(now))).T
+        before = projected(scene["this"]["camera"], points, scene["width"], scene["height"])
+        after = projected(scene["next"]["camera"], moved, scene["width"], scene["height"])
+        motion = (after - before) / 2  # in pixels of the frame
+        error = np.abs(dense.numpy()[:, here] - motion)
+        assert error.max() < 0.01, f"object {key}: off by {error.max():.4f} px"
+        checked += int(here.sum())
+        longest = max(longest, float(np.hypot(*motion).max()))
+    assert checked > 0.6 * 4 * HEIGHT * WIDTH
+    assert longest * 8192 / WIDTH > 128
+
+
+def test_backward_vectors_are_the_motion_back(shot: Path) -> None:
+    first, second = (read_vectors(shot / "vectors" / f"vectors_{n:04d}.exr") for n in (1, 2))
+    ground = first.hit & second.hit
+    ground[: int(1.5 * HEIGHT)] = False
+    slow = ground & (first.forward.norm(dim=0) < 6) & (second.backward.norm(dim=0) < 6)
+    assert slow.sum() > 1000
+    assert float((first.forward + second.backward)[:, slow].abs().median()) < 0.1
+
+
+def photometric(frame1: Tensor, frame2: Tensor, flow: Tensor, where: Tensor) -> float:
+    warped, inside = warp(frame2, flow)
+    return float((warped - frame1).abs().mean(0)[where & inside].median())
+
+
+def test_truth_warps_the_second_frame_onto_the_first(shot: Path) -> None:
+    sample = Rendered(shot.parent)[0]
+    assert sample.flow is not None
+    assert sample.valid is not None
+    assert sample.occluded is not None
+    flow = sample.flow.mean(0).nan_to_num()
+    seen = sample.valid & ~sample.occluded
+    assert 0.5 < float(sample.valid.float().mean()) < 1
+    assert 0.002 < float(sample.occluded.float().mean()) < 0.2
+    error = photometric(sample.frame1, sample.frame2, flow, seen)
+    assert error < 0.012  # of 1: the noise of 16 samples after denoising, and bilinear reading
+    for wrong in (torch.zeros_like(flow), -flow, flow.flip(0), flow + 1):
+        assert photometric(sample.frame1, sample.frame2, wrong, seen) > 1.5 * error
+
+
+def test_a_render_goes_on_where_it_was_stopped(shot: Path, blender: Blender, tmp_path: Path) -> None:
+    copy = tmp_path / "demo"
+    shutil.copytree(shot, copy)
+    kept = copy / "frames" / "frame_0001.png"
+    before = kept.stat().st_mtime_ns
+    (copy / "frames" / "frame_0002.png").unlink()
+    (copy / "flow" / "flow_0001.flo5").unlink()
+    render_shot(Shot(None, 1, 2, WIDTH, 16, seed=3), copy, blender)
+    assert kept.stat().st_mtime_ns == before
+    assert (copy / "frames" / "frame_0002.png").is_file()
+    assert np.array_equal(
+        (copy / "flow/flow_0001.flo5").read_bytes()[:8], (shot / "flow/flow_0001.flo5").read_bytes()[:8]
+    )
+    assert not list(copy.rglob(".part_*"))
+    (copy / "frames" / "frame_0002.png").unlink()
+    with pytest.raises(InputError, match="seed was 3, is 4"):
+        render_shot(Shot(None, 1, 2, WIDTH, 16, seed=4), copy, blender)
+
+
+def test_a_blend_file_loses_what_veils_motion(blender: Blender, tmp_path: Path) -> None:
+    make = """
+import bpy, sys
+bpy.ops.wm.read_factory_settings()
+scene = bpy.context.scene
+scene.render.resolution_x, scene.render.resolution_y = 64, 32
+scene.render.use_motion_blur = True
+flares = bpy.data.collections.new("flares")
+scene.collection.children.link(flares)
+wall = bpy.data.meshes.new("wall")
+wall.from_pydata([(-50, 0, -50), (50, 0, -50), (50, 0, 50), (-50, 0, 50)], [], [(0, 1, 2, 3)])
+flare = bpy.data.objects.new("flare", wall)
+flare.location = (0, -4, 0)
+flares.objects.link(flare)
+tree = bpy.data.objects["Cube"].active_material.node_tree
+volume = tree.nodes.new("ShaderNodeVolumePrincipled")
+out = next(n for n in tree.nodes if n.bl_idname == "ShaderNodeOutputMaterial")
+tree.links.new(volume.outputs[0], out.inputs["Volume"])
+cube = bpy.data.objects["Cube"]
+for frame, x in ((101, 0.0), (102, 0.5)):
+    cube.location = (x, 0, 0)
+    cube.keyframe_insert("location", frame=frame)
+bpy.ops.wm.save_as_mainfile(filepath=sys.argv[-1])
+"""
+    blend = tmp_path / "010_0050.blend"
+    if blender.python is None:
+        pytest.skip("the file is made with bpy")
+    subprocess.run([blender.python, "-c", make, str(blend)], check=True, capture_output=True)
+    out = tmp_path / "charge" / "010_0050"
+    arguments = [
+        "render",
+        str(blend),
+        "-o",
+        str(out),
+        "--frames",
+        "101",
+        "102",
+        "--width",
+        "64",
+        "--samples",
+        "1",
+        "-q",
+    ]
+    assert main([*arguments, "--python", blender.python]) == 0
+    sample = open_dataset("charge-8k", tmp_path / "charge")[0]
+    assert sample.name == "010_0050/frame_0101"
+    assert sample.flow is not None
+    assert sample.valid is not None
+    assert sample.frame1.shape == (3, 32, 64)
+    moving = sample.valid & (sample.flow.mean(0)[0] > 1)
+    assert 50 < int(moving.sum()) < 500  # the cube, and no flare before it
+    assert not sample.valid.all()
+
+
+def test_occlusion_of_a_moving_square() -> None:
+    height, width = 12, 20
+    forward = torch.zeros(2, height, width)
+    backward = torch.zeros(2, height, width)
+    forward[0, 4:8, 5:9] = 3
+    backward[0, 4:8, 8:12] = -3
+    everywhere = torch.ones(height, width, dtype=torch.bool)
+    lost = occluded(forward, backward, everywhere)
+    expected = torch.zeros(height, width, dtype=torch.bool)
+    expected[4:8, 9:12] = True  # what the square moves over
+    assert torch.equal(lost, expected)
+    assert bool(occluded(forward + 30, backward, everywhere).all())
+    assert bool(occluded(forward, backward, ~everywhere).all())
+
+
+def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def said(*arguments: str) -> str:
+        assert main(["render", *arguments]) == 2
+        message = capsys.readouterr().err.strip()
+        assert "\n" not in message
+        return message
+
+    out = str(tmp_path / "shot")
+    assert "no such file" in said(str(tmp_path / "a.blend"), "-o", out)
+    (tmp_path / "b.blend").write_bytes(b"")
+    assert "--frames: say which" in said(str(tmp_path / "b.blend"), "-o", out)
+    assert "--seed: belongs to the scene own" in said(str(tmp_path / "b.blend"), "-o", out, "--seed", "1")
+    assert "expected a first before a last" in said("own", "-o", out, "--frames", "4", "4")
+    missing = said("own", "-o", out, "--blender", str(tmp_path / "nothing"))
+    assert "cannot be run; install Blender" in missing
+    assert not (tmp_path / "shot").exists()
+    with pytest.raises(InputError, match="found nothing"):
+        collect_truth(tmp_path, 1, 2)
+    (tmp_path / "vectors").mkdir()
+    for n in (1, 2):
+        (tmp_path / "vectors" / f"vectors_{n:04d}.exr").write_bytes(b"no EXR")
+    with pytest.raises(InputError, match="expected an OpenEXR file"):
+        collect_truth(tmp_path, 1, 2)
+
+
+def test_a_failure_of_blender_is_told(tmp_path: Path) -> None:
+    script = tmp_path / "blender"
+    script.write_text("#!/bin/sh\necho 'Error: no space'\nexit 3\n")
+    script.chmod(0o755)
+    with pytest.raises(InputError, match="Blender: stopped with 3: Error: no space"):
+        render_shot(Shot(None, 1, 2, 32, 1), tmp_path / "shot", Blender(str(script)))
