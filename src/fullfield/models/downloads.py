@@ -1,0 +1,210 @@
+"""A file from the web to a folder: resumed after a cut, checked, whole or not there. Light: no PyTorch."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import re
+import ssl
+import sys
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, TypeAlias
+
+Progress: TypeAlias = Callable[[int, int | None], None]
+"""Called with the bytes that are there and those of the whole file, if known."""
+
+_BLOCK = 1 << 18
+_ATTEMPTS = 3
+_LARGEST_MEMBER = 1 << 31
+
+
+class DownloadError(OSError):
+    """A file could not be fetched or is not the one that was meant. The message is one line."""
+
+
+class _Cut(Exception):
+    """The connection ended before the file; what arrived is kept."""
+
+
+def download(
+    url: str, target: Path, *, sha256: str | None = None, progress: Progress | None = None, timeout: float = 30.0
+) -> None:
+    """Fetch ``url`` to ``target``.
+
+    What has arrived stays in ``target.part`` until all of it has, and a later call goes on from there if the server
+    still has the same file. ``target`` appears whole and checked, or not at all. Several processes may ask for the
+    same file: one fetches, the others wait and find it.
+
+    Args:
+        sha256: the checksum in hexadecimal, or its first digits.
+        progress: see :data:`Progress`.
+        timeout: seconds without a byte after which a connection counts as cut.
+
+    Raises:
+        DownloadError: saying what the server or the network answered, or that the checksum differs.
+        OSError: if the folder cannot be written.
+    """
+    part = target.with_name(target.name + ".part")
+    with _alone(target.with_name(f".{target.name}.lock")):
+        if target.is_file():
+            return
+        for attempt in range(_ATTEMPTS):
+            try:
+                _continue(url, part, progress, timeout)
+                break
+            except _Cut as cut:
+                if attempt == _ATTEMPTS - 1:
+                    raise DownloadError(f"{url}: {cut}; the next call goes on from there") from None
+        if sha256 is not None:
+            found = digest(part)
+            if not found.startswith(sha256.lower()):
+                _forget(part)
+                raise DownloadError(f"{url}: expected the SHA-256 {sha256}, got {found}; nothing was kept")
+        part.replace(target)
+        _tag(part).unlink(missing_ok=True)
+
+
+def extract(archive: Path, member: str, target: Path, *, sha256: str | None = None) -> None:
+    """Write one member of a zip file to ``target``, whole and checked or not at all.
+
+    Raises:
+        DownloadError: if the archive is broken, lacks the member or holds another file of that name.
+        OSError: if the folder cannot be written.
+    """
+    part = target.with_name(target.name + ".part")
+    with _alone(target.with_name(f".{target.name}.lock")):
+        if target.is_file():
+            return
+        found = hashlib.sha256()
+        try:
+            with zipfile.ZipFile(archive) as held:
+                size = held.getinfo(member).file_size
+                if size > _LARGEST_MEMBER:
+                    raise DownloadError(f"{archive}: {member} claims {size} bytes, more than any weights have")
+                with held.open(member) as source, part.open("wb") as file:
+                    while block := source.read(_BLOCK):
+                        found.update(block)
+                        file.write(block)
+        except KeyError:
+            raise DownloadError(f"{archive}: expected {member} inside, it is not there") from None
+        except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError) as error:
+            _forget(part)
+            raise DownloadError(f"{archive}: expected a zip file, cannot be read ({error})") from None
+        if sha256 is not None and not found.hexdigest().startswith(sha256.lower()):
+            _forget(part)
+            raise DownloadError(f"{archive}: expected {member} with the SHA-256 {sha256}, got {found.hexdigest()}")
+        part.replace(target)
+
+
+def digest(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            found.update(block)
+    return found.hexdigest()
+
+
+def _continue(url: str, part: Path, progress: Progress | None, timeout: float) -> None:
+    """Fetch what ``part`` lacks."""
+    have = part.stat().st_size if part.is_file() else 0
+    tag = _tag(part).read_text("utf-8") if have and _tag(part).is_file() else ""
+    headers = {"User-Agent": "fullfield", "Accept-Encoding": "identity"}
+    if have and tag:
+        headers |= {"Range": f"bytes={have}-", "If-Range": tag}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout) as response:
+            begin, total = _extent(response, have)
+            if begin == 0:
+                _tag(part).write_text(_validator(response), "utf-8")
+            with part.open("ab" if begin else "wb") as file:
+                have = _copy(response, file, begin, total, progress)
+    except urllib.error.HTTPError as error:
+        if error.code == 416:  # what is here is longer than what is there
+            _forget(part)
+            raise _Cut("the file on the server has changed") from None
+        raise DownloadError(f"{url}: the server answered {error.code} {error.reason}") from None
+    except urllib.error.URLError as error:
+        raise DownloadError(f"{url}: cannot be reached ({_reason(error.reason)})") from None
+    except (TimeoutError, ConnectionError, http.client.HTTPException) as error:
+        raise _Cut(f"the connection broke off ({_reason(error)})") from None
+    if total is not None and have < total:
+        raise _Cut(f"the connection broke off after {have} of {total} bytes")
+
+
+def _extent(response: http.client.HTTPResponse, have: int) -> tuple[int, int | None]:
+    """Where the answer begins in the file, and how long the file is."""
+    if response.status == 206:
+        told = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
+        if told and int(told[1]) == have:
+            return have, None if told[2] == "*" else int(told[2])
+        raise DownloadError(f"{response.url}: the server answered with another part of the file than was asked for")
+    length = response.headers.get("Content-Length", "")
+    return 0, int(length) if length.isdigit() else None
+
+
+def _copy(source: IO[bytes], file: IO[bytes], have: int, total: int | None, progress: Progress | None) -> int:
+    while True:
+        try:
+            block = source.read(_BLOCK)
+        except (TimeoutError, ConnectionError, http.client.HTTPException, ssl.SSLError) as error:
+            raise _Cut(f"the connection broke off after {have} bytes ({_reason(error)})") from None
+        if not block:
+            return have
+        file.write(block)
+        have += len(block)
+        if progress is not None:
+            progress(have, total)
+
+
+def _validator(response: http.client.HTTPResponse) -> str:
+    """What the server calls this version of the file, fit for If-Range; empty if it says nothing of use."""
+    tag = str(response.headers.get("ETag", ""))
+    return tag if tag.startswith('"') else str(response.headers.get("Last-Modified", ""))
+
+
+def _tag(part: Path) -> Path:
+    return part.with_name(part.name + ".tag")
+
+
+def _forget(part: Path) -> None:
+    part.unlink(missing_ok=True)
+    _tag(part).unlink(missing_ok=True)
+
+
+def _reason(error: object) -> str:
+    return " ".join(str(error).split())[:120] or type(error).__name__
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """Hold ``lock``; whoever else wants it waits. The system lets go of it when a process ends, however it ends.
+
+    The empty file stays: removed while someone waits for it, it would no longer keep two apart.
+    """
+    with lock.open("ab") as file:
+        _acquire(file)
+        yield
+
+
+def _acquire(file: IO[bytes]) -> None:
+    if sys.platform == "win32":
+        import msvcrt
+        import time
+
+        while True:
+            try:
+                msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+            except OSError:
+                time.sleep(0.2)
+            else:
+                return
+    else:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX)

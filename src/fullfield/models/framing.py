@@ -1,0 +1,124 @@
+"""From frames to what a network sees and back: values, padding, and the grid its flow lives on."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fullfield import _check
+
+STRIDE = 8
+# A map of one cell has no variance for an instance norm, so a side is padded to two cells at least.
+LEAST = 2 * STRIDE
+
+_FRAME_DTYPES = (torch.uint8, torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
+class Padding(NamedTuple):
+    """Pixels added on each side."""
+
+    left: int
+    right: int
+    top: int
+    bottom: int
+
+    def pad(self, frame: Tensor) -> Tensor:
+        """[B, C, H, W] with its border repeated outwards."""
+        if not any(self):
+            return frame
+        return functional.pad(frame, tuple(self), mode="replicate")
+
+    def crop(self, field: Tensor) -> Tensor:
+        """A view of [B, C, H, W] without what :meth:`pad` added."""
+        height, width = field.shape[-2:]
+        return field[..., self.top : height - self.bottom, self.left : width - self.right]
+
+
+def padding_for(height: int, width: int, mode: str = "sintel") -> Padding:
+    """What brings a frame to multiples of eight, 16 at least.
+
+    ``"sintel"`` adds the same on both sides, an odd pixel right and below; ``"kitti"`` adds rows only below. Both are
+    those of princeton's evaluation.
+    """
+    _check.choice(mode, "padding", ("sintel", "kitti"))
+    rows = (-height) % STRIDE if height > STRIDE else LEAST - height
+    columns = (-width) % STRIDE if width > STRIDE else LEAST - width
+    top = rows // 2 if mode == "sintel" else 0
+    return Padding(columns // 2, columns - columns // 2, top, rows - top)
+
+
+def check_frames(frame1: Tensor, frame2: Tensor) -> tuple[int, int, int]:
+    """Batch, height and width of a pair [B, 3, H, W] of one dtype and device.
+
+    Raises:
+        InputError: naming the frame that does not fit.
+    """
+    first = _check.tensor(frame1, "frame1", ("B", 3, "H", "W"), dtypes=_FRAME_DTYPES)
+    batch, _, height, width = first.shape
+    if height == 0 or width == 0:
+        raise _check.InputError(f"frame1: expected at least one pixel, got {_check.describe(first)}")
+    _check.tensor(frame2, "frame2", (batch, 3, height, width), dtypes=[first.dtype], device=first.device)
+    return batch, height, width
+
+
+def normalized(frame: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Values −1 … 1 from uint8 0 … 255 or floating 0 … 1, as RAFT and SEA-RAFT were trained."""
+    values = frame.to(dtype)
+    if frame.dtype == torch.uint8:
+        values = values / 255.0
+    return 2.0 * values - 1.0
+
+
+def coordinate_grid(batch: int, height: int, width: int, device: torch.device) -> Tensor:
+    """[B, 2, H, W] float32, the (x, y) of every cell; cell 0 is at 0.0."""
+    ys = torch.arange(height, device=device, dtype=torch.float32)
+    xs = torch.arange(width, device=device, dtype=torch.float32)
+    grid = torch.stack((xs.expand(height, width), ys[:, None].expand(height, width)))
+    return grid.expand(batch, 2, height, width)
+
+
+def start_on_grid(
+    initial_flow: Tensor,  # [B, 2, h, w], (u, v) in pixels of its own grid, covering the frame
+    height: int,
+    width: int,
+    padding: Padding,
+) -> Tensor:  # [B, 2, (H + rows) / 8, (W + columns) / 8] float32, in cells of the padded grid
+    """A flow of any resolution, brought onto the 1/8 grid of the padded frame of ``height`` × ``width`` pixels.
+
+    Read bilinearly at the centres of the cells (the field's border goes on outside), values scaled with the size. So
+    half the resolution of a 1/4 field and half its values where the sides are multiples of eight, and a 1/8 field as
+    it is.
+
+    Raises:
+        InputError: if ``initial_flow`` is not a floating tensor [B, 2, h, w].
+    """
+    flow = _check.tensor(initial_flow, "initial_flow", ("B", 2, "h", "w"))
+    _check.require(flow.is_floating_point(), "initial_flow", "a floating dtype", flow)
+    if flow.shape[-2] == 0 or flow.shape[-1] == 0:
+        raise _check.InputError(f"initial_flow: expected at least one cell, got {_check.describe(flow)}")
+    flow = flow.to(torch.float32)
+    own_height, own_width = flow.shape[-2:]
+    rows = (height + padding.top + padding.bottom) // STRIDE
+    columns = (width + padding.left + padding.right) // STRIDE
+    if (own_height, own_width, *padding) != (rows, columns, 0, 0, 0, 0):
+        flow = _at_centres(flow, -2, rows, padding.top, own_height / height)
+        flow = _at_centres(flow, -1, columns, padding.left, own_width / width)
+    x = width / (own_width * STRIDE)
+    y = height / (own_height * STRIDE)
+    return torch.cat((flow[:, :1] * x, flow[:, 1:] * y), 1)
+
+
+def _at_centres(field: Tensor, dim: int, cells: int, before: int, scale: float) -> Tensor:
+    """``field`` along ``dim`` at the centres of ``cells`` cells, the first beginning ``before`` pixels outside."""
+    last = field.shape[dim] - 1
+    centres = torch.arange(cells, device=field.device, dtype=torch.float32) * STRIDE + (0.5 * STRIDE - before)
+    position = (centres * scale - 0.5).clamp(0, last)
+    lower = position.floor()
+    weight = position - lower
+    index = lower.to(torch.int64)
+    first = field.index_select(dim, index)
+    second = field.index_select(dim, (index + 1).clamp(max=last))
+    return torch.lerp(first, second, weight if dim == -1 else weight[:, None])

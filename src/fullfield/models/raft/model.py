@@ -1,0 +1,191 @@
+"""RAFT, Recurrent All-Pairs Field Transforms (Teed and Deng, 2020): any frame size, memory linear in the pixels."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fullfield import _check
+from fullfield.models import framing
+from fullfield.models.raft.checkpoint import load_state
+from fullfield.models.raft.config import RAFTConfig
+from fullfield.models.raft.encoder import Encoder
+from fullfield.models.raft.update import UpdateBlock
+from fullfield.nn import CorrelationPyramid
+from fullfield.nn.upsampling import convex_upsample
+
+# Larger frames are encoded one after the other where no gradient is wanted, which halves the peak of the memory.
+_TOGETHER_PIXELS = 1 << 22
+
+
+class Encoded(NamedTuple):
+    """What is computed once per pair, at 1/8 of the padded frames."""
+
+    fmap1: Tensor  # [B, feature_channels, h, w]
+    fmap2: Tensor
+    net: Tensor  # [B, hidden_channels, h, w], the hidden state to begin with
+    context: Tensor  # [B, context_channels, h, w]
+
+
+class RAFT(nn.Module):
+    """RAFT, large or small, on the correlation lookup in linear memory.
+
+    ::
+
+        model = RAFT(RAFTConfig.large()).eval()
+        model.load_checkpoint("raft-things.pth")
+        with torch.inference_mode():
+            flow = model(frame1, frame2)         # [B, 3, H, W] twice -> [B, 2, H, W]
+
+    Submodules are called as in princeton's checkpoints. Outputs are those of the original with the same weights, up to
+    rounding; where the original fails (a level of one cell, frames under 128 pixels) they are finite.
+
+    Args:
+        config: by default :meth:`RAFTConfig.large`.
+        correlation: backend of :class:`fullfield.nn.CorrelationPyramid`; None chooses.
+    """
+
+    def __init__(self, config: RAFTConfig | None = None, *, correlation: str | None = None) -> None:
+        super().__init__()
+        self.config = RAFTConfig.large() if config is None else config
+        _check.require(isinstance(self.config, RAFTConfig), "config", "a RAFTConfig", _check.describe(self.config))
+        self.correlation = correlation
+        self.fnet = Encoder(self.config, self.config.feature_channels, "instance")
+        joint = self.config.hidden_channels + self.config.context_channels
+        self.cnet = Encoder(self.config, joint, self.config.context_norm)
+        self.update_block = UpdateBlock(self.config)
+        self._frozen = False
+
+    def load_checkpoint(self, source: str | os.PathLike[str] | Mapping[str, Tensor]) -> None:
+        """Load a file (``.pth``, ``.safetensors``) or a state dict: princeton's, ptlflow's, torchvision's or our own.
+
+        Raises:
+            InputError: one line that says what the file is instead, or which tensors do not fit.
+            OSError: if the file cannot be read.
+        """
+        load_state(self, source)
+
+    def freeze_batch_norm(self, frozen: bool = True) -> None:
+        """Keep batch norms on their stored statistics in training mode too, as RAFT trains after its first data set.
+
+        Holds until it is called with False, :meth:`train` included. The parameters of the norms still train.
+        """
+        self._frozen = frozen
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> RAFT:
+        """As in any module, but see :meth:`freeze_batch_norm`."""
+        super().train(mode)
+        if self._frozen:
+            for module in self.modules():
+                if isinstance(module, nn.BatchNorm2d):
+                    module.eval()
+        return self
+
+    def forward(
+        self,
+        frame1: Tensor,  # [B, 3, H, W] RGB, uint8 or floating 0 ... 1, display-referred
+        frame2: Tensor,  # [B, 3, H, W]
+        updates: int | None = None,
+        initial_flow: Tensor | None = None,  # [B, 2, h, w], any resolution
+    ) -> Tensor:  # [B, 2, H, W] float32, (u, v) in pixels
+        """The flow after the last update; only this one is up-sampled.
+
+        Args:
+            frame1, frame2: any size; padded as princeton's evaluation does (``config.padding``).
+            updates: by default ``config.updates``. With 0 the initial flow itself is up-sampled, bilinearly.
+            initial_flow: where to start (warm start), a field that covers the frame at any resolution, in pixels of
+                its own grid; see :func:`fullfield.models.framing.start_on_grid`.
+
+        Raises:
+            InputError: naming the argument that does not fit.
+        """
+        for flow in self._run(frame1, frame2, updates, initial_flow, every=False):
+            last = flow
+        return last
+
+    def predictions(
+        self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
+    ) -> list[Tensor]:  # updates × [B, 2, H, W] float32
+        """The flow after every update, for training. Arguments as for :meth:`forward`; ``updates`` is 1 at least."""
+        if updates is not None:
+            _check.number(updates, "updates", integer=True, low=1)
+        return list(self._run(frame1, frame2, updates, initial_flow, every=True))
+
+    def _run(
+        self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None, *, every: bool
+    ) -> Iterator[Tensor]:
+        batch, height, width = framing.check_frames(frame1, frame2)
+        number = self.config.updates if updates is None else updates
+        _check.number(number, "updates", integer=True, low=0 if initial_flow is not None else 1)
+        padding = framing.padding_for(height, width, self.config.padding)
+        grid = framing.coordinate_grid(
+            batch,
+            (height + padding.top + padding.bottom) // framing.STRIDE,
+            (width + padding.left + padding.right) // framing.STRIDE,
+            frame1.device,
+        )
+        coords = grid
+        if initial_flow is not None:
+            _check.tensor(initial_flow, "initial_flow", (batch, 2, "h", "w"), device=frame1.device)
+            coords = grid + framing.start_on_grid(initial_flow, height, width, padding)
+        if number == 0:
+            yield padding.crop(8 * functional.interpolate(coords - grid, scale_factor=8, mode="bilinear"))
+            return
+        fmap1, fmap2, net, context = self.encode(self.prepare(frame1, padding), self.prepare(frame2, padding))
+        lookup = self.pyramid(fmap1, fmap2)
+        for update in range(number):
+            net, coords = self.step(lookup, net, context, coords, grid)
+            if every or update == number - 1:
+                yield padding.crop(self.upsample(coords - grid, self.mask(net)))
+
+    def prepare(self, frame: Tensor, padding: framing.Padding) -> Tensor:
+        """Values and size as the encoders want them, in the dtype of the parameters."""
+        return padding.pad(framing.normalized(frame, self.fnet.conv1.weight.dtype))
+
+    def encode(self, frame1: Tensor, frame2: Tensor) -> Encoded:
+        """Features, hidden state and context of prepared frames [B, 3, 8h, 8w]; both in one pass, unless large."""
+        traced = torch.compiler.is_compiling() or torch.is_grad_enabled()  # a size would become a condition
+        if traced or frame1.numel() <= 3 * _TOGETHER_PIXELS:
+            fmap1, fmap2 = self.fnet(torch.cat((frame1, frame2))).chunk(2)
+        else:
+            fmap1, fmap2 = self.fnet(frame1), self.fnet(frame2)
+        joint = self.cnet(frame1)
+        net, context = joint.split((self.config.hidden_channels, self.config.context_channels), 1)
+        return Encoded(fmap1, fmap2, torch.tanh(net), torch.relu(context))
+
+    def pyramid(self, fmap1: Tensor, fmap2: Tensor) -> CorrelationPyramid:
+        """The pair's correlation lookup."""
+        return CorrelationPyramid(fmap1, fmap2, self.config.levels, self.config.radius, backend=self.correlation)
+
+    def step(
+        self,
+        lookup: Callable[[Tensor], Tensor],
+        net: Tensor,  # [B, hidden_channels, h, w]
+        context: Tensor,  # [B, context_channels, h, w]
+        coords: Tensor,  # [B, 2, h, w] float32: where each cell went, (x, y)
+        grid: Tensor,  # [B, 2, h, w] float32: where it was
+    ) -> tuple[Tensor, Tensor]:  # net, coords
+        """One update. No gradient flows through the coordinates that come in."""
+        coords = coords.detach()
+        features = lookup(coords).to(net.dtype)
+        net, moved = self.update_block(net, context, features, (coords - grid).to(net.dtype))
+        return net, coords + moved.to(coords.dtype)
+
+    def mask(self, net: Tensor) -> Tensor | None:
+        """[B, 9·8·8, h, w] weights of the convex up-sampling before their softmax; None for the small model."""
+        head = self.update_block.mask
+        return None if head is None else 0.25 * head(net)
+
+    def upsample(self, flow: Tensor, mask: Tensor | None) -> Tensor:
+        """[B, 2, h, w] in cells -> [B, 2, 8h, 8w] in pixels."""
+        flow = 8 * flow
+        if mask is None:
+            size = (8 * flow.shape[-2], 8 * flow.shape[-1])
+            return functional.interpolate(flow, size, mode="bilinear", align_corners=True)
+        return convex_upsample(flow, mask, 8)

@@ -1,0 +1,138 @@
+"""Weight files: read without running what they hold, recognised, and fitted to a module with one clear line if not."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from fullfield import _check
+from fullfield._check import InputError
+
+State: TypeAlias = dict[str, Tensor]
+
+# What some training programs wrap their state dicts in, outermost first.
+_WRAPPERS = ("state_dict", "model_state_dict", "model", "params")
+_SHOWN = 3
+
+
+def read_state(source: str | os.PathLike[str] | Mapping[str, Tensor]) -> tuple[State, str]:
+    """The tensors of a ``.safetensors`` or PyTorch file, or of a state dict, on the CPU, and what messages call it.
+
+    Prefixes of wrappers (``module.`` of DataParallel, ``_orig_mod.`` of torch.compile) are gone; wrappers such as
+    ``{"state_dict": …}`` are opened. Nothing in a file is executed.
+
+    Raises:
+        InputError: if it holds no such thing.
+        OSError: if it cannot be read.
+    """
+    if isinstance(source, Mapping):
+        return _plain(source, "state dict"), "state dict"
+    path = Path(source)
+    name = str(path)
+    with path.open("rb") as file:
+        head = file.read(16)
+    if not head:
+        raise InputError(f"{name}: the file is empty (0 bytes)")
+    size = path.stat().st_size
+    if _is_safetensors(head, size):
+        return _plain(_read_safetensors(path), name), name
+    if not zipfile.is_zipfile(path) and head[:1] != b"\x80":
+        told = " (a web page, not the weights: download it again)" if head.lstrip()[:1] == b"<" else ""
+        raise InputError(f"{name}: expected weights (a PyTorch or safetensors file), got something else{told}")
+    try:
+        held = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError:
+        raise InputError(
+            f"{name}: expected plain weights, got a pickle that also holds code or other objects; it was not opened"
+        ) from None
+    except (RuntimeError, EOFError, KeyError, ValueError, zipfile.BadZipFile, struct.error) as error:
+        first = " ".join(str(error).split())[:120]
+        raise InputError(f"{name}: expected a PyTorch file of weights, cannot be read ({first})") from None
+    return _plain(held, name), name
+
+
+def _is_safetensors(head: bytes, size: int) -> bool:
+    """Whether a file begins with the length of a header that fits into it, and the header."""
+    return len(head) >= 9 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size - 8
+
+
+def _read_safetensors(path: Path) -> State:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path, device="cpu")
+    except SafetensorError as error:
+        raise InputError(f"{path}: expected a safetensors file, cannot be read ({str(error)[:120]})") from None
+
+
+def _plain(held: object, name: str) -> State:
+    for wrapper in _WRAPPERS:
+        if isinstance(held, Mapping) and isinstance(held.get(wrapper), Mapping):
+            held = held[wrapper]
+    if not isinstance(held, Mapping) or not held:
+        raise InputError(f"{name}: expected named tensors, got {_check.describe(held)}")
+    state: State = {}
+    for key, value in held.items():
+        if not isinstance(key, str) or not isinstance(value, Tensor):
+            raise InputError(f"{name}: expected named tensors, got {_check.describe(value)} at {key!r}")
+        state[key] = value
+    for prefix in ("_orig_mod.", "module.", "_orig_mod."):
+        if all(key.startswith(prefix) for key in state):
+            state = {key.removeprefix(prefix): value for key, value in state.items()}
+    return state
+
+
+def recognise(state: Mapping[str, Tensor]) -> str | None:
+    """What a state dict is of, in words, or None: told from names and one or two shapes."""
+    if "feature_encoder.convnormrelu.0.weight" in state:
+        small = "mask_predictor.conv.weight" not in state
+        return f"torchvision's raft_{'small' if small else 'large'}"
+    if "upsample_weight.0.weight" in state and "cnet.conv1.weight" in state:
+        deep = "cnet.layer1.2.conv1.weight" in state
+        wide = "update_block.refine.2.dwconv.weight" in state
+        return f"SEA-RAFT ({'L or M' if deep else 'S'})" if not wide else "SEA-RAFT"
+    if "update_block.gru.convz.weight" in state and "fnet.layer1.0.conv3.weight" in state:
+        return "RAFT-small"
+    if any(key.startswith("att.") for key in state) and "update_block.aggregator.gamma" in state:
+        return "GMA"
+    if "update_block.gru.convz1.weight" in state and "update_block.mask.0.weight" in state:
+        return "RAFT"
+    return None
+
+
+def fit(module: nn.Module, state: Mapping[str, Tensor], name: str, wanted: str, looks: str | None = None) -> None:
+    """Load ``state`` into ``module`` if every name and shape fits, else raise and leave the module as it was.
+
+    Args:
+        name: the file, for the message.
+        wanted: what the module is, for the message.
+        looks: what the state was recognised as; by default told from ``state``.
+    """
+    own = module.state_dict()
+    missing = sorted(own.keys() - state.keys())
+    unexpected = sorted(state.keys() - own.keys())
+    wrong = [key for key in own if key in state and own[key].shape != state[key].shape]
+    if missing or unexpected or wrong:
+        looks = recognise(state) if looks is None else looks
+        told = [f"it looks like {looks}"] if looks not in (None, wanted) else []
+        told += [f"{word} {_some(keys)}" for word, keys in (("missing", missing), ("unexpected", unexpected)) if keys]
+        if wrong:
+            key = wrong[0]
+            more = f" and {len(wrong) - 1} more of another shape" if len(wrong) > 1 else ""
+            told.append(f"{key} is {list(state[key].shape)} instead of {list(own[key].shape)}{more}")
+        raise InputError(f"{name}: expected weights of {wanted}; {'; '.join(told)}")
+    module.load_state_dict(dict(state))
+
+
+def _some(keys: list[str]) -> str:
+    more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
+    return ", ".join(keys[:_SHOWN]) + more

@@ -1,0 +1,371 @@
+"""Published weights: what they are, where they come from, how they get here. Light: no PyTorch until they are loaded.
+
+Files are kept in the folder ``weights`` of fullfield's cache (``FULLFIELD_CACHE_DIR``, or the user's cache folder).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from fullfield import _check
+from fullfield._check import InputError
+from fullfield._kernels.cache_folder import candidates, usable
+from fullfield.models.downloads import DownloadError, Progress, download, extract
+
+if TYPE_CHECKING:
+    from fullfield.models.raft.model import RAFT
+    from fullfield.models.sea_raft.model import SEARAFT
+
+_BSD = "code BSD-3-Clause; nothing is said of the weights"
+_RANGE = "RGB, scaled to -1 ... 1; sides padded to multiples of 8"
+
+
+@dataclass(frozen=True)
+class WeightsEntry:
+    """One published set of weights.
+
+    Attributes:
+        name: what the command line and :func:`load_weights` call it.
+        models: the models it is for, by their configurations' names.
+        file: what it is called in the cache folder.
+        training: data sets in their order.
+        page: where a person finds it.
+        url: where a program does; None if the authors publish no direct address that we have seen.
+        archive: what ``url`` is called in the cache folder, if it is a zip file, and ``member`` the file inside.
+        sha256: checksum of the file, or as many of its first digits as are published; None if nobody tells.
+        archive_sha256: checksum of the zip file.
+        checked: where the checksums come from.
+        licence: what the authors say.
+        preprocessing: what the network wants to see; :class:`RAFT` and :class:`SEARAFT` do it themselves.
+        metrics: published results.
+        metrics_source: who published them.
+    """
+
+    name: str
+    models: tuple[str, ...]
+    file: str
+    training: str
+    page: str
+    licence: str = _BSD
+    url: str | None = None
+    archive: str | None = None
+    member: str | None = None
+    sha256: str | None = None
+    archive_sha256: str | None = None
+    checked: str = ""
+    preprocessing: str = _RANGE
+    metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
+    metrics_source: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "metrics", MappingProxyType(dict(self.metrics)))
+
+
+_C, _CT = "FlyingChairs", "FlyingChairs, FlyingThings3D"
+_CTS = f"{_CT}; then Sintel, KITTI 2015, HD1K and FlyingThings3D"
+_CTK = f"{_CTS}; then KITTI 2015"
+_OURS = "computed from the file"
+_TOLD = "as reported by a user of it, whose sums of the other three files are right"
+
+
+def _princeton(
+    name: str, training: str, sha256: str, checked: str, metrics: Mapping[str, float], source: str
+) -> WeightsEntry:
+    return WeightsEntry(
+        name,
+        ("raft-small",) if name == "raft-small" else ("raft",),
+        f"{name}.pth",
+        training,
+        "https://github.com/princeton-vl/RAFT (download_models.sh)",
+        url="https://dl.dropboxusercontent.com/s/4j4z58wuv8o0mfz/models.zip",
+        archive="raft-models.zip",
+        member=f"models/{name}.pth",
+        sha256=sha256,
+        archive_sha256="4be6101b271f58ec49866da5cf609fd17e86e9cae2483f70630ef4a295dc66bd",
+        checked=f"{checked}; the archive's as reported by several users of it",
+        metrics=metrics,
+        metrics_source=source,
+    )
+
+
+def _torchvision(version: str, digits: str, training: str, metrics: Mapping[str, float]) -> WeightsEntry:
+    size, _, rest = version.partition("_")
+    file = f"raft_{version}-{digits}.pth"
+    origin = "ported from princeton's by torchvision" if version.endswith("V1") else "trained by torchvision"
+    return WeightsEntry(
+        f"torchvision-{size}-{rest.replace('_', '-').lower()}",
+        ("raft-small",) if size == "small" else ("raft",),
+        file,
+        f"{training} ({origin})",
+        "https://pytorch.org/vision/stable/models/raft.html",
+        url=f"https://download.pytorch.org/models/{file}",
+        sha256=digits,
+        checked="its first digits, published in the file's name",
+        metrics=metrics,
+        metrics_source="torchvision 0.28",
+    )
+
+
+def _sea_raft(
+    size: str,
+    stage: str,
+    training: str,
+    official: str,
+    repository: bool = True,
+    revision: str | None = None,
+    sha256: str | None = None,
+    metrics: Mapping[str, float] | None = None,
+) -> WeightsEntry:
+    page = "https://drive.google.com/drive/folders/1YLovlvUW94vciWvTyLf-p3uWscbOQRWW"
+    spring = stage == "spring"
+    return WeightsEntry(
+        f"sea-raft-{size.lower()}-{stage}",
+        ("sea-raft-s",) if size == "S" else ("sea-raft-m", "sea-raft-l"),
+        f"{official}.{'safetensors' if repository else 'pth'}",
+        training,
+        f"https://huggingface.co/MemorySlices/{official}" if repository else page,
+        licence="BSD-3-Clause, says the authors' code that publishes them",
+        url=f"https://huggingface.co/MemorySlices/{official}/resolve/{revision}/model.safetensors"
+        if revision
+        else None,
+        sha256=sha256,
+        checked="as reported by a user of the file" if sha256 else "",
+        preprocessing=_RANGE + ("; the authors halve frames of Spring's size, 1920x1080, first" if spring else ""),
+        metrics=metrics or {},
+        metrics_source="SEA-RAFT, 2024, abstract, which swaps the two names" if metrics else "",
+    )
+
+
+_TARTAN = f"TartanAir, {_CT}; then FlyingThings3D, Sintel, KITTI and HD1K"
+
+_ENTRIES = (
+    _princeton("raft-chairs", _C, "c6c75465cf995d137f89ca2e2d08594ed390befbb8859f7f65c48bcc8feb0fd7", _TOLD, {}, ""),
+    _princeton(
+        "raft-things",
+        _CT,
+        "fcfa4125d6418f4de95d84aec20a3c5f4e205101715a79f193243c186ac9a7e1",
+        _OURS,
+        {"Sintel clean, train, EPE": 1.4411, "Sintel final, train, EPE": 2.7894, "KITTI 2015, train, Fl": 17.4506},
+        "torchvision 0.28, of its port",
+    ),
+    _princeton(
+        "raft-sintel",
+        _CTS,
+        "90630d2e7d488a0d3ccb5e8194524850c4c05c732ea4ff99799822c7fa5c5cbf",
+        _OURS,
+        {"Sintel clean, test, EPE": 1.94, "Sintel final, test, EPE": 3.18},
+        "torchvision 0.28, of its port",
+    ),
+    _princeton(
+        "raft-kitti",
+        _CTK,
+        "b9d170362415e1a27bd8402ee966a3ddf0d60df9b2df2c0b4949f5ced490a9e6",
+        _TOLD,
+        {"KITTI 2015, test, Fl": 5.10},
+        "RAFT, 2020, abstract",
+    ),
+    _princeton(
+        "raft-small",
+        _CT,
+        "c7d41b9cc88442bb8aa911dbb33086dac55a226394b142937ff22d5578717332",
+        _OURS,
+        {"Sintel clean, train, EPE": 2.1231, "Sintel final, train, EPE": 3.2790, "KITTI 2015, train, Fl": 25.2801},
+        "torchvision 0.28, of its port",
+    ),
+    _torchvision(
+        "large_C_T_V1",
+        "22a6c225",
+        _CT,
+        {"Sintel clean, train, EPE": 1.4411, "Sintel final, train, EPE": 2.7894, "KITTI 2015, train, Fl": 17.4506},
+    ),
+    _torchvision(
+        "large_C_T_V2",
+        "1bb1363a",
+        _CT,
+        {"Sintel clean, train, EPE": 1.3822, "Sintel final, train, EPE": 2.7161, "KITTI 2015, train, Fl": 16.0679},
+    ),
+    _torchvision(
+        "large_C_T_SKHT_V1", "0b8c9e55", _CTS, {"Sintel clean, test, EPE": 1.94, "Sintel final, test, EPE": 3.18}
+    ),
+    _torchvision(
+        "large_C_T_SKHT_V2", "ff5fadd5", _CTS, {"Sintel clean, test, EPE": 1.819, "Sintel final, test, EPE": 3.067}
+    ),
+    _torchvision("large_C_T_SKHT_K_V1", "4a6a5039", _CTK, {"KITTI 2015, test, Fl": 5.10}),
+    _torchvision("large_C_T_SKHT_K_V2", "b5c70766", _CTK, {"KITTI 2015, test, Fl": 5.19}),
+    _torchvision(
+        "small_C_T_V1",
+        "ad48884c",
+        _CT,
+        {"Sintel clean, train, EPE": 2.1231, "Sintel final, train, EPE": 3.2790, "KITTI 2015, train, Fl": 25.2801},
+    ),
+    _torchvision(
+        "small_C_T_V2",
+        "01064c6d",
+        _CT,
+        {"Sintel clean, train, EPE": 1.9901, "Sintel final, train, EPE": 3.2831, "KITTI 2015, train, Fl": 25.2369},
+    ),
+    _sea_raft(
+        "S",
+        "sintel",
+        _TARTAN,
+        "Tartan-C-T-TSKH432x960-S",
+        revision="de21657a1519e5b14d2a9c10885ec369a8654c05",
+        sha256="9752a49fca0a3f33551d51fec7bc5bd87f93a155b1e9fadd803e8176f4edb423",
+    ),
+    _sea_raft("S", "kitti", f"{_TARTAN}; then KITTI", "Tartan-C-T-TSKH-kitti432x960-S", repository=False),
+    _sea_raft("S", "spring", f"{_TARTAN}; then Spring", "Tartan-C-T-TSKH-spring540x960-S"),
+    _sea_raft("M", "sintel", _TARTAN, "Tartan-C-T-TSKH432x960-M", repository=False),
+    _sea_raft("M", "kitti", f"{_TARTAN}; then KITTI", "Tartan-C-T-TSKH-kitti432x960-M"),
+    _sea_raft(
+        "M",
+        "spring",
+        f"{_TARTAN}; then Spring",
+        "Tartan-C-T-TSKH-spring540x960-M",
+        revision="main",
+        metrics={"Spring, test, 1px %": 3.69, "Spring, test, EPE": 0.36},
+    ),
+)
+
+WEIGHTS: Mapping[str, WeightsEntry] = MappingProxyType({entry.name: entry for entry in _ENTRIES})
+"""Every entry by its name."""
+
+DEFAULTS: Mapping[str, str] = MappingProxyType(
+    {
+        "raft": "raft-sintel",
+        "raft-small": "raft-small",
+        "sea-raft-s": "sea-raft-s-sintel",
+        "sea-raft-m": "sea-raft-m-spring",
+        "sea-raft-l": "sea-raft-m-spring",
+    }
+)
+"""The entry that a model gets if nobody chooses."""
+
+
+def weights_entry(name: str) -> WeightsEntry:
+    """The entry called ``name``; InputError lists those there are."""
+    _check.require(name in WEIGHTS, "weights", f"a file or one of {', '.join(WEIGHTS)}", repr(name))
+    return WEIGHTS[name]
+
+
+def cached_weights(entry: WeightsEntry) -> Path | None:
+    """Where the file of ``entry`` is, or None."""
+    return _cached(entry.file)
+
+
+def _cached(file: str) -> Path | None:
+    for parent in candidates():
+        path = parent / "weights" / file
+        if path.is_file() and (not hasattr(os, "getuid") or path.stat().st_uid in (os.getuid(), 0)):
+            return path
+    return None
+
+
+def weights_folder() -> Path:
+    """The folder that new files go to; made if it does not exist. OSError where none can be written."""
+    tried = [parent / "weights" for parent in candidates()]
+    for folder in tried:
+        if usable(folder):
+            return folder
+    raise OSError(f"no folder for weights can be written ({', '.join(map(str, tried))}); set FULLFIELD_CACHE_DIR")
+
+
+def fetch_weights(entry: WeightsEntry | str, progress: Progress | None = None) -> Path:
+    """The file of ``entry``, fetched and checked if it is not in the cache.
+
+    Args:
+        progress: called with the bytes that have arrived and those of the whole file, if known.
+
+    Raises:
+        InputError: for an unknown name.
+        OSError: if it cannot be fetched; the line says what to fetch by hand and where to put it.
+    """
+    if isinstance(entry, str):
+        entry = weights_entry(entry)
+    there = cached_weights(entry)
+    if there is not None:
+        return there
+    folder = weights_folder()
+    target = folder / entry.file
+    if entry.url is None:
+        raise DownloadError(f"{entry.name}: no direct address is known; {_by_hand(entry, target)}")
+    try:
+        if entry.archive is None or entry.member is None:
+            download(entry.url, target, sha256=entry.sha256, progress=progress)
+        else:
+            archive = _cached(entry.archive) or folder / entry.archive
+            if not archive.is_file():
+                download(entry.url, archive, sha256=entry.archive_sha256, progress=progress)
+            extract(archive, entry.member, target, sha256=entry.sha256)
+    except DownloadError as error:
+        raise DownloadError(f"{entry.name}: {error}; {_by_hand(entry, target)}") from None
+    return target
+
+
+def _by_hand(entry: WeightsEntry, target: Path) -> str:
+    what = entry.url or f"{entry.file} from {entry.page}"
+    inside = f", take {entry.member} out of it" if entry.member else ""
+    return f"fetch {what} by hand{inside} and put it at {target}"
+
+
+def load_weights(
+    model: str | RAFT | SEARAFT,
+    source: str | os.PathLike[str] | WeightsEntry | None = None,
+    progress: Progress | None = None,
+) -> RAFT | SEARAFT:
+    """A model with weights, on the CPU, in evaluation mode if it is made here.
+
+    Args:
+        model: ``"raft"``, ``"raft-small"``, ``"sea-raft-s"``, ``"sea-raft-m"``, ``"sea-raft-l"``, or a model to fill.
+        source: a file, an entry or its name; by default the model's entry in :data:`DEFAULTS`.
+        progress: as for :func:`fetch_weights`.
+
+    Raises:
+        InputError: if the model, the name or the file does not fit.
+        OSError: if the file cannot be read or fetched.
+    """
+    chosen = build_model(model) if isinstance(model, str) else model
+    name = chosen.config.name
+    if source is None:
+        _check.require(name in DEFAULTS, "source", f"weights for {name}, which has none of its own", "None")
+        source = DEFAULTS[name]
+    if isinstance(source, str) and (source in WEIGHTS or _is_bare(source)):
+        source = weights_entry(source)
+    if isinstance(source, WeightsEntry):
+        if name in DEFAULTS:
+            check_fits(source, name)
+        source = fetch_weights(source, progress)
+    chosen.load_checkpoint(source)
+    return chosen
+
+
+def _is_bare(source: str) -> bool:
+    """Whether this is a mistaken name rather than a file that is missing."""
+    path = Path(source)
+    return path.name == source and not path.suffix and not path.exists()
+
+
+def build_model(name: str) -> RAFT | SEARAFT:
+    """The model of that name, its weights random, in evaluation mode. InputError for an unknown name."""
+    _check.choice(name, "model", DEFAULTS)
+    model: RAFT | SEARAFT
+    if name.startswith("raft"):
+        from fullfield.models.raft import RAFT, RAFTConfig
+
+        model = RAFT(RAFTConfig.small() if name == "raft-small" else RAFTConfig.large())
+    else:
+        from fullfield.models.sea_raft import SEARAFT, SEARAFTConfig
+
+        made = {"s": SEARAFTConfig.small, "m": SEARAFTConfig.medium, "l": SEARAFTConfig.large}
+        model = SEARAFT(made[name[-1]]())
+    return model.eval()
+
+
+def check_fits(entry: WeightsEntry, model: str) -> None:
+    """InputError if ``entry`` is not for the model of that name."""
+    if model not in entry.models:
+        raise InputError(f"weights: expected some for {model}, got {entry.name}, for {' and '.join(entry.models)}")

@@ -1,0 +1,189 @@
+"""Downloads from a server of our own that cuts connections, changes files and answers badly."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import zipfile
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from fullfield.models.downloads import DownloadError, digest, download, extract
+
+CONTENT = bytes(range(256)) * 4096  # 1 MiB
+SUM = hashlib.sha256(CONTENT).hexdigest()
+
+
+class Server(ThreadingHTTPServer):
+    """Serves ``content`` at any path, but 404 at /missing; ``cut`` answers break off after so many bytes."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.content = CONTENT
+        self.tag = '"one"'
+        self.cut: list[int] = []
+        self.ranges = True
+        self.asked: list[str | None] = []
+
+    def url(self, path: str = "/file.bin") -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}{path}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        server = self.server
+        server.asked.append(self.headers.get("Range"))
+        if self.path == "/missing":
+            self.send_error(404)
+            return
+        begin = 0
+        asked = self.headers.get("Range", "")
+        if server.ranges and asked and self.headers.get("If-Range") == server.tag:
+            begin = int(asked.removeprefix("bytes=").removesuffix("-"))
+            if begin >= len(server.content):
+                self.send_error(416)
+                return
+            self.send_response(206)
+            self.send_header("Content-Range", f"bytes {begin}-{len(server.content) - 1}/{len(server.content)}")
+        else:
+            self.send_response(200)
+        body = server.content[begin:]
+        self.send_header("Content-Length", str(len(body)))
+        if server.tag:
+            self.send_header("ETag", server.tag)
+        self.end_headers()
+        self.wfile.write(body[: server.cut.pop(0)] if server.cut else body)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as made:
+        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield made
+        made.shutdown()
+        thread.join()
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir() if not path.name.endswith(".lock")}
+
+
+def test_a_file_arrives_whole_and_progress_is_told(server: Server, tmp_path: Path) -> None:
+    told: list[tuple[int, int | None]] = []
+    target = tmp_path / "file.bin"
+    download(server.url(), target, sha256=SUM[:8], progress=lambda done, total: told.append((done, total)))
+    assert target.read_bytes() == CONTENT
+    assert names(tmp_path) == {"file.bin"}
+    assert told[-1] == (len(CONTENT), len(CONTENT))
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    download(server.url(), target)
+    assert len(server.asked) == 1
+
+
+def test_a_cut_is_gone_on_from(server: Server, tmp_path: Path) -> None:
+    server.cut = [300_000, 200_000]
+    target = tmp_path / "file.bin"
+    download(server.url(), target, sha256=SUM)
+    assert target.read_bytes() == CONTENT
+    assert server.asked == [None, "bytes=300000-", "bytes=500000-"]
+
+
+def test_a_later_call_goes_on(server: Server, tmp_path: Path) -> None:
+    server.cut = [100_000, 100_000, 100_000]
+    target = tmp_path / "file.bin"
+    with pytest.raises(DownloadError, match="broke off after 300000 of 1048576 bytes; the next call goes on"):
+        download(server.url(), target)
+    assert names(tmp_path) == {"file.bin.part", "file.bin.part.tag"}
+    server.asked.clear()
+    download(server.url(), target)
+    assert server.asked == ["bytes=300000-"]
+    assert target.read_bytes() == CONTENT
+
+
+def test_another_version_is_fetched_from_its_start(server: Server, tmp_path: Path) -> None:
+    server.cut = [100_000] * 3
+    target = tmp_path / "file.bin"
+    with pytest.raises(DownloadError):
+        download(server.url(), target)
+    server.content, server.tag = CONTENT[::-1], '"two"'
+    download(server.url(), target)
+    assert target.read_bytes() == CONTENT[::-1]
+
+
+@pytest.mark.parametrize("tag", ["", 'W/"weak"'])
+def test_without_a_version_nothing_is_gone_on_from(server: Server, tmp_path: Path, tag: str) -> None:
+    server.tag = tag
+    server.cut = [100_000]
+    target = tmp_path / "file.bin"
+    download(server.url(), target)
+    assert server.asked == [None, None]
+    assert target.read_bytes() == CONTENT
+
+
+def test_a_server_without_ranges(server: Server, tmp_path: Path) -> None:
+    server.ranges = False
+    server.cut = [100_000]
+    download(server.url(), tmp_path / "file.bin", sha256=SUM)
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+
+
+def test_a_file_that_became_shorter(server: Server, tmp_path: Path) -> None:
+    server.cut = [500_000] + [0] * 2
+    target = tmp_path / "file.bin"
+    with pytest.raises(DownloadError):
+        download(server.url(), target)
+    server.content = CONTENT[:400_000]
+    download(server.url(), target)
+    assert target.read_bytes() == CONTENT[:400_000]
+
+
+def test_a_wrong_sum_leaves_nothing(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(DownloadError, match=f"expected the SHA-256 abcd, got {SUM}; nothing was kept"):
+        download(server.url(), tmp_path / "file.bin", sha256="abcd")
+    assert names(tmp_path) == set()
+
+
+def test_bad_answers_are_one_line(server: Server, tmp_path: Path) -> None:
+    with pytest.raises(DownloadError, match=r"/missing: the server answered 404 Not Found$"):
+        download(server.url("/missing"), tmp_path / "file.bin")
+    with pytest.raises(DownloadError, match=r"http://127\.0\.0\.1:9/x: cannot be reached \(.*refused.*\)$"):
+        download("http://127.0.0.1:9/x", tmp_path / "file.bin")
+    assert names(tmp_path) == set()
+
+
+def test_many_ask_and_one_fetches(server: Server, tmp_path: Path) -> None:
+    target = tmp_path / "file.bin"
+    callers = [threading.Thread(target=download, args=(server.url(), target), kwargs={"sha256": SUM}) for _ in range(6)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert target.read_bytes() == CONTENT
+    assert len(server.asked) == 1
+
+
+def test_a_member_is_extracted_whole(tmp_path: Path) -> None:
+    archive = tmp_path / "a.zip"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as made:
+        made.writestr("models/x.pth", CONTENT)
+    target = tmp_path / "x.pth"
+    extract(archive, "models/x.pth", target, sha256=SUM)
+    assert digest(target) == SUM
+    for member, sha256, told in (("models/y.pth", None, "expected models/y.pth inside"), ("models/x.pth", "ab", "SHA")):
+        with pytest.raises(DownloadError, match=told):
+            extract(archive, member, tmp_path / "y.pth", sha256=sha256)
+    archive.write_bytes(archive.read_bytes()[:-30])
+    with pytest.raises(DownloadError, match="expected a zip file"):
+        extract(archive, "models/x.pth", tmp_path / "y.pth")
+    assert names(tmp_path) == {"a.zip", "x.pth"}

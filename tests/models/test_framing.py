@@ -1,0 +1,134 @@
+"""Padding, values, and the start flow on the 1/8 grid."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fullfield import InputError
+from fullfield.models.framing import (
+    Padding,
+    check_frames,
+    coordinate_grid,
+    normalized,
+    padding_for,
+    start_on_grid,
+)
+
+
+@pytest.mark.parametrize("mode", ["sintel", "kitti"])
+def test_padding_brings_every_size_to_multiples_of_eight_and_back(mode: str) -> None:
+    for height, width in [(9, 31), (16, 24), (375, 1242), (436, 1024), (17, 40), (1, 1), (8, 3), (5, 200)]:
+        padding = padding_for(height, width, mode)
+        frame = torch.rand(2, 3, height, width)
+        padded = padding.pad(frame)
+        rows, columns = padded.shape[-2:]
+        assert rows % 8 == 0
+        assert columns % 8 == 0
+        assert rows == max(16, -(-height // 8) * 8)
+        assert columns == max(16, -(-width // 8) * 8)
+        assert torch.equal(padding.crop(padded), frame)
+        assert 0 <= padding.right - padding.left <= 1
+        if mode == "kitti":
+            assert padding.top == 0
+        else:
+            assert 0 <= padding.bottom - padding.top <= 1
+
+
+def test_padding_repeats_the_border() -> None:
+    padded = padding_for(436, 1021).pad(torch.rand(1, 3, 436, 1021))
+    assert torch.equal(padded[..., 0, :], padded[..., 2, :])
+    assert torch.equal(padded[..., -3], padded[..., -1])
+    assert not torch.equal(padded[..., -4], padded[..., -1])
+
+
+def test_padding_of_another_name_is_refused() -> None:
+    with pytest.raises(InputError, match="padding: expected one of sintel, kitti"):
+        padding_for(64, 64, "spring")
+
+
+def test_values() -> None:
+    whole = torch.tensor([0, 51, 255], dtype=torch.uint8).view(1, 1, 1, 3)
+    torch.testing.assert_close(normalized(whole), torch.tensor([-1.0, -0.6, 1.0]).view(1, 1, 1, 3))
+    torch.testing.assert_close(normalized(whole), normalized(whole / 255))
+    assert normalized(whole, torch.float64).dtype == torch.float64
+
+
+def test_frames_that_do_not_match_are_named() -> None:
+    frame = torch.rand(1, 3, 16, 16)
+    assert check_frames(frame, frame) == (1, 16, 16)
+    for first, second, name in [
+        (frame[0], frame, "frame1"),
+        (frame[:, :1], frame, "frame1"),
+        (frame.int(), frame, "frame1"),
+        (frame[..., :0], frame[..., :0], "frame1"),
+        (frame, frame[..., 1:], "frame2"),
+        (frame, frame.double(), "frame2"),
+        (frame, None, "frame2"),
+    ]:
+        with pytest.raises(InputError, match=f"^{name}: "):
+            check_frames(first, second)  # type: ignore[arg-type]
+
+
+def test_grid_is_x_then_y() -> None:
+    grid = coordinate_grid(2, 3, 4, torch.device("cpu"))
+    assert grid.shape == (2, 2, 3, 4)
+    assert grid[1, :, 2, 3].tolist() == [3.0, 2.0]
+    assert grid.dtype == torch.float32
+
+
+def linear(height: int, width: int, frame: tuple[int, int]) -> Tensor:
+    """A field linear in the position on the frame, at any resolution, in pixels of its own grid."""
+    y = (torch.arange(height, dtype=torch.float64) + 0.5) * frame[0] / height
+    x = (torch.arange(width, dtype=torch.float64) + 0.5) * frame[1] / width
+    pixels = torch.stack((0.3 * x + 0.1 * y[:, None] - 4, 0.2 * y[:, None] - 0.05 * x + 3))
+    scale = torch.tensor([width / frame[1], height / frame[0]], dtype=torch.float64)
+    return (pixels * scale[:, None, None]).float()[None]
+
+
+@pytest.mark.parametrize("mode", ["sintel", "kitti"])
+@pytest.mark.parametrize("frame", [(64, 96), (70, 91), (129, 63)])
+@pytest.mark.parametrize("own", [(64, 96), (70, 91), (35, 47), (9, 12), (18, 23), (140, 182)])
+def test_start_is_read_at_the_centres_of_the_cells(frame: tuple[int, int], own: tuple[int, int], mode: str) -> None:
+    padding = padding_for(*frame, mode)
+    start = start_on_grid(linear(*own, frame), *frame, padding)
+    rows, columns = start.shape[-2:]
+    assert (rows * 8, columns * 8) == padding.pad(torch.zeros(1, 1, *frame)).shape[-2:]
+    y = torch.arange(rows) * 8 + 4.0 - padding.top
+    x = torch.arange(columns) * 8 + 4.0 - padding.left
+    half_y, half_x = 0.5 * frame[0] / own[0], 0.5 * frame[1] / own[1]  # beyond the last centres the border goes on
+    y, x = y.clamp(half_y, frame[0] - half_y), x.clamp(half_x, frame[1] - half_x)
+    truth = torch.stack((0.3 * x + 0.1 * y[:, None] - 4, 0.2 * y[:, None] - 0.05 * x + 3)) / 8
+    torch.testing.assert_close(start[0], truth, rtol=1e-5, atol=1e-5)
+
+
+def test_start_from_a_quarter_is_half_its_size_and_values() -> None:
+    quarter = torch.randn(2, 2, 32, 40, generator=torch.Generator().manual_seed(0))
+    start = start_on_grid(quarter, 128, 160, padding_for(128, 160))
+    half = 0.5 * functional.interpolate(quarter, scale_factor=0.5, mode="bilinear")
+    torch.testing.assert_close(start, half, rtol=0, atol=1e-6)
+
+
+def test_start_from_an_eighth_is_itself() -> None:
+    eighth = torch.randn(1, 2, 16, 20)
+    assert torch.equal(start_on_grid(eighth, 128, 160, Padding(0, 0, 0, 0)), eighth)
+    assert torch.equal(
+        start_on_grid(eighth[..., :1, :], 8, 160, padding_for(8, 160)), eighth[..., :1, :].expand(-1, -1, 2, -1)
+    )
+
+
+def test_start_of_another_kind_is_refused() -> None:
+    padding = padding_for(64, 64)
+    for flow in (torch.zeros(2, 8, 8), torch.zeros(1, 3, 8, 8), torch.zeros(1, 2, 8, 8).int(), torch.zeros(1, 2, 0, 8)):
+        with pytest.raises(InputError, match=r"^initial_flow: "):
+            start_on_grid(flow, 64, 64, padding)
+
+
+def test_start_has_gradients() -> None:
+    flow = torch.randn(1, 2, 5, 7, dtype=torch.float32, requires_grad=True)
+    start_on_grid(flow, 37, 45, padding_for(37, 45)).sum().backward()
+    assert flow.grad is not None
+    assert bool((flow.grad >= 0).all())
+    assert float(flow.grad.sum()) > 0

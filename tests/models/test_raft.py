@@ -1,0 +1,340 @@
+"""RAFT against the implementations that its weights were made for, in the same process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fullfield import InputError
+from fullfield.models import RAFT, RAFTConfig
+from fullfield.models.raft.checkpoint import from_torchvision
+
+SIZES = ["large", "small"]
+
+
+def config(size: str, **changes: Any) -> RAFTConfig:
+    return RAFTConfig.large(**changes) if size == "large" else RAFTConfig.small(**changes)
+
+
+def pair(height: int, width: int, batch: int = 1) -> tuple[Tensor, Tensor]:
+    """Smooth texture, moved a little and changed a little."""
+    random = torch.Generator().manual_seed(5)
+    coarse = torch.rand(batch, 3, height // 4 + 1, width // 4 + 1, generator=random)
+    first = functional.interpolate(coarse, (height, width), mode="bilinear")
+    noise = torch.rand(first.shape, generator=random)
+    return first, 0.9 * torch.roll(first, (2, 3), (2, 3)) + 0.1 * noise
+
+
+@pytest.fixture(params=SIZES)
+def size(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def small() -> RAFT:
+    torch.manual_seed(0)
+    return RAFT(RAFTConfig.small()).eval()
+
+
+@pytest.fixture
+def from_vision(torchvision: Any, size: str) -> nn.Module:
+    torch.manual_seed(1)
+    models = torchvision.models.optical_flow
+    made: nn.Module = (models.raft_large if size == "large" else models.raft_small)(weights=None)
+    return _statistics(made)
+
+
+@pytest.fixture
+def from_ptlflow(ptlflow: Any, size: str) -> nn.Module:
+    torch.manual_seed(2)
+    made: nn.Module = ptlflow.get_model("raft" if size == "large" else "raft_small")
+    made.iters = 4  # type: ignore[assignment]
+    return _statistics(made)
+
+
+def _statistics(model: nn.Module) -> nn.Module:
+    """Batch norms that do something."""
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.uniform_(module.running_mean, -0.2, 0.2)
+            nn.init.uniform_(module.running_var, 0.5, 2.0)
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.uniform_(module.bias, -0.2, 0.2)
+    return model
+
+
+def loss(flows: list[Tensor]) -> Tensor:
+    random = torch.Generator().manual_seed(9)
+    truth = torch.randn(flows[0].shape, generator=random)
+    return sum((0.8**i * (flow - truth).abs().mean() for i, flow in enumerate(reversed(flows))), torch.zeros(()))
+
+
+def same_gradients(model: RAFT, theirs: dict[str, Tensor]) -> None:
+    """Equal but for activations that rounding carries over the kink of their ReLU: one is 1 % on frames this small."""
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        size = float(torch.linalg.vector_norm(theirs[name]))
+        off = float(torch.linalg.vector_norm(parameter.grad - theirs[name]))
+        # A bias in front of an instance norm has no effect: its gradient is rounding alone.
+        assert off <= 2e-2 * size + 1e-5, (name, off, size)
+
+
+def test_the_check_can_fail(small: RAFT) -> None:
+    loss(small.predictions(*pair(32, 32), 2)).backward()
+    theirs = {name: parameter.grad.clone() for name, parameter in small.named_parameters()}
+    same_gradients(small, theirs)
+    theirs["update_block.flow_head.conv2.weight"] *= 1.03
+    with pytest.raises(AssertionError, match="flow_head"):
+        same_gradients(small, theirs)
+
+
+def test_outputs_are_torchvisions(from_vision: nn.Module, size: str) -> None:
+    model = RAFT(config(size)).eval()
+    model.load_checkpoint(from_vision.state_dict())
+    first, second = pair(128, 160, 2)
+    with torch.no_grad():
+        theirs = from_vision.eval()(2 * first - 1, 2 * second - 1, num_flow_updates=4)
+        ours = model.predictions(first, second, 4)
+        assert torch.equal(model(first, second, 4), ours[-1])
+    assert len(ours) == len(theirs) == 4
+    assert float(theirs[-1].abs().max()) > 1
+    for mine, other in zip(ours, theirs, strict=True):
+        assert float((mine - other).abs().max()) < 1e-4
+
+
+def test_gradients_are_torchvisions(from_vision: nn.Module, size: str) -> None:
+    model = RAFT(config(size)).train()
+    model.load_checkpoint(from_vision.state_dict())
+    first, second = pair(128, 136, 2)
+    loss(from_vision.train()(2 * first - 1, 2 * second - 1, num_flow_updates=3)).backward()
+    loss(model.predictions(first, second, 3)).backward()
+    theirs = {name: parameter.grad for name, parameter in from_vision.named_parameters()}
+    same_gradients(model, from_torchvision(theirs))
+    for mine, other in zip(model.buffers(), from_vision.buffers(), strict=True):  # batch statistics were updated
+        torch.testing.assert_close(mine, other)
+
+
+def test_outputs_and_gradients_are_ptlflows_at_any_size(from_ptlflow: nn.Module, size: str) -> None:
+    model = RAFT(config(size)).eval()
+    model.load_checkpoint({f"module.{name}": value for name, value in from_ptlflow.state_dict().items()})
+    first, second = pair(131, 146, 2)
+    images = torch.stack((first, second), 1).flip(2)  # BGR
+    with torch.no_grad():
+        theirs = from_ptlflow.eval()({"images": images})["flows"][:, 0]
+        ours = model(first, second, 4)
+    assert float(theirs.abs().max()) > 1
+    assert float((ours - theirs).abs().max()) < 1e-4
+    from_ptlflow.train().freeze_bn()  # type: ignore[operator]
+    model.train()
+    model.freeze_batch_norm()
+    loss(from_ptlflow({"images": images})["flow_preds"]).backward()
+    loss(model.predictions(first, second, 4)).backward()
+    same_gradients(
+        model, {name: parameter.grad for name, parameter in from_ptlflow.named_parameters(remove_duplicate=False)}
+    )
+
+
+def test_a_start_on_the_grid_is_ptlflows_warm_start(
+    from_ptlflow: nn.Module, size: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = RAFT(config(size)).eval()
+    model.load_checkpoint(from_ptlflow.state_dict())
+    home = __import__("ptlflow.models.raft.raft", fromlist=["raft"])
+    monkeypatch.setattr(home, "forward_interpolate_batch", lambda flow: flow)
+    first, second = pair(128, 144)
+    start = torch.randn(1, 2, 16, 18, generator=torch.Generator().manual_seed(3))
+    images = torch.stack((first, second), 1).flip(2)
+    with torch.no_grad():
+        theirs = from_ptlflow.eval()({"images": images, "prev_preds": {"flow_small": start}})["flows"][:, 0]
+        ours = model(first, second, 4, initial_flow=start)
+        cold = model(first, second, 4)
+    assert float((ours - theirs).abs().max()) < 1e-4
+    assert float((ours - cold).abs().max()) > 1
+
+
+def test_zero_updates_enlarge_the_start(small: RAFT) -> None:
+    first, second = pair(60, 90)
+    start = torch.full((1, 2, 15, 20), 1.5)
+    flow = small(first, second, 0, initial_flow=start)
+    assert flow.shape == (1, 2, 60, 90)
+    torch.testing.assert_close(flow[:, 0], torch.full((1, 60, 90), 1.5 * 90 / 20))
+    torch.testing.assert_close(flow[:, 1], torch.full((1, 60, 90), 1.5 * 60 / 15))
+    with pytest.raises(InputError, match="updates: expected an integer >= 1"):
+        small(first, second, 0)
+    with pytest.raises(InputError, match="updates: expected an integer >= 1"):
+        small.predictions(first, second, 0, initial_flow=start)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 50), (8, 8), (17, 16), (40, 9)])
+def test_tiny_frames_are_finite(size: str, shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    model = RAFT(config(size)).eval()
+    first, second = pair(*shape)
+    with torch.no_grad():
+        flow = model(first, second, 2)
+    assert flow.shape == (1, 2, *shape)
+    assert bool(flow.isfinite().all())
+
+
+def test_bytes_are_the_same_as_floats(small: RAFT) -> None:
+    first, second = ((255 * frame).to(torch.uint8) for frame in pair(40, 56))
+    with torch.no_grad():
+        torch.testing.assert_close(small(first, second, 2), small(first / 255, second / 255, 2), rtol=0, atol=1e-4)
+
+
+def test_a_batch_is_its_pairs(small: RAFT) -> None:
+    first, second = pair(48, 64, 3)
+    with torch.no_grad():
+        together = small(first, second, 3)
+        alone = torch.cat([small(first[i : i + 1], second[i : i + 1], 3) for i in range(3)])
+    torch.testing.assert_close(together, alone, rtol=0, atol=1e-4)
+
+
+def test_frames_encoded_one_by_one_are_the_same(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = RAFT(config(size)).eval()
+    first, second = pair(56, 72, 2)
+    seen: list[int] = []
+    model.fnet.register_forward_hook(lambda _, frames, __: seen.append(len(frames[0])))
+    with torch.no_grad():
+        together = model(first, second, 2)
+        monkeypatch.setattr("fullfield.models.raft.model._TOGETHER_PIXELS", 1)
+        torch.testing.assert_close(model(first, second, 2), together, rtol=0, atol=1e-4)
+    model.predictions(first, second, 1)
+    assert seen == [4, 2, 2, 4]
+
+
+def test_kittis_padding(size: str) -> None:
+    torch.manual_seed(0)
+    evenly = RAFT(config(size)).eval()
+    below = RAFT(config(size, padding="kitti")).eval()
+    below.load_checkpoint(evenly.state_dict())
+    first, second = pair(45, 64)
+    with torch.no_grad():
+        kitti = below(first, second, 2)
+        by_hand = evenly(*(functional.pad(frame, (0, 0, 0, 3), mode="replicate") for frame in (first, second)), 2)
+        assert torch.equal(kitti, by_hand[..., :45, :])
+        assert not torch.equal(kitti, evenly(first, second, 2))
+
+
+def test_no_gradient_flows_through_the_coordinates(small: RAFT) -> None:
+    first, second = pair(32, 32)
+    start = torch.zeros(1, 2, 4, 4, requires_grad=True)
+    flows = small.predictions(first, second, 2, initial_flow=start)
+    flows[-1].sum().backward()
+    assert start.grad is None or float(start.grad.abs().max()) == 0
+
+
+def test_frozen_batch_norms_stay_frozen() -> None:
+    model = RAFT(RAFTConfig.large())
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert norms
+    model.freeze_batch_norm()
+    assert model.training
+    assert not any(norm.training for norm in norms)
+    model.eval()
+    assert not any(norm.training for norm in model.train().modules() if norm in norms)
+    model.freeze_batch_norm(False)
+    assert all(norm.training for norm in norms)
+
+
+def test_dropout_works_in_training_only() -> None:
+    torch.manual_seed(0)
+    model = RAFT(RAFTConfig.small(dropout=0.5))
+    first, second = pair(32, 32)
+    with torch.no_grad():
+        assert not torch.equal(model(first, second, 1), model(first, second, 1))
+        model.eval()
+        assert torch.equal(model(first, second, 1), model(first, second, 1))
+
+
+def test_autocast_keeps_coordinates_in_float32(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = RAFT(config(size)).eval()
+    first, second = pair(64, 80)
+    seen: list[torch.dtype] = []
+    step = model.step
+
+    def noted(*arguments: Any) -> tuple[Tensor, Tensor]:
+        net, coords = step(*arguments)
+        seen.extend((net.dtype, coords.dtype))
+        return net, coords
+
+    with torch.no_grad():
+        exact = model(first, second, 3)
+        monkeypatch.setattr(model, "step", noted)
+        with torch.autocast("cpu", torch.bfloat16):
+            rough = model(first, second, 3)
+    assert seen == [torch.bfloat16, torch.float32] * 3
+    assert rough.dtype == torch.float32
+    difference = float((rough - exact).abs().max())
+    assert 0 < difference < 0.1 * float(exact.abs().max())
+
+
+def test_double_precision(small: RAFT) -> None:
+    first, second = pair(32, 40)
+    with torch.no_grad():
+        single = small(first, second, 2)
+        double = small.double()(first.double(), second.double(), 2)
+    torch.testing.assert_close(double.float(), single, rtol=0, atol=1e-3)
+
+
+def test_a_named_backend_is_used(small: RAFT) -> None:
+    other = RAFT(RAFTConfig.small(), correlation="reference").eval()
+    other.load_checkpoint(small.state_dict())
+    first, second = pair(40, 48)
+    with torch.no_grad():
+        torch.testing.assert_close(other(first, second, 2), small(first, second, 2), rtol=0, atol=1e-4)
+        with pytest.raises(InputError, match="backend: "):
+            RAFT(RAFTConfig.small(), correlation="nonsense").eval()(first, second, 1)
+
+
+def test_it_compiles_whole(size: str) -> None:
+    torch.manual_seed(0)
+    model = RAFT(config(size)).eval()
+    first, second = pair(52, 64)
+    start = torch.randn(1, 2, 13, 16)
+    with torch.no_grad():
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(first, second, 2, start), model(first, second, 2, start), rtol=0, atol=1e-4)
+    torch._dynamo.reset()
+
+
+def test_mistakes_are_named(small: RAFT) -> None:
+    first, second = pair(32, 32)
+    with pytest.raises(InputError, match=r"^frame2: "):
+        small(first, second[..., :-1])
+    with pytest.raises(InputError, match=r"^updates: "):
+        small(first, second, -1)
+    with pytest.raises(InputError, match=r"^updates: "):
+        small(first, second, 1.5)
+    with pytest.raises(InputError, match=r"^initial_flow: "):
+        small(first, second, 1, initial_flow=torch.zeros(2, 2, 4, 4))
+    with pytest.raises(InputError, match=r"^config: expected a RAFTConfig"):
+        RAFT("large")  # type: ignore[arg-type]
+    for change in ({"levels": 0}, {"padding": "x"}, {"encoder_channels": (1, 2)}, {"updates": 0}, {"dropout": 1}):
+        name = next(iter(change))
+        with pytest.raises(InputError, match=f"^{name}: "):
+            RAFTConfig.large(**change)
+
+
+def test_official_weights_reproduce_the_listed_error(data_dir: Path) -> None:
+    from fullfield.estimators import as_frame
+    from fullfield.io import read_flow
+
+    folder = data_dir / "flow" / "middlebury" / "Venus"
+    weights = data_dir / "weights" / "raft-small.pth"
+    if not folder.is_dir() or not weights.is_file():
+        pytest.skip(f"{folder} or {weights} is absent")
+    model = RAFT(RAFTConfig.small()).eval()
+    model.load_checkpoint(weights)
+    with torch.inference_mode():
+        flow = model(as_frame(folder / "frame10.png")[None], as_frame(folder / "frame11.png")[None])
+    truth = read_flow(folder / "flow10.flo")
+    error = torch.linalg.vector_norm(flow[0] - truth.flow, dim=0)[truth.valid].mean()
+    assert float(error) == pytest.approx(0.372, abs=5e-4)  # ptlflow 0.4.2 with the same weights, three digits

@@ -1,0 +1,128 @@
+"""Weight files: what is read, what is refused, and in which words."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fullfield import InputError
+from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig
+from fullfield.models.state import fit, read_state, recognise
+
+
+@pytest.fixture
+def tensors() -> dict[str, Tensor]:
+    return {"a.weight": torch.arange(6.0).view(2, 3), "a.bias": torch.ones(2)}
+
+
+def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
+    return list(found) == list(expected) and all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_pytorch_files(tmp_path: Path, tensors: dict[str, Tensor], legacy: bool) -> None:
+    path = tmp_path / "w.pth"
+    torch.save(tensors, path, _use_new_zipfile_serialization=not legacy)
+    state, name = read_state(path)
+    assert name == str(path)
+    assert same(state, tensors)
+
+
+def test_safetensors_whatever_their_name(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
+    path = tmp_path / "w.pth"
+    save_file(tensors, path)
+    state, _ = read_state(path)
+    assert state.keys() == tensors.keys()
+    assert torch.equal(state["a.weight"], tensors["a.weight"])
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
+def test_prefixes_and_wrappers_go(tensors: dict[str, Tensor], prefix: str) -> None:
+    wrapped = {"epoch": 3, "state_dict": {prefix + key: value for key, value in tensors.items()}}
+    assert same(read_state(wrapped)[0], tensors)  # type: ignore[arg-type]
+
+
+def test_a_prefix_of_some_names_stays(tensors: dict[str, Tensor]) -> None:
+    mixed = {"module.x": torch.zeros(1), **tensors}
+    assert same(read_state(mixed)[0], mixed)
+
+
+class Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (print, ("opened",))
+
+
+def test_code_is_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "w.pth"
+    torch.save({"a": torch.ones(1), "b": Evil()}, path)
+    with pytest.raises(InputError, match=r"w\.pth: expected plain weights, got a pickle that also holds code"):
+        read_state(path)
+    with (tmp_path / "p.pth").open("wb") as file:
+        pickle.dump(Evil(), file, protocol=2)
+    with pytest.raises(InputError, match=r"p\.pth: "):
+        read_state(tmp_path / "p.pth")
+    assert "opened" not in capsys.readouterr().out
+
+
+def test_other_files_are_refused_in_one_line(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
+    whole = tmp_path / "whole.pth"
+    torch.save(tensors, whole)
+    held = whole.read_bytes()
+    tensor_file = tmp_path / "t.safetensors"
+    save_file(tensors, tensor_file)
+    contents = {
+        "empty": b"",
+        "page": b"<!DOCTYPE html><html>",
+        "text": b"not weights at all, but long enough to look at",
+        "cut": held[: len(held) // 2],
+        "zip": b"PK\x03\x04" + bytes(64),
+        "pickle": b"\x80\x02garbage",
+        "safe": tensor_file.read_bytes()[:-4],
+    }
+    for name, content in contents.items():
+        path = tmp_path / name
+        path.write_bytes(content)
+        with pytest.raises(InputError) as caught:
+            read_state(path)
+        assert str(caught.value).startswith(f"{path}: ")
+        assert "\n" not in str(caught.value)
+    with pytest.raises(InputError, match="a web page, not the weights"):
+        read_state(tmp_path / "page")
+    with pytest.raises(FileNotFoundError):
+        read_state(tmp_path / "nothing")
+    for held_instead in ([1, 2], {}, {"a": 1}, {1: torch.ones(1)}):
+        torch.save(held_instead, whole)
+        with pytest.raises(InputError, match="expected named tensors"):
+            read_state(whole)
+
+
+def test_what_does_not_fit_is_told_and_nothing_is_loaded(tensors: dict[str, Tensor]) -> None:
+    module = nn.ModuleDict({"a": nn.Linear(3, 2), "b": nn.Linear(1, 1)})
+    before = {key: value.clone() for key, value in module.state_dict().items()}
+    with pytest.raises(InputError) as caught:
+        fit(module, {**tensors, "c": torch.ones(1)}, "file", "Model")
+    assert str(caught.value) == "file: expected weights of Model; missing b.bias, b.weight; unexpected c"
+    other = {**before, "a.weight": torch.ones(2, 4)}
+    with pytest.raises(InputError, match=r"a\.weight is \[2, 4\] instead of \[2, 3\]$"):
+        fit(module, other, "file", "Model")
+    assert all(torch.equal(value, before[key]) for key, value in module.state_dict().items())
+    fit(module, {**before, "a.bias": torch.full((2,), 7.0)}, "file", "Model")
+    assert module.state_dict()["a.bias"].tolist() == [7.0, 7.0]
+
+
+def test_models_are_recognised(torchvision: Any, ptlflow: Any) -> None:
+    assert recognise(RAFT(RAFTConfig.large()).state_dict()) == "RAFT"
+    assert recognise(RAFT(RAFTConfig.small()).state_dict()) == "RAFT-small"
+    assert recognise(SEARAFT(SEARAFTConfig.small()).state_dict()) == "SEA-RAFT (S)"
+    assert recognise(SEARAFT(SEARAFTConfig.medium()).state_dict()) == "SEA-RAFT (L or M)"
+    models = torchvision.models.optical_flow
+    assert recognise(models.raft_large(weights=None).state_dict()) == "torchvision's raft_large"
+    assert recognise(models.raft_small(weights=None).state_dict()) == "torchvision's raft_small"
+    assert recognise(ptlflow.get_model("gma").state_dict()) == "GMA"
+    assert recognise({"a": torch.ones(1)}) is None

@@ -1,0 +1,178 @@
+"""The entries, and how a model gets its weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fullfield import InputError
+from fullfield.models import RAFT, RAFTConfig, WeightsEntry, fetch_weights, load_weights, weights
+from fullfield.models.downloads import DownloadError
+from fullfield.models.weights import DEFAULTS, WEIGHTS, build_model, cached_weights, weights_folder
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "temporary"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Path:
+    """A file of weights whose address needs no server."""
+    torch.manual_seed(0)
+    path = tmp_path / "served.pth"
+    torch.save(RAFT(RAFTConfig.small()).state_dict(), path)
+    return path
+
+
+def entry(path: Path, **changes: Any) -> WeightsEntry:
+    base = WeightsEntry("mine", ("raft-small",), "mine.pth", "nothing", "a page", url=path.as_uri())
+    return dataclasses.replace(base, **changes)
+
+
+def test_entries_are_complete() -> None:
+    assert len(WEIGHTS) == 19
+    files = [one.file for one in WEIGHTS.values()]
+    assert len(set(files)) == len(files)
+    for name, one in WEIGHTS.items():
+        assert one.name == name
+        assert set(one.models) <= set(DEFAULTS)
+        assert one.page.startswith("https://")
+        assert one.url is None or one.url.startswith("https://")
+        assert (one.archive is None) == (one.member is None) == (one.archive_sha256 is None)
+        assert one.sha256 is None or re.fullmatch("[0-9a-f]{8,64}", one.sha256)
+        assert bool(one.sha256) == bool(one.checked)
+        assert bool(one.metrics) == bool(one.metrics_source)
+        assert one.licence
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            one.name = "other"  # type: ignore[misc]
+        with pytest.raises(TypeError):
+            one.metrics["x"] = 1.0  # type: ignore[index]
+    for model, name in DEFAULTS.items():
+        assert model in WEIGHTS[name].models
+        assert WEIGHTS[name].url is not None
+
+
+def test_entries_are_torchvisions(torchvision: Any) -> None:
+    models = torchvision.models.optical_flow
+    for size, published in (("large", models.Raft_Large_Weights), ("small", models.Raft_Small_Weights)):
+        for one in published:
+            ours = WEIGHTS[f"torchvision-{size}-{one.name.replace('_', '-').lower()}"]
+            assert ours.url == one.url
+            assert f"-{ours.sha256}.pth" in one.url
+            told = {value for group in one.meta["_metrics"].values() for value in group.values()}
+            assert set(ours.metrics.values()) <= told
+
+
+def test_sums_are_those_of_the_files(data_dir: Path) -> None:
+    for name in ("raft-things", "raft-sintel", "raft-small"):
+        path = data_dir / "weights" / f"{name}.pth"
+        if not path.is_file():
+            pytest.skip(f"{path} is absent")
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == WEIGHTS[name].sha256
+
+
+def test_a_file_is_fetched_once(served: Path, cache: Path) -> None:
+    told: list[int] = []
+    one = entry(served, sha256=hashlib.sha256(served.read_bytes()).hexdigest())
+    assert cached_weights(one) is None
+    path = fetch_weights(one, lambda done, _: told.append(done))
+    assert path == cache / "weights" / "mine.pth" == weights_folder() / "mine.pth"
+    assert told[-1] == served.stat().st_size
+    served.unlink()
+    assert fetch_weights(one) == path == cached_weights(one)
+
+
+def test_a_file_inside_an_archive(served: Path, tmp_path: Path, cache: Path) -> None:
+    archive = tmp_path / "all.zip"
+    with zipfile.ZipFile(archive, "w") as made:
+        made.write(served, "models/mine.pth")
+        made.write(served, "models/other.pth")
+    one = entry(archive, archive="kept.zip", member="models/mine.pth")
+    assert fetch_weights(one).read_bytes() == served.read_bytes()
+    archive.unlink()  # the second comes from the archive that was kept
+    other = dataclasses.replace(one, file="other.pth", member="models/other.pth")
+    assert fetch_weights(other) == cache / "weights" / "other.pth"
+
+
+def test_failures_say_what_to_do_by_hand(served: Path, cache: Path) -> None:
+    put = re.escape(str(cache / "weights" / "mine.pth"))
+    with pytest.raises(DownloadError, match=f"^mine: .*SHA-256 abcd, .*; fetch file:.* by hand and put it at {put}$"):
+        fetch_weights(entry(served, sha256="abcd"))
+    unknown = entry(served, url=None)
+    with pytest.raises(DownloadError, match=f"mine.pth from a page by hand and put it at {put}$"):
+        fetch_weights(unknown)
+    offline = entry(served, url="http://127.0.0.1:9/all.zip", archive="all.zip", member="models/mine.pth")
+    with pytest.raises(
+        DownloadError, match=f"cannot be reached .*, take models/mine.pth out of it and put it at {put}$"
+    ):
+        fetch_weights(offline)
+    served.rename(cache / "weights" / "mine.pth")  # and doing so works
+    assert load_weights("raft-small", unknown).config.name == "raft-small"
+
+
+def test_load_weights_takes_models_and_names(served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(1)
+    monkeypatch.setattr(weights, "WEIGHTS", {"raft-small": entry(served, name="raft-small")})
+    truth = torch.load(served, weights_only=True)["fnet.conv1.weight"]
+    mine = RAFT(RAFTConfig.small()).train()
+    for loaded in (
+        load_weights("raft-small"),
+        load_weights("raft-small", "raft-small"),
+        load_weights("raft-small", str(served)),
+        load_weights("raft-small", served),
+        load_weights(mine),
+    ):
+        assert torch.equal(loaded.fnet.conv1.weight, truth)
+        assert loaded.training == (loaded is mine)
+
+
+def test_mistakes_are_named(served: Path) -> None:
+    with pytest.raises(InputError, match=r"^model: expected one of raft, raft-small, sea-raft-s"):
+        load_weights("flownet")
+    with pytest.raises(InputError, match=r"^weights: expected a file or one of raft-chairs, .*, got 'raft-thing'"):
+        load_weights("raft", "raft-thing")
+    with pytest.raises(InputError, match=r"^weights: expected some for raft, got raft-small, for raft-small"):
+        load_weights("raft", "raft-small")
+    with pytest.raises(InputError, match="expected weights of RAFT; it looks like RAFT-small"):
+        load_weights("raft", served)
+    with pytest.raises(FileNotFoundError):
+        load_weights("raft", "missing.pth")
+
+
+def test_catalogue_and_configurations_need_no_pytorch() -> None:
+    modules = ("models", "models.weights", "models.raft.config", "models.sea_raft.config")
+    script = f"import sys, {', '.join(f'fullfield.{module}' for module in modules)}; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_every_model_can_be_built(name: str) -> None:
+    model = build_model(name)
+    assert model.config.name == name
+    assert not model.training
+
+
+def test_the_page_lists_every_entry() -> None:
+    page = (ROOT / "docs" / "models.md").read_text("utf-8")
+    rows = dict(re.findall(r"^\| `([^`]+)` \| (.+) \|$", page, re.MULTILINE))
+    for name, one in WEIGHTS.items():
+        results = ", ".join(f"{what} {value:g}" for what, value in one.metrics.items())
+        fetched = "yes" if one.url else "by hand"
+        assert rows[name] == " | ".join((", ".join(one.models), one.training, fetched, results)), name
+    for model, name in DEFAULTS.items():
+        assert f"`{model}`: `{name}`" in page
