@@ -1,0 +1,135 @@
+"""``fullfield export -o OUT``: a network as a graph for other runtimes."""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fullfield._check import InputError
+from fullfield.cli import argtypes, paths, report
+from fullfield.cli.errors import naming
+from fullfield.cli.methods import fetching
+from fullfield.cli.progress import Progress
+from fullfield.estimators.registry import ALIASES
+from fullfield.models.weights import DEFAULTS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fullfield.models import RAFT, SEARAFT
+
+LOOKUPS = ("linear", "dense")
+SUFFIXES = (".onnx", ".pt2")
+EPILOG = """\
+examples:
+  fullfield export -o raft.onnx --method raft --size 1024x440 --updates 12
+  fullfield export -o sea.onnx --method sea-raft-m --weights sea-raft-m-spring --size 960x544 --dynamic
+  fullfield export -o raft.pt2 --method raft-small --size 1024x440
+"""
+
+
+def add_parser(verbs: Any) -> argparse.ArgumentParser:
+    """Add ``fullfield export``."""
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        "export",
+        help="write a network as ONNX, or as a program of torch.export",
+        description="Write a network with its weights as a graph: inputs frame1 and frame2 [B, 3, H, W], RGB 0 ... 1, "
+        "output flow [B, 2, H, W] in pixels. ONNX needs fullfield[export].",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("-o", "--output", required=True, metavar="OUT", help=f"what to write: {', '.join(SUFFIXES)}")
+    parser.add_argument("--method", type=_method, metavar="NAME", default="raft", help="the network [%(default)s]")
+    parser.add_argument("--weights", metavar="FILE|NAME", help="a file, an entry of the list, or random [the method's]")
+    parser.add_argument("--size", type=argtypes.size, required=True, metavar="WxH", help="of the frames")
+    parser.add_argument("--dynamic", action="store_true", help="any size in multiples of 8, from 128x128")
+    parser.add_argument("--batch", type=argtypes.count, default=1, metavar="N", help="pairs at a time [%(default)s]")
+    parser.add_argument("--updates", type=argtypes.integer, metavar="N", help="flow updates [the method's]")
+    parser.add_argument(
+        "--lookup", choices=LOOKUPS, help="of ONNX: features gathered per update, or the volume of all pairs [linear]"
+    )
+    report.add_report_options(parser, progress=True)
+    return parser
+
+
+def _method(text: str) -> str:
+    name = ALIASES.get(text, text)
+    if name not in DEFAULTS:
+        raise argparse.ArgumentTypeError(f"invalid choice: {text!r} (choose from {', '.join(DEFAULTS)})")
+    return name
+
+
+def run(args: argparse.Namespace) -> int:
+    """Load, export, tell."""
+    suffix = paths.check_suffix(args.output, "-o", SUFFIXES)
+    paths.check_output(args.output, "-o")
+    if suffix == ".pt2" and args.lookup is not None:
+        raise InputError("--lookup: belongs to .onnx, a program keeps the lookup as an operator; leave it out")
+    watch = report.Stopwatch()
+    model, weights = _network(args)
+    watch.lap("load")
+
+    from fullfield.models.export import export_onnx, export_program
+
+    height, width = args.size
+    words = {"height": "--size", "width": "--size", "updates": "--updates", "batch": "--batch"}
+    common = {"batch": args.batch, "updates": args.updates, "dynamic": args.dynamic}
+    with naming(**words):
+        if suffix == ".onnx":
+            export_onnx(model, args.output, height, width, lookup=args.lookup or LOOKUPS[0], **common)
+        else:
+            import torch
+
+            from fullfield.io.files import atomic_path
+
+            program = export_program(model, height, width, **common)
+            with atomic_path(args.output) as path:
+                torch.export.save(program, path)
+    watch.lap("export")
+    updates = model.config.updates if args.updates is None else args.updates
+    written = Path(args.output).stat().st_size
+    if args.json:
+        report.print_json(
+            {
+                "output": args.output,
+                "method": args.method,
+                "weights": weights,
+                "updates": updates,
+                "size": {"width": width, "height": height},
+                "dynamic": args.dynamic,
+                "batch": args.batch,
+                "lookup": (args.lookup or LOOKUPS[0]) if suffix == ".onnx" else None,
+                "bytes": written,
+                "seconds": watch.seconds(),
+                "versions": report.versions(),
+            }
+        )
+    else:
+        sizes = "any size" if args.dynamic else f"{width}x{height}"
+        print(f"{args.output}: {args.method}, weights {weights}, {sizes}, {updates} updates, {written / 1e6:.1f} MB")
+    return 0
+
+
+def _network(args: argparse.Namespace) -> tuple[RAFT | SEARAFT, str]:
+    """The network with its weights, and their name."""
+    from fullfield.estimators.origins import origin_of
+
+    with naming(weights="--weights"):
+        origin = origin_of(args.method, args.weights)
+    from fullfield.models.weights import build_model, load_weights
+
+    if origin.is_random:
+        import torch
+
+        torch.manual_seed(0)
+        return build_model(args.method), origin.name
+    with Progress("export", quiet=args.quiet) as progress:
+        found = origin.fetched(partial(_tell, progress, origin.name))
+        return load_weights(args.method, found.path), origin.name
+
+
+def _tell(progress: Callable[[float, str], None], name: str, have: int, total: int | None) -> None:
+    progress(*fetching(name, have, total))

@@ -1,0 +1,312 @@
+"""Networks as graphs that leave this package: torch.export, and ONNX for other runtimes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from fullfield import _check
+from fullfield._check import InputError
+from fullfield.models.framing import STRIDE, Padding, coordinate_grid, padding_for
+from fullfield.models.raft import RAFT
+from fullfield.models.sea_raft import SEARAFT
+from fullfield.ops.correlation.traceable import FORMS, traceable_lookup, traceable_state
+
+if TYPE_CHECKING:
+    import onnx
+
+OPSET = 18
+# What an update carries on; names of edges in the ONNX graph.
+_CARRIED = ("net", "coords")
+
+
+def export_program(
+    model: RAFT | SEARAFT,
+    height: int,
+    width: int,
+    *,
+    batch: int = 1,
+    updates: int | None = None,
+    dynamic: bool = False,
+) -> ExportedProgram:
+    """``torch.export`` of a network: frame1, frame2 [B, 3, H, W] float32 0 … 1 to flow [B, 2, H, W] float32.
+
+    The updates are unrolled. The lookup stays two operators of this package (``fullfield::correlation_prepare`` and
+    ``_lookup``), on the backend that the model names or that is best where it is traced, so the program runs where
+    ``fullfield.nn`` is imported.
+
+    Args:
+        model: in eval mode, with float32 parameters; it is not changed.
+        height, width: of the frames; with ``dynamic``, of those to trace with.
+        updates: the configuration's unless given.
+        dynamic: the program takes any height and width that are multiples of 8 and have two cells on every level:
+            128 pixels at least for four levels.
+
+    Raises:
+        InputError: naming the argument that does not fit.
+    """
+    frames = _frames(model, height, width, batch, dynamic)
+    network = _Pair(model, updates).eval()
+    return _program(network, frames, [_frame_sides(model)] * 2 if dynamic else None)
+
+
+def export_onnx(
+    model: RAFT | SEARAFT,
+    path: str | os.PathLike[str],
+    height: int,
+    width: int,
+    *,
+    batch: int = 1,
+    updates: int | None = None,
+    lookup: str = "linear",
+    dynamic: bool = False,
+) -> Path:
+    """Write a network as one ONNX file: opset 18, standard operators, inputs frame1 and frame2, output flow.
+
+    Values and the other arguments as for :func:`export_program`. The updates are one Loop, so the graph does not grow
+    with their number. The file replaces ``path`` when it is complete. Needs ``fullfield[export]``.
+
+    Args:
+        lookup: ``"linear"`` gathers features in every update: (2r + 2)·C floats per cell and level at a time.
+            ``"dense"`` keeps the volume of all pairs, quadratic in the number of cells, and gathers from it.
+
+    Raises:
+        InputError: naming the argument that does not fit, or the package that is missing.
+        OSError: if the file cannot be written.
+    """
+    missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
+    if missing:
+        raise InputError(f"export: {' and '.join(missing)} is not installed (pip install 'fullfield[export]')")
+    _check.choice(lookup, "lookup", FORMS)
+    frames = _frames(model, height, width, batch, dynamic)
+    count = model.config.updates if updates is None else updates
+    _check.number(count, "updates", integer=True, low=0 if isinstance(model, SEARAFT) else 1)
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"{target}: the folder {target.parent} does not exist")
+
+    import onnx
+
+    whole = _assembled(_parts(model, frames, lookup, dynamic), count)
+    whole.doc_string = f"{model.config.name}: RGB frames 0...1, display-referred; flow (u, v) in pixels from frame1"
+    size: Sequence[int | str] = ("height", "width") if dynamic else (height, width)
+    for value, channels in zip((*whole.graph.input, *whole.graph.output), (3, 3, 2), strict=True):
+        shape = (batch, channels, *size)
+        value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, onnx.TensorProto.FLOAT, shape))
+    onnx.checker.check_model(whole)
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        onnx.save(whole, str(part))
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+    return target
+
+
+class _Pair(nn.Module):
+    """A network as a function of two frames."""
+
+    def __init__(self, network: RAFT | SEARAFT, updates: int | None) -> None:
+        super().__init__()
+        self.network = network
+        self.updates = updates
+
+    def forward(self, frame1: Tensor, frame2: Tensor) -> Tensor:
+        flow: Tensor = self.network(frame1, frame2, self.updates)
+        return flow
+
+
+class _Begin(nn.Module):
+    """What is done once per pair."""
+
+    def __init__(self, network: RAFT | SEARAFT, form: str) -> None:
+        super().__init__()
+        self.network = network
+        self.form = form
+
+    def forward(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, ...]:  # net, coords, context, state
+        model = self.network
+        padding = _padding(model, frame1.shape[-2], frame1.shape[-1])
+        fmap1, fmap2, net, context = model.encode(model.prepare(frame1, padding), model.prepare(frame2, padding))
+        coords = _grid(net)
+        coords = coords + model.start(net) if isinstance(model, SEARAFT) else coords.clone()
+        return net, coords, context, *traceable_state(fmap1, fmap2, model.config.levels, self.form)
+
+
+class _Step(nn.Module):
+    """One update."""
+
+    def __init__(self, network: RAFT | SEARAFT, form: str) -> None:
+        super().__init__()
+        self.network = network
+        self.form = form
+
+    def forward(self, net: Tensor, coords: Tensor, context: Tensor, state: list[Tensor]) -> tuple[Tensor, Tensor]:
+        def lookup(where: Tensor) -> Tensor:
+            return traceable_lookup(state, where, self.network.config.radius, self.form)
+
+        return self.network.step(lookup, net, context, coords, _grid(net))
+
+
+class _Finish(nn.Module):
+    """From the last update to the flow of the frame of ``height`` × ``width``; None where nothing was padded."""
+
+    def __init__(self, network: RAFT | SEARAFT, size: tuple[int, int] | None) -> None:
+        super().__init__()
+        self.network = network
+        self.size = size
+
+    def forward(self, net: Tensor, coords: Tensor) -> Tensor:
+        model: Any = self.network  # each takes the mask it makes
+        flow: Tensor = model.upsample(coords - _grid(net), model.mask(net))
+        return flow if self.size is None else _padding(model, *self.size).crop(flow)
+
+
+def _padding(model: RAFT | SEARAFT, height: int, width: int) -> Padding:
+    return padding_for(height, width, model.config.padding if isinstance(model, RAFT) else "sintel")
+
+
+def _grid(net: Tensor) -> Tensor:
+    return coordinate_grid(net.shape[0], net.shape[-2], net.shape[-1], net.device)
+
+
+def _frames(model: RAFT | SEARAFT, height: int, width: int, batch: int, dynamic: bool) -> tuple[Tensor, Tensor]:
+    """A pair to trace with, once everything is checked."""
+    _check.require(isinstance(model, (RAFT, SEARAFT)), "model", "a RAFT or SEARAFT network", type(model).__name__)
+    _check.require(not model.training, "model", "a network in eval mode", "one in training mode")
+    dtypes = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
+    _check.require(dtypes == {"float32"}, "model", "float32 parameters", ", ".join(sorted(dtypes)))
+    least = STRIDE * 2**model.config.levels
+    for value, name in ((height, "height"), (width, "width"), (batch, "batch")):
+        _check.number(value, name, integer=True, low=1)
+        if dynamic and name != "batch":
+            fits = value % STRIDE == 0 and value >= least
+            _check.require(fits, name, f"a multiple of {STRIDE} and {least} at least where sizes are dynamic", value)
+    device = next(model.parameters()).device
+    first, second = torch.zeros(2, batch, 3, height, width, device=device)
+    return first, second
+
+
+def _frame_sides(model: RAFT | SEARAFT) -> dict[int, Any]:
+    rows, columns = _cell_sides(model)
+    return {2: STRIDE * rows, 3: STRIDE * columns}
+
+
+def _cell_sides(model: RAFT | SEARAFT) -> tuple[Any, Any]:
+    least = 2**model.config.levels
+    return Dim("rows", min=least), Dim("columns", min=least)
+
+
+def _program(module: nn.Module, inputs: tuple[Any, ...], sides: Sequence[Any] | None) -> ExportedProgram:
+    with _quietly():
+        return torch.export.export(module.eval(), inputs, dynamic_shapes=None if sides is None else tuple(sides))
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without gradients, and without what exporters say of themselves: deprecated calls, passes that had no effect."""
+    logger = logging.getLogger("onnx_ir")
+    level = logger.level
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
+
+
+def _parts(
+    model: RAFT | SEARAFT, frames: tuple[Tensor, Tensor], form: str, dynamic: bool
+) -> tuple[onnx.ModelProto, onnx.ModelProto, onnx.ModelProto]:
+    """Beginning, update and end as ONNX models, whose inputs and outputs have the names that join them."""
+    begin, step = _Begin(model, form).eval(), _Step(model, form)
+    finish = _Finish(model, None if dynamic else (frames[0].shape[-2], frames[0].shape[-1]))
+    with torch.no_grad():
+        net, coords, context, *state = begin(*frames)
+    begin_sides = step_sides = finish_sides = None
+    if dynamic:
+        rows, columns = _cell_sides(model)
+        image = {2: rows, 3: columns}
+        begin_sides = [_frame_sides(model)] * 2
+        finish_sides = [image, image]
+        free = [Dim(f"cells{level}") for level in range(model.config.levels)]
+        linear: list[Any] = [{1: rows, 2: columns}, *({0: cells} for cells in free)]
+        dense: list[Any] = [{1: rows, 2: columns, 3: cells} for cells in free]
+        step_sides = [image, image, image, linear if form == "linear" else dense]
+    shared = ["context", *(f"state{index}" for index in range(len(state)))]
+    return (
+        _onnx(_program(begin, frames, begin_sides), "begin", ["frame1", "frame2"], [*_CARRIED, *shared]),
+        _onnx(
+            _program(step, (net, coords, context, state), step_sides),
+            "update",
+            [*(f"{name}.before" for name in _CARRIED), *shared],
+            [f"{name}.after" for name in _CARRIED],
+        ),
+        _onnx(_program(finish, (net, coords), finish_sides), "end", [f"{name}.last" for name in _CARRIED], ["flow"]),
+    )
+
+
+def _onnx(program: ExportedProgram, prefix: str, inputs: list[str], outputs: list[str]) -> onnx.ModelProto:
+    """The program in ONNX; what is inside has names that begin with ``prefix``."""
+    from onnx import helper
+    from onnx.compose import add_prefix
+
+    with _quietly():
+        made = torch.onnx.export(
+            program, input_names=inputs, output_names=outputs, opset_version=OPSET, dynamo=True, verbose=False
+        )
+    if made is None:
+        raise RuntimeError("torch.onnx.export returned nothing")
+    named: onnx.ModelProto = add_prefix(made.model_proto, f"{prefix}/", rename_inputs=False, rename_outputs=False)
+    # Their symbolic sizes have names of their own, which would be taken for those of the other parts.
+    del named.graph.value_info[:]
+    made_by_nodes = {name for node in named.graph.node for name in node.output}
+    constants = [name for name in outputs if name not in made_by_nodes]
+    named.graph.node.extend(helper.make_node("Identity", [f"{prefix}/{name}"], [name]) for name in constants)
+    return named
+
+
+def _assembled(parts: tuple[onnx.ModelProto, onnx.ModelProto, onnx.ModelProto], updates: int) -> onnx.ModelProto:
+    """Beginning, a Loop around the update (which reads the context and the lookup's state from outside), end."""
+    from onnx import TensorProto, helper
+
+    begin, update, end = (part.graph for part in parts)
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["keep.before"], ["keep.after"]), *update.node],
+        "update",
+        [
+            helper.make_tensor_value_info("number", TensorProto.INT64, []),
+            helper.make_tensor_value_info("keep.before", TensorProto.BOOL, []),
+            *(helper.make_tensor_value_info(f"{name}.before", TensorProto.FLOAT, [None] * 4) for name in _CARRIED),
+        ],
+        [
+            helper.make_tensor_value_info("keep.after", TensorProto.BOOL, []),
+            *(helper.make_tensor_value_info(f"{name}.after", TensorProto.FLOAT, [None] * 4) for name in _CARRIED),
+        ],
+    )
+    loop = helper.make_node("Loop", ["updates", "", *_CARRIED], [f"{name}.last" for name in _CARRIED], body=body)
+    graph = helper.make_graph(
+        [*begin.node, loop, *end.node],
+        "flow",
+        list(begin.input),
+        list(end.output),
+        [
+            helper.make_tensor("updates", TensorProto.INT64, [], [updates]),
+            *begin.initializer,
+            *update.initializer,
+            *end.initializer,
+        ],
+    )
+    version = helper.make_opsetid("", OPSET)
+    return helper.make_model(graph, opset_imports=[version], ir_version=parts[0].ir_version, producer_name="fullfield")

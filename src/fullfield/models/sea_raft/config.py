@@ -1,0 +1,103 @@
+"""SEA-RAFT's shape in one place. Light: imports neither torch nor numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from fullfield._check import InputError, choice, number, require
+
+# Residual blocks in the three stages of the encoders.
+BACKBONES = {"resnet18": (2, 2, 2), "resnet34": (3, 4, 6)}
+# Names in the authors' settings files, and ours.
+_OFFICIAL = {
+    "pretrain": "backbone",
+    "initial_dim": "stem_channels",
+    "block_dims": "stage_channels",
+    "dim": "channels",
+    "num_blocks": "refinements",
+    "radius": "radius",
+    "iters": "updates",
+}
+
+
+@dataclass(frozen=True)
+class SEARAFTConfig:
+    """What SEA-RAFT is made of; the defaults are M. See :meth:`small`, :meth:`medium` and :meth:`large`.
+
+    ``updates`` is how often the flow is updated unless a call says otherwise; 0 gives the regressed start. The limits
+    of the logarithms of the Laplacians' scales matter to losses and uncertainties, never to the flow.
+
+    Source: Wang, Lipson and Deng, SEA-RAFT, 2024 (arXiv 2405.14793), and the settings published with its weights.
+    """
+
+    name: str = "sea-raft-m"
+    backbone: str = "resnet34"  # of the encoders, which stop at 1/8
+    stem_channels: int = 64  # at 1/2, after the first convolution
+    stage_channels: tuple[int, int, int] = (64, 128, 256)  # at 1/2, 1/4 and 1/8
+    channels: int = 128  # of the state, and of the context; the matched features have twice as many
+    refinements: int = 2  # ConvNeXt blocks per update
+    levels: int = 4
+    radius: int = 4
+    updates: int = 4
+    log_scale_min: float = 0.0
+    log_scale_max: float = 10.0
+
+    def __post_init__(self) -> None:
+        choice(self.backbone, "backbone", BACKBONES)
+        stages = tuple(self.stage_channels)
+        object.__setattr__(self, "stage_channels", stages)
+        require(len(stages) == 3, "stage_channels", "3 sizes", repr(stages))
+        for size in stages:
+            number(size, "stage_channels", integer=True, low=1)
+        for name in ("stem_channels", "refinements"):
+            number(getattr(self, name), name, integer=True, low=1)
+        number(self.channels, "channels", integer=True, low=4)
+        require(self.channels % 2 == 0, "channels", "an even integer", self.channels)
+        number(self.levels, "levels", integer=True, low=1, high=8)
+        number(self.radius, "radius", integer=True, low=1, high=8)
+        number(self.updates, "updates", integer=True, low=0)
+        number(self.log_scale_min, "log_scale_min", high=0)
+        number(self.log_scale_max, "log_scale_max", low=0)
+
+    @classmethod
+    def small(cls, **changes: Any) -> SEARAFTConfig:
+        """SEA-RAFT (S) as published, 8.9 million parameters, 4 updates; with other values for some fields."""
+        return cls(name="sea-raft-s", backbone="resnet18").replace(**changes)
+
+    @classmethod
+    def medium(cls, **changes: Any) -> SEARAFTConfig:
+        """SEA-RAFT (M) as published, 19.7 million parameters, 4 updates; with other values for some fields."""
+        return cls(**changes)
+
+    @classmethod
+    def large(cls, **changes: Any) -> SEARAFTConfig:
+        """SEA-RAFT (L) as published: M, weights and all, with 12 updates; with other values for some fields."""
+        return cls(name="sea-raft-l", updates=12).replace(**changes)
+
+    @classmethod
+    def from_official(cls, settings: Mapping[str, Any]) -> SEARAFTConfig:
+        """From the contents of one of the authors' settings files (``config/eval/spring-M.json``).
+
+        What concerns data sets and training is left out, and so is ``scale``: at −1, as for Spring, the authors halve
+        the frames before the network and enlarge the flow behind it.
+
+        Raises:
+            InputError: naming a setting that is missing or does not fit.
+        """
+        missing = [name for name in _OFFICIAL if name not in settings]
+        if missing:
+            raise InputError(f"settings: expected those of a SEA-RAFT network, {missing[0]!r} is missing")
+        chosen = {ours: settings[theirs] for theirs, ours in _OFFICIAL.items()}
+        limits = (settings.get("var_min", 0), settings.get("var_max", 10)) if settings.get("use_var", True) else (0, 0)
+        name = str(settings.get("name", "sea-raft"))
+        return cls(name=name, **chosen, log_scale_min=limits[0], log_scale_max=limits[1])
+
+    def replace(self, **changes: Any) -> SEARAFTConfig:
+        """A copy with other values; an unknown name is a TypeError, a bad value an InputError."""
+        return replace(self, **changes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Field names and values."""
+        return asdict(self)

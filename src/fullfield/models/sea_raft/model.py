@@ -1,0 +1,233 @@
+"""SEA-RAFT: a start regressed from both frames, and a few updates that look up the correlation around it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fullfield import _check
+from fullfield.models import framing
+from fullfield.models.sea_raft.checkpoint import load_state
+from fullfield.models.sea_raft.config import SEARAFTConfig
+from fullfield.models.sea_raft.encoder import Encoder
+from fullfield.models.sea_raft.update import HEAD_CHANNELS, MASK_CHANNELS, UpdateBlock, head
+from fullfield.nn import CorrelationPyramid
+from fullfield.nn.upsampling import convex_upsample
+
+
+class Encoded(NamedTuple):
+    """What is computed once per pair, at 1/8 of the padded frames."""
+
+    fmap1: Tensor  # [B, 2·channels, h, w]
+    fmap2: Tensor
+    net: Tensor  # [B, channels, h, w], the state to begin with
+    context: Tensor  # [B, channels, h, w]
+
+
+class _State(NamedTuple):
+    net: Tensor
+    flow: Tensor  # [B, 2, h, w] float32, in cells
+    info: Tensor  # [B, 4, h, w] float32
+
+
+class SEARAFT(nn.Module):
+    """SEA-RAFT (S), (M) or (L), by its configuration.
+
+    ::
+
+        model = SEARAFT(SEARAFTConfig.medium()).eval()
+        model.load_checkpoint("Tartan-C-T-TSKH-spring540x960-M.pth")
+        with torch.inference_mode():
+            flow = model(frame1, frame2)         # [B, 3, H, W] twice -> [B, 2, H, W]
+
+    Parameters are called as in the published files. Outputs are those of the original with the same weights, up to
+    rounding; where the original fails (a level of one cell, frames under 128 pixels) they are finite. In training
+    mode the batch norms see one frame of the pair at a time, as there. Under autocast, and after ``half()``, flow and
+    coordinates are float32.
+
+    Args:
+        config: by default :meth:`SEARAFTConfig.medium`.
+        correlation: backend of :class:`fullfield.nn.CorrelationPyramid`; None chooses.
+    """
+
+    def __init__(self, config: SEARAFTConfig | None = None, *, correlation: str | None = None) -> None:
+        super().__init__()
+        self.config = SEARAFTConfig.medium() if config is None else config
+        _check.require(isinstance(self.config, SEARAFTConfig), "config", "a SEARAFTConfig", config)
+        self.correlation = correlation
+        width = self.config.channels
+        self.cnet = Encoder(self.config, 6)
+        self.init_conv = nn.Conv2d(2 * width, 2 * width, 3, padding=1)
+        self.upsample_weight = head(self.config, MASK_CHANNELS, 1)
+        self.flow_head = head(self.config, HEAD_CHANNELS, 3)
+        self.fnet = Encoder(self.config, 3)
+        self.update_block = UpdateBlock(self.config)
+
+    def load_checkpoint(self, source: str | os.PathLike[str] | Mapping[str, Tensor]) -> None:
+        """Load a file (``.pth``, ``.ckpt``, ``.safetensors``) or a state dict: princeton's, ptlflow's or our own.
+
+        Raises:
+            InputError: one line that says what the file is instead, or which tensors do not fit.
+            OSError: if the file cannot be read.
+        """
+        load_state(self, source)
+
+    def forward(
+        self,
+        frame1: Tensor,  # [B, 3, H, W] RGB, uint8 or floating 0 ... 1, display-referred
+        frame2: Tensor,  # [B, 3, H, W]
+        updates: int | None = None,
+        initial_flow: Tensor | None = None,  # [B, 2, h, w], any resolution
+    ) -> Tensor:  # [B, 2, H, W] float32, (u, v) in pixels
+        """The flow after the last update; only this one is up-sampled.
+
+        Args:
+            frame1, frame2: any size; padded evenly to multiples of eight, as the original does.
+            updates: by default ``config.updates``. With 0 the start is up-sampled.
+            initial_flow: where to start instead of at the regressed flow, a field that covers the frame at any
+                resolution, in pixels of its own grid; see :func:`fullfield.models.framing.start_on_grid`.
+
+        Raises:
+            InputError: naming the argument that does not fit.
+        """
+        state, padding = self._last(frame1, frame2, updates, initial_flow)
+        return padding.crop(self.upsample(state.flow, self.mask(state.net)))
+
+    def flow_with_info(
+        self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:  # [B, 2, H, W], [B, 4, H, W], float32
+        """:meth:`forward` and the mixture of two Laplacians that every pixel's flow is the centre of.
+
+        The mixture's channels: logits of the two weights, logarithms of the two scales (in pixels), before they are
+        limited. :func:`expected_log_scale` makes an uncertainty of them.
+        """
+        state, padding = self._last(frame1, frame2, updates, initial_flow)
+        return self._enlarged(state, padding)
+
+    def predictions(
+        self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
+    ) -> list[Tensor]:  # (1 + updates) × [B, 2, H, W] float32
+        """The start, then the flow after every update, for training. Arguments as for :meth:`forward`."""
+        return [flow for flow, _ in self.predictions_with_info(frame1, frame2, updates, initial_flow)]
+
+    def predictions_with_info(
+        self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
+    ) -> list[tuple[Tensor, Tensor]]:
+        """:meth:`predictions`, each with its mixture as in :meth:`flow_with_info`."""
+        padding, states = self._run(frame1, frame2, updates, initial_flow)
+        return [self._enlarged(state, padding) for state in states]
+
+    def prepare(self, frame: Tensor, padding: framing.Padding) -> Tensor:
+        """Values and size as the encoders want them, in the dtype of the parameters."""
+        return padding.pad(framing.normalized(frame, self.init_conv.weight.dtype))
+
+    def encode(self, frame1: Tensor, frame2: Tensor) -> Encoded:
+        """Features, state and context of prepared frames [B, 3, 8h, 8w]; in eval mode both frames in one pass."""
+        net, context = self.init_conv(self.cnet(torch.cat((frame1, frame2), 1))).chunk(2, 1)
+        if self.training:
+            return Encoded(self.fnet(frame1), self.fnet(frame2), net, context)
+        fmap1, fmap2 = self.fnet(torch.cat((frame1, frame2))).chunk(2)
+        return Encoded(fmap1, fmap2, net, context)
+
+    def pyramid(self, fmap1: Tensor, fmap2: Tensor) -> CorrelationPyramid:
+        """The pair's correlation lookup."""
+        config = self.config
+        return CorrelationPyramid(
+            fmap1, fmap2, config.levels, config.radius, backend=self.correlation, out_dtype=fmap1.dtype
+        )
+
+    def start(self, net: Tensor) -> Tensor:
+        """[B, 2, h, w] float32, in cells: the flow regressed from :meth:`encode`'s state."""
+        return self._head(net)[0]
+
+    def step(
+        self,
+        lookup: Callable[[Tensor], Tensor],
+        net: Tensor,  # [B, channels, h, w]
+        context: Tensor,  # [B, channels, h, w]
+        coords: Tensor,  # [B, 2, h, w] float32: where each cell went, (x, y)
+        grid: Tensor,  # [B, 2, h, w] float32: where it was
+    ) -> tuple[Tensor, Tensor]:  # net, coords
+        """One update. No gradient flows through the coordinates that come in."""
+        state = self._update(lookup, net, context, coords - grid, grid)
+        return state.net, grid + state.flow
+
+    def mask(self, net: Tensor) -> Tensor:
+        """[B, 9·8·8, h, w] weights of the convex up-sampling before their softmax."""
+        mask: Tensor = 0.25 * self.upsample_weight(net)
+        return mask
+
+    def upsample(self, flow: Tensor, mask: Tensor) -> Tensor:
+        """[B, 2, h, w] in cells -> [B, 2, 8h, 8w] in pixels."""
+        return convex_upsample(8 * flow, mask, 8)
+
+    def _head(self, net: Tensor) -> tuple[Tensor, Tensor]:
+        found: Tensor = self.flow_head(net).float()
+        return found[:, :2], found[:, 2:]
+
+    def _update(
+        self, lookup: Callable[[Tensor], Tensor], net: Tensor, context: Tensor, flow: Tensor, grid: Tensor
+    ) -> _State:
+        flow = flow.detach()
+        net = self.update_block(net, context, lookup(grid + flow), flow)
+        moved, info = self._head(net)
+        return _State(net, flow + moved, info)
+
+    def _enlarged(self, state: _State, padding: framing.Padding) -> tuple[Tensor, Tensor]:
+        both = convex_upsample(torch.cat((8 * state.flow, state.info), 1), self.mask(state.net), 8)
+        return padding.crop(both[:, :2]), padding.crop(both[:, 2:])
+
+    def _last(
+        self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None
+    ) -> tuple[_State, framing.Padding]:
+        padding, states = self._run(frame1, frame2, updates, initial_flow)
+        state = next(states)
+        for later in states:
+            state = later
+        return state, padding
+
+    def _run(
+        self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None
+    ) -> tuple[framing.Padding, Iterator[_State]]:
+        """The padding, and the states: at the start, and after every update."""
+        batch, height, width = framing.check_frames(frame1, frame2)
+        count = self.config.updates if updates is None else updates
+        _check.number(count, "updates", integer=True, low=0)
+        padding = framing.padding_for(height, width)
+        flow = None
+        if initial_flow is not None:
+            _check.tensor(initial_flow, "initial_flow", (batch, 2, "h", "w"), device=frame1.device)
+            flow = framing.start_on_grid(initial_flow, height, width, padding)
+        encoded = self.encode(self.prepare(frame1, padding), self.prepare(frame2, padding))
+        return padding, self._states(encoded, flow, count)
+
+    def _states(self, encoded: Encoded, flow: Tensor | None, updates: int) -> Iterator[_State]:
+        fmap1, fmap2, net, context = encoded
+        regressed, info = self._head(net)
+        state = _State(net, regressed if flow is None else flow, info)
+        yield state
+        if updates == 0:
+            return
+        lookup = self.pyramid(fmap1, fmap2)
+        grid = framing.coordinate_grid(net.shape[0], net.shape[-2], net.shape[-1], net.device)
+        for _ in range(updates):
+            state = self._update(lookup, state.net, context, state.flow, grid)
+            yield state
+
+
+def expected_log_scale(
+    info: Tensor,  # [B, 4, H, W], of :meth:`SEARAFT.flow_with_info`
+    config: SEARAFTConfig,
+) -> Tensor:  # [B, 1, H, W]
+    """How uncertain the flow is: the mean of the two Laplacians' log scales (limited as in training), in their weights.
+
+    At most 0 means a scale of about one pixel or less.
+    """
+    _check.tensor(info, "info", ("B", 4, "H", "W"))
+    wide = info[:, 2:3].clamp(0, config.log_scale_max)
+    narrow = info[:, 3:].clamp(config.log_scale_min, 0)
+    return (info[:, :2].softmax(1) * torch.cat((wide, narrow), 1)).sum(1, keepdim=True)

@@ -1,0 +1,83 @@
+"""The lookup in PyTorch's own operators, without a loop over chunks: for graphs that leave PyTorch. Inference only.
+
+Two forms. ``linear`` keeps the features of every level and gathers 2r + 2 of them per source pixel at a time;
+``dense`` keeps the volume of every level, quadratic in the number of pixels. As everywhere, dot products at integer
+positions are gathered and blended. Nothing depends on values; sizes may be symbolic where every level is known to have
+two cells a side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fullfield.ops.correlation.pyramid import level_sizes, pool
+from fullfield.ops.correlation.window import blend, cells, place
+
+FORMS = ("linear", "dense")
+
+
+def traceable_state(
+    fmap1: Tensor,  # [B, C, H, W]
+    fmap2: Tensor,  # [B, C, H, W]
+    levels: int,
+    form: str,
+) -> list[Tensor]:
+    """What :func:`traceable_lookup` reads.
+
+    ``linear``: fmap1 / √C as [B, H, W, C], then every level of fmap2 as [B·H_l·W_l, C]. ``dense``: for every level
+    [B, H, W, H_l·W_l].
+    """
+    batch, channels, height, width = fmap1.shape
+    source = fmap1.permute(0, 2, 3, 1) / channels**0.5
+    pyramid = pool(fmap2, levels)
+    if form == "linear":
+        return [source, *(level.permute(0, 2, 3, 1).reshape(-1, channels) for level in pyramid)]
+    rows = source.reshape(batch, height * width, channels)
+    return [torch.bmm(rows, level.flatten(2)).view(batch, height, width, -1) for level in pyramid]
+
+
+def traceable_lookup(
+    state: Sequence[Tensor],
+    coords: Tensor,  # [B, 2, H, W] float32, (x, y), level-0 pixels
+    radius: int,
+    form: str,
+) -> Tensor:  # [B, L·(2r+1)², H, W]; order: level, dx (slow), dy (fast)
+    """One lookup; the values of :func:`fullfield.ops.correlation.correlation_lookup`, float32."""
+    batch, _, height, width = coords.shape
+    flat = coords.permute(0, 2, 3, 1).reshape(-1, 2)
+    tables = state[1:] if form == "linear" else state
+    taps = []
+    for level, size in enumerate(level_sizes(height, width, len(tables))):
+        if size[0] == 0 or size[1] == 0:
+            taps.append(flat.new_zeros(flat.shape[0], (2 * radius + 1) ** 2))
+            continue
+        window = place(flat, level, size, radius)
+        x, y, inside = cells(window, size, radius)
+        positions = y * size[1] + x
+        if form == "linear":
+            first = torch.arange(batch, device=flat.device).view(-1, 1) * (size[0] * size[1])
+            positions = positions + first.expand(batch, height * width).reshape(-1, 1, 1)
+            dots = _dots(state[0], tables[level], positions)
+        else:
+            volume = tables[level].reshape(batch * height * width, -1)
+            dots = volume.gather(1, positions.flatten(1)).view_as(inside)
+        taps.append(blend(torch.where(inside, dots, 0.0), window))
+    return torch.cat(taps, 1).view(batch, height, width, -1).permute(0, 3, 1, 2)
+
+
+def _dots(
+    source: Tensor,  # [B, H, W, C]
+    table: Tensor,  # [n2, C]
+    positions: Tensor,  # [n, K, K]
+) -> Tensor:  # [n, K, K]
+    """Row by row of the windows, which bounds what is gathered at a time."""
+    channels = table.shape[1]
+    columns = source.reshape(-1, channels, 1)
+    rows = []
+    for row in positions.unbind(1):
+        gathered = table.index_select(0, row.flatten()).view(-1, row.shape[1], channels)
+        rows.append(torch.bmm(gathered, columns))
+    return torch.cat(rows, 2).transpose(1, 2)

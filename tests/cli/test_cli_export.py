@@ -1,0 +1,76 @@
+"""``fullfield export``: what it writes, what it hands on, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fullfield.cli import export
+from fullfield.models import load_weights
+from fullfield.models.weights import build_model
+from fullfield.ops.correlation.traceable import FORMS
+
+SMALL = ("export", "--method", "raft-small", "--size", "72x64")
+
+
+def test_a_program(cli: Any) -> None:
+    torch.manual_seed(3)
+    torch.save(build_model("raft-small").state_dict(), "w.pth")
+    ran = cli(*SMALL, "-o", "flow.pt2", "--weights", "w.pth", "--updates", "2", "--batch", "2")
+    assert ran.code == 0, ran.err
+    assert ran.out.startswith("flow.pt2: raft-small, weights w.pth, 72x64, 2 updates, ")
+    frames = torch.rand(2, 2, 3, 64, 72)
+    with torch.no_grad():
+        expected = load_weights("raft-small", "w.pth")(*frames, 2)
+        torch.testing.assert_close(torch.export.load("flow.pt2").module()(*frames), expected)
+
+
+def test_options_reach_the_exporter(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    def noted(model: Any, path: str, *size: int, **options: object) -> None:
+        calls.append((model.config.name, path, size, options))
+        Path(path).write_bytes(b"graph")
+
+    monkeypatch.setattr("fullfield.models.export.export_onnx", noted)
+    report = cli(*SMALL, "-o", "a.onnx", "--weights", "random", "--json").json
+    assert calls.pop() == (
+        "raft-small",
+        "a.onnx",
+        (64, 72),
+        {"lookup": "linear", "batch": 1, "updates": None, "dynamic": False},
+    )
+    assert (report["weights"], report["updates"], report["lookup"], report["bytes"]) == ("random", 32, "linear", 5)
+    more = ("--weights", "random", "--dynamic", "--lookup", "dense", "--updates", "0", "--batch", "3")
+    ran = cli("export", "-o", "a.onnx", "--method", "sea-raft", "--size", "128x136", *more)
+    assert ran.out == "a.onnx: sea-raft-m, weights random, any size, 0 updates, 0.0 MB\n"
+    name, _, size, options = calls.pop()
+    assert (name, size) == ("sea-raft-m", (136, 128))
+    assert options == {"lookup": "dense", "batch": 3, "updates": 0, "dynamic": True}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("-o", "flow.pth"), "flow.pth: unknown suffix '.pth'; -o takes .onnx, .pt2"),
+        (("-o", "absent/flow.onnx"), "folder absent does not exist"),
+        (("-o", "flow.pt2", "--lookup", "dense"), "--lookup: belongs to .onnx"),
+        (("-o", "flow.onnx", "--method", "tvl1"), "argument --method: invalid choice: 'tvl1'"),
+        (("-o", "flow.onnx", "--weights", "absent.pth"), "--weights: absent.pth: no such file"),
+        (("-o", "flow.onnx", "--weights", "random", "--updates", "0"), "--updates: expected an integer >= 1"),
+        (("-o", "flow.onnx", "--weights", "random", "--dynamic"), "--size: expected a multiple of 8 and 128 at least"),
+    ],
+    ids=str,
+)
+def test_mistakes_are_one_line(refused: Callable[..., str], options: tuple[str, ...], message: str) -> None:
+    pytest.importorskip("onnxscript")
+    assert message in refused(*SMALL, *options)
+    assert not Path("flow.onnx").exists()
+
+
+def test_the_command_line_knows_the_forms() -> None:
+    assert export.LOOKUPS == FORMS

@@ -1,0 +1,152 @@
+"""Exported networks: torch.export's program and the ONNX file compute what the network does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fullfield import InputError
+from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig, export
+from fullfield.models.export import export_onnx, export_program
+
+Network = RAFT | SEARAFT
+SEA_RAFT = SEARAFTConfig.small(stem_channels=8, stage_channels=(8, 12, 16), channels=16, updates=3)
+SMALL = RAFTConfig.small(
+    encoder_channels=(8, 12, 16), feature_channels=16, hidden_channels=16, context_channels=8, updates=3
+)
+LARGE = RAFTConfig.large(
+    encoder_channels=(8, 12, 16), feature_channels=16, hidden_channels=16, context_channels=8, updates=3
+)
+# Two levels make small graphs: most of the time goes into PyTorch's exporter.
+SHALLOW = {"levels": 2, "radius": 2}
+
+
+def network(config: RAFTConfig | SEARAFTConfig) -> Network:
+    torch.manual_seed(1)
+    model: Network = SEARAFT(config) if isinstance(config, SEARAFTConfig) else RAFT(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith("gamma"):
+            parameter.data.fill_(0.3)
+    return model.eval()
+
+
+def frames(height: int, width: int, batch: int = 1) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(height + width)
+    first, second = torch.rand(2, batch, 3, height, width, generator=generator)
+    return first, second
+
+
+def run(path: Path, pictures: tuple[Tensor, Tensor]) -> Tensor:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    named = dict(zip(("frame1", "frame2"), (p.numpy() for p in pictures), strict=True))
+    return torch.from_numpy(session.run(["flow"], named)[0])
+
+
+def check(path: Path, model: Network, pictures: tuple[Tensor, Tensor], updates: int | None = None) -> None:
+    with torch.no_grad():
+        expected = model(*pictures, updates)
+        assert 0.1 < expected.std() < 100
+        torch.testing.assert_close(run(path, pictures), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("config", "lookup"),
+    [(SEA_RAFT, "linear"), (SMALL.replace(**SHALLOW), "dense")],
+    ids=["sea-raft-linear", "raft-small-dense"],
+)
+def test_onnx_of_one_size(config: Any, lookup: str, tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    model = network(config)
+    path = export_onnx(model, tmp_path / "flow.onnx", 65, 86, batch=2, lookup=lookup)
+    assert [p.name for p in tmp_path.iterdir()] == ["flow.onnx"]
+    pictures = frames(65, 86, batch=2)
+    check(path, model, pictures)
+
+    stored = onnx.load(path)
+    assert [(o.domain, o.version) for o in stored.opset_import] == [("", 18)]
+    nodes = [*stored.graph.node]
+    loops = [n for n in nodes if n.op_type == "Loop"]
+    assert len(loops) == 1
+    assert {n.domain for n in [*nodes, *loops[0].attribute[0].g.node]} == {""}
+    updates = next(i for i in stored.graph.initializer if i.name == "updates")
+    for count in (0, 7) if isinstance(model, SEARAFT) else (1, 7):
+        updates.CopyFrom(onnx.helper.make_tensor("updates", onnx.TensorProto.INT64, [], [count]))
+        onnx.save(stored, path)
+        check(path, model, pictures, count)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "lookup"),
+    [(LARGE.replace(levels=2, radius=1), "linear"), (SEA_RAFT.replace(**SHALLOW), "dense")],
+    ids=["raft-linear", "sea-raft-dense"],
+)
+def test_onnx_of_any_size(config: Any, lookup: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    model = network(config)
+    path = export_onnx(model, tmp_path / "flow.onnx", 64, 80, lookup=lookup, dynamic=True, updates=2)
+    for size in ((64, 80), (96, 56), (32, 32), (40, 200)):
+        check(path, model, frames(*size), updates=2)
+
+
+@pytest.mark.parametrize("config", [SEA_RAFT, SMALL, LARGE], ids=["sea-raft", "raft-small", "raft"])
+def test_torch_export(config: Any) -> None:
+    model = network(config)
+    program = export_program(model, 65, 86, batch=2, updates=2)
+    pictures = frames(65, 86, batch=2)
+    with torch.no_grad():
+        torch.testing.assert_close(program.module()(*pictures), model(*pictures, 2))
+    lookups = [n for n in program.graph.nodes if "fullfield.correlation_lookup" in str(n.target)]
+    assert len(lookups) == 2
+
+
+@pytest.mark.parametrize("config", [SEA_RAFT, SMALL], ids=["sea-raft", "raft-small"])
+def test_torch_export_of_any_size(config: Any, tmp_path: Path) -> None:
+    model = network(config.replace(levels=2, radius=1))
+    program = export_program(model, 64, 80, dynamic=True, updates=1)
+    torch.export.save(program, tmp_path / "flow.pt2")
+    loaded = torch.export.load(tmp_path / "flow.pt2").module()
+    for size in ((64, 80), (32, 32), (40, 120)):
+        pictures = frames(*size)
+        with torch.no_grad():
+            torch.testing.assert_close(loaded(*pictures), model(*pictures, 1))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": torch.nn.Conv2d(1, 1, 1)}, "model: expected a RAFT or SEARAFT network, got Conv2d"),
+        ({"model": network(SEA_RAFT).train()}, "model: expected a network in eval mode"),
+        ({"model": network(SEA_RAFT).half()}, "model: expected float32 parameters, got float16"),
+        ({"height": 0}, "height: expected an integer >= 1"),
+        ({"width": 64.5}, "width: expected an integer"),
+        ({"batch": 0}, "batch: expected an integer >= 1"),
+        ({"updates": -1}, "updates: expected an integer >= 0"),
+        ({"model": network(SMALL), "updates": 0}, "updates: expected an integer >= 1"),
+        ({"lookup": "fast"}, "lookup: expected one of linear, dense"),
+        ({"dynamic": True, "height": 130}, "height: expected a multiple of 8 and 128 at least where sizes are dynamic"),
+        ({"dynamic": True, "width": 120}, "width: expected a multiple of 8 and 128 at least"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_wrong_arguments_are_named(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    arguments = {"model": network(SEA_RAFT), "path": tmp_path / "x.onnx", "height": 128, "width": 128, **changes}
+    with pytest.raises(InputError, match=message):
+        export_onnx(**arguments)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = network(SEA_RAFT)
+    with pytest.raises(OSError, match=r"absent.*x\.onnx|does not exist"):
+        export_onnx(model, tmp_path / "absent" / "x.onnx", 64, 64)
+    monkeypatch.setattr(export, "find_spec", lambda name: None if name == "onnxscript" else object())
+    with pytest.raises(InputError, match=r"export: onnxscript is not installed \(pip install 'fullfield\[export\]'\)"):
+        export_onnx(model, tmp_path / "x.onnx", 64, 64)
