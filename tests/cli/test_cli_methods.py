@@ -10,19 +10,19 @@ from typing import Any, Literal
 
 import pytest
 
-import fullfield.estimators
 from fullfield._check import InputError
 from fullfield.cli import methods
 from fullfield.cli.main import build_parser
+from fullfield.estimators import registry
 from fullfield.ops.tvl1.config import PRESETS, TVL1Config
 
 
 @dataclass(frozen=True)
 class OtherConfig:
-    updates: int = field(default=12, metadata={"help": "flow updates, 100 % of them"})
+    rounds: int = field(default=12, metadata={"help": "flow updates, 100 % of them", "metavar": "N"})
     warps: int = field(default=1, metadata={"help": "shared with TV-L1"})
     sides: tuple[int, int] = (3, 5)
-    weights: tuple[float, ...] = (0.5,)
+    shares: tuple[float, ...] = (0.5,)
     extent: Literal["small", "large"] = "small"
     warm: bool = True
     limit: float | None = None
@@ -31,19 +31,13 @@ class OtherConfig:
 @pytest.fixture
 def two_methods(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("other_config")
-    module.__dict__.update(
-        OtherConfig=OtherConfig, PRESETS={"default": OtherConfig(), "sharp": OtherConfig(updates=32)}
-    )
+    module.__dict__.update(OtherConfig=OtherConfig, PRESETS={"default": OtherConfig(), "sharp": OtherConfig(rounds=32)})
     monkeypatch.setitem(sys.modules, "other_config", module)
-    monkeypatch.setitem(methods.METHODS, "other", methods.Method("Other", "other_config", "OtherConfig"))
+    monkeypatch.setitem(registry.METHODS, "other", registry.Method("Other", "other_config", "OtherConfig"))
 
 
 def _chosen(*options: str) -> methods.Chosen:
     return methods.chosen(build_parser().parse_args(["flow", "a", "b", "-o", "c", *options]))
-
-
-def test_the_methods_are_the_library_s() -> None:
-    assert tuple(methods.METHODS) == fullfield.estimators.METHODS
 
 
 def test_every_field_is_an_option() -> None:
@@ -61,12 +55,10 @@ def test_a_preset_and_changes() -> None:
 
 @pytest.mark.usefixtures("two_methods")
 def test_every_kind_of_field() -> None:
-    options = ("--sides", "7,9", "--weights", "1,2.5", "--extent", "large", "--no-warm", "--limit", "3", "--warps", "4")
+    options = ("--sides", "7,9", "--shares", "1,2.5", "--extent", "large", "--no-warm", "--limit", "3", "--warps", "4")
     chosen = _chosen("--method", "other", *options)
-    assert chosen.config == OtherConfig(
-        sides=(7, 9), weights=(1.0, 2.5), extent="large", warm=False, limit=3.0, warps=4
-    )
-    assert _chosen("--method", "other", "--preset", "sharp", "--limit", "auto").config == OtherConfig(updates=32)
+    assert chosen.config == OtherConfig(sides=(7, 9), shares=(1.0, 2.5), extent="large", warm=False, limit=3.0, warps=4)
+    assert _chosen("--method", "other", "--preset", "sharp", "--limit", "auto").config == OtherConfig(rounds=32)
     for option, text in (("--sides", "7"), ("--sides", "a,b"), ("--extent", "medium"), ("--limit", "none")):
         with pytest.raises(InputError, match=f"^{option}: expected"):
             _chosen("--method", "other", option, text)
@@ -74,8 +66,10 @@ def test_every_kind_of_field() -> None:
 
 @pytest.mark.usefixtures("two_methods")
 def test_options_of_another_method_are_refused() -> None:
-    with pytest.raises(InputError, match=r"^--updates: belongs to --method other, not to tvl1"):
-        _chosen("--updates", "3")
+    with pytest.raises(InputError, match=r"^--rounds: belongs to --method other, not to tvl1"):
+        _chosen("--rounds", "3")
+    with pytest.raises(InputError, match=r"^--padding: belongs to --method raft, raft-small, not to sea-raft-m"):
+        _chosen("--method", "sea-raft", "--padding", "kitti")
     with pytest.raises(InputError, match=r"^--lambda: belongs to --method tvl1, not to other"):
         _chosen("--method", "other", "--lambda", "3")
     with pytest.raises(InputError, match=r"^--warm: belongs to --method other"):
@@ -91,7 +85,10 @@ def test_help_names_what_the_presets_set(cli: Any) -> None:
     text = " ".join(ran.out.split())
     assert ran.code == 0
     assert "flow updates, 100 % of them [default 12, sharp 32]" in text
+    assert "--rounds N" in text
     assert "(--method other)" in text
+    assert "parameters of TV-L1, Other (--method tvl1, other)" in text
+    assert "[tvl1: default 10, fast 4, paper 1; other: 1]" in text
     assert "[3,5]" in text
 
 

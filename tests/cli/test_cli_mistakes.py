@@ -83,7 +83,7 @@ FLOW = [
     (("a.png", "b.png", "-o", "out.flo", "--median", "4"), "--median: expected one of 0, 3, 5"),
     (("a.png", "b.png", "-o", "out.flo", "--lam", "1"), "unrecognized arguments: --lam"),
     (("a.png", "b.png", "-o", "out.flo", "--preset", "best"), "--preset: invalid choice: 'best'"),
-    (("a.png", "b.png", "-o", "out.flo", "--method", "raft"), "--method: invalid choice: 'raft'"),
+    (("a.png", "b.png", "-o", "out.flo", "--method", "craft"), "--method: invalid choice: 'craft'"),
     (("a.png", "b.png", "-o", "out.flo", "--backend", "gpu"), "--backend: expected one of"),
     (
         ("a.png", "b.png", "-o", "out.flo", "--device", "toaster"),

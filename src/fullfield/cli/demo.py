@@ -93,10 +93,10 @@ def run(args: argparse.Namespace) -> int:
     methods.use_threads(args.threads)
     words = {**methods.words(args.method), "height": "--size", "width": "--size", "seed": "--seed"}
     with Progress("demo", quiet=args.quiet) as progress, naming(**words):
-        chosen.prepare()
+        chosen.prepare((height, width), progress.part(0.0, 0.1), quiet=args.quiet)
         watch.lap("compile")
 
-        progress(0.0, "making the scene")
+        progress(0.1, "making the scene")
         made = textured_scene(height, width, seed=args.seed)
         frame1, frame2 = _as_stored(made.frame1), _as_stored(made.frame2)
         watch.lap("scene")
@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
                 "size": {"width": width, "height": height},
                 "method": chosen.method,
                 "preset": chosen.preset,
-                "parameters": chosen.parameters(),
+                "parameters": dict(flow.parameters),
                 "backend": flow.backend,
                 "scores": scores,
                 "max_motion": scene.scale,
@@ -135,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
             }
         )
         return 0
-    print(f"{width}x{height} pixels, {chosen.method} {chosen.preset}, {seconds['estimate']:.2f} s")
+    print(f"{width}x{height} pixels, {chosen.title}, {seconds['estimate']:.2f} s")
     print_table(scores, "pooled")
     print(f"{folder}: {', '.join(FILES)}")
     print(f"{folder / 'sheet.png'}: the full colour is {scene.scale:.4g} px")

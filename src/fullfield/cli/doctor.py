@@ -8,7 +8,7 @@ import platform
 import sys
 import time
 from functools import partial
-from importlib import import_module
+from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 from fullfield.cli import report
@@ -50,6 +50,9 @@ def run(args: argparse.Namespace) -> int:
         "system": _attempt(_system)[0],
         "devices": _attempt(_devices)[0],
         "operators": {name: _attempt(partial(_backends, name))[0] for name in _OPERATORS},
+        "correlation_on_gpus": _attempt(_on_gpus)[0],
+        "networks": _attempt(_networks)[0],
+        "ptlflow": _attempt(_ptlflow)[0],
         "kernel_cache": {"problem": cache_problem} if cache is None else cache,
         "packages": packages,
         "colour_management": _attempt(_colour_management)[0],
@@ -101,12 +104,41 @@ def _devices() -> dict[str, str | None]:
     return found
 
 
-def _backends(operator: str) -> dict[str, Any]:
-    """The backend chosen on the CPU, and why each other one is not."""
-    options = import_module(f"fullfield.ops.{operator}").backends()
+def _backends(operator: str, *device: str) -> dict[str, Any]:
+    """The backend chosen on the device, by default the CPU, and why each other one is not."""
+    options = import_module(f"fullfield.ops.{operator}").backends(*device)
     chosen = next((name for name, reason in options if reason is None), None)
     reasons = {name: reason or f"can run; {chosen} comes first" for name, reason in options if name != chosen}
     return {"backend": chosen, "others": reasons}
+
+
+def _on_gpus() -> dict[str, Any]:
+    """What tensors on every GPU get of the correlation lookup."""
+    import torch
+
+    gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    if sys.platform == "darwin" and torch.backends.mps.is_available():
+        gpus.append("mps")
+    return {gpu: _backends("correlation", gpu) for gpu in gpus}
+
+
+def _networks() -> dict[str, dict[str, str | None]]:
+    """The weights each network takes by itself, and where they are."""
+    from fullfield.models.weights import DEFAULTS, WEIGHTS, cached_weights
+
+    places = {method: cached_weights(WEIGHTS[name]) for method, name in DEFAULTS.items()}
+    return {
+        method: {"weights": name, "path": None if places[method] is None else str(places[method])}
+        for method, name in DEFAULTS.items()
+    }
+
+
+def _ptlflow() -> str | None:
+    """The version of ptlflow, whose models are methods too; None where it is not installed."""
+    try:
+        return metadata.version("ptlflow")
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _kernel_cache() -> dict[str, object]:
@@ -142,6 +174,12 @@ def _main_job() -> dict[str, object]:
     return {"seconds": round(seconds, 3), "epe": round(error, 4)}
 
 
+def _print_backends(operator: str, where: str, found: dict[str, Any] | None) -> None:
+    print(f"{operator:<14}{where}backend {found['backend'] if found else None}")
+    for name, reason in (found["others"] if found else {}).items():
+        print(f"{'':<14}{name}: {reason}")
+
+
 def _print(findings: dict[str, Any]) -> None:
     for topic in ("versions", "system"):
         facts = findings[topic] or {}
@@ -152,9 +190,16 @@ def _print(findings: dict[str, Any]) -> None:
         if problem is not None:
             print(f"package       {package}, for {_PACKAGES[package]}: {problem}")
     for operator, found in findings["operators"].items():
-        print(f"{operator:<14}backend {found['backend'] if found else None}")
-        for name, reason in (found["others"] if found else {}).items():
-            print(f"{'':<14}{name}: {reason}")
+        _print_backends(operator, "", found)
+    gpus = findings["correlation_on_gpus"]
+    for gpu, found in (gpus or {}).items():
+        _print_backends("correlation", f"on {gpu}: ", found)
+    if not gpus:
+        print("correlation   on GPUs: there is none that PyTorch can use")
+    for method, found in (findings["networks"] or {}).items():
+        missing = f"weights {found['weights']} are not here: fullfield weights fetch {found['weights']}"
+        print(f"{method:<14}{found['path'] or missing}")
+    print(f"ptlflow       {findings['ptlflow'] or 'not installed; its models are methods too: pip install ptlflow'}")
     cache = findings["kernel_cache"]
     state = cache.get("problem") or f"{cache['folder']} ({'warm' if cache['warm'] else 'cold'})"
     print(f"kernel cache  {state}")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 KINDS = ("sheet", "flow", "overlay", "warped")
 """Pictures of ``--viz``, the default first."""
 
+_FETCH = (0.0, 0.02)
 _ESTIMATE = (0.02, 0.95)  # its part of the progress bar, between reading and writing
 
 EPILOG = """\
@@ -96,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         initial = None if args.initial_flow is None else _initial_flow(args, frame1, window)
         watch.lap("load")
 
-        chosen.prepare()
+        chosen.prepare((frame1.shape[-2], frame1.shape[-1]), progress.part(*_FETCH), quiet=args.quiet)
         watch.lap("compile")
 
         start, end = _ESTIMATE
@@ -207,7 +208,7 @@ def _report(
     longest = flow_scale(flow.flow, flow.valid)
     if not args.json:
         print(
-            f"{outcome.path}: {size(flow.flow)}, {chosen.method} {chosen.preset} ({flow.backend}), "
+            f"{outcome.path}: {size(flow.flow)}, {chosen.title} ({flow.backend}), "
             f"longest motion {longest:.4g} px, {seconds['estimate']:.2f} s"
         )
         if args.viz is not None:
@@ -224,7 +225,7 @@ def _report(
             else {"path": args.viz, "kind": kind, "max_motion": scene.scales(kind)["max_motion"]},
             "method": chosen.method,
             "preset": chosen.preset,
-            "parameters": chosen.parameters(),
+            "parameters": dict(flow.parameters),
             "backend": flow.backend,
             "device": chosen.device,
             "previous": args.previous,

@@ -24,7 +24,21 @@ from fullfield.cli.report import note
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-VERBS = ("flow", "score", "convert", "viz", "demo", "doctor", "bench", "analyze")
+VERBS = (
+    "flow",
+    "score",
+    "convert",
+    "viz",
+    "demo",
+    "evaluate",
+    "reproduce",
+    "render",
+    "weights",
+    "export",
+    "doctor",
+    "bench",
+    "analyze",
+)
 """Each is a module of this package with ``add_parser(verbs)`` and ``run(args) -> int``."""
 
 DESCRIPTION = "Dense correspondence at full resolution: optical flow between frames, its scores and its pictures."

@@ -1,8 +1,4 @@
-"""Options of the estimation methods, made from the fields of their configurations.
-
-A configuration is a frozen dataclass with a default for every field, ``metadata={"help": ..., "choices": ...}``, and
-a mapping ``PRESETS`` beside it; importing its module must stay cheap.
-"""
+"""Options of the estimation methods, made from the fields of their configurations."""
 
 from __future__ import annotations
 
@@ -11,78 +7,69 @@ import dataclasses
 import types
 import typing
 from dataclasses import dataclass
-from importlib import import_module
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.cli import argtypes
 from fullfield.cli.errors import naming
+from fullfield.cli.report import note
+from fullfield.estimators.network_config import RANDOM
+from fullfield.estimators.registry import DEFAULT_PRESET, METHODS, Method, canonical, method_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable
 
     from torch import Tensor
 
     from fullfield.estimators import Flow
-
-DEFAULT_PRESET = "default"
-
-
-@dataclass(frozen=True)
-class Method:
-    """Where the configuration of one method lives."""
-
-    title: str
-    module: str
-    config: str
-
-    def load(self) -> Any:
-        """The configuration's class."""
-        return getattr(import_module(self.module), self.config)
-
-    def presets(self) -> Mapping[str, Any]:
-        """The configurations by name of preset."""
-        presets: Mapping[str, Any] = import_module(self.module).PRESETS
-        return presets
+    from fullfield.estimators.origins import Origin
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A method with its settings, checked."""
+    """A method with its settings, checked. Keeps its estimator."""
 
     method: str
     preset: str
-    changes: dict[str, Any]
     config: Any
     backend: str | None
     device: str
+    origin: Origin | None = None
+    """Where the weights of a network come from."""
 
-    def parameters(self) -> dict[str, object]:
-        """Every parameter by field, as it was used."""
-        return dataclasses.asdict(self.config)
+    @cached_property
+    def estimator(self) -> Any:
+        from fullfield.estimators.estimation import build
 
-    def prepare(self) -> None:
-        """Reach the device and load or compile what the method runs on, with a tiny pair."""
-        import torch
+        return build(self.method, config=self.config, backend=self.backend)
 
-        blank = torch.zeros(1, 16, 16, device=_check.device(self.device, "--device"))
-        self.estimate(blank, blank)
+    @property
+    def title(self) -> str:
+        """Method and preset, and a warning where the weights are none."""
+        random = getattr(self.config, "weights", None) == RANDOM
+        return f"{self.method} {self.preset}" + (", random weights" if random else "")
+
+    def prepare(self, size: tuple[int, int], progress: Callable[[float, str], None], *, quiet: bool) -> None:
+        """Reach the device, fetch weights that are not here, and load or compile what frames of this size run on."""
+        place = _check.device(self.device, "--device")
+        if not hasattr(self.config, "weights"):
+            self.estimator.prepare(place, size)
+            return
+        if self.origin is not None and self.origin.is_missing and not quiet:
+            note(f"fetching the weights {self.origin.name}")
+
+        def told(have: int, total: int | None) -> None:
+            progress(*fetching(f"the weights of {self.method}", have, total))
+
+        self.estimator.prepare(place, size, told)
 
     def estimate(self, frame1: Tensor, frame2: Tensor, **more: Any) -> Flow:
         """``fullfield.estimate`` with these settings. InputError when the flow is not finite."""
         from fullfield.estimators import estimate
 
-        flow = estimate(
-            frame1,
-            frame2,
-            self.method,
-            preset=self.preset,
-            backend=self.backend,
-            device=self.device,
-            **more,
-            **self.changes,
-        )
+        flow = estimate(frame1, frame2, self.estimator, device=self.device, **more)
         lost = int((~flow.flow.isfinite()).any(0).sum())
         if lost:
             raise InputError(
@@ -92,10 +79,13 @@ class Chosen:
         return flow
 
 
-METHODS = {"tvl1": Method("TV-L1", "fullfield.ops.tvl1.config", "TVL1Config")}
-"""One entry per method of ``fullfield.estimators``, in its order; the first is the default."""
-
 _DEST = "parameter "
+
+
+def fetching(what: str, have: int, total: int | None) -> tuple[float, str]:
+    """The fraction of a file that has arrived, and words for it."""
+    whole = "" if total is None else f" of {total / 1e6:.1f}"
+    return have / total if total else 0.0, f"fetching {what}, {have / 1e6:.1f}{whole} MB"
 
 
 @dataclass(frozen=True)
@@ -106,6 +96,8 @@ class Parameter:
     annotation: object
     help: str
     choices: tuple[object, ...] | None
+    named: str | None = None
+    """What stands for the value in the help."""
 
     @property
     def option(self) -> str:
@@ -119,7 +111,7 @@ class Parameter:
     def metavar(self) -> str:
         if self.choices is not None:
             return "{" + ",".join(str(choice) for choice in self.choices) + "}"
-        return _metavar(self.annotation)
+        return self.named or _metavar(self.annotation)
 
     def read(self, text: str) -> object:
         """The value that ``text`` stands for; InputError names the option."""
@@ -134,7 +126,7 @@ class Parameter:
 
 def parameters(method: str) -> dict[str, Parameter]:
     """The parameters of ``method`` by option."""
-    config = METHODS[method].load()
+    config = method_of(method).load()
     annotations = typing.get_type_hints(config)
     found = {}
     for field in dataclasses.fields(config):
@@ -143,17 +135,30 @@ def parameters(method: str) -> dict[str, Parameter]:
         if choices is None and typing.get_origin(annotation) is typing.Literal:
             choices = typing.get_args(annotation)
         parameter = Parameter(
-            field.name, annotation, str(field.metadata.get("help", "")), None if choices is None else tuple(choices)
+            field.name,
+            annotation,
+            str(field.metadata.get("help", "")),
+            None if choices is None else tuple(choices),
+            field.metadata.get("metavar"),
         )
         found[parameter.option] = parameter
     return found
 
 
-def add_method_options(parser: argparse.ArgumentParser) -> Any:
-    """``--method`` and what every method understands; returns the group."""
+def add_method_options(parser: argparse.ArgumentParser, *, positional: bool = False) -> Any:
+    """``--method``, or MODEL in its place, and what every method understands; returns the group."""
     presets = dict.fromkeys(name for method in METHODS.values() for name in method.presets())
     group = parser.add_argument_group("estimation")
-    group.add_argument("--method", choices=METHODS, default=next(iter(METHODS)), help="[%(default)s]")
+    if positional:
+        parser.add_argument("method", type=_method, metavar="MODEL", help=", ".join(METHODS))
+    else:
+        group.add_argument(
+            "--method",
+            type=_method,
+            metavar="NAME",
+            default=next(iter(METHODS)),
+            help=f"{', '.join(METHODS)} [%(default)s]",
+        )
     group.add_argument(
         "--preset", choices=presets, default=DEFAULT_PRESET, help="starting point of the parameters [%(default)s]"
     )
@@ -161,6 +166,13 @@ def add_method_options(parser: argparse.ArgumentParser) -> Any:
     group.add_argument("--device", metavar="NAME", default="cpu", help="cpu, cuda, cuda:1, ... [%(default)s]")
     group.add_argument("--threads", type=argtypes.threads, metavar="N", help="CPU threads [all]")
     return group
+
+
+def _method(text: str) -> str:
+    try:
+        return canonical(text)
+    except InputError:
+        raise argparse.ArgumentTypeError(f"invalid choice: {text!r} (choose from {', '.join(METHODS)})") from None
 
 
 def use_threads(count: int | None) -> None:
@@ -173,43 +185,63 @@ def use_threads(count: int | None) -> None:
 
 def chosen(args: argparse.Namespace) -> Chosen:
     """The method and its settings; InputError names the option that does not fit."""
-    presets = METHODS[args.method].presets()
+    presets = method_of(args.method).presets()
     if args.preset not in presets:
         raise InputError(f"--preset: {args.method} has {', '.join(presets)}, got {args.preset!r}")
     changes = _changes(args, args.method)
     with naming(**words(args.method)):
         config = dataclasses.replace(presets[args.preset], **changes)
-    return Chosen(args.method, args.preset, changes, config, args.backend, args.device)
+        origin = _origin(args.method, config)
+    return Chosen(args.method, args.preset, config, args.backend, args.device, origin)
+
+
+def _origin(method: str, config: Any) -> Origin | None:
+    """Where the weights of a network come from; InputError names ``weights`` where there are none such."""
+    from fullfield.models.weights import DEFAULTS
+
+    if method not in DEFAULTS:
+        return None
+    from fullfield.estimators.origins import origin_of
+
+    return origin_of(method, config.weights)
 
 
 def words(method: str) -> dict[str, str]:
     """Arguments of ``estimate`` in the user's words, for :func:`fullfield.cli.errors.naming`."""
     own = {parameter.field: option for option, parameter in parameters(method).items()}
-    return {**own, "backend": "--backend", "device": "--device", "initial_flow": "--initial-flow"}
+    general = {"method": "--method", "backend": "--backend", "device": "--device", "initial_flow": "--initial-flow"}
+    return {**own, **general}
 
 
 def add_parameter_options(parser: argparse.ArgumentParser) -> None:
-    """One group of options per method. An option that two methods share stands in the group of the first."""
-    defined: set[str] = set()
-    for name, method in METHODS.items():
-        group = parser.add_argument_group(f"parameters of {method.title} (--method {name})")
+    """A group of options per method, or per several methods that share them."""
+    shared: dict[tuple[str, ...], dict[str, Parameter]] = {}
+    for name in METHODS:
         for option, parameter in parameters(name).items():
-            if option in defined:
-                continue
-            defined.add(option)
-            text = f"{parameter.help}{_values(method, parameter.field)}".replace("%", "%%")
-            if parameter.is_switch:
-                group.add_argument(
-                    option,
-                    dest=_DEST + option,
-                    action=argparse.BooleanOptionalAction,
-                    default=argparse.SUPPRESS,
-                    help=text,
-                )
-            else:
-                group.add_argument(
-                    option, dest=_DEST + option, default=argparse.SUPPRESS, metavar=parameter.metavar, help=text
-                )
+            shared.setdefault(_owners(option), {}).setdefault(option, parameter)
+    for owners, options in shared.items():
+        titles = ", ".join(METHODS[name].title for name in owners)
+        group = parser.add_argument_group(f"parameters of {titles} (--method {', '.join(owners)})")
+        for parameter in options.values():
+            _add_parameter(group, parameter, f"{parameter.help}{_values(owners, parameter.field)}".replace("%", "%%"))
+
+
+def _add_parameter(group: Any, parameter: Parameter, text: str) -> None:
+    common = {"dest": _DEST + parameter.option, "default": argparse.SUPPRESS, "help": text}
+    if parameter.is_switch:
+        group.add_argument(parameter.option, action=argparse.BooleanOptionalAction, **common)
+    else:
+        group.add_argument(parameter.option, metavar=parameter.metavar, **common)
+
+
+def _owners(option: str) -> tuple[str, ...]:
+    """The methods that have the option."""
+    return tuple(name for name in METHODS if option in parameters(name))
+
+
+def given(args: argparse.Namespace) -> list[str]:
+    """The parameter options on the command line."""
+    return [dest.removeprefix(_DEST) for dest in vars(args) if dest.startswith(_DEST)]
 
 
 def _changes(args: argparse.Namespace, method: str) -> dict[str, Any]:
@@ -221,18 +253,25 @@ def _changes(args: argparse.Namespace, method: str) -> dict[str, Any]:
             continue
         option = dest.removeprefix(_DEST)
         if option not in own:
-            owner = next(name for name in METHODS if option in parameters(name))
-            raise InputError(f"{option}: belongs to --method {owner}, not to {method}; leave it out")
+            owners = ", ".join(_owners(option))
+            raise InputError(f"{option}: belongs to --method {owners}, not to {method}; leave it out")
         chosen[own[option].field] = value if isinstance(value, bool) else own[option].read(value)
     return chosen
 
 
-def _values(method: Method, field: str) -> str:
-    """What the presets set: one value, or one per preset where they differ."""
+def _values(owners: tuple[str, ...], field: str) -> str:
+    """What the presets set: one value, or one per preset and method where they differ."""
+    told = {name: _preset_values(METHODS[name], field) for name in owners}
+    if len(set(told.values())) == 1:
+        return f" [{next(iter(told.values()))}]"
+    return " [" + "; ".join(f"{name}: {values}" for name, values in told.items()) + "]"
+
+
+def _preset_values(method: Method, field: str) -> str:
     values = {preset: _show(getattr(config, field)) for preset, config in method.presets().items()}
     if len(set(values.values())) == 1:
-        return f" [{next(iter(values.values()))}]"
-    return " [" + ", ".join(f"{preset} {value}" for preset, value in values.items()) + "]"
+        return next(iter(values.values()))
+    return ", ".join(f"{preset} {value}" for preset, value in values.items())
 
 
 def _show(value: object) -> str:

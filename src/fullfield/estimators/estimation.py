@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,33 +16,52 @@ from fullfield import _check
 from fullfield.estimators.flow import Flow
 from fullfield.estimators.frames import as_frame
 from fullfield.estimators.protocol import Estimator
+from fullfield.estimators.ptlflow_config import PREFIX
+from fullfield.estimators.registry import DEFAULT_PRESET, canonical, method_of
 from fullfield.estimators.tvl1 import TVL1Estimator
-from fullfield.ops.tvl1 import TVL1Config
 
 if TYPE_CHECKING:
     from fullfield.estimators.frames import Frame
-
-METHODS = ("tvl1",)
 
 
 def build(
     method: str,
     preset: str | None = None,
-    config: TVL1Config | None = None,
+    config: Any = None,
     backend: str | None = None,
     **parameters: Any,
 ) -> Estimator:
     """The estimator called ``method`` with the parameters of a preset or a config, and changes to them."""
-    _check.choice(method, "method", METHODS)
+    name = canonical(method)
+    kind = method_of(name).load()
     if config is None:
-        config = TVL1Config.preset("default" if preset is None else preset)
+        presets = method_of(name).presets()
+        preset = DEFAULT_PRESET if preset is None else preset
+        _check.choice(preset, "preset", presets)
+        config = presets[preset]
     else:
-        _check.require(isinstance(config, TVL1Config), "config", "a TVL1Config", _check.describe(config))
+        _check.require(type(config) is kind, "config", f"a {kind.__name__}", _check.describe(config))
         _check.require(preset is None, "preset", "none beside a config", repr(preset))
     known = config.as_dict()
-    for name in parameters:
-        _check.require(name in known, name, f"a parameter of {method} ({', '.join(known)})", "an unknown one")
-    return TVL1Estimator(config.replace(**parameters), backend=backend)
+    for parameter in parameters:
+        expected = f"a parameter of {name} ({', '.join(known)})"
+        _check.require(parameter in known, parameter, expected, "an unknown one")
+    config = config.replace(**parameters)
+    if name == "tvl1":
+        return TVL1Estimator(config, backend=backend)
+    return _kept(name, config, backend)
+
+
+@lru_cache(maxsize=1)
+def _kept(name: str, config: Any, backend: str | None) -> Estimator:
+    """The last network that was named: whoever estimates in a loop does not load it every time."""
+    if name.startswith(PREFIX):
+        from fullfield.estimators.ptlflow import PtlflowEstimator
+
+        return PtlflowEstimator(name, config, backend=backend)
+    from fullfield.estimators.network import NetworkEstimator
+
+    return NetworkEstimator(name, config, backend=backend)
 
 
 def estimate(
@@ -60,13 +80,15 @@ def estimate(
     Args:
         frame1, frame2: paths, arrays [H, W(, C)] (uint8, uint16, half, float) or tensors [C, H, W], of one size;
             see :func:`fullfield.estimators.as_frame`.
-        method: a name (``"tvl1"``) or an :class:`Estimator`, which keeps its buffers between calls.
+        method: a name of :data:`fullfield.estimators.METHODS` (``"ptlflow:dpflow"`` for one of ptlflow's models), or
+            an :class:`Estimator`, which keeps its buffers between calls. Of the networks that are named, the last one
+            is kept with its weights.
         transfer: how the frames' values are encoded; ``"auto"`` decides by file format.
         device: where to compute.
         initial_flow: to start from: a :class:`Flow`, a path, a tensor [2, H, W] or an array [H, W, 2].
         progress: called with the fraction done and a word on where.
         **parameters: for a method given by name: ``preset`` or ``config``, ``backend``, and fields of the
-            configuration to change.
+            configuration to change, such as ``weights`` and ``updates`` of a network.
 
     Frames whose part, layer, alpha or window matters are read with :func:`fullfield.io.read_frame` first.
 
@@ -74,6 +96,7 @@ def estimate(
     FileNotFoundError for a missing file.
 
     >>> flow = estimate("a.png", "b.png", preset="fast")  # doctest: +SKIP
+    >>> flow = estimate("a.png", "b.png", "raft", weights="raft-things.pth", device="cuda")  # doctest: +SKIP
     """
     if isinstance(method, str):
         estimator = build(method, **parameters)

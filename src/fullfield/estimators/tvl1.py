@@ -41,6 +41,12 @@ class TVL1Estimator:
         """The backend of the last call, or the one asked for."""
         return self._solver.backend if self._solver is not None else self._backend or "automatic"
 
+    def prepare(self, device: str | torch.device = "cpu", size: tuple[int, int] | None = None) -> None:
+        """Load or compile the kernels now instead of at the first call; they serve every ``size``."""
+        del size
+        blank = torch.zeros(1, 1, 16, 16, device=_check.device(device))
+        TVL1Estimator(self.config, backend=self._backend)(blank, blank)
+
     def __call__(
         self,
         frame1: Tensor,

@@ -7,6 +7,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from fullfield.models.cascade import Cascade as Cascade
+    from fullfield.models.prepared.runner import PreparedFlow as PreparedFlow
+    from fullfield.models.prepared.runner import PreparedSizes as PreparedSizes
     from fullfield.models.raft.config import RAFTConfig as RAFTConfig
     from fullfield.models.raft.model import RAFT as RAFT
     from fullfield.models.sea_raft.config import SEARAFTConfig as SEARAFTConfig
@@ -17,6 +20,9 @@ if TYPE_CHECKING:
     from fullfield.models.weights import load_weights as load_weights
 
 _HOME = {
+    "Cascade": "fullfield.models.cascade",
+    "PreparedFlow": "fullfield.models.prepared.runner",
+    "PreparedSizes": "fullfield.models.prepared.runner",
     "RAFT": "fullfield.models.raft.model",
     "RAFTConfig": "fullfield.models.raft.config",
     "SEARAFT": "fullfield.models.sea_raft.model",
@@ -31,6 +37,9 @@ __all__ = [
     "RAFT",
     "SEARAFT",
     "WEIGHTS",
+    "Cascade",
+    "PreparedFlow",
+    "PreparedSizes",
     "RAFTConfig",
     "SEARAFTConfig",
     "WeightsEntry",

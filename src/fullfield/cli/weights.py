@@ -1,0 +1,132 @@
+"""``fullfield weights``: the published weights of networks, and bringing them here."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from fullfield._check import InputError
+from fullfield.cli import report
+from fullfield.cli.methods import fetching
+from fullfield.cli.progress import Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fullfield.models import WeightsEntry
+
+EPILOG = """\
+examples:
+  fullfield weights list
+  fullfield weights fetch raft-sintel raft-small
+  fullfield flow a.png b.png -o flow.flo --method raft --weights "$(fullfield weights path raft-things)"
+"""
+
+
+def add_parser(verbs: Any) -> argparse.ArgumentParser:
+    """Add ``fullfield weights`` and what can be done with them."""
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        "weights",
+        help="list, fetch or locate published weights of networks",
+        description="The published weights of networks. Files lie in the folder 'weights' of fullfield's cache, where "
+        "they may also be put by hand.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    tasks = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
+    told = "names, methods and training of all published weights, and which of them are here"
+    listed = tasks.add_parser("list", help=told, description=told.capitalize() + ".", allow_abbrev=False)
+    report.add_report_options(listed)
+    listed.set_defaults(run_task=_list)
+    told = "download weights, check them and keep them in the cache"
+    fetched = tasks.add_parser("fetch", help=told, description=told.capitalize() + ".", allow_abbrev=False)
+    fetched.add_argument("names", nargs="+", metavar="NAME", help="entries of the list")
+    report.add_report_options(fetched, progress=True)
+    fetched.set_defaults(run_task=_fetch)
+    told = "print where the file of an entry is"
+    path = tasks.add_parser("path", help=told, description=told.capitalize() + ".", allow_abbrev=False)
+    path.add_argument("name", metavar="NAME", help="an entry of the list")
+    report.add_report_options(path)
+    path.set_defaults(run_task=_path)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what was asked."""
+    code: int = args.run_task(args)
+    return code
+
+
+def _list(args: argparse.Namespace) -> int:
+    from fullfield.models.weights import DEFAULTS, WEIGHTS, cached_weights
+
+    here = {entry.name: cached_weights(entry) for entry in WEIGHTS.values()}
+    if args.json:
+        entries = [
+            {
+                **{field.name: getattr(entry, field.name) for field in dataclasses.fields(entry)},
+                "metrics": dict(entry.metrics),
+                "path": None if here[entry.name] is None else str(here[entry.name]),
+            }
+            for entry in WEIGHTS.values()
+        ]
+        report.print_json({"weights": entries, "defaults": dict(DEFAULTS)})
+        return 0
+    names = max(map(len, WEIGHTS))
+    methods = max(len(_methods(entry)) for entry in WEIGHTS.values())
+    for entry in WEIGHTS.values():
+        default = "*" if entry.name in DEFAULTS.values() else " "
+        place = "here" if here[entry.name] is not None else "    "
+        print(f"{default} {entry.name:<{names}}  {place}  {_methods(entry):<{methods}}  {entry.training}")
+    print("* what a method takes unless --weights says otherwise. Sources, checksums, licences and metrics: --json")
+    return 0
+
+
+def _methods(entry: WeightsEntry) -> str:
+    return ", ".join(entry.models)
+
+
+def _fetch(args: argparse.Namespace) -> int:
+    from fullfield.models.weights import fetch_weights
+
+    entries = [_entry(name) for name in args.names]
+    found = {}
+    with Progress("weights", quiet=args.quiet) as progress:
+        for index, entry in enumerate(entries):
+            part = progress.part(index / len(entries), (index + 1) / len(entries))
+            path = fetch_weights(entry, partial(_tell, part, entry.name))
+            found[entry.name] = str(path)
+            if not args.json:
+                print(path)
+    if args.json:
+        report.print_json({"paths": found})
+    return 0
+
+
+def _tell(progress: Callable[[float, str], None], name: str, have: int, total: int | None) -> None:
+    progress(*fetching(name, have, total))
+
+
+def _path(args: argparse.Namespace) -> int:
+    from fullfield.models.weights import cached_weights
+
+    entry = _entry(args.name)
+    path = cached_weights(entry)
+    if path is None:
+        raise InputError(f"{entry.name}: is not here; 'fullfield weights fetch {entry.name}' brings it")
+    if args.json:
+        report.print_json({"name": entry.name, "path": str(path)})
+    else:
+        print(path)
+    return 0
+
+
+def _entry(name: str) -> WeightsEntry:
+    from fullfield.models.weights import WEIGHTS
+
+    if name not in WEIGHTS:
+        raise InputError(f"{name}: no such entry; see fullfield weights list")
+    return WEIGHTS[name]

@@ -1,0 +1,73 @@
+"""Cascaded inference for every estimator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from fullfield import _check
+from fullfield.estimators.protocol import Estimator
+from fullfield.models.cascade import THRESHOLD, Cascade, cascade_sizes, resample_flow
+
+
+class CascadedEstimator:
+    """An estimator that starts from its own result at a quarter of the size; see :class:`fullfield.models.Cascade`.
+
+    Networks do the same by their parameter ``cascade``, with a number of updates for either kind of level.
+
+    Args:
+        estimator: any, such as :class:`TVL1Estimator`.
+        threshold: frames whose smaller side is larger than this are estimated at a quarter first.
+    """
+
+    def __init__(self, estimator: Estimator, *, threshold: int = THRESHOLD) -> None:
+        fits = isinstance(estimator, Estimator) and not isinstance(estimator, type)
+        _check.require(fits, "estimator", "an Estimator", estimator)
+        self.estimator = estimator
+        self.threshold = threshold
+
+    @property
+    def method(self) -> str:
+        """The estimator's."""
+        return self.estimator.method
+
+    @property
+    def backend(self) -> str:
+        """The estimator's."""
+        return self.estimator.backend
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """The estimator's, and ``cascade``."""
+        return {**self.estimator.parameters, "cascade": True}
+
+    def __call__(
+        self,
+        frame1: Tensor,
+        frame2: Tensor,
+        *,
+        initial_flow: Tensor | None = None,
+        progress: Callable[[float, str], None] | None = None,
+    ) -> Tensor:
+        """Frames [B, C, H, W] to flow [B, 2, H, W]; see :class:`Estimator`."""
+        _check.tensor(frame1, "frame1", ("B", "C", "H", "W"))
+        height, width = frame1.shape[-2:]
+        pixels = sum(h * w for h, w in cascade_sizes(height, width, self.threshold))
+        done = 0.0
+
+        def level(
+            first: Tensor, second: Tensor, *, updates: int | None = None, initial_flow: Tensor | None = None
+        ) -> Tensor:
+            nonlocal done
+            del updates  # the estimator's own number
+            rows, columns = first.shape[-2:]
+            begin, share = done, rows * columns / pixels
+            start = None if initial_flow is None else resample_flow(initial_flow, rows, columns)
+            told = None if progress is None else lambda part, where: progress(begin + share * part, where)
+            flow = self.estimator(first, second, initial_flow=start, progress=told)
+            done += share
+            return flow
+
+        return Cascade(level, threshold=self.threshold)(frame1, frame2, initial_flow=initial_flow)

@@ -1,0 +1,250 @@
+"""RAFT and SEA-RAFT as estimators: the network stays on its device between calls."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fullfield import _check
+from fullfield.estimators.network_config import NetworkConfig, RAFTEstimatorConfig
+from fullfield.estimators.origins import Origin, origin_of
+from fullfield.estimators.registry import canonical
+from fullfield.models.cascade import Cascade, cascade_sizes
+from fullfield.models.downloads import digest
+from fullfield.models.mixed import PairSize, dense_fits, lookup_request
+from fullfield.models.raft import RAFT, RAFTConfig
+from fullfield.models.sea_raft import SEARAFT, SEARAFTConfig
+from fullfield.ops.correlation import BACKENDS
+from fullfield.ops.correlation.dispatch import choose
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    from torch import nn
+
+    from fullfield.models.prepared import PreparedFlow, PreparedSizes
+
+    Network: TypeAlias = RAFT | SEARAFT
+
+MIXED = "mixed"
+"""As backend: the dense volume up to the largest size that fits, the best other backend above."""
+
+_SHAPES: dict[str, RAFTConfig | SEARAFTConfig] = {
+    "raft": RAFTConfig.large(),
+    "raft-small": RAFTConfig.small(),
+    "sea-raft-s": SEARAFTConfig.small(),
+    "sea-raft-m": SEARAFTConfig.medium(),
+    "sea-raft-l": SEARAFTConfig.large(),
+}
+_SEED = 0
+_TINY = (16, 16)
+_DIGITS = 12
+
+
+class NetworkEstimator:
+    """RAFT or SEA-RAFT on pairs of frames of any size. The network is loaded at the first call and kept.
+
+    Weights that are not on this machine are fetched then; a file that has changed is loaded anew. The fast form is
+    made once per size and kept for the sizes of the last call. Calls from several threads wait for each other. An
+    estimator can be pickled and copied; the copy loads for itself.
+
+    Args:
+        method: ``"raft"``, ``"raft-small"``, ``"sea-raft-s"``, ``"sea-raft-m"`` or ``"sea-raft-l"``.
+        config: a :class:`RAFTEstimatorConfig` for RAFT, a :class:`NetworkConfig` for SEA-RAFT; by default the method's
+            own weights and number of updates, exact, without a cascade.
+        backend: of the correlation lookup, as for :class:`fullfield.nn.CorrelationPyramid`; or ``"mixed"``, for exact
+            precision: dense at sizes whose volume takes up to 40 % of the GPU's free memory (2 GiB on the CPU), the
+            best other one above.
+    """
+
+    def __init__(
+        self, method: str = "raft", config: NetworkConfig | None = None, *, backend: str | None = None
+    ) -> None:
+        self.method = canonical(method)
+        _check.choice(self.method, "method", _SHAPES)
+        kind = RAFTEstimatorConfig if self.method.startswith("raft") else NetworkConfig
+        self.config = kind() if config is None else config
+        _check.require(type(self.config) is kind, "config", f"a {kind.__name__}", _check.describe(self.config))
+        if backend is not None:
+            _check.choice(backend, "backend", (*BACKENDS, MIXED))
+            exact = self.config.precision == "exact"
+            _check.require(exact or backend != MIXED, "backend", "another one than mixed unless exact", backend)
+        self._asked = backend
+        self._forget()
+
+    def _forget(self) -> None:
+        self._lock = threading.RLock()
+        self._network: Network | None = None
+        self._stamp: tuple[object, ...] = ()
+        self._origin: dict[str, str | None] = {}
+        self._used: str | None = None
+        self._dense: dict[PairSize, bool] = {}
+        self._fast: PreparedSizes | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"method": self.method, "config": self.config, "_asked": self._asked}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._forget()
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """The configuration with its numbers filled in. Once the network is loaded, ``weights`` is the name of what
+        was loaded, and ``weights_sha256`` the first 12 digits of the file's checksum (None for random weights)."""
+        fine, coarse = self._updates()
+        numbers = {"updates": fine, "coarse_updates": coarse if self.config.cascade else None}
+        return {**self.config.as_dict(), **numbers, **self._origin}
+
+    @property
+    def backend(self) -> str:
+        """The correlation lookup's in the last call, at the finest level; or the one asked for."""
+        return self._used or self._asked or "automatic"
+
+    def prepare(
+        self,
+        device: str | torch.device = "cpu",
+        size: tuple[int, int] | None = None,
+        fetching: Callable[[int, int | None], None] | None = None,
+    ) -> None:
+        """Load the network onto ``device`` and compile what it runs on now instead of at the first call.
+
+        Args:
+            device: where the frames will be.
+            size: their height and width; without it the fast form waits for the first call.
+            fetching: called with the bytes of the weights that have arrived and their number, while they are fetched.
+        """
+        place = torch.empty(0, device=_check.device(device)).device  # with its index
+        with self._lock, torch.no_grad():
+            network = self._ready(place, fetching)
+            if self.config.precision == "exact":
+                blank = torch.zeros(1, 3, *_TINY, device=place)
+                self._form(network, PairSize.of(blank), 1)(blank, blank, updates=1)
+            elif size is not None:
+                levels = self._levels(PairSize(1, *size, place))
+                for level in levels:
+                    self._form(network, level, len(levels))
+
+    def __call__(
+        self,
+        frame1: Tensor,
+        frame2: Tensor,
+        *,
+        initial_flow: Tensor | None = None,
+        progress: Callable[[float, str], None] | None = None,
+    ) -> Tensor:
+        """Frames [B, C, H, W] to flow [B, 2, H, W]; see :class:`Estimator`."""
+        _check.tensor(frame1, "frame1", ("B", "C", "H", "W"))
+        _check.require(frame1.shape[1] in (1, 3), "frame1", "1 or 3 channels", frame1)
+        _check.tensor(frame2, "frame2", frame1.shape, device=frame1.device)
+        first, second = (frame.expand(-1, 3, -1, -1) for frame in (frame1, frame2))
+        fine, coarse = self._updates()
+        with self._lock, torch.no_grad():
+            network = self._ready(frame1.device)
+            levels = self._levels(PairSize.of(frame1))
+            told = _Told(progress, sum(size.pixels * (coarse if n else fine) for n, size in enumerate(levels)))
+
+            def level(
+                one: Tensor, two: Tensor, *, updates: int | None = None, initial_flow: Tensor | None = None
+            ) -> Tensor:
+                size = PairSize.of(one)
+                with told.level(network.update_block, size, fine if updates is None else updates):
+                    form = self._form(network, size, len(levels))
+                    return form(one, two, updates=updates, initial_flow=initial_flow)
+
+            if not self.config.cascade:
+                return level(first, second, updates=fine, initial_flow=initial_flow)
+            return Cascade(level, updates=fine, coarse_updates=coarse)(first, second, initial_flow=initial_flow)
+
+    def _updates(self) -> tuple[int, int]:
+        """Of the finest level, and of the others."""
+        fine = _SHAPES[self.method].updates if self.config.updates is None else self.config.updates
+        return fine, fine if self.config.coarse_updates is None else self.config.coarse_updates
+
+    def _levels(self, size: PairSize) -> list[PairSize]:
+        """The sizes that frames of ``size`` are seen at, finest first."""
+        sizes = cascade_sizes(size.height, size.width) if self.config.cascade else [(size.height, size.width)]
+        return [PairSize(size.batch, height, width, size.device) for height, width in sizes]
+
+    def _form(self, network: Network, size: PairSize, sizes: int) -> Network | PreparedFlow:
+        """What estimates at one size, of ``sizes`` that are kept. Remembers the correlation lookup's backend."""
+        fast = self.config.precision != "exact" and size.device.type != "cpu"
+        request = lookup_request(network.config, size, torch.float16 if fast else torch.float32)
+        backend = self._asked
+        if backend == MIXED:
+            if size not in self._dense:
+                self._dense[size] = dense_fits(request)
+            backend = "dense" if self._dense[size] else None
+        self._used = choose(request, backend)
+        network.correlation = backend
+        if self.config.precision == "exact":
+            return network
+        if self._fast is None:
+            from fullfield.models.prepared import PreparedSizes
+
+            self._fast = PreparedSizes(network, self.config.precision)
+        self._fast.sizes = sizes
+        return self._fast.prepared(size.height, size.width, size.batch)
+
+    def _ready(self, device: torch.device, fetching: Callable[[int, int | None], None] | None = None) -> Network:
+        """The network with its weights, on ``device``."""
+        origin = origin_of(self.method, self.config.weights).fetched(fetching)
+        stamp = (*origin.stamp(), device)
+        if self._network is None or self._stamp != stamp:
+            self._network = None  # frees the old one first
+            self._fast, self._dense = None, {}
+            self._network = self._loaded(origin).to(device)
+            self._stamp = stamp
+        return self._network
+
+    def _loaded(self, origin: Origin) -> Network:
+        shape = _SHAPES[self.method]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(_SEED)
+            network: Network
+            if isinstance(shape, RAFTConfig):
+                padding = self.config.padding if isinstance(self.config, RAFTEstimatorConfig) else shape.padding
+                network = RAFT(shape.replace(padding=padding))
+            else:
+                network = SEARAFT(shape)
+        checksum = None
+        if origin.path is not None:
+            network.load_checkpoint(origin.path)
+            checksum = digest(origin.path)[:_DIGITS]
+        self._origin = {"weights": origin.name, "weights_sha256": checksum}
+        return network.eval()
+
+
+class _Told:
+    """Tells ``progress`` of every level, and of every update where those can be heard of."""
+
+    def __init__(self, progress: Callable[[float, str], None] | None, work: int) -> None:
+        self._progress = progress
+        self._work = max(work, 1)
+        self._done = 0
+
+    @contextmanager
+    def level(self, block: nn.Module, size: PairSize, updates: int) -> Iterator[None]:
+        """Around the work at one size; every run of ``block`` is an update."""
+        if self._progress is None:
+            yield
+            return
+        progress, done, where = self._progress, self._done, f"{size.width}x{size.height}"
+        progress(done / self._work, where)
+
+        def after(*_: object) -> None:
+            self._done += size.pixels
+            progress(min(self._done / self._work, 1.0), where)
+
+        hook = block.register_forward_hook(after)
+        try:
+            yield
+        finally:
+            hook.remove()
+        self._done = done + updates * size.pixels
+        progress(self._done / self._work, where)

@@ -1,0 +1,70 @@
+"""The methods by name. Light: imports neither torch nor numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from fullfield._check import InputError
+from fullfield.estimators.ptlflow_config import PREFIX
+
+PTLFLOW = f"{PREFIX}NAME"
+"""Stands for every model of ptlflow."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """What a method is called and where its configuration lives.
+
+    A configuration is a frozen dataclass with a default for every field and
+    ``metadata={"help": ..., "choices": ..., "metavar": ...}``; ``presets`` is a mapping beside it. Importing its
+    module must stay cheap.
+    """
+
+    title: str
+    module: str
+    config: str
+    presets_name: str = "PRESETS"
+
+    def load(self) -> Any:
+        """The configuration's class."""
+        return getattr(import_module(self.module), self.config)
+
+    def presets(self) -> Mapping[str, Any]:
+        """The configurations by name of preset."""
+        presets: Mapping[str, Any] = getattr(import_module(self.module), self.presets_name)
+        return presets
+
+
+_NETWORK = "fullfield.estimators.network_config"
+
+METHODS = {
+    "tvl1": Method("TV-L1", "fullfield.ops.tvl1.config", "TVL1Config"),
+    "raft": Method("RAFT", _NETWORK, "RAFTEstimatorConfig", "RAFT_PRESETS"),
+    "raft-small": Method("RAFT-small", _NETWORK, "RAFTEstimatorConfig", "RAFT_PRESETS"),
+    "sea-raft-s": Method("SEA-RAFT (S)", _NETWORK, "NetworkConfig"),
+    "sea-raft-m": Method("SEA-RAFT (M)", _NETWORK, "NetworkConfig"),
+    "sea-raft-l": Method("SEA-RAFT (L)", _NETWORK, "NetworkConfig"),
+    PTLFLOW: Method("ptlflow's models", "fullfield.estimators.ptlflow_config", "PtlflowConfig"),
+}
+"""The first is the default."""
+
+ALIASES = {"sea-raft": "sea-raft-m"}
+
+DEFAULT_PRESET = "default"
+"""Every method has it."""
+
+
+def canonical(method: str) -> str:
+    """The name a method is known by; InputError lists the methods."""
+    name = ALIASES.get(method, method)
+    if name in (PREFIX, PTLFLOW) or not (name in METHODS or name.startswith(PREFIX)):
+        raise InputError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
+    return name
+
+
+def method_of(name: str) -> Method:
+    """The entry of a canonical name."""
+    return METHODS[PTLFLOW if name.startswith(PREFIX) else name]

@@ -1,0 +1,119 @@
+"""Cascaded inference: a flow of a quarter's size starts the estimate at full size. Needs no training.
+
+Source: Briedis, Gross and Schroers, arXiv 2505.16942, section 6.2, for SEA-RAFT; the split of updates: its table 9.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fullfield import _check
+
+THRESHOLD = 800
+"""Frames whose smaller side is larger than this are estimated at a quarter of their size first."""
+
+
+class Network(Protocol):
+    """What can be cascaded: RAFT, SEARAFT, their prepared forms, or anything that is called like them."""
+
+    def __call__(
+        self,
+        frame1: Tensor,  # [B, C, H, W]
+        frame2: Tensor,  # [B, C, H, W]
+        /,
+        *,
+        updates: int | None = None,
+        initial_flow: Tensor | None = None,  # [B, 2, h, w]: covers the frame, in pixels of its own grid
+    ) -> Tensor: ...  # [B, 2, H, W]
+
+
+def cascade_sizes(height: int, width: int, threshold: int = THRESHOLD) -> list[tuple[int, int]]:
+    """(height, width) of every level of a cascade, finest first.
+
+    A quarter of a side is rounded to the nearest, halves up: 8192×3432, 2048×858, 512×215. Both fields still cover
+    the same picture, so frames and flow are scaled by the ratio of the sizes, which is 4 where 4 divides the side.
+    """
+    sizes = [(height, width)]
+    while min(sizes[-1]) > threshold:
+        height, width = ((side + 2) // 4 for side in sizes[-1])
+        sizes.append((height, width))
+    return sizes
+
+
+def resample_flow(flow: Tensor, height: int, width: int) -> Tensor:
+    """A flow field [B, 2, h, w] as [B, 2, height, width] over the same picture, in pixels of the new size.
+
+    Bilinear between the centres of pixels; beyond the outermost centres the nearest value holds.
+    """
+    if flow.shape[-2:] == (height, width):
+        return flow
+    scale = flow.new_tensor([width / flow.shape[-1], height / flow.shape[-2]]).view(1, 2, 1, 1)
+    return functional.interpolate(flow, size=(height, width), mode="bilinear", align_corners=False) * scale
+
+
+class Cascade:
+    """A network that starts from its own estimate at a quarter of the size, recursively.
+
+    While the smaller side of the frames exceeds ``threshold``, they are reduced bilinearly to a quarter
+    (:func:`cascade_sizes`) and the flow found there is the next finer level's start. It replaces whatever the network
+    would have started from. Every level is padded by the network itself.
+
+    Args:
+        network: called once per level, coarsest first.
+        updates: m, of the finest level, which is the only one where nothing cascades; None: the network's number.
+        coarse_updates: n, of every other level; None: as many as the finest. The paper's "nLR + mHR".
+        threshold: pixels.
+
+    >>> flow = Cascade(model, updates=4)(frame1, frame2)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        *,
+        updates: int | None = None,
+        coarse_updates: int | None = None,
+        threshold: int = THRESHOLD,
+    ) -> None:
+        for name, value in (("updates", updates), ("coarse_updates", coarse_updates)):
+            if value is not None:
+                _check.number(value, name, integer=True, low=0)
+        _check.number(threshold, "threshold", integer=True, low=1)
+        self.network = network
+        self.updates = updates
+        self.coarse_updates = coarse_updates
+        self.threshold = threshold
+
+    def __call__(
+        self,
+        frame1: Tensor,  # [B, C, H, W] floating, 0 ... 1, or uint8
+        frame2: Tensor,  # [B, C, H, W]
+        updates: int | None = None,
+        initial_flow: Tensor | None = None,  # [B, 2, h, w]: covers the frame, in pixels of its own grid
+    ) -> Tensor:  # [B, 2, H, W]
+        """Flow from ``frame1`` to ``frame2``.
+
+        ``updates`` replaces m (and n, where that is None). ``initial_flow`` starts the coarsest level.
+        """
+        _check.tensor(frame1, "frame1", ("B", "C", "H", "W"))
+        _check.tensor(frame2, "frame2", frame1.shape, device=frame1.device)
+        fine = self.updates if updates is None else updates
+        coarse = fine if self.coarse_updates is None else self.coarse_updates
+        height, width = frame1.shape[-2:]
+        pairs = [(frame1, frame2)]
+        for size in cascade_sizes(height, width, self.threshold)[1:]:
+            pairs.append((_reduced(pairs[-1][0], size), _reduced(pairs[-1][1], size)))
+        flow = initial_flow
+        for first, second in reversed(pairs[1:]):
+            flow = self.network(first, second, updates=coarse, initial_flow=flow)
+        return self.network(frame1, frame2, updates=fine, initial_flow=flow)
+
+
+def _reduced(frame: Tensor, size: tuple[int, int]) -> Tensor:
+    if frame.dtype == torch.uint8:
+        frame = frame.to(torch.float32) / 255
+    return functional.interpolate(frame, size=size, mode="bilinear", align_corners=False)

@@ -1,0 +1,242 @@
+"""``fullfield flow`` and ``fullfield demo`` with networks, ``fullfield weights``, and what doctor says of them."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fullfield.estimators import estimate
+from fullfield.io import read_flow, write_flow, write_image
+from fullfield.models import RAFT, RAFTConfig
+from fullfield.models.downloads import DownloadError
+from fullfield.models.weights import DEFAULTS, WEIGHTS
+from fullfield.testing import textured_scene
+
+PAIR = ("flow", "a.png", "b.png", "-o", "out.flo")
+
+
+@pytest.fixture(scope="module")
+def _stored_weights(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    torch.manual_seed(5)
+    path = tmp_path_factory.mktemp("weights") / "w.pth"
+    torch.save({f"module.{name}": value for name, value in RAFT(RAFTConfig.small()).state_dict().items()}, path)
+    return path.read_bytes()
+
+
+@pytest.fixture
+def weights(_stored_weights: bytes, scene: Path) -> str:
+    """The name of a file in the scene's folder, in the form of the official ones."""
+    (scene / "w.pth").write_bytes(_stored_weights)
+    return "w.pth"
+
+
+@pytest.fixture
+def cache(scene: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, and no network."""
+    monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(scene / "cache"))
+
+    def unreachable(url: str, *_: object, **__: object) -> None:
+        raise DownloadError(f"{url}: cannot be reached")
+
+    monkeypatch.setattr("fullfield.models.weights.download", unreachable)
+    return scene / "cache" / "weights"
+
+
+def test_a_network_by_name(cli: Any, weights: str) -> None:
+    ran = cli(*PAIR, "--method", "raft-small", "--weights", weights, "--updates", "3", "--padding", "kitti")
+    assert ran.code == 0, ran.err
+    backend = estimate("a.png", "b.png", "raft-small", weights=weights, updates=1).backend
+    assert ran.out.startswith(f"out.flo: 64x48, raft-small default ({backend}), longest motion")
+    expected = estimate("a.png", "b.png", "raft-small", weights=weights, updates=3, padding="kitti")
+    assert torch.equal(read_flow("out.flo").flow, expected.flow)
+
+
+def test_json(cli: Any, weights: str) -> None:
+    chosen = ("--method", "raft-small", "--weights", weights, "--updates", "2", "--cascade", "--backend", "dense")
+    report = cli(*PAIR, *chosen, "--preset", "fast", "--json").json
+    assert (report["method"], report["preset"], report["backend"]) == ("raft-small", "fast", "dense")
+    assert report["parameters"] == {
+        "weights": weights,
+        "weights_sha256": hashlib.sha256(Path(weights).read_bytes()).hexdigest()[:12],
+        "updates": 2,
+        "cascade": True,
+        "coarse_updates": 2,
+        "precision": "fast",
+        "padding": "sintel",
+    }
+    assert report["seconds"].keys() == {"load", "compile", "estimate", "write", "total"}
+
+
+def test_random_weights_are_marked(cli: Any) -> None:
+    ran = cli(*PAIR, "--method", "sea-raft", "--weights", "random", "--updates", "1")
+    assert ran.code == 0, ran.err
+    assert "64x48, sea-raft-m default, random weights (" in ran.out
+    report = cli(*PAIR, "--method", "raft-small", "--weights", "random", "--updates", "1", "--json").json
+    assert report["parameters"]["weights"] == "random"
+    assert report["parameters"]["weights_sha256"] is None
+
+
+def test_warm_start(cli: Any, weights: str) -> None:
+    start = torch.randn(2, 48, 64)
+    write_flow("start.flo", start)
+    chosen = ("--method", "raft-small", "--weights", weights, "--updates", "2")
+    assert cli(*PAIR, *chosen, "--initial-flow", "start.flo").code == 0
+    expected = estimate("a.png", "b.png", "raft-small", weights=weights, updates=2, initial_flow=start)
+    assert torch.equal(read_flow("out.flo").flow, expected.flow)
+
+
+def test_one_network_serves_both_directions(cli: Any, weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = []
+    load = RAFT.load_checkpoint
+    monkeypatch.setattr(RAFT, "load_checkpoint", lambda self, source: (loaded.append(source), load(self, source))[1])
+    chosen = ("--method", "raft-small", "--weights", weights, "--updates", "1", "--previous", "b.png")
+    assert cli("flow", "a.png", "b.png", "-o", "out.exr", *chosen).code == 0
+    assert len(loaded) == 1
+    assert torch.equal(read_flow("out.exr").flow, read_flow("out.exr", layer="backward").flow)
+
+
+@pytest.mark.usefixtures("ptlflow")
+def test_models_of_ptlflow(cli: Any, refused: Callable[..., str]) -> None:
+    chosen = ("--method", "ptlflow:raft_small", "--weights", "random", "--updates", "1")
+    ran = cli(*PAIR, *chosen)
+    assert ran.code == 0, ran.err
+    assert "64x48, ptlflow:raft_small default, random weights (" in ran.out
+    large = textured_scene(128, 136)  # the original fails on smaller ones
+    for name, frame in (("c.png", large.frame1), ("d.png", large.frame2)):
+        write_image(name, frame)
+    report = cli("flow", "c.png", "d.png", "-o", "out.flo", *chosen, "--no-patched", "--json").json
+    assert report["backend"] == "ptlflow"
+    assert report["parameters"]["patched"] is False
+    assert (report["parameters"]["weights"], report["parameters"]["updates"]) == ("random", 1)
+    line = refused(*PAIR, "--method", "ptlflow:rafd")
+    assert "--method: expected ptlflow: and one of " in line
+    write_flow("start.flo", torch.zeros(2, 48, 64))
+    assert "--initial-flow: expected None" in refused(*PAIR, *chosen, "--initial-flow", "start.flo")
+    assert "--weights: none.ckpt: no such file" in refused(*PAIR, *chosen[:2], "--weights", "none.ckpt")
+
+
+def test_without_ptlflow(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ptlflow", None)
+    line = refused(*PAIR, "--method", "ptlflow:dpflow")
+    assert "--method: ptlflow:NAME needs the package ptlflow, which cannot be imported" in line
+
+
+def test_demo(cli: Any, weights: str) -> None:
+    small = ("--size", "64x48", "--method", "raft-small", "--weights", weights, "--updates", "1")
+    ran = cli("demo", "-o", "made", *small, "--json")
+    assert ran.code == 0, ran.err
+    assert ran.json["parameters"]["weights"] == weights
+
+
+def test_weights_of_the_cache(cli: Any, weights: str, cache: Path) -> None:
+    ran = cli(*PAIR, "--method", "raft-small")
+    assert ran.code == 2
+    note, error = ran.err.splitlines()
+    assert note == "fullfield: note: fetching the weights raft-small"
+    assert error.startswith("fullfield: error: raft-small: ")
+    assert "cannot be reached; fetch " in error
+    assert f"put it at {cache / 'raft-small.pth'}" in error
+    assert not Path("out.flo").exists()
+    assert cli(*PAIR, "--method", "raft-small", "--quiet").err == f"{error}\n"
+    (cache / "raft-small.pth").write_bytes(Path(weights).read_bytes())
+    ran = cli(*PAIR, "--method", "raft-small", "--updates", "1", "--json")
+    assert ran.err == ""
+    assert ran.json["parameters"]["weights"] == "raft-small"
+
+
+@pytest.mark.usefixtures("cache")
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (("--method", "raft", "--weights", "none.pth"), "--weights: none.pth: no such file; 'fullfield weights list'"),
+        (("--method", "raft", "--weights", "things"), "--weights: expected a file or one of raft-chairs"),
+        (("--method", "raft", "--weights", "raft-small"), "--weights: expected some for raft, got raft-small"),
+        (("--method", "raft", "--weights", "w.pth"), "w.pth: expected weights of RAFT; it looks like RAFT-small"),
+        (("--method", "raft", "--weights", "a.png"), "a.png: expected weights (a PyTorch or safetensors file)"),
+        (("--method", "raft", "--updates", "many"), "--updates: expected INT|auto, got 'many'"),
+        (("--method", "raft", "--updates", "-1"), "--updates: expected an integer >= 0"),
+        (("--method", "raft-small", "--weights", "w.pth", "--updates", "0"), "--updates: expected an integer >= 1"),
+        (("--method", "raft", "--coarse-updates", "3"), "--coarse-updates: expected None without a cascade"),
+        (("--method", "raft", "--precision", "half"), "--precision: expected one of exact, fast, bfloat16"),
+        (("--method", "sea-raft", "--padding", "kitti"), "--padding: belongs to --method raft, raft-small, not to"),
+        (("--method", "raft", "--preset", "paper"), "--preset: raft has default, fast, got 'paper'"),
+        (("--method", "raft-small", "--weights", "w.pth", "--backend", "best"), "--backend: expected one of cuda,"),
+        (("--cascade",), "--cascade: belongs to --method raft, raft-small, sea-raft-s, sea-raft-m, sea-raft-l, not to"),
+        (("--method", "raft", "--no-patched"), "--patched: belongs to --method ptlflow:NAME, not to raft"),
+        (("--method", "ptlflow:"), "--method: invalid choice: 'ptlflow:'"),
+        (("--method", "ptlflow:NAME"), "--method: invalid choice: 'ptlflow:NAME'"),
+    ],
+)
+def test_mistakes(refused: Callable[..., str], weights: str, argv: tuple[str, ...], expected: str) -> None:
+    assert weights
+    assert expected in refused(*PAIR, *argv)
+    assert not Path("out.flo").exists()
+
+
+def test_the_list_of_weights(cli: Any, cache: Path, weights: str) -> None:
+    cache.mkdir(parents=True)
+    (cache / "raft-things.pth").write_bytes(Path(weights).read_bytes())
+    ran = cli("weights", "list")
+    assert ran.code == 0
+    lines = ran.out.splitlines()
+    assert len(lines) == len(WEIGHTS) + 1
+    assert [line.split()[0] for line in lines if " here " in line] == ["raft-things"]
+    assert {line.split()[1] for line in lines[:-1] if line.startswith("* ")} == set(DEFAULTS.values())
+    report = cli("weights", "list", "--json").json
+    assert report["defaults"] == dict(DEFAULTS)
+    entries = {entry["name"]: entry for entry in report["weights"]}
+    assert entries.keys() == WEIGHTS.keys()
+    assert entries["raft-things"]["path"] == str(cache / "raft-things.pth")
+    assert entries["raft-small"]["path"] is None
+    assert entries["raft-small"]["metrics"] == dict(WEIGHTS["raft-small"].metrics)
+    assert entries["raft-small"]["sha256"] == WEIGHTS["raft-small"].sha256
+
+
+def test_where_weights_are(cli: Any, refused: Callable[..., str], cache: Path, weights: str) -> None:
+    assert "raft-small: is not here; 'fullfield weights fetch raft-small' brings it" in refused(
+        "weights", "path", "raft-small"
+    )
+    assert "small: no such entry; see fullfield weights list" in refused("weights", "path", "small")
+    cache.mkdir(parents=True)
+    (cache / "raft-small.pth").write_bytes(Path(weights).read_bytes())
+    assert cli("weights", "path", "raft-small").out == f"{cache / 'raft-small.pth'}\n"
+    report = cli("weights", "path", "raft-small", "--json").json
+    assert report == {"name": "raft-small", "path": str(cache / "raft-small.pth")}
+
+
+def test_fetching_weights(cli: Any, refused: Callable[..., str], cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "small: no such entry" in refused("weights", "fetch", "raft-small", "small")
+    assert "cannot be reached; fetch " in refused("weights", "fetch", "raft-small")
+    assert not list(cache.glob("*.pth"))
+
+    def fetch(url: str, target: Path, **more: Any) -> None:
+        more["progress"](1000, 2000)
+        target.write_text(url)
+
+    monkeypatch.setattr("fullfield.models.weights.download", fetch)
+    names = ("torchvision-small-c-t-v1", "torchvision-small-c-t-v2")
+    ran = cli("weights", "fetch", *names)
+    assert ran.code == 0, ran.err
+    assert [Path(line).read_text("utf-8") for line in ran.out.splitlines()] == [WEIGHTS[name].url for name in names]
+    report = cli("weights", "fetch", names[0], "--json").json
+    assert report == {"paths": {names[0]: ran.out.splitlines()[0]}}
+    assert "required: WHAT" in refused("weights")
+
+
+def test_doctor(cli: Any, cache: Path, weights: str) -> None:
+    cache.mkdir(parents=True)
+    (cache / "raft-small.pth").write_bytes(Path(weights).read_bytes())
+    out = cli("doctor").out
+    assert f"raft-small    {cache / 'raft-small.pth'}" in out
+    assert "raft          weights raft-sintel are not here: fullfield weights fetch raft-sintel" in out
+    assert "\nptlflow       " in out
+    report = cli("doctor", "--json").json
+    assert report["networks"].keys() == DEFAULTS.keys()
+    assert report["networks"]["raft-small"] == {"weights": "raft-small", "path": str(cache / "raft-small.pth")}
+    assert report["networks"]["raft"]["path"] is None

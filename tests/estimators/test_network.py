@@ -1,0 +1,391 @@
+"""Networks as estimators: what they keep, what they say, and that the network is called as it should be."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fullfield.models.mixed as mixed_module
+from fullfield import InputError, estimate
+from fullfield.estimators import (
+    CascadedEstimator,
+    Estimator,
+    NetworkConfig,
+    NetworkEstimator,
+    RAFTEstimatorConfig,
+    TVL1Estimator,
+)
+from fullfield.estimators.estimation import _kept
+from fullfield.estimators.network_config import PRECISIONS
+from fullfield.models import RAFT, RAFTConfig
+from fullfield.models.cascade import cascade_sizes, resample_flow
+from fullfield.models.downloads import DownloadError
+from fullfield.testing import textured_scene
+
+SCENE = textured_scene(48, 64, seed=3)
+PAIR = (SCENE.frame1[None], SCENE.frame2[None])
+Made = Callable[..., NetworkEstimator]
+
+
+@pytest.fixture(scope="module")
+def model() -> RAFT:
+    torch.manual_seed(5)
+    return RAFT(RAFTConfig.small()).eval()
+
+
+@pytest.fixture(scope="module")
+def weights(model: RAFT, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file in the form of the official ones."""
+    path = tmp_path_factory.mktemp("weights") / "raft-small.pth"
+    torch.save({f"module.{name}": value for name, value in model.state_dict().items()}, path)
+    return path
+
+
+@pytest.fixture
+def make(weights: Path) -> Made:
+    def made(backend: str | None = None, **parameters: Any) -> NetworkEstimator:
+        return NetworkEstimator("raft-small", RAFTEstimatorConfig(weights=str(weights), **parameters), backend=backend)
+
+    return made
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[nn.Module]:
+    """Every network that is loaded."""
+    found: list[nn.Module] = []
+    load = RAFT.load_checkpoint
+
+    def counted(self: RAFT, source: Any) -> None:
+        found.append(self)
+        load(self, source)
+
+    monkeypatch.setattr(RAFT, "load_checkpoint", counted)
+    return found
+
+
+def test_the_flow_is_the_model_s(make: Made, model: RAFT, weights: Path) -> None:
+    estimator = make(updates=3)
+    assert isinstance(estimator, Estimator)
+    assert (estimator.method, estimator.backend) == ("raft-small", "automatic")
+    with torch.no_grad():
+        expected = model(*PAIR, updates=3)
+    flow = estimator(*PAIR)
+    assert torch.equal(flow, expected)
+    assert not flow.requires_grad
+    assert not flow.is_inference()
+    assert estimator.parameters == {
+        "weights": str(weights),
+        "weights_sha256": hashlib.sha256(weights.read_bytes()).hexdigest()[:12],
+        "updates": 3,
+        "cascade": False,
+        "coarse_updates": None,
+        "precision": "exact",
+        "padding": "sintel",
+    }
+    assert estimator.backend in ("cpu", "reference")
+    result = estimate(SCENE.frame1, SCENE.frame2, "raft-small", weights=str(weights), updates=3)
+    assert torch.equal(result.flow, expected[0])
+    assert (result.method, result.backend) == ("raft-small", estimator.backend)
+    assert result.parameters == estimator.parameters
+
+
+def test_grey_frames_and_batches(make: Made, model: RAFT) -> None:
+    grey = [frame.mean(1, keepdim=True) for frame in PAIR]
+    estimator = make(updates=2)
+    with torch.no_grad():
+        expected = model(*[frame.expand(-1, 3, -1, -1) for frame in grey], updates=2)
+    assert torch.equal(estimator(*grey), expected)
+    both = estimator(*[torch.cat(frames) for frames in zip(PAIR, PAIR[::-1], strict=True)])
+    assert torch.allclose(both[:1], estimator(*PAIR), atol=1e-4)
+    for wrong, message in (
+        ((torch.zeros(1, 2, 16, 16),) * 2, "frame1: expected 1 or 3 channels"),
+        ((torch.zeros(1, 3, 16, 16), torch.zeros(1, 3, 16, 24)), r"frame2: expected shape \[1, 3, 16, 16\]"),
+        ((torch.zeros(3, 16, 16),) * 2, "frame1: expected shape"),
+    ):
+        with pytest.raises(InputError, match=message):
+            estimator(*wrong)
+
+
+def test_warm_start(make: Made, model: RAFT) -> None:
+    start = torch.randn(1, 2, 48, 64)
+    with torch.no_grad():
+        expected = model(*PAIR, updates=2, initial_flow=start)
+    assert torch.equal(make(updates=2)(*PAIR, initial_flow=start), expected)
+    assert not torch.allclose(make(updates=2)(*PAIR), expected, atol=0.01)
+    smooth = torch.tensor([3.0, -2.0]).view(1, 2, 1, 1).expand(1, 2, 48, 64)
+    assert torch.allclose(make(updates=0)(*PAIR, initial_flow=smooth), smooth, atol=1e-5)
+    with pytest.raises(InputError, match="updates: expected an integer >= 1"):
+        make(updates=0)(*PAIR)
+
+
+def test_the_network_is_kept_and_follows_its_file(make: Made, weights: Path, loads: list[nn.Module]) -> None:
+    estimator = make(updates=1)
+    estimator.prepare()
+    first = estimator(*PAIR)
+    assert torch.equal(estimator(*PAIR), first)
+    assert estimator(torch.rand(1, 3, 24, 40), torch.rand(1, 3, 24, 40)).shape == (1, 2, 24, 40)
+    assert len(loads) == 1
+    torch.manual_seed(6)
+    content = weights.read_bytes()
+    try:
+        torch.save(RAFT(RAFTConfig.small()).state_dict(), weights)
+        before = estimator.parameters["weights_sha256"]
+        assert not torch.allclose(estimator(*PAIR), first, atol=0.01)
+        assert len(loads) == 2
+        assert estimator.parameters["weights_sha256"] != before
+    finally:
+        weights.write_bytes(content)
+
+
+def test_copies_load_for_themselves(make: Made, loads: list[nn.Module]) -> None:
+    estimator = make(updates=1)
+    flow = estimator(*PAIR)
+    for other in (copy.deepcopy(estimator), pickle.loads(pickle.dumps(estimator))):
+        assert torch.equal(other(*PAIR), flow)
+    assert len(pickle.dumps(estimator)) < 1000
+    assert len({id(network) for network in loads}) == 3
+
+
+def test_the_last_named_network_is_kept(weights: Path, loads: list[nn.Module]) -> None:
+    _kept.cache_clear()
+    for _ in range(2):
+        estimate(SCENE.frame1, SCENE.frame2, "raft-small", weights=str(weights), updates=1)
+    assert len(loads) == 1
+    estimate(SCENE.frame1, SCENE.frame2, "raft-small", weights=str(weights), updates=2)
+    assert len(loads) == 2
+    _kept.cache_clear()
+
+
+def test_progress_counts_updates(make: Made) -> None:
+    told: list[tuple[float, str]] = []
+    make(updates=4)(*PAIR, progress=lambda done, where: told.append((done, where)))
+    assert [done for done, _ in told] == pytest.approx([0, 0.25, 0.5, 0.75, 1, 1])
+    assert {where for _, where in told} == {"64x48"}
+    estimator = make(updates=1)
+    with pytest.raises(KeyboardInterrupt):
+        estimator(*PAIR, progress=_interrupted)
+    told.clear()
+    estimator(*PAIR)
+    assert not told, "no hook stays behind"
+
+
+def _interrupted(done: float, _: str) -> None:
+    if done:
+        raise KeyboardInterrupt
+
+
+def test_the_cascade_is_two_calls(make: Made, model: RAFT) -> None:
+    frames = (torch.rand(1, 3, 804, 806), torch.rand(1, 3, 804, 806))
+    told: list[float] = []
+    estimator = make(updates=1, cascade=True, coarse_updates=2)
+    flow = estimator(*frames, progress=lambda done, _: told.append(done))
+    height, width = cascade_sizes(804, 806)[1]
+    assert (height, width) == (201, 202)
+    small = [nn.functional.interpolate(frame, (height, width), mode="bilinear") for frame in frames]
+    with torch.no_grad():
+        expected = model(*frames, updates=1, initial_flow=model(*small, updates=2))
+    assert torch.allclose(flow, expected, atol=1e-4)
+    assert told == sorted(told)
+    assert told[-1] == pytest.approx(1)
+    parameters = estimator.parameters
+    assert (parameters["updates"], parameters["coarse_updates"], parameters["cascade"]) == (1, 2, True)
+    assert make(cascade=True).parameters["coarse_updates"] == 32
+    assert torch.equal(make(updates=2, cascade=True, coarse_updates=9)(*PAIR), make(updates=2)(*PAIR))
+
+
+def test_every_estimator_can_be_cascaded(make: Made) -> None:
+    large = textured_scene(160, 200, seed=1)
+    frames = (large.frame1[None], large.frame2[None])
+    told: list[float] = []
+    inner = TVL1Estimator()
+    estimator = CascadedEstimator(inner, threshold=100)
+    assert isinstance(estimator, Estimator)
+    flow = estimator(*frames, progress=lambda done, _: told.append(done))
+    small = [nn.functional.interpolate(frame, (40, 50), mode="bilinear") for frame in frames]
+    start = resample_flow(inner(*small), 160, 200)
+    assert torch.allclose(flow, inner(*frames, initial_flow=start), atol=1e-5)
+    assert estimator.parameters["cascade"] is True
+    assert (estimator.method, estimator.backend) == (inner.method, inner.backend)
+    assert told == sorted(told)
+    result = estimate(large.frame1, large.frame2, estimator)
+    assert torch.equal(result.flow, flow[0])
+    assert CascadedEstimator(make(updates=1))(*PAIR).shape == (1, 2, 48, 64)
+    with pytest.raises(InputError, match="estimator: expected an Estimator"):
+        CascadedEstimator("tvl1")  # type: ignore[arg-type]
+
+
+def test_backends(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    automatic, dense = make(updates=2), make("dense", updates=2)
+    expected = automatic(*PAIR)
+    assert torch.allclose(dense(*PAIR), expected, atol=1e-3)
+    assert dense.backend == "dense"
+    mixed = make("mixed", updates=2)
+    mixed(*PAIR)
+    assert mixed.backend == "dense"
+    monkeypatch.setattr(mixed_module, "_CPU_BYTES", 48 * 64 * 4 // 64 * 20)
+    mixed = make("mixed", updates=2)
+    assert torch.equal(mixed(*PAIR), expected)
+    assert mixed.backend == automatic.backend
+    mixed(*[torch.rand(1, 3, 16, 16)] * 2)
+    assert mixed.backend == "dense"
+    with pytest.raises(InputError, match="backend: expected one of cuda, cpu, dense, reference, blocks, mixed"):
+        make("fastest")
+    with pytest.raises(InputError, match="backend: expected another one than mixed"):
+        make("mixed", precision="fast")
+    if not torch.cuda.is_available():
+        with pytest.raises(InputError, match="backend: 'cuda' cannot serve this request"):
+            make("cuda")(*PAIR)
+
+
+def test_fast_forms_are_kept_for_the_sizes_of_the_last_call(make: Made) -> None:
+    from fullfield.models.prepared import runner
+
+    assert set(PRECISIONS) == set(runner.PRECISIONS)
+    estimator = make(updates=2, precision="fast")
+    assert torch.allclose(estimator(*PAIR), make(updates=2)(*PAIR), atol=1e-3)
+    assert estimator._fast is not None
+    made = estimator._fast.prepared(48, 64)
+    estimator.prepare(size=(48, 64))
+    estimator(*PAIR)
+    assert estimator._fast.prepared(48, 64) is made
+    estimator(*[torch.rand(1, 3, 16, 24)] * 2)
+    assert estimator._fast.prepared(48, 64) is not made
+    told: list[float] = []
+    estimator(*PAIR, progress=lambda done, _: told.append(done))
+    assert told == [0, 1]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_on_the_gpu(make: Made, precision: str) -> None:
+    expected = make(updates=3)(*PAIR)
+    estimator = make(updates=3, precision=precision)
+    frames = [frame.cuda() for frame in PAIR]
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        estimator.prepare("cuda", (48, 64))
+        flow = estimator(*frames)
+        assert flow.is_cuda
+        assert estimator.backend == "cuda"
+        difference = (flow.cpu() - expected).norm(dim=1).mean() / expected.norm(dim=1).mean()
+        assert difference < {"exact": 1e-4, "fast": 0.05, "bfloat16": 0.2}[precision]
+        if precision == "exact":
+            mixed = make("mixed", updates=3)
+            assert torch.allclose(mixed(*frames).cpu(), expected, rtol=1e-3, atol=1e-2)
+            assert mixed.backend == "dense"
+
+
+def test_random_weights_are_seeded() -> None:
+    state = torch.random.get_rng_state()
+    flows = [estimate(SCENE.frame1, SCENE.frame2, m, weights="random", updates=1) for m in ("raft", "raft", "sea-raft")]
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert torch.equal(flows[0].flow, flows[1].flow)
+    assert [flow.method for flow in flows] == ["raft", "raft", "sea-raft-m"]
+    assert flows[0].parameters["weights"] == "random"
+    assert flows[0].parameters["weights_sha256"] is None
+    _kept.cache_clear()
+
+
+def test_weights_that_are_not_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, weights: Path, model: RAFT) -> None:
+    monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path))
+    asked = []
+
+    def unreachable(url: str, *_: object, **__: object) -> None:
+        asked.append(url)
+        raise DownloadError(f"{url}: cannot be reached")
+
+    monkeypatch.setattr("fullfield.models.weights.download", unreachable)
+    estimator = NetworkEstimator("raft-small", RAFTEstimatorConfig(updates=1))
+    target = tmp_path / "weights" / "raft-small.pth"
+    with pytest.raises(DownloadError, match=f"raft-small: .*cannot be reached; fetch .* and put it at {target}"):
+        estimator(*PAIR)
+    assert len(asked) == 1
+    target.write_bytes(weights.read_bytes())
+    with torch.no_grad():
+        assert torch.equal(estimator(*PAIR), model(*PAIR, updates=1))
+    assert estimator.parameters["weights"] == "raft-small"
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "message"),
+    [
+        ("raft", "no-such-thing", "weights: expected a file or one of raft-chairs, .*, got 'no-such-thing'"),
+        ("raft", "folder/none.pth", "weights: folder/none.pth: no such file"),
+        ("raft", "none.pth", "weights: none.pth: no such file; 'fullfield weights list' names what is published"),
+        ("raft", "raft-small", "weights: expected some for raft, got raft-small, for raft-small"),
+        ("sea-raft-s", "sea-raft-m-spring", "weights: expected some for sea-raft-s, got sea-raft-m-spring"),
+    ],
+)
+def test_weights_that_are_none(method: str, given: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        estimate(SCENE.frame1, SCENE.frame2, method, weights=given)
+
+
+def test_a_file_of_another_network(weights: Path) -> None:
+    with pytest.raises(InputError, match=r"raft-small\.pth: expected weights of RAFT; it looks like RAFT-small"):
+        estimate(SCENE.frame1, SCENE.frame2, "raft", weights=str(weights))
+
+
+def test_mistakes(weights: Path) -> None:
+    for arguments, message in (
+        ({"updates": -1}, "updates: expected an integer >= 0"),
+        ({"coarse_updates": 2}, "coarse_updates: expected None without a cascade, got 2"),
+        ({"cascade": 1}, "cascade: expected True or False"),
+        ({"precision": "half"}, "precision: expected one of exact, fast, bfloat16"),
+        ({"weights": ""}, "weights: expected a file or the name of an entry"),
+        ({"padding": "none"}, "padding: expected one of sintel, kitti"),
+    ):
+        with pytest.raises(InputError, match=message):
+            RAFTEstimatorConfig(**arguments)  # type: ignore[arg-type]
+    assert NetworkConfig(weights=weights).weights == str(weights)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="method: expected one of raft, raft-small, sea-raft-s"):
+        NetworkEstimator("tvl1")
+    with pytest.raises(InputError, match="config: expected a NetworkConfig, got RAFTEstimatorConfig"):
+        NetworkEstimator("sea-raft-m", RAFTEstimatorConfig())
+    with pytest.raises(InputError, match="config: expected a RAFTEstimatorConfig"):
+        estimate(SCENE.frame1, SCENE.frame2, "raft", config=NetworkConfig())
+    with pytest.raises(InputError, match=r"padding: expected a parameter of sea-raft-m \(weights, updates"):
+        estimate(SCENE.frame1, SCENE.frame2, "sea-raft", padding="kitti")
+    with pytest.raises(InputError, match="preset: expected one of default, fast, got 'paper'"):
+        estimate(SCENE.frame1, SCENE.frame2, "raft", preset="paper")
+
+
+def test_padding_reaches_the_network(weights: Path) -> None:
+    frames = [frame[:, :45, :61] for frame in (SCENE.frame1, SCENE.frame2)]
+    both = [
+        estimate(*frames, "raft-small", weights=str(weights), updates=2, padding=padding).flow
+        for padding in ("sintel", "kitti")
+    ]
+    assert not torch.allclose(*both, atol=1e-3)
+    _kept.cache_clear()
+
+
+def _shifted(data_dir: Path, height: int, width: int, x: int, y: int) -> tuple[Tensor, Tensor]:
+    from fullfield.io import read_frame
+
+    frame = read_frame(data_dir / "flow" / "sintel" / "clean" / "frame_0002.png")
+    large = nn.functional.interpolate(frame[None], scale_factor=2.25, mode="bicubic", align_corners=False).clamp(0, 1)
+    top, left = 60, 500
+    first = large[..., top : top + height, left : left + width]
+    second = large[..., top - y : top - y + height, left - x : left - x + width]
+    return first, second
+
+
+def test_a_long_translation_is_found_through_the_cascade(data_dir: Path) -> None:
+    frames = _shifted(data_dir, 816, 1000, 150, -40)
+    weights = str(data_dir / "weights" / "raft-small.pth")
+    config = RAFTEstimatorConfig(weights=weights, updates=4, coarse_updates=12, cascade=True)
+    flow = NetworkEstimator("raft-small", config)(*frames)
+    seen = flow[0, :, 60:-20, 40:-200]
+    error = (seen - torch.tensor([150.0, -40.0]).view(2, 1, 1)).norm(dim=0)
+    assert error.median() < 0.5
+    assert (error > 3).float().mean() < 0.02

@@ -1,0 +1,170 @@
+"""Cascaded inference, with networks that are known exactly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fullfield import InputError
+from fullfield.models.cascade import Cascade, cascade_sizes, resample_flow
+from fullfield.models.framing import STRIDE, padding_for, start_on_grid
+
+SIZES = [(321, 405), (320, 384), (333, 340), (402, 327), (1371, 1131), (1285, 1601)]
+THRESHOLD = 100
+
+
+def affine(height: int, width: int, full: tuple[int, int]) -> Tensor:
+    """One affine motion of a picture of ``full`` pixels, as a picture of height × width shows it: [1, 2, H, W]."""
+    y = (torch.arange(height) + 0.5) / height * full[0] - 0.5
+    x = (torch.arange(width) + 0.5) / width * full[1] - 0.5
+    ys, xs = torch.meshgrid(y, x, indexing="ij")
+    u = 7.3 + 0.021 * xs - 0.013 * ys
+    v = -4.1 - 0.017 * xs + 0.026 * ys
+    return torch.stack((u * width / full[1], v * height / full[0]))[None]
+
+
+class Known:
+    """A network that knows the motion where it starts from nothing, and elsewhere returns its start, as RAFT would:
+    on the 1/8 grid of the padded frame, enlarged, cropped."""
+
+    def __init__(self, full: tuple[int, int]) -> None:
+        self.full = full
+        self.calls: list[tuple[tuple[int, ...], int | None, bool]] = []
+
+    def __call__(
+        self, frame1: Tensor, frame2: Tensor, *, updates: int | None = None, initial_flow: Tensor | None = None
+    ) -> Tensor:
+        assert frame1.shape == frame2.shape
+        height, width = frame1.shape[-2:]
+        self.calls.append(((height, width), updates, initial_flow is not None))
+        if initial_flow is None:
+            return affine(height, width, self.full)
+        padding = padding_for(height, width)
+        start = start_on_grid(initial_flow, height, width, padding)
+        enlarged = functional.interpolate(start, scale_factor=STRIDE, mode="bilinear", align_corners=False) * STRIDE
+        return padding.crop(enlarged)
+
+
+def frames(height: int, width: int) -> tuple[Tensor, Tensor]:
+    frame = torch.zeros(1, 3, height, width)
+    return frame, frame
+
+
+def interior(error: Tensor, levels: int) -> Tensor:
+    """Without what the borders of the coarse fields, which go on as constants, reach."""
+    margin = 20 * 4 ** (levels - 1)
+    return error[..., margin:-margin, margin:-margin]
+
+
+def test_sizes_of_the_levels() -> None:
+    assert cascade_sizes(3432, 8192) == [(3432, 8192), (858, 2048), (215, 512)]
+    assert cascade_sizes(1716, 4096) == [(1716, 4096), (429, 1024)]
+    assert cascade_sizes(1080, 1920) == [(1080, 1920), (270, 480)]
+    assert cascade_sizes(800, 9000) == [(800, 9000)]
+    assert cascade_sizes(801, 801) == [(801, 801), (200, 200)]
+    assert cascade_sizes(802, 803) == [(802, 803), (201, 201)]  # 200.5 is rounded up
+    assert cascade_sizes(6432, 15360) == [(6432, 15360), (1608, 3840), (402, 960)]
+
+
+@pytest.mark.parametrize(("height", "width"), SIZES)
+def test_an_affine_flow_comes_through_without_a_shift(height: int, width: int) -> None:
+    network = Known((height, width))
+    flow = Cascade(network, threshold=THRESHOLD)(*frames(height, width))
+    assert flow.shape == (1, 2, height, width)
+    levels = len(network.calls)
+    assert levels == (3 if height > 1000 else 2)
+    truth = affine(height, width, (height, width))
+    assert interior(flow - truth, levels - 1).abs().max() < 2e-4
+    assert truth.abs().amax() > 8
+
+
+@pytest.mark.parametrize("wrong", ["values", "a pixel", "padding"])
+def test_the_oracle_sees_a_mistake(wrong: str) -> None:
+    height, width = SIZES[0]
+
+    class Mistaken(Known):
+        def __call__(self, frame1: Tensor, frame2: Tensor, **more: Any) -> Tensor:
+            start = more["initial_flow"]
+            if start is not None and wrong == "values":
+                more["initial_flow"] = start * (start.shape[-1] / (frame1.shape[-1] / 4))
+            flow = super().__call__(frame1, frame2, **more)
+            if start is None and wrong == "a pixel":
+                return flow.roll(1, -1)
+            if start is None and wrong == "padding":
+                return functional.interpolate(flow, size=[-(-s // 8) * 8 for s in flow.shape[-2:]])
+            return flow
+
+    flow = Cascade(Mistaken((height, width)), threshold=THRESHOLD)(*frames(height, width))
+    assert interior(flow - affine(height, width, (height, width)), 1).abs().max() > 0.005
+
+
+def test_updates_of_the_levels() -> None:
+    network = Known((1371, 1131))
+    pair = frames(1371, 1131)
+    Cascade(network, updates=2, coarse_updates=6, threshold=THRESHOLD)(*pair)
+    assert network.calls == [((86, 71), 6, False), ((343, 283), 6, True), ((1371, 1131), 2, True)]
+    network.calls.clear()
+    Cascade(network, updates=2, coarse_updates=6)(*frames(80, 90))
+    assert network.calls == [((80, 90), 2, False)]
+    network.calls.clear()
+    Cascade(network, threshold=500)(*pair)
+    assert [call[1] for call in network.calls] == [None, None]
+    network.calls.clear()
+    Cascade(network, updates=3, threshold=500)(*pair)
+    Cascade(network, updates=3, threshold=500)(*pair, 5)
+    assert [call[1] for call in network.calls] == [3, 3, 5, 5]
+
+
+def test_a_given_start_belongs_to_the_coarsest_level() -> None:
+    network = Known((1371, 1131))
+    start = affine(1371, 1131, (1371, 1131))
+    flow = Cascade(network, threshold=THRESHOLD)(*frames(1371, 1131), initial_flow=start)
+    assert all(given for _, _, given in network.calls)
+    assert interior(flow - start, 3).abs().max() < 2e-4
+
+
+def test_frames_are_reduced_by_a_quarter() -> None:
+    seen = []
+
+    def network(frame1: Tensor, frame2: Tensor, **_: Any) -> Tensor:
+        seen.append((frame1, frame2))
+        return frame1.new_zeros(1, 2, *frame1.shape[-2:], dtype=torch.float32)
+
+    height, width = 1288, 1600
+    ramp = torch.arange(width).expand(1, 3, height, width) / width
+    bright = (torch.rand(1, 3, height, width) * 255).to(torch.uint8)
+    Cascade(network, threshold=THRESHOLD)(ramp, ramp.flip(-1))
+    Cascade(network, threshold=THRESHOLD)(bright, bright)
+    assert seen[2][0] is ramp
+    assert seen[5][0] is bright
+    middle = torch.arange(width // 4) * 4 + 1.5
+    assert torch.allclose(seen[1][0], (middle / width).expand_as(seen[1][0]), atol=1e-6)
+    assert torch.allclose(seen[1][1], seen[1][0].flip(-1), atol=1e-6)
+    assert seen[0][0].shape[-2:] == (81, 100)  # 322 is no multiple of 4
+    block = bright[0, :, 401:403, 801:803].float().mean((1, 2)) / 255
+    assert torch.allclose(seen[4][0][0, :, 100, 200], block, atol=1e-6)
+
+
+def test_resampled_flow_is_the_same_motion() -> None:
+    for size in ((43, 87), (400, 201), (130, 190)):
+        found = resample_flow(affine(130, 190, (130, 190)), *size)
+        assert (found - affine(*size, (130, 190)))[..., 8:-8, 8:-8].abs().max() < 1e-4
+    same = torch.rand(1, 2, 5, 6)
+    assert resample_flow(same, 5, 6) is same
+
+
+def test_mistakes() -> None:
+    network = Known((8, 8))
+    for arguments, message in (
+        ({"updates": -1}, "updates: expected an integer >= 0, got int -1"),
+        ({"coarse_updates": 1.5}, "coarse_updates: expected an integer >= 0"),
+        ({"threshold": 0}, "threshold: expected an integer >= 1"),
+    ):
+        with pytest.raises(InputError, match=message):
+            Cascade(network, **arguments)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="frame2: expected shape"):
+        Cascade(network)(torch.zeros(1, 3, 8, 8), torch.zeros(1, 3, 8, 9))
