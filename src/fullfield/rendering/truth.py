@@ -53,8 +53,8 @@ def collect_truth(
         SHOT/invalid/invalid_0101.png        white where one of a pixel's four values is unknown
         SHOT/occlusions/occlusion_0101.png   white where one of a pixel's four values has no match in the next frame
 
-    A point is occluded where it leaves the picture, or where no rendered pixel beside its end moves back to it within half
-    a pixel of the frame. Files that are there are left as they are.
+    A point is occluded where it leaves the picture, or where no rendered pixel beside its end moves back to it within
+    half a pixel of the frame. Files that are there are left as they are.
 
     Returns the flow files. Raises InputError naming a file of vectors that is missing or is none.
     """

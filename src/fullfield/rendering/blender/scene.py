@@ -6,6 +6,7 @@ Textured rigid objects that cross each other, one of them by a twentieth of the 
 
 from __future__ import annotations
 
+import colorsys
 import math
 import random
 
@@ -112,13 +113,17 @@ def texture(thing: bpy.types.Object, draw: random.Random, scale: float) -> None:
     cells = tree.nodes.new("ShaderNodeTexVoronoi")
     cells.inputs["Scale"].default_value = scale * 3
     ramp = tree.nodes.new("ShaderNodeValToRGB")
-    colors = [[draw.uniform(0.02, 0.9) for _ in range(3)] for _ in range(2)]
+    hue = draw.random()
+    colors = [
+        colorsys.hsv_to_rgb((hue + turn) % 1.0, draw.uniform(0.15, 0.55), value)
+        for turn, value in ((0.0, draw.uniform(0.06, 0.25)), (draw.uniform(-0.1, 0.1), draw.uniform(0.55, 0.9)))
+    ]
     ramp.color_ramp.elements[0].position, ramp.color_ramp.elements[1].position = 0.38, 0.62
     for element, rgb in zip(ramp.color_ramp.elements, colors, strict=True):
         element.color = (*rgb, 1.0)
     mix = tree.nodes.new("ShaderNodeMixRGB")
     mix.blend_type = "MULTIPLY"
-    mix.inputs["Fac"].default_value = 0.6
+    mix.inputs["Fac"].default_value = 0.35
     tree.links.new(place.outputs["Object"], shift.inputs["Vector"])
     for node in (noise, cells):
         tree.links.new(shift.outputs["Vector"], node.inputs["Vector"])
