@@ -6,8 +6,8 @@ import fullfield
 from fullfield.io import read_frame, write_image
 from fullfield.viz import flow_to_image, overlay
 
-frames = Path(__file__).parent / "frames"
-first, second = frames / "frame_0001.png", frames / "frame_0002.png"
+frames = Path(__file__).parent / "scene" / "own" / "frames"  # rendered by fullfield; the true flow lies beside
+first, second = frames / "frame_0002.png", frames / "frame_0003.png"
 
 flow = fullfield.estimate(first, second)
 u, v = flow.flow
