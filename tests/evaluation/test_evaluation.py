@@ -413,5 +413,81 @@ def test_a_submission_needs_every_prediction(tmp_path: Path, pairs: FlowDataset)
     with pytest.raises(InputError, match="has no prediction of market_1/frame_0001"):
         write_submission(dataset, run, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    with pytest.raises(InputError, match="mine: expected a set of sintel, kitti, spring"):
+    with pytest.raises(InputError, match="mine: expected one of Sintel, KITTI2012, KITTI2015, Spring"):
         write_submission(pairs, run, tmp_path / "out")
+
+
+class Prepared(Counting):
+    """Tells its weights only once it is prepared, as a network does."""
+
+    weights: str | None = None
+
+    def prepare(self, device: object, size: tuple[int, int] | None = None) -> None:
+        self.prepared = (str(device), size)
+        self.weights = "0123"
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        return {"gain": self.gain, "weights_sha256": self.weights}
+
+
+@pytest.mark.parametrize("scale", [None, "1/2"])
+def test_the_configuration_is_that_of_the_prepared_estimator(
+    pairs: FlowDataset, tmp_path: Path, scale: str | None
+) -> None:
+    def made() -> tuple[Prepared, Any]:
+        inner = Prepared()
+        return inner, inner if scale is None else AtScale(inner, scale)
+
+    result = evaluate(made()[1], pairs, tmp_path / "run")
+    assert result["config"]["parameters"]["weights_sha256"] == "0123"
+    used, estimator = made()
+    evaluate(estimator, pairs, tmp_path / "run")
+    assert used.calls == 0
+    if scale is not None:
+        estimator.prepare("cpu", (30, 50))
+        assert used.prepared == ("cpu", (15, 25))
+
+
+def test_runs_of_two_backends_do_not_mix(pairs: FlowDataset, tmp_path: Path) -> None:
+    result = evaluate(Counting(), pairs, tmp_path / "run")
+    assert result["config"]["backend"] == "automatic"
+    with pytest.raises(InputError, match="backend was 'automatic', is 'dense'"):
+        evaluate(Counting(), pairs, tmp_path / "run", Setting(backend="dense"))
+
+
+def test_a_run_is_not_scored_on_other_frames(pairs: FlowDataset, tmp_path: Path) -> None:
+    evaluate(Counting(), pairs, tmp_path / "run")
+    other = sequence(tmp_path / "other", {"a": 4, "b": 2})
+    with pytest.raises(InputError, match=r"other frames \(dataset\.pairs was 5, is 4"):
+        score(other, Run.load(tmp_path / "run"))
+
+
+def test_too_little_memory_is_noted(pairs: FlowDataset, tmp_path: Path) -> None:
+    class Large(Counting):
+        def __call__(self, *frames: Tensor, **more: Any) -> Tensor:
+            if self.fail_at is None:
+                return super().__call__(*frames, **more)
+            raise torch.OutOfMemoryError("no room")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        evaluate(Large(fail_at=0), pairs, tmp_path / "run")
+    noted = tmp_path / "run" / "failure.json"
+    assert json.loads(noted.read_text()) == {"failure": "out of memory"}
+    evaluate(Large(), pairs, tmp_path / "run")
+    assert not noted.exists()
+    assert (tmp_path / "run" / "result.json").is_file()
+
+
+def test_processes_may_begin_a_run_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {"method": "a"}
+    folder, once = tmp_path / "run", Path.iterdir
+
+    def as_another_begins(self: Path) -> Any:
+        monkeypatch.undo()
+        Run(folder, config)
+        return once(self)
+
+    folder.mkdir()
+    monkeypatch.setattr(Path, "iterdir", as_another_begins)
+    assert Run(folder, config).config == config

@@ -133,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
         )
     else:
         print_table(values, metrics.averaging, missing)
-    return _gate(values["epe"], args.max_epe)
+    return gate(values["epe"], args.max_epe)
 
 
 def _check_options(args: argparse.Namespace, *, folders: bool) -> None:
@@ -250,8 +250,9 @@ def print_table(values: dict[str, float], averaging: str, missing: int = 0) -> N
     print(f"{int(values['pixels'])} pixels scored{over}{left_out}")
 
 
-def _gate(epe: float, limit: float | None) -> int:
+def gate(epe: float, limit: float | None, kind: str = "score") -> int:
+    """The exit code that ``--max-epe`` asks for."""
     if limit is None or epe <= limit:
         return 0
-    report.note(f"gate failed: epe {epe:.6g} is not at most {limit:g} px (--max-epe)", kind="score")
+    report.note(f"gate failed: epe {epe:.6g} is not at most {limit:g} px (--max-epe)", kind=kind)
     return 1

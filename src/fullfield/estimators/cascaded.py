@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fullfield import _check
@@ -42,6 +43,12 @@ class CascadedEstimator:
     def parameters(self) -> Mapping[str, Any]:
         """The estimator's, and ``cascade``."""
         return {**self.estimator.parameters, "cascade": True}
+
+    def prepare(self, device: str | torch.device = "cpu", size: tuple[int, int] | None = None, **more: Any) -> None:
+        """Prepare the estimator, where it can be."""
+        prepare = getattr(self.estimator, "prepare", None)
+        if prepare is not None:
+            prepare(device, size, **more)
 
     def __call__(
         self,

@@ -7,12 +7,14 @@ import statistics
 import time
 from typing import Any
 
+import torch
+
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.datasets import FlowDataset
 from fullfield.estimators import Estimator
 from fullfield.evaluation.predict import Setting, configured, predict
-from fullfield.evaluation.run import Run
+from fullfield.evaluation.run import FAILURE, OUT_OF_MEMORY, RESULT, Run
 from fullfield.evaluation.scoring import Scorer
 from fullfield.evaluation.sharing import wait_for_all
 
@@ -32,18 +34,23 @@ def evaluate(
 
     Returns:
         ``config``; ``averaging``; ``scores`` (as of :meth:`FlowMetrics.compute <fullfield.metrics.FlowMetrics>`) and
-        ``classes``, both None for a data set without truth; ``runtime`` (seconds a pair: median, min, max);
-        ``peak_bytes`` (CUDA memory, None on a CPU); ``backends``; and of this call alone ``this_call``: pairs
+        ``classes``, both None for a data set without truth; ``runtime`` (seconds a pair: mean, std, median, min,
+        max); ``peak_bytes`` (CUDA memory, None on a CPU); ``backends``; and of this call alone ``this_call``: pairs
         ``estimated``, ``busy_s``, ``wall_s`` and their ratio ``utilisation``.
 
     Raises:
         InputError: the folder belongs to another configuration, or a file cannot be used.
+        torch.OutOfMemoryError: the device's memory is too small; the run's folder notes it.
     """
     setting = setting or Setting()
     run = Run(folder, configured(dataset, estimator, setting))
     has_truth = all(record.flow is not None for record in dataset.records)
     begin = time.perf_counter()
-    work = predict(estimator, dataset, run, setting, averaging=averaging if has_truth else None)
+    try:
+        work = predict(estimator, dataset, run, setting, averaging=averaging if has_truth else None)
+    except torch.OutOfMemoryError:
+        run.write(FAILURE, {"failure": OUT_OF_MEMORY})
+        raise
     wait_for_all(setting.share)
     scorer = Scorer(dataset, run, averaging, _check.device(setting.device))
     if has_truth:
@@ -56,25 +63,30 @@ def evaluate(
         "this_call": {**work, "wall_s": wall, "utilisation": work["busy_s"] / wall if wall else 0.0},
     }
     if setting.share.rank == 0:
-        run.write("result.json", result)
+        run.write(RESULT, result)
+        (run.folder / FAILURE).unlink(missing_ok=True)
     return result
 
 
 def score(
     dataset: FlowDataset, run: Run, *, averaging: str = "pooled", setting: Setting | None = None
 ) -> dict[str, Any]:
-    """Score the stored predictions again, or in another averaging; nothing is estimated.
+    """Score the stored predictions again, or in another averaging, and store the result; nothing is estimated.
 
-    Raises InputError naming a pair that was not predicted.
+    Raises InputError naming a pair that was not predicted, or a run of other frames.
     """
     setting = setting or Setting()
+    run.check_dataset(dataset)
     for record in dataset.records:
         if record.flow is None:
             raise InputError(f"{dataset.name}: has no truth for {record.name}")
     scorer = Scorer(dataset, run, averaging, _check.device(setting.device))
     scorer.score_stored(setting.share.of(dataset))
     wait_for_all(setting.share)
-    return {**_totals(scorer), **_runtime(dataset, run)}
+    result = {**_totals(scorer), **_runtime(dataset, run)}
+    if setting.share.rank == 0:
+        run.write(RESULT, result)
+    return result
 
 
 def _totals(scorer: Scorer) -> dict[str, Any]:
@@ -91,7 +103,13 @@ def _runtime(dataset: FlowDataset, run: Run) -> dict[str, Any]:
     peaks = [fact["peak_bytes"] for fact in facts if fact["peak_bytes"] is not None]
     return {
         "config": run.config,
-        "runtime": {"median_s": statistics.median(seconds), "min_s": min(seconds), "max_s": max(seconds)},
+        "runtime": {
+            "mean_s": statistics.fmean(seconds),
+            "std_s": statistics.pstdev(seconds),
+            "median_s": statistics.median(seconds),
+            "min_s": min(seconds),
+            "max_s": max(seconds),
+        },
         "peak_bytes": max(peaks) if peaks else None,
         "backends": sorted({str(fact["backend"]) for fact in facts}),
     }

@@ -6,11 +6,20 @@ import os
 from pathlib import Path
 
 from fullfield._check import InputError
-from fullfield.datasets import FlowDataset
+from fullfield.datasets import KITTI2012, KITTI2015, FlowDataset, Sintel, Spring
 from fullfield.evaluation.run import Run
 from fullfield.io import write_flow
 
-_FORMS = ("sintel", "kitti", "spring")
+_FORMS: dict[type[FlowDataset], str] = {Sintel: "sintel", KITTI2012: "kitti", KITTI2015: "kitti", Spring: "spring"}
+
+
+def check_submission(dataset: FlowDataset) -> str:
+    """The form of a data set's site; InputError for a set without one."""
+    form = _FORMS.get(type(dataset))
+    if form is None:
+        names = ", ".join(kind.__name__ for kind in _FORMS)
+        raise InputError(f"{dataset.name}: expected one of {names}, which have sites to submit to")
+    return form
 
 
 def write_submission(dataset: FlowDataset, run: Run, folder: str | os.PathLike[str]) -> list[Path]:
@@ -25,9 +34,7 @@ def write_submission(dataset: FlowDataset, run: Run, folder: str | os.PathLike[s
     Raises:
         InputError: a set without a site, a pair that was not predicted, or motion beyond KITTI's ±512 px.
     """
-    form = dataset.name.split("-", 1)[0]
-    if form not in _FORMS:
-        raise InputError(f"{dataset.name}: expected a set of {', '.join(_FORMS)}, which have sites to submit to")
+    form = check_submission(dataset)
     lacking = [record.name for record in dataset.records if run.facts(record.name) is None]
     if lacking:
         raise InputError(

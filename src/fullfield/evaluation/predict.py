@@ -16,7 +16,7 @@ from fullfield._check import InputError
 from fullfield.datasets import FlowDataset
 from fullfield.estimators import Estimator
 from fullfield.evaluation.loading import read_ahead
-from fullfield.evaluation.run import Run, configuration
+from fullfield.evaluation.run import AUTOMATIC, Run, described
 from fullfield.evaluation.scoring import Scorer
 from fullfield.evaluation.sharing import Share
 from fullfield.evaluation.warm_start import moved_forward
@@ -30,23 +30,36 @@ class Setting:
 
     Attributes:
         device: where to estimate and score.
+        backend: the one that the estimator was built with, for the record; runs of two backends do not mix.
         warm_start: start every pair of a sequence from the flow of the one before, moved along.
         share: which part of the pairs this process takes.
         progress: called with the fraction done and the pair's name.
     """
 
     device: str = "cpu"
+    backend: str | None = None
     warm_start: bool = False
     share: Share = field(default_factory=Share)
     progress: Callable[[float, str], None] | None = None
 
 
 def configured(dataset: FlowDataset, estimator: Estimator, setting: Setting) -> dict[str, Any]:
-    """The configuration of the run that :func:`predict` makes."""
+    """The configuration of the run that :func:`predict` makes.
+
+    An estimator that can be prepared is prepared first: only then does a network know the checksum of its weights.
+    """
     device = _check.device(setting.device)
+    prepare = getattr(estimator, "prepare", None)
+    if prepare is not None:
+        prepare(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    parameters = {**estimator.parameters, "warm_start": setting.warm_start}
-    return configuration(dataset, estimator.method, parameters, name)
+    return {
+        **described(dataset),
+        "device": name,
+        "method": estimator.method,
+        "parameters": {**estimator.parameters, "warm_start": setting.warm_start},
+        "backend": setting.backend or AUTOMATIC,
+    }
 
 
 def predict(

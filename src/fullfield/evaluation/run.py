@@ -17,7 +17,11 @@ from fullfield.datasets import FlowDataset
 from fullfield.io import atomic_path, read_flow, write_flow
 
 _FORMAT = 1
-_CONFIG = "config.json"
+CONFIG = "config.json"
+RESULT = "result.json"
+FAILURE = "failure.json"
+OUT_OF_MEMORY = "out of memory"
+AUTOMATIC = "automatic"
 
 
 class Run:
@@ -31,10 +35,11 @@ class Run:
           predictions/NAME.json         its facts: seconds, peak memory, backend
           scores/AVERAGING/NAME.json    what it adds to the totals
           result.json                   the totals of the last scoring
+          failure.json                  instead of it: what stopped the last try for good
 
     Args:
         folder: made where it does not exist.
-        config: from :func:`configuration`.
+        config: what the predictions depend on, as plain values.
 
     Raises:
         InputError: the folder holds predictions of another configuration (every difference is named), or other
@@ -44,9 +49,10 @@ class Run:
     def __init__(self, folder: str | os.PathLike[str], config: Mapping[str, Any]) -> None:
         self.folder = Path(folder)
         self.config = _plain(config)
-        stored = self.folder / _CONFIG
-        if stored.is_file():
-            before = _read_json(stored)
+        stored = self.folder / CONFIG
+        strange = self.folder.is_dir() and any(not path.name.startswith(".") for path in self.folder.iterdir())
+        if stored.is_file():  # asked for last: another process of the same run may just have begun
+            before = read_json(stored)
             changed = _differences(before, self.config)
             if changed:
                 raise InputError(
@@ -54,18 +60,25 @@ class Run:
                     "choose another folder or remove this one"
                 )
         else:
-            if self.folder.is_dir() and any(not path.name.startswith(".") for path in self.folder.iterdir()):
+            if strange:
                 raise InputError(f"{self.folder}: expected a new folder or one of a run, got one with other files")
             self.folder.mkdir(parents=True, exist_ok=True)
-            self.write(_CONFIG, self.config)
+            self.write(CONFIG, self.config)
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Run:
         """The run in ``folder``, with the configuration stored there."""
-        stored = Path(folder) / _CONFIG
+        stored = Path(folder) / CONFIG
         if not stored.is_file():
-            raise InputError(f"{folder}: expected the folder of a run, which has a {_CONFIG}")
-        return cls(folder, _read_json(stored))
+            raise InputError(f"{folder}: expected the folder of a run, which has a {CONFIG}")
+        return cls(folder, read_json(stored))
+
+    def check_dataset(self, dataset: FlowDataset) -> None:
+        """Raise InputError unless the predictions are of these frames."""
+        before, now = self.config.get("dataset"), described(dataset)["dataset"]
+        if before != now:
+            changed = _differences(before if isinstance(before, dict) else {}, now, "dataset.")
+            raise InputError(f"{self.folder}: holds predictions of other frames ({'; '.join(changed)})")
 
     def path(self, name: str) -> Path:
         """Where the flow of a pair is."""
@@ -77,7 +90,7 @@ class Run:
         noted = path.with_suffix(".json")
         if not (path.is_file() and noted.is_file()):
             return None
-        facts = _read_json(noted)
+        facts = read_json(noted)
         return facts if facts.get("bytes") == path.stat().st_size else None
 
     def save(self, name: str, flow: Tensor, facts: Mapping[str, Any]) -> None:
@@ -103,7 +116,7 @@ class Run:
         path = self.folder / "scores" / averaging / f"{name}.json"
         if not path.is_file():
             return None
-        stored = _read_json(path)
+        stored = read_json(path)
         state: dict[str, Any] | None = stored.get("state") if stored.get("truth") == truth else None
         return state
 
@@ -119,18 +132,15 @@ class Run:
             temporary.write_text(json.dumps(_plain(content), indent=1) + "\n", "utf-8")
 
 
-def configuration(dataset: FlowDataset, method: str, parameters: Mapping[str, Any], device: str) -> dict[str, Any]:
-    """What a prediction depends on, as plain values."""
+def described(dataset: FlowDataset) -> dict[str, Any]:
+    """The part of a configuration that no estimator has a say in, as plain values."""
     import torch
 
     return {
         "format": _FORMAT,
         "fullfield": __version__,
         "torch": torch.__version__,
-        "device": device,
         "dataset": {"name": dataset.name, "pairs": len(dataset), "frames": _fingerprint(dataset)},
-        "method": method,
-        "parameters": dict(parameters),
     }
 
 
@@ -148,7 +158,8 @@ def _fingerprint(dataset: FlowDataset) -> str:
     return hashlib.sha256(f"{names}\n{files}".encode()).hexdigest()[:16]
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; InputError where it holds something else."""
     try:
         content = json.loads(path.read_text("utf-8"))
     except ValueError as error:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -54,6 +55,16 @@ class AtScale:
         """The estimator's."""
         return self.estimator.backend
 
+    def prepare(self, device: str | torch.device = "cpu", size: tuple[int, int] | None = None, **more: Any) -> None:
+        """Prepare the estimator, where it can be, for frames of ``size`` before they are reduced."""
+        prepare = getattr(self.estimator, "prepare", None)
+        if prepare is not None:
+            prepare(device, None if size is None else self._reduced(size), **more)
+
+    def _reduced(self, size: tuple[int, int]) -> tuple[int, int]:
+        height, width = size
+        return max(1, round(height * self.scale)), max(1, round(width * self.scale))
+
     def __call__(
         self,
         frame1: Tensor,
@@ -66,7 +77,7 @@ class AtScale:
         if self.scale == 1:
             return self.estimator(frame1, frame2, initial_flow=initial_flow, progress=progress)
         height, width = frame1.shape[-2:]
-        small = (max(1, round(height * self.scale)), max(1, round(width * self.scale)))
+        small = self._reduced((height, width))
         start = None if initial_flow is None else resized_flow(initial_flow, small)
         flow = self.estimator(_resized(frame1, small), _resized(frame2, small), initial_flow=start, progress=progress)
         return resized_flow(flow, (height, width))

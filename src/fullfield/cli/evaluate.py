@@ -1,0 +1,219 @@
+"""``fullfield evaluate MODEL NAME:FOLDER``: a method on a data set, its predictions stored and scored."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fullfield._check import InputError
+from fullfield.cli import argtypes, methods, paths, report
+from fullfield.cli.errors import naming
+from fullfield.cli.progress import Progress
+from fullfield.cli.score import gate, print_table
+
+if TYPE_CHECKING:
+    from fullfield.datasets import FlowDataset
+    from fullfield.evaluation import Run
+    from fullfield.evaluation.sharing import Share
+
+_FETCH = (0.0, 0.02)
+_ESTIMATE = (0.02, 1.0)
+
+EPILOG = """\
+examples:
+  fullfield evaluate tvl1 sintel-final:/data/sintel
+  fullfield evaluate raft pairs:~/mine --weights raft-things --device cuda --max-epe 1.5
+  fullfield evaluate sea-raft charge-8k:/data/charge --scale 1/4 --backend dense --device cuda -o runs/dense
+  torchrun --nproc-per-node 4 -m fullfield evaluate ptlflow:dpflow spring:/data/spring --device cuda
+
+A run that was stopped goes on where it was. 'fullfield reproduce' makes tables of the runs.
+"""
+
+
+def add_parser(verbs: Any) -> argparse.ArgumentParser:
+    """Add ``fullfield evaluate``."""
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        "evaluate",
+        help="run a method on a data set and score it",
+        description="Estimate the flow of every pair of a data set, store it, and score it. What is stored is not "
+        "estimated again; another configuration does not mix with it.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    methods.add_method_options(parser, positional=True)
+    parser.add_argument(
+        "dataset",
+        metavar="NAME:FOLDER",
+        help="data set and its folder: sintel-final:/data/sintel; pairs:FOLDER for your own frames",
+    )
+    running = parser.add_argument_group("run")
+    running.add_argument(
+        "-o", "--output", metavar="RUN", help="folder of the run [runs/DATASET/MODEL, and -1of4 with --scale 1/4]"
+    )
+    running.add_argument(
+        "--scale", default="1", metavar="1/N", help="reduce the frames to this part of their sides first [%(default)s]"
+    )
+    running.add_argument(
+        "--warm-start", action="store_true", help="start each pair of a sequence from the flow of the one before"
+    )
+    running.add_argument("--score-only", action="store_true", help="score the stored run again; estimate nothing")
+    scoring = parser.add_argument_group("scoring")
+    scoring.add_argument(
+        "--averaging",
+        choices=("pooled", "per_image"),
+        default="pooled",
+        help="mean over all pixels, or over images [%(default)s]",
+    )
+    scoring.add_argument("--max-epe", type=argtypes.positive, metavar="PX", help="exit with 1 when epe exceeds PX")
+    scoring.add_argument(
+        "--submission", metavar="FOLDER", help="write the predictions as the sites of Sintel, KITTI, Spring want them"
+    )
+    report.add_report_options(parser, progress=True)
+    methods.add_parameter_options(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check, estimate what is missing, score, report."""
+    methods.use_threads(args.threads)
+
+    from fullfield.evaluation.sharing import leave, this_share
+
+    share = this_share()
+    try:
+        return _run(args, share)
+    finally:
+        leave(share)
+
+
+def _run(args: argparse.Namespace, share: Share) -> int:
+    from fullfield.evaluation import Run, Setting, evaluate, read_scale, score, write_submission
+    from fullfield.evaluation.leaderboards import check_submission
+    from fullfield.evaluation.sharing import wait_for_all
+
+    dataset = opened(args.dataset, "NAME:FOLDER")
+    chosen = methods.chosen(args)
+    with naming(scale="--scale"):
+        scale = read_scale(args.scale)
+    if args.max_epe is not None and any(record.flow is None for record in dataset.records):
+        raise InputError(f"--max-epe: {dataset.name} has no truth to score against")
+    if args.submission is not None:
+        check_submission(dataset)
+        _check_new_folder(args.submission, "--submission")
+    folder = Path(args.output or default_folder(dataset, args.method, scale))
+    _check_new_folder(os.fspath(folder), "--output")
+
+    first = share.rank == 0
+    quiet = args.quiet or not first
+    with Progress("evaluate", quiet=quiet) as progress, naming(**methods.words(args.method)):
+        setting = Setting(device=_device(args.device), backend=args.backend, warm_start=args.warm_start, share=share)
+        if args.score_only:
+            result = score(dataset, _stored(args, folder, scale), averaging=args.averaging, setting=setting)
+        else:
+            chosen = replace(chosen, device=setting.device)
+            if not first:
+                wait_for_all(share)  # the first one fetches the weights and compiles for all
+            chosen.prepare(_first_size(dataset), progress.part(*_FETCH), quiet=quiet)
+            if first:
+                wait_for_all(share)
+            setting = replace(setting, progress=progress.part(*_ESTIMATE))
+            result = evaluate(_at_scale(chosen.estimator, scale), dataset, folder, setting, averaging=args.averaging)
+    if not first:
+        return 0
+    run = Run.load(folder)
+    files = [] if args.submission is None else write_submission(dataset, run, args.submission)
+    _report(args, folder, result, len(files), title=chosen.title)
+    return 0 if result["scores"] is None else gate(result["scores"]["epe"], args.max_epe, "evaluate")
+
+
+def opened(word: str, option: str) -> FlowDataset:
+    """The data set that ``NAME:FOLDER`` stands for."""
+    from fullfield.datasets import DATASETS, open_dataset
+
+    name, colon, folder = word.partition(":")
+    if not (colon and folder and name in DATASETS):
+        raise InputError(f"{option}: expected NAME:FOLDER with NAME one of {', '.join(DATASETS)}, got {word!r}")
+    return open_dataset(name, Path(folder).expanduser())
+
+
+def default_folder(dataset: FlowDataset, method: str, scale: Any) -> str:
+    """Where a run goes: another data set, method or scale goes elsewhere."""
+    tail = "" if scale == 1 else f"-{scale.numerator}of{scale.denominator}"
+    return f"runs/{dataset.name}/{method.replace(':', '-')}{tail}"
+
+
+def _check_new_folder(name: str, option: str) -> None:
+    folder = Path(name)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: is a file; {option} takes the name of a folder")
+    existing = next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
+    paths.check_folder(existing, f"{option} {folder}")
+
+
+def _device(name: str) -> str:
+    """Of several processes each takes the GPU of its number."""
+    local = os.environ.get("LOCAL_RANK")
+    if name != "cuda" or local is None:
+        return name
+    import torch
+
+    device = f"cuda:{local}"
+    torch.cuda.set_device(device)
+    return device
+
+
+def _first_size(dataset: FlowDataset) -> tuple[int, int]:
+    height, width = dataset.read_frame(dataset.records[0].frame1).shape[-2:]
+    return height, width
+
+
+def _at_scale(estimator: Any, scale: Any) -> Any:
+    from fullfield.evaluation import AtScale
+
+    return estimator if scale == 1 else AtScale(estimator, scale)
+
+
+def _stored(args: argparse.Namespace, folder: Path, scale: Any) -> Run:
+    """The run to score again, which must be of this method; how it estimated is not said again."""
+    from fullfield.evaluation import Run
+
+    estimation = [("--backend", args.backend), ("--warm-start", args.warm_start)]
+    said = [*methods.given(args), *(option for option, value in estimation if value)]
+    if said:
+        raise InputError(f"{said[0]}: nothing is estimated with --score-only; leave it out")
+    if not folder.is_dir():
+        raise InputError(f"--score-only: there is no run in {folder}; name it with --output")
+    run = Run.load(folder)
+    stored = (run.config["method"], str(run.config["parameters"].get("scale", 1)))
+    if stored != (args.method, str(scale)):
+        raise InputError(f"{folder}: holds {stored[0]} at scale {stored[1]}, not {args.method} at {scale}")
+    return run
+
+
+def _report(args: argparse.Namespace, folder: Path, result: dict[str, Any], files: int, *, title: str) -> None:
+    if args.json:
+        report.print_json(
+            {"run": str(folder), "dataset": args.dataset, **result, "submission": args.submission, "files": files}
+            | {"versions": report.versions()}
+        )
+        return
+    stored = result["config"]["dataset"]
+    print(f"{folder}: {title} on {stored['name']}, {stored['pairs']} pairs ({', '.join(result['backends'])})")
+    if result["scores"] is not None:
+        print_table(result["scores"], result["averaging"])
+    runtime = result["runtime"]
+    print(
+        f"{'runtime':<14}{runtime['median_s']:>10.4f} {'s':<8} a pair, median; {runtime['min_s']:.4f} to "
+        f"{runtime['max_s']:.4f}"
+    )
+    if result["peak_bytes"] is not None:
+        print(f"{'peak memory':<14}{result['peak_bytes'] / 2**30:>10.3f} {'GiB':<8} of the GPU")
+    work = result.get("this_call")
+    if work is not None and work["estimated"]:
+        print(f"{'utilisation':<14}{100 * work['utilisation']:>10.1f} {'%':<8} of the time spent estimating")
+    if files:
+        print(f"{args.submission}: {files} files to submit")

@@ -1,0 +1,211 @@
+"""Which stored run belongs to which row and column of the paper: all of that is decided here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from fullfield._check import InputError
+from fullfield.evaluation.run import AUTOMATIC, CONFIG, FAILURE, RESULT, read_json
+
+CHARGE, KUBRIC = "charge-8k", "kubric-8k"
+SMALL_SETS = {"KITTI 2015": ("kitti-2015",), "Sintel": ("sintel-final", "sintel-clean"), "Spring": ("spring",)}
+"""Data sets of table 8; it does not say which pass of Sintel, and times are alike."""
+
+DATASETS = (CHARGE, KUBRIC, *(name for names in SMALL_SETS.values() for name in names))
+"""All of the paper's, by our names."""
+
+VARIANTS = {"default": "Default", "on_demand": "On-Demand", "mixed": "Mixed", "ours": "Ours"}
+"""How the correlation is computed."""
+
+
+@dataclass(frozen=True)
+class PaperMethod:
+    """A method of the paper.
+
+    Attributes:
+        title: as the tables print it.
+        names: methods of ours and models of ptlflow, the first preferred; none where there is no implementation.
+        sampled: whether it looks a correlation volume up as RAFT does, so that the variants differ.
+        updates: flow updates; None where they are the model's own.
+        coarse_updates: of the smaller sizes of a cascade; None without a cascade.
+    """
+
+    title: str
+    names: tuple[str, ...]
+    sampled: bool = False
+    updates: int | None = None
+    coarse_updates: int | None = None
+
+
+_SEA_RAFT = ("sea-raft-m", "ptlflow:sea_raft_m", "ptlflow:sea_raft")
+
+METHODS: Mapping[str, PaperMethod] = {
+    "gmflow": PaperMethod("GMFlow", ("ptlflow:gmflow",)),
+    "pwcnet": PaperMethod("PWC-Net", ("ptlflow:pwcnet",)),
+    "flow1d": PaperMethod("Flow-1D", ("ptlflow:flow1d",)),
+    "dip": PaperMethod("DIP", ("ptlflow:dip",)),
+    "flowformer": PaperMethod("FlowFormer", ("ptlflow:flowformer",)),
+    "flowformer++": PaperMethod("FlowFormer++", ("ptlflow:flowformer_pp",)),
+    "scv": PaperMethod("SCV", ("ptlflow:scv4", "ptlflow:scv8")),
+    "hcvflow": PaperMethod("HCVFlow", ()),
+    "recover-cx": PaperMethod("ReCoVEr-CX", ("ptlflow:recover_cx",)),
+    "waft": PaperMethod("WAFT", tuple(f"ptlflow:waft_{x}" for x in ("twins_a2", "dav2_a2", "dinov3_a2", "dav2_a1"))),
+    "ms-raft+": PaperMethod("MS-RAFT+", ("ptlflow:ms_raft_p",), sampled=True),
+    "raft": PaperMethod("RAFT", ("raft", "ptlflow:raft"), sampled=True, updates=32),
+    "ccmr": PaperMethod("CCMR", ("ptlflow:ccmr", "ptlflow:ccmr_p"), sampled=True),
+    "dpflow": PaperMethod("DPFlow", ("ptlflow:dpflow",), sampled=True),
+    "sea-raft": PaperMethod("SEA-RAFT", _SEA_RAFT, sampled=True, updates=4),
+    "sea-raft-cascaded": PaperMethod("SEA-RAFT (Cascaded)", _SEA_RAFT, sampled=True, updates=4, coarse_updates=4),
+    "sea-raft-3+1": PaperMethod("SEA-RAFT 3LR + 1HR", _SEA_RAFT, sampled=True, updates=1, coarse_updates=3),
+    "sea-raft-6+2": PaperMethod("SEA-RAFT 6LR + 2HR", _SEA_RAFT, sampled=True, updates=2, coarse_updates=6),
+}
+"""The paper does not say which of SEA-RAFT's sizes, which SCV and which WAFT it ran."""
+
+# What a lookup of ours is called in the paper; "ptlflow" is a model's own.
+_BACKENDS = {
+    "dense": "default",
+    "ptlflow": "default",
+    "reference": "on_demand",
+    "mixed": "mixed",
+    "cuda": "ours",
+    "cpu": "ours",
+    "blocks": "ours",
+}
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    """A run on disk: its configuration, and its result or what stopped it."""
+
+    folder: Path
+    config: Mapping[str, Any]
+    result: Mapping[str, Any] | None = None
+    failure: str | None = None
+
+    @property
+    def dataset(self) -> str:
+        """The data set's name."""
+        return str(self.config["dataset"]["name"])
+
+    @property
+    def scale(self) -> str:
+        """The processing scale as the tables print it."""
+        scale = Fraction(self._parameter("scale", "1"))
+        return f"{scale.numerator}/{scale.denominator}"
+
+    @property
+    def variant(self) -> str | None:
+        """How the correlation was computed; None where the paper has no such variant."""
+        if self._parameter("patched") is False:
+            return "default"
+        asked = str(self.config.get("backend", AUTOMATIC))
+        if asked != AUTOMATIC:
+            return _BACKENDS.get(asked)
+        used = {_BACKENDS.get(str(name)) for name in (self.result or {}).get("backends", ())}
+        return used.pop() if len(used) == 1 else "ours"
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the predictions mean anything."""
+        return bool(self._parameter("weights") != "random")
+
+    def score(self, key: str) -> float | None:
+        """A metric; None where no pixel counts, or the data set has no truth."""
+        value = ((self.result or {}).get("scores") or {}).get(key)
+        return None if value is None or math.isnan(value) else float(value)
+
+    def runtime(self, key: str = "mean_s") -> float | None:
+        """Seconds a pair."""
+        value = (self.result or {}).get("runtime", {}).get(key)
+        return None if value is None else float(value)
+
+    @property
+    def memory_gib(self) -> float | None:
+        """Peak of the GPU's memory."""
+        peak = (self.result or {}).get("peak_bytes")
+        return None if peak is None else float(peak) / 2**30
+
+    def is_of(self, method: PaperMethod) -> bool:
+        """Whether it ran as the paper ran the method."""
+        if self.config.get("method") not in method.names or self._parameter("warm_start"):
+            return False
+        if self._parameter("precision", "exact") != "exact":
+            return False
+        cascade = bool(self._parameter("cascade", False))
+        if cascade != (method.coarse_updates is not None):
+            return False
+        for name in ("updates", "coarse_updates"):
+            wanted, had = getattr(method, name), self._parameter(name)
+            if wanted is not None and had is not None and had != wanted:
+                return False
+        return True
+
+    def _parameter(self, name: str, default: Any = None) -> Any:
+        value = self.config["parameters"].get(name)
+        return default if value is None else value
+
+
+def read_runs(folders: Iterable[str | Path]) -> list[StoredRun]:
+    """Every run below the folders that has a result or failed for good, by folder.
+
+    Raises InputError for a folder that is not there, or a configuration that cannot be read.
+    """
+    found: dict[Path, StoredRun] = {}
+    for folder in map(Path, folders):
+        if not folder.is_dir():
+            raise InputError(f"{folder}: expected a folder of runs, but it does not exist")
+        for path in sorted(folder.rglob(CONFIG)):
+            config = read_json(path)
+            if not ("method" in config and isinstance(config.get("dataset"), dict) and "parameters" in config):
+                continue
+            home = path.parent
+            result = read_json(home / RESULT) if (home / RESULT).is_file() else None
+            failure = str(read_json(home / FAILURE).get("failure")) if (home / FAILURE).is_file() else None
+            if result is not None or failure is not None:
+                found[home.resolve()] = StoredRun(home, config, result, None if result is not None else failure)
+    return list(found.values())
+
+
+@dataclass
+class Runs:
+    """Stored runs by their place in the paper.
+
+    Args:
+        runs: from :func:`read_runs`.
+        stand_ins: data sets whose runs stand for those of one of the paper's, by the paper's name.
+    """
+
+    runs: Sequence[StoredRun]
+    stand_ins: Mapping[str, str] = field(default_factory=dict)
+
+    def find(self, method: str, dataset: str, scale: str, variant: str | None = None) -> list[StoredRun]:
+        """The runs of a row, the preferred first; of one column with a ``variant``."""
+        wanted = METHODS[method]
+        name = self.stand_ins.get(dataset, dataset)
+        fitting = [
+            run
+            for run in self.runs
+            if run.dataset == name
+            and run.scale == scale
+            and run.is_of(wanted)
+            and (variant is None or self.variant_of(run, wanted) == variant)
+        ]
+        return sorted(fitting, key=lambda run: (wanted.names.index(run.config["method"]), str(run.folder)))
+
+    @staticmethod
+    def variant_of(run: StoredRun, method: PaperMethod) -> str | None:
+        """A method that samples no volume has one column only."""
+        return run.variant if method.sampled else "default"
+
+    def scored(self, method: str, dataset: str, scale: str) -> StoredRun | None:
+        """The run whose metrics stand in a row: ours, or the next best variant that has any."""
+        for variant in ("ours", "default", "mixed", "on_demand"):
+            for run in self.find(method, dataset, scale, variant):
+                if run.has_weights and run.score("epe") is not None:
+                    return run
+        return None

@@ -1,0 +1,241 @@
+"""``fullfield evaluate``: runs, resumed, scored again, gated, submitted, shared out."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fullfield.datasets import DATASETS
+from fullfield.evaluation.paper.matching import read_runs
+from fullfield.io import read_flow, read_frame, write_flow, write_image
+from fullfield.metrics import FlowMetrics
+from fullfield.models.raft import RAFT, RAFTConfig
+
+FAST = ("--preset", "fast", "--scales", "2", "--warps", "2", "--iterations", "4")
+
+
+@pytest.fixture
+def pairs(scene: Path) -> Path:
+    """Two pairs of the scene, forward and backward."""
+    folder = scene / "mine"
+    folder.mkdir()
+    for name in ("a.png", "b.png", "truth.flo", "occluded.png"):
+        (folder / name).write_bytes((scene / name).read_bytes())
+    (folder / "pairs.txt").write_text("a.png b.png truth.flo occluded.png\nb.png a.png close.flo - occluded.png\n")
+    (folder / "close.flo").write_bytes((scene / "close.flo").read_bytes())
+    return folder
+
+
+def test_totals_table_and_folder(cli: Any, pairs: Path) -> None:
+    ran = cli("evaluate", "tvl1", "pairs:mine", *FAST)
+    assert ran.code == 0, ran.err
+    assert ran.out.startswith("runs/mine/tvl1: tvl1 fast on mine, 2 pairs (")
+    for word in ("epe ", "runtime ", "utilisation ", "2 images, averaging pooled"):
+        assert word in ran.out
+    result = json.loads(Path("runs/mine/tvl1/result.json").read_text())
+    metrics = FlowMetrics()
+    for name, truth in (("a", "truth"), ("b", "close")):
+        pred = read_flow(f"runs/mine/tvl1/predictions/{name}.flo").flow
+        flow, known = read_flow(pairs / f"{truth}.flo")
+        if name == "b":
+            known &= ~(read_frame(pairs / "occluded.png") > 0).any(0)
+        metrics.update(pred, flow, known)
+    assert result["scores"]["epe"] == metrics.compute()["epe"]
+
+
+def test_json_and_resuming(cli: Any, pairs: Path) -> None:  # noqa: ARG001
+    first = cli("evaluate", "tvl1", "pairs:mine", *FAST, "--json").json
+    assert first["run"] == "runs/mine/tvl1"
+    assert first["this_call"]["estimated"] == 2
+    assert first["config"]["parameters"]["scales"] == 2
+    assert first["config"]["backend"] == "automatic"
+    assert first["peak_bytes"] is None
+    Path("runs/mine/tvl1/predictions/b.flo").unlink()
+    again = cli("evaluate", "tvl1", "pairs:mine", *FAST, "--json").json
+    assert again["this_call"]["estimated"] == 1
+    assert again["scores"] == first["scores"]
+
+
+def test_another_configuration_does_not_mix(refused: Callable[..., str], cli: Any, pairs: Path) -> None:  # noqa: ARG001
+    assert cli("evaluate", "tvl1", "pairs:mine", *FAST).code == 0
+    assert "parameters.warps was 2, is 3" in refused("evaluate", "tvl1", "pairs:mine", *FAST[:-3], "3", *FAST[-2:])
+    assert "backend was 'automatic', is 'reference'" in refused(
+        "evaluate", "tvl1", "pairs:mine", *FAST, "--backend", "reference"
+    )
+
+
+def test_scale_has_a_folder_of_its_own(cli: Any, pairs: Path) -> None:  # noqa: ARG001
+    ran = cli("evaluate", "tvl1", "pairs:mine", *FAST, "--scale", "1/2", "--warm-start", "--json").json
+    assert ran["run"] == "runs/mine/tvl1-1of2"
+    assert ran["config"]["parameters"]["scale"] == "1/2"
+    assert ran["config"]["parameters"]["warm_start"] is True
+    assert read_flow("runs/mine/tvl1-1of2/predictions/a.flo").flow.shape == (2, 48, 64)
+
+
+def test_scoring_again_estimates_nothing(cli: Any, refused: Callable[..., str], pairs: Path) -> None:
+    first = cli("evaluate", "tvl1", "pairs:mine", *FAST, "-o", "r", "--json").json
+    again = cli("evaluate", "tvl1", "pairs:mine", "-o", "r", "--score-only", "--averaging", "per_image", "--json").json
+    assert "this_call" not in again
+    assert again["averaging"] == "per_image"
+    assert again["scores"]["epe"] != first["scores"]["epe"]
+    assert json.loads(Path("r/result.json").read_text())["averaging"] == "per_image"
+    told = cli("evaluate", "tvl1", "pairs:mine", "-o", "r", "--score-only")
+    assert f"{first['scores']['epe']:.4f}" in told.out
+    assert "utilisation" not in told.out
+    assert "there is no run in elsewhere" in refused(
+        "evaluate", "tvl1", "pairs:mine", "-o", "elsewhere", "--score-only"
+    )
+    assert "holds tvl1 at scale 1, not raft at 1" in refused(
+        "evaluate", "raft", "pairs:mine", "-o", "r", "--score-only"
+    )
+    assert "--warps: nothing is estimated" in refused(
+        "evaluate", "tvl1", "pairs:mine", "-o", "r", "--score-only", "--warps", "2"
+    )
+    (pairs / "a.png").write_bytes((pairs / "b.png").read_bytes() + b"\0")
+    assert "holds predictions of other frames" in refused("evaluate", "tvl1", "pairs:mine", "-o", "r", "--score-only")
+
+
+def test_gate(cli: Any, refused: Callable[..., str], pairs: Path) -> None:
+    epe = cli("evaluate", "tvl1", "pairs:mine", *FAST, "--json").json["scores"]["epe"]
+    assert cli("evaluate", "tvl1", "pairs:mine", *FAST, "--max-epe", 1.01 * epe).code == 0
+    failed = cli("evaluate", "tvl1", "pairs:mine", *FAST, "--max-epe", 0.99 * epe, "-q")
+    assert failed.code == 1
+    assert failed.err.startswith("fullfield: evaluate: gate failed: epe ")
+    (pairs / "pairs.txt").write_text("a.png b.png\n")
+    assert "--max-epe: mine has no truth" in refused("evaluate", "tvl1", "pairs:mine", "--max-epe", "1")
+
+
+def test_without_truth_there_are_predictions(cli: Any, pairs: Path) -> None:
+    (pairs / "pairs.txt").write_text("a.png b.png\n")
+    ran = cli("evaluate", "tvl1", "pairs:mine", *FAST)
+    assert ran.code == 0
+    assert "epe" not in ran.out
+    assert "runtime" in ran.out
+    assert Path("runs/mine/tvl1/predictions/a.flo").is_file()
+
+
+@pytest.mark.parametrize("word", ["mine", "pairs", "pairs:", "nothing:mine", ":mine"])
+def test_a_wrong_data_set_lists_the_names(refused: Callable[..., str], pairs: Path, word: str) -> None:  # noqa: ARG001
+    told = refused("evaluate", "tvl1", word)
+    assert "NAME:FOLDER" in told
+    assert all(name in told for name in DATASETS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("evaluate", "nothing", "pairs:mine"), "invalid choice: 'nothing'"),
+        (("evaluate", "tvl1", "pairs:absent"), "absent"),
+        (("evaluate", "tvl1", "pairs:mine", "--scale", "2"), "--scale: expected more than 0 and at most 1"),
+        (("evaluate", "tvl1", "pairs:mine", "--updates", "2"), "--updates: belongs to"),
+        (("evaluate", "tvl1", "pairs:mine", "--submission", "s"), "have sites to submit to"),
+        (("evaluate", "tvl1", "pairs:mine", "-o", "a.png"), "a.png: is a file"),
+        (("evaluate", "tvl1", "pairs:mine", "-o", "mine"), "expected a new folder or one of a run"),
+        (("evaluate", "tvl1", "pairs:mine", "--device", "nothing"), "--device: expected a device"),
+    ],
+    ids=lambda value: value[-1] if isinstance(value, tuple) else None,
+)
+def test_mistakes(refused: Callable[..., str], pairs: Path, arguments: tuple[str, ...], words: str) -> None:  # noqa: ARG001
+    assert words in refused(*arguments)
+
+
+def test_submission(cli: Any, scene: Path) -> None:
+    frames = scene / "sintel" / "test" / "final" / "market_1"
+    frames.mkdir(parents=True)
+    for i, name in enumerate(("a", "b", "a"), 1):
+        (frames / f"frame_{i:04d}.png").write_bytes((scene / f"{name}.png").read_bytes())
+    ran = cli("evaluate", "tvl1", "sintel-final-test:sintel", *FAST, "--warm-start", "--submission", "out")
+    assert ran.code == 0, ran.err
+    assert "out: 2 files to submit" in ran.out
+    for i in (1, 2):
+        stored = read_flow(f"runs/sintel-final-test/tvl1/predictions/market_1/frame_{i:04d}.flo").flow
+        assert torch.equal(read_flow(f"out/final/market_1/frame_{i:04d}.flo").flow, stored)
+
+
+def weights(path: Path, seed: int) -> None:
+    torch.manual_seed(seed)
+    torch.save(RAFT(RAFTConfig.small()).state_dict(), path)
+
+
+def test_two_weight_files_under_one_name_do_not_share_predictions(
+    cli: Any, refused: Callable[..., str], pairs: Path
+) -> None:
+    (pairs / "pairs.txt").write_text("a.png b.png truth.flo\n")
+    wide = torch.rand(2, 3, 128, 136, generator=torch.Generator().manual_seed(1))
+    write_image(pairs / "a.png", wide[0])
+    write_image(pairs / "b.png", wide[1])
+    write_flow(pairs / "truth.flo", torch.zeros(2, 128, 136))
+    common = ("evaluate", "raft-small", "pairs:mine", "--weights", "w.pth", "--updates", "1")
+    weights(Path("w.pth"), 1)
+    first = cli(*common, "--json").json
+    assert len(first["config"]["parameters"]["weights_sha256"]) == 12
+    assert first["config"]["parameters"]["weights"] == "w.pth"
+    assert cli(*common, "--json").json["this_call"]["estimated"] == 0
+    weights(Path("w.pth"), 2)
+    assert "parameters.weights_sha256 was" in refused(*common)
+    second = cli(*common, "-o", "other", "--scale", "1/1", "--json").json
+    assert second["scores"]["epe"] != first["scores"]["epe"]
+
+
+@pytest.mark.usefixtures("ptlflow")
+@pytest.mark.parametrize(
+    ("model", "options", "variant"),
+    [
+        ("ptlflow:raft_small", ("--no-patched",), "default"),
+        ("ptlflow:raft_small", ("--patched",), "ours"),
+        ("raft-small", ("--backend", "dense"), "default"),
+        ("raft-small", ("--backend", "mixed"), "mixed"),
+        ("raft-small", ("--backend", "reference"), "on_demand"),
+    ],
+)
+def test_variants_are_told_from_the_stored_run(
+    cli: Any,
+    pairs: Path,
+    model: str,
+    options: tuple[str, ...],
+    variant: str,
+) -> None:
+    (pairs / "pairs.txt").write_text("a.png b.png truth.flo\n")
+    wide = torch.rand(2, 3, 128, 136, generator=torch.Generator().manual_seed(1))
+    write_image(pairs / "a.png", wide[0])
+    write_image(pairs / "b.png", wide[1])
+    write_flow(pairs / "truth.flo", torch.zeros(2, 128, 136))
+    ran = cli("evaluate", model, "pairs:mine", "--weights", "random", "--updates", "1", *options, "-o", "r")
+    assert ran.code == 0, ran.err
+    assert "random weights" in ran.out
+    (stored,) = read_runs(["r"])
+    assert (stored.variant, stored.has_weights, stored.scale, stored.dataset) == (variant, False, "1/1", "mine")
+
+
+def test_two_processes_give_the_totals_of_one(cli: Any, pairs: Path) -> None:  # noqa: ARG001
+    alone = cli("evaluate", "tvl1", "pairs:mine", *FAST, "-o", "alone", "--json").json
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += ["-m", "fullfield", "evaluate", "tvl1", "pairs:mine", *FAST, "-o", "shared", "--json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=180, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    together = json.loads(done.stdout)
+    assert together["this_call"]["estimated"] == 1
+    assert together["scores"] == alone["scores"]
+
+
+@pytest.mark.slow
+def test_official_weights_give_the_listed_error(cli: Any, data_dir: Path, scene: Path) -> None:
+    source = data_dir / "flow" / "middlebury" / "Venus"
+    file = data_dir / "weights" / "raft-small.pth"
+    if not source.is_dir() or not file.is_file():
+        pytest.skip(f"{source} or {file} is absent")
+    (scene / "real").mkdir()
+    (scene / "real" / "pairs.txt").write_text(
+        "\t".join(os.fspath(source / name) for name in ("frame10.png", "frame11.png", "flow10.flo")) + "\n"
+    )
+    ran = cli("evaluate", "raft-small", "pairs:real", "--weights", file, "-o", "r", "--json").json
+    assert ran["scores"]["epe"] == pytest.approx(0.372, rel=0.005)
