@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import io
 import os
+import warnings
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,3 +23,64 @@ def data_dir() -> Path:
     if not _DATA.is_dir():
         pytest.skip(f"no real data: {_DATA} is absent (set FULLFIELD_DATA)")
     return _DATA
+
+
+# Tests on one thread: with two, a busy machine stalls every one of PyTorch's many small parallel regions.
+_ONE_THREAD = ("integrations", "models", "nn", "ops/correlation")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
+    """One thread in those folders, and afterwards as many as before."""
+    if not request.path.relative_to(Path(__file__).parent).as_posix().startswith(_ONE_THREAD):
+        yield
+        return
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def torchvision() -> Any:
+    """The package torchvision, its compiled operators missing or not."""
+    return _peer("torchvision")
+
+
+@pytest.fixture(scope="session")
+def ptlflow(torchvision: Any) -> Any:  # noqa: ARG001 - it imports torchvision
+    """The package ptlflow; its models come from ``ptlflow.get_model(name)``."""
+    return _peer("ptlflow")
+
+
+# Keeps what it defines alive.
+_libraries: list[Any] = []
+
+
+def _peer(name: str) -> Any:
+    """Import a package of tests/peers.txt without what it prints and warns of, or skip."""
+    if find_spec(name) is None:
+        pytest.skip(f"{name} is not installed (pip install --no-deps -r tests/peers.txt)")
+    _declare_operators()
+    said = io.StringIO()
+    with warnings.catch_warnings(), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        warnings.simplefilter("ignore")
+        return importlib.import_module(name)
+
+
+def _declare_operators() -> None:
+    """Name the operators that torchvision's import wants to exist, where its library does not fit this PyTorch."""
+    import torch
+
+    spec = find_spec("torchvision")
+    if spec is None or _libraries:
+        return
+    try:
+        torch.ops.load_library(next(Path(str(spec.origin)).parent.glob("_C*")))
+    except (OSError, StopIteration):
+        library = torch.library.Library("torchvision", "DEF")
+        for operator in ("nms", "qnms"):
+            library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _libraries.append(library)

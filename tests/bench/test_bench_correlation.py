@@ -275,6 +275,14 @@ def test_fused_local_corr_is_called_as_it_wants(monkeypatch: pytest.MonkeyPatch)
     assert case["rows"][0]["status"] == "cannot"
 
 
+@pytest.mark.parametrize("backward", [False, True])
+def test_the_volume_of_ptlflow(backward: bool, ptlflow: Any) -> None:  # noqa: ARG001
+    peer = contenders.ptlflow_volume()
+    assert peer is not None
+    (case,) = correlation.measure(plan(peer, backward=backward, size=(16, 24)), quiet)
+    assert case["rows"][0]["status"] == "ok", case["rows"][0]
+
+
 def test_alt_cuda_corr_sources(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"expected correlation\.cpp and correlation_kernel\.cu"):
         contenders.alt_cuda_corr_sources(tmp_path)
@@ -297,6 +305,7 @@ def test_peers_say_what_they_cannot() -> None:
         (contenders._alt_admit, SMALL),
         (contenders._fused_admit, replace(SMALL, channels=30)),
         (contenders._fused_admit, replace(SMALL, size=(1, 1))),
+        (contenders._ptlflow_admit, replace(SMALL, size=(1, 1))),
     ):
         with pytest.raises(contenders.Unsupported):
             admit(problem)

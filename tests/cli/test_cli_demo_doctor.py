@@ -91,6 +91,28 @@ def test_doctor_says_why_a_backend_refuses(cli: Any, monkeypatch: pytest.MonkeyP
     assert "main job      works" in ran.out
 
 
+def test_doctor_says_what_tensors_on_a_gpu_get(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def backends(device: str = "cpu") -> list[tuple[str, str | None]]:
+        kernel = None if device == "cuda:0" else "needs a newer GPU" if device == "cuda:1" else "runs on NVIDIA GPUs"
+        return [("cuda", kernel), ("reference", None)]
+
+    monkeypatch.setattr("fullfield.ops.correlation.backends", backends)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    ran = cli("doctor")
+    assert "correlation   on GPUs: there is none that PyTorch can use" in ran.out
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    ran = cli("doctor")
+    told = (
+        "correlation   on cuda:0: backend cuda\n"
+        "              reference: can run; cuda comes first\n"
+        "correlation   on cuda:1: backend reference\n"
+        "              cuda: needs a newer GPU\n"
+    )
+    assert told in ran.out
+    assert cli("doctor", "--json").json["correlation_on_gpus"]["cuda:1"]["backend"] == "reference"
+
+
 def test_doctor_on_a_machine_that_does_not_work(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("illegal\ninstruction")

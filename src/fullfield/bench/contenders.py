@@ -1,13 +1,16 @@
-"""Who takes part in the correlation benchmark: our backends, RAFT's CUDA extension, fused-local-corr."""
+"""Who takes part in the correlation benchmark: our backends, RAFT's extension, fused-local-corr, ptlflow's volume."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import io
 import os
 import re
 import tempfile
+import warnings
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -118,12 +121,7 @@ def _admission(backend: str) -> Callable[[Problem], None]:
     def admit(problem: Problem) -> None:
         request = problem.request()
         if backend == "dense":
-            elements = problem.batch * (problem.size[0] * problem.size[1]) ** 2
-            if elements > DENSE_ELEMENTS:
-                size = f"{volume_bytes(request) / 2**30:.3g} GiB"
-                raise TooLarge(f"the volume has {elements:.2g} elements, {size}; the limit is 2^31 elements")
-            if problem.device.type == "cpu" and 2 * volume_bytes(request) > _free_memory():
-                raise TooLarge(f"the volume takes {volume_bytes(request) / 2**30:.3g} GiB")
+            _admit_volume(problem)
         reason = why_not(backend, request)
         if reason is not None and reason.endswith("are free"):
             raise TooLarge(reason)
@@ -131,6 +129,16 @@ def _admission(backend: str) -> Callable[[Problem], None]:
             raise Unsupported(reason)
 
     return admit
+
+
+def _admit_volume(problem: Problem) -> None:
+    request = problem.request()
+    elements = problem.batch * (problem.size[0] * problem.size[1]) ** 2
+    if elements > DENSE_ELEMENTS:
+        size = f"{volume_bytes(request) / 2**30:.3g} GiB"
+        raise TooLarge(f"the volume has {elements:.2g} elements, {size}; the limit is 2^31 elements")
+    if problem.device.type == "cpu" and 2 * volume_bytes(request) > _free_memory():
+        raise TooLarge(f"the volume takes {volume_bytes(request) / 2**30:.3g} GiB")
 
 
 def _free_memory() -> int:
@@ -152,10 +160,18 @@ def _delivered(problem: Problem, out: Tensor) -> Tensor:
 
 
 def alt_cuda_corr(folder: str | os.PathLike[str], note: Callable[[str], None]) -> Contender:
+    """RAFT's CUDA extension, laid out once per pair, where RAFT's own block does it again in every lookup."""
+    extension = alt_cuda_corr_extension(folder, note)
+    return Contender(
+        "alt_cuda_corr", _alt_prepare(extension), _alt_admit, no_graph="launches on the legacy default stream"
+    )
+
+
+def alt_cuda_corr_extension(folder: str | os.PathLike[str], note: Callable[[str], None]) -> Any:
     """RAFT's CUDA extension, compiled from ``correlation.cpp`` and ``correlation_kernel.cu`` in ``folder``.
 
-    Laid out once per pair, where RAFT's own block does it again in every lookup. Newer releases of PyTorch have no
-    ``x.type().is_cuda()``; a temporary copy of the source says ``x.is_cuda()`` instead.
+    Newer releases of PyTorch have no ``x.type().is_cuda()``; a temporary copy of the source says ``x.is_cuda()``
+    instead.
 
     Raises:
         InputError: if the sources are not there, or cannot be compiled here.
@@ -170,7 +186,7 @@ def alt_cuda_corr(folder: str | os.PathLike[str], note: Callable[[str], None]) -
         try:
             from torch.utils import cpp_extension
 
-            extension = cpp_extension.load(
+            return cpp_extension.load(
                 name="fullfield_bench_alt_cuda_corr",
                 sources=[str(Path(build) / name) for name in sources],
                 build_directory=build,
@@ -182,9 +198,6 @@ def alt_cuda_corr(folder: str | os.PathLike[str], note: Callable[[str], None]) -
                 f"--alt-cuda-corr {folder}: the extension does not compile ({why[:200]}); it needs nvcc, ninja and a "
                 "C++ compiler for this PyTorch"
             ) from error
-    return Contender(
-        "alt_cuda_corr", _alt_prepare(extension), _alt_admit, no_graph="launches on the legacy default stream"
-    )
 
 
 def alt_cuda_corr_sources(folder: str | os.PathLike[str]) -> dict[str, str]:
@@ -285,5 +298,34 @@ def _fused_prepare(module: Any) -> Callable[[Problem, Tensor, Tensor], Lookup]:
             return _delivered(problem, out.permute(0, 3, 1, 2))
 
         return lookup
+
+    return prepare
+
+
+def ptlflow_volume() -> Contender | None:
+    """RAFT's default block as ptlflow has it: the pooled volume; None where ptlflow does not import."""
+    if importlib.util.find_spec("ptlflow") is None:
+        return None
+    said = io.StringIO()
+    try:
+        with warnings.catch_warnings(), redirect_stdout(said), redirect_stderr(said):
+            warnings.simplefilter("ignore")
+            module: Any = importlib.import_module("ptlflow.models.raft.corr")
+    except (ImportError, OSError, RuntimeError):
+        return None
+    return Contender("ptlflow volume", _ptlflow_prepare(module), _ptlflow_admit)
+
+
+def _ptlflow_admit(problem: Problem) -> None:
+    _admit_volume(problem)
+    if min(problem.request().sizes2[-1]) < 2:
+        raise Unsupported("gives NaN on a level of side one")
+
+
+def _ptlflow_prepare(module: Any) -> Callable[[Problem, Tensor, Tensor], Lookup]:
+    def prepare(problem: Problem, fmap1: Tensor, fmap2: Tensor) -> Lookup:
+        first, second = (fmap.float().contiguous() for fmap in (fmap1, fmap2))
+        block = module.CorrBlock(first, second, num_levels=problem.levels, radius=problem.radius)
+        return lambda coords: _delivered(problem, block(coords))
 
     return prepare

@@ -26,7 +26,9 @@ HARDWARE = "figure10_hardware.png"
 # The same colours in every picture.
 _COLOURS = {
     name: f"C{i}"
-    for i, name in enumerate(("cuda", "dense", "alt_cuda_corr", "reference", "blocks", "cpu", "fused-local-corr"))
+    for i, name in enumerate(
+        ("cuda", "dense", "alt_cuda_corr", "reference", "blocks", "cpu", "fused-local-corr", "ptlflow volume")
+    )
 }
 # Figure 3: pixels along a side of a matrix, and the widest map it is made from.
 _MATRIX, _WIDEST = 448, 128

@@ -1,4 +1,4 @@
-"""``fullfield bench correlation``: the correlation lookup beside RAFT's extension and fused-local-corr."""
+"""``fullfield bench correlation``: the correlation lookup beside RAFT's extension, fused-local-corr and ptlflow."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def add_parser(targets: Any) -> argparse.ArgumentParser:
     """Add ``fullfield bench correlation``."""
     parser: argparse.ArgumentParser = targets.add_parser(
         "correlation",
-        help="the correlation lookup, beside alt_cuda_corr and fused-local-corr",
+        help="the correlation lookup, beside alt_cuda_corr, fused-local-corr and ptlflow's volume",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -243,9 +243,12 @@ def _contenders(args: argparse.Namespace, device: torch.device, note: Any) -> li
     found = contenders.our_contenders(chosen)
     if args.alt_cuda_corr:
         found.append(contenders.alt_cuda_corr(args.alt_cuda_corr, note))
-    fused = contenders.fused_local_corr()
-    if fused is None:
-        note("fused-local-corr is not installed, so not measured (pip install fused-local-corr)")
-    else:
-        found.append(fused)
+    for name, peer in (
+        ("fused-local-corr", contenders.fused_local_corr()),
+        ("ptlflow", contenders.ptlflow_volume()),
+    ):
+        if peer is None:
+            note(f"{name} is not installed, or does not import, so it is not measured")
+        else:
+            found.append(peer)
     return found

@@ -143,6 +143,26 @@ def test_a_kernel_that_declines_for_another_reason_is_passed_over_quietly(monkey
         assert dispatch.choose(large, None) == "reference"
 
 
+def test_without_a_kernel_the_volume_may_take_an_eighth_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = {"cuda": stub("too old", None), "cpu": stub("on a GPU", None)}
+    modules |= {"dense": stub(None, None), "reference": stub(None, None)}
+    monkeypatch.setattr(dispatch, "load", modules.get)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    properties = types.SimpleNamespace(total_memory=16 << 30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)  # noqa: ARG005
+
+    def chosen(gib: float, device: str = "cuda:0", grad: bool = False) -> str:
+        side = round((gib * 2**28) ** 0.25)
+        size = (side, side)
+        return dispatch.choose(
+            replace(REQUEST, size1=size, sizes2=(size,), grad=grad, device=torch.device(device)), None
+        )
+
+    assert [chosen(1.9), chosen(2.1)] == ["dense", "reference"]
+    assert [chosen(0.9, grad=True), chosen(1.1, grad=True)] == ["dense", "reference"]
+    assert [chosen(0.9, "mps"), chosen(1.1, "mps")] == ["dense", "reference"]
+
+
 def test_nobody_can(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "load", lambda name: stub(f"{name} is tired", None))
     with pytest.raises(InputError, match=r"no backend can serve this request .*reference: reference is tired"):

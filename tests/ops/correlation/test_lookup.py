@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import multiprocessing
-import sys
-import types
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -155,30 +152,10 @@ def test_the_grid_sample_formula_tells_the_order_of_offsets() -> None:
         assert_within(swapped, princeton(case), 1e-2, "lookup")
 
 
-def ptlflow_module(name: str) -> types.ModuleType:
-    """A module of ptlflow without its package's own imports, which need half of PyPI."""
-    spec = importlib.util.find_spec("ptlflow")
-    if spec is None or spec.origin is None:
-        pytest.skip("ptlflow is not installed")
-    pytest.importorskip("einops")
-    root = Path(spec.origin).parent
-    before = set(sys.modules)
-    for package in ("ptlflow", "ptlflow.utils", "ptlflow.models", "ptlflow.models.raft"):
-        stub = types.ModuleType(package)
-        stub.__path__ = [str(root.joinpath(*package.split(".")[1:]))]
-        sys.modules[package] = stub
-    try:
-        return importlib.import_module(name)
-    finally:
-        for added in set(sys.modules) - before:
-            if added.startswith("ptlflow"):
-                del sys.modules[added]
-
-
 @pytest.mark.parametrize("block", ["CorrBlock", "IterativeCorrBlock"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_equals_ptlflow(backend: str, block: str) -> None:
-    module = ptlflow_module("ptlflow.models.raft.corr")
+def test_equals_ptlflow(backend: str, block: str, ptlflow: Any) -> None:
+    module = importlib.import_module(f"{ptlflow.__name__}.models.raft.corr")
     case = make_case((16, 24), channels=32, levels=4, radius=4, batch=1)
     peer = getattr(module, block)(case.fmap1, case.fmap2, num_levels=4, radius=4)
     # ptlflow samples through normalised coordinates in float32.

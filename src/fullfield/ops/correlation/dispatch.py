@@ -14,7 +14,9 @@ from fullfield.ops.correlation.protocol import Module, Request
 # By preference. An automatic choice takes the first that can; "blocks" only on request, "dense" only where small.
 BACKENDS = ("cuda", "cpu", "dense", "reference", "blocks")
 AUTOMATIC = ("cuda", "cpu", "dense", "reference")
-# Largest volume that an automatic choice keeps on an accelerator that has no kernel.
+# Without a kernel the volume is faster than the reference wherever it fits, so what an automatic choice keeps is a
+# question of memory: this share of a GPU's, elsewhere so many bytes. Both the same for every pair of a sequence.
+DENSE_SHARE = 1 / 8
 DENSE_BYTES = 1 << 30
 
 _warned: set[str] = set()
@@ -71,7 +73,10 @@ def choose(request: Request, backend: str | None) -> str:
 def _too_large(request: Request) -> bool:
     from fullfield.ops.correlation.dense import volume_bytes
 
-    return volume_bytes(request) > DENSE_BYTES
+    limit = float(DENSE_BYTES)
+    if request.device.type == "cuda" and torch.cuda.is_available():
+        limit = torch.cuda.get_device_properties(request.device).total_memory * DENSE_SHARE
+    return volume_bytes(request) * (1 + request.grad) > limit
 
 
 def _tell(name: str, why: str, request: Request) -> None:

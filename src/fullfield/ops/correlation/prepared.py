@@ -47,21 +47,27 @@ class Shared:
     def __init__(self, prepared: Prepared) -> None:
         self.prepared = prepared
         self.wanted = (False, False)
-        self._open: dict[int, tuple[Gradients, Any]] = {}
+        device = prepared.request.device
+        self._device = device if device.type == "cuda" else None
+        self._index = device.index
+        # By the engine's number of the pass: the sums, and the stream that last added to them.
+        self._open: dict[int, tuple[Gradients, int]] = {}
 
     def accumulators(self) -> Gradients:
         """Those of the present backward pass."""
         task = torch._C._current_graph_task_id()
-        if task not in self._open:
-            self._open[task] = (self.prepared.accumulators(*self.wanted), self._stream())
+        stream = self._stream()
+        found = self._open.get(task)
+        if found is None:
+            grads = self.prepared.accumulators(*self.wanted)
             if task >= 0:  # if this pass stops before the features, nobody else takes them
                 torch.autograd.Variable._execution_engine.queue_callback(partial(self._forget, task))
-            return self._open[task][0]
-        grads, stream = self._open[task]
-        now = self._stream()
-        if now != stream:  # lookups of one pair on several streams add to the same memory
-            now.wait_stream(stream)
-            self._open[task] = (grads, now)
+        else:
+            grads, last = found
+            if last == stream:
+                return grads
+            self._wait(last)  # lookups of one pair on several streams add to the same memory
+        self._open[task] = (grads, stream)
         return grads
 
     def _forget(self, task: int) -> None:
@@ -69,14 +75,22 @@ class Shared:
 
     def finish(self) -> Gradients | None:
         """Take what the present pass accumulated, if anything."""
-        grads, stream = self._open.pop(torch._C._current_graph_task_id(), (None, None))
-        if grads is not None and self._stream() != stream:
-            self._stream().wait_stream(stream)
+        grads, last = self._open.pop(torch._C._current_graph_task_id(), (None, 0))
+        if grads is not None and last != self._stream():
+            self._wait(last)
         return grads
 
-    def _stream(self) -> Any:
-        device = self.prepared.request.device
-        return torch.cuda.current_stream(device) if device.type == "cuda" else None
+    def _stream(self) -> int:
+        """The current stream's handle; one number on devices other than CUDA."""
+        if self._device is None:
+            return 0
+        stream: int = torch._C._cuda_getCurrentRawStream(self._index)  # type: ignore[attr-defined, unused-ignore]
+        return stream
+
+    def _wait(self, stream: int) -> None:
+        """Let the current stream wait for what ``stream`` has been given so far."""
+        other = torch.cuda.ExternalStream(stream, self._device)  # type: ignore[no-untyped-call]
+        torch.cuda.current_stream(self._device).wait_stream(other)
 
 
 def _once(backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., Any]:
@@ -88,10 +102,10 @@ def _once(backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., A
 
     @wraps(backward)
     def guarded(ctx: Any, *grads: Tensor | None) -> Any:
+        if not torch.is_grad_enabled():
+            return backward(ctx, *grads)
         with torch.no_grad():
             results = backward(ctx, *grads)
-        if not torch.is_grad_enabled():
-            return results
         refuse = torch._C._functions.DelayedError("correlation lookups are differentiable only once", 1)
         return tuple(r if r is None else refuse(r.detach().requires_grad_()) for r in results)
 

@@ -1,0 +1,455 @@
+"""The blocks to paste: against their formula in float64, and against the classes they replace."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import pickle
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fullfield import InputError
+from fullfield.nn import (
+    DroidCorrBlock,
+    MMFlowCorrelationPyramid,
+    MMFlowCorrLookup,
+    RAFTCorrBlock,
+    SEARAFTCorrBlock,
+    TorchvisionCorrBlock,
+    local_correlation_with_flow,
+)
+from fullfield.testing.correlation import assert_within
+
+
+def definition(
+    fmap1: Tensor,  # [B, C, H, W]
+    fmap2: Tensor,
+    coords: Tensor,  # [B, 2, H, W]
+    levels: int,
+    radius: int,
+    dilation: Tensor | None = None,  # [B, 1, H, W]
+) -> Tensor:  # [B, levels·(2r+1)², H, W] float64
+    """The volume of all pairs in float64, pooled, and read through hat functions."""
+    batch, channels, height, width = fmap1.shape
+    volume = torch.einsum("bchw,bcyx->bhwyx", fmap1.double(), fmap2.double()) / channels**0.5
+    steps = torch.ones(batch, height, width) if dilation is None else dilation[:, 0]
+    taps = torch.arange(-radius, radius + 1).double()
+    out = []
+    for level in range(levels):
+        if level:
+            volume = torch.unflatten(functional.avg_pool2d(volume.flatten(0, 1), 2), 0, (batch, height))
+        where = []
+        for axis, extent in ((1, volume.shape[3]), (0, volume.shape[4])):
+            at = coords[:, axis].double() / 2**level
+            at = at[..., None] + steps.double()[..., None] * taps
+            where.append((1 - (at[..., None] - torch.arange(extent)).abs()).clamp(min=0))
+        rows, columns = where  # [B, H, W, 2r+1, extent]
+        out.append(torch.einsum("bhwyx,bhwjy,bhwix->bijhw", volume, rows, columns).flatten(1, 2))
+    return torch.cat(out, 1)
+
+
+def maps(size: tuple[int, int] = (17, 23), channels: int = 12, batch: int = 2, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Channel splits of one tensor, as networks have them: not contiguous."""
+    both = torch.randn(batch, 2 * channels, *size, generator=torch.Generator().manual_seed(seed))
+    return both[:, :channels], both[:, channels:]
+
+
+def positions(fmap1: Tensor, seed: int = 1) -> Tensor:
+    """Smooth motion, some of it across the border, stored channels-last."""
+    batch, _, height, width = fmap1.shape
+    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    noise = torch.randn(batch, height, width, 2, generator=torch.Generator().manual_seed(seed))
+    return (torch.stack((x, y), -1) + 2.5 * noise).permute(0, 3, 1, 2)
+
+
+def gradients(block: Callable[[Tensor, Tensor], Tensor], fmap1: Tensor, fmap2: Tensor) -> list[Tensor]:
+    """The result and the features' gradients of a weighted sum."""
+    leaves = [fmap1.detach().clone().requires_grad_(), fmap2.detach().clone().requires_grad_()]
+    out = block(*leaves)
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(5)).to(out)
+    return [out.detach(), *torch.autograd.grad((out * weight).sum(), leaves)]
+
+
+def same(got: Sequence[Tensor], expected: Sequence[Tensor], relative: float = 2e-5) -> None:
+    for name, a, b in zip(("result", "fmap1", "fmap2"), got, expected, strict=True):
+        assert_within(a, b, relative * float(b.abs().max()), name)
+
+
+def arguments(levels: int, radius: int) -> Any:
+    return SimpleNamespace(corr_levels=levels, corr_radius=radius)
+
+
+def torchvision_form(levels: int, radius: int, coords: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    def run(fmap1: Tensor, fmap2: Tensor) -> Tensor:
+        block = TorchvisionCorrBlock(num_levels=levels, radius=radius)
+        block.build_pyramid(fmap1, fmap2)
+        return block.index_pyramid(centroids_coords=coords)
+
+    return run
+
+
+@pytest.mark.parametrize(("levels", "radius"), [(4, 4), (2, 3), (1, 1)])
+def test_blocks_compute_the_definition(levels: int, radius: int) -> None:
+    fmap1, fmap2 = maps()
+    coords = positions(fmap1)
+    expected = gradients(lambda a, b: definition(a, b, coords, levels, radius), fmap1, fmap2)
+    args = arguments(levels, radius)
+    ones = torch.ones(2, 1, 17, 23)
+    blocks: list[Callable[[Tensor, Tensor], Tensor]] = [
+        lambda a, b: RAFTCorrBlock(a, b, num_levels=levels, radius=radius)(coords),
+        lambda a, b: SEARAFTCorrBlock(a, b, args)(coords),
+        lambda a, b: SEARAFTCorrBlock(a, b, args)(coords, dilation=ones),
+        torchvision_form(levels, radius, coords),
+    ]
+    for block in blocks:
+        got = gradients(block, fmap1, fmap2)
+        same(got, expected)
+        assert got[0].dtype == torch.float32
+        assert got[0].is_contiguous()
+
+
+def test_raft_defaults_and_dtypes() -> None:
+    fmap1, fmap2 = maps()
+    coords = positions(fmap1)
+    expected = definition(fmap1, fmap2, coords, 4, 4)
+    assert_within(RAFTCorrBlock(fmap1, fmap2)(coords), expected, 1e-5, "defaults")
+    for dtype in (torch.float16, torch.bfloat16, torch.float64):
+        out = RAFTCorrBlock(fmap1.to(dtype), fmap2.to(dtype))(coords)
+        assert out.dtype == torch.float32
+        exact = definition(fmap1.to(dtype), fmap2.to(dtype), coords, 4, 4)
+        rounding = max(1e-5, torch.finfo(dtype).eps)  # coarser levels are of the features' dtype
+        assert_within(out, exact, rounding * float(exact.abs().max()), str(dtype))
+    half = RAFTCorrBlock(fmap1, fmap2, out_dtype=torch.float16)(coords.half())
+    assert half.dtype == torch.float16
+    exact = definition(fmap1, fmap2, coords.half(), 4, 4)
+    assert_within(half, exact, 2e-3 * float(exact.abs().max()), "float16 coordinates")
+
+
+def test_maps_of_other_sizes_and_small_ones() -> None:
+    fmap1, _ = maps((9, 11))
+    _, fmap2 = maps((6, 14))
+    coords = positions(fmap1)
+    out = RAFTCorrBlock(fmap1, fmap2, 2, 2)(coords)
+    assert_within(out, definition(fmap1, fmap2, coords, 2, 2), 1e-5, "two sizes")
+    tiny = maps((3, 5))
+    block = TorchvisionCorrBlock(num_levels=4, radius=4)
+    block.build_pyramid(*tiny)
+    out = block.index_pyramid(positions(tiny[0]))
+    assert out.isfinite().all()
+    assert not out[:, 2 * 81 :].any()
+
+
+# ---- dilation
+
+
+def test_dilation_scales_the_offsets() -> None:
+    fmap1, fmap2 = maps((11, 9))
+    coords = positions(fmap1).requires_grad_()
+    dilation = (0.3 + 2 * torch.rand(2, 1, 11, 9, generator=torch.Generator().manual_seed(3))).requires_grad_()
+
+    def dilated(a: Tensor, b: Tensor) -> Tensor:
+        return SEARAFTCorrBlock(a, b, arguments(3, 2))(coords, dilation)
+
+    def defined(a: Tensor, b: Tensor) -> Tensor:
+        return definition(a, b, coords, 3, 2, dilation)
+
+    same(gradients(dilated, fmap1, fmap2), gradients(defined, fmap1, fmap2))
+    for name, leaf in (("coords", coords), ("dilation", dilation)):
+        got, wanted = (torch.autograd.grad(f(fmap1, fmap2).square().sum(), leaf)[0] for f in (dilated, defined))
+        assert_within(got, wanted, 1e-4 * float(wanted.abs().max()), name)
+
+
+def test_dilation_of_ones_that_wants_its_gradient() -> None:
+    fmap1, fmap2 = maps((5, 6))
+    coords = positions(fmap1) + 0.25
+    dilation = torch.ones(2, 1, 5, 6, requires_grad=True)
+    out = SEARAFTCorrBlock(fmap1, fmap2, arguments(2, 2))(coords, dilation)
+    exact = definition(fmap1, fmap2, coords, 2, 2, dilation)
+    got, wanted = (torch.autograd.grad(value.square().sum(), dilation)[0] for value in (out, exact))
+    assert_within(got, wanted, 1e-4 * float(wanted.abs().max()), "dilation")
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_dilation_is_looked_at_again_when_it_changes(inference: bool) -> None:
+    fmap1, fmap2 = maps((7, 6))
+    coords = positions(fmap1)
+    block = SEARAFTCorrBlock(fmap1, fmap2, arguments(2, 2))
+    with torch.inference_mode(inference):
+        dilation = torch.ones(2, 1, 7, 6)
+        plain = block(coords, dilation)
+        dilation[:, :, 2] = 1.75
+        changed = block(coords, dilation)
+        other = block(coords, torch.full_like(dilation, 0.5))
+        again = block(coords, torch.ones_like(dilation))
+    assert torch.equal(plain, block(coords))
+    assert torch.equal(again, plain)
+    assert_within(changed, definition(fmap1, fmap2, coords, 2, 2, dilation), 1e-5, "changed in place")
+    assert_within(other, definition(fmap1, fmap2, coords, 2, 2, torch.full((2, 1, 7, 6), 0.5)), 1e-5, "another")
+
+
+def test_dilated_pixels_that_are_not_finite_give_zeros() -> None:
+    fmap1, fmap2 = maps((5, 4))
+    coords, dilation = positions(fmap1), torch.full((2, 1, 5, 4), 1.5)
+    coords[0, 0, 1, 2], coords[1, 1, 0, 0], dilation[0, 0, 3, 3] = float("nan"), float("inf"), float("nan")
+    coords[1, :, 4, 3] = 1e30
+    leaves = [fmap1.clone().requires_grad_(), fmap2.clone().requires_grad_()]
+    out = SEARAFTCorrBlock(leaves[0], leaves[1], arguments(2, 1))(coords, dilation)
+    for b, y, x in ((0, 1, 2), (1, 0, 0), (0, 3, 3), (1, 4, 3)):
+        assert not out[b, :, y, x].any()
+    assert out.isfinite().all()
+    assert all(grad.isfinite().all() for grad in torch.autograd.grad(out.sum(), leaves))
+
+
+def test_dilated_lookup_works_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fullfield.ops.correlation import dilated
+
+    fmap1, fmap2 = maps((7, 6))
+    coords, dilation = positions(fmap1), torch.full((2, 1, 7, 6), 1.3)
+
+    def run(a: Tensor, b: Tensor) -> Tensor:
+        return SEARAFTCorrBlock(a, b, arguments(2, 2))(coords, dilation)
+
+    whole = gradients(run, fmap1, fmap2)
+    monkeypatch.setattr(dilated, "CHUNK_BYTES", 25 * 12 * 4 * 5)
+    same(gradients(run, fmap1, fmap2), whole, 1e-6)
+
+
+def test_wrong_dilations_are_named() -> None:
+    fmap1, fmap2 = maps((5, 4))
+    block = SEARAFTCorrBlock(fmap1, fmap2, arguments(2, 1))
+    with pytest.raises(InputError, match=r"dilation: expected shape \[2, 1, 5, 4\]"):
+        block(positions(fmap1), torch.ones(2, 2, 5, 4))
+    with pytest.raises(InputError, match="coords: expected"):
+        block(positions(fmap1)[..., :3], torch.full((2, 1, 5, 4), 2.0))
+    with pytest.raises(InputError, match="coords: expected a tensor"):
+        block(None)  # type: ignore[arg-type]
+
+
+# ---- traced
+
+
+def test_compiled_in_one_graph() -> None:
+    fmap1, fmap2 = maps((9, 11))
+    coords, args = positions(fmap1).contiguous(), arguments(2, 2)
+    blocks: list[Callable[[Tensor, Tensor], Tensor]] = [
+        lambda a, b: RAFTCorrBlock(a, b, 2, 2)(coords),
+        lambda a, b: SEARAFTCorrBlock(a, b, args)(coords),
+        torchvision_form(2, 2, coords),
+        lambda a, b: DroidCorrBlock(a[None], b[None], 2, 2)(coords.permute(0, 2, 3, 1)[None])[0],
+        lambda a, b: local_correlation_with_flow(a, b, coords, 2),
+    ]
+    for block in blocks:
+        compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
+        same(gradients(compiled, fmap1, fmap2), gradients(block, fmap1, fmap2), 1e-6)
+
+
+# ---- against the classes they replace
+
+
+def test_against_the_blocks_of_ptlflow(ptlflow: Any) -> None:
+    raft, sea_raft = (importlib.import_module(f"{ptlflow.__name__}.models.{n}.corr") for n in ("raft", "sea_raft"))
+    fmap1, fmap2 = (fmap.contiguous() for fmap in maps((16, 24)))
+    coords = positions(fmap1)
+    pairs: list[tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = [
+        (lambda a, b: RAFTCorrBlock(a, b)(coords), lambda a, b: raft.CorrBlock(a, b)(coords)),
+        (
+            lambda a, b: SEARAFTCorrBlock(a, b, arguments(4, 4))(coords, torch.ones(2, 1, 16, 24)),
+            lambda a, b: sea_raft.CorrBlock(a, b)(coords),
+        ),
+    ]
+    for ours, theirs in pairs:
+        same(gradients(ours, fmap1, fmap2), gradients(theirs, fmap1, fmap2))
+
+
+@pytest.mark.filterwarnings("ignore:torch.meshgrid:UserWarning")
+def test_dilation_against_flowseek(ptlflow: Any) -> None:
+    flowseek = importlib.import_module(f"{ptlflow.__name__}.models.flowseek.corr")
+    fmap1, fmap2 = (fmap.contiguous() for fmap in maps((16, 24)))
+    coords, dilation = positions(fmap1), 1.7 * torch.rand(2, 1, 16, 24)
+    theirs = gradients(lambda a, b: flowseek.CorrBlock(a, b, 3, 3)(coords, dilation), fmap1, fmap2)
+    ours = gradients(lambda a, b: SEARAFTCorrBlock(a, b, arguments(3, 3))(coords, dilation), fmap1, fmap2)
+    same(ours, theirs)
+
+
+def test_against_the_block_of_torchvision(torchvision: Any) -> None:
+    fmap1, fmap2 = (fmap.contiguous() for fmap in maps((16, 24)))
+    coords = positions(fmap1)
+    theirs = torchvision.models.optical_flow.raft.CorrBlock(num_levels=4, radius=4)
+
+    def run(a: Tensor, b: Tensor) -> Tensor:
+        theirs.build_pyramid(a, b)
+        found: Tensor = theirs.index_pyramid(centroids_coords=coords)
+        return found
+
+    assert TorchvisionCorrBlock(num_levels=4, radius=4).out_channels == theirs.out_channels
+    same(gradients(torchvision_form(4, 4, coords), fmap1, fmap2), gradients(run, fmap1, fmap2))
+
+
+def test_a_whole_network_of_torchvision(torchvision: Any) -> None:
+    torch.manual_seed(0)
+    model = torchvision.models.optical_flow.raft_small(weights=None).eval()
+    frames = torch.rand(2, 1, 3, 128, 136)
+    with torch.no_grad():
+        expected = model(*frames, num_flow_updates=2)
+        model.corr_block = TorchvisionCorrBlock(num_levels=4, radius=3)
+        got = model(*frames, num_flow_updates=2)
+    for a, b in zip(got, expected, strict=True):
+        assert_within(a, b, 1e-4 * float(b.abs().max()), "flow")
+
+
+def test_copies_of_the_torchvision_block_are_empty() -> None:
+    block = TorchvisionCorrBlock(num_levels=2, radius=2)
+    fmap1, fmap2 = maps((8, 8))
+    block.build_pyramid(fmap1.requires_grad_(), fmap2)
+    block.index_pyramid(positions(fmap1))
+    for other in (copy.deepcopy(block), pickle.loads(pickle.dumps(block))):
+        assert other.out_channels == 50
+        with pytest.raises(RuntimeError, match="build_pyramid has to come first"):
+            other.index_pyramid(positions(fmap1))
+    assert block.index_pyramid(positions(fmap1)).shape == (2, 50, 8, 8)
+
+
+# ---- DROID-SLAM
+
+
+def droid_definition(fmap1: Tensor, fmap2: Tensor, coords: Tensor, levels: int, radius: int) -> Tensor:
+    flat = (t.flatten(0, 1) for t in (fmap1, fmap2, coords.permute(0, 1, 4, 2, 3)))
+    scale = fmap1.shape[2] ** 0.5 / 16
+    return torch.unflatten(definition(*flat, levels, radius) * scale, 0, fmap1.shape[:2])
+
+
+def droid_maps(pairs: int, seed: int = 0, channels: int = 12) -> tuple[Tensor, Tensor, Tensor]:
+    """[1, pairs, C, 9, 11] twice, and coordinates [1, pairs, 9, 11, 2]."""
+    fmap1, fmap2 = maps((9, 11), channels, pairs, seed)
+    return fmap1[None], fmap2[None], positions(fmap1, seed + 1).permute(0, 2, 3, 1)[None]
+
+
+@pytest.mark.parametrize("channels", [12, 256])
+def test_droid(channels: int) -> None:
+    fmap1, fmap2 = (torch.unflatten(t, 0, (2, 3)) for t in maps((9, 11), channels, 6))
+    coords = torch.unflatten(positions(fmap1.flatten(0, 1)).permute(0, 2, 3, 1), 0, (2, 3))
+
+    def ours(a: Tensor, b: Tensor) -> Tensor:
+        return DroidCorrBlock(a, b, num_levels=3)(coords)
+
+    got = gradients(ours, fmap1, fmap2)
+    same(got, gradients(lambda a, b: droid_definition(a, b, coords, 3, 3), fmap1, fmap2))
+    assert got[0].shape == (2, 3, 3 * 49, 9, 11)
+    moving = coords.clone().requires_grad_()
+    assert not DroidCorrBlock(fmap1, fmap2)(moving).requires_grad
+
+
+def test_droid_pairs_come_and_go() -> None:
+    first, more = droid_maps(3), droid_maps(2, seed=7)
+    block = DroidCorrBlock(*first[:2], radius=2)
+    before = block(first[2])
+    assert block.cat(DroidCorrBlock(*more[:2], radius=2)) is block
+    both = [torch.cat(pair, 1) for pair in zip(first, more, strict=True)]
+    found = block(both[2])
+    assert_within(found, droid_definition(*both, 4, 2), 1e-5, "five pairs")
+    assert torch.equal(found[:, :3], before)
+    mask = torch.tensor([True, False, True, True, False])
+    assert torch.equal(block[mask](both[2][:, mask]), found[:, mask])
+    order = torch.tensor([2, 0])
+    assert torch.equal(block[order](both[2][:, mask][:, order]), found[:, mask][:, order])
+    with pytest.raises(InputError, match="coords: expected positions of 2 pairs"):
+        block(both[2])
+    with pytest.raises(InputError, match="other: expected a block of 4 levels and radius 2, got 3 levels"):
+        block.cat(DroidCorrBlock(*more[:2], num_levels=3, radius=2))
+    with pytest.raises(InputError, match=r"fmap2: expected shape \[B, N, C, H, W\]"):
+        DroidCorrBlock(first[0], first[1][0])
+
+
+def test_droid_s_result_has_the_dtype_of_a_product() -> None:
+    fmap1, fmap2, coords = droid_maps(2)
+    exact = droid_definition(fmap1, fmap2, coords, 4, 3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        low = DroidCorrBlock(fmap1, fmap2)(coords)
+    assert low.dtype == torch.bfloat16
+    assert_within(low, exact, 0.01 * float(exact.abs().max()), "autocast")
+    assert DroidCorrBlock(fmap1.half(), fmap2.half())(coords).dtype == torch.float16
+    assert DroidCorrBlock(fmap1, fmap2)(coords).dtype == torch.float32
+
+
+# ---- unimatch
+
+
+def unimatch_definition(fmap1: Tensor, fmap2: Tensor, flow: Tensor, radius: int, dilation: float = 1) -> Tensor:
+    batch, _, height, width = fmap1.shape
+    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    steps = torch.full((batch, 1, height, width), dilation)
+    found = definition(fmap1, fmap2, torch.stack((x, y)) + flow, 1, radius, steps)
+    return torch.cat([found[:, tap :: 2 * radius + 1] for tap in range(2 * radius + 1)], 1)
+
+
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_unimatch(dilation: int) -> None:
+    fmap1, fmap2 = maps((9, 11))
+    flow = 2.5 * torch.randn(2, 2, 9, 11, generator=torch.Generator().manual_seed(2))
+
+    def ours(a: Tensor, b: Tensor) -> Tensor:
+        return local_correlation_with_flow(a, b, flow, 3, dilation=dilation)
+
+    got = gradients(ours, fmap1, fmap2)
+    same(got, gradients(lambda a, b: unimatch_definition(a, b, flow, 3, dilation), fmap1, fmap2))
+    assert got[0].is_contiguous()
+    still = local_correlation_with_flow(fmap1, fmap2, 0.0, local_radius=2)
+    assert_within(still, unimatch_definition(fmap1, fmap2, torch.zeros_like(flow), 2), 1e-5, "no flow")
+
+
+def test_unimatch_against_ptlflow(ptlflow: Any) -> None:
+    matching = importlib.import_module(f"{ptlflow.__name__}.models.unimatch.matching")
+    fmap1, fmap2 = (fmap.contiguous() for fmap in maps((16, 24)))
+    flow = 2.5 * torch.randn(2, 2, 16, 24, generator=torch.Generator().manual_seed(2))
+    ours, theirs = (
+        gradients(lambda a, b: f(a, b, flow, local_radius=4), fmap1, fmap2)  # noqa: B023
+        for f in (local_correlation_with_flow, matching.local_correlation_with_flow)
+    )
+    same(ours, theirs)
+
+
+def test_wrong_arguments_of_unimatch_are_named() -> None:
+    fmap1, fmap2 = maps((5, 4))
+    flow = torch.zeros(2, 2, 5, 4)
+    for options, message in (
+        ({"padding_mode": "border"}, "padding_mode: expected one of zeros"),
+        ({"dilation": 0}, "dilation: expected an integer >= 1"),
+        ({"local_radius": 0}, "radius: expected an integer >= 1"),
+        ({"flow": 1.0}, "flow: expected a tensor"),
+        ({"flow": flow[:1]}, r"flow: expected shape \[2, 2, 5, 4\]"),
+    ):
+        arguments: dict[str, Any] = {"flow": flow, "local_radius": 2, **options}
+        with pytest.raises(InputError, match=message):
+            local_correlation_with_flow(fmap1, fmap2, **arguments)
+
+
+# ---- mmflow
+
+
+def test_mmflow() -> None:
+    fmap1, fmap2 = maps((9, 11))
+    coords = positions(fmap1)
+    y, x = torch.meshgrid(torch.arange(9), torch.arange(11), indexing="ij")
+    flow = coords - torch.stack((x, y))
+    pyramid, lookup = MMFlowCorrelationPyramid(num_levels=2), MMFlowCorrLookup(radius=3)
+
+    def ours(a: Tensor, b: Tensor) -> Tensor:
+        pair = pyramid(a, b)
+        first: Tensor = lookup(pair, flow)
+        assert torch.equal(lookup(pair, flow), first)
+        return first
+
+    same(gradients(ours, fmap1, fmap2), gradients(lambda a, b: definition(a, b, coords, 2, 3), fmap1, fmap2))
+    assert ours(fmap1.half(), fmap2.half()).dtype == torch.float32
+    with pytest.raises(InputError, match="mode: expected one of bilinear, got 'nearest'"):
+        MMFlowCorrLookup(mode="nearest")
+    with pytest.raises(InputError, match="align_corners: expected one of True"):
+        MMFlowCorrLookup(align_corners=False)
+    with pytest.raises(InputError, match="corr_pyramid: expected what MMFlowCorrelationPyramid returns, got list"):
+        lookup([fmap1], flow)
