@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from fullfield.cli import bench_correlation, bench_tvl1
+from fullfield.cli import bench_correlation, bench_models, bench_patched, bench_tvl1
 
 
 def add_parser(verbs: Any) -> argparse.ArgumentParser:
@@ -13,12 +13,12 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = verbs.add_parser(
         "bench",
         help="measure on this machine, beside other implementations",
-        description="Time an operator beside its peers. Every result is checked before its time counts; all "
-        "candidates take turns.",
+        description="Time an operator or a network beside its peers. Every result is checked before its time counts; "
+        "all candidates take turns.",
         allow_abbrev=False,
     )
     targets = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
-    for target in (bench_tvl1, bench_correlation):
+    for target in (bench_tvl1, bench_correlation, bench_models, bench_patched):
         target.add_parser(targets).set_defaults(run_target=target.run)
     return parser
 

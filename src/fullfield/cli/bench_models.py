@@ -1,0 +1,161 @@
+"""``fullfield bench models``: networks end to end beside ptlflow's."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fullfield._check import InputError
+from fullfield.cli import paths, report
+from fullfield.cli.argtypes import count, size
+
+if TYPE_CHECKING:
+    import torch
+
+    from fullfield.bench.models import Plan
+
+METHODS = ("raft", "raft-small", "sea-raft-s", "sea-raft-m", "sea-raft-l")
+FORMS = ("fast", "exact")
+DESCRIPTION = """\
+Time networks end to end on a pair that is already on the device: our forms and, where it is installed, ptlflow's model
+with the same weights, with its dense volume and with RAFT's compiled extension. Every flow is compared with our exact
+form's before its time counts; all take turns. Peak memory and the positions that were looked up stand beside the times.
+"""
+EPILOG = """\
+examples:
+  fullfield bench models --weights raft=raft-sintel.pth --pair frame_0002.png frame_0003.png -o results.json
+  fullfield bench models --methods sea-raft-m --sizes 8192x3432 --cascade --alt-cuda-corr RAFT/alt_cuda_corr
+"""
+
+
+def add_parser(targets: Any) -> argparse.ArgumentParser:
+    """Add ``fullfield bench models``."""
+    parser: argparse.ArgumentParser = targets.add_parser(
+        "models",
+        help="RAFT and SEA-RAFT end to end, beside ptlflow's",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    what = parser.add_argument_group("what is estimated")
+    what.add_argument("--methods", nargs="+", choices=METHODS, default=["raft", "sea-raft-m"], help="networks")
+    what.add_argument(
+        "--sizes", nargs="+", type=size, metavar="WxH", help="frames [2048x864 and 8192x3432 on a GPU, else 256x128]"
+    )
+    what.add_argument("--updates", type=count, metavar="N", help="of the flow [each network's own number]")
+    what.add_argument("--cascade", action="store_true", help="also cascaded")
+    what.add_argument(
+        "--weights", nargs="+", default=(), metavar="METHOD=FILE", help="weights [random, with settled batch norms]"
+    )
+    what.add_argument("--pair", nargs=2, metavar=("A", "B"), help="frames, resized [a texture that moves smoothly]")
+    who = parser.add_argument_group("who takes part")
+    who.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS), help="ours [both]")
+    who.add_argument("--no-peers", action="store_true", help="ours alone")
+    who.add_argument(
+        "--alt-cuda-corr",
+        metavar="DIR",
+        help="folder with correlation.cpp and correlation_kernel.cu of RAFT; compiled here (nvcc, ninja)",
+    )
+    who.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1, ... [cuda where there is one]")
+    parser.add_argument("--repeats", type=count, default=5, metavar="N", help="rounds [%(default)s]")
+    parser.add_argument("-o", "--output", metavar="FILE", help="also write results and environment (.json)")
+    report.add_report_options(parser, progress=True)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check, measure, print."""
+    weights = _check_arguments(args)
+
+    from fullfield.bench import models
+    from fullfield.bench.run import environment, write_results
+
+    def note(text: str) -> None:
+        if not args.quiet:
+            report.note(text, kind="bench")
+
+    plan = _plan(args, weights, note)
+
+    def keep(cases: list[dict[str, Any]]) -> None:
+        if args.output:
+            write_results(args.output, {"bench": "models", "cases": cases})
+
+    cases = models.measure(plan, note, keep)
+    if args.json:
+        report.print_json({"bench": "models", "cases": cases, "environment": environment()})
+    else:
+        print("\n".join(models.report({"cases": cases})))
+    problems = models.failed(cases)
+    for problem in problems:
+        report.note(problem, kind="check failed")
+    return 1 if problems else 0
+
+
+def _check_arguments(args: argparse.Namespace) -> dict[str, str]:
+    """Everything that can be wrong without loading a library; the weights by method."""
+    weights = {}
+    for given in args.weights:
+        method, _, path = given.partition("=")
+        if method not in METHODS or not path:
+            raise InputError(f"--weights: expected METHOD=FILE with one of {', '.join(METHODS)}, got {given}")
+        paths.check_input(path, "--weights")
+        weights[method] = path
+    for path in args.pair or ():
+        paths.check_input(path, "--pair")
+    if args.output:
+        paths.check_suffix(args.output, "results", (".json",))
+        paths.check_output(args.output, "results")
+        paths.check_distinct([("--output", args.output)], [*weights.values(), *(args.pair or ())])
+    if args.alt_cuda_corr and not Path(args.alt_cuda_corr).is_dir():
+        raise InputError(f"--alt-cuda-corr {args.alt_cuda_corr}: no such folder")
+    if args.alt_cuda_corr and args.no_peers:
+        raise InputError("--alt-cuda-corr: is for ptlflow's models, which --no-peers leaves out")
+    return weights
+
+
+def _plan(args: argparse.Namespace, weights: dict[str, str], note: Any) -> Plan:
+    import torch
+
+    from fullfield import _check
+    from fullfield.bench.models import Plan
+
+    device = _check.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"), "--device")
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"--device: times are taken on cpu and cuda, got {args.device}")
+    device = torch.empty(0, device=device).device  # with its number
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    extension = None
+    if args.alt_cuda_corr:
+        from fullfield.bench.contenders import alt_cuda_corr_extension
+
+        extension = alt_cuda_corr_extension(args.alt_cuda_corr, note)
+        sys.modules["alt_cuda_corr"] = extension  # where ptlflow looks for it when it is imported
+    usual = [(864, 2048), (3432, 8192)] if device.type == "cuda" else [(128, 256)]
+    return Plan(
+        args.methods,
+        args.sizes or usual,
+        device,
+        updates=args.updates,
+        forms=args.forms,
+        cascade=args.cascade,
+        peers=not args.no_peers,
+        extension=extension,
+        weights=weights,
+        pair=_pair(args.pair),
+        repeats=args.repeats,
+    )
+
+
+def _pair(given: list[str] | None) -> tuple[torch.Tensor, torch.Tensor] | None:
+    if given is None:
+        return None
+    from fullfield.io import read_frame
+
+    first, second = (read_frame(path) for path in given)
+    if first.shape != second.shape:
+        raise InputError(f"--pair: expected two frames of one size, got {list(first.shape)} and {list(second.shape)}")
+    return first.expand(3, -1, -1), second.expand(3, -1, -1)

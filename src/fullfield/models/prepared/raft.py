@@ -1,0 +1,141 @@
+"""RAFT's steps in their fast form."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fullfield.models.prepared.encoder import PreparedEncoder
+from fullfield.models.prepared.motion import FlowHead, PreparedHead, PreparedMotion, mask_head
+from fullfield.models.prepared.weights import Form, folded, lanes, padded
+from fullfield.models.raft.model import RAFT
+from fullfield.nn import CorrelationPyramid
+from fullfield.ops.fused.protocol import Passes, Target
+
+
+@dataclass
+class _Memory:
+    """What one half of the GRU reads: [B, h, w, C], or [B, w, h, C] for the half along columns."""
+
+    joint: Tensor
+    """State and motion."""
+    reset: Tensor
+    """The same with the reset state."""
+    maps: tuple[Tensor, Tensor]
+    """What the context adds to the gates and to the candidate."""
+    turned: bool
+
+
+@dataclass
+class RAFTPair:
+    """What belongs to one pair of frames."""
+
+    lookup: CorrelationPyramid
+    halves: list[_Memory]
+    state: Tensor
+    """[B, h, w, hidden] without gaps."""
+
+
+class _Half:
+    """One gated recurrent unit: along rows, along columns, or both.
+
+    Columns are worked on as rows of transposed activations: cuDNN is slower along columns.
+    """
+
+    def __init__(self, form: Form, passes: Passes, convs: Sequence[nn.Conv2d], hidden: int, context: int) -> None:
+        self.passes, self.hidden = passes, hidden
+        weights, biases = zip(*(folded(conv, None) for conv in convs), strict=True)
+        gates, candidate = torch.cat(weights[:2]), weights[2]
+        self.turned = gates.shape[3] == 1
+        if self.turned:
+            gates, candidate = gates.transpose(2, 3), candidate.transpose(2, 3)
+        self.padding = (gates.shape[2] // 2, gates.shape[3] // 2)
+        end = hidden + context
+        self.gates, self.candidate = (
+            form.filters(padded(without, len(without), hidden + lanes(without.shape[1] - hidden)))
+            for without in (torch.cat((w[:, :hidden], w[:, end:]), 1) for w in (gates, candidate))
+        )
+        self.of_context = [
+            (form.filters(w[:, hidden:end]), form.small(bias))
+            for w, bias in ((gates, torch.cat(biases[:2])), (candidate, biases[2]))
+        ]
+
+    def memory(self, context: Tensor, motion: int) -> _Memory:
+        """For a context [B, h, w, C] and a number of motion channels."""
+        if self.turned:
+            context = context.transpose(1, 2).contiguous()
+        gates, candidate = (
+            self.passes.convolve(context, weight, bias, padding=self.padding) for weight, bias in self.of_context
+        )
+        joint = context.new_zeros((*context.shape[:3], self.hidden + motion))
+        return _Memory(joint, torch.zeros_like(joint), (gates, candidate), self.turned)
+
+    def __call__(self, memory: _Memory, to: Sequence[Target]) -> None:
+        passes, state = self.passes, memory.joint[..., : self.hidden]
+        gates = passes.convolve(memory.joint, self.gates, padding=self.padding)
+        passes.gate_reset(state, gates, memory.maps[0], Target(memory.reset[..., : self.hidden]))
+        candidate = passes.convolve(memory.reset, self.candidate, padding=self.padding)
+        passes.gate_update(state, gates, memory.maps[0], candidate, memory.maps[1], to)
+
+
+class PreparedRAFT:
+    """RAFT, large or small."""
+
+    def __init__(self, model: RAFT, form: Form, passes: Passes) -> None:
+        self.passes, self.form, self.config, self.backend = passes, form, model.config, model.correlation
+        config, update = model.config, model.update_block
+        self.features = PreparedEncoder(form, passes, model.fnet, ((0,), (1,)))
+        self.context = PreparedEncoder(form, passes, model.cnet, ((0,),))
+        self.motion = PreparedMotion(form, passes, update.encoder)
+        gru: Any = update.gru
+        ends = ("1", "2") if config.separable_gru else ("",)
+        self.halves = [
+            _Half(
+                form,
+                passes,
+                [getattr(gru, f"conv{gate}{end}") for gate in "zrq"],
+                config.hidden_channels,
+                config.context_channels,
+            )
+            for end in ends
+        ]
+        self.flow_head = FlowHead(form, passes, update.flow_head.conv1, update.flow_head.conv2)
+        self.mask: PreparedHead | None = None if update.mask is None else mask_head(form, passes, update.mask)
+        sizes = (config.hidden_channels, config.context_channels, config.flow_channels, config.correlation_channels)
+        self.channels: list[int] = []
+        for size in sizes:
+            self.channels += [size] if isinstance(size, int) else size
+        self.channels += [*self.features.channels, *self.context.channels]
+
+    def encode(self, cells: Tensor, coords: Tensor, grid: Tensor) -> RAFTPair:
+        """Everything that is computed once per pair; ``coords`` are set to the grid."""
+        config, hidden = self.config, self.config.hidden_channels
+        first, second = (self.features(cells, variant).permute(0, 3, 1, 2) for variant in (0, 1))
+        lookup = CorrelationPyramid(
+            first, second, config.levels, config.radius, backend=self.backend, out_dtype=self.form.dtype
+        )
+        del first, second
+        both = self.context(cells, 0)
+        state = torch.tanh(both[..., :hidden])
+        context = torch.relu(both[..., hidden:]).contiguous()
+        halves = [half.memory(context, self.motion.channels) for half in self.halves]
+        halves[0].joint[..., :hidden] = state
+        coords.copy_(grid)
+        return RAFTPair(lookup, halves, state)
+
+    def step(self, pair: RAFTPair, coords: Tensor) -> None:
+        """One update, of ``coords`` and the state in place."""
+        hidden, memories = self.config.hidden_channels, pair.halves
+        seen = [Target(part[..., hidden:], m.turned) for m in memories for part in (m.joint, m.reset)]
+        self.motion(pair.lookup, coords, seen)
+        for number, half in enumerate(self.halves):
+            after = memories[(number + 1) % len(memories)]
+            to = [Target(after.joint[..., :hidden], after.turned != half.turned)]
+            if number == len(memories) - 1:
+                to.append(Target(pair.state, half.turned))
+            half(memories[number], to)
+        self.flow_head.step_(pair.state, coords)

@@ -1,0 +1,304 @@
+"""A network prepared for pairs of one size."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fullfield import _check
+from fullfield._check import InputError
+from fullfield.models import framing
+from fullfield.models.prepared.weights import LANE, Form
+from fullfield.models.raft.model import RAFT
+from fullfield.models.sea_raft.model import SEARAFT
+from fullfield.ops.fused import plain
+from fullfield.ops.fused.protocol import CELL_CHANNELS, Frame, Passes
+
+if TYPE_CHECKING:
+    from fullfield.models.prepared.raft import PreparedRAFT
+    from fullfield.models.prepared.sea_raft import PreparedSEARAFT
+
+    Prepared: TypeAlias = PreparedRAFT | PreparedSEARAFT
+
+PRECISIONS = ("fast", "bfloat16", "exact")
+_DTYPES = {"fast": torch.float16, "bfloat16": torch.bfloat16, "exact": torch.float32}
+# Cells whose up-sampling weights are held at a time.
+_STRIP = 1 << 16
+
+
+class PreparedFlow:
+    """RAFT or SEA-RAFT in its fast form, for pairs of one size on one device.
+
+    ::
+
+        fast = PreparedFlow(model, 3432, 8192)     # once: copies the weights, compiles kernels, records CUDA graphs
+        flow = fast(frame1, frame2)                # [B, 3, H, W] twice -> [B, 2, H, W] float32
+
+    Activations are float16, coordinates, sums of products and the flow float32. Norms are folded into convolutions
+    or into one pass behind them, everything between two convolutions is one pass, what the context adds to RAFT's
+    gates is computed once per pair, and encoder and update are each a CUDA graph, recorded by the constructor: calls
+    compile and allocate nothing but the result and the strips it is made of. Another size is another object.
+
+    A call is ordered behind the one before, on whatever streams; calls from several threads wait for each other.
+    Nothing here takes part in autograd, and later changes of the model's parameters are not seen.
+
+    Args:
+        model: on the device that is to be used; batch norms work as in eval mode.
+        height, width: of the frames, before padding.
+        batch: pairs at a time.
+        precision: ``"fast"`` is float16 on a GPU (float32 on the CPU), ``"bfloat16"`` has less precision and more
+            range, ``"exact"`` is float32 in plain PyTorch.
+
+    Raises:
+        InputError: naming the argument that does not fit, or saying why this device has no fast form.
+    """
+
+    def __init__(self, model: RAFT | SEARAFT, height: int, width: int, batch: int = 1, precision: str = "fast") -> None:
+        self._set_up(_kit(model, precision), height, width, batch)
+
+    def _set_up(self, kit: _Kit, height: int, width: int, batch: int) -> None:
+        for name, value in (("height", height), ("width", width), ("batch", batch)):
+            _check.number(value, name, integer=True, low=1)
+        self.model = kit.model
+        self.device, self.dtype = kit.form.device, kit.form.dtype
+        self.size = (int(height), int(width))
+        self.batch = int(batch)
+        mode = getattr(kit.model.config, "padding", "sintel")
+        self.padding = framing.padding_for(*self.size, mode)
+        left, right, top, bottom = self.padding
+        self._frame = Frame(top, left, self.size[0] + top + bottom, self.size[1] + left + right)
+        self._lock = threading.Lock()
+        self._done: torch.cuda.Event | None = None
+        self._passes, self._network = kit.passes, kit.network
+        self._pair: Any = None
+        self._encode: Callable[[], None] = self._encode_now
+        self._step: Callable[[], None] = self._step_now
+        with _undisturbed(self.device):
+            rows, columns = self._frame.height // framing.STRIDE, self._frame.width // framing.STRIDE
+            self._grid = framing.coordinate_grid(self.batch, rows, columns, self.device).contiguous()
+            self._coords = self._grid.clone()
+            self._cells = torch.zeros(
+                (self.batch, self._frame.height // 2 + 3, self._frame.width // 2 + 3, CELL_CHANNELS),
+                dtype=self.dtype,
+                device=self.device,
+            )
+            if kit.fused:
+                self._record()
+
+    def __call__(
+        self,
+        frame1: Tensor,  # [B, 3, H, W] RGB, uint8 or floating 0 ... 1, display-referred
+        frame2: Tensor,  # [B, 3, H, W]
+        updates: int | None = None,
+        initial_flow: Tensor | None = None,  # [B, 2, h, w], any resolution, in pixels of its own grid
+    ) -> Tensor:  # [B, 2, H, W] float32, (u, v) in pixels
+        """As the model's own call. The result is new memory; the frames may be of any layout."""
+        shape = framing.check_frames(frame1, frame2)
+        _check.require(
+            shape == (self.batch, *self.size), "frame1", f"the prepared size {[self.batch, 3, *self.size]}", frame1
+        )
+        _check.require(frame1.device == self.device, "frame1", f"device {self.device}", frame1)
+        number = self.model.config.updates if updates is None else updates
+        learned = isinstance(self.model, SEARAFT)
+        _check.number(number, "updates", integer=True, low=0 if learned or initial_flow is not None else 1)
+        with self._lock, _undisturbed(self.device), self._in_order():
+            start = None
+            if initial_flow is not None:
+                _check.tensor(initial_flow, "initial_flow", (self.batch, 2, "h", "w"), device=self.device)
+                start = self._grid + framing.start_on_grid(initial_flow, *self.size, self.padding)
+            if number == 0 and start is not None and not learned:
+                return _enlarged(start - self._grid, self.padding, corners=False)
+            first, second = (f.float() if f.dtype == torch.float64 else f for f in (frame1, frame2))
+            self._passes.frames_to_cells(first, second, self._frame, self._cells)
+            self._encode()
+            if start is not None:
+                self._coords.copy_(start)
+            for _ in range(number):
+                self._step()
+            return self._flow()
+
+    # ---- steps
+
+    def _encode_now(self) -> None:
+        self._pair = None
+        self._pair = self._network.encode(self._cells, self._coords, self._grid)
+
+    def _step_now(self) -> None:
+        self._network.step(self._pair, self._coords)
+
+    def _flow(self) -> Tensor:
+        mask, flow = self._network.mask, self._coords - self._grid
+        if mask is None:
+            return _enlarged(flow, self.padding, corners=True)
+        rows, columns = flow.shape[-2:]
+        hidden = mask.hidden(self._pair.state)
+        out = torch.empty((self.batch, 2, *self.size), device=self.device)
+        at_once = max(1, _STRIP // columns)
+        for item in range(self.batch):
+            for first in range(0, rows, at_once):
+                weights = mask.products(hidden[item, first : first + at_once])
+                self._passes.convex_strip(
+                    flow[item : item + 1],
+                    weights.permute(2, 0, 1)[None],
+                    framing.STRIDE,
+                    out[item : item + 1],
+                    first_row=first,
+                    origin=(self.padding.top, self.padding.left),
+                    gain=framing.STRIDE,
+                )
+        return out
+
+    # ---- preparing
+
+    def _record(self) -> None:
+        """Both steps as CUDA graphs, in one pool of memory. A first run compiles and loads what they need."""
+        with torch.cuda.device(self.device):
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                self._encode_now()
+                self._step_now()
+                self._flow()
+                self._pair = None
+            stream.synchronize()
+            torch.cuda.empty_cache()
+            encode, step = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+            # Relaxed: other threads may allocate meanwhile.
+            with torch.cuda.graph(encode, stream=stream, capture_error_mode="relaxed"):
+                self._encode_now()
+            with torch.cuda.graph(step, pool=encode.pool(), stream=stream, capture_error_mode="relaxed"):
+                self._step_now()
+            torch.cuda.current_stream().wait_stream(stream)
+        self._encode, self._step = encode.replay, step.replay
+
+    @contextmanager
+    def _in_order(self) -> Iterator[None]:
+        """Behind the call before, which may have been on another stream."""
+        if self.device.type != "cuda":
+            yield
+            return
+        with torch.cuda.device(self.device):
+            stream = torch.cuda.current_stream()
+            if self._done is not None:
+                stream.wait_event(self._done)
+            try:
+                yield
+            finally:
+                self._done = stream.record_event()
+
+
+class PreparedSizes:
+    """A network in its fast form for frames of any size: a :class:`PreparedFlow` per size, made when it first comes.
+
+    ::
+
+        fast = PreparedSizes(model)
+        flow = Cascade(fast)(frame1, frame2)       # every level's size is prepared once
+
+    Args:
+        model, precision: as for :class:`PreparedFlow`.
+        sizes: how many are kept; the least recently used one makes room.
+    """
+
+    def __init__(self, model: RAFT | SEARAFT, precision: str = "fast", sizes: int = 4) -> None:
+        _check.number(sizes, "sizes", integer=True, low=1)
+        self._kit = _kit(model, precision)
+        self.model = model
+        self.sizes = int(sizes)
+        self._kept: OrderedDict[tuple[int, int, int], PreparedFlow] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def prepared(self, height: int, width: int, batch: int = 1) -> PreparedFlow:
+        """The network for one size."""
+        key = (batch, height, width)
+        with self._lock:
+            found = self._kept.pop(key, None)
+            if found is None:
+                while len(self._kept) >= self.sizes:
+                    self._kept.popitem(last=False)
+                found = PreparedFlow.__new__(PreparedFlow)
+                found._set_up(self._kit, height, width, batch)
+            self._kept[key] = found
+            return found
+
+    def __call__(
+        self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
+    ) -> Tensor:
+        """As :meth:`PreparedFlow.__call__`."""
+        batch, height, width = framing.check_frames(frame1, frame2)
+        return self.prepared(height, width, batch)(frame1, frame2, updates, initial_flow)
+
+
+class _Kit(NamedTuple):
+    """What all sizes share."""
+
+    model: RAFT | SEARAFT
+    form: Form
+    passes: Passes
+    fused: bool
+    """Whether the passes are kernels."""
+    network: Prepared
+
+
+def _kit(model: RAFT | SEARAFT, precision: str) -> _Kit:
+    _check.require(isinstance(model, (RAFT, SEARAFT)), "model", "a RAFT or SEARAFT", _check.describe(model))
+    _check.choice(precision, "precision", PRECISIONS)
+    device = next(model.parameters()).device
+    on_cpu = precision == "fast" and device.type == "cpu"
+    dtype = torch.float32 if on_cpu else _DTYPES[precision]
+    passes, fused = _passes(device, dtype, precision)
+    with _undisturbed(device):
+        network = _prepared(model, Form(device, dtype), passes)
+    odd = [count for count in network.channels if count % LANE]
+    if odd:
+        raise InputError(f"model: expected channels in multiples of {LANE}, got {odd[0]} in {model.config.name}")
+    if fused and isinstance(model, SEARAFT) and model.config.channels % 64:
+        raise InputError(f"model: expected a multiple of 64 channels, got {model.config.channels}")
+    return _Kit(model, Form(device, dtype), passes, fused, network)
+
+
+def _passes(device: torch.device, dtype: torch.dtype, precision: str) -> tuple[Passes, bool]:
+    if dtype == torch.float32:
+        return plain, False
+    if device.type == "cpu":
+        raise InputError(f"precision: expected fast or exact on the CPU, got {precision!r}")
+    from fullfield.ops.fused import cuda
+
+    reason = cuda.device_why_not(device)
+    has_cudnn: bool = torch.backends.cudnn.is_available()  # type: ignore[no-untyped-call, unused-ignore]
+    if reason is None and not has_cudnn:
+        reason = "cuDNN is missing"
+    if reason is not None:
+        raise InputError(f"precision: {precision!r} has no fast form here ({reason}); expected exact")
+    return cuda, True
+
+
+def _prepared(model: RAFT | SEARAFT, form: Form, passes: Passes) -> Prepared:
+    if isinstance(model, RAFT):
+        from fullfield.models.prepared.raft import PreparedRAFT
+
+        return PreparedRAFT(model, form, passes)
+    from fullfield.models.prepared.sea_raft import PreparedSEARAFT
+
+    return PreparedSEARAFT(model, form, passes)
+
+
+@contextmanager
+def _undisturbed(device: torch.device) -> Iterator[None]:
+    """Whatever mode the caller is in: no graph, no autocast, and tensors that later calls may write."""
+    with torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False):
+        yield
+
+
+def _enlarged(flow: Tensor, padding: framing.Padding, *, corners: bool) -> Tensor:
+    """Bilinearly, ``corners``: between the corners' centres."""
+    size = (framing.STRIDE * flow.shape[-2], framing.STRIDE * flow.shape[-1])
+    fine = functional.interpolate(framing.STRIDE * flow, size, mode="bilinear", align_corners=corners)
+    return padding.crop(fine).contiguous()

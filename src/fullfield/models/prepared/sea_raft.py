@@ -1,0 +1,102 @@
+"""SEA-RAFT's steps in their fast form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fullfield.models.prepared.encoder import PreparedEncoder
+from fullfield.models.prepared.motion import FlowHead, PreparedMotion, mask_head
+from fullfield.models.prepared.weights import Form, folded
+from fullfield.models.sea_raft.model import SEARAFT
+from fullfield.nn import CorrelationPyramid
+from fullfield.ops.fused.protocol import Passes, Target
+
+
+@dataclass
+class SEARAFTPair:
+    """What belongs to one pair of frames."""
+
+    lookup: CorrelationPyramid
+    joint: Tensor
+    """[B, h, w, state, context and motion]."""
+    state: Tensor
+    """[B, h, w, channels] once more, without gaps."""
+
+
+class _Refinement:
+    """A ConvNeXt block. Its last two linear layers are one, and so are the norm's and the first layer's weights."""
+
+    def __init__(self, form: Form, passes: Passes, block: nn.Module) -> None:
+        self.passes = passes
+        module: Any = block
+        weight, bias = folded(module.dwconv, None)
+        self.filters, self.offset = form.exact(weight.flatten(1).t()), form.exact(bias)
+        self.epsilon: float = module.norm.eps
+        gain, shift = module.norm.weight.detach().double(), module.norm.bias.detach().double()
+        wide, wide_bias = module.pwconv1.weight.detach().double(), module.pwconv1.bias.detach().double()
+        self.wide = form.rows(wide * gain), form.small(wide @ shift + wide_bias)
+        final, final_bias = folded(module.final, None)
+        final = final.flatten(1)
+        scaled = final * module.gamma.detach().double()
+        self.narrow = form.rows(scaled @ module.pwconv2.weight.detach().double())
+        self.final = form.rows(final)
+        self.bias = form.small(scaled @ module.pwconv2.bias.detach().double() + final_bias)
+
+    def __call__(self, x: Tensor, out: Tensor) -> None:
+        """[B, h, w, C] -> ``out`` [B, h, w, C']."""
+        rows, to = x.flatten(0, 2), out.flatten(0, 2)
+        normed = torch.empty_like(x)
+        self.passes.depthwise_norm(x, self.filters, self.offset, self.epsilon, normed)
+        wide = torch.addmm(self.wide[1], normed.flatten(0, 2), self.wide[0])
+        self.passes.gelu_(wide.view(*x.shape[:3], -1))
+        torch.addmm(self.bias, rows, self.final, out=to)
+        to.addmm_(wide, self.narrow)
+
+
+class PreparedSEARAFT:
+    """SEA-RAFT of any configuration."""
+
+    def __init__(self, model: SEARAFT, form: Form, passes: Passes) -> None:
+        self.passes, self.form, self.config, self.backend = passes, form, model.config, model.correlation
+        self.features = PreparedEncoder(form, passes, model.fnet, ((0,), (1,)))
+        self.context = PreparedEncoder(form, passes, model.cnet, ((0, 1),))
+        weight, bias = folded(model.init_conv, None)
+        self.initial = form.filters(weight), form.small(bias)
+        update: Any = model.update_block
+        self.motion = PreparedMotion(form, passes, update.encoder)
+        self.refine = [_Refinement(form, passes, block) for block in update.refine]
+        flow: Any = model.flow_head
+        self.flow_head = FlowHead(form, passes, flow[0], flow[2])
+        self.mask = mask_head(form, passes, model.upsample_weight)
+        width = model.config.channels
+        self.channels = [*self.features.channels, *self.context.channels, width // 2]
+
+    def encode(self, cells: Tensor, coords: Tensor, grid: Tensor) -> SEARAFTPair:
+        """Everything that is computed once per pair; ``coords`` are set to the regressed flow."""
+        config, width = self.config, self.config.channels
+        both = self.passes.convolve(self.context(cells, 0), *self.initial, padding=(1, 1))
+        joint = both.new_zeros((*both.shape[:3], 2 * width + self.motion.channels))
+        joint[..., : 2 * width] = both
+        state = both[..., :width].contiguous()
+        del both
+        first, second = (self.features(cells, variant).permute(0, 3, 1, 2) for variant in (0, 1))
+        lookup = CorrelationPyramid(
+            first, second, config.levels, config.radius, backend=self.backend, out_dtype=self.form.dtype
+        )
+        del first, second
+        coords.copy_(grid)
+        self.flow_head.step_(state, coords)
+        return SEARAFTPair(lookup, joint, state)
+
+    def step(self, pair: SEARAFTPair, coords: Tensor) -> None:
+        """One update, of ``coords`` and the state in place."""
+        width = self.config.channels
+        self.motion(pair.lookup, coords, [Target(pair.joint[..., 2 * width :])])
+        for block in self.refine:
+            block(pair.joint, pair.state)
+            self.passes.pack(pair.state, None, [Target(pair.joint[..., :width])])
+        self.flow_head.step_(pair.state, coords)

@@ -1,0 +1,100 @@
+"""Parameters of a network in the form the fast passes want them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fullfield.ops.fused.protocol import CELL_CHANNELS
+
+LANE = 8
+"""Channels are padded to multiples of this: 16 bytes of half precision."""
+_CELL = 12  # values of one frame in a cell of 2×2 pixels
+
+
+def lanes(channels: int) -> int:
+    """``channels`` with what they are padded by."""
+    return -(-channels // LANE) * LANE
+
+
+@dataclass(frozen=True)
+class Form:
+    """Where prepared parameters live, and as what."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+    def filters(self, weight: Tensor) -> Tensor:
+        """Weights of a convolution [C', C, kh, kw], channels-last."""
+        return weight.to(self.device, self.dtype).contiguous(memory_format=torch.channels_last)
+
+    def rows(self, weight: Tensor) -> Tensor:
+        """Weights [C', C] of a product with rows of channels: [C, C'], contiguous."""
+        return weight.t().to(self.device, self.dtype).contiguous()
+
+    def small(self, values: Tensor) -> Tensor:
+        """A bias of a convolution or product."""
+        return values.to(self.device, self.dtype).contiguous()
+
+    def exact(self, values: Tensor) -> Tensor:
+        """What the passes read in float32."""
+        return values.to(self.device, torch.float32).contiguous()
+
+
+def folded(conv: nn.Conv2d, norm: nn.Module | None) -> tuple[Tensor, Tensor]:
+    """Weight and bias (float64) of a convolution and the batch norm in eval mode that follows it, or none."""
+    weight = conv.weight.detach().double()
+    bias = weight.new_zeros(weight.shape[0]) if conv.bias is None else conv.bias.detach().double()
+    if norm is None or isinstance(norm, nn.Identity):
+        return weight, bias
+    if not isinstance(norm, nn.BatchNorm2d) or norm.running_mean is None or norm.running_var is None:
+        raise TypeError(f"expected a batch norm with statistics, got {type(norm).__name__}")
+    scale = (norm.running_var.double() + norm.eps).rsqrt()
+    shift = -norm.running_mean.double() * scale
+    if norm.affine:
+        gain = norm.weight.detach().double()
+        scale, shift = scale * gain, shift * gain + norm.bias.detach().double()
+    return weight * scale[:, None, None, None], bias * scale + shift
+
+
+def stem(weight: Tensor, frames: tuple[int, ...]) -> Tensor:
+    """A 7×7 convolution of stride 2 on frames as a 4×4 convolution on cells of 2×2 pixels.
+
+    ``weight`` is [C', 3 · len(frames), 7, 7]; ``frames`` says which of a cell's two frames each group of three
+    channels reads. Gives [C', 32, 4, 4], zero for what is not read.
+    """
+    out = weight.new_zeros(weight.shape[0], CELL_CHANNELS, 4, 4)
+    for group, frame in enumerate(frames):
+        for row in range(7):
+            for column in range(7):
+                # Tap 3 is the pixel 2y, the first of cell y, which is tap 2 of the cells.
+                cell_row, y = divmod(row - 3, 2)
+                cell_column, x = divmod(column - 3, 2)
+                first = _CELL * frame + 6 * y + 3 * x
+                out[:, first : first + 3, cell_row + 2, cell_column + 2] = weight[
+                    :, 3 * group : 3 * group + 3, row, column
+                ]
+    return out
+
+
+def padded(weight: Tensor, outputs: int, inputs: int | None = None) -> Tensor:
+    """[C', C, ...] with zero filters up to ``outputs``, and zero channels up to ``inputs``."""
+    inputs = weight.shape[1] if inputs is None else inputs
+    out = weight.new_zeros(outputs, inputs, *weight.shape[2:])
+    out[: weight.shape[0], : weight.shape[1]] = weight
+    return out
+
+
+def lengthened(bias: Tensor, size: int) -> Tensor:
+    """``bias`` with zeros up to ``size``."""
+    out = bias.new_zeros(size)
+    out[: bias.shape[0]] = bias
+    return out
+
+
+def taps(weight: Tensor) -> Tensor:
+    """A 3×3 convolution [2, C, 3, 3] as products of single pixels [24, C]: row, column, output slow to fast, zeros."""
+    flat = weight.permute(2, 3, 0, 1).reshape(18, weight.shape[1])
+    return padded(flat, lanes(18))

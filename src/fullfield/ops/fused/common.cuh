@@ -1,0 +1,94 @@
+// Types and 16-byte accesses shared by the kernels. No system headers (NVRTC).
+//
+// Macros set by the launcher:
+//   TYPE   of activations: 0 float32, 1 float16, 2 bfloat16
+//
+// Activations are [B, H, W, C], C a multiple of VEC; "ld" is the distance of two pixels in elements, larger than C for
+// a slice of channels. Statistics, biases and coordinates are float32.
+
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef long long i64;
+
+#if TYPE == 0
+typedef float T;
+#define VEC 4
+#else
+typedef u16 T;
+#define VEC 8
+#endif
+
+[[maybe_unused]] static __device__ __forceinline__ float from_f16(u16 h) {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));
+    return x;
+}
+
+[[maybe_unused]] static __device__ __forceinline__ float widen(T v) {
+#if TYPE == 0
+    return v;
+#elif TYPE == 1
+    return from_f16(v);
+#else
+    return __uint_as_float((u32)v << 16);
+#endif
+}
+
+[[maybe_unused]] static __device__ __forceinline__ T narrow(float x) {
+#if TYPE == 0
+    return x;
+#else
+    u16 h;
+#if TYPE == 1
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
+#else
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(x));
+#endif
+    return h;
+#endif
+}
+
+[[maybe_unused]] static __device__ __forceinline__ void split(u32 word, float &low, float &high) {
+#if TYPE == 1
+    low = from_f16((u16)word), high = from_f16((u16)(word >> 16));
+#else
+    low = __uint_as_float(word << 16), high = __uint_as_float(word & 0xffff0000u);
+#endif
+}
+
+[[maybe_unused]] static __device__ __forceinline__ u32 join(float low, float high) {
+    u32 word;
+#if TYPE == 1
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+#else
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+#endif
+    return word;
+}
+
+// 16 bytes of neighbouring channels.
+[[maybe_unused]] static __device__ __forceinline__ void load(const T *from, float (&v)[VEC]) {
+    const uint4 q = *(const uint4 *)from;
+#if TYPE == 0
+    v[0] = __uint_as_float(q.x), v[1] = __uint_as_float(q.y), v[2] = __uint_as_float(q.z), v[3] = __uint_as_float(q.w);
+#else
+    split(q.x, v[0], v[1]), split(q.y, v[2], v[3]), split(q.z, v[4], v[5]), split(q.w, v[6], v[7]);
+#endif
+}
+
+[[maybe_unused]] static __device__ __forceinline__ void store(T *to, const float (&v)[VEC]) {
+#if TYPE == 0
+    *(float4 *)to = make_float4(v[0], v[1], v[2], v[3]);
+#else
+    *(uint4 *)to = make_uint4(join(v[0], v[1]), join(v[2], v[3]), join(v[4], v[5]), join(v[6], v[7]));
+#endif
+}
+
+[[maybe_unused]] static __device__ __forceinline__ void load_floats(const float *from, float (&v)[VEC]) {
+#pragma unroll
+    for (int i = 0; i < VEC; i += 4) {
+        const float4 q = __ldg((const float4 *)(from + i));
+        v[i] = q.x, v[i + 1] = q.y, v[i + 2] = q.z, v[i + 3] = q.w;
+    }
+}
+

@@ -1,0 +1,372 @@
+"""The passes as CUDA kernels, compiled by NVRTC on the user's machine; convolutions through cuDNN."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fullfield._kernels.nvrtc import Libraries, Source, addresses, nvrtc
+from fullfield._kernels.nvrtc import why_not as nvrtc_why_not
+from fullfield.ops.fused.protocol import CELL_CHANNELS, Frame, Norm, Target
+
+LIBRARIES = Libraries("kernels of the networks")
+TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+FRAMES = {**TYPES, torch.uint8: 3}
+LARGEST_FACTOR = 8
+MOST_TARGETS = 4
+OLDEST = (8, 0)
+_THREADS = 256
+_ptr, _i64, _i32, _u32, _f32 = ctypes.c_void_p, ctypes.c_longlong, ctypes.c_int, ctypes.c_uint, ctypes.c_float
+
+
+def _structure(name: str, *fields: tuple[str, object]) -> type[ctypes.Structure]:
+    return type(name, (ctypes.Structure,), {"_fields_": list(fields)})
+
+
+# Field by field as the CUDA sources declare them.
+_Cells = _structure(
+    "CellsParams", ("frames", _ptr * 2), ("out", _ptr), ("b", _i64 * 2), ("c", _i64 * 2), ("y", _i64 * 2),
+    ("x", _i64 * 2), ("height", _i32), ("width", _i32), ("top", _i32), ("left", _i32), ("padded_height", _i32),
+    ("padded_width", _i32), ("cell_rows", _i32), ("cell_columns", _i32), ("kind", _i32),
+)  # fmt: skip
+_Affine = _structure(
+    "AffineParams", ("y", _ptr), ("x", _ptr), ("scale", _ptr), ("shift", _ptr), ("x_scale", _ptr), ("x_shift", _ptr),
+    ("item", _i64), ("vectors", _u32), ("channels", _u32), ("y_step", _u32), ("x_step", _u32),
+)  # fmt: skip
+_Moments = _structure(
+    "MomentsParams", ("y", _ptr), ("partial", _ptr), ("scale", _ptr), ("shift", _ptr), ("item", _i64),
+    ("pixels", _u32), ("channels", _u32), ("chunk", _u32), ("chunks", _u32), ("epsilon", _f32),
+)  # fmt: skip
+_Targets = _structure(
+    "Targets", ("to", _ptr * MOST_TARGETS), ("ld", _i64 * MOST_TARGETS), ("turned", _u32 * MOST_TARGETS),
+    ("plane", _u32), ("width", _u32),
+)  # fmt: skip
+_Pack = _structure(
+    "PackParams", ("targets", _Targets), ("source", _ptr), ("bias", _ptr), ("coords", _ptr), ("pixels", _u32),
+    ("channels", _u32), ("flow_channel", _u32),
+)  # fmt: skip
+_Patches = _structure(
+    "PatchesParams", ("coords", _ptr), ("out", _ptr), ("pixels", _u32), ("channels", _u32), ("plane", _u32),
+    ("width", _u32), ("height", _u32), ("side", _u32),
+)  # fmt: skip
+_Gate = _structure(
+    "GateParams", ("targets", _Targets), ("zr", _ptr), ("zr_map", _ptr), ("q", _ptr), ("q_map", _ptr), ("h", _ptr),
+    ("h_ld", _i64), ("pixels", _u32), ("channels", _u32),
+)  # fmt: skip
+_Step = _structure(
+    "StepParams", ("coords", _ptr), ("taps", _ptr), ("bias", _ptr), ("pixels", _u32), ("plane", _u32),
+    ("height", _u32), ("width", _u32), ("ld", _u32),
+)  # fmt: skip
+_Gelu = _structure("GeluParams", ("y", _ptr), ("vectors", _u32))
+_Depthwise = _structure(
+    "DepthwiseParams", ("x", _ptr), ("weight", _ptr), ("bias", _ptr), ("out", _ptr), ("height", _i32), ("width", _i32),
+    ("epsilon", _f32),
+)  # fmt: skip
+_Convex = _structure(
+    "ConvexParams", ("mask", _ptr), ("field", _ptr), ("out", _ptr), ("mask_b", _i64), ("mask_c", _i64),
+    ("mask_y", _i64), ("mask_x", _i64), ("field_b", _i64), ("field_c", _i64), ("field_y", _i64), ("field_x", _i64),
+    ("out_b", _i64), ("out_c", _i64), ("out_y", _i64), ("channels", _i32), ("height", _i32), ("width", _i32),
+    ("first_row", _i32), ("rows", _i32), ("top", _i32), ("left", _i32), ("out_height", _i32), ("out_width", _i32),
+    ("gain", _f32),
+)  # fmt: skip
+
+
+# ---- sources
+
+
+@functools.cache
+def _read(*names: str) -> str:
+    return "".join((Path(__file__).parent / name).read_text("utf-8") for name in names)
+
+
+@functools.cache
+def passes_source(dtype: torch.dtype) -> Source:
+    """Every pass but the two below, for activations of ``dtype``."""
+    return Source(_read("common.cuh", "passes.cu"), (f"-DTYPE={TYPES[dtype]}",))
+
+
+@functools.cache
+def depthwise_source(dtype: torch.dtype, channels: int) -> Source:
+    """``depthwise_norm`` for a multiple of 64 channels, at most 2048."""
+    return Source(_read("common.cuh", "depthwise.cu"), (f"-DTYPE={TYPES[dtype]}", f"-DCHANNELS={channels}"))
+
+
+@functools.cache
+def convex_source(dtype: torch.dtype, factor: int, channels_last: bool) -> Source:
+    """``convex`` for weights of ``dtype`` and a factor of 2 to 8."""
+    options = (f"-DTYPE={TYPES[dtype]}", f"-DFACTOR={factor}", f"-DCLAST={int(channels_last)}")
+    return Source(_read("common.cuh", "convex.cu"), options)
+
+
+# ---- launching
+
+
+@functools.cache
+def _arch(index: int) -> str:
+    about = torch.cuda.get_device_properties(index)
+    return nvrtc().target((about.major, about.minor))
+
+
+def _launch(
+    source: Source, name: str, grid: tuple[int, int], params: ctypes.Structure, like: Tensor, threads: int = _THREADS
+) -> None:
+    if grid[0] == 0 or grid[1] == 0:
+        return
+    index = like.get_device()
+    with torch.cuda.device(index):
+        library = LIBRARIES.load([source], _arch(index), index)[0]
+        stream = torch.cuda.current_stream(index).cuda_stream
+        library[name].launch(grid, threads, 0, index, stream, addresses(params))
+
+
+def _pass(like: Tensor, name: str, threads: int, params: ctypes.Structure, items: int = 1) -> None:
+    _launch(passes_source(like.dtype), name, (-(-threads // _THREADS), items), params, like)
+
+
+def _vector(dtype: torch.dtype) -> int:
+    return 16 // dtype.itemsize
+
+
+def _pixels(x: Tensor) -> int:
+    return x.shape[0] * x.shape[1] * x.shape[2]
+
+
+def _ld(x: Tensor) -> int:
+    """Elements from one pixel of [B, h, w, C] to the next."""
+    _, height, width, _ = x.shape
+    step: int = x.stride(2)
+    if x.stride(3) != 1 or x.stride(1) != width * step or (x.shape[0] > 1 and x.stride(0) != height * width * step):
+        raise ValueError(f"expected a slice of channels of contiguous activations, got strides {x.stride()}")
+    return step
+
+
+def _whole(*tensors: Tensor | None) -> None:
+    for tensor in tensors:
+        if tensor is not None and not tensor.is_contiguous():
+            raise ValueError(f"expected a contiguous tensor, got strides {tensor.stride()}")
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+# ---- the passes
+
+
+def convolve(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    relu: bool = False,
+    stride: int = 1,
+    padding: tuple[int, int] = (0, 0),
+) -> Tensor:
+    """cuDNN chooses its algorithm by its own estimate: no trial runs, no global flag is read."""
+    image, pad, step = x.permute(0, 3, 1, 2), list(padding), [stride, stride]
+    out: Tensor
+    if relu:
+        out = torch.ops.aten.cudnn_convolution_relu(image, weight, bias, step, pad, [1, 1], 1)
+    else:
+        out = torch.ops.aten.cudnn_convolution(image, weight, pad, step, [1, 1], 1, False, False, True)
+        if bias is not None:
+            out += bias[:, None, None]
+    return out.permute(0, 2, 3, 1)
+
+
+def frames_to_cells(frame1: Tensor, frame2: Tensor, frame: Frame, out: Tensor) -> None:
+    batch, rows, columns, channels = out.shape
+    _whole(out)
+    if channels != CELL_CHANNELS or (rows, columns) != (frame.height // 2 + 3, frame.width // 2 + 3):
+        raise ValueError(f"expected cells of a {frame.height}×{frame.width} frame, got {list(out.shape)}")
+    params = _Cells()
+    for number, source in enumerate((frame1, frame2)):
+        params.frames[number] = source.data_ptr()
+        params.b[number], params.c[number], params.y[number], params.x[number] = source.stride()
+    params.out, params.kind = out.data_ptr(), FRAMES[frame1.dtype]
+    params.height, params.width = frame1.shape[-2:]
+    params.top, params.left, params.padded_height, params.padded_width = frame
+    params.cell_rows, params.cell_columns = rows, columns
+    _launch(passes_source(out.dtype), "frames_to_cells", (batch * rows, -(-columns // _THREADS)), params, out)
+
+
+def affine_(y: Tensor, norm: Norm, x: Tensor | None = None, x_norm: Norm | None = None) -> Tensor:
+    _whole(y, x)
+    batch, channels = y.shape[0], y.shape[3]
+    params = _Affine()
+    params.y, params.x = y.data_ptr(), _address(x)
+    params.scale, params.shift = _address(norm.scale), norm.shift.data_ptr()
+    params.y_step = channels if norm.shift.ndim == 2 else 0
+    if x_norm is not None:
+        params.x_scale, params.x_shift = _address(x_norm.scale), x_norm.shift.data_ptr()
+        params.x_step = channels if x_norm.shift.ndim == 2 else 0
+    params.item, params.channels = y[0].numel(), channels
+    params.vectors = params.item // _vector(y.dtype)
+    _pass(y, "affine", params.vectors, params, batch)
+    return y
+
+
+def moments(y: Tensor, epsilon: float) -> Norm:
+    _whole(y)
+    batch, height, width, channels = y.shape
+    if channels // _vector(y.dtype) > _THREADS:
+        raise ValueError(f"moments: expected at most {_THREADS * _vector(y.dtype)} channels, got {channels}")
+    processors = torch.cuda.get_device_properties(y.device).multi_processor_count
+    chunk = max(256, -(-height * width // (8 * processors)))
+    params = _Moments()
+    params.y, params.item, params.pixels, params.channels = y.data_ptr(), y[0].numel(), height * width, channels
+    params.chunk, params.chunks, params.epsilon = chunk, -(-height * width // chunk), epsilon
+    partial = torch.empty((batch, params.chunks, 2, channels), dtype=torch.float32, device=y.device)
+    scale, shift = torch.empty((2, batch, channels), dtype=torch.float32, device=y.device)
+    params.partial, params.scale, params.shift = partial.data_ptr(), scale.data_ptr(), shift.data_ptr()
+    source = passes_source(y.dtype)
+    _launch(source, "moments", (params.chunks, batch), params, y)
+    _launch(source, "moments_end", (-(-channels // 32), batch), params, y, 1024)
+    return Norm(scale, shift)
+
+
+def pack(source: Tensor, bias: Tensor | None, to: Sequence[Target], flow: tuple[Tensor, int] | None = None) -> None:
+    _whole(source)
+    channels = source.shape[3]
+    params = _Pack()
+    params.source, params.bias = source.data_ptr(), _address(bias)
+    params.targets = _targets(source, to)
+    params.pixels, params.channels = _pixels(source), channels
+    if flow is not None:
+        _whole(flow[0])
+        params.coords, params.flow_channel = flow[0].data_ptr(), flow[1]
+    _pass(source, "pack", source.numel() // _vector(source.dtype), params)
+
+
+def flow_patches(coords: Tensor, side: int, out: Tensor) -> None:
+    _whole(coords, out)
+    params = _Patches()
+    params.coords, params.out, params.pixels, params.channels = (
+        coords.data_ptr(),
+        out.data_ptr(),
+        _pixels(out),
+        out.shape[3],
+    )
+    params.plane, params.width, params.height = out.shape[1] * out.shape[2], out.shape[2], out.shape[1]
+    params.side = side
+    _pass(out, "flow_patches", out.numel() // _vector(out.dtype), params)
+
+
+def _targets(like: Tensor, to: Sequence[Target]) -> ctypes.Structure:
+    """For a result [B, h, w, C]."""
+    batch, height, width, channels = like.shape
+    found = _Targets()
+    found.plane, found.width = height * width, width
+    for number, target in enumerate(to):
+        shape = (batch, width, height, channels) if target.turned else (batch, height, width, channels)
+        if target.slice.shape != shape:
+            raise ValueError(f"expected a target {list(shape)}, got {list(target.slice.shape)}")
+        found.to[number], found.ld[number] = target.slice.data_ptr(), _ld(target.slice)
+        found.turned[number] = target.turned
+    return found
+
+
+def gate_reset(state: Tensor, zr: Tensor, zr_map: Tensor, to: Target) -> None:
+    _gate("gate_reset", state, zr, zr_map, None, None, [to])
+
+
+def gate_update(state: Tensor, zr: Tensor, zr_map: Tensor, q: Tensor, q_map: Tensor, to: Sequence[Target]) -> None:
+    _gate("gate_update", state, zr, zr_map, q, q_map, to)
+
+
+def _gate(
+    name: str, state: Tensor, zr: Tensor, zr_map: Tensor, q: Tensor | None, q_map: Tensor | None, to: Sequence[Target]
+) -> None:
+    _whole(zr, zr_map, q, q_map)
+    params = _Gate()
+    params.targets = _targets(state, to)
+    params.zr, params.zr_map, params.q, params.q_map = (_address(t) for t in (zr, zr_map, q, q_map))
+    params.h, params.h_ld = state.data_ptr(), _ld(state)
+    params.pixels, params.channels = _pixels(state), state.shape[3]
+    _pass(zr, name, state.numel() // _vector(zr.dtype), params)
+
+
+def flow_step_(coords: Tensor, taps: Tensor, bias: Tensor) -> None:
+    _whole(coords, taps)
+    params = _Step()
+    params.coords, params.taps, params.bias = coords.data_ptr(), taps.data_ptr(), bias.data_ptr()
+    params.pixels, params.plane = _pixels(taps), taps.shape[1] * taps.shape[2]
+    params.height, params.width, params.ld = taps.shape[1], taps.shape[2], taps.shape[3]
+    _pass(taps, "flow_step", params.pixels, params)
+
+
+def gelu_(y: Tensor) -> None:
+    _whole(y)
+    params = _Gelu()
+    params.y, params.vectors = y.data_ptr(), y.numel() // _vector(y.dtype)
+    _pass(y, "gelu", params.vectors, params)
+
+
+def depthwise_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, out: Tensor) -> None:
+    _whole(x, weight, bias, out)
+    batch, height, width, channels = x.shape
+    params = _Depthwise()
+    params.x, params.weight, params.bias, params.out = (t.data_ptr() for t in (x, weight, bias, out))
+    params.height, params.width, params.epsilon = height, width, epsilon
+    grid = (batch * height, -(-width // 8))
+    _launch(depthwise_source(x.dtype, channels), "depthwise_norm", grid, params, x, channels // 2)
+
+
+def convex_strip(
+    field: Tensor,
+    mask: Tensor,
+    factor: int,
+    out: Tensor,
+    *,
+    first_row: int = 0,
+    origin: tuple[int, int] = (0, 0),
+    gain: float = 1.0,
+) -> None:
+    params = _Convex()
+    params.mask, params.field, params.out = mask.data_ptr(), field.data_ptr(), out.data_ptr()
+    params.mask_b, params.mask_c, params.mask_y, params.mask_x = mask.stride()
+    params.field_b, params.field_c, params.field_y, params.field_x = field.stride()
+    params.out_b, params.out_c, params.out_y, step = out.stride()
+    if step != 1:
+        raise ValueError(f"expected neighbouring pixels to be neighbours in memory, got strides {out.stride()}")
+    batch, params.channels, params.height, params.width = field.shape
+    params.first_row, params.rows = first_row, mask.shape[2]
+    params.top, params.left = origin
+    params.out_height, params.out_width, params.gain = *out.shape[-2:], gain
+    vector = _vector(mask.dtype)
+    aligned = not any(s % vector for s in (*mask.stride()[:1], *mask.stride()[2:])) and not mask.data_ptr() % 16
+    source = convex_source(mask.dtype, factor, mask.stride(1) == 1 and aligned)
+    grid = (batch * params.rows, -(-params.width * factor // _THREADS))
+    _launch(source, "convex", grid, params, mask)
+
+
+def convex_why_not(field: Tensor, mask: Tensor, factor: int) -> str | None:
+    """None if :func:`convex_strip` can do this, else the reason."""
+    if mask.dtype not in TYPES or field.dtype != torch.float32:
+        return "needs a float32 field and float32, float16 or bfloat16 weights"
+    if not 2 <= factor <= LARGEST_FACTOR:
+        return f"needs a factor of 2 to {LARGEST_FACTOR}, got {factor}"
+    return device_why_not(field.device)
+
+
+def device_why_not(device: torch.device) -> str | None:
+    """None if the kernels run on ``device``, else the reason."""
+    if device.type != "cuda" or torch.version.hip is not None:
+        return f"the kernels run on NVIDIA GPUs, not on {device}"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < OLDEST:
+        return f"the kernels need compute capability 8.0, {device} has {capability[0]}.{capability[1]}"
+    return nvrtc_why_not()
+
+
+def channels_why_not(dtype: torch.dtype, channels: Sequence[int]) -> str | None:
+    """None if activations of this dtype and these numbers of channels can be worked on, else the reason."""
+    if dtype not in TYPES:
+        return f"needs float32, float16 or bfloat16, got {dtype}"
+    odd = [count for count in channels if count % _vector(dtype)]
+    return f"needs multiples of {_vector(dtype)} channels, got {odd[0]}" if odd else None

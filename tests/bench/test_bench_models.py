@@ -1,0 +1,152 @@
+"""The benchmark of networks: everybody gets the same, and no wrong result gets a time."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fullfield.bench import models
+from fullfield.bench.contenders import TooLarge
+from fullfield.bench.models import Entry, Plan
+from fullfield.cli.main import main
+
+SIZE = (64, 96)
+CPU = torch.device("cpu")
+
+
+def quiet(_: object) -> None:
+    pass
+
+
+def plan(**changes: Any) -> Plan:
+    settings: dict[str, Any] = {"updates": 1, "repeats": 1, "peers": False, **changes}
+    return Plan(("raft-small",), (SIZE,), CPU, **settings)
+
+
+def rows(case: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in case["rows"]}
+
+
+def test_forms_are_checked_and_timed() -> None:
+    seen: list[int] = []
+    (case,) = models.measure(plan(cascade=True), quiet, lambda cases: seen.append(len(cases)))
+    assert seen == [1]
+    found = rows(case)
+    assert list(found) == ["fast", "exact", "fast, cascaded", "exact, cascaded"]
+    for row in found.values():
+        assert row["status"] == "ok"
+        assert row["check"]["error"] < 1e-4
+        assert row["median_s"] > 0
+    assert found["exact"]["from_exact_px"] == 0
+    assert case["weights"] == "random"
+    assert 0 < case["lookups"]["inside"] <= 1
+    text = "\n".join(models.report({"cases": [case]}))
+    assert "raft-small 96×64, 1 updates, random weights, made up frames, on cpu" in text
+    assert "px from exact" in text
+
+
+def test_a_wrong_flow_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(model: models.Network) -> models.Flow:
+        return lambda first, second, updates: 1.1 * model(first, second, updates=updates)
+
+    def large(_: models.Network) -> models.Flow:
+        raise TooLarge("no room")
+
+    def broken(_: models.Network) -> models.Flow:
+        raise RuntimeError("broken\nfor a reason")
+
+    def who(_plan: Plan, _method: str, model: models.Network, _size: object, _note: object) -> list[Entry]:
+        makers = {"wrong": wrong, "large": large, "broken": broken}
+        return [Entry(name, name != "large", partial(make, model)) for name, make in makers.items()]
+
+    monkeypatch.setattr(models, "entries", who)
+    cases = models.measure(plan(), quiet, quiet)
+    found = rows(cases[0])
+    assert {name: row["status"] for name, row in found.items()} == {
+        "wrong": "check failed",
+        "large": "out of memory",
+        "broken": "failed",
+    }
+    assert not any("median_s" in row for row in found.values())
+    assert len(models.failed(cases)) == 2
+    assert "the flow is off by 10 %, allowed 2 %" in models.failed(cases)[0]
+
+
+def test_what_does_not_fit_exactly_is_only_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*_: object) -> object:
+        raise torch.cuda.OutOfMemoryError
+
+    monkeypatch.setattr(models, "coherence", no_room)
+    (case,) = models.measure(plan(forms=("fast",)), quiet, quiet)
+    assert case["lookups"] is None
+    assert rows(case)["fast"]["status"] == "ok"
+    assert "only known to be finite" in "\n".join(models.report({"cases": [case]}))
+    assert not models.failed([case])
+
+
+def test_given_frames_are_resized_and_made_up_ones_move() -> None:
+    first, second = models.frames(plan(), (128, 192))
+    assert first.shape == second.shape == (1, 3, 128, 192)
+    assert 0 <= float(first.min()) < float(first.max()) <= 1
+    assert float((first - second).abs().mean()) > 0.01
+    ramp = torch.linspace(0, 1, 80).expand(3, 40, 80)
+    given, _ = models.frames(plan(pair=(ramp, ramp)), SIZE)
+    assert given.shape == (1, 3, *SIZE)
+    torch.testing.assert_close(given[0, 0, 0, 4:-4], torch.linspace(0, 1, SIZE[1])[4:-4], atol=0.02, rtol=0)
+
+
+@pytest.mark.usefixtures("ptlflow")
+def test_peers_get_our_weights() -> None:
+    given = Plan(("raft-small",), ((128, 136),), CPU, updates=1, repeats=1, forms=("exact",))
+    (case,) = models.measure(given, quiet, quiet)
+    row = rows(case)["ptlflow, dense"]
+    assert row["status"] == "ok"
+    assert not row["ours"]
+    assert row["check"]["error"] < 1e-4
+
+
+def test_a_volume_that_cannot_be_is_not_tried() -> None:
+    with pytest.raises(TooLarge, match="the limit is 2\\^31"):
+        models._dense(None, (3432, 8192))
+
+
+def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "results.json"
+    asked = ["bench", "models", "--methods", "raft-small", "--sizes", "96x64", "--updates", "1", "--repeats", "1"]
+    assert main([*asked, "--device", "cpu", "--no-peers", "--json", "-q", "-o", str(out)]) == 0
+    said = json.loads(capsys.readouterr().out)
+    stored = json.loads(out.read_text())
+    assert said["cases"] == stored["cases"]
+    assert stored["environment"]["versions"]["torch"] == torch.__version__
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--weights", "raft"], "--weights: expected METHOD=FILE"),
+        (["--weights", "gma=x.pth"], "--weights: expected METHOD=FILE"),
+        (["--weights", "raft=missing.pth"], "missing.pth"),
+        (["--alt-cuda-corr", "missing"], "--alt-cuda-corr missing: no such folder"),
+        (["--alt-cuda-corr", ".", "--no-peers"], "which --no-peers leaves out"),
+        (["-o", "results.txt"], "results.txt"),
+    ],
+)
+def test_mistakes(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "models", *options]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_positions_are_recorded_and_the_model_is_left_as_it_was() -> None:
+    model = models.network(plan(), "raft-small", *models.frames(plan(), SIZE))
+    first, second = models.frames(plan(), SIZE)
+    with torch.no_grad(), models.looked_up(model) as found:
+        model(first, second, updates=3)
+    assert len(found) == 3
+    assert all(isinstance(c, Tensor) and c.shape == (1, 2, 8, 12) for c in found)
+    assert "pyramid" not in vars(model)

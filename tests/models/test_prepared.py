@@ -1,0 +1,203 @@
+"""The fast form of a network: on the CPU in float32 the same numbers as the plain module."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fullfield import InputError
+from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig
+from fullfield.models.cascade import Cascade
+from fullfield.models.prepared import PreparedFlow, PreparedSizes
+from fullfield.models.prepared.weights import Form, folded, stem
+from fullfield.ops.fused import plain
+from fullfield.ops.fused.protocol import CELL_CHANNELS, Frame
+
+SIZE = (70, 93)
+SHAPES = {
+    "raft": RAFTConfig.large(
+        encoder_channels=(8, 16, 24),
+        feature_channels=32,
+        hidden_channels=16,
+        context_channels=24,
+        correlation_channels=(32, 24),
+        flow_channels=(16, 8),
+        motion_channels=30,
+        head_channels=32,
+    ),
+    "raft-small": RAFTConfig.small(encoder_channels=(32, 64, 96), feature_channels=32),
+    "sea-raft": SEARAFTConfig.small(stem_channels=16, stage_channels=(8, 16, 24), channels=16),
+}
+
+
+def network(name: str) -> RAFT | SEARAFT:
+    """With norms and scales that matter."""
+    torch.manual_seed(0)
+    shape = SHAPES[name]
+    model = RAFT(shape) if isinstance(shape, RAFTConfig) else SEARAFT(shape)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.running_mean, 0, 0.1)
+            nn.init.uniform_(module.running_var, 0.5, 2)
+        if isinstance(module, nn.BatchNorm2d | nn.LayerNorm):
+            nn.init.uniform_(module.weight, 0.5, 1)
+            nn.init.normal_(module.bias, 0, 0.1)
+        gamma = getattr(module, "gamma", None)
+        if isinstance(gamma, nn.Parameter):
+            nn.init.normal_(gamma, 0, 0.3)
+    return model.eval()
+
+
+def frames(batch: int = 1, size: tuple[int, int] = SIZE) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(1)
+    first, second = torch.rand(2, batch, 3, *size)
+    return first, second
+
+
+def close(got: Tensor, right: Tensor) -> None:
+    assert got.shape == right.shape
+    assert got.dtype == right.dtype == torch.float32
+    assert float((got - right).norm() / right.norm()) < 2e-5
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_same_flow_as_the_module(name: str) -> None:
+    model = network(name)
+    first, second = frames(2)
+    fast = PreparedFlow(model, *SIZE, batch=2)
+    start = 3 * torch.randn(2, 2, 12, 9)
+    with torch.no_grad():
+        right = model(first, second, updates=3)
+        close(fast(first, second, updates=3), right)
+        right = model(first, second, updates=2, initial_flow=start)
+        close(fast(first, second, 2, start), right)
+        right = model(first, second, updates=0, initial_flow=start)
+        close(fast(first, second, 0, start), right)
+        # Nothing of the calls before is left, whatever layout and dtype the frames have.
+        eight_bit = [(255 * f).to(torch.uint8).contiguous(memory_format=torch.channels_last) for f in (second, first)]
+        close(fast(*eight_bit, updates=1), model(*eight_bit, updates=1))
+
+
+@pytest.mark.parametrize("padding", ["sintel", "kitti"])
+def test_padding_of_the_configuration(padding: str) -> None:
+    torch.manual_seed(0)
+    shape = SHAPES["raft"]
+    assert isinstance(shape, RAFTConfig)
+    model = RAFT(shape.replace(padding=padding)).eval()
+    first, second = frames()
+    with torch.no_grad():
+        close(PreparedFlow(model, *SIZE)(first, second, updates=1), model(first, second, updates=1))
+
+
+def test_regressed_start_of_sea_raft() -> None:
+    model = network("sea-raft")
+    first, second = frames()
+    with torch.no_grad():
+        close(PreparedFlow(model, *SIZE)(first, second, updates=0), model(first, second, updates=0))
+
+
+def test_whatever_mode_the_caller_is_in() -> None:
+    model = network("raft")
+    first, second = frames()
+    with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+        fast = PreparedFlow(model, *SIZE)
+        inside = fast(first, second, updates=2)
+    after = fast(first.requires_grad_(), second, updates=2)
+    assert not after.requires_grad
+    assert torch.equal(after, inside)
+
+
+def test_later_changes_of_the_model_are_not_seen() -> None:
+    model = network("raft")
+    first, second = frames()
+    fast = PreparedFlow(model, *SIZE)
+    before = fast(first, second, updates=1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert torch.equal(fast(first, second, updates=1), before)
+
+
+def test_results_are_new_memory() -> None:
+    fast = PreparedFlow(network("raft"), *SIZE)
+    first, second = frames()
+    one = fast(first, second, updates=1)
+    kept = one.clone()
+    fast(second, first, updates=1)
+    assert torch.equal(one, kept)
+
+
+def test_mistakes() -> None:
+    model = network("raft")
+    first, second = frames()
+    fast = PreparedFlow(model, *SIZE)
+    with pytest.raises(
+        InputError, match=r"frame1: expected the prepared size \[1, 3, 70, 93\], got .*\[1, 3, 64, 64\]"
+    ):
+        fast(*frames(size=(64, 64)))
+    with pytest.raises(InputError, match="updates: expected an integer >= 1"):
+        fast(first, second, updates=0)
+    with pytest.raises(InputError, match="initial_flow: expected shape"):
+        fast(first, second, initial_flow=torch.zeros(2, 2, 8, 8))
+    with pytest.raises(InputError, match="precision: expected one of fast, bfloat16, exact"):
+        PreparedFlow(model, *SIZE, precision="half")
+    with pytest.raises(InputError, match="precision: expected fast or exact on the CPU, got 'bfloat16'"):
+        PreparedFlow(model, *SIZE, precision="bfloat16")
+    with pytest.raises(InputError, match="height: expected an integer >= 1"):
+        PreparedFlow(model, 0, 8)
+    with pytest.raises(InputError, match="model: expected a RAFT or SEARAFT"):
+        PreparedFlow(nn.Identity(), 8, 8)  # type: ignore[arg-type]
+    shape = SHAPES["raft"]
+    assert isinstance(shape, RAFTConfig)
+    with pytest.raises(InputError, match="model: expected channels in multiples of 8, got 12"):
+        PreparedFlow(RAFT(shape.replace(hidden_channels=12)), *SIZE)
+
+
+def test_sizes_are_prepared_once_and_the_oldest_goes() -> None:
+    model = network("sea-raft")
+    fast = PreparedSizes(model, sizes=2)
+    first = fast.prepared(64, 64)
+    assert fast.prepared(64, 64) is first
+    second = fast.prepared(64, 72)
+    assert fast.prepared(64, 64) is first
+    fast.prepared(64, 80)
+    assert fast.prepared(64, 64) is first
+    assert fast.prepared(64, 72) is not second
+
+
+def test_in_a_cascade() -> None:
+    model = network("sea-raft")
+    first, second = frames(size=(150, 190))
+    with torch.no_grad():
+        right = Cascade(model, updates=1, coarse_updates=2, threshold=100)(first, second)
+        close(Cascade(PreparedSizes(model), updates=1, coarse_updates=2, threshold=100)(first, second), right)
+
+
+def test_a_stem_on_cells_is_the_convolution() -> None:
+    torch.manual_seed(0)
+    conv = nn.Conv2d(6, 8, 7, 2, padding=3).double()
+    first, second = torch.rand(2, 1, 3, 16, 24, dtype=torch.float64)
+    cells = torch.empty(1, 11, 15, CELL_CHANNELS, dtype=torch.float64)
+    plain.frames_to_cells(first, second, Frame(0, 0, 16, 24), cells)
+    right = conv(2 * torch.cat((first, second), 1).float().double() - 1)
+    got = plain.convolve(cells, stem(conv.weight.detach(), (0, 1)), conv.bias).permute(0, 3, 1, 2)
+    torch.testing.assert_close(got, right, atol=1e-6, rtol=1e-6)
+    swapped = plain.convolve(cells, stem(conv.weight.detach()[:, [3, 4, 5, 0, 1, 2]], (1, 0)), conv.bias)
+    torch.testing.assert_close(swapped.permute(0, 3, 1, 2), got)
+
+
+def test_a_folded_norm_is_the_norm() -> None:
+    torch.manual_seed(0)
+    conv, norm = nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8, eps=1e-3)
+    nn.init.uniform_(norm.running_mean)
+    nn.init.uniform_(norm.running_var)
+    nn.init.normal_(norm.weight)
+    nn.init.normal_(norm.bias)
+    x = torch.randn(1, 4, 6, 6)
+    weight, bias = folded(conv, norm)
+    torch.testing.assert_close(nn.functional.conv2d(x, weight.float(), bias.float()), norm.eval()(conv(x)))
+    with pytest.raises(TypeError, match="GroupNorm"):
+        folded(conv, nn.GroupNorm(2, 8))
+    form = Form(torch.device("cpu"), torch.float32)
+    assert form.filters(weight).is_contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,260 @@
+"""What networks do between convolutions: the definition against PyTorch's modules, and the kernels against it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fullfield.ops.fused import plain
+from fullfield.ops.fused.protocol import CELL_CHANNELS, Frame, Norm, Passes, Target
+
+POISON = 7.0
+gpu = pytest.mark.gpu
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+def nchw(x: Tensor) -> Tensor:
+    return x.permute(0, 3, 1, 2)
+
+
+def grid(batch: int, height: int, width: int) -> Tensor:
+    ys, xs = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    return torch.stack((xs, ys)).float().expand(batch, 2, height, width)
+
+
+# ---- the definition
+
+
+def test_the_module_is_a_set_of_passes() -> None:
+    passes: Passes = plain
+    assert callable(passes.convolve)
+
+
+def test_instance_norm_and_residual() -> None:
+    y, x = torch.randn(2, 2, 5, 6, 16)
+    done = plain.affine_(y.clone(), plain.moments(y, 1e-5), x, plain.moments(x, 1e-5))
+    both = functional.relu(functional.instance_norm(nchw(y))) + functional.instance_norm(nchw(x))
+    torch.testing.assert_close(nchw(done), functional.relu(both))
+    shift = torch.randn(16)
+    torch.testing.assert_close(plain.affine_(y.clone(), Norm(None, shift), x), (x + (y + shift).relu()).relu())
+
+
+def test_gates_are_a_gated_recurrent_unit() -> None:
+    state, q, q_map = torch.randn(3, 2, 4, 5, 8)
+    zr, zr_map = torch.randn(2, 2, 4, 5, 16)
+    update, reset = torch.sigmoid(zr + zr_map).chunk(2, 3)
+    out = torch.full((2, 4, 5, 12), POISON)
+    plain.gate_reset(state, zr, zr_map, Target(out[..., 4:]))
+    torch.testing.assert_close(out[..., 4:], reset * state)
+    assert (out[..., :4] == POISON).all()
+    turned = torch.full((2, 5, 4, 8), POISON)
+    want = (1 - update) * state + update * torch.tanh(q + q_map)
+    plain.gate_update(state, zr, zr_map, q, q_map, [Target(state), Target(turned, True)])
+    torch.testing.assert_close(state, want)
+    torch.testing.assert_close(turned, want.transpose(1, 2))
+
+
+def test_windows_and_products_are_convolutions_of_the_flow() -> None:
+    coords = grid(2, 9, 11) + 3 * torch.randn(2, 2, 9, 11)
+    flow = coords - grid(2, 9, 11)
+    windows = torch.full((2, 9, 11, 104), POISON)
+    plain.flow_patches(coords, 7, windows)
+    assert (windows[..., 98:] == 0).all()
+    weight = torch.randn(5, 2, 7, 7)
+    done = windows[..., :98] @ weight.permute(0, 2, 3, 1).flatten(1).t()
+    torch.testing.assert_close(nchw(done), functional.conv2d(flow, weight, padding=3), atol=1e-4, rtol=1e-4)
+
+    hidden, head, bias = torch.randn(2, 9, 11, 6), torch.randn(2, 6, 3, 3), torch.randn(2)
+    taps = torch.cat((hidden @ head.permute(2, 3, 0, 1).reshape(18, 6).t(), torch.full((2, 9, 11, 6), POISON)), 3)
+    moved = coords.clone()
+    plain.flow_step_(moved, taps, bias)
+    step = functional.conv2d(nchw(hidden), head, bias, padding=1)
+    torch.testing.assert_close(moved, coords + step, atol=1e-4, rtol=1e-4)
+
+
+def test_pack_puts_the_flow_where_it_belongs() -> None:
+    coords = grid(1, 3, 4) + torch.randn(1, 2, 3, 4)
+    source, bias = torch.randn(1, 3, 4, 8), torch.randn(8)
+    first, second = torch.full((1, 3, 4, 12), POISON), torch.full((1, 4, 3, 8), POISON)
+    plain.pack(source, bias, [Target(first[..., 4:]), Target(second, True)], (coords, 6))
+    torch.testing.assert_close(first[..., 4:10], (source + bias).relu()[..., :6])
+    torch.testing.assert_close(nchw(first[..., 10:]), coords - grid(1, 3, 4))
+    assert torch.equal(second, first[..., 4:].transpose(1, 2))
+    assert (first[..., :4] == POISON).all()
+
+
+def test_depthwise_norm() -> None:
+    x, weight, bias = torch.randn(2, 5, 6, 64), torch.randn(49, 64), torch.randn(64)
+    out = torch.full_like(x, POISON)
+    plain.depthwise_norm(x, weight, bias, 1e-6, out)
+    conv = torch.nn.Conv2d(64, 64, 7, padding=3, groups=64)
+    conv.load_state_dict({"weight": weight.t().reshape(64, 1, 7, 7), "bias": bias})
+    want = functional.layer_norm(conv(nchw(x)).permute(0, 2, 3, 1), (64,), eps=1e-6)
+    torch.testing.assert_close(out, want.detach(), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float16])
+def test_cells_hold_both_frames_and_a_border(dtype: torch.dtype) -> None:
+    scale = 255 if dtype == torch.uint8 else 1
+    first, second = (torch.rand(2, 2, 3, 13, 10) * scale).to(dtype)
+    out = torch.full((2, 11, 11, CELL_CHANNELS), POISON)
+    plain.frames_to_cells(first, second, Frame(1, 3, 16, 16), out)
+    for number, frame in enumerate((first, second)):
+        padded = functional.pad(2 * frame.float() / scale - 1, (3, 3, 1, 2), mode="replicate")
+        cells = functional.pixel_unshuffle(padded, 2).unflatten(1, (3, 2, 2)).permute(0, 4, 5, 2, 3, 1).flatten(3)
+        torch.testing.assert_close(out[:, 2:10, 2:10, 12 * number : 12 * number + 12], cells)
+    inner = torch.zeros(11, 11, dtype=torch.bool)
+    inner[2:10, 2:10] = True
+    assert (out[:, ~inner] == 0).all()
+    assert (out[..., 24:] == 0).all()
+
+
+def by_unfold(field: Tensor, mask: Tensor, factor: int) -> Tensor:
+    batch, channels, height, width = field.shape
+    weights = mask.view(batch, 1, 9, factor, factor, height, width).softmax(2)
+    windows = functional.unfold(field, 3, padding=1).view(batch, channels, 9, 1, 1, height, width)
+    return (weights * windows).sum(2).permute(0, 1, 4, 2, 5, 3).reshape(batch, channels, factor * height, -1)
+
+
+@pytest.mark.parametrize("factor", [2, 3, 8])
+def test_convex_strips_are_parts_of_the_whole(factor: int) -> None:
+    field, mask = torch.randn(2, 3, 7, 6), 3 * torch.randn(2, 9 * factor * factor, 7, 6)
+    whole = by_unfold(field, mask, factor)
+    torch.testing.assert_close(plain.convex_upsample(field, mask, factor), whole)
+    out = torch.full((2, 3, 7 * factor - 3, 6 * factor - 2), POISON)
+    for first, last in ((0, 2), (2, 3), (3, 7)):
+        plain.convex_strip(field, mask[:, :, first:last], factor, out, first_row=first, origin=(2, 1), gain=4)
+    torch.testing.assert_close(out, 4 * whole[:, :, 2:-1, 1:-1])
+
+
+# ---- the kernels
+
+DTYPES = {torch.float16: 4e-5, torch.bfloat16: 3e-4, torch.float32: 2e-6}
+
+
+def off(got: Tensor, right: Tensor) -> float:
+    return float((got.double() - right.double()).norm() / right.double().norm())
+
+
+@gpu
+@needs_cuda
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["norms", "pack", "windows", "gates", "step", "gelu", "depthwise", "cells", "convex"])
+def test_kernels(name: str, dtype: torch.dtype) -> None:
+    from fullfield.ops.fused import cuda
+
+    device = torch.device("cuda")
+    batch, height, width, channels = 2, 21, 37, 96
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, device=device)
+
+    def poisoned(*shape: int) -> Tensor:
+        return torch.full(shape, POISON, device=device, dtype=dtype)
+
+    y, x, q, q_map = (normal(batch, height, width, channels).to(dtype) for _ in range(4))
+    zr, zr_map = (normal(batch, height, width, 2 * channels).to(dtype) for _ in range(2))
+    scale, shift, taps = normal(channels), normal(channels), normal(batch, height, width, 24).to(dtype)
+    large = (3 * normal(1, 300, 500, 64) + 1).to(dtype)
+    coords = grid(batch, height, width).to(device) + 5 * normal(batch, 2, height, width)
+    wide, filters, offsets = normal(batch, height, width, 384).to(dtype), normal(49, 384), normal(384)
+    frames = torch.rand(2, batch, 3, 99, 133, device=device)
+    field, mask = 10 * normal(batch, 2, height, width), (3 * normal(batch, 576, height, width)).to(dtype)
+
+    def norms(m: ModuleType) -> list[Tensor]:
+        plainly = m.affine_(y.clone(), Norm(None, shift))
+        scaled = m.affine_(y.clone(), Norm(scale, shift), x)
+        instance = m.affine_(y.clone(), m.moments(y, 1e-5), x, m.moments(x, 1e-5))
+        return [plainly, scaled, instance, *m.moments(large, 1e-5)]
+
+    def pack(m: ModuleType) -> list[Tensor]:
+        first, second = poisoned(batch, height, width, channels + 32), poisoned(batch, width, height, channels + 16)
+        m.pack(y, shift, [Target(first[..., 32:]), Target(second[..., 8:-8], True)], (coords, channels - 2))
+        third = poisoned(batch, height, width, channels + 32)
+        m.pack(y, None, [Target(third[..., :channels])])
+        return [first, second, third]
+
+    def windows(m: ModuleType) -> list[Tensor]:
+        out = poisoned(batch, height, width, 104)
+        m.flow_patches(coords, 7, out)
+        return [out]
+
+    def gates(m: ModuleType) -> list[Tensor]:
+        joint, reset = torch.cat((y, x), 3), poisoned(batch, height, width, 2 * channels)
+        state, turned = joint[..., :channels], poisoned(batch, width, height, channels)
+        m.gate_reset(state, zr, zr_map, Target(reset[..., channels:]))
+        m.gate_update(state, zr, zr_map, q, q_map, [Target(state), Target(turned, True)])
+        return [joint, reset, turned]
+
+    def step(m: ModuleType) -> list[Tensor]:
+        moved = coords.clone()
+        m.flow_step_(moved, taps, shift[:2].contiguous())
+        return [moved]
+
+    def gelu(m: ModuleType) -> list[Tensor]:
+        values = 3 * y
+        m.gelu_(values)
+        return [values]
+
+    def depthwise(m: ModuleType) -> list[Tensor]:
+        out = poisoned(*wide.shape)
+        m.depthwise_norm(wide, filters, offsets, 1e-6, out)
+        return [out]
+
+    def cells(m: ModuleType) -> list[Tensor]:
+        found = []
+        for kind in (torch.float32, torch.float16, torch.uint8):
+            first, second = (frames * (255 if kind == torch.uint8 else 1)).to(kind)
+            out = poisoned(batch, 55, 71, CELL_CHANNELS)
+            m.frames_to_cells(first, second.contiguous(memory_format=torch.channels_last), Frame(2, 1, 104, 136), out)
+            found.append(out)
+        return found
+
+    def convex(m: ModuleType) -> list[Tensor]:
+        found = []
+        for factor in (8, 4, 3):
+            for layout in (torch.contiguous_format, torch.channels_last):
+                weights = mask[:, : 9 * factor * factor].contiguous(memory_format=layout)
+                out = torch.full((batch, 2, height * factor - 3, width * factor - 3), POISON, device=device)
+                m.convex_strip(field, weights[:, :, 5:12], factor, out, first_row=5, origin=(1, 2), gain=8.0)
+                found.append(out)
+        return found
+
+    work: dict[str, Callable[[ModuleType], list[Tensor]]] = {
+        f.__name__: f for f in (norms, pack, windows, gates, step, gelu, depthwise, cells, convex)
+    }
+    for got, right in zip(work[name](cuda), work[name](plain), strict=True):
+        assert off(got, right) <= DTYPES[dtype]
+
+
+@gpu
+@needs_cuda
+def test_kernels_refuse_strange_layouts() -> None:
+    from fullfield.ops.fused import cuda
+
+    x = torch.zeros(1, 4, 6, 16, device="cuda", dtype=torch.float16)
+    with pytest.raises(ValueError, match="contiguous"):
+        cuda.affine_(x[..., :8], Norm(None, torch.zeros(8, device="cuda")))
+    with pytest.raises(ValueError, match="slice of channels"):
+        cuda.pack(x[:, :, :3].contiguous(), None, [Target(x[:, :, :3])])
+    with pytest.raises(ValueError, match="expected a target"):
+        cuda.pack(x, None, [Target(x, True)])
+
+
+def test_what_the_kernels_cannot_do_is_said() -> None:
+    from fullfield.ops.fused import cuda
+
+    assert "CPU" in str(cuda.device_why_not(torch.device("cpu"))).upper()
+    field, mask = torch.zeros(1, 2, 4, 4), torch.zeros(1, 9 * 81, 4, 4)
+    assert "factor of 2 to 8" in str(cuda.convex_why_not(field, mask, 9))
+    assert "float32 field" in str(cuda.convex_why_not(field.double(), mask, 8))
