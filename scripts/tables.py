@@ -14,6 +14,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 BEGIN_CORRELATION = "<!-- table of the correlation lookup: begin -->\n"
+BEGIN_MODELS = "<!-- table of the networks: begin -->\n"
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->"
 
 
@@ -117,11 +118,47 @@ def correlation_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def models_table() -> str:
+    """Seconds and peak memory of whole networks on the GPU, beside ptlflow's."""
+    stored, largest = read("models_h200.json"), read("models_h200_16k.json")
+    names = ("fast", "fast, cascaded", "exact", "ptlflow, dense", "ptlflow, alt_cuda_corr")
+
+    def cell(case: dict[str, Any], name: str) -> str:
+        row = next((row for row in case["rows"] if row["name"] == name), None)
+        if row is None:
+            return ""
+        if row["status"] != "ok":
+            return str(row["status"])
+        return f"{row['median_s']:.3g} s, {row['peak_bytes'] / 2**30:.1f} GiB"
+
+    heads = ("one pair of frames, one H200", "fullfield `fast`", "cascaded", "module*", *names[3:])
+    lines = [f"| {' | '.join(heads)} |", f"| {' | '.join(['---'] * len(heads))} |"]
+    titles = {"sea-raft-m": "SEA-RAFT (M)", "raft": "RAFT"}
+    for case in sorted([*stored["cases"], *largest["cases"]], key=lambda case: (case["method"], case["size"][1])):
+        height, width = case["size"]
+        title = f"{titles[case['method']]}, {case['updates']} updates, {width}×{height}"
+        lines.append(f"| {title} | {' | '.join(cell(case, name) for name in names)} |")
+    environment = stored["environment"]
+    inside = [case["lookups"]["inside"] for case in stored["cases"]]
+    windows = [case["lookups"]["mean_window"] for case in stored["cases"]]
+    lines += [
+        "",
+        "End to end, frames on the GPU; peak memory as PyTorch counts it. \\* fullfield's plain module; it and ptlflow in",
+        "float32 with TF32 convolutions, PyTorch's default. RAFT with its Sintel weights, SEA-RAFT with random ones",
+        f"({min(inside):.0%} to {max(inside):.0%} of the lookups inside the map, mean window {min(windows):.0f} to "
+        f"{max(windows):.0f} cells); Sintel's frames, enlarged.",
+        f"{environment['gpu']}, PyTorch {environment['versions']['torch']}, commit {environment['commit']}, "
+        f"{environment['date']}; `fullfield bench models`.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def main(arguments: list[str]) -> int:
     readme = ROOT / "README.md"
     text = readme.read_text("utf-8")
     wanted = text
-    for begin, made in ((BEGIN, table()), (BEGIN_CORRELATION, correlation_table())):
+    parts = ((BEGIN_MODELS, models_table()), (BEGIN, table()), (BEGIN_CORRELATION, correlation_table()))
+    for begin, made in parts:
         head, rest = wanted.split(begin)
         wanted = head + begin + made + END + rest.split(END, 1)[1]
     if arguments == ["--check"]:
