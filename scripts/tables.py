@@ -143,8 +143,8 @@ def models_table() -> str:
     windows = [case["lookups"]["mean_window"] for case in stored["cases"]]
     lines += [
         "",
-        "End to end, frames on the GPU; peak memory as PyTorch counts it. \\* fullfield's plain module; it and ptlflow in",
-        "float32 with TF32 convolutions, PyTorch's default. RAFT with its Sintel weights, SEA-RAFT with random ones",
+        "End to end, frames on the GPU; peak memory as PyTorch counts it. \\* fullfield's plain module; it and ptlflow",
+        "in float32 with TF32 convolutions, PyTorch's default. RAFT with its Sintel weights, SEA-RAFT with random ones",
         f"({min(inside):.0%} to {max(inside):.0%} of the lookups inside the map, mean window {min(windows):.0f} to "
         f"{max(windows):.0f} cells); Sintel's frames, enlarged.",
         f"{environment['gpu']}, PyTorch {environment['versions']['torch']}, commit {environment['commit']}, "

@@ -26,7 +26,7 @@ def data_dir() -> Path:
 
 
 # Tests on one thread: with two, a busy machine stalls every one of PyTorch's many small parallel regions.
-_ONE_THREAD = ("integrations", "models", "nn", "ops/correlation")
+_ONE_THREAD = ("integrations", "models", "nn", "ops/correlation", "ops/point_conv")
 
 
 @pytest.fixture(autouse=True)

@@ -12,14 +12,16 @@ if TYPE_CHECKING:
     from fullfield._check import InputError as InputError
     from fullfield.estimators import Flow as Flow
     from fullfield.estimators import estimate as estimate
+    from fullfield.integrations import patch as patch
 
 _HOME = {
     "Flow": "fullfield.estimators",
     "InputError": "fullfield._check",
     "estimate": "fullfield.estimators",
+    "patch": "fullfield.integrations",
 }
 
-__all__ = ["Flow", "InputError", "__version__", "estimate"]
+__all__ = ["Flow", "InputError", "__version__", "estimate", "patch"]
 
 
 def __getattr__(name: str) -> object:

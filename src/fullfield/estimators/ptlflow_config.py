@@ -1,0 +1,54 @@
+"""How a model of ptlflow estimates. Light: imports neither torch nor numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from fullfield._check import number, require
+
+PREFIX = "ptlflow:"
+"""Before the name of one of ptlflow's models: ``ptlflow:dpflow`` is a method."""
+
+RANDOM = "random"
+
+
+def _parameter(default: Any, help: str, metavar: str | None = None) -> Any:
+    return field(default=default, metadata={"help": help, "choices": None, "metavar": metavar})
+
+
+@dataclass(frozen=True)
+class PtlflowConfig:
+    """The weights and updates of a model of ptlflow, and on whose correlation lookups it runs."""
+
+    weights: str | None = _parameter(
+        None,
+        "file, or name of one of the model's checkpoints at ptlflow, or random (seeded, for timing); 'auto' is its "
+        "checkpoint sintel, else things, else its first",
+        "PATH|NAME",
+    )
+    updates: int | None = _parameter(None, "flow updates; 'auto': the model's own")
+    patched: bool = _parameter(
+        True, "run a model that has RAFT's correlation block on our lookups; others run as they are"
+    )
+
+    def __post_init__(self) -> None:
+        if self.weights is not None:
+            object.__setattr__(self, "weights", str(self.weights))
+            require(self.weights != "", "weights", "a file or the name of a checkpoint", "nothing")
+        if self.updates is not None:
+            number(self.updates, "updates", integer=True, low=1)
+            object.__setattr__(self, "updates", int(self.updates))
+        require(isinstance(self.patched, bool), "patched", "True or False", self.patched)
+
+    def replace(self, **parameters: Any) -> PtlflowConfig:
+        """A copy with other values; an unknown name is a TypeError, a bad value an InputError."""
+        return replace(self, **parameters)
+
+    def as_dict(self) -> Mapping[str, Any]:
+        """Field names and values."""
+        return asdict(self)
+
+
+PRESETS: Mapping[str, PtlflowConfig] = {"default": PtlflowConfig()}

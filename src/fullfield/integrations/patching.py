@@ -1,0 +1,68 @@
+"""Replacing a network's correlation block."""
+
+from __future__ import annotations
+
+import torch
+
+from fullfield import _check
+from fullfield._check import InputError
+from fullfield.integrations import methods, princeton, ptlflow, torchvision
+from fullfield.integrations.blocks import require_kernel
+from fullfield.integrations.handle import Handle, is_patched
+from fullfield.ops.correlation import BACKENDS
+
+
+def patch(model: torch.nn.Module, *, backend: str | None = None) -> Handle:
+    """Let a network's correlation lookups run on ours: exact, in linear memory, trainable.
+
+    ::
+
+        handle = fullfield.patch(model)   # from here on model(...) runs on our lookups
+        print(handle.replaced)
+        handle.restore()                  # or: with fullfield.patch(model): ...
+
+    Known are RAFT and SEA-RAFT as princeton published them and checkouts like them, torchvision's RAFT, and the
+    models of ptlflow listed in docs/integrations.md; also inside DataParallel and other wrappers. Every block is tried
+    on a small pair before it is replaced: one that computes something else is refused, whatever its name.
+
+    The patch belongs to this model object: other models, of the same class too, and the modules' names stay as they
+    are, so that threads do not see each other's patches. Weights, hooks and attributes are not touched. A deep copy of
+    a patched model is patched; a pickle holds it unpatched. Results keep the dtype and layout of those they replace;
+    levels of side one, where the originals return NaN, are finite.
+
+    Args:
+        model: the network, on the device it will run on.
+        backend: of the lookups; None takes the kernel made for the device.
+
+    Raises:
+        InputError: if the model is patched already, if it has no correlation block that we know, or if the device's
+            kernel (or ``backend``) cannot run here.
+    """
+    _check.require(isinstance(model, torch.nn.Module), "model", "a torch.nn.Module", model)
+    if backend is not None:
+        _check.choice(backend, "backend", BACKENDS)
+    if any(is_patched(part) for part in model.modules()):
+        raise InputError("model: it is patched already; restore() its handle first")
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    require_kernel(device, backend)
+    for part in model.modules():
+        support = ptlflow.support_of(part)
+        if support is not None and support.state == ptlflow.OTHER:
+            raise InputError(f"model: ptlflow's {type(part).__name__} has no all-pairs lookup ({support.note})")
+    recognisers = {**princeton.recognisers(), **ptlflow.recognisers(model)}
+    changes = [
+        *torchvision.find(model, backend),
+        *ptlflow.find(model, backend),
+        *methods.find(model, recognisers, backend),
+    ]
+    found = [id(change.target) for change in changes]
+    for name, part in model.named_modules():
+        if "CorrBlock" in type(part).__name__ and id(part) not in found:
+            raise InputError(f"model: its {name} ({type(part).__qualname__}) is not known to be an all-pairs lookup")
+    if not changes:
+        kind = f"{type(model).__module__}.{type(model).__qualname__}"
+        raise InputError(
+            "model: expected a network with RAFT's correlation block (RAFT, SEA-RAFT, torchvision's RAFT, or a model "
+            f"of ptlflow {ptlflow.TESTED}: see docs/integrations.md), found none in {kind}"
+        )
+    return Handle(model, changes, backend)

@@ -1,0 +1,228 @@
+"""ptlflow: which of its models hold the operator, and the blocks that only its models have.
+
+Most models are RAFT's kind and are found by :mod:`fullfield.integrations.princeton`. Here are the others, and for every
+model of the tested version what a patch of it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullfield._check import InputError
+from fullfield.integrations.blocks import StoppingBlock, backend_for, lookup_pyramid, prepared_features, stops_here
+from fullfield.integrations.forms import try_lookup
+from fullfield.integrations.handle import Change, Replacement
+from fullfield.integrations.methods import Recogniser
+from fullfield.ops.correlation import correlation_lookup
+
+TESTED = "0.4.2"
+
+EXACT = "exact"
+NOTED = "exact, with a note"
+OTHER = "not this operator"
+
+
+@dataclass(frozen=True)
+class Support:
+    """What a patch of some models is."""
+
+    models: tuple[str, ...]
+    state: str
+    note: str = ""
+
+
+def _of(names: str, state: str, note: str = "") -> Support:
+    return Support(tuple(names.split()), state, note)
+
+
+_WINDOW = "compares a fixed window around each pixel of warped features"
+SUPPORT = (
+    _of("raft raft_small", EXACT),
+    _of("sea_raft sea_raft_s sea_raft_m sea_raft_l", EXACT),
+    _of("gma", EXACT),
+    _of("skflow", EXACT),
+    _of("ms_raft_p", EXACT, "two levels at 1/16 to 1/2 of the frame"),
+    _of("ccmr ccmr_p", EXACT, "two levels at 1/16 to 1/4 (ccmr_p: 1/2) of the frame"),
+    _of("dpflow", EXACT, "its on-demand mode needs no extension"),
+    _of("rpknet", EXACT),
+    _of("rapidflow rapidflow_it1 rapidflow_it2 rapidflow_it3 rapidflow_it6", EXACT),
+    _of("flowseek_t flowseek_m", EXACT, "checked with a stand-in for its depth network"),
+    _of("flow_anything", EXACT),
+    _of("recover_rn recover_mn recover_cx", EXACT),
+    _of("memfof", EXACT, "two blocks, towards the frames before and after"),
+    _of("memflow memflow_t", EXACT),
+    _of("videoflow_bof videoflow_mof", EXACT, "two blocks each"),
+    _of("streamflow", EXACT, "a block for every pair of neighbouring frames"),
+    _of("splatflow", EXACT, "checked with two frames; three need cupy"),
+    _of(
+        "matchflow matchflow_raft",
+        NOTED,
+        "needs its compiled QuadTreeAttention; checked with a stand-in for that attention",
+    ),
+    _of(
+        "gmflownet gmflownet_mix",
+        NOTED,
+        "its matching is made of the whole matrix, which is still computed, once and without its pyramid",
+    ),
+    _of("lcv_raft lcv_raft_small", NOTED, "the learned metric is multiplied into the first features"),
+    _of("neuflow2", NOTED, "its first flow is a global matching, which stays as it is"),
+    _of(
+        "unimatch_sc2_ref6 gmflow_p_sc2_ref6",
+        NOTED,
+        "the refinements' local correlation; the matching before it stays as it is",
+    ),
+    _of("craft", OTHER, "its matrix is a transformer's attention, normalised as a whole"),
+    _of("csflow", OTHER, "its volume has a second channel of strip correlations"),
+    _of("llaflow llaflow_raft", OTHER, "a second matrix, summed over 25 shifts, is added to the products"),
+    _of("separableflow", OTHER, "its volume is filtered before it is read"),
+    _of("scv4 scv8", OTHER, "keeps the k best matches of each pixel"),
+    _of("flowformer flowformer_pp", OTHER, "encodes the whole volume with a transformer"),
+    _of("flow1d", OTHER, "correlates along rows and columns"),
+    _of("dip", OTHER, "compares single candidates (PatchMatch)"),
+    _of(
+        "gmflow gmflow_refine gmflow_p gmflow_p_sc2 unimatch unimatch_sc2",
+        OTHER,
+        "matches by a softmax over the whole matrix or a window",
+    ),
+    _of("neuflow", OTHER, "a global matching, then a fixed window"),
+    _of("waft_dav2_a1 waft_dav2_a2 waft_dinov3_a2 waft_twins_a2", OTHER, "warps features and correlates nothing"),
+    _of("vcn vcn_small dicl", OTHER, "learns the cost of a fixed window"),
+    _of("flownets flownetsd flownetc flownetcs flownetcss flownet2", OTHER, "correlates nothing, or a fixed window"),
+    _of("pwcnet pwcnet_nodc irr_pwc irr_pwcnet irr_pwcnet_irr scopeflow starflow fastflownet", OTHER, _WINDOW),
+    _of("liteflownet liteflownet2 liteflownet2_pseudoreg liteflownet3 liteflownet3_pseudoreg", OTHER, _WINDOW),
+    _of("liteflownet3s liteflownet3s_pseudoreg maskflownet maskflownet_s hd3 hd3_ctxt", OTHER, _WINDOW),
+)
+
+MORE_FRAMES = {"memfof": 3, "streamflow": 4}
+"""Models that do not run on two frames."""
+
+
+def support_of(model: object) -> Support | None:
+    """What a patch of this model is; None where it is not one of ptlflow's."""
+    kind = type(model)
+    if not kind.__module__.startswith("ptlflow.models."):
+        return None
+    names = [k.__name__ for k in kind.__mro__]
+    return next((s for s in SUPPORT if any(name in s.models for name in names)), None)
+
+
+def recognisers(model: torch.nn.Module) -> dict[str, Recogniser]:
+    """What to make of the names under which methods of ptlflow's models reach other blocks than RAFT's."""
+    return {"^local_correlation_with_flow$": _unimatch} if getattr(model, "reg_refine", False) else {}
+
+
+def find(model: torch.nn.Module, backend: str | None) -> list[Change]:
+    """The blocks that are attributes of the model's parts: LCV's and NeuFlow's."""
+    found = []
+    for path, part in model.named_modules():
+        if callable(getattr(part, "compute_cost_volume", None)):
+            found.append(_lcv(path, part, backend))
+        for name, value in vars(part).items():
+            if callable(getattr(value, "init_corr_pyr", None)):
+                found.append(_neuflow(f"{path}.{name}".lstrip("."), value, backend))
+    return found
+
+
+def _refuse(name: str, kind: type, differs: str) -> InputError:
+    return InputError(f"model: {name} ({kind.__module__}.{kind.__qualname__}) is not the all-pairs lookup: {differs}")
+
+
+def _unimatch(name: str, original: Any, where: str, accompanied: bool, backend: str | None) -> Any:  # noqa: ARG001
+    def taps(found: Tensor) -> Tensor:
+        """dy slow to dx slow, or back."""
+        side = round(found.shape[1] ** 0.5)
+        return torch.unflatten(found, 1, (side, side)).transpose(1, 2).flatten(1, 2)
+
+    def theirs(fmap1: Tensor, fmap2: Tensor, coords: Tensor, _: int, radius: int) -> Tensor:
+        return taps(original(fmap1, fmap2, coords - _grid(coords), radius))
+
+    differs = try_lookup(theirs, levels=1)
+    if isinstance(differs, str):
+        raise InputError(f"model: the {name} of {where} is not the local lookup: {differs}")
+
+    def lookup(
+        feature0: Tensor,
+        feature1: Tensor,
+        flow: Tensor,
+        local_radius: int,
+        padding_mode: str = "zeros",
+        dilation: int = 1,
+    ) -> Tensor:
+        """The window of ``feature1`` around where ``flow`` leads."""
+        if padding_mode != "zeros" or dilation != 1:
+            raise InputError(f"{name}: expected padding_mode 'zeros' and dilation 1, got {padding_mode!r}, {dilation}")
+        first, second, _ = prepared_features(feature0, feature1)
+        at = flow.float() + _grid(flow)
+        place = backend_for(feature0.device, backend)
+        found = correlation_lookup(first, [second], at, local_radius, backend=place, out_dtype=first.dtype)
+        return taps(found).contiguous()
+
+    return lookup
+
+
+def _grid(like: Tensor) -> Tensor:
+    height, width = like.shape[-2:]
+    y, x = torch.meshgrid(
+        torch.arange(height, device=like.device, dtype=torch.float32),
+        torch.arange(width, device=like.device, dtype=torch.float32),
+        indexing="ij",
+    )
+    return torch.stack((x, y))
+
+
+def _neuflow(name: str, block: Any, backend: str | None) -> Change:
+    kind = type(block)
+
+    def theirs(fmap1: Tensor, fmap2: Tensor, coords: Tensor, levels: int, radius: int) -> Tensor:
+        trial = kind(radius, levels)
+        batch, _, height, width = coords.shape
+        trial.init_bhwd(batch, height, width, coords.device, False)
+        found: Tensor = trial(trial.init_corr_pyr(fmap1, fmap2), coords - _grid(coords))
+        return found
+
+    differs = try_lookup(theirs)
+    if isinstance(differs, str) or differs:
+        raise _refuse(name, kind, str(differs))
+
+    def init_corr_pyr(self: Any, feature0: Tensor, feature1: Tensor) -> Any:
+        return lookup_pyramid(feature0, feature1, self.levels, self.radius, backend)
+
+    def call(self: Any, corr_pyramid: Any, flow: Tensor) -> Tensor:
+        found: Tensor = corr_pyramid((self.grid + flow).float())
+        return found
+
+    made = Replacement(name, kind.__qualname__, "fullfield's CorrelationPyramid")
+    return Change(block, {"init_corr_pyr": init_corr_pyr, "__call__": call}, [made])
+
+
+def _lcv(name: str, block: Any, backend: str | None) -> Change:
+    kind = type(block)
+
+    def theirs(fmap1: Tensor, fmap2: Tensor, coords: Tensor, levels: int, radius: int) -> Tensor:
+        trial = kind(fmap1.shape[1], levels, radius)  # its metric begins as the identity
+        found: Tensor = trial(trial.compute_cost_volume(fmap1, fmap2), coords)
+        return found
+
+    stops = try_lookup(theirs)
+    if isinstance(stops, str):
+        raise _refuse(name, kind, stops)
+
+    def compute_cost_volume(self: Any, fmap1: Tensor, fmap2: Tensor) -> Any:
+        one = fmap1[..., :1, :1].contiguous()
+        kind.compute_cost_volume(self, one, fmap2[..., :1, :1].contiguous())  # sets W, the metric
+        first = torch.einsum("bchw,cd->bdhw", fmap1, self.W.to(fmap1.dtype))
+        if stops and stops_here(fmap2, self.num_levels, self.radius):
+            return StoppingBlock(first, fmap2, self.num_levels, self.radius, backend)
+        layout = torch.channels_last
+        return lookup_pyramid(first, fmap2, self.num_levels, self.radius, backend, layout)
+
+    def forward(self: Any, corr_pyramid: Any, coords: Tensor) -> Tensor:  # noqa: ARG001
+        found: Tensor = corr_pyramid(coords.float())
+        return found
+
+    made = Replacement(name, kind.__qualname__, "fullfield's CorrelationPyramid")
+    return Change(block, {"compute_cost_volume": compute_cost_volume, "forward": forward}, [made])

@@ -1,0 +1,62 @@
+"""torchvision's RAFT: its block is a module of the model, ``corr_block``, that holds the pair between two calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullfield._check import InputError
+from fullfield.integrations.blocks import lookup_pyramid
+from fullfield.integrations.forms import try_lookup
+from fullfield.integrations.handle import Change, Replacement
+
+
+class _Held:
+    """The present pair; copies and pickles of the model leave it out."""
+
+    def __init__(self, lookup: Callable[[Tensor], Tensor] | None) -> None:
+        self.lookup = lookup
+
+    def __deepcopy__(self, _: dict[int, Any]) -> _Held:
+        return _Held(None)
+
+    def __reduce__(self) -> tuple[type, tuple[None]]:
+        return _Held, (None,)
+
+
+def find(model: torch.nn.Module, backend: str | None) -> list[Change]:
+    """Every block of torchvision's kind among the model's parts."""
+    return [
+        _change(name, part, backend)
+        for name, part in model.named_modules()
+        if callable(getattr(part, "build_pyramid", None)) and callable(getattr(part, "index_pyramid", None))
+    ]
+
+
+def _change(name: str, block: Any, backend: str | None) -> Change:
+    kind = type(block)
+
+    def theirs(fmap1: Tensor, fmap2: Tensor, coords: Tensor, levels: int, radius: int) -> Tensor:
+        trial = kind(num_levels=levels, radius=radius)
+        trial.build_pyramid(fmap1, fmap2)
+        found: Tensor = trial.index_pyramid(centroids_coords=coords)
+        return found
+
+    differs = try_lookup(theirs)
+    if isinstance(differs, str) or differs:
+        raise InputError(
+            f"model: its {name} ({kind.__module__}.{kind.__qualname__}) is not the all-pairs lookup: {differs}"
+        )
+
+    def build_pyramid(self: Any, fmap1: Tensor, fmap2: Tensor) -> None:
+        self.corr_pyramid = _Held(lookup_pyramid(fmap1, fmap2, self.num_levels, self.radius, backend))
+
+    def index_pyramid(self: Any, centroids_coords: Tensor) -> Tensor:
+        return self.corr_pyramid.lookup(centroids_coords.float())  # type: ignore[no-any-return]
+
+    overrides = {"build_pyramid": build_pyramid, "index_pyramid": index_pyramid}
+    made = Replacement(name, kind.__qualname__, "fullfield's CorrelationPyramid")
+    return Change(block, overrides, [made], kept=("corr_pyramid",))

@@ -1,0 +1,89 @@
+"""The benchmark of patched models: both run the same, and no wrong result gets a time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fullfield.bench import patched
+from fullfield.bench.patched import Plan
+from fullfield.cli.main import main
+
+pytestmark = pytest.mark.usefixtures("ptlflow")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _few_updates(ptlflow: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = ptlflow.get_model
+
+    def short(name: str) -> Any:
+        model = original(name)
+        model.iters = 1
+        return model
+
+    monkeypatch.setattr(ptlflow, "get_model", short)
+
+
+def quiet(_: object) -> None:
+    pass
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_both_are_timed(train: bool) -> None:
+    (case,) = patched.measure(Plan(("raft_small",), ((128, 136),), CPU, train=train, repeats=1), quiet, quiet)
+    own, ours = case["rows"]
+    assert (own["name"], ours["name"]) == ("as it is", "patched")
+    assert own["median_s"] > 0
+    assert ours["median_s"] > 0
+    if not train:
+        assert 0 < ours["check"]["error"] < 1e-4
+    assert 0 < case["lookups"]["inside"] <= 1
+    assert patched.failed([case]) == []
+    text = "\n".join(patched.report({"cases": [case]}))
+    assert "raft_small 136×128" in text
+    assert "% time" in text
+
+
+def test_a_wrong_flow_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fullfield.integrations import blocks
+
+    original = blocks.RAFTBlock.__call__
+    monkeypatch.setattr(blocks.RAFTBlock, "__call__", lambda self, coords: 2 * original(self, coords))
+    (case,) = patched.measure(Plan(("raft_small",), ((128, 128),), CPU, repeats=1), quiet, quiet)
+    assert case["rows"][1]["status"] == "check failed"
+    assert "median_s" not in case["rows"][1]
+    assert len(patched.failed([case])) == 1
+
+
+def test_a_model_that_cannot_run_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = patched._measured
+
+    def failing(call: Any, row: dict[str, Any], device: torch.device) -> torch.Tensor:
+        if row["name"] == "as it is":
+            raise RuntimeError("integer out of range")
+        return original(call, row, device)
+
+    monkeypatch.setattr(patched, "_measured", failing)
+    (case,) = patched.measure(Plan(("raft_small",), ((128, 128),), CPU, repeats=1), quiet, quiet)
+    assert case["rows"][0]["reason"] == "integer out of range"
+    assert case["rows"][1]["median_s"] > 0
+    assert "failed: integer out of range" in "\n".join(patched.report({"cases": [case]}))
+
+
+def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output = tmp_path / "results.json"
+    command = ["bench", "patched", "raft_small", "--sizes", "128x128", "--repeats", "1", "-q"]
+    assert main([*command, "-o", str(output)]) == 0
+    assert "patched" in capsys.readouterr().out
+    stored = json.loads(output.read_text())
+    assert stored["bench"] == "patched"
+    assert stored["environment"]["versions"]["torch"] == torch.__version__
+    assert main(["bench", "patched", "raftt"]) == 2
+    assert "expected names of ptlflow's models" in capsys.readouterr().err
+    assert main(["bench", "patched", "raft", "--train", "--alt-cuda-corr", str(tmp_path)]) == 2
+    assert "has no gradient" in capsys.readouterr().err

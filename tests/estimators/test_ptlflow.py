@@ -1,0 +1,140 @@
+"""ptlflow's models behind the protocol of estimators."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fullfield import InputError
+from fullfield.estimators import Estimator
+from fullfield.estimators.ptlflow import PtlflowEstimator
+from fullfield.estimators.ptlflow_config import PRESETS, PtlflowConfig
+
+pytestmark = pytest.mark.usefixtures("ptlflow")
+RANDOM = PtlflowConfig(weights="random", updates=2)
+
+
+@pytest.fixture(scope="module")
+def frames() -> Any:
+    return torch.rand(2, 1, 3, 130, 141, generator=torch.Generator().manual_seed(0))
+
+
+def test_it_is_an_estimator_and_runs_on_our_lookups(frames: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    told: list[float] = []
+    patched = PtlflowEstimator("raft_small", RANDOM)
+    assert isinstance(patched, Estimator)
+    assert patched.backend == "automatic"
+    flow = patched(*frames, progress=lambda share, _: told.append(share))
+    assert flow.shape == (1, 2, 130, 141)
+    assert flow.dtype == torch.float32
+    assert (patched.method, patched.backend) == ("ptlflow:raft_small", "cpu")
+    assert dict(patched.parameters) == {
+        "weights": "random",
+        "weights_sha256": None,
+        "updates": 2,
+        "patched": True,
+        "ptlflow": "0.4.2",
+    }
+    assert told == [0.0, 1.0]
+
+    plain = PtlflowEstimator("ptlflow:raft_small", RANDOM.replace(patched=False))
+    expected = plain(*frames)
+    assert plain.backend == "ptlflow"
+    assert plain.parameters["patched"] is False
+    assert 0 < float((flow - expected).abs().max()) < 1e-3 * float(expected.abs().max())
+    captured = capsys.readouterr()
+    assert captured.out == captured.err == ""
+
+
+def test_frames_arrive_as_ptlflow_wants_them(frames: Any, ptlflow: Any) -> None:
+    torch.manual_seed(0)
+    model = ptlflow.get_model_reference("raft_small")(iters=2).eval()
+    estimator = PtlflowEstimator("raft_small", RANDOM.replace(patched=False))
+    estimator.prepare()
+    assert estimator._model is not None
+    model.load_state_dict(estimator._model.state_dict())
+    blue_first = torch.stack(tuple(frames), 1)[:, :, [2, 1, 0]]
+    with torch.no_grad():
+        expected = model({"images": blue_first})["flows"][:, 0]
+    assert torch.equal(estimator(*frames), expected)
+    grey = frames[:, :, :1]
+    assert torch.equal(estimator(*grey), estimator(*grey.expand(-1, -1, 3, -1, -1)))
+
+
+def test_a_model_without_the_operator_runs_as_it_is(frames: Any) -> None:
+    estimator = PtlflowEstimator("pwcnet", PtlflowConfig(weights="random"))
+    assert estimator(*frames).shape == (1, 2, 130, 141)
+    assert estimator.backend == "ptlflow"
+    assert estimator.parameters["updates"] is None
+    with pytest.raises(InputError, match="has no all-pairs lookup"):
+        PtlflowEstimator("pwcnet", PtlflowConfig(weights="random"), backend="cpu")(*frames)
+    with pytest.raises(InputError, match="not one number"):
+        PtlflowEstimator("pwcnet", RANDOM)(*frames)
+
+
+def test_weights_from_a_file(tmp_path: Path, frames: Any) -> None:
+    source = PtlflowEstimator("raft_small", RANDOM)
+    source.prepare()
+    assert source._model is not None
+    state = {name: value + 1e-4 for name, value in source._model.state_dict().items()}
+    torch.save({"state_dict": state}, tmp_path / "mine.ckpt")
+    estimator = PtlflowEstimator("raft_small", RANDOM.replace(weights=tmp_path / "mine.ckpt"))
+    flow = estimator(*frames)
+    assert len(estimator.parameters["weights_sha256"]) == 12
+    assert not torch.equal(flow, source(*frames))
+    assert torch.equal(pickle.loads(pickle.dumps(estimator))(*frames), flow)
+    with pytest.raises(InputError, match=r"expected weights of ptlflow's raft;"):
+        PtlflowEstimator("raft", RANDOM.replace(weights=tmp_path / "mine.ckpt"))(*frames)
+
+
+def test_a_checkpoint_is_fetched_once(
+    tmp_path: Path, frames: Any, monkeypatch: pytest.MonkeyPatch, ptlflow: Any
+) -> None:
+    monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path / "cache"))
+    torch.save(ptlflow.get_model_reference("raft_small")().state_dict(), tmp_path / "raft_small-served.ckpt")
+    url = (tmp_path / "raft_small-served.ckpt").as_uri()
+    reference = ptlflow.get_model_reference("raft_small")
+    monkeypatch.setattr(reference, "pretrained_checkpoints", {"chairs": "x", "things": url}, raising=False)
+    first = PtlflowEstimator("raft_small", PtlflowConfig(updates=1))
+    flow = first(*frames)
+    assert first.parameters["weights"] == "things"
+    (tmp_path / "raft_small-served.ckpt").unlink()
+    assert torch.equal(PtlflowEstimator("raft_small", PtlflowConfig(updates=1))(*frames), flow)
+
+
+def test_mistakes(tmp_path: Path, frames: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path))
+    with pytest.raises(InputError, match=r"expected ptlflow: and one of ccmr, .*, got 'raftt'"):
+        PtlflowEstimator("raftt")
+    with pytest.raises(InputError, match="memfof needs 3 frames"):
+        PtlflowEstimator("memfof")
+    with pytest.raises(InputError, match=r"no\.ckpt: no such file; ptlflow publishes things for raft_small"):
+        PtlflowEstimator("raft_small", PtlflowConfig(weights="no.ckpt"))(*frames)
+    with pytest.raises(InputError, match=r"cannot be built here: .*QuadTreeAttention is not compiled"):
+        PtlflowEstimator("matchflow", RANDOM)(*frames)
+    with pytest.raises(InputError, match="initial_flow"):
+        PtlflowEstimator("raft_small", RANDOM)(*frames, initial_flow=torch.zeros(1, 2, 130, 141))
+    with pytest.raises(InputError, match="updates"):
+        PtlflowConfig(updates=0)
+    with pytest.raises(TypeError):
+        PRESETS["default"].replace(update=1)
+    monkeypatch.setitem(sys.modules, "ptlflow", None)
+    with pytest.raises(InputError, match="needs the package ptlflow, which cannot be imported"):
+        PtlflowEstimator("raft")
+
+
+def test_offline_says_what_to_fetch_and_where_to(
+    tmp_path: Path, frames: Any, monkeypatch: pytest.MonkeyPatch, ptlflow: Any
+) -> None:
+    monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path))
+    reference = ptlflow.get_model_reference("raft_small")
+    url = (tmp_path / "absent" / "raft_small-things.ckpt").as_uri()
+    monkeypatch.setattr(reference, "pretrained_checkpoints", {"things": url}, raising=False)
+    with pytest.raises(OSError, match=r"fetch file:.*things\.ckpt and put it at .*weights.*or pass a file") as error:
+        PtlflowEstimator("raft_small")(*frames)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,286 @@
+"""The handle, whose model it is, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import foreign_network
+import pytest
+import torch
+
+import fullfield
+from fullfield.integrations import Handle
+from fullfield.integrations.blocks import backend_for
+from fullfield.integrations.forms import form_of, try_block
+from fullfield.integrations.handle import is_patched
+
+
+@pytest.fixture
+def frames() -> tuple[torch.Tensor, torch.Tensor]:
+    first, second = torch.rand(2, 2, 3, 40, 48, generator=torch.Generator().manual_seed(0))
+    return first, second
+
+
+@pytest.fixture
+def model() -> foreign_network.Network:
+    torch.manual_seed(0)
+    return foreign_network.Network()
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The blocks of ours that were built."""
+    from fullfield.integrations import princeton
+
+    blocks: list[Any] = []
+    original = princeton.Builder.__call__
+
+    def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        blocks.append(original(self, *args, **kwargs))
+        return blocks[-1]
+
+    monkeypatch.setattr(princeton.Builder, "__call__", noted)
+    return iter([blocks])
+
+
+def close(one: torch.Tensor, two: torch.Tensor) -> bool:
+    return torch.allclose(one, two, rtol=1e-4, atol=1e-5)
+
+
+def test_values_gradients_and_the_way_back(model: Any, frames: Any, built: Any) -> None:
+    blocks = next(built)
+    names = dict(vars(foreign_network))
+    expected = model(*frames)
+    expected.sum().backward()
+    grads = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+
+    handle = fullfield.patch(model)
+    found = model(*frames)
+    found.sum().backward()
+    assert close(found, expected)
+    assert all(torch.allclose(p.grad, g, rtol=1e-3, atol=1e-4) for p, g in zip(model.parameters(), grads, strict=True))
+    assert len(blocks) == 1
+    assert dict(vars(foreign_network)) == names
+    assert isinstance(model, foreign_network.Network)
+    assert list(vars(model)) == list(vars(foreign_network.Network()))
+
+    handle.restore()
+    assert torch.equal(model(*frames), expected)
+    assert type(model) is foreign_network.Network
+    assert len(blocks) == 1
+    handle.restore()
+    assert not handle.active
+
+
+def test_what_the_handle_says(model: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with fullfield.patch(model) as handle:
+        assert isinstance(handle, Handle)
+        assert handle.model is model
+        assert handle.active
+        assert [r.what for r in handle.replaced] == ["CorrBlock", "AlternateCorrBlock"]
+        assert all(r.where == "foreign_network.Network.block" for r in handle.replaced)
+        assert "CorrBlock in foreign_network.Network.block by fullfield's" in repr(handle)
+    assert "restored" in repr(handle)
+    captured = capsys.readouterr()
+    assert captured.out == captured.err == ""
+
+
+def test_leaving_by_an_error_restores(model: Any) -> None:
+    with pytest.raises(KeyError), fullfield.patch(model):
+        raise KeyError
+    assert not is_patched(model)
+
+
+def test_the_extension_is_not_needed(model: Any, frames: Any) -> None:
+    expected = model(*frames)
+    model.alternate = True
+    with pytest.raises(NotImplementedError):
+        model(*frames)
+    with fullfield.patch(model):
+        assert close(model(*frames), expected)
+
+
+def test_other_models_of_the_class_are_left_alone(model: Any, frames: Any, built: Any) -> None:
+    blocks = next(built)
+    other = foreign_network.Network()
+    with fullfield.patch(model), ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda m: m(*frames), [model, other] * 4))
+    assert len(blocks) == 4
+
+
+def test_wrapped_and_nested_models(model: Any, frames: Any, built: Any) -> None:
+    blocks = next(built)
+    outer = torch.nn.ModuleDict({"a": model, "b": foreign_network.Network()})
+    with fullfield.patch(outer) as handle:
+        assert len(handle.replaced) == 4
+        outer["a"](*frames)
+        outer["b"](*frames)
+    assert len(blocks) == 2
+    parallel = torch.nn.DataParallel(model)
+    with fullfield.patch(parallel):
+        parallel(*frames)
+    assert len(blocks) == 3
+
+
+def test_twice_is_an_error_and_once_again_is_not(model: Any) -> None:
+    handle = fullfield.patch(model)
+    with pytest.raises(fullfield.InputError, match="patched already"):
+        fullfield.patch(model)
+    with pytest.raises(fullfield.InputError, match="patched already"):
+        fullfield.patch(torch.nn.Sequential(model))
+    handle.restore()
+    fullfield.patch(model).restore()
+
+
+def test_copies_are_patched_and_pickles_are_not(model: Any, frames: Any) -> None:
+    with fullfield.patch(model):
+        twin = copy.deepcopy(model)
+        read = pickle.loads(pickle.dumps(model))
+        assert is_patched(twin)
+        assert type(read) is foreign_network.Network
+        assert close(read(*frames), model(*frames))
+    assert torch.equal(twin(*frames), twin(*frames))
+    assert twin.encoder is not model.encoder
+
+
+def test_sea_raft(frames: Any) -> None:
+    torch.manual_seed(0)
+    model = foreign_network.Searaft()
+    expected = model(*frames)
+    with fullfield.patch(model) as handle:
+        assert [r.what for r in handle.replaced if r.where.endswith("forward")] == ["SEARAFTCorrBlock"]
+        assert close(model(*frames), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_dtypes_are_those_of_the_original(dtype: torch.dtype, model: Any, frames: Any) -> None:
+    model.to(dtype)
+    first, second = (f.to(dtype) for f in frames)
+    fmap1, fmap2 = model.encoder(first), model.encoder(second)
+    coords = torch.rand(2, 2, 10, 12, dtype=dtype) * 9
+    expected = model.block(fmap1, fmap2)(coords)
+    with fullfield.patch(model):
+        found = model.block(fmap1, fmap2)(coords)
+    assert found.dtype == expected.dtype == dtype
+    assert found.stride() == expected.stride()
+    assert torch.allclose(found, expected, rtol=0.1, atol=0.2 if dtype == torch.bfloat16 else 1e-5)
+
+
+def test_autocast_rounds_the_features_as_the_original_does(model: Any, frames: Any) -> None:
+    expected = model(*frames)
+    with fullfield.patch(model), torch.autocast("cpu", torch.bfloat16):
+        found = model(*frames)
+        block = model.block(*torch.rand(2, 1, 8, 8, 8))
+        assert block(torch.zeros(1, 2, 8, 8)).dtype == torch.float32
+    assert not torch.equal(found, expected)
+    assert torch.allclose(found.float(), expected, atol=0.05)
+
+
+def test_compiled(model: Any, frames: Any, built: Any) -> None:
+    blocks = next(built)
+    with fullfield.patch(model), torch.no_grad():
+        expected = model(*frames)
+        found = torch.compile(model, backend="eager", fullgraph=True)(*frames)
+    torch.compiler.reset()
+    assert close(found, expected)
+    assert blocks
+
+
+def test_the_backend_asked_for_is_used(model: Any, frames: Any) -> None:
+    expected = model(*frames)
+    with fullfield.patch(model, backend="reference") as handle:
+        assert handle.backend == "reference"
+        assert close(model(*frames), expected)
+
+
+def test_refusals(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(model: Any, match: str, **options: Any) -> None:
+        with pytest.raises(fullfield.InputError, match=match) as error:
+            fullfield.patch(model, **options)
+        assert "\n" not in str(error.value)
+        assert not isinstance(model, torch.nn.Module) or not is_patched(model)
+
+    refused("raft", "model: expected a torch.nn.Module")
+    refused(torch.nn.Conv2d(1, 1, 1), "found none in torch.nn")
+    refused(model, "backend", backend="fast")
+    refused(model, "'cuda' cannot serve it on cpu", backend="cuda")
+    learned = foreign_network.Network()
+    learned.block2 = type("LearnedCorrBlock", (torch.nn.Module,), {})()
+    refused(learned, r"its block2 \(LearnedCorrBlock\) is not known")
+    refused(foreign_network.Twofold(), "called by a subclass's method")
+    monkeypatch.setattr(foreign_network, "CorrBlock", foreign_network.OtherCorrBlock)
+    refused(foreign_network.Network(), "CorrBlock of .* is not the all-pairs lookup: .* off by")
+
+
+def test_a_class_that_cannot_change_is_refused_and_nothing_is_left_half_done(model: Any) -> None:
+    class Fixed(foreign_network.Network):
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name == "__class__":
+                raise TypeError("no")
+            super().__setattr__(name, value)
+
+    both = torch.nn.Sequential(model, Fixed())
+    with pytest.raises(fullfield.InputError, match=r"cannot be changed \(no\)"):
+        fullfield.patch(both)
+    assert type(model) is foreign_network.Network
+
+
+def test_the_kernel_must_be_there_on_a_gpu_and_nothing_else_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert backend_for(torch.device("cuda"), None) == "cuda"
+    assert backend_for(torch.device("cuda"), "dense") == "dense"
+    with pytest.raises(fullfield.InputError, match="cpu or cuda"):
+        backend_for(torch.device("mps"), None)
+    from fullfield.ops.correlation import cpu
+
+    monkeypatch.setattr(cpu, "missing", lambda: "numba is not installed")
+    with pytest.raises(fullfield.InputError, match="numba is not installed"):
+        fullfield.patch(foreign_network.Network())
+
+
+def test_forms() -> None:
+    class Guided:
+        def __init__(self, fmap1: Any, fmap2: Any, guide: Any, num_levels: int = 4, radius: int = 4) -> None: ...
+
+    assert form_of(Guided) == "its parameters are (fmap1, fmap2, guide, num_levels, radius)"
+    form = form_of(foreign_network.CorrBlock)
+    assert not isinstance(form, str)
+    assert try_block(foreign_network.CorrBlock, form) is False
+    assert "raised NotImplementedError" in str(try_block(foreign_network.AlternateCorrBlock, form))
+    one, two = torch.rand(2, 1, 1, 2, 2)
+    assert form.bind((one, two, 3), {"radius": 2})[2:] == (3, 2)
+    for arguments, keywords in (((one,), {}), ((one, two, 1, 2, 3), {}), ((one, two), {"levels": 1})):
+        with pytest.raises(TypeError, match="expected the arguments fmap1, fmap2, num_levels, radius"):
+            form.bind(arguments, keywords)
+
+
+def test_options_of_a_block_that_change_its_result_are_refused() -> None:
+    class Normed(foreign_network.CorrBlock):
+        def __init__(
+            self, fmap1: Any, fmap2: Any, num_levels: int = 4, radius: int = 4, normalise: bool = False
+        ) -> None:
+            super().__init__(fmap1, fmap2, num_levels, radius)
+            self.normalise = normalise
+
+    form = form_of(Normed)
+    assert not isinstance(form, str)
+    one, two = torch.rand(2, 1, 1, 2, 2)
+    form.bind((one, two), {})
+    with pytest.raises(fullfield.InputError, match="normalise: expected False"):
+        form.bind((one, two), {"normalise": True})
+
+
+@pytest.mark.gpu
+def test_on_a_gpu(model: Any, frames: Any) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    fmap1, fmap2 = (model.encoder(f) for f in frames)
+    coords = torch.rand(2, 2, 10, 12) * 9
+    expected = model.block(fmap1, fmap2)(coords)
+    with fullfield.patch(model.cuda()):
+        found = model.block(fmap1.cuda(), fmap2.cuda())(coords.cuda())
+    assert close(found.cpu(), expected)

@@ -1,0 +1,123 @@
+"""Every model of ptlflow that the table calls exact: outputs, gradients and the way back."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import fullfield
+from fullfield.integrations.handle import is_patched
+from fullfield.integrations.ptlflow import EXACT, NOTED, OTHER, SUPPORT, TESTED, Support, support_of
+
+# name: height, width, frames. The coarsest level read keeps two rows, below which the originals give NaN.
+RUNS = {
+    "raft": (128, 144, 2),
+    "raft_small": (128, 128, 2),
+    "sea_raft_s": (128, 144, 2),
+    "gma": (128, 128, 2),
+    "skflow": (128, 128, 2),
+    "ms_raft_p": (64, 64, 2),
+    "ccmr": (64, 64, 2),
+    "dpflow": (64, 64, 2),
+    "rpknet": (128, 128, 2),
+    "rapidflow": (128, 128, 2),
+    "flowseek_t": (128, 128, 2),
+    "flow_anything": (128, 128, 2),
+    "recover_mn": (128, 128, 2),
+    "memfof": (128, 128, 3),
+    "memflow": (128, 128, 2),
+    "videoflow_bof": (128, 128, 3),
+    "videoflow_mof": (128, 128, 3),
+    "streamflow": (128, 128, 4),
+    "splatflow": (128, 128, 2),
+    "matchflow": (128, 128, 2),
+    "gmflownet": (128, 128, 2),
+    "lcv_raft": (128, 128, 2),
+    "neuflow2": (64, 64, 2),
+    "unimatch_sc2_ref6": (64, 64, 2),
+}
+PATCHED = [support for support in SUPPORT if support.state != OTHER]
+
+
+def run(model: Any, images: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    model.zero_grad()
+    flow = model({"images": images})["flows"]
+    weights = torch.linspace(-1, 1, flow.numel()).view_as(flow)
+    (flow * weights).sum().backward()
+    grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return flow.detach(), grads
+
+
+def farthest(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-12))
+
+
+@pytest.mark.filterwarnings("ignore:torch.meshgrid")
+@pytest.mark.parametrize("name", RUNS)
+def test_patched_is_the_original(name: str, build: Callable[[str], Any]) -> None:
+    model = build(name)
+    if name == "rapidflow":
+        model.train()  # in evaluation its weights' graph is kept from call to call
+    height, width, frames = RUNS[name]
+    images = torch.rand(1, frames, 3, height, width, generator=torch.Generator().manual_seed(1))
+    flow, grads = run(model, images)
+    assert flow.isfinite().all()
+    attributes = [dict(vars(part)) for part in model.modules()]
+    modules = {key: dict(vars(importlib.import_module(k.__module__))) for key, k in _classes(model)}
+
+    with fullfield.patch(model) as handle:
+        patched_flow, patched_grads = run(model, images)
+        assert modules == {key: dict(vars(importlib.import_module(k.__module__))) for key, k in _classes(model)}
+
+    assert handle.replaced
+    assert farthest(patched_flow, flow) < 1e-3
+    assert patched_grads.keys() == grads.keys()
+    largest = max(float(g.abs().max()) for g in grads.values())
+    for parameter, grad in grads.items():
+        # Some gradients vanish but for rounding, as a bias before a normalisation.
+        off = float((patched_grads[parameter] - grad).abs().max())
+        assert off < 1e-3 * max(float(grad.abs().max()), 1e-3 * largest), parameter
+    assert not torch.equal(patched_flow, flow), "bit-identical: was anything replaced?"
+
+    with torch.no_grad():
+        assert torch.equal(model({"images": images})["flows"], flow)
+    assert [list(vars(part)) for part in model.modules()] == [list(a) for a in attributes]
+    assert not any(is_patched(part) for part in model.modules())
+
+
+def _classes(model: Any) -> list[tuple[str, type]]:
+    kinds = {type(part) for part in model.modules()}
+    return [(k.__module__, k) for k in kinds if k.__module__.startswith("ptlflow.")]
+
+
+@pytest.mark.parametrize("support", PATCHED, ids=lambda s: s.models[0])
+def test_a_tested_model_stands_for_its_row(support: Support, ptlflow: Any) -> None:
+    """Models of a row share the methods that reach the block, and one of them is run above."""
+    tested = [name for name in support.models if name in RUNS]
+    assert tested
+    for name in support.models:
+        forward = ptlflow.get_model_reference(name).forward
+        assert any(forward is ptlflow.get_model_reference(other).forward for other in tested), name
+
+
+def test_the_table_names_every_model_once(ptlflow: Any) -> None:
+    assert ptlflow.__version__ == TESTED
+    listed = [name for support in SUPPORT for name in support.models]
+    assert sorted(listed) == sorted(ptlflow.get_model_names())
+    assert {support.state for support in SUPPORT} == {EXACT, NOTED, OTHER}
+    assert all(support.note for support in SUPPORT if support.state != EXACT)
+
+
+@pytest.mark.parametrize("name", ["csflow", "llaflow", "pwcnet", "gmflow", "flow1d"])
+def test_other_operators_are_refused_with_the_reason(name: str, build: Callable[[str], Any]) -> None:
+    model = build(name)
+    support = support_of(model)
+    assert support is not None
+    with pytest.raises(fullfield.InputError, match="no all-pairs lookup") as refused:
+        fullfield.patch(model)
+    assert support.note in str(refused.value)
+    assert "\n" not in str(refused.value)
