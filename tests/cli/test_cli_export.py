@@ -37,6 +37,7 @@ def test_options_reach_the_exporter(cli: Any, monkeypatch: pytest.MonkeyPatch) -
         Path(path).write_bytes(b"graph")
 
     monkeypatch.setattr("fullfield.models.export.export_onnx", noted)
+    monkeypatch.setattr("fullfield.models.export.require_onnx", lambda: None)
     report = cli(*SMALL, "-o", "a.onnx", "--weights", "random", "--json").json
     assert calls.pop() == (
         "raft-small",
@@ -70,6 +71,17 @@ def test_mistakes_are_one_line(refused: Callable[..., str], options: tuple[str, 
     pytest.importorskip("onnxscript")
     assert message in refused(*SMALL, *options)
     assert not Path("flow.onnx").exists()
+
+
+def test_nothing_is_fetched_where_onnx_is_missing(
+    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr("fullfield.models.export.find_spec", lambda _: None)
+    fetched: list[object] = []
+    monkeypatch.setattr("fullfield.models.weights.download", lambda *given, **_: fetched.append(given))
+    assert "onnx and onnxscript are not installed" in refused(*SMALL, "-o", "flow.onnx")
+    assert not fetched
 
 
 def test_the_command_line_knows_the_forms() -> None:

@@ -146,7 +146,7 @@ def test_weights_of_the_cache(cli: Any, weights: str, cache: Path) -> None:
     assert cli(*PAIR, "--method", "raft-small", "--quiet").err == f"{error}\n"
     (cache / "raft-small.pth").write_bytes(Path(weights).read_bytes())
     ran = cli(*PAIR, "--method", "raft-small", "--updates", "1", "--json")
-    assert ran.err == ""
+    assert "fetching" not in ran.err
     assert ran.json["parameters"]["weights"] == "raft-small"
 
 
@@ -187,6 +187,8 @@ def test_the_list_of_weights(cli: Any, cache: Path, weights: str) -> None:
     lines = ran.out.splitlines()
     assert len(lines) == len(WEIGHTS) + 1
     assert [line.split()[0] for line in lines if " here " in line] == ["raft-things"]
+    by_hand = {line.split()[0] for line in lines[:-1] if " by hand " in line}
+    assert by_hand == {entry.name for entry in WEIGHTS.values() if entry.url is None}
     assert {line.split()[1] for line in lines[:-1] if line.startswith("* ")} == set(DEFAULTS.values())
     report = cli("weights", "list", "--json").json
     assert report["defaults"] == dict(DEFAULTS)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import hashlib
 import pickle
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from fullfield.estimators.network_config import PRECISIONS
 from fullfield.models import RAFT, RAFTConfig
 from fullfield.models.cascade import cascade_sizes, resample_flow
 from fullfield.models.downloads import DownloadError
+from fullfield.nn import CorrelationPyramid
 from fullfield.testing import textured_scene
 
 SCENE = textured_scene(48, 64, seed=3)
@@ -145,6 +148,36 @@ def test_the_network_is_kept_and_follows_its_file(make: Made, weights: Path, loa
         weights.write_bytes(content)
 
 
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+def test_autocast_changes_nothing(make: Made, precision: str) -> None:
+    estimator = make(updates=2, precision=precision)
+    expected = estimator(*PAIR)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(estimator(*PAIR), expected)
+
+
+def test_calls_from_threads_wait_for_each_other(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once, most = 0, 0
+    forward = RAFT.forward
+
+    def counted(self: RAFT, *frames: Any, **more: Any) -> Tensor:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        time.sleep(0.02)
+        flow = forward(self, *frames, **more)
+        at_once -= 1
+        return flow
+
+    estimator = make(updates=1)
+    expected = estimator(*PAIR)
+    monkeypatch.setattr(RAFT, "forward", counted)
+    with ThreadPoolExecutor(3) as threads:
+        flows = list(threads.map(lambda _: estimator(*PAIR), range(3)))
+    assert most == 1
+    assert all(torch.equal(flow, expected) for flow in flows)
+
+
 def test_copies_load_for_themselves(make: Made, loads: list[nn.Module]) -> None:
     estimator = make(updates=1)
     flow = estimator(*PAIR)
@@ -218,11 +251,22 @@ def test_every_estimator_can_be_cascaded(make: Made) -> None:
     result = estimate(large.frame1, large.frame2, estimator)
     assert torch.equal(result.flow, flow[0])
     assert CascadedEstimator(make(updates=1))(*PAIR).shape == (1, 2, 48, 64)
+    with pytest.raises(InputError, match="threshold: expected an integer >= 1"):
+        CascadedEstimator(inner, threshold=0)
     with pytest.raises(InputError, match="estimator: expected an Estimator"):
         CascadedEstimator("tvl1")  # type: ignore[arg-type]
 
 
 def test_backends(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[str | None] = []
+    pyramid = RAFT.pyramid
+
+    def noted(self: RAFT, fmap1: Tensor, fmap2: Tensor) -> CorrelationPyramid:
+        made = pyramid(self, fmap1, fmap2)
+        used.append(made.backend)
+        return made
+
+    monkeypatch.setattr(RAFT, "pyramid", noted)
     automatic, dense = make(updates=2), make("dense", updates=2)
     expected = automatic(*PAIR)
     assert torch.allclose(dense(*PAIR), expected, atol=1e-3)
@@ -230,10 +274,11 @@ def test_backends(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     mixed = make("mixed", updates=2)
     mixed(*PAIR)
     assert mixed.backend == "dense"
+    assert used == [automatic.backend, "dense", "dense"]
     monkeypatch.setattr(mixed_module, "_CPU_BYTES", 48 * 64 * 4 // 64 * 20)
     mixed = make("mixed", updates=2)
     assert torch.equal(mixed(*PAIR), expected)
-    assert mixed.backend == automatic.backend
+    assert mixed.backend == used[-1] == automatic.backend
     mixed(*[torch.rand(1, 3, 16, 16)] * 2)
     assert mixed.backend == "dense"
     with pytest.raises(InputError, match="backend: expected one of cuda, cpu, dense, reference, blocks, mixed"):
@@ -321,7 +366,7 @@ def test_weights_that_are_not_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
         ("raft", "no-such-thing", "weights: expected a file or one of raft-chairs, .*, got 'no-such-thing'"),
         ("raft", "folder/none.pth", "weights: folder/none.pth: no such file"),
         ("raft", "none.pth", "weights: none.pth: no such file; 'fullfield weights list' names what is published"),
-        ("raft", "raft-small", "weights: expected some for raft, got raft-small, for raft-small"),
+        ("raft", "raft-small", "weights: expected some for raft, got raft-small, which is for raft-small"),
         ("sea-raft-s", "sea-raft-m-spring", "weights: expected some for sea-raft-s, got sea-raft-m-spring"),
     ],
 )
@@ -389,3 +434,33 @@ def test_a_long_translation_is_found_through_the_cascade(data_dir: Path) -> None
     error = (seen - torch.tensor([150.0, -40.0]).view(2, 1, 1)).norm(dim=0)
     assert error.median() < 0.5
     assert (error > 3).float().mean() < 0.02
+
+
+def test_exact_is_float32_in_convolutions_and_leaves_no_trace() -> None:
+    from fullfield.estimators.network import float32_convolutions
+
+    cudnn, gpu = torch.backends.cudnn, torch.device("cuda")
+    if not hasattr(cudnn, "conv"):
+        pytest.skip("PyTorch before 2.9 has one switch")
+    before = cudnn.conv.fp32_precision
+    try:
+        for setting in ("tf32", "ieee"):
+            cudnn.conv.fp32_precision = setting
+            with float32_convolutions(gpu):
+                assert cudnn.conv.fp32_precision == "ieee"
+                assert cudnn.allow_tf32 is False
+            assert cudnn.conv.fp32_precision == setting
+            with pytest.raises(KeyError), float32_convolutions(gpu):
+                raise KeyError
+            assert cudnn.conv.fp32_precision == setting
+        cudnn.conv.fp32_precision = "tf32"
+        first, second = float32_convolutions(gpu), float32_convolutions(gpu)  # of two threads
+        with first:
+            second.__enter__()
+        assert cudnn.conv.fp32_precision == "ieee"
+        second.__exit__(None, None, None)
+        assert cudnn.conv.fp32_precision == "tf32"
+        with float32_convolutions(torch.device("cpu")):
+            assert cudnn.conv.fp32_precision == "tf32"
+    finally:
+        cudnn.conv.fp32_precision = before

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import sys
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -138,3 +140,50 @@ def test_offline_says_what_to_fetch_and_where_to(
     with pytest.raises(OSError, match=r"fetch file:.*things\.ckpt and put it at .*weights.*or pass a file") as error:
         PtlflowEstimator("raft_small")(*frames)
     assert "\n" not in str(error.value)
+
+
+def test_frames_too_small_for_a_model_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = torch.rand(2, 1, 3, 40, 60)
+    plain = PtlflowEstimator("raft_small", RANDOM.replace(patched=False))
+    with pytest.raises(InputError, match=r"frame1: .* fails on frames of 60x40 \(.*\); .* sides of 128 at") as error:
+        plain(*small)
+    assert "\n" not in str(error.value)
+    assert PtlflowEstimator("raft_small", RANDOM)(*small).isfinite().all()
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(plain._model, "forward", broken)
+    with pytest.raises(RuntimeError, match="a fault of ours"):
+        plain(*torch.rand(2, 1, 3, 128, 128))
+
+
+def test_what_progress_prints_is_seen(frames: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    estimator = PtlflowEstimator("raft_small", RANDOM.replace(updates=1))
+    estimator(*frames, progress=lambda share, _: sys.stderr.write(f"{share}\n"))
+    assert capsys.readouterr().err == "0.0\n1.0\n"
+
+
+def test_output_and_warnings_come_back_from_threads(frames: Any) -> None:
+    estimators = [PtlflowEstimator("raft_small", RANDOM.replace(updates=1)) for _ in range(4)]
+    before, filters = (sys.stdout, sys.stderr), list(warnings.filters)
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda estimator: estimator(*frames), estimators))
+    assert (sys.stdout, sys.stderr) == before
+    assert warnings.filters == filters
+
+
+def test_random_weights_leave_the_generators_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def seeded(_: int) -> None:
+        raise AssertionError("the GPUs' generators were set")
+
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", seeded)
+    before = torch.get_rng_state()
+    first, second = (PtlflowEstimator("raft_small", RANDOM) for _ in range(2))
+    for estimator in (first, second):
+        estimator.prepare()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert first._model is not None
+    assert second._model is not None
+    for one, two in zip(first._model.parameters(), second._model.parameters(), strict=True):
+        assert torch.equal(one, two)

@@ -168,3 +168,12 @@ def test_mistakes() -> None:
             Cascade(network, **arguments)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="frame2: expected shape"):
         Cascade(network)(torch.zeros(1, 3, 8, 8), torch.zeros(1, 3, 8, 9))
+    large = torch.zeros(1, 3, 808, 808)
+    for pair, message in (
+        ((large.int(), large.int()), "frame1: expected dtype uint8 or floating, got int32"),
+        ((large, large.to(torch.uint8)), "frame2: expected dtype float32, got uint8"),
+    ):
+        with pytest.raises(InputError, match=message):
+            Cascade(network)(*pair)
+    with pytest.raises(InputError, match="network: expected something that is called like a network"):
+        Cascade("raft")  # type: ignore[arg-type]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import email.message
 import hashlib
+import io
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -162,6 +164,19 @@ def test_bad_answers_are_one_line(server: Server, tmp_path: Path) -> None:
     assert names(tmp_path) == set()
 
 
+def test_encryption_is_not_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Answer(io.BytesIO):
+        url = "http://elsewhere/file.bin"
+        status = 200
+        headers = email.message.Message()
+
+    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: Answer(CONTENT))
+    with pytest.raises(DownloadError, match=r"https://here/file\.bin: the server sent us on to http://elsewhere/"):
+        download("https://here/file.bin", tmp_path / "file.bin")
+    assert names(tmp_path) == set()
+    download("http://here/file.bin", tmp_path / "file.bin", sha256=SUM)
+
+
 def test_many_ask_and_one_fetches(server: Server, tmp_path: Path) -> None:
     target = tmp_path / "file.bin"
     callers = [threading.Thread(target=download, args=(server.url(), target), kwargs={"sha256": SUM}) for _ in range(6)]
@@ -173,7 +188,7 @@ def test_many_ask_and_one_fetches(server: Server, tmp_path: Path) -> None:
     assert len(server.asked) == 1
 
 
-def test_a_member_is_extracted_whole(tmp_path: Path) -> None:
+def test_a_member_is_extracted_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = tmp_path / "a.zip"
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as made:
         made.writestr("models/x.pth", CONTENT)
@@ -183,6 +198,9 @@ def test_a_member_is_extracted_whole(tmp_path: Path) -> None:
     for member, sha256, told in (("models/y.pth", None, "expected models/y.pth inside"), ("models/x.pth", "ab", "SHA")):
         with pytest.raises(DownloadError, match=told):
             extract(archive, member, tmp_path / "y.pth", sha256=sha256)
+    monkeypatch.setattr("fullfield.models.downloads._LARGEST_MEMBER", len(CONTENT) - 1)
+    with pytest.raises(DownloadError, match="claims 1048576 bytes, more than any weights have"):
+        extract(archive, "models/x.pth", tmp_path / "y.pth")
     archive.write_bytes(archive.read_bytes()[:-30])
     with pytest.raises(DownloadError, match="expected a zip file"):
         extract(archive, "models/x.pth", tmp_path / "y.pth")

@@ -150,3 +150,6 @@ def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(export, "find_spec", lambda name: None if name == "onnxscript" else object())
     with pytest.raises(InputError, match=r"export: onnxscript is not installed \(pip install 'fullfield\[export\]'\)"):
         export_onnx(model, tmp_path / "x.onnx", 64, 64)
+    monkeypatch.setattr(export, "find_spec", lambda _: None)
+    with pytest.raises(InputError, match="export: onnx and onnxscript are not installed"):
+        export_onnx(model, tmp_path / "x.onnx", 64, 64)

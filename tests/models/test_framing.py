@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fullfield import InputError
+from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig
 from fullfield.models.framing import (
     Padding,
     check_frames,
@@ -70,6 +71,13 @@ def test_frames_that_do_not_match_are_named() -> None:
     ]:
         with pytest.raises(InputError, match=f"^{name}: "):
             check_frames(first, second)  # type: ignore[arg-type]
+
+
+def test_frames_that_are_not_where_the_weights_are_are_named() -> None:
+    elsewhere = torch.zeros(1, 3, 16, 16, device="meta")
+    for model in (RAFT(RAFTConfig.small()), SEARAFT(SEARAFTConfig.small())):
+        with pytest.raises(InputError, match=r"^frame1: expected device cpu, as the weights, got .* on meta$"):
+            model(elsewhere, elsewhere)
 
 
 def test_grid_is_x_then_y() -> None:

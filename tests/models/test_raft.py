@@ -203,7 +203,7 @@ def test_frames_encoded_one_by_one_are_the_same(size: str, monkeypatch: pytest.M
     model.fnet.register_forward_hook(lambda _, frames, __: seen.append(len(frames[0])))
     with torch.no_grad():
         together = model(first, second, 2)
-        monkeypatch.setattr("fullfield.models.raft.model._TOGETHER_PIXELS", 1)
+        monkeypatch.setattr("fullfield.models.framing._TOGETHER_PIXELS", 1)
         torch.testing.assert_close(model(first, second, 2), together, rtol=0, atol=1e-4)
     model.predictions(first, second, 1)
     assert seen == [4, 2, 2, 4]

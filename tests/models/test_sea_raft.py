@@ -171,6 +171,20 @@ def test_batch_and_frame_dtypes() -> None:
         assert (swapped - both).abs().max() > 1e-2
 
 
+def test_frames_encoded_one_by_one_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = SEARAFT(TINY).eval()
+    randomise(model)
+    first, second = frames(56, 72, 2)
+    seen: list[int] = []
+    model.fnet.register_forward_hook(lambda _, given, __: seen.append(len(given[0])))
+    with torch.no_grad():
+        together = model(first, second)
+        monkeypatch.setattr("fullfield.models.framing._TOGETHER_PIXELS", 1)
+        torch.testing.assert_close(model(first, second), together, rtol=0, atol=1e-4)
+    model.predictions(first, second, 1)
+    assert seen == [4, 2, 2, 4]
+
+
 def test_a_start_replaces_the_regressed_flow() -> None:
     model = tiny()
     pictures = frames(64, 80)

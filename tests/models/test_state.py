@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import random
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +82,7 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path, tensors: dict[str, 
         "empty": b"",
         "page": b"<!DOCTYPE html><html>",
         "text": b"not weights at all, but long enough to look at",
+        "pointer": b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 21000000\n",
         "cut": held[: len(held) // 2],
         "zip": b"PK\x03\x04" + bytes(64),
         "pickle": b"\x80\x02garbage",
@@ -94,12 +97,49 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path, tensors: dict[str, 
         assert "\n" not in str(caught.value)
     with pytest.raises(InputError, match="a web page, not the weights"):
         read_state(tmp_path / "page")
+    with pytest.raises(InputError, match="a pointer of Git LFS"):
+        read_state(tmp_path / "pointer")
     with pytest.raises(FileNotFoundError):
         read_state(tmp_path / "nothing")
     for held_instead in ([1, 2], {}, {"a": 1}, {1: torch.ones(1)}):
         torch.save(held_instead, whole)
         with pytest.raises(InputError, match="expected named tensors"):
             read_state(whole)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_damaged_files_are_refused_in_one_line(tmp_path: Path, tensors: dict[str, Tensor], legacy: bool) -> None:
+    path = tmp_path / "w.pth"
+    torch.save(tensors, path, _use_new_zipfile_serialization=not legacy)
+    whole = path.read_bytes()
+    dice = random.Random(3)
+    refused = 0
+    for _ in range(300):
+        damaged = bytearray(whole)
+        for _ in range(dice.randrange(1, 6)):
+            damaged[dice.randrange(len(damaged))] = dice.randrange(256)
+        path.write_bytes(damaged)
+        said = _refusal(path)
+        assert said is None or (said.startswith(f"{path}: ") and "\n" not in said)
+        refused += said is not None
+    assert refused > 30
+
+
+def _refusal(path: Path) -> str | None:
+    try:
+        read_state(path)
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def test_a_program_is_refused_without_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "program.pt"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.jit.script(nn.Linear(2, 2)).save(str(path))
+    with pytest.raises(InputError, match="TorchScript"):
+        read_state(path)
 
 
 def test_what_does_not_fit_is_told_and_nothing_is_loaded(tensors: dict[str, Tensor]) -> None:

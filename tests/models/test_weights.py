@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 import re
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from fullfield import InputError
+from fullfield._kernels.cache_folder import candidates
 from fullfield.models import RAFT, RAFTConfig, WeightsEntry, fetch_weights, load_weights, weights
 from fullfield.models.downloads import DownloadError
 from fullfield.models.weights import DEFAULTS, WEIGHTS, build_model, cached_weights, weights_folder
@@ -145,7 +148,7 @@ def test_mistakes_are_named(served: Path) -> None:
         load_weights("flownet")
     with pytest.raises(InputError, match=r"^weights: expected a file or one of raft-chairs, .*, got 'raft-thing'"):
         load_weights("raft", "raft-thing")
-    with pytest.raises(InputError, match=r"^weights: expected some for raft, got raft-small, for raft-small"):
+    with pytest.raises(InputError, match=r"^weights: expected some for raft, got raft-small, which is for raft-small"):
         load_weights("raft", "raft-small")
     with pytest.raises(InputError, match="expected weights of RAFT; it looks like RAFT-small"):
         load_weights("raft", served)
@@ -176,3 +179,24 @@ def test_the_page_lists_every_entry() -> None:
         assert rows[name] == " | ".join((", ".join(one.models), one.training, fetched, results)), name
     for model, name in DEFAULTS.items():
         assert f"`{model}`: `{name}`" in page
+
+
+def test_files_of_others_count_in_the_folder_that_was_named(
+    cache: Path, served: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = entry(served)
+    *_, temporary = candidates()
+    for folder in (temporary, cache):
+        (folder / "weights").mkdir(parents=True)
+        (folder / "weights" / "mine.pth").write_bytes(b"somebody's")
+    monkeypatch.setattr("fullfield.models.weights._is_ours", lambda _: False)
+    assert cached_weights(mine) == cache / "weights" / "mine.pth"
+    (cache / "weights" / "mine.pth").unlink()
+    assert cached_weights(mine) is None
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="files have no owner here")
+def test_whose_files_are_ours() -> None:
+    for owner, ours in ((os.getuid(), True), (0, True), (os.getuid() + 1, False)):
+        path = SimpleNamespace(stat=lambda owner=owner: SimpleNamespace(st_uid=owner))
+        assert weights._is_ours(path) is ours  # type: ignore[arg-type]

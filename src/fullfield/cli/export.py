@@ -69,10 +69,13 @@ def run(args: argparse.Namespace) -> int:
     if suffix == ".pt2" and args.lookup is not None:
         raise InputError("--lookup: belongs to .onnx, a program keeps the lookup as an operator; leave it out")
     watch = report.Stopwatch()
+
+    from fullfield.models.export import export_onnx, export_program, require_onnx
+
+    if suffix == ".onnx":  # before weights are fetched
+        require_onnx()
     model, weights = _network(args)
     watch.lap("load")
-
-    from fullfield.models.export import export_onnx, export_program
 
     height, width = args.size
     words = {"height": "--size", "width": "--size", "updates": "--updates", "batch": "--batch"}

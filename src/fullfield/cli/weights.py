@@ -79,9 +79,12 @@ def _list(args: argparse.Namespace) -> int:
     methods = max(len(_methods(entry)) for entry in WEIGHTS.values())
     for entry in WEIGHTS.values():
         default = "*" if entry.name in DEFAULTS.values() else " "
-        place = "here" if here[entry.name] is not None else "    "
-        print(f"{default} {entry.name:<{names}}  {place}  {_methods(entry):<{methods}}  {entry.training}")
-    print("* what a method takes unless --weights says otherwise. Sources, checksums, licences and metrics: --json")
+        place = "here" if here[entry.name] is not None else "" if entry.url is not None else "by hand"
+        print(f"{default} {entry.name:<{names}}  {place:<7}  {_methods(entry):<{methods}}  {entry.training}")
+    print(
+        "* what a method takes unless --weights says otherwise; by hand: 'fetch' only says from where. Sources, "
+        "checksums, licences and metrics: --json"
+    )
     return 0
 
 

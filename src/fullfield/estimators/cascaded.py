@@ -26,6 +26,7 @@ class CascadedEstimator:
     def __init__(self, estimator: Estimator, *, threshold: int = THRESHOLD) -> None:
         fits = isinstance(estimator, Estimator) and not isinstance(estimator, type)
         _check.require(fits, "estimator", "an Estimator", estimator)
+        _check.number(threshold, "threshold", integer=True, low=1)
         self.estimator = estimator
         self.threshold = threshold
 

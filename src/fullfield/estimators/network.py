@@ -72,8 +72,8 @@ class NetworkEstimator:
         _check.require(type(self.config) is kind, "config", f"a {kind.__name__}", _check.describe(self.config))
         if backend is not None:
             _check.choice(backend, "backend", (*BACKENDS, MIXED))
-            exact = self.config.precision == "exact"
-            _check.require(exact or backend != MIXED, "backend", "another one than mixed unless exact", backend)
+            fits = backend != MIXED or self.config.precision == "exact"
+            _check.require(fits, "backend", "another one than mixed, which is for exact precision", backend)
         self._asked = backend
         self._forget()
 
@@ -144,7 +144,7 @@ class NetworkEstimator:
         _check.tensor(frame2, "frame2", frame1.shape, device=frame1.device)
         first, second = (frame.expand(-1, 3, -1, -1) for frame in (frame1, frame2))
         fine, coarse = self._updates()
-        with self._lock, torch.no_grad():
+        with self._lock, torch.no_grad(), torch.autocast(frame1.device.type, enabled=False):
             network = self._ready(frame1.device)
             levels = self._levels(PairSize.of(frame1))
             told = _Told(progress, sum(size.pixels * (coarse if n else fine) for n, size in enumerate(levels)))
@@ -155,7 +155,10 @@ class NetworkEstimator:
                 size = PairSize.of(one)
                 with told.level(network.update_block, size, fine if updates is None else updates):
                     form = self._form(network, size, len(levels))
-                    return form(one, two, updates=updates, initial_flow=initial_flow)
+                    if self.config.precision != "exact":
+                        return form(one, two, updates=updates, initial_flow=initial_flow)
+                    with float32_convolutions(size.device):
+                        return form(one, two, updates=updates, initial_flow=initial_flow)
 
             if not self.config.cascade:
                 return level(first, second, updates=fine, initial_flow=initial_flow)
@@ -218,6 +221,56 @@ class NetworkEstimator:
             checksum = digest(origin.path)[:_DIGITS]
         self._origin = {"weights": origin.name, "weights_sha256": checksum}
         return network.eval()
+
+
+@contextmanager
+def float32_convolutions(device: torch.device) -> Iterator[None]:
+    """Inside, cuDNN multiplies float32 as float32: PyTorch's default there is TF32, with 10 bits of mantissa.
+
+    The switch is the process's: it holds for every thread until the last one has left, and is then put back.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    _SWITCH.enter()
+    try:
+        yield
+    finally:
+        _SWITCH.leave()
+
+
+class _Switch:
+    """Counts who wants float32, so that threads do not put back what another one has set."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._before: tuple[Any, ...] = ()
+
+    def enter(self) -> None:
+        cudnn = torch.backends.cudnn
+        with self._lock:
+            if self._inside == 0:
+                if hasattr(cudnn, "conv"):  # PyTorch 2.9; both, or reading allow_tf32 raises meanwhile
+                    self._before = (cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision)
+                    cudnn.conv.fp32_precision = cudnn.rnn.fp32_precision = "ieee"
+                else:
+                    self._before = (cudnn.allow_tf32,)
+                    cudnn.allow_tf32 = False
+            self._inside += 1
+
+    def leave(self) -> None:
+        cudnn = torch.backends.cudnn
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                if hasattr(cudnn, "conv"):
+                    cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = self._before
+                else:
+                    (cudnn.allow_tf32,) = self._before
+
+
+_SWITCH = _Switch()
 
 
 class _Told:

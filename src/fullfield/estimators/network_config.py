@@ -46,8 +46,8 @@ class NetworkConfig:
 
     precision: str = _parameter(
         "exact",
-        "exact: float32; fast: half precision on a GPU, prepared once per size, float32 on the CPU; bfloat16: as fast "
-        "with more range and less precision",
+        "exact: float32, convolutions too; fast: half precision on a GPU, prepared once per size, float32 on the CPU; "
+        "bfloat16: as fast with more range and less precision",
         PRECISIONS,
     )
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import re
 import threading
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +28,10 @@ ORIGINAL = "ptlflow"
 _PREFERRED = ("sintel", "things")
 _SEED = 0
 _DIGITS = 12
+# Pixels that every model takes; four levels of 1/8 still have two cells.
+_SAFE_SIDE = 128
+# Characters of another package's message.
+_TOLD = 160
 # The checksum's first digits are part of a checkpoint's name.
 _DIGEST = re.compile(r"-([0-9a-f]{8,})\.\w+$")
 # Attributes that say how often a flow is updated, by model.
@@ -126,18 +127,33 @@ class PtlflowEstimator:
         _check.tensor(frame2, "frame2", frame1.shape, device=frame1.device)
         if initial_flow is not None:
             raise InputError(f"initial_flow: expected None, {self.method} takes no flow to start from")
-        with self._lock, torch.no_grad(), _quiet():
+        with self._lock, torch.no_grad():
             model = self._ready(frame1.device)
             if progress is not None:
                 progress(0.0, self._name)
             frames = torch.stack((frame1, frame2), 1).float().expand(-1, -1, 3, -1, -1)
-            # It takes BGR, and every model pads and crops for itself.
-            flow: Tensor = model({"images": frames.flip(2)})["flows"][:, 0]
-            if flow.shape[-2:] != frame1.shape[-2:]:
-                raise RuntimeError(f"{self.method} returned a flow {list(flow.shape)} for frames {list(frame1.shape)}")
+            with _quiet():
+                flow = self._flow(model, frames.flip(2))  # it takes BGR
             if progress is not None:
                 progress(1.0, self._name)
         return flow.float().contiguous()
+
+    def _flow(self, model: torch.nn.Module, images: Tensor) -> Tensor:
+        """Every model pads and crops for itself; some fail on frames whose coarsest level has no cell."""
+        height, width = images.shape[-2:]
+        try:
+            flow: Tensor = model({"images": images})["flows"][:, 0]
+        except (RuntimeError, ValueError, AssertionError) as error:
+            if isinstance(error, torch.OutOfMemoryError) or min(height, width) >= _SAFE_SIDE:
+                raise
+            why = " ".join(str(error).split()) or type(error).__name__
+            raise InputError(
+                f"frame1: {self.method} fails on frames of {width}x{height} ({why[:_TOLD]}); "
+                f"expected sides of {_SAFE_SIDE} at least"
+            ) from error
+        if flow.shape[-2:] != (height, width):
+            raise RuntimeError(f"{self.method} returned a flow {list(flow.shape)} for frames {list(images.shape)}")
+        return flow
 
     def _ready(
         self, device: torch.device, fetching: Callable[[int, int | None], None] | None = None
@@ -158,7 +174,7 @@ class PtlflowEstimator:
         name, path = self._weights(ptlflow, fetching)
         try:
             with torch.random.fork_rng(devices=[]), _quiet():
-                torch.manual_seed(_SEED)
+                torch.default_generator.manual_seed(_SEED)  # torch.manual_seed would set the GPUs' too
                 model = ptlflow.get_model(self._name)
         except (ImportError, ValueError) as error:  # ptlflow's parser turns what a constructor raises into ValueErrors
             raise InputError(f"method: {self.method} cannot be built here: {' '.join(str(error).split())}") from None
@@ -242,10 +258,7 @@ def import_ptlflow() -> Any:
         ) from None
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what other people's code prints, logs and warns of."""
-    said = io.StringIO()
-    with warnings.catch_warnings(), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        warnings.simplefilter("ignore")
-        yield
+def _quiet() -> AbstractContextManager[None]:
+    from fullfield.integrations.quiet import quiet
+
+    return quiet()

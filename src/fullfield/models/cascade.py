@@ -79,6 +79,7 @@ class Cascade:
         coarse_updates: int | None = None,
         threshold: int = THRESHOLD,
     ) -> None:
+        _check.require(callable(network), "network", "something that is called like a network", network)
         for name, value in (("updates", updates), ("coarse_updates", coarse_updates)):
             if value is not None:
                 _check.number(value, name, integer=True, low=0)
@@ -100,7 +101,9 @@ class Cascade:
         ``updates`` replaces m (and n, where that is None). ``initial_flow`` starts the coarsest level.
         """
         _check.tensor(frame1, "frame1", ("B", "C", "H", "W"))
-        _check.tensor(frame2, "frame2", frame1.shape, device=frame1.device)
+        fits = frame1.is_floating_point() or frame1.dtype == torch.uint8
+        _check.require(fits, "frame1", "dtype uint8 or floating", frame1)
+        _check.tensor(frame2, "frame2", frame1.shape, dtypes=[frame1.dtype], device=frame1.device)
         fine = self.updates if updates is None else updates
         coarse = fine if self.coarse_updates is None else self.coarse_updates
         height, width = frame1.shape[-2:]

@@ -119,6 +119,8 @@ def _continue(url: str, part: Path, progress: Progress | None, timeout: float) -
         headers |= {"Range": f"bytes={have}-", "If-Range": tag}
     try:
         with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=timeout) as response:
+            if url.startswith("https:") and not response.url.startswith("https:"):
+                raise DownloadError(f"{url}: the server sent us on to {response.url}, which is not encrypted")
             begin, total = _extent(response, have)
             if begin == 0:
                 _tag(part).write_text(_validator(response), "utf-8")

@@ -84,9 +84,7 @@ def export_onnx(
         InputError: naming the argument that does not fit, or the package that is missing.
         OSError: if the file cannot be written.
     """
-    missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
-    if missing:
-        raise InputError(f"export: {' and '.join(missing)} is not installed (pip install 'fullfield[export]')")
+    require_onnx()
     _check.choice(lookup, "lookup", FORMS)
     frames = _frames(model, height, width, batch, dynamic)
     count = model.config.updates if updates is None else updates
@@ -111,6 +109,14 @@ def export_onnx(
     finally:
         part.unlink(missing_ok=True)
     return target
+
+
+def require_onnx() -> None:
+    """InputError if a package that :func:`export_onnx` needs is not installed."""
+    missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        raise InputError(f"export: {' and '.join(missing)} {verb} not installed (pip install 'fullfield[export]')")
 
 
 class _Pair(nn.Module):

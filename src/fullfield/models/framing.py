@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,8 @@ from fullfield import _check
 STRIDE = 8
 # A map of one cell has no variance for an instance norm, so a side is padded to two cells at least.
 LEAST = 2 * STRIDE
+# Larger frames are encoded one after the other where no gradient is wanted, which halves the peak of the memory.
+_TOGETHER_PIXELS = 1 << 22
 
 _FRAME_DTYPES = (torch.uint8, torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
@@ -50,8 +53,8 @@ def padding_for(height: int, width: int, mode: str = "sintel") -> Padding:
     return Padding(columns // 2, columns - columns // 2, top, rows - top)
 
 
-def check_frames(frame1: Tensor, frame2: Tensor) -> tuple[int, int, int]:
-    """Batch, height and width of a pair [B, 3, H, W] of one dtype and device.
+def check_frames(frame1: Tensor, frame2: Tensor, device: torch.device | None = None) -> tuple[int, int, int]:
+    """Batch, height and width of a pair [B, 3, H, W] of one dtype and device: ``device``, where the weights are.
 
     Raises:
         InputError: naming the frame that does not fit.
@@ -60,6 +63,8 @@ def check_frames(frame1: Tensor, frame2: Tensor) -> tuple[int, int, int]:
     batch, _, height, width = first.shape
     if height == 0 or width == 0:
         raise _check.InputError(f"frame1: expected at least one pixel, got {_check.describe(first)}")
+    if device is not None and first.device != device:
+        raise _check.InputError(f"frame1: expected device {device}, as the weights, got {_check.describe(first)}")
     _check.tensor(frame2, "frame2", (batch, 3, height, width), dtypes=[first.dtype], device=first.device)
     return batch, height, width
 
@@ -70,6 +75,15 @@ def normalized(frame: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     if frame.dtype == torch.uint8:
         values = values / 255.0
     return 2.0 * values - 1.0
+
+
+def encoded(encoder: Callable[[Tensor], Tensor], frame1: Tensor, frame2: Tensor) -> tuple[Tensor, Tensor]:
+    """Features of both frames [B, C, H, W]: in one pass, unless they are large."""
+    together = torch.compiler.is_compiling() or torch.is_grad_enabled()  # a size would become a condition
+    if together or frame1.numel() <= 3 * _TOGETHER_PIXELS:
+        fmap1, fmap2 = encoder(torch.cat((frame1, frame2))).chunk(2)
+        return fmap1, fmap2
+    return encoder(frame1), encoder(frame2)
 
 
 def coordinate_grid(batch: int, height: int, width: int, device: torch.device) -> Tensor:

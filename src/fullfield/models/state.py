@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import struct
+import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,24 @@ State: TypeAlias = dict[str, Tensor]
 # What some training programs wrap their state dicts in, outermost first.
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "params")
 _SHOWN = 3
+# What a file is instead, by its first bytes.
+_INSTEAD = {
+    b"<": "a web page, not the weights: download it again",
+    b"version https://git": "a pointer of Git LFS, not the weights: fetch them with git lfs pull",
+}
+# What torch.load raises for damaged files: found by damaging some.
+_BROKEN = (
+    AssertionError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    OverflowError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    zipfile.BadZipFile,
+    struct.error,
+)
 
 
 def read_state(source: str | os.PathLike[str] | Mapping[str, Tensor]) -> tuple[State, str]:
@@ -38,22 +57,24 @@ def read_state(source: str | os.PathLike[str] | Mapping[str, Tensor]) -> tuple[S
     path = Path(source)
     name = str(path)
     with path.open("rb") as file:
-        head = file.read(16)
+        head = file.read(64)
     if not head:
         raise InputError(f"{name}: the file is empty (0 bytes)")
     size = path.stat().st_size
     if _is_safetensors(head, size):
         return _plain(_read_safetensors(path), name), name
-    if not zipfile.is_zipfile(path) and head[:1] != b"\x80":
-        told = " (a web page, not the weights: download it again)" if head.lstrip()[:1] == b"<" else ""
-        raise InputError(f"{name}: expected weights (a PyTorch or safetensors file), got something else{told}")
+    if head[:2] != b"PK" and head[:1] != b"\x80":
+        told = next((words for begin, words in _INSTEAD.items() if head.lstrip().startswith(begin)), "something else")
+        raise InputError(f"{name}: expected weights (a PyTorch or safetensors file), got {told}")
     try:
-        held = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of files that are refused below anyway
+            held = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise InputError(
             f"{name}: expected plain weights, got a pickle that also holds code or other objects; it was not opened"
         ) from None
-    except (RuntimeError, EOFError, KeyError, ValueError, zipfile.BadZipFile, struct.error) as error:
+    except _BROKEN as error:
         first = " ".join(str(error).split())[:120]
         raise InputError(f"{name}: expected a PyTorch file of weights, cannot be read ({first})") from None
     return _plain(held, name), name
@@ -123,8 +144,12 @@ def fit(module: nn.Module, state: Mapping[str, Tensor], name: str, wanted: str, 
     wrong = [key for key in own if key in state and own[key].shape != state[key].shape]
     if missing or unexpected or wrong:
         looks = recognise(state) if looks is None else looks
-        told = [f"it looks like {looks}"] if looks not in (None, wanted) else []
-        told += [f"{word} {_some(keys)}" for word, keys in (("missing", missing), ("unexpected", unexpected)) if keys]
+        other = looks not in (None, wanted)
+        told = [f"it looks like {looks}"] if other else []
+        shown = 1 if other else _SHOWN
+        told += [
+            f"{word} {_some(keys, shown)}" for word, keys in (("missing", missing), ("unexpected", unexpected)) if keys
+        ]
         if wrong:
             key = wrong[0]
             more = f" and {len(wrong) - 1} more of another shape" if len(wrong) > 1 else ""
@@ -133,6 +158,6 @@ def fit(module: nn.Module, state: Mapping[str, Tensor], name: str, wanted: str, 
     module.load_state_dict(dict(state))
 
 
-def _some(keys: list[str]) -> str:
-    more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
-    return ", ".join(keys[:_SHOWN]) + more
+def _some(keys: list[str], shown: int) -> str:
+    more = f" and {len(keys) - shown} more" if len(keys) > shown else ""
+    return ", ".join(keys[:shown]) + more

@@ -258,11 +258,17 @@ def cached_weights(entry: WeightsEntry) -> Path | None:
 
 
 def _cached(file: str) -> Path | None:
+    """Where ``file`` is; one of somebody else's only counts in the folder that ``FULLFIELD_CACHE_DIR`` names."""
+    named = os.environ.get("FULLFIELD_CACHE_DIR")
     for parent in candidates():
         path = parent / "weights" / file
-        if path.is_file() and (not hasattr(os, "getuid") or path.stat().st_uid in (os.getuid(), 0)):
+        if path.is_file() and ((named and parent == Path(named)) or _is_ours(path)):
             return path
     return None
+
+
+def _is_ours(path: Path) -> bool:
+    return not hasattr(os, "getuid") or path.stat().st_uid in (os.getuid(), 0)
 
 
 def weights_folder() -> Path:
@@ -368,4 +374,6 @@ def build_model(name: str) -> RAFT | SEARAFT:
 def check_fits(entry: WeightsEntry, model: str) -> None:
     """InputError if ``entry`` is not for the model of that name."""
     if model not in entry.models:
-        raise InputError(f"weights: expected some for {model}, got {entry.name}, for {' and '.join(entry.models)}")
+        raise InputError(
+            f"weights: expected some for {model}, got {entry.name}, which is for {', '.join(entry.models)}"
+        )

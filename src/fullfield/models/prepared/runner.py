@@ -188,6 +188,8 @@ class PreparedFlow:
             stream = torch.cuda.current_stream()
             if self._done is not None:
                 stream.wait_event(self._done)
+            for kept in (self._grid, self._coords, self._cells):
+                kept.record_stream(stream)  # whoever lets this object go need not wait for it
             try:
                 yield
             finally:
@@ -203,7 +205,7 @@ class PreparedSizes:
         flow = Cascade(fast)(frame1, frame2)       # every level's size is prepared once
 
     Args:
-        model, precision: as for :class:`PreparedFlow`.
+        model, precision: as for :class:`PreparedFlow`. The weights are copied once, here.
         sizes: how many are kept; the least recently used one makes room.
     """
 
@@ -233,6 +235,7 @@ class PreparedSizes:
     ) -> Tensor:
         """As :meth:`PreparedFlow.__call__`."""
         batch, height, width = framing.check_frames(frame1, frame2)
+        _check.require(frame1.device == self._kit.form.device, "frame1", f"device {self._kit.form.device}", frame1)
         return self.prepared(height, width, batch)(frame1, frame2, updates, initial_flow)
 
 

@@ -19,9 +19,6 @@ from fullfield.models.raft.update import UpdateBlock
 from fullfield.nn import CorrelationPyramid
 from fullfield.nn.upsampling import convex_upsample
 
-# Larger frames are encoded one after the other where no gradient is wanted, which halves the peak of the memory.
-_TOGETHER_PIXELS = 1 << 22
-
 
 class Encoded(NamedTuple):
     """What is computed once per pair, at 1/8 of the padded frames."""
@@ -120,7 +117,7 @@ class RAFT(nn.Module):
     def _run(
         self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None, *, every: bool
     ) -> Iterator[Tensor]:
-        batch, height, width = framing.check_frames(frame1, frame2)
+        batch, height, width = framing.check_frames(frame1, frame2, self.fnet.conv1.weight.device)
         number = self.config.updates if updates is None else updates
         _check.number(number, "updates", integer=True, low=0 if initial_flow is not None else 1)
         padding = framing.padding_for(height, width, self.config.padding)
@@ -150,11 +147,7 @@ class RAFT(nn.Module):
 
     def encode(self, frame1: Tensor, frame2: Tensor) -> Encoded:
         """Features, hidden state and context of prepared frames [B, 3, 8h, 8w]; both in one pass, unless large."""
-        traced = torch.compiler.is_compiling() or torch.is_grad_enabled()  # a size would become a condition
-        if traced or frame1.numel() <= 3 * _TOGETHER_PIXELS:
-            fmap1, fmap2 = self.fnet(torch.cat((frame1, frame2))).chunk(2)
-        else:
-            fmap1, fmap2 = self.fnet(frame1), self.fnet(frame2)
+        fmap1, fmap2 = framing.encoded(self.fnet, frame1, frame2)
         joint = self.cnet(frame1)
         net, context = joint.split((self.config.hidden_channels, self.config.context_channels), 1)
         return Encoded(fmap1, fmap2, torch.tanh(net), torch.relu(context))

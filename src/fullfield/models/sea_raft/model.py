@@ -126,12 +126,14 @@ class SEARAFT(nn.Module):
         return padding.pad(framing.normalized(frame, self.init_conv.weight.dtype))
 
     def encode(self, frame1: Tensor, frame2: Tensor) -> Encoded:
-        """Features, state and context of prepared frames [B, 3, 8h, 8w]; in eval mode both frames in one pass."""
+        """Features, state and context of prepared frames [B, 3, 8h, 8w].
+
+        In eval mode both frames go through the feature encoder in one pass, unless they are large.
+        """
         net, context = self.init_conv(self.cnet(torch.cat((frame1, frame2), 1))).chunk(2, 1)
         if self.training:
             return Encoded(self.fnet(frame1), self.fnet(frame2), net, context)
-        fmap1, fmap2 = self.fnet(torch.cat((frame1, frame2))).chunk(2)
-        return Encoded(fmap1, fmap2, net, context)
+        return Encoded(*framing.encoded(self.fnet, frame1, frame2), net, context)
 
     def pyramid(self, fmap1: Tensor, fmap2: Tensor) -> CorrelationPyramid:
         """The pair's correlation lookup."""
@@ -194,7 +196,7 @@ class SEARAFT(nn.Module):
         self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None
     ) -> tuple[framing.Padding, Iterator[_State]]:
         """The padding, and the states: at the start, and after every update."""
-        batch, height, width = framing.check_frames(frame1, frame2)
+        batch, height, width = framing.check_frames(frame1, frame2, self.init_conv.weight.device)
         count = self.config.updates if updates is None else updates
         _check.number(count, "updates", integer=True, low=0)
         padding = framing.padding_for(height, width)
