@@ -436,31 +436,32 @@ def test_a_long_translation_is_found_through_the_cascade(data_dir: Path) -> None
     assert (error > 3).float().mean() < 0.02
 
 
-def test_exact_is_float32_in_convolutions_and_leaves_no_trace() -> None:
+@pytest.mark.parametrize("kind", ["old switch", "new switch"])
+def test_exact_is_float32_in_convolutions_and_leaves_no_trace(kind: str) -> None:
     from fullfield.estimators.network import float32_convolutions
 
     cudnn, gpu = torch.backends.cudnn, torch.device("cuda")
-    if not hasattr(cudnn, "conv"):
+    if kind == "new switch" and not hasattr(cudnn, "conv"):
         pytest.skip("PyTorch before 2.9 has one switch")
-    before = cudnn.conv.fp32_precision
+    owner, name = (cudnn, "allow_tf32") if kind == "old switch" else (cudnn.conv, "fp32_precision")
+    exact, fast = (False, True) if kind == "old switch" else ("ieee", "tf32")
     try:
-        for setting in ("tf32", "ieee"):
-            cudnn.conv.fp32_precision = setting
+        for setting in (fast, exact):
+            setattr(owner, name, setting)
             with float32_convolutions(gpu):
-                assert cudnn.conv.fp32_precision == "ieee"
-                assert cudnn.allow_tf32 is False
-            assert cudnn.conv.fp32_precision == setting
+                assert getattr(owner, name) != fast
+            assert getattr(owner, name) == setting
             with pytest.raises(KeyError), float32_convolutions(gpu):
                 raise KeyError
-            assert cudnn.conv.fp32_precision == setting
-        cudnn.conv.fp32_precision = "tf32"
+            assert getattr(owner, name) == setting
+        setattr(owner, name, fast)
         first, second = float32_convolutions(gpu), float32_convolutions(gpu)  # of two threads
         with first:
             second.__enter__()
-        assert cudnn.conv.fp32_precision == "ieee"
+        assert getattr(owner, name) != fast
         second.__exit__(None, None, None)
-        assert cudnn.conv.fp32_precision == "tf32"
+        assert getattr(owner, name) == fast
         with float32_convolutions(torch.device("cpu")):
-            assert cudnn.conv.fp32_precision == "tf32"
+            assert getattr(owner, name) == fast
     finally:
-        cudnn.conv.fp32_precision = before
+        setattr(owner, name, fast)

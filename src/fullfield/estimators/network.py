@@ -245,29 +245,30 @@ class _Switch:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._inside = 0
-        self._before: tuple[Any, ...] = ()
+        self._restore: Callable[[], None] | None = None
 
     def enter(self) -> None:
-        cudnn = torch.backends.cudnn
         with self._lock:
             if self._inside == 0:
-                if hasattr(cudnn, "conv"):  # PyTorch 2.9; both, or reading allow_tf32 raises meanwhile
-                    self._before = (cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision)
-                    cudnn.conv.fp32_precision = cudnn.rnn.fp32_precision = "ieee"
-                else:
-                    self._before = (cudnn.allow_tf32,)
-                    cudnn.allow_tf32 = False
+                self._restore = _float32()
             self._inside += 1
 
     def leave(self) -> None:
-        cudnn = torch.backends.cudnn
         with self._lock:
             self._inside -= 1
-            if self._inside == 0:
-                if hasattr(cudnn, "conv"):
-                    cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = self._before
-                else:
-                    (cudnn.allow_tf32,) = self._before
+            if self._inside == 0 and self._restore is not None:
+                self._restore()
+
+
+def _float32() -> Callable[[], None]:
+    """Switch, and return what switches back."""
+    cudnn: Any = torch.backends.cudnn
+    try:
+        name, before, owner = "allow_tf32", cudnn.allow_tf32, cudnn
+    except RuntimeError:  # somebody has set the switches that PyTorch 2.9 brought; the two kinds do not mix
+        name, before, owner = "fp32_precision", cudnn.conv.fp32_precision, cudnn.conv
+    setattr(owner, name, False if name == "allow_tf32" else "ieee")
+    return lambda: setattr(owner, name, before)
 
 
 _SWITCH = _Switch()
