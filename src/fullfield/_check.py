@@ -19,6 +19,10 @@ class InputError(ValueError):
     """
 
 
+class NoRoomError(InputError):
+    """Input that could be used with more memory than is free here."""
+
+
 def describe(value: object) -> str:
     """What came, in a few words: ``float32 tensor [3, 4] on cpu``, ``str 'abc'``."""
     shape = getattr(value, "shape", None)

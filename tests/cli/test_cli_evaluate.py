@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from fullfield.cli.methods import Chosen
 from fullfield.datasets import DATASETS
 from fullfield.evaluation.paper.matching import read_runs
 from fullfield.io import read_flow, read_frame, write_flow, write_image
@@ -78,6 +79,23 @@ def test_scale_has_a_folder_of_its_own(cli: Any, pairs: Path) -> None:  # noqa: 
     assert ran["config"]["parameters"]["scale"] == "1/2"
     assert ran["config"]["parameters"]["warm_start"] is True
     assert read_flow("runs/mine/tvl1-1of2/predictions/a.flo").flow.shape == (2, 48, 64)
+
+
+def test_a_method_is_prepared_for_the_reduced_frames(
+    cli: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    pairs: Path,  # noqa: ARG001
+) -> None:
+    sizes: list[tuple[int, int]] = []
+    once = Chosen.prepare
+
+    def noted(self: Chosen, size: tuple[int, int], *more: Any, **named: Any) -> None:
+        sizes.append(size)
+        once(self, size, *more, **named)
+
+    monkeypatch.setattr(Chosen, "prepare", noted)
+    assert cli("evaluate", "tvl1", "pairs:mine", *FAST, "--scale", "1/4").code == 0
+    assert sizes == [(12, 16)]
 
 
 def test_scoring_again_estimates_nothing(cli: Any, refused: Callable[..., str], pairs: Path) -> None:

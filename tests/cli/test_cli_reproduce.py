@@ -64,6 +64,12 @@ def test_a_stored_run_takes_its_place(cli: Any, run: Path) -> None:
     assert "stand in" in ran["tables"]["2"]["notes"][0]
 
 
+def test_a_stand_in_that_no_run_is_of_is_refused(refused: Callable[..., str], run: Path) -> None:  # noqa: ARG001
+    assert "--stand-in: no run is of yours; those found are of mine" in refused(
+        "reproduce", "--only", "11", "--stand-in", "charge-8k=yours"
+    )
+
+
 def test_files(cli: Any, run: Path) -> None:  # noqa: ARG001
     pytest.importorskip("matplotlib")
     ran = cli("reproduce", "runs", "-o", "out", "--stand-in", "charge-8k=mine", "--frames", "pairs:mine")

@@ -182,6 +182,21 @@ def test_spring(tmp_path: Path) -> None:
     assert sample.occluded.nonzero().tolist() == [[1, 1]]
 
 
+def test_of_springs_match_maps_blue_says_nothing(tmp_path: Path) -> None:
+    spring(tmp_path)
+    for i in (1, 2):
+        pixels = np.zeros((H, W, 3), np.uint8)
+        for channel in range(3):
+            pixels[channel, channel + 1, channel] = 255
+        pixels[4, 4] = 0, 255, 255
+        path = tmp_path / "train/0001/maps/matchmap_flow_FW_left" / f"matchmap_flow_FW_left_{i:04d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+    occluded = Spring(tmp_path)[0].occluded
+    assert occluded is not None
+    assert occluded.nonzero().tolist() == [[0, 1], [1, 2], [4, 4]]
+
+
 def test_spring_backward_goes_to_the_frame_before(tmp_path: Path) -> None:
     truth = spring(tmp_path, camera="right")
     pairs = open_dataset("spring-right-bw", tmp_path)
@@ -346,6 +361,32 @@ def test_pairs_of_numbered_frames(tmp_path: Path) -> None:
     (tmp_path / "mine" / "b" / "flow" / "x_10.flo5").unlink()
     with pytest.raises(InputError, match=r"flow: expected a file for x_10\.png"):
         Pairs(tmp_path / "mine")
+
+
+def test_pairs_on_both_sides_of_a_gap_do_not_follow_each_other(tmp_path: Path) -> None:
+    for name in ("x_1", "x_2", "x_3", "x_7", "x_8", "y_8", "y_9"):
+        picture(tmp_path / "frames" / f"{name}.png", 1)
+    pairs = Pairs(tmp_path)
+    places = {record.name: (record.sequence, record.index) for record in pairs.records}
+    assert list(places) == ["x_1", "x_2", "x_7", "y_8"]
+    sequence, index = places["x_1"]
+    assert places["x_2"] == (sequence, index + 1)
+    assert places["x_7"][1] > index + 2
+    assert places["y_8"][0] != sequence
+
+
+@pytest.mark.parametrize("make", ["sintel", "things", "rendered"])
+def test_frames_without_a_number_of_the_usual_form(tmp_path: Path, make: str) -> None:
+    folder = {"sintel": "test/clean/a", "things": "frames_cleanpass/TEST/A/0000/left", "rendered": "a/frames"}[make]
+    for i in (6, 7):
+        picture(tmp_path / folder / f"img{i:04d}x.png", i)
+    if make == "sintel":
+        assert [record.index for record in Sintel(tmp_path, split="test").records] == [6]
+        return
+    (tmp_path / "optical_flow/TEST/A/0000/into_future/left").mkdir(parents=True)
+    (tmp_path / "a" / "flow").mkdir(parents=True)
+    with pytest.raises(InputError, match="does not exist"):
+        open_dataset({"things": "things-clean-test"}.get(make, make), tmp_path)
 
 
 def test_pairs_of_a_list(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -16,8 +17,19 @@ import torch
 from torch import Tensor
 
 from fullfield import InputError
+from fullfield._check import NoRoomError
 from fullfield.datasets import FlowDataset, Pairs, Sintel, open_dataset
-from fullfield.evaluation import AtScale, Run, Setting, evaluate, predict, read_scale, score, write_submission
+from fullfield.evaluation import (
+    AtScale,
+    Run,
+    Setting,
+    evaluate,
+    loading,
+    predict,
+    read_scale,
+    score,
+    write_submission,
+)
 from fullfield.evaluation.loading import read_ahead
 from fullfield.evaluation.predict import configured
 from fullfield.evaluation.sharing import Share
@@ -83,8 +95,12 @@ def pairs(tmp_path: Path) -> FlowDataset:
 
 def by_hand(dataset: FlowDataset, averaging: str = "pooled") -> dict[str, float]:
     """The totals without any of the machinery."""
+    return by_hand_of(dataset, range(len(dataset)), averaging)
+
+
+def by_hand_of(dataset: FlowDataset, indices: range, averaging: str = "pooled") -> dict[str, float]:
     metrics, estimator = FlowMetrics(averaging=averaging), Counting()
-    for sample in dataset:
+    for sample in (dataset[i] for i in indices):
         assert sample.flow is not None
         metrics.update(
             estimator(sample.frame1[None], sample.frame2[None])[0], sample.flow, sample.valid, sample.occluded
@@ -101,6 +117,7 @@ def test_totals_are_those_of_a_plain_loop(pairs: FlowDataset, tmp_path: Path) ->
     assert result["this_call"]["estimated"] == 5
     assert 0 < result["this_call"]["utilisation"] <= 1
     assert result["backends"] == ["plain"]
+    assert result["threads"] == [torch.get_num_threads()]
     stored = json.loads((tmp_path / "run" / "result.json").read_text())
     assert stored["scores"]["epe"] == result["scores"]["epe"]
     assert stored["config"]["parameters"] == {"gain": 10.0, "warm_start": False}
@@ -150,6 +167,29 @@ def test_a_half_written_prediction_is_made_again(pairs: FlowDataset, tmp_path: P
     assert again.calls == 1 + 1
 
 
+def test_facts_make_the_runtime_and_the_peak(pairs: FlowDataset, tmp_path: Path) -> None:
+    evaluate(Counting(), pairs, tmp_path / "run")
+    run = Run.load(tmp_path / "run")
+    for record, seconds, peak in zip(pairs.records, (1, 2, 3, 4, 100), (5, 9, 7, None, 6), strict=True):
+        path = run.path(record.name).with_suffix(".json")
+        path.write_text(json.dumps({**json.loads(path.read_text()), "seconds": seconds, "peak_bytes": peak}))
+    result = score(pairs, run)
+    assert result["peak_bytes"] == 9
+    runtime = result["runtime"]
+    assert [runtime[f"{name}_s"] for name in ("mean", "median", "min", "max")] == [22, 3, 1, 100]
+    assert runtime["std_s"] == pytest.approx(39.0128, abs=1e-4)
+
+
+def test_a_stored_flow_with_unknown_vectors_is_not_scored(pairs: FlowDataset, tmp_path: Path) -> None:
+    evaluate(Counting(), pairs, tmp_path / "run")
+    run = Run.load(tmp_path / "run")
+    flow, _ = run.read("a/f_01")
+    write_flow(run.path("a/f_01"), flow, (torch.arange(W) > 3).expand(H, W))
+    shutil.rmtree(run.folder / "scores")
+    with pytest.raises(InputError, match=r"a/f_01\.flo: has no vector at \d+ pixels that are scored"):
+        score(pairs, run)
+
+
 def test_changed_truth_is_scored_again(pairs: FlowDataset, tmp_path: Path) -> None:
     evaluate(Counting(), pairs, tmp_path / "run")
     record = pairs.records[0]
@@ -166,6 +206,48 @@ def test_changed_truth_is_scored_again(pairs: FlowDataset, tmp_path: Path) -> No
     assert again.calls == 0
     assert result["scores"] == by_hand(changed)
     assert result["scores"]["pixels"] < by_hand(pairs)["pixels"]
+
+
+def test_truth_of_the_same_size_is_scored_again(pairs: FlowDataset, tmp_path: Path) -> None:
+    before = evaluate(Counting(), pairs, tmp_path / "run")["scores"]
+    path = pairs.records[2].flow
+    assert path is not None
+    size = path.stat().st_size
+    flow, valid = read_flow(path)
+    write_flow(path, flow + 3, valid)
+    assert path.stat().st_size == size
+    again = Counting()
+    after = evaluate(again, pairs, tmp_path / "run")["scores"]
+    assert again.calls == 0
+    assert after == by_hand(pairs)
+    assert after["epe"] != before["epe"]
+
+
+def test_frames_of_the_same_size_are_told_apart(pairs: FlowDataset, tmp_path: Path) -> None:
+    evaluate(Counting(), pairs, tmp_path / "run")
+    copied = tmp_path / "copy"
+    shutil.copytree(pairs.root, copied)
+    assert evaluate(Counting(), Pairs(copied, name="mine"), tmp_path / "run")["this_call"]["estimated"] == 0
+    path = copied / "a" / "frames" / "f_01.png"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"dataset\.frames was"):
+        evaluate(Counting(), Pairs(copied, name="mine"), tmp_path / "run")
+
+
+def test_pairs_with_and_without_truth(tmp_path: Path) -> None:
+    whole = sequence(tmp_path / "set", {"a": 3, "b": 2})
+    shutil.rmtree(tmp_path / "set" / "b" / "flow")
+    shutil.rmtree(tmp_path / "set" / "b" / "occlusions")
+    some = Pairs(tmp_path / "set", name="mine")
+    result = evaluate(Counting(), some, tmp_path / "run")
+    assert len(some) == len(whole) == 3
+    assert result["this_call"]["estimated"] == 3
+    assert result["scores"]["images"] == 2
+    alone = by_hand_of(some, range(2))
+    assert result["scores"] == alone
+    assert score(some, Run.load(tmp_path / "run"))["scores"] == alone
 
 
 @pytest.mark.parametrize("change", ["parameter", "scale", "warm start", "frames"])
@@ -188,6 +270,14 @@ def test_another_configuration_is_refused(pairs: FlowDataset, tmp_path: Path, ch
         "frames": "dataset.frames",
     }[change]
     assert wanted in str(caught.value)
+
+
+def test_a_parameter_that_is_not_a_number_is_itself(tmp_path: Path) -> None:
+    config = {"parameters": {"gain": float("nan")}}
+    Run(tmp_path / "run", config)
+    Run(tmp_path / "run", {"parameters": {"gain": float("nan")}})
+    with pytest.raises(InputError, match="gain was nan, is 1"):
+        Run(tmp_path / "run", {"parameters": {"gain": 1}})
 
 
 def test_a_folder_of_something_else_is_refused(pairs: FlowDataset, tmp_path: Path) -> None:
@@ -267,7 +357,7 @@ evaluate(Slow(), Pairs({os.fspath(pairs.root)!r}, name="mine"), {os.fspath(tmp_p
     )
     process = subprocess.Popen([sys.executable, os.fspath(script)])
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not list((tmp_path / "run").rglob("*.flo")):
+    while time.monotonic() < deadline and not list((tmp_path / "run" / "predictions").rglob("f_*.json")):
         time.sleep(0.02)
     process.kill()
     process.wait()
@@ -286,6 +376,19 @@ def test_warm_start_hands_the_moved_flow_on(pairs: FlowDataset, tmp_path: Path) 
     first = read_flow(Run.load(tmp_path / "run").path("a/f_00")).flow
     assert starts[1] is not None
     assert torch.equal(starts[1][0], moved_forward(first))
+
+
+def test_warm_start_ends_at_a_gap_and_with_the_sequence(tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    for shot, numbers in (("a", (1, 2, 3, 6, 7)), ("b", (7, 8, 9))):
+        for i in numbers:
+            path = root / shot / "frames" / f"f_{i:02d}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_image(path, torch.full((3, H, W), i / 10))
+    estimator, pairs = Counting(), Pairs(root, name="mine")
+    evaluate(estimator, pairs, tmp_path / "run", Setting(warm_start=True))
+    started = {r.name: start is not None for r, start in zip(pairs.records, estimator.starts[1:], strict=True)}
+    assert started == {"a/f_01": False, "a/f_02": True, "a/f_06": False, "b/f_07": False, "b/f_08": True}
 
 
 def test_warm_start_goes_on_from_the_stored_flow(pairs: FlowDataset, tmp_path: Path) -> None:
@@ -358,6 +461,23 @@ def test_a_shared_frame_is_read_once(pairs: FlowDataset, monkeypatch: pytest.Mon
         assert torch.equal(pair.frame1, first)
         assert pair.frame2 is not None
         assert torch.equal(pair.frame2, second)
+
+
+def test_little_is_read_before_the_size_of_a_pair_is_known(pairs: FlowDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    once = type(pairs).truth
+
+    def counted(self: FlowDataset, index: int) -> Any:
+        asked.append(index)
+        return once(self, index)
+
+    monkeypatch.setattr(type(pairs), "truth", counted)
+    monkeypatch.setattr(loading, "readers", lambda: 8)
+    monkeypatch.setattr(loading, "_AHEAD_BYTES", 1)
+    ahead = read_ahead(pairs, range(len(pairs)))
+    next(ahead)
+    assert len(asked) <= 2
+    assert len(list(ahead)) == len(pairs) - 1
 
 
 def test_reading_stops_when_nobody_asks(pairs: FlowDataset) -> None:
@@ -477,6 +597,52 @@ def test_too_little_memory_is_noted(pairs: FlowDataset, tmp_path: Path) -> None:
     evaluate(Large(), pairs, tmp_path / "run")
     assert not noted.exists()
     assert (tmp_path / "run" / "result.json").is_file()
+
+
+def test_a_lookup_without_room_is_noted_and_scoring_without_room_is_not(
+    pairs: FlowDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Dense(Counting):
+        def __call__(self, *_: Tensor, **__: Any) -> Tensor:
+            raise NoRoomError("the volume takes 100.0 GiB, 70.0 are free")
+
+    with pytest.raises(NoRoomError):
+        evaluate(Dense(), pairs, tmp_path / "dense")
+    assert (tmp_path / "dense" / "failure.json").is_file()
+
+    def no_room(*_: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(FlowMetrics, "update", no_room)
+    with pytest.raises(torch.OutOfMemoryError):
+        evaluate(Counting(), pairs, tmp_path / "run")
+    assert not (tmp_path / "run" / "failure.json").exists()
+
+
+def test_of_two_configurations_that_begin_at_once_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, once = tmp_path / "run", Path.mkdir
+
+    def as_another_begins(self: Path, *args: Any, **more: Any) -> None:
+        once(self, *args, **more)
+        monkeypatch.undo()
+        Run(folder, {"method": "b"})
+
+    monkeypatch.setattr(Path, "mkdir", as_another_begins)
+    with pytest.raises(InputError, match="method was 'b', is 'a'"):
+        Run(folder, {"method": "a"})
+    assert json.loads((folder / "config.json").read_text()) == {"method": "b"}
+    assert [path.name for path in folder.iterdir()] == ["config.json"]
+
+
+def test_a_new_prediction_drops_the_scores_of_the_old(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", {})
+    run.save("shot[1]/a*", torch.zeros(2, 3, 4), {})
+    run.keep_score("pooled", "shot[1]/a*", "truth", {"images": 1})
+    assert run.score("pooled", "shot[1]/a*", "truth") == {"images": 1}
+    run.save("shot[1]/a*", torch.zeros(2, 3, 4), {})
+    assert run.score("pooled", "shot[1]/a*", "truth") is None
 
 
 def test_processes_may_begin_a_run_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -323,6 +324,10 @@ def test_plots(tmp_path: Path) -> None:
         assert {len(axes.lines) for axes in curves.axes} == {2 * len(figures.SELECTED)}
         measured = [curve for curve in curves.axes[0].lines if curve.get_linestyle() == "-" and len(curve.get_xdata())]
         assert len(measured) == (dataset == "charge-8k")
+        if measured:
+            (times,) = [c for c in curves.axes[1].lines if c.get_linestyle() == "-" and len(c.get_xdata())]
+            assert list(times.get_xdata()) == [0.25, 0.5, 1.0]
+            assert list(times.get_ydata()) == [16.0, 4.0, 1.0]
     path = figures.save(first, tmp_path / "figure.png")
     assert path.stat().st_size > 1000
 
@@ -355,6 +360,8 @@ def test_sheets(tmp_path: Path) -> None:
         "060_0130/frame_0102",
     ]
     plain = figures.qualitative_sheet(runs, "14")
+    shutil.rmtree(tmp_path / "runs" / "4" / "predictions")  # they are large
+    assert (figures.qualitative_sheet(runs, "14") or ("",))[0] == "040_0040/frame_0102"
     framed = figures.qualitative_sheet(runs, "14", Rendered(tmp_path / "charge"))
     assert plain is not None
     assert framed is not None

@@ -207,6 +207,13 @@ def test_occlusion_of_a_moving_square() -> None:
     expected[4:8, 9:12] = True  # what the square moves over
     assert torch.equal(lost, expected)
     assert bool(occluded(forward + 30, backward, everywhere).all())
+    for axis, step in ((0, -2), (0, 2), (1, -2), (1, 2)):
+        pan = torch.zeros(2, height, width)
+        pan[axis] = step
+        beyond = torch.zeros(height, width, dtype=torch.bool)
+        rim = beyond.T if axis == 0 else beyond
+        rim[slice(None, 2) if step < 0 else slice(-2, None)] = True
+        assert torch.equal(occluded(pan, -pan, everywhere), beyond)
     assert bool(occluded(forward, backward, ~everywhere).all())
 
 
@@ -233,6 +240,53 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (tmp_path / "vectors" / f"vectors_{n:04d}.exr").write_bytes(b"no EXR")
     with pytest.raises(InputError, match="expected an OpenEXR file"):
         collect_truth(tmp_path, 1, 2)
+
+
+def rendered(folder: Path, settings: dict[str, Any]) -> Path:
+    """Files of a shot as far as their names go."""
+    for kind, name, end in (("frames", "frame", "png"), ("vectors", "vectors", "exr")):
+        (folder / kind).mkdir(parents=True)
+        for n in (1, 2):
+            (folder / kind / f"{name}_{n:04d}.{end}").write_bytes(b"")
+    (folder / "render.json").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"width": 64}, "width was 32, is 64"),
+        ({"samples": 2}, "samples was 1, is 2"),
+        ({"seed": 4}, "seed was 0, is 4"),
+        ({"source": "a.blend"}, "source was 'own scene', is 'a.blend'"),
+    ],
+    ids=str,
+)
+def test_a_whole_shot_of_other_settings_is_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+    (tmp_path / "a.blend").write_bytes(b"")
+    settings = Shot(None, 1, 2, 32, 1).settings()
+    folder = rendered(tmp_path / "shot", settings)
+    wanted: dict[str, Any] = {"source": None, "first": 1, "last": 2, "width": 32, "samples": 1, **change}
+    if wanted["source"] is not None:
+        wanted["source"] = tmp_path / wanted["source"]
+    with pytest.raises(InputError, match=f"rendered with other settings .*{words}"):
+        render_shot(Shot(**wanted), folder, Blender("absent"))
+    with pytest.raises(InputError, match="expected an OpenEXR file"):  # these settings: on to the truth
+        render_shot(Shot(None, 1, 2, 32, 1), folder, Blender("absent"))
+
+
+def test_the_script_notes_what_is_asked_for(shot: Path) -> None:
+    noted = json.loads((shot / "render.json").read_text())
+    settings = Shot(None, 1, 2, WIDTH, 16, seed=3).settings()
+    assert {name: noted[name] for name in settings} == settings
+
+
+def test_blender_that_ends_well_without_its_work_is_told(tmp_path: Path) -> None:
+    script = tmp_path / "blender"
+    script.write_text("#!/bin/sh\necho 'fullfield: frame 1 done'\necho 'NameError: nothing'\n")
+    script.chmod(0o755)
+    with pytest.raises(InputError, match=r"ended without writing .*frame_0001\.png: NameError: nothing"):
+        render_shot(Shot(None, 1, 2, 32, 1), tmp_path / "shot", Blender(str(script)))
 
 
 def test_a_failure_of_blender_is_told(tmp_path: Path) -> None:

@@ -93,13 +93,14 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace, share: Share) -> int:
     from fullfield.evaluation import Run, Setting, evaluate, read_scale, score, write_submission
     from fullfield.evaluation.leaderboards import check_submission
+    from fullfield.evaluation.scale import reduced
     from fullfield.evaluation.sharing import wait_for_all
 
     dataset = opened(args.dataset, "NAME:FOLDER")
     chosen = methods.chosen(args)
     with naming(scale="--scale"):
         scale = read_scale(args.scale)
-    if args.max_epe is not None and any(record.flow is None for record in dataset.records):
+    if args.max_epe is not None and all(record.flow is None for record in dataset.records):
         raise InputError(f"--max-epe: {dataset.name} has no truth to score against")
     if args.submission is not None:
         check_submission(dataset)
@@ -109,7 +110,8 @@ def _run(args: argparse.Namespace, share: Share) -> int:
 
     first = share.rank == 0
     quiet = args.quiet or not first
-    with Progress("evaluate", quiet=quiet) as progress, naming(**methods.words(args.method)):
+    words = {**methods.words(args.method), "initial_flow": "--warm-start"}
+    with Progress("evaluate", quiet=quiet) as progress, naming(**words):
         setting = Setting(device=_device(args.device), backend=args.backend, warm_start=args.warm_start, share=share)
         if args.score_only:
             result = score(dataset, _stored(args, folder, scale), averaging=args.averaging, setting=setting)
@@ -117,7 +119,7 @@ def _run(args: argparse.Namespace, share: Share) -> int:
             chosen = replace(chosen, device=setting.device)
             if not first:
                 wait_for_all(share)  # the first one fetches the weights and compiles for all
-            chosen.prepare(_first_size(dataset), progress.part(*_FETCH), quiet=quiet)
+            chosen.prepare(reduced(_first_size(dataset), scale), progress.part(*_FETCH), quiet=quiet)
             if first:
                 wait_for_all(share)
             setting = replace(setting, progress=progress.part(*_ESTIMATE))

@@ -92,6 +92,10 @@ def run(args: argparse.Namespace) -> int:
 
     places = args.runs or ([RUNS] if Path(RUNS).is_dir() else [])
     found = Runs(read_runs(places), _stand_ins(args.stand_in))
+    strange = set(found.stand_ins.values()) - {run.dataset for run in found.runs}
+    if strange:
+        there = ", ".join(sorted({run.dataset for run in found.runs})) or "none"
+        raise InputError(f"--stand-in: no run is of {min(strange)}; those found are of {there}")
     tables = [sampled_cells(lookups) if name == "3" else FROM_RUNS[name](found) for name in wanted if name in TABLES]
     written: list[Path] = []
     absent: list[str] = []

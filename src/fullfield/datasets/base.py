@@ -14,6 +14,8 @@ from fullfield._check import InputError
 from fullfield.datasets.sample import FlowSample, Record, Truth
 from fullfield.metrics import four_values
 
+_ALL = slice(None)
+
 
 class FlowDataset(Sequence[FlowSample]):
     """Pairs of frames with their true flow, read when they are asked for.
@@ -113,11 +115,11 @@ class FlowDataset(Sequence[FlowSample]):
         """Where a pixel has no match in the second frame: bool, of the shape of ``valid``."""
         return None if record.occlusion is None else self._mask(record.occlusion, valid)
 
-    def _mask(self, path: Path, valid: Tensor) -> Tensor:
-        """Where the picture is not black; of twice the size: where one of the four is not."""
+    def _mask(self, path: Path, valid: Tensor, channels: slice = _ALL) -> Tensor:
+        """Where the picture is not black in ``channels``; of twice the size: where one of the four is not."""
         from fullfield.io import read_frame
 
-        mask = (read_frame(path, transfer="srgb") > 0).any(0)
+        mask = (read_frame(path, transfer="srgb")[channels] > 0).any(0)
         if mask.shape == (2 * valid.shape[0], 2 * valid.shape[1]):
             mask = torch.stack([mask[row::2, column::2] for row in (0, 1) for column in (0, 1)]).any(0)
         if mask.shape != valid.shape:

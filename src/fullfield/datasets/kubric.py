@@ -13,7 +13,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.datasets.base import FlowDataset
-from fullfield.datasets.layout import consecutive, existing, files, folder, nonempty, subfolders
+from fullfield.datasets.layout import consecutive, existing, files, folder, nonempty, number, subfolders
 from fullfield.datasets.sample import Record
 
 
@@ -47,7 +47,7 @@ class KubricNK(FlowDataset):
                 count = first.stem.removeprefix("rgba_")
                 flow = existing(scene / f"forward_flow_{count}.png", first)
                 records.append(
-                    Record(f"{scene.name}/rgba_{count}", first, second, flow, sequence=scene.name, index=int(count))
+                    Record(f"{scene.name}/rgba_{count}", first, second, flow, sequence=scene.name, index=number(first))
                 )
         super().__init__(f"kubric-{resolution}", root, records)
 

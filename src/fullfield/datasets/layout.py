@@ -36,7 +36,7 @@ def files(root: Path, suffixes: Iterable[str]) -> list[Path]:
         for entry in os.scandir(root)
         if entry.is_file() and not entry.name.startswith(".") and Path(entry.name).suffix.lower() in wanted
     ]
-    return sorted(found, key=lambda path: (_stem_before(path), number(path), path.name))
+    return sorted(found, key=lambda path: (series(path), number(path), path.name))
 
 
 def number(path: Path) -> int:
@@ -45,7 +45,8 @@ def number(path: Path) -> int:
     return int(match.group(1)) if match else -1
 
 
-def _stem_before(path: Path) -> str:
+def series(path: Path) -> str:
+    """The file's name before its last number."""
     match = _NUMBER.search(path.stem)
     return path.stem[: match.start()] if match else path.stem
 
@@ -53,7 +54,7 @@ def _stem_before(path: Path) -> str:
 def consecutive(frames: list[Path]) -> Iterator[tuple[Path, Path]]:
     """Each frame with the one of the same name whose number is one higher."""
     for first, second in itertools.pairwise(frames):
-        if number(second) == number(first) + 1 and _stem_before(second) == _stem_before(first):
+        if number(second) == number(first) + 1 and series(second) == series(first):
             yield first, second
 
 

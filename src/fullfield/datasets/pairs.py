@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fullfield._check import InputError
 from fullfield.datasets.base import FlowDataset
-from fullfield.datasets.layout import consecutive, files, folder
+from fullfield.datasets.layout import consecutive, files, folder, number, series
 from fullfield.datasets.sample import Record
 from fullfield.io.names import FLOW_SUFFIXES, FRAME_SUFFIXES
 
@@ -86,12 +86,14 @@ def _numbered(base: Path, prefix: str) -> list[Record]:
         for kind, suffixes in (("flow", FLOW_SUFFIXES), ("occlusions", FRAME_SUFFIXES), ("invalid", FRAME_SUFFIXES))
     }
     records = []
-    for count, (first, second) in enumerate(consecutive(files(frames, FRAME_SUFFIXES))):
+    for first, second in consecutive(files(frames, FRAME_SUFFIXES)):
         found: dict[str, Path | None] = {}
         for kind, known in beside.items():
             if known is not None and first.stem not in known:
                 raise InputError(f"{base / kind}: expected a file for {first.name}, found none")
             found[kind] = None if known is None else known[first.stem]
         name = f"{prefix}/{first.stem}" if prefix else first.stem
-        records.append(Record(name, first, second, found["flow"], found["occlusions"], found["invalid"], prefix, count))
+        masks = found["occlusions"], found["invalid"]
+        sequence = f"{prefix}/{series(first)}"
+        records.append(Record(name, first, second, found["flow"], *masks, sequence, number(first)))
     return records

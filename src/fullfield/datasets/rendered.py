@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from fullfield.datasets.base import FlowDataset
-from fullfield.datasets.layout import consecutive, existing, files, folder, nonempty, subfolders
+from fullfield.datasets.layout import consecutive, existing, files, folder, nonempty, number, subfolders
 from fullfield.datasets.sample import Record
 from fullfield.io.names import FRAME_SUFFIXES
 
@@ -59,7 +59,7 @@ class Rendered(FlowDataset):
                         truth,
                         **masks,
                         sequence=shot.name,
-                        index=int(count),
+                        index=number(first),
                     )
                 )
         super().__init__(name, root, records)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fullfield import _check
 from fullfield.datasets.base import FlowDataset
-from fullfield.datasets.layout import consecutive, existing, files, folder, nonempty, subfolders
+from fullfield.datasets.layout import consecutive, existing, files, folder, nonempty, number, subfolders
 from fullfield.datasets.sample import Record
 
 
@@ -61,7 +61,7 @@ class Sintel(FlowDataset):
                         occlusion=masks["occlusions"],
                         invalid=masks["invalid"],
                         sequence=scene.name,
-                        index=int(first.stem.rsplit("_", 1)[-1]),
+                        index=number(first),
                     )
                 )
         super().__init__(f"sintel-{render}" if split == "training" else f"sintel-{render}-test", root, records)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from torch import Tensor
+
 from fullfield import _check
 from fullfield.datasets.base import FlowDataset
 from fullfield.datasets.layout import consecutive, existing, files, folder, nonempty, number, subfolders
@@ -20,7 +22,7 @@ class Spring(FlowDataset):
           train/0001/
             frame_left/     frame_left_0001.png ...           and frame_right/
             flow_FW_left/   flow_FW_left_0001.flo5 ...        and flow_BW_left/, flow_FW_right/, flow_BW_right/
-            maps/matchmap_flow_FW_left/   matchmap_flow_FW_left_0001.png ...    optional: not black is unmatched
+            maps/matchmap_flow_FW_left/   matchmap_flow_FW_left_0001.png ...    optional: unmatched where red or green
           test/0003/
             frame_left/ ...
 
@@ -30,7 +32,8 @@ class Spring(FlowDataset):
         camera: ``"left"`` or ``"right"``.
         direction: ``"FW"``, to the next frame, or ``"BW"``, to the one before.
 
-    Vectors are in pixels of the frame. A pixel counts as unmatched where one of its four map values says so.
+    Vectors are in pixels of the frame. Of a match map blue says nothing, as in Spring's own evaluation; in a map of
+    twice the frame's size one of four values makes a pixel unmatched.
     """
 
     doubled = True
@@ -70,3 +73,6 @@ class Spring(FlowDataset):
                 )
         tail = "".join(f"-{word}" for word, usual in ((camera, "left"), (direction.lower(), "fw")) if word != usual)
         super().__init__(f"spring{tail}" if split == "train" else f"spring{tail}-test", root, records)
+
+    def read_occlusion(self, record: Record, valid: Tensor) -> Tensor | None:
+        return None if record.occlusion is None else self._mask(record.occlusion, valid, slice(2))

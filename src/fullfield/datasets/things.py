@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fullfield import _check
 from fullfield.datasets.base import FlowDataset
-from fullfield.datasets.layout import consecutive, existing, files, folder, nonempty, subfolders
+from fullfield.datasets.layout import consecutive, existing, files, folder, nonempty, number, subfolders
 from fullfield.datasets.sample import Record
 
 
@@ -62,7 +62,7 @@ class FlyingThings3D(FlowDataset):
                 for first, second in pairs:
                     file = f"OpticalFlowInto{direction.capitalize()}_{first.stem}_{camera[0].upper()}.pfm"
                     name = f"{letter.name}/{scene.name}/{camera}_{direction}_{first.stem}"
-                    index = int(first.stem) if direction == "future" else -int(first.stem)
+                    index = number(first) if direction == "future" else -number(first)
                     sequence = f"{letter.name}/{scene.name}/{camera}_{direction}"
                     records.append(
                         Record(name, first, second, existing(flow / file, first), None, None, sequence, index)

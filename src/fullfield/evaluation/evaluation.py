@@ -7,14 +7,12 @@ import statistics
 import time
 from typing import Any
 
-import torch
-
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.datasets import FlowDataset
 from fullfield.estimators import Estimator
 from fullfield.evaluation.predict import Setting, configured, predict
-from fullfield.evaluation.run import FAILURE, OUT_OF_MEMORY, RESULT, Run
+from fullfield.evaluation.run import FAILURE, RESULT, Run
 from fullfield.evaluation.scoring import Scorer
 from fullfield.evaluation.sharing import wait_for_all
 
@@ -34,23 +32,21 @@ def evaluate(
 
     Returns:
         ``config``; ``averaging``; ``scores`` (as of :meth:`FlowMetrics.compute <fullfield.metrics.FlowMetrics>`) and
-        ``classes``, both None for a data set without truth; ``runtime`` (seconds a pair: mean, std, median, min,
-        max); ``peak_bytes`` (CUDA memory, None on a CPU); ``backends``; and of this call alone ``this_call``: pairs
-        ``estimated``, ``busy_s``, ``wall_s`` and their ratio ``utilisation``.
+        ``classes``, over the pairs with truth, both None where no pair has any; ``runtime`` (seconds a pair: mean,
+        std, median, min, max); ``peak_bytes`` (CUDA memory, None on a CPU); ``backends`` and numbers of CPU
+        ``threads`` that were used; and of this call alone ``this_call``: pairs ``estimated``, ``busy_s``, ``wall_s``
+        and their ratio ``utilisation``.
 
     Raises:
         InputError: the folder belongs to another configuration, or a file cannot be used.
-        torch.OutOfMemoryError: the device's memory is too small; the run's folder notes it.
+        torch.OutOfMemoryError: the device's memory is too small; where it is for the estimator, the run's folder
+            notes it.
     """
     setting = setting or Setting()
     run = Run(folder, configured(dataset, estimator, setting))
-    has_truth = all(record.flow is not None for record in dataset.records)
+    has_truth = any(record.flow is not None for record in dataset.records)
     begin = time.perf_counter()
-    try:
-        work = predict(estimator, dataset, run, setting, averaging=averaging if has_truth else None)
-    except torch.OutOfMemoryError:
-        run.write(FAILURE, {"failure": OUT_OF_MEMORY})
-        raise
+    work = predict(estimator, dataset, run, setting, averaging=averaging if has_truth else None)
     wait_for_all(setting.share)
     scorer = Scorer(dataset, run, averaging, _check.device(setting.device))
     if has_truth:
@@ -73,13 +69,12 @@ def score(
 ) -> dict[str, Any]:
     """Score the stored predictions again, or in another averaging, and store the result; nothing is estimated.
 
-    Raises InputError naming a pair that was not predicted, or a run of other frames.
+    Raises InputError naming a pair that was not predicted, or for a run of other frames, or a set without any truth.
     """
     setting = setting or Setting()
     run.check_dataset(dataset)
-    for record in dataset.records:
-        if record.flow is None:
-            raise InputError(f"{dataset.name}: has no truth for {record.name}")
+    if all(record.flow is None for record in dataset.records):
+        raise InputError(f"{dataset.name}: has no truth to score against")
     scorer = Scorer(dataset, run, averaging, _check.device(setting.device))
     scorer.score_stored(setting.share.of(dataset))
     wait_for_all(setting.share)
@@ -112,4 +107,5 @@ def _runtime(dataset: FlowDataset, run: Run) -> dict[str, Any]:
         },
         "peak_bytes": max(peaks) if peaks else None,
         "backends": sorted({str(fact["backend"]) for fact in facts}),
+        "threads": sorted({int(fact["threads"]) for fact in facts}),
     }

@@ -15,6 +15,7 @@ from fullfield._check import InputError
 from fullfield.datasets import FlowDataset, Truth
 
 _AHEAD_BYTES = 4 << 30
+_FEWEST = 2
 
 
 def readers() -> int:
@@ -37,7 +38,8 @@ def read_ahead(
 ) -> Iterator[Loaded]:
     """The pairs ``indices`` in order, read by several threads.
 
-    A frame that two neighbouring pairs share is read once. What is read ahead is held to a few GiB.
+    A frame that two neighbouring pairs share is read once. What is read ahead is held to 4 GiB, or to two pairs where
+    those take more.
 
     Args:
         frames: whether to read the frames.
@@ -47,7 +49,7 @@ def read_ahead(
         waiting: deque[tuple[int, list[Future[Tensor]], Future[Truth | None] | None]] = deque()
         shared: dict[Path, Future[Tensor]] = {}
         left = deque(indices)
-        ahead = readers() + 1
+        ahead = _FEWEST  # until the first pair tells its size
         try:
             while left or waiting:
                 while left and len(waiting) < ahead:
@@ -87,4 +89,4 @@ def _frames(dataset: FlowDataset, index: int) -> tuple[Path, Path]:
 def _depth(pair: list[Tensor], truth: Truth | None) -> int:
     """How many pairs to hold ahead."""
     size = sum(image.nbytes for image in pair) + (0 if truth is None else truth.flow.nbytes)
-    return max(2, min(readers() + 1, _AHEAD_BYTES // max(size, 1)))
+    return max(_FEWEST, min(readers() + 1, _AHEAD_BYTES // max(size, 1)))

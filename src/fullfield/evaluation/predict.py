@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield._check import InputError
+from fullfield._check import InputError, NoRoomError
 from fullfield.datasets import FlowDataset
 from fullfield.estimators import Estimator
 from fullfield.evaluation.loading import read_ahead
-from fullfield.evaluation.run import AUTOMATIC, Run, described
+from fullfield.evaluation.run import AUTOMATIC, FAILURE, OUT_OF_MEMORY, Run, described
 from fullfield.evaluation.scoring import Scorer
 from fullfield.evaluation.sharing import Share
 from fullfield.evaluation.warm_start import moved_forward
@@ -56,10 +56,23 @@ def configured(dataset: FlowDataset, estimator: Estimator, setting: Setting) -> 
     return {
         **described(dataset),
         "device": name,
+        "float32": _float32(device),
         "method": estimator.method,
         "parameters": {**estimator.parameters, "warm_start": setting.warm_start},
         "backend": setting.backend or AUTOMATIC,
     }
+
+
+def _float32(device: torch.device) -> dict[str, str]:
+    """The process's switches for coarser products, which estimators that do not set them follow."""
+    switches = {"matmul": torch.get_float32_matmul_precision()}
+    if device.type == "cuda":
+        cudnn = torch.backends.cudnn
+        if hasattr(cudnn, "conv"):  # PyTorch 2.9
+            switches["cudnn"] = str(cudnn.conv.fp32_precision)
+        else:
+            switches["cudnn"] = "tf32" if cudnn.allow_tf32 else "ieee"
+    return switches
 
 
 def predict(
@@ -76,7 +89,8 @@ def predict(
     the device, waited for; the first pair of every size is estimated once before, unmeasured.
 
     Returns ``estimated`` (pairs), ``busy_s`` (seconds of estimation, warm-ups included) and ``wall_s``.
-    Raises InputError naming the pair whose flow is not finite; what was stored stays.
+    Raises InputError naming the pair whose flow is not finite; what was stored stays. Where memory is too small for
+    the estimator, the run's folder notes it.
     """
     setting = setting or Setting()
     device = _check.device(setting.device)
@@ -95,20 +109,26 @@ def predict(
                 raise RuntimeError(f"{record.name} was read without its frames")
             frame1, frame2 = (_to(frame, device)[None] for frame in (loaded.frame1, loaded.frame2))
             start = _start(dataset, run, loaded.index, before, device) if setting.warm_start else None
-            if frame1.shape not in sizes:
-                sizes.add(tuple(frame1.shape))
-                busy += _timed(estimator, frame1, frame2, start, device)[1]
-            flow, seconds, peak = _timed(estimator, frame1, frame2, start, device)
+            try:
+                if tuple(frame1.shape) not in sizes:
+                    sizes.add(tuple(frame1.shape))
+                    busy += _timed(estimator, frame1, frame2, start, device)[1]
+                flow, seconds, peak = _timed(estimator, frame1, frame2, start, device)
+            except (torch.OutOfMemoryError, NoRoomError):
+                run.write(FAILURE, {"failure": OUT_OF_MEMORY})
+                raise
             busy += seconds
             if not bool(flow.isfinite().all()):
                 raise InputError(f"{record.name}: {estimator.method} gives a flow that is not finite")
-            before = (loaded.index, flow)
-            facts = {"seconds": seconds, "peak_bytes": peak, "backend": estimator.backend}
+            before = (loaded.index, flow) if setting.warm_start else None
+            backend, threads = estimator.backend, torch.get_num_threads()
+            facts = {"seconds": seconds, "peak_bytes": peak, "backend": backend, "threads": threads}
             state = None
             if scorer is not None and loaded.truth is not None:
                 state = scorer.state(loaded.index, flow, loaded.truth)
             _wait(writes, _WRITES_AHEAD)
             writes.append(writer.submit(_store, run, scorer, loaded.index, record.name, flow.cpu(), facts, state))
+            del flow, frame1, frame2, start  # the next pair's peak of memory is its own
         _wait(writes, 0)
     return {"estimated": len(missing), "busy_s": busy, "wall_s": time.perf_counter() - begin}
 

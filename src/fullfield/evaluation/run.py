@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+import secrets
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,11 @@ from fullfield import __version__
 from fullfield._check import InputError
 from fullfield.datasets import FlowDataset
 from fullfield.io import atomic_path, read_flow, write_flow
+from fullfield.metrics import AVERAGING
 
-_FORMAT = 1
+_FORMAT = 2
+_DIGITS = 16
+_SAMPLES, _SAMPLE_BYTES = 3, 4096
 CONFIG = "config.json"
 RESULT = "result.json"
 FAILURE = "failure.json"
@@ -51,19 +56,17 @@ class Run:
         self.config = _plain(config)
         stored = self.folder / CONFIG
         strange = self.folder.is_dir() and any(not path.name.startswith(".") for path in self.folder.iterdir())
-        if stored.is_file():  # asked for last: another process of the same run may just have begun
-            before = read_json(stored)
-            changed = _differences(before, self.config)
-            if changed:
-                raise InputError(
-                    f"{self.folder}: holds predictions of another configuration ({'; '.join(changed)}); "
-                    "choose another folder or remove this one"
-                )
-        else:
+        if not stored.is_file():  # asked for last: another process of the same run may just have begun
             if strange:
                 raise InputError(f"{self.folder}: expected a new folder or one of a run, got one with other files")
             self.folder.mkdir(parents=True, exist_ok=True)
-            self.write(CONFIG, self.config)
+            _write_first(stored, self.config)
+        changed = _differences(read_json(stored), self.config)
+        if changed:
+            raise InputError(
+                f"{self.folder}: holds predictions of another configuration ({'; '.join(changed)}); "
+                "choose another folder or remove this one"
+            )
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Run:
@@ -99,8 +102,8 @@ class Run:
         path.parent.mkdir(parents=True, exist_ok=True)
         noted = path.with_suffix(".json")
         noted.unlink(missing_ok=True)
-        for scored in (self.folder / "scores").glob(f"*/{name}.json"):
-            scored.unlink()
+        for averaging in AVERAGING:
+            self._scored(averaging, name).unlink(missing_ok=True)
         write_flow(path, flow)
         self.write(noted.relative_to(self.folder), {**facts, "bytes": path.stat().st_size})
 
@@ -113,7 +116,7 @@ class Run:
 
     def score(self, averaging: str, name: str, truth: str) -> dict[str, Any] | None:
         """What a pair adds to the totals, where it was scored against the same truth."""
-        path = self.folder / "scores" / averaging / f"{name}.json"
+        path = self._scored(averaging, name)
         if not path.is_file():
             return None
         stored = read_json(path)
@@ -122,14 +125,37 @@ class Run:
 
     def keep_score(self, averaging: str, name: str, truth: str, state: Mapping[str, Any]) -> None:
         """Store what a pair adds to the totals."""
-        self.write(Path("scores") / averaging / f"{name}.json", {"truth": truth, "state": state})
+        self.write(self._scored(averaging, name).relative_to(self.folder), {"truth": truth, "state": state})
+
+    def _scored(self, averaging: str, name: str) -> Path:
+        return self.folder / "scores" / averaging / f"{name}.json"
 
     def write(self, name: str | Path, content: Mapping[str, Any]) -> None:
         """Write a JSON file of the run, whole or not at all."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_path(path) as temporary:
-            temporary.write_text(json.dumps(_plain(content), indent=1) + "\n", "utf-8")
+            temporary.write_text(_text(content), "utf-8")
+
+
+def _write_first(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON file, whole, unless another process was faster."""
+    mine = path.with_name(f".{path.stem}.{secrets.token_hex(4)}{path.suffix}")
+    try:
+        mine.write_text(_text(content), "utf-8")
+        os.link(mine, path)
+    except FileExistsError:
+        pass
+    except OSError as error:  # a file system without links
+        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
+            raise
+        mine.replace(path)
+    finally:
+        mine.unlink(missing_ok=True)
+
+
+def _text(content: Mapping[str, Any]) -> str:
+    return json.dumps(_plain(content), indent=1) + "\n"
 
 
 def described(dataset: FlowDataset) -> dict[str, Any]:
@@ -144,18 +170,36 @@ def described(dataset: FlowDataset) -> dict[str, Any]:
     }
 
 
-def fingerprint(paths: list[Path]) -> str:
-    """Tells files apart by name and size."""
+def file_states(paths: Iterable[Path]) -> str:
+    """Changes when a file is written again: names, sizes, times of writing."""
     digest = hashlib.sha256()
     for path in paths:
-        digest.update(f"{path.name}\0{path.stat().st_size}\n".encode())
-    return digest.hexdigest()[:16]
+        state = path.stat()
+        digest.update(f"{path.name}\0{state.st_size}\0{state.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:_DIGITS]
 
 
 def _fingerprint(dataset: FlowDataset) -> str:
-    names = "\n".join(record.name for record in dataset.records)
-    files = fingerprint([path for record in dataset.records for path in (record.frame1, record.frame2)])
-    return hashlib.sha256(f"{names}\n{files}".encode()).hexdigest()[:16]
+    """Of the frames, wherever they lie: names, sizes, and samples of the content (many formats have but one size)."""
+    digest = hashlib.sha256()
+    seen: dict[Path, bytes] = {}
+    for record in dataset.records:
+        digest.update(f"{record.name}\n".encode())
+        for path in (record.frame1, record.frame2):
+            if path not in seen:
+                seen[path] = _sampled(path)
+            digest.update(seen[path])
+    return digest.hexdigest()[:_DIGITS]
+
+
+def _sampled(path: Path) -> bytes:
+    size = path.stat().st_size
+    digest = hashlib.sha256(f"{path.name}\0{size}\n".encode())
+    with path.open("rb") as file:
+        for part in range(_SAMPLES):
+            file.seek(max(0, size - _SAMPLE_BYTES) * part // (_SAMPLES - 1))
+            digest.update(file.read(_SAMPLE_BYTES))
+    return digest.digest()
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -181,6 +225,6 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str 
         old, new = before.get(key), now.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
             found += _differences(old, new, f"{prefix}{key}.")
-        elif old != new:
+        elif old != new and json.dumps(old) != json.dumps(new):  # NaN is not itself
             found.append(f"{prefix}{key} was {old!r}, is {new!r}")
     return found

@@ -25,6 +25,12 @@ def read_scale(text: str | float | Fraction) -> Fraction:
     return scale
 
 
+def reduced(size: tuple[int, int], scale: Fraction) -> tuple[int, int]:
+    """Height and width of frames at a scale."""
+    height, width = size
+    return max(1, round(height * scale)), max(1, round(width * scale))
+
+
 class AtScale:
     """An estimator whose frames are reduced before, and whose flow is enlarged after.
 
@@ -59,11 +65,7 @@ class AtScale:
         """Prepare the estimator, where it can be, for frames of ``size`` before they are reduced."""
         prepare = getattr(self.estimator, "prepare", None)
         if prepare is not None:
-            prepare(device, None if size is None else self._reduced(size), **more)
-
-    def _reduced(self, size: tuple[int, int]) -> tuple[int, int]:
-        height, width = size
-        return max(1, round(height * self.scale)), max(1, round(width * self.scale))
+            prepare(device, None if size is None else reduced(size, self.scale), **more)
 
     def __call__(
         self,
@@ -77,7 +79,7 @@ class AtScale:
         if self.scale == 1:
             return self.estimator(frame1, frame2, initial_flow=initial_flow, progress=progress)
         height, width = frame1.shape[-2:]
-        small = self._reduced((height, width))
+        small = reduced((height, width), self.scale)
         start = None if initial_flow is None else resized_flow(initial_flow, small)
         flow = self.estimator(_resized(frame1, small), _resized(frame2, small), initial_flow=start, progress=progress)
         return resized_flow(flow, (height, width))

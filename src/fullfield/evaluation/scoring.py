@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 from fullfield._check import InputError
 from fullfield.datasets import FlowDataset, Truth
 from fullfield.evaluation.loading import read_ahead
-from fullfield.evaluation.run import Run, fingerprint
+from fullfield.evaluation.run import Run, file_states
 from fullfield.metrics import FlowMetrics
 
 
@@ -52,25 +51,30 @@ class Scorer:
         return self.run.score(self.averaging, self.dataset.records[index].name, self._truth(index))
 
     def score_stored(self, indices: Sequence[int]) -> None:
-        """Score the stored predictions that have no score yet."""
-        left = [index for index in indices if self.stored(index) is None]
+        """Score the stored predictions that have truth and no score yet."""
+        left = [i for i in indices if self.dataset.records[i].flow is not None and self.stored(i) is None]
         for loaded in read_ahead(self.dataset, left, frames=False):
             if loaded.truth is None:
-                raise InputError(f"{self.dataset.name}: has no truth for {self.dataset.records[loaded.index].name}")
+                raise RuntimeError(f"{self.dataset.records[loaded.index].name} was read without its truth")
             pred, known = self.run.read(self.dataset.records[loaded.index].name)
             self.keep(loaded.index, self.state(loaded.index, pred, loaded.truth, known))
 
     def total(self) -> FlowMetrics:
-        """The totals over the whole data set."""
+        """The totals over all pairs with truth."""
         total = FlowMetrics(averaging=self.averaging)
         for index, record in enumerate(self.dataset.records):
+            if record.flow is None:
+                continue
             state = self.stored(index)
             if state is None:
-                raise InputError(f"{self.run.folder}: has no score of {record.name}; was another process stopped?")
+                raise InputError(
+                    f"{self.run.folder}: has no score of {record.name}; was another process stopped, or does it see "
+                    "another copy of the truth?"
+                )
             total.merge(FlowMetrics.from_state(state))
         return total
 
     def _truth(self, index: int) -> str:
         record = self.dataset.records[index]
-        masks: list[Path | None] = [record.flow, record.occlusion, record.invalid]
-        return fingerprint([path for path in masks if path is not None])
+        masks = record.flow, record.occlusion, record.invalid
+        return file_states(path for path in masks if path is not None)

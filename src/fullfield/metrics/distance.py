@@ -35,7 +35,7 @@ def boundary_distance(occluded: Tensor, *, reach: int = 140) -> Tensor:
     beyond = reach * reach
     down = _squared_distance_in_columns(boundary(occluded), reach)
     result = torch.empty(height, width, device=occluded.device)
-    for rows in blocks(height, width):
+    for rows in blocks(height, width, occluded.device):
         # 16-bit squares, shifted below zero: the sum of two would overflow otherwise.
         start = down[rows] - beyond
         padded = torch.nn.functional.pad(start, (reach, reach), value=0)
@@ -68,7 +68,7 @@ def _squared_distance_in_columns(marked: Tensor, reach: int) -> Tensor:
     result = torch.empty(height, width, dtype=torch.int16, device=marked.device)
     row = torch.arange(height, dtype=torch.int32, device=marked.device)
     never = height + reach
-    for columns in blocks(width, height):
+    for columns in blocks(width, height, marked.device):
         block = marked[:, columns].T.contiguous()
         above = row - torch.where(block, row, -never).cummax(1).values
         below = torch.where(block, row, height + never).flip(1).cummin(1).values.flip(1) - row

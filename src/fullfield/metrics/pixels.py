@@ -143,8 +143,12 @@ def four_values(flow: Tensor, valid: Tensor | None = None) -> Tensor:
     _check.require(height % 2 == 0 and width % 2 == 0, "flow", "an even height and width", flow)
     if valid is not None:
         _check.tensor(valid, "valid", (height, width), dtypes=(torch.bool,), device=flow.device)
-        flow = torch.where(valid, flow, math.nan)
-    return torch.stack([flow[:, row::2, column::2] for row in (0, 1) for column in (0, 1)])
+    values = flow.new_empty(4, 2, height // 2, width // 2)
+    for index, (row, column) in enumerate(((0, 0), (0, 1), (1, 0), (1, 1))):
+        values[index] = flow[:, row::2, column::2]
+        if valid is not None:
+            values[index].masked_fill_(~valid[row::2, column::2], math.nan)
+    return values
 
 
 def _map(pred: Tensor, truth: Tensor, valid: Tensor | None, field: str) -> Tensor:

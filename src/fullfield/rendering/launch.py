@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -43,7 +44,8 @@ class Blender:
             raise InputError(f"{name}: cannot be run; {how}")
         if self.python is not None:
             return [found, os.fspath(_SCRIPT)]
-        return [found, "--background", "--factory-startup", "-noaudio", "--python", os.fspath(_SCRIPT), "--"]
+        options = ["--background", "--factory-startup", "-noaudio", "--python-exit-code", "1"]
+        return [found, *options, "--python", os.fspath(_SCRIPT), "--"]
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,14 @@ class Shot:
     seed: int = 0
     gpu: bool = False
     checks: bool = False
+
+    def settings(self) -> dict[str, object]:
+        """What the pictures depend on, as the script notes it in ``render.json`` beside what only Blender knows."""
+        if self.source is None:
+            source: dict[str, object] = {"source": "own scene", "seed": self.seed, "frames": [self.first, self.last]}
+        else:
+            source = {"source": Path(self.source).name, "bytes": Path(self.source).stat().st_size}
+        return {**source, "width": self.width, "samples": self.samples}
 
     def arguments(self, folder: Path) -> list[str]:
         """Of the script."""
@@ -105,8 +115,13 @@ def render_shot(
     target = Path(folder)
     numbers = range(shot.first, shot.last + 1)
     made = [target / kind / f"{name}_{n:04d}.{end}" for n in numbers for kind, name, end in _FILES]
-    if not all(path.is_file() for path in made):
-        _run([*(blender or Blender()).command(), *shot.arguments(target)], shot, progress)
+    if all(path.is_file() for path in made):
+        _refuse_other_settings(shot, target)
+    else:
+        said = _run([*(blender or Blender()).command(), *shot.arguments(target)], shot, progress)
+        lacking = next((path for path in made if not path.is_file()), None)
+        if lacking is not None:
+            raise InputError(f"Blender: ended without writing {lacking}: {said}")
 
     def collecting(fraction: float, text: str) -> None:
         if progress is not None:
@@ -115,23 +130,44 @@ def render_shot(
     return collect_truth(target, shot.first, shot.last, progress=collecting)
 
 
+def _refuse_other_settings(shot: Shot, folder: Path) -> None:
+    """What the script does, where it need not run."""
+    noted, now = folder / "render.json", shot.settings()
+    if not noted.is_file():
+        raise InputError(f"{noted}: expected the settings of the frames beside it, found nothing")
+    try:
+        before = json.loads(noted.read_text("utf-8"))
+        stored = {name: before.get(name) for name in now}
+    except (ValueError, AttributeError) as error:
+        raise InputError(f"{noted}: expected the settings that Blender noted ({error})") from None
+    changed = [f"{name} was {stored[name]!r}, is {value!r}" for name, value in now.items() if stored[name] != value]
+    if changed:
+        raise InputError(f"{folder} was rendered with other settings ({'; '.join(changed)})")
+
+
 _FILES = (("frames", "frame", "png"), ("vectors", "vectors", "exr"))
 
 
-def _run(command: list[str], shot: Shot, progress: Callable[[float, str], None] | None) -> None:
+def _run(command: list[str], shot: Shot, progress: Callable[[float, str], None] | None) -> str:
+    """The last line it said. It does not outlive this process's interest in it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment
     ) as process:
         tail: deque[str] = deque(maxlen=50)
         done = 0
-        for line in process.stdout or ():
-            tail.append(line.rstrip())
-            match = _DONE.search(line)
-            if match and progress is not None:
-                done += 1
-                progress(0.95 * done / (shot.last - shot.first + 1), f"rendered frame {match.group(1)}")
-    if process.returncode or not any(_DONE.search(line) for line in tail):
-        said = next((line for line in reversed(tail) if line.startswith(_OWN_WORDS)), None)
-        reason = said.removeprefix(_OWN_WORDS) if said else next((line for line in reversed(tail) if line), "no word")
-        raise InputError(f"Blender: stopped with {process.returncode}: {reason}")
+        try:
+            for line in process.stdout or ():
+                tail.append(line.rstrip())
+                match = _DONE.search(line)
+                if match and progress is not None:
+                    done += 1
+                    progress(0.95 * done / (shot.last - shot.first + 1), f"rendered frame {match.group(1)}")
+        except BaseException:
+            process.kill()
+            raise
+    own = next((line for line in reversed(tail) if line.startswith(_OWN_WORDS)), None)
+    said = own.removeprefix(_OWN_WORDS) if own else next((line for line in reversed(tail) if line), "no word")
+    if process.returncode:
+        raise InputError(f"Blender: stopped with {process.returncode}: {said}")
+    return said

@@ -63,21 +63,22 @@ def collect_truth(
     held: tuple[int, Vectors] | None = None
     for number in range(first, last):
         flow_path = folder / "flow" / f"flow_{number:04d}.flo5"
-        masks = [folder / f"{name}s" / f"{name}_{number:04d}.png" for name in ("occlusion",)]
-        masks.append(folder / "invalid" / f"invalid_{number:04d}.png")
+        hidden_path = folder / "occlusions" / f"occlusion_{number:04d}.png"
+        unknown_path = folder / "invalid" / f"invalid_{number:04d}.png"
+        paths = (flow_path, hidden_path, unknown_path)
         written.append(flow_path)
-        if all(path.is_file() for path in (flow_path, *masks)):
+        if all(path.is_file() for path in paths):
             continue
         if progress is not None:
             progress((number - first) / (last - first), f"truth of frame {number}")
         this = held[1] if held is not None and held[0] == number else read_vectors(_vectors(folder, number))
         after = read_vectors(_vectors(folder, number + 1))
         held = (number + 1, after)
-        for path in (flow_path, *masks):
+        for path in paths:
             path.parent.mkdir(parents=True, exist_ok=True)
         lost = occluded(this.forward, after.backward, after.hit)
-        write_image(masks[0], _mask(_any_of_four(lost & this.hit)))
-        write_image(masks[1], _mask(_any_of_four(~this.hit)))
+        write_image(hidden_path, _mask(_any_of_four(lost & this.hit)))
+        write_image(unknown_path, _mask(_any_of_four(~this.hit)))
         write_flow(flow_path, this.forward / SCALE, this.hit)
     return written
 

@@ -214,18 +214,20 @@ def qualitative_sheet(runs: Runs, number: str, dataset: FlowDataset | None = Non
 
 def _drawable(runs: Runs, method: str, scale: str) -> StoredRun | None:
     found = runs.scored(method, CHARGE, scale)
-    if found is not None:
-        return found
-    return next((r for r in runs.find(method, CHARGE, scale) if r.failure is None and r.has_weights), None)
+    fitting = ([] if found is None else [found]) + runs.find(method, CHARGE, scale)
+    return next((run for run in fitting if run.failure is None and run.has_weights and _predicted(run)), None)
+
+
+def _predicted(run: StoredRun) -> set[str]:
+    """The names of the pairs whose prediction is still there."""
+    base = run.folder / "predictions"
+    paths = (path for path in base.rglob("*.flo") if not path.name.startswith("."))
+    return {path.relative_to(base).with_suffix("").as_posix() for path in paths}
 
 
 def _pair(used: Sequence[StoredRun], number: str) -> str:
     """The pair of a figure, among those that every run has."""
-    held = []
-    for run in used:
-        base = run.folder / "predictions"
-        held.append({path.relative_to(base).with_suffix("").as_posix() for path in base.rglob("*.flo")})
-    names = sorted(set.intersection(*held))
+    names = sorted(set.intersection(*(_predicted(run) for run in used)))
     if not names:
         raise InputError(f"{used[0].folder}: shares no pair with the other runs of its data set")
     shots: dict[str, list[str]] = {}

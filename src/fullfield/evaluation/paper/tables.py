@@ -332,14 +332,7 @@ def _strategies(runs: Runs) -> Table:
     variants = tuple(VARIANTS)
     columns = (*_metric_columns(), *_variant_columns(variants, percent=False, memory_digits=1))
     table = Table("9", "Alternative inference strategies on Charge-8K", ("Method", "Scale"), columns)
-    measured = Measured(runs)
-    for row in published.rows("9"):
-        method, scale = row["method"], row["scale"]
-        paper = {**{key: row[key] for key in _METRICS}, **_flat(row, variants)}
-        here = {**measured.metrics(method, CHARGE, scale), **_costs(measured, method, CHARGE, scale, variants)}
-        table.lines.append(Line((METHODS[method].title, scale), paper, here))
-    table.notes += measured.notes([CHARGE])
-    return table
+    return _with_metrics_and_costs(table, runs, variants)
 
 
 def _full(runs: Runs) -> Table:
@@ -350,8 +343,12 @@ def _full(runs: Runs) -> Table:
         *(Column(f"{name}.runtime_s", f"{VARIANTS[name]}: runtime, s", 2, spread=f"{name}.std_s") for name in variants),
     )
     table = Table("11", "All methods on Charge-8K at every scale", ("Method", "Scale"), columns)
+    return _with_metrics_and_costs(table, runs, variants)
+
+
+def _with_metrics_and_costs(table: Table, runs: Runs, variants: Sequence[str]) -> Table:
     measured = Measured(runs)
-    for row in published.rows("11"):
+    for row in published.rows(table.key):
         method, scale = row["method"], row["scale"]
         paper = {**{key: row[key] for key in _METRICS}, **_flat(row, variants)}
         here = {**measured.metrics(method, CHARGE, scale), **_costs(measured, method, CHARGE, scale, variants)}

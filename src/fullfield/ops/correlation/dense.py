@@ -18,11 +18,19 @@ from fullfield.ops.correlation.protocol import FEATURES, Gradients, Request, as_
 def supports(request: Request) -> str | None:
     if request.dtype not in FEATURES:
         return f"needs floating point features, got {request.dtype}"
-    if request.device.type == "cuda":
-        free = torch.cuda.mem_get_info(request.device)[0]
-        if volume_bytes(request) > free:
-            return f"the volume takes {volume_bytes(request) / 2**30:.1f} GiB, {free / 2**30:.1f} are free"
-    return None
+    return no_room(request)
+
+
+def no_room(request: Request) -> str | None:
+    """Why the GPU's memory is too small for the volume; None where it is not, or elsewhere."""
+    if request.device.type != "cuda":
+        return None
+    # What PyTorch holds of the pair before is free, too.
+    held = torch.cuda.memory_reserved(request.device) - torch.cuda.memory_allocated(request.device)
+    free = torch.cuda.mem_get_info(request.device)[0] + held
+    if volume_bytes(request) <= free:
+        return None
+    return f"the volume takes {volume_bytes(request) / 2**30:.1f} GiB, {free / 2**30:.1f} are free"
 
 
 def volume_bytes(request: Request) -> int:

@@ -8,8 +8,8 @@ from functools import cache
 
 import torch
 
-from fullfield._check import InputError, choice
-from fullfield.ops.correlation.protocol import Module, Request
+from fullfield._check import InputError, NoRoomError, choice
+from fullfield.ops.correlation.protocol import FEATURES, Module, Request
 
 # By preference. An automatic choice takes the first that can; "blocks" only on request, "dense" only where small.
 BACKENDS = ("cuda", "cpu", "dense", "reference", "blocks")
@@ -51,13 +51,15 @@ def choose(request: Request, backend: str | None) -> str:
     """The name of the backend that serves the request.
 
     Raises:
-        InputError: if ``backend`` is named and cannot; the message gives every backend's reason.
+        InputError: if ``backend`` is named and cannot; the message gives every backend's reason. NoRoomError, which is
+            one, if memory is all it lacks.
     """
     if backend is not None:
         choice(backend, "backend", BACKENDS)
         if why_not(backend, request) is not None:
             told = "; ".join(f"{name}: {why or 'can'}" for name, why in reasons(request).items())
-            raise InputError(f"backend: {backend!r} cannot serve this request ({told})")
+            kind = NoRoomError if _lacks_room(backend, request) else InputError
+            raise kind(f"backend: {backend!r} cannot serve this request ({told})")
         return backend
     for name in AUTOMATIC:
         if name == "dense" and (request.device.type == "cpu" or _too_large(request)):
@@ -68,6 +70,12 @@ def choose(request: Request, backend: str | None) -> str:
         _tell(name, why, request)
     told = "; ".join(f"{name}: {why}" for name, why in reasons(request).items())
     raise InputError(f"fmap1: no backend can serve this request ({told})")
+
+
+def _lacks_room(backend: str, request: Request) -> bool:
+    from fullfield.ops.correlation.dense import no_room
+
+    return backend == "dense" and request.dtype in FEATURES and no_room(request) is not None
 
 
 def _too_large(request: Request) -> bool:

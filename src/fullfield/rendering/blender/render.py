@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -138,7 +139,7 @@ def motion(scene: bpy.types.Scene, size: tuple[int, int], checks: bool) -> None:
 def still(scene: bpy.types.Scene, number: int, path: Path) -> None:
     """Render one frame into ``path``, under another name until it is whole."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".part_{path.name}")
+    part = path.with_name(f".part_{os.getpid()}_{path.name}")
     scene.frame_set(number)
     scene.render.use_file_extension = False
     scene.render.filepath = str(part)
@@ -150,8 +151,10 @@ def still(scene: bpy.types.Scene, number: int, path: Path) -> None:
 
 def note(args: argparse.Namespace, scene: bpy.types.Scene) -> None:
     """Write down what the pictures depend on; other settings in the same folder are refused."""
+    blend = None if args.own_scene is not None else Path(args.blend or bpy.data.filepath)
     settings = {
-        "source": "own scene" if args.own_scene is not None else Path(args.blend or bpy.data.filepath).name,
+        "source": "own scene" if blend is None else blend.name,
+        "bytes": None if blend is None else blend.stat().st_size,
         "seed": args.own_scene,
         "width": scene.render.resolution_x,
         "height": scene.render.resolution_y,
@@ -171,7 +174,7 @@ def note(args: argparse.Namespace, scene: bpy.types.Scene) -> None:
             sys.exit(f"render.py: {args.output} was rendered with other settings ({'; '.join(changed)})")
         return
     args.output.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(".part_render.json")
+    part = path.with_name(f".part_{os.getpid()}_render.json")
     part.write_text(json.dumps(settings, indent=1) + "\n", "utf-8")
     part.replace(path)
 

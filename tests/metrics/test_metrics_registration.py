@@ -1,0 +1,73 @@
+"""Measures of registration against values worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from fullfield import InputError
+from fullfield.metrics import (
+    feature_matching_recall,
+    inlier_ratio,
+    registration_recall,
+    registration_rmse,
+    relative_rotation_error,
+    relative_translation_error,
+)
+
+
+def turn(degrees: float, shift: tuple[float, float, float] = (0, 0, 0)) -> Tensor:
+    angle = math.radians(degrees)
+    pose = torch.eye(4, dtype=torch.float64)
+    pose[0, 0] = pose[1, 1] = math.cos(angle)
+    pose[0, 1], pose[1, 0] = -math.sin(angle), math.sin(angle)
+    pose[:3, 3] = torch.tensor(shift)
+    return pose
+
+
+@pytest.mark.parametrize("degrees", [0.0, 1e-6, 0.3, 90.0, 179.9999, 180.0])
+def test_rotation_error_is_the_angle_even_where_the_cosine_is_flat(degrees: float) -> None:
+    assert float(relative_rotation_error(turn(10 + degrees), turn(10))) == pytest.approx(degrees, rel=1e-6, abs=1e-9)
+
+
+def test_errors_of_many_poses_at_once() -> None:
+    pred = torch.stack([turn(5, (1, 2, 2)), turn(0)]).float()
+    truth = turn(0).float().expand(2, 4, 4)
+    assert relative_rotation_error(pred, truth).tolist() == pytest.approx([5.0, 0.0], abs=1e-4)
+    assert relative_translation_error(pred, truth).tolist() == pytest.approx([3.0, 0.0])
+
+
+def test_rmse_is_over_the_points() -> None:
+    points = torch.tensor([[1.0, 0, 0], [0, 1, 0]])
+    assert float(registration_rmse(turn(0, (3, 4, 0)), turn(0), points)) == pytest.approx(5.0)
+    assert float(registration_rmse(turn(180), turn(0), points)) == pytest.approx(2.0)
+    assert math.isnan(registration_rmse(turn(0), turn(0), points[:0]))
+
+
+def test_recall_needs_every_error_below_its_threshold() -> None:
+    rre, rte = torch.tensor([0.5, 0.5, 6.0, math.nan]), torch.tensor([0.1, 3.0, 0.1, math.nan])
+    assert registration_recall(rre=rre, rte=rte) == 0.25
+    assert registration_recall(rre=rre, rte=rte, max_rte=4.0) == 0.5
+    assert registration_recall(rmse=torch.tensor([0.19, 0.2]).double()) == 0.5
+    assert math.isnan(registration_recall(rmse=torch.empty(0)))
+    with pytest.raises(InputError, match="at least one of them"):
+        registration_recall()
+
+
+def test_inlier_ratio_and_feature_matching_recall() -> None:
+    source = torch.rand(4, 3, generator=torch.Generator().manual_seed(0))
+    target = source + torch.tensor([[0.05], [0.09], [0.2], [5.0]]) * torch.tensor([1.0, 0, 0])
+    assert inlier_ratio(source, target, turn(0)) == 0.5
+    assert inlier_ratio(source, target, turn(0), threshold=0.3) == 0.75
+    assert math.isnan(inlier_ratio(source[:0], target[:0], turn(0)))
+    ratios = torch.tensor([0.04, 0.06, math.nan, 0.5])
+    assert feature_matching_recall(ratios) == 0.5
+    assert feature_matching_recall(ratios, threshold=0.1) == 0.25
+
+
+def test_poses_must_be_poses() -> None:
+    with pytest.raises(InputError, match="pred: expected a float tensor"):
+        relative_rotation_error(torch.eye(3), torch.eye(4))
