@@ -19,6 +19,7 @@ from torch import Tensor
 from fullfield import InputError
 from fullfield._check import NoRoomError
 from fullfield.datasets import FlowDataset, Pairs, Sintel, open_dataset
+from fullfield.estimators import TVL1Estimator
 from fullfield.evaluation import (
     AtScale,
     Run,
@@ -572,8 +573,12 @@ def test_the_configuration_is_that_of_the_prepared_estimator(
 def test_runs_of_two_backends_do_not_mix(pairs: FlowDataset, tmp_path: Path) -> None:
     result = evaluate(Counting(), pairs, tmp_path / "run")
     assert result["config"]["backend"] == "automatic"
-    with pytest.raises(InputError, match="backend was 'automatic', is 'dense'"):
-        evaluate(Counting(), pairs, tmp_path / "run", Setting(backend="dense"))
+    other = Counting()
+    other.asked_backend = "dense"  # type: ignore[attr-defined]
+    for estimator in (other, AtScale(other, 1)):
+        with pytest.raises(InputError, match="backend was 'automatic', is 'dense'"):
+            evaluate(estimator, pairs, tmp_path / "run")
+    assert TVL1Estimator(backend="reference").asked_backend == "reference"
 
 
 def test_a_run_is_not_scored_on_other_frames(pairs: FlowDataset, tmp_path: Path) -> None:

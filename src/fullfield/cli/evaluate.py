@@ -112,7 +112,7 @@ def _run(args: argparse.Namespace, share: Share) -> int:
     quiet = args.quiet or not first
     words = {**methods.words(args.method), "initial_flow": "--warm-start"}
     with Progress("evaluate", quiet=quiet) as progress, naming(**words):
-        setting = Setting(device=_device(args.device), backend=args.backend, warm_start=args.warm_start, share=share)
+        setting = Setting(device=_device(args.device), warm_start=args.warm_start, share=share)
         if args.score_only:
             result = score(dataset, _stored(args, folder, scale), averaging=args.averaging, setting=setting)
         else:

@@ -36,6 +36,11 @@ class CascadedEstimator:
         return self.estimator.method
 
     @property
+    def asked_backend(self) -> str | None:
+        """The estimator's."""
+        return getattr(self.estimator, "asked_backend", None)
+
+    @property
     def backend(self) -> str:
         """The estimator's."""
         return self.estimator.backend

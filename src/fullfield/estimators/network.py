@@ -102,6 +102,11 @@ class NetworkEstimator:
         return {**self.config.as_dict(), **numbers, **self._origin}
 
     @property
+    def asked_backend(self) -> str | None:
+        """The backend asked for; None leaves it open."""
+        return self._asked
+
+    @property
     def backend(self) -> str:
         """The correlation lookup's in the last call, at the finest level; or the one asked for."""
         return self._used or self._asked or "automatic"

@@ -37,6 +37,11 @@ class TVL1Estimator:
         return self.config.as_dict()
 
     @property
+    def asked_backend(self) -> str | None:
+        """The backend asked for; None leaves it open."""
+        return self._backend
+
+    @property
     def backend(self) -> str:
         """The backend of the last call, or the one asked for."""
         return self._solver.backend if self._solver is not None else self._backend or "automatic"

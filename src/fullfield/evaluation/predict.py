@@ -30,14 +30,12 @@ class Setting:
 
     Attributes:
         device: where to estimate and score.
-        backend: the one that the estimator was built with, for the record; runs of two backends do not mix.
         warm_start: start every pair of a sequence from the flow of the one before, moved along.
         share: which part of the pairs this process takes.
         progress: called with the fraction done and the pair's name.
     """
 
     device: str = "cpu"
-    backend: str | None = None
     warm_start: bool = False
     share: Share = field(default_factory=Share)
     progress: Callable[[float, str], None] | None = None
@@ -47,6 +45,7 @@ def configured(dataset: FlowDataset, estimator: Estimator, setting: Setting) -> 
     """The configuration of the run that :func:`predict` makes.
 
     An estimator that can be prepared is prepared first: only then does a network know the checksum of its weights.
+    Runs of two backends do not mix: an estimator that can be asked for one tells it as ``asked_backend``.
     """
     device = _check.device(setting.device)
     prepare = getattr(estimator, "prepare", None)
@@ -59,7 +58,7 @@ def configured(dataset: FlowDataset, estimator: Estimator, setting: Setting) -> 
         "float32": _float32(device),
         "method": estimator.method,
         "parameters": {**estimator.parameters, "warm_start": setting.warm_start},
-        "backend": setting.backend or AUTOMATIC,
+        "backend": getattr(estimator, "asked_backend", None) or AUTOMATIC,
     }
 
 

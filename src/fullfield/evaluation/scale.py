@@ -57,6 +57,11 @@ class AtScale:
         return {**self.estimator.parameters, "scale": str(self.scale)}
 
     @property
+    def asked_backend(self) -> str | None:
+        """The estimator's."""
+        return getattr(self.estimator, "asked_backend", None)
+
+    @property
     def backend(self) -> str:
         """The estimator's."""
         return self.estimator.backend
