@@ -1,4 +1,4 @@
-"""Frames in, flow in and out: files of the field's formats as tensors.
+"""Frames and point clouds in, flow and clouds out: files of the field's formats as tensors.
 
 Names are loaded on first use; docs/formats.md says what each format holds and which defaults apply.
 """
@@ -22,7 +22,14 @@ if TYPE_CHECKING:
     from fullfield.io.names import FLOW_WRITE_SUFFIXES as FLOW_WRITE_SUFFIXES
     from fullfield.io.names import FRAME_SUFFIXES as FRAME_SUFFIXES
     from fullfield.io.names import IMAGE_WRITE_SUFFIXES as IMAGE_WRITE_SUFFIXES
+    from fullfield.io.names import POINT_SUFFIXES as POINT_SUFFIXES
+    from fullfield.io.names import POINT_WRITE_SUFFIXES as POINT_WRITE_SUFFIXES
     from fullfield.io.names import TRANSFERS as TRANSFERS
+    from fullfield.io.point_formats import PointCloud as PointCloud
+    from fullfield.io.pointcloud import as_point_cloud as as_point_cloud
+    from fullfield.io.pointcloud import read_point_cloud as read_point_cloud
+    from fullfield.io.pointcloud import transformed as transformed
+    from fullfield.io.pointcloud import write_point_cloud as write_point_cloud
     from fullfield.io.windows import FrameWindow as FrameWindow
 
 _HOME = {
@@ -34,14 +41,21 @@ _HOME = {
     "FlowRangeError": "flow",
     "FrameWindow": "windows",
     "IMAGE_WRITE_SUFFIXES": "names",
+    "POINT_SUFFIXES": "names",
+    "POINT_WRITE_SUFFIXES": "names",
+    "PointCloud": "point_formats",
     "TRANSFERS": "names",
+    "as_point_cloud": "pointcloud",
     "atomic_path": "files",
     "flow_window": "flow",
     "frame_window": "image",
     "read_flow": "flow",
     "read_frame": "image",
+    "read_point_cloud": "pointcloud",
+    "transformed": "pointcloud",
     "write_flow": "flow",
     "write_image": "image",
+    "write_point_cloud": "pointcloud",
     "write_st_map": "flow",
 }
 
@@ -51,17 +65,24 @@ __all__ = [
     "FLOW_WRITE_SUFFIXES",
     "FRAME_SUFFIXES",
     "IMAGE_WRITE_SUFFIXES",
+    "POINT_SUFFIXES",
+    "POINT_WRITE_SUFFIXES",
     "TRANSFERS",
     "FlowData",
     "FlowRangeError",
     "FrameWindow",
+    "PointCloud",
+    "as_point_cloud",
     "atomic_path",
     "flow_window",
     "frame_window",
     "read_flow",
     "read_frame",
+    "read_point_cloud",
+    "transformed",
     "write_flow",
     "write_image",
+    "write_point_cloud",
     "write_st_map",
 ]
 

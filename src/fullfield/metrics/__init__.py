@@ -6,6 +6,14 @@ The definitions, and what they do with invalid pixels, are on the conventions pa
 from fullfield.metrics.accumulator import AVERAGING, FlowMetrics
 from fullfield.metrics.distance import boundary_distance
 from fullfield.metrics.pixels import angular_error, end_point_error, four_values, true_motion
+from fullfield.metrics.registration import (
+    feature_matching_recall,
+    inlier_ratio,
+    registration_recall,
+    registration_rmse,
+    relative_rotation_error,
+    relative_translation_error,
+)
 from fullfield.metrics.summary import aae, epe, fl_all, outliers, wauc
 
 __all__ = [
@@ -16,9 +24,15 @@ __all__ = [
     "boundary_distance",
     "end_point_error",
     "epe",
+    "feature_matching_recall",
     "fl_all",
     "four_values",
+    "inlier_ratio",
     "outliers",
+    "registration_recall",
+    "registration_rmse",
+    "relative_rotation_error",
+    "relative_translation_error",
     "true_motion",
     "wauc",
 ]

@@ -1,4 +1,4 @@
-"""Pictures of flow, all uint8 ``[3, H, W]`` from tensors on the CPU.
+"""Pictures of flow and of aligned clouds, all uint8 ``[3, H, W]`` from tensors on the CPU.
 
 Every function works through the rows in blocks, so that an 8K frame needs little more than its own size.
 """
@@ -6,10 +6,13 @@ Every function works through the rows in blocks, so that an 8K frame needs littl
 from fullfield.viz.errors import error_colors, error_legend, error_map
 from fullfield.viz.frames import frame_to_image, warp
 from fullfield.viz.overlays import overlay
+from fullfield.viz.points import alignment_legend, alignment_view
 from fullfield.viz.sheets import sheet
 from fullfield.viz.wheel import color_wheel, flow_scale, flow_to_image, wheel_legend
 
 __all__ = [
+    "alignment_legend",
+    "alignment_view",
     "color_wheel",
     "error_colors",
     "error_legend",

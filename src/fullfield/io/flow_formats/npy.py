@@ -6,11 +6,7 @@ opened.
 
 from __future__ import annotations
 
-import math
-import struct
-import tokenize
 import zipfile
-import zlib
 from pathlib import Path
 from typing import IO, Any
 
@@ -18,36 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.io.files import check_inflated, check_readable, one_line, reason
+from fullfield.io.arrays import BROKEN_ZIP, member_names, read_member, read_npy
+from fullfield.io.files import check_readable, one_line, reason
 from fullfield.io.flow_formats import Mask, Planes, finite, or_nan
-
-_READERS = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
-_BROKEN_HEADER = (
-    ValueError, TypeError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError, OSError, EOFError,
-    zlib.error, zipfile.BadZipFile,
-)  # fmt: skip
-_BROKEN_ZIP = (
-    zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, UnicodeError, struct.error, OverflowError,
-)  # fmt: skip
 
 
 def read(path: Path) -> tuple[Planes, Mask]:
-    size = check_readable(path)
-    with path.open("rb") as file:
-        shape, fortran, dtype = _header(path, "the array", file)
-        count = math.prod(shape)
-        if count * dtype.itemsize != size - file.tell():
-            raise InputError(
-                f"{path}: corrupt .npy file: the header says {dtype} {list(shape)}, "
-                f"{count * dtype.itemsize} bytes; the file holds {size - file.tell()}"
-            )
-        if len(shape) != 3 or 2 not in (shape[0], shape[-1]):
-            raise InputError(f"{path}: expected flow [H, W, 2] or [2, H, W], got shape {list(shape)}")
-        values = np.fromfile(file, dtype, count).reshape(shape, order="F" if fortran else "C")
-    return _finish(values.transpose(2, 0, 1) if shape[-1] == 2 else values)
+    values = read_npy(path, check_readable(path))
+    if values.ndim != 3 or 2 not in (values.shape[0], values.shape[-1]):
+        raise InputError(f"{path}: expected flow [H, W, 2] or [2, H, W], got shape {list(values.shape)}")
+    return _finish(values.transpose(2, 0, 1) if values.shape[-1] == 2 else values)
 
 
 def read_viper(path: Path) -> tuple[Planes, Mask]:
@@ -59,46 +35,17 @@ def read_viper(path: Path) -> tuple[Planes, Mask]:
 def _read_viper(path: Path, file: IO[bytes]) -> tuple[Planes, Mask]:
     try:
         with zipfile.ZipFile(file) as archive:
-            u, v = (_member(path, archive, name) for name in ("u", "v"))
-    except _BROKEN_ZIP as error:
+            names = member_names(archive)
+            if not {"u", "v"} <= set(names):
+                listed = ", ".join(one_line(f"{n}.npy", 40) for n in names[:20]) or "nothing"
+                raise InputError(f"{path}: expected the arrays u and v (VIPER), got {listed}")
+            u, v = (read_member(path, archive, name) for name in ("u", "v"))
+    except BROKEN_ZIP as error:
         raise InputError(f"{path}: truncated or corrupt .npz file: {reason(error)}") from error
     if u.ndim != 2 or u.shape != v.shape:
         shapes = f"{list(u.shape)} and {list(v.shape)}"
         raise InputError(f"{path}: expected u and v of one shape [H, W], got {shapes}")
     return _finish(np.stack((u, v)))
-
-
-def _member(path: Path, archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
-    names = archive.namelist()
-    if f"{name}.npy" not in names:
-        listed = ", ".join(one_line(n, 40) for n in names[:20]) or "nothing"
-        raise InputError(f"{path}: expected the arrays u and v (VIPER), got {listed}")
-    info = archive.getinfo(f"{name}.npy")
-    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise InputError(f"{path}: array {name} is packed by a method that NumPy does not use")
-    with archive.open(info) as stream:
-        shape, fortran, dtype = _header(path, f"array {name}", stream)
-        wanted = math.prod(shape) * dtype.itemsize
-        check_inflated(path, f"array {name} {list(shape)}", wanted, info.compress_size)
-        data = stream.read(wanted)
-    if len(data) != wanted:
-        raise InputError(f"{path}: truncated .npz file: array {name} has {len(data)} of {wanted} bytes")
-    return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
-
-
-def _header(path: Path, what: str, stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    try:
-        version = np.lib.format.read_magic(stream)
-        if version not in _READERS:
-            raise ValueError(f"format version {version}")
-        shape, fortran, dtype = _READERS[version](stream)
-    except _BROKEN_HEADER as error:
-        raise InputError(f"{path}: {what} is not in NumPy's format: {reason(error)}") from error
-    if dtype.kind not in "fiu":
-        raise InputError(f"{path}: expected {what} to hold real numbers, got {one_line(str(dtype), 60)}")
-    if not all(isinstance(n, int) and n > 0 for n in shape):
-        raise InputError(f"{path}: {what} has shape {one_line(str(list(shape)), 60)}")
-    return shape, fortran, dtype
 
 
 def _finish(values: NDArray[Any]) -> tuple[Planes, Mask]:

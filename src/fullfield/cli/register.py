@@ -1,0 +1,183 @@
+"""``fullfield register SRC DST``: the pose that brings one point cloud onto another."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fullfield._check import InputError
+from fullfield.cli import argtypes, paths, report
+from fullfield.io.names import IMAGE_WRITE_SUFFIXES, POINT_SUFFIXES, POINT_WRITE_SUFFIXES
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from fullfield.io import PointCloud
+    from fullfield.registration import Registration
+
+NOT_REGISTERED = 3
+"""The exit code of an honest failure."""
+
+_ERROR_VOXELS = 2.0  # top of the picture's scale
+
+EPILOG = """\
+examples:
+  fullfield register scan_02.ply scan_01.ply -o aligned.ply --viz check.png
+  fullfield register 000010.bin 000000.bin --json
+  fullfield register a.pcd b.pcd --init guess.txt --voxel 0.05
+
+Exits with 3 when no pose can be believed, and says why.
+"""
+
+
+def add_parser(verbs: Any) -> argparse.ArgumentParser:
+    """Add ``fullfield register``."""
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        "register",
+        help="find the pose that brings one point cloud onto another",
+        description="Find the rigid transform that brings the cloud SRC onto the cloud DST, from any pose.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("source", metavar="SRC", help=f"cloud to move: {' '.join(POINT_SUFFIXES)} (.bin: KITTI)")
+    parser.add_argument("target", metavar="DST", help="cloud that stays")
+    search = parser.add_argument_group("search")
+    search.add_argument(
+        "--voxel", type=argtypes.positive, metavar="X", help="edge of a voxel, in the clouds' units [auto]"
+    )
+    search.add_argument(
+        "--init", metavar="POSE", help="start from this pose instead of searching: text or .npy, 4x4 or 3x4"
+    )
+    search.add_argument(
+        "--seed", type=argtypes.integer, default=0, metavar="N", help="of the random draws [%(default)s]"
+    )
+    search.add_argument(
+        "--iterations", type=argtypes.count, default=50_000, metavar="N", help="of RANSAC [%(default)s]"
+    )
+    search.add_argument("--threads", type=argtypes.threads, metavar="N", help="CPU threads [all]")
+    output = parser.add_argument_group("output")
+    output.add_argument("-o", "--output", metavar="FILE", help=f"write SRC, moved: {' '.join(POINT_WRITE_SUFFIXES)}")
+    output.add_argument("--viz", metavar="FILE", help="write a picture, before and after, coloured by alignment error")
+    output.add_argument(
+        "--max-error", type=argtypes.positive, metavar="X", help="error at the end of its scale [2 voxels]"
+    )
+    report.add_report_options(output)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check, read, register, write, report."""
+    watch = report.Stopwatch()
+    _check_files(args)
+
+    from fullfield.io import read_point_cloud, transformed, write_point_cloud
+    from fullfield.registration import read_pose, register
+
+    if args.threads is not None:
+        import torch
+
+        torch.set_num_threads(args.threads)
+    init = None if args.init is None else read_pose(args.init)
+    clouds = [read_point_cloud(path) for path in (args.source, args.target)]
+    for path, cloud in zip((args.source, args.target), clouds, strict=True):
+        _check_points(path, cloud)
+    watch.lap("load")
+    found = register(*clouds, voxel=args.voxel, init=init, seed=args.seed, iterations=args.iterations)
+    watch.lap("register")
+    if found.transform is not None:
+        if args.output is not None:
+            write_point_cloud(args.output, transformed(clouds[0], found.transform))
+        if args.viz is not None:
+            _draw(args, clouds, found.transform, args.max_error or _ERROR_VOXELS * found.voxel)
+        watch.lap("write")
+    _report(args, found, [len(cloud) for cloud in clouds], watch.seconds())
+    return 0 if found.success else NOT_REGISTERED
+
+
+def _check_files(args: argparse.Namespace) -> None:
+    inputs = (("SRC", args.source), ("DST", args.target), ("--init", args.init))
+    for what, path in inputs:
+        if path is not None:
+            paths.check_input(path, what)
+    for what, path in inputs[:2]:
+        paths.check_suffix(path, what, POINT_SUFFIXES)
+    outputs = (("--output", args.output, POINT_WRITE_SUFFIXES), ("--viz", args.viz, IMAGE_WRITE_SUFFIXES))
+    for option, path, suffixes in outputs:
+        if path is not None:
+            paths.check_suffix(path, option, suffixes)
+            paths.check_output(path, option)
+    paths.check_distinct([(option, path) for option, path, _ in outputs], [path for _, path in inputs])
+    if args.max_error is not None and args.viz is None:
+        raise InputError("--max-error: is the scale of --viz, which is absent")
+    if args.seed < 0:
+        raise InputError(f"--seed: expected a whole number >= 0, got {args.seed}")
+
+
+def _check_points(path: str, cloud: PointCloud) -> None:
+    import numpy as np
+
+    finite = int(np.isfinite(cloud.points).all(1).sum())
+    if not finite:
+        raise InputError(f"{path}: holds {len(cloud)} points, none of them finite; nothing can be registered")
+
+
+def _draw(args: argparse.Namespace, clouds: list[PointCloud], transform: NDArray[np.float64], top: float) -> None:
+    import numpy as np
+    import torch
+
+    from fullfield.io import transformed, write_image
+    from fullfield.registration import alignment_errors
+    from fullfield.viz import alignment_legend, alignment_view, sheet
+
+    source, target = clouds
+    panels = []
+    for name, pose in (("before", np.eye(4)), ("after", transform)):
+        errors = alignment_errors(source, target, pose)
+        moved = transformed(source, pose).points
+        tensors = (torch.from_numpy(np.ascontiguousarray(part, np.float64)) for part in (target.points, moved, errors))
+        title = f"{name}: median error {np.nanmedian(errors):.3g}"
+        panels.append((title, alignment_view(*tensors, max_error=top), alignment_legend(max_error=top)))
+    write_image(args.viz, sheet(panels, columns=2))
+
+
+def _report(args: argparse.Namespace, found: Registration, points: list[int], seconds: dict[str, float]) -> None:
+    if args.json:
+        written = found.success
+        report.print_json(
+            {
+                "source": args.source,
+                "target": args.target,
+                "points": points,
+                "success": found.success,
+                "reason": found.reason,
+                "transform": None if found.transform is None else found.transform.tolist(),
+                "confidence": found.confidence,
+                "matches": found.matches,
+                "inliers": found.inliers,
+                "fitness": found.fitness,
+                "rmse": found.rmse,
+                "voxel": found.voxel,
+                "seed": args.seed,
+                "init": args.init,
+                "output": args.output if written else None,
+                "picture": args.viz if written else None,
+                "seconds": seconds,
+                "peak_memory_bytes": report.peak_memory_bytes(),
+                "versions": report.versions(),
+            }
+        )
+        return
+    if found.transform is None:
+        unwritten = [Path(path).name for path in (args.output, args.viz) if path is not None]
+        nothing = f"; {' and '.join(unwritten)} not written" if unwritten else ""
+        report.note(f"not registered: {found.reason}{nothing}", kind="register")
+        return
+    for row in found.transform:
+        print(" ".join(f"{value:>17.10g}" for value in row))
+    print(
+        f"confidence {found.confidence:.3f}, {found.inliers} of {found.matches} matches agree, "
+        f"{found.fitness:.1%} of the source touches the target within {found.voxel:.4g}, RMSE {found.rmse:.4g}"
+    )

@@ -1,0 +1,55 @@
+"""Formats of point clouds. Each module reads one; :mod:`fullfield.io.pointcloud` chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullfield._check import InputError
+from fullfield.io.files import one_line
+
+_COLORS = (("red", "green", "blue"), ("diffuse_red", "diffuse_green", "diffuse_blue"))
+_NORMALS = (("nx", "ny", "nz"), ("normal_x", "normal_y", "normal_z"))
+
+
+@dataclass(frozen=True)
+class PointCloud:
+    """Points and what belongs to each of them. Points that are not finite stay in it."""
+
+    points: NDArray[Any]  # [N, 3] float32 or float64, as stored; integers become float64
+    colors: NDArray[Any] | None = None  # [N, 3] uint8, uint16 or float (0 to 1), as stored
+    normals: NDArray[Any] | None = None  # [N, 3] float
+    attributes: Mapping[str, NDArray[Any]] = field(default_factory=dict)  # name -> [N], whatever else there is
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+
+def as_coordinates(values: NDArray[Any]) -> NDArray[Any]:
+    """Float32 and float64 as they are, anything else as float64."""
+    kept = values.dtype.newbyteorder("=") if values.dtype in (np.float32, np.float64) else np.float64
+    return np.ascontiguousarray(values, kept)
+
+
+def from_columns(path: Path, columns: dict[str, NDArray[Any]]) -> PointCloud:
+    """A cloud from named columns [N], which it empties."""
+    if not {"x", "y", "z"} <= columns.keys():
+        listed = ", ".join(one_line(name, 20) for name in list(columns)[:20]) or "nothing"
+        raise InputError(f"{path}: expected points with x, y and z, got {listed}")
+    points = as_coordinates(np.stack([columns.pop(axis) for axis in "xyz"], axis=1))
+    colors, normals = (_group(columns, names) for names in (_COLORS, _NORMALS))
+    native = {name: column.astype(column.dtype.newbyteorder("="), copy=False) for name, column in columns.items()}
+    return PointCloud(points, colors, normals, native)
+
+
+def _group(columns: dict[str, NDArray[Any]], groups: tuple[tuple[str, ...], ...]) -> NDArray[Any] | None:
+    for names in groups:
+        if columns.keys() >= set(names):
+            stacked = np.stack([columns.pop(name) for name in names], axis=1)
+            return np.ascontiguousarray(stacked, stacked.dtype.newbyteorder("="))
+    return None

@@ -1,0 +1,182 @@
+"""PCD of the Point Cloud Library: ascii, binary, binary_compressed (LZF). The viewpoint is not applied."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullfield._check import InputError
+from fullfield.io.files import check_inflated, check_readable, one_line
+from fullfield.io.point_formats import PointCloud, from_columns
+from fullfield.io.point_formats.ply import parse_text
+
+_LONGEST_HEADER = 1 << 16
+_LZF_RATIO = 88  # three bytes can stand for 264
+_KINDS = {"F": "f", "I": "i", "U": "u"}
+_PADDING = "_"
+
+
+def read(path: Path) -> PointCloud:
+    size = check_readable(path)
+    with path.open("rb") as file:
+        header = _header(path, file)
+        fields = _fields(path, header)
+        count = _number(path, header, "POINTS")
+        form = header.get("DATA", [""])[0]
+        left = size - file.tell()
+        if form == "ascii":
+            columns = _ascii(path, file, fields, count, left)
+        elif form == "binary":
+            columns = _binary(path, file.read(), fields, count)
+        elif form == "binary_compressed":
+            columns = _compressed(path, file.read(), fields, count)
+        else:
+            raise InputError(f"{path}: corrupt PCD header: DATA {one_line(form, 40)!r} is unknown")
+    return from_columns(path, _unpacked(columns))
+
+
+def _header(path: Path, file: IO[bytes]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    while "DATA" not in found:
+        line = file.readline(1 << 14)
+        words = line.decode("ascii", "replace").split()
+        if not line.endswith(b"\n") or file.tell() > _LONGEST_HEADER:
+            raise InputError(f"{path}: is no PCD file, or its header does not end")
+        if words and not words[0].startswith("#"):
+            found[words[0]] = words[1:]
+    return found
+
+
+def _number(path: Path, header: dict[str, list[str]], name: str) -> int:
+    match header.get(name):
+        case [text] if text.isascii() and text.isdigit() and len(text) <= 18:
+            return int(text)
+    raise InputError(
+        f"{path}: corrupt PCD header: {name} is {one_line(' '.join(header.get(name, [])), 40) or 'absent'}"
+    )
+
+
+def _fields(path: Path, header: dict[str, list[str]]) -> list[tuple[str, str, int]]:
+    """Name, NumPy's type and number of values of every field."""
+    names = header.get("FIELDS", header.get("COLUMNS", []))
+    counts = header.get("COUNT", ["1"] * len(names))
+    described = (names, header.get("TYPE", []), header.get("SIZE", []), counts)
+    if not names or len({len(words) for words in described}) != 1:
+        raise InputError(f"{path}: corrupt PCD header: FIELDS, TYPE, SIZE and COUNT do not match")
+    fields: list[tuple[str, str, int]] = []
+    for name, kind, size, many in zip(*described, strict=True):
+        right = kind in _KINDS and size in ("1", "2", "4", "8") and (kind != "F" or size in ("4", "8"))
+        if not right or not (many.isascii() and many.isdigit() and 1 <= int(many[:9]) <= 4096):
+            raise InputError(f"{path}: corrupt PCD header: field {one_line(f'{name} {kind} {size} {many}', 60)}")
+        fields.append((name, f"<{_KINDS[kind]}{size}", int(many)))
+    used = [name for name, _, _ in fields if name != _PADDING]
+    if len(set(used)) < len(used):
+        raise InputError(f"{path}: corrupt PCD header: a field stands in it twice")
+    return fields
+
+
+def _named(fields: list[tuple[str, str, int]]) -> list[tuple[str, str]]:
+    """A name and a type for each value; padding gets numbers, which no field's name can be."""
+    flat: list[tuple[str, str]] = []
+    for name, kind, many in fields:
+        for i in range(many):
+            flat.append((f"{_PADDING}{len(flat)}" if name == _PADDING else name if many == 1 else f"{name}_{i}", kind))
+    return flat
+
+
+def _ascii(
+    path: Path, file: IO[bytes], fields: list[tuple[str, str, int]], count: int, left: int
+) -> dict[str, NDArray[Any]]:
+    named = _named(fields)
+    if count * 2 * len(named) > left + 1:
+        raise InputError(f"{path}: the header says {count} points, which {left} bytes of text cannot hold")
+    lines = (line for _, line in zip(range(count), file, strict=False))
+    values = parse_text(path, lines, len(named), count)
+    with np.errstate(invalid="ignore"):
+        return {name: values[:, i].astype(kind) for i, (name, kind) in enumerate(named)}
+
+
+def _binary(path: Path, data: bytes, fields: list[tuple[str, str, int]], count: int) -> dict[str, NDArray[Any]]:
+    dtype = _dtype(path, fields)
+    if count * dtype.itemsize > len(data):
+        raise InputError(
+            f"{path}: the header says {count} points, {count * dtype.itemsize} bytes; {len(data)} are stored"
+        )
+    rows = np.frombuffer(data, dtype, count)
+    return {name: rows[name] for name in dtype.names or ()}
+
+
+def _dtype(path: Path, fields: list[tuple[str, str, int]]) -> np.dtype[Any]:
+    try:
+        return np.dtype(_named(fields))
+    except ValueError as error:
+        raise InputError(f"{path}: corrupt PCD header: two fields have one name") from error
+
+
+def _compressed(path: Path, data: bytes, fields: list[tuple[str, str, int]], count: int) -> dict[str, NDArray[Any]]:
+    dtype = _dtype(path, fields)
+    wanted = count * dtype.itemsize
+    if len(data) < 8:
+        raise InputError(f"{path}: truncated PCD file: the sizes of the packed data are missing")
+    packed, unpacked = struct.unpack_from("<II", data)
+    if packed > len(data) - 8 or unpacked != wanted:
+        raise InputError(
+            f"{path}: the header says {count} points, {wanted} bytes; {unpacked} packed into {packed} follow, "
+            f"{len(data) - 8} are stored"
+        )
+    check_inflated(path, "the packed data", unpacked, packed, _LZF_RATIO)
+    values = _lzf(path, data[8 : 8 + packed], unpacked)
+    columns, start = {}, 0
+    for name, kind in _named(fields):  # one field after the other
+        columns[name] = np.frombuffer(values, kind, count, start)
+        start += columns[name].nbytes
+    return columns
+
+
+def _lzf(path: Path, data: bytes, size: int) -> bytes:
+    """Marc Lehmann's LZF: runs of literals, and copies of 3 to 264 bytes from at most 8192 before."""
+    out = bytearray()
+    at, end = 0, len(data)
+    try:
+        while at < end:
+            control = data[at]
+            at += 1
+            if control < 32:
+                out += data[at : at + control + 1]
+                at += control + 1
+                continue
+            length = control >> 5
+            if length == 7:
+                length += data[at]
+                at += 1
+            start = len(out) - ((control & 31) << 8) - data[at] - 1
+            at += 1
+            if start < 0:
+                raise IndexError
+            while length + 2 > 0:  # a copy may reach into itself
+                part = out[start : start + length + 2]
+                out += part
+                start += len(part)
+                length -= len(part)
+            if len(out) > size:
+                break
+    except IndexError:
+        raise InputError(f"{path}: corrupt PCD file: the packed data cannot be unpacked") from None
+    if len(out) != size:
+        raise InputError(f"{path}: corrupt PCD file: the packed data hold {len(out)} bytes, not {size}")
+    return bytes(out)
+
+
+def _unpacked(columns: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """Without padding; a packed rgb as red, green and blue."""
+    kept = {name: column for name, column in columns.items() if not name.startswith(_PADDING)}
+    for name in ("rgb", "rgba"):
+        if name in kept and kept[name].dtype.itemsize == 4:
+            words = np.ascontiguousarray(kept.pop(name)).view("<u4")
+            shifts = {"red": 16, "green": 8, "blue": 0, **({"alpha": 24} if name == "rgba" else {})}
+            kept |= {color: (words >> shift).astype(np.uint8) for color, shift in shifts.items()}
+    return kept

@@ -1,0 +1,159 @@
+"""PLY: ascii and binary of either byte order, properties in any order. Faces and other elements are not read.
+
+Written is binary little-endian; coordinates as float or double, as the cloud has them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullfield._check import InputError
+from fullfield.io.files import check_readable, one_line, reason
+from fullfield.io.point_formats import PointCloud, from_columns
+
+_TYPES = {
+    "char": "i1", "int8": "i1", "uchar": "u1", "uint8": "u1", "short": "i2", "int16": "i2", "ushort": "u2",
+    "uint16": "u2", "int": "i4", "int32": "i4", "uint": "u4", "uint32": "u4", "float": "f4", "float32": "f4",
+    "double": "f8", "float64": "f8",
+}  # fmt: skip
+_NAMES = {
+    "i1": "char", "u1": "uchar", "i2": "short", "u2": "ushort", "i4": "int", "u4": "uint",
+    "f4": "float", "f8": "double",
+}  # fmt: skip
+_ORDERS = {"ascii": "", "binary_little_endian": "<", "binary_big_endian": ">"}
+_LONGEST_HEADER = 1 << 16
+
+
+class _Element(NamedTuple):
+    name: str
+    rows: int
+    properties: list[tuple[str, str]]  # name, NumPy's type
+    lists: bool
+
+
+def read(path: Path) -> PointCloud:
+    size = check_readable(path)
+    with path.open("rb") as file:
+        form, elements = _header(path, file)
+        left = size - file.tell()
+        vertex = next((e for e in elements if e.name == "vertex"), None)
+        if vertex is None:
+            raise InputError(f"{path}: has no element vertex, so there are no points in it")
+        before = elements[: elements.index(vertex)]
+        if vertex.lists or any(e.lists for e in before):
+            raise InputError(f"{path}: lists of values in or before the element vertex are not supported")
+        if form == "ascii":
+            rows = _ascii(path, file, vertex, sum(e.rows for e in before), left)
+        else:
+            rows = _binary(path, file, vertex, before, _ORDERS[form], left)
+    return from_columns(path, rows)
+
+
+def _header(path: Path, file: IO[bytes]) -> tuple[str, list[_Element]]:
+    def refuse(why: str) -> InputError:
+        return InputError(f"{path}: corrupt PLY header: {one_line(why, 80)}")
+
+    if file.readline(16).strip() != b"ply":
+        raise InputError(f"{path}: is no PLY file, it does not begin with 'ply'")
+    form, elements = "", list[_Element]()
+    while True:
+        line = file.readline(1024)
+        words = line.decode("ascii", "replace").split()
+        if not line.endswith(b"\n") or file.tell() > _LONGEST_HEADER:
+            raise refuse("it does not end")
+        if words == ["end_header"]:
+            break
+        match words:
+            case [] | ["comment" | "obj_info", *_]:
+                continue
+            case ["format", name, "1.0"] if name in _ORDERS:
+                form = name
+            case ["element", name, count] if count.isascii() and count.isdigit() and len(count) <= 18:
+                elements.append(_Element(name, int(count), [], lists=False))
+            case ["property", "list", _, _, _] if elements:
+                elements[-1] = elements[-1]._replace(lists=True)
+            case ["property", kind, name] if elements and kind in _TYPES:
+                elements[-1].properties.append((name, _TYPES[kind]))
+            case _:
+                raise refuse(f"cannot read {' '.join(words)!r}")
+    if not form:
+        raise refuse("it names no format")
+    for element in elements:
+        names = [name for name, _ in element.properties]
+        if len(set(names)) < len(names):
+            raise refuse(f"element {element.name} has a property twice")
+    return form, elements
+
+
+def _binary(
+    path: Path, file: IO[bytes], vertex: _Element, before: list[_Element], order: str, left: int
+) -> dict[str, NDArray[Any]]:
+    def row(element: _Element) -> np.dtype[Any]:
+        return np.dtype([(name, order + kind) for name, kind in element.properties])
+
+    skipped = sum(e.rows * row(e).itemsize for e in before)
+    dtype = row(vertex)
+    wanted = vertex.rows * dtype.itemsize
+    if skipped + wanted > left:
+        raise InputError(f"{path}: the header says {vertex.rows} points, {wanted} bytes; {left - skipped} are stored")
+    file.seek(skipped, 1)
+    rows = np.frombuffer(file.read(wanted), dtype)
+    return {name: rows[name] for name in dtype.names or ()}
+
+
+def _ascii(path: Path, file: IO[bytes], vertex: _Element, skipped: int, left: int) -> dict[str, NDArray[Any]]:
+    shortest = 2 * max(len(vertex.properties), 1)
+    if vertex.rows * shortest > left + 1 or skipped > left:
+        raise InputError(f"{path}: the header says {vertex.rows} points, which {left} bytes of text cannot hold")
+    for _ in range(skipped):
+        file.readline()
+    lines = (line for _, line in zip(range(vertex.rows), file, strict=False))
+    kinds = [kind for _, kind in vertex.properties]
+    columns = parse_text(path, lines, len(kinds), vertex.rows)
+    with np.errstate(invalid="ignore"):
+        return {name: columns[:, i].astype(kind) for i, (name, kind) in enumerate(vertex.properties)}
+
+
+def parse_text(path: Path, lines: Any, width: int, count: int) -> NDArray[np.float64]:
+    """[count, width] numbers from lines of text."""
+    if not count:
+        return np.empty((0, width))
+    try:
+        values = np.loadtxt((line.decode("ascii", "replace") for line in lines), np.float64, comments=None, ndmin=2)
+    except ValueError as error:
+        raise InputError(f"{path}: a point that is no row of {width} numbers: {reason(error)}") from error
+    if values.shape != (count, width):
+        raise InputError(
+            f"{path}: expected {count} points of {width} numbers, got {values.shape[0]} of {values.shape[1]}"
+        )
+    return values
+
+
+def write(path: Path, cloud: PointCloud) -> None:
+    columns: list[tuple[str, NDArray[Any]]] = []
+    for names, values in (("x y z", cloud.points), ("nx ny nz", cloud.normals), ("red green blue", cloud.colors)):
+        if values is not None:
+            columns.extend((name, values[:, i]) for i, name in enumerate(names.split()))
+    columns.extend((_plain(name), _narrow(values)) for name, values in cloud.attributes.items())
+    rows = np.empty(len(cloud), [(name, values.dtype.newbyteorder("<")) for name, values in columns])
+    for name, values in columns:
+        rows[name] = values
+    lines = ["ply", "format binary_little_endian 1.0", "comment fullfield", f"element vertex {len(cloud)}"]
+    lines += [f"property {_NAMES[values.dtype.str[1:]]} {name}" for name, values in columns]
+    with path.open("wb") as file:
+        file.write("\n".join([*lines, "end_header", ""]).encode("ascii"))
+        # Not through NumPy, which does not notice a full disk.
+        file.write(rows.data)
+
+
+def _plain(name: str) -> str:
+    return "".join(c if c.isascii() and c.isprintable() and not c.isspace() else "_" for c in name) or "_"
+
+
+def _narrow(values: NDArray[Any]) -> NDArray[Any]:
+    """PLY has no integers of 64 bits, no half floats and no truth values."""
+    return values if values.dtype.str[1:] in _NAMES else values.astype(np.uint8 if values.dtype == bool else np.float64)

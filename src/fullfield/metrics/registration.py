@@ -1,0 +1,100 @@
+"""Measures of rigid registration. Poses are [..., 4, 4], source into target.
+
+Thresholds are parameters; the defaults are those of 3DMatch (RMSE 0.2 m, inliers within 0.1 m, inlier ratio above 5 %).
+KITTI's usual ones are RRE < 5° and RTE < 2 m, or RRE < 1° and RMSE < 0.2 m.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fullfield import _check
+
+_FLOATS = (torch.float32, torch.float64)
+
+
+def _poses(pred: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+    for pose, name in ((pred, "pred"), (truth, "truth")):
+        fits = isinstance(pose, Tensor) and pose.shape[-2:] == (4, 4) and pose.dtype in _FLOATS
+        _check.require(fits, name, "a float tensor [..., 4, 4]", pose)
+    return pred.double(), truth.double()
+
+
+def relative_rotation_error(pred: Tensor, truth: Tensor) -> Tensor:
+    """RRE: the angle of the rotation between two poses, degrees ``[...]``; NaN for a pose that is NaN."""
+    first, second = _poses(pred, truth)
+    turn = first[..., :3, :3] @ second[..., :3, :3].mT
+    skew = turn - turn.mT
+    sine = torch.stack([skew[..., 2, 1], skew[..., 0, 2], skew[..., 1, 0]], -1).norm(dim=-1)
+    cosine = turn.diagonal(dim1=-2, dim2=-1).sum(-1) - 1
+    return torch.rad2deg(torch.atan2(sine, cosine))  # exact near 0 and 180, where the cosine alone is not
+
+
+def relative_translation_error(pred: Tensor, truth: Tensor) -> Tensor:
+    """RTE: the distance between the translations of two poses ``[...]``, in their unit."""
+    first, second = _poses(pred, truth)
+    away = first[..., :3, 3] - second[..., :3, 3]
+    return away.square().sum(-1).sqrt()
+
+
+def registration_rmse(pred: Tensor, truth: Tensor, points: Tensor) -> Tensor:
+    """RMS distance between where two poses ``[4, 4]`` bring ``points`` ``[N, 3]``; NaN without points.
+
+    With the source's points of true correspondences this is the error that 3DMatch judges by.
+    """
+    first, second = _poses(pred, truth)
+    _check.tensor(points, "points", ("N", 3), dtypes=_FLOATS)
+    difference = first - second
+    away = points.double() @ difference[:3, :3].mT + difference[:3, 3]
+    return away.square().sum(1).mean().sqrt()
+
+
+def registration_recall(
+    *,
+    rre: Tensor | None = None,  # [P] degrees
+    rte: Tensor | None = None,  # [P]
+    rmse: Tensor | None = None,  # [P]
+    max_rre: float = 5.0,
+    max_rte: float = 2.0,
+    max_rmse: float = 0.2,
+) -> float:
+    """RR: the share of pairs all of whose given errors are below their thresholds.
+
+    A pair that was refused has NaN errors and counts as missed.
+    """
+    given = [
+        (e, name, top)
+        for e, name, top in ((rre, "rre", max_rre), (rte, "rte", max_rte), (rmse, "rmse", max_rmse))
+        if e is not None
+    ]
+    _check.require(bool(given), "rre, rte, rmse", "at least one of them", "none")
+    passed = None
+    for errors, name, top in given:
+        _check.tensor(errors, name, ("P",) if passed is None else tuple(passed.shape), dtypes=_FLOATS)
+        _check.number(top, f"max_{name}", above=0.0)
+        below = errors < top
+        passed = below if passed is None else passed & below
+    return float("nan") if passed is None or not passed.numel() else float(passed.double().mean())
+
+
+def inlier_ratio(source: Tensor, target: Tensor, truth: Tensor, *, threshold: float = 0.1) -> float:
+    """IR: the share of matches that the true pose ``[4, 4]`` brings within ``threshold``; NaN without matches.
+
+    Row by row, ``source`` and ``target`` ``[M, 3]`` are the matched points.
+    """
+    _check.tensor(source, "source", ("M", 3), dtypes=_FLOATS)
+    _check.tensor(target, "target", tuple(source.shape), dtypes=_FLOATS)
+    _check.number(threshold, "threshold", above=0.0)
+    _, pose = _poses(truth, truth)
+    moved = source.double() @ pose[:3, :3].mT + pose[:3, 3]
+    return float(((moved - target.double()).norm(dim=1) < threshold).double().mean())
+
+
+def feature_matching_recall(ratios: Tensor, *, threshold: float = 0.05) -> float:
+    """FMR: the share of pairs whose :func:`inlier_ratio` ``[P]`` is above ``threshold``; NaN without pairs.
+
+    A pair without matches (NaN) is not above.
+    """
+    _check.tensor(ratios, "ratios", ("P",), dtypes=_FLOATS)
+    return float((ratios > threshold).double().mean())

@@ -1,0 +1,92 @@
+"""A batch of clouds prepared for a network: its densities, and what reads what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fullfield import _check
+from fullfield.ops.neighbors import grid_downsample
+from fullfield.ops.point_conv import PointGeometry, radius_geometry
+
+
+@dataclass(frozen=True, eq=False)
+class PointPyramid:
+    """Everything about a batch of clouds that does not depend on features; made once, read by every layer and pass."""
+
+    points: tuple[Tensor, ...]
+    """Of every level, [N, 3], the input first. Level l + 1 keeps one of level l per cell of side grid · 2^(l + 1)."""
+    kept: tuple[Tensor, ...]
+    """Of every level but the last: which of its points the next keeps, int64, rising."""
+    sizes: tuple[tuple[int, ...], ...]
+    """Of every level: the points of each cloud."""
+    geometries: dict[tuple[int, int, int], PointGeometry]
+    """(from level, to level, kernel side): centres of the one see points of the other."""
+
+    @classmethod
+    def prepare(
+        cls,
+        points: Tensor,  # [N, 3] float32 or float64
+        grid: float,
+        levels: int,
+        steps: Iterable[tuple[int, int, int]],
+        *,
+        offsets: Tensor | None = None,  # [B + 1]; None: one cloud
+        gradient: bool = True,
+    ) -> PointPyramid:
+        """Grids double from level to level. A step up in density sees with the coarse grid, every other with the grid
+        it comes from.
+
+        Points that are neighbours in space should be near in the tensor: sorted along a curve they are read faster.
+
+        Raises:
+            InputError: for anything but finite coordinates, numbers above 0, offsets that fit.
+        """
+        _check.number(grid, "grid", above=0.0)
+        _check.number(levels, "levels", integer=True, low=1, high=16)
+        _check.tensor(points, "points", ("N", 3), dtypes=(torch.float32, torch.float64))
+        clouds, bounds, kept = [points], [offsets], []
+        for level in range(1, levels):
+            fewer = grid_downsample(clouds[-1], grid * 2**level, offsets=bounds[-1])
+            kept.append(fewer.indices)
+            clouds.append(clouds[-1][fewer.indices])
+            bounds.append(fewer.offsets.cpu())
+        geometries = {}
+        for source, target, kernel in steps:
+            same = source == target
+            geometries[source, target, kernel] = radius_geometry(
+                clouds[source],
+                grid * 2**source,
+                kernel,
+                None if same else clouds[target],
+                offsets=bounds[source],
+                center_offsets=None if same else bounds[target],
+                gradient=gradient,
+            )
+        whole = [torch.tensor([0, points.shape[0]]) if b is None else b for b in bounds]
+        sizes = tuple(tuple(int(n) for n in b.diff().tolist()) for b in whole)
+        return cls(tuple(clouds), tuple(kept), sizes, geometries)
+
+    def to(self, device: str | torch.device) -> PointPyramid:
+        """The same on a device."""
+        place = _check.device(device)
+        return replace(
+            self,
+            points=tuple(p.to(place) for p in self.points),
+            kept=tuple(k.to(place) for k in self.kept),
+            geometries={step: geometry.to(place) for step, geometry in self.geometries.items()},
+        )
+
+
+def check_input(features: Tensor, pyramid: PointPyramid, channels: int, steps: Iterable[tuple[int, int, int]]) -> None:
+    """
+    Raises:
+        InputError: if the pyramid was prepared for another network, or the features do not fit its points.
+    """
+    _check.require(isinstance(pyramid, PointPyramid), "pyramid", "a PointPyramid", pyramid)
+    missing = [step for step in steps if step not in pyramid.geometries]
+    _check.require(not missing, "pyramid", "one prepared by this network", f"one without the steps {missing}")
+    _check.tensor(features, "features", (pyramid.points[0].shape[0], channels), device=pyramid.points[0].device)

@@ -1,0 +1,136 @@
+"""Layers on native points: features [N, C] of clouds that lie one after the other, ``sizes`` points each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fullfield import _check
+from fullfield.ops.point_conv import PointGeometry, point_conv, point_pool
+from fullfield.ops.point_conv.arguments import kernel_sides
+
+NORMS = ("layer", "batch", "instance")
+
+
+class PointConv(nn.Module):
+    """:func:`fullfield.ops.point_conv.point_conv` with parameters, initialised as :class:`torch.nn.Conv3d`'s.
+
+    Strided, up-sampling, voxel or kNN: the geometry says which. Its kernel size must be this layer's.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int] = 3,
+        *,
+        groups: int = 1,
+        bias: bool = True,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.kernel_size = kernel_sides(kernel_size)
+        for name, value in (("in_channels", in_channels), ("out_channels", out_channels), ("groups", groups)):
+            _check.number(value, name, integer=True, low=1)
+        fits = in_channels % groups == 0 and out_channels % groups == 0
+        _check.require(fits, "groups", f"a divisor of {in_channels} and {out_channels} channels", groups)
+        self.groups, self.backend = groups, backend
+        self.weight = nn.Parameter(torch.empty(math.prod(self.kernel_size), in_channels // groups, out_channels))
+        self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Uniform within 1 / √(K · Cin / groups)."""
+        bound = 1.0 / math.sqrt(self.weight.shape[0] * self.weight.shape[1])
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -bound, bound)
+
+    def forward(self, features: Tensor, geometry: PointGeometry) -> Tensor:
+        """[N, Cin] → [M, Cout]"""
+        if geometry.kernel_size != self.kernel_size:
+            raise _check.InputError(f"geometry: expected kernel size {self.kernel_size}, got {geometry.kernel_size}")
+        return point_conv(features, self.weight, geometry, self.bias, self.groups, backend=self.backend)
+
+    def extra_repr(self) -> str:
+        inputs, outputs = self.weight.shape[1] * self.groups, self.weight.shape[2]
+        return (
+            f"{inputs}, {outputs}, kernel_size={self.kernel_size}, groups={self.groups}, bias={self.bias is not None}"
+        )
+
+
+class PointNorm(nn.Module):
+    """Normalisation with a learned scale and shift per channel.
+
+    Args:
+        kind: "layer": over the channels of each point. "batch": over all points of the batch, with running statistics.
+            "instance": over the points of each cloud.
+    """
+
+    def __init__(self, channels: int, kind: str = "layer", eps: float = 1e-5) -> None:
+        super().__init__()
+        _check.number(channels, "channels", integer=True, low=1)
+        _check.choice(kind, "kind", NORMS)
+        self.kind, self.eps = kind, eps
+        self.norm: nn.Module | None = None
+        if kind == "instance":
+            self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+        else:
+            self.norm = nn.LayerNorm(channels, eps) if kind == "layer" else nn.BatchNorm1d(channels, eps)
+
+    def forward(self, features: Tensor, sizes: Sequence[int]) -> Tensor:
+        """[N, C] → [N, C]; statistics of "instance" are float32 at least.
+
+        Raises:
+            InputError: for a batch norm in training of fewer than two points.
+        """
+        if self.norm is not None:
+            if self.kind == "batch" and self.training and features.shape[0] < 2:
+                _check.require(False, "features", "at least two points to train a batch norm", features)
+            out: Tensor = self.norm(features)
+            return out
+        exact = features if features.dtype == torch.float64 else features.float()
+        parts = []
+        for part in torch.split(exact, list(sizes)):
+            away = part - part.mean(0, keepdim=True) if part.shape[0] else part
+            variance = away.square().mean(0, keepdim=True) if part.shape[0] else 1.0
+            parts.append(away * (variance + self.eps) ** -0.5)
+        return (torch.cat(parts) * self.weight + self.bias).to(features.dtype)
+
+    def extra_repr(self) -> str:
+        return f"kind={self.kind}"
+
+
+class PointPool(nn.Module):
+    """:func:`fullfield.ops.point_conv.point_pool`: "max" or "mean" over a geometry."""
+
+    def __init__(self, mode: str = "max") -> None:
+        super().__init__()
+        _check.choice(mode, "mode", ("max", "mean"))
+        self.mode = mode
+
+    def forward(self, features: Tensor, geometry: PointGeometry) -> Tensor:
+        """[N, C] → [M, C]"""
+        return point_pool(features, geometry, self.mode)
+
+
+class CloudPool(nn.Module):
+    """Maximum or mean over each whole cloud; zeros for an empty one."""
+
+    def __init__(self, mode: str = "mean") -> None:
+        super().__init__()
+        _check.choice(mode, "mode", ("max", "mean"))
+        self.mode = mode
+
+    def forward(self, features: Tensor, sizes: Sequence[int]) -> Tensor:
+        """[N, C] → [B, C]; means are summed in float32 at least."""
+        exact = torch.float64 if features.dtype == torch.float64 else torch.float32
+        rows = []
+        for part in torch.split(features, list(sizes)):
+            if not part.shape[0]:
+                rows.append(part.new_zeros(part.shape[1]))
+            else:
+                rows.append(part.amax(0) if self.mode == "max" else part.mean(0, dtype=exact).to(features.dtype))
+        return torch.stack(rows)

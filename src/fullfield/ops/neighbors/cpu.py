@@ -1,0 +1,119 @@
+"""Compiled search on the CPU, all cores (``torch.set_num_threads``); results do not depend on their number."""
+
+from __future__ import annotations
+
+import threading
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fullfield._kernels.numba_cache import why_not
+from fullfield.ops.neighbors.ragged import Neighbors
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_GRAIN = 64
+_MOST_CELLS = 1 << 62
+# Cells are a little wider than the radius: float32 distances round, and what rounds into the ball must be seen.
+_MARGIN = 1.0 + 1e-5
+
+
+def supports(device_type: str) -> str | None:
+    if device_type != "cpu":
+        return f"runs on the CPU, the points are on {device_type}"
+    return why_not()
+
+
+_compiling = threading.Lock()
+
+
+@lru_cache(maxsize=1)
+def _compiled() -> dict[str, Any]:
+    from fullfield._kernels.numba_cache import compile_all
+    from fullfield.ops.neighbors import _cpu_kernels
+
+    compile_all(_cpu_kernels.ENTRY_POINTS, _cpu_kernels.CACHE, "neighbour kernels")
+    return {name: function for name, (function, _) in _cpu_kernels.ENTRY_POINTS.items()}
+
+
+def _kernels() -> dict[str, Any]:
+    with _compiling:
+        return _compiled()
+
+
+def _parallel(count: int, task: Any) -> None:
+    from fullfield._kernels.threads import rows, run
+
+    threads = torch.get_num_threads()
+    parts = rows(count, 4 * threads if threads > 1 else 1, _GRAIN) if count else []
+    run([lambda a=a, b=b: task(a, b) for a, b in parts], threads)  # type: ignore[misc]
+
+
+def _writable(tensor: Tensor) -> NDArray[np.float32]:
+    array: NDArray[np.float32] = tensor.numpy()
+    return array if array.flags.writeable else array.copy()
+
+
+def _batches(offsets: Tensor) -> NDArray[np.int64]:
+    return np.repeat(np.arange(offsets.numel() - 1), offsets.diff().numpy())
+
+
+def _cells(coords: NDArray[np.float32], batches: NDArray[np.int64], low: Any, cell: float) -> NDArray[np.int64]:
+    """[M, 4]: cloud, z, y, x. Far outside the grid is as good as just outside."""
+    away = np.clip((coords.astype(np.float64) - low) / cell, -4.0, 2.0**60)
+    return np.concatenate([batches[:, None], np.floor(away).astype(np.int64)[:, ::-1]], axis=1)
+
+
+def radius_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: Tensor, radius: float) -> Neighbors:
+    kernel = _kernels()["radius_rows"]
+    spots, asked = _writable(points), _writable(queries)
+    rows = np.zeros(len(asked) + 1, np.int64)
+    if not len(spots) or not len(asked):
+        return Neighbors(torch.from_numpy(rows), torch.zeros(0, dtype=torch.int32))
+    low, high = spots.min(0).astype(np.float64), spots.max(0).astype(np.float64)
+    cell = radius * _MARGIN
+    while np.prod(np.floor((high - low) / cell) + 1.0) * (offsets.numel() - 1) > _MOST_CELLS:
+        cell *= 2.0
+    shape = (np.floor((high - low) / cell).astype(np.int64) + 1)[::-1].copy()  # z, y, x
+
+    cells = _cells(spots, _batches(offsets), low, cell)
+    keys = ((cells[:, 0] * shape[0] + cells[:, 1]) * shape[1] + cells[:, 2]) * shape[2] + cells[:, 3]
+    order = np.argsort(keys, kind="stable")
+    used, first = np.unique(keys[order], return_index=True)
+    starts = np.append(first, len(spots)).astype(np.int64)
+    if queries is points:
+        around, visit = cells, order
+    else:
+        around = np.minimum(_cells(asked, _batches(query_offsets), low, cell), np.append(2**62, shape + 2))
+        visit = np.lexsort(around.T[::-1])
+    limit = torch.tensor(radius, dtype=torch.float32).square().item()
+    common = (spots[order], order.astype(np.int32), used, starts, shape, asked, around, visit, np.float32(limit))
+
+    nothing = np.empty(0, np.int32)
+    _parallel(len(asked), lambda a, b: kernel(*common, False, rows, nothing, a, b))
+    np.cumsum(rows, out=rows)
+    indices = np.empty(rows[-1], np.int32)
+    _parallel(len(asked), lambda a, b: kernel(*common, True, rows, indices, a, b))
+    return Neighbors(torch.from_numpy(rows), torch.from_numpy(indices))
+
+
+def knn_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: Tensor, k: int) -> Neighbors:
+    kernels = _kernels()
+    spots, asked = _writable(points), _writable(queries)
+    bounds = offsets.numpy()
+    order = np.arange(len(spots), dtype=np.int32)
+    axes, cuts = np.zeros(len(spots), np.int8), np.zeros(len(spots), np.float32)
+    for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        kernels["build_tree"](spots, order, axes, cuts, first, last)
+    sizes = np.minimum(np.diff(bounds), k)
+    batches = _batches(query_offsets)
+    rows = np.zeros(len(asked) + 1, np.int64)
+    np.cumsum(sizes[batches], out=rows[1:])
+    indices = np.empty(rows[-1], np.int32)
+    common = (spots[order], order, axes, cuts, bounds, asked, batches, k, rows, indices)
+    _parallel(len(asked), lambda a, b: kernels["nearest_rows"](*common, a, b))
+    return Neighbors(torch.from_numpy(rows), torch.from_numpy(indices))

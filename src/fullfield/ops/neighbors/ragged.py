@@ -1,0 +1,71 @@
+"""Clouds of different sizes in one tensor: rows ``offsets[b] ... offsets[b + 1]`` are cloud b."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fullfield import _check
+
+FLOATS = (torch.float32, torch.float64)
+MOST_POINTS = 2**31 - 1
+
+
+class Neighbors(NamedTuple):
+    """Pairs of a query and a point, row by row: those of query ``q`` are ``indices[offsets[q]:offsets[q + 1]]``."""
+
+    offsets: Tensor  # [M + 1] int64
+    indices: Tensor  # [P] int32, into the points
+
+
+class Cloud(NamedTuple):
+    """Checked points of one or more clouds."""
+
+    points: Tensor  # [N, 3]
+    offsets: Tensor  # [B + 1] int64, on the CPU
+
+    @property
+    def batches(self) -> int:
+        return self.offsets.numel() - 1
+
+    def batch_of_point(self) -> Tensor:
+        """[N] int64 on the points' device."""
+        sizes = self.offsets.diff()
+        return torch.repeat_interleave(torch.arange(self.batches), sizes).to(self.points.device)
+
+
+def check_cloud(points: Tensor, offsets: Tensor | None, name: str = "points", of: str = "offsets") -> Cloud:
+    """
+    Raises:
+        InputError: for points that are no finite [N, 3], or offsets that do not cover them in order.
+    """
+    _check.tensor(points, name, ("N", 3), dtypes=FLOATS)
+    count = points.shape[0]
+    _check.require(count <= MOST_POINTS, name, f"at most {MOST_POINTS} points", str(count))
+    if not bool(torch.isfinite(points).all()):
+        bad = int((~torch.isfinite(points).all(1)).sum())
+        raise _check.InputError(f"{name}: expected finite coordinates, {bad} of {count} points have NaN or infinity")
+    if offsets is None:
+        return Cloud(points.detach(), torch.tensor([0, count]))
+    _check.tensor(offsets, of, ("B + 1",), dtypes=(torch.int32, torch.int64))
+    rows = offsets.detach().to("cpu", torch.int64)
+    fits = rows.numel() >= 1 and int(rows[0]) == 0 and int(rows[-1]) == count and bool((rows.diff() >= 0).all())
+    _check.require(fits, of, f"offsets that rise from 0 to {count}", str(rows.tolist()[:8]))
+    return Cloud(points.detach(), rows)
+
+
+def recentred(cloud: Cloud, queries: Cloud) -> tuple[Tensor, Tensor]:
+    """Both as float32. Float64 coordinates are first taken relative to the middle of their cloud's box."""
+    if cloud.points.dtype == torch.float32:
+        return cloud.points.contiguous(), queries.points.contiguous()
+    low = cloud.points.new_full((cloud.batches, 3), torch.inf)
+    high = cloud.points.new_full((cloud.batches, 3), -torch.inf)
+    batch = cloud.batch_of_point()[:, None].expand(-1, 3)
+    low.scatter_reduce_(0, batch, cloud.points, "amin")
+    high.scatter_reduce_(0, batch, cloud.points, "amax")
+    middle = torch.where(low <= high, (low + high) / 2, torch.zeros_like(low))
+    pair = (((c.points - middle[c.batch_of_point()]).to(torch.float32).contiguous()) for c in (cloud, queries))
+    first, second = pair
+    return first, second

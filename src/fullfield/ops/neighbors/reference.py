@@ -1,0 +1,62 @@
+"""Plain PyTorch, every query against every point of its cloud: defines the truth, runs on any device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fullfield.ops.neighbors.ragged import Neighbors
+
+_BLOCK = 1 << 22  # distances held at a time
+
+
+def supports(device_type: str) -> str | None:  # noqa: ARG001 - anywhere
+    return None
+
+
+def _squared(queries: Tensor, points: Tensor) -> Tensor:
+    """[M, N], summed in the order that the contract names."""
+    x, y, z = ((queries[:, None, axis] - points[None, :, axis]).square() for axis in range(3))
+    return (x + y) + z
+
+
+def _rows(
+    points: Tensor,
+    queries: Tensor,
+    offsets: Tensor,
+    query_offsets: Tensor,
+    choose: Callable[[Tensor], tuple[Tensor, Tensor]],
+) -> Neighbors:
+    counts, found = [], []
+    bounds, asked = offsets.tolist(), query_offsets.tolist()
+    for batch in range(len(bounds) - 1):
+        own = points[bounds[batch] : bounds[batch + 1]]
+        step = max(1, _BLOCK // max(1, own.shape[0]))
+        for part in torch.split(queries[asked[batch] : asked[batch + 1]], step):
+            count, indices = choose(_squared(part, own))
+            counts.append(count)
+            found.append((indices + bounds[batch]).to(torch.int32))
+    none = torch.zeros(1, dtype=torch.int64, device=points.device)
+    rows = torch.cat([none, *counts]).cumsum(0)
+    return Neighbors(rows, torch.cat([none[:0].to(torch.int32), *found]))
+
+
+def radius_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: Tensor, radius: float) -> Neighbors:
+    limit = torch.tensor(radius, dtype=torch.float32).square().item()
+
+    def choose(distances: Tensor) -> tuple[Tensor, Tensor]:
+        near = distances <= limit
+        return near.sum(1), near.nonzero()[:, 1]
+
+    return _rows(points, queries, offsets, query_offsets, choose)
+
+
+def knn_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: Tensor, k: int) -> Neighbors:
+    def choose(distances: Tensor) -> tuple[Tensor, Tensor]:
+        nearest = torch.sort(distances, dim=1, stable=True).indices[:, :k]
+        count = torch.full((distances.shape[0],), nearest.shape[1], dtype=torch.int64, device=points.device)
+        return count, nearest.reshape(-1)
+
+    return _rows(points, queries, offsets, query_offsets, choose)

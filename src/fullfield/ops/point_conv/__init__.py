@@ -1,0 +1,28 @@
+"""Convolution on native points: neighbours in continuous space, kernel cells quantised around each centre."""
+
+from fullfield.ops.point_conv.api import backends, point_conv
+from fullfield.ops.point_conv.dispatch import BACKENDS
+from fullfield.ops.point_conv.geometry import (
+    PointGeometry,
+    kernel_radius,
+    knn_geometry,
+    radius_geometry,
+    triplet_geometry,
+    voxel_geometry,
+)
+from fullfield.ops.point_conv.pooling import point_pool
+from fullfield.ops.point_conv.triplets import Triplets
+
+__all__ = [
+    "BACKENDS",
+    "PointGeometry",
+    "Triplets",
+    "backends",
+    "kernel_radius",
+    "knn_geometry",
+    "point_conv",
+    "point_pool",
+    "radius_geometry",
+    "triplet_geometry",
+    "voxel_geometry",
+]

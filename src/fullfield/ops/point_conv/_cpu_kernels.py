@@ -1,0 +1,281 @@
+"""numba kernels of the CPU backend. Importing this module needs numba; nothing compiles until asked.
+
+Sixty-four rows, a *tile*, are worked on together. Their cursors walk the kernel cells; for every cell the tile's
+buckets are summed into a small dense matrix, whose product with the cell's weights is added to the tile's result.
+Everything is float32. Weights are packed ``[group][cell][panel][channel in][lanes]``, panels of 16 * PANEL output
+channels, the last perhaps 16; a *pitch* is a number of output channels rounded up to 16.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, types
+
+from fullfield._kernels.numba_cache import cache_folder, caching_in
+from fullfield._kernels.simd import LANES
+from fullfield._kernels.simd import __file__ as _simd_file
+from fullfield.ops.point_conv._cpu_simd import MOST, PANEL, SQUARE, accumulate_panel, accumulate_single
+from fullfield.ops.point_conv._cpu_simd import __file__ as _own_simd_file
+
+TILE = 64
+BLOCK = 2 * LANES  # input channels of a weight gradient worked on together
+_WIDE = PANEL * LANES
+
+CACHE = cache_folder(__file__, _own_simd_file, _simd_file)
+_OPTIONS = {"nogil": True, "error_model": "numpy", "cache": CACHE is not None}
+
+
+def _jit(function):
+    with caching_in(CACHE):
+        return njit(**_OPTIONS)(function)
+
+
+@_jit
+def _cell(entries, cells, bits, at):
+    word = np.int64(entries[at])
+    if cells.size > 0:
+        return np.int64(cells[at]) | (word >> 31 << 8)
+    return word >> bits
+
+
+@_jit
+def _index(entries, cells, bits, at):
+    word = np.int64(entries[at])
+    if cells.size > 0:
+        return word & 0x7FFFFFFF
+    return word & ((1 << bits) - 1)
+
+
+@_jit
+def _put(index, cell, bits, entries, cells, at):
+    if cells.size > 0:
+        entries[at] = np.uint32(index | (cell >> 8 << 31))
+        cells[at] = np.uint8(cell & 0xFF)
+    else:
+        entries[at] = np.uint32(index | (cell << bits))
+
+
+@_jit
+def _product(n, depth, a, row, step, b, bi, pitch, offsets, single, out, oi, places, p):
+    """All panels of ``pitch`` channels: ``b`` holds them one after the other, ``depth`` rows each, or side by side."""
+    channel = 0
+    while channel < pitch:
+        side_by_side = single.size == 0
+        start = bi + (channel if side_by_side else channel * depth)
+        if pitch - channel >= _WIDE:
+            accumulate_panel(n, depth, a, p * row, row, step, b, start, offsets, out, oi + channel, places, p)
+            channel += _WIDE
+        else:
+            steps = offsets if side_by_side else single
+            accumulate_single(n, depth, a, p * row, row, step, b, start, steps, out, oi + channel, places, p)
+            channel += LANES
+
+
+@_jit
+def _open(rows, entries, cells, bits, kernel, top, count, cursor, upcoming):
+    """Put the cursors on the first entries of rows; returns the first cell in use."""
+    lowest = kernel
+    for r in range(count):
+        cursor[r] = rows[top + r]
+        upcoming[r] = kernel
+        if cursor[r] < rows[top + r + 1]:
+            upcoming[r] = _cell(entries, cells, bits, cursor[r])
+        lowest = min(lowest, upcoming[r])
+    return lowest
+
+
+@_jit
+def _buckets(features, rows, entries, cells, bits, kernel, k, top, count, cursor, upcoming, c0, c1, sums, used):
+    """Sum the inputs of the rows' buckets of cell k, channels c0 ... c1. Returns buckets and the next cell in use."""
+    n = 0
+    following = kernel
+    for r in range(count):
+        if upcoming[r] == k:
+            at = cursor[r]
+            end = rows[top + r + 1]
+            j = _index(entries, cells, bits, at)
+            for c in range(c1 - c0):
+                sums[n, c] = features[j, c0 + c]
+            at += 1
+            upcoming[r] = kernel
+            while at < end:
+                cell = _cell(entries, cells, bits, at)
+                if cell != k:
+                    upcoming[r] = cell
+                    break
+                j = _index(entries, cells, bits, at)
+                for c in range(c1 - c0):
+                    sums[n, c] += features[j, c0 + c]
+                at += 1
+            cursor[r] = at
+            used[n] = r
+            n += 1
+        following = min(following, upcoming[r])
+    return n, following
+
+
+@_jit
+def multiply_tiles(
+    features, weight, bias, rows, entries, cells, bits, kernel, groups, inputs, outputs, out, first, last
+):
+    """Tiles [first, last) of ``out`` [R, groups * outputs]."""
+    pitch = (outputs + LANES - 1) // LANES * LANES
+    sums = np.zeros((TILE + 2, inputs), np.float32)
+    flat = sums.reshape(-1)
+    result = np.zeros((TILE + 1) * pitch, np.float32)
+    cursor = np.zeros(TILE, np.int64)
+    upcoming = np.zeros(TILE, np.int64)
+    used = np.zeros(TILE + 2, np.int64)
+    wide = np.arange(inputs) * _WIDE
+    single = np.arange(inputs + 1) * LANES
+    for tile in range(first, last):
+        top = tile * TILE
+        count = min(TILE, rows.size - 1 - top)
+        for g in range(groups):
+            result[:] = np.float32(0.0)
+            k = _open(rows, entries, cells, bits, kernel, top, count, cursor, upcoming)
+            while k < kernel:
+                n, following = _buckets(
+                    features, rows, entries, cells, bits, kernel, k, top, count, cursor, upcoming,
+                    g * inputs, (g + 1) * inputs, sums, used,
+                )  # fmt: skip
+                for q in range(n):
+                    used[q] *= pitch
+                used[n] = TILE * pitch  # what an odd row too many computes goes behind the tile
+                start = (g * kernel + k) * inputs * pitch
+                q = 0
+                while q < n:
+                    part = min((n - q + 1) // 2 * 2, MOST)
+                    _product(part, inputs, flat, inputs, 1, weight, start, pitch, wide, single, result, 0, used, q)
+                    q += part
+                k = following
+            for r in range(count):
+                for c in range(outputs):
+                    out[top + r, g * outputs + c] = result[r * pitch + c] + bias[g * outputs + c]
+
+
+@_jit
+def outer_tiles(features, grad, rows, entries, cells, bits, kernel, g, inputs, outputs, block, out, first, last):
+    """Add tiles [first, last) to ``out`` [kernel][channels in, rounded up to 16][pitch], for one block of channels."""
+    pitch = (outputs + LANES - 1) // LANES * LANES
+    height = (inputs + LANES - 1) // LANES * LANES
+    c0 = g * inputs + block * BLOCK
+    c1 = min(c0 + BLOCK, (g + 1) * inputs)
+    sums = np.zeros((TILE, BLOCK), np.float32)
+    flat = sums.reshape(-1)
+    outer = np.zeros(TILE * pitch, np.float32)
+    cursor = np.zeros(TILE, np.int64)
+    upcoming = np.zeros(TILE, np.int64)
+    used = np.zeros(TILE, np.int64)
+    places = np.arange(BLOCK) * pitch
+    nothing = np.empty(0, np.int64)
+    for tile in range(first, last):
+        top = tile * TILE
+        count = min(TILE, rows.size - 1 - top)
+        for r in range(count):
+            for c in range(outputs):
+                outer[r * pitch + c] = grad[top + r, g * outputs + c]
+        k = _open(rows, entries, cells, bits, kernel, top, count, cursor, upcoming)
+        while k < kernel:
+            n, following = _buckets(
+                features, rows, entries, cells, bits, kernel, k, top, count, cursor, upcoming, c0, c1, sums, used
+            )
+            for q in range(n):
+                used[q] *= pitch
+            start = (k * height + block * BLOCK) * pitch
+            for channel in range(0, min(BLOCK, height - block * BLOCK), SQUARE):
+                _product(SQUARE, n, flat, 1, BLOCK, outer, 0, pitch, used, nothing, out, start, places, channel)
+            k = following
+
+
+@_jit
+def assemble_rows(found, indices, points, centers, grid, sides, bits, entries, cells, first, last):
+    """Cells of the neighbours of centres [first, last), sorted."""
+    # Adding and taking away 1.5 * 2**23 rounds halves to even.
+    half = np.float32(12582912.0)
+    most = np.float32(64.0)
+    room = 0
+    for row in range(first, last):
+        room = max(room, found[row + 1] - found[row])
+    keys = np.empty(room, np.int64)
+    for row in range(first, last):
+        start = found[row]
+        count = found[row + 1] - start
+        for n in range(count):
+            j = indices[start + n]
+            cell = 0
+            for axis in range(3):
+                away = (points[j, axis] - centers[row, axis]) / grid
+                away = min(max(away, -most), most)
+                steps = int((away + half) - half) + sides[axis] // 2
+                cell = cell * sides[axis] + min(max(steps, 0), sides[axis] - 1)
+            keys[n] = (cell << 32) | j
+        keys[:count].sort()
+        _write(keys, count, bits, entries, cells, start)
+
+
+@_jit
+def _write(keys, count, bits, entries, cells, start):
+    for n in range(count):
+        _put(keys[n] & 0xFFFFFFFF, keys[n] >> 32, bits, entries, cells, start + n)
+
+
+@_jit
+def scatter_rows(rows, entries, cells, bits, starts, others, other_cells):
+    """Every entry into the row of its index; ``starts`` is left at the rows' ends."""
+    for row in range(rows.size - 1):
+        for at in range(rows[row], rows[row + 1]):
+            j = _index(entries, cells, bits, at)
+            k = _cell(entries, cells, bits, at)
+            to = starts[j]
+            starts[j] = to + 1
+            _put(row, k, bits, others, other_cells, to)
+
+
+@_jit
+def sort_rows(rows, entries, cells, bits, first, last):
+    room = 0
+    for row in range(first, last):
+        room = max(room, rows[row + 1] - rows[row])
+    keys = np.empty(room, np.int64)
+    for row in range(first, last):
+        start = rows[row]
+        count = rows[row + 1] - start
+        for n in range(count):
+            keys[n] = (_cell(entries, cells, bits, start + n) << 32) | _index(entries, cells, bits, start + n)
+        keys[:count].sort()
+        _write(keys, count, bits, entries, cells, start)
+
+
+@_jit
+def count_entries(entries, cells, bits, counts):
+    for at in range(entries.size):
+        counts[_index(entries, cells, bits, at)] += 1
+
+
+_i = types.intp
+_floats = types.Array(types.float32, 2, "C")
+_flat = types.Array(types.float32, 1, "C")
+_long = types.Array(types.int64, 1, "C")
+_words = types.Array(types.uint32, 1, "C")
+_cells = types.Array(types.uint8, 1, "C")
+_ids = types.Array(types.int32, 1, "C")
+_triplets = (_long, _words, _cells, _i)
+
+ENTRY_POINTS = {
+    "multiply_tiles": (
+        multiply_tiles,
+        types.void(_floats, _flat, _flat, *_triplets, _i, _i, _i, _i, _floats, _i, _i),
+    ),
+    "outer_tiles": (
+        outer_tiles,
+        types.void(_floats, _floats, *_triplets, _i, _i, _i, _i, _i, _flat, _i, _i),
+    ),
+    "assemble_rows": (
+        assemble_rows,
+        types.void(_long, _ids, _floats, _floats, types.float32, _long, _i, _words, _cells, _i, _i),
+    ),
+    "scatter_rows": (scatter_rows, types.void(*_triplets, _long, _words, _cells)),
+    "sort_rows": (sort_rows, types.void(*_triplets, _i, _i)),
+    "count_entries": (count_entries, types.void(_words, _cells, _i, _long)),
+}

@@ -1,0 +1,40 @@
+"""Checks of what callers pass: every complaint names the argument."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fullfield import _check
+
+MOST_CELLS_PER_AXIS = 8  # so that a cell has nine bits
+
+
+def kernel_sides(kernel_size: int | Sequence[int]) -> tuple[int, int, int]:
+    """t, or one per axis, as three."""
+    sides = [kernel_size] * 3 if isinstance(kernel_size, int) else list(kernel_size)
+    _check.require(len(sides) == 3, "kernel_size", "an integer or three", repr(kernel_size))
+    for side in sides:
+        _check.number(side, "kernel_size", integer=True, low=1, high=MOST_CELLS_PER_AXIS)
+    return (int(sides[0]), int(sides[1]), int(sides[2]))
+
+
+def check_conv(
+    features: Tensor, weight: Tensor, bias: Tensor | None, points: int, cells: int, device: torch.device, groups: int
+) -> None:
+    """Cheap and traceable with symbolic sizes where all is well; ``_check`` words the complaints."""
+    from fullfield.ops.point_conv.protocol import FEATURES
+
+    if not isinstance(groups, int) or groups < 1:
+        _check.number(groups, "groups", integer=True, low=1)
+    _check.tensor(features, "features", (points, "Cin"), dtypes=FEATURES, device=device)
+    inputs = features.shape[1]
+    _check.require(inputs % groups == 0, "groups", f"a divisor of {inputs} input channels", groups)
+    shape = (cells, inputs // groups, "Cout")
+    _check.tensor(weight, "weight", shape, dtypes=(features.dtype,), device=device)
+    outputs = weight.shape[2]
+    _check.require(outputs % groups == 0, "groups", f"a divisor of {outputs} output channels", groups)
+    if bias is not None:
+        _check.tensor(bias, "bias", (outputs,), dtypes=(features.dtype,), device=device)

@@ -1,0 +1,191 @@
+"""Compiled kernels for the CPU: all cores (``torch.set_num_threads``), results that do not depend on their number.
+
+Products and sums are float32; 16-bit features are widened once a call.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fullfield._kernels.numba_cache import why_not
+from fullfield.ops.point_conv.protocol import Request
+from fullfield.ops.point_conv.triplets import Triplets, fits, index_bits, rows_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+LANES = 16
+# The weight gradient is summed in so many segments of rows at most, of no fewer tiles, in no more bytes.
+_SEGMENTS, _SEGMENT_TILES, _SEGMENT_BYTES = 16, 64, 64 << 20
+
+
+def missing() -> str | None:
+    return why_not()
+
+
+def supports(request: Request) -> str | None:
+    if request.device.type != "cpu":
+        return f"runs on the CPU, the features are on {request.device}"
+    if request.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return f"needs float32, float16 or bfloat16 features, got {request.dtype}"
+    return missing()
+
+
+def builds(device: torch.device) -> str | None:
+    return f"runs on the CPU, the points are on {device}" if device.type != "cpu" else missing()
+
+
+_compiling = threading.Lock()
+
+
+@lru_cache(maxsize=1)
+def _compiled() -> dict[str, Any]:
+    from fullfield._kernels.numba_cache import compile_all
+    from fullfield.ops.point_conv import _cpu_kernels as kernels
+
+    compile_all(kernels.ENTRY_POINTS, kernels.CACHE, "point convolution kernels")
+    return {name: function for name, (function, _) in kernels.ENTRY_POINTS.items()}
+
+
+def _kernels() -> dict[str, Any]:
+    with _compiling:
+        return _compiled()
+
+
+def _parallel(count: int, grain: int, task: Any) -> None:
+    """``task(first, last)`` over [0, count) on all threads, a few parts each, for the parts differ in work."""
+    from fullfield._kernels.threads import rows, run
+
+    threads = torch.get_num_threads()
+    parts = rows(count, 4 * threads if threads > 1 else 1, grain) if count else []
+    run([lambda a=a, b=b: task(a, b) for a, b in parts], threads)  # type: ignore[misc]
+
+
+def _floats(tensor: Tensor) -> NDArray[np.float32]:
+    array: NDArray[np.float32] = tensor.detach().to(torch.float32).contiguous().numpy()
+    return array
+
+
+def _arrays(triplets: Triplets, cells: int) -> tuple[Any, Any, Any, int]:
+    import numpy as np
+
+    rows, entries, beside = (t.numpy() for t in triplets)
+    return rows, entries.view(np.uint32), beside, index_bits(cells)
+
+
+def _joined(request: Request) -> tuple[int, int]:
+    """Groups, and how many of the request's are joined to one: enough to fill a vector of outputs."""
+    each = request.channels[1] // request.groups
+    joined = 1
+    while joined < request.groups and (joined * each < LANES or request.groups % joined):
+        joined += 1
+    return request.groups // joined, joined
+
+
+def _block_diagonal(weight: Tensor, groups: int, joined: int) -> Tensor:
+    """[K, Cin / g, Cout] of g = groups * joined groups as [groups, K, joined inputs, joined outputs]."""
+    cells, inputs, outputs = weight.shape
+    split = weight.detach().to(torch.float32).view(cells, inputs, groups, joined, outputs // (groups * joined))
+    out = split.new_zeros(groups, cells, joined, inputs, joined, split.shape[4])
+    for part in range(joined):
+        out[:, :, part, :, part] = split[:, :, :, part].permute(2, 0, 1, 3)
+    return out.view(groups, cells, joined * inputs, -1)
+
+
+def _packed(weight: Tensor) -> Tensor:
+    """[groups, K, inputs, outputs] as the kernels read it, flat."""
+    from fullfield.ops.point_conv._cpu_simd import PANEL
+
+    short = -weight.shape[3] % LANES
+    padded = torch.nn.functional.pad(weight, (0, short)) if short else weight
+    panels = [panel.flatten(2) for panel in torch.split(padded, PANEL * LANES, dim=3)]
+    return torch.cat(panels, dim=2).flatten()
+
+
+def multiply(request: Request, features: Tensor, weight: Tensor, bias: Tensor | None, triplets: Triplets) -> Tensor:
+    from fullfield.ops.point_conv._cpu_kernels import TILE
+
+    kernel = _kernels()["multiply_tiles"]
+    outputs = request.channels[1]
+    out = torch.empty(request.rows, outputs)
+    if not request.rows or not outputs:
+        return out.to(request.dtype)
+    groups, joined = _joined(request)
+    flat = _packed(_block_diagonal(weight, groups, joined)).numpy()
+    added = _floats(torch.zeros(outputs) if bias is None else bias)
+    arrays = (_floats(features), flat, added, *_arrays(triplets, request.cells))
+    sizes = (request.cells, groups, request.channels[0] // groups, outputs // groups)
+    result = out.numpy()
+    _parallel(-(-request.rows // TILE), 1, lambda a, b: kernel(*arrays, *sizes, result, a, b))
+    return out.to(request.dtype)
+
+
+def outer(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) -> Tensor:
+    from fullfield.ops.point_conv._cpu_kernels import BLOCK, TILE
+
+    kernel = _kernels()["outer_tiles"]
+    groups, joined = _joined(request)
+    inputs, outputs = request.channels[0] // groups, request.channels[1] // groups
+    height, pitch = -(-inputs // LANES) * LANES, -(-outputs // LANES) * LANES
+    tiles = -(-request.rows // TILE)
+    share = 4 * groups * request.cells * height * pitch
+    segments = max(1, min(_SEGMENTS, tiles // _SEGMENT_TILES, _SEGMENT_BYTES // max(share, 1)))
+    sums = torch.zeros(segments, groups, request.cells, height, pitch)
+    arrays = (_floats(features), _floats(grad), *_arrays(triplets, request.cells), request.cells)
+    blocks = -(-inputs // BLOCK)
+
+    def task(first: int, last: int) -> None:
+        for number in range(first, last):
+            segment, g, block = number // (groups * blocks), number // blocks % groups, number % blocks
+            ends = (segment * tiles // segments, (segment + 1) * tiles // segments)
+            kernel(*arrays, g, inputs, outputs, block, sums[segment, g].view(-1).numpy(), *ends)
+
+    if sums.numel():
+        _parallel(segments * groups * blocks, 1, task)
+    total = sums.sum(0)[:, :, :inputs, :outputs]
+    split = total.reshape(groups, request.cells, joined, inputs // joined, joined, outputs // joined)
+    own = torch.stack([split[:, :, part, :, part] for part in range(joined)], dim=1)
+    return own.permute(2, 3, 0, 1, 4).flatten(2).to(request.dtype)
+
+
+def assemble(
+    neighbors: tuple[Tensor, Tensor],
+    points: Tensor,
+    centers: Tensor,
+    grid: float,
+    kernel_size: tuple[int, int, int],
+) -> Triplets:
+    import numpy as np
+
+    kernel = _kernels()["assemble_rows"]
+    rows, indices = neighbors
+    count = kernel_size[0] * kernel_size[1] * kernel_size[2]
+    triplets = _empty(rows.contiguous(), points.shape[0], indices.numel(), count)
+    _, entries, cells, bits = _arrays(triplets, count)
+    given = (triplets.rows.numpy(), indices.contiguous().numpy(), _floats(points), _floats(centers), np.float32(grid))
+    sides = np.array(kernel_size, np.int64)
+    _parallel(rows.numel() - 1, 256, lambda a, b: kernel(*given, sides, bits, entries, cells, a, b))
+    return triplets
+
+
+def transpose(triplets: Triplets, columns: int, cells: int) -> Triplets:
+    kernels = _kernels()
+    rows, entries, beside, bits = _arrays(triplets, cells)
+    counts = torch.zeros(columns, dtype=torch.int64)
+    kernels["count_entries"](entries, beside, bits, counts.numpy())
+    out = _empty(rows_of(counts), len(rows) - 1, len(entries), cells)
+    others = _arrays(out, cells)
+    kernels["scatter_rows"](rows, entries, beside, bits, out.rows[:-1].clone().numpy(), *others[1:3])
+    _parallel(columns, 256, lambda a, b: kernels["sort_rows"](*others, a, b))
+    return out
+
+
+def _empty(rows: Tensor, columns: int, entries: int, cells: int) -> Triplets:
+    beside = 0 if fits(columns, cells) else entries
+    return Triplets(rows, torch.empty(entries, dtype=torch.int32), torch.empty(beside, dtype=torch.uint8))

@@ -1,0 +1,289 @@
+"""Prepared geometries: the triplets of one cloud, built once and read by every layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullfield import _check
+from fullfield.ops.neighbors import Neighbors, knn_search, radius_search
+from fullfield.ops.neighbors.ragged import Cloud, check_cloud, recentred
+from fullfield.ops.point_conv import dispatch, reference
+from fullfield.ops.point_conv.arguments import kernel_sides
+from fullfield.ops.point_conv.triplets import Triplets, row_of_entry, rows_of, unpack
+
+
+@dataclass(frozen=True, eq=False)
+class PointGeometry:
+    """Which point reaches which centre through which cell of the kernel; made by the functions of this module.
+
+    Immutable: any number of layers and threads may share it.
+    """
+
+    forward: Triplets
+    """A row per centre."""
+    backward: Triplets | None
+    """A row per point, for the gradient of the features. None: not prepared, or the same tensors."""
+    mirrored: bool
+    """Whether the forward rows serve the gradient too: (i, j, k) is a triplet wherever (j, i, K − 1 − k) is."""
+    kernel_size: tuple[int, int, int]
+    points: int
+    """N"""
+    offsets: Tensor
+    """[B + 1] int64 on the CPU: the points of each cloud."""
+    center_offsets: Tensor
+    """[B + 1] int64 on the CPU: the centres of each cloud."""
+
+    @property
+    def centers(self) -> int:
+        """M"""
+        return self.forward.rows.shape[0] - 1
+
+    @property
+    def cells(self) -> int:
+        """K, the first size of a weight."""
+        return self.kernel_size[0] * self.kernel_size[1] * self.kernel_size[2]
+
+    @property
+    def device(self) -> torch.device:
+        return self.forward.rows.device
+
+    @property
+    def nbytes(self) -> int:
+        """Of all triplets and row offsets."""
+        return sum(t.nbytes for way in (self.forward, self.backward) if way is not None for t in way)
+
+    def triplets(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(i, j, k), int64 [T] each, sorted by i, then k, then j."""
+        index, cell = unpack(self.forward, self.cells)
+        return row_of_entry(self.forward.rows), index, cell
+
+    def directions(self) -> tuple[list[Tensor], list[Tensor]]:
+        """What the registered operators take."""
+        if self.mirrored:
+            return list(self.forward), list(self.forward)
+        return list(self.forward), [] if self.backward is None else list(self.backward)
+
+    def require_gradient(self) -> None:
+        """
+        Raises:
+            InputError: if the geometry was prepared without what the gradient of features needs.
+        """
+        prepared = self.mirrored or self.backward is not None
+        _check.require(prepared, "geometry", "one prepared with gradient=True", "gradient=False")
+
+    def to(self, device: str | torch.device) -> PointGeometry:
+        """The same geometry on a device."""
+        place = _check.device(device)
+        backward = None if self.backward is None else Triplets(*(t.to(place) for t in self.backward))
+        return replace(self, forward=Triplets(*(t.to(place) for t in self.forward)), backward=backward)
+
+
+def kernel_radius(grid: float, kernel_size: int | Sequence[int] = 3) -> float:
+    """Radius of the ball with the volume of the kernel's box: 1.86, 3.10, 4.34 grid for 3, 5, 7 cells a side."""
+    sides = kernel_sides(kernel_size)
+    return float(grid * math.pow(3.0 * math.prod(sides) / (4.0 * math.pi), 1.0 / 3.0))
+
+
+def radius_geometry(
+    points: Tensor,  # [N, 3] float32 or float64
+    grid: float,
+    kernel_size: int | Sequence[int] = 3,
+    centers: Tensor | None = None,  # [M, 3]; None: the points
+    *,
+    radius: float | None = None,
+    offsets: Tensor | None = None,  # [B + 1]; None: one cloud
+    center_offsets: Tensor | None = None,  # [B + 1]
+    gradient: bool = True,
+) -> PointGeometry:
+    """Every centre reads the points of its own cloud that are at most ``radius`` away.
+
+    The kernel cell of point p seen from centre q is ``clamp(round((p − q) / grid) + t // 2, 0, t − 1)`` per axis,
+    halves to even, in float32; float64 coordinates are first taken relative to the middle of their cloud. Strided:
+    the centres are a subset of the points, with the grid of the points. Up-sampling: the points are the coarse ones,
+    with their grid, the centres the fine ones.
+
+    Args:
+        grid: side of a kernel cell, in the unit of the coordinates.
+        kernel_size: cells along x, y, z, 1 to 8, or one number for all.
+        radius: default :func:`kernel_radius`.
+        gradient: whether the gradient of features will be asked for. It costs memory unless the centres are the points
+            and the kernel's sides odd.
+
+    Raises:
+        InputError: for anything but finite coordinates, numbers above 0, offsets that fit.
+    """
+    _check.number(grid, "grid", above=0.0)
+    sides = kernel_sides(kernel_size)
+    reach = kernel_radius(grid, sides) if radius is None else radius
+    _check.number(reach, "radius", above=0.0)
+    found = radius_search(points, float(reach), centers, offsets=offsets, query_offsets=center_offsets)
+    pair = _clouds(points, offsets, centers, center_offsets)
+    return _assembled(found, pair, grid, sides, centers is None and _odd(sides), gradient)
+
+
+def knn_geometry(
+    points: Tensor,  # [N, 3] float32 or float64
+    grid: float,
+    k: int,
+    kernel_size: int | Sequence[int] = 3,
+    centers: Tensor | None = None,  # [M, 3]; None: the points
+    *,
+    offsets: Tensor | None = None,  # [B + 1]; None: one cloud
+    center_offsets: Tensor | None = None,  # [B + 1]
+    gradient: bool = True,
+) -> PointGeometry:
+    """Every centre reads the ``k`` nearest points of its own cloud. The rest is as in :func:`radius_geometry`."""
+    _check.number(grid, "grid", above=0.0)
+    sides = kernel_sides(kernel_size)
+    found = knn_search(points, k, centers, offsets=offsets, query_offsets=center_offsets)
+    return _assembled(found, _clouds(points, offsets, centers, center_offsets), grid, sides, False, gradient)
+
+
+def voxel_geometry(
+    points: Tensor,  # [N, 3] float32 or float64
+    grid: float,
+    kernel_size: int | Sequence[int] = 3,
+    centers: Tensor | None = None,  # [M, 3]; None: the points
+    *,
+    offsets: Tensor | None = None,  # [B + 1]; None: one cloud
+    center_offsets: Tensor | None = None,  # [B + 1]
+    gradient: bool = True,
+) -> PointGeometry:
+    """The degraded case: points and centres count as the voxels that they lie in, ``floor(p / grid)`` in float64.
+
+    Every centre reads all points in the t³ voxels around its own. With one point a voxel that is a dense
+    convolution on the occupied voxels; several points of a voxel are read alike, and so added.
+
+    Raises:
+        InputError: as :func:`radius_geometry`; for voxels too small for their numbers to fit 62 bits.
+    """
+    _check.number(grid, "grid", above=0.0)
+    sides = kernel_sides(kernel_size)
+    cloud, asked = _clouds(points, offsets, centers, center_offsets)
+    triplets = _voxel_triplets(cloud, asked, float(grid), sides)
+    return _finished(triplets, (cloud, asked), sides, centers is None and _odd(sides), gradient)
+
+
+def triplet_geometry(
+    i: Tensor,  # [T] centres
+    j: Tensor,  # [T] points
+    k: Tensor,  # [T] cells
+    sizes: tuple[int, int],
+    kernel_size: int | Sequence[int] = 3,
+    *,
+    offsets: Tensor | None = None,  # [B + 1]; None: one cloud
+    center_offsets: Tensor | None = None,  # [B + 1]
+    gradient: bool = True,
+) -> PointGeometry:
+    """Of triplets in any order, int32 or int64, for ``sizes`` = (centres M, points N).
+
+    Raises:
+        InputError: for a number out of range, or a pair (i, j) that comes twice.
+    """
+    sides = kernel_sides(kernel_size)
+    limits = (*sizes, math.prod(sides))
+    columns = []
+    for name, column, limit in zip("ijk", (i, j, k), limits, strict=True):
+        _check.tensor(column, name, (i.shape[0],), dtypes=(torch.int32, torch.int64), device=i.device)
+        whole = column.to(torch.int64)
+        inside = not whole.numel() or (int(whole.min()) >= 0 and int(whole.max()) < limit)
+        _check.require(inside, name, f"numbers from 0 to {limit - 1}", column)
+        columns.append(whole)
+    pairs = columns[0] * sizes[1] + columns[1]
+    repeated = bool((pairs.sort().values.diff() == 0).any())
+    _check.require(not repeated, "j", "every pair (i, j) once", "repeated pairs")
+    blank = torch.empty(0, 3, device=i.device)
+    clouds = [
+        Cloud(blank.expand(0, 3), _checked_offsets(rows, count, name))
+        for rows, count, name in ((offsets, sizes[1], "offsets"), (center_offsets, sizes[0], "center_offsets"))
+    ]
+    triplets = reference.sort(columns[0], columns[1], columns[2], sizes, limits[2])
+    return _finished(triplets, (clouds[0], clouds[1]), sides, False, gradient)
+
+
+def _checked_offsets(offsets: Tensor | None, count: int, name: str) -> Tensor:
+    """On the CPU; checked as those of so many points."""
+    stand_in = torch.zeros(1, 3).expand(count, 3)
+    return check_cloud(stand_in, offsets, "points", name).offsets
+
+
+def _odd(sides: tuple[int, int, int]) -> bool:
+    return all(side % 2 == 1 for side in sides)
+
+
+def _clouds(
+    points: Tensor, offsets: Tensor | None, centers: Tensor | None, center_offsets: Tensor | None
+) -> tuple[Cloud, Cloud]:
+    cloud = check_cloud(points, offsets)
+    if centers is None:
+        _check.require(center_offsets is None, "center_offsets", "None without centers", center_offsets)
+        return cloud, cloud
+    asked = check_cloud(centers, center_offsets, "centers", "center_offsets")
+    _check.tensor(centers, "centers", ("M", 3), dtypes=(points.dtype,), device=points.device)
+    same = asked.batches == cloud.batches
+    _check.require(same, "center_offsets", f"{cloud.batches} clouds, as the points have", f"{asked.batches}")
+    return cloud, asked
+
+
+def _assembled(
+    found: Neighbors,
+    clouds: tuple[Cloud, Cloud],
+    grid: float,
+    sides: tuple[int, int, int],
+    mirrored: bool,
+    gradient: bool,
+) -> PointGeometry:
+    near, asked = recentred(*clouds)
+    build: Any = dispatch.builder(near.device)
+    triplets = build.assemble((found.offsets, found.indices), near, asked, float(grid), sides)
+    return _finished(triplets, clouds, sides, mirrored, gradient)
+
+
+def _finished(
+    triplets: Triplets, clouds: tuple[Cloud, Cloud], sides: tuple[int, int, int], mirrored: bool, gradient: bool
+) -> PointGeometry:
+    points = int(clouds[0].offsets[-1])
+    build: Any = dispatch.builder(triplets.rows.device)
+    backward = build.transpose(triplets, points, math.prod(sides)) if gradient and not mirrored else None
+    return PointGeometry(triplets, backward, mirrored, sides, points, clouds[0].offsets, clouds[1].offsets)
+
+
+def _voxel_triplets(cloud: Cloud, asked: Cloud, grid: float, sides: tuple[int, int, int]) -> Triplets:
+    device = cloud.points.device
+    spots, places = ((c.points.to(torch.float64) / grid).floor() for c in (cloud, asked))
+    both = torch.cat([spots, places])
+    if not spots.shape[0] or not places.shape[0]:
+        none = torch.empty(0, dtype=torch.int64, device=device)
+        return reference.sort(none, none, none, (places.shape[0], spots.shape[0]), math.prod(sides))
+    # A margin on either side, so that a step out of the grid meets no voxel of the next line.
+    low = both.amin(0) - max(sides)
+    shape = (both.amax(0) + max(sides) + 1 - low).tolist()
+    fits = math.prod([*shape, float(cloud.batches)]) < 2.0**62
+    _check.require(fits, "grid", "voxels whose numbers fit 62 bits", f"{grid:g} for these coordinates")
+    y, z = int(shape[1]), int(shape[2])
+
+    def keys(corner: Tensor, batch: Tensor) -> Tensor:
+        c = (corner - low).to(torch.int64)
+        return ((batch * int(shape[0]) + c[:, 0]) * y + c[:, 1]) * z + c[:, 2]
+
+    stock, order = torch.sort(keys(spots, cloud.batch_of_point()), stable=True)
+    wanted = keys(places, asked.batch_of_point())
+    row, index, cell = [], [], []
+    every = torch.arange(places.shape[0], device=device)
+    for k in range(math.prod(sides)):
+        kx, ky, kz = k // (sides[1] * sides[2]), k // sides[2] % sides[1], k % sides[2]
+        step = ((kx - sides[0] // 2) * y + ky - sides[1] // 2) * z + kz - sides[2] // 2
+        first = torch.searchsorted(stock, wanted + step)
+        counts = torch.searchsorted(stock, wanted + step, right=True) - first
+        row.append(torch.repeat_interleave(every, counts))
+        within = torch.arange(row[-1].numel(), device=device) - rows_of(counts)[:-1][row[-1]]
+        index.append(order[first[row[-1]] + within])
+        cell.append(torch.full_like(row[-1], k))
+    size = (places.shape[0], spots.shape[0])
+    return reference.sort(torch.cat(row), torch.cat(index), torch.cat(cell), size, math.prod(sides))

@@ -1,0 +1,188 @@
+"""The registered operators: the two products, each the other's derivative.
+
+All are derivatives of one trilinear form Σ_T grad[i] · W_k F[j], so gradients of any order close in these two.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullfield.ops.point_conv import dispatch
+from fullfield.ops.point_conv.protocol import Module, Request
+from fullfield.ops.point_conv.triplets import Triplets
+
+_LIBRARY: Any = torch.library.Library("fullfield", "FRAGMENT")  # type: ignore[no-untyped-call]
+# forward and backward: rows, entries, cells of either direction. mirrored: they are the same tensors, and the cell of
+# the other direction is K - 1 - k. An empty list stands for a direction that was not prepared.
+_LIBRARY.define(
+    "point_conv(Tensor features, Tensor weight, Tensor? bias, Tensor[] forward, Tensor[] backward, bool mirrored, "
+    "int groups, str? backend) -> Tensor"
+)
+_LIBRARY.define(
+    "point_conv_weight(Tensor features, Tensor grad, Tensor[] forward, Tensor[] backward, bool mirrored, "
+    "SymInt cells, int groups, str? backend) -> Tensor"
+)
+
+
+# Rows summed at a time in a bias gradient.
+_BLOCK = 1024
+
+
+def _serve(
+    features: Tensor, channels_out: int, triplets: Triplets, cells: int, groups: int, backend: str | None
+) -> tuple[Module, Request]:
+    request = Request(
+        device=features.device,
+        dtype=features.dtype,
+        channels=(features.shape[1], channels_out),
+        groups=groups,
+        cells=cells,
+        rows=triplets.rows.numel() - 1,
+        columns=features.shape[0],
+        entries=triplets.entries.numel(),
+        precision=torch.get_float32_matmul_precision(),
+    )
+    return dispatch.choose(request, backend), request
+
+
+def _conv(
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    forward: list[Tensor],
+    backward: list[Tensor],  # noqa: ARG001 - for the gradient
+    mirrored: bool,  # noqa: ARG001
+    groups: int,
+    backend: str | None,
+) -> Tensor:
+    triplets = Triplets(*forward)
+    module, request = _serve(features, weight.shape[2], triplets, weight.shape[0], groups, backend)
+    with torch.no_grad(), torch.autocast(features.device.type, enabled=False):
+        out: Tensor = module.multiply(request, features.contiguous(), weight.contiguous(), bias, triplets)
+    return out
+
+
+def _conv_fake(
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,  # noqa: ARG001
+    forward: list[Tensor],
+    backward: list[Tensor],  # noqa: ARG001
+    mirrored: bool,  # noqa: ARG001
+    groups: int,  # noqa: ARG001
+    backend: str | None,  # noqa: ARG001
+) -> Tensor:
+    return features.new_empty(forward[0].shape[0] - 1, weight.shape[2])
+
+
+def _weight(
+    features: Tensor,
+    grad: Tensor,
+    forward: list[Tensor],
+    backward: list[Tensor],  # noqa: ARG001
+    mirrored: bool,  # noqa: ARG001
+    cells: int,
+    groups: int,
+    backend: str | None,
+) -> Tensor:
+    triplets = Triplets(*forward)
+    module, request = _serve(features, grad.shape[1], triplets, cells, groups, backend)
+    with torch.no_grad(), torch.autocast(features.device.type, enabled=False):
+        out: Tensor = module.outer(request, features.contiguous(), grad.contiguous(), triplets)
+    return out
+
+
+def _weight_fake(
+    features: Tensor,
+    grad: Tensor,
+    forward: list[Tensor],  # noqa: ARG001
+    backward: list[Tensor],  # noqa: ARG001
+    mirrored: bool,  # noqa: ARG001
+    cells: int,
+    groups: int,
+    backend: str | None,  # noqa: ARG001
+) -> Tensor:
+    return features.new_empty(cells, features.shape[1] // groups, grad.shape[1])
+
+
+def adjoint_weight(weight: Tensor, groups: int, mirrored: bool) -> Tensor:
+    """[K, Cin / groups, Cout] → [K, Cout / groups, Cin], the cells mirrored where asked."""
+    cells, inputs, outputs = weight.shape
+    turned = weight.view(cells, inputs, groups, outputs // groups).permute(0, 3, 2, 1)
+    turned = turned.reshape(cells, outputs // groups, groups * inputs)
+    return turned.flip(0) if mirrored else turned
+
+
+def _adjoint(
+    grad: Tensor, weight: Tensor, forward: list[Tensor], backward: list[Tensor], mirrored: bool, *rest: Any
+) -> Tensor:
+    turned = adjoint_weight(weight, rest[0], mirrored)
+    directions = (forward, backward) if mirrored else (backward, forward)
+    out: Tensor = torch.ops.fullfield.point_conv(grad, turned, None, *directions, mirrored, *rest)
+    return out
+
+
+def _conv_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
+    features, weight, bias, forward, backward, mirrored, groups, backend = inputs
+    ctx.save_for_backward(features, weight, *forward, *backward)
+    ctx.options = (mirrored, groups, backend)
+    ctx.has_bias = bias is not None
+    ctx.count = (len(forward), len(backward))
+
+
+def _directions(ctx: Any, saved: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    return saved[: ctx.count[0]], saved[ctx.count[0] :]
+
+
+def _conv_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    features, weight, *saved = ctx.saved_tensors
+    directions = _directions(ctx, saved)
+    mirrored, groups, backend = ctx.options
+    wanted = ctx.needs_input_grad
+    one = _adjoint(grad, weight, *directions, *ctx.options) if wanted[0] else None
+    two = None
+    if wanted[1]:
+        two = torch.ops.fullfield.point_conv_weight(
+            features, grad, *directions, mirrored, weight.shape[0], groups, backend
+        )
+    three = _column_sums(grad) if ctx.has_bias and wanted[2] else None
+    return (one, two, three, [None] * ctx.count[0], [None] * ctx.count[1], None, None, None)
+
+
+def _column_sums(rows: Tensor) -> Tensor:
+    """Σ over rows in the accumulating dtype, block by block: in an order that no number of threads changes."""
+    exact = torch.float64 if rows.dtype == torch.float64 else torch.float32
+    rows, blocks = rows.contiguous(), rows.shape[0] // _BLOCK
+    whole = rows[: blocks * _BLOCK].reshape(blocks, _BLOCK, rows.shape[1])
+    total = whole.sum(1, dtype=exact).sum(0) + rows[blocks * _BLOCK :].sum(0, dtype=exact)
+    return total.to(rows.dtype)
+
+
+def _weight_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
+    features, grad, forward, backward, mirrored, _, groups, backend = inputs
+    ctx.save_for_backward(features, grad, *forward, *backward)
+    ctx.options = (mirrored, groups, backend)
+    ctx.count = (len(forward), len(backward))
+
+
+def _weight_backward(ctx: Any, grad_weight: Tensor) -> tuple[Any, ...]:
+    features, grad, *saved = ctx.saved_tensors
+    directions = _directions(ctx, saved)
+    wanted = ctx.needs_input_grad
+    one = _adjoint(grad, grad_weight, *directions, *ctx.options) if wanted[0] else None
+    two = None
+    if wanted[1]:
+        two = torch.ops.fullfield.point_conv(features, grad_weight, None, *directions, *ctx.options)
+    return (one, two, [None] * ctx.count[0], [None] * ctx.count[1], None, None, None, None)
+
+
+for _name, _real, _fake, _gradient, _setup in (
+    ("point_conv", _conv, _conv_fake, _conv_backward, _conv_setup),
+    ("point_conv_weight", _weight, _weight_fake, _weight_backward, _weight_setup),
+):
+    _LIBRARY.impl(_name, _real, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"fullfield::{_name}", _fake, lib=_LIBRARY)
+    torch.library.register_autograd(f"fullfield::{_name}", _gradient, setup_context=_setup, lib=_LIBRARY)

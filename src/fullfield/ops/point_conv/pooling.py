@@ -1,0 +1,165 @@
+"""Maximum or mean of the points that a centre sees: plain PyTorch on any device, a chunk of rows at a time.
+
+Deterministic: nothing is added to from two sides. The gradient of the maximum goes to the first point that has it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullfield import _check
+from fullfield.ops.point_conv.geometry import PointGeometry
+from fullfield.ops.point_conv.protocol import FEATURES
+from fullfield.ops.point_conv.triplets import Triplets, row_chunks, row_of_entry, unpack
+
+# Gathered features worked on at a time.
+CHUNK_BYTES = 16 << 20
+
+_LIBRARY: Any = torch.library.Library("fullfield", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define("point_sum(Tensor features, Tensor[] forward, Tensor[] backward, int cells) -> Tensor")
+_LIBRARY.define(
+    "point_max(Tensor features, Tensor[] forward, Tensor[] backward, int cells) -> (Tensor out, Tensor winners)"
+)
+_LIBRARY.define("point_max_backward(Tensor grad, Tensor winners, Tensor[] backward, int cells) -> Tensor")
+
+
+def point_pool(
+    features: Tensor,  # [N, C]
+    geometry: PointGeometry,  # of N points and M centres
+    mode: str = "max",
+) -> Tensor:  # [M, C]
+    """Maximum or mean over the points of each centre, whatever their cells; 0 where it has none.
+
+    Sums are float32 (float64 for float64 features). Differentiable in features; nothing of the size of triplets times
+    channels is stored.
+
+    Args:
+        mode: "max" or "mean".
+
+    Raises:
+        InputError: naming the argument that does not fit.
+    """
+    _check.require(isinstance(geometry, PointGeometry), "geometry", "a PointGeometry", geometry)
+    _check.choice(mode, "mode", ("max", "mean"))
+    _check.tensor(features, "features", (geometry.points, "C"), dtypes=FEATURES, device=geometry.device)
+    if torch.is_grad_enabled() and features.requires_grad:
+        geometry.require_gradient()
+    directions = (*geometry.directions(), geometry.cells)
+    out: Tensor
+    if mode == "max":
+        out, _ = torch.ops.fullfield.point_max(features, *directions)
+        return out
+    counts = geometry.forward.rows.diff().clamp(min=1)[:, None]
+    exact = torch.float64 if features.dtype == torch.float64 else torch.float32
+    # divided before rounding: a sum of many may not fit 16 bits
+    out = torch.ops.fullfield.point_sum(features.to(exact), *directions)
+    return (out / counts).to(features.dtype)
+
+
+def _limit(features: Tensor) -> int:
+    return CHUNK_BYTES // max(1, features.shape[1] * 4 * features.itemsize)
+
+
+def _sum(features: Tensor, forward: list[Tensor], backward: list[Tensor], cells: int) -> Tensor:  # noqa: ARG001
+    triplets = Triplets(*forward)
+    out = features.new_empty(triplets.rows.numel() - 1, features.shape[1])
+    for first, last, start, end in row_chunks(triplets.rows, _limit(features)):
+        index, _ = unpack(triplets, cells, start, end)
+        bounds = triplets.rows[first : last + 1] - start
+        gathered = features.index_select(0, index)
+        out[first:last] = torch.segment_reduce(gathered, "sum", offsets=bounds, initial=0, unsafe=True)
+    return out
+
+
+def _sum_fake(features: Tensor, forward: list[Tensor], backward: list[Tensor], cells: int) -> Tensor:  # noqa: ARG001
+    return features.new_empty(forward[0].shape[0] - 1, features.shape[1])
+
+
+def _max(features: Tensor, forward: list[Tensor], backward: list[Tensor], cells: int) -> tuple[Tensor, Tensor]:  # noqa: ARG001
+    """The maxima and, int32, where they came from; −1 for none."""
+    triplets = Triplets(*forward)
+    shape = (triplets.rows.numel() - 1, features.shape[1])
+    out, winners = features.new_zeros(shape), features.new_full(shape, -1, dtype=torch.int32)
+    nowhere = 2**31 - 1
+    for first, last, start, end in row_chunks(triplets.rows, _limit(features)):
+        if start == end:
+            continue
+        index, _ = unpack(triplets, cells, start, end)
+        row = row_of_entry(triplets.rows[first : last + 1] - start)[:, None].expand(-1, shape[1])
+        gathered = features.index_select(0, index)
+        best = out[first:last].fill_(-torch.inf).scatter_reduce_(0, row, gathered, "amax")
+        chosen = best.gather(0, row)
+        hits = (gathered == chosen) | gathered.isnan()
+        at = torch.where(hits, index[:, None], nowhere).to(torch.int32)
+        winners[first:last].fill_(nowhere).scatter_reduce_(0, row, at, "amin")
+    none = (triplets.rows.diff() == 0)[:, None]
+    return out.masked_fill_(none, 0), winners.masked_fill_(none, -1)
+
+
+def _max_fake(features: Tensor, forward: list[Tensor], backward: list[Tensor], cells: int) -> tuple[Tensor, Tensor]:
+    out = _sum_fake(features, forward, backward, cells)
+    return out, torch.empty_like(out, dtype=torch.int32)
+
+
+def _max_backward(grad: Tensor, winners: Tensor, backward: list[Tensor], cells: int) -> Tensor:
+    """Every point collects from the centres that chose it, in the accumulating dtype."""
+    exact = torch.float64 if grad.dtype == torch.float64 else torch.float32
+    triplets = Triplets(*backward)
+    out = grad.new_empty(triplets.rows.numel() - 1, grad.shape[1])
+    for first, last, start, end in row_chunks(triplets.rows, _limit(grad)):
+        index, _ = unpack(triplets, cells, start, end)
+        rows = triplets.rows[first : last + 1] - start
+        point = row_of_entry(rows)[:, None] + first
+        share = torch.where(winners[index] == point, grad[index], 0).to(exact)
+        out[first:last] = torch.segment_reduce(share, "sum", offsets=rows, initial=0, unsafe=True)
+    return out
+
+
+def _max_backward_fake(grad: Tensor, winners: Tensor, backward: list[Tensor], cells: int) -> Tensor:  # noqa: ARG001
+    return grad.new_empty(backward[0].shape[0] - 1, grad.shape[1])
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    _, forward, backward, cells = inputs
+    winners = [output[1]] if isinstance(output, tuple) else []
+    ctx.save_for_backward(*forward, *backward, *winners)
+    ctx.count, ctx.cells = (len(forward), len(backward)), cells
+
+
+def _sum_gradient(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    saved = list(ctx.saved_tensors)
+    forward, backward = saved[: ctx.count[0]], saved[ctx.count[0] :]
+    grads = torch.ops.fullfield.point_sum(grad.contiguous(), backward, forward, ctx.cells)
+    return grads, [None] * ctx.count[0], [None] * ctx.count[1], None
+
+
+def _max_gradient(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
+    saved = list(ctx.saved_tensors)
+    backward, winners = saved[ctx.count[0] : -1], saved[-1]
+    grads = torch.ops.fullfield.point_max_backward(grad, winners, backward, ctx.cells)
+    return grads, [None] * ctx.count[0], [None] * ctx.count[1], None
+
+
+def _again_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
+    ctx.save_for_backward(inputs[1])
+    ctx.count = len(inputs[2])
+
+
+def _again(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    """The backward is linear in its gradient: its own gradient reads where the winners are."""
+    (winners,) = ctx.saved_tensors
+    taken = grad.gather(0, winners.clamp(min=0).to(torch.int64)) if grad.shape[0] else grad.new_zeros(winners.shape)
+    return taken.masked_fill(winners < 0, 0), None, [None] * ctx.count, None
+
+
+for _name, _real, _fake, _gradient, _prepare in (
+    ("point_sum", _sum, _sum_fake, _sum_gradient, _setup),
+    ("point_max", _max, _max_fake, _max_gradient, _setup),
+    ("point_max_backward", _max_backward, _max_backward_fake, _again, _again_setup),
+):
+    _LIBRARY.impl(_name, _real, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"fullfield::{_name}", _fake, lib=_LIBRARY)
+    torch.library.register_autograd(f"fullfield::{_name}", _gradient, setup_context=_prepare, lib=_LIBRARY)

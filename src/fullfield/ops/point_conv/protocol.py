@@ -1,0 +1,57 @@
+"""What a backend of the point convolution is: two products, and the making of triplets.
+
+A backend is a module with
+
+``supports(request) -> str | None``
+    None where it can serve the request, else why it cannot, in a few words. Must not import what may be missing.
+``builds(device) -> str | None``
+    The same question about making triplets there.
+``missing() -> str | None``
+    What would have to be installed for it to run at all and how, else None. Only for kernels: cuda and cpu.
+``multiply(request, features, weight, bias, triplets) -> Tensor``
+    MVMR: ``out[r] = bias + Σ over row r of features[index] @ weight[cell]``, [R, Cout] of the features' dtype, summed
+    in ``request.accumulate_dtype``.
+``outer(request, features, grad, triplets) -> Tensor``
+    VVOR: ``out[k] = Σ over entries of cell k of features[index] ⊗ grad[row]``, [K, Cin / groups, Cout] likewise.
+``assemble(neighbors, points, centers, grid, kernel_size) -> Triplets``
+    Cells of neighbours (row offsets int64, indices int32) in float32 coordinates, and the rows sorted.
+``transpose(triplets, columns, cells) -> Triplets``
+    The rows of the other side.
+
+Features and weights arrive contiguous, of one dtype, and may be empty. Autocast is off, no graph is recorded. Results
+depend on the arguments alone, bit by bit. Backends never import each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+
+import torch
+
+Module = ModuleType  # a backend module as described above
+FEATURES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Request:
+    """Everything that decides which backend serves a call."""
+
+    device: torch.device
+    dtype: torch.dtype
+    channels: tuple[int, int]
+    """In, out."""
+    groups: int
+    cells: int
+    """K: cells of the kernel."""
+    rows: int
+    columns: int
+    """How many rows the indices point into."""
+    entries: int
+    """Triplets."""
+    precision: str = "highest"
+    """torch.get_float32_matmul_precision()"""
+
+    @property
+    def accumulate_dtype(self) -> torch.dtype:
+        return torch.float64 if self.dtype == torch.float64 else torch.float32

@@ -1,0 +1,105 @@
+"""Plain PyTorch, any floating dtype and device: defines the truth.
+
+A chunk of rows at a time, cell by cell: gather, multiply; then every row is summed in its order. Beside arguments and
+result it holds a chunk. float32 on CUDA follows ``torch.get_float32_matmul_precision()``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fullfield.ops.point_conv.protocol import FEATURES, Request
+from fullfield.ops.point_conv.triplets import Triplets, pack, row_chunks, row_of_entry, rows_of, unpack
+
+# Gathered features and products worked on at a time; a row that alone needs more is still done at once.
+CHUNK_BYTES = 16 << 20
+
+
+def supports(request: Request) -> str | None:
+    if request.dtype not in FEATURES:
+        return f"needs floating point features, got {request.dtype}"
+    return None
+
+
+def builds(device: torch.device) -> str | None:  # noqa: ARG001 - anywhere
+    return None
+
+
+def _chunks(request: Request, rows: Tensor) -> list[tuple[int, int, int, int]]:
+    width = (sum(request.channels) + 4) * request.accumulate_dtype.itemsize
+    return row_chunks(rows, CHUNK_BYTES // width)
+
+
+def _by_cell(cell: Tensor, cells: int) -> list[tuple[int, Tensor]]:
+    """(cell, positions) of the cells in use."""
+    order = torch.argsort(cell, stable=True)
+    counts = torch.bincount(cell, minlength=cells).tolist()
+    parts = torch.split(order, counts)
+    return [(k, part) for k, part in enumerate(parts) if counts[k]]
+
+
+def _grouped(rows: Tensor, groups: int) -> Tensor:
+    """[n, C] as [groups, n, C / groups]."""
+    return rows.view(rows.shape[0], groups, -1).transpose(0, 1)
+
+
+def multiply(request: Request, features: Tensor, weight: Tensor, bias: Tensor | None, triplets: Triplets) -> Tensor:
+    exact, groups = request.accumulate_dtype, request.groups
+    out = features.new_empty(request.rows, request.channels[1])
+    for first, last, start, end in _chunks(request, triplets.rows):
+        index, cell = unpack(triplets, request.cells, start, end)
+        products = features.new_empty((end - start, request.channels[1]), dtype=exact)
+        for k, at in _by_cell(cell, request.cells):
+            matrices = _grouped(weight[k].to(exact), groups)
+            inputs = _grouped(features.index_select(0, index[at]).to(exact), groups)
+            products[at] = torch.bmm(inputs, matrices).transpose(0, 1).flatten(1)
+        bounds = triplets.rows[first : last + 1] - start
+        sums = torch.segment_reduce(products, "sum", offsets=bounds, initial=0, unsafe=True)
+        out[first:last] = sums if bias is None else sums + bias.to(exact)
+    return out
+
+
+def outer(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) -> Tensor:
+    exact, groups = request.accumulate_dtype, request.groups
+    shape = (request.cells, groups, request.channels[0] // groups, request.channels[1] // groups)
+    out = features.new_zeros(shape, dtype=exact)
+    for first, last, start, end in _chunks(request, triplets.rows):
+        index, cell = unpack(triplets, request.cells, start, end)
+        row = row_of_entry(triplets.rows[first : last + 1] - start) + first
+        for k, at in _by_cell(cell, request.cells):
+            inputs = _grouped(features.index_select(0, index[at]).to(exact), groups)
+            outputs = _grouped(grad.index_select(0, row[at]).to(exact), groups)
+            out[k] += torch.bmm(inputs.transpose(1, 2), outputs)
+    return out.transpose(1, 2).flatten(2).to(features.dtype)
+
+
+def assemble(
+    neighbors: tuple[Tensor, Tensor],
+    points: Tensor,
+    centers: Tensor,
+    grid: float,
+    kernel_size: tuple[int, int, int],
+) -> Triplets:
+    rows, indices = neighbors
+    row, index = row_of_entry(rows), indices.to(torch.int64)
+    # A tensor, for CUDA would multiply by the reciprocal of a number.
+    step = torch.tensor(grid, dtype=torch.float32, device=points.device).expand(index.numel())
+    cell = torch.zeros_like(index)
+    for axis, size in enumerate(kernel_size):
+        away = torch.round((points[index, axis] - centers[row, axis]) / step)
+        cell = cell * size + (away + size // 2).clamp_(0, size - 1).to(torch.int64)
+    return sort(row, index, cell, (rows.numel() - 1, points.shape[0]), kernel_size[0] * kernel_size[1] * kernel_size[2])
+
+
+def transpose(triplets: Triplets, columns: int, cells: int) -> Triplets:
+    index, cell = unpack(triplets, cells)
+    return sort(index, row_of_entry(triplets.rows), cell, (columns, triplets.rows.numel() - 1), cells)
+
+
+def sort(row: Tensor, index: Tensor, cell: Tensor, shape: tuple[int, int], cells: int) -> Triplets:
+    """Of int64 triplets in any order; ``shape``: rows, columns."""
+    order = torch.argsort(index, stable=True)
+    order = order[torch.argsort((row * cells + cell)[order], stable=True)]
+    rows = rows_of(torch.bincount(row, minlength=shape[0]))
+    return pack(rows, index[order], cell[order], shape[1], cells)

@@ -1,0 +1,68 @@
+"""Triplets (i, j, k) in rows: what centre i reads from point j through kernel cell k.
+
+A row holds the triplets of one centre, sorted by cell and then by point, so those that share a bucket (i, k) lie
+together. A triplet is one 32-bit word, ``cell << index_bits | index`` without sign; where the indices need more bits
+than the cells leave, the word holds the index and, as its sign, the cell's ninth bit, and the other eight stand beside.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Triplets(NamedTuple):
+    """One direction: rows of centres that list points, or the other way round."""
+
+    rows: Tensor  # [R + 1] int64: row r is entries[rows[r]:rows[r + 1]]
+    entries: Tensor  # [T] int32
+    cells: Tensor  # [T] uint8; empty where the entries hold the cells
+
+
+def index_bits(cells: int) -> int:
+    """Bits that a word of a kernel of so many cells has for the index."""
+    return min(31, 32 - (cells - 1).bit_length())
+
+
+def fits(columns: int, cells: int) -> bool:
+    """Whether a word holds a cell and an index below ``columns``."""
+    return columns <= 1 << index_bits(cells)
+
+
+def pack(rows: Tensor, index: Tensor, cell: Tensor, columns: int, cells: int) -> Triplets:
+    """Of int64 indices and cells that are sorted already."""
+    if fits(columns, cells):
+        entries = (cell << index_bits(cells) | index).to(torch.int32)
+        return Triplets(rows, entries, torch.empty(0, dtype=torch.uint8, device=rows.device))
+    return Triplets(rows, (cell >> 8 << 31 | index).to(torch.int32), (cell & 0xFF).to(torch.uint8))
+
+
+def unpack(triplets: Triplets, cells: int, first: int = 0, last: int | None = None) -> tuple[Tensor, Tensor]:
+    """Indices and cells, int64, of entries ``first:last``."""
+    words = triplets.entries[first:last].to(torch.int64) & 0xFFFFFFFF
+    if triplets.cells.numel():
+        return words & 0x7FFFFFFF, words >> 31 << 8 | triplets.cells[first:last].to(torch.int64)
+    bits = index_bits(cells)
+    return words & ((1 << bits) - 1), words >> bits
+
+
+def row_of_entry(rows: Tensor) -> Tensor:
+    """[T] int64."""
+    return torch.repeat_interleave(torch.arange(rows.numel() - 1, device=rows.device), rows.diff())
+
+
+def rows_of(counts: Tensor) -> Tensor:
+    """Row offsets [R + 1] of rows of so many entries [R]."""
+    return torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+
+
+def row_chunks(rows: Tensor, limit: int) -> list[tuple[int, int, int, int]]:
+    """(first row, last, first entry, last) of chunks of about ``limit`` entries; a row is never cut."""
+    count, step = rows.numel() - 1, max(1, limit)
+    marks = torch.arange(step, int(rows[-1]) + step, step, device=rows.device)
+    cuts = torch.searchsorted(rows, marks, right=True).sub_(1).clamp_(max=count).tolist()
+    edges = sorted({0, *cuts, count})
+    ends = rows[torch.tensor(edges, device=rows.device)].tolist()
+    return list(zip(edges, edges[1:], ends, ends[1:], strict=False))

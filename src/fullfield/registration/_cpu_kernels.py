@@ -1,0 +1,95 @@
+"""numba kernels of the descriptors. Importing this module needs numba; nothing compiles until asked."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, types
+
+from fullfield._kernels.numba_cache import cache_folder, caching_in
+
+BINS = 11
+
+CACHE = cache_folder(__file__)
+_OPTIONS = {"nogil": True, "error_model": "numpy", "cache": CACHE is not None}
+
+
+def _jit(function):
+    with caching_in(CACHE):
+        return njit(**_OPTIONS)(function)
+
+
+@_jit
+def _bin(value):
+    """Of a value from 0 to 1."""
+    return min(max(int(value * BINS), 0), BINS - 1)
+
+
+@_jit
+def pair_histograms(points, normals, offsets, indices, histograms, first, last):
+    """Three histograms of each point's pairs with its neighbours, their sums 1 (0 without any pair)."""
+    for i in range(first, last):
+        count = 0
+        ux, uy, uz = normals[i, 0], normals[i, 1], normals[i, 2]
+        for at in range(offsets[i], offsets[i + 1]):
+            j = indices[at]
+            dx = points[j, 0] - points[i, 0]
+            dy = points[j, 1] - points[i, 1]
+            dz = points[j, 2] - points[i, 2]
+            length = np.sqrt((dx * dx + dy * dy) + dz * dz)
+            if length == 0.0:
+                continue
+            dx, dy, dz = dx / length, dy / length, dz / length
+            vx, vy, vz = dy * uz - dz * uy, dz * ux - dx * uz, dx * uy - dy * ux
+            across = np.sqrt((vx * vx + vy * vy) + vz * vz)
+            if across < 1e-9:
+                continue
+            vx, vy, vz = vx / across, vy / across, vz / across
+            nx, ny, nz = normals[j, 0], normals[j, 1], normals[j, 2]
+            along = (ux * nx + uy * ny) + uz * nz
+            if along < 0.0:
+                along, nx, ny, nz = -along, -nx, -ny, -nz
+            wx, wy, wz = uy * vz - uz * vy, uz * vx - ux * vz, ux * vy - uy * vx
+            alpha = (vx * nx + vy * ny) + vz * nz
+            phi = (ux * dx + uy * dy) + uz * dz
+            theta = np.arctan2((wx * nx + wy * ny) + wz * nz, along)
+            if phi < 0.0:
+                phi, theta = -phi, -theta
+            histograms[i, _bin((alpha + 1.0) * 0.5)] += 1.0
+            histograms[i, BINS + _bin(phi)] += 1.0
+            histograms[i, 2 * BINS + _bin(theta / np.pi + 0.5)] += 1.0
+            count += 1
+        if count > 0:
+            for k in range(3 * BINS):
+                histograms[i, k] /= count
+
+
+@_jit
+def weighted_histograms(points, offsets, indices, histograms, out, first, last):
+    """The neighbours' histograms weighted by 1 / distance², each of the three scaled to the sum 1."""
+    for i in range(first, last):
+        for at in range(offsets[i], offsets[i + 1]):
+            j = indices[at]
+            dx = points[j, 0] - points[i, 0]
+            dy = points[j, 1] - points[i, 1]
+            dz = points[j, 2] - points[i, 2]
+            squared = (dx * dx + dy * dy) + dz * dz
+            if squared > 0.0:
+                for k in range(3 * BINS):
+                    out[i, k] += histograms[j, k] / squared
+        for part in range(3):
+            summed = 0.0
+            for k in range(part * BINS, (part + 1) * BINS):
+                summed += out[i, k]
+            if summed > 0.0:
+                for k in range(part * BINS, (part + 1) * BINS):
+                    out[i, k] /= summed
+
+
+_i = types.intp
+_points = types.float64[:, ::1]
+_long = types.int64[::1]
+_int = types.int32[::1]
+ENTRY_POINTS = {
+    "pair_histograms": (pair_histograms, (_points, _points, _long, _int, _points, _i, _i)),
+    "weighted_histograms": (weighted_histograms, (_points, _long, _int, _points, _points, _i, _i)),
+}

@@ -1,0 +1,120 @@
+"""Rigid transforms that many matches agree on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+EDGE_RATIO = 0.9
+"""How alike the lengths of a triangle's edges are in both clouds, at least."""
+_RESIDUALS = 1 << 21  # worked on at a time
+_REFITS = 3
+_PREVIEW, _PREVIEWED = 128, 1000  # matches that all poses are tried on, best poses that are tried on all matches
+
+
+class Hypothesis(NamedTuple):
+    """A pose and how many matches it brings within the threshold."""
+
+    transform: Floats  # [4, 4], source into target
+    inliers: int
+
+
+def fit_rigid(source: Floats, target: Floats) -> Floats:
+    """[..., 4, 4] rotations and translations that bring ``source`` [..., N, 3] closest to ``target`` (Kabsch)."""
+    from_middle, to_middle = source.mean(-2, keepdims=True), target.mean(-2, keepdims=True)
+    covariance = np.swapaxes(source - from_middle, -1, -2) @ (target - to_middle)
+    left, _, right = np.linalg.svd(covariance)
+    mirrored = np.linalg.det(left) * np.linalg.det(right) < 0
+    right[..., 2, :] *= np.where(mirrored, -1.0, 1.0)[..., None]
+    rotation = np.swapaxes(left @ right, -1, -2)
+    transform = np.zeros((*rotation.shape[:-2], 4, 4))
+    transform[..., :3, :3] = rotation
+    transform[..., :3, 3] = (to_middle - from_middle @ np.swapaxes(rotation, -1, -2))[..., 0, :]
+    transform[..., 3, 3] = 1.0
+    return transform
+
+
+def apply(transform: Floats, points: Floats) -> Floats:
+    """``points`` [..., N, 3] moved by ``transform`` [..., 4, 4]."""
+    moved: Floats = points @ np.swapaxes(transform[..., :3, :3], -1, -2) + transform[..., None, :3, 3]
+    return moved
+
+
+def hypotheses(
+    source: Floats,  # [M, 3]
+    target: Floats,  # [M, 3], row by row the match of source
+    threshold: float,
+    *,
+    iterations: int = 50_000,
+    seed: int = 0,
+    most: int = 8,
+) -> list[Hypothesis]:
+    """The poses, at most ``most`` and no two alike, that bring the most matches within ``threshold``; best first.
+
+    ``iterations`` triples of matches are drawn. A triple is dropped where an edge is shorter than twice the threshold,
+    where its lengths in the two clouds are less alike than :data:`EDGE_RATIO`, or where its own pose leaves one of its
+    points beyond the threshold. The same seed draws the same triples.
+    """
+    if len(source) < 3:
+        return []
+    triples = np.random.default_rng(seed).integers(0, len(source), (iterations, 3))
+    keep = np.ones(iterations, bool)
+    for i, j in ((0, 1), (1, 2), (2, 0)):
+        here = np.linalg.norm(source[triples[:, i]] - source[triples[:, j]], axis=1)
+        there = np.linalg.norm(target[triples[:, i]] - target[triples[:, j]], axis=1)
+        shorter, longer = np.minimum(here, there), np.maximum(here, there)
+        keep &= (shorter >= EDGE_RATIO * longer) & (shorter >= 2 * threshold)
+    triples = np.unique(np.sort(triples[keep], axis=1), axis=0)
+    if not len(triples):
+        return []
+    poses = fit_rigid(source[triples], target[triples])
+    apart = np.linalg.norm(apply(poses, source[triples]) - target[triples], axis=2)
+    poses = poses[(apart <= threshold).all(1)]
+    if len(poses) > _PREVIEWED and len(source) > _PREVIEW:
+        few = np.random.default_rng(seed).choice(len(source), _PREVIEW, replace=False)
+        counts = _count(poses, source[few], target[few], threshold)
+        poses = poses[np.sort(np.argsort(-counts, kind="stable")[:_PREVIEWED])]
+    counts = _count(poses, source, target, threshold)
+    return _distinct(poses[np.argsort(-counts, kind="stable")], source, target, threshold, most)
+
+
+def _count(poses: Floats, source: Floats, target: Floats, threshold: float) -> NDArray[np.int64]:
+    counts = np.empty(len(poses), np.int64)
+    step = max(1, _RESIDUALS // len(source))
+    for first in range(0, len(poses), step):
+        away = apply(poses[first : first + step], source[None]) - target
+        squared = (away * away).sum(2)
+        counts[first : first + step] = (squared <= threshold**2).sum(1)
+    return counts
+
+
+def _distinct(poses: Floats, source: Floats, target: Floats, threshold: float, most: int) -> list[Hypothesis]:
+    """The first poses, each fitted to all its inliers, less those that move the matches like a better one."""
+    found: list[Hypothesis] = []
+    moved: list[Floats] = []
+
+    def is_new(there: Floats) -> bool:
+        return all(np.sqrt(((there - other) ** 2).sum(1).mean()) >= 2 * threshold for other in moved)
+
+    for pose in poses[: 16 * most]:
+        if not is_new(apply(pose, source)):
+            continue
+        transform, inliers = pose, 0
+        for _ in range(_REFITS):
+            near = np.linalg.norm(apply(transform, source) - target, axis=1) <= threshold
+            if near.sum() < max(3, inliers):
+                break
+            transform, inliers = fit_rigid(source[near], target[near]), int(near.sum())
+        there = apply(transform, source)
+        if is_new(there):
+            found.append(Hypothesis(transform, int(_count(transform[None], source, target, threshold)[0])))
+            moved.append(there)
+        if len(found) == most:
+            break
+    return sorted(found, key=lambda h: -h.inliers)

@@ -1,0 +1,222 @@
+"""From two clouds to the pose of one in the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fullfield import _check
+from fullfield._check import InputError
+from fullfield.io.pointcloud import as_point_cloud
+from fullfield.registration.descriptors import nearest
+from fullfield.registration.matching import mutual_matches
+from fullfield.registration.pose import rigid
+from fullfield.registration.ransac import apply, hypotheses
+from fullfield.registration.refinement import Refiner
+from fullfield.registration.resolution import choose_voxel
+from fullfield.registration.scan import Scan, prepare
+from fullfield.registration.verdict import NEEDED, Evidence, matches_needed, weigh
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+ITERATIONS = 50_000
+SAMPLES = 5000
+_INLIER = 1.5  # RANSAC's threshold, voxels
+_REACHES: tuple[float, ...] = (2.0, 1.0)
+_FROM_INIT = (8.0, 4.0, 2.0, 1.0)
+_FEWEST_POINTS = 20
+_FLAT = 0.25
+_CANDIDATES = 3
+_SCALES = (1.0, 0.75)
+"""Times the automatic voxel: tried in turn until a pose is believed."""
+_WORTH = 0.5  # of the best hypothesis' inliers, for another to be looked at
+_ROUGHLY = 5  # iterations: a wrong pose would go on for long
+_PROMISING = 0.25  # of the score that is needed, for a pose to be refined on all points
+_RIVAL = 0.9
+
+
+@dataclass(frozen=True)
+class Registration:
+    """The outcome of :func:`register`.
+
+    ``transform`` is None unless ``success``; then ``reason`` says why.
+    """
+
+    transform: Floats | None  # [4, 4] float64, source into target: target ≈ R source + t
+    success: bool
+    reason: str | None
+    confidence: float  # 0 to 1; above 0.5 means success
+    matches: int  # mutual nearest descriptors
+    inliers: int  # matches within two voxels in this pose
+    fitness: float  # share of the source's points with a point of the target within a voxel
+    rmse: float  # of these points, in the clouds' units; NaN without any
+    voxel: float  # edge, in the clouds' units
+
+
+def register(
+    source: Any,
+    target: Any,
+    *,
+    voxel: float | None = None,
+    init: Any = None,
+    seed: int = 0,
+    iterations: int = ITERATIONS,
+    samples: int = SAMPLES,
+) -> Registration:
+    """The rigid transform that brings ``source`` onto ``target``, or an honest failure.
+
+    Args:
+        source, target: a file, a :class:`~fullfield.io.PointCloud`, an array or tensor [N, 3], or an object with
+            ``points`` such as Open3D's. Points that are not finite are left out.
+        voxel: edge of a voxel in the clouds' units; None: from their extent and spacing.
+        init: [4, 4] source into target to start from instead of searching; the verdict stays the same.
+        seed: of RANSAC's draws. The same seed gives the same result.
+        iterations: of RANSAC.
+        samples: matches that RANSAC is given at most, drawn at random.
+
+    Raises:
+        InputError: for what is no cloud or pose, a cloud without finite points, or where small_gicp is not installed.
+    """
+    if voxel is not None:
+        _check.number(voxel, "voxel", above=0.0)
+    _check.number(seed, "seed", integer=True, low=0)
+    _check.number(iterations, "iterations", integer=True, low=1, high=10_000_000)
+    _check.number(samples, "samples", integer=True, low=3)
+    clouds = [_finite(value, name) for value, name in ((source, "source"), (target, "target"))]
+    start = None if init is None else rigid(init)
+    middles = [(points.min(0) + points.max(0)) / 2 for points in clouds]
+    centred = [points - middle for points, middle in zip(clouds, middles, strict=True)]
+    edge = float(voxel) if voxel is not None else choose_voxel(*centred)
+    if edge <= 0.0:
+        return _failure("all the points of a cloud are at the same place", edge)
+    search = _Search(seed, iterations, samples, None if start is None else _shifted(start, *middles))
+    outcomes = []
+    for scale in _SCALES if voxel is None else (1.0,):
+        outcomes.append(_at_voxel(centred, edge * scale, search))
+        if outcomes[-1].success:
+            break
+    best = max(outcomes, key=lambda outcome: (outcome.success, outcome.confidence))
+    if best.transform is None:
+        return best
+    return replace(best, transform=_shifted(best.transform, -middles[0], -middles[1]))
+
+
+class _Search(NamedTuple):
+    seed: int
+    iterations: int
+    samples: int
+    start: Floats | None  # between centred clouds
+
+
+def _at_voxel(clouds: list[Floats], edge: float, search: _Search) -> Registration:
+    """Registration of centred clouds at one voxel size."""
+    first, second = (prepare(points / edge) for points in clouds)
+    for scan, name in ((first, "source"), (second, "target")):
+        complaint = _hopeless(scan, name, edge)
+        if complaint is not None:
+            return _failure(complaint, edge)
+    matches = mutual_matches(first.features, second.features)
+    if len(matches) > search.samples:
+        chosen = np.random.default_rng(search.seed).choice(len(matches), search.samples, replace=False)
+        matches = matches[np.sort(chosen)]
+    if search.start is None:
+        poses, reaches = _hypotheses(first, second, matches, search), _REACHES
+    else:
+        start = search.start.copy()
+        start[:3, 3] /= edge
+        poses, reaches = [start], _FROM_INIT
+    if not poses:
+        needed = matches_needed(len(matches))
+        return _failure(f"no pose was found that {needed} of {len(matches)} matches agree on", edge, len(matches))
+
+    roughly = Refiner(first.points, second.points)
+    rough = [roughly(pose, reaches[:-1], iterations=_ROUGHLY) for pose in poses]
+    weighed = sorted(((weigh(p, first, second, matches), p) for p in rough), key=lambda e: -e[0].score)
+    if weighed[0][0].score >= _PROMISING * NEEDED:
+        finely = Refiner(first.fine, second.fine)
+        worth = [pose for evidence, pose in weighed if evidence.score >= _PROMISING * NEEDED]
+        fine = [finely(pose, reaches[-2:]) for pose in worth]
+        weighed = sorted(((weigh(p, first, second, matches), p) for p in fine), key=lambda e: -e[0].score)
+    return _judged(weighed, first.points, edge)
+
+
+def _hypotheses(first: Scan, second: Scan, matches: NDArray[np.int64], search: _Search) -> list[Floats]:
+    ends = first.points[matches[:, 0]], second.points[matches[:, 1]]
+    found = hypotheses(*ends, _INLIER, iterations=search.iterations, seed=search.seed, most=_CANDIDATES)
+    least = max(matches_needed(len(matches)), _WORTH * found[0].inliers) if found else 0
+    return [h.transform for h in found if h.inliers >= least]
+
+
+def _judged(weighed: list[tuple[Evidence, Floats]], points: Floats, edge: float) -> Registration:
+    """The best pose, its translation in the clouds' units, or why it is not believed."""
+    evidence, pose = weighed[0]
+    complaint = evidence.complaint
+    if complaint is None and any(_rivals(evidence, pose, *other, points) for other in weighed[1:]):
+        complaint = "two poses fit equally well: the scene repeats itself"
+    scaled = pose.copy()
+    scaled[:3, 3] *= edge
+    return Registration(
+        transform=scaled if complaint is None else None,
+        success=complaint is None,
+        reason=complaint,
+        confidence=evidence.confidence if complaint is None else min(evidence.confidence, 0.5),
+        matches=evidence.matches,
+        inliers=evidence.inliers,
+        fitness=evidence.fitness,
+        rmse=evidence.rmse * edge,
+        voxel=edge,
+    )
+
+
+def _rivals(best: Evidence, pose: Floats, other: Evidence, elsewhere: Floats, points: Floats) -> bool:
+    apart = np.sqrt(((apply(pose, points) - apply(elsewhere, points)) ** 2).sum(1).mean())
+    return other.believed and other.score >= _RIVAL * best.score and bool(apart > 2.0)
+
+
+def _hopeless(scan: Scan, name: str, edge: float) -> str | None:
+    if len(scan.points) < _FEWEST_POINTS:
+        return f"{name}: {len(scan.points)} points are left at a voxel of {edge:.4g}, {_FEWEST_POINTS} are needed"
+    if scan.thickness < _FLAT:
+        return f"{name}: all points lie in a plane at a voxel of {edge:.4g}, where sliding and turning change nothing"
+    return None
+
+
+def _failure(reason: str, edge: float, matches: int = 0) -> Registration:
+    return Registration(None, False, reason, 0.0, matches, 0, 0.0, float("nan"), edge)
+
+
+def _finite(value: Any, name: str) -> Floats:
+    points = as_point_cloud(value, name).points.astype(np.float64)
+    finite: Floats = points[np.isfinite(points).all(1)]
+    if not len(finite):
+        raise InputError(f"{name}: expected a cloud with finite points, got {len(points)} points, none of them finite")
+    return finite
+
+
+def _shifted(transform: Floats, source: Floats, target: Floats) -> Floats:
+    """``transform`` between coordinates relative to these origins."""
+    shifted = transform.copy()
+    shifted[:3, 3] += transform[:3, :3] @ source - target
+    return shifted
+
+
+def alignment_errors(source: Any, target: Any, transform: Any = None) -> Floats:
+    """[N] distances from the points of ``source``, moved by ``transform``, to the nearest of ``target``.
+
+    In the clouds' units; NaN for points that are not finite. ``source`` and ``target`` as in :func:`register`.
+    """
+    points = as_point_cloud(source, "source").points
+    goal = _finite(target, "target")
+    pose = np.eye(4) if transform is None else rigid(transform, "transform")
+    middle = (goal.min(0) + goal.max(0)) / 2
+    known = np.isfinite(points).all(1)
+    errors = np.full(len(points), np.nan)
+    if known.any():
+        moved = apply(pose, points[known]) - middle
+        errors[known] = nearest(goal - middle, moved)[0][:, 0]
+    return errors

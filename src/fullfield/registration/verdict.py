@@ -1,0 +1,91 @@
+"""Whether a pose is right. Lengths are voxels."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from fullfield.registration.descriptors import nearest
+from fullfield.registration.ransac import apply
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from fullfield.registration.scan import Scan
+
+    Floats = NDArray[np.float64]
+
+REACH = 2.0
+"""Voxels between the partners of a match that counts as an inlier."""
+TOUCH = 1.0
+"""Voxels to the nearest point of the other cloud for a point that counts as touching it."""
+NEEDED = 3.0
+"""The least score of a pose that is believed; docs/registration.md has what was measured."""
+_FEWEST, _FEWEST_SHARE = 6, 0.02
+_LEAST_OVERLAP = 0.08
+# Of the matches that would agree if all were right; alike corners of unlike rooms give less.
+_LEAST_SHARE = 0.15
+_UPRIGHT = 0.9
+
+
+def matches_needed(matches: int) -> int:
+    """Inliers without which no pose is believed."""
+    return max(_FEWEST, math.ceil(_FEWEST_SHARE * matches))
+
+
+class Evidence(NamedTuple):
+    """What speaks for a pose."""
+
+    matches: int
+    inliers: int  # matches brought within REACH
+    overlap: float  # share of the points of the source that touch the target, or the other way round, the larger one
+    fitness: float  # share of the points of the source that touch the target
+    upright: float  # share of those whose normals agree
+    rmse: float  # of those, voxels; NaN without any
+
+    @property
+    def score(self) -> float:
+        """Inliers, less as the clouds touch less and cross more: each sign alone is what chance or a wall can give."""
+        return self.inliers * self.overlap * self.upright
+
+    @property
+    def believed(self) -> bool:
+        enough = max(matches_needed(self.matches), _LEAST_SHARE * self.overlap * self.matches)
+        return self.inliers >= enough and self.overlap >= _LEAST_OVERLAP and self.score >= NEEDED
+
+    @property
+    def confidence(self) -> float:
+        """0 to 1; above 0.5 where it is believed."""
+        ratio = (self.score / NEEDED) ** 2
+        return ratio / (1.0 + ratio) if self.believed else min(0.5, ratio / (1.0 + ratio))
+
+    @property
+    def complaint(self) -> str | None:
+        """Why the pose is not believed; None where it is."""
+        if self.believed:
+            return None
+        return (
+            f"the best pose has too little to show for it: {self.inliers} of {self.matches} matches agree, "
+            f"{self.overlap:.0%} of a cloud touches the other, and {self.upright:.0%} of the normals agree there"
+        )
+
+
+def weigh(transform: Floats, source: Scan, target: Scan, matches: NDArray[np.int64]) -> Evidence:
+    """The evidence for ``transform``, in voxels, given the rows of ``matches`` [M, 2]."""
+    moved = apply(transform, source.points)
+    away = np.linalg.norm(moved[matches[:, 0]] - target.points[matches[:, 1]], axis=1)
+    apart, partner = (column[:, 0] for column in nearest(target.points, moved))
+    touching = apart <= TOUCH
+    turned = source.normals[touching] @ transform[:3, :3].T
+    agree = np.abs((turned * target.normals[partner[touching]]).sum(1)) >= _UPRIGHT
+    covered = (nearest(moved, target.points)[0] <= TOUCH).mean()
+    return Evidence(
+        matches=len(matches),
+        inliers=int((away <= REACH).sum()),
+        overlap=max(float(touching.mean()), float(covered)),
+        fitness=float(touching.mean()),
+        upright=float(agree.mean()) if touching.any() else 0.0,
+        rmse=float(np.sqrt((apart[touching] ** 2).mean())) if touching.any() else float("nan"),
+    )

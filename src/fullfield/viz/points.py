@@ -1,0 +1,109 @@
+"""Point clouds as pictures: how well one lies on another."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fullfield import _check
+from fullfield.viz._pixels import BACKGROUND
+from fullfield.viz._text import draw_text
+
+_TARGET = (112, 118, 128)
+_SCALE = ((43, 92, 255), (0, 190, 255), (190, 245, 150), (255, 190, 40), (255, 38, 38))  # small errors to large ones
+_MARGIN = 0.03
+_FLOATS = (torch.float32, torch.float64)
+
+
+def alignment_view(
+    target: Tensor,  # [M, 3]
+    source: Tensor,  # [N, 3], where it is to be drawn
+    errors: Tensor,  # [N], in the clouds' units
+    *,
+    max_error: float,
+    size: tuple[int, int] = (720, 960),
+) -> Tensor:
+    """Both clouds from the side on which the target is broadest: it in grey, the source in the colours of its errors.
+
+    Every point is drawn, two pixels wide, nearer ones over farther ones. Blue is no error, red is ``max_error`` and
+    more. Points that are not finite are left out.
+
+    Args:
+        max_error: top of the scale, in the clouds' units.
+        size: height and width, pixels.
+
+    Returns:
+        uint8 ``[3, H, W]``.
+    """
+    for cloud, name in ((target, "target"), (source, "source")):
+        _check.tensor(cloud, name, ("N", 3), dtypes=_FLOATS, device=torch.device("cpu"))
+    _check.tensor(errors, "errors", (source.shape[0],), dtypes=_FLOATS)
+    _check.number(max_error, "max_error", above=0.0)
+    height, width = size
+    image = torch.tensor(BACKGROUND, dtype=torch.uint8).expand(height, width, 3).clone()
+    colors = _colors(errors / max_error)
+    grey = torch.tensor(_TARGET, dtype=torch.uint8).expand(target.shape[0], 3)
+    points = torch.cat([target.double(), source.double()])
+    paint = torch.cat([grey, colors])
+    finite = torch.isfinite(points).all(1)
+    if not bool(finite.any()):
+        return image.permute(2, 0, 1).contiguous()
+    views = _axes(target.double())
+    seen = points[finite] @ views.T
+    _draw(image, seen - (seen.amin(0) + seen.amax(0)) / 2, paint[finite])
+    return image.permute(2, 0, 1).contiguous()
+
+
+def _axes(cloud: Tensor) -> Tensor:
+    """Right, up and towards the viewer, as rows: the principal axes, widest first, along their largest coordinates."""
+    known = cloud[torch.isfinite(cloud).all(1)]
+    if known.shape[0] < 3:
+        return torch.eye(3, dtype=torch.float64)
+    axes = torch.linalg.eigh(torch.cov((known - known.mean(0)).T))[1].T.flip(0)
+    signs = axes.gather(1, axes.abs().argmax(1, keepdim=True)).sign()
+    turned: Tensor = axes * signs
+    return turned
+
+
+def _draw(image: Tensor, seen: Tensor, paint: Tensor) -> None:
+    """Put points [N, 3] (right, up, near) into uint8 [H, W, 3]."""
+    height, width = image.shape[:2]
+    room = (1 - 2 * _MARGIN) * torch.tensor([width, height], dtype=torch.float64)
+    spread = (seen.amax(0) - seen.amin(0))[:2].clamp_min(1e-12)
+    scale = (room / spread).min()
+    x = (width / 2 + seen[:, 0] * scale).floor().long()
+    y = (height / 2 - seen[:, 1] * scale).floor().long()
+    order = torch.argsort(seen[:, 2], descending=True, stable=True)
+    pixels = torch.stack(
+        [(y + dy).clamp(0, height - 1) * width + (x + dx).clamp(0, width - 1) for dy in (0, 1) for dx in (0, 1)]
+    )
+    pixels, rank = pixels[:, order].T.reshape(-1), order.repeat_interleave(4)
+    first = torch.argsort(pixels, stable=True)
+    top = torch.ones(first.numel(), dtype=torch.bool)
+    top[1:] = pixels[first[1:]] != pixels[first[:-1]]
+    image.view(-1, 3)[pixels[first[top]]] = paint[rank[first[top]]]
+
+
+def _colors(level: Tensor) -> Tensor:
+    """uint8 [N, 3] of levels from 0 to 1; above is red, and so is NaN."""
+    stops = torch.tensor(_SCALE, dtype=torch.float64)
+    place = level.double().nan_to_num(nan=1.0, posinf=1.0).clamp(0, 1) * (len(_SCALE) - 1)
+    low = place.floor().long().clamp_max(len(_SCALE) - 2)
+    part = (place - low)[:, None]
+    return (stops[low] * (1 - part) + stops[low + 1] * part).round().to(torch.uint8)
+
+
+def alignment_legend(width: int = 384, *, max_error: float) -> Tensor:
+    """The key to :func:`alignment_view`: a bar from 0 to ``max_error``, uint8 ``[3, width/8, width]``."""
+    _check.number(width, "width", integer=True, low=128)
+    _check.number(max_error, "max_error", above=0.0)
+    height = width // 8
+    margin = height // 2
+    image = torch.tensor(BACKGROUND, dtype=torch.uint8).reshape(3, 1, 1).expand(3, height, width).clone()
+    colors = _colors(torch.linspace(0, 1, width - 2 * margin))
+    image[:, height // 16 : height // 2, margin : width - margin] = colors.T[:, None]
+    for part in (0.0, 0.5, 1.0):
+        x = margin + (width - 2 * margin) * part
+        text = f"{max_error * part:.3g}" if part < 1.0 else f"{max_error:.3g}+"
+        draw_text(image, text, (x, height * 0.77), height * 0.36, anchor="mm")
+    return image

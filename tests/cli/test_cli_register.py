@@ -1,0 +1,90 @@
+"""``fullfield register``: reports, files, exit codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fullfield.io import PointCloud, read_point_cloud, write_point_cloud
+from fullfield.testing import room_scan
+
+pytest.importorskip("small_gicp")
+
+TRUTH = np.array([[0.0, -1, 0, 2], [1, 0, 0, -3], [0, 0, 1, 0.5], [0, 0, 0, 1]])
+
+
+@pytest.fixture
+def scans(scene: Path) -> Path:
+    """The folder with two scans of a room, the first with colours and normals, and one of another room."""
+    first, second = room_scan(3), room_scan(3, scan=1)
+    first, second = first[first[:, 0] < 3.8], second[second[:, 0] > 1.0]
+    colors = np.arange(3 * len(first)).reshape(-1, 3).astype(np.uint8)
+    normals = np.tile(np.float32([0, 1, 0]), (len(first), 1))
+    write_point_cloud(scene / "a.ply", PointCloud(first.astype(np.float32), colors, normals))
+    write_point_cloud(scene / "b.npy", PointCloud(second @ TRUTH[:3, :3].T + TRUTH[:3, 3]))
+    write_point_cloud(scene / "c.ply", PointCloud(room_scan(22)))
+    return scene
+
+
+def test_register_writes_what_it_finds(cli: Any, scans: Path) -> None:
+    np.savetxt(scans / "near.txt", TRUTH)
+    ran = cli("register", "a.ply", "b.npy", "-o", "moved.ply", "--viz", "check.png", "--json", "--voxel", "0.09")
+    assert ran.code == 0
+    report = ran.json
+    assert np.abs(np.array(report["transform"]) - TRUTH).max() < 0.02
+    assert report["success"]
+    assert report["reason"] is None
+    assert 0.5 < report["confidence"] <= 1
+    assert 20 < report["inliers"] < report["matches"]
+    assert 0 < report["rmse"] < report["voxel"] == 0.09
+    before, after = read_point_cloud(scans / "a.ply"), read_point_cloud(scans / "moved.ply")
+    assert np.array_equal(after.colors, before.colors)
+    assert np.allclose(after.normals, [-1, 0, 0], atol=0.01)
+    assert np.abs(after.points - before.points @ TRUTH[:3, :3].T - TRUTH[:3, 3]).max() < 0.03
+    assert (scans / "check.png").stat().st_size > 10_000
+
+    ran = cli("register", "a.ply", "b.npy", "--init", "near.txt", "--voxel", "0.09")
+    assert ran.code == 0
+    printed = np.array([line.split() for line in ran.out.splitlines()[:4]], np.float64)
+    assert np.abs(printed - TRUTH).max() < 0.02
+    assert "matches agree" in ran.out
+
+
+def test_an_honest_failure_has_its_own_code(cli: Any, scans: Path) -> None:
+    ran = cli("register", "a.ply", "c.ply", "-o", "moved.ply", "--voxel", "0.1")
+    assert ran.code == 3
+    assert ran.out == ""
+    assert ran.err.startswith("fullfield: register: not registered: ")
+    assert "moved.ply not written" in ran.err
+    assert not (scans / "moved.ply").exists()
+    np.save(scans / "flat.npy", np.random.default_rng(0).random((3000, 3)) * (4, 4, 0))
+    ran = cli("register", "flat.npy", "b.npy", "--json")
+    assert ran.code == 3
+    assert ran.json["transform"] is None
+    assert "lie in a plane" in ran.json["reason"]
+
+
+def test_mistakes_are_one_line(cli: Any, scans: Path) -> None:
+    np.save(scans / "nan.npy", np.full((5, 3), np.nan))
+    (scans / "bad.txt").write_text("1 2 3")
+    mistakes = {
+        ("a.ply", "missing.ply"): "missing.ply: no such file",
+        ("a.ply", "near.xyz"): "near.xyz: no such file",
+        ("a.ply", "bad.txt"): "bad.txt: unknown suffix '.txt'; DST takes .ply",
+        ("nan.npy", "b.npy"): "nan.npy: holds 5 points, none of them finite",
+        ("a.ply", "b.npy", "--init", "bad.txt"): "bad.txt: expected a finite 4×4 matrix",
+        ("a.ply", "b.npy", "-o", "a.ply"): "is also an input",
+        ("a.ply", "b.npy", "-o", "out.pcd"): "out.pcd: unknown suffix",
+        ("a.ply", "b.npy", "-o", "no/out.ply"): "does not exist",
+        ("a.ply", "b.npy", "--max-error", "1"): "--max-error: is the scale of --viz",
+        ("a.ply", "b.npy", "--voxel", "0"): "expected a number > 0",
+        ("a.ply", "b.npy", "--seed", "-1"): "--seed",
+    }
+    for argv, message in mistakes.items():
+        ran = cli("register", *argv)
+        assert ran.code == 2, argv
+        assert message in ran.err, argv
+        assert ran.err.count("\n") == 1

@@ -1,0 +1,262 @@
+"""Point clouds in every format, round trips, and files that lie."""
+
+from __future__ import annotations
+
+import struct
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from fullfield import InputError
+from fullfield.io import PointCloud, as_point_cloud, read_point_cloud, transformed, write_point_cloud
+
+RNG = np.random.default_rng(0)
+XYZ = RNG.normal(size=(7, 3)).astype(np.float32)
+RGB = RNG.integers(0, 256, (7, 3)).astype(np.uint8)
+UP = RNG.normal(size=(7, 3)).astype(np.float32)
+UTM = XYZ.astype(np.float64) + np.array([500_000.125, 5_200_000.25, 100.0])
+
+_NAMES = {"f4": "float", "f8": "double", "u1": "uchar", "i2": "short", "u2": "ushort", "i4": "int"}
+
+
+def ply(
+    columns: list[tuple[str, str, Any]], form: str, before: bytes = b"", after: bytes = b"", head: str = ""
+) -> bytes:
+    count = len(columns[0][2])
+    lines = ["ply", f"format {form} 1.0", "comment made by hand", *head.splitlines(), f"element vertex {count}"]
+    lines += [f"property {_NAMES[kind]} {name}" for name, kind, _ in columns]
+    lines += ["element face 1", "property list uchar int vertex_indices", "end_header", ""]
+    if form == "ascii":
+        rows = zip(*(np.asarray(values).tolist() for _, _, values in columns), strict=True)
+        body = "".join(" ".join(map(repr, row)) + "\n" for row in rows).encode()
+    else:
+        order = "<" if "little" in form else ">"
+        table = np.empty(count, [(name, order + kind) for name, kind, _ in columns])
+        for name, _, values in columns:
+            table[name] = values
+        body = table.tobytes()
+    return "\n".join(lines).encode() + before + body + after
+
+
+def saved(tmp_path: Path, name: str, data: bytes) -> Path:
+    path = tmp_path / name
+    path.write_bytes(data)
+    return path
+
+
+def equal(cloud: PointCloud, points: Any, colors: Any = None, normals: Any = None) -> bool:
+    pairs = ((cloud.points, points), (cloud.colors, colors), (cloud.normals, normals))
+    return all((a is None) == (b is None) and (a is None or np.array_equal(a, b, equal_nan=True)) for a, b in pairs)
+
+
+@pytest.mark.parametrize("form", ["ascii", "binary_little_endian", "binary_big_endian"])
+def test_ply_in_any_order_of_properties(tmp_path: Path, form: str) -> None:
+    columns = [
+        ("red", "u1", RGB[:, 0]), ("z", "f4", XYZ[:, 2]), ("nx", "f4", UP[:, 0]), ("intensity", "i2", np.arange(7)),
+        ("green", "u1", RGB[:, 1]), ("x", "f4", XYZ[:, 0]), ("ny", "f4", UP[:, 1]), ("nz", "f4", UP[:, 2]),
+        ("blue", "u1", RGB[:, 2]), ("y", "f4", XYZ[:, 1]),
+    ]  # fmt: skip
+    cloud = read_point_cloud(saved(tmp_path, "a.PLY", ply(columns, form, after=b"3 0 1 2\n")))
+    assert equal(cloud, XYZ, RGB, UP)
+    assert cloud.points.dtype == np.float32
+    assert cloud.attributes["intensity"].tolist() == list(range(7))
+
+
+@pytest.mark.parametrize("form", ["ascii", "binary_big_endian"])
+def test_ply_doubles_and_an_element_before(tmp_path: Path, form: str) -> None:
+    columns = [(axis, "f8", UTM[:, i]) for i, axis in enumerate("xyz")]
+    sensor = b"1 2\n" if form == "ascii" else struct.pack(">ff", 1, 2)
+    head = "element sensor 1\nproperty float a\nproperty float b"
+    cloud = read_point_cloud(saved(tmp_path, "a.ply", ply(columns, form, before=sensor, head=head)))
+    assert equal(cloud, UTM)
+    assert cloud.points.dtype == np.float64
+
+
+def lzf_literals(data: bytes) -> bytes:
+    return b"".join(bytes([len(data[i : i + 32]) - 1]) + data[i : i + 32] for i in range(0, len(data), 32))
+
+
+def pcd(form: str, points: NDArray[Any] = XYZ) -> bytes:
+    packed = (RGB.astype(np.uint32) << np.array([16, 8, 0], np.uint32)).sum(1).astype(np.uint32)
+    head = (
+        "# .PCD v0.7\nVERSION 0.7\nFIELDS x y z _ rgb label\nSIZE 4 4 4 1 4 2\nTYPE F F F U F U\nCOUNT 1 1 1 4 1 1\n"
+        f"WIDTH 7\nHEIGHT 1\nVIEWPOINT 0 0 0 1 0 0 0\nPOINTS 7\nDATA {form}\n"
+    )
+    kinds = [("xyz", "<f4", 3), ("_", "u1", 4), ("rgb", "<u4"), ("label", "<u2")]
+    rows = np.zeros(7, kinds)
+    rows["xyz"], rows["rgb"], rows["label"] = points, packed, np.arange(7)
+    if form == "ascii":
+        floats = packed.view(np.float32)
+        lines = [
+            f"{x!r} {y!r} {z!r} 0 0 0 0 {c!r} {i}\n"
+            for i, ((x, y, z), c) in enumerate(zip(points.tolist(), floats.astype(float).tolist(), strict=True))
+        ]
+        return (head + "".join(lines)).encode()
+    if form == "binary":
+        return head.encode() + rows.tobytes()
+    flat = b"".join(np.ascontiguousarray(rows["xyz"][:, i]).tobytes() for i in range(3))
+    flat += bytes(4 * 7) + packed.tobytes() + rows["label"].tobytes()
+    body = lzf_literals(flat)
+    return head.encode() + struct.pack("<II", len(body), len(flat)) + body
+
+
+@pytest.mark.parametrize("form", ["ascii", "binary", "binary_compressed"])
+def test_pcd(tmp_path: Path, form: str) -> None:
+    points = XYZ.copy()
+    points[2] = np.nan  # organised clouds mark what the sensor did not see
+    cloud = read_point_cloud(saved(tmp_path, "a.pcd", pcd(form, points)))
+    assert equal(cloud, points, RGB)
+    assert cloud.attributes["label"].tolist() == list(range(7))
+    assert list(cloud.attributes) == ["label"]
+
+
+def test_lzf_copies_reach_into_themselves(tmp_path: Path) -> None:
+    """x, y and z are 0.0 each: one literal byte, then copies of the byte before."""
+    head = b"VERSION .7\nFIELDS x y z\nSIZE 4 4 4\nTYPE F F F\nCOUNT 1 1 1\nPOINTS 10\nDATA binary_compressed\n"
+    body = b"\x00\x00" + b"\xe0\x6e\x00"  # one literal, then 7 + 110 + 2 = 119 copied
+    whole = head + struct.pack("<II", len(body), 120) + body
+    assert equal(read_point_cloud(saved(tmp_path, "a.pcd", whole)), np.zeros((10, 3), np.float32))
+    broken = head + struct.pack("<II", 4, 120) + b"\xe0\x6e\x05\x00"
+    with pytest.raises(InputError, match="cannot be unpacked"):
+        read_point_cloud(saved(tmp_path, "b.pcd", broken))
+
+
+def test_numpy_and_kitti(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", XYZ)
+    assert equal(read_point_cloud(tmp_path / "a.npy"), XYZ)
+    np.save(tmp_path / "b.npy", np.concatenate([UTM, UTM[:, :1]], 1))
+    wide = read_point_cloud(tmp_path / "b.npy")
+    assert equal(wide, UTM)
+    assert np.array_equal(wide.attributes["column_3"], UTM[:, 0])
+    np.savez_compressed(tmp_path / "c.npz", points=XYZ, colors=RGB, normals=UP, label=np.arange(7))
+    assert equal(read_point_cloud(tmp_path / "c.npz"), XYZ, RGB, UP)
+    np.concatenate([XYZ, XYZ[:, :1]], 1).astype("<f4").tofile(tmp_path / "d.bin")
+    kitti = read_point_cloud(tmp_path / "d.bin")
+    assert equal(kitti, XYZ)
+    assert np.array_equal(kitti.attributes["intensity"], XYZ[:, 0])
+
+
+def test_las(tmp_path: Path) -> None:
+    laspy = pytest.importorskip("laspy")
+    header = laspy.LasHeader(point_format=2, version="1.2")
+    header.offsets, header.scales = UTM.min(0), [1e-4] * 3
+    las = laspy.LasData(header)
+    las.x, las.y, las.z = UTM.T
+    las.red, las.green, las.blue = (RGB.astype(np.uint16) * 256).T
+    las.write(tmp_path / "a.las")
+    cloud = read_point_cloud(tmp_path / "a.las")
+    assert np.abs(cloud.points - UTM).max() < 1e-4
+    assert np.array_equal(cloud.colors, RGB.astype(np.uint16) * 256)
+    assert "intensity" in cloud.attributes
+    data = (tmp_path / "a.las").read_bytes()
+    with pytest.raises(InputError, match=r"cut\.las"):
+        read_point_cloud(saved(tmp_path, "cut.las", data[:-20]))
+    with pytest.raises(InputError, match=r"bad\.las"):
+        read_point_cloud(saved(tmp_path, "bad.las", b"LASF" + bytes(400)))
+
+
+@pytest.mark.parametrize("suffix", [".ply", ".npz"])
+@pytest.mark.parametrize("points", [XYZ, UTM])
+def test_round_trip_keeps_everything(tmp_path: Path, suffix: str, points: NDArray[Any]) -> None:
+    cloud = PointCloud(points, RGB, UP, {"time": np.arange(7) / 3, "count": np.arange(7, dtype=np.int32)})
+    path = tmp_path / f"a{suffix}"
+    write_point_cloud(path, cloud)
+    back = read_point_cloud(path)
+    assert equal(back, points, RGB, UP)
+    assert back.points.dtype == points.dtype
+    assert {k: v.tolist() for k, v in back.attributes.items()} == {k: v.tolist() for k, v in cloud.attributes.items()}
+
+
+def test_npy_refuses_what_it_cannot_hold(tmp_path: Path) -> None:
+    write_point_cloud(tmp_path / "a.npy", PointCloud(XYZ))
+    assert np.array_equal(np.load(tmp_path / "a.npy"), XYZ)
+    with pytest.raises(InputError, match=r"the cloud has colors, time; take \.npz or \.ply"):
+        write_point_cloud(tmp_path / "b.npy", PointCloud(XYZ, RGB, attributes={"time": np.arange(7)}))
+    assert not (tmp_path / "b.npy").exists()
+
+
+def test_clouds_from_python() -> None:
+    assert equal(as_point_cloud(XYZ), XYZ)
+    assert equal(as_point_cloud(torch.from_numpy(UTM)), UTM)
+    open3d = SimpleNamespace(points=UTM.tolist(), colors=np.empty((0, 3)), normals=UP.tolist())
+    assert equal(as_point_cloud(open3d), UTM, None, UP.astype(np.float64))
+    for wrong in (3, np.zeros(3), np.zeros((2, 2)), np.zeros((3, 3), bool), SimpleNamespace(points=[1, 2])):
+        with pytest.raises(InputError, match="scan"):
+            as_point_cloud(wrong, "scan")
+
+
+def test_transformed_turns_normals_and_keeps_precision() -> None:
+    turn = np.array([[0.0, -1, 0, 10], [1, 0, 0, 20], [0, 0, 1, 30], [0, 0, 0, 1]])
+    near = transformed(PointCloud(XYZ, RGB, UP), turn)
+    assert near.points.dtype == np.float32
+    assert np.allclose(near.points, np.stack([10 - XYZ[:, 1], 20 + XYZ[:, 0], 30 + XYZ[:, 2]], 1), atol=1e-5)
+    assert np.allclose(near.normals, np.stack([-UP[:, 1], UP[:, 0], UP[:, 2]], 1))
+    turn[:3, 3] = (5e5, 5e6, 0)
+    assert transformed(PointCloud(XYZ), turn).points.dtype == np.float64
+
+
+XYZ_COLUMNS = [(axis, "f4", XYZ[:, i]) for i, axis in enumerate("xyz")]
+GOOD_PLY = ply(XYZ_COLUMNS, "binary_little_endian")
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.ply", b"", "the file is empty"),
+        ("a.ply", b"plyx\n", "does not begin with 'ply'"),
+        ("a.ply", b"ply\nformat ascii 1.0\nelement vertex 3\n", "does not end"),
+        ("a.ply", GOOD_PLY.replace(b"vertex 7", b"vertex 70000000000"), "the header says 70000000000 points"),
+        ("a.ply", ply(XYZ_COLUMNS, "ascii").replace(b"vertex 7", b"vertex 9000000000"), "bytes of text cannot hold"),
+        ("a.ply", ply(XYZ_COLUMNS, "ascii")[:-30], "expected 7 points|no row of 3 numbers"),
+        ("a.ply", GOOD_PLY.replace(b"float y", b"float x"), "has a property twice"),
+        ("a.ply", GOOD_PLY.replace(b"float y", b"float w"), "expected points with x, y and z, got x, w, z"),
+        ("a.ply", GOOD_PLY.replace(b"float y", b"quark y"), "cannot read 'property quark y'"),
+        ("a.ply", GOOD_PLY.replace(b"element vertex", b"element vertices"), "no element vertex"),
+        ("a.ply", GOOD_PLY.replace(b"property float y", b"property list uchar int y"), "lists of values"),
+        ("a.pcd", b"FIELDS x y z\n", "header does not end"),
+        ("a.pcd", pcd("binary").replace(b"POINTS 7", b"POINTS 7000000000000"), "the header says 7000000000000 points"),
+        ("a.pcd", pcd("ascii").replace(b"POINTS 7", b"POINTS 7000000000000"), "bytes of text cannot hold"),
+        ("a.pcd", pcd("binary_compressed").replace(b"POINTS 7", b"POINTS 7000000000000"), "the header says 7000000"),
+        ("a.pcd", pcd("binary").replace(b"POINTS 7", b"POINTS seven"), "POINTS is seven"),
+        ("a.pcd", pcd("binary").replace(b"TYPE F F", b"TYPE F Q"), "field y Q 4 1"),
+        ("a.pcd", pcd("binary").replace(b"DATA binary", b"DATA morse"), "DATA 'morse' is unknown"),
+        ("a.npy", b"\x93NUMPY", "not in NumPy's format"),
+        ("a.npz", b"PK\x03\x04nothing", "truncated or corrupt"),
+        ("a.bin", bytes(17), "no multiple"),
+        ("a.xyz", b"1 2 3", "unknown format '.xyz'"),
+    ],
+)
+def test_files_that_lie_get_one_line(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        read_point_cloud(saved(tmp_path, name, data))
+    assert "\n" not in str(caught.value)
+    assert name in str(caught.value)
+
+
+def test_an_archive_that_lies(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
+        header = np.lib.format.magic(1, 0) + struct.pack("<H", 118)
+        text = "{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000, 3), }"
+        archive.writestr("points.npy", header + text.ljust(117).encode() + b"\n")
+    with pytest.raises(InputError, match="claims 24000000000000 bytes"):
+        read_point_cloud(tmp_path / "a.npz")
+
+
+def test_every_cut_is_refused_or_read(tmp_path: Path) -> None:
+    """No prefix of a file brings anything but one line."""
+    for name, data in (("a.ply", GOOD_PLY), ("a.pcd", pcd("binary")), ("b.pcd", pcd("binary_compressed"))):
+        for end in range(1, len(data) - 1, 7):
+            with pytest.raises(InputError):
+                read_point_cloud(saved(tmp_path, name, data[:end]))
+
+
+def test_clouds_without_points_are_clouds(tmp_path: Path) -> None:
+    for form in ("ascii", "binary_little_endian"):
+        empty = ply([(axis, "f4", np.empty(0)) for axis in "xyz"], form)
+        assert len(read_point_cloud(saved(tmp_path, "a.ply", empty))) == 0

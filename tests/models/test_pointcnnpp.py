@@ -1,0 +1,216 @@
+"""The backbones on small clouds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from fullfield import InputError
+from fullfield.models.pointcnnpp import PointPyramid, PointResNet, PointResNetConfig, PointUNet, PointUNetConfig
+
+SIZES = (220, 0, 150)
+RESNETS = {
+    "resnet18": PointResNetConfig.resnet18,
+    "resnet34": PointResNetConfig.resnet34,
+    "resnet50": PointResNetConfig.resnet50,
+}
+
+
+def clouds(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    """Points on bent sheets, offsets, features of three channels."""
+    generator = torch.Generator().manual_seed(0)
+    points = torch.rand(sum(SIZES), 3, generator=generator, dtype=torch.float64)
+    points[:, 2] = 0.3 * points[:, 0] ** 2 + 0.1 * points[:, 1]
+    features = torch.randn(sum(SIZES), 3, generator=generator)
+    return points.to(dtype), torch.tensor([0, *SIZES]).cumsum(0), features
+
+
+def small(config: PointResNetConfig) -> PointResNetConfig:
+    return config.replace(grid=0.04, classes=5, channels=(4, 8, 8, 12))
+
+
+def learned(model: torch.nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def residual_parameters(config: PointResNetConfig) -> int:
+    """From the published layout: 27 weights where an image network has nine; a norm has two numbers a channel."""
+    wide = 4 if config.block == "bottleneck" else 1
+    total = 343 * config.in_channels * config.channels[0] + 2 * config.channels[0]
+    inputs = config.channels[0]
+    for stage, (blocks, inner) in enumerate(zip(config.blocks, config.channels, strict=True)):
+        for block in range(blocks):
+            outputs = inner * wide
+            if wide == 1:
+                total += 27 * inputs * inner + 27 * inner * inner + 4 * inner
+            else:
+                total += inputs * inner + 27 * inner * inner + inner * outputs + 4 * inner + 2 * outputs
+            if block == 0 and (stage > 0 or inputs != outputs):
+                total += inputs * outputs + 2 * outputs
+            inputs = outputs
+    return total + (inputs + 1) * config.classes
+
+
+@pytest.mark.parametrize("name", RESNETS)
+def test_published_sizes(name: str) -> None:
+    config = RESNETS[name]()
+    with torch.device("meta"):
+        assert learned(PointResNet(config)) == residual_parameters(config)
+    assert config.name == f"pointcnnpp-{name}"
+    assert sum(config.blocks) == {"resnet18": 8, "resnet34": 16, "resnet50": 16}[name]
+
+
+@pytest.mark.parametrize("name", RESNETS)
+def test_residual_networks(name: str) -> None:
+    torch.manual_seed(0)
+    points, offsets, features = clouds()
+    model = PointResNet(small(RESNETS[name]()))
+    pyramid = model.prepare(points, offsets)
+    logits = model(features.requires_grad_(), pyramid)
+    assert logits.shape == (3, 5)
+    torch.nn.functional.cross_entropy(logits, torch.tensor([0, 1, 4])).backward()
+    for label, parameter in model.named_parameters():
+        assert parameter.grad is not None, label
+        assert parameter.grad.isfinite().all(), label
+        assert parameter.grad.any(), label
+    assert features.grad.isfinite().all()
+    assert torch.equal(logits[1], model.classifier.bias)  # the empty cloud
+    assert torch.equal(model(features, pyramid), logits)
+
+
+def test_clouds_of_a_batch_do_not_see_each_other() -> None:
+    torch.manual_seed(0)
+    points, offsets, features = clouds()
+    for norm in ("layer", "instance"):
+        model = PointResNet(small(PointResNetConfig.resnet18(norm=norm)))
+        dense = PointUNet(PointUNetConfig(in_channels=3, grid=0.05, channels=(4, 8, 8), blocks=(1, 1, 1), norm=norm))
+        together, features_together = (m(features, m.prepare(points, offsets)) for m in (model, dense))
+        for number, (first, last) in enumerate(pairwise(offsets)):
+            if first < last:
+                part = slice(int(first), int(last))
+                alone = model(features[part], model.prepare(points[part]))
+                torch.testing.assert_close(together[number], alone[0], rtol=1e-4, atol=1e-5)
+                alone = dense(features[part], dense.prepare(points[part]))
+                torch.testing.assert_close(features_together[part], alone, rtol=1e-4, atol=1e-4)
+
+
+def test_levels_halve_their_density() -> None:
+    points, offsets, _ = clouds(torch.float64)
+    far = points + torch.tensor([400_000.0, 5_400_000.0, 100.0], dtype=torch.float64)
+    config = PointUNetConfig(grid=0.05, channels=(4, 4, 4), blocks=(1, 1, 1), stem_kernel=3)
+    pyramid = PointUNet(config).prepare(far, offsets)
+    assert pyramid.sizes[0] == SIZES
+    assert [len(p) for p in pyramid.points] == [sum(s) for s in pyramid.sizes]
+    assert len(pyramid.points[0]) > len(pyramid.points[1]) > len(pyramid.points[2]) > 0
+    for level, kept in enumerate(pyramid.kept):
+        assert torch.equal(pyramid.points[level + 1], pyramid.points[level][kept])
+        cells = (pyramid.points[level + 1][: pyramid.sizes[level + 1][0]] / (0.05 * 2 ** (level + 1))).floor()
+        assert len(cells.unique(dim=0)) == len(cells)
+        up = pyramid.geometries[level + 1, level, 3]
+        assert (up.forward.rows.diff() > 0).all()  # every fine point sees a coarse one
+
+
+def test_dense_features_follow_their_points() -> None:
+    torch.manual_seed(0)
+    points, _, features = clouds()
+    points, features = points[:220], features[:220]
+    model = PointUNet(PointUNetConfig(in_channels=3, out_channels=7, grid=0.05, channels=(4, 8, 8), blocks=(1, 1, 2)))
+    out = model(features.requires_grad_(), model.prepare(points))
+    assert out.shape == (220, 7)
+    torch.testing.assert_close(out.norm(dim=1), torch.ones(220))
+    order = torch.randperm(220)
+    moved = model(features[order], model.prepare(points[order]))
+    torch.testing.assert_close(moved, out[order], rtol=1e-4, atol=1e-4)
+    (out * torch.randn(220, 7)).sum().backward()
+    for label, parameter in model.named_parameters():
+        assert parameter.grad is not None, label
+        assert parameter.grad.isfinite().all(), label
+        assert parameter.grad.any(), label
+    plain = PointUNet(model.config.replace(unit_length=False))
+    plain.load_state_dict(model.state_dict())
+    torch.testing.assert_close(torch.nn.functional.normalize(plain(features, plain.prepare(points)), dim=1), out)
+
+
+@pytest.mark.parametrize("kind", ["resnet", "unet"])
+def test_compiled_without_a_break(kind: str) -> None:
+    torch.manual_seed(0)
+    points, offsets, features = clouds()
+    if kind == "resnet":
+        config = PointResNetConfig(grid=0.08, classes=5, channels=(4, 8), blocks=(1, 1), stem_kernel=5)
+        model: PointResNet | PointUNet = PointResNet(config)
+    else:
+        model = PointUNet(PointUNetConfig(in_channels=3, grid=0.08, channels=(4, 8), blocks=(1, 1)))
+    pyramid = model.prepare(points, offsets)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager" if kind == "resnet" else "eager")
+    torch.testing.assert_close(compiled(features, pyramid), model(features, pyramid))
+    compiled(features, pyramid).square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("norm", ["layer", "batch", "instance"])
+def test_half_precision(norm: str) -> None:
+    torch.manual_seed(0)
+    points, offsets, features = clouds()
+    model = PointResNet(small(PointResNetConfig.resnet18(norm=norm))).eval()
+    pyramid = model.prepare(points, offsets)
+    exact = model(features, pyramid)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = model(features, pyramid)
+    mixed.float().sum().backward()
+    assert model.stem.conv.weight.grad.dtype == torch.float32
+    whole = model.bfloat16()(features.bfloat16(), pyramid)
+    assert whole.dtype == torch.bfloat16
+    for got in (mixed, whole):
+        torch.testing.assert_close(got.float(), exact, rtol=0.1, atol=0.15)
+
+
+def test_empty_batches() -> None:
+    model = PointResNet(small(PointResNetConfig.resnet18()))
+    logits = model(torch.zeros(0, 3), model.prepare(torch.zeros(0, 3), torch.tensor([0, 0])))
+    assert torch.equal(logits, model.classifier.bias[None])
+    dense = PointUNet(PointUNetConfig(channels=(4, 8), blocks=(1, 1)))
+    assert dense(torch.zeros(0, 1), dense.prepare(torch.zeros(0, 3))).shape == (0, 32)
+    assert dense(torch.zeros(1, 1), dense.prepare(torch.zeros(1, 3))).isfinite().all()
+
+
+def test_mistakes_are_named() -> None:
+    points, offsets, features = clouds()
+    model = PointResNet(small(PointResNetConfig.resnet18()))
+    pyramid = model.prepare(points, offsets, gradient=False)
+    with pytest.raises(InputError, match=r"^features: "):
+        model(features[:, :2], pyramid)
+    with pytest.raises(InputError, match=r"^features: "):
+        model(features[1:], pyramid)
+    with pytest.raises(InputError, match=r"^pyramid: expected one prepared by this network"):
+        PointUNet(PointUNetConfig(in_channels=3))(features, pyramid)
+    with pytest.raises(InputError, match=r"^geometry: expected one prepared with gradient=True"):
+        model(features.requires_grad_(), pyramid)
+    with torch.no_grad():
+        assert model(features, pyramid).isfinite().all()
+    with pytest.raises(InputError, match=r"^grid: "):
+        PointPyramid.prepare(points, 0.0, 2, [])
+    for field, bad in (
+        ("block", "wide"),
+        ("norm", "group"),
+        ("blocks", (2, 2)),
+        ("blocks", ()),
+        ("channels", (64, 128, 0, 4)),
+        ("grid", -1.0),
+        ("classes", 0),
+        ("stem_kernel", 9),
+    ):
+        with pytest.raises(InputError, match=rf"^{field}: "):
+            PointResNetConfig().replace(**{field: bad})
+    with pytest.raises(TypeError):
+        PointUNetConfig().replace(depth=3)
+
+
+def test_configurations_need_no_torch() -> None:
+    script = "from fullfield.models.pointcnnpp import PointResNetConfig, PointUNetConfig; import sys; "
+    script += "PointResNetConfig.resnet50().as_dict(), PointUNetConfig().steps(); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True)

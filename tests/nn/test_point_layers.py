@@ -1,0 +1,94 @@
+"""Layers on ragged batches of points."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from fullfield import InputError
+from fullfield.nn import CloudPool, PointConv, PointNorm, PointPool
+from fullfield.ops.point_conv import PointGeometry, point_conv, point_pool, radius_geometry
+
+SIZES = (30, 1, 0, 45)
+
+
+@pytest.fixture
+def geometry() -> PointGeometry:
+    points = torch.rand(sum(SIZES), 3, generator=torch.Generator().manual_seed(0))
+    return radius_geometry(points, 0.2, offsets=torch.tensor([0, *SIZES]).cumsum(0))
+
+
+@pytest.fixture
+def features() -> Tensor:
+    return torch.randn(sum(SIZES), 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 3 + 2
+
+
+def test_convolution_is_the_operator(geometry: PointGeometry, features: Tensor) -> None:
+    layer = PointConv(6, 8, groups=2).double()
+    assert layer.weight.shape == (27, 3, 8)
+    assert torch.equal(layer(features, geometry), point_conv(features, layer.weight, geometry, layer.bias, 2))
+    assert PointConv(6, 8, bias=False).bias is None
+    assert "kernel_size=(3, 3, 3), groups=2, bias=True" in repr(layer)
+    assert float(layer.weight.detach().abs().max()) == pytest.approx(81**-0.5, rel=0.05)
+    with pytest.raises(InputError, match=r"^geometry: expected kernel size \(5, 5, 5\), got \(3, 3, 3\)"):
+        PointConv(6, 8, 5).double()(features, geometry)
+    with pytest.raises(InputError, match=r"^groups: "):
+        PointConv(6, 8, groups=4)
+
+
+def test_norms(features: Tensor) -> None:
+    layer, batch, instance = (PointNorm(6, kind).double() for kind in ("layer", "batch", "instance"))
+    torch.testing.assert_close(layer(features, SIZES), torch.nn.functional.layer_norm(features, (6,)))
+    moments = {"dim": 0, "unbiased": False}
+    whole = (features - features.mean(0)) * (features.var(**moments) + 1e-5) ** -0.5
+    torch.testing.assert_close(batch(features, SIZES), whole)
+    with torch.no_grad():
+        instance.weight.fill_(2.0)
+        instance.bias.fill_(1.0)
+    got = instance(features, SIZES).split(SIZES)
+    for cloud, part in zip(features.split(SIZES), got, strict=True):
+        if not len(cloud):
+            continue
+        own = (cloud - cloud.mean(0)) * (cloud.var(**moments) + 1e-5) ** -0.5
+        torch.testing.assert_close(part, own * 2 + 1)
+    assert torch.autograd.gradcheck(lambda f: instance(f, (2, 3)), features[:5].clone().requires_grad_())
+    running = batch.eval()(features, SIZES)
+    assert not torch.equal(running, whole)
+    with pytest.raises(InputError, match=r"^features: expected at least two points"):
+        PointNorm(6, "batch").double()(features[:1], (1,))
+    with pytest.raises(InputError, match=r"^kind: "):
+        PointNorm(6, "group")
+
+
+@pytest.mark.parametrize("kind", ["layer", "batch", "instance"])
+def test_norms_of_empty_batches_and_half_precision(kind: str) -> None:
+    norm = PointNorm(3, kind).eval()
+    assert norm(torch.zeros(0, 3), (0, 0)).shape == (0, 3)
+    assert norm.half()(torch.full((4, 3), 6e4, dtype=torch.float16), (4,)).isfinite().all()
+
+
+def test_pooling(geometry: PointGeometry, features: Tensor) -> None:
+    for mode in ("max", "mean"):
+        assert torch.equal(PointPool(mode)(features, geometry), point_pool(features, geometry, mode))
+        with pytest.raises(InputError, match=r"^mode: "):
+            (PointPool if mode == "max" else CloudPool)("sum")
+    mean, largest = CloudPool("mean")(features, SIZES), CloudPool("max")(features, SIZES)
+    for number, cloud in enumerate(features.split(SIZES)):
+        empty = torch.zeros(6, dtype=torch.float64)
+        torch.testing.assert_close(mean[number], cloud.mean(0) if len(cloud) else empty)
+        assert torch.equal(largest[number], cloud.amax(0) if len(cloud) else empty)
+
+
+def test_layers_compile_without_a_break(geometry: PointGeometry, features: Tensor) -> None:
+    conv, norms = PointConv(6, 6).double(), [PointNorm(6, kind).double() for kind in ("layer", "batch", "instance")]
+    pools = (PointPool("max"), PointPool("mean"), CloudPool("max"), CloudPool("mean"))
+
+    def run(inputs: Tensor) -> Tensor:
+        out = conv(inputs, geometry)
+        for norm in norms:
+            out = norm(out, SIZES)
+        out = pools[0](out, geometry) + pools[1](out, geometry)
+        return pools[2](out, SIZES) + pools[3](out, SIZES)
+
+    torch.testing.assert_close(torch.compile(run, fullgraph=True, backend="eager")(features), run(features))

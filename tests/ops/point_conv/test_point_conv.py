@@ -1,0 +1,285 @@
+"""The operator against loops, against dense convolution, against itself on other backends."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from point_cases import looped, ragged, random_geometry
+
+from fullfield import InputError
+from fullfield.ops.point_conv import (
+    backends,
+    dispatch,
+    point_conv,
+    radius_geometry,
+    reference,
+    triplets,
+    voxel_geometry,
+)
+
+BOTH = ("reference", "cpu")
+SHAPES = [(3, 5, 1), (64, 64, 1), (17, 130, 1), (1, 1, 1), (32, 32, 32), (12, 18, 6), (8, 48, 2)]
+
+
+def case(cin: int, cout: int, groups: int, geometry, dtype=torch.float32, seed: int = 0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    features, weight = draw(geometry.points, cin), draw(geometry.cells, cin // groups, cout)
+    return features, weight, draw(cout), draw(geometry.centers, cout)
+
+
+def results(backend: str, features, weight, bias, grad, geometry, groups: int):
+    inputs = [t.detach().clone().requires_grad_() for t in (features, weight, bias)]
+    out = point_conv(inputs[0], inputs[1], geometry, inputs[2], groups, backend=backend)
+    return [out.detach(), *torch.autograd.grad(out, inputs, grad)]
+
+
+@pytest.mark.parametrize("backend", BOTH)
+@pytest.mark.parametrize(("cin", "cout", "groups"), SHAPES)
+def test_forward_is_the_loops(backend: str, cin: int, cout: int, groups: int) -> None:
+    geometry = random_geometry(23, 31, 150)
+    features, weight, bias, _ = case(cin, cout, groups, geometry)
+    expected = looped(features, weight, geometry, bias, groups)
+    got = point_conv(features, weight, geometry, bias, groups, backend=backend)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("kind", ["mirrored", "transposed"])
+def test_gradients_against_loops_in_float64(kind: str, groups: int) -> None:
+    if kind == "mirrored":
+        geometry = radius_geometry(ragged((5, 4))[0], 0.3, (3, 1, 3), offsets=torch.tensor([0, 5, 9]), radius=0.8)
+        assert geometry.mirrored
+    else:
+        geometry = random_geometry(4, 6, 15, kernel=2)
+    tensors = case(2, 4, groups, geometry, torch.float64)
+    inputs = [t.requires_grad_() for t in tensors[:3]]
+    expected = torch.autograd.grad(looped(inputs[0], inputs[1], geometry, inputs[2], groups), inputs, tensors[3])
+    got = results("reference", *tensors, geometry, groups)[1:]
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+    def run(features, weight, bias):
+        return point_conv(features, weight, geometry, bias, groups)
+
+    assert torch.autograd.gradcheck(run, inputs)
+    assert torch.autograd.gradgradcheck(run, inputs, fast_mode=True)
+
+
+@pytest.mark.parametrize(("cin", "cout", "groups"), SHAPES)
+@pytest.mark.parametrize("kind", ["mirrored", "strided", "kernel 5"])
+def test_cpu_is_the_reference(kind: str, cin: int, cout: int, groups: int) -> None:
+    points, offsets = ragged((130, 0, 90))
+    if kind == "strided":
+        geometry = radius_geometry(
+            points, 0.1, 3, points[::3], offsets=offsets, center_offsets=torch.tensor([0, 44, 44, 74])
+        )
+    else:
+        geometry = radius_geometry(points, 0.1, 5 if kind == "kernel 5" else 3, offsets=offsets)
+    tensors = case(cin, cout, groups, geometry)
+    got, expected = (results(name, *tensors, geometry, groups) for name in ("cpu", "reference"))
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5 * float(b.abs().max()))
+
+
+@pytest.mark.parametrize("backend", BOTH)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sixteen_bits_are_summed_in_float32(backend: str, dtype: torch.dtype) -> None:
+    geometry = radius_geometry(ragged((80,))[0], 0.15)
+    tensors = case(16, 24, 1, geometry, dtype)
+    got = results(backend, *tensors, geometry, 1)
+    exact = results("reference", *(t.float() for t in tensors), geometry, 1)
+    for a, b in zip(got, exact, strict=True):
+        assert a.dtype == dtype
+        torch.testing.assert_close(a.float(), b.to(dtype).float(), rtol=torch.finfo(dtype).eps * 1.01, atol=1e-5)
+
+
+def test_long_sums_of_sixteen_bits() -> None:
+    """4096 ones are 4096, which sums in bfloat16 never reach."""
+    geometry = radius_geometry(torch.zeros(4096, 3)[:, :] + torch.rand(4096, 1) * 1e-3, 1.0, centers=torch.zeros(1, 3))
+    ones = torch.ones(4096, 1, dtype=torch.bfloat16)
+    for backend in BOTH:
+        assert point_conv(ones, ones[:27, None], geometry, backend=backend).item() == 4096
+
+
+@pytest.mark.parametrize("kernel", [3, (3, 1, 5)])
+def test_voxel_mode_is_a_dense_convolution(kernel) -> None:
+    sides = (kernel,) * 3 if isinstance(kernel, int) else kernel
+    generator = torch.Generator().manual_seed(0)
+    cells = torch.randperm(6 * 7 * 8, generator=generator)[:120]
+    x, y, z = cells // 56, cells // 8 % 7, cells % 8
+    points = (torch.stack([x, y, z], 1) + 0.2 + 0.6 * torch.rand(120, 3, generator=generator)) * 0.05
+    geometry = voxel_geometry(points, 0.05, kernel)
+    features, weight, bias, _ = case(6, 10, 2, geometry, torch.float64)
+    volume = torch.zeros(1, 6, 6, 7, 8, dtype=torch.float64)
+    volume[0, :, x, y, z] = features.T
+    dense = weight.view(*sides, 3, 10).permute(4, 3, 0, 1, 2)
+    padding = tuple(side // 2 for side in sides)
+    expected = torch.nn.functional.conv3d(volume, dense, bias, padding=padding, groups=2)[0, :, x, y, z].T
+    torch.testing.assert_close(point_conv(features, weight, geometry, bias, 2), expected)
+    got = point_conv(features.float(), weight.float(), geometry, bias.float(), 2, backend="cpu")
+    torch.testing.assert_close(got, expected.float(), rtol=1e-5, atol=1e-5)
+
+
+def test_cells_beside_the_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What clouds of more points than a word can number get."""
+    points, _ = ragged((150,))
+    tensors = None
+    sets = []
+    for packed in (True, False):
+        if not packed:
+            for module in (triplets, dispatch.load("cpu")):
+                monkeypatch.setattr(module, "fits", lambda columns, cells: False)  # noqa: ARG005
+        geometry = radius_geometry(points, 0.08, 7, points[::2])
+        assert (geometry.forward.cells.numel() == 0) == packed
+        tensors = tensors or case(5, 20, 1, geometry)
+        sets.append([results(backend, *tensors, geometry, 1) for backend in BOTH])
+    for one, two in zip(*sets, strict=True):
+        for a, b in zip(one, two, strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("backend", BOTH)
+def test_the_same_bits_with_any_number_of_threads(backend: str) -> None:
+    geometry = random_geometry(5000, 700, 30000)
+    tensors = case(20, 33, 1, geometry)
+    single = case(1, 1, 1, geometry)
+    before = torch.get_num_threads()
+    sets = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            sets.append(results(backend, *tensors, geometry, 1) + results(backend, *single, geometry, 1))
+    finally:
+        torch.set_num_threads(before)
+    count = len(sets[0]) if backend == "cpu" else 1  # BLAS cuts the reference's products as it likes
+    for other in sets[1:]:
+        for a, b in zip(sets[0][:count], other[:count], strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("backend", BOTH)
+@pytest.mark.parametrize("sizes", [(0, 0), (4, 0), (0, 5), (4, 5)])
+def test_nothing_to_sum(backend: str, sizes: tuple[int, int]) -> None:
+    geometry = random_geometry(*sizes, 0)
+    tensors = case(3, 4, 1, geometry)
+    out, one, two, three = results(backend, *tensors, geometry, 1)
+    assert torch.equal(out, tensors[2].expand(sizes[0], 4))
+    assert not one.any()
+    assert one.shape == tensors[0].shape
+    assert not two.any()
+    torch.testing.assert_close(three, tensors[3].sum(0))
+    assert not point_conv(tensors[0], tensors[1], geometry, backend=backend).any()
+
+
+def test_chunks_change_nothing_but_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    geometry = random_geometry(40, 30, 500)
+    tensors = case(4, 6, 1, geometry, torch.float64)
+    whole = results("reference", *tensors, geometry, 1)
+    monkeypatch.setattr(reference, "CHUNK_BYTES", 2000)
+    for a, b in zip(results("reference", *tensors, geometry, 1), whole, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("backend", BOTH)
+def test_strides_do_not_matter(backend: str) -> None:
+    geometry = random_geometry(9, 12, 50)
+    features, weight, bias, grad = case(6, 8, 1, geometry)
+    turned = (
+        features.T.contiguous().T,
+        weight.transpose(1, 2).contiguous().transpose(1, 2),
+        bias,
+        grad.T.contiguous().T,
+    )
+    for a, b in zip(
+        *(results(backend, *t, geometry, 1) for t in ((features, weight, bias, grad), turned)), strict=True
+    ):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("backend", BOTH)
+def test_registered_operators(backend: str) -> None:
+    geometry = random_geometry(9, 12, 50)
+    features, weight, bias, grad = (t.requires_grad_() for t in case(4, 6, 2, geometry))
+    ways = geometry.directions()
+    ops = torch.ops.fullfield
+    tests = ("test_schema", "test_autograd_registration", "test_faketensor")
+    tests += ("test_aot_dispatch_dynamic",) if backend == "reference" else ()
+    torch.library.opcheck(ops.point_conv.default, (features, weight, bias, *ways, False, 2, backend), test_utils=tests)
+    torch.library.opcheck(
+        ops.point_conv_weight.default, (features, grad, *ways, False, 27, 2, backend), test_utils=tests
+    )
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_without_a_break(dynamic: bool) -> None:
+    geometry = radius_geometry(ragged((60,))[0], 0.2)
+    tensors = case(4, 6, 1, geometry)
+    run = torch.compile(point_conv, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    inputs = [t.requires_grad_() for t in tensors[:3]]
+    got, expected = (f(inputs[0], inputs[1], geometry, inputs[2]) for f in (run, point_conv))
+    assert torch.equal(got, expected)
+    for a, b in zip(*(torch.autograd.grad(o, inputs, tensors[3]) for o in (got, expected)), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_autocast() -> None:
+    geometry = random_geometry(9, 12, 50)
+    features, weight, bias, _ = case(4, 6, 1, geometry)
+    with torch.autocast("cpu", torch.bfloat16):
+        got = point_conv(features, weight, geometry, bias)
+    assert torch.equal(got, point_conv(features.bfloat16(), weight.bfloat16(), geometry, bias.bfloat16()))
+
+
+def test_choice_of_backend() -> None:
+    assert [name for name, why in backends() if why is None] == ["cpu", "reference"]
+    assert (
+        dict(backends(dtype=torch.float64))["cpu"] == "needs float32, float16 or bfloat16 features, got torch.float64"
+    )
+    geometry = random_geometry(9, 12, 50)
+    features, weight, bias, _ = case(4, 6, 1, geometry)
+    assert torch.equal(point_conv(features, weight, geometry), point_conv(features, weight, geometry, backend="cpu"))
+    with pytest.raises(InputError, match=r"cpu: needs float32.*reference: can"):
+        point_conv(features.double(), weight.double(), geometry, bias.double(), backend="cpu")
+    with pytest.raises(InputError, match=r"^backend: expected one of"):
+        point_conv(features, weight, geometry, backend="metal")
+
+
+def test_another_backend_fits_in_through_the_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
+    geometry = random_geometry(9, 12, 50)
+    tensors = case(4, 6, 1, geometry)
+    load = dispatch.load
+    monkeypatch.setattr(dispatch, "load", lambda name: reference if name == "cuda" else load(name))
+    for a, b in zip(*(results(name, *tensors, geometry, 1) for name in ("cuda", "reference")), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_mistakes_are_named() -> None:
+    geometry = random_geometry(9, 12, 50)
+    features, weight, bias, _ = case(4, 6, 1, geometry)
+    for call, word in (
+        (lambda: point_conv(features[1:], weight, geometry), "features"),
+        (lambda: point_conv(features.int(), weight, geometry), "features"),
+        (lambda: point_conv(features, weight[1:], geometry), "weight"),
+        (lambda: point_conv(features, weight.double(), geometry), "weight"),
+        (lambda: point_conv(features, weight, geometry, bias[1:]), "bias"),
+        (lambda: point_conv(features, weight, geometry, groups=3), "groups"),
+        (lambda: point_conv(features, weight[:, :1], geometry, groups=4), "groups"),
+        (lambda: point_conv(features, weight, None), "geometry"),
+    ):
+        with pytest.raises(InputError, match=f"^{word}: "):
+            call()
+
+
+def test_a_geometry_without_gradient_says_so() -> None:
+    points, _ = ragged((30,))
+    geometry = radius_geometry(points, 0.2, 3, points[:7], gradient=False)
+    features, weight, _, _ = case(4, 6, 1, geometry)
+    with pytest.raises(InputError, match=r"^geometry: expected one prepared with gradient=True"):
+        point_conv(features.requires_grad_(), weight, geometry)
+    out = point_conv(features.detach(), weight.requires_grad_(), geometry)  # the weights' needs no other direction
+    assert torch.autograd.grad(out.sum(), weight)[0].any()

@@ -1,0 +1,84 @@
+"""Pooling over a geometry."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from point_cases import ragged, random_geometry
+
+from fullfield import InputError
+from fullfield.ops.point_conv import point_pool, pooling, radius_geometry
+
+
+def looped(features: torch.Tensor, geometry, mode: str) -> torch.Tensor:
+    i, j, _ = geometry.triplets()
+    rows = []
+    for center in range(geometry.centers):
+        own = features[j[i == center]]
+        reduced = own.new_zeros(features.shape[1]) if not len(own) else own.mean(0) if mode == "mean" else own.amax(0)
+        rows.append(reduced)
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("mode", ["max", "mean"])
+@pytest.mark.parametrize("chunk", [None, 3000])
+def test_pooling_is_the_loops(mode: str, chunk: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if chunk:
+        monkeypatch.setattr(pooling, "CHUNK_BYTES", chunk)
+    points, offsets = ragged((9, 7))
+    for geometry in (random_geometry(9, 14, 40), radius_geometry(points, 0.3, offsets=offsets)):
+        features = torch.randn(geometry.points, 3, dtype=torch.float64, requires_grad=True)
+        expected, got = looped(features, geometry, mode), point_pool(features, geometry, mode)
+        torch.testing.assert_close(got, expected)
+        grad = torch.randn_like(expected)
+        torch.testing.assert_close(*(torch.autograd.grad(out, features, grad)[0] for out in (got, expected)))
+        assert torch.autograd.gradcheck(lambda f, g=geometry: point_pool(f, g, mode), features)
+        assert torch.autograd.gradgradcheck(lambda f, g=geometry: point_pool(f, g, mode), features, fast_mode=True)
+
+
+def test_equal_maxima_send_the_gradient_once() -> None:
+    geometry = random_geometry(5, 8, 30)
+    features = torch.ones(8, 3, requires_grad=True)
+    out = point_pool(features, geometry)
+    assert torch.autograd.grad(out.sum(), features)[0].sum() == out.sum() == 15
+
+
+def test_nan_and_minus_infinity_pass() -> None:
+    geometry = random_geometry(3, 4, 12)
+    features = torch.zeros(4, 2)
+    features[1, 0], features[:, 1] = torch.nan, -torch.inf
+    out = point_pool(features.requires_grad_(), geometry)
+    assert out[:, 0].isnan().all()
+    assert (out[:, 1] == -torch.inf).all()
+    assert torch.autograd.grad(out.sum(), features)[0].tolist() == [[0, 3], [3, 0], [0, 0], [0, 0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sixteen_bits(dtype: torch.dtype) -> None:
+    geometry = random_geometry(6, 900, 5000)
+    features = torch.full((900, 1), 200.0, dtype=dtype)
+    for mode in ("max", "mean"):
+        out = point_pool(features, geometry, mode)
+        assert out.dtype == dtype
+        assert (out == 200).all()
+
+
+def test_registered_and_compiled() -> None:
+    geometry = random_geometry(6, 9, 30)
+    features = torch.randn(9, 4, requires_grad=True)
+    ways = (*geometry.directions(), geometry.cells)
+    torch.library.opcheck(torch.ops.fullfield.point_sum.default, (features, *ways))
+    torch.library.opcheck(torch.ops.fullfield.point_max.default, (features, *ways))
+    for mode in ("max", "mean"):
+        run = torch.compile(point_pool, fullgraph=True, backend="aot_eager")
+        got, expected = run(features, geometry, mode), point_pool(features, geometry, mode)
+        assert torch.equal(got, expected)
+        assert torch.equal(*(torch.autograd.grad(o.square().sum(), features)[0] for o in (got, expected)))
+
+
+def test_mistakes_are_named() -> None:
+    geometry = random_geometry(6, 9, 30)
+    with pytest.raises(InputError, match=r"^mode: "):
+        point_pool(torch.zeros(9, 4), geometry, "median")
+    with pytest.raises(InputError, match=r"^features: "):
+        point_pool(torch.zeros(8, 4), geometry)

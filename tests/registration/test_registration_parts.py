@@ -1,0 +1,114 @@
+"""Descriptors, matches, RANSAC: each against what it must be."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullfield.registration.descriptors import BINS, histograms, plane_normals
+from fullfield.registration.matching import mutual_matches
+from fullfield.registration.ransac import apply, fit_rigid, hypotheses
+
+Floats = NDArray[np.float64]
+
+
+def turned(seed: int) -> Floats:
+    draw = np.random.default_rng(seed)
+    turn, _ = np.linalg.qr(draw.normal(size=(3, 3)))
+    result = np.eye(4)
+    result[:3, :3], result[:3, 3] = turn * np.linalg.det(turn), draw.normal(size=3)
+    return result
+
+
+def by_hand(points: Floats, normals: Floats, radius: float) -> Floats:
+    """The histograms by loops over pairs."""
+
+    def place(value: float) -> int:
+        return min(max(int(value * BINS), 0), BINS - 1)
+
+    count = len(points)
+    apart = np.linalg.norm(points[:, None] - points[None], axis=2)
+    near = (apart <= radius) & (apart > 0)
+    own = np.zeros((count, 3 * BINS))
+    for i in range(count):
+        for j in np.flatnonzero(near[i]):
+            u, d, n = normals[i], (points[j] - points[i]) / apart[i, j], normals[j]
+            v = np.cross(d, u)
+            v /= np.linalg.norm(v)
+            n = n if u @ n >= 0 else -n
+            phi, theta = u @ d, np.arctan2(np.cross(u, v) @ n, u @ n)
+            phi, theta = (phi, theta) if phi >= 0 else (-phi, -theta)
+            for part, value in enumerate(((v @ n + 1) / 2, phi, theta / np.pi + 0.5)):
+                own[i, part * BINS + place(value)] += 1 / near[i].sum()
+    weights = np.where(near, 1 / np.where(near, apart, 1) ** 2, 0)
+    summed = (weights @ own).reshape(count, 3, BINS)
+    return (summed / np.maximum(summed.sum(2, keepdims=True), 1e-300)).reshape(count, -1)
+
+
+def cloud(seed: int, count: int = 60) -> tuple[Floats, Floats]:
+    draw = np.random.default_rng(seed)
+    normals = draw.normal(size=(count, 3))
+    return draw.random((count, 3)), normals / np.linalg.norm(normals, axis=1, keepdims=True)
+
+
+def test_histograms_are_those_of_loops() -> None:
+    points, normals = cloud(0)
+    assert np.allclose(histograms(points, normals, 0.4), by_hand(points, normals, 0.4), atol=1e-9)
+
+
+def test_histograms_know_neither_pose_nor_the_normals_signs() -> None:
+    points, normals = cloud(1)
+    pose, signs = turned(2), np.where(np.arange(60) % 3, 1.0, -1.0)[:, None]
+    other = histograms(apply(pose, points), signs * normals @ pose[:3, :3].T, 0.4)
+    assert np.abs(other - histograms(points, normals, 0.4)).max() < 0.05  # a value on a bin's edge may change bins
+    assert np.abs(histograms(points, normals[::-1], 0.4) - other).max() > 0.2
+
+
+def test_a_lonely_point_has_no_histogram() -> None:
+    assert not histograms(np.eye(3) * 100, np.eye(3), 1.0).any()
+
+
+def test_normals_stand_on_their_plane() -> None:
+    draw = np.random.default_rng(3)
+    flat = np.concatenate([draw.random((400, 2)), draw.normal(scale=1e-3, size=(400, 1))], axis=1)
+    pose = turned(4)
+    normals = plane_normals(apply(pose, flat), apply(pose, flat[:50]), 0.3)
+    assert np.abs(normals @ pose[:3, 2]).min() > 0.999
+    assert np.allclose(np.linalg.norm(normals, axis=1), 1)
+
+
+def test_mutual_matches_are_each_others_nearest() -> None:
+    draw = np.random.default_rng(5)
+    first, second = draw.random((300, 5)), draw.random((200, 5))
+    apart = np.linalg.norm(first[:, None] - second[None], axis=2)
+    forth, back = apart.argmin(1), apart.argmin(0)
+    wanted = [[i, j] for i, j in enumerate(forth.tolist()) if back[j] == i]
+    assert mutual_matches(first, second).tolist() == wanted
+    assert mutual_matches(first[:0], second).shape == (0, 2)
+
+
+def test_fit_rigid_finds_poses_and_no_mirror_images() -> None:
+    points = np.random.default_rng(6).normal(size=(4, 10, 3))
+    poses = np.stack([turned(seed) for seed in range(4)])
+    assert np.allclose(fit_rigid(points, apply(poses, points)), poses, atol=1e-9)
+    mirrored = fit_rigid(points, points * (1, 1, -1))
+    assert np.allclose(np.linalg.det(mirrored[:, :3, :3]), 1)
+
+
+def test_ransac_finds_the_pose_among_wrong_matches() -> None:
+    draw = np.random.default_rng(7)
+    source = draw.random((600, 3)) * 30
+    truth = turned(8)
+    target = apply(truth, source) + draw.normal(scale=0.2, size=source.shape)
+    target[60:] = draw.random((540, 3)) * 30  # one in ten is right
+    found = hypotheses(source, target, 1.0, seed=1)
+    assert 55 <= found[0].inliers <= 75
+    assert np.abs(apply(found[0].transform, source[:60]) - apply(truth, source[:60])).max() < 0.5
+    assert found[0].inliers > 2 * found[1].inliers
+    again = hypotheses(source, target, 1.0, seed=1)
+    assert all(np.array_equal(a.transform, b.transform) for a, b in zip(found, again, strict=True))
+
+
+def test_ransac_without_enough_matches_finds_nothing() -> None:
+    assert hypotheses(np.zeros((2, 3)), np.zeros((2, 3)), 1.0) == []
+    assert hypotheses(np.zeros((50, 3)), np.zeros((50, 3)), 1.0) == []

@@ -1,0 +1,218 @@
+"""Registration as a whole: made-up rooms, real pairs, pairs that have nothing in common, bad input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from fullfield import InputError
+from fullfield.io import read_point_cloud
+from fullfield.metrics import registration_rmse, relative_rotation_error, relative_translation_error
+from fullfield.registration import Registration, alignment_errors, choose_voxel, read_pose, register
+from fullfield.testing import room_scan
+
+pytest.importorskip("small_gicp")
+
+Floats = NDArray[np.float64]
+
+
+def pose(seed: int, shift: float = 5.0) -> Floats:
+    draw = np.random.default_rng(seed)
+    turn, _ = np.linalg.qr(draw.normal(size=(3, 3)))
+    result = np.eye(4)
+    result[:3, :3] = turn * np.linalg.det(turn)
+    result[:3, 3] = draw.normal(size=3) * shift
+    return result
+
+
+def moved(transform: Floats, points: Floats) -> Floats:
+    return points @ transform[:3, :3].T + transform[:3, 3]
+
+
+def errors(found: Registration, truth: Floats, points: Floats) -> tuple[float, float, float]:
+    """RRE, RTE, RMSE."""
+    assert found.success, found.reason
+    pred, true = torch.from_numpy(found.transform), torch.from_numpy(truth)
+    rmse = registration_rmse(pred, true, torch.from_numpy(points))
+    return float(relative_rotation_error(pred, true)), float(relative_translation_error(pred, true)), float(rmse)
+
+
+@pytest.fixture(scope="module")
+def room() -> tuple[Floats, Floats]:
+    """Two scans of one room that share two thirds."""
+    first, second = room_scan(3), room_scan(3, scan=1)
+    return first[first[:, 0] < 3.8], second[second[:, 0] > 1.0]
+
+
+def test_a_room_from_any_pose(room: tuple[Floats, Floats]) -> None:
+    source, target = room
+    truth = pose(1)
+    found = register(source, moved(truth, target))
+    assert errors(found, truth, source)[2] < 0.02
+    assert found.confidence > 0.9
+    assert found.reason is None
+    assert 0.5 < found.fitness < 0.9
+    assert found.rmse < found.voxel
+    again = register(source, moved(truth, target))
+    assert np.array_equal(found.transform, again.transform)
+
+
+def test_surveyed_coordinates_and_open3d(room: tuple[Floats, Floats]) -> None:
+    source, target = room
+    utm = np.array([[500_000.0, 5_200_000.0, 250.0]])
+    clouds = (SimpleNamespace(points=points + utm, colors=[], normals=[]) for points in (source, target))
+    found = register(*clouds, voxel=0.09)
+    assert found.success
+    assert np.abs(moved(found.transform, source + utm) - source - utm).max() < 0.03
+
+
+def test_a_start_pose_is_refined_and_judged(room: tuple[Floats, Floats]) -> None:
+    source, target = room
+    truth, nudge = pose(2), np.eye(4)
+    nudge[:3, 3] = (0.15, -0.1, 0.1)
+    assert errors(register(source, moved(truth, target), init=truth @ nudge), truth, source)[2] < 0.02
+    lost = register(source, moved(truth, target), init=pose(3))
+    assert not lost.success
+    assert lost.transform is None
+
+
+def test_different_rooms_are_refused() -> None:
+    found = register(room_scan(21), room_scan(22))
+    assert not found.success
+    assert found.transform is None
+    assert found.confidence <= 0.5
+    assert found.reason
+    assert "\n" not in found.reason
+
+
+def test_points_that_are_not_finite_are_left_out(room: tuple[Floats, Floats]) -> None:
+    source, target = room
+    holes = source.copy()
+    holes[::7] = np.nan
+    found = register(holes, target, voxel=0.09)
+    assert errors(found, np.eye(4), source)[2] < 0.02
+    apart = alignment_errors(holes, target, found.transform)
+    assert np.isnan(apart[::7]).all()
+    assert np.nanmedian(apart) < 0.1
+
+
+def test_duplicates_change_nothing(room: tuple[Floats, Floats]) -> None:
+    source, target = room
+    found = register(np.repeat(source, 3, axis=0), target, voxel=0.09)
+    assert np.array_equal(found.transform, register(source, target, voxel=0.09).transform)
+
+
+@pytest.mark.parametrize(
+    ("points", "reason"),
+    [
+        (np.zeros((1, 3)), "at the same place"),
+        (np.ones((500, 3)), "at the same place"),
+        (np.random.default_rng(0).random((5, 3)), "points are left at a voxel"),
+        (np.random.default_rng(0).random((5000, 3)) * (4, 4, 0), "lie in a plane"),
+        (np.random.default_rng(0).random((5000, 3)) * (4, 0, 0), "lie in a plane|points are left|at the same place"),
+    ],
+)
+def test_hopeless_clouds_are_an_honest_failure(room: tuple[Floats, Floats], points: Floats, reason: str) -> None:
+    for pair in ((points, room[1]), (room[0], points)):
+        found = register(*pair)
+        assert not found.success
+        assert found.transform is None
+        with pytest.raises(AssertionError, match=reason):
+            errors(found, np.eye(4), room[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"source": np.empty((0, 3))}, "source: expected a cloud with finite points, got 0 points"),
+        ({"source": np.full((9, 3), np.nan)}, "source: expected a cloud with finite points, got 9 points"),
+        ({"target": np.zeros((3, 2))}, "target: expected points"),
+        ({"voxel": -1.0}, "voxel: expected a number > 0"),
+        ({"seed": -1}, "seed: expected an integer >= 0"),
+        ({"iterations": 0}, "iterations: expected an integer >= 1"),
+        ({"init": np.eye(3)}, "init: expected a finite 4×4 matrix"),
+        ({"init": np.diag([1.0, 1, -1, 1])}, "init: expected a rotation and a translation"),
+        ({"init": "here"}, "init: expected a finite 4×4 matrix"),
+    ],
+)
+def test_mistakes_are_named(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        register(**{"source": np.eye(3), "target": np.eye(3), **arguments})
+
+
+def test_poses_from_files(tmp_path: Path) -> None:
+    truth = pose(4)
+    np.savetxt(tmp_path / "a.txt", truth)
+    np.savetxt(tmp_path / "b.txt", truth[:3].reshape(1, 12))
+    np.save(tmp_path / "c.npy", truth)
+    for name in ("a.txt", "b.txt", "c.npy"):
+        assert np.allclose(read_pose(tmp_path / name), truth, atol=1e-12)
+    for text in ("1 2 3", "", "a b", "1 0 0 0 0 1 0 0 0 0 2 0"):
+        (tmp_path / "d.txt").write_text(text)
+        with pytest.raises(InputError, match=r"d\.txt"):
+            read_pose(tmp_path / "d.txt")
+
+
+def test_the_voxel_follows_scale_and_density() -> None:
+    room = room_scan(1, 20_000)
+    voxel = choose_voxel(room, room)
+    assert choose_voxel(room * 1000, room * 1000) == pytest.approx(1000 * voxel, rel=1e-6)
+    assert choose_voxel(room[::50], room) > 1.2 * voxel
+
+
+def pairs(data_dir: Path) -> dict[str, tuple[Floats, Floats, Floats]]:
+    clouds = data_dir / "pointclouds"
+    if not clouds.is_dir():
+        pytest.skip(f"{clouds} is absent")
+    found = {}
+    for name, folder, source, target in (
+        ("kitchen", "3dmatch/7-scenes-redkitchen", "source", "target"),
+        ("hotel", "3dmatch/sun3d-hotel_umd-maryland_hotel3", "source", "target"),
+        ("demo", "3dmatch_demo", "src", "ref"),
+    ):
+        arrays = (np.load(clouds / folder / f"{stem}.npy").astype(np.float64) for stem in (source, target, "gt"))
+        found[name] = tuple(arrays)
+    street = clouds / "kitti_pair"
+    lidar = (read_point_cloud(street / f"{stem}.ply").points.astype(np.float64) for stem in ("source", "target"))
+    found["street"] = (*lidar, read_pose(street / "T_target_source.txt"))
+    return found  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("name", ["kitchen", "hotel", "demo", "street"])
+def test_real_pairs_meet_the_papers_thresholds(data_dir: Path, name: str) -> None:
+    source, target, truth = pairs(data_dir)[name]
+    start = pose(7, shift=20.0)
+    found = register(moved(start, source), target, seed=7)
+    rre, rte, rmse = errors(found, truth @ np.linalg.inv(start), moved(start, source))
+    assert rmse < 0.2
+    if name == "street":
+        assert rre < 1.0
+        assert rte < 2.0
+
+
+@pytest.mark.parametrize("change", ["cropped", "noisy", "thinned"])
+def test_a_real_pair_made_worse(data_dir: Path, change: str) -> None:
+    source, target, truth = pairs(data_dir)["hotel"]
+    draw = np.random.default_rng(0)
+    if change == "cropped":
+        source = source[source[:, 0] > np.quantile(source[:, 0], 0.4)]
+    elif change == "noisy":
+        source, target = (cloud + draw.normal(scale=0.01, size=cloud.shape) for cloud in (source, target))
+    else:
+        source = source[draw.random(len(source)) < 0.2]
+    assert errors(register(source, target), truth, source)[2] < 0.2
+
+
+def test_pairs_of_different_scenes_are_refused(data_dir: Path) -> None:
+    real = pairs(data_dir)
+    (kitchen, kitchen2, _), (hotel, hotel2, _), street = real["kitchen"], real["hotel"], real["street"][0]
+    wrong = [(kitchen, hotel), (kitchen2, hotel2), (hotel, real["demo"][0]), (street, kitchen), (street / 10, hotel)]
+    for source, target in wrong:
+        found = register(source, target)
+        assert not found.success
+        assert found.reason
