@@ -40,8 +40,10 @@ def test_both_are_timed(train: bool) -> None:
     assert (own["name"], ours["name"]) == ("as it is", "patched")
     assert own["median_s"] > 0
     assert ours["median_s"] > 0
-    if not train:
-        assert 0 < ours["check"]["error"] < 1e-4
+    assert 0 < ours["check"]["error"] < 1e-4
+    assert ("gradient_error" in ours["check"]) == train
+    if train:
+        assert 0 < ours["check"]["gradient_error"] < 1e-4
     assert 0 < case["lookups"]["inside"] <= 1
     assert patched.failed([case]) == []
     text = "\n".join(patched.report({"cases": [case]}))
@@ -60,19 +62,43 @@ def test_a_wrong_flow_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(patched.failed([case])) == 1
 
 
-def test_a_model_that_cannot_run_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = patched._measured
+def test_a_wrong_gradient_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fullfield.integrations import blocks
 
-    def failing(call: Any, row: dict[str, Any], device: torch.device) -> torch.Tensor:
-        if row["name"] == "as it is":
+    original = blocks.RAFTBlock.__call__
+    monkeypatch.setattr(blocks.RAFTBlock, "__call__", lambda self, coords: original(self, coords).detach())
+    (case,) = patched.measure(Plan(("raft_small",), ((128, 128),), CPU, train=True, repeats=1), quiet, quiet)
+    assert "the gradients are off by" in case["rows"][1]["reason"]
+    assert "median_s" not in case["rows"][1]
+
+
+@pytest.mark.parametrize("who", ["as it is", "patched"])
+def test_a_model_that_cannot_run(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = patched._tried
+
+    def failing(call: Any, row: dict[str, Any], device: torch.device) -> torch.Tensor | None:
+        def broken() -> torch.Tensor:
             raise RuntimeError("integer out of range")
-        return original(call, row, device)
 
-    monkeypatch.setattr(patched, "_measured", failing)
+        return original(broken if row["name"] == who else call, row, device)
+
+    monkeypatch.setattr(patched, "_tried", failing)
     (case,) = patched.measure(Plan(("raft_small",), ((128, 128),), CPU, repeats=1), quiet, quiet)
-    assert case["rows"][0]["reason"] == "integer out of range"
-    assert case["rows"][1]["median_s"] > 0
+    failed, other = case["rows"] if who == "as it is" else reversed(case["rows"])
+    assert failed["reason"] == "integer out of range"
+    assert other["median_s"] > 0
     assert "failed: integer out of range" in "\n".join(patched.report({"cases": [case]}))
+    assert len(patched.failed([case])) == (who == "patched")
+
+
+def test_a_flow_that_is_not_finite_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fullfield.integrations import blocks
+
+    original = blocks.RAFTBlock.__call__
+    monkeypatch.setattr(blocks.RAFTBlock, "__call__", lambda self, coords: original(self, coords) / 0)
+    (case,) = patched.measure(Plan(("raft_small",), ((128, 128),), CPU, repeats=1), quiet, quiet)
+    assert case["rows"][1]["reason"] == "the flow is not finite"
+    assert case["rows"][0]["median_s"] > 0
 
 
 def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -228,6 +230,48 @@ def test_a_class_that_cannot_change_is_refused_and_nothing_is_left_half_done(mod
     with pytest.raises(fullfield.InputError, match=r"cannot be changed \(no\)"):
         fullfield.patch(both)
     assert type(model) is foreign_network.Network
+
+
+def test_a_method_hidden_by_an_attribute_is_refused(model: Any) -> None:
+    """What torch.compile and others put there would go on running the original."""
+    model.block = model.block
+    with pytest.raises(fullfield.InputError, match=r"an attribute block of the object hides .*Network\.block") as error:
+        fullfield.patch(model)
+    assert "\n" not in str(error.value)
+    del model.block
+    model.compile(backend="eager")  # goes through the class
+    fullfield.patch(model).restore()
+
+
+def test_a_class_changed_after_the_patch_is_not_passed_over(model: Any, frames: Any) -> None:
+    expected = model(*frames)
+    both = torch.nn.ModuleList([foreign_network.Network(), model])
+    handle = fullfield.patch(both)
+    patched = type(model)
+    model.__class__ = type("Wrapped", (patched,), {})
+    with pytest.raises(RuntimeError, match="the class of Wrapped was changed after the patch"):
+        handle.restore()
+    assert handle.active
+    assert type(both[0]) is foreign_network.Network
+    model.__class__ = patched
+    handle.restore()
+    assert type(model) is foreign_network.Network
+    assert torch.equal(model(*frames), expected)
+
+
+def test_patches_from_threads_leave_warnings_and_output_alone() -> None:
+    before, filters = (sys.stdout, sys.stderr), list(warnings.filters)
+    with ThreadPoolExecutor(4) as pool:
+        for handle in pool.map(fullfield.patch, [foreign_network.Network() for _ in range(12)]):
+            handle.restore()
+    assert (sys.stdout, sys.stderr) == before
+    assert warnings.filters == filters
+
+
+def test_patching_leaves_the_generator_alone(model: Any) -> None:
+    before = torch.get_rng_state()
+    fullfield.patch(model).restore()
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_the_kernel_must_be_there_on_a_gpu_and_nothing_else_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:

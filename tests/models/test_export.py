@@ -56,7 +56,7 @@ def check(path: Path, model: Network, pictures: tuple[Tensor, Tensor], updates: 
 
 @pytest.mark.parametrize(
     ("config", "lookup"),
-    [(SEA_RAFT, "linear"), (SMALL.replace(**SHALLOW), "dense")],
+    [(SEA_RAFT.replace(**SHALLOW), "linear"), (SMALL.replace(**SHALLOW), "dense")],
     ids=["sea-raft-linear", "raft-small-dense"],
 )
 def test_onnx_of_one_size(config: Any, lookup: str, tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_onnx_of_one_size(config: Any, lookup: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "lookup"),
-    [(LARGE.replace(levels=2, radius=1), "linear"), (SEA_RAFT.replace(**SHALLOW), "dense")],
+    [(LARGE.replace(levels=2, radius=1), "linear"), (SEA_RAFT.replace(levels=2, radius=1), "dense")],
     ids=["raft-linear", "sea-raft-dense"],
 )
 def test_onnx_of_any_size(config: Any, lookup: str, tmp_path: Path) -> None:

@@ -166,6 +166,13 @@ def test_sizes_are_prepared_once_and_the_oldest_goes() -> None:
     assert fast.prepared(64, 72) is not second
 
 
+def test_nothing_is_prepared_for_frames_elsewhere() -> None:
+    fast = PreparedSizes(network("raft"))
+    with pytest.raises(InputError, match=r"frame1: expected device cpu, got .*meta"):
+        fast(*torch.zeros(2, 1, 3, 64, 64, device="meta"))
+    assert not fast._kept
+
+
 def test_in_a_cascade() -> None:
     model = network("sea-raft")
     first, second = frames(size=(150, 190))

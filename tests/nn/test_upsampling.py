@@ -45,6 +45,8 @@ def test_gradients() -> None:
     assert torch.autograd.gradcheck(lambda f, m: convex_upsample(f, m, 2), (field, mask))
     with torch.no_grad():
         assert not convex_upsample(field, mask, 2).requires_grad
+    assert convex_upsample(field, mask.detach(), 2).requires_grad
+    assert convex_upsample(field.detach(), mask, 2).requires_grad
 
 
 def test_half_precision_weights_give_the_fields_dtype() -> None:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import io
 import os
 import re
 import tempfile
-import warnings
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
+from fullfield.integrations.quiet import quiet
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops.correlation import BACKENDS, correlation_pyramid
 from fullfield.ops.correlation.dense import volume_bytes
@@ -306,10 +304,8 @@ def ptlflow_volume() -> Contender | None:
     """RAFT's default block as ptlflow has it: the pooled volume; None where ptlflow does not import."""
     if importlib.util.find_spec("ptlflow") is None:
         return None
-    said = io.StringIO()
     try:
-        with warnings.catch_warnings(), redirect_stdout(said), redirect_stderr(said):
-            warnings.simplefilter("ignore")
+        with quiet():
             module: Any = importlib.import_module("ptlflow.models.raft.corr")
     except (ImportError, OSError, RuntimeError):
         return None

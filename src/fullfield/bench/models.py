@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import gc
 import importlib
-import io
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -27,6 +25,7 @@ from fullfield.bench.contenders import DENSE_ELEMENTS, TooLarge
 from fullfield.bench.correlation import is_out_of_memory
 from fullfield.bench.lookups import coherence, smooth
 from fullfield.bench.run import Candidate, event_clock, interleaved, wall_clock
+from fullfield.integrations.quiet import quiet
 from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig
 from fullfield.models.cascade import Cascade
 from fullfield.models.framing import STRIDE
@@ -213,9 +212,7 @@ def _cascaded(model: Network, form: str) -> Flow:
 
 
 def _ptlflow(name: str, model: Network, device: torch.device) -> Any:
-    said = io.StringIO()
-    with warnings.catch_warnings(), redirect_stdout(said), redirect_stderr(said):
-        warnings.simplefilter("ignore")
+    with quiet():
         peer = importlib.import_module("ptlflow").get_model(name)
     # Norms of its shortcuts are in its state twice; what else might be missing shows in the check.
     peer.load_state_dict(model.state_dict(), strict=False)

@@ -2,15 +2,12 @@
 
 Random weights, so that every model can take part; a flow head of SEA-RAFT's kind is calmed, or its flow would leave the
 frame. Which positions are looked up is told beside the time. The patched flow is compared with the model's own, in
-float32, before its time counts.
+float32, before its time counts; in training, the gradients of all parameters too.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import io
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,10 +23,13 @@ from fullfield.bench.models import Note, frames
 from fullfield.bench.models import Plan as FramePlan
 from fullfield.bench.run import Candidate, event_clock, interleaved, peak_bytes, wall_clock
 from fullfield.integrations import patch
+from fullfield.integrations.quiet import quiet
 from fullfield.nn import CorrelationPyramid
 
 # Of the largest value. Convolutions in float32, not TF32, while it is found.
 ALLOWED = 1e-3
+# Of their length: gradients of all parameters together.
+ALLOWED_GRADIENT = 1e-2
 _CALM = 0.01
 _LARGEST_FLOW = 400.0
 _MOST_FRAMES = {"memfof": 3, "videoflow_bof": 3, "videoflow_mof": 5, "streamflow": 4}
@@ -75,7 +75,7 @@ def failed(cases: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _model(plan: Plan, name: str) -> Any:
-    with _quiet(), torch.random.fork_rng(devices=[]):
+    with quiet(), torch.random.fork_rng(devices=[]):
         import ptlflow
 
         torch.manual_seed(0)
@@ -119,7 +119,7 @@ def _work(plan: Plan, model: Any, images: Tensor) -> Callable[[], Tensor]:
         return flows[-1].detach()
 
     def quietly() -> Tensor:
-        with _quiet():
+        with quiet():
             return (step if plan.train else estimate)()
 
     return quietly
@@ -129,29 +129,19 @@ def _case(plan: Plan, name: str, model: Any, images: Tensor, note: Note) -> dict
     rows: list[dict[str, Any]] = [{"name": "as it is", "status": "ok"}, {"name": "patched", "status": "ok"}]
     patched = _model(plan, name)
     calls = [_work(plan, model, images), _work(plan, patched, images)]
-    own: Tensor | None = None
-    try:
-        own = _measured(calls[0], rows[0], plan.device)
-    except (RuntimeError, NameError) as error:  # NameError: the extension is not there
-        status = "out of memory" if isinstance(error, RuntimeError) and is_out_of_memory(error) else "failed"
-        rows[0] |= {"status": status, "reason": next(iter(str(error).splitlines()), type(error).__name__)}
-        _release(plan.device)
-    with _quiet():
-        patch(patched)
+    _measured(calls[0], rows[0], plan.device)
+    patch(patched)
     with looked_up() as lookups:
-        _exactly(calls[1])
-    found = _measured(calls[1], rows[1], plan.device)
+        found = _tried(lambda: _exactly(calls[1]), rows[1], plan.device)
     told = coherence([coords for coords, _, _ in lookups], lookups[0][2], lookups[0][1]) if lookups else None
     lookups.clear()
+    if rows[1]["status"] == "ok":
+        _measured(calls[1], rows[1], plan.device)
+    if all(row["status"] == "ok" for row in rows):
+        _compare(plan, (model, patched), calls, rows[1])
     clock = event_clock if plan.device.type == "cuda" else wall_clock
-    if own is not None and not plan.train:
-        right, ours = _exactly(calls[0]), _exactly(calls[1])
-        off = float((ours - right).abs().max() / right.abs().max())
-        rows[1]["check"] = {"error": off, "allowed": ALLOWED}
-        if not off <= ALLOWED:
-            rows[1] |= {"status": "check failed", "reason": f"the flow is off by {off:.2g} of its largest value"}
     taking = [(row, call) for row, call in zip(rows, calls, strict=True) if row["status"] == "ok"]
-    candidates = [Candidate(row["name"], call, _finite) for row, call in taking]
+    candidates = [Candidate(row["name"], call, lambda _: None) for row, call in taking]
     for timing in interleaved(candidates, plan.repeats, note, clock) if candidates else []:
         row = next(row for row in rows if row["name"] == timing.name)
         row |= {**timing.as_dict(), "seconds": list(timing.seconds)}
@@ -165,35 +155,64 @@ def _case(plan: Plan, name: str, model: Any, images: Tensor, note: Note) -> dict
         "train": plan.train,
         "batch": plan.batch,
         "own_lookup": how,
-        "flow_px": float(found.norm(dim=-3).mean()),
+        "flow_px": None if found is None else float(found.norm(dim=-3).mean()),
         "lookups": told,
         "device": str(plan.device),
         "rows": rows,
     }
 
 
-def _measured(call: Callable[[], Tensor], row: dict[str, Any], device: torch.device) -> Tensor:
-    """The result of a second call, and the memory it took."""
-    call()
-    results: list[Tensor] = []
-    if device.type == "cuda":
-        row["peak_bytes"] = peak_bytes(lambda: results.append(call()))
-    else:
-        results.append(call())
-    return results[0]
+def _tried(call: Callable[[], Tensor], row: dict[str, Any], device: torch.device) -> Tensor | None:
+    """The flow; None, and the reason in the row, where the model fails or its flow is not finite."""
+    try:
+        flow = call()
+    except (RuntimeError, NameError) as error:  # NameError: the extension is not there
+        status = "out of memory" if isinstance(error, RuntimeError) and is_out_of_memory(error) else "failed"
+        row |= {"status": status, "reason": next(iter(str(error).splitlines()), type(error).__name__)}
+        _release(device)
+        return None
+    if not bool(flow.isfinite().all()):
+        row |= {"status": "failed", "reason": "the flow is not finite"}
+        return None
+    return flow
+
+
+def _measured(call: Callable[[], Tensor], row: dict[str, Any], device: torch.device) -> None:
+    """The memory that a second call takes."""
+    if _tried(call, row, device) is not None and device.type == "cuda":
+        row["peak_bytes"] = peak_bytes(call)
+
+
+def _compare(plan: Plan, models: Sequence[Any], calls: Sequence[Callable[[], Tensor]], row: dict[str, Any]) -> None:
+    right, ours = _exactly(calls[0]), _exactly(calls[1])
+    off = float((ours - right).abs().max() / right.abs().max())
+    row["check"] = {"error": off, "allowed": ALLOWED}
+    if not off <= ALLOWED:
+        row |= {"status": "check failed", "reason": f"the flow is off by {off:.2g} of its largest value"}
+    if not plan.train:
+        return
+    expected, found = (_gradients(model) for model in models)
+    off = float((found - expected).norm() / expected.norm())
+    row["check"] |= {"gradient_error": off, "gradient_allowed": ALLOWED_GRADIENT}
+    if not off <= ALLOWED_GRADIENT:
+        row |= {"status": "check failed", "reason": f"the gradients are off by {100 * off:.2g} %"}
+
+
+def _gradients(model: nn.Module) -> Tensor:
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+    return torch.cat([grad.flatten() for grad in grads])
 
 
 def _exactly(call: Callable[[], Tensor]) -> Tensor:
+    """In float32, not TF32, and with the same random numbers every time."""
     before = torch.backends.cudnn.allow_tf32
     torch.backends.cudnn.allow_tf32 = False
     try:
-        return call()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            return call()
     finally:
         torch.backends.cudnn.allow_tf32 = before
-
-
-def _finite(flow: Tensor) -> str | None:
-    return None if bool(flow.isfinite().all()) else "the flow is not finite"
 
 
 @contextmanager
@@ -213,14 +232,6 @@ def looked_up() -> Iterator[list[tuple[Tensor, int, int]]]:
         CorrelationPyramid.__call__ = original  # type: ignore[method-assign]
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    said = io.StringIO()
-    with warnings.catch_warnings(), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        warnings.simplefilter("ignore")
-        yield
-
-
 def _release(device: torch.device) -> None:
     gc.collect()
     if device.type == "cuda":
@@ -236,7 +247,8 @@ def report(results: dict[str, Any]) -> list[str]:
     for case in results["cases"]:
         told = case["lookups"]
         inside = f"{100 * told['inside']:.1f} % of lookups in the map, " if told else ""
-        lines.append(f"{case['label']} on {case['device']} ({inside}mean flow {case['flow_px']:.1f} px)")
+        length = "no flow" if case["flow_px"] is None else f"mean flow {case['flow_px']:.1f} px"
+        lines.append(f"{case['label']} on {case['device']} ({inside}{length})")
         lines += [f"  {row['name']:<10}{_row(row)}" for row in case["rows"]]
         first, second = case["rows"]
         if "median_s" in first and "median_s" in second:

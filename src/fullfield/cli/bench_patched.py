@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Time models of ptlflow with and without fullfield.patch: the same random weights and frames, in turns. The patched flow
-is compared with the model's own before its time counts; peak memory and the positions that were looked up stand beside.
+(in training its gradients too) is compared with the model's own before its time counts; peak memory and the positions
+that were looked up stand beside.
 """
 EPILOG = """\
 examples:

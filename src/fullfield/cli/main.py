@@ -1,6 +1,7 @@
 """Entry point: parses the command line, runs one verb and turns the user's mistakes into one line and an exit code.
 
-Exit codes: 0 fine, 1 a gate failed, 2 usage or environment error, 130 interrupted, 141 the reader of stdout went away.
+Exit codes: 0 fine, 1 a gate failed, 2 usage or environment error, 3 ``register`` found no pose that it believes,
+130 interrupted, 141 the reader of stdout went away.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ VERBS = (
     "evaluate",
     "reproduce",
     "render",
+    "register",
     "weights",
     "export",
     "doctor",

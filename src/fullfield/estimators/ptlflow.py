@@ -88,6 +88,11 @@ class PtlflowEstimator:
         return {**self.config.as_dict(), **self._origin}
 
     @property
+    def asked_backend(self) -> str | None:
+        """The backend asked for; None leaves it open."""
+        return self._asked
+
+    @property
     def backend(self) -> str:
         """Of the correlation lookups: ours by name, or ``"ptlflow"`` for the model's own."""
         if self._model is None:

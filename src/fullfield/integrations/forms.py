@@ -7,7 +7,6 @@ give the lookup's numbers, whatever version it comes from.
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
+from fullfield.integrations.quiet import quiet
 from fullfield.ops.correlation import correlation_lookup
 
 _LEVELS = ("num_levels", "corr_levels", "levels")
@@ -95,8 +95,7 @@ def try_lookup(theirs: Callable[[Tensor, Tensor, Tensor, int, int], Tensor], lev
     """As :func:`try_block`, for a function of (fmap1, fmap2, coords, levels, radius)."""
     rules = {False, True}
     worst = ""
-    with torch.no_grad(), torch.device("cpu"), torch.autocast("cpu", enabled=False), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with torch.no_grad(), torch.device("cpu"), torch.autocast("cpu", enabled=False), quiet():
         for size in _TRIALS:
             fmap1, fmap2, coords = _pair(size)
             try:

@@ -86,12 +86,24 @@ class Handle:
         return bool(self._undo)
 
     def restore(self) -> None:
-        """Give the model back as it was; a second call does nothing."""
+        """Give the model back as it was; a second call does nothing.
+
+        Raises:
+            RuntimeError: if something has given a part of the model another class since (a parametrization, a sharding
+                wrapper); that is to be undone first. The other parts are given back.
+        """
+        kept = []
         while self._undo:
             target, original, patched, values = self._undo.pop()
             if type(target) is patched:
                 target.__class__ = original
                 vars(target).update(values)
+            elif issubclass(type(target), patched):
+                kept.append((target, original, patched, values))
+        self._undo = kept
+        if kept:
+            changed = ", ".join(sorted({type(target).__name__ for target, *_ in kept}))
+            raise RuntimeError(f"the class of {changed} was changed after the patch; undo that, then restore() again")
 
     def __enter__(self) -> Handle:
         return self

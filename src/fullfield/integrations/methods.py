@@ -34,6 +34,13 @@ def find(model: torch.nn.Module, recognisers: Mapping[str, Recogniser], backend:
     known: dict[int, Any] = {}
     for part in model.modules():
         overrides, replaced = _methods(type(part), recognisers, backend, known)
+        hidden = next((name for name in overrides if name in vars(part)), None)
+        if hidden is not None:
+            kind = f"{type(part).__module__}.{type(part).__qualname__}"
+            raise InputError(
+                f"model: an attribute {hidden} of the object hides {kind}.{hidden} (was it compiled or wrapped?), so "
+                f"that its {replaced[0].what} cannot be replaced; patch first"
+            )
         if overrides:
             found.append(Change(part, overrides, replaced))
     return found

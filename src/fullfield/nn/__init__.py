@@ -10,14 +10,19 @@ from fullfield.nn.corr_blocks import (
     local_correlation_with_flow,
 )
 from fullfield.nn.correlation import CorrelationPyramid
+from fullfield.nn.points import CloudPool, PointConv, PointNorm, PointPool
 from fullfield.nn.rows import StereoCorrBlock
 from fullfield.nn.upsampling import convex_upsample
 
 __all__ = [
+    "CloudPool",
     "CorrelationPyramid",
     "DroidCorrBlock",
     "MMFlowCorrLookup",
     "MMFlowCorrelationPyramid",
+    "PointConv",
+    "PointNorm",
+    "PointPool",
     "RAFTCorrBlock",
     "SEARAFTCorrBlock",
     "StereoCorrBlock",

@@ -75,9 +75,10 @@ class SEARAFTArguments(Protocol):
 class SEARAFTCorrBlock(RAFTCorrBlock):
     """SEA-RAFT's ``CorrBlock``: RAFT's, and a dilation that scales the offsets of every pixel's taps.
 
-    SEA-RAFT itself always passes ones. Whether they are is read from the tensor, once while it stays the same. On a GPU
-    that waits for the device, and while a CUDA graph is captured it cannot be done: pass None there. Any other dilation
-    is computed by :mod:`fullfield.ops.correlation.dilated`: exact and linear in memory, but many times slower.
+    SEA-RAFT itself always passes ones. Whether they are is read from the tensor, once while it stays the same (a tensor
+    made under ``torch.inference_mode``: in every lookup). On a GPU that waits for the device, and while a CUDA graph is
+    captured it cannot be done: pass None there. Any other dilation is computed by
+    :mod:`fullfield.ops.correlation.dilated`: exact and linear in memory, but many times slower.
 
     Args:
         fmap1: [B, C, H1, W1].
@@ -113,13 +114,16 @@ class SEARAFTCorrBlock(RAFTCorrBlock):
     def _is_one(self, dilation: Tensor) -> bool:
         if dilation.requires_grad:
             return False
-        if torch.compiler.is_compiling() or dilation.is_inference():
+        if torch.compiler.is_compiling():
             return bool((dilation == 1).all())
-        if self._ones is not None and self._ones[0]() is dilation and self._ones[1] == dilation._version:
+        counted = not dilation.is_inference()  # changes of inference tensors are not
+        if counted and self._ones is not None and self._ones[0]() is dilation and self._ones[1] == dilation._version:
             return True
         if dilation.is_cuda and torch.cuda.is_current_stream_capturing():
             raise _check.InputError("dilation: expected None while a CUDA graph is captured, got a tensor")
         one = bool((dilation == 1).all())
+        if not counted:
+            return one
         self._ones = (weakref.ref(dilation), dilation._version) if one else None
         return one
 

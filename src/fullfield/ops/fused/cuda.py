@@ -167,7 +167,8 @@ def convolve(
     stride: int = 1,
     padding: tuple[int, int] = (0, 0),
 ) -> Tensor:
-    """cuDNN chooses its algorithm by its own estimate: no trial runs, no global flag is read."""
+    """cuDNN chooses its algorithm by its own estimate, and with ``relu`` by trial runs where
+    ``torch.backends.cudnn.benchmark`` is set, which PyTorch's operator reads."""
     image, pad, step = x.permute(0, 3, 1, 2), list(padding), [stride, stride]
     out: Tensor
     if relu:
