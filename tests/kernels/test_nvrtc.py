@@ -13,6 +13,7 @@ from fullfield._kernels import cache_folder, nvrtc
 from fullfield._kernels.nvrtc import Compiler, KernelError, Source
 from fullfield.ops.correlation.cuda import config as shapes
 from fullfield.ops.correlation.protocol import Request
+from fullfield.ops.fused import cuda as fused
 
 needs_nvrtc = pytest.mark.skipif(nvrtc.why_not() is not None, reason=str(nvrtc.why_not()))
 SHARED = {"sm_80": 163 << 10, "sm_86": 99 << 10, "sm_87": 163 << 10, "sm_90a": 227 << 10}
@@ -51,6 +52,18 @@ def lookup_source(request: Request, arch: str, out: int = 0, channels_last: bool
     return shapes.lookup_source(config, out, channels_last)
 
 
+def gradient_kernels(request: Request, arch: str, grad: int = 0) -> tuple[dict[str, tuple[int, int]], ...]:
+    shared = SHARED[arch]
+    config = shapes.gradient_config(shapes.forward_config(request, arch == "sm_90a"))
+    side, block = shapes.patch_side(config, shared), shapes.channel_block(config, shared)
+    assert side >= 2 * request.radius + 2
+    assert config.channels % block == 0
+    assert shapes.collect_shared(side) <= shared
+    assert shapes.multiply_shared(config, block) <= shared
+    sources = shapes.collect_source(config, grad, side), shapes.multiply_source(config, side, block)
+    return tuple(resources(source, arch) for source in sources)
+
+
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -66,15 +79,18 @@ def test_lookup_resources(arch: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_other_resources(arch: str, dtype: torch.dtype) -> None:
     request = request_of(dtype=dtype)
-    forward, backward = shapes.forward_config(request, arch == "sm_90a"), shapes.backward_config(request, SHARED[arch])
-    assert shapes.backward_shared(backward) <= SHARED[arch]
+    forward = shapes.forward_config(request, arch == "sm_90a")
     code = shapes.CODES[dtype]
     prepared = resources(shapes.prepare_source(forward, code, shapes.is_scaled(request), False), arch)
     assert set(prepared) == {"prepare", "prepare_deep", "magnitude"}
     assert all(registers <= 80 and spilled <= 16 for registers, spilled in prepared.values())
-    registers, spilled = resources(shapes.backward_source(backward, 0), arch)["backward"]
-    assert registers <= 255
-    assert spilled <= 1024
+    collect, multiply = gradient_kernels(request, arch)
+    registers, spilled = collect["collect"]
+    assert registers <= 102  # five blocks a multiprocessor
+    assert spilled == 0
+    registers, spilled = multiply["multiply_out"]
+    assert registers <= (255 if forward.split else 128)
+    assert spilled <= 256
     registers, spilled = resources(shapes.coords_source(forward, 0), arch)["coords_gradient"]
     assert registers <= 64
     assert spilled <= 64
@@ -109,14 +125,32 @@ def test_variants_compile(
 ) -> None:
     request = request_of(channels, radius, dtype, levels=8)
     assert "lookup" in resources(lookup_source(request, arch, out, channels_last), arch)
-    assert "backward" in resources(shapes.backward_source(shapes.backward_config(request, SHARED[arch]), out), arch)
+    collect, multiply = gradient_kernels(request, arch, out)
+    assert "collect" in collect
+    assert "multiply_out" in multiply
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_passes_of_the_networks(arch: str, dtype: torch.dtype) -> None:
+    passes = resources(fused.passes_source(dtype), arch)
+    assert len(passes) == 10
+    assert all(registers <= 64 and spilled == 0 for registers, spilled in passes.values())
+    registers, spilled = resources(fused.depthwise_source(dtype, 384), arch)["depthwise_norm"]
+    assert registers <= 64
+    assert spilled <= (4096 if dtype == torch.float32 else 256)
+    for factor, channels_last in ((8, True), (8, False), (3, True)):
+        registers, spilled = resources(fused.convex_source(dtype, factor, channels_last), arch)["convex"]
+        assert registers <= 168
+        assert spilled == 0
 
 
 @needs_nvrtc
 def test_the_kernels_include_nothing() -> None:
-    folder = Path(shapes.__file__).parent
-    sources = sorted(folder.glob("*.cu*"))
-    assert len(sources) >= 6
+    folders = (Path(shapes.__file__).parent, Path(fused.__file__).parent)
+    sources = sorted(path for folder in folders for path in folder.glob("*.cu*"))
+    assert len(sources) >= 10
     assert not [path.name for path in sources if "#include <" in path.read_text("utf-8")]
 
 

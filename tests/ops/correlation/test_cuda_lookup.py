@@ -18,8 +18,8 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
 ]
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-# What products of gradients with features keep, relative to the largest value: pairs of bfloat16, or one.
-PRODUCT = {torch.float32: 2.0**-15, torch.float16: 2.0**-15, torch.bfloat16: 2.0**-7}
+# Rounding of the window gradients before they are multiplied with the features, relative to the largest value.
+PRODUCT = {torch.float32: 0.0, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 
 
 def there(case: Case) -> Case:
@@ -236,55 +236,12 @@ def test_runs_as_written_under_autocast() -> None:
 
 
 @pytest.mark.parametrize("motion", ["smooth", "random"])
-def test_determinism_is_as_documented(motion: str) -> None:
+def test_the_same_bits_in_every_run(motion: str) -> None:
     case = there(make_case((48, 70), motion=motion, channels=64, radius=4))
     weight = weights(case).cuda()
     first, second = (run(case, weight, backend="cuda", dtype=torch.float32) for _ in range(2))
-    for name in ("out", "fmap1", "coords"):
-        assert torch.equal(getattr(first, name), getattr(second, name)), name
-    assert_within(first.fmap2, second.fmap2, 1e-5 * float(second.fmap2.abs().max()), "fmap2")
-    torch.use_deterministic_algorithms(True)
-    try:
-        with pytest.raises(RuntimeError, match="gradient of fmap2 in no fixed order"):
-            run(case, weight, backend="cuda", dtype=torch.float32)
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-@pytest.mark.parametrize("wanted", [(True, False), (False, True)])
-def test_only_one_map_requires_its_gradient(wanted: tuple[bool, bool]) -> None:
-    case = there(make_case())
-    weight = weights(case).cuda()
-    expected = run(case, weight, backend="cuda", dtype=torch.float32)
-    maps = [m.detach().requires_grad_(w) for m, w in zip((case.fmap1, case.fmap2), wanted, strict=True)]
-    out = CorrelationPyramid(*maps, case.levels, case.radius, backend="cuda")(case.coords)
-    (got,) = torch.autograd.grad(out, [m for m in maps if m.requires_grad], weight)
-    assert_within(got, expected.fmap1 if wanted[0] else expected.fmap2, 1e-5, "gradient")
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_coordinates_alone_require_their_gradient(dtype: torch.dtype) -> None:
-    case = rounded(make_case((9, 21), channels=70, levels=4, radius=4), dtype)
-    exact = run(case, weights(case), backend="reference")
-    case = there(case)
-    coords = case.coords.clone().requires_grad_()
-    pair = CorrelationPyramid(case.fmap1.to(dtype), case.fmap2.to(dtype), case.levels, case.radius, backend="cuda")
-    for layout in (torch.contiguous_format, torch.channels_last):
-        (got,) = torch.autograd.grad(pair(coords), coords, weights(case).cuda().to(memory_format=layout))
-        eps = 1e-5 if dtype == torch.float32 else torch.finfo(dtype).eps
-        assert_within(got, exact.coords, eps * float(exact.coords.abs().max()), "coords")
-
-
-def test_gradients_of_many_lookups_add_up() -> None:
-    case = there(make_case((20, 30), channels=40, levels=3))
-    weight = weights(case).cuda()
-    maps = [m.requires_grad_() for m in (case.fmap1, case.fmap2)]
-    pair = CorrelationPyramid(*maps, case.levels, case.radius, backend="cuda")
-    outs = [pair(case.coords + 0.37 * i) for i in range(5)]
-    got = torch.autograd.grad(outs, maps, [weight] * 5, retain_graph=True)
-    parts = [torch.autograd.grad(out, maps, weight, retain_graph=True) for out in outs]
-    for a, b in zip(got, (sum(p) for p in zip(*parts, strict=True)), strict=True):
-        assert_within(a, b, 1e-5 * float(b.abs().max()), "gradient")
+    for name, one, two in zip(first._fields, first, second, strict=True):
+        assert torch.equal(one, two), name
 
 
 def test_changing_the_features_does_not_change_the_pair() -> None:

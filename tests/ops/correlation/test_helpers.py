@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from fullfield import InputError
+from fullfield._check import NoRoomError
 from fullfield.nn import CorrelationPyramid
-from fullfield.ops.correlation import backends, correlation_lookup, correlation_pyramid, dispatch
+from fullfield.ops.correlation import backends, correlation_lookup, correlation_pyramid, dense, dispatch
 from fullfield.ops.correlation.protocol import Gradients, Request
 from fullfield.testing.correlation import (
     assert_within,
@@ -107,6 +108,24 @@ def test_element_offsets_past_31_bits() -> None:
 
 
 REQUEST = Request(1, 8, (4, 4), ((4, 4),), 4, torch.float32, torch.device("cuda", 0))
+
+
+@pytest.mark.parametrize("held", [0, 600])
+def test_a_volume_without_room_has_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch, held: int) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (500, 1 << 40))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: held + 100)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 100)
+    monkeypatch.setattr(dispatch, "reasons", lambda _: {"dense": "the volume is large"})
+    assert dense.volume_bytes(REQUEST) == 1024
+    if held:  # what PyTorch keeps of the pair before serves the next one
+        assert dispatch.choose(REQUEST, "dense") == "dense"
+        return
+    with pytest.raises(NoRoomError, match="'dense' cannot serve"):
+        dispatch.choose(REQUEST, "dense")
+    whole = replace(REQUEST, dtype=torch.int32)
+    with pytest.raises(InputError, match="'dense' cannot serve") as caught:
+        dispatch.choose(whole, "dense")
+    assert not isinstance(caught.value, NoRoomError)
 
 
 def stub(why: str | None, missing: str | None) -> types.ModuleType:

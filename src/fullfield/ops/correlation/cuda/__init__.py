@@ -1,11 +1,11 @@
 """Kernels for NVIDIA GPUs from Ampere on, compiled on the user's machine by NVRTC: linear memory, forward and backward.
 
-Lookups and the gradients of fmap1 and coords are deterministic; the gradient of fmap2 is summed with float32 atomic
-additions, in no fixed order, and is refused under ``torch.use_deterministic_algorithms(True)``.
+Lookups and all gradients have the same bits in every run. A backward pass adds the gradients of its lookups up per
+source pixel and multiplies them with the features where a window has moved away, and at the end: see README.md.
 
 float16 and bfloat16 features are multiplied as they are; float32 features as pairs of float16 at precision "highest"
-(22 bits), as float16 at "high" (11 bits, as TF32) and as bfloat16 at "medium". Products are summed in float32. The
-features' gradients are products of bfloat16 (pairs for float32 and float16 features).
+(22 bits), as float16 at "high" (11 bits, as TF32) and as bfloat16 at "medium". Products are summed in float32. In
+the features' gradients the gradients are rounded to the same types, float16 after scaling by a power of two.
 """
 
 from __future__ import annotations
@@ -50,16 +50,21 @@ def supports(request: Request) -> str | None:
 
 
 def _too_large(request: Request) -> str | None:
-    from fullfield.ops.correlation.cuda.launch import configs, device_of
+    from fullfield.ops.correlation.cuda.device import device_of
 
     pixels = request.size1[0] * request.size1[1]
     most = (1 << 32) // (4 * request.side) - 1  # distances between taps are 32-bit
     if pixels > most:
         return f"needs a first map of at most {most} pixels, got {pixels}"
-    shared = device_of(request).shared
-    forward, backward = configs(request)
-    most_used = max(shapes.backward_shared(backward), shapes.coords_shared(forward))
-    if most_used > shared or shapes.lookup_config(forward, 0, False, shared) is None:
+    device = device_of(request)
+    config, shared = shapes.forward_config(request, device.hopper), device.shared
+    own = shapes.gradient_config(config)
+    most_used = max(
+        shapes.coords_shared(config),
+        shapes.collect_shared(shapes.patch_side(own, shared)),
+        shapes.multiply_shared(own, shapes.channel_block(own, shared)),
+    )
+    if most_used > shared or shapes.lookup_config(config, 0, False, shared) is None:
         return f"{request.channels} channels need more shared memory than the {shared >> 10} KiB of a block here"
     return None
 

@@ -9,7 +9,7 @@
 //   OUT      type of the looked-up values: 0 float32, 1 float16, 2 bfloat16
 //   CLAST    1: channels-last output, else NCHW
 //   GROUPS   pixel groups (of 64) of a tile; BLOCK_W width of a warp's 16 pixels, 16 or 8
-//   DEALS    level 0's strips of a tile are dealt over this many parts
+//   STREAMED 1: the first map's features are not kept in the L2
 //   NCOL     columns (positions of the second map) of one chunk; WIDTHS: admissible chunk widths, ascending
 
 typedef unsigned char u8;
@@ -36,7 +36,7 @@ typedef long long i64;
 #endif
 
 struct Params {
-    const u16 *f1;                 // [B, ceil(H/BLOCK_H), ceil(W/BLOCK_W), PARTS, CPAD/16, 32 lanes, 8]: A fragments of blocks
+    const u16 *f1;                 // [B, H, ceil(W/8), PARTS, CPAD/32, 32 lanes, 8]: A fragments of 8 pixels and 32 channels
     const u16 *f2;                 // levels one after the other, [B, h, w, ROWLEN], natural order
     const float *coords;
     void *out;
@@ -47,7 +47,8 @@ struct Params {
     int level_h[MAXLEVELS], level_w[MAXLEVELS];
     int batch, height, width, levels;
     int tiles_x, tiles_y, tiles, items, parts;
-    int part_begin[PARTS_MOST], part_end[PARTS_MOST], part_deal[PARTS_MOST];  // levels of a part of a tile; which of level 0's strips it takes
+    int part_begin[PARTS_MOST], part_end[PARTS_MOST];  // levels of a part of a tile
+    int whole;                     // so many tiles are one item each, the others are in parts
 };
 
 struct __align__(64) TensorMap { u64 opaque[16]; };
@@ -121,39 +122,43 @@ static __device__ __forceinline__ int chunk_width_index(int width) {
     for (int i = 0; i < n - 1; i++) index += width > widths[i];
     return index;
 }
-static __device__ __forceinline__ int chunk_width(int index) {
+static constexpr u64 packed_widths() {
     constexpr int widths[] = {WIDTHS};
-    constexpr int n = sizeof(widths) / sizeof(int);
-    int width = widths[0];
-#pragma unroll
-    for (int i = 1; i < n; i++) width = index == i ? widths[i] : width;
-    return width;
+    u64 all = 0;
+    for (int i = sizeof(widths) / sizeof(int) - 1; i >= 0; i--) all = all << 8 | widths[i];
+    return all;
+}
+static __device__ __forceinline__ int chunk_width(int index) {
+    constexpr u64 all = packed_widths();  // an array would be read from local memory
+    return (int)(all >> (8 * index)) & 255;
 }
 static __device__ constexpr int widest() {
     constexpr int widths[] = {WIDTHS};
     return widths[sizeof(widths) / sizeof(int) - 1];
 }
 
-// A tile and the levels begin .. end-1; of level 0 only every DEALS-th strip, from `deal` on.
-struct Item { int batch, tile_x, tile_y, begin, end, deal; };
+struct Item { int batch, tile_x, tile_y, begin, end; };  // a tile and the levels begin .. end-1
 
-// The parts of level 0 first (the costliest), tile by tile; then every other part for all tiles.
-static __device__ __forceinline__ Item decode_item(const Params &p, int item) {
+// Tiles are counted in strips of 256 pixels' width, so that those worked on at a time share much of the second map.
+#define STRIP (256 / TILE_W)
+static __device__ __forceinline__ Item decode_tile(const Params &p, u32 tile, int begin, int end) {
+    u32 each = p.tiles_x * p.tiles_y, batch = tile / each, rest = tile - batch * each, strip = rest / (u32)(STRIP * p.tiles_y);
+    rest -= strip * (STRIP * p.tiles_y);
+    u32 width = min(STRIP, p.tiles_x - (int)strip * STRIP), row = rest / width;
     Item it;
-    u32 tile = (u32)item / DEALS, part = (u32)item - tile * DEALS;
-    if (tile >= (u32)p.tiles) {
-        u32 rest = item - DEALS * p.tiles, other = rest / (u32)p.tiles;
-        tile = rest - other * p.tiles;
-        part = DEALS + other;
-    }
-    u32 row = tile / (u32)p.tiles_x;
-    it.tile_x = tile - row * p.tiles_x;
-    it.batch = row / (u32)p.tiles_y;
-    it.tile_y = row - it.batch * p.tiles_y;
-    it.begin = p.part_begin[part];
-    it.end = p.part_end[part];
-    it.deal = p.part_deal[part];
+    it.tile_x = strip * STRIP + rest - row * width;
+    it.batch = batch;
+    it.tile_y = row;
+    it.begin = begin;
+    it.end = end;
     return it;
+}
+
+// Whole tiles first, then level 0 of the others (the costliest part), then their other parts: small items come last.
+static __device__ __forceinline__ Item decode_item(const Params &p, int item) {
+    if (item < p.whole) return decode_tile(p, item, 0, p.levels);
+    u32 count = p.tiles - p.whole, part = (u32)(item - p.whole) / count;
+    return decode_tile(p, item - part * count, p.part_begin[part], p.part_end[part]);
 }
 
 // One step of work on a tile: either a chunk (a rectangle of the second map, multiplied with the pixels of the tile), or
@@ -165,45 +170,54 @@ struct Step {
     int groups;                    // bit g: some pixel of group g (64 pixels) needs this chunk
 };
 
+// The coordinates of the lane's pixels; NaN outside the image.
+static __device__ __forceinline__ void load_coords(const Params &p, const Item &it, float (&x)[LANE_PIXELS], float (&y)[LANE_PIXELS]) {
+    int lane = lane_id(), px = it.tile_x * TILE_W + lane % BLOCK_W, py = it.tile_y * TILE_H + lane / BLOCK_W;
+    const float *c = p.coords + it.batch * p.coord_b + py * p.coord_y + px * p.coord_x;
+    i64 step = 32 / BLOCK_W * p.coord_y;
+#pragma unroll
+    for (int i = 0; i < LANE_PIXELS; i++, py += 32 / BLOCK_W, c += step) {
+        x[i] = y[i] = __int_as_float(0x7fc00000);
+        if (px < p.width && py < p.height) {
+            x[i] = c[0];
+            y[i] = c[p.coord_c];
+        }
+    }
+}
+
 // Walks a tile's levels; for each level its strips (ranges of window origins narrow enough for one chunk width); for each
 // strip the rows that some pixel asks for. Run by a full warp; lane i knows pixels i, i+32, i+64, ... of the tile.
-#ifdef SHARED_COORDS
-struct LaneCoords {                // one lane's share of an array in shared memory
-    float *at;
-    __device__ __forceinline__ float &operator[](int i) const { return at[32 * i]; }
-};
-#endif
 struct Plan {
-#ifdef SHARED_COORDS
-    LaneCoords x, y;               // set by the caller
-#else
     float x[LANE_PIXELS], y[LANE_PIXELS];
-#endif
     int ix[LANE_PIXELS], iy[LANE_PIXELS];
     int level, level_end, strip, strips, xmin, bin, sx, width_index, width, rows, row, bottom;
     int group_top[GROUPS], group_bottom[GROUPS];
     bool walking, gaps;
-    int deal;
 
-    __device__ __forceinline__ void load(const Params &p, const Item &it) {
-        int lane = lane_id(), px = it.tile_x * TILE_W + lane % BLOCK_W, py = it.tile_y * TILE_H + lane / BLOCK_W;
-        const float *c = p.coords + it.batch * p.coord_b + py * p.coord_y + px * p.coord_x;
-        i64 step = 32 / BLOCK_W * p.coord_y;
-#pragma unroll
-        for (int i = 0; i < LANE_PIXELS; i++, py += 32 / BLOCK_W, c += step) {
-            x[i] = y[i] = __int_as_float(0x7fc00000);
-            if (px < p.width && py < p.height) {
-                x[i] = c[0];
-                y[i] = c[p.coord_c];
-            }
-        }
-    }
     __device__ __forceinline__ void start(const Item &it) {
         level = it.begin - 1;
         level_end = it.end;
-        deal = it.deal;
         strip = strips = 0;
         walking = false;
+    }
+    // Whether the windows of level 0 spread so widely that the tile may cost several times what others cost.
+    __device__ __forceinline__ bool spread(const Params &p) const {
+        int left = BIG, right = -BIG, top = BIG, bottom = -BIG;
+#pragma unroll
+        for (int i = 0; i < LANE_PIXELS; i++) {
+            int wx, wy;
+            float fx, fy;
+            if (window(x[i], y[i], 0, p.level_h[0], p.level_w[0], wx, wy, fx, fy)) {
+                left = min(left, wx);
+                right = max(right, wx);
+                top = min(top, wy);
+                bottom = max(bottom, wy);
+            }
+        }
+        left = warp_min(left);
+        if (left == BIG) return false;
+        int strips = (warp_max(right) - left) / (widest() - KP + 1) + 1;
+        return strips * (warp_max(bottom) - warp_min(top) + KP) > 3 * (TILE_H + KP);
     }
     __device__ __forceinline__ bool member(int i, int a, int b) const { return ix[i] >= a && ix[i] < b; }
     __device__ __forceinline__ int next_needed(int a, int b, int from) const {
@@ -242,10 +256,6 @@ struct Plan {
                 return true;
             }
             if (strip < strips) {
-                if (level == 0 && strip % DEALS != deal) {
-                    strip++;
-                    continue;
-                }
                 int lo = BIG, hi = -BIG, top = BIG;
 #pragma unroll
                 for (int g = 0; g < GROUPS; g++) {
@@ -321,7 +331,6 @@ struct Plan {
             bin = (hi - lo) / strips + 1;
             if (strips > MAXSTRIPS) {
                 strips = 0;
-                if (level == 0 && deal) continue;
                 step.kind = SCATTERED;
                 step.level = level;
                 step.width = step.rows = 0;

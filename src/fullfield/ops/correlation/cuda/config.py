@@ -19,12 +19,15 @@ CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 LARGEST_RADIUS = 8
 MOST_LEVELS = 8
 _HOPPER_BLOCK = 227 << 10  # bytes of shared memory that one block may take on sm_90
-_HOPPER_HALF = 113 << 10
-# Columns of one chunk of the second map, and the widths it may have.
-_WIDTHS = {56: (11, 14, 18, 28), 64: (12, 16, 21, 32)}
+# Columns of one chunk of the second map, and the widths it may have; by the width of a warp's pixels.
+_COLUMNS = 56
+_WIDTHS = {8: (11, 14, 18, 28), 16: (12, 14, 18, 26, 28)}
 _MOST_STAGES = 8
-# Registers of the threads that multiply and of those that copy, by pixel groups.
-_REGISTERS = {1: (160, 96), 2: (200, 96), 3: (144, 80)}
+# Registers of the threads that multiply and of those that copy, by warpgroups that multiply.
+_REGISTERS = {1: (208, 96), 2: (208, 88), 3: (144, 80)}
+# Fewer source pixels than this do not occupy three teams; the features of more than that do not stay in the L2.
+_FEW_PIXELS = 1 << 14
+_MANY_PIXELS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,14 @@ class Config:
     groups: int
     """Groups of 64 source pixels in a tile."""
     block: int = 16
-    """Width of the 16 source pixels of a warp, 16 or 8; a tile is a column of them. Part of f1's layout."""
-    maps: int = 0
-    """Tensor maps passed to the lookup."""
+    """Width of the 16 source pixels of a warp, 16 or 8; a tile is a column of them."""
+    levels: int = 1
+    """Levels that a lookup with tensor maps reads."""
     stages: int = 1
-    deals: int = 1
-    planners: int = 1
+    teams: int = 1
+    """Tiles that a block of a persistent lookup works on side by side."""
+    streamed: bool = False
+    """Whether the first map's features are not kept in the L2, so that the second's stay there."""
 
     @property
     def parts(self) -> int:
@@ -68,20 +73,15 @@ class Config:
     def tile_height(self) -> int:
         return 64 * self.groups // self.block
 
-    def blocks(self, height: int, width: int) -> int:
-        """Blocks of 16 pixels that cover an image."""
-        rows = 16 // self.block
-        return ((height + rows - 1) // rows) * ((width + self.block - 1) // self.block)
+    @property
+    def maps(self) -> int:
+        """Tensor maps passed to the lookup."""
+        return self.levels * len(self.widths)
 
     @property
     def threads(self) -> int:
         """Of a block of the lookup."""
-        return 128 * (self.groups + 1) if self.hopper else 128 * self.groups
-
-    @property
-    def blocks_each(self) -> int:
-        """Blocks of the persistent lookup on each multiprocessor."""
-        return 2 if self.groups == 1 else 1
+        return 128 * (self.groups * self.teams + 1) if self.hopper else 128 * self.groups
 
     def defines(self) -> tuple[str, ...]:
         values = {
@@ -95,16 +95,21 @@ class Config:
             "WCOUNT": len(self.widths),
             "GROUPS": self.groups,
             "STAGES": self.stages,
-            "DEALS": self.deals,
             "BLOCK_W": self.block,
-            "PLANNERS": self.planners,
+            "TEAMS": self.teams,
+            "STREAMED": int(self.streamed),
         }
         return tuple(f"-D{name}={value}" for name, value in values.items())
 
 
-def _widths(radius: int, columns: int) -> tuple[int, ...]:
-    widest = (columns,) if radius > 5 else ()
-    return tuple(w for w in (*_WIDTHS[columns], *widest) if w >= 2 * radius + 2)
+def _widths(radius: int, block: int) -> tuple[int, ...]:
+    widest = (_COLUMNS,) if radius > 5 else ()
+    return tuple(w for w in (*_WIDTHS[block], *widest) if w >= 2 * radius + 2)
+
+
+def vectors(height: int, width: int) -> int:
+    """Feature vectors of an image in f1's layout: every row in whole octets of pixels."""
+    return height * (-(-width // 8) * 8)
 
 
 def _blocks(channels: int, most: int) -> tuple[int, int]:
@@ -127,7 +132,6 @@ def forward_config(request: Request, hopper: bool) -> Config:
     """Products of float16 or bfloat16 features as they are; of float32 as precision asks."""
     bf16 = request.dtype == torch.bfloat16 or (request.dtype == torch.float32 and request.precision == "medium")
     cblk, kb = _blocks(request.channels, 256)
-    widths = _widths(request.radius, 56)
     split = is_split(request)
     return Config(
         radius=request.radius,
@@ -136,25 +140,29 @@ def forward_config(request: Request, hopper: bool) -> Config:
         split=split,
         bf16=bf16,
         hopper=hopper,
-        columns=56,
-        widths=widths,
+        columns=_COLUMNS,
+        widths=_widths(request.radius, 16),
         groups=2 if split or not hopper else 1,
-        block=16 if split or not hopper else 8,
-        maps=request.levels * len(widths) if hopper else 0,
+        block=16,
+        levels=request.levels,
     )
 
 
-def backward_config(request: Request, shared: int) -> Config:
-    """bfloat16 operands, two parts each for float32 and float16 features, in at most ``shared`` bytes a block."""
-    split = request.dtype == torch.float16 or (request.dtype == torch.float32 and request.precision != "medium")
-    widths = _widths(request.radius, 64)
+def gradient_config(forward: Config) -> Config:
+    """Of the feature gradients: the lookup's features, on tiles of 8×8 pixels."""
+    return replace(forward, groups=1, block=8)
 
-    def with_block(most: int) -> Config:
-        cblk, kb = _blocks(request.channels, most)
-        return Config(request.radius, cblk, kb, split, True, False, 64, widths, groups=1 if split else 2)
 
-    fitting = (with_block(most) for most in (256, 192, 128))
-    return next((config for config in fitting if backward_shared(config) <= shared), with_block(64))
+def patch_side(config: Config, shared: int) -> int:
+    """Of the patch of sums kept for each pixel: a window, and two positions to move if they fit in ``shared`` bytes."""
+    window = 2 * config.radius + 2
+    return next((side for side in (window + 2, window + 1) if collect_shared(side) <= shared), window)
+
+
+def channel_block(config: Config, shared: int) -> int:
+    """Channels that a block of ``multiply_out`` takes, so that it fits in ``shared`` bytes."""
+    fitting = (block for block in (256, 192, 128) if config.channels % block == 0)
+    return next((block for block in fitting if multiply_shared(config, block) <= shared), 64)
 
 
 # ---- shared memory, in bytes
@@ -166,31 +174,40 @@ def _stage(config: Config) -> int:
 
 def lookup_shared(config: Config, out: int, channels_last: bool) -> int:
     """Of a block of the lookup that writes the type with code ``out``."""
-    warps = 4 * config.groups
     positions = (2 * config.radius + 2) ** 2
     scatter = config.row_length // 2 + (positions + 15) // 16 * 16
-    staging = warps * 4 * max(config.columns * 20, scatter)
-    taps = 16 * (2 * config.radius + 1) ** 2 * (4 if out == 0 else 2)
-    buffer = warps * ((taps + 15) // 16 * 16) if channels_last else 0
-    messages = config.stages * 48 + 48 if config.hopper else 0
-    return _stage(config) * config.stages + staging + buffer + 512 * config.groups + messages + 1024
+    warp = 4 * max(config.columns * 20, scatter)
+    if channels_last:
+        warp += (16 * (2 * config.radius + 1) ** 2 * (4 if out == 0 else 2) + 15) // 16 * 16
+    if not config.hopper:
+        return _stage(config) * config.stages + 4 * config.groups * (warp + 128) + 1024
+    team = (_stage(config) + 48) * config.stages + 4 * config.groups * (warp + 192)
+    return team * config.teams + 64 + 1024
 
 
 def with_stages(config: Config, out: int, channels_last: bool) -> Config:
     """As many chunks in flight as fit beside the rest of a Hopper block's shared memory; may be none."""
-    limit = _HOPPER_HALF if config.blocks_each == 2 else _HOPPER_BLOCK
-    free = limit - lookup_shared(replace(config, stages=0), out, channels_last)
-    return replace(config, stages=min(_MOST_STAGES, free // (_stage(config) + 48)))
+    free = _HOPPER_BLOCK - lookup_shared(replace(config, stages=0), out, channels_last)
+    return replace(config, stages=min(_MOST_STAGES, free // ((_stage(config) + 48) * config.teams)))
 
 
-def lookup_config(config: Config, out: int, channels_last: bool, shared: int) -> Config | None:
-    """The configuration of one kind of result where a block may take ``shared`` bytes, or None if it does not fit."""
+def lookup_config(
+    config: Config, out: int, channels_last: bool, shared: int, pixels: int = _FEW_PIXELS
+) -> Config | None:
+    """The configuration of one kind of result where a block may take ``shared`` bytes, or None if it does not fit.
+
+    Square tiles read the least; rows of 16 pixels fill the sectors that 16-bit planes are written in.
+    ``pixels``: of the first map.
+    """
     if config.hopper:
-        for groups in (config.groups, 2):
-            wider = with_stages(replace(config, groups=groups), out, channels_last)
+        block = 8 if not config.split and (channels_last or out == 0) else 16
+        tiled = replace(config, block=block, widths=_widths(config.radius, block), streamed=pixels >= _MANY_PIXELS)
+        teams = ((3, 1), (2, 1), (1, 1))[pixels < _FEW_PIXELS :] if not config.split else ((1, 2), (1, 1))
+        for team, groups in teams:
+            wider = with_stages(replace(tiled, teams=team, groups=groups), out, channels_last)
             if wider.stages >= 2:
                 return wider
-        config = replace(config, hopper=False, groups=2, maps=0)
+        config = replace(config, hopper=False, groups=2)
     for groups in (config.groups, 1):
         smaller = replace(config, groups=groups)
         if lookup_shared(smaller, out, channels_last) <= shared:
@@ -198,11 +215,14 @@ def lookup_config(config: Config, out: int, channels_last: bool, shared: int) ->
     return None
 
 
-def backward_shared(config: Config) -> int:
-    pixels = 64 * config.groups
-    size = config.columns * config.cblk * 2 + pixels * config.cblk * 2 + pixels * (config.columns + 8) * 2
-    taps = 8 * config.groups * (2 * config.radius + 2) ** 2 * 4
-    return config.parts * size + pixels * 8 + taps + 1024
+def collect_shared(side: int) -> int:
+    """Bytes of shared memory of a block of ``collect``."""
+    return side * side * 256
+
+
+def multiply_shared(config: Config, block: int) -> int:
+    """Bytes of shared memory of a block of ``multiply_out``."""
+    return 2 * (config.parts * 64 * block * 2 + 64 * 64 * 4) + config.parts * 64 * 64 * 2 + 7424 + 1024
 
 
 def coords_shared(config: Config) -> int:
@@ -243,12 +263,13 @@ def _wgmma(columns: int, bf16: bool) -> str:
 def lookup_source(config: Config, out: int, channels_last: bool) -> Source:
     """The kernel ``lookup`` that writes the type with code ``out``; ``config`` from :func:`lookup_config`."""
     two_fit = lookup_shared(config, out, channels_last) <= 99 << 10 and not config.split
-    blocks = config.blocks_each if config.hopper else 1 + two_fit
-    options = (*config.defines(), f"-DOUT={out}", f"-DCLAST={int(channels_last)}", f"-DMIN_BLOCKS={blocks}")
+    options = (*config.defines(), f"-DOUT={out}", f"-DCLAST={int(channels_last)}")
     if not config.hopper:
-        return Source(_read("common.cuh", "sample.cuh", "lookup_ampere.cu"), options)
-    consumer, producer = _REGISTERS[config.groups]
-    text = _read("common.cuh", "sample.cuh") + _wgmma(config.columns, config.bf16) + _read("lookup_hopper.cu")
+        source = _read("common.cuh", "dots.cuh", "sample.cuh", "lookup_ampere.cu")
+        return Source(source, (*options, f"-DMIN_BLOCKS={1 + two_fit}"))
+    consumer, producer = _REGISTERS[config.groups * config.teams]
+    shared = _read("common.cuh", "dots.cuh", "sample.cuh")
+    text = shared + _wgmma(config.columns, config.bf16) + _read("lookup_hopper.cu")
     registers = (f"-DCONSUMER_REGISTERS={consumer}", f"-DPRODUCER_REGISTERS={producer}")
     return Source(text, (*options, f"-DMAPS={config.maps}", *registers))
 
@@ -261,14 +282,22 @@ def prepare_source(config: Config, source: int, scaled: bool, plain: bool) -> So
 
 
 @functools.lru_cache(64)
-def backward_source(config: Config, grad: int) -> Source:
-    """``backward`` for incoming gradients of the type with code ``grad``."""
-    options = (*config.defines(), "-DOUT=0", "-DCLAST=0", f"-DGRAD={grad}", "-DSHARED_COORDS")
-    return Source(_read("common.cuh", "backward.cu"), options)
+def collect_source(config: Config, grad: int, side: int) -> Source:
+    """``collect`` for incoming gradients of the type with code ``grad``; ``config`` from :func:`gradient_config`."""
+    options = (*config.defines(), "-DOUT=0", "-DCLAST=0", f"-DGRAD={grad}", f"-DPATCH={side}")
+    return Source(_read("common.cuh", "gradients.cuh", "collect.cu"), options)
+
+
+@functools.lru_cache(64)
+def multiply_source(config: Config, side: int, block: int) -> Source:
+    """``multiply_out``; ``config`` from :func:`gradient_config`."""
+    options = (*config.defines(), "-DOUT=0", "-DCLAST=0", "-DGRAD=0", f"-DPATCH={side}", f"-DNCH={block}")
+    blocks = 1 if config.split else 2
+    return Source(_read("common.cuh", "gradients.cuh", "multiply_out.cu"), (*options, f"-DMIN_BLOCKS={blocks}"))
 
 
 @functools.lru_cache(64)
 def coords_source(config: Config, grad: int) -> Source:
     """``coords_gradient`` for incoming gradients of the type with code ``grad``, from the forward's layout."""
     options = (*config.defines(), "-DOUT=0", "-DCLAST=0", f"-DGRAD={grad}")
-    return Source(_read("common.cuh", "sample.cuh", "coords_gradient.cu"), options)
+    return Source(_read("common.cuh", "dots.cuh", "sample.cuh", "coords_gradient.cu"), options)

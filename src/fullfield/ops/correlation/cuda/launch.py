@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 import math
 import threading
-import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import Kernel, Libraries, Source, addresses, nvrtc
+from fullfield._kernels.nvrtc import Kernel, Source, addresses
 from fullfield.ops.correlation.cuda import config as shapes
 from fullfield.ops.correlation.cuda import queues
 from fullfield.ops.correlation.cuda.config import CODES, Config
+from fullfield.ops.correlation.cuda.device import (
+    LIBRARIES,
+    Device,
+    current_device,
+    device_of,
+    fill,
+    offsets,
+    raw_stream,
+)
+from fullfield.ops.correlation.cuda.launch_backward import (
+    FeatureGradients,
+    Sums,
+    coords_gradient,
+    gradient_sources,
+)
 from fullfield.ops.correlation.cuda.structs import (
-    BackwardParams,
-    CoordsParams,
     MapSource,
     Params,
     PrepareParams,
@@ -28,94 +38,35 @@ from fullfield.ops.correlation.cuda.structs import (
 )
 from fullfield.ops.correlation.protocol import Gradients, Prepared, Request, laid_out
 
-LIBRARIES = Libraries("correlation kernels")
 # Below this many tiles every level is an item of its own, above only the finest is apart.
 FEW_TILES = 1200
+# Of a persistent lookup, every level of the last tiles, so many for four teams, is an item of its own.
+SMALL_ITEMS = 9
 
 
-@dataclass(frozen=True)
-class Device:
-    """What the launches have to know of a device."""
-
-    index: int
-    arch: str
-    hopper: bool
-    shared: int
-    """Bytes of shared memory that a block may take."""
-    processors: int
+def config_of(request: Request) -> Config:
+    """Of the lookup; its gradients read the features in the same form."""
+    return shapes.forward_config(request, device_of(request).hopper)
 
 
-@functools.cache
-def _device_at(index: int) -> Device:
-    about = torch.cuda.get_device_properties(index)
-    arch = nvrtc().target((about.major, about.minor))
-    shared = about.shared_memory_per_block_optin  # type: ignore[attr-defined, unused-ignore]
-    return Device(index, arch, arch == "sm_90a", shared, about.multi_processor_count)
-
-
-def device_of(request: Request) -> Device:
-    index = request.device.index
-    return _device_at(torch.cuda.current_device() if index is None else index)
-
-
-def _raw_stream(index: int) -> int:
-    stream: int = torch._C._cuda_getCurrentRawStream(index)  # type: ignore[attr-defined, unused-ignore]
-    return stream
-
-
-def _current_device() -> int:
-    index: int = torch._C._cuda_getDevice()  # type: ignore[attr-defined, unused-ignore]
-    return index
-
-
-def configs(request: Request) -> tuple[Config, Config]:
-    """Of the lookup and of its backward."""
-    device = device_of(request)
-    return shapes.forward_config(request, device.hopper), shapes.backward_config(request, device.shared)
-
-
-def shares_second_map(forward: Config, backward: Config) -> bool:
-    """Whether both read the second map in the same form."""
-    return forward.bf16 and not forward.split and forward.row_length == backward.row_length
+def pixels_of(request: Request) -> int:
+    """Source pixels of a lookup."""
+    return request.batch * request.size1[0] * request.size1[1]
 
 
 def empty_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
-    """f1 as the products' operands of 16 pixels each, f2's levels one after the other, the products' factor; with
-    grad f1 as f2, and the levels again unless :func:`shares_second_map`."""
-    forward, backward = configs(request)
-    pixels = request.batch * request.size1[0] * request.size1[1]
-    blocks = request.batch * forward.blocks(*request.size1)
+    """f1 as the products' operands of 8 pixels each, f2's levels one after the other, the factors of the products, of
+    fmap1's gradients and of fmap2's; with grad f1 as f2."""
+    config = config_of(request)
+    pixels = pixels_of(request)
+    padded = request.batch * shapes.vectors(*request.size1)
     targets = request.batch * sum(height * width for height, width in request.sizes2)
 
-    def new(vectors: int, config: Config) -> Tensor:
+    def new(vectors: int) -> Tensor:
         return like.new_empty((vectors * config.row_length,), dtype=torch.int16)
 
-    state = [new(blocks * 16, forward), new(targets, forward), like.new_empty((1,), dtype=torch.float32)]
-    if request.grad:
-        state.append(new(pixels, backward))
-        if not shares_second_map(forward, backward):
-            state.append(new(targets, backward))
-    return tuple(state)
-
-
-def _offsets(request: Request, config: Config) -> list[int]:
-    """Where every level begins, in 16-bit elements."""
-    found, offset = [], 0
-    for height, width in request.sizes2:
-        found.append(offset)
-        offset += request.batch * height * width * config.row_length
-    return found
-
-
-def _fill(params: Params, request: Request, config: Config, f1: Tensor, f2: Tensor) -> None:
-    """Everything that lookups of one pair have in common."""
-    params.f1, params.f2 = f1.data_ptr(), f2.data_ptr()
-    params.batch, params.levels = request.batch, request.levels
-    params.height, params.width = request.size1
-    for level, (offset, (height, width)) in enumerate(zip(_offsets(request, config), request.sizes2, strict=True)):
-        params.level_offset[level], params.level_h[level], params.level_w[level] = offset, height, width
-    params.tiles_x, params.tiles_y = -(-params.width // config.block), -(-params.height // config.tile_height)
-    params.tiles = params.batch * params.tiles_x * params.tiles_y
+    state = (new(padded), new(targets), like.new_empty((3,), dtype=torch.float32))
+    return (*state, new(pixels)) if request.grad else state
 
 
 # ---- preparing
@@ -135,7 +86,7 @@ class Layout:
         r = self.request
         device = device_of(r)
         library = LIBRARIES.load([self.source], device.arch, device.index)[0]
-        stream = _raw_stream(device.index)
+        stream = raw_stream(device.index)
         factor = torch.zeros(2, dtype=torch.int32, device=f1.device) if self.scaled else None
         launches = [self._params(fmap1 if i == 0 else None, maps, i, f1, f2, scale) for i in range(len(maps))]
         if factor is not None:
@@ -160,10 +111,10 @@ class Layout:
         self, fmap1: Tensor | None, maps: Sequence[Tensor], index: int, f1: Tensor, f2: Tensor | None, scale: Tensor
     ) -> PrepareParams:
         r, params = self.request, PrepareParams()
-        offsets = _offsets(r, self.config)
+        begins = offsets(r, self.config)
         levels = r.levels if len(maps) == 1 else 1
         for level in range(levels):
-            params.level_offset[level] = offsets[level]
+            params.level_offset[level] = begins[level]
             params.level_h[level], params.level_w[level] = r.sizes2[index + level]
         for i, fmap in enumerate((fmap1, maps[index] if f2 is not None else None)):
             if fmap is not None and fmap.numel():
@@ -172,7 +123,7 @@ class Layout:
                 params.tiles_x[i], params.tiles_y[i] = -(-width // 32), -(-height // 8)
         params.f1, params.scale = f1.data_ptr(), scale.data_ptr()
         if f2 is not None:
-            params.f2 = f2.data_ptr() + 2 * offsets[index]
+            params.f2 = f2.data_ptr() + 2 * begins[index]
         params.batch, params.channels, params.levels = r.batch, r.channels, levels
         params.inverse_root = 1 / math.sqrt(r.channels)
         return params
@@ -191,14 +142,14 @@ class Layout:
 
 def first_sources(request: Request) -> list[Source]:
     """What a pair needs in any case or almost, so that it is compiled together."""
-    forward, backward = configs(request)
+    device, config = device_of(request), config_of(request)
     dtype, scaled = CODES[request.dtype], shapes.is_scaled(request)
-    sources = [shapes.prepare_source(forward, dtype, scaled, False)]
-    usual = shapes.lookup_config(forward, 0, False, device_of(request).shared)
+    sources = [shapes.prepare_source(config, dtype, scaled, False)]
+    usual = shapes.lookup_config(config, 0, False, device.shared, pixels_of(request))
     if usual is not None:
         sources.append(shapes.lookup_source(usual, 0, False))
     if request.grad:
-        sources += [shapes.prepare_source(backward, dtype, False, True), shapes.backward_source(backward, 0)]
+        sources += [shapes.prepare_source(config, dtype, scaled, True), *gradient_sources(config, 0, device.shared)]
     return sources
 
 
@@ -208,12 +159,10 @@ def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cuda:
         LIBRARIES.load(first_sources(request), device.arch, device.index)
         state = empty_state(request, fmap1)
         f1, f2, scale, *rest = state
-        forward, backward = configs(request)
-        Layout(request, forward, shapes.is_scaled(request), False).run(fmap1, maps, f1, f2, scale)
+        config, scaled = config_of(request), shapes.is_scaled(request)
+        Layout(request, config, scaled, False).run(fmap1, maps, f1, f2, scale)
         if rest:
-            spare = torch.empty_like(scale)
-            again = rest[1] if len(rest) > 1 else None
-            Layout(request, backward, False, True).run(fmap1, maps, rest[0], again, spare)
+            Layout(request, config, scaled, True).run(fmap1, maps[:1], rest[0], None, torch.empty_like(scale))
         return Cuda(request, state)
 
 
@@ -234,9 +183,13 @@ class _Lookup:
         self.shared = shapes.lookup_shared(config, out, channels_last)
         self.kernel.allow_shared(device.index, self.shared)
         self.params = Params()
-        _fill(self.params, request, config, state[0], state[1])
+        fill(self.params, request, config, state[0], state[1])
         self.params.scale = state[2].data_ptr()
-        split_levels(self.params, request.levels, 4 if self.params.tiles < FEW_TILES else 2, config.deals)
+        tiles, teams = self.params.tiles, device.processors * config.teams
+        if config.hopper:
+            split_levels(self.params, request.levels, 4, max(0, tiles - SMALL_ITEMS * teams // 4))
+        else:
+            split_levels(self.params, request.levels, 4 if tiles < FEW_TILES else 2)
         self.maps: ctypes.Array[ctypes.c_char] | None = None
         self.persistent = config.hopper
         blocks = self.params.items
@@ -244,43 +197,12 @@ class _Lookup:
             key = (request.sizes2, request.batch, config.row_length, config.columns, config.widths)
             self.maps, address = tensor_maps(state[1].data_ptr(), *key)
             self.arguments = addresses(self.params, address)
-            blocks = min(blocks, device.processors * config.blocks_each)
+            blocks = min(-(-blocks // config.teams), device.processors)
         else:
             self.arguments = addresses(self.params)
         self.grid = (blocks, 1)
         self.shape = (request.batch, request.out_channels, *request.size1)
         self.threads = config.threads
-        self.lock = threading.Lock()
-
-
-@dataclass
-class Sums(Gradients):
-    """Accumulators in the layout of f2, padded, flat float32; ``levels`` is a list of one."""
-
-    stream: int = 0
-    """On which their memory was taken."""
-
-
-class _Backward:
-    """The launch for one dtype of incoming gradients; its parameters are shared, hence the lock."""
-
-    __slots__ = ("arguments", "grid", "kernel", "lock", "params", "shared", "threads")
-
-    def __init__(self, request: Request, config: Config, grad: int, state: Sequence[Tensor]) -> None:
-        if len(state) < 4:
-            raise TypeError("the pair was prepared without gradients")
-        device = device_of(request)
-        source = shapes.backward_source(config, grad)
-        self.kernel = LIBRARIES.load([source], device.arch, device.index)[0]["backward"]
-        self.shared = shapes.backward_shared(config)
-        self.kernel.allow_shared(device.index, self.shared)
-        self.params = BackwardParams()
-        _fill(self.params.p, request, config, state[3], state[4] if len(state) > 4 else state[1])
-        split_levels(self.params.p, request.levels, 1, 1)
-        self.params.scale = 1 / math.sqrt(request.channels)
-        self.arguments = addresses(self.params)
-        self.grid = (self.params.p.items, config.kb)
-        self.threads = 256 * config.groups
         self.lock = threading.Lock()
 
 
@@ -290,11 +212,11 @@ class Cuda(Prepared):
     def __init__(self, request: Request, state: tuple[Tensor, ...]) -> None:
         super().__init__(request, state)
         self._device = device_of(request)
-        self._forward, self._backward = configs(request)
+        self._config = config_of(request)
         self._lookups: dict[tuple[torch.dtype, bool], _Lookup | None] = {}
         self._queues = queues.of_device(request.device, self._device.index)
-        self._streams = {_raw_stream(self._device.index)}
-        self._backwards: dict[torch.dtype, _Backward] = {}
+        self._streams = {raw_stream(self._device.index)}
+        self._features: FeatureGradients | None = None
 
     def _use_on(self, stream: int) -> None:
         """Keep the state's memory from being given away while ``stream`` still reads it."""
@@ -310,7 +232,8 @@ class Cuda(Prepared):
         made = None
         if dtype in CODES:
             code = CODES[dtype]
-            config = shapes.lookup_config(self._forward, code, channels_last, self._device.shared)
+            pixels = pixels_of(self.request)
+            config = shapes.lookup_config(self._config, code, channels_last, self._device.shared, pixels)
             if config is not None:
                 made = _Lookup(self.request, config, code, channels_last, self.state)
         self._lookups[dtype, channels_last] = made
@@ -318,7 +241,7 @@ class Cuda(Prepared):
 
     def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
         index = self._device.index
-        if _current_device() != index:
+        if current_device() != index:
             with torch.cuda.device(index):
                 return self.lookup(coords, out_dtype, channels_last)
         kind = (out_dtype, channels_last)
@@ -329,7 +252,7 @@ class Cuda(Prepared):
         out = torch.empty(call.shape, dtype=out_dtype, device=coords.device, memory_format=layout)
         if call.grid[0] == 0:
             return out
-        stream = _raw_stream(index)
+        stream = raw_stream(index)
         if stream not in self._streams:
             self._use_on(stream)
         counters, own = self._queues.take(stream) if call.persistent else (None, None)
@@ -343,102 +266,38 @@ class Cuda(Prepared):
 
     # ---- backward
 
+    def _feature_gradients(self) -> FeatureGradients:
+        if self._features is None:
+            self._features = FeatureGradients(self.request, self._config, self._device, self.state)
+        return self._features
+
     def accumulators(self, fmap1: bool, levels: bool) -> Gradients:
-        r, channels = self.request, self._backward.channels
-        new = self.state[0].new_zeros
-        pixels, targets = r.size1[0] * r.size1[1], sum(height * width for height, width in r.sizes2)
-        first = new((r.batch * pixels * channels,), dtype=torch.float32)
-        second = new((r.batch * targets * channels,), dtype=torch.float32)
-        return Sums(first, [second], (fmap1, levels), _raw_stream(self._device.index))
+        with torch.cuda.device(self._device.index):
+            return self._feature_gradients().sums(fmap1, levels)
 
     def gradients(self, grads: Gradients) -> Gradients:
-        r = self.request
-        if grads.fmap1 is None or grads.levels is None:
+        if not isinstance(grads, Sums):
             raise TypeError("these accumulators were not made by the cuda backend")
-        first = self._unpadded(grads.fmap1, r.size1) if grads.wanted[0] else None
-        if not grads.wanted[1]:
-            return Gradients(first, None, grads.wanted)
-        rest, start = [], 0
-        for size in r.sizes2:
-            count = r.batch * size[0] * size[1] * self._backward.channels
-            rest.append(self._unpadded(grads.levels[0][start : start + count], size))
-            start += count
-        return Gradients(first, rest, grads.wanted)
-
-    def _unpadded(self, flat: Tensor, size: tuple[int, int]) -> Tensor:
-        """A view [B, C, H, W] of [B, H, W, padded channels]."""
-        whole = flat.view(self.request.batch, *size, self._backward.channels)
-        return whole[..., : self.request.channels].permute(0, 3, 1, 2)
+        with torch.cuda.device(self._device.index):
+            self._use_on(raw_stream(self._device.index))
+            return self._feature_gradients().finish(grads)
 
     def backward(self, grad_out: Tensor, coords: Tensor, grads: Gradients, coords_grad: bool) -> Tensor | None:
         index = self._device.index
-        if _current_device() != index:
+        if current_device() != index:
             with torch.cuda.device(index):
                 return self.backward(grad_out, coords, grads, coords_grad)
         if grad_out.dtype not in CODES:
             grad_out = grad_out.to(torch.float32)
-        stream = _raw_stream(index)
+        stream = raw_stream(index)
         if stream not in self._streams:
             self._use_on(stream)
         if grads.wanted[0] or grads.wanted[1]:
-            self._accumulate(grad_out, coords, grads)
-        return self._coords_gradient(grad_out, coords) if coords_grad else None
-
-    def _accumulate(self, grad_out: Tensor, coords: Tensor, grads: Gradients) -> None:
-        if not isinstance(grads, Sums) or grads.fmap1 is None or grads.levels is None:
-            raise TypeError("these accumulators were not made by the cuda backend")
-        if grads.wanted[1]:
-            _tell_order()
-        call = self._backwards.get(grad_out.dtype)
-        if call is None:
-            call = _Backward(self.request, self._backward, CODES[grad_out.dtype], self.state)
-            self._backwards[grad_out.dtype] = call
-        if call.grid[0] == 0:
-            return
-        stream = _raw_stream(self._device.index)
-        if stream != grads.stream:
-            for sums in (grads.fmap1, grads.levels[0]):
-                sums.record_stream(torch.cuda.current_stream(self._device.index))
-        params = call.params
-        with call.lock:
-            _point(params, grad_out, coords)
-            params.g1, params.g2 = grads.fmap1.data_ptr(), grads.levels[0].data_ptr()
-            call.kernel.launch(call.grid, call.threads, call.shared, self._device.index, stream, call.arguments)
-
-    def _coords_gradient(self, grad_out: Tensor, coords: Tensor) -> Tensor:
-        config, r = self._forward, self.request
-        moved = torch.empty(coords.shape, dtype=torch.float32, device=coords.device)
-        blocks = r.batch * r.size1[0] * -(-r.size1[1] // 8)
-        if blocks == 0:
-            return moved
-        source = shapes.coords_source(config, CODES[grad_out.dtype])
-        kernel = LIBRARIES.load([source], self._device.arch, self._device.index)[0]["coords_gradient"]
-        shared = shapes.coords_shared(config)
-        kernel.allow_shared(self._device.index, shared)
-        params = CoordsParams()
-        _fill(params.p, r, config, self.state[0], self.state[1])
-        params.p.scale = self.state[2].data_ptr()
-        _point(params, grad_out, coords)
-        params.moved = moved.data_ptr()
-        kernel.launch((blocks, 1), 256, shared, self._device.index, _raw_stream(self._device.index), addresses(params))
-        return moved
-
-
-def _point(params: BackwardParams | CoordsParams, grad_out: Tensor, coords: Tensor) -> None:
-    pair = params.p
-    pair.coords, params.grad = coords.data_ptr(), grad_out.data_ptr()
-    pair.coord_b, pair.coord_c, pair.coord_y, pair.coord_x = coords.stride()
-    params.grad_b, params.grad_c, params.grad_y, params.grad_x = grad_out.stride()
-
-
-def _tell_order() -> None:
-    """As PyTorch's own operators whose sums have no fixed order."""
-    if not torch.are_deterministic_algorithms_enabled():
-        return
-    message = (
-        "correlation_lookup: the cuda backend sums the gradient of fmap2 in no fixed order, and "
-        "torch.use_deterministic_algorithms(True) is set; backend='dense' and 'reference' are deterministic then"
-    )
-    if not torch.is_deterministic_algorithms_warn_only_enabled():
-        raise RuntimeError(message)
-    warnings.warn(message, stacklevel=2)
+            if not isinstance(grads, Sums):
+                raise TypeError("these accumulators were not made by the cuda backend")
+            self._feature_gradients().add(grad_out, coords, grads, stream)
+        return (
+            coords_gradient(self.request, self._config, self._device, self.state, grad_out, coords)
+            if coords_grad
+            else None
+        )

@@ -17,15 +17,14 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(co
     float *staging = (float *)(smem + STAGING_OFFSET) + warp * STAGING_FLOATS;
     out_t *buffer = (out_t *)(smem + BUFFER_OFFSET + warp * OUT_BUFFER_BYTES);
     float scale = *p.scale;
-    i64 plane = (i64)p.height * p.width;
     Item it = decode_item(p, blockIdx.x);
     WarpPixel px;
-    px.step_y = (CLAST ? 1 : (u32)plane) * sizeof(out_t);
-    px.step_x = KW * px.step_y;
+    set_steps(px, p);
     Plan plan;  // every warp walks the same plan
-    plan.load(p, it);
+    load_coords(p, it, plan.x, plan.y);
     plan.start(it);
-    px.inside = block_x(it, lane & 15) < p.width && block_y(it, warp, lane & 15) < p.height;
+    enter_tile(px, p, it, warp, buffer);
+    float own_x, own_y;
     {
         float x = plan.x[0], y = plan.y[0];
 #pragma unroll
@@ -33,19 +32,18 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(co
             x = warp >> 1 == i ? plan.x[i] : x;
             y = warp >> 1 == i ? plan.y[i] : y;
         }
-        px.x = __shfl_sync(0xffffffffu, x, (warp & 1) * 16 + (lane & 15));
-        px.y = __shfl_sync(0xffffffffu, y, (warp & 1) * 16 + (lane & 15));
+        own_x = __shfl_sync(0xffffffffu, x, (warp & 1) * 16 + (lane & 15));
+        own_y = __shfl_sync(0xffffffffu, y, (warp & 1) * 16 + (lane & 15));
     }
     if (lane < 16) {
-        coords[warp * 32 + lane] = px.x;
-        coords[warp * 32 + 16 + lane] = px.y;
+        coords[warp * 32 + lane] = own_x;
+        coords[warp * 32 + 16 + lane] = own_y;
     }
     __syncwarp();
-    const u16 *own = p.f1 + pixel_block(p, it, warp) + lane * 8;
     u32 a[PARTS][STEPS][4];
     if (KB == 1) {
 #pragma unroll
-        for (int part = 0; part < PARTS; part++) load_pixels(a[part], own + part * CPAD * 16);
+        for (int part = 0; part < PARTS; part++) load_pixels(a[part], p, it, warp, part * CPAD / 16);
     }
     int level = it.begin - 1;
     bool more = true;
@@ -57,7 +55,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(co
 #if CLAST
             if (level >= it.begin) leave_level(p, it, level, warp, px, buffer);
 #endif
-            if (++level < it.end) enter_level(px, p, it, warp, scale, level, plane, buffer);
+            if (++level < it.end) enter_level(px, p, own_x, own_y, scale, level);
         }
         if (!more) break;
         if (step.kind == CHUNK) {
@@ -84,21 +82,26 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(co
                 if (step.groups >> group & 1) {
                     if (KB > 1) {
 #pragma unroll
-                        for (int part = 0; part < PARTS; part++) load_pixels(a[part], own + (part * CPAD + kb * CBLK) * 16);
+                        for (int part = 0; part < PARTS; part++) load_pixels(a[part], p, it, warp, (part * CPAD + kb * CBLK) / 16);
                     }
 #pragma unroll
-                    for (int s = 0; s < STEPS; s++)
+                    for (int part = PARTS - 1; part >= 0; part--)  // small products first: what a sum loses grows with its magnitude
 #pragma unroll
-                        for (int part = 0; part < PARTS; part++)
+                        for (int s = 0; s < STEPS; s++)
 #pragma unroll
                             for (int j = 0; j < NCOL / 8; j++) {
                                 int column = j * 8 + (lane & 7), c = s % 4 * 2 + (lane >> 3 & 1);
-                                u32 at = base + part * PART_BYTES + s / 4 * (NCOL * 128) + column * 128 + ((c ^ column) & 7) * 16;
-                                u32 b0, b1;
+                                u32 at = base + s / 4 * (NCOL * 128) + column * 128 + ((c ^ column) & 7) * 16, b0, b1;
                                 asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(b0), "=r"(b1) : "r"(at) : "memory");
                                 float(&dj)[4] = *(float(*)[4])(d + 4 * j);
-                                mma_16816(dj, a[0][s][0], a[0][s][1], a[0][s][2], a[0][s][3], b0, b1);
-                                if (part == 0 && SPLIT) mma_16816(dj, a[PARTS - 1][s][0], a[PARTS - 1][s][1], a[PARTS - 1][s][2], a[PARTS - 1][s][3], b0, b1);
+                                mma_16816(dj, a[part][s][0], a[part][s][1], a[part][s][2], a[part][s][3], b0, b1);
+                                if (part) {
+                                    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                                                 : "=r"(b0), "=r"(b1)
+                                                 : "r"(at + PART_BYTES)
+                                                 : "memory");
+                                    mma_16816(dj, a[0][s][0], a[0][s][1], a[0][s][2], a[0][s][3], b0, b1);
+                                }
                             }
                 }
             }
@@ -114,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(co
             scattered_pixels(p, step.level, step.first, step.last, scale, it, warp, coords + warp * 32, staging, buffer);
             if (KB == 1) {
 #pragma unroll
-                for (int part = 0; part < PARTS; part++) load_pixels(a[part], own + part * CPAD * 16);
+                for (int part = 0; part < PARTS; part++) load_pixels(a[part], p, it, warp, part * CPAD / 16);
             }
         }
     }

@@ -1,6 +1,7 @@
-// The lookup on Hopper: a producer warp walks the plan and copies chunks of the second map with the bulk tensor copy, two
-// warpgroups multiply them with wgmma (their pixels stay in registers) and sample. #include'd after common, sample and the
-// generated wgmma wrappers.
+// The lookup on Hopper. A block is TEAMS independent teams that share nothing but the queue: each has planner warps, which walk
+// the plan and copy chunks of the second map with the bulk tensor copy into the team's ring of stages, and GROUPS warpgroups,
+// which multiply them with wgmma (their pixels stay in registers) and sample. #include'd after common, sample and the generated
+// wgmma wrappers.
 
 #define PART_BYTES (NCOL * CBLK * 2)
 #define STAGE_BYTES (PART_BYTES * PARTS)
@@ -48,271 +49,346 @@ struct __align__(16) Message {
     int x, y, first, last, pad[3];
 };
 
+static __device__ __forceinline__ Step read_message(const Message *from) {
+    Step step;
+    uint4 m = *(const uint4 *)from;
+    step.kind = m.x & 3;
+    step.level = m.x >> 2 & 15;
+    step.groups = m.x >> 6 & 255;
+    step.width = m.x >> 16 & 255;
+    step.rows = m.x >> 24;
+    step.x = m.y;
+    step.y = m.z;
+    step.first = m.w;
+    step.last = from->last;
+    return step;
+}
+
 #define TILE_PIXELS (64 * GROUPS)
-#define STAGING_OFFSET (STAGES * STAGE_BYTES)
-#define BUFFER_OFFSET (STAGING_OFFSET + GROUPS * 4 * STAGING_FLOATS * 4)
-#define COORDS_OFFSET (BUFFER_OFFSET + GROUPS * 4 * OUT_BUFFER_BYTES)
-#define MESSAGE_OFFSET (COORDS_OFFSET + 2 * TILE_PIXELS * 4)
-#ifndef PLANNERS
-#define PLANNERS 1
-#endif
-#define BARRIER_OFFSET (MESSAGE_OFFSET + STAGES * 32)
-#define TURN_OFFSET (BARRIER_OFFSET + STAGES * 16)  // a barrier for each planner, then the state they hand over
-#define THREADS (128 * (GROUPS + 1))
+#define WARPS (4 * GROUPS)         // of a team, that multiply and sample
+#define THREADS (32 * (WARPS * TEAMS + 4))
+// Shared memory: the stages of all teams, the consumers' warps' areas, then what a team's warps tell each other.
+#define STAGING_OFFSET (TEAMS * STAGES * STAGE_BYTES)
+#define BUFFER_OFFSET (STAGING_OFFSET + TEAMS * WARPS * STAGING_FLOATS * 4)
+#define NOTE_OFFSET (BUFFER_OFFSET + TEAMS * WARPS * OUT_BUFFER_BYTES)
+#define TEAM_OFFSET (NOTE_OFFSET + TEAMS * WARPS * 192)
+#define TEAM_BYTES (STAGES * 48)
+#define FULL (STAGES * 32)         // after the messages: barriers, of stages that are full and stages that are empty
+#define EMPTY (FULL + STAGES * 8)
+#define SHARED_OFFSET (TEAM_OFFSET + TEAMS * TEAM_BYTES)
+#define SHARED_TILES 16
 
-extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) lookup(const __grid_constant__ Params p, const __grid_constant__ Maps maps) {
-    extern __shared__ u8 raw[];
-    u32 base = (smem_address(raw) + 1023) & ~1023u;
-    u8 *smem = raw + (base - smem_address(raw));
-    Message *messages = (Message *)(smem + MESSAGE_OFFSET);
-    u32 full = base + BARRIER_OFFSET, empty = full + STAGES * 8;
-    u32 turns = base + TURN_OFFSET;
-    volatile int *handed = (volatile int *)(smem + TURN_OFFSET + PLANNERS * 8);  // stage, phase, planners without further items
-    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; i++) {
-            barrier_init(full + i * 8, ARRIVALS);
-            barrier_init(empty + i * 8, 4 * GROUPS * ARRIVALS);
-        }
-        for (int i = 0; i < PLANNERS; i++) barrier_init(turns + i * 8, 1);
-        handed[0] = handed[1] = handed[2] = 0;
-        barrier_arrive(turns);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+// What a warp need not keep in registers: coordinates of its pixels, their tile, the chunk whose products are staged.
+struct __align__(16) Note {
+    float x[16], y[16];
+    Item it;
+    int pad[3];
+    Message chunk;
+};
+static_assert(sizeof(Note) == 192, "the layout of shared memory counts on it");
+
+struct Ring {                      // a stage, and how often the ring went around
+    int at;
+    u32 phase;
+    __device__ __forceinline__ void advance() {
+        if (++at == STAGES) at = 0, phase ^= 1;
     }
-    __syncthreads();
+};
 
-    int stage = 0;
-    u32 phase = 0;
-    if (warp >= 4 * GROUPS) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
-        warp = __shfl_sync(0xffffffffu, warp - 4 * GROUPS, 0);
-        if (warp < PLANNERS) {  // the planners take turns by item: one sets its next item up while the other fills the stages
-            int item = blockIdx.x + warp * gridDim.x, following = 0;
-            u32 turn = 0;
-            bool counted = false;
-            while (true) {
-                bool any = item < p.items, more = false;
-                Item it;
-                Plan plan;
-                Step step;
-                if (any) {
-                    if (lane == 0) following = PLANNERS * gridDim.x + atomicAdd(p.queue, 1);
-                    it = decode_item(p, item);
-                    plan.load(p, it);
-                    plan.start(it);
-                    more = plan.next(p, step);
-                    if ((more || !it.deal) && lane < 4 * GROUPS)
-                        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p.f1 + pixel_block(p, it, lane)), "r"(32 * ROWLEN));
-                }
-                barrier_wait(turns + warp * 8, turn);
-                turn ^= 1;
-                stage = handed[0];
-                phase = handed[1];
-                int done = handed[2];
-                __syncwarp();
-                if (done == PLANNERS) break;
-                if (!any && !counted) {
-                    done++;
-                    counted = true;
-                }
-                if (done == PLANNERS || any && (more || !it.deal)) {
-                    barrier_wait(empty + stage * 8, phase ^ 1);
-                    if (any) {             // the coordinates travel in the stage itself
-                        float *coords = (float *)(smem + stage * STAGE_BYTES);
+// Tiles whose levels from 1 on wait for any planner of the block; 0: a free place.
+static __device__ __forceinline__ bool share(u32 *shared, u32 tile) {
+    bool kept = false;
+    if (lane_id() == 0)
+        for (int i = 0; i < SHARED_TILES && !kept; i++) kept = atomicCAS(shared + i, 0u, tile + 1) == 0;
+    return __shfl_sync(0xffffffffu, kept, 0);
+}
+static __device__ __forceinline__ int take_shared(u32 *shared) {
+    u32 found = 0;
+    if (lane_id() < SHARED_TILES) found = ((volatile u32 *)shared)[lane_id()];
+    u32 which = __ballot_sync(0xffffffffu, found != 0);
+    while (which) {
+        int i = __ffs(which) - 1;
+        u32 tile = __shfl_sync(0xffffffffu, found, i), taken = 0;
+        if (lane_id() == 0) taken = atomicCAS(shared + i, tile, 0u) == tile;
+        if (__shfl_sync(0xffffffffu, taken, 0)) return tile - 1;
+        which &= which - 1;
+    }
+    return -1;
+}
+
+static __device__ __forceinline__ void prefetch_pixels(const Params &p, const Item &it) {
+    int lane = lane_id();
+    const u16 *from = pixel_octet(p, it.batch, block_y(it, lane / 2, lane % 2 * 8), block_x(it, lane % 2 * 8) / 8);
+    u64 policy = streaming_policy();
+    if (lane < 2 * WARPS) asm volatile("cp.async.bulk.prefetch.L2.global.L2::cache_hint [%0], %1, %2;" ::"l"(from), "r"(16 * ROWLEN), "l"(policy));
+}
+
+static __device__ __forceinline__ void plan_tiles(const Params &p, const Maps &maps, u32 base, u8 *smem, int team) {
+    Message *messages = (Message *)(smem + TEAM_OFFSET + team * TEAM_BYTES);
+    u32 bars = base + TEAM_OFFSET + team * TEAM_BYTES, full = bars + FULL, empty = bars + EMPTY;
+    u32 stages = base + team * (STAGES * STAGE_BYTES);
+    u32 *shared = (u32 *)(smem + SHARED_OFFSET);
+    int lane = lane_id(), crew = gridDim.x * TEAMS, item = blockIdx.x + gridDim.x * team;
+    Ring ring = {0, 0};
+    Plan plan;
+    float x[LANE_PIXELS], y[LANE_PIXELS];  // coordinates of the next item, read while this one's chunks are copied
+    if (item < p.items) load_coords(p, decode_item(p, item), x, y);
+    while (true) {
+        Item it;
+        Step step;
+        int following = 0, tile = take_shared(shared), own = item;
+        bool rest = tile >= 0, ahead = rest;
+        if (rest) {
+            it = decode_tile(p, tile, 1, p.levels);
+            load_coords(p, it, plan.x, plan.y);
+        } else {
+            if (item >= p.items) break;
+            if (lane == 0) following = crew + atomicAdd(p.queue, 1);
+            it = decode_item(p, item);
 #pragma unroll
-                        for (int i = 0; i < LANE_PIXELS; i++) {
-                            coords[i * 32 + lane] = plan.x[i];
-                            coords[TILE_PIXELS + i * 32 + lane] = plan.y[i];
-                        }
-                        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-                        __syncwarp();
-                    }
-                    if (lane == 0) {
-                        Message m = {any ? (u32)(ITEM | it.begin << 2 | it.end << 6) : (u32)EXIT, it.tile_x, it.tile_y, it.batch};
-                        messages[stage] = m;
-                    }
-                    __syncwarp();
-                    warp_arrive(full + stage * 8);
-                    __syncwarp();
-                    if (++stage == STAGES) stage = 0, phase ^= 1;
-                }
-                while (more) {
-                    int blocks = step.kind == CHUNK ? KB : 1;
-                    for (int kb = 0; kb < blocks; kb++) {
-                        barrier_wait(empty + stage * 8, phase ^ 1);
-                        if (lane == 0) {
-                            Message m = {(u32)(step.kind | step.level << 2 | step.groups << 6 | step.width << 16 | step.rows << 24), step.x, step.y, step.first,
-                                         step.last};
-                            messages[stage] = m;
-                            if (step.kind == CHUNK) {
-                                u32 to = base + stage * STAGE_BYTES, bar = full + stage * 8;
-                                const TensorMap *map = &maps.map[step.level * WCOUNT + step.width_index];
-                                barrier_expect(bar, step.rows * step.width * CBLK * 2 * PARTS);
-#pragma unroll
-                                for (int part = 0; part < PARTS; part++)
-#pragma unroll
-                                    for (int panel = 0; panel < CBLK / 64; panel++)
-                                        copy_box(to + part * PART_BYTES + panel * NCOL * 128, map, bar, part * CPAD + kb * CBLK + panel * 64, step.x, step.y,
-                                                 it.batch);
-                            } else
-                                barrier_arrive(full + stage * 8);
-                        }
-#ifdef ARRIVE_ALL
-                        if (lane) barrier_arrive(full + stage * 8);
-#endif
-                        __syncwarp();
-                        if (++stage == STAGES) stage = 0, phase ^= 1;
-                    }
-                    more = plan.next(p, step);
-                }
-                if (lane == 0) {
-                    handed[0] = stage;
-                    handed[1] = phase;
-                    handed[2] = done;
-                    barrier_arrive(turns + (warp + 1) % PLANNERS * 8);
-                    if (done == PLANNERS) {  // the last block leaves the queue as it found it
-                        __threadfence();
-                        if (atomicAdd(p.queue + 1, 1) == gridDim.x - 1) {
-                            p.queue[0] = 0;
-                            p.queue[1] = 0;
-                        }
-                    }
-                }
-                if (done == PLANNERS) break;
-                if (any) item = __shfl_sync(0xffffffffu, following, 0);
+            for (int i = 0; i < LANE_PIXELS; i++) {
+                plan.x[i] = x[i];
+                plan.y[i] = y[i];
             }
         }
-    } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
-        warp = __shfl_sync(0xffffffffu, warp, 0);
-        int group = warp >> 2;
-        float *coords = (float *)(smem + COORDS_OFFSET) + warp * 32;
-        float *staging = (float *)(smem + STAGING_OFFSET) + warp * STAGING_FLOATS;
-        out_t *buffer = (out_t *)(smem + BUFFER_OFFSET + warp * OUT_BUFFER_BYTES);
-        float scale = *p.scale;
-        i64 plane = (i64)p.height * p.width;
-        WarpPixel px;
-        px.active = false;
-        px.step_y = (CLAST ? 1 : (u32)plane) * sizeof(out_t);  // a plane has less than 2^26 pixels
-        px.step_x = KW * px.step_y;
-        asm volatile("" : "+r"(px.step_x), "+r"(px.step_y));  // kept, not recomputed
-        u32 a[PARTS][STEPS][4];
-        const u16 *own = nullptr;  // the lane's place in the features of the warp's pixels
-        Item it = {0, 0, 0, 0, 0, 0};
-        int level = 0;
-        Step staged;               // the chunk whose products wait in shared memory
-        staged.rows = 0;
-        while (true) {
-            barrier_wait(full + stage * 8, phase);
-            Step step;
-            {
-                uint4 m = *(const uint4 *)&messages[stage];
-                step.kind = m.x & 3;
-                step.level = m.x >> 2 & 15;
-                step.groups = m.x >> 6 & 255;
-                step.width = m.x >> 16 & 255;
-                step.rows = m.x >> 24;
-                step.x = m.y;
-                step.y = m.z;
-                step.first = m.w;
-                step.last = messages[stage].last;
+        prefetch_pixels(p, it);
+        if (it.begin == 0 && it.end > 1 && plan.spread(p) && share(shared, own)) it.end = 1;
+        plan.start(it);
+        bool more = plan.next(p, step);
+        barrier_wait(empty + ring.at * 8, ring.phase ^ 1);
+        float *coords = (float *)(smem + (team * STAGES + ring.at) * STAGE_BYTES);  // they travel in the stage itself
+#pragma unroll
+        for (int i = 0; i < LANE_PIXELS; i++) {
+            coords[i * 32 + lane] = plan.x[i];
+            coords[TILE_PIXELS + i * 32 + lane] = plan.y[i];
+        }
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        __syncwarp();
+        if (lane == 0) {
+            Message m = {(u32)(ITEM | it.begin << 2 | it.end << 6), it.tile_x, it.tile_y, it.batch};
+            messages[ring.at] = m;
+        }
+        __syncwarp();
+        warp_arrive(full + ring.at * 8);
+        __syncwarp();
+        ring.advance();
+        while (more) {
+            int blocks = step.kind == CHUNK ? KB : 1;
+            for (int kb = 0; kb < blocks; kb++) {
+                barrier_wait(empty + ring.at * 8, ring.phase ^ 1);
+                if (lane == 0) {
+                    Message m = {(u32)(step.kind | step.level << 2 | step.groups << 6 | step.width << 16 | step.rows << 24), step.x, step.y, step.first,
+                                 step.last};
+                    messages[ring.at] = m;
+                    if (step.kind == CHUNK) {
+                        u32 to = stages + ring.at * STAGE_BYTES, bar = full + ring.at * 8;
+                        const TensorMap *map = &maps.map[step.level * WCOUNT + step.width_index];
+                        barrier_expect(bar, step.rows * step.width * CBLK * 2 * PARTS);
+#pragma unroll
+                        for (int part = 0; part < PARTS; part++)
+#pragma unroll
+                            for (int panel = 0; panel < CBLK / 64; panel++)
+                                copy_box(to + part * PART_BYTES + panel * NCOL * 128, map, bar, part * CPAD + kb * CBLK + panel * 64, step.x, step.y,
+                                         it.batch);
+                    } else
+                        barrier_arrive(full + ring.at * 8);
+                }
+#ifdef ARRIVE_ALL
+                if (lane) barrier_arrive(full + ring.at * 8);
+#endif
+                __syncwarp();
+                ring.advance();
             }
-            if (step.kind == CHUNK) {
-                if (step.groups >> group & 1) {
-                    float d[NCOL / 2];
+            if (!ahead) {
+                ahead = true;
+                item = __shfl_sync(0xffffffffu, following, 0);
+                if (item < p.items) load_coords(p, decode_item(p, item), x, y);
+            }
+            more = plan.next(p, step);
+        }
+        if (!ahead) {
+            item = __shfl_sync(0xffffffffu, following, 0);
+            if (item < p.items) load_coords(p, decode_item(p, item), x, y);
+        }
+    }
+    barrier_wait(empty + ring.at * 8, ring.phase ^ 1);
+    if (lane == 0) {
+        messages[ring.at].packed = EXIT;
+        __threadfence();           // the last planner of all leaves the queue as it found it
+        if (atomicAdd(p.queue + 1, 1) == crew - 1) {
+            p.queue[0] = 0;
+            p.queue[1] = 0;
+        }
+    }
+    __syncwarp();
+    warp_arrive(full + ring.at * 8);
+}
+
+static __device__ __forceinline__ void multiply_and_sample(const Params &p, u32 base, u8 *smem, int team, int warp) {
+    u32 bars = base + TEAM_OFFSET + team * TEAM_BYTES, stages = base + team * (STAGES * STAGE_BYTES);
+    int lane = lane_id();
+    Ring ring = {0, 0};
+    Note *note = (Note *)(smem + NOTE_OFFSET) + team * WARPS + warp;
+    float *staging = (float *)(smem + STAGING_OFFSET) + (team * WARPS + warp) * STAGING_FLOATS;
+    out_t *buffer = (out_t *)(smem + BUFFER_OFFSET + (team * WARPS + warp) * OUT_BUFFER_BYTES);
+    float scale = *p.scale;
+    WarpPixel px;
+    px.active = false;
+    set_steps(px, p);
+    u32 a[PARTS][STEPS][4];
+    int level = -1, begin = 0, end = 0;
+    bool staged = false;           // products of the chunk in note->chunk wait in shared memory
+    while (true) {
+        barrier_wait(bars + FULL + ring.at * 8, ring.phase);
+        const Message *message = (const Message *)(smem + TEAM_OFFSET + team * TEAM_BYTES) + ring.at;
+        u32 packed = message->packed;
+        if ((packed & 3) == CHUNK) {
+            if (GROUPS == 1 || packed >> (6 + (warp >> 2)) & 1) {
+                float d[NCOL / 2];
+                bool needed = false;
+                // What a sum in the tensor cores loses grows with its magnitude: of split features the small products come first,
+                // and two halves of the large ones are added outside.
 #pragma unroll
-                    for (int kb = 0; kb < KB; kb++) {
-                        if (kb) barrier_wait(full + stage * 8, phase);
-                        if (KB > 1) {
+                for (int kb = 0; kb < KB; kb++) {
+                    if (kb) barrier_wait(bars + FULL + ring.at * 8, ring.phase);
+                    if (KB > 1) {
+                        Item it = note->it;
 #pragma unroll
-                            for (int part = 0; part < PARTS; part++) load_pixels(a[part], own + (part * CPAD + kb * CBLK) * 16);
-                        }
-                        u32 at = __shfl_sync(0xffffffffu, (base + stage * STAGE_BYTES) >> 4 | 1 << 16, 0);
+                        for (int part = 0; part < PARTS; part++) load_pixels(a[part], p, it, warp, (part * CPAD + kb * CBLK) / 16);
+                    }
+                    u32 at = __shfl_sync(0xffffffffu, (stages + ring.at * STAGE_BYTES) >> 4 | 1 << 16, 0);
+#pragma unroll
+                    for (int half = 0; half < PARTS; half++) {
                         asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#if SPLIT
+                        if (half == 0)
 #pragma unroll
                         for (int s = 0; s < STEPS; s++) {
                             u32 b = at + (s / 4 * NCOL * 128 + s % 4 * 32) / 16;
-                            wgmma_rs(d, a[0][s][0], a[0][s][1], a[0][s][2], a[0][s][3], b, kb > 0 || s > 0);
-#if SPLIT
-                            wgmma_rs(d, a[1][s][0], a[1][s][1], a[1][s][2], a[1][s][3], b, 1);
+                            wgmma_rs(d, a[1][s][0], a[1][s][1], a[1][s][2], a[1][s][3], b, s > 0);
                             wgmma_rs(d, a[0][s][0], a[0][s][1], a[0][s][2], a[0][s][3], b + PART_BYTES / 16, 1);
-#endif
                         }
+#endif
+#pragma unroll
+                        for (int s = 0; s < STEPS; s++)
+                            if (s / (STEPS / PARTS) == half)
+                                wgmma_rs(d, a[0][s][0], a[0][s][1], a[0][s][2], a[0][s][3], at + (s / 4 * NCOL * 128 + s % 4 * 32) / 16,
+                                     SPLIT ? half == 0 || s > STEPS / PARTS : kb > 0 || s > 0);
                         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                        if (kb == KB - 1) sample_chunk(px, staged, staging);
+                        if (kb == 0 && half == 0) {
+                            if (staged) sample_chunk(px, read_message(&note->chunk), staging);
+                            Step step = read_message((const Message *)(smem + TEAM_OFFSET + team * TEAM_BYTES) + ring.at);
+                            while (level < step.level) {
+#if CLAST
+                                if (level >= begin) leave_level(p, note->it, level, warp, px, buffer);
+#endif
+                                level++;
+                                enter_level(px, p, note->x[lane & 15], note->y[lane & 15], scale, level);
+                            }
+                            needed = warp_needs(px, step);
+                            __syncwarp();  // other lanes may still sample what is overwritten now
+                            if (needed && lane == 0) {
+                                Message m = {(u32)(step.level << 2 | step.width << 16 | step.rows << 24), step.x, step.y, step.first, step.last};
+                                note->chunk = m;
+                            }
+                        }
                         asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #pragma unroll
                         for (int i = 0; i < NCOL / 2; i++) asm volatile("" : "+f"(d[i])::"memory");
-                        warp_arrive(empty + stage * 8);
-                        if (++stage == STAGES) stage = 0, phase ^= 1;
-                    }
-                    while (level < step.level) {
-#if CLAST
-                        if (level >= it.begin) leave_level(p, it, level, warp, px, buffer);
-#endif
-                        level++;
-                        enter_level(px, p, it, warp, scale, level, plane, buffer);
-                    }
-                    staged.rows = 0;
-                    if (warp_needs(px, step)) {
-                        staged = step;
-                        __syncwarp();  // other lanes may still sample what is overwritten now
-                        put_products(d, staging);
-                        __syncwarp();
-                    }
-                } else {
-#pragma unroll 1
-                    for (int kb = 0; kb < KB; kb++) {
-                        if (kb) barrier_wait(full + stage * 8, phase);
-                        __syncwarp();
-                        warp_arrive(empty + stage * 8);
-                        if (++stage == STAGES) stage = 0, phase ^= 1;
+                        if (half == PARTS - 1) {
+                            warp_arrive(bars + EMPTY + ring.at * 8);
+                            ring.advance();
+                        }
+                        if (needed && (SPLIT || kb == KB - 1)) put_products(d, staging, kb + half > 0 && SPLIT);
                     }
                 }
-                continue;
-            }
-            float x = ((float *)(smem + stage * STAGE_BYTES))[warp * 16 + (lane & 15)], y = ((float *)(smem + stage * STAGE_BYTES))[TILE_PIXELS + warp * 16 + (lane & 15)];
-            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine writes this stage next
-            __syncwarp();
-            warp_arrive(empty + stage * 8);
-            if (++stage == STAGES) stage = 0, phase ^= 1;
-            sample_chunk(px, staged, staging);
-            staged.rows = 0;
-            __syncwarp();
-            int until = step.kind == SCATTERED ? step.level : it.end;
-            while (level < until) {
-#if CLAST
-                if (level >= it.begin) leave_level(p, it, level, warp, px, buffer);
-#endif
-                if (++level < it.end) enter_level(px, p, it, warp, scale, level, plane, buffer);
-            }
-            if (step.kind == EXIT) break;
-            if (step.kind == ITEM) {
-                it.begin = step.level;
-                it.end = step.groups;
-                it.tile_x = step.x;
-                it.tile_y = step.y;
-                it.batch = step.first;
-                level = it.begin - 1;
-                px.x = x;
-                px.y = y;
-                px.inside = block_x(it, lane & 15) < p.width && block_y(it, warp, lane & 15) < p.height;
-                if (lane < 16) {
-                    coords[lane] = x;
-                    coords[16 + lane] = y;
-                }
-                own = p.f1 + pixel_block(p, it, warp) + lane * 8;
+                staged = needed;
                 __syncwarp();
             } else {
-                px.handled = px.handled || px.active && px.ix >= step.first && px.ix < step.last;
-                scattered_pixels(p, step.level, step.first, step.last, scale, it, warp, coords, staging, buffer);
-#pragma unroll
-                for (int i = 0; i < DX1; i++) px.previous[i] = 0.f;
+#pragma unroll 1
+                for (int kb = 0; kb < KB; kb++) {
+                    if (kb) barrier_wait(bars + FULL + ring.at * 8, ring.phase);
+                    __syncwarp();
+                    warp_arrive(bars + EMPTY + ring.at * 8);
+                    ring.advance();
+                }
             }
-            if (KB == 1) {  // after scattered pixels again, so that the registers need not live through them
+            continue;
+        }
+        Step step = read_message(message);
+        const float *sent = (const float *)(smem + (team * STAGES + ring.at) * STAGE_BYTES);
+        float x = sent[warp * 16 + (lane & 15)], y = sent[TILE_PIXELS + warp * 16 + (lane & 15)];
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");  // the copy engine writes this stage next
+        __syncwarp();
+        warp_arrive(bars + EMPTY + ring.at * 8);
+        ring.advance();
+        Item it = {step.first, step.x, step.y, step.level, step.groups};
+        if (KB == 1 && step.kind == ITEM) {  // on their way while the last chunk is sampled
 #pragma unroll
-                for (int part = 0; part < PARTS; part++) load_pixels(a[part], own + part * CPAD * 16);
+            for (int part = 0; part < PARTS; part++) load_pixels(a[part], p, it, warp, part * CPAD / 16);
+        }
+        if (staged) sample_chunk(px, read_message(&note->chunk), staging);
+        staged = false;
+        __syncwarp();
+        int until = step.kind == SCATTERED ? step.level : end;
+        while (level < until) {
+#if CLAST
+            if (level >= begin) leave_level(p, note->it, level, warp, px, buffer);
+#endif
+            if (++level < end) enter_level(px, p, note->x[lane & 15], note->y[lane & 15], scale, level);
+        }
+        if (step.kind == EXIT) break;
+        if (step.kind == ITEM) {
+            begin = it.begin;
+            end = it.end;
+            level = begin - 1;
+            __syncwarp();
+            if (lane < 16) {
+                note->x[lane] = x;
+                note->y[lane] = y;
+            }
+            if (lane == 0) note->it = it;
+            enter_tile(px, p, it, warp, buffer);
+            __syncwarp();
+        } else {
+            px.handled = px.handled || px.active && px.ix >= step.first && px.ix < step.last;
+            it = note->it;
+            scattered_pixels(p, step.level, step.first, step.last, scale, it, warp, note->x, staging, buffer);
+#pragma unroll
+            for (int i = 0; i < DX1; i++) px.previous[i] = 0.f;
+            if (KB == 1) {  // again, so that the registers need not live through them
+#pragma unroll
+                for (int part = 0; part < PARTS; part++) load_pixels(a[part], p, it, warp, part * CPAD / 16);
             }
         }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) lookup(const __grid_constant__ Params p, const __grid_constant__ Maps maps) {
+    extern __shared__ u8 raw[];
+    u32 base = (smem_address(raw) + 1023) & ~1023u;
+    asm volatile("" : "+r"(base));  // kept, not recomputed
+    u8 *smem = (u8 *)__cvta_shared_to_generic(base);
+    int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0);
+    if (threadIdx.x == 0) {
+        for (int team = 0; team < TEAMS; team++) {
+            u32 bars = base + TEAM_OFFSET + team * TEAM_BYTES;
+            for (int i = 0; i < STAGES; i++) {
+                barrier_init(bars + FULL + i * 8, ARRIVALS);
+                barrier_init(bars + EMPTY + i * 8, WARPS * ARRIVALS);
+            }
+        }
+        for (int i = 0; i < SHARED_TILES; i++) ((u32 *)(smem + SHARED_OFFSET))[i] = 0;
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    if (warp < TEAMS * WARPS) {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
+        int team = TEAMS == 1 ? 0 : warp / WARPS;
+        multiply_and_sample(p, base, smem, team, warp - team * WARPS);
+    } else {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
+        warp -= TEAMS * WARPS;
+        if (warp < TEAMS) plan_tiles(p, maps, base, smem, warp);
     }
 }

@@ -8,7 +8,7 @@ struct Source { const src_t *data; i64 b, c, y, x; int height, width; };
 struct PrepareParams {
     Source source[2];
     u16 *f1, *f2;
-    float *scale;                  // out: what every product must be multiplied with
+    float *scale;                  // out: what products, gradients of the first map and of the second must be multiplied with
     u32 *magnitude;                // two words, zeroed by the caller: bits of the largest magnitude of each map
     float *deep;                   // [B, h3, w3, CPAD] float32 when levels > 4, else null
     i64 level_offset[MAXLEVELS];
@@ -72,11 +72,14 @@ extern "C" __global__ void __launch_bounds__(256) prepare(const __grid_constant_
     gain = power_of_two(p.magnitude[second]);
 #endif
     if (blockIdx.x == 0 && thread == 0) {
-        float scale = p.inverse_root;
+        float one = 1.f, two = 1.f;
 #if SCALED
-        scale = scale / power_of_two(p.magnitude[0]) / power_of_two(p.magnitude[1]);
+        one = power_of_two(p.magnitude[0]);
+        two = power_of_two(p.magnitude[1]);
 #endif
-        *p.scale = scale;
+        p.scale[0] = p.inverse_root / one / two;
+        p.scale[1] = p.inverse_root / two;
+        p.scale[2] = p.inverse_root / one;
     }
     int x0 = tx * 32, y0 = ty * 8, c0 = group * 32;
     const src_t *from = s.data + batch * s.b + y0 * s.y + x0 * s.x + c0 * s.c;
@@ -101,20 +104,16 @@ extern "C" __global__ void __launch_bounds__(256) prepare(const __grid_constant_
     __syncthreads();
 #ifndef F1_PLAIN
     if (!second) {
-        int q = lane & 3;
+        int q = lane & 3, octets = (s.width + 7) / 8;
 #pragma unroll
-        for (int i = 0; i < 4; i++) {  // a warp writes the fragments of 16 pixels and 16 channels
-            constexpr int across = 32 / BLOCK_W;
-            int unit = i * 8 + warp, k = unit & 1, bx = (unit >> 1) % across, by = (unit >> 1) / across;
-            if (by * BLOCK_H < rows && bx * BLOCK_W < columns) {
+        for (int i = 0; i < 4; i++) {  // a warp writes the fragments of 8 pixels and 32 channels
+            int by = i * 2 + (warp >> 2), bx = warp & 3;
+            if (by < rows && bx * 8 < columns) {
                 float v[8];
 #pragma unroll
-                for (int j = 0; j < 8; j++) {
-                    int c = k * 16 + (j >> 2) * 8 + q * 2 + (j & 1), pixel = (j >> 1 & 1) * 8 + (lane >> 2);
-                    v[j] = full[c * CS + (by * BLOCK_H + pixel / BLOCK_W) * 33 + bx * BLOCK_W + pixel % BLOCK_W];
-                }
-                i64 at = ((i64)batch * ((s.height + BLOCK_H - 1) / BLOCK_H) + y0 / BLOCK_H + by) * ((s.width + BLOCK_W - 1) / BLOCK_W) + x0 / BLOCK_W + bx;
-                store_octet(p.f1 + at * (16 * ROWLEN) + (c0 / 16 + k) * 256 + lane * 8, v, CPAD * 16);
+                for (int j = 0; j < 8; j++) v[j] = full[((j >> 1) * 8 + q * 2 + (j & 1)) * CS + by * 33 + bx * 8 + (lane >> 2)];
+                i64 at = ((i64)batch * s.height + y0 + by) * octets + x0 / 8 + bx;
+                store_octet(p.f1 + at * (8 * ROWLEN) + group * 256 + lane * 8, v, CPAD * 8);
             }
         }
         return;

@@ -16,11 +16,10 @@ typedef OutElement::type out_t;
 #endif
 
 struct WarpPixel {
-    float x, y;
     bool inside;                   // of the image
-    int ix, iy;
     bool active;
     bool handled;                  // its taps of this level are written by this item
+    int ix, iy;
     float wx0, wx1, wy0, wy1;
     float previous[DX1];
     out_t *base;                   // where the lane's first tap goes
@@ -31,37 +30,51 @@ struct WarpPixel {
 static __device__ __forceinline__ int block_x(const Item &it, int i) { return it.tile_x * TILE_W + i % BLOCK_W; }
 static __device__ __forceinline__ int block_y(const Item &it, int row, int i) { return it.tile_y * TILE_H + row * BLOCK_H + i / BLOCK_W; }
 
-// Prepares the pixel for a level; pixels without a window get their zeros here. row: the warp's block of the tile.
-static __device__ __forceinline__ void enter_level(WarpPixel &px, const Params &p, const Item &it, int row, float scale, int level, i64 plane,
-                                                   out_t *buffer) {
-    int lane = lane_id(), upper = lane >> 4;
+static __device__ __forceinline__ void set_steps(WarpPixel &px, const Params &p) {
+    px.step_y = (CLAST ? 1 : (u32)p.height * (u32)p.width) * sizeof(out_t);  // a plane has less than 2^26 pixels
+    px.step_x = KW * px.step_y;
+    asm volatile("" : "+r"(px.step_x), "+r"(px.step_y));  // kept, not recomputed
+}
+
+// Prepares the pixel for a tile's levels from it.begin on. row: the warp's block of the tile.
+static __device__ __forceinline__ void enter_tile(WarpPixel &px, const Params &p, const Item &it, int row, out_t *buffer) {
+    int lane = lane_id(), x = block_x(it, lane & 15), y = block_y(it, row, lane & 15);
+    px.inside = x < p.width && y < p.height;
+#if CLAST
+    px.base = buffer + (lane & 15) * KW * KW + (lane >> 4) * (DX0 * KW);
+#else
+    i64 plane = (i64)p.height * p.width;
+    i64 tap = ((i64)it.batch * p.levels + it.begin - 1) * (KW * KW) + (lane >> 4) * (DX0 * KW);
+    px.base = (out_t *)p.out + tap * plane + (i64)y * p.width + x;
+#endif
+}
+
+// Prepares the pixel, whose coordinates are x and y, for the next level; pixels without a window get their zeros here.
+static __device__ __forceinline__ void enter_level(WarpPixel &px, const Params &p, float x, float y, float scale, int level) {
+    int upper = lane_id() >> 4;
     float fx, fy;
-    bool valid = window(px.x, px.y, level, p.level_h[level], p.level_w[level], px.ix, px.iy, fx, fy);
+    bool valid = window(x, y, level, p.level_h[level], p.level_w[level], px.ix, px.iy, fx, fy);
     px.active = valid && px.inside;
     px.handled = px.inside && !valid;
     px.wx0 = (1.f - fx) * scale;
     px.wx1 = fx * scale;
     px.wy0 = 1.f - fy;
     px.wy1 = fy;
-#if CLAST
-    out_t *base = buffer + (lane & 15) * KW * KW;
-    i64 step_x = KW, step_y = 1;
-#else
-    out_t *base = (out_t *)p.out + ((i64)it.batch * p.levels + level) * (KW * KW) * plane + (i64)block_y(it, row, lane & 15) * p.width +
-                  block_x(it, lane & 15);
-    i64 step_x = KW * plane, step_y = plane;
+#if !CLAST
+    px.base = (out_t *)((u64)px.base + (u64)px.step_x * KW);
 #endif
-    if (px.inside && !valid)
+    if (px.handled) {
+        u64 first = (u64)px.base - (u64)px.step_x * (upper * DX0);
 #pragma unroll 1
         for (int o = upper; o < KW * KW; o += 2) {
-            out_t *at = base + o / KW * step_x + o % KW * step_y;
+            out_t *at = (out_t *)(first + (u64)px.step_x * (o / KW) + (u64)px.step_y * (o % KW));
 #if CLAST
             *at = OutElement::pack(0.f);
 #else
             store_streaming(at, OutElement::pack(0.f));
 #endif
         }
-    px.base = base + upper * DX0 * step_x;
+    }
 }
 
 #if CLAST
@@ -70,13 +83,17 @@ static __device__ __forceinline__ void leave_level(const Params &p, const Item &
     int lane = lane_id();
     __syncwarp();
     u32 handled = __ballot_sync(0xffffffffu, px.handled);
-#pragma unroll 4
-        for (int i = 0; i < 16; i++) {
-            int x = block_x(it, i), y = block_y(it, row, i);
-            out_t *to = (out_t *)p.out + (((i64)it.batch * p.height + y) * p.width + x) * ((i64)p.levels * KW * KW) + level * (KW * KW);
-            if (handled >> i & 1)
-                for (int c = lane; c < KW * KW; c += 32) store_streaming(to + c, buffer[i * KW * KW + c]);
-        }
+    i64 pixel = (i64)p.levels * KW * KW;
+    out_t *to = (out_t *)p.out + (((i64)it.batch * p.height + block_y(it, row, 0)) * p.width + block_x(it, 0)) * pixel + level * (KW * KW) + lane;
+    buffer += lane;
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        if (handled >> i & 1)
+#pragma unroll
+            for (int c = 0; c < KW * KW; c += 32)
+                if (c + 32 <= KW * KW || lane < KW * KW - c) store_streaming(to + c, buffer[i * KW * KW + c]);
+        to += i % BLOCK_W == BLOCK_W - 1 ? (p.width - BLOCK_W + 1) * pixel : pixel;
+    }
     __syncwarp();
 }
 #endif
@@ -101,6 +118,7 @@ static __device__ __forceinline__ void sample_chunk(WarpPixel &px, const Step &s
     int stride = step.width * STAGING_STRIDE;
 #pragma unroll 1
     for (int ry = 0; ry < step.rows; ry += 2, k += 2, column += 2 * stride) {  // two rows at a time
+        if (!__any_sync(0xffffffffu, (u32)(k + 1) <= KP)) continue;  // no pixel's window has these rows
         bool both = ry + 1 < step.rows;
         const float *below = both ? column + stride : column;
         float v[DX1 + 1], u[DX1 + 1];
@@ -125,27 +143,31 @@ static __device__ __forceinline__ bool warp_needs(const WarpPixel &px, const Ste
     return __any_sync(0xffffffffu, px.active && px.ix >= step.first && px.ix < step.last && px.iy < step.y + step.rows && px.iy + KP > step.y);
 }
 
-static __device__ __forceinline__ uint4 load_feature(const u16 *p, bool inside) {
-    uint4 v = make_uint4(0, 0, 0, 0);
-    if (inside) v = *(const uint4 *)p;
-    return v;
+// Where the features of 8 pixels begin, those from 8 * octet on in row y of the image; the nearest ones if these are outside.
+static __device__ __forceinline__ const u16 *pixel_octet(const Params &p, int batch, int y, int octet) {
+    int octets = (p.width + 7) / 8;
+    return p.f1 + (((i64)batch * p.height + min(y, p.height - 1)) * octets + min(octet, octets - 1)) * (8 * ROWLEN);
 }
 
-// Where the features of the warp's block begin.
-static __device__ __forceinline__ i64 pixel_block(const Params &p, const Item &it, int row) {
-    int rows = (p.height + BLOCK_H - 1) / BLOCK_H;
-    return (((i64)it.batch * rows + min(it.tile_y * (TILE_H / BLOCK_H) + row, rows - 1)) * p.tiles_x + it.tile_x) * (16 * ROWLEN);
+// One pixel's features in the order of channels, to shared memory.
+static __device__ __forceinline__ void gather_pixel(u32 *own, const Params &p, int batch, int y, int x) {
+    const uint4 *from = (const uint4 *)pixel_octet(p, batch, y, x / 8) + (x & 7) * 4;
+    for (int c = lane_id(); c < ROWLEN / 8; c += 32) {
+        uint4 v = from[(c >> 2) * 32 + (c & 3)];
+        u32 *to = own + (c >> 2) * 16 + (c & 3);
+        to[0] = v.x;
+        to[4] = v.y;
+        to[8] = v.z;
+        to[12] = v.w;
+    }
 }
 
-#ifndef SCATTER_INLINE
-#define SCATTER_INLINE __forceinline__
-#endif
 // A warp's own share (16 pixels) of a scattered strip: per pixel, the products with its (2r+2)^2 positions, read straight from
 // memory. scratch: SCATTER_FLOATS floats of the warp. xs, ys: coordinates of the warp's pixels.
-static __device__ SCATTER_INLINE void scattered_pixels(const Params &p, int level, int first, int last, float scale, const Item &it, int row,
+static __device__ __forceinline__ void scattered_pixels(const Params &p, int level, int first, int last, float scale, const Item &it, int row,
                                                      const float *xs, float *scratch, out_t *buffer) {
     const float *ys = xs + 16;
-    int lane = lane_id(), q = lane & 3, r = lane >> 2;
+    int lane = lane_id();
     int h = p.level_h[level], w = p.level_w[level];
     int batch = it.batch;
     const u16 *f2 = p.f2 + p.level_offset[level] + (i64)batch * h * w * ROWLEN;
@@ -158,43 +180,10 @@ static __device__ SCATTER_INLINE void scattered_pixels(const Params &p, int leve
         float fx, fy;
         if (x >= p.width || y >= p.height) continue;
         if (!window(xs[i], ys[i], level, h, w, ix, iy, fx, fy) || ix < first || ix >= last) continue;
-        const u32 *f1 = (const u32 *)(p.f1 + pixel_block(p, it, row)) + (i & 7) * 16 + (i >> 3);
         __syncwarp();
-        for (int c = lane; c < ROWLEN / 4; c += 32) {  // back to the natural order of channels
-            const u32 *from = f1 + (c >> 2) * 128 + (c & 3) * 4;
-            own[(c >> 2) * 8 + (c & 3)] = from[0];
-            own[(c >> 2) * 8 + 4 + (c & 3)] = from[2];
-        }
+        gather_pixel(own, p, batch, y, x);
         __syncwarp();
-#pragma unroll 1
-        for (int t = 0; t < (KP * KP + 15) / 16; t++) {
-            int pa = t * 16 + r, pb = pa + 8;
-            int xa = ix + pa % KP, ya = iy + pa / KP, xb = ix + pb % KP, yb = iy + pb / KP;
-            bool ina = pa < KP * KP && (u32)xa < (u32)w && (u32)ya < (u32)h, inb = pb < KP * KP && (u32)xb < (u32)w && (u32)yb < (u32)h;
-            const u16 *fa = f2 + ((i64)ya * w + xa) * ROWLEN + q * 8, *fb = f2 + ((i64)yb * w + xb) * ROWLEN + q * 8;
-            float d[4] = {0.f, 0.f, 0.f, 0.f};
-#pragma unroll 4
-            for (int g = 0; g < CPAD / 32; g++) {
-                uint4 va = load_feature(fa + g * 32, ina), vb = load_feature(fb + g * 32, inb);
-                uint4 b = *(const uint4 *)(own + g * 16 + q * 4);
-                mma_16816(d, va.x, vb.x, va.y, vb.y, b.x, b.y);
-                mma_16816(d, va.z, vb.z, va.w, vb.w, b.z, b.w);
-#if SPLIT
-                uint4 c = *(const uint4 *)(own + CPAD / 2 + g * 16 + q * 4);
-                mma_16816(d, va.x, vb.x, va.y, vb.y, c.x, c.y);
-                mma_16816(d, va.z, vb.z, va.w, vb.w, c.z, c.w);
-                va = load_feature(fa + CPAD + g * 32, ina);
-                vb = load_feature(fb + CPAD + g * 32, inb);
-                mma_16816(d, va.x, vb.x, va.y, vb.y, b.x, b.y);
-                mma_16816(d, va.z, vb.z, va.w, vb.w, b.z, b.w);
-#endif
-            }
-            if (q == 0) {
-                dots[pa] = d[0];
-                dots[pb] = d[2];
-            }
-        }
-        __syncwarp();
+        window_products(dots, own, f2, h, w, ix, iy);
 #pragma unroll 1
         for (int o = lane; o < KW * KW; o += 32) {
             int dx = o / KW, dy = o % KW;
@@ -211,29 +200,45 @@ static __device__ SCATTER_INLINE void scattered_pixels(const Params &p, int leve
     __syncwarp();
 }
 
-// The A operand of 16 pixels' products: `from` is the lane's place in their block.
+// For the features of the first map, which are read once: with STREAMED they leave the L2 to the second's.
+static __device__ __forceinline__ u64 streaming_policy() {
+    u64 policy;
+#if STREAMED
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+#else
+    asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+#endif
+    return policy;
+}
+static __device__ __forceinline__ void load_streaming(u32 &a, u32 &b, u32 &c, u32 &d, const u16 *from, u64 policy) {
+    asm volatile("ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+                 : "=r"(a), "=r"(b), "=r"(c), "=r"(d)
+                 : "l"(from), "l"(policy));
+}
+
+// The A operand of the products of the warp's block: steps of 16 channels from `step` of the vectors on.
 template <int N>
-static __device__ __forceinline__ void load_pixels(u32 (&a)[N][4], const u16 *from) {
+static __device__ __forceinline__ void load_pixels(u32 (&a)[N][4], const Params &p, const Item &it, int row, int step) {
+    const u16 *first = pixel_octet(p, it.batch, block_y(it, row, 0), block_x(it, 0) / 8) + step * 128 + lane_id() * 8;
+    const u16 *second = pixel_octet(p, it.batch, block_y(it, row, 8), block_x(it, 8) / 8) + step * 128 + lane_id() * 8;
+    u64 policy = streaming_policy();
 #pragma unroll
-    for (int s = 0; s < N; s++) {
-        uint4 v = *(const uint4 *)(from + s * 256);
-        a[s][0] = v.x;
-        a[s][1] = v.y;
-        a[s][2] = v.z;
-        a[s][3] = v.w;
+    for (int s = 0; s < N; s += 2) {
+        load_streaming(a[s][0], a[s][2], a[s + 1][0], a[s + 1][2], first + s * 128, policy);
+        load_streaming(a[s][1], a[s][3], a[s + 1][1], a[s + 1][3], second + s * 128, policy);
     }
 }
 
-// A warp's 16 rows of the accumulators of a 64 x NCOL product, in the layout shared by mma.sync and wgmma.
+// A warp's 16 rows of the accumulators of a 64 x NCOL product, in the layout shared by mma.sync and wgmma; add: to what is there.
 template <int N>
-static __device__ __forceinline__ void put_products(const float (&d)[N], float *staging) {
+static __device__ __forceinline__ void put_products(const float (&d)[N], float *staging, bool add = false) {
     int lane = lane_id();
     float *at = staging + (lane & 3) * 2 * STAGING_STRIDE + (lane >> 2);
 #pragma unroll
-    for (int j = 0; j < N / 4; j++) {
-        at[(8 * j) * STAGING_STRIDE] = d[4 * j];
-        at[(8 * j + 1) * STAGING_STRIDE] = d[4 * j + 1];
-        at[(8 * j) * STAGING_STRIDE + 8] = d[4 * j + 2];
-        at[(8 * j + 1) * STAGING_STRIDE + 8] = d[4 * j + 3];
-    }
+    for (int j = 0; j < N / 4; j++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float *to = at + (8 * j + (i & 1)) * STAGING_STRIDE + (i >> 1) * 8;
+            *to = add ? *to + d[4 * j + i] : d[4 * j + i];
+        }
 }

@@ -20,16 +20,20 @@ class Params(ctypes.Structure):
         ("level_offset", _i64 * MOST_LEVELS), ("level_h", _i32 * MOST_LEVELS), ("level_w", _i32 * MOST_LEVELS),
         ("batch", _i32), ("height", _i32), ("width", _i32), ("levels", _i32),
         ("tiles_x", _i32), ("tiles_y", _i32), ("tiles", _i32), ("items", _i32), ("parts", _i32),
-        ("part_begin", _i32 * 8), ("part_end", _i32 * 8), ("part_deal", _i32 * 8),
+        ("part_begin", _i32 * 8), ("part_end", _i32 * 8), ("whole", _i32),
     ]  # fmt: skip
 
 
-class BackwardParams(ctypes.Structure):
-    """``BackwardParams`` of backward.cu."""
+class GradientParams(ctypes.Structure):
+    """``GradientParams`` of gradients.cuh."""
 
     _fields_ = [
         ("p", Params), ("grad", _ptr), ("grad_b", _i64), ("grad_c", _i64), ("grad_y", _i64), ("grad_x", _i64),
-        ("g1", _ptr), ("g2", _ptr), ("scale", _f32),
+        ("g1", _ptr), ("g2", _ptr), ("patches", _ptr), ("covered", _ptr), ("bounds", _ptr), ("largest", _ptr),
+        ("full", _ptr), ("full_tiles", _ptr), ("bands", _ptr), ("full_targets", _ptr), ("target_largest", _ptr),
+        ("turn", _ptr), ("work", _ptr),
+        ("mode", _i32), ("want_first", _i32), ("want_second", _i32), ("target_tiles", _i32),
+        ("target_begin", _i32 * MOST_LEVELS), ("splits", _i32 * MOST_LEVELS),
     ]  # fmt: skip
 
 
@@ -61,15 +65,15 @@ class PrepareParams(ctypes.Structure):
     ]  # fmt: skip
 
 
-def split_levels(params: Params, levels: int, parts: int, deals: int) -> None:
-    """Deal every tile's levels to ``parts`` items (1 to 4): the finest ones apart, the others together."""
+def split_levels(params: Params, levels: int, parts: int, whole: int = 0) -> None:
+    """Make every tile's levels ``parts`` items (1 to 4), the finest ones apart, the others together; of the first
+    ``whole`` tiles one item each."""
     ends = sorted({min(end, levels) for end in (*range(1, parts), levels)})
-    ranges = list(zip([0, *ends[:-1]], ends, [0] * len(ends), strict=True))
-    ranges[1:1] = [(0, 1, deal) for deal in range(1, deals)]
-    params.parts = len(ranges)
-    for index, (begin, end, deal) in enumerate(ranges):
-        params.part_begin[index], params.part_end[index], params.part_deal[index] = begin, end, deal
-    params.items = params.tiles * params.parts
+    params.parts = len(ends)
+    for index, (begin, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
+        params.part_begin[index], params.part_end[index] = begin, end
+    params.whole = whole
+    params.items = whole + (params.tiles - whole) * params.parts
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,0 +1,222 @@
+"""The gradients of the features, added up over the lookups of a pass, and of the coordinates."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from fullfield._kernels.nvrtc import Kernel, Source, addresses
+from fullfield.ops.correlation.cuda import config as shapes
+from fullfield.ops.correlation.cuda.config import CODES, MOST_LEVELS, Config
+from fullfield.ops.correlation.cuda.device import LIBRARIES, Device, fill, raw_stream
+from fullfield.ops.correlation.cuda.structs import CoordsParams, GradientParams, Params
+from fullfield.ops.correlation.protocol import Gradients, Request
+
+# ``mode`` of gradients.cuh.
+FIRST_LOOKUP, ADD, RESTART, END = range(4)
+MOST_SPLITS = 64
+FEW = 4  # splits of everything where there is little to do, as in multiply_out.cu
+WORK = 4 + MOST_LEVELS  # integers of ``Work``
+
+
+def gradient_sources(config: Config, grad: int, shared: int) -> tuple[Source, Source]:
+    """``collect`` and ``multiply_out`` for lookups of ``config`` on a device with ``shared`` bytes a block."""
+    own = shapes.gradient_config(config)
+    side, block = shapes.patch_side(own, shared), shapes.channel_block(own, shared)
+    return shapes.collect_source(own, grad, side), shapes.multiply_source(own, side, block)
+
+
+@dataclass
+class Sums(Gradients):
+    """The sums of one pass: in the layout of f2, padded, flat float32 (``levels`` is a list of one), what is already
+    multiplied with the features; in patches of window gradients what is not yet."""
+
+    params: GradientParams = field(default_factory=GradientParams)
+    pair: Params = field(default_factory=Params)
+    """``params.p`` itself."""
+    strides: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+    """Those in ``params``, of the last incoming gradient and coordinates."""
+    arguments: ctypes.Array[ctypes.c_void_p] = field(default_factory=addresses)
+    memory: tuple[Tensor, ...] = ()
+    stream: int = 0
+    """On which the memory was taken."""
+    empty: bool = True
+
+
+class FeatureGradients:
+    """The launches of one pair. What changes between passes is in their :class:`Sums`."""
+
+    def __init__(self, request: Request, config: Config, device: Device, state: tuple[Tensor, ...]) -> None:
+        if len(state) < 4:
+            raise TypeError("the pair was prepared without gradients")
+        self.request, self.device = request, device
+        self._config, self._forward = shapes.gradient_config(config), config
+        self._state = state
+        side, block = (
+            shapes.patch_side(self._config, device.shared),
+            shapes.channel_block(self._config, device.shared),
+        )
+        self._collect_shared = shapes.collect_shared(side)
+        self._multiply_shared = shapes.multiply_shared(self._config, block)
+        self._side = side
+        pair = GradientParams()
+        fill(pair.p, request, self._config, state[3], state[1])
+        pair.p.scale = state[2].data_ptr()
+        self._blocks = self._config.channels // block
+        self._collected = pair.p.tiles * request.levels
+        self._plan(pair)
+        self._pair = pair
+        source = gradient_sources(config, 0, device.shared)[1]
+        self._kernel = LIBRARIES.load([source], device.arch, device.index)[0]["multiply_out"]
+        self._kernel.allow_shared(device.index, self._multiply_shared)
+        self._collects: dict[torch.dtype, Kernel] = {}
+        # Two blocks share a multiprocessor if they fit.
+        each = 2 if 2 * (self._multiply_shared + 1024) <= device.shared + 1024 and not config.split else 1
+        splits = sum(
+            max(FEW, pair.splits[level]) * -(-height // 8) * -(-width // 8)
+            for level, (height, width) in enumerate(request.sizes2)
+        )
+        most = self._blocks * (FEW * pair.p.tiles + request.batch * splits)
+        self._grid = (max(1, min(each * device.processors, most)), 1)
+
+    def _plan(self, pair: GradientParams) -> None:
+        request = self.request
+        tiles = pair.p.tiles_x * pair.p.tiles_y
+        counts = [-(-height // 8) * -(-width // 8) for height, width in request.sizes2]
+        for level, count in enumerate(counts):
+            pair.target_begin[level] = request.batch * sum(counts[:level])
+            # As many pixels for an item of a coarse level as for one of level 1.
+            pair.splits[level] = max(1, min(MOST_SPLITS, round(tiles / (4 * max(count, 1)))))
+        pair.target_tiles = request.batch * sum(counts)
+
+    def sums(self, fmap1: bool, levels: bool) -> Sums:
+        """Of a new pass, for what is wanted."""
+        r, channels, pair = self.request, self._config.channels, self._pair
+        new, count = self._state[0].new_zeros, self._collected
+        pixels, targets = r.batch * r.size1[0] * r.size1[1], r.batch * sum(h * w for h, w in r.sizes2)
+        first = new((pixels * channels if fmap1 else 0,), dtype=torch.float32)
+        second = new((targets * channels if levels else 0,), dtype=torch.float32)
+        patches = first.new_empty((count * 64 * self._side**2,))
+        notes = first.new_empty((count * (4 * 64 + 4 + 1) + pair.p.tiles,), dtype=torch.int32)
+        tiles, spots = pair.p.tiles, pair.target_tiles
+        marks = new((WORK + tiles + spots * 4 + (tiles + spots) * self._blocks,), dtype=torch.int32)
+        params = GradientParams.from_buffer_copy(pair)
+        params.want_first, params.want_second = fmap1, levels
+        params.g1, params.g2, params.patches = first.data_ptr(), second.data_ptr(), patches.data_ptr()
+        at, zeroed = notes.data_ptr(), marks.data_ptr()
+        params.covered, at = at, at + 16 * 64 * count
+        params.bounds, at = at, at + 16 * count
+        params.largest, params.full_tiles = at, at + 4 * count
+        params.work, zeroed = zeroed, zeroed + 4 * WORK
+        params.bands, zeroed = zeroed, zeroed + 8 * spots
+        params.target_largest, zeroed = zeroed, zeroed + 4 * spots
+        params.full_targets, zeroed = zeroed, zeroed + 4 * spots
+        params.turn, params.full = zeroed, zeroed + 4 * (tiles + spots) * self._blocks
+        memory = (first, second, patches, notes, marks)
+        return Sums(
+            first,
+            [second],
+            (fmap1, levels),
+            params,
+            params.p,
+            arguments=addresses(params),
+            memory=memory,
+            stream=raw_stream(self.device.index),
+        )
+
+    def add(self, grad_out: Tensor, coords: Tensor, sums: Sums, stream: int) -> None:
+        """Take one lookup's gradient in."""
+        if self._collected == 0:
+            return
+        self._use_on(stream, sums)
+        collect = self._collects.get(grad_out.dtype) or self._collect_of(grad_out.dtype)
+        params, strides = sums.params, (grad_out.stride(), coords.stride())
+        if strides != sums.strides:
+            _set_strides(params, *strides)
+            sums.strides = strides
+        sums.pair.coords, params.grad = coords.data_ptr(), grad_out.data_ptr()
+        if sums.empty:
+            self._collect(collect, sums, FIRST_LOOKUP, stream)
+            sums.empty = False
+        else:
+            self._collect(collect, sums, ADD, stream)
+            self._multiply(sums, stream)
+            self._collect(collect, sums, RESTART, stream)
+
+    def finish(self, sums: Sums) -> Gradients:
+        """Multiply out what is left; the gradients as views [B, C, H, W]."""
+        r = self.request
+        stream = raw_stream(self.device.index)
+        self._use_on(stream, sums)
+        if not sums.empty:
+            self._collect(next(iter(self._collects.values())), sums, END, stream)
+            self._multiply(sums, stream)
+        if sums.fmap1 is None or sums.levels is None:
+            raise TypeError("these accumulators were not made by the cuda backend")
+        first = self._unpadded(sums.fmap1, r.size1) if sums.wanted[0] else None
+        if not sums.wanted[1]:
+            return Gradients(first, None, sums.wanted)
+        rest, start = [], 0
+        for size in r.sizes2:
+            count = r.batch * size[0] * size[1] * self._config.channels
+            rest.append(self._unpadded(sums.levels[0][start : start + count], size))
+            start += count
+        return Gradients(first, rest, sums.wanted)
+
+    def _unpadded(self, flat: Tensor, size: tuple[int, int]) -> Tensor:
+        """A view [B, C, H, W] of [B, H, W, padded channels]."""
+        whole = flat.view(self.request.batch, *size, self._config.channels)
+        return whole[..., : self.request.channels].permute(0, 3, 1, 2)
+
+    def _use_on(self, stream: int, sums: Sums) -> None:
+        if stream != sums.stream:
+            current = torch.cuda.current_stream(self.device.index)
+            for tensor in sums.memory:
+                tensor.record_stream(current)
+
+    def _collect_of(self, dtype: torch.dtype) -> Kernel:
+        """The kernel for incoming gradients of ``dtype``."""
+        device = self.device
+        source = gradient_sources(self._forward, CODES[dtype], device.shared)[0]
+        kernel = LIBRARIES.load([source], device.arch, device.index)[0]["collect"]
+        kernel.allow_shared(device.index, self._collect_shared)
+        self._collects[dtype] = kernel
+        return kernel
+
+    def _collect(self, kernel: Kernel, sums: Sums, mode: int, stream: int) -> None:
+        sums.params.mode = mode
+        kernel.launch((self._collected, 1), 128, self._collect_shared, self.device.index, stream, sums.arguments)
+
+    def _multiply(self, sums: Sums, stream: int) -> None:
+        self._kernel.launch(self._grid, 256, self._multiply_shared, self.device.index, stream, sums.arguments)
+
+
+def coords_gradient(
+    request: Request, config: Config, device: Device, state: tuple[Tensor, ...], grad_out: Tensor, coords: Tensor
+) -> Tensor:
+    """[B, 2, H, W] float32, of one lookup."""
+    moved = torch.empty(coords.shape, dtype=torch.float32, device=coords.device)
+    blocks = request.batch * request.size1[0] * -(-request.size1[1] // 8)
+    if blocks == 0:
+        return moved
+    source = shapes.coords_source(config, CODES[grad_out.dtype])
+    kernel = LIBRARIES.load([source], device.arch, device.index)[0]["coords_gradient"]
+    shared = shapes.coords_shared(config)
+    kernel.allow_shared(device.index, shared)
+    params = CoordsParams()
+    fill(params.p, request, config, state[0], state[1])
+    params.p.scale = state[2].data_ptr()
+    _set_strides(params, grad_out.stride(), coords.stride())
+    params.p.coords, params.grad = coords.data_ptr(), grad_out.data_ptr()
+    params.moved = moved.data_ptr()
+    kernel.launch((blocks, 1), 256, shared, device.index, raw_stream(device.index), addresses(params))
+    return moved
+
+
+def _set_strides(params: GradientParams | CoordsParams, grad_out: tuple[int, ...], coords: tuple[int, ...]) -> None:
+    pair = params.p
+    pair.coord_b, pair.coord_c, pair.coord_y, pair.coord_x = coords
+    params.grad_b, params.grad_c, params.grad_y, params.grad_x = grad_out

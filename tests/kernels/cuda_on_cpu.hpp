@@ -1,0 +1,589 @@
+// Enough of CUDA to run this project's kernels on a CPU, one block after the other: see emulator.py.
+//
+// Every thread of a block is a fiber. A fiber runs until it must wait: for the rest of its warp (shuffles, ballots, ldmatrix, mma,
+// __syncwarp), for the block (__syncthreads), or for another block (SPIN, written by emulator.py into loops that poll memory). The
+// order in which those that can run do run is chosen by the schedule. What all lanes of a warp must do together, and do not, is an
+// error, as are a standstill, misaligned or outside addresses of shared memory in PTX, and writing beside the dynamic shared memory.
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#if !defined(__x86_64__)
+#include <ucontext.h>
+#endif
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __align__(n) alignas(n)
+#define __shared__ static __attribute__((section("cuda_shared")))
+
+struct uint3 { unsigned x, y, z; };
+struct alignas(8) float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
+struct alignas(16) int4 { int x, y, z, w; };
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+static inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
+static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
+
+extern char __start_cuda_shared[] __attribute__((weak, visibility("hidden")));
+extern char __stop_cuda_shared[] __attribute__((weak, visibility("hidden")));
+
+namespace cuda {
+
+constexpr int LANES = 32, MOST_THREADS = 1024, MOST_RESIDENT = 8, STACK = 256 << 10, BESIDE = 4096;
+constexpr unsigned SHARED_BASE = 2064;  // of dynamic shared memory; of 16 bytes, no more
+enum State { DONE, READY, IN_WARP, IN_BLOCK };
+
+// A copy of cp.async that has not happened yet.
+struct Copy { char *to; const char *from; int size, valid; Copy *next; };
+
+#if defined(__x86_64__)
+struct Context { void *stack; };
+extern "C" void cuda_switch(Context *from, Context *to) __attribute__((visibility("hidden")));
+asm(R"(
+.text
+.hidden cuda_switch
+.globl cuda_switch
+.type cuda_switch, @function
+cuda_switch:
+    pushq %rbp
+    pushq %rbx
+    pushq %r12
+    pushq %r13
+    pushq %r14
+    pushq %r15
+    movq %rsp, (%rdi)
+    movq (%rsi), %rsp
+    popq %r15
+    popq %r14
+    popq %r13
+    popq %r12
+    popq %rbx
+    popq %rbp
+    ret
+.size cuda_switch, .-cuda_switch
+)");
+static void make(Context &c, char *stack, void (*body)()) {
+    void **top = (void **)(stack + STACK) - 2;  // as if called: the stack is aligned but for the return address
+    top[-2] = (void *)body;
+    c.stack = top - 8;
+}
+#else
+struct Context { ucontext_t c; };
+static void cuda_switch(Context *from, Context *to) { swapcontext(&from->c, &to->c); }
+static void make(Context &c, char *stack, void (*body)()) {
+    getcontext(&c.c);
+    c.c.uc_stack.ss_sp = stack;
+    c.c.uc_stack.ss_size = STACK;
+    c.c.uc_link = nullptr;
+    makecontext(&c.c, body, 0);
+}
+#endif
+
+struct Warp;
+struct Block;
+struct Fiber {
+    Context context;
+    State state;
+    int lane;
+    uint3 thread;
+    Warp *warp;
+    Block *block;
+    Copy *first, **last;
+    int copies;
+    Copy copy[1024];
+};
+struct Warp {
+    int ready, alive, arrived, kind;
+    void *given[LANES];
+    Fiber *fibers;
+};
+struct Block {
+    uint3 index;
+    int warps, alive, waiting, any, turn;
+    bool running;
+    char *shared;
+    Warp warp[MOST_THREADS / LANES];
+    Fiber *fibers;
+    char *stacks;
+};
+
+struct Machine {
+    Context main;
+    Block block[MOST_RESIDENT];
+    int resident, threads, shared, reversed, late;
+    uint3 blocks, threads3;
+    unsigned next;
+    long spins;
+    void (*kernel)(const void *);
+    const void *parameters;
+    char error[400];
+};
+extern Machine machine __attribute__((visibility("hidden")));
+extern Fiber *self __attribute__((visibility("hidden")));
+Machine machine;
+Fiber *self;
+
+[[noreturn]] static void fail(const char *what) {
+    snprintf(machine.error, sizeof machine.error, "%s (block %u, thread %u)", what, self->block->index.x, self->thread.x);
+    Context lost;
+    cuda_switch(&lost, &machine.main);
+    __builtin_unreachable();
+}
+
+static void run_thread();
+static bool start_block(Block &b) {
+    if (machine.next == machine.blocks.x) return false;
+    b.index = {machine.next++, 0, 0};
+    b.warps = (machine.threads + LANES - 1) / LANES;
+    b.alive = machine.threads;
+    b.waiting = b.any = 0;
+    b.turn = machine.reversed ? b.warps - 1 : 0;
+    b.running = true;
+    memset(b.shared - BESIDE, 0xff, machine.shared + 2 * BESIDE);
+    if (__start_cuda_shared != __stop_cuda_shared) memset(__start_cuda_shared, 0xff, __stop_cuda_shared - __start_cuda_shared);
+    for (int w = 0; w < b.warps; w++) b.warp[w] = {0, 0, 0, 0, {}, b.fibers + w * LANES};
+    for (int t = 0; t < machine.threads; t++) {
+        Fiber &f = b.fibers[t];
+        f.lane = t % LANES;
+        f.thread = {(unsigned)t, 0, 0};
+        f.warp = b.warp + t / LANES;
+        f.block = &b;
+        f.state = READY;
+        f.first = nullptr;
+        f.last = &f.first;
+        f.copies = 0;
+        f.warp->ready++;
+        f.warp->alive++;
+        make(f.context, b.stacks + (size_t)t * STACK, run_thread);
+    }
+    return true;
+}
+
+// The lane of the warp that goes on after `lane`.
+static Fiber *lane_after(Warp &w, int lane) {
+    for (int i = 1; i <= LANES; i++) {
+        int at = (machine.reversed ? lane - i : lane + i) & (LANES - 1);
+        if (w.fibers + at < w.fibers + LANES && w.fibers[at].state == READY) return w.fibers + at;
+    }
+    return nullptr;
+}
+static Fiber *thread_of(Block &b) {
+    if (!b.running) return nullptr;
+    for (int i = 0; i < b.warps; i++) {
+        int at = (b.turn + (machine.reversed ? b.warps - i : i)) % b.warps;
+        if (b.warp[at].ready == 0) continue;
+        b.turn = at;
+        return lane_after(b.warp[at], machine.reversed ? 0 : LANES - 1);
+    }
+    return nullptr;
+}
+// Goes on with another thread: of the warp, else of the block, else of another block; with `leave` of another block or warp first.
+static void give_way(bool leave = false) {
+    Fiber *from = self, *to = nullptr;
+    if (!leave && from->warp->ready) to = lane_after(*from->warp, from->lane);
+    int own = (int)(from->block - machine.block);
+    if (leave) from->block->turn = (from->block->turn + 1) % from->block->warps;
+    for (int i = leave ? 1 : 0; !to && i <= machine.resident; i++) to = thread_of(machine.block[(own + i) % machine.resident]);
+    if (!to) fail("every thread waits");
+    if (to == from) return;
+    self = to;
+    cuda_switch(&from->context, &to->context);
+}
+static void release(Block &b) {
+    b.waiting = 0;
+    for (int t = 0; t < machine.threads; t++)
+        if (b.fibers[t].state == IN_BLOCK) {
+            b.fibers[t].state = READY;
+            b.fibers[t].warp->ready++;
+        }
+}
+static void run_thread() {
+    machine.kernel(machine.parameters);
+    Block &b = *self->block;
+    Warp &w = *self->warp;
+    self->state = DONE;
+    w.ready--;
+    w.alive--;
+    b.alive--;
+    if (w.arrived) fail("a thread ended while its warp waits for it");
+    if (b.alive && b.waiting == b.alive) release(b);
+    if (b.alive == 0) {
+        b.running = false;
+        for (int i = 0; i < BESIDE; i++)
+            if ((b.shared[-1 - i] & b.shared[machine.shared + i] & 255) != 255) fail("written beside the dynamic shared memory");
+        Context ended;
+        cuda_switch(&ended, &machine.main);
+    }
+    give_way();
+    __builtin_unreachable();
+}
+
+enum Kind { SYNC = 1, BALLOT, SHUFFLE, REDUCE, MATRICES, PRODUCT };
+// What a warp does together: `whole` is called once, with what every lane gave.
+template <class T, class F> static inline void together(int kind, T &mine, F whole) {
+    Warp &w = *self->warp;
+    if (w.arrived && w.kind != kind) fail("the lanes of a warp do different things");
+    if (w.alive != LANES) fail("lanes are missing in a warp");
+    w.kind = kind;
+    w.given[self->lane] = &mine;
+    if (++w.arrived < LANES) {
+        self->state = IN_WARP;
+        w.ready--;
+        give_way();
+        return;
+    }
+    w.arrived = 0;
+    whole((T **)w.given);
+    for (int i = 0; i < LANES; i++)
+        if (w.fibers[i].state == IN_WARP) w.fibers[i].state = READY;
+    w.ready = LANES;
+}
+
+static int meet(int any) {
+    Block &b = *self->block;
+    b.any = b.waiting ? b.any | any : any;
+    if (self->warp->arrived) fail("a thread is at __syncthreads while its warp waits for it");
+    b.waiting++;
+    if (b.waiting == b.alive) {
+        release(b);
+        give_way(true);
+    } else {
+        self->state = IN_BLOCK;
+        self->warp->ready--;
+        give_way(machine.resident > 1);
+    }
+    return b.any;
+}
+
+static inline unsigned shared_address(const void *p) { return (unsigned)((const char *)p - self->block->shared) + SHARED_BASE; }
+static inline char *shared_memory(unsigned at, unsigned size, unsigned alignment) {
+    unsigned offset = at - SHARED_BASE;
+    if (at % alignment) fail("a misaligned address of shared memory");
+    if (offset > (unsigned)machine.shared || offset + size > (unsigned)machine.shared) fail("an address outside of shared memory");
+    return self->block->shared + offset;
+}
+static inline void aligned(const void *p, unsigned alignment) {
+    if ((uintptr_t)p % alignment) fail("a misaligned address");
+}
+
+static inline float half_to_float(uint16_t h) {
+    uint32_t bits = (uint32_t)(h & 0x7fff) << 13, sign = (uint32_t)(h & 0x8000) << 16;
+    float x;
+    memcpy(&x, &bits, 4);
+    x *= 0x1p112f;
+    memcpy(&bits, &x, 4);
+    bits = (h & 0x7c00) == 0x7c00 ? 0x7f800000u | (uint32_t)(h & 0x3ff) << 13 : bits;
+    bits |= sign;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+static inline uint16_t float_to_half(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    uint32_t sign = bits >> 16 & 0x8000;
+    bits &= 0x7fffffff;
+    if (bits > 0x7f800000) return 0x7fff;
+    if (bits >= 0x477ff000) return sign | 0x7c00;
+    if (bits < 0x38800000) {
+        float a;
+        memcpy(&a, &bits, 4);
+        a += 0.5f;
+        memcpy(&bits, &a, 4);
+        return sign | (bits - 0x3f000000);
+    }
+    bits += 0xfff + (bits >> 13 & 1);
+    return sign | (bits - 0x38000000) >> 13;
+}
+static inline float bf16_to_float(uint16_t h) {
+    uint32_t bits = (uint32_t)h << 16;
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+static inline uint16_t float_to_bf16(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fff;
+    return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
+template <class T> struct Shuffled { T value, got; int other; };
+template <class T> static inline T shuffle(T value, int other) {
+    Shuffled<T> mine = {value, value, other};
+    together(SHUFFLE, mine, [](Shuffled<T> **all) {
+        for (int i = 0; i < LANES; i++)
+            if (all[i]->other >= 0) all[i]->got = all[all[i]->other & 31]->value;
+    });
+    return mine.got;
+}
+template <class T, class F> static inline T reduce(T value, F choose) {
+    T mine = value;
+    together(REDUCE, mine, [&](T **all) {
+        T found = *all[0];
+        for (int i = 1; i < LANES; i++) found = choose(found, *all[i]);
+        for (int i = 0; i < LANES; i++) *all[i] = found;
+    });
+    return mine;
+}
+
+// Multiplied and added in float32, k in order; hardware truncates and orders otherwise.
+struct Product { float *d[4]; uint32_t a[4], b[2]; };
+template <bool BF16> static void multiply(Product **all) {
+    typedef uint32_t Bits __attribute__((vector_size(32)));
+    typedef float Floats __attribute__((vector_size(32)));
+    union { uint16_t half[384]; struct { uint16_t a[16][16], b[16][8]; }; } in;
+    union { Floats v[48]; struct { float a[16][16], b[16][8]; }; } wide;
+    union { Floats v[16]; float d[16][8]; } sum;
+    for (int lane = 0; lane < LANES; lane++) {
+        int g = lane >> 2, t = (lane & 3) * 2;
+        const Product &p = *all[lane];
+        for (int i = 0; i < 4; i++) memcpy(&in.a[(i & 1) * 8 + g][(i >> 1) * 8 + t], &p.a[i], 4);
+        for (int i = 0; i < 4; i++) in.b[(i >> 1) * 8 + t + (i & 1)][g] = (uint16_t)(p.b[i >> 1] >> (i & 1) * 16);
+        for (int i = 0; i < 4; i++) sum.d[(i >> 1) * 8 + g][t + (i & 1)] = *p.d[i];
+    }
+    for (int i = 0; i < 48; i++) {
+        Bits h;
+        for (int j = 0; j < 8; j++) h[j] = in.half[8 * i + j];
+        if (BF16) {
+            wide.v[i] = (Floats)(h << 16);
+        } else {
+            Floats x = (Floats)((h & 0x7fff) << 13) * 0x1p112f;
+            Bits special = (Bits)((h & 0x7c00) == 0x7c00);
+            wide.v[i] = (Floats)((special & (0x7f800000 | (h & 0x3ff) << 13)) | (~special & (Bits)x) | (h & 0x8000) << 16);
+        }
+    }
+    for (int m = 0; m < 16; m++) {
+        Floats d = sum.v[m];
+        for (int k = 0; k < 16; k++) d += wide.a[m][k] * wide.v[32 + k];
+        sum.v[m] = d;
+    }
+    for (int lane = 0; lane < LANES; lane++) {
+        int g = lane >> 2, t = (lane & 3) * 2;
+        for (int i = 0; i < 4; i++) *all[lane]->d[i] = sum.d[(i >> 1) * 8 + g][t + (i & 1)];
+    }
+}
+
+struct Loaded { uint32_t *r[4]; const char *row; };
+template <int COUNT, bool TRANSPOSED> static void load_matrices(Loaded **all) {
+    for (int m = 0; m < COUNT; m++) {
+        uint16_t matrix[8][8];
+        for (int i = 0; i < 8; i++) memcpy(matrix[i], all[m * 8 + i]->row, 16);
+        for (int lane = 0; lane < LANES; lane++) {
+            int g = lane >> 2, t = (lane & 3) * 2;
+            uint32_t low = TRANSPOSED ? matrix[t][g] : matrix[g][t], high = TRANSPOSED ? matrix[t + 1][g] : matrix[g][t + 1];
+            *all[lane]->r[m] = low | high << 16;
+        }
+    }
+}
+
+static inline void copy_now(const Copy &c) {
+    if (c.valid) memcpy(c.to, c.from, c.valid);
+    memset(c.to + c.valid, 0, c.size - c.valid);
+}
+static inline void copy_later(unsigned to, const void *from, int size, int valid) {
+    Fiber &f = *self;
+    aligned(from, size);
+    Copy copy = {shared_memory(to, size, size), (const char *)from, size, valid, nullptr};
+    if (machine.late) {
+        if (f.copies == 1024) fail("too many copies under way");
+        f.copy[f.copies++] = copy;
+    } else
+        copy_now(copy);
+}
+static inline void wait_for_copies() {
+    Fiber &f = *self;
+    for (int i = 0; i < f.copies; i++) copy_now(f.copy[i]);
+    f.copies = 0;
+}
+
+struct Entry { const char *name; size_t parameters; int most_threads; void (*call)(const void *); };
+
+}  // namespace cuda
+
+// ---- what kernels call
+
+#define threadIdx (cuda::self->thread)
+#define blockIdx (cuda::self->block->index)
+#define blockDim (cuda::machine.threads3)
+#define gridDim (cuda::machine.blocks)
+#define SPIN                                                                       \
+    do {                                                                           \
+        if (++cuda::machine.spins > 20000000) cuda::fail("waits for another block for ever"); \
+        cuda::give_way(true);                                                      \
+    } while (0)
+
+static inline void __syncthreads() { cuda::meet(0); }
+static inline int __syncthreads_or(int any) { return cuda::meet(any != 0); }
+static inline void __syncwarp(unsigned = ~0u) {
+    int mine = 0;
+    cuda::together(cuda::SYNC, mine, [](int **) {});
+}
+static inline void __threadfence() {}
+static inline unsigned __ballot_sync(unsigned, int yes) {
+    unsigned mine = yes != 0;
+    cuda::together(cuda::BALLOT, mine, [](unsigned **all) {
+        unsigned found = 0;
+        for (int i = 0; i < cuda::LANES; i++) found |= *all[i] << i;
+        for (int i = 0; i < cuda::LANES; i++) *all[i] = found;
+    });
+    return mine;
+}
+static inline int __any_sync(unsigned mask, int yes) { return __ballot_sync(mask, yes) != 0; }
+template <class T> static inline T __shfl_sync(unsigned, T value, int lane) { return cuda::shuffle(value, lane & 31); }
+template <class T> static inline T __shfl_xor_sync(unsigned, T value, int mask) { return cuda::shuffle(value, cuda::self->lane ^ mask); }
+template <class T> static inline T __shfl_up_sync(unsigned, T value, unsigned by) {
+    return cuda::shuffle(value, cuda::self->lane >= (int)by ? cuda::self->lane - (int)by : -1);
+}
+template <class T> static inline T __reduce_min_sync(unsigned, T value) { return cuda::reduce(value, [](T a, T b) { return a < b ? a : b; }); }
+template <class T> static inline T __reduce_max_sync(unsigned, T value) { return cuda::reduce(value, [](T a, T b) { return a > b ? a : b; }); }
+
+template <class A, class B> static inline auto min(A a, B b) -> decltype(a + b) { return decltype(a + b)(a) < decltype(a + b)(b) ? a : b; }
+template <class A, class B> static inline auto max(A a, B b) -> decltype(a + b) { return decltype(a + b)(a) > decltype(a + b)(b) ? a : b; }
+static inline float floorf(float x) { return __builtin_floorf(x); }
+static inline float fmaxf(float a, float b) { return __builtin_fmaxf(a, b); }
+static inline float fabsf(float x) { return __builtin_fabsf(x); }
+static inline int __popc(unsigned x) { return __builtin_popcount(x); }
+static inline int __ffs(int x) { return __builtin_ffs(x); }
+static inline int __ffsll(long long x) { return __builtin_ffsll(x); }
+static inline float __uint_as_float(unsigned x) {
+    float f;
+    memcpy(&f, &x, 4);
+    return f;
+}
+static inline float __int_as_float(int x) { return __uint_as_float((unsigned)x); }
+static inline unsigned __float_as_uint(float f) {
+    unsigned x;
+    memcpy(&x, &f, 4);
+    return x;
+}
+static inline unsigned long long __cvta_generic_to_shared(const void *p) { return cuda::shared_address(p); }
+template <class T> static inline T atomicAdd(T *at, T by) { T old = *at; *at += by; return old; }
+template <class T> static inline T atomicMax(T *at, T by) { T old = *at; if (by > old) *at = by; return old; }
+template <class T, class U> static inline T atomicOr(T *at, U by) { T old = *at; *at |= by; return old; }
+template <class T, class U> static inline T atomicAnd(T *at, U by) { T old = *at; *at &= by; return old; }
+
+// ---- PTX, operands in the order of the instruction's template
+
+static inline void ptx_laneid(unsigned &to) { to = cuda::self->lane; }
+static inline void ptx_to_f16(unsigned short &to, float x) { to = cuda::float_to_half(x); }
+static inline void ptx_from_f16(float &to, unsigned short x) { to = cuda::half_to_float(x); }
+static inline void ptx_to_bf16(unsigned short &to, float x) { to = cuda::float_to_bf16(x); }
+static inline void ptx_pair_f16(unsigned &to, float high, float low) {
+    to = (unsigned)cuda::float_to_half(high) << 16 | cuda::float_to_half(low);
+}
+static inline void ptx_pair_bf16(unsigned &to, float high, float low) {
+    to = (unsigned)cuda::float_to_bf16(high) << 16 | cuda::float_to_bf16(low);
+}
+template <class P, class T> static inline void ptx_store(P to, T x) {
+    static_assert(sizeof(x) == 4 || sizeof(x) == 2, "");
+    cuda::aligned((void *)to, sizeof x);
+    memcpy((void *)to, &x, sizeof x);
+}
+template <class P, class T> static inline void ptx_store_if(P to, T x, unsigned yes) {
+    if (yes) ptx_store(to, x);
+}
+static inline void ptx_policy(unsigned long long &policy) { policy = 0; }
+static inline void ptx_load4(unsigned &a, unsigned &b, unsigned &c, unsigned &d, const void *from, unsigned long long) {
+    cuda::aligned(from, 16);
+    unsigned v[4];
+    memcpy(v, from, 16);
+    a = v[0], b = v[1], c = v[2], d = v[3];
+}
+static inline void ptx_copy16(unsigned to, const void *from, int valid = 16) { cuda::copy_later(to, from, 16, valid); }
+static inline void ptx_copy4(unsigned to, const void *from, int valid) { cuda::copy_later(to, from, 4, valid); }
+static inline void ptx_copies() { cuda::wait_for_copies(); }
+static inline void ptx_nothing(...) {}
+static inline void ptx_shared_load2(float &a, float &b, unsigned at) {
+    const char *from = cuda::shared_memory(at, 8, 8);
+    memcpy(&a, from, 4);
+    memcpy(&b, from + 4, 4);
+}
+static inline void ptx_shared_store(unsigned at, unsigned x) { memcpy(cuda::shared_memory(at, 4, 4), &x, 4); }
+static inline void ptx_matrices2(unsigned &r0, unsigned &r1, unsigned at) {
+    cuda::Loaded mine = {{&r0, &r1, nullptr, nullptr}, cuda::shared_memory(at, 16, 16)};
+    cuda::together(cuda::MATRICES, mine, cuda::load_matrices<2, false>);
+}
+static inline void ptx_matrices4(unsigned &r0, unsigned &r1, unsigned &r2, unsigned &r3, unsigned at) {
+    cuda::Loaded mine = {{&r0, &r1, &r2, &r3}, cuda::shared_memory(at, 16, 16)};
+    cuda::together(cuda::MATRICES, mine, cuda::load_matrices<4, false>);
+}
+static inline void ptx_matrices4_transposed(unsigned &r0, unsigned &r1, unsigned &r2, unsigned &r3, unsigned at) {
+    cuda::Loaded mine = {{&r0, &r1, &r2, &r3}, cuda::shared_memory(at, 16, 16)};
+    cuda::together(cuda::MATRICES + 16, mine, cuda::load_matrices<4, true>);
+}
+#define PTX_PRODUCT(NAME, BF16)                                                                                                          \
+    static inline void NAME(float &d0, float &d1, float &d2, float &d3, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, \
+                            unsigned b1) {                                                                                                \
+        cuda::Product mine = {{&d0, &d1, &d2, &d3}, {a0, a1, a2, a3}, {b0, b1}};                                                          \
+        cuda::together(cuda::PRODUCT, mine, cuda::multiply<BF16>);                                                                 \
+    }
+PTX_PRODUCT(ptx_mma_f16, false)
+PTX_PRODUCT(ptx_mma_bf16, true)
+
+// ---- launching
+
+extern const cuda::Entry cuda_entries[];
+extern const int cuda_entry_count;
+
+// What went wrong, or null. schedule: bit 0: the last threads first; bit 1: asynchronous copies as late as possible; resident: blocks
+// that run side by side, which a kernel with static shared memory cannot.
+extern "C" __attribute__((visibility("default"))) const char *cuda_launch(int entry, int blocks, int threads, int shared, void **arguments,
+                                                                          int schedule, int resident) {
+    using namespace cuda;
+    Machine &m = machine;
+    const Entry &e = cuda_entries[entry];
+    if (threads > e.most_threads || threads > MOST_THREADS || threads % LANES) return "more threads than __launch_bounds__";
+    if (blocks <= 0) return "an empty grid";
+    alignas(16) static char parameters[4096];
+    memcpy(parameters, arguments[0], e.parameters);
+    m.resident = resident < blocks ? resident : blocks;
+    if (m.resident > MOST_RESIDENT) m.resident = MOST_RESIDENT;
+    if (__start_cuda_shared != __stop_cuda_shared) m.resident = 1;
+    m.threads = threads;
+    m.shared = (shared + 15) / 16 * 16;
+    m.reversed = schedule & 1;
+    m.late = schedule >> 1 & 1;
+    m.blocks = {(unsigned)blocks, 1, 1};
+    m.threads3 = {(unsigned)threads, 1, 1};
+    m.next = 0;
+    m.spins = 0;
+    m.kernel = e.call;
+    m.parameters = parameters;
+    m.error[0] = 0;
+    size_t fibers = sizeof(Fiber) * threads, stacks = (size_t)STACK * threads, memory = m.shared + 2 * BESIDE + 64;
+    for (int i = 0; i < m.resident; i++) {
+        Block &b = m.block[i];
+        b.fibers = (Fiber *)mmap(nullptr, fibers, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        b.stacks = (char *)mmap(nullptr, stacks, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        b.shared = (char *)mmap(nullptr, memory, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) + BESIDE;
+    }
+    for (int i = m.resident; i < MOST_RESIDENT; i++) m.block[i].running = false;
+    for (int i = 0; i < m.resident; i++) start_block(m.block[i]);
+    for (int i = 0; i < m.resident && !m.error[0];) {  // comes back when a block has ended
+        if (m.block[i].running || start_block(m.block[i])) {
+            self = thread_of(m.block[i]);
+            if (self) {
+                cuda_switch(&m.main, &self->context);
+                i = 0;
+                continue;
+            }
+        }
+        i++;
+    }
+    for (int i = 0; i < m.resident; i++) {
+        munmap(m.block[i].fibers, fibers);
+        munmap(m.block[i].stacks, stacks);
+        munmap(m.block[i].shared - BESIDE, memory);
+    }
+    return m.error[0] ? m.error : nullptr;
+}
+
+#define CUDA_EXPORT extern "C" __attribute__((visibility("default")))
+CUDA_EXPORT int cuda_count() { return cuda_entry_count; }
+CUDA_EXPORT const char *cuda_name(int entry) { return cuda_entries[entry].name; }
+CUDA_EXPORT int cuda_parameters(int entry) { return (int)cuda_entries[entry].parameters; }

@@ -1,0 +1,298 @@
+"""Runs the project's CUDA kernels on a CPU: a machine without a GPU can tell whether they compute the right thing.
+
+g++ compiles the kernels' own sources, with the macros that NVRTC gets, against ``cuda_on_cpu.hpp``. Inline PTX becomes
+calls of functions that do what the instruction is documented to do; one that is not known is an error. The launchers
+run as they are: they pack their structures, which the kernels then read. Memory that nobody wrote is NaN, and writing
+beside an array that was allocated here is found.
+
+What this cannot tell: races that need two warps at the same time (threads take turns where they wait, in two opposite
+orders), the memory model, what tensor cores lose by truncating, Hopper's wgmma, tensor copy and mbarriers, resources,
+reading beside an array further than its poisoned margin, and speed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fullfield._kernels.nvrtc import Source
+
+HEADER = Path(__file__).with_name("cuda_on_cpu.hpp")
+GXX = shutil.which("g++") if sys.platform == "linux" else None
+WHY_NOT = None if GXX else "g++ on Linux, which compiles the kernels for this machine, is absent"
+FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-fno-strict-aliasing", "-fvisibility=hidden")
+
+_MMA = "mma.sync.aligned.m16n8k16.row.col.f32.{0}.{0}.f32 {{%0,%1,%2,%3}}, {{%4,%5,%6,%7}}, {{%8,%9}}, {{%0,%1,%2,%3}};"
+_STORE_IF = "{{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p st.global.cs.{0} [%0], %1;\n}}"
+_MATRICES = "ldmatrix.sync.aligned.m8n8.{} {{%0, %1, %2, %3}}, [%4];"
+_POLICY = "createpolicy.fractional.L2::{}.b64 %0, 1.0;"
+PTX = {
+    "": "ptx_nothing",
+    "mov.u32 %0, %%laneid;": "ptx_laneid",
+    "cvt.rn.f16.f32 %0, %1;": "ptx_to_f16",
+    "cvt.f32.f16 %0, %1;": "ptx_from_f16",
+    "cvt.rn.bf16.f32 %0, %1;": "ptx_to_bf16",
+    "cvt.rn.f16x2.f32 %0, %1, %2;": "ptx_pair_f16",
+    "cvt.rn.bf16x2.f32 %0, %1, %2;": "ptx_pair_bf16",
+    "st.global.cs.f32 [%0], %1;": "ptx_store",
+    "st.global.cs.u16 [%0], %1;": "ptx_store",
+    _STORE_IF.format("f32"): "ptx_store_if",
+    _STORE_IF.format("u16"): "ptx_store_if",
+    _MMA.format("f16"): "ptx_mma_f16",
+    _MMA.format("bf16"): "ptx_mma_bf16",
+    _POLICY.format("evict_first"): "ptx_policy",
+    _POLICY.format("evict_normal"): "ptx_policy",
+    "ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;": "ptx_load4",
+    "cp.async.cg.shared.global [%0], [%1], 16, %2;": "ptx_copy16",
+    "cp.async.cg.shared.global [%0], [%1], 16;": "ptx_copy16",
+    "cp.async.ca.shared.global [%0], [%1], 4, %2;": "ptx_copy4",
+    "cp.async.commit_group;\ncp.async.wait_group 0;": "ptx_copies",
+    "cp.async.wait_all;": "ptx_copies",
+    "ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];": "ptx_matrices2",
+    _MATRICES.format("x4.shared.b16"): "ptx_matrices4",
+    _MATRICES.format("x4.trans.shared.b16"): "ptx_matrices4_transposed",
+    "ld.shared.v2.f32 {%0, %1}, [%2];": "ptx_shared_load2",
+    "st.shared.b32 [%0], %1;": "ptx_shared_store",
+}
+
+_KERNEL = re.compile(
+    r'extern "C" __global__ void (?:__launch_bounds__\(([^(){]*)\) )?(\w+)\(const __grid_constant__ (\w+) \w+\)'
+)
+_DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];")
+# Polling of memory that another block writes.
+_POLL = re.compile(r"(while \(\*turn != split\) \{)\s*\}")
+
+
+class Emulated(RuntimeError):
+    """A kernel did what no GPU defines the result of, or the emulator does not know it."""
+
+
+# ---- translation
+
+
+def _closing(text: str, start: int) -> int:
+    """Where the parenthesis that opens at ``start`` closes."""
+    depth, quoted, at = 0, False, start
+    while True:
+        letter = text[at]
+        if quoted:
+            at += letter == "\\"
+            quoted = letter != '"'
+        elif letter == '"':
+            quoted = True
+        elif letter in "([{":
+            depth += 1
+        elif letter in ")]}":
+            depth -= 1
+            if depth == 0:
+                return at
+        at += 1
+
+
+def _split(text: str, separator: str) -> list[str]:
+    """At separators outside of parentheses and strings."""
+    parts, begin, at = [], 0, 0
+    while at < len(text):
+        if text[at] in "([{":
+            at = _closing(text, at)
+        elif text[at] == '"':
+            at += 1
+            while text[at] != '"':
+                at += 1 + (text[at] == "\\")
+        elif text[at] == separator:
+            parts.append(text[begin:at])
+            begin = at + 1
+        at += 1
+    return [*parts, text[begin:]]
+
+
+def _call(statement: str) -> str:
+    """What takes the place of ``asm(statement)``."""
+    template, *operands = _split(statement, ":")
+    literals = re.findall(r'"((?:[^"\\]|\\.)*)"', template)
+    words = "".join(literals).replace("\\n", "\n")
+    if words not in PTX:
+        raise Emulated(f"the emulator does not know the PTX {words!r}")
+    given = []
+    for group in operands[:2]:
+        for operand in _split(group, ","):
+            if operand.strip():
+                opening = operand.index("(", operand.rindex('"', 0, operand.index("(")))
+                given.append(operand[opening + 1 : _closing(operand, opening)])
+    return f"{PTX[words]}({', '.join(given)})"
+
+
+def translated(text: str) -> str:
+    """Preprocessed CUDA source as C++ for ``cuda_on_cpu.hpp``."""
+    done, at = [], 0
+    for found in re.finditer(r"\basm\s*(?:volatile\s*)?(?=\()", text):
+        end = _closing(text, found.end())
+        done += [text[at : found.start()], _call(text[found.end() + 1 : end])]
+        at = end + 1
+    text = "".join([*done, text[at:]])
+    text = _DYNAMIC.sub(r"\1 *\2 = (\1 *)cuda::self->block->shared;", text)
+    text = _POLL.sub(r"\1 SPIN; }", text)
+    loops = [_closing(text, found.end() - 1) for found in re.finditer(r"\bwhile \(", text)]
+    if any(re.match(r"\s*(?:\{\s*\}|;)", text[end + 1 :]) for end in loops):
+        raise Emulated("the emulator does not know what a kernel waits for in a loop without a body")
+    entries = [
+        f'{{"{name}", sizeof({parameters}), ({(bounds or "1024").split(",")[0]}), '
+        f"[](const void *p) {{ {name}(*(const {parameters} *)p); }}}}"
+        for bounds, name, parameters in _KERNEL.findall(text)
+    ]
+    if not entries or text.count("__global__") != len(entries):
+        raise Emulated("the emulator does not understand how a kernel is declared")
+    table = f"const cuda::Entry cuda_entries[] = {{\n{', '.join(entries)}}};\n"
+    return f'#include "{HEADER.name}"\n{text}\n{table}const int cuda_entry_count = {len(entries)};\n'
+
+
+# ---- running
+
+
+class Kernel:
+    """Takes the place of ``nvrtc.Kernel``."""
+
+    def __init__(self, emulator: Emulator, library: ctypes.CDLL, index: int, name: str) -> None:
+        self._emulator, self._library, self._index, self.name = emulator, library, index, name
+        self.parameters: int = library.cuda_parameters(index)
+        """Bytes of the structure that it takes."""
+        self._allowed = 48 << 10
+
+    def allow_shared(self, _device: int, size: int) -> None:
+        self._allowed = max(self._allowed, size)
+
+    def launch(
+        self,
+        grid: tuple[int, int],
+        threads: int,
+        shared: int,
+        _device: int,
+        _stream: int,
+        arguments: ctypes.Array[ctypes.c_void_p],
+    ) -> None:
+        if shared > min(self._allowed, self._emulator.shared):
+            raise Emulated(f"{self.name}: {shared} bytes of shared memory, allowed {self._allowed}")
+        if grid[1] != 1:
+            raise Emulated(f"{self.name}: the emulator knows grids of one dimension")
+        emulator = self._emulator
+        emulator.launched[self.name] = emulator.launched.get(self.name, 0) + 1
+        wrong = self._library.cuda_launch(
+            self._index, grid[0], threads, shared, arguments, emulator.schedule, emulator.resident
+        )
+        if wrong:
+            raise Emulated(f"{self.name}: {wrong.decode()}")
+
+
+class Emulator:
+    """Takes the place of ``nvrtc.Libraries``; keeps what it compiles in ``folder``.
+
+    ``schedule``: bit 0: the last threads first; bit 1: asynchronous copies as late as possible. ``resident``: blocks
+    that take turns, at most 8, for kernels without static shared memory.
+    """
+
+    def __init__(self, folder: Path, shared: int, schedule: int = 0, resident: int = 4) -> None:
+        self.folder, self.shared, self.schedule, self.resident = folder, shared, schedule, resident
+        self.flags: tuple[str, ...] = FLAGS
+        self.launched: dict[str, int] = {}
+        self._loaded: dict[Source, dict[str, Kernel]] = {}
+        self._numbers = count()
+
+    def load(self, sources: Sequence[Source], _arch: str, _device: int) -> list[dict[str, Kernel]]:
+        jobs = [(source, self._place(source)) for source in dict.fromkeys(sources) if source not in self._loaded]
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(lambda job: self._compile(*job), jobs))
+        for source, place in jobs:
+            self._loaded[source] = self._open(place)
+        return [self._loaded[source] for source in sources]
+
+    @property
+    def loaded(self) -> list[dict[str, Kernel]]:
+        return [*self._loaded.values()]
+
+    def _place(self, _source: Source) -> Path:
+        return self.folder / f"kernels{next(self._numbers)}.so"
+
+    def _compile(self, source: Source, place: Path) -> None:
+        if place.exists():
+            return
+        preprocessed = self._run(["-E", "-P", "-x", "c++", "-std=c++17", *source.options, "-"], source.text)
+        text = translated(preprocessed)
+        self._run([*self.flags, f"-I{HEADER.parent}", "-x", "c++", "-", "-o", str(place)], text)
+
+    @staticmethod
+    def _run(arguments: list[str], text: str) -> str:
+        if GXX is None:
+            raise Emulated(str(WHY_NOT))
+        done = subprocess.run([GXX, *arguments], input=text, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise Emulated(f"g++ cannot compile a kernel: {done.stderr[:2000]}")
+        return done.stdout
+
+    def _open(self, place: Path) -> dict[str, Kernel]:
+        library = ctypes.CDLL(str(place))
+        library.cuda_launch.restype = ctypes.c_char_p
+        library.cuda_launch.argtypes = [ctypes.c_int] * 4 + [ctypes.c_void_p] + [ctypes.c_int] * 2
+        library.cuda_name.restype = ctypes.c_char_p
+        names = [library.cuda_name(index).decode() for index in range(library.cuda_count())]
+        return {name: Kernel(self, library, index, name) for index, name in enumerate(names)}
+
+
+# ---- memory
+
+BESIDE = 512  # elements
+_POISON = 0xFF
+
+
+class Memory:
+    """Allocations that are poisoned and watched."""
+
+    def __init__(self) -> None:
+        self._made: list[tuple[Tensor, int, int]] = []
+
+    def _like(self, plain: Tensor, zero: bool) -> Tensor:
+        size = (plain.numel() + 2 * BESIDE) * plain.element_size()
+        whole = torch.full((size,), _POISON, dtype=torch.uint8).view(plain.dtype)
+        inner = whole.as_strided(plain.shape, plain.stride(), BESIDE)
+        self._made.append((whole, BESIDE, plain.numel()))
+        return inner.zero_() if zero else inner
+
+    def check(self) -> None:
+        """
+        Raises:
+            Emulated: if something was written beside an allocation.
+        """
+        for whole, begin, size in self._made:
+            beside = torch.cat((whole[:begin], whole[begin + size :])).view(torch.uint8)
+            if not bool((beside == _POISON).all()):
+                raise Emulated(f"written beside an array of {size} elements of {whole.dtype}")
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Inside, ``torch.empty``, ``new_empty`` and ``new_zeros`` make such allocations; checked at the end."""
+
+        def watching(make: Callable[..., Tensor], zero: bool) -> Callable[..., Tensor]:
+            def made(*arguments: Any, **options: Any) -> Tensor:
+                plain = make(*arguments, **options)
+                return self._like(plain, zero) if plain.device.type == "cpu" else plain
+
+            return made
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.Tensor, "new_empty", watching(torch.Tensor.new_empty, False))
+            patch.setattr(torch.Tensor, "new_zeros", watching(torch.Tensor.new_zeros, True))
+            patch.setattr(torch, "empty", watching(torch.empty, False))
+            yield
+        self.check()

@@ -1,0 +1,98 @@
+"""What the launches of the GPU gradients are told, as far as a machine without a GPU can tell."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+
+import pytest
+import torch
+
+from fullfield.ops.correlation.cuda import launch_backward
+from fullfield.ops.correlation.cuda.config import forward_config
+from fullfield.ops.correlation.cuda.device import Device
+from fullfield.ops.correlation.cuda.launch_backward import FeatureGradients
+from fullfield.ops.correlation.protocol import Request
+
+HOPPER = Device(0, "sm_90a", True, 227 << 10, 132)
+
+
+class Kernel:
+    """Checks launches instead of making them."""
+
+    def allow_shared(self, _: int, size: int) -> None:
+        assert size <= HOPPER.shared
+
+    def launch(self, grid: tuple[int, int], *_: object) -> None:
+        assert min(grid) > 0
+
+
+class Libraries:
+    def load(self, sources: list[object], *_: object) -> list[dict[str, Kernel]]:
+        return [defaultdict(Kernel) for _ in sources]
+
+
+@pytest.fixture(autouse=True)
+def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch_backward, "LIBRARIES", Libraries())
+    monkeypatch.setattr(launch_backward, "raw_stream", lambda _: 0)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+
+
+def gradients_of(batch: int, size1: tuple[int, int], size2: tuple[int, int], levels: int = 4) -> FeatureGradients:
+    sizes = tuple((size2[0] >> level, size2[1] >> level) for level in range(levels))
+    request = Request(batch, 256, size1, sizes, 4, torch.bfloat16, torch.device("cpu"), True)
+    state = tuple(torch.zeros(3) for _ in range(4))
+    return FeatureGradients(request, forward_config(request, True), HOPPER, state)
+
+
+@pytest.mark.parametrize(
+    ("batch", "size1", "size2"),
+    [(0, (9, 13), (9, 13)), (2, (0, 5), (0, 7)), (2, (4, 5), (0, 7)), (1, (1, 1), (1, 1)), (2, (64, 96), (40, 50))],
+)
+@pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, True)])
+def test_sums_of_every_size(
+    batch: int, size1: tuple[int, int], size2: tuple[int, int], wanted: tuple[bool, bool]
+) -> None:
+    features = gradients_of(batch, size1, size2)
+    sums = features.sums(*wanted)
+    for _ in range(3):
+        features.add(torch.zeros(batch, 324, *size1), torch.zeros(batch, 2, *size1), sums, 0)
+    done = features.finish(sums)
+    assert (done.fmap1 is not None, done.levels is not None) == wanted
+    if done.fmap1 is not None:
+        assert done.fmap1.shape == (batch, 256, *size1)
+    if done.levels is not None:
+        assert [tuple(level.shape) for level in done.levels] == [
+            (batch, 256, size2[0] >> level, size2[1] >> level) for level in range(4)
+        ]
+
+
+def test_arrays_do_not_overlap() -> None:
+    """Every array of the parameters lies in its tensor, and ends where the next one begins."""
+    features = gradients_of(2, (20, 37), (45, 70))
+    sums = features.sums(True, True)
+    p, tiles, spots = sums.params, sums.params.p.tiles, sums.params.target_tiles
+    assert (tiles, spots) == (2 * 3 * 5, 2 * (6 * 9 + 3 * 5 + 2 * 3 + 1 * 1))
+    _, _, patches, notes, marks = sums.memory
+    count = 4 * tiles
+    assert patches.numel() == count * 12 * 12 * 64
+    assert (p.bounds - p.covered, p.largest - p.bounds, p.full_tiles - p.largest) == (
+        1024 * count,
+        16 * count,
+        4 * count,
+    )
+    assert p.full_tiles + 4 * tiles == notes.data_ptr() + 4 * notes.numel()
+    assert (p.bands - p.work, p.target_largest - p.bands) == (4 * launch_backward.WORK, 8 * spots)
+    assert p.bands % 8 == 0
+    assert p.bounds % 16 == p.covered % 16 == 0
+    assert (p.full_targets - p.target_largest, p.turn - p.full_targets) == (4 * spots, 4 * spots)
+    assert p.full - p.turn == 4 * (tiles + spots)
+    assert p.full + 4 * tiles == marks.data_ptr() + 4 * marks.numel()
+    assert not marks.any()
+
+
+def test_coarse_levels_are_split() -> None:
+    features = gradients_of(1, (224, 512), (224, 512))
+    sums = features.sums(True, True)
+    assert list(sums.params.splits)[:4] == [1, 1, 4, 14]
