@@ -60,6 +60,13 @@ def as_frame(frame: Frame, name: str = "frame", *, transfer: str = "auto") -> Te
     return tensor
 
 
+def check_pair(frame1: Tensor, frame2: Tensor) -> None:
+    """Refuse what is no pair [B, 1 or 3, H, W] of one size on one device; InputError names the frame."""
+    _check.tensor(frame1, "frame1", ("B", "C", "H", "W"))
+    _check.require(frame1.shape[1] in (1, 3), "frame1", "1 or 3 channels", frame1)
+    _check.tensor(frame2, "frame2", frame1.shape, device=frame1.device)
+
+
 def _from_array(array: NDArray[Any], name: str) -> Tensor:
     fits = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3, 4))
     _check.require(fits, name, "an array [H, W], [H, W, 1], [H, W, 3] or [H, W, 4]", array)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
+from fullfield.estimators.frames import check_pair
 from fullfield.estimators.network_config import NetworkConfig, RAFTEstimatorConfig
 from fullfield.estimators.origins import Origin, origin_of
 from fullfield.estimators.registry import canonical
@@ -144,9 +145,7 @@ class NetworkEstimator:
         progress: Callable[[float, str], None] | None = None,
     ) -> Tensor:
         """Frames [B, C, H, W] to flow [B, 2, H, W]; see :class:`Estimator`."""
-        _check.tensor(frame1, "frame1", ("B", "C", "H", "W"))
-        _check.require(frame1.shape[1] in (1, 3), "frame1", "1 or 3 channels", frame1)
-        _check.tensor(frame2, "frame2", frame1.shape, device=frame1.device)
+        check_pair(frame1, frame2)
         first, second = (frame.expand(-1, 3, -1, -1) for frame in (frame1, frame2))
         fine, coarse = self._updates()
         with self._lock, torch.no_grad(), torch.autocast(frame1.device.type, enabled=False):

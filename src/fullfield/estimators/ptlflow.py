@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._check import InputError
+from fullfield.estimators.frames import check_pair
 from fullfield.estimators.ptlflow_config import PREFIX, RANDOM, PtlflowConfig
 from fullfield.models.downloads import DownloadError, digest, download
 from fullfield.models.state import fit, read_state
@@ -127,9 +128,7 @@ class PtlflowEstimator:
         progress: Callable[[float, str], None] | None = None,
     ) -> Tensor:
         """Frames [B, C, H, W] to flow [B, 2, H, W]; see :class:`Estimator`. ``initial_flow`` must be None."""
-        _check.tensor(frame1, "frame1", ("B", "C", "H", "W"))
-        _check.require(frame1.shape[1] in (1, 3), "frame1", "1 or 3 channels", frame1)
-        _check.tensor(frame2, "frame2", frame1.shape, device=frame1.device)
+        check_pair(frame1, frame2)
         if initial_flow is not None:
             raise InputError(f"initial_flow: expected None, {self.method} takes no flow to start from")
         with self._lock, torch.no_grad():
