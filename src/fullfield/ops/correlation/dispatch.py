@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import warnings
-from functools import cache
 
 import torch
 
 from fullfield._check import InputError, NoRoomError, choice
+from fullfield.ops.backends import backend_module
 from fullfield.ops.correlation.protocol import FEATURES, Module, Request
 
 # By preference. An automatic choice takes the first that can; "blocks" only on request, "dense" only where small.
@@ -22,15 +21,9 @@ DENSE_BYTES = 1 << 30
 _warned: set[str] = set()
 
 
-@cache
 def load(name: str) -> Module | None:
     """The backend's module, or None where this version has none."""
-    try:
-        return importlib.import_module(f"{__package__}.{name}")
-    except ModuleNotFoundError as error:
-        if error.name == f"{__package__}.{name}":
-            return None
-        raise
+    return backend_module(__package__, name)
 
 
 def why_not(name: str, request: Request) -> str | None:

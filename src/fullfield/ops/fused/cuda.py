@@ -363,11 +363,3 @@ def device_why_not(device: torch.device) -> str | None:
     if capability < OLDEST:
         return f"the kernels need compute capability 8.0, {device} has {capability[0]}.{capability[1]}"
     return nvrtc_why_not()
-
-
-def channels_why_not(dtype: torch.dtype, channels: Sequence[int]) -> str | None:
-    """None if activations of this dtype and these numbers of channels can be worked on, else the reason."""
-    if dtype not in TYPES:
-        return f"needs float32, float16 or bfloat16, got {dtype}"
-    odd = [count for count in channels if count % _vector(dtype)]
-    return f"needs multiples of {_vector(dtype)} channels, got {odd[0]}" if odd else None
