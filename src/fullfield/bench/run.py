@@ -12,9 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from fullfield import _check
 from fullfield._check import InputError
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass
@@ -48,6 +52,16 @@ class Timing:
 
 class CheckFailed(RuntimeError):
     """A candidate computed something wrong, so its time means nothing."""
+
+
+def timing_device(name: str | None) -> torch.device:
+    """The device ``--device`` names, with its number; by default the GPU where there is one. InputError for others."""
+    import torch
+
+    device = _check.device(name or ("cuda" if torch.cuda.is_available() else "cpu"), "--device")
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"--device: times are taken on cpu and cuda, got {name}")
+    return torch.empty(0, device=device).device
 
 
 def wall_clock(call: Callable[[], Any]) -> float:

@@ -100,21 +100,15 @@ def run(args: argparse.Namespace) -> int:
     """Check, measure, print, draw."""
     _check_arguments(args)
 
-    from fullfield import _check
     from fullfield.bench import correlation
-    from fullfield.bench.run import CheckFailed, environment, write_results
+    from fullfield.bench.run import CheckFailed, environment, timing_device, write_results
 
     def note(text: str) -> None:
         if not args.quiet:
             report.note(text, kind="bench")
 
     others = [_stored(path) for path in args.compare]
-    import torch
-
-    device = _check.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"), "--device")
-    if device.type not in ("cpu", "cuda"):
-        raise InputError(f"--device: times are taken on cpu and cuda, got {args.device}")
-    device = torch.empty(0, device=device).device  # with its number
+    device = timing_device(args.device)
     plan = _plan(args, device, note)
     header = {"bench": "correlation", "sweep": args.sweep}
 

@@ -119,13 +119,10 @@ def _check_arguments(args: argparse.Namespace) -> dict[str, str]:
 def _plan(args: argparse.Namespace, weights: dict[str, str], note: Any) -> Plan:
     import torch
 
-    from fullfield import _check
     from fullfield.bench.models import Plan
+    from fullfield.bench.run import timing_device
 
-    device = _check.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"), "--device")
-    if device.type not in ("cpu", "cuda"):
-        raise InputError(f"--device: times are taken on cpu and cuda, got {args.device}")
-    device = torch.empty(0, device=device).device  # with its number
+    device = timing_device(args.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     extension = None

@@ -91,13 +91,11 @@ def run(args: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace, note: Any) -> Plan:
     import torch
 
-    from fullfield import _check
     from fullfield.bench.patched import Plan
+    from fullfield.bench.run import timing_device
     from fullfield.estimators.ptlflow import import_ptlflow
 
-    device = _check.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"), "--device")
-    if device.type not in ("cpu", "cuda"):
-        raise InputError(f"--device: times are taken on cpu and cuda, got {args.device}")
+    device = timing_device(args.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if args.alt_cuda_corr:
