@@ -80,6 +80,19 @@ class Network(nn.Module):
         return coords - grid
 
 
+def get_corr_block(
+    fmap1: Tensor, fmap2: Tensor, num_levels: int = 4, radius: int = 4, alternate_corr: bool = False
+) -> CorrBlock | AlternateCorrBlock:
+    return (AlternateCorrBlock if alternate_corr else CorrBlock)(fmap1, fmap2, num_levels, radius)
+
+
+class Choosing(Network):
+    """Leaves the choice to a function."""
+
+    def block(self, fmap1: Tensor, fmap2: Tensor) -> CorrBlock | AlternateCorrBlock:
+        return get_corr_block(fmap1, fmap2, radius=2, num_levels=2, alternate_corr=self.alternate)
+
+
 class Searaft(Network):
     """Builds its block from arguments and passes a dilation."""
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import sys
 import warnings
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -105,6 +107,68 @@ def test_the_extension_is_not_needed(model: Any, frames: Any) -> None:
         model(*frames)
     with fullfield.patch(model):
         assert close(model(*frames), expected)
+
+
+@pytest.fixture
+def prepared(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """Weak references to the pairs that lookups have prepared; nothing is collected meanwhile."""
+    from fullfield.nn import corr_blocks
+
+    pairs: list[Any] = []
+
+    class Noted(corr_blocks.CorrelationPyramid):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            pairs.append(weakref.ref(self._lookups))
+
+    monkeypatch.setattr(corr_blocks, "CorrelationPyramid", Noted)
+    monkeypatch.setattr("fullfield.integrations.blocks.LEAN_BYTES", 1)
+    gc.disable()
+    yield pairs
+    gc.enable()
+
+
+@pytest.mark.parametrize("how", ["class", "argument"])
+def test_on_demand_nothing_stays_between_lookups(model: Any, frames: Any, prepared: list[Any], how: str) -> None:
+    coords = torch.rand(2, 2, 10, 12) * 9
+    if how == "argument":
+        model = foreign_network.Choosing()
+    with torch.no_grad(), fullfield.patch(model):
+        fmap1, fmap2 = (model.encoder(f) for f in frames)
+        expected = model.block(fmap1, fmap2)(coords)
+        assert len(prepared) == 1
+        model.alternate = True
+        block = model.block(fmap1, fmap2)
+        assert len(prepared) == 1
+        for _ in range(2):
+            assert torch.equal(block(coords), expected)
+            assert prepared[-1]() is None
+        assert len(prepared) == 3
+        with torch.autocast("cpu", dtype=torch.bfloat16):  # the converted features would have to be kept instead
+            block = model.block(fmap1, fmap2)
+        assert prepared[-1]() is not None
+
+
+def test_on_demand_small_pairs_and_those_of_a_graph_are_kept(
+    model: Any, frames: Any, prepared: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = model(*frames)
+    expected.sum().backward()
+    grads = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    model.alternate = True
+    with fullfield.patch(model):
+        found = model(*frames)
+        assert len(prepared) == 1
+        found.sum().backward()
+        assert close(found, expected)
+        assert all(
+            torch.allclose(p.grad, g, rtol=1e-3, atol=1e-4) for p, g in zip(model.parameters(), grads, strict=True)
+        )
+        monkeypatch.undo()
+        with torch.no_grad():
+            small = model.block(*(model.encoder(f) for f in frames))
+    assert small._kept is not None
 
 
 def test_other_models_of_the_class_are_left_alone(model: Any, frames: Any, built: Any) -> None:
@@ -296,7 +360,7 @@ def test_forms() -> None:
     assert try_block(foreign_network.CorrBlock, form) is False
     assert "raised NotImplementedError" in str(try_block(foreign_network.AlternateCorrBlock, form))
     one, two = torch.rand(2, 1, 1, 2, 2)
-    assert form.bind((one, two, 3), {"radius": 2})[2:] == (3, 2)
+    assert form.bind((one, two, 3), {"radius": 2})[2:] == (3, 2, False)
     for arguments, keywords in (((one,), {}), ((one, two, 1, 2, 3), {}), ((one, two), {"levels": 1})):
         with pytest.raises(TypeError, match="expected the arguments fmap1, fmap2, num_levels, radius"):
             form.bind(arguments, keywords)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -16,6 +17,9 @@ from fullfield._check import InputError
 from fullfield.integrations.forms import pyramid
 from fullfield.nn import CorrelationPyramid, RAFTCorrBlock, SEARAFTCorrBlock
 from fullfield.ops.correlation import backends, correlation_lookup
+
+# Bytes of two feature maps from which on a lean block does not keep them in the kernel's layout.
+LEAN_BYTES = 64 << 20
 
 
 def backend_for(device: torch.device, backend: str | None) -> str | None:
@@ -63,16 +67,26 @@ class _Arguments:
 
 
 class RAFTBlock:
-    """RAFT's block."""
+    """RAFT's block.
 
-    def __init__(self, fmap1: Tensor, fmap2: Tensor, levels: int, radius: int, backend: str | None) -> None:
+    ``lean`` is for models that have chosen memory over time: large features, which the model keeps anyway, are brought
+    into the kernel's layout anew for every lookup instead of being kept in it too. Where they are converted first, or
+    part of a graph, they are kept.
+    """
+
+    def __init__(
+        self, fmap1: Tensor, fmap2: Tensor, levels: int, radius: int, backend: str | None, *, lean: bool = False
+    ) -> None:
         first, second, dtype = prepared_features(fmap1, fmap2)
         place = backend_for(fmap1.device, backend)
-        self._block = RAFTCorrBlock(first, second, levels, radius, backend=place, out_dtype=dtype)
+        self._make = partial(RAFTCorrBlock, first, second, levels, radius, backend=place, out_dtype=dtype)
+        large = (first.numel() + second.numel()) * first.element_size() >= LEAN_BYTES
+        graph = torch.is_grad_enabled() and (first.requires_grad or second.requires_grad)
+        self._kept = None if lean and large and first is fmap1 and not graph else self._make()
         self._given = (fmap1, fmap2)
 
     def __call__(self, coords: Tensor) -> Tensor:
-        return self._block(coords)
+        return (self._kept or self._make())(coords)
 
     @property
     def corrMap(self) -> Tensor:

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +29,17 @@ _TRIALS = ((24, 20), (8, 9))
 _TOLERANCE = 1e-4  # of the largest value; float32
 
 
+class Pair(NamedTuple):
+    """What a block is asked for."""
+
+    fmap1: Tensor
+    fmap2: Tensor
+    levels: int
+    radius: int
+    on_demand: bool
+    """Whether by an argument that chooses the implementation without a volume."""
+
+
 @dataclass(frozen=True)
 class Form:
     """The parameters of a block's constructor, or of a function that returns one."""
@@ -40,8 +51,8 @@ class Form:
     arguments: str | None
     """Holds ``corr_levels`` and ``corr_radius`` (SEA-RAFT's ``args``) where the two are no parameters."""
 
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor, int, int]:
-        """fmap1, fmap2, levels and radius of a call."""
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Pair:
+        """What a call asks for."""
         given = {**self.defaults, **dict(zip(self.names, args, strict=False)), **kwargs}
         if (
             len(args) > len(self.names)
@@ -53,10 +64,11 @@ class Form:
             if name not in (self.levels, self.radius, *_IMPLEMENTATION) and given[name] != default:
                 raise InputError(f"{name}: expected {default!r}, which is what the patch computes, got {given[name]!r}")
         fmap1, fmap2 = given[self.names[0]], given[self.names[1]]
+        on_demand = any(bool(given.get(name)) for name in _IMPLEMENTATION)
         if self.arguments is not None:
             holder = given[self.arguments]
-            return fmap1, fmap2, holder.corr_levels, holder.corr_radius
-        return fmap1, fmap2, given[self.levels or ""], given[self.radius or ""]
+            return Pair(fmap1, fmap2, holder.corr_levels, holder.corr_radius, on_demand)
+        return Pair(fmap1, fmap2, given[self.levels or ""], given[self.radius or ""], on_demand)
 
 
 def form_of(block: Callable[..., Any]) -> Form | str:
