@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,7 +12,7 @@ from torch import Tensor, nn
 from fullfield import InputError
 from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig
 from fullfield.models.cascade import Cascade
-from fullfield.models.prepared import PreparedFlow, PreparedSizes
+from fullfield.models.prepared import PreparedFlow, PreparedSizes, motion
 from fullfield.models.prepared.weights import Form, folded, stem
 from fullfield.ops.fused import plain
 from fullfield.ops.fused.protocol import CELL_CHANNELS, Frame
@@ -117,6 +120,81 @@ def test_later_changes_of_the_model_are_not_seen() -> None:
         for parameter in model.parameters():
             parameter.zero_()
     assert torch.equal(fast(first, second, updates=1), before)
+
+
+@pytest.mark.parametrize("where", ["frames", "features", "context", "correlation", "state"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_flow_of_what_is_not_finite_shows(name: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though rectifiers make 0 of NaN, as those of some libraries do."""
+    model: Any = network(name)
+    convolve, products = plain.convolve, motion.rectified_products
+
+    def swallowing(*arguments: Any, relu: bool = False, **options: Any) -> Tensor:
+        done = convolve(*arguments, relu=relu, **options)
+        return done.nan_to_num_(0.0, float("inf")) if relu else done
+
+    monkeypatch.setattr(plain, "convolve", swallowing)
+    monkeypatch.setattr(motion, "rectified_products", lambda *a, **o: products(*a, **o).nan_to_num_(0.0, float("inf")))
+    first, second = (frame.clone() for frame in frames(2))
+    update = model.update_block
+    last = (
+        update.refine[0].pwconv2
+        if name == "sea-raft"
+        else update.gru.convq
+        if name == "raft-small"
+        else update.gru.convq2
+    )
+    layers = {
+        "features": model.fnet.layer2[0].conv1,
+        "context": model.cnet.layer2[0].conv1,
+        "correlation": update.encoder.convc1,
+        "state": last,
+    }
+    if where == "frames":
+        first[0, :, 20, 30] = float("nan")
+    else:
+        with torch.no_grad():
+            layers[where].weight.fill_(float("nan") if where == "state" else 1e38)
+    flow = PreparedFlow(model, *SIZE, batch=2)(first, second, updates=2)
+    assert bool(flow[0].isnan().all())
+    assert bool(flow[1].isfinite().all()) == (where == "frames")
+
+
+def tensors_of(thing: object, seen: set[int]) -> list[Tensor]:
+    """Whatever an object of ours holds."""
+    if id(thing) in seen or isinstance(thing, nn.Module | ModuleType | Form):
+        return []
+    seen.add(id(thing))
+    if isinstance(thing, Tensor):
+        return [thing]
+    inner = thing if isinstance(thing, list | tuple) else vars(thing).values() if hasattr(thing, "__dict__") else ()
+    return [found for part in inner for found in tensors_of(part, seen)]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_parameter_is_known_to_the_form(name: str) -> None:
+    """Their memory must outlive what streams have still to do."""
+    fast = PreparedFlow(network(name), *SIZE)
+    found = tensors_of(fast._network, set())
+    assert len(found) > 20
+    assert {id(values) for values in found} <= {id(values) for values in fast._parameters}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_no_pairs_have_no_flow_as_in_the_module(name: str) -> None:
+    model = network(name)
+    first, second = torch.zeros(2, 0, 3, *SIZE)
+    for fast in (
+        PreparedFlow(model, *SIZE, batch=0),
+        PreparedSizes(model),
+        Cascade(PreparedSizes(model), threshold=60),
+    ):
+        for start in (None, torch.zeros(0, 2, 8, 8)):
+            flow = fast(first, second, updates=1, initial_flow=start)
+            with torch.no_grad():
+                right = model(first, second, updates=1, initial_flow=start)
+            assert flow.shape == right.shape == (0, 2, *SIZE)
+            assert flow.dtype == right.dtype
 
 
 def test_results_are_new_memory() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -142,6 +143,48 @@ def test_streams_and_threads_take_turns() -> None:
     for number in (0, 1):
         assert len(found[number]) == 4
         assert all(torch.equal(flow, right[number]) for flow in found[number])
+
+
+@pytest.mark.parametrize("name", ["raft", "sea-raft"])
+def test_letting_go_does_not_wait_and_disturbs_nothing(name: str) -> None:
+    """The object goes while a stream still works with its memory, and others ask for memory."""
+    model, pair = network(name), textured((128, 256))
+    right = PreparedFlow(model, 128, 256)(*pair)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    fast = PreparedFlow(model, 128, 256)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(1 << 29)
+        flow = fast(*pair)
+        done = stream.record_event()
+    del fast
+    assert not done.query()
+    sizes = [1 << bits for bits in range(9, 24)]
+    poison = [torch.full((size,), 0x7F, dtype=torch.uint8, device="cuda") for size in sizes for _ in range(8)]
+    torch.cuda.current_stream().synchronize()
+    assert not done.query()
+    stream.synchronize()
+    assert torch.equal(flow, right)
+    del poison
+
+
+@pytest.mark.parametrize("where", ["features", "context", "update"])
+@pytest.mark.parametrize("name", ["raft", "raft-small", "sea-raft"])
+def test_overflow_shows(name: str, where: str) -> None:
+    """Activations past 65 504, in a layer that float32 holds, do not give a flow that looks like one."""
+    model = network(name)
+    module: Any = model
+    block = {"features": module.fnet.layer2[0].conv1, "context": module.cnet.layer2[0].conv1}
+    layer = block.get(where) or module.update_block.encoder.convc1
+    with torch.no_grad():
+        layer.weight.mul_(1e5)
+        right = model(*textured((128, 256)), updates=2)
+    pair = textured((128, 256))
+    assert bool(right.isfinite().all())
+    assert bool(PreparedFlow(model, 128, 256, precision="bfloat16")(*pair, updates=2).isfinite().all())
+    assert not bool(PreparedFlow(model, 128, 256)(*pair, updates=2).isfinite().all())
 
 
 @pytest.mark.parametrize(("name", "size", "most"), [("sea-raft", (864, 2048), 0.6), ("raft", (1728, 4096), 1.5)])

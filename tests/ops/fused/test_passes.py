@@ -239,6 +239,64 @@ def test_kernels(name: str, dtype: torch.dtype) -> None:
 
 @gpu
 @needs_cuda
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_kernels_keep_what_is_not_finite(bad: float, dtype: torch.dtype) -> None:
+    from fullfield.ops.fused import cuda
+
+    def values(channels: int) -> Tensor:
+        x = torch.randn(1, 9, 11, channels, device="cuda").to(dtype)
+        x[0, 4, 5, 3] = bad
+        return x
+
+    def all_of(m: ModuleType) -> list[Tensor]:
+        torch.manual_seed(0)
+        y, x, state, zr = values(16), torch.randn(1, 9, 11, 16, device="cuda").to(dtype), values(16), values(32)
+        still = torch.zeros_like(zr), torch.zeros_like(x)
+        out = [torch.empty_like(y) for _ in range(4)]
+        m.pack(y, torch.zeros(16, device="cuda"), [Target(out[0])])
+        m.gate_reset(state, zr, still[0], Target(out[1]))
+        m.gate_update(state, zr, still[0], x, still[1], [Target(out[2])])
+        m.gate_update(x, zr, still[0], y, still[1], [Target(out[3])])
+        norm = Norm(None, torch.zeros(16, device="cuda"))
+        done = [m.affine_(y.clone(), norm), m.affine_(x.clone(), norm, y), m.affine_(y.clone(), m.moments(y, 1e-5))]
+        active, coords, wide = (
+            y.clone(),
+            torch.zeros(1, 2, 9, 11, device="cuda"),
+            torch.empty(1, 9, 11, 64, device="cuda"),
+        )
+        m.gelu_(active)
+        m.flow_step_(coords, values(24), torch.zeros(2, device="cuda"))
+        wide = wide.to(dtype)
+        m.depthwise_norm(values(64), torch.ones(49, 64, device="cuda"), torch.zeros(64, device="cuda"), 1e-6, wide)
+        fine = torch.zeros(1, 2, 18, 22, device="cuda")
+        m.convex_strip(torch.randn(1, 2, 9, 11, device="cuda"), values(36).permute(0, 3, 1, 2), 2, fine)
+        return [*out, *done, active, coords, wide, fine]
+
+    for number, (got, right) in enumerate(zip(all_of(cuda), all_of(plain), strict=True)):
+        assert torch.equal(got.isfinite(), right.isfinite()), number
+
+
+@gpu
+@needs_cuda
+def test_rectified_convolutions_and_products_overflow_to_infinity() -> None:
+    """What they make of NaN is left open: fullfield.models.prepared.motion.doubt."""
+    from fullfield.models.prepared.motion import rectified_products
+    from fullfield.ops.fused import cuda
+
+    x = torch.rand(1, 16, 24, 64, device="cuda").half()
+    x[0, 7, 9] = 60000.0
+    weight, bias = torch.rand(64, 64, 3, 3, device="cuda").half(), torch.rand(64, device="cuda").half()
+    done = cuda.convolve(x, weight.contiguous(memory_format=torch.channels_last), bias, relu=True, padding=(1, 1))
+    assert bool(done[0, 6:9, 8:11].isposinf().all())
+    assert int(done.isfinite().sum()) == done.numel() - 9 * 64
+    rows = x.flatten(0, 2)
+    out = rectified_products(bias, rows, weight[:, :, 0, 0].t().contiguous(), torch.empty_like(rows))
+    assert torch.equal(out.isposinf().all(1), rows[:, 0] == 60000)
+
+
+@gpu
+@needs_cuda
 def test_kernels_refuse_strange_layouts() -> None:
     from fullfield.ops.fused import cuda
 

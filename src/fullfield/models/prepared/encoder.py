@@ -62,9 +62,10 @@ class _Block:
         self.shortcut = None if plain else _convolution(form, shortcut[0], shortcut[1])
 
     def __call__(self, passes: Passes, x: Tensor) -> Tensor:
-        y = x
-        for conv in self.convs[:-1]:
-            y = conv.relu(passes, y)
+        y = self.convs[0].relu(passes, x)
+        for conv in self.convs[1:-1]:
+            # Not with cuDNN's rectifier: it may make 0 of the NaN that an overflow before it becomes.
+            y = passes.affine_(*conv.raw(passes, y))
         y, norm = self.convs[-1].raw(passes, y)
         if self.shortcut is None:
             return passes.affine_(y, norm, x)

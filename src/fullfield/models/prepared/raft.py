@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fullfield.models.prepared.encoder import PreparedEncoder
-from fullfield.models.prepared.motion import FlowHead, PreparedHead, PreparedMotion, mask_head
+from fullfield.models.prepared.motion import FlowHead, PreparedHead, PreparedMotion, doubt, mask_head
 from fullfield.models.prepared.weights import Form, folded, lanes, padded
 from fullfield.models.raft.model import RAFT
 from fullfield.nn import CorrelationPyramid
@@ -38,6 +38,8 @@ class RAFTPair:
     halves: list[_Memory]
     state: Tensor
     """[B, h, w, hidden] without gaps."""
+    doubt: Tensor
+    """Of frames and features."""
 
 
 class _Half:
@@ -118,6 +120,7 @@ class PreparedRAFT:
         lookup = CorrelationPyramid(
             first, second, config.levels, config.radius, backend=self.backend, out_dtype=self.form.dtype
         )
+        doubtful = doubt(cells, first, second)
         del first, second
         both = self.context(cells, 0)
         state = torch.tanh(both[..., :hidden])
@@ -125,7 +128,7 @@ class PreparedRAFT:
         halves = [half.memory(context, self.motion.channels) for half in self.halves]
         halves[0].joint[..., :hidden] = state
         coords.copy_(grid)
-        return RAFTPair(lookup, halves, state)
+        return RAFTPair(lookup, halves, state, doubtful)
 
     def step(self, pair: RAFTPair, coords: Tensor) -> None:
         """One update, of ``coords`` and the state in place."""

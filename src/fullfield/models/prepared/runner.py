@@ -15,6 +15,7 @@ from torch.nn import functional
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.models import framing
+from fullfield.models.prepared.motion import doubt
 from fullfield.models.prepared.weights import LANE, Form
 from fullfield.models.raft.model import RAFT
 from fullfield.models.sea_raft.model import SEARAFT
@@ -52,7 +53,7 @@ class PreparedFlow:
     Args:
         model: on the device that is to be used; batch norms work as in eval mode.
         height, width: of the frames, before padding.
-        batch: pairs at a time.
+        batch: pairs at a time; of none the flow is empty.
         precision: ``"fast"`` is float16 on a GPU (float32 on the CPU), ``"bfloat16"`` has less precision and more
             range, ``"exact"`` is float32 in plain PyTorch.
 
@@ -64,8 +65,8 @@ class PreparedFlow:
         self._set_up(_kit(model, precision), height, width, batch)
 
     def _set_up(self, kit: _Kit, height: int, width: int, batch: int) -> None:
-        for name, value in (("height", height), ("width", width), ("batch", batch)):
-            _check.number(value, name, integer=True, low=1)
+        for name, value, low in (("height", height, 1), ("width", width, 1), ("batch", batch, 0)):
+            _check.number(value, name, integer=True, low=low)
         self.model = kit.model
         self.device, self.dtype = kit.form.device, kit.form.dtype
         self.size = (int(height), int(width))
@@ -76,6 +77,8 @@ class PreparedFlow:
         self._frame = Frame(top, left, self.size[0] + top + bottom, self.size[1] + left + right)
         self._lock = threading.Lock()
         self._done: torch.cuda.Event | None = None
+        self._parameters = kit.form.made
+        self._streams: set[int] = set()
         self._passes, self._network = kit.passes, kit.network
         self._pair: Any = None
         self._encode: Callable[[], None] = self._encode_now
@@ -89,7 +92,7 @@ class PreparedFlow:
                 dtype=self.dtype,
                 device=self.device,
             )
-            if kit.fused:
+            if kit.fused and self.batch > 0:
                 self._record()
 
     def __call__(
@@ -113,6 +116,8 @@ class PreparedFlow:
             if initial_flow is not None:
                 _check.tensor(initial_flow, "initial_flow", (self.batch, 2, "h", "w"), device=self.device)
                 start = self._grid + framing.start_on_grid(initial_flow, *self.size, self.padding)
+            if self.batch == 0:
+                return torch.empty((0, 2, *self.size), device=self.device)
             if number == 0 and start is not None and not learned:
                 return _enlarged(start - self._grid, self.padding, corners=False)
             first, second = (f.float() if f.dtype == torch.float64 else f for f in (frame1, frame2))
@@ -134,7 +139,8 @@ class PreparedFlow:
         self._network.step(self._pair, self._coords)
 
     def _flow(self) -> Tensor:
-        mask, flow = self._network.mask, self._coords - self._grid
+        mask = self._network.mask
+        flow = self._coords - self._grid + (self._pair.doubt + doubt(self._pair.state))
         if mask is None:
             return _enlarged(flow, self.padding, corners=True)
         rows, columns = flow.shape[-2:]
@@ -188,8 +194,10 @@ class PreparedFlow:
             stream = torch.cuda.current_stream()
             if self._done is not None:
                 stream.wait_event(self._done)
-            for kept in (self._grid, self._coords, self._cells):
-                kept.record_stream(stream)  # whoever lets this object go need not wait for it
+            if stream.cuda_stream not in self._streams:
+                self._streams.add(stream.cuda_stream)
+                for kept in (self._grid, self._coords, self._cells, *self._parameters):
+                    kept.record_stream(stream)  # whoever lets this object go need not wait for it
             try:
                 yield
             finally:
@@ -257,14 +265,15 @@ def _kit(model: RAFT | SEARAFT, precision: str) -> _Kit:
     on_cpu = precision == "fast" and device.type == "cpu"
     dtype = torch.float32 if on_cpu else _DTYPES[precision]
     passes, fused = _passes(device, dtype, precision)
+    form = Form(device, dtype)
     with _undisturbed(device):
-        network = _prepared(model, Form(device, dtype), passes)
+        network = _prepared(model, form, passes)
     odd = [count for count in network.channels if count % LANE]
     if odd:
         raise InputError(f"model: expected channels in multiples of {LANE}, got {odd[0]} in {model.config.name}")
     if fused and isinstance(model, SEARAFT) and model.config.channels % 64:
         raise InputError(f"model: expected a multiple of 64 channels, got {model.config.channels}")
-    return _Kit(model, Form(device, dtype), passes, fused, network)
+    return _Kit(model, form, passes, fused, network)
 
 
 def _passes(device: torch.device, dtype: torch.dtype, precision: str) -> tuple[Passes, bool]:
@@ -272,15 +281,21 @@ def _passes(device: torch.device, dtype: torch.dtype, precision: str) -> tuple[P
         return plain, False
     if device.type == "cpu":
         raise InputError(f"precision: expected fast or exact on the CPU, got {precision!r}")
+    reason = why_not(device)
+    if reason is not None:
+        raise InputError(f"precision: {precision!r} has no fast form here ({reason}); expected exact")
+    from fullfield.ops.fused import cuda
+
+    return cuda, True
+
+
+def why_not(device: torch.device) -> str | None:
+    """None if the fast form runs in half precision on ``device``, else the reason."""
     from fullfield.ops.fused import cuda
 
     reason = cuda.device_why_not(device)
     has_cudnn: bool = torch.backends.cudnn.is_available()  # type: ignore[no-untyped-call, unused-ignore]
-    if reason is None and not has_cudnn:
-        reason = "cuDNN is missing"
-    if reason is not None:
-        raise InputError(f"precision: {precision!r} has no fast form here ({reason}); expected exact")
-    return cuda, True
+    return "cuDNN is missing" if reason is None and not has_cudnn else reason
 
 
 def _prepared(model: RAFT | SEARAFT, form: Form, passes: Passes) -> Prepared:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fullfield.models.prepared.encoder import PreparedEncoder
-from fullfield.models.prepared.motion import FlowHead, PreparedMotion, mask_head
+from fullfield.models.prepared.motion import FlowHead, PreparedMotion, doubt, mask_head
 from fullfield.models.prepared.weights import Form, folded
 from fullfield.models.sea_raft.model import SEARAFT
 from fullfield.nn import CorrelationPyramid
@@ -25,6 +25,8 @@ class SEARAFTPair:
     """[B, h, w, state, context and motion]."""
     state: Tensor
     """[B, h, w, channels] once more, without gaps."""
+    doubt: Tensor
+    """Of frames and features."""
 
 
 class _Refinement:
@@ -87,10 +89,11 @@ class PreparedSEARAFT:
         lookup = CorrelationPyramid(
             first, second, config.levels, config.radius, backend=self.backend, out_dtype=self.form.dtype
         )
+        doubtful = doubt(cells, first, second)
         del first, second
         coords.copy_(grid)
         self.flow_head.step_(state, coords)
-        return SEARAFTPair(lookup, joint, state)
+        return SEARAFTPair(lookup, joint, state, doubtful)
 
     def step(self, pair: SEARAFTPair, coords: Tensor) -> None:
         """One update, of ``coords`` and the state in place."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -25,22 +25,28 @@ class Form:
 
     device: torch.device
     dtype: torch.dtype
+    made: list[Tensor] = field(default_factory=list, repr=False, compare=False)
+    """Every parameter so far."""
 
     def filters(self, weight: Tensor) -> Tensor:
         """Weights of a convolution [C', C, kh, kw], channels-last."""
-        return weight.to(self.device, self.dtype).contiguous(memory_format=torch.channels_last)
+        return self._kept(weight.to(self.device, self.dtype).contiguous(memory_format=torch.channels_last))
 
     def rows(self, weight: Tensor) -> Tensor:
         """Weights [C', C] of a product with rows of channels: [C, C'], contiguous."""
-        return weight.t().to(self.device, self.dtype).contiguous()
+        return self._kept(weight.t().to(self.device, self.dtype).contiguous())
 
     def small(self, values: Tensor) -> Tensor:
         """A bias of a convolution or product."""
-        return values.to(self.device, self.dtype).contiguous()
+        return self._kept(values.to(self.device, self.dtype).contiguous())
 
     def exact(self, values: Tensor) -> Tensor:
         """What the passes read in float32."""
-        return values.to(self.device, torch.float32).contiguous()
+        return self._kept(values.to(self.device, torch.float32).contiguous())
+
+    def _kept(self, values: Tensor) -> Tensor:
+        self.made.append(values)
+        return values
 
 
 def folded(conv: nn.Conv2d, norm: nn.Module | None) -> tuple[Tensor, Tensor]:

@@ -117,8 +117,8 @@ extern "C" __global__ void __launch_bounds__(CHANNELS / 2, BLOCKS) depthwise_nor
     if (threadIdx.x < PIXELS) {
         float first = 0.f, second = 0.f;
         for (int i = 0; i < WARPS; i++) first += partial[i][threadIdx.x], second += partial[i][PIXELS + threadIdx.x];
-        const float mean = first / CHANNELS, variance = fmaxf(second / CHANNELS - mean * mean, 0.f);
-        norms[threadIdx.x] = make_float2(mean, 1.f / sqrtf(variance + p.epsilon));
+        const float mean = first / CHANNELS, variance = second / CHANNELS - mean * mean;
+        norms[threadIdx.x] = make_float2(mean, 1.f / sqrtf((variance < 0.f ? 0.f : variance) + p.epsilon));  // NaN stays
     }
     __syncthreads();
     T *out = p.out + (i64)item * p.height * p.width * CHANNELS + c;

@@ -158,7 +158,7 @@ extern "C" __global__ void __launch_bounds__(1024) moments_end(const MomentsPara
     if (part == 0 && c < p.channels) {
         for (int i = 1; i < 32; i++) first += sums[0][i][lane], second += sums[1][i][lane];
         const double mean = first / p.pixels, variance = second / p.pixels - mean * mean;
-        const double scale = 1.0 / sqrt((variance > 0 ? variance : 0) + p.epsilon);
+        const double scale = 1.0 / sqrt((variance < 0 ? 0 : variance) + p.epsilon);  // NaN stays
         p.scale[blockIdx.y * p.channels + c] = (float)scale;
         p.shift[blockIdx.y * p.channels + c] = (float)(-mean * scale);
     }
