@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fullfield._check import InputError
-from fullfield.cli import paths, report
+from fullfield.cli import bench_networks, paths
 from fullfield.cli.argtypes import count, size
 
 if TYPE_CHECKING:
@@ -54,15 +52,9 @@ def add_parser(targets: Any) -> argparse.ArgumentParser:
     who = parser.add_argument_group("who takes part")
     who.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS), help="ours [both]")
     who.add_argument("--no-peers", action="store_true", help="ours alone")
-    who.add_argument(
-        "--alt-cuda-corr",
-        metavar="DIR",
-        help="folder with correlation.cpp and correlation_kernel.cu of RAFT; compiled here (nvcc, ninja)",
-    )
-    who.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1, ... [cuda where there is one]")
-    parser.add_argument("--repeats", type=count, default=5, metavar="N", help="rounds [%(default)s]")
-    parser.add_argument("-o", "--output", metavar="FILE", help="also write results and environment (.json)")
-    report.add_report_options(parser, progress=True)
+    bench_networks.add_extension_option(who)
+    bench_networks.add_device_option(who)
+    bench_networks.add_result_options(parser)
     return parser
 
 
@@ -71,27 +63,8 @@ def run(args: argparse.Namespace) -> int:
     weights = _check_arguments(args)
 
     from fullfield.bench import models
-    from fullfield.bench.run import environment, write_results
 
-    def note(text: str) -> None:
-        if not args.quiet:
-            report.note(text, kind="bench")
-
-    plan = _plan(args, weights, note)
-
-    def keep(cases: list[dict[str, Any]]) -> None:
-        if args.output:
-            write_results(args.output, {"bench": "models", "cases": cases})
-
-    cases = models.measure(plan, note, keep)
-    if args.json:
-        report.print_json({"bench": "models", "cases": cases, "environment": environment()})
-    else:
-        print("\n".join(models.report({"cases": cases})))
-    problems = models.failed(cases)
-    for problem in problems:
-        report.note(problem, kind="check failed")
-    return 1 if problems else 0
+    return bench_networks.measure(args, "models", models, _plan(args, weights))
 
 
 def _check_arguments(args: argparse.Namespace) -> dict[str, str]:
@@ -105,32 +78,16 @@ def _check_arguments(args: argparse.Namespace) -> dict[str, str]:
         weights[method] = path
     for path in args.pair or ():
         paths.check_input(path, "--pair")
-    if args.output:
-        paths.check_suffix(args.output, "results", (".json",))
-        paths.check_output(args.output, "results")
-        paths.check_distinct([("--output", args.output)], [*weights.values(), *(args.pair or ())])
-    if args.alt_cuda_corr and not Path(args.alt_cuda_corr).is_dir():
-        raise InputError(f"--alt-cuda-corr {args.alt_cuda_corr}: no such folder")
+    bench_networks.check_results(args, [*weights.values(), *(args.pair or ())])
     if args.alt_cuda_corr and args.no_peers:
         raise InputError("--alt-cuda-corr: is for ptlflow's models, which --no-peers leaves out")
     return weights
 
 
-def _plan(args: argparse.Namespace, weights: dict[str, str], note: Any) -> Plan:
-    import torch
-
+def _plan(args: argparse.Namespace, weights: dict[str, str]) -> Plan:
     from fullfield.bench.models import Plan
-    from fullfield.bench.run import timing_device
 
-    device = timing_device(args.device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    extension = None
-    if args.alt_cuda_corr:
-        from fullfield.bench.contenders import alt_cuda_corr_extension
-
-        extension = alt_cuda_corr_extension(args.alt_cuda_corr, note)
-        sys.modules["alt_cuda_corr"] = extension  # where ptlflow looks for it when it is imported
+    device, extension = bench_networks.set_up(args)
     usual = [(864, 2048), (3432, 8192)] if device.type == "cuda" else [(128, 256)]
     return Plan(
         args.methods,

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fullfield._check import InputError
-from fullfield.cli import paths, report
+from fullfield.cli import bench_networks
 from fullfield.cli.argtypes import count, size
 
 if TYPE_CHECKING:
@@ -41,68 +39,28 @@ def add_parser(targets: Any) -> argparse.ArgumentParser:
     parser.add_argument("--sizes", nargs="+", type=size, default=[(436, 1024)], metavar="WxH", help="frames [1024x436]")
     parser.add_argument("--train", action="store_true", help="a training step instead of an estimate")
     parser.add_argument("--batch", type=count, default=1, metavar="N", help="pairs at a time [%(default)s]")
-    parser.add_argument(
-        "--alt-cuda-corr",
-        metavar="DIR",
-        help="beside the models' on-demand lookup instead of their volume: folder with correlation.cpp and "
-        "correlation_kernel.cu of RAFT; compiled here (nvcc, ninja)",
-    )
-    parser.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1, ... [cuda where there is one]")
-    parser.add_argument("--repeats", type=count, default=5, metavar="N", help="rounds [%(default)s]")
-    parser.add_argument("-o", "--output", metavar="FILE", help="also write results and environment (.json)")
-    report.add_report_options(parser, progress=True)
+    bench_networks.add_extension_option(parser, "beside the models' on-demand lookup instead of their volume: ")
+    bench_networks.add_device_option(parser)
+    bench_networks.add_result_options(parser)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Check, measure, print."""
-    if args.output:
-        paths.check_suffix(args.output, "results", (".json",))
-        paths.check_output(args.output, "results")
-    if args.alt_cuda_corr and not Path(args.alt_cuda_corr).is_dir():
-        raise InputError(f"--alt-cuda-corr {args.alt_cuda_corr}: no such folder")
+    bench_networks.check_results(args)
     if args.alt_cuda_corr and args.train:
         raise InputError("--alt-cuda-corr: has no gradient in ptlflow; leave out --train")
 
-    def note(text: str) -> None:
-        if not args.quiet:
-            report.note(text, kind="bench")
-
-    plan = _plan(args, note)
-
     from fullfield.bench import patched
-    from fullfield.bench.run import environment, write_results
 
-    def keep(cases: list[dict[str, Any]]) -> None:
-        if args.output:
-            write_results(args.output, {"bench": "patched", "cases": cases})
-
-    cases = patched.measure(plan, note, keep)
-    if args.json:
-        report.print_json({"bench": "patched", "cases": cases, "environment": environment()})
-    else:
-        print("\n".join(patched.report({"cases": cases})))
-    problems = patched.failed(cases)
-    for problem in problems:
-        report.note(problem, kind="check failed")
-    return 1 if problems else 0
+    return bench_networks.measure(args, "patched", patched, _plan(args))
 
 
-def _plan(args: argparse.Namespace, note: Any) -> Plan:
-    import torch
-
+def _plan(args: argparse.Namespace) -> Plan:
     from fullfield.bench.patched import Plan
-    from fullfield.bench.run import timing_device
     from fullfield.estimators.ptlflow import import_ptlflow
 
-    device = timing_device(args.device)
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    if args.alt_cuda_corr:
-        from fullfield.bench.contenders import alt_cuda_corr_extension
-
-        # ptlflow looks for it when it is imported.
-        sys.modules["alt_cuda_corr"] = alt_cuda_corr_extension(args.alt_cuda_corr, note)
+    device, extension = bench_networks.set_up(args)
     names = import_ptlflow().get_model_names()
     for name in args.models:
         if name not in names:
@@ -113,6 +71,6 @@ def _plan(args: argparse.Namespace, note: Any) -> Plan:
         device,
         train=args.train,
         batch=args.batch,
-        alternate=args.alt_cuda_corr is not None,
+        alternate=extension is not None,
         repeats=args.repeats,
     )
