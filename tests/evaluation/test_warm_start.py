@@ -1,0 +1,116 @@
+"""Every pair starts from the flow of the one before, moved along."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from evaluation_sets import Counting, H, W
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fullfield.datasets import FlowDataset, Pairs
+from fullfield.evaluation import Run, Setting, evaluate, warm_start
+from fullfield.evaluation.warm_start import moved_forward
+from fullfield.io import read_flow, write_image
+
+
+def test_warm_start_hands_the_moved_flow_on(pairs: FlowDataset, tmp_path: Path) -> None:
+    estimator = Counting()
+    evaluate(estimator, pairs, tmp_path / "run", Setting(warm_start=True))
+    starts = estimator.starts[1:]
+    assert [start is None for start in starts] == [True, False, False, True, False]
+    first = read_flow(Run.load(tmp_path / "run").path("a/f_00")).flow
+    assert starts[1] is not None
+    assert torch.equal(starts[1][0], moved_forward(first))
+
+
+def test_warm_start_ends_at_a_gap_and_with_the_sequence(tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    for shot, numbers in (("a", (1, 2, 3, 6, 7)), ("b", (7, 8, 9))):
+        for i in numbers:
+            path = root / shot / "frames" / f"f_{i:02d}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_image(path, torch.full((3, H, W), i / 10))
+    estimator, pairs = Counting(), Pairs(root, name="mine")
+    evaluate(estimator, pairs, tmp_path / "run", Setting(warm_start=True))
+    started = {r.name: start is not None for r, start in zip(pairs.records, estimator.starts[1:], strict=True)}
+    assert started == {"a/f_01": False, "a/f_02": True, "a/f_06": False, "b/f_07": False, "b/f_08": True}
+
+
+def test_warm_start_goes_on_from_the_stored_flow(pairs: FlowDataset, tmp_path: Path) -> None:
+    setting = Setting(warm_start=True)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(Counting(fail_at=2), pairs, tmp_path / "run", setting)
+    rest = Counting()
+    evaluate(rest, pairs, tmp_path / "run", setting)
+    assert rest.starts[0] is not None
+    assert torch.equal(rest.starts[0][0], moved_forward(read_flow(Run.load(tmp_path / "run").path("a/f_00")).flow))
+
+
+def test_moved_forward() -> None:
+    flow = torch.zeros(2, 7, 9)
+    flow[0, 3, 2] = 4.0
+    moved = moved_forward(flow)
+    assert moved[:, 3, 6].tolist() == [4.0, 0.0]
+    assert moved[:, 3, 2].tolist() == [0.0, 0.0]
+    constant = torch.tensor([3.0, -2.0])[:, None, None].expand(2, 7, 9)
+    assert torch.equal(moved_forward(constant), constant)
+    assert torch.equal(moved_forward(torch.full((2, 4, 4), 100.0)), torch.zeros(2, 4, 4))
+    broken = constant.clone()
+    broken[:, 2, 2] = float("nan")
+    assert moved_forward(broken).isfinite().all()
+
+
+def filled_by_rings(flow: Tensor, known: Tensor) -> Tensor:
+    """Ring by ring, from the definition."""
+    flow, known = flow.clone(), known.clone()
+    while not known.all():
+        before, reached = flow.clone(), known.clone()
+        for y, x in (~known).nonzero().tolist():
+            window = slice(max(0, y - 1), y + 2), slice(max(0, x - 1), x + 2)
+            if known[window].any():
+                flow[:, y, x] = before[(slice(None), *window)][:, known[window]].mean(1)
+                reached[y, x] = True
+        known = reached
+    return flow
+
+
+@pytest.mark.parametrize("share", [0.02, 0.4, 0.9])
+def test_holes_are_filled_ring_by_ring(share: float) -> None:
+    generator = torch.Generator().manual_seed(4)
+    known = torch.rand(23, 31, generator=generator) < share
+    known[5, 7] = True
+    known[8:19, 9:28] = False
+    flow = torch.randn(2, 23, 31, generator=generator) * known
+    assert torch.allclose(warm_start._filled(flow, known), filled_by_rings(flow, known), atol=1e-5)
+
+
+def test_of_vectors_that_meet_the_longest_stays_and_of_equal_ones_the_last() -> None:
+    flow = torch.full((2, 1, 9), float("nan"))
+    flow[:, 0, [0, 2, 7]] = torch.tensor([[4.0, 2.0, -3.0], [0.0, 0.0, 0.0]])
+    assert moved_forward(flow)[0, 0, 4] == 4.0
+    flow[:, 0, 8] = torch.tensor([-4.0, 0.0])
+    assert moved_forward(flow)[0, 0, 4] == -4.0
+
+
+class Elements(TorchDispatchMode):
+    """Counts what operations give that give something new."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        new = isinstance(out, Tensor) and not any(out is given for given in args)
+        self.count += out.numel() if new else 0
+        return out
+
+
+def test_a_wide_hole_takes_work_that_grows_with_its_pixels() -> None:
+    flow = torch.zeros(2, 64, 512)
+    flow[0, :, :256] = 200.0
+    with Elements() as elements:
+        assert moved_forward(flow).isfinite().all()
+    assert elements.count < 200 * flow[0].numel()  # ring after ring over the whole frame takes more than 1000
