@@ -23,6 +23,7 @@ from fullfield.bench.correlation_report import report, table10
 from fullfield.bench.lookups import RECORDED, Scene, between, coherence, load_recorded, resized
 from fullfield.bench.plots import draw, sampling_matrix
 from fullfield.cli.main import main
+from fullfield.integrations.alt_cuda_corr import alt_cuda_corr_sources
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops.correlation import correlation_lookup
 from fullfield.ops.correlation.analysis import read_shares, recorded_positions
@@ -285,14 +286,14 @@ def test_the_volume_of_ptlflow(backward: bool, ptlflow: Any) -> None:  # noqa: A
 
 def test_alt_cuda_corr_sources(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"expected correlation\.cpp and correlation_kernel\.cu"):
-        contenders.alt_cuda_corr_sources(tmp_path)
+        alt_cuda_corr_sources(tmp_path)
     folder = tmp_path / "alt_cuda_corr"
     folder.mkdir()
     old = '#define CHECK_CUDA(x) TORCH_CHECK(x.type().is_cuda(), #x " must be a CUDA tensor")\n'
     (folder / "correlation.cpp").write_text(old)
     (folder / "correlation_kernel.cu").write_text("// kernel\n")
     for given in (tmp_path, folder):
-        sources = contenders.alt_cuda_corr_sources(given)
+        sources = alt_cuda_corr_sources(given)
         assert "TORCH_CHECK(x.is_cuda()," in sources["correlation.cpp"]
     assert (folder / "correlation.cpp").read_text() == old
     if not torch.cuda.is_available():

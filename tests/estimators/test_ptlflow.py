@@ -16,6 +16,10 @@ from fullfield import InputError
 from fullfield.estimators import Estimator
 from fullfield.estimators.ptlflow import PtlflowEstimator
 from fullfield.estimators.ptlflow_config import PRESETS, PtlflowConfig
+from fullfield.integrations import on_demand
+from fullfield.integrations.alt_cuda_corr import SOURCES
+from fullfield.integrations.on_demand import Extension
+from fullfield.nn import CorrelationPyramid
 
 pytestmark = pytest.mark.usefixtures("ptlflow")
 RANDOM = PtlflowConfig(weights="random", updates=2)
@@ -40,6 +44,7 @@ def test_it_is_an_estimator_and_runs_on_our_lookups(frames: Any, capsys: pytest.
         "weights_sha256": None,
         "updates": 2,
         "patched": True,
+        "alt_cuda_corr": None,
         "ptlflow": "0.4.2",
     }
     assert told == [0.0, 1.0]
@@ -187,3 +192,50 @@ def test_random_weights_leave_the_generators_alone(monkeypatch: pytest.MonkeyPat
     assert second._model is not None
     for one, two in zip(first._model.parameters(), second._model.parameters(), strict=True):
         assert torch.equal(one, two)
+
+
+class Compiled:
+    """As RAFT's extension looks up one level, by our plain lookup."""
+
+    @staticmethod
+    def forward(fmap1: torch.Tensor, fmap2: torch.Tensor, coords: torch.Tensor, radius: int) -> list[torch.Tensor]:
+        first, second = (fmap.permute(0, 3, 1, 2) for fmap in (fmap1, fmap2))
+        pyramid = CorrelationPyramid(first, second, 1, radius, backend="reference")
+        return [pyramid(coords[:, 0].permute(0, 3, 1, 2))[:, None] * fmap1.shape[-1] ** 0.5]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in SOURCES:
+        (tmp_path / name).write_text("// " + name)
+    monkeypatch.setattr(on_demand, "alt_cuda_corr_extension", lambda *_: Compiled())
+    return tmp_path
+
+
+def test_the_models_own_lookup_on_demand(frames: Any, checkout: Path) -> None:
+    own = PtlflowEstimator("raft", RANDOM.replace(alt_cuda_corr=checkout))
+    flow = own(*frames)
+    assert own.backend == "alt_cuda_corr"
+    assert own._extension is not None
+    assert own._extension.calls == 2 * 4
+    told = own.parameters
+    assert told["patched"] is False
+    assert len(told["alt_cuda_corr"]) == 12
+    expected = PtlflowEstimator("raft", RANDOM.replace(patched=False))(*frames)
+    assert float((flow - expected).abs().max()) < 1e-3 * float(expected.abs().max())
+    (checkout / SOURCES[0]).write_text("// another release")
+    other = PtlflowEstimator("raft", RANDOM.replace(alt_cuda_corr=checkout))
+    other.prepare()
+    assert other.parameters["alt_cuda_corr"] != told["alt_cuda_corr"]
+
+
+def test_a_model_that_does_not_look_up_on_demand_is_refused(
+    frames: Any, checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(InputError, match="alt_cuda_corr: ptlflow:pwcnet has no lookup on demand"):
+        PtlflowEstimator("pwcnet", RANDOM.replace(updates=None, alt_cuda_corr=checkout)).prepare()
+    with pytest.raises(InputError, match="backend: expected None beside alt_cuda_corr"):
+        PtlflowEstimator("raft", RANDOM.replace(alt_cuda_corr=checkout), backend="cpu")
+    monkeypatch.setattr(Extension, "give", lambda *_: None)
+    with pytest.raises(InputError, match="ptlflow:raft does not look up with the extension"):
+        PtlflowEstimator("raft", RANDOM.replace(alt_cuda_corr=checkout))(*frames)

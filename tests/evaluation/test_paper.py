@@ -106,6 +106,7 @@ def store(
     gib: float | None = 4.0,
     scores: dict[str, float] | None = None,
     failure: str | None = None,
+    alone: bool = True,
     **parameters: Any,
 ) -> Path:
     """A run as ``evaluate`` leaves it, without its predictions."""
@@ -122,7 +123,7 @@ def store(
         "config": config,
         "averaging": "pooled",
         "scores": scores,
-        "runtime": {"mean_s": seconds, "std_s": 0.25, "median_s": seconds},
+        "runtime": {"mean_s": seconds, "std_s": 0.25, "median_s": seconds, "alone": alone},
         "peak_bytes": None if gib is None else int(gib * 2**30),
         "backends": [used],
     }
@@ -157,6 +158,7 @@ CASCADED = {**SEA, "cascade": True, "coarse_updates": 4}
         ({"backend": "reference", "used": "reference"}, "on_demand"),
         ({"method": "ptlflow:raft", "used": "ptlflow", "patched": False}, "default"),
         ({"method": "ptlflow:raft", "patched": True}, "ours"),
+        ({"method": "ptlflow:raft", "used": "alt_cuda_corr", "patched": False, "alt_cuda_corr": "0a1b"}, "on_demand"),
         ({"updates": 12}, None),
         ({"precision": "fast"}, None),
         ({"warm_start": True}, None),
@@ -172,6 +174,20 @@ def test_a_run_has_one_place(tmp_path: Path, change: dict[str, Any], place: str 
     runs = Runs(read_runs([tmp_path]))
     found = {v for v in ("default", "on_demand", "mixed", "ours") if runs.find("raft", "charge-8k", "1/4", v)}
     assert found == ({place} if place else set())
+
+
+def test_on_demand_the_extension_comes_before_our_reference(tmp_path: Path) -> None:
+    store(tmp_path / "a", "raft", **OURS, scale="1/4", backend="reference", used="reference", seconds=9.0)
+    told = TABLES["2"](Runs(read_runs([tmp_path])))
+    assert line(told, "RAFT", "2048 - 1/4").here["on_demand.runtime_s"] == 9.0
+    assert any("our reference in plain PyTorch" in note for note in told.notes)
+    extension = {"used": "alt_cuda_corr", "patched": False, "alt_cuda_corr": "0a1b", "seconds": 2.0}
+    store(tmp_path / "b", "ptlflow:raft", **OURS, scale="1/4", **extension)
+    told = TABLES["2"](Runs(read_runs([tmp_path])))
+    assert line(told, "RAFT", "2048 - 1/4").here["on_demand.runtime_s"] == 2.0
+    assert not any("our reference in plain PyTorch" in note or "--alone" in note for note in told.notes)
+    store(tmp_path / "c", "raft", **OURS, scale="1/8", alone=False)
+    assert any("--alone takes them without" in note for note in TABLES["2"](Runs(read_runs([tmp_path]))).notes)
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,12 @@ from fullfield.models.weights import weights_folder
 
 if TYPE_CHECKING:
     from fullfield.integrations import Handle
+    from fullfield.integrations.on_demand import Extension
 
 ORIGINAL = "ptlflow"
 """As backend: the model's own correlation."""
+ON_DEMAND = "alt_cuda_corr"
+"""As backend: the model's own lookup on demand, with RAFT's CUDA extension."""
 
 _PREFERRED = ("sintel", "things")
 _SEED = 0
@@ -66,6 +69,8 @@ class PtlflowEstimator:
         if self._name in MORE_FRAMES:
             raise InputError(f"method: {self._name} needs {MORE_FRAMES[self._name]} frames, an estimator is given two")
         self.method = PREFIX + self._name
+        ours = backend is None or self.config.alt_cuda_corr is None
+        _check.require(ours, "backend", f"None beside {ON_DEMAND}, which is the model's own", repr(backend))
         self._asked = backend
         self._forget()
 
@@ -73,6 +78,7 @@ class PtlflowEstimator:
         self._lock = threading.RLock()
         self._model: torch.nn.Module | None = None
         self._handle: Handle | None = None
+        self._extension: Extension | None = None
         self._origin: dict[str, Any] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -85,7 +91,8 @@ class PtlflowEstimator:
     @property
     def parameters(self) -> Mapping[str, Any]:
         """The configuration. Once the model is loaded, what was loaded, with the first 12 digits of the file's
-        checksum, the number of updates, whether it is patched, and ptlflow's version."""
+        checksum, the number of updates, whether it is patched, the first 12 digits of the checksum of the extension's
+        sources, and ptlflow's version."""
         return {**self.config.as_dict(), **self._origin}
 
     @property
@@ -95,11 +102,12 @@ class PtlflowEstimator:
 
     @property
     def backend(self) -> str:
-        """Of the correlation lookups: ours by name, or ``"ptlflow"`` for the model's own."""
+        """Of the correlation lookups: ours by name, ``"ptlflow"`` for the model's own, or ``"alt_cuda_corr"`` for its
+        own on demand."""
         if self._model is None:
             return self._asked or "automatic"
         if self._handle is None:
-            return ORIGINAL
+            return ORIGINAL if self._extension is None else ON_DEMAND
         return self._asked or next(self._model.parameters()).device.type
 
     def prepare(
@@ -138,6 +146,8 @@ class PtlflowEstimator:
             frames = torch.stack((frame1, frame2), 1).float().expand(-1, -1, 3, -1, -1)
             with _quiet():
                 flow = self._flow(model, frames.flip(2))  # it takes BGR
+            if self._extension is not None and not self._extension.calls:
+                raise InputError(f"{ON_DEMAND}: {self.method} does not look up with the extension; leave it out")
             if progress is not None:
                 progress(1.0, self._name)
         return flow.float().contiguous()
@@ -169,7 +179,7 @@ class PtlflowEstimator:
             raise RuntimeError("the model was not built")
         if next(model.parameters()).device != device:
             model.to(device)
-        if self.config.patched and self._handle is None:
+        if self.config.alt_cuda_corr is None and self.config.patched and self._handle is None:
             self._patch(model)
         return model
 
@@ -186,11 +196,17 @@ class PtlflowEstimator:
             raise OSError(f"{self.method}: its parts cannot be fetched: {error}") from None
         if path is not None:
             fit(model, read_state(path)[0], str(path), f"ptlflow's {self._name}")
+        if self.config.alt_cuda_corr is not None:
+            from fullfield.integrations.on_demand import Extension
+
+            self._extension = Extension.of(self.config.alt_cuda_corr)
+            self._extension.give(model, self.method)
         self._origin = {
             "weights": name,
             "weights_sha256": None if path is None else digest(path)[:_DIGITS],
             "updates": self._updates(model),
             "patched": False,
+            ON_DEMAND: None if self._extension is None else self._extension.digest,
             "ptlflow": ptlflow.__version__,
         }
         self._model = model.eval()

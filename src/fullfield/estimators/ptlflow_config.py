@@ -32,6 +32,12 @@ class PtlflowConfig:
     patched: bool = _parameter(
         True, "run a model that has RAFT's correlation block on our lookups; others run as they are"
     )
+    alt_cuda_corr: str | None = _parameter(
+        None,
+        "instead: the model's own lookup on demand, with RAFT's CUDA extension compiled from this folder of a checkout "
+        "of RAFT, about a minute; 'auto': none, a model that is not patched stores its volume",
+        "DIR",
+    )
 
     def __post_init__(self) -> None:
         if self.weights is not None:
@@ -41,6 +47,8 @@ class PtlflowConfig:
             number(self.updates, "updates", integer=True, low=1)
             object.__setattr__(self, "updates", int(self.updates))
         require(isinstance(self.patched, bool), "patched", "True or False", self.patched)
+        if self.alt_cuda_corr is not None:
+            object.__setattr__(self, "alt_cuda_corr", str(self.alt_cuda_corr))
 
     def replace(self, **parameters: Any) -> PtlflowConfig:
         """A copy with other values; an unknown name is a TypeError, a bad value an InputError."""

@@ -101,6 +101,8 @@ class StoredRun:
     @property
     def variant(self) -> str | None:
         """How the correlation was computed; None where the paper has no such variant."""
+        if self._parameter("alt_cuda_corr") is not None:
+            return "on_demand"
         if self._parameter("patched") is False:
             return "default"
         asked = str(self.config.get("backend", AUTOMATIC))
@@ -108,6 +110,11 @@ class StoredRun:
             return _BACKENDS.get(asked)
         used = {_BACKENDS.get(str(name)) for name in (self.result or {}).get("backends", ())}
         return used.pop() if len(used) == 1 else "ours"
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it ran on a GPU."""
+        return self.config.get("device") != "cpu"
 
     @property
     def has_weights(self) -> bool:
@@ -184,7 +191,10 @@ class Runs:
     stand_ins: Mapping[str, str] = field(default_factory=dict)
 
     def find(self, method: str, dataset: str, scale: str, variant: str | None = None) -> list[StoredRun]:
-        """The runs of a row, the preferred first; of one column with a ``variant``."""
+        """The runs of a row, the preferred first; of one column with a ``variant``.
+
+        On demand RAFT's own extension comes before our reference.
+        """
         wanted = METHODS[method]
         name = self.stand_ins.get(dataset, dataset)
         fitting = [
@@ -195,7 +205,12 @@ class Runs:
             and run.is_of(wanted)
             and (variant is None or self.variant_of(run, wanted) == variant)
         ]
-        return sorted(fitting, key=lambda run: (wanted.names.index(run.config["method"]), str(run.folder)))
+
+        def rank(run: StoredRun) -> tuple[bool, int, str]:
+            stands_in = variant == "on_demand" and run.config.get("backend") == "reference"
+            return stands_in, wanted.names.index(run.config["method"]), str(run.folder)
+
+        return sorted(fitting, key=rank)
 
     @staticmethod
     def variant_of(run: StoredRun, method: PaperMethod) -> str | None:

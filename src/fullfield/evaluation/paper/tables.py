@@ -205,7 +205,13 @@ class Measured:
                     "Mixed here: the dense volume where it fits, our lookup above; the paper's goes on demand."
                 )
             if "on_demand" in ours:
-                notes.append("On-Demand here: our reference in plain PyTorch; the paper's is RAFT's CUDA extension.")
+                notes.append(
+                    "On-Demand here: our reference in plain PyTorch, for want of runs with --alt-cuda-corr; the "
+                    "paper's is RAFT's CUDA extension."
+                )
+            results = [run.result for run in self._used.values() if run.on_gpu and run.result is not None]
+            if any(result["runtime"].get("alone") is False for result in results):
+                notes.append("Some times were taken with scoring beside the estimation; --alone takes them without.")
         if self._left:
             notes.append(f"Not used, since another run has the same place: {', '.join(self._left)}.")
         return notes
