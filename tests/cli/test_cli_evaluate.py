@@ -98,6 +98,22 @@ def test_a_method_is_prepared_for_the_reduced_frames(
     assert sizes == [(12, 16)]
 
 
+def test_too_little_memory_to_prepare_is_noted(
+    cli: Any,
+    pairs: Path,  # noqa: ARG001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_room(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Chosen, "prepare", no_room)
+        assert cli("evaluate", "tvl1", "pairs:mine", *FAST).code != 0
+    assert json.loads(Path("runs/mine/tvl1/failure.json").read_text()) == {"failure": "out of memory"}
+    assert cli("evaluate", "tvl1", "pairs:mine", *FAST).code == 0
+    assert not Path("runs/mine/tvl1/failure.json").exists()
+
+
 def test_scoring_again_estimates_nothing(cli: Any, refused: Callable[..., str], pairs: Path) -> None:
     first = cli("evaluate", "tvl1", "pairs:mine", *FAST, "-o", "r", "--json").json
     again = cli("evaluate", "tvl1", "pairs:mine", "-o", "r", "--score-only", "--averaging", "per_image", "--json").json

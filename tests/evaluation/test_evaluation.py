@@ -8,16 +8,15 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from evaluation_sets import Counting, H, Prepared, W, by_hand, by_hand_of, sequence
 from torch import Tensor
 
 from fullfield import InputError
-from fullfield._check import NoRoomError
 from fullfield.datasets import FlowDataset, Pairs, Sintel, open_dataset
 from fullfield.estimators import TVL1Estimator
 from fullfield.evaluation import (
@@ -25,88 +24,14 @@ from fullfield.evaluation import (
     Run,
     Setting,
     evaluate,
-    loading,
     predict,
     read_scale,
     score,
     write_submission,
 )
-from fullfield.evaluation.loading import read_ahead
 from fullfield.evaluation.predict import configured
 from fullfield.evaluation.sharing import Share
-from fullfield.evaluation.warm_start import moved_forward
 from fullfield.io import read_flow, write_flow, write_image
-from fullfield.metrics import FlowMetrics
-
-H, W = 24, 32
-
-
-class Counting:
-    """A cheap estimator: the flow is told by the frames' means, so that a mix-up is seen."""
-
-    method = "counting"
-    backend = "plain"
-
-    def __init__(self, gain: float = 10.0, fail_at: int | None = None) -> None:
-        self.gain, self.fail_at, self.calls = gain, fail_at, 0
-        self.starts: list[Tensor | None] = []
-
-    @property
-    def parameters(self) -> Mapping[str, Any]:
-        return {"gain": self.gain}
-
-    def __call__(
-        self,
-        frame1: Tensor,
-        frame2: Tensor,
-        *,
-        initial_flow: Tensor | None = None,
-        progress: Callable[[float, str], None] | None = None,  # noqa: ARG002
-    ) -> Tensor:
-        self.calls += 1
-        self.starts.append(initial_flow)
-        if self.fail_at is not None and self.calls > self.fail_at:
-            raise KeyboardInterrupt
-        batch, _, height, width = frame1.shape
-        flow = torch.zeros(batch, 2, height, width)
-        flow[:, 0] = self.gain * frame1.mean()
-        flow[:, 1] = self.gain * frame2.mean() + torch.linspace(0, 1, width)
-        return flow
-
-
-def sequence(root: Path, shots: Mapping[str, int]) -> FlowDataset:
-    generator = torch.Generator().manual_seed(5)
-    for shot, count in shots.items():
-        for folder in ("frames", "flow", "occlusions"):
-            (root / shot / folder).mkdir(parents=True)
-        for i in range(count):
-            value = torch.rand(1, generator=generator)
-            write_image(root / shot / "frames" / f"f_{i:02d}.png", value.expand(3, H, W).contiguous())
-            flow = 8 * torch.rand(2, H, W, generator=generator)
-            write_flow(root / shot / "flow" / f"f_{i:02d}.flo", flow, torch.rand(H, W, generator=generator) > 0.2)
-            hidden = (torch.rand(1, H, W, generator=generator) > 0.9).float().expand(3, H, W).contiguous()
-            write_image(root / shot / "occlusions" / f"f_{i:02d}.png", hidden)
-    return Pairs(root, name="mine")
-
-
-@pytest.fixture
-def pairs(tmp_path: Path) -> FlowDataset:
-    return sequence(tmp_path / "set", {"a": 4, "b": 3})
-
-
-def by_hand(dataset: FlowDataset, averaging: str = "pooled") -> dict[str, float]:
-    """The totals without any of the machinery."""
-    return by_hand_of(dataset, range(len(dataset)), averaging)
-
-
-def by_hand_of(dataset: FlowDataset, indices: range, averaging: str = "pooled") -> dict[str, float]:
-    metrics, estimator = FlowMetrics(averaging=averaging), Counting()
-    for sample in (dataset[i] for i in indices):
-        assert sample.flow is not None
-        metrics.update(
-            estimator(sample.frame1[None], sample.frame2[None])[0], sample.flow, sample.valid, sample.occluded
-        )
-    return metrics.compute()
 
 
 def test_totals_are_those_of_a_plain_loop(pairs: FlowDataset, tmp_path: Path) -> None:
@@ -299,7 +224,7 @@ def test_shares_together_are_the_whole(pairs: FlowDataset, tmp_path: Path, warm_
     taken = []
     for rank in range(3):
         share = Share(rank, 3)
-        taken += share.of(pairs, whole_sequences=warm_start)
+        taken += share.of_sequences(pairs) if warm_start else share.of(pairs)
         setting = Setting(warm_start=warm_start, share=share)
         estimator = Counting()
         predict(estimator, pairs, Run(tmp_path / "shared", configured(pairs, estimator, setting)), setting)
@@ -313,7 +238,7 @@ def test_processes_of_torchrun(pairs: FlowDataset, tmp_path: Path) -> None:
         f"""
 import sys
 sys.path.insert(0, {os.fspath(Path(__file__).parent)!r})
-from test_evaluation import Counting
+from evaluation_sets import Counting
 from fullfield.datasets import Pairs
 from fullfield.evaluation import Setting, evaluate
 from fullfield.evaluation.sharing import leave, this_share
@@ -345,7 +270,7 @@ def test_a_killed_process_leaves_only_whole_predictions(pairs: FlowDataset, tmp_
         f"""
 import sys, time
 sys.path.insert(0, {os.fspath(Path(__file__).parent)!r})
-from test_evaluation import Counting
+from evaluation_sets import Counting
 from fullfield.datasets import Pairs
 from fullfield.evaluation import evaluate
 class Slow(Counting):
@@ -367,53 +292,6 @@ evaluate(Slow(), Pairs({os.fspath(pairs.root)!r}, name="mine"), {os.fspath(tmp_p
     rest = Counting()
     assert evaluate(rest, pairs, tmp_path / "run")["scores"] == by_hand(pairs)
     assert rest.calls == len(pairs) - len(held) + 1
-
-
-def test_warm_start_hands_the_moved_flow_on(pairs: FlowDataset, tmp_path: Path) -> None:
-    estimator = Counting()
-    evaluate(estimator, pairs, tmp_path / "run", Setting(warm_start=True))
-    starts = estimator.starts[1:]
-    assert [start is None for start in starts] == [True, False, False, True, False]
-    first = read_flow(Run.load(tmp_path / "run").path("a/f_00")).flow
-    assert starts[1] is not None
-    assert torch.equal(starts[1][0], moved_forward(first))
-
-
-def test_warm_start_ends_at_a_gap_and_with_the_sequence(tmp_path: Path) -> None:
-    root = tmp_path / "set"
-    for shot, numbers in (("a", (1, 2, 3, 6, 7)), ("b", (7, 8, 9))):
-        for i in numbers:
-            path = root / shot / "frames" / f"f_{i:02d}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_image(path, torch.full((3, H, W), i / 10))
-    estimator, pairs = Counting(), Pairs(root, name="mine")
-    evaluate(estimator, pairs, tmp_path / "run", Setting(warm_start=True))
-    started = {r.name: start is not None for r, start in zip(pairs.records, estimator.starts[1:], strict=True)}
-    assert started == {"a/f_01": False, "a/f_02": True, "a/f_06": False, "b/f_07": False, "b/f_08": True}
-
-
-def test_warm_start_goes_on_from_the_stored_flow(pairs: FlowDataset, tmp_path: Path) -> None:
-    setting = Setting(warm_start=True)
-    with pytest.raises(KeyboardInterrupt):
-        evaluate(Counting(fail_at=2), pairs, tmp_path / "run", setting)
-    rest = Counting()
-    evaluate(rest, pairs, tmp_path / "run", setting)
-    assert rest.starts[0] is not None
-    assert torch.equal(rest.starts[0][0], moved_forward(read_flow(Run.load(tmp_path / "run").path("a/f_00")).flow))
-
-
-def test_moved_forward() -> None:
-    flow = torch.zeros(2, 7, 9)
-    flow[0, 3, 2] = 4.0
-    moved = moved_forward(flow)
-    assert moved[:, 3, 6].tolist() == [4.0, 0.0]
-    assert moved[:, 3, 2].tolist() == [0.0, 0.0]
-    constant = torch.tensor([3.0, -2.0])[:, None, None].expand(2, 7, 9)
-    assert torch.equal(moved_forward(constant), constant)
-    assert torch.equal(moved_forward(torch.full((2, 4, 4), 100.0)), torch.zeros(2, 4, 4))
-    broken = constant.clone()
-    broken[:, 2, 2] = float("nan")
-    assert moved_forward(broken).isfinite().all()
 
 
 def test_scale() -> None:
@@ -442,49 +320,6 @@ def test_flow_at_a_scale_is_in_pixels_of_the_frame() -> None:
     assert torch.allclose(flow[0, 1], torch.tensor(-1.0 * 30 / 8))
     start = torch.tensor([6.0, 3.0])[None, :, None, None].expand(1, 2, 30, 50)
     assert torch.allclose(AtScale(Constant(), "1/2")(frame, frame, initial_flow=start), start)
-
-
-def test_a_shared_frame_is_read_once(pairs: FlowDataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[Path] = []
-    once = type(pairs).read_frame
-
-    def counted(self: FlowDataset, path: Path) -> Tensor:
-        read.append(path)
-        return once(self, path)
-
-    monkeypatch.setattr(type(pairs), "read_frame", counted)
-    loaded = list(read_ahead(pairs, range(len(pairs))))
-    assert [pair.index for pair in loaded] == list(range(5))
-    assert len(read) == len(set(read)) == 7
-    for pair in loaded:
-        first, second = pairs.frames(pair.index)
-        assert pair.frame1 is not None
-        assert torch.equal(pair.frame1, first)
-        assert pair.frame2 is not None
-        assert torch.equal(pair.frame2, second)
-
-
-def test_little_is_read_before_the_size_of_a_pair_is_known(pairs: FlowDataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    once = type(pairs).truth
-
-    def counted(self: FlowDataset, index: int) -> Any:
-        asked.append(index)
-        return once(self, index)
-
-    monkeypatch.setattr(type(pairs), "truth", counted)
-    monkeypatch.setattr(loading, "readers", lambda: 8)
-    monkeypatch.setattr(loading, "_AHEAD_BYTES", 1)
-    ahead = read_ahead(pairs, range(len(pairs)))
-    next(ahead)
-    assert len(asked) <= 2
-    assert len(list(ahead)) == len(pairs) - 1
-
-
-def test_reading_stops_when_nobody_asks(pairs: FlowDataset) -> None:
-    ahead = read_ahead(pairs, range(len(pairs)))
-    next(ahead)
-    ahead.close()
 
 
 def sites(root: Path) -> None:
@@ -538,20 +373,6 @@ def test_a_submission_needs_every_prediction(tmp_path: Path, pairs: FlowDataset)
         write_submission(pairs, run, tmp_path / "out")
 
 
-class Prepared(Counting):
-    """Tells its weights only once it is prepared, as a network does."""
-
-    weights: str | None = None
-
-    def prepare(self, device: object, size: tuple[int, int] | None = None) -> None:
-        self.prepared = (str(device), size)
-        self.weights = "0123"
-
-    @property
-    def parameters(self) -> Mapping[str, Any]:
-        return {"gain": self.gain, "weights_sha256": self.weights}
-
-
 @pytest.mark.parametrize("scale", [None, "1/2"])
 def test_the_configuration_is_that_of_the_prepared_estimator(
     pairs: FlowDataset, tmp_path: Path, scale: str | None
@@ -586,42 +407,6 @@ def test_a_run_is_not_scored_on_other_frames(pairs: FlowDataset, tmp_path: Path)
     other = sequence(tmp_path / "other", {"a": 4, "b": 2})
     with pytest.raises(InputError, match=r"other frames \(dataset\.pairs was 5, is 4"):
         score(other, Run.load(tmp_path / "run"))
-
-
-def test_too_little_memory_is_noted(pairs: FlowDataset, tmp_path: Path) -> None:
-    class Large(Counting):
-        def __call__(self, *frames: Tensor, **more: Any) -> Tensor:
-            if self.fail_at is None:
-                return super().__call__(*frames, **more)
-            raise torch.OutOfMemoryError("no room")
-
-    with pytest.raises(torch.OutOfMemoryError):
-        evaluate(Large(fail_at=0), pairs, tmp_path / "run")
-    noted = tmp_path / "run" / "failure.json"
-    assert json.loads(noted.read_text()) == {"failure": "out of memory"}
-    evaluate(Large(), pairs, tmp_path / "run")
-    assert not noted.exists()
-    assert (tmp_path / "run" / "result.json").is_file()
-
-
-def test_a_lookup_without_room_is_noted_and_scoring_without_room_is_not(
-    pairs: FlowDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Dense(Counting):
-        def __call__(self, *_: Tensor, **__: Any) -> Tensor:
-            raise NoRoomError("the volume takes 100.0 GiB, 70.0 are free")
-
-    with pytest.raises(NoRoomError):
-        evaluate(Dense(), pairs, tmp_path / "dense")
-    assert (tmp_path / "dense" / "failure.json").is_file()
-
-    def no_room(*_: object) -> None:
-        raise torch.OutOfMemoryError("no room")
-
-    monkeypatch.setattr(FlowMetrics, "update", no_room)
-    with pytest.raises(torch.OutOfMemoryError):
-        evaluate(Counting(), pairs, tmp_path / "run")
-    assert not (tmp_path / "run" / "failure.json").exists()
 
 
 def test_of_two_configurations_that_begin_at_once_one_is_refused(

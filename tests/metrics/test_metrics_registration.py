@@ -16,6 +16,9 @@ from fullfield.metrics import (
     registration_rmse,
     relative_rotation_error,
     relative_translation_error,
+    rmse_by_information,
+    rmse_by_moment,
+    second_moment,
 )
 
 
@@ -45,6 +48,41 @@ def test_rmse_is_over_the_points() -> None:
     assert float(registration_rmse(turn(0, (3, 4, 0)), turn(0), points)) == pytest.approx(5.0)
     assert float(registration_rmse(turn(180), turn(0), points)) == pytest.approx(2.0)
     assert math.isnan(registration_rmse(turn(0), turn(0), points[:0]))
+
+
+def test_rmse_from_the_moment_is_the_same() -> None:
+    points = torch.randn(50, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    pred, truth = turn(20, (1, 2, 3)), turn(12, (1, 2, 2.5))
+    expected = float(registration_rmse(pred, truth, points))
+    assert float(rmse_by_moment(pred, truth, second_moment(points))) == pytest.approx(expected)
+    assert float(rmse_by_moment(truth, truth, second_moment(points))) == 0
+    assert math.isnan(rmse_by_moment(pred, truth, second_moment(points[:0])))
+
+
+def information(points: Tensor) -> Tensor:
+    """As gt.info holds it: Σ GᵀG, G = [I, -2 [p]×], for the vector part of a quaternion, half the angle."""
+    total = torch.zeros(6, 6, dtype=torch.float64)
+    for x, y, z in points.tolist():
+        cross = torch.tensor([[0, -z, y], [z, 0, -x], [-y, x, 0]], dtype=torch.float64)
+        rows = torch.cat([torch.eye(3, dtype=torch.float64), -2 * cross], 1)
+        total += rows.T @ rows
+    return total
+
+
+def test_rmse_by_information_is_that_of_small_errors() -> None:
+    points = torch.randn(40, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    truth = turn(50, (1, 2, 3))
+    pred = truth @ turn(0.2, (0.01, -0.02, 0.005))
+    expected = float(registration_rmse(pred, truth, points))
+    assert float(rmse_by_information(pred, truth, information(points))) == pytest.approx(expected, rel=1e-3)
+    assert float(rmse_by_information(truth, truth, information(points))) == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("degrees", [0.0, 60.0, 130.0, 179.9999, 180.0])
+def test_rmse_by_information_takes_the_quaternion_of_any_turn(degrees: float) -> None:
+    weights = torch.diag(torch.tensor([4.0, 4, 4, 0, 0, 4], dtype=torch.float64))
+    expected = math.hypot(1.0, math.sin(math.radians(degrees / 2)))
+    assert float(rmse_by_information(turn(degrees, (0, 1, 0)), turn(0), weights)) == pytest.approx(expected, abs=1e-6)
 
 
 def test_recall_needs_every_error_below_its_threshold() -> None:

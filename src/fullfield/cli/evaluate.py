@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fullfield._check import InputError
-from fullfield.cli import argtypes, methods, paths, report
+from fullfield.cli import argtypes, evaluate_scans, methods, paths, report
 from fullfield.cli.errors import naming
 from fullfield.cli.progress import Progress
 from fullfield.cli.score import gate, print_table
+from fullfield.estimators.registry import DEFAULT_PRESET
 
 if TYPE_CHECKING:
     from fullfield.datasets import FlowDataset
@@ -27,6 +28,7 @@ examples:
   fullfield evaluate tvl1 sintel-final:/data/sintel
   fullfield evaluate raft pairs:~/mine --weights raft-things --device cuda --max-epe 1.5
   fullfield evaluate sea-raft charge-8k:/data/charge --scale 1/4 --backend dense --device cuda -o runs/dense
+  fullfield evaluate fpfh 3dmatch:/data/3dmatch --samples 5000,1000,250
   torchrun --nproc-per-node 4 -m fullfield evaluate ptlflow:dpflow spring:/data/spring --device cuda
 
 A run that was stopped goes on where it was. 'fullfield reproduce' makes tables of the runs.
@@ -38,17 +40,19 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = verbs.add_parser(
         "evaluate",
         help="run a method on a data set and score it",
-        description="Estimate the flow of every pair of a data set, store it, and score it. What is stored is not "
-        "estimated again; another configuration does not mix with it.",
+        description="Estimate the flow of every pair of a data set, or with MODEL fpfh the pose of every pair of point "
+        "clouds, store it, and score it. What is stored is not estimated again; another configuration does not mix "
+        "with it.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    methods.add_method_options(parser, positional=True)
+    methods.add_method_options(parser, positional=True, others=evaluate_scans.METHODS)
     parser.add_argument(
         "dataset",
         metavar="NAME:FOLDER",
-        help="data set and its folder: sintel-final:/data/sintel; pairs:FOLDER for your own frames",
+        help="data set and its folder: sintel-final:/data/sintel; pairs:FOLDER for your own frames; "
+        "kitti-odometry:/data/kitti",
     )
     running = parser.add_argument_group("run")
     running.add_argument(
@@ -59,6 +63,9 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     )
     running.add_argument(
         "--warm-start", action="store_true", help="start each pair of a sequence from the flow of the one before"
+    )
+    running.add_argument(
+        "--alone", action="store_true", help="nothing beside the estimation, for times that nothing disturbs"
     )
     running.add_argument("--score-only", action="store_true", help="score the stored run again; estimate nothing")
     scoring = parser.add_argument_group("scoring")
@@ -72,6 +79,7 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     scoring.add_argument(
         "--submission", metavar="FOLDER", help="write the predictions as the sites of Sintel, KITTI, Spring want them"
     )
+    evaluate_scans.add_options(parser)
     report.add_report_options(parser, progress=True)
     methods.add_parameter_options(parser)
     return parser
@@ -91,7 +99,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace, share: Share) -> int:
-    from fullfield.evaluation import Run, Setting, evaluate, read_scale, score, write_submission
+    if args.method in evaluate_scans.METHODS:
+        evaluate_scans.refuse(_flow_options(args), f"MODEL {args.method} registers point clouds")
+        return evaluate_scans.run(args, share)
+    evaluate_scans.refuse(evaluate_scans.given(args), f"MODEL {args.method} estimates flow")
+    from fullfield.evaluation import Run, Setting, evaluate, noting_shortage, read_scale, score, write_submission
     from fullfield.evaluation.leaderboards import check_submission
     from fullfield.evaluation.scale import reduced
     from fullfield.evaluation.sharing import wait_for_all
@@ -104,32 +116,49 @@ def _run(args: argparse.Namespace, share: Share) -> int:
         raise InputError(f"--max-epe: {dataset.name} has no truth to score against")
     if args.submission is not None:
         check_submission(dataset)
-        _check_new_folder(args.submission, "--submission")
+        paths.check_new_folder(args.submission, "--submission")
     folder = Path(args.output or default_folder(dataset, args.method, scale))
-    _check_new_folder(os.fspath(folder), "--output")
+    paths.check_new_folder(os.fspath(folder), "--output")
 
     first = share.rank == 0
     quiet = args.quiet or not first
     words = {**methods.words(args.method), "initial_flow": "--warm-start"}
     with Progress("evaluate", quiet=quiet) as progress, naming(**words):
-        setting = Setting(device=_device(args.device), warm_start=args.warm_start, share=share)
+        setting = Setting(device=_device(args.device), warm_start=args.warm_start, alone=args.alone, share=share)
         if args.score_only:
             result = score(dataset, _stored(args, folder, scale), averaging=args.averaging, setting=setting)
         else:
             chosen = replace(chosen, device=setting.device)
             if not first:
                 wait_for_all(share)  # the first one fetches the weights and compiles for all
-            chosen.prepare(reduced(_first_size(dataset), scale), progress.part(*_FETCH), quiet=quiet)
+            estimator = _at_scale(chosen.estimator, scale)
+            with noting_shortage(estimator, dataset, folder, setting):
+                chosen.prepare(reduced(_first_size(dataset), scale), progress.part(*_FETCH), quiet=quiet)
             if first:
                 wait_for_all(share)
             setting = replace(setting, progress=progress.part(*_ESTIMATE))
-            result = evaluate(_at_scale(chosen.estimator, scale), dataset, folder, setting, averaging=args.averaging)
+            result = evaluate(estimator, dataset, folder, setting, averaging=args.averaging)
     if not first:
         return 0
     run = Run.load(folder)
     files = [] if args.submission is None else write_submission(dataset, run, args.submission)
     _report(args, folder, result, len(files), title=chosen.title)
     return 0 if result["scores"] is None else gate(result["scores"]["epe"], args.max_epe, "evaluate")
+
+
+def _flow_options(args: argparse.Namespace) -> list[str]:
+    """The options on the command line that are about flow."""
+    told = {
+        "--preset": args.preset != DEFAULT_PRESET,
+        "--backend": args.backend is not None,
+        "--scale": args.scale != "1",
+        "--warm-start": args.warm_start,
+        "--alone": args.alone,
+        "--averaging": args.averaging != "pooled",
+        "--max-epe": args.max_epe is not None,
+        "--submission": args.submission is not None,
+    }
+    return [*methods.given(args), *(option for option, is_told in told.items() if is_told)]
 
 
 def opened(word: str, option: str) -> FlowDataset:
@@ -146,14 +175,6 @@ def default_folder(dataset: FlowDataset, method: str, scale: Any) -> str:
     """Where a run goes: another data set, method or scale goes elsewhere."""
     tail = "" if scale == 1 else f"-{scale.numerator}of{scale.denominator}"
     return f"runs/{dataset.name}/{method.replace(':', '-')}{tail}"
-
-
-def _check_new_folder(name: str, option: str) -> None:
-    folder = Path(name)
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"{folder}: is a file; {option} takes the name of a folder")
-    existing = next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
-    paths.check_folder(existing, f"{option} {folder}")
 
 
 def _device(name: str) -> str:
@@ -183,7 +204,7 @@ def _stored(args: argparse.Namespace, folder: Path, scale: Any) -> Run:
     """The run to score again, which must be of this method; how it estimated is not said again."""
     from fullfield.evaluation import Run
 
-    estimation = [("--backend", args.backend), ("--warm-start", args.warm_start)]
+    estimation = [("--backend", args.backend), ("--warm-start", args.warm_start), ("--alone", args.alone)]
     said = [*methods.given(args), *(option for option, value in estimation if value)]
     if said:
         raise InputError(f"{said[0]}: nothing is estimated with --score-only; leave it out")

@@ -66,6 +66,15 @@ def check_folder(folder: Path, what: str) -> None:
         raise InputError(f"{what}: cannot write in folder {folder} ({error.strerror})") from error
 
 
+def check_new_folder(name: str, option: str) -> None:
+    """A folder ``name`` is there, or can be made with those above it, and files in it."""
+    folder = Path(name)
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: is a file; {option} takes the name of a folder")
+    existing = next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
+    check_folder(existing, f"{option} {folder}")
+
+
 def free_name(path: str, suffix: str) -> str:
     """``path`` with ``suffix``, numbered where something of that name is there: nothing is replaced."""
     numbers = itertools.chain([""], (f".{n}" for n in itertools.count(1)))

@@ -1,4 +1,4 @@
-"""The field's data sets: frames, true flow, masks, read from the folders as they are distributed.
+"""The field's data sets: frames and true flow, or point clouds and true poses, as they are distributed.
 
 >>> from fullfield.datasets import Sintel
 >>> pairs = Sintel("/data/sintel", render="final")  # doctest: +SKIP
@@ -17,14 +17,17 @@ from fullfield.datasets.base import FlowDataset
 from fullfield.datasets.chairs import FlyingChairs
 from fullfield.datasets.hd1k import HD1K
 from fullfield.datasets.kitti import KITTI2012, KITTI2015
+from fullfield.datasets.kitti_odometry import KITTIOdometry
 from fullfield.datasets.kubric import KubricNK
 from fullfield.datasets.middlebury import Middlebury
 from fullfield.datasets.pairs import Pairs
 from fullfield.datasets.rendered import CHARGE_SHOTS, Charge8K, Rendered
 from fullfield.datasets.sample import FlowSample, Record, Truth
+from fullfield.datasets.scans import Criteria, ScanDataset, ScanRecord, ScanSample
 from fullfield.datasets.sintel import Sintel
 from fullfield.datasets.spring import Spring
 from fullfield.datasets.things import FlyingThings3D
+from fullfield.datasets.three_d_match import ThreeDMatch
 
 DATASETS: Mapping[str, Callable[[str | os.PathLike[str]], FlowDataset]] = MappingProxyType(
     {
@@ -62,6 +65,27 @@ DATASETS: Mapping[str, Callable[[str | os.PathLike[str]], FlowDataset]] = Mappin
 """Data sets by name, each called with its folder."""
 
 
+SCANS: Mapping[str, Callable[[str | os.PathLike[str]], ScanDataset]] = MappingProxyType(
+    {
+        "3dmatch": ThreeDMatch,
+        "3dlomatch": partial(ThreeDMatch, benchmark="3dlomatch"),
+        "kitti-odometry": KITTIOdometry,
+        "kitti-odometry-val": partial(KITTIOdometry, split="val"),
+        "kitti-odometry-train": partial(KITTIOdometry, split="train"),
+    }
+)
+"""Lists of pairs of point clouds by name, each called with its folder."""
+
+
+def open_scans(name: str, root: str | os.PathLike[str]) -> ScanDataset:
+    """The list ``name`` (one of :data:`SCANS`) in the folder ``root``.
+
+    Raises InputError naming the folder that is missing; the clouds are not read.
+    """
+    _check.choice(name, "dataset", SCANS)
+    return SCANS[name](root)
+
+
 def open_dataset(name: str, root: str | os.PathLike[str]) -> FlowDataset:
     """The data set ``name`` (one of :data:`DATASETS`) in the folder ``root``.
 
@@ -77,18 +101,26 @@ __all__ = [
     "HD1K",
     "KITTI2012",
     "KITTI2015",
+    "SCANS",
     "Charge8K",
+    "Criteria",
     "FlowDataset",
     "FlowSample",
     "FlyingChairs",
     "FlyingThings3D",
+    "KITTIOdometry",
     "KubricNK",
     "Middlebury",
     "Pairs",
     "Record",
     "Rendered",
+    "ScanDataset",
+    "ScanRecord",
+    "ScanSample",
     "Sintel",
     "Spring",
+    "ThreeDMatch",
     "Truth",
     "open_dataset",
+    "open_scans",
 ]

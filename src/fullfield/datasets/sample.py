@@ -47,6 +47,11 @@ class Record:
     index: int = 0
 
     @property
+    def inputs(self) -> tuple[Path, Path]:
+        """What an estimate depends on."""
+        return self.frame1, self.frame2
+
+    @property
     def files(self) -> tuple[Path, ...]:
         """Every file of the pair."""
         paths = (self.frame1, self.frame2, self.flow, self.occlusion, self.invalid)

@@ -9,8 +9,24 @@
 
 from fullfield.evaluation.evaluation import evaluate, score
 from fullfield.evaluation.leaderboards import write_submission
-from fullfield.evaluation.predict import Setting, predict
+from fullfield.evaluation.predict import Setting, noting_shortage, predict
 from fullfield.evaluation.run import Run
 from fullfield.evaluation.scale import AtScale, read_scale
+from fullfield.evaluation.scan_run import ScanRun
+from fullfield.evaluation.scans import Registrar, evaluate_scans, score_scans
 
-__all__ = ["AtScale", "Run", "Setting", "evaluate", "predict", "read_scale", "score", "write_submission"]
+__all__ = [
+    "AtScale",
+    "Registrar",
+    "Run",
+    "ScanRun",
+    "Setting",
+    "evaluate",
+    "evaluate_scans",
+    "noting_shortage",
+    "predict",
+    "read_scale",
+    "score",
+    "score_scans",
+    "write_submission",
+]

@@ -11,7 +11,7 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.datasets import FlowDataset
 from fullfield.estimators import Estimator
-from fullfield.evaluation.predict import Setting, configured, predict
+from fullfield.evaluation.predict import Setting, configured, noting_shortage, predict, prepare
 from fullfield.evaluation.run import FAILURE, RESULT, Run
 from fullfield.evaluation.scoring import Scorer
 from fullfield.evaluation.sharing import wait_for_all
@@ -33,16 +33,18 @@ def evaluate(
     Returns:
         ``config``; ``averaging``; ``scores`` (as of :meth:`FlowMetrics.compute <fullfield.metrics.FlowMetrics>`) and
         ``classes``, over the pairs with truth, both None where no pair has any; ``runtime`` (seconds a pair: mean,
-        std, median, min, max); ``peak_bytes`` (CUDA memory, None on a CPU); ``backends`` and numbers of CPU
-        ``threads`` that were used; and of this call alone ``this_call``: pairs ``estimated``, ``busy_s``, ``wall_s``
-        and their ratio ``utilisation``.
+        std, median, min, max, and whether all were ``alone``); ``peak_bytes`` (CUDA memory, None on a CPU);
+        ``backends`` and numbers of CPU ``threads`` that were used; and of this call alone ``this_call``: pairs
+        ``estimated``, ``busy_s``, ``wall_s`` and their ratio ``utilisation``.
 
     Raises:
         InputError: the folder belongs to another configuration, or a file cannot be used.
-        torch.OutOfMemoryError: the device's memory is too small; where it is for the estimator, the run's folder
-            notes it.
+        torch.OutOfMemoryError: the device's memory is too small; where it is for the estimator, or for preparing
+            it, the run's folder notes it.
     """
     setting = setting or Setting()
+    with noting_shortage(estimator, dataset, folder, setting):
+        prepare(estimator, setting)
     run = Run(folder, configured(dataset, estimator, setting))
     has_truth = any(record.flow is not None for record in dataset.records)
     begin = time.perf_counter()
@@ -104,6 +106,7 @@ def _runtime(dataset: FlowDataset, run: Run) -> dict[str, Any]:
             "median_s": statistics.median(seconds),
             "min_s": min(seconds),
             "max_s": max(seconds),
+            "alone": all(fact.get("alone", False) for fact in facts),
         },
         "peak_bytes": max(peaks) if peaks else None,
         "backends": sorted({str(fact["backend"]) for fact in facts}),

@@ -1,14 +1,15 @@
-"""Reading ahead: frames and truth of the next pairs while the current one is estimated."""
+"""Reading ahead: frames and truth of the next pairs while the present one is estimated, and frames to the device."""
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from fullfield._check import InputError
@@ -34,7 +35,7 @@ class Loaded:
 
 
 def read_ahead(
-    dataset: FlowDataset, indices: Sequence[int], *, frames: bool = True, truth: bool = True
+    dataset: FlowDataset, indices: Sequence[int], *, frames: bool = True, truth: bool = True, pin: bool = False
 ) -> Iterator[Loaded]:
     """The pairs ``indices`` in order, read by several threads.
 
@@ -44,7 +45,13 @@ def read_ahead(
     Args:
         frames: whether to read the frames.
         truth: whether to read the truth.
+        pin: whether the frames go into memory that a GPU copies from by itself; done by the threads that read.
     """
+
+    def read(path: Path) -> Tensor:
+        frame = dataset.read_frame(path)
+        return frame.pin_memory() if pin else frame
+
     with ThreadPoolExecutor(readers(), thread_name_prefix="fullfield-read") as pool:
         waiting: deque[tuple[int, list[Future[Tensor]], Future[Truth | None] | None]] = deque()
         shared: dict[Path, Future[Tensor]] = {}
@@ -58,7 +65,7 @@ def read_ahead(
                     files = [record.frame1, record.frame2] if frames else []
                     for path in files:
                         if path not in shared:
-                            shared[path] = pool.submit(dataset.read_frame, path)
+                            shared[path] = pool.submit(read, path)
                     waiting.append(
                         (index, [shared[path] for path in files], pool.submit(dataset.truth, index) if truth else None)
                     )
@@ -90,3 +97,46 @@ def _depth(pair: list[Tensor], truth: Truth | None) -> int:
     """How many pairs to hold ahead."""
     size = sum(image.nbytes for image in pair) + (0 if truth is None else truth.flow.nbytes)
     return max(_FEWEST, min(readers() + 1, _AHEAD_BYTES // max(size, 1)))
+
+
+class OnDevice:
+    """Pairs with their frames on a device. On a GPU the next pair's are copied while the present one is worked on.
+
+    Args:
+        pairs: read with their frames, pinned for a GPU.
+        ahead: whether to copy the next pair before its turn.
+    """
+
+    def __init__(self, pairs: Iterable[Loaded], device: torch.device, *, ahead: bool = True) -> None:
+        self._pairs, self._device = pairs, device
+        on_gpu = ahead and device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
+        self._ahead: tuple[Tensor, Tensor] | None = None
+
+    def __iter__(self) -> Iterator[tuple[Loaded, Tensor, Tensor]]:
+        """Each pair and its frames [1, 3, H, W], ready for the device's current stream."""
+        pairs = iter(self._pairs)
+        following = next(pairs, None)
+        while following is not None:
+            present, frames = following, self._ahead or self._copied(following)
+            following, self._ahead = next(pairs, None), None
+            if self._stream is not None:
+                here = torch.cuda.current_stream(self._device)
+                here.wait_stream(self._stream)
+                for frame in frames:
+                    frame.record_stream(here)
+                if following is not None:
+                    self._ahead = self._copied(following)
+            yield present, *frames
+            del present, frames
+
+    def drop(self) -> None:
+        """Give back the memory of the next pair, which is copied again at its turn."""
+        self._ahead = None
+
+    def _copied(self, pair: Loaded) -> tuple[Tensor, Tensor]:
+        if pair.frame1 is None or pair.frame2 is None:
+            raise RuntimeError(f"pair {pair.index} was read without its frames")
+        with torch.cuda.stream(self._stream):
+            first, second = (frame.to(self._device, non_blocking=True) for frame in (pair.frame1, pair.frame2))
+            return first[None], second[None]

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield._check import InputError, NoRoomError
+from fullfield._check import NoRoomError
 from fullfield.datasets import FlowDataset
 from fullfield.estimators import Estimator
-from fullfield.evaluation.loading import read_ahead
+from fullfield.evaluation.finishing import Finisher
+from fullfield.evaluation.loading import OnDevice, read_ahead
 from fullfield.evaluation.run import AUTOMATIC, FAILURE, OUT_OF_MEMORY, Run, described
 from fullfield.evaluation.scoring import Scorer
 from fullfield.evaluation.sharing import Share
 from fullfield.evaluation.warm_start import moved_forward
-
-_WRITES_AHEAD = 2
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,15 @@ class Setting:
     Attributes:
         device: where to estimate and score.
         warm_start: start every pair of a sequence from the flow of the one before, moved along.
+        alone: keep the device to the estimator while it works, for times that nothing disturbs: what else there is to
+            do waits until it is done.
         share: which part of the pairs this process takes.
         progress: called with the fraction done and the pair's name.
     """
 
     device: str = "cpu"
     warm_start: bool = False
+    alone: bool = False
     share: Share = field(default_factory=Share)
     progress: Callable[[float, str], None] | None = None
 
@@ -44,13 +48,10 @@ class Setting:
 def configured(dataset: FlowDataset, estimator: Estimator, setting: Setting) -> dict[str, Any]:
     """The configuration of the run that :func:`predict` makes.
 
-    An estimator that can be prepared is prepared first: only then does a network know the checksum of its weights.
-    Runs of two backends do not mix: an estimator that can be asked for one tells it as ``asked_backend``.
+    Runs of two backends do not mix: an estimator that can be asked for one tells it as ``asked_backend``. An estimator
+    that can be prepared must be, by :func:`prepare`: only then does a network know the checksum of its weights.
     """
     device = _check.device(setting.device)
-    prepare = getattr(estimator, "prepare", None)
-    if prepare is not None:
-        prepare(device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     return {
         **described(dataset),
@@ -60,6 +61,28 @@ def configured(dataset: FlowDataset, estimator: Estimator, setting: Setting) -> 
         "parameters": {**estimator.parameters, "warm_start": setting.warm_start},
         "backend": getattr(estimator, "asked_backend", None) or AUTOMATIC,
     }
+
+
+def prepare(estimator: Estimator, setting: Setting) -> None:
+    """Prepare an estimator that can be for the device."""
+    prepared = getattr(estimator, "prepare", None)
+    if prepared is not None:
+        prepared(_check.device(setting.device))
+
+
+@contextmanager
+def noting_shortage(
+    estimator: Estimator, dataset: FlowDataset, folder: str | os.PathLike[str], setting: Setting
+) -> Iterator[None]:
+    """Note in the run's folder if memory is too small for what is done inside, preparing the estimator for one.
+
+    The run is the one that would have been made, as far as the estimator can tell by then.
+    """
+    try:
+        yield
+    except (torch.OutOfMemoryError, NoRoomError):
+        Run(folder, configured(dataset, estimator, setting)).write(FAILURE, {"failure": OUT_OF_MEMORY})
+        raise
 
 
 def _float32(device: torch.device) -> dict[str, str]:
@@ -84,8 +107,10 @@ def predict(
 ) -> dict[str, float]:
     """Estimate and store the flow of every pair that ``run`` does not hold yet; with ``averaging`` score it as well.
 
-    Reading and writing go on beside the estimation. A pair's seconds are those of the estimator with the frames on
-    the device, waited for; the first pair of every size is estimated once before, unmeasured.
+    Reading and writing go on beside the estimation, on a GPU the next pair's way there and scoring too, unless it is
+    to be ``setting.alone``. A pair's seconds are those of the estimator with the frames on the device, waited for; the
+    first pair of every size is estimated once before, unmeasured. Peak memory is that of the first pair of a size, with
+    nothing beside it.
 
     Returns ``estimated`` (pairs), ``busy_s`` (seconds of estimation, warm-ups included) and ``wall_s``.
     Raises InputError naming the pair whose flow is not finite; what was stored stays. Where memory is too small for
@@ -93,74 +118,74 @@ def predict(
     """
     setting = setting or Setting()
     device = _check.device(setting.device)
-    mine = setting.share.of(dataset, whole_sequences=setting.warm_start)
+    mine = setting.share.of_sequences(dataset) if setting.warm_start else setting.share.of(dataset)
     missing = [index for index in mine if run.facts(dataset.records[index].name) is None]
     scorer = None if averaging is None else Scorer(dataset, run, averaging, device)
-    begin, busy, sizes = time.perf_counter(), 0.0, set[tuple[int, ...]]()
+    begin, busy, peaks = time.perf_counter(), 0.0, dict[tuple[int, ...], int | None]()
     before: tuple[int, Tensor] | None = None
-    writes: list[Future[None]] = []
-    with ThreadPoolExecutor(1, thread_name_prefix="fullfield-write") as writer:
-        for count, loaded in enumerate(read_ahead(dataset, missing, truth=scorer is not None)):
+    read = read_ahead(dataset, missing, truth=scorer is not None, pin=device.type == "cuda")
+    pairs = OnDevice(read, device, ahead=not setting.alone)
+    with Finisher(run, scorer, device, estimator.method) as finish:
+
+        def free() -> None:
+            """Leave the device to the estimator."""
+            finish.drain()
+            pairs.drop()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
+
+        for count, (loaded, frame1, frame2) in enumerate(pairs):
             record = dataset.records[loaded.index]
             if setting.progress is not None:
                 setting.progress(count / len(missing), record.name)
-            if loaded.frame1 is None or loaded.frame2 is None:
-                raise RuntimeError(f"{record.name} was read without its frames")
-            frame1, frame2 = (_to(frame, device)[None] for frame in (loaded.frame1, loaded.frame2))
             start = _start(dataset, run, loaded.index, before, device) if setting.warm_start else None
-            try:
-                if tuple(frame1.shape) not in sizes:
-                    sizes.add(tuple(frame1.shape))
-                    busy += _timed(estimator, frame1, frame2, start, device)[1]
-                flow, seconds, peak = _timed(estimator, frame1, frame2, start, device)
-            except (torch.OutOfMemoryError, NoRoomError):
-                run.write(FAILURE, {"failure": OUT_OF_MEMORY})
-                raise
+            work, size = partial(_estimated, run, estimator, frame1, frame2, start, free), tuple(frame1.shape)
+            if setting.alone:
+                finish.drain()
+            if size not in peaks:
+                free()
+                busy += work()[1]
+                flow, seconds, peaks[size] = work()
+            else:
+                flow, seconds, _ = work()
             busy += seconds
-            if not bool(flow.isfinite().all()):
-                raise InputError(f"{record.name}: {estimator.method} gives a flow that is not finite")
             before = (loaded.index, flow) if setting.warm_start else None
-            backend, threads = estimator.backend, torch.get_num_threads()
-            facts = {"seconds": seconds, "peak_bytes": peak, "backend": backend, "threads": threads}
-            state = None
-            if scorer is not None and loaded.truth is not None:
-                state = scorer.state(loaded.index, flow, loaded.truth)
-            _wait(writes, _WRITES_AHEAD)
-            writes.append(writer.submit(_store, run, scorer, loaded.index, record.name, flow.cpu(), facts, state))
-            del flow, frame1, frame2, start  # the next pair's peak of memory is its own
-        _wait(writes, 0)
+            facts: dict[str, Any] = {"seconds": seconds, "peak_bytes": peaks[size]}
+            facts |= {"backend": estimator.backend, "threads": torch.get_num_threads(), "alone": setting.alone}
+            finish(loaded.index, record.name, flow, loaded.truth, facts)
+            del flow, frame1, frame2, start, loaded, work  # the next pair's memory is its own
     return {"estimated": len(missing), "busy_s": busy, "wall_s": time.perf_counter() - begin}
 
 
-def _store(
-    run: Run,
-    scorer: Scorer | None,
-    index: int,
-    name: str,
-    flow: Tensor,
-    facts: dict[str, Any],
-    state: dict[str, Any] | None,
-) -> None:
-    """The prediction first: a score without it would be of nothing."""
-    run.save(name, flow, facts)
-    if scorer is not None and state is not None:
-        scorer.keep(index, state)
+def _estimated(
+    run: Run, estimator: Estimator, frame1: Tensor, frame2: Tensor, start: Tensor | None, free: Callable[[], None]
+) -> tuple[Tensor, float, int | None]:
+    """As :func:`_timed`. Where memory is short, once more after ``free``; what then fails is noted in the run."""
+    with suppress(torch.OutOfMemoryError, NoRoomError):
+        return _timed(estimator, frame1, frame2, start)
+    free()
+    try:
+        return _timed(estimator, frame1, frame2, start)
+    except (torch.OutOfMemoryError, NoRoomError):
+        run.write(FAILURE, {"failure": OUT_OF_MEMORY})
+        raise
 
 
 def _timed(
-    estimator: Estimator, frame1: Tensor, frame2: Tensor, start: Tensor | None, device: torch.device
+    estimator: Estimator, frame1: Tensor, frame2: Tensor, start: Tensor | None
 ) -> tuple[Tensor, float, int | None]:
     """The flow [2, H, W], the seconds it took, and the peak of CUDA memory."""
-    cuda = device.type == "cuda"
-    if cuda:
-        torch.cuda.synchronize(device)
+    device = frame1.device
+    stream = torch.cuda.current_stream(device) if frame1.is_cuda else None
+    if stream is not None:
+        stream.synchronize()
         torch.cuda.reset_peak_memory_stats(device)
     begin = time.perf_counter()
     flow = estimator(frame1, frame2, initial_flow=start)[0].to(torch.float32)
-    if cuda:
-        torch.cuda.synchronize(device)
+    if stream is not None:
+        stream.synchronize()  # not the device: scoring of the pair before may go on
     seconds = time.perf_counter() - begin
-    return flow, seconds, torch.cuda.max_memory_allocated(device) if cuda else None
+    return flow, seconds, None if stream is None else torch.cuda.max_memory_allocated(device)
 
 
 def _start(
@@ -173,14 +198,3 @@ def _start(
         return None
     flow = before[1] if before is not None and before[0] == index - 1 else run.read(last.name)[0].to(device)
     return moved_forward(flow)[None]
-
-
-def _to(frame: Tensor, device: torch.device) -> Tensor:
-    if device.type == "cuda":
-        return frame.pin_memory().to(device, non_blocking=True)
-    return frame.to(device)
-
-
-def _wait(writes: list[Future[None]], most: int) -> None:
-    while len(writes) > most:
-        writes.pop(0).result()

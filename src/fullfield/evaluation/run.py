@@ -7,15 +7,14 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
 from fullfield import __version__
 from fullfield._check import InputError
-from fullfield.datasets import FlowDataset
 from fullfield.io import atomic_path, read_flow, write_flow
 from fullfield.metrics import AVERAGING
 
@@ -28,19 +27,31 @@ FAILURE = "failure.json"
 OUT_OF_MEMORY = "out of memory"
 AUTOMATIC = "automatic"
 
+_Folder = TypeVar("_Folder", bound="RunFolder")
 
-class Run:
-    """Predictions of one method, in one configuration, on one data set.
 
-    ::
+class Recorded(Protocol):
+    """A pair of a data set."""
 
-        FOLDER/
-          config.json                   what made the predictions; another configuration is refused
-          predictions/NAME.flo          one a pair, written whole or not at all
-          predictions/NAME.json         its facts: seconds, peak memory, backend
-          scores/AVERAGING/NAME.json    what it adds to the totals
-          result.json                   the totals of the last scoring
-          failure.json                  instead of it: what stopped the last try for good
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def inputs(self) -> tuple[Path, ...]: ...
+
+
+class Dataset(Protocol):
+    """What a run needs to know of a data set, of flow or of poses."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def records(self) -> Sequence[Recorded]: ...
+
+
+class RunFolder:
+    """A folder that belongs to one configuration.
 
     Args:
         folder: made where it does not exist.
@@ -69,19 +80,41 @@ class Run:
             )
 
     @classmethod
-    def load(cls, folder: str | os.PathLike[str]) -> Run:
+    def load(cls: type[_Folder], folder: str | os.PathLike[str]) -> _Folder:
         """The run in ``folder``, with the configuration stored there."""
         stored = Path(folder) / CONFIG
         if not stored.is_file():
             raise InputError(f"{folder}: expected the folder of a run, which has a {CONFIG}")
         return cls(folder, read_json(stored))
 
-    def check_dataset(self, dataset: FlowDataset) -> None:
-        """Raise InputError unless the predictions are of these frames."""
+    def check_dataset(self, dataset: Dataset) -> None:
+        """Raise InputError unless the predictions are of these files."""
         before, now = self.config.get("dataset"), described(dataset)["dataset"]
         if before != now:
             changed = _differences(before if isinstance(before, dict) else {}, now, "dataset.")
             raise InputError(f"{self.folder}: holds predictions of other frames ({'; '.join(changed)})")
+
+    def write(self, name: str | Path, content: Mapping[str, Any]) -> None:
+        """Write a JSON file of the run, whole or not at all."""
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_path(path) as temporary:
+            temporary.write_text(_text(content), "utf-8")
+
+
+class Run(RunFolder):
+    """Predictions of one method, in one configuration, on one data set.
+
+    ::
+
+        FOLDER/
+          config.json                   what made the predictions; another configuration is refused
+          predictions/NAME.flo          one a pair, written whole or not at all
+          predictions/NAME.json         its facts: seconds, peak memory, backend
+          scores/AVERAGING/NAME.json    what it adds to the totals
+          result.json                   the totals of the last scoring
+          failure.json                  instead of it: what stopped the last try for good
+    """
 
     def path(self, name: str) -> Path:
         """Where the flow of a pair is."""
@@ -130,13 +163,6 @@ class Run:
     def _scored(self, averaging: str, name: str) -> Path:
         return self.folder / "scores" / averaging / f"{name}.json"
 
-    def write(self, name: str | Path, content: Mapping[str, Any]) -> None:
-        """Write a JSON file of the run, whole or not at all."""
-        path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_path(path) as temporary:
-            temporary.write_text(_text(content), "utf-8")
-
 
 def _write_first(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON file, whole, unless another process was faster."""
@@ -158,7 +184,7 @@ def _text(content: Mapping[str, Any]) -> str:
     return json.dumps(_plain(content), indent=1) + "\n"
 
 
-def described(dataset: FlowDataset) -> dict[str, Any]:
+def described(dataset: Dataset) -> dict[str, Any]:
     """The part of a configuration that no estimator has a say in, as plain values."""
     import torch
 
@@ -166,7 +192,7 @@ def described(dataset: FlowDataset) -> dict[str, Any]:
         "format": _FORMAT,
         "fullfield": __version__,
         "torch": torch.__version__,
-        "dataset": {"name": dataset.name, "pairs": len(dataset), "frames": _fingerprint(dataset)},
+        "dataset": {"name": dataset.name, "pairs": len(dataset.records), "frames": _fingerprint(dataset)},
     }
 
 
@@ -179,13 +205,13 @@ def file_states(paths: Iterable[Path]) -> str:
     return digest.hexdigest()[:_DIGITS]
 
 
-def _fingerprint(dataset: FlowDataset) -> str:
-    """Of the frames, wherever they lie: names, sizes, and samples of the content (many formats have but one size)."""
+def _fingerprint(dataset: Dataset) -> str:
+    """Of the inputs, wherever they lie: names, sizes, and samples of the content (many formats have but one size)."""
     digest = hashlib.sha256()
     seen: dict[Path, bytes] = {}
     for record in dataset.records:
         digest.update(f"{record.name}\n".encode())
-        for path in (record.frame1, record.frame2):
+        for path in record.inputs:
             if path not in seen:
                 seen[path] = _sampled(path)
             digest.update(seen[path])

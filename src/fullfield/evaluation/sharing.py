@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sized
 from dataclasses import dataclass
 
 from fullfield.datasets import FlowDataset
@@ -15,10 +16,12 @@ class Share:
     rank: int = 0
     count: int = 1
 
-    def of(self, dataset: FlowDataset, *, whole_sequences: bool = False) -> list[int]:
-        """The indices of this process: every ``count``-th pair, or every ``count``-th sequence."""
-        if not whole_sequences:
-            return list(range(self.rank, len(dataset), self.count))
+    def of(self, dataset: Sized) -> list[int]:
+        """The indices of this process: every ``count``-th pair."""
+        return list(range(self.rank, len(dataset), self.count))
+
+    def of_sequences(self, dataset: FlowDataset) -> list[int]:
+        """The indices of this process: every ``count``-th sequence."""
         order: dict[str, int] = {}
         for record in dataset.records:
             order.setdefault(record.sequence, len(order))

@@ -13,6 +13,9 @@ from fullfield.metrics.registration import (
     registration_rmse,
     relative_rotation_error,
     relative_translation_error,
+    rmse_by_information,
+    rmse_by_moment,
+    second_moment,
 )
 from fullfield.metrics.summary import aae, epe, fl_all, outliers, wauc
 
@@ -33,6 +36,9 @@ __all__ = [
     "registration_rmse",
     "relative_rotation_error",
     "relative_translation_error",
+    "rmse_by_information",
+    "rmse_by_moment",
+    "second_moment",
     "true_motion",
     "wauc",
 ]

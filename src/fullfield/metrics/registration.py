@@ -50,6 +50,54 @@ def registration_rmse(pred: Tensor, truth: Tensor, points: Tensor) -> Tensor:
     return away.square().sum(1).mean().sqrt()
 
 
+def second_moment(points: Tensor) -> Tensor:
+    """[4, 4] float64: the mean of p pᵀ over ``points`` ``[N, 3]``, each with a 1 at its end; NaN without points.
+
+    All that :func:`rmse_by_moment` needs to know of them.
+    """
+    _check.tensor(points, "points", ("N", 3), dtypes=_FLOATS)
+    ends = torch.cat([points.double(), points.new_ones(len(points), 1).double()], 1)
+    return (ends.mT @ ends).div(len(points))
+
+
+def rmse_by_moment(pred: Tensor, truth: Tensor, moment: Tensor) -> Tensor:
+    """:func:`registration_rmse` over the points whose :func:`second_moment` is ``moment``."""
+    first, second = _poses(pred, truth)
+    _check.tensor(moment, "moment", (4, 4), dtypes=(torch.float64,))
+    difference = first - second
+    squared = torch.einsum("ij,jk,ik->", difference, moment, difference)
+    return squared.clamp(min=0).sqrt()
+
+
+def rmse_by_information(pred: Tensor, truth: Tensor, information: Tensor) -> Tensor:
+    """The RMSE of two poses ``[4, 4]`` as 3DMatch's benchmark has it, from ``information`` ``[6, 6]`` of ``gt.info``.
+
+    √(eᵀ I e / I₀₀), where e is the translation of truth⁻¹ · pred and the vector part of its rotation's quaternion, and
+    I₀₀ the number of true correspondences (Choi, Zhou, Koltun, CVPR 2015).
+    """
+    first, second = _poses(pred, truth)
+    _check.tensor(information, "information", (6, 6), dtypes=_FLOATS)
+    left = torch.linalg.inv(second) @ first
+    turn = left[:3, :3]
+    skew = torch.stack([turn[2, 1] - turn[1, 2], turn[0, 2] - turn[2, 0], turn[1, 0] - turn[0, 1]])
+    half = torch.atan2(skew.norm(), turn.trace() - 1) / 2
+    away = torch.cat([left[:3, 3], _axis(turn, skew) * half.sin()])
+    weights = information.double()
+    squared = torch.einsum("i,ij,j->", away, weights, away) / weights[0, 0]
+    return squared.clamp(min=0).sqrt()
+
+
+def _axis(turn: Tensor, skew: Tensor) -> Tensor:
+    """The unit axis of a rotation [3, 3]; of no rotation any."""
+    if float(turn.trace()) > 0:
+        return skew.div(skew.norm().clamp(min=1e-300))
+    # Towards half a turn the skew part vanishes, and the symmetric part holds the axis.
+    halves = (turn + turn.mT) / 2 + torch.eye(3, dtype=turn.dtype) * (1 - turn.trace()) / 2
+    column = halves[:, halves.diagonal().argmax()]
+    axis = column.div(column.norm())
+    return -axis if float(axis @ skew) < 0 else axis
+
+
 def registration_recall(
     *,
     rre: Tensor | None = None,  # [P] degrees

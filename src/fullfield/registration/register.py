@@ -11,6 +11,7 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.io.pointcloud import as_point_cloud
 from fullfield.registration.descriptors import nearest
+from fullfield.registration.learned import LearnedDescriptor
 from fullfield.registration.matching import mutual_matches
 from fullfield.registration.pose import rigid
 from fullfield.registration.ransac import apply, hypotheses
@@ -20,6 +21,8 @@ from fullfield.registration.scan import Scan, prepare
 from fullfield.registration.verdict import NEEDED, Evidence, matches_needed, weigh
 
 if TYPE_CHECKING:
+    import os
+
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
@@ -56,6 +59,7 @@ class Registration:
     fitness: float  # share of the source's points with a point of the target within a voxel
     rmse: float  # of these points, in the clouds' units; NaN without any
     voxel: float  # edge, in the clouds' units
+    matched: Floats | None = None  # [matches, 2, 3]: the points of each match, of source and target; None without any
 
 
 def register(
@@ -67,6 +71,7 @@ def register(
     seed: int = 0,
     iterations: int = ITERATIONS,
     samples: int = SAMPLES,
+    descriptor: LearnedDescriptor | str | os.PathLike[str] | None = None,
 ) -> Registration:
     """The rigid transform that brings ``source`` onto ``target``, or an honest failure.
 
@@ -78,15 +83,19 @@ def register(
         seed: of RANSAC's draws. The same seed gives the same result.
         iterations: of RANSAC.
         samples: matches that RANSAC is given at most, drawn at random.
+        descriptor: a learned one, or its file of weights; None: FPFH.
 
     Raises:
-        InputError: for what is no cloud or pose, a cloud without finite points, or where small_gicp is not installed.
+        InputError: for what is no cloud, pose or descriptor, a cloud without finite points, or where small_gicp is not
+            installed.
     """
     if voxel is not None:
         _check.number(voxel, "voxel", above=0.0)
     _check.number(seed, "seed", integer=True, low=0)
     _check.number(iterations, "iterations", integer=True, low=1, high=10_000_000)
     _check.number(samples, "samples", integer=True, low=3)
+    if descriptor is not None and not isinstance(descriptor, LearnedDescriptor):
+        descriptor = LearnedDescriptor.load(descriptor)
     clouds = [_finite(value, name) for value, name in ((source, "source"), (target, "target"))]
     start = None if init is None else rigid(init)
     middles = [(points.min(0) + points.max(0)) / 2 for points in clouds]
@@ -94,13 +103,15 @@ def register(
     edge = float(voxel) if voxel is not None else choose_voxel(*centred)
     if edge <= 0.0:
         return _failure("all the points of a cloud are at the same place", edge)
-    search = _Search(seed, iterations, samples, None if start is None else _shifted(start, *middles))
+    search = _Search(seed, iterations, samples, None if start is None else _shifted(start, *middles), descriptor)
     outcomes = []
     for scale in _SCALES if voxel is None else (1.0,):
         outcomes.append(_at_voxel(centred, edge * scale, search))
         if outcomes[-1].success:
             break
     best = max(outcomes, key=lambda outcome: (outcome.success, outcome.confidence))
+    if best.matched is not None:
+        best = replace(best, matched=best.matched + np.stack(middles))
     if best.transform is None:
         return best
     return replace(best, transform=_shifted(best.transform, -middles[0], -middles[1]))
@@ -111,11 +122,12 @@ class _Search(NamedTuple):
     iterations: int
     samples: int
     start: Floats | None  # between centred clouds
+    descriptor: LearnedDescriptor | None
 
 
 def _at_voxel(clouds: list[Floats], edge: float, search: _Search) -> Registration:
     """Registration of centred clouds at one voxel size."""
-    first, second = (prepare(points / edge) for points in clouds)
+    first, second = (prepare(points / edge, search.descriptor) for points in clouds)
     for scan, name in ((first, "source"), (second, "target")):
         complaint = _hopeless(scan, name, edge)
         if complaint is not None:
@@ -124,6 +136,7 @@ def _at_voxel(clouds: list[Floats], edge: float, search: _Search) -> Registratio
     if len(matches) > search.samples:
         chosen = np.random.default_rng(search.seed).choice(len(matches), search.samples, replace=False)
         matches = matches[np.sort(chosen)]
+    ends = np.stack((first.points[matches[:, 0]], second.points[matches[:, 1]]), 1)
     if search.start is None:
         poses, reaches = _hypotheses(first, second, matches, search), _REACHES
     else:
@@ -132,7 +145,8 @@ def _at_voxel(clouds: list[Floats], edge: float, search: _Search) -> Registratio
         poses, reaches = [start], _FROM_INIT
     if not poses:
         needed = matches_needed(len(matches))
-        return _failure(f"no pose was found that {needed} of {len(matches)} matches agree on", edge, len(matches))
+        failure = _failure(f"no pose was found that {needed} of {len(matches)} matches agree on", edge, len(matches))
+        return replace(failure, matched=ends * edge)
 
     roughly = Refiner(first.points, second.points)
     rough = [roughly(pose, reaches[:-1], iterations=_ROUGHLY) for pose in poses]
@@ -142,7 +156,7 @@ def _at_voxel(clouds: list[Floats], edge: float, search: _Search) -> Registratio
         worth = [pose for evidence, pose in weighed if evidence.score >= _PROMISING * NEEDED]
         fine = [finely(pose, reaches[-2:]) for pose in worth]
         weighed = sorted(((weigh(p, first, second, matches), p) for p in fine), key=lambda e: -e[0].score)
-    return _judged(weighed, first.points, edge)
+    return replace(_judged(weighed, first.points, edge), matched=ends * edge)
 
 
 def _hypotheses(first: Scan, second: Scan, matches: NDArray[np.int64], search: _Search) -> list[Floats]:

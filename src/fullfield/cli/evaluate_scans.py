@@ -1,0 +1,152 @@
+"""The part of ``fullfield evaluate`` that is about pairs of point clouds."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fullfield._check import InputError
+from fullfield.cli import argtypes, paths, report
+from fullfield.cli.errors import naming
+from fullfield.cli.progress import Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from fullfield.datasets import Criteria, ScanDataset
+    from fullfield.evaluation.sharing import Share
+
+METHODS = ("fpfh",)
+_DEST = "scans "
+_SAMPLES = 5000
+_CRITERIA = ("max_rre", "max_rte", "max_rmse", "inlier_distance", "inlier_ratio")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of registration; without one on the command line its name is not in the result."""
+    search = parser.add_argument_group(f"registration of point clouds (MODEL {', '.join(METHODS)})")
+
+    def add(option: str, **more: Any) -> None:
+        dest = _DEST + option.removeprefix("--").replace("-", "_")
+        search.add_argument(option, dest=dest, default=argparse.SUPPRESS, **more)
+
+    add("--samples", type=_counts, metavar="N,...", help=f"matches at most, a run for each number [{_SAMPLES}]")
+    add("--voxel", type=argtypes.positive, metavar="X", help="edge of a voxel, in the clouds' units [auto]")
+    add("--seed", type=argtypes.integer, metavar="N", help="of the random draws [0]")
+    add("--ransac", type=argtypes.count, metavar="N", help="triples that RANSAC draws [50000]")
+    add("--max-rre", type=argtypes.positive, metavar="DEG", help="rotation error of a pair that counts [KITTI: 5]")
+    add("--max-rte", type=argtypes.positive, metavar="M", help="translation error of a pair that counts [KITTI: 2]")
+    add("--max-rmse", type=argtypes.positive, metavar="M", help="RMSE of a pair that counts [3DMatch: 0.2]")
+    add("--inlier-distance", type=argtypes.positive, metavar="M", help="of a good match [3DMatch 0.1, KITTI 0.6]")
+    add("--inlier-ratio", type=argtypes.positive, metavar="X", help="of a pair whose features match [0.05]")
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    counts = tuple(argtypes.count(word) for word in text.split(","))
+    if min(counts) < 3:
+        raise argparse.ArgumentTypeError(f"expected numbers of at least 3, got {text!r}")
+    if len(set(counts)) < len(counts):
+        raise argparse.ArgumentTypeError(f"expected different numbers, got {text!r}")
+    return counts
+
+
+def given(args: argparse.Namespace) -> list[str]:
+    """The options of registration on the command line."""
+    return ["--" + dest.removeprefix(_DEST).replace("_", "-") for dest in vars(args) if dest.startswith(_DEST)]
+
+
+def refuse(options: Iterable[str], why: str) -> None:
+    """InputError for the first of ``options``."""
+    for option in options:
+        raise InputError(f"{option}: {why}; leave it out")
+
+
+def run(args: argparse.Namespace, share: Share) -> int:
+    """Check, register what is missing, score, report."""
+    from fullfield.evaluation import Registrar, ScanRun, Setting, evaluate_scans, score_scans
+
+    dataset = _opened(args.dataset)
+    if args.device != "cpu":
+        raise InputError(f"--device: expected cpu, where point clouds are registered, got {args.device!r}")
+    told = {dest.removeprefix(_DEST): value for dest, value in vars(args).items() if dest.startswith(_DEST)}
+    if args.score_only:
+        refuse((f"--{name}" for name in ("voxel", "seed", "ransac") if name in told), "--score-only registers nothing")
+    if told.get("seed", 0) < 0:
+        raise InputError(f"--seed: expected a whole number >= 0, got {told['seed']}")
+    criteria = _criteria(dataset, told)
+    folder = Path(args.output or f"runs/{dataset.name}/{args.method}")
+    paths.check_new_folder(os.fspath(folder), "--output")
+    counts = told.get("samples", (_SAMPLES,))
+    results = {}
+    with Progress("evaluate", quiet=args.quiet or share.rank > 0) as progress, naming(iterations="--ransac"):
+        for at, samples in enumerate(counts):
+            setting = Setting(share=share, progress=progress.part(at / len(counts), (at + 1) / len(counts)))
+            place = folder / f"samples-{samples}"
+            if args.score_only:
+                if not place.is_dir():
+                    raise InputError(f"--score-only: there is no run in {place}; name its parent with --output")
+                results[place] = score_scans(dataset, ScanRun.load(place), criteria=criteria, setting=setting)
+                continue
+            method = Registrar(
+                voxel=told.get("voxel"),
+                seed=told.get("seed", 0),
+                iterations=told.get("ransac", 50_000),
+                samples=samples,
+            )
+            results[place] = evaluate_scans(method, dataset, place, setting, criteria=criteria)
+    if share.rank == 0:
+        _report(args, folder, results)
+    return 0
+
+
+def _opened(word: str) -> ScanDataset:
+    from fullfield.datasets import SCANS, open_scans
+
+    name, colon, folder = word.partition(":")
+    if not (colon and folder and name in SCANS):
+        raise InputError(
+            f"NAME:FOLDER: expected NAME one of {', '.join(SCANS)}, which are pairs of point clouds, got {word!r}"
+        )
+    return open_scans(name, Path(folder).expanduser())
+
+
+def _criteria(dataset: ScanDataset, told: dict[str, Any]) -> Criteria:
+    """The data set's; limits on the command line replace all of its limits, the rest only what is named."""
+    changes = {name: told[name] for name in _CRITERIA if name in told}
+    if any(name.startswith("max_") for name in changes):
+        changes = {**dict.fromkeys(("max_rre", "max_rte", "max_rmse")), **changes}
+    return dataclasses.replace(dataset.criteria, **changes)
+
+
+_COLUMNS = (
+    ("rr", "RR %", 100.0, ".1f"),
+    ("rr_pairs", "of pairs", 100.0, ".1f"),
+    ("fmr", "FMR %", 100.0, ".1f"),
+    ("ir", "IR %", 100.0, ".1f"),
+    ("rre", "RRE °", 1.0, ".3f"),
+    ("rte", "RTE m", 1.0, ".3f"),
+    ("accepted", "believed %", 100.0, ".1f"),
+    ("wrong", "wrong %", 100.0, ".1f"),
+)
+
+
+def _report(args: argparse.Namespace, folder: Path, results: dict[Path, dict[str, Any]]) -> None:
+    if args.json:
+        runs = [
+            {"run": str(place), **{key: value for key, value in result.items() if key != "pairs"}}
+            for place, result in results.items()
+        ]
+        report.print_json({"dataset": args.dataset, "runs": runs, "versions": report.versions()})
+        return
+    scores = next(iter(results.values()))["scores"]
+    print(f"{folder}: {args.method}, {scores['pairs']} pairs, {scores['counted']} of them count for RR, RRE, RTE")
+    print(f"{'#samples':<9}" + "".join(f"{title:>11}" for _, title, _, _ in _COLUMNS) + f"{'s a pair':>11}")
+    for result in results.values():
+        cells = (f"{times * result['scores'][key]:>11{form}}" for key, _, times, form in _COLUMNS)
+        samples = result["config"]["parameters"]["samples"]
+        print(f"{samples:<9}" + "".join(cells) + f"{result['runtime']['median_s']:>11.2f}")
+    limits = result["criteria"].items()
+    print("counts as registered, or as a match: " + ", ".join(f"{k} {v:g}" for k, v in limits if v is not None))

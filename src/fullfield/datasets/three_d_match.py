@@ -1,0 +1,102 @@
+"""3DMatch and 3DLoMatch: fragments of indoor scenes, with the benchmark's lists of pairs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fullfield import _check
+from fullfield._check import InputError
+from fullfield.datasets import layout
+from fullfield.datasets.scans import ScanDataset, ScanRecord
+
+_BENCHMARKS = {"3dmatch": "3DMatch", "3dlomatch": "3DLoMatch"}
+_SUFFIXES = (".ply", ".pcd", ".npy")
+
+
+class ThreeDMatch(ScanDataset):
+    """Pairs of fragments (Zeng et al., CVPR 2017; 3DLoMatch: Huang et al., CVPR 2021).
+
+    ::
+
+        ROOT/
+          7-scenes-redkitchen/cloud_bin_0.ply ...          .pcd and .npy too
+          7-scenes-redkitchen/gt.log, gt.info              or 7-scenes-redkitchen-evaluation/
+          benchmarks/3DMatch/7-scenes-redkitchen/gt.log    or here, as in Predator's repository
+          benchmarks/3DLoMatch/7-scenes-redkitchen/gt.log  3DLoMatch's are always here
+
+    A pose of ``gt.log`` with the numbers I, J moves ``cloud_bin_J`` (the source) onto ``cloud_bin_I`` (the target).
+    ``gt.info`` beside it, where it is there, weighs the error as the benchmark does. Pairs that follow each other
+    (J = I + 1) do not count for the recall.
+
+    Args:
+        benchmark: ``"3dmatch"`` (overlap above 30 %) or ``"3dlomatch"`` (10 to 30 %).
+    """
+
+    def __init__(self, root: str | os.PathLike[str], *, benchmark: str = "3dmatch") -> None:
+        _check.choice(benchmark, "benchmark", _BENCHMARKS)
+        self._lists = _BENCHMARKS[benchmark]
+        top = layout.folder(Path(root), what="3DMatch")
+        records = [record for scene, log in self._scenes(top) for record in _pairs(top / scene, log)]
+        super().__init__(benchmark, root, records)
+
+    def _scenes(self, top: Path) -> Iterator[tuple[str, Path]]:
+        for folder in layout.subfolders(top):
+            if not any(folder.glob("cloud_bin_*")):
+                continue
+            places = [top / "benchmarks" / self._lists / folder.name]
+            if self._lists == "3DMatch":
+                places = [folder, top / f"{folder.name}-evaluation", *places]
+            found = next((place / "gt.log" for place in places if (place / "gt.log").is_file()), None)
+            if found is None:
+                shown = " or ".join(str(place / "gt.log") for place in places)
+                raise InputError(f"{folder}: expected its list of pairs in {shown}")
+            yield folder.name, found
+
+
+def _pairs(folder: Path, log: Path) -> Iterator[ScanRecord]:
+    weights = {}
+    if log.with_name("gt.info").is_file():
+        weights = dict(_blocks(log.with_name("gt.info"), 6))
+    for (first, second), pose in _blocks(log, 4):
+        if weights and (first, second) not in weights:
+            raise InputError(f"{log.with_name('gt.info')}: has no block {first} {second}, which gt.log has")
+        yield ScanRecord(
+            f"{folder.name}/{first}_{second}",
+            _cloud(folder, second),
+            _cloud(folder, first),
+            pose,
+            weights.get((first, second)),
+            folder.name,
+            counted=second != first + 1,
+        )
+
+
+def _cloud(folder: Path, number: int) -> Path:
+    names = [folder / f"cloud_bin_{number}{suffix}" for suffix in _SUFFIXES]
+    found = next((path for path in names if path.is_file()), None)
+    if found is None:
+        raise InputError(f"{names[0]}: does not exist, but gt.log asks for it")
+    return found
+
+
+def _blocks(path: Path, size: int) -> Iterator[tuple[tuple[int, int], Tensor]]:
+    """Two numbers of fragments, and the matrix of ``size`` rows below them."""
+    lines = [line.split() for line in path.read_text("utf-8").splitlines() if line.strip()]
+    if len(lines) % (size + 1):
+        raise InputError(f"{path}: expected blocks of {size + 1} lines, got {len(lines)} lines")
+    for at in range(0, len(lines), size + 1):
+        try:
+            first, second = (int(word) for word in lines[at][:2])
+            matrix = torch.tensor(
+                [[float(word) for word in line] for line in lines[at + 1 : at + 1 + size]], dtype=torch.float64
+            )
+        except ValueError:
+            matrix = torch.empty(0)
+        if matrix.shape != (size, size) or not bool(matrix.isfinite().all()):
+            raise InputError(f"{path}: block {at // (size + 1) + 1}: expected two numbers and {size} rows of {size}")
+        yield (first, second), matrix

@@ -1,0 +1,97 @@
+"""What follows an estimation: check, score, store; on a GPU beside the next estimation."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullfield._check import InputError
+from fullfield.datasets import Truth
+from fullfield.evaluation.run import Run
+from fullfield.evaluation.scoring import Scorer
+
+_MOST_WORKERS = 8
+_LARGE = 1 << 26  # bytes of a flow of which one at a time waits: scoring takes many times as much
+
+
+def overlaps(device: torch.device) -> bool:
+    """Whether scoring goes on beside the next estimation; on a CPU it would take its cores."""
+    return device.type == "cuda"
+
+
+class Finisher:
+    """Takes finished flows, a few at a time; what fails in the background is raised at a later call or at the end.
+
+    Args:
+        scorer: what a pair adds to the totals; None where nothing is scored.
+        device: where the flows are.
+        method: whose flows they are, for complaints.
+    """
+
+    def __init__(self, run: Run, scorer: Scorer | None, device: torch.device, method: str) -> None:
+        self._run, self._scorer, self._device, self._method = run, scorer, device, method
+        self._beside = overlaps(device)
+        self._workers = max(2, min(_MOST_WORKERS, (os.cpu_count() or 1) // 2))
+        self._pool = ThreadPoolExecutor(self._workers if self._beside else 1, thread_name_prefix="fullfield-finish")
+        self._waiting: deque[Future[None]] = deque()
+
+    def __enter__(self) -> Finisher:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            if error is None:
+                self.drain()
+        finally:
+            self._pool.shutdown()
+
+    def __call__(self, index: int, name: str, flow: Tensor, truth: Truth | None, facts: dict[str, Any]) -> None:
+        """Finish the flow [2, H, W] of a pair; the work on ``device`` that makes it must be done.
+
+        Raises InputError naming the pair whose flow is not finite, and what finishing an earlier one raised.
+        """
+        self._wait(0 if flow.nbytes > _LARGE else self._workers - 1)
+        if self._beside:
+            self._waiting.append(self._pool.submit(self._finished, index, name, flow, truth, facts))
+        else:
+            state = self._checked(index, name, flow, truth)
+            self._waiting.append(self._pool.submit(self._store, index, name, flow, facts, state))
+
+    def drain(self) -> None:
+        """Wait until everything is stored."""
+        self._wait(0)
+
+    def _wait(self, most: int) -> None:
+        while len(self._waiting) > most:
+            self._waiting.popleft().result()
+
+    def _finished(self, index: int, name: str, flow: Tensor, truth: Truth | None, facts: dict[str, Any]) -> None:
+        if self._device.type != "cuda":
+            self._store(index, name, flow, facts, self._checked(index, name, flow, truth))
+            return
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            state = self._checked(index, name, flow, truth)
+            host = torch.empty(flow.shape, dtype=flow.dtype, pin_memory=True)
+            host.copy_(flow, non_blocking=True)
+            stream.synchronize()  # until here the flow's memory must not be given to others
+        del flow
+        self._store(index, name, host, facts, state)
+
+    def _checked(self, index: int, name: str, flow: Tensor, truth: Truth | None) -> dict[str, Any] | None:
+        """What the pair adds to the totals."""
+        if not bool(flow.isfinite().all()):
+            raise InputError(f"{name}: {self._method} gives a flow that is not finite")
+        return None if self._scorer is None or truth is None else self._scorer.state(index, flow, truth)
+
+    def _store(self, index: int, name: str, flow: Tensor, facts: dict[str, Any], state: dict[str, Any] | None) -> None:
+        """The prediction first: a score without it would be of nothing."""
+        self._run.save(name, flow, facts)
+        if self._scorer is not None and state is not None:
+            self._scorer.keep(index, state)

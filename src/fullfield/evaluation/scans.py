@@ -1,0 +1,223 @@
+"""Registration on lists of pairs of point clouds: transforms stored once, scored as often as wanted.
+
+>>> from fullfield.datasets import open_scans
+>>> from fullfield.evaluation import Registrar, evaluate_scans
+>>> pairs = open_scans("3dmatch", "/data/3dmatch")  # doctest: +SKIP
+>>> result = evaluate_scans(Registrar(), pairs, "runs/3dmatch")  # doctest: +SKIP
+>>> result["scores"]["rr"], result["scores"]["fmr"]  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+
+from fullfield import _check
+from fullfield._check import InputError
+from fullfield.datasets import Criteria, ScanDataset, ScanSample
+from fullfield.evaluation.predict import Setting
+from fullfield.evaluation.run import RESULT, described
+from fullfield.evaluation.scan_run import ScanRun
+from fullfield.evaluation.scan_scores import row, totals
+from fullfield.evaluation.sharing import wait_for_all
+from fullfield.metrics import second_moment
+
+if TYPE_CHECKING:
+    from fullfield.io import PointCloud
+    from fullfield.registration import Registration
+
+SAMPLES = 5000
+
+
+class RegistrationMethod(Protocol):
+    """What finds the pose of one cloud in another. ``parameters`` are plain values."""
+
+    @property
+    def method(self) -> str: ...
+
+    @property
+    def parameters(self) -> Mapping[str, Any]: ...
+
+    def __call__(self, source: PointCloud, target: PointCloud) -> Registration: ...
+
+
+class Registrar:
+    """:func:`fullfield.registration.register` with its FPFH descriptors, as a method.
+
+    Args:
+        voxel, seed, iterations, samples: as there.
+    """
+
+    method = "fpfh"
+
+    def __init__(
+        self, *, voxel: float | None = None, seed: int = 0, iterations: int = 50_000, samples: int = SAMPLES
+    ) -> None:
+        if voxel is not None:
+            _check.number(voxel, "voxel", above=0.0)
+        _check.number(seed, "seed", integer=True, low=0)
+        _check.number(iterations, "iterations", integer=True, low=1, high=10_000_000)
+        _check.number(samples, "samples", integer=True, low=3)
+        self._parameters = {"voxel": voxel, "seed": seed, "iterations": iterations, "samples": samples}
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """The arguments."""
+        return dict(self._parameters)
+
+    def __call__(self, source: PointCloud, target: PointCloud) -> Registration:
+        """The pose of ``source`` in ``target``, or why there is none."""
+        from fullfield.registration import register
+
+        return register(source, target, **self._parameters)  # type: ignore[arg-type]
+
+
+def evaluate_scans(
+    method: RegistrationMethod,
+    dataset: ScanDataset,
+    folder: str | os.PathLike[str],
+    setting: Setting | None = None,
+    *,
+    criteria: Criteria | None = None,
+) -> dict[str, Any]:
+    """Register what is missing in ``folder``, score it, and store and return the result.
+
+    A run that was stopped goes on where it was. With several processes (:class:`Setting`'s share) every one returns
+    the scores of all. ``setting.device`` must be ``"cpu"``.
+
+    Returns:
+        ``config``, ``criteria``, ``scores``, ``scenes`` (the same by scene), ``pairs`` (errors by pair), ``runtime``
+        (seconds a pair), and of this call alone ``this_call``. :func:`~fullfield.evaluation.scan_scores.totals` has
+        the scores.
+
+    Raises:
+        InputError: the folder belongs to another configuration, or a file cannot be used.
+    """
+    setting = setting or Setting()
+    _check.require(setting.device == "cpu", "device", "cpu, where point clouds are registered", repr(setting.device))
+    config = {**described(dataset), "method": method.method, "parameters": dict(method.parameters)}
+    run = ScanRun(folder, config)
+    begin = time.perf_counter()
+    estimated = predict_scans(method, dataset, run, setting)
+    wait_for_all(setting.share)
+    this_call = {"estimated": estimated, "wall_s": time.perf_counter() - begin}
+    return {**score_scans(dataset, run, criteria=criteria, setting=setting), "this_call": this_call}
+
+
+def score_scans(
+    dataset: ScanDataset, run: ScanRun, *, criteria: Criteria | None = None, setting: Setting | None = None
+) -> dict[str, Any]:
+    """Score the stored transforms, by other criteria than the data set's if given, and store the result.
+
+    Raises InputError naming a pair that was not registered, or for a run of other clouds.
+    """
+    setting = setting or Setting()
+    run.check_dataset(dataset)
+    criteria = criteria or dataset.criteria
+    mine = setting.share.of(dataset)
+    unknown = [i for i in mine if run.truth(dataset.records[i].name, _key(dataset, i)) is None]
+    for index, sample in zip(unknown, _read(dataset, unknown), strict=True):
+        _keep_truth(dataset, run, index, sample)
+    wait_for_all(setting.share)
+    rows = {}
+    seconds = []
+    for index, record in enumerate(dataset.records):
+        facts = run.needed(record.name)
+        truth = run.truth(record.name, _key(dataset, index))
+        if truth is None:
+            raise InputError(f"{run.folder}: has no truth of {record.name}; was another process stopped?")
+        rows[record.name] = row(record, facts, truth, run.matched(record.name), criteria)
+        seconds.append(float(facts["seconds"]))
+    result = {
+        "config": run.config,
+        "criteria": vars(criteria),
+        **totals(dataset.records, rows),
+        "pairs": rows,
+        "runtime": {
+            "mean_s": statistics.fmean(seconds),
+            "std_s": statistics.pstdev(seconds),
+            "median_s": statistics.median(seconds),
+            "min_s": min(seconds),
+            "max_s": max(seconds),
+        },
+    }
+    if setting.share.rank == 0:
+        run.write(RESULT, result)
+    return result
+
+
+def predict_scans(
+    method: RegistrationMethod, dataset: ScanDataset, run: ScanRun, setting: Setting | None = None
+) -> int:
+    """Register and store every pair that ``run`` does not hold yet; returns how many there were.
+
+    The next pair is read meanwhile. The first pair is registered once before, unmeasured. A pair that the method
+    refuses is stored as refused. Raises InputError naming the pair whose clouds cannot be used.
+    """
+    setting = setting or Setting()
+    missing = [i for i in setting.share.of(dataset) if run.facts(dataset.records[i].name) is None]
+    for count, (index, sample) in enumerate(zip(missing, _read(dataset, missing), strict=True)):
+        if setting.progress is not None:
+            setting.progress(count / len(missing), sample.name)
+        if count == 0:
+            _registered(method, sample)
+        begin = time.perf_counter()
+        found = _registered(method, sample)
+        seconds = time.perf_counter() - begin
+        facts = {
+            "success": found.success,
+            "reason": found.reason,
+            "transform": None if found.transform is None else found.transform.tolist(),
+            "confidence": found.confidence,
+            "voxel": found.voxel,
+            "seconds": seconds,
+            "threads": torch.get_num_threads(),
+        }
+        run.save(sample.name, facts, np.empty((0, 2, 3)) if found.matched is None else found.matched)
+        if run.truth(sample.name, _key(dataset, index)) is None:
+            _keep_truth(dataset, run, index, sample)
+    return len(missing)
+
+
+def _registered(method: RegistrationMethod, sample: ScanSample) -> Registration:
+    try:
+        return method(sample.source, sample.target)
+    except InputError as error:
+        raise InputError(f"{sample.name}: {error}") from error
+
+
+def _keep_truth(dataset: ScanDataset, run: ScanRun, index: int, sample: ScanSample) -> None:
+    from fullfield.registration.truth import true_overlap
+
+    clouds = sample.source, sample.target
+    overlap = true_overlap(*clouds, sample.truth.numpy(), reach=dataset.reach, refine=dataset.coarse)
+    content = {
+        "pose": overlap.pose.tolist(),
+        "moment": second_moment(torch.from_numpy(overlap.points)).tolist(),
+        "overlap": overlap.share,
+    }
+    run.keep_truth(sample.name, _key(dataset, index), content)
+
+
+def _key(dataset: ScanDataset, index: int) -> str:
+    """Changes with what a pair's truth is made of."""
+    given = dataset.records[index].truth.numpy().tobytes()
+    return hashlib.sha256(given + f"{dataset.reach} {dataset.coarse}".encode()).hexdigest()[:16]
+
+
+def _read(dataset: ScanDataset, indices: Sequence[int]) -> Iterator[ScanSample]:
+    """The pairs in order, the next one read meanwhile."""
+    with ThreadPoolExecutor(1, thread_name_prefix="fullfield-read") as reader:
+        following = None
+        for at in range(len(indices)):
+            present = following or reader.submit(dataset.__getitem__, indices[at])
+            following = reader.submit(dataset.__getitem__, indices[at + 1]) if at + 1 < len(indices) else None
+            yield present.result()

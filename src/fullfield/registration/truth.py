@@ -1,0 +1,82 @@
+"""What a true pose says of two clouds: where they overlap; and poses of other sensors, refined on the points."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+
+from fullfield import _check
+from fullfield.io.pointcloud import as_point_cloud
+from fullfield.ops.neighbors import grid_downsample
+from fullfield.registration.descriptors import nearest
+from fullfield.registration.pose import rigid
+from fullfield.registration.ransac import apply
+from fullfield.registration.refinement import Refiner
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+_REACHES = (8.0, 4.0, 2.0, 1.0)
+_MOST_TURN, _MOST_SHIFT = 5.0, 2.0  # degrees, metres: what a refinement may change
+_FEWEST = 20
+
+
+class Overlap(NamedTuple):
+    """Where two clouds are the same place."""
+
+    pose: Floats  # [4, 4] source into target
+    points: Floats  # [N, 3] of the source, one a cell of ``reach``, with a point of the target within ``reach``
+    share: float  # of the source's points, one a cell
+
+
+def true_overlap(source: Any, target: Any, transform: Any, *, reach: float, refine: bool = False) -> Overlap:
+    """The overlap of two clouds in their true pose.
+
+    Args:
+        source, target: as for :func:`fullfield.registration.register`.
+        transform: [4, 4], source into target.
+        reach: within which two points are the same place, in the clouds' units.
+        refine: whether ``transform`` is only near the truth, and is refined by GICP first. What moves it by more than
+            5° or 2 units is not taken.
+    """
+    _check.number(reach, "reach", above=0.0)
+    pose = rigid(transform, "transform")
+    clouds = [_finite(value, name) for value, name in ((source, "source"), (target, "target"))]
+    middle = (clouds[1].min(0) + clouds[1].max(0)) / 2 if len(clouds[1]) else np.zeros(3)
+    moved, goal = apply(pose, clouds[0]) - middle, clouds[1] - middle  # small numbers, whatever the coordinates
+    few = _thinned(moved, reach)
+    if refine and min(len(few), len(goal)) >= _FEWEST:
+        correction = Refiner(few / reach, _thinned(goal, reach) / reach)(np.eye(4), _REACHES)
+        correction[:3, 3] *= reach
+        if _is_small(correction):
+            few = apply(correction, few)
+            there, back = np.eye(4), np.eye(4)
+            there[:3, 3], back[:3, 3] = middle, -middle
+            pose = there @ correction @ back @ pose
+    touching = nearest(goal, few)[0][:, 0] <= reach if len(few) and len(goal) else np.zeros(len(few), bool)
+    points = (few[touching] + middle - pose[:3, 3]) @ pose[:3, :3]
+    return Overlap(pose, points, float(touching.mean()) if len(few) else 0.0)
+
+
+def _is_small(correction: Floats) -> bool:
+    cosine = (np.trace(correction[:3, :3]) - 1) / 2
+    turn = np.degrees(np.arccos(np.clip(cosine, -1.0, 1.0)))
+    return bool(turn <= _MOST_TURN and np.linalg.norm(correction[:3, 3]) <= _MOST_SHIFT)
+
+
+def _finite(value: Any, name: str) -> Floats:
+    points = as_point_cloud(value, name).points.astype(np.float64)
+    kept: Floats = points[np.isfinite(points).all(1)]
+    return kept
+
+
+def _thinned(points: Floats, cell: float) -> Floats:
+    if not len(points):
+        return points
+    kept = grid_downsample(torch.from_numpy(np.ascontiguousarray(points)), cell).indices
+    thinned: Floats = points[kept.numpy()]
+    return thinned

@@ -1,0 +1,84 @@
+"""``fullfield evaluate fpfh``: pairs of point clouds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fullfield.datasets import SCANS
+from fullfield.io import PointCloud, write_point_cloud
+from fullfield.testing import room_scan
+
+pytest.importorskip("small_gicp")
+
+
+@pytest.fixture
+def rooms(scene: Path) -> str:
+    """Two scans of a room and one of another, as 3DMatch's."""
+    home = scene / "set" / "room"
+    home.mkdir(parents=True)
+    true = np.eye(4)
+    true[:3, 3] = (0.5, -1.0, 0.2)
+    clouds = room_scan(3) + true[:3, 3], room_scan(7), room_scan(3, scan=1)
+    for number, points in enumerate(clouds):
+        write_point_cloud(home / f"cloud_bin_{number}.ply", PointCloud(points))
+    text = "".join("\n".join((f"0 {j} 3", *(" ".join(map(str, line)) for line in true), "")) for j in (1, 2))
+    (home / "gt.log").write_text(text)
+    return "3dmatch:set"
+
+
+def test_a_table_of_samples_and_scoring_again(cli: Any, rooms: str) -> None:
+    ran = cli("evaluate", "fpfh", rooms, "--samples", "400,60")
+    assert ran.code == 0, ran.err
+    assert ran.out.startswith("runs/3dmatch/fpfh: fpfh, 2 pairs, 1 of them count")
+    rows = [line.split() for line in ran.out.splitlines()]
+    assert rows[1][:3] == ["#samples", "RR", "%"]
+    assert [row[:2] for row in rows[2:4]] == [["400", "100.0"], ["60", "100.0"]]
+    assert "max_rmse 0.2, inlier_distance 0.1, inlier_ratio 0.05" in ran.out
+    stored = json.loads(Path("runs/3dmatch/fpfh/samples-60/result.json").read_text())
+    assert stored["config"]["parameters"] == {"voxel": None, "seed": 0, "iterations": 50_000, "samples": 60}
+    assert not stored["pairs"]["room/0_1"]["accepted"]
+    assert stored["pairs"]["room/0_2"]["matches"] <= 60
+
+    again = cli("evaluate", "fpfh", rooms, "--samples", "400,60", "--score-only", "--max-rre", "1e-9", "--json").json
+    assert [run["scores"]["rr"] for run in again["runs"]] == [0, 0]
+    assert again["runs"][0]["criteria"]["max_rmse"] is None
+    assert "pairs" not in again["runs"][0]
+    assert cli("evaluate", "fpfh", rooms, "--samples", "400", "--json").json["runs"][0]["this_call"]["estimated"] == 0
+
+
+def test_parameters_reach_the_method(cli: Any, refused: Callable[..., str], rooms: str) -> None:
+    words = ("--samples", "300", "--voxel", "0.12", "--seed", "5", "--ransac", "2000", "-o", "mine")
+    result = cli("evaluate", "fpfh", rooms, *words, "--json").json["runs"][0]
+    assert result["run"] == "mine/samples-300"
+    assert result["config"]["parameters"] == {"voxel": 0.12, "seed": 5, "iterations": 2000, "samples": 300}
+    told = refused("evaluate", "fpfh", rooms, "--samples", "300", "-o", "mine")
+    assert "parameters.voxel was 0.12, is None" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("fpfh", "pairs:set"), f"expected NAME one of {', '.join(SCANS)}"),
+        (("tvl1", "3dmatch:set"), "expected NAME:FOLDER with NAME one of"),
+        (("fpfh", "3dmatch:set", "--scale", "1/2"), "--scale: MODEL fpfh registers point clouds; leave it out"),
+        (("fpfh", "3dmatch:set", "--updates", "2"), "--updates: MODEL fpfh registers point clouds"),
+        (("tvl1", "pairs:set", "--voxel", "1"), "--voxel: MODEL tvl1 estimates flow; leave it out"),
+        (("fpfh", "3dmatch:set", "--samples", "2"), "expected numbers of at least 3"),
+        (("fpfh", "3dmatch:set", "--samples", "9,9"), "expected different numbers"),
+        (("fpfh", "3dmatch:set", "--seed", "-1"), "--seed: expected a whole number >= 0"),
+        (("fpfh", "3dmatch:set", "--device", "cuda"), "--device: expected cpu"),
+        (("fpfh", "3dmatch:set", "--score-only"), "there is no run in runs/3dmatch/fpfh/samples-5000"),
+        (("fpfh", "3dmatch:set", "--score-only", "--ransac", "9"), "--ransac: --score-only registers nothing"),
+        (("nothing", "3dmatch:set"), "invalid choice: 'nothing'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+@pytest.mark.usefixtures("rooms")
+def test_mistakes(refused: Callable[..., str], arguments: tuple[str, ...], words: str) -> None:
+    assert words in refused("evaluate", *arguments)

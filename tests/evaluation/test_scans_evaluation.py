@@ -1,0 +1,281 @@
+"""Registration on lists of pairs: transforms stored once, refusals counted, scores from their definitions."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from fullfield import InputError
+from fullfield.datasets import Criteria, ScanDataset, ScanRecord, open_scans
+from fullfield.evaluation import Registrar, ScanRun, Setting, evaluate_scans, score_scans
+from fullfield.evaluation.scans import predict_scans
+from fullfield.evaluation.sharing import Share
+from fullfield.io import PointCloud, read_point_cloud, write_point_cloud
+from fullfield.registration import Registration
+from fullfield.registration.truth import true_overlap
+from fullfield.testing import room_scan
+
+pytest.importorskip("small_gicp")
+
+Floats = NDArray[np.float64]
+CLOUD = np.random.default_rng(1).random((400, 3))
+
+
+def pose(turn: float, shift: float) -> Floats:
+    """Turned about z by degrees, shifted along x."""
+    result, angle = np.eye(4), np.radians(turn)
+    result[:2, :2] = [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
+    result[0, 3] = shift
+    return result
+
+
+TRUE = [pose(10 * i, 0.5 * i) for i in range(5)]
+
+
+class Listed(ScanDataset):
+    """Five pairs in two scenes; the first pair of "a" does not count."""
+
+    def __init__(self, root: Path) -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        records = []
+        for i, true in enumerate(TRUE):
+            for name, points in (("s", CLOUD), ("t", CLOUD @ true[:3, :3].T + true[:3, 3])):
+                if not (root / f"{name}{i}.ply").exists():
+                    write_point_cloud(root / f"{name}{i}.ply", PointCloud(points))
+            scene = "aab"[i % 3]
+            files = root / f"s{i}.ply", root / f"t{i}.ply"
+            record = ScanRecord(f"{scene}/{i}", *files, torch.from_numpy(true), scene=scene, counted=i > 0)
+            records.append(record)
+        super().__init__("listed", root, records)
+
+
+class Wrong:
+    """Finds the true pose, changed as told; of pair 2 nothing. Half of its matches are good."""
+
+    method = "wrong"
+
+    def __init__(self, turn: float = 1.0, shift: float = 0.1, stop_at: int | None = None) -> None:
+        self.turn, self.shift, self.stop_at, self.calls = turn, shift, stop_at, 0
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        return {"turn": self.turn, "shift": self.shift}
+
+    def __call__(self, source: PointCloud, target: PointCloud) -> Registration:
+        self.calls += 1
+        if self.stop_at is not None and self.calls > self.stop_at:
+            raise KeyboardInterrupt
+        i = next(
+            i
+            for i, true in enumerate(TRUE)
+            if np.allclose(CLOUD[0] @ true[:3, :3].T + true[:3, 3], target.points[0], atol=1e-5)
+        )
+        matched = np.stack((source.points, target.points), 1)[:100]
+        matched[50:, 1] += 1.0
+        if i == 2:
+            return Registration(None, False, "nothing fits", 0.1, 100, 0, 0.0, math.nan, 0.05, matched)
+        found = TRUE[i] @ pose(self.turn * i, self.shift * i)
+        return Registration(found, True, None, 0.9, 100, 50, 1.0, 0.01, 0.05, matched)
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Listed:
+    return Listed(tmp_path / "set")
+
+
+def test_scores_from_their_definitions(pairs: Listed, tmp_path: Path) -> None:
+    result = evaluate_scans(Wrong(), pairs, tmp_path / "run", criteria=Criteria(max_rre=3.5, max_rte=0.35))
+    scores, scenes = result["scores"], result["scenes"]
+    rows = result["pairs"]
+    assert [round(rows[r.name]["rre"], 4) for r in pairs.records if rows[r.name]["accepted"]] == [0, 1, 3, 4]
+    assert [round(rows[r.name]["rte"], 4) for r in pairs.records if rows[r.name]["accepted"]] == [0, 0.1, 0.3, 0.4]
+    assert math.isnan(rows["b/2"]["rre"])
+    assert rows["b/2"]["reason"] == "nothing fits"
+    # Counted are 1, 3, 4 of a and 2 of b; 4 is beyond the limits, 2 was refused.
+    assert scenes["a"]["rr"] == pytest.approx(2 / 3)
+    assert scenes["b"]["rr"] == 0
+    assert scores["rr"] == pytest.approx(1 / 3)
+    assert scores["rr_pairs"] == pytest.approx(2 / 4)
+    assert scores["accepted"] == pytest.approx(3 / 4)
+    assert scores["wrong"] == pytest.approx(1 / 3)
+    assert scores["rre"] == pytest.approx(2.0)
+    assert scores["rte"] == pytest.approx(0.2)
+    assert (scores["pairs"], scores["counted"]) == (5, 4)
+    assert scores["ir"] == pytest.approx(0.5, abs=0.02)
+    assert scores["fmr"] == 1.0
+    assert math.isnan(scenes["b"]["rre"])
+    stored = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert stored["scores"]["rr"] == scores["rr"]
+    assert result["this_call"]["estimated"] == 5
+
+
+def test_stored_transforms_are_scored_by_other_criteria(pairs: Listed, tmp_path: Path) -> None:
+    method = Wrong()
+    evaluate_scans(method, pairs, tmp_path / "run")
+    assert method.calls == 5 + 1
+    run = ScanRun.load(tmp_path / "run")
+    assert score_scans(pairs, run, criteria=Criteria(max_rre=1.5))["scores"]["rr_pairs"] == 1 / 4
+    assert score_scans(pairs, run, criteria=Criteria())["scores"]["rr_pairs"] == 3 / 4
+    assert score_scans(pairs, run, criteria=Criteria(inlier_ratio=0.6))["scores"]["fmr"] == 0
+    assert score_scans(pairs, run, criteria=Criteria(inlier_distance=3.0))["scores"]["ir"] == 1
+    again = Wrong()
+    evaluate_scans(again, pairs, tmp_path / "run")
+    assert again.calls == 0
+
+
+def test_the_rmse_is_over_the_overlap_or_by_the_benchmarks_weights(pairs: Listed, tmp_path: Path) -> None:
+    result = evaluate_scans(Wrong(), pairs, tmp_path / "run", criteria=Criteria(max_rmse=0.15))
+    change = pose(1.0, 0.1)
+    exact = np.sqrt(((CLOUD @ change[:3, :3].T + change[:3, 3] - CLOUD) ** 2).sum(1).mean())
+    assert result["pairs"]["a/1"]["rmse"] == pytest.approx(exact, rel=0.02)
+    assert result["pairs"]["a/1"]["overlap"] == 1
+    assert result["scores"]["rr_pairs"] == 1 / 4
+    pairs.records = tuple(replace(r, information=torch.eye(6, dtype=torch.float64)) for r in pairs.records)
+    weighed = score_scans(pairs, ScanRun.load(tmp_path / "run"))
+    assert weighed["pairs"]["a/1"]["rmse"] == pytest.approx(math.hypot(0.1, math.sin(math.radians(0.5))))
+
+
+def test_a_stopped_run_goes_on_and_another_configuration_is_refused(pairs: Listed, tmp_path: Path) -> None:
+    whole = evaluate_scans(Wrong(), pairs, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_scans(Wrong(stop_at=3), pairs, tmp_path / "run")
+    rest = Wrong()
+    result = evaluate_scans(rest, pairs, tmp_path / "run")
+    assert rest.calls == 3 + 1
+    assert result["scores"] == pytest.approx(whole["scores"], nan_ok=True)
+    with pytest.raises(InputError, match=r"parameters\.turn was 1\.0, is 2\.0"):
+        evaluate_scans(Wrong(turn=2.0), pairs, tmp_path / "run")
+    with pytest.raises(InputError, match="device: expected cpu"):
+        evaluate_scans(Wrong(), pairs, tmp_path / "gpu", Setting(device="cuda"))
+
+
+@pytest.mark.parametrize("file", ["predictions/a/1.json", "predictions/a/1.npy"])
+def test_a_half_written_transform_is_made_again(pairs: Listed, tmp_path: Path, file: str) -> None:
+    whole = evaluate_scans(Wrong(), pairs, tmp_path / "run")
+    path = tmp_path / "run" / file
+    path.unlink() if path.suffix == ".json" else path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(InputError, match="there is no whole prediction of a/1; predict again"):
+        score_scans(pairs, ScanRun.load(tmp_path / "run"))
+    again = Wrong()
+    assert evaluate_scans(again, pairs, tmp_path / "run")["scores"] == pytest.approx(whole["scores"], nan_ok=True)
+    assert again.calls == 1 + 1
+
+
+def test_changed_truth_is_seen_and_changed_clouds_are_refused(pairs: Listed, tmp_path: Path) -> None:
+    evaluate_scans(Wrong(0.0, 0.0), pairs, tmp_path / "run")
+    run = ScanRun.load(tmp_path / "run")
+    moved = torch.from_numpy(pose(0.0, 3.0))
+    pairs.records = tuple(replace(r, truth=moved @ r.truth) for r in pairs.records)
+    assert score_scans(pairs, run)["pairs"]["a/1"]["rte"] == pytest.approx(3.0)
+    write_point_cloud(pairs.records[1].source, PointCloud(CLOUD + 1))
+    with pytest.raises(InputError, match="holds predictions of other frames"):
+        score_scans(pairs, run)
+
+
+def test_shares_together_are_the_whole(pairs: Listed, tmp_path: Path) -> None:
+    whole = evaluate_scans(Wrong(), pairs, tmp_path / "alone")
+    for rank in range(2):
+        share = Share(rank, 2)
+        config = ScanRun.load(tmp_path / "alone").config
+        predict_scans(Wrong(), pairs, ScanRun(tmp_path / "shared", config), Setting(share=share))
+    last = Wrong()
+    assert evaluate_scans(last, pairs, tmp_path / "shared")["scores"] == pytest.approx(whole["scores"], nan_ok=True)
+    assert last.calls == 0
+
+
+def test_an_empty_cloud_is_named(pairs: Listed, tmp_path: Path) -> None:
+    write_point_cloud(pairs.records[2].source, PointCloud(np.full((5, 3), np.nan)))
+    with pytest.raises(InputError, match=r"b/2: source: expected a cloud with finite points"):
+        evaluate_scans(Registrar(), pairs, tmp_path / "run")
+
+
+def test_a_true_pose_is_refined_on_the_points() -> None:
+    first, second = room_scan(3), room_scan(3, scan=1)
+    far = np.array([1e5, -2e5, 50.0])
+    exact = pose(30, 2.0)
+    target = (second @ exact[:3, :3].T + exact[:3, 3]) + far
+    truth = exact.copy()
+    truth[:3, 3] += far
+    off = truth.copy()
+    off[:3, 3] += (0.2, -0.15, 0.1)
+    refined = true_overlap(first, target, off, reach=0.1, refine=True)
+    assert np.abs(refined.pose - truth).max() < 0.02
+    assert refined.share > 0.9
+    assert np.isin(refined.points.round(6), first.round(6)).all()
+    kept = true_overlap(first, target, off, reach=0.1)
+    assert np.allclose(kept.pose, off, atol=1e-9)
+    assert kept.share < refined.share
+    nothing = true_overlap(first, target + 1000, truth, reach=0.1, refine=True)
+    assert (len(nothing.points), nothing.share) == (0, 0.0)
+
+
+def shared_tree(root: Path, data_dir: Path) -> Path:
+    """The shared 3DMatch pairs as the benchmark lays them out: cloud 2 moves onto 0; and a pair of two scenes."""
+    clouds = data_dir / "pointclouds" / "3dmatch"
+    scenes = sorted(path for path in clouds.iterdir() if path.is_dir())
+    for at, scene in enumerate(scenes):
+        home = root / scene.name
+        home.mkdir(parents=True)
+        write_point_cloud(home / "cloud_bin_2.ply", PointCloud(np.load(scene / "source.npy")))
+        write_point_cloud(home / "cloud_bin_0.ply", PointCloud(np.load(scene / "target.npy")))
+        true = np.load(scene / "gt.npy")
+        text = "0 2 5\n" + "\n".join(" ".join(map(str, line)) for line in true) + "\n"
+        if at == 0:
+            write_point_cloud(home / "cloud_bin_4.ply", PointCloud(np.load(scenes[1] / "source.npy")))
+            text += "0 4 5\n" + "\n".join(" ".join(map(str, line)) for line in true) + "\n"
+        (home / "gt.log").write_text(text)
+    return root
+
+
+def test_the_shared_pairs_as_a_benchmark(tmp_path: Path, data_dir: Path) -> None:
+    pairs = open_scans("3dmatch", shared_tree(tmp_path / "set", data_dir))
+    result = evaluate_scans(Registrar(), pairs, tmp_path / "run")
+    rows = result["pairs"]
+    assert [rows[name]["passed"] for name in sorted(rows)] == [True, False, True]
+    assert not rows["7-scenes-redkitchen/0_4"]["accepted"]
+    assert result["scores"]["rr"] == pytest.approx((0.5 + 1) / 2)
+    assert result["scores"]["wrong"] == 0
+    assert result["scores"]["rre"] < 3
+    assert rows["7-scenes-redkitchen/0_2"]["overlap"] == pytest.approx(0.5, abs=0.15)
+
+
+def test_the_shared_lidar_pair_with_a_pose_from_other_sensors(tmp_path: Path, data_dir: Path) -> None:
+    """KITTI's layout; the pose in the list is 20 cm off, and evaluation finds the true one on the scans."""
+    home = data_dir / "pointclouds" / "kitti_pair"
+    true = np.loadtxt(home / "T_target_source.txt")
+    camera = np.array([[0.0, -1, 0, 0.1], [0, 0, -1, -0.2], [1, 0, 0, 0.3], [0, 0, 0, 1]])
+    off = true.copy()
+    off[:3, 3] += (0.15, -0.1, 0.1)
+    far = off.copy()
+    far[:3, 3] += 30
+    poses = [camera @ np.linalg.inv(at) @ np.linalg.inv(camera) for at in (np.eye(4), off, far)]
+    assert np.linalg.norm(true[:3, 3]) < 10
+    for name in ("08", "09", "10"):
+        scans = tmp_path / "set" / "sequences" / name / "velodyne"
+        scans.mkdir(parents=True)
+        for number, cloud in enumerate(("source", "target")):
+            points = read_point_cloud(home / f"{cloud}.ply").points[:: 1 if name == "08" else 40]
+            np.pad(points, ((0, 0), (0, 1))).astype(np.float32).tofile(scans / f"{number:06d}.bin")
+        (scans.parent / "calib.txt").write_text("Tr: " + " ".join(map(str, camera[:3].ravel())) + "\n")
+        (tmp_path / "set" / "poses").mkdir(exist_ok=True)
+        lines = [" ".join(map(str, at[:3].ravel())) for at in poses]
+        (tmp_path / "set" / "poses" / f"{name}.txt").write_text("\n".join(lines) + "\n")
+    pairs = open_scans("kitti-odometry", tmp_path / "set")
+    assert [record.name for record in pairs.records] == [f"{name}/000000_000001" for name in ("08", "09", "10")]
+    result = evaluate_scans(Registrar(), pairs, tmp_path / "run")
+    row = result["pairs"]["08/000000_000001"]
+    assert row["passed"]
+    assert row["rte"] < 0.05  # 0.2 against the pose of the list
+    assert row["rmse"] < 0.1
+    stored = np.array(json.loads((tmp_path / "run" / "truth" / "08" / "000000_000001.json").read_text())["pose"])
+    assert np.abs(stored - true).max() < 0.05
+    assert row["overlap"] > 0.5
