@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops.correlation import correlation_lookup, correlation_pyramid
 from fullfield.ops.correlation.prepared import Shared
+from fullfield.ops.correlation.protocol import Gradients
 from fullfield.testing.correlation import assert_within, make_case
 
 BACKENDS = ("reference", "dense", "blocks", "cpu")
@@ -222,6 +224,38 @@ def test_sixteen_bit_gradients_are_summed_in_float32(dtype: torch.dtype) -> None
         assert a.dtype == dtype
         # One rounding at the end, not 24.
         assert bool(((a.double() - b).abs() <= 0.51 * torch.finfo(dtype).eps * b.abs() + 1e-5).all())
+
+
+def test_function_transforms_are_refused() -> None:
+    fmap1, fmap2, coords = (t.detach() for t in leaves())
+    pair = CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS)
+    with pytest.raises(RuntimeError, match="functorch transforms"):
+        torch.func.grad(lambda xy: pair(xy).sum())(coords)
+
+
+def test_lookups_on_several_streams_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default stream too, whose handle is 0."""
+
+    class Stream:
+        def wait_stream(self, other: str) -> None:
+            waited.append(other)
+
+    class Pair:
+        request = SimpleNamespace(device=torch.device("cuda", 0))
+
+        def accumulators(self, *_: bool) -> Gradients:
+            return Gradients(None, None)
+
+    waited: list[str] = []
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Stream())
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda _: "the default stream")
+    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda handle, _: f"stream {handle}")
+    shared = Shared(Pair())  # type: ignore[arg-type]
+    streams = iter((0, 0, 5, 0))
+    monkeypatch.setattr(shared, "_stream", lambda: next(streams))
+    for _ in range(4):
+        shared.accumulators()
+    assert waited == ["the default stream", "stream 5"]
 
 
 def test_a_pair_is_freed_with_its_last_user() -> None:

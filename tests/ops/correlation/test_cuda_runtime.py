@@ -178,18 +178,28 @@ def test_training_step_in_a_graph() -> None:
             assert_within(a, b, 1e-5 * float(b.abs().max()), "gradient")
 
 
-def test_backward_on_another_stream() -> None:
+@pytest.mark.parametrize("first", [True, False])
+def test_backward_on_another_stream(first: bool) -> None:
+    """One of two lookups on a side stream; whichever adds first is late, so that the other has to wait for it."""
     fmap1, fmap2, coords = features(dtype=torch.float32)
     maps = [fmap1.requires_grad_(), fmap2.requires_grad_()]
     side = torch.cuda.Stream()
 
+    def late(grad: Tensor) -> Tensor:
+        torch.cuda._sleep(20_000_000)
+        return grad
+
     def grads(other: bool) -> tuple[Tensor, ...]:
         pair = pair_of(*maps)
-        with torch.cuda.stream(side if other else torch.cuda.current_stream()):
-            side.wait_stream(torch.cuda.default_stream())
-            out = pair(coords)
-        torch.cuda.current_stream().wait_stream(side)
-        return torch.autograd.grad((out + pair(coords + 1)).square().sum(), maps)
+        outs = []
+        for index, xy in enumerate((coords, coords + 1)):
+            elsewhere = other and first == (index == 0)
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side if elsewhere else torch.cuda.current_stream()):
+                outs.append(pair(xy))
+            torch.cuda.current_stream().wait_stream(side)
+        outs[1].register_hook(late)  # the engine begins with the last lookup
+        return torch.autograd.grad((outs[0] + outs[1]).square().sum(), maps)
 
     for a, b in zip(grads(True), grads(False), strict=True):
         assert_within(a, b, 1e-5 * float(b.abs().max()), "gradient")

@@ -89,7 +89,12 @@ class Shared:
 
     def _wait(self, stream: int) -> None:
         """Let the current stream wait for what ``stream`` has been given so far."""
-        other = torch.cuda.ExternalStream(stream, self._device)  # type: ignore[no-untyped-call]
+        # The default stream's handle is 0, of which ExternalStream makes a new stream.
+        other = (
+            torch.cuda.ExternalStream(stream, self._device)  # type: ignore[no-untyped-call]
+            if stream
+            else torch.cuda.default_stream(self._device)
+        )
         torch.cuda.current_stream(self._device).wait_stream(other)
 
 
@@ -157,6 +162,10 @@ class _Lookup(torch.autograd.Function):
         return None, None, moved, None, None
 
 
+# ``_Lookup.apply`` without what it does for functorch's transforms and for ``setup_context``: 3 µs a lookup less.
+_add_lookup = super(torch.autograd.Function, _Lookup).apply
+
+
 class Pair:
     """Two feature maps, ready for any number of lookups. Not for traced code: see ``op``."""
 
@@ -172,5 +181,6 @@ class Pair:
     def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
         """A lookup at checked coords; part of the graph where gradients are enabled and wanted."""
         if torch.is_grad_enabled() and (self._handle is not None or coords.requires_grad):
-            return _Lookup.apply(self.shared, self._handle, coords, out_dtype, channels_last)  # type: ignore[no-untyped-call,no-any-return]
+            apply = _Lookup.apply if torch._C._are_functorch_transforms_active() else _add_lookup
+            return apply(self.shared, self._handle, coords, out_dtype, channels_last)  # type: ignore[no-untyped-call,no-any-return]
         return self._lookup(coords, out_dtype, channels_last)
