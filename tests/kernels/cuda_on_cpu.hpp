@@ -24,7 +24,9 @@ struct uint3 { unsigned x, y, z; };
 struct alignas(8) float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
 struct alignas(16) int4 { int x, y, z, w; };
+struct alignas(8) uint2 { unsigned x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
+static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 static inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 static inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
@@ -39,7 +41,7 @@ constexpr unsigned SHARED_BASE = 2064;  // of dynamic shared memory; of 16 bytes
 enum State { DONE, READY, IN_WARP, IN_BLOCK };
 
 // A copy of cp.async that has not happened yet.
-struct Copy { char *to; const char *from; int size, valid; Copy *next; };
+struct Copy { char *to; const char *from; int size, valid, group; };
 
 #if defined(__x86_64__)
 struct Context { void *stack; };
@@ -93,8 +95,7 @@ struct Fiber {
     uint3 thread;
     Warp *warp;
     Block *block;
-    Copy *first, **last;
-    int copies;
+    int copies, group;             // groups committed so far
     Copy copy[1024];
 };
 struct Warp {
@@ -154,9 +155,7 @@ static bool start_block(Block &b) {
         f.warp = b.warp + t / LANES;
         f.block = &b;
         f.state = READY;
-        f.first = nullptr;
-        f.last = &f.first;
-        f.copies = 0;
+        f.copies = f.group = 0;
         f.warp->ready++;
         f.warp->alive++;
         make(f.context, b.stacks + (size_t)t * STACK, run_thread);
@@ -223,7 +222,7 @@ static void run_thread() {
     __builtin_unreachable();
 }
 
-enum Kind { SYNC = 1, BALLOT, SHUFFLE, REDUCE, MATRICES, PRODUCT };
+enum Kind { SYNC = 1, BALLOT, SHUFFLE, REDUCE, MATCH, MATRICES, PRODUCT };
 // What a warp does together: `whole` is called once, with what every lane gave.
 template <class T, class F> static inline void together(int kind, T &mine, F whole) {
     Warp &w = *self->warp;
@@ -388,17 +387,23 @@ static inline void copy_now(const Copy &c) {
 static inline void copy_later(unsigned to, const void *from, int size, int valid) {
     Fiber &f = *self;
     aligned(from, size);
-    Copy copy = {shared_memory(to, size, size), (const char *)from, size, valid, nullptr};
+    Copy copy = {shared_memory(to, size, size), (const char *)from, size, valid, f.group};
     if (machine.late) {
         if (f.copies == 1024) fail("too many copies under way");
         f.copy[f.copies++] = copy;
     } else
         copy_now(copy);
 }
-static inline void wait_for_copies() {
+// All but those of the last `groups` groups; with -1 those of no group too.
+static inline void wait_for_copies(int groups = -1) {
     Fiber &f = *self;
-    for (int i = 0; i < f.copies; i++) copy_now(f.copy[i]);
-    f.copies = 0;
+    int left = 0;
+    for (int i = 0; i < f.copies; i++)
+        if (f.copy[i].group < f.group - groups)
+            copy_now(f.copy[i]);
+        else
+            f.copy[left++] = f.copy[i];
+    f.copies = left;
 }
 
 struct Entry { const char *name; size_t parameters; int most_threads; void (*call)(const void *); };
@@ -439,6 +444,15 @@ template <class T> static inline T __shfl_xor_sync(unsigned, T value, int mask) 
 template <class T> static inline T __shfl_up_sync(unsigned, T value, unsigned by) {
     return cuda::shuffle(value, cuda::self->lane >= (int)by ? cuda::self->lane - (int)by : -1);
 }
+template <class T> struct Matched { T value; unsigned same; };
+template <class T> static inline unsigned __match_any_sync(unsigned, T value) {
+    Matched<T> mine = {value, 0};
+    cuda::together(cuda::MATCH, mine, [](Matched<T> **all) {
+        for (int i = 0; i < cuda::LANES; i++)
+            for (int j = 0; j < cuda::LANES; j++) all[i]->same |= (unsigned)(all[i]->value == all[j]->value) << j;
+    });
+    return mine.same;
+}
 template <class T> static inline T __reduce_min_sync(unsigned, T value) { return cuda::reduce(value, [](T a, T b) { return a < b ? a : b; }); }
 template <class T> static inline T __reduce_max_sync(unsigned, T value) { return cuda::reduce(value, [](T a, T b) { return a > b ? a : b; }); }
 
@@ -447,6 +461,32 @@ template <class A, class B> static inline auto max(A a, B b) -> decltype(a + b) 
 static inline float floorf(float x) { return __builtin_floorf(x); }
 static inline float fmaxf(float a, float b) { return __builtin_fmaxf(a, b); }
 static inline float fabsf(float x) { return __builtin_fabsf(x); }
+static inline float fminf(float a, float b) { return __builtin_fminf(a, b); }
+static inline float rintf(float x) { return __builtin_rintf(x); }
+static inline double floor(double x) { return __builtin_floor(x); }
+static inline double fmin(double a, double b) { return __builtin_fmin(a, b); }
+static inline double fmax(double a, double b) { return __builtin_fmax(a, b); }
+// Rounded once each: g++ fuses nothing without being told which processor.
+#define ROUNDED(TYPE, SIGN, NAME) static inline TYPE NAME(TYPE a, TYPE b) { return a SIGN b; }
+ROUNDED(float, +, __fadd_rn)
+ROUNDED(float, -, __fsub_rn)
+ROUNDED(float, *, __fmul_rn)
+ROUNDED(float, /, __fdiv_rn)
+ROUNDED(double, +, __dadd_rn)
+ROUNDED(double, -, __dsub_rn)
+ROUNDED(double, *, __dmul_rn)
+ROUNDED(double, /, __ddiv_rn)
+static inline long long __double_as_longlong(double x) {
+    long long bits;
+    memcpy(&bits, &x, 8);
+    return bits;
+}
+static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+    unsigned long long both = (unsigned long long)y << 32 | x;
+    unsigned to = 0;
+    for (int i = 0; i < 4; i++) to |= (unsigned)(both >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
+    return to;
+}
 static inline int __popc(unsigned x) { return __builtin_popcount(x); }
 static inline int __ffs(int x) { return __builtin_ffs(x); }
 static inline int __ffsll(long long x) { return __builtin_ffsll(x); }
@@ -461,9 +501,12 @@ static inline unsigned __float_as_uint(float f) {
     memcpy(&x, &f, 4);
     return x;
 }
+static inline int __float_as_int(float f) { return (int)__float_as_uint(f); }
 static inline unsigned long long __cvta_generic_to_shared(const void *p) { return cuda::shared_address(p); }
 template <class T> static inline T atomicAdd(T *at, T by) { T old = *at; *at += by; return old; }
 template <class T> static inline T atomicMax(T *at, T by) { T old = *at; if (by > old) *at = by; return old; }
+template <class T, class U> static inline T atomicMin(T *at, U by) { T old = *at; if ((T)by < old) *at = by; return old; }
+template <class T, class U, class V> static inline T atomicCAS(T *at, U seen, V then) { T old = *at; if (old == (T)seen) *at = then; return old; }
 template <class T, class U> static inline T atomicOr(T *at, U by) { T old = *at; *at |= by; return old; }
 template <class T, class U> static inline T atomicAnd(T *at, U by) { T old = *at; *at &= by; return old; }
 
@@ -487,6 +530,12 @@ template <class P, class T> static inline void ptx_store(P to, T x) {
 template <class P, class T> static inline void ptx_store_if(P to, T x, unsigned yes) {
     if (yes) ptx_store(to, x);
 }
+template <class P> static inline void ptx_store8_if(P to, unsigned a, unsigned b, unsigned yes) {
+    unsigned both[2] = {a, b};
+    if (!yes) return;
+    cuda::aligned((void *)to, 8);
+    memcpy((void *)to, both, 8);
+}
 static inline void ptx_policy(unsigned long long &policy) { policy = 0; }
 static inline void ptx_load4(unsigned &a, unsigned &b, unsigned &c, unsigned &d, const void *from, unsigned long long) {
     cuda::aligned(from, 16);
@@ -494,9 +543,15 @@ static inline void ptx_load4(unsigned &a, unsigned &b, unsigned &c, unsigned &d,
     memcpy(v, from, 16);
     a = v[0], b = v[1], c = v[2], d = v[3];
 }
+static inline void ptx_gather(unsigned &a, unsigned &b, unsigned &c, unsigned &d, const void *from, unsigned yes) {
+    if (yes) ptx_load4(a, b, c, d, from, 0);
+}
 static inline void ptx_copy16(unsigned to, const void *from, int valid = 16) { cuda::copy_later(to, from, 16, valid); }
 static inline void ptx_copy4(unsigned to, const void *from, int valid) { cuda::copy_later(to, from, 4, valid); }
+static inline void ptx_copy8(unsigned to, const void *from, int valid) { cuda::copy_later(to, from, 8, valid); }
 static inline void ptx_copies() { cuda::wait_for_copies(); }
+static inline void ptx_wait_for(int groups) { cuda::wait_for_copies(groups); }
+static inline void ptx_commit() { cuda::self->group++; }
 static inline void ptx_nothing(...) {}
 static inline void ptx_shared_load2(float &a, float &b, unsigned at) {
     const char *from = cuda::shared_memory(at, 8, 8);
@@ -504,6 +559,30 @@ static inline void ptx_shared_load2(float &a, float &b, unsigned at) {
     memcpy(&b, from + 4, 4);
 }
 static inline void ptx_shared_store(unsigned at, unsigned x) { memcpy(cuda::shared_memory(at, 4, 4), &x, 4); }
+static inline void ptx_root(float &to, float x) { to = __builtin_sqrtf(x); }
+static inline void ptx_reciprocal(float &to, float x) { to = 1 / x; }
+static inline void ptx_reciprocal_root(float &to, float x) { to = 1 / __builtin_sqrtf(x); }
+template <class F> static inline unsigned by_halves(F what) {
+    return cuda::float_to_half(what(0)) | (unsigned)cuda::float_to_half(what(16)) << 16;
+}
+static inline float half_of(unsigned x, int shift) { return cuda::half_to_float((uint16_t)(x >> shift)); }
+// Rounded once to float32 and once more to half precision; fused is within that.
+#define PTX_HALVES(NAME, RESULT)                                          \
+    static inline void NAME(unsigned &to, unsigned x, unsigned y) {       \
+        to = by_halves([=](int shift) {                                   \
+            float a = half_of(x, shift), b = half_of(y, shift);           \
+            return RESULT;                                                \
+        });                                                               \
+    }
+PTX_HALVES(ptx_add_halves, a + b)
+PTX_HALVES(ptx_sub_halves, a - b)
+PTX_HALVES(ptx_mul_halves, a *b)
+PTX_HALVES(ptx_min_halves, fminf(a, b))
+PTX_HALVES(ptx_max_halves, fmaxf(a, b))
+static inline void ptx_neg_halves(unsigned &to, unsigned x) { to = x ^ 0x80008000u; }
+static inline void ptx_fma_halves(unsigned &to, unsigned x, unsigned y, unsigned z) {
+    to = by_halves([=](int shift) { return half_of(x, shift) * half_of(y, shift) + half_of(z, shift); });
+}
 static inline void ptx_matrices2(unsigned &r0, unsigned &r1, unsigned at) {
     cuda::Loaded mine = {{&r0, &r1, nullptr, nullptr}, cuda::shared_memory(at, 16, 16)};
     cuda::together(cuda::MATRICES, mine, cuda::load_matrices<2, false>);

@@ -38,6 +38,7 @@ FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-fno-strict-aliasing", 
 _MMA = "mma.sync.aligned.m16n8k16.row.col.f32.{0}.{0}.f32 {{%0,%1,%2,%3}}, {{%4,%5,%6,%7}}, {{%8,%9}}, {{%0,%1,%2,%3}};"
 _STORE_IF = "{{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p st.global.cs.{0} [%0], %1;\n}}"
 _MATRICES = "ldmatrix.sync.aligned.m8n8.{} {{%0, %1, %2, %3}}, [%4];"
+_GATHER = "{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
 _POLICY = "createpolicy.fractional.L2::{}.b64 %0, 1.0;"
 PTX = {
     "": "ptx_nothing",
@@ -50,22 +51,39 @@ PTX = {
     "st.global.cs.f32 [%0], %1;": "ptx_store",
     "st.global.cs.u16 [%0], %1;": "ptx_store",
     _STORE_IF.format("f32"): "ptx_store_if",
+    _STORE_IF.format("f32").replace("cs.f32", "b32"): "ptx_store_if",
+    "{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\n@p st.global.v2.b32 [%0], {%1, %2};\n}": "ptx_store8_if",
     _STORE_IF.format("u16"): "ptx_store_if",
     _MMA.format("f16"): "ptx_mma_f16",
     _MMA.format("bf16"): "ptx_mma_bf16",
     _POLICY.format("evict_first"): "ptx_policy",
     _POLICY.format("evict_normal"): "ptx_policy",
     "ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;": "ptx_load4",
+    _GATHER: "ptx_gather",
+    "prefetch.global.L1 [%0];": "ptx_nothing",
     "cp.async.cg.shared.global [%0], [%1], 16, %2;": "ptx_copy16",
     "cp.async.cg.shared.global [%0], [%1], 16;": "ptx_copy16",
     "cp.async.ca.shared.global [%0], [%1], 4, %2;": "ptx_copy4",
+    "cp.async.ca.shared.global [%0], [%1], 8, %2;": "ptx_copy8",
+    "cp.async.wait_group %0;": "ptx_wait_for",
     "cp.async.commit_group;\ncp.async.wait_group 0;": "ptx_copies",
     "cp.async.wait_all;": "ptx_copies",
+    "cp.async.commit_group;": "ptx_commit",
     "ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];": "ptx_matrices2",
     _MATRICES.format("x4.shared.b16"): "ptx_matrices4",
     _MATRICES.format("x4.trans.shared.b16"): "ptx_matrices4_transposed",
     "ld.shared.v2.f32 {%0, %1}, [%2];": "ptx_shared_load2",
     "st.shared.b32 [%0], %1;": "ptx_shared_store",
+    "sqrt.approx.ftz.f32 %0, %1;": "ptx_root",
+    "rcp.approx.ftz.f32 %0, %1;": "ptx_reciprocal",
+    "rsqrt.approx.ftz.f32 %0, %1;": "ptx_reciprocal_root",
+    "add.f16x2 %0, %1, %2;": "ptx_add_halves",
+    "sub.f16x2 %0, %1, %2;": "ptx_sub_halves",
+    "mul.f16x2 %0, %1, %2;": "ptx_mul_halves",
+    "min.f16x2 %0, %1, %2;": "ptx_min_halves",
+    "max.f16x2 %0, %1, %2;": "ptx_max_halves",
+    "neg.f16x2 %0, %1;": "ptx_neg_halves",
+    "fma.rn.f16x2 %0, %1, %2, %3;": "ptx_fma_halves",
 }
 
 _KERNEL = re.compile(
@@ -73,7 +91,7 @@ _KERNEL = re.compile(
 )
 _DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];")
 # Polling of memory that another block writes.
-_POLL = re.compile(r"(while \(\*turn != split\) \{)\s*\}")
+_POLL = re.compile(r"(while \(\*\w+ != [\w.]+\) \{)\s*\}")
 
 
 class Emulated(RuntimeError):

@@ -21,7 +21,7 @@ from torch import Tensor
 from fullfield._kernels.nvrtc import Source, addresses
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops.correlation import correlation_lookup, cuda
-from fullfield.ops.correlation.cuda import device, launch, launch_backward, structs
+from fullfield.ops.correlation.cuda import config, device, launch, launch_backward, structs
 from fullfield.ops.correlation.cuda.device import Device
 from fullfield.testing.correlation import Case, Results, assert_within, budget, make_case, rounded, run
 
@@ -112,6 +112,20 @@ def test_within_float64_budget(dtype: torch.dtype, motion: str, shape: tuple) ->
     check(make_case(size1, size2, batch=batch, channels=channels, levels=levels, radius=RADIUS, motion=motion), dtype)
 
 
+@pytest.mark.parametrize("motion", ["smooth", "random"])
+def test_blocks_of_two_rows(motion: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tiles that Hopper's kernel prefers: a warp's pixels are 8×2."""
+    original = config.lookup_config
+
+    def square(*arguments: object) -> config.Config | None:
+        found = original(*arguments)  # type: ignore[arg-type]
+        return found and replace(found, block=8, widths=config._widths(RADIUS, 8))
+
+    monkeypatch.setattr(config, "lookup_config", square)
+    case = make_case((20, 24), (30, 35), batch=1, channels=16, levels=4, radius=RADIUS, motion=motion)
+    check(case, torch.float32)
+
+
 def test_several_blocks_of_channels_in_float16() -> None:
     case = rounded(make_case((5, 9), (9, 11), batch=1, channels=300, levels=1, radius=2), torch.float16)
     (weight,) = weights(case)
@@ -164,6 +178,25 @@ def test_sums_of_lookups_that_move(
         assert_within(value, true, allowed, name)
 
 
+@pytest.mark.parametrize("grad", [torch.float16, torch.bfloat16], ids=str)
+def test_patches_begun_anew_in_parts(machine: Emulator, grad: torch.dtype) -> None:
+    """Of a large radius, which do not fit in the memory of a block at once; gradients of 16 bits."""
+    case = rounded(make_case((6, 9), (20, 24), channels=16, levels=1, radius=7), torch.bfloat16)
+    grads = [weight.to(grad) for weight in weights(case, 3)]
+
+    def gradients(kind: torch.dtype, backend: str) -> tuple[Tensor, ...]:
+        maps = [m.to(kind).requires_grad_() for m in (case.fmap1, case.fmap2)]
+        coords = case.coords.double() if kind == torch.float64 else case.coords
+        out_dtype = grad if backend == "cuda" else kind
+        pair = CorrelationPyramid(*maps, case.levels, case.radius, backend=backend, out_dtype=out_dtype)
+        return torch.autograd.grad([pair(coords + s) for s in (0.0, 9.3, -8.4)], maps, [g.to(out_dtype) for g in grads])
+
+    machine.schedule = 3
+    exact = gradients(torch.float64, "reference")
+    for name, got, true in zip(("fmap1", "fmap2"), gradients(torch.bfloat16, "cuda"), exact, strict=True):
+        assert_within(got, true, 2.0**-6 * float(true.abs().max()), name)
+
+
 # ---- corners of the semantics
 
 
@@ -207,14 +240,15 @@ def test_strides_do_not_matter() -> None:
 
 
 @pytest.mark.parametrize("motion", ["smooth", "random", "outside"])
-def test_half_results_channels_last(motion: str) -> None:
-    case = rounded(make_case((9, 21), (20, 30), channels=50, radius=RADIUS, motion=motion), torch.bfloat16)
-    given = (case.fmap1.bfloat16(), case.fmap2.bfloat16(), case.levels, RADIUS)
+@pytest.mark.parametrize(("radius", "dtype"), [(RADIUS, torch.float16), (2, torch.float32)])
+def test_results_channels_last(motion: str, radius: int, dtype: torch.dtype) -> None:
+    case = rounded(make_case((9, 21), (20, 30), channels=50, radius=radius, motion=motion), torch.bfloat16)
+    given = (case.fmap1.bfloat16(), case.fmap2.bfloat16(), case.levels, radius)
     expected = CorrelationPyramid(*given, backend="cuda")(case.coords)
-    kind = {"out_dtype": torch.float16, "memory_format": torch.channels_last}
+    kind = {"out_dtype": dtype, "memory_format": torch.channels_last}
     got = CorrelationPyramid(*given, backend="cuda", **kind)(case.coords)
     assert got.is_contiguous(memory_format=torch.channels_last)
-    assert_within(got, expected.half(), 8 * torch.finfo(torch.float16).eps, "result")
+    assert_within(got, expected.to(dtype), 8 * torch.finfo(dtype).eps, "result")
 
 
 def test_empty_batches_and_maps() -> None:

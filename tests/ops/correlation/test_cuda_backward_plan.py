@@ -77,18 +77,15 @@ def test_arrays_do_not_overlap() -> None:
     _, _, patches, notes, marks = sums.memory
     count = 4 * tiles
     assert patches.numel() == count * 12 * 12 * 64
-    assert (p.bounds - p.covered, p.largest - p.bounds, p.full_tiles - p.largest) == (
-        1024 * count,
-        16 * count,
-        4 * count,
-    )
+    assert (p.bounds - p.covered, p.largest - p.bounds) == (1024 * count, 16 * count)
+    assert (p.full_levels - p.largest, p.full_tiles - p.full_levels) == (4 * count, 4 * count)
     assert p.full_tiles + 4 * tiles == notes.data_ptr() + 4 * notes.numel()
-    assert (p.bands - p.work, p.target_largest - p.bands) == (4 * launch_backward.WORK, 8 * spots)
-    assert p.bands % 8 == 0
+    assert (p.bands, p.target_largest - p.bands) == (marks.data_ptr(), 8 * spots)
     assert p.bounds % 16 == p.covered % 16 == 0
     assert (p.full_targets - p.target_largest, p.turn - p.full_targets) == (4 * spots, 4 * spots)
     assert p.full - p.turn == 4 * (tiles + spots)
-    assert p.full + 4 * tiles == marks.data_ptr() + 4 * marks.numel()
+    assert p.work - p.full == 4 * tiles
+    assert p.work + 4 * launch_backward.WORK == marks.data_ptr() + 4 * marks.numel()
     assert not marks.any()
 
 

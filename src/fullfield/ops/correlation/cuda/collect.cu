@@ -1,6 +1,6 @@
 // Adds the gradient of one lookup to the patches of its pixels: the transposed bilinear blend. One block per tile and level; two
 // threads serve a pixel, each half of the columns. If a pixel's window does not fit into its patch beside what the patch holds, the
-// tile's level is left alone and marked; after it is multiplied out, mode RESTART writes it anew.
+// tile's level is left alone and marked: multiply_out writes it anew.
 
 #define HALF (RADIUS + 1)
 #define BATCH_ROWS (RADIUS <= 4 ? KW : 3)  // rows of taps that are loaded at a time
@@ -18,7 +18,7 @@ static __device__ __forceinline__ void mark(const GradientParams &q, int index, 
     if (x0 >= x1 || y0 >= y1) return;
     if (threadIdx.x == 0) {
         if (atomicOr(q.full + tile, 1 << level) == 0 && q.want_first) q.full_tiles[atomicAdd(&q.work->tiles, 1)] = tile;
-        atomicAdd(&q.work->levels, 1);
+        q.full_levels[atomicAdd(&q.work->levels, 1)] = index;
     }
     if (!q.want_second) return;
     u64 band = 1ull << (tile_y / per_band);
@@ -44,13 +44,6 @@ extern "C" __global__ void __launch_bounds__(128) collect(const __grid_constant_
     const Params &p = q.p;
     int index = blockIdx.x, tile = index / p.levels, level = index - tile * p.levels;
     int row = tile / p.tiles_x, tile_x = tile - row * p.tiles_x, batch = row / p.tiles_y, tile_y = row - batch * p.tiles_y;
-    if (q.mode == RESTART) {
-        for (int i = index * 128 + threadIdx.x; i < q.target_tiles; i += gridDim.x * 128) {
-            q.bands[i] = 0;
-            q.target_largest[i] = 0;
-        }
-        if (!(q.full[tile] >> level & 1)) return;
-    }
     if (q.mode == END) {
         mark(q, index, tile, batch, tile_y, level);
         return;
@@ -72,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(128) collect(const __grid_constant_
         for (int i = threadIdx.x; i < PATCH_FLOATS / 4; i += 128) copy16(to + i * 16, memory + i * 4);
     } else
         for (int i = threadIdx.x; i < PATCH_FLOATS / 4; i += 128) *(float4 *)(patch + i * 4) = make_float4(0.f, 0.f, 0.f, 0.f);
-    const grad_t *grad = q.grad + batch * q.grad_b + (i64)level * (KW * KW) * q.grad_c + (inside ? y * q.grad_y + x * q.grad_x : 0);
+    const Element<GRAD>::type *grad = (const Element<GRAD>::type *)q.grad + batch * q.grad_b + (i64)level * (KW * KW) * q.grad_c + (inside ? y * q.grad_y + x * q.grad_x : 0);
     int first = upper ? HALF : 0;
     float taps[BATCH_ROWS][HALF + 1];
 #pragma unroll
@@ -156,7 +149,6 @@ extern "C" __global__ void __launch_bounds__(128) collect(const __grid_constant_
     if (threadIdx.x == 0) {
         q.bounds[index] = make_int4(min(limits[0][0], limits[1][0]), min(limits[0][1], limits[1][1]), max(limits[0][2], limits[1][2]),
                                     max(limits[0][3], limits[1][3]));
-        if (q.mode == RESTART) atomicAnd(q.full + tile, ~(1 << level));
 #if !BF16
         u32 now = max(max(magnitudes[0], magnitudes[1]), max(magnitudes[2], magnitudes[3]));
         q.largest[index] = q.mode == ADD ? max(q.largest[index], now) : now;

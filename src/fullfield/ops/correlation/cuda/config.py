@@ -291,9 +291,11 @@ def collect_source(config: Config, grad: int, side: int) -> Source:
 @functools.lru_cache(64)
 def multiply_source(config: Config, side: int, block: int) -> Source:
     """``multiply_out``; ``config`` from :func:`gradient_config`."""
-    options = (*config.defines(), "-DOUT=0", "-DCLAST=0", "-DGRAD=0", f"-DPATCH={side}", f"-DNCH={block}")
+    options = (*config.defines(), "-DOUT=0", "-DCLAST=0", f"-DPATCH={side}", f"-DNCH={block}")
     blocks = 1 if config.split else 2
-    return Source(_read("common.cuh", "gradients.cuh", "multiply_out.cu"), (*options, f"-DMIN_BLOCKS={blocks}"))
+    return Source(
+        _read("common.cuh", "gradients.cuh", "anew.cuh", "multiply_out.cu"), (*options, f"-DMIN_BLOCKS={blocks}")
+    )
 
 
 @functools.lru_cache(64)

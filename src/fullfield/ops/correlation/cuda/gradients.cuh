@@ -5,22 +5,21 @@
 // Source pixels lie in tiles of 8x8. Of every pixel and level a patch of PATCH x PATCH positions is kept in float32; position
 // (x, y) of the second map lies at (x % PATCH, y % PATCH), so a patch covers any PATCH consecutive columns and rows.
 //
-// Macros beside common's: GRAD element type of the incoming gradient, PATCH, NCH channels that one block multiplies.
+// Macros beside common's: PATCH; for collect GRAD, the element type of the incoming gradient; for multiply_out NCH, the channels that
+// one block multiplies.
 
 #define TILE_PIXELS 64
 #define PATCH_FLOATS (PATCH * PATCH * TILE_PIXELS)
 #define BANDS 64
 
-typedef Element<GRAD>::type grad_t;
+enum { FIRST_LOOKUP = 0, ADD = 1, END = 2 };
 
-enum { FIRST_LOOKUP = 0, ADD = 1, RESTART = 2, END = 3 };
-
-// What is marked for multiply_out, which leaves it zeroed.
-struct Work { int handed_out, done, levels, tiles, targets[MAXLEVELS]; };
+// What is marked for multiply_out, which leaves it zeroed. finished: its items that are multiplied; done: its blocks that are.
+struct Work { int handed_out, finished, done, levels, tiles, targets[MAXLEVELS]; };
 
 struct GradientParams {
     Params p;                      // f1 and f2 as [B, h, w, ROWLEN]; scale: [1] for the first map's gradient, [2] for the second's
-    const grad_t *grad;
+    const void *grad;              // of type grad_type: see Element
     i64 grad_b, grad_c, grad_y, grad_x;
     float *g1, *g2;                // sums, [B, H, W, CPAD], and the levels one after the other
     float *patches;                // [tiles, levels, PATCH, PATCH, 64 pixels]
@@ -28,13 +27,14 @@ struct GradientParams {
     int4 *bounds;                  // [tiles, levels]: the same of all pixels
     u32 *largest;                  // [tiles, levels]: bits of the largest magnitude
     int *full;                     // [tiles]: bit l: level l is to be multiplied out
+    int *full_levels;              // the bits, as tile * levels + level, in any order
     int *full_tiles;               // the tiles with a bit, in any order
     u64 *bands;                    // [target tiles]: which rows of tiles (in BANDS bands) hold something to multiply out for it
     int *full_targets;             // the target tiles with a bit, in any order, from target_begin[level] on
     u32 *target_largest;           // [target tiles]: bits of the largest magnitude of that
     int *turn;                     // [tiles and target tiles, channel blocks]: whose split it is to add its share
     Work *work;
-    int mode, want_first, want_second, target_tiles;
+    int mode, grad_type, want_first, want_second, target_tiles;
     int target_begin[MAXLEVELS], splits[MAXLEVELS];
 };
 

@@ -16,10 +16,10 @@ from fullfield.ops.correlation.cuda.structs import CoordsParams, GradientParams,
 from fullfield.ops.correlation.protocol import Gradients, Request
 
 # ``mode`` of gradients.cuh.
-FIRST_LOOKUP, ADD, RESTART, END = range(4)
+FIRST_LOOKUP, ADD, END = range(3)
 MOST_SPLITS = 64
 FEW = 4  # splits of everything where there is little to do, as in multiply_out.cu
-WORK = 4 + MOST_LEVELS  # integers of ``Work``
+WORK = 5 + MOST_LEVELS  # integers of ``Work``
 
 
 def gradient_sources(config: Config, grad: int, shared: int) -> tuple[Source, Source]:
@@ -37,8 +37,8 @@ class Sums(Gradients):
     params: GradientParams = field(default_factory=GradientParams)
     pair: Params = field(default_factory=Params)
     """``params.p`` itself."""
-    strides: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
-    """Those in ``params``, of the last incoming gradient and coordinates."""
+    form: tuple[torch.dtype | None, tuple[int, ...], tuple[int, ...]] = (None, (), ())
+    """Type of the last incoming gradient, strides of it and of the coordinates: those in ``params``."""
     arguments: ctypes.Array[ctypes.c_void_p] = field(default_factory=addresses)
     memory: tuple[Tensor, ...] = ()
     stream: int = 0
@@ -100,7 +100,7 @@ class FeatureGradients:
         first = new((pixels * channels if fmap1 else 0,), dtype=torch.float32)
         second = new((targets * channels if levels else 0,), dtype=torch.float32)
         patches = first.new_empty((count * 64 * self._side**2,))
-        notes = first.new_empty((count * (4 * 64 + 4 + 1) + pair.p.tiles,), dtype=torch.int32)
+        notes = first.new_empty((count * (4 * 64 + 4 + 2) + pair.p.tiles,), dtype=torch.int32)
         tiles, spots = pair.p.tiles, pair.target_tiles
         marks = new((WORK + tiles + spots * 4 + (tiles + spots) * self._blocks,), dtype=torch.int32)
         params = GradientParams.from_buffer_copy(pair)
@@ -109,12 +109,13 @@ class FeatureGradients:
         at, zeroed = notes.data_ptr(), marks.data_ptr()
         params.covered, at = at, at + 16 * 64 * count
         params.bounds, at = at, at + 16 * count
-        params.largest, params.full_tiles = at, at + 4 * count
-        params.work, zeroed = zeroed, zeroed + 4 * WORK
+        params.largest, at = at, at + 4 * count
+        params.full_levels, params.full_tiles = at, at + 4 * count
         params.bands, zeroed = zeroed, zeroed + 8 * spots
         params.target_largest, zeroed = zeroed, zeroed + 4 * spots
         params.full_targets, zeroed = zeroed, zeroed + 4 * spots
-        params.turn, params.full = zeroed, zeroed + 4 * (tiles + spots) * self._blocks
+        params.turn, zeroed = zeroed, zeroed + 4 * (tiles + spots) * self._blocks
+        params.full, params.work = zeroed, zeroed + 4 * tiles
         memory = (first, second, patches, notes, marks)
         return Sums(
             first,
@@ -133,10 +134,11 @@ class FeatureGradients:
             return
         self._use_on(stream, sums)
         collect = self._collects.get(grad_out.dtype) or self._collect_of(grad_out.dtype)
-        params, strides = sums.params, (grad_out.stride(), coords.stride())
-        if strides != sums.strides:
-            _set_strides(params, *strides)
-            sums.strides = strides
+        params, form = sums.params, (grad_out.dtype, grad_out.stride(), coords.stride())
+        if form != sums.form:
+            params.grad_type = CODES[form[0]]
+            _set_strides(params, *form[1:])
+            sums.form = form
         sums.pair.coords, params.grad = coords.data_ptr(), grad_out.data_ptr()
         if sums.empty:
             self._collect(collect, sums, FIRST_LOOKUP, stream)
@@ -144,7 +146,6 @@ class FeatureGradients:
         else:
             self._collect(collect, sums, ADD, stream)
             self._multiply(sums, stream)
-            self._collect(collect, sums, RESTART, stream)
 
     def finish(self, sums: Sums) -> Gradients:
         """Multiply out what is left; the gradients as views [B, C, H, W]."""

@@ -4,7 +4,8 @@
 // The first map's gradient: an item is a tile; its operands are the positions of the second map that some pixel's sums cover, in
 // cells of 2x2. The second map's: an item is an 8x8 target tile of one level; its operands are the source pixels whose sums cover
 // part of it, found through the marks. Where there are few outputs or many operands for each, several items split the operands
-// and add their shares in order.
+// and add their shares in order. The last items, which wait for the others, begin the marked patches anew with the lookup that did
+// not fit beside what they held.
 
 #define THREADS 256
 #define V_BYTES (64 * NCH * 2)
@@ -17,13 +18,15 @@
 #define OUTPUTS (NCH / 32)         // 8-wide groups of channels of a warp
 #define RING 512
 #define FEW_ITEMS 1024
+#define LINES (LIST_OFFSET / (PATCH * TILE_PIXELS * 4) < PATCH ? LIST_OFFSET / (PATCH * TILE_PIXELS * 4) : PATCH)  // of patches, at a time
 
 struct Lists {
     union {
         struct { u32 rows[32]; u16 cells[1024]; int count; } first;
         struct { u32 place[RING], pixel[RING], covers[RING]; int tiles[THREADS], counts[2][8]; } second;
+        Anew anew;
     };
-    int item, items, first_items, first_splits, end[MAXLEVELS], splits[MAXLEVELS];
+    int item, items, anew_items, last_block, first_items, first_splits, end[MAXLEVELS], splits[MAXLEVELS];
 };
 
 // The thread's number, not to be computed with ahead of time: what depends on it shall not be kept in registers.
@@ -524,12 +527,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) multiply_out(c
             lists.splits[level] = splits;
         }
         lists.items = lists.first_items + end;
+        lists.anew_items = q.mode == ADD ? work.levels : 0;
     }
     while (true) {
         if (threadIdx.x == 0) lists.item = atomicAdd(&q.work->handed_out, 1);
         __syncthreads();
         int item = lists.item;
-        if (item >= lists.items) break;
+        if (item >= lists.items + lists.anew_items) break;
+        if (item >= lists.items) {
+            begin_anew<THREADS / TILE_PIXELS, LINES>(q, lists.anew, (float *)(raw + (base - smem_address(raw))), lists.items, item - lists.items);
+            __syncthreads();
+            continue;
+        }
         Sums sums;
         float inverse;
         if (item < lists.first_items) {
@@ -544,12 +553,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, MIN_BLOCKS) multiply_out(c
             operands.finish(sums, inverse, any);
         }
         __syncthreads();
-    }
-    if (threadIdx.x == 0) {        // the last block leaves the counts as they were
-        __threadfence();
-        if (atomicAdd(&q.work->done, 1) == gridDim.x - 1) {
-            q.work->handed_out = q.work->done = q.work->levels = q.work->tiles = 0;
-            for (int level = 0; level < MAXLEVELS; level++) q.work->targets[level] = 0;
+        if (threadIdx.x == 0) {
+            __threadfence();
+            atomicAdd(&q.work->finished, 1);
         }
+    }
+    if (threadIdx.x == 0) {
+        __threadfence();
+        lists.last_block = atomicAdd(&q.work->done, 1) == gridDim.x - 1;
+    }
+    __syncthreads();
+    if (!lists.last_block) return;
+    for (int level = 0; level < q.p.levels; level++)  // the last block leaves marks and counts as they were
+        for (int i = threadIdx.x; i < q.work->targets[level]; i += THREADS) {
+            int target = q.target_begin[level] + q.full_targets[q.target_begin[level] + i];
+            q.bands[target] = 0;
+            q.target_largest[target] = 0;
+        }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        q.work->handed_out = q.work->finished = q.work->done = q.work->levels = q.work->tiles = 0;
+        for (int level = 0; level < MAXLEVELS; level++) q.work->targets[level] = 0;
     }
 }

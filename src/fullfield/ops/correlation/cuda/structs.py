@@ -30,9 +30,9 @@ class GradientParams(ctypes.Structure):
     _fields_ = [
         ("p", Params), ("grad", _ptr), ("grad_b", _i64), ("grad_c", _i64), ("grad_y", _i64), ("grad_x", _i64),
         ("g1", _ptr), ("g2", _ptr), ("patches", _ptr), ("covered", _ptr), ("bounds", _ptr), ("largest", _ptr),
-        ("full", _ptr), ("full_tiles", _ptr), ("bands", _ptr), ("full_targets", _ptr), ("target_largest", _ptr),
-        ("turn", _ptr), ("work", _ptr),
-        ("mode", _i32), ("want_first", _i32), ("want_second", _i32), ("target_tiles", _i32),
+        ("full", _ptr), ("full_levels", _ptr), ("full_tiles", _ptr), ("bands", _ptr), ("full_targets", _ptr),
+        ("target_largest", _ptr), ("turn", _ptr), ("work", _ptr),
+        ("mode", _i32), ("grad_type", _i32), ("want_first", _i32), ("want_second", _i32), ("target_tiles", _i32),
         ("target_begin", _i32 * MOST_LEVELS), ("splits", _i32 * MOST_LEVELS),
     ]  # fmt: skip
 
