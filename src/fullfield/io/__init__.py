@@ -25,11 +25,16 @@ if TYPE_CHECKING:
     from fullfield.io.names import POINT_SUFFIXES as POINT_SUFFIXES
     from fullfield.io.names import POINT_WRITE_SUFFIXES as POINT_WRITE_SUFFIXES
     from fullfield.io.names import TRANSFERS as TRANSFERS
+    from fullfield.io.names import VIDEO_WRITE_SUFFIXES as VIDEO_WRITE_SUFFIXES
     from fullfield.io.point_formats import PointCloud as PointCloud
     from fullfield.io.pointcloud import as_point_cloud as as_point_cloud
     from fullfield.io.pointcloud import read_point_cloud as read_point_cloud
     from fullfield.io.pointcloud import transformed as transformed
     from fullfield.io.pointcloud import write_point_cloud as write_point_cloud
+    from fullfield.io.video import VideoFrame as VideoFrame
+    from fullfield.io.video import VideoSource as VideoSource
+    from fullfield.io.video import VideoWriter as VideoWriter
+    from fullfield.io.video import open_video as open_video
     from fullfield.io.windows import FrameWindow as FrameWindow
 
 _HOME = {
@@ -45,10 +50,15 @@ _HOME = {
     "POINT_WRITE_SUFFIXES": "names",
     "PointCloud": "point_formats",
     "TRANSFERS": "names",
+    "VIDEO_WRITE_SUFFIXES": "names",
+    "VideoFrame": "video",
+    "VideoSource": "video",
+    "VideoWriter": "video",
     "as_point_cloud": "pointcloud",
     "atomic_path": "files",
     "flow_window": "flow",
     "frame_window": "image",
+    "open_video": "video",
     "read_flow": "flow",
     "read_frame": "image",
     "read_point_cloud": "pointcloud",
@@ -68,14 +78,19 @@ __all__ = [
     "POINT_SUFFIXES",
     "POINT_WRITE_SUFFIXES",
     "TRANSFERS",
+    "VIDEO_WRITE_SUFFIXES",
     "FlowData",
     "FlowRangeError",
     "FrameWindow",
     "PointCloud",
+    "VideoFrame",
+    "VideoSource",
+    "VideoWriter",
     "as_point_cloud",
     "atomic_path",
     "flow_window",
     "frame_window",
+    "open_video",
     "read_flow",
     "read_frame",
     "read_point_cloud",

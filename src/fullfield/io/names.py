@@ -17,6 +17,11 @@ POINT_WRITE_SUFFIXES = (".ply", ".npz", ".npy")
 POINT_SUFFIXES = (".ply", ".pcd", ".npy", ".npz", ".bin", ".las", ".laz")
 """Point clouds; ``.bin`` is KITTI's."""
 
+CAMERA = "camera:"
+"""What stands before the number of a camera, where a video can be one."""
+
+VIDEO_WRITE_SUFFIXES = (".mp4", ".mkv", ".mov")
+
 EXR_COMPRESSIONS = ("none", "rle", "zips", "zip", "piz", "dwaa", "dwab")
 
 OCIO_CONFIG = "ocio://studio-config-latest"

@@ -8,9 +8,11 @@ from fullfield.viz.frames import frame_to_image, warp
 from fullfield.viz.overlays import overlay
 from fullfield.viz.points import alignment_legend, alignment_view
 from fullfield.viz.sheets import sheet
+from fullfield.viz.table import FlowColors
 from fullfield.viz.wheel import color_wheel, flow_scale, flow_to_image, wheel_legend
 
 __all__ = [
+    "FlowColors",
     "alignment_legend",
     "alignment_view",
     "color_wheel",

@@ -1,0 +1,373 @@
+"""``fullfield flow --live SOURCE``: flow while the frames come."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from fullfield import _check as check
+from fullfield._check import InputError
+from fullfield.cli import argtypes, methods, paths, report
+from fullfield.cli.errors import naming
+from fullfield.cli.options import unused_reading_options
+from fullfield.cli.report import say
+from fullfield.io.names import CAMERA, VIDEO_WRITE_SUFFIXES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from fullfield.estimators.live import Done, Pair, Slot, Tally
+    from fullfield.io.video import VideoSource, VideoWriter
+    from fullfield.viz import FlowColors
+    from fullfield.viz.window import Window
+
+# Of the verb's options, those about files of frames and flow.
+_REFUSED = {
+    "frame1": "A",
+    "frame2": "B",
+    "output": "--output",
+    "previous": "--previous",
+    "st_map": "--st-map",
+    "half": "--half",
+    "compression": "--compression",
+    "viz_kind": "--viz-kind",
+    "initial_flow": "--initial-flow",
+    "initial_layer": "--initial-layer",
+    "initial_part": "--initial-part",
+}
+_STATUS_SECONDS = {True: 0.5, False: 10.0}  # between two of them, on a terminal and elsewhere
+_PATIENCE = 5.0
+
+
+class _Live(argparse.Action):
+    """``--live`` stands in the place of the frames and of the output."""
+
+    def __init__(self, *args: Any, instead_of: tuple[argparse.Action, ...], **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._instead_of = instead_of
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:  # noqa: ARG002
+        setattr(namespace, self.dest, values)
+        for action in self._instead_of:
+            action.required = False
+
+
+def add_options(parser: argparse.ArgumentParser, instead_of: tuple[argparse.Action, ...]) -> None:
+    """The options of a live run, for the parser of ``flow``."""
+    group = parser.add_argument_group("live, in place of A, B and --output")
+    group.add_argument(
+        "--live",
+        metavar="SOURCE",
+        action=_Live,
+        instead_of=instead_of,
+        help=f"a video file at its own rate, {CAMERA}0 or the address of a stream: the flow of the newest pair of "
+        "frames, again and again; --viz then writes a video of it",
+    )
+    group.add_argument(
+        "--rate", type=_rate, metavar="RATE", help="of a file: source, max (drop nothing) or frames a second [source]"
+    )
+    group.add_argument(
+        "--flows", type=argtypes.count, metavar="N", help="end after so many [when SOURCE or Ctrl-C does]"
+    )
+    group.add_argument("--preview", action="store_true", help="show the flow in a window (OpenCV); q ends it")
+
+
+def _rate(text: str) -> str | float:
+    return text if text in ("source", "max") else argtypes.positive(text)
+
+
+def check_absent(args: argparse.Namespace) -> None:
+    """The options of a live run mean nothing without one."""
+    for option, value in (("--rate", args.rate), ("--flows", args.flows), ("--preview", args.preview or None)):
+        if value is not None:
+            raise InputError(f"{option}: is for --live SOURCE, which is absent")
+
+
+def _check(args: argparse.Namespace) -> None:
+    given = [option for name, option in _REFUSED.items() if getattr(args, name)]
+    for option in [*given, *unused_reading_options(args)]:
+        raise InputError(f"{option}: has no meaning with --live; leave it out")
+    if args.max_motion is not None and args.viz is None and not args.preview:
+        raise InputError("--max-motion: describes the pictures of --viz or --preview, which are absent")
+    is_file = not args.live.startswith(CAMERA) and "://" not in args.live
+    if is_file:
+        paths.check_input(args.live, "--live")
+    elif args.rate not in (None, "source"):
+        raise InputError(f"--rate: {args.live} comes at its own rate; leave it out")
+    if args.viz is not None:
+        paths.check_suffix(args.viz, "--viz", VIDEO_WRITE_SUFFIXES)
+        paths.check_output(args.viz, "--viz")
+        paths.check_distinct([("--viz", args.viz)], [args.live if is_file else None])
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check, open, compute until the source or the user ends it, report."""
+    chosen = methods.chosen(args)
+    _check(args)
+
+    from fullfield.estimators.live import Tally
+    from fullfield.io import open_video
+
+    methods.use_threads(args.threads)
+    tally = Tally()
+    with ExitStack() as stack, naming(**methods.words(args.method), window="--preview"):
+        source = open_video(args.live)
+        stack.callback(source.close)
+        screen = _Screen.of(args, chosen.device, source, stack)
+        compute = _computation(chosen, source)
+        status = _Status(args, source)
+        interrupted = _play(args, source, compute, screen, tally, status)
+    _report(args, chosen, source, compute.backend, screen, tally, interrupted)
+    return 0
+
+
+# ---- computing
+
+
+class _Computation:
+    """The flow of a pair, there when the call returns: by an estimator, frames uploaded for every pair."""
+
+    def __init__(self, chosen: methods.Chosen) -> None:
+        self._chosen = chosen
+
+    @property
+    def backend(self) -> str:
+        return str(self._chosen.estimator.backend)
+
+    def prepare(self, size: tuple[int, int]) -> None:
+        self._chosen.prepare(size, lambda _fraction, _text: None, quiet=True)
+
+    def __call__(self, pair: Pair) -> Tensor:
+        first, second = (self._values(captured.frame) for captured in pair)
+        return _finished(self._chosen.estimator(first, second)[0])
+
+    def _values(self, frame: Any) -> Tensor:
+        pixels: Tensor = frame.luma() if self._chosen.method == "tvl1" else frame.rgb()
+        return pixels[None].to(self._chosen.device).float().div_(255)
+
+
+class _Persistent:
+    """TV-L1 on an NVIDIA GPU: a frame goes up once, and a pair that follows the last starts from its flow."""
+
+    backend = "cuda"
+
+    def __init__(self, chosen: methods.Chosen) -> None:
+        self._chosen = chosen
+        self._last: int | None = None
+
+    def prepare(self, size: tuple[int, int]) -> None:
+        import torch
+
+        from fullfield.ops.tvl1 import PersistentSolver
+
+        self._solver = PersistentSolver((1, 1, *size), self._chosen.config, device=self._chosen.device)
+        blank = torch.zeros(1, 1, *size, dtype=torch.uint8, device=self._chosen.device)
+        self._solver(blank, blank)
+
+    def __call__(self, pair: Pair) -> Tensor:
+        first, second = pair
+        if first.number == self._last:
+            flow = self._solver.step(self._sent(second.frame))
+        else:
+            flow = self._solver(self._sent(first.frame), self._sent(second.frame))
+        self._last = second.number
+        assert flow is not None  # step has a frame before
+        return _finished(flow[0])
+
+    def _sent(self, frame: Any) -> Tensor:
+        return frame.luma()[None].to(self._chosen.device)  # type: ignore[no-any-return]
+
+
+def _finished(flow: Tensor) -> Tensor:
+    if flow.device.type == "cuda":
+        import torch
+
+        torch.cuda.current_stream(flow.device).synchronize()
+    return flow
+
+
+def _computation(chosen: methods.Chosen, source: VideoSource) -> _Computation | _Persistent:
+    """What computes the flow, ready for the source's size: nothing is compiled while frames come."""
+    compute = _Persistent(chosen) if _can_persist(chosen) else _Computation(chosen)
+    compute.prepare((source.height, source.width))
+    return compute
+
+
+def _can_persist(chosen: methods.Chosen) -> bool:
+    if chosen.method != "tvl1" or chosen.config.epsilon > 0 or chosen.backend not in (None, "cuda"):
+        return False
+    return check.device(chosen.device, "--device").type == "cuda"
+
+
+# ---- showing
+
+
+@dataclass
+class _Screen:
+    """Where the pictures go: a file, a window, both or nowhere."""
+
+    colors: FlowColors | None
+    writer: VideoWriter | None
+    window: Window | None
+    shown: int = 0
+
+    @classmethod
+    def of(cls, args: argparse.Namespace, device: str, source: VideoSource, stack: ExitStack) -> _Screen:
+        from fullfield.io import VideoWriter
+        from fullfield.viz import FlowColors
+        from fullfield.viz.window import Window
+
+        window = writer = None
+        if args.preview:
+            window = Window(f"fullfield {args.live}")
+            stack.callback(window.close)
+        if args.viz is not None:
+            writer = stack.enter_context(VideoWriter(args.viz, source.width, source.height, source.rate or 30.0))
+        return cls(FlowColors(args.max_motion, device) if writer or window else None, writer, window)
+
+    def show(self, done: Done) -> bool:
+        """Draw a flow; False once the user closes the window."""
+        if self.colors is None:
+            return True
+        picture = self.colors.draw(done.flow).cpu()
+        self.shown += 1
+        if self.writer is not None:
+            self.writer.write(picture, done.pair.first.frame.time)
+        return self.window is None or self.window.show(picture)
+
+
+class _Status:
+    """How it goes, in one line on stderr now and then."""
+
+    def __init__(self, args: argparse.Namespace, source: VideoSource) -> None:
+        self._quiet, self._live = args.quiet, sys.stderr.isatty()
+        self._source, self._last = source, time.monotonic()
+        self._drawn = False
+
+    def tell(self, tally: Tally) -> None:
+        now = time.monotonic()
+        if self._quiet or now - self._last < _STATUS_SECONDS[self._live]:
+            return
+        self._last, self._drawn = now, self._live
+        line = summary(tally)
+        say(
+            f"\rfullfield: live: {line}  " if self._live else f"fullfield: live: {line}", end="" if self._live else "\n"
+        )
+
+    def end(self) -> None:
+        if self._drawn:
+            say("")
+
+
+def summary(tally: Tally) -> str:
+    """Rates and latency in words."""
+    told = tally.as_dict()
+    latency = told["latency_s"]
+    if latency is None:
+        return f"{told['frames']} frames, no flow yet"
+    rate = told["flows_per_second"]
+    return (
+        f"{told['flows']} flows of {told['pairs']} pairs, {told['dropped']} dropped, "
+        f"{'' if rate is None else f'{rate:.1f} a second, '}capture to flow {1e3 * latency['median']:.1f} ms median, "
+        f"{1e3 * latency['p99']:.1f} ms p99"
+    )
+
+
+# ---- running
+
+
+def _play(
+    args: argparse.Namespace,
+    source: VideoSource,
+    compute: Callable[[Pair], Tensor],
+    screen: _Screen,
+    tally: Tally,
+    status: _Status,
+) -> bool:
+    """Capture and compute in threads of their own, show in this one; whether the user ended it."""
+    from fullfield.estimators.live import Slot, arriving, capture, follow, paced
+
+    everything = args.rate == "max"
+    pairs: Slot[Pair] = Slot(wait=everything)
+    results: Slot[Done] = Slot(wait=everything)
+    clock = time.monotonic
+    if source.is_live or everything:
+        frames = arriving(source, clock)
+    else:
+        own = source.rate or 25.0
+        speed = args.rate / own if isinstance(args.rate, float) else 1.0
+        frames = paced(source, clock, time.sleep, 1 / own, speed)
+    work = (
+        partial(capture, frames, pairs, tally),
+        partial(follow, pairs, compute, results, tally, clock, args.flows),
+    )
+    threads = [threading.Thread(target=job, daemon=True) for job in work]
+    for thread in threads:
+        thread.start()
+    interrupted = False
+    try:
+        while (done := results.take()) is not None:
+            going_on = screen.show(done)
+            status.tell(tally)
+            if not going_on:
+                break
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        results.close()
+        pairs.close()
+        status.end()
+        for thread in threads:
+            thread.join(_PATIENCE)
+    return interrupted
+
+
+def _report(
+    args: argparse.Namespace,
+    chosen: methods.Chosen,
+    source: VideoSource,
+    backend: str,
+    screen: _Screen,
+    tally: Tally,
+    interrupted: bool,
+) -> None:
+    told = tally.as_dict()
+    picture = None
+    if screen.colors is not None:
+        picture = {
+            "path": args.viz,
+            "shown": screen.shown,
+            "dropped": told["flows"] - screen.shown,
+            "max_motion": screen.colors.max_motion,
+        }
+    if not args.json:
+        rate = "" if source.rate is None else f" at {source.rate:.4g} frames a second"
+        print(f"{args.live}: {source.width}x{source.height}{rate}, {chosen.title} ({backend}): {summary(tally)}")
+        if args.viz is not None and picture is not None:
+            print(f"{args.viz}: {screen.shown} pictures, {picture['dropped']} flows without one")
+        return
+    report.print_json(
+        {
+            "source": args.live,
+            "size": {"width": source.width, "height": source.height},
+            "rate": {"source": source.rate, "asked": "source" if args.rate is None else args.rate},
+            **told,
+            "interrupted": interrupted,
+            "picture": picture,
+            "method": chosen.method,
+            "preset": chosen.preset,
+            "parameters": dict(chosen.estimator.parameters),
+            "backend": backend,
+            "device": chosen.device,
+            "peak_memory_bytes": report.peak_memory_bytes(),
+            "versions": report.versions(),
+        }
+    )

@@ -1,0 +1,248 @@
+"""Video in and out: files and streams through PyAV, cameras through OpenCV, both loaded when they are used."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fullfield._check import InputError
+from fullfield.io.files import atomic_path, check_readable, reason
+from fullfield.io.names import CAMERA
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from fullfield.io.files import PathLike
+
+# Of the time stamps of written frames: divisible by the usual rates, and fine enough for any other.
+_TICKS = 90_000
+_CODECS = ("libx264", "libopenh264", "mpeg4")
+
+
+class VideoFrame(Protocol):
+    """One frame of a video. Its pixels are converted when they are asked for: a frame nobody wants costs little."""
+
+    @property
+    def time(self) -> float: ...  # seconds, from the first frame on
+
+    def luma(self) -> Tensor: ...  # [1, H, W] uint8, 0 ... 255
+
+    def rgb(self) -> Tensor: ...  # [3, H, W] uint8, as the video stores it
+
+
+class VideoSource(Protocol):
+    """Frames one after the other, each decoded when the iterator gets there."""
+
+    width: int
+    height: int
+    rate: float | None
+    """Frames a second, where the source says so."""
+    is_live: bool
+    """Whether frames come when they come (camera, network) and not when they are asked for (file)."""
+
+    def __iter__(self) -> Iterator[VideoFrame]: ...
+
+    def close(self) -> None: ...
+
+
+def open_video(source: str) -> VideoSource:
+    """A video file, the address of a stream (``rtsp://...``) or ``camera:0``.
+
+    Raises FileNotFoundError, InputError for what is no video or has no picture, ModuleNotFoundError (``av``, ``cv2``)
+    where the library that reads it is not installed.
+    """
+    if source.startswith(CAMERA):
+        return CameraSource(source)
+    return FileSource(source)
+
+
+class _Decoded:
+    """A frame of PyAV."""
+
+    def __init__(self, frame: Any, seconds: float) -> None:
+        self._frame = frame
+        self.time = seconds
+
+    def luma(self) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(self._frame.to_ndarray(format="gray")))[None]
+
+    def rgb(self) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(self._frame.to_ndarray(format="rgb24"))).permute(2, 0, 1)
+
+
+class FileSource:
+    """The first video stream of a file or of a network address, decoded by PyAV on several threads."""
+
+    def __init__(self, path: PathLike) -> None:
+        self._path = str(path)
+        self.is_live = "://" in self._path
+        if not self.is_live:
+            check_readable(Path(self._path))
+        av = importlib.import_module("av")
+        try:
+            self._container = av.open(self._path)
+        except (OSError, ValueError) as error:  # FFmpeg's errors are both
+            raise InputError(f"{self._path}: expected a video, and PyAV cannot read it ({_said(error)})") from error
+        if not self._container.streams.video:
+            self._container.close()
+            raise InputError(f"{self._path}: expected a video, and there is no picture in it")
+        self._stream = self._container.streams.video[0]
+        self._stream.thread_type = "AUTO"
+        self.width, self.height = int(self._stream.width), int(self._stream.height)
+        rate = self._stream.average_rate or self._stream.guessed_rate
+        self.rate = float(rate) if rate else None
+
+    def __iter__(self) -> Iterator[VideoFrame]:
+        first: float | None = None
+        number = 0
+        try:
+            for frame in self._container.decode(self._stream):
+                # A stream without time stamps runs at its rate.
+                seconds = frame.time if frame.time is not None else number / (self.rate or 25.0)
+                first = seconds if first is None else first
+                number += 1
+                if (frame.width, frame.height) != (self.width, self.height):
+                    raise InputError(
+                        f"{self._path}: expected frames of {self.width}×{self.height} throughout, got "
+                        f"{frame.width}×{frame.height} after {seconds - first:.2f} s"
+                    )
+                yield _Decoded(frame, seconds - first)
+        except OSError as error:
+            raise InputError(f"{self._path}: broken after frame {number} ({_said(error)})") from error
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._container.close()
+
+
+class _Grabbed:
+    """A picture of OpenCV, [H, W, 3], blue first."""
+
+    def __init__(self, picture: Any, seconds: float) -> None:
+        self._picture = picture
+        self.time = seconds
+
+    def luma(self) -> Tensor:
+        cv2: Any = importlib.import_module("cv2")
+        return torch.from_numpy(cv2.cvtColor(self._picture, cv2.COLOR_BGR2GRAY))[None]
+
+    def rgb(self) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(self._picture[:, :, ::-1])).permute(2, 0, 1)
+
+
+class CameraSource:
+    """A camera by its number, through OpenCV."""
+
+    is_live = True
+
+    def __init__(self, source: str, clock: Callable[[], float] = time.monotonic) -> None:
+        number = source.removeprefix(CAMERA)
+        if not (number.isascii() and number.isdigit()):
+            raise InputError(f"{source}: expected {CAMERA}NUMBER, such as {CAMERA}0")
+        cv2: Any = importlib.import_module("cv2")
+        self._source, self._clock = source, clock
+        level = cv2.utils.logging.getLogLevel()
+        cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)  # the complaint below says what it would
+        self._camera = cv2.VideoCapture(int(number))
+        cv2.utils.logging.setLogLevel(level)
+        if not self._camera.isOpened():
+            where = f"/dev/video{number} " if sys.platform.startswith("linux") else ""
+            raise InputError(f"{source}: no such camera, or it is in use ({where}cannot be opened)")
+        # Old frames that wait in a queue are no use here.
+        self._camera.set(cv2.CAP_PROP_BUFFERSIZE, 1)
+        self.width, self.height = (
+            int(self._camera.get(side)) for side in (cv2.CAP_PROP_FRAME_WIDTH, cv2.CAP_PROP_FRAME_HEIGHT)
+        )
+        rate = float(self._camera.get(cv2.CAP_PROP_FPS))
+        self.rate = rate if rate > 0 else None
+
+    def __iter__(self) -> Iterator[VideoFrame]:
+        first: float | None = None
+        while True:
+            there, picture = self._camera.read()
+            if not there:  # unplugged, or closed from another thread
+                return
+            now = self._clock()
+            first = now if first is None else first
+            yield _Grabbed(picture, now - first)
+
+    def close(self) -> None:
+        """Let go of the camera."""
+        self._camera.release()
+
+
+class VideoWriter:
+    """Pictures to a video file; H.264 where FFmpeg has it. The file is there when :meth:`close` has run.
+
+    Args:
+        path: the suffix picks the container (``.mp4``, ``.mkv``, ``.mov``).
+        width, height: of the pictures. An odd side gets one more row or column, since codecs want even ones.
+        rate: frames a second that players are told; the pictures keep their own times.
+    """
+
+    def __init__(self, path: PathLike, width: int, height: int, rate: float) -> None:
+        av = importlib.import_module("av")
+        self._av, self._size, self._last = av, (height, width), -1
+        self._stack = ExitStack()
+        temporary = self._stack.enter_context(atomic_path(path))
+        try:
+            self._container = av.open(str(temporary), "w")
+            codec = next(name for name in _CODECS if name in av.codecs_available)
+            self._stream = self._container.add_stream(codec, rate=Fraction(rate).limit_denominator(1001))
+            self._stream.width, self._stream.height = width + width % 2, height + height % 2
+            self._stream.pix_fmt = "yuv420p"
+            self._stream.time_base = self._stream.codec_context.time_base = Fraction(1, _TICKS)
+            if codec == "libx264":
+                self._stream.options = {"preset": "veryfast", "crf": "18"}
+        except BaseException:
+            self._stack.__exit__(*sys.exc_info())
+            raise
+
+    def write(
+        self,
+        picture: Tensor,  # [3, H, W] uint8
+        seconds: float,
+    ) -> None:
+        """Add a picture that is shown from ``seconds`` on, later than the one before."""
+        height, width = self._size
+        rows = picture.permute(1, 2, 0).numpy()
+        rows = np.pad(rows, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+        frame = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(rows), format="rgb24")
+        self._last = max(self._last + 1, round(seconds * _TICKS))
+        frame.pts, frame.time_base = self._last, Fraction(1, _TICKS)
+        self._container.mux(self._stream.encode(frame))
+
+    def close(self) -> None:
+        """Write what the encoder holds, and put the file in its place."""
+        with self._stack:
+            self._container.mux(self._stream.encode(None))
+            self._container.close()
+
+    def __enter__(self) -> VideoWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+            return
+        try:
+            self._container.close()
+        finally:
+            self._stack.__exit__(kind, error, trace)
+
+
+def _said(error: Exception) -> str:
+    """What FFmpeg says, without the number and the name of the file."""
+    return getattr(error, "strerror", None) or reason(error)

@@ -1,0 +1,212 @@
+"""``fullfield flow --live``: what it reports, writes and refuses."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fullfield.cli import live
+from fullfield.cli.methods import Chosen
+from fullfield.io import open_video
+from fullfield.io.video import VideoWriter
+from fullfield.ops.tvl1 import PRESETS, TVL1Solver
+from fullfield.testing import textured_scene
+
+pytest.importorskip("av", reason="PyAV is not installed (pip install 'fullfield[video]')")
+
+QUICK = ("--preset", "fast", "--iterations", "2", "--warps", "1")
+
+
+@pytest.fixture
+def film(scene: Path) -> str:
+    """A texture that moves by 2 px to the left in each of eight frames of 64×48, 10 a second."""
+    texture = (textured_scene(48, 90, seed=4).frame1 * 255).to(torch.uint8)
+    with VideoWriter(scene / "film.mp4", 64, 48, 10.0) as writer:
+        for number in range(8):
+            writer.write(texture[:, :, 2 * number : 2 * number + 64], number / 10)
+    return "film.mp4"
+
+
+def test_every_pair_has_a_flow_where_nothing_hurries(cli: Any, film: str) -> None:
+    ran = cli("flow", "--live", film, "--rate", "max", "--preset", "fast", "--json", "--viz", "out.mp4", "-q")
+    told = ran.json
+    assert ran.err == ""
+    assert (told["frames"], told["pairs"], told["flows"], told["dropped"]) == (8, 7, 7, 0)
+    assert told["rate"] == {"source": 10.0, "asked": "max"}
+    assert told["size"] == {"width": 64, "height": 48}
+    assert told["latency_s"]["median"] >= told["computing_s"]["median"] > 0
+    assert told["latency_s"]["p99"] <= told["latency_s"]["max"]
+    assert told["flows_per_second"] > 0
+    assert (told["method"], told["preset"], told["device"]) == ("tvl1", "fast", "cpu")
+    assert told["parameters"]["warps"] == 4
+    assert not told["interrupted"]
+    assert told["picture"]["shown"] == 7
+    assert told["picture"]["max_motion"] == pytest.approx(2.0, abs=1.0)
+    frames = list(open_video("out.mp4"))
+    assert len(frames) == 7
+    # To the left is cyan on Middlebury's wheel.
+    red, green, blue = frames[3].rgb()[:, 12:-12, 12:-12].float().mean((1, 2))
+    assert min(green, blue) > red + 60
+
+
+def test_a_file_plays_at_its_rate(cli: Any, film: str) -> None:
+    told = cli("flow", "--live", film, "--rate", "40", *QUICK, "--json").json
+    assert told["rate"]["asked"] == 40.0
+    assert told["flows"] + told["dropped"] == told["pairs"] == 7
+    assert told["flows_per_second"] < 60, "seven flows within 7/40 s, but for the last one's time"
+
+
+def test_words_for_people(cli: Any, film: str) -> None:
+    ran = cli("flow", "--live", film, "--rate", "max", *QUICK, "--viz", "v.mkv", "--max-motion", "5")
+    assert ran.code == 0
+    first, second = ran.out.splitlines()
+    assert first.startswith("film.mp4: 64x48 at 10 frames a second, tvl1 fast")
+    assert "7 flows of 7 pairs, 0 dropped" in first
+    assert "ms median" in first
+    assert "ms p99" in first
+    assert second == "v.mkv: 7 pictures, 0 flows without one"
+
+
+def test_it_ends_after_so_many_flows(cli: Any, film: str) -> None:
+    told = cli("flow", "--live", film, "--rate", "max", *QUICK, "--flows", "3", "--json").json
+    assert told["flows"] == 3
+    assert told["dropped"] == 0
+
+
+class Stopping:
+    """A source that goes on for ever; Ctrl-C comes while the third flow is shown."""
+
+    width, height, rate, is_live = 32, 24, None, True
+
+    class Frame:
+        time = 0.0
+
+        def luma(self) -> Tensor:
+            return torch.zeros(1, 24, 32, dtype=torch.uint8)
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield self.Frame()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_ctrl_c_ends_a_camera_and_the_report_comes(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = Stopping()
+    monkeypatch.setattr(importlib.import_module("fullfield.io.video"), "open_video", lambda _: source)
+    monkeypatch.setattr(importlib.import_module("fullfield.io"), "open_video", lambda _: source)
+    shown: list[Any] = []
+
+    def show(self: Any, done: Any) -> bool:
+        del self
+        shown.append(done)
+        if len(shown) == 3:
+            raise KeyboardInterrupt
+        return True
+
+    monkeypatch.setattr(live._Screen, "show", show)
+    told = cli("flow", "--live", "camera:0", *QUICK, "--json").json
+    assert told["interrupted"]
+    assert told["flows"] >= 3
+    assert source.closed
+
+
+def test_on_a_gpu_every_frame_goes_up_once(cli: Any, film: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    class Persistent:
+        """On the CPU, from a cold start always."""
+
+        def __init__(self, shape: tuple[int, ...], config: Any, *, device: str) -> None:
+            assert (shape, device) == ((1, 1, 48, 64), "cpu")
+            self._solve = TVL1Solver(48, 64, config)
+
+        def __call__(self, first: Tensor, second: Tensor) -> Tensor:
+            assert first.dtype == second.dtype == torch.uint8
+            calls.append("pair")
+            self._before = second
+            return self._solve(first.float() / 255, second.float() / 255)
+
+        def step(self, frame: Tensor) -> Tensor:
+            calls.append("step")
+            before, self._before = self._before, frame
+            return self._solve(before.float() / 255, frame.float() / 255)
+
+    monkeypatch.setattr(live, "_can_persist", lambda _: True)
+    monkeypatch.setattr(importlib.import_module("fullfield.ops.tvl1"), "PersistentSolver", Persistent, raising=False)
+    told = cli("flow", "--live", film, "--rate", "max", *QUICK, "--json").json
+    assert told["backend"] == "cuda"
+    assert calls == ["pair", "pair", *["step"] * 6], "one to warm up, one pair, then frame after frame"
+
+
+def test_when_the_persistent_solver_runs() -> None:
+    def chosen(**changes: Any) -> Chosen:
+        values = {"method": "tvl1", "preset": "fast", "config": PRESETS["fast"], "backend": None, "device": "cpu"}
+        return Chosen(**(values | changes))
+
+    assert not live._can_persist(chosen())
+    assert not live._can_persist(chosen(backend="reference"))
+    assert not live._can_persist(chosen(config=PRESETS["fast"].replace(epsilon=0.1)))
+    assert not live._can_persist(chosen(method="raft"))
+
+
+def test_the_terminal_hears_how_it_goes(cli: Any, film: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "_STATUS_SECONDS", {True: 0.0, False: 0.0})
+    ran = cli("flow", "--live", film, "--rate", "max", *QUICK)
+    assert "fullfield: live: " in ran.err
+    assert "dropped" in ran.err
+
+
+def test_errors_of_the_solver_are_one_line(refused: Callable[..., str], film: str) -> None:
+    assert "cuda" in refused("flow", "--live", film, *QUICK, "--backend", "cuda", "--device", "cpu")
+
+
+def test_mistakes(refused: Callable[..., str], film: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    for arguments, word in (
+        (("--live", "none.mp4"), "none.mp4: no such file"),
+        (("--live", "a.png", "--rate", "0"), "--rate"),
+        (("--live", film, "a.png"), "A: has no meaning with --live"),
+        (("--live", film, "-o", "x.flo"), "--output: has no meaning with --live"),
+        (("--live", film, "--viz-kind", "sheet"), "--viz-kind: has no meaning"),
+        (("--live", film, "--input-transfer", "linear"), "--input-transfer: has no meaning"),
+        (("--live", film, "--viz", "x.png"), "--viz takes .mp4"),
+        (("--live", film, "--viz", film), "is also an input"),
+        (("--live", film, "--max-motion", "3"), "--max-motion: describes the pictures"),
+        (("--live", "camera:0", "--rate", "max"), "--rate: camera:0 comes at its own rate"),
+        (("--live", "camera:x"), "expected camera:NUMBER"),
+        (("a.png", "b.png", "-o", "x.flo", "--rate", "max"), "--rate: is for --live"),
+        (("a.png", "b.png", "-o", "x.flo", "--preview"), "--preview: is for --live"),
+        (("a.png", "b.png", "-o", "x.flo", "--flows", "2"), "--flows: is for --live"),
+        (("a.png", "b.png"), "required: -o/--output"),
+    ):
+        assert word in refused("flow", *arguments), arguments
+
+
+def test_a_window_needs_a_display(refused: Callable[..., str], film: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cv2")
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    assert "--preview: " in refused("flow", "--live", film, "--preview", *QUICK)
+
+
+def test_without_pyav_one_line_says_what_to_install(
+    refused: Callable[..., str], film: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = importlib.import_module
+
+    def absent(name: str, package: str | None = None) -> Any:
+        if name == "av":
+            raise ModuleNotFoundError("No module named 'av'", name="av")
+        return real(name, package)
+
+    monkeypatch.setattr(importlib, "import_module", absent)
+    assert "pip install av" in refused("flow", "--live", film, *QUICK)

@@ -1,0 +1,220 @@
+"""The newest pair, what is dropped, and what is told of it, with a clock that only goes when told to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from fullfield.estimators.live import (
+    Captured,
+    Done,
+    Pair,
+    Slot,
+    Tally,
+    arriving,
+    capture,
+    follow,
+    paced,
+    spread,
+)
+
+
+class Frame:
+    def __init__(self, time: float) -> None:
+        self.time = time
+
+    def luma(self) -> Tensor:
+        return torch.zeros(1, 2, 2, dtype=torch.uint8)
+
+    def rgb(self) -> Tensor:
+        return torch.zeros(3, 2, 2, dtype=torch.uint8)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.now += seconds
+
+
+class Simulated(Slot[Pair]):
+    """The slot of a run without threads: frames come as the clock passes their times."""
+
+    def __init__(self, count: int, interval: float, clock: Clock, tally: Tally) -> None:
+        super().__init__()
+        self.clock, self.tally = clock, tally
+        self.coming = [Captured(Frame(n * interval), n, clock.now + n * interval) for n in range(count)]
+        self.before: Captured | None = None
+
+    def catch_up(self) -> None:
+        while self.coming and self.coming[0].at <= self.clock.now + 1e-9:
+            frame = self.coming.pop(0)
+            self.tally.captured(frame)
+            if self.before is not None:
+                self.put(Pair(self.before, frame))
+            self.before, self.tally.dropped = frame, self.dropped
+
+    def take(self) -> Pair | None:
+        self.catch_up()
+        if self._item is None and self.coming:
+            self.clock.now = self.coming[0].at
+            self.catch_up()
+            return self.take()
+        if not self.coming:
+            self.close()
+        return super().take()
+
+
+def simulate(frames: int, interval: float, seconds: float, most: int | None = None) -> tuple[Tally, list[Pair]]:
+    """A run whose flows take ``seconds`` each, without a thread."""
+    clock, tally = Clock(), Tally()
+    pairs = Simulated(frames, interval, clock, tally)
+    computed: list[Pair] = []
+    results: Slot[Done] = Slot()
+
+    def compute(pair: Pair) -> int:
+        clock.sleep(seconds)
+        pairs.catch_up()
+        computed.append(pair)
+        return pair.second.number
+
+    follow(pairs, compute, results, tally, clock, most)
+    return tally, computed
+
+
+def test_nothing_is_dropped_where_there_is_time() -> None:
+    tally, computed = simulate(11, 0.1, 0.04)
+    assert [pair.second.number for pair in computed] == list(range(1, 11))
+    told = tally.as_dict()
+    assert (told["frames"], told["pairs"], told["flows"], told["dropped"]) == (11, 10, 10, 0)
+    assert told["latency_s"] == pytest.approx({"median": 0.04, "p99": 0.04, "max": 0.04})
+    assert told["flows_per_second"] == pytest.approx(10 / 0.94)
+
+
+def test_the_newest_pair_is_next_and_every_drop_counts() -> None:
+    """Flows of 0.25 s, a frame every 0.1 s: after frame 1 comes the newest when it is done, frame 3, then 6, ..."""
+    tally, computed = simulate(12, 0.1, 0.25)
+    assert [pair.second.number for pair in computed] == [1, 3, 6, 8, 11]
+    assert all(pair.second.number == pair.first.number + 1 for pair in computed), "frames that follow each other"
+    told = tally.as_dict()
+    assert (told["pairs"], told["flows"], told["dropped"]) == (11, 5, 6)
+    # From the frame to its flow, waiting included: 1 is taken at once, 3 waits 0.05 s, 6 none, 8 0.05 s, 11 none.
+    assert list(tally.latencies) == pytest.approx([0.25, 0.3, 0.25, 0.3, 0.25])
+    assert list(tally.computing) == pytest.approx([0.25] * 5)
+
+
+def test_a_run_ends_after_so_many_flows() -> None:
+    tally, computed = simulate(100, 0.1, 0.25, most=3)
+    assert len(computed) == tally.flows == 3
+
+
+def test_a_file_plays_at_its_own_rate() -> None:
+    clock = Clock()
+    taken = list(paced((Frame(n / 4) for n in range(4)), clock, clock.sleep, 1 / 4))
+    assert [frame.at for frame in taken] == pytest.approx([100, 100.25, 100.5, 100.75])
+    assert clock.now == pytest.approx(100.75)
+    assert not any(frame.late for frame in taken)
+    faster = list(paced((Frame(n / 4) for n in range(4)), clock, clock.sleep, 1 / 4, speed=2.0))
+    assert faster[-1].at - faster[0].at == pytest.approx(0.375)
+
+
+def test_slow_decoding_counts_as_latency_and_is_told() -> None:
+    clock, tally = Clock(), Tally()
+
+    def decoded() -> Iterator[Frame]:
+        for number in range(4):
+            clock.now += 0.4
+            yield Frame(number / 4)
+
+    for frame in paced(decoded(), clock, clock.sleep, 1 / 4):
+        tally.captured(frame)
+        assert frame.at == pytest.approx(100.4 + frame.number / 4), "when it was due, not when it was decoded"
+    assert tally.late == 2  # 0.15 s behind, then 0.3 s and 0.45 s, more than the 0.25 s between frames
+
+
+def test_frames_of_a_camera_are_captured_when_they_come() -> None:
+    clock = Clock()
+
+    def frames() -> Iterator[Frame]:
+        for _ in range(3):
+            clock.now += 0.7
+            yield Frame(0.0)
+
+    assert [frame.at for frame in arriving(frames(), clock)] == pytest.approx([100.7, 101.4, 102.1])
+
+
+def test_waiting_drops_nothing_between_real_threads() -> None:
+    tally = Tally()
+    pairs: Slot[Pair] = Slot(wait=True)
+    results: Slot[Done] = Slot(wait=True)
+    clock = Clock()
+    frames = (Captured(Frame(n), n, 0.0) for n in range(200))
+    threads = [
+        threading.Thread(target=capture, args=(frames, pairs, tally), daemon=True),
+        threading.Thread(target=follow, args=(pairs, lambda p: p.second.number, results, tally, clock), daemon=True),
+    ]
+    for thread in threads:
+        thread.start()
+    seen = []
+    while (done := results.take()) is not None:
+        seen.append(done.flow)
+    assert seen == list(range(1, 200))
+    assert (tally.dropped, results.dropped) == (0, 0)
+    for thread in threads:
+        thread.join(5)
+        assert not thread.is_alive()
+
+
+def test_closing_ends_everybody_who_waits() -> None:
+    pairs: Slot[int] = Slot(wait=True)
+    assert pairs.put(1)
+    blocked = threading.Thread(target=pairs.put, args=(2,), daemon=True)
+    blocked.start()
+    pairs.close()
+    blocked.join(5)
+    assert not blocked.is_alive()
+    assert pairs.take() == 1
+    assert pairs.take() is None
+    assert not pairs.put(3)
+
+
+@pytest.mark.parametrize("where", ["source", "computation"])
+def test_errors_reach_whoever_takes_the_results(where: str) -> None:
+    def frames() -> Iterator[Captured]:
+        yield from (Captured(Frame(n), n, 0.0) for n in range(2))
+        if where == "source":
+            raise OSError("unplugged")
+
+    def compute(pair: Pair) -> int:
+        if where == "computation":
+            raise OSError("unplugged")
+        return pair.second.number
+
+    tally, clock = Tally(), Clock()
+    pairs: Slot[Pair] = Slot(wait=True)
+    results: Slot[Done] = Slot(wait=True)
+    threading.Thread(target=capture, args=(frames(), pairs, tally), daemon=True).start()
+    threading.Thread(target=follow, args=(pairs, compute, results, tally, clock), daemon=True).start()
+
+    def drain() -> None:
+        while results.take() is not None:
+            pass
+
+    with pytest.raises(OSError, match="unplugged"):
+        drain()
+
+
+def test_quantiles() -> None:
+    assert spread([]) is None
+    assert spread([3.0]) == {"median": 3.0, "p99": 3.0, "max": 3.0}
+    assert spread(range(1, 101)) == {"median": 50.5, "p99": 99, "max": 100}
+    assert spread(range(1, 1001)) == {"median": 500.5, "p99": 990, "max": 1000}

@@ -1,0 +1,181 @@
+"""Video through PyAV: what is written comes back, what is broken is named."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fullfield import InputError
+from fullfield.io import VideoWriter, open_video
+from fullfield.io.video import CameraSource
+
+pytest.importorskip("av", reason="PyAV is not installed (pip install 'fullfield[video]')")
+
+
+def pictures(count: int, height: int = 48, width: int = 64) -> list[Tensor]:
+    """A bright square on dark blue that moves to the right by 4 px a picture."""
+    made = []
+    for number in range(count):
+        picture = torch.zeros(3, height, width, dtype=torch.uint8)
+        picture[2] = 90
+        picture[:, 16:32, 4 * number : 4 * number + 16] = 240
+        made.append(picture)
+    return made
+
+
+def film(path: Path, count: int = 6, rate: float = 25.0, height: int = 48, width: int = 64) -> Path:
+    with VideoWriter(path, width, height, rate) as writer:
+        for number, picture in enumerate(pictures(count, height, width)):
+            writer.write(picture, number / rate)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".mp4", ".mkv", ".mov"])
+def test_written_and_read(tmp_path: Path, suffix: str) -> None:
+    source = open_video(str(film(tmp_path / f"a{suffix}")))
+    assert (source.width, source.height, source.is_live) == (64, 48, False)
+    assert source.rate == pytest.approx(25.0)
+    for number, (frame, picture) in enumerate(zip(source, pictures(6), strict=True)):
+        assert frame.time == pytest.approx(number / 25, abs=1e-3)
+        rgb, luma = frame.rgb(), frame.luma()
+        assert (rgb.shape, luma.shape) == ((3, 48, 64), (1, 48, 64))
+        assert (rgb.dtype, luma.dtype) == (torch.uint8, torch.uint8)
+        assert (rgb.float() - picture.float()).abs().mean() < 6
+        weights = torch.tensor([0.299, 0.587, 0.114]).view(3, 1, 1)
+        assert ((picture * weights).sum(0) - luma[0]).abs().mean() < 8, "the full range, not 16 ... 235"
+    source.close()
+
+
+def test_an_odd_side_gets_one_more_line(tmp_path: Path) -> None:
+    source = open_video(str(film(tmp_path / "odd.mp4", 2, 25.0, 47, 63)))
+    assert (source.width, source.height) == (64, 48)
+    first = next(iter(source)).rgb().float()
+    assert (first[:, 46] - first[:, 47]).abs().mean() < 8
+    source.close()
+
+
+def test_pictures_keep_their_times(tmp_path: Path) -> None:
+    with VideoWriter(tmp_path / "gaps.mkv", 64, 48, 25.0) as writer:
+        for picture, seconds in zip(pictures(4), (0.0, 0.04, 0.4, 0.41), strict=True):
+            writer.write(picture, seconds)
+    source = open_video(str(tmp_path / "gaps.mkv"))
+    assert [frame.time for frame in source] == pytest.approx([0.0, 0.04, 0.4, 0.41], abs=2e-3)
+    source.close()
+
+
+def test_a_film_that_breaks_off_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "a.mp4"
+    path.write_bytes(b"before")
+
+    def break_off() -> None:
+        with VideoWriter(path, 64, 48, 25.0) as writer:
+            writer.write(pictures(1)[0], 0.0)
+            raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"):
+        break_off()
+    assert path.read_bytes() == b"before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_real_video(data_dir: Path) -> None:
+    source = open_video(str(data_dir / "video" / "bbb_1080p_2s.mp4"))
+    assert (source.width, source.height, source.rate) == (1920, 1080, 24.0)
+    times = [frame.time for frame in source]
+    assert times == pytest.approx([n / 24 for n in range(50)], abs=1e-3), "the first frame is at 0"
+    source.close()
+
+
+def test_what_is_no_video(tmp_path: Path) -> None:
+    (tmp_path / "text.mp4").write_text("not a film")
+    (tmp_path / "empty.mp4").touch()
+    with pytest.raises(InputError, match=r"text\.mp4: expected a video"):
+        open_video(str(tmp_path / "text.mp4"))
+    with pytest.raises(InputError, match=r"empty\.mp4: the file is empty"):
+        open_video(str(tmp_path / "empty.mp4"))
+    with pytest.raises(FileNotFoundError):
+        open_video(str(tmp_path / "none.mp4"))
+
+
+def test_a_video_that_is_cut_ends_early_or_says_so(tmp_path: Path) -> None:
+    whole = film(tmp_path / "whole.mkv", 60).read_bytes()
+    (tmp_path / "cut.mkv").write_bytes(whole[: len(whole) // 2])
+    told, frames = "", 0
+    try:
+        for _ in open_video(str(tmp_path / "cut.mkv")):
+            frames += 1
+    except InputError as error:
+        told = str(error)
+    assert frames < 60
+    assert not told or "cut.mkv: " in told
+
+
+def test_sound_alone_is_no_video(tmp_path: Path) -> None:
+    import av
+
+    path = tmp_path / "sound.mkv"
+    with av.open(str(path), "w") as container:
+        stream: Any = container.add_stream("pcm_s16le", rate=8000)
+        frame = av.AudioFrame(format="s16", layout="mono", samples=800)
+        frame.sample_rate = 8000
+        container.mux(stream.encode(frame))
+    with pytest.raises(InputError, match="there is no picture in it"):
+        open_video(str(path))
+
+
+def test_a_camera_gives_the_newest_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    cv2 = pytest.importorskip("cv2")
+    grabbed = [picture.permute(1, 2, 0).flip(2).numpy().copy() for picture in pictures(3)]
+
+    class Camera:
+        def __init__(self, number: int) -> None:
+            self.there = number == 1
+
+        def isOpened(self) -> bool:  # OpenCV's names
+            return self.there
+
+        def set(self, name: int, value: float) -> None:
+            assert (name, value) == (cv2.CAP_PROP_BUFFERSIZE, 1)
+
+        def get(self, name: int) -> float:
+            return {cv2.CAP_PROP_FRAME_WIDTH: 64.0, cv2.CAP_PROP_FRAME_HEIGHT: 48.0, cv2.CAP_PROP_FPS: 0.0}[name]
+
+        def read(self) -> tuple[bool, Any]:
+            return (True, grabbed.pop(0)) if grabbed else (False, None)
+
+        def release(self) -> None:
+            self.there = False
+
+    monkeypatch.setattr(cv2, "VideoCapture", Camera)
+    seconds = iter((7.0, 7.5, 9.0))
+    source = CameraSource("camera:1", clock=lambda: next(seconds))
+    assert (source.width, source.height, source.rate, source.is_live) == (64, 48, None, True)
+    for frame, picture, at in zip(source, pictures(3), (0.0, 0.5, 2.0), strict=True):
+        assert frame.time == at
+        assert torch.equal(frame.rgb(), picture)
+        assert abs(float(frame.luma()[0, 20, 63]) - 0.114 * 90) <= 1
+    source.close()
+    with pytest.raises(InputError, match="camera:7: no such camera"):
+        open_video("camera:7")
+    with pytest.raises(InputError, match="expected camera:NUMBER"):
+        open_video("camera:front")
+
+
+def test_without_pyav(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = film(tmp_path / "a.mp4")
+    real = importlib.import_module
+
+    def absent(name: str, package: str | None = None) -> Any:
+        if name == "av":
+            raise ModuleNotFoundError("No module named 'av'", name="av")
+        return real(name, package)
+
+    monkeypatch.setattr(importlib, "import_module", absent)
+    with pytest.raises(builtins.ModuleNotFoundError, match="av"):
+        open_video(str(path))

@@ -1,0 +1,58 @@
+"""The table's pictures are those of flow_to_image, to its steps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fullfield import InputError
+from fullfield.viz import FlowColors, flow_to_image
+
+
+def vectors(longest: float) -> torch.Tensor:
+    """All directions and lengths up to ``longest``."""
+    angle = torch.linspace(-3.2, 3.2, 301)
+    length = torch.linspace(0, longest, 200)[:, None]
+    return torch.stack([length * angle.cos(), length * angle.sin()])
+
+
+def test_colours_are_the_wheel_s() -> None:
+    flow = vectors(7.9)
+    found = FlowColors(8.0).draw(flow)
+    assert (found.dtype, found.shape) == (torch.uint8, (3, 200, 301))
+    off = (found.int() - flow_to_image(flow, max_motion=8.0).int()).abs()
+    assert off.max() <= 8  # the wheel's colours change by up to 63 from one to the next, a table's step is 1/232
+    assert off.float().mean() < 0.7
+
+
+def test_longer_vectors_are_darkened_in_their_own_direction() -> None:
+    flow = vectors(40.0)[:, 60:]  # from 12 px on
+    off = (FlowColors(8.0).draw(flow).int() - flow_to_image(flow, max_motion=8.0).int()).abs()
+    assert off.max() <= 8
+
+
+def test_the_scale_follows_the_motion() -> None:
+    colors = FlowColors()
+    colors.draw(torch.full((2, 32, 32), 3.0))
+    assert colors.max_motion == pytest.approx(18**0.5)
+    colors.draw(torch.full((2, 32, 32), 6.0))
+    assert colors.max_motion == pytest.approx(72**0.5)
+    colors.draw(torch.zeros(2, 32, 32))
+    assert colors.max_motion == pytest.approx(0.95 * 72**0.5)
+    outlier = torch.zeros(2, 320, 320)
+    outlier[:, 0, 0] = 1e6
+    assert FlowColors().draw(outlier).float().mean() > 254
+
+
+def test_what_is_no_number_does_not_stop_the_film() -> None:
+    flow = torch.zeros(2, 8, 9)
+    flow[0, 1, 1], flow[1, 2, 2], flow[0, 3, 3] = float("nan"), float("inf"), 1e30
+    picture = FlowColors(4.0).draw(flow)
+    assert (picture[:, 5] == 255).all()
+
+
+def test_mistakes() -> None:
+    with pytest.raises(InputError, match="max_motion"):
+        FlowColors(0.0)
+    with pytest.raises(InputError, match="flow"):
+        FlowColors(1.0).draw(torch.zeros(3, 4, 4))
