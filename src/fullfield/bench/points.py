@@ -1,0 +1,396 @@
+"""Convolution on native points against its peers, with identical triplets: what the supplement of PointCNN++ shows.
+
+Search, triplets and convolution are timed apart. Every result is compared with float64 at a sample of centres, points
+and weights before its time counts; all take turns. Times are a CUDA graph's replay where the work can be captured, else
+eager; memory is PyTorch's own count of what a call takes beyond its inputs.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullfield.bench import points_network as network
+from fullfield.bench.points_clouds import Scene, sized, thinned, voxels_of
+from fullfield.bench.points_contenders import Apply, Contender, Problem, Unsupported
+from fullfield.bench.points_truth import PEER_SLACK, Truth
+from fullfield.bench.run import Candidate, captured, event_clock, interleaved, peak_bytes, wall_clock
+from fullfield.ops.neighbors import grid_downsample, knn_search, radius_search
+from fullfield.ops.point_conv import (
+    PointGeometry,
+    dispatch,
+    kernel_radius,
+    knn_geometry,
+    radius_geometry,
+    voxel_geometry,
+)
+
+PARTS = {
+    "build": "search, triplets and downsampling",
+    "layer": "one layer, at the scan's density and on a coarser grid",
+    "voxels": "one layer where every point is a voxel, beside spconv and ocnn",
+    "lowering": "figure A: beside the two ways through dense products",
+    "order": "figure B: the listing with its triplets sorted by k, i or j",
+    "knn": "figure C: kNN neighbourhoods",
+    "sizes": "figures D, E and H to J: time and memory against size",
+    "network": "figures F and G: ResNet-18, geometry included",
+    "limit": "figure K: ResNet-18's memory against size",
+}
+NEAREST = 16  # of figure C
+Note = Callable[[str], None]
+Call = Callable[[], Any]
+Case = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run of the benchmark."""
+
+    scene: Scene
+    device: torch.device
+    contenders: Sequence[Contender]
+    parts: Sequence[str]
+    grid: float
+    coarse: float
+    channels: Sequence[tuple[int, int]]
+    dtypes: Sequence[torch.dtype]
+    sizes: Sequence[int]
+    network_points: int
+    limit_sizes: Sequence[int]
+    network_dtype: torch.dtype = torch.float16
+    kernel: int = 3
+    repeats: int = 5
+    patience: float = 10.0
+    """Seconds after which a contender is not repeated any more."""
+
+    @property
+    def gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+
+def measure(plan: Plan, note: Note, on_case: Callable[[list[Case]], None] | None = None) -> list[Case]:
+    """All cases of a plan; ``on_case`` gets those that are done after every one."""
+    cases: list[Case] = []
+    scene = plan.scene.to(plan.device)
+
+    def add(case: Case) -> None:
+        cases.append(case)
+        if on_case is not None:
+            on_case(cases)
+
+    for part in plan.parts:
+        note(PARTS[part])
+        for case in _CASES[part](plan, scene, note):
+            add({"part": part, **case})
+            release(plan.device)
+    return cases
+
+
+def failed(cases: Sequence[Case]) -> list[str]:
+    """What of ours did not pass its check."""
+    return [
+        f"{case['label']}: {row['name']}: {row['reason']}"
+        for case in cases
+        for row in case["rows"]
+        if row.get("ours") and row["status"] in ("check failed", "failed")
+    ]
+
+
+def release(device: torch.device) -> None:
+    """Give memory back between cases."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+# ---- one layer
+
+
+@dataclass
+class Layer:
+    """A problem with its inputs."""
+
+    problem: Problem
+    features: Tensor = field(init=False)
+    weight: Tensor = field(init=False)
+    grad: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        p = self.problem
+        generator = torch.Generator(p.device).manual_seed(0)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator, device=p.device).to(p.dtype)
+
+        self.features = normal(p.geometry.points, p.channels[0])
+        self.weight = (normal(p.geometry.cells, *p.channels) * (p.geometry.cells * p.channels[0]) ** -0.5).to(p.dtype)
+        self.grad = normal(p.geometry.centers, p.channels[1])
+
+    def forward(self, apply: Apply) -> Tensor:
+        with torch.no_grad():
+            return apply(self.features, self.weight)
+
+    def train(self, apply: Apply) -> tuple[Tensor, ...]:
+        """Forward and both gradients."""
+        given = [t.detach().requires_grad_() for t in (self.features, self.weight)]
+        return torch.autograd.grad(apply(*given), given, self.grad)
+
+    def truth(self) -> Truth:
+        return Truth.of(self.problem, self.features, self.weight, self.grad)
+
+
+def _layer_case(plan: Plan, problem: Problem, contenders: Sequence[Contender], label: str, note: Note) -> Case:
+    layer = Layer(problem)
+    truth = layer.truth()
+    rows: list[Case] = []
+    entered: list[tuple[Case, Apply]] = []
+    for contender in contenders:
+        note(f"checking {contender.name}: {label}")
+        row, apply = _entered(plan, contender, layer, truth)
+        rows.append(row)
+        if apply is not None:
+            entered.append((row, apply))
+    for way, work in (("forward", layer.forward), ("training", layer.train)):
+        _time(plan, way, [(row, partial(work, apply)) for row, apply in entered], note)
+    return {"label": label, **_facts(problem), "rows": rows}
+
+
+def _facts(problem: Problem) -> Case:
+    g = problem.geometry
+    i, _, k = g.triplets()
+    buckets = int(((i.diff() != 0) | (k.diff() != 0)).sum()) + 1 if i.numel() else 0
+    return {
+        "points": g.points,
+        "centers": g.centers,
+        "triplets": i.numel(),
+        "buckets_per_point": round(buckets / max(1, g.centers), 2),
+        "geometry_bytes": g.nbytes,
+        "kernel": list(g.kernel_size),
+        "channels": list(problem.channels),
+        "dtype": str(problem.dtype).removeprefix("torch."),
+    }
+
+
+def _entered(plan: Plan, contender: Contender, layer: Layer, truth: Truth) -> tuple[Case, Apply | None]:
+    """The contender's row with its check and memory; no function where it does not take part."""
+    row: Case = {"name": contender.name, "ours": contender.ours, "status": "ok"}
+    slack = 1.0 if contender.ours else PEER_SLACK
+    try:
+        apply = contender.prepare(layer.problem)
+        phases: list[tuple[str, Callable[[Apply], Any], Callable[[Any, float], tuple[str | None, float]]]] = [
+            ("forward", layer.forward, truth.of_forward),
+            ("training", layer.train, truth.of_gradients),
+        ]
+        for way, work, judge in phases:
+            wrong, error = judge(work(apply), slack)
+            row[f"{way}_error"] = error
+            if wrong is not None:
+                row.update(status="check failed", reason=wrong)
+                return row, None
+            if plan.gpu:
+                row[f"{way}_peak_bytes"] = peak_bytes(partial(work, apply))
+    except Unsupported as reason:
+        row.update(status="cannot", reason=str(reason))
+        return row, None
+    except (MemoryError, RuntimeError, TypeError, ValueError) as error:
+        short = is_out_of_memory(error)
+        row.update(status="out of memory" if short else "failed", reason=first_line(error))
+        release(plan.device)
+        return row, None
+    return row, apply
+
+
+def _time(plan: Plan, way: str, works: Sequence[tuple[Case, Call]], note: Note) -> None:
+    """Time all in turns; one after another where memory does not suffice for all graphs."""
+    for group in [list(works)], [[work] for work in works]:
+        short = False
+        for some in group:
+            try:
+                _timed(plan, way, some, note)
+            except (MemoryError, RuntimeError) as error:
+                if not is_out_of_memory(error):
+                    raise
+                short = True
+                release(plan.device)
+                if len(some) == 1:
+                    some[0][0].update(status="out of memory", reason=f"while {way} was timed")
+        if not short:
+            return
+
+
+def _timed(plan: Plan, way: str, works: Sequence[tuple[Case, Call]], note: Note) -> None:
+    candidates = []
+    for row, call in works:
+        chosen, row[f"{way}_graph"] = call, False
+        if plan.gpu:
+            try:
+                chosen, row[f"{way}_graph"] = captured(call), True
+            except RuntimeError as error:
+                if is_out_of_memory(error):
+                    raise
+                row["no_graph"] = first_line(error)
+        candidates.append(Candidate(row["name"], chosen, lambda _: None))
+    if not candidates:
+        return
+    clock = event_clock if plan.gpu else wall_clock
+    for (row, _), timing in zip(works, interleaved(candidates, plan.repeats, note, clock, plan.patience), strict=True):
+        row[way] = spread(timing.seconds)
+
+
+def spread(seconds: Sequence[float]) -> Case:
+    """Median and all, in seconds."""
+    return {"median_s": sorted(seconds)[len(seconds) // 2], "seconds": list(seconds)}
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory was what was missing."""
+    text = str(error)
+    return isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or "out of memory" in text
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, shortly."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+# ---- cases
+
+
+def _taking_part(plan: Plan, figures: str) -> list[Contender]:
+    return [c for c in plan.contenders if c.figures == "layer" or c.figures == figures]
+
+
+def _layers(plan: Plan, scene: Scene, note: Note) -> Any:
+    for some, grid in ((scene, plan.grid), (thinned(scene, plan.coarse), plan.coarse)):
+        geometry = radius_geometry(some.points, grid, plan.kernel, offsets=some.offsets)
+        for channels in plan.channels:
+            for dtype in plan.dtypes:
+                problem = Problem(geometry, channels, dtype)
+                label = f"{some.name}, {channels[0]}→{channels[1]}, {str(dtype).removeprefix('torch.')}"
+                yield _layer_case(plan, problem, _taking_part(plan, "layer"), label, note)
+
+
+def _by_size(
+    figures: str, geometry_of: Callable[[Plan, Scene], PointGeometry], plan: Plan, scene: Scene, note: Note
+) -> Any:
+    for size in plan.sizes:
+        some = sized(scene, size)
+        problem = Problem(geometry_of(plan, some), plan.channels[0], plan.dtypes[0])
+        yield {"size": size, **_layer_case(plan, problem, _taking_part(plan, figures), some.name, note)}
+
+
+def _by_radius(plan: Plan, scene: Scene) -> PointGeometry:
+    return radius_geometry(scene.points, plan.grid, plan.kernel, offsets=scene.offsets)
+
+
+def _by_rank(plan: Plan, scene: Scene) -> PointGeometry:
+    return knn_geometry(scene.points, plan.grid, NEAREST, plan.kernel, offsets=scene.offsets)
+
+
+def _voxels(plan: Plan, scene: Scene, note: Note) -> Any:
+    some, numbers = voxels_of(scene, plan.coarse)
+    geometry = voxel_geometry(some.points, plan.coarse, plan.kernel)
+    for channels in plan.channels:
+        for dtype in plan.dtypes:
+            problem = Problem(geometry, channels, dtype, numbers)
+            label = f"{some.name}, {channels[0]}→{channels[1]}, {str(dtype).removeprefix('torch.')}"
+            yield _layer_case(plan, problem, _taking_part(plan, "voxels"), label, note)
+
+
+def _build(plan: Plan, scene: Scene, note: Note) -> Any:
+    yield _build_case(plan, scene, plan.grid, note)
+    yield _build_case(plan, thinned(scene, plan.coarse), plan.coarse, note)
+
+
+def _build_case(plan: Plan, scene: Scene, grid: float, note: Note) -> Case:
+    points, offsets, sides = scene.points, scene.offsets, (plan.kernel,) * 3
+    radius = kernel_radius(grid, plan.kernel)
+    found = radius_search(points, radius, offsets=offsets)
+    build: Any = dispatch.builder(plan.device)
+    fewer = grid_downsample(points, 2 * grid, offsets=offsets)
+    sparse = points[fewer.indices]
+    exact = _brute_force(points, offsets, radius)
+    works: dict[str, tuple[Call, Callable[[Any], str | None]]] = {
+        "radius search": (partial(radius_search, points, radius, offsets=offsets), exact),
+        "triplets of found neighbours": (
+            lambda: build.assemble((found.offsets, found.indices), points, points, grid, sides),
+            lambda t: None if torch.equal(t.rows, found.offsets) else "has other rows",
+        ),
+        "search and triplets": (
+            partial(radius_geometry, points, grid, plan.kernel, offsets=offsets),
+            lambda g: exact((g.forward.rows, g.triplets()[1])),
+        ),
+        "the same, strided, both directions": (
+            lambda: radius_geometry(points, grid, plan.kernel, sparse, offsets=offsets, center_offsets=fewer.offsets),
+            lambda g: None if g.backward.entries.numel() == g.forward.entries.numel() else "lost triplets",
+        ),
+        f"{NEAREST} nearest": (
+            partial(knn_search, points, NEAREST, offsets=offsets),
+            lambda n: None if bool((n.offsets.diff() <= NEAREST).all()) else "found too many",
+        ),
+        "grid downsampling": (
+            partial(grid_downsample, points, 2 * grid, offsets=offsets),
+            lambda d: None if torch.equal(d.indices, fewer.indices) else "changed from run to run",
+        ),
+    }
+    candidates = [Candidate(name, call, judge) for name, (call, judge) in works.items()]
+    rows = []
+    clock = event_clock if plan.gpu else wall_clock
+    for timing in interleaved(candidates, plan.repeats, note, clock, plan.patience):
+        row: Case = {"name": timing.name, "ours": True, "status": "ok", "build": spread(timing.seconds)}
+        if plan.gpu:
+            row["build_peak_bytes"] = peak_bytes(works[timing.name][0])
+        rows.append(row)
+    facts = {"points": points.shape[0], "triplets": found.indices.numel(), "kernel": list(sides)}
+    return {"label": scene.name, **facts, "rows": rows}
+
+
+def _brute_force(points: Tensor, offsets: Tensor, radius: float) -> Callable[[Any], str | None]:
+    """Compares the rows of some queries of the first cloud with all its points."""
+    first = points[: int(offsets[1])]
+    chosen = torch.randperm(len(first), generator=torch.Generator().manual_seed(2))[:20].tolist()
+    limit = torch.tensor(radius, dtype=torch.float32).square().item()
+
+    def judge(found: Any) -> str | None:
+        for number in chosen:
+            x, y, z = (first[number] - first).square().unbind(1)
+            right = ((x + y) + z <= limit).nonzero()[:, 0]
+            row = found[1][int(found[0][number]) : int(found[0][number + 1])].to(torch.int64)
+            if not torch.equal(row.sort().values, right):
+                return f"the neighbours of point {number} are not those of brute force"
+        return None
+
+    return judge
+
+
+def _network(plan: Plan, scene: Scene, note: Note) -> Any:
+    some = sized(scene, plan.network_points)
+    yield network.timed(some, plan.grid, plan.network_dtype, plan.repeats, note)
+
+
+def _limit(plan: Plan, scene: Scene, note: Note) -> Any:
+    for size in plan.limit_sizes:
+        note(f"ResNet-18 on {size:,} points")
+        case = network.once(partial(sized, scene, size), size, plan.grid, plan.network_dtype)
+        yield case
+        if case["rows"][0]["status"] != "ok":
+            return
+
+
+_CASES: dict[str, Callable[[Plan, Scene, Note], Any]] = {
+    "build": _build,
+    "layer": _layers,
+    "voxels": _voxels,
+    "lowering": partial(_by_size, "lowering", _by_radius),
+    "order": partial(_by_size, "order", _by_radius),
+    "knn": partial(_by_size, "lowering", _by_rank),
+    "sizes": partial(_by_size, "layer", _by_radius),
+    "network": _network,
+    "limit": _limit,
+}

@@ -1,0 +1,130 @@
+"""Clouds of the points benchmark: files or a made-up room, in spatial order, cut down and repeated to a size."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fullfield._check import InputError
+from fullfield.io import read_point_cloud
+from fullfield.ops.neighbors import grid_downsample
+
+_BITS = 21  # of a coordinate in a Morton code
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One or more clouds, one after the other."""
+
+    name: str
+    points: Tensor
+    """[N, 3] float32, each cloud along a Morton curve."""
+    offsets: Tensor
+    """[B + 1] int64, on the CPU."""
+
+    def to(self, device: torch.device) -> Scene:
+        """The same on a device."""
+        return Scene(self.name, self.points.to(device), self.offsets)
+
+
+def _spread(x: Tensor) -> Tensor:
+    """Bits two places apart, int64."""
+    for shift, mask in (
+        (32, 0x1F00000000FFFF),
+        (16, 0x1F0000FF0000FF),
+        (8, 0x100F00F00F00F00F),
+        (4, 0x10C30C30C30C30C3),
+        (2, 0x1249249249249249),
+    ):
+        x = (x | x << shift) & mask
+    return x
+
+
+def spatial_order(points: Tensor) -> Tensor:
+    """[N] int64: points along a Morton curve through the cloud's box."""
+    if not points.shape[0]:
+        return torch.zeros(0, dtype=torch.int64, device=points.device)
+    low, high = points.amin(0).double(), points.amax(0).double()
+    cells = ((points.double() - low) / (high - low).amax().clamp(min=1e-30) * (2**_BITS - 1)).to(torch.int64)
+    return torch.argsort(morton_code(cells), stable=True)
+
+
+def morton_code(cells: Tensor) -> Tensor:
+    """[N] int64 of numbers [N, 3] from 0 to 2²¹ − 1; x weighs most."""
+    x, y, z = (_spread(cells[:, axis]) for axis in range(3))
+    return x << 2 | y << 1 | z
+
+
+def join(name: str, clouds: Sequence[Tensor]) -> Scene:
+    """Clouds as a batch, each in spatial order."""
+    ordered = [cloud[spatial_order(cloud)] for cloud in clouds]
+    sizes = torch.tensor([0, *(len(cloud) for cloud in ordered)])
+    return Scene(name, torch.cat(ordered), sizes.cumsum(0))
+
+
+def read(paths: Sequence[str]) -> Scene:
+    """The clouds of files.
+
+    Raises:
+        InputError: for a file that holds none, or points that are not finite.
+    """
+    clouds = []
+    for path in paths:
+        points = torch.as_tensor(read_point_cloud(path).points)
+        if not points.shape[0]:
+            raise InputError(f"{path}: expected points, got none")
+        if points.dtype == torch.float64:
+            points = points - points.mean(0)
+        clouds.append(points.to(torch.float32))
+    return join("+".join(dict.fromkeys(Path(path).parent.name or Path(path).stem for path in paths)), clouds)
+
+
+def room(count: int, seed: int = 0) -> Scene:
+    """A made-up scan: five walls and a ball, about 16 points within 1.86 · 7 mm of each other, 2 mm of noise."""
+    generator = torch.Generator().manual_seed(seed)
+    side = (count / 29_000 / 6.0) ** 0.5  # metres, at the density of a real scan
+    part = torch.randint(0, 6, (count,), generator=generator)
+    points = torch.rand(count, 3, generator=generator) * side
+    for wall, (axis, place) in enumerate([(2, 0.0), (0, 0.0), (0, side), (1, 0.0), (1, side)]):
+        points[part == wall, axis] = place
+    ball = torch.randn(int((part == 5).sum()), 3, generator=generator)
+    points[part == 5] = side / 2 + 0.28 * side * ball / ball.norm(dim=1, keepdim=True).clamp(min=1e-9)
+    points += 0.002 * torch.randn(count, 3, generator=generator)
+    return join("made-up room", [points])
+
+
+def thinned(scene: Scene, cell: float) -> Scene:
+    """One point a cell."""
+    kept = grid_downsample(scene.points, cell, offsets=scene.offsets)
+    return Scene(f"{scene.name}, {cell * 100:g} cm grid", scene.points[kept.indices], kept.offsets.cpu())
+
+
+def voxels_of(scene: Scene, cell: float) -> tuple[Scene, Tensor]:
+    """The first cloud, one point a voxel, in the order of an octree; and the voxels' numbers, [N, 3] from 0 on."""
+    first = Scene(scene.name, scene.points[: int(scene.offsets[1])], scene.offsets[:2])
+    few = thinned(first, cell)
+    numbers = (few.points.double() / cell).floor().to(torch.int64)
+    numbers -= numbers.amin(0)
+    order = torch.argsort(morton_code(numbers))
+    return Scene(f"{few.name}, voxels", few.points[order], few.offsets), numbers[order]
+
+
+def sized(scene: Scene, count: int) -> Scene:
+    """At most or exactly ``count`` points at the scene's own density: part of its first clouds, or copies of them all.
+
+    A part is what comes first along the curve, so that it is one connected piece.
+    """
+    total = scene.points.shape[0]
+    if not total:
+        raise InputError("expected a scene with points")
+    sizes = scene.offsets.diff().tolist()
+    taken: list[int] = []
+    while sum(taken) < count:
+        taken.append(min(sizes[len(taken) % len(sizes)], count - sum(taken)))
+    whole, rest = divmod(count, total)
+    points = torch.cat([scene.points] * whole + [scene.points[:rest]])
+    return Scene(f"{scene.name}, {count:,} points", points, torch.tensor([0, *taken]).cumsum(0))

@@ -1,0 +1,85 @@
+"""The kernels that the supplement of PointCNN++ prints, written anew as a baseline: forward and both gradients."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullfield._kernels.nvrtc import Libraries, Source
+from fullfield.ops import launching
+from fullfield.ops.launching import structure
+
+ORDERS = ("k", "i", "j")
+"""By what triplets are sorted: the kernel's cell, the centre or the point."""
+LIBRARIES = Libraries("the listing's kernels")
+_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+_LENGTH, _WARPS = 128, 8
+_ptr, _i32 = ctypes.c_void_p, ctypes.c_int
+_Params: Any = structure(
+    "ListingParams", ("weight", _ptr), ("features", _ptr), ("outs", _ptr), ("ins", _ptr), ("cells", _ptr),
+    ("out", _ptr), ("count", ctypes.c_longlong), ("inputs", _i32), ("outputs", _i32), ("blocks_in", _i32),
+    ("blocks_out", _i32),
+)  # fmt: skip
+
+
+def source(dtype: torch.dtype) -> Source:
+    """Both kernels."""
+    text = launching.read_source(Path(__file__).with_suffix(".cu"))
+    return Source(text, (f"-DIN={_TYPES[dtype]}",))
+
+
+def _run(
+    name: str, weight: Tensor, features: Tensor, columns: tuple[Tensor, Tensor, Tensor], shape: tuple[int, ...]
+) -> Tensor:
+    """``columns``: outputs, inputs, cells; ``shape``: of the result, its last size the output channels."""
+    weight, features = weight.contiguous(), features.contiguous()
+    out = features.new_zeros(shape, dtype=torch.float32)
+    p = _Params()
+    p.weight, p.features, p.out = weight.data_ptr(), features.data_ptr(), out.data_ptr()
+    p.outs, p.ins, p.cells = (column.data_ptr() for column in columns)
+    p.count, p.inputs, p.outputs = columns[0].numel(), features.shape[1], shape[-1]
+    p.blocks_in, p.blocks_out = -(-p.inputs // 32), -(-p.outputs // 32)
+    warps = -(-p.count // _LENGTH) * p.blocks_in * p.blocks_out
+    # every warp of the last block has work: a share beyond the end has no triplets
+    launching.launch(LIBRARIES, source(features.dtype), name, warps, _WARPS, p, features, 32 * _WARPS)
+    return out.to(features.dtype)
+
+
+class _Listing(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, features: Tensor, weight: Tensor, columns: tuple[Tensor, Tensor, Tensor], centers: int
+    ) -> Tensor:
+        ctx.save_for_backward(features, weight)
+        ctx.columns = columns
+        return _run("multiply", weight, features, columns, (centers, weight.shape[2]))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        features, weight = ctx.saved_tensors
+        i, j, k = ctx.columns
+        turned = weight.transpose(1, 2)
+        return (
+            _run("multiply", turned, grad, (j, i, k), tuple(features.shape)),
+            _run("outer", grad, features, (i, j, k), tuple(weight.shape)),
+            None,
+            None,
+        )
+
+
+def listing(triplets: tuple[Tensor, Tensor, Tensor], centers: int, order: str = "k") -> Callable[..., Tensor]:
+    """A convolution (features, weight) → out by triplets (i, j, k), int64 [T], sorted here; differentiable once."""
+    by = triplets["ijk".index(order)]
+    at = torch.argsort(by, stable=True)
+    i, j, k = (column[at].to(torch.int32).contiguous() for column in triplets)
+
+    def apply(features: Tensor, weight: Tensor) -> Tensor:
+        out: Tensor = _Listing.apply(features, weight, (i, j, k), centers)  # type: ignore[no-untyped-call]
+        return out
+
+    return apply

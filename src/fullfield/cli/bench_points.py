@@ -1,0 +1,201 @@
+"""``fullfield bench points``: convolution on native points beside other ways to compute it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fullfield._check import InputError
+from fullfield.cli import paths, report
+from fullfield.cli.argtypes import count
+
+if TYPE_CHECKING:
+    from fullfield.bench.points import Plan
+
+PARTS = ("build", "layer", "voxels", "lowering", "order", "knn", "sizes", "network", "limit")
+DEFAULT_PARTS = ("build", "layer", "voxels", "network")
+DTYPES = ("float32", "float16", "bfloat16")
+# On a GPU, on the CPU.
+SIZES = {True: (100_000, 1_000_000, 10_000_000), False: (5_000, 20_000)}
+LIMIT_SIZES = {True: (1_000_000, 10_000_000, 100_000_000), False: (5_000, 20_000)}
+NETWORK_POINTS = {True: 164_833, False: 5_000}
+MADE_UP = {True: 1_000_000, False: 30_000}
+DESCRIPTION = """\
+Time neighbour search, the building of triplets and the convolution, apart, and a ResNet-18 with its geometry, beside
+a gather-GEMM-scatter in PyTorch, the kernels that PointCNN++'s supplement prints (written anew), and spconv, ocnn and a
+checkout of pointelligence where they are here. All get the same triplets. Every result is compared with float64 at a
+sample of places before its time counts; all take turns.
+"""
+EPILOG = """\
+parts: build, layer, voxels, network by default; lowering, order, knn, sizes and limit are figures A, B, C, D to J and K
+
+examples:
+  fullfield bench points --clouds scan_0.ply scan_1.ply --grid 0.007 -o results.json --markdown results.md
+  fullfield bench points --parts lowering order knn sizes limit --plots figures -o figures.json
+  fullfield bench points --parts layer --channels 64x64 64x128 --dtype float16 --pointelligence pointelligence
+"""
+
+
+def add_parser(targets: Any) -> argparse.ArgumentParser:
+    """Add ``fullfield bench points``."""
+    parser: argparse.ArgumentParser = targets.add_parser(
+        "points",
+        help="convolution on native points, its geometry and a ResNet-18",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    what = parser.add_argument_group("what is measured")
+    what.add_argument(
+        "--parts", nargs="+", choices=PARTS, default=DEFAULT_PARTS, metavar="PART", help=f"of {', '.join(PARTS)}"
+    )
+    what.add_argument(
+        "--clouds", nargs="+", default=(), metavar="FILE", help="scans, one batch of clouds [a made-up room]"
+    )
+    what.add_argument("--grid", type=_length, default=0.007, metavar="G", help="kernel cell, metres [%(default)s]")
+    what.add_argument(
+        "--coarse", type=_length, default=0.02, metavar="G", help="grid of the thinned cloud, metres [%(default)s]"
+    )
+    what.add_argument("--kernel", type=count, default=3, metavar="T", help="cells a side, 1 to 8 [%(default)s]")
+    what.add_argument(
+        "--channels", nargs="+", type=_channels, default=((64, 64), (64, 128)), metavar="INxOUT", help="[64x64 64x128]"
+    )
+    what.add_argument("--dtype", nargs="+", choices=DTYPES, help="[bfloat16 on a GPU, else float32]")
+    what.add_argument("--sizes", nargs="+", type=count, metavar="N", help="points of figures A to E")
+    what.add_argument("--network-points", type=count, metavar="N", help="points of ResNet-18 [164833 on a GPU]")
+    what.add_argument("--limit-sizes", nargs="+", type=count, metavar="N", help="points of figure K")
+    who = parser.add_argument_group("who takes part")
+    who.add_argument("--pointelligence", metavar="DIR", help="a checkout of ant-research/pointelligence")
+    who.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1, ... [cuda where there is one]")
+    parser.add_argument("--repeats", type=count, default=5, metavar="N", help="rounds [%(default)s]")
+    parser.add_argument("--plots", metavar="DIR", help="also draw the figures into this folder (matplotlib)")
+    parser.add_argument("--markdown", metavar="FILE", help="also write tables, with published values beside (.md)")
+    parser.add_argument("-o", "--output", metavar="FILE", help="also write results and environment (.json)")
+    report.add_report_options(parser, progress=True)
+    return parser
+
+
+def _length(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {text!r}")
+    return value
+
+
+def _channels(text: str) -> tuple[int, int]:
+    parts = text.split("x")
+    if len(parts) != 2 or not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise argparse.ArgumentTypeError(f"expected INxOUT such as 64x128, got {text!r}")
+    return int(parts[0]), int(parts[1])
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check, measure, print, draw."""
+    _check_arguments(args)
+
+    from fullfield.bench import points
+    from fullfield.bench.run import CheckFailed, environment, write_results
+
+    def note(text: str) -> None:
+        if not args.quiet:
+            report.note(text, kind="bench")
+
+    plan, absent = _plan(args)
+    for name, reason in absent.items():
+        note(f"{name} is not measured: {reason}")
+    header = {"bench": "points", "parts": list(args.parts), "grid": args.grid, "absent": absent}
+
+    def keep(cases: list[dict[str, Any]]) -> None:
+        if args.output:
+            write_results(args.output, {**header, "cases": cases})
+
+    try:
+        cases = points.measure(plan, note, keep)
+    except CheckFailed as failure:
+        report.note(str(failure), kind="check failed")
+        return 1
+    results = {**header, "cases": cases, "environment": environment()}
+    _write(args, results, note)
+    problems = points.failed(cases)
+    for problem in problems:
+        report.note(problem, kind="check failed")
+    return 1 if problems else 0
+
+
+def _write(args: argparse.Namespace, results: dict[str, Any], note: Any) -> None:
+    from fullfield.bench.points_report import markdown
+    from fullfield.bench.points_report import report as lines
+    from fullfield.io import atomic_path
+
+    if args.markdown:
+        with atomic_path(args.markdown) as temporary:
+            temporary.write_text(markdown(results), "utf-8")
+    if args.plots:
+        from fullfield.bench.points_plots import draw
+
+        for path in draw(results, Path(args.plots)):
+            note(f"{path} is drawn")
+    if args.json:
+        report.print_json(results)
+    else:
+        print("\n".join(lines(results)))
+
+
+def _check_arguments(args: argparse.Namespace) -> None:
+    """Everything that can be wrong without loading a library."""
+    if args.kernel > 8:
+        raise InputError(f"--kernel: expected 1 to 8, got {args.kernel}")
+    for path in args.clouds:
+        paths.check_input(path, "--clouds")
+    for value, name, suffix in ((args.output, "results", ".json"), (args.markdown, "tables", ".md")):
+        if value:
+            paths.check_suffix(value, name, (suffix,))
+            paths.check_output(value, name)
+    if args.plots:
+        paths.check_folder(Path(args.plots), "--plots")
+    if args.pointelligence and not Path(args.pointelligence).is_dir():
+        raise InputError(f"--pointelligence {args.pointelligence}: no such folder")
+
+
+def _plan(args: argparse.Namespace) -> tuple[Plan, dict[str, str]]:
+    """And who is not here, with the reasons."""
+    import torch
+
+    from fullfield.bench import points_clouds, points_contenders
+    from fullfield.bench.points import Plan
+    from fullfield.bench.run import timing_device
+    from fullfield.ops.point_conv import BACKENDS, backends
+
+    device = timing_device(args.device)
+    gpu = device.type == "cuda"
+    dtypes = [getattr(torch, name) for name in args.dtype or (["bfloat16"] if gpu else ["float32"])]
+    told = dict(backends(device, dtypes[0]))
+    absent = {name: reason for name, reason in told.items() if reason is not None}
+    names = [name for name in BACKENDS if told[name] is None and (name != "reference" or not gpu)]
+    contenders = [*points_contenders.our_contenders(names), *points_contenders.baselines()]
+    if args.pointelligence:
+        contenders.append(points_contenders.pointelligence(args.pointelligence))
+    peers, missing = points_contenders.voxel_peers() if "voxels" in args.parts else ([], {})
+    scene = points_clouds.read(args.clouds) if args.clouds else points_clouds.room(MADE_UP[gpu])
+    plan = Plan(
+        scene,
+        device,
+        [*contenders, *peers],
+        args.parts,
+        grid=args.grid,
+        coarse=args.coarse,
+        channels=args.channels,
+        dtypes=dtypes,
+        sizes=args.sizes or SIZES[gpu],
+        network_points=args.network_points or NETWORK_POINTS[gpu],
+        limit_sizes=args.limit_sizes or LIMIT_SIZES[gpu],
+        network_dtype=torch.float16 if gpu else torch.float32,
+        kernel=args.kernel,
+        repeats=args.repeats,
+    )
+    return plan, {**absent, **missing}

@@ -1,0 +1,437 @@
+"""The points benchmark: clouds, who takes part, that all compute the same, and that no wrong result gets a time."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fullfield import InputError
+from fullfield.bench import points, points_clouds, points_contenders, points_network
+from fullfield.bench.points import Layer, Plan
+from fullfield.bench.points_clouds import Scene
+from fullfield.bench.points_contenders import Contender, Problem, Unsupported
+from fullfield.bench.points_plots import FILES, draw
+from fullfield.bench.points_report import PUBLISHED, _plain, markdown, report
+from fullfield.bench.run import CheckFailed
+from fullfield.cli import bench_points
+from fullfield.cli.main import main
+from fullfield.io import PointCloud, write_point_cloud
+from fullfield.models.pointcnnpp import PointResNetConfig
+from fullfield.ops.point_conv import point_conv, radius_geometry, voxel_geometry
+
+ROOM = points_clouds.room(1200)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _small_network() -> Any:
+    """Not 11 million parameters."""
+    small = partial(PointResNetConfig, channels=(4, 4), blocks=(1, 1), stem_kernel=3, classes=10)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(points_network, "PointResNetConfig", small)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Any:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def quiet(text: str) -> None:
+    del text
+
+
+def problem_of(channels: tuple[int, int] = (8, 12), dtype: torch.dtype = torch.float32) -> Problem:
+    return Problem(radius_geometry(ROOM.points, 0.007), channels, dtype)
+
+
+def plan_of(*parts: str, who: list[Contender] | None = None) -> Plan:
+    contenders = [*points_contenders.our_contenders(["reference"]), *points_contenders.baselines()]
+    return Plan(
+        ROOM,
+        torch.device("cpu"),
+        contenders if who is None else who,
+        parts,
+        grid=0.007,
+        coarse=0.05,
+        channels=[(4, 6)],
+        dtypes=[torch.float32],
+        sizes=[300, 600],
+        network_points=300,
+        limit_sizes=[200, 300],
+        network_dtype=torch.float32,
+        repeats=1,
+    )
+
+
+# ---- clouds
+
+
+def test_the_order_keeps_neighbours_together() -> None:
+    generator = torch.Generator().manual_seed(0)
+    cloud = torch.rand(4000, 3, generator=generator)
+    order = points_clouds.spatial_order(cloud)
+    assert order.sort().values.tolist() == list(range(4000))
+    step = cloud[order].diff(dim=0).norm(dim=1).mean()
+    assert step < 0.25 * cloud.diff(dim=0).norm(dim=1).mean()
+    assert points_clouds.spatial_order(torch.zeros(0, 3)).tolist() == []
+    cells = torch.tensor([[0, 0, 1], [0, 1, 0], [1, 0, 0], [3, 3, 3]])
+    assert points_clouds.morton_code(cells).tolist() == [1, 2, 4, 63]
+
+
+def test_the_made_up_room_is_as_dense_as_a_scan() -> None:
+    geometry = radius_geometry(points_clouds.room(20_000).points, 0.007)
+    assert 12 < geometry.forward.entries.numel() / 20_000 < 20
+
+
+def test_sizes_are_parts_and_copies() -> None:
+    scene = points_clouds.join("two", [torch.rand(50, 3), torch.rand(30, 3)])
+    few, many = points_clouds.sized(scene, 60), points_clouds.sized(scene, 210)
+    assert few.offsets.tolist() == [0, 50, 60]
+    assert torch.equal(few.points, scene.points[:60])
+    assert many.offsets.tolist() == [0, 50, 80, 130, 160, 210]
+    assert torch.equal(many.points[80:160], scene.points)
+    with pytest.raises(InputError, match="with points"):
+        points_clouds.sized(Scene("none", torch.zeros(0, 3), torch.tensor([0, 0])), 5)
+
+
+def test_files(tmp_path: Path) -> None:
+    far = np.random.default_rng(0).random((40, 3)) + np.array((5e5, 5e6, 0.0))
+    np.save(tmp_path / "far.npy", far)
+    write_point_cloud(tmp_path / "none.ply", PointCloud(np.zeros((0, 3), np.float32)))
+    scene = points_clouds.read([str(tmp_path / "far.npy")])
+    assert scene.points.dtype == torch.float32
+    assert float(scene.points.abs().max()) < 1
+    with pytest.raises(InputError, match="got none"):
+        points_clouds.read([str(tmp_path / "none.ply")])
+
+
+# ---- who takes part
+
+
+def voxel_problem() -> Problem:
+    scene, voxels = points_clouds.voxels_of(ROOM, 0.03)
+    assert len(voxels.unique(dim=0)) == len(scene.points)
+    return Problem(voxel_geometry(scene.points, 0.03), (8, 12), torch.float32, voxels)
+
+
+def judged(contender: Contender, problem: Problem) -> list[str | None]:
+    layer = Layer(problem)
+    truth, apply = layer.truth(), contender.prepare(problem)
+    return [truth.of_forward(layer.forward(apply), 1.0)[0], truth.of_gradients(layer.train(apply), 1.0)[0]]
+
+
+@pytest.mark.parametrize("contender", points_contenders.baselines(), ids=lambda c: c.name)
+@pytest.mark.parametrize("strided", [False, True])
+def test_baselines_compute_the_same(contender: Contender, strided: bool) -> None:
+    problem = problem_of()
+    if strided:
+        problem = Problem(radius_geometry(ROOM.points, 0.007, 3, ROOM.points[::4]), (8, 12), torch.float32)
+    if "listing" in contender.name:  # see tests/kernels
+        with pytest.raises(Unsupported, match="NVIDIA"):
+            contender.prepare(problem)
+    else:
+        assert judged(contender, problem) == [None, None]
+
+
+def test_a_checkout_of_pointelligence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="expected a checkout"):
+        points_contenders.pointelligence(str(tmp_path))
+    (tmp_path / "sparse_engines").mkdir()
+    (tmp_path / "sparse_engines" / "ops.py").write_text("""
+import sparse_engines_cuda
+import torch
+def sparse_matrix_vector_multiplication_reduction(a, a_idx, b, b_idx, o_idx, n):
+    assert bool((a_idx.diff() >= 0).all())
+    products = torch.bmm(b[b_idx], a[a_idx, 0])
+    return torch.zeros(n, 1, a.shape[3]).index_add(0, o_idx, products)
+""")
+    for name in ("sparse_engines", "sparse_engines.ops", "sparse_engines_cuda"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    contender = points_contenders.pointelligence(str(tmp_path))
+    assert judged(contender, problem_of()) == [None, None]
+    assert str(tmp_path) not in sys.path
+    for name in ("sparse_engines", "sparse_engines.ops", "sparse_engines_cuda"):
+        sys.modules.pop(name, None)
+
+
+class _Spconv(nn.Module):
+    """spconv's layer by its documented meaning: weight [Cout, kx, ky, kz, Cin]."""
+
+    def __init__(self, inputs: int, outputs: int, sides: list[int], bias: bool, indice_key: str) -> None:
+        super().__init__()
+        assert indice_key
+        assert not bias
+        self.weight = nn.Parameter(torch.zeros(outputs, *sides, inputs))
+
+    def forward(self, sparse: SimpleNamespace) -> SimpleNamespace:
+        where = {tuple(v): n for n, v in enumerate(sparse.numbers[:, 1:].tolist())}
+        rows = []
+        for voxel in where:
+            row: Tensor | None = None
+            for step in np.ndindex(*self.weight.shape[1:4]):
+                at = where.get(
+                    tuple(v + s - t // 2 for v, s, t in zip(voxel, step, self.weight.shape[1:4], strict=True))
+                )
+                if at is not None:
+                    product = self.weight[:, step[0], step[1], step[2]] @ sparse.features[at]
+                    row = product if row is None else row + product
+            rows.append(row)
+        return SimpleNamespace(features=torch.stack([r for r in rows if r is not None]))
+
+
+class _Tree:
+    """ocnn's octree as far as it is used: nodes along a Morton curve."""
+
+    def __init__(self, depth: int, full_depth: int, batch_size: int, device: torch.device) -> None:
+        assert (full_depth, batch_size) == (2, 1)
+        self.depth, self.device = depth, device
+
+    def build_octree(self, cloud: Tensor) -> None:
+        assert float(cloud.abs().max()) < 1
+        cells = ((cloud + 1) * 2 ** (self.depth - 1)).floor().long()
+        self.codes = points_clouds.morton_code(cells).sort().values
+        self.cells = cells[points_clouds.morton_code(cells).argsort()]
+
+    def construct_all_neigh(self) -> None:
+        self.found = {tuple(c): n for n, c in enumerate(self.cells.tolist())}
+
+    def search_xyzb(self, asked: Tensor, depth: int, nempty: bool) -> Tensor:
+        assert depth == self.depth
+        assert nempty
+        return torch.searchsorted(self.codes, points_clouds.morton_code(asked[:, :3].long()))
+
+
+class _Ocnn(nn.Module):
+    def __init__(self, inputs: int, outputs: int, kernel: list[int], nempty: bool) -> None:
+        super().__init__()
+        assert kernel == [3]
+        assert nempty
+        self.weights = nn.Parameter(torch.zeros(27, inputs, outputs))
+
+    def forward(self, data: Tensor, tree: _Tree, depth: int) -> Tensor:
+        assert depth == tree.depth
+        i, j, k = [], [], []
+        for cell, number in tree.found.items():
+            for at, step in enumerate(np.ndindex(3, 3, 3)):
+                other = tree.found.get(tuple(c + s - 1 for c, s in zip(cell, step, strict=True)))
+                if other is not None:
+                    i.append(number), j.append(other), k.append(at)
+        products = torch.bmm(data[j][:, None], self.weights[k])[:, 0]
+        return torch.zeros(len(tree.found), products.shape[1]).index_add(0, torch.tensor(i), products)
+
+
+@pytest.fixture
+def _peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stand-ins that compute what spconv 2.3.8 and ocnn 2.3.3 do."""
+    spconv, inner, ocnn = ModuleType("spconv"), ModuleType("spconv.pytorch"), ModuleType("ocnn")
+    spconv.__version__, ocnn.__version__ = "2.3.8", "2.3.3"  # type: ignore[attr-defined]
+    inner.SubMConv3d = _Spconv  # type: ignore[attr-defined]
+    inner.SparseConvTensor = lambda features, numbers, shape, batch, indice_dict: SimpleNamespace(  # type: ignore[attr-defined]
+        features=features, numbers=numbers, shape=shape, batch=batch, known=indice_dict
+    )
+    spconv.pytorch = inner  # type: ignore[attr-defined]
+    ocnn.octree = SimpleNamespace(Octree=_Tree, Points=lambda cloud: cloud)  # type: ignore[attr-defined]
+    ocnn.nn = SimpleNamespace(OctreeConv=_Ocnn)  # type: ignore[attr-defined]
+    for name, module in (("spconv", spconv), ("spconv.pytorch", inner), ("ocnn", ocnn)):
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+@pytest.mark.usefixtures("_peers")
+def test_voxel_peers_get_the_same_triplets() -> None:
+    peers, absent = points_contenders.voxel_peers()
+    assert [peer.name for peer in peers] == ["spconv 2.3.8", "ocnn 2.3.3"]
+    assert absent == {}
+    problem = voxel_problem()
+    for peer in peers:
+        assert judged(peer, problem) == [None, None]
+        with pytest.raises(Unsupported, match="voxels only"):
+            peer.prepare(problem_of())
+    shuffled = torch.randperm(problem.geometry.points, generator=torch.Generator().manual_seed(0))
+    scene, voxels = points_clouds.voxels_of(ROOM, 0.03)
+    mixed = Problem(voxel_geometry(scene.points[shuffled], 0.03), (8, 12), torch.float32, voxels[shuffled])
+    assert all(judged(peer, mixed) == [None, None] for peer in peers)
+
+
+def test_absent_peers_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("spconv", "spconv.pytorch", "ocnn"):
+        monkeypatch.setitem(sys.modules, name, None)
+    peers, absent = points_contenders.voxel_peers()
+    assert peers == []
+    assert set(absent) == {"spconv", "ocnn"}
+
+
+# ---- no wrong result gets a time
+
+
+def broken(where: str) -> Contender:
+    def prepare(problem: Problem) -> points_contenders.Apply:
+        def apply(features: Tensor, weight: Tensor) -> Tensor:
+            given, kernel = features, weight
+            if where == "features":
+                given = features.detach() + 2 * (features - features.detach())
+            if where == "weight":
+                kernel = weight.detach() + 2 * (weight - weight.detach())
+            out = point_conv(given, kernel, problem.geometry, backend="reference")
+            return out * 1.001 if where == "forward" else out
+
+        return apply
+
+    return Contender(f"broken {where}", prepare, ours=True)
+
+
+@pytest.mark.parametrize("where", ["forward", "features", "weight"])
+def test_a_wrong_result_gets_no_time(where: str) -> None:
+    who = [broken(where), *points_contenders.our_contenders(["reference"])]
+    (case, *_) = points.measure(plan_of("layer", who=who), quiet)
+    wrong, right = case["rows"]
+    assert wrong["status"] == "check failed"
+    assert "off by" in wrong["reason"]
+    assert "forward" not in wrong
+    assert right["status"] == "ok"
+    assert right["training"]["median_s"] > 0
+    assert any("broken" in problem for problem in points.failed([case]))
+
+
+def test_what_breaks_is_told() -> None:
+    def no_memory(_: Problem) -> points_contenders.Apply:
+        raise MemoryError("out of memory")
+
+    def nonsense(_: Problem) -> points_contenders.Apply:
+        return lambda features, weight: features @ weight[0].T
+
+    who = [
+        Contender("full", no_memory),
+        Contender("nonsense", nonsense),
+        *points_contenders.our_contenders(["reference"]),
+    ]
+    (case, *_) = points.measure(plan_of("layer", who=who), quiet)
+    assert [row["status"] for row in case["rows"]] == ["out of memory", "failed", "ok"]
+    assert not points.failed([case])
+
+
+def test_memory_that_is_short_while_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs of all do not fit, those of one do not either: the others are timed alone."""
+    timed = points._timed
+    together: list[int] = []
+
+    def short(plan: Plan, way: str, works: list[Any], note: Any) -> None:
+        together.append(len(works))
+        if len(works) > 1 or works[0][0]["name"] == "GEMM + reduction":
+            raise MemoryError("out of memory")
+        timed(plan, way, works, note)
+
+    monkeypatch.setattr(points, "_timed", short)
+    (case, _) = points.measure(plan_of("lowering"), quiet)
+    rows = {row["name"]: row for row in case["rows"]}
+    assert together[:2] == [4, 1]
+    assert rows["GEMM + reduction"]["status"] == "out of memory"
+    assert "forward" in rows["reference"]
+    assert "training" in rows["im2col + GEMM"]
+
+
+def test_a_wrong_network_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(points_network, "_ALLOWED", {torch.float32: -1.0})
+    (case,) = points.measure(plan_of("network"), quiet)
+    assert case["rows"][0]["status"] == "check failed"
+    assert "whole" not in case["rows"][0]
+    assert points.failed([case])
+
+
+def test_a_wrong_search_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(points, "radius_search", lambda p, _, offsets: points.knn_search(p, 3, offsets=offsets))
+    with pytest.raises(CheckFailed, match="brute force"):
+        points.measure(plan_of("build"), quiet)
+
+
+# ---- all of it
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, Any]:
+    plan = plan_of(*points.PARTS)
+    kept: list[int] = []
+    cases = points.measure(plan, quiet, lambda done: kept.append(len(done)))
+    assert kept == list(range(1, len(cases) + 1))
+    return {"bench": "points", "cases": cases, "absent": {"spconv": "is not here"}, "environment": {"cpu": "a test"}}
+
+
+def test_every_part_is_measured(results: dict[str, Any]) -> None:
+    parts = [case["part"] for case in results["cases"]]
+    assert set(parts) == set(points.PARTS) == set(bench_points.PARTS)
+    assert parts.count("sizes") == parts.count("limit") == 2
+    for case in results["cases"]:
+        ours = [row for row in case["rows"] if row["ours"]]
+        assert ours
+        assert all(row["status"] == "ok" for row in ours), case
+    assert points.failed(results["cases"]) == []
+    assert json.loads(json.dumps(results)) == results
+    by_part = {case["part"]: case for case in results["cases"]}
+    assert {row["name"] for row in by_part["lowering"]["rows"]} >= {"im2col + GEMM", "GEMM + reduction"}
+    assert by_part["knn"]["triplets"] == 16 * by_part["knn"]["points"]
+    assert {"geometry", "forward", "training", "whole"} <= set(by_part["network"]["rows"][0])
+
+
+def test_reports(results: dict[str, Any]) -> None:
+    lines = "\n".join(report(results))
+    assert "search and triplets" in lines
+    assert "spconv: not measured: is not here" in lines
+    assert "the supplement's listing: cannot: runs on NVIDIA GPUs" in lines
+    text = markdown(results)
+    assert "| reference |" in text
+    assert text.count("pointelligence") >= 3
+    assert "published" in text.lower()
+    assert all(line[2] in text for line in PUBLISHED)
+    assert [_plain(value, 3) for value in (0.12345, 12.345, 999.7, 1234.5)] == ["0.123", "12.3", "1000", "1234"]
+
+
+def test_pictures(results: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    written = draw(results, tmp_path)
+    assert {path.name for path in written} == set(FILES.values())
+    assert all(path.stat().st_size > 2000 for path in written)
+    assert draw({"cases": []}, tmp_path) == []
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(bench_points, "MADE_UP", {False: 600, True: 600})
+    out, tables = tmp_path / "points.json", tmp_path / "points.md"
+    arguments = ["bench", "points", "--parts", "layer", "--device", "cpu", "--channels", "4x4", "--repeats", "1"]
+    assert main([*arguments, "-o", str(out), "--markdown", str(tables), "--json", "-q"]) == 0
+    printed, stored = json.loads(capsys.readouterr().out), json.loads(out.read_text())
+    assert printed["cases"] == stored["cases"]
+    assert stored["environment"]["versions"]["torch"]
+    assert "cuda" in stored["absent"]
+    assert tables.read_text("utf-8").startswith("# Convolution on native points")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--kernel", "9"], "--kernel: expected 1 to 8"),
+        (["--channels", "64"], "expected INxOUT"),
+        (["--grid", "0"], "expected a number above 0"),
+        (["--clouds", "nowhere.ply"], "nowhere.ply"),
+        (["--pointelligence", "nowhere"], "no such folder"),
+        (["--markdown", "tables.txt"], ".md"),
+        (["--device", "tpu"], "--device"),
+    ],
+)
+def test_mistakes(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        code = main(["bench", "points", *arguments])
+    except SystemExit as ended:
+        code = int(str(ended.code))
+    assert code == 2
+    assert message in capsys.readouterr().err
