@@ -1,0 +1,41 @@
+"""Kernels for NVIDIA GPUs from Ampere on, compiled on the user's machine by NVRTC.
+
+float16 and bfloat16 features are multiplied as they are; float32 features as pairs of float16 at precision "highest"
+(22 bits), as float16 at "high" (11 bits, as TF32) and as bfloat16 at "medium". Products are summed in float32. The same
+bits in every run on one kind of GPU.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fullfield._kernels import nvrtc
+from fullfield.ops import launching
+from fullfield.ops.point_conv.cuda.triplets import assemble, builds, transpose
+from fullfield.ops.point_conv.protocol import Request
+from fullfield.ops.point_conv.triplets import Triplets
+
+__all__ = ["assemble", "builds", "missing", "multiply", "outer", "supports", "transpose"]
+
+
+def missing() -> str | None:
+    return nvrtc.why_not()
+
+
+def supports(request: Request) -> str | None:
+    if request.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return f"needs float32, float16 or bfloat16 features, got {request.dtype}"
+    return launching.why_not(request.device)
+
+
+def multiply(request: Request, features: Tensor, weight: Tensor, bias: Tensor | None, triplets: Triplets) -> Tensor:
+    from fullfield.ops.point_conv.cuda import launch
+
+    return launch.multiply(request, features, weight, bias, triplets)
+
+
+def outer(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) -> Tensor:
+    from fullfield.ops.point_conv.cuda import launch
+
+    return launch.outer(request, features, grad, triplets)

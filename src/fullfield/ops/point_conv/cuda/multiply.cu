@@ -1,0 +1,177 @@
+// MVMR: out[r] = bias + sum over row r of features[index] @ weight[cell]. Every output is summed in registers, cell by cell,
+// and written once: the same bits in every run.
+//
+// A warp takes 16 * TILES rows at a time. Each lane stands at the first triplet of a row that is not done yet; the least of
+// their cells is multiplied next, for those rows that stand at it: their features go from memory straight into the
+// registers that mma.sync takes (so channels are numbered as the loads bring them, in the weights too), while the one
+// before is multiplied. Rows with several points in a cell come back to it.
+//
+// More macros, and those of multiply.cuh:
+//   TILES    16-row tiles of a warp: 1 or 2
+//   THREADS, BLOCKS   of a block; blocks a multiprocessor
+
+#define ROWS (16 * TILES)
+
+typedef Eight Raw[2 * TILES];
+typedef uint4 Operands[2 * TILES][PARTS];
+typedef float Sums[TILES][OCTETS][4];
+#define CHUNK (OCTETS < 4 ? OCTETS : 4)
+
+// The lane's rows of one slab; null stands for none.
+static __device__ __forceinline__ void fetch(Raw &raw, const Value *const (&from)[2 * TILES], int slab, bool inside) {
+#pragma unroll
+    for (int q = 0; q < 2 * TILES; q++) raw[q].fetch(from[q] + slab * 32, from[q] && inside);
+}
+
+// One slab of one cell for the tiles FIRST .. LAST-1.
+template <int FIRST, int LAST>
+static __device__ __forceinline__ void multiply_slab(Sums &sums, const Operands &a, const uint4 *weights) {
+#pragma unroll
+    for (int first = 0; first < OCTETS; first += CHUNK) {
+        uint4 b[PARTS][CHUNK];
+#pragma unroll
+        for (int j = 0; j < PARTS; j++)
+#pragma unroll
+            for (int n = 0; n < CHUNK; n++) b[j][n] = weights[(j * OCTETS + first + n) * 32];
+#if SPLIT
+        float part[LAST - FIRST][CHUNK][4];  // the tensor cores' sums lose bits: at most one slab long
+#pragma unroll
+        for (int m = 0; m < LAST - FIRST; m++)
+#pragma unroll
+            for (int n = 0; n < CHUNK; n++) part[m][n][0] = part[m][n][1] = part[m][n][2] = part[m][n][3] = 0.f;
+#endif
+        // Products that add to the same sums lie apart.
+#pragma unroll
+        for (int product = 0; product < 2 * PARTS - 1; product++) {
+            const int i = product == 0 ? PARTS - 1 : 0, j = product == 1 ? 1 : 0;  // small ones first
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+#pragma unroll
+                for (int n = 0; n < CHUNK; n++)
+#pragma unroll
+                    for (int m = FIRST; m < LAST; m++) {
+#if SPLIT
+                        float(&d)[4] = part[m - FIRST][n];
+#else
+                        float(&d)[4] = sums[m][first + n];
+#endif
+                        const uint4 &u = a[2 * m][i], &l = a[2 * m + 1][i], &w = b[j][n];
+                        if (half == 0)
+                            mma_16816(d, u.x, l.x, u.y, l.y, w.x, w.y);
+                        else
+                            mma_16816(d, u.z, l.z, u.w, l.w, w.z, w.w);
+                    }
+        }
+#if SPLIT
+#pragma unroll
+        for (int m = FIRST; m < LAST; m++)
+#pragma unroll
+            for (int n = 0; n < CHUNK; n++)
+#pragma unroll
+                for (int i = 0; i < 4; i++) sums[m][first + n][i] += part[m - FIRST][n][i];
+#endif
+    }
+}
+
+// What is multiplied next: its cell, the features of the lane's rows (null for none), which rows take part.
+struct Pass {
+    int cell;
+    u32 rows;
+    const Value *from[2 * TILES];
+    __device__ __forceinline__ void choose(const Triplets &t, Cursor &c, const Value *features, i64 step, int lane) {
+        int own_cell = c.cell(t);
+        cell = __reduce_min_sync(ALL, own_cell);
+        bool mine = own_cell == cell && cell != NONE;
+        rows = __ballot_sync(ALL, mine);
+        int own = mine ? c.word.index_of(t) : -1;
+#pragma unroll
+        for (int q = 0; q < 2 * TILES; q++) {
+            int index = __shfl_sync(ALL, own, q * 8 + (lane >> 2));
+            from[q] = index >= 0 ? features + index * step : nullptr;
+        }
+        if (mine) {
+            c.at++;
+            c.read(t);
+        }
+    }
+};
+
+template <int M, int HALF>
+static __device__ __forceinline__ void store_half(const MultiplyParams &p, i64 row, int first, const Value *bias, Value *out, const Sums &sums, float scale) {
+    float own[OCTETS][2];
+#pragma unroll
+    for (int n = 0; n < OCTETS; n++) own[n][0] = sums[M][n][2 * HALF], own[n][1] = sums[M][n][2 * HALF + 1];
+    if (row < p.triplets.count) store(p, row, first, bias, out, own, scale);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) multiply(const __grid_constant__ MultiplyParams p) {
+    extern __shared__ __align__(16) uint4 shared[];
+    const Triplets &t = p.triplets;
+    int thread = threadIdx.x, lane = thread & 31;
+    int column = blockIdx.x % p.columns, group = column / p.blocks;
+    i64 each = (i64)t.cells * p.slabs * (PARTS * OCTETS * 32);
+    const uint4 *weights = p.weights + column * each;
+#if RESIDENT
+    for (int at = thread; at < (int)each; at += THREADS) shared[at] = weights[at];
+    weights = shared;
+    __syncthreads();
+#endif
+    weights += lane;
+    float inverses[2], gain = gain_of(p.magnitude, inverses[0]);
+    gain_of(p.magnitude + 1, inverses[1]);
+    const Value *features = p.features + (i64)group * p.inputs + (lane & 3) * 8;
+    int width = p.inputs - (lane & 3) * 8;
+    while (true) {
+        int unit = 0;
+        if (lane == 0) unit = atomicAdd(p.queue + column, 1);
+        unit = __shfl_sync(ALL, unit, 0);
+        i64 first = (i64)unit * ROWS;
+        if (first >= t.count) break;
+        Cursor cursor;
+        i64 row = first + lane;
+        bool any = lane < ROWS && row < t.count;
+        cursor.at = any ? t.rows[row] : 0;
+        cursor.end = any ? t.rows[row + 1] : 0;
+        cursor.prefetch(t);
+        cursor.read(t);
+        Sums sums;
+#pragma unroll
+        for (int m = 0; m < TILES; m++)
+#pragma unroll
+            for (int n = 0; n < OCTETS; n++) sums[m][n][0] = sums[m][n][1] = sums[m][n][2] = sums[m][n][3] = 0.f;
+        Pass pass;
+        pass.choose(t, cursor, features, p.features_row, lane);
+        Raw raw;
+        if (pass.cell != NONE) fetch(raw, pass.from, 0, 0 < width);
+        for (int slab = 0; pass.cell != NONE;) {
+            Operands a;
+#pragma unroll
+            for (int q = 0; q < 2 * TILES; q++) raw[q].take(a[q], gain);
+            const uint4 *w = weights + ((i64)pass.cell * p.slabs + slab) * (PARTS * OCTETS * 32);
+            u32 rows = pass.rows;
+            if (++slab == p.slabs) {
+                slab = 0;
+                pass.choose(t, cursor, features, p.features_row, lane);
+            }
+            if (pass.cell != NONE) fetch(raw, pass.from, slab, slab * 32 < width);
+            if (TILES == 1)
+                multiply_slab<0, 1>(sums, a, w);
+            else if ((rows & 0xffff) == 0)
+                multiply_slab<TILES - 1, TILES>(sums, a, w);
+            else if (rows >> 16 == 0)
+                multiply_slab<0, 1>(sums, a, w);
+            else
+                multiply_slab<0, TILES>(sums, a, w);
+        }
+        int offset = group * p.outputs, at = (column % p.blocks) * COLUMNS + (lane & 3) * (COLUMNS / 4);
+        const Value *bias = p.bias ? p.bias + offset : p.bias;
+        float scale = inverses[0] * inverses[1];
+        first += lane >> 2;
+        store_half<0, 0>(p, first, at, bias, p.out + offset, sums, scale);
+        store_half<0, 1>(p, first + 8, at, bias, p.out + offset, sums, scale);
+        if (TILES == 2) {
+            store_half<TILES - 1, 0>(p, first + 16, at, bias, p.out + offset, sums, scale);
+            store_half<TILES - 1, 1>(p, first + 24, at, bias, p.out + offset, sums, scale);
+        }
+    }
+}

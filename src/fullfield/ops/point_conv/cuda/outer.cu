@@ -1,0 +1,340 @@
+// VVOR: out[k] = sum over the triplets of cell k of features[index] (x) grad[row]. A block owns CELLS cells, INPUTS * HALVES x
+// OUTPUTS channels of each, and a segment of the rows; a warp owns one cell and INPUTS x OUTPUTS channels, and keeps their sums
+// in registers for the whole segment. Segments write shares, which `add_shares` adds in their order: the same bits in every run.
+//
+// The block walks TILE rows at a time. It brings their gradients into shared memory and finds where each row's cells begin.
+// Then every warp collects the triplets of its cell, 32 at a time, in order; copies their features into shared memory while it
+// multiplies those before; and multiplies with mma.sync, reading both operands through ldmatrix by the rows of the pairs.
+//
+// More macros:
+//   CELLS, HALVES     of a block, which has THREADS = 32 * CELLS * HALVES
+//   TILE     rows looked at together, a multiple of 32
+//   INPUTS, OUTPUTS   channels of a warp: 16, 32 or 64
+//   BUFFERS  of features of 32 pairs a warp
+
+#define AHEAD (BUFFERS - 1)
+#define F_BYTES (32 * INPUTS * 2)          // features of 32 pairs, one part
+#define G_BYTES ((TILE + 1) * OUTPUTS * 2) // gradients of the tile and a row of zeros
+#define LISTS 8
+
+struct OuterParams {
+    Triplets triplets;
+    const Value *features, *grad;
+    float *shares;                 // [segment][column][cell][INPUTS][OUTPUTS]
+    const u32 *magnitude;          // of the features and of the gradients
+    i64 features_row, grad_row;    // elements from row to row
+    int inputs, outputs;           // of joined groups, padded to multiples of 8
+    int input_blocks, output_blocks, columns, cell_blocks, segments;
+};
+
+struct SharesParams {
+    const float *shares;
+    Value *out;                    // [K, inputs, groups * outputs]
+    const u32 *magnitude;
+    int cells, groups, inputs, outputs, joined;
+    int input_blocks, output_blocks, segments;
+};
+
+struct Shared {
+    u8 *features, *grad;
+    i64 *base;                     // [TILE] where rows begin
+    int *offset;                   // [CELLS + 1][TILE] where their cells begin, from there
+    int *index;                    // [LISTS][32] of the warp's pairs
+    u16 *row;
+};
+
+static __device__ __forceinline__ u32 address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
+static __device__ __forceinline__ void copy16(u32 to, const void *from, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+static __device__ __forceinline__ void matrices_transposed(u32 (&r)[4], u32 at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(at)
+                 : "memory");
+}
+
+// Where octet c of row r lies in an array of CHANNELS a row: eight rows' octets of one number lie in different banks.
+template <int CHANNELS> static __device__ __forceinline__ u32 place(int r, int c) {
+    constexpr int octets = CHANNELS / 8, rows = 8 / octets;  // rows of 128 bytes
+    return r * (CHANNELS * 2) + ((c ^ (r / rows)) & (octets - 1)) * 16;
+}
+
+// Eight channels of a row to shared memory; zeros for null.
+template <int BYTES> static __device__ __forceinline__ void bring(u8 *to, const Value *from, float gain) {
+#if IN == 0
+    float4 a = make_float4(0.f, 0.f, 0.f, 0.f), b = a;
+    if (from) a = *(const float4 *)from, b = *(const float4 *)(from + 4);
+    a.x *= gain, a.y *= gain, a.z *= gain, a.w *= gain, b.x *= gain, b.y *= gain, b.z *= gain, b.w *= gain;
+    uint4 h = make_uint4(operands(a.x, a.y), operands(a.z, a.w), operands(b.x, b.y), operands(b.z, b.w));
+    *(uint4 *)to = h;
+#if SPLIT
+    *(uint4 *)(to + BYTES) = make_uint4(rest(a.x, a.y, h.x), rest(a.z, a.w, h.y), rest(b.x, b.y, h.z), rest(b.z, b.w, h.w));
+#endif
+#endif
+}
+
+typedef float Sums[INPUTS / 16][OUTPUTS / 8][4];
+
+static __device__ __forceinline__ void add_to(float *share, Sums &sums, bool first) {
+    int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int m = 0; m < INPUTS / 16; m++)
+#pragma unroll
+        for (int n = 0; n < OUTPUTS / 8; n++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                float2 *at = (float2 *)(share + (m * 16 + half * 8 + (lane >> 2)) * OUTPUTS + n * 8 + (lane & 3) * 2);
+                float2 v = {sums[m][n][2 * half], sums[m][n][2 * half + 1]};
+                if (!first) {
+                    float2 before = *at;
+                    v.x += before.x;
+                    v.y += before.y;
+                }
+                *at = v;
+                sums[m][n][2 * half] = sums[m][n][2 * half + 1] = 0.f;
+            }
+}
+
+// 32 pairs. All operands of a step are on their way before the first is waited for.
+static __device__ __forceinline__ void multiply_pairs(Sums &sums, u32 features, u32 grad, const u16 *row) {
+    int lane = threadIdx.x & 31;
+    const int rows[2] = {row[lane & 15], row[16 + (lane & 15)]};
+#pragma unroll
+    for (int s = 0; s < 2; s++) {
+        u32 a[PARTS][INPUTS / 16][4];
+        int k = s * 16 + (lane & 7) + (lane >> 4) * 8;
+#pragma unroll
+        for (int i = 0; i < PARTS; i++)
+#pragma unroll
+            for (int m = 0; m < INPUTS / 16; m++) matrices_transposed(a[i][m], features + i * F_BYTES + place<INPUTS>(k, m * 2 + (lane >> 3 & 1)));
+#pragma unroll
+        for (int j = 0; j < PARTS; j++) {
+            u32 b[OUTPUTS / 16][4];
+#pragma unroll
+            for (int n = 0; n < OUTPUTS / 16; n++) matrices_transposed(b[n], grad + j * G_BYTES + place<OUTPUTS>(rows[s], n * 2 + (lane >> 4)));
+#pragma unroll
+            for (int i = 0; i < PARTS - j; i++)
+#pragma unroll
+                for (int n = 0; n < OUTPUTS / 16; n++)
+#pragma unroll
+                    for (int m = 0; m < INPUTS / 16; m++) {
+                        mma_16816(sums[m][2 * n], a[i][m][0], a[i][m][1], a[i][m][2], a[i][m][3], b[n][0], b[n][1]);
+                        mma_16816(sums[m][2 * n + 1], a[i][m][0], a[i][m][1], a[i][m][2], a[i][m][3], b[n][2], b[n][3]);
+                    }
+        }
+    }
+}
+
+// The features of 32 pairs of the warp; -1 stands for none.
+static __device__ __forceinline__ void bring_features(u8 *to, const Value *features, i64 step, int width, const int *index, float gain) {
+    constexpr int octets = INPUTS / 8, rows = 32 / octets;
+    int lane = threadIdx.x & 31, c = lane % octets, j[32 / rows];
+#pragma unroll
+    for (int i = 0; i < 32 / rows; i++) j[i] = index[i * rows + lane / octets];
+#pragma unroll
+    for (int i = 0; i < 32 / rows; i++) {
+        int pair = i * rows + lane / octets;
+        bool any = j[i] >= 0 && c * 8 < width;
+        const Value *from = features + (any ? j[i] * step + c * 8 : 0);
+#if IN == 0
+        bring<F_BYTES>(to + place<INPUTS>(pair, c), any ? from : nullptr, gain);
+#else
+        copy16(address(to + place<INPUTS>(pair, c)), from, any ? 16 : 0);
+#endif
+    }
+#if IN != 0
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// The gradients of the tile's rows.
+static __device__ __forceinline__ void bring_gradients(u8 *to, const Value *grad, i64 step, int width, i64 first, i64 end, float gain) {
+    constexpr int octets = OUTPUTS / 8;
+    for (int at = threadIdx.x; at < (TILE + 1) * octets; at += THREADS) {
+        int r = at / octets, c = at % octets;
+        bool any = r < TILE && first + r < end && c * 8 < width;
+        const Value *from = grad + (any ? (first + r) * step + c * 8 : 0);
+#if IN == 0
+        bring<G_BYTES>(to + place<OUTPUTS>(r, c), any ? from : nullptr, gain);
+#else
+        copy16(address(to + place<OUTPUTS>(r, c)), from, any ? 16 : 0);
+#endif
+    }
+}
+
+// Where the rows of a tile begin, and in each of them the cells first .. first + CELLS.
+static __device__ __forceinline__ void find_cells(const Triplets &t, const Shared &s, i64 tile, i64 end, int first) {
+    for (int r = threadIdx.x; r < TILE; r += THREADS) {
+        i64 row = tile + r, base = 0;
+        int size = 0;
+        if (row < end) {
+            base = t.rows[row];
+            size = (int)(t.rows[row + 1] - base);
+        }
+        s.base[r] = base;
+        int low = 0, high = size;
+        while (low < high) {
+            int middle = (low + high) / 2;
+            if (cell_at(t, base + middle) < first)
+                low = middle + 1;
+            else
+                high = middle;
+        }
+        int cell = low < size ? cell_at(t, base + low) : NONE;
+        for (int c = 0; c <= CELLS; c++) {
+            while (cell < first + c) {
+                low++;
+                cell = low < size ? cell_at(t, base + low) : NONE;
+            }
+            s.offset[c * TILE + r] = low;
+        }
+    }
+}
+
+// The triplets of the warp's cell in the lane's row, the first of them on its way.
+struct Run {
+    i64 at;
+    int left;
+    Word word;
+    __device__ __forceinline__ void look(const Triplets &t, const Shared &s, int own, int r) {
+        left = 0;
+        if (r == TILE) return;
+        r += threadIdx.x & 31;
+        int from = s.offset[own * TILE + r];
+        at = s.base[r] + from;
+        left = s.offset[(own + 1) * TILE + r] - from;
+        if (left > 0) word.load(t, at);
+    }
+};
+
+// Where part `part` of `parts` begins: parts of whole rows, and of about the same work.
+static __device__ __forceinline__ i64 part_begin(const Triplets &t, int part, int parts) {
+    if (part == 0) return 0;
+    if (part == parts) return t.count;
+    i64 all = t.rows[t.count] + 4 * t.count, wanted = all / parts * part, low = 0, high = t.count;
+    while (low < high) {
+        i64 middle = (low + high) / 2;
+        if (t.rows[middle] + 4 * middle < wanted)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) outer(const __grid_constant__ OuterParams p) {
+    extern __shared__ __align__(16) uint4 shared[];
+    const Triplets &t = p.triplets;
+    int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5;
+    Shared s;
+    s.features = (u8 *)shared + warp * (BUFFERS * PARTS * F_BYTES);
+    s.grad = (u8 *)shared + CELLS * HALVES * (BUFFERS * PARTS * F_BYTES);
+    s.base = (i64 *)(s.grad + PARTS * G_BYTES);
+    s.offset = (int *)(s.base + TILE);
+    s.index = s.offset + (CELLS + 1) * TILE + warp * (LISTS * 32);
+    s.row = (u16 *)(s.offset + (CELLS + 1) * TILE + CELLS * HALVES * (LISTS * 32)) + warp * (LISTS * 32);
+
+    int item = blockIdx.x, cell = item % p.cell_blocks * CELLS, own = warp % CELLS;
+    item /= p.cell_blocks;
+    int columns = p.columns / HALVES, column = item % columns * HALVES, segment = item / columns, blocks = p.input_blocks * p.output_blocks;
+    int group = column / blocks, within = column % blocks / HALVES;
+    int output_block = within % p.output_blocks, input_block = within / p.output_blocks * HALVES + warp / CELLS;
+    int input = input_block * INPUTS, output = output_block * OUTPUTS;
+    column = (group * p.input_blocks + input_block) * p.output_blocks + output_block;
+    i64 begin = part_begin(t, segment, p.segments), end = part_begin(t, segment + 1, p.segments);
+    const Value *features = p.features + (i64)group * p.inputs + input, *grad = p.grad + (i64)group * p.outputs + output;
+    float *share = p.shares + (((i64)segment * p.columns + column) * t.cells + cell + own) * (INPUTS * OUTPUTS);
+    float inverse, gain = gain_of(p.magnitude, inverse), grad_gain = gain_of(p.magnitude + 1, inverse);
+    Sums sums;
+#pragma unroll
+    for (int m = 0; m < INPUTS / 16; m++)
+#pragma unroll
+        for (int n = 0; n < OUTPUTS / 8; n++) sums[m][n][0] = sums[m][n][1] = sums[m][n][2] = sums[m][n][3] = 0.f;
+    bool first = true;
+    for (i64 tile = begin; tile < end; tile += TILE) {
+        __syncthreads();               // the last tile is done with
+        bring_gradients(s.grad, grad, p.grad_row, p.outputs - output, tile, end, grad_gain);
+        find_cells(t, s, tile, end, cell);
+#if IN != 0
+        asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
+        __syncthreads();
+        int count = 0, brought = 0;    // pairs listed; batches of 32 under way or done
+        Run ahead;
+        ahead.look(t, s, own, 0);
+        for (int r = 0; r <= TILE; r += 32) {  // the last time: fills the last batch
+            Run run = ahead;
+            if (r < TILE) ahead.look(t, s, own, r + 32);
+            while (true) {
+                bool mine = r < TILE ? run.left > 0 : lane < (-count & 31);
+                u32 all = __ballot_sync(ALL, mine);
+                if (all == 0) break;
+                if (mine) {
+                    int to = (count + __popc(all & ((1u << lane) - 1))) & (LISTS * 32 - 1);
+                    s.index[to] = r < TILE ? run.word.index_of(t) : -1;
+                    s.row[to] = min(r + lane, TILE);
+                    run.left--;
+                    run.at++;
+                    if (r < TILE && run.left > 0) run.word.load(t, run.at);
+                }
+                count += __popc(all);
+                __syncwarp();
+                if (brought < count >> 5) {
+                    u8 *to = s.features + brought % BUFFERS * (PARTS * F_BYTES);
+                    bring_features(to, features, p.features_row, p.inputs - input, s.index + (brought & (LISTS - 1)) * 32, gain);
+#if IN == 0
+                    __syncwarp();
+                    multiply_pairs(sums, address(to), address(s.grad), s.row + (brought & (LISTS - 1)) * 32);
+                    __syncwarp();
+#if SPLIT
+                    if (brought % 16 == 15) {  // the tensor cores' sums lose bits: at most 16 batches long
+                        add_to(share, sums, first);
+                        first = false;
+                    }
+#endif
+#else
+                    if (brought >= AHEAD) {
+                        asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD) : "memory");
+                        __syncwarp();
+                        int done = brought - AHEAD;
+                        multiply_pairs(sums, address(s.features + done % BUFFERS * F_BYTES), address(s.grad), s.row + (done & (LISTS - 1)) * 32);
+                        __syncwarp();
+                    }
+#endif
+                    brought++;
+                }
+            }
+        }
+#if IN != 0
+        asm volatile("cp.async.wait_group %0;" ::"n"(0) : "memory");
+        __syncwarp();
+        for (int done = max(brought - AHEAD, 0); done < brought; done++)
+            multiply_pairs(sums, address(s.features + done % BUFFERS * F_BYTES), address(s.grad), s.row + (done & (LISTS - 1)) * 32);
+#endif
+#if SPLIT
+        if (cell + own < t.cells) add_to(share, sums, first);
+        first = false;
+#endif
+    }
+    if ((!SPLIT || first) && cell + own < t.cells) add_to(share, sums, true);
+}
+
+// Adds the segments' shares.
+extern "C" __global__ void __launch_bounds__(256) add_shares(const __grid_constant__ SharesParams p) {
+    i64 at = (i64)blockIdx.x * 256 + threadIdx.x;
+    i64 width = (i64)p.groups * p.outputs;
+    if (at >= p.cells * p.inputs * width) return;
+    int output = at % width, input = at / width % p.inputs, cell = at / width / p.inputs;
+    int group = output / p.outputs, within = group % p.joined;
+    input += within * p.inputs;
+    output -= (group - within) * p.outputs;
+    int column = (group / p.joined * p.input_blocks + input / INPUTS) * p.output_blocks + output / OUTPUTS;
+    i64 columns = (i64)p.groups / p.joined * p.input_blocks * p.output_blocks, step = columns * p.cells * (INPUTS * OUTPUTS);
+    const float *from = p.shares + ((i64)column * p.cells + cell) * (INPUTS * OUTPUTS) + input % INPUTS * OUTPUTS + output % OUTPUTS;
+    float sum = 0.f, inverses[2];
+    for (int s = 0; s < p.segments; s++) sum += from[s * step];
+    gain_of(p.magnitude, inverses[0]);
+    gain_of(p.magnitude + 1, inverses[1]);
+    p.out[at] = rounded(sum * (inverses[0] * inverses[1]));
+}

@@ -1,0 +1,93 @@
+"""The point convolution's kernels compile for every GPU from Ampere on, within registers and shared memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from test_nvrtc import ARCHS, DTYPES, SHARED, needs_nvrtc, resources
+
+from fullfield.ops.point_conv.cuda import config
+from fullfield.ops.point_conv.cuda.config import Device
+from fullfield.ops.point_conv.protocol import Request
+
+
+def request_of(
+    dtype: torch.dtype, channels: tuple[int, int] = (64, 64), rows: int = 900_000, cells: int = 27, groups: int = 1
+) -> Request:
+    return Request(torch.device("cuda", 0), dtype, channels, groups, cells, rows, rows, 16 * rows)
+
+
+def device_of(arch: str) -> Device:
+    return Device(0, arch, SHARED[arch], 132)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_resources(arch: str, dtype: torch.dtype) -> None:
+    request, device = request_of(dtype), device_of(arch)
+    operands = config.operands_of(request, False)
+    forward, gradient = (
+        config.multiply_config(request, operands, device),
+        config.outer_config(request, operands, device),
+    )
+    assert forward.shared(27, operands.parts) <= device.shared
+    assert gradient.shared(operands.parts) <= device.shared
+    found = resources(forward.source(operands), arch) | resources(gradient.source(operands), arch)
+    assert set(found) - {"magnitude"} == {"multiply", "pack", "outer", "add_shares"}
+    registers, spilled = found["multiply"]
+    assert registers * forward.threads * forward.blocks <= 1 << 16
+    assert spilled <= 16
+    registers, spilled = found["outer"]
+    assert registers <= 128
+    assert spilled <= 256
+    for name in ("pack", "add_shares"):
+        assert found[name][0] <= 48
+        assert found[name][1] == 0
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", [*SHARED])
+@pytest.mark.parametrize(
+    ("channels", "groups", "cells", "rows"),
+    [((1, 1), 1, 1, 10), ((512, 512), 1, 27, 3000), ((3, 64), 1, 343, 200_000), ((32, 32), 32, 125, 10**7)],
+    ids=str,
+)
+def test_any_request_fits(arch: str, channels: tuple[int, int], groups: int, cells: int, rows: int) -> None:
+    device = device_of(arch)
+    for dtype in DTYPES:
+        request = request_of(dtype, channels, rows, cells, groups)
+        operands = replace(config.operands_of(request, False), beside=True)
+        forward, gradient = (f(request, operands, device) for f in (config.multiply_config, config.outer_config))
+        assert forward.shared(cells, operands.parts) <= device.shared
+        assert gradient.shared(operands.parts) <= device.shared
+        assert 1 <= gradient.warps <= 16
+    if arch in ("sm_86", "sm_90a"):
+        assert "multiply" in resources(forward.source(operands), arch)
+        assert "outer" in resources(gradient.source(operands), arch)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_wgmma_is_not_serialised(dtype: torch.dtype) -> None:
+    """The compiler says so where it makes every wgmma wait; pairs of float16 wait by design."""
+    from fullfield._kernels import nvrtc
+    from fullfield._kernels.nvrtc import Source
+
+    request, device = request_of(dtype), device_of("sm_90a")
+    operands = config.operands_of(request, False)
+    form = config.wgmma_config(request, operands, device)
+    assert form is not None
+    source = form.source(operands)
+    _, log = nvrtc.nvrtc().compile(Source(source.text, (*source.options, "--ptxas-options=-v")), "sm_90a")
+    assert "multiply" in log
+    assert "serialized" not in log
+
+
+def test_the_kernels_include_nothing() -> None:
+    sources = sorted(Path(config.__file__).parent.glob("*.cu*"))
+    assert len(sources) >= 5
+    assert not [path.name for path in sources if "#include" in path.read_text("utf-8")]

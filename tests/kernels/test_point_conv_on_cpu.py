@@ -1,0 +1,269 @@
+"""The point convolution's CUDA kernels, run on the CPU by ``emulator``, against float64.
+
+Not races between warps or the GPU's own arithmetic: see ``emulator``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+import emulator
+import pytest
+import torch
+from emulator import Emulator, Memory
+from torch import Tensor
+
+from fullfield.ops.point_conv import PointGeometry, dispatch, point_conv, radius_geometry, voxel_geometry
+from fullfield.ops.point_conv import cuda as backend
+from fullfield.ops.point_conv.cuda import config, launch
+from fullfield.ops.point_conv.cuda.config import Device
+
+pytestmark = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
+AMPERE = Device(0, "sm_80", 163 << 10, 3)
+HOPPER = Device(0, "sm_90a", 227 << 10, 3)
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+    return Emulator(tmp_path_factory.mktemp("kernels"), HOPPER.shared)
+
+
+@pytest.fixture(autouse=True)
+def _emulated(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The backend "cuda" for tensors of the CPU, in memory that is poisoned and watched."""
+    monkeypatch.setattr(launch, "LIBRARIES", machine)
+    monkeypatch.setattr(launch, "raw_stream", lambda _: 0)
+    monkeypatch.setattr(launch, "device_of", lambda _: AMPERE)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(backend, "supports", lambda _: None)
+    machine.schedule, machine.resident = 0, 4
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with Memory().watched():
+        yield
+    torch.set_num_threads(threads)
+
+
+def random_geometry(centers: int, points: int, triplets: int, kernel: int = 3) -> PointGeometry:
+    """Triplets that no cloud gives: any cell for any pair."""
+    from fullfield.ops.point_conv import triplet_geometry
+
+    generator = torch.Generator().manual_seed(0)
+    pairs = torch.randperm(centers * points, generator=generator)[:triplets]
+    cells = torch.randint(kernel**3, (len(pairs),), generator=generator)
+    return triplet_geometry(pairs // points, pairs % points, cells, (centers, points), kernel)
+
+
+def draw(geometry: PointGeometry, channels: tuple[int, int], groups: int, dtype: torch.dtype) -> list[Tensor]:
+    """Features, weight, bias, gradient."""
+    generator = torch.Generator().manual_seed(3)
+    shapes = (
+        (geometry.points, channels[0]),
+        (geometry.cells, channels[0] // groups, channels[1]),
+        (channels[1],),
+        (geometry.centers, channels[1]),
+    )
+    return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+
+
+def results(tensors: list[Tensor], geometry: PointGeometry, groups: int, name: str) -> list[Tensor]:
+    inputs = [t.detach().clone().requires_grad_() for t in tensors[:3]]
+    out = point_conv(inputs[0], inputs[1], geometry, inputs[2], groups, backend=name)
+    return [out.detach(), *torch.autograd.grad(out, inputs, tensors[3])]
+
+
+def check(
+    geometry: PointGeometry, channels: tuple[int, int], groups: int, dtype: torch.dtype, operands: float = 0.0
+) -> list[Tensor]:
+    """Everything against float64, within the rounding of results, of ``operands`` and of float32 sums."""
+    tensors = draw(geometry, channels, groups, dtype)
+    got = results(tensors, geometry, groups, "cuda")
+    exact = results([t.double() for t in tensors], geometry, groups, "reference")
+    for name, value, true in zip(("out", "features", "weight", "bias"), got, exact, strict=True):
+        assert value.dtype == dtype
+        scale = float(true.abs().max()) if true.numel() else 0.0
+        eps = torch.finfo(dtype).eps
+        away = (value.double() - true).abs()
+        assert bool((away <= eps * true.abs() + (2e-6 + operands) * scale).all()), f"{name}: {float(away.max())}"
+    return got
+
+
+CHANNELS = [((3, 5), 1), ((64, 64), 1), ((17, 130), 1), ((1, 1), 1), ((32, 32), 32), ((12, 18), 6), ((8, 96), 2)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("channels", "groups"), CHANNELS, ids=str)
+def test_within_float64_budget(dtype: torch.dtype, channels: tuple[int, int], groups: int) -> None:
+    check(random_geometry(45, 37, 400), channels, groups, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", ["mirrored", "strided", "kernel 5"])
+def test_clouds(machine: Emulator, kind: str, dtype: torch.dtype) -> None:
+    """Several tiles, warps and segments; other orders of threads and of copies."""
+    generator = torch.Generator().manual_seed(1)
+    points = torch.rand(330, 3, generator=generator)
+    offsets = torch.tensor([0, 200, 200, 330])
+    if kind == "strided":
+        centers = torch.tensor([0, 67, 67, 110])
+        geometry = radius_geometry(points, 0.1, (3, 2, 4), points[::3], offsets=offsets, center_offsets=centers)
+    else:
+        geometry = radius_geometry(points, 0.1, 5 if kind == "kernel 5" else 3, offsets=offsets)
+    sets = []
+    for schedule, resident in ((0, 4), (3, 1)):
+        machine.schedule, machine.resident = schedule, resident
+        sets.append(check(geometry, (40, 24), 1, dtype))
+    for one, two in zip(*sets, strict=True):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize(("precision", "operands"), [("high", 2.0**-11), ("medium", 2.0**-8)])
+def test_lower_precisions(precision: str, operands: float) -> None:
+    torch.set_float32_matmul_precision(precision)
+    try:
+        check(random_geometry(30, 30, 300), (20, 16), 1, torch.float32, 4 * operands)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tiles", "resident"),
+    [(torch.bfloat16, 2, True), (torch.bfloat16, 2, False), (torch.bfloat16, 1, True), (torch.float32, 1, True)],
+    ids=str,
+)
+def test_forms_of_the_forward_give_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, tiles: int, resident: bool
+) -> None:
+    geometry = random_geometry(150, 80, 1500)
+    tensors = draw(geometry, (40, 64 if tiles == 2 else 30), 1, dtype)
+    usual = results(tensors, geometry, 1, "cuda")[0]
+    monkeypatch.setattr(launch, "device_of", lambda _: HOPPER)
+    choose = config.multiply_config
+    monkeypatch.setattr(
+        launch, "multiply_config", lambda *a: replace(choose(*a), tiles=tiles, resident=resident, threads=64, blocks=1)
+    )
+    assert torch.equal(results(tensors, geometry, 1, "cuda")[0], usual)
+
+
+def test_cells_beside_the_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fullfield.ops.point_conv import triplets
+
+    for module in (triplets, dispatch.load("cpu")):
+        monkeypatch.setattr(module, "fits", lambda columns, cells: False)  # noqa: ARG005
+    geometry = random_geometry(40, 50, 500, kernel=7)
+    assert geometry.forward.cells.numel()
+    check(geometry, (8, 8), 1, torch.bfloat16)
+
+
+@pytest.mark.parametrize("sizes", [(0, 0), (4, 0), (0, 5), (4, 5)])
+def test_nothing_to_sum(sizes: tuple[int, int]) -> None:
+    geometry = random_geometry(*sizes, 0)
+    tensors = draw(geometry, (3, 4), 1, torch.float32)
+    out, one, two, three = results(tensors, geometry, 1, "cuda")
+    assert torch.equal(out, tensors[2].expand(sizes[0], 4))
+    assert not one.any()
+    assert not two.any()
+    torch.testing.assert_close(three, tensors[3].sum(0))
+    assert not point_conv(tensors[0], tensors[1], geometry, backend="cuda").any()
+
+
+def test_long_rows() -> None:
+    """Thousands of points in one cell of one centre; rows without any beside it."""
+    points = torch.rand(3000, 3, generator=torch.Generator().manual_seed(2)) * 0.1
+    centers = torch.tensor([[5.0, 5.0, 5.0], [0.05, 0.05, 0.05], [-5.0, 0.0, 0.0]])
+    geometry = radius_geometry(points, 1.0, centers=centers)
+    assert geometry.forward.rows.tolist() == [0, 0, 3000, 3000]
+    for dtype in DTYPES:
+        check(geometry, (16, 16), 1, dtype)
+
+
+def test_values_that_are_not_finite_stay_with_their_centres() -> None:
+    geometry = random_geometry(40, 30, 200)
+    for dtype in (torch.float32, torch.bfloat16):
+        features, weight, _, grad = draw(geometry, (16, 16), 1, dtype)
+        clean = point_conv(features, weight, geometry, backend="cuda")
+        features[7, 3], features[9, 1] = float("inf"), float("nan")
+        got = point_conv(features, weight, geometry, backend="cuda")
+        i, j, k = geometry.triplets()
+        seen = torch.zeros(40, dtype=torch.bool)
+        seen[i[(j == 7) | (j == 9)]] = True
+        assert torch.equal(got[~seen], clean[~seen])
+        assert not got[seen].isfinite().all(1).any()
+        weights = torch.ops.fullfield.point_conv_weight(
+            features, grad, *geometry.directions(), False, geometry.cells, 1, "cuda"
+        )
+        hit = torch.zeros(geometry.cells, dtype=torch.bool)
+        hit[k[(j == 7) | (j == 9)]] = True
+        assert weights[~hit].isfinite().all()
+        assert not weights[hit].isfinite().flatten(1).all(1).any()
+
+
+@pytest.mark.parametrize("power", [-60, 0, 60])
+def test_float32_of_any_size(power: int) -> None:
+    """Values become float16 only after scaling, whatever their size."""
+    geometry = random_geometry(30, 30, 300)
+    tensors = draw(geometry, (20, 16), 1, torch.float32)
+    tensors[0] = tensors[0] * 2.0**power
+    tensors[1] = tensors[1] * 2.0 ** (-power // 2)
+    exact = results([t.double() for t in tensors], geometry, 1, "reference")
+    for value, true in zip(results(tensors, geometry, 1, "cuda"), exact, strict=True):
+        assert float((value.double() - true).abs().max()) <= 2e-6 * float(true.abs().max())
+
+
+@pytest.mark.parametrize("kernel", [3, (3, 1, 5)])
+def test_voxel_mode_is_a_dense_convolution(kernel: int | tuple[int, int, int]) -> None:
+    sides = (kernel,) * 3 if isinstance(kernel, int) else kernel
+    generator = torch.Generator().manual_seed(0)
+    cells = torch.randperm(6 * 7 * 8, generator=generator)[:120]
+    x, y, z = cells // 56, cells // 8 % 7, cells % 8
+    points = (torch.stack([x, y, z], 1) + 0.2 + 0.6 * torch.rand(120, 3, generator=generator)) * 0.05
+    geometry = voxel_geometry(points, 0.05, kernel)
+    features, weight, bias, _ = draw(geometry, (6, 10), 2, torch.float32)
+    volume = torch.zeros(1, 6, 6, 7, 8, dtype=torch.float64)
+    volume[0, :, x, y, z] = features.double().T
+    dense = weight.double().view(*sides, 3, 10).permute(4, 3, 0, 1, 2)
+    padding = tuple(side // 2 for side in sides)
+    volume = torch.nn.functional.conv3d(volume, dense, bias.double(), padding=padding, groups=2)
+    got = point_conv(features, weight, geometry, bias, 2, backend="cuda")
+    torch.testing.assert_close(got.double(), volume[0, :, x, y, z].T, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:Input #")
+def test_gradcheck() -> None:
+    """Second derivatives too; float32 makes the steps coarse."""
+    geometry = random_geometry(4, 6, 15, kernel=2)
+    inputs = [t.requires_grad_() for t in draw(geometry, (2, 4), 2, torch.float32)[:3]]
+
+    def run(*tensors: Tensor) -> Tensor:
+        return point_conv(tensors[0], tensors[1], geometry, tensors[2], 2, backend="cuda")
+
+    assert torch.autograd.gradcheck(run, inputs, eps=0.1, atol=1e-3, rtol=1e-3)
+    assert torch.autograd.gradgradcheck(run, inputs, eps=0.1, atol=1e-3, rtol=1e-3)
+
+
+def test_rows_that_are_not_aligned() -> None:
+    """Slices that begin anywhere give the same bits."""
+    geometry = random_geometry(20, 20, 150)
+    features, weight, bias, _ = draw(geometry, (8, 8), 1, torch.bfloat16)
+    moved = torch.zeros(20 * 8 + 3, dtype=torch.bfloat16)[3:].view(20, 8).copy_(features)
+    assert moved.data_ptr() % 16
+    out = [point_conv(f, weight, geometry, bias, backend="cuda") for f in (features, moved)]
+    assert torch.equal(*out)
+
+
+def test_word_layout_is_the_sources(machine: Emulator) -> None:
+    """The structures that the launchers fill are as long as those that the kernels read."""
+    check(random_geometry(10, 10, 50), (8, 8), 1, torch.float32)
+    import ctypes
+
+    sizes = {"pack": launch._Pack, "multiply": launch._Multiply, "outer": launch._Outer, "add_shares": launch._Shares}
+    seen = set()
+    for library in machine.loaded:
+        for name, kernel in library.items():
+            if name in sizes:
+                assert kernel.parameters == ctypes.sizeof(sizes[name]), name
+                seen.add(name)
+    assert seen == set(sizes)
