@@ -64,11 +64,11 @@ def tensor(
     )
     if not fits:  # the words are made only here: under torch.compile sizes may be symbols
         raise InputError(f"{name}: expected shape {_shape(shape)}, got {describe(value)}")
-    if dtypes is not None:
+    if dtypes is not None and value.dtype not in dtypes:
         names = " or ".join(sorted(str(d).removeprefix("torch.") for d in dtypes))
-        require(value.dtype in dtypes, name, f"dtype {names}", value)
-    if device is not None:
-        require(value.device == device, name, f"device {device}", value)
+        raise InputError(f"{name}: expected dtype {names}, got {describe(value)}")
+    if device is not None and value.device != device:
+        raise InputError(f"{name}: expected device {device}, got {describe(value)}")
     return value
 
 

@@ -38,7 +38,7 @@ FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-fno-strict-aliasing", 
 _MMA = "mma.sync.aligned.m16n8k16.row.col.f32.{0}.{0}.f32 {{%0,%1,%2,%3}}, {{%4,%5,%6,%7}}, {{%8,%9}}, {{%0,%1,%2,%3}};"
 _STORE_IF = "{{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p st.global.cs.{0} [%0], %1;\n}}"
 _MATRICES = "ldmatrix.sync.aligned.m8n8.{} {{%0, %1, %2, %3}}, [%4];"
-_GATHER = "{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
+_GATHER = "{{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p ld.global.nc.{0}v4.u32 {{%0, %1, %2, %3}}, [%4];\n}}"
 _POLICY = "createpolicy.fractional.L2::{}.b64 %0, 1.0;"
 PTX = {
     "": "ptx_nothing",
@@ -59,7 +59,8 @@ PTX = {
     _POLICY.format("evict_first"): "ptx_policy",
     _POLICY.format("evict_normal"): "ptx_policy",
     "ld.global.nc.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;": "ptx_load4",
-    _GATHER: "ptx_gather",
+    _GATHER.format(""): "ptx_gather",
+    _GATHER.format("L1::no_allocate."): "ptx_gather",
     "prefetch.global.L1 [%0];": "ptx_nothing",
     "cp.async.cg.shared.global [%0], [%1], 16, %2;": "ptx_copy16",
     "cp.async.cg.shared.global [%0], [%1], 16;": "ptx_copy16",

@@ -11,9 +11,15 @@ import torch
 
 from fullfield._kernels import cache_folder, nvrtc
 from fullfield._kernels.nvrtc import Compiler, KernelError, Source
+from fullfield.bench import points_listing
 from fullfield.ops.correlation.cuda import config as shapes
 from fullfield.ops.correlation.protocol import Request
 from fullfield.ops.fused import cuda as fused
+from fullfield.ops.neighbors import cuda as neighbors
+from fullfield.ops.point_conv.cuda import pooling, triplets
+from fullfield.ops.tvl1.cuda import passes as tvl1
+from fullfield.ops.tvl1.cuda import schedules, tuning
+from fullfield.ops.tvl1.cuda.state import Level
 
 needs_nvrtc = pytest.mark.skipif(nvrtc.why_not() is not None, reason=str(nvrtc.why_not()))
 SHARED = {"sm_80": 163 << 10, "sm_86": 99 << 10, "sm_87": 163 << 10, "sm_90a": 227 << 10}
@@ -147,8 +153,59 @@ def test_passes_of_the_networks(arch: str, dtype: torch.dtype) -> None:
 
 
 @needs_nvrtc
+@pytest.mark.parametrize("arch", ARCHS)
+def test_passes_of_tvl1(arch: str) -> None:
+    found = resources(tvl1.pyramid_source(), arch)
+    assert set(found) == {"grey", "resample"}
+    assert all(registers <= 48 and spilled == 0 for registers, spilled in found.values())
+    for dtype in (torch.float32, torch.float16):
+        found = resources(tvl1.warp_source(dtype), arch) | resources(tvl1.median_source(dtype), arch)
+        assert set(found) == {"linearise", "median3", "median5", "settle"}
+        assert all(registers <= 80 and spilled == 0 for registers, spilled in found.values())
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ARCHS)
+def test_geometries_of_points(arch: str) -> None:
+    sources = {neighbors.radius_source(): 56, neighbors.thin_source(): 56}
+    sources |= {neighbors.tree_source(k): limit for k, limit in ((16, 56), (64, 64), (1024, 255))}
+    sources |= {triplets.source(*where): 48 for where in ((False, False), (True, False), (True, True))}
+    sources |= {pooling.source(dtype, dtype == torch.float32): 48 for dtype in (*DTYPES, torch.float64)}
+    sources |= {points_listing.source(dtype): 128 for dtype in DTYPES}
+    for source, limit in sources.items():
+        found = resources(source, arch)
+        assert found
+        # The sort of long rows is called, not inlined: what it needs is saved around the call.
+        assert all(registers <= limit and spilled <= 64 for registers, spilled in found.values()), found
+
+
+# Of every schedule what it begins with, on every GPU; what tuning may choose instead, on one.
+ITERATIONS = [
+    (arch, schedule, dtype, shape)
+    for (schedule, dtype), candidates in tuning.CANDIDATES.items()
+    for number, shape in enumerate(candidates)
+    for arch in (ARCHS if number == 0 else ARCHS[-1:] if schedule == "register_pipeline" else ())
+]
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(("arch", "schedule", "dtype", "shape"), ITERATIONS, ids=str)
+def test_iterations_of_tvl1(arch: str, schedule: str, dtype: torch.dtype, shape: tuning.Shape) -> None:
+    """Registers for as many blocks as are to run at once, and none spilled."""
+    device = tuning.Device(0, "any", arch, 100, SHARED[arch])
+    level = Level(1, 1080, 1920, dtype, torch.device("cpu"))
+    for launch in schedules.pass_of(schedule, level, shape.depth, shape, device):
+        registers, spilled = resources(launch.source, arch)[launch.name]
+        blocks = shape.blocks if schedule == "register_pipeline" else 2
+        assert registers * launch.threads * blocks <= 65536
+        assert spilled == 0
+        assert launch.shared <= SHARED[arch]
+
+
+@needs_nvrtc
 def test_the_kernels_include_nothing() -> None:
-    folders = (Path(shapes.__file__).parent, Path(fused.__file__).parent)
+    modules = (shapes, fused, tvl1, neighbors, triplets, points_listing, nvrtc)
+    folders = tuple(Path(module.__file__).parent for module in modules)
     sources = sorted(path for folder in folders for path in folder.glob("*.cu*"))
     assert len(sources) >= 10
     assert not [path.name for path in sources if "#include <" in path.read_text("utf-8")]

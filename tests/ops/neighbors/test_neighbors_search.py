@@ -15,6 +15,9 @@ from fullfield.ops.neighbors import BACKENDS, Neighbors, backends, knn_search, r
 scipy_spatial = pytest.importorskip("scipy.spatial")
 
 
+HERE = [name for name, reason in backends().items() if reason is None]
+
+
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> str:
     reason = backends()[request.param]
@@ -63,8 +66,8 @@ def test_backends_agree_to_the_bit(count: int, lattice: bool) -> None:
         points = (points * 2).round() / 4
     queries = torch.cat([points[: count // 2], cloud(20, seed=4, spread=4.0)])
     for asked in (None, queries):
-        assert same(*(radius_search(points, 0.25, asked, backend=b) for b in BACKENDS))
-        assert same(*(knn_search(points, 5, asked, backend=b) for b in BACKENDS))
+        assert same(*(radius_search(points, 0.25, asked, backend=b) for b in HERE))
+        assert same(*(knn_search(points, 5, asked, backend=b) for b in HERE))
 
 
 def test_ragged_clouds_do_not_see_each_other(backend: str) -> None:
@@ -92,9 +95,9 @@ def test_surveyed_coordinates_are_recentred(backend: str) -> None:
 
 def test_a_small_radius_in_a_wide_cloud() -> None:
     points = torch.cat([cloud(200) * 0.01, cloud(200) * 0.01 + 1e6, -cloud(200) * 1e6])
-    assert same(*(radius_search(points, 1e-3, backend=b) for b in BACKENDS))
+    assert same(*(radius_search(points, 1e-3, backend=b) for b in HERE))
     far = torch.tensor([[1e30, 0.0, 0.0], [-1e30, 1e30, 0.0], [0.0, 0.0, 0.0]])
-    assert same(*(radius_search(points, 0.01, far, backend=b) for b in BACKENDS))
+    assert same(*(radius_search(points, 0.01, far, backend=b) for b in HERE))
 
 
 def test_threads_change_nothing() -> None:

@@ -215,6 +215,44 @@ def test_registered_operators(backend: str) -> None:
     )
 
 
+@pytest.mark.parametrize("kind", ["mirrored", "transposed"])
+def test_eager_calls_are_the_registered_operator(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Past the dispatcher where nobody listens, through it under modes and for second gradients."""
+    mirrored = kind == "mirrored"
+    geometry = radius_geometry(ragged((12,))[0], 0.3) if mirrored else random_geometry(9, 12, 50)
+    *given, grad = case(4, 6, 2, geometry, torch.float64)
+    inputs = [t.requires_grad_() for t in given]
+    registered = torch.ops.fullfield.point_conv
+    rest = (*geometry.directions(), geometry.mirrored, 2, "reference")
+    ways = (lambda f, w, b: point_conv(f, w, geometry, b, 2, backend="reference"), lambda *t: registered(*t, *rest))
+    found = []
+    for run in ways:
+        out = run(*inputs)
+        once = torch.autograd.grad(out, inputs, grad, create_graph=True)
+        again = torch.autograd.grad(sum(g.square().sum() for g in once), inputs[:2])
+        found.append((out, *once, *again))
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+    some = torch.autograd.grad(ways[0](inputs[0], inputs[1].detach(), None), inputs[0], grad)
+    assert torch.equal(some[0], found[0][1])
+
+    def on_fakes() -> torch.Size:
+        with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True) as mode:
+            return ways[0](*(mode.from_tensor(t) for t in inputs)).shape
+
+    assert on_fakes() == found[0][0].shape
+
+    def refused(*_: object) -> None:
+        raise AssertionError("through the dispatcher")
+
+    monkeypatch.setattr(torch.ops.fullfield, "point_conv", refused)
+    monkeypatch.setattr(torch.ops.fullfield, "point_conv_weight", refused)
+    torch.autograd.grad(ways[0](*inputs), inputs, grad)
+    with torch.no_grad():
+        ways[0](*inputs)
+    with pytest.raises(AssertionError, match="dispatcher"):
+        on_fakes()
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled_without_a_break(dynamic: bool) -> None:
     geometry = radius_geometry(ragged((60,))[0], 0.2)

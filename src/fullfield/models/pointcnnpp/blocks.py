@@ -61,7 +61,7 @@ class Residual(nn.Module):
         inner = self.first(features, pyramid).relu()
         if self.middle is not None:
             inner = self.middle(inner, pyramid).relu()
-        own = features if self.source == self.target else features[pyramid.kept[self.source]]
+        own = features if self.source == self.target else features.index_select(0, pyramid.kept[self.source])
         own = own if self.shortcut is None else self.shortcut(own, pyramid)
         out: Tensor = (self.last(inner, pyramid) + own).relu()
         return out

@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.neighbors import grid_downsample
-from fullfield.ops.point_conv import PointGeometry, radius_geometry
+from fullfield.ops.neighbors.downsampling import thin
+from fullfield.ops.neighbors.ragged import Cloud, check_cloud
+from fullfield.ops.point_conv import PointGeometry, kernel_radius
+from fullfield.ops.point_conv.arguments import kernel_sides
+from fullfield.ops.point_conv.geometry import RadiusRequest, radius_geometries
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,27 +51,20 @@ class PointPyramid:
         _check.number(grid, "grid", above=0.0)
         _check.number(levels, "levels", integer=True, low=1, high=16)
         _check.tensor(points, "points", ("N", 3), dtypes=(torch.float32, torch.float64))
-        clouds, bounds, kept = [points], [offsets], []
+        clouds, kept = [check_cloud(points, offsets)], []
         for level in range(1, levels):
-            fewer = grid_downsample(clouds[-1], grid * 2**level, offsets=bounds[-1])
+            fewer = thin(clouds[-1], grid * 2**level)
             kept.append(fewer.indices)
-            clouds.append(clouds[-1][fewer.indices])
-            bounds.append(fewer.offsets.cpu())
-        geometries = {}
+            clouds.append(Cloud(clouds[-1].points.index_select(0, fewer.indices), fewer.offsets, clouds[0].largest))
+        requests = {}
         for source, target, kernel in steps:
-            same = source == target
-            geometries[source, target, kernel] = radius_geometry(
-                clouds[source],
-                grid * 2**source,
-                kernel,
-                None if same else clouds[target],
-                offsets=bounds[source],
-                center_offsets=None if same else bounds[target],
-                gradient=gradient,
+            sides, side = kernel_sides(kernel), grid * 2**source
+            requests[source, target, kernel] = RadiusRequest(
+                clouds[source], clouds[target], side, sides, kernel_radius(side, sides), gradient
             )
-        whole = [torch.tensor([0, points.shape[0]]) if b is None else b for b in bounds]
-        sizes = tuple(tuple(int(n) for n in b.diff().tolist()) for b in whole)
-        return cls(tuple(clouds), tuple(kept), sizes, geometries)
+        geometries = dict(zip(requests, radius_geometries(list(requests.values())), strict=True))
+        sizes = tuple(tuple(int(n) for n in cloud.offsets.diff().tolist()) for cloud in clouds)
+        return cls(tuple(cloud.points for cloud in clouds), tuple(kept), sizes, geometries)
 
     def to(self, device: str | torch.device) -> PointPyramid:
         """The same on a device."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
@@ -9,16 +10,19 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.neighbors.ragged import Cloud, Neighbors, check_cloud, recentred
+from fullfield.ops.neighbors import cuda
+from fullfield.ops.neighbors.ragged import Cloud, Neighbors, check_pair, recentred
 
-BACKENDS = ("cpu", "reference")
-"""In order of preference: compiled kernels for the CPU; plain PyTorch on any device, in quadratic time."""
+BACKENDS = ("cuda", "cpu", "reference")
+"""In order of preference: compiled kernels for GPUs and for the CPU; plain PyTorch on any device, in quadratic time."""
+
+MOST_NEAREST = 1024
 
 
 def backends(device: str | torch.device = "cpu") -> dict[str, str | None]:
     """Every backend with None where it can run on ``device``, else the reason it cannot."""
-    kind = torch.device(device).type
-    return {name: _module(name).supports(kind) for name in BACKENDS}
+    place = torch.device(device)
+    return {name: _module(name).supports(place) for name in BACKENDS}
 
 
 def _module(name: str) -> Any:
@@ -43,10 +47,8 @@ def radius_search(
         InputError: for anything but finite coordinates, a radius above 0, fitting offsets, a backend that can run.
     """
     _check.number(radius, "radius", above=0.0)
-    cloud, asked = _clouds(points, queries, offsets, query_offsets)
-    run = _chosen(backend, points).radius_search
-    found: Neighbors = run(*recentred(cloud, asked), cloud.offsets, asked.offsets, float(radius))
-    return found
+    cloud, asked = check_pair(points, queries, offsets, query_offsets)
+    return neighbors_within(cloud, asked, recentred(cloud, asked), float(radius), backend)
 
 
 def knn_search(
@@ -65,29 +67,36 @@ def knn_search(
     Raises:
         InputError: for anything but finite coordinates, k >= 1, fitting offsets, a backend that can run.
     """
-    _check.number(k, "k", integer=True, low=1, high=1024)
-    cloud, asked = _clouds(points, queries, offsets, query_offsets)
-    run = _chosen(backend, points).knn_search
-    found: Neighbors = run(*recentred(cloud, asked), cloud.offsets, asked.offsets, int(k))
+    _check.number(k, "k", integer=True, low=1, high=MOST_NEAREST)
+    cloud, asked = check_pair(points, queries, offsets, query_offsets)
+    return nearest_neighbors(cloud, asked, recentred(cloud, asked), int(k), backend)
+
+
+def neighbors_within(
+    cloud: Cloud, asked: Cloud, pair: tuple[Tensor, Tensor], radius: float, backend: str | None = None
+) -> Neighbors:
+    """:func:`radius_search` of clouds that are checked, ``pair`` as :func:`recentred` gives it."""
+    found: Neighbors = _chosen(backend, pair[0]).radius_search(*pair, cloud.offsets, asked.offsets, radius)
     return found
 
 
-def _clouds(
-    points: Tensor, queries: Tensor | None, offsets: Tensor | None, query_offsets: Tensor | None
-) -> tuple[Cloud, Cloud]:
-    cloud = check_cloud(points, offsets)
-    if queries is None:
-        _check.require(query_offsets is None, "query_offsets", "None without queries", query_offsets)
-        return cloud, cloud
-    asked = check_cloud(queries, query_offsets, "queries", "query_offsets")
-    _check.tensor(queries, "queries", ("M", 3), dtypes=(points.dtype,), device=points.device)
-    _check.require(
-        asked.batches == cloud.batches,
-        "query_offsets",
-        f"{cloud.batches} clouds, as the points have",
-        f"{asked.batches}",
-    )
-    return cloud, asked
+def several_within(searches: Sequence[tuple[Cloud, Cloud, tuple[Tensor, Tensor], float]]) -> list[Neighbors]:
+    """:func:`neighbors_within` several times, on GPUs with one wait for all."""
+    if not searches:
+        return []
+    module = _chosen(None, searches[0][2][0])
+    given = [(*pair, cloud.offsets, asked.offsets, radius) for cloud, asked, pair, radius in searches]
+    if module is cuda:
+        return cuda.radius_searches(given)
+    return [module.radius_search(*search) for search in given]
+
+
+def nearest_neighbors(
+    cloud: Cloud, asked: Cloud, pair: tuple[Tensor, Tensor], k: int, backend: str | None = None
+) -> Neighbors:
+    """:func:`knn_search` likewise."""
+    found: Neighbors = _chosen(backend, pair[0]).knn_search(*pair, cloud.offsets, asked.offsets, k)
+    return found
 
 
 def _chosen(backend: str | None, points: Tensor) -> Any:

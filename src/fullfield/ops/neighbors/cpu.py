@@ -22,9 +22,9 @@ _MOST_CELLS = 1 << 62
 _MARGIN = 1.0 + 1e-5
 
 
-def supports(device_type: str) -> str | None:
-    if device_type != "cpu":
-        return f"runs on the CPU, the points are on {device_type}"
+def supports(device: torch.device) -> str | None:
+    if device.type != "cpu":
+        return f"runs on the CPU, the points are on {device.type}"
     return why_not()
 
 

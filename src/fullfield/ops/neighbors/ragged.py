@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -25,6 +26,8 @@ class Cloud(NamedTuple):
 
     points: Tensor  # [N, 3]
     offsets: Tensor  # [B + 1] int64, on the CPU
+    largest: float = 0.0
+    """Magnitude of a coordinate."""
 
     @property
     def batches(self) -> int:
@@ -44,28 +47,62 @@ def check_cloud(points: Tensor, offsets: Tensor | None, name: str = "points", of
     _check.tensor(points, name, ("N", 3), dtypes=FLOATS)
     count = points.shape[0]
     _check.require(count <= MOST_POINTS, name, f"at most {MOST_POINTS} points", str(count))
-    if not bool(torch.isfinite(points).all()):
+    largest = largest_coordinate(points)
+    if not math.isfinite(largest):
         bad = int((~torch.isfinite(points).all(1)).sum())
         raise _check.InputError(f"{name}: expected finite coordinates, {bad} of {count} points have NaN or infinity")
     if offsets is None:
-        return Cloud(points.detach(), torch.tensor([0, count]))
+        return Cloud(points.detach(), torch.tensor([0, count]), largest)
     _check.tensor(offsets, of, ("B + 1",), dtypes=(torch.int32, torch.int64))
     rows = offsets.detach().to("cpu", torch.int64)
     fits = rows.numel() >= 1 and int(rows[0]) == 0 and int(rows[-1]) == count and bool((rows.diff() >= 0).all())
     _check.require(fits, of, f"offsets that rise from 0 to {count}", str(rows.tolist()[:8]))
-    return Cloud(points.detach(), rows)
+    return Cloud(points.detach(), rows, largest)
+
+
+def check_pair(
+    points: Tensor,
+    queries: Tensor | None,
+    offsets: Tensor | None,
+    query_offsets: Tensor | None,
+    names: tuple[str, str] = ("queries", "query_offsets"),
+) -> tuple[Cloud, Cloud]:
+    """Points and what is asked about them, the same cloud where that is None.
+
+    Raises:
+        InputError: as :func:`check_cloud`; if one has other clouds, another dtype or device than the other.
+    """
+    cloud = check_cloud(points, offsets)
+    if queries is None:
+        _check.require(query_offsets is None, names[1], f"None without {names[0]}", query_offsets)
+        return cloud, cloud
+    asked = check_cloud(queries, query_offsets, *names)
+    _check.tensor(queries, names[0], ("M", 3), dtypes=(points.dtype,), device=points.device)
+    same = asked.batches == cloud.batches
+    _check.require(same, names[1], f"{cloud.batches} clouds, as the points have", f"{asked.batches}")
+    return cloud, asked
+
+
+def largest_coordinate(points: Tensor) -> float:
+    """The largest magnitude, 0 without points; NaN or infinite where one of them is. Waits for the device."""
+    return float(torch.linalg.vector_norm(points.detach(), torch.inf)) if points.numel() else 0.0
 
 
 def recentred(cloud: Cloud, queries: Cloud) -> tuple[Tensor, Tensor]:
-    """Both as float32. Float64 coordinates are first taken relative to the middle of their cloud's box."""
+    """Both as float32, one tensor where they are one cloud. Float64 coordinates are first taken relative to the middle
+    of their cloud's box."""
     if cloud.points.dtype == torch.float32:
-        return cloud.points.contiguous(), queries.points.contiguous()
+        points = cloud.points.contiguous()
+        return points, points if queries is cloud else queries.points.contiguous()
     low = cloud.points.new_full((cloud.batches, 3), torch.inf)
     high = cloud.points.new_full((cloud.batches, 3), -torch.inf)
     batch = cloud.batch_of_point()[:, None].expand(-1, 3)
     low.scatter_reduce_(0, batch, cloud.points, "amin")
     high.scatter_reduce_(0, batch, cloud.points, "amax")
     middle = torch.where(low <= high, (low + high) / 2, torch.zeros_like(low))
-    pair = (((c.points - middle[c.batch_of_point()]).to(torch.float32).contiguous()) for c in (cloud, queries))
-    first, second = pair
-    return first, second
+
+    def moved(c: Cloud) -> Tensor:
+        return (c.points - middle[c.batch_of_point()]).to(torch.float32).contiguous()
+
+    points = moved(cloud)
+    return points, points if queries is cloud else moved(queries)

@@ -12,7 +12,7 @@ from fullfield.ops.neighbors.ragged import Neighbors
 _BLOCK = 1 << 22  # distances held at a time
 
 
-def supports(device_type: str) -> str | None:  # noqa: ARG001 - anywhere
+def supports(device: torch.device) -> str | None:  # noqa: ARG001 - anywhere
     return None
 
 

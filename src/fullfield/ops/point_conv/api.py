@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.point_conv import dispatch
-from fullfield.ops.point_conv import op as _op  # noqa: F401 - registers the operators
+from fullfield.ops.point_conv import dispatch, op
 from fullfield.ops.point_conv.arguments import check_conv
 from fullfield.ops.point_conv.geometry import PointGeometry
 from fullfield.ops.point_conv.protocol import Request
@@ -54,7 +53,7 @@ def point_conv(
 
     Args:
         features: float32, float16, bfloat16 or float64; weight and bias have the same dtype and device.
-        backend: "cpu" or "reference". None takes the best that can; a named one never falls back.
+        backend: "cuda", "cpu" or "reference". None takes the best that can; a named one never falls back.
 
     Raises:
         InputError: naming the argument that does not fit; for ``backend``, with every backend's reason.
@@ -70,7 +69,4 @@ def point_conv(
     check_conv(features, weight, bias, geometry.points, geometry.cells, geometry.device, groups)
     if torch.is_grad_enabled() and features.requires_grad:
         geometry.require_gradient()
-    out: Tensor = torch.ops.fullfield.point_conv(
-        features, weight, bias, *geometry.directions(), geometry.mirrored, groups, backend
-    )
-    return out
+    return op.convolve(features, weight, bias, *geometry.directions(), geometry.mirrored, groups, backend)

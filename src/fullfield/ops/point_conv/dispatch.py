@@ -41,16 +41,16 @@ def choose(request: Request, backend: str | None) -> Module:
     Raises:
         InputError: if ``backend`` is named and cannot; the message gives every backend's reason.
     """
-    answers = reasons(request)
     if backend is not None:
         choice(backend, "backend", BACKENDS)
     names = BACKENDS if backend is None else (backend,)
     for name in names:
-        module = load(name)
-        if module is not None and answers[name] is None:
+        module, reason = load(name), why_not(name, request)
+        if module is not None and reason is None:
             return module
         if backend is None:
-            _tell(name, request.device.type, answers[name])
+            _tell(name, request.device.type, reason)
+    answers = reasons(request)
     told = "; ".join(f"{name}: {why or 'can'}" for name, why in answers.items())
     if backend is not None:
         raise InputError(f"backend: {backend!r} cannot serve this request ({told})")

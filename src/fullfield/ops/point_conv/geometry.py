@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.neighbors import Neighbors, knn_search, radius_search
-from fullfield.ops.neighbors.ragged import Cloud, check_cloud, recentred
+from fullfield.ops.neighbors.api import MOST_NEAREST, nearest_neighbors, several_within
+from fullfield.ops.neighbors.ragged import Cloud, Neighbors, check_cloud, check_pair, recentred
 from fullfield.ops.point_conv import dispatch, reference
 from fullfield.ops.point_conv.arguments import kernel_sides
 from fullfield.ops.point_conv.triplets import Triplets, row_of_entry, rows_of, unpack
@@ -122,9 +122,38 @@ def radius_geometry(
     sides = kernel_sides(kernel_size)
     reach = kernel_radius(grid, sides) if radius is None else radius
     _check.number(reach, "radius", above=0.0)
-    found = radius_search(points, float(reach), centers, offsets=offsets, query_offsets=center_offsets)
-    pair = _clouds(points, offsets, centers, center_offsets)
-    return _assembled(found, pair, grid, sides, centers is None and _odd(sides), gradient)
+    clouds = _clouds(points, offsets, centers, center_offsets)
+    (made,) = radius_geometries([RadiusRequest(*clouds, float(grid), sides, float(reach), gradient)])
+    return made
+
+
+class RadiusRequest(NamedTuple):
+    """A geometry to make of clouds that are checked; ``centers`` is ``points`` where they are the same."""
+
+    points: Cloud
+    centers: Cloud
+    grid: float
+    sides: tuple[int, int, int]
+    radius: float
+    gradient: bool
+
+
+def radius_geometries(requests: Sequence[RadiusRequest]) -> list[PointGeometry]:
+    """:func:`radius_geometry` of each, on GPUs with one wait for all."""
+    pairs = [recentred(r.points, r.centers) for r in requests]
+    every = several_within([(r.points, r.centers, pair, r.radius) for r, pair in zip(requests, pairs, strict=True)])
+    return [
+        _assembled(
+            found,
+            (r.points, r.centers),
+            pair,
+            r.grid,
+            r.sides,
+            r.gradient,
+            mirrored=r.centers is r.points and _odd(r.sides),
+        )
+        for r, pair, found in zip(requests, pairs, every, strict=True)
+    ]
 
 
 def knn_geometry(
@@ -141,8 +170,11 @@ def knn_geometry(
     """Every centre reads the ``k`` nearest points of its own cloud. The rest is as in :func:`radius_geometry`."""
     _check.number(grid, "grid", above=0.0)
     sides = kernel_sides(kernel_size)
-    found = knn_search(points, k, centers, offsets=offsets, query_offsets=center_offsets)
-    return _assembled(found, _clouds(points, offsets, centers, center_offsets), grid, sides, False, gradient)
+    _check.number(k, "k", integer=True, low=1, high=MOST_NEAREST)
+    clouds = _clouds(points, offsets, centers, center_offsets)
+    pair = recentred(*clouds)
+    found = nearest_neighbors(*clouds, pair, int(k))
+    return _assembled(found, clouds, pair, grid, sides, gradient, mirrored=False)
 
 
 def voxel_geometry(
@@ -220,28 +252,21 @@ def _odd(sides: tuple[int, int, int]) -> bool:
 def _clouds(
     points: Tensor, offsets: Tensor | None, centers: Tensor | None, center_offsets: Tensor | None
 ) -> tuple[Cloud, Cloud]:
-    cloud = check_cloud(points, offsets)
-    if centers is None:
-        _check.require(center_offsets is None, "center_offsets", "None without centers", center_offsets)
-        return cloud, cloud
-    asked = check_cloud(centers, center_offsets, "centers", "center_offsets")
-    _check.tensor(centers, "centers", ("M", 3), dtypes=(points.dtype,), device=points.device)
-    same = asked.batches == cloud.batches
-    _check.require(same, "center_offsets", f"{cloud.batches} clouds, as the points have", f"{asked.batches}")
-    return cloud, asked
+    return check_pair(points, centers, offsets, center_offsets, ("centers", "center_offsets"))
 
 
 def _assembled(
     found: Neighbors,
     clouds: tuple[Cloud, Cloud],
+    pair: tuple[Tensor, Tensor],
     grid: float,
     sides: tuple[int, int, int],
-    mirrored: bool,
     gradient: bool,
+    *,
+    mirrored: bool,
 ) -> PointGeometry:
-    near, asked = recentred(*clouds)
-    build: Any = dispatch.builder(near.device)
-    triplets = build.assemble((found.offsets, found.indices), near, asked, float(grid), sides)
+    build: Any = dispatch.builder(pair[0].device)
+    triplets = build.assemble((found.offsets, found.indices), *pair, float(grid), sides)
     return _finished(triplets, clouds, sides, mirrored, gradient)
 
 

@@ -1,10 +1,13 @@
 """The registered operators: the two products, each the other's derivative.
 
-All are derivatives of one trilinear form Σ_T grad[i] · W_k F[j], so gradients of any order close in these two.
+All are derivatives of one trilinear form Σ_T grad[i] · W_k F[j], so gradients of any order close in these two. Plain
+eager calls go past the dispatcher, whose way through a registered operator takes the host longer than a small layer
+takes the GPU; what is traced or differentiated twice goes through it.
 """
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -48,6 +51,19 @@ def _serve(
     return dispatch.choose(request, backend), request
 
 
+_AS_IT_IS = nullcontext()
+
+
+def _plain_mode(device: str) -> AbstractContextManager[Any]:
+    """No graph, no autocast; entered only where there is something to leave, for that costs the host."""
+    if not torch.is_grad_enabled() and not torch.is_autocast_enabled(device):
+        return _AS_IT_IS
+    stack = ExitStack()
+    stack.enter_context(torch.no_grad())
+    stack.enter_context(torch.autocast(device, enabled=False))
+    return stack
+
+
 def _conv(
     features: Tensor,
     weight: Tensor,
@@ -60,7 +76,7 @@ def _conv(
 ) -> Tensor:
     triplets = Triplets(*forward)
     module, request = _serve(features, weight.shape[2], triplets, weight.shape[0], groups, backend)
-    with torch.no_grad(), torch.autocast(features.device.type, enabled=False):
+    with _plain_mode(features.device.type):
         out: Tensor = module.multiply(request, features.contiguous(), weight.contiguous(), bias, triplets)
     return out
 
@@ -90,7 +106,7 @@ def _weight(
 ) -> Tensor:
     triplets = Triplets(*forward)
     module, request = _serve(features, grad.shape[1], triplets, cells, groups, backend)
-    with torch.no_grad(), torch.autocast(features.device.type, enabled=False):
+    with _plain_mode(features.device.type):
         out: Tensor = module.outer(request, features.contiguous(), grad.contiguous(), triplets)
     return out
 
@@ -186,3 +202,48 @@ for _name, _real, _fake, _gradient, _setup in (
     _LIBRARY.impl(_name, _real, "CompositeExplicitAutograd")
     torch.library.register_fake(f"fullfield::{_name}", _fake, lib=_LIBRARY)
     torch.library.register_autograd(f"fullfield::{_name}", _gradient, setup_context=_setup, lib=_LIBRARY)
+
+
+class _Eager(torch.autograd.Function):
+    """The same convolution without the dispatcher."""
+
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+        ctx.save_for_backward(features, weight)
+        ctx.rest, ctx.has_bias = rest, bias is not None
+        return _conv(features, weight, bias, *rest)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        features, weight = ctx.saved_tensors
+        forward, backward, mirrored, groups, backend = ctx.rest
+        wanted = ctx.needs_input_grad
+        again = torch.is_grad_enabled()  # for gradients of the gradient
+        convolve = torch.ops.fullfield.point_conv if again else _conv
+        outer = torch.ops.fullfield.point_conv_weight if again else _weight
+        one = two = three = None
+        if wanted[0]:
+            directions = (forward, backward) if mirrored else (backward, forward)
+            turned = adjoint_weight(weight, groups, mirrored)
+            one = convolve(grad, turned, None, *directions, mirrored, groups, backend)
+        if wanted[1]:
+            two = outer(features, grad, forward, backward, mirrored, weight.shape[0], groups, backend)
+        if ctx.has_bias and wanted[2]:
+            three = _column_sums(grad)
+        return (one, two, three, None, None, None, None, None)
+
+
+def convolve(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+    """``fullfield::point_conv`` by the shortest way; ``rest``: both directions, mirrored, groups, backend."""
+    traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+    if traced or not _is_plain(features, weight, bias):
+        out: Tensor = torch.ops.fullfield.point_conv(features, weight, bias, *rest)
+        return out
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (features, weight, bias)):
+        found: Tensor = _Eager.apply(features, weight, bias, *rest)  # type: ignore[no-untyped-call]
+        return found
+    return _conv(features, weight, bias, *rest)
+
+
+def _is_plain(*tensors: Tensor | None) -> bool:
+    return all(t is None or type(t) in (Tensor, torch.nn.Parameter) for t in tensors)

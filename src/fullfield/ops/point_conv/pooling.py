@@ -1,4 +1,4 @@
-"""Maximum or mean of the points that a centre sees: plain PyTorch on any device, a chunk of rows at a time.
+"""Maximum or mean of the points that a centre sees: kernels on GPUs, elsewhere PyTorch, a chunk of rows at a time.
 
 Deterministic: nothing is added to from two sides. The gradient of the maximum goes to the first point that has it.
 """
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
+from fullfield.ops.point_conv.cuda import pooling as kernels
 from fullfield.ops.point_conv.geometry import PointGeometry
 from fullfield.ops.point_conv.protocol import FEATURES
 from fullfield.ops.point_conv.triplets import Triplets, row_chunks, row_of_entry, unpack
@@ -65,6 +66,8 @@ def _limit(features: Tensor) -> int:
 
 def _sum(features: Tensor, forward: list[Tensor], backward: list[Tensor], cells: int) -> Tensor:  # noqa: ARG001
     triplets = Triplets(*forward)
+    if kernels.supports(features):
+        return kernels.pool_sum(features, triplets, cells)
     out = features.new_empty(triplets.rows.numel() - 1, features.shape[1])
     for first, last, start, end in row_chunks(triplets.rows, _limit(features)):
         index, _ = unpack(triplets, cells, start, end)
@@ -81,6 +84,8 @@ def _sum_fake(features: Tensor, forward: list[Tensor], backward: list[Tensor], c
 def _max(features: Tensor, forward: list[Tensor], backward: list[Tensor], cells: int) -> tuple[Tensor, Tensor]:  # noqa: ARG001
     """The maxima and, int32, where they came from; −1 for none."""
     triplets = Triplets(*forward)
+    if kernels.supports(features):
+        return kernels.pool_max(features, triplets, cells)
     shape = (triplets.rows.numel() - 1, features.shape[1])
     out, winners = features.new_zeros(shape), features.new_full(shape, -1, dtype=torch.int32)
     nowhere = 2**31 - 1
@@ -108,6 +113,8 @@ def _max_backward(grad: Tensor, winners: Tensor, backward: list[Tensor], cells: 
     """Every point collects from the centres that chose it, in the accumulating dtype."""
     exact = torch.float64 if grad.dtype == torch.float64 else torch.float32
     triplets = Triplets(*backward)
+    if kernels.supports(grad):
+        return kernels.pool_max_backward(grad, winners, triplets, cells)
     out = grad.new_empty(triplets.rows.numel() - 1, grad.shape[1])
     for first, last, start, end in row_chunks(triplets.rows, _limit(grad)):
         index, _ = unpack(triplets, cells, start, end)

@@ -1,0 +1,41 @@
+// A warp sorts one row of keys that all differ. No system headers (NVRTC).
+//
+// Macros set before:
+//   KEY    unsigned type of a key
+//   ROOM   keys of a row that a warp keeps in shared memory, a power of two
+
+#define WARP_MASK 0xffffffffu
+
+// Where the lane's key comes among the first n <= 32 of the warp.
+static __device__ __forceinline__ int place_of(KEY key, int n) {
+    int before = 0;
+    for (int i = 0; i < n; i++) before += __shfl_sync(WARP_MASK, key, i) < key;
+    return before;
+}
+
+// Keys in shared memory, as sort_row wants them.
+struct SharedKeys {
+    KEY *keys;
+    __device__ __forceinline__ KEY get(unsigned i) const { return keys[i]; }
+    __device__ __forceinline__ void put(unsigned i, KEY key) const { keys[i] = key; }
+};
+
+// Bitonic sort of n < 2^31 keys; those beyond the end count as the largest.
+template <class Keys> static __device__ void sort_row(const Keys &keys, unsigned n, int lane) {
+    unsigned size = 1;
+    while (size < n) size *= 2;
+    for (unsigned wide = 2; wide <= size && wide != 0; wide *= 2) {
+        for (unsigned step = wide / 2; step > 0; step /= 2) {
+            for (unsigned t = lane; t < size / 2; t += 32) {
+                const unsigned within = t & (step - 1), low = (t - within) * 2 + within;
+                // The first step of a merge compares mirrored places, so that all others rise.
+                const unsigned high = step == wide / 2 ? (t - within) * 2 + wide - 1 - within : low + step;
+                if (high < n) {
+                    const KEY a = keys.get(low), b = keys.get(high);
+                    if (b < a) keys.put(low, b), keys.put(high, a);
+                }
+            }
+            __syncwarp();
+        }
+    }
+}

@@ -1,0 +1,212 @@
+// Radius search: points in hash buckets by the cell of a grid, cells as wide as the radius; a warp looks at the 27 cells
+// around a query. No system headers (NVRTC). Built behind sort_rows.cuh.
+//
+// A bucket may hold points of several cells, in any order: the distance decides, every bucket is read once a query, and
+// rows are sorted. 4 x 4 x 4 cells lie together in the table, so that what is near in space is near in memory.
+
+typedef unsigned u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#define WARPS 8
+#define QUERIES 8  // one after the other, of a warp
+
+struct RadiusParams {
+    const float *points, *queries;        // [N, 3], [M, 3]
+    const i64 *offsets, *query_offsets;   // [B + 1]; null for one cloud
+    float4 *sorted;                       // [N]: x, y, z, number
+    u32 *starts;                          // [mask + 2]: first point of every bucket, behind the counts of filling
+    u32 *places;                          // [N]: of a point in its bucket
+    i64 *rows;                            // [M + 1]
+    int *indices;
+    i64 count, asked, batches;            // N, M, B
+    double inverse;                       // of a cell's width
+    float limit;                          // largest square of a distance
+    u32 mask;                             // buckets - 1
+    int own;                              // whether the queries are the points
+};
+
+struct Cell {
+    i64 x, y, z;
+    u32 cloud;
+};
+
+static __device__ __forceinline__ i64 cell_at(float x, double inverse) {
+    // What lies beyond 2^62 cells shares the last.
+    return (i64)floor(fmin(fmax(__dmul_rn((double)x, inverse), -4e18), 4e18));
+}
+
+// The cloud of a point: the last that begins at or before it.
+static __device__ __forceinline__ u32 cloud_of(const i64 *offsets, i64 batches, i64 point) {
+    if (!offsets) return 0;
+    i64 low = 0, high = batches;
+    while (high - low > 1) {
+        const i64 middle = (low + high) >> 1;
+        if (offsets[middle] <= point) low = middle;
+        else high = middle;
+    }
+    return (u32)low;
+}
+
+static __device__ __forceinline__ u64 mixed(u64 x) {
+    x *= 0x9e3779b97f4a7c15ull;
+    return x ^ (x >> 32);
+}
+
+static __device__ __forceinline__ u32 bucket_of(i64 x, i64 y, i64 z, u32 cloud, u32 mask) {
+    const u64 h = mixed((u64)(x >> 2) + mixed((u64)(y >> 2) + mixed((u64)(z >> 2) + mixed(cloud + 1ull))));
+    return ((u32)(h >> 20) << 6 | (u32)(z & 3) << 4 | (u32)(y & 3) << 2 | (u32)(x & 3)) & mask;
+}
+
+static __device__ __forceinline__ u32 bucket_of_point(const RadiusParams &p, i64 i) {
+    const float *at = p.points + 3 * i;
+    return bucket_of(cell_at(at[0], p.inverse), cell_at(at[1], p.inverse), cell_at(at[2], p.inverse),
+                     cloud_of(p.offsets, p.batches, i), p.mask);
+}
+
+extern "C" __global__ void __launch_bounds__(256) count_points(const __grid_constant__ RadiusParams p) {
+    const i64 i = (i64)blockIdx.x * 256 + threadIdx.x;
+    if (i < p.count) p.places[i] = atomicAdd(p.starts + bucket_of_point(p, i) + 1, 1u);
+}
+
+extern "C" __global__ void __launch_bounds__(256) place_points(const __grid_constant__ RadiusParams p) {
+    const i64 i = (i64)blockIdx.x * 256 + threadIdx.x;
+    if (i >= p.count) return;
+    const float *at = p.points + 3 * i;
+    p.sorted[p.starts[bucket_of_point(p, i)] + p.places[i]] = make_float4(at[0], at[1], at[2], __int_as_float((int)i));
+}
+
+// What a warp reads around its query.
+struct Around {
+    u32 start, end;  // the lane's bucket, from `start`; `end` counts the candidates up to and with it
+    u32 total;
+};
+
+static __device__ __forceinline__ Around look_around(const RadiusParams &p, const Cell &cell, int lane) {
+    Around found = {0, 0, 0};
+    u32 bucket = 0xffffffffu;  // in no table: its size is at most 2^31
+    if (lane < 27)
+        bucket = bucket_of(cell.x + lane % 3 - 1, cell.y + lane / 3 % 3 - 1, cell.z + lane / 9 - 1, cell.cloud, p.mask);
+    const u32 same = __match_any_sync(WARP_MASK, bucket);
+    u32 size = 0;
+    if (lane < 27 && (same & ((1u << lane) - 1)) == 0) {
+        found.start = p.starts[bucket];
+        size = p.starts[bucket + 1] - found.start;
+    }
+    found.end = size;
+    for (int by = 1; by < 32; by *= 2) {
+        const u32 other = __shfl_up_sync(WARP_MASK, found.end, by);
+        if (lane >= by) found.end += other;
+    }
+    found.total = __shfl_sync(WARP_MASK, found.end, 31);
+    found.start -= found.end - size;  // plus the candidate's number: where the candidate lies
+    return found;
+}
+
+struct Query {
+    float x, y, z;
+    i64 number, first, last;  // its own number, the points of its cloud
+    Cell cell;
+};
+
+static __device__ __forceinline__ Query query_at(const RadiusParams &p, i64 step) {
+    Query q;
+    if (p.own) {
+        const float4 at = p.sorted[step];
+        q.x = at.x, q.y = at.y, q.z = at.z;
+        q.number = (u32)__float_as_int(at.w);
+    } else {
+        const float *at = p.queries + 3 * step;
+        q.x = at[0], q.y = at[1], q.z = at[2];
+        q.number = step;
+    }
+    q.cell.cloud = cloud_of(p.query_offsets, p.batches, q.number);
+    q.first = p.offsets ? p.offsets[q.cell.cloud] : 0;
+    q.last = p.offsets ? p.offsets[q.cell.cloud + 1] : p.count;
+    q.cell.x = cell_at(q.x, p.inverse), q.cell.y = cell_at(q.y, p.inverse), q.cell.z = cell_at(q.z, p.inverse);
+    return q;
+}
+
+// Candidate `c` of the warp's query, or none: whether it is a neighbour, and its number.
+static __device__ __forceinline__ bool is_near(const RadiusParams &p, const Query &q, const Around &around, u32 c, u32 &number) {
+    int run = 0;
+    for (int by = 16; by > 0; by /= 2) {
+        const u32 end = __shfl_sync(WARP_MASK, around.end, run + by - 1);
+        if (c >= end) run += by;
+    }
+    const u32 at = __shfl_sync(WARP_MASK, around.start, run) + c;
+    if (c >= around.total) return false;
+    const float4 v = p.sorted[at];
+    const float x = __fsub_rn(q.x, v.x), y = __fsub_rn(q.y, v.y), z = __fsub_rn(q.z, v.z);
+    number = (u32)__float_as_int(v.w);
+    const float square = __fadd_rn(__fadd_rn(__fmul_rn(x, x), __fmul_rn(y, y)), __fmul_rn(z, z));
+    return square <= p.limit && number >= q.first && number < q.last;
+}
+
+static __device__ __forceinline__ bool differs(const Cell &a, const Cell &b) {
+    return a.x != b.x || a.y != b.y || a.z != b.z || a.cloud != b.cloud;
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32) count_neighbors(const __grid_constant__ RadiusParams p) {
+    const int lane = threadIdx.x & 31;
+    const i64 begin = ((i64)blockIdx.x * WARPS + (threadIdx.x >> 5)) * QUERIES;
+    const i64 end = begin + QUERIES < p.asked ? begin + QUERIES : p.asked;
+    if (blockIdx.x == 0 && threadIdx.x == 0) p.rows[0] = 0;
+    Cell before = {0, 0, 0, 0xffffffffu};
+    Around around = {0, 0, 0};
+    for (i64 step = begin; step < end; step++) {
+        const Query q = query_at(p, step);
+        if (differs(q.cell, before)) around = look_around(p, q.cell, lane);
+        before = q.cell;
+        i64 found = 0;
+        for (u32 c = lane; c < around.total + lane; c += 32) {
+            u32 number;
+            found += __popc(__ballot_sync(WARP_MASK, is_near(p, q, around, c, number)));
+        }
+        if (lane == 0) p.rows[q.number + 1] = found;
+    }
+}
+
+struct RowKeys {
+    int *row;
+    __device__ __forceinline__ u32 get(unsigned i) const { return (u32)row[i]; }
+    __device__ __forceinline__ void put(unsigned i, u32 key) const { row[i] = (int)key; }
+};
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32) write_neighbors(const __grid_constant__ RadiusParams p) {
+    __shared__ u32 kept[WARPS][ROOM];
+    u32 *keys = kept[threadIdx.x >> 5];
+    const int lane = threadIdx.x & 31;
+    const i64 begin = ((i64)blockIdx.x * WARPS + (threadIdx.x >> 5)) * QUERIES;
+    const i64 end = begin + QUERIES < p.asked ? begin + QUERIES : p.asked;
+    Cell before = {0, 0, 0, 0xffffffffu};
+    Around around = {0, 0, 0};
+    for (i64 step = begin; step < end; step++) {
+        const Query q = query_at(p, step);
+        if (differs(q.cell, before)) around = look_around(p, q.cell, lane);
+        before = q.cell;
+        int *row = p.indices + p.rows[q.number];
+        const u32 size = (u32)(p.rows[q.number + 1] - p.rows[q.number]);
+        u32 found = 0;
+        for (u32 c = lane; c < around.total + lane; c += 32) {
+            u32 number;
+            const bool near = is_near(p, q, around, c, number);
+            const u32 all = __ballot_sync(WARP_MASK, near), at = found + __popc(all & ((1u << lane) - 1));
+            if (near && size <= ROOM) keys[at] = number;
+            if (near && size > ROOM) row[at] = (int)number;
+            found += __popc(all);
+        }
+        __syncwarp();
+        if (size <= 32) {
+            const u32 key = lane < (int)size ? keys[lane] : 0xffffffffu;
+            const int place = place_of(key, (int)size);
+            if (lane < (int)size) row[place] = (int)key;
+        } else if (size <= ROOM) {
+            sort_row(SharedKeys{keys}, size, lane);
+            for (u32 i = lane; i < size; i += 32) row[i] = (int)keys[i];
+        } else {
+            sort_row(RowKeys{row}, size, lane);
+        }
+        __syncwarp();
+    }
+}

@@ -1,0 +1,104 @@
+// Pooling over the rows of triplets: a thread computes one channel of one row, in the row's order. No system headers
+// (NVRTC).
+//
+// Macros set by the launcher:
+//   IN       features: 0 float32, 1 float16, 2 bfloat16, 3 float64
+//   BESIDE   1: the cells of triplets stand beside the words
+
+typedef unsigned short u16;
+typedef unsigned u32;
+typedef long long i64;
+
+#if IN == 0
+typedef float Value;
+#elif IN == 3
+typedef double Value;
+#else
+typedef u16 Value;
+#endif
+#if IN == 3
+typedef double Sum;
+#else
+typedef float Sum;
+#endif
+
+struct PoolParams {
+    const i64 *rows;         // [R + 1]
+    const u32 *words;        // [T]
+    const Value *features;   // [N, C]
+    int *winners;            // of maxima: where they came from, -1 for none; read by their gradient
+    Value *out;              // [R, C]
+    i64 count;               // R * C
+    int channels, bits;
+};
+
+static __device__ __forceinline__ Sum widened(Value v) {
+#if IN == 1
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(v));
+    return x;
+#elif IN == 2
+    return __uint_as_float((u32)v << 16);
+#else
+    return v;
+#endif
+}
+
+static __device__ __forceinline__ Value rounded(Sum x) {
+#if IN == 1
+    u16 h;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
+    return h;
+#elif IN == 2
+    u16 h;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(x));
+    return h;
+#else
+    return x;
+#endif
+}
+
+static __device__ __forceinline__ u32 index_at(const PoolParams &p, i64 at) {
+    return p.words[at] & ((1u << (BESIDE ? 31 : p.bits)) - 1);
+}
+
+extern "C" __global__ void __launch_bounds__(256) pool_sum(const __grid_constant__ PoolParams p) {
+    const i64 t = (i64)blockIdx.x * 256 + threadIdx.x;
+    if (t >= p.count) return;
+    const i64 row = t / p.channels, channel = t - row * p.channels;
+    Sum sum = 0;
+    for (i64 at = p.rows[row]; at < p.rows[row + 1]; at++) sum += widened(p.features[(i64)index_at(p, at) * p.channels + channel]);
+    p.out[t] = rounded(sum);
+}
+
+// NaN is more than anything; of equal ones the first point wins.
+extern "C" __global__ void __launch_bounds__(256) pool_max(const __grid_constant__ PoolParams p) {
+    const i64 t = (i64)blockIdx.x * 256 + threadIdx.x;
+    if (t >= p.count) return;
+    const i64 row = t / p.channels, channel = t - row * p.channels;
+    Sum best = 0;
+    Value kept = 0;
+    int winner = -1;
+    for (i64 at = p.rows[row]; at < p.rows[row + 1]; at++) {
+        const int index = (int)index_at(p, at);
+        const Value value = p.features[(i64)index * p.channels + channel];
+        const Sum x = widened(value);
+        const bool equal = x == best || (x != x && best != best), more = x > best || (x != x && best == best);
+        if (winner < 0 || more || (equal && index < winner)) best = x, kept = value, winner = index;
+    }
+    p.out[t] = kept;
+    p.winners[t] = winner;
+}
+
+// Every point collects from the centres that chose it; the features are the maxima's gradient.
+extern "C" __global__ void __launch_bounds__(256) pool_max_backward(const __grid_constant__ PoolParams p) {
+    const i64 t = (i64)blockIdx.x * 256 + threadIdx.x;
+    if (t >= p.count) return;
+    const i64 row = t / p.channels, channel = t - row * p.channels;
+    Sum sum = 0;
+    for (i64 at = p.rows[row]; at < p.rows[row + 1]; at++) {
+        const i64 from = (i64)index_at(p, at) * p.channels + channel;
+        if (p.winners[from] == (int)row) sum += widened(p.features[from]);
+    }
+    p.out[t] = rounded(sum);
+}

@@ -1,0 +1,62 @@
+"""Pooling on the device: one pass over the rows, nothing stored beside the results. Never waits for it."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullfield._kernels.nvrtc import Libraries, Source
+from fullfield.ops import launching
+from fullfield.ops.launching import address, structure
+from fullfield.ops.point_conv.triplets import Triplets, index_bits
+
+LIBRARIES = Libraries("pooling kernels")
+_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
+
+_ptr, _i32 = ctypes.c_void_p, ctypes.c_int
+_Params: Any = structure(
+    "PoolParams", ("rows", _ptr), ("words", _ptr), ("features", _ptr), ("winners", _ptr), ("out", _ptr),
+    ("count", ctypes.c_longlong), ("channels", _i32), ("bits", _i32),
+)  # fmt: skip
+
+
+def supports(features: Tensor) -> bool:
+    """Whether these kernels serve the features."""
+    return features.dtype in _TYPES and launching.why_not(features.device) is None
+
+
+def source(dtype: torch.dtype, beside: bool) -> Source:
+    """All of them, for triplets whose cells are in or beside the words."""
+    text = launching.read_source(Path(__file__).with_name("pooling.cu"))
+    return Source(text, (f"-DIN={_TYPES[dtype]}", f"-DBESIDE={int(beside)}"))
+
+
+def _run(name: str, features: Tensor, winners: Tensor | None, triplets: Triplets, cells: int) -> Tensor:
+    features = features.contiguous()
+    out = features.new_empty(triplets.rows.numel() - 1, features.shape[1])
+    p = _Params()
+    p.rows, p.words, _ = map(address, triplets)
+    p.features, p.winners, p.out = map(address, (features, winners, out))
+    p.count, p.channels, p.bits = out.numel(), features.shape[1], index_bits(cells)
+    launching.launch(LIBRARIES, source(features.dtype, bool(triplets.cells.numel())), name, p.count, 256, p, features)
+    return out
+
+
+def pool_sum(features: Tensor, triplets: Triplets, cells: int) -> Tensor:
+    """Sums over every row, in its order."""
+    return _run("pool_sum", features, None, triplets, cells)
+
+
+def pool_max(features: Tensor, triplets: Triplets, cells: int) -> tuple[Tensor, Tensor]:
+    """Maxima over every row and, int32, the first point that has them; 0 and −1 where there is none."""
+    winners = features.new_empty(triplets.rows.numel() - 1, features.shape[1], dtype=torch.int32)
+    return _run("pool_max", features, winners, triplets, cells), winners
+
+
+def pool_max_backward(grad: Tensor, winners: Tensor, triplets: Triplets, cells: int) -> Tensor:
+    """What every point collects of the gradient from the centres that it won."""
+    return _run("pool_max_backward", grad, winners.contiguous(), triplets, cells)

@@ -1,0 +1,152 @@
+// Triplets: the cells of neighbours, rows sorted by cell and point, and the rows of the other side. A warp a row. No
+// system headers (NVRTC). Built behind sort_rows.cuh.
+//
+// Macros set by the launcher:
+//   BESIDE   1 where the words that are written do not hold the cells, which then stand beside; KEY is a u64 then, else
+//            a u32
+//   GIVEN    the same of the words that are turned round
+
+typedef unsigned u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#define WARPS 8
+
+struct TripletParams {
+    const i64 *from;                 // [R + 1]: row offsets of neighbours, or of the triplets to turn round
+    const int *numbers;              // [T]: neighbours, or the words to turn round
+    const unsigned char *numbers_beside;
+    const float *points, *centers;   // [N, 3], [M, 3]
+    const i64 *rows;                 // [rows + 1] of what is written
+    int *counts;                     // [columns]: of the rows that are written
+    u32 *words;                      // [T]
+    unsigned char *beside;           // [T]
+    i64 count, entries;              // rows to read, T
+    float grid;
+    int sides[3];
+    int bits;                        // of an index in a word
+};
+
+struct Row {
+    u32 *words;
+    unsigned char *beside;
+    int bits;
+    __device__ __forceinline__ KEY get(unsigned i) const {
+#if BESIDE
+        const u32 word = words[i];
+        return (u64)(beside[i] | word >> 31 << 8) << 32 | (word & 0x7fffffffu);
+#else
+        return words[i];
+#endif
+    }
+    __device__ __forceinline__ void put(unsigned i, KEY key) const {
+#if BESIDE
+        const u32 cell = (u32)(key >> 32);
+        words[i] = (u32)key | cell >> 8 << 31;
+        beside[i] = (unsigned char)cell;
+#else
+        words[i] = key;
+#endif
+    }
+};
+
+static __device__ __forceinline__ KEY key_of(u32 cell, u32 index, int bits) {
+#if BESIDE
+    return (u64)cell << 32 | index;
+#else
+    return cell << bits | index;
+#endif
+}
+
+static __device__ __forceinline__ u32 index_of(u32 word, int bits) {
+    return word & ((1u << (GIVEN ? 31 : bits)) - 1);
+}
+
+static __device__ __forceinline__ Row row_at(const TripletParams &p, i64 start) {
+    return Row{p.words + start, p.beside + (BESIDE ? start : 0), p.bits};
+}
+
+// Of what lies `away` from a centre; halves to even.
+static __device__ __forceinline__ int step_of(float away, float grid, int side) {
+    const float steps = rintf(fminf(fmaxf(__fdiv_rn(away, grid), -64.f), 64.f));
+    return min(max((int)steps + side / 2, 0), side - 1);
+}
+
+static __device__ __forceinline__ KEY key_of_neighbor(const TripletParams &p, const float *center, i64 at) {
+    const int index = p.numbers[at];
+    const float *point = p.points + 3ll * index;
+    int cell = 0;
+#pragma unroll
+    for (int axis = 0; axis < 3; axis++)
+        cell = cell * p.sides[axis] + step_of(__fsub_rn(point[axis], center[axis]), p.grid, p.sides[axis]);
+    return key_of((u32)cell, (u32)index, p.bits);
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32) assemble_rows(const __grid_constant__ TripletParams p) {
+    __shared__ KEY kept[WARPS][ROOM];
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const i64 number = (i64)blockIdx.x * WARPS + warp;
+    if (number >= p.count) return;
+    const i64 start = p.from[number];
+    const u32 size = (u32)(p.from[number + 1] - start);
+    const float center[3] = {p.centers[3 * number], p.centers[3 * number + 1], p.centers[3 * number + 2]};
+    const Row row = row_at(p, start);
+    if (size <= 32) {
+        const KEY key = lane < (int)size ? key_of_neighbor(p, center, start + lane) : ~(KEY)0;
+        const int place = place_of(key, (int)size);
+        if (lane < (int)size) row.put(place, key);
+    } else if (size <= ROOM) {
+        for (u32 i = lane; i < size; i += 32) kept[warp][i] = key_of_neighbor(p, center, start + i);
+        __syncwarp();
+        sort_row(SharedKeys{kept[warp]}, size, lane);
+        for (u32 i = lane; i < size; i += 32) row.put(i, kept[warp][i]);
+    } else {
+        for (u32 i = lane; i < size; i += 32) row.put(i, key_of_neighbor(p, center, start + i));
+        __syncwarp();
+        sort_row(row, size, lane);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256) count_entries(const __grid_constant__ TripletParams p) {
+    const i64 at = (i64)blockIdx.x * 256 + threadIdx.x;
+    if (at < p.entries) atomicAdd(p.counts + index_of((u32)p.numbers[at], p.bits), 1);
+}
+
+// Entries into the rows of their indices, in any order: `counts` runs down to the number of those to come.
+extern "C" __global__ void __launch_bounds__(WARPS * 32) scatter_entries(const __grid_constant__ TripletParams p) {
+    const i64 number = (i64)blockIdx.x * WARPS + (threadIdx.x >> 5);
+    if (number >= p.count) return;
+    for (i64 at = p.from[number] + (threadIdx.x & 31); at < p.from[number + 1]; at += 32) {
+        const u32 word = (u32)p.numbers[at], index = index_of(word, p.bits);
+#if GIVEN
+        const u32 cell = p.numbers_beside[at] | word >> 31 << 8;
+#else
+        const u32 cell = word >> p.bits;
+#endif
+        const i64 start = p.rows[index];
+        row_at(p, start).put((u32)atomicAdd(p.counts + index, -1) - 1, key_of(cell, (u32)number, p.bits));
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32) sort_rows(const __grid_constant__ TripletParams p) {
+    __shared__ KEY kept[WARPS][ROOM];
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const i64 number = (i64)blockIdx.x * WARPS + warp;
+    if (number >= p.count) return;
+    const i64 start = p.rows[number];
+    const u32 size = (u32)(p.rows[number + 1] - start);
+    const Row row = row_at(p, start);
+    if (size <= 32) {
+        const KEY key = lane < (int)size ? row.get(lane) : ~(KEY)0;
+        const int place = place_of(key, (int)size);
+        __syncwarp();
+        if (lane < (int)size) row.put(place, key);
+    } else if (size <= ROOM) {
+        for (u32 i = lane; i < size; i += 32) kept[warp][i] = row.get(i);
+        __syncwarp();
+        sort_row(SharedKeys{kept[warp]}, size, lane);
+        for (u32 i = lane; i < size; i += 32) row.put(i, kept[warp][i]);
+    } else {
+        sort_row(row, size, lane);
+    }
+}

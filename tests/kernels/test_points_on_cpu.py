@@ -1,0 +1,291 @@
+"""The CUDA kernels of points, run on the CPU by ``emulator``, against the CPU backend and brute force, bit for bit."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import emulator
+import pytest
+import torch
+from emulator import Emulator, Memory
+from torch import Tensor
+
+from fullfield.bench import points_listing
+from fullfield.models.pointcnnpp import PointPyramid
+from fullfield.ops import launching
+from fullfield.ops.neighbors import cuda as neighbors
+from fullfield.ops.neighbors import grid_downsample, knn_search, radius_search
+from fullfield.ops.neighbors import reference as neighbors_by_brute_force
+from fullfield.ops.point_conv import (
+    PointGeometry,
+    knn_geometry,
+    point_conv,
+    point_pool,
+    radius_geometry,
+    reference,
+    triplet_geometry,
+)
+from fullfield.ops.point_conv import triplets as packing
+from fullfield.ops.point_conv.cuda import pooling, triplets
+from fullfield.ops.point_conv.triplets import Triplets
+
+pytestmark = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+    return Emulator(tmp_path_factory.mktemp("kernels"), 163 << 10)
+
+
+@pytest.fixture(autouse=True)
+def _emulated(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The kernels for tensors of the CPU, in memory that is poisoned and watched."""
+    for module in (neighbors, triplets, pooling, points_listing):
+        monkeypatch.setattr(module, "LIBRARIES", machine)
+    monkeypatch.setattr(neighbors, "supports", lambda _: None)
+    monkeypatch.setattr(launching, "arch_of", lambda _: "sm_80")
+    monkeypatch.setattr(launching, "raw_stream", lambda _: 0)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    machine.schedule = 0
+    with Memory().watched():
+        yield
+
+
+def cloud(count: int, seed: int = 0, spread: float = 2.0) -> Tensor:
+    return (torch.rand(count, 3, generator=torch.Generator().manual_seed(seed)) - 0.5) * 2 * spread
+
+
+def surface(count: int, seed: int = 0) -> Tensor:
+    """Dense in some places, thin in others."""
+    points = cloud(count, seed)
+    points[:, 2] = (3 * points[:, 0]).sin() / 4
+    return points * torch.rand(count, 1, generator=torch.Generator().manual_seed(seed + 1)).square()
+
+
+def check_radius(points: Tensor, radius: float, queries: Tensor | None = None, **clouds: Tensor) -> None:
+    found = radius_search(points, radius, queries, backend="cuda", **clouds)
+    right = radius_search(points, radius, queries, backend="reference", **clouds)
+    assert torch.equal(found.offsets, right.offsets)
+    assert torch.equal(found.indices, right.indices)
+
+
+def check_knn(points: Tensor, k: int, queries: Tensor | None = None, **clouds: Tensor) -> None:
+    found = knn_search(points, k, queries, backend="cuda", **clouds)
+    right = knn_search(points, k, queries, backend="reference", **clouds)
+    assert torch.equal(found.offsets, right.offsets)
+    assert torch.equal(found.indices, right.indices)
+
+
+PLACES = {
+    "volume": cloud(500),
+    "surface": surface(600),
+    "lattice": (cloud(400, 3) * 2).round() / 4,  # duplicates, and distances that equal each other and the radius
+    "plane": cloud(300, 5) * torch.tensor([1.0, 1.0, 0.0]),
+    "line": cloud(100, 6) * torch.tensor([0.0, 1.0, 0.0]),
+    "one place": torch.ones(70, 3),
+    "one point": torch.zeros(1, 3),
+    "nothing": torch.zeros(0, 3),
+    "far apart": torch.cat([cloud(60) * 0.1, cloud(60) * 0.1 + 1e6, cloud(60) * 1e30]),
+}
+
+
+@pytest.mark.parametrize("schedule", [0, 1])
+@pytest.mark.parametrize("place", PLACES)
+def test_search(machine: Emulator, place: str, schedule: int) -> None:
+    machine.schedule = schedule
+    points = PLACES[place]
+    check_radius(points, 0.25)
+    check_radius(points, 0.25, torch.cat([points[::3], cloud(20, seed=4, spread=4.0)]))
+    for k in (1, 5):
+        check_knn(points, k)
+    check_knn(points, 7, torch.cat([points[::3], cloud(20, seed=4, spread=4.0)]))
+
+
+def test_rows_of_every_length() -> None:
+    """At most 32 neighbours, what fits shared memory, and more: each is sorted elsewhere."""
+    points = torch.cat([cloud(40, 1, 0.3), cloud(200, 2, 0.2) + 5, cloud(400, 3, 0.1) - 5])
+    found = radius_search(points, 1.0, backend="cuda")
+    assert set(found.offsets.diff().tolist()) == {40, 200, 400}
+    check_radius(points, 1.0)
+
+
+@pytest.mark.parametrize("k", [33, 70, 300])
+def test_many_nearest(k: int) -> None:
+    check_knn(cloud(200), k, cloud(5, seed=2))
+
+
+def test_a_tree_of_three_levels() -> None:
+    check_knn(surface(33 * 33 * 3), 4, surface(40, seed=9))
+
+
+def test_ragged_clouds() -> None:
+    points, queries = surface(400), surface(90, seed=7)
+    clouds = {"offsets": torch.tensor([0, 150, 150, 153, 400]), "query_offsets": torch.tensor([0, 20, 24, 60, 90])}
+    check_radius(points, 0.3, queries, **clouds)
+    check_knn(points, 6, queries, **clouds)
+    check_radius(points, 0.3, offsets=clouds["offsets"])
+    check_knn(points, 6, offsets=clouds["offsets"])
+
+
+def test_buckets_that_cells_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(neighbors, "_slots", lambda _: 64)
+    check_radius(surface(300), 0.1)
+
+
+def test_several_searches_at_once() -> None:
+    """Those in the same points with the same radius share their buckets."""
+    points, offsets, none = surface(300), torch.tensor([0, 300]), torch.zeros(0, 3)
+    parts = torch.tensor([0, 100, 300])
+    searches = [
+        (points, points, offsets, offsets, 0.1),
+        (points, points[::3].contiguous(), offsets, torch.tensor([0, 100]), 0.1),
+        (points, points, parts, parts, 0.1),
+        (points, points, offsets, offsets, 0.2),
+        (points[:100], points[:100], torch.tensor([0, 100]), torch.tensor([0, 100]), 0.1),
+        (points, none, offsets, torch.tensor([0, 0]), 0.1),
+    ]
+    for found, search in zip(neighbors.radius_searches(searches), searches, strict=True):
+        right = neighbors_by_brute_force.radius_search(*search)
+        assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
+    assert neighbors.radius_searches([]) == []
+
+
+def test_a_pyramid_of_several_clouds(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    points, offsets = surface(500), torch.tensor([0, 200, 200, 201, 500])
+    steps = [(0, 1, 3), (1, 1, 3), (1, 2, 3), (2, 2, 3), (2, 1, 3)]
+    machine.launched.clear()
+    found = PointPyramid.prepare(points, 0.1, 3, steps, offsets=offsets)
+    assert machine.launched["count_points"] == 3  # one for each level searched
+    assert machine.launched["count_neighbors"] == 5
+    with monkeypatch.context() as patch:
+        patch.setattr(neighbors, "supports", lambda _: "not now")
+        right = PointPyramid.prepare(points, 0.1, 3, steps, offsets=offsets)
+    assert found.sizes == right.sizes
+    for step in steps:
+        ways = (g.geometries[step].directions() for g in (found, right))
+        for one, two in zip(*ways, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("place", PLACES)
+def test_downsampling(monkeypatch: pytest.MonkeyPatch, place: str, dtype: torch.dtype) -> None:
+    points = PLACES[place].to(dtype)
+    offsets = torch.tensor([0, len(points) // 3, len(points) // 3, len(points)])
+    cell = 0.3 if place != "far apart" else 1e20
+    for clouds in (None, offsets):
+        found = grid_downsample(points, cell, offsets=clouds)
+        with monkeypatch.context() as patch:
+            patch.setattr(neighbors, "supports", lambda _: "not now")
+            right = grid_downsample(points, cell, offsets=clouds)
+        assert torch.equal(found.indices, right.indices)
+        assert torch.equal(found.offsets, right.offsets)
+
+
+# ---- triplets
+
+
+def same(found: Triplets, right: Triplets) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
+
+
+@pytest.fixture(params=["in the words", "beside", "beside once"])
+def cells_where(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where cells stand; "once": beside those of more than 150 columns."""
+    if request.param != "in the words":
+        most = 0 if request.param == "beside" else 150
+        for module in (packing, triplets):
+            monkeypatch.setattr(module, "fits", lambda columns, _: columns <= most)
+    name: str = request.param
+    return name
+
+
+@pytest.mark.usefixtures("cells_where")
+@pytest.mark.parametrize("kernel", [(3, 3, 3), (2, 5, 7), (8, 8, 8), (1, 1, 1)])
+def test_triplets(kernel: tuple[int, int, int]) -> None:
+    points, centers = surface(200), torch.cat([surface(200)[::2], cloud(30, 8)])
+    for radius in (0.2, 0.6, 9.0):  # rows of up to 10, 150, 200
+        near = radius_search(points, radius, centers, backend="reference")
+        given = ((near.offsets, near.indices), points, centers, 0.11, kernel)
+        found = triplets.assemble(*given)
+        assert same(found, reference.assemble(*given))
+        cells = kernel[0] * kernel[1] * kernel[2]
+        assert same(triplets.transpose(found, 200, cells), reference.transpose(found, 200, cells))
+
+
+def test_long_rows_and_none() -> None:
+    points = cloud(300, 2)
+    for centers in (cloud(3, 4), torch.zeros(0, 3), cloud(3, 4) + 100):
+        near = radius_search(points, 9.0, centers, backend="reference")
+        given = ((near.offsets, near.indices), points, centers, 0.5, (3, 3, 3))
+        found = triplets.assemble(*given)
+        assert same(found, reference.assemble(*given))
+        assert same(triplets.transpose(found, 300, 27), reference.transpose(found, 300, 27))
+
+
+def test_halves_go_to_the_even_cell() -> None:
+    points = torch.tensor([[0.5, 1.5, -0.5], [-1.5, 2.5, 0.25], [1e30, -1e30, 0.0]])
+    rows, indices = torch.tensor([0, 3]), torch.arange(3, dtype=torch.int32)
+    given = ((rows, indices), points, torch.zeros(1, 3), 1.0, (5, 5, 5))
+    assert same(triplets.assemble(*given), reference.assemble(*given))
+
+
+# ---- pooling
+
+
+def geometries() -> list[PointGeometry]:
+    points = surface(150)
+    i, j = torch.arange(40) % 7, torch.arange(40) // 7 * 3
+    return [
+        radius_geometry(points, 0.1),
+        radius_geometry(points, 0.1, 3, points[::5]),
+        knn_geometry(points, 0.1, 40, 3, points[:9]),
+        triplet_geometry(i, j, torch.zeros_like(i), (20, 150)),
+    ]
+
+
+@pytest.mark.usefixtures("cells_where")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mode", ["max", "mean"])
+def test_pooling(monkeypatch: pytest.MonkeyPatch, mode: str, dtype: torch.dtype) -> None:
+    for number, geometry in enumerate(geometries()):
+        generator = torch.Generator().manual_seed(number)
+        features = torch.randn(150, 5, generator=generator).mul(2).round().div(2).to(dtype)  # ties
+        features[7, 0] = torch.nan
+        weight = torch.randn(geometry.centers, 5, generator=generator).to(dtype)
+        results = []
+        for emulated in (True, False):
+            with monkeypatch.context() as patch:
+                patch.setattr(pooling, "supports", lambda _, emulated=emulated: emulated)
+                given = features.clone().requires_grad_()
+                out = point_pool(given, geometry, mode)
+                (grad,) = torch.autograd.grad(out, given, weight)
+                results.append((out.detach(), grad))
+        for found, right in zip(*results, strict=True):
+            torch.testing.assert_close(found, right, equal_nan=True)
+        if mode == "max":
+            assert torch.equal(results[0][0].nan_to_num(9.0), results[1][0].nan_to_num(9.0))
+
+
+# ---- the baseline of the benchmark
+
+
+@pytest.mark.parametrize("order", points_listing.ORDERS)
+@pytest.mark.parametrize(("cin", "cout"), [(64, 32), (5, 40)])
+def test_the_listing(cin: int, cout: int, order: str) -> None:
+    points = surface(150)
+    generator = torch.Generator().manual_seed(0)
+    for geometry in (radius_geometry(points, 0.1), radius_geometry(points, 0.1, 3, points[::5])):
+        tensors = [torch.randn(s, generator=generator) for s in ((150, cin), (27, cin, cout))]
+        grad = torch.randn(geometry.centers, cout, generator=generator)
+        results = []
+        for dtype in (torch.float32, torch.float64):
+            given = [t.to(dtype).requires_grad_() for t in tensors]
+            if dtype == torch.float32:
+                out = points_listing.listing(geometry.triplets(), geometry.centers, order)(*given)
+            else:
+                out = point_conv(*given, geometry, backend="reference")
+            results.append((out.detach(), *torch.autograd.grad(out, given, grad.to(dtype))))
+        for found, right in zip(*results, strict=True):
+            torch.testing.assert_close(found, right.float(), rtol=1e-4, atol=1e-3)
