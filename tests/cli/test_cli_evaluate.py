@@ -172,13 +172,19 @@ def test_a_wrong_data_set_lists_the_names(refused: Callable[..., str], pairs: Pa
         (("evaluate", "tvl1", "pairs:mine", "--updates", "2"), "--updates: belongs to"),
         (("evaluate", "tvl1", "pairs:mine", "--submission", "s"), "have sites to submit to"),
         (("evaluate", "tvl1", "pairs:mine", "-o", "a.png"), "a.png: is a file"),
-        (("evaluate", "tvl1", "pairs:mine", "-o", "mine"), "expected a new folder or one of a run"),
+        (("evaluate", "raft", "pairs:mine", "--weights", "raft-things", "-o", "mine"), "expected a new folder"),
         (("evaluate", "tvl1", "pairs:mine", "--device", "nothing"), "--device: expected a device"),
     ],
     ids=lambda value: value[-1] if isinstance(value, tuple) else None,
 )
 def test_mistakes(refused: Callable[..., str], pairs: Path, arguments: tuple[str, ...], words: str) -> None:  # noqa: ARG001
     assert words in refused(*arguments)
+
+
+def test_more_processes_than_gpus(refused: Callable[..., str], pairs: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+    monkeypatch.setenv("LOCAL_RANK", "99")
+    told = refused("evaluate", "tvl1", "pairs:mine", "--device", "cuda")
+    assert "--device: expected a device of this machine, got 'cuda:99'" in told
 
 
 def test_submission(cli: Any, scene: Path) -> None:

@@ -58,10 +58,22 @@ def test_little_is_read_before_the_size_of_a_pair_is_known(pairs: FlowDataset, m
     assert len(list(ahead)) == len(pairs) - 1
 
 
-def test_reading_stops_when_nobody_asks(pairs: FlowDataset) -> None:
+def test_reading_stops_when_nobody_asks(pairs: FlowDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    once = type(pairs).truth
+
+    def slowly(self: FlowDataset, index: int) -> Any:
+        asked.append(index)
+        time.sleep(0.02)
+        return once(self, index)
+
+    monkeypatch.setattr(type(pairs), "truth", slowly)
+    monkeypatch.setattr(loading, "readers", lambda: 1)
     ahead = read_ahead(pairs, range(len(pairs)))
     next(ahead)
     ahead.close()
+    assert len(asked) <= 2
+    assert not any(thread.name.startswith("fullfield-read") for thread in threading.enumerate())
 
 
 def test_too_little_memory_is_noted(pairs: FlowDataset, tmp_path: Path) -> None:
@@ -135,8 +147,8 @@ def test_scoring_beside_the_estimation_gives_the_same(
 def test_alone_nothing_goes_on_beside_the_estimation(
     pairs: FlowDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    busy: list[str] = []
-    store = Run.save
+    busy: list[object] = []
+    store, once = Run.save, type(pairs).read_frame
 
     def slowly(self: Run, name: str, *more: Any) -> None:
         busy.append(name)
@@ -144,12 +156,20 @@ def test_alone_nothing_goes_on_beside_the_estimation(
         store(self, name, *more)
         busy.remove(name)
 
+    def read_slowly(self: FlowDataset, path: Path) -> Tensor:
+        busy.append(path)
+        time.sleep(0.03)
+        frame = once(self, path)
+        busy.remove(path)
+        return frame
+
     class Looking(Counting):
         def __call__(self, *frames: Tensor, **more: Any) -> Tensor:
             assert not busy
             return super().__call__(*frames, **more)
 
     monkeypatch.setattr(Run, "save", slowly)
+    monkeypatch.setattr(type(pairs), "read_frame", read_slowly)
     monkeypatch.setattr(finishing, "overlaps", lambda _: True)
     assert evaluate(Looking(), pairs, tmp_path / "run", Setting(alone=True))["runtime"]["alone"]
 

@@ -30,7 +30,7 @@ from fullfield.evaluation import (
     write_submission,
 )
 from fullfield.evaluation.predict import configured
-from fullfield.evaluation.sharing import Share
+from fullfield.evaluation.sharing import Share, this_share
 from fullfield.io import read_flow, write_flow, write_image
 
 
@@ -262,6 +262,14 @@ leave(share)
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads((tmp_path / "run" / "result.json").read_text())["scores"]["epe"] == by_hand(pairs)["epe"]
+
+
+@pytest.mark.parametrize(("rank", "count"), [("x", "2"), ("0", ""), ("2", "2"), ("-1", "2"), ("0", "0")])
+def test_variables_that_no_torchrun_sets_are_named(monkeypatch: pytest.MonkeyPatch, rank: str, count: str) -> None:
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setenv("WORLD_SIZE", count)
+    with pytest.raises(InputError, match="RANK, WORLD_SIZE: expected numbers as torchrun sets them"):
+        this_share()
 
 
 def test_a_killed_process_leaves_only_whole_predictions(pairs: FlowDataset, tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from fullfield.evaluation import Registrar, ScanRun, Setting, evaluate_scans, sc
 from fullfield.evaluation.scans import predict_scans
 from fullfield.evaluation.sharing import Share
 from fullfield.io import PointCloud, read_point_cloud, write_point_cloud
-from fullfield.registration import Registration
+from fullfield.registration import DescriptorConfig, LearnedDescriptor, Registration
+from fullfield.registration.learned import DescriptorNetwork
 from fullfield.registration.truth import true_overlap
 from fullfield.testing import room_scan
 
@@ -190,6 +191,22 @@ def test_shares_together_are_the_whole(pairs: Listed, tmp_path: Path) -> None:
     last = Wrong()
     assert evaluate_scans(last, pairs, tmp_path / "shared")["scores"] == pytest.approx(whole["scores"], nan_ok=True)
     assert last.calls == 0
+
+
+def test_a_learned_descriptor_is_a_method_of_its_own(pairs: Listed, tmp_path: Path) -> None:
+    config = DescriptorConfig(spacing=1.0, channels=(4, 6), blocks=(1, 1), stem_kernel=3)
+    files = [tmp_path / f"{seed}.safetensors" for seed in (0, 1)]
+    for seed, file in enumerate(files):
+        torch.manual_seed(seed)
+        LearnedDescriptor(DescriptorNetwork(config)).save(file)
+    method = Registrar(weights=files[0], samples=200)
+    result = evaluate_scans(method, pairs, tmp_path / "run")
+    assert result["config"]["method"] == method.method == "learned"
+    plain = evaluate_scans(Registrar(samples=200), pairs, tmp_path / "fpfh")
+    assert plain["config"]["method"] == "fpfh"
+    assert [row["ir"] for row in result["pairs"].values()] != [row["ir"] for row in plain["pairs"].values()]
+    with pytest.raises(InputError, match=r"parameters\.weights was"):
+        evaluate_scans(Registrar(weights=files[1], samples=200), pairs, tmp_path / "run")
 
 
 def test_an_empty_cloud_is_named(pairs: Listed, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ examples:
   fullfield evaluate raft pairs:~/mine --weights raft-things --device cuda --max-epe 1.5
   fullfield evaluate sea-raft charge-8k:/data/charge --scale 1/4 --backend dense --device cuda -o runs/dense
   fullfield evaluate fpfh 3dmatch:/data/3dmatch --samples 5000,1000,250
+  fullfield evaluate learned 3dmatch:/data/3dmatch --weights runs/descriptor/weights.safetensors
   torchrun --nproc-per-node 4 -m fullfield evaluate ptlflow:dpflow spring:/data/spring --device cuda
 
 A run that was stopped goes on where it was. 'fullfield reproduce' makes tables of the runs.
@@ -40,9 +41,9 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = verbs.add_parser(
         "evaluate",
         help="run a method on a data set and score it",
-        description="Estimate the flow of every pair of a data set, or with MODEL fpfh the pose of every pair of point "
-        "clouds, store it, and score it. What is stored is not estimated again; another configuration does not mix "
-        "with it.",
+        description="Estimate the flow of every pair of a data set, or with MODEL fpfh or learned the pose of every "
+        "pair of point clouds, store it, and score it. What is stored is not estimated again; another configuration "
+        "does not mix with it.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -100,8 +101,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace, share: Share) -> int:
     if args.method in evaluate_scans.METHODS:
-        evaluate_scans.refuse(_flow_options(args), f"MODEL {args.method} registers point clouds")
-        return evaluate_scans.run(args, share)
+        weights = methods.text(args, "--weights") if args.method == "learned" else None
+        others = (option for option in _flow_options(args) if weights is None or option != "--weights")
+        evaluate_scans.refuse(others, f"MODEL {args.method} registers point clouds")
+        return evaluate_scans.run(args, share, weights)
     evaluate_scans.refuse(evaluate_scans.given(args), f"MODEL {args.method} estimates flow")
     from fullfield.evaluation import Run, Setting, evaluate, noting_shortage, read_scale, score, write_submission
     from fullfield.evaluation.leaderboards import check_submission
@@ -119,6 +122,8 @@ def _run(args: argparse.Namespace, share: Share) -> int:
         paths.check_new_folder(args.submission, "--submission")
     folder = Path(args.output or default_folder(dataset, args.method, scale))
     paths.check_new_folder(os.fspath(folder), "--output")
+    if not args.score_only:
+        Run.check_folder(folder)  # before weights are fetched and kernels compiled
 
     first = share.rank == 0
     quiet = args.quiet or not first
@@ -163,9 +168,14 @@ def _flow_options(args: argparse.Namespace) -> list[str]:
 
 def opened(word: str, option: str) -> FlowDataset:
     """The data set that ``NAME:FOLDER`` stands for."""
-    from fullfield.datasets import DATASETS, open_dataset
+    from fullfield.datasets import DATASETS, SCANS, open_dataset
 
     name, colon, folder = word.partition(":")
+    if name in SCANS:
+        models = " or ".join(evaluate_scans.METHODS)
+        raise InputError(
+            f"{option}: {name} has pairs of point clouds, which 'fullfield evaluate' takes with MODEL {models}"
+        )
     if not (colon and folder and name in DATASETS):
         raise InputError(f"{option}: expected NAME:FOLDER with NAME one of {', '.join(DATASETS)}, got {word!r}")
     return open_dataset(name, Path(folder).expanduser())
@@ -184,8 +194,10 @@ def _device(name: str) -> str:
         return name
     import torch
 
+    from fullfield import _check
+
     device = f"cuda:{local}"
-    torch.cuda.set_device(device)
+    torch.cuda.set_device(_check.device(device))
     return device
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
@@ -40,6 +41,7 @@ class Finisher:
         self._workers = max(2, min(_MOST_WORKERS, (os.cpu_count() or 1) // 2))
         self._pool = ThreadPoolExecutor(self._workers if self._beside else 1, thread_name_prefix="fullfield-finish")
         self._waiting: deque[Future[None]] = deque()
+        self._mine = threading.local()
 
     def __enter__(self) -> Finisher:
         return self
@@ -75,14 +77,20 @@ class Finisher:
         if self._device.type != "cuda":
             self._store(index, name, flow, facts, self._checked(index, name, flow, truth))
             return
-        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        stream = self._stream()
         with torch.cuda.stream(stream):
             state = self._checked(index, name, flow, truth)
             host = torch.empty(flow.shape, dtype=flow.dtype, pin_memory=True)
             host.copy_(flow, non_blocking=True)
             stream.synchronize()  # until here the flow's memory must not be given to others
-        del flow
         self._store(index, name, host, facts, state)
+
+    def _stream(self) -> torch.cuda.Stream:
+        """The calling thread's: PyTorch keeps freed memory for its stream; one for every flow would hoard it."""
+        if not hasattr(self._mine, "stream"):
+            self._mine.stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        stream: torch.cuda.Stream = self._mine.stream
+        return stream
 
     def _checked(self, index: int, name: str, flow: Tensor, truth: Truth | None) -> dict[str, Any] | None:
         """What the pair adds to the totals."""

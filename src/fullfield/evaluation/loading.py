@@ -35,7 +35,13 @@ class Loaded:
 
 
 def read_ahead(
-    dataset: FlowDataset, indices: Sequence[int], *, frames: bool = True, truth: bool = True, pin: bool = False
+    dataset: FlowDataset,
+    indices: Sequence[int],
+    *,
+    frames: bool = True,
+    truth: bool = True,
+    pin: bool = False,
+    beside: bool = True,
 ) -> Iterator[Loaded]:
     """The pairs ``indices`` in order, read by several threads.
 
@@ -46,6 +52,7 @@ def read_ahead(
         frames: whether to read the frames.
         truth: whether to read the truth.
         pin: whether the frames go into memory that a GPU copies from by itself; done by the threads that read.
+        beside: whether to read while the caller is at work; else a pair is read when it is asked for.
     """
 
     def read(path: Path) -> Tensor:
@@ -56,7 +63,7 @@ def read_ahead(
         waiting: deque[tuple[int, list[Future[Tensor]], Future[Truth | None] | None]] = deque()
         shared: dict[Path, Future[Tensor]] = {}
         left = deque(indices)
-        ahead = _FEWEST  # until the first pair tells its size
+        ahead = _FEWEST if beside else 1  # until the first pair tells its size
         try:
             while left or waiting:
                 while left and len(waiting) < ahead:
@@ -79,7 +86,7 @@ def read_ahead(
                 still = {path for other, *_ in waiting for path in _frames(dataset, other)}
                 kept = still | {record.frame2}
                 shared = {path: image for path, image in shared.items() if path in kept}
-                ahead = _depth(pair, known)
+                ahead = _depth(pair, known) if beside else 1
                 yield Loaded(index, pair[0] if pair else None, pair[1] if pair else None, known)
         finally:
             for _, images, true in waiting:

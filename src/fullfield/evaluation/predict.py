@@ -32,8 +32,8 @@ class Setting:
     Attributes:
         device: where to estimate and score.
         warm_start: start every pair of a sequence from the flow of the one before, moved along.
-        alone: keep the device to the estimator while it works, for times that nothing disturbs: what else there is to
-            do waits until it is done.
+        alone: nothing else goes on while the estimator works, for times that nothing disturbs: reading, scoring and
+            storing wait until it is done.
         share: which part of the pairs this process takes.
         progress: called with the fraction done and the pair's name.
     """
@@ -123,8 +123,9 @@ def predict(
     scorer = None if averaging is None else Scorer(dataset, run, averaging, device)
     begin, busy, peaks = time.perf_counter(), 0.0, dict[tuple[int, ...], int | None]()
     before: tuple[int, Tensor] | None = None
-    read = read_ahead(dataset, missing, truth=scorer is not None, pin=device.type == "cuda")
-    pairs = OnDevice(read, device, ahead=not setting.alone)
+    beside = not setting.alone
+    read = read_ahead(dataset, missing, truth=scorer is not None, pin=device.type == "cuda", beside=beside)
+    pairs = OnDevice(read, device, ahead=beside)
     with Finisher(run, scorer, device, estimator.method) as finish:
 
         def free() -> None:

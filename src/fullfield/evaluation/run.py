@@ -66,10 +66,8 @@ class RunFolder:
         self.folder = Path(folder)
         self.config = _plain(config)
         stored = self.folder / CONFIG
-        strange = self.folder.is_dir() and any(not path.name.startswith(".") for path in self.folder.iterdir())
-        if not stored.is_file():  # asked for last: another process of the same run may just have begun
-            if strange:
-                raise InputError(f"{self.folder}: expected a new folder or one of a run, got one with other files")
+        self.check_folder(self.folder)
+        if not stored.is_file():
             self.folder.mkdir(parents=True, exist_ok=True)
             _write_first(stored, self.config)
         changed = _differences(read_json(stored), self.config)
@@ -78,6 +76,14 @@ class RunFolder:
                 f"{self.folder}: holds predictions of another configuration ({'; '.join(changed)}); "
                 "choose another folder or remove this one"
             )
+
+    @staticmethod
+    def check_folder(folder: str | os.PathLike[str]) -> None:
+        """Raise InputError for a folder with other files than a run's."""
+        place = Path(folder)
+        strange = place.is_dir() and any(not path.name.startswith(".") for path in place.iterdir())
+        if strange and not (place / CONFIG).is_file():  # asked for last: another process of the run may just have begun
+            raise InputError(f"{place}: expected a new folder or one of a run, got one with other files")
 
     @classmethod
     def load(cls: type[_Folder], folder: str | os.PathLike[str]) -> _Folder:

@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -50,16 +51,21 @@ class RegistrationMethod(Protocol):
 
 
 class Registrar:
-    """:func:`fullfield.registration.register` with its FPFH descriptors, as a method.
+    """:func:`fullfield.registration.register` as a method: ``fpfh``, or ``learned`` with a file of weights.
 
     Args:
         voxel, seed, iterations, samples: as there.
+        weights: of a learned descriptor; None: FPFH.
     """
 
-    method = "fpfh"
-
     def __init__(
-        self, *, voxel: float | None = None, seed: int = 0, iterations: int = 50_000, samples: int = SAMPLES
+        self,
+        *,
+        voxel: float | None = None,
+        seed: int = 0,
+        iterations: int = 50_000,
+        samples: int = SAMPLES,
+        weights: str | os.PathLike[str] | None = None,
     ) -> None:
         if voxel is not None:
             _check.number(voxel, "voxel", above=0.0)
@@ -67,17 +73,28 @@ class Registrar:
         _check.number(iterations, "iterations", integer=True, low=1, high=10_000_000)
         _check.number(samples, "samples", integer=True, low=3)
         self._parameters = {"voxel": voxel, "seed": seed, "iterations": iterations, "samples": samples}
+        self._descriptor, self._checksum = None, None
+        if weights is not None:
+            from fullfield.registration import LearnedDescriptor
+
+            self._descriptor = LearnedDescriptor.load(weights)
+            self._checksum = hashlib.sha256(Path(weights).read_bytes()).hexdigest()[:16]
+
+    @property
+    def method(self) -> str:
+        """Whose descriptors they are."""
+        return "fpfh" if self._descriptor is None else "learned"
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """The arguments."""
-        return dict(self._parameters)
+        """The arguments, with the beginning of the weights' checksum for their file."""
+        return self._parameters if self._checksum is None else {**self._parameters, "weights": self._checksum}
 
     def __call__(self, source: PointCloud, target: PointCloud) -> Registration:
         """The pose of ``source`` in ``target``, or why there is none."""
         from fullfield.registration import register
 
-        return register(source, target, **self._parameters)  # type: ignore[arg-type]
+        return register(source, target, **self._parameters, descriptor=self._descriptor)  # type: ignore[arg-type]
 
 
 def evaluate_scans(

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sized
 from dataclasses import dataclass
 
+from fullfield._check import InputError
 from fullfield.datasets import FlowDataset
 
 
@@ -29,8 +30,13 @@ class Share:
 
 
 def this_share() -> Share:
-    """From the variables ``torchrun`` sets; alone without them."""
-    return Share(int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1")))
+    """From the variables ``torchrun`` sets; alone without them. InputError where they make no sense."""
+    rank, count = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    if not (rank.isdecimal() and count.isdecimal() and int(rank) < int(count)):
+        raise InputError(
+            f"RANK, WORLD_SIZE: expected numbers as torchrun sets them, the first the smaller, got {rank!r}, {count!r}"
+        )
+    return Share(int(rank), int(count))
 
 
 def wait_for_all(share: Share) -> None:
