@@ -236,6 +236,27 @@ def test_a_model_that_does_not_look_up_on_demand_is_refused(
         PtlflowEstimator("pwcnet", RANDOM.replace(updates=None, alt_cuda_corr=checkout)).prepare()
     with pytest.raises(InputError, match="backend: expected None beside alt_cuda_corr"):
         PtlflowEstimator("raft", RANDOM.replace(alt_cuda_corr=checkout), backend="cpu")
+    with pytest.raises(InputError, match="backend: expected None beside patched=False"):
+        PtlflowEstimator("raft", RANDOM.replace(patched=False), backend="cpu")
     monkeypatch.setattr(Extension, "give", lambda *_: None)
     with pytest.raises(InputError, match="ptlflow:raft does not look up with the extension"):
         PtlflowEstimator("raft", RANDOM.replace(alt_cuda_corr=checkout))(*frames)
+
+
+def test_a_folder_without_the_sources_is_told_before_anything_is_fetched(tmp_path: Path) -> None:
+    config = PtlflowConfig(alt_cuda_corr=tmp_path)
+    with pytest.raises(InputError, match=r"expected correlation\.cpp and correlation_kernel\.cu"):
+        PtlflowEstimator("raft", config).prepare(fetching=lambda *_: pytest.fail("fetches weights"))
+
+
+def test_what_is_to_be_patched_is_known_though_the_device_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The configuration that a run out of memory is noted with."""
+
+    def no_room(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    estimator = PtlflowEstimator("raft_small", RANDOM)
+    monkeypatch.setattr("fullfield.integrations.patch", no_room)  # after the move, which may fail the same way
+    with pytest.raises(torch.OutOfMemoryError):
+        estimator.prepare()
+    assert estimator.parameters["patched"] is True

@@ -69,8 +69,9 @@ class PtlflowEstimator:
         if self._name in MORE_FRAMES:
             raise InputError(f"method: {self._name} needs {MORE_FRAMES[self._name]} frames, an estimator is given two")
         self.method = PREFIX + self._name
-        ours = backend is None or self.config.alt_cuda_corr is None
-        _check.require(ours, "backend", f"None beside {ON_DEMAND}, which is the model's own", repr(backend))
+        own = ON_DEMAND if self.config.alt_cuda_corr is not None else None if self.config.patched else "patched=False"
+        fits = backend is None or own is None
+        _check.require(fits, "backend", f"None beside {own}, where the lookup is the model's own", repr(backend))
         self._asked = backend
         self._forget()
 
@@ -179,12 +180,18 @@ class PtlflowEstimator:
             raise RuntimeError("the model was not built")
         if next(model.parameters()).device != device:
             model.to(device)
-        if self.config.alt_cuda_corr is None and self.config.patched and self._handle is None:
-            self._patch(model)
+        if self._origin["patched"] and self._handle is None:
+            from fullfield.integrations import patch
+
+            self._handle = patch(model, backend=self._asked)
         return model
 
     def _load(self, fetching: Callable[[int, int | None], None] | None) -> None:
         ptlflow = import_ptlflow()
+        if self.config.alt_cuda_corr is not None:
+            from fullfield.integrations.alt_cuda_corr import alt_cuda_corr_sources
+
+            alt_cuda_corr_sources(self.config.alt_cuda_corr)  # before anything is fetched
         name, path = self._weights(ptlflow, fetching)
         try:
             with torch.random.fork_rng(devices=[]), _quiet():
@@ -205,7 +212,7 @@ class PtlflowEstimator:
             "weights": name,
             "weights_sha256": None if path is None else digest(path)[:_DIGITS],
             "updates": self._updates(model),
-            "patched": False,
+            "patched": self._is_to_be_patched(model),
             ON_DEMAND: None if self._extension is None else self._extension.digest,
             "ptlflow": ptlflow.__version__,
         }
@@ -238,16 +245,16 @@ class PtlflowEstimator:
             setattr(model, name, self.config.updates)
         return None if name is None else int(getattr(model, name))
 
-    def _patch(self, model: torch.nn.Module) -> None:
-        from fullfield.integrations import patch
+    def _is_to_be_patched(self, model: torch.nn.Module) -> bool:
         from fullfield.integrations.ptlflow import OTHER, support_of
 
+        if self.config.alt_cuda_corr is not None or not self.config.patched:
+            return False
         support = support_of(model)
-        if support is not None and support.state == OTHER:
-            _check.require(self._asked is None, "backend", f"None, as {self.method} {_NO_LOOKUP}", repr(self._asked))
-            return
-        self._handle = patch(model, backend=self._asked)
-        self._origin["patched"] = True
+        if support is None or support.state != OTHER:
+            return True
+        _check.require(self._asked is None, "backend", f"None, as {self.method} {_NO_LOOKUP}", repr(self._asked))
+        return False
 
 
 _NO_LOOKUP = "has no all-pairs lookup"
