@@ -25,8 +25,8 @@ def doubt(*activations: Tensor) -> Tensor:
 
     Added to the flow: the rectifiers of cuDNN and cuBLAS may make 0 of NaN, after which an overflow looks like a flow.
     """
-    total = sum(values.flatten(1).sum(1, dtype=torch.float32) for values in activations)
-    return 0 * torch.as_tensor(total)[:, None, None, None]
+    sums = [values.sum(tuple(range(1, values.ndim)), dtype=torch.float32) for values in activations]  # in any layout
+    return 0 * torch.stack(sums).sum(0)[:, None, None, None]
 
 
 class PreparedMotion:
