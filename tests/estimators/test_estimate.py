@@ -147,6 +147,13 @@ def test_bad_names(tmp_path: Path) -> None:
         estimate(SCENE.frame1, SCENE.frame2, initial_flow=torch.zeros(2, 4, 4))
 
 
+def test_half_precision_is_refused_where_it_cannot_run() -> None:
+    frames = torch.rand(2, 1, 20, 24)
+    for change, words in (({"precision": "float16"}, "precision float16"), ({"schedule": "global"}, "schedule global")):
+        with pytest.raises(InputError, match=f"backend: none can run TV-L1 on cpu in float32 with {words} "):
+            estimate(*frames, **change)
+
+
 def test_floats_up_to_255_are_questioned() -> None:
     with pytest.warns(UserWarning, match=r"frame: float frames are expected in 0 \.\.\. 1, got values up to 255"):
         as_frame(np.full((4, 4), 255.0, np.float32))

@@ -10,13 +10,16 @@ if TYPE_CHECKING:
     from fullfield.ops.tvl1.api import TVL1Solver as TVL1Solver
     from fullfield.ops.tvl1.api import backends as backends
     from fullfield.ops.tvl1.api import tvl1 as tvl1
+    from fullfield.ops.tvl1.persistent import Latency as Latency
+    from fullfield.ops.tvl1.persistent import PersistentSolver as PersistentSolver
 
-__all__ = ["BACKENDS", "PRESETS", "TVL1Config", "TVL1Solver", "backends", "tvl1"]
+__all__ = ["BACKENDS", "PRESETS", "Latency", "PersistentSolver", "TVL1Config", "TVL1Solver", "backends", "tvl1"]
 
 
 def __getattr__(name: str) -> object:
     if name in __all__:
-        return getattr(import_module("fullfield.ops.tvl1.api"), name)
+        module = "persistent" if name in ("Latency", "PersistentSolver") else "api"
+        return getattr(import_module(f"fullfield.ops.tvl1.{module}"), name)
     raise AttributeError(f"module 'fullfield.ops.tvl1' has no attribute {name!r}")
 
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 SMALLEST_SIDE = 16
 # (index, weight), both [size_out, taps]: output = sum of weight * input[index]
 Table = tuple["NDArray[np.int32]", "NDArray[np.float64]"]
+# (index of the first tap [size_out], weight [size_out, taps]); indices may lie outside
+Window = tuple["NDArray[np.int64]", "NDArray[np.float64]"]
 Float32Table = tuple["NDArray[np.int32]", "NDArray[np.float32]"]
 
 
@@ -45,10 +47,11 @@ def _centres(size_in: int, size_out: int) -> NDArray[np.float64]:
     return (np.arange(size_out, dtype=np.float64) + 0.5) * (size_in / size_out) - 0.5
 
 
-def gaussian_table(size_in: int, size_out: int) -> Table:
+def gaussian_window(size_in: int, size_out: int) -> Window:
     """Gaussian low-pass and decimation: sigma = 0.6 sqrt(r^2 - 1) input pixels for a reduction by r (IPOL 2013).
 
-    Returns (index, weight), both [size_out, taps]; indices are clamped to the border, weights sum to 1.
+    Returns (index of the first tap [size_out], weight [size_out, taps]); taps beyond the border count for the pixel at
+    the border, weights sum to 1.
     """
     ratio = size_in / size_out
     sigma = max(0.6 * math.sqrt(max(ratio * ratio - 1.0, 0.0)), 0.3)
@@ -57,12 +60,22 @@ def gaussian_table(size_in: int, size_out: int) -> Table:
     first = np.floor(centre).astype(np.int64) - radius + 1
     distance = first[:, None] + np.arange(2 * radius) - centre[:, None]
     weight = np.exp(-0.5 * (distance / sigma) ** 2)
-    return _clamped(first, weight / weight.sum(axis=1, keepdims=True), size_in)
+    return first, weight / weight.sum(axis=1, keepdims=True)
 
 
-def linear_table(size_in: int, size_out: int) -> Table:
-    """Bilinear resampling, pixel centres aligned by area, borders clamped: (index, weight), both [size_out, 2]."""
+def linear_window(size_in: int, size_out: int) -> Window:
+    """Bilinear resampling, pixel centres aligned by area, borders clamped; as ``gaussian_window``, two taps."""
     centre = np.clip(_centres(size_in, size_out), 0.0, size_in - 1.0)
     first = np.floor(centre).astype(np.int64)
     t = centre - first
-    return _clamped(first, np.stack([1.0 - t, t], axis=1), size_in)
+    return first, np.stack([1.0 - t, t], axis=1)
+
+
+def gaussian_table(size_in: int, size_out: int) -> Table:
+    """``gaussian_window`` as (index, weight), both [size_out, taps]; indices are clamped to the border."""
+    return _clamped(*gaussian_window(size_in, size_out), size_in)
+
+
+def linear_table(size_in: int, size_out: int) -> Table:
+    """``linear_window`` as (index, weight), both [size_out, 2]; indices are clamped to the border."""
+    return _clamped(*linear_window(size_in, size_out), size_in)

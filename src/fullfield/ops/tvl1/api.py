@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.tvl1 import cpu, reference
+from fullfield.ops.tvl1 import cpu, cuda, reference
 from fullfield.ops.tvl1.config import TVL1Config
 
 if TYPE_CHECKING:
@@ -20,35 +20,37 @@ if TYPE_CHECKING:
     Progress: TypeAlias = Callable[[float, str], None]
 
 # In order of preference.
-BACKENDS = {"cpu": cpu, "reference": reference}
+BACKENDS: dict[str, Any] = {"cuda": cuda, "cpu": cpu, "reference": reference}
 _LUMA = (0.299, 0.587, 0.114)  # Rec. 601, as cameras' and film's sRGB frames are commonly made grey
 _warned = threading.Event()
 _BRIGHTEST = 1e6
 # float32 holds every pixel position below.
-_LONGEST_SIDE = 2**24 - 1
+LONGEST_SIDE = 2**24 - 1
 
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def backends(device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> list[tuple[str, str | None]]:
+def backends(
+    device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32, config: TVL1Config | None = None
+) -> list[tuple[str, str | None]]:
     """(name, None) for every backend that can run here, (name, reason) for the others; preferred first."""
-    device_type = torch.device(device).type
-    return [(name, module.supports(device_type, _name(dtype))) for name, module in BACKENDS.items()]
+    place, wanted = torch.device(device), TVL1Config() if config is None else config
+    return [(name, module.supports(place, dtype, wanted)) for name, module in BACKENDS.items()]
 
 
-def choose_backend(backend: str | None, device: torch.device, dtype: torch.dtype) -> str:
+def choose_backend(backend: str | None, device: torch.device, dtype: torch.dtype, config: TVL1Config) -> str:
     """The backend asked for, or the best one; an explicit choice that cannot run raises with every reason."""
-    options = backends(device, dtype)
+    options = backends(device, dtype, config)
     if backend is None:
         chosen = next((name for name, reason in options if reason is None), None)
         if chosen is not None:
-            if chosen == "reference" and device.type == "cpu" and dtype == torch.float32 and not _warned.is_set():
+            if chosen == "reference" and device.type in BACKENDS and dtype == torch.float32 and not _warned.is_set():
                 _warned.set()
                 import warnings
 
-                reason = dict(options)["cpu"]
+                reason = dict(options)[device.type]
                 warnings.warn(f"TV-L1 runs on the slow reference backend: {reason}", stacklevel=4)
             return chosen
     else:
@@ -57,7 +59,15 @@ def choose_backend(backend: str | None, device: torch.device, dtype: torch.dtype
             return backend
     reasons = "; ".join(f"{name}: {reason or 'can run'}" for name, reason in options)
     subject = f"backend: {backend} cannot" if backend else "backend: none can"
-    raise _check.InputError(f"{subject} run TV-L1 on {device} in {_name(dtype)} ({reasons})")
+    wanted = _name(dtype) if config.cuda_alone is None else f"{_name(dtype)} with {config.cuda_alone}"
+    raise _check.InputError(f"{subject} run TV-L1 on {device} in {wanted} ({reasons})")
+
+
+def check_size(height: int, width: int) -> None:
+    """InputError for a frame that no backend can match."""
+    for name, side in (("height", height), ("width", width)):
+        _check.number(side, name, integer=True, low=1, high=LONGEST_SIDE)
+    _check.require(height * width >= 2, "frames", "at least 2 pixels", f"{width}×{height}")
 
 
 class TVL1Solver:
@@ -66,13 +76,16 @@ class TVL1Solver:
     One call at a time: calls from several threads wait for each other; use one solver per thread for parallel work.
     A solver can be pickled and copied (its buffers are made anew) and used after a fork.
     The threads inside a call are PyTorch's (``torch.set_num_threads``); the result does not depend on their number.
+    On a GPU a call reads one flag back, to complain of values that are not finite, and so waits for the device, unless
+    the caller records a CUDA graph (then call once before); :class:`PersistentSolver` never waits. The backend
+    ``cuda`` keeps the buffers of the last batch size and records a CUDA graph at the second call with it.
 
     Args:
         height, width: size of the frames; at least two pixels in all.
         config: parameters, by default the preset ``default``.
         dtype: float32, or float64 (reference backend only). Frames of another floating type are converted.
         device: where the frames lie.
-        backend: ``"cpu"`` or ``"reference"``; None takes the fastest that can run.
+        backend: ``"cuda"``, ``"cpu"`` or ``"reference"``; None takes the fastest that can run.
 
     Raises InputError for bad arguments or a backend that cannot run here.
     Source: Zach, Pock, Bischof 2007; numerics as in Pérez, Meinhardt-Llopis, Facciolo, IPOL 2013.
@@ -88,17 +101,20 @@ class TVL1Solver:
         device: str | torch.device = "cpu",
         backend: str | None = None,
     ) -> None:
-        for name, side in (("height", height), ("width", width)):
-            _check.number(side, name, integer=True, low=1, high=_LONGEST_SIDE)
-        _check.require(height * width >= 2, "frames", "at least 2 pixels", f"{width}×{height}")
+        check_size(height, width)
         _check.choice(dtype, "dtype", (torch.float32, torch.float64))
         self.height, self.width = height, width
         self.config = TVL1Config() if config is None else config
         _check.require(isinstance(self.config, TVL1Config), "config", "a TVL1Config", _check.describe(self.config))
         self.dtype, self.device = dtype, _check.device(device)
-        self.backend = choose_backend(backend, self.device, dtype)
+        self.backend = choose_backend(backend, self.device, dtype, self.config)
         self._lock, self._process = threading.Lock(), os.getpid()
         self._cpu = cpu.Solver(height, width, self.config) if self.backend == "cpu" else None
+        self._cuda = None
+        if self.backend == "cuda":
+            index = self.device.index
+            self.device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
+            self._cuda = _on_cuda(height, width, self.config, self.device)
 
     def __reduce__(self) -> tuple[Any, ...]:
         size = (self.height, self.width, self.config)
@@ -117,40 +133,64 @@ class TVL1Solver:
         ``progress(fraction, where)`` is called after every warp. Raises InputError for tensors of another size, type
         or device than the solver's, and for frames that hold NaN or infinity.
         """
-        first = self._grey(frame1, "frame1")
-        second = self._grey(frame2, "frame2")
+        first, second = self._checked(frame1, "frame1"), self._checked(frame2, "frame2")
         _check.require(frame1.shape == frame2.shape, "frame2", f"shape {list(frame1.shape)} like frame1", frame2)
         start = None
         if initial_flow is not None:
             shape = (len(first), 2, self.height, self.width)
             _check.tensor(initial_flow, "initial_flow", shape, device=frame1.device)
             start = initial_flow.detach().to(self.dtype)
-            _finite(start, "initial_flow")
-        flow = first.new_empty(len(first), 2, self.height, self.width)
         if self._process != os.getpid():  # forked, perhaps while a thread of the parent held the lock
             self._lock, self._process = threading.Lock(), os.getpid()
+        if self._cuda is not None:
+            return self._call_cuda(first, second, start, progress)
+        for name, frame in (("frame1", first), ("frame2", second)):
+            _check_values(frame, name)
+        if start is not None:
+            _finite(start, "initial_flow")
+        grey1, grey2 = _grey(first), _grey(second)
+        flow = first.new_empty(len(first), 2, self.height, self.width)
         with self._lock:
             for item in range(len(first)):
                 report = None if progress is None else _share(progress, item, len(first))
-                flow[item] = self._solve(first[item], second[item], None if start is None else start[item], report)
-        _finite(flow, "flow", "a finite flow; the frames or parameters are too extreme")
+                flow[item] = self._solve(grey1[item], grey2[item], None if start is None else start[item], report)
+        _finite(flow, "flow", _FINITE_FLOW)
         return flow
 
-    def _grey(self, frame: Tensor, name: str) -> Tensor:
+    def _checked(self, frame: Tensor, name: str) -> Tensor:
+        """In the solver's dtype."""
         frame = _check.tensor(frame, name, ("B", "C", self.height, self.width))
-        _check.require(frame.device.type == self.device.type, name, f"device {self.device}", frame)
+        here = frame.device.type == self.device.type if self._cuda is None else frame.device == self.device
+        _check.require(here, name, f"device {self.device}", frame)
         _check.require(frame.shape[1] in (1, 3), name, "1 or 3 channels", frame)
         _check.require(frame.is_floating_point(), name, "a floating dtype (divide integers by their maximum)", frame)
-        frame = frame.detach().to(self.dtype)
-        _finite(frame, name)
-        bright = max(abs(float(v)) for v in torch.aminmax(frame)) if frame.numel() else 0.0
-        _check.require(bright <= _BRIGHTEST, name, f"values up to {_BRIGHTEST:g} (0 ... 1 is usual)", f"{bright:g}")
-        if frame.shape[1] == 1:
-            return frame[:, 0] * 255.0
-        grey: Tensor = frame[:, 0] * (255.0 * _LUMA[0])
-        for channel in (1, 2):
-            grey.add_(frame[:, channel], alpha=255.0 * _LUMA[channel])
-        return grey
+        narrow = self._cuda is not None and frame.dtype in (torch.float16, torch.bfloat16)  # its kernels widen
+        return frame.detach() if narrow else frame.detach().to(self.dtype)
+
+    def _call_cuda(self, first: Tensor, second: Tensor, start: Tensor | None, progress: Progress | None) -> Tensor:
+        assert self._cuda is not None
+        if len(first) == 0:
+            return first.new_empty(0, 2, self.height, self.width, dtype=self.dtype)
+        if self.config.epsilon > 0 and len(first) > 1:  # every pair stops by itself
+            flows = []
+            for item in range(len(first)):
+                part = slice(item, item + 1)
+                report = None if progress is None else _share(progress, item, len(first))
+                pair = first[part], second[part], None if start is None else start[part]
+                flows.append(self._call_cuda(*pair, report))
+            return torch.cat(flows)
+        if first.dtype != second.dtype:
+            first, second = first.float(), second.float()
+        flow: Tensor
+        with self._lock:
+            flow, complaints = self._cuda(first, second, start, progress)
+        if not torch.cuda.is_current_stream_capturing() and int(complaints):
+            for name, frame in (("frame1", first), ("frame2", second)):
+                _check_values(frame, name)
+            if start is not None:
+                _finite(start, "initial_flow")
+            _finite(flow, "flow", _FINITE_FLOW)
+        return flow
 
     def _solve(self, first: Tensor, second: Tensor, start: Tensor | None, progress: Progress | None) -> Tensor:
         if self._cpu is None:
@@ -161,6 +201,31 @@ class TVL1Solver:
 
 def _rebuilt(height: int, width: int, config: TVL1Config, options: dict[str, Any]) -> TVL1Solver:
     return TVL1Solver(height, width, config, **options)
+
+
+def _on_cuda(height: int, width: int, config: TVL1Config, device: torch.device) -> Any:
+    from fullfield.ops.tvl1.cuda.solver import Solver
+
+    return Solver(height, width, config, device)
+
+
+_FINITE_FLOW = "a finite flow; the frames or parameters are too extreme"
+
+
+def _check_values(frame: Tensor, name: str) -> None:
+    _finite(frame, name)
+    bright = max(abs(float(v)) for v in torch.aminmax(frame)) if frame.numel() else 0.0
+    _check.require(bright <= _BRIGHTEST, name, f"values up to {_BRIGHTEST:g} (0 ... 1 is usual)", f"{bright:g}")
+
+
+def _grey(frame: Tensor) -> Tensor:
+    """[B, C, H, W] of 0 ... 1 -> [B, H, W] of 0 ... 255."""
+    if frame.shape[1] == 1:
+        return frame[:, 0] * 255.0
+    grey: Tensor = frame[:, 0] * (255.0 * _LUMA[0])
+    for channel in (1, 2):
+        grey.add_(frame[:, channel], alpha=255.0 * _LUMA[channel])
+    return grey
 
 
 def _finite(tensor: Tensor, name: str, expected: str = "finite values") -> None:
@@ -213,5 +278,7 @@ def tvl1(
         borders=c.borders,
         dual_reset=c.dual_reset,
         epsilon=c.epsilon,
+        precision=c.precision,
+        schedule=c.schedule,
     )
     return flow

@@ -10,6 +10,10 @@ from fullfield._check import choice, number
 BORDERS = ("adjoint", "clamp")
 DUAL_RESETS = ("warp", "scale", "never")
 MEDIANS = (0, 3, 5)
+PRECISIONS = ("float32", "float16")
+# How the CUDA backend goes over a frame in several iterations: those of Romera et al. 2023, and our own.
+SCHEDULES = ("global", "shared_fusion", "global_pipeline", "shared_pipeline", "register_pipeline")
+AUTO = "auto"
 # The stopping rule looks at the flow once per so many iterations.
 STOP_INTERVAL = 10
 # Below this squared gradient (intensities 0 ... 255) a pixel says nothing about motion.
@@ -53,6 +57,14 @@ class TVL1Config:
         0.0,
         f"end a warp once the RMS change per iteration, over the last {STOP_INTERVAL}, is below this; 0: never",
     )
+    precision: str = _parameter(
+        "float32", "arithmetic and storage of the inner iterations; float16: on the CUDA backend alone", PRECISIONS
+    )
+    schedule: str = _parameter(
+        AUTO,
+        "how the CUDA backend runs several iterations; all give the same flow, auto is the fastest",
+        (AUTO, *SCHEDULES),
+    )
 
     def __post_init__(self) -> None:
         # The limits keep every product inside float32; useful values lie far within.
@@ -69,6 +81,8 @@ class TVL1Config:
         choice(self.borders, "borders", BORDERS)
         choice(self.dual_reset, "dual_reset", DUAL_RESETS)
         number(self.epsilon, "epsilon", low=0)
+        choice(self.precision, "precision", PRECISIONS)
+        choice(self.schedule, "schedule", (AUTO, *SCHEDULES))
         for name in ("lambda_", "theta", "tau", "scale_factor", "gradient_blend", "epsilon"):
             object.__setattr__(self, name, float(getattr(self, name)))
         for name in ("scales", "warps", "iterations", "median"):
@@ -90,6 +104,13 @@ class TVL1Config:
     def replace(self, **parameters: Any) -> TVL1Config:
         """A copy with other values; an unknown name is a TypeError, a bad value an InputError."""
         return replace(self, **parameters)
+
+    @property
+    def cuda_alone(self) -> str | None:
+        """What no backend but CUDA can do of this, or None."""
+        if self.precision != PRECISIONS[0]:
+            return f"precision {self.precision}"
+        return None if self.schedule == AUTO else f"schedule {self.schedule}"
 
     def as_dict(self) -> dict[str, Any]:
         """Field names and values."""

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from fullfield._kernels import numba_cache
 from fullfield._kernels.threads import rows, run
@@ -25,12 +26,14 @@ if TYPE_CHECKING:
 DEPTH = 15
 
 
-def supports(device_type: str, dtype: str) -> str | None:
+def supports(device: torch.device, dtype: torch.dtype, config: TVL1Config) -> str | None:
     """None where this backend can run, else the reason it cannot."""
-    if device_type != "cpu":
-        return f"runs on cpu only, got {device_type}"
-    if dtype != "float32":
-        return f"computes in float32 only, got {dtype}"
+    if device.type != "cpu":
+        return f"runs on cpu only, got {device.type}"
+    if dtype != torch.float32:
+        return f"computes in float32 only, got {str(dtype).removeprefix('torch.')}"
+    if config.cuda_alone is not None:
+        return f"has no {config.cuda_alone}"
     return numba_cache.why_not()
 
 

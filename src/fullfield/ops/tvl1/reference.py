@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     Progress: TypeAlias = Callable[[float, str], None]
 
 
-def supports(device_type: str, dtype: str) -> str | None:  # noqa: ARG001 - the signature all backends share
+def supports(device: torch.device, dtype: torch.dtype, config: TVL1Config) -> str | None:  # noqa: ARG001 - all backends'
     """None where this backend can run, else the reason it cannot."""
-    return None if dtype in ("float32", "float64") else f"computes in float32 or float64, got {dtype}"
+    if dtype not in (torch.float32, torch.float64):
+        return f"computes in float32 or float64, got {str(dtype).removeprefix('torch.')}"
+    return None if config.cuda_alone is None else f"has no {config.cuda_alone}"
 
 
 def solve(

@@ -1,0 +1,187 @@
+"""Coarse to fine for one size and batch: every buffer, and what is launched in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fullfield.ops.tvl1._pyramid import level_sizes, progress_after
+from fullfield.ops.tvl1.config import AUTO, STOP_INTERVAL, TVL1Config
+from fullfield.ops.tvl1.cuda import passes, schedules
+from fullfield.ops.tvl1.cuda.passes import Launch, Passes, Planes, dual_of, planes_of
+from fullfield.ops.tvl1.cuda.state import FLOW, Level, elements_of, pitch_of
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    Progress: TypeAlias = Callable[[float, str], None]
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16}
+
+
+class Engine:
+    """Launches TV-L1 on the current stream; not for two threads or streams at once.
+
+    The frames' pyramids have two places, 0 and 1. ``start`` [B, 2, h, w] of the coarsest level is where the flow
+    begins; whoever solves fills it. The address of the flow [B, 2, H, W] that ``solve`` writes lies in device memory,
+    written by ``read``: so a captured graph serves every address.
+    """
+
+    def __init__(self, batch: int, height: int, width: int, config: TVL1Config, device: torch.device) -> None:
+        self.config, self.batch, self.device = config, batch, device
+        self.sizes = sizes = level_sizes(height, width, config.scales, config.scale_factor)
+        self._schedule = schedules.DEFAULT if config.schedule == AUTO else config.schedule
+        self._dtype = dtype = DTYPES[config.precision]
+        self._passes = Passes(device, dtype)
+        pitches = [pitch_of(w, torch.float32) for _, w in sizes]
+        self._images = [self._new((2, batch, h, p)) for (h, _), p in zip(sizes, pitches, strict=True)]
+        # Neighbouring levels' flows lie in different memory, as one becomes the other.
+        flows = [self._new((batch * FLOW * h * p,)) for (h, _), p in zip(sizes[:2], pitches, strict=False)]
+        self._flows = [
+            flows[n % 2][: batch * FLOW * h * p].view(batch, FLOW, h, p)
+            for n, ((h, _), p) in enumerate(zip(sizes, pitches, strict=True))
+        ]
+        self.start = self._new((batch, FLOW, sizes[-1][0], pitches[-1])).zero_()
+        self._strip = self._new((batch, FLOW, sizes[-1][0], pitches[0]))
+        # The state of a level is of no use to the next finer one, unless the dual variable is carried.
+        kept = 2 if config.dual_reset == "never" else 1
+        self._states = [self._new((elements_of(batch, *size, dtype),), dtype) for size in sizes[:kept]]
+        self._levels = [Level(batch, *size, dtype, device, self._states[n % kept]) for n, size in enumerate(sizes)]
+        self.flags = torch.zeros(1, dtype=torch.int32, device=device)
+        self._flow_at = torch.zeros(1, dtype=torch.int64, device=device)
+        self._launches: dict[Hashable, Launch] = {}
+        depth = min(config.iterations, STOP_INTERVAL) if config.epsilon > 0 else config.iterations
+        for level in self._levels:
+            schedules.prepare(self._schedule, level, depth)
+            if config.epsilon > 0 and config.iterations % depth:
+                schedules.prepare(self._schedule, level, config.iterations % depth)
+
+    def _new(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device=self.device)
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Everything of this object's in the device's memory but small tables."""
+        yield from (*self._images, *self._flows[:2], *self._states, self.start, self._strip)
+        yield from (self.flags, self._flow_at)
+        yield from (level.scratch for level in self._levels if level.scratch is not None)
+
+    def read(self, frames: tuple[Tensor, ...], place: int, flow: Tensor | None, *, flags: bool = False) -> None:
+        """One or two frames [B, C, H, W] into the finest images at ``place`` and after it; ``solve`` will write
+        ``flow`` [B, 2, H, W], contiguous. ``flags``: note values out of range."""
+        images = tuple(self._images[0][place : place + len(frames)])
+        noted = self.flags if flags else None
+        self._passes.grey(frames, images, noted, flow, self._flow_at)(passes.raw_stream(self.device))
+
+    def begin_at(self, flow: Tensor) -> None:
+        """Fill ``start`` from a flow [B, 2, H, W], contiguous."""
+        self._down(planes_of(flow), None)(passes.raw_stream(self.device))
+        self._kept("start across", self._across)
+
+    def begin_at_last(self) -> None:
+        """Fill ``start`` from the flow just written."""
+        self._kept("start down", lambda: self._down(self._flow_planes(), self._flow_at))
+        self._kept("start across", self._across)
+
+    def _down(self, source: Planes, source_at: Tensor | None) -> Launch:
+        target = planes_of(self._strip, self.sizes[0][1])
+        return self._passes.resample(source, target, "gaussian", "none", source_at=source_at)
+
+    def _across(self) -> Launch:
+        (height, width), (h, w) = self.sizes[0], self.sizes[-1]
+        source, target = planes_of(self._strip, width), planes_of(self.start, w)
+        return self._passes.resample(source, target, "none", "gaussian", scale=(w / width, h / height))
+
+    def _flow_planes(self) -> Planes:
+        height, width = self.sizes[0]
+        size = height * width
+        return Planes(None, self.batch, FLOW, height, width, width, size, FLOW * size)
+
+    def _kept(self, key: Hashable, make: Callable[[], Launch]) -> None:
+        """Launch what was made for ``key``, whose addresses stay what they are."""
+        launch = self._launches.get(key)
+        if launch is None:
+            launch = self._launches[key] = make()
+        launch(passes.raw_stream(self.device))
+
+    def pyramid(self, place: int, count: int = 1) -> None:
+        """The coarser images of ``count`` frames from the finest at ``place``."""
+        for n in range(1, len(self.sizes)):
+
+            def reduce(n: int = n) -> Launch:
+                finer, coarser = (self._images[k][place : place + count].flatten(0, 1)[:, None] for k in (n - 1, n))
+                source, target = planes_of(finer, self.sizes[n - 1][1]), planes_of(coarser, self.sizes[n][1])
+                return self._passes.resample(source, target, "gaussian")
+
+            self._kept(("reduce", n, place, count), reduce)
+
+    def solve(self, first: int, *, flags: bool = False, progress: Progress | None = None) -> None:
+        """The flow from the frame at place ``first`` to the other one. ``flags``: note a flow that is not finite."""
+        reset = self.config.dual_reset
+        last = len(self.sizes) - 1
+        for number in range(last, -1, -1):
+            level = self._levels[number]
+            level.front = 0
+            if number < last:
+                self._enlarge(number)
+            for warp in range(self.config.warps):
+                coarsest = number == last and warp == 0
+                zero = reset == "warp" or (warp == 0 and (reset == "scale" or number == last))
+                self._warp(number, first, self.start if coarsest else self._flows[number], zero)
+                self._clean(number, final=number == 0 and warp == self.config.warps - 1, flags=flags)
+                if progress is not None:
+                    progress(*progress_after(self.sizes, number, (warp + 1) / self.config.warps))
+
+    def _enlarge(self, number: int) -> None:
+        """The flow of the next coarser level, and its dual variable if it is carried, to level ``number``."""
+        (height, width), (h, w) = self.sizes[number], self.sizes[number + 1]
+        finer, coarser = self._levels[number], self._levels[number + 1]
+
+        def flow() -> Launch:
+            source, target = planes_of(self._flows[number + 1], w), planes_of(self._flows[number], width)
+            return self._passes.resample(source, target, "linear", scale=(width / w, height / h))
+
+        def dual() -> Launch:
+            closed = self.config.borders == "adjoint"
+            return self._passes.resample(dual_of(coarser), dual_of(finer), "linear", closed=closed)
+
+        self._kept(("flow", number), flow)
+        if self.config.dual_reset == "never":
+            self._kept(("dual", number, coarser.front), dual)
+
+    def _warp(self, number: int, first: int, flow: Tensor, zero_dual: bool) -> None:
+        config, level = self.config, self._levels[number]
+        images = self._images[number]
+
+        def linearise() -> Launch:
+            pair = images[first], images[1 - first]
+            return self._passes.linearise(*pair, flow, level, config.gradient_blend)
+
+        self._kept(("warp", number, first, level.front, flow is self.start), linearise)
+        start = schedules.Start(zero_dual=zero_dual)
+        stream = passes.raw_stream(self.device)
+        if config.epsilon == 0:
+            schedules.iterate(self._schedule, level, config.iterations, config, stream, start)
+            return
+        for done in range(0, config.iterations, STOP_INTERVAL):
+            depth = min(STOP_INTERVAL, config.iterations - done)
+            before = level.flow.to(torch.float32, copy=True)
+            schedules.iterate(self._schedule, level, depth, config, stream, start if done == 0 else None)
+            change = ((level.flow.float() - before) ** 2).sum(1).mean().sqrt()
+            if float(change) < config.epsilon * depth:
+                break
+
+    def _clean(self, number: int, *, final: bool, flags: bool) -> None:
+        """The filtered flow to where the next warp, the next level or the caller reads it."""
+        level, noted = self._levels[number], self.flags if final and flags else None
+
+        def median() -> Launch:
+            if final:
+                target, place = self._flow_planes(), self._flow_at
+            else:
+                target, place = planes_of(self._flows[number], level.width), None
+            return self._passes.median(level, self.config.median, target, target_at=place, flags=noted)
+
+        self._kept(("median", number, level.front, final, flags), median)

@@ -1,0 +1,143 @@
+// Arithmetic of one inner iteration on words: a float, or two half-precision numbers. The scheme: see the README beside.
+#if HALF
+typedef unsigned word;  // two pixels: the low half and the high half
+#else
+typedef float word;
+#endif
+#define INLINE __device__ __forceinline__
+constexpr int PIXELS = HALF + 1;  // of a word
+constexpr float GRADIENT_FLOOR = 1e-6f;
+
+// As schedules.py packs it. Steps in elements.
+struct IterateParams {
+    const word *flow, *dual, *data, *origin;
+    word *flow_out, *dual_out, *scratch;
+    long long plane, item;
+    int pitch, width, height, batch;
+    int rows, columns, strips, processors;  // of a strip; strips across; in all; multiprocessors of the GPU
+    float slope, tau, bound;         // tau / theta, tau, lambda theta
+    int clamp, zero_flow, zero_dual;
+};
+
+INLINE float root(float x) {
+    float r;
+    asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+INLINE float reciprocal(float x) {
+    float r;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+INLINE float reciprocal_root(float x) {
+    float r;
+    asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+    return r;
+}
+
+#if HALF
+#define TWO(NAME, OPERATION)                                                    \
+    INLINE word NAME(word a, word b) {                                          \
+        word r;                                                                 \
+        asm(OPERATION ".f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));         \
+        return r;                                                               \
+    }
+TWO(add, "add")
+TWO(sub, "sub")
+TWO(mul, "mul")
+TWO(smaller, "min")
+TWO(larger, "max")
+INLINE word negative(word a) {
+    word r;
+    asm("neg.f16x2 %0, %1;" : "=r"(r) : "r"(a));
+    return r;
+}
+INLINE word fma(word a, word b, word c) {
+    word r;
+    asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
+    return r;
+}
+INLINE float low(word a) {
+    float r;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"((unsigned short)a));
+    return r;
+}
+INLINE float high(word a) { return low(a >> 16); }
+INLINE word pack(float a, float b) {
+    word r;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a));
+    return r;
+}
+INLINE word splat(float a) { return pack(a, a); }
+#else
+INLINE word add(word a, word b) { return a + b; }
+INLINE word sub(word a, word b) { return a - b; }
+INLINE word mul(word a, word b) { return a * b; }
+INLINE word fma(word a, word b, word c) { return a * b + c; }
+INLINE word smaller(word a, word b) { return fminf(a, b); }
+INLINE word larger(word a, word b) { return fmaxf(a, b); }
+INLINE word negative(word a) { return -a; }
+INLINE word splat(float a) { return a; }
+#endif
+
+// The data term at a pixel, lengths in pixels: the gradient's direction, the distance to its line, how far a step goes.
+struct Data {
+    word n1, n2, c, most;
+};
+
+INLINE void normalise(float &gx, float &gy, float &c, float &most, float bound) {
+    float squared = gx * gx + gy * gy;
+    float inverse = squared > GRADIENT_FLOOR ? reciprocal_root(squared) : 0.f;
+    gx *= inverse;
+    gy *= inverse;
+    c *= inverse;
+    most = bound * (squared * inverse);
+}
+
+INLINE Data normalised(word gx, word gy, word c, float bound) {
+#if HALF
+    float x0 = low(gx), y0 = low(gy), c0 = low(c), m0, x1 = high(gx), y1 = high(gy), c1 = high(c), m1;
+    normalise(x0, y0, c0, m0, bound);
+    normalise(x1, y1, c1, m1, bound);
+    return {pack(x0, x1), pack(y0, y1), pack(c0, c1), pack(m0, m1)};
+#else
+    float most;
+    normalise(gx, gy, c, most, bound);
+    return {gx, gy, c, most};
+#endif
+}
+
+// Minus the step along the gradient.
+INLINE word data_step(word u1, word u2, const Data &d) {
+    word distance = fma(d.n1, u1, fma(d.n2, u2, d.c));
+    return negative(larger(smaller(distance, d.most), negative(d.most)));
+}
+
+INLINE word flow_step(word u, word step, word n, word across, word left, word down, word up) {
+    return add(fma(step, n, u), add(sub(across, left), sub(down, up)));
+}
+
+// 1 / (1 + slope |gradient|) of both components, with one reciprocal for the two.
+INLINE void shrink_of(float squared1, float squared2, float slope, float &s1, float &s2) {
+    float a1 = 1.f + slope * root(squared1), a2 = 1.f + slope * root(squared2);
+    float both = reciprocal(a1 * a2);
+    s1 = both * a2;
+    s2 = both * a1;
+}
+
+INLINE void shrinks(word x1, word y1, word x2, word y2, float slope, word &s1, word &s2) {
+    word squared1 = fma(x1, x1, mul(y1, y1)), squared2 = fma(x2, x2, mul(y2, y2));
+#if HALF
+    squared1 = smaller(squared1, 0x7bff7bffu);  // gradients beyond 256: no infinity, whose reciprocals' product is NaN
+    squared2 = smaller(squared2, 0x7bff7bffu);
+    float a, b, c, d;
+    shrink_of(low(squared1), low(squared2), slope, a, b);
+    shrink_of(high(squared1), high(squared2), slope, c, d);
+    s1 = pack(a, c);
+    s2 = pack(b, d);
+#else
+    shrink_of(squared1, squared2, slope, s1, s2);
+#endif
+}
+
+INLINE word dual_step(word p, word tau, word gradient, word shrink) { return mul(fma(tau, gradient, p), shrink); }

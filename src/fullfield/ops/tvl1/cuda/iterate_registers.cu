@@ -1,0 +1,419 @@
+// DEPTH iterations in one pass, in registers. A block marches down a strip of the frame; each of its warps does some of
+// the iterations ("stages") on whole rows, WORDS words a lane, and hands the row on through shared memory to the warp
+// that does the next ones, one row later. In registers a stage keeps the flow and the dual of one row, nothing more:
+// iteration k works on row y - k + 1 while row y is read. Neighbours across come from the lane or its neighbour; the
+// strip's outermost DEPTH pixels on every side are computed again by the strips beside.
+//
+// The last warp, which has the fewest stages, also fetches rows, SLOTS - 2 early, and turns them into what every stage
+// reads of a row: the normalised data term and, in half precision, the forward differences of the origin. Lanes touch
+// only their own words of those, so a barrier a row is all the warps need. In half precision a word holds the pixels x
+// and x + 32 WORDS.
+constexpr int PER_WARP = (DEPTH + GROUPS - 1) / GROUPS, LAST = DEPTH - (GROUPS - 1) * PER_WARP, LAG = PER_WARP + 1;
+constexpr int WIDE = 32 * WORDS, COLUMNS = WIDE * PIXELS;
+constexpr int PLANES = HALF ? 11 : 9;                        // of a row that arrives: flow, dual, data, origin
+constexpr int KEPT = HALF ? 8 : 4;                           // words of a pixel that stages read
+constexpr int RING = (GROUPS - 1) * LAG + LAST + 1 + HALF;   // rows of those; the origin's are read for one row more
+constexpr int BYTES = 4 / PIXELS;                            // of a pixel
+constexpr int CHUNK = HALF && WORDS == 4 ? 4 : 2;            // pixels of a copy
+constexpr int COPIES = COLUMNS / CHUNK / 32;                 // of a lane, for every plane of a row
+constexpr int UNIT = HALF ? WORDS : 2;                       // pixels of a store
+constexpr int HALO = (DEPTH + CHUNK - 1) / CHUNK * CHUNK, USEFUL = (COLUMNS - HALO - DEPTH) / CHUNK * CHUNK;
+static_assert(LAST > 0 && USEFUL > 0 && WORDS % 2 == 0 && SLOTS > 2, "no such pipeline");
+
+struct __align__(4 * WORDS) Pack {
+    word w[WORDS];
+};
+struct Geometry {
+    int lane, x0, y0, y1, width, height, clamp;
+    unsigned from_left, from_right;  // how a word is put together from the lane beside
+    float slope;
+    word tau;
+};
+struct Row {  // on its way through the stages
+    word u[2][WORDS], p[4][WORDS];
+};
+
+INLINE void take(word (&to)[WORDS], const word *from) {
+    Pack pack = *(const Pack *)from;
+#pragma unroll
+    for (int j = 0; j < WORDS; j++) to[j] = pack.w[j];
+}
+INLINE void put(word *to, const word (&from)[WORDS]) {
+    Pack pack;
+#pragma unroll
+    for (int j = 0; j < WORDS; j++) pack.w[j] = from[j];
+    *(Pack *)to = pack;
+}
+
+// The word of the lane to the left or right; in half precision the two halves of the strip meet at their seam.
+INLINE word beside(word a, int lane, unsigned selector) {
+    word got = __shfl_sync(~0u, a, lane & 31);
+#if HALF
+    got = __byte_perm(got, 0, selector);
+#endif
+    return got;
+}
+
+// What a row or column at the frame's border needs; none of it inside.
+struct Borders {
+    unsigned first[WORDS], last[WORDS];  // ones where the pixel is in the first or last column
+    bool top, bottom;                    // the row is the first; the row above is the last
+};
+
+INLINE word choose(unsigned mask, word a, word b) {
+#if HALF
+    return (a & mask) | (b & ~mask);
+#else
+    return mask ? a : b;
+#endif
+}
+
+INLINE void find_columns(Borders &at, const Geometry &g) {
+#pragma unroll
+    for (int j = 0; j < WORDS; j++) {
+        int x = g.x0 + g.lane * WORDS + j, beyond = HALF ? x + WIDE : x;
+        at.first[j] = (x == 0 ? 0xffffu : 0) | (beyond == 0 ? 0xffff0000u : 0);
+        at.last[j] = (x == g.width - 1 ? 0xffffu : 0) | (beyond == g.width - 1 ? 0xffff0000u : 0);
+    }
+}
+
+// One iteration on a row, whose state before it comes in `row`: after it the row above goes out there. `above` is the
+// row that came before. Rows that nobody needs may be anything, and beside the frame so is what is computed from them.
+template <bool EDGE>
+INLINE void stage(Row &row, Row &above, const word *data, const word *origin, const Borders &at, const Geometry &g) {
+    Row now;
+    word left[2] = {beside(row.p[0][WORDS - 1], g.lane - 1, g.from_left), beside(row.p[2][WORDS - 1], g.lane - 1, g.from_left)};
+    word right[2] = {beside(above.u[0][0], g.lane + 1, g.from_right), beside(above.u[1][0], g.lane + 1, g.from_right)};
+    word n1[WORDS], n2[WORDS], c[WORDS], most[WORDS];
+    take(n1, data), take(n2, data + WIDE), take(c, data + 2 * WIDE), take(most, data + 3 * WIDE);
+#pragma unroll
+    for (int j = 0; j < WORDS; j++) {
+        word step = data_step(row.u[0][j], row.u[1][j], {n1[j], n2[j], c[j], most[j]});
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            word across = row.p[2 * i][j], down = row.p[2 * i + 1][j], up = above.p[2 * i + 1][j];
+            word before = j ? row.p[2 * i][j - 1] : left[i];
+            if (EDGE) {
+                before = choose(at.first[j], g.clamp ? across : splat(0.f), before);
+                up = at.top ? (g.clamp ? down : splat(0.f)) : up;
+            }
+            now.u[i][j] = flow_step(row.u[i][j], step, i ? n2[j] : n1[j], across, before, down, up);
+        }
+    }
+#if HALF
+    word of_origin[4][WORDS];
+#pragma unroll
+    for (int i = 0; i < 4; i++) take(of_origin[i], origin + i * WIDE);
+#endif
+#pragma unroll
+    for (int j = 0; j < WORDS; j++) {
+        word gradient[4], s[2];
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            word own = above.u[i][j];
+            gradient[2 * i] = sub(j < WORDS - 1 ? above.u[i][j < WORDS - 1 ? j + 1 : j] : right[i], own);
+            gradient[2 * i + 1] = sub(now.u[i][j], own);
+#if HALF
+            gradient[2 * i] = add(gradient[2 * i], of_origin[2 * i][j]);
+            gradient[2 * i + 1] = add(gradient[2 * i + 1], of_origin[2 * i + 1][j]);
+#endif
+            if (EDGE) {
+                gradient[2 * i] = choose(at.last[j], splat(0.f), gradient[2 * i]);
+                gradient[2 * i + 1] = at.bottom ? splat(0.f) : gradient[2 * i + 1];
+            }
+        }
+        shrinks(gradient[0], gradient[1], gradient[2], gradient[3], g.slope, s[0], s[1]);
+#pragma unroll
+        for (int i = 0; i < 4; i++) now.p[i][j] = dual_step(above.p[i][j], g.tau, gradient[i], s[i / 2]);
+    }
+    // Out goes the row above, and this one takes its place.
+#pragma unroll
+    for (int j = 0; j < WORDS; j++) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            row.u[i][j] = above.u[i][j];
+            above.u[i][j] = now.u[i][j];
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            above.p[i][j] = row.p[i][j];
+            row.p[i][j] = now.p[i][j];
+        }
+    }
+}
+
+// ---- rows from and to global memory
+
+INLINE void copy(unsigned to, const void *from, int valid) {
+    if (CHUNK * BYTES == 8)
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(valid) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(valid) : "memory");
+}
+#if HALF
+INLINE unsigned bits(word a) { return a; }
+#else
+INLINE unsigned bits(word a) { return __float_as_uint(a); }
+#endif
+// Without a branch, after which the compiler would no longer know that the warp is whole.
+INLINE void store4_if(void *to, unsigned a, unsigned yes) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p st.global.b32 [%0], %1;\n}" ::"l"(to), "r"(a), "r"(yes) : "memory");
+}
+INLINE void store8_if(void *to, unsigned a, unsigned b, unsigned yes) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\n@p st.global.v2.b32 [%0], {%1, %2};\n}" ::"l"(to), "r"(a), "r"(b), "r"(yes) : "memory");
+}
+
+// What a lane copies of the next row of every plane.
+struct Fetch {
+    const char *flow, *dual, *data, *origin;
+    long long plane, pitch;  // bytes
+    int valid[COPIES];       // bytes of each copy, none beside the plane
+    unsigned to;
+};
+
+INLINE Fetch fetching(const IterateParams &p, int item, int y, const Geometry &g, const word *slots) {
+    Fetch f;
+    long long at = (item * p.item + (long long)y * p.pitch + g.x0 + g.lane * CHUNK) * BYTES;
+    f.flow = (const char *)p.flow + at, f.dual = (const char *)p.dual + at;
+    f.data = (const char *)p.data + at, f.origin = (const char *)p.origin + at;
+    f.plane = p.plane * BYTES, f.pitch = (long long)p.pitch * BYTES;
+#pragma unroll
+    for (int i = 0; i < COPIES; i++) {
+        int x = g.x0 + (g.lane + 32 * i) * CHUNK;
+        f.valid[i] = x >= 0 && x < p.pitch ? CHUNK * BYTES : 0;
+    }
+    f.to = (unsigned)__cvta_generic_to_shared(slots) + g.lane * (CHUNK * BYTES);
+    return f;
+}
+
+// With `zero` the row is zeros and nothing is read.
+INLINE void fetch_planes(const Fetch &f, const char *&from, int first, int count, unsigned to, int zero = 0) {
+    const char *plane = from;
+#pragma unroll
+    for (int n = 0; n < count; n++, plane += f.plane)
+#pragma unroll
+        for (int i = 0; i < COPIES; i++) {
+            int offset = i * 32 * CHUNK * BYTES;
+            copy(to + (first + n) * WIDE * 4 + offset, plane + offset, zero ? 0 : f.valid[i]);
+        }
+    from += f.pitch;
+}
+
+INLINE void fetch(Fetch &f, const IterateParams &p, int slot) {
+    unsigned to = f.to + slot * (PLANES * WIDE * 4);
+    fetch_planes(f, f.flow, 0, 2, to, p.zero_flow);
+    fetch_planes(f, f.dual, 2, 4, to, p.zero_dual);
+    fetch_planes(f, f.data, 6, 3, to);
+#if HALF
+    fetch_planes(f, f.origin, 9, 2, to);
+#endif
+}
+
+#if HALF
+struct __align__(2 * WORDS) Halves {
+    unsigned h[WORDS / 2];
+};
+#endif
+
+// A plane's row as it was fetched, as words.
+INLINE void arrived(word (&to)[WORDS], const word *slot, int plane, int lane) {
+#if HALF
+    const char *at = (const char *)(slot + plane * WIDE) + lane * WORDS * 2;
+    Halves near = *(const Halves *)at, far = *(const Halves *)(at + WIDE * 2);
+#pragma unroll
+    for (int j = 0; j < WORDS; j++) to[j] = __byte_perm(near.h[j / 2], far.h[j / 2], j % 2 ? 0x7632 : 0x5410);
+#else
+    take(to, slot + plane * WIDE + lane * WORDS);
+#endif
+}
+
+// `row` of a plane to global memory, `to` being the strip's first pixel there; only pixels that are the strip's to write.
+INLINE void store(char *to, const word (&row)[WORDS], const Geometry &g) {
+#pragma unroll
+    for (int i = 0; i < WORDS * PIXELS / UNIT; i++) {
+        int offset = HALF ? i * WIDE + g.lane * WORDS : g.lane * WORDS + i * UNIT;
+        unsigned yes = offset >= HALO && offset < HALO + USEFUL && g.x0 + offset < g.width;
+#if HALF
+        unsigned pair[WORDS / 2];
+#pragma unroll
+        for (int j = 0; j < WORDS / 2; j++) pair[j] = __byte_perm(row[2 * j], row[2 * j + 1], i ? 0x7632 : 0x5410);
+#if WORDS == 4
+        store8_if(to + offset * BYTES, pair[0], pair[1], yes);
+#else
+        store4_if(to + offset * BYTES, pair[0], yes);
+#endif
+#else
+        store8_if(to + offset * BYTES, bits(row[i * 2]), bits(row[i * 2 + 1]), yes);
+#endif
+    }
+}
+
+// What the stages read of a row. The origin's difference down waits for the next row: until then its place holds the
+// origin itself.
+INLINE void digest(const word *came, word *kept, word *before, float bound, const Geometry &g) {
+    word gx[WORDS], gy[WORDS], c[WORDS], most[WORDS];
+    arrived(gx, came, 6, g.lane), arrived(gy, came, 7, g.lane), arrived(c, came, 8, g.lane);
+#pragma unroll
+    for (int j = 0; j < WORDS; j++) {
+        Data d = normalised(gx[j], gy[j], c[j], bound);
+        gx[j] = d.n1, gy[j] = d.n2, c[j] = d.c, most[j] = d.most;
+    }
+    put(kept, gx), put(kept + WIDE, gy), put(kept + 2 * WIDE, c), put(kept + 3 * WIDE, most);
+#if HALF
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        word o[WORDS], across[WORDS], down[WORDS];
+        arrived(o, came, 9 + i, g.lane);
+        word right = beside(o[0], g.lane + 1, g.from_right);
+        take(down, before + (5 + 2 * i) * WIDE);
+#pragma unroll
+        for (int j = 0; j < WORDS; j++) {
+            across[j] = sub(j < WORDS - 1 ? o[j < WORDS - 1 ? j + 1 : j] : right, o[j]);
+            down[j] = sub(o[j], down[j]);
+        }
+        put(kept + (4 + 2 * i) * WIDE, across);
+        put(kept + (5 + 2 * i) * WIDE, o);
+        put(before + (5 + 2 * i) * WIDE, down);
+    }
+#endif
+}
+
+// ---- the march
+
+INLINE int after(int slot, int slots) { return slot + 1 < slots ? slot + 1 : 0; }
+
+// What a warp keeps between rows. FETCHES: it is the last, which has LAST stages.
+template <bool FETCHES> struct March {
+    static constexpr int STAGES = FETCHES ? LAST : PER_WARP;
+    const IterateParams &p;
+    const Geometry &g;
+    word *ring, *slots, *handed;
+    int group, begin, end;  // rows that are read
+    Fetch f;
+    char *flow_out, *dual_out;
+    Row above[STAGES];
+    int place[STAGES + 1];  // in the ring, of this warp's row and those above it
+    int newest, slot;       // in the ring and in the slots, of the row that is digested
+
+    INLINE March(const IterateParams &p, const Geometry &g, word *memory, int item, int group) : p(p), g(g), group(group) {
+        ring = memory + g.lane * WORDS;
+        slots = memory + RING * KEPT * WIDE;
+        handed = slots + SLOTS * PLANES * WIDE + g.lane * WORDS;
+        begin = max(0, g.y0 - DEPTH);
+        end = min(p.height, g.y1 + DEPTH);
+        f = fetching(p, item, begin, g, slots);
+        long long at = (item * p.item + (long long)g.y0 * p.pitch + g.x0) * BYTES;
+        flow_out = (char *)p.flow_out + at;
+        dual_out = (char *)p.dual_out + at;
+        newest = RING - 1;
+        slot = SLOTS - 1;
+#pragma unroll
+        for (int i = 0; i <= STAGES; i++) place[i] = (2 * RING - 2 - group * LAG - i) % RING;
+#pragma unroll
+        for (int i = 0; i < STAGES * 6; i++)
+#pragma unroll
+            for (int j = 0; j < WORDS; j++) (i % 6 < 2 ? above[i / 6].u[i % 6 & 1] : above[i / 6].p[i % 6 - 2 & 3])[j] = splat(0.f);
+    }
+
+    // Asks for a row to come, waits for row t, digests it.
+    INLINE void receive(int t) {
+        slot = after(slot, SLOTS);
+        newest = after(newest, RING);
+#pragma unroll
+        for (int i = STAGES; i > 0; i--) place[i] = place[i - 1];
+        place[0] = after(place[0], RING);
+        if (!FETCHES) return;
+        if (t + SLOTS - 2 < end) fetch(f, p, slot >= 2 ? slot - 2 : slot + SLOTS - 2);
+        asm volatile("cp.async.commit_group;" ::: "memory");
+        asm volatile("cp.async.wait_group %0;" ::"n"(SLOTS - 2) : "memory");
+        __syncwarp();
+        int before = newest > 0 ? newest - 1 : RING - 1;
+        if (t < end) digest(slots + slot * PLANES * WIDE, ring + newest * KEPT * WIDE, ring + before * KEPT * WIDE, p.bound, g);
+    }
+
+    // The warp's iterations on its row of step t.
+    template <bool EDGE> INLINE void step(int t) {
+        const int y = t - 1 - group * LAG;
+        receive(t);
+        Row row;
+        if (FETCHES ? GROUPS == 1 : group == 0) {
+            const word *came = slots + (slot > 0 ? slot - 1 : SLOTS - 1) * PLANES * WIDE;
+#pragma unroll
+            for (int i = 0; i < 6; i++) arrived(i < 2 ? row.u[i & 1] : row.p[i - 2 & 3], came, i, g.lane);
+        } else {
+            const word *from = handed + (2 * (group - 1) + (t - 1 & 1)) * 6 * WIDE;
+#pragma unroll
+            for (int i = 0; i < 6; i++) take(i < 2 ? row.u[i & 1] : row.p[i - 2 & 3], from + i * WIDE);
+        }
+        Borders at;
+        if (EDGE) find_columns(at, g);
+#pragma unroll
+        for (int i = 0; i < STAGES; i++) {
+            at.top = y - i == 0;
+            at.bottom = y - i == g.height;
+            stage<EDGE>(row, above[i], ring + place[i] * KEPT * WIDE, ring + (place[i + 1] * KEPT + 4) * WIDE, at, g);
+        }
+        if (!FETCHES) {
+            word *to = handed + (2 * group + (t & 1)) * 6 * WIDE;
+#pragma unroll
+            for (int i = 0; i < 6; i++) put(to + i * WIDE, i < 2 ? row.u[i & 1] : row.p[i - 2 & 3]);
+        } else if (y - LAST >= g.y0 && y - LAST < g.y1) {
+            char *plane = dual_out;
+            store(flow_out, row.u[0], g), store(flow_out + f.plane, row.u[1], g);
+#pragma unroll
+            for (int i = 0; i < 4; i++, plane += f.plane) store(plane, row.p[i], g);
+            flow_out += f.pitch, dual_out += f.pitch;
+        }
+        __syncthreads();
+    }
+
+    // At step t row t is digested, the first warp works on row t - 1, and so on: row y = t - 1 - group LAG. A warp begins
+    // with the first row that its iterations need and ends with the last.
+    INLINE void run() {
+        if (FETCHES)
+#pragma unroll 1
+            for (int i = 0; i < SLOTS - 2; i++) {
+                if (begin + i < end) fetch(f, p, i);
+                asm volatile("cp.async.commit_group;" ::: "memory");
+            }
+        const int delay = 1 + group * LAG, first = group * PER_WARP;
+        const int begins = max(begin, g.y0 - DEPTH + first + delay), ends = g.y1 + DEPTH - first + delay;
+        const bool columns = g.x0 <= 0 || g.x0 + COLUMNS >= g.width;
+        // Steps whose rows are all inside: two at a time, so that state changes registers without being moved.
+        const int inner = columns ? ends : delay + STAGES, outer = min(ends, g.height + delay);
+        int t = begin;
+#pragma unroll 1
+        for (; t < begins; t++) {
+            receive(t);
+            __syncthreads();
+        }
+#pragma unroll 1
+        while (t < ends) {
+            if (t >= inner && t + 1 < outer) {
+                step<false>(t);
+                step<false>(t + 1);
+                t += 2;
+            } else {
+                step<true>(t);
+                t++;
+            }
+        }
+#pragma unroll 1
+        for (; t <= g.y1 + (GROUPS - 1) * LAG + LAST; t++) __syncthreads();
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(32 * GROUPS, BLOCKS) iterate_registers(const __grid_constant__ IterateParams p) {
+    extern __shared__ __align__(16) word memory[];
+    // Warp n of every block sits on the same quarter of a multiprocessor: blocks that share one begin their deal elsewhere.
+    const int turn = blockIdx.x / p.processors, lane = threadIdx.x % 32;
+    const int group = (__shfl_sync(~0u, threadIdx.x / 32, 0) + turn) % GROUPS;
+    const int strips_down = (p.height + p.rows - 1) / p.rows, line = blockIdx.x / p.columns;
+    const int y0 = line % strips_down * p.rows, y1 = min(p.height, y0 + p.rows);
+    const Geometry g = {lane, (int)(blockIdx.x % p.columns) * USEFUL - HALO, y0, y1, p.width, p.height, p.clamp,
+                        lane == 0 ? 0x1044u : 0x3210u, lane == 31 ? 0x4432u : 0x3210u, p.slope, splat(p.tau)};
+    if (group == GROUPS - 1)
+        March<true>(p, g, memory, line / strips_down, group).run();
+    else
+        March<false>(p, g, memory, line / strips_down, group).run();
+}

@@ -1,0 +1,286 @@
+"""The kernels over frames and flow: their parameters and launches. The iterations are in ``schedules``."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fullfield._kernels.nvrtc import Kernel, Libraries, Source, addresses
+from fullfield.ops.launching import address, read_source, structure
+from fullfield.ops.tvl1._pyramid import Window, gaussian_window, linear_window
+from fullfield.ops.tvl1.config import GRADIENT_FLOOR
+from fullfield.ops.tvl1.cuda.state import DUAL, FLOW, Level
+from fullfield.ops.tvl1.cuda.tuning import Device, device_at
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+LIBRARIES = Libraries("TV-L1 kernels")
+KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.uint8: 3}
+"""Of frames."""
+BRIGHTEST = 1e6
+BAD_FRAMES = (1, 2)
+BAD_FLOW = 4
+"""Bits of the flags: a value of frame 1 or 2 is not within ±BRIGHTEST; the flow is not finite."""
+_THREADS = 256
+_MEDIAN_THREADS = 128
+_WARPS = 8  # of a block of ``resample``: each makes rows of its own
+_SUMS = 8192  # in shared memory
+_ptr, _i64, _i32, _f32 = ctypes.c_void_p, ctypes.c_longlong, ctypes.c_int, ctypes.c_float
+
+
+# Field by field as the CUDA sources declare them.
+_Grey = structure(
+    "GreyParams", ("frames", _ptr * 2), ("out", _ptr * 2), ("b", _i64 * 2), ("c", _i64 * 2), ("y", _i64 * 2),
+    ("x", _i64 * 2), ("item", _i64), ("flags", _ptr), ("flow", _ptr), ("flow_at", _ptr), ("limit", _f32),
+    ("count", _i32), ("channels", _i32), ("kind", _i32), ("height", _i32), ("width", _i32), ("pitch", _i32),
+    ("tiles", _i32),
+)  # fmt: skip
+_Resample = structure(
+    "ResampleParams", ("source", _ptr), ("source_at", _ptr), ("target", _ptr), ("first_y", _ptr), ("first_x", _ptr),
+    ("weight_y", _ptr), ("weight_x", _ptr), ("source_plane", _i64), ("source_item", _i64), ("target_plane", _i64),
+    ("target_item", _i64), ("scale", _f32 * 2), ("planes", _i32), ("taps_y", _i32), ("taps_x", _i32),
+    ("source_height", _i32), ("source_width", _i32), ("source_pitch", _i32), ("height", _i32), ("width", _i32),
+    ("pitch", _i32), ("rows", _i32), ("columns", _i32), ("span", _i32), ("tiles_y", _i32), ("tiles_x", _i32),
+    ("half", _i32), ("closed", _i32),
+)  # fmt: skip
+_Warp = structure(
+    "WarpParams", ("first", _ptr), ("second", _ptr), ("from_", _ptr), ("flow", _ptr), ("data", _ptr), ("origin", _ptr),
+    ("image_plane", _i64), ("plane", _i64), ("item", _i64), ("blend", _f32), ("height", _i32), ("width", _i32),
+    ("image_pitch", _i32), ("pitch", _i32), ("tiles", _i32),
+)  # fmt: skip
+_Median = structure(
+    "MedianParams", ("flow", _ptr), ("origin", _ptr), ("target", _ptr), ("target_at", _ptr), ("plane", _i64),
+    ("item", _i64), ("target_plane", _i64), ("flags", _ptr), ("height", _i32), ("width", _i32), ("pitch", _i32),
+    ("target_pitch", _i32), ("tiles_y", _i32), ("tiles_x", _i32),
+)  # fmt: skip
+
+
+# ---- sources and devices
+
+
+def _read(name: str) -> str:
+    folder = Path(__file__).parent
+    return read_source(folder / "images.cuh", folder / name)
+
+
+def pyramid_source() -> Source:
+    """``grey`` and ``resample``."""
+    return Source(_read("pyramid.cu"))
+
+
+def warp_source(dtype: torch.dtype) -> Source:
+    """``linearise`` for levels of ``dtype``."""
+    return Source(_read("warp.cu"), (f"-DHALF={int(dtype == torch.float16)}", f"-DFLOOR={GRADIENT_FLOOR!r}f"))
+
+
+def median_source(dtype: torch.dtype) -> Source:
+    """``median3``, ``median5`` and ``settle`` for levels of ``dtype``."""
+    return Source(_read("median.cu"), (f"-DHALF={int(dtype == torch.float16)}",))
+
+
+def device_of(device: torch.device) -> Device:
+    """Of a CUDA device."""
+    return device_at(torch.cuda.current_device() if device.index is None else device.index)
+
+
+def raw_stream(device: torch.device) -> int:
+    """PyTorch's current stream."""
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel with its parameters. They point into tensors that the caller keeps."""
+
+    kernel: Kernel
+    blocks: int
+    params: ctypes.Structure
+    device: int
+    shared: int = 0
+    threads: int = _THREADS
+
+    def __call__(self, stream: int) -> None:
+        self.kernel.launch((self.blocks, 1), self.threads, self.shared, self.device, stream, addresses(self.params))
+
+
+class Planes(NamedTuple):
+    """Planes [items, planes, height, width] somewhere in memory, in elements of ``dtype``."""
+
+    address: int | None
+    items: int
+    planes: int
+    height: int
+    width: int
+    pitch: int
+    plane_step: int
+    item_step: int
+    dtype: torch.dtype = torch.float32
+
+
+def planes_of(tensor: Tensor, width: int | None = None) -> Planes:
+    """Of a tensor [items, planes, height, pitch]; ``width`` if it is less than the pitch."""
+    items, planes, height, pitch = tensor.shape
+    item_step, plane_step, row, _ = tensor.stride()
+    width = pitch if width is None else width
+    return Planes(tensor.data_ptr(), items, planes, height, width, row, plane_step, item_step, tensor.dtype)
+
+
+def dual_of(level: Level) -> Planes:
+    """The dual variable of a level's present state."""
+    address = level.address(level.dual_plane(level.front))
+    size = (level.batch, DUAL, level.height, level.width)
+    return Planes(address, *size, level.pitch, level.plane_step, level.item_step, level.dtype)
+
+
+# ---- launches
+
+
+class _Table(NamedTuple):
+    first: Tensor
+    weight: Tensor
+    begins: NDArray[np.int64]
+
+    @property
+    def taps(self) -> int:
+        return int(self.weight.shape[1])
+
+    def span(self, columns: int) -> int:
+        """Inputs that a run of ``columns`` outputs needs at most; runs begin at multiples of ``columns``."""
+        last = np.minimum(np.arange(0, len(self.begins), columns) + columns, len(self.begins)) - 1
+        return int((self.begins[last] - self.begins[::columns]).max()) + self.taps
+
+
+def _identity(size_in: int, size_out: int) -> Window:
+    if size_in != size_out:
+        raise ValueError(f"expected as many pixels, got {size_in} and {size_out}")
+    return np.arange(size_in), np.ones((size_in, 1))
+
+
+_WINDOWS = {"gaussian": gaussian_window, "linear": linear_window, "none": _identity}
+
+
+class Passes:
+    """Makes launches for one device and one precision; keeps the resampling tables."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self._place, self._device = device, device_of(device)
+        sources = [pyramid_source(), warp_source(dtype), median_source(dtype)]
+        self._pyramid, self._warp, self._median = LIBRARIES.load(sources, self._device.arch, self._device.index)
+        self._tables: dict[tuple[str, int, int], _Table] = {}
+
+    def _table(self, kind: str, size_in: int, size_out: int) -> _Table:
+        key = (kind, size_in, size_out)
+        found = self._tables.get(key)
+        if found is None:
+            first, weight = _WINDOWS[kind](size_in, size_out)
+            index = torch.from_numpy(first.astype(np.int32)).to(self._place)
+            found = _Table(index, torch.from_numpy(weight.astype(np.float32)).to(self._place), first)
+            self._tables[key] = found
+        return found
+
+    def grey(
+        self,
+        frames: tuple[Tensor, ...],  # one or two [B, C, H, W]
+        out: tuple[Tensor, ...],  # for each a plane [B, H, pitch]
+        flags: Tensor | None = None,
+        flow: Tensor | None = None,
+        flow_at: Tensor | None = None,
+    ) -> Launch:
+        """Frames of one shape and dtype, with any strides, to grey planes. Writes the address of ``flow``, where the
+        flow is to go, to ``flow_at``."""
+        batch, channels, height, width = frames[0].shape
+        params = _Grey()
+        for number, (frame, plane) in enumerate(zip(frames, out, strict=True)):
+            params.frames[number], params.out[number] = frame.data_ptr(), plane.data_ptr()
+            params.b[number], params.c[number], params.y[number], params.x[number] = frame.stride()
+        params.item, params.pitch = out[0].stride(0), out[0].stride(1)
+        params.flags = address(flags)
+        params.flow = address(flow)
+        params.flow_at = address(flow_at)
+        params.limit, params.count, params.channels = BRIGHTEST, len(frames), channels
+        params.kind, params.height, params.width = KINDS[frames[0].dtype], height, width
+        params.tiles = -(-width // _THREADS)
+        blocks = params.tiles * height * batch * len(frames)
+        return Launch(self._pyramid["grey"], blocks, params, self._device.index)
+
+    def resample(
+        self,
+        source: Planes,
+        target: Planes,
+        down: str,
+        across: str | None = None,
+        *,
+        scale: tuple[float, float] = (1.0, 1.0),
+        closed: bool = False,
+        source_at: Tensor | None = None,
+    ) -> Launch:
+        """``down``, ``across``: gaussian, linear or none; ``scale``: of even and odd planes; ``closed``: zero at the
+        far borders, as a dual variable; ``source_at``: where the source's address will lie, if not in ``source``."""
+        vertical = self._table(down, source.height, target.height)
+        horizontal = self._table(across or down, source.width, target.width)
+        params = _Resample()
+        params.source, params.target = source.address, target.address
+        params.source_at = address(source_at)
+        params.first_y, params.weight_y = vertical.first.data_ptr(), vertical.weight.data_ptr()
+        params.first_x, params.weight_x = horizontal.first.data_ptr(), horizontal.weight.data_ptr()
+        params.taps_y, params.taps_x = vertical.taps, horizontal.taps
+        params.source_plane, params.source_item = source.plane_step, source.item_step
+        params.target_plane, params.target_item = target.plane_step, target.item_step
+        params.scale[0], params.scale[1] = scale
+        params.planes, params.half, params.closed = target.planes, int(target.dtype == torch.float16), int(closed)
+        params.source_height, params.source_width, params.source_pitch = source.height, source.width, source.pitch
+        params.height, params.width, params.pitch = target.height, target.width, target.pitch
+        params.rows, params.columns, params.span = _tile(horizontal)
+        params.tiles_y, params.tiles_x = -(-target.height // params.rows), -(-target.width // params.columns)
+        blocks = params.tiles_y * params.tiles_x * target.items * target.planes
+        shared = 4 * params.rows * params.span
+        kernel = self._pyramid["resample"]
+        kernel.allow_shared(self._device.index, shared)
+        return Launch(kernel, blocks, params, self._device.index, shared)
+
+    def linearise(self, first: Tensor, second: Tensor, flow: Tensor, level: Level, blend: float) -> Launch:
+        """Images [B, H, pitch], flow [B, 2, H, pitch] -> flow, data and origin of ``level``."""
+        params = _Warp()
+        params.first, params.second, params.from_ = first.data_ptr(), second.data_ptr(), flow.data_ptr()
+        params.flow = level.address(level.flow_plane(level.front))
+        params.data = level.address(level.data_plane)
+        params.origin = level.address(level.origin_plane) if level.dtype == torch.float16 else None
+        params.image_plane, params.plane, params.item = first.stride(0), level.plane_step, level.item_step
+        params.blend, params.height, params.width = blend, level.height, level.width
+        params.image_pitch, params.pitch, params.tiles = first.stride(1), level.pitch, -(-level.width // 32)
+        blocks = params.tiles * -(-level.height // 8) * level.batch
+        return Launch(self._warp["linearise"], blocks, params, self._device.index)
+
+    def median(
+        self, level: Level, side: int, target: Planes, *, target_at: Tensor | None = None, flags: Tensor | None = None
+    ) -> Launch:
+        """The flow of ``level`` -> float32 ``target`` [B, 2, H, W]; ``side`` 0: as it is."""
+        params = _Median()
+        params.flow = level.address(level.flow_plane(level.front))
+        params.origin = level.address(level.origin_plane) if level.dtype == torch.float16 else None
+        params.target, params.target_plane, params.target_pitch = target.address, target.plane_step, target.pitch
+        params.target_at = address(target_at)
+        params.plane, params.item = level.plane_step, level.item_step
+        params.flags = address(flags)
+        params.height, params.width, params.pitch = level.height, level.width, level.pitch
+        params.tiles_y, params.tiles_x = -(-level.height // 8), -(-level.width // 64)
+        blocks = params.tiles_y * params.tiles_x * FLOW * level.batch
+        name = f"median{side}" if side else "settle"
+        return Launch(self._median[name], blocks, params, self._device.index, threads=_MEDIAN_THREADS)
+
+
+def _tile(across: _Table) -> tuple[int, int, int]:
+    """Rows and columns of a block's tile, and the inputs that its columns need."""
+    rows, columns = 2 * _WARPS, 4 if across.taps > 32 else 32
+    while columns > 1 and _WARPS * across.span(columns) > _SUMS:
+        columns //= 2
+    while rows > 1 and rows * across.span(columns) > _SUMS:
+        rows //= 2
+    return rows, columns, across.span(columns)

@@ -1,0 +1,77 @@
+"""Pairs of any batch, one call at a time: the backend of ``TVL1Solver``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fullfield.ops.tvl1.config import TVL1Config
+from fullfield.ops.tvl1.cuda.engine import Engine
+from fullfield.ops.tvl1.cuda.recording import InOrder, record
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    Progress: TypeAlias = Callable[[float, str], None]
+
+
+class Solver:
+    """TV-L1 for one size of frame. Keeps the buffers of the last batch size; from its second call on they are driven by
+    a CUDA graph, except with a stopping threshold, which needs the host (and looks at the whole batch), with
+    ``progress``, and inside a graph that the caller records (call once before).
+    """
+
+    def __init__(self, height: int, width: int, config: TVL1Config, device: torch.device) -> None:
+        self._size, self._config, self._device = (height, width), config, device
+        self._engine: Engine | None = None
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._used = False
+        self._in_order = InOrder(device)
+
+    def __call__(
+        self,
+        frame1: Tensor,  # [B, C, H, W], C = 1 or 3, of the dtypes in passes.KINDS, any strides
+        frame2: Tensor,  # [B, C, H, W]
+        start: Tensor | None,  # [B, 2, H, W] float32
+        progress: Progress | None,
+    ) -> tuple[Tensor, Tensor]:
+        """The flow [B, 2, H, W], and one integer on the device: ``passes.BAD_FRAMES`` and ``BAD_FLOW``."""
+        flow = torch.empty((len(frame1), 2, *self._size), device=self._device)
+        with self._in_order(self._tensors):
+            engine = self._prepared(len(frame1))
+            engine.flags.zero_()
+            engine.read((frame1, frame2), 0, flow, flags=True)
+            if start is None:
+                engine.start.zero_()
+            else:
+                engine.begin_at(start.contiguous())
+            self._run(engine, progress)
+            return flow, engine.flags.clone()
+
+    def _tensors(self) -> Iterator[Tensor]:
+        return iter(()) if self._engine is None else self._engine.tensors()
+
+    def _prepared(self, batch: int) -> Engine:
+        if self._engine is None or self._engine.batch != batch:
+            self._engine = self._graph = None  # frees the old buffers before the new ones are made
+            self._used = False
+            self._in_order.forget()
+            self._engine = Engine(batch, *self._size, self._config, self._device)
+        return self._engine
+
+    def _run(self, engine: Engine, progress: Progress | None) -> None:
+        def work() -> None:
+            engine.pyramid(0, 2)
+            engine.solve(0, flags=True, progress=progress)
+
+        by_host = self._config.epsilon > 0 or progress is not None
+        if by_host or not self._used or torch.cuda.is_current_stream_capturing():
+            work()
+            self._used = True
+            return
+        if self._graph is None:
+            self._graph = record(work, self._device)
+        self._graph.replay()

@@ -1,0 +1,134 @@
+"""The planes of one pyramid level on the GPU, as every kernel of the solver sees them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+DTYPES = (torch.float32, torch.float16)
+ROW = 128
+"""Rows of planes are a multiple of so many bytes apart."""
+FLOW, DUAL, DATA, ORIGIN = 2, 4, 3, 2  # planes of each kind
+
+
+def pitch_of(width: int, dtype: torch.dtype) -> int:
+    """Elements from one row of a plane to the next."""
+    step = ROW // dtype.itemsize
+    return -(-width // step) * step
+
+
+def planes_of(dtype: torch.dtype) -> int:
+    """Planes of an item: flow and dual twice, data, and in float16 the origin."""
+    return 2 * (FLOW + DUAL) + DATA + (ORIGIN if dtype == torch.float16 else 0)
+
+
+def elements_of(batch: int, height: int, width: int, dtype: torch.dtype) -> int:
+    """Elements that a level takes."""
+    return batch * planes_of(dtype) * height * pitch_of(width, dtype)
+
+
+class Level:
+    """Flow, dual variable and data term of ``batch`` frames in one allocation [batch, planes, height, pitch].
+
+    Planes of an item, in order: flow and dual of set 0, flow and dual of set 1, data, origin. Iterations read set
+    ``front`` and may leave their result in the other, which then is ``front``; launches captured into a graph must
+    therefore start from the same ``front`` at every replay. What lies beyond ``width`` in a row is nobody's: kernels
+    may write there and must not use what they read there.
+
+    - ``flow`` (2: x, y): in float32 the flow in pixels; in float16 the flow less ``origin``.
+    - ``dual`` (4: x and y of component 1, x and y of component 2): theta times the dual variable.
+    - ``data`` (3: gradient x, gradient y, residual): the gradient must be zero where it is to count for nothing. The
+      data term is ``gradient · flow + residual``: in float32 the residual is I₂(x + u⁰) − I₁ − gradient · u⁰, in
+      float16 I₂(x + origin) − I₁.
+    - ``origin`` (2, float16 alone): u⁰ rounded to half precision. The warp must sample there, not at u⁰, so that
+      origin + flow has more digits than half precision: after a warp's start flow is u⁰ − origin, or zero.
+    """
+
+    def __init__(
+        self,
+        batch: int,
+        height: int,
+        width: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        memory: Tensor | None = None,
+    ) -> None:
+        """``memory``: at least ``elements_of(...)`` elements of ``dtype``, aligned to 128 bytes; allocated if None."""
+        if dtype not in DTYPES:
+            raise ValueError(f"expected float32 or float16, got {dtype}")
+        if batch < 1 or height < 1 or width < 1:
+            raise ValueError(f"expected at least one frame of one pixel, got {batch} of {width}×{height}")
+        self.batch, self.height, self.width, self.dtype, self.device = batch, height, width, dtype, device
+        self.pitch = pitch_of(width, dtype)
+        size = elements_of(batch, height, width, dtype)
+        if memory is None:
+            memory = torch.empty(size, dtype=dtype, device=device)
+        if memory.dtype != dtype or memory.numel() < size or not memory.is_contiguous() or memory.data_ptr() % 16:
+            raise ValueError(f"expected {size} contiguous aligned elements of {dtype}, got {memory.numel()}")
+        self.memory = memory.view(-1)[:size].view(batch, planes_of(dtype), height, self.pitch)
+        self.front = 0
+        """The set of flow and dual, 0 or 1, that holds the present state."""
+        self.scratch: Tensor | None = None
+        """Lines of the schedule ``global_pipeline``; made by ``schedules.prepare``."""
+
+    @property
+    def plane_step(self) -> int:
+        """Elements from one plane of an item to the next."""
+        return self.height * self.pitch
+
+    @property
+    def item_step(self) -> int:
+        """Elements from one item of the batch to the next."""
+        return planes_of(self.dtype) * self.plane_step
+
+    def address(self, plane: int) -> int:
+        """Of item 0's plane with this number in ``memory``."""
+        return self.memory.data_ptr() + plane * self.plane_step * self.dtype.itemsize
+
+    def flow_plane(self, front: int) -> int:
+        """Number of the first flow plane of set ``front``."""
+        return front * (FLOW + DUAL)
+
+    def dual_plane(self, front: int) -> int:
+        """Number of the first dual plane of set ``front``."""
+        return front * (FLOW + DUAL) + FLOW
+
+    @property
+    def data_plane(self) -> int:
+        """Number of the first data plane: gradient x, gradient y, residual."""
+        return 2 * (FLOW + DUAL)
+
+    @property
+    def origin_plane(self) -> int:
+        """Number of the first origin plane (float16)."""
+        return 2 * (FLOW + DUAL) + DATA
+
+    def _planes(self, first: int, count: int) -> Tensor:
+        return self.memory[:, first : first + count, :, : self.width]
+
+    @property
+    def flow(self) -> Tensor:
+        """View [batch, 2, height, width] of the present flow."""
+        return self._planes(self.flow_plane(self.front), FLOW)
+
+    @property
+    def dual(self) -> Tensor:
+        """View [batch, 4, height, width] of the present dual variable times theta."""
+        return self._planes(self.dual_plane(self.front), DUAL)
+
+    @property
+    def gradient(self) -> Tensor:
+        """View [batch, 2, height, width]."""
+        return self._planes(self.data_plane, 2)
+
+    @property
+    def residual(self) -> Tensor:
+        """View [batch, height, width]."""
+        return self._planes(self.data_plane + 2, 1)[:, 0]
+
+    @property
+    def origin(self) -> Tensor:
+        """View [batch, 2, height, width]; float16 alone."""
+        if self.dtype != torch.float16:
+            raise ValueError("only a level in float16 has an origin")
+        return self._planes(self.origin_plane, ORIGIN)

@@ -1,0 +1,195 @@
+"""Shapes of the schedules' kernels: safe defaults, and those measured for a GPU, kept on disk.
+
+Nothing is measured unless :func:`tune` is called. What it finds is kept in the cache folder under the GPU's name, and
+used from then on by every process; kernels that have changed since are tuned anew.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import re
+import tempfile
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from fullfield._kernels.cache_folder import folder_named
+from fullfield._kernels.nvrtc import KernelError, nvrtc
+
+if TYPE_CHECKING:
+    from fullfield.ops.tvl1.cuda.state import Level
+
+_SIZE, _ITERATIONS, _REPEATS = 2048, 10, 7
+
+
+@dataclass(frozen=True)
+class Device:
+    """What the launches have to know of a GPU."""
+
+    index: int
+    name: str
+    arch: str
+    processors: int
+    shared: int
+    """Bytes of shared memory that one block may take."""
+
+
+@functools.cache
+def device_at(index: int) -> Device:
+    about = torch.cuda.get_device_properties(index)
+    shared = about.shared_memory_per_block_optin  # type: ignore[attr-defined, unused-ignore]
+    return Device(index, about.name, nvrtc().target((about.major, about.minor)), about.multi_processor_count, shared)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How one schedule runs in one precision. ``global`` uses ``threads`` alone, ``shared_fusion`` rows as well."""
+
+    threads: int
+    """Threads of a block. Register pipeline: 32 for every warp that the iterations of a pass are dealt to."""
+    depth: int = 1
+    """Most iterations in one pass over the frame."""
+    rows: int = 0
+    """Rows of a block's strip; 0: chosen so that all strips run at once."""
+    words: int = 2
+    """Register pipeline: columns (float16: pairs of columns) a thread, 2 or 4."""
+    ahead: int = 2
+    """Register pipeline: rows asked for before they are needed."""
+    blocks: int = 4
+    """Blocks that a multiprocessor is to run at once."""
+
+
+F32, F16 = torch.float32, torch.float16
+# The first of each is the default: it runs on every GPU since Ampere.
+CANDIDATES: dict[tuple[str, torch.dtype], tuple[Shape, ...]] = {
+    ("global", F32): (Shape(256), Shape(128), Shape(512)),
+    ("global", F16): (Shape(256), Shape(128), Shape(512)),
+    ("shared_fusion", F32): (Shape(256, rows=32), Shape(256, rows=16), Shape(512, rows=64)),
+    ("shared_fusion", F16): (Shape(256, rows=32), Shape(256, rows=16), Shape(512, rows=64)),
+    ("global_pipeline", F32): (Shape(256, 5), Shape(128, 5, blocks=8), Shape(256, 2), Shape(512, 5, blocks=2)),
+    ("global_pipeline", F16): (Shape(256, 5), Shape(128, 5, blocks=8), Shape(256, 2), Shape(512, 5, blocks=2)),
+    ("shared_pipeline", F32): (Shape(128, 5), Shape(256, 5, blocks=2), Shape(256, 2), Shape(128, 10, blocks=3)),
+    ("shared_pipeline", F16): (Shape(128, 5), Shape(256, 5, blocks=2), Shape(256, 2), Shape(128, 10, blocks=3)),
+    ("register_pipeline", F32): (
+        Shape(128, 10, words=4, blocks=3),
+        Shape(128, 10, words=4, blocks=2),
+        Shape(64, 10, words=2, blocks=6),
+        Shape(160, 10, words=4, blocks=2),
+        Shape(64, 5, words=4, blocks=6),
+    ),
+    ("register_pipeline", F16): (
+        Shape(128, 10, words=2, blocks=4),
+        Shape(128, 10, words=4, blocks=2),
+        Shape(64, 10, words=2, blocks=5),
+        Shape(64, 5, words=4, blocks=4),
+    ),
+}
+
+
+def _key(schedule: str, dtype: torch.dtype) -> str:
+    return f"{schedule} {str(dtype).removeprefix('torch.')}"
+
+
+@functools.cache
+def _kernels() -> str:
+    """Tells the present kernels and candidates from others."""
+    sources = sorted(Path(__file__).parent.glob("iterate*.cu*"))
+    text = "".join(source.read_text("utf-8") for source in sources) + repr(CANDIDATES)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _place(device: Device) -> Path | None:
+    folder = folder_named("tvl1")
+    return None if folder is None else folder / f"{re.sub(r'[^A-Za-z0-9]+', '_', device.name)}.json"
+
+
+@functools.cache
+def _tuned(device: Device) -> dict[str, Shape]:
+    """What is on disk for this GPU and these kernels; whatever is wrong with it, it is as if it were not there."""
+    place = _place(device)
+    try:
+        found = json.loads(place.read_text("utf-8")) if place is not None else {}
+        if found.get("kernels") == _kernels():
+            shapes = {key: Shape(**values) for key, values in found["shapes"].items()}
+            known = {_key(*kind): candidates for kind, candidates in CANDIDATES.items()}
+            return {key: shape for key, shape in shapes.items() if shape in known.get(key, ())}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        pass
+    return {}
+
+
+def shape_for(schedule: str, dtype: torch.dtype, device: Device) -> Shape:
+    """As tuned for this GPU, else the default. Raises ValueError for a schedule that is not known."""
+    if (schedule, dtype) not in CANDIDATES:
+        raise ValueError(f"expected a schedule of {', '.join(sorted({s for s, _ in CANDIDATES}))}, got {schedule!r}")
+    return _tuned(device).get(_key(schedule, dtype), CANDIDATES[schedule, dtype][0])
+
+
+def tune(index: int = 0) -> dict[str, dict[str, float]]:
+    """Measure every candidate of every schedule on GPU ``index`` and keep the fastest on disk for this model.
+
+    Takes some seconds, mostly for compiling. Ten iterations on a frame of 2048×2048. Solvers that exist keep what they
+    were prepared with. Returns the median milliseconds of every candidate that can run, by ``schedule precision``.
+    """
+    from fullfield.ops.tvl1.cuda import schedules
+    from fullfield.ops.tvl1.cuda.state import Level
+
+    device = device_at(index)
+    times: dict[str, dict[str, float]] = {}
+    best: dict[str, Shape] = {}
+    with torch.cuda.device(index):
+        levels = {dtype: Level(1, _SIZE, _SIZE, dtype, torch.device("cuda", index)) for dtype in (F32, F16)}
+        for level in levels.values():
+            level.memory.uniform_(-1, 1)
+            level.gradient.mul_(20)
+            level.residual.mul_(20)
+        runs = {(*kind, shape): levels[kind[1]] for kind, candidates in CANDIDATES.items() for shape in candidates}
+        schedules.compile_all([(s, level, shape) for (s, _, shape), level in runs.items()], _ITERATIONS)
+        for (schedule, dtype, shape), level in runs.items():
+            with suppress(KernelError):  # more shared memory than this GPU has
+                found = times.setdefault(_key(schedule, dtype), {})
+                found[repr(shape)] = _time(schedule, level, shape)
+                if found[repr(shape)] == min(found.values()):
+                    best[_key(schedule, dtype)] = shape
+    _keep(device, best)
+    return times
+
+
+def _time(schedule: str, level: Level, shape: Shape) -> float:
+    """Milliseconds, the median of some runs."""
+    from fullfield.ops.tvl1.config import TVL1Config
+    from fullfield.ops.tvl1.cuda import schedules
+
+    stream = torch.cuda.current_stream()
+    schedules.prepare(schedule, level, _ITERATIONS, shape)
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(_REPEATS + 2)]  # type: ignore[no-untyped-call, unused-ignore]
+    for mark in marks:
+        mark.record(stream)
+        schedules.iterate(schedule, level, _ITERATIONS, TVL1Config(), stream.cuda_stream, None, shape)
+    marks[-1].synchronize()
+    times: list[float] = sorted(a.elapsed_time(b) for a, b in pairwise(marks[1:]))
+    return times[len(times) // 2]
+
+
+def _keep(device: Device, best: dict[str, Shape]) -> None:
+    """Whole or not at all; where nothing can be written the defaults stay."""
+    place = _place(device)
+    _tuned.cache_clear()
+    if place is None:
+        return
+    about = {"gpu": device.name, "kernels": _kernels(), "shapes": {key: asdict(shape) for key, shape in best.items()}}
+    with suppress(OSError):
+        handle, temporary = tempfile.mkstemp(dir=place.parent, suffix=".tmp")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(about, file, indent=1)
+            Path(temporary).replace(place)
+        except OSError:
+            Path(temporary).unlink(missing_ok=True)

@@ -1,0 +1,232 @@
+"""TV-L1 at a frame rate: a solver for one size on one GPU that owns everything it needs."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fullfield import _check
+from fullfield.ops.tvl1 import cuda
+from fullfield.ops.tvl1.api import check_size
+from fullfield.ops.tvl1.config import TVL1Config
+from fullfield.ops.tvl1.cuda.engine import Engine
+from fullfield.ops.tvl1.cuda.passes import KINDS
+from fullfield.ops.tvl1.cuda.recording import InOrder, record
+
+_REMEMBERED = 512  # flows whose times are kept
+
+
+class Latency(NamedTuple):
+    """Seconds from the first kernel of a flow to its last, on the device."""
+
+    frames: int
+    """Flows that were measured, per call: a batch counts once."""
+    median: float
+    p99: float
+
+
+class PersistentSolver:
+    """TV-L1 for frames of one shape on an NVIDIA GPU: everything is allocated, compiled and recorded once.
+
+    ::
+
+        solver = PersistentSolver((1, 3, 1080, 1920), TVL1Config.preset("fast"))
+        for frame in video:                        # uint8 on the GPU
+            flow = solver.step(frame)              # from the frame before to this one; None for the first
+        print(solver.latency())
+
+    A call is one kernel, which reads the frames where they lie, and one CUDA graph, which writes the flow where it is
+    to be; nothing is copied, and nothing waits for the device. Frames and ``out`` may be of any library that speaks
+    DLPack. They must stay alive and unchanged until the stream has passed the call. A call is ordered behind the one
+    before, on whatever streams; calls from several threads wait for each other. Not to be called while the caller
+    records a graph. Values are not looked at: NaN in a frame makes nonsense of the flow around it.
+
+    Args:
+        shape: of the frames, (B, C, H, W), C = 1 or 3 (RGB); at least two pixels.
+        config: parameters, by default the preset ``default``. ``epsilon`` must be 0: a graph cannot stop early.
+        dtype: of the frames: uint8 of 0 ... 255, or float32, float16 or bfloat16, nominally 0 ... 1.
+        device: an NVIDIA GPU.
+        warm_start: whether ``step`` starts from the flow before, brought to the coarsest level like the
+            ``initial_flow`` of :class:`TVL1Solver`.
+
+    Raises InputError for bad arguments or a device that the kernels do not run on.
+    """
+
+    def __init__(
+        self,
+        shape: Sequence[int],
+        config: TVL1Config | None = None,
+        *,
+        dtype: torch.dtype = torch.uint8,
+        device: str | torch.device = "cuda",
+        warm_start: bool = True,
+    ) -> None:
+        self.config = TVL1Config() if config is None else config
+        _check.require(isinstance(self.config, TVL1Config), "config", "a TVL1Config", _check.describe(self.config))
+        _check.require(self.config.epsilon == 0, "epsilon", "0 in a PersistentSolver", f"{self.config.epsilon:g}")
+        self.shape = _shape(shape)
+        _check.choice(dtype, "dtype", KINDS)
+        self.dtype, self.warm_start = dtype, bool(warm_start)
+        self.device = _placed(device, self.config)
+        batch, _, height, width = self.shape
+        self._lock, self._in_order = threading.Lock(), InOrder(self.device)
+        self._place: int | None = None  # of the frame before
+        with torch.cuda.device(self.device), torch.inference_mode(False), torch.no_grad():
+            self._engine = Engine(batch, height, width, self.config, self.device)
+            self._warm_up()
+            self._pair = record(self._both, self.device)
+            self._steps = [record(partial(self._next, place), self.device) for place in (0, 1)]
+        self._times: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._count = 0
+
+    def __call__(self, frame1: Any, frame2: Any, out: Any = None) -> Tensor:
+        """The flow [B, 2, H, W] float32 of a pair, from no motion; (u, v), x right, y down, pixels of ``frame1``.
+
+        ``step`` then goes on from ``frame2``. ``out``: contiguous memory for the flow; by default new memory. Raises
+        InputError for frames of another shape, dtype or device.
+        """
+        frames = self._frame(frame1, "frame1"), self._frame(frame2, "frame2")
+        with self._lock, self._in_order(self._engine.tensors):
+            flow = self._flow(out)
+            begin = self._begin()
+            self._engine.start.zero_()
+            self._engine.read(frames, 0, flow)
+            self._pair.replay()
+            self._end(begin)
+            self._place = 1
+        return flow
+
+    def step(self, frame: Any, out: Any = None) -> Tensor | None:
+        """The flow from the frame before to ``frame``, as :meth:`__call__`; None for the first frame.
+
+        The pyramid of the frame before is used again; the flow before is the start, if ``warm_start``.
+        """
+        tensor = self._frame(frame, "frame")
+        with self._lock, self._in_order(self._engine.tensors):
+            if self._place is None:
+                self._place = 0
+                self._engine.start.zero_()
+                self._engine.read((tensor,), 0, None)
+                self._engine.pyramid(0)
+                return None
+            flow = self._flow(out)
+            begin = self._begin()
+            self._place = 1 - self._place
+            self._engine.read((tensor,), self._place, flow)
+            self._steps[self._place].replay()
+            self._end(begin)
+        return flow
+
+    def restart(self) -> None:
+        """Forget the frame before: the next ``step`` is the first of a sequence, as after a cut."""
+        with self._lock:
+            self._place = None
+
+    @property
+    def memory(self) -> int:
+        """Bytes held on the device, but for the resampling tables and graphs."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self._engine.tensors())
+
+    def latency(self) -> Latency:
+        """Of the last flows, at most 512, since the last :meth:`forget_latency`. Waits for the device."""
+        with self._lock:
+            _check.require(self._count > 0, "latency", "at least one flow", "none")
+            kept = self._times[: min(self._count, _REMEMBERED)]
+            kept[(self._count - 1) % _REMEMBERED][1].synchronize()
+            times = sorted(begin.elapsed_time(end) / 1e3 for begin, end in kept)
+        middle = len(times) // 2
+        median = times[middle] if len(times) % 2 else (times[middle - 1] + times[middle]) / 2
+        return Latency(len(times), median, times[math.ceil(0.99 * len(times)) - 1])
+
+    def forget_latency(self) -> None:
+        """Measure anew."""
+        with self._lock:
+            self._count = 0
+
+    # ---- one call
+
+    def _frame(self, frame: Any, name: str) -> Tensor:
+        tensor = _tensor(frame, name)
+        _check.tensor(tensor, name, self.shape, dtypes=(self.dtype,), device=self.device)
+        return tensor.detach()
+
+    def _flow(self, out: Any) -> Tensor:
+        batch, _, height, width = self.shape
+        shape = (batch, 2, height, width)
+        if out is None:
+            return torch.empty(shape, device=self.device)
+        flow = _tensor(out, "out")
+        _check.tensor(flow, "out", shape, dtypes=(torch.float32,), device=self.device)
+        _check.require(flow.is_contiguous(), "out", "contiguous memory", f"strides {list(flow.stride())}")
+        return flow
+
+    def _begin(self) -> torch.cuda.Event:
+        at = self._count % _REMEMBERED
+        if at == len(self._times):
+            self._times.append((_event(), _event()))
+        self._times[at][0].record()
+        return self._times[at][1]
+
+    def _end(self, event: torch.cuda.Event) -> None:
+        event.record()
+        self._count += 1
+
+    # ---- what is recorded
+
+    def _both(self) -> None:
+        self._engine.pyramid(0, 2)
+        self._engine.solve(0)
+        if self.warm_start:
+            self._engine.begin_at_last()
+
+    def _next(self, place: int) -> None:
+        self._engine.pyramid(place)
+        self._engine.solve(1 - place)
+        if self.warm_start:
+            self._engine.begin_at_last()
+
+    def _warm_up(self) -> None:
+        """Compile and load everything, and make every launch once."""
+        frame = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
+        flow = self._flow(None)
+        self._engine.read((frame, frame), 0, flow)
+        self._both()
+        for place in (0, 1):
+            self._next(place)
+        del flow  # not before: tables that are made on the way would get its memory while it is still to be written
+
+
+def _shape(shape: Sequence[int]) -> tuple[int, int, int, int]:
+    sides = tuple(shape)
+    _check.require(len(sides) == 4, "shape", "(B, C, H, W)", str(sides))
+    for name, value in zip(("B", "C", "H", "W"), sides, strict=True):
+        _check.number(value, f"shape: {name}", integer=True, low=1)
+    batch, channels, height, width = (int(side) for side in sides)
+    _check.require(channels in (1, 3), "shape", "1 or 3 channels", f"{channels}")
+    check_size(height, width)
+    return batch, channels, height, width
+
+
+def _placed(device: str | torch.device, config: TVL1Config) -> torch.device:
+    place = _check.device(device)
+    reason = cuda.supports(place, torch.float32, config)
+    _check.require(reason is None, "device", "one for the cuda backend", f"{place}: {reason}")
+    return torch.device("cuda", torch.cuda.current_device() if place.index is None else place.index)
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def _tensor(value: Any, name: str) -> Tensor:
+    if isinstance(value, Tensor):
+        return value
+    _check.require(hasattr(value, "__dlpack__"), name, "a tensor or an array with __dlpack__", value)
+    tensor: Tensor = torch.from_dlpack(value)  # type: ignore[attr-defined]
+    return tensor

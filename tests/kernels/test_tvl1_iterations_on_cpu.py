@@ -1,0 +1,134 @@
+"""The iterations' CUDA kernels, run on the CPU by ``emulator``, against the reference: arithmetic, borders, launchers.
+
+Not races between warps, the GPU's own approximations of roots and reciprocals, or its rounding: see ``emulator``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import emulator
+import pytest
+import torch
+from emulator import Emulator, Memory
+
+from fullfield.ops.tvl1.config import TVL1Config
+from fullfield.ops.tvl1.cuda import schedules
+from fullfield.ops.tvl1.cuda.schedules import SCHEDULES, Start
+from fullfield.ops.tvl1.cuda.state import Level
+from fullfield.ops.tvl1.cuda.tuning import Device, Shape
+from fullfield.testing.tvl1_iterations import Term, iterated, load, make_term, result
+
+pytestmark = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
+GPU = Device(0, "emulated", "sm_80", 3, 163 << 10)
+CPU = torch.device("cpu")
+DTYPES = (torch.float32, torch.float16)
+# Pixels; float16 keeps about three digits of a few pixels' change, and sums them over iterations.
+FLOW_BOUND = {torch.float32: 1e-4, torch.float16: 2e-2}
+# Small blocks, so that small frames have many: strips of few rows, halos on every side.
+SHAPES = {
+    "global": Shape(32),
+    "shared_fusion": Shape(64, rows=5),
+    "global_pipeline": Shape(32, depth=3, rows=7, blocks=2),
+    "shared_pipeline": Shape(32, depth=3, rows=7),
+    "register_pipeline": Shape(64, depth=5, rows=7, words=2, ahead=2),
+}
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+    made = Emulator(tmp_path_factory.mktemp("kernels"), GPU.shared)
+    made.flags = (
+        *made.flags,
+        "-ftrivial-auto-var-init=pattern",
+    )  # registers that nobody wrote are NaN in half precision
+    return made
+
+
+@pytest.fixture(autouse=True)
+def _emulated(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(schedules, "LIBRARIES", machine)
+    monkeypatch.setattr(schedules, "_device", lambda _: GPU)
+    machine.schedule, machine.resident = 0, 4
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with Memory().watched():
+        yield
+    torch.set_num_threads(threads)
+
+
+def check(
+    schedule: str,
+    term: Term,
+    dtype: torch.dtype,
+    config: TVL1Config,
+    iterations: int = 10,
+    shape: Shape | None = None,
+) -> None:
+    batch, _, height, width = term.start.shape
+    level = Level(batch, height, width, dtype, CPU)
+    load(level, term, config)
+    shape = SHAPES[schedule] if shape is None else shape
+    schedules.prepare(schedule, level, iterations, shape)
+    schedules.iterate(schedule, level, iterations, config, 0, None, shape)
+    flow, dual = result(level, config)
+    true_flow, true_dual = iterated(term, iterations, config)
+    assert torch.isfinite(flow).all()
+    assert float((flow - true_flow).abs().max()) <= FLOW_BOUND[dtype]
+    assert float((dual - true_dual).abs().max()) <= FLOW_BOUND[dtype]
+
+
+@pytest.mark.parametrize("borders", ["adjoint", "clamp"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_like_the_reference(schedule: str, dtype: torch.dtype, borders: str) -> None:
+    config = TVL1Config(borders=borders)
+    check(schedule, make_term(2, 19, 75, borders), dtype, config)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 37), (40, 1), (2, 65), (31, 2)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_thin_frames(schedule: str, dtype: torch.dtype, size: tuple[int, int]) -> None:
+    for borders in ("adjoint", "clamp"):
+        check(schedule, make_term(1, *size, borders), dtype, TVL1Config(borders=borders))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("iterations", [1, 2, 7, 11, 23])
+def test_any_number_of_iterations(dtype: torch.dtype, iterations: int) -> None:
+    for schedule in SCHEDULES[2:]:
+        check(schedule, make_term(1, 13, 41, "adjoint"), dtype, TVL1Config(), iterations)
+
+
+# Strips that touch no border, in every way of dealing iterations to warps; the last threads first; copies late.
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("threads", "words", "depth", "ahead"),
+    [(32, 2, 4, 1), (32, 2, 10, 2), (64, 4, 10, 3), (96, 2, 7, 2), (128, 2, 10, 2), (160, 4, 10, 4)],
+)
+def test_register_pipelines(
+    machine: Emulator, dtype: torch.dtype, threads: int, words: int, depth: int, ahead: int
+) -> None:
+    machine.schedule = 3
+    width = 2 * 32 * words * (2 if dtype == torch.float16 else 1) + 50
+    shape = Shape(threads, depth, 20, words, ahead)
+    check("register_pipeline", make_term(1, 50, width, "adjoint"), dtype, TVL1Config(), depth, shape)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_zero_starts_are_not_read(schedule: str, dtype: torch.dtype) -> None:
+    term = make_term(1, 13, 41, "adjoint")
+    zero = torch.zeros_like(term.start)
+    config = TVL1Config()
+    level = Level(1, 13, 41, dtype, CPU)
+    start = term._replace(start=zero if dtype == torch.float32 else term.start, dual=torch.zeros_like(term.dual))
+    load(level, start, config)
+    level.flow.fill_(float("nan"))
+    level.dual.fill_(float("nan"))
+    schedules.prepare(schedule, level, 5, SHAPES[schedule])
+    schedules.iterate(schedule, level, 5, config, 0, Start(zero_flow=True, zero_dual=True), SHAPES[schedule])
+    true_flow, true_dual = iterated(start, 5, config)
+    for value, true in zip(result(level, config), (true_flow, true_dual), strict=True):
+        assert float((value - true).abs().max()) <= FLOW_BOUND[dtype]

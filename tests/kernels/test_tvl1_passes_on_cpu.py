@@ -1,0 +1,514 @@
+"""The CUDA passes of TV-L1 around its iterations, run on the CPU by ``emulator``: each against the reference, then
+whole solves through the engine, with the iterations as plain PyTorch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import emulator
+import pytest
+import torch
+from emulator import Emulator, Memory
+from torch import Tensor
+
+from fullfield.ops.tvl1 import TVL1Config, TVL1Solver, persistent, reference
+from fullfield.ops.tvl1._pyramid import gaussian_table, linear_table
+from fullfield.ops.tvl1.config import GRADIENT_FLOOR, SCHEDULES
+from fullfield.ops.tvl1.cuda import engine as engines
+from fullfield.ops.tvl1.cuda import passes, schedules
+from fullfield.ops.tvl1.cuda import solver as solver_module
+from fullfield.ops.tvl1.cuda.engine import Engine
+from fullfield.ops.tvl1.cuda.passes import Passes, planes_of
+from fullfield.ops.tvl1.cuda.state import Level, pitch_of
+from fullfield.ops.tvl1.cuda.tuning import Device
+
+pytestmark = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
+CPU = torch.device("cpu")
+GPU = Device(0, "emulated", "sm_80", 3, 163 << 10)
+DTYPES = (torch.float32, torch.float16)
+# (height, width): one row or column, odd, one thread block and a bit
+SIZES = [(1, 40), (40, 1), (7, 5), (19, 67), (34, 70)]
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+    return Emulator(tmp_path_factory.mktemp("kernels"), 163 << 10)
+
+
+@pytest.fixture(autouse=True)
+def _emulated(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(passes, "LIBRARIES", machine)
+    monkeypatch.setattr(passes, "device_of", lambda _: GPU)
+    monkeypatch.setattr(passes, "raw_stream", lambda _: 0)
+    machine.schedule, machine.resident = 0, 4
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    with Memory().watched():
+        yield
+    torch.set_num_threads(threads)
+
+
+def padded(values: Tensor) -> Tensor:
+    """Planes [..., H, W] as a pass reads them: with a pitch, NaN behind every row."""
+    width = values.shape[-1]
+    out = torch.empty((*values.shape[:-1], pitch_of(width, torch.float32)))
+    out[..., :width] = values
+    return out
+
+
+def smooth(*shape: int, scale: float = 255.0) -> Tensor:
+    values = torch.rand(shape)
+    flat = values.reshape(-1, 1, *shape[-2:])
+    return torch.nn.functional.avg_pool2d(flat, 3, 1, 1).reshape(shape) * scale
+
+
+# ---- each pass
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_grey_reads_frames_of_any_layout(dtype: torch.dtype, channels: int) -> None:
+    scale = 255 if dtype == torch.uint8 else 1
+    frames = [(torch.rand(2, channels, 5, 300) * scale).to(dtype) for _ in range(2)]
+    frames[1] = frames[1].permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)  # as videos are
+    out, flow_at = torch.empty(2, 2, 5, 320), torch.zeros(1, dtype=torch.int64)
+    flow = torch.empty(2, 2, 5, 300)
+    Passes(CPU, torch.float32).grey(tuple(frames), tuple(out), None, flow, flow_at)(0)
+    luma = torch.tensor([0.299, 0.587, 0.114] if channels == 3 else [1.0]).view(1, -1, 1, 1)
+    for frame, image in zip(frames, out, strict=True):
+        want = (frame.float() * 255 / scale * luma).sum(1)
+        torch.testing.assert_close(image[..., :300], want, atol=1e-3, rtol=1e-5)
+        assert image[..., 300:].isnan().all()
+    assert int(flow_at) == flow.data_ptr()
+
+
+@pytest.mark.parametrize(("value", "bad"), [(0.5, 0), (1e6, 0), (2e6, 2), (float("nan"), 2), (float("-inf"), 2)])
+def test_grey_notes_values_out_of_range(value: float, bad: int) -> None:
+    frames = torch.rand(2, 1, 3, 4, 6)
+    frames[1, 0, 2, 3, 5] = value
+    out, flags = torch.empty(2, 1, 4, 32), torch.zeros(1, dtype=torch.int32)
+    Passes(CPU, torch.float32).grey(tuple(frames), tuple(out), flags)(0)
+    assert int(flags) == bad
+
+
+RESAMPLED = [
+    ((40, 70), (36, 63)),
+    ((67, 200), (17, 50)),
+    ((300, 18), (30, 2)),
+    ((16, 700), (16, 1)),
+    ((900, 41), (9, 3)),
+    ((5, 2500), (5, 30)),
+    ((1, 9), (1, 9)),
+]
+
+
+@pytest.mark.parametrize(("size", "to"), RESAMPLED)
+@pytest.mark.parametrize("kind", ["gaussian", "linear"])
+def test_resample_is_the_reference_one(size: tuple[int, int], to: tuple[int, int], kind: str) -> None:
+    if kind == "linear":
+        size, to = to, size
+    values = torch.randn(2, 3, *size)
+    source, target = padded(values), torch.empty(2, 3, to[0], pitch_of(to[1], torch.float32))
+    kit = Passes(CPU, torch.float32)
+    kit.resample(planes_of(source, size[1]), planes_of(target, to[1]), kind, scale=(1.5, -2.0))(0)
+    table = gaussian_table if kind == "gaussian" else linear_table
+    for item in range(2):
+        for plane in range(3):
+            want = reference.resample(values[item, plane].double(), to, table) * (1.5, -2.0)[plane % 2]
+            torch.testing.assert_close(target[item, plane, :, : to[1]].double(), want, atol=2e-5, rtol=1e-5)
+    assert target[..., to[1] :].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_carried_dual_variable_keeps_closed_borders(dtype: torch.dtype) -> None:
+    coarse, fine = Level(2, 9, 11, dtype, CPU), Level(2, 14, 17, dtype, CPU)
+    coarse.front, fine.front = 1, 0
+    coarse.dual.copy_(torch.randn(coarse.dual.shape))
+    kit = Passes(CPU, dtype)
+    kit.resample(passes.dual_of(coarse), passes.dual_of(fine), "linear", closed=True)(0)
+    tolerance = {"atol": 1e-6, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 2e-3, "rtol": 1e-3}
+    for item in range(2):
+        want = torch.stack([reference.resample(p.double(), (14, 17), linear_table) for p in coarse.dual[item]])
+        want[0::2, :, -1] = 0
+        want[1::2, -1, :] = 0
+        torch.testing.assert_close(fine.dual[item].double(), want, **tolerance)
+
+
+@pytest.mark.parametrize("side", [0, 3, 5])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_median(side: int, dtype: torch.dtype, size: tuple[int, int]) -> None:
+    level = Level(2, *size, dtype, CPU)
+    level.front = 1
+    flow = torch.randn(2, 2, *size) * 3
+    flow[0, 0, size[0] // 2] = flow[0, 0, size[0] // 2, 0]  # equal values
+    level.flow.copy_(flow)
+    if dtype == torch.float16:
+        level.origin.copy_(torch.randn(2, 2, *size) * 40)
+        flow = level.flow.float() + level.origin.float()
+    target = torch.empty(2, 2, *size)
+    Passes(CPU, dtype).median(level, side, planes_of(target))(0)
+    want = torch.stack([reference.median_filter(item, side) for item in flow]) if side else flow
+    assert torch.equal(target, want)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_median_notes_a_flow_that_is_not_finite(value: float) -> None:
+    level, flags = Level(1, 5, 9, torch.float32, CPU), torch.zeros(1, dtype=torch.int32)
+    target = torch.empty(1, 2, 5, 9)
+    for bad in (0.0, value):
+        level.flow.zero_()
+        level.flow[0, 1, 4, 8] = bad
+        Passes(CPU, torch.float32).median(level, 0, planes_of(target), flags=flags)(0)
+        assert int(flags) == (0 if bad == 0 else passes.BAD_FLOW)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_linearise(dtype: torch.dtype, size: tuple[int, int]) -> None:
+    first, second, flow = smooth(2, *size), smooth(2, *size), torch.randn(2, 2, *size) * 4
+    first[:, :, : size[1] // 3], second[:, :, : size[1] // 3] = 7.0, 7.0  # flat: no gradient to follow
+    flow[1, :, 0, 0] = float("nan")
+    level = Level(2, *size, dtype, CPU)
+    Passes(CPU, dtype).linearise(padded(first), padded(second), padded(flow), level, 0.25)(0)
+    half = dtype == torch.float16
+    origin = flow.half().double() if half else flow.double()
+    rest = (flow.double() - origin).half().double() if half else origin
+    torch.testing.assert_close(level.flow.double(), rest, equal_nan=True)
+    if half:
+        torch.testing.assert_close(level.origin.double(), origin, equal_nan=True)
+    tolerance = {"atol": 2e-3, "rtol": 1e-3 if half else 1e-5}
+    for item in range(2):
+        one, two, at = first[item].double(), second[item].double(), origin[item]
+        (value, gx, gy), inside = reference.warp_bicubic(torch.stack([two, *reference.image_gradient(two)]), at)
+        ax, ay = reference.image_gradient(one)
+        gx, gy = gx + 0.25 * (ax - gx), gy + 0.25 * (ay - gy)
+        residual = value - one - (0 if half else gx * at[0] + gy * at[1])
+        use = inside & (gx**2 + gy**2 > GRADIENT_FLOOR)
+        for got, want in zip((*level.gradient[item], level.residual[item]), (gx, gy, residual), strict=True):
+            torch.testing.assert_close(got.double(), torch.where(use, want, 0.0), **tolerance)
+
+
+# ---- whole solves, with plain iterations
+
+
+@pytest.fixture
+def plain_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As ``schedules`` documents them; results alternate between both sets of planes."""
+
+    def iterate(
+        _schedule: str,
+        level: Level,
+        iterations: int,
+        config: TVL1Config,
+        _stream: int,
+        start: schedules.Start | None = None,
+    ) -> None:
+        for item in range(level.batch):
+            # In float16 the scheme runs on origin + flow; the residual belongs to the flow alone.
+            origin = level.origin[item].float() if level.dtype == torch.float16 else torch.zeros(())
+            flow, dual = level.flow[item].float() + origin, level.dual[item].float() / config.theta
+            if start is not None and start.zero_dual:
+                dual = torch.zeros_like(dual)
+            gx, gy = level.gradient[item].float()
+            squared, residual = gx * gx + gy * gy, level.residual[item].float()
+            if level.dtype == torch.float16:
+                residual = residual - gx * origin[0] - gy * origin[1]
+            for _ in range(iterations):
+                data = (gx, gy, residual, torch.where(squared > 0, 1 / squared, 0))
+                flow, dual = reference.iterate(flow, dual, data, config)
+            level.front, front = 1 - level.front, level.front
+            level.flow[item], level.dual[item] = flow - origin, dual * config.theta
+            level.front = front
+        level.front = 1 - level.front
+
+    monkeypatch.setattr(engines.schedules, "iterate", iterate)
+    monkeypatch.setattr(engines.schedules, "prepare", lambda *_: None)
+
+
+def scene(height: int, width: int, batch: int = 1, shift: int = 2) -> tuple[Tensor, Tensor]:
+    texture = torch.rand(batch, 1, height + 8, width + 8)
+    for _ in range(2):
+        texture = torch.nn.functional.avg_pool2d(texture, 3, 1, 1)
+    first = texture[..., 4 : 4 + height, 4 : 4 + width].contiguous()
+    return first, texture[..., 4 : 4 + height, 4 - shift : 4 - shift + width].contiguous()
+
+
+def solved(engine: Engine, frames: tuple[Tensor, Tensor], start: Tensor | None = None) -> Tensor:
+    batch, _, height, width = frames[0].shape
+    flow = torch.empty(batch, 2, height, width)
+    engine.read(frames, 0, flow, flags=True)
+    engine.start.zero_()
+    if start is not None:
+        engine.begin_at(start)
+    engine.pyramid(0, 2)
+    engine.solve(0, flags=True)
+    return flow
+
+
+def expected(frames: tuple[Tensor, Tensor], config: TVL1Config, start: Tensor | None = None) -> Tensor:
+    config = config.replace(precision="float32", schedule="auto")
+    solver = TVL1Solver(*frames[0].shape[-2:], config, dtype=torch.float64, backend="reference")
+    double = None if start is None else start.double()
+    return solver(frames[0].double(), frames[1].double(), initial_flow=double)
+
+
+VARIANTS = {
+    "default": {},
+    "clamp": {"borders": "clamp"},
+    "no blend": {"gradient_blend": 0.0},
+    "dual reset at warps": {"dual_reset": "warp"},
+    "dual never reset": {"dual_reset": "never"},
+    "dual never reset, clamp": {"dual_reset": "never", "borders": "clamp"},
+    "median 3": {"median": 3},
+    "no median": {"median": 0},
+    "one scale": {"scales": 1},
+    "stops": {"epsilon": 0.02, "iterations": 25},
+}
+
+
+@pytest.mark.usefixtures("plain_iterations")
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_a_solve_is_the_reference_one(variant: str, precision: str) -> None:
+    config = TVL1Config(warps=2, iterations=6, scale_factor=0.6, precision=precision).replace(**VARIANTS[variant])
+    frames = scene(33, 52)
+    truth = expected(frames, config)
+    error = (solved(Engine(1, 33, 52, config, CPU), frames).double() - truth).abs()
+    assert truth.abs().max() > 0.5, "the scene must move"
+    assert error.mean() < (1e-4 if precision == "float32" else 1e-2)
+    assert error.max() < (5e-3 if precision == "float32" else 0.2)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_every_schedule_in_a_solve(
+    schedule: str, precision: str, machine: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedules, "LIBRARIES", machine)
+    monkeypatch.setattr(schedules, "_device", lambda _: GPU)
+    config = TVL1Config(warps=2, iterations=6, scale_factor=0.6, precision=precision, schedule=schedule)
+    frames = scene(33, 52)
+    error = (solved(Engine(1, 33, 52, config, CPU), frames).double() - expected(frames, config)).abs()
+    assert error.mean() < (1e-4 if precision == "float32" else 1e-2)
+    assert error.max() < (5e-3 if precision == "float32" else 0.2)
+
+
+@pytest.mark.usefixtures("plain_iterations")
+@pytest.mark.parametrize("size", [(1, 40), (40, 1), (17, 16), (2, 1)])
+def test_odd_sizes(size: tuple[int, int]) -> None:
+    config = TVL1Config(warps=2, iterations=5, scale_factor=0.7)
+    frames = scene(*size)
+    error = (solved(Engine(1, *size, config, CPU), frames).double() - expected(frames, config)).abs()
+    assert error.max() < 1e-3
+
+
+@pytest.mark.usefixtures("plain_iterations")
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_a_batch_is_its_items_and_buffers_remember_nothing(precision: str) -> None:
+    config = TVL1Config(warps=1, iterations=4, scale_factor=0.5, precision=precision)
+    frames = scene(35, 40, batch=3)
+    engine = Engine(3, 35, 40, config, CPU)
+    flow = solved(engine, frames)
+    assert torch.equal(solved(engine, frames), flow)
+    alone = Engine(1, 35, 40, config, CPU)
+    for item in range(3):
+        pair = frames[0][item : item + 1], frames[1][item : item + 1]
+        assert torch.equal(solved(alone, pair)[0], flow[item])
+
+
+@pytest.mark.usefixtures("plain_iterations")
+def test_an_initial_flow_and_a_sequence() -> None:
+    config = TVL1Config(warps=1, iterations=4, scale_factor=0.5)
+    first, second = scene(35, 40)
+    _, third = scene(35, 40)
+    engine = Engine(1, 35, 40, config, CPU)
+    before = solved(engine, (first, second))
+    engine.begin_at_last()
+    kept = engine.start[..., :20].clone()
+    flow = torch.empty_like(before)
+    engine.read((third,), 0, flow)  # the second frame's pyramid lies at place 1
+    engine.pyramid(0)
+    engine.solve(1)
+    again = solved(engine, (second, third), start=before)
+    assert torch.equal(flow, again)
+    engine.begin_at(before)
+    assert torch.equal(engine.start[..., :20], kept)
+    assert (again.double() - expected((second, third), config, before)).abs().max() < 1e-3
+    assert (again - solved(engine, (second, third))).abs().max() > 1e-3
+
+
+# ---- the solvers, with graphs that run what was recorded
+
+
+class Clock:
+    """A CUDA event; every one is a millisecond after the one before."""
+
+    now = 0.0
+
+    def record(self) -> None:
+        Clock.now += 1.0
+        self.at = Clock.now
+
+    def synchronize(self) -> None:
+        assert self.at > 0
+
+    def elapsed_time(self, end: Clock) -> float:
+        return end.at - self.at
+
+
+class Graph:
+    def __init__(self, work: Callable[[], None], _device: torch.device) -> None:
+        self.replay = work
+
+
+class AnyOrder:
+    """There is one stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        assert device == CPU
+        self.forgotten = 0
+
+    def __call__(self, _: object) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def forget(self) -> None:
+        self.forgotten += 1
+
+
+@pytest.fixture
+def without_gpu(plain_iterations: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+    for module in (persistent, solver_module):
+        monkeypatch.setattr(module, "record", Graph)
+        monkeypatch.setattr(module, "InOrder", AnyOrder)
+    monkeypatch.setattr(persistent, "_placed", lambda *_: CPU)
+    monkeypatch.setattr(persistent, "_event", Clock)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+
+
+@pytest.mark.usefixtures("without_gpu")
+@pytest.mark.parametrize("warm_start", [True, False])
+def test_a_persistent_solver_runs_a_sequence(warm_start: bool) -> None:
+    config = TVL1Config(warps=1, iterations=4, scale_factor=0.5)
+    video = [(frame * 255).byte() for seed in range(2) for frame in scene(35, 40, shift=seed + 1)]
+    solver = persistent.PersistentSolver((1, 1, 35, 40), config, warm_start=warm_start)
+    engine = Engine(1, 35, 40, config, CPU)
+    assert solver.step(video[0]) is None
+    before = None
+    for first, second in pairwise(video):
+        flow = solver.step(second, out=torch.empty(1, 2, 35, 40))
+        assert flow is not None
+        assert torch.equal(flow, solved(engine, (first, second), start=before))
+        before = flow if warm_start else None
+    cold = solved(engine, (video[0], video[2]))
+    assert torch.equal(solver(video[0], video[2]), cold)  # no motion is assumed of a pair
+    assert torch.equal(solver.step(video[3]), solved(engine, (video[2], video[3]), cold if warm_start else None))
+    solver.restart()
+    assert solver.step(video[1]) is None
+    assert solver.latency() == (5, 1e-3, 1e-3)
+    planes = 35 * 64 * 4  # float32, with the pitch of 40 columns
+    assert 20 * planes < solver.memory < 23 * planes
+
+
+@pytest.mark.usefixtures("without_gpu")
+def test_the_flow_lives_until_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    living: list[weakref.ref[Tensor]] = []
+    read, solve = Engine.read, Engine.solve
+
+    def noting(engine: Engine, frames: tuple[Tensor, ...], place: int, flow: Tensor | None, **options: bool) -> None:
+        if flow is not None:
+            living.append(weakref.ref(flow))
+        read(engine, frames, place, flow, **options)
+
+    def looking(engine: Engine, first: int, **options: Any) -> None:
+        solve(engine, first, **options)
+        assert living[-1]() is not None
+
+    monkeypatch.setattr(Engine, "read", noting)
+    monkeypatch.setattr(Engine, "solve", looking)
+    config = TVL1Config(warps=1, iterations=4, scale_factor=0.5)
+    frames = [frame * 255 for frame in scene(35, 40)]
+    solver = persistent.PersistentSolver((1, 1, 35, 40), config, dtype=torch.float32)
+    solver(*frames)
+    solver.step(frames[0])
+    solver_module.Solver(35, 40, config, CPU)(*frames, None, None)
+    assert len(living) == 4
+
+
+@pytest.mark.usefixtures("without_gpu")
+def test_the_backend_keeps_one_batch_size_and_records_it_once() -> None:
+    config = TVL1Config(warps=1, iterations=4, scale_factor=0.5)
+    frames, start = scene(35, 40, batch=2), torch.randn(2, 2, 35, 40)
+    solver = solver_module.Solver(35, 40, config, CPU)
+    flow, flags = solver(*frames, None, None)
+    assert solver._graph is None
+    warm, _ = solver(*frames, start, None)
+    graph = solver._graph
+    assert graph is not None
+    again, _ = solver(*frames, None, None)
+    assert solver._graph is graph
+    assert torch.equal(again, flow)
+    assert int(flags) == 0
+    engine = Engine(2, 35, 40, config, CPU)
+    assert torch.equal(warm, solved(engine, frames, start))
+    frames[1][1, 0, 20, 20] = float("nan")
+    assert int(solver(*frames, None, None)[1]) & 2
+    forgotten = solver._in_order.forgotten  # type: ignore[attr-defined]
+    alone, flags = solver(frames[0][:1], frames[1][:1], None, None)
+    assert solver._graph is None
+    assert solver._in_order.forgotten == forgotten + 1, "new buffers, which no stream has used"  # type: ignore[attr-defined]
+    assert int(flags) == 0
+    assert torch.equal(alone, flow[:1])
+
+
+class Stream:
+    """A stream of a GPU; notes what it waits for."""
+
+    def __init__(self, number: int) -> None:
+        self.cuda_stream, self.waited = number, list[object]()
+
+    def wait_event(self, event: object) -> None:
+        self.waited.append(event)
+
+    def record_event(self) -> tuple[int, object]:
+        return self.cuda_stream, object()
+
+
+class Used:
+    """A tensor that notes the streams it is used on."""
+
+    def __init__(self) -> None:
+        self.streams: list[int] = []
+
+    def record_stream(self, stream: Stream) -> None:
+        self.streams.append(stream.cuda_stream)
+
+
+def test_calls_on_two_streams_are_in_order_and_memory_waits_for_both(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = Stream(1), Stream(2)
+    now = [one]
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: now[0])
+    in_order, kept = recording.InOrder(CPU), Used()
+    for stream in (one, one, two, one):
+        now[0] = stream
+        with in_order(lambda: iter([kept])):  # type: ignore[list-item]
+            pass
+    assert [event[0] for event in one.waited] == [1, 2]  # type: ignore[index]
+    assert [event[0] for event in two.waited] == [1]  # type: ignore[index]
+    assert kept.streams == [1, 2], "once a stream"
+    other = Used()
+    in_order.forget()
+    for stream in (two, one):
+        now[0] = stream
+        with in_order(lambda: iter([other])):  # type: ignore[list-item]
+            pass
+    assert other.streams == [2, 1]

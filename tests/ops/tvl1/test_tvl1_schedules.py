@@ -1,0 +1,239 @@
+"""The inner iterations on the GPU: every schedule against the reference, and how they may be called."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fullfield._kernels.nvrtc import KernelError
+from fullfield.ops.tvl1.config import TVL1Config
+from fullfield.ops.tvl1.cuda import schedules, state, tuning
+from fullfield.ops.tvl1.cuda.schedules import SCHEDULES, Start, cost, plan
+from fullfield.ops.tvl1.cuda.state import Level, pitch_of, planes_of
+from fullfield.ops.tvl1.cuda.tuning import CANDIDATES, Device, Shape, shape_for
+from fullfield.testing.tvl1_iterations import iterated, load, make_term, result
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+DTYPES = (torch.float32, torch.float16)
+BOUND = {torch.float32: 1e-4, torch.float16: 2e-2}
+
+
+# ---- what needs no GPU
+
+
+def test_levels_are_one_allocation() -> None:
+    level = Level(2, 5, 70, torch.float16, torch.device("cpu"))
+    assert level.pitch == pitch_of(70, torch.float16) == 128
+    assert level.memory.shape == (2, planes_of(torch.float16), 5, 128)
+    level.memory.zero_()
+    level.flow.fill_(1)
+    level.front = 1
+    assert not level.flow.any()
+    level.dual.fill_(2)
+    level.gradient.fill_(3)
+    level.residual.fill_(4)
+    level.origin.fill_(5)
+    planes = level.memory[:, :, :, :70].float().mean((0, 2, 3)).tolist()
+    assert planes == [1, 1, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 3, 3, 4, 5, 5]
+    assert not level.memory[:, :, :, 70:].any()
+    assert level.address(3) - level.address(0) == 3 * 5 * 128 * 2
+
+
+def test_levels_refuse() -> None:
+    cpu = torch.device("cpu")
+    with pytest.raises(ValueError, match=r"expected float32 or float16, got torch\.float64"):
+        Level(1, 4, 4, torch.float64, cpu)
+    with pytest.raises(ValueError, match="at least one frame of one pixel"):
+        Level(1, 0, 4, torch.float32, cpu)
+    with pytest.raises(ValueError, match="contiguous aligned elements"):
+        Level(1, 4, 4, torch.float32, cpu, torch.empty(10))
+    with pytest.raises(ValueError, match="only a level in float16 has an origin"):
+        _ = Level(1, 4, 4, torch.float32, cpu).origin
+
+
+@pytest.mark.parametrize(
+    ("iterations", "depth", "passes"),
+    [(10, 10, [10]), (11, 10, [6, 5]), (30, 10, [10, 10, 10]), (3, 5, [3]), (7, 1, [1] * 7)],
+)
+def test_passes_are_even(iterations: int, depth: int, passes: list[int]) -> None:
+    assert plan(iterations, depth) == passes
+
+
+def test_costs() -> None:
+    """Deeper passes move fewer bytes; the one that keeps everything in registers the fewest: 9 planes in, 6 out."""
+    found = {name: cost(name, torch.float32, 10, CANDIDATES[name, torch.float32][0]) for name in SCHEDULES}
+    assert found["register_pipeline"].read * 10 == pytest.approx(9 * 4)
+    assert found["register_pipeline"].written * 10 == pytest.approx(6 * 4)
+    assert found["global"].read == 23 * 4
+    moved = {name: c.read + c.written for name, c in found.items()}
+    assert moved["register_pipeline"] < moved["shared_pipeline"] < moved["shared_fusion"] < moved["global"]
+    assert all(50 < c.operations < 70 for c in found.values())
+    half = cost("register_pipeline", torch.float16, 10, CANDIDATES["register_pipeline", torch.float16][0])
+    assert half.read * 10 == pytest.approx(11 * 2)
+
+
+def test_tuned_shapes_are_kept_for_these_kernels_and_this_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path))
+    device, kind = Device(0, "Some GPU 3000", "sm_90a", 100, 227 << 10), ("register_pipeline", torch.float32)
+    default, other, *_ = CANDIDATES[kind]
+    assert shape_for(*kind, device) == default
+    tuning._keep(device, {"register_pipeline float32": other})
+    (kept,) = (tmp_path / "tvl1").iterdir()
+    assert kept.name == "Some_GPU_3000.json"
+    assert shape_for(*kind, device) == other
+    assert shape_for(*kind, replace(device, name="Another")) == default
+    text = kept.read_text()
+    for damaged in ("", "[]", text[:-9], text.replace(tuning._kernels(), "other"), text.replace("128", "96"), "\0"):
+        kept.write_text(damaged)
+        tuning._tuned.cache_clear()
+        assert shape_for(*kind, device) == default
+    tuning._tuned.cache_clear()
+    with pytest.raises(ValueError, match=r"expected a schedule of global, .*, got 'none'"):
+        shape_for("none", torch.float32, device)
+
+
+def test_tuning_takes_the_fastest_that_can_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(0, "Some GPU 3000", "sm_90a", 100, 227 << 10)
+    times = {shape: 1.0 + number for number, shape in enumerate(dict.fromkeys(sum(CANDIDATES.values(), ())))}
+    best = {kind: candidates[-1] for kind, candidates in CANDIDATES.items()}
+    times |= dict.fromkeys(best.values(), 0.5)
+    impossible = CANDIDATES["register_pipeline", torch.float32][-1]
+
+    def timed(_schedule: str, _level: Level, shape: Shape) -> float:
+        if shape == impossible:
+            raise KernelError("too much shared memory")
+        return times[shape]
+
+    monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(tuning, "device_at", lambda _: device)
+    monkeypatch.setattr(tuning, "_time", timed)
+    monkeypatch.setattr(tuning, "_SIZE", 16)
+    monkeypatch.setattr(schedules, "compile_all", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(state, "Level", lambda *a: Level(*a[:4], torch.device("cpu")))
+    found = tuning.tune(0)
+    for kind, shape in best.items():
+        measured = found[tuning._key(*kind)]
+        if shape == impossible:
+            assert repr(shape) not in measured
+        assert repr(shape_for(*kind, device)) == min(measured, key=measured.__getitem__)
+    tuning._tuned.cache_clear()
+
+
+# ---- on the GPU
+
+
+def solved(
+    schedule: str, level: Level, config: TVL1Config, iterations: int = 10, shape: Shape | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    schedules.prepare(schedule, level, iterations, shape)
+    stream = torch.cuda.current_stream().cuda_stream
+    schedules.iterate(schedule, level, iterations, config, stream, None, shape)
+    return result(level, config)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("size", [(2, 67, 701), (1, 300, 517), (1, 1, 77), (1, 150, 1), (1, 1, 1)], ids=str)
+@pytest.mark.parametrize("borders", ["adjoint", "clamp"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_like_the_reference(schedule: str, dtype: torch.dtype, borders: str, size: tuple[int, int, int]) -> None:
+    config = TVL1Config(borders=borders)
+    term = make_term(*size, borders)
+    level = Level(*size, dtype, torch.device("cuda"))
+    level.memory.fill_(float("nan"))
+    load(level, term, config)
+    for value, true in zip(solved(schedule, level, config), iterated(term, 10, config), strict=True):
+        assert float((value - true).abs().max()) <= BOUND[dtype]
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("iterations", [1, 2, 5, 13, 40])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_any_number_of_iterations(dtype: torch.dtype, iterations: int) -> None:
+    config = TVL1Config()
+    term = make_term(1, 90, 400, "adjoint")
+    for schedule in SCHEDULES:
+        level = Level(1, 90, 400, dtype, torch.device("cuda"))
+        load(level, term, config)
+        flow, _ = solved(schedule, level, config, iterations)
+        assert float((flow - iterated(term, iterations, config)[0]).abs().max()) <= BOUND[dtype]
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_float16_of_large_motion() -> None:
+    """Absolute flows of 200 px in half precision would be off by up to 0.06 px before anything was computed."""
+    config = TVL1Config()
+    term = make_term(1, 120, 500, "adjoint", motion=200.0)
+    for schedule in SCHEDULES:
+        level = Level(1, 120, 500, torch.float16, torch.device("cuda"))
+        load(level, term, config)
+        flow, _ = solved(schedule, level, config)
+        assert float((flow - iterated(term, 10, config)[0]).abs().mean()) <= 2e-3
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_same_bits_on_a_side_stream_and_from_a_graph(schedule: str, dtype: torch.dtype) -> None:
+    config = TVL1Config()
+    term = make_term(1, 200, 900, "adjoint")
+    level = Level(1, 200, 900, dtype, torch.device("cuda"))
+    load(level, term, config)
+    flow, dual = solved(schedule, level, config)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        level.front = 0
+        load(level, term, config)
+        graph = torch.cuda.CUDAGraph()
+        side.synchronize()
+        with torch.cuda.graph(graph, stream=side):
+            schedules.iterate(schedule, level, 10, config, side.cuda_stream)
+        for _ in range(2):
+            front, level.front = level.front, 0
+            load(level, term, config)
+            level.front = front
+            graph.replay()
+            side.synchronize()
+            again = result(level, config)
+            assert torch.equal(again[0], flow)
+            assert torch.equal(again[1], dual)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_zero_starts_are_not_read(dtype: torch.dtype) -> None:
+    config = TVL1Config()
+    term = make_term(1, 60, 300, "adjoint", motion=0.0)
+    term = term._replace(dual=torch.zeros_like(term.dual))
+    for schedule in SCHEDULES:
+        level = Level(1, 60, 300, dtype, torch.device("cuda"))
+        load(level, term, config)
+        level.flow.fill_(float("nan"))
+        level.dual.fill_(float("nan"))
+        schedules.prepare(schedule, level, 7)
+        stream = torch.cuda.current_stream().cuda_stream
+        schedules.iterate(schedule, level, 7, config, stream, Start(zero_flow=True, zero_dual=True))
+        assert float((result(level, config)[0] - iterated(term, 7, config)[0]).abs().max()) <= BOUND[dtype]
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_tuning_takes_the_fastest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path))
+    times = tuning.tune(torch.cuda.current_device())
+    assert set(times) == {tuning._key(*kind) for kind in CANDIDATES}
+    device = tuning.device_at(torch.cuda.current_device())
+    for kind in CANDIDATES:
+        found = times[tuning._key(*kind)]
+        assert found[repr(shape_for(*kind, device))] == min(found.values())
+    tuning._tuned.cache_clear()
