@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 BEGIN_CORRELATION = "<!-- table of the correlation lookup: begin -->\n"
 BEGIN_MODELS = "<!-- table of the networks: begin -->\n"
+BEGIN_TVL1_GPU = "<!-- table of TV-L1 on the GPU: begin -->\n"
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->"
 
 
@@ -153,14 +155,66 @@ def models_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def tvl1_gpu_table() -> str:
+    """TV-L1 on the GPU in both precisions: iterations alone, whole frames, the largest real-time frame."""
+    stored = read("tvl1_h200.json")
+    cases = {case["case"]: case["rows"] for case in stored["cases"]}
+    precisions = ("float32", "float16")
+
+    def line(title: str, case: str, cell: Callable[[dict[str, Any]], str], **wanted: Any) -> list[str]:
+        """The fastest of each precision that passed its check."""
+        cells = []
+        for precision in precisions:
+            rows = [row for row in cases.get(case, []) if row["precision"] == precision and "median_s" in row]
+            rows = [row for row in rows if all(row.get(key) == value for key, value in wanted.items())]
+            cells.append(cell(min(rows, key=lambda row: float(row["median_s"]))) if rows else "")
+        return [title, *cells]
+
+    def schedule(row: dict[str, Any]) -> str:
+        return f"{1e3 * row['median_s']:.3f} ms (`{row['schedule']}`)"
+
+    def whole(row: dict[str, Any]) -> str:
+        times = f"{1e3 * row['median_s']:.3g} ms (p99 {1e3 * row['p99_s']:.3g}), {row['frames_per_s']:.3g} a second"
+        return times + (f", {row['over_floor']:.2g}× its floor" if "over_floor" in row else "")
+
+    lines = [["TV-L1 on one H200, scales × warps × iterations", *precisions], ["---"] * 3]
+    for side in (2048, 8192):
+        title = f"inner iterations alone, {side}×{side}, 1 × 1 × 10"
+        lines.append(line(title, "schedules", schedule, size=[side, side]))
+    for row in cases.get("whole frames", []):
+        if row["precision"] == precisions[0]:
+            (height, width), preset = row["size"], row["preset"]
+            title = f"preset `{preset}`, {width}×{height}, {row['scales']} × {row['warps']} × {row['iterations']}"
+            lines.append(line(title, "whole frames", whole, preset=preset, size=row["size"]))
+    for milliseconds in (5, 40):
+        title = f"largest square frame within {milliseconds} ms, 3 × 1 × 10"
+        lines.append(line(title, "real time", lambda row: f"{row['side']}²", limit_s=milliseconds / 1e3))
+    environment = stored["environment"]
+    notes = [
+        "RGB bytes on the GPU to flow on the GPU (the largest frame: grey); iterations alone by graph replay, the",
+        "fastest schedule. The floor: every level and warp at the larger of memory, where each stage reads its inputs",
+        "and writes its results once, and special functions. Every number after a check against plain PyTorch.",
+        f"{environment['gpu']}, PyTorch {environment['versions']['torch']}, commit {environment['commit']}, "
+        f"{environment['date']}; `fullfield bench tvl1 --device cuda`.",
+    ]
+    rows = [f"| {' | '.join(row)} |" for row in lines if any(row[1:])]
+    return "\n".join([*rows, "", *notes]) + "\n"
+
+
 def main(arguments: list[str]) -> int:
     readme = ROOT / "README.md"
     text = readme.read_text("utf-8")
     wanted = text
-    parts = ((BEGIN_MODELS, models_table()), (BEGIN, table()), (BEGIN_CORRELATION, correlation_table()))
-    for begin, made in parts:
-        head, rest = wanted.split(begin)
-        wanted = head + begin + made + END + rest.split(END, 1)[1]
+    parts = (
+        (BEGIN_MODELS, models_table),
+        (BEGIN, table),
+        (BEGIN_CORRELATION, correlation_table),
+        (BEGIN_TVL1_GPU, tvl1_gpu_table),
+    )
+    for begin, make in parts:
+        head, marked, rest = wanted.partition(begin)
+        if marked:
+            wanted = head + begin + make() + END + rest.split(END, 1)[1]
     if arguments == ["--check"]:
         print("README.md agrees with the results" if text == wanted else "README.md: run scripts/tables.py")
         return int(text != wanted)

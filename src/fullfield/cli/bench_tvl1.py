@@ -1,4 +1,4 @@
-"""``fullfield bench tvl1``: TV-L1 on the CPU beside OpenCV and scikit-image."""
+"""``fullfield bench tvl1``: TV-L1 beside OpenCV and scikit-image on the CPU, and by schedule and precision on a GPU."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ from fullfield.cli import paths, report
 from fullfield.cli.argtypes import count
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from fullfield.bench.tvl1 import Pair
+
+# As fullfield.bench.tvl1_gpu has them, which would import PyTorch.
+PARTS = ("frames", "schedules", "quality", "realtime", "depths", "energy", "peers")
 
 EPILOG = """\
 examples:
   fullfield bench tvl1
   fullfield bench tvl1 --pair frame_0002.png frame_0003.png truth.flo -o results.json
   fullfield bench tvl1 --presets middlebury/Grove2 middlebury/Venus --large 4k_01.png 4k_02.png
+  fullfield bench tvl1 --device cuda --presets middlebury/* --pair a.png b.png t.flo --plots figures -o gpu.json
 
 Peers are measured where they are installed: pip install 'fullfield[bench]'.
 """
@@ -28,8 +34,10 @@ def add_parser(targets: Any) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = targets.add_parser(
         "tvl1",
         help="TV-L1, beside OpenCV and scikit-image",
-        description="Time TV-L1 on the CPU: the rate at a fixed number of iterations, each library end to end with "
-        "its own defaults, and the whole command. Results are checked before their times count; candidates take turns.",
+        description="Time TV-L1. On the CPU: the rate at a fixed number of iterations, each library end to end with "
+        "its own defaults, and the whole command. On a GPU: the schedules by size, precision and pipeline depth, whole "
+        "frames, errors against time, the largest real-time frame, energy. Results are checked before their times "
+        "count; candidates take turns.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -43,7 +51,13 @@ def add_parser(targets: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--large", nargs=2, metavar=("A", "B"), help="frames to crop and enlarge to 8192×3432: time and peak memory"
     )
+    parser.add_argument("--device", metavar="NAME", default="cpu", help="cpu, cuda, cuda:1, ... [%(default)s]")
     parser.add_argument("--repeats", type=count, default=3, metavar="N", help="rounds [%(default)s]")
+    gpu = parser.add_argument_group("on a GPU")
+    gpu.add_argument("--parts", nargs="+", choices=PARTS, metavar="PART", help=f"some of {', '.join(PARTS)} [all]")
+    gpu.add_argument("--sides", nargs="+", type=count, metavar="PX", help="of the square frames [128 ... 8192]")
+    gpu.add_argument("--plots", metavar="DIR", help="draw the paper's figures 8, 11, 12 and 13 (matplotlib)")
+    gpu.add_argument("--tables", metavar="FILE", help="write the tables (.md)")
     parser.add_argument("-o", "--output", metavar="FILE", help="also write results and environment (.json)")
     report.add_report_options(parser, progress=True)
     return parser
@@ -59,6 +73,14 @@ def run(args: argparse.Namespace) -> int:
             paths.check_input(path, name)
     for folder in args.presets:
         paths.check_folder(Path(folder), "presets")
+    gpu = {"--parts": args.parts, "--sides": args.sides, "--plots": args.plots, "--tables": args.tables}
+    if args.device.partition(":")[0] != "cpu":
+        if args.large:
+            raise InputError("--large: is for the CPU; on a GPU that size is always measured")
+        return _on_gpu(args)
+    for option, value in gpu.items():
+        if value is not None:
+            raise InputError(f"{option}: is for --device cuda; leave it out")
 
     from fullfield.bench import tvl1
     from fullfield.bench.run import CheckFailed, environment, write_results
@@ -90,6 +112,58 @@ def run(args: argparse.Namespace) -> int:
     else:
         print("\n".join(tvl1.report(results)))
     return 0
+
+
+def _on_gpu(args: argparse.Namespace) -> int:
+    if args.plots is not None:
+        paths.check_folder(Path(args.plots), "--plots")
+    if args.tables is not None:
+        paths.check_suffix(args.tables, "--tables", (".md",))
+        paths.check_output(args.tables, "--tables")
+
+    from fullfield.bench import tvl1, tvl1_gpu, tvl1_report, tvl1_schedules
+    from fullfield.bench.run import environment, timing_device, write_results
+
+    device = timing_device(args.device)
+    groups: dict[str, Sequence[Pair]] = {}
+    if args.presets:
+        groups["middlebury"] = [_middlebury(Path(folder)) for folder in args.presets]
+    if args.pair:
+        groups["sintel"] = [tvl1.load_pair(*map(Path, args.pair))]
+    plan = tvl1_gpu.GpuPlan(
+        device,
+        groups,
+        args.parts or tvl1_gpu.PARTS,
+        args.sides or tvl1_schedules.SIZES,
+        args.repeats,
+    )
+
+    def note(text: str) -> None:
+        if not args.quiet:
+            report.note(text, kind="bench")
+
+    def done(cases: list[dict[str, Any]]) -> None:
+        if args.output:
+            write_results(args.output, {"bench": args.what, "cases": cases})
+
+    results = {"bench": args.what, "cases": tvl1_gpu.measure(plan, note, done), "environment": environment()}
+    if args.plots is not None:
+        from fullfield.bench.tvl1_plots import draw
+
+        draw(results, Path(args.plots))
+    if args.tables is not None:
+        from fullfield.io import atomic_path
+
+        with atomic_path(args.tables) as temporary:
+            temporary.write_text(tvl1_report.markdown(results), "utf-8")
+    if args.json:
+        report.print_json(results)
+    else:
+        print("\n".join(tvl1_report.report(results)))
+    wrong = tvl1_schedules.failed(results["cases"])
+    for line in wrong:
+        report.note(line, kind="check failed")
+    return 1 if wrong else 0
 
 
 def _middlebury(folder: Path) -> Pair:

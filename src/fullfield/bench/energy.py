@@ -1,0 +1,202 @@
+"""Joules of work that is repeated, from the hardware's own meters: NVIDIA's counter, or a Jetson board's sensors."""
+
+from __future__ import annotations
+
+import importlib
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+HWMON = Path("/sys/class/hwmon")
+_MONITOR = "ina3221"  # of every Jetson board
+# The rail of the whole module, where there is one; else all rails are added.
+_WHOLE = ("VDD_IN", "POM_5V_IN")
+_SAMPLE_SECONDS = 0.02
+_TICK_SECONDS = 0.5
+
+
+class Meter(Protocol):
+    """Joules since some moment; rising."""
+
+    @property
+    def source(self) -> str: ...  # what was read, in words
+
+    def joules(self) -> float: ...
+
+    def close(self) -> None: ...
+
+
+class Sampled:
+    """A meter from a power reading, in watts, that is taken every 20 ms and added up."""
+
+    def __init__(self, watts: Callable[[], float], source: str, seconds: float = _SAMPLE_SECONDS) -> None:
+        self.source = source
+        self._watts, self._seconds = watts, seconds
+        self._sum, self._last, self._at = 0.0, watts(), time.perf_counter()
+        self._lock, self._end = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._end.wait(self._seconds):
+            self._add()
+
+    def _add(self) -> float:
+        with self._lock:
+            power, now = self._watts(), time.perf_counter()
+            self._sum += (power + self._last) / 2 * (now - self._at)
+            self._last, self._at = power, now
+            return self._sum
+
+    def joules(self) -> float:
+        """Up to now."""
+        return self._add()
+
+    def close(self) -> None:
+        """End the sampling."""
+        self._end.set()
+        self._thread.join()
+
+
+@dataclass
+class _Counter:
+    """A meter that the driver keeps."""
+
+    read: Callable[[], float]
+    source: str
+
+    def joules(self) -> float:
+        return self.read()
+
+    def close(self) -> None:
+        """Nothing runs."""
+
+
+def open_meter(device: torch.device, hwmon: Path = HWMON) -> tuple[Meter | None, str]:
+    """The best meter for the device, and what it reads; without one None and why."""
+    if device.type != "cuda":
+        return None, f"no energy counter is read for {device.type}"
+    reasons = []
+    attempts: tuple[Callable[[], tuple[Meter | None, str]], ...] = (lambda: _nvml(device), lambda: _board(hwmon))
+    for attempt in attempts:
+        meter, reason = attempt()
+        if meter is not None:
+            return meter, meter.source
+        reasons.append(reason)
+    return None, "; ".join(reasons)
+
+
+def _nvml(device: torch.device) -> tuple[Meter | None, str]:
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+    except ImportError:
+        return None, "nvidia-ml-py is not installed (pip install nvidia-ml-py)"
+    try:
+        nvml.nvmlInit()
+        handle = _handle(nvml, device)
+        name = "NVML"
+    except nvml.NVMLError as error:
+        return None, f"NVML: {error}"
+    try:
+        nvml.nvmlDeviceGetTotalEnergyConsumption(handle)
+        return _Counter(
+            lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3, f"{name} total energy counter, whole GPU"
+        ), ""
+    except nvml.NVMLError:
+        pass
+    try:
+        nvml.nvmlDeviceGetPowerUsage(handle)
+    except nvml.NVMLError as error:
+        return None, f"NVML tells neither energy nor power: {error}"
+    return Sampled(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3, f"{name} power, sampled, whole GPU"), ""
+
+
+def _handle(nvml: Any, device: torch.device) -> Any:
+    """The device as NVML knows it: ``CUDA_VISIBLE_DEVICES`` may have renumbered PyTorch's."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
+    if uuid is None:
+        return nvml.nvmlDeviceGetHandleByIndex(index)
+    return nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+
+
+class _Rail(NamedTuple):
+    label: str
+    millivolts: Path
+    milliamperes: Path
+
+    def watts(self) -> float:
+        return int(self.millivolts.read_text()) * int(self.milliamperes.read_text()) / 1e6
+
+
+def _board(hwmon: Path) -> tuple[Meter | None, str]:
+    rails = list(_rails(hwmon))
+    if not rails:
+        return None, f"no power sensor ({_MONITOR}) below {hwmon}"
+    whole = [rail for rail in rails if rail.label in _WHOLE]
+    used = whole[:1] or rails
+    names = ", ".join(rail.label for rail in used)
+    try:
+        return Sampled(lambda: sum(rail.watts() for rail in used), f"board's power sensors, sampled: {names}"), ""
+    except (OSError, ValueError) as error:
+        return None, f"the board's power sensors cannot be read ({error})"
+
+
+def _rails(hwmon: Path) -> Iterable[_Rail]:
+    for folder in sorted(hwmon.glob("hwmon*")):
+        try:
+            if (folder / "name").read_text().strip() != _MONITOR:
+                continue
+        except OSError:
+            continue
+        for label in sorted(folder.glob("in*_label")):
+            number = label.name[2 : -len("_label")]
+            rail = _Rail(label.read_text().strip(), folder / f"in{number}_input", folder / f"curr{number}_input")
+            # The chip's fourth "rail" is a sum of voltages without a current.
+            if rail.millivolts.exists() and rail.milliamperes.exists():
+                yield rail
+
+
+def energy_of(
+    call: Callable[[], Any],
+    meter: Meter,
+    finish: Callable[[], None],
+    seconds: float = 0.6,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, float]:
+    """Watts and joules of one call, from calls one after the other for at least ``seconds``.
+
+    Begins and ends where the meter's value changes, since counters are refreshed only now and then; the work goes on
+    meanwhile. ``finish`` waits for what the calls queued.
+    """
+    _until_tick(call, meter, finish, clock)
+    begin, before, calls = clock(), meter.joules(), 0
+    while clock() - begin < seconds:
+        call()
+        finish()
+        calls += 1
+    calls += _until_tick(call, meter, finish, clock)
+    spent, passed = meter.joules() - before, clock() - begin
+    return {"watts": spent / passed, "joules": spent / calls, "calls": calls, "seconds": passed}
+
+
+def _until_tick(call: Callable[[], Any], meter: Meter, finish: Callable[[], None], clock: Callable[[], float]) -> int:
+    """Work until the meter's value changes, but for no longer than half a second; how many calls that took."""
+    begin, value, calls = clock(), meter.joules(), 0
+    while meter.joules() == value and clock() - begin < _TICK_SECONDS:
+        call()
+        finish()
+        calls += 1
+    return calls
+
+
+def idle_watts(meter: Meter, seconds: float = 0.3) -> float:
+    """Watts while this process does nothing."""
+    before, begin = meter.joules(), time.perf_counter()
+    time.sleep(seconds)
+    return (meter.joules() - before) / (time.perf_counter() - begin)

@@ -1,0 +1,256 @@
+"""The GPU benchmark of TV-L1 as text and as Markdown tables in the form of the paper's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fullfield.bench.correlation_report import aligned
+from fullfield.bench.tvl1_published import SOURCE, TABLE1, TABLE2, TABLE3
+from fullfield.bench.tvl1_schedules import REFERENCE_SIDE
+from fullfield.bench.tvl1_solver import LIMITS, at_equal_time
+
+Case = dict[str, Any]
+Table = list[list[str]]
+
+
+def case_of(results: dict[str, Any], name: str) -> Case | None:
+    """The case of that name, where it was measured."""
+    return next((case for case in results["cases"] if case["case"] == name), None)
+
+
+def tables(results: dict[str, Any]) -> list[tuple[str, Table]]:
+    """(title with the conditions, rows with the header first) of everything that was measured."""
+    makers = (size_table, work_table, depth_table, energy_table, frames_table, time_table, peers_table)
+    found = [table for maker in makers if (table := maker(results)) is not None]
+    return found + quality_tables(results)
+
+
+def report(results: dict[str, Any]) -> list[str]:
+    """The tables as lines of text."""
+    lines: list[str] = []
+    for title, table in tables(results):
+        lines += [title, *(f"  {line}" for line in aligned(table)), ""]
+    for case in results["cases"]:
+        wrong = [r for r in case["rows"] if r.get("status", "ok") != "ok"]
+        lines += [f"{case['case']}, {row.get('name', '')}: {row['status']}: {row.get('reason', '')}" for row in wrong]
+    return lines
+
+
+def markdown(results: dict[str, Any]) -> str:
+    """The tables as Markdown."""
+    environment = results.get("environment", {})
+    parts = [f"# TV-L1 on {environment.get('gpu') or environment.get('cpu', 'this machine')}\n"]
+    for title, (header, *rows) in tables(results):
+        lines = [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows)]
+        parts.append("\n".join([f"{title}\n", *lines, ""]))
+    commit, date = environment.get("commit"), environment.get("date")
+    parts.append(
+        f"Commit {commit}, {date}; `fullfield bench tvl1 --device cuda`. Rows marked as published: {SOURCE}.\n"
+    )
+    return "\n".join(parts)
+
+
+def _work(setting: dict[str, Any]) -> str:
+    """Scales × warps × iterations."""
+    return f"{setting['scales']} × {setting['warps']} × {setting['iterations']}"
+
+
+def _status(row: dict[str, Any] | None, key: str, form: str = ".3g", scale: float = 1.0) -> str:
+    if row is None:
+        return ""
+    return format(scale * row[key], form) if row.get(key) is not None else str(row.get("status", ""))
+
+
+def size_table(results: dict[str, Any]) -> tuple[str, Table] | None:
+    """Figures 8 to 10."""
+    case = case_of(results, "schedules")
+    if case is None:
+        return None
+    rows = case["rows"]
+    sides = sorted({row["size"][0] for row in rows})
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    at = {(row["name"], row["size"][0]): row for row in rows}
+    header = ["ns per pixel", *(f"{side}²" for side in sides)]
+    body = [[name, *(_status(at.get((name, side)), "ns_per_pixel", ".4f") for side in sides)] for name in names]
+    title = (
+        f"Inner iterations by schedule and size, {_work(case['setting'])} (scales × warps × iterations), graph replay"
+    )
+    return title, [header, *body]
+
+
+def work_table(results: dict[str, Any]) -> tuple[str, Table] | None:
+    """Table 1 on the paper's 2048×2048 or the largest frame below, with the published rows."""
+    case = case_of(results, "schedules")
+    side = max((r["size"][0] for r in case["rows"] if r["size"][0] <= REFERENCE_SIDE), default=0) if case else 0
+    rows = (
+        [] if case is None else [r for r in case["rows"] if r["size"] == [side, side] and r.get("gflops") is not None]
+    )
+    if case is None or not rows:
+        return None
+    head = [
+        "version",
+        "operations a pixel",
+        "bytes a pixel",
+        "operations a byte",
+        "ms",
+        "ns a pixel",
+        "GFLOP/s",
+        "GB/s",
+    ]
+    body = []
+    for row in rows:
+        moved = row["bytes_read"] + row["bytes_written"]
+        numbers = [f"{row['operations']:.0f}", f"{moved:.0f}", f"{row['operations'] / moved:.2f}"]
+        times = [f"{1e3 * row['median_s']:.4f}", f"{row['ns_per_pixel']:.4f}"]
+        body.append([row["name"], *numbers, *times, f"{row['gflops']:.0f}", f"{row['gbytes_per_s']:.0f}"])
+    for (schedule, precision), row in TABLE1.items():
+        moved = row.accesses * (4 if precision == "float32" else 2)
+        numbers = [f"{row.operations}", f"{moved}", f"{row.operations / moved:.2f}"]
+        times = [f"{row.ns_per_pixel * REFERENCE_SIDE**2 / 1e6:.1f}", f"{row.ns_per_pixel}"]
+        name = f"{schedule} {precision}, published"
+        body.append([name, *numbers, *times, str(row.gflops), str(row.gbytes_per_s)])
+    title = f"Work counted from the sources over measured time, {side}×{side}, {_work(case['setting'])}"
+    return title, [head, *body]
+
+
+def depth_table(results: dict[str, Any]) -> tuple[str, Table] | None:
+    """Figure 11."""
+    case = case_of(results, "depths")
+    if case is None:
+        return None
+    rows = case["rows"]
+    depths = sorted({row["depth"] for row in rows})
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    at = {(row["name"], row["depth"]): row for row in rows}
+    header = ["µs per iteration", *(f"depth {depth}" for depth in depths)]
+    body = [
+        [name, *(_status(at.get((name, depth)), "ms_per_iteration", ".2f", 1e3) for depth in depths)] for name in names
+    ]
+    height, width = rows[0]["size"] if rows else (0, 0)
+    return f"Time per iteration over the pipeline's depth, {width}×{height}, 1 scale × 1 warp, two passes", [
+        header,
+        *body,
+    ]
+
+
+def energy_table(results: dict[str, Any]) -> tuple[str, Table] | None:
+    """Figure 12."""
+    case = case_of(results, "energy")
+    if case is None:
+        return None
+    if not case["rows"]:
+        return f"Energy: not measured, {case['meter']}", [["version"]]
+    head = ["version", "nJ a pixel", "ns a pixel", "W"]
+    body = [
+        [r["name"], _status(r, "nj_per_pixel", ".3f"), _status(r, "ns_per_pixel", ".4f"), _status(r, "watts", ".0f")]
+        for r in case["rows"]
+    ]
+    height, width = case["rows"][0]["size"]
+    title = f"Energy, {width}×{height}, {_work(case['setting'])}; {case['meter']}, idle {case['idle_watts']:.0f} W"
+    return title, [head, *body]
+
+
+def frames_table(results: dict[str, Any]) -> tuple[str, Table] | None:
+    """Presets on whole frames."""
+    case = case_of(results, "whole frames")
+    if case is None:
+        return None
+    head = [
+        "preset",
+        "scales × warps × iterations",
+        "median ms",
+        "p99 ms",
+        "frames a second",
+        "in sequence",
+        "floor ms",
+    ]
+    body = []
+    for row in case["rows"]:
+        line = [row["name"], _work(row)]
+        if row["status"] != "ok":
+            body.append([*line, row["status"], *[""] * 5])
+            continue
+        times = [f"{1e3 * row['median_s']:.3f}", f"{1e3 * row['p99_s']:.3f}", f"{row['frames_per_s']:.1f}"]
+        floor = ["", ""]
+        if "floor_s" in row:
+            floor = [f"{1e3 * row['floor_s']:.3f}", f"{row['over_floor']:.2f}"]
+        body.append([*line, *times, f"{row['sequence']['frames_per_s']:.1f}", *floor])
+    return f"Whole frames, {case['frames']}, to flow on the device", [[*head, "over floor"], *body]
+
+
+def time_table(results: dict[str, Any]) -> tuple[str, Table] | None:
+    """Table 3."""
+    case = case_of(results, "real time")
+    if case is None:
+        return None
+    at = {(row["precision"], row["limit_s"]): row for row in case["rows"] if "limit_s" in row}
+    body: Table = []
+    for precision in dict.fromkeys(key[0] for key in at):
+        line = [f"fullfield {precision}"]
+        for limit in LIMITS:
+            row = at.get((precision, limit))
+            if row is None or "median_s" not in row:
+                line.append("")
+                continue
+            watts = f", {row['watts']:.0f} W" if "watts" in row else ""
+            line.append(f"{row['side']}² ({1e3 * row['median_s']:.1f} ms{watts})")
+        body.append(line)
+    for name, published in TABLE3.items():
+        cells = [f"{side}², {watts} W" for side, watts in published.values()]
+        body.append([f"{name}, published", *cells])
+    head = ["largest square frame within", *(f"{1e3 * limit:g} ms" for limit in LIMITS)]
+    return f"Real time, {_work(case['setting'])}, grey bytes on the device to flow", [head, *body]
+
+
+def peers_table(results: dict[str, Any]) -> tuple[str, Table] | None:
+    """OpenCV beside ours."""
+    case = case_of(results, "peers")
+    if case is None:
+        return None
+    body = [
+        [row["name"], f"{1e3 * row['median_s']:.3f}", f"{row['ours_faster']:.3g}", f"{row['epe']:.3f}"]
+        for row in case["rows"]
+    ]
+    height, width = case["size"]
+    title = (
+        f"OpenCV in the same run, {case['pair']} {width}×{height}, {_work(case['setting'])}; "
+        f"its CUDA solver: {case['opencv_cuda']}"
+    )
+    return title, [["solver", "ms", "over the first row's", "end-point error px"], *body]
+
+
+def quality_tables(results: dict[str, Any]) -> list[tuple[str, Table]]:
+    """Table 2: errors at equal time, in full batches and alone."""
+    case = case_of(results, "quality")
+    if case is None:
+        return []
+    found = []
+    for name in dict.fromkeys(row["set"] for row in case["rows"]):
+        some = next(row for row in case["rows"] if row["set"] == name)
+        for key, words in (("seconds", f"{some['batch']} pairs at a time"), ("seconds_alone", "one pair at a time")):
+            columns = at_equal_time(case, name, key=key)
+            if columns:
+                found.append(_quality_table(name, some, words, columns))
+    return found
+
+
+def _quality_table(name: str, some: dict[str, Any], words: str, columns: Sequence[dict[str, Any]]) -> tuple[str, Table]:
+    times = [f"{1e3 * column['seconds']:.3f} ms" for column in columns]
+    head = [f"{error} {time} {kind}" for time in times for error in ("EPE", "AAE") for kind in ("F32", "F16")]
+    body = []
+    scenes = [scene["scene"] for scene in some["scenes"]]
+    for scene in [*scenes, ""]:
+        prefix = f"{scene} " if scene else ""
+        keys = [f"{prefix}{error} {kind}" for error in ("epe", "aae") for kind in ("float32", "float16")]
+        values = [column.get(key) for column in columns for key in keys]
+        body.append([scene or "average", *("" if value is None else f"{value:.3f}" for value in values)])
+    iterations = [value for c in columns for value in (c["iterations float32"], c["iterations float16"], None, None)]
+    body.append(["iterations", *("" if value is None else f"{value:.0f}" for value in iterations)])
+    title = (
+        f"Error at equal time per pair, {name}, {some['scales']} scales × 1 warp × as many iterations as fit, {words}"
+    )
+    if name in TABLE2:
+        averages = (f"{ms:g} ms {a} / {b} px, {c}° / {d}°" for ms, (a, b, c, d) in TABLE2[name].items())
+        title += f". Published averages, F32 / F16: {'; '.join(averages)}"
+    return title, [["scene", *head], *body]

@@ -1,0 +1,496 @@
+"""The GPU benchmark of TV-L1, with the CPU's solver standing in for the GPU's."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fullfield.bench import tvl1_gpu, tvl1_plots, tvl1_report, tvl1_schedules, tvl1_solver
+from fullfield.bench.tvl1 import synthetic_pair
+from fullfield.bench.tvl1_schedules import State, Version, Work
+from fullfield.cli import bench_tvl1
+from fullfield.cli.main import main
+from fullfield.io import write_flow, write_image
+from fullfield.ops.tvl1 import PRESETS, TVL1Config, TVL1Solver
+from fullfield.ops.tvl1.config import GRADIENT_FLOOR
+from fullfield.ops.tvl1.reference import iterate
+
+CPU = torch.device("cpu")
+LIMITS = {"case": "ceilings", "bytes_per_s": 4e12, "special_per_s": 4e12, "rows": []}
+
+
+def quiet(text: str) -> None:
+    del text
+
+
+def stand_in(name: str, precision: str = "float32", depth: int | None = None, off: float = 0.0) -> Version:
+    """The plain iterations on the CPU; ``off``: px that are added to the flow."""
+
+    def begin(state: State, iterations: int, config: TVL1Config) -> Work:
+        if depth is not None and depth > 5:
+            raise ValueError(f"{name}: expected a depth up to 5, got {depth}")
+        squared = (state.gradient**2).sum(0)
+        inverse = torch.where(squared > GRADIENT_FLOOR, 1 / squared.clamp_min(GRADIENT_FLOOR), 0)
+        data = (state.gradient[0], state.gradient[1], state.residual, inverse)
+        now = [state.flow.clone(), state.dual.clone()]
+
+        def run() -> None:
+            for _ in range(iterations):
+                now[:] = iterate(now[0], now[1], data, config)
+
+        return Work(run, lambda: now[0] + off, 60.0 * iterations, 36.0 * iterations, 24.0 * iterations)
+
+    return Version(f"{name} {precision}", precision, begin, name, depth)
+
+
+class StandIn:
+    """A persistent solver on the CPU."""
+
+    made: list[tuple[tuple[int, ...], str]]
+
+    def __init__(self, shape: tuple[int, ...], config: TVL1Config, device: torch.device) -> None:
+        assert device == CPU
+        StandIn.made.append((shape, config.precision))
+        self.memory = 1000
+        self._before: Tensor | None = None
+        self._solver = TVL1Solver(shape[2], shape[3], config.replace(precision="float32"))
+
+    def __call__(self, frame1: Tensor, frame2: Tensor, out: Tensor | None = None) -> Tensor:
+        assert frame1.dtype == frame2.dtype == torch.uint8
+        flow = self._solver(frame1.float() / 255, frame2.float() / 255)
+        self._before = frame2
+        return flow if out is None else out.copy_(flow)
+
+    def step(self, frame: Tensor, out: Tensor | None = None) -> Tensor | None:
+        assert self._before is not None
+        return self(self._before, frame, out)
+
+
+@pytest.fixture(autouse=True)
+def _stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    StandIn.made = []
+    monkeypatch.setattr(tvl1_solver, "make_solver", StandIn)
+    both = [stand_in("global"), stand_in("global", "float16"), stand_in("register_pipeline")]
+    monkeypatch.setattr(tvl1_schedules, "versions", lambda: both)
+    deep = [stand_in("shared_pipeline", "float32", depth) for depth in (1, 5, 6)]
+    monkeypatch.setattr(tvl1_schedules, "pipelines", lambda: deep)
+    monkeypatch.setattr(tvl1_solver, "WHOLE", (("fast", (96, 128)),))
+    monkeypatch.setattr(tvl1_solver, "STEPS", (5, 10, 20))
+    monkeypatch.setattr(tvl1_solver, "BATCH", 2)
+    monkeypatch.setattr(tvl1_solver, "LIMITS", (0.02, 0.05))
+    monkeypatch.setattr(tvl1_report, "LIMITS", (0.02, 0.05))
+    monkeypatch.setattr(tvl1_solver, "_TILE", 64)
+    monkeypatch.setattr(tvl1_solver, "_CHECKED", (48, 64))
+
+
+# ---- schedules
+
+
+def test_rows_say_what_was_done_and_what_it_took() -> None:
+    case = tvl1_schedules.by_size((32, 48), tvl1_schedules.versions(), CPU, 2, quiet)
+    assert len(case["rows"]) == 6
+    setting = case["setting"]
+    assert (setting["scales"], setting["warps"], setting["iterations"]) == (1, 1, 10)
+    for row in case["rows"]:
+        assert row["status"] == "ok"
+        assert row["check"]["max_px"] <= row["check"]["allowed_max_px"]
+        pixels = row["size"][0] * row["size"][1]
+        assert row["ns_per_pixel"] == pytest.approx(1e9 * row["median_s"] / pixels)
+        assert row["gflops"] == pytest.approx(600 * pixels / row["median_s"] / 1e9)
+        assert row["gbytes_per_s"] == pytest.approx(600 * pixels / row["median_s"] / 1e9)
+
+
+def test_a_wrong_schedule_gets_no_time() -> None:
+    rows = tvl1_schedules.timed((32, 32), [stand_in("good"), stand_in("bad", off=3e-4)], CPU, 1, quiet)
+    assert [row["status"] for row in rows] == ["ok", "check failed"]
+    assert "median_s" not in rows[1]
+    assert "allowed 0.0001" in rows[1]["reason"]
+    wrong = tvl1_schedules.timed((32, 32), [stand_in("nan", off=float("nan"))], CPU, 1, quiet)
+    assert "NaN" in wrong[0]["reason"]
+    assert tvl1_schedules.failed([{"case": "schedules", "rows": rows + wrong}]) == [
+        f"schedules: bad float32: {rows[1]['reason']}",
+        f"schedules: nan float32: {wrong[0]['reason']}",
+    ]
+
+
+def test_depths_that_a_schedule_lacks_are_told() -> None:
+    case = tvl1_schedules.by_depth(32, tvl1_schedules.pipelines(), CPU, 1, quiet)
+    assert [row["iterations"] for row in case["rows"]] == [2, 10, 12]
+    assert [row["status"] for row in case["rows"]] == ["ok", "ok", "not possible"]
+    assert "up to 5" in case["rows"][2]["reason"]
+    row = case["rows"][1]
+    assert row["ms_per_iteration"] == pytest.approx(1e3 * row["median_s"] / 10)
+
+
+def test_the_floor_of_the_iterations() -> None:
+    found = tvl1_schedules.floor(2048 * 2048, 10, "float32", {"bytes_per_s": 4.3e12, "special_per_s": 3.73e12})
+    assert found is not None
+    assert found["memory_s"] == pytest.approx(58e-6, rel=0.02)
+    assert found["special_s"] == pytest.approx(45e-6, rel=0.02)
+    assert tvl1_schedules.floor(1, 1, "float32", tvl1_schedules.ceilings(CPU)) is None
+
+
+class Wall:
+    """A meter of a device that always takes 100 W."""
+
+    source = "made up"
+
+    def joules(self) -> float:
+        import time
+
+        return 100.0 * time.perf_counter()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_energy_per_pixel(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = tvl1_schedules.energy_of
+    monkeypatch.setattr(tvl1_schedules, "energy_of", lambda call, meter, end: real(call, meter, end, 0.05))
+    contenders = [stand_in("global"), stand_in("bad", off=1.0)]
+    case = tvl1_schedules.energy(32, contenders, CPU, Wall(), "made up", quiet)
+    good, bad = case["rows"]
+    assert good["watts"] == pytest.approx(100, rel=0.05)
+    assert good["nj_per_pixel"] == pytest.approx(100 * good["ns_per_pixel"], rel=0.05)
+    assert bad["status"] == "check failed"
+    assert "watts" not in bad
+    assert case["idle_watts"] == pytest.approx(100, rel=0.05)
+    none = tvl1_schedules.energy(32, contenders, CPU, None, "no sensor", quiet)
+    assert (none["meter"], none["rows"]) == ("no sensor", [])
+
+
+# ---- whole frames
+
+
+def test_whole_frames_state_their_work_and_floor() -> None:
+    case = tvl1_solver.whole_frames(tvl1_solver.WHOLE, None, CPU, 5, LIMITS, quiet)
+    assert [row["precision"] for row in case["rows"]] == ["float32", "float16"]
+    for row in case["rows"]:
+        assert row["status"] == "ok", row
+        assert (row["scales"], row["warps"], row["iterations"]) == (3, 4, 10)
+        assert row["min"] <= row["median_s"] <= row["p99_s"] <= row["max"]
+        assert row["over_floor"] == pytest.approx(row["median_s"] / row["floor_s"])
+        assert row["sequence"]["frames_per_s"] > 0
+        assert row["check"]["mean_px"] <= row["check"]["allowed_px"]
+
+
+def test_floors_are_the_sums_over_levels_and_warps() -> None:
+    config = PRESETS["fast"].replace(scales=2)
+    found = tvl1_solver.floors((100, 200), config, {"bytes_per_s": 1e9, "special_per_s": 1e15})
+    assert found is not None
+    pixels = 100 * 200 + 50 * 100
+    assert found["floor_s"] == pytest.approx(4 * 26 * 4 * pixels / 1e9)
+    assert found["fused_floor_s"] == pytest.approx(4 * 14 * 4 * pixels / 1e9)
+    half = tvl1_solver.floors((100, 200), config.replace(precision="float16"), {"bytes_per_s": 1e9})
+    assert half is not None
+    assert half["floor_s"] == pytest.approx(4 * (18 * 2 + 8 * 4) * pixels / 1e9)
+    plain = tvl1_solver.floors((100, 200), config.replace(median=0), {"bytes_per_s": 1e9})
+    assert plain is not None
+    assert plain["floor_s"] == pytest.approx(4 * 22 * 4 * pixels / 1e9)
+    slow = tvl1_solver.floors((100, 200), config, {"bytes_per_s": 1e15, "special_per_s": 1e9})
+    assert slow is not None
+    assert slow["floor_s"] == pytest.approx(4 * 4 * 10 * pixels / 1e9)
+    assert tvl1_solver.floors((100, 200), config, {}) is None
+
+
+def test_a_wrong_solver_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Off(StandIn):
+        def __call__(self, frame1: Tensor, frame2: Tensor, out: Tensor | None = None) -> Tensor:
+            return super().__call__(frame1, frame2, out) + 0.5
+
+    monkeypatch.setattr(tvl1_solver, "make_solver", Off)
+    case = tvl1_solver.whole_frames(tvl1_solver.WHOLE, None, CPU, 5, LIMITS, quiet)
+    assert {row["status"] for row in case["rows"]} == {"check failed"}
+    assert "from the plain solver" in case["rows"][0]["reason"]
+    assert "median_s" not in case["rows"][0]
+
+
+# ---- the largest frame
+
+
+@pytest.mark.parametrize("start", [16, 500, 4000])
+def test_the_largest_side_within_a_limit(start: int) -> None:
+    tried: list[int] = []
+
+    def measure(side: int) -> dict[str, Any]:
+        tried.append(side)
+        return {"side": side, "median_s": 1e-4 + 1e-9 * side**2}
+
+    best = tvl1_solver.largest(10e-3, measure, start, 16)
+    assert best is not None
+    assert best["side"] <= (9.9e-3 / 1e-9) ** 0.5
+    assert best["side"] >= 0.97 * (9.9e-3 / 1e-9) ** 0.5
+    assert len(tried) == len(set(tried)) <= tvl1_solver._TRIES
+
+
+def test_sides_that_do_not_fit_are_passed_over() -> None:
+    def measure(side: int) -> dict[str, Any]:
+        return {"side": side, "reason": "out of memory"} if side > 600 else {"side": side, "median_s": 1e-9 * side**2}
+
+    best = tvl1_solver.largest(1.0, measure, 512, 16)
+    assert best is not None
+    assert 512 <= best["side"] <= 600
+    assert tvl1_solver.largest(1e-12, measure, 512, 16) is None
+
+
+def test_real_time_on_the_stand_in() -> None:
+    case = tvl1_solver.real_time((0.02,), CPU, 3, None, quiet, start=64)
+    setting = case["setting"]
+    assert (setting["scales"], setting["warps"], setting["iterations"]) == (3, 1, 10)
+    for row in case["rows"]:
+        assert row["status"] in ("ok", "not possible")
+        if row["status"] == "ok":
+            assert row["median_s"] <= 0.02
+            assert row["side"] % 16 == 0
+    assert any(shape[1] == 1 for shape, _ in StandIn.made)
+
+
+def test_a_wrong_flow_is_no_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tvl1_solver, "_explains", lambda *_: "off")
+    case = tvl1_solver.real_time((10.0,), CPU, 3, None, quiet, start=32)
+    assert [row["status"] for row in case["rows"]] == ["check failed"] * 2
+    assert "32×32: off" in tvl1_schedules.failed([case])[0]
+
+
+# ---- quality
+
+
+def test_errors_against_time() -> None:
+    pair = synthetic_pair(64, 96)
+    other = dataclasses.replace(synthetic_pair(48, 64), name="other")
+    case = tvl1_solver.quality({"middlebury": [pair, other, dataclasses.replace(pair, name="third")]}, CPU, 2, quiet)
+    assert len(case["rows"]) == 2 * 3
+    for row in case["rows"]:
+        assert row["status"] == "ok"
+        assert [scene["scene"] for scene in row["scenes"]] == ["textured scene", "third", "other"]
+        assert row["epe"] == pytest.approx(sum(s["epe"] for s in row["scenes"]) / 3)
+        assert (row["scales"], row["warps"]) == (3, 1)
+    first, last = case["rows"][0], case["rows"][2]
+    assert last["iterations"] == 20
+    assert last["epe"] < first["epe"]
+    assert {shape[0] for shape, _ in StandIn.made} == {1, 2}
+
+
+def curve(precision: str, speed: float) -> list[dict[str, Any]]:
+    """Errors that fall as 1/iterations; ``speed`` iterations a second."""
+    return [
+        {
+            "set": "middlebury",
+            "precision": precision,
+            "iterations": n,
+            "seconds": n / speed,
+            "seconds_alone": n / speed,
+            "epe": 10.0 / n,
+            "aae": 20.0 / n,
+            "scenes": [{"scene": "one", "epe": 10.0 / n, "aae": 20.0 / n}],
+            "scales": 3,
+            "batch": 2,
+            "status": "ok",
+            "name": f"{precision} {n}",
+        }
+        for n in (5, 10, 20, 40)
+    ]
+
+
+def test_equal_time_is_between_the_measured_points() -> None:
+    case = {"case": "quality", "rows": curve("float32", 1000.0) + curve("float16", 1500.0)}
+    at5, at10, at20 = tvl1_solver.at_equal_time(case, "middlebury", marks=(5, 10, 20))
+    assert (at10["seconds"], at10["epe float32"]) == (0.01, 1.0)
+    assert at10["iterations float16"] == pytest.approx(15.0)
+    assert at10["epe float16"] == pytest.approx(0.75)  # between 1 at 10 iterations and 0.5 at 20
+    assert at10["one aae float16"] == pytest.approx(1.5)
+    assert at5["iterations float16"] == pytest.approx(7.5)
+    assert at20["iterations float16"] == pytest.approx(30.0)
+    slow = {"case": "quality", "rows": curve("float32", 1000.0) + curve("float16", 500.0)}
+    assert tvl1_solver.at_equal_time(slow, "middlebury", marks=(5,))[0]["epe float16"] is None
+
+
+# ---- peers
+
+
+def test_opencv_beside_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tvl1_solver, "peers", lambda: ["opencv"])
+    pytest.importorskip("cv2")
+    import cv2
+
+    if not hasattr(cv2, "optflow"):
+        pytest.skip("this OpenCV has no optflow module")
+    case = tvl1_solver.against_opencv(synthetic_pair(96, 128), CPU, 1, quiet)
+    rows = {row["name"]: row for row in case["rows"]}
+    assert {"fullfield float32", "fullfield float16", "opencv cpu"} <= rows.keys()
+    assert rows["opencv cpu"]["ours_faster"] == pytest.approx(
+        rows["opencv cpu"]["median_s"] / rows["fullfield float32"]["median_s"]
+    )
+    assert case["opencv_cuda"] != "measured"
+
+
+def test_opencv_s_gpu_solver_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = synthetic_pair(48, 64)
+    asked: list[tuple[Any, ...]] = []
+
+    class Matrix:
+        def upload(self, array: Any) -> None:
+            self.array = array
+
+        def download(self) -> Any:
+            return self.array
+
+    class Kind:
+        @staticmethod
+        def create(*values: Any) -> Any:
+            asked.append(values)
+            return Kind()
+
+        def calc(self, first: Matrix, second: Matrix, flow: None) -> Matrix:
+            assert flow is None
+            assert first.array.shape == second.array.shape == (48, 64)
+            out = Matrix()
+            out.upload(pair.flow.permute(1, 2, 0).numpy())
+            return out
+
+    cv2 = types.ModuleType("cv2")
+    parts = {"cuda_OpticalFlowDual_TVL1": Kind, "cuda_GpuMat": Matrix}
+    for name, value in parts.items():
+        setattr(cv2, name, value)
+    cv2.cuda = types.SimpleNamespace(getCudaEnabledDeviceCount=lambda: 1)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "cv2", cv2)
+    call, told = tvl1_solver.opencv_cuda(pair, PRESETS["paper"].replace(iterations=10))
+    assert call is not None
+    assert told == "measured"
+    assert torch.equal(call(), pair.flow)
+    assert asked == [(0.25, 0.15, 0.3, 3, 1, 0.0, 10, 0.5, 0.0, False)]
+    cv2.cuda = types.SimpleNamespace(getCudaEnabledDeviceCount=lambda: 0)  # type: ignore[attr-defined]
+    assert tvl1_solver.opencv_cuda(pair, PRESETS["paper"]) == (None, "this OpenCV was built without CUDA")
+
+
+# ---- everything together
+
+
+@pytest.fixture
+def middlebury(tmp_path: Path) -> Path:
+    scene = synthetic_pair(64, 96)
+    folder = tmp_path / "Made"
+    folder.mkdir()
+    write_image(folder / "frame10.png", scene.frame1)
+    write_image(folder / "frame11.png", scene.frame2)
+    write_flow(folder / "flow10.flo", scene.flow)
+    return folder
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """The verb, whose GPU is the CPU."""
+    monkeypatch.setattr("fullfield.bench.run.timing_device", lambda _: CPU)
+    monkeypatch.setattr(tvl1_gpu, "open_meter", lambda _: (None, "no sensor"))
+    monkeypatch.setattr(tvl1_solver, "peers", list)
+    monkeypatch.setattr(tvl1_solver, "real_time", lambda *_: {"case": "real time", "setting": {}, "rows": []})
+    return lambda *argv: main(["bench", "tvl1", "--device", "cuda", *map(str, argv)])
+
+
+def test_the_verb_on_a_gpu(
+    on_cpu: Callable[..., int], middlebury: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    parts = ("frames", "schedules", "quality", "depths", "energy", "peers")
+    output, tables = tmp_path / "r.json", tmp_path / "t.md"
+    code = on_cpu(
+        "--presets", middlebury, "--sides", 32, 48, "--parts", *parts, "--repeats", 1, "-o", output,
+        "--plots", tmp_path, "--tables", tables, "--json", "-q",
+    )  # fmt: skip
+    captured = capsys.readouterr()
+    assert (code, captured.err) == (0, "")
+    printed, stored = json.loads(captured.out), json.loads(output.read_text())
+    assert printed["cases"] == stored["cases"]
+    names = ["ceilings", "whole frames", "schedules", "quality", "depths", "energy", "peers"]
+    assert [case["case"] for case in stored["cases"]] == names
+    assert {"commit", "date", "versions"} <= stored["environment"].keys()
+    for name in ("figure8_sizes.png", "figure11_depth.png", "figure13_quality.png"):
+        assert (tmp_path / name).stat().st_size > 5000
+    page = tables.read_text("utf-8")
+    assert "1 × 1 × 10" in page
+    assert "shared_pipeline float16, published" in page
+    assert "Energy: not measured, no sensor" in page
+    assert "Jetson AGX Xavier" in page
+
+
+def test_words_for_people_and_a_failed_check(
+    on_cpu: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tvl1_schedules, "versions", lambda: [stand_in("global"), stand_in("bad", off=1.0)])
+    assert on_cpu("--sides", 32, "--parts", "schedules", "quality", "--repeats", 1) == 1
+    captured = capsys.readouterr()
+    assert "Inner iterations by schedule and size" in captured.out
+    assert "check failed: schedules: bad float32: off by up to" in captured.err
+    assert "no errors against time" in captured.err
+
+
+def test_the_table_of_energy() -> None:
+    rows = [{"name": "global float32", "precision": "float32", "size": [64, 64], "status": "ok", "watts": 400.0,
+             "nj_per_pixel": 12.5, "ns_per_pixel": 0.031}]  # fmt: skip
+    case = {
+        "case": "energy",
+        "meter": "made up",
+        "idle_watts": 80.0,
+        "setting": PRESETS["paper"].as_dict(),
+        "rows": rows,
+    }
+    title, table = next(iter(tvl1_report.tables({"cases": [case]})))
+    assert "made up, idle 80 W" in title
+    assert table[1] == ["global float32", "12.500", "0.0310", "400"]
+
+
+def test_the_picture_of_energy(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    rows = [{"name": "global float32", "precision": "float32", "size": [64, 64], "status": "ok",
+             "nj_per_pixel": 12.5, "ns_per_pixel": 0.031}]  # fmt: skip
+    case = {"case": "energy", "meter": "made up", "rows": rows}
+    (written,) = tvl1_plots.draw({"cases": [case]}, tmp_path)
+    assert written.name == "figure12_energy.png"
+
+
+def test_the_table_of_real_time() -> None:
+    rows = [
+        {
+            "name": "x",
+            "precision": "float32",
+            "limit_s": 0.02,
+            "status": "ok",
+            "side": 640,
+            "median_s": 0.019,
+            "watts": 300.0,
+        },
+        {"name": "y", "precision": "float32", "limit_s": 0.05, "status": "not possible", "reason": "slow"},
+    ]
+    setting = PRESETS["paper"].replace(iterations=10).as_dict()
+    title, table = next(iter(tvl1_report.tables({"cases": [{"case": "real time", "setting": setting, "rows": rows}]})))
+    assert "3 × 1 × 10" in title
+    assert table[1] == ["fullfield float32", "640² (19.0 ms, 300 W)", ""]
+    assert table[-1][0] == "float16, published"
+
+
+def test_parts_are_the_same_everywhere() -> None:
+    assert bench_tvl1.PARTS == tvl1_gpu.PARTS
+
+
+def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, word in (
+        (("--parts", "energy"), "--parts: is for --device cuda"),
+        (("--tables", "x.md"), "--tables: is for --device cuda"),
+        (("--device", "cuda", "--large", "a.png", "b.png"), "large"),
+        (("--device", "cuda", "--tables", "x.txt"), "--tables takes .md"),
+        (("--device", "cuda", "--plots", str(tmp_path / "none")), "--plots"),
+        (("--device", "abacus"), "--device"),
+    ):
+        assert main(["bench", "tvl1", *arguments]) == 2
+        captured = capsys.readouterr()
+        assert captured.err.count("\n") == 1
+        assert word in captured.err, captured.err

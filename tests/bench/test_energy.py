@@ -1,0 +1,140 @@
+"""Joules come from meters that tick, and where there is none the reason is told."""
+
+from __future__ import annotations
+
+import sys
+import time
+import types
+from pathlib import Path
+
+import pytest
+import torch
+
+from fullfield.bench import energy
+
+CUDA = torch.device("cuda", 0)
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Ticking:
+    """A counter of a device that takes 200 W; it is refreshed every 0.1 s."""
+
+    source = "made up"
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    def joules(self) -> float:
+        return 200.0 * (int(self._clock.now / 0.1 + 1e-6) * 0.1)
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_call_s_joules_from_a_counter_that_ticks() -> None:
+    clock = Clock()
+
+    def call() -> None:
+        clock.now += 0.003
+
+    found = energy.energy_of(call, Ticking(clock), lambda: None, seconds=0.5, clock=clock)
+    assert found["watts"] == pytest.approx(200, rel=0.02)
+    assert found["joules"] == pytest.approx(200 * 0.003, rel=0.02)
+    assert found["seconds"] >= 0.5
+
+
+def test_power_is_added_up_over_time() -> None:
+    meter = energy.Sampled(lambda: 50.0, "made up", seconds=0.005)
+    begin, before = time.perf_counter(), meter.joules()
+    time.sleep(0.1)
+    joules, passed = meter.joules() - before, time.perf_counter() - begin
+    meter.close()
+    assert joules == pytest.approx(50 * passed, rel=0.05)
+
+
+class NVMLError(Exception):
+    pass
+
+
+def fake_nvml(monkeypatch: pytest.MonkeyPatch, *, counter: bool, power: bool) -> None:
+    def refuse(_handle: object) -> int:
+        raise NVMLError("Not Supported")
+
+    nvml = types.ModuleType("pynvml")
+    names = {
+        "NVMLError": NVMLError,
+        "nvmlInit": lambda: None,
+        "nvmlDeviceGetHandleByUUID": lambda uuid: uuid,
+        "nvmlDeviceGetTotalEnergyConsumption": (lambda _: 12_345) if counter else refuse,
+        "nvmlDeviceGetPowerUsage": (lambda _: 250_000) if power else refuse,
+    }
+    for name, value in names.items():
+        setattr(nvml, name, value)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: types.SimpleNamespace(uuid="abc"))
+
+
+def test_nvidia_s_counter_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_nvml(monkeypatch, counter=True, power=True)
+    meter, told = energy.open_meter(CUDA)
+    assert meter is not None
+    assert "total energy counter" in told
+    assert meter.joules() == pytest.approx(12.345)
+
+
+def test_then_its_power(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_nvml(monkeypatch, counter=False, power=True)
+    meter, told = energy.open_meter(CUDA)
+    assert meter is not None
+    assert "power, sampled" in told
+    assert energy.idle_watts(meter, 0.05) == pytest.approx(250, rel=0.1)
+    meter.close()
+
+
+def board(folder: Path, rails: dict[str, tuple[int, int]], name: str = "ina3221") -> Path:
+    chip = folder / "hwmon3"
+    chip.mkdir(parents=True)
+    (chip / "name").write_text(f"{name}\n")
+    for number, (label, (volts, amperes)) in enumerate(rails.items(), 1):
+        (chip / f"in{number}_label").write_text(f"{label}\n")
+        (chip / f"in{number}_input").write_text(f"{volts}\n")
+        (chip / f"curr{number}_input").write_text(f"{amperes}\n")
+    (chip / "in7_label").write_text("sum of shunt voltages\n")
+    (chip / "in7_input").write_text("12\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("rails", "watts"),
+    [
+        ({"VDD_GPU_SOC": (12_000, 1000), "VDD_CPU_CV": (12_000, 500)}, 18.0),
+        ({"VDD_IN": (5000, 3000), "VDD_CPU_GPU_CV": (5000, 1000)}, 15.0),
+    ],
+    ids=["all rails", "the whole module's"],
+)
+def test_a_jetson_s_sensors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rails: dict[str, tuple[int, int]], watts: float
+) -> None:
+    fake_nvml(monkeypatch, counter=False, power=False)
+    meter, told = energy.open_meter(CUDA, board(tmp_path / "hwmon", rails))
+    assert meter is not None
+    assert "board's power sensors" in told
+    assert energy.idle_watts(meter, 0.05) == pytest.approx(watts, rel=0.1)
+    meter.close()
+
+
+def test_where_there_is_none_it_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_nvml(monkeypatch, counter=False, power=False)
+    assert energy.open_meter(torch.device("cpu")) == (None, "no energy counter is read for cpu")
+    meter, told = energy.open_meter(CUDA, board(tmp_path / "hwmon", {}, name="coretemp"))
+    assert meter is None
+    assert "neither energy nor power: Not Supported" in told
+    assert "no power sensor (ina3221)" in told
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert "nvidia-ml-py is not installed" in energy.open_meter(CUDA, tmp_path)[1]

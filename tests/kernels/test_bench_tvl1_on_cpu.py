@@ -1,0 +1,66 @@
+"""What the GPU benchmark of TV-L1 times is what it checks: its versions, run on the CPU by ``emulator``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import emulator
+import pytest
+import torch
+from emulator import Emulator, Memory
+
+from fullfield.bench import tvl1_schedules
+from fullfield.ops.tvl1.cuda import schedules, tuning
+from fullfield.ops.tvl1.cuda.tuning import Device, Shape
+
+pytestmark = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
+GPU = Device(0, "emulated", "sm_80", 3, 163 << 10)
+CPU = torch.device("cpu")
+SHAPES = {
+    "global": Shape(32),
+    "shared_fusion": Shape(64, rows=5),
+    "global_pipeline": Shape(32, depth=3, rows=7, blocks=2),
+    "shared_pipeline": Shape(32, depth=3, rows=7),
+    "register_pipeline": Shape(64, depth=5, rows=7, words=2, ahead=2),
+}
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+    return Emulator(tmp_path_factory.mktemp("kernels"), GPU.shared)
+
+
+@pytest.fixture(autouse=True)
+def _emulated(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(schedules, "LIBRARIES", machine)
+    monkeypatch.setattr(schedules, "_device", lambda _: GPU)
+    monkeypatch.setattr(tuning, "device_at", lambda _: GPU)
+    monkeypatch.setattr(tuning, "shape_for", lambda schedule, *_: SHAPES[schedule])
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
+    machine.schedule, machine.resident = 0, 4
+    with Memory().watched():
+        yield
+
+
+def quiet(text: str) -> None:
+    del text
+
+
+def test_every_version_passes_its_check_and_counts_its_work() -> None:
+    rows = tvl1_schedules.timed((19, 33), tvl1_schedules.versions(), CPU, 1, quiet)
+    assert len(rows) == 2 * len(schedules.SCHEDULES)
+    for row in rows:
+        assert row["status"] == "ok", row
+        assert row["operations"] > 300, "ten iterations of some thirty operations at least"
+        assert row["bytes_read"] > row["bytes_written"] > 0
+    moved = {row["name"]: row["bytes_read"] + row["bytes_written"] for row in rows}
+    assert moved["register_pipeline float16"] < moved["register_pipeline float32"] < moved["global float32"]
+
+
+def test_depths() -> None:
+    contenders = tvl1_schedules.pipelines((1, 2), ("float32",))
+    case = tvl1_schedules.by_depth(18, contenders, CPU, 1, quiet)
+    assert {row["status"] for row in case["rows"]} == {"ok"}
+    assert [row["iterations"] for row in case["rows"]] == [2, 4] * 3
