@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -146,15 +147,40 @@ def test_on_a_gpu_every_frame_goes_up_once(cli: Any, film: str, monkeypatch: pyt
     assert calls == ["pair", "pair", *["step"] * 6], "one to warm up, one pair, then frame after frame"
 
 
-def test_when_the_persistent_solver_runs() -> None:
+def test_when_the_persistent_solver_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def chosen(**changes: Any) -> Chosen:
         values = {"method": "tvl1", "preset": "fast", "config": PRESETS["fast"], "backend": None, "device": "cpu"}
         return Chosen(**(values | changes))
 
     assert not live._can_persist(chosen())
+    reasons: dict[str, str | None] = {"cuda": None, "cpu": None}
+    monkeypatch.setattr(importlib.import_module("fullfield.ops.tvl1"), "backends", lambda *_, **__: reasons.items())
+    assert live._can_persist(chosen())
+    assert live._can_persist(chosen(backend="cuda"))
     assert not live._can_persist(chosen(backend="reference"))
     assert not live._can_persist(chosen(config=PRESETS["fast"].replace(epsilon=0.1)))
     assert not live._can_persist(chosen(method="raft"))
+    reasons["cuda"] = "NVRTC is not installed"
+    assert not live._can_persist(chosen()), "the solver then says so, and takes another backend"
+
+
+def test_a_source_that_hangs_is_not_closed_under_its_reader(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hanging(Stopping):
+        closed = False
+        go_on = threading.Event()
+
+        def __iter__(self) -> Iterator[Any]:
+            for _ in range(4):
+                yield self.Frame()
+            self.go_on.wait(30)
+
+    source = Hanging()
+    monkeypatch.setattr(importlib.import_module("fullfield.io"), "open_video", lambda _: source)
+    monkeypatch.setattr(live, "_PATIENCE", 0.1)
+    told = cli("flow", "--live", "camera:0", *QUICK, "--json", "--flows", "1").json
+    assert told["flows"] == 1
+    assert not source.closed
+    source.go_on.set()
 
 
 def test_the_terminal_hears_how_it_goes(cli: Any, film: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import socket
+import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fullfield import InputError
-from fullfield.io import VideoWriter, open_video
+from fullfield.io import VideoWriter, open_video, video
 from fullfield.io.video import CameraSource
 
 pytest.importorskip("av", reason="PyAV is not installed (pip install 'fullfield[video]')")
@@ -179,3 +182,33 @@ def test_without_pyav(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib, "import_module", absent)
     with pytest.raises(builtins.ModuleNotFoundError, match="av"):
         open_video(str(path))
+
+
+@pytest.mark.parametrize(
+    ("share", "word"), [(0.0, "no video came within 0.5 s"), (0.6, "nothing came for 0.5 s after")]
+)
+def test_an_address_that_falls_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, word: str) -> None:
+    monkeypatch.setattr(video, "_PATIENCE", 0.5)
+    noise = torch.Generator().manual_seed(0)
+    with VideoWriter(tmp_path / "a.mkv", 64, 48, 25.0) as writer:
+        for number in range(100):
+            writer.write(torch.randint(0, 256, (3, 48, 64), generator=noise, dtype=torch.uint8), number / 25)
+    data = (tmp_path / "a.mkv").read_bytes()
+    with socket.create_server(("127.0.0.1", 0)) as server, ExitStack() as held:
+
+        def serve() -> None:
+            connection = held.enter_context(server.accept()[0])
+            connection.sendall(data[: round(share * len(data))])
+
+        serving = threading.Thread(target=serve, daemon=True)
+        serving.start()
+        with pytest.raises(InputError, match=word):
+            list(open_video(f"tcp://127.0.0.1:{server.getsockname()[1]}"))
+        serving.join(5)
+
+
+def test_without_a_codec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.import_module("av"), "codecs_available", {"gif"})
+    with pytest.raises(InputError, match=r"writes none of libx264"):
+        VideoWriter(tmp_path / "a.mp4", 64, 48, 25.0)
+    assert not list(tmp_path.iterdir())

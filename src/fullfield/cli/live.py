@@ -120,13 +120,20 @@ def run(args: argparse.Namespace) -> int:
     tally = Tally()
     with ExitStack() as stack, naming(**methods.words(args.method), window="--preview"):
         source = open_video(args.live)
-        stack.callback(source.close)
+        threads: list[threading.Thread] = []
+        stack.callback(_close, source, threads)
         screen = _Screen.of(args, chosen.device, source, stack)
         compute = _computation(chosen, source)
         status = _Status(args, source)
-        interrupted = _play(args, source, compute, screen, tally, status)
+        interrupted = _play(args, source, compute, screen, tally, status, threads)
     _report(args, chosen, source, compute.backend, screen, tally, interrupted)
     return 0
+
+
+def _close(source: VideoSource, threads: list[threading.Thread]) -> None:
+    """Unless a thread is still inside it: libraries do not survive that, and the process ends soon."""
+    if not any(thread.is_alive() for thread in threads):
+        source.close()
 
 
 # ---- computing
@@ -202,9 +209,12 @@ def _computation(chosen: methods.Chosen, source: VideoSource) -> _Computation | 
 
 
 def _can_persist(chosen: methods.Chosen) -> bool:
+    device = check.device(chosen.device, "--device")
     if chosen.method != "tvl1" or chosen.config.epsilon > 0 or chosen.backend not in (None, "cuda"):
         return False
-    return check.device(chosen.device, "--device").type == "cuda"
+    from fullfield.ops.tvl1 import backends
+
+    return dict(backends(device, config=chosen.config))["cuda"] is None
 
 
 # ---- showing
@@ -291,8 +301,10 @@ def _play(
     screen: _Screen,
     tally: Tally,
     status: _Status,
+    threads: list[threading.Thread],
 ) -> bool:
-    """Capture and compute in threads of their own, show in this one; whether the user ended it."""
+    """Capture and compute in threads of their own, which are added to ``threads``, show in this one; whether the user
+    ended it."""
     from fullfield.estimators.live import Slot, arriving, capture, follow, paced
 
     everything = args.rate == "max"
@@ -309,7 +321,7 @@ def _play(
         partial(capture, frames, pairs, tally),
         partial(follow, pairs, compute, results, tally, clock, args.flows),
     )
-    threads = [threading.Thread(target=job, daemon=True) for job in work]
+    threads += [threading.Thread(target=job, daemon=True) for job in work]
     for thread in threads:
         thread.start()
     interrupted = False

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 # Of the time stamps of written frames: divisible by the usual rates, and fine enough for any other.
 _TICKS = 90_000
 _CODECS = ("libx264", "libopenh264", "mpeg4")
+_PATIENCE = 10.0  # seconds that a network address may say nothing
 
 
 class VideoFrame(Protocol):
@@ -81,7 +82,10 @@ class _Decoded:
 
 
 class FileSource:
-    """The first video stream of a file or of a network address, decoded by PyAV on several threads."""
+    """The first video stream of a file or of a network address, decoded by PyAV on several threads.
+
+    An address that says nothing for ten seconds is an InputError, at the beginning or on the way.
+    """
 
     def __init__(self, path: PathLike) -> None:
         self._path = str(path)
@@ -89,8 +93,11 @@ class FileSource:
         if not self.is_live:
             check_readable(Path(self._path))
         av = importlib.import_module("av")
+        self._silence = av.error.ExitError
         try:
-            self._container = av.open(self._path)
+            self._container = av.open(self._path, timeout=_PATIENCE if self.is_live else None)
+        except self._silence as error:
+            raise InputError(f"{self._path}: no video came within {_PATIENCE:g} s") from error
         except (OSError, ValueError) as error:  # FFmpeg's errors are both
             raise InputError(f"{self._path}: expected a video, and PyAV cannot read it ({_said(error)})") from error
         if not self._container.streams.video:
@@ -117,6 +124,8 @@ class FileSource:
                         f"{frame.width}×{frame.height} after {seconds - first:.2f} s"
                     )
                 yield _Decoded(frame, seconds - first)
+        except self._silence as error:
+            raise InputError(f"{self._path}: nothing came for {_PATIENCE:g} s after frame {number}") from error
         except OSError as error:
             raise InputError(f"{self._path}: broken after frame {number} ({_said(error)})") from error
 
@@ -197,7 +206,9 @@ class VideoWriter:
         temporary = self._stack.enter_context(atomic_path(path))
         try:
             self._container = av.open(str(temporary), "w")
-            codec = next(name for name in _CODECS if name in av.codecs_available)
+            codec = next((name for name in _CODECS if name in av.codecs_available), None)
+            if codec is None:
+                raise InputError(f"{path}: this FFmpeg writes none of {', '.join(_CODECS)}; install av from PyPI")
             self._stream = self._container.add_stream(codec, rate=Fraction(rate).limit_denominator(1001))
             self._stream.width, self._stream.height = width + width % 2, height + height % 2
             self._stream.pix_fmt = "yuv420p"

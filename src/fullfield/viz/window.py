@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -36,11 +37,14 @@ class Window:
         self,
         picture: Tensor,  # [3, H, W] uint8
     ) -> bool:
-        """Show it; False once the user has pressed q or Escape."""
+        """Show it; False once the user has pressed q or Escape, or closed the window."""
+        if self._cv2.getWindowProperty(self._title, self._cv2.WND_PROP_VISIBLE) < 1:
+            return False
         rows = np.ascontiguousarray(picture.flip(0).permute(1, 2, 0).cpu().numpy())
         self._cv2.imshow(self._title, rows)
         return self._cv2.waitKey(1) & 0xFF not in _QUIT
 
     def close(self) -> None:
         """Take the window away."""
-        self._cv2.destroyWindow(self._title)
+        with suppress(self._cv2.error):  # the user was first
+            self._cv2.destroyWindow(self._title)
