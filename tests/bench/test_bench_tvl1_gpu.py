@@ -494,3 +494,16 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         captured = capsys.readouterr()
         assert captured.err.count("\n") == 1
         assert word in captured.err, captured.err
+
+
+def test_what_cannot_be_done_is_said_before_anything_is_measured(
+    on_cpu: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tvl1_gpu, "measure", lambda *_: pytest.fail("nothing is to be measured"))
+    assert on_cpu("--device", "cpu:3") == 2
+    assert "--device: expected cpu, cuda, cuda:1, ..., got cpu:3" in capsys.readouterr().err
+    assert on_cpu("--presets", tmp_path / "none") == 2
+    assert "--presets: folder" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert on_cpu("--plots", tmp_path) == 2
+    assert "pip install matplotlib" in capsys.readouterr().err

@@ -49,6 +49,16 @@ def test_a_call_s_joules_from_a_counter_that_ticks() -> None:
     assert found["seconds"] >= 0.5
 
 
+def test_idle_power_from_a_counter_that_ticks() -> None:
+    clock = Clock()
+    clock.now = 0.03
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+
+    assert energy.idle_watts(Ticking(clock), 0.25, clock, sleep) == pytest.approx(200, rel=0.03)
+
+
 def test_power_is_added_up_over_time() -> None:
     meter = energy.Sampled(lambda: 50.0, "made up", seconds=0.005)
     begin, before = time.perf_counter(), meter.joules()

@@ -20,7 +20,7 @@ from fullfield.ops.tvl1 import TVL1Config, TVL1Solver, persistent, reference
 from fullfield.ops.tvl1._pyramid import gaussian_table, linear_table
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR, SCHEDULES
 from fullfield.ops.tvl1.cuda import engine as engines
-from fullfield.ops.tvl1.cuda import passes, schedules
+from fullfield.ops.tvl1.cuda import passes, recording, schedules
 from fullfield.ops.tvl1.cuda import solver as solver_module
 from fullfield.ops.tvl1.cuda.engine import Engine
 from fullfield.ops.tvl1.cuda.passes import Passes, planes_of
@@ -461,6 +461,10 @@ def test_the_backend_keeps_one_batch_size_and_records_it_once() -> None:
     frames[1][1, 0, 20, 20] = float("nan")
     assert int(solver(*frames, None, None)[1]) & 2
     forgotten = solver._in_order.forgotten  # type: ignore[attr-defined]
+    assert forgotten == 2, "the buffers, and the tables of the first start from a flow"
+    assert solver._engine is not None
+    everything = {tensor.data_ptr() for tensor in solver._engine.tensors()}
+    assert {tensor.data_ptr() for tensor in solver._engine._passes.tables()} < everything
     alone, flags = solver(frames[0][:1], frames[1][:1], None, None)
     assert solver._graph is None
     assert solver._in_order.forgotten == forgotten + 1, "new buffers, which no stream has used"  # type: ignore[attr-defined]

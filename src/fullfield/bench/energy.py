@@ -18,6 +18,7 @@ _MONITOR = "ina3221"  # of every Jetson board
 _WHOLE = ("VDD_IN", "POM_5V_IN")
 _SAMPLE_SECONDS = 0.02
 _TICK_SECONDS = 0.5
+_IDLE_SECONDS = 0.005
 
 
 class Meter(Protocol):
@@ -195,8 +196,11 @@ def _until_tick(call: Callable[[], Any], meter: Meter, finish: Callable[[], None
     return calls
 
 
-def idle_watts(meter: Meter, seconds: float = 0.3) -> float:
-    """Watts while this process does nothing."""
-    before, begin = meter.joules(), time.perf_counter()
-    time.sleep(seconds)
-    return (meter.joules() - before) / (time.perf_counter() - begin)
+def idle_watts(
+    meter: Meter,
+    seconds: float = 0.3,
+    clock: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], None] = time.sleep,
+) -> float:
+    """Watts while this process does nothing, from one change of the meter's value to another."""
+    return energy_of(lambda: sleep(_IDLE_SECONDS), meter, lambda: None, seconds, clock)["watts"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,9 +73,10 @@ def run(args: argparse.Namespace) -> int:
         for path in getattr(args, name) or ():
             paths.check_input(path, name)
     for folder in args.presets:
-        paths.check_folder(Path(folder), "presets")
+        if not Path(folder).is_dir():
+            raise InputError(f"--presets: folder {folder} does not exist")
     gpu = {"--parts": args.parts, "--sides": args.sides, "--plots": args.plots, "--tables": args.tables}
-    if args.device.partition(":")[0] != "cpu":
+    if args.device != "cpu":
         if args.large:
             raise InputError("--large: is for the CPU; on a GPU that size is always measured")
         return _on_gpu(args)
@@ -117,6 +119,7 @@ def run(args: argparse.Namespace) -> int:
 def _on_gpu(args: argparse.Namespace) -> int:
     if args.plots is not None:
         paths.check_folder(Path(args.plots), "--plots")
+        import_module("matplotlib")  # now, not when everything has been measured
     if args.tables is not None:
         paths.check_suffix(args.tables, "--tables", (".md",))
         paths.check_output(args.tables, "--tables")
@@ -125,6 +128,8 @@ def _on_gpu(args: argparse.Namespace) -> int:
     from fullfield.bench.run import environment, timing_device, write_results
 
     device = timing_device(args.device)
+    if args.device.startswith("cpu"):
+        raise InputError(f"--device: expected cpu, cuda, cuda:1, ..., got {args.device}")
     groups: dict[str, Sequence[Pair]] = {}
     if args.presets:
         groups["middlebury"] = [_middlebury(Path(folder)) for folder in args.presets]

@@ -130,7 +130,7 @@ class PersistentSolver:
 
     @property
     def memory(self) -> int:
-        """Bytes held on the device, but for the resampling tables and graphs."""
+        """Bytes held on the device, but for graphs."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self._engine.tensors())
 
     def latency(self) -> Latency:

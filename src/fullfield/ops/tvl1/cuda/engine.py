@@ -63,10 +63,11 @@ class Engine:
         return torch.empty(shape, dtype=dtype, device=self.device)
 
     def tensors(self) -> Iterator[Tensor]:
-        """Everything of this object's in the device's memory but small tables."""
+        """Everything of this object's in the device's memory; the first start from a flow adds two tables."""
         yield from (*self._images, *self._flows[:2], *self._states, self.start, self._strip)
         yield from (self.flags, self._flow_at)
         yield from (level.scratch for level in self._levels if level.scratch is not None)
+        yield from self._passes.tables()
 
     def read(self, frames: tuple[Tensor, ...], place: int, flow: Tensor | None, *, flags: bool = False) -> None:
         """One or two frames [B, C, H, W] into the finest images at ``place`` and after it; ``solve`` will write

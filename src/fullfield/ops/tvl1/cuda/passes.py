@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -174,6 +175,11 @@ class Passes:
         sources = [pyramid_source(), warp_source(dtype), median_source(dtype)]
         self._pyramid, self._warp, self._median = LIBRARIES.load(sources, self._device.arch, self._device.index)
         self._tables: dict[tuple[str, int, int], _Table] = {}
+
+    def tables(self) -> Iterator[Tensor]:
+        """The resampling tables so far."""
+        for table in self._tables.values():
+            yield from (table.first, table.weight)
 
     def _table(self, kind: str, size_in: int, size_out: int) -> _Table:
         key = (kind, size_in, size_out)

@@ -28,7 +28,7 @@ class Solver:
         self._size, self._config, self._device = (height, width), config, device
         self._engine: Engine | None = None
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._used = False
+        self._used = self._started = False
         self._in_order = InOrder(device)
 
     def __call__(
@@ -47,6 +47,9 @@ class Solver:
             if start is None:
                 engine.start.zero_()
             else:
+                if not self._started:
+                    self._in_order.forget()  # of the tables that this makes
+                    self._started = True
                 engine.begin_at(start.contiguous())
             self._run(engine, progress)
             return flow, engine.flags.clone()
@@ -57,7 +60,7 @@ class Solver:
     def _prepared(self, batch: int) -> Engine:
         if self._engine is None or self._engine.batch != batch:
             self._engine = self._graph = None  # frees the old buffers before the new ones are made
-            self._used = False
+            self._used = self._started = False
             self._in_order.forget()
             self._engine = Engine(batch, *self._size, self._config, self._device)
         return self._engine
