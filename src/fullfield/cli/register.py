@@ -27,6 +27,7 @@ examples:
   fullfield register scan_02.ply scan_01.ply -o aligned.ply --viz check.png
   fullfield register 000010.bin 000000.bin --json
   fullfield register a.pcd b.pcd --init guess.txt --voxel 0.05
+  fullfield register a.ply b.ply --weights runs/descriptor/weights.safetensors
 
 Exits with 3 when no pose can be believed, and says why.
 """
@@ -52,6 +53,9 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         "--init", metavar="POSE", help="start from this pose instead of searching: text or .npy, 4x4 or 3x4"
     )
     search.add_argument(
+        "--weights", metavar="FILE", help="a learned descriptor, as fullfield train descriptor writes it [FPFH]"
+    )
+    search.add_argument(
         "--seed", type=argtypes.integer, default=0, metavar="N", help="of the random draws [%(default)s]"
     )
     search.add_argument(
@@ -74,18 +78,20 @@ def run(args: argparse.Namespace) -> int:
     _check_files(args)
 
     from fullfield.io import read_point_cloud, transformed, write_point_cloud
-    from fullfield.registration import read_pose, register
+    from fullfield.registration import LearnedDescriptor, read_pose, register
 
     if args.threads is not None:
         import torch
 
         torch.set_num_threads(args.threads)
     init = None if args.init is None else read_pose(args.init)
+    descriptor = None if args.weights is None else LearnedDescriptor.load(args.weights)
     clouds = [read_point_cloud(path) for path in (args.source, args.target)]
     for path, cloud in zip((args.source, args.target), clouds, strict=True):
         _check_points(path, cloud)
     watch.lap("load")
-    found = register(*clouds, voxel=args.voxel, init=init, seed=args.seed, iterations=args.iterations)
+    search = {"seed": args.seed, "iterations": args.iterations, "descriptor": descriptor}
+    found = register(*clouds, voxel=args.voxel, init=init, **search)
     watch.lap("register")
     if found.transform is not None:
         if args.output is not None:
@@ -98,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_files(args: argparse.Namespace) -> None:
-    inputs = (("SRC", args.source), ("DST", args.target), ("--init", args.init))
+    inputs = (("SRC", args.source), ("DST", args.target), ("--init", args.init), ("--weights", args.weights))
     for what, path in inputs:
         if path is not None:
             paths.check_input(path, what)
@@ -162,6 +168,7 @@ def _report(args: argparse.Namespace, found: Registration, points: list[int], se
                 "voxel": found.voxel,
                 "seed": args.seed,
                 "init": args.init,
+                "weights": args.weights,
                 "output": args.output if written else None,
                 "picture": args.viz if written else None,
                 "seconds": seconds,

@@ -1,7 +1,17 @@
 """Rigid registration of point clouds: descriptors, mutual matches, RANSAC, refinement, an honest verdict."""
 
+from fullfield.registration.learned import DescriptorConfig, LearnedDescriptor
 from fullfield.registration.pose import read_pose, rigid
 from fullfield.registration.register import Registration, alignment_errors, register
 from fullfield.registration.resolution import choose_voxel
 
-__all__ = ["Registration", "alignment_errors", "choose_voxel", "read_pose", "register", "rigid"]
+__all__ = [
+    "DescriptorConfig",
+    "LearnedDescriptor",
+    "Registration",
+    "alignment_errors",
+    "choose_voxel",
+    "read_pose",
+    "register",
+    "rigid",
+]

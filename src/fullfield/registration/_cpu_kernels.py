@@ -85,11 +85,43 @@ def weighted_histograms(points, offsets, indices, histograms, out, first, last):
                     out[i, k] /= summed
 
 
+@_jit
+def spreads(points, queries, offsets, indices, out, first, last):
+    """Of each query's neighbours: the mean from it, 3, and the covariance, the upper triangle row by row, 6."""
+    for i in range(first, last):
+        count = offsets[i + 1] - offsets[i]
+        for at in range(offsets[i], offsets[i + 1]):
+            j = indices[at]
+            dx = points[j, 0] - queries[i, 0]
+            dy = points[j, 1] - queries[i, 1]
+            dz = points[j, 2] - queries[i, 2]
+            out[i, 0] += dx
+            out[i, 1] += dy
+            out[i, 2] += dz
+            out[i, 3] += dx * dx
+            out[i, 4] += dx * dy
+            out[i, 5] += dx * dz
+            out[i, 6] += dy * dy
+            out[i, 7] += dy * dz
+            out[i, 8] += dz * dz
+        if count > 0:
+            for k in range(9):
+                out[i, k] /= count
+            x, y, z = out[i, 0], out[i, 1], out[i, 2]
+            out[i, 3] -= x * x
+            out[i, 4] -= x * y
+            out[i, 5] -= x * z
+            out[i, 6] -= y * y
+            out[i, 7] -= y * z
+            out[i, 8] -= z * z
+
+
 _i = types.intp
 _points = types.float64[:, ::1]
 _long = types.int64[::1]
 _int = types.int32[::1]
 ENTRY_POINTS = {
     "pair_histograms": (pair_histograms, (_points, _points, _long, _int, _points, _i, _i)),
+    "spreads": (spreads, (_points, _points, _long, _int, _points, _i, _i)),
     "weighted_histograms": (weighted_histograms, (_points, _long, _int, _points, _points, _i, _i)),
 }

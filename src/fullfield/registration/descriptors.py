@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from functools import lru_cache
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,16 +23,6 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 BINS = 11
-_PAIRS = 1 << 18  # pairs worked on at a time
-
-
-def _search(
-    points: Floats, radius: float, queries: Floats | None = None
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Row offsets and indices of the points within ``radius`` of each query."""
-    asked = None if queries is None else _tensor(queries)
-    found = radius_search(_tensor(points), radius, asked)
-    return found.offsets.numpy(), found.indices.numpy().astype(np.int64)
 
 
 def nearest(points: Floats, queries: Floats, k: int = 1) -> tuple[Floats, NDArray[np.int64]]:
@@ -47,32 +36,40 @@ def _tensor(points: Floats) -> torch.Tensor:
     return torch.from_numpy(np.ascontiguousarray(points))
 
 
-def _parts(offsets: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Rows first ... last with about ``_PAIRS`` pairs each."""
-    edges = np.searchsorted(offsets, np.arange(0, offsets[-1] + _PAIRS, _PAIRS)).clip(0, len(offsets) - 1)
-    cuts = np.unique(np.concatenate([[0], edges, [len(offsets) - 1]])).tolist()
-    return list(pairwise(cuts))
-
-
-def _sum_rows(values: Floats, offsets: NDArray[np.int64]) -> Floats:
-    """[R, ...] sums of the rows ``offsets[r] ... offsets[r + 1]``; none is empty."""
-    summed: Floats = np.add.reduceat(values, offsets[:-1], axis=0)
-    return summed
-
-
 def plane_normals(points: Floats, queries: Floats, radius: float) -> Floats:
     """Unit normals [M, 3], of either sign, of the planes through the points around each query, which is one of them."""
-    offsets, indices = _search(points, radius, queries)
-    covariance = np.empty((len(queries), 3, 3))
-    for first, last in _parts(offsets):
-        rows = offsets[first : last + 1] - offsets[first]
-        away = points[indices[offsets[first] : offsets[last]]] - np.repeat(queries[first:last], np.diff(rows), axis=0)
-        count = np.diff(rows)[:, None]
-        mean = _sum_rows(away, rows) / count
-        outer = (away[:, :, None] * away[:, None, :]).reshape(-1, 9)
-        second = _sum_rows(outer, rows) / count
-        covariance[first:last] = second.reshape(-1, 3, 3) - mean[:, :, None] * mean[:, None, :]
+    _, covariance = _spread(points, queries, radius)
     return np.ascontiguousarray(np.linalg.eigh(covariance)[1][:, :, 0])
+
+
+def local_shapes(points: Floats, queries: Floats, radius: float) -> Floats:
+    """[M, 4] in 0 to 1, the same in every pose: how the points within ``radius`` of each query, one of them, lie.
+
+    Curvature (three times the least variance's share), planarity and linearity (differences of deviations over the
+    largest), and the query's height over the plane through them, over the radius.
+    """
+    mean, covariance = _spread(points, queries, radius)
+    variances, axes = np.linalg.eigh(covariance)
+    variances = variances.clip(min=0.0)
+    least, middle, most = np.sqrt(variances).T
+    some, far = np.maximum(variances.sum(1), 1e-12), np.maximum(most, 1e-6)
+    height = np.abs((mean * axes[:, :, 0]).sum(1)) / radius
+    shapes: Floats = np.stack((3 * variances[:, 0] / some, (middle - least) / far, (most - middle) / far, height), 1)
+    return shapes
+
+
+_UPPER = [[3, 4, 5], [4, 6, 7], [5, 7, 8]]
+
+
+def _spread(points: Floats, queries: Floats, radius: float) -> tuple[Floats, Floats]:
+    """Of the points around each query: their mean from it [M, 3], and their covariance [M, 3, 3]."""
+    kernels = _kernels()
+    places, asked = np.ascontiguousarray(points), np.ascontiguousarray(queries)
+    found = radius_search(_tensor(places), radius, _tensor(asked))
+    pairs = found.offsets.numpy(), found.indices.numpy()
+    moments = np.zeros((len(asked), 9))
+    _parallel(len(asked), lambda a, b: kernels["spreads"](places, asked, *pairs, moments, a, b))
+    return moments[:, :3], moments[:, _UPPER]
 
 
 _compiling = threading.Lock()

@@ -144,8 +144,10 @@ def _at_voxel(clouds: list[Floats], edge: float, search: _Search) -> Registratio
         start[:3, 3] /= edge
         poses, reaches = [start], _FROM_INIT
     if not poses:
-        needed = matches_needed(len(matches))
-        failure = _failure(f"no pose was found that {needed} of {len(matches)} matches agree on", edge, len(matches))
+        count, needed = len(matches), matches_needed(len(matches))
+        few = f"the clouds have {count} matches at a voxel of {edge:.4g}, {needed} are needed"
+        complaint = few if count < needed else f"no pose was found that {needed} of {count} matches agree on"
+        failure = _failure(complaint, edge, count)
         return replace(failure, matched=ends * edge)
 
     roughly = Refiner(first.points, second.points)

@@ -8,9 +8,11 @@ import numpy as np
 import torch
 
 from fullfield.ops.neighbors import grid_downsample
-from fullfield.registration.descriptors import histograms, plane_normals
+from fullfield.registration.descriptors import BINS, histograms, plane_normals
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
@@ -25,7 +27,7 @@ class Scan(NamedTuple):
     fine: Floats  # [F, 3], one point per half voxel: what is refined
     points: Floats  # [N, 3], one point per voxel: what is matched
     normals: Floats  # [N, 3], of either sign
-    features: Floats  # [N, 33], roots of the histograms: their distances weigh rare angles more
+    features: Floats  # [N, C], alike where their Euclidean distance is small
 
     @property
     def thickness(self) -> float:
@@ -35,17 +37,26 @@ class Scan(NamedTuple):
         return float(np.sqrt(max(np.linalg.eigvalsh(np.cov(self.points.T))[0], 0.0)))
 
 
-def prepare(points: Floats) -> Scan:
-    """``points`` [N, 3] are finite, in voxels."""
-    fine = _thinned(points, 0.5)
-    coarse = _thinned(fine, 1.0)
+def prepare(points: Floats, describe: Callable[[Floats, NDArray[np.int64]], Floats] | None = None) -> Scan:
+    """``points`` [N, 3] are finite, in voxels.
+
+    ``describe`` gives features [N, C] of ``fine[rows]`` from ``fine`` [F, 3] and ``rows`` [N]; None: :func:`fpfh`.
+    """
+    fine = points[kept(points, 0.5)]
+    rows = kept(fine, 1.0)
+    coarse = fine[rows]
     if not len(coarse):
-        return Scan(fine, coarse, coarse, np.empty((0, 33)))
+        return Scan(fine, coarse, coarse, np.empty((0, 3 * BINS)))
     normals = plane_normals(fine, coarse, NORMAL_RADIUS)
-    return Scan(fine, coarse, normals, np.sqrt(histograms(coarse, normals, FEATURE_RADIUS)))
+    return Scan(fine, coarse, normals, fpfh(coarse, normals) if describe is None else describe(fine, rows))
 
 
-def _thinned(points: Floats, cell: float) -> Floats:
-    kept = grid_downsample(torch.from_numpy(np.ascontiguousarray(points)), cell).indices
-    thinned: Floats = points[kept.numpy()]
-    return thinned
+def fpfh(points: Floats, normals: Floats) -> Floats:
+    """[N, 33], the roots of the histograms: their distances weigh rare angles more."""
+    return np.sqrt(histograms(points, normals, FEATURE_RADIUS))
+
+
+def kept(points: Floats, cell: float) -> NDArray[np.int64]:
+    """Which of ``points`` are left when each cell keeps one."""
+    indices: NDArray[np.int64] = grid_downsample(torch.from_numpy(np.ascontiguousarray(points)), cell).indices.numpy()
+    return indices

@@ -1,0 +1,182 @@
+"""Learned descriptors: their inputs, their files, and registration with them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save
+
+from fullfield import InputError
+from fullfield.registration import DescriptorConfig, LearnedDescriptor, register
+from fullfield.registration.descriptors import local_shapes
+from fullfield.registration.learned import MOST_BYTES, DescriptorNetwork, network_input
+from fullfield.registration.scan import kept, prepare
+from fullfield.testing import room_scan
+
+Floats = NDArray[np.float64]
+SMALL = DescriptorConfig(
+    spacing=1.0, inputs=("one", "shape"), channels=(8, 12), blocks=(1, 1), dimensions=16, stem_kernel=3
+)
+
+
+def untrained(config: DescriptorConfig = SMALL) -> LearnedDescriptor:
+    torch.manual_seed(0)
+    return LearnedDescriptor(DescriptorNetwork(config))
+
+
+def turn() -> Floats:
+    matrix, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))
+    return matrix * np.linalg.det(matrix)
+
+
+@pytest.fixture(scope="module")
+def room() -> Floats:
+    """In voxels."""
+    cloud = room_scan(3) / 0.15
+    return cloud - (cloud.min(0) + cloud.max(0)) / 2
+
+
+def test_shapes_are_what_they_say_in_every_pose() -> None:
+    draw = np.random.default_rng(1)
+    plane, line = draw.uniform(-4, 4, (2, 3000, 3)) * (1, 1, 0), draw.uniform(-4, 4, (3000, 3)) * (1, 0, 0)
+    ball = draw.normal(size=(3000, 3))
+    for cloud, wanted in ((plane[0], (0, 1, 0, 0)), (line, (0, 0, 1, 0)), (ball, (1, 0, 0, 0))):
+        found = local_shapes(cloud, cloud[np.linalg.norm(cloud, axis=1) < 0.3], 2.0)
+        assert np.abs(np.median(found, axis=0) - wanted).max() < 0.25
+        turned = local_shapes(cloud @ turn().T, cloud[:50] @ turn().T, 2.0)
+        assert np.allclose(turned, local_shapes(cloud, cloud[:50], 2.0), atol=1e-6)
+        assert (found >= 0).all()
+    edge = np.concatenate([plane[0], plane[1][:, [2, 1, 0]]])
+    assert local_shapes(edge, np.zeros((1, 3)), 2.0)[0, 0] > 0.3
+    lifted = np.concatenate([plane[0], [[0.0, 0.0, 1.0]]])
+    assert local_shapes(lifted, lifted[-1:], 2.0)[0, 3] == pytest.approx(0.5, abs=0.05)
+    assert np.isfinite(local_shapes(np.zeros((3, 3)), np.zeros((3, 3)), 2.0)).all()
+
+
+@pytest.mark.parametrize("spacing", [0.5, 1.0])
+def test_inputs_do_not_depend_on_the_pose(room: Floats, spacing: float) -> None:
+    inputs = ("one", "shape") if spacing == 0.5 else ("one", "shape", "fpfh")
+    config = DescriptorConfig(spacing=spacing, inputs=inputs)
+    fine = room[kept(room, 0.5)]
+    rows = kept(fine, 1.0)
+    given, other = (network_input(config, cloud, rows) for cloud in (fine, fine @ turn().T))
+    assert given.points.shape == ((len(fine) if spacing == 0.5 else len(rows)), 3)
+    assert torch.allclose(given.points[given.rows], torch.from_numpy(fine[rows]).float())
+    assert given.features.shape == (len(given.points), config.network().in_channels)
+    assert (given.features - other.features).abs().mean() < 0.01
+    assert not torch.allclose(given.points, other.points)
+
+
+@pytest.mark.parametrize("spacing", [0.5, 1.0])
+def test_weights_go_round(tmp_path: Path, room: Floats, spacing: float) -> None:
+    config = DescriptorConfig(**{**vars(SMALL), "spacing": spacing})
+    first = untrained(config)
+    first.save(tmp_path / "w.safetensors")
+    second = LearnedDescriptor.load(tmp_path / "w.safetensors")
+    assert second.config == config
+    described = prepare(room, first).features
+    assert described.shape == (len(prepare(room).points), 16)
+    assert np.allclose(np.linalg.norm(described, axis=1), 1, atol=1e-5)
+    assert np.array_equal(described, prepare(room, second).features)
+    second.save(tmp_path / "again.safetensors")
+    assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "w.safetensors").read_bytes()
+
+
+def test_the_usual_network_fits_into_ten_megabytes(tmp_path: Path) -> None:
+    untrained(DescriptorConfig()).save(tmp_path / "w.safetensors")
+    assert 1_000_000 < (tmp_path / "w.safetensors").stat().st_size <= MOST_BYTES == 10_000_000
+    with pytest.raises(InputError, match="channels: expected weights of at most 10000000 bytes"):
+        untrained(DescriptorConfig(channels=(32, 64, 128, 256))).save(tmp_path / "large.safetensors")
+    assert not (tmp_path / "large.safetensors").exists()
+
+
+def test_an_untrained_network_begins_near_fpfh(tmp_path: Path) -> None:
+    """Two thirds of a room, turned: what its projection keeps of FPFH is enough, and nothing without FPFH is."""
+    pytest.importorskip("small_gicp")
+    first, second = room_scan(3), room_scan(3, scan=1)
+    first, second = first[first[:, 0] < 3.8], second[second[:, 0] > 1.0] @ turn().T
+    near = DescriptorConfig(**{**vars(SMALL), "inputs": ("one", "shape", "fpfh"), "dimensions": 32})
+    untrained(near).save(tmp_path / "w.safetensors")
+    found = register(first, second, voxel=0.09, descriptor=tmp_path / "w.safetensors")
+    assert found.success, found.reason
+    assert np.abs(found.transform[:3, :3] - turn()).max() < 0.01
+    again = register(first, second, voxel=0.09, descriptor=LearnedDescriptor.load(tmp_path / "w.safetensors"))
+    assert np.array_equal(found.transform, again.transform)
+    assert register(first, second, voxel=0.09).matches != found.matches
+    assert not register(first, second, voxel=0.09, descriptor=untrained()).success
+
+
+def wrong_files(folder: Path) -> dict[str, str]:
+    """Files that are no descriptor, and what is said of them."""
+    state = untrained().model.state_dict()
+    good = json.dumps(SMALL.as_dict())
+
+    def written(name: str, tensors: dict[str, torch.Tensor], told: str | None) -> None:
+        (folder / name).write_bytes(save(tensors, None if told is None else {"descriptor": told}))
+
+    (folder / "empty.safetensors").write_bytes(b"")
+    (folder / "page.safetensors").write_bytes(b"<html>not found</html>")
+    written("plain.safetensors", state, None)
+    raft = {"fnet.layer1.0.conv3.weight": torch.zeros(1), "update_block.gru.convz.weight": torch.zeros(1)}
+    written("raft.safetensors", raft, None)
+    written("words.safetensors", state, "no json")
+    written("unknown.safetensors", state, json.dumps({**SMALL.as_dict(), "depth": 3}))
+    written("giant.safetensors", state, json.dumps({**SMALL.as_dict(), "channels": [1024] * 8, "blocks": [1] * 8}))
+    written("endless.safetensors", state, json.dumps({**SMALL.as_dict(), "blocks": [10**9, 1]}))
+    written("other.safetensors", state, json.dumps({**SMALL.as_dict(), "channels": [12, 8]}))
+    written("nan.safetensors", {**state, "unet.head.bias": torch.full((16,), float("nan"))}, good)
+    written("missing.safetensors", {k: v for k, v in state.items() if k != "unet.head.bias"}, good)
+    renamed = {k.replace("head", "tail"): v for k, v in state.items()}
+    written("renamed.safetensors", renamed, good)
+    (folder / "half.safetensors").write_bytes((folder / "renamed.safetensors").read_bytes()[:-100])
+    return {
+        "empty": "the file is empty",
+        "page": "a web page, not the weights",
+        "plain": "expected a descriptor of points, as fullfield train descriptor writes it, got weights without",
+        "raft": "got weights of RAFT-small",
+        "words": "expected a descriptor's configuration in its header",
+        "unknown": "depth",
+        "giant": "numbers for its configuration",
+        "endless": "blocks: expected an integer >= 1 and <= 16",
+        "other": "numbers for its configuration",
+        "nan": "expected finite weights",
+        "missing": "numbers for its configuration",
+        "renamed": r"expected weights of the descriptor that its header describes; missing unet\.head\.bias",
+        "half": "cannot be read",
+    }
+
+
+def test_wrong_files_are_one_clear_line(tmp_path: Path) -> None:
+    for name, message in wrong_files(tmp_path).items():
+        with pytest.raises(InputError, match=message) as caught:
+            LearnedDescriptor.load(tmp_path / f"{name}.safetensors")
+        assert str(tmp_path / name) in str(caught.value), name
+        assert "\n" not in str(caught.value)
+    with pytest.raises(FileNotFoundError):
+        LearnedDescriptor.load(tmp_path / "absent.safetensors")
+    with pytest.raises(InputError, match=r"page\.safetensors"):
+        register(room_scan(1), room_scan(2), descriptor=tmp_path / "page.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"spacing": 0.7}, "spacing: expected one of 0.5, 1.0"),
+        ({"inputs": ("colour",)}, "inputs: expected one of one, shape, fpfh"),
+        ({"inputs": ("one", "one")}, "inputs: expected each once"),
+        ({"inputs": ()}, "inputs: expected one to eight values"),
+        ({"inputs": ("fpfh",), "spacing": 0.5}, "inputs: expected fpfh only with spacing 1"),
+        ({"channels": (8, 2000)}, "channels: expected an integer >= 1 and <= 1024"),
+        ({"blocks": (1,)}, "blocks: expected as many"),
+        ({"norm": "group"}, "norm: expected one of"),
+    ],
+)
+def test_bad_configurations_are_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        DescriptorConfig(**{**vars(SMALL), **change})
