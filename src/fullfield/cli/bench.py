@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from fullfield.cli import bench_correlation, bench_models, bench_patched, bench_tvl1
+from fullfield.cli import bench_correlation, bench_models, bench_patched, bench_points, bench_tvl1
 
 
 def add_parser(verbs: Any) -> argparse.ArgumentParser:
@@ -18,7 +18,7 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     targets = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
-    for target in (bench_tvl1, bench_correlation, bench_models, bench_patched):
+    for target in (bench_tvl1, bench_correlation, bench_points, bench_models, bench_patched):
         target.add_parser(targets).set_defaults(run_target=target.run)
     return parser
 

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fullfield._check import InputError
-from fullfield.cli import methods, paths, pictures, report
+from fullfield.cli import live, methods, paths, pictures, report
 from fullfield.cli.errors import naming, same_size, size
 from fullfield.cli.options import (
     READING_WORDS,
@@ -37,6 +37,7 @@ examples:
   fullfield flow frame_0001.png frame_0002.png -o flow.flo --viz flow.png
   fullfield flow plate.1002.exr plate.1003.exr --previous plate.1001.exr -o vectors.1002.exr --half
   fullfield flow a.dpx b.dpx -o flow.exr --st-map st.exr --preset fast
+  fullfield flow --live camera:0 --preset fast --preview
 """
 
 
@@ -50,11 +51,11 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("frame1", metavar="A", help="first frame; the flow belongs to its pixels")
-    parser.add_argument("frame2", metavar="B", help="second frame, of the same size")
+    frame1 = parser.add_argument("frame1", metavar="A", help="first frame; the flow belongs to its pixels")
+    frame2 = parser.add_argument("frame2", metavar="B", help="second frame, of the same size")
 
     output = parser.add_argument_group("output")
-    output.add_argument(
+    target = output.add_argument(
         "-o", "--output", metavar="OUT", required=True, help=f"flow file: {' '.join(FLOW_WRITE_SUFFIXES)} (.png: KITTI)"
     )
     output.add_argument(
@@ -70,6 +71,7 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     picture.add_argument("--viz-kind", choices=KINDS, help="what it shows [sheet]")
     pictures.add_max_motion(picture)
 
+    live.add_options(parser, (frame1, frame2, target))
     estimation = methods.add_method_options(parser)
     estimation.add_argument("--initial-flow", metavar="FILE", help="start from this flow, of the frames' size")
     add_flow_choice(estimation, "initial", "--initial-flow")
@@ -81,8 +83,11 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Check everything that can be checked, read, estimate, write, report."""
+    if args.live is not None:
+        return live.run(args)
     watch = report.Stopwatch()
     chosen = methods.chosen(args)
+    live.check_absent(args)
     _check_files(args)
 
     from fullfield.cli.frames import read_frames

@@ -35,6 +35,7 @@ VERBS = (
     "reproduce",
     "render",
     "register",
+    "train",
     "weights",
     "export",
     "doctor",
@@ -58,6 +59,8 @@ _PACKAGES = {
     "h5py": "h5py",
     "PIL": "pillow",
     "matplotlib": "matplotlib",
+    "av": "av",
+    "cv2": "opencv-contrib-python",
 }
 
 

@@ -1,0 +1,184 @@
+"""A learned descriptor beside FPFH on the shared pairs of clouds, as they are and made worse.
+
+python scripts/compare_descriptors.py runs/descriptor/weights.safetensors --seen kitchen demo
+
+--seen names pairs whose clouds it was trained on: they are shown, but do not count. Exit code 1 when it does not beat
+FPFH on the others: as many pairs found, none wrongly accepted, a higher mean inlier ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from fullfield.io import atomic_path, read_point_cloud
+from fullfield.metrics import inlier_ratio, registration_rmse, relative_rotation_error, relative_translation_error
+from fullfield.registration import LearnedDescriptor, read_pose, register
+
+Floats = NDArray[np.float64]
+DATA = Path(os.environ.get("FULLFIELD_DATA", Path(__file__).resolve().parents[2] / "shared" / "data")) / "pointclouds"
+# Folder, source, target, truth; metres within which a match is right; a centimetre there, a decimetre on the street.
+PAIRS = {
+    "kitchen": ("3dmatch/7-scenes-redkitchen", "source.npy", "target.npy", "gt.npy", 0.1, 0.01),
+    "hotel": ("3dmatch/sun3d-hotel_umd-maryland_hotel3", "source.npy", "target.npy", "gt.npy", 0.1, 0.01),
+    "demo": ("3dmatch_demo", "src.npy", "ref.npy", "gt.npy", 0.1, 0.01),
+    "street": ("kitti_pair", "source.ply", "target.ply", "T_target_source.txt", 0.6, 0.1),
+}
+UNLIKE = (("kitchen", "hotel"), ("hotel", "demo"), ("street", "kitchen"), ("hotel", "street"), ("demo", "hotel"))
+
+
+class Shared(NamedTuple):
+    """One of the pairs."""
+
+    source: Floats
+    target: Floats
+    truth: Floats
+    near: float
+    unit: float
+
+
+def whole(pair: Shared, _: np.random.Generator) -> Floats:
+    return pair.source
+
+
+def thinned(pair: Shared, draw: np.random.Generator) -> Floats:
+    kept: Floats = pair.source[draw.random(len(pair.source)) < 0.1]
+    return kept
+
+
+def noisy(pair: Shared, draw: np.random.Generator) -> Floats:
+    return pair.source + draw.normal(scale=pair.unit, size=pair.source.shape)
+
+
+def cropped(pair: Shared, draw: np.random.Generator) -> Floats:
+    along = pair.source @ draw.normal(size=3)
+    kept: Floats = pair.source[along > np.quantile(along, 0.4)]
+    return kept
+
+
+Change = Callable[[Shared, np.random.Generator], Floats]
+CHANGES: dict[str, Change] = {"as it is": whole, "10 % of it": thinned, "noise": noisy, "60 % of it": cropped}
+
+
+def shared(name: str) -> Shared:
+    folder, source, target, truth, near, unit = PAIRS[name]
+    clouds = (read_point_cloud(DATA / folder / file).points.astype(np.float64) for file in (source, target))
+    return Shared(*clouds, read_pose(DATA / folder / truth), near, unit)
+
+
+def turned(points: Floats, draw: np.random.Generator) -> tuple[Floats, Floats]:
+    """The points in a random pose, and that pose."""
+    turn, _ = np.linalg.qr(draw.normal(size=(3, 3)))
+    pose = np.eye(4)
+    pose[:3, :3], pose[:3, 3] = turn * np.linalg.det(turn), draw.normal(size=3)
+    return points @ pose[:3, :3].T + pose[:3, 3], pose
+
+
+def measured(pair: Shared, change: Change, seed: int, descriptor: LearnedDescriptor | None) -> dict[str, Any]:
+    """One registration; the source is changed and turned at random."""
+    draw = np.random.default_rng(seed)
+    source, pose = turned(change(pair, draw), draw)
+    truth = torch.from_numpy(pair.truth @ np.linalg.inv(pose))
+    begin = time.perf_counter()
+    found = register(source, pair.target, descriptor=descriptor)
+    seconds = time.perf_counter() - begin
+    ends = torch.from_numpy(np.empty((0, 2, 3)) if found.matched is None else found.matched)
+    ratio = inlier_ratio(ends[:, 0].contiguous(), ends[:, 1].contiguous(), truth, threshold=pair.near)
+    row = {"ir": 0.0 if math.isnan(ratio) else ratio, "matches": found.matches, "seconds": seconds}
+    errors = {"rre": math.nan, "rte": math.nan, "rmse": math.nan}
+    if found.transform is not None:
+        pred = torch.from_numpy(found.transform)
+        errors = {
+            "rre": float(relative_rotation_error(pred, truth)),
+            "rte": float(relative_translation_error(pred, truth)),
+            "rmse": float(registration_rmse(pred, truth, torch.from_numpy(source))),
+        }
+    right = errors["rmse"] < 2 * pair.near
+    return {**row, **errors, "found": right, "wrong": found.success and not right}
+
+
+def told(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    errors = [row for row in rows if row["found"]]
+    middles = {
+        name: statistics.median(row[name] for row in errors) if errors else math.nan for name in ("rre", "rte", "rmse")
+    }
+    return {
+        "runs": len(rows),
+        "found": sum(row["found"] for row in rows),
+        "wrong": sum(row["wrong"] for row in rows),
+        "ir": statistics.fmean(row["ir"] for row in rows),
+        "fmr": statistics.fmean(row["ir"] > 0.05 for row in rows),
+        **middles,
+        "seconds": statistics.median(row["seconds"] for row in rows),
+    }
+
+
+def line(name: str, method: str, row: dict[str, Any]) -> str:
+    return (
+        f"{name:<22}{method:<9}{row['found']:>4} of {row['runs']:<3}{row['wrong']:>6}{100 * row['ir']:>8.1f}"
+        f"{100 * row['fmr']:>7.0f}{row['rre']:>8.2f}{row['rte']:>8.3f}{row['seconds']:>8.2f}"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("weights", metavar="WEIGHTS")
+    parser.add_argument("--pairs", nargs="+", choices=PAIRS, default=list(PAIRS), help="[all]")
+    parser.add_argument("--seen", nargs="*", choices=PAIRS, default=[], help="pairs that it was trained on")
+    parser.add_argument("--poses", type=int, default=3, metavar="N", help="random poses of each [3]")
+    parser.add_argument("--json", metavar="FILE", help="write every number")
+    args = parser.parse_args()
+    methods = {"FPFH": None, "learned": LearnedDescriptor.load(args.weights)}
+    pairs = {name: shared(name) for name in PAIRS}
+    for descriptor in methods.values():
+        measured(pairs["demo"], CHANGES["10 % of it"], 0, descriptor)  # compiles
+    rows: dict[str, dict[str, dict[str, list[dict[str, Any]]]]] = {}
+    print(f"{'pair':<22}{'':<9}{'found':>10}{'wrong':>6}{'IR %':>8}{'FMR %':>7}{'RRE °':>8}{'RTE m':>8}{'s':>8}")
+    for name in args.pairs:
+        rows[name] = {}
+        for what, change in CHANGES.items():
+            rows[name][what] = {
+                method: [measured(pairs[name], change, seed, descriptor) for seed in range(args.poses)]
+                for method, descriptor in methods.items()
+            }
+            for method, runs in rows[name][what].items():
+                print(line(f"{name}, {what}", method, told(runs)), flush=True)
+    unseen = [name for name in args.pairs if name not in args.seen]
+    totals = {}
+    for method in methods:
+        runs = [row for name in unseen for part in rows[name].values() for row in part[method]]
+        if runs:
+            totals[method] = told(runs)
+            print(line("unseen, all", method, totals[method]))
+    accepted = {
+        method: sum(register(pairs[a].source, pairs[b].target, descriptor=d).success for a, b in UNLIKE)
+        for method, d in methods.items()
+    }
+    print(f"of {len(UNLIKE)} pairs of different scenes accepted: {accepted}")
+    if args.json:
+        content = {"rows": rows, "unseen": totals, "unlike": accepted, "config": methods["learned"].config.as_dict()}
+        with atomic_path(args.json) as temporary:
+            temporary.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
+    if not totals:
+        return 1
+    ours, theirs = totals["learned"], totals["FPFH"]
+    wins = ours["found"] >= theirs["found"] and ours["ir"] > theirs["ir"]
+    wins = wins and ours["wrong"] == 0 and accepted["learned"] == 0
+    print(f"beats FPFH where it was not trained: {'yes' if wins else 'no'}")
+    return 0 if wins else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

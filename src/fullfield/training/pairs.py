@@ -1,0 +1,145 @@
+"""Pairs of partial clouds cut from one cloud, with the places that are the same."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from fullfield.registration.descriptors import nearest
+from fullfield.registration.ransac import apply
+from fullfield.registration.resolution import CELLS, choose_voxel
+from fullfield.registration.scan import kept
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+    Draw = np.random.Generator
+
+PARTNER = 1.0
+"""Voxels within which mutual nearest points are the same place."""
+FEWEST = 32
+"""Places that a pair shares, at least."""
+_ATTEMPTS = 20
+_MOST_POINTS = 40  # a cell
+
+
+class Side(NamedTuple):
+    """One cloud of a pair, in voxels around its own middle."""
+
+    fine: Floats  # [F, 3], one point per half voxel
+    rows: NDArray[np.int64]  # [N], those that are described
+
+
+class Pair(NamedTuple):
+    """Two clouds of one scene."""
+
+    source: Side
+    target: Side
+    truth: Floats  # [4, 4], source into target
+    matches: NDArray[np.int64]  # [K, 2] into the two rows: mutual nearest within PARTNER
+
+    @property
+    def moved(self) -> Floats:
+        """[N, 3]: the described points of the source where the truth brings them."""
+        return apply(self.truth, self.source.fine[self.source.rows])
+
+
+def cut_pair(points: Floats, draw: np.random.Generator, cells: int = CELLS) -> Pair | None:
+    """Two overlapping parts of ``points`` [N, 3], each made worse on its own and turned at random.
+
+    Each side draws its own points (so that densities differ, also within a side), may lose what its viewpoint does not
+    see and what lies beyond a plane, gets noise, and its own rigid motion. Both are in voxels, of an edge with which
+    the larger has about ``cells`` of them. None where twenty draws found too little in common. The same state of
+    ``draw`` gives the same pair.
+    """
+    if len(points) > _MOST_POINTS * cells:
+        points = points[draw.choice(len(points), _MOST_POINTS * cells, replace=False)]
+    middle = (points.min(0) + points.max(0)) / 2
+    points = points - middle
+    for _ in range(_ATTEMPTS):
+        views = [_part(points, draw) for _ in range(2)]
+        if min(len(view) for view in views) < FEWEST:
+            continue
+        edge = choose_voxel(*views) * float(np.sqrt(CELLS / cells) * draw.uniform(0.75, 1.25))
+        if edge <= 0.0:
+            return None
+        noise = draw.choice((0.0, draw.uniform(0.0, 0.3)))
+        sides, poses = [], []
+        for view in views:
+            turn = _turn(draw)
+            cloud = (view / edge) @ turn.T
+            centre = (cloud.min(0) + cloud.max(0)) / 2
+            cloud = cloud - centre + draw.normal(scale=noise, size=cloud.shape)
+            fine = cloud[kept(cloud, 0.5)]
+            sides.append(Side(fine, kept(fine, 1.0)))
+            pose = np.eye(4)
+            pose[:3, :3], pose[:3, 3] = turn, -centre
+            poses.append(pose)
+        truth = poses[1] @ np.linalg.inv(poses[0])
+        matches = same_places(apply(truth, sides[0].fine[sides[0].rows]), sides[1].fine[sides[1].rows])
+        if len(matches) >= max(FEWEST, 0.15 * min(len(side.rows) for side in sides)):
+            return Pair(sides[0], sides[1], truth, matches)
+    return None
+
+
+def same_places(moved: Floats, target: Floats) -> NDArray[np.int64]:
+    """[K, 2]: rows of ``moved`` and ``target`` that are each other's nearest, within :data:`PARTNER`."""
+    if not len(moved) or not len(target):
+        return np.empty((0, 2), np.int64)
+    apart, forth = (column[:, 0] for column in nearest(target, moved))
+    back = nearest(moved, target)[1][:, 0]
+    rows = np.flatnonzero((back[forth] == np.arange(len(moved))) & (apart <= PARTNER))
+    return np.stack((rows, forth[rows]), 1)
+
+
+def _turn(draw: Draw) -> Floats:
+    """A rotation, each as likely as any other."""
+    turn, upper = np.linalg.qr(draw.normal(size=(3, 3)))
+    turn = turn * np.sign(np.diag(upper))
+    turned: Floats = turn * np.linalg.det(turn)
+    return turned
+
+
+def _part(points: Floats, draw: Draw) -> Floats:
+    part = points[draw.random(len(points)) < _density(points, draw)]
+    if len(part) and draw.random() < 0.7:
+        part = part[_seen(part, _viewpoint(part, draw))]
+    if len(part) and draw.random() < 0.7:
+        direction = draw.normal(size=3)
+        along = part @ direction
+        part = part[along >= np.quantile(along, draw.uniform(0.0, 0.5))]
+    return part
+
+
+def _density(points: Floats, draw: Draw) -> Floats:
+    """[N]: the share of points that are kept, all the same or less and less in one direction."""
+    most = draw.uniform(0.35, 0.95)
+    if draw.random() < 0.5:
+        return np.full(len(points), most)
+    direction = draw.normal(size=3)
+    along = points @ (direction / np.linalg.norm(direction))
+    thinned: Floats = most * np.exp(-draw.uniform(0.0, 2.0) * (along - along.min()) / max(float(np.ptp(along)), 1e-9))
+    return thinned
+
+
+def _viewpoint(points: Floats, draw: Draw) -> Floats:
+    """Somewhere in the box around the points, or a little outside."""
+    low, high = points.min(0), points.max(0)
+    place: Floats = (low + high) / 2 + draw.uniform(-0.65, 0.65, 3) * (high - low)
+    return place
+
+
+def _seen(points: Floats, eye: Floats) -> NDArray[np.bool_]:
+    """[N]: whether a point is about as near as the nearest in its direction. Directions are about five points each."""
+    away = points - eye
+    depth = np.maximum(np.linalg.norm(away, axis=1), 1e-9)
+    across = max(8, round(np.sqrt(len(points) / 5 / 2)))
+    row = np.arccos(np.clip(away[:, 2] / depth, -1, 1)) / np.pi * across
+    column = (np.arctan2(away[:, 1], away[:, 0]) / (2 * np.pi) + 0.5) * 2 * across
+    cell = row.astype(np.int64).clip(0, across - 1) * 2 * across + column.astype(np.int64).clip(0, 2 * across - 1)
+    first = np.full(2 * across * across, np.inf)
+    np.minimum.at(first, cell, depth)
+    visible: NDArray[np.bool_] = depth <= 1.1 * first[cell] + 0.02 * float(np.median(depth))
+    return visible

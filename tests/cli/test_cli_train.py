@@ -1,0 +1,75 @@
+"""``fullfield train descriptor``, and ``fullfield register --weights`` with what it writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fullfield.testing import room_scan
+
+TURN = np.array([[0.36, 0.48, -0.8], [-0.8, 0.6, 0.0], [0.48, 0.64, 0.6]])
+TINY = ("--channels", "6,8", "--steps", "2", "--pairs", "1", "--cells", "300", "--every", "1")
+
+
+@pytest.fixture
+def scans(scene: Path) -> Path:
+    """The folder with two scans of a room that share two thirds, the second turned."""
+    first, second = room_scan(3), room_scan(3, scan=1)
+    np.save(scene / "a.npy", first[first[:, 0] < 3.8])
+    np.save(scene / "b.npy", second[second[:, 0] > 1.0] @ TURN.T)
+    return scene
+
+
+def test_train_then_register(cli: Any, scans: Path) -> None:
+    pytest.importorskip("small_gicp")
+    ran = cli("train", "descriptor", "-o", "run", "--clouds", "a.npy", *TINY, "--json", "-q")
+    assert ran.code == 0
+    report = ran.json
+    assert report["weights"] == "run/weights.safetensors"
+    assert [row["step"] for row in report["history"]] == [1, 2]
+    assert report["training"]["descriptor"]["channels"] == [6, 8]
+    before = (scans / "run" / "weights.safetensors").read_bytes()
+    ran = cli("train", "descriptor", "-o", "run", "--clouds", "a.npy", *TINY, "-q")
+    assert ran.code == 0
+    assert ran.out.startswith("run/weights.safetensors: 2 steps")
+    assert (scans / "run" / "weights.safetensors").read_bytes() == before
+
+    words = ("register", "a.npy", "b.npy", "--voxel", "0.09", "--json")
+    ran = cli(*words, "--weights", "run/weights.safetensors")  # hardly trained, it is still near FPFH
+    assert ran.code == 0
+    assert ran.json["weights"] == "run/weights.safetensors"
+    assert np.abs(np.array(ran.json["transform"])[:3, :3] - TURN).max() < 0.01
+    plain = cli(*words).json
+    assert plain["weights"] is None
+    assert plain["matches"] != ran.json["matches"]
+
+
+def test_mistakes_are_one_line(refused: Any, scans: Path) -> None:
+    (scans / "w.safetensors").write_text("<html>")
+    np.save(scans / "few.npy", np.zeros((9, 3)))
+    (scans / "file").write_text("")
+    train = ("train", "descriptor", "-o", "run")
+    mistakes = {
+        ("register", "a.npy", "b.npy", "--weights", "w.safetensors"): "w.safetensors: expected weights",
+        ("register", "a.npy", "b.npy", "--weights", "no.safetensors"): "no.safetensors: no such file",
+        ("train", "nothing", "-o", "run"): "invalid choice: 'nothing'",
+        ("train", "descriptor"): "-o/--output",
+        ("train", "descriptor", "-o", "file"): "file: is a file; --output",
+        (*train, "--clouds", "no.npy"): "no.npy: no such file",
+        (*train, "--clouds", "a.png"): "a.png: unknown suffix",
+        (*train, "--clouds", "few.npy"): "few.npy: expected at least 1000 finite points",
+        (*train, "--inputs", "colour"): "--inputs: expected one of one, shape, fpfh",
+        (*train, "--spacing", "0.5"): "--inputs: expected fpfh only with spacing 1",
+        (*train, "--channels", "2000"): "--channels: expected an integer",
+        (*train, "--channels", "8,x"): "--channels",
+        (*train, "--synthetic", "2"): "--synthetic: expected a number",
+        (*train, "--cells", "5"): "--cells: expected an integer >= 100",
+        (*train, "--seed", "-1"): "--seed: expected a whole number >= 0",
+        (*train, "--device", "tpu"): "--device: expected a device",
+    }
+    for argv, message in mistakes.items():
+        assert message in refused(*argv), argv
+    assert not (scans / "run" / "weights.safetensors").exists()

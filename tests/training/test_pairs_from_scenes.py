@@ -1,0 +1,111 @@
+"""Made-up scenes, and the pairs that are cut from clouds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from fullfield.registration.descriptors import local_shapes
+from fullfield.testing import room_scan
+from fullfield.training import Pair, cut_pair, synthetic_scene
+from fullfield.training.pairs import PARTNER, _density, _seen, same_places
+
+Floats = NDArray[np.float64]
+
+
+def pair_of(seed: int, cells: int = 600) -> Pair:
+    draw = np.random.default_rng(seed)
+    pair = cut_pair(synthetic_scene(draw, 20_000), draw, cells)
+    assert pair is not None
+    return pair
+
+
+def test_scenes_come_from_their_seed() -> None:
+    scenes = [synthetic_scene(np.random.default_rng(seed), 5000) for seed in (0, 0, *range(1, 9))]
+    assert all(scene.shape == (5000, 3) and np.isfinite(scene).all() for scene in scenes)
+    assert np.array_equal(scenes[0], scenes[1])
+    widths = [float(np.ptp(scene, axis=0).max()) for scene in scenes[1:]]
+    assert len(set(widths)) == len(widths)
+    assert min(widths) < 10 < 20 < max(widths)  # rooms and streets
+
+
+def test_scenes_have_flat_bent_and_sharp_places() -> None:
+    flat, sharp = [], []
+    for seed in range(6):
+        scene = synthetic_scene(np.random.default_rng(seed))
+        curvature = local_shapes(scene, scene[::60], 0.015 * float(np.ptp(scene, axis=0).max()))[:, 0]
+        flat.append((curvature < 0.02).mean())
+        sharp.append((curvature > 0.2).mean())
+    assert 0.1 < np.mean(flat) < 0.9
+    assert 0.02 < np.mean(sharp) < 0.7
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_pair_shares_what_it_says(seed: int) -> None:
+    pair = pair_of(seed)
+    turn = pair.truth[:3, :3]
+    assert np.allclose(turn @ turn.T, np.eye(3), atol=1e-9)
+    assert np.linalg.det(turn) == pytest.approx(1)
+    assert np.abs(turn - np.eye(3)).max() > 0.1
+    there = pair.target.fine[pair.target.rows]
+    apart = np.linalg.norm(pair.moved[pair.matches[:, 0]] - there[pair.matches[:, 1]], axis=1)
+    assert apart.max() <= PARTNER
+    assert len(pair.matches) >= 32
+    assert len(np.unique(pair.matches[:, 0])) == len(np.unique(pair.matches[:, 1])) == len(pair.matches)
+    assert len(pair.matches) < 0.9 * max(len(pair.source.rows), len(there))  # parts only
+    for side in (pair.source, pair.target):
+        cells = np.floor(side.fine[side.rows])
+        assert len(np.unique(cells, axis=0)) == len(side.rows)  # one a voxel
+        assert np.abs((side.fine.min(0) + side.fine.max(0)) / 2).max() < 1.5
+        assert 50 < len(side.rows) < 5000
+
+
+def test_pairs_come_from_their_seed() -> None:
+    first, again, other = pair_of(3), pair_of(3), pair_of(4)
+    assert np.array_equal(first.source.fine, again.source.fine)
+    assert np.array_equal(first.truth, again.truth)
+    assert not np.allclose(first.truth, other.truth)
+
+
+def test_pairs_do_not_know_where_or_how_large_a_cloud_is() -> None:
+    cloud = room_scan(3)
+    near = cut_pair(cloud, np.random.default_rng(0), 500)
+    far = cut_pair(100 * cloud + 5e5, np.random.default_rng(0), 500)
+    assert near is not None
+    assert far is not None
+    assert abs(len(near.source.rows) - len(far.source.rows)) < 5
+    assert np.allclose(near.truth, far.truth, atol=1e-3)
+
+
+def test_what_cannot_be_cut_is_none() -> None:
+    draw = np.random.default_rng(0)
+    assert cut_pair(np.zeros((5000, 3)), draw) is None
+    assert cut_pair(draw.random((40, 3)), draw) is None
+
+
+def test_same_places_are_mutual() -> None:
+    draw = np.random.default_rng(1)
+    first, second = 8 * draw.random((80, 3)), 8 * draw.random((60, 3))
+    apart = np.linalg.norm(first[:, None] - second[None], axis=2)
+    wanted = [
+        [i, j] for i in range(80) if apart[:, j := int(apart[i].argmin())].argmin() == i and apart[i, j] <= PARTNER
+    ]
+    assert same_places(first, second).tolist() == wanted
+    assert same_places(first[:0], second).shape == (0, 2)
+
+
+def test_a_viewpoint_does_not_see_through_a_wall() -> None:
+    draw = np.random.default_rng(2)
+    wall, behind = draw.uniform(-1, 1, (2, 4000, 3))
+    wall[:, 0], behind[:, 0] = 0.0, -1.0
+    seen = _seen(np.concatenate([wall, 0.5 * behind]), np.array([1.0, 0.0, 0.0]))
+    assert seen[:4000].mean() > 0.95
+    assert seen[4000:].mean() < 0.05
+
+
+def test_density_falls_in_one_direction_or_nowhere() -> None:
+    points = np.random.default_rng(3).random((500, 3))
+    shares = [_density(points, np.random.default_rng(seed)) for seed in range(20)]
+    assert all(0 < share.min() <= share.max() <= 0.95 for share in shares)
+    assert 3 < sum(np.ptp(share) > 0.05 for share in shares) < 17
