@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fullfield.estimators
 import fullfield.io
@@ -111,6 +112,54 @@ def test_doctor_says_what_tensors_on_a_gpu_get(cli: Any, monkeypatch: pytest.Mon
     )
     assert told in ran.out
     assert cli("doctor", "--json").json["correlation_on_gpus"]["cuda:1"]["backend"] == "reference"
+
+
+def test_doctor_says_what_tvl1_runs_on(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def options(device: str = "cpu") -> list[tuple[str, str | None]]:
+        return [("cuda", None if device == "cuda:0" else "needs a newer GPU"), ("reference", None)]
+
+    monkeypatch.setattr("fullfield.ops.tvl1.backends", options)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    told = (
+        "tvl1          on cuda:0: backend cuda\n"
+        "              reference: can run; cuda comes first\n"
+        "tvl1          on cuda:1: backend reference\n"
+        "              cuda: needs a newer GPU\n"
+    )
+    assert told in cli("doctor").out
+    assert cli("doctor", "--json").json["tvl1_on_gpus"]["cuda:0"]["backend"] == "cuda"
+
+
+def test_doctor_says_what_points_on_a_gpu_get(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cli("doctor", "--json").json["operators"]["neighbors"]["backend"] == "cpu"
+    monkeypatch.setattr("fullfield.cli.doctor._gpus", lambda: ["cuda:0"])
+    monkeypatch.setattr("fullfield.ops.correlation.backends", lambda _: [("cuda", None)])
+    monkeypatch.setattr("fullfield.models.prepared.why_not", lambda _: None)
+    monkeypatch.setattr("fullfield.ops.neighbors.backends", lambda *_: {"cuda": None, "cpu": "is for CPUs"})
+    monkeypatch.setattr("fullfield.ops.point_conv.backends", lambda *_: [("cuda", "too old"), ("cpu", None)])
+    out = cli("doctor").out
+    assert "neighbors     on cuda:0: backend cuda\n              cpu: is for CPUs\n" in out
+    assert "point_conv    on cuda:0: backend cpu\n              cuda: too old\n" in out
+
+
+def test_doctor_says_whether_the_fast_form_of_networks_runs(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fullfield.ops.correlation.backends", lambda *_: [("reference", None)])
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert cli("doctor", "--json").json["fast_networks"] == {}
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (7 + torch.device(device).index, 5))
+    monkeypatch.setattr("torch.backends.cudnn.is_available", lambda: True)
+    monkeypatch.setattr("fullfield.ops.fused.cuda.nvrtc_why_not", lambda: None)
+    out = cli("doctor").out
+    assert "fast networks on cuda:0: the kernels need compute capability 8.0, cuda:0 has 7.5" in out
+    assert "fast networks on cuda:1: half precision, fused kernels" in out
+    assert "fast networks on the CPU: float32" in out
+    monkeypatch.setattr("torch.backends.cudnn.is_available", lambda: False)
+    assert cli("doctor", "--json").json["fast_networks"]["cuda:1"] == "cuDNN is missing"
+    monkeypatch.setattr("fullfield.ops.fused.cuda.nvrtc_why_not", lambda: "NVRTC was not found")
+    assert cli("doctor", "--json").json["fast_networks"]["cuda:1"] == "NVRTC was not found"
 
 
 def test_doctor_on_a_machine_that_does_not_work(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,7 @@ def rooms(scene: Path) -> str:
     return "3dmatch:set"
 
 
-def test_a_table_of_samples_and_scoring_again(cli: Any, rooms: str) -> None:
+def test_a_table_of_samples_and_scoring_again(cli: Any, refused: Callable[..., str], rooms: str) -> None:
     ran = cli("evaluate", "fpfh", rooms, "--samples", "400,60")
     assert ran.code == 0, ran.err
     assert ran.out.startswith("runs/3dmatch/fpfh: fpfh, 2 pairs, 1 of them count")
@@ -50,6 +50,8 @@ def test_a_table_of_samples_and_scoring_again(cli: Any, rooms: str) -> None:
     assert again["runs"][0]["criteria"]["max_rmse"] is None
     assert "pairs" not in again["runs"][0]
     assert cli("evaluate", "fpfh", rooms, "--samples", "400", "--json").json["runs"][0]["this_call"]["estimated"] == 0
+    words = ("--samples", "400", "--score-only", "-o", "runs/3dmatch/fpfh")
+    assert "samples-400: holds fpfh, not learned" in refused("evaluate", "learned", rooms, *words)
 
 
 def test_parameters_reach_the_method(cli: Any, refused: Callable[..., str], rooms: str) -> None:
@@ -65,7 +67,7 @@ def test_parameters_reach_the_method(cli: Any, refused: Callable[..., str], room
     ("arguments", "words"),
     [
         (("fpfh", "pairs:set"), f"expected NAME one of {', '.join(SCANS)}"),
-        (("tvl1", "3dmatch:set"), "expected NAME:FOLDER with NAME one of"),
+        (("tvl1", "3dmatch:set"), "NAME:FOLDER: 3dmatch has pairs of point clouds, which 'fullfield evaluate' takes"),
         (("fpfh", "3dmatch:set", "--scale", "1/2"), "--scale: MODEL fpfh registers point clouds; leave it out"),
         (("fpfh", "3dmatch:set", "--updates", "2"), "--updates: MODEL fpfh registers point clouds"),
         (("tvl1", "pairs:set", "--voxel", "1"), "--voxel: MODEL tvl1 estimates flow; leave it out"),
@@ -75,6 +77,12 @@ def test_parameters_reach_the_method(cli: Any, refused: Callable[..., str], room
         (("fpfh", "3dmatch:set", "--device", "cuda"), "--device: expected cpu"),
         (("fpfh", "3dmatch:set", "--score-only"), "there is no run in runs/3dmatch/fpfh/samples-5000"),
         (("fpfh", "3dmatch:set", "--score-only", "--ransac", "9"), "--ransac: --score-only registers nothing"),
+        (("fpfh", "3dmatch:set", "--weights", "w"), "--weights: MODEL fpfh registers point clouds"),
+        (("learned", "3dmatch:set"), "--weights: MODEL learned needs its file"),
+        (("learned", "3dmatch:set", "--weights", "w"), "w: no such file"),
+        (("learned", "3dmatch:set", "--weights", "set/room/gt.log"), "gt.log: expected weights"),
+        (("learned", "3dmatch:set", "--weights", "w", "--updates", "2"), "--updates: MODEL learned registers"),
+        (("learned", "3dmatch:set", "--weights", "w", "--score-only"), "--weights: --score-only registers nothing"),
         (("nothing", "3dmatch:set"), "invalid choice: 'nothing'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

@@ -51,6 +51,10 @@ def test_a_preset_and_changes() -> None:
         lambda_=0.2, scales=None
     )
     assert _chosen("--scales", "4").config.scales == 4
+    chosen = _chosen("--precision", "float16", "--schedule", "global")
+    assert (chosen.config.precision, chosen.config.schedule) == ("float16", "global")
+    with pytest.raises(InputError, match="^--precision: expected one of float32, float16, got 'fast'"):
+        _chosen("--precision", "fast")
 
 
 @pytest.mark.usefixtures("two_methods")
@@ -88,7 +92,8 @@ def test_help_names_what_the_presets_set(cli: Any) -> None:
     assert "--rounds N" in text
     assert "(--method other)" in text
     assert "parameters of TV-L1, Other (--method tvl1, other)" in text
-    assert "[tvl1: default 10, fast 4, paper 1; other: 1]" in text
+    assert "tvl1: linearisations of the data term per level [default 10, fast 4, paper 1]; other: shared with" in text
+    assert "--precision {float32,float16}|{exact,fast,bfloat16}" in text
     assert "[3,5]" in text
 
 

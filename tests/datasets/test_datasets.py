@@ -341,6 +341,8 @@ def test_rendered(tmp_path: Path) -> None:
     assert sample.occluded is not None
     assert sample.occluded.nonzero().tolist() == [[1, 1]]
     assert Rendered(tmp_path).name == "rendered"
+    with pytest.raises(InputError, match="is a shot, with frames in it; expected the folder that holds the shots"):
+        Rendered(tmp_path / "010_0050")
 
 
 def test_pairs_of_numbered_frames(tmp_path: Path) -> None:

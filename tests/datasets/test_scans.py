@@ -96,6 +96,15 @@ def test_3dmatch_missing_parts_are_named(tmp_path: Path) -> None:
         ThreeDMatch(tmp_path)
 
 
+@pytest.mark.parametrize("log", ["stairs-evaluation/gt.log", "benchmarks/3DMatch/stairs/gt.log"])
+def test_a_scene_with_a_list_and_without_clouds_is_not_left_out_in_silence(tmp_path: Path, log: str) -> None:
+    three_d_match(tmp_path)
+    (tmp_path / log).parent.mkdir(parents=True)
+    (tmp_path / log).write_text(block(0, 2, np.eye(4)))
+    with pytest.raises(InputError, match=rf"stairs: expected clouds .*, as .*{log} lists"):
+        ThreeDMatch(tmp_path)
+
+
 CAMERA = np.array([[0.0, -1, 0, 0.1], [0, 0, -1, -0.2], [1, 0, 0, 0.3], [0, 0, 0, 1]])
 
 

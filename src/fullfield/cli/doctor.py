@@ -24,7 +24,8 @@ _PACKAGES = {
     "h5py": ".flo5",
     "PIL": "JPEG and labels in pictures",
 }
-_OPERATORS = ("correlation", "tvl1")
+_OPERATORS = ("correlation", "neighbors", "point_conv", "tvl1")
+_ON_POINTS = ("neighbors", "point_conv")
 
 
 def add_parser(verbs: Any) -> argparse.ArgumentParser:
@@ -50,7 +51,10 @@ def run(args: argparse.Namespace) -> int:
         "system": _attempt(_system)[0],
         "devices": _attempt(_devices)[0],
         "operators": {name: _attempt(partial(_backends, name))[0] for name in _OPERATORS},
-        "correlation_on_gpus": _attempt(_on_gpus)[0],
+        "correlation_on_gpus": _attempt(partial(_on_gpus, "correlation"))[0],
+        "tvl1_on_gpus": _attempt(partial(_on_gpus, "tvl1"))[0],
+        "points_on_gpus": _attempt(_points_on_gpus)[0],
+        "fast_networks": _attempt(_fast_networks)[0],
         "networks": _attempt(_networks)[0],
         "ptlflow": _attempt(_ptlflow)[0],
         "kernel_cache": {"problem": cache_problem} if cache is None else cache,
@@ -106,20 +110,38 @@ def _devices() -> dict[str, str | None]:
 
 def _backends(operator: str, *device: str) -> dict[str, Any]:
     """The backend chosen on the device, by default the CPU, and why each other one is not."""
-    options = import_module(f"fullfield.ops.{operator}").backends(*device)
+    options = list(dict(import_module(f"fullfield.ops.{operator}").backends(*device)).items())
     chosen = next((name for name, reason in options if reason is None), None)
     reasons = {name: reason or f"can run; {chosen} comes first" for name, reason in options if name != chosen}
     return {"backend": chosen, "others": reasons}
 
 
-def _on_gpus() -> dict[str, Any]:
-    """What tensors on every GPU get of the correlation lookup."""
+def _gpus() -> list[str]:
     import torch
 
     gpus = [f"cuda:{index}" for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     if sys.platform == "darwin" and torch.backends.mps.is_available():
         gpus.append("mps")
-    return {gpu: _backends("correlation", gpu) for gpu in gpus}
+    return gpus
+
+
+def _on_gpus(operator: str) -> dict[str, Any]:
+    """What tensors on every GPU get of the operator."""
+    return {gpu: _backends(operator, gpu) for gpu in _gpus()}
+
+
+def _points_on_gpus() -> dict[str, Any]:
+    """What tensors on every GPU get of the operators on points."""
+    return {gpu: {operator: _backends(operator, gpu) for operator in _ON_POINTS} for gpu in _gpus()}
+
+
+def _fast_networks() -> dict[str, str | None]:
+    """For every GPU None where networks have their fast form, else the reason they have none."""
+    import torch
+
+    from fullfield.models.prepared import why_not
+
+    return {gpu: why_not(torch.device(gpu)) for gpu in _gpus()}
 
 
 def _networks() -> dict[str, dict[str, str | None]]:
@@ -196,6 +218,14 @@ def _print(findings: dict[str, Any]) -> None:
         _print_backends("correlation", f"on {gpu}: ", found)
     if not gpus:
         print("correlation   on GPUs: there is none that PyTorch can use")
+    for gpu, found in (findings["tvl1_on_gpus"] or {}).items():
+        _print_backends("tvl1", f"on {gpu}: ", found)
+    for gpu, operators in (findings["points_on_gpus"] or {}).items():
+        for operator, found in operators.items():
+            _print_backends(operator, f"on {gpu}: ", found)
+    for gpu, reason in (findings["fast_networks"] or {}).items():
+        print(f"{'fast networks':<14}on {gpu}: {'half precision, fused kernels' if reason is None else reason}")
+    print(f"{'fast networks':<14}on the CPU: float32, the preset fast is exact there")
     for method, found in (findings["networks"] or {}).items():
         missing = f"weights {found['weights']} are not here: fullfield weights fetch {found['weights']}"
         print(f"{method:<14}{found['path'] or missing}")

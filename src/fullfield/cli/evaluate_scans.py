@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from fullfield.datasets import Criteria, ScanDataset
+    from fullfield.evaluation import ScanRun
     from fullfield.evaluation.sharing import Share
 
-METHODS = ("fpfh",)
+METHODS = ("fpfh", "learned")
 _DEST = "scans "
 _SAMPLES = 5000
 _CRITERIA = ("max_rre", "max_rte", "max_rmse", "inlier_distance", "inlier_ratio")
@@ -64,9 +65,9 @@ def refuse(options: Iterable[str], why: str) -> None:
         raise InputError(f"{option}: {why}; leave it out")
 
 
-def run(args: argparse.Namespace, share: Share) -> int:
-    """Check, register what is missing, score, report."""
-    from fullfield.evaluation import Registrar, ScanRun, Setting, evaluate_scans, score_scans
+def run(args: argparse.Namespace, share: Share, weights: str | None = None) -> int:
+    """Check, register what is missing, score, report; ``weights``: the file of MODEL learned."""
+    from fullfield.evaluation import Registrar, Setting, evaluate_scans, score_scans
 
     dataset = _opened(args.dataset)
     if args.device != "cpu":
@@ -76,6 +77,13 @@ def run(args: argparse.Namespace, share: Share) -> int:
         refuse((f"--{name}" for name in ("voxel", "seed", "ransac") if name in told), "--score-only registers nothing")
     if told.get("seed", 0) < 0:
         raise InputError(f"--seed: expected a whole number >= 0, got {told['seed']}")
+    learned = args.method == "learned"
+    if learned and args.score_only:
+        refuse(["--weights"] if weights is not None else [], "--score-only registers nothing")
+    elif learned and weights is None:
+        raise InputError("--weights: MODEL learned needs its file, as fullfield train descriptor writes it")
+    elif weights is not None:
+        paths.check_input(weights, "--weights")
     criteria = _criteria(dataset, told)
     folder = Path(args.output or f"runs/{dataset.name}/{args.method}")
     paths.check_new_folder(os.fspath(folder), "--output")
@@ -86,20 +94,34 @@ def run(args: argparse.Namespace, share: Share) -> int:
             setting = Setting(share=share, progress=progress.part(at / len(counts), (at + 1) / len(counts)))
             place = folder / f"samples-{samples}"
             if args.score_only:
-                if not place.is_dir():
-                    raise InputError(f"--score-only: there is no run in {place}; name its parent with --output")
-                results[place] = score_scans(dataset, ScanRun.load(place), criteria=criteria, setting=setting)
+                stored = _stored(place, args.method)
+                results[place] = score_scans(dataset, stored, criteria=criteria, setting=setting)
                 continue
             method = Registrar(
                 voxel=told.get("voxel"),
                 seed=told.get("seed", 0),
                 iterations=told.get("ransac", 50_000),
                 samples=samples,
+                weights=weights,
             )
             results[place] = evaluate_scans(method, dataset, place, setting, criteria=criteria)
     if share.rank == 0:
         _report(args, folder, results)
     return 0
+
+
+def _stored(place: Path, method: str) -> ScanRun:
+    """The run to score again, which must be of this method."""
+    from fullfield.evaluation import ScanRun
+
+    if not place.is_dir():
+        raise InputError(
+            f"--score-only: there is no run in {place}; name its parent with --output, its number with --samples"
+        )
+    run = ScanRun.load(place)
+    if run.config.get("method") != method:
+        raise InputError(f"{place}: holds {run.config.get('method')}, not {method}")
+    return run
 
 
 def _opened(word: str) -> ScanDataset:

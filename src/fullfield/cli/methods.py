@@ -7,7 +7,7 @@ import dataclasses
 import types
 import typing
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from fullfield import _check
@@ -19,7 +19,7 @@ from fullfield.estimators.network_config import RANDOM
 from fullfield.estimators.registry import DEFAULT_PRESET, METHODS, Method, canonical, method_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -59,6 +59,9 @@ class Chosen:
             return
         if self.origin is not None and self.origin.is_missing and not quiet:
             note(f"fetching the weights {self.origin.name}")
+
+        if getattr(self.config, "alt_cuda_corr", None) is not None and not quiet:
+            note(f"compiling alt_cuda_corr from {self.config.alt_cuda_corr}, about a minute")
 
         def told(have: int, total: int | None) -> None:
             progress(*fetching(f"the weights of {self.method}", have, total))
@@ -145,12 +148,16 @@ def parameters(method: str) -> dict[str, Parameter]:
     return found
 
 
-def add_method_options(parser: argparse.ArgumentParser, *, positional: bool = False) -> Any:
-    """``--method``, or MODEL in its place, and what every method understands; returns the group."""
+def add_method_options(parser: argparse.ArgumentParser, *, positional: bool = False, others: Sequence[str] = ()) -> Any:
+    """``--method``, or MODEL in its place, and what every method understands; returns the group.
+
+    ``others`` are taken as MODEL too; they are no methods of flow.
+    """
     presets = dict.fromkeys(name for method in METHODS.values() for name in method.presets())
     group = parser.add_argument_group("estimation")
     if positional:
-        parser.add_argument("method", type=_method, metavar="MODEL", help=", ".join(METHODS))
+        known = partial(_method, others=others)
+        parser.add_argument("method", type=known, metavar="MODEL", help=", ".join((*METHODS, *others)))
     else:
         group.add_argument(
             "--method",
@@ -168,11 +175,14 @@ def add_method_options(parser: argparse.ArgumentParser, *, positional: bool = Fa
     return group
 
 
-def _method(text: str) -> str:
+def _method(text: str, others: Sequence[str] = ()) -> str:
+    if text in others:
+        return text
     try:
         return canonical(text)
     except InputError:
-        raise argparse.ArgumentTypeError(f"invalid choice: {text!r} (choose from {', '.join(METHODS)})") from None
+        names = ", ".join((*METHODS, *others))
+        raise argparse.ArgumentTypeError(f"invalid choice: {text!r} (choose from {names})") from None
 
 
 def use_threads(count: int | None) -> None:
@@ -215,23 +225,36 @@ def words(method: str) -> dict[str, str]:
 
 def add_parameter_options(parser: argparse.ArgumentParser) -> None:
     """A group of options per method, or per several methods that share them."""
-    shared: dict[tuple[str, ...], dict[str, Parameter]] = {}
+    shared: dict[tuple[str, ...], dict[str, dict[str, Parameter]]] = {}
     for name in METHODS:
         for option, parameter in parameters(name).items():
-            shared.setdefault(_owners(option), {}).setdefault(option, parameter)
+            shared.setdefault(_owners(option), {}).setdefault(option, {})[name] = parameter
     for owners, options in shared.items():
         titles = ", ".join(METHODS[name].title for name in owners)
         group = parser.add_argument_group(f"parameters of {titles} (--method {', '.join(owners)})")
-        for parameter in options.values():
-            _add_parameter(group, parameter, f"{parameter.help}{_values(owners, parameter.field)}".replace("%", "%%"))
+        for meanings in options.values():
+            _add_parameter(group, meanings)
 
 
-def _add_parameter(group: Any, parameter: Parameter, text: str) -> None:
-    common = {"dest": _DEST + parameter.option, "default": argparse.SUPPRESS, "help": text}
+def _add_parameter(group: Any, meanings: dict[str, Parameter]) -> None:
+    """One option, with what it means to each method that has it."""
+    parameter = next(iter(meanings.values()))
+    alike: dict[str, list[str]] = {}
+    for name, meaning in meanings.items():
+        alike.setdefault(meaning.help, []).append(name)
+    texts = [f"{help}{_values(tuple(names), parameter.field)}" for help, names in alike.items()]
+    if len(alike) > 1:
+        texts = [f"{', '.join(names)}: {text}" for text, names in zip(texts, alike.values(), strict=True)]
+    common = {
+        "dest": _DEST + parameter.option,
+        "default": argparse.SUPPRESS,
+        "help": "; ".join(texts).replace("%", "%%"),
+    }
     if parameter.is_switch:
         group.add_argument(parameter.option, action=argparse.BooleanOptionalAction, **common)
     else:
-        group.add_argument(parameter.option, metavar=parameter.metavar, **common)
+        metavar = "|".join(dict.fromkeys(meaning.metavar for meaning in meanings.values()))
+        group.add_argument(parameter.option, metavar=metavar, **common)
 
 
 def _owners(option: str) -> tuple[str, ...]:
@@ -242,6 +265,12 @@ def _owners(option: str) -> tuple[str, ...]:
 def given(args: argparse.Namespace) -> list[str]:
     """The parameter options on the command line."""
     return [dest.removeprefix(_DEST) for dest in vars(args) if dest.startswith(_DEST)]
+
+
+def text(args: argparse.Namespace, option: str) -> str | None:
+    """What a parameter option on the command line says; None where it is not there."""
+    found: str | None = getattr(args, _DEST + option, None)
+    return found
 
 
 def _changes(args: argparse.Namespace, method: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from fullfield._check import InputError
 from fullfield.datasets.base import FlowDataset
 from fullfield.datasets.layout import consecutive, existing, files, folder, nonempty, number, subfolders
 from fullfield.datasets.sample import Record
@@ -37,6 +38,8 @@ class Rendered(FlowDataset):
 
     def __init__(self, root: str | os.PathLike[str], *, name: str = "rendered") -> None:
         base = folder(Path(root), what="the rendered shots")
+        if (base / "frames").is_dir():
+            raise InputError(f"{base}: is a shot, with frames in it; expected the folder that holds the shots")
         records = []
         for shot in nonempty(subfolders(base), base, "a folder for each shot"):
             frames = folder(shot, "frames", what="rendered frames")

@@ -41,8 +41,19 @@ class ThreeDMatch(ScanDataset):
         _check.choice(benchmark, "benchmark", _BENCHMARKS)
         self._lists = _BENCHMARKS[benchmark]
         top = layout.folder(Path(root), what="3DMatch")
+        self._check_clouds(top)
         records = [record for scene, log in self._scenes(top) for record in _pairs(top / scene, log)]
         super().__init__(benchmark, root, records)
+
+    def _check_clouds(self, top: Path) -> None:
+        """Every scene that has a list of pairs has clouds: without one the recall would be another benchmark's."""
+        beside = "-evaluation"
+        lists = {log.parent.name: log for log in sorted((top / "benchmarks" / self._lists).glob("*/gt.log"))}
+        if self._lists == "3DMatch":
+            lists |= {log.parent.name.removesuffix(beside): log for log in sorted(top.glob(f"*{beside}/gt.log"))}
+        for scene, log in lists.items():
+            if not any((top / scene).glob("cloud_bin_*")):
+                raise InputError(f"{top / scene}: expected clouds (cloud_bin_0.ply ...), as {log} lists pairs of them")
 
     def _scenes(self, top: Path) -> Iterator[tuple[str, Path]]:
         for folder in layout.subfolders(top):
