@@ -53,7 +53,7 @@ def test_a_preset_and_changes() -> None:
     assert _chosen("--scales", "4").config.scales == 4
     chosen = _chosen("--precision", "float16", "--schedule", "global")
     assert (chosen.config.precision, chosen.config.schedule) == ("float16", "global")
-    with pytest.raises(InputError, match="^--precision: expected one of float32, float16, got 'fast'"):
+    with pytest.raises(InputError, match=r"^--precision: expected one of float32, float16, got 'fast'"):
         _chosen("--precision", "fast")
 
 
