@@ -1,13 +1,15 @@
-"""Descriptors, matches, RANSAC: each against what it must be."""
+"""Descriptors, matches, RANSAC, refinement: each against what it must be."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from fullfield.registration.descriptors import BINS, histograms, plane_normals
 from fullfield.registration.matching import mutual_matches
 from fullfield.registration.ransac import apply, fit_rigid, hypotheses
+from fullfield.registration.refinement import Refiner, library
 
 Floats = NDArray[np.float64]
 
@@ -112,3 +114,28 @@ def test_ransac_finds_the_pose_among_wrong_matches() -> None:
 def test_ransac_without_enough_matches_finds_nothing() -> None:
     assert hypotheses(np.zeros((2, 3)), np.zeros((2, 3)), 1.0) == []
     assert hypotheses(np.zeros((50, 3)), np.zeros((50, 3)), 1.0) == []
+
+
+def test_points_without_partners_are_not_searched_for() -> None:
+    """A search far from the other cloud takes ten times as long as one beside it."""
+    pytest.importorskip("small_gicp")
+    rng = np.random.default_rng(0)
+    target = rng.random((2000, 3)) * (20, 20, 1) + np.sin(rng.random((2000, 1)) * 3) * (0, 0, 4)
+    near, far = target + 0.3, rng.random((500, 3)) + 200.0
+    start, sizes = np.eye(4), []
+    refiner = Refiner(np.concatenate((near, far)), target)
+    align = refiner._gicp.align
+
+    class Watched:
+        def __getattr__(self, name: str) -> object:
+            return getattr(library(), name)
+
+        def align(self, target: object, source: object, *rest: object, **options: object) -> object:
+            sizes.append(source.size())  # type: ignore[attr-defined]
+            return align(target, source, *rest, **options)
+
+    refiner._gicp = Watched()
+    found = refiner(start, (2.0, 1.0))
+    assert sizes == [2000, 2000]
+    np.testing.assert_array_equal(found, Refiner(near, target)(start, (2.0, 1.0)))
+    assert np.array_equal(Refiner(far, target)(start, (2.0, 1.0)), start)

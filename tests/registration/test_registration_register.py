@@ -126,6 +126,12 @@ def test_hopeless_clouds_are_an_honest_failure(room: tuple[Floats, Floats], poin
             errors(found, np.eye(4), room[0])
 
 
+def test_too_few_matches_are_named(room: tuple[Floats, Floats]) -> None:
+    found = register(*room, voxel=1e-6)  # no point has a neighbour
+    assert not found.success
+    assert f"have {found.matches} matches" in str(found.reason)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

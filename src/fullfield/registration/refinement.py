@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fullfield._check import InputError
+from fullfield.registration.descriptors import nearest
+from fullfield.registration.ransac import apply
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 _NEIGHBORS = 20
+_FEWEST = 3
+_SLACK = 6.0
+"""Voxels: how far a step may bring a point closer, and the reach of its neighbours."""
 
 
 def library() -> Any:
@@ -32,11 +37,12 @@ def library() -> Any:
 
 
 class Refiner:
-    """Two clouds prepared once. Lengths are voxels; one thread, so that the result is the same each time."""
+    """A source, and a target prepared once. Lengths are voxels; one thread: the same result each time."""
 
     def __init__(self, source: Floats, target: Floats) -> None:
         self._gicp = library()
-        (self._source, _), (self._target, self._tree) = (self._prepared(points) for points in (source, target))
+        self._points, self._goal = source, target
+        self._target, self._tree = self._prepared(target)
 
     def _prepared(self, points: Floats) -> tuple[Any, Any]:
         cloud = self._gicp.PointCloud(points)
@@ -44,19 +50,28 @@ class Refiner:
         self._gicp.estimate_covariances(cloud, tree, min(_NEIGHBORS, len(points)))
         return cloud, tree
 
+    def _source_near(self, transform: Floats, reach: float) -> Any:
+        """The points of the source that may find a partner: a search for the others would take most of the time."""
+        apart, _ = nearest(self._goal, apply(transform, self._points))
+        near = self._points[apart[:, 0] <= reach + _SLACK]
+        return self._prepared(near)[0] if len(near) >= _FEWEST else None
+
     def __call__(self, transform: Floats, reaches: Sequence[float], *, iterations: int = 30) -> Floats:
         """``transform`` refined with partners at most each of ``reaches`` away, in turn."""
         for reach in reaches:
+            source = self._source_near(transform, reach)
+            if source is None:
+                break
             found = self._gicp.align(
                 self._target,
-                self._source,
+                source,
                 self._tree,
                 transform,
                 registration_type="GICP",
                 max_correspondence_distance=reach,
                 max_iterations=iterations,
             )
-            if found.num_inliers < 3 or not np.isfinite(found.T_target_source).all():
+            if found.num_inliers < _FEWEST or not np.isfinite(found.T_target_source).all():
                 break
             transform = np.asarray(found.T_target_source, np.float64)
         return transform
