@@ -13,7 +13,7 @@ from fullfield import InputError
 from fullfield.io import read_point_cloud
 from fullfield.models.pointcnnpp import PointPyramid
 from fullfield.ops.neighbors import Neighbors, backends, grid_downsample, knn_search, radius_search
-from fullfield.ops.point_conv import knn_geometry, point_pool, radius_geometry
+from fullfield.ops.point_conv import knn_geometry, point_pool, radius_geometry, voxel_geometry
 
 REASON = backends("cuda")["cuda"] if torch.cuda.is_available() else "no GPU that PyTorch can use"
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(REASON is not None, reason=str(REASON))]
@@ -78,6 +78,13 @@ def test_geometries(place: str, kernel: tuple[int, int, int]) -> None:
                 assert all(torch.equal(a.cpu(), b) for a, b in zip(one, two, strict=True))
 
 
+def test_voxels_that_begin_at_a_point() -> None:
+    """Quotients are rounded once: 0.3 / 0.1 lies below 3, 0.3 times 1 / 0.1 does not."""
+    points = (torch.arange(-30, 30, dtype=torch.float64)[:, None] / 10).repeat(1, 3)
+    found, right = voxel_geometry(points.cuda(), 0.1), voxel_geometry(points, 0.1)
+    assert all(torch.equal(a.cpu(), b) for a, b in zip(found.triplets(), right.triplets(), strict=True))
+
+
 def test_several_geometries_at_once() -> None:
     """Searches that share buckets, and a cloud that ends in one point a level."""
     points, offsets = cloud(4000, 7, 0.5), torch.tensor([0, 1500, 1500, 1501, 4000])
@@ -128,6 +135,20 @@ def test_every_run_and_stream_gives_the_same() -> None:
     stream.synchronize()
     for one, two in zip(first.directions(), again.directions(), strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+def test_results_take_no_memory_that_is_still_read() -> None:
+    """One free block that every allocation is cut from."""
+    points = (cloud(200_000) * torch.tensor([1.0, 1.0, 0.01])).cuda()
+    right = radius_search(points, 0.03, backend="cuda")
+    near = knn_search(points, 8, backend="cuda")
+    torch.cuda.empty_cache()
+    for _ in range(3):
+        block = torch.empty(1 << 29, dtype=torch.uint8, device="cuda")
+        del block
+        assert same(radius_search(points, 0.03, backend="cuda"), right)
+        assert same(knn_search(points, 8, backend="cuda"), near)
+        torch.cuda.empty_cache()
 
 
 def test_ten_million_points() -> None:

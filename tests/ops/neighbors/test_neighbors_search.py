@@ -126,7 +126,9 @@ def test_input_is_left_alone_and_may_be_strided() -> None:
         ({"points": torch.zeros(5, 2)}, r"points: expected shape \[N, 3\]"),
         ({"points": torch.zeros(5, 3, dtype=torch.int32)}, "points: expected dtype"),
         ({"points": torch.full((5, 3), torch.nan)}, "5 of 5 points have NaN"),
-        ({"radius": 0.0}, "radius: expected a number > 0"),
+        ({"radius": 0.0}, "radius: expected a number >= 1e-18 and <= 1e[+]18"),
+        ({"radius": 1e-30}, "radius: expected"),  # squares that float32 does not hold
+        ({"radius": 1e30}, "radius: expected"),
         ({"offsets": torch.tensor([0, 4])}, "offsets that rise from 0 to 5"),
         ({"offsets": torch.tensor([0, 3, 2, 5])}, "offsets that rise"),
         ({"queries": torch.zeros(2, 3, dtype=torch.float64)}, "queries: expected dtype float32"),

@@ -203,6 +203,9 @@ def test_mistakes_are_named() -> None:
     for call, word in (
         (lambda: radius_geometry(bad, 0.1), "points"),
         (lambda: radius_geometry(points, -0.1), "grid"),
+        (lambda: radius_geometry(points, 1e-50, radius=0.1), "grid"),  # 0 in float32
+        (lambda: radius_geometry(points, 0.1, radius=1e30), "radius"),
+        (lambda: knn_geometry(points, 1e-50, 3), "grid"),
         (lambda: radius_geometry(points, 0.1, 9), "kernel_size"),
         (lambda: radius_geometry(points, 0.1, (3, 3)), "kernel_size"),
         (lambda: radius_geometry(points, 0.1, radius=0.0), "radius"),

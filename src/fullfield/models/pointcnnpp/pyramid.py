@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.ops.neighbors.downsampling import thin
-from fullfield.ops.neighbors.ragged import Cloud, check_cloud
+from fullfield.ops.neighbors.ragged import Cloud, check_cloud, check_length
 from fullfield.ops.point_conv import PointGeometry, kernel_radius
 from fullfield.ops.point_conv.arguments import kernel_sides
 from fullfield.ops.point_conv.geometry import RadiusRequest, radius_geometries
@@ -46,9 +46,9 @@ class PointPyramid:
         Points that are neighbours in space should be near in the tensor: sorted along a curve they are read faster.
 
         Raises:
-            InputError: for anything but finite coordinates, numbers above 0, offsets that fit.
+            InputError: for anything but finite coordinates, a grid from 1e-18 to 1e18, offsets that fit.
         """
-        _check.number(grid, "grid", above=0.0)
+        check_length(grid, "grid")
         _check.number(levels, "levels", integer=True, low=1, high=16)
         _check.tensor(points, "points", ("N", 3), dtypes=(torch.float32, torch.float64))
         clouds, kept = [check_cloud(points, offsets)], []

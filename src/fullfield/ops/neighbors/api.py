@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.ops.neighbors import cuda
-from fullfield.ops.neighbors.ragged import Cloud, Neighbors, check_pair, recentred
+from fullfield.ops.neighbors.ragged import Cloud, Neighbors, check_length, check_pair, recentred
 
 BACKENDS = ("cuda", "cpu", "reference")
 """In order of preference: compiled kernels for GPUs and for the CPU; plain PyTorch on any device, in quadratic time."""
@@ -44,9 +44,10 @@ def radius_search(
     size, are taken relative to the middle of their cloud before they become float32.
 
     Raises:
-        InputError: for anything but finite coordinates, a radius above 0, fitting offsets, a backend that can run.
+        InputError: for anything but finite coordinates, a radius from 1e-18 to 1e18, fitting offsets, a backend that
+            can run.
     """
-    _check.number(radius, "radius", above=0.0)
+    check_length(radius, "radius")
     cloud, asked = check_pair(points, queries, offsets, query_offsets)
     return neighbors_within(cloud, asked, recentred(cloud, asked), float(radius), backend)
 

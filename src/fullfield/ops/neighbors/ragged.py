@@ -12,6 +12,8 @@ from fullfield import _check
 
 FLOATS = (torch.float32, torch.float64)
 MOST_POINTS = 2**31 - 1
+# Lengths whose squares are normal float32 numbers.
+_LEAST_LENGTH, _MOST_LENGTH = 1e-18, 1e18
 
 
 class Neighbors(NamedTuple):
@@ -37,6 +39,14 @@ class Cloud(NamedTuple):
         """[N] int64 on the points' device."""
         sizes = self.offsets.diff()
         return torch.repeat_interleave(torch.arange(self.batches), sizes).to(self.points.device)
+
+
+def check_length(value: object, name: str) -> None:
+    """
+    Raises:
+        InputError: for anything but a number that float32 distances can be compared with.
+    """
+    _check.number(value, name, low=_LEAST_LENGTH, high=_MOST_LENGTH)
 
 
 def check_cloud(points: Tensor, offsets: Tensor | None, name: str = "points", of: str = "offsets") -> Cloud:

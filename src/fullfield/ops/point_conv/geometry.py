@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.ops.neighbors.api import MOST_NEAREST, nearest_neighbors, several_within
-from fullfield.ops.neighbors.ragged import Cloud, Neighbors, check_cloud, check_pair, recentred
+from fullfield.ops.neighbors.ragged import Cloud, Neighbors, check_cloud, check_length, check_pair, recentred
 from fullfield.ops.point_conv import dispatch, reference
 from fullfield.ops.point_conv.arguments import kernel_sides
 from fullfield.ops.point_conv.triplets import Triplets, row_of_entry, rows_of, unpack
@@ -116,12 +116,12 @@ def radius_geometry(
             and the kernel's sides odd.
 
     Raises:
-        InputError: for anything but finite coordinates, numbers above 0, offsets that fit.
+        InputError: for anything but finite coordinates, a grid and a radius from 1e-18 to 1e18, offsets that fit.
     """
-    _check.number(grid, "grid", above=0.0)
+    check_length(grid, "grid")
     sides = kernel_sides(kernel_size)
     reach = kernel_radius(grid, sides) if radius is None else radius
-    _check.number(reach, "radius", above=0.0)
+    check_length(reach, "radius")
     clouds = _clouds(points, offsets, centers, center_offsets)
     (made,) = radius_geometries([RadiusRequest(*clouds, float(grid), sides, float(reach), gradient)])
     return made
@@ -168,7 +168,7 @@ def knn_geometry(
     gradient: bool = True,
 ) -> PointGeometry:
     """Every centre reads the ``k`` nearest points of its own cloud. The rest is as in :func:`radius_geometry`."""
-    _check.number(grid, "grid", above=0.0)
+    check_length(grid, "grid")
     sides = kernel_sides(kernel_size)
     _check.number(k, "k", integer=True, low=1, high=MOST_NEAREST)
     clouds = _clouds(points, offsets, centers, center_offsets)
@@ -281,7 +281,9 @@ def _finished(
 
 def _voxel_triplets(cloud: Cloud, asked: Cloud, grid: float, sides: tuple[int, int, int]) -> Triplets:
     device = cloud.points.device
-    spots, places = ((c.points.to(torch.float64) / grid).floor() for c in (cloud, asked))
+    # A tensor, for CUDA would multiply by the reciprocal of a number.
+    side = torch.tensor(grid, dtype=torch.float64, device=device)
+    spots, places = ((c.points.to(torch.float64) / side).floor() for c in (cloud, asked))
     both = torch.cat([spots, places])
     if not spots.shape[0] or not places.shape[0]:
         none = torch.empty(0, dtype=torch.int64, device=device)
