@@ -41,3 +41,5 @@ def test_legend() -> None:
     assert key.shape == (3, 32, 256)
     assert key[2, 10, 20] > key[0, 10, 20]  # blue at the left
     assert key[0, 10, 238] > key[2, 10, 238]
+    wide = alignment_legend(384, max_error=0.0924)  # no letter is cut off
+    assert (wide[:, 24:, 360:] == wide[:, -1:, -1:]).all()

@@ -102,8 +102,10 @@ def alignment_legend(width: int = 384, *, max_error: float) -> Tensor:
     image = torch.tensor(BACKGROUND, dtype=torch.uint8).reshape(3, 1, 1).expand(3, height, width).clone()
     colors = _colors(torch.linspace(0, 1, width - 2 * margin))
     image[:, height // 16 : height // 2, margin : width - margin] = colors.T[:, None]
-    for part in (0.0, 0.5, 1.0):
-        x = margin + (width - 2 * margin) * part
-        text = f"{max_error * part:.3g}" if part < 1.0 else f"{max_error:.3g}+"
-        draw_text(image, text, (x, height * 0.77), height * 0.36, anchor="mm")
+    for x, text, anchor in (
+        (margin, "0", "lm"),
+        (width / 2, f"{max_error / 2:.3g}", "mm"),
+        (width - margin, f"{max_error:.3g}+", "rm"),
+    ):
+        draw_text(image, text, (x, height * 0.77), height * 0.36, anchor=anchor)
     return image
