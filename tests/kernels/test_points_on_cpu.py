@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator
+from typing import Any
 
 import emulator
 import pytest
@@ -149,6 +151,26 @@ def test_several_searches_at_once() -> None:
         right = neighbors_by_brute_force.radius_search(*search)
         assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
     assert neighbors.radius_searches([]) == []
+
+
+def test_buckets_live_until_the_indices_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The indices' memory is asked for last; it must not be that of the buckets, which are still to be read."""
+    made: list[weakref.ref[object]] = []
+    put, finish = neighbors._put_in_buckets, neighbors._Counted.finish
+
+    def putting(*arguments: Any) -> Any:
+        buckets = put(*arguments)
+        made.append(weakref.ref(buckets))
+        return buckets
+
+    def finishing(counted: Any, total: int) -> Any:
+        assert made
+        assert all(buckets() is not None for buckets in made)
+        return finish(counted, total)
+
+    monkeypatch.setattr(neighbors, "_put_in_buckets", putting)
+    monkeypatch.setattr(neighbors._Counted, "finish", finishing)
+    check_radius(surface(300), 0.1)
 
 
 def test_a_pyramid_of_several_clouds(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,7 +90,9 @@ class _Counted:
     rows: Tensor
     like: Tensor
     kept: tuple[Tensor | None, ...]
-    """What the parameters point to."""
+    """What the parameters point to, beside the buckets."""
+    buckets: _Buckets | None = None
+    """Read once more when the indices, in memory allocated since, are written."""
 
     def run(self, name: str, items: int, each: int) -> None:
         launching.launch(LIBRARIES, radius_source(), name, items, each, self.params, self.like)
@@ -145,6 +147,7 @@ def _count(search: Search, known: dict[tuple[object, ...], _Buckets]) -> _Counte
     buckets = known.get(key)
     if buckets is None:
         buckets = known[key] = _put_in_buckets(counted, points)
+    counted.buckets = buckets
     p.sorted, p.starts = buckets.ordered.data_ptr(), buckets.starts.data_ptr()
     counted.run("count_neighbors", p.asked, _WARPS * _QUERIES)
     torch.cumsum(rows, 0, out=rows)
