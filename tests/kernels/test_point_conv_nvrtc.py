@@ -70,23 +70,6 @@ def test_any_request_fits(arch: str, channels: tuple[int, int], groups: int, cel
         assert "outer" in resources(gradient.source(operands), arch)
 
 
-@needs_nvrtc
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_wgmma_is_not_serialised(dtype: torch.dtype) -> None:
-    """The compiler says so where it makes every wgmma wait; pairs of float16 wait by design."""
-    from fullfield._kernels import nvrtc
-    from fullfield._kernels.nvrtc import Source
-
-    request, device = request_of(dtype), device_of("sm_90a")
-    operands = config.operands_of(request, False)
-    form = config.wgmma_config(request, operands, device)
-    assert form is not None
-    source = form.source(operands)
-    _, log = nvrtc.nvrtc().compile(Source(source.text, (*source.options, "--ptxas-options=-v")), "sm_90a")
-    assert "multiply" in log
-    assert "serialized" not in log
-
-
 def test_the_kernels_include_nothing() -> None:
     sources = sorted(Path(config.__file__).parent.glob("*.cu*"))
     assert len(sources) >= 5

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
 import pytest
@@ -10,7 +13,6 @@ from point_cases import random_geometry
 from torch import Tensor
 
 from fullfield.ops.point_conv import PointGeometry, Triplets, backends, point_conv, radius_geometry, triplet_geometry
-from fullfield.ops.point_conv.cuda import config
 
 pytestmark = [
     pytest.mark.gpu,
@@ -48,8 +50,9 @@ def check(geometry: PointGeometry, channels: tuple[int, int], groups: int, dtype
         # 16 bits are summed for as long as the tensor cores can; float32 in short sums.
         sums = 1e-5 if dtype == torch.float32 else 1e-4
         away = (value.double() - true).abs()
-        allowed = torch.finfo(dtype).eps * true.abs() + sums * float(true.abs().max())
-        assert bool((away <= allowed).all()), f"{name}: {float((away - allowed).max())}"
+        scale = float(true.abs().max()) if true.numel() else 0.0
+        allowed = torch.finfo(dtype).eps * true.abs() + sums * scale
+        assert bool((away <= allowed).all()), f"{name}: {float(away.max())} of {scale}"
 
 
 @cache
@@ -136,21 +139,6 @@ def test_offsets_past_two_to_the_31() -> None:
     assert float((grad.float() - near.float()).abs().max()) <= 0.02 * float(near.float().abs().max())
 
 
-def test_wgmma_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The form for Hopper, on enough rows that it is chosen."""
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs a GPU of compute capability 9.0")
-    geometry = many(200_000, 12)
-    for dtype in DTYPES:
-        for channels in ((64, 64), (24, 40)):
-            features, weight, bias, _ = draw(geometry, channels, 1, dtype)
-            outs = []
-            for chosen in (False, True):
-                monkeypatch.setattr(config, "WGMMA", chosen)
-                outs.append(point_conv(features, weight, geometry, bias, backend="cuda"))
-            assert torch.equal(*outs), (dtype, channels)
-
-
 def test_streams_and_graphs() -> None:
     geometry = surface()
     features, weight, bias, _ = draw(geometry, (64, 64), 1, torch.bfloat16)
@@ -169,16 +157,25 @@ def test_streams_and_graphs() -> None:
     assert torch.equal(out, point_conv(features, weight, geometry, bias))
 
 
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    """Inside, whatever waits for the device raises."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the mode is a prototype: an error would leave it on
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
 def test_no_synchronisation() -> None:
     geometry = surface()
     for dtype in DTYPES:
         tensors = draw(geometry, (64, 64), 1, dtype)
         results(tensors, geometry, 1, "cuda")
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with no_waiting():
             results(tensors, geometry, 1, "cuda")
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
 
 def test_the_kernel_is_chosen() -> None:

@@ -18,8 +18,6 @@ _FOLDER = Path(__file__).parent
 _FULL = 16
 # A block of `outer` owns so many cells at most; each of its warps lists so many batches of pairs.
 _MOST_CELLS, _LISTS = 7, 8
-# Whether Hopper's wgmma is used where it can be.
-WGMMA = False
 # Weights stay in shared memory where each block has so many units of rows for each of its warps.
 _UNITS = 4
 
@@ -113,57 +111,29 @@ class Multiply:
     threads: int
     blocks: int
     """A multiprocessor."""
-    wgmma: bool = False
 
     @property
     def unit(self) -> int:
-        """Rows that a warp, with wgmma a warpgroup, takes at a time."""
-        return 64 if self.wgmma else 16 * self.tiles
+        """Rows that a warp takes at a time."""
+        return 16 * self.tiles
 
     def vectors(self, cells: int, parts: int) -> int:
         """16-byte vectors of a block's weights."""
         return cells * self.slabs * parts * (self.columns // 8) * 32
 
     def shared(self, cells: int, parts: int) -> int:
-        counts = 4 * (cells + 1) * (self.threads // 128) if self.wgmma else 0
-        return counts + (16 * self.vectors(cells, parts) if self.resident else 0)
+        return 16 * self.vectors(cells, parts) if self.resident else 0
 
     @functools.lru_cache(64)  # noqa: B019 - of plain values
     def source(self, operands: Operands) -> Source:
-        flags = {"COLUMNS": self.columns, "WGMMA": int(self.wgmma), "RESIDENT": int(self.resident)}
-        if self.wgmma:
-            flags |= {"GROUPS": self.threads // 128}
-            text = (
-                _read("common.cuh", "multiply.cuh") + _wgmma(self.columns, operands.bf16) + _read("multiply_hopper.cu")
-            )
-        else:
-            flags |= {"TILES": self.tiles, "THREADS": self.threads, "BLOCKS": self.blocks}
-            text = _read("common.cuh", "multiply.cuh", "multiply.cu")
+        flags = {"COLUMNS": self.columns, "TILES": self.tiles, "RESIDENT": int(self.resident)}
+        flags |= {"THREADS": self.threads, "BLOCKS": self.blocks}
+        text = _read("common.cuh", "multiply.cuh", "multiply.cu")
         return Source(text, (*operands.options, *(f"-D{name}={value}" for name, value in flags.items())))
 
 
 def _read(*names: str) -> str:
     return read_source(*(_FOLDER / name for name in names))
-
-
-def _wgmma(columns: int, bf16: bool) -> str:
-    """wgmma m64nNk16 with A in registers; B in shared memory as 8x8 matrices, those of the same inputs side by side."""
-    n = columns // 2
-    kind = "bf16" if bf16 else "f16"
-    d = ", ".join(f"%{i}" for i in range(n))
-    operands = ", ".join(f'"+f"(d[{i}])' for i in range(n))
-    return "\n".join(
-        (
-            "static __device__ __forceinline__ void",
-            f"wgmma_rs(float (&d)[{n}], u32 a0, u32 a1, u32 a2, u32 a3, u32 b, int add) {{",
-            r'    asm volatile("{\n.reg .pred p;\n.reg .b64 at;\n"',
-            rf'        "setp.ne.b32 p, %{n + 5}, 0;\nmov.b64 at, {{%{n + 4}, 0x8}};\n"',
-            f'        "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} {{{d}}}, "',
-            rf'        "{{%{n}, %{n + 1}, %{n + 2}, %{n + 3}}}, at, p, 1, 1, 0;\n}}"',
-            f'        : {operands} : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b), "r"(add));',
-            "}\n",
-        )
-    )
 
 
 def _units(request: Request, device: Device) -> int:
@@ -173,20 +143,7 @@ def _units(request: Request, device: Device) -> int:
     return request.rows * blocks // (32 * device.processors)
 
 
-def wgmma_config(request: Request, operands: Operands, device: Device) -> Multiply | None:
-    """None where the form with wgmma cannot be used or has too few rows."""
-    channels = channels_of(request)
-    columns = min(_block(channels.outputs), 32 if operands.split else 64)
-    form = Multiply(columns, -(-channels.inputs // 32), 1, True, 384, 1, True)
-    fits = form.shared(request.cells, operands.parts) <= device.shared
-    many = _units(request, device) >= 8 * _UNITS
-    return form if fits and many and device.arch == "sm_90a" else None
-
-
 def multiply_config(request: Request, operands: Operands, device: Device) -> Multiply:
-    form = wgmma_config(request, operands, device) if WGMMA else None
-    if form is not None:
-        return form
     channels, units = channels_of(request), _units(request, device)
     columns, slabs = _block(channels.outputs), -(-channels.inputs // 32)
     tiles = 2 if operands.code and units >= 3 * _UNITS else 1

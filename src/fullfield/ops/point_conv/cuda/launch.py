@@ -41,7 +41,7 @@ _Pack = structure(
 _Multiply = structure(
     "MultiplyParams", ("triplets", _Triplets), ("features", _ptr), ("weights", _ptr), ("bias", _ptr), ("out", _ptr),
     ("magnitude", _ptr), ("features_row", _i64), ("out_row", _i64), ("inputs", _i32), ("outputs", _i32),
-    ("slabs", _i32), ("blocks", _i32), ("columns", _i32), ("queue", _ptr), ("nothing", _i32),
+    ("slabs", _i32), ("blocks", _i32), ("columns", _i32), ("queue", _ptr),
 )  # fmt: skip
 _Outer = structure(
     "OuterParams", ("triplets", _Triplets), ("features", _ptr), ("grad", _ptr), ("shares", _ptr), ("magnitude", _ptr),

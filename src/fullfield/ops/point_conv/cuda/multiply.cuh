@@ -1,9 +1,8 @@
-// What both forms of the forward product share.
+// Of the forward product: its arguments, the order of its weights, and what reads triplets and stores results.
 //
 // More macros:
 //   COLUMNS  outputs of a block: 16, 32 or 64
 //   RESIDENT 1: the block keeps its weights in shared memory, else they come through the L1
-//   WGMMA    1: for multiply_hopper.cu
 
 #define OCTETS (COLUMNS / 8)
 
@@ -27,12 +26,9 @@ struct MultiplyParams {
     int inputs, outputs;           // of joined groups; inputs with their padding, a multiple of 8
     int slabs, blocks, columns;    // columns: blocks of all groups
     int *queue;                    // units of rows handed out, of each column
-    u32 nothing;                   // 0, which the compiler does not know
 };
 
-// Weights in the order of the kernel that reads them, 8 inputs each:
-//   mma.sync  [column][cell][slab][part][octet of outputs][lane]
-//   wgmma     [column][cell][slab][part][step of 16 inputs][half][output]: matrices of 8x8, as shared memory takes them
+// Weights in the order in which lanes read them, 8 inputs each: [column][cell][slab][part][octet of outputs][lane].
 // Inputs and outputs are numbered as the loads of features and the stores of results want them: a lane loads 8 inputs in
 // a row for two steps, and stores COLUMNS / 4 outputs in a row.
 extern "C" __global__ void __launch_bounds__(256) pack(const __grid_constant__ PackParams p) {
@@ -41,20 +37,12 @@ extern "C" __global__ void __launch_bounds__(256) pack(const __grid_constant__ P
     left /= p.slabs;
     int cell = left % p.cells, column = left / p.cells;
     if (column >= p.blocks * (p.groups / p.joined)) return;
-#if WGMMA
-    int number = within % COLUMNS, octet = number >> 3, g = number & 7, first = within / COLUMNS * 2;
-#else
     int octet = within >> 5, g = within >> 2 & 7, first = (within & 3) * 8;
-#endif
     int group = column / p.blocks, output = (column % p.blocks) * COLUMNS + (g >> 1) * (COLUMNS / 4) + octet * 2 + (g & 1);
     float inverse, gain = gain_of(p.magnitude, inverse), v[8];
 #pragma unroll
     for (int i = 0; i < 8; i++) {
-#if WGMMA
-        int input = slab * 32 + (i >> 1) * 8 + first + (i & 1);
-#else
         int input = slab * 32 + first + i;
-#endif
         bool inside = output < p.outputs * p.joined && input < p.inputs * p.joined && output / p.outputs == input / p.inputs;
         i64 from = ((i64)cell * p.inputs + input % p.inputs) * ((i64)p.groups * p.outputs) + (i64)group * p.joined * p.outputs + output;
         v[i] = inside ? widened(p.weight[from]) * gain : 0.f;
