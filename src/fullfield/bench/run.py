@@ -144,8 +144,8 @@ def _no_waiting() -> Iterator[None]:
     import torch
 
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         yield
     finally:
         torch.cuda.set_sync_debug_mode(before)
