@@ -1,12 +1,9 @@
 // A baseline: convolution by triplets as the supplement of PointCNN++ describes its kernels, written anew. No system
-// headers (NVRTC). A warp walks LENGTH triplets with 32 x 32 weights in its registers, a lane an output; what it has
+// headers (NVRTC). Built behind halves.cuh. A warp walks LENGTH triplets with 32 x 32 weights in its registers, a lane an output; what it has
 // summed goes to memory by atomic additions when the output changes. Products are not made by tensor cores.
 //
 // Macros set by the launcher:
 //   IN   features and weights: 0 float32, 1 float16, 2 bfloat16; sums are float32
-
-typedef unsigned short u16;
-typedef long long i64;
 
 #define WARPS 8
 #define LENGTH 128
@@ -32,11 +29,9 @@ static __device__ __forceinline__ float widened(Value v) {
 #if IN == 0
     return v;
 #elif IN == 1
-    float x;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(v));
-    return x;
+    return from_f16(v);
 #else
-    return __uint_as_float((unsigned)v << 16);
+    return from_bf16(v);
 #endif
 }
 

@@ -14,6 +14,10 @@ from fullfield._kernels.nvrtc import Libraries, Source, addresses
 
 OLDEST = (8, 0)
 MOST_BLOCKS = 2**31 - 1
+# What kernels of several operators are built behind.
+HALVES, PRODUCTS, SORT_ROWS = (
+    Path(nvrtc.__file__).with_name(name) for name in ("halves.cuh", "products.cuh", "sort_rows.cuh")
+)
 
 
 def why_not(device: torch.device) -> str | None:

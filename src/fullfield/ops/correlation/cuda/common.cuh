@@ -1,4 +1,5 @@
-// Types, PTX wrappers and the lookup plan shared by every correlation kernel. No system headers (NVRTC).
+// PTX wrappers and the lookup plan shared by every correlation kernel. No system headers (NVRTC). Built behind halves.cuh and
+// products.cuh.
 //
 // Macros set by the launcher:
 //   RADIUS   window radius (1-8)
@@ -11,12 +12,6 @@
 //   GROUPS   pixel groups (of 64) of a tile; BLOCK_W width of a warp's 16 pixels, 16 or 8
 //   STREAMED 1: the first map's features are not kept in the L2
 //   NCOL     columns (positions of the second map) of one chunk; WIDTHS: admissible chunk widths, ascending
-
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef long long i64;
 
 #define KW (2 * RADIUS + 1)        // taps per axis
 #define KP (2 * RADIUS + 2)        // integer positions per axis
@@ -57,23 +52,6 @@ static __device__ __forceinline__ u32 smem_address(const void *p) { return (u32)
 
 static __device__ __forceinline__ u32 lane_id() { u32 x; asm("mov.u32 %0, %%laneid;" : "=r"(x)); return x; }
 
-static __device__ __forceinline__ u16 to_f16(float x) {
-    u16 h;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
-    return h;
-}
-static __device__ __forceinline__ float from_f16(u16 h) {
-    float x;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));
-    return x;
-}
-static __device__ __forceinline__ u16 to_bf16(float x) {
-    u16 h;
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(x));
-    return h;
-}
-static __device__ __forceinline__ float from_bf16(u16 h) { return __uint_as_float((u32)h << 16); }
-
 template <int T> struct Element;
 template <> struct Element<0> { typedef float type; static __device__ __forceinline__ float pack(float x) { return x; }
                                 static __device__ __forceinline__ float unpack(float x) { return x; } };
@@ -84,16 +62,6 @@ template <> struct Element<2> { typedef u16 type; static __device__ __forceinlin
 
 static __device__ __forceinline__ void store_streaming(float *p, float x) { asm volatile("st.global.cs.f32 [%0], %1;" ::"l"(p), "f"(x) : "memory"); }
 static __device__ __forceinline__ void store_streaming(u16 *p, u16 x) { asm volatile("st.global.cs.u16 [%0], %1;" ::"l"(p), "h"(x) : "memory"); }
-
-static __device__ __forceinline__ void mma_16816(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-#if BF16
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-#else
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-#endif
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
 
 static __device__ __forceinline__ int warp_min(int x) { return __reduce_min_sync(0xffffffffu, x); }
 static __device__ __forceinline__ int warp_max(int x) { return __reduce_max_sync(0xffffffffu, x); }

@@ -14,7 +14,9 @@ import torch
 
 from fullfield._kernels.nvrtc import Source
 from fullfield.ops.correlation.protocol import Request
+from fullfield.ops.launching import HALVES, PRODUCTS, read_source
 
+_FOLDER = Path(__file__).parent
 CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 LARGEST_RADIUS = 8
 MOST_LEVELS = 8
@@ -236,7 +238,8 @@ def coords_shared(config: Config) -> int:
 
 @functools.cache
 def _read(*names: str) -> str:
-    return "".join((Path(__file__).parent / name).read_text("utf-8") for name in names)
+    """The files' text behind what all kernels share."""
+    return read_source(HALVES, PRODUCTS, *(_FOLDER / name for name in ("common.cuh", *names)))
 
 
 def _wgmma(columns: int, bf16: bool) -> str:
@@ -265,11 +268,11 @@ def lookup_source(config: Config, out: int, channels_last: bool) -> Source:
     two_fit = lookup_shared(config, out, channels_last) <= 99 << 10 and not config.split
     options = (*config.defines(), f"-DOUT={out}", f"-DCLAST={int(channels_last)}")
     if not config.hopper:
-        source = _read("common.cuh", "dots.cuh", "sample.cuh", "lookup_ampere.cu")
+        source = _read("dots.cuh", "sample.cuh", "lookup_ampere.cu")
         return Source(source, (*options, f"-DMIN_BLOCKS={1 + two_fit}"))
     consumer, producer = _REGISTERS[config.groups * config.teams]
-    shared = _read("common.cuh", "dots.cuh", "sample.cuh")
-    text = shared + _wgmma(config.columns, config.bf16) + _read("lookup_hopper.cu")
+    shared = _read("dots.cuh", "sample.cuh")
+    text = shared + _wgmma(config.columns, config.bf16) + read_source(_FOLDER / "lookup_hopper.cu")
     registers = (f"-DCONSUMER_REGISTERS={consumer}", f"-DPRODUCER_REGISTERS={producer}")
     return Source(text, (*options, f"-DMAPS={config.maps}", *registers))
 
@@ -278,14 +281,14 @@ def lookup_source(config: Config, out: int, channels_last: bool) -> Source:
 def prepare_source(config: Config, source: int, scaled: bool, plain: bool) -> Source:
     """``prepare``, ``prepare_deep``, ``magnitude`` for features of type ``source``; plain: both maps in f2's layout."""
     options = (*config.defines(), "-DOUT=0", "-DCLAST=0", f"-DSRC={source}", f"-DSCALED={int(scaled)}")
-    return Source(_read("common.cuh", "prepare.cu"), (*options, "-DF1_PLAIN") if plain else options)
+    return Source(_read("prepare.cu"), (*options, "-DF1_PLAIN") if plain else options)
 
 
 @functools.lru_cache(64)
 def collect_source(config: Config, grad: int, side: int) -> Source:
     """``collect`` for incoming gradients of the type with code ``grad``; ``config`` from :func:`gradient_config`."""
     options = (*config.defines(), "-DOUT=0", "-DCLAST=0", f"-DGRAD={grad}", f"-DPATCH={side}")
-    return Source(_read("common.cuh", "gradients.cuh", "collect.cu"), options)
+    return Source(_read("gradients.cuh", "collect.cu"), options)
 
 
 @functools.lru_cache(64)
@@ -293,13 +296,11 @@ def multiply_source(config: Config, side: int, block: int) -> Source:
     """``multiply_out``; ``config`` from :func:`gradient_config`."""
     options = (*config.defines(), "-DOUT=0", "-DCLAST=0", f"-DPATCH={side}", f"-DNCH={block}")
     blocks = 1 if config.split else 2
-    return Source(
-        _read("common.cuh", "gradients.cuh", "anew.cuh", "multiply_out.cu"), (*options, f"-DMIN_BLOCKS={blocks}")
-    )
+    return Source(_read("gradients.cuh", "anew.cuh", "multiply_out.cu"), (*options, f"-DMIN_BLOCKS={blocks}"))
 
 
 @functools.lru_cache(64)
 def coords_source(config: Config, grad: int) -> Source:
     """``coords_gradient`` for incoming gradients of the type with code ``grad``, from the forward's layout."""
     options = (*config.defines(), "-DOUT=0", "-DCLAST=0", f"-DGRAD={grad}")
-    return Source(_read("common.cuh", "dots.cuh", "sample.cuh", "coords_gradient.cu"), options)
+    return Source(_read("dots.cuh", "sample.cuh", "coords_gradient.cu"), options)

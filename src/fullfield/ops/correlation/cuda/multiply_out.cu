@@ -66,16 +66,6 @@ static __device__ __forceinline__ float gain_of(u32 magnitude, float &inverse) {
     return __uint_as_float((u32)(127 + 14 - e) << 23);
 #endif
 }
-static __device__ __forceinline__ u32 pack_pair(float a, float b) {
-    u32 r;
-#if BF16
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a));
-#else
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a));
-#endif
-    return r;
-}
-
 // Rounds the raw weights that the thread itself copied, of two columns.
 static __device__ __forceinline__ void round_weights(u32 to, u32 raw, float gain) {
     int thread = thread_now(), warp = thread >> 5, lane = thread & 31;

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import fullfield._kernels as kernels
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import launching
 from fullfield.ops.launching import address, structure
@@ -27,7 +26,8 @@ _MOST_SLOTS = 1 << 31
 _MARGIN = 1.0 + 1e-5
 _ROOM = 256  # keys of a row that a warp sorts in shared memory
 _WARPS, _QUERIES, _BRANCHES, _LEVELS = 8, 8, 32, 7
-_HERE, _SORT = Path(__file__).parent, Path(str(kernels.__file__)).parent / "sort_rows.cuh"
+_HERE = Path(__file__).parent
+_CLOUDS = _HERE / "clouds.cuh"
 
 _ptr, _i64, _i32, _u32 = ctypes.c_void_p, ctypes.c_longlong, ctypes.c_int, ctypes.c_uint
 _Radius: Any = structure(
@@ -56,14 +56,15 @@ def supports(device: torch.device) -> str | None:
 @functools.cache
 def radius_source() -> Source:
     """Radius search."""
-    return Source(launching.read_source(_SORT, _HERE / "radius.cu"), ("-DKEY=unsigned", f"-DROOM={_ROOM}"))
+    text = launching.read_source(_CLOUDS, launching.SORT_ROWS, _HERE / "radius.cu")
+    return Source(text, ("-DKEY=unsigned", f"-DROOM={_ROOM}"))
 
 
 @functools.cache
 def tree_source(k: int) -> Source:
     """kNN search of at most ``k`` neighbours."""
     slots = 1 << max(0, (-(-k // _BRANCHES) - 1).bit_length())
-    return Source(launching.read_source(_HERE / "knn.cu"), (f"-DSLOTS={slots}",))
+    return Source(launching.read_source(_CLOUDS, _HERE / "knn.cu"), (f"-DSLOTS={slots}",))
 
 
 @functools.cache

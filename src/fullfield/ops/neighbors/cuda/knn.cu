@@ -1,14 +1,10 @@
 // kNN search: a tree of boxes over points sorted along a Morton curve, 32 children a node; a warp walks it for a query,
-// nearest children first. No system headers (NVRTC).
+// nearest children first. No system headers (NVRTC). Built behind clouds.cuh.
 //
 // Macros set by the launcher:
 //   SLOTS   neighbours that a lane keeps: at most 32 * SLOTS a query
 //
 // Distances are summed as in the search by brute force, and rounding rises: a box is never farther than what it holds.
-
-typedef unsigned u32;
-typedef unsigned long long u64;
-typedef long long i64;
 
 #define WARPS 8
 #define LEVELS 7  // 32^7 points
@@ -29,17 +25,6 @@ struct TreeParams {
     i64 count, asked, batches;           // N, M, B
     int levels, level, bits, k, own;     // bits: of a coordinate in the code; level: the one to make
 };
-
-static __device__ __forceinline__ u32 cloud_of(const i64 *offsets, i64 batches, i64 point) {
-    if (!offsets) return 0;
-    i64 low = 0, high = batches;
-    while (high - low > 1) {
-        const i64 middle = (low + high) >> 1;
-        if (offsets[middle] <= point) low = middle;
-        else high = middle;
-    }
-    return (u32)low;
-}
 
 // Bits two places apart.
 static __device__ __forceinline__ u64 spread(u64 x) {

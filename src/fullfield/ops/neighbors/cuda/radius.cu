@@ -1,12 +1,8 @@
 // Radius search: points in hash buckets by the cell of a grid, cells as wide as the radius; a warp looks at the 27 cells
-// around a query. No system headers (NVRTC). Built behind sort_rows.cuh.
+// around a query. No system headers (NVRTC). Built behind clouds.cuh and sort_rows.cuh.
 //
 // A bucket may hold points of several cells, in any order: the distance decides, every bucket is read once a query, and
 // rows are sorted. 4 x 4 x 4 cells lie together in the table, so that what is near in space is near in memory.
-
-typedef unsigned u32;
-typedef unsigned long long u64;
-typedef long long i64;
 
 #define WARPS 8
 #define QUERIES 8  // one after the other, of a warp
@@ -34,18 +30,6 @@ struct Cell {
 static __device__ __forceinline__ i64 cell_at(float x, double inverse) {
     // What lies beyond 2^62 cells shares the last.
     return (i64)floor(fmin(fmax(__dmul_rn((double)x, inverse), -4e18), 4e18));
-}
-
-// The cloud of a point: the last that begins at or before it.
-static __device__ __forceinline__ u32 cloud_of(const i64 *offsets, i64 batches, i64 point) {
-    if (!offsets) return 0;
-    i64 low = 0, high = batches;
-    while (high - low > 1) {
-        const i64 middle = (low + high) >> 1;
-        if (offsets[middle] <= point) low = middle;
-        else high = middle;
-    }
-    return (u32)low;
 }
 
 static __device__ __forceinline__ u64 mixed(u64 x) {

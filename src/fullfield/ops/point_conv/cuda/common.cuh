@@ -1,4 +1,5 @@
-// What the kernels of the point convolution share. No system headers (NVRTC).
+// What the kernels of the point convolution share. No system headers (NVRTC). Built behind
+// halves.cuh and products.cuh.
 //
 // Macros set by the launcher:
 //   IN       features, weights and results: 0 float32, 1 float16, 2 bfloat16
@@ -8,11 +9,6 @@
 //
 // Float32 values that become float16 are first brought into its range by powers of two, one for the features and one for
 // the other operand, chosen on the device from the largest magnitudes.
-
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef long long i64;
 
 #define PARTS (1 + SPLIT)
 #define SCALED (IN == 0 && !BF16)
@@ -33,28 +29,13 @@ struct Triplets {
     int bits, cells;
 };
 
-static __device__ __forceinline__ u16 to_f16(float x) {
-    u16 h;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
-    return h;
-}
-static __device__ __forceinline__ float from_f16(u16 h) {
-    float x;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));
-    return x;
-}
-static __device__ __forceinline__ u16 to_bf16(float x) {
-    u16 h;
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(x));
-    return h;
-}
 static __device__ __forceinline__ float widened(Value v) {
 #if IN == 0
     return v;
 #elif IN == 1
     return from_f16(v);
 #else
-    return __uint_as_float((u32)v << 16);
+    return from_bf16(v);
 #endif
 }
 static __device__ __forceinline__ Value rounded(float x) {
@@ -66,19 +47,9 @@ static __device__ __forceinline__ Value rounded(float x) {
     return to_bf16(x);
 #endif
 }
-// Two operands as a word, the first in its low half.
-static __device__ __forceinline__ u32 operands(float a, float b) {
-    u32 r;
-#if BF16
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a));
-#else
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(b), "f"(a));
-#endif
-    return r;
-}
 // What rounding to operands left over.
 static __device__ __forceinline__ u32 rest(float a, float b, u32 high) {
-    return operands(a - from_f16((u16)high), b - from_f16((u16)(high >> 16)));
+    return pack_pair(a - from_f16((u16)high), b - from_f16((u16)(high >> 16)));
 }
 
 // The power of two that brings finite values up to the magnitude into the range of float16, and its inverse.
@@ -92,16 +63,6 @@ static __device__ __forceinline__ float gain_of(const u32 *magnitude, float &inv
     inverse = 1.f;
     return 1.f;
 #endif
-}
-
-static __device__ __forceinline__ void mma_16816(float (&d)[4], u32 a0, u32 a1, u32 a2, u32 a3, u32 b0, u32 b1) {
-#if BF16
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-#else
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-#endif
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
 // A triplet as it comes from memory. It is taken apart as late as possible: nobody shall wait for the load.

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from fullfield._kernels.nvrtc import Source
-from fullfield.ops.launching import read_source
+from fullfield.ops.launching import HALVES, PRODUCTS, read_source
 from fullfield.ops.point_conv.protocol import Request
 
 CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
@@ -128,12 +128,12 @@ class Multiply:
     def source(self, operands: Operands) -> Source:
         flags = {"COLUMNS": self.columns, "TILES": self.tiles, "RESIDENT": int(self.resident)}
         flags |= {"THREADS": self.threads, "BLOCKS": self.blocks}
-        text = _read("common.cuh", "multiply.cuh", "multiply.cu")
+        text = _read("multiply.cuh", "multiply.cu")
         return Source(text, (*operands.options, *(f"-D{name}={value}" for name, value in flags.items())))
 
 
 def _read(*names: str) -> str:
-    return read_source(*(_FOLDER / name for name in names))
+    return read_source(HALVES, PRODUCTS, *(_FOLDER / name for name in ("common.cuh", *names)))
 
 
 def _units(request: Request, device: Device) -> int:
@@ -184,7 +184,7 @@ class Outer:
         flags = {"CELLS": self.cells, "HALVES": self.halves, "THREADS": 32 * self.warps, "TILE": self.tile}
         flags |= {"INPUTS": self.inputs, "OUTPUTS": self.outputs, "BUFFERS": self.buffers}
         options = tuple(f"-D{name}={value}" for name, value in flags.items())
-        return Source(_read("common.cuh", "outer.cu"), (*operands.options, *options))
+        return Source(_read("outer.cu"), (*operands.options, *options))
 
 
 def outer_config(request: Request, operands: Operands, device: Device) -> Outer:

@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(256) pack(const __grid_constant__ P
         i64 from = ((i64)cell * p.inputs + input % p.inputs) * ((i64)p.groups * p.outputs) + (i64)group * p.joined * p.outputs + output;
         v[i] = inside ? widened(p.weight[from]) * gain : 0.f;
     }
-    uint4 high = make_uint4(operands(v[0], v[1]), operands(v[2], v[3]), operands(v[4], v[5]), operands(v[6], v[7]));
+    uint4 high = make_uint4(pack_pair(v[0], v[1]), pack_pair(v[2], v[3]), pack_pair(v[4], v[5]), pack_pair(v[6], v[7]));
     i64 to = (((i64)column * p.cells + cell) * p.slabs + slab) * (PARTS * OCTETS * 32) + within;
     p.packed[to] = high;
 #if SPLIT
@@ -88,7 +88,7 @@ struct Eight {
                       __uint_as_float(high.x), __uint_as_float(high.y), __uint_as_float(high.z), __uint_as_float(high.w)};
 #pragma unroll
         for (int i = 0; i < 8; i++) a[i] *= gain;
-        uint4 h = parts[0] = make_uint4(operands(a[0], a[1]), operands(a[2], a[3]), operands(a[4], a[5]), operands(a[6], a[7]));
+        uint4 h = parts[0] = make_uint4(pack_pair(a[0], a[1]), pack_pair(a[2], a[3]), pack_pair(a[4], a[5]), pack_pair(a[6], a[7]));
 #if SPLIT
         parts[1] = make_uint4(rest(a[0], a[1], h.x), rest(a[2], a[3], h.y), rest(a[4], a[5], h.z), rest(a[6], a[7], h.w));
 #endif

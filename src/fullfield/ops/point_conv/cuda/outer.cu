@@ -66,7 +66,7 @@ template <int BYTES> static __device__ __forceinline__ void bring(u8 *to, const 
     float4 a = make_float4(0.f, 0.f, 0.f, 0.f), b = a;
     if (from) a = *(const float4 *)from, b = *(const float4 *)(from + 4);
     a.x *= gain, a.y *= gain, a.z *= gain, a.w *= gain, b.x *= gain, b.y *= gain, b.z *= gain, b.w *= gain;
-    uint4 h = make_uint4(operands(a.x, a.y), operands(a.z, a.w), operands(b.x, b.y), operands(b.z, b.w));
+    uint4 h = make_uint4(pack_pair(a.x, a.y), pack_pair(a.z, a.w), pack_pair(b.x, b.y), pack_pair(b.z, b.w));
     *(uint4 *)to = h;
 #if SPLIT
     *(uint4 *)(to + BYTES) = make_uint4(rest(a.x, a.y, h.x), rest(a.z, a.w, h.y), rest(b.x, b.y, h.z), rest(b.z, b.w, h.w));

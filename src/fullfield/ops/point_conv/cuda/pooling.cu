@@ -1,13 +1,9 @@
 // Pooling over the rows of triplets: a thread computes one channel of one row, in the row's order. No system headers
-// (NVRTC).
+// (NVRTC). Built behind halves.cuh.
 //
 // Macros set by the launcher:
 //   IN       features: 0 float32, 1 float16, 2 bfloat16, 3 float64
 //   BESIDE   1: the cells of triplets stand beside the words
-
-typedef unsigned short u16;
-typedef unsigned u32;
-typedef long long i64;
 
 #if IN == 0
 typedef float Value;
@@ -34,11 +30,9 @@ struct PoolParams {
 
 static __device__ __forceinline__ Sum widened(Value v) {
 #if IN == 1
-    float x;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(v));
-    return x;
+    return from_f16(v);
 #elif IN == 2
-    return __uint_as_float((u32)v << 16);
+    return from_bf16(v);
 #else
     return v;
 #endif
@@ -46,13 +40,9 @@ static __device__ __forceinline__ Sum widened(Value v) {
 
 static __device__ __forceinline__ Value rounded(Sum x) {
 #if IN == 1
-    u16 h;
-    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
-    return h;
+    return to_f16(x);
 #elif IN == 2
-    u16 h;
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(x));
-    return h;
+    return to_bf16(x);
 #else
     return x;
 #endif

@@ -31,7 +31,7 @@ def supports(features: Tensor) -> bool:
 
 def source(dtype: torch.dtype, beside: bool) -> Source:
     """All of them, for triplets whose cells are in or beside the words."""
-    text = launching.read_source(Path(__file__).with_name("pooling.cu"))
+    text = launching.read_source(launching.HALVES, Path(__file__).with_name("pooling.cu"))
     return Source(text, (f"-DIN={_TYPES[dtype]}", f"-DBESIDE={int(beside)}"))
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import fullfield._kernels as kernels
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import launching
 from fullfield.ops.launching import address, structure
@@ -18,7 +17,6 @@ from fullfield.ops.point_conv.triplets import Triplets, fits, index_bits
 LIBRARIES = Libraries("triplet kernels")
 _ROOM = 256  # keys of a row that a warp sorts in shared memory
 _WARPS = 8
-_SORT = Path(str(kernels.__file__)).parent / "sort_rows.cuh"
 
 _ptr, _i64, _i32 = ctypes.c_void_p, ctypes.c_longlong, ctypes.c_int
 _Params: Any = structure(
@@ -36,7 +34,7 @@ def builds(device: torch.device) -> str | None:
 def source(beside: bool, given: bool = False) -> Source:
     """All of them; ``beside``: whether cells stand beside the words that are written, ``given``: that are read."""
     key = "unsigned long long" if beside else "unsigned"
-    text = launching.read_source(_SORT, Path(__file__).with_name("triplets.cu"))
+    text = launching.read_source(launching.SORT_ROWS, Path(__file__).with_name("triplets.cu"))
     return Source(text, (f"-DKEY={key}", f"-DROOM={_ROOM}", f"-DBESIDE={int(beside)}", f"-DGIVEN={int(given)}"))
 
 

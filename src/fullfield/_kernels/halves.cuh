@@ -1,0 +1,24 @@
+// Types, and the conversions between float32 and 16-bit floats held as integers. No system headers (NVRTC).
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+static __device__ __forceinline__ u16 to_f16(float x) {
+    u16 h;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(h) : "f"(x));
+    return h;
+}
+static __device__ __forceinline__ float from_f16(u16 h) {
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(h));
+    return x;
+}
+static __device__ __forceinline__ u16 to_bf16(float x) {
+    u16 h;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(h) : "f"(x));
+    return h;
+}
+static __device__ __forceinline__ float from_bf16(u16 h) { return __uint_as_float((u32)h << 16); }
