@@ -268,6 +268,18 @@ class Emulator:
         names = [library.cuda_name(index).decode() for index in range(library.cuda_count())]
         return {name: Kernel(self, library, index, name) for index, name in enumerate(names)}
 
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        """Inside, blocks and threads run as at first, on one thread, and in memory that is watched."""
+        self.schedule, self.resident = 0, 4
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            with Memory().watched():
+                yield
+        finally:
+            torch.set_num_threads(threads)
+
 
 # ---- memory
 

@@ -8,22 +8,13 @@ from types import SimpleNamespace
 import emulator
 import pytest
 import torch
-from emulator import Emulator, Memory
+from emulator import Emulator
+from test_tvl1_iterations_on_cpu import CPU, GPU, SHAPES
 
 from fullfield.bench import tvl1_schedules
 from fullfield.ops.tvl1.cuda import schedules, tuning
-from fullfield.ops.tvl1.cuda.tuning import Device, Shape
 
 pytestmark = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
-GPU = Device(0, "emulated", "sm_80", 3, 163 << 10)
-CPU = torch.device("cpu")
-SHAPES = {
-    "global": Shape(32),
-    "shared_fusion": Shape(64, rows=5),
-    "global_pipeline": Shape(32, depth=3, rows=7, blocks=2),
-    "shared_pipeline": Shape(32, depth=3, rows=7),
-    "register_pipeline": Shape(64, depth=5, rows=7, words=2, ahead=2),
-}
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +30,7 @@ def _emulated(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     monkeypatch.setattr(tuning, "shape_for", lambda schedule, *_: SHAPES[schedule])
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
-    machine.schedule, machine.resident = 0, 4
-    with Memory().watched():
+    with machine.used():
         yield
 
 

@@ -49,12 +49,8 @@ def _emulated(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     monkeypatch.setattr(launch, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(cuda, "supports", lambda _: None)
-    machine.schedule, machine.resident = 0, 4
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with Memory().watched():
+    with machine.used():
         yield
-    torch.set_num_threads(threads)
 
 
 def weights(case: Case, count: int = 1) -> list[Tensor]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import emulator
 import pytest
 import torch
-from emulator import Emulator, Memory
+from emulator import Emulator
 from torch import Tensor
 
 from fullfield.ops.point_conv import PointGeometry, dispatch, point_conv, radius_geometry, voxel_geometry
@@ -39,12 +39,8 @@ def _emulated(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     monkeypatch.setattr(launch, "device_of", lambda _: AMPERE)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(backend, "supports", lambda _: None)
-    machine.schedule, machine.resident = 0, 4
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with Memory().watched():
+    with machine.used():
         yield
-    torch.set_num_threads(threads)
 
 
 def random_geometry(centers: int, points: int, triplets: int, kernel: int = 3) -> PointGeometry:

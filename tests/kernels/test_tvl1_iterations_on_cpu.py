@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import emulator
 import pytest
 import torch
-from emulator import Emulator, Memory
+from emulator import Emulator
 
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda import schedules
@@ -49,12 +49,8 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
 def _emulated(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(schedules, "LIBRARIES", machine)
     monkeypatch.setattr(schedules, "_device", lambda _: GPU)
-    machine.schedule, machine.resident = 0, 4
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    with Memory().watched():
+    with machine.used():
         yield
-    torch.set_num_threads(threads)
 
 
 def check(

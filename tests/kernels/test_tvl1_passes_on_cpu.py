@@ -13,7 +13,7 @@ from typing import Any
 import emulator
 import pytest
 import torch
-from emulator import Emulator, Memory
+from emulator import Emulator
 from torch import Tensor
 
 from fullfield.ops.tvl1 import TVL1Config, TVL1Solver, persistent, reference
@@ -26,6 +26,7 @@ from fullfield.ops.tvl1.cuda.engine import Engine
 from fullfield.ops.tvl1.cuda.passes import Passes, planes_of
 from fullfield.ops.tvl1.cuda.state import Level, pitch_of
 from fullfield.ops.tvl1.cuda.tuning import Device
+from fullfield.testing.tvl1 import VARIANTS
 
 pytestmark = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
 CPU = torch.device("cpu")
@@ -45,13 +46,9 @@ def _emulated(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
     monkeypatch.setattr(passes, "LIBRARIES", machine)
     monkeypatch.setattr(passes, "device_of", lambda _: GPU)
     monkeypatch.setattr(passes, "raw_stream", lambda _: 0)
-    machine.schedule, machine.resident = 0, 4
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     torch.manual_seed(0)
-    with Memory().watched():
+    with machine.used():
         yield
-    torch.set_num_threads(threads)
 
 
 def padded(values: Tensor) -> Tensor:
@@ -259,25 +256,18 @@ def expected(frames: tuple[Tensor, Tensor], config: TVL1Config, start: Tensor | 
     return solver(frames[0].double(), frames[1].double(), initial_flow=double)
 
 
-VARIANTS = {
-    "default": {},
-    "clamp": {"borders": "clamp"},
-    "no blend": {"gradient_blend": 0.0},
-    "dual reset at warps": {"dual_reset": "warp"},
-    "dual never reset": {"dual_reset": "never"},
-    "dual never reset, clamp": {"dual_reset": "never", "borders": "clamp"},
-    "median 3": {"median": 3},
-    "no median": {"median": 0},
+MORE_VARIANTS = {
+    **VARIANTS,
     "one scale": {"scales": 1},
     "stops": {"epsilon": 0.02, "iterations": 25},
 }
 
 
 @pytest.mark.usefixtures("plain_iterations")
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", MORE_VARIANTS)
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_a_solve_is_the_reference_one(variant: str, precision: str) -> None:
-    config = TVL1Config(warps=2, iterations=6, scale_factor=0.6, precision=precision).replace(**VARIANTS[variant])
+    config = TVL1Config(warps=2, iterations=6, scale_factor=0.6, precision=precision).replace(**MORE_VARIANTS[variant])
     frames = scene(33, 52)
     truth = expected(frames, config)
     error = (solved(Engine(1, 33, 52, config, CPU), frames).double() - truth).abs()

@@ -15,6 +15,19 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 
+VARIANTS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "clamp": {"borders": "clamp"},
+    "no blend": {"gradient_blend": 0.0},
+    "dual reset at warps": {"dual_reset": "warp"},
+    "dual never reset": {"dual_reset": "never"},
+    "dual never reset, clamp": {"dual_reset": "never", "borders": "clamp"},
+    "median 3": {"median": 3},
+    "no median": {"median": 0},
+}
+"""What a configuration may change in the arithmetic of one scale."""
+
+
 def _clip(i: int, size: int) -> int:
     return min(max(i, 0), size - 1)
 

@@ -12,18 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fullfield.ops.tvl1 import TVL1Config, TVL1Solver, reference
-from fullfield.testing.tvl1 import tvl1_by_loops
-
-VARIANTS = {
-    "default": {},
-    "clamp": {"borders": "clamp"},
-    "no blend": {"gradient_blend": 0.0},
-    "dual reset at warps": {"dual_reset": "warp"},
-    "dual never reset": {"dual_reset": "never"},
-    "dual never reset, clamp": {"dual_reset": "never", "borders": "clamp"},
-    "median 3": {"median": 3},
-    "no median": {"median": 0},
-}
+from fullfield.testing.tvl1 import VARIANTS, tvl1_by_loops
 
 
 def scene(height: int, width: int, shift: float = 1.3, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fullfield import InputError, estimate
 from fullfield.ops.tvl1 import PersistentSolver, TVL1Config, TVL1Solver, backends, tvl1
+from fullfield.testing.tvl1 import VARIANTS
 
 pytestmark = [
     pytest.mark.gpu,
@@ -21,16 +22,6 @@ pytestmark = [
 ]
 QUICK = TVL1Config(warps=2, iterations=10, scale_factor=0.5)
 PRECISIONS = ("float32", "float16")
-VARIANTS = {
-    "default": {},
-    "clamp": {"borders": "clamp"},
-    "no blend": {"gradient_blend": 0.0},
-    "dual reset at warps": {"dual_reset": "warp"},
-    "dual never reset": {"dual_reset": "never"},
-    "dual never reset, clamp": {"dual_reset": "never", "borders": "clamp"},
-    "median 3": {"median": 3},
-    "no median": {"median": 0},
-}
 
 
 @pytest.fixture(autouse=True)
