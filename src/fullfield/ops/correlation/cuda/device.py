@@ -41,11 +41,6 @@ def device_of(request: Request) -> Device:
     return _device_at(torch.cuda.current_device() if index is None else index)
 
 
-def raw_stream(index: int) -> int:
-    stream: int = torch._C._cuda_getCurrentRawStream(index)  # type: ignore[attr-defined, unused-ignore]
-    return stream
-
-
 def current_device() -> int:
     index: int = torch._C._cuda_getDevice()  # type: ignore[attr-defined, unused-ignore]
     return index

@@ -14,15 +14,7 @@ from fullfield._kernels.nvrtc import Kernel, Source, addresses
 from fullfield.ops.correlation.cuda import config as shapes
 from fullfield.ops.correlation.cuda import queues
 from fullfield.ops.correlation.cuda.config import CODES, Config
-from fullfield.ops.correlation.cuda.device import (
-    LIBRARIES,
-    Device,
-    current_device,
-    device_of,
-    fill,
-    offsets,
-    raw_stream,
-)
+from fullfield.ops.correlation.cuda.device import LIBRARIES, Device, current_device, device_of, fill, offsets
 from fullfield.ops.correlation.cuda.launch_backward import (
     FeatureGradients,
     Sums,
@@ -37,6 +29,7 @@ from fullfield.ops.correlation.cuda.structs import (
     tensor_maps,
 )
 from fullfield.ops.correlation.protocol import Gradients, Prepared, Request, laid_out
+from fullfield.ops.launching import raw_stream
 
 # Below this many tiles every level is an item of its own, above only the finest is apart.
 FEW_TILES = 1200

@@ -11,9 +11,10 @@ from torch import Tensor
 from fullfield._kernels.nvrtc import Kernel, Source, addresses
 from fullfield.ops.correlation.cuda import config as shapes
 from fullfield.ops.correlation.cuda.config import CODES, MOST_LEVELS, Config
-from fullfield.ops.correlation.cuda.device import LIBRARIES, Device, fill, raw_stream
+from fullfield.ops.correlation.cuda.device import LIBRARIES, Device, fill
 from fullfield.ops.correlation.cuda.structs import CoordsParams, GradientParams, Params
 from fullfield.ops.correlation.protocol import Gradients, Request
+from fullfield.ops.launching import raw_stream
 
 # ``mode`` of gradients.cuh.
 FIRST_LOOKUP, ADD, END = range(3)

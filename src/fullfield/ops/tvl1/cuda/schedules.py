@@ -21,6 +21,7 @@ from typing import NamedTuple
 import torch
 
 from fullfield._kernels.nvrtc import Kernel, Libraries, Source, addresses
+from fullfield.ops.launching import read_source
 from fullfield.ops.tvl1.config import SCHEDULES, TVL1Config
 from fullfield.ops.tvl1.cuda.state import DATA, DUAL, FLOW, ORIGIN, Level
 from fullfield.ops.tvl1.cuda.tuning import Device, Shape, device_at, shape_for
@@ -113,12 +114,8 @@ class _Launch(NamedTuple):
 
 
 @functools.cache
-def _text(*names: str) -> str:
-    return "".join((Path(__file__).parent / name).read_text("utf-8") for name in names)
-
-
 def _source(names: Sequence[str], level_half: bool, **options: int) -> Source:
-    text = _text("iterate_common.cuh", *names)
+    text = read_source(*(Path(__file__).parent / name for name in ("iterate_common.cuh", *names)))
     return Source(text, (f"-DHALF={int(level_half)}", *(f"-D{name}={value}" for name, value in options.items())))
 
 

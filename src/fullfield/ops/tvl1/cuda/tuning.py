@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from fullfield._kernels.cache_folder import folder_named
-from fullfield._kernels.nvrtc import KernelError, nvrtc
+from fullfield._kernels.nvrtc import KernelError
+from fullfield.ops.launching import arch_of
 
 if TYPE_CHECKING:
     from fullfield.ops.tvl1.cuda.state import Level
@@ -45,7 +46,7 @@ class Device:
 def device_at(index: int) -> Device:
     about = torch.cuda.get_device_properties(index)
     shared = about.shared_memory_per_block_optin  # type: ignore[attr-defined, unused-ignore]
-    return Device(index, about.name, nvrtc().target((about.major, about.minor)), about.multi_processor_count, shared)
+    return Device(index, about.name, arch_of(index), about.multi_processor_count, shared)
 
 
 @dataclass(frozen=True)
