@@ -25,6 +25,7 @@ struct alignas(8) float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
 struct alignas(16) int4 { int x, y, z, w; };
 struct alignas(8) uint2 { unsigned x, y; };
+struct alignas(8) int2 { int x, y; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
 static inline uint2 make_uint2(unsigned x, unsigned y) { return {x, y}; }
 static inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
@@ -106,6 +107,7 @@ struct Warp {
 struct Block {
     uint3 index;
     int warps, alive, waiting, any, turn;
+    int named[16], turns[16];      // threads at the barriers with numbers, and how often these have opened
     bool running;
     char *shared;
     Warp warp[MOST_THREADS / LANES];
@@ -143,6 +145,7 @@ static bool start_block(Block &b) {
     b.warps = (machine.threads + LANES - 1) / LANES;
     b.alive = machine.threads;
     b.waiting = b.any = 0;
+    for (int i = 0; i < 16; i++) b.named[i] = b.turns[i] = 0;
     b.turn = machine.reversed ? b.warps - 1 : 0;
     b.running = true;
     memset(b.shared - BESIDE, 0xff, machine.shared + 2 * BESIDE);
@@ -186,10 +189,18 @@ static void give_way(bool leave = false) {
     Fiber *from = self, *to = nullptr;
     if (!leave && from->warp->ready) to = lane_after(*from->warp, from->lane);
     int own = (int)(from->block - machine.block);
-    if (leave) from->block->turn = (from->block->turn + 1) % from->block->warps;
+    if (leave) from->block->turn = (from->block->turn + (machine.reversed ? from->block->warps - 1 : 1)) % from->block->warps;
     for (int i = leave ? 1 : 0; !to && i <= machine.resident; i++) to = thread_of(machine.block[(own + i) % machine.resident]);
     if (!to) fail("every thread waits");
     if (to == from) return;
+    self = to;
+    cuda_switch(&from->context, &to->context);
+}
+// For a thread that polls: the other lanes of its warp go on, then other warps.
+static void pass_on() {
+    if (++machine.spins > 20000000) fail("waits for ever");
+    Fiber *from = self, *to = lane_after(*from->warp, from->lane);
+    if (machine.reversed ? to->lane >= from->lane : to->lane <= from->lane) return give_way(true);
     self = to;
     cuda_switch(&from->context, &to->context);
 }
@@ -406,6 +417,28 @@ static inline void wait_for_copies(int groups = -1) {
     f.copies = left;
 }
 
+// A barrier with a number, of so many threads.
+static inline void meet_at(int number, int threads) {
+    Block &b = *self->block;
+    int before = b.turns[number];
+    if (++b.named[number] == threads) {
+        b.named[number] = 0;
+        b.turns[number]++;
+    }
+    while (b.turns[number] == before) pass_on();
+}
+
+// An mbarrier. Bulk copies happen at once.
+struct Barrier {
+    uint16_t expected, pending;
+    int32_t bytes : 31;
+    uint32_t phase : 1;
+    void look() {
+        if (pending == 0 && bytes == 0) phase ^= 1, pending = expected;
+    }
+};
+static inline Barrier &barrier_at(unsigned at) { return *(Barrier *)shared_memory(at, 8, 8); }
+
 struct Entry { const char *name; size_t parameters; int most_threads; void (*call)(const void *); };
 
 }  // namespace cuda
@@ -488,6 +521,7 @@ static inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
     return to;
 }
 static inline int __popc(unsigned x) { return __builtin_popcount(x); }
+static inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
 static inline int __ffs(int x) { return __builtin_ffs(x); }
 static inline int __ffsll(long long x) { return __builtin_ffsll(x); }
 static inline float __uint_as_float(unsigned x) {
@@ -516,6 +550,76 @@ static inline void ptx_laneid(unsigned &to) { to = cuda::self->lane; }
 static inline void ptx_to_f16(unsigned short &to, float x) { to = cuda::float_to_half(x); }
 static inline void ptx_from_f16(float &to, unsigned short x) { to = cuda::half_to_float(x); }
 static inline void ptx_to_bf16(unsigned short &to, float x) { to = cuda::float_to_bf16(x); }
+static inline void ptx_meet_at(unsigned number) { cuda::meet_at(number, 128); }
+static inline void ptx_same(unsigned &to, unsigned x, unsigned y) { to = x ^ y; }
+static inline void ptx_barrier_init(unsigned at, unsigned count) { cuda::barrier_at(at) = {(uint16_t)count, (uint16_t)count, 0, 0}; }
+static inline void ptx_barrier_arrive(unsigned at) {
+    cuda::Barrier &b = cuda::barrier_at(at);
+    if (b.pending == 0) cuda::fail("more arrivals than an mbarrier expects");
+    b.pending--;
+    b.look();
+}
+static inline void ptx_barrier_expect(unsigned at, unsigned bytes) {
+    cuda::barrier_at(at).bytes += bytes;
+    ptx_barrier_arrive(at);
+}
+static inline void ptx_barrier_try(unsigned &done, unsigned at, unsigned parity) {
+    done = cuda::barrier_at(at).phase != parity;
+    if (!done) cuda::pass_on();
+}
+static inline void ptx_copy_bulk(unsigned to, const void *from, unsigned bytes, unsigned at) {
+    cuda::aligned(from, 16);
+    memcpy(cuda::shared_memory(to, bytes, 16), from, bytes);
+    cuda::barrier_at(at).bytes -= bytes;
+    cuda::barrier_at(at).look();
+}
+// A warp's 16 rows of wgmma with its first operand in registers and the second in shared memory, not swizzled: done at once.
+template <bool BF16, class... All> static inline void ptx_wgmma(All &&...all) {
+    float *d[128];
+    unsigned w[8];
+    int sums = 0, words = 0;
+    auto take = [&](auto &x) {
+        if constexpr (__is_same(decltype(x), float &))
+            d[sums++] = &x;
+        else
+            w[words++] = (unsigned)x;
+    };
+    (take(all), ...);
+    unsigned at = (w[4] & 0x3fff) * 16, half = (w[4] >> 16 & 0x3fff) * 16, lane = cuda::self->lane;
+    if (cuda::SHARED_BASE % 16) cuda::fail("descriptors tell no such addresses");
+    for (int n = 0; n < sums / 4; n++) {
+        if (!w[5]) *d[4 * n] = *d[4 * n + 1] = *d[4 * n + 2] = *d[4 * n + 3] = 0.f;
+        unsigned from = at + n * 128 + (lane >> 2) * 16 + (lane & 3) * 4;
+        cuda::Product mine = {{d[4 * n], d[4 * n + 1], d[4 * n + 2], d[4 * n + 3]}, {w[0], w[1], w[2], w[3]}, {*(unsigned *)cuda::shared_memory(from, 4, 4), *(unsigned *)cuda::shared_memory(from + half, 4, 4)}};
+        cuda::together(cuda::PRODUCT, mine, cuda::multiply<BF16>);
+    }
+}
+// A warp's 16 rows of wgmma with both operands in shared memory, k by rows of 64 swizzled by 128 bytes: done at once.
+template <bool BF16, class... All> static inline void ptx_wgmma_shared(All &&...all) {
+    float *d[128];
+    unsigned w[2];
+    int sums = 0, words = 0;
+    auto take = [&](auto &x) {
+        if constexpr (__is_same(decltype(x), float &))
+            d[sums++] = &x;
+        else
+            w[words++] = (unsigned)x;
+    };
+    (take(all), ...);
+    unsigned lane = cuda::self->lane, row = cuda::self->thread.x / 32 % 4 * 16;
+    auto at = [&](unsigned descriptor, int k, int channel) {
+        unsigned from = (descriptor & 0x3fff) * 16 + k * 128;
+        from += ((channel / 8) ^ (from >> 7 & 7)) * 16 + channel % 8 * 2;
+        return (unsigned)*(uint16_t *)cuda::shared_memory(from, 2, 2);
+    };
+    auto two = [&](unsigned descriptor, int k, int channel) { return at(descriptor, k, channel) | at(descriptor, k + 1, channel) << 16; };
+    unsigned a[4];
+    for (int i = 0; i < 4; i++) a[i] = two(w[0], (i >> 1) * 8 + (lane & 3) * 2, row + (i & 1) * 8 + (lane >> 2));
+    for (int n = 0; n < sums / 4; n++) {
+        cuda::Product mine = {{d[4 * n], d[4 * n + 1], d[4 * n + 2], d[4 * n + 3]}, {a[0], a[1], a[2], a[3]}, {two(w[1], (lane & 3) * 2, n * 8 + (lane >> 2)), two(w[1], 8 + (lane & 3) * 2, n * 8 + (lane >> 2))}};
+        cuda::together(cuda::PRODUCT, mine, cuda::multiply<BF16>);
+    }
+}
 static inline void ptx_pair_f16(unsigned &to, float high, float low) {
     to = (unsigned)cuda::float_to_half(high) << 16 | cuda::float_to_half(low);
 }

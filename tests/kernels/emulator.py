@@ -6,26 +6,27 @@ run as they are: they pack their structures, which the kernels then read. Memory
 beside an array that was allocated here is found.
 
 What this cannot tell: races that need two warps at the same time (threads take turns where they wait, in two opposite
-orders), the memory model, what tensor cores lose by truncating, Hopper's wgmma, tensor copy and mbarriers, resources,
-reading beside an array further than its poisoned margin, and speed.
+orders), the memory model, what tensor cores lose by truncating, that wgmma and bulk copies take their time, Hopper's
+tensor copy, resources, reading beside an array further than its poisoned margin, and speed.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from kept import kept
 from torch import Tensor
 
 from fullfield._kernels.nvrtc import Source
@@ -85,7 +86,29 @@ PTX = {
     "max.f16x2 %0, %1, %2;": "ptx_max_halves",
     "neg.f16x2 %0, %1;": "ptx_neg_halves",
     "fma.rn.f16x2 %0, %1, %2, %3;": "ptx_fma_halves",
+    "bar.sync %0, 128;": "ptx_meet_at",
+    "xor.b32 %0, %1, %2;": "ptx_same",
+    "mbarrier.init.shared.b64 [%0], %1;": "ptx_barrier_init",
+    "fence.mbarrier_init.release.cluster;": "ptx_nothing",
+    "mbarrier.arrive.shared.b64 _, [%0];": "ptx_barrier_arrive",
+    "mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;": "ptx_barrier_expect",
+    "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}": "ptx_barrier_try",
+    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];": "ptx_copy_bulk",
+    "wgmma.fence.sync.aligned;": "ptx_nothing",
+    "wgmma.commit_group.sync.aligned;": "ptx_nothing",
+    "wgmma.wait_group.sync.aligned 0;": "ptx_nothing",
+    "fence.proxy.async.shared::cta;": "ptx_nothing",
+    "setmaxnreg.dec.sync.aligned.u32 24;": "ptx_nothing",
+    "setmaxnreg.inc.sync.aligned.u32 %0;": "ptx_nothing",
 }
+_WGMMA_SHARED = re.compile(
+    r"\{\n\.reg \.b64 x, y;\nmov\.b64 x, \{%\d+, 0x40000040\};\nmov\.b64 y, \{%\d+, 0x40000040\};\n"
+    r"wgmma\.mma_async\.sync\.aligned\.m64n64k16\.f32\.(bf16|f16)\.\1 \{[%\d, ]*\}, x, y, 1, 1, 1, 1, 1;\n\}"
+)
+_WGMMA = re.compile(
+    r"\{\n\.reg \.pred p;\n\.reg \.b64 at;\nsetp\.ne\.b32 p, %\d+, 0;\nmov\.b64 at, \{%\d+, 0x8\};\n"
+    r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k16\.f32\.(bf16|f16)\.\1 \{[%\d, ]*\}, \{[%\d, ]*\}, at, p, 1, 1, 0;\n\}"
+)
 
 _KERNEL = re.compile(
     r'extern "C" __global__ void (?:__launch_bounds__\(([^(){]*)\) )?(\w+)\(const __grid_constant__ (\w+) \w+\)'
@@ -143,7 +166,11 @@ def _call(statement: str) -> str:
     template, *operands = _split(statement, ":")
     literals = re.findall(r'"((?:[^"\\]|\\.)*)"', template)
     words = "".join(literals).replace("\\n", "\n")
-    if words not in PTX:
+    function = PTX.get(words)
+    for pattern, name in ((_WGMMA, "ptx_wgmma"), (_WGMMA_SHARED, "ptx_wgmma_shared")):
+        if found := pattern.fullmatch(words):
+            function = f"{name}<{str(found[1] == 'bf16').lower()}>"
+    if function is None:
         raise Emulated(f"the emulator does not know the PTX {words!r}")
     given = []
     for group in operands[:2]:
@@ -151,7 +178,7 @@ def _call(statement: str) -> str:
             if operand.strip():
                 opening = operand.index("(", operand.rindex('"', 0, operand.index("(")))
                 given.append(operand[opening + 1 : _closing(operand, opening)])
-    return f"{PTX[words]}({', '.join(given)})"
+    return f"{function}({', '.join(given)})"
 
 
 def translated(text: str) -> str:
@@ -201,6 +228,7 @@ class Kernel:
         _device: int,
         _stream: int,
         arguments: ctypes.Array[ctypes.c_void_p],
+        _early: bool = False,
     ) -> None:
         if shared > min(self._allowed, self._emulator.shared):
             raise Emulated(f"{self.name}: {shared} bytes of shared memory, allowed {self._allowed}")
@@ -215,50 +243,50 @@ class Kernel:
             raise Emulated(f"{self.name}: {wrong.decode()}")
 
 
+def _gxx(arguments: list[str], text: str) -> str:
+    if GXX is None:
+        raise Emulated(str(WHY_NOT))
+    done = subprocess.run([GXX, *arguments], input=text, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Emulated(f"g++ cannot compile a kernel: {done.stderr[:2000]}")
+    return done.stdout
+
+
+@functools.cache
+def _version() -> tuple[str, str]:
+    """Of the compiler and of the header."""
+    return _gxx(["--version"], ""), HEADER.read_text("utf-8")
+
+
 class Emulator:
-    """Takes the place of ``nvrtc.Libraries``; keeps what it compiles in ``folder``.
+    """Takes the place of ``nvrtc.Libraries``.
 
     ``schedule``: bit 0: the last threads first; bit 1: asynchronous copies as late as possible. ``resident``: blocks
     that take turns, at most 8, for kernels without static shared memory.
     """
 
-    def __init__(self, folder: Path, shared: int, schedule: int = 0, resident: int = 4) -> None:
-        self.folder, self.shared, self.schedule, self.resident = folder, shared, schedule, resident
+    def __init__(self, shared: int, schedule: int = 0, resident: int = 4) -> None:
+        self.shared, self.schedule, self.resident = shared, schedule, resident
         self.flags: tuple[str, ...] = FLAGS
         self.launched: dict[str, int] = {}
         self._loaded: dict[Source, dict[str, Kernel]] = {}
-        self._numbers = count()
 
     def load(self, sources: Sequence[Source], _arch: str, _device: int) -> list[dict[str, Kernel]]:
-        jobs = [(source, self._place(source)) for source in dict.fromkeys(sources) if source not in self._loaded]
+        missing = [source for source in dict.fromkeys(sources) if source not in self._loaded]
         with ThreadPoolExecutor(2) as pool:
-            list(pool.map(lambda job: self._compile(*job), jobs))
-        for source, place in jobs:
-            self._loaded[source] = self._open(place)
+            for source, place in zip(missing, pool.map(self._compiled, missing), strict=True):
+                self._loaded[source] = self._open(place)
         return [self._loaded[source] for source in sources]
 
     @property
     def loaded(self) -> list[dict[str, Kernel]]:
         return [*self._loaded.values()]
 
-    def _place(self, _source: Source) -> Path:
-        return self.folder / f"kernels{next(self._numbers)}.so"
-
-    def _compile(self, source: Source, place: Path) -> None:
-        if place.exists():
-            return
-        preprocessed = self._run(["-E", "-P", "-x", "c++", "-std=c++17", *source.options, "-"], source.text)
+    def _compiled(self, source: Source) -> Path:
+        preprocessed = _gxx(["-E", "-P", "-x", "c++", "-std=c++17", *source.options, "-"], source.text)
         text = translated(preprocessed)
-        self._run([*self.flags, f"-I{HEADER.parent}", "-x", "c++", "-", "-o", str(place)], text)
-
-    @staticmethod
-    def _run(arguments: list[str], text: str) -> str:
-        if GXX is None:
-            raise Emulated(str(WHY_NOT))
-        done = subprocess.run([GXX, *arguments], input=text, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise Emulated(f"g++ cannot compile a kernel: {done.stderr[:2000]}")
-        return done.stdout
+        arguments = [*self.flags, f"-I{HEADER.parent}", "-x", "c++", "-", "-o"]
+        return kept((_version(), self.flags, text), lambda place: _gxx([*arguments, str(place)], text))
 
     def _open(self, place: Path) -> dict[str, Kernel]:
         library = ctypes.CDLL(str(place))

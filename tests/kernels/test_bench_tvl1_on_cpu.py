@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 
 import emulator
 import pytest
 import torch
-from emulator import Emulator
+from emulator import Emulator, Kernel
 from test_tvl1_iterations_on_cpu import CPU, GPU, SHAPES
 
+from fullfield._kernels.nvrtc import Source
 from fullfield.bench import tvl1_schedules
 from fullfield.ops.tvl1.cuda import schedules, tuning
 
@@ -18,8 +19,8 @@ pytestmark = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulato
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
-    return Emulator(tmp_path_factory.mktemp("kernels"), GPU.shared)
+def machine() -> Emulator:
+    return Emulator(GPU.shared)
 
 
 @pytest.fixture(autouse=True)
@@ -54,3 +55,20 @@ def test_depths() -> None:
     case = tvl1_schedules.by_depth(18, contenders, CPU, 1, quiet)
     assert {row["status"] for row in case["rows"]} == {"ok"}
     assert [row["iterations"] for row in case["rows"]] == [2, 4] * 3
+
+
+def test_what_is_compiled_ahead_is_what_is_launched(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    contenders = [*tvl1_schedules.versions(), *tvl1_schedules.pipelines((1, 3))]
+    ahead = set(tvl1_schedules.sources_of(contenders, lambda _: 6, GPU))
+    needed: set[object] = set()
+
+    def load(sources: Sequence[Source], arch: str, device: int) -> list[dict[str, Kernel]]:
+        needed.update(sources)
+        return Emulator.load(machine, sources, arch, device)
+
+    monkeypatch.setattr(machine, "load", load)
+    rows = tvl1_schedules.timed((9, 17), contenders, CPU, 1, quiet, lambda _: 6)
+    assert {row["status"] for row in rows} == {"ok"}
+    assert needed == ahead
+    deep = [one for one in tvl1_schedules.pipelines((300,)) if one.schedule == "shared_pipeline"]
+    assert not tvl1_schedules.sources_of(deep, lambda _: 300, GPU), "deeper than a block is wide"

@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import emulator
 import pytest
@@ -34,8 +33,8 @@ RADIUS = 3  # one for most, so that few kernels are compiled
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
-    return Emulator(tmp_path_factory.mktemp("kernels"), AMPERE.shared)
+def machine() -> Emulator:
+    return Emulator(AMPERE.shared)
 
 
 @pytest.fixture(autouse=True)
@@ -320,9 +319,9 @@ def launch_one(machine: Emulator, name: str, n: int, threads: int = 64) -> Tenso
     return to
 
 
-def test_mistakes_show(tmp_path: Path) -> None:
+def test_mistakes_show() -> None:
     """A barrier or a wait that is missing, in one of the schedules; what lies outside; lanes that part."""
-    own = Emulator(tmp_path, 4096)
+    own = Emulator(4096)
     assert torch.equal(launch_one(own, "turned", 1), torch.arange(63.0, -1, -1))
     assert launch_one(own, "turned", 0).isnan().any()
     for own.schedule in (0, 2):
@@ -339,12 +338,12 @@ def test_mistakes_show(tmp_path: Path) -> None:
         launch_one(own, "turned", 1, threads=96)
 
 
-def test_unknown_instructions_are_refused(tmp_path: Path) -> None:
+def test_unknown_instructions_are_refused() -> None:
     source = Source(
         'extern "C" __global__ void k(const __grid_constant__ int p) { asm volatile("bar.arrive 1, 64;"); }'
     )
     with pytest.raises(Emulated, match=r"does not know the PTX 'bar.arrive 1, 64;'"):
-        Emulator(tmp_path, 4096).load([source], "", 0)
+        Emulator(4096).load([source], "", 0)
     with pytest.raises(Emulated, match="does not know what a kernel waits for"):
         emulator.translated('extern "C" __global__ void k(const __grid_constant__ P p) { while (*p.flag != 1) { } }')
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from kept import kept
 
 from fullfield._kernels import cache_folder, nvrtc
 from fullfield._kernels.nvrtc import Compiler, KernelError, Source
@@ -17,6 +18,8 @@ from fullfield.ops.correlation.protocol import Request
 from fullfield.ops.fused import cuda as fused
 from fullfield.ops.neighbors import cuda as neighbors
 from fullfield.ops.point_conv.cuda import pooling, triplets
+from fullfield.ops.tvl1.config import TVL1Config
+from fullfield.ops.tvl1.cuda import fused as tvl1_fused
 from fullfield.ops.tvl1.cuda import passes as tvl1
 from fullfield.ops.tvl1.cuda import schedules, tuning
 from fullfield.ops.tvl1.cuda.state import Level
@@ -35,8 +38,13 @@ def request_of(channels: int = 256, radius: int = 4, dtype: torch.dtype = torch.
 
 def resources(source: Source, arch: str) -> dict[str, tuple[int, int]]:
     """Registers and spilled bytes of every kernel, as the assembler reports them."""
-    verbose = Source(source.text, (*source.options, "--ptxas-options=-v"))
-    _, log = nvrtc.nvrtc().compile(verbose, arch)
+    verbose, compiler = Source(source.text, (*source.options, "--ptxas-options=-v")), nvrtc.nvrtc()
+    file = Path(compiler.library._name)
+    size = file.stat().st_size if file.is_absolute() else 0
+    made_from = (compiler.version, size, nvrtc.OPTIONS, verbose, arch)
+    log = kept(made_from, lambda place: place.write_text(compiler.compile(verbose, arch)[1], "utf-8")).read_text(
+        "utf-8"
+    )
     assert "error" not in log
     found: dict[str, tuple[int, int]] = {}
     name, spilled = "", 0
@@ -162,6 +170,21 @@ def test_passes_of_tvl1(arch: str) -> None:
         found = resources(tvl1.warp_source(dtype), arch) | resources(tvl1.median_source(dtype), arch)
         assert set(found) == {"linearise", "median3", "median5", "settle"}
         assert all(registers <= 80 and spilled == 0 for registers, spilled in found.values())
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ARCHS)
+def test_fused_warps_of_tvl1(arch: str) -> None:
+    """Registers for the block's threads, and few spilled; where levels are smaller than a tile, on one GPU."""
+    for shape in tvl1_fused.SHAPES[:: 1 if arch == ARCHS[-1] else 5]:
+        for small in (False, True)[: 1 + (arch == ARCHS[-1] and shape.high <= 48)]:
+            dtype = torch.float16 if small else torch.float32
+            cut = tvl1_fused.Tiling(shape, 12, 40, 10, 3, 3, small)
+            registers, spilled = resources(tvl1_fused.source(TVL1Config(), cut, dtype), arch)["fused_warp"]
+            assert registers * 32 * shape.groups <= 65536
+            assert spilled <= 64, (shape, small)
+            assert shape.shared <= SHARED["sm_90a"]
+    assert any(shape.shared <= SHARED[arch] for shape in tvl1_fused.SHAPES)
 
 
 @needs_nvrtc

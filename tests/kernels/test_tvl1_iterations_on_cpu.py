@@ -36,8 +36,8 @@ SHAPES = {
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
-    made = Emulator(tmp_path_factory.mktemp("kernels"), GPU.shared)
+def machine() -> Emulator:
+    made = Emulator(GPU.shared)
     made.flags = (
         *made.flags,
         "-ftrivial-auto-var-init=pattern",
