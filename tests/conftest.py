@@ -7,7 +7,7 @@ import importlib
 import io
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,17 @@ def _one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def spent() -> Callable[[], float]:
+    """Processor seconds of all processes waited for until now: unlike the clock's, the same on a busy machine."""
+
+    def seconds() -> float:
+        times = os.times()
+        return times.children_user + times.children_system
+
+    return seconds
 
 
 @pytest.fixture(scope="session")
