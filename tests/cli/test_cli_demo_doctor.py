@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import fullfield.estimators
 import fullfield.io
 import fullfield.ops.tvl1
 from fullfield.cli.demo import FILES
 from fullfield.io import read_flow, read_frame
+from fullfield.ops import launching
 
 
 def test_demo_writes_what_it_says(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,6 +93,15 @@ def test_doctor_says_why_a_backend_refuses(cli: Any, monkeypatch: pytest.MonkeyP
     assert "main job      works" in ran.out
 
 
+def test_doctor_says_what_reads_videos(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("av", "cv2"):
+        monkeypatch.setitem(sys.modules, name, None)
+    out = cli("doctor").out
+    assert "package       av, for video files and streams" in out
+    assert "package       cv2, for cameras" in out
+    assert {"av", "cv2"} <= cli("doctor", "--json").json["packages"].keys()
+
+
 def test_doctor_says_what_tensors_on_a_gpu_get(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def backends(device: str = "cpu") -> list[tuple[str, str | None]]:
         kernel = None if device == "cuda:0" else "needs a newer GPU" if device == "cuda:1" else "runs on NVIDIA GPUs"
@@ -149,16 +159,17 @@ def test_doctor_says_whether_the_fast_form_of_networks_runs(cli: Any, monkeypatc
     assert cli("doctor", "--json").json["fast_networks"] == {}
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (7 + torch.device(device).index, 5))
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda index: (7 + index, 5))
     monkeypatch.setattr("torch.backends.cudnn.is_available", lambda: True)
-    monkeypatch.setattr("fullfield.ops.fused.cuda.nvrtc_why_not", lambda: None)
+    monkeypatch.setattr(launching, "_why_not", launching._why_not.__wrapped__)  # keeps no answer of such a machine
+    monkeypatch.setattr("fullfield._kernels.nvrtc.why_not", lambda: None)
     out = cli("doctor").out
-    assert "fast networks on cuda:0: the kernels need compute capability 8.0, cuda:0 has 7.5" in out
+    assert "fast networks on cuda:0: needs compute capability 8.0, got 7.5" in out
     assert "fast networks on cuda:1: half precision, fused kernels" in out
     assert "fast networks on the CPU: float32" in out
     monkeypatch.setattr("torch.backends.cudnn.is_available", lambda: False)
     assert cli("doctor", "--json").json["fast_networks"]["cuda:1"] == "cuDNN is missing"
-    monkeypatch.setattr("fullfield.ops.fused.cuda.nvrtc_why_not", lambda: "NVRTC was not found")
+    monkeypatch.setattr("fullfield._kernels.nvrtc.why_not", lambda: "NVRTC was not found")
     assert cli("doctor", "--json").json["fast_networks"]["cuda:1"] == "NVRTC was not found"
 
 

@@ -63,6 +63,16 @@ def test_blocks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         launching.launch(libraries, source, "double", 2**32, 1, PARAMS(), like)
 
 
+@pytest.mark.usefixtures("_no_device")
+def test_rows_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device", lambda _: torch.no_grad())
+    libraries, source = Recorder(), Source("text")
+    kernels = launching.kernels(libraries, source, 0)
+    for blocks, rows in ((5, 3), (5, 0), (0, 3)):
+        kernels.launch("double", blocks, 256, PARAMS(), rows=rows)
+    assert [one[3] for one in libraries.launched] == [(5, 3)]
+
+
 def test_parameters(tmp_path: Path) -> None:
     tensor = torch.zeros(3)
     params = PARAMS(launching.address(tensor), 5)

@@ -23,6 +23,8 @@ _PACKAGES = {
     "OpenImageIO": "frames, KITTI PNG, EXR",
     "h5py": ".flo5",
     "PIL": "JPEG and labels in pictures",
+    "av": "video files and streams, `flow --live` and videos of the flow",
+    "cv2": "cameras, the window of --preview",
 }
 _OPERATORS = ("correlation", "neighbors", "point_conv", "tvl1")
 _ON_POINTS = ("neighbors", "point_conv")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fullfield.ops import launching
 from fullfield.ops.fused import plain
 from fullfield.ops.fused.protocol import CELL_CHANNELS, Frame, Norm, Passes, Target
 
@@ -309,10 +310,28 @@ def test_kernels_refuse_strange_layouts() -> None:
         cuda.pack(x, None, [Target(x, True)])
 
 
+def test_grids_of_the_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fullfield.ops.fused import cuda
+
+    launched = []
+
+    class Kernels:
+        def launch(self, name: str, blocks: int, threads: int, _params: object, rows: int = 1) -> None:
+            launched.append((name, blocks, threads, rows))
+
+    monkeypatch.setattr(launching, "kernels", lambda *_: Kernels())
+    x = torch.zeros(2, 20, 30, 16)
+    cuda.gelu_(x)
+    cuda.affine_(x, Norm(None, torch.zeros(16)))
+    wide, row = torch.zeros(2, 20, 30, 64), torch.zeros(64)
+    cuda.depthwise_norm(wide, row, row, 1e-5, wide)
+    assert launched == [("gelu", 19, 256, 1), ("affine", 10, 256, 2), ("depthwise_norm", 40, 32, 4)]
+
+
 def test_what_the_kernels_cannot_do_is_said() -> None:
     from fullfield.ops.fused import cuda
 
-    assert "CPU" in str(cuda.device_why_not(torch.device("cpu"))).upper()
     field, mask = torch.zeros(1, 2, 4, 4), torch.zeros(1, 9 * 81, 4, 4)
+    assert cuda.convex_why_not(field, mask, 8) == "runs on NVIDIA GPUs, the tensors are on cpu"
     assert "factor of 2 to 8" in str(cuda.convex_why_not(field, mask, 9))
     assert "float32 field" in str(cuda.convex_why_not(field.double(), mask, 8))

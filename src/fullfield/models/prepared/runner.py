@@ -291,9 +291,9 @@ def _passes(device: torch.device, dtype: torch.dtype, precision: str) -> tuple[P
 
 def why_not(device: torch.device) -> str | None:
     """None if the fast form runs in half precision on ``device``, else the reason."""
-    from fullfield.ops.fused import cuda
+    from fullfield.ops import launching
 
-    reason = cuda.device_why_not(device)
+    reason = launching.why_not(device)
     has_cudnn: bool = torch.backends.cudnn.is_available()  # type: ignore[no-untyped-call, unused-ignore]
     return "cuDNN is missing" if reason is None and not has_cudnn else reason
 

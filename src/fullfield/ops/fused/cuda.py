@@ -10,64 +10,61 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import Libraries, Source, addresses, nvrtc
-from fullfield._kernels.nvrtc import why_not as nvrtc_why_not
+from fullfield._kernels.nvrtc import Libraries, Source
+from fullfield.ops import launching
 from fullfield.ops.fused.protocol import CELL_CHANNELS, Frame, Norm, Target
+from fullfield.ops.launching import address, read_source, structure
 
 LIBRARIES = Libraries("kernels of the networks")
 TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 FRAMES = {**TYPES, torch.uint8: 3}
 LARGEST_FACTOR = 8
 MOST_TARGETS = 4
-OLDEST = (8, 0)
 _THREADS = 256
+_FOLDER = Path(__file__).parent
 _ptr, _i64, _i32, _u32, _f32 = ctypes.c_void_p, ctypes.c_longlong, ctypes.c_int, ctypes.c_uint, ctypes.c_float
 
 
-def _structure(name: str, *fields: tuple[str, object]) -> type[ctypes.Structure]:
-    return type(name, (ctypes.Structure,), {"_fields_": list(fields)})
-
-
 # Field by field as the CUDA sources declare them.
-_Cells = _structure(
+_Cells = structure(
     "CellsParams", ("frames", _ptr * 2), ("out", _ptr), ("b", _i64 * 2), ("c", _i64 * 2), ("y", _i64 * 2),
     ("x", _i64 * 2), ("height", _i32), ("width", _i32), ("top", _i32), ("left", _i32), ("padded_height", _i32),
     ("padded_width", _i32), ("cell_rows", _i32), ("cell_columns", _i32), ("kind", _i32),
 )  # fmt: skip
-_Affine = _structure(
+_Affine = structure(
     "AffineParams", ("y", _ptr), ("x", _ptr), ("scale", _ptr), ("shift", _ptr), ("x_scale", _ptr), ("x_shift", _ptr),
     ("item", _i64), ("vectors", _u32), ("channels", _u32), ("y_step", _u32), ("x_step", _u32),
 )  # fmt: skip
-_Moments = _structure(
+_Moments = structure(
     "MomentsParams", ("y", _ptr), ("partial", _ptr), ("scale", _ptr), ("shift", _ptr), ("item", _i64),
     ("pixels", _u32), ("channels", _u32), ("chunk", _u32), ("chunks", _u32), ("epsilon", _f32),
 )  # fmt: skip
-_Targets = _structure(
+_Targets = structure(
     "Targets", ("to", _ptr * MOST_TARGETS), ("ld", _i64 * MOST_TARGETS), ("turned", _u32 * MOST_TARGETS),
     ("plane", _u32), ("width", _u32),
 )  # fmt: skip
-_Pack = _structure(
+_Pack = structure(
     "PackParams", ("targets", _Targets), ("source", _ptr), ("bias", _ptr), ("coords", _ptr), ("pixels", _u32),
     ("channels", _u32), ("flow_channel", _u32),
 )  # fmt: skip
-_Patches = _structure(
+_Patches = structure(
     "PatchesParams", ("coords", _ptr), ("out", _ptr), ("pixels", _u32), ("channels", _u32), ("plane", _u32),
     ("width", _u32), ("height", _u32), ("side", _u32),
 )  # fmt: skip
-_Gate = _structure(
+_Gate = structure(
     "GateParams", ("targets", _Targets), ("zr", _ptr), ("zr_map", _ptr), ("q", _ptr), ("q_map", _ptr), ("h", _ptr),
     ("h_ld", _i64), ("pixels", _u32), ("channels", _u32),
 )  # fmt: skip
-_Step = _structure(
+_Step = structure(
     "StepParams", ("coords", _ptr), ("taps", _ptr), ("bias", _ptr), ("pixels", _u32), ("plane", _u32),
     ("height", _u32), ("width", _u32), ("ld", _u32),
 )  # fmt: skip
-_Gelu = _structure("GeluParams", ("y", _ptr), ("vectors", _u32))
-_Depthwise = _structure(
+_Gelu = structure("GeluParams", ("y", _ptr), ("vectors", _u32))
+_Depthwise = structure(
     "DepthwiseParams", ("x", _ptr), ("weight", _ptr), ("bias", _ptr), ("out", _ptr), ("height", _i32), ("width", _i32),
     ("epsilon", _f32),
 )  # fmt: skip
-_Convex = _structure(
+_Convex = structure(
     "ConvexParams", ("mask", _ptr), ("field", _ptr), ("out", _ptr), ("mask_b", _i64), ("mask_c", _i64),
     ("mask_y", _i64), ("mask_x", _i64), ("field_b", _i64), ("field_c", _i64), ("field_y", _i64), ("field_x", _i64),
     ("out_b", _i64), ("out_c", _i64), ("out_y", _i64), ("channels", _i32), ("height", _i32), ("width", _i32),
@@ -79,49 +76,36 @@ _Convex = _structure(
 # ---- sources
 
 
-@functools.cache
-def _read(*names: str) -> str:
-    return "".join((Path(__file__).parent / name).read_text("utf-8") for name in names)
+def _source(name: str, **values: int) -> Source:
+    text = read_source(_FOLDER / "common.cuh", _FOLDER / name)
+    return Source(text, tuple(f"-D{macro}={value}" for macro, value in values.items()))
 
 
 @functools.cache
 def passes_source(dtype: torch.dtype) -> Source:
     """Every pass but the two below, for activations of ``dtype``."""
-    return Source(_read("common.cuh", "passes.cu"), (f"-DTYPE={TYPES[dtype]}",))
+    return _source("passes.cu", TYPE=TYPES[dtype])
 
 
 @functools.cache
 def depthwise_source(dtype: torch.dtype, channels: int) -> Source:
     """``depthwise_norm`` for a multiple of 64 channels, at most 2048."""
-    return Source(_read("common.cuh", "depthwise.cu"), (f"-DTYPE={TYPES[dtype]}", f"-DCHANNELS={channels}"))
+    return _source("depthwise.cu", TYPE=TYPES[dtype], CHANNELS=channels)
 
 
 @functools.cache
 def convex_source(dtype: torch.dtype, factor: int, channels_last: bool) -> Source:
     """``convex`` for weights of ``dtype`` and a factor of 2 to 8."""
-    options = (f"-DTYPE={TYPES[dtype]}", f"-DFACTOR={factor}", f"-DCLAST={int(channels_last)}")
-    return Source(_read("common.cuh", "convex.cu"), options)
+    return _source("convex.cu", TYPE=TYPES[dtype], FACTOR=factor, CLAST=int(channels_last))
 
 
 # ---- launching
 
 
-@functools.cache
-def _arch(index: int) -> str:
-    about = torch.cuda.get_device_properties(index)
-    return nvrtc().target((about.major, about.minor))
-
-
 def _launch(
     source: Source, name: str, grid: tuple[int, int], params: ctypes.Structure, like: Tensor, threads: int = _THREADS
 ) -> None:
-    if grid[0] == 0 or grid[1] == 0:
-        return
-    index = like.get_device()
-    with torch.cuda.device(index):
-        library = LIBRARIES.load([source], _arch(index), index)[0]
-        stream = torch.cuda.current_stream(index).cuda_stream
-        library[name].launch(grid, threads, 0, index, stream, addresses(params))
+    launching.kernels(LIBRARIES, source, like.get_device()).launch(name, grid[0], threads, params, rows=grid[1])
 
 
 def _pass(like: Tensor, name: str, threads: int, params: ctypes.Structure, items: int = 1) -> None:
@@ -149,10 +133,6 @@ def _whole(*tensors: Tensor | None) -> None:
     for tensor in tensors:
         if tensor is not None and not tensor.is_contiguous():
             raise ValueError(f"expected a contiguous tensor, got strides {tensor.stride()}")
-
-
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
 
 
 # ---- the passes
@@ -200,11 +180,11 @@ def affine_(y: Tensor, norm: Norm, x: Tensor | None = None, x_norm: Norm | None 
     _whole(y, x)
     batch, channels = y.shape[0], y.shape[3]
     params = _Affine()
-    params.y, params.x = y.data_ptr(), _address(x)
-    params.scale, params.shift = _address(norm.scale), norm.shift.data_ptr()
+    params.y, params.x = y.data_ptr(), address(x)
+    params.scale, params.shift = address(norm.scale), norm.shift.data_ptr()
     params.y_step = channels if norm.shift.ndim == 2 else 0
     if x_norm is not None:
-        params.x_scale, params.x_shift = _address(x_norm.scale), x_norm.shift.data_ptr()
+        params.x_scale, params.x_shift = address(x_norm.scale), x_norm.shift.data_ptr()
         params.x_step = channels if x_norm.shift.ndim == 2 else 0
     params.item, params.channels = y[0].numel(), channels
     params.vectors = params.item // _vector(y.dtype)
@@ -235,7 +215,7 @@ def pack(source: Tensor, bias: Tensor | None, to: Sequence[Target], flow: tuple[
     _whole(source)
     channels = source.shape[3]
     params = _Pack()
-    params.source, params.bias = source.data_ptr(), _address(bias)
+    params.source, params.bias = source.data_ptr(), address(bias)
     params.targets = _targets(source, to)
     params.pixels, params.channels = _pixels(source), channels
     if flow is not None:
@@ -286,7 +266,7 @@ def _gate(
     _whole(zr, zr_map, q, q_map)
     params = _Gate()
     params.targets = _targets(state, to)
-    params.zr, params.zr_map, params.q, params.q_map = (_address(t) for t in (zr, zr_map, q, q_map))
+    params.zr, params.zr_map, params.q, params.q_map = (address(t) for t in (zr, zr_map, q, q_map))
     params.h, params.h_ld = state.data_ptr(), _ld(state)
     params.pixels, params.channels = _pixels(state), state.shape[3]
     _pass(zr, name, state.numel() // _vector(zr.dtype), params)
@@ -352,14 +332,4 @@ def convex_why_not(field: Tensor, mask: Tensor, factor: int) -> str | None:
         return "needs a float32 field and float32, float16 or bfloat16 weights"
     if not 2 <= factor <= LARGEST_FACTOR:
         return f"needs a factor of 2 to {LARGEST_FACTOR}, got {factor}"
-    return device_why_not(field.device)
-
-
-def device_why_not(device: torch.device) -> str | None:
-    """None if the kernels run on ``device``, else the reason."""
-    if device.type != "cuda" or torch.version.hip is not None:
-        return f"the kernels run on NVIDIA GPUs, not on {device}"
-    capability = torch.cuda.get_device_capability(device)
-    if capability < OLDEST:
-        return f"the kernels need compute capability 8.0, {device} has {capability[0]}.{capability[1]}"
-    return nvrtc_why_not()
+    return launching.why_not(field.device)

@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from fullfield._kernels import nvrtc
+from fullfield.ops import launching
 from fullfield.ops.correlation.cuda import config as shapes
 from fullfield.ops.correlation.protocol import Request
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from fullfield.ops.correlation.cuda.launch import Cuda
 
 POOLS = True
-OLDEST = (8, 0)
 
 
 def missing() -> str | None:
@@ -32,8 +31,9 @@ def missing() -> str | None:
 
 
 def supports(request: Request) -> str | None:
-    if request.device.type != "cuda" or torch.version.hip is not None:
-        return f"runs on NVIDIA GPUs, the features are on {request.device}"
+    reason = launching.why_not(request.device)
+    if reason is not None:
+        return reason
     if request.dtype not in shapes.CODES:
         return f"needs float32, float16 or bfloat16 features, got {request.dtype}"
     if request.radius > shapes.LARGEST_RADIUS or request.levels > shapes.MOST_LEVELS:
@@ -41,12 +41,7 @@ def supports(request: Request) -> str | None:
             f"needs radius <= {shapes.LARGEST_RADIUS} and levels <= {shapes.MOST_LEVELS}, "
             f"got {request.radius} and {request.levels}"
         )
-    if not torch.cuda.is_available():
-        return "PyTorch finds no CUDA device"
-    capability = torch.cuda.get_device_capability(request.device)
-    if capability < OLDEST:
-        return f"expected compute capability >= 8.0, got {capability[0]}.{capability[1]}"
-    return missing() or _too_large(request)
+    return _too_large(request)
 
 
 def _too_large(request: Request) -> str | None:
