@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from fullfield import _check
 from fullfield.ops.point_conv import PointGeometry, point_conv, point_pool
 from fullfield.ops.point_conv.arguments import kernel_sides
-
-NORMS = ("layer", "batch", "instance")
+from fullfield.ops.point_conv.normed import point_conv_norm
+from fullfield.ops.point_norm import KINDS, Running, point_norm
 
 
 class PointConv(nn.Module):
@@ -72,7 +72,7 @@ class PointNorm(nn.Module):
     def __init__(self, channels: int, kind: str = "layer", eps: float = 1e-5) -> None:
         super().__init__()
         _check.number(channels, "channels", integer=True, low=1)
-        _check.choice(kind, "kind", NORMS)
+        _check.choice(kind, "kind", KINDS)
         self.kind, self.eps = kind, eps
         self.norm: nn.Module | None = None
         if kind == "instance":
@@ -80,24 +80,56 @@ class PointNorm(nn.Module):
         else:
             self.norm = nn.LayerNorm(channels, eps) if kind == "layer" else nn.BatchNorm1d(channels, eps)
 
-    def forward(self, features: Tensor, sizes: Sequence[int]) -> Tensor:
-        """[N, C] → [N, C]; statistics of "instance" are float32 at least.
+    def forward(
+        self,
+        features: Tensor,  # [N, C]
+        sizes: Sequence[int],
+        residual: Tensor | None = None,  # [N, C]
+        *,
+        relu: bool = False,
+    ) -> Tensor:  # [N, C]
+        """:func:`fullfield.ops.point_norm.point_norm`: with a residual added and a ReLU where asked for.
 
         Raises:
             InputError: for a batch norm in training of fewer than two points.
         """
-        if self.norm is not None:
-            if self.kind == "batch" and self.training and features.shape[0] < 2:
-                _check.require(False, "features", "at least two points to train a batch norm", features)
-            out: Tensor = self.norm(features)
+        learned, running = self.norm or self, None
+        if isinstance(learned, nn.BatchNorm1d):
+            running = self._running(learned, features.shape[0])
+        return point_norm(
+            features, learned.weight, learned.bias, self.kind, self.eps,  # type: ignore[arg-type]
+            sizes=sizes, running=running, residual=residual, relu=relu,
+        )  # fmt: skip
+
+    def of(
+        self,
+        conv: PointConv,
+        features: Tensor,  # [N, Cin]
+        geometry: PointGeometry,
+        sizes: Sequence[int],
+        residual: Tensor | None = None,  # [M, C]
+        *,
+        relu: bool = False,
+    ) -> Tensor:  # [M, C]
+        """The same of what a convolution gives, in one step where that takes the host less time: its hooks and bias ask
+        for two."""
+        plain = conv.bias is None and self.kind == "layer" and geometry.kernel_size == conv.kernel_size
+        hooked = conv._forward_hooks or conv._forward_pre_hooks or self._forward_hooks or self._forward_pre_hooks
+        if not plain or hooked:
+            out: Tensor = self(conv(features, geometry), sizes, residual, relu=relu)
             return out
-        exact = features if features.dtype == torch.float64 else features.float()
-        parts = []
-        for part in torch.split(exact, list(sizes)):
-            away = part - part.mean(0, keepdim=True) if part.shape[0] else part
-            variance = away.square().mean(0, keepdim=True) if part.shape[0] else 1.0
-            parts.append(away * (variance + self.eps) ** -0.5)
-        return (torch.cat(parts) * self.weight + self.bias).to(features.dtype)
+        learned = self.norm
+        return point_conv_norm(
+            features, conv.weight, geometry, learned.weight, learned.bias, self.kind, self.eps,  # type: ignore[union-attr, arg-type]
+            groups=conv.groups, residual=residual, relu=relu, backend=conv.backend,
+        )  # fmt: skip
+
+    def _running(self, norm: nn.BatchNorm1d, rows: int) -> Running:
+        assert norm.running_mean is not None  # as built
+        assert norm.running_var is not None
+        if self.training and rows > 1 and norm.num_batches_tracked is not None:
+            norm.num_batches_tracked.add_(1)
+        return Running(norm.running_mean, norm.running_var, norm.momentum or 0.0, self.training)
 
     def extra_repr(self) -> str:
         return f"kind={self.kind}"

@@ -9,7 +9,7 @@ from fullfield.nn.points import PointConv, PointNorm
 
 
 class ConvNorm(nn.Module):
-    """Convolution from level to level, then normalisation."""
+    """Convolution from level to level, then normalisation, a residual added where one is given, a ReLU where asked."""
 
     def __init__(self, inputs: int, outputs: int, step: tuple[int, int, int], norm: str) -> None:
         super().__init__()
@@ -17,10 +17,11 @@ class ConvNorm(nn.Module):
         self.conv = PointConv(inputs, outputs, step[2], bias=False)
         self.norm = PointNorm(outputs, norm)
 
-    def forward(self, features: Tensor, pyramid: PointPyramid) -> Tensor:
-        moved = self.conv(features, pyramid.geometries[self.step])
-        out: Tensor = self.norm(moved, pyramid.sizes[self.step[1]])
-        return out
+    def forward(
+        self, features: Tensor, pyramid: PointPyramid, residual: Tensor | None = None, *, relu: bool = False
+    ) -> Tensor:
+        geometry, sizes = pyramid.geometries[self.step], pyramid.sizes[self.step[1]]
+        return self.norm.of(self.conv, features, geometry, sizes, residual, relu=relu)
 
 
 class LinearNorm(nn.Module):
@@ -32,8 +33,10 @@ class LinearNorm(nn.Module):
         self.linear = nn.Linear(inputs, outputs, bias=False)
         self.norm = PointNorm(outputs, norm)
 
-    def forward(self, features: Tensor, pyramid: PointPyramid) -> Tensor:
-        out: Tensor = self.norm(self.linear(features), pyramid.sizes[self.level])
+    def forward(
+        self, features: Tensor, pyramid: PointPyramid, residual: Tensor | None = None, *, relu: bool = False
+    ) -> Tensor:
+        out: Tensor = self.norm(self.linear(features), pyramid.sizes[self.level], residual, relu=relu)
         return out
 
 
@@ -58,10 +61,10 @@ class Residual(nn.Module):
         self.shortcut = LinearNorm(inputs, outputs, target, norm) if changes else None
 
     def forward(self, features: Tensor, pyramid: PointPyramid) -> Tensor:
-        inner = self.first(features, pyramid).relu()
+        inner = self.first(features, pyramid, relu=True)
         if self.middle is not None:
-            inner = self.middle(inner, pyramid).relu()
+            inner = self.middle(inner, pyramid, relu=True)
         own = features if self.source == self.target else features.index_select(0, pyramid.kept[self.source])
         own = own if self.shortcut is None else self.shortcut(own, pyramid)
-        out: Tensor = (self.last(inner, pyramid) + own).relu()
+        out: Tensor = self.last(inner, pyramid, own, relu=True)
         return out

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.neighbors.downsampling import thin
-from fullfield.ops.neighbors.ragged import Cloud, check_cloud, check_length
+from fullfield.ops.neighbors.downsampling import thinned
+from fullfield.ops.neighbors.ragged import check_cloud, check_length, check_shape
 from fullfield.ops.point_conv import PointGeometry, kernel_radius
 from fullfield.ops.point_conv.arguments import kernel_sides
 from fullfield.ops.point_conv.geometry import RadiusRequest, radius_geometries
@@ -51,11 +51,12 @@ class PointPyramid:
         check_length(grid, "grid")
         _check.number(levels, "levels", integer=True, low=1, high=16)
         _check.tensor(points, "points", ("N", 3), dtypes=(torch.float32, torch.float64))
-        clouds, kept = [check_cloud(points, offsets)], []
-        for level in range(1, levels):
-            fewer = thin(clouds[-1], grid * 2**level)
-            kept.append(fewer.indices)
-            clouds.append(Cloud(clouds[-1].points.index_select(0, fewer.indices), fewer.offsets, clouds[0].largest))
+        cells = [float(grid) * 2**level for level in range(1, levels)]
+        if cells:
+            first, fewer = thinned(check_shape(points, offsets), cells)
+        else:
+            first, fewer = check_cloud(points, offsets), []
+        clouds = [first, *(one.cloud for one in fewer)]
         requests = {}
         for source, target, kernel in steps:
             sides, side = kernel_sides(kernel), grid * 2**source
@@ -64,7 +65,7 @@ class PointPyramid:
             )
         geometries = dict(zip(requests, radius_geometries(list(requests.values())), strict=True))
         sizes = tuple(tuple(int(n) for n in cloud.offsets.diff().tolist()) for cloud in clouds)
-        return cls(tuple(cloud.points for cloud in clouds), tuple(kept), sizes, geometries)
+        return cls(tuple(cloud.points for cloud in clouds), tuple(one.kept for one in fewer), sizes, geometries)
 
     def to(self, device: str | torch.device) -> PointPyramid:
         """The same on a device."""

@@ -40,7 +40,7 @@ class PointResNet(nn.Module):
     def stage_features(self, features: Tensor, pyramid: PointPyramid) -> list[Tensor]:
         """[N_l, C] of every stage; the first is on level 2."""
         check_input(features, pyramid, self.config.in_channels, self.config.steps())
-        out: Tensor = self.stem(features, pyramid).relu()
+        out: Tensor = self.stem(features, pyramid, relu=True)
         out = self.pool(out, pyramid.geometries[1, 2, 3])
         found = []
         for stage in self.stages:

@@ -40,17 +40,17 @@ class PointUNet(nn.Module):
             InputError: for features that do not fit, or a pyramid prepared for another network.
         """
         check_input(features, pyramid, self.config.in_channels, self.config.steps())
-        out: Tensor = self.stem(features, pyramid).relu()
+        out: Tensor = self.stem(features, pyramid, relu=True)
         beside = []
         for level, blocks in enumerate(self.encoder):
             if level:
                 beside.append(out)
-                out = self.down[level - 1](out, pyramid).relu()
+                out = self.down[level - 1](out, pyramid, relu=True)
             for block in blocks:  # type: ignore[attr-defined]
                 out = block(out, pyramid)
         for level in reversed(range(len(self.up))):
-            out = self.up[level](out, pyramid).relu()
-            out = self.join[level](torch.cat([out, beside[level]], 1), pyramid).relu()
+            out = self.up[level](out, pyramid, relu=True)
+            out = self.join[level](torch.cat([out, beside[level]], 1), pyramid, relu=True)
             out = self.decoder[level](out, pyramid)
         out = self.head(out)
         return nn.functional.normalize(out, dim=1) if self.config.unit_length else out

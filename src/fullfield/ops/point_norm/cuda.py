@@ -1,0 +1,165 @@
+"""The normalisation on NVIDIA GPUs, by kernels compiled on the user's machine. Never waits for the device."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullfield._kernels.nvrtc import Libraries, Source
+from fullfield.ops import launching
+from fullfield.ops.launching import Kernels, address, structure
+from fullfield.ops.point_norm.protocol import Running
+
+LIBRARIES = Libraries("normalisation kernels")
+TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+MOST_GROUPS = 64
+# Channels that a lane holds at most; rows that a block sums at least; threads of a block.
+_MOST_VALUES, _LEAST_ROWS, _THREADS = 32, 32, 128
+MOST_CHANNELS = 32 * _MOST_VALUES
+# Blocks that the rows are spread over.
+_BLOCKS = 528
+
+_ptr, _i32, _f32 = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
+_Params: Any = structure(
+    "NormParams", ("x", _ptr), ("residual", _ptr), ("y", _ptr), ("grad", _ptr), ("weight", _ptr), ("bias", _ptr),
+    ("out", _ptr), ("grad_residual", _ptr), ("mean", _ptr), ("scale", _ptr), ("partial", _ptr), ("sums", _ptr),
+    ("grad_weight", _ptr), ("grad_bias", _ptr), ("running_mean", _ptr), ("running_var", _ptr),
+    ("rows", ctypes.c_longlong), ("channels", _i32), ("chunk", _i32), ("chunks", _i32), ("groups", _i32),
+    ("relu", _i32), ("fixed", _i32), ("eps", _f32), ("momentum", _f32),
+    ("first", ctypes.c_longlong * (MOST_GROUPS + 1)), ("begin", _i32 * (MOST_GROUPS + 1)),
+)  # fmt: skip
+
+
+def _layout(channels: int, vector: int) -> tuple[int, int]:
+    """Lanes of a row, and loads of each."""
+    vectors = -(-channels // vector)
+    lanes = min(32, 1 << (vectors - 1).bit_length())
+    return lanes, -(-vectors // lanes)
+
+
+def supports(features: Tensor, weight: Tensor, *beside: Tensor | None, groups: int) -> bool:
+    """Whether these kernels serve rows of so many groups; parameters are of one type, that of the rows or float32."""
+    dtype, learned, device = features.dtype, weight.dtype, features.device
+    if dtype not in TYPES or (learned is not torch.float32 and learned is not dtype) or not features.numel():
+        return False
+    if groups > MOST_GROUPS or features.shape[1] > MOST_CHANNELS or launching.why_not(device) is not None:
+        return False
+    for tensor in (weight, *beside):
+        if tensor is None or tensor.ndim == 2:
+            continue
+        if tensor.dtype is not learned or not tensor.is_contiguous():
+            return False
+    return True
+
+
+@functools.cache
+def source(dtype: torch.dtype, learned: torch.dtype, channels: int, wide: bool) -> Source:
+    """All kernels for rows of so many channels; ``wide``: whether rows begin at multiples of 16 bytes."""
+    vector = 16 // dtype.itemsize if wide else 1
+    lanes, steps = _layout(channels, vector)
+    text = launching.read_source(launching.HALVES, Path(__file__).with_name("norm.cu"))
+    flags = {"IN": TYPES[dtype], "PARAM": TYPES[learned], "VEC": vector, "LANES": lanes, "STEPS": steps}
+    return Source(text, tuple(f"-D{name}={value}" for name, value in flags.items()))
+
+
+def _kernels(x: Tensor, weight: Tensor, *rows: int | None) -> Kernels:
+    """For rows at these addresses."""
+    together = x.data_ptr() | x.shape[1] * x.itemsize
+    for at in rows:
+        together |= at or 0
+    return launching.kernels(LIBRARIES, source(x.dtype, weight.dtype, x.shape[1], not together & 15), x.get_device())
+
+
+def _spread(rows: int) -> int:
+    return min(-(-rows * 4 // _THREADS), 4 * _BLOCKS)
+
+
+@dataclass
+class Norm:
+    """One call: what its gradient has to know."""
+
+    kind: str
+    eps: float
+    sizes: Sequence[int]
+    relu: bool
+    fixed: bool = False
+    mean: Tensor | None = None
+    scale: Tensor | None = None
+
+    def forward(
+        self, x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor | None, running: Running | None
+    ) -> Tensor:
+        """[N, C], contiguous as the residual."""
+        rows, channels = x.shape
+        out = torch.empty_like(x)
+        p = _Params()
+        p.x, p.residual, p.out = x.data_ptr(), address(residual), out.data_ptr()
+        p.weight, p.bias = weight.data_ptr(), bias.data_ptr()
+        p.rows, p.channels, p.relu, p.eps = rows, channels, self.relu, self.eps
+        kernels = _kernels(x, weight, p.out, p.residual)
+        if self.kind == "layer":
+            kernels.launch("layer_forward", _spread(rows), _THREADS, p)
+            return out
+        if running is not None:
+            self.fixed = p.fixed = not running.update
+            p.running_mean, p.running_var = running.mean.data_ptr(), running.var.data_ptr()
+            p.momentum = running.momentum
+        self._divide(p)
+        self.mean, self.scale = torch.empty((2, p.groups, channels), dtype=torch.float32, device=x.device)
+        p.mean, p.scale = self.mean.data_ptr(), self.scale.data_ptr()
+        partial = torch.empty((p.chunks, 2, channels), dtype=torch.float32, device=x.device)
+        if not self.fixed:
+            p.partial = partial.data_ptr()
+            kernels.launch("moments", p.chunks, _THREADS, p)
+        kernels.launch("join_moments", -(-p.groups * channels // _THREADS), _THREADS, p)
+        kernels.launch("group_forward", _spread(rows), _THREADS, p)
+        return out
+
+    def backward(
+        self, x: Tensor, y: Tensor | None, weight: Tensor, grad: Tensor, wants_residual: bool
+    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+        """Of the features, of the residual where it is wanted and not the incoming gradient, of scale and shift."""
+        rows, channels = x.shape
+        out = torch.empty_like(x)
+        of_residual = torch.empty_like(x) if wants_residual and self.relu else None
+        of_weight, of_bias = torch.empty_like(weight), torch.empty_like(weight)
+        p = _Params()
+        p.x, p.y, p.grad, p.out = x.data_ptr(), address(y), grad.data_ptr(), out.data_ptr()
+        p.weight, p.grad_residual = weight.data_ptr(), address(of_residual)
+        p.rows, p.channels, p.relu, p.eps = rows, channels, self.relu, self.eps
+        p.grad_weight, p.grad_bias = of_weight.data_ptr(), of_bias.data_ptr()
+        kernels = _kernels(x, weight, p.y, p.grad, p.out, p.grad_residual)
+        self._divide(p)
+        partial = torch.empty((p.chunks + p.groups, 2, channels), dtype=torch.float32, device=x.device)
+        p.partial = partial.data_ptr()
+        if self.kind == "layer":
+            kernels.launch("layer_backward", p.chunks, _THREADS, p)
+        else:
+            p.sums = p.partial + p.chunks * 8 * channels
+            p.mean, p.scale, p.fixed = address(self.mean), address(self.scale), self.fixed
+            kernels.launch("group_sums", p.chunks, _THREADS, p)
+        kernels.launch("add_chunks", -(-2 * channels // 32), 256, p)
+        if self.kind != "layer":
+            kernels.launch("group_backward", _spread(rows), _THREADS, p)
+        return out, of_residual, of_weight, of_bias
+
+    def _divide(self, p: Any) -> None:
+        """Rows into groups and chunks."""
+        rows = p.rows
+        p.chunk = size = max(_LEAST_ROWS, -(-rows // _BLOCKS))
+        if self.kind != "instance":
+            p.groups, p.first[1] = 1, rows
+            p.chunks = p.begin[1] = -(-rows // size)
+            return
+        p.groups = len(self.sizes)
+        p.first[: p.groups + 1] = list(accumulate(self.sizes, initial=0))
+        p.begin[: p.groups + 1] = chunks = list(accumulate((-(-count // size) for count in self.sizes), initial=0))
+        p.chunks = chunks[-1]

@@ -1,0 +1,47 @@
+"""The normalisation in PyTorch: any device, dtype and transform; defines the truth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fullfield.ops.point_norm.protocol import Running
+
+
+def normalised(
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    kind: str,
+    eps: float,
+    sizes: Sequence[int],
+    running: Running | None,
+    residual: Tensor | None,
+    relu: bool,
+) -> Tensor:
+    """As :func:`fullfield.ops.point_norm.point_norm`, arguments checked."""
+    exact = torch.float64 if features.dtype == torch.float64 else torch.float32
+    if kind == "layer":
+        out = functional.layer_norm(
+            features, features.shape[1:], weight.to(features.dtype), bias.to(features.dtype), eps
+        )
+    elif kind == "batch":
+        if running is None:
+            out = functional.batch_norm(features, None, None, weight, bias, True, 0.0, eps)
+        else:
+            batch = (running.mean, running.var, weight, bias, running.update, running.momentum, eps)
+            out = functional.batch_norm(features, *batch)
+    else:
+        parts = []
+        for part in torch.split(features.to(exact), list(sizes)):
+            away = part - part.mean(0, keepdim=True) if part.shape[0] else part
+            variance = away.square().mean(0, keepdim=True) if part.shape[0] else 1.0
+            parts.append(away * (variance + eps) ** -0.5)
+        out = torch.cat(parts) * weight + bias
+    out = out.to(features.dtype)
+    if residual is not None:
+        out = out + residual
+    return out.relu() if relu else out

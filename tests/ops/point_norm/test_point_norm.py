@@ -1,0 +1,183 @@
+"""The normalisation of points' features: definitions, running statistics, gradients, mistakes; its CUDA kernels."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fullfield import InputError
+from fullfield.nn import PointNorm
+from fullfield.ops import launching
+from fullfield.ops.point_norm import KINDS, Running, point_norm
+
+SIZES = (37, 0, 1, 82)
+
+
+def draw(rows: int, channels: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -> list[Tensor]:
+    """Features far from zero, weight, bias, residual, gradient."""
+    generator = torch.Generator().manual_seed(rows + channels)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    features = normal(rows, channels) * 2 + normal(channels) + 3
+    rest = (1 + normal(channels) / 4, normal(channels), normal(rows, channels), normal(rows, channels))
+    return [t.to(device, dtype) for t in (features, *rest)]
+
+
+def defined(
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    kind: str,
+    running: Running | None,
+    residual: Tensor | None,
+    relu: bool,
+) -> Tensor:
+    """In float64, as the definition reads."""
+    x, w, b = features.double(), weight.double(), bias.double()
+
+    def whitened(part: Tensor, axis: int) -> Tensor:
+        away = part - part.mean(axis, keepdim=True)
+        return away / (away.square().mean(axis, keepdim=True) + 1e-5).sqrt()
+
+    if kind == "layer":
+        out = whitened(x, 1)
+    elif kind == "instance":
+        out = torch.cat([whitened(part, 0) if len(part) else part for part in x.split(SIZES)])
+    elif running is not None and not running.update:
+        out = (x - running.mean.double()) / (running.var.double() + 1e-5).sqrt()
+    else:
+        out = whitened(x, 0)
+    out = out * w + b
+    out = out if residual is None else out + residual.double()
+    return out.relu() if relu else out
+
+
+def gradients(call: Any, tensors: list[Tensor], grad: Tensor) -> list[Tensor]:
+    inputs = [t.detach().clone().requires_grad_() for t in tensors]
+    out = call(*inputs)
+    return [out.detach(), *torch.autograd.grad(out, inputs, grad.to(out.dtype))]
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("kind", [*KINDS, "running"])
+def test_definition_and_gradients(kind: str, relu: bool) -> None:
+    tensors = draw(sum(SIZES), 6, torch.float64)
+    own = kind != "running"
+    running = (
+        None if own else Running(torch.linspace(-1, 4, 6).double(), torch.linspace(0.5, 5, 6).double(), 0.1, False)
+    )
+    name = kind if own else "batch"
+    for residual in ([], [tensors[3]]):
+
+        def call(features: Tensor, weight: Tensor, bias: Tensor, *more: Tensor) -> Tensor:
+            rest = {"sizes": SIZES, "running": running, "residual": more[0] if more else None, "relu": relu}
+            return point_norm(features, weight, bias, name, **rest)  # type: ignore[arg-type]
+
+        def right(features: Tensor, weight: Tensor, bias: Tensor, *more: Tensor) -> Tensor:
+            return defined(features, weight, bias, name, running, more[0] if more else None, relu)
+
+        given = [*tensors[:3], *residual]
+        for one, two in zip(gradients(call, given, tensors[4]), gradients(right, given, tensors[4]), strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
+
+
+def test_a_batch_moves_the_running_statistics_as_torch_does() -> None:
+    features = draw(90, 5)[0]
+    ours, theirs = PointNorm(5, "batch"), nn.BatchNorm1d(5)
+    for part in features.split(30):
+        torch.testing.assert_close(ours(part, (30,)), theirs(part))
+    torch.testing.assert_close(dict(ours.norm.state_dict()), dict(theirs.state_dict()))  # type: ignore[union-attr]
+    assert int(ours.norm.num_batches_tracked) == 3  # type: ignore[union-attr, arg-type]
+    torch.testing.assert_close(ours.eval()(features, (90,)), theirs.eval()(features))
+
+
+def test_the_result_has_the_features_dtype_under_autocast() -> None:
+    features, weight, bias, residual, _ = draw(8, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = point_norm(features.bfloat16(), weight, bias, residual=residual.bfloat16())
+    assert out.dtype == torch.bfloat16
+
+
+def test_mistakes_are_named() -> None:
+    x, w, b, r, _ = draw(6, 4)
+    for call, message in (
+        (lambda: point_norm(x[0], w, b), "features: expected shape"),
+        (lambda: point_norm(x, w[:3], b), "weight: expected shape"),
+        (lambda: point_norm(x, w, b[:3]), "bias: expected shape"),
+        (lambda: point_norm(x, w, b, residual=r[:5]), "residual: expected shape"),
+        (lambda: point_norm(x, w, b, residual=r.half()), "residual: expected dtype float32"),
+        (lambda: point_norm(x, w, b, "group"), "kind: expected"),
+        (lambda: point_norm(x.int(), w, b), "features: expected dtype"),
+        (lambda: point_norm(x, w, b, "instance", sizes=(2, 3)), "sizes: expected 6 points in all, got 5"),
+        (lambda: point_norm(x[:1], w, b, "batch"), "features: expected at least two points"),
+    ):
+        with pytest.raises(InputError, match=f"^{message}"):
+            call()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or launching.why_not(torch.device("cuda")) is not None,
+    reason="no GPU that the kernels run on",
+)
+class TestOnTheGpu:
+    """Kernels against float64, at sizes that take many blocks."""
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize(("rows", "channels"), [(36_410, 64), (2_782, 128), (777, 1000), (1_001, 37)])
+    def test_gradients(self, kind: str, dtype: torch.dtype, rows: int, channels: int) -> None:
+        tensors = draw(rows, channels, dtype, "cuda")
+        sizes = (rows // 2, 0, rows - rows // 2)
+        allowed = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}[dtype]
+        for residual, relu in itertools.product((False, True), (False, True)):
+
+            def call(features: Tensor, weight: Tensor, bias: Tensor, *more: Tensor, cut: bool = relu) -> Tensor:
+                rest = more[0] if more else None
+                return point_norm(features, weight, bias, kind, sizes=sizes, residual=rest, relu=cut)
+
+            given = tensors[: 3 + residual]
+            exact = [t.double() for t in given]
+            # where rounding may decide on which side of 0 a value lies, nothing is asked for
+            grad = tensors[4] * (call(*exact, cut=False).abs() > 0.02)
+            found, right = gradients(call, given, grad), gradients(call, exact, grad)
+            for one, again, two in zip(found, gradients(call, given, grad), right, strict=True):
+                assert torch.equal(one, again)
+                assert float((one.double() - two).norm() / two.norm()) <= allowed
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+    def test_running_statistics(self, dtype: torch.dtype) -> None:
+        norm, exact = PointNorm(48, "batch").to("cuda", dtype), PointNorm(48, "batch").to("cuda", torch.float64)
+        features = draw(5_000, 48, dtype, "cuda")[0]
+        allowed = {torch.float32: 1e-5, torch.float16: 4e-3}[dtype]
+        for training in (True, True, False):
+            norm.train(training), exact.train(training)
+            with torch.no_grad():
+                one, two = norm(features, (5_000,), relu=True), exact(features.double(), (5_000,), relu=True)
+            assert float((one.double() - two).norm() / two.norm()) <= allowed
+        for name, value in exact.norm.state_dict().items():  # type: ignore[union-attr]
+            got = norm.norm.state_dict()[name]  # type: ignore[union-attr]
+            torch.testing.assert_close(got.double(), value.double(), rtol=2 * allowed, atol=allowed)
+
+    def test_second_derivatives_and_other_ways(self) -> None:
+        tensors = draw(200, 16, torch.float32, "cuda")
+        inputs = [t.requires_grad_() for t in tensors[:4]]
+        exact = [t.detach().double().requires_grad_() for t in tensors[:4]]
+        found = []
+        for given in (inputs, exact):
+            out = point_norm(*given[:3], residual=given[3], relu=True)  # type: ignore[misc]
+            first = torch.autograd.grad(out.square().sum(), given, create_graph=True)
+            found.append(torch.autograd.grad(sum(g.square().sum() for g in first), given))
+        for one, two in zip(*found, strict=True):
+            torch.testing.assert_close(one.double(), two, rtol=1e-3, atol=1e-3)
+        plain = point_norm(*tensors[:3])  # type: ignore[misc]
+        compiled = torch.compile(lambda *given: point_norm(*given), fullgraph=True, backend="eager")
+        torch.testing.assert_close(compiled(*tensors[:3]), plain)
+        many = torch.func.vmap(lambda more: point_norm(*tensors[:3], residual=more))(tensors[3][None])  # type: ignore[misc]
+        torch.testing.assert_close(many[0], plain + tensors[3])
