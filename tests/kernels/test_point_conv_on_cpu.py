@@ -5,9 +5,9 @@ Not races between warps or the GPU's own arithmetic: see ``emulator``.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import emulator
 import pytest
@@ -15,10 +15,19 @@ import torch
 from emulator import Emulator
 from torch import Tensor
 
-from fullfield.ops.point_conv import PointGeometry, dispatch, point_conv, radius_geometry, voxel_geometry
+from fullfield.ops import launching
+from fullfield.ops.point_conv import (
+    PointGeometry,
+    dispatch,
+    point_conv,
+    radius_geometry,
+    triplet_geometry,
+    voxel_geometry,
+)
 from fullfield.ops.point_conv import cuda as backend
 from fullfield.ops.point_conv.cuda import config, launch
 from fullfield.ops.point_conv.cuda.config import Device
+from fullfield.ops.point_conv.protocol import Request
 
 pytestmark = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
 AMPERE = Device(0, "sm_80", 163 << 10, 3)
@@ -27,17 +36,17 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
-    return Emulator(tmp_path_factory.mktemp("kernels"), HOPPER.shared)
+def machine() -> Emulator:
+    return Emulator(HOPPER.shared)
 
 
 @pytest.fixture(autouse=True)
 def _emulated(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The backend "cuda" for tensors of the CPU, in memory that is poisoned and watched."""
     monkeypatch.setattr(launch, "LIBRARIES", machine)
-    monkeypatch.setattr(launch, "raw_stream", lambda _: 0)
+    monkeypatch.setattr(launching, "arch_of", lambda _: "sm_80")
+    monkeypatch.setattr(launching, "raw_stream", lambda _: 0)
     monkeypatch.setattr(launch, "device_of", lambda _: AMPERE)
-    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(backend, "supports", lambda _: None)
     with machine.used():
         yield
@@ -135,13 +144,89 @@ def test_forms_of_the_forward_give_the_same_bits(
 ) -> None:
     geometry = random_geometry(150, 80, 1500)
     tensors = draw(geometry, (40, 64 if tiles == 2 else 30), 1, dtype)
-    usual = results(tensors, geometry, 1, "cuda")[0]
+    columns, slabs = (64 if tiles == 2 else 32), 2
+
+    def result(*form: Any) -> Tensor:
+        monkeypatch.setattr(launch, "multiply_config", lambda *_: config.Multiply(columns, slabs, *form))
+        launch._multiply_plan.cache_clear()
+        return results(tensors, geometry, 1, "cuda")[0]
+
+    assert torch.equal(result(tiles, resident, 64, 1), result(1, False, 128, 3))
+    launch._multiply_plan.cache_clear()
+
+
+@pytest.mark.parametrize(("slabs", "cells"), [(1, 8), (2, 2), (2, 1), (4, 4)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_warps_that_share_rows(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, slabs: int, cells: int) -> None:
+    geometry = random_geometry(50, 80, 900)
+    form = config.Multiply(64, 4, 1, False, 32 * slabs * cells, 1, slabs, cells)
+    with monkeypatch.context() as patch:
+        patch.setattr(launch, "multiply_config", lambda *_: form)
+        launch._multiply_plan.cache_clear()
+        check(geometry, (128, 128), 1, dtype)
+        if dtype == torch.float16:
+            check(geometry, (128, 128), 2, dtype)
+    launch._multiply_plan.cache_clear()
+
+
+def test_few_rows_are_shared_and_many_are_not() -> None:
+    def form(rows: int, channels: tuple[int, int] = (64, 64), dtype: torch.dtype = torch.float16) -> tuple[int, int]:
+        request = Request(torch.device("cuda", 0), dtype, channels, 1, 27, rows, rows, 15 * rows)
+        device = Device(0, "sm_80", 163 << 10, 108)
+        found = config.multiply_config(request, config.operands_of(request, False), device)
+        assert found.threads % (32 * found.sharing) == 0
+        return found.slab_parts, found.cell_parts
+
+    assert form(200, (512, 512)) == (16, 1)
+    assert form(800, (256, 256)) == (8, 2)
+    assert form(2_800, (128, 128)) == (4, 2)
+    assert form(10_000) == (2, 2)
+    assert form(40_000) == (1, 1)
+    assert form(200, (512, 512), torch.float32) == (8, 1)
+
+
+HOPPER_CHANNELS = [((64, 64), 1), ((17, 130), 1), ((136, 40), 1), ((32, 32), 32), ((64, 96), 2)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("channels", "groups"), HOPPER_CHANNELS, ids=str)
+def test_hopper(
+    machine: Emulator, monkeypatch: pytest.MonkeyPatch, channels: tuple[int, int], groups: int, dtype: torch.dtype
+) -> None:
+    """Several rounds of rows and of the ring of weights; a row with more triplets in a cell than a table lists."""
     monkeypatch.setattr(launch, "device_of", lambda _: HOPPER)
-    choose = config.multiply_config
-    monkeypatch.setattr(
-        launch, "multiply_config", lambda *a: replace(choose(*a), tiles=tiles, resident=resident, threads=64, blocks=1)
-    )
-    assert torch.equal(results(tensors, geometry, 1, "cuda")[0], usual)
+    monkeypatch.setattr(config, "_BANDS", 0)
+    generator = torch.Generator().manual_seed(4)
+    i, j, k = (torch.randint(most, (3000,), generator=generator) for most in (800, 300, 27))
+    i[:700], k[:700] = 5, 3
+    pairs = torch.unique(torch.stack((i, j)), dim=1)
+    geometry = triplet_geometry(*pairs, k[: pairs.shape[1]], (800, 300), 3)
+    sets = []
+    for schedule in (0, 3):
+        machine.schedule = schedule
+        machine.launched.clear()
+        sets.append(check(geometry, channels, groups, dtype))
+    request = Request(torch.device("cuda", 0), dtype, channels, groups, 27, 800, 300, pairs.shape[1])
+    operands = config.operands_of(request, False)
+    assert isinstance(config.multiply_config(request, operands, HOPPER), config.MultiplyHopper)
+    wide = dtype != torch.float32 and min(channels) // groups > 32
+    assert isinstance(config.outer_config(request, operands, HOPPER), config.OuterHopper) == wide
+    for one, two in zip(*sets, strict=True):
+        assert torch.equal(one, two)
+
+
+def test_few_rows_and_other_gpus_take_mma_sync() -> None:
+    def forms(rows: int, device: Device) -> set[str]:
+        request = Request(torch.device("cuda", 0), torch.float16, (64, 64), 1, 27, rows, rows, 15 * rows)
+        operands = config.operands_of(request, False)
+        found = config.multiply_config(request, operands, device), config.outer_config(request, operands, device)
+        return {type(form).__name__ for form in found}
+
+    large = replace(HOPPER, processors=132)
+    assert forms(900_000, large) == {"MultiplyHopper", "OuterHopper"}
+    assert forms(5_000, large) == {"Multiply", "Outer"}
+    assert forms(900_000, replace(large, arch="sm_90")) == {"Multiply", "Outer"}
+    assert forms(900_000, AMPERE) == {"Multiply", "Outer"}
 
 
 def test_cells_beside_the_words(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,15 @@ import torch
 from emulator import Emulator, Memory
 from torch import Tensor
 
+from fullfield import InputError
 from fullfield.bench import points_listing
 from fullfield.models.pointcnnpp import PointPyramid
 from fullfield.ops import launching
 from fullfield.ops.neighbors import cuda as neighbors
-from fullfield.ops.neighbors import grid_downsample, knn_search, radius_search
+from fullfield.ops.neighbors import downsampling, grid_downsample, knn_search, radius_search
 from fullfield.ops.neighbors import reference as neighbors_by_brute_force
+from fullfield.ops.neighbors.downsampling import thinned
+from fullfield.ops.neighbors.ragged import check_shape
 from fullfield.ops.point_conv import (
     PointGeometry,
     knn_geometry,
@@ -28,6 +31,7 @@ from fullfield.ops.point_conv import (
     reference,
     triplet_geometry,
 )
+from fullfield.ops.point_conv import cuda as conv_kernels
 from fullfield.ops.point_conv import triplets as packing
 from fullfield.ops.point_conv.cuda import pooling, triplets
 from fullfield.ops.point_conv.triplets import Triplets
@@ -36,8 +40,8 @@ pytestmark = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulato
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
-    return Emulator(tmp_path_factory.mktemp("kernels"), 163 << 10)
+def machine() -> Emulator:
+    return Emulator(163 << 10)
 
 
 @pytest.fixture(autouse=True)
@@ -153,23 +157,64 @@ def test_several_searches_at_once() -> None:
     assert neighbors.radius_searches([]) == []
 
 
+def test_sums_of_several_blocks() -> None:
+    """More numbers than a block sums: buckets, row offsets, points that stay, rows of the other side."""
+    points = surface(5000)
+    check_radius(points, 0.02)
+    found = radius_search(points, 0.05, backend="cuda")
+    given = ((found.offsets, found.indices), points, points, 0.03, (3, 3, 3))
+    made = triplets.assemble(*given)
+    assert same(triplets.transpose(made, 5000, 27), reference.transpose(made, 5000, 27))
+
+
+def test_a_chain_of_thinnings_is_each_from_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    points, offsets = surface(5000), torch.tensor([0, 1700, 1700, 5000])
+    for clouds in (None, offsets):
+        cells = [0.02, 0.04, 0.3]
+        first, found = thinned(check_shape(points, clouds), cells)
+        assert first.largest == float(points.abs().max())
+        monkeypatch.setattr(downsampling, "_CHAINED", 3000)  # the first waits, the others do not
+        _, again = thinned(check_shape(points, clouds), cells)
+        for one, two, cell in zip(found, again, cells, strict=True):
+            right = grid_downsample(first.points, cell, offsets=first.offsets)
+            with monkeypatch.context() as patch:
+                patch.setattr(neighbors, "supports", lambda _: "not now")
+                plain = grid_downsample(first.points, cell, offsets=first.offsets)
+            for way in (one, two):
+                for kept in (way.kept, right.indices):
+                    assert torch.equal(kept, plain.indices)
+                assert torch.equal(way.cloud.offsets, plain.offsets)
+                assert torch.equal(way.cloud.points, first.points[plain.indices])
+            first = one.cloud
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_coordinates_that_are_not_finite(bad: float) -> None:
+    points = surface(400)
+    points[7, 1] = points[390, 2] = bad
+    with pytest.raises(
+        InputError, match=r"^points: expected finite coordinates, 2 of 400 points have NaN or infinity$"
+    ):
+        PointPyramid.prepare(points, 0.1, 3, [(0, 1, 3)])
+
+
 def test_buckets_live_until_the_indices_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """The indices' memory is asked for last; it must not be that of the buckets, which are still to be read."""
     made: list[weakref.ref[object]] = []
-    put, finish = neighbors._put_in_buckets, neighbors._Counted.finish
+    fill, finish = neighbors._Tables.fill, neighbors._Searches.finish
 
-    def putting(*arguments: Any) -> Any:
-        buckets = put(*arguments)
-        made.append(weakref.ref(buckets))
-        return buckets
+    def filling(*arguments: Any) -> Any:
+        tables = fill(*arguments)
+        made.extend(weakref.ref(table) for table in tables)
+        return tables
 
-    def finishing(counted: Any, total: int) -> Any:
+    def finishing(searches: Any, totals: Any) -> Any:
         assert made
-        assert all(buckets() is not None for buckets in made)
-        return finish(counted, total)
+        assert all(table() is not None for table in made)
+        return finish(searches, totals)
 
-    monkeypatch.setattr(neighbors, "_put_in_buckets", putting)
-    monkeypatch.setattr(neighbors._Counted, "finish", finishing)
+    monkeypatch.setattr(neighbors._Tables, "fill", filling)
+    monkeypatch.setattr(neighbors._Searches, "finish", finishing)
     check_radius(surface(300), 0.1)
 
 
@@ -177,9 +222,11 @@ def test_a_pyramid_of_several_clouds(machine: Emulator, monkeypatch: pytest.Monk
     points, offsets = surface(500), torch.tensor([0, 200, 200, 201, 500])
     steps = [(0, 1, 3), (1, 1, 3), (1, 2, 3), (2, 2, 3), (2, 1, 3)]
     machine.launched.clear()
-    found = PointPyramid.prepare(points, 0.1, 3, steps, offsets=offsets)
-    assert machine.launched["count_points"] == 3  # one for each level searched
-    assert machine.launched["count_neighbors"] == 5
+    with monkeypatch.context() as patch:
+        patch.setattr(conv_kernels, "builds", lambda _: None)
+        found = PointPyramid.prepare(points, 0.1, 3, steps, offsets=offsets)
+    names = ("count_points", "count_neighbors", "write_neighbors", "assemble_rows", "scatter_entries", "sort_rows")
+    assert [machine.launched[name] for name in names] == [1] * len(names)  # for all steps together
     with monkeypatch.context() as patch:
         patch.setattr(neighbors, "supports", lambda _: "not now")
         right = PointPyramid.prepare(points, 0.1, 3, steps, offsets=offsets)

@@ -13,6 +13,7 @@ from fullfield.ops.point_conv import (
     point_conv,
     radius_geometry,
     reference,
+    triplet_geometry,
     triplets,
     voxel_geometry,
 )
@@ -321,3 +322,42 @@ def test_a_geometry_without_gradient_says_so() -> None:
         point_conv(features.requires_grad_(), weight, geometry)
     out = point_conv(features.detach(), weight.requires_grad_(), geometry)  # the weights' needs no other direction
     assert torch.autograd.grad(out.sum(), weight)[0].any()
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("kind", ["mirrored", "transposed"])
+def test_gradients_through_torch_func(kind: str, groups: int) -> None:
+    """First and second ones, and of a call inside an ordinary graph."""
+    points = ragged((30,))[0]
+    geometry = radius_geometry(points, 0.2, centers=None if kind == "mirrored" else points[::3].contiguous())
+    features, weight, bias, _ = case(4, 6, groups, geometry, torch.float64)
+
+    def loss(*inputs: torch.Tensor) -> torch.Tensor:
+        return point_conv(inputs[0], inputs[1], geometry, inputs[2], groups).sin().sum()
+
+    def lengths(gradients: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return sum((g.square().sum() for g in gradients), torch.zeros(()))
+
+    inputs = [t.clone().requires_grad_() for t in (features, weight, bias)]
+    expected = torch.autograd.grad(loss(*inputs), inputs, create_graph=True)
+    torch.testing.assert_close(torch.func.grad(loss, (0, 1, 2))(features, weight, bias), expected)
+    again = torch.func.grad(lambda *given: lengths(torch.func.grad(loss, (0, 1, 2))(*given)), (0, 1, 2))
+    torch.testing.assert_close(again(features, weight, bias), torch.autograd.grad(lengths(expected), inputs))
+    _, pull = torch.func.vjp(loss, features, weight, bias)
+    torch.testing.assert_close(pull(torch.ones((), dtype=torch.float64)), expected)
+
+
+def test_tensors_without_values_are_named() -> None:
+    points = torch.rand(9, 3)
+    geometry = radius_geometry(points, 0.3)
+    features, weight = torch.rand(9, 2), torch.rand(27, 2, 4)
+    with pytest.raises(
+        InputError, match=r"^points: expected a tensor that holds values, got float32 tensor \[9, 3\] on meta$"
+    ):
+        radius_geometry(points.to("meta"), 0.3)
+    with pytest.raises(InputError, match=r"^i: expected a tensor that holds values"):
+        triplet_geometry(*torch.zeros(3, 4, dtype=torch.int64, device="meta"), (2, 2))
+    with pytest.raises(InputError, match=r"^features: expected device cpu, got float32 tensor \[9, 2\] on meta$"):
+        point_conv(features.to("meta"), weight, geometry)
+    with pytest.raises(InputError, match=r"^weight: expected device cpu, got float32 tensor"):
+        point_conv(features, weight.to("meta"), geometry)

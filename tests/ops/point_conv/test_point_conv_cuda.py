@@ -65,6 +65,7 @@ def surface(kernel: int | tuple[int, int, int] = 3, strided: bool = False) -> Po
     return radius_geometry(points, 0.012, kernel, points[::3].contiguous() if strided else None)
 
 
+@pytest.mark.usefixtures("_bands")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     ("channels", "groups"),
@@ -75,12 +76,27 @@ def test_within_float64_budget(dtype: torch.dtype, channels: tuple[int, int], gr
     check(surface(), channels, groups, dtype)
 
 
+@pytest.fixture(params=[1, 0], ids=["forms by size", "wgmma where it can be"])
+def _bands(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Few rows take mma.sync; the forms with wgmma are for many, but right for any."""
+    from fullfield.ops.point_conv.cuda import config, launch
+
+    monkeypatch.setattr(config, "_BANDS", request.param)
+    for plan in (launch._multiply_plan, launch._outer_plan):
+        plan.cache_clear()
+    yield
+    for plan in (launch._multiply_plan, launch._outer_plan):
+        plan.cache_clear()
+
+
+@pytest.mark.usefixtures("_bands")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kernel", [1, 2, (3, 1, 5), 5, 7])
 def test_kernels_and_strides(dtype: torch.dtype, kernel: int | tuple[int, int, int]) -> None:
     check(surface(kernel, True), (24, 40), 1, dtype)
 
 
+@pytest.mark.usefixtures("_bands")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_any_triplets(dtype: torch.dtype) -> None:
     check(random_geometry(500, 300, 20_000).to("cuda"), (64, 64), 1, dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -9,7 +10,10 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.ops.neighbors import cuda
-from fullfield.ops.neighbors.ragged import Cloud, check_cloud
+from fullfield.ops.neighbors.ragged import Cloud, check_finite, check_shape, largest_coordinate
+
+# Clouds of more points are thinned one cell at a time: their sizes are waited for.
+_CHAINED = 1 << 19
 
 
 class Downsampled(NamedTuple):
@@ -35,21 +39,53 @@ def grid_downsample(
             their numbers along an axis do not fit 2⁵².
     """
     _check.number(cell, "cell", above=0.0)
-    return thin(check_cloud(points, offsets), float(cell))
+    (found,) = thinned(check_shape(points, offsets), [float(cell)])[1]
+    return Downsampled(found.kept, found.cloud.offsets)
 
 
-def thin(cloud: Cloud, cell: float) -> Downsampled:
-    """:func:`grid_downsample` of a cloud that is checked."""
-    points = cloud.points
-    if not points.shape[0]:
-        return Downsampled(torch.zeros(0, dtype=torch.int64, device=points.device), cloud.offsets)
-    _check.require(
-        cloud.largest / cell < 2.0**52, "cell", "cells whose numbers fit 2⁵²", f"{cell:g} for these coordinates"
-    )
-    kept = cuda.nearest_to_centres(cloud, cell) if cuda.supports(points.device) is None else _plain(cloud, cell)
-    if cloud.batches == 1:
-        return Downsampled(kept, torch.tensor([0, kept.numel()]))
-    return Downsampled(kept, torch.searchsorted(kept, cloud.offsets.to(kept.device)).cpu())
+def thinned(cloud: Cloud, cells: Sequence[float]) -> tuple[Cloud, list[cuda.Thinned]]:
+    """:func:`grid_downsample` again and again, each time of what is left, for at least one cell. On GPUs with one wait
+    for all, but for those of large clouds. The cloud needs no check of its coordinates before.
+
+    Raises:
+        InputError: as :func:`grid_downsample`.
+    """
+    fast = cuda.supports(cloud.points.device) is None and cloud.points.shape[0] > 0
+    found: list[cuda.Thinned] = []
+    if not fast:
+        cloud = _checked(cloud, largest_coordinate(cloud.points), cells)
+    last = cloud
+    while len(found) < len(cells):
+        left = cells[len(found) :]
+        if fast:
+            some = left if last.points.shape[0] <= _CHAINED else left[:1]
+            largest, more = cuda.thin(last, some)
+            if not found:
+                cloud = _checked(cloud, largest, cells)
+            if last.points.shape[0] > _CHAINED:  # memory for all its points is too much for those that are left
+                more = [cuda.Thinned(kept.clone(), c._replace(points=c.points.clone())) for kept, c in more]
+            found += more
+        else:
+            found.append(_thin(last, left[0]))
+        last = found[-1].cloud
+    return cloud, found
+
+
+def _checked(cloud: Cloud, largest: float, cells: Sequence[float]) -> Cloud:
+    check_finite(cloud, largest)
+    for cell in cells:
+        _check.require(
+            largest / cell < 2.0**52, "cell", "cells whose numbers fit 2⁵²", f"{cell:g} for these coordinates"
+        )
+    return cloud._replace(largest=largest)
+
+
+def _thin(cloud: Cloud, cell: float) -> cuda.Thinned:
+    if not cloud.points.shape[0]:
+        return cuda.Thinned(torch.zeros(0, dtype=torch.int64, device=cloud.points.device), cloud)
+    kept = _plain(cloud, cell)
+    offsets = torch.searchsorted(kept, cloud.offsets.to(kept.device)).cpu()
+    return cuda.Thinned(kept, Cloud(cloud.points.index_select(0, kept), offsets, cloud.largest))
 
 
 def _plain(cloud: Cloud, cell: float) -> Tensor:

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 from fullfield import _check
 
@@ -50,24 +51,49 @@ def check_length(value: object, name: str) -> None:
 
 
 def check_cloud(points: Tensor, offsets: Tensor | None, name: str = "points", of: str = "offsets") -> Cloud:
-    """
+    """Waits for the device.
+
     Raises:
         InputError: for points that are no finite [N, 3], or offsets that do not cover them in order.
     """
+    cloud = check_shape(points, offsets, name, of)
+    largest = largest_coordinate(points)
+    check_finite(cloud, largest, name)
+    return cloud._replace(largest=largest)
+
+
+def check_shape(points: Tensor, offsets: Tensor | None, name: str = "points", of: str = "offsets") -> Cloud:
+    """:func:`check_cloud` but for what the coordinates are, which leaves out the waiting."""
     _check.tensor(points, name, ("N", 3), dtypes=FLOATS)
+    check_real(points, name)
     count = points.shape[0]
     _check.require(count <= MOST_POINTS, name, f"at most {MOST_POINTS} points", str(count))
-    largest = largest_coordinate(points)
-    if not math.isfinite(largest):
-        bad = int((~torch.isfinite(points).all(1)).sum())
-        raise _check.InputError(f"{name}: expected finite coordinates, {bad} of {count} points have NaN or infinity")
     if offsets is None:
-        return Cloud(points.detach(), torch.tensor([0, count]), largest)
+        return Cloud(points.detach(), torch.tensor([0, count]))
     _check.tensor(offsets, of, ("B + 1",), dtypes=(torch.int32, torch.int64))
     rows = offsets.detach().to("cpu", torch.int64)
     fits = rows.numel() >= 1 and int(rows[0]) == 0 and int(rows[-1]) == count and bool((rows.diff() >= 0).all())
     _check.require(fits, of, f"offsets that rise from 0 to {count}", str(rows.tolist()[:8]))
-    return Cloud(points.detach(), rows, largest)
+    return Cloud(points.detach(), rows)
+
+
+def check_real(values: Tensor, name: str) -> None:
+    """
+    Raises:
+        InputError: for tensors without values, which a geometry cannot be made of.
+    """
+    real = not values.is_meta and not isinstance(values, FakeTensor)
+    _check.require(real, name, "a tensor that holds values", values)
+
+
+def check_finite(cloud: Cloud, largest: float, name: str = "points") -> None:
+    """
+    Raises:
+        InputError: if the largest magnitude of a coordinate says that one is not finite.
+    """
+    if not math.isfinite(largest):
+        bad, count = int((~torch.isfinite(cloud.points).all(1)).sum()), cloud.points.shape[0]
+        raise _check.InputError(f"{name}: expected finite coordinates, {bad} of {count} points have NaN or infinity")
 
 
 def check_pair(

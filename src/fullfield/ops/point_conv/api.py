@@ -61,12 +61,13 @@ def point_conv(
     Source: PointCNN++ (arXiv 2511.23227).
     """
     _check.require(isinstance(geometry, PointGeometry), "geometry", "a PointGeometry", geometry)
-    if isinstance(features, Tensor) and torch.is_autocast_enabled(features.device.type):
-        dtype = torch.get_autocast_dtype(features.device.type)
+    place = geometry.device
+    if isinstance(features, Tensor) and features.device == place and torch.is_autocast_enabled(place.type):
+        dtype = torch.get_autocast_dtype(place.type)
         if features.dtype != torch.float64:
             features, weight = features.to(dtype), weight.to(dtype)
             bias = None if bias is None else bias.to(dtype)
-    check_conv(features, weight, bias, geometry.points, geometry.cells, geometry.device, groups)
+    check_conv(features, weight, bias, geometry.points, geometry.cells, place, groups)
     if torch.is_grad_enabled() and features.requires_grad:
         geometry.require_gradient()
     return op.convolve(features, weight, bias, *geometry.directions(), geometry.mirrored, groups, backend)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
+from fullfield.ops.point_conv.protocol import FEATURES
 
 MOST_CELLS_PER_AXIS = 8  # so that a cell has nine bits
 
@@ -25,10 +26,15 @@ def check_conv(
     features: Tensor, weight: Tensor, bias: Tensor | None, points: int, cells: int, device: torch.device, groups: int
 ) -> None:
     """Cheap and traceable with symbolic sizes where all is well; ``_check`` words the complaints."""
-    from fullfield.ops.point_conv.protocol import FEATURES
-
     if not isinstance(groups, int) or groups < 1:
         _check.number(groups, "groups", integer=True, low=1)
+    if type(features) is Tensor and type(weight) in (Tensor, torch.nn.Parameter):  # the usual case, in little time
+        rows, given, dtype = features.shape, weight.shape, features.dtype
+        fits = len(rows) == 2 and len(given) == 3 and rows[0] == points and given[0] == cells
+        fits = fits and rows[1] == given[1] * groups and given[2] % groups == 0
+        same = weight.dtype is dtype and dtype in FEATURES and features.device == weight.device == device
+        if fits and same and bias is None:
+            return
     _check.tensor(features, "features", (points, "Cin"), dtypes=FEATURES, device=device)
     inputs = features.shape[1]
     _check.require(inputs % groups == 0, "groups", f"a divisor of {inputs} input channels", groups)

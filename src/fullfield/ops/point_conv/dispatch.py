@@ -45,7 +45,8 @@ def choose(request: Request, backend: str | None) -> Module:
         choice(backend, "backend", BACKENDS)
     names = BACKENDS if backend is None else (backend,)
     for name in names:
-        module, reason = load(name), why_not(name, request)
+        module = load(name)
+        reason = "not part of this version" if module is None else module.supports(request)
         if module is not None and reason is None:
             return module
         if backend is None:

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.ops.neighbors.api import MOST_NEAREST, nearest_neighbors, several_within
-from fullfield.ops.neighbors.ragged import Cloud, Neighbors, check_cloud, check_length, check_pair, recentred
+from fullfield.ops.neighbors.ragged import Cloud, check_cloud, check_length, check_pair, check_real, recentred
 from fullfield.ops.point_conv import dispatch, reference
 from fullfield.ops.point_conv.arguments import kernel_sides
+from fullfield.ops.point_conv.protocol import Turn, Wanted
 from fullfield.ops.point_conv.triplets import Triplets, row_of_entry, rows_of, unpack
 
 
@@ -139,21 +140,16 @@ class RadiusRequest(NamedTuple):
 
 
 def radius_geometries(requests: Sequence[RadiusRequest]) -> list[PointGeometry]:
-    """:func:`radius_geometry` of each, on GPUs with one wait for all."""
+    """:func:`radius_geometry` of each, on GPUs with one wait for all and a dozen launches."""
+    if not requests:
+        return []
     pairs = [recentred(r.points, r.centers) for r in requests]
     every = several_within([(r.points, r.centers, pair, r.radius) for r, pair in zip(requests, pairs, strict=True)])
-    return [
-        _assembled(
-            found,
-            (r.points, r.centers),
-            pair,
-            r.grid,
-            r.sides,
-            r.gradient,
-            mirrored=r.centers is r.points and _odd(r.sides),
-        )
-        for r, pair, found in zip(requests, pairs, every, strict=True)
-    ]
+    wanted = [Wanted(found, *pair, r.grid, r.sides) for r, pair, found in zip(requests, pairs, every, strict=True)]
+    triplets = _assembled(wanted)
+    del every, wanted  # before the other direction takes its memory
+    ways = [_Ways(r.points, r.centers, r.sides, r.centers is r.points and _odd(r.sides), r.gradient) for r in requests]
+    return _finished(triplets, ways)
 
 
 def knn_geometry(
@@ -174,7 +170,8 @@ def knn_geometry(
     clouds = _clouds(points, offsets, centers, center_offsets)
     pair = recentred(*clouds)
     found = nearest_neighbors(*clouds, pair, int(k))
-    return _assembled(found, clouds, pair, grid, sides, gradient, mirrored=False)
+    triplets = _assembled([Wanted(found, *pair, float(grid), sides)])
+    return _finished(triplets, [_Ways(*clouds, sides, False, gradient)])[0]
 
 
 def voxel_geometry(
@@ -199,7 +196,7 @@ def voxel_geometry(
     sides = kernel_sides(kernel_size)
     cloud, asked = _clouds(points, offsets, centers, center_offsets)
     triplets = _voxel_triplets(cloud, asked, float(grid), sides)
-    return _finished(triplets, (cloud, asked), sides, centers is None and _odd(sides), gradient)
+    return _finished([triplets], [_Ways(cloud, asked, sides, centers is None and _odd(sides), gradient)])[0]
 
 
 def triplet_geometry(
@@ -223,6 +220,7 @@ def triplet_geometry(
     columns = []
     for name, column, limit in zip("ijk", (i, j, k), limits, strict=True):
         _check.tensor(column, name, (i.shape[0],), dtypes=(torch.int32, torch.int64), device=i.device)
+        check_real(column, name)
         whole = column.to(torch.int64)
         inside = not whole.numel() or (int(whole.min()) >= 0 and int(whole.max()) < limit)
         _check.require(inside, name, f"numbers from 0 to {limit - 1}", column)
@@ -236,7 +234,7 @@ def triplet_geometry(
         for rows, count, name in ((offsets, sizes[1], "offsets"), (center_offsets, sizes[0], "center_offsets"))
     ]
     triplets = reference.sort(columns[0], columns[1], columns[2], sizes, limits[2])
-    return _finished(triplets, (clouds[0], clouds[1]), sides, False, gradient)
+    return _finished([triplets], [_Ways(clouds[0], clouds[1], sides, False, gradient)])[0]
 
 
 def _checked_offsets(offsets: Tensor | None, count: int, name: str) -> Tensor:
@@ -255,28 +253,40 @@ def _clouds(
     return check_pair(points, centers, offsets, center_offsets, ("centers", "center_offsets"))
 
 
-def _assembled(
-    found: Neighbors,
-    clouds: tuple[Cloud, Cloud],
-    pair: tuple[Tensor, Tensor],
-    grid: float,
-    sides: tuple[int, int, int],
-    gradient: bool,
-    *,
-    mirrored: bool,
-) -> PointGeometry:
-    build: Any = dispatch.builder(pair[0].device)
-    triplets = build.assemble((found.offsets, found.indices), *pair, float(grid), sides)
-    return _finished(triplets, clouds, sides, mirrored, gradient)
+class _Ways(NamedTuple):
+    """What the directions of a geometry depend on."""
+
+    points: Cloud
+    centers: Cloud
+    sides: tuple[int, int, int]
+    mirrored: bool
+    gradient: bool
 
 
-def _finished(
-    triplets: Triplets, clouds: tuple[Cloud, Cloud], sides: tuple[int, int, int], mirrored: bool, gradient: bool
-) -> PointGeometry:
-    points = int(clouds[0].offsets[-1])
-    build: Any = dispatch.builder(triplets.rows.device)
-    backward = build.transpose(triplets, points, math.prod(sides)) if gradient and not mirrored else None
-    return PointGeometry(triplets, backward, mirrored, sides, points, clouds[0].offsets, clouds[1].offsets)
+def _assembled(wanted: Sequence[Wanted]) -> list[Triplets]:
+    """The neighbours may be written over."""
+    build: Any = dispatch.builder(wanted[0].points.device)
+    if hasattr(build, "assemble_all"):
+        made: list[Triplets] = build.assemble_all(wanted)
+        return made
+    return [build.assemble(*one) for one in wanted]
+
+
+def _finished(triplets: Sequence[Triplets], ways: Sequence[_Ways]) -> list[PointGeometry]:
+    """With the rows of the other side where they are wanted."""
+    counts = [int(way.points.offsets[-1]) for way in ways]
+    places = [n for n, way in enumerate(ways) if way.gradient and not way.mirrored]
+    turns = [Turn(triplets[n], counts[n], math.prod(ways[n].sides)) for n in places]
+    build: Any = dispatch.builder(triplets[0].rows.device)
+    several = hasattr(build, "transpose_all") and bool(turns)
+    turned = build.transpose_all(turns) if several else [build.transpose(*turn) for turn in turns]
+    backward = dict(zip(places, turned, strict=True))
+    return [
+        PointGeometry(
+            made, backward.get(n), way.mirrored, way.sides, counts[n], way.points.offsets, way.centers.offsets
+        )
+        for n, (made, way) in enumerate(zip(triplets, ways, strict=True))
+    ]
 
 
 def _voxel_triplets(cloud: Cloud, asked: Cloud, grid: float, sides: tuple[int, int, int]) -> Triplets:

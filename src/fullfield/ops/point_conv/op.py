@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fullfield.ops.launching import is_plain
 from fullfield.ops.point_conv import dispatch
 from fullfield.ops.point_conv.protocol import Module, Request
 from fullfield.ops.point_conv.triplets import Triplets
@@ -37,17 +38,14 @@ _BLOCK = 1024
 def _serve(
     features: Tensor, channels_out: int, triplets: Triplets, cells: int, groups: int, backend: str | None
 ) -> tuple[Module, Request]:
+    rows, entries, _ = triplets
+    dtype, shape = features.dtype, features.shape
+    # The precision is asked for only where it matters: the question takes the host long.
+    precision = torch.get_float32_matmul_precision() if dtype is torch.float32 else "highest"
     request = Request(
-        device=features.device,
-        dtype=features.dtype,
-        channels=(features.shape[1], channels_out),
-        groups=groups,
-        cells=cells,
-        rows=triplets.rows.numel() - 1,
-        columns=features.shape[0],
-        entries=triplets.entries.numel(),
-        precision=torch.get_float32_matmul_precision(),
-    )
+        features.device, dtype, (shape[1], channels_out), groups, cells, rows.shape[0] - 1, shape[0],
+        entries.shape[0], precision,
+    )  # fmt: skip
     return dispatch.choose(request, backend), request
 
 
@@ -64,7 +62,7 @@ def _plain_mode(device: str) -> AbstractContextManager[Any]:
     return stack
 
 
-def _conv(
+def product(
     features: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -81,6 +79,23 @@ def _conv(
     return out
 
 
+def turned_product(
+    grad: Tensor, weight: Tensor, forward: list[Tensor], backward: list[Tensor], mirrored: bool, groups: int,
+    backend: str | None,
+) -> Tensor:  # fmt: skip
+    """The gradient of the features; where the backend can, without a turned copy of the weights."""
+    triplets = Triplets(*(forward if mirrored else backward))
+    module, request = _serve(grad, weight.shape[1] * groups, triplets, weight.shape[0], groups, backend)
+    with _plain_mode(grad.device.type):
+        if getattr(module, "TURNS", False):
+            given = (grad.contiguous(), weight.contiguous(), None, triplets, 2 if mirrored else 1)
+            out: Tensor = module.multiply(request, *given)
+        else:
+            turned = adjoint_weight(weight, groups, mirrored).contiguous()
+            out = module.multiply(request, grad.contiguous(), turned, None, triplets)
+    return out
+
+
 def _conv_fake(
     features: Tensor,
     weight: Tensor,
@@ -94,7 +109,7 @@ def _conv_fake(
     return features.new_empty(forward[0].shape[0] - 1, weight.shape[2])
 
 
-def _weight(
+def weight_product(
     features: Tensor,
     grad: Tensor,
     forward: list[Tensor],
@@ -158,12 +173,12 @@ def _conv_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     directions = _directions(ctx, saved)
     mirrored, groups, backend = ctx.options
     wanted = ctx.needs_input_grad
-    one = _adjoint(grad, weight, *directions, *ctx.options) if wanted[0] else None
     two = None
     if wanted[1]:
         two = torch.ops.fullfield.point_conv_weight(
             features, grad, *directions, mirrored, weight.shape[0], groups, backend
         )
+    one = _adjoint(grad, weight, *directions, *ctx.options) if wanted[0] else None
     three = _column_sums(grad) if ctx.has_bias and wanted[2] else None
     return (one, two, three, [None] * ctx.count[0], [None] * ctx.count[1], None, None, None)
 
@@ -196,8 +211,8 @@ def _weight_backward(ctx: Any, grad_weight: Tensor) -> tuple[Any, ...]:
 
 
 for _name, _real, _fake, _gradient, _setup in (
-    ("point_conv", _conv, _conv_fake, _conv_backward, _conv_setup),
-    ("point_conv_weight", _weight, _weight_fake, _weight_backward, _weight_setup),
+    ("point_conv", product, _conv_fake, _conv_backward, _conv_setup),
+    ("point_conv_weight", weight_product, _weight_fake, _weight_backward, _weight_setup),
 ):
     _LIBRARY.impl(_name, _real, "CompositeExplicitAutograd")
     torch.library.register_fake(f"fullfield::{_name}", _fake, lib=_LIBRARY)
@@ -211,39 +226,87 @@ class _Eager(torch.autograd.Function):
     def forward(ctx: Any, features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
         ctx.save_for_backward(features, weight)
         ctx.rest, ctx.has_bias = rest, bias is not None
-        return _conv(features, weight, bias, *rest)
+        return product(features, weight, bias, *rest)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         features, weight = ctx.saved_tensors
-        forward, backward, mirrored, groups, backend = ctx.rest
         wanted = ctx.needs_input_grad
         again = torch.is_grad_enabled()  # for gradients of the gradient
-        convolve = torch.ops.fullfield.point_conv if again else _conv
-        outer = torch.ops.fullfield.point_conv_weight if again else _weight
         one = two = three = None
-        if wanted[0]:
-            directions = (forward, backward) if mirrored else (backward, forward)
-            turned = adjoint_weight(weight, groups, mirrored)
-            one = convolve(grad, turned, None, *directions, mirrored, groups, backend)
         if wanted[1]:
+            outer = torch.ops.fullfield.point_conv_weight if again else weight_product
+            forward, backward, mirrored, groups, backend = ctx.rest
             two = outer(features, grad, forward, backward, mirrored, weight.shape[0], groups, backend)
+        if wanted[0]:  # last: the other's partial sums are free by then
+            one = (_adjoint if again else turned_product)(grad, weight, *ctx.rest)
         if ctx.has_bias and wanted[2]:
             three = _column_sums(grad)
         return (one, two, three, None, None, None, None, None)
 
 
+# ``_Eager.apply`` without what it does for functorch's transforms and for ``setup_context``.
+_apply = super(torch.autograd.Function, _Eager).apply
+
+
+class _Convolve(torch.autograd.Function):
+    """The convolution under torch.func's grad, vjp and jacrev, which cannot see through registered operators."""
+
+    @staticmethod
+    def forward(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+        return convolve(features, weight, bias, *rest)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
+        ctx.save_for_backward(inputs[0], inputs[1])
+        ctx.rest, ctx.has_bias = inputs[3:], inputs[2] is not None
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        features, weight = ctx.saved_tensors
+        forward, backward, mirrored, groups, backend = ctx.rest
+        turned = adjoint_weight(weight, groups, mirrored)
+        directions = (forward, backward) if mirrored else (backward, forward)
+        one = convolve(grad, turned, None, *directions, mirrored, groups, backend) if ctx.needs_input_grad[0] else None
+        two = _Outer.apply(features, grad, weight.shape[0], *ctx.rest)  # type: ignore[no-untyped-call]
+        three = _column_sums(grad) if ctx.has_bias and ctx.needs_input_grad[2] else None
+        return (one, two, three, None, None, None, None, None)
+
+
+class _Outer(torch.autograd.Function):
+    """The gradient of the weights likewise."""
+
+    @staticmethod
+    def forward(features: Tensor, grad: Tensor, cells: int, *rest: Any) -> Tensor:
+        forward, backward, mirrored, groups, backend = rest
+        return weight_product(features, grad, forward, backward, mirrored, cells, groups, backend)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
+        ctx.save_for_backward(inputs[0], inputs[1])
+        ctx.rest = inputs[3:]
+
+    @staticmethod
+    def backward(ctx: Any, grad_weight: Tensor) -> tuple[Any, ...]:
+        features, grad = ctx.saved_tensors
+        forward, backward, mirrored, groups, backend = ctx.rest
+        turned = adjoint_weight(grad_weight, groups, mirrored)
+        directions = (forward, backward) if mirrored else (backward, forward)
+        one = convolve(grad, turned, None, *directions, mirrored, groups, backend)
+        two = convolve(features, grad_weight, None, *ctx.rest)
+        return (one, two, None, None, None, None, None, None)
+
+
 def convolve(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     """``fullfield::point_conv`` by the shortest way; ``rest``: both directions, mirrored, groups, backend."""
-    traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
-    if traced or not _is_plain(features, weight, bias):
-        out: Tensor = torch.ops.fullfield.point_conv(features, weight, bias, *rest)
+    if not is_plain(features, weight, bias):
+        traced = torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active()
+        call = torch.ops.fullfield.point_conv if traced else _Convolve.apply
+        out: Tensor = call(features, weight, bias, *rest)  # type: ignore[no-untyped-call]
         return out
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (features, weight, bias)):
-        found: Tensor = _Eager.apply(features, weight, bias, *rest)  # type: ignore[no-untyped-call]
+    if torch.is_grad_enabled() and (
+        features.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    ):
+        found: Tensor = _apply(features, weight, bias, *rest)  # type: ignore[no-untyped-call]
         return found
-    return _conv(features, weight, bias, *rest)
-
-
-def _is_plain(*tensors: Tensor | None) -> bool:
-    return all(t is None or type(t) in (Tensor, torch.nn.Parameter) for t in tensors)
+    return product(features, weight, bias, *rest)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
+from fullfield.ops.launching import is_plain
 from fullfield.ops.point_conv.cuda import pooling as kernels
 from fullfield.ops.point_conv.geometry import PointGeometry
 from fullfield.ops.point_conv.protocol import FEATURES
@@ -51,6 +52,10 @@ def point_pool(
     directions = (*geometry.directions(), geometry.cells)
     out: Tensor
     if mode == "max":
+        if is_plain(features):
+            wanted = torch.is_grad_enabled() and features.requires_grad
+            found: Tensor = _Max.apply(features, *directions) if wanted else _max(features, *directions)[0]  # type: ignore[no-untyped-call]
+            return found
         out, _ = torch.ops.fullfield.point_max(features, *directions)
         return out
     counts = geometry.forward.rows.diff().clamp(min=1)[:, None]
@@ -170,3 +175,21 @@ for _name, _real, _fake, _gradient, _prepare in (
     _LIBRARY.impl(_name, _real, "CompositeExplicitAutograd")
     torch.library.register_fake(f"fullfield::{_name}", _fake, lib=_LIBRARY)
     torch.library.register_autograd(f"fullfield::{_name}", _gradient, setup_context=_prepare, lib=_LIBRARY)
+
+
+class _Max(torch.autograd.Function):
+    """The maximum without the dispatcher, whose way through a registered operator takes the host long."""
+
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, forward: list[Tensor], backward: list[Tensor], cells: int) -> Tensor:
+        out, winners = _max(features, forward, backward, cells)
+        ctx.save_for_backward(winners)
+        ctx.backward_rows, ctx.cells = backward, cells
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        (winners,) = ctx.saved_tensors
+        again = torch.is_grad_enabled()  # for gradients of the gradient
+        collect = torch.ops.fullfield.point_max_backward if again else _max_backward
+        return collect(grad, winners, ctx.backward_rows, ctx.cells), None, None, None

@@ -11,12 +11,17 @@ A backend is a module with
 ``multiply(request, features, weight, bias, triplets) -> Tensor``
     MVMR: ``out[r] = bias + Σ over row r of features[index] @ weight[cell]``, [R, Cout] of the features' dtype, summed
     in ``request.accumulate_dtype``.
+``TURNS``
+    True where ``multiply`` takes ``turned`` beside: 1 for the weights of the other direction, whose
+    :func:`adjoint_weight` it multiplies with, 2 for the same with the cells mirrored.
 ``outer(request, features, grad, triplets) -> Tensor``
     VVOR: ``out[k] = Σ over entries of cell k of features[index] ⊗ grad[row]``, [K, Cin / groups, Cout] likewise.
 ``assemble(neighbors, points, centers, grid, kernel_size) -> Triplets``
     Cells of neighbours (row offsets int64, indices int32) in float32 coordinates, and the rows sorted.
 ``transpose(triplets, columns, cells) -> Triplets``
     The rows of the other side.
+``assemble_all(wanted) -> list[Triplets]``, ``transpose_all(turns) -> list[Triplets]``
+    Where there are such: the same of several, in fewer launches. The first may write over the neighbours.
 
 Features and weights arrive contiguous, of one dtype, and may be empty. Autocast is off, no graph is recorded. Results
 depend on the arguments alone, bit by bit. Backends never import each other.
@@ -24,17 +29,37 @@ depend on the arguments alone, bit by bit. Backends never import each other.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import ModuleType
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
+
+from fullfield.ops.point_conv.triplets import Triplets
 
 Module = ModuleType  # a backend module as described above
 FEATURES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
-@dataclass(frozen=True)
-class Request:
+class Wanted(NamedTuple):
+    """What ``assemble`` takes."""
+
+    neighbors: tuple[Tensor, Tensor]
+    points: Tensor
+    centers: Tensor
+    grid: float
+    kernel_size: tuple[int, int, int]
+
+
+class Turn(NamedTuple):
+    """What ``transpose`` takes."""
+
+    triplets: Triplets
+    columns: int
+    cells: int
+
+
+class Request(NamedTuple):
     """Everything that decides which backend serves a call."""
 
     device: torch.device

@@ -5,16 +5,15 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import launching
-from fullfield.ops.launching import address, structure
+from fullfield.ops.launching import Kernels, address, structure
 from fullfield.ops.neighbors.ragged import Cloud, Neighbors
 
 Search = tuple[Tensor, Tensor, Tensor, Tensor, float]
@@ -32,9 +31,11 @@ _CLOUDS = _HERE / "clouds.cuh"
 _ptr, _i64, _i32, _u32 = ctypes.c_void_p, ctypes.c_longlong, ctypes.c_int, ctypes.c_uint
 _Radius: Any = structure(
     "RadiusParams", ("points", _ptr), ("queries", _ptr), ("offsets", _ptr), ("query_offsets", _ptr), ("sorted", _ptr),
-    ("starts", _ptr), ("places", _ptr), ("rows", _ptr), ("indices", _ptr), ("count", _i64), ("asked", _i64),
-    ("batches", _i64), ("inverse", ctypes.c_double), ("limit", ctypes.c_float), ("mask", _u32), ("own", _i32),
+    ("starts", _ptr), ("places", _ptr), ("rows", _ptr), ("parts", _ptr), ("total", _ptr), ("indices", _ptr),
+    ("count", _i64), ("asked", _i64), ("batches", _i64), ("inverse", ctypes.c_double), ("limit", ctypes.c_float),
+    ("mask", _u32), ("own", _i32),
 )  # fmt: skip
+_Radii = launching.batch(_Radius)
 _Tree: Any = structure(
     "TreeParams", ("points", _ptr), ("queries", _ptr), ("offsets", _ptr), ("query_offsets", _ptr), ("low", _ptr),
     ("high", _ptr), ("keys", _ptr), ("order", _ptr), ("sorted", _ptr), ("boxes", _ptr), ("rows", _ptr),
@@ -42,9 +43,9 @@ _Tree: Any = structure(
     ("batches", _i64), ("levels", _i32), ("level", _i32), ("bits", _i32), ("k", _i32), ("own", _i32),
 )  # fmt: skip
 _Thin: Any = structure(
-    "ThinParams", ("points", _ptr), ("offsets", _ptr), ("owners", _ptr), ("nearest", _ptr), ("winners", _ptr),
-    ("slots", _ptr), ("kept", _ptr), ("cell", ctypes.c_double), ("count", _i64), ("batches", _i64), ("mask", _u32),
-    ("wide", _i32),
+    "ThinParams", ("points", _ptr), ("offsets", _ptr), ("nearest", _ptr), ("owners", _ptr), ("winners", _ptr),
+    ("slots", _ptr), ("parts", _ptr), ("kept", _ptr), ("fewer", _ptr), ("ends", _ptr), ("largest", _ptr),
+    ("cell", ctypes.c_double), ("count", _i64), ("batches", _i64), ("mask", _u32), ("wide", _i32),
 )  # fmt: skip
 
 
@@ -56,7 +57,7 @@ def supports(device: torch.device) -> str | None:
 @functools.cache
 def radius_source() -> Source:
     """Radius search."""
-    text = launching.read_source(_CLOUDS, launching.SORT_ROWS, _HERE / "radius.cu")
+    text = launching.read_source(_CLOUDS, launching.BATCHES, launching.SORT_ROWS, _HERE / "radius.cu")
     return Source(text, ("-DKEY=unsigned", f"-DROOM={_ROOM}"))
 
 
@@ -70,7 +71,7 @@ def tree_source(k: int) -> Source:
 @functools.cache
 def thin_source() -> Source:
     """Grid downsampling."""
-    return Source(launching.read_source(_HERE / "thin.cu"))
+    return Source(launching.read_source(launching.BATCHES, _HERE / "thin.cu"))
 
 
 def _slots(count: int) -> int:
@@ -83,90 +84,112 @@ def _offsets(offsets: Tensor, device: torch.device) -> Tensor | None:
     return offsets.to(device) if offsets.numel() > 2 else None
 
 
-@dataclass
-class _Counted:
-    """A search whose pairs are counted: everything but their indices."""
+def _parts(numbers: int) -> int:
+    """Blocks that sum so many numbers."""
+    return -(-numbers // launching.SUMMED)
 
-    params: Any
-    rows: Tensor
-    like: Tensor
-    kept: tuple[Tensor | None, ...]
-    """What the parameters point to, beside the buckets."""
-    buckets: _Buckets | None = None
-    """Read once more when the indices, in memory allocated since, are written."""
 
-    def run(self, name: str, items: int, each: int) -> None:
-        launching.launch(LIBRARIES, radius_source(), name, items, each, self.params, self.like)
+class _Tables:
+    """Points by cells as wide as a radius: a table for every pair of a cloud and a radius."""
 
-    def finish(self, total: int) -> Neighbors:
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[object, ...], int] = {}
+        self.params: list[Any] = []
+
+    def number_of(self, search: Search, params: Any) -> int:
+        """Of the table that a search reads; the first such search's parameters say what it is made of."""
+        points, _, offsets, _, radius = search
+        key = (points.data_ptr(), points.shape[0], id(offsets), radius)
+        if key not in self._numbers:
+            self._numbers[key] = len(self.params)
+            self.params.append(_Radius.from_buffer_copy(params))
+        return self._numbers[key]
+
+    def fill(self, kernels: Kernels, like: Tensor) -> tuple[Tensor, ...]:
+        """On the device. What is returned must live until it has been read."""
+        tables = self.params
+        slots, points = [p.mask + 2 for p in tables], [p.count for p in tables]
+        parts = [_parts(size) for size in slots]
+        starts = like.new_zeros(sum(slots), dtype=torch.int32)
+        ordered = like.new_empty(sum(points), 4, dtype=torch.float32)
+        places = like.new_empty(sum(points), dtype=torch.int32)
+        sums = like.new_empty(sum(parts), dtype=torch.int64)
+        batch, slot, point, part = _Radii(), starts.data_ptr(), 0, sums.data_ptr()
+        for number, p in enumerate(tables):
+            p.starts, p.sorted, p.places = slot, ordered.data_ptr() + 16 * point, places.data_ptr() + 4 * point
+            p.parts = part
+            slot, point, part = slot + 4 * slots[number], point + points[number], part + 8 * parts[number]
+            batch.each[number] = p
+        each = [-(-count // 256) for count in points]
+        launching.launch_batch(kernels, "count_points", batch, each)
+        launching.launch_batch(kernels, "sum_buckets", batch, parts)
+        launching.launch_batch(kernels, "start_buckets", batch, parts)
+        launching.launch_batch(kernels, "place_points", batch, each)
+        return starts, ordered
+
+
+class _Searches:
+    """At most so many searches as fit a launch."""
+
+    def __init__(self, searches: Sequence[Search]) -> None:
+        self.like = like = searches[0][0]
+        self.kernels = launching.kernels(LIBRARIES, radius_source(), like.get_device())
+        asked = [search[1].shape[0] for search in searches]
+        parts = [_parts(count + 1) for count in asked]
+        self.rows = [like.new_empty(count + 1, dtype=torch.int64) for count in asked]
+        self.totals = like.new_empty(len(asked) + sum(parts), dtype=torch.int64)
+        tables, self.batch = _Tables(), _Radii()
+        self._kept: list[object] = []
+        part, numbers = self.totals.data_ptr() + 8 * len(asked), []
+        for number, search in enumerate(searches):
+            p = self.batch.each[number]
+            self._describe(p, search)
+            p.rows, p.total, p.parts = self.rows[number].data_ptr(), self.totals.data_ptr() + 8 * number, part
+            part += 8 * parts[number]
+            numbers.append(tables.number_of(search, p))
+        self._kept.append(tables.fill(self.kernels, like))
+        for number, table in enumerate(numbers):
+            p, filled = self.batch.each[number], tables.params[table]
+            p.sorted, p.starts = filled.sorted, filled.starts
+        self.blocks = [-(-count // (_WARPS * _QUERIES)) for count in asked]
+        # a block without queries still writes the first offset
+        launching.launch_batch(self.kernels, "count_neighbors", self.batch, [max(1, blocks) for blocks in self.blocks])
+        launching.launch_batch(self.kernels, "sum_rows", self.batch, parts)
+        launching.launch_batch(self.kernels, "start_rows", self.batch, parts)
+
+    def _describe(self, p: Any, search: Search) -> None:
+        points, queries, offsets, query_offsets, radius = search
+        own = queries is points
+        clouds = _offsets(offsets, points.device)
+        queried = clouds if own else _offsets(query_offsets, points.device)
+        kept = (points, queries, clouds, queried)
+        self._kept.append(kept)
+        p.points, p.queries, p.offsets, p.query_offsets = map(address, kept)
+        p.count, p.asked, p.batches, p.own = points.shape[0], queries.shape[0], offsets.numel() - 1, own
+        p.inverse, p.mask = 1.0 / (radius * _MARGIN), _slots(points.shape[0]) - 1
+        p.limit = ctypes.c_float(radius).value ** 2
+
+    def finish(self, totals: Sequence[int]) -> list[Neighbors]:
         """Write the indices of so many pairs."""
-        indices = self.like.new_empty(total, dtype=torch.int32)
-        self.params.indices = indices.data_ptr()
-        if total:
-            self.run("write_neighbors", self.params.asked, _WARPS * _QUERIES)
-        return Neighbors(self.rows, indices)
-
-
-@dataclass
-class _Buckets:
-    """Points by cells as wide as a radius."""
-
-    starts: Tensor
-    ordered: Tensor
-
-
-def _put_in_buckets(counted: _Counted, points: Tensor) -> _Buckets:
-    p, count = counted.params, points.shape[0]
-    buckets = _Buckets(
-        points.new_zeros(_slots(count) + 1, dtype=torch.int32), points.new_empty(count, 4, dtype=torch.float32)
-    )
-    places = points.new_empty(count, dtype=torch.int32)
-    p.sorted, p.starts, p.places = map(address, (buckets.ordered, buckets.starts, places))
-    counted.run("count_points", count, 256)
-    torch.cumsum(buckets.starts, 0, dtype=torch.int32, out=buckets.starts)
-    counted.run("place_points", count, 256)
-    return buckets
-
-
-def _count(search: Search, known: dict[tuple[object, ...], _Buckets]) -> _Counted:
-    points, queries, offsets, query_offsets, radius = search
-    own = queries is points
-    clouds = _offsets(offsets, points.device)
-    queried = clouds if own else _offsets(query_offsets, points.device)
-    rows = points.new_empty(queries.shape[0] + 1, dtype=torch.int64)
-    p = _Radius()
-    counted = _Counted(p, rows, points, (points, queries, clouds, queried))
-    p.points, p.queries, p.offsets, p.query_offsets = map(address, counted.kept)
-    p.count, p.asked, p.batches, p.own = points.shape[0], queries.shape[0], offsets.numel() - 1, own
-    p.inverse, p.mask = 1.0 / (radius * _MARGIN), _slots(points.shape[0]) - 1
-    p.limit = ctypes.c_float(radius).value ** 2
-    p.rows = rows.data_ptr()
-    if not p.count or not p.asked:
-        rows.zero_()
-        return counted
-    key = (points.data_ptr(), points.shape[0], id(offsets), radius)
-    buckets = known.get(key)
-    if buckets is None:
-        buckets = known[key] = _put_in_buckets(counted, points)
-    counted.buckets = buckets
-    p.sorted, p.starts = buckets.ordered.data_ptr(), buckets.starts.data_ptr()
-    counted.run("count_neighbors", p.asked, _WARPS * _QUERIES)
-    torch.cumsum(rows, 0, out=rows)
-    return counted
+        indices = [self.like.new_empty(total, dtype=torch.int32) for total in totals]
+        for number, found in enumerate(indices):
+            self.batch.each[number].indices = found.data_ptr()
+        launching.launch_batch(self.kernels, "write_neighbors", self.batch, self.blocks)
+        return [Neighbors(*pair) for pair in zip(self.rows, indices, strict=True)]
 
 
 def radius_searches(searches: Sequence[Search]) -> list[Neighbors]:
-    """Several at a time. Waits for the device once, for the numbers of pairs."""
-    known: dict[tuple[object, ...], _Buckets] = {}
-    counted = [_count(search, known) for search in searches]
-    totals = torch.stack([one.rows[-1] for one in counted]).tolist() if counted else []
-    return [one.finish(total) for one, total in zip(counted, totals, strict=True)]
+    """Several at a time. Waits for the device once for every 16, for the numbers of pairs."""
+    found: list[Neighbors] = []
+    for begin in range(0, len(searches), launching.MOST_PROBLEMS):
+        some = _Searches(searches[begin : begin + launching.MOST_PROBLEMS])
+        found += some.finish(some.totals[: len(some.rows)].tolist())
+    return found
 
 
 def radius_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: Tensor, radius: float) -> Neighbors:
     """Waits for the device once, for the number of pairs."""
-    counted = _count((points, queries, offsets, query_offsets, radius), {})
-    return counted.finish(int(counted.rows[-1]))
+    return radius_searches([(points, queries, offsets, query_offsets, radius)])[0]
 
 
 def _knn_rows(sizes: Tensor, asked: Tensor, total: int, device: torch.device) -> Tensor:
@@ -224,21 +247,48 @@ def knn_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: 
     return Neighbors(rows, indices)
 
 
-def nearest_to_centres(cloud: Cloud, cell: float) -> Tensor:
-    """Which points stay, int64, rising. Waits for the device once, for their number."""
+class Thinned(NamedTuple):
+    """A cloud that was thinned."""
+
+    kept: Tensor  # [K] int64, rising: which points of the one before
+    cloud: Cloud
+
+
+def thin(cloud: Cloud, cells: Sequence[float]) -> tuple[float, list[Thinned]]:
+    """One after the other, each from the one before; and the largest magnitude of a coordinate, NaN where one is.
+
+    Waits for the device once, for all numbers of points: what is returned lies in memory for ``cloud``'s.
+    """
     points = cloud.points.contiguous()
-    count, slots = points.shape[0], _slots(points.shape[0])
-    clouds = _offsets(cloud.offsets, points.device)
-    owners = points.new_full((slots,), -1, dtype=torch.int32)
-    nearest = points.new_full((slots,), -1, dtype=torch.int64)
-    winners = points.new_full((slots,), 2**31 - 1, dtype=torch.int32)
+    count, batches, slots = points.shape[0], cloud.batches, _slots(points.shape[0])
+    table = points.new_empty(2 * slots, dtype=torch.int64)
     places = points.new_empty(count, dtype=torch.int32)
-    kept = points.new_empty(count, dtype=torch.bool)
+    parts = points.new_empty(_parts(count), dtype=torch.int64)
+    noted = points.new_zeros(len(cells) * (batches + 1) + 1, dtype=torch.int64)
+    clouds = _offsets(cloud.offsets, points.device)
     p = _Thin()
-    p.points, p.offsets, p.owners, p.nearest = map(address, (points, clouds, owners, nearest))
-    p.winners, p.slots, p.kept = map(address, (winners, places, kept))
-    p.cell, p.count, p.batches, p.mask = cell, count, cloud.batches, slots - 1
-    p.wide = points.dtype == torch.float64
-    for name in ("claim_cells", "choose_points", "keep_points"):
-        launching.launch(LIBRARIES, thin_source(), name, count, 256, p, points)
-    return kept.nonzero()[:, 0]
+    p.points, p.offsets, p.slots, p.parts, p.nearest = map(address, (points, clouds, places, parts, table))
+    p.owners, p.winners = p.nearest + 8 * slots, p.nearest + 12 * slots
+    p.count, p.batches, p.mask, p.wide = count, batches, slots - 1, points.dtype == torch.float64
+    p.largest = noted.data_ptr() + 8 * (noted.numel() - 1)
+    kernels = launching.kernels(LIBRARIES, thin_source(), points.get_device())
+    made = []
+    for number, cell in enumerate(cells):
+        table.fill_(-1)
+        kept, fewer = points.new_empty(count, dtype=torch.int64), torch.empty_like(points)
+        p.cell, p.kept, p.fewer = cell, kept.data_ptr(), fewer.data_ptr()
+        p.ends = noted.data_ptr() + 8 * number * (batches + 1)
+        for name, each in (("claim_cells", 256), ("choose_points", 256), ("count_kept", launching.SUMMED)):
+            kernels.launch(name, -(-count // each), 256, p)
+        kernels.launch("keep_points", parts.numel(), 256, p)
+        if batches > 1:
+            kernels.launch("cut_clouds", -(-batches // 256), 256, p)
+        p.points, p.offsets, p.largest = p.fewer, p.ends, None
+        made.append((kept, fewer))
+    ends = noted.cpu()
+    largest = float(ends[-1:].view(torch.float64))
+    thinned = []
+    for (kept, fewer), offsets in zip(made, ends[:-1].view(len(cells), batches + 1), strict=True):
+        size = int(offsets[-1])
+        thinned.append(Thinned(kept[:size], Cloud(fewer[:size], offsets, largest)))
+    return largest, thinned

@@ -1,5 +1,7 @@
 // Radius search: points in hash buckets by the cell of a grid, cells as wide as the radius; a warp looks at the 27 cells
-// around a query. No system headers (NVRTC). Built behind clouds.cuh and sort_rows.cuh.
+// around a query. No system headers (NVRTC). Built behind clouds.cuh, batches.cuh and sort_rows.cuh.
+//
+// Every launch does several searches, or fills several tables, a range of blocks each.
 //
 // A bucket may hold points of several cells, in any order: the distance decides, every bucket is read once a query, and
 // rows are sorted. 4 x 4 x 4 cells lie together in the table, so that what is near in space is near in memory.
@@ -14,6 +16,8 @@ struct RadiusParams {
     u32 *starts;                          // [mask + 2]: first point of every bucket, behind the counts of filling
     u32 *places;                          // [N]: of a point in its bucket
     i64 *rows;                            // [M + 1]
+    i64 *parts;                           // sums of counts on the way to row offsets, or to the buckets' starts
+    i64 *total;                           // pairs
     int *indices;
     i64 count, asked, batches;            // N, M, B
     double inverse;                       // of a cell's width
@@ -21,6 +25,7 @@ struct RadiusParams {
     u32 mask;                             // buckets - 1
     int own;                              // whether the queries are the points
 };
+typedef Batch<RadiusParams> RadiusBatch;
 
 struct Cell {
     i64 x, y, z;
@@ -48,13 +53,29 @@ static __device__ __forceinline__ u32 bucket_of_point(const RadiusParams &p, i64
                      cloud_of(p.offsets, p.batches, i), p.mask);
 }
 
-extern "C" __global__ void __launch_bounds__(256) count_points(const __grid_constant__ RadiusParams p) {
-    const i64 i = (i64)blockIdx.x * 256 + threadIdx.x;
+extern "C" __global__ void __launch_bounds__(256) count_points(const __grid_constant__ RadiusBatch all) {
+    i64 block;
+    const RadiusParams &p = problem_of(all, block);
+    const i64 i = block * 256 + threadIdx.x;
     if (i < p.count) p.places[i] = atomicAdd(p.starts + bucket_of_point(p, i) + 1, 1u);
 }
 
-extern "C" __global__ void __launch_bounds__(256) place_points(const __grid_constant__ RadiusParams p) {
-    const i64 i = (i64)blockIdx.x * 256 + threadIdx.x;
+extern "C" __global__ void __launch_bounds__(256) sum_buckets(const __grid_constant__ RadiusBatch all) {
+    i64 block;
+    const RadiusParams &p = problem_of(all, block);
+    sum_part(p.starts, (i64)p.mask + 2, p.parts, block);
+}
+
+extern "C" __global__ void __launch_bounds__(256) start_buckets(const __grid_constant__ RadiusBatch all) {
+    i64 block;
+    const RadiusParams &p = problem_of(all, block);
+    running_sums(p.starts, p.starts, (i64)p.mask + 2, p.parts, block);
+}
+
+extern "C" __global__ void __launch_bounds__(256) place_points(const __grid_constant__ RadiusBatch all) {
+    i64 block;
+    const RadiusParams &p = problem_of(all, block);
+    const i64 i = block * 256 + threadIdx.x;
     if (i >= p.count) return;
     const float *at = p.points + 3 * i;
     p.sorted[p.starts[bucket_of_point(p, i)] + p.places[i]] = make_float4(at[0], at[1], at[2], __int_as_float((int)i));
@@ -131,11 +152,13 @@ static __device__ __forceinline__ bool differs(const Cell &a, const Cell &b) {
     return a.x != b.x || a.y != b.y || a.z != b.z || a.cloud != b.cloud;
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32) count_neighbors(const __grid_constant__ RadiusParams p) {
+extern "C" __global__ void __launch_bounds__(WARPS * 32) count_neighbors(const __grid_constant__ RadiusBatch all) {
+    i64 block;
+    const RadiusParams &p = problem_of(all, block);
     const int lane = threadIdx.x & 31;
-    const i64 begin = ((i64)blockIdx.x * WARPS + (threadIdx.x >> 5)) * QUERIES;
+    const i64 begin = (block * WARPS + (threadIdx.x >> 5)) * QUERIES;
     const i64 end = begin + QUERIES < p.asked ? begin + QUERIES : p.asked;
-    if (blockIdx.x == 0 && threadIdx.x == 0) p.rows[0] = 0;
+    if (block == 0 && threadIdx.x == 0) p.rows[0] = 0;
     Cell before = {0, 0, 0, 0xffffffffu};
     Around around = {0, 0, 0};
     for (i64 step = begin; step < end; step++) {
@@ -151,17 +174,32 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) count_neighbors(const _
     }
 }
 
+extern "C" __global__ void __launch_bounds__(256) sum_rows(const __grid_constant__ RadiusBatch all) {
+    i64 block;
+    const RadiusParams &p = problem_of(all, block);
+    sum_part(p.rows, p.asked + 1, p.parts, block);
+}
+
+extern "C" __global__ void __launch_bounds__(256) start_rows(const __grid_constant__ RadiusBatch all) {
+    i64 block;
+    const RadiusParams &p = problem_of(all, block);
+    const i64 sum = running_sums(p.rows, p.rows, p.asked + 1, p.parts, block);
+    if (threadIdx.x == 0 && (block + 1) * SUMMED > p.asked) *p.total = sum;
+}
+
 struct RowKeys {
     int *row;
     __device__ __forceinline__ u32 get(unsigned i) const { return (u32)row[i]; }
     __device__ __forceinline__ void put(unsigned i, u32 key) const { row[i] = (int)key; }
 };
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32) write_neighbors(const __grid_constant__ RadiusParams p) {
+extern "C" __global__ void __launch_bounds__(WARPS * 32) write_neighbors(const __grid_constant__ RadiusBatch all) {
     __shared__ u32 kept[WARPS][ROOM];
+    i64 block;
+    const RadiusParams &p = problem_of(all, block);
     u32 *keys = kept[threadIdx.x >> 5];
     const int lane = threadIdx.x & 31;
-    const i64 begin = ((i64)blockIdx.x * WARPS + (threadIdx.x >> 5)) * QUERIES;
+    const i64 begin = (block * WARPS + (threadIdx.x >> 5)) * QUERIES;
     const i64 end = begin + QUERIES < p.asked ? begin + QUERIES : p.asked;
     Cell before = {0, 0, 0, 0xffffffffu};
     Around around = {0, 0, 0};

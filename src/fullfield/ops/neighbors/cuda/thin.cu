@@ -1,20 +1,21 @@
-// Grid downsampling: every cell's point nearest to its centre, of equally near ones the first. No system headers (NVRTC).
+// Grid downsampling: every cell's point nearest to its centre, of equally near ones the first. How many points there are
+// may be known to the device alone. No system headers (NVRTC). Built behind batches.cuh.
 //
 // Cells are slots of a hash table, known by a point in them; which point that is changes from run to run, the result
 // does not. Coordinates are worked on in float64, in the order that the plain form has.
 
-typedef unsigned u32;
-typedef unsigned long long u64;
-typedef long long i64;
-
 struct ThinParams {
     const void *points;   // [N, 3] float32 or float64
-    const i64 *offsets;   // [B + 1]; null for one cloud
+    const i64 *offsets;   // [B + 1]; null for one cloud of `count` points
+    u64 *nearest;         // [mask + 1]: bits of the smallest squared distance to the centre; all of the table begins as ones
     int *owners;          // [mask + 1]: a point of the slot's cell, -1 for none
-    u64 *nearest;         // [mask + 1]: bits of the smallest squared distance to the centre
-    int *winners;         // [mask + 1]: the first point that has it
+    u32 *winners;         // [mask + 1]: the first point that has it
     int *slots;           // [N]: of the points
-    unsigned char *kept;  // [N]
+    i64 *parts;           // sums of how many stay
+    i64 *kept;            // which points stay
+    void *fewer;          // they themselves
+    i64 *ends;            // [B + 1]: offsets of those that stay
+    u64 *largest;         // bits of the largest magnitude, as float64, of all coordinates; or null
     double cell;
     i64 count, batches;
     u32 mask;             // slots of the table - 1
@@ -26,6 +27,8 @@ struct Place {
     u32 cloud;
     u64 away;  // bits of the squared distance to the cell's centre, in cells
 };
+
+static __device__ __forceinline__ i64 count_of(const ThinParams &p) { return p.offsets ? p.offsets[p.batches] : p.count; }
 
 static __device__ __forceinline__ double coordinate(const ThinParams &p, i64 i, int axis) {
     return p.wide ? ((const double *)p.points)[3 * i + axis] : (double)((const float *)p.points)[3 * i + axis];
@@ -45,7 +48,7 @@ static __device__ __forceinline__ Place place_of(const ThinParams &p, i64 i) {
     const double z = offset_in_cell(coordinate(p, i, 2), p.cell, found.z);
     found.away = (u64)__double_as_longlong(__dadd_rn(__dadd_rn(x, y), z));
     found.cloud = 0;
-    if (p.offsets) {
+    if (p.batches > 1) {
         i64 low = 0, high = p.batches;
         while (high - low > 1) {
             const i64 middle = (low + high) >> 1;
@@ -62,9 +65,23 @@ static __device__ __forceinline__ u64 mixed(u64 x) {
     return x ^ (x >> 32);
 }
 
+static __device__ __forceinline__ void note_largest(const ThinParams &p, i64 i, i64 count) {
+    u64 most = 0;
+    for (int axis = 0; axis < 3; axis++) {
+        const u64 bits = i < count ? (u64)__double_as_longlong(coordinate(p, i, axis)) << 1 >> 1 : 0;  // NaN above infinity
+        most = bits > most ? bits : most;
+    }
+    for (int by = 16; by > 0; by /= 2) {
+        const u64 other = __shfl_xor_sync(0xffffffffu, most, by);
+        most = other > most ? other : most;
+    }
+    if ((threadIdx.x & 31) == 0 && most > *(volatile u64 *)p.largest) atomicMax(p.largest, most);
+}
+
 extern "C" __global__ void __launch_bounds__(256) claim_cells(const __grid_constant__ ThinParams p) {
-    const i64 i = (i64)blockIdx.x * 256 + threadIdx.x;
-    if (i >= p.count) return;
+    const i64 i = (i64)blockIdx.x * 256 + threadIdx.x, count = count_of(p);
+    if (p.largest) note_largest(p, i, count);
+    if (i >= count) return;
     const Place own = place_of(p, i);
     u32 slot = (u32)(mixed((u64)own.x + mixed((u64)own.y + mixed((u64)own.z + mixed(own.cloud + 1ull)))) >> 20) & p.mask;
     for (;; slot = (slot + 1) & p.mask) {
@@ -80,13 +97,59 @@ extern "C" __global__ void __launch_bounds__(256) claim_cells(const __grid_const
 
 extern "C" __global__ void __launch_bounds__(256) choose_points(const __grid_constant__ ThinParams p) {
     const i64 i = (i64)blockIdx.x * 256 + threadIdx.x;
-    if (i >= p.count) return;
+    if (i >= count_of(p)) return;
     const u32 slot = (u32)p.slots[i];
     if (place_of(p, i).away != p.nearest[slot]) return;
-    if ((int)i < *(volatile int *)(p.winners + slot)) atomicMin(p.winners + slot, (int)i);
+    if ((u32)i < *(volatile u32 *)(p.winners + slot)) atomicMin(p.winners + slot, (u32)i);
+}
+
+static __device__ __forceinline__ bool stays(const ThinParams &p, i64 i) { return p.winners[(u32)p.slots[i]] == (u32)i; }
+
+extern "C" __global__ void __launch_bounds__(256) count_kept(const __grid_constant__ ThinParams p) {
+    const i64 first = (i64)blockIdx.x * SUMMED, count = count_of(p);
+    if (first >= count) return;
+    i64 sum = 0;
+    for (i64 i = first + threadIdx.x; i < first + SUMMED && i < count; i += 256) sum += stays(p, i);
+    sum = sum_of_block(sum);
+    if (threadIdx.x == 0) p.parts[blockIdx.x] = sum;
 }
 
 extern "C" __global__ void __launch_bounds__(256) keep_points(const __grid_constant__ ThinParams p) {
-    const i64 i = (i64)blockIdx.x * 256 + threadIdx.x;
-    if (i < p.count) p.kept[i] = p.winners[(u32)p.slots[i]] == (int)i;
+    const i64 begin = (i64)blockIdx.x * SUMMED, count = count_of(p);
+    if (begin >= count && blockIdx.x) return;
+    i64 before = 0;
+    for (i64 i = threadIdx.x; i < blockIdx.x; i += 256) before += p.parts[i];
+    before = sum_of_block(before);
+    const i64 first = begin + threadIdx.x * (SUMMED / 256);
+    u32 flags = 0;
+    i64 own = 0, total;
+    for (int i = 0; i < SUMMED / 256; i++)
+        if (first + i < count && stays(p, first + i)) flags |= 1u << i, own++;
+    i64 to = before + sum_before(own, total);
+    for (int i = 0; i < SUMMED / 256; i++) {
+        if ((flags >> i & 1) == 0) continue;
+        p.kept[to] = first + i;
+        for (int axis = 0; axis < 3; axis++) {
+            if (p.wide) ((double *)p.fewer)[3 * to + axis] = ((const double *)p.points)[3 * (first + i) + axis];
+            else ((float *)p.fewer)[3 * to + axis] = ((const float *)p.points)[3 * (first + i) + axis];
+        }
+        to++;
+    }
+    if (threadIdx.x == 0 && begin + SUMMED >= count) {
+        p.ends[0] = 0;
+        p.ends[p.batches] = before + total;
+    }
+}
+
+// Where the clouds between the first and the last begin among the points that stay.
+extern "C" __global__ void __launch_bounds__(256) cut_clouds(const __grid_constant__ ThinParams p) {
+    const i64 cloud = (i64)blockIdx.x * 256 + threadIdx.x;
+    if (cloud < 1 || cloud >= p.batches) return;
+    i64 low = 0, high = p.ends[p.batches];
+    while (low < high) {
+        const i64 middle = (low + high) >> 1;
+        if (p.kept[middle] < p.offsets[cloud]) low = middle + 1;
+        else high = middle;
+    }
+    p.ends[cloud] = low;
 }

@@ -12,11 +12,24 @@ from torch import Tensor
 
 from fullfield._kernels import nvrtc
 from fullfield.ops import launching
-from fullfield.ops.point_conv.cuda.triplets import assemble, builds, transpose
+from fullfield.ops.point_conv.cuda.triplets import assemble, assemble_all, builds, transpose, transpose_all
 from fullfield.ops.point_conv.protocol import Request
 from fullfield.ops.point_conv.triplets import Triplets
 
-__all__ = ["assemble", "builds", "missing", "multiply", "outer", "supports", "transpose"]
+TURNS = True
+
+__all__ = [
+    "TURNS",
+    "assemble",
+    "assemble_all",
+    "builds",
+    "missing",
+    "multiply",
+    "outer",
+    "supports",
+    "transpose",
+    "transpose_all",
+]
 
 
 def missing() -> str | None:
@@ -29,10 +42,12 @@ def supports(request: Request) -> str | None:
     return launching.why_not(request.device)
 
 
-def multiply(request: Request, features: Tensor, weight: Tensor, bias: Tensor | None, triplets: Triplets) -> Tensor:
+def multiply(
+    request: Request, features: Tensor, weight: Tensor, bias: Tensor | None, triplets: Triplets, turned: int = 0
+) -> Tensor:
     from fullfield.ops.point_conv.cuda import launch
 
-    return launch.multiply(request, features, weight, bias, triplets)
+    return launch.multiply(request, features, weight, bias, triplets, turned)
 
 
 def outer(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) -> Tensor:

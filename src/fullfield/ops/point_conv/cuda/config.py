@@ -20,6 +20,8 @@ _FULL = 16
 _MOST_CELLS, _LISTS = 7, 8
 # Weights stay in shared memory where each block has so many units of rows for each of its warps.
 _UNITS = 4
+# wgmma multiplies where each block has so many bands of rows: twice as many of float32, eight times for the weights.
+_BANDS = 1
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Channels:
         return -(-self.outputs // 8) * 8
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # told apart as objects: they are looked up by in every call
 class Device:
     """What the launches have to know of a device."""
 
@@ -98,7 +100,7 @@ def _block(channels: int) -> int:
 
 @dataclass(frozen=True)
 class Multiply:
-    """The forward product."""
+    """The forward product with mma.sync."""
 
     columns: int
     """Outputs of a block."""
@@ -111,25 +113,105 @@ class Multiply:
     threads: int
     blocks: int
     """A multiprocessor."""
+    slab_parts: int = 1
+    cell_parts: int = 1
+    """Where warps of a block share rows, parts of the work that each takes one of."""
 
     @property
     def unit(self) -> int:
-        """Rows that a warp takes at a time."""
+        """Rows that a warp takes at a time, or a block whose warps share them."""
         return 16 * self.tiles
+
+    @property
+    def sharing(self) -> int:
+        """Warps that share rows."""
+        return self.slab_parts * self.cell_parts
 
     def vectors(self, cells: int, parts: int) -> int:
         """16-byte vectors of a block's weights."""
         return cells * self.slabs * parts * (self.columns // 8) * 32
 
     def shared(self, cells: int, parts: int) -> int:
-        return 16 * self.vectors(cells, parts) if self.resident else 0
+        sums = self.sharing * self.unit * self.columns * 4 if self.sharing > 1 else 0
+        return 16 * self.vectors(cells, parts) if self.resident else sums
 
     @functools.lru_cache(64)  # noqa: B019 - of plain values
     def source(self, operands: Operands) -> Source:
-        flags = {"COLUMNS": self.columns, "TILES": self.tiles, "RESIDENT": int(self.resident)}
+        flags = {"WGMMA": 0, "DEPTH": 1, "COLUMNS": self.columns, "TILES": self.tiles, "RESIDENT": int(self.resident)}
         flags |= {"THREADS": self.threads, "BLOCKS": self.blocks}
+        flags |= {"SLAB_PARTS": self.slab_parts, "CELL_PARTS": self.cell_parts}
         text = _read("multiply.cuh", "multiply.cu")
-        return Source(text, (*operands.options, *(f"-D{name}={value}" for name, value in flags.items())))
+        return Source(text, (*operands.options, *_defined(flags)))
+
+
+@dataclass(frozen=True)
+class MultiplyHopper:
+    """The forward product with wgmma."""
+
+    columns: int
+    """Outputs of a block."""
+    slabs: int
+    """Of 32 inputs, with padding to whole stages."""
+    depth: int
+    """Slabs of a stage."""
+    groups: int
+    """Warpgroups that multiply."""
+    stages: int
+    registers: int
+    """Of the threads that multiply."""
+    window: int = 48
+    """Passes listed at a time."""
+    blocks: int = 1
+    """A multiprocessor."""
+
+    @property
+    def unit(self) -> int:
+        """Rows that a block takes at a time."""
+        return 64 * self.groups
+
+    @property
+    def threads(self) -> int:
+        return 128 * self.groups + 128
+
+    def vectors(self, cells: int, parts: int) -> int:
+        """16-byte vectors of a block's weights."""
+        return cells * self.slabs * parts * (self.columns // 8) * 32
+
+    def shared(self, cells: int, parts: int) -> int:
+        ring = self.stages * 16 * self.vectors(1, parts) * self.depth // self.slabs
+        lists = 4 * self.groups * (64 * self.window + 7 * (cells + 1))
+        return ring + lists + 8 + 16 * self.stages
+
+    @functools.lru_cache(64)  # noqa: B019 - of plain values
+    def source(self, operands: Operands) -> Source:
+        flags = {"WGMMA": 1, "COLUMNS": self.columns, "DEPTH": self.depth, "GROUPS": self.groups, "STAGES": self.stages}
+        flags |= {"REGISTERS": self.registers, "WINDOW": self.window}
+        text = _read("multiply.cuh") + _wgmma(self.columns, operands.bf16) + read_source(_FOLDER / "multiply_hopper.cu")
+        return Source(text, (*operands.options, *_defined(flags)))
+
+
+def _defined(flags: dict[str, int]) -> tuple[str, ...]:
+    return tuple(f"-D{name}={value}" for name, value in flags.items())
+
+
+def _wgmma(columns: int, bf16: bool) -> str:
+    """wgmma m64nNk16 with A in registers; B in shared memory as 8x8 matrices, those of the same inputs side by side."""
+    n = columns // 2
+    kind = "bf16" if bf16 else "f16"
+    d = ", ".join(f"%{i}" for i in range(n))
+    operands = ", ".join(f'"+f"(d[{i}])' for i in range(n))
+    return "\n".join(
+        (
+            "static __device__ __forceinline__ void",
+            f"wgmma_rs(float (&d)[{n}], u32 a0, u32 a1, u32 a2, u32 a3, u32 b, int add) {{",
+            r'    asm volatile("{\n.reg .pred p;\n.reg .b64 at;\n"',
+            rf'        "setp.ne.b32 p, %{n + 5}, 0;\nmov.b64 at, {{%{n + 4}, 0x8}};\n"',
+            f'        "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} {{{d}}}, "',
+            rf'        "{{%{n}, %{n + 1}, %{n + 2}, %{n + 3}}}, at, p, 1, 1, 0;\n}}"',
+            f'        : {operands} : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b), "r"(add));',
+            "}\n",
+        )
+    )
 
 
 def _read(*names: str) -> str:
@@ -143,14 +225,49 @@ def _units(request: Request, device: Device) -> int:
     return request.rows * blocks // (32 * device.processors)
 
 
-def multiply_config(request: Request, operands: Operands, device: Device) -> Multiply:
+def hopper_config(request: Request, operands: Operands, device: Device) -> MultiplyHopper | None:
+    """None where the form with wgmma cannot be used or loses: float32 in one part, few rows."""
+    if device.arch != "sm_90a" or not (operands.code or operands.split):
+        return None
+    channels = channels_of(request)
+    columns, slabs = _block(channels.outputs), -(-channels.inputs // 32)
+    depth = 1 if slabs == 1 or not operands.code else 2
+    groups, stages, registers = (4, 6, 112) if operands.code else (3, 6, 160)
+    if operands.code and channels.outputs > 64:
+        columns, groups, stages, registers = 128, 3, 4, 160
+    form = MultiplyHopper(columns, -(-slabs // depth) * depth, depth, groups, stages, registers)
+    blocks = channels.groups * -(-channels.outputs // columns)
+    many = request.rows * blocks >= _BANDS * operands.parts * form.unit * device.processors
+    return form if many and form.shared(request.cells, operands.parts) <= device.shared else None
+
+
+def multiply_config(request: Request, operands: Operands, device: Device) -> Multiply | MultiplyHopper:
+    hopper = hopper_config(request, operands, device)
+    if hopper is not None:
+        return hopper
     channels, units = channels_of(request), _units(request, device)
     columns, slabs = _block(channels.outputs), -(-channels.inputs // 32)
     tiles = 2 if operands.code and units >= 3 * _UNITS else 1
     kept = Multiply(columns, slabs, tiles, True, 384 if tiles == 2 else 512, 1)
     if units >= 12 * _UNITS and kept.shared(request.cells, operands.parts) <= device.shared:
         return kept
-    return Multiply(columns, slabs, tiles, False, 128, 3)
+    slab_parts, cell_parts = _parts(request, operands, slabs, device)
+    sharing = slab_parts * cell_parts
+    if sharing == 1:
+        return Multiply(columns, slabs, tiles, False, 128, 3)
+    blocks = max(1, (16 if operands.code else 12) // sharing)
+    return Multiply(columns, slabs, 1, False, 32 * sharing, blocks, slab_parts, cell_parts)
+
+
+def _parts(request: Request, operands: Operands, slabs: int, device: Device) -> tuple[int, int]:
+    """Of the slabs and of the cells, in which warps share 16 rows where these are too few to fill the device."""
+    channels = channels_of(request)
+    tiles = -(-request.rows // 16) * channels.groups * -(-channels.outputs // _block(channels.outputs))
+    most, sharing = 16 if operands.code else 8, 1
+    while sharing < most and sharing * tiles < 16 * device.processors:
+        sharing *= 2
+    slab_parts = min(sharing, 1 << slabs.bit_length() - 1)
+    return slab_parts, min(sharing // slab_parts, 1 << request.cells.bit_length() - 1)
 
 
 @dataclass(frozen=True)
@@ -168,6 +285,8 @@ class Outer:
     """Channels of a warp."""
     buffers: int
     """Of features, a warp."""
+    waves: int = 2
+    """Blocks a multiprocessor."""
 
     @property
     def warps(self) -> int:
@@ -183,11 +302,73 @@ class Outer:
     def source(self, operands: Operands) -> Source:
         flags = {"CELLS": self.cells, "HALVES": self.halves, "THREADS": 32 * self.warps, "TILE": self.tile}
         flags |= {"INPUTS": self.inputs, "OUTPUTS": self.outputs, "BUFFERS": self.buffers}
-        options = tuple(f"-D{name}={value}" for name, value in flags.items())
-        return Source(_read("outer.cu"), (*operands.options, *options))
+        return Source(_read("outer.cuh", "outer.cu"), (*operands.options, *_defined(flags)))
 
 
-def outer_config(request: Request, operands: Operands, device: Device) -> Outer:
+@dataclass(frozen=True)
+class OuterHopper:
+    """The weights' gradient with wgmma."""
+
+    tile: int = 256
+    """Rows looked at together."""
+    times: int = 2
+    """Triplets that a row lists of a cell at a time."""
+    ahead: int = 4
+    """Passes of 64 rows that are brought before they are multiplied."""
+    cells: int = 9
+    """Of a block."""
+    halves: int = 1
+    inputs: int = 64
+    outputs: int = 64
+    warps: int = 12
+    waves: int = 1
+    """Blocks a multiprocessor."""
+
+    def shared(self, _parts: int) -> int:
+        stages = 3 * (self.ahead + 1) * 64 * 128
+        return 1024 + stages + self.tile * 128 + 4 * self.cells * self.times * self.tile + 96 + 4
+
+    @functools.lru_cache(64)  # noqa: B019 - of plain values
+    def source(self, operands: Operands) -> Source:
+        flags = {"TILE": self.tile, "TIMES": self.times, "AHEAD": self.ahead}
+        flags |= {"INPUTS": self.inputs, "OUTPUTS": self.outputs}
+        kernel = read_source(_FOLDER / "outer_hopper.cu")
+        return Source(_read("outer.cuh") + _wgmma_shared(operands.bf16) + kernel, (*operands.options, *_defined(flags)))
+
+
+def _wgmma_shared(bf16: bool) -> str:
+    """wgmma m64n64k16 with both operands in shared memory: 16 rows of 64 channels, swizzled by 128 bytes."""
+    kind = "bf16" if bf16 else "f16"
+    d = ", ".join(f"%{i}" for i in range(32))
+    operands = ", ".join(f'"+f"(d[{i}])' for i in range(32))
+    return "\n".join(
+        (
+            "static __device__ __forceinline__ void wgmma_ss(float (&d)[32], u32 a, u32 b) {",
+            r'    asm volatile("{\n.reg .b64 x, y;\n"',
+            r'        "mov.b64 x, {%32, 0x40000040};\nmov.b64 y, {%33, 0x40000040};\n"',
+            f'        "wgmma.mma_async.sync.aligned.m64n64k16.f32.{kind}.{kind} {{{d}}}, "',
+            r'        "x, y, 1, 1, 1, 1, 1;\n}"',
+            f'        : {operands} : "r"(a), "r"(b));',
+            "}\n",
+        )
+    )
+
+
+def hopper_outer_config(request: Request, operands: Operands, device: Device) -> OuterHopper | None:
+    """None where the form with wgmma cannot be used, or has too few rows or channels to fill the device with."""
+    if device.arch != "sm_90a" or not operands.code:
+        return None
+    channels, form = channels_of(request), OuterHopper()
+    if min(channels.inputs, channels.outputs) <= 32:
+        return None
+    blocks = channels.groups * -(-channels.inputs // 64) * -(-channels.outputs // 64) * -(-request.cells // form.cells)
+    return form if request.rows * blocks >= 8 * _BANDS * form.tile * device.processors else None
+
+
+def outer_config(request: Request, operands: Operands, device: Device) -> Outer | OuterHopper:
+    hopper = hopper_outer_config(request, operands, device)
+    if hopper is not None:
+        return hopper
     channels = channels_of(request)
     inputs, outputs = _block(channels.inputs), _block(channels.outputs)
     halves = 2 if inputs == 64 else 1

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import Libraries, Source, addresses
-from fullfield.ops.launching import address, arch_of, raw_stream, structure
+from fullfield._kernels.nvrtc import Libraries, Source
+from fullfield.ops import launching
+from fullfield.ops.launching import MOST_BLOCKS, Kernels, address, arch_of, structure
 from fullfield.ops.point_conv.cuda.config import (
     Channels,
     Device,
+    Multiply,
     Operands,
     Outer,
+    OuterHopper,
     channels_of,
     multiply_config,
     operands_of,
@@ -25,8 +28,8 @@ from fullfield.ops.point_conv.protocol import Request
 from fullfield.ops.point_conv.triplets import Triplets, index_bits
 
 LIBRARIES = Libraries("point convolution kernels")
-# The weights' gradient is summed in so many blocks a multiprocessor at least, in no more bytes of shares.
-_WAVES, _SHARE_BYTES = 2, 64 << 20
+# Of the shares of the weights' gradient, if there is more than one segment.
+_SHARE_BYTES = 64 << 20
 _ptr, _i64, _i32 = ctypes.c_void_p, ctypes.c_longlong, ctypes.c_int
 
 # Field by field as the CUDA sources declare them.
@@ -37,11 +40,12 @@ _Magnitude = structure("MagnitudeParams", ("values", _ptr), ("magnitude", _ptr),
 _Pack = structure(
     "PackParams", ("weight", _ptr), ("packed", _ptr), ("magnitude", _ptr), ("cells", _i32), ("groups", _i32),
     ("inputs", _i32), ("outputs", _i32), ("joined", _i32), ("slabs", _i32), ("blocks", _i32),
+    ("turned", _i32), ("queue", _ptr),
 )  # fmt: skip
 _Multiply = structure(
     "MultiplyParams", ("triplets", _Triplets), ("features", _ptr), ("weights", _ptr), ("bias", _ptr), ("out", _ptr),
     ("magnitude", _ptr), ("features_row", _i64), ("out_row", _i64), ("inputs", _i32), ("outputs", _i32),
-    ("slabs", _i32), ("blocks", _i32), ("columns", _i32), ("queue", _ptr),
+    ("slabs", _i32), ("blocks", _i32), ("columns", _i32), ("queue", _ptr), ("nothing", _i32),
 )  # fmt: skip
 _Outer = structure(
     "OuterParams", ("triplets", _Triplets), ("features", _ptr), ("grad", _ptr), ("shares", _ptr), ("magnitude", _ptr),
@@ -66,29 +70,70 @@ def device_of(like: Tensor) -> Device:
     return _device_at(like.get_device())
 
 
-class _Launcher:
-    """Launches of one source's kernels on the current stream."""
+class _MultiplyPlan(NamedTuple):
+    """What a forward product's launches take beside addresses."""
 
-    def __init__(self, device: Device, source: Source) -> None:
-        self._device = device
-        self._library = LIBRARIES.load([source], device.arch, device.index)[0]
+    source: Source
+    scaled: bool
+    groups: int
+    padded: int
+    vectors: int
+    """Of 16 bytes, of all weights in the kernels' order."""
+    pack_blocks: int
+    pack: tuple[int, ...]
+    main: tuple[int, ...]
+    """The last numbers of the kernels' parameters."""
+    columns: int
+    most: int
+    """Blocks of a column that fill the device."""
+    unit: int
+    threads: int
+    shared: int
 
-    def __call__(self, name: str, blocks: int, threads: int, params: ctypes.Structure, shared: int = 0) -> None:
-        kernel = self._library[name]
-        kernel.allow_shared(self._device.index, shared)
-        index = self._device.index
-        kernel.launch((blocks, 1), threads, shared, index, raw_stream(index), addresses(params))
+
+@functools.lru_cache(4096)
+def _multiply_plan(device: Device, request: Request, beside: bool) -> _MultiplyPlan:
+    operands, channels = operands_of(request, beside), channels_of(request)
+    config = multiply_config(request, operands, device)
+    blocks = -(-channels.outputs // config.columns)
+    columns = blocks * channels.groups
+    vectors = columns * config.vectors(request.cells, operands.parts)
+    own = (channels.inputs // channels.joined, channels.outputs // channels.joined, channels.joined)
+    most = max(1, device.processors * config.blocks // columns)
+    if isinstance(config, Multiply) and config.sharing > 1:  # no rows are handed out: a block has its own
+        most = MOST_BLOCKS
+    return _MultiplyPlan(
+        config.source(operands), operands.scaled, channels.groups, channels.padded_inputs, vectors,
+        -(-vectors // operands.parts // 256), (request.cells, request.groups, *own, config.slabs, blocks),
+        (channels.padded_inputs, channels.outputs, config.slabs, blocks, columns), columns,
+        most, config.unit, config.threads,
+        config.shared(request.cells, operands.parts),
+    )  # fmt: skip
 
 
-def _magnitudes(launch: Callable[..., None], operands: Operands, device: Device, values: tuple[Tensor, ...]) -> Tensor:
-    """The largest finite magnitude of each, float32 as int32; nobody reads them where nothing is scaled."""
-    if not operands.scaled:
-        return torch.empty(0, dtype=torch.int32, device=values[0].device)
+@functools.lru_cache(4096)
+def _outer_plan(
+    device: Device, request: Request, beside: bool
+) -> tuple[Operands, Channels, Source, Outer | OuterHopper]:
+    operands = operands_of(request, beside)
+    config = outer_config(request, operands, device)
+    return operands, channels_of(request), config.source(operands), config
+
+
+def _alike(request: Request) -> Request:
+    """The same for all requests of about as many rows, in steps of an eighth or less."""
+    device, dtype, channels, groups, cells, rows, _, _, precision = request
+    step = max(0, rows.bit_length() - 4)
+    return Request(device, dtype, channels, groups, cells, rows >> step << step, 0, 0, precision)
+
+
+def _magnitudes(kernels: Kernels, device: Device, values: tuple[Tensor, ...]) -> Tensor:
+    """The largest finite magnitude of each, float32 as int32."""
     found = torch.zeros(len(values), dtype=torch.int32, device=values[0].device)
     for number, tensor in enumerate(values):
         if tensor.numel():
             params = _Magnitude(tensor.data_ptr(), found.data_ptr() + 4 * number, tensor.numel())
-            launch("magnitude", min(-(-tensor.numel() // 2048), 8 * device.processors), 256, params)
+            kernels.launch("magnitude", min(-(-tensor.numel() // 2048), 8 * device.processors), 256, params)
     return found
 
 
@@ -108,77 +153,64 @@ def _aligned(values: Tensor, groups: int, padded: int) -> Tensor:
     return values if values.data_ptr() % 16 == 0 else values.clone()
 
 
-def multiply(request: Request, features: Tensor, weight: Tensor, bias: Tensor | None, triplets: Triplets) -> Tensor:
+def multiply(
+    request: Request, features: Tensor, weight: Tensor, bias: Tensor | None, triplets: Triplets, turned: int = 0
+) -> Tensor:
     out = features.new_empty((request.rows, request.channels[1]))
     if not out.numel():
         return out
-    channels = channels_of(request)
-    if not channels.inputs or not request.entries:
+    if not request.channels[0] or not request.entries:
         return out.copy_(bias) if bias is not None else out.zero_()
     device = device_of(features)
-    operands = operands_of(request, bool(triplets.cells.numel()))
-    config = multiply_config(request, operands, device)
-    source = config.source(operands)
-    with torch.cuda.device(device.index):
-        launch = _Launcher(device, source)
-        magnitude = _magnitudes(launch, operands, device, (features, weight))
-        blocks = -(-channels.outputs // config.columns)
-        columns = blocks * channels.groups
-        vectors = columns * config.vectors(request.cells, operands.parts)
-        packed = torch.empty((vectors, 8), dtype=torch.int16, device=features.device)
-        params = _Pack(
-            weight.data_ptr(), packed.data_ptr(), magnitude.data_ptr() + 4 * operands.scaled, request.cells,
-            request.groups, channels.inputs // channels.joined, channels.outputs // channels.joined, channels.joined,
-            config.slabs, blocks,
-        )  # fmt: skip
-        launch("pack", -(-vectors // operands.parts // 256), 256, params)
-        given = _aligned(features, channels.groups, channels.padded_inputs)
-        queue = torch.zeros(columns, dtype=torch.int32, device=features.device)
-        each = max(1, min(device.processors * config.blocks // columns, -(-request.rows // config.unit)))
-        main = _Multiply(
-            _triplets(triplets, request.cells), given.data_ptr(), packed.data_ptr(), address(bias), out.data_ptr(),
-            magnitude.data_ptr(), given.shape[1], out.shape[1], channels.padded_inputs, channels.outputs,
-            config.slabs, blocks, columns, queue.data_ptr(),
-        )  # fmt: skip
-        shared = config.shared(request.cells, operands.parts)
-        launch("multiply", columns * each, config.threads, main, shared)
+    plan = _multiply_plan(device, _alike(request), triplets.cells.numel() > 0)
+    kernels = launching.kernels(LIBRARIES, plan.source, device.index)
+    magnitude = _magnitudes(kernels, device, (features, weight)) if plan.scaled else None
+    of_weight = None if magnitude is None else magnitude.data_ptr() + 4
+    room = torch.empty(16 * plan.vectors + 4 * plan.columns, dtype=torch.uint8, device=features.device)
+    packed = room.data_ptr()
+    queue = packed + 16 * plan.vectors
+    params = _Pack(weight.data_ptr(), packed, of_weight, *plan.pack, turned, queue)
+    kernels.launch("pack", plan.pack_blocks, 256, params)
+    given = _aligned(features, plan.groups, plan.padded)
+    main = _Multiply(
+        _triplets(triplets, request.cells), given.data_ptr(), packed, address(bias), out.data_ptr(),
+        address(magnitude), given.shape[1], request.channels[1], *plan.main, queue,
+    )  # fmt: skip
+    each = min(plan.most, -(-request.rows // plan.unit))
+    kernels.launch("multiply", plan.columns * each, plan.threads, main, plan.shared)
     return out
 
 
 def outer(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) -> Tensor:
-    channels = channels_of(request)
-    each = request.channels[0] // request.groups
-    out = features.new_empty((request.cells, each, request.channels[1]))
+    out = features.new_empty((request.cells, request.channels[0] // request.groups, request.channels[1]))
     if not out.numel():
         return out
     if not request.entries:
         return out.zero_()
     device = device_of(features)
-    operands = operands_of(request, bool(triplets.cells.numel()))
-    config = outer_config(request, operands, device)
-    with torch.cuda.device(device.index):
-        launch = _Launcher(device, config.source(operands))
-        magnitude = _magnitudes(launch, operands, device, (features, grad))
-        input_blocks = -(-channels.inputs // (config.inputs * config.halves)) * config.halves
-        output_blocks = -(-channels.outputs // config.outputs)
-        columns = channels.groups * input_blocks * output_blocks
-        cell_blocks = -(-request.cells // config.cells)
-        segments, share = _segments(request, columns, cell_blocks, config, device)
-        shares = torch.empty((segments, share), dtype=torch.float32, device=features.device)
-        given, wanted = _both_aligned(features, grad, channels)
-        main = _Outer(
-            _triplets(triplets, request.cells), given.data_ptr(), wanted.data_ptr(), shares.data_ptr(),
-            magnitude.data_ptr(), given.shape[1], wanted.shape[1], channels.padded_inputs, channels.padded_outputs,
-            input_blocks, output_blocks, columns, cell_blocks, segments,
-        )  # fmt: skip
-        blocks = segments * (columns // config.halves) * cell_blocks
-        launch("outer", blocks, 32 * config.warps, main, config.shared(operands.parts))
-        params = _Shares(
-            shares.data_ptr(), out.data_ptr(), magnitude.data_ptr(), request.cells, request.groups,
-            channels.inputs // channels.joined, channels.outputs // channels.joined, channels.joined, input_blocks,
-            output_blocks, segments,
-        )  # fmt: skip
-        launch("add_shares", -(-out.numel() // 256), 256, params)
+    operands, channels, source, config = _outer_plan(device, _alike(request), triplets.cells.numel() > 0)
+    kernels = launching.kernels(LIBRARIES, source, device.index)
+    magnitude = _magnitudes(kernels, device, (features, grad)) if operands.scaled else None
+    input_blocks = -(-channels.inputs // (config.inputs * config.halves)) * config.halves
+    output_blocks = -(-channels.outputs // config.outputs)
+    columns = channels.groups * input_blocks * output_blocks
+    cell_blocks = -(-request.cells // config.cells)
+    segments, share = _segments(request, columns, cell_blocks, config, device)
+    shares = torch.empty((segments, share), dtype=torch.float32, device=features.device)
+    given, wanted = _both_aligned(features, grad, channels)
+    main = _Outer(
+        _triplets(triplets, request.cells), given.data_ptr(), wanted.data_ptr(), shares.data_ptr(),
+        address(magnitude), given.shape[1], wanted.shape[1], channels.padded_inputs, channels.padded_outputs,
+        input_blocks, output_blocks, columns, cell_blocks, segments,
+    )  # fmt: skip
+    blocks = segments * (columns // config.halves) * cell_blocks
+    kernels.launch("outer", blocks, 32 * config.warps, main, config.shared(operands.parts))
+    params = _Shares(
+        shares.data_ptr(), out.data_ptr(), address(magnitude), request.cells, request.groups,
+        channels.inputs // channels.joined, channels.outputs // channels.joined, channels.joined, input_blocks,
+        output_blocks, segments,
+    )  # fmt: skip
+    kernels.launch("add_shares", -(-out.numel() // 256), 256, params)
     return out
 
 
@@ -189,8 +221,10 @@ def _both_aligned(features: Tensor, grad: Tensor, channels: Channels) -> tuple[T
     )
 
 
-def _segments(request: Request, columns: int, cell_blocks: int, config: Outer, device: Device) -> tuple[int, int]:
+def _segments(
+    request: Request, columns: int, cell_blocks: int, config: Outer | OuterHopper, device: Device
+) -> tuple[int, int]:
     """Segments of rows, and floats of a segment's shares."""
     share = columns * request.cells * config.inputs * config.outputs
-    wanted = max(1, _WAVES * device.processors // (columns // config.halves * cell_blocks))
+    wanted = max(1, config.waves * device.processors // (columns // config.halves * cell_blocks))
     return max(1, min(wanted, _SHARE_BYTES // (4 * share), -(-request.rows // 32))), share

@@ -8,9 +8,57 @@
 //
 // More macros, and those of multiply.cuh:
 //   TILES    16-row tiles of a warp: 1 or 2
+//   RESIDENT 1: the block keeps its weights in shared memory, else they come through the L1
 //   THREADS, BLOCKS   of a block; blocks a multiprocessor
+//   SLAB_PARTS, CELL_PARTS   where both are 1, every warp takes rows of its own. Else so few rows are left that the warps of
+//            a block share them: each takes a part of the slabs and of the cells, and their sums are added in order
 
 #define ROWS (16 * TILES)
+#define SHARING (SLAB_PARTS * CELL_PARTS)
+
+// The lane's place in its row, and the triplet there.
+struct Cursor {
+    i64 at, end;
+    Word word;
+    __device__ __forceinline__ void read(const Triplets &t) {
+        if (at < end) word.load(t, at);
+    }
+    __device__ __forceinline__ int cell(const Triplets &t) const { return at < end ? word.cell_of(t) : NONE; }
+    __device__ __forceinline__ void prefetch(const Triplets &t) const {
+        for (i64 ahead = at; ahead < end; ahead += 8) asm volatile("prefetch.global.L1 [%0];" ::"l"(t.entries + ahead));
+    }
+};
+
+// A row of the lane's outputs, first ... of its group; `sums` of its octets, 2 each.
+static __device__ __forceinline__ void store(const MultiplyParams &p, i64 row, int first, const Value *bias, Value *out, const float (&sums)[OCTETS][2],
+                                             float scale) {
+    int limit = p.outputs;
+    out += row * p.out_row;
+    bool whole = limit % 4 == 0 && p.out_row % 4 == 0 && (u32)(i64)p.out % (4 * sizeof(Value)) == 0;
+#pragma unroll
+    for (int n = 0; n < OCTETS; n += 2) {
+        int at = first + n * 2;
+        float v[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            v[i] = sums[n + (i >> 1)][i & 1] * scale;
+            if (bias && at + i < limit) v[i] += widened(bias[at + i]);
+        }
+        if (whole) {
+            if (at < limit) {
+#if IN == 0
+                *(float4 *)(out + at) = make_float4(v[0], v[1], v[2], v[3]);
+#else
+                *(uint2 *)(out + at) = make_uint2((u32)rounded(v[0]) | (u32)rounded(v[1]) << 16, (u32)rounded(v[2]) | (u32)rounded(v[3]) << 16);
+#endif
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (at + i < limit) out[at + i] = rounded(v[i]);
+        }
+    }
+}
 
 typedef Eight Raw[2 * TILES];
 typedef uint4 Operands[2 * TILES][PARTS];
@@ -104,11 +152,84 @@ static __device__ __forceinline__ void store_half(const MultiplyParams &p, i64 r
     if (row < p.triplets.count) store(p, row, first, bias, out, own, scale);
 }
 
+// Of the first triplets of a row those of cells below `cell`.
+static __device__ __forceinline__ i64 end_below(const Triplets &t, i64 at, i64 end, int cell) {
+    while (at < end) {
+        i64 middle = (at + end) >> 1;
+        if (cell_at(t, middle) < cell) at = middle + 1;
+        else end = middle;
+    }
+    return at;
+}
+
+// The sums of ROWS rows from `first` on, over slabs and cells from `begin` to before `end` each.
+struct Range {
+    int begin, end;
+};
+static __device__ __forceinline__ void sum_rows(const MultiplyParams &p, Sums &sums, i64 first, Range slabs, Range cells, const Value *features,
+                                                const uint4 *weights, int width, float gain) {
+    const Triplets &t = p.triplets;
+    const int lane = threadIdx.x & 31;
+    Cursor cursor;
+    i64 row = first + lane;
+    bool any = lane < ROWS && row < t.count;
+    cursor.at = any ? t.rows[row] : 0;
+    cursor.end = any ? t.rows[row + 1] : 0;
+    cursor.prefetch(t);
+    if (CELL_PARTS > 1) {
+        i64 end = cursor.end;
+        cursor.at = end_below(t, cursor.at, end, cells.begin);
+        cursor.end = end_below(t, cursor.at, end, cells.end);
+    }
+    cursor.read(t);
+#pragma unroll
+    for (int m = 0; m < TILES; m++)
+#pragma unroll
+        for (int n = 0; n < OCTETS; n++) sums[m][n][0] = sums[m][n][1] = sums[m][n][2] = sums[m][n][3] = 0.f;
+    Pass pass;
+    pass.choose(t, cursor, features, p.features_row, lane);
+    Raw raw;
+    if (pass.cell != NONE) fetch(raw, pass.from, slabs.begin, slabs.begin * 32 < width);
+    for (int slab = slabs.begin; pass.cell != NONE;) {
+        Operands a;
+#pragma unroll
+        for (int q = 0; q < 2 * TILES; q++) raw[q].take(a[q], gain);
+        const uint4 *w = weights + ((i64)slab * t.cells + pass.cell) * (PARTS * OCTETS * 32);
+        u32 rows = pass.rows;
+        if (++slab == slabs.end) {
+            slab = slabs.begin;
+            pass.choose(t, cursor, features, p.features_row, lane);
+        }
+        if (pass.cell != NONE) fetch(raw, pass.from, slab, slab * 32 < width);
+        if (TILES == 1)
+            multiply_slab<0, 1>(sums, a, w);
+        else if ((rows & 0xffff) == 0)
+            multiply_slab<TILES - 1, TILES>(sums, a, w);
+        else if (rows >> 16 == 0)
+            multiply_slab<0, 1>(sums, a, w);
+        else
+            multiply_slab<0, TILES>(sums, a, w);
+    }
+}
+
+static __device__ __forceinline__ void store_rows(const MultiplyParams &p, const Sums &sums, i64 first, int column, float scale) {
+    int lane = threadIdx.x & 31, offset = column / p.blocks * p.outputs;
+    int at = (column % p.blocks) * COLUMNS + (lane & 3) * (COLUMNS / 4);
+    const Value *bias = p.bias ? p.bias + offset : p.bias;
+    first += lane >> 2;
+    store_half<0, 0>(p, first, at, bias, p.out + offset, sums, scale);
+    store_half<0, 1>(p, first + 8, at, bias, p.out + offset, sums, scale);
+    if (TILES == 2) {
+        store_half<TILES - 1, 0>(p, first + 16, at, bias, p.out + offset, sums, scale);
+        store_half<TILES - 1, 1>(p, first + 24, at, bias, p.out + offset, sums, scale);
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) multiply(const __grid_constant__ MultiplyParams p) {
     extern __shared__ __align__(16) uint4 shared[];
     const Triplets &t = p.triplets;
     int thread = threadIdx.x, lane = thread & 31;
-    int column = blockIdx.x % p.columns, group = column / p.blocks;
+    int column = blockIdx.x % p.columns;
     i64 each = (i64)t.cells * p.slabs * (PARTS * OCTETS * 32);
     const uint4 *weights = p.weights + column * each;
 #if RESIDENT
@@ -119,59 +240,38 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) multiply(const __g
     weights += lane;
     float inverses[2], gain = gain_of(p.magnitude, inverses[0]);
     gain_of(p.magnitude + 1, inverses[1]);
-    const Value *features = p.features + (i64)group * p.inputs + (lane & 3) * 8;
+    const Value *features = p.features + (i64)(column / p.blocks) * p.inputs + (lane & 3) * 8;
     int width = p.inputs - (lane & 3) * 8;
+    Sums sums;
+#if SHARING > 1
+    const i64 first = (i64)(blockIdx.x / p.columns) * ROWS;
+    const int warp = thread >> 5, slab = warp % SLAB_PARTS, cell = warp / SLAB_PARTS;
+    const Range slabs = {slab * p.slabs / SLAB_PARTS, (slab + 1) * p.slabs / SLAB_PARTS};
+    const Range cells = {cell * t.cells / CELL_PARTS, (cell + 1) * t.cells / CELL_PARTS};
+    sum_rows(p, sums, first, slabs, cells, features, weights, width, gain);
+    float *room = (float *)shared + lane, *own = &sums[0][0][0];  // [warp][sum][lane]
+    const int count = TILES * OCTETS * 4;
+#pragma unroll
+    for (int i = 0; i < count; i++) room[(warp * count + i) * 32] = own[i];
+    __syncthreads();
+    for (int i = warp; i < count; i += SHARING) {
+        float sum = room[i * 32];
+        for (int other = 1; other < SHARING; other++) sum += room[(other * count + i) * 32];
+        room[i * 32] = sum;
+    }
+    __syncthreads();
+    if (warp) return;
+#pragma unroll
+    for (int i = 0; i < count; i++) own[i] = room[i * 32];
+    store_rows(p, sums, first, column, inverses[0] * inverses[1]);
+#else
     while (true) {
         int unit = 0;
         if (lane == 0) unit = atomicAdd(p.queue + column, 1);
-        unit = __shfl_sync(ALL, unit, 0);
-        i64 first = (i64)unit * ROWS;
+        i64 first = (i64)__shfl_sync(ALL, unit, 0) * ROWS;
         if (first >= t.count) break;
-        Cursor cursor;
-        i64 row = first + lane;
-        bool any = lane < ROWS && row < t.count;
-        cursor.at = any ? t.rows[row] : 0;
-        cursor.end = any ? t.rows[row + 1] : 0;
-        cursor.prefetch(t);
-        cursor.read(t);
-        Sums sums;
-#pragma unroll
-        for (int m = 0; m < TILES; m++)
-#pragma unroll
-            for (int n = 0; n < OCTETS; n++) sums[m][n][0] = sums[m][n][1] = sums[m][n][2] = sums[m][n][3] = 0.f;
-        Pass pass;
-        pass.choose(t, cursor, features, p.features_row, lane);
-        Raw raw;
-        if (pass.cell != NONE) fetch(raw, pass.from, 0, 0 < width);
-        for (int slab = 0; pass.cell != NONE;) {
-            Operands a;
-#pragma unroll
-            for (int q = 0; q < 2 * TILES; q++) raw[q].take(a[q], gain);
-            const uint4 *w = weights + ((i64)pass.cell * p.slabs + slab) * (PARTS * OCTETS * 32);
-            u32 rows = pass.rows;
-            if (++slab == p.slabs) {
-                slab = 0;
-                pass.choose(t, cursor, features, p.features_row, lane);
-            }
-            if (pass.cell != NONE) fetch(raw, pass.from, slab, slab * 32 < width);
-            if (TILES == 1)
-                multiply_slab<0, 1>(sums, a, w);
-            else if ((rows & 0xffff) == 0)
-                multiply_slab<TILES - 1, TILES>(sums, a, w);
-            else if (rows >> 16 == 0)
-                multiply_slab<0, 1>(sums, a, w);
-            else
-                multiply_slab<0, TILES>(sums, a, w);
-        }
-        int offset = group * p.outputs, at = (column % p.blocks) * COLUMNS + (lane & 3) * (COLUMNS / 4);
-        const Value *bias = p.bias ? p.bias + offset : p.bias;
-        float scale = inverses[0] * inverses[1];
-        first += lane >> 2;
-        store_half<0, 0>(p, first, at, bias, p.out + offset, sums, scale);
-        store_half<0, 1>(p, first + 8, at, bias, p.out + offset, sums, scale);
-        if (TILES == 2) {
-            store_half<TILES - 1, 0>(p, first + 16, at, bias, p.out + offset, sums, scale);
-            store_half<TILES - 1, 1>(p, first + 24, at, bias, p.out + offset, sums, scale);
-        }
+        sum_rows(p, sums, first, Range{0, p.slabs}, Range{0, t.cells}, features, weights, width, gain);
+        store_rows(p, sums, first, column, inverses[0] * inverses[1]);
     }
+#endif
 }

@@ -1,12 +1,12 @@
 // VVOR: out[k] = sum over the triplets of cell k of features[index] (x) grad[row]. A block owns CELLS cells, INPUTS * HALVES x
 // OUTPUTS channels of each, and a segment of the rows; a warp owns one cell and INPUTS x OUTPUTS channels, and keeps their sums
-// in registers for the whole segment. Segments write shares, which `add_shares` adds in their order: the same bits in every run.
+// in registers for the whole segment.
 //
 // The block walks TILE rows at a time. It brings their gradients into shared memory and finds where each row's cells begin.
 // Then every warp collects the triplets of its cell, 32 at a time, in order; copies their features into shared memory while it
 // multiplies those before; and multiplies with mma.sync, reading both operands through ldmatrix by the rows of the pairs.
 //
-// More macros:
+// More macros, and those of outer.cuh:
 //   CELLS, HALVES     of a block, which has THREADS = 32 * CELLS * HALVES
 //   TILE     rows looked at together, a multiple of 32
 //   INPUTS, OUTPUTS   channels of a warp: 16, 32 or 64
@@ -17,24 +17,6 @@
 #define G_BYTES ((TILE + 1) * OUTPUTS * 2) // gradients of the tile and a row of zeros
 #define LISTS 8
 
-struct OuterParams {
-    Triplets triplets;
-    const Value *features, *grad;
-    float *shares;                 // [segment][column][cell][INPUTS][OUTPUTS]
-    const u32 *magnitude;          // of the features and of the gradients
-    i64 features_row, grad_row;    // elements from row to row
-    int inputs, outputs;           // of joined groups, padded to multiples of 8
-    int input_blocks, output_blocks, columns, cell_blocks, segments;
-};
-
-struct SharesParams {
-    const float *shares;
-    Value *out;                    // [K, inputs, groups * outputs]
-    const u32 *magnitude;
-    int cells, groups, inputs, outputs, joined;
-    int input_blocks, output_blocks, segments;
-};
-
 struct Shared {
     u8 *features, *grad;
     i64 *base;                     // [TILE] where rows begin
@@ -43,10 +25,6 @@ struct Shared {
     u16 *row;
 };
 
-static __device__ __forceinline__ u32 address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
-static __device__ __forceinline__ void copy16(u32 to, const void *from, int bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-}
 static __device__ __forceinline__ void matrices_transposed(u32 (&r)[4], u32 at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
@@ -208,21 +186,6 @@ struct Run {
     }
 };
 
-// Where part `part` of `parts` begins: parts of whole rows, and of about the same work.
-static __device__ __forceinline__ i64 part_begin(const Triplets &t, int part, int parts) {
-    if (part == 0) return 0;
-    if (part == parts) return t.count;
-    i64 all = t.rows[t.count] + 4 * t.count, wanted = all / parts * part, low = 0, high = t.count;
-    while (low < high) {
-        i64 middle = (low + high) / 2;
-        if (t.rows[middle] + 4 * middle < wanted)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, 1) outer(const __grid_constant__ OuterParams p) {
     extern __shared__ __align__(16) uint4 shared[];
     const Triplets &t = p.triplets;
@@ -318,23 +281,4 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) outer(const __grid_cons
 #endif
     }
     if ((!SPLIT || first) && cell + own < t.cells) add_to(share, sums, true);
-}
-
-// Adds the segments' shares.
-extern "C" __global__ void __launch_bounds__(256) add_shares(const __grid_constant__ SharesParams p) {
-    i64 at = (i64)blockIdx.x * 256 + threadIdx.x;
-    i64 width = (i64)p.groups * p.outputs;
-    if (at >= p.cells * p.inputs * width) return;
-    int output = at % width, input = at / width % p.inputs, cell = at / width / p.inputs;
-    int group = output / p.outputs, within = group % p.joined;
-    input += within * p.inputs;
-    output -= (group - within) * p.outputs;
-    int column = (group / p.joined * p.input_blocks + input / INPUTS) * p.output_blocks + output / OUTPUTS;
-    i64 columns = (i64)p.groups / p.joined * p.input_blocks * p.output_blocks, step = columns * p.cells * (INPUTS * OUTPUTS);
-    const float *from = p.shares + ((i64)column * p.cells + cell) * (INPUTS * OUTPUTS) + input % INPUTS * OUTPUTS + output % OUTPUTS;
-    float sum = 0.f, inverses[2];
-    for (int s = 0; s < p.segments; s++) sum += from[s * step];
-    gain_of(p.magnitude, inverses[0]);
-    gain_of(p.magnitude + 1, inverses[1]);
-    p.out[at] = rounded(sum * (inverses[0] * inverses[1]));
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ def supports(features: Tensor) -> bool:
     return features.dtype in _TYPES and launching.why_not(features.device) is None
 
 
+@functools.cache
 def source(dtype: torch.dtype, beside: bool) -> Source:
     """All of them, for triplets whose cells are in or beside the words."""
     text = launching.read_source(launching.HALVES, Path(__file__).with_name("pooling.cu"))

@@ -1,14 +1,10 @@
-// Triplets: the cells of neighbours, rows sorted by cell and point, and the rows of the other side. A warp a row. No
-// system headers (NVRTC). Built behind sort_rows.cuh.
+// Triplets: the cells of neighbours, rows sorted by cell and point, and the rows of the other side. A warp a row; every
+// launch makes several sets, a range of blocks each. No system headers (NVRTC). Built behind batches.cuh, sort_rows.cuh.
 //
 // Macros set by the launcher:
 //   BESIDE   1 where the words that are written do not hold the cells, which then stand beside; KEY is a u64 then, else
 //            a u32
 //   GIVEN    the same of the words that are turned round
-
-typedef unsigned u32;
-typedef unsigned long long u64;
-typedef long long i64;
 
 #define WARPS 8
 
@@ -19,13 +15,17 @@ struct TripletParams {
     const float *points, *centers;   // [N, 3], [M, 3]
     const i64 *rows;                 // [rows + 1] of what is written
     int *counts;                     // [columns]: of the rows that are written
+    i64 *turned;                     // their offsets [columns + 1], the same as `rows`
+    i64 *parts;                      // sums of counts on the way to them
     u32 *words;                      // [T]
     unsigned char *beside;           // [T]
     i64 count, entries;              // rows to read, T
+    i64 columns;                     // rows of the other side
     float grid;
     int sides[3];
     int bits;                        // of an index in a word
 };
+typedef Batch<TripletParams> TripletBatch;
 
 struct Row {
     u32 *words;
@@ -82,10 +82,12 @@ static __device__ __forceinline__ KEY key_of_neighbor(const TripletParams &p, co
     return key_of((u32)cell, (u32)index, p.bits);
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32) assemble_rows(const __grid_constant__ TripletParams p) {
+extern "C" __global__ void __launch_bounds__(WARPS * 32) assemble_rows(const __grid_constant__ TripletBatch all) {
     __shared__ KEY kept[WARPS][ROOM];
+    i64 block;
+    const TripletParams &p = problem_of(all, block);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const i64 number = (i64)blockIdx.x * WARPS + warp;
+    const i64 number = block * WARPS + warp;
     if (number >= p.count) return;
     const i64 start = p.from[number];
     const u32 size = (u32)(p.from[number + 1] - start);
@@ -107,14 +109,31 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) assemble_rows(const __g
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) count_entries(const __grid_constant__ TripletParams p) {
-    const i64 at = (i64)blockIdx.x * 256 + threadIdx.x;
+extern "C" __global__ void __launch_bounds__(256) count_entries(const __grid_constant__ TripletBatch all) {
+    i64 block;
+    const TripletParams &p = problem_of(all, block);
+    const i64 at = block * 256 + threadIdx.x;
     if (at < p.entries) atomicAdd(p.counts + index_of((u32)p.numbers[at], p.bits), 1);
 }
 
+extern "C" __global__ void __launch_bounds__(256) sum_counts(const __grid_constant__ TripletBatch all) {
+    i64 block;
+    const TripletParams &p = problem_of(all, block);
+    sum_part(p.counts, p.columns, p.parts, block);
+}
+
+extern "C" __global__ void __launch_bounds__(256) start_rows(const __grid_constant__ TripletBatch all) {
+    i64 block;
+    const TripletParams &p = problem_of(all, block);
+    running_sums(p.counts, p.turned + 1, p.columns, p.parts, block);
+    if (block == 0 && threadIdx.x == 0) p.turned[0] = 0;
+}
+
 // Entries into the rows of their indices, in any order: `counts` runs down to the number of those to come.
-extern "C" __global__ void __launch_bounds__(WARPS * 32) scatter_entries(const __grid_constant__ TripletParams p) {
-    const i64 number = (i64)blockIdx.x * WARPS + (threadIdx.x >> 5);
+extern "C" __global__ void __launch_bounds__(WARPS * 32) scatter_entries(const __grid_constant__ TripletBatch all) {
+    i64 block;
+    const TripletParams &p = problem_of(all, block);
+    const i64 number = block * WARPS + (threadIdx.x >> 5);
     if (number >= p.count) return;
     for (i64 at = p.from[number] + (threadIdx.x & 31); at < p.from[number + 1]; at += 32) {
         const u32 word = (u32)p.numbers[at], index = index_of(word, p.bits);
@@ -128,11 +147,13 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) scatter_entries(const _
     }
 }
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32) sort_rows(const __grid_constant__ TripletParams p) {
+extern "C" __global__ void __launch_bounds__(WARPS * 32) sort_rows(const __grid_constant__ TripletBatch all) {
     __shared__ KEY kept[WARPS][ROOM];
+    i64 block;
+    const TripletParams &p = problem_of(all, block);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const i64 number = (i64)blockIdx.x * WARPS + warp;
-    if (number >= p.count) return;
+    const i64 number = block * WARPS + warp;
+    if (number >= p.columns) return;
     const i64 start = p.rows[number];
     const u32 size = (u32)(p.rows[number + 1] - start);
     const Row row = row_at(p, start);

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import functools
+import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from torch import Tensor
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import launching
 from fullfield.ops.launching import address, structure
+from fullfield.ops.point_conv.protocol import Turn, Wanted
 from fullfield.ops.point_conv.triplets import Triplets, fits, index_bits
 
 LIBRARIES = Libraries("triplet kernels")
@@ -21,9 +25,11 @@ _WARPS = 8
 _ptr, _i64, _i32 = ctypes.c_void_p, ctypes.c_longlong, ctypes.c_int
 _Params: Any = structure(
     "TripletParams", ("from_", _ptr), ("numbers", _ptr), ("numbers_beside", _ptr), ("points", _ptr), ("centers", _ptr),
-    ("rows", _ptr), ("counts", _ptr), ("words", _ptr), ("beside", _ptr), ("count", _i64), ("entries", _i64),
-    ("grid", ctypes.c_float), ("sides", _i32 * 3), ("bits", _i32),
+    ("rows", _ptr), ("counts", _ptr), ("turned", _ptr), ("parts", _ptr), ("words", _ptr), ("beside", _ptr),
+    ("count", _i64), ("entries", _i64), ("columns", _i64), ("grid", ctypes.c_float), ("sides", _i32 * 3),
+    ("bits", _i32),
 )  # fmt: skip
+_Batch = launching.batch(_Params)
 
 
 def builds(device: torch.device) -> str | None:
@@ -31,16 +37,53 @@ def builds(device: torch.device) -> str | None:
     return launching.why_not(device)
 
 
+@functools.cache
 def source(beside: bool, given: bool = False) -> Source:
     """All of them; ``beside``: whether cells stand beside the words that are written, ``given``: that are read."""
     key = "unsigned long long" if beside else "unsigned"
-    text = launching.read_source(launching.SORT_ROWS, Path(__file__).with_name("triplets.cu"))
+    text = launching.read_source(launching.BATCHES, launching.SORT_ROWS, Path(__file__).with_name("triplets.cu"))
     return Source(text, (f"-DKEY={key}", f"-DROOM={_ROOM}", f"-DBESIDE={int(beside)}", f"-DGIVEN={int(given)}"))
 
 
-def _empty(rows: Tensor, columns: int, entries: int, cells: int) -> Triplets:
+def _empty(rows: Tensor, columns: int, entries: int, cells: int, new: bool = True) -> Triplets:
+    """``new``: with room for the entries."""
     beside = 0 if fits(columns, cells) else entries
-    return Triplets(rows, rows.new_empty(entries, dtype=torch.int32), rows.new_empty(beside, dtype=torch.uint8))
+    words = rows.new_empty(entries if new else 0, dtype=torch.int32)
+    return Triplets(rows, words, rows.new_empty(beside, dtype=torch.uint8))
+
+
+def _grouped(keys: Sequence[object]) -> Iterator[list[int]]:
+    """Places of equal keys, at most as many as fit a launch."""
+    found: dict[object, list[int]] = {}
+    for place, key in enumerate(keys):
+        found.setdefault(key, []).append(place)
+    for places in found.values():
+        for begin in range(0, len(places), launching.MOST_PROBLEMS):
+            yield places[begin : begin + launching.MOST_PROBLEMS]
+
+
+def assemble_all(wanted: Sequence[Wanted], *, reuse: bool = True) -> list[Triplets]:
+    """:func:`assemble` of each, in one launch as far as may be; ``reuse``: written over the neighbours' numbers."""
+    made = []
+    for one in wanted:
+        cells = math.prod(one.kernel_size)
+        out = _empty(one.neighbors[0].contiguous(), one.points.shape[0], one.neighbors[1].numel(), cells, not reuse)
+        made.append(out._replace(entries=one.neighbors[1]) if reuse else out)
+    for places in _grouped([bool(out.cells.numel()) for out in made]):
+        batch, kept, blocks = _Batch(), [], []
+        for p, place in zip(batch.each, places, strict=False):
+            one, out = wanted[place], made[place]
+            given = (out.rows, *(t.contiguous() for t in (one.neighbors[1], one.points, one.centers)))
+            kept.append(given)
+            p.from_, p.numbers, p.points, p.centers = map(address, given)
+            p.rows, p.words, p.beside = map(address, out)
+            p.count, p.entries, p.grid = out.rows.numel() - 1, out.entries.numel(), one.grid
+            p.bits, p.sides[:] = index_bits(math.prod(one.kernel_size)), one.kernel_size
+            blocks.append(-(-p.count // _WARPS) if p.entries else 0)
+        first = made[places[0]]
+        kernels = launching.kernels(LIBRARIES, source(bool(first.cells.numel())), first.rows.get_device())
+        launching.launch_batch(kernels, "assemble_rows", batch, blocks)
+    return made
 
 
 def assemble(
@@ -51,36 +94,48 @@ def assemble(
     kernel_size: tuple[int, int, int],
 ) -> Triplets:
     """As ``protocol.py`` says."""
-    rows, indices = (t.contiguous() for t in neighbors)
-    points, centers = points.contiguous(), centers.contiguous()
-    cells = kernel_size[0] * kernel_size[1] * kernel_size[2]
-    out = _empty(rows, points.shape[0], indices.numel(), cells)
-    p = _Params()
-    p.from_, p.numbers, p.points, p.centers = map(address, (rows, indices, points, centers))
-    p.rows, p.words, p.beside = map(address, out)
-    p.count, p.entries, p.grid, p.bits = rows.numel() - 1, indices.numel(), grid, index_bits(cells)
-    p.sides[:] = kernel_size
-    if indices.numel():
-        launching.launch(LIBRARIES, source(bool(out.cells.numel())), "assemble_rows", p.count, _WARPS, p, rows)
-    return out
+    return assemble_all([Wanted(neighbors, points, centers, grid, kernel_size)], reuse=False)[0]
+
+
+def transpose_all(turns: Sequence[Turn]) -> list[Triplets]:
+    """:func:`transpose` of each, in the same five launches as far as may be."""
+    made = [
+        _empty(
+            t.triplets.rows.new_empty(t.columns + 1), t.triplets.rows.numel() - 1, t.triplets.entries.numel(), t.cells
+        )
+        for t in turns
+    ]
+    beside = [(bool(out.cells.numel()), bool(t.triplets.cells.numel())) for out, t in zip(made, turns, strict=True)]
+    for places in _grouped(beside):
+        _transpose([turns[place] for place in places], [made[place] for place in places], source(*beside[places[0]]))
+    return made
+
+
+def _transpose(turns: Sequence[Turn], made: Sequence[Triplets], kernels_of: Source) -> None:
+    rows = made[0].rows
+    parts = [max(1, -(-turn.columns // launching.SUMMED)) for turn in turns]
+    counts = rows.new_zeros(sum(turn.columns for turn in turns), dtype=torch.int32)
+    sums = rows.new_empty(sum(parts))
+    batch, count, part = _Batch(), counts.data_ptr(), sums.data_ptr()
+    for p, turn, out, size in zip(batch.each, turns, made, parts, strict=False):
+        p.from_, p.numbers, p.numbers_beside = map(address, turn.triplets)
+        p.rows, p.words, p.beside = map(address, out)
+        p.turned, p.counts, p.parts = p.rows, count, part
+        p.count, p.entries, p.columns = turn.triplets.rows.numel() - 1, turn.triplets.entries.numel(), turn.columns
+        p.bits = index_bits(turn.cells)
+        count, part = count + 4 * turn.columns, part + 8 * size
+    kernels = launching.kernels(LIBRARIES, kernels_of, rows.get_device())
+
+    def run(name: str, blocks: Sequence[int]) -> None:
+        launching.launch_batch(kernels, name, batch, blocks)
+
+    run("count_entries", [-(-out.entries.numel() // 256) for out in made])
+    run("sum_counts", parts)
+    run("start_rows", parts)
+    run("scatter_entries", [-(-(turn.triplets.rows.numel() - 1) // _WARPS) for turn in turns])
+    run("sort_rows", [-(-turn.columns // _WARPS) for turn in turns])
 
 
 def transpose(triplets: Triplets, columns: int, cells: int) -> Triplets:
     """As ``protocol.py`` says."""
-    entries, count = triplets.entries.numel(), triplets.rows.numel() - 1
-    counts = triplets.rows.new_zeros(columns, dtype=torch.int32)
-    rows = triplets.rows.new_zeros(columns + 1)
-    out = _empty(rows, count, entries, cells)
-    if not entries:
-        return out
-    p = _Params()
-    p.from_, p.numbers, p.numbers_beside = map(address, triplets)
-    p.rows, p.words, p.beside = map(address, out)
-    p.counts, p.count, p.entries, p.bits = counts.data_ptr(), count, entries, index_bits(cells)
-    kernels_of = source(bool(out.cells.numel()), bool(triplets.cells.numel()))
-    launching.launch(LIBRARIES, kernels_of, "count_entries", entries, 256, p, rows)
-    torch.cumsum(counts, 0, dtype=torch.int64, out=rows[1:])
-    launching.launch(LIBRARIES, kernels_of, "scatter_entries", count, _WARPS, p, rows)
-    p.count = columns
-    launching.launch(LIBRARIES, kernels_of, "sort_rows", columns, _WARPS, p, rows)
-    return out
+    return transpose_all([Turn(triplets, columns, cells)])[0]

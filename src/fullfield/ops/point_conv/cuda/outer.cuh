@@ -1,0 +1,61 @@
+// Of both forms of VVOR: the arguments, segments of the rows, and the sum of their shares, which adds in their order: the same
+// bits in every run.
+//
+// More macros:
+//   INPUTS, OUTPUTS   channels of a share
+
+struct OuterParams {
+    Triplets triplets;
+    const Value *features, *grad;
+    float *shares;                 // [segment][column][cell][INPUTS][OUTPUTS]
+    const u32 *magnitude;          // of the features and of the gradients
+    i64 features_row, grad_row;    // elements from row to row
+    int inputs, outputs;           // of joined groups, padded to multiples of 8
+    int input_blocks, output_blocks, columns, cell_blocks, segments;
+};
+
+struct SharesParams {
+    const float *shares;
+    Value *out;                    // [K, inputs, groups * outputs]
+    const u32 *magnitude;
+    int cells, groups, inputs, outputs, joined;
+    int input_blocks, output_blocks, segments;
+};
+
+static __device__ __forceinline__ u32 address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
+static __device__ __forceinline__ void copy16(u32 to, const void *from, int bytes) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+}
+// Where part `part` of `parts` begins: parts of whole rows, and of about the same work.
+static __device__ __forceinline__ i64 part_begin(const Triplets &t, int part, int parts) {
+    if (part == 0) return 0;
+    if (part == parts) return t.count;
+    i64 all = t.rows[t.count] + 4 * t.count, wanted = all / parts * part, low = 0, high = t.count;
+    while (low < high) {
+        i64 middle = (low + high) / 2;
+        if (t.rows[middle] + 4 * middle < wanted)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+// Adds the segments' shares.
+extern "C" __global__ void __launch_bounds__(256) add_shares(const __grid_constant__ SharesParams p) {
+    i64 at = (i64)blockIdx.x * 256 + threadIdx.x;
+    i64 width = (i64)p.groups * p.outputs;
+    if (at >= p.cells * p.inputs * width) return;
+    int output = at % width, input = at / width % p.inputs, cell = at / width / p.inputs;
+    int group = output / p.outputs, within = group % p.joined;
+    input += within * p.inputs;
+    output -= (group - within) * p.outputs;
+    int column = (group / p.joined * p.input_blocks + input / INPUTS) * p.output_blocks + output / OUTPUTS;
+    i64 columns = (i64)p.groups / p.joined * p.input_blocks * p.output_blocks, step = columns * p.cells * (INPUTS * OUTPUTS);
+    const float *from = p.shares + ((i64)column * p.cells + cell) * (INPUTS * OUTPUTS) + input % INPUTS * OUTPUTS + output % OUTPUTS;
+    float sum = 0.f, inverses[2];
+    for (int s = 0; s < p.segments; s++) sum += from[s * step];
+    gain_of(p.magnitude, inverses[0]);
+    gain_of(p.magnitude + 1, inverses[1]);
+    p.out[at] = rounded(sum * (inverses[0] * inverses[1]));
+}

@@ -1,0 +1,96 @@
+"""A convolution and the normalisation behind it as one step of the graph, for small clouds take the host's time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullfield.ops.launching import is_plain
+from fullfield.ops.point_conv import op
+from fullfield.ops.point_conv.api import point_conv
+from fullfield.ops.point_conv.arguments import check_conv
+from fullfield.ops.point_conv.geometry import PointGeometry
+from fullfield.ops.point_norm import Running, point_norm
+from fullfield.ops.point_norm import cuda as kernels
+
+
+def point_conv_norm(
+    features: Tensor,  # [N, Cin]
+    weight: Tensor,  # [K, Cin / groups, Cout]
+    geometry: PointGeometry,  # of N points and M centres
+    scale: Tensor,  # [Cout]
+    shift: Tensor,  # [Cout]
+    kind: str = "layer",
+    eps: float = 1e-5,
+    *,
+    groups: int = 1,
+    sizes: Sequence[int] = (),
+    running: Running | None = None,
+    residual: Tensor | None = None,  # [M, Cout]
+    relu: bool = False,
+    backend: str | None = None,
+) -> Tensor:  # [M, Cout]
+    """:func:`point_norm` of what :func:`point_conv` gives without a bias; arguments and results are theirs."""
+    tensors = (features, weight, scale, shift, residual)
+    fast = kind == "layer" and is_plain(*tensors) and not torch.is_autocast_enabled(features.device.type)
+    wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    fits = residual is None or residual.shape == (geometry.centers, weight.shape[-1])
+    if fast and wanted and fits and kernels.supports(features, scale, shift, residual, groups=1):
+        check_conv(features, weight, None, geometry.points, geometry.cells, geometry.device, groups)
+        if scale.shape == shift.shape == weight.shape[2:] and 0 < weight.shape[2] <= kernels.MOST_CHANNELS:
+            if features.requires_grad:
+                geometry.require_gradient()
+            residual = None if residual is None else residual.contiguous()
+            rest = (*geometry.directions(), geometry.mirrored, groups, backend)
+            made = kernels.Norm(kind, eps, (), relu)
+            found: Tensor = _apply(features, weight, scale, shift, residual, rest, made)  # type: ignore[no-untyped-call]
+            return found
+    moved = point_conv(features, weight, geometry, None, groups, backend=backend)
+    return point_norm(moved, scale, shift, kind, eps, sizes=sizes, running=running, residual=residual, relu=relu)
+
+
+class _ConvNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        features: Tensor,
+        weight: Tensor,
+        scale: Tensor,
+        shift: Tensor,
+        residual: Tensor | None,
+        rest: tuple[Any, ...],
+        made: kernels.Norm,
+    ) -> Tensor:
+        moved = op.product(features, weight, None, *rest)
+        out = made.forward(moved, scale, shift, residual, None)
+        ctx.save_for_backward(features, weight, scale, shift, moved, out if made.relu else None)
+        ctx.rest, ctx.made = rest, made
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        features, weight, scale, shift, moved, out = ctx.saved_tensors
+        made, rest, wanted = ctx.made, ctx.rest, ctx.needs_input_grad
+        if torch.is_grad_enabled():  # for gradients of the gradient: step by step
+            through = grad if out is None else grad.masked_fill(out <= 0, 0)
+            again = point_norm(op.convolve(features, weight, None, *rest), scale, shift, made.kind, made.eps)
+            inputs = [t for t, want in zip((features, weight, scale, shift), wanted, strict=False) if want]
+            found = iter(torch.autograd.grad(again, inputs, through, create_graph=True) if inputs else ())
+            return *(next(found) if want else None for want in wanted[:4]), through if wanted[4] else None, None, None
+        grad = grad.contiguous()
+        of_moved, of_residual, of_scale, of_shift = made.backward(moved, out, scale, grad, wanted[4])
+        two = None
+        if wanted[1]:
+            forward, backward, mirrored, groups, backend = rest
+            two = op.weight_product(features, of_moved, forward, backward, mirrored, weight.shape[0], groups, backend)
+        one = op.turned_product(of_moved, weight, *rest) if wanted[0] else None
+        if wanted[4] and of_residual is None:
+            of_residual = grad
+        return one, two, of_scale, of_shift, of_residual, None, None
+
+
+# Without what ``apply`` does for functorch's transforms and for ``setup_context``.
+_apply = super(torch.autograd.Function, _ConvNorm).apply
