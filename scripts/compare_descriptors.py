@@ -62,14 +62,24 @@ def noisy(pair: Shared, draw: np.random.Generator) -> Floats:
     return pair.source + draw.normal(scale=pair.unit, size=pair.source.shape)
 
 
-def cropped(pair: Shared, draw: np.random.Generator) -> Floats:
+def cropped(pair: Shared, draw: np.random.Generator, share: float = 0.6) -> Floats:
     along = pair.source @ draw.normal(size=3)
-    kept: Floats = pair.source[along > np.quantile(along, 0.4)]
+    kept: Floats = pair.source[along > np.quantile(along, 1 - share)]
     return kept
 
 
+def hard(pair: Shared, draw: np.random.Generator) -> Floats:
+    return noisy(pair._replace(source=cropped(pair, draw, 0.4)), draw)
+
+
 Change = Callable[[Shared, np.random.Generator], Floats]
-CHANGES: dict[str, Change] = {"as it is": whole, "10 % of it": thinned, "noise": noisy, "60 % of it": cropped}
+CHANGES: dict[str, Change] = {
+    "as it is": whole,
+    "10 % of it": thinned,
+    "noise": noisy,
+    "60 % of it": cropped,
+    "40 %, noise": hard,
+}
 
 
 def shared(name: str) -> Shared:

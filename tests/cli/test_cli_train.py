@@ -11,7 +11,8 @@ import pytest
 from fullfield.testing import room_scan
 
 TURN = np.array([[0.36, 0.48, -0.8], [-0.8, 0.6, 0.0], [0.48, 0.64, 0.6]])
-TINY = ("--channels", "6,8", "--steps", "2", "--pairs", "1", "--cells", "300", "--every", "1")
+SMALL = ("--channels", "6", "--layers", "1", "--pairs", "1", "--block", "2", "--cells", "300")
+TINY = (*SMALL, "--steps", "2", "--every", "1")
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def test_train_then_register(cli: Any, scans: Path) -> None:
     report = ran.json
     assert report["weights"] == "run/weights.safetensors"
     assert [row["step"] for row in report["history"]] == [1, 2]
-    assert report["training"]["descriptor"]["channels"] == [6, 8]
+    assert report["training"]["descriptor"]["channels"] == 6
     before = (scans / "run" / "weights.safetensors").read_bytes()
     ran = cli("train", "descriptor", "-o", "run", "--clouds", "a.npy", *TINY, "-q")
     assert ran.code == 0
@@ -38,7 +39,7 @@ def test_train_then_register(cli: Any, scans: Path) -> None:
     assert (scans / "run" / "weights.safetensors").read_bytes() == before
 
     words = ("register", "a.npy", "b.npy", "--voxel", "0.09", "--json")
-    ran = cli(*words, "--weights", "run/weights.safetensors")  # hardly trained, it is still near FPFH
+    ran = cli(*words, "--weights", "run/weights.safetensors")  # hardly trained, it is of use
     assert ran.code == 0
     assert ran.json["weights"] == "run/weights.safetensors"
     assert np.abs(np.array(ran.json["transform"])[:3, :3] - TURN).max() < 0.01
@@ -61,10 +62,14 @@ def test_mistakes_are_one_line(refused: Any, scans: Path) -> None:
         (*train, "--clouds", "no.npy"): "no.npy: no such file",
         (*train, "--clouds", "a.png"): "a.png: unknown suffix",
         (*train, "--clouds", "few.npy"): "few.npy: expected at least 1000 finite points",
-        (*train, "--inputs", "colour"): "--inputs: expected one of one, shape, fpfh",
-        (*train, "--spacing", "0.5"): "--inputs: expected fpfh only with spacing 1",
+        (*train, "--scans", "a.npy", "no.npy", "p.txt"): "no.npy: no such file",
+        (*train, "--scans", "a.npy", "b.npy", "p.txt"): "p.txt: no such file",
+        (*train, "--scans", "a.npy", "b.npy", "file"): "file: the file is empty",
+        (*train, "--minutes", "0"): "--minutes",
+        (*train, "--pairs", "3"): "--block: expected a multiple of 3 pairs",
         (*train, "--channels", "2000"): "--channels: expected an integer",
         (*train, "--channels", "8,x"): "--channels",
+        (*train, "--layers", "20"): "--layers: expected an integer",
         (*train, "--synthetic", "2"): "--synthetic: expected a number",
         (*train, "--cells", "5"): "--cells: expected an integer >= 100",
         (*train, "--seed", "-1"): "--seed: expected a whole number >= 0",

@@ -21,7 +21,7 @@ from fullfield.evaluation.scans import predict_scans
 from fullfield.evaluation.sharing import Share
 from fullfield.io import PointCloud, read_point_cloud, write_point_cloud
 from fullfield.registration import DescriptorConfig, LearnedDescriptor, Registration
-from fullfield.registration.learned import DescriptorNetwork
+from fullfield.registration.learned_network import DescriptorNetwork
 from fullfield.registration.truth import true_overlap
 from fullfield.testing import room_scan
 
@@ -194,7 +194,7 @@ def test_shares_together_are_the_whole(pairs: Listed, tmp_path: Path) -> None:
 
 
 def test_a_learned_descriptor_is_a_method_of_its_own(pairs: Listed, tmp_path: Path) -> None:
-    config = DescriptorConfig(spacing=1.0, channels=(4, 6), blocks=(1, 1), stem_kernel=3)
+    config = DescriptorConfig(channels=4, layers=1)
     files = [tmp_path / f"{seed}.safetensors" for seed in (0, 1)]
     for seed, file in enumerate(files):
         torch.manual_seed(seed)

@@ -15,14 +15,22 @@ from safetensors.torch import save
 from fullfield import InputError
 from fullfield.registration import DescriptorConfig, LearnedDescriptor, register
 from fullfield.registration.descriptors import local_shapes
-from fullfield.registration.learned import MOST_BYTES, DescriptorNetwork, network_input
+from fullfield.registration.learned import MOST_BYTES, network_input
+from fullfield.registration.learned_network import (
+    CELLS,
+    INPUTS,
+    KERNEL,
+    RINGS,
+    WIDTH,
+    DescriptorNetwork,
+    pair_cells,
+    surroundings,
+)
 from fullfield.registration.scan import kept, prepare
 from fullfield.testing import room_scan
 
 Floats = NDArray[np.float64]
-SMALL = DescriptorConfig(
-    spacing=1.0, inputs=("one", "shape"), channels=(8, 12), blocks=(1, 1), dimensions=16, stem_kernel=3
-)
+SMALL = DescriptorConfig(channels=8, layers=1)
 
 
 def untrained(config: DescriptorConfig = SMALL) -> LearnedDescriptor:
@@ -59,29 +67,75 @@ def test_shapes_are_what_they_say_in_every_pose() -> None:
     assert np.isfinite(local_shapes(np.zeros((3, 3)), np.zeros((3, 3)), 2.0)).all()
 
 
-@pytest.mark.parametrize("spacing", [0.5, 1.0])
-def test_inputs_do_not_depend_on_the_pose(room: Floats, spacing: float) -> None:
-    inputs = ("one", "shape") if spacing == 0.5 else ("one", "shape", "fpfh")
-    config = DescriptorConfig(spacing=spacing, inputs=inputs)
+def test_cells_say_how_far_how_high_and_how_bent() -> None:
+    own, level = torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([0.0, 0.0, 1.0])
+    upright = torch.tensor([1.0, 0.0, 0.0])
+
+    def cell(place: tuple[float, ...], normal: torch.Tensor, sign: float = 1.0) -> tuple[int, int, int]:
+        points, normals = torch.tensor([(0.0, 0.0, 0.0), place]), torch.cat([own, sign * normal[None]])
+        (k,) = pair_cells(points, normals, torch.tensor([0]), torch.tensor([1])).tolist()
+        return k // (KERNEL[1] * KERNEL[2]), k // KERNEL[2] % KERNEL[1], k % KERNEL[2]
+
+    assert cell((2.0, 0.0, 0.0), level)[:2] == (0, 0)
+    assert cell((4.0, 0.0, 0.0), level)[:2] == (1, 0)
+    assert cell((7.0, 0.0, 2.0), level)[:2] == (2, 1)
+    assert cell((1.0, 0.0, -2.0), level)[:2] == (0, 2)
+    wall, slope = cell((2.0, 0.0, 0.5), upright), torch.tensor([0.31, 0.0, 0.95])
+    assert wall[2] == 4  # a wall at the end of a floor
+    assert cell((2.0, 0.0, 0.5), torch.tensor([-0.6, 0.0, 0.8]))[2] == 0
+    assert cell((2.0, 0.0, 0.5), torch.tensor([0.6, 0.0, 0.8]))[2] == 3
+    assert cell((2.0, 0.0, 0.5), -slope)[2] == 2
+    assert cell((2.0, 0.0, 0.5), torch.tensor([-0.31, 0.0, 0.95]))[2] == 1
+    assert cell((2.0, 0.0, 0.1), torch.tensor([-0.8, 0.0, 0.6]))[2] == 0
+    for place, normal in (((2.0, 0.0, 0.5), upright), ((1.0, 3.0, -2.0), slope)):
+        assert cell(place, normal) == cell(place, normal, -1.0)
+
+
+def test_what_is_known_is_means_and_shares(room: Floats) -> None:
+    given = network_input(room[kept(room, 0.5)], kept(room[kept(room, 0.5)], 1.0))
+    points, normals, features = (part[:300] for part in given)
+    model = DescriptorNetwork(SMALL)
+    offsets = torch.tensor([0, 120, 300])
+    around = surroundings(points, normals, offsets)
+    found = model.known(features, around)
+    assert found.shape == (300, WIDTH)
+    cloud = (torch.arange(300) >= 120).long()
+    apart = torch.cdist(points.double(), points.double())
+    for i in (0, 60, 119, 120, 250):
+        others = (cloud == cloud[i]) & (torch.arange(300) != i)
+        assert torch.equal(found[i, :INPUTS], features[i])
+        for ring, (near, far) in enumerate(zip((0.0, *RINGS[:-1]), RINGS, strict=True)):
+            there = others & (apart[i] > near) & (apart[i] <= far)
+            mean = features[there].mean(0) if there.any() else torch.zeros(INPUTS)
+            assert torch.allclose(found[i, INPUTS * (ring + 1) : INPUTS * (ring + 2)], mean, atol=1e-5)
+        share = found[i, -CELLS:].square()
+        assert share.sum() == pytest.approx(1.0)
+        assert around.cells[i].sum() == (others & (apart[i] <= RINGS[-1])).sum()
+
+
+def test_descriptors_do_not_depend_on_the_pose_or_the_normals_signs(room: Floats) -> None:
     fine = room[kept(room, 0.5)]
     rows = kept(fine, 1.0)
-    given, other = (network_input(config, cloud, rows) for cloud in (fine, fine @ turn().T))
-    assert given.points.shape == ((len(fine) if spacing == 0.5 else len(rows)), 3)
-    assert torch.allclose(given.points[given.rows], torch.from_numpy(fine[rows]).float())
-    assert given.features.shape == (len(given.points), config.network().in_channels)
-    assert (given.features - other.features).abs().mean() < 0.01
-    assert not torch.allclose(given.points, other.points)
+    model = DescriptorNetwork(DescriptorConfig())
+    with torch.no_grad():
+        model.head.weight.mul_(20.0)  # as if it had been trained
+    described = LearnedDescriptor(model)
+    first, other = described(fine, rows), described(fine @ turn().T, rows)
+    assert first.shape == (len(rows), WIDTH)
+    assert np.quantile((first * other).sum(1), 0.1) > 0.99
+    points, normals, features = network_input(fine, rows)
+    flipped = torch.where(torch.arange(len(rows))[:, None] % 3 == 0, -normals, normals)
+    one, two = (model(features, surroundings(points, n)) for n in (normals, flipped))
+    assert torch.allclose(one, two, atol=1e-5)
 
 
-@pytest.mark.parametrize("spacing", [0.5, 1.0])
-def test_weights_go_round(tmp_path: Path, room: Floats, spacing: float) -> None:
-    config = DescriptorConfig(**{**vars(SMALL), "spacing": spacing})
-    first = untrained(config)
+def test_weights_go_round(tmp_path: Path, room: Floats) -> None:
+    first = untrained()
     first.save(tmp_path / "w.safetensors")
     second = LearnedDescriptor.load(tmp_path / "w.safetensors")
-    assert second.config == config
+    assert second.config == SMALL
     described = prepare(room, first).features
-    assert described.shape == (len(prepare(room).points), 16)
+    assert described.shape == (len(prepare(room).points), WIDTH)
     assert np.allclose(np.linalg.norm(described, axis=1), 1, atol=1e-5)
     assert np.array_equal(described, prepare(room, second).features)
     second.save(tmp_path / "again.safetensors")
@@ -92,24 +146,22 @@ def test_the_usual_network_fits_into_ten_megabytes(tmp_path: Path) -> None:
     untrained(DescriptorConfig()).save(tmp_path / "w.safetensors")
     assert 1_000_000 < (tmp_path / "w.safetensors").stat().st_size <= MOST_BYTES == 10_000_000
     with pytest.raises(InputError, match="channels: expected weights of at most 10000000 bytes"):
-        untrained(DescriptorConfig(channels=(32, 64, 128, 256))).save(tmp_path / "large.safetensors")
+        untrained(DescriptorConfig(channels=256)).save(tmp_path / "large.safetensors")
     assert not (tmp_path / "large.safetensors").exists()
 
 
-def test_an_untrained_network_begins_near_fpfh(tmp_path: Path) -> None:
-    """Two thirds of a room, turned: what its projection keeps of FPFH is enough, and nothing without FPFH is."""
+def test_an_untrained_network_is_of_use(tmp_path: Path) -> None:
+    """Two thirds of a room, turned: what is known of the surroundings is enough."""
     pytest.importorskip("small_gicp")
     first, second = room_scan(3), room_scan(3, scan=1)
     first, second = first[first[:, 0] < 3.8], second[second[:, 0] > 1.0] @ turn().T
-    near = DescriptorConfig(**{**vars(SMALL), "inputs": ("one", "shape", "fpfh"), "dimensions": 32})
-    untrained(near).save(tmp_path / "w.safetensors")
+    untrained().save(tmp_path / "w.safetensors")
     found = register(first, second, voxel=0.09, descriptor=tmp_path / "w.safetensors")
     assert found.success, found.reason
     assert np.abs(found.transform[:3, :3] - turn()).max() < 0.01
     again = register(first, second, voxel=0.09, descriptor=LearnedDescriptor.load(tmp_path / "w.safetensors"))
     assert np.array_equal(found.transform, again.transform)
     assert register(first, second, voxel=0.09).matches != found.matches
-    assert not register(first, second, voxel=0.09, descriptor=untrained()).success
 
 
 def wrong_files(folder: Path) -> dict[str, str]:
@@ -127,11 +179,11 @@ def wrong_files(folder: Path) -> dict[str, str]:
     written("raft.safetensors", raft, None)
     written("words.safetensors", state, "no json")
     written("unknown.safetensors", state, json.dumps({**SMALL.as_dict(), "depth": 3}))
-    written("giant.safetensors", state, json.dumps({**SMALL.as_dict(), "channels": [1024] * 8, "blocks": [1] * 8}))
-    written("endless.safetensors", state, json.dumps({**SMALL.as_dict(), "blocks": [10**9, 1]}))
-    written("other.safetensors", state, json.dumps({**SMALL.as_dict(), "channels": [12, 8]}))
-    written("nan.safetensors", {**state, "unet.head.bias": torch.full((16,), float("nan"))}, good)
-    written("missing.safetensors", {k: v for k, v in state.items() if k != "unet.head.bias"}, good)
+    written("giant.safetensors", state, json.dumps({**SMALL.as_dict(), "channels": 1024, "layers": 16}))
+    written("endless.safetensors", state, json.dumps({**SMALL.as_dict(), "layers": 10**9}))
+    written("other.safetensors", state, json.dumps({**SMALL.as_dict(), "channels": 12}))
+    written("nan.safetensors", {**state, "head.bias": torch.full((WIDTH,), float("nan"))}, good)
+    written("missing.safetensors", {k: v for k, v in state.items() if k != "head.bias"}, good)
     renamed = {k.replace("head", "tail"): v for k, v in state.items()}
     written("renamed.safetensors", renamed, good)
     (folder / "half.safetensors").write_bytes((folder / "renamed.safetensors").read_bytes()[:-100])
@@ -143,11 +195,11 @@ def wrong_files(folder: Path) -> dict[str, str]:
         "words": "expected a descriptor's configuration in its header",
         "unknown": "depth",
         "giant": "numbers for its configuration",
-        "endless": "blocks: expected an integer >= 1 and <= 16",
+        "endless": "layers: expected an integer >= 0 and <= 16",
         "other": "numbers for its configuration",
         "nan": "expected finite weights",
         "missing": "numbers for its configuration",
-        "renamed": r"expected weights of the descriptor that its header describes; missing unet\.head\.bias",
+        "renamed": r"expected weights of the descriptor that its header describes; missing head\.bias",
         "half": "cannot be read",
     }
 
@@ -167,14 +219,8 @@ def test_wrong_files_are_one_clear_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"spacing": 0.7}, "spacing: expected one of 0.5, 1.0"),
-        ({"inputs": ("colour",)}, "inputs: expected one of one, shape, fpfh"),
-        ({"inputs": ("one", "one")}, "inputs: expected each once"),
-        ({"inputs": ()}, "inputs: expected one to eight values"),
-        ({"inputs": ("fpfh",), "spacing": 0.5}, "inputs: expected fpfh only with spacing 1"),
-        ({"channels": (8, 2000)}, "channels: expected an integer >= 1 and <= 1024"),
-        ({"blocks": (1,)}, "blocks: expected as many"),
-        ({"norm": "group"}, "norm: expected one of"),
+        ({"channels": 2000}, "channels: expected an integer >= 1 and <= 1024"),
+        ({"layers": -1}, "layers: expected an integer >= 0"),
     ],
 )
 def test_bad_configurations_are_named(change: dict[str, Any], message: str) -> None:

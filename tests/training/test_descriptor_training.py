@@ -14,15 +14,15 @@ import torch
 
 from fullfield import InputError
 from fullfield.registration import DescriptorConfig, LearnedDescriptor
-from fullfield.registration.learned import DescriptorNetwork
+from fullfield.registration.learned_network import DescriptorNetwork
 from fullfield.testing import room_scan
-from fullfield.training import DescriptorTraining, contrastive_loss, matching_ratio, train_descriptor
-from fullfield.training.batches import described, example
+from fullfield.training import DescriptorTraining, contrastive_loss, cut_pair, matching_ratio, train_descriptor
+from fullfield.training.batches import batches, described, example
 
-SMALL = DescriptorConfig(
-    spacing=1.0, inputs=("one", "shape"), channels=(8, 12), blocks=(1, 1), dimensions=16, stem_kernel=3
+SMALL = DescriptorConfig(channels=8, layers=1)
+TINY = DescriptorTraining(
+    descriptor=SMALL, steps=4, pairs=1, block=2, reuse=2, anchors=64, cells=300, learning_rate=5e-3
 )
-TINY = DescriptorTraining(descriptor=SMALL, steps=4, pairs=1, anchors=64, cells=300, learning_rate=5e-3)
 
 
 def trained(folder: Path, clouds: Any = (), **more: Any) -> bytes:
@@ -65,7 +65,7 @@ def test_the_loss_falls_and_gradients_flow() -> None:
         losses.append(loss.item())
         ratios.append(matching_ratio(first.detach(), second.detach(), pair.moved, pair.places))
     assert losses[-1] < 0.7 * losses[0]
-    assert ratios[-1] > ratios[0] + 0.2
+    assert ratios[-1] > ratios[0]
 
 
 def test_a_run_leaves_a_descriptor_and_its_history(whole: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_run_leaves_a_descriptor_and_its_history(whole: Path) -> None:
     ]
     config = json.loads((whole / "config.json").read_text())
     assert config["training"]["cells"] == 300
-    assert config["clouds"][0]["points"] == 9000
+    assert config["clouds"][0][0]["points"] == 9000
     rows = list(csv.DictReader((whole / "history.csv").open()))
     assert [int(row["step"]) for row in rows] == [2, 4]
     assert all(float(row["loss"]) > 0 and 0 <= float(row["ratio"]) <= 1 for row in rows)
@@ -141,7 +141,7 @@ def test_what_cannot_be_trained_on_is_named(tmp_path: Path) -> None:
         training = DescriptorTraining(**{**vars(TINY), "synthetic": 0.0})
         with pytest.raises(InputError, match=message):
             train_descriptor(tmp_path / str(len(clouds[0])), training, clouds)
-    large = DescriptorTraining(descriptor=DescriptorConfig(channels=(32, 64, 128, 256)))
+    large = DescriptorTraining(descriptor=DescriptorConfig(channels=256))
     with pytest.raises(InputError, match="channels: expected weights of at most"):
         train_descriptor(tmp_path / "large", large)
     assert not (tmp_path / "large").exists()
@@ -158,6 +158,9 @@ def test_what_cannot_be_trained_on_is_named(tmp_path: Path) -> None:
         ({"synthetic": 1.5}, "synthetic: expected a number >= 0 and <= 1"),
         ({"temperature": 0.0}, "temperature: expected a number > 0"),
         ({"cells": 3}, "cells: expected an integer >= 100"),
+        ({"seconds": 0.0}, "seconds: expected a number > 0"),
+        ({"pairs": 3}, "block: expected a multiple of 3 pairs"),
+        ({"reuse": 0}, "reuse: expected an integer >= 1"),
         ({"descriptor": None}, "descriptor: expected a DescriptorConfig"),
     ],
 )
@@ -168,11 +171,61 @@ def test_bad_configurations_are_named(change: dict[str, Any], message: str) -> N
 
 def test_the_rate_rises_and_falls() -> None:
     training = DescriptorTraining(steps=1000, learning_rate=1.0)
-    rates = [training.rate(step) for step in range(1000)]
+    rates = [training.rate(training.done(step, 0.0)) for step in range(1001)]
     assert rates[0] == pytest.approx(0.05)
     assert max(rates) == rates[20] == pytest.approx(1.0)
+    assert rates[:21] == sorted(rates[:21])
     assert rates[20:] == sorted(rates[20:], reverse=True)
-    assert rates[-1] == pytest.approx(0.01, abs=1e-3)
+    assert rates[-1] == pytest.approx(0.01)
+    timed = DescriptorTraining(steps=1000, seconds=50.0, learning_rate=1.0)
+    assert [timed.done(*at) for at in ((0, 0.0), (100, 1.0), (100, 25.0), (999, 60.0))] == [0.0, 0.1, 0.5, 1.0]
+
+
+def test_a_run_ends_with_its_time(tmp_path: Path) -> None:
+    training = DescriptorTraining(**{**vars(TINY), "steps": 1_000_000, "seconds": 2.0})
+    seen: list[float] = []
+    found = train_descriptor(tmp_path, training, progress=lambda done, _: seen.append(done))
+    assert seen == sorted(seen)
+    assert seen[-1] == 1.0
+    assert found.history[-1].step == len(seen) < 100_000
+    assert found.history[-1].seconds >= 2.0
+    again = train_descriptor(tmp_path, training, progress=lambda *_: pytest.fail("it was done"))
+    assert again.history == found.history
+
+
+def test_pairs_come_again_in_another_order(room: np.ndarray) -> None:
+    training = DescriptorTraining(**{**vars(TINY), "pairs": 2, "block": 6, "reuse": 3, "steps": 20, "seed": 1})
+    shown = [
+        [float(pair.moved[0, 0]) for pair in cut]
+        for cut in batches(training, [(room, None)], 0, 1, torch.device("cpu"))
+    ]
+    blocks = [[pair for cut in shown[at : at + 3] for pair in cut] for at in range(0, 18, 3)]
+    assert len(set(blocks[0])) == 6
+    assert sorted(blocks[0]) == sorted(blocks[1]) == sorted(blocks[2])
+    assert not set(blocks[0]) & set(blocks[3])
+    assert len({tuple(block) for block in blocks}) == 6
+    later = batches(training, [(room, None)], 7, 1, torch.device("cpu"))
+    assert [float(pair.moved[0, 0]) for pair in next(later)] == shown[7]
+    later.close()
+
+
+def test_two_scans_of_a_place_make_pairs(tmp_path: Path, room: np.ndarray) -> None:
+    turn, _ = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))
+    pose = np.eye(4)
+    pose[:3, :3], pose[:3, 3] = turn * np.linalg.det(turn), (1.0, 2.0, 3.0)
+    other = room_scan(3, scan=1)
+    source = (room - pose[:3, 3]) @ pose[:3, :3]
+    np.savetxt(tmp_path / "pose.txt", pose)
+    only = DescriptorTraining(**{**vars(TINY), "synthetic": 0.0})
+    found = train_descriptor(tmp_path / "run", only, scans=[(source, other, tmp_path / "pose.txt")])
+    assert np.isfinite(found.history[-1].loss)
+    draw = np.random.default_rng(0)
+    pair = cut_pair(room, draw, 300, other + 0.0)
+    assert pair is not None
+    with pytest.raises(InputError, match=r"scans\[0\]\[2\]: expected a finite 4×4 matrix"):
+        train_descriptor(tmp_path / "bad", only, scans=[(source, other, np.zeros((3, 3)))])
+    with pytest.raises(InputError, match=r"scans\[0\]\[1\]: expected at least 1000 finite points"):
+        train_descriptor(tmp_path / "bad", only, scans=[(source, other[:9], pose)])
 
 
 @pytest.mark.gpu

@@ -38,59 +38,55 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         "--clouds", nargs="+", default=[], metavar="FILE", help=f"clouds to cut from: {' '.join(POINT_SUFFIXES)}"
     )
     data.add_argument(
+        "--scans",
+        nargs=3,
+        action="append",
+        default=[],
+        metavar=("SRC", "DST", "POSE"),
+        help="two clouds of one place and the file of the transform from the first into the second; may be repeated",
+    )
+    data.add_argument(
         "--synthetic", type=argtypes.number, default=0.5, metavar="X", help="share of made-up scenes [%(default)s]"
     )
     data.add_argument(
         "--cells", type=argtypes.count, default=5000, metavar="N", help="voxels of a cloud, about [%(default)s]"
     )
     network = parser.add_argument_group("network")
-    network.add_argument(
-        "--spacing", type=float, choices=(0.5, 1.0), default=1.0, help="of its points, voxels [%(default)s]"
-    )
-    network.add_argument(
-        "--inputs",
-        type=_words,
-        default=("one", "shape", "fpfh"),
-        metavar="NAME,...",
-        help="of one, shape and, with --spacing 1, fpfh [one,shape,fpfh]",
-    )
-    network.add_argument(
-        "--channels",
-        type=_counts,
-        default=(32, 48, 64, 96),
-        metavar="N,...",
-        help="a number for each density, the input's first [32,48,64,96]",
-    )
+    network.add_argument("--channels", type=argtypes.count, default=64, metavar="N", help="of its layers [%(default)s]")
+    network.add_argument("--layers", type=argtypes.count, default=3, metavar="N", help="[%(default)s]")
     loop = parser.add_argument_group("training")
     loop.add_argument("--steps", type=argtypes.count, default=20_000, metavar="N", help="in all [%(default)s]")
+    loop.add_argument(
+        "--minutes", type=argtypes.positive, metavar="X", help="end after so long, the learning rate run down [--steps]"
+    )
     loop.add_argument("--pairs", type=argtypes.count, default=4, metavar="N", help="a step [%(default)s]")
-    loop.add_argument("--learning-rate", type=argtypes.positive, default=2e-3, metavar="X", help="[%(default)s]")
+    loop.add_argument(
+        "--block", type=argtypes.count, default=256, metavar="N", help="pairs that are cut together [%(default)s]"
+    )
+    loop.add_argument(
+        "--reuse", type=argtypes.count, default=4, metavar="N", help="times each pair is shown [%(default)s]"
+    )
+    loop.add_argument("--learning-rate", type=argtypes.positive, default=1e-3, metavar="X", help="[%(default)s]")
     loop.add_argument("--seed", type=argtypes.integer, default=0, metavar="N", help="of everything [%(default)s]")
     loop.add_argument(
         "--every", type=argtypes.count, default=500, metavar="N", help="steps between checkpoints [%(default)s]"
     )
     loop.add_argument("--device", default="cpu", metavar="NAME", help="of the network [%(default)s]")
     loop.add_argument(
-        "--workers", type=argtypes.threads, default=1, metavar="N", help="threads that cut pairs [%(default)s]"
+        "--workers", type=argtypes.threads, default=1, metavar="N", help="processes that cut pairs [%(default)s]"
     )
     loop.add_argument("--threads", type=argtypes.threads, metavar="N", help="CPU threads of the rest [all]")
     report.add_report_options(parser, progress=True)
     return parser
 
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(text.split(","))
-
-
-def _counts(text: str) -> tuple[int, ...]:
-    return tuple(argtypes.count(word) for word in text.split(","))
-
-
 def run(args: argparse.Namespace) -> int:
     """Check, train, report."""
-    for path in args.clouds:
-        paths.check_input(path, "--clouds")
-        paths.check_suffix(path, "--clouds", POINT_SUFFIXES)
+    for path, option in [(p, "--clouds") for p in args.clouds] + [(p, "--scans") for s in args.scans for p in s[:2]]:
+        paths.check_input(path, option)
+        paths.check_suffix(path, option, POINT_SUFFIXES)
+    for *_, pose in args.scans:
+        paths.check_input(pose, "--scans")
     if args.seed < 0:
         raise InputError(f"--seed: expected a whole number >= 0, got {args.seed}")
     paths.check_new_folder(args.output, "--output")
@@ -103,21 +99,22 @@ def run(args: argparse.Namespace) -> int:
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     watch = report.Stopwatch()
-    options = ("inputs", "channels", "steps", "pairs", "cells", "synthetic", "device")
+    options = ("channels", "layers", "steps", "pairs", "block", "reuse", "cells", "synthetic", "device")
     with (
         Progress("train", quiet=args.quiet) as progress,
-        naming(learning_rate="--learning-rate", blocks="--channels", **{name: f"--{name}" for name in options}),
+        naming(learning_rate="--learning-rate", **{name: f"--{name}" for name in options}),
     ):
+        numbers = ("steps", "pairs", "block", "reuse", "cells", "synthetic", "learning_rate", "seed")
         training = DescriptorTraining(
-            descriptor=DescriptorConfig(
-                spacing=args.spacing, inputs=args.inputs, channels=args.channels, blocks=(1,) * len(args.channels)
-            ),
-            **{name: getattr(args, name) for name in ("steps", "pairs", "cells", "synthetic", "learning_rate", "seed")},
+            descriptor=DescriptorConfig(channels=args.channels, layers=args.layers),
+            seconds=None if args.minutes is None else 60 * args.minutes,
+            **{name: getattr(args, name) for name in numbers},
         )
         trained = train_descriptor(
             args.output,
             training,
             args.clouds,
+            args.scans,
             device=args.device,
             workers=args.workers,
             every=args.every,
@@ -133,6 +130,7 @@ def run(args: argparse.Namespace) -> int:
                 "weights": weights,
                 "training": training.as_dict(),
                 "clouds": args.clouds,
+                "scans": args.scans,
                 "history": [row._asdict() for row in trained.history],
                 "device": args.device,
                 "seconds": watch.seconds(),

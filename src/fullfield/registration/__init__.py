@@ -1,6 +1,7 @@
 """Rigid registration of point clouds: descriptors, mutual matches, RANSAC, refinement, an honest verdict."""
 
-from fullfield.registration.learned import DescriptorConfig, LearnedDescriptor
+from fullfield.registration.learned import LearnedDescriptor
+from fullfield.registration.learned_network import DescriptorConfig
 from fullfield.registration.pose import read_pose, rigid
 from fullfield.registration.register import Registration, alignment_errors, register
 from fullfield.registration.resolution import choose_voxel

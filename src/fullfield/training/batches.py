@@ -1,10 +1,11 @@
-"""Pairs as tensors: which pair a step sees depends on the seed and its number alone."""
+"""Pairs as tensors: which pairs a step sees depends on the seed and its number alone."""
 
 from __future__ import annotations
 
+import multiprocessing
 from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Generator, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -12,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.registration.learned import DescriptorNetwork, NetworkInput, network_input
+from fullfield.registration.learned import NetworkInput, network_input
+from fullfield.registration.learned_network import DescriptorNetwork, surroundings
 from fullfield.training.config import DescriptorTraining
 from fullfield.training.pairs import cut_pair
 from fullfield.training.scenes import synthetic_scene
@@ -20,11 +22,12 @@ from fullfield.training.scenes import synthetic_scene
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Clouds = Sequence[NDArray[np.float64]]
+    Floats = NDArray[np.float64]
+    Scenes = Sequence[tuple[Floats, Floats | None]]  # a cloud each, or two scans in one frame
 
 _ATTEMPTS = 20
-_MADE_UP = 12  # points a cell
-_TRAINED, _HELD_OUT = 0, 1  # what a random stream is for
+_MADE_UP = 16  # points a cell
+_TRAINED, _HELD_OUT, _ORDER = 0, 1, 2  # what a random stream is for
 
 
 class Example(NamedTuple):
@@ -42,46 +45,95 @@ class Example(NamedTuple):
         return Example(source, target, self.moved.to(device), self.places.to(device), self.matches.to(device))
 
 
-def example(training: DescriptorTraining, clouds: Clouds, stream: tuple[int, ...]) -> Example:
+def example(training: DescriptorTraining, scenes: Scenes, stream: tuple[int, ...]) -> Example:
     """The pair that the numbers ``stream`` stand for.
 
     Raises InputError where no pair can be cut from the clouds.
     """
     draw = np.random.default_rng((training.seed, *stream))
     for _ in range(_ATTEMPTS):
-        if not clouds or draw.random() < training.synthetic:
+        if not scenes or draw.random() < training.synthetic:
             pair = cut_pair(synthetic_scene(draw, _MADE_UP * training.cells), draw, training.cells)
         else:
-            pair = cut_pair(clouds[int(draw.integers(len(clouds)))], draw, training.cells)
+            points, other = scenes[int(draw.integers(len(scenes)))]
+            pair = cut_pair(points, draw, training.cells, other)
         if pair is None:
             continue
         matches = pair.matches
         if len(matches) > training.anchors:
             matches = matches[np.sort(draw.choice(len(matches), training.anchors, replace=False))]
-        source, target = (
-            network_input(training.descriptor, side.fine, side.rows) for side in (pair.source, pair.target)
-        )
+        source, target = (network_input(side.fine, side.rows) for side in (pair.source, pair.target))
         places = pair.target.fine[pair.target.rows]
         moved, there = (torch.from_numpy(part.astype(np.float32)) for part in (pair.moved, places))
         return Example(source, target, moved, there, torch.from_numpy(matches))
     raise InputError(f"clouds: expected some from which overlapping parts can be cut, got none in {_ATTEMPTS} attempts")
 
 
-def batches(training: DescriptorTraining, clouds: Clouds, first: int, workers: int) -> Iterator[list[Example]]:
-    """Those of the steps from ``first`` on, cut by threads meanwhile."""
-    pending: deque[list[Future[Example]]] = deque()
-    with ThreadPoolExecutor(workers, thread_name_prefix="fullfield-cut") as pool:
+def batches(
+    training: DescriptorTraining, scenes: Scenes, first: int, workers: int, device: torch.device
+) -> Generator[list[Example], None, None]:
+    """Those of the steps from ``first`` on, on ``device``.
+
+    Pairs are cut meanwhile, by a thread or, for more than one worker, by processes. A block of pairs is shown
+    ``reuse`` times, each time in another order, while the next block is cut.
+    """
+    size = training.block
+    steps = size // training.pairs  # that show a block once
+    with _pool(scenes, workers) as pool:
+        cutting: deque[list[Future[Example]]] = deque()
+
+        def cut(block: int) -> None:
+            numbers = range(block * size, (block + 1) * size)
+            if workers == 1:
+                cutting.append([pool.submit(_cut, training, scenes, number) for number in numbers])
+            else:
+                cutting.append([pool.submit(_cut_apart, training, number) for number in numbers])
+
+        block, into = divmod(first, steps * training.reuse)
         try:
-            ahead = 1 + -(-workers // training.pairs)
-            for step in range(first, training.steps + ahead):
-                if step < training.steps:
-                    streams = [(_TRAINED, step, number) for number in range(training.pairs)]
-                    pending.append([pool.submit(example, training, clouds, stream) for stream in streams])
-                if step >= first + ahead and pending:
-                    yield [future.result() for future in pending.popleft()]
+            cut(block)
+            while block * steps * training.reuse < training.steps:
+                cut(block + 1)
+                futures = cutting.popleft()
+                ready: dict[int, Example] = {}
+                for step in range(into, steps * training.reuse):
+                    order = np.arange(size)
+                    if step >= steps:
+                        draw = np.random.default_rng((training.seed, _ORDER, block, step // steps))
+                        order = draw.permutation(size)
+                    at = step % steps * training.pairs
+                    chosen = order[at : at + training.pairs].tolist()
+                    for number in chosen:
+                        if number not in ready:
+                            ready[number] = futures[number].result().to(device)
+                    yield [ready[number] for number in chosen]
+                block, into = block + 1, 0
         finally:
-            for future in (future for futures in pending for future in futures):
-                future.cancel()
+            pool.shutdown(cancel_futures=True)
+
+
+def _pool(scenes: Scenes, workers: int) -> Executor:
+    if workers == 1:
+        return ThreadPoolExecutor(1, thread_name_prefix="fullfield-cut")
+    spawned = multiprocessing.get_context("spawn")  # a fork would inherit CUDA and its threads
+    return ProcessPoolExecutor(workers, spawned, initializer=_begin, initargs=(scenes,))
+
+
+_held: Scenes = ()  # of a process that cuts pairs
+
+
+def _begin(scenes: Scenes) -> None:
+    global _held
+    _held = scenes
+    torch.set_num_threads(1)
+
+
+def _cut(training: DescriptorTraining, scenes: Scenes, number: int) -> Example:
+    return example(training, scenes, (_TRAINED, number))
+
+
+def _cut_apart(training: DescriptorTraining, number: int) -> Example:
+    return _cut(training, _held, number)
 
 
 def held_out(training: DescriptorTraining, count: int) -> list[Example]:
@@ -93,9 +145,8 @@ def described(model: DescriptorNetwork, examples: Sequence[Example]) -> list[tup
     """The two descriptors [A, C], [B, C] of each pair; all clouds as one batch."""
     sides = [side for pair in examples for side in (pair.source, pair.target)]
     sizes = [len(side.points) for side in sides]
-    points, features = (torch.cat([side[part] for side in sides]) for part in (0, 1))
-    offsets = torch.tensor([0, *sizes], device=points.device).cumsum(0)
-    pyramid = model.prepare(points, offsets, gradient=torch.is_grad_enabled())
-    clouds = torch.split(model(features, pyramid), sizes)
-    found = [cloud.index_select(0, side.rows) for cloud, side in zip(clouds, sides, strict=True)]
-    return list(zip(found[::2], found[1::2], strict=True))
+    points, normals, features = (torch.cat([side[part] for side in sides]) for part in range(3))
+    offsets = torch.tensor([0, *sizes]).cumsum(0)
+    around = surroundings(points, normals, offsets, gradient=torch.is_grad_enabled())
+    clouds = torch.split(model(features, around), sizes)
+    return list(zip(clouds[::2], clouds[1::2], strict=True))

@@ -10,7 +10,8 @@ from fullfield import _check
 from fullfield.registration import DescriptorConfig
 from fullfield.registration.resolution import CELLS
 
-_WARM = 0.02  # share of the steps in which the rate rises
+_WARM = 0.02  # share of the training in which the rate rises
+_START = 0.001  # share at which it is taken to have begun, so that no step is without a rate
 _LAST = 0.01  # share of the rate that is left at the end
 
 
@@ -20,17 +21,22 @@ class DescriptorTraining:
 
     descriptor: DescriptorConfig = field(default_factory=DescriptorConfig)
     steps: int = 20_000
+    seconds: float | None = None
+    """Training ends after so many, stops left out, with the learning rate where it ends after ``steps``."""
     pairs: int = 4
     """A step."""
+    block: int = 256
+    """Pairs that are shown ``reuse`` times before others are; a multiple of ``pairs``."""
+    reuse: int = 4
     anchors: int = 512
     """Matches of a pair that count, at most."""
     cells: int = CELLS
     """Voxels of the larger cloud of a pair, about."""
     synthetic: float = 0.5
     """Share of pairs that come from made-up scenes; without clouds all do."""
-    learning_rate: float = 2e-3
+    learning_rate: float = 1e-3
     weight_decay: float = 1e-4
-    temperature: float = 0.07
+    temperature: float = 0.03
     reach: float = 2.0
     """Points this near to the true place are neither right nor wrong."""
     seed: int = 0
@@ -38,8 +44,11 @@ class DescriptorTraining:
     def __post_init__(self) -> None:
         fits = isinstance(self.descriptor, DescriptorConfig)
         _check.require(fits, "descriptor", "a DescriptorConfig", self.descriptor)
-        for name in ("steps", "pairs", "anchors"):
+        for name in ("steps", "pairs", "block", "reuse", "anchors"):
             _check.number(getattr(self, name), name, integer=True, low=1, high=2**31)
+        _check.require(self.block % self.pairs == 0, "block", f"a multiple of {self.pairs} pairs", self.block)
+        if self.seconds is not None:
+            _check.number(self.seconds, "seconds", above=0.0)
         _check.number(self.cells, "cells", integer=True, low=100, high=1_000_000)
         _check.number(self.seed, "seed", integer=True, low=0)
         _check.number(self.synthetic, "synthetic", low=0.0, high=1.0)
@@ -51,10 +60,13 @@ class DescriptorTraining:
         """Field names and values."""
         return asdict(self)
 
-    def rate(self, step: int) -> float:
-        """Of the step with this number, from 0: a short rise, then half a cosine."""
-        warm = max(1, round(_WARM * self.steps))
-        if step < warm:
-            return self.learning_rate * (step + 1) / warm
-        along = (step - warm) / max(1, self.steps - warm)
-        return self.learning_rate * (_LAST + (1 - _LAST) * (1 + math.cos(math.pi * along)) / 2)
+    def done(self, step: int, seconds: float) -> float:
+        """The share of the training, 0 to 1, that is behind a run after so many steps and seconds."""
+        by_time = 0.0 if self.seconds is None else seconds / self.seconds
+        return min(1.0, max(step / self.steps, by_time))
+
+    def rate(self, done: float) -> float:
+        """After this share of the training: a short rise, then half a cosine."""
+        rise = min(1.0, (done + _START) / _WARM)
+        along = min(1.0, max(0.0, (done - _WARM) / (1 - _WARM)))
+        return self.learning_rate * rise * (_LAST + (1 - _LAST) * (1 + math.cos(math.pi * along)) / 2)

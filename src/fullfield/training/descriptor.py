@@ -17,13 +17,15 @@ from numpy.typing import NDArray
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.io import as_point_cloud
-from fullfield.registration import LearnedDescriptor
-from fullfield.registration.learned import DescriptorNetwork
+from fullfield.registration import LearnedDescriptor, read_pose, rigid
+from fullfield.registration.learned_network import DescriptorNetwork
+from fullfield.registration.ransac import apply
 from fullfield.training.batches import Example, batches, described, held_out
 from fullfield.training.checkpoint import Row, TrainingFolder
 from fullfield.training.config import DescriptorTraining
 from fullfield.training.loss import contrastive_loss, matching_ratio
 
+Floats = NDArray[np.float64]
 Progress = Callable[[float, str], None]
 
 _HELD_OUT = 8  # pairs
@@ -42,6 +44,7 @@ def train_descriptor(
     folder: str | os.PathLike[str],
     training: DescriptorTraining | None = None,
     clouds: Sequence[Any] = (),
+    scans: Sequence[tuple[Any, Any, Any]] = (),
     *,
     device: str | torch.device = "cpu",
     workers: int = 1,
@@ -50,14 +53,17 @@ def train_descriptor(
 ) -> Trained:
     """Train a descriptor on pairs cut from ``clouds`` and from made-up scenes; a run that was stopped goes on.
 
-    On the CPU the same configuration gives the same weights, bit for bit, with any stops and any number of workers.
+    On the CPU the same configuration gives the same weights, bit for bit, with any stops and any number of workers,
+    unless it says ``seconds``.
 
     Args:
         folder: see :class:`~fullfield.training.checkpoint.TrainingFolder`.
         training: the configuration.
         clouds: files, arrays or tensors [N, 3], clouds; of any unit each, at least 1000 finite points.
+        scans: pairs of clouds of one place, with the transform from the first into the second: a 4×4 or its file. One
+            part is cut from each.
         device: of the network. Pairs are cut on the CPU.
-        workers: threads that cut pairs.
+        workers: that cut pairs: a thread, or so many processes.
         every: steps between checkpoints.
         progress: called with the done share and a line.
 
@@ -68,31 +74,42 @@ def train_descriptor(
     place = _check.device(device)
     _check.number(workers, "workers", integer=True, low=1, high=1024)
     _check.number(every, "every", integer=True, low=1)
-    real = [_finite(value, f"clouds[{number}]") for number, value in enumerate(clouds)]
+    real: list[tuple[Floats, Floats | None]] = [
+        (_finite(value, f"clouds[{number}]"), None) for number, value in enumerate(clouds)
+    ]
+    for number, (source, target, pose) in enumerate(scans):
+        name = f"scans[{number}]"
+        moved = apply(_pose(pose, name), _finite(source, f"{name}[0]"))
+        real.append((moved, _finite(target, f"{name}[1]")))
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(training.seed)
         model = DescriptorNetwork(training.descriptor)
     descriptor = LearnedDescriptor(model)
     descriptor.encoded()  # a network that is too large is refused before it is trained
-    kept = TrainingFolder(folder, {"training": training.as_dict(), "clouds": [_told(points) for points in real]})
+    told = [[_told(points) for points in pair if points is not None] for pair in real]
+    kept = TrainingFolder(folder, {"training": training.as_dict(), "clouds": told})
     model.to(place).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate, weight_decay=training.weight_decay)
     history = kept.restore(model, optimizer)
     first = history[-1].step if history else 0
-    if first < training.steps:
+    if training.done(first, history[-1].seconds if history else 0.0) < 1.0:
         unseen = [pair.to(place) for pair in held_out(training, _HELD_OUT)]
     begin, before = time.perf_counter(), history[-1].seconds if history else 0.0
     losses: list[float] = []
-    for step, cut in enumerate(batches(training, real, first, workers), first):
-        losses.append(_step(model, optimizer, training, step, [pair.to(place) for pair in cut]))
+    step, done = first, training.done(first, before)
+    cut = batches(training, real, first, workers, place)
+    while done < 1.0:
+        losses.append(_step(model, optimizer, training, step, done, next(cut)))
+        seconds, step = before + time.perf_counter() - begin, step + 1
+        done = training.done(step, seconds)
         if progress is not None:
-            progress((step + 1) / training.steps, f"loss {losses[-1]:.3f}")
-        if (step + 1) % every == 0 or step + 1 == training.steps:
-            seconds = before + time.perf_counter() - begin
-            history.append(Row(step + 1, statistics.fmean(losses), _ratio(model, unseen, training.reach), seconds))
+            progress(done, f"step {step}, loss {losses[-1]:.3f}")
+        if step % every == 0 or done >= 1.0:
+            history.append(Row(step, statistics.fmean(losses), _ratio(model, unseen, training.reach), seconds))
             losses.clear()
             descriptor.save(kept.weights)
             kept.save(model, optimizer, history)
+    cut.close()
     model.eval()
     return Trained(descriptor, history)
 
@@ -102,10 +119,11 @@ def _step(
     optimizer: torch.optim.Optimizer,
     training: DescriptorTraining,
     step: int,
+    done: float,
     cut: list[Example],
 ) -> float:
     for group in optimizer.param_groups:
-        group["lr"] = training.rate(step)
+        group["lr"] = training.rate(done)
     losses = [
         contrastive_loss(
             *pair, seen.matches, seen.moved, seen.places, temperature=training.temperature, reach=training.reach
@@ -137,13 +155,17 @@ def _ratio(model: DescriptorNetwork, unseen: Sequence[Example], reach: float) ->
     return statistics.fmean(0.0 if math.isnan(ratio) else ratio for ratio in ratios)
 
 
-def _finite(value: Any, name: str) -> NDArray[np.float64]:
+def _finite(value: Any, name: str) -> Floats:
     name = os.fspath(value) if isinstance(value, (str, os.PathLike)) else name
     points = as_point_cloud(value, name).points.astype(np.float64)
-    finite: NDArray[np.float64] = points[np.isfinite(points).all(1)]
+    finite: Floats = points[np.isfinite(points).all(1)]
     _check.require(len(finite) >= _FEWEST, name, f"at least {_FEWEST} finite points", f"{len(finite)}")
     return finite
 
 
-def _told(points: NDArray[np.float64]) -> dict[str, Any]:
+def _pose(value: Any, name: str) -> Floats:
+    return read_pose(value) if isinstance(value, (str, os.PathLike)) else rigid(value, f"{name}[2]")
+
+
+def _told(points: Floats) -> dict[str, Any]:
     return {"points": len(points), "sha256": hashlib.sha256(points.tobytes()).hexdigest()[:16]}

@@ -23,6 +23,7 @@ FEWEST = 32
 """Places that a pair shares, at least."""
 _ATTEMPTS = 20
 _MOST_POINTS = 40  # a cell
+_WAVES = ((0.6, 10.0, 40.0, 3), (0.25, 2.5, 6.0, 6))  # of a bent cloud, voxels: amount, shortest, longest; how many
 
 
 class Side(NamedTuple):
@@ -46,20 +47,21 @@ class Pair(NamedTuple):
         return apply(self.truth, self.source.fine[self.source.rows])
 
 
-def cut_pair(points: Floats, draw: np.random.Generator, cells: int = CELLS) -> Pair | None:
+def cut_pair(points: Floats, draw: np.random.Generator, cells: int = CELLS, other: Floats | None = None) -> Pair | None:
     """Two overlapping parts of ``points`` [N, 3], each made worse on its own and turned at random.
 
+    With ``other`` [M, 3], a second scan of the same place in the same frame, the second part is of that.
+
     Each side draws its own points (so that densities differ, also within a side), may lose what its viewpoint does not
-    see and what lies beyond a plane, gets noise, and its own rigid motion. Both are in voxels, of an edge with which
-    the larger has about ``cells`` of them. None where twenty draws found too little in common. The same state of
-    ``draw`` gives the same pair.
+    see and what lies beyond a plane, is bent a little, gets noise, and its own rigid motion. Both are in voxels, of an
+    edge with which the larger has about ``cells`` of them. None where twenty draws found too little in common. The same
+    state of ``draw`` gives the same pair.
     """
-    if len(points) > _MOST_POINTS * cells:
-        points = points[draw.choice(len(points), _MOST_POINTS * cells, replace=False)]
     middle = (points.min(0) + points.max(0)) / 2
-    points = points - middle
+    scans = [_fewer(points, draw, _MOST_POINTS * cells) - middle]
+    scans.append(scans[0] if other is None else _fewer(other, draw, _MOST_POINTS * cells) - middle)
     for _ in range(_ATTEMPTS):
-        views = [_part(points, draw) for _ in range(2)]
+        views = [_part(scan, draw) for scan in scans]
         if min(len(view) for view in views) < FEWEST:
             continue
         edge = choose_voxel(*views) * float(np.sqrt(CELLS / cells) * draw.uniform(0.75, 1.25))
@@ -69,7 +71,7 @@ def cut_pair(points: Floats, draw: np.random.Generator, cells: int = CELLS) -> P
         sides, poses = [], []
         for view in views:
             turn = _turn(draw)
-            cloud = (view / edge) @ turn.T
+            cloud = _bent(view / edge, draw) @ turn.T
             centre = (cloud.min(0) + cloud.max(0)) / 2
             cloud = cloud - centre + draw.normal(scale=noise, size=cloud.shape)
             fine = cloud[kept(cloud, 0.5)]
@@ -82,6 +84,10 @@ def cut_pair(points: Floats, draw: np.random.Generator, cells: int = CELLS) -> P
         if len(matches) >= max(FEWEST, 0.15 * min(len(side.rows) for side in sides)):
             return Pair(sides[0], sides[1], truth, matches)
     return None
+
+
+def _fewer(points: Floats, draw: Draw, most: int) -> Floats:
+    return points if len(points) <= most else points[draw.choice(len(points), most, replace=False)]
 
 
 def same_places(moved: Floats, target: Floats) -> NDArray[np.int64]:
@@ -104,13 +110,26 @@ def _turn(draw: Draw) -> Floats:
 
 def _part(points: Floats, draw: Draw) -> Floats:
     part = points[draw.random(len(points)) < _density(points, draw)]
-    if len(part) and draw.random() < 0.7:
+    if len(part) and draw.random() < 0.25:
         part = part[_seen(part, _viewpoint(part, draw))]
-    if len(part) and draw.random() < 0.7:
+    if len(part) and draw.random() < 0.6:
         direction = draw.normal(size=3)
         along = part @ direction
-        part = part[along >= np.quantile(along, draw.uniform(0.0, 0.5))]
+        part = part[along >= np.quantile(along, draw.uniform(0.0, 0.4))]
     return part
+
+
+def _bent(points: Floats, draw: Draw) -> Floats:
+    """Voxels, moved by waves: long ones, as a reconstruction drifts, and short ones, as surfaces are made of noise."""
+    moved = points.copy()
+    for most, shortest, longest, waves in _WAVES:
+        amount = draw.uniform(0.0, most) / np.sqrt(waves)
+        for _ in range(waves):
+            along = draw.normal(size=3)
+            along *= 2 * np.pi / draw.uniform(shortest, longest) / np.linalg.norm(along)
+            phase, way = draw.uniform(0, 2 * np.pi), draw.normal(size=3)
+            moved += amount * np.sin(points @ along + phase)[:, None] * way
+    return moved
 
 
 def _density(points: Floats, draw: Draw) -> Floats:

@@ -1,0 +1,178 @@
+"""A fully convolutional network on native points whose answer is the same in every pose.
+
+The cells of its kernels are not along the axes of the coordinates: which cell a neighbour falls into says how far away
+it is, how high over the tangent plane, and how its normal is turned against the point's own. All of that is the same in
+every pose, and whichever way PCA's normals point.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fullfield import _check
+from fullfield._check import InputError
+from fullfield.io.files import reason
+from fullfield.ops.neighbors import radius_search
+from fullfield.ops.point_conv import PointGeometry, dispatch, point_conv
+from fullfield.ops.point_conv.triplets import pack, rows_of
+
+RINGS = (3.0, 5.5, 8.0)
+"""Distances, voxels; the last is how far a layer sees."""
+_ELEVATIONS = (0.15, 0.5)  # of a neighbour over the tangent plane, sines
+_BENDS = (-0.6, 0.0, 0.6, 1.2)  # angle between the normals, radians, above 0 where the surface bends towards them
+KERNEL = (len(RINGS), len(_ELEVATIONS) + 1, len(_BENDS) + 1)
+"""Rings, elevations, bends."""
+CELLS = math.prod(KERNEL)
+INPUTS = 37
+"""Of a point: its shape, 4, and its FPFH, 33."""
+WIDTH = INPUTS + len(RINGS) * INPUTS + CELLS
+"""Of what is known before anything is learned: the point's inputs, their means over the rings, a histogram of cells."""
+_BESIDE = 0.05  # of its usual size, that the head starts with
+
+
+@dataclass(frozen=True)
+class DescriptorConfig:
+    """What a learned descriptor is made of."""
+
+    channels: int = 64
+    """Of its layers."""
+    layers: int = 3
+
+    def __post_init__(self) -> None:
+        _check.number(self.channels, "channels", integer=True, low=1, high=1024)
+        _check.number(self.layers, "layers", integer=True, low=0, high=16)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Field names and values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any], name: str = "config") -> DescriptorConfig:
+        """The inverse of :meth:`as_dict`. Raises InputError, beginning with ``name``, for what is none."""
+        try:
+            return cls(**values)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"{name}: {reason(error)}") from None
+
+
+class Surroundings(NamedTuple):
+    """What every layer reads of a batch of clouds; made once."""
+
+    geometry: PointGeometry  # a triplet for each neighbour, itself left out
+    cells: Tensor  # [N, CELLS] float32: how many neighbours each cell has
+
+    @property
+    def counts(self) -> Tensor:
+        """[N, 1] float32: the neighbours of each point, at least 1."""
+        return self.cells.sum(1, keepdim=True).clamp(min=1)
+
+
+def surroundings(
+    points: Tensor,  # [N, 3] float32, voxels
+    normals: Tensor,  # [N, 3] of length 1, of either sign
+    offsets: Tensor | None = None,  # [B + 1]; None: one cloud
+    *,
+    gradient: bool = True,
+) -> Surroundings:
+    """The neighbours within the last ring and their cells; ``gradient``: whether a backward will follow."""
+    found = radius_search(points, RINGS[-1], offsets=offsets)
+    counts, j = found.offsets.to(points.device).diff(), found.indices.to(torch.int64)
+    i = torch.repeat_interleave(torch.arange(points.shape[0], device=points.device), counts)
+    others = i != j
+    i, j = i[others], j[others]
+    k = pair_cells(points, normals, i, j)
+    count, bucket = points.shape[0], i * CELLS + k
+    order = torch.argsort(bucket, stable=True)  # the search gave rows in order, and theirs
+    rows = rows_of(torch.bincount(i, minlength=count))
+    forward = pack(rows, j[order], k[order], count, CELLS)
+    build: Any = dispatch.builder(points.device)
+    backward = build.transpose(forward, count, CELLS) if gradient else None
+    clouds = torch.tensor([0, count]) if offsets is None else offsets.to("cpu", torch.int64)
+    geometry = PointGeometry(forward, backward, False, KERNEL, count, clouds, clouds)
+    return Surroundings(geometry, torch.bincount(bucket, minlength=count * CELLS).view(-1, CELLS).to(torch.float32))
+
+
+def pair_cells(points: Tensor, normals: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    """[T] int64: the kernel cells of the points ``j`` seen from the points ``i``."""
+    away = points[j] - points[i]
+    distance = away.norm(dim=1)
+    away = away / distance.clamp(min=1e-6)[:, None]
+    own, other = normals[i], normals[j]
+    height = (own * away).sum(1)
+    own = torch.where(height[:, None] < 0, -own, own)
+    along = (own * other).sum(1)
+    other = torch.where(along[:, None] < 0, -other, other)
+    bend = torch.acos(along.abs().clamp(max=1))
+    # About upright on each other, the way of the bend is chance: the normals' signs decide.
+    bend = torch.where(((other * away).sum(1) >= height.abs()) | (bend > _BENDS[-1]), bend, -bend)
+    edges = [torch.tensor(e, device=points.device) for e in (RINGS[:-1], _ELEVATIONS, _BENDS)]
+    ring, elevation, turn = (torch.bucketize(v, e) for v, e in zip((distance, height.abs(), bend), edges, strict=True))
+    return (ring * KERNEL[1] + elevation) * KERNEL[2] + turn
+
+
+class DescriptorNetwork(nn.Module):
+    """Residual layers of point convolution, and beside them a matrix on what is known of the surroundings.
+
+    It starts with that matrix the identity and little beside it.
+    """
+
+    means: Tensor
+
+    def __init__(self, config: DescriptorConfig | None = None) -> None:
+        super().__init__()
+        self.config = config or DescriptorConfig()
+        channels, layers = self.config.channels, range(self.config.layers)
+        self.enter = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, channels))
+        self.layers = nn.ModuleList(PairLayer(channels) for _ in layers)
+        self.head = nn.Linear((self.config.layers + 1) * channels, WIDTH)
+        self.direct = nn.Linear(WIDTH, WIDTH, bias=False)
+        with torch.no_grad():
+            nn.init.eye_(self.direct.weight)
+            self.head.weight.mul_(_BESIDE)
+            self.head.bias.zero_()
+        # Weights with which a convolution sums the inputs of each ring.
+        sums = torch.zeros(len(RINGS), CELLS // len(RINGS), INPUTS, len(RINGS), INPUTS)
+        for ring in range(len(RINGS)):
+            sums[ring, :, range(INPUTS), ring, range(INPUTS)] = 1.0
+        self.register_buffer("means", sums.view(CELLS, INPUTS, len(RINGS) * INPUTS), persistent=False)
+
+    def known(self, features: Tensor, around: Surroundings) -> Tensor:
+        """[N, WIDTH] of inputs [N, INPUTS], nothing of it learned."""
+        sums = point_conv(features, self.means, around.geometry).view(-1, len(RINGS), INPUTS)
+        counts = around.cells.view(-1, len(RINGS), CELLS // len(RINGS)).sum(2, keepdim=True)
+        histogram = (around.cells / around.counts).sqrt()
+        return torch.cat([features, (sums / counts.clamp(min=1)).flatten(1), histogram], 1)
+
+    def forward(self, features: Tensor, around: Surroundings) -> Tensor:
+        """Inputs [N, INPUTS] → descriptors [N, WIDTH] of length 1."""
+        known = self.known(features, around)
+        state = self.enter(known)
+        states = [state]
+        for layer in self.layers:
+            state = state + layer(state, around)
+            states.append(state)
+        return nn.functional.normalize(self.head(torch.cat(states, 1)) + self.direct(known), dim=1)
+
+
+class PairLayer(nn.Module):
+    """The mean over a point's neighbours, a matrix for each cell; normalised, cut at 0 and mixed."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        bound = 1.0 / math.sqrt(channels)
+        self.weight = nn.Parameter(torch.empty(CELLS, channels, channels).uniform_(-bound, bound))
+        self.own = nn.Linear(channels, channels)
+        self.norm = nn.LayerNorm(channels)
+        self.mix = nn.Linear(channels, channels)
+
+    def forward(self, state: Tensor, around: Surroundings) -> Tensor:
+        """[N, C] → [N, C]"""
+        seen = point_conv(state, self.weight, around.geometry) / around.counts
+        out: Tensor = self.mix(self.norm(seen + self.own(state)).relu())
+        return out
