@@ -70,7 +70,9 @@ def plan_of(*parts: str, who: list[Contender] | None = None) -> Plan:
         sizes=[300, 600],
         network_points=300,
         limit_sizes=[200, 300],
+        ablation_sizes=[300],
         network_dtype=torch.float32,
+        voxel_dtype=torch.float32,
         repeats=1,
     )
 
@@ -106,6 +108,21 @@ def test_sizes_are_parts_and_copies() -> None:
         points_clouds.sized(Scene("none", torch.zeros(0, 3), torch.tensor([0, 0])), 5)
 
 
+def test_voxels_of_clouds_and_copies_stand_apart() -> None:
+    """Every copy has the triplets that it has alone, and none with another."""
+    scene = points_clouds.join("two", [ROOM.points, ROOM.points[::2] + 1.0])
+    alone, _ = points_clouds.voxels_of(scene, 0.03)
+    count = len(alone.points)
+    few, _ = points_clouds.voxels_of(scene, 0.03, count // 3)
+    many, numbers = points_clouds.voxels_of(scene, 0.03, 9 * count)
+    assert (len(few.points), len(many.points)) == (count // 3, 9 * count)
+    assert len(torch.unique(numbers, dim=0)) == 9 * count
+    assert int(numbers.min()) >= 0
+    assert torch.equal((many.points.double() / 0.03).floor().long(), numbers)
+    triplets = [voxel_geometry(one.points, 0.03).forward.entries.numel() for one in (alone, many)]
+    assert triplets[1] == 9 * triplets[0]
+
+
 def test_files(tmp_path: Path) -> None:
     far = np.random.default_rng(0).random((40, 3)) + np.array((5e5, 5e6, 0.0))
     np.save(tmp_path / "far.npy", far)
@@ -122,7 +139,7 @@ def test_files(tmp_path: Path) -> None:
 
 def voxel_problem() -> Problem:
     scene, voxels = points_clouds.voxels_of(ROOM, 0.03)
-    assert len(voxels.unique(dim=0)) == len(scene.points)
+    assert len(torch.unique(voxels, dim=0)) == len(scene.points)
     return Problem(voxel_geometry(scene.points, 0.03), (8, 12), torch.float32, voxels)
 
 
@@ -148,22 +165,45 @@ def test_baselines_compute_the_same(contender: Contender, strided: bool) -> None
 def test_a_checkout_of_pointelligence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="expected a checkout"):
         points_contenders.pointelligence(str(tmp_path))
-    (tmp_path / "sparse_engines").mkdir()
-    (tmp_path / "sparse_engines" / "ops.py").write_text("""
-import sparse_engines_cuda
-import torch
-def sparse_matrix_vector_multiplication_reduction(a, a_idx, b, b_idx, o_idx, n):
-    assert bool((a_idx.diff() >= 0).all())
-    products = torch.bmm(b[b_idx], a[a_idx, 0])
-    return torch.zeros(n, 1, a.shape[3]).index_add(0, o_idx, products)
-""")
-    for name in ("sparse_engines", "sparse_engines.ops", "sparse_engines_cuda"):
+    for folder, file, text in (
+        ("layers", "conv", _LAYER),
+        ("sparse_engines", "mvmr_cutlass", "import sparse_engines_cuda._C\n"),
+    ):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{file}.py").write_text(text)
+    for name in _IMPORTED:
         monkeypatch.delitem(sys.modules, name, raising=False)
-    contender = points_contenders.pointelligence(str(tmp_path))
-    assert judged(contender, problem_of()) == [None, None]
-    assert str(tmp_path) not in sys.path
-    for name in ("sparse_engines", "sparse_engines.ops", "sparse_engines_cuda"):
-        sys.modules.pop(name, None)
+    try:
+        contender = points_contenders.pointelligence(str(tmp_path))
+        assert points_contenders.pointelligence(str(tmp_path)).name == contender.name
+        assert judged(contender, problem_of()) == [None, None]
+        assert str(tmp_path) not in sys.path
+    finally:
+        for name in _IMPORTED:
+            sys.modules.pop(name, None)
+
+
+_IMPORTED = (
+    "layers",
+    "layers.conv",
+    "sparse_engines",
+    "sparse_engines.mvmr_cutlass",
+    "sparse_engines_cuda",
+    "sparse_engines_cuda._C",
+)
+_LAYER = """
+import torch
+class PointConv3d(torch.nn.Module):
+    def __init__(self, inputs, outputs, sides, bias):
+        super().__init__()
+        assert sides == (3, 3, 3) and not bias
+        self.weight = torch.nn.Parameter(torch.zeros(27, 1, inputs, outputs))
+    def forward(self, features, i, j, k, n, seg_offs):
+        assert bool((k.diff() >= 0).all()) and i.dtype == j.dtype == k.dtype == torch.int32
+        assert seg_offs.tolist() == [int((k < cell).sum()) for cell in range(28)]
+        products = torch.bmm(features[j][:, None], self.weight[:, 0][k])[:, 0]
+        return torch.zeros(n, products.shape[1]).index_add(0, i, products)
+"""
 
 
 class _Spconv(nn.Module):
@@ -171,11 +211,16 @@ class _Spconv(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, sides: list[int], bias: bool, indice_key: str) -> None:
         super().__init__()
-        assert indice_key
         assert not bias
+        self.key, self.searches = indice_key, 0
         self.weight = nn.Parameter(torch.zeros(outputs, *sides, inputs))
 
     def forward(self, sparse: SimpleNamespace) -> SimpleNamespace:
+        known = dict(sparse.known)
+        if self.key not in known:
+            self.searches += 1
+            assert self.searches == 1, "searched for pairs again"
+            known[self.key] = "pairs"
         where = {tuple(v): n for n, v in enumerate(sparse.numbers[:, 1:].tolist())}
         rows = []
         for voxel in where:
@@ -188,7 +233,7 @@ class _Spconv(nn.Module):
                     product = self.weight[:, step[0], step[1], step[2]] @ sparse.features[at]
                     row = product if row is None else row + product
             rows.append(row)
-        return SimpleNamespace(features=torch.stack([r for r in rows if r is not None]))
+        return SimpleNamespace(features=torch.stack([r for r in rows if r is not None]), indice_dict=known)
 
 
 class _Tree:
@@ -333,7 +378,7 @@ def test_memory_that_is_short_while_timing(monkeypatch: pytest.MonkeyPatch) -> N
         timed(plan, way, works, note)
 
     monkeypatch.setattr(points, "_timed", short)
-    (case, _) = points.measure(plan_of("lowering"), quiet)
+    (case,) = points.measure(plan_of("lowering"), quiet)
     rows = {row["name"]: row for row in case["rows"]}
     assert together[:2] == [4, 1]
     assert rows["GEMM + reduction"]["status"] == "out of memory"
@@ -370,7 +415,8 @@ def results() -> dict[str, Any]:
 def test_every_part_is_measured(results: dict[str, Any]) -> None:
     parts = [case["part"] for case in results["cases"]]
     assert set(parts) == set(points.PARTS) == set(bench_points.PARTS)
-    assert parts.count("sizes") == parts.count("limit") == 2
+    assert parts.count("limit") == 2
+    assert parts.count("sizes") == parts.count("voxels") == 4
     for case in results["cases"]:
         ours = [row for row in case["rows"] if row["ours"]]
         assert ours
@@ -379,6 +425,14 @@ def test_every_part_is_measured(results: dict[str, Any]) -> None:
     assert json.loads(json.dumps(results)) == results
     by_part = {case["part"]: case for case in results["cases"]}
     assert {row["name"] for row in by_part["lowering"]["rows"]} >= {"im2col + GEMM", "GEMM + reduction"}
+    assert [row["name"] for row in by_part["order"]["rows"]] == [
+        "reference",
+        *(f"listing sorted by {order}" for order in "kij"),
+    ]
+    series = {(case["part"], case["series"], case["size"]) for case in results["cases"] if "series" in case}
+    assert ("sizes", "made-up room", 600) in series
+    assert ("sizes", "made-up room, 5 cm grid", 300) in series
+    assert ("voxels", "voxels of 5 cm", 600) in series
     assert by_part["knn"]["triplets"] == 16 * by_part["knn"]["points"]
     assert {"geometry", "forward", "training", "whole"} <= set(by_part["network"]["rows"][0])
 
@@ -399,9 +453,24 @@ def test_reports(results: dict[str, Any]) -> None:
 def test_pictures(results: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     written = draw(results, tmp_path)
-    assert {path.name for path in written} == set(FILES.values())
+    assert {path.name for path in written} == set(FILES.values()) - {FILES["limit"]}
     assert all(path.stat().st_size > 2000 for path in written)
     assert draw({"cases": []}, tmp_path) == []
+
+
+def test_picture_of_the_limit(tmp_path: Path) -> None:
+    """Forward fits where training does not; then nothing fits."""
+    pytest.importorskip("matplotlib")
+    memory = [(5e9, 9e9), (50e9, 90e9), (120e9, None), (None, None)]
+    cases = []
+    for size, (forward, training) in zip((10**6, 10**7, 10**8, 10**9), memory, strict=True):
+        row = {"name": "ResNet-18", "ours": True, "status": "ok" if training else "out of memory"}
+        row |= {"forward_allocated_bytes": forward} if forward else {}
+        row |= {"training_allocated_bytes": training} if training else {}
+        cases.append({"part": "limit", "size": size, "dtype": "float16", "rows": [row]})
+    (path,) = draw({"cases": cases}, tmp_path)
+    assert path.name == FILES["limit"]
+    assert path.stat().st_size > 2000
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -411,6 +480,8 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert main([*arguments, "-o", str(out), "--markdown", str(tables), "--json", "-q"]) == 0
     printed, stored = json.loads(capsys.readouterr().out), json.loads(out.read_text())
     assert printed["cases"] == stored["cases"]
+    assert printed["verdicts"] == stored["verdicts"]
+    assert stored["verdicts"][-1].endswith("of 2 cases")
     assert stored["environment"]["versions"]["torch"]
     assert "cuda" in stored["absent"]
     assert tables.read_text("utf-8").startswith("# Convolution on native points")
@@ -435,3 +506,25 @@ def test_mistakes(arguments: list[str], message: str, capsys: pytest.CaptureFixt
         code = int(str(ended.code))
     assert code == 2
     assert message in capsys.readouterr().err
+
+
+def test_long_calls_are_not_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph of them would save nothing and keep their memory."""
+    replayed: list[Any] = []
+
+    def captured(call: Any) -> Any:
+        replayed.append(call)
+        return call
+
+    monkeypatch.setattr(points, "captured", captured)
+    monkeypatch.setattr(points, "event_clock", lambda call: call())
+    plan: Any = SimpleNamespace(gpu=True, repeats=3, patience=10.0)
+    short, long = (lambda: 0.01), (lambda: 0.2)
+    rows: list[Any] = [
+        ({"name": "short", "forward_once_s": 0.01}, short),
+        ({"name": "long", "forward_once_s": 0.2}, long),
+    ]
+    points._timed(plan, "forward", rows, quiet)
+    assert replayed == [short]
+    assert [row["forward_graph"] for row, _ in rows] == [True, False]
+    assert [row["forward"]["seconds"] for row, _ in rows] == [[0.01] * 3, [0.2] * 3]

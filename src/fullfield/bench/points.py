@@ -8,6 +8,7 @@ eager; memory is PyTorch's own count of what a call takes beyond its inputs.
 from __future__ import annotations
 
 import gc
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,7 +35,7 @@ from fullfield.ops.point_conv import (
 PARTS = {
     "build": "search, triplets and downsampling",
     "layer": "one layer, at the scan's density and on a coarser grid",
-    "voxels": "one layer where every point is a voxel, beside spconv and ocnn",
+    "voxels": "one layer where every point is a voxel, beside spconv and ocnn: time and memory against size",
     "lowering": "figure A: beside the two ways through dense products",
     "order": "figure B: the listing with its triplets sorted by k, i or j",
     "knn": "figure C: kNN neighbourhoods",
@@ -43,6 +44,9 @@ PARTS = {
     "limit": "figure K: ResNet-18's memory against size",
 }
 NEAREST = 16  # of figure C
+_NETWORK_REPEATS = 15  # on a GPU, where the spread is the host's
+_REPLAYED = 0.05
+"""Seconds; a longer call is timed eagerly: a graph would save nothing and keep its memory."""
 Note = Callable[[str], None]
 Call = Callable[[], Any]
 Case = dict[str, Any]
@@ -63,10 +67,14 @@ class Plan:
     sizes: Sequence[int]
     network_points: int
     limit_sizes: Sequence[int]
+    ablation_sizes: Sequence[int] = ()
+    """Of figures A to C."""
     network_dtype: torch.dtype = torch.float16
+    voxel_dtype: torch.dtype = torch.float16
+    """spconv 2.3.8 has no kernels for bfloat16."""
     kernel: int = 3
     repeats: int = 5
-    patience: float = 10.0
+    patience: float = 1.0
     """Seconds after which a contender is not repeated any more."""
 
     @property
@@ -84,11 +92,16 @@ def measure(plan: Plan, note: Note, on_case: Callable[[list[Case]], None] | None
         if on_case is not None:
             on_case(cases)
 
-    for part in plan.parts:
-        note(PARTS[part])
-        for case in _CASES[part](plan, scene, note):
-            add({"part": part, **case})
-            release(plan.device)
+    gc.collect()
+    gc.freeze()  # what is here already is not looked at again, so that collecting takes no time below
+    try:
+        for part in plan.parts:
+            note(PARTS[part])
+            for case in _CASES[part](plan, scene, note):
+                add({"part": part, **case})
+                release(plan.device)
+    finally:
+        gc.unfreeze()
     return cases
 
 
@@ -182,6 +195,7 @@ def _entered(plan: Plan, contender: Contender, layer: Layer, truth: Truth) -> tu
     row: Case = {"name": contender.name, "ours": contender.ours, "status": "ok"}
     slack = 1.0 if contender.ours else PEER_SLACK
     try:
+        before = torch.cuda.memory_allocated() if plan.gpu else 0
         apply = contender.prepare(layer.problem)
         phases: list[tuple[str, Callable[[Apply], Any], Callable[[Any, float], tuple[str | None, float]]]] = [
             ("forward", layer.forward, truth.of_forward),
@@ -194,7 +208,14 @@ def _entered(plan: Plan, contender: Contender, layer: Layer, truth: Truth) -> tu
                 row.update(status="check failed", reason=wrong)
                 return row, None
             if plan.gpu:
+                gc.collect()  # results in cycles would count as there before
+                start = time.perf_counter()
                 row[f"{way}_peak_bytes"] = peak_bytes(partial(work, apply))
+                row[f"{way}_once_s"] = time.perf_counter() - start
+        if plan.gpu:  # what is kept between calls; ours reads the geometry that all were given
+            gc.collect()
+            kept = torch.cuda.memory_allocated() - before
+            row["kept_bytes"] = layer.problem.geometry.nbytes if contender.ours else kept
     except Unsupported as reason:
         row.update(status="cannot", reason=str(reason))
         return row, None
@@ -228,7 +249,7 @@ def _timed(plan: Plan, way: str, works: Sequence[tuple[Case, Call]], note: Note)
     candidates = []
     for row, call in works:
         chosen, row[f"{way}_graph"] = call, False
-        if plan.gpu:
+        if plan.gpu and row[f"{way}_once_s"] < _REPLAYED:
             try:
                 chosen, row[f"{way}_graph"] = captured(call), True
             except RuntimeError as error:
@@ -262,8 +283,12 @@ def first_line(error: BaseException) -> str:
 # ---- cases
 
 
-def _taking_part(plan: Plan, figures: str) -> list[Contender]:
-    return [c for c in plan.contenders if c.figures == "layer" or c.figures == figures]
+def _taking_part(plan: Plan, *figures: str) -> list[Contender]:
+    return [c for c in plan.contenders if c.ours or c.figures in figures]
+
+
+def _named(problem: Problem, name: str) -> str:
+    return f"{name}, {problem.channels[0]}→{problem.channels[1]}, {str(problem.dtype).removeprefix('torch.')}"
 
 
 def _layers(plan: Plan, scene: Scene, note: Note) -> Any:
@@ -272,17 +297,40 @@ def _layers(plan: Plan, scene: Scene, note: Note) -> Any:
         for channels in plan.channels:
             for dtype in plan.dtypes:
                 problem = Problem(geometry, channels, dtype)
-                label = f"{some.name}, {channels[0]}→{channels[1]}, {str(dtype).removeprefix('torch.')}"
-                yield _layer_case(plan, problem, _taking_part(plan, "layer"), label, note)
+                yield _layer_case(plan, problem, _taking_part(plan, "layer"), _named(problem, some.name), note)
 
 
-def _by_size(
-    figures: str, geometry_of: Callable[[Plan, Scene], PointGeometry], plan: Plan, scene: Scene, note: Note
+def _sizes(plan: Plan, scene: Scene, note: Note) -> Any:
+    """At the scan's density and thinned; parts and copies of the scene."""
+    for whole, grid in ((scene, plan.grid), (thinned(scene, plan.coarse), plan.coarse)):
+        for size in plan.sizes:
+            some = sized(whole, size)
+            geometry = radius_geometry(some.points, grid, plan.kernel, offsets=some.offsets)
+            problem = Problem(geometry, plan.channels[0], plan.dtypes[0])
+            case = _layer_case(plan, problem, _taking_part(plan, "layer"), _named(problem, some.name), note)
+            yield {"size": size, "series": whole.name, **case}
+
+
+def _voxels(plan: Plan, scene: Scene, note: Note) -> Any:
+    """At the scan's density, hardly more than a point a voxel, and coarser."""
+    for cell in (plan.grid, plan.coarse):
+        series = f"voxels of {100 * cell:g} cm"
+        for size in plan.sizes:
+            some, numbers = voxels_of(scene, cell, size)
+            geometry = voxel_geometry(some.points, cell, plan.kernel)
+            problem = Problem(geometry, plan.channels[0], plan.voxel_dtype, numbers)
+            case = _layer_case(plan, problem, _taking_part(plan, "voxels"), _named(problem, some.name), note)
+            yield {"size": size, "series": series, **case}
+
+
+def _ablation(
+    figures: Sequence[str], geometry_of: Callable[[Plan, Scene], PointGeometry], plan: Plan, scene: Scene, note: Note
 ) -> Any:
-    for size in plan.sizes:
+    for size in plan.ablation_sizes:
         some = sized(scene, size)
         problem = Problem(geometry_of(plan, some), plan.channels[0], plan.dtypes[0])
-        yield {"size": size, **_layer_case(plan, problem, _taking_part(plan, figures), some.name, note)}
+        case = _layer_case(plan, problem, _taking_part(plan, *figures), _named(problem, some.name), note)
+        yield {"size": size, "series": scene.name, **case}
 
 
 def _by_radius(plan: Plan, scene: Scene) -> PointGeometry:
@@ -291,16 +339,6 @@ def _by_radius(plan: Plan, scene: Scene) -> PointGeometry:
 
 def _by_rank(plan: Plan, scene: Scene) -> PointGeometry:
     return knn_geometry(scene.points, plan.grid, NEAREST, plan.kernel, offsets=scene.offsets)
-
-
-def _voxels(plan: Plan, scene: Scene, note: Note) -> Any:
-    some, numbers = voxels_of(scene, plan.coarse)
-    geometry = voxel_geometry(some.points, plan.coarse, plan.kernel)
-    for channels in plan.channels:
-        for dtype in plan.dtypes:
-            problem = Problem(geometry, channels, dtype, numbers)
-            label = f"{some.name}, {channels[0]}→{channels[1]}, {str(dtype).removeprefix('torch.')}"
-            yield _layer_case(plan, problem, _taking_part(plan, "voxels"), label, note)
 
 
 def _build(plan: Plan, scene: Scene, note: Note) -> Any:
@@ -371,7 +409,8 @@ def _brute_force(points: Tensor, offsets: Tensor, radius: float) -> Callable[[An
 
 def _network(plan: Plan, scene: Scene, note: Note) -> Any:
     some = sized(scene, plan.network_points)
-    yield network.timed(some, plan.grid, plan.network_dtype, plan.repeats, note)
+    repeats = max(plan.repeats, _NETWORK_REPEATS) if plan.gpu else plan.repeats
+    yield network.timed(some, plan.grid, plan.network_dtype, repeats, note)
 
 
 def _limit(plan: Plan, scene: Scene, note: Note) -> Any:
@@ -387,10 +426,10 @@ _CASES: dict[str, Callable[[Plan, Scene, Note], Any]] = {
     "build": _build,
     "layer": _layers,
     "voxels": _voxels,
-    "lowering": partial(_by_size, "lowering", _by_radius),
-    "order": partial(_by_size, "order", _by_radius),
-    "knn": partial(_by_size, "lowering", _by_rank),
-    "sizes": partial(_by_size, "layer", _by_radius),
+    "lowering": partial(_ablation, ("layer", "lowering"), _by_radius),
+    "order": partial(_ablation, ("order",), _by_radius),
+    "knn": partial(_ablation, ("layer", "lowering"), _by_rank),
+    "sizes": _sizes,
     "network": _network,
     "limit": _limit,
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -14,6 +15,7 @@ from fullfield.io import read_point_cloud
 from fullfield.ops.neighbors import grid_downsample
 
 _BITS = 21  # of a coordinate in a Morton code
+_APART = 8  # voxels between copies, as many as the largest kernel has cells a side
 
 
 @dataclass(frozen=True)
@@ -103,14 +105,33 @@ def thinned(scene: Scene, cell: float) -> Scene:
     return Scene(f"{scene.name}, {cell * 100:g} cm grid", scene.points[kept.indices], kept.offsets.cpu())
 
 
-def voxels_of(scene: Scene, cell: float) -> tuple[Scene, Tensor]:
-    """The first cloud, one point a voxel, in the order of an octree; and the voxels' numbers, [N, 3] from 0 on."""
-    first = Scene(scene.name, scene.points[: int(scene.offsets[1])], scene.offsets[:2])
-    few = thinned(first, cell)
-    numbers = (few.points.double() / cell).floor().to(torch.int64)
-    numbers -= numbers.amin(0)
-    order = torch.argsort(morton_code(numbers))
-    return Scene(f"{few.name}, voxels", few.points[order], few.offsets), numbers[order]
+def voxels_of(scene: Scene, cell: float, count: int | None = None) -> tuple[Scene, Tensor]:
+    """One cloud with one point in each voxel that a scene occupies, and the voxels' numbers, [N, 3] from 0 on.
+
+    The scene's clouds and, up to ``count`` points, copies of them stand apart in one grid, so that spconv and ocnn see
+    them as one cloud, too. In the order of an octree. Points are the voxels' centres.
+    """
+    bounds = scene.offsets.tolist()
+    parts = []
+    for first, last in pairwise(bounds):
+        numbers = torch.unique((scene.points[first:last].double() / cell).floor().to(torch.int64), dim=0)
+        numbers = numbers - numbers.amin(0)
+        parts.append(numbers[torch.argsort(morton_code(numbers))])
+    side = max(int(numbers.max()) for numbers in parts) + _APART
+    wanted = sum(len(numbers) for numbers in parts) if count is None else count
+    places: list[Tensor] = []
+    while wanted > 0:
+        places.append(parts[len(places) % len(parts)][:wanted])
+        wanted -= len(places[-1])
+    row = next(n for n in range(1, len(places) + 1) if n**3 >= len(places))
+    for number, place in enumerate(places):
+        steps = (number // row**2, number // row % row, number % row)
+        places[number] = place + side * torch.tensor(steps, device=place.device)
+    found = torch.cat(places)
+    found = found[torch.argsort(morton_code(found))]
+    points = ((found.double() + 0.5) * cell).to(torch.float32)
+    name = f"{scene.name}, voxels of {100 * cell:g} cm" + ("" if count is None else f", {count:,}")
+    return Scene(name, points, torch.tensor([0, len(points)])), found
 
 
 def sized(scene: Scene, count: int) -> Scene:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,8 +67,8 @@ class Contender:
     prepare: Callable[[Problem], Apply]
     ours: bool = False
     figures: str = "layer"
-    """In which comparisons it takes part: "layer" in all, "lowering" in figures A and C, "order" in figure B, "voxels"
-    where points are voxels."""
+    """In which comparisons it takes part beside ours: "layer" in all but figure B and voxels; "lowering" in figures A
+    and C, "order" in figure B, "voxels" where points are voxels."""
 
 
 def _own(name: str, problem: Problem) -> Apply:
@@ -154,32 +155,41 @@ def baselines() -> list[Contender]:
 # ---- other people's
 
 
-def _pointelligence(module: ModuleType, problem: Problem) -> Apply:
+def _pointelligence(layers: ModuleType, problem: Problem) -> Apply:
     i, j, k = problem.geometry.triplets()
     at = torch.argsort(k, stable=True)
-    i, j, k = i[at], j[at], k[at]
-    convolve, centers = module.sparse_matrix_vector_multiplication_reduction, problem.geometry.centers
+    i, j, k = (column[at].to(torch.int32) for column in (i, j, k))  # as its own builder leaves them
+    cells, centers = problem.geometry.cells, problem.geometry.centers
+    starts = torch.bincount(k, minlength=cells).cumsum(0)
+    segments = torch.cat([starts.new_zeros(1), starts])
+    layer = layers.PointConv3d(*problem.channels, problem.geometry.kernel_size, bias=False)
+    layer = layer.to(device=problem.device, dtype=problem.dtype)
 
     def apply(features: Tensor, weight: Tensor) -> Tensor:
-        out: Tensor = convolve(weight[:, None], k, features[:, None].contiguous(), j, i, centers)
-        return out.reshape(centers, -1)
+        given, named = (features, i, j, k, centers), {"seg_offs": segments}
+        out: Tensor = torch.func.functional_call(layer, {"weight": weight[:, None]}, given, named)
+        return out
 
     return apply
 
 
 def pointelligence(folder: str) -> Contender:
-    """A checkout of ant-research/pointelligence, through Triton; its CUDA extension is not needed.
+    """A checkout of ant-research/pointelligence: its layer, by the way that it chooses itself, through Triton.
+
+    Its CUDA extension is not needed: where it is not installed, an empty module stands in.
 
     Raises:
         InputError: where the folder holds none, or it does not import.
     """
-    if not (Path(folder) / "sparse_engines" / "ops.py").is_file():
-        raise InputError(f"--pointelligence {folder}: expected a checkout with sparse_engines/ops.py")
-    if importlib.util.find_spec("sparse_engines_cuda") is None:
-        sys.modules.setdefault("sparse_engines_cuda", ModuleType("sparse_engines_cuda"))
+    if not (Path(folder) / "layers" / "conv.py").is_file():
+        raise InputError(f"--pointelligence {folder}: expected a checkout with layers/conv.py")
+    if "sparse_engines_cuda" not in sys.modules and importlib.util.find_spec("sparse_engines_cuda") is None:
+        for name in ("sparse_engines_cuda", "sparse_engines_cuda._C"):
+            sys.modules.setdefault(name, ModuleType(name))
     sys.path.insert(0, str(Path(folder).resolve()))
     try:
-        module = importlib.import_module("sparse_engines.ops")
+        module = importlib.import_module("layers.conv")
+        importlib.import_module("sparse_engines.mvmr_cutlass")  # what the layer imports when it is called
     except (ImportError, RuntimeError, AttributeError) as error:
         raise InputError(f"--pointelligence {folder}: does not import ({error})") from error
     finally:
@@ -205,17 +215,20 @@ def _spconv(module: ModuleType, problem: Problem) -> Apply:
     layer = layer.to(device=problem.device, dtype=problem.dtype)
     known: dict[str, object] = {}
 
-    def apply(features: Tensor, weight: Tensor) -> Tensor:
+    def run(features: Tensor, weight: Tensor) -> Any:
         turned = weight.view(*sides, *weight.shape[1:]).permute(4, 0, 1, 2, 3).contiguous()
         sparse = module.SparseConvTensor(features, numbers, shape, 1, indice_dict=known)
-        out: Tensor = torch.func.functional_call(layer, {"weight": turned}, (sparse,)).features
+        return torch.func.functional_call(layer, {"weight": turned}, (sparse,))
+
+    with torch.no_grad():  # pairs of voxels are found here, once: the layer leaves them in its result
+        features = torch.zeros(len(voxels), problem.channels[0], dtype=problem.dtype, device=problem.device)
+        weight = features.new_zeros(problem.geometry.cells, *problem.channels)
+        known.update(run(features, weight).indice_dict)
+
+    def apply(features: Tensor, weight: Tensor) -> Tensor:
+        out: Tensor = run(features, weight).features
         return out
 
-    with torch.no_grad():  # pairs of voxels are found here, once
-        apply(
-            torch.zeros(len(voxels), problem.channels[0], dtype=problem.dtype, device=problem.device),
-            torch.zeros(problem.geometry.cells, *problem.channels, dtype=problem.dtype, device=problem.device),
-        )
     return apply
 
 

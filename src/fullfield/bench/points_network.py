@@ -144,7 +144,7 @@ def _phase(name: str, call: Callable[[], Any], gpu: bool) -> Case:
     found: Case = {}
     if gpu:
         found[f"{name}_peak_bytes"] = peak_bytes(lambda: seconds.append(clock(call)))
-        found["allocated_bytes"] = torch.cuda.max_memory_allocated()
+        found[f"{name}_allocated_bytes"] = torch.cuda.max_memory_allocated()
     else:
         seconds.append(clock(call))
     return {**found, name: {"median_s": seconds[0], "seconds": seconds}}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fullfield.bench.correlation_report import aligned
+from fullfield.bench.points_verdict import line, summary
 
 Case = dict[str, Any]
 Row = dict[str, Any]
@@ -48,7 +49,10 @@ def _plain(value: float, digits: int) -> str:
 
 
 def _megabytes(row: Row, way: str) -> str:
-    found = row.get(f"{way}_peak_bytes")
+    return _in_megabytes(row.get(f"{way}_peak_bytes"))
+
+
+def _in_megabytes(found: float | None) -> str:
     return "" if found is None else f"{found / 1e6:.0f}" if found >= 1e7 else f"{found / 1e6:.2g}"
 
 
@@ -57,11 +61,13 @@ def _table(case: Case) -> list[list[str]]:
     rows = case["rows"]
     ways = [way for way in WAYS if any(way in row for row in rows)]
     sized = [way for way in ways if any(f"{way}_peak_bytes" in row for row in rows)]
-    table = [["", *(f"{way}, ms" for way in ways), *(f"{way}, MB" for way in sized)]]
+    kept = ["kept, MB"] if any("kept_bytes" in row for row in rows) else []
+    table = [["", *(f"{way}, ms" for way in ways), *(f"{way}, MB" for way in sized), *kept]]
     for row in rows:
         if row["status"] != "ok" and not any(way in row for way in ways):
             continue
         cells = [_milliseconds(row, way) for way in ways] + [_megabytes(row, way) for way in sized]
+        cells += [_in_megabytes(row.get("kept_bytes")) for _ in kept]
         name = row["name"] if row["status"] == "ok" else f"{row['name']} ({row['status']})"
         table.append([name, *cells])
     return table
@@ -79,8 +85,9 @@ def _head(case: Case) -> str:
 
 
 def _notes(case: Case) -> list[str]:
-    """Who has no time and why; what a network's phases consist of."""
-    notes = []
+    """The verdict, who has no time and why, what a network's phases consist of."""
+    verdict = line(case)
+    notes = [] if verdict is None else [verdict]
     for row in case["rows"]:
         if row["status"] != "ok":
             notes.append(f"{row['name']}: {row['status']}: {row.get('reason', '')}")
@@ -100,8 +107,10 @@ def report(results: Case) -> list[str]:
         lines += [_head(case), *(f"  {line}" for line in aligned(_table(case)))]
         lines += [f"  {note}" for note in _notes(case)] + [""]
     lines += [f"{name}: not measured: {reason}" for name, reason in results.get("absent", {}).items()]
-    lines.append("e: eager; every other time of a layer is a CUDA graph's replay on a GPU")
-    return lines
+    lines.append(
+        "e: eager (waits for the device, or takes long); other times of a layer on a GPU are a CUDA graph's replay"
+    )
+    return [*lines, "", *summary(results["cases"])]
 
 
 def _markdown(table: Sequence[Sequence[str]]) -> list[str]:
@@ -122,8 +131,10 @@ def markdown(results: Case) -> str:
     ]
     lines.append(
         "Medians ± half the range; every result was compared with float64 before it was timed. Memory is what a call "
-        "takes beyond its inputs. e: eager, else a CUDA graph's replay where the work is a layer on a GPU."
+        "takes beyond its inputs; kept: triplets and what else stays between calls. e: eager (the call waits for the "
+        "device, or takes more than 50 ms), else a CUDA graph's replay where the work is a layer on a GPU."
     )
+    lines += ["", *(f"- {text}" for text in summary(results["cases"]))]
     for case in results["cases"]:
         lines += ["", f"## {_head(case)}", "", *_markdown(_table(case))]
         notes = _notes(case)

@@ -17,22 +17,23 @@ PARTS = ("build", "layer", "voxels", "lowering", "order", "knn", "sizes", "netwo
 DEFAULT_PARTS = ("build", "layer", "voxels", "network")
 DTYPES = ("float32", "float16", "bfloat16")
 # On a GPU, on the CPU.
-SIZES = {True: (100_000, 1_000_000, 10_000_000), False: (5_000, 20_000)}
-LIMIT_SIZES = {True: (1_000_000, 10_000_000, 100_000_000), False: (5_000, 20_000)}
+SIZES = {True: (100_000, 300_000, 1_000_000, 3_000_000, 10_000_000), False: (5_000, 20_000)}
+ABLATION_SIZES = {True: (100_000, 1_000_000), False: (5_000, 20_000)}
+LIMIT_SIZES = {True: (10_000_000, 100_000_000, 300_000_000, 400_000_000), False: (5_000, 20_000)}
 NETWORK_POINTS = {True: 164_833, False: 5_000}
 MADE_UP = {True: 1_000_000, False: 30_000}
 DESCRIPTION = """\
 Time neighbour search, the building of triplets and the convolution, apart, and a ResNet-18 with its geometry, beside
 a gather-GEMM-scatter in PyTorch, the kernels that PointCNN++'s supplement prints (written anew), and spconv, ocnn and a
 checkout of pointelligence where they are here. All get the same triplets. Every result is compared with float64 at a
-sample of places before its time counts; all take turns.
+sample of places before its time counts; all take turns. A line below each size says whether ours is ahead of all.
 """
 EPILOG = """\
-parts: build, layer, voxels, network by default; lowering, order, knn, sizes and limit are figures A, B, C, D to J and K
+parts: build, layer, voxels, network by default; figures: A lowering, B order, C knn, D, E, H to J sizes, K limit
 
 examples:
   fullfield bench points --clouds scan_0.ply scan_1.ply --grid 0.007 -o results.json --markdown results.md
-  fullfield bench points --parts lowering order knn sizes limit --plots figures -o figures.json
+  fullfield bench points --parts all --pointelligence pointelligence --plots figures -o all.json
   fullfield bench points --parts layer --channels 64x64 64x128 --dtype float16 --pointelligence pointelligence
 """
 
@@ -49,7 +50,12 @@ def add_parser(targets: Any) -> argparse.ArgumentParser:
     )
     what = parser.add_argument_group("what is measured")
     what.add_argument(
-        "--parts", nargs="+", choices=PARTS, default=DEFAULT_PARTS, metavar="PART", help=f"of {', '.join(PARTS)}"
+        "--parts",
+        nargs="+",
+        choices=(*PARTS, "all"),
+        default=DEFAULT_PARTS,
+        metavar="PART",
+        help=f"of {', '.join(PARTS)}, or all",
     )
     what.add_argument(
         "--clouds", nargs="+", default=(), metavar="FILE", help="scans, one batch of clouds [a made-up room]"
@@ -63,7 +69,8 @@ def add_parser(targets: Any) -> argparse.ArgumentParser:
         "--channels", nargs="+", type=_channels, default=((64, 64), (64, 128)), metavar="INxOUT", help="[64x64 64x128]"
     )
     what.add_argument("--dtype", nargs="+", choices=DTYPES, help="[bfloat16 on a GPU, else float32]")
-    what.add_argument("--sizes", nargs="+", type=count, metavar="N", help="points of figures A to E")
+    what.add_argument("--sizes", nargs="+", type=count, metavar="N", help="points of sizes and voxels")
+    what.add_argument("--ablation-sizes", nargs="+", type=count, metavar="N", help="points of figures A to C")
     what.add_argument("--network-points", type=count, metavar="N", help="points of ResNet-18 [164833 on a GPU]")
     what.add_argument("--limit-sizes", nargs="+", type=count, metavar="N", help="points of figure K")
     who = parser.add_argument_group("who takes part")
@@ -99,6 +106,7 @@ def run(args: argparse.Namespace) -> int:
     _check_arguments(args)
 
     from fullfield.bench import points
+    from fullfield.bench.points_verdict import summary
     from fullfield.bench.run import CheckFailed, environment, write_results
 
     def note(text: str) -> None:
@@ -108,18 +116,18 @@ def run(args: argparse.Namespace) -> int:
     plan, absent = _plan(args)
     for name, reason in absent.items():
         note(f"{name} is not measured: {reason}")
-    header = {"bench": "points", "parts": list(args.parts), "grid": args.grid, "absent": absent}
+    header = {"bench": "points", "parts": list(plan.parts), "grid": args.grid, "absent": absent}
 
     def keep(cases: list[dict[str, Any]]) -> None:
         if args.output:
-            write_results(args.output, {**header, "cases": cases})
+            write_results(args.output, {**header, "cases": cases, "verdicts": summary(cases)})
 
     try:
         cases = points.measure(plan, note, keep)
     except CheckFailed as failure:
         report.note(str(failure), kind="check failed")
         return 1
-    results = {**header, "cases": cases, "environment": environment()}
+    results = {**header, "cases": cases, "verdicts": summary(cases), "environment": environment()}
     _write(args, results, note)
     problems = points.failed(cases)
     for problem in problems:
@@ -171,6 +179,7 @@ def _plan(args: argparse.Namespace) -> tuple[Plan, dict[str, str]]:
     from fullfield.bench.run import timing_device
     from fullfield.ops.point_conv import BACKENDS, backends
 
+    parts = PARTS if "all" in args.parts else args.parts
     device = timing_device(args.device)
     gpu = device.type == "cuda"
     dtypes = [getattr(torch, name) for name in args.dtype or (["bfloat16"] if gpu else ["float32"])]
@@ -180,13 +189,13 @@ def _plan(args: argparse.Namespace) -> tuple[Plan, dict[str, str]]:
     contenders = [*points_contenders.our_contenders(names), *points_contenders.baselines()]
     if args.pointelligence:
         contenders.append(points_contenders.pointelligence(args.pointelligence))
-    peers, missing = points_contenders.voxel_peers() if "voxels" in args.parts else ([], {})
+    peers, missing = points_contenders.voxel_peers() if "voxels" in parts else ([], {})
     scene = points_clouds.read(args.clouds) if args.clouds else points_clouds.room(MADE_UP[gpu])
     plan = Plan(
         scene,
         device,
         [*contenders, *peers],
-        args.parts,
+        parts,
         grid=args.grid,
         coarse=args.coarse,
         channels=args.channels,
@@ -194,7 +203,9 @@ def _plan(args: argparse.Namespace) -> tuple[Plan, dict[str, str]]:
         sizes=args.sizes or SIZES[gpu],
         network_points=args.network_points or NETWORK_POINTS[gpu],
         limit_sizes=args.limit_sizes or LIMIT_SIZES[gpu],
+        ablation_sizes=args.ablation_sizes or ABLATION_SIZES[gpu],
         network_dtype=torch.float16 if gpu else torch.float32,
+        voxel_dtype=torch.float16 if gpu and (not args.dtype or torch.float16 in dtypes) else dtypes[0],
         kernel=args.kernel,
         repeats=args.repeats,
     )

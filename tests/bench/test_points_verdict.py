@@ -1,0 +1,100 @@
+"""Verdicts of the points benchmark: who is ahead, in what, and that nothing is left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fullfield.bench.points_verdict import judged, line, summary
+
+Row = dict[str, Any]
+
+
+def row(name: str, seconds: tuple[float, float], megabytes: tuple[float, float], kept: float, **more: Any) -> Row:
+    found: Row = {"name": name, "ours": name == "cuda", "status": "ok", "kept_bytes": kept * 1e6}
+    for way, time, size in zip(("forward", "training"), seconds, megabytes, strict=True):
+        found[way] = {"median_s": time, "seconds": [time]}
+        found[f"{way}_peak_bytes"] = size * 1e6
+    return found | more
+
+
+def case_of(*rows: Row, part: str = "sizes") -> dict[str, Any]:
+    return {"part": part, "label": "a cloud", "rows": list(rows)}
+
+
+OURS = row("cuda", (1.0, 3.0), (10.0, 50.0), 60.0)
+SLOW = row("slow", (8.0, 9.0), (20.0, 100.0), 180.0)
+
+
+def test_ahead_in_all() -> None:
+    verdict = judged(case_of(OURS, SLOW))
+    assert verdict is not None
+    assert verdict["ahead"]
+    assert [(entry["what"], entry["way"], round(entry["ratio"], 3)) for entry in verdict["ratios"]] == [
+        ("time", "forward", 8.0),
+        ("time", "training", 3.0),
+        ("memory", "forward", 2.0),
+        ("memory", "training", 2.0),
+        ("memory with triplets", "forward", round(200 / 70, 3)),
+        ("memory with triplets", "training", round(280 / 110, 3)),
+    ]
+    text = line(case_of(OURS, SLOW))
+    assert text is not None
+    assert text.startswith("ahead of every baseline; time: forward 8.00× (slow), training 3.00× (slow)")
+
+
+def test_behind_in_one() -> None:
+    """The best of all baselines counts, in each measure another."""
+    lean = row("lean", (99.0, 99.0), (20.0, 48.0), 180.0)
+    verdict = judged(case_of(OURS, SLOW, lean))
+    assert verdict is not None
+    assert not verdict["ahead"]
+    memory = next(e for e in verdict["ratios"] if (e["what"], e["way"]) == ("memory", "training"))
+    assert (memory["against"], memory["ratio"] < 1) == ("lean", True)
+    text = line(case_of(OURS, SLOW, lean))
+    assert text is not None
+    assert text.startswith("NOT ahead in training memory; time: forward 8.00× (slow)")
+
+
+def test_results_alone_are_level() -> None:
+    """Who keeps and takes nothing but the results cannot be beaten there; a percent more is not behind."""
+    lean = row("lean", (8.0, 9.0), (10.0, 49.5), 180.0)
+    found = judged(case_of(OURS, lean))
+    assert found is not None
+    assert found["ahead"]
+    leaner = judged(case_of(OURS, row("leaner", (8.0, 9.0), (10.0, 48.0), 180.0)))
+    assert leaner is not None
+    assert [(entry["what"], entry["way"]) for entry in leaner["ratios"] if entry["behind"]] == [("memory", "training")]
+
+
+def test_equal_is_not_ahead() -> None:
+    verdict = judged(case_of(OURS, OURS | {"name": "twin", "ours": False}))
+    assert verdict is not None
+    assert not verdict["ahead"]
+
+
+def test_out_of_memory_is_named_and_failures_do_not_count() -> None:
+    big = {"name": "big", "ours": False, "status": "out of memory", "reason": ""}
+    wrong = row("wrong", (0.1, 0.1), (1.0, 1.0), 0.0, status="check failed")
+    text = line(case_of(OURS, SLOW, big, wrong))
+    assert text is not None
+    assert text.startswith("ahead")
+    assert text.endswith("; out of memory: big")
+    assert judged(case_of(OURS, wrong)) is None
+    ours_failed = judged(case_of(OURS | {"status": "failed"}, SLOW))
+    assert ours_failed is not None
+    assert not ours_failed["ahead"]
+
+
+def test_memory_is_missing_on_the_cpu() -> None:
+    rows = [{key: value for key, value in one.items() if "bytes" not in key} for one in (OURS, SLOW)]
+    verdict = judged(case_of(*rows))
+    assert verdict is not None
+    assert {entry["what"] for entry in verdict["ratios"]} == {"time"}
+
+
+def test_summary() -> None:
+    cases = [case_of(OURS, SLOW), case_of(SLOW | {"ours": True}, OURS | {"ours": False}), case_of(OURS, part="network")]
+    lines = summary(cases)
+    assert [text.split(": ")[0] for text in lines[:2]] == ["a cloud", "a cloud"]
+    assert lines[-1] == "ahead of every baseline in all that was measured in 1 of 2 cases"
+    assert summary([]) == []
