@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 BEGIN_CORRELATION = "<!-- table of the correlation lookup: begin -->\n"
 BEGIN_MODELS = "<!-- table of the networks: begin -->\n"
+BEGIN_POINTS = "<!-- table of convolution on points: begin -->\n"
 BEGIN_TVL1_GPU = "<!-- table of TV-L1 on the GPU: begin -->\n"
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->"
 
@@ -189,16 +190,79 @@ def tvl1_gpu_table() -> str:
     for milliseconds in (5, 40):
         title = f"largest square frame within {milliseconds} ms, 3 × 1 × 10"
         lines.append(line(title, "real time", lambda row: f"{row['side']}²", limit_s=milliseconds / 1e3))
+    energy = [row for row in cases.get("energy", []) if "nj_per_pixel" in row]
+    best = [[row["nj_per_pixel"] for row in energy if row["precision"] == precision] for precision in precisions]
+    title = "energy a pixel, 2048×2048, 1 × 1 × 10, best schedule"
+    lines.append([title, *(f"{min(values):.2f} nJ" if values else "" for values in best)])
+    peers = {row["name"]: row["median_s"] for row in cases.get("peers", [])}
+    if "opencv cpu" in peers:
+        title = f"Sintel 1024×436, 3 × 1 × 10; OpenCV on {stored['environment']['cores']} CPU cores {{:.3g}} ms"
+        ours = [f"{1e3 * peers[f'fullfield {precision}']:.3g} ms" for precision in precisions]
+        lines.append([title.format(1e3 * peers["opencv cpu"]), *ours])
     environment = stored["environment"]
     notes = [
         "RGB bytes on the GPU to flow on the GPU (the largest frame: grey); iterations alone by graph replay, the",
         "fastest schedule. The floor: every level and warp at the larger of memory, where each stage reads its inputs",
-        "and writes its results once, and special functions. Every number after a check against plain PyTorch.",
+        "and writes its results once, and special functions. Every number after a check against plain PyTorch or the",
+        "true flow. All of it: `fullfield bench tvl1 --stored benchmarks/results/tvl1_h200.json`.",
         f"{environment['gpu']}, PyTorch {environment['versions']['torch']}, commit {environment['commit']}, "
         f"{environment['date']}; `fullfield bench tvl1 --device cuda`.",
     ]
     rows = [f"| {' | '.join(row)} |" for row in lines if any(row[1:])]
     return "\n".join([*rows, "", *notes]) + "\n"
+
+
+def points_table() -> str:
+    """Milliseconds and memory of one convolution on the GPU against size, beside everybody who takes part."""
+    stored = read("points_h200.json")
+    cases = stored["cases"]
+
+    def cell(case: dict[str, Any], begin: str) -> str:
+        row = next((row for row in case["rows"] if row["name"].startswith(begin)), None)
+        if row is None:
+            return ""
+        if row["status"] != "ok":
+            return str(row["status"])
+        times = " / ".join(f"{1e3 * row[way]['median_s']:.3g}" for way in ("forward", "training"))
+        return f"{times} ms, {row['training_peak_bytes'] / 1e6:.0f} MB"
+
+    lines: list[str] = []
+    for part, title, names in (
+        ("sizes", "points", ("pointelligence", "the supplement's listing", "gather-GEMM-scatter")),
+        ("voxels", "voxels", ("spconv", "ocnn")),
+    ):
+        heads = [f"{title}, forward / with gradients, memory", "fullfield", *names]
+        lines += ["", f"| {' | '.join(heads)} |", f"| {' | '.join(['---'] * len(heads))} |"]
+        for case in cases:
+            if case["part"] == part:
+                begins = ("cuda", *names)
+                kind = case["series"].split(", ")[1:] or ["native density"]
+                kind = [case["series"].removeprefix("voxels ")] if part == "voxels" else kind
+                size = f"{case['size'] / 1e6:g} million, {kind[0]}"
+                lines.append(f"| {size} | {' | '.join(cell(case, begin) for begin in begins)} |")
+    network = next(case for case in cases if case["part"] == "network")
+    row, limit = network["rows"][0], [case for case in cases if case["part"] == "limit"]
+    fits = max((case for case in limit if case["rows"][0]["status"] == "ok"), key=lambda case: int(case["size"]))
+    largest, apart = fits["rows"][0], f", commit {fits['commit']}" if "commit" in fits else ""
+    first = next(case for case in cases if case["part"] == "sizes")
+    versions = ", ".join(
+        sorted({row["name"] for case in cases for row in case["rows"] if row["name"].startswith(("spconv", "ocnn"))})
+    )
+    environment = stored["environment"]
+    lines += [
+        "",
+        f"One layer, {first['channels'][0]}→{first['channels'][1]}, 3×3×3, parts and copies of three indoor scans, "
+        f"{first['dtype']} (voxels: float16), all with the same",
+        "triplets; memory: what a call with both gradients takes beyond its inputs. pointelligence v1.5.0 is "
+        "PointCNN++'s own code",
+        f"(its route through Triton), the listing its supplement's kernels written anew; {versions}.",
+        f"ResNet-18 on {network['points']:,} points, {network['dtype']}, geometry and both directions: "
+        f"{1e3 * row['whole']['median_s']:.3g} ms; on {fits['size']:,} points forward and backward",
+        f"{largest['training']['median_s']:.3g} s, {largest['training_allocated_bytes'] / 1e9:.0f} GB in all{apart}.",
+        f"{environment['gpu']}, PyTorch {environment['versions']['torch']}, commit {environment['commit']}, "
+        f"{environment['date']}; `fullfield bench points`.",
+    ]
+    return "\n".join(lines[1:]) + "\n"
 
 
 def main(arguments: list[str]) -> int:
@@ -210,6 +274,7 @@ def main(arguments: list[str]) -> int:
         (BEGIN, table),
         (BEGIN_CORRELATION, correlation_table),
         (BEGIN_TVL1_GPU, tvl1_gpu_table),
+        (BEGIN_POINTS, points_table),
     )
     for begin, make in parts:
         head, marked, rest = wanted.partition(begin)
