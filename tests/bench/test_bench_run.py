@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from fullfield import InputError
 from fullfield.bench import tvl1
-from fullfield.bench.run import Candidate, CheckFailed, interleaved, write_results
+from fullfield.bench.run import Candidate, CheckFailed, captured, interleaved, write_results
 from fullfield.cli.main import main
 
 
@@ -41,6 +46,36 @@ def test_no_time_without_a_green_check() -> None:
     with pytest.raises(CheckFailed, match="wrong: expected 42, got 41; no time is reported"):
         interleaved([Candidate("wrong", call, lambda x: None if x == 42 else f"expected 42, got {x}")], 3, quiet)
     assert calls == 1
+
+
+def test_a_graph_keeps_the_memory_it_was_captured_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the next capture gives it back to the driver, and a replay writes to where nothing is any more."""
+    replays: list[str] = []
+    stream = SimpleNamespace(wait_stream=lambda _: None)
+    fakes: dict[str, Any] = {
+        "Stream": lambda: stream,
+        "current_stream": lambda: stream,
+        "stream": lambda _: nullcontext(),
+        "graph": lambda *_, **__: nullcontext(),
+        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: replays.append("replayed")),
+        "get_sync_debug_mode": lambda: 0,
+        "set_sync_debug_mode": lambda _: None,
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+
+    def prepared() -> tuple[Any, Any]:
+        memory = torch.zeros(3)
+        return captured(lambda: memory.sum()), weakref.ref(memory)
+
+    replay, memory = prepared()
+    gc.collect()
+    assert memory() is not None
+    assert float(replay()) == 0
+    assert replays == ["replayed"]
+    del replay
+    gc.collect()
+    assert memory() is None
 
 
 def test_check_of_a_flow_can_fail() -> None:

@@ -115,8 +115,9 @@ def interleaved(
 def captured(call: Callable[[], Any]) -> Callable[[], Any]:
     """The call as a CUDA graph: a function that replays it and returns the result it has in the graph's memory.
 
-    Raises RuntimeError where the call waits for the device, which is found out before anything is captured: a capture
-    that fails leaves the allocator in disorder.
+    The function keeps the call, and so the memory whose addresses are in the graph. Raises RuntimeError where the call
+    waits for the device, which is found out before anything is captured: a capture that fails leaves the allocator in
+    disorder.
     """
     import torch
 
@@ -131,12 +132,18 @@ def captured(call: Callable[[], Any]) -> Callable[[], Any]:
     # Relaxed: calls such as asking for free memory do no harm here.
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="relaxed"):
         result = call()
+    return _Replay(graph, result, call)
 
-    def replay() -> Any:
-        graph.replay()
-        return result
 
-    return replay
+@dataclass(frozen=True)
+class _Replay:
+    graph: torch.cuda.CUDAGraph
+    result: Any
+    call: Callable[[], Any]
+
+    def __call__(self) -> Any:
+        self.graph.replay()
+        return self.result
 
 
 @contextmanager
