@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
 import types
@@ -72,7 +73,11 @@ class NVMLError(Exception):
     pass
 
 
-def fake_nvml(monkeypatch: pytest.MonkeyPatch, *, counter: bool, power: bool) -> None:
+def fake_nvml(
+    monkeypatch: pytest.MonkeyPatch, *, counter: bool, power: bool, still: bool = False, watts: int = 250
+) -> None:
+    counts = itertools.count(12_345, 0 if still else 5)
+
     def refuse(_handle: object) -> int:
         raise NVMLError("Not Supported")
 
@@ -81,8 +86,8 @@ def fake_nvml(monkeypatch: pytest.MonkeyPatch, *, counter: bool, power: bool) ->
         "NVMLError": NVMLError,
         "nvmlInit": lambda: None,
         "nvmlDeviceGetHandleByUUID": lambda uuid: uuid,
-        "nvmlDeviceGetTotalEnergyConsumption": (lambda _: 12_345) if counter else refuse,
-        "nvmlDeviceGetPowerUsage": (lambda _: 250_000) if power else refuse,
+        "nvmlDeviceGetTotalEnergyConsumption": (lambda _: next(counts)) if counter else refuse,
+        "nvmlDeviceGetPowerUsage": (lambda _: 1000 * watts) if power else refuse,
     }
     for name, value in names.items():
         setattr(nvml, name, value)
@@ -95,7 +100,7 @@ def test_nvidia_s_counter_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
     meter, told = energy.open_meter(CUDA)
     assert meter is not None
     assert "total energy counter" in told
-    assert meter.joules() == pytest.approx(12.345)
+    assert meter.joules() == pytest.approx(12.345, abs=0.1)
 
 
 def test_then_its_power(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,6 +110,33 @@ def test_then_its_power(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "power, sampled" in told
     assert energy.idle_watts(meter, 0.05) == pytest.approx(250, rel=0.1)
     meter.close()
+
+
+def test_a_counter_that_does_not_move_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(energy, "_LOOK_SECONDS", 0.02)
+    fake_nvml(monkeypatch, counter=True, still=True, power=True)
+    meter, told = energy.open_meter(CUDA)
+    assert meter is not None
+    assert "power, sampled" in told
+    meter.close()
+    fake_nvml(monkeypatch, counter=True, still=True, power=True, watts=0)
+    meter, told = energy.open_meter(CUDA, tmp_path)
+    assert meter is None
+    assert "energy counter does not move, and its power reads 0" in told
+
+
+def test_no_joules_from_a_meter_that_stands_still() -> None:
+    clock = Clock()
+
+    class Still(Ticking):
+        def joules(self) -> float:
+            return 5.0
+
+    def call() -> None:
+        clock.now += 0.01
+
+    with pytest.raises(energy.StillMeter, match=r"not available: made up did not move in 1\.\d s of work"):
+        energy.energy_of(call, Still(clock), lambda: None, seconds=0.5, clock=clock)
 
 
 def board(folder: Path, rails: dict[str, tuple[int, int]], name: str = "ina3221") -> Path:

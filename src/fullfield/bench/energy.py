@@ -18,7 +18,12 @@ _MONITOR = "ina3221"  # of every Jetson board
 _WHOLE = ("VDD_IN", "POM_5V_IN")
 _SAMPLE_SECONDS = 0.02
 _TICK_SECONDS = 0.5
+_LOOK_SECONDS = 0.3  # a counter that has not moved by then does not move
 _IDLE_SECONDS = 0.005
+
+
+class StillMeter(RuntimeError):
+    """The meter did not move during work that took longer than it is refreshed."""
 
 
 class Meter(Protocol):
@@ -100,21 +105,32 @@ def _nvml(device: torch.device) -> tuple[Meter | None, str]:
     try:
         nvml.nvmlInit()
         handle = _handle(nvml, device)
-        name = "NVML"
     except nvml.NVMLError as error:
         return None, f"NVML: {error}"
     try:
-        nvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-        return _Counter(
-            lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3, f"{name} total energy counter, whole GPU"
-        ), ""
+        counter = _Counter(
+            lambda: nvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3, "NVML total energy counter, whole GPU"
+        )
+        if _moves(counter):
+            return counter, ""
     except nvml.NVMLError:
         pass
     try:
-        nvml.nvmlDeviceGetPowerUsage(handle)
+        if nvml.nvmlDeviceGetPowerUsage(handle) <= 0:
+            return None, "NVML's energy counter does not move, and its power reads 0"
     except nvml.NVMLError as error:
         return None, f"NVML tells neither energy nor power: {error}"
-    return Sampled(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3, f"{name} power, sampled, whole GPU"), ""
+    return Sampled(lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1e3, "NVML power, sampled, whole GPU"), ""
+
+
+def _moves(meter: Meter) -> bool:
+    """Whether the counter rises: even an idle device takes power."""
+    begin, value = time.perf_counter(), meter.joules()
+    while time.perf_counter() - begin < _LOOK_SECONDS:
+        if meter.joules() != value:
+            return True
+        time.sleep(_IDLE_SECONDS)
+    return False
 
 
 def _handle(nvml: Any, device: torch.device) -> Any:
@@ -173,7 +189,7 @@ def energy_of(
     """Watts and joules of one call, from calls one after the other for at least ``seconds``.
 
     Begins and ends where the meter's value changes, since counters are refreshed only now and then; the work goes on
-    meanwhile. ``finish`` waits for what the calls queued.
+    meanwhile. ``finish`` waits for what the calls queued. Raises StillMeter where the meter did not move.
     """
     _until_tick(call, meter, finish, clock)
     begin, before, calls = clock(), meter.joules(), 0
@@ -183,6 +199,8 @@ def energy_of(
         calls += 1
     calls += _until_tick(call, meter, finish, clock)
     spent, passed = meter.joules() - before, clock() - begin
+    if spent <= 0:
+        raise StillMeter(f"not available: {meter.source} did not move in {passed:.1f} s of work")
     return {"watts": spent / passed, "joules": spent / calls, "calls": calls, "seconds": passed}
 
 
