@@ -74,6 +74,15 @@ def test_words_for_people(cli: Any, film: str) -> None:
     assert second == "v.mkv: 7 pictures, 0 flows without one"
 
 
+def test_frames_that_the_file_lacks_are_told(cli: Any, scene: Path) -> None:
+    with VideoWriter(scene / "gap.mp4", 64, 48, 10.0) as writer:
+        for number in (0, 1, 2, 5, 6, 7, 8, 9):
+            writer.write(torch.full((3, 48, 64), 20 * number, dtype=torch.uint8), number / 10)
+    told = cli("flow", "--live", "gap.mp4", "--rate", "max", *QUICK, "--json").json
+    assert (told["frames"], told["flows"], told["missing"]) == (8, 7, 2), told
+    assert ", 2 frames missing, " in cli("flow", "--live", "gap.mp4", "--rate", "max", *QUICK).out
+
+
 def test_it_ends_after_so_many_flows(cli: Any, film: str) -> None:
     told = cli("flow", "--live", film, "--rate", "max", *QUICK, "--flows", "3", "--json").json
     assert told["flows"] == 3

@@ -112,6 +112,19 @@ def test_the_newest_pair_is_next_and_every_drop_counts() -> None:
     assert list(tally.computing) == pytest.approx([0.25] * 5)
 
 
+def test_frames_that_never_came_are_counted() -> None:
+    """Two are lost after the third, and the last comes a little late."""
+    tally = Tally()
+    assert tally.missing == 0
+    for number, time in enumerate((0.0, 0.1, 0.2, 0.5, 0.6, 0.73)):
+        tally.captured(Captured(Frame(time), number, time))
+    assert (tally.frames, tally.as_dict()["missing"]) == (6, 2)
+    still = Tally()
+    for number in range(3):
+        still.captured(Captured(Frame(0.0), number, 0.0))
+    assert still.missing == 0, "a source without time stamps"
+
+
 def test_a_run_ends_after_so_many_flows() -> None:
     tally, computed = simulate(100, 0.1, 0.25, most=3)
     assert len(computed) == tally.flows == 3

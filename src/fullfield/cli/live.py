@@ -284,8 +284,9 @@ def summary(tally: Tally) -> str:
     if latency is None:
         return f"{told['frames']} frames, no flow yet"
     rate = told["flows_per_second"]
+    missing = f"{told['missing']} frames missing, " if told["missing"] else ""
     return (
-        f"{told['flows']} flows of {told['pairs']} pairs, {told['dropped']} dropped, "
+        f"{told['flows']} flows of {told['pairs']} pairs, {told['dropped']} dropped, {missing}"
         f"{'' if rate is None else f'{rate:.1f} a second, '}capture to flow {1e3 * latency['median']:.1f} ms median, "
         f"{1e3 * latency['p99']:.1f} ms p99"
     )

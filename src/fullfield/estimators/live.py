@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+from fullfield.ops import latency
 
 if TYPE_CHECKING:
     from fullfield.io.video import VideoFrame
@@ -109,7 +110,7 @@ def arriving(frames: Iterable[VideoFrame], clock: Callable[[], float]) -> Iterat
 
 @dataclass
 class Tally:
-    """What became of the frames; times in seconds, of the last 10 000 flows."""
+    """What became of the frames; times in seconds, of the last 10 000 flows or frames."""
 
     frames: int = 0
     late: int = 0
@@ -120,12 +121,19 @@ class Tally:
     latencies: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     """From the capture of a pair's second frame to its flow."""
     computing: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    distances: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    """From frame to frame, by the times that the source gives them."""
+    _before: float | None = None
     _span: tuple[float, float] | None = None
 
     def captured(self, frame: Captured) -> None:
         """A frame came."""
         self.frames += 1
         self.late += frame.late
+        at = frame.frame.time
+        if self._before is not None:
+            self.distances.append(at - self._before)
+        self._before = at
 
     def computed(self, pair: Pair, begun: float, done: float) -> None:
         """A pair's flow is there."""
@@ -141,6 +149,14 @@ class Tally:
             return None
         return self.flows / (self._span[1] - self._span[0])
 
+    @property
+    def missing(self) -> int:
+        """Frames that never came, by distances that are a multiple of the usual one: the source's decoder, driver or
+        network lost them, or its rate varies."""
+        kept = list(self.distances)  # at once: frames go on coming in another thread
+        usual = latency.spread(kept).median if kept else 0.0
+        return sum(max(0, round(distance / usual) - 1) for distance in kept) if usual > 0 else 0
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON.
 
@@ -153,6 +169,7 @@ class Tally:
             "flows": self.flows,
             "dropped": self.dropped,
             "decoded_late": self.late,
+            "missing": self.missing,
             "flows_per_second": self.rate,
             "latency_s": spread(self.latencies),
             "computing_s": spread(self.computing),
@@ -160,12 +177,12 @@ class Tally:
 
 
 def spread(seconds: Iterable[float]) -> dict[str, float] | None:
-    """Median, 99th percentile (nearest rank) and maximum; None of nothing."""
-    ordered = sorted(seconds)
-    if not ordered:
+    """Median, 99th percentile and maximum; None of nothing."""
+    kept = list(seconds)
+    if not kept:
         return None
-    rank = max(0, -(-99 * len(ordered) // 100) - 1)
-    return {"median": statistics.median(ordered), "p99": ordered[rank], "max": ordered[-1]}
+    found = latency.spread(kept)
+    return {"median": found.median, "p99": found.p99, "max": found.high}
 
 
 def capture(frames: Iterable[Captured], pairs: Slot[Pair], tally: Tally) -> None:
