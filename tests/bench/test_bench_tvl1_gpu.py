@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 import types
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from fullfield.bench import tvl1_gpu, tvl1_plots, tvl1_report, tvl1_schedules, tvl1_solver
+from fullfield.bench import tvl1_report, tvl1_schedules, tvl1_solver
 from fullfield.bench.tvl1 import synthetic_pair
 from fullfield.bench.tvl1_schedules import State, Version, Work
-from fullfield.cli import bench_tvl1
-from fullfield.cli.main import main
-from fullfield.io import write_flow, write_image
 from fullfield.ops.tvl1 import PRESETS, TVL1Config, TVL1Solver
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR
 from fullfield.ops.tvl1.reference import iterate
@@ -82,9 +76,8 @@ def _stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     both = [stand_in("global"), stand_in("global", "float16"), stand_in("register_pipeline")]
     monkeypatch.setattr(tvl1_schedules, "versions", lambda: both)
     deep = [stand_in("shared_pipeline", "float32", depth) for depth in (1, 5, 6)]
-    monkeypatch.setattr(tvl1_schedules, "pipelines", lambda: deep)
+    monkeypatch.setattr(tvl1_schedules, "pipelines", lambda depths: [one for one in deep if one.depth in depths])
     monkeypatch.setattr(tvl1_solver, "WHOLE", (("fast", (96, 128)),))
-    monkeypatch.setattr(tvl1_solver, "STEPS", (5, 10, 20))
     monkeypatch.setattr(tvl1_solver, "BATCH", 2)
     monkeypatch.setattr(tvl1_solver, "LIMITS", (0.02, 0.05))
     monkeypatch.setattr(tvl1_report, "LIMITS", (0.02, 0.05))
@@ -123,7 +116,7 @@ def test_a_wrong_schedule_gets_no_time() -> None:
 
 
 def test_depths_that_a_schedule_lacks_are_told() -> None:
-    case = tvl1_schedules.by_depth(32, tvl1_schedules.pipelines(), CPU, 1, quiet)
+    case = tvl1_schedules.by_depth(32, tvl1_schedules.pipelines((1, 5, 6)), CPU, 1, quiet)
     assert [row["iterations"] for row in case["rows"]] == [2, 10, 12]
     assert [row["status"] for row in case["rows"]] == ["ok", "ok", "not possible"]
     assert "up to 5" in case["rows"][2]["reason"]
@@ -153,11 +146,9 @@ class Wall:
         self.closed = True
 
 
-def test_energy_per_pixel(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = tvl1_schedules.energy_of
-    monkeypatch.setattr(tvl1_schedules, "energy_of", lambda call, meter, end: real(call, meter, end, 0.05))
+def test_energy_per_pixel() -> None:
     contenders = [stand_in("global"), stand_in("bad", off=1.0)]
-    case = tvl1_schedules.energy(32, contenders, CPU, Wall(), "made up", quiet)
+    case = tvl1_schedules.energy(32, contenders, CPU, Wall(), "made up", quiet, 0.05)
     good, bad = case["rows"]
     assert good["watts"] == pytest.approx(100, rel=0.05)
     assert good["nj_per_pixel"] == pytest.approx(100 * good["ns_per_pixel"], rel=0.05)
@@ -166,6 +157,30 @@ def test_energy_per_pixel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert case["idle_watts"] == pytest.approx(100, rel=0.05)
     none = tvl1_schedules.energy(32, contenders, CPU, None, "no sensor", quiet)
     assert (none["meter"], none["rows"]) == ("no sensor", [])
+
+
+class Stopping(Wall):
+    """A meter that moves for the first idle moments only."""
+
+    def __init__(self, seconds: float) -> None:
+        self.end = super().joules() + 100 * seconds
+
+    def joules(self) -> float:
+        return min(super().joules(), self.end)
+
+
+def test_a_meter_that_stands_still_gives_no_energy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fullfield.bench.energy._TICK_SECONDS", 0.02)
+    still = tvl1_schedules.energy(32, [stand_in("global")], CPU, Stopping(-1), "made up", quiet, 0.05)
+    assert still["meter"].startswith("not available: made up did not move in 0.")
+    assert still["rows"] == []
+    assert "Energy: not measured, not available" in next(iter(tvl1_report.tables({"cases": [still]})))[0]
+    later = tvl1_schedules.energy(32, [stand_in("global")], CPU, Stopping(0.33), "made up", quiet, 0.05)
+    (row,) = later["rows"]
+    assert row["status"] == "not available"
+    assert "watts" not in row
+    _, table = next(iter(tvl1_report.tables({"cases": [later]})))
+    assert table[1] == ["global float32", *["not available"] * 3]
 
 
 # ---- whole frames
@@ -267,13 +282,16 @@ def test_a_wrong_flow_is_no_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_errors_against_time() -> None:
     pair = synthetic_pair(64, 96)
     other = dataclasses.replace(synthetic_pair(48, 64), name="other")
-    case = tvl1_solver.quality({"middlebury": [pair, other, dataclasses.replace(pair, name="third")]}, CPU, 2, quiet)
+    case = tvl1_solver.quality(
+        {"middlebury": [pair, other, dataclasses.replace(pair, name="third")]}, CPU, 2, quiet, (5, 10, 20)
+    )
     assert len(case["rows"]) == 2 * 3
     for row in case["rows"]:
         assert row["status"] == "ok"
         assert [scene["scene"] for scene in row["scenes"]] == ["textured scene", "third", "other"]
         assert row["epe"] == pytest.approx(sum(s["epe"] for s in row["scenes"]) / 3)
         assert (row["scales"], row["warps"]) == (3, 1)
+        assert row["check"]["mean_px"] <= row["check"]["allowed_px"]
     first, last = case["rows"][0], case["rows"][2]
     assert last["iterations"] == 20
     assert last["epe"] < first["epe"]
@@ -314,11 +332,37 @@ def test_equal_time_is_between_the_measured_points() -> None:
     assert tvl1_solver.at_equal_time(slow, "middlebury", marks=(5,))[0]["epe float16"] is None
 
 
+def test_what_half_precision_gains() -> None:
+    case = {"case": "quality", "rows": curve("float32", 1000.0) + curve("float16", 1500.0)}
+    header, *rows = tvl1_report.finding(case)
+    assert len(rows) == 6
+    assert {len(row) for row in (header, *rows)} == {8}
+    assert rows[1] == [
+        "middlebury, 2 at a time", "10.000", "10", "15.0", "1.000 / 0.750 px", "-25.0 %", "2.000 / 1.500 °", "-25.0 %",
+    ]  # fmt: skip
+    slow = {"case": "quality", "rows": curve("float32", 1000.0) + curve("float16", 500.0)}
+    assert tvl1_report.finding(slow)[1][3] == "fewer than measured"
+    assert tvl1_report.tables({"cases": [case]})[0][0].startswith("What half precision gains")
+
+
+def test_published_rows_are_consistent() -> None:
+    rows = [{"name": "x", "size": [64, 64], "gflops": 1.0, "gbytes_per_s": 1.0, "operations": 1.0, "median_s": 1.0,
+             "ns_per_pixel": 1.0, "bytes_read": 1.0, "bytes_written": 1.0}]  # fmt: skip
+    found = tvl1_report.work_table(
+        {"cases": [{"case": "schedules", "setting": PRESETS["paper"].as_dict(), "rows": rows}]}
+    )
+    assert found is not None
+    for name, _, moved, intensity, _, ns, _, gbytes in found[1][2:]:
+        assert float(moved) / float(ns) / 1.073741824 == pytest.approx(float(gbytes), rel=0.02), name
+        if name.startswith("global float32"):
+            assert intensity == "0.44"
+
+
 # ---- peers
 
 
-def test_opencv_beside_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tvl1_solver, "peers", lambda: ["opencv"])
+def test_opencv_beside_ours() -> None:
+    pytest.importorskip("skimage")
     pytest.importorskip("cv2")
     import cv2
 
@@ -326,11 +370,14 @@ def test_opencv_beside_ours(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("this OpenCV has no optflow module")
     case = tvl1_solver.against_opencv(synthetic_pair(96, 128), CPU, 1, quiet)
     rows = {row["name"]: row for row in case["rows"]}
-    assert {"fullfield float32", "fullfield float16", "opencv cpu"} <= rows.keys()
+    assert rows.keys() == {"fullfield float32", "fullfield float16", "opencv cpu", "scikit-image cpu"}
     assert rows["opencv cpu"]["ours_faster"] == pytest.approx(
         rows["opencv cpu"]["median_s"] / rows["fullfield float32"]["median_s"]
     )
     assert case["opencv_cuda"] != "measured"
+    title, table = tvl1_report.tables({"cases": [case], "environment": {"cores": 3}})[0]
+    assert "3 × 1 × 10 (scikit-image: all scales of ½), their CPU solvers on 3 cores" in title
+    assert [line[0] for line in table[1:]] == list(rows)
 
 
 def test_opencv_s_gpu_solver_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,140 +417,3 @@ def test_opencv_s_gpu_solver_where_there_is_one(monkeypatch: pytest.MonkeyPatch)
     assert asked == [(0.25, 0.15, 0.3, 3, 1, 0.0, 10, 0.5, 0.0, False)]
     cv2.cuda = types.SimpleNamespace(getCudaEnabledDeviceCount=lambda: 0)  # type: ignore[attr-defined]
     assert tvl1_solver.opencv_cuda(pair, PRESETS["paper"]) == (None, "this OpenCV was built without CUDA")
-
-
-# ---- everything together
-
-
-@pytest.fixture
-def middlebury(tmp_path: Path) -> Path:
-    scene = synthetic_pair(64, 96)
-    folder = tmp_path / "Made"
-    folder.mkdir()
-    write_image(folder / "frame10.png", scene.frame1)
-    write_image(folder / "frame11.png", scene.frame2)
-    write_flow(folder / "flow10.flo", scene.flow)
-    return folder
-
-
-@pytest.fixture
-def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """The verb, whose GPU is the CPU."""
-    monkeypatch.setattr("fullfield.bench.run.timing_device", lambda _: CPU)
-    monkeypatch.setattr(tvl1_gpu, "open_meter", lambda _: (None, "no sensor"))
-    monkeypatch.setattr(tvl1_solver, "peers", list)
-    monkeypatch.setattr(tvl1_solver, "real_time", lambda *_: {"case": "real time", "setting": {}, "rows": []})
-    return lambda *argv: main(["bench", "tvl1", "--device", "cuda", *map(str, argv)])
-
-
-def test_the_verb_on_a_gpu(
-    on_cpu: Callable[..., int], middlebury: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("matplotlib")
-    parts = ("frames", "schedules", "quality", "depths", "energy", "peers")
-    output, tables = tmp_path / "r.json", tmp_path / "t.md"
-    code = on_cpu(
-        "--presets", middlebury, "--sides", 32, 48, "--parts", *parts, "--repeats", 1, "-o", output,
-        "--plots", tmp_path, "--tables", tables, "--json", "-q",
-    )  # fmt: skip
-    captured = capsys.readouterr()
-    assert (code, captured.err) == (0, "")
-    printed, stored = json.loads(captured.out), json.loads(output.read_text())
-    assert printed["cases"] == stored["cases"]
-    names = ["ceilings", "whole frames", "schedules", "quality", "depths", "energy", "peers"]
-    assert [case["case"] for case in stored["cases"]] == names
-    assert {"commit", "date", "versions"} <= stored["environment"].keys()
-    for name in ("figure8_sizes.png", "figure11_depth.png", "figure13_quality.png"):
-        assert (tmp_path / name).stat().st_size > 5000
-    page = tables.read_text("utf-8")
-    assert "1 × 1 × 10" in page
-    assert "shared_pipeline float16, published" in page
-    assert "Energy: not measured, no sensor" in page
-    assert "Jetson AGX Xavier" in page
-
-
-def test_words_for_people_and_a_failed_check(
-    on_cpu: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(tvl1_schedules, "versions", lambda: [stand_in("global"), stand_in("bad", off=1.0)])
-    assert on_cpu("--sides", 32, "--parts", "schedules", "quality", "--repeats", 1) == 1
-    captured = capsys.readouterr()
-    assert "Inner iterations by schedule and size" in captured.out
-    assert "check failed: schedules: bad float32: off by up to" in captured.err
-    assert "no errors against time" in captured.err
-
-
-def test_the_table_of_energy() -> None:
-    rows = [{"name": "global float32", "precision": "float32", "size": [64, 64], "status": "ok", "watts": 400.0,
-             "nj_per_pixel": 12.5, "ns_per_pixel": 0.031}]  # fmt: skip
-    case = {
-        "case": "energy",
-        "meter": "made up",
-        "idle_watts": 80.0,
-        "setting": PRESETS["paper"].as_dict(),
-        "rows": rows,
-    }
-    title, table = next(iter(tvl1_report.tables({"cases": [case]})))
-    assert "made up, idle 80 W" in title
-    assert table[1] == ["global float32", "12.500", "0.0310", "400"]
-
-
-def test_the_picture_of_energy(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    rows = [{"name": "global float32", "precision": "float32", "size": [64, 64], "status": "ok",
-             "nj_per_pixel": 12.5, "ns_per_pixel": 0.031}]  # fmt: skip
-    case = {"case": "energy", "meter": "made up", "rows": rows}
-    (written,) = tvl1_plots.draw({"cases": [case]}, tmp_path)
-    assert written.name == "figure12_energy.png"
-
-
-def test_the_table_of_real_time() -> None:
-    rows = [
-        {
-            "name": "x",
-            "precision": "float32",
-            "limit_s": 0.02,
-            "status": "ok",
-            "side": 640,
-            "median_s": 0.019,
-            "watts": 300.0,
-        },
-        {"name": "y", "precision": "float32", "limit_s": 0.05, "status": "not possible", "reason": "slow"},
-    ]
-    setting = PRESETS["paper"].replace(iterations=10).as_dict()
-    title, table = next(iter(tvl1_report.tables({"cases": [{"case": "real time", "setting": setting, "rows": rows}]})))
-    assert "3 × 1 × 10" in title
-    assert table[1] == ["fullfield float32", "640² (19.0 ms, 300 W)", ""]
-    assert table[-1][0] == "float16, published"
-
-
-def test_parts_are_the_same_everywhere() -> None:
-    assert bench_tvl1.PARTS == tvl1_gpu.PARTS
-
-
-def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, word in (
-        (("--parts", "energy"), "--parts: is for --device cuda"),
-        (("--tables", "x.md"), "--tables: is for --device cuda"),
-        (("--device", "cuda", "--large", "a.png", "b.png"), "large"),
-        (("--device", "cuda", "--tables", "x.txt"), "--tables takes .md"),
-        (("--device", "cuda", "--plots", str(tmp_path / "none")), "--plots"),
-        (("--device", "abacus"), "--device"),
-    ):
-        assert main(["bench", "tvl1", *arguments]) == 2
-        captured = capsys.readouterr()
-        assert captured.err.count("\n") == 1
-        assert word in captured.err, captured.err
-
-
-def test_what_cannot_be_done_is_said_before_anything_is_measured(
-    on_cpu: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.setattr(tvl1_gpu, "measure", lambda *_: pytest.fail("nothing is to be measured"))
-    assert on_cpu("--device", "cpu:3") == 2
-    assert "--device: expected cpu, cuda, cuda:1, ..., got cpu:3" in capsys.readouterr().err
-    assert on_cpu("--presets", tmp_path / "none") == 2
-    assert "--presets: folder" in capsys.readouterr().err
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    assert on_cpu("--plots", tmp_path) == 2
-    assert "pip install matplotlib" in capsys.readouterr().err

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from fullfield import _check
+from fullfield._check import InputError
 from fullfield.bench import tvl1_schedules as schedules
 from fullfield.bench import tvl1_solver as solver
 from fullfield.bench.energy import open_meter
+from fullfield.bench.run import CheckFailed, environment
 from fullfield.bench.tvl1 import Pair, synthetic_pair
 
-PARTS = ("frames", "schedules", "quality", "realtime", "depths", "energy", "peers")
-"""What may take part, the most wanted first."""
+CASES = {
+    "frames": "whole frames",
+    "schedules": "schedules",
+    "quality": "quality",
+    "realtime": "real time",
+    "depths": "depths",
+    "energy": "energy",
+    "peers": "peers",
+}
+"""What may take part, the most wanted first, and what its results are called."""
+PARTS = tuple(CASES)
+_SAME = ("gpu", "commit")  # of two environments whose numbers may stand in one file
 
 Case = dict[str, Any]
 Note = Callable[[str], None]
@@ -29,40 +45,85 @@ class GpuPlan:
     """``middlebury`` and ``sintel``: pairs with true flow for the errors."""
     parts: Sequence[str] = PARTS
     sides: Sequence[int] = schedules.SIZES
+    depths: Sequence[int] = schedules.DEPTHS
+    steps: Sequence[int] = solver.STEPS
+    """Iterations a warp, of the errors against time."""
     repeats: int = 5
     frames: int = 100
     """Calls behind a median and a 99th percentile."""
+    seconds: float = 0.6
+    """Work behind one measurement of energy."""
 
 
-def measure(plan: GpuPlan, note: Note, on_case: Callable[[list[Case]], None]) -> list[Case]:
-    """All cases; ``on_case`` gets those that are done after every one."""
+def earlier(path: Path) -> list[Case]:
+    """The cases of a file of results that were measured to the end.
+
+    Raises InputError for a file that is none, or whose numbers are of another GPU or commit than this run's.
+    """
+    try:
+        stored = json.loads(path.read_text("utf-8"))
+        cases, there = list(stored["cases"]), dict(stored["environment"])
+        done = [case for case in cases if case["case"] != "ceilings" and case.get("status", "ok") == "ok"]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"--resume: expected results of this benchmark in {path}, got something else") from error
+    here = environment()
+    for name in _SAME:
+        _check.require(
+            there.get(name) == here.get(name), "--resume", f"results of {name} {here.get(name)}", there.get(name)
+        )
+    return done
+
+
+def measure(plan: GpuPlan, note: Note, on_case: Callable[[list[Case]], None], known: Sequence[Case] = ()) -> list[Case]:
+    """All cases; ``on_case`` gets those that are done after every one.
+
+    ``known``: cases of earlier runs, which stay unless they are measured again. A part that fails says why in its case,
+    and the others go on.
+    """
     device = plan.device
-    cases: list[Case] = [schedules.ceilings(device)]
+    note("what the hardware can do")
+    limits = schedules.ceilings(device)
+    kept = {case["case"]: case for case in known}
     meter, told = open_meter(device) if {"energy", "realtime"} & set(plan.parts) else (None, "not asked for")
     side = min(schedules.REFERENCE_SIDE, max(plan.sides))
     pairs = [pair for group in plan.groups.values() for pair in group]
     given = (pairs[-1].frame1, pairs[-1].frame2) if pairs else None
     few = max(5, plan.frames // 10)
     makers: dict[str, Callable[[], Case]] = {
-        "frames": lambda: solver.whole_frames(solver.WHOLE, given, device, plan.frames, cases[0], note),
+        "frames": lambda: solver.whole_frames(solver.WHOLE, given, device, plan.frames, limits, note),
         "schedules": lambda: schedules.by_size(plan.sides, schedules.versions(), device, plan.repeats, note),
-        "quality": lambda: solver.quality(plan.groups, device, few, note),
+        "quality": lambda: solver.quality(plan.groups, device, few, note, plan.steps),
         "realtime": lambda: solver.real_time(solver.LIMITS, device, few, meter, note),
-        "depths": lambda: schedules.by_depth(side, schedules.pipelines(), device, plan.repeats, note),
-        "energy": lambda: schedules.energy(side, schedules.versions(), device, meter, told, note),
+        "depths": lambda: schedules.by_depth(side, schedules.pipelines(plan.depths), device, plan.repeats, note),
+        "energy": lambda: schedules.energy(side, schedules.versions(), device, meter, told, note, plan.seconds),
         "peers": lambda: solver.against_opencv(_largest(pairs), device, plan.repeats, note),
     }
+
+    def cases() -> list[Case]:
+        return [limits, *(kept[name] for name in CASES.values() if name in kept)]
+
     try:
         for part in plan.parts:
             if part == "quality" and not plan.groups:
                 note("no pairs with true flow were given: no errors against time")
                 continue
-            cases.append(makers[part]())
-            on_case(cases)
+            begin = time.perf_counter()
+            kept[CASES[part]] = {**_attempt(CASES[part], makers[part]), "took_s": time.perf_counter() - begin}
+            on_case(cases())
     finally:
         if meter is not None:
             meter.close()
-    return cases
+    return cases()
+
+
+def _attempt(name: str, make: Callable[[], Case]) -> Case:
+    try:
+        return make()
+    except CheckFailed as failure:
+        return {"case": name, "status": "check failed", "reason": str(failure), "rows": []}
+    except (RuntimeError, MemoryError, OSError) as error:
+        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+        return {"case": name, "status": "not possible", "reason": reason, "rows": []}
 
 
 def _largest(pairs: Sequence[Pair]) -> Pair:

@@ -61,11 +61,16 @@ def _lines(axes: Axes, rows: Sequence[dict[str, Any]], x: Callable[[dict[str, An
             label=name,
         )
     axes.grid(True, which="major", alpha=0.3)
-    axes.legend(fontsize=7)
+    _legend(axes)
+
+
+def _legend(axes: Axes) -> None:
+    """Beside the axes: there are too many lines for a place among them."""
+    axes.legend(fontsize=7, handlelength=3, loc="center left", bbox_to_anchor=(1.01, 0.5))
 
 
 def _sizes(case: dict[str, Any], machine: str) -> Figure:
-    figure, (axes,) = _figure(1, 7.5)
+    figure, (axes,) = _figure(1, 9)
     _lines(axes, case["rows"], lambda row: float(row["size"][0]), "ns_per_pixel")
     sides = sorted({row["size"][0] for row in case["rows"]})
     axes.set_xscale("log", base=2)
@@ -79,7 +84,7 @@ def _sizes(case: dict[str, Any], machine: str) -> Figure:
 
 
 def _depths(case: dict[str, Any], machine: str) -> Figure:
-    figure, (axes,) = _figure(1, 7.5)
+    figure, (axes,) = _figure(1, 9)
     _lines(axes, case["rows"], lambda row: float(row["depth"]), "ms_per_iteration")
     axes.set_xlabel("iterations in one pass")
     axes.set_ylabel("ms per iteration")
@@ -90,7 +95,7 @@ def _depths(case: dict[str, Any], machine: str) -> Figure:
 
 
 def _energy(case: dict[str, Any], machine: str) -> Figure:
-    figure, (axes,) = _figure(1, 7.5)
+    figure, (axes,) = _figure(1, 9)
     for row in case["rows"]:
         if "nj_per_pixel" not in row:
             continue
@@ -103,7 +108,7 @@ def _energy(case: dict[str, Any], machine: str) -> Figure:
     axes.set_xlabel("ns per pixel")
     axes.set_ylabel("nJ per pixel")
     axes.grid(True, alpha=0.3)
-    axes.legend(fontsize=7)
+    _legend(axes)
     height, width = case["rows"][0]["size"]
     figure.suptitle(f"{machine}: {width}×{height}, 1 scale × 1 warp × 10 iterations; {case['meter']}", fontsize=9)
     return figure

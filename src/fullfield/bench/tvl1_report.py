@@ -16,7 +16,8 @@ Table = list[list[str]]
 
 def case_of(results: dict[str, Any], name: str) -> Case | None:
     """The case of that name, where it was measured."""
-    return next((case for case in results["cases"] if case["case"] == name), None)
+    cases = (case for case in results["cases"] if case.get("status", "ok") == "ok")
+    return next((case for case in cases if case["case"] == name), None)
 
 
 def tables(results: dict[str, Any]) -> list[tuple[str, Table]]:
@@ -31,20 +32,33 @@ def report(results: dict[str, Any]) -> list[str]:
     lines: list[str] = []
     for title, table in tables(results):
         lines += [title, *(f"  {line}" for line in aligned(table)), ""]
-    for case in results["cases"]:
-        wrong = [r for r in case["rows"] if r.get("status", "ok") != "ok"]
-        lines += [f"{case['case']}, {row.get('name', '')}: {row['status']}: {row.get('reason', '')}" for row in wrong]
-    return lines
+    return lines + [f"{where}: {one['status']}: {one.get('reason', '')}" for where, one in unmeasured(results)]
+
+
+def unmeasured(results: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Cases and rows without numbers, and where they stand."""
+    found = [(case["case"], case) for case in results["cases"]]
+    found += [(f"{case['case']}, {row.get('name', '')}", row) for case in results["cases"] for row in case["rows"]]
+    return [(where, one) for where, one in found if one.get("status", "ok") != "ok"]
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """The tables as Markdown."""
+    """A page of the tables."""
     environment = results.get("environment", {})
-    parts = [f"# TV-L1 on {environment.get('gpu') or environment.get('cpu', 'this machine')}\n"]
+    return f"# TV-L1 on {environment.get('gpu') or environment.get('cpu', 'this machine')}\n\n{section(results)}"
+
+
+def section(results: dict[str, Any]) -> str:
+    """The tables as Markdown, without a heading."""
+    environment = results.get("environment", {})
+    parts = []
     for title, (header, *rows) in tables(results):
         lines = [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows)]
-        parts.append("\n".join([f"{title}\n", *lines, ""]))
+        parts.append("\n".join([f"**{title}**\n", *lines, ""]))
     commit, date = environment.get("commit"), environment.get("date")
+    told = [f"{where}: {one['status']}, {one.get('reason', '')}" for where, one in unmeasured(results)]
+    if told:
+        parts.append(f"Without numbers: {'; '.join(told)}.\n")
     parts.append(
         f"Commit {commit}, {date}; `fullfield bench tvl1 --device cuda`. Rows marked as published: {SOURCE}.\n"
     )
@@ -105,12 +119,15 @@ def work_table(results: dict[str, Any]) -> tuple[str, Table] | None:
         times = [f"{1e3 * row['median_s']:.4f}", f"{row['ns_per_pixel']:.4f}"]
         body.append([row["name"], *numbers, *times, f"{row['gflops']:.0f}", f"{row['gbytes_per_s']:.0f}"])
     for (schedule, precision), row in TABLE1.items():
-        moved = row.accesses * (4 if precision == "float32" else 2)
+        moved = row.accesses * (8 if precision == "float32" else 4)  # float2 and half2, as its intensities say
         numbers = [f"{row.operations}", f"{moved}", f"{row.operations / moved:.2f}"]
         times = [f"{row.ns_per_pixel * REFERENCE_SIDE**2 / 1e6:.1f}", f"{row.ns_per_pixel}"]
         name = f"{schedule} {precision}, published"
         body.append([name, *numbers, *times, str(row.gflops), str(row.gbytes_per_s)])
-    title = f"Work counted from the sources over measured time, {side}×{side}, {_work(case['setting'])}"
+    title = (
+        f"Work counted from the sources over measured time, {side}×{side}, {_work(case['setting'])} (the paper's GB/s: "
+        "of 2³⁰ bytes)"
+    )
     return title, [head, *body]
 
 
@@ -214,8 +231,9 @@ def peers_table(results: dict[str, Any]) -> tuple[str, Table] | None:
     ]
     height, width = case["size"]
     title = (
-        f"OpenCV in the same run, {case['pair']} {width}×{height}, {_work(case['setting'])}; "
-        f"its CUDA solver: {case['opencv_cuda']}"
+        f"Others in the same run, {case['pair']} {width}×{height}, {_work(case['setting'])} (scikit-image: all scales "
+        f"of ½), their CPU solvers on {results.get('environment', {}).get('cores', '?')} cores; OpenCV's CUDA solver: "
+        f"{case['opencv_cuda']}"
     )
     return title, [["solver", "ms", "over the first row's", "end-point error px"], *body]
 
@@ -232,7 +250,27 @@ def quality_tables(results: dict[str, Any]) -> list[tuple[str, Table]]:
             columns = at_equal_time(case, name, key=key)
             if columns:
                 found.append(_quality_table(name, some, words, columns))
-    return found
+    return [("What half precision gains: errors in the time that float32 takes", finding(case)), *found]
+
+
+def finding(case: Case) -> Table:
+    """The paper's finding, float16 against float32 at equal time, averages over a set's scenes."""
+    body = []
+    for name in dict.fromkeys(row["set"] for row in case["rows"]):
+        batch = next(row for row in case["rows"] if row["set"] == name)["batch"]
+        for key, words in (("seconds", f"{batch} at a time"), ("seconds_alone", "one at a time")):
+            for row in at_equal_time(case, name, key=key):
+                line = [f"{name}, {words}", f"{1e3 * row['seconds']:.3f}", f"{row['iterations float32']:.0f}"]
+                if row["epe float16"] is None:
+                    body.append([*line, "fewer than measured", *[""] * 4])
+                    continue
+                line.append(f"{row['iterations float16']:.1f}")
+                for error, unit in (("epe", "px"), ("aae", "°")):
+                    single, half = row[f"{error} float32"], row[f"{error} float16"]
+                    line += [f"{single:.3f} / {half:.3f} {unit}", f"{100 * (half / single - 1):+.1f} %"]
+                body.append(line)
+    head = ["pairs", "ms a pair", "iterations float32", "float16", "EPE float32 / float16", "", "AAE", ""]
+    return [head, *body]
 
 
 def _quality_table(name: str, some: dict[str, Any], words: str, columns: Sequence[dict[str, Any]]) -> tuple[str, Table]:

@@ -9,17 +9,22 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from fullfield.bench.energy import Meter, energy_of, idle_watts
+from fullfield._kernels.nvrtc import Compiler, Source
+from fullfield.bench.energy import Meter, StillMeter, energy_of, idle_watts
 from fullfield.bench.run import Candidate, captured, event_clock, interleaved, wall_clock
 from fullfield.ops.tvl1 import PRESETS, TVL1Config
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR, SCHEDULES
 from fullfield.ops.tvl1.reference import iterate as plain
+
+if TYPE_CHECKING:
+    from fullfield.ops.tvl1.cuda.tuning import Device
 
 Note = Callable[[str], None]
 Row = dict[str, Any]
@@ -173,6 +178,34 @@ def _version(schedule: str, precision: str, depth: int | None) -> Version:
     return Version(f"{schedule} {precision}", precision, begin, schedule, depth)
 
 
+def sources_of(contenders: Sequence[Version], iterations: Callable[[Version], int], here: Device) -> list[Source]:
+    """What the versions will have compiled for a GPU."""
+    from fullfield.ops.tvl1.cuda import schedules
+    from fullfield.ops.tvl1.cuda.state import Level
+    from fullfield.ops.tvl1.cuda.tuning import shape_for
+
+    levels = {name: Level(1, 64, 64, dtype, torch.device("cpu")) for name, dtype in PRECISIONS.items()}
+    found: list[Source] = []
+    for version in contenders:
+        level = levels[version.precision]
+        shape = shape_for(version.schedule, level.dtype, here)
+        shape = shape if version.depth is None else dataclasses.replace(shape, depth=version.depth)
+        for depth in set(schedules.plan(iterations(version), shape.depth)):
+            with suppress(ValueError):  # what a schedule refuses is told when its turn comes
+                found += [launch.source for launch in schedules.pass_of(version.schedule, level, depth, shape, here)]
+    return list(dict.fromkeys(found))
+
+
+def compile_ahead(contenders: Sequence[Version], iterations: Callable[[Version], int], device: torch.device) -> None:
+    """Compile what the versions will launch, all at once: one after the other it takes minutes."""
+    if device.type != "cuda":
+        return
+    from fullfield.ops.tvl1.cuda.tuning import device_at
+
+    here = device_at(torch.cuda.current_device() if device.index is None else device.index)
+    Compiler(here.arch, "TV-L1 iterations").compile(sources_of(contenders, iterations, here))
+
+
 # ---- measuring
 
 
@@ -204,6 +237,7 @@ def timed(
     state = made_up(size, device)
     rights: dict[int, Tensor] = {}
     rows, candidates = [], []
+    compile_ahead(contenders, iterations, device)
     for version in contenders:
         count = iterations(version)
         note(f"{size[1]}×{size[0]}, {version.name}{'' if version.depth is None else f', depth {version.depth}'}")
@@ -267,16 +301,27 @@ def by_depth(
 
 
 def energy(
-    side: int, contenders: Sequence[Version], device: torch.device, meter: Meter | None, told: str, note: Note
+    side: int,
+    contenders: Sequence[Version],
+    device: torch.device,
+    meter: Meter | None,
+    told: str,
+    note: Note,
+    seconds: float = 0.6,
 ) -> dict[str, Any]:
-    """Energy per pixel of every version, the paper's figure 12; without a meter only why."""
+    """Energy per pixel of every version, the paper's figure 12, from ``seconds`` of work; without a meter only why."""
     case: dict[str, Any] = {"case": "energy", "meter": told, "setting": setting().as_dict(), "rows": []}
     if meter is None:
         return case
     finish = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    case["idle_watts"] = idle_watts(meter)
+    try:
+        case["idle_watts"] = idle_watts(meter)
+    except StillMeter as still:
+        case["meter"] = str(still)
+        return case
     state = made_up((side, side), device)
     right = expected(state, setting())
+    compile_ahead(contenders, lambda _: ITERATIONS, device)
     for version in contenders:
         note(f"energy of {version.name}")
         row: Row = {"name": version.name, "precision": version.precision, "size": [side, side], "status": "ok"}
@@ -288,7 +333,11 @@ def energy(
             row |= {"status": "check failed", "reason": problem}
             continue
         call, runs = _many(work, device)
-        found = energy_of(call, meter, finish)
+        try:
+            found = energy_of(call, meter, finish, seconds)
+        except StillMeter as still:
+            row |= {"status": "not available", "reason": str(still)}
+            continue
         row |= {"watts": found["watts"], "joules": found["joules"] / runs, "seconds": found["seconds"]}
         row["nj_per_pixel"] = 1e9 * row["joules"] / side**2
         row["ns_per_pixel"] = 1e9 * found["seconds"] / (found["calls"] * runs) / side**2
@@ -326,9 +375,9 @@ def floor(pixels: int, iterations: int, precision: str, limits: dict[str, Any]) 
 
 def failed(cases: Sequence[dict[str, Any]]) -> list[str]:
     """What did not pass its check."""
+    told = [(case["case"], one) for case in cases for one in (case, *case["rows"])]
     return [
-        f"{case['case']}: {row.get('name', '')}: {row['reason']}"
-        for case in cases
-        for row in case["rows"]
-        if row.get("status") == "check failed"
+        ": ".join(word for word in (name, one.get("name", ""), one["reason"]) if word)
+        for name, one in told
+        if one.get("status") == "check failed"
     ]

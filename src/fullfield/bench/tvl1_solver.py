@@ -8,6 +8,7 @@ import importlib
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 from itertools import pairwise
 from typing import Any, Protocol
@@ -15,12 +16,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from fullfield.bench.energy import Meter, energy_of
+from fullfield.bench.energy import Meter, StillMeter, energy_of
 from fullfield.bench.models import Plan, frames
 from fullfield.bench.run import Candidate, event_clock, interleaved, wall_clock
-from fullfield.bench.tvl1 import Pair, _grey8, _opencv, peers
+from fullfield.bench.tvl1 import Pair, _grey8, _opencv, _skimage, peers
 from fullfield.bench.tvl1_schedules import PRECISIONS, SPECIAL
 from fullfield.metrics import aae, epe
+from fullfield.ops import latency
 from fullfield.ops.tvl1 import PRESETS, TVL1Config, TVL1Solver
 from fullfield.ops.tvl1._pyramid import level_sizes
 from fullfield.ops.tvl1.config import AUTO
@@ -102,16 +104,10 @@ def _few(once: float, count: int) -> int:
 
 
 def spread(seconds: Sequence[float]) -> dict[str, float | int]:
-    """Median, 99th percentile (nearest rank), extremes."""
-    ordered = sorted(seconds)
-    rank = -(-99 * len(ordered) // 100) - 1
-    return {
-        "median_s": statistics.median(ordered),
-        "p99_s": ordered[rank],
-        "min": ordered[0],
-        "max": ordered[-1],
-        "repeats": len(ordered),
-    }
+    """Median, 99th percentile, extremes."""
+    found = latency.spread(seconds)
+    spread_of = {"median_s": found.median, "p99_s": found.p99, "min": found.low, "max": found.high}
+    return {**spread_of, "repeats": found.number}
 
 
 # ---- whole frames
@@ -146,7 +142,7 @@ def agreement(config: TVL1Config, device: torch.device) -> tuple[dict[str, Any],
     return check, None if off <= allowed else f"{off:.2g} px from the plain solver (allowed {allowed:g})"
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=16)
 def _checked(config: TVL1Config, device: torch.device, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
     """A small pair of bytes and its flow by plain PyTorch."""
     first, second = (_bytes(frame) for frame in frames(Plan((), (), device), size))
@@ -271,7 +267,8 @@ def real_time(
                 rows.append(row | {"status": "not possible", "reason": "no size is fast enough"})
                 continue
             if meter is not None and "watts" not in best:
-                best["watts"] = _watts(best["side"], config, device, meter)
+                with suppress(StillMeter):
+                    best["watts"] = _watts(best["side"], config, device, meter)
             rows.append(row | best)
             start = best["side"]
     return {"case": "real time", "setting": setting.as_dict(), "rows": rows}
@@ -327,7 +324,9 @@ def _one_frame(side: int, config: TVL1Config, device: torch.device, count: int) 
 # ---- error against time
 
 
-def quality(groups: dict[str, Sequence[Pair]], device: torch.device, count: int, note: Note) -> Case:
+def quality(
+    groups: dict[str, Sequence[Pair]], device: torch.device, count: int, note: Note, steps: Sequence[int] = STEPS
+) -> Case:
     """Errors and time per pair over the number of iterations, alone and in batches: the paper's figure 13, table 2.
 
     Scenes of one size run together; the time per pair of a set is the mean over its scenes.
@@ -336,12 +335,16 @@ def quality(groups: dict[str, Sequence[Pair]], device: torch.device, count: int,
     for name, pairs in groups.items():
         scales = QUALITY_SCALES[name]
         for precision in PRECISIONS:
-            for iterations in STEPS:
+            for iterations in steps:
                 note(f"{name}, {precision}, {iterations} iterations")
                 config = PRESETS["paper"].replace(scales=scales, iterations=iterations, precision=precision)
                 row: Row = {"name": f"{name} {precision} {iterations}", "set": name, "precision": precision}
                 row |= {"iterations": iterations, "scales": scales, "warps": 1, "status": "ok", "batch": BATCH}
-                rows.append(row | _quality(pairs, config, device, count))
+                row["check"], problem = agreement(config, device)
+                more = (
+                    {"status": "check failed", "reason": problem} if problem else _quality(pairs, config, device, count)
+                )
+                rows.append(row | more)
     return {"case": "quality", "rows": rows}
 
 
@@ -423,7 +426,8 @@ def _between(points: Sequence[tuple[float, float]], at: float) -> float | None:
 
 
 def against_opencv(pair: Pair, device: torch.device, repeats: int, note: Note) -> Case:
-    """The whole solver with the paper's settings of table 3 beside OpenCV's, on the CPU and where it has one the GPU's.
+    """The whole solver with the paper's settings of table 3 beside OpenCV's, on the CPU and where it has one the GPU's,
+    and scikit-image's, whose pyramid goes on halving.
 
     Ours and OpenCV's GPU solver have their frames on the device; nobody stops early.
     """
@@ -435,6 +439,8 @@ def against_opencv(pair: Pair, device: torch.device, repeats: int, note: Note) -
     settings = {"ScalesNumber": 3, "ScaleStep": 0.5, "WarpingsNumber": 1, "Epsilon": 0.0, "MedianFiltering": 1}
     if "opencv" in peers():
         calls["opencv cpu"] = _opencv(pair, **settings, InnerIterations=10, OuterIterations=1)
+    if "scikit-image" in peers():
+        calls["scikit-image cpu"] = _skimage(pair, num_warp=1, num_iter=10, tol=0)
     cuda, reason = opencv_cuda(pair, setting)
     if cuda is not None:
         calls["opencv cuda"] = cuda
