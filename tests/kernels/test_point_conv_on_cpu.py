@@ -335,6 +335,14 @@ def test_rows_that_are_not_aligned() -> None:
     assert torch.equal(*out)
 
 
+def test_a_bias_that_does_not_lie_together() -> None:
+    geometry = random_geometry(20, 20, 150)
+    features, weight, bias, _ = draw(geometry, (8, 8), 1, torch.float32)
+    apart = torch.stack((bias, -bias), 1)[:, 0]
+    out = [point_conv(features, weight, geometry, b, backend="cuda") for b in (bias, apart)]
+    assert torch.equal(*out)
+
+
 def test_word_layout_is_the_sources(machine: Emulator) -> None:
     """The structures that the launchers fill are as long as those that the kernels read."""
     check(random_geometry(10, 10, 50), (8, 8), 1, torch.float32)

@@ -11,6 +11,7 @@ import torch
 from emulator import Emulator
 from torch import Tensor
 
+from fullfield import InputError
 from fullfield.ops import launching
 from fullfield.ops.neighbors import cuda as neighbors
 from fullfield.ops.point_conv import dispatch, point_conv, radius_geometry, reference
@@ -132,3 +133,11 @@ def test_a_convolution_and_its_norm_are_the_two(residual: bool, relu: bool) -> N
     assert [names for names, _, _ in found] == ["_ConvNormBackward", "_NormBackward"]
     assert all(torch.equal(a, b) for a, b in zip(found[0][1], found[1][1], strict=True))
     torch.testing.assert_close(found[0][2], found[1][2], rtol=1e-3, atol=1e-3)
+
+
+def test_a_residual_of_another_type_is_named() -> None:
+    geometry = radius_geometry(torch.rand(20, 3, generator=torch.Generator().manual_seed(1)), 0.2)
+    features, weight = torch.ones(20, 4, dtype=torch.float16), torch.ones(27, 4, 16, dtype=torch.float16)
+    learned = (torch.ones(16, requires_grad=True), torch.zeros(16))
+    with pytest.raises(InputError, match="residual: expected dtype float16"):
+        point_conv_norm(features, weight, geometry, *learned, residual=torch.ones(20, 16), backend="cpu")

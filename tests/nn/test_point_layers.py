@@ -68,6 +68,22 @@ def test_norms_of_empty_batches_and_half_precision(kind: str) -> None:
     assert norm.half()(torch.full((4, 3), 6e4, dtype=torch.float16), (4,)).isfinite().all()
 
 
+@pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
+@pytest.mark.parametrize("owner", [0, 1], ids=["convolution", "norm"])
+def test_hooks_are_called_where_both_are_one_step(
+    geometry: PointGeometry, features: Tensor, owner: int, kind: str
+) -> None:
+    features = features.float()
+    layers = (PointConv(features.shape[1], 8, bias=False), PointNorm(8))
+    plain = layers[1].of(layers[0], features, geometry, ())
+    seen: list[int] = []
+    getattr(layers[owner], f"register_{kind}_hook")(lambda *_: seen.append(1))
+    out = layers[1].of(layers[0], features.clone().requires_grad_(), geometry, ())
+    out.sum().backward()
+    assert torch.equal(out, plain)
+    assert seen == [1]
+
+
 def test_pooling(geometry: PointGeometry, features: Tensor) -> None:
     for mode in ("max", "mean"):
         assert torch.equal(PointPool(mode)(features, geometry), point_pool(features, geometry, mode))

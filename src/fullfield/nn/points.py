@@ -114,8 +114,7 @@ class PointNorm(nn.Module):
         """The same of what a convolution gives, in one step where that takes the host less time: its hooks and bias ask
         for two."""
         plain = conv.bias is None and self.kind == "layer" and geometry.kernel_size == conv.kernel_size
-        hooked = conv._forward_hooks or conv._forward_pre_hooks or self._forward_hooks or self._forward_pre_hooks
-        if not plain or hooked:
+        if not plain or _hooked(conv) or _hooked(self):
             out: Tensor = self(conv(features, geometry), sizes, residual, relu=relu)
             return out
         learned = self.norm
@@ -166,3 +165,9 @@ class CloudPool(nn.Module):
             else:
                 rows.append(part.amax(0) if self.mode == "max" else part.mean(0, dtype=exact).to(features.dtype))
         return torch.stack(rows)
+
+
+def _hooked(module: nn.Module) -> bool:
+    """Whether a call of the module does more than its ``forward``."""
+    before, behind = module._forward_pre_hooks, module._forward_hooks
+    return bool(before or behind or module._backward_pre_hooks or module._backward_hooks)

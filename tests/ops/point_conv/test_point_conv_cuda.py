@@ -47,12 +47,16 @@ def check(geometry: PointGeometry, channels: tuple[int, int], groups: int, dtype
     for name, value, twice, true in zip(("out", "features", "weight", "bias"), got, again, exact, strict=True):
         assert value.dtype == dtype
         assert torch.equal(value, twice), name
-        # 16 bits are summed for as long as the tensor cores can; float32 in short sums.
-        sums = 1e-5 if dtype == torch.float32 else 1e-4
-        away = (value.double() - true).abs()
-        scale = float(true.abs().max()) if true.numel() else 0.0
-        allowed = torch.finfo(dtype).eps * true.abs() + sums * scale
-        assert bool((away <= allowed).all()), f"{name}: {float(away.max())} of {scale}"
+        check_close(value, true, name)
+
+
+def check_close(value: Tensor, true: Tensor, name: str) -> None:
+    # 16 bits are summed for as long as the tensor cores can; float32 in short sums.
+    sums = 1e-5 if value.dtype == torch.float32 else 1e-4
+    away = (value.double() - true).abs()
+    scale = float(true.abs().max()) if true.numel() else 0.0
+    allowed = torch.finfo(value.dtype).eps * true.abs() + sums * scale
+    assert bool((away <= allowed).all()), f"{name}: {float(away.max())} of {scale}"
 
 
 @cache
@@ -128,8 +132,10 @@ def test_peak_memory(dtype: torch.dtype) -> None:
     assert grown <= results + (64 << 20) + 4 * weight.nbytes, f"{grown >> 20} MiB"
 
 
+@pytest.mark.usefixtures("_bands")
+@pytest.mark.parametrize("_bands", [1, 1 << 30], indirect=True, ids=["forms by size", "mma.sync"])
 def test_offsets_past_two_to_the_31() -> None:
-    """Elements of features, of results and triplets beyond 2^31."""
+    """Elements of features and of results beyond 2^31."""
     if torch.cuda.mem_get_info()[0] < 60 << 30:
         pytest.skip("needs 60 GiB of free memory")
     small = surface()
@@ -146,13 +152,13 @@ def test_offsets_past_two_to_the_31() -> None:
     )
     assert far * 64 > 1 << 31
     out = point_conv(wide, weight, geometry, backend="cuda")
-    assert torch.equal(out[shift:], point_conv(features, weight, small, backend="cuda"))
+    # Not against the kernels on the small cloud: fewer rows are multiplied in another form, with another order of sums.
+    check_close(out[shift:], point_conv(features.double(), weight.double(), small, backend="reference"), "out")
     assert not out[:shift].any()
     grad = torch.ops.fullfield.point_conv_weight(wide, out, *geometry.directions(), True, 27, 1, "cuda")
-    near = torch.ops.fullfield.point_conv_weight(
-        features, out[shift:].clone(), *small.directions(), True, 27, 1, "cuda"
-    )
-    assert float((grad.float() - near.float()).abs().max()) <= 0.02 * float(near.float().abs().max())
+    near = (features.double(), out[shift:].double())
+    true = torch.ops.fullfield.point_conv_weight(*near, *small.directions(), True, 27, 1, "reference")
+    assert float((grad.double() - true).abs().max()) <= 0.01 * float(true.abs().max())
 
 
 def test_streams_and_graphs() -> None:

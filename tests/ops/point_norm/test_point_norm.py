@@ -110,6 +110,8 @@ def test_mistakes_are_named() -> None:
         (lambda: point_norm(x[0], w, b), "features: expected shape"),
         (lambda: point_norm(x, w[:3], b), "weight: expected shape"),
         (lambda: point_norm(x, w, b[:3]), "bias: expected shape"),
+        (lambda: point_norm(x, w.to("meta"), b), "weight: expected device cpu"),
+        (lambda: point_norm(x, w, b, residual=r.to("meta")), "residual: expected device cpu"),
         (lambda: point_norm(x, w, b, residual=r[:5]), "residual: expected shape"),
         (lambda: point_norm(x, w, b, residual=r.half()), "residual: expected dtype float32"),
         (lambda: point_norm(x, w, b, "group"), "kind: expected"),

@@ -75,7 +75,8 @@ def product(
     triplets = Triplets(*forward)
     module, request = _serve(features, weight.shape[2], triplets, weight.shape[0], groups, backend)
     with _plain_mode(features.device.type):
-        out: Tensor = module.multiply(request, features.contiguous(), weight.contiguous(), bias, triplets)
+        given = (features.contiguous(), weight.contiguous(), None if bias is None else bias.contiguous())
+        out: Tensor = module.multiply(request, *given, triplets)
     return out
 
 

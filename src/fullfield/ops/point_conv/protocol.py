@@ -23,8 +23,8 @@ A backend is a module with
 ``assemble_all(wanted) -> list[Triplets]``, ``transpose_all(turns) -> list[Triplets]``
     Where there are such: the same of several, in fewer launches. The first may write over the neighbours.
 
-Features and weights arrive contiguous, of one dtype, and may be empty. Autocast is off, no graph is recorded. Results
-depend on the arguments alone, bit by bit. Backends never import each other.
+Features, weights and bias arrive contiguous, of one dtype, and may be empty. Autocast is off, no graph is recorded.
+Results depend on the arguments alone, bit by bit. Backends never import each other.
 """
 
 from __future__ import annotations

@@ -46,16 +46,20 @@ def _layout(channels: int, vector: int) -> tuple[int, int]:
 
 
 def supports(features: Tensor, weight: Tensor, *beside: Tensor | None, groups: int) -> bool:
-    """Whether these kernels serve rows of so many groups; parameters are of one type, that of the rows or float32."""
+    """Whether these kernels serve rows of so many groups; parameters are of one type, that of the rows or float32, and
+    what has rows is of theirs."""
     dtype, learned, device = features.dtype, weight.dtype, features.device
     if dtype not in TYPES or (learned is not torch.float32 and learned is not dtype) or not features.numel():
         return False
     if groups > MOST_GROUPS or features.shape[1] > MOST_CHANNELS or launching.why_not(device) is not None:
         return False
     for tensor in (weight, *beside):
-        if tensor is None or tensor.ndim == 2:
+        if tensor is None:
             continue
-        if tensor.dtype is not learned or not tensor.is_contiguous():
+        rows = tensor.ndim == 2
+        if tensor.device != device or tensor.dtype is not (dtype if rows else learned):
+            return False
+        if not rows and not tensor.is_contiguous():
             return False
     return True
 

@@ -51,8 +51,10 @@ def point_norm(
     """
     shape = features.shape
     fits = len(shape) == 2 and weight.shape == bias.shape == shape[1:] and features.dtype in _FLOATS
+    fits = fits and weight.device == bias.device == features.device
     if residual is not None:
         fits = fits and residual.shape == shape and residual.dtype == features.dtype
+        fits = fits and residual.device == features.device
     if not fits or kind != "layer":
         _check_norm(features, weight, bias, kind, sizes, running, residual)
     moves = () if running is None else (running.mean, running.var)

@@ -268,7 +268,10 @@ static __device__ __forceinline__ void multiply_rows(const MultiplyParams &p, co
             pass += now;
             Raw raw;
             gather.fetch(raw);
-            if (!arrived) ring.wait();
+            if (!arrived) {
+                ring.wait();
+                __syncwarp();
+            }
             arrived = true;
             while (true) {
                 while (left == 0) {
