@@ -163,6 +163,11 @@ def tune(index: int = 0) -> dict[str, dict[str, float]]:
     return times
 
 
+def kept_at(index: int = 0) -> Path | None:
+    """The file that :func:`tune` writes for GPU ``index``; None where there is no cache folder."""
+    return _place(device_at(index))
+
+
 def _time(schedule: str, level: Level, shape: Shape) -> float:
     """Milliseconds, the median of some runs."""
     from fullfield.ops.tvl1.config import TVL1Config
