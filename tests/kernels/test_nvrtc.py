@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -321,3 +323,27 @@ def test_places_of_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for variable in ("CONDA_PREFIX", "CUDA_PATH", "CUDA_HOME"):
         monkeypatch.delenv(variable, raising=False)
     assert list(nvrtc.candidates()) == [*map(str, places), *names]
+
+
+def test_early_launches_tell_the_driver_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By CUlaunchConfig and CUlaunchAttribute as cuda.h lays them out."""
+    seen: list[tuple[object, ...]] = []
+
+    class Driver:
+        def cuLaunchKernelEx(self, config: Any, handle: object, _arguments: object, _extra: object) -> int:
+            at = ctypes.addressof(config._obj)
+            attributes, count = ctypes.c_void_p.from_address(at + 40).value, ctypes.c_uint.from_address(at + 48).value
+            assert attributes is not None
+            kind, value = ctypes.c_int.from_address(attributes).value, ctypes.c_int.from_address(attributes + 8).value
+            sizes = tuple((ctypes.c_uint * 7).from_address(at))
+            seen.append((sizes, ctypes.c_void_p.from_address(at + 32).value, count, kind, value, handle))
+            return 0
+
+    monkeypatch.setattr(nvrtc, "driver", Driver)
+    monkeypatch.setattr(nvrtc, "make_current", lambda _: None)
+    kernel = nvrtc.Kernel.__new__(nvrtc.Kernel)
+    kernel._handle = ctypes.c_void_p(5)
+    kernel.launch((7, 2), 96, 1024, 0, 99, (ctypes.c_void_p * 1)(), True)
+    assert seen == [((7, 2, 1, 96, 1, 1, 1024), 99, 1, 6, 1, kernel._handle)]
+    assert ctypes.sizeof(nvrtc._Attribute) == 72
+    assert ctypes.sizeof(nvrtc._Launch) == 56

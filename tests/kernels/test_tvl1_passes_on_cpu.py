@@ -20,7 +20,7 @@ from fullfield.ops.tvl1 import TVL1Config, TVL1Solver, persistent, reference
 from fullfield.ops.tvl1._pyramid import gaussian_table, linear_table
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR, SCHEDULES
 from fullfield.ops.tvl1.cuda import engine as engines
-from fullfield.ops.tvl1.cuda import passes, recording, schedules
+from fullfield.ops.tvl1.cuda import fused, passes, recording, schedules
 from fullfield.ops.tvl1.cuda import solver as solver_module
 from fullfield.ops.tvl1.cuda.engine import Engine
 from fullfield.ops.tvl1.cuda.passes import Passes, planes_of
@@ -37,15 +37,15 @@ SIZES = [(1, 40), (40, 1), (7, 5), (19, 67), (34, 70)]
 
 
 @pytest.fixture(scope="module")
-def machine(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
-    return Emulator(tmp_path_factory.mktemp("kernels"), 163 << 10)
+def machine() -> Emulator:
+    return Emulator(163 << 10)
 
 
 @pytest.fixture(autouse=True)
 def _emulated(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(passes, "LIBRARIES", machine)
     monkeypatch.setattr(passes, "device_of", lambda _: GPU)
-    monkeypatch.setattr(passes, "raw_stream", lambda _: 0)
+    monkeypatch.setattr(engines, "raw_stream", lambda _: 0)
     torch.manual_seed(0)
     with machine.used():
         yield
@@ -197,7 +197,7 @@ def test_linearise(dtype: torch.dtype, size: tuple[int, int]) -> None:
 
 @pytest.fixture
 def plain_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As ``schedules`` documents them; results alternate between both sets of planes."""
+    """As ``schedules`` documents them, on every level; results alternate between both sets of planes."""
 
     def iterate(
         _schedule: str,
@@ -227,6 +227,7 @@ def plain_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(engines.schedules, "iterate", iterate)
     monkeypatch.setattr(engines.schedules, "prepare", lambda *_: None)
+    monkeypatch.setattr(fused, "best", lambda *_: None)
 
 
 def scene(height: int, width: int, batch: int = 1, shift: int = 2) -> tuple[Tensor, Tensor]:
@@ -274,6 +275,92 @@ def test_a_solve_is_the_reference_one(variant: str, precision: str) -> None:
     assert truth.abs().max() > 0.5, "the scene must move"
     assert error.mean() < (1e-4 if precision == "float32" else 1e-2)
     assert error.max() < (5e-3 if precision == "float32" else 0.2)
+
+
+# ---- whole warps in one kernel
+
+
+def with_shape(monkeypatch: pytest.MonkeyPatch, *shape: int | bool) -> None:
+    """All levels in tiles of this shape."""
+    shapes = (fused.Shape(*shape),)
+    monkeypatch.setattr(
+        fused, "best", lambda _, height, width, config, __: fused.tiling(height, width, config, shapes[0])
+    )
+
+
+@pytest.mark.parametrize("shape", [(2, 20, True), (5, 8, False), (20, 2, True), (6, 6, False, 1)], ids=str)
+@pytest.mark.parametrize("size", [(33, 52), (90, 131), (45, 70), (150, 30), (1, 40), (40, 1), (2, 1)], ids=str)
+def test_fused_tiles(
+    shape: tuple[int | bool, ...], size: tuple[int, int], machine: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_shape(monkeypatch, *shape)
+    config = TVL1Config(warps=3, iterations=7, scale_factor=0.4)
+    machine.launched.clear()
+    frames = scene(*size, batch=2)
+    error = (solved(Engine(2, *size, config, CPU), frames).double() - expected(frames, config)).abs()
+    assert machine.launched["fused_warp"] >= 3
+    assert "linearise" not in machine.launched
+    assert error.mean() < 1e-4
+    assert error.max() < 5e-3
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+@pytest.mark.parametrize("shape", [(4, 8, True), (7, 5, True, 1)], ids=str)
+def test_fused_variants(
+    variant: str, precision: str, shape: tuple[int | bool, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_shape(monkeypatch, *shape)
+    config = TVL1Config(warps=2, iterations=6, scale_factor=0.6, precision=precision).replace(**VARIANTS[variant])
+    frames = scene(50, 72)
+    error = (solved(Engine(1, 50, 72, config, CPU), frames).double() - expected(frames, config)).abs()
+    assert error.mean() < (1e-4 if precision == "float32" else 1e-2)
+    assert error.max() < (5e-3 if precision == "float32" else 0.2)
+
+
+def test_large_motion_in_a_tile_needs_no_patch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flows of one tile that differ by more than its patch of the second frame holds."""
+    with_shape(monkeypatch, 5, 8, False)
+    config = TVL1Config(warps=2, iterations=6, scales=1)
+    frames = scene(50, 90)
+    start = torch.zeros(1, 2, 50, 90)
+    start[:, 0] = torch.linspace(-25, 25, 90)
+    start[:, 1, 25:] = 19.3
+    error = (solved(Engine(1, 50, 90, config, CPU), frames, start).double() - expected(frames, config, start)).abs()
+    assert error.mean() < 1e-4
+    assert error.max() < 5e-3
+
+
+def test_where_whole_warps_are_one_kernel() -> None:
+    gpu = Device(0, "H200", "sm_90a", 132, 227 << 10)
+    default = TVL1Config()
+    small, middle = fused.best(1, 27, 48, default, gpu), fused.best(1, 275, 488, default, gpu)
+    assert small is not None
+    assert middle is not None
+    assert small.shape.high < middle.shape.high
+    assert middle.across * middle.down <= 132 < 2 * middle.across * middle.down
+    assert fused.best(1, 275, 488, TVL1Config.preset("paper"), gpu) is None, "100 iterations reach too far"
+    assert fused.best(1, 275, 488, default.replace(iterations=25), gpu) is None, "too much would be computed again"
+    ampere = fused.best(1, 80, 120, default, Device(0, "A10", "sm_86", 72, 99 << 10))
+    assert ampere is not None
+    assert ampere.shape.shared <= 99 << 10
+
+
+@pytest.mark.parametrize(("arch", "early"), [("sm_80", False), ("sm_89", False), ("sm_90a", True), ("sm_120", True)])
+def test_only_kernels_that_wait_are_launched_early(arch: str, early: bool) -> None:
+    """fused_warp.cu waits from sm_90 on, before it reads or writes anything."""
+    config, level = TVL1Config(), Level(1, 40, 60, torch.float32, CPU)
+    planes, gpu = torch.zeros(3, 1, 2, 40, 64), Device(0, "", arch, 8, 227 << 10)
+    cut = fused.tiling(40, 60, config, fused.SHAPES[0])
+    assert cut is not None
+    image, flow, to = planes[0, :, 0], planes[1], planes_of(planes[2], 60)
+    launch = fused.launch(cut, level, config, gpu, fused.Warp(image, image, flow, to, None, None, True, False))
+    assert launch.early is early
+    text = fused.source(config, cut, torch.float32).text
+    body = text[text.index("fused_warp(const") :]
+    wait = body.index("griddepcontrol.wait")
+    assert "#if __CUDA_ARCH__ >= 900" in body[:wait]
+    assert not any(f"p.{name}" in body[:wait] for name in ("first", "second", "from", "target", "dual", "flags"))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -30,6 +30,7 @@ OPTIONS = ("--std=c++17", "--device-as-default-execution-space")
 _HINT = "pip install 'fullfield[cuda13]' or, for CUDA 12, 'fullfield[cuda12]'"
 _INVALID_CONTEXT = 201
 _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+_EARLY = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 
 
 class KernelError(RuntimeError):
@@ -308,6 +309,21 @@ def capture_id(stream: int) -> int:
     return number.value
 
 
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute."""
+
+    _fields_ = (("id", ctypes.c_int), ("unused", ctypes.c_int), ("value", ctypes.c_int * 16))
+
+
+class _Launch(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p), ("count", ctypes.c_uint),
+    )  # fmt: skip
+
+
 class Kernel:
     """One kernel of a library."""
 
@@ -334,13 +350,33 @@ class Kernel:
         device: int,
         stream: int,
         arguments: ctypes.Array[ctypes.c_void_p],  # addresses; what they point to is copied before this returns
+        early: bool = False,  # from sm_90 on: begins before the kernel ahead of it ends, and waits for that itself
     ) -> None:
+        if early:
+            self._launch_early(grid, threads, shared, device, stream, arguments)
+            return
         code = self._launch(self._handle, grid[0], grid[1], 1, threads, 1, 1, shared, stream, arguments, None)
         if code == _INVALID_CONTEXT:
             make_current(device)
             code = self._launch(self._handle, grid[0], grid[1], 1, threads, 1, 1, shared, stream, arguments, None)
         if code:
             check(code)
+
+    def _launch_early(
+        self,
+        grid: tuple[int, int],
+        threads: int,
+        shared: int,
+        device: int,
+        stream: int,
+        arguments: ctypes.Array[ctypes.c_void_p],
+    ) -> None:
+        attribute = _Attribute(id=_EARLY)
+        attribute.value[0] = 1
+        block = (ctypes.c_uint * 3)(threads, 1, 1)
+        how = _Launch((ctypes.c_uint * 3)(*grid, 1), block, shared, stream, ctypes.addressof(attribute), 1)
+        make_current(device)
+        check(driver().cuLaunchKernelEx(ctypes.byref(how), self._handle, arguments, None))
 
 
 class Library:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Sequence
 from functools import partial
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
+from fullfield.ops.latency import spread
 from fullfield.ops.tvl1 import cuda
 from fullfield.ops.tvl1.api import check_size
 from fullfield.ops.tvl1.config import TVL1Config
@@ -139,10 +139,8 @@ class PersistentSolver:
             _check.require(self._count > 0, "latency", "at least one flow", "none")
             kept = self._times[: min(self._count, _REMEMBERED)]
             kept[(self._count - 1) % _REMEMBERED][1].synchronize()
-            times = sorted(begin.elapsed_time(end) / 1e3 for begin, end in kept)
-        middle = len(times) // 2
-        median = times[middle] if len(times) % 2 else (times[middle - 1] + times[middle]) / 2
-        return Latency(len(times), median, times[math.ceil(0.99 * len(times)) - 1])
+            found = spread(begin.elapsed_time(end) / 1e3 for begin, end in kept)
+        return Latency(found.number, found.median, found.p99)
 
     def forget_latency(self) -> None:
         """Measure anew."""

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fullfield.ops.launching import raw_stream
 from fullfield.ops.tvl1._pyramid import level_sizes, progress_after
 from fullfield.ops.tvl1.config import AUTO, STOP_INTERVAL, TVL1Config
-from fullfield.ops.tvl1.cuda import passes, schedules
+from fullfield.ops.tvl1.cuda import fused, passes, schedules
 from fullfield.ops.tvl1.cuda.passes import Launch, Passes, Planes, dual_of, planes_of
 from fullfield.ops.tvl1.cuda.state import FLOW, Level, elements_of, pitch_of
 
@@ -35,7 +36,7 @@ class Engine:
         self.sizes = sizes = level_sizes(height, width, config.scales, config.scale_factor)
         self._schedule = schedules.DEFAULT if config.schedule == AUTO else config.schedule
         self._dtype = dtype = DTYPES[config.precision]
-        self._passes = Passes(device, dtype)
+        self._passes, self._about = Passes(device, dtype), passes.device_of(device)
         pitches = [pitch_of(w, torch.float32) for _, w in sizes]
         self._images = [self._new((2, batch, h, p)) for (h, _), p in zip(sizes, pitches, strict=True)]
         # Neighbouring levels' flows lie in different memory, as one becomes the other.
@@ -50,14 +51,25 @@ class Engine:
         kept = 2 if config.dual_reset == "never" else 1
         self._states = [self._new((elements_of(batch, *size, dtype),), dtype) for size in sizes[:kept]]
         self._levels = [Level(batch, *size, dtype, device, self._states[n % kept]) for n, size in enumerate(sizes)]
+        self._cuts = [self._cut(level) for level in self._levels]
+        fused.load([(cut, config, dtype) for cut in self._cuts if cut is not None], self._about)
         self.flags = torch.zeros(1, dtype=torch.int32, device=device)
         self._flow_at = torch.zeros(1, dtype=torch.int64, device=device)
         self._launches: dict[Hashable, Launch] = {}
         depth = min(config.iterations, STOP_INTERVAL) if config.epsilon > 0 else config.iterations
-        for level in self._levels:
+        for level, cut in zip(self._levels, self._cuts, strict=True):
+            if cut is not None:
+                continue
             schedules.prepare(self._schedule, level, depth)
             if config.epsilon > 0 and config.iterations % depth:
                 schedules.prepare(self._schedule, level, config.iterations % depth)
+
+    def _cut(self, level: Level) -> fused.Tiling | None:
+        """How whole warps run on the level, if they are to be kernels of their own."""
+        config = self.config
+        if config.schedule != AUTO or config.epsilon > 0:
+            return None
+        return fused.best(level.batch, level.height, level.width, config, self._about)
 
     def _new(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=self.device)
@@ -74,11 +86,11 @@ class Engine:
         ``flow`` [B, 2, H, W], contiguous. ``flags``: note values out of range."""
         images = tuple(self._images[0][place : place + len(frames)])
         noted = self.flags if flags else None
-        self._passes.grey(frames, images, noted, flow, self._flow_at)(passes.raw_stream(self.device))
+        self._passes.grey(frames, images, noted, flow, self._flow_at)(raw_stream(self._about.index))
 
     def begin_at(self, flow: Tensor) -> None:
         """Fill ``start`` from a flow [B, 2, H, W], contiguous."""
-        self._down(planes_of(flow), None)(passes.raw_stream(self.device))
+        self._down(planes_of(flow), None)(raw_stream(self._about.index))
         self._kept("start across", self._across)
 
     def begin_at_last(self) -> None:
@@ -105,7 +117,7 @@ class Engine:
         launch = self._launches.get(key)
         if launch is None:
             launch = self._launches[key] = make()
-        launch(passes.raw_stream(self.device))
+        launch(raw_stream(self._about.index))
 
     def pyramid(self, place: int, count: int = 1) -> None:
         """The coarser images of ``count`` frames from the finest at ``place``."""
@@ -128,12 +140,30 @@ class Engine:
             if number < last:
                 self._enlarge(number)
             for warp in range(self.config.warps):
-                coarsest = number == last and warp == 0
+                coarsest, ends = number == last and warp == 0, warp == self.config.warps - 1
                 zero = reset == "warp" or (warp == 0 and (reset == "scale" or number == last))
-                self._warp(number, first, self.start if coarsest else self._flows[number], zero)
-                self._clean(number, final=number == 0 and warp == self.config.warps - 1, flags=flags)
+                flow = self.start if coarsest else self._flow(number, warp)
+                final = number == 0 and ends
+                if self._cuts[number] is None:
+                    self._warp(number, first, flow, zero)
+                    self._clean(number, final=final, flags=flags)
+                else:
+                    keep = reset == "never" or (reset == "scale" and not ends)
+                    self._whole(number, first, flow, self._flow(number, warp + 1), (zero, keep, final, flags))
                 if progress is not None:
                     progress(*progress_after(self.sizes, number, (warp + 1) / self.config.warps))
+
+    def _flow(self, number: int, warp: int) -> Tensor:
+        """Where the flow of a level lies before a warp; the last one leaves it in ``_flows``.
+
+        A warp in one kernel takes it to another place: to where the data term would lie, which it does not store.
+        """
+        flow, level = self._flows[number], self._levels[number]
+        if self._cuts[number] is None or (self.config.warps - warp) % 2 == 0:
+            return flow
+        unused = level.memory.view(-1)[level.data_plane * level.plane_step :].view(torch.float32)
+        item = level.item_step * level.dtype.itemsize // flow.dtype.itemsize
+        return unused.as_strided(flow.shape, (item, *flow.stride()[1:]), unused.storage_offset())
 
     def _enlarge(self, number: int) -> None:
         """The flow of the next coarser level, and its dual variable if it is carried, to level ``number``."""
@@ -141,7 +171,7 @@ class Engine:
         finer, coarser = self._levels[number], self._levels[number + 1]
 
         def flow() -> Launch:
-            source, target = planes_of(self._flows[number + 1], w), planes_of(self._flows[number], width)
+            source, target = planes_of(self._flows[number + 1], w), planes_of(self._flow(number, 0), width)
             return self._passes.resample(source, target, "linear", scale=(width / w, height / h))
 
         def dual() -> Launch:
@@ -162,7 +192,7 @@ class Engine:
 
         self._kept(("warp", number, first, level.front, flow is self.start), linearise)
         start = schedules.Start(zero_dual=zero_dual)
-        stream = passes.raw_stream(self.device)
+        stream = raw_stream(self._about.index)
         if config.epsilon == 0:
             schedules.iterate(self._schedule, level, config.iterations, config, stream, start)
             return
@@ -173,6 +203,25 @@ class Engine:
             change = ((level.flow.float() - before) ** 2).sum(1).mean().sqrt()
             if float(change) < config.epsilon * depth:
                 break
+
+    def _whole(self, number: int, first: int, flow: Tensor, to: Tensor, options: tuple[bool, bool, bool, bool]) -> None:
+        """A warp in one kernel. ``options``: zero dual at first, dual of use later, flow is the result, note flags."""
+        config, level, cut = self.config, self._levels[number], self._cuts[number]
+        zero, keep, final, flags = options
+
+        def launch() -> Launch:
+            assert cut is not None
+            return fused.launch(
+                cut, level, config, self._about,
+                fused.Warp(
+                    self._images[number][first], self._images[number][1 - first], flow,
+                    self._flow_planes() if final else planes_of(to, level.width),
+                    self._flow_at if final else None, self.flags if final and flags else None, zero, keep,
+                ),
+            )  # fmt: skip
+
+        self._kept(("whole", number, first, level.front, flow.data_ptr(), options), launch)
+        level.front = 1 - level.front
 
     def _clean(self, number: int, *, final: bool, flags: bool) -> None:
         """The filtered flow to where the next warp, the next level or the caller reads it."""

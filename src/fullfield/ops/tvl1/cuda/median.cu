@@ -1,4 +1,4 @@
-// The flow after a warp: median of both components, or as it is. Follows images.cuh.
+// The flow after a warp: median of both components, or as it is. Follows images.cuh and medians.cuh.
 //
 // Macros set by the launcher:
 //   HALF   whether the level is float16
@@ -19,105 +19,6 @@ struct MedianParams {
     int height, width, pitch, target_pitch;
     int tiles_y, tiles_x;
 };
-
-static __device__ __forceinline__ void sort2(float &a, float &b) {
-    const float low = fminf(a, b);
-    b = fmaxf(a, b);
-    a = low;
-}
-static __device__ __forceinline__ float median_of(float a, float b, float c) { return fmaxf(fminf(a, b), fminf(fmaxf(a, b), c)); }
-
-// Batcher's networks: of four values; merging sorted runs that lie one behind the other. Of what a caller does not use of
-// the result nothing is computed.
-static __device__ __forceinline__ void sort4(float &a, float &b, float &c, float &d) {
-    sort2(a, b), sort2(c, d), sort2(a, c), sort2(b, d), sort2(b, c);
-}
-static __device__ __forceinline__ void merge_4_4(float (&v)[8]) {
-    sort2(v[0], v[4]), sort2(v[2], v[6]), sort2(v[2], v[4]), sort2(v[1], v[5]), sort2(v[3], v[7]), sort2(v[3], v[5]);
-    sort2(v[1], v[2]), sort2(v[3], v[4]), sort2(v[5], v[6]);
-}
-static __device__ __forceinline__ void merge_8_8(float (&v)[16]) {
-    sort2(v[0], v[8]), sort2(v[4], v[12]), sort2(v[4], v[8]), sort2(v[2], v[10]), sort2(v[6], v[14]), sort2(v[6], v[10]);
-    sort2(v[2], v[4]), sort2(v[6], v[8]), sort2(v[10], v[12]), sort2(v[1], v[9]), sort2(v[5], v[13]), sort2(v[5], v[9]);
-    sort2(v[3], v[11]), sort2(v[7], v[15]), sort2(v[7], v[11]), sort2(v[3], v[5]), sort2(v[7], v[9]), sort2(v[11], v[13]);
-    sort2(v[1], v[2]), sort2(v[3], v[4]), sort2(v[5], v[6]), sort2(v[7], v[8]), sort2(v[9], v[10]), sort2(v[11], v[12]);
-    sort2(v[13], v[14]);
-}
-// The 5th to 10th of 14: runs of 10 and 4.
-static __device__ __forceinline__ void middle_10_4(float (&v)[14], float (&to)[6]) {
-    sort2(v[0], v[10]), sort2(v[8], v[10]), sort2(v[4], v[8]), sort2(v[2], v[12]), sort2(v[6], v[12]), sort2(v[2], v[4]);
-    sort2(v[6], v[8]), sort2(v[12], v[10]), sort2(v[1], v[11]), sort2(v[9], v[11]), sort2(v[5], v[9]), sort2(v[3], v[13]);
-    sort2(v[7], v[13]), sort2(v[3], v[5]), sort2(v[7], v[9]), sort2(v[3], v[4]), sort2(v[5], v[6]), sort2(v[7], v[8]);
-    sort2(v[9], v[12]);
-#pragma unroll
-    for (int i = 0; i < 6; i++) to[i] = v[4 + i];
-}
-// The 5th and 6th of 10: runs of 6 and 4.
-static __device__ __forceinline__ void middle_6_4(float (&v)[10], float &low, float &high) {
-    sort2(v[0], v[6]), sort2(v[4], v[6]), sort2(v[2], v[8]), sort2(v[2], v[4]), sort2(v[8], v[6]), sort2(v[1], v[7]);
-    sort2(v[5], v[7]), sort2(v[3], v[9]), sort2(v[3], v[5]), sort2(v[3], v[4]), sort2(v[5], v[8]);
-    low = v[4], high = v[5];
-}
-
-// Medians of the four 5×5 windows in 6×6 values. The 4×4 in the middle belong to all of them: of those, three at each end
-// can be no median; of each row of four above and below, and column of four at the sides, the same is said again.
-static __device__ __forceinline__ void medians(float (&v)[6][6], float (&out)[2][2]) {
-    float core[16];
-#pragma unroll
-    for (int i = 0; i < 6; i++) sort4(v[1][i], v[2][i], v[3][i], v[4][i]);
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        float pair[8];
-#pragma unroll
-        for (int i = 0; i < 4; i++) pair[i] = v[1 + i][1 + 2 * half], pair[4 + i] = v[1 + i][2 + 2 * half];
-        merge_4_4(pair);
-#pragma unroll
-        for (int i = 0; i < 8; i++) core[8 * half + i] = pair[i];
-    }
-    merge_8_8(core);
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        float *row = v[5 * i], fourteen[14], six[6];
-        sort4(row[1], row[2], row[3], row[4]);
-#pragma unroll
-        for (int k = 0; k < 10; k++) fourteen[k] = core[3 + k];
-#pragma unroll
-        for (int k = 0; k < 4; k++) fourteen[10 + k] = row[1 + k];
-        middle_10_4(fourteen, six);
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            float ten[10], low, high;
-#pragma unroll
-            for (int k = 0; k < 6; k++) ten[k] = six[k];
-#pragma unroll
-            for (int k = 0; k < 4; k++) ten[6 + k] = v[1 + k][5 * j];
-            middle_6_4(ten, low, high);
-            out[i][j] = fmaxf(low, fminf(high, row[5 * j]));
-        }
-    }
-}
-
-// Medians of the four 3×3 windows in 4×4 values, from sorted columns.
-static __device__ __forceinline__ void medians(float (&v)[4][4], float (&out)[2][2]) {
-#pragma unroll
-    for (int i = 0; i < 2; i++) {
-        float low[4], middle[4], high[4];
-#pragma unroll
-        for (int x = 0; x < 4; x++) {
-            float a = v[i][x], b = v[i + 1][x], c = v[i + 2][x];
-            sort2(a, b), sort2(b, c), sort2(a, b);
-            low[x] = a, middle[x] = b, high[x] = c;
-        }
-#pragma unroll
-        for (int j = 0; j < 2; j++)
-            out[i][j] = median_of(fmaxf(fmaxf(low[j], low[j + 1]), low[j + 2]), median_of(middle[j], middle[j + 1], middle[j + 2]),
-                                  fminf(fminf(high[j], high[j + 1]), high[j + 2]));
-    }
-}
-static __device__ __forceinline__ void medians(float (&v)[2][2], float (&out)[2][2]) {
-#pragma unroll
-    for (int i = 0; i < 4; i++) out[i >> 1][i & 1] = v[i >> 1][i & 1];
-}
 
 // The flow at one pixel and, for even addresses, at two.
 static __device__ __forceinline__ float flow_at(const T *flow, const T *origin, i64 at) {

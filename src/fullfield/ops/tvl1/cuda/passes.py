@@ -66,9 +66,9 @@ _Median = structure(
 # ---- sources and devices
 
 
-def _read(name: str) -> str:
+def _read(*names: str) -> str:
     folder = Path(__file__).parent
-    return read_source(folder / "images.cuh", folder / name)
+    return read_source(*(folder / name for name in ("images.cuh", *names)))
 
 
 def pyramid_source() -> Source:
@@ -78,22 +78,19 @@ def pyramid_source() -> Source:
 
 def warp_source(dtype: torch.dtype) -> Source:
     """``linearise`` for levels of ``dtype``."""
-    return Source(_read("warp.cu"), (f"-DHALF={int(dtype == torch.float16)}", f"-DFLOOR={GRADIENT_FLOOR!r}f"))
+    return Source(
+        _read("sampling.cuh", "warp.cu"), (f"-DHALF={int(dtype == torch.float16)}", f"-DFLOOR={GRADIENT_FLOOR!r}f")
+    )
 
 
 def median_source(dtype: torch.dtype) -> Source:
     """``median3``, ``median5`` and ``settle`` for levels of ``dtype``."""
-    return Source(_read("median.cu"), (f"-DHALF={int(dtype == torch.float16)}",))
+    return Source(_read("medians.cuh", "median.cu"), (f"-DHALF={int(dtype == torch.float16)}",))
 
 
 def device_of(device: torch.device) -> Device:
     """Of a CUDA device."""
     return device_at(torch.cuda.current_device() if device.index is None else device.index)
-
-
-def raw_stream(device: torch.device) -> int:
-    """PyTorch's current stream."""
-    return torch.cuda.current_stream(device).cuda_stream
 
 
 @dataclass(frozen=True)
@@ -106,9 +103,12 @@ class Launch:
     device: int
     shared: int = 0
     threads: int = _THREADS
+    early: bool = False
+    """Begins before the kernel ahead ends; waits for its results itself."""
 
     def __call__(self, stream: int) -> None:
-        self.kernel.launch((self.blocks, 1), self.threads, self.shared, self.device, stream, addresses(self.params))
+        arguments = addresses(self.params)
+        self.kernel.launch((self.blocks, 1), self.threads, self.shared, self.device, stream, arguments, self.early)
 
 
 class Planes(NamedTuple):
