@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 import types
 from typing import Any
@@ -160,10 +161,12 @@ def test_energy_per_pixel() -> None:
 
 
 class Stopping(Wall):
-    """A meter that moves for the first idle moments only."""
+    """A meter that stands still once it is stopped."""
 
-    def __init__(self, seconds: float) -> None:
-        self.end = super().joules() + 100 * seconds
+    end = math.inf
+
+    def stop(self, _: str = "") -> None:
+        self.end = super().joules()
 
     def joules(self) -> float:
         return min(super().joules(), self.end)
@@ -171,11 +174,14 @@ class Stopping(Wall):
 
 def test_a_meter_that_stands_still_gives_no_energy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fullfield.bench.energy._TICK_SECONDS", 0.02)
-    still = tvl1_schedules.energy(32, [stand_in("global")], CPU, Stopping(-1), "made up", quiet, 0.05)
+    meter = Stopping()
+    meter.stop()
+    still = tvl1_schedules.energy(32, [stand_in("global")], CPU, meter, "made up", quiet, 0.05)
     assert still["meter"].startswith("not available: made up did not move in 0.")
     assert still["rows"] == []
     assert "Energy: not measured, not available" in next(iter(tvl1_report.tables({"cases": [still]})))[0]
-    later = tvl1_schedules.energy(32, [stand_in("global")], CPU, Stopping(0.33), "made up", quiet, 0.05)
+    meter = Stopping()  # stops when the first version is announced, after the idle device was measured
+    later = tvl1_schedules.energy(32, [stand_in("global")], CPU, meter, "made up", meter.stop, 0.05)
     (row,) = later["rows"]
     assert row["status"] == "not available"
     assert "watts" not in row
