@@ -1,6 +1,7 @@
 // A baseline: convolution by triplets as the supplement of PointCNN++ describes its kernels, written anew. No system
-// headers (NVRTC). Built behind halves.cuh. A warp walks LENGTH triplets with 32 x 32 weights in its registers, a lane an output; what it has
-// summed goes to memory by atomic additions when the output changes. Products are not made by tensor cores.
+// headers (NVRTC). Built behind halves.cuh and values.cuh. A warp walks LENGTH triplets with 32 x 32 weights in its
+// registers, a lane an output; what it has summed goes to memory by atomic additions when the output changes. Products
+// are not made by tensor cores.
 //
 // Macros set by the launcher:
 //   IN   features and weights: 0 float32, 1 float16, 2 bfloat16; sums are float32
@@ -8,12 +9,6 @@
 #define WARPS 8
 #define LENGTH 128
 #define ALL 0xffffffffu
-
-#if IN == 0
-typedef float Value;
-#else
-typedef u16 Value;
-#endif
 
 struct ListingParams {
     const Value *weight;      // [K, Cin, Cout]; of the outer products the outputs' gradients [M, Cout]
@@ -24,16 +19,6 @@ struct ListingParams {
     int inputs, outputs;
     int blocks_in, blocks_out;  // of 32 channels
 };
-
-static __device__ __forceinline__ float widened(Value v) {
-#if IN == 0
-    return v;
-#elif IN == 1
-    return from_f16(v);
-#else
-    return from_bf16(v);
-#endif
-}
 
 struct Share {
     i64 first, last;

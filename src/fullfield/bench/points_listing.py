@@ -29,7 +29,7 @@ _Params: Any = structure(
 
 def source(dtype: torch.dtype) -> Source:
     """Both kernels."""
-    text = launching.read_source(launching.HALVES, Path(__file__).with_suffix(".cu"))
+    text = launching.read_source(launching.HALVES, launching.VALUES, Path(__file__).with_suffix(".cu"))
     return Source(text, (f"-DIN={_TYPES[dtype]}",))
 
 

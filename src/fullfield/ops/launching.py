@@ -19,8 +19,8 @@ from fullfield._kernels.nvrtc import Libraries, Source
 OLDEST = (8, 0)
 MOST_BLOCKS = 2**31 - 1
 # What kernels of several operators are built behind.
-HALVES, PRODUCTS, SORT_ROWS, BATCHES = (
-    Path(nvrtc.__file__).with_name(name) for name in ("halves.cuh", "products.cuh", "sort_rows.cuh", "batches.cuh")
+HALVES, VALUES, PRODUCTS, SORT_ROWS, BATCHES = (
+    Path(nvrtc.__file__).with_name(f"{name}.cuh") for name in ("halves", "values", "products", "sort_rows", "batches")
 )
 # As batches.cuh has them: problems of a launch, numbers that a block sums.
 MOST_PROBLEMS, SUMMED = 16, 2048

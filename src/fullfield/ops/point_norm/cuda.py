@@ -69,7 +69,7 @@ def source(dtype: torch.dtype, learned: torch.dtype, channels: int, wide: bool) 
     """All kernels for rows of so many channels; ``wide``: whether rows begin at multiples of 16 bytes."""
     vector = 16 // dtype.itemsize if wide else 1
     lanes, steps = _layout(channels, vector)
-    text = launching.read_source(launching.HALVES, Path(__file__).with_name("norm.cu"))
+    text = launching.read_source(launching.HALVES, launching.VALUES, Path(__file__).with_name("norm.cu"))
     flags = {"IN": TYPES[dtype], "PARAM": TYPES[learned], "VEC": vector, "LANES": lanes, "STEPS": steps}
     return Source(text, tuple(f"-D{name}={value}" for name, value in flags.items()))
 

@@ -1,5 +1,5 @@
 // Normalisation of rows [N, C] with what follows it: scale, shift, a residual, a ReLU; and the gradients. No system
-// headers (NVRTC). Built behind halves.cuh. Sums are float32 and taken in one order: no atomics.
+// headers (NVRTC). Built behind halves.cuh and values.cuh. Sums are float32 and taken in one order: no atomics.
 //
 // "layer" kernels take the statistics of each row, in one pass. Those of groups of rows ("batch": one group, "instance": a
 // group per cloud) go over the rows twice: sums of chunks of rows, joined by a second kernel, then the result.
@@ -17,11 +17,6 @@
 #define ALL 0xffffffffu
 #define MOST_GROUPS 64
 
-#if IN == 0
-typedef float Value;
-#else
-typedef u16 Value;
-#endif
 #if PARAM == 0
 typedef float Learned;
 #else
@@ -44,24 +39,6 @@ struct NormParams {
     int begin[MOST_GROUPS + 1];            // ... and its first chunk
 };
 
-static __device__ __forceinline__ float widened(Value v) {
-#if IN == 0
-    return v;
-#elif IN == 1
-    return from_f16(v);
-#else
-    return from_bf16(v);
-#endif
-}
-static __device__ __forceinline__ Value rounded(float x) {
-#if IN == 0
-    return x;
-#elif IN == 1
-    return to_f16(x);
-#else
-    return to_bf16(x);
-#endif
-}
 static __device__ __forceinline__ float learned(const Learned *from, int channel) {
 #if PARAM == 0
     return from[channel];

@@ -13,10 +13,12 @@ from pathlib import Path
 import torch
 
 from fullfield._kernels.nvrtc import Source
+from fullfield._kernels.wgmma import product_with_registers
 from fullfield.ops.correlation.protocol import Request
 from fullfield.ops.launching import HALVES, PRODUCTS, read_source
 
 _FOLDER = Path(__file__).parent
+_SWIZZLED = 0x40000040  # descriptor of pixels whose channels are contiguous, swizzled by 128 bytes
 CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 LARGEST_RADIUS = 8
 MOST_LEVELS = 8
@@ -242,26 +244,6 @@ def _read(*names: str) -> str:
     return read_source(HALVES, PRODUCTS, *(_FOLDER / name for name in ("common.cuh", *names)))
 
 
-def _wgmma(columns: int, bf16: bool) -> str:
-    """wgmma m64nNk16 with A in registers and B (channels contiguous, 128-byte swizzle) in shared memory."""
-    n = columns // 2
-    kind = "bf16" if bf16 else "f16"
-    d = ", ".join(f"%{i}" for i in range(n))
-    operands = ", ".join(f'"+f"(d[{i}])' for i in range(n))
-    return "\n".join(
-        (
-            "static __device__ __forceinline__ void",
-            f"wgmma_rs(float (&d)[{n}], u32 a0, u32 a1, u32 a2, u32 a3, u32 b, int add) {{",
-            r'    asm volatile("{\n.reg .pred p;\n.reg .b64 at;\n"',
-            rf'        "setp.ne.b32 p, %{n + 5}, 0;\nmov.b64 at, {{%{n + 4}, 0x40000040}};\n"',
-            f'        "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} {{{d}}}, "',
-            rf'        "{{%{n}, %{n + 1}, %{n + 2}, %{n + 3}}}, at, p, 1, 1, 0;\n}}"',
-            f'        : {operands} : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b), "r"(add));',
-            "}\n",
-        )
-    )
-
-
 @functools.lru_cache(64)
 def lookup_source(config: Config, out: int, channels_last: bool) -> Source:
     """The kernel ``lookup`` that writes the type with code ``out``; ``config`` from :func:`lookup_config`."""
@@ -272,7 +254,8 @@ def lookup_source(config: Config, out: int, channels_last: bool) -> Source:
         return Source(source, (*options, f"-DMIN_BLOCKS={1 + two_fit}"))
     consumer, producer = _REGISTERS[config.groups * config.teams]
     shared = _read("dots.cuh", "sample.cuh")
-    text = shared + _wgmma(config.columns, config.bf16) + read_source(_FOLDER / "lookup_hopper.cu")
+    product = product_with_registers(config.columns, config.bf16, _SWIZZLED)
+    text = shared + product + read_source(_FOLDER / "lookup_hopper.cu")
     registers = (f"-DCONSUMER_REGISTERS={consumer}", f"-DPRODUCER_REGISTERS={producer}")
     return Source(text, (*options, f"-DMAPS={config.maps}", *registers))
 

@@ -1,5 +1,5 @@
 // What the kernels of the point convolution share. No system headers (NVRTC). Built behind
-// halves.cuh and products.cuh.
+// halves.cuh, values.cuh and products.cuh.
 //
 // Macros set by the launcher:
 //   IN       features, weights and results: 0 float32, 1 float16, 2 bfloat16
@@ -15,12 +15,6 @@
 #define NONE 0x7fffffff
 #define ALL 0xffffffffu
 
-#if IN == 0
-typedef float Value;
-#else
-typedef u16 Value;
-#endif
-
 struct Triplets {
     const i64 *rows;
     const u32 *entries;
@@ -29,24 +23,6 @@ struct Triplets {
     int bits, cells;
 };
 
-static __device__ __forceinline__ float widened(Value v) {
-#if IN == 0
-    return v;
-#elif IN == 1
-    return from_f16(v);
-#else
-    return from_bf16(v);
-#endif
-}
-static __device__ __forceinline__ Value rounded(float x) {
-#if IN == 0
-    return x;
-#elif IN == 1
-    return to_f16(x);
-#else
-    return to_bf16(x);
-#endif
-}
 // What rounding to operands left over.
 static __device__ __forceinline__ u32 rest(float a, float b, u32 high) {
     return pack_pair(a - from_f16((u16)high), b - from_f16((u16)(high >> 16)));

@@ -9,11 +9,13 @@ from pathlib import Path
 import torch
 
 from fullfield._kernels.nvrtc import Source
-from fullfield.ops.launching import HALVES, PRODUCTS, read_source
+from fullfield._kernels.wgmma import product_with_registers
+from fullfield.ops.launching import HALVES, PRODUCTS, VALUES, read_source
 from fullfield.ops.point_conv.protocol import Request
 
 CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _FOLDER = Path(__file__).parent
+_BESIDE = 0x8  # descriptor of weights that lie as 8x8 matrices, those of the same inputs side by side
 # Channels of a group that fill the tensor cores; smaller groups are joined, with zeros between them.
 _FULL = 16
 # A block of `outer` owns so many cells at most; each of its warps lists so many batches of pairs.
@@ -186,7 +188,8 @@ class MultiplyHopper:
     def source(self, operands: Operands) -> Source:
         flags = {"WGMMA": 1, "COLUMNS": self.columns, "DEPTH": self.depth, "GROUPS": self.groups, "STAGES": self.stages}
         flags |= {"REGISTERS": self.registers, "WINDOW": self.window}
-        text = _read("multiply.cuh") + _wgmma(self.columns, operands.bf16) + read_source(_FOLDER / "multiply_hopper.cu")
+        product = product_with_registers(self.columns, operands.bf16, _BESIDE)
+        text = _read("multiply.cuh") + product + read_source(_FOLDER / "multiply_hopper.cu")
         return Source(text, (*operands.options, *_defined(flags)))
 
 
@@ -194,28 +197,8 @@ def _defined(flags: dict[str, int]) -> tuple[str, ...]:
     return tuple(f"-D{name}={value}" for name, value in flags.items())
 
 
-def _wgmma(columns: int, bf16: bool) -> str:
-    """wgmma m64nNk16 with A in registers; B in shared memory as 8x8 matrices, those of the same inputs side by side."""
-    n = columns // 2
-    kind = "bf16" if bf16 else "f16"
-    d = ", ".join(f"%{i}" for i in range(n))
-    operands = ", ".join(f'"+f"(d[{i}])' for i in range(n))
-    return "\n".join(
-        (
-            "static __device__ __forceinline__ void",
-            f"wgmma_rs(float (&d)[{n}], u32 a0, u32 a1, u32 a2, u32 a3, u32 b, int add) {{",
-            r'    asm volatile("{\n.reg .pred p;\n.reg .b64 at;\n"',
-            rf'        "setp.ne.b32 p, %{n + 5}, 0;\nmov.b64 at, {{%{n + 4}, 0x8}};\n"',
-            f'        "wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{kind}.{kind} {{{d}}}, "',
-            rf'        "{{%{n}, %{n + 1}, %{n + 2}, %{n + 3}}}, at, p, 1, 1, 0;\n}}"',
-            f'        : {operands} : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b), "r"(add));',
-            "}\n",
-        )
-    )
-
-
 def _read(*names: str) -> str:
-    return read_source(HALVES, PRODUCTS, *(_FOLDER / name for name in ("common.cuh", *names)))
+    return read_source(HALVES, VALUES, PRODUCTS, *(_FOLDER / name for name in ("common.cuh", *names)))
 
 
 def _units(request: Request, device: Device) -> int:
