@@ -573,21 +573,25 @@ static inline void ptx_copy_bulk(unsigned to, const void *from, unsigned bytes, 
     cuda::barrier_at(at).bytes -= bytes;
     cuda::barrier_at(at).look();
 }
-// A warp's 16 rows of wgmma with its first operand in registers and the second in shared memory, not swizzled: done at once.
-template <bool BF16, class... All> static inline void ptx_wgmma(All &&...all) {
+// What a wgmma is given: its sums, and the words beside them.
+namespace cuda {
+struct Operands {
     float *d[128];
     unsigned w[8];
     int sums = 0, words = 0;
-    auto take = [&](auto &x) {
-        if constexpr (__is_same(decltype(x), float &))
-            d[sums++] = &x;
-        else
-            w[words++] = (unsigned)x;
-    };
-    (take(all), ...);
+    template <class... All> explicit Operands(All &...all) { (take(all), ...); }
+    void take(float &x) { d[sums++] = &x; }
+    template <class T> void take(T &x) { w[words++] = (unsigned)x; }
+};
+}  // namespace cuda
+// A warp's 16 rows of wgmma with its first operand in registers and the second in shared memory, not swizzled: done at once.
+template <bool BF16, class... All> static inline void ptx_wgmma(All &&...all) {
+    cuda::Operands to(all...);
+    auto &d = to.d;
+    auto &w = to.w;
     unsigned at = (w[4] & 0x3fff) * 16, half = (w[4] >> 16 & 0x3fff) * 16, lane = cuda::self->lane;
     if (cuda::SHARED_BASE % 16) cuda::fail("descriptors tell no such addresses");
-    for (int n = 0; n < sums / 4; n++) {
+    for (int n = 0; n < to.sums / 4; n++) {
         if (!w[5]) *d[4 * n] = *d[4 * n + 1] = *d[4 * n + 2] = *d[4 * n + 3] = 0.f;
         unsigned from = at + n * 128 + (lane >> 2) * 16 + (lane & 3) * 4;
         cuda::Product mine = {{d[4 * n], d[4 * n + 1], d[4 * n + 2], d[4 * n + 3]}, {w[0], w[1], w[2], w[3]}, {*(unsigned *)cuda::shared_memory(from, 4, 4), *(unsigned *)cuda::shared_memory(from + half, 4, 4)}};
@@ -596,16 +600,9 @@ template <bool BF16, class... All> static inline void ptx_wgmma(All &&...all) {
 }
 // A warp's 16 rows of wgmma with both operands in shared memory, k by rows of 64 swizzled by 128 bytes: done at once.
 template <bool BF16, class... All> static inline void ptx_wgmma_shared(All &&...all) {
-    float *d[128];
-    unsigned w[2];
-    int sums = 0, words = 0;
-    auto take = [&](auto &x) {
-        if constexpr (__is_same(decltype(x), float &))
-            d[sums++] = &x;
-        else
-            w[words++] = (unsigned)x;
-    };
-    (take(all), ...);
+    cuda::Operands to(all...);
+    auto &d = to.d;
+    auto &w = to.w;
     unsigned lane = cuda::self->lane, row = cuda::self->thread.x / 32 % 4 * 16;
     auto at = [&](unsigned descriptor, int k, int channel) {
         unsigned from = (descriptor & 0x3fff) * 16 + k * 128;
@@ -615,7 +612,7 @@ template <bool BF16, class... All> static inline void ptx_wgmma_shared(All &&...
     auto two = [&](unsigned descriptor, int k, int channel) { return at(descriptor, k, channel) | at(descriptor, k + 1, channel) << 16; };
     unsigned a[4];
     for (int i = 0; i < 4; i++) a[i] = two(w[0], (i >> 1) * 8 + (lane & 3) * 2, row + (i & 1) * 8 + (lane >> 2));
-    for (int n = 0; n < sums / 4; n++) {
+    for (int n = 0; n < to.sums / 4; n++) {
         cuda::Product mine = {{d[4 * n], d[4 * n + 1], d[4 * n + 2], d[4 * n + 3]}, {a[0], a[1], a[2], a[3]}, {two(w[1], (lane & 3) * 2, n * 8 + (lane >> 2)), two(w[1], 8 + (lane & 3) * 2, n * 8 + (lane >> 2))}};
         cuda::together(cuda::PRODUCT, mine, cuda::multiply<BF16>);
     }

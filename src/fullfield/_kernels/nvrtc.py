@@ -353,7 +353,12 @@ class Kernel:
         early: bool = False,  # from sm_90 on: begins before the kernel ahead of it ends, and waits for that itself
     ) -> None:
         if early:
-            self._launch_early(grid, threads, shared, device, stream, arguments)
+            attribute = _Attribute(id=_EARLY)
+            attribute.value[0] = 1
+            block = (ctypes.c_uint * 3)(threads, 1, 1)
+            how = _Launch((ctypes.c_uint * 3)(*grid, 1), block, shared, stream, ctypes.addressof(attribute), 1)
+            make_current(device)
+            check(driver().cuLaunchKernelEx(ctypes.byref(how), self._handle, arguments, None))
             return
         code = self._launch(self._handle, grid[0], grid[1], 1, threads, 1, 1, shared, stream, arguments, None)
         if code == _INVALID_CONTEXT:
@@ -361,22 +366,6 @@ class Kernel:
             code = self._launch(self._handle, grid[0], grid[1], 1, threads, 1, 1, shared, stream, arguments, None)
         if code:
             check(code)
-
-    def _launch_early(
-        self,
-        grid: tuple[int, int],
-        threads: int,
-        shared: int,
-        device: int,
-        stream: int,
-        arguments: ctypes.Array[ctypes.c_void_p],
-    ) -> None:
-        attribute = _Attribute(id=_EARLY)
-        attribute.value[0] = 1
-        block = (ctypes.c_uint * 3)(threads, 1, 1)
-        how = _Launch((ctypes.c_uint * 3)(*grid, 1), block, shared, stream, ctypes.addressof(attribute), 1)
-        make_current(device)
-        check(driver().cuLaunchKernelEx(ctypes.byref(how), self._handle, arguments, None))
 
 
 class Library:

@@ -93,13 +93,12 @@ class PointNorm(nn.Module):
         Raises:
             InputError: for a batch norm in training of fewer than two points.
         """
-        learned, running = self.norm or self, None
-        if isinstance(learned, nn.BatchNorm1d):
-            running = self._running(learned, features.shape[0])
+        running = None
+        if isinstance(self.norm, nn.BatchNorm1d):
+            running = self._running(self.norm, features.shape[0])
         return point_norm(
-            features, learned.weight, learned.bias, self.kind, self.eps,  # type: ignore[arg-type]
-            sizes=sizes, running=running, residual=residual, relu=relu,
-        )  # fmt: skip
+            features, *self._learned(), self.kind, self.eps, sizes=sizes, running=running, residual=residual, relu=relu
+        )
 
     def of(
         self,
@@ -117,11 +116,18 @@ class PointNorm(nn.Module):
         if not plain or _hooked(conv) or _hooked(self):
             out: Tensor = self(conv(features, geometry), sizes, residual, relu=relu)
             return out
-        learned = self.norm
         return point_conv_norm(
-            features, conv.weight, geometry, learned.weight, learned.bias, self.kind, self.eps,  # type: ignore[union-attr, arg-type]
+            features, conv.weight, geometry, *self._learned(), self.kind, self.eps,
             groups=conv.groups, residual=residual, relu=relu, backend=conv.backend,
         )  # fmt: skip
+
+    def _learned(self) -> tuple[Tensor, Tensor]:
+        """Scale and shift."""
+        own = self.norm or self
+        weight, bias = own.weight, own.bias
+        assert isinstance(weight, Tensor)  # as built
+        assert isinstance(bias, Tensor)
+        return weight, bias
 
     def _running(self, norm: nn.BatchNorm1d, rows: int) -> Running:
         assert norm.running_mean is not None  # as built

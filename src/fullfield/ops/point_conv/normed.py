@@ -15,6 +15,7 @@ from fullfield.ops.point_conv.arguments import check_conv
 from fullfield.ops.point_conv.geometry import PointGeometry
 from fullfield.ops.point_norm import Running, point_norm
 from fullfield.ops.point_norm import cuda as kernels
+from fullfield.ops.point_norm.op import gradients_again
 
 
 def point_conv_norm(
@@ -46,7 +47,7 @@ def point_conv_norm(
             residual = None if residual is None else residual.contiguous()
             rest = (*geometry.directions(), geometry.mirrored, groups, backend)
             made = kernels.Norm(kind, eps, (), relu)
-            found: Tensor = _apply(features, weight, scale, shift, residual, rest, made)  # type: ignore[no-untyped-call]
+            found: Tensor = _apply(features, weight, scale, shift, residual, rest, made)
             return found
     moved = point_conv(features, weight, geometry, None, groups, backend=backend)
     return point_norm(moved, scale, shift, kind, eps, sizes=sizes, running=running, residual=residual, relu=relu)
@@ -75,22 +76,16 @@ class _ConvNorm(torch.autograd.Function):
         features, weight, scale, shift, moved, out = ctx.saved_tensors
         made, rest, wanted = ctx.made, ctx.rest, ctx.needs_input_grad
         if torch.is_grad_enabled():  # for gradients of the gradient: step by step
-            through = grad if out is None else grad.masked_fill(out <= 0, 0)
             again = point_norm(op.convolve(features, weight, None, *rest), scale, shift, made.kind, made.eps)
-            inputs = [t for t, want in zip((features, weight, scale, shift), wanted, strict=False) if want]
-            found = iter(torch.autograd.grad(again, inputs, through, create_graph=True) if inputs else ())
-            return *(next(found) if want else None for want in wanted[:4]), through if wanted[4] else None, None, None
-        grad = grad.contiguous()
-        of_moved, of_residual, of_scale, of_shift = made.backward(moved, out, scale, grad, wanted[4])
+            return *gradients_again(again, (features, weight, scale, shift), out, grad, wanted[:5]), None, None
+        of_moved, of_residual, of_scale, of_shift = made.backward(moved, out, scale, grad.contiguous(), wanted[4])
         two = None
         if wanted[1]:
             forward, backward, mirrored, groups, backend = rest
             two = op.weight_product(features, of_moved, forward, backward, mirrored, weight.shape[0], groups, backend)
         one = op.turned_product(of_moved, weight, *rest) if wanted[0] else None
-        if wanted[4] and of_residual is None:
-            of_residual = grad
         return one, two, of_scale, of_shift, of_residual, None, None
 
 
 # Without what ``apply`` does for functorch's transforms and for ``setup_context``.
-_apply = super(torch.autograd.Function, _ConvNorm).apply
+_apply: Any = super(torch.autograd.Function, _ConvNorm).apply

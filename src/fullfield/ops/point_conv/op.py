@@ -149,11 +149,13 @@ def adjoint_weight(weight: Tensor, groups: int, mirrored: bool) -> Tensor:
 
 
 def _adjoint(
-    grad: Tensor, weight: Tensor, forward: list[Tensor], backward: list[Tensor], mirrored: bool, *rest: Any
-) -> Tensor:
+    grad: Tensor, weight: Tensor, forward: list[Tensor], backward: list[Tensor], mirrored: bool, *rest: Any,
+    by: Any = torch.ops.fullfield.point_conv,
+) -> Tensor:  # fmt: skip
+    """The gradient of the features as a convolution, ``by`` what can be differentiated again."""
     turned = adjoint_weight(weight, rest[0], mirrored)
     directions = (forward, backward) if mirrored else (backward, forward)
-    out: Tensor = torch.ops.fullfield.point_conv(grad, turned, None, *directions, mirrored, *rest)
+    out: Tensor = by(grad, turned, None, *directions, mirrored, *rest)
     return out
 
 
@@ -247,7 +249,7 @@ class _Eager(torch.autograd.Function):
 
 
 # ``_Eager.apply`` without what it does for functorch's transforms and for ``setup_context``.
-_apply = super(torch.autograd.Function, _Eager).apply
+_apply: Any = super(torch.autograd.Function, _Eager).apply
 
 
 class _Convolve(torch.autograd.Function):
@@ -265,12 +267,10 @@ class _Convolve(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         features, weight = ctx.saved_tensors
-        forward, backward, mirrored, groups, backend = ctx.rest
-        turned = adjoint_weight(weight, groups, mirrored)
-        directions = (forward, backward) if mirrored else (backward, forward)
-        one = convolve(grad, turned, None, *directions, mirrored, groups, backend) if ctx.needs_input_grad[0] else None
-        two = _Outer.apply(features, grad, weight.shape[0], *ctx.rest)  # type: ignore[no-untyped-call]
-        three = _column_sums(grad) if ctx.has_bias and ctx.needs_input_grad[2] else None
+        wanted = ctx.needs_input_grad
+        one = _adjoint(grad, weight, *ctx.rest, by=convolve) if wanted[0] else None
+        two = _Outer.apply(features, grad, weight.shape[0], *ctx.rest) if wanted[1] else None  # type: ignore[no-untyped-call]
+        three = _column_sums(grad) if ctx.has_bias and wanted[2] else None
         return (one, two, three, None, None, None, None, None)
 
 
@@ -290,11 +290,9 @@ class _Outer(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_weight: Tensor) -> tuple[Any, ...]:
         features, grad = ctx.saved_tensors
-        forward, backward, mirrored, groups, backend = ctx.rest
-        turned = adjoint_weight(grad_weight, groups, mirrored)
-        directions = (forward, backward) if mirrored else (backward, forward)
-        one = convolve(grad, turned, None, *directions, mirrored, groups, backend)
-        two = convolve(features, grad_weight, None, *ctx.rest)
+        wanted = ctx.needs_input_grad
+        one = _adjoint(grad, grad_weight, *ctx.rest, by=convolve) if wanted[0] else None
+        two = convolve(features, grad_weight, None, *ctx.rest) if wanted[1] else None
         return (one, two, None, None, None, None, None, None)
 
 
@@ -308,6 +306,6 @@ def convolve(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) 
     if torch.is_grad_enabled() and (
         features.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
     ):
-        found: Tensor = _apply(features, weight, bias, *rest)  # type: ignore[no-untyped-call]
+        found: Tensor = _apply(features, weight, bias, *rest)
         return found
     return product(features, weight, bias, *rest)

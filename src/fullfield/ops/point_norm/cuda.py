@@ -130,7 +130,7 @@ class Norm:
     def backward(
         self, x: Tensor, y: Tensor | None, weight: Tensor, grad: Tensor, wants_residual: bool
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
-        """Of the features, of the residual where it is wanted and not the incoming gradient, of scale and shift."""
+        """Of the features, of the residual where it is wanted, of scale and shift; all contiguous."""
         rows, channels = x.shape
         out = torch.empty_like(x)
         of_residual = torch.empty_like(x) if wants_residual and self.relu else None
@@ -153,6 +153,8 @@ class Norm:
         kernels.launch("add_chunks", -(-2 * channels // 32), 256, p)
         if self.kind != "layer":
             kernels.launch("group_backward", _spread(rows), _THREADS, p)
+        if wants_residual and not self.relu:
+            of_residual = grad
         return out, of_residual, of_weight, of_bias
 
     def _divide(self, p: Any) -> None:

@@ -71,7 +71,7 @@ def point_norm(
         or bias.requires_grad
         or (residual is not None and residual.requires_grad)
     ):
-        out: Tensor = _apply(features, weight, bias, residual, made, running)  # type: ignore[no-untyped-call]
+        out: Tensor = _apply(features, weight, bias, residual, made, running)
         return out
     return made.forward(features, weight, bias, residual, running)
 
@@ -98,6 +98,20 @@ def _check_norm(
         _check.require(False, "features", "at least two points to train a batch norm", features)
 
 
+def gradients_again(
+    again: Tensor, inputs: Sequence[Tensor], out: Tensor | None, grad: Tensor, wanted: Sequence[bool]
+) -> list[Tensor | None]:
+    """Gradients that can be differentiated: of the wanted inputs, by way of ``again``, and of the residual behind them.
+
+    ``out``: the result where a ReLU cut it.
+    """
+    through = grad if out is None else grad.masked_fill(out <= 0, 0)
+    *asked, of_residual = wanted
+    kept = [tensor for tensor, want in zip(inputs, asked, strict=True) if want]
+    found = iter(torch.autograd.grad(again, kept, through, create_graph=True) if kept else ())
+    return [*(next(found) if want else None for want in asked), through if of_residual else None]
+
+
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -120,18 +134,12 @@ class _Norm(torch.autograd.Function):
         made: cuda.Norm = ctx.made
         wanted = ctx.needs_input_grad[:4]
         if torch.is_grad_enabled():  # for gradients of the gradient
-            through = grad if out is None else grad.masked_fill(out <= 0, 0)
             running = None if ctx.running is None else ctx.running._replace(momentum=0.0)
             again = normalised(features, weight, bias, made.kind, made.eps, made.sizes, running, None, False)
-            inputs = [t for t, want in zip((features, weight, bias), wanted, strict=False) if want]
-            found = iter(torch.autograd.grad(again, inputs, through, create_graph=True) if inputs else ())
-            return *(next(found) if want else None for want in wanted[:3]), through if wanted[3] else None, None, None
-        grad = grad.contiguous()
-        one, two, three, four = made.backward(features, out, weight, grad, wanted[3])
-        if wanted[3] and two is None:
-            two = grad
+            return *gradients_again(again, (features, weight, bias), out, grad, wanted), None, None
+        one, two, three, four = made.backward(features, out, weight, grad.contiguous(), wanted[3])
         return one, three, four, two, None, None
 
 
 # ``_Norm.apply`` without what it does for functorch's transforms and for ``setup_context``.
-_apply = super(torch.autograd.Function, _Norm).apply
+_apply: Any = super(torch.autograd.Function, _Norm).apply

@@ -100,14 +100,41 @@ def _block(channels: int) -> int:
     return 16 if channels <= 16 else 32 if channels <= 32 else 64
 
 
-@dataclass(frozen=True)
-class Multiply:
-    """The forward product with mma.sync."""
+class _Form:
+    """How a product is made, of plain values."""
 
+    def source(self, operands: Operands) -> Source:
+        return _source(self, operands)
+
+    def _text(self, operands: Operands) -> str:
+        raise NotImplementedError
+
+    def _flags(self) -> dict[str, int]:
+        raise NotImplementedError
+
+
+@functools.lru_cache(256)
+def _source(form: _Form, operands: Operands) -> Source:
+    flags = tuple(f"-D{name}={value}" for name, value in form._flags().items())
+    return Source(form._text(operands), (*operands.options, *flags))
+
+
+@dataclass(frozen=True)
+class _Forward(_Form):
     columns: int
     """Outputs of a block."""
     slabs: int
-    """Of 32 inputs."""
+    """Of 32 inputs; with wgmma padded to whole stages."""
+
+    def vectors(self, cells: int, parts: int) -> int:
+        """16-byte vectors of a block's weights."""
+        return cells * self.slabs * parts * (self.columns // 8) * 32
+
+
+@dataclass(frozen=True)
+class Multiply(_Forward):
+    """The forward product with mma.sync."""
+
     tiles: int
     """16-row tiles of a warp."""
     resident: bool
@@ -129,31 +156,23 @@ class Multiply:
         """Warps that share rows."""
         return self.slab_parts * self.cell_parts
 
-    def vectors(self, cells: int, parts: int) -> int:
-        """16-byte vectors of a block's weights."""
-        return cells * self.slabs * parts * (self.columns // 8) * 32
-
     def shared(self, cells: int, parts: int) -> int:
         sums = self.sharing * self.unit * self.columns * 4 if self.sharing > 1 else 0
         return 16 * self.vectors(cells, parts) if self.resident else sums
 
-    @functools.lru_cache(64)  # noqa: B019 - of plain values
-    def source(self, operands: Operands) -> Source:
+    def _text(self, operands: Operands) -> str:  # noqa: ARG002 - as others have it
+        return _read("multiply.cuh", "multiply.cu")
+
+    def _flags(self) -> dict[str, int]:
         flags = {"WGMMA": 0, "DEPTH": 1, "COLUMNS": self.columns, "TILES": self.tiles, "RESIDENT": int(self.resident)}
         flags |= {"THREADS": self.threads, "BLOCKS": self.blocks}
-        flags |= {"SLAB_PARTS": self.slab_parts, "CELL_PARTS": self.cell_parts}
-        text = _read("multiply.cuh", "multiply.cu")
-        return Source(text, (*operands.options, *_defined(flags)))
+        return flags | {"SLAB_PARTS": self.slab_parts, "CELL_PARTS": self.cell_parts}
 
 
 @dataclass(frozen=True)
-class MultiplyHopper:
+class MultiplyHopper(_Forward):
     """The forward product with wgmma."""
 
-    columns: int
-    """Outputs of a block."""
-    slabs: int
-    """Of 32 inputs, with padding to whole stages."""
     depth: int
     """Slabs of a stage."""
     groups: int
@@ -175,26 +194,18 @@ class MultiplyHopper:
     def threads(self) -> int:
         return 128 * self.groups + 128
 
-    def vectors(self, cells: int, parts: int) -> int:
-        """16-byte vectors of a block's weights."""
-        return cells * self.slabs * parts * (self.columns // 8) * 32
-
     def shared(self, cells: int, parts: int) -> int:
         ring = self.stages * 16 * self.vectors(1, parts) * self.depth // self.slabs
         lists = 4 * self.groups * (64 * self.window + 7 * (cells + 1))
         return ring + lists + 8 + 16 * self.stages
 
-    @functools.lru_cache(64)  # noqa: B019 - of plain values
-    def source(self, operands: Operands) -> Source:
-        flags = {"WGMMA": 1, "COLUMNS": self.columns, "DEPTH": self.depth, "GROUPS": self.groups, "STAGES": self.stages}
-        flags |= {"REGISTERS": self.registers, "WINDOW": self.window}
+    def _text(self, operands: Operands) -> str:
         product = product_with_registers(self.columns, operands.bf16, _BESIDE)
-        text = _read("multiply.cuh") + product + read_source(_FOLDER / "multiply_hopper.cu")
-        return Source(text, (*operands.options, *_defined(flags)))
+        return _read("multiply.cuh") + product + read_source(_FOLDER / "multiply_hopper.cu")
 
-
-def _defined(flags: dict[str, int]) -> tuple[str, ...]:
-    return tuple(f"-D{name}={value}" for name, value in flags.items())
+    def _flags(self) -> dict[str, int]:
+        flags = {"WGMMA": 1, "COLUMNS": self.columns, "DEPTH": self.depth, "GROUPS": self.groups, "STAGES": self.stages}
+        return flags | {"REGISTERS": self.registers, "WINDOW": self.window}
 
 
 def _read(*names: str) -> str:
@@ -254,7 +265,7 @@ def _parts(request: Request, operands: Operands, slabs: int, device: Device) -> 
 
 
 @dataclass(frozen=True)
-class Outer:
+class Outer(_Form):
     """The weights' gradient."""
 
     cells: int
@@ -281,15 +292,16 @@ class Outer:
         places = self.tile * (8 + 4 * (self.cells + 1))
         return features + gradients + places + self.warps * _LISTS * 32 * 6
 
-    @functools.lru_cache(64)  # noqa: B019 - of plain values
-    def source(self, operands: Operands) -> Source:
+    def _text(self, operands: Operands) -> str:  # noqa: ARG002 - as others have it
+        return _read("outer.cuh", "outer.cu")
+
+    def _flags(self) -> dict[str, int]:
         flags = {"CELLS": self.cells, "HALVES": self.halves, "THREADS": 32 * self.warps, "TILE": self.tile}
-        flags |= {"INPUTS": self.inputs, "OUTPUTS": self.outputs, "BUFFERS": self.buffers}
-        return Source(_read("outer.cuh", "outer.cu"), (*operands.options, *_defined(flags)))
+        return flags | {"INPUTS": self.inputs, "OUTPUTS": self.outputs, "BUFFERS": self.buffers}
 
 
 @dataclass(frozen=True)
-class OuterHopper:
+class OuterHopper(_Form):
     """The weights' gradient with wgmma."""
 
     tile: int = 256
@@ -311,12 +323,12 @@ class OuterHopper:
         stages = 3 * (self.ahead + 1) * 64 * 128
         return 1024 + stages + self.tile * 128 + 4 * self.cells * self.times * self.tile + 96 + 4
 
-    @functools.lru_cache(64)  # noqa: B019 - of plain values
-    def source(self, operands: Operands) -> Source:
+    def _text(self, operands: Operands) -> str:
+        return _read("outer.cuh") + _wgmma_shared(operands.bf16) + read_source(_FOLDER / "outer_hopper.cu")
+
+    def _flags(self) -> dict[str, int]:
         flags = {"TILE": self.tile, "TIMES": self.times, "AHEAD": self.ahead}
-        flags |= {"INPUTS": self.inputs, "OUTPUTS": self.outputs}
-        kernel = read_source(_FOLDER / "outer_hopper.cu")
-        return Source(_read("outer.cuh") + _wgmma_shared(operands.bf16) + kernel, (*operands.options, *_defined(flags)))
+        return flags | {"INPUTS": self.inputs, "OUTPUTS": self.outputs}
 
 
 def _wgmma_shared(bf16: bool) -> str:
