@@ -114,6 +114,37 @@ def test_register_pipelines(
     check("register_pipeline", make_term(1, 50, width, "adjoint"), dtype, TVL1Config(), depth, shape)
 
 
+# One strip that is the frame, strips that end with it, and widths at which copies do not let them.
+@pytest.mark.parametrize("borders", ["adjoint", "clamp"])
+@pytest.mark.parametrize(("dtype", "words"), [(torch.float32, 4), (torch.float16, 2), (torch.float16, 4)], ids=str)
+def test_strips_at_the_sides(dtype: torch.dtype, words: int, borders: str) -> None:
+    strip = 32 * words * (2 if dtype == torch.float16 else 1)
+    for width in (strip, strip + 4, strip + 6, strip + 121, 2 * strip + 60):
+        shape = Shape(128, 10, 9, words, 2)
+        check("register_pipeline", make_term(1, 12, width, borders), dtype, TVL1Config(borders=borders), 10, shape)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_float16_where_squares_overflow(schedule: str) -> None:
+    """A step of 500 px in one component, and of 200 in both: no worse than usual as far away as iterations reach."""
+    config, term = TVL1Config(), make_term(1, 13, 75, "adjoint")
+    step = torch.zeros_like(term.start)
+    step[:, 0, :, 38:] += 500
+    step[:, :, 9:, :20] += 200
+    term = term._replace(start=(term.start + step).half().double())  # the origin is
+    level = Level(1, 13, 75, torch.float16, CPU)
+    load(level, term, config)
+    schedules.prepare(schedule, level, 3, SHAPES[schedule])
+    schedules.iterate(schedule, level, 3, config, 0, None, SHAPES[schedule])
+    flow, dual = result(level, config)
+    true_flow, _ = iterated(term, 3, config)
+    assert torch.isfinite(flow).all()
+    assert torch.isfinite(dual).all()
+    far = torch.ones(13, 75, dtype=torch.bool)
+    far[:, 38 - 5 : 38 + 5] = far[9 - 5 :, : 20 + 5] = False
+    assert float((flow - true_flow)[..., far].abs().max()) <= FLOW_BOUND[torch.float16]
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_zero_starts_are_not_read(schedule: str, dtype: torch.dtype) -> None:

@@ -4,27 +4,31 @@
 // iteration k works on row y - k + 1 while row y is read. Neighbours across come from the lane or its neighbour; the
 // strip's outermost DEPTH pixels on every side are computed again by the strips beside.
 //
-// The last warp, which has the fewest stages, also fetches rows, SLOTS - 2 early, and turns them into what every stage
-// reads of a row: the normalised data term and, in half precision, the forward differences of the origin. Lanes touch
-// only their own words of those, so a barrier a row is all the warps need. In half precision a word holds the pixels x
-// and x + 32 WORDS.
+// The last warp, which has the fewest stages, also fetches rows, AHEAD early, and turns them into what every stage reads
+// of a row: the normalised data term and, in half precision, the forward differences of the origin. Lanes touch only
+// their own words of those, so a barrier a row is all the warps need. In half precision a word holds the pixels x and
+// x + 32 WORDS.
 constexpr int PER_WARP = (DEPTH + GROUPS - 1) / GROUPS, LAST = DEPTH - (GROUPS - 1) * PER_WARP, LAG = PER_WARP + 1;
 constexpr int WIDE = 32 * WORDS, COLUMNS = WIDE * PIXELS;
 constexpr int PLANES = HALF ? 11 : 9;                        // of a row that arrives: flow, dual, data, origin
 constexpr int KEPT = HALF ? 8 : 4;                           // words of a pixel that stages read
 constexpr int RING = (GROUPS - 1) * LAG + LAST + 1 + HALF;   // rows of those; the origin's are read for one row more
 constexpr int BYTES = 4 / PIXELS;                            // of a pixel
-constexpr int CHUNK = HALF && WORDS == 4 ? 4 : 2;            // pixels of a copy
+constexpr int CHUNK = COLUMNS < 128 ? 2 : 4;                 // pixels of a copy
 constexpr int COPIES = COLUMNS / CHUNK / 32;                 // of a lane, for every plane of a row
 constexpr int UNIT = HALF ? WORDS : 2;                       // pixels of a store
-constexpr int HALO = (DEPTH + CHUNK - 1) / CHUNK * CHUNK, USEFUL = (COLUMNS - HALO - DEPTH) / CHUNK * CHUNK;
-static_assert(LAST > 0 && USEFUL > 0 && WORDS % 2 == 0 && SLOTS > 2, "no such pipeline");
+constexpr int HALO = (DEPTH + UNIT - 1) / UNIT * UNIT, USEFUL = (COLUMNS - HALO - DEPTH) / CHUNK * CHUNK;
+constexpr bool PAIRED = WORDS == 2;                          // two planes of a row side by side in a lane: 16 bytes
+constexpr bool CONVERTS = HALF || PAIRED;                    // rows do not arrive as they are handed on
+constexpr int SLOTS = AHEAD + (CONVERTS ? 1 : 2);            // rows that are arriving; the first warp reads what came
+static_assert(LAST > 0 && USEFUL > 0 && WORDS % 2 == 0 && AHEAD > 0, "no such pipeline");
 
 struct __align__(4 * WORDS) Pack {
     word w[WORDS];
 };
 struct Geometry {
     int lane, x0, y0, y1, width, height, clamp;
+    int begin, end;                  // of the strip's own columns, counted from x0
     unsigned from_left, from_right;  // how a word is put together from the lane beside
     float slope;
     word tau;
@@ -45,13 +49,48 @@ INLINE void put(word *to, const word (&from)[WORDS]) {
     *(Pack *)to = pack;
 }
 
-// The word of the lane to the left or right; in half precision the two halves of the strip meet at their seam.
-INLINE word beside(word a, int lane, unsigned selector) {
-    word got = __shfl_sync(~0u, a, lane & 31);
+constexpr int OWN = WORDS * (PAIRED ? 2 : 1);  // words between lanes
+struct __align__(16) Pair {
+    Pack a, b;
+};
+INLINE void take(word (&a)[WORDS], word (&b)[WORDS], const word *from) {
+    if (PAIRED) {
+        Pair pair = *(const Pair *)from;
+#pragma unroll
+        for (int j = 0; j < WORDS; j++) a[j] = pair.a.w[j], b[j] = pair.b.w[j];
+    } else {
+        take(a, from), take(b, from + WIDE);
+    }
+}
+INLINE void put(word *to, const word (&a)[WORDS], const word (&b)[WORDS]) {
+    if (PAIRED) {
+        Pair pair;
+#pragma unroll
+        for (int j = 0; j < WORDS; j++) pair.a.w[j] = a[j], pair.b.w[j] = b[j];
+        *(Pair *)to = pair;
+    } else {
+        put(to, a), put(to + WIDE, b);
+    }
+}
+
+// The word beside the strip's first or last of a lane. Beside the strip itself it is what the frame's border asks for,
+// given the word at it: that is wanted where a strip begins or ends with the frame, and may be anything elsewhere. In half
+// precision the two halves of the strip meet at their seam.
+INLINE word from_left(word a, word first, const Geometry &g) {
+    word got = __shfl_sync(~0u, a, g.lane - 1 & 31);
 #if HALF
-    got = __byte_perm(got, 0, selector);
+    return __byte_perm(got, g.clamp ? first : 0, g.from_left);
+#else
+    return g.lane > 0 ? got : g.clamp ? first : 0.f;
 #endif
-    return got;
+}
+INLINE word from_right(word a, word last, const Geometry &g) {
+    word got = __shfl_sync(~0u, a, g.lane + 1 & 31);
+#if HALF
+    return __byte_perm(got, last, g.from_right);
+#else
+    return g.lane < 31 ? got : last;
+#endif
 }
 
 // What a row or column at the frame's border needs; none of it inside.
@@ -82,10 +121,14 @@ INLINE void find_columns(Borders &at, const Geometry &g) {
 template <bool EDGE>
 INLINE void stage(Row &row, Row &above, const word *data, const word *origin, const Borders &at, const Geometry &g) {
     Row now;
-    word left[2] = {beside(row.p[0][WORDS - 1], g.lane - 1, g.from_left), beside(row.p[2][WORDS - 1], g.lane - 1, g.from_left)};
-    word right[2] = {beside(above.u[0][0], g.lane + 1, g.from_right), beside(above.u[1][0], g.lane + 1, g.from_right)};
+    word left[2], right[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        left[i] = from_left(row.p[2 * i][WORDS - 1], row.p[2 * i][0], g);
+        right[i] = from_right(above.u[i][0], above.u[i][WORDS - 1], g);
+    }
     word n1[WORDS], n2[WORDS], c[WORDS], most[WORDS];
-    take(n1, data), take(n2, data + WIDE), take(c, data + 2 * WIDE), take(most, data + 3 * WIDE);
+    take(n1, n2, data), take(c, most, data + 2 * WIDE);
 #pragma unroll
     for (int j = 0; j < WORDS; j++) {
         word step = data_step(row.u[0][j], row.u[1][j], {n1[j], n2[j], c[j], most[j]});
@@ -102,8 +145,7 @@ INLINE void stage(Row &row, Row &above, const word *data, const word *origin, co
     }
 #if HALF
     word of_origin[4][WORDS];
-#pragma unroll
-    for (int i = 0; i < 4; i++) take(of_origin[i], origin + i * WIDE);
+    take(of_origin[0], of_origin[2], origin), take(of_origin[1], of_origin[3], origin + 2 * WIDE);
 #endif
 #pragma unroll
     for (int j = 0; j < WORDS; j++) {
@@ -145,7 +187,9 @@ INLINE void stage(Row &row, Row &above, const word *data, const word *origin, co
 // ---- rows from and to global memory
 
 INLINE void copy(unsigned to, const void *from, int valid) {
-    if (CHUNK * BYTES == 8)
+    if (CHUNK * BYTES == 16)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid) : "memory");
+    else if (CHUNK * BYTES == 8)
         asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(to), "l"(from), "r"(valid) : "memory");
     else
         asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(valid) : "memory");
@@ -180,7 +224,7 @@ INLINE Fetch fetching(const IterateParams &p, int item, int y, const Geometry &g
 #pragma unroll
     for (int i = 0; i < COPIES; i++) {
         int x = g.x0 + (g.lane + 32 * i) * CHUNK;
-        f.valid[i] = x >= 0 && x < p.pitch ? CHUNK * BYTES : 0;
+        f.valid[i] = x < p.pitch ? CHUNK * BYTES : 0;
     }
     f.to = (unsigned)__cvta_generic_to_shared(slots) + g.lane * (CHUNK * BYTES);
     return f;
@@ -232,7 +276,7 @@ INLINE void store(char *to, const word (&row)[WORDS], const Geometry &g) {
 #pragma unroll
     for (int i = 0; i < WORDS * PIXELS / UNIT; i++) {
         int offset = HALF ? i * WIDE + g.lane * WORDS : g.lane * WORDS + i * UNIT;
-        unsigned yes = offset >= HALO && offset < HALO + USEFUL && g.x0 + offset < g.width;
+        unsigned yes = offset >= g.begin && offset < g.end;
 #if HALF
         unsigned pair[WORDS / 2];
 #pragma unroll
@@ -248,33 +292,50 @@ INLINE void store(char *to, const word (&row)[WORDS], const Geometry &g) {
     }
 }
 
-// What the stages read of a row. The origin's difference down waits for the next row: until then its place holds the
-// origin itself.
-INLINE void digest(const word *came, word *kept, word *before, float bound, const Geometry &g) {
-    word gx[WORDS], gy[WORDS], c[WORDS], most[WORDS];
-    arrived(gx, came, 6, g.lane), arrived(gy, came, 7, g.lane), arrived(c, came, 8, g.lane);
+// A row as it came, on its way to what the stages read of it.
+struct Came {
+    word data[3][WORDS], row[CONVERTS ? 6 : 1][WORDS];
+#if HALF
+    word origin[2][WORDS], above[2][WORDS];  // the row's, and that of the row above
+#endif
+};
+
+// The origin's difference down waits for the next row: until then its place holds the origin itself.
+INLINE void read(Came &came, const word *slot, const word *before, int lane) {
+#pragma unroll
+    for (int i = 0; i < 3; i++) arrived(came.data[i], slot, 6 + i, lane);
+#pragma unroll
+    for (int i = 0; i < (CONVERTS ? 6 : 0); i++) arrived(came.row[i], slot, i, lane);
+#if HALF
+    arrived(came.origin[0], slot, 9, lane), arrived(came.origin[1], slot, 10, lane);
+    take(came.above[0], came.above[1], before + 6 * WIDE);
+#endif
+}
+
+INLINE void digest(Came &came, word *kept, word *before, word *handed, float bound, const Geometry &g) {
+    word most[WORDS];
 #pragma unroll
     for (int j = 0; j < WORDS; j++) {
-        Data d = normalised(gx[j], gy[j], c[j], bound);
-        gx[j] = d.n1, gy[j] = d.n2, c[j] = d.c, most[j] = d.most;
+        Data d = normalised(came.data[0][j], came.data[1][j], came.data[2][j], bound);
+        came.data[0][j] = d.n1, came.data[1][j] = d.n2, came.data[2][j] = d.c, most[j] = d.most;
     }
-    put(kept, gx), put(kept + WIDE, gy), put(kept + 2 * WIDE, c), put(kept + 3 * WIDE, most);
+    put(kept, came.data[0], came.data[1]), put(kept + 2 * WIDE, came.data[2], most);
+#pragma unroll
+    for (int i = 0; i < (CONVERTS ? 6 : 0); i += 2) put(handed + i * WIDE, came.row[i], came.row[i + 1]);
 #if HALF
+    word across[2][WORDS];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        word o[WORDS], across[WORDS], down[WORDS];
-        arrived(o, came, 9 + i, g.lane);
-        word right = beside(o[0], g.lane + 1, g.from_right);
-        take(down, before + (5 + 2 * i) * WIDE);
+        word(&o)[WORDS] = came.origin[i], right = from_right(o[0], o[WORDS - 1], g);
 #pragma unroll
         for (int j = 0; j < WORDS; j++) {
-            across[j] = sub(j < WORDS - 1 ? o[j < WORDS - 1 ? j + 1 : j] : right, o[j]);
-            down[j] = sub(o[j], down[j]);
+            across[i][j] = sub(j < WORDS - 1 ? o[j < WORDS - 1 ? j + 1 : j] : right, o[j]);
+            came.above[i][j] = sub(o[j], came.above[i][j]);
         }
-        put(kept + (4 + 2 * i) * WIDE, across);
-        put(kept + (5 + 2 * i) * WIDE, o);
-        put(before + (5 + 2 * i) * WIDE, down);
     }
+    put(kept + 4 * WIDE, across[0], across[1]);
+    put(kept + 6 * WIDE, came.origin[0], came.origin[1]);
+    put(before + 6 * WIDE, came.above[0], came.above[1]);
 #endif
 }
 
@@ -285,6 +346,8 @@ INLINE int after(int slot, int slots) { return slot + 1 < slots ? slot + 1 : 0; 
 // What a warp keeps between rows. FETCHES: it is the last, which has LAST stages.
 template <bool FETCHES> struct March {
     static constexpr int STAGES = FETCHES ? LAST : PER_WARP;
+    // Two rows a turn of the loop, where the loops of both roles then still fit the caches of instructions.
+    static constexpr bool TWICE = WORDS == 2 || !HALF && !FETCHES;
     const IterateParams &p;
     const Geometry &g;
     word *ring, *slots, *handed;
@@ -296,9 +359,9 @@ template <bool FETCHES> struct March {
     int newest, slot;       // in the ring and in the slots, of the row that is digested
 
     INLINE March(const IterateParams &p, const Geometry &g, word *memory, int item, int group) : p(p), g(g), group(group) {
-        ring = memory + g.lane * WORDS;
+        ring = memory + g.lane * OWN;
         slots = memory + RING * KEPT * WIDE;
-        handed = slots + SLOTS * PLANES * WIDE + g.lane * WORDS;
+        handed = slots + SLOTS * PLANES * WIDE + g.lane * OWN;
         begin = max(0, g.y0 - DEPTH);
         end = min(p.height, g.y1 + DEPTH);
         f = fetching(p, item, begin, g, slots);
@@ -315,36 +378,38 @@ template <bool FETCHES> struct March {
             for (int j = 0; j < WORDS; j++) (i % 6 < 2 ? above[i / 6].u[i % 6 & 1] : above[i / 6].p[i % 6 - 2 & 3])[j] = splat(0.f);
     }
 
-    // Asks for a row to come, waits for row t, digests it.
-    INLINE void receive(int t) {
+    INLINE void advance() {
         slot = after(slot, SLOTS);
         newest = after(newest, RING);
 #pragma unroll
         for (int i = STAGES; i > 0; i--) place[i] = place[i - 1];
         place[0] = after(place[0], RING);
-        if (!FETCHES) return;
-        if (t + SLOTS - 2 < end) fetch(f, p, slot >= 2 ? slot - 2 : slot + SLOTS - 2);
-        asm volatile("cp.async.commit_group;" ::: "memory");
-        asm volatile("cp.async.wait_group %0;" ::"n"(SLOTS - 2) : "memory");
+    }
+    INLINE word *before() { return ring + (newest > 0 ? newest - 1 : RING - 1) * KEPT * WIDE; }
+
+    // Reads row t, once it is there, and asks for one to come. Beyond the last it is any row; nobody needs those.
+    INLINE void receive(Came &came, int t) {
+        asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 1) : "memory");
         __syncwarp();
-        int before = newest > 0 ? newest - 1 : RING - 1;
-        if (t < end) digest(slots + slot * PLANES * WIDE, ring + newest * KEPT * WIDE, ring + before * KEPT * WIDE, p.bound, g);
+        read(came, slots + slot * PLANES * WIDE, before(), g.lane);
+        if (t + AHEAD < end) fetch(f, p, slot + AHEAD < SLOTS ? slot + AHEAD : slot + AHEAD - SLOTS);
+        asm volatile("cp.async.commit_group;" ::: "memory");
+    }
+    INLINE void pass_on(Came &came, int t) {
+        digest(came, ring + newest * KEPT * WIDE, before(), handed + (t & 1) * 6 * WIDE, p.bound, g);
     }
 
     // The warp's iterations on its row of step t.
     template <bool EDGE> INLINE void step(int t) {
         const int y = t - 1 - group * LAG;
-        receive(t);
+        advance();
+        // Reads everything before it writes anything, so that both its tasks are under way together.
+        Came came;
+        if (FETCHES) receive(came, t);
         Row row;
-        if (FETCHES ? GROUPS == 1 : group == 0) {
-            const word *came = slots + (slot > 0 ? slot - 1 : SLOTS - 1) * PLANES * WIDE;
-#pragma unroll
-            for (int i = 0; i < 6; i++) arrived(i < 2 ? row.u[i & 1] : row.p[i - 2 & 3], came, i, g.lane);
-        } else {
-            const word *from = handed + (2 * (group - 1) + (t - 1 & 1)) * 6 * WIDE;
-#pragma unroll
-            for (int i = 0; i < 6; i++) take(i < 2 ? row.u[i & 1] : row.p[i - 2 & 3], from + i * WIDE);
-        }
+        const word *from = handed + (2 * (group - !CONVERTS) + (t - 1 & 1)) * 6 * WIDE;
+        if (!CONVERTS && group == 0) from = slots + (slot > 0 ? slot - 1 : SLOTS - 1) * PLANES * WIDE + g.lane * OWN;
+        take(row.u[0], row.u[1], from), take(row.p[0], row.p[1], from + 2 * WIDE), take(row.p[2], row.p[3], from + 4 * WIDE);
         Borders at;
         if (EDGE) find_columns(at, g);
 #pragma unroll
@@ -354,10 +419,12 @@ template <bool FETCHES> struct March {
             stage<EDGE>(row, above[i], ring + place[i] * KEPT * WIDE, ring + (place[i + 1] * KEPT + 4) * WIDE, at, g);
         }
         if (!FETCHES) {
-            word *to = handed + (2 * group + (t & 1)) * 6 * WIDE;
-#pragma unroll
-            for (int i = 0; i < 6; i++) put(to + i * WIDE, i < 2 ? row.u[i & 1] : row.p[i - 2 & 3]);
-        } else if (y - LAST >= g.y0 && y - LAST < g.y1) {
+            word *to = handed + (2 * (group + CONVERTS) + (t & 1)) * 6 * WIDE;
+            put(to, row.u[0], row.u[1]), put(to + 2 * WIDE, row.p[0], row.p[1]), put(to + 4 * WIDE, row.p[2], row.p[3]);
+        } else {
+            pass_on(came, t);
+        }
+        if (FETCHES && y - LAST >= g.y0 && y - LAST < g.y1) {
             char *plane = dual_out;
             store(flow_out, row.u[0], g), store(flow_out + f.plane, row.u[1], g);
 #pragma unroll
@@ -372,27 +439,32 @@ template <bool FETCHES> struct March {
     INLINE void run() {
         if (FETCHES)
 #pragma unroll 1
-            for (int i = 0; i < SLOTS - 2; i++) {
+            for (int i = 0; i < AHEAD; i++) {
                 if (begin + i < end) fetch(f, p, i);
                 asm volatile("cp.async.commit_group;" ::: "memory");
             }
         const int delay = 1 + group * LAG, first = group * PER_WARP;
         const int begins = max(begin, g.y0 - DEPTH + first + delay), ends = g.y1 + DEPTH - first + delay;
-        const bool columns = g.x0 <= 0 || g.x0 + COLUMNS >= g.width;
-        // Steps whose rows are all inside: two at a time, so that state changes registers without being moved.
+        const bool columns = g.x0 + COLUMNS > g.width;  // the frame's last is not the strip's
+        // Steps whose rows are all inside. Two at a time state changes registers without being moved.
         const int inner = columns ? ends : delay + STAGES, outer = min(ends, g.height + delay);
         int t = begin;
 #pragma unroll 1
         for (; t < begins; t++) {
-            receive(t);
+            advance();
+            if (FETCHES) {
+                Came came;
+                receive(came, t);
+                pass_on(came, t);
+            }
             __syncthreads();
         }
 #pragma unroll 1
         while (t < ends) {
-            if (t >= inner && t + 1 < outer) {
+            if (t >= inner && t + TWICE < outer) {
                 step<false>(t);
-                step<false>(t + 1);
-                t += 2;
+                if (TWICE) step<false>(t + 1);
+                t += 1 + TWICE;
             } else {
                 step<true>(t);
                 t++;
@@ -405,13 +477,17 @@ template <bool FETCHES> struct March {
 
 extern "C" __global__ void __launch_bounds__(32 * GROUPS, BLOCKS) iterate_registers(const __grid_constant__ IterateParams p) {
     extern __shared__ __align__(16) word memory[];
-    // Warp n of every block sits on the same quarter of a multiprocessor: blocks that share one begin their deal elsewhere.
-    const int turn = blockIdx.x / p.processors, lane = threadIdx.x % 32;
-    const int group = (__shfl_sync(~0u, threadIdx.x / 32, 0) + turn) % GROUPS;
+    // Warp n of every block sits on the same quarter of a multiprocessor, which then fetches one role's instructions alone.
+    // Warp n of every block sits on the same quarter of a multiprocessor, which then fetches one role's instructions alone.
+    const int lane = threadIdx.x % 32, group = __shfl_sync(~0u, threadIdx.x / 32, 0);
     const int strips_down = (p.height + p.rows - 1) / p.rows, line = blockIdx.x / p.columns;
     const int y0 = line % strips_down * p.rows, y1 = min(p.height, y0 + p.rows);
-    const Geometry g = {lane, (int)(blockIdx.x % p.columns) * USEFUL - HALO, y0, y1, p.width, p.height, p.clamp,
-                        lane == 0 ? 0x1044u : 0x3210u, lane == 31 ? 0x4432u : 0x3210u, p.slope, splat(p.tau)};
+    // Strips overlap by their halos; the first begins with the frame and the last ends with it, as far as copies allow.
+    const int column = blockIdx.x % p.columns, usual = column * USEFUL, last = column == p.columns - 1;
+    const int x0 = last ? max(0, min(usual, (p.width - COLUMNS + CHUNK - 1) / CHUNK * CHUNK)) : usual;
+    const int begin = column > 0 ? usual + HALO - x0 : 0, end = last ? p.width - x0 : HALO + USEFUL;
+    const Geometry g = {lane, x0, y0, y1, p.width, p.height, p.clamp, begin, end,
+                        lane == 0 ? 0x1054u : 0x3210u, lane == 31 ? 0x7632u : 0x3210u, p.slope, splat(p.tau)};
     if (group == GROUPS - 1)
         March<true>(p, g, memory, line / strips_down, group).run();
     else

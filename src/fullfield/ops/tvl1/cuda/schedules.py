@@ -39,7 +39,7 @@ class _Params(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("flow", "dual", "data", "origin", "flow_out", "dual_out", "scratch")),
         *((name, ctypes.c_longlong) for name in ("plane", "item")),
         *((name, ctypes.c_int) for name in ("pitch", "width", "height", "batch")),
-        *((name, ctypes.c_int) for name in ("rows", "columns", "strips", "processors")),
+        *((name, ctypes.c_int) for name in ("rows", "columns", "strips")),
         *((name, ctypes.c_float) for name in ("slope", "tau", "bound")),
         *((name, ctypes.c_int) for name in ("clamp", "zero_flow", "zero_dual")),
     )
@@ -70,7 +70,7 @@ def cost(schedule: str, dtype: torch.dtype, iterations: int, shape: Shape) -> Co
     half = dtype == torch.float16
     origin = 6 if half else 0  # both components: here, right, below
     passes = len(plan(iterations, shape.depth)) / iterations
-    normalising, stepping = 9, 56 if half else 50
+    normalising, stepping = 9, 60 if half else 50
     if schedule == "global":  # flow: 2 and 4, of those 2 left, 2 up; then the flow at 3 places, and the dual again
         words, written = float((2 + 4 + 2 + 2 + DATA) + (3 * FLOW + DUAL) + origin), float(FLOW + DUAL)
     elif schedule == "shared_fusion":
@@ -170,15 +170,16 @@ def _registers(level: Level, shape: Shape, depth: int, device: Device) -> _Launc
     while depth - (groups - 1) * -(-depth // groups) < 1:
         groups -= 1
     each, words = -(-depth // groups), shape.words
-    options = {"DEPTH": depth, "GROUPS": groups, "WORDS": words, "SLOTS": shape.ahead + 2, "BLOCKS": shape.blocks}
+    options = {"DEPTH": depth, "GROUPS": groups, "WORDS": words, "AHEAD": shape.ahead, "BLOCKS": shape.blocks}
     source = _source(("iterate_registers.cu",), half, **options)
-    step = 4 if half and words == 4 else 2
     strip = 32 * words * (2 if half else 1)
-    useful = (strip - -(-depth // step) * step - depth) // step * step
-    columns = -(-level.width // useful)
+    chunk, unit = 2 if strip < 128 else 4, words if half else 2
+    useful = (strip - -(-depth // unit) * unit - depth) // chunk * chunk
+    columns = 1 + -(-max(0, level.width - strip) // useful)
     last = depth - (groups - 1) * each
     ring = ((groups - 1) * (each + 1) + last + 1 + half) * (8 if half else 4)
-    shared = (ring + (shape.ahead + 2) * (11 if half else 9) + (groups - 1) * 12) * 32 * words * 4
+    slots, handed = (shape.ahead + 1, groups) if half or words == 2 else (shape.ahead + 2, groups - 1)
+    shared = (ring + slots * (11 if half else 9) + handed * 12) * 32 * words * 4
     at_once = device.processors * max(1, min(shape.blocks, device.shared // shared))
     rows = _strips_down(level.height, shape.rows, columns * level.batch, at_once)
     strips = level.batch * columns * -(-level.height // rows)
@@ -255,7 +256,6 @@ def _params(level: Level, config: TVL1Config, in_place: bool, start: Start, laun
     params.plane, params.item, params.pitch = level.plane_step, level.item_step, level.pitch
     params.width, params.height, params.batch = level.width, level.height, level.batch
     params.rows, params.columns, params.strips = launch.rows, launch.columns, launch.strips
-    params.processors = _device(level).processors
     params.slope, params.tau = config.tau / config.theta, config.tau
     params.bound = config.lambda_ * config.theta
     params.clamp = int(config.borders == "clamp")

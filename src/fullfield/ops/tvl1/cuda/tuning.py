@@ -81,14 +81,14 @@ CANDIDATES: dict[tuple[str, torch.dtype], tuple[Shape, ...]] = {
     ("register_pipeline", F32): (
         Shape(128, 10, words=4, blocks=3),
         Shape(128, 10, words=4, blocks=2),
-        Shape(64, 10, words=2, blocks=6),
+        Shape(128, 10, words=2, blocks=5),
         Shape(160, 10, words=4, blocks=2),
         Shape(64, 5, words=4, blocks=6),
     ),
     ("register_pipeline", F16): (
         Shape(128, 10, words=2, blocks=4),
         Shape(128, 10, words=4, blocks=2),
-        Shape(64, 10, words=2, blocks=5),
+        Shape(128, 10, words=2, ahead=3, blocks=4),
         Shape(64, 5, words=4, blocks=4),
     ),
 }
