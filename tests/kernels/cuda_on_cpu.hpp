@@ -1,8 +1,8 @@
 // Enough of CUDA to run this project's kernels on a CPU, one block after the other: see emulator.py.
 //
 // Every thread of a block is a fiber. A fiber runs until it must wait: for the rest of its warp (shuffles, ballots, ldmatrix, mma,
-// __syncwarp), for the block (__syncthreads), or for another block (SPIN, written by emulator.py into loops that poll memory). The
-// order in which those that can run do run is chosen by the schedule. What all lanes of a warp must do together, and do not, is an
+// __syncwarp), for the block (__syncthreads), or for another block (SPIN, written by emulator.py into loops that poll memory; a
+// cluster's blocks run side by side). The order in which those that can run do run is chosen by the schedule. What all lanes of a warp must do together, and do not, is an
 // error, as are a standstill, misaligned or outside addresses of shared memory in PTX, and writing beside the dynamic shared memory.
 #include <stdint.h>
 #include <stdio.h>
@@ -17,6 +17,7 @@
 #define __forceinline__ inline
 #define __grid_constant__
 #define __launch_bounds__(...)
+#define __cluster_dims__(...)
 #define __align__(n) alignas(n)
 #define __shared__ static __attribute__((section("cuda_shared")))
 
@@ -97,6 +98,7 @@ struct Fiber {
     Warp *warp;
     Block *block;
     int copies, group;             // groups committed so far
+    int meetings;                  // waits at the cluster's barrier
     Copy copy[1024];
 };
 struct Warp {
@@ -118,7 +120,8 @@ struct Block {
 struct Machine {
     Context main;
     Block block[MOST_RESIDENT];
-    int resident, threads, shared, reversed, late;
+    int resident, threads, shared, reversed, late, cluster;
+    int met, meetings;             // threads at the cluster's barrier, and how often that has opened
     uint3 blocks, threads3;
     unsigned next;
     long spins;
@@ -141,6 +144,10 @@ Fiber *self;
 static void run_thread();
 static bool start_block(Block &b) {
     if (machine.next == machine.blocks.x) return false;
+    const int part = machine.next % machine.cluster;
+    if (machine.cluster > 1 && &b != machine.block + part) return false;
+    for (int i = 0; machine.cluster > 1 && part == 0 && i < machine.cluster; i++)  // one cluster after the other
+        if (machine.block[i].running) return false;
     b.index = {machine.next++, 0, 0};
     b.warps = (machine.threads + LANES - 1) / LANES;
     b.alive = machine.threads;
@@ -159,10 +166,12 @@ static bool start_block(Block &b) {
         f.block = &b;
         f.state = READY;
         f.copies = f.group = 0;
+        f.meetings = machine.meetings;
         f.warp->ready++;
         f.warp->alive++;
         make(f.context, b.stacks + (size_t)t * STACK, run_thread);
     }
+    if (part + 1 < machine.cluster) start_block(machine.block[part + 1]);
     return true;
 }
 
@@ -270,12 +279,23 @@ static int meet(int any) {
     return b.any;
 }
 
+// A cluster's barrier: who arrives may go on, and waits later for all to have arrived.
+static inline void cluster_arrive() {
+    Machine &m = machine;
+    if (++m.met == m.cluster * m.threads) m.met = 0, m.meetings++;
+}
+static inline void cluster_wait() {
+    int before = self->meetings++;
+    while (machine.meetings == before) pass_on();
+}
+
 static inline unsigned shared_address(const void *p) { return (unsigned)((const char *)p - self->block->shared) + SHARED_BASE; }
 static inline char *shared_memory(unsigned at, unsigned size, unsigned alignment) {
-    unsigned offset = at - SHARED_BASE;
+    char *shared = at >> 24 ? machine.block[(at >> 24) - 1].shared : self->block->shared;  // of a block of the cluster
+    unsigned offset = (at & 0xffffff) - SHARED_BASE;
     if (at % alignment) fail("a misaligned address of shared memory");
     if (offset > (unsigned)machine.shared || offset + size > (unsigned)machine.shared) fail("an address outside of shared memory");
-    return self->block->shared + offset;
+    return shared + offset;
 }
 static inline void aligned(const void *p, unsigned alignment) {
     if ((uintptr_t)p % alignment) fail("a misaligned address");
@@ -433,13 +453,17 @@ struct Barrier {
     uint16_t expected, pending;
     int32_t bytes : 31;
     uint32_t phase : 1;
+    void arrived(int size) {
+        bytes -= size;
+        look();
+    }
     void look() {
         if (pending == 0 && bytes == 0) phase ^= 1, pending = expected;
     }
 };
 static inline Barrier &barrier_at(unsigned at) { return *(Barrier *)shared_memory(at, 8, 8); }
 
-struct Entry { const char *name; size_t parameters; int most_threads; void (*call)(const void *); };
+struct Entry { const char *name; size_t parameters; int most_threads, cluster; void (*call)(const void *); };
 
 }  // namespace cuda
 
@@ -551,7 +575,7 @@ static inline void ptx_to_f16(unsigned short &to, float x) { to = cuda::float_to
 static inline void ptx_from_f16(float &to, unsigned short x) { to = cuda::half_to_float(x); }
 static inline void ptx_to_bf16(unsigned short &to, float x) { to = cuda::float_to_bf16(x); }
 static inline void ptx_meet_at(unsigned number) { cuda::meet_at(number, 128); }
-static inline void ptx_same(unsigned &to, unsigned x, unsigned y) { to = x ^ y; }
+static inline void ptx_kept_if(unsigned &to, unsigned x, unsigned mask) { to = x & mask; }
 static inline void ptx_barrier_init(unsigned at, unsigned count) { cuda::barrier_at(at) = {(uint16_t)count, (uint16_t)count, 0, 0}; }
 static inline void ptx_barrier_arrive(unsigned at) {
     cuda::Barrier &b = cuda::barrier_at(at);
@@ -567,11 +591,22 @@ static inline void ptx_barrier_try(unsigned &done, unsigned at, unsigned parity)
     done = cuda::barrier_at(at).phase != parity;
     if (!done) cuda::pass_on();
 }
+static inline void ptx_in_part(unsigned &to, unsigned at, unsigned part) { to = (part + 1) << 24 | at; }
+template <class... All> static inline void ptx_give(unsigned at, All... values) {
+    const float all[] = {values...};
+    memcpy(cuda::shared_memory(at, sizeof all, sizeof all), all, sizeof all);
+}
+static inline void ptx_send(unsigned at, float a, unsigned barrier) { ptx_give(at, a), cuda::barrier_at(barrier).arrived(4); }
+static inline void ptx_send(unsigned at, float a, float b, unsigned barrier) { ptx_give(at, a, b), cuda::barrier_at(barrier).arrived(8); }
+static inline void ptx_send(unsigned at, float a, float b, float c, float d, unsigned barrier) {
+    ptx_give(at, a, b, c, d), cuda::barrier_at(barrier).arrived(16);
+}
+static inline void ptx_cluster_arrive() { cuda::cluster_arrive(); }
+static inline void ptx_cluster_wait() { cuda::cluster_wait(); }
 static inline void ptx_copy_bulk(unsigned to, const void *from, unsigned bytes, unsigned at) {
     cuda::aligned(from, 16);
     memcpy(cuda::shared_memory(to, bytes, 16), from, bytes);
-    cuda::barrier_at(at).bytes -= bytes;
-    cuda::barrier_at(at).look();
+    cuda::barrier_at(at).arrived(bytes);
 }
 // What a wgmma is given: its sums, and the words beside them.
 namespace cuda {
@@ -598,15 +633,16 @@ template <bool BF16, class... All> static inline void ptx_wgmma(All &&...all) {
         cuda::together(cuda::PRODUCT, mine, cuda::multiply<BF16>);
     }
 }
-// A warp's 16 rows of wgmma with both operands in shared memory, k by rows of 64 swizzled by 128 bytes: done at once.
+// A warp's 16 rows of wgmma with both operands in shared memory, k by rows of 64 swizzled by 128 bytes, the next 64 as far on as the
+// descriptor tells: done at once.
 template <bool BF16, class... All> static inline void ptx_wgmma_shared(All &&...all) {
     cuda::Operands to(all...);
     auto &d = to.d;
     auto &w = to.w;
     unsigned lane = cuda::self->lane, row = cuda::self->thread.x / 32 % 4 * 16;
     auto at = [&](unsigned descriptor, int k, int channel) {
-        unsigned from = (descriptor & 0x3fff) * 16 + k * 128;
-        from += ((channel / 8) ^ (from >> 7 & 7)) * 16 + channel % 8 * 2;
+        unsigned from = (descriptor & 0x3fff) * 16 + channel / 64 * (descriptor >> 16 & 0x3fff) * 16 + k * 128;
+        from += ((channel / 8 % 8) ^ (from >> 7 & 7)) * 16 + channel % 8 * 2;
         return (unsigned)*(uint16_t *)cuda::shared_memory(from, 2, 2);
     };
     auto two = [&](unsigned descriptor, int k, int channel) { return at(descriptor, k, channel) | at(descriptor, k + 1, channel) << 16; };
@@ -647,7 +683,19 @@ static inline void ptx_load4(unsigned &a, unsigned &b, unsigned &c, unsigned &d,
 static inline void ptx_gather(unsigned &a, unsigned &b, unsigned &c, unsigned &d, const void *from, unsigned yes) {
     if (yes) ptx_load4(a, b, c, d, from, 0);
 }
+static inline void ptx_word(unsigned &to, const void *from, unsigned yes) {
+    if (yes) to = *(const unsigned *)from;
+}
+static inline void ptx_byte(unsigned &to, const void *from, unsigned yes) {
+    if (yes) to = *(const unsigned char *)from;
+}
+static inline void ptx_count_up(unsigned &before, unsigned at, unsigned most) {
+    unsigned &count = *(unsigned *)cuda::shared_memory(at, 4, 4);
+    before = count;
+    count = before >= most ? 0 : before + 1;
+}
 static inline void ptx_copy16(unsigned to, const void *from, int valid = 16) { cuda::copy_later(to, from, 16, valid); }
+static inline void ptx_copy16_of(unsigned to, const void *from, int index) { cuda::copy_later(to, from, 16, index < 0 ? 0 : 16); }
 static inline void ptx_copy4(unsigned to, const void *from, int valid) { cuda::copy_later(to, from, 4, valid); }
 static inline void ptx_copy8(unsigned to, const void *from, int valid) { cuda::copy_later(to, from, 8, valid); }
 static inline void ptx_copies() { cuda::wait_for_copies(); }
@@ -678,8 +726,13 @@ static inline float half_of(unsigned x, int shift) { return cuda::half_to_float(
 PTX_HALVES(ptx_add_halves, a + b)
 PTX_HALVES(ptx_sub_halves, a - b)
 PTX_HALVES(ptx_mul_halves, a *b)
+PTX_HALVES(ptx_mul_halves_to_one, fminf(fmaxf(a * b, 0.f), 1.f))  // NaN becomes 0
 PTX_HALVES(ptx_min_halves, fminf(a, b))
 PTX_HALVES(ptx_max_halves, fmaxf(a, b))
+static inline void ptx_add_bf16(unsigned &to, unsigned x, unsigned y) {
+    auto sum = [=](int shift) { return (unsigned)cuda::float_to_bf16(cuda::bf16_to_float((uint16_t)(x >> shift)) + cuda::bf16_to_float((uint16_t)(y >> shift))) << shift; };
+    to = sum(0) | sum(16);
+}
 static inline void ptx_neg_halves(unsigned &to, unsigned x) { to = x ^ 0x80008000u; }
 static inline void ptx_fma_halves(unsigned &to, unsigned x, unsigned y, unsigned z) {
     to = by_halves([=](int shift) { return half_of(x, shift) * half_of(y, shift) + half_of(z, shift); });
@@ -721,6 +774,10 @@ extern "C" __attribute__((visibility("default"))) const char *cuda_launch(int en
     if (blocks <= 0) return "an empty grid";
     alignas(16) static char parameters[4096];
     memcpy(parameters, arguments[0], e.parameters);
+    m.cluster = e.cluster;
+    m.met = m.meetings = 0;
+    if (e.cluster > 1) resident = e.cluster;
+    if (blocks % e.cluster) return "a part of a cluster";
     m.resident = resident < blocks ? resident : blocks;
     if (m.resident > MOST_RESIDENT) m.resident = MOST_RESIDENT;
     if (__start_cuda_shared != __stop_cuda_shared) m.resident = 1;

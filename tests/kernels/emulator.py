@@ -40,6 +40,8 @@ _MMA = "mma.sync.aligned.m16n8k16.row.col.f32.{0}.{0}.f32 {{%0,%1,%2,%3}}, {{%4,
 _STORE_IF = "{{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p st.global.cs.{0} [%0], %1;\n}}"
 _MATRICES = "ldmatrix.sync.aligned.m8n8.{} {{%0, %1, %2, %3}}, [%4];"
 _GATHER = "{{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p ld.global.nc.{0}v4.u32 {{%0, %1, %2, %3}}, [%4];\n}}"
+_WAIT = "{{\n.reg .pred p;\nmbarrier.{}_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}}"
+_ASYNC = "st.async.shared::cluster.mbarrier::complete_tx::bytes{} [%0], {}, [{}];"
 _POLICY = "createpolicy.fractional.L2::{}.b64 %0, 1.0;"
 PTX = {
     "": "ptx_nothing",
@@ -65,6 +67,7 @@ PTX = {
     "prefetch.global.L1 [%0];": "ptx_nothing",
     "cp.async.cg.shared.global [%0], [%1], 16, %2;": "ptx_copy16",
     "cp.async.cg.shared.global [%0], [%1], 16;": "ptx_copy16",
+    "{\n.reg .pred p;\nsetp.lt.s32 p, %2, 0;\ncp.async.ca.shared.global [%0], [%1], 16, p;\n}": "ptx_copy16_of",
     "cp.async.ca.shared.global [%0], [%1], 4, %2;": "ptx_copy4",
     "cp.async.ca.shared.global [%0], [%1], 8, %2;": "ptx_copy8",
     "cp.async.wait_group %0;": "ptx_wait_for",
@@ -80,30 +83,46 @@ PTX = {
     "rcp.approx.ftz.f32 %0, %1;": "ptx_reciprocal",
     "rsqrt.approx.ftz.f32 %0, %1;": "ptx_reciprocal_root",
     "add.f16x2 %0, %1, %2;": "ptx_add_halves",
+    "add.rn.bf16x2 %0, %1, %2;": "ptx_add_bf16",
     "sub.f16x2 %0, %1, %2;": "ptx_sub_halves",
     "mul.f16x2 %0, %1, %2;": "ptx_mul_halves",
+    "mul.sat.f16x2 %0, %1, %2;": "ptx_mul_halves_to_one",
     "min.f16x2 %0, %1, %2;": "ptx_min_halves",
     "max.f16x2 %0, %1, %2;": "ptx_max_halves",
     "neg.f16x2 %0, %1;": "ptx_neg_halves",
     "fma.rn.f16x2 %0, %1, %2, %3;": "ptx_fma_halves",
     "bar.sync %0, 128;": "ptx_meet_at",
-    "xor.b32 %0, %1, %2;": "ptx_same",
+    "mapa.shared::cluster.u32 %0, %1, %2;": "ptx_in_part",
+    "st.shared::cluster.f32 [%0], %1;": "ptx_give",
+    "st.shared::cluster.v2.f32 [%0], {%1, %2};": "ptx_give",
+    "st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};": "ptx_give",
+    _ASYNC.format(".f32", "%1", "%2"): "ptx_send",
+    _ASYNC.format(".v2.f32", "{%1, %2}", "%3"): "ptx_send",
+    _ASYNC.format(".v4.f32", "{%1, %2, %3, %4}", "%5"): "ptx_send",
+    "barrier.cluster.arrive.release.aligned;": "ptx_cluster_arrive",
+    "barrier.cluster.wait.acquire.aligned;": "ptx_cluster_wait",
+    "and.b32 %0, %1, %2;": "ptx_kept_if",
+    "{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p ld.global.nc.u32 %0, [%1];\n}": "ptx_word",
+    "{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p ld.global.nc.u8 %0, [%1];\n}": "ptx_byte",
+    "atom.shared.inc.u32 %0, [%1], %2;": "ptx_count_up",
     "mbarrier.init.shared.b64 [%0], %1;": "ptx_barrier_init",
     "fence.mbarrier_init.release.cluster;": "ptx_nothing",
     "mbarrier.arrive.shared.b64 _, [%0];": "ptx_barrier_arrive",
     "mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;": "ptx_barrier_expect",
-    "{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}": "ptx_barrier_try",
+    _WAIT.format("try"): "ptx_barrier_try",
+    _WAIT.format("test"): "ptx_barrier_try",
     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];": "ptx_copy_bulk",
     "wgmma.fence.sync.aligned;": "ptx_nothing",
     "wgmma.commit_group.sync.aligned;": "ptx_nothing",
     "wgmma.wait_group.sync.aligned 0;": "ptx_nothing",
     "fence.proxy.async.shared::cta;": "ptx_nothing",
     "setmaxnreg.dec.sync.aligned.u32 24;": "ptx_nothing",
+    "setmaxnreg.dec.sync.aligned.u32 %0;": "ptx_nothing",
     "setmaxnreg.inc.sync.aligned.u32 %0;": "ptx_nothing",
 }
 _WGMMA_SHARED = re.compile(
     r"\{\n\.reg \.b64 x, y;\nmov\.b64 x, \{%\d+, 0x40000040\};\nmov\.b64 y, \{%\d+, 0x40000040\};\n"
-    r"wgmma\.mma_async\.sync\.aligned\.m64n64k16\.f32\.(bf16|f16)\.\1 \{[%\d, ]*\}, x, y, 1, 1, 1, 1, 1;\n\}"
+    r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k16\.f32\.(bf16|f16)\.\1 \{[%\d, ]*\}, x, y, 1, 1, 1, 1, 1;\n\}"
 )
 _WGMMA = re.compile(
     r"\{\n\.reg \.pred p;\n\.reg \.b64 at;\nsetp\.ne\.b32 p, %\d+, 0;\nmov\.b64 at, \{%\d+, 0x8\};\n"
@@ -111,7 +130,8 @@ _WGMMA = re.compile(
 )
 
 _KERNEL = re.compile(
-    r'extern "C" __global__ void (?:__launch_bounds__\(([^(){]*)\) )?(\w+)\(const __grid_constant__ (\w+) \w+\)'
+    r'extern "C" __global__ void (?:__launch_bounds__\(([^(){]*)\) )?(?:__cluster_dims__\((\d), 1, 1\) )?(\w+)'
+    r"\(const __grid_constant__ (\w+) \w+\)"
 )
 _DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];")
 # Polling of memory that another block writes.
@@ -195,9 +215,9 @@ def translated(text: str) -> str:
     if any(re.match(r"\s*(?:\{\s*\}|;)", text[end + 1 :]) for end in loops):
         raise Emulated("the emulator does not know what a kernel waits for in a loop without a body")
     entries = [
-        f'{{"{name}", sizeof({parameters}), ({(bounds or "1024").split(",")[0]}), '
+        f'{{"{name}", sizeof({parameters}), ({(bounds or "1024").split(",")[0]}), {cluster or 1}, '
         f"[](const void *p) {{ {name}(*(const {parameters} *)p); }}}}"
-        for bounds, name, parameters in _KERNEL.findall(text)
+        for bounds, cluster, name, parameters in _KERNEL.findall(text)
     ]
     if not entries or text.count("__global__") != len(entries):
         raise Emulated("the emulator does not understand how a kernel is declared")

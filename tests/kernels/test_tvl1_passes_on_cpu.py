@@ -288,7 +288,10 @@ def with_shape(monkeypatch: pytest.MonkeyPatch, *shape: int | bool) -> None:
     )
 
 
-@pytest.mark.parametrize("shape", [(2, 20, True), (5, 8, False), (20, 2, True), (6, 6, False, 1)], ids=str)
+TILES = [(5, 8, False), (20, 2, True), (8, 3, False, 4), (5, 3, False, 4, 4), (4, 2, True, 2, 8), (9, 1, True, 1, 8)]
+
+
+@pytest.mark.parametrize("shape", TILES, ids=str)
 @pytest.mark.parametrize("size", [(33, 52), (90, 131), (45, 70), (150, 30), (1, 40), (40, 1), (2, 1)], ids=str)
 def test_fused_tiles(
     shape: tuple[int | bool, ...], size: tuple[int, int], machine: Emulator, monkeypatch: pytest.MonkeyPatch
@@ -296,6 +299,7 @@ def test_fused_tiles(
     with_shape(monkeypatch, *shape)
     config = TVL1Config(warps=3, iterations=7, scale_factor=0.4)
     machine.launched.clear()
+    machine.schedule = sum(size) % 4  # bit 0: the last threads first, bit 1: copies as late as may be
     frames = scene(*size, batch=2)
     error = (solved(Engine(2, *size, config, CPU), frames).double() - expected(frames, config)).abs()
     assert machine.launched["fused_warp"] >= 3
@@ -306,7 +310,7 @@ def test_fused_tiles(
 
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("precision", ["float32", "float16"])
-@pytest.mark.parametrize("shape", [(4, 8, True), (7, 5, True, 1)], ids=str)
+@pytest.mark.parametrize("shape", [(4, 8, True), (7, 5, True, 1), (5, 2, True, 4, 4)], ids=str)
 def test_fused_variants(
     variant: str, precision: str, shape: tuple[int | bool, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,11 +322,11 @@ def test_fused_variants(
     assert error.max() < (5e-3 if precision == "float32" else 0.2)
 
 
-def test_large_motion_in_a_tile_needs_no_patch(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("shape", [(5, 8, False), (4, 3, False, 4, 4)], ids=str)
+def test_large_motion_in_a_tile_needs_no_patch(shape: tuple[int | bool, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Flows of one tile that differ by more than its patch of the second frame holds."""
-    with_shape(monkeypatch, 5, 8, False)
-    config = TVL1Config(warps=2, iterations=6, scales=1)
-    frames = scene(50, 90)
+    with_shape(monkeypatch, *shape)
+    config, frames = TVL1Config(warps=2, iterations=6, scales=1), scene(50, 90)
     start = torch.zeros(1, 2, 50, 90)
     start[:, 0] = torch.linspace(-25, 25, 90)
     start[:, 1, 25:] = 19.3
@@ -335,15 +339,16 @@ def test_where_whole_warps_are_one_kernel() -> None:
     gpu = Device(0, "H200", "sm_90a", 132, 227 << 10)
     default = TVL1Config()
     small, middle = fused.best(1, 27, 48, default, gpu), fused.best(1, 275, 488, default, gpu)
-    assert small is not None
-    assert middle is not None
-    assert small.shape.high < middle.shape.high
-    assert middle.across * middle.down <= 132 < 2 * middle.across * middle.down
+    assert small is not None and middle is not None  # noqa: PT018
+    assert small.shape.part * small.shape.each < middle.shape.part * middle.shape.each
+    blocks = middle.shape.cluster * middle.across * middle.down
+    assert blocks <= 132 < 2 * blocks
     assert fused.best(1, 275, 488, TVL1Config.preset("paper"), gpu) is None, "100 iterations reach too far"
-    assert fused.best(1, 275, 488, default.replace(iterations=25), gpu) is None, "too much would be computed again"
+    assert fused.best(1, 275, 488, default.replace(iterations=55), gpu) is None, "too much would be computed again"
     ampere = fused.best(1, 80, 120, default, Device(0, "A10", "sm_86", 72, 99 << 10))
     assert ampere is not None
     assert ampere.shape.shared <= 99 << 10
+    assert ampere.shape.cluster == 1 < middle.shape.cluster, "clusters from Hopper on"
 
 
 @pytest.mark.parametrize(("arch", "early"), [("sm_80", False), ("sm_89", False), ("sm_90a", True), ("sm_120", True)])

@@ -26,7 +26,6 @@ from fullfield.ops.tvl1.cuda.state import Level
 from fullfield.ops.tvl1.cuda.tuning import Device
 
 _ptr, _i64, _i32, _f32 = ctypes.c_void_p, ctypes.c_longlong, ctypes.c_int, ctypes.c_float
-SPAN = 16  # as in fused_warp.cu
 # Field by field as fused_warp.cu declares them.
 _Fused = structure(
     "FusedParams", ("first", _ptr), ("second", _ptr), ("from_", _ptr), ("target", _ptr), ("target_at", _ptr),
@@ -46,7 +45,9 @@ class Shape:
     rows: int
     kept: bool
     each: int = 2
-    """Columns that a lane holds: 1 or 2."""
+    """Columns that a lane holds: 1, 2 or 4."""
+    cluster: int = 1
+    """Blocks that hold a tile, one below the other."""
 
     @property
     def wide(self) -> int:
@@ -54,16 +55,36 @@ class Shape:
         return 32 * self.each
 
     @property
+    def part(self) -> int:
+        """Rows of a block."""
+        return self.groups * self.rows
+
+    @property
     def high(self) -> int:
         """Rows of a tile with all that it computes again."""
-        return self.groups * self.rows
+        return self.cluster * self.part
+
+    @property
+    def step(self) -> int:
+        """Tiles begin at multiples of so many columns."""
+        return max(2, self.each)
+
+    @property
+    def span(self) -> int:
+        """Pixels by which the flow of a block may differ for it to sample in shared memory."""
+        return 16 if self.wide * self.part <= 6144 else 12
+
+    @property
+    def resident(self) -> int:
+        """Blocks that a multiprocessor's registers suffice for."""
+        return max(1, 16 // self.groups) if self.rows * self.each * (10 if self.kept else 6) <= 80 else 1
 
     @property
     def shared(self) -> int:
         """Bytes of shared memory."""
-        edges, still = 512 * self.each * self.groups, 4 * (self.wide + 2) * (self.high + 2)
-        patch = 4 * (self.wide + 5 + SPAN) * (self.high + 5 + SPAN)
-        return 16 * self.wide * self.high + edges + 16 * self.groups + still + patch
+        edges, still = 512 * self.each * (self.groups + 1), 4 * (self.wide + 8) * (self.part + 2)
+        patch = 4 * (self.wide + 8 + self.span) * (self.part + 5 + self.span)
+        return 16 * self.wide * self.part + edges + 32 * self.groups + 16 + still + patch
 
 
 SHAPES = (
@@ -75,7 +96,24 @@ SHAPES = (
     Shape(16, 4, True),
     Shape(16, 5, False),
     Shape(16, 6, False),
+    Shape(4, 1, True, 1, 8),
+    Shape(8, 1, True, 1, 8),
+    Shape(8, 1, True, 2, 8),
+    Shape(12, 1, True, 2, 8),
+    Shape(12, 1, True, 4, 8),
+    Shape(16, 1, True, 4, 8),
+    Shape(12, 2, True, 4, 4),
+    Shape(14, 2, True, 4, 4),
+    Shape(16, 2, True, 4, 4),
+    Shape(10, 4, False, 4, 2),
+    Shape(11, 4, False, 4, 2),
+    Shape(12, 4, False, 4, 2),
+    Shape(12, 4, False, 4, 8),
+    Shape(11, 5, False, 4, 2),
+    Shape(12, 5, False, 4, 2),
+    Shape(12, 5, False, 4, 4),
 )
+CLUSTERS_FROM = 90  # compute capability times 10
 
 
 @dataclass(frozen=True)
@@ -108,9 +146,9 @@ def _cut(size: int, held: int, again: int, step: int) -> tuple[int, int] | None:
 def tiling(height: int, width: int, config: TVL1Config, shape: Shape) -> Tiling | None:
     """None where iterations and median reach too far for the shape."""
     reach = config.median // 2
-    lead = (config.iterations + reach + 1) // 2 * 2
+    lead = -(-(config.iterations + reach) // shape.step) * shape.step
     again = lead + config.iterations - 1 + max(reach, 1)
-    across, down = _cut(width, shape.wide, again, 2), _cut(height, shape.high, again, 1)
+    across, down = _cut(width, shape.wide, again, shape.step), _cut(height, shape.high, again, 1)
     if across is None or down is None:
         return None
     small = width < shape.wide or height < shape.high
@@ -129,18 +167,34 @@ def load(kernels: Sequence[tuple[Tiling, TVL1Config, torch.dtype]], device: Devi
     )
 
 
+def _capability(device: Device) -> int:
+    """Compute capability times 10."""
+    return int(re.sub(r"\D", "", device.arch))
+
+
+def _time(cut: Tiling, batch: int, iterations: int, device: Device) -> float:
+    """What an H200 takes for a warp of a level. Of its 132 multiprocessors blocks of larger clusters reach 120."""
+    shape = cut.shape
+    reached = device.processors if shape.cluster <= 2 else device.processors * 10 // 11
+    rounds = -(-batch * cut.across * cut.down // max(1, reached // shape.cluster))
+    rows = shape.each * shape.part  # of 32 pixels
+    if shape.cluster == 1:
+        return rounds * (2.5 + rows * (0.08 + 0.01 * iterations))
+    return rounds * (1 - 0.11 / shape.cluster) * (3 + 0.14 * rows + iterations * max(0.42, 0.0065 * rows))
+
+
 def best(batch: int, height: int, width: int, config: TVL1Config, device: Device) -> Tiling | None:
     """The fastest tiling of a level by what an H200 took, or None where warps are faster pass by pass."""
     found: list[tuple[float, Tiling]] = []
     for shape in SHAPES:
-        cut = tiling(height, width, config, shape) if shape.shared <= device.shared else None
+        if shape.shared > device.shared or (shape.cluster > 1 and _capability(device) < CLUSTERS_FROM):
+            continue
+        cut = tiling(height, width, config, shape)
         if cut is not None:
-            rounds = -(-batch * cut.across * cut.down // device.processors)
-            time = 2.5 + shape.each * shape.high * (0.09 + 0.01 * config.iterations)
-            found.append((rounds * time, cut))
-    passes_over = -(-config.iterations // 10)
+            found.append((_time(cut, batch, config.iterations, device), cut))
     pixels = batch * height * width / device.processors
-    apart = 6 + 0.0047 * pixels + passes_over * (18 + 0.0079 * pixels)
+    once = 24 + 0.0029 * pixels if config.precision == "float16" else 28 + 0.0036 * pixels  # ten iterations
+    apart = 5 + 0.0044 * pixels + -(-config.iterations // 10) * once
     time, cut = min(found, key=lambda each: each[0], default=(apart, None))
     return cut if time < apart else None
 
@@ -151,6 +205,7 @@ def _source(shape: Shape, small: bool, clamp: bool, reach: int, narrow: bool) ->
     text = read_source(*(Path(__file__).parent / name for name in names))
     options = {
         "HALF": 0, "GROUPS": shape.groups, "ROWS": shape.rows, "EACH": shape.each, "KEPT": int(shape.kept),
+        "CLUSTER": shape.cluster, "RESIDENT": shape.resident, "SPAN": shape.span,
         "SMALL": int(small), "CLAMP": int(clamp), "REACH": reach, "NARROW": int(narrow),
     }  # fmt: skip
     return Source(text, tuple(f"-D{name}={value}" for name, value in options.items()))
@@ -191,8 +246,8 @@ def launch(cut: Tiling, level: Level, config: TVL1Config, device: Device, warp: 
     params.iterations, params.lead = config.iterations, cut.lead
     params.columns, params.rows = cut.columns, cut.rows
     params.tiles_x, params.tiles_y = cut.across, cut.down
-    blocks = cut.across * cut.down * level.batch
+    blocks = cut.across * cut.down * level.batch * cut.shape.cluster
     kernel = load([(cut, config, level.dtype)], device)[0]["fused_warp"]
     kernel.allow_shared(device.index, cut.shape.shared)
-    early = int(re.sub(r"\D", "", device.arch)) >= 90
+    early = _capability(device) >= 90
     return Launch(kernel, blocks, params, device.index, cut.shape.shared, 32 * cut.shape.groups, early)

@@ -1,14 +1,18 @@
-// One warp of the solver in one pass: the data term linearised, all iterations, the median. A block does it for a tile of
-// the frame, in registers: 32 lanes of EACH columns, GROUPS warps of ROWS rows. What lies around the tile's
-// own pixels, as far as iterations and median reach, is computed again by its neighbours. Neighbours in a warp's rows
-// come by shuffles, the rows of the warps above and below through shared memory.
+// One warp of the solver in one pass: the data term linearised, all iterations, the median. CLUSTER blocks, one below the
+// other, do it for a tile of the frame, in registers: 32 lanes of EACH columns, GROUPS warps of ROWS rows a block. What lies
+// around the tile's own pixels, as far as iterations and median reach, is computed again by its neighbours. Neighbours in a
+// warp's rows come by shuffles, the rows of the warps above and below through shared memory, that of the next block where
+// one ends: two warps wait for one another, nobody else.
 //
 // A region never leaves the frame where the frame is at least as large (SMALL = 0): then the frame's border is the
 // region's, and needs no tests inside. Arithmetic is float32, whatever the level is stored in. Follows images.cuh,
 // iterate_common.cuh (HALF = 0), sampling.cuh and medians.cuh.
 //
 // Macros set by the launcher:
-//   GROUPS, ROWS, EACH   as said; EACH is 1 or 2
+//   GROUPS, ROWS, EACH   as said; EACH is 1, 2 or 4
+//   CLUSTER        as said; above 1 from sm_90 on
+//   RESIDENT       blocks on a multiprocessor that registers must suffice for
+//   SPAN           whole pixels by which a block's flow may differ for the second frame to be sampled in shared memory
 //   KEPT           whether the data term is kept in registers, not in shared memory
 //   SMALL          whether the frame is narrower or lower than a region
 //   CLAMP          whether the divergence takes indices clamped to the frame, or zero outside of it
@@ -19,12 +23,17 @@ typedef u16 T;
 #else
 typedef float T;
 #endif
+#if CLUSTER > 1
+#define TOGETHER __cluster_dims__(CLUSTER, 1, 1)
+#else
+#define TOGETHER
+#endif
 constexpr int WIDE = 32 * EACH, HIGH = GROUPS * ROWS, THREADS = 32 * GROUPS;
 constexpr int BELOW = REACH > 1 ? REACH : 1;  // rows below and columns beside that the last dual step reads
-constexpr int FIELD = WIDE + 2;               // floats of a row for the median
-// A patch of the second frame in shared memory, where the whole pixels of the region's flow differ by SPAN at most.
-constexpr int SPAN = 16, PATCH = WIDE + 5 + SPAN, STILL = WIDE + 2;
-static_assert(sizeof(float4) * WIDE >= 2 * sizeof(float) * FIELD, "the median takes the data term's place");
+constexpr int STEP = EACH > 2 ? EACH : 2;     // regions begin at multiples of so many columns
+constexpr int STILL = WIDE + 8, PATCH = WIDE + 8 + SPAN;  // floats of a row of both frames in shared memory
+constexpr int FIELD = WIDE + STEP, FIELD_ROWS = HIGH + 2 * REACH + 1;  // for the median: a row's floats, a component's rows
+static_assert(2 * FIELD * FIELD_ROWS <= STILL * (HIGH + 2) + PATCH * (HIGH + 5 + SPAN), "the median takes the frames' place");
 
 struct FusedParams {
     const float *first, *second;  // [B, height, image_pitch]
@@ -52,45 +61,123 @@ static __device__ __forceinline__ Cells stored(const T *at) {
     Cells a;
 #if !NARROW
     a = *(const Cells *)at;
-#elif EACH == 2
-    const u32 both = *(const u32 *)at;
-    a = {from_f16((u16)both), from_f16((u16)(both >> 16))};
+#elif EACH == 1
+    a.c[0] = from_f16(*at);
 #else
-    a = {from_f16(*at)};
+#pragma unroll
+    for (int j = 0; j < EACH; j += 2) {
+        const u32 both = *(const u32 *)(at + j);
+        a.c[j] = from_f16((u16)both), a.c[j + 1] = from_f16((u16)(both >> 16));
+    }
 #endif
     return a;
 }
 static __device__ __forceinline__ void store(T *at, const Cells &a) {
 #if !NARROW
     *(Cells *)at = a;
-#elif EACH == 2
-    *(u32 *)at = to_f16(a.c[0]) | (u32)to_f16(a.c[EACH - 1]) << 16;
-#else
+#elif EACH == 1
     *at = to_f16(a.c[0]);
+#else
+#pragma unroll
+    for (int j = 0; j < EACH; j += 2) *(u32 *)(at + j) = to_f16(a.c[j]) | (u32)to_f16(a.c[j + 1]) << 16;
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(32 * GROUPS, 16 / GROUPS) fused_warp(const __grid_constant__ FusedParams p) {
+// One warp says that something is there for another, which waits for that; `barrier`: an mbarrier of 32 arrivals.
+static __device__ __forceinline__ void tell(const i64 *barrier) {
+    asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"((u32)__cvta_generic_to_shared(barrier)) : "memory");
+}
+#if __CUDA_ARCH__ >= 900
+#define WAIT "try_wait"
+#else
+#define WAIT "test_wait"
+#endif
+static __device__ __forceinline__ void await(const i64 *barrier, u32 parity) {
+    u32 done = 0;
+    while (!done)
+        asm volatile("{\n.reg .pred p;\nmbarrier." WAIT ".parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                     : "=r"(done) : "r"((u32)__cvta_generic_to_shared(barrier)), "r"(parity) : "memory");
+}
+
+#if CLUSTER > 1
+// The same between blocks. Addresses of shared memory: an own one as it is in block `part`.
+static __device__ __forceinline__ u32 in_part(const void *own, int part) {
+    u32 at;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"((u32)__cvta_generic_to_shared(own)), "r"(part));
+    return at;
+}
+static __device__ __forceinline__ void give(u32 at, const Cells &a) {
+#if EACH == 4
+    asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(at), "f"(a.c[0]), "f"(a.c[1]), "f"(a.c[2]), "f"(a.c[3]) : "memory");
+#elif EACH == 2
+    asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(at), "f"(a.c[0]), "f"(a.c[1]) : "memory");
+#else
+    asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(at), "f"(a.c[0]) : "memory");
+#endif
+}
+// What arrives is counted by the barrier there, which knows how much to expect.
+#define ASYNC "st.async.shared::cluster.mbarrier::complete_tx::bytes"
+static __device__ __forceinline__ void send(u32 at, const Cells &a, u32 barrier) {
+#if EACH == 4
+    asm volatile(ASYNC ".v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(at), "f"(a.c[0]), "f"(a.c[1]), "f"(a.c[2]), "f"(a.c[3]), "r"(barrier) : "memory");
+#elif EACH == 2
+    asm volatile(ASYNC ".v2.f32 [%0], {%1, %2}, [%3];" ::"r"(at), "f"(a.c[0]), "f"(a.c[1]), "r"(barrier) : "memory");
+#else
+    asm volatile(ASYNC ".f32 [%0], %1, [%2];" ::"r"(at), "f"(a.c[0]), "r"(barrier) : "memory");
+#endif
+}
+static __device__ __forceinline__ void expect(const i64 *barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"((u32)__cvta_generic_to_shared(barrier)), "r"(bytes) : "memory");
+}
+#endif
+
+template <int N> struct Floats { static constexpr int value = N; };
+struct Yes { static constexpr bool value = true; };
+struct No { static constexpr bool value = false; };
+
+extern "C" __global__ void __launch_bounds__(32 * GROUPS, RESIDENT) TOGETHER fused_warp(const __grid_constant__ FusedParams p) {
     extern __shared__ __align__(16) float4 memory[];
-    float4 *data = memory;  // [HIGH, EACH, 32]
-    // Of every warp's first row the flow, of its last the dual's share down: [GROUPS, 2, 32].
-    Cells *edge_u = (Cells *)(memory + HIGH * WIDE), *edge_p = edge_u + GROUPS * 64;
-    int4 *boxes = (int4 *)(edge_p + GROUPS * 64);  // of every warp
-    float *still = (float *)(boxes + GROUPS);      // [HIGH + 2, STILL] the first frame, from a pixel up and left on
+    float4 *data = memory;  // [HIGH, EACH, 32], a row's turned by 8 / EACH for every column of a lane
+    // Of every warp's first row the flow, and that of the block below; of every warp's last row the dual's share down,
+    // first that of the block above: [GROUPS + 1, 2, 32].
+    Cells *edge_u = (Cells *)(memory + HIGH * WIDE), *edge_p = edge_u + (GROUPS + 1) * 64;
+    int4 *boxes = (int4 *)(edge_p + (GROUPS + 1) * 64);  // of every warp
+    // Of every warp: the one above, the one below has something for it.
+    i64 *from_above = (i64 *)(boxes + GROUPS), *from_below = from_above + GROUPS;
+    i64 *arrived = from_below + GROUPS;              // the frames have
+    float *still = (float *)(arrived + 2);           // [HIGH + 2, STILL] the first frame, from a row up on
     float *patch = still + (HIGH + 2) * STILL;     // [HIGH + 5 + SPAN, PATCH] the second
-    const int lane = threadIdx.x % 32, group = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    const int group = __shfl_sync(~0u, threadIdx.x / 32, 0);
+    u32 number;
+    asm volatile("mov.u32 %0, %%laneid;" : "=r"(number));  // once: a loop would read threadIdx again and again
+    const int lane = number;
     u32 block = blockIdx.x;
+    const int part = block % CLUSTER;
+    block /= CLUSTER;
     const int tile_x = block % p.tiles_x;
     block /= p.tiles_x;
     const int tile_y = block % p.tiles_y;
     const i64 item = block / p.tiles_y;
+    const auto make = [](const i64 *barrier, int arrivals) {
+        asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"((u32)__cvta_generic_to_shared(barrier)), "r"(arrivals) : "memory");
+    };
+    const bool across = CLUSTER > 1 && (threadIdx.x == 0 || threadIdx.x == 2 * GROUPS - 1);  // bytes from another block
+    if (threadIdx.x < 2 * GROUPS) make(from_above + threadIdx.x, across ? 1 : 32);
+#if CLUSTER > 1
+    if (threadIdx.x == 0) make(arrived, 1);
+    if (across) expect(from_above + threadIdx.x, 64 * sizeof(Cells));
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    __syncwarp();
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
     const int x0 = tile_x ? tile_x * p.columns + p.lead : 0, x1 = tile_x < p.tiles_x - 1 ? (tile_x + 1) * p.columns + p.lead : p.width;
     const int y0 = tile_y ? tile_y * p.rows + p.lead : 0, y1 = tile_y < p.tiles_y - 1 ? (tile_y + 1) * p.rows + p.lead : p.height;
-    const int left = max(0, min(x0 - p.lead, p.width + 1 - WIDE & ~1)), top = max(0, min(y0 - p.lead, p.height - HIGH));
+    const int left = max(0, min(x0 - p.lead, p.width + STEP - 1 - WIDE & -STEP));
+    const int top = max(0, min(y0 - p.lead, p.height - HIGH * CLUSTER)) + part * HIGH;
     const float *flow = p.from + item * p.from_item;
 
     // A thread's own: rows from `y` on, columns from `x` on.
@@ -99,29 +186,52 @@ extern "C" __global__ void __launch_bounds__(32 * GROUPS, 16 / GROUPS) fused_war
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
         const int cx = SMALL ? min(x, p.width - 1 & -EACH) : x, cy = SMALL ? min(y + r, p.height - 1) : y + r;
-        const i64 from = (i64)cy * p.image_pitch + cx, at = item * p.item + (i64)cy * p.pitch + cx;
+        const i64 from = (i64)cy * p.image_pitch + cx;
 #pragma unroll
         for (int i = 0; i < 2; i++) u[i][r] = *(const Cells *)(flow + i * p.image_plane + from);
-#pragma unroll
-        for (int i = 0; i < 4; i++) q[i][r] = p.dual ? stored(p.dual + at + i * p.plane) : Cells{};
     }
 
-    // Pixels beside a frame are those at its border.
-    const auto fetch = [&](const float *image, float *to, int pitch, int from_x, int from_y, int wide, int high) {
-        for (int r = group; r < high; r += GROUPS) {
-            const float *line = image + (i64)min(max(from_y + r, 0), p.height - 1) * p.image_pitch;
-            const u32 at = (u32)__cvta_generic_to_shared(to + r * pitch);
-            for (int c = lane; c < wide; c += 32)
-                asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at + 4 * c), "l"(line + min(max(from_x + c, 0), p.width - 1)), "r"(4) : "memory");
+    // Rows of a frame from (from_x, from_y) on, from_x a multiple of 4: `pitch` floats, of which `wide` are of use. Pixels
+    // beside the frame are those at its border. Asked for by warps `begin` to `end`, or what of those is needed. The bytes
+    // that `arrived` will count; 0 where every thread has to wait for its own copies.
+    const auto fetch = [&](const float *image, float *to, auto pitch, int from_x, int from_y, int wide, int high, int end) {
+        constexpr int FLOATS = decltype(pitch)::value, FOURS = FLOATS / 4;
+        if (from_x >= 0 && from_x + FLOATS <= p.width) {
+#if CLUSTER > 1
+            for (int r = group * 32 + lane; r < high && group < end; r += end * 32) {
+                const float *from = image + (i64)min(max(from_y + r, 0), p.height - 1) * p.image_pitch + from_x;
+                asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"((u32)__cvta_generic_to_shared(to + r * FLOATS)),
+                             "l"(from), "r"(4 * FLOATS), "r"((u32)__cvta_generic_to_shared(arrived)) : "memory");
+            }
+            return 4 * FLOATS * high;
+#else
+            for (int n = threadIdx.x; n < high * FOURS; n += THREADS) {
+                const int r = n / FOURS, c = n % FOURS * 4;
+                const float *from = image + (i64)min(max(from_y + r, 0), p.height - 1) * p.image_pitch + from_x + c;
+                const u32 at = (u32)__cvta_generic_to_shared(to + r * FLOATS + c);
+                asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+            }
+#endif
+        } else {
+            for (int r = group; r < high; r += GROUPS) {
+                const float *line = image + (i64)min(max(from_y + r, 0), p.height - 1) * p.image_pitch;
+                const u32 at = (u32)__cvta_generic_to_shared(to + r * FLOATS);
+                for (int c = lane; c < wide; c += 32)
+                    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at + 4 * c), "l"(line + min(max(from_x + c, 0), p.width - 1)), "r"(4) : "memory");
+            }
         }
+        return 0;
     };
-    fetch(p.first + item * p.image_plane, still, STILL, left - 1, top - 1, WIDE + 2, HIGH + 2);
+    const int still_x = left - 1 & -4;
+    const int still_bytes = fetch(p.first + item * p.image_plane, still, Floats<STILL>{}, still_x, top - 1, STILL, HIGH + 2, 1);
+    constexpr int TURN = EACH > 1 ? 8 / EACH : 0;
+    float4 *own = data + group * ROWS * WIDE;
 #pragma unroll
-    for (int n = 0; n < ROWS * EACH; n++) data[(group * ROWS * EACH + n) * 32 + lane] = {u[0][n / EACH].c[n % EACH], u[1][n / EACH].c[n % EACH], 0.f, 0.f};
+    for (int n = 0; n < ROWS * EACH; n++) own[n * 32 + (lane + n % EACH * TURN & 31)] = {u[0][n / EACH].c[n % EACH], u[1][n / EACH].c[n % EACH], 0.f, 0.f};
 
-    // Where the flow points: whole pixels, over the region.
+    // Where the flow points: whole pixels, over the block's part of the region.
     const Frames frames = {p.first + item * p.image_plane, p.second + item * p.image_plane, p.image_pitch, p.height, p.width, p.blend};
-    int low_x = 1 << 30, high_x = -(1 << 30), low_y = 1 << 30, high_y = -(1 << 30);
+    int low_x = 1 << 20, high_x = -(1 << 20), low_y = 1 << 20, high_y = -(1 << 20);
 #pragma unroll
     for (int r = 0; r < ROWS; r++)
 #pragma unroll
@@ -140,60 +250,111 @@ extern "C" __global__ void __launch_bounds__(32 * GROUPS, 16 / GROUPS) fused_war
     low_x = __reduce_min_sync(~0u, box.x), high_x = __reduce_max_sync(~0u, box.y);
     low_y = __reduce_min_sync(~0u, box.z), high_y = __reduce_max_sync(~0u, box.w);
     const bool narrow = high_x - low_x <= SPAN && high_y - low_y <= SPAN;
-    const int patch_x = left + low_x - 2, patch_y = top + low_y - 2;
-    if (narrow && high_x >= low_x)
-        fetch(frames.second, patch, PATCH, patch_x, patch_y, WIDE + 5 + high_x - low_x, HIGH + 5 + high_y - low_y);
-    asm volatile("cp.async.wait_all;" ::: "memory");
-    __syncthreads();
+    const int patch_x = left + low_x - 2 & -4, patch_y = top + low_y - 2;
+    const bool any = narrow && high_x >= low_x;
+    const int patch_bytes = any ? fetch(frames.second, patch, Floats<PATCH>{}, patch_x, patch_y, left + WIDE + 3 + high_x - patch_x, HIGH + 5 + high_y - low_y, GROUPS) : 0;
+    // The dual variable comes while the data term is made.
+#pragma unroll
+    for (int r = 0; r < ROWS; r++) {
+        const int cx = SMALL ? min(x, p.width - 1 & -EACH) : x, cy = SMALL ? min(y + r, p.height - 1) : y + r;
+        const i64 at = item * p.item + (i64)cy * p.pitch + cx;
+#pragma unroll
+        for (int i = 0; i < 4; i++) q[i][r] = p.dual ? stored(p.dual + at + i * p.plane) : Cells{};
+    }
+#if CLUSTER > 1
+    if (threadIdx.x == 0) expect(arrived, still_bytes + patch_bytes);
+    await(arrived, 0);
+    if (still_bytes == 0 || any && patch_bytes == 0)
+#endif
+    {
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        __syncthreads();
+    }
 
-    // The data term, pixel after pixel along the rows; those beside the frame are of no use.
-    const auto linearise = [&](int k, auto second) {
-        const int n = k * THREADS + threadIdx.x, cx = left + n % WIDE, cy = top + n / WIDE;
-        float4 *at = data + (n / WIDE * EACH + n % EACH) * 32 + n % WIDE / EACH;
-        const float a = at->x, b = at->y, *own = still + (n / WIDE + 1) * STILL + n % WIDE + 1;
+    // The data term, pixel after pixel along a warp's rows; those beside the frame are of no use.
+    const auto linearise = [&](int k, auto borders, auto second) {
+        const int row = k / EACH, column = k % EACH * 32 + lane, cx = left + column, cy = y + row;
+        float4 *at = own + (row * EACH + lane % EACH) * 32 + (column / EACH + lane % EACH * TURN & 31);
+        const float a = at->x, b = at->y, *here = still + (group * ROWS + row + 1) * STILL + cx - still_x;
         Place place;
-        const bool inside = placed(frames, cx, cy, a, b, place) && cx < p.width && (!SMALL || cy < p.height);
+        const bool inside = placed<decltype(borders)::value>(frames, cx, cy, a, b, place) && cx < p.width && (!SMALL || cy < p.height);
         const Sample s = second(place, inside);
-        const Linear l = blended(s, own[0], own[1] - own[-1], own[STILL] - own[-STILL], p.blend);
+        const Linear l = blended(s, here[0], here[1] - here[-1], here[STILL] - here[-STILL], p.blend);
         float4 d = {l.gx, l.gy, l.residual - (l.gx * a + l.gy * b), 0.f};
         if (!inside) d = {0.f, 0.f, 0.f, 0.f};
         normalise(d.x, d.y, d.z, d.w, p.bound);
         *at = d;
     };
-    if (narrow) {
-#pragma unroll 2
-        for (int k = 0; k < ROWS * EACH; k++)
-            linearise(k, [&](const Place &place, bool inside) {
-                const float *corner = patch + (inside ? (place.row - 2 - patch_y) * PATCH + place.column - 2 - patch_x : 0);
-                return sampled(place, [=](int j) { return [=](int i) { return corner[j * PATCH + i]; }; });
-            });
-    } else {
+    const auto from_patch = [&](const Place &place, bool inside) {
+        const float *corner = patch + (inside ? (place.row - 2 - patch_y) * PATCH + place.column - 2 - patch_x : 0);
+        return sampled(place, [=](int j) { return [=](int i) { return corner[j * PATCH + i]; }; });
+    };
+    if (!narrow) {
 #pragma unroll 1
         for (int k = 0; k < ROWS * EACH; k++)
-            linearise(k, [&](const Place &place, bool inside) { return inside ? sampled(frames, place) : Sample{0.f, 0.f, 0.f}; });
+            linearise(k, Yes{}, [&](const Place &place, bool inside) { return inside ? sampled(frames, place) : Sample{0.f, 0.f, 0.f}; });
+    } else if (left + low_x > 0 && left + WIDE + high_x < p.width - 1 && top + low_y > 0 && top + HIGH + high_y < p.height - 1) {
+#pragma unroll 2
+        for (int k = 0; k < ROWS * EACH; k++) linearise(k, No{}, from_patch);
+    } else {
+#pragma unroll 1
+        for (int k = 0; k < ROWS * EACH; k++) linearise(k, Yes{}, from_patch);
     }
-#pragma unroll
-    for (int i = 0; i < 2; i++) edge_p[(group * 2 + i) * 32 + lane] = q[2 * i + 1][ROWS - 1];
-    __syncthreads();
-    const float4 *own = data + group * ROWS * WIDE + lane;
+
+    // How many iterations the warp whose rows begin at `row` takes part in: towards the end fewer rows are of use to the
+    // tile's own pixels.
+    const auto turns_at = [&](int row) { return p.iterations - max(0, max(y0 - REACH - row - ROWS + 1, row - y1 - BELOW + 1)); };
+    const bool has_above = group > 0 || part > 0, has_below = group < GROUPS - 1 || part < CLUSTER - 1;
+    const bool first_out = CLUSTER > 1 && group == 0, last_out = CLUSTER > 1 && group == GROUPS - 1;  // to another block, if at all
+    const int turns = turns_at(y);
+    // In how many of them it gets the dual's share from above and gives the flow, gets the flow from below and gives.
+    const int get_above = has_above ? min(turns, turns_at(y - ROWS) + 1) : 0, give_above = has_above ? min(turns, turns_at(y - ROWS)) : 0;
+    const int get_below = has_below ? min(turns, turns_at(y + ROWS)) : 0, give_below = has_below ? min(turns + 1, turns_at(y + ROWS)) : 0;
+    Cells *own_u = edge_u + group * 64 + lane, *own_p = edge_p + (group + 1) * 64 + lane;
+#if CLUSTER > 1
+    const u32 far_u = in_part(edge_u + GROUPS * 64 + lane, max(part - 1, 0)), far_p = in_part(edge_p + lane, min(part + 1, CLUSTER - 1));
+    const u32 told_u = in_part(from_below + GROUPS - 1, max(part - 1, 0)), told_p = in_part(from_above, min(part + 1, CLUSTER - 1));
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+    const auto pass_down = [&]() {
+#if CLUSTER > 1
+        if (last_out) {
+            send(far_p, q[1][ROWS - 1], told_p), send(far_p + 32 * sizeof(Cells), q[3][ROWS - 1], told_p);
+            return;
+        }
+#endif
+        own_p[0] = q[1][ROWS - 1], own_p[32] = q[3][ROWS - 1];
+        tell(from_above + group + 1);
+    };
+    __syncwarp();
+#if CLUSTER > 1
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");  // the frames are of no more use to this warp
+#endif
+    if (give_below > 0) pass_down();
 #if KEPT
     float4 kept[ROWS][EACH];
 #pragma unroll
-    for (int n = 0; n < ROWS * EACH; n++) kept[n / EACH][n % EACH] = own[n * 32];
+    for (int n = 0; n < ROWS * EACH; n++) kept[n / EACH][n % EACH] = own[n * 32 + (lane + n % EACH * TURN & 31)];
 #endif
 
+    const auto iterate = [&](auto border) {
 #pragma unroll 1
-    for (int spare = p.iterations - 1; spare >= 0; spare--) {  // iterations to come
-        // Towards the end fewer rows are of use to the tile's own pixels.
-        const bool busy = y + ROWS > y0 - REACH - spare && y < y1 + BELOW + spare;
-        if (busy) {
+        for (int turn = 0; turn < turns; turn++) {
+            // What comes from another warp is asked for last.
             Cells above[2] = {};
 #pragma unroll
-            for (int i = 0; i < 2; i++)
-                if (group) above[i] = edge_p[((group - 1) * 2 + i) * 32 + lane];
-                else if (CLAMP) above[i] = q[2 * i + 1][0];
-#pragma unroll
-            for (int r = 0; r < ROWS; r++) {
+            for (int r = ROWS - 1; r >= 0; r--) {
+                if (r == 0) {
+                    if (turn < get_above) {
+                        await(from_above + group, turn & 1);
+#if CLUSTER > 1
+                        if (first_out && lane == 0) expect(from_above, 64 * sizeof(Cells));
+#endif
+                        above[0] = own_p[-64], above[1] = own_p[-32];
+                    } else if (CLAMP) {
+                        above[0] = q[1][0], above[1] = q[3][0];
+                    }
+                }
                 float before[2];
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
@@ -205,7 +366,7 @@ extern "C" __global__ void __launch_bounds__(32 * GROUPS, 16 / GROUPS) fused_war
 #if KEPT
                     const float4 d = kept[r][j];
 #else
-                    const float4 d = own[(r * EACH + j) * 32];
+                    const float4 d = own[(r * EACH + j) * 32 + (lane + j * TURN & 31)];
 #endif
                     const float step = data_step(u[0][r].c[j], u[1][r].c[j], {d.x, d.y, d.z, d.w});
 #pragma unroll
@@ -216,16 +377,27 @@ extern "C" __global__ void __launch_bounds__(32 * GROUPS, 16 / GROUPS) fused_war
                     }
                 }
             }
-#pragma unroll
-            for (int i = 0; i < 2; i++) edge_u[(group * 2 + i) * 32 + lane] = u[i][0];
-        }
-        __syncthreads();
-        if (busy) {
-            Cells below[2];
-#pragma unroll
-            for (int i = 0; i < 2; i++) below[i] = group < GROUPS - 1 ? edge_u[((group + 1) * 2 + i) * 32 + lane] : u[i][ROWS - 1];
+            if (turn < give_above) {
+#if CLUSTER > 1
+                if (first_out) {
+                    send(far_u, u[0][0], told_u), send(far_u + 32 * sizeof(Cells), u[1][0], told_u);
+                } else
+#endif
+                {
+                    own_u[0] = u[0][0], own_u[32] = u[1][0];
+                    tell(from_below + group - 1);
+                }
+            }
+            Cells below[2] = {u[0][ROWS - 1], u[1][ROWS - 1]};
 #pragma unroll
             for (int r = 0; r < ROWS; r++) {
+                if (r == ROWS - 1 && turn < get_below) {
+                    await(from_below + group, turn & 1);
+#if CLUSTER > 1
+                    if (last_out && lane == 0) expect(from_below + group, 64 * sizeof(Cells));
+#endif
+                    below[0] = own_u[64], below[1] = own_u[96];
+                }
                 float right[2];
 #pragma unroll
                 for (int i = 0; i < 2; i++) right[i] = __shfl_sync(~0u, u[i][r].c[0], (lane + 1) & 31);
@@ -237,7 +409,7 @@ extern "C" __global__ void __launch_bounds__(32 * GROUPS, 16 / GROUPS) fused_war
                         const float down = r < ROWS - 1 ? u[i][r < ROWS - 1 ? r + 1 : r].c[j] : below[i].c[j];
                         gx[i] = (j < EACH - 1 ? u[i][r].c[j < EACH - 1 ? j + 1 : j] : right[i]) - u[i][r].c[j];
                         gy[i] = down - u[i][r].c[j];
-                        if (x + j == p.width - 1) gx[i] = 0.f;
+                        if (decltype(border)::value && x + j == p.width - 1) gx[i] = 0.f;
                         if (SMALL && y + r == p.height - 1) gy[i] = 0.f;
                     }
                     shrinks(gx[0], gy[0], gx[1], gy[1], p.slope, s[0], s[1]);
@@ -248,12 +420,36 @@ extern "C" __global__ void __launch_bounds__(32 * GROUPS, 16 / GROUPS) fused_war
                     }
                 }
             }
-#pragma unroll
-            for (int i = 0; i < 2; i++) edge_p[(group * 2 + i) * 32 + lane] = q[2 * i + 1][ROWS - 1];
+            if (turn + 1 < give_below) pass_down();
         }
-        __syncthreads();
-    }
+    };
+    if (SMALL || tile_x == p.tiles_x - 1) iterate(Yes{});
+    else iterate(No{});
 
+    // For the median, in the place of the frames, once nobody needs those: also rows of the blocks above and below.
+    float *field = still + REACH * FIELD;  // [2, FIELD_ROWS, FIELD] from row -REACH on
+#if CLUSTER > 1
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+    const bool upwards = part > 0 && turns_at(top) == p.iterations && turns_at(top - ROWS) == p.iterations;
+    const bool downwards = part < CLUSTER - 1 && turns_at(top + HIGH) == p.iterations && turns_at(top + HIGH - ROWS) == p.iterations;
+    const u32 field_above = in_part(field, max(part - 1, 0)), field_below = in_part(field, min(part + 1, CLUSTER - 1));
+#else
+    __syncthreads();
+#endif
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            const int row = group * ROWS + r, at = i * FIELD_ROWS * FIELD + EACH * lane;
+            *(Cells *)(field + row * FIELD + at) = u[i][r];
+#if CLUSTER > 1
+            if (upwards && row < REACH) give(field_above + 4 * ((HIGH + row) * FIELD + at), u[i][r]);
+            if (downwards && row >= HIGH - REACH) give(field_below + 4 * ((row - HIGH) * FIELD + at), u[i][r]);
+#endif
+        }
+#if CLUSTER > 1
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
     // The tile's own pixels.
     if (p.dual_out && x >= x0 && x < x1)
 #pragma unroll
@@ -263,22 +459,22 @@ extern "C" __global__ void __launch_bounds__(32 * GROUPS, 16 / GROUPS) fused_war
 #pragma unroll
                 for (int i = 0; i < 4; i++) store(at + i * p.plane, q[i][r]);
             }
-    float *field = (float *)memory;  // [2, HIGH, FIELD]
-#pragma unroll
-    for (int i = 0; i < 2; i++)
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) *(Cells *)(field + (i * HIGH + group * ROWS + r) * FIELD + EACH * lane) = u[i][r];
+#if CLUSTER > 1
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
     __syncthreads();
+#endif
     float *target = (p.target_at ? *p.target_at : p.target) + item * p.target_item;
-    const int cells_x = (x1 - x0 + 1) / 2, cells = cells_x * ((y1 - y0 + 1) / 2);
+    const int from_y = max(y0, top), to_y = min(y1, top + HIGH);
+    const int cells_x = (x1 - x0 + 1) / 2, cells = cells_x * max(0, (to_y - from_y + 1) / 2);
     bool finite = true;
 #pragma unroll 1
     for (int n = threadIdx.x; n < 2 * cells; n += THREADS) {
         constexpr int SIDE = 2 * REACH + 2;
-        const int i = n >= cells, cell = i ? n - cells : n, cx = x0 + cell % cells_x * 2, cy = y0 + cell / cells_x * 2;
+        const int i = n >= cells, cell = i ? n - cells : n, cx = x0 + cell % cells_x * 2, cy = from_y + cell / cells_x * 2;
         float v[SIDE][SIDE], out[2][2];
         if (REACH % 2 == 0 && cx >= REACH && cx + REACH + 1 < p.width && cy >= REACH && cy + REACH + 1 < p.height) {
-            const float *corner = field + (i * HIGH + cy - REACH - top) * FIELD + cx - REACH - left;
+            const float *corner = field + (i * FIELD_ROWS + cy - REACH - top) * FIELD + cx - REACH - left;
 #pragma unroll
             for (int a = 0; a < SIDE; a++)
 #pragma unroll
@@ -291,7 +487,7 @@ extern "C" __global__ void __launch_bounds__(32 * GROUPS, 16 / GROUPS) fused_war
             for (int a = 0; a < SIDE; a++)
 #pragma unroll
                 for (int b = 0; b < SIDE; b++)
-                    v[a][b] = field[(i * HIGH + min(max(cy - REACH + a, 0), p.height - 1) - top) * FIELD +
+                    v[a][b] = field[(i * FIELD_ROWS + min(max(cy - REACH + a, 0), p.height - 1) - top) * FIELD +
                                     min(max(cx - REACH + b, 0), p.width - 1) - left];
         }
         medians(v, out);
@@ -300,7 +496,7 @@ extern "C" __global__ void __launch_bounds__(32 * GROUPS, 16 / GROUPS) fused_war
         for (int a = 0; a < 2; a++)
 #pragma unroll
             for (int b = 0; b < 2; b++)
-                if (cx + b < x1 && cy + a < y1) {
+                if (cx + b < x1 && cy + a < to_y) {
                     to[a * (i64)p.target_pitch + b] = out[a][b];
                     finite = finite && fabsf(out[a][b]) < __int_as_float(0x7f800000);
                 }

@@ -9,13 +9,15 @@ struct Linear { float gx, gy, residual; };  // the residual: I2 - I1, without gr
 
 // Keys' cubic convolution, a = -1/2, of the taps at -1, 0, 1, 2. A tap beside the frame, `cell` being that of the tap at 0,
 // repeats the one at the border, and so does its gradient: its weight goes there. Others beside the frame weigh nothing.
-static __device__ __forceinline__ void cubic(float t, int cell, int size, float (&w)[4]) {
-    w[0] = 0.5f * t * (t * (2.f - t) - 1.f);
-    w[1] = 0.5f * (t * t * (3.f * t - 5.f) + 2.f);
-    w[2] = 0.5f * t * (t * (4.f - 3.f * t) + 1.f);
-    w[3] = 0.5f * t * t * (t - 1.f);
-    if (cell == 0) w[1] += w[0], w[0] = 0.f;
-    if (cell == size - 2) w[2] += w[3], w[3] = 0.f;
+// BORDERS: whether there may be such taps.
+template <bool BORDERS> static __device__ __forceinline__ void cubic(float t, int cell, int size, float (&w)[4]) {
+    const float s = 1.f - t, half = -0.5f * (t * s);
+    w[0] = half * s;
+    w[3] = half * t;
+    w[1] = t * s + s + 3.f * w[3];
+    w[2] = t * s + t + 3.f * w[0];
+    if (BORDERS && cell == 0) w[1] += w[0], w[0] = 0.f;
+    if (BORDERS && cell == size - 2) w[2] += w[3], w[3] = 0.f;
 }
 
 // Where a pixel's flow points: the cell, and the weights of the taps around it.
@@ -24,15 +26,15 @@ struct Place {
     float wx[4], wy[4];
 };
 
-// Of the pixel (x, y) with flow (u, v); false where the target lies outside the frame, and then of the pixel itself.
-static __device__ __forceinline__ bool placed(const Frames &f, int x, int y, float u, float v, Place &p) {
+// Of the pixel (x, y) with flow (u, v), BORDERS as for `cubic`; false where the target lies outside the frame, and then of the pixel itself.
+template <bool BORDERS> static __device__ __forceinline__ bool placed(const Frames &f, int x, int y, float u, float v, Place &p) {
     float px = x + u, py = y + v;
     const bool inside = px >= 0.f && px <= f.width - 1 && py >= 0.f && py <= f.height - 1;
     px = inside ? px : x, py = inside ? py : y;
     const float left = floorf(px), top = floorf(py);
     p.column = (int)left, p.row = (int)top;
-    cubic(px - left, p.column, f.width, p.wx);
-    cubic(py - top, p.row, f.height, p.wy);
+    cubic<BORDERS>(px - left, p.column, f.width, p.wx);
+    cubic<BORDERS>(py - top, p.row, f.height, p.wy);
     return inside;
 }
 
@@ -81,7 +83,7 @@ static __device__ __forceinline__ Linear blended(const Sample &s, float first, f
 // At the pixel (x, y), whose flow is (u, v). Where the target lies outside the frame there is no data term.
 static __device__ __forceinline__ Linear linearised(const Frames &f, int x, int y, float u, float v) {
     Place p;
-    if (!placed(f, x, y, u, v, p)) return {0.f, 0.f, 0.f};
+    if (!placed<true>(f, x, y, u, v, p)) return {0.f, 0.f, 0.f};
     const float *own = f.first + (i64)y * f.pitch, *above = f.first + (i64)max(y - 1, 0) * f.pitch;
     const float *below = f.first + (i64)min(y + 1, f.height - 1) * f.pitch;
     const float across = own[min(x + 1, f.width - 1)] - own[max(x - 1, 0)];
