@@ -53,6 +53,19 @@ struct Word {
         cell = t.beside[at];
 #endif
     }
+    // Where it is wanted; else nobody knows.
+    __device__ __forceinline__ void fetch(const Triplets &t, i64 at, bool wanted) {
+        asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p ld.global.nc.u32 %0, [%1];\n}" : "=r"(word) : "l"(t.entries + at), "r"((u32)wanted));
+#if BESIDE
+        asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p ld.global.nc.u8 %0, [%1];\n}" : "=r"(cell) : "l"(t.beside + at), "r"((u32)wanted));
+#endif
+    }
+    __device__ __forceinline__ void choose(const Word &other, bool wanted) {
+        word = wanted ? other.word : word;
+#if BESIDE
+        cell = wanted ? other.cell : cell;
+#endif
+    }
     __device__ __forceinline__ int index_of(const Triplets &t) const {
 #if BESIDE
         return (int)(word & 0x7fffffff);

@@ -22,7 +22,7 @@ _FULL = 16
 _MOST_CELLS, _LISTS = 7, 8
 # Weights stay in shared memory where each block has so many units of rows for each of its warps.
 _UNITS = 4
-# wgmma multiplies where each block has so many bands of rows: twice as many of float32, eight times for the weights.
+# wgmma multiplies where each block has so many bands of rows: twice as many of float32.
 _BANDS = 1
 
 
@@ -164,8 +164,8 @@ class Multiply(_Forward):
         return _read("multiply.cuh", "multiply.cu")
 
     def _flags(self) -> dict[str, int]:
-        flags = {"WGMMA": 0, "DEPTH": 1, "COLUMNS": self.columns, "TILES": self.tiles, "RESIDENT": int(self.resident)}
-        flags |= {"THREADS": self.threads, "BLOCKS": self.blocks}
+        flags = {"WGMMA": 0, "KEEPS": 0, "DEPTH": 1, "COLUMNS": self.columns, "TILES": self.tiles}
+        flags |= {"RESIDENT": int(self.resident), "THREADS": self.threads, "BLOCKS": self.blocks}
         return flags | {"SLAB_PARTS": self.slab_parts, "CELL_PARTS": self.cell_parts}
 
 
@@ -180,8 +180,12 @@ class MultiplyHopper(_Forward):
     stages: int
     registers: int
     """Of the threads that multiply."""
-    window: int = 48
-    """Passes listed at a time."""
+    whole: bool
+    """Whether the inputs fill all slabs."""
+    listing: int = 64
+    """Registers of the threads that list passes."""
+    slots: int = 8
+    """Passes listed ahead, a group."""
     blocks: int = 1
     """A multiprocessor."""
 
@@ -194,18 +198,18 @@ class MultiplyHopper(_Forward):
     def threads(self) -> int:
         return 128 * self.groups + 128
 
-    def shared(self, cells: int, parts: int) -> int:
+    def shared(self, cells: int, parts: int) -> int:  # noqa: ARG002 - as others have it
         ring = self.stages * 16 * self.vectors(1, parts) * self.depth // self.slabs
-        lists = 4 * self.groups * (64 * self.window + 7 * (cells + 1))
-        return ring + lists + 8 + 16 * self.stages
+        return ring + 16 * self.stages + 280 * self.groups * self.slots
 
     def _text(self, operands: Operands) -> str:
         product = product_with_registers(self.columns, operands.bf16, _BESIDE)
         return _read("multiply.cuh") + product + read_source(_FOLDER / "multiply_hopper.cu")
 
     def _flags(self) -> dict[str, int]:
-        flags = {"WGMMA": 1, "COLUMNS": self.columns, "DEPTH": self.depth, "GROUPS": self.groups, "STAGES": self.stages}
-        return flags | {"REGISTERS": self.registers, "WINDOW": self.window}
+        flags = {"WGMMA": 1, "KEEPS": int(self.whole), "COLUMNS": self.columns, "DEPTH": self.depth}
+        flags |= {"CHUNKED": int(self.slabs > self.depth), "GROUPS": self.groups, "STAGES": self.stages}
+        return flags | {"REGISTERS": self.registers, "LISTING": self.listing, "SLOTS": self.slots}
 
 
 def _read(*names: str) -> str:
@@ -226,10 +230,11 @@ def hopper_config(request: Request, operands: Operands, device: Device) -> Multi
     channels = channels_of(request)
     columns, slabs = _block(channels.outputs), -(-channels.inputs // 32)
     depth = 1 if slabs == 1 or not operands.code else 2
-    groups, stages, registers = (4, 6, 112) if operands.code else (3, 6, 160)
+    slabs = -(-slabs // depth) * depth
+    groups, stages, registers = 4, 6, 104
     if operands.code and channels.outputs > 64:
-        columns, groups, stages, registers = 128, 3, 4, 160
-    form = MultiplyHopper(columns, -(-slabs // depth) * depth, depth, groups, stages, registers)
+        columns, groups, stages, registers = 128, 3, 4, 144
+    form = MultiplyHopper(columns, slabs, depth, groups, stages, registers, channels.inputs == 32 * slabs)
     blocks = channels.groups * -(-channels.outputs // columns)
     many = request.rows * blocks >= _BANDS * operands.parts * form.unit * device.processors
     return form if many and form.shared(request.cells, operands.parts) <= device.shared else None
@@ -297,19 +302,13 @@ class Outer(_Form):
 
     def _flags(self) -> dict[str, int]:
         flags = {"CELLS": self.cells, "HALVES": self.halves, "THREADS": 32 * self.warps, "TILE": self.tile}
-        return flags | {"INPUTS": self.inputs, "OUTPUTS": self.outputs, "BUFFERS": self.buffers}
+        return flags | {"WGMMA": 0, "INPUTS": self.inputs, "OUTPUTS": self.outputs, "BUFFERS": self.buffers}
 
 
 @dataclass(frozen=True)
 class OuterHopper(_Form):
     """The weights' gradient with wgmma."""
 
-    tile: int = 256
-    """Rows looked at together."""
-    times: int = 2
-    """Triplets that a row lists of a cell at a time."""
-    ahead: int = 4
-    """Passes of 64 rows that are brought before they are multiplied."""
     cells: int = 9
     """Of a block."""
     halves: int = 1
@@ -320,28 +319,27 @@ class OuterHopper(_Form):
     """Blocks a multiprocessor."""
 
     def shared(self, _parts: int) -> int:
-        stages = 3 * (self.ahead + 1) * 64 * 128
-        return 1024 + stages + self.tile * 128 + 4 * self.cells * self.times * self.tile + 96 + 4
+        stages = 2 * (self.cells + 1) * 48 * 128
+        return 1024 + stages + 48 * (4 * 36 + 12 + 8) * 4
 
     def _text(self, operands: Operands) -> str:
         return _read("outer.cuh") + _wgmma_shared(operands.bf16) + read_source(_FOLDER / "outer_hopper.cu")
 
     def _flags(self) -> dict[str, int]:
-        flags = {"TILE": self.tile, "TIMES": self.times, "AHEAD": self.ahead}
-        return flags | {"INPUTS": self.inputs, "OUTPUTS": self.outputs}
+        return {"WGMMA": 1, "INPUTS": self.inputs, "OUTPUTS": self.outputs}
 
 
 def _wgmma_shared(bf16: bool) -> str:
-    """wgmma m64n64k16 with both operands in shared memory: 16 rows of 64 channels, swizzled by 128 bytes."""
+    """wgmma m64n192k16 with both operands in shared memory: 16 rows of 64 channels, swizzled by 128 bytes."""
     kind = "bf16" if bf16 else "f16"
-    d = ", ".join(f"%{i}" for i in range(32))
-    operands = ", ".join(f'"+f"(d[{i}])' for i in range(32))
+    d = ", ".join(f"%{i}" for i in range(96))
+    operands = ", ".join(f'"+f"(d[{i}])' for i in range(96))
     return "\n".join(
         (
-            "static __device__ __forceinline__ void wgmma_ss(float (&d)[32], u32 a, u32 b) {",
+            "static __device__ __forceinline__ void wgmma_ss(float (&d)[96], u32 a, u32 b) {",
             r'    asm volatile("{\n.reg .b64 x, y;\n"',
-            r'        "mov.b64 x, {%32, 0x40000040};\nmov.b64 y, {%33, 0x40000040};\n"',
-            f'        "wgmma.mma_async.sync.aligned.m64n64k16.f32.{kind}.{kind} {{{d}}}, "',
+            r'        "mov.b64 x, {%96, 0x40000040};\nmov.b64 y, {%97, 0x40000040};\n"',
+            f'        "wgmma.mma_async.sync.aligned.m64n192k16.f32.{kind}.{kind} {{{d}}}, "',
             r'        "x, y, 1, 1, 1, 1, 1;\n}"',
             f'        : {operands} : "r"(a), "r"(b));',
             "}\n",
@@ -357,7 +355,7 @@ def hopper_outer_config(request: Request, operands: Operands, device: Device) ->
     if min(channels.inputs, channels.outputs) <= 32:
         return None
     blocks = channels.groups * -(-channels.inputs // 64) * -(-channels.outputs // 64) * -(-request.cells // form.cells)
-    return form if request.rows * blocks >= 8 * _BANDS * form.tile * device.processors else None
+    return form if request.rows * blocks >= 1024 * _BANDS * device.processors else None
 
 
 def outer_config(request: Request, operands: Operands, device: Device) -> Outer | OuterHopper:

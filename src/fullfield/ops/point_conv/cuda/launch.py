@@ -28,8 +28,8 @@ from fullfield.ops.point_conv.protocol import Request
 from fullfield.ops.point_conv.triplets import Triplets, index_bits
 
 LIBRARIES = Libraries("point convolution kernels")
-# Of the shares of the weights' gradient, if there is more than one segment.
-_SHARE_BYTES = 64 << 20
+# Of the shares of the weights' gradient, if there is more than one: where every segment has its own, else.
+_SHARE_BYTES, _COMMON_BYTES = 64 << 20, 8 << 20
 _ptr, _i64, _i32 = ctypes.c_void_p, ctypes.c_longlong, ctypes.c_int
 
 # Field by field as the CUDA sources declare them.
@@ -45,12 +45,13 @@ _Pack = structure(
 _Multiply = structure(
     "MultiplyParams", ("triplets", _Triplets), ("features", _ptr), ("weights", _ptr), ("bias", _ptr), ("out", _ptr),
     ("magnitude", _ptr), ("features_row", _i64), ("out_row", _i64), ("inputs", _i32), ("outputs", _i32),
-    ("slabs", _i32), ("blocks", _i32), ("columns", _i32), ("queue", _ptr), ("nothing", _i32),
+    ("slabs", _i32), ("blocks", _i32), ("columns", _i32), ("queue", _ptr),
 )  # fmt: skip
 _Outer = structure(
-    "OuterParams", ("triplets", _Triplets), ("features", _ptr), ("grad", _ptr), ("shares", _ptr), ("magnitude", _ptr),
-    ("features_row", _i64), ("grad_row", _i64), ("inputs", _i32), ("outputs", _i32), ("input_blocks", _i32),
-    ("output_blocks", _i32), ("columns", _i32), ("cell_blocks", _i32), ("segments", _i32),
+    "OuterParams", ("triplets", _Triplets), ("features", _ptr), ("grad", _ptr), ("shares", _ptr), ("turns", _ptr),
+    ("magnitude", _ptr), ("features_row", _i64), ("grad_row", _i64), ("inputs", _i32), ("outputs", _i32),
+    ("input_blocks", _i32), ("output_blocks", _i32), ("columns", _i32), ("cell_blocks", _i32),
+    ("segments", _i32), ("slots", _i32),
 )  # fmt: skip
 _Shares = structure(
     "SharesParams", ("shares", _ptr), ("out", _ptr), ("magnitude", _ptr), ("cells", _i32), ("groups", _i32),
@@ -195,20 +196,23 @@ def outer(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) 
     output_blocks = -(-channels.outputs // config.outputs)
     columns = channels.groups * input_blocks * output_blocks
     cell_blocks = -(-request.cells // config.cells)
-    segments, share = _segments(request, columns, cell_blocks, config, device)
-    shares = torch.empty((segments, share), dtype=torch.float32, device=features.device)
+    segments, slots, share = _segments(request, columns, cell_blocks, config, device)
+    shares = torch.empty((slots, share), dtype=torch.float32, device=features.device)
+    turns = None
+    if segments > slots:
+        turns = torch.zeros(12 * slots * columns * cell_blocks, dtype=torch.int32, device=features.device)
     given, wanted = _both_aligned(features, grad, channels)
     main = _Outer(
-        _triplets(triplets, request.cells), given.data_ptr(), wanted.data_ptr(), shares.data_ptr(),
+        _triplets(triplets, request.cells), given.data_ptr(), wanted.data_ptr(), shares.data_ptr(), address(turns),
         address(magnitude), given.shape[1], wanted.shape[1], channels.padded_inputs, channels.padded_outputs,
-        input_blocks, output_blocks, columns, cell_blocks, segments,
+        input_blocks, output_blocks, columns, cell_blocks, segments, slots,
     )  # fmt: skip
     blocks = segments * (columns // config.halves) * cell_blocks
     kernels.launch("outer", blocks, 32 * config.warps, main, config.shared(operands.parts))
     params = _Shares(
         shares.data_ptr(), out.data_ptr(), address(magnitude), request.cells, request.groups,
         channels.inputs // channels.joined, channels.outputs // channels.joined, channels.joined, input_blocks,
-        output_blocks, segments,
+        output_blocks, slots,
     )  # fmt: skip
     kernels.launch("add_shares", -(-out.numel() // 256), 256, params)
     return out
@@ -223,8 +227,12 @@ def _both_aligned(features: Tensor, grad: Tensor, channels: Channels) -> tuple[T
 
 def _segments(
     request: Request, columns: int, cell_blocks: int, config: Outer | OuterHopper, device: Device
-) -> tuple[int, int]:
-    """Segments of rows, and floats of a segment's shares."""
+) -> tuple[int, int, int]:
+    """Segments of rows, shares that they write, and floats of a share."""
     share = columns * request.cells * config.inputs * config.outputs
     wanted = max(1, config.waves * device.processors // (columns // config.halves * cell_blocks))
-    return max(1, min(wanted, _SHARE_BYTES // (4 * share), -(-request.rows // 32))), share
+    segments = max(1, min(wanted, -(-request.rows // 32)))
+    if isinstance(config, Outer):
+        segments = max(1, min(segments, _SHARE_BYTES // (4 * share)))
+        return segments, segments, share
+    return segments, max(1, min(segments, _COMMON_BYTES // (4 * share))), share

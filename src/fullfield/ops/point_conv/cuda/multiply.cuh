@@ -3,6 +3,7 @@
 // More macros:
 //   COLUMNS  outputs of a block: 16, 32, 64 or, with wgmma, 128
 //   WGMMA    1: for multiply_hopper.cu
+//   KEEPS    1: what a load does not bring stays what it was, else 0
 //   DEPTH    slabs of 32 inputs that lie together for a cell
 
 #define OCTETS (COLUMNS / 8)
@@ -29,7 +30,6 @@ struct MultiplyParams {
     int inputs, outputs;           // of joined groups; inputs with their padding, a multiple of 8
     int slabs, blocks, columns;    // columns: blocks of all groups
     int *queue;                    // units of rows handed out, of each column; of multiply.cu
-    u32 nothing;                   // 0, which the compiler does not know
 };
 
 // Weights in the order of the kernel that reads them, 8 inputs each, with slabs DEPTH at a time:
@@ -76,6 +76,14 @@ extern "C" __global__ void __launch_bounds__(256) pack(const __grid_constant__ P
 #endif
 }
 
+// wgmma takes words of both rows in turn, and the compiler would bring them into that order as soon as they are loaded, and so
+// wait for them. It cannot move this.
+static __device__ __forceinline__ u32 kept_if(u32 v, u32 mask) {
+    u32 w;
+    asm volatile("and.b32 %0, %1, %2;" : "=r"(w) : "r"(v), "r"(mask));
+    return w;
+}
+
 // Eight channels of a row, as they come from memory; zeros where there is none.
 struct Eight {
 #if IN == 0
@@ -83,13 +91,15 @@ struct Eight {
 #else
     uint4 v;
 #endif
-    static __device__ __forceinline__ void load(uint4 &v, const Value *from, bool wanted) {
+    static __device__ __forceinline__ void load(uint4 &v, const Value *from, u32 wanted) {
+#if !KEEPS
         v = make_uint4(0, 0, 0, 0);
+#endif
         asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %5, 0;\n@p ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];\n}"
                      : "+r"(v.x), "+r"(v.y), "+r"(v.z), "+r"(v.w)
-                     : "l"(from), "r"((u32)wanted));
+                     : "l"(from), "r"(wanted));
     }
-    __device__ __forceinline__ void fetch(const Value *from, bool wanted) {
+    __device__ __forceinline__ void fetch(const Value *from, u32 wanted) {
 #if IN == 0
         load(low, from, wanted);
         load(high, from + 4, wanted);
@@ -97,6 +107,13 @@ struct Eight {
         load(v, from, wanted);
 #endif
     }
+#if IN == 0
+    __device__ __forceinline__ void keep_if(u32 mask) {
+        u32 *words[8] = {&low.x, &low.y, &low.z, &low.w, &high.x, &high.y, &high.z, &high.w};
+#pragma unroll
+        for (int i = 0; i < 8; i++) *words[i] = kept_if(*words[i], mask);
+    }
+#endif
     __device__ __forceinline__ void take(uint4 (&parts)[PARTS], float gain) const {
 #if IN == 0
         float a[8] = {__uint_as_float(low.x), __uint_as_float(low.y), __uint_as_float(low.z), __uint_as_float(low.w),

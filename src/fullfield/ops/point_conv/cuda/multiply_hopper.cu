@@ -1,17 +1,21 @@
 // MVMR on Hopper: wgmma over 64 rows of a warpgroup, the features in registers, the weights in a ring in shared memory.
 //
-// One warp copies the weights of a block of outputs into the ring: DEPTH slabs of a cell a stage, cell after cell, in a circle.
-// Every warpgroup of the block takes each stage as it comes. That leaves most of the multiprocessor's memory to the L1, where features are found: neighbours in space are
-// neighbours in memory, and the rows of a block want each feature several times.
+// The weights of a block of outputs come in stages of DEPTH slabs of a cell, cell after cell, in a circle; every warpgroup of the block
+// takes each stage as it comes, and the last warp that leaves one has the next weights brought there. That leaves most of the
+// multiprocessor's memory to the L1, where features are found: neighbours in space are neighbours in memory, and the rows of a
+// block want each feature several times.
 //
-// Before a warpgroup multiplies its rows, it counts how often each cell comes (as often as the row that has it most), and lists
-// in a table which point each row wants in each of these passes. Then features go from memory straight into the registers that
-// wgmma takes (multiply.cuh), one pass ahead.
+// Beside each warpgroup a warp lists its passes: each lane stands at the first triplet of two rows that is not done; a pass takes the
+// least of their cells, and the rows that stand at it; a row with several points in a cell stays for the next pass. The list of a pass
+// is a slot in shared memory; SLOTS of them go round. Features go from memory straight into the registers that wgmma takes
+// (multiply.cuh), one pass ahead, with zeros where a row has no point.
 //
 // More macros, and those of multiply.cuh:
 //   GROUPS   warpgroups that multiply; REGISTERS: of their threads
-//   STAGES   of the ring
-//   WINDOW   passes that the table holds
+//   LISTING  registers of a thread that lists
+//   STAGES   of the ring of weights
+//   SLOTS    of a warpgroup
+//   CHUNKED  1: there are more slabs than DEPTH
 
 #define THREADS 128 * GROUPS + 128
 #define SLAB (PARTS * OCTETS * 32)  // vectors of the weights of a slab
@@ -29,110 +33,113 @@ static __device__ __forceinline__ void barrier_wait(u32 bar, u32 parity) {
         asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}" : "=r"(done) : "r"(bar), "r"(parity) : "memory");
     }
 }
+// The count before, which begins again behind `most`.
+static __device__ __forceinline__ u32 count_up(u32 at, u32 most) {
+    u32 before;
+    asm volatile("atom.shared.inc.u32 %0, [%1], %2;" : "=r"(before) : "r"(at), "r"(most) : "memory");
+    return before;
+}
 static __device__ __forceinline__ void copy_bulk(u32 to, const void *from, u32 bytes, u32 bar) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(bar) : "memory");
 }
-static __device__ __forceinline__ void together(int group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory"); }
 
-// wgmma takes words of both rows in turn, and the compiler would bring them into that order as soon as they are loaded, and so
-// wait for them. It cannot tell that these words stay what they are.
-static __device__ __forceinline__ u32 same(u32 v, u32 nothing) {
-    u32 w;
-    asm volatile("xor.b32 %0, %1, %2;" : "=r"(w) : "r"(v), "r"(nothing));
-    return w;
-}
+// The block's part of the work: columns of outputs, and bands of 64 * GROUPS rows.
+struct Work {
+    int column, group, block, stride, chunks, positions, rounds;
+    __device__ __forceinline__ Work(const MultiplyParams &p) {
+        column = blockIdx.x % p.columns, group = column / p.blocks, block = blockIdx.x / p.columns, stride = gridDim.x / p.columns;
+        chunks = p.slabs / DEPTH, positions = chunks * p.triplets.cells;
+        int bands = (int)((p.triplets.count + 64 * GROUPS - 1) / (64 * GROUPS));
+        rounds = block < bands ? (bands - block + stride - 1) / stride : 0;
+    }
+    __device__ __forceinline__ i64 first_row(int round, int own) const { return ((i64)(block + (i64)round * stride) * GROUPS + own) * 64; }
+};
 
+// What is told of a pass beside its points: bit 0: it is the first of its rows; bit 1: the first with the next inputs; above: how many stages of
+// weights it is behind the pass before. Negative: there are no more.
+typedef int Head;
+
+// A pass that one warp lists for a warpgroup's four.
+struct Slot {
+    uint2 points[32];              // with the top bit set: of two rows of eight lanes in each warp; 0 where a row has none
+    Head head;
+    int unused;
+    u64 full, empty;               // barriers
+};
+
+struct Stage {
+    u64 full;                      // a barrier
+    u32 left, unused;              // how many warps have left it
+};
+
+struct Room {
+    uint4 weights[STAGES][STAGE];
+    Slot slots[GROUPS][SLOTS];
+    Stage stages[STAGES];
+};
+
+// A warp's way through the weights of all stages.
 struct Ring {
-    u32 full, empty;
+    Room &room;
+    const uint4 *weights;
+    int positions, coming;         // stages until the weights begin again; of the stage that comes next into the one in hand
+    int left;                      // stages behind the one in hand
     int stage;
     u32 parity;
+    __device__ __forceinline__ Ring(Room &room, const MultiplyParams &p, const Work &work)
+        : room(room), weights(p.weights + (i64)work.column * work.positions * STAGE), positions(work.positions), coming(STAGES % work.positions), left(work.rounds * work.positions - 1), stage(0), parity(0) {}
+    __device__ __forceinline__ void bring(int position, int stage) const {
+        barrier_expect(address(&room.stages[stage].full), STAGE * 16);
+        copy_bulk(address(room.weights[stage]), weights + (i64)position * STAGE, STAGE * 16, address(&room.stages[stage].full));
+    }
+    __device__ __forceinline__ void wait() const { barrier_wait(address(&room.stages[stage].full), parity); }
+    // The warp is done with the stage in hand, for its wgmma was waited for. How many were so before; told to lane 0.
+    __device__ __forceinline__ u32 leave(int lane) const {
+        u32 before = 0;
+        if (lane == 0) before = count_up(address(&room.stages[stage].left), 4 * GROUPS - 1);
+        return before;
+    }
+    // After leave, at any time before the next: the last warp brings new weights there.
+    __device__ __forceinline__ void refill(u32 before, int stage, int position) const {
+        if (before == 4 * GROUPS - 1 && left >= STAGES - 1) bring(position, stage);
+    }
     __device__ __forceinline__ void advance() {
         if (++stage == STAGES) stage = 0, parity ^= 1;
-    }
-    __device__ __forceinline__ void wait() const { barrier_wait(full + 8 * stage, parity); }
-    // The warp is done with the stage; its lanes have met since they waited for it.
-    __device__ __forceinline__ void leave(int lane) {
-        if (lane == 0) barrier_arrive(empty + 8 * stage);
-        advance();
+        if (++coming == positions) coming = 0;
+        left--;
     }
     __device__ __forceinline__ void pass_by(int stages, int lane) {
-        for (int i = 0; i < stages; i++) {
-            wait();
+        for (; stages > 0; stages--) {
             __syncwarp();
-            leave(lane);
+            int stage_left = stage, position = coming;
+            u32 before = leave(lane);
+            advance();
+            refill(before, stage_left, position);
+            wait();
         }
     }
 };
-
-// The triplets of the warp's 16 rows, 32 at a time, a lane each.
-struct Batch {
-    int offset;                    // of the lane's row (in lane 16: of what follows) from the warp's first triplet
-    int cell, index, row, time;    // of the lane's triplet; how many its row has in the cell before it
-    int before, run;               // row and cell of the last triplet, and how many came with the same
-    __device__ __forceinline__ void take(const Triplets &t, const Word &word, int at, int lane) {
-        row = 0;
-#pragma unroll
-        for (int step = 8; step > 0; step >>= 1)
-            if (__shfl_sync(ALL, offset, row + step) <= at) row += step;
-        cell = word.cell_of(t), index = word.index_of(t);
-        int key = row << 16 | cell, last = __shfl_up_sync(ALL, key, 1);
-        u32 heads = __ballot_sync(ALL, key != (lane ? last : before)) & (2u << lane) - 1;
-        time = heads ? lane - 31 + __clz(heads) : run + lane;
-        before = __shfl_sync(ALL, key, 31);
-        run = __shfl_sync(ALL, time, 31) + 1;
-    }
-};
-template <class F> static __device__ __forceinline__ void each_triplet(const Triplets &t, i64 begin, int offset, int lane, F use) {
-    int size = __shfl_sync(ALL, offset, 16);
-    Batch batch;
-    batch.offset = offset, batch.before = -1, batch.run = 0;
-    for (int from = 0; from < size; from += 128) {
-        Word words[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            if (from + i * 32 + lane < size) words[i].load(t, begin + from + i * 32 + lane);
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-            if (from + i * 32 < size) {
-                int at = from + i * 32 + lane;
-                batch.take(t, words[i], at, lane);
-                if (at < size) use(batch);
-            }
-    }
-}
 
 typedef float Sums[COLUMNS / 2];
 typedef Eight Raw[DEPTH][2];
 typedef u32 Operands[DEPTH][PARTS][8];
 
-struct Gather {
-    const Value *features;
-    const int2 *at;                // in the table: the points of the lane's two rows in the next pass
-    u32 step;
-    int inside;                    // channels of the lane's that there are
-    __device__ __forceinline__ void fetch(Raw &raw) {
-        int2 index = *at;
-        at += 8;
-        const Value *u = features + (u64)(u32)index.x * step, *l = features + (u64)(u32)index.y * step;
-#pragma unroll
-        for (int d = 0; d < DEPTH; d++) {
-            raw[d][0].fetch(u + d * 32, index.x >= 0 && d * 32 < inside);
-            raw[d][1].fetch(l + d * 32, index.y >= 0 && d * 32 < inside);
-        }
-    }
-};
-
-static __device__ __forceinline__ void take(Operands &a, const Raw &raw, float gain, u32 nothing) {
+// The words of both rows in turn, as wgmma takes them, zeros where a row has none.
+static __device__ __forceinline__ void take(Operands &a, Raw &raw, u32 upper, u32 lower, float gain) {
 #pragma unroll
     for (int d = 0; d < DEPTH; d++) {
         uint4 u[PARTS], l[PARTS];
+#if IN == 0
+        raw[d][0].keep_if(upper);
+        raw[d][1].keep_if(lower);
+#endif
         raw[d][0].take(u, gain);
         raw[d][1].take(l, gain);
 #pragma unroll
         for (int i = 0; i < PARTS; i++) {
             u32 v[8] = {u[i].x, l[i].x, u[i].y, l[i].y, u[i].z, l[i].z, u[i].w, l[i].w};
 #pragma unroll
-            for (int j = 0; j < 8; j++) a[d][i][j] = same(v[j], nothing);
+            for (int j = 0; j < 8; j++) a[d][i][j] = IN ? kept_if(v[j], j & 1 ? lower : upper) : v[j];
         }
     }
 }
@@ -174,182 +181,217 @@ static __device__ __forceinline__ void store_row(const MultiplyParams &p, i64 ro
     }
 }
 
-// The block's part of the work: columns of outputs, and bands of 64 * GROUPS rows.
-struct Work {
-    int column, group, block, stride, chunks, positions, rounds;
-    __device__ __forceinline__ Work(const MultiplyParams &p) {
-        column = blockIdx.x % p.columns, group = column / p.blocks, block = blockIdx.x / p.columns, stride = gridDim.x / p.columns;
-        chunks = p.slabs / DEPTH, positions = chunks * p.triplets.cells;
-        int bands = (int)((p.triplets.count + 64 * GROUPS - 1) / (64 * GROUPS));
-        rounds = block < bands ? (bands - block + stride - 1) / stride : 0;
+// The first triplet of a row that is not done, and the one behind it, which comes while a pass is listed.
+struct Cursor {
+    int at, end;                   // from the warpgroup's first triplet
+    bool moved;
+    Word word, next, coming;
+    __device__ __forceinline__ void start(const Triplets &t, i64 base, i64 begin, i64 end_) {
+        at = (int)(begin - base), end = (int)(end_ - base), moved = true;
+        if (at < end) word.load(t, begin);
+        coming.fetch(t, base + at + 1, at + 1 < end);
+    }
+    __device__ __forceinline__ int cell(const Triplets &t) const { return at < end ? word.cell_of(t) : NONE; }
+    __device__ __forceinline__ void step(const Triplets &t, i64 base, bool wanted) {
+        next.choose(coming, moved);
+        word.choose(next, wanted);
+        at += wanted, moved = wanted;
+        coming.fetch(t, base + at + 1, wanted && at + 1 < end);
     }
 };
 
-static __device__ __forceinline__ void bring_weights(const MultiplyParams &p, const Work &work, Ring ring, uint4 *stages) {
-    const uint4 *weights = p.weights + (i64)work.column * work.positions * STAGE;
-    int all = work.rounds * work.positions, position = 0;
-    for (int i = 0; i < all; i++) {
-        if (i >= STAGES) barrier_wait(ring.empty + 8 * ring.stage, ring.parity ^ 1);
-        barrier_expect(ring.full + 8 * ring.stage, STAGE * 16);
-        copy_bulk(address(stages + ring.stage * STAGE), weights + (i64)position * STAGE, STAGE * 16, ring.full + 8 * ring.stage);
-        ring.advance();
-        if (++position == work.positions) position = 0;
+// The passes of warpgroup `own`, by one warp.
+static __device__ __forceinline__ void list_passes(const MultiplyParams &p, const Work &work, int own, Slot *slots) {
+    const Triplets &t = p.triplets;
+    int lane = threadIdx.x & 31, position = 0, stage = 0;
+    u32 parity = 1;
+    i64 next[4], base, next_base;
+    auto find = [&](int round) {
+        i64 first = work.first_row(round, own), row = first + (lane >> 3) * 16 + (lane & 7);
+#pragma unroll
+        for (int i = 0; i < 4; i++) next[i] = t.rows[min(row + (i >> 1) * 8 + (i & 1), t.count)];
+        next_base = t.rows[min(first, t.count)];
+    };
+    auto emit = [&](Head head, uint2 found) {
+        Slot &slot = slots[stage];
+        barrier_wait(address(&slot.empty), parity);
+        slot.points[lane] = found;
+        if (lane == 0) slot.head = head;
+        __syncwarp();
+        if (lane == 0) barrier_arrive(address(&slot.full));
+        if (++stage == SLOTS) stage = 0, parity ^= 1;
+    };
+    find(0);
+    for (int round = 0; round < work.rounds; round++) {
+        i64 bounds[4] = {next[0], next[1], next[2], next[3]};
+        base = next_base;
+        find(round + 1);
+        for (int chunk = 0; chunk < work.chunks; chunk++) {
+            Cursor upper, lower;
+            upper.start(t, base, bounds[0], bounds[1]);
+            lower.start(t, base, bounds[2], bounds[3]);
+            int first = chunk ? 2 : 1, begin = (round * work.chunks + chunk) * t.cells;
+            while (true) {
+                int u = upper.cell(t), l = lower.cell(t), cell = __reduce_min_sync(ALL, min(u, l));
+                if (cell == NONE) {
+                    if (!first) break;
+                    cell = -1;
+                }
+                bool hit_u = u == cell, hit_l = l == cell;
+                int at = begin + max(cell, 0);
+                emit((at - position) << 2 | first, make_uint2(hit_u ? upper.word.index_of(t) | 1u << 31 : 0, hit_l ? lower.word.index_of(t) | 1u << 31 : 0));
+                position = at, first = 0;
+                upper.step(t, base, hit_u);
+                lower.step(t, base, hit_l);
+            }
+        }
+    }
+    emit(-1, make_uint2(0, 0));
+}
+
+static __device__ __forceinline__ void store_rows(const MultiplyParams &p, const Work &work, i64 first_row, const Sums &sums, float scale) {
+    int lane = threadIdx.x & 31, at = work.column % p.blocks * COLUMNS + (lane & 3) * (COLUMNS / 4), group = work.group * p.outputs;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float mine[2 * OCTETS];
+#pragma unroll
+        for (int n = 0; n < OCTETS; n++)
+#pragma unroll
+            for (int i = 0; i < 2; i++) mine[2 * n + i] = sums[4 * n + 2 * half + i] * scale;
+        i64 row = first_row + half * 8 + (lane >> 2);
+        if (row < p.triplets.count) store_row(p, row, at, p.bias ? p.bias + group : p.bias, p.out + group, mine);
     }
 }
 
-static __device__ __forceinline__ void multiply_rows(const MultiplyParams &p, const Work &work, Ring ring, u32 stages, int *tables, int *lists) {
-    const Triplets &t = p.triplets;
-    int thread = threadIdx.x, lane = thread & 31, warp = thread >> 5, own = thread >> 7, member = thread & 127;
-    // Of each warpgroup how often cells come, thrice; of each warp where its passes of a cell begin.
-    int *table = tables + warp * (16 * WINDOW), *counters = lists + own * 3 * (t.cells + 1), *begins = lists + (GROUPS * 3 + warp) * (t.cells + 1);
-    int first_channel = (lane & 3) * 8;
-    const Value *features = p.features + (i64)work.group * p.inputs + first_channel;
-    u32 descriptor = stages >> 4 | COLUMNS << 16;
+// Brings the features of the next pass.
+struct Gather {
+    const MultiplyParams &p;
+    Slot *slots;
+    int stage;
+    u32 parity;
+    u64 features;                  // of point -2^31, whose number the top bit makes up for
+    u32 row;                       // bytes
+    int lane, place, inside;       // inside: channels of the lane's that there are
+    __device__ __forceinline__ Gather(const MultiplyParams &p, const Work &work, Slot *slots)
+        : p(p), slots(slots), stage(0), parity(0), row((u32)p.features_row * sizeof(Value)), lane(threadIdx.x & 31), place((threadIdx.x & 127) >> 2) {
+        rewind(work);
+    }
+    __device__ __forceinline__ void rewind(const Work &work) {
+        int first = (lane & 3) * 8;
+        features = (u64)(p.features + (i64)work.group * p.inputs + first) - ((u64)row << 31), inside = p.inputs - first;
+    }
+    // masks: of the lane's rows, all bits where it has a point
+    __device__ __forceinline__ Head bring(Raw &raw, u32 (&masks)[2], const Work &work) {
+        Slot &slot = slots[stage];
+        barrier_wait(address(&slot.full), parity);
+        uint2 index = slot.points[place];
+        Head head = slot.head;
+        __syncwarp();
+        if (lane == 0) barrier_arrive(address(&slot.empty));
+        if (++stage == SLOTS) stage = 0, parity ^= 1;
+#if CHUNKED
+        if (head & 1) rewind(work);
+        else if (head & 2) features += DEPTH * 32 * sizeof(Value), inside -= DEPTH * 32;
+#endif
+        masks[0] = (u32)((int)index.x >> 31), masks[1] = (u32)((int)index.y >> 31);
+        const Value *u = (const Value *)(features + (u64)index.x * row), *l = (const Value *)(features + (u64)index.y * row);
+#pragma unroll
+        for (int d = 0; d < DEPTH; d++) {
+            raw[d][0].fetch(u + d * 32, KEEPS || d * 32 < inside ? masks[0] : 0);
+            raw[d][1].fetch(l + d * 32, KEEPS || d * 32 < inside ? masks[1] : 0);
+        }
+        return head;
+    }
+};
+
+static __device__ __forceinline__ void multiply_rows(const MultiplyParams &p, const Work &work, Room &room, int own) {
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5 & 3;
+    u32 descriptor = address(room.weights) >> 4 | COLUMNS << 16;
     float inverses[2], gain = gain_of(p.magnitude, inverses[0]);
     gain_of(p.magnitude + 1, inverses[1]);
-    auto first_row = [&](int round) { return ((i64)(work.block + (i64)round * work.stride) * GROUPS + own) * 64 + (member >> 5) * 16; };
-    auto place = [&](int round) { return t.rows[min(first_row(round) + min(lane, 16), t.count)]; };
-    // Where the lane's row begins, in this round and the next two.
-    i64 places[3] = {0, place(0), place(1)};
-    int third = 0;
-    for (int k = member; k < 3 * (t.cells + 1); k += 128) counters[k] = 0;
-    together(own);
-    for (int round = 0; round < work.rounds; round++) {
-        places[0] = places[1], places[1] = places[2], places[2] = place(round + 2);
-        i64 begin = __shfl_sync(ALL, places[0], 0);
-        int offset = (int)(places[0] - begin);
-        int *counts = counters + third * (t.cells + 1);
-        third = third == 2 ? 0 : third + 1;
-        for (int k = member; k < t.cells; k += 128) counters[third * (t.cells + 1) + k] = 0;
-        each_triplet(t, begin, offset, lane, [&](const Batch &b) {
-            if (b.time >= *(volatile int *)(counts + b.cell)) atomicMax(counts + b.cell, b.time + 1);
-        });
-        together(own);
-        int passes = 0;
-        for (int k = 0; k < t.cells; k += 32) {
-            int mine = k + lane < t.cells ? counts[k + lane] : 0, upto = mine;
+    float scale = inverses[0] * inverses[1];
+    Ring ring(room, p, work);
+    if (threadIdx.x == 0)
+        for (int i = 0; i < min(STAGES, ring.left + 1); i++) ring.bring(i % ring.positions, i);
+    Gather gather(p, work, room.slots[own]);
+    Raw raw;
+    u32 masks[2];
+    Head head = gather.bring(raw, masks, work);
+    Sums sums;
+    int round = -1;
+    ring.wait();
+    while (true) {
+        if (head & (1 << 31 | 1)) {
+            if (round >= 0) store_rows(p, work, work.first_row(round, own) + warp * 16, sums, scale);
+            if (head < 0) break;
+            round++;
 #pragma unroll
-            for (int d = 1; d < 32; d *= 2) {
-                int other = __shfl_up_sync(ALL, upto, d);
-                if (lane >= d) upto += other;
-            }
-            if (k + lane < t.cells) begins[k + lane] = passes + upto - mine;
-            passes += __shfl_sync(ALL, upto, 31);
+            for (int i = 0; i < COLUMNS / 2; i++) sums[i] = 0.f;
         }
-        if (lane == 0) begins[t.cells] = passes;
-        __syncwarp();
-        int cell = 0, chunk = 0, pass = 0, left = begins[1], passed = 0, window = -1;
-        {
-            i64 from = __shfl_sync(ALL, places[1], 0), to = __shfl_sync(ALL, places[1], 16);
-            for (from += lane * 32; from < to; from += 32 * 32) asm volatile("prefetch.global.L1 [%0];" ::"l"(t.entries + from));
+        int on = head >> 2, stage_left = 0, position = 0;
+        u32 before = 0;
+        if (on) {
+            if (on > 1) ring.pass_by(on - 1, lane);
+            __syncwarp();
+            stage_left = ring.stage, position = ring.coming;
+            before = ring.leave(lane);
+            ring.advance();
+            ring.wait();
         }
-        Sums sums;
-#pragma unroll
-        for (int i = 0; i < COLUMNS / 2; i++) sums[i] = 0.f;
-        bool arrived = false;          // the stage in hand
-        for (int steps = passes * work.chunks; steps > 0;) {
-            // As many as the table holds and as have the same inputs.
-            int want = passes <= WINDOW ? 0 : pass;
-            if (window != want) {
-                window = want;
-                __syncwarp();
-                for (int i = lane; i < WINDOW * 4; i += 32) ((int4 *)table)[i] = make_int4(-1, -1, -1, -1);
-                __syncwarp();
-                each_triplet(t, begin, offset, lane, [&](const Batch &b) {
-                    u32 at = begins[b.cell] + b.time - window;
-                    if (at < WINDOW) table[at * 16 + (b.row & 7) * 2 + (b.row >> 3)] = b.index;
-                });
-                __syncwarp();
-            }
-            int now = min(steps, min(passes, window + WINDOW) - pass);
-            Gather gather = {features + chunk * (DEPTH * 32), (const int2 *)table + (pass - window) * 8 + (lane >> 2), (u32)p.features_row,
-                             p.inputs - first_channel - chunk * (DEPTH * 32)};
-            steps -= now;
-            pass += now;
-            Raw raw;
-            gather.fetch(raw);
-            if (!arrived) {
-                ring.wait();
-                __syncwarp();
-            }
-            arrived = true;
-            while (true) {
-                while (left == 0) {
-                    ring.leave(lane);
-                    passed++;
-                    if (++cell == t.cells) cell = 0;
-                    left = begins[cell + 1] - begins[cell];
-                    ring.wait();
-                    if (left == 0) __syncwarp();
-                }
-                left--;
-                Operands a;
-                take(a, raw, gain, p.nothing);
-                u32 weights = descriptor + ring.stage * STAGE;
-                asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+        Operands a;
+        take(a, raw, masks[0], masks[1], gain);
+        u32 at = descriptor + ring.stage * STAGE;
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #if SPLIT
-                // The tensor cores' sums lose bits: at most one slab long.
-                Sums part;
-                multiply_slab(part, a[0][1], weights, 0);
-                multiply_slab(part, a[0][0], weights + OCTETS * 32, 1);
-                multiply_slab(part, a[0][0], weights, 1);
+        // The tensor cores' sums lose bits: at most one slab long.
+        Sums part;
+        multiply_slab(part, a[0][1], at, 0);
+        multiply_slab(part, a[0][0], at + OCTETS * 32, 1);
+        multiply_slab(part, a[0][0], at, 1);
 #else
 #pragma unroll
-                for (int d = 0; d < DEPTH; d++) multiply_slab(sums, a[d][0], weights + d * SLAB, 1);
+        for (int d = 0; d < DEPTH; d++) multiply_slab(sums, a[d][0], at + d * SLAB, 1);
 #endif
-                asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-                bool more = --now > 0;
-                if (more) gather.fetch(raw);
-                asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+        asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+        ring.refill(before, stage_left, position);
+        head = gather.bring(raw, masks, work);
+        asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 #if SPLIT
-                settle(part);
+        settle(part);
 #pragma unroll
-                for (int i = 0; i < COLUMNS / 2; i++) sums[i] += part[i];
-#endif
-                if (!more) break;
-            }
-            if (pass == passes) pass = 0, chunk++;
-        }
+        for (int i = 0; i < COLUMNS / 2; i++) sums[i] += part[i];
+#else
         settle(sums);
-        // The stages left of this round: the one in hand and those of cells that nobody needs.
-        if (!arrived) ring.wait();
-        __syncwarp();
-        ring.leave(lane);
-        ring.pass_by(work.positions - 1 - passed, lane);
-        int at = work.column % p.blocks * COLUMNS + (lane & 3) * (COLUMNS / 4), group = work.group * p.outputs;
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            float mine[2 * OCTETS];
-#pragma unroll
-            for (int n = 0; n < OCTETS; n++)
-#pragma unroll
-                for (int i = 0; i < 2; i++) mine[2 * n + i] = sums[4 * n + 2 * half + i] * (inverses[0] * inverses[1]);
-            i64 row = first_row(round) + half * 8 + (lane >> 2);
-            if (row < t.count) store_row(p, row, at, p.bias ? p.bias + group : p.bias, p.out + group, mine);
-        }
+#endif
     }
+    ring.pass_by(ring.left, lane);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) multiply(const __grid_constant__ MultiplyParams p) {
     extern __shared__ __align__(128) uint4 shared[];
-    int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    int *tables = (int *)(shared + STAGES * STAGE), *lists = tables + GROUPS * 4 * 16 * WINDOW;
-    u32 bars = (address(lists + GROUPS * 7 * (p.triplets.cells + 1)) + 7) & ~7u;
-    Ring ring = {bars, bars + 8 * STAGES, 0, 0};
+    Room &room = *(Room *)shared;
+    // From lane 0, so that it is not found anew each time.
+    int warp = __shfl_sync(ALL, threadIdx.x >> 5, 0);
+    Work work(p);
+    if (!work.rounds) return;
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
-            barrier_init(ring.full + 8 * i, 1);
-            barrier_init(ring.empty + 8 * i, 4 * GROUPS);
+            barrier_init(address(&room.stages[i].full), 1);
+            room.stages[i].left = 0;
+        }
+        for (int i = 0; i < GROUPS * SLOTS; i++) {
+            barrier_init(address(&room.slots[0][i].full), 1);
+            barrier_init(address(&room.slots[0][i].empty), 4);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
-    Work work(p);
     if (warp < 4 * GROUPS) {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
-        if (work.rounds) multiply_rows(p, work, ring, address(shared), tables, lists);
+        multiply_rows(p, work, room, warp >> 2);
     } else {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 24;");
-        if (warp == 4 * GROUPS && lane == 0) bring_weights(p, work, ring, shared);
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LISTING));
+        int own = warp - 4 * GROUPS;
+        if (own < GROUPS) list_passes(p, work, own, room.slots[own]);
     }
 }

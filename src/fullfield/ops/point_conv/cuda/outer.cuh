@@ -1,17 +1,19 @@
-// Of both forms of VVOR: the arguments, segments of the rows, and the sum of their shares, which adds in their order: the same
-// bits in every run.
+// Of both forms of VVOR: the arguments, segments of the rows, and the sum of their shares. All are added in one order: the same bits
+// in every run.
 //
 // More macros:
 //   INPUTS, OUTPUTS   channels of a share
+//   WGMMA             1: the form with wgmma
 
 struct OuterParams {
     Triplets triplets;
     const Value *features, *grad;
-    float *shares;                 // [segment][column][cell][INPUTS][OUTPUTS]
+    float *shares;                 // [slot][column][cell][INPUTS * OUTPUTS]
+    u32 *turns;                    // of the form with wgmma: [slot][column][cell_block][12] zeros; null where every segment has its own slot
     const u32 *magnitude;          // of the features and of the gradients
     i64 features_row, grad_row;    // elements from row to row
     int inputs, outputs;           // of joined groups, padded to multiples of 8
-    int input_blocks, output_blocks, columns, cell_blocks, segments;
+    int input_blocks, output_blocks, columns, cell_blocks, segments, slots;
 };
 
 struct SharesParams {
@@ -41,7 +43,17 @@ static __device__ __forceinline__ i64 part_begin(const Triplets &t, int part, in
     return low;
 }
 
-// Adds the segments' shares.
+// Where a sum lies in a share: with wgmma as the threads of a warpgroup hold theirs, four by four.
+static __device__ __forceinline__ int place_of(int input, int output) {
+#if WGMMA
+    int member = output / 16 * 32 + output % 8 * 4 + input / 2 % 4;
+    return input / 8 * 512 + member * 4 + output / 8 % 2 * 2 + input % 2;
+#else
+    return input * OUTPUTS + output;
+#endif
+}
+
+// Adds the shares.
 extern "C" __global__ void __launch_bounds__(256) add_shares(const __grid_constant__ SharesParams p) {
     i64 at = (i64)blockIdx.x * 256 + threadIdx.x;
     i64 width = (i64)p.groups * p.outputs;
@@ -52,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(256) add_shares(const __grid_consta
     output -= (group - within) * p.outputs;
     int column = (group / p.joined * p.input_blocks + input / INPUTS) * p.output_blocks + output / OUTPUTS;
     i64 columns = (i64)p.groups / p.joined * p.input_blocks * p.output_blocks, step = columns * p.cells * (INPUTS * OUTPUTS);
-    const float *from = p.shares + ((i64)column * p.cells + cell) * (INPUTS * OUTPUTS) + input % INPUTS * OUTPUTS + output % OUTPUTS;
+    const float *from = p.shares + ((i64)column * p.cells + cell) * (INPUTS * OUTPUTS) + place_of(input % INPUTS, output % OUTPUTS);
     float sum = 0.f, inverses[2];
     for (int s = 0; s < p.segments; s++) sum += from[s * step];
     gain_of(p.magnitude, inverses[0]);

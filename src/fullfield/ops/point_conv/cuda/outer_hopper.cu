@@ -1,195 +1,380 @@
-// VVOR on Hopper: out[k] = sum over the rows of features[index]^T (x) grad[row], wgmma over 64 rows at a time. A block owns nine
-// cells, 64 x 64 channels of each, and a segment of the rows; a warpgroup owns three of the cells and keeps their sums in
-// registers for the whole segment.
+// VVOR on Hopper: out[k] = sum over the rows of grad[row]^T (x) the sum of features[bucket], those that the row has in cell k, wgmma
+// over 16 rows and three cells at a time. A block owns nine cells, 64 x 64 channels of each, and a segment of the rows; a warpgroup
+// owns three of the cells and keeps their sums in registers for the whole segment.
 //
-// The block walks TILE rows at a time. Their gradients come into shared memory once, as they lie. A table says which point each
-// row wants of each cell, in each of the first TIMES triplets that it has there; what is left is listed in another turn. A pass
-// is 64 rows, a cell and one of the times, of which at least one row has something: its features come into a stage of shared
-// memory, zeros where a row has none, AHEAD passes before they are multiplied. Both operands lie as wgmma takes them transposed:
-// rows of 64 channels, swizzled by 128 bytes.
+// The block walks ROWS rows at a time, four a warp, eight lanes a row, eight channels a lane. A stage of shared memory holds, of each
+// cell, the rows' buckets, and the gradients, as wgmma takes them transposed: rows of 64 channels, swizzled by 128 bytes. While one
+// stage is multiplied, the next is filled. A row's words of the block's cells lie together; its lanes look at WINDOW of them at once and
+// list the first point of each bucket, which is copied past the registers (zeros where there is none), and the points besides,
+// which are brought into registers and added when the copies are there: two points as they are, which rounds once; more in float32,
+// rounded when they are stored.
 //
-// More macros, and those of outer.cuh, of which both are 64:
-//   TILE    rows, a multiple of 64
-//   TIMES   3 * TIMES * TILE / 64 is 32 at most
-//   AHEAD   passes
+// Macros: those of outer.cuh, of which both are 64.
 
 #define THREADS 384
 #define CELLS 9
-#define SUBS (TILE / 64)
-#define ROWS_BYTES (64 * 128)
-#define STAGES (AHEAD + 1)
+#define ROWS 48
+#define CELL_BYTES (ROWS * 128)
+#define STAGE_BYTES ((CELLS + 1) * CELL_BYTES)  // the last: gradients
+#define WINDOW 32
+#define STRIDE (WINDOW + 4)
+#define CELLS_STRIDE 12
+#define EXTRAS 4                   // points besides, of a row, that are asked for before they are added
 
-static __device__ __forceinline__ void together(int group) { asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory"); }
 // What was written is there for wgmma.
 static __device__ __forceinline__ void publish() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-static __device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-static __device__ __forceinline__ void finish() { asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory"); }
 
-typedef float Sums[32];
+// 16 bytes; zeros if `index` is negative.
+static __device__ __forceinline__ void copy_of(int index, u32 to, const void *from) {
+    asm volatile("{\n.reg .pred p;\nsetp.lt.s32 p, %2, 0;\ncp.async.ca.shared.global [%0], [%1], 16, p;\n}" ::"r"(to), "l"(from), "r"(index) : "memory");
+}
 
-struct Tile {
-    int *table;                    // [CELLS][TIMES][TILE] the point that a row wants, -1 for none
-    volatile u8 *used;             // [3][32] the passes of each warpgroup: [3][SUBS][TIMES]
-    volatile int *more;            // whether a row has a cell more often than the table tells
+static __device__ __forceinline__ u32 added(u32 a, u32 b) {
+    u32 r;
+#if BF16
+    asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+#else
+    asm("add.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+#endif
+    return r;
+}
 
-    // Lists the rows' triplets of the cells cell ..., those that come `first` + 0 ... TIMES - 1 times before.
-    __device__ __forceinline__ void list(const Triplets &t, i64 begin, i64 end, int cell, int first) const {
-        for (int r = threadIdx.x; r < TILE; r += THREADS) {
-            for (int i = 0; i < CELLS * TIMES; i++) table[i * TILE + r] = -1;
-            if (begin + r >= end) continue;
-            i64 from = t.rows[begin + r];
-            int size = (int)(t.rows[begin + r + 1] - from), low = 0, high = size;
-            while (high - low > 4) {
-                int middle = (low + high) / 2;
-                if (cell_at(t, from + middle) < cell)
-                    low = middle + 1;
-                else
-                    high = middle;
-            }
-            int last = -1, time = 0;
-            for (bool go = low < size; go; low += 4, go = go && low < size) {
-                Word words[4];
-#pragma unroll
-                for (int i = 0; i < 4; i++)
-                    if (low + i < size) words[i].load(t, from + low + i);
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    int c = low + i < size ? words[i].cell_of(t) - cell : CELLS;
-                    if (c >= CELLS) go = false;
-                    if (c < 0 || c >= CELLS) continue;
-                    time = c == last ? time + 1 : 0;
-                    last = c;
-                    if (time >= first + TIMES) *more = 1;
-                    if (time < first || time >= first + TIMES) continue;
-                    table[(c * TIMES + time - first) * TILE + r] = words[i].index_of(t);
-                    used[c / 3 * 32 + (c % 3 * SUBS + r / 64) * TIMES + time - first] = 1;
-                }
-            }
-        }
+// What a block does: cells and channels.
+struct Work {
+    int cell, column, group, input, output, segment;
+    __device__ __forceinline__ Work(const OuterParams &p, int item) {
+        int blocks = p.input_blocks * p.output_blocks;
+        cell = item % p.cell_blocks * CELLS;
+        item /= p.cell_blocks;
+        column = item % p.columns, segment = item / p.columns;
+        int within = column % blocks;
+        group = column / blocks, input = within / p.output_blocks * INPUTS, output = within % p.output_blocks * OUTPUTS;
     }
 };
 
-struct Gather {
+// Where a row's words lie. Nothing is computed from it as long as the loads are on their way.
+struct Place {
+    i64 from, to;
+    __device__ __forceinline__ void find(const Triplets &t, i64 row, i64 end) {
+        from = to = 0;
+        if (row < end) from = t.rows[row], to = t.rows[row + 1];
+    }
+};
+
+// A row's words, `size` from `at` on.
+struct Row {
+    i64 at;
+    int size;
+    __device__ __forceinline__ Row(i64 from, i64 to) : at(from), size((int)(to - from)) {}
+    // Of a row that is too long to be looked at whole: from the block's first cell on.
+    __device__ __forceinline__ void cut(const Triplets &t, int cell) {
+        if (size <= WINDOW) return;
+        int low = 0, high = size;
+        while (low < high) {
+            int middle = (low + high) / 2;
+            if (cell_at(t, at + middle) < cell)
+                low = middle + 1;
+            else
+                high = middle;
+        }
+        skip(low);
+    }
+    __device__ __forceinline__ void skip(int words) { at += words, size -= words; }
+    __device__ __forceinline__ void load(const Triplets &t, Word (&words)[4]) const {
+        int octet = threadIdx.x & 7;
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (octet + 8 * i < size) words[i].load(t, at + octet + 8 * i);
+    }
+};
+
+// Where a lane's eight channels come from.
+struct Source {
     const Value *features;
-    i64 step;
-    int width;                     // channels from the block's first
-    u32 stages;                    // of the warpgroup
-    const int *table;              // of its cells
-    int member;
-    // The features of a pass.
-    __device__ __forceinline__ void fetch(int pass, int stage) const {
-        const int *list = table + (pass / (SUBS * TIMES) * TIMES + pass % TIMES) * TILE + pass / TIMES % SUBS * 64;
-        int octet = member & 7, row = member >> 3;
-        u32 to = stages + stage * ROWS_BYTES + row * 128 + (octet ^ (row & 7)) * 16;
+    u32 step;                      // bytes from row to row
+    int cell;                      // the block's first
+    __device__ __forceinline__ const uint4 *at(u32 index) const {
+        return (const uint4 *)((const u8 *)features + (u64)index * step);
+    }
+};
+
+// Sums of a bucket that has more than two, or in words of its row that did not fit a window.
+struct Wide {
+    float sum[8];
+    __device__ __forceinline__ void start(const uint4 &v) {
+        u32 given[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+        for (int i = 0; i < 8; i++) sum[i] = widened((Value)(given[i / 2] >> i % 2 * 16));
+    }
+    __device__ __forceinline__ void add(const uint4 &v) {
+        Wide other;
+        other.start(v);
+#pragma unroll
+        for (int i = 0; i < 8; i++) sum[i] += other.sum[i];
+    }
+    __device__ __forceinline__ uint4 rounded() const {
+        return make_uint4(pack_pair(sum[0], sum[1]), pack_pair(sum[2], sum[3]), pack_pair(sum[4], sum[5]), pack_pair(sum[6], sum[7]));
+    }
+};
+
+// Four rows of a warp, of one stage after the other.
+struct Quad {
+    int own;                       // the lane's row in a stage
+    u32 *words;                    // [2][STRIDE] its words, of this stage and of the next in turn
+    int *table;                    // [CELLS] its first point in each cell, -1 for none
+    int2 *list;                    // [EXTRAS] of the points that are not the first of their buckets: the first of them, and their cells' places in a stage
+    Row row;                       // that whose words are on their way
+    Place next;                    // of the one after
+    Word given[4];
+    u32 extras, coming;            // words that are not the first of their buckets; of the next stage
+    int most, coming_most;         // as many as any row of the warp has; more than WINDOW where one has three in a bucket or does not fit the window
+    uint4 v[EXTRAS];               // the first of them
+    int places[EXTRAS];
+
+    __device__ __forceinline__ Word word(int turn, int at) const {
+        Word w;
+        w.word = words[turn * STRIDE + at];
+#if BESIDE
+        w.cell = words[(2 * 4 + turn) * STRIDE + at];
+#endif
+        return w;
+    }
+    __device__ __forceinline__ void begin(const Triplets &t, int cell, i64 first, i64 end) {
+        next.find(t, first + own, end);
+        row = Row(next.from, next.to);
+        next.find(t, first + ROWS + own, end);
+        row.cut(t, cell);
+        row.load(t, given);
+    }
+    // Finds the buckets of the rows behind `begin`, and asks for the words of the rows after them.
+    __device__ __forceinline__ void look(const Triplets &t, int cell, int turn, i64 begin, i64 end) {
+        int octet = threadIdx.x & 7;
+        __syncwarp();                  // the table is done with
+        table[octet] = -1;
+        if (octet < CELLS - 8) table[8 + octet] = -1;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            int index = list[i * 16 + row];
-            bool any = index >= 0 && octet * 8 < width;
-            const Value *from = features + (any ? (i64)index * step + octet * 8 : 0);
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to + i * 2048), "l"(from), "r"(any ? 16 : 0) : "memory");
+            words[turn * STRIDE + i * 8 + octet] = given[i].word;
+#if BESIDE
+            words[(2 * 4 + turn) * STRIDE + i * 8 + octet] = given[i].cell;
+#endif
+        }
+        __syncwarp();
+        bool long_rows = __any_sync(ALL, row.size > 24);
+        u32 votes[4] = {0, 0, 0, 0};
+        int cells[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (i == 3 && !long_rows) break;
+            int at = i * 8 + octet;
+            cells[i] = given[i].cell_of(t) - cell;
+            bool mine = at < row.size && cells[i] >= 0 && cells[i] < CELLS, first = at == 0 || word(turn, at - 1).cell_of(t) - cell != cells[i];
+            if (mine && first) table[cells[i]] = given[i].index_of(t);
+            votes[i] = __ballot_sync(ALL, mine && !first);
+        }
+        u32 own_bytes = (threadIdx.x >> 3 & 3) * 0x11 + 0x40;
+        coming = __byte_perm(__byte_perm(votes[0], votes[1], own_bytes), __byte_perm(votes[2], votes[3], own_bytes), 0x5410);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            if (votes[i] == 0) continue;
+            int at = i * 8 + octet, rank = __popc(coming & (1u << at) - 1);
+            if (coming >> at & 1 && rank < EXTRAS) list[rank] = {(int)given[i].index_of(t), cells[i] * CELL_BYTES};
+        }
+        coming_most = __reduce_max_sync(ALL, (coming & coming >> 1) != 0 || row.size > WINDOW ? WINDOW + 1 : __popc(coming));
+        __syncwarp();
+        row = Row(next.from, next.to);
+        row.cut(t, cell);
+        row.load(t, given);
+        next.find(t, begin + 2 * ROWS + own, end);
+    }
+    // The first points of the buckets, and zeros.
+    __device__ __forceinline__ void copy(const Source &source, u32 stage) const {
+        int octet = threadIdx.x & 7;
+        u32 to = stage + own * 128 + (octet ^ (own & 7)) * 16;
+        int index[CELLS_STRIDE];
+#pragma unroll
+        for (int i = 0; i < CELLS_STRIDE / 4; i++) *(int4 *)(index + 4 * i) = ((const int4 *)table)[i];
+#pragma unroll
+        for (int c = 0; c < CELLS; c++) copy_of(index[c], to + c * CELL_BYTES, source.at(index[c]));
+    }
+    __device__ __forceinline__ void fetch(const Source &source) {
+        extras = coming, most = coming_most;
+        int count = __popc(extras);
+#pragma unroll
+        for (int i = 0; i < EXTRAS; i++)
+            if (i < most) {
+                int2 point = list[i];
+                places[i] = i < count ? point.y : -1;
+                if (i < count) v[i] = *source.at(point.x);
+            }
+    }
+    // Adds the other points.
+    __device__ __forceinline__ void add(const Triplets &t, const Source &source, u8 *stage, int turn, i64 begin, i64 end) const {
+        u8 *to = stage + own * 128 + ((threadIdx.x & 7) ^ (own & 7)) * 16;
+        u32 left = extras;             // those that were not fetched
+#pragma unroll
+        for (int i = 0; i < EXTRAS; i++) left = most > EXTRAS ? left & left - 1 : 0;
+        if (most <= WINDOW) {
+            auto step = [&](int place, const uint4 &v) {
+                uint4 *at = (uint4 *)(to + place), sum = *at;
+                *at = make_uint4(added(sum.x, v.x), added(sum.y, v.y), added(sum.z, v.z), added(sum.w, v.w));
+            };
+#pragma unroll
+            for (int i = 0; i < EXTRAS; i++)
+                if (i < most && places[i] >= 0) step(places[i], v[i]);
+            for (; left; left &= left - 1) {
+                Word w = word(turn, __ffs(left) - 1);
+                step((w.cell_of(t) - source.cell) * CELL_BYTES, *source.at(w.index_of(t)));
+            }
+            return;
+        }
+        Wide sum;
+        int last = -1;
+        auto step = [&](int place, const uint4 &v) {
+            if (place != last) sum.start(*(uint4 *)(to + place));
+            last = place;
+            sum.add(v);
+            *(uint4 *)(to + place) = sum.rounded();
+        };
+#pragma unroll
+        for (int i = 0; i < EXTRAS; i++)
+            if (places[i] >= 0) step(places[i], v[i]);
+        for (; left; left &= left - 1) {
+            Word w = word(turn, __ffs(left) - 1);
+            step((w.cell_of(t) - source.cell) * CELL_BYTES, *source.at(w.index_of(t)));
+        }
+        Place place_of_row;
+        place_of_row.find(t, begin + own, end);
+        Row rest(place_of_row.from, place_of_row.to);
+        rest.cut(t, source.cell);
+        if (rest.size <= WINDOW) return;
+        int place = (word(turn, WINDOW - 1).cell_of(t) - source.cell) * CELL_BYTES;
+        if (place >= 0 && place < CELLS * CELL_BYTES && place != last) sum.start(*(uint4 *)(to + place));
+        last = place;
+        for (int i = WINDOW; i < rest.size; i++) {
+            Word w;
+            w.load(t, rest.at + i);
+            place = (w.cell_of(t) - source.cell) * CELL_BYTES;
+            if (place >= CELLS * CELL_BYTES) break;
+            uint4 v = *source.at(w.index_of(t));
+            if (place == last)
+                sum.add(v);
+            else
+                sum.start(v);
+            last = place;
+            *(uint4 *)(to + place) = sum.rounded();
         }
     }
 };
 
-// The passes of the warpgroup that are left in the table; `grad`: the tile's.
-static __device__ __forceinline__ void multiply_passes(Sums (&sums)[3], const Gather &gather, u32 wanted, u32 grad, int own) {
-    u32 fetched = wanted;
-    int stage = 0, ahead = 0;
-    auto fetch = [&]() {
-        if (fetched) {
-            gather.fetch(__ffs(fetched) - 1, ahead);
-            fetched &= fetched - 1;
-        }
-        commit();
-        if (++ahead == STAGES) ahead = 0;
-    };
+typedef float Sums[96];
+
+// Begins the products of a stage, of which these are the warpgroup's cells and the gradients.
+static __device__ __forceinline__ void multiply(Sums &sums, u32 features, u32 grad) {
+    u32 a = grad >> 4, b = features >> 4 | CELL_BYTES / 16 << 16;
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #pragma unroll
-    for (int i = 0; i < AHEAD; i++) fetch();
+    for (int k = 0; k < ROWS / 16; k++) wgmma_ss(sums, a + k * 128, b + k * 128);
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+// Segments that have a share in common add to it one after the other: a warp its part. Their blocks start in order, so those before
+// are under way.
+struct Turn {
+    volatile u32 *at;
+    u32 link;
+    __device__ __forceinline__ void await() const {
+        if (link == 0) return;
+        if ((threadIdx.x & 31) == 0) {
+            while (*at != link) {
+            }
+        }
+        __syncwarp();
+        __threadfence();
+    }
+    __device__ __forceinline__ void pass() const {
+        if (at == nullptr) return;
+        __threadfence();
+        __syncwarp();
+        if ((threadIdx.x & 31) == 0) *at = link + 1;
+    }
+};
+static __device__ __forceinline__ Turn turn_of(const OuterParams &p, int segment, int column, int cell_block, int warp) {
+    i64 at = ((i64)(segment % p.slots) * p.columns + column) * p.cell_blocks + cell_block;
+    return {p.turns ? p.turns + at * 12 + warp : nullptr, (u32)(segment / p.slots)};
+}
+
+static __device__ __forceinline__ void add_to_share(const OuterParams &p, const Sums &sums, int item) {
+    int own = threadIdx.x >> 7, member = threadIdx.x & 127;
+    asm volatile("" : "+r"(item));     // what follows is found only now
+    Work work(p, item);
+    Turn turn = turn_of(p, work.segment, work.column, work.cell / CELLS, threadIdx.x >> 5);
+    turn.await();
 #pragma unroll
     for (int c = 0; c < 3; c++) {
-        u32 mine = wanted >> c * SUBS * TIMES & (u32)((1ull << SUBS * TIMES) - 1);
-        while (mine) {
-            int sub = (__ffs(mine) - 1) / TIMES;
-            mine &= mine - 1;
-            asm volatile("cp.async.wait_group %0;" ::"n"(AHEAD - 1) : "memory");
-            publish();
-            finish();                  // the pass before: its stage is free
-            together(own);
-            fetch();
-            u32 a = (gather.stages + stage * ROWS_BYTES) >> 4, b = (grad + sub * ROWS_BYTES) >> 4;
-            asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+        int k = work.cell + own * 3 + c;
+        if (k >= p.triplets.cells) continue;
+        float4 *share = (float4 *)(p.shares + (((i64)(work.segment % p.slots) * p.columns + work.column) * p.triplets.cells + k) * (INPUTS * OUTPUTS)) + member;
+        float4 before[8];
 #pragma unroll
-            for (int k = 0; k < 4; k++) wgmma_ss(sums[c], a + k * 128, b + k * 128);
-            asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-            if (++stage == STAGES) stage = 0;
+        for (int n = 0; n < 8; n++) before[n] = turn.link ? share[n * 128] : make_float4(0.f, 0.f, 0.f, 0.f);
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            const float *own_sums = sums + c * 32 + 4 * n;
+            share[n * 128] = make_float4(before[n].x + own_sums[0], before[n].y + own_sums[1], before[n].z + own_sums[2], before[n].w + own_sums[3]);
         }
-        finish();
     }
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    turn.pass();
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) outer(const __grid_constant__ OuterParams p) {
     extern __shared__ __align__(1024) uint4 shared[];
     const Triplets &t = p.triplets;
-    int thread = threadIdx.x, lane = thread & 31, own = thread >> 7, member = thread & 127;
-    u32 stages = (address(shared) + 1023) & ~1023u, grad_at = stages + 3 * STAGES * ROWS_BYTES;  // swizzled: at multiples of 1024
-    Tile tile;
-    tile.table = (int *)((u8 *)shared + (grad_at - address(shared)) + SUBS * ROWS_BYTES);
-    tile.used = (volatile u8 *)(tile.table + CELLS * TIMES * TILE);
-    tile.more = (volatile int *)(tile.used + 96);
-
-    int item = blockIdx.x, cell = item % p.cell_blocks * CELLS;
-    item /= p.cell_blocks;
-    int column = item % p.columns, segment = item / p.columns, within = column % (p.input_blocks * p.output_blocks);
-    int group = column / (p.input_blocks * p.output_blocks), input = within / p.output_blocks * INPUTS, output = within % p.output_blocks * OUTPUTS;
-    i64 first = part_begin(t, segment, p.segments), end = part_begin(t, segment + 1, p.segments);
-    const Value *grad = p.grad + (i64)group * p.outputs + output;
-    Gather gather = {p.features + (i64)group * p.inputs + input, p.features_row,           p.inputs - input,
-                     stages + own * (STAGES * ROWS_BYTES),       tile.table + own * 3 * TIMES * TILE, member};
-    Sums sums[3];
+    u8 *stages = (u8 *)shared + (((address(shared) + 1023) & ~1023u) - address(shared));  // swizzled: at multiples of 1024
+    u32 *words = (u32 *)(stages + 2 * STAGE_BYTES);
+    int *tables = (int *)(words + THREADS / 32 * (1 + BESIDE) * 2 * 4 * STRIDE);
+    int item = blockIdx.x, lane = threadIdx.x & 31, warp = __shfl_sync(ALL, (int)(threadIdx.x >> 5), 0), octet = lane & 7;
+    Work work(p, item);
+    i64 first = part_begin(t, work.segment, p.segments), end = part_begin(t, work.segment + 1, p.segments);
+    // In place of channels that there are not: others, whose sums nobody reads.
+    int in = work.input + octet * 8 < p.inputs ? octet * 8 : 0, out = work.output + octet * 8 < p.outputs ? octet * 8 : 0;
+    Source source = {p.features + (i64)work.group * p.inputs + work.input + in, (u32)(p.features_row * sizeof(Value)), work.cell};
+    Quad quad = {0, nullptr, nullptr, nullptr, Row(0, 0)};
+    quad.own = warp * 4 + (lane >> 3);
+    quad.words = words + warp * ((1 + BESIDE) * 2 * 4 * STRIDE) + (lane >> 3) * (2 * STRIDE);
+    quad.table = tables + quad.own * CELLS_STRIDE;
+    quad.list = (int2 *)(tables + ROWS * CELLS_STRIDE) + quad.own * EXTRAS;
+    const Value *grad = p.grad + (i64)work.group * p.outputs + work.output + out + (first + quad.own) * p.grad_row;
+    auto copy = [&](i64 begin, u32 stage) {
+        quad.copy(source, stage);
+        copy_of(begin + quad.own < end ? 0 : -1, stage + CELLS * CELL_BYTES + quad.own * 128 + (octet ^ (quad.own & 7)) * 16, grad);
+        grad += ROWS * p.grad_row;
+    };
+    Sums sums;
 #pragma unroll
-    for (int c = 0; c < 3; c++)
-#pragma unroll
-        for (int i = 0; i < 32; i++) sums[c][i] = 0.f;
-    for (i64 begin = first; begin < end; begin += TILE) {
-        __syncthreads();               // the last tile is done with
-        for (int at = thread; at < TILE * 8; at += THREADS) {
-            int r = at >> 3, c = at & 7;
-            bool any = begin + r < end && output + c * 8 < p.outputs;
-            copy16(grad_at + r * 128 + (c ^ (r & 7)) * 16, grad + (any ? (begin + r) * p.grad_row + c * 8 : 0), any ? 16 : 0);
-        }
-        commit();
-        // Where the next tile's triplets lie, which are to be on their way.
-        i64 next = min(begin + TILE, end), entry = t.rows[next], limit = t.rows[min(next + TILE, end)];
-        if (next + thread * 16 < min(next + TILE, end)) asm volatile("prefetch.global.L1 [%0];" ::"l"(t.rows + next + thread * 16));
-        bool again = true;
-        for (int time = 0; again; time += TIMES) {
-            if (time) __syncthreads();
-            if (thread < 96) tile.used[thread] = 0;
-            if (thread == 0) *tile.more = 0;
-            __syncthreads();
-            tile.list(t, begin, end, cell, time);
-            asm volatile("cp.async.wait_all;" ::: "memory");
-            publish();
-            __syncthreads();
-            again = *tile.more;
-            u32 wanted = __ballot_sync(ALL, tile.used[own * 32 + lane]);
-            if (time == 0)
-                for (i64 at = entry + thread * 32; at < limit; at += THREADS * 32) asm volatile("prefetch.global.L1 [%0];" ::"l"(t.entries + at));
-            multiply_passes(sums, gather, wanted, grad_at, own);
-        }
+    for (int i = 0; i < 96; i++) sums[i] = 0.f;
+    u32 at = address(stages), own_cells = warp / 4 * 3 * CELL_BYTES;
+    int turn = 0;
+    quad.begin(t, work.cell, first, end);
+    quad.look(t, work.cell, 0, first, end);
+    copy(first, at);
+    quad.fetch(source);
+    quad.look(t, work.cell, 1, first + ROWS, end);
+    for (i64 begin = first; begin < end; begin += ROWS, turn ^= 1) {
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        quad.add(t, source, stages + turn * STAGE_BYTES, turn, begin, end);
+        publish();
+        asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+        __syncthreads();               // the stage is full, and the other is done with
+        u32 stage = at + turn * STAGE_BYTES;
+        copy(begin + ROWS, at + (turn ^ 1) * STAGE_BYTES);
+        quad.fetch(source);
+        multiply(sums, stage + own_cells, stage + CELLS * CELL_BYTES);
+        quad.look(t, work.cell, turn, begin + 2 * ROWS, end);
     }
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+    asm volatile("cp.async.wait_all;" ::: "memory");
 #pragma unroll
-    for (int c = 0; c < 3; c++) {
-#pragma unroll
-        for (int i = 0; i < 32; i++) asm volatile("" : "+f"(sums[c][i])::"memory");
-        int k = cell + own * 3 + c;
-        if (k >= t.cells) continue;
-        float *share = p.shares + (((i64)segment * p.columns + column) * t.cells + k) * (INPUTS * OUTPUTS);
-        share += ((member >> 5) * 16 + (lane >> 2)) * OUTPUTS + (lane & 3) * 2;
-#pragma unroll
-        for (int n = 0; n < 8; n++)
-#pragma unroll
-            for (int half = 0; half < 2; half++) *(float2 *)(share + half * 8 * OUTPUTS + n * 8) = {sums[c][4 * n + 2 * half], sums[c][4 * n + 2 * half + 1]};
-    }
+    for (int i = 0; i < 96; i++) asm volatile("" : "+f"(sums[i])::"memory");
+    add_to_share(p, sums, item);
 }
