@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,7 @@ from emulator import Emulator, Memory
 from torch import Tensor
 
 from fullfield import InputError
+from fullfield._kernels.nvrtc import Source
 from fullfield.bench import points_listing
 from fullfield.models.pointcnnpp import PointPyramid
 from fullfield.ops import launching
@@ -155,6 +157,88 @@ def test_several_searches_at_once() -> None:
         right = neighbors_by_brute_force.radius_search(*search)
         assert all(torch.equal(a, b) for a, b in zip(found, right, strict=True))
     assert neighbors.radius_searches([]) == []
+
+
+_Sums = launching.structure(
+    "SumParams", ("numbers", ctypes.c_void_p), ("out", ctypes.c_void_p), ("passed", ctypes.c_void_p),
+    ("ends", ctypes.c_void_p), ("count", ctypes.c_longlong),
+)  # fmt: skip
+_SUMS = """
+struct SumParams {
+    const int *numbers;
+    i64 *out;
+    u64 *passed;
+    i64 *ends;
+    i64 count;
+};
+extern "C" __global__ void __launch_bounds__(256) sum_up(const __grid_constant__ SumParams p) {
+    i64 block;
+    const i64 end = running_sums(p.numbers, p.out, p.count, p.passed, block);
+    if (threadIdx.x == 0) p.ends[block] = end;
+}
+"""
+_OWN, _WHOLE = 1 << 62, -(1 << 63)  # as batches.cuh marks a block's own sum and the sum up to a block
+
+
+def sums(machine: Emulator, numbers: Tensor, passed: Tensor, blocks: int) -> tuple[Tensor, Tensor]:
+    """What `running_sums` writes, and what its blocks return; both begin as -1."""
+    source = Source(launching.read_source(launching.BATCHES) + _SUMS)
+    out, ends = torch.full((len(numbers),), -1), torch.full((len(passed),), -1)
+    params = _Sums(*map(launching.address, (numbers, out, passed, ends)), len(numbers))
+    launching.kernels(machine, source, 0).launch("sum_up", blocks, 256, params)  # type: ignore[arg-type]
+    return out, ends
+
+
+@pytest.mark.parametrize("schedule", [0, 1])
+@pytest.mark.parametrize("count", [0, 1, 2047, 2048, 2049, 40 * 2048 + 5])
+def test_sums(machine: Emulator, count: int, schedule: int) -> None:
+    machine.schedule = schedule
+    numbers = torch.randint(0, 2**31, (count,), generator=torch.Generator().manual_seed(0), dtype=torch.int32)
+    blocks = max(1, -(-count // 2048))
+    passed = torch.zeros(1 + blocks, dtype=torch.int64)
+    out, ends = sums(machine, numbers, passed, blocks)
+    right = numbers.to(torch.int64).cumsum(0)  # beyond 2^31
+    assert torch.equal(out, right)
+    assert int(ends[blocks - 1]) == (int(right[-1]) if count else 0)
+    assert passed[0] == blocks
+    assert torch.equal(passed[1:] - _WHOLE, ends[:blocks])
+
+
+@pytest.mark.parametrize("own", [0, 1, 31, 32, 33, 70])
+def test_a_block_sums_no_further_than_to_a_whole_sum(machine: Emulator, own: int) -> None:
+    """Each reads words until one holds all before it. Were there more to read, work would grow with the blocks squared:
+    the words before that one are wrong here. What lies between are blocks' own sums."""
+    block, before = 100, 3 << 40
+    numbers = torch.arange(block * 2048 + 300, dtype=torch.int32)
+    passed = torch.full((block + 2,), _OWN | 1 << 50)
+    passed[0] = block  # have begun
+    nearest = block - 1 - own
+    passed[1 + nearest] = _WHOLE | before
+    passed[2 + nearest : 1 + block] = _OWN | 5
+    passed[1 + block] = 0
+    out, ends = sums(machine, numbers, passed, 1)
+    start = block * 2048
+    assert torch.equal(out[start:], before + 5 * own + numbers[start:].to(torch.int64).cumsum(0))
+    assert bool((out[:start] == -1).all())
+    assert int(passed[1 + block] - _WHOLE) == int(ends[block]) == int(out[-1])
+
+
+def test_sums_take_one_launch(machine: Emulator) -> None:
+    """Buckets, row offsets, rows of the other side, points that stay."""
+    points = surface(5000)
+    machine.launched.clear()
+    found = radius_search(points, 0.05, backend="cuda")
+    assert sorted(machine.launched) == sorted(
+        ["count_points", "start_buckets", "place_points", "count_neighbors", "start_rows", "write_neighbors"]
+    )
+    machine.launched.clear()
+    triplets.transpose(triplets.assemble((found.offsets, found.indices), points, points, 0.03, (3, 3, 3)), 5000, 27)
+    assert sorted(machine.launched) == sorted(
+        ["assemble_rows", "count_entries", "start_rows", "scatter_entries", "sort_rows"]
+    )
+    machine.launched.clear()
+    grid_downsample(points, 0.05)
+    assert sorted(machine.launched) == ["choose_points", "claim_cells", "keep_points"]
 
 
 def test_sums_of_several_blocks() -> None:

@@ -20,17 +20,6 @@ template <class Params> static __device__ __forceinline__ const Params &problem_
     return all.each[i];
 }
 
-static __device__ __forceinline__ i64 sum_of_block(i64 mine) {
-    __shared__ i64 room[8];
-    for (int by = 16; by > 0; by /= 2) mine += __shfl_xor_sync(0xffffffffu, mine, by);
-    __syncthreads();
-    if ((threadIdx.x & 31) == 0) room[threadIdx.x >> 5] = mine;
-    __syncthreads();
-    mine = 0;
-    for (int i = 0; i < 8; i++) mine += room[i];
-    return mine;
-}
-
 // Of the sums of threads before this one; and of all.
 static __device__ __forceinline__ i64 sum_before(i64 mine, i64 &total) {
     __shared__ i64 warps[8];
@@ -51,27 +40,67 @@ static __device__ __forceinline__ i64 sum_before(i64 mine, i64 &total) {
     return up;
 }
 
-// First the sum of every block's numbers ...
-template <class In> static __device__ __forceinline__ void sum_part(const In *from, i64 count, i64 *parts, i64 block) {
-    i64 sum = 0;
-    for (i64 i = block * SUMMED + threadIdx.x; i < (block + 1) * SUMMED && i < count; i += 256) sum += (i64)from[i];
-    sum = sum_of_block(sum);
-    if (threadIdx.x == 0) parts[block] = sum;
+// ---- prefix sums in one pass: a block adds what the blocks before it came to
+//
+// Blocks take numbers in the order in which they begin, so that one waits only for such as run or have run. Each passes
+// a word on: nothing yet (0), its own sum, or the sum up to and with it. A word is written and read whole, and nothing
+// but words is passed, so that they need no fence.
+//
+//   passed   [1 + blocks], zeros at first: how many blocks have begun, then the word of each
+//   Sums are at least 0 and below 2^62.
+
+#define OWN_SUM (1ull << 62)
+#define WHOLE_SUM (2ull << 62)
+
+// This block's number among those that sum.
+static __device__ __forceinline__ i64 next_block(u64 *passed) {
+    __shared__ i64 number;
+    if (threadIdx.x == 0) number = (i64)atomicAdd(passed, 1ull);
+    __syncthreads();
+    return number;
 }
 
-// ... then out[i] = from[0] + ... + from[i], perhaps in place. Returns the sum up to and with the block's last number.
+// The sum of the blocks before this one, whose own sum is `own`.
+static __device__ __forceinline__ i64 sum_of_blocks_before(i64 own, u64 *passed, i64 block) {
+    __shared__ i64 before;
+    if (threadIdx.x < 32) {
+        volatile u64 *words = passed + 1;
+        const int lane = threadIdx.x;
+        if (lane == 0) words[block] = (block ? OWN_SUM : WHOLE_SUM) | (u64)own;
+        i64 sum = 0;
+        for (i64 last = block - 1; last >= 0; last -= 32) {
+            u64 word;
+            for (;;) {
+                word = last >= lane ? words[last - lane] : WHOLE_SUM;  // before the first: a whole sum of nothing
+                if (!__any_sync(0xffffffffu, word < OWN_SUM)) break;
+            }
+            const u32 whole = __ballot_sync(0xffffffffu, word >= WHOLE_SUM);
+            const int nearest = whole ? __ffs((int)whole) - 1 : 31;
+            i64 part = lane <= nearest ? (i64)(word & (OWN_SUM - 1)) : 0;
+            for (int by = 16; by > 0; by /= 2) part += __shfl_xor_sync(0xffffffffu, part, by);
+            sum += part;
+            if (whole) break;
+        }
+        if (lane == 0) {
+            if (block) words[block] = WHOLE_SUM | (u64)(sum + own);
+            before = sum;
+        }
+    }
+    __syncthreads();
+    return before;
+}
+
+// out[i] = from[0] + ... + from[i], perhaps in place. Returns the sum up to and with the block's last number.
 template <class In, class Out>
-static __device__ __forceinline__ i64 running_sums(const In *from, Out *out, i64 count, const i64 *parts, i64 block) {
-    i64 before = 0;
-    for (i64 i = threadIdx.x; i < block; i += 256) before += parts[i];
-    before = sum_of_block(before);
+static __device__ __forceinline__ i64 running_sums(const In *from, Out *out, i64 count, u64 *passed, i64 &block) {
+    block = next_block(passed);
     const i64 first = block * SUMMED + threadIdx.x * (SUMMED / 256);
     i64 own[SUMMED / 256], sum = 0, total;
 #pragma unroll
     for (int i = 0; i < SUMMED / 256; i++) own[i] = sum += first + i < count ? (i64)from[first + i] : 0;
-    const i64 base = before + sum_before(sum, total);
+    const i64 threads = sum_before(sum, total), blocks = sum_of_blocks_before(total, passed, block);
 #pragma unroll
     for (int i = 0; i < SUMMED / 256; i++)
-        if (first + i < count) out[first + i] = (Out)(base + own[i]);
-    return before + total;
+        if (first + i < count) out[first + i] = (Out)(blocks + threads + own[i]);
+    return blocks + total;
 }

@@ -32,6 +32,7 @@ PLACES = {
     "nothing": torch.zeros(0, 3),
     "far apart": torch.cat([cloud(600) * 0.1, cloud(600) * 0.1 + 1e6, cloud(600) * 1e30]),
     "surveyed": cloud(2000).double() + torch.tensor([500_000.0, 5_200_000.0, 300.0], dtype=torch.float64),
+    "strays": torch.cat([torch.zeros(99, 3), cloud(2000).double() + torch.tensor([500_000.0, 5_200_000.0, 300.0])]),
 }
 
 
@@ -165,6 +166,24 @@ def test_ten_million_points() -> None:
         row = found.indices[found.offsets[number] : found.offsets[number + 1]]
         assert torch.equal(row.long(), (square <= limit).nonzero()[:, 0])
         assert torch.equal(near.indices[5 * number : 5 * number + 5].long(), square.sort(stable=True).indices[:5])
+
+
+def test_sums_of_many_blocks() -> None:
+    """Buckets, rows, rows of the other side and points that stay: thousands of blocks sum them up at once."""
+    side = 240
+    axis = torch.arange(side, dtype=torch.float32, device="cuda")
+    points = torch.cartesian_prod(axis, axis, axis)
+    numbers = torch.arange(side**3 + 1, device="cuda")
+    for _ in range(3):
+        found = radius_search(points, 0.5, backend="cuda")
+        assert torch.equal(found.offsets, numbers)
+        assert torch.equal(found.indices.long(), numbers[:-1])
+        kept = grid_downsample(points, 2.0).indices
+        assert torch.equal(kept, (points % 2 == 1).all(1).nonzero()[:, 0])
+        turned = radius_geometry(points, 0.25, 3, points[kept]).backward
+        assert turned is not None
+        assert torch.equal(turned.rows.diff().nonzero()[:, 0], kept)
+        assert torch.equal(turned.rows[kept + 1], numbers[1 : 1 + kept.numel()])
 
 
 def test_a_real_cloud(data_dir: Path) -> None:

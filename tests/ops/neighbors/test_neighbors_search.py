@@ -93,6 +93,17 @@ def test_surveyed_coordinates_are_recentred(backend: str) -> None:
     assert rows(radius_search(far.float(), 0.4, backend=backend)) != rows(radius_search(near, 0.4, backend=backend))
 
 
+def test_a_stray_point_costs_a_survey_no_precision(backend: str) -> None:
+    """Where nothing came back, scanners write (0, 0, 0)."""
+    near = cloud(400).double()
+    far = torch.cat([torch.zeros(3, 3), near + torch.tensor([500_000.0, 5_200_000.0, 300.0])])
+    clouds, queries = torch.tensor([0, 0, 403, 403]), far[5:50:3]
+    for own, asked in ((None, None), (queries, torch.tensor([0, 0, len(queries), len(queries)]))):
+        found = rows(radius_search(far, 0.4, own, offsets=clouds, query_offsets=asked, backend=backend))
+        right = rows(radius_search(near, 0.4, None if own is None else near[2:47:3], backend=backend))
+        assert [[i - 3 for i in row] for row in found[0 if asked is not None else 3 :]] == right
+
+
 def test_a_small_radius_in_a_wide_cloud() -> None:
     points = torch.cat([cloud(200) * 0.01, cloud(200) * 0.01 + 1e6, -cloud(200) * 1e6])
     assert same(*(radius_search(points, 1e-3, backend=b) for b in HERE))
@@ -126,6 +137,10 @@ def test_input_is_left_alone_and_may_be_strided() -> None:
         ({"points": torch.zeros(5, 2)}, r"points: expected shape \[N, 3\]"),
         ({"points": torch.zeros(5, 3, dtype=torch.int32)}, "points: expected dtype"),
         ({"points": torch.full((5, 3), torch.nan)}, "5 of 5 points have NaN"),
+        (
+            {"points": torch.full((5, 3), 1e200, dtype=torch.float64)},
+            "points: expected coordinates of at most 1.7e[+]38",
+        ),
         ({"radius": 0.0}, "radius: expected a number >= 1e-18 and <= 1e[+]18"),
         ({"radius": 1e-30}, "radius: expected"),  # squares that float32 does not hold
         ({"radius": 1e30}, "radius: expected"),

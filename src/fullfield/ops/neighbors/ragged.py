@@ -15,6 +15,10 @@ FLOATS = (torch.float32, torch.float64)
 MOST_POINTS = 2**31 - 1
 # Lengths whose squares are normal float32 numbers.
 _LEAST_LENGTH, _MOST_LENGTH = 1e-18, 1e18
+# Of a cloud's points, for its middle.
+_SAMPLED = 63
+# Twice as much fits float32.
+_MOST_COORDINATE = 1.7e38
 
 
 class Neighbors(NamedTuple):
@@ -38,8 +42,9 @@ class Cloud(NamedTuple):
 
     def batch_of_point(self) -> Tensor:
         """[N] int64 on the points' device."""
-        sizes = self.offsets.diff()
-        return torch.repeat_interleave(torch.arange(self.batches), sizes).to(self.points.device)
+        place, count = self.points.device, self.points.shape[0]
+        numbers, sizes = torch.arange(self.batches, device=place), self.offsets.diff().to(place)
+        return torch.repeat_interleave(numbers, sizes, output_size=count)
 
 
 def check_length(value: object, name: str) -> None:
@@ -126,19 +131,30 @@ def largest_coordinate(points: Tensor) -> float:
 
 def recentred(cloud: Cloud, queries: Cloud) -> tuple[Tensor, Tensor]:
     """Both as float32, one tensor where they are one cloud. Float64 coordinates are first taken relative to the middle
-    of their cloud's box."""
+    of their cloud: the median of some of its points, which one that lies far off does not move.
+
+    Raises:
+        InputError: for float64 coordinates beyond float32's range.
+    """
     if cloud.points.dtype == torch.float32:
         points = cloud.points.contiguous()
         return points, points if queries is cloud else queries.points.contiguous()
-    low = cloud.points.new_full((cloud.batches, 3), torch.inf)
-    high = cloud.points.new_full((cloud.batches, 3), -torch.inf)
-    batch = cloud.batch_of_point()[:, None].expand(-1, 3)
-    low.scatter_reduce_(0, batch, cloud.points, "amin")
-    high.scatter_reduce_(0, batch, cloud.points, "amax")
-    middle = torch.where(low <= high, (low + high) / 2, torch.zeros_like(low))
+    most = max(cloud.largest, queries.largest)
+    fits = most <= _MOST_COORDINATE
+    _check.require(fits, "points", f"coordinates of at most {_MOST_COORDINATE:g}, as float32 holds", f"{most:g}")
+    middle = _middles(cloud)
 
     def moved(c: Cloud) -> Tensor:
         return (c.points - middle[c.batch_of_point()]).to(torch.float32).contiguous()
 
     points = moved(cloud)
     return points, points if queries is cloud else moved(queries)
+
+
+def _middles(cloud: Cloud) -> Tensor:
+    """[B, 3] float64: by axis, of points that lie evenly in the tensor."""
+    if not cloud.points.shape[0]:
+        return cloud.points.new_zeros(cloud.batches, 3)
+    chosen = cloud.offsets[:-1, None] + torch.arange(_SAMPLED) * cloud.offsets.diff()[:, None] // _SAMPLED
+    chosen = chosen.clamp(max=cloud.points.shape[0] - 1)  # of an empty cloud the next one's first
+    return cloud.points[chosen.to(cloud.points.device)].median(1).values

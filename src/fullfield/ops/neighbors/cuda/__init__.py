@@ -31,7 +31,7 @@ _CLOUDS = _HERE / "clouds.cuh"
 _ptr, _i64, _i32, _u32 = ctypes.c_void_p, ctypes.c_longlong, ctypes.c_int, ctypes.c_uint
 _Radius: Any = structure(
     "RadiusParams", ("points", _ptr), ("queries", _ptr), ("offsets", _ptr), ("query_offsets", _ptr), ("sorted", _ptr),
-    ("starts", _ptr), ("places", _ptr), ("rows", _ptr), ("parts", _ptr), ("total", _ptr), ("indices", _ptr),
+    ("starts", _ptr), ("places", _ptr), ("rows", _ptr), ("passed", _ptr), ("total", _ptr), ("indices", _ptr),
     ("count", _i64), ("asked", _i64), ("batches", _i64), ("inverse", ctypes.c_double), ("limit", ctypes.c_float),
     ("mask", _u32), ("own", _i32),
 )  # fmt: skip
@@ -44,7 +44,7 @@ _Tree: Any = structure(
 )  # fmt: skip
 _Thin: Any = structure(
     "ThinParams", ("points", _ptr), ("offsets", _ptr), ("nearest", _ptr), ("owners", _ptr), ("winners", _ptr),
-    ("slots", _ptr), ("parts", _ptr), ("kept", _ptr), ("fewer", _ptr), ("ends", _ptr), ("largest", _ptr),
+    ("slots", _ptr), ("passed", _ptr), ("kept", _ptr), ("fewer", _ptr), ("ends", _ptr), ("largest", _ptr),
     ("cell", ctypes.c_double), ("count", _i64), ("batches", _i64), ("mask", _u32), ("wide", _i32),
 )  # fmt: skip
 
@@ -105,27 +105,26 @@ class _Tables:
             self.params.append(_Radius.from_buffer_copy(params))
         return self._numbers[key]
 
-    def fill(self, kernels: Kernels, like: Tensor) -> tuple[Tensor, ...]:
-        """On the device. What is returned must live until it has been read."""
+    def fill(self, kernels: Kernels, like: Tensor, words: int) -> tuple[Tensor, ...]:
+        """On the device. What is returned must live until it has been read; the first begins with so many zeros."""
         tables = self.params
         slots, points = [p.mask + 2 for p in tables], [p.count for p in tables]
         parts = [_parts(size) for size in slots]
-        starts = like.new_zeros(sum(slots), dtype=torch.int32)
+        zeros = like.new_zeros(words + len(tables) + sum(parts) + -(-sum(slots) // 2), dtype=torch.int64)
         ordered = like.new_empty(sum(points), 4, dtype=torch.float32)
         places = like.new_empty(sum(points), dtype=torch.int32)
-        sums = like.new_empty(sum(parts), dtype=torch.int64)
-        batch, slot, point, part = _Radii(), starts.data_ptr(), 0, sums.data_ptr()
+        batch, point, word = _Radii(), 0, zeros.data_ptr() + 8 * words
+        slot = word + 8 * (len(tables) + sum(parts))
         for number, p in enumerate(tables):
             p.starts, p.sorted, p.places = slot, ordered.data_ptr() + 16 * point, places.data_ptr() + 4 * point
-            p.parts = part
-            slot, point, part = slot + 4 * slots[number], point + points[number], part + 8 * parts[number]
+            p.passed = word
+            slot, point, word = slot + 4 * slots[number], point + points[number], word + 8 * (1 + parts[number])
             batch.each[number] = p
         each = [-(-count // 256) for count in points]
         launching.launch_batch(kernels, "count_points", batch, each)
-        launching.launch_batch(kernels, "sum_buckets", batch, parts)
         launching.launch_batch(kernels, "start_buckets", batch, parts)
         launching.launch_batch(kernels, "place_points", batch, each)
-        return starts, ordered
+        return zeros, ordered
 
 
 class _Searches:
@@ -137,24 +136,25 @@ class _Searches:
         asked = [search[1].shape[0] for search in searches]
         parts = [_parts(count + 1) for count in asked]
         self.rows = [like.new_empty(count + 1, dtype=torch.int64) for count in asked]
-        self.totals = like.new_empty(len(asked) + sum(parts), dtype=torch.int64)
+        self.totals = like.new_empty(len(asked), dtype=torch.int64)
         tables, self.batch = _Tables(), _Radii()
         self._kept: list[object] = []
-        part, numbers = self.totals.data_ptr() + 8 * len(asked), []
+        numbers = []
         for number, search in enumerate(searches):
             p = self.batch.each[number]
             self._describe(p, search)
-            p.rows, p.total, p.parts = self.rows[number].data_ptr(), self.totals.data_ptr() + 8 * number, part
-            part += 8 * parts[number]
+            p.rows, p.total = self.rows[number].data_ptr(), self.totals.data_ptr() + 8 * number
             numbers.append(tables.number_of(search, p))
-        self._kept.append(tables.fill(self.kernels, like))
+        filled = tables.fill(self.kernels, like, len(asked) + sum(parts))
+        self._kept.append(filled)
+        word = filled[0].data_ptr()
         for number, table in enumerate(numbers):
-            p, filled = self.batch.each[number], tables.params[table]
-            p.sorted, p.starts = filled.sorted, filled.starts
+            p = self.batch.each[number]
+            p.sorted, p.starts, p.passed = tables.params[table].sorted, tables.params[table].starts, word
+            word += 8 * (1 + parts[number])
         self.blocks = [-(-count // (_WARPS * _QUERIES)) for count in asked]
         # a block without queries still writes the first offset
         launching.launch_batch(self.kernels, "count_neighbors", self.batch, [max(1, blocks) for blocks in self.blocks])
-        launching.launch_batch(self.kernels, "sum_rows", self.batch, parts)
         launching.launch_batch(self.kernels, "start_rows", self.batch, parts)
 
     def _describe(self, p: Any, search: Search) -> None:
@@ -183,7 +183,7 @@ def radius_searches(searches: Sequence[Search]) -> list[Neighbors]:
     found: list[Neighbors] = []
     for begin in range(0, len(searches), launching.MOST_PROBLEMS):
         some = _Searches(searches[begin : begin + launching.MOST_PROBLEMS])
-        found += some.finish(some.totals[: len(some.rows)].tolist())
+        found += some.finish(some.totals.tolist())
     return found
 
 
@@ -263,14 +263,14 @@ def thin(cloud: Cloud, cells: Sequence[float]) -> tuple[float, list[Thinned]]:
     count, batches, slots = points.shape[0], cloud.batches, _slots(points.shape[0])
     table = points.new_empty(2 * slots, dtype=torch.int64)
     places = points.new_empty(count, dtype=torch.int32)
-    parts = points.new_empty(_parts(count), dtype=torch.int64)
-    noted = points.new_zeros(len(cells) * (batches + 1) + 1, dtype=torch.int64)
+    parts, size = _parts(count), len(cells) * (batches + 1) + 1
+    noted = points.new_zeros(size + len(cells) * (1 + parts), dtype=torch.int64)
     clouds = _offsets(cloud.offsets, points.device)
     p = _Thin()
-    p.points, p.offsets, p.slots, p.parts, p.nearest = map(address, (points, clouds, places, parts, table))
+    p.points, p.offsets, p.slots, p.nearest = map(address, (points, clouds, places, table))
     p.owners, p.winners = p.nearest + 8 * slots, p.nearest + 12 * slots
     p.count, p.batches, p.mask, p.wide = count, batches, slots - 1, points.dtype == torch.float64
-    p.largest = noted.data_ptr() + 8 * (noted.numel() - 1)
+    p.largest = noted.data_ptr() + 8 * (size - 1)
     kernels = launching.kernels(LIBRARIES, thin_source(), points.get_device())
     made = []
     for number, cell in enumerate(cells):
@@ -278,14 +278,15 @@ def thin(cloud: Cloud, cells: Sequence[float]) -> tuple[float, list[Thinned]]:
         kept, fewer = points.new_empty(count, dtype=torch.int64), torch.empty_like(points)
         p.cell, p.kept, p.fewer = cell, kept.data_ptr(), fewer.data_ptr()
         p.ends = noted.data_ptr() + 8 * number * (batches + 1)
-        for name, each in (("claim_cells", 256), ("choose_points", 256), ("count_kept", launching.SUMMED)):
-            kernels.launch(name, -(-count // each), 256, p)
-        kernels.launch("keep_points", parts.numel(), 256, p)
+        p.passed = noted.data_ptr() + 8 * (size + number * (1 + parts))
+        kernels.launch("claim_cells", -(-count // 256), 256, p)
+        kernels.launch("choose_points", -(-count // 256), 256, p)
+        kernels.launch("keep_points", parts, 256, p)
         if batches > 1:
             kernels.launch("cut_clouds", -(-batches // 256), 256, p)
         p.points, p.offsets, p.largest = p.fewer, p.ends, None
         made.append((kept, fewer))
-    ends = noted.cpu()
+    ends = noted[:size].cpu()
     largest = float(ends[-1:].view(torch.float64))
     thinned = []
     for (kept, fewer), offsets in zip(made, ends[:-1].view(len(cells), batches + 1), strict=True):

@@ -16,7 +16,7 @@ struct RadiusParams {
     u32 *starts;                          // [mask + 2]: first point of every bucket, behind the counts of filling
     u32 *places;                          // [N]: of a point in its bucket
     i64 *rows;                            // [M + 1]
-    i64 *parts;                           // sums of counts on the way to row offsets, or to the buckets' starts
+    u64 *passed;                          // between blocks that sum up row offsets, or the buckets' starts
     i64 *total;                           // pairs
     int *indices;
     i64 count, asked, batches;            // N, M, B
@@ -60,16 +60,10 @@ extern "C" __global__ void __launch_bounds__(256) count_points(const __grid_cons
     if (i < p.count) p.places[i] = atomicAdd(p.starts + bucket_of_point(p, i) + 1, 1u);
 }
 
-extern "C" __global__ void __launch_bounds__(256) sum_buckets(const __grid_constant__ RadiusBatch all) {
-    i64 block;
-    const RadiusParams &p = problem_of(all, block);
-    sum_part(p.starts, (i64)p.mask + 2, p.parts, block);
-}
-
 extern "C" __global__ void __launch_bounds__(256) start_buckets(const __grid_constant__ RadiusBatch all) {
     i64 block;
     const RadiusParams &p = problem_of(all, block);
-    running_sums(p.starts, p.starts, (i64)p.mask + 2, p.parts, block);
+    running_sums(p.starts, p.starts, (i64)p.mask + 2, p.passed, block);
 }
 
 extern "C" __global__ void __launch_bounds__(256) place_points(const __grid_constant__ RadiusBatch all) {
@@ -174,16 +168,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) count_neighbors(const _
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) sum_rows(const __grid_constant__ RadiusBatch all) {
-    i64 block;
-    const RadiusParams &p = problem_of(all, block);
-    sum_part(p.rows, p.asked + 1, p.parts, block);
-}
-
 extern "C" __global__ void __launch_bounds__(256) start_rows(const __grid_constant__ RadiusBatch all) {
     i64 block;
     const RadiusParams &p = problem_of(all, block);
-    const i64 sum = running_sums(p.rows, p.rows, p.asked + 1, p.parts, block);
+    const i64 sum = running_sums(p.rows, p.rows, p.asked + 1, p.passed, block);
     if (threadIdx.x == 0 && (block + 1) * SUMMED > p.asked) *p.total = sum;
 }
 

@@ -11,7 +11,7 @@ struct ThinParams {
     int *owners;          // [mask + 1]: a point of the slot's cell, -1 for none
     u32 *winners;         // [mask + 1]: the first point that has it
     int *slots;           // [N]: of the points
-    i64 *parts;           // sums of how many stay
+    u64 *passed;          // between the blocks that sum up how many stay
     i64 *kept;            // which points stay
     void *fewer;          // they themselves
     i64 *ends;            // [B + 1]: offsets of those that stay
@@ -105,27 +105,16 @@ extern "C" __global__ void __launch_bounds__(256) choose_points(const __grid_con
 
 static __device__ __forceinline__ bool stays(const ThinParams &p, i64 i) { return p.winners[(u32)p.slots[i]] == (u32)i; }
 
-extern "C" __global__ void __launch_bounds__(256) count_kept(const __grid_constant__ ThinParams p) {
-    const i64 first = (i64)blockIdx.x * SUMMED, count = count_of(p);
-    if (first >= count) return;
-    i64 sum = 0;
-    for (i64 i = first + threadIdx.x; i < first + SUMMED && i < count; i += 256) sum += stays(p, i);
-    sum = sum_of_block(sum);
-    if (threadIdx.x == 0) p.parts[blockIdx.x] = sum;
-}
-
 extern "C" __global__ void __launch_bounds__(256) keep_points(const __grid_constant__ ThinParams p) {
-    const i64 begin = (i64)blockIdx.x * SUMMED, count = count_of(p);
-    if (begin >= count && blockIdx.x) return;
-    i64 before = 0;
-    for (i64 i = threadIdx.x; i < blockIdx.x; i += 256) before += p.parts[i];
-    before = sum_of_block(before);
+    const i64 block = next_block(p.passed), begin = block * SUMMED, count = count_of(p);
+    if (begin >= count && block) return;
     const i64 first = begin + threadIdx.x * (SUMMED / 256);
     u32 flags = 0;
     i64 own = 0, total;
     for (int i = 0; i < SUMMED / 256; i++)
         if (first + i < count && stays(p, first + i)) flags |= 1u << i, own++;
-    i64 to = before + sum_before(own, total);
+    const i64 inside = sum_before(own, total), before = sum_of_blocks_before(total, p.passed, block);
+    i64 to = before + inside;
     for (int i = 0; i < SUMMED / 256; i++) {
         if ((flags >> i & 1) == 0) continue;
         p.kept[to] = first + i;

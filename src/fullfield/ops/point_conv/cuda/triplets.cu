@@ -16,7 +16,7 @@ struct TripletParams {
     const i64 *rows;                 // [rows + 1] of what is written
     int *counts;                     // [columns]: of the rows that are written
     i64 *turned;                     // their offsets [columns + 1], the same as `rows`
-    i64 *parts;                      // sums of counts on the way to them
+    u64 *passed;                     // between the blocks that sum them up
     u32 *words;                      // [T]
     unsigned char *beside;           // [T]
     i64 count, entries;              // rows to read, T
@@ -116,16 +116,10 @@ extern "C" __global__ void __launch_bounds__(256) count_entries(const __grid_con
     if (at < p.entries) atomicAdd(p.counts + index_of((u32)p.numbers[at], p.bits), 1);
 }
 
-extern "C" __global__ void __launch_bounds__(256) sum_counts(const __grid_constant__ TripletBatch all) {
-    i64 block;
-    const TripletParams &p = problem_of(all, block);
-    sum_part(p.counts, p.columns, p.parts, block);
-}
-
 extern "C" __global__ void __launch_bounds__(256) start_rows(const __grid_constant__ TripletBatch all) {
     i64 block;
     const TripletParams &p = problem_of(all, block);
-    running_sums(p.counts, p.turned + 1, p.columns, p.parts, block);
+    running_sums(p.counts, p.turned + 1, p.columns, p.passed, block);
     if (block == 0 && threadIdx.x == 0) p.turned[0] = 0;
 }
 

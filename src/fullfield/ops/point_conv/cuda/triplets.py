@@ -25,7 +25,7 @@ _WARPS = 8
 _ptr, _i64, _i32 = ctypes.c_void_p, ctypes.c_longlong, ctypes.c_int
 _Params: Any = structure(
     "TripletParams", ("from_", _ptr), ("numbers", _ptr), ("numbers_beside", _ptr), ("points", _ptr), ("centers", _ptr),
-    ("rows", _ptr), ("counts", _ptr), ("turned", _ptr), ("parts", _ptr), ("words", _ptr), ("beside", _ptr),
+    ("rows", _ptr), ("counts", _ptr), ("turned", _ptr), ("passed", _ptr), ("words", _ptr), ("beside", _ptr),
     ("count", _i64), ("entries", _i64), ("columns", _i64), ("grid", ctypes.c_float), ("sides", _i32 * 3),
     ("bits", _i32),
 )  # fmt: skip
@@ -98,7 +98,7 @@ def assemble(
 
 
 def transpose_all(turns: Sequence[Turn]) -> list[Triplets]:
-    """:func:`transpose` of each, in the same five launches as far as may be."""
+    """:func:`transpose` of each, in the same four launches as far as may be."""
     made = [
         _empty(
             t.triplets.rows.new_empty(t.columns + 1), t.triplets.rows.numel() - 1, t.triplets.entries.numel(), t.cells
@@ -114,23 +114,22 @@ def transpose_all(turns: Sequence[Turn]) -> list[Triplets]:
 def _transpose(turns: Sequence[Turn], made: Sequence[Triplets], kernels_of: Source) -> None:
     rows = made[0].rows
     parts = [max(1, -(-turn.columns // launching.SUMMED)) for turn in turns]
-    counts = rows.new_zeros(sum(turn.columns for turn in turns), dtype=torch.int32)
-    sums = rows.new_empty(sum(parts))
-    batch, count, part = _Batch(), counts.data_ptr(), sums.data_ptr()
+    words = len(turns) + sum(parts)
+    zeros = rows.new_zeros(words + -(-sum(turn.columns for turn in turns) // 2))
+    batch, word, count = _Batch(), zeros.data_ptr(), zeros.data_ptr() + 8 * words
     for p, turn, out, size in zip(batch.each, turns, made, parts, strict=False):
         p.from_, p.numbers, p.numbers_beside = map(address, turn.triplets)
         p.rows, p.words, p.beside = map(address, out)
-        p.turned, p.counts, p.parts = p.rows, count, part
+        p.turned, p.counts, p.passed = p.rows, count, word
         p.count, p.entries, p.columns = turn.triplets.rows.numel() - 1, turn.triplets.entries.numel(), turn.columns
         p.bits = index_bits(turn.cells)
-        count, part = count + 4 * turn.columns, part + 8 * size
+        count, word = count + 4 * turn.columns, word + 8 * (1 + size)
     kernels = launching.kernels(LIBRARIES, kernels_of, rows.get_device())
 
     def run(name: str, blocks: Sequence[int]) -> None:
         launching.launch_batch(kernels, name, batch, blocks)
 
     run("count_entries", [-(-out.entries.numel() // 256) for out in made])
-    run("sum_counts", parts)
     run("start_rows", parts)
     run("scatter_entries", [-(-(turn.triplets.rows.numel() - 1) // _WARPS) for turn in turns])
     run("sort_rows", [-(-turn.columns // _WARPS) for turn in turns])
