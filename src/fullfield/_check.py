@@ -111,7 +111,7 @@ def number(
         if bound is not None
     ]
     expected = ("an integer " if integer else "a number ") + " and ".join(bounds)
-    require(right, name, expected.strip(), value)
+    require(right, name, expected.strip(), describe(value))
     real = float(value)  # type: ignore[arg-type]  # a number, or the line above had raised
     inside = (
         (low is None or real >= low)

@@ -152,6 +152,42 @@ def test_compiled_without_a_break(kind: str) -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
+@pytest.mark.parametrize("norm", ["layer", "instance"])
+def test_compiled_once_for_clouds_of_any_size(norm: str) -> None:
+    """One graph for the first batch, one for sizes that vary."""
+    torch.manual_seed(0)
+    model = PointResNet(
+        PointResNetConfig(grid=0.08, classes=5, channels=(4, 8), blocks=(1, 1), stem_kernel=3, norm=norm)
+    )
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for seed, sizes in enumerate([(220, 150), (190, 270), (250, 140), (230, 180)]):
+        points = torch.rand(sum(sizes), 3, generator=torch.Generator().manual_seed(seed))
+        points *= torch.tensor([1 + 0.4 * seed, 1, 0.2])  # so that the coarse levels differ as well
+        pyramid = model.prepare(points, torch.tensor([0, *sizes]).cumsum(0))
+        out = compiled(points, pyramid)
+        torch.testing.assert_close(out, model(points, pyramid))
+        out.sum().backward()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2
+    torch._dynamo.reset()
+
+
+def test_gradients_of_a_network_through_torch_func() -> None:
+    torch.manual_seed(0)
+    points, offsets, features = clouds()
+    model = PointResNet(small(PointResNetConfig.resnet18()))
+    pyramid = model.prepare(points, offsets)
+    model(features, pyramid).square().sum().backward()
+
+    def loss(parameters: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(model, parameters, (features, pyramid)).square().sum()
+
+    found = torch.func.grad(loss)(dict(model.named_parameters()))
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-3, atol=1e-4)
+
+
 @pytest.mark.parametrize("norm", ["layer", "batch", "instance"])
 def test_half_precision(norm: str) -> None:
     torch.manual_seed(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -33,8 +34,15 @@ def test_convolution_is_the_operator(geometry: PointGeometry, features: Tensor) 
     assert float(layer.weight.detach().abs().max()) == pytest.approx(81**-0.5, rel=0.05)
     with pytest.raises(InputError, match=r"^geometry: expected kernel size \(5, 5, 5\), got \(3, 3, 3\)"):
         PointConv(6, 8, 5).double()(features, geometry)
+    assert (layer.in_channels, layer.out_channels) == (6, 8)
+    with pytest.raises(InputError, match=r"^geometry: expected a PointGeometry, got float64 tensor"):
+        layer(features, features)
     with pytest.raises(InputError, match=r"^groups: "):
         PointConv(6, 8, groups=4)
+    for kernel in (2.5, None, "3", (3, 3), 9):
+        with pytest.raises(InputError, match=r"^kernel_size: expected an integer"):
+            PointConv(6, 8, kernel)
+    assert PointConv(6, 8, np.int64(5)).kernel_size == (5, 5, 5)
 
 
 def test_norms(features: Tensor) -> None:
@@ -89,6 +97,8 @@ def test_pooling(geometry: PointGeometry, features: Tensor) -> None:
         assert torch.equal(PointPool(mode)(features, geometry), point_pool(features, geometry, mode))
         with pytest.raises(InputError, match=r"^mode: "):
             (PointPool if mode == "max" else CloudPool)("sum")
+    with pytest.raises(InputError, match=r"^sizes: expected 76 points in all, got 75$"):
+        CloudPool()(features, (*SIZES[1:], 29))
     mean, largest = CloudPool("mean")(features, SIZES), CloudPool("max")(features, SIZES)
     for number, cloud in enumerate(features.split(SIZES)):
         empty = torch.zeros(6, dtype=torch.float64)

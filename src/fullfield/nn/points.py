@@ -37,7 +37,7 @@ class PointConv(nn.Module):
             _check.number(value, name, integer=True, low=1)
         fits = in_channels % groups == 0 and out_channels % groups == 0
         _check.require(fits, "groups", f"a divisor of {in_channels} and {out_channels} channels", groups)
-        self.groups, self.backend = groups, backend
+        self.in_channels, self.out_channels, self.groups, self.backend = in_channels, out_channels, groups, backend
         self.weight = nn.Parameter(torch.empty(math.prod(self.kernel_size), in_channels // groups, out_channels))
         self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
         self.reset_parameters()
@@ -50,14 +50,14 @@ class PointConv(nn.Module):
 
     def forward(self, features: Tensor, geometry: PointGeometry) -> Tensor:
         """[N, Cin] → [M, Cout]"""
-        if geometry.kernel_size != self.kernel_size:
+        if getattr(geometry, "kernel_size", self.kernel_size) != self.kernel_size:  # no geometry at all: told below
             raise _check.InputError(f"geometry: expected kernel size {self.kernel_size}, got {geometry.kernel_size}")
         return point_conv(features, self.weight, geometry, self.bias, self.groups, backend=self.backend)
 
     def extra_repr(self) -> str:
-        inputs, outputs = self.weight.shape[1] * self.groups, self.weight.shape[2]
         return (
-            f"{inputs}, {outputs}, kernel_size={self.kernel_size}, groups={self.groups}, bias={self.bias is not None}"
+            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, groups={self.groups}, "
+            f"bias={self.bias is not None}"
         )
 
 
@@ -65,8 +65,8 @@ class PointNorm(nn.Module):
     """Normalisation with a learned scale and shift per channel.
 
     Args:
-        kind: "layer": over the channels of each point. "batch": over all points of the batch, with running statistics.
-            "instance": over the points of each cloud.
+        kind: "layer": over the channels of each point. "batch": over all points of the batch, with running statistics,
+            those of ``norm``, a :class:`torch.nn.BatchNorm1d`. "instance": over the points of each cloud.
     """
 
     def __init__(self, channels: int, kind: str = "layer", eps: float = 1e-5) -> None:
@@ -132,9 +132,13 @@ class PointNorm(nn.Module):
     def _running(self, norm: nn.BatchNorm1d, rows: int) -> Running:
         assert norm.running_mean is not None  # as built
         assert norm.running_var is not None
-        if self.training and rows > 1 and norm.num_batches_tracked is not None:
-            norm.num_batches_tracked.add_(1)
-        return Running(norm.running_mean, norm.running_var, norm.momentum or 0.0, self.training)
+        counted = norm.num_batches_tracked
+        if self.training and rows > 1 and counted is not None:
+            counted.add_(1)
+        momentum = norm.momentum
+        if momentum is None:  # the mean of all batches so far; waits for the device
+            momentum = 1.0 / max(1, int(counted)) if self.training and counted is not None else 0.0
+        return Running(norm.running_mean, norm.running_var, momentum, self.training)
 
     def extra_repr(self) -> str:
         return f"kind={self.kind}"
@@ -163,6 +167,8 @@ class CloudPool(nn.Module):
 
     def forward(self, features: Tensor, sizes: Sequence[int]) -> Tensor:
         """[N, C] → [B, C]; means are summed in float32 at least."""
+        if sum(sizes) != features.shape[0]:  # worded only here: under torch.compile they are symbols
+            raise _check.InputError(f"sizes: expected {features.shape[0]} points in all, got {sum(sizes)}")
         exact = torch.float64 if features.dtype == torch.float64 else torch.float32
         rows = []
         for part in torch.split(features, list(sizes)):

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from fullfield._kernels import nvrtc
 from fullfield._kernels.nvrtc import Libraries, Source
@@ -62,13 +63,29 @@ def is_plain(*tensors: Tensor | None) -> bool:
     """Whether an operator may go past the dispatcher: nothing is traced or transformed, nobody overrides anything."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
         return False
-    if torch._C._are_functorch_transforms_active():
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return False
     for tensor in tensors:
         kind = type(tensor)
         if kind is not Tensor and kind is not torch.nn.Parameter and tensor is not None:
             return False
     return True
+
+
+def refuse_forward_mode(**tensors: Tensor | None) -> None:
+    """For operators that have no such derivative: registered ones would drop tangents without a word.
+
+    Raises:
+        NotImplementedError: for a tensor with a tangent, by the name of its argument.
+    """
+    if torch.compiler.is_compiling() or forward_ad._current_level < 0:
+        return
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        tangent = forward_ad.unpack_dual(tensor).tangent  # type: ignore[no-untyped-call]
+        if tangent is not None:
+            raise NotImplementedError(f"{name}: has a forward-mode tangent; only reverse mode is there (vjp, jacrev)")
 
 
 def raw_stream(index: int) -> int:

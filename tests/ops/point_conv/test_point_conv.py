@@ -5,18 +5,25 @@ from __future__ import annotations
 import pytest
 import torch
 from point_cases import looped, ragged, random_geometry
+from torch._dynamo.source import ConstantSource
+from torch._subclasses import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from fullfield import InputError
 from fullfield.ops.point_conv import (
+    arguments,
     backends,
     dispatch,
     point_conv,
+    point_pool,
     radius_geometry,
     reference,
     triplet_geometry,
     triplets,
     voxel_geometry,
 )
+from fullfield.ops.point_conv.arguments import check_rows
 
 BOTH = ("reference", "cpu")
 SHAPES = [(3, 5, 1), (64, 64, 1), (17, 130, 1), (1, 1, 1), (32, 32, 32), (12, 18, 6), (8, 48, 2)]
@@ -266,6 +273,21 @@ def test_compiled_without_a_break(dynamic: bool) -> None:
         assert torch.equal(a, b)
 
 
+def test_a_number_of_points_stays_a_symbol_of_its_own() -> None:
+    """Inductor loses a size that a traced equation has turned into a sum with another number."""
+    env = ShapeEnv()
+    rows, points = (
+        env.create_symintnode(env.create_symbol(n, ConstantSource(f"n{n}"), DimDynamic.DYNAMIC), hint=n) for n in (8, 7)
+    )
+    with FakeTensorMode(shape_env=env):
+        features = torch.empty(rows - 1, 4)
+        check_rows(features, points, features.device)
+        assert arguments.as_many(rows - 1, points)
+        assert not env.replacements
+        with pytest.raises(InputError, match=r"^features: expected shape"):
+            check_rows(features, points + 1, features.device)
+
+
 def test_autocast() -> None:
     geometry = random_geometry(9, 12, 50)
     features, weight, bias, _ = case(4, 6, 1, geometry)
@@ -345,6 +367,46 @@ def test_gradients_through_torch_func(kind: str, groups: int) -> None:
     torch.testing.assert_close(again(features, weight, bias), torch.autograd.grad(lengths(expected), inputs))
     _, pull = torch.func.vjp(loss, features, weight, bias)
     torch.testing.assert_close(pull(torch.ones((), dtype=torch.float64)), expected)
+
+
+@pytest.mark.parametrize("mode", ["max", "mean"])
+def test_pooling_through_torch_func(mode: str) -> None:
+    points = ragged((30,))[0]
+    geometry = radius_geometry(points, 0.2, centers=points[::3].contiguous())
+    features = case(4, 4, 1, geometry, torch.float64)[0]
+
+    def loss(given: torch.Tensor) -> torch.Tensor:
+        return point_pool(given, geometry, mode).pow(3).sum()
+
+    leaf = features.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(loss(leaf), leaf, create_graph=True)
+    torch.testing.assert_close(torch.func.grad(loss)(features), expected)
+    again = torch.func.grad(lambda given: torch.func.grad(loss)(given).square().sum())(features)
+    torch.testing.assert_close(again, torch.autograd.grad(expected.square().sum(), leaf)[0])
+    third = torch.func.grad(lambda given: torch.func.grad(lambda g: torch.func.grad(loss)(g).sum())(given).sum())
+    assert third(features).any()
+
+
+@pytest.mark.parametrize("call", ["convolution", "max", "mean"])
+@pytest.mark.parametrize("way", ["jvp", "dual", "dual with a graph"])
+def test_tangents_are_refused_not_dropped(call: str, way: str) -> None:
+    geometry = radius_geometry(ragged((30,))[0], 0.2)
+    features, weight, _, _ = case(4, 6, 1, geometry)
+
+    def run(given: torch.Tensor) -> torch.Tensor:
+        return point_conv(given, weight, geometry) if call == "convolution" else point_pool(given, geometry, call)
+
+    def push() -> None:
+        if way == "jvp":
+            torch.func.jvp(run, (features,), (features,))
+            return
+        with forward_ad.dual_level():
+            run(forward_ad.make_dual(features.clone().requires_grad_(way != "dual"), features))
+
+    with pytest.raises(NotImplementedError, match=r"^features: has a forward-mode tangent"):
+        push()
+    with forward_ad.dual_level():  # what has none goes through
+        assert torch.equal(run(features), run(features))
 
 
 def test_tensors_without_values_are_named() -> None:

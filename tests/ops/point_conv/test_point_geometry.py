@@ -214,7 +214,11 @@ def test_mistakes_are_named() -> None:
         (lambda: knn_geometry(points, 0.1, 0), "k"),
         (lambda: voxel_geometry(points * 1e6, 1e-3), "grid"),
         (lambda: triplet_geometry(*torch.tensor([[0, 0], [1, 1], [4, 5]]), (2, 2)), "j"),
+        (lambda: triplet_geometry(*torch.tensor([[0], [1], [4]]), (2,)), "sizes"),
+        (lambda: triplet_geometry(*torch.tensor([[0], [1], [4]]), (2.5, 2)), "sizes"),
         (lambda: triplet_geometry(*torch.tensor([[0, 0], [1, 2], [4, 5]]), (2, 2)), "j"),
     ):
         with pytest.raises(InputError, match=f"^({word}): "):
             call()
+    with pytest.raises(InputError, match=r"^grid: expected a number >= 1e-18 and <= 1e\+18, got str 'a'$"):
+        radius_geometry(points, "a")

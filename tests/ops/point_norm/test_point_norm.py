@@ -87,9 +87,11 @@ def test_definition_and_gradients(kind: str, relu: bool) -> None:
             torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-9)
 
 
-def test_a_batch_moves_the_running_statistics_as_torch_does() -> None:
+@pytest.mark.parametrize("momentum", [0.1, 0.0, 1.0, None])
+def test_a_batch_moves_the_running_statistics_as_torch_does(momentum: float | None) -> None:
     features = draw(90, 5)[0]
-    ours, theirs = PointNorm(5, "batch"), nn.BatchNorm1d(5)
+    ours, theirs = PointNorm(5, "batch"), nn.BatchNorm1d(5, momentum=momentum)
+    ours.norm.momentum = momentum  # type: ignore[union-attr, assignment]
     for part in features.split(30):
         torch.testing.assert_close(ours(part, (30,)), theirs(part))
     torch.testing.assert_close(dict(ours.norm.state_dict()), dict(theirs.state_dict()))  # type: ignore[union-attr]

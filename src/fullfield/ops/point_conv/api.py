@@ -57,6 +57,7 @@ def point_conv(
 
     Raises:
         InputError: naming the argument that does not fit; for ``backend``, with every backend's reason.
+        NotImplementedError: for forward-mode tangents.
 
     Source: PointCNN++ (arXiv 2511.23227).
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ MOST_CELLS_PER_AXIS = 8  # so that a cell has nine bits
 
 def kernel_sides(kernel_size: int | Sequence[int]) -> tuple[int, int, int]:
     """t, or one per axis, as three."""
-    sides = [kernel_size] * 3 if isinstance(kernel_size, int) else list(kernel_size)
+    sides = list(kernel_size) if isinstance(kernel_size, Iterable) else [kernel_size] * 3
     _check.require(len(sides) == 3, "kernel_size", "an integer or three", repr(kernel_size))
     for side in sides:
         _check.number(side, "kernel_size", integer=True, low=1, high=MOST_CELLS_PER_AXIS)
@@ -30,12 +30,15 @@ def check_conv(
         _check.number(groups, "groups", integer=True, low=1)
     if type(features) is Tensor and type(weight) in (Tensor, torch.nn.Parameter):  # the usual case, in little time
         rows, given, dtype = features.shape, weight.shape, features.dtype
-        fits = len(rows) == 2 and len(given) == 3 and rows[0] == points and given[0] == cells
+        fits = len(rows) == 2 and len(given) == 3 and as_many(rows[0], points) and given[0] == cells
         fits = fits and rows[1] == given[1] * groups and given[2] % groups == 0
         same = weight.dtype is dtype and dtype in FEATURES and features.device == weight.device == device
-        if fits and same and bias is None:
+        if bias is not None:
+            same = same and isinstance(bias, Tensor) and bias.shape == given[2:] and bias.dtype is dtype
+            same = same and bias.device == device
+        if fits and same:
             return
-    _check.tensor(features, "features", (points, "Cin"), dtypes=FEATURES, device=device)
+    check_rows(features, points, device, "Cin")
     inputs = features.shape[1]
     _check.require(inputs % groups == 0, "groups", f"a divisor of {inputs} input channels", groups)
     shape = (cells, inputs // groups, "Cout")
@@ -44,3 +47,16 @@ def check_conv(
     _check.require(outputs % groups == 0, "groups", f"a divisor of {outputs} output channels", groups)
     if bias is not None:
         _check.tensor(bias, "bias", (outputs,), dtypes=(features.dtype,), device=device)
+
+
+def check_rows(features: Tensor, points: int, device: torch.device, channels: str = "C") -> None:
+    """A row for each point."""
+    fits = isinstance(features, Tensor) and features.ndim == 2 and as_many(features.shape[0], points)
+    rows = None if fits else int(points)
+    _check.tensor(features, "features", (rows, channels), dtypes=FEATURES, device=device)
+
+
+def as_many(rows: int, points: int) -> bool:
+    """From two sides: after an equation torch.compile would write sizes of other tensors as sums with ``points``, a
+    number that Inductor then misses among the inputs of its graph."""
+    return points <= rows <= points

@@ -107,7 +107,7 @@ def radius_geometry(
     The kernel cell of point p seen from centre q is ``clamp(round((p − q) / grid) + t // 2, 0, t − 1)`` per axis,
     halves to even, in float32; float64 coordinates are first taken relative to the middle of their cloud. Strided:
     the centres are a subset of the points, with the grid of the points. Up-sampling: the points are the coarse ones,
-    with their grid, the centres the fine ones.
+    with their grid, the centres the fine ones. No gradient reaches coordinates.
 
     Args:
         grid: side of a kernel cell, in the unit of the coordinates.
@@ -216,6 +216,9 @@ def triplet_geometry(
         InputError: for a number out of range, or a pair (i, j) that comes twice.
     """
     sides = kernel_sides(kernel_size)
+    _check.require(len(sizes) == 2, "sizes", "two, of centres and of points", repr(sizes))
+    for size in sizes:
+        _check.number(size, "sizes", integer=True, low=0)
     limits = (*sizes, math.prod(sides))
     columns = []
     for name, column, limit in zip("ijk", (i, j, k), limits, strict=True):

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.launching import is_plain
+from fullfield.ops.launching import is_plain, refuse_forward_mode
+from fullfield.ops.point_conv.arguments import check_rows
 from fullfield.ops.point_conv.cuda import pooling as kernels
 from fullfield.ops.point_conv.geometry import PointGeometry
-from fullfield.ops.point_conv.protocol import FEATURES
 from fullfield.ops.point_conv.triplets import Triplets, row_chunks, row_of_entry, unpack
 
 # Gathered features worked on at a time.
@@ -43,10 +43,12 @@ def point_pool(
 
     Raises:
         InputError: naming the argument that does not fit.
+        NotImplementedError: for forward-mode tangents.
     """
     _check.require(isinstance(geometry, PointGeometry), "geometry", "a PointGeometry", geometry)
     _check.choice(mode, "mode", ("max", "mean"))
-    _check.tensor(features, "features", (geometry.points, "C"), dtypes=FEATURES, device=geometry.device)
+    check_rows(features, geometry.points, geometry.device)
+    refuse_forward_mode(features=features)
     if torch.is_grad_enabled() and features.requires_grad:
         geometry.require_gradient()
     directions = (*geometry.directions(), geometry.cells)
@@ -56,13 +58,19 @@ def point_pool(
             wanted = torch.is_grad_enabled() and features.requires_grad
             found: Tensor = _Max.apply(features, *directions) if wanted else _max(features, *directions)[0]  # type: ignore[no-untyped-call]
             return found
-        out, _ = torch.ops.fullfield.point_max(features, *directions)
+        call = _FunctionalMax.apply if _in_torch_func() else torch.ops.fullfield.point_max
+        out, _ = call(features, *directions)  # type: ignore[no-untyped-call]
         return out
     counts = geometry.forward.rows.diff().clamp(min=1)[:, None]
     exact = torch.float64 if features.dtype == torch.float64 else torch.float32
     # divided before rounding: a sum of many may not fit 16 bits
-    out = torch.ops.fullfield.point_sum(features.to(exact), *directions)
+    add = _FunctionalSum.apply if _in_torch_func() else torch.ops.fullfield.point_sum
+    out = add(features.to(exact), *directions)  # type: ignore[no-untyped-call]
     return (out / counts).to(features.dtype)
+
+
+def _in_torch_func() -> bool:
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
 def _limit(features: Tensor) -> int:
@@ -163,8 +171,13 @@ def _again_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noq
 def _again(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """The backward is linear in its gradient: its own gradient reads where the winners are."""
     (winners,) = ctx.saved_tensors
+    return _taken(grad, winners), None, [None] * ctx.count, None
+
+
+def _taken(grad: Tensor, winners: Tensor) -> Tensor:
+    """[M, C] of [N, C]: what is where the winners are."""
     taken = grad.gather(0, winners.clamp(min=0).to(torch.int64)) if grad.shape[0] else grad.new_zeros(winners.shape)
-    return taken.masked_fill(winners < 0, 0), None, [None] * ctx.count, None
+    return taken.masked_fill(winners < 0, 0)
 
 
 for _name, _real, _fake, _gradient, _prepare in (
@@ -193,3 +206,59 @@ class _Max(torch.autograd.Function):
         again = torch.is_grad_enabled()  # for gradients of the gradient
         collect = torch.ops.fullfield.point_max_backward if again else _max_backward
         return collect(grad, winners, ctx.backward_rows, ctx.cells), None, None, None
+
+
+class _FunctionalSum(torch.autograd.Function):
+    """The sum under torch.func's grad, vjp and jacrev, which cannot see through registered operators."""
+
+    @staticmethod
+    def forward(features: Tensor, forward: list[Tensor], backward: list[Tensor], cells: int) -> Tensor:
+        out: Tensor = torch.ops.fullfield.point_sum(features, forward, backward, cells)
+        return out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
+        ctx.rest = inputs[1:]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        forward, backward, cells = ctx.rest
+        return _FunctionalSum.apply(grad, backward, forward, cells), None, None, None  # type: ignore[no-untyped-call]
+
+
+class _FunctionalMax(torch.autograd.Function):
+    """The maximum likewise, with where it came from."""
+
+    @staticmethod
+    def forward(features: Tensor, forward: list[Tensor], backward: list[Tensor], cells: int) -> tuple[Tensor, Tensor]:
+        out: tuple[Tensor, Tensor] = torch.ops.fullfield.point_max(features, forward, backward, cells)
+        return out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.rest = inputs[2:]
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
+        (winners,) = ctx.saved_tensors
+        return _FunctionalCollect.apply(grad, winners, *ctx.rest), None, None, None  # type: ignore[no-untyped-call]
+
+
+class _FunctionalCollect(torch.autograd.Function):
+    """The maximum's gradient likewise."""
+
+    @staticmethod
+    def forward(grad: Tensor, winners: Tensor, backward: list[Tensor], cells: int) -> Tensor:
+        out: Tensor = torch.ops.fullfield.point_max_backward(grad, winners, backward, cells)
+        return out
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        (winners,) = ctx.saved_tensors
+        return _taken(grad, winners), None, None, None
