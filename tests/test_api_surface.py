@@ -182,6 +182,7 @@ SURFACE = {
         "grid_downsample",
         "knn_search",
         "radius_search",
+        "spatial_order",
     ],
     "fullfield.registration": [
         "DescriptorConfig",

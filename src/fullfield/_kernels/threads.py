@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import pairwise
 
 _lock = threading.Lock()
@@ -63,3 +64,9 @@ def rows(height: int, threads: int, grain: int = 16) -> list[tuple[int, int]]:
     parts = max(1, min(threads, height // grain))
     edges = [round(i * height / parts) for i in range(parts + 1)]
     return list(pairwise(edges))
+
+
+def run_parts(count: int, grain: int, threads: int, task: Callable[[int, int], object]) -> None:
+    """``task(first, last)`` over [0, count): a few parts a thread, for they differ in work, of at least ``grain``."""
+    parts = rows(count, 4 * threads if threads > 1 else 1, grain) if count else []
+    run([partial(task, *part) for part in parts], threads)

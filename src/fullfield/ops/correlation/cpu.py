@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fullfield._kernels.numba_cache import why_not
+from fullfield._kernels.threads import run_parts
 from fullfield.ops.correlation.protocol import Gradients, Prepared, Request, empty_out
 
 if TYPE_CHECKING:
@@ -121,12 +122,7 @@ def _kernels() -> dict[str, Any]:
 
 
 def _parallel(count: int, grain: int, task: Any) -> None:
-    """``task(first, last)`` over [0, count) on all threads, a few parts each, for the parts differ in work."""
-    from fullfield._kernels.threads import rows, run
-
-    threads = torch.get_num_threads()
-    parts = rows(count, 4 * threads if threads > 1 else 1, grain) if count else []
-    run([lambda a=a, b=b: task(a, b) for a, b in parts], threads)  # type: ignore[misc]
+    run_parts(count, grain, torch.get_num_threads(), task)
 
 
 def _floats(tensor: Tensor) -> NDArray[np.float32]:

@@ -2,6 +2,16 @@
 
 from fullfield.ops.neighbors.api import BACKENDS, backends, knn_search, radius_search
 from fullfield.ops.neighbors.downsampling import Downsampled, grid_downsample
+from fullfield.ops.neighbors.ordering import spatial_order
 from fullfield.ops.neighbors.ragged import Neighbors
 
-__all__ = ["BACKENDS", "Downsampled", "Neighbors", "backends", "grid_downsample", "knn_search", "radius_search"]
+__all__ = [
+    "BACKENDS",
+    "Downsampled",
+    "Neighbors",
+    "backends",
+    "grid_downsample",
+    "knn_search",
+    "radius_search",
+    "spatial_order",
+]

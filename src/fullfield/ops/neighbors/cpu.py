@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fullfield._kernels.numba_cache import why_not
+from fullfield._kernels.threads import run_parts
 from fullfield.ops.neighbors.ragged import Neighbors
 
 if TYPE_CHECKING:
@@ -46,11 +47,7 @@ def _kernels() -> dict[str, Any]:
 
 
 def _parallel(count: int, task: Any) -> None:
-    from fullfield._kernels.threads import rows, run
-
-    threads = torch.get_num_threads()
-    parts = rows(count, 4 * threads if threads > 1 else 1, _GRAIN) if count else []
-    run([lambda a=a, b=b: task(a, b) for a, b in parts], threads)  # type: ignore[misc]
+    run_parts(count, _GRAIN, torch.get_num_threads(), task)
 
 
 def _writable(tensor: Tensor) -> NDArray[np.float32]:
