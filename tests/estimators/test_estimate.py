@@ -137,7 +137,7 @@ def test_bad_names(tmp_path: Path) -> None:
         estimate(SCENE.frame1, SCENE.frame2, "craft")
     with pytest.raises(InputError, match=r"lamda: expected a parameter of tvl1 \(lambda_, theta"):
         estimate(SCENE.frame1, SCENE.frame2, lamda=1)
-    with pytest.raises(InputError, match="preset: expected one of default, fast, paper, got 'best'"):
+    with pytest.raises(InputError, match="preset: expected one of default, realtime, fast, paper, got 'best'"):
         estimate(SCENE.frame1, SCENE.frame2, preset="best")
     with pytest.raises(InputError, match="device: expected a device of this machine, got 'gpu7'"):
         estimate(SCENE.frame1, SCENE.frame2, device="gpu7")
@@ -164,3 +164,30 @@ def test_linear_arrays_are_encoded() -> None:
     assert torch.allclose(as_frame(linear, transfer="linear"), torch.tensor(0.5), atol=1e-3)
     assert torch.equal(linear, torch.full((3, 4, 4), 0.2140)), "the caller's frame must stay as it is"
     assert torch.equal(as_frame(linear), linear)
+
+
+@pytest.mark.parametrize(("asked", "able"), [(None, True), (None, False), ("cpu", True)])
+def test_what_is_prepared_on_a_gpu_is_of_the_frames_size(
+    monkeypatch: pytest.MonkeyPatch, asked: str | None, able: bool
+) -> None:
+    """There the kernels' shapes follow the size; other backends' serve all sizes, and a small one takes less time."""
+    made: list[tuple[int, int]] = []
+
+    class Solver:
+        dtype, device = torch.float32, torch.device("cpu")
+
+        def __init__(self, height: int, width: int, *_: object, **__: object) -> None:
+            self.height, self.width = height, width
+            made.append((height, width))
+
+        def __call__(self, frame1: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+            return frame1
+
+    monkeypatch.setattr("fullfield.estimators.tvl1.TVL1Solver", Solver)
+    listed = [("cuda", None if able else "no GPU"), ("cpu", None)]
+    monkeypatch.setattr("fullfield.estimators.tvl1.backends", lambda *_, **__: listed)
+    estimator = TVL1Estimator(backend=asked)
+    estimator.prepare(size=(48, 64))
+    estimator(torch.zeros(1, 1, 48, 64), torch.zeros(1, 1, 48, 64))
+    on_gpu = asked is None and able
+    assert made == ([(48, 64)] if on_gpu else [(16, 16), (48, 64)])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.tvl1 import TVL1Config, TVL1Solver
+from fullfield.ops.tvl1 import TVL1Config, TVL1Solver, backends
 
 
 class TVL1Estimator:
@@ -47,9 +47,15 @@ class TVL1Estimator:
         return self._solver.backend if self._solver is not None else self._backend or "automatic"
 
     def prepare(self, device: str | torch.device = "cpu", size: tuple[int, int] | None = None) -> None:
-        """Load or compile the kernels now instead of at the first call; they serve every ``size``."""
-        del size
-        blank = torch.zeros(1, 1, 16, 16, device=_check.device(device))
+        """Load or compile the kernels now instead of at the first call: on CUDA those of a pair of frames of ``size``,
+        whose solver is kept; elsewhere they serve every size."""
+        place = _check.device(device)
+        able = next((name for name, reason in backends(place, config=self.config) if reason is None), None)
+        if size is not None and (self._backend or able) == "cuda":
+            blank = torch.zeros(1, 1, *size, device=place)
+            self(blank, blank)
+            return
+        blank = torch.zeros(1, 1, 16, 16, device=place)
         TVL1Estimator(self.config, backend=self._backend)(blank, blank)
 
     def __call__(
