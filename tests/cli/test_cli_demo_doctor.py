@@ -93,13 +93,19 @@ def test_doctor_says_why_a_backend_refuses(cli: Any, monkeypatch: pytest.MonkeyP
     assert "main job      works" in ran.out
 
 
-def test_doctor_says_what_reads_videos(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("av", "cv2"):
+def test_doctor_says_what_packages_are_for(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    uses = {
+        "av": "video files and streams",
+        "cv2": "cameras",
+        "small_gicp": "`register`",
+        "laspy": "LAS clouds",
+    }
+    for name in uses:
         monkeypatch.setitem(sys.modules, name, None)
     out = cli("doctor").out
-    assert "package       av, for video files and streams" in out
-    assert "package       cv2, for cameras" in out
-    assert {"av", "cv2"} <= cli("doctor", "--json").json["packages"].keys()
+    for name, use in uses.items():
+        assert f"package       {name}, for {use}" in out
+    assert uses.keys() <= cli("doctor", "--json").json["packages"].keys()
 
 
 def test_doctor_says_what_tensors_on_a_gpu_get(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -208,7 +208,9 @@ def test_mistakes(refused: Callable[..., str], film: str, monkeypatch: pytest.Mo
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     for arguments, word in (
         (("--live", "none.mp4"), "none.mp4: no such file"),
-        (("--live", "a.png", "--rate", "0"), "--rate"),
+        (("--live", "a.png", "--rate", "0"), "--rate: expected source, max or a number > 0, got '0'"),
+        (("--live", "a.png", "--rate", "fast"), "--rate: expected source, max or a number > 0, got 'fast'"),
+        (("--live", "a.png", *QUICK, "--viz", "still.mp4"), "a.png: expected two frames or more, got 1"),
         (("--live", film, "a.png"), "A: has no meaning with --live"),
         (("--live", film, "-o", "x.flo"), "--output: has no meaning with --live"),
         (("--live", film, "--viz-kind", "sheet"), "--viz-kind: has no meaning"),
@@ -224,6 +226,7 @@ def test_mistakes(refused: Callable[..., str], film: str, monkeypatch: pytest.Mo
         (("a.png", "b.png"), "required: -o/--output"),
     ):
         assert word in refused("flow", *arguments), arguments
+    assert not Path("still.mp4").exists()
 
 
 def test_a_window_needs_a_display(refused: Callable[..., str], film: str, monkeypatch: pytest.MonkeyPatch) -> None:

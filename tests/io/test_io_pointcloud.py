@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 import zipfile
 from pathlib import Path
@@ -201,6 +202,12 @@ def test_transformed_turns_normals_and_keeps_precision() -> None:
     assert transformed(PointCloud(XYZ), turn).points.dtype == np.float64
 
 
+def npy(values: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, values)
+    return buffer.getvalue()
+
+
 XYZ_COLUMNS = [(axis, "f4", XYZ[:, i]) for i, axis in enumerate("xyz")]
 GOOD_PLY = ply(XYZ_COLUMNS, "binary_little_endian")
 
@@ -227,6 +234,7 @@ GOOD_PLY = ply(XYZ_COLUMNS, "binary_little_endian")
         ("a.pcd", pcd("binary").replace(b"TYPE F F", b"TYPE F Q"), "field y Q 4 1"),
         ("a.pcd", pcd("binary").replace(b"DATA binary", b"DATA morse"), "DATA 'morse' is unknown"),
         ("a.npy", b"\x93NUMPY", "not in NumPy's format"),
+        ("a.npy", npy(np.zeros((0, 3))), r"expected the array to hold at least one number, got shape \[0, 3\]"),
         ("a.npz", b"PK\x03\x04nothing", "truncated or corrupt"),
         ("a.bin", bytes(17), "no multiple"),
         ("a.xyz", b"1 2 3", "unknown format '.xyz'"),

@@ -25,6 +25,8 @@ _PACKAGES = {
     "PIL": "JPEG and labels in pictures",
     "av": "video files and streams, `flow --live` and videos of the flow",
     "cv2": "cameras, the window of --preview",
+    "small_gicp": "`register`",
+    "laspy": "LAS clouds",
 }
 _OPERATORS = ("correlation", "neighbors", "point_conv", "tvl1")
 _ON_POINTS = ("neighbors", "point_conv")

@@ -81,7 +81,12 @@ def add_options(parser: argparse.ArgumentParser, instead_of: tuple[argparse.Acti
 
 
 def _rate(text: str) -> str | float:
-    return text if text in ("source", "max") else argtypes.positive(text)
+    if text in ("source", "max"):
+        return text
+    try:
+        return argtypes.positive(text)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"expected source, max or a number > 0, got {text!r}") from None
 
 
 def check_absent(args: argparse.Namespace) -> None:
@@ -126,6 +131,8 @@ def run(args: argparse.Namespace) -> int:
         compute = _computation(chosen, source)
         status = _Status(args, source)
         interrupted = _play(args, source, compute, screen, tally, status, threads)
+        if tally.frames < 2 and not interrupted:
+            raise InputError(f"{args.live}: expected two frames or more, got {tally.frames}")
     _report(args, chosen, source, compute.backend, screen, tally, interrupted)
     return 0
 

@@ -42,7 +42,8 @@ def read_header(path: Path, what: str, stream: IO[bytes]) -> tuple[tuple[int, ..
     if dtype.kind not in "fiu":
         raise InputError(f"{path}: expected {what} to hold real numbers, got {one_line(str(dtype), 60)}")
     if not all(isinstance(n, int) and n > 0 for n in shape):
-        raise InputError(f"{path}: {what} has shape {one_line(str(list(shape)), 60)}")
+        came = one_line(str(list(shape)), 60)
+        raise InputError(f"{path}: expected {what} to hold at least one number, got shape {came}")
     return shape, fortran, dtype
 
 
