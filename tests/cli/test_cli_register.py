@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fullfield import viz
 from fullfield.io import PointCloud, read_point_cloud, write_point_cloud
 from fullfield.testing import room_scan
+from fullfield.viz import sheet
 
 pytest.importorskip("small_gicp")
 
@@ -51,6 +53,21 @@ def test_register_writes_what_it_finds(cli: Any, scans: Path) -> None:
     printed = np.array([line.split() for line in ran.out.splitlines()[:4]], np.float64)
     assert np.abs(printed - TRUTH).max() < 0.02
     assert "matches agree" in ran.out
+
+
+def test_the_picture_does_not_measure_what_is_far(cli: Any, scans: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    titles: list[str] = []
+
+    def noted(panels: Any, **more: Any) -> Any:
+        titles.extend(panel[0] for panel in panels)
+        return sheet(panels, **more)
+
+    monkeypatch.setattr(viz, "sheet", noted)
+    far = read_point_cloud(scans / "b.npy").points + np.array([500.0, 0.0, 0.0])
+    np.save(scans / "far.npy", far)
+    assert cli("register", "a.ply", "far.npy", "--viz", "far.png", "--max-error", "0.5", "--voxel", "0.09").code == 0
+    assert titles[0] == "before: median error above 4"
+    assert titles[1].startswith("after: median error 0.0")
 
 
 def test_an_honest_failure_has_its_own_code(cli: Any, scans: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from fullfield.testing import room_scan
 
 TURN = np.array([[0.36, 0.48, -0.8], [-0.8, 0.6, 0.0], [0.48, 0.64, 0.6]])
-SMALL = ("--channels", "6", "--layers", "1", "--pairs", "1", "--block", "2", "--cells", "300")
+SMALL = ("--channels", "6", "--layers", "0", "--pairs", "1", "--block", "2", "--cells", "300")
 TINY = (*SMALL, "--steps", "2", "--every", "1")
 
 
@@ -45,6 +45,11 @@ def test_train_then_register(cli: Any, scans: Path) -> None:
     assert np.abs(np.array(ran.json["transform"])[:3, :3] - TURN).max() < 0.01
     plain = cli(*words).json
     assert plain["weights"] is None
+    assert (plain["descriptor"], ran.json["descriptor"]) == ("fpfh", "learned")
+    shipped = cli(*words, "--descriptor", "learned")
+    assert shipped.code == 0
+    assert (shipped.json["descriptor"], shipped.json["weights"]) == ("learned", None)
+    assert shipped.json["matches"] not in (plain["matches"], ran.json["matches"])
     assert plain["matches"] != ran.json["matches"]
 
 
@@ -56,6 +61,7 @@ def test_mistakes_are_one_line(refused: Any, scans: Path) -> None:
     mistakes = {
         ("register", "a.npy", "b.npy", "--weights", "w.safetensors"): "w.safetensors: expected weights",
         ("register", "a.npy", "b.npy", "--weights", "no.safetensors"): "no.safetensors: no such file",
+        ("register", "a.npy", "b.npy", "--descriptor", "fpfh", "--weights", "w.safetensors"): "--weights: FPFH has",
         ("train", "nothing", "-o", "run"): "invalid choice: 'nothing'",
         ("train", "descriptor"): "-o/--output",
         ("train", "descriptor", "-o", "file"): "file: is a file; --output",
@@ -69,7 +75,7 @@ def test_mistakes_are_one_line(refused: Any, scans: Path) -> None:
         (*train, "--pairs", "3"): "--block: expected a multiple of 3 pairs",
         (*train, "--channels", "2000"): "--channels: expected an integer",
         (*train, "--channels", "8,x"): "--channels",
-        (*train, "--layers", "20"): "--layers: expected an integer",
+        (*train, "--layers", "20"): "--layers: expected an integer >= 0",
         (*train, "--synthetic", "2"): "--synthetic: expected a number",
         (*train, "--cells", "5"): "--cells: expected an integer >= 100",
         (*train, "--seed", "-1"): "--seed: expected a whole number >= 0",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ from numpy.typing import NDArray
 from safetensors.torch import save
 
 from fullfield import InputError
-from fullfield.registration import DescriptorConfig, LearnedDescriptor, register
+from fullfield.ops.neighbors import radius_search
+from fullfield.registration import DescriptorConfig, LearnedDescriptor, learned, register
 from fullfield.registration.descriptors import local_shapes
 from fullfield.registration.learned import MOST_BYTES, network_input
 from fullfield.registration.learned_network import (
@@ -24,9 +26,11 @@ from fullfield.registration.learned_network import (
     WIDTH,
     DescriptorNetwork,
     pair_cells,
+    sorted_cells,
     surroundings,
 )
 from fullfield.registration.scan import kept, prepare
+from fullfield.registration.verdict import FPFH_LIMITS, LEARNED_LIMITS, Limits, weigh
 from fullfield.testing import room_scan
 
 Floats = NDArray[np.float64]
@@ -65,6 +69,23 @@ def test_shapes_are_what_they_say_in_every_pose() -> None:
     lifted = np.concatenate([plane[0], [[0.0, 0.0, 1.0]]])
     assert local_shapes(lifted, lifted[-1:], 2.0)[0, 3] == pytest.approx(0.5, abs=0.05)
     assert np.isfinite(local_shapes(np.zeros((3, 3)), np.zeros((3, 3)), 2.0)).all()
+
+
+def test_the_processors_cells_are_those_of_tensors(room: Floats) -> None:
+    points, normals, _ = network_input(room[kept(room, 0.5)], kept(room[kept(room, 0.5)], 1.0))
+    draw = torch.Generator().manual_seed(0)
+    some = torch.randn(400, 3, generator=draw)
+    points = torch.cat([points, points[:3], 5 * some])  # three twice, some with any normal
+    normals = torch.cat([normals, -normals[:3], torch.nn.functional.normalize(some.flip(0), dim=1)])
+    offsets = torch.tensor([0, 700, len(points)])
+    around = surroundings(points, normals, offsets)
+    counts, j, k = sorted_cells(points, normals, radius_search(points, RINGS[-1], offsets=offsets))
+    rows, found_j, found_k = around.geometry.triplets()
+    assert torch.equal(rows, torch.repeat_interleave(torch.arange(len(points)), counts.sum(1).long()))
+    assert torch.equal(around.cells.sum(1), counts.sum(1))
+    for found, wanted in ((found_k, k), (found_j, j)):
+        assert (found != wanted).double().mean() < 1e-3  # rounded otherwise, a value may cross an edge
+    assert (around.cells - counts).abs().sum() < 1e-3 * len(k)
 
 
 def test_cells_say_how_far_how_high_and_how_bent() -> None:
@@ -164,6 +185,35 @@ def test_an_untrained_network_is_of_use(tmp_path: Path) -> None:
     assert register(first, second, voxel=0.09).matches != found.matches
 
 
+def test_the_shipped_descriptor_registers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("small_gicp")
+    assert learned.SHIPPED.stat().st_size <= MOST_BYTES
+    first, second = room_scan(3), room_scan(3, scan=1)
+    first, second = first[first[:, 0] < 3.8], second[second[:, 0] > 1.0] @ turn().T
+    judged: list[Limits] = []
+
+    def noted(*given: Any) -> Any:
+        judged.append(given[-1])
+        return weigh(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules["fullfield.registration.register"], "weigh", noted)
+        found = register(first, second, voxel=0.09, descriptor="learned")
+        assert set(judged) == {LEARNED_LIMITS}
+        register(first, second, voxel=0.09)
+        assert judged[-1] == FPFH_LIMITS
+    assert found.success, found.reason
+    assert np.abs(found.transform[:3, :3] - turn()).max() < 0.01
+    again = register(first, second, voxel=0.09, descriptor=LearnedDescriptor.shipped())
+    assert np.array_equal(found.transform, again.transform)
+    assert found.matches != register(first, second, voxel=0.09, descriptor=untrained()).matches
+    (tmp_path / "other.safetensors").write_bytes(learned.SHIPPED.read_bytes()[:-1] + b"x")
+    for name in ("other", "absent"):
+        monkeypatch.setattr(learned, "SHIPPED", tmp_path / f"{name}.safetensors")
+        with pytest.raises(InputError, match=f"{name}.safetensors: is not the file that was published"):
+            register(first, second, descriptor="learned")
+
+
 def wrong_files(folder: Path) -> dict[str, str]:
     """Files that are no descriptor, and what is said of them."""
     state = untrained().model.state_dict()
@@ -226,3 +276,14 @@ def test_wrong_files_are_one_clear_line(tmp_path: Path) -> None:
 def test_bad_configurations_are_named(change: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         DescriptorConfig(**{**vars(SMALL), **change})
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_shipped_descriptor_on_a_gpu(room: Floats) -> None:
+    fine = room[kept(room, 0.5)]
+    rows = kept(fine, 1.0)
+    here, there = (LearnedDescriptor.shipped(device)(fine, rows) for device in ("cpu", "cuda"))
+    apart = np.linalg.norm(here - there, axis=1)
+    assert np.median(apart) < 1e-3
+    assert (apart > 0.05).mean() < 0.01  # a neighbour on the edge of a cell

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fullfield.registration.descriptors import BINS, histograms, plane_normals
+from fullfield.registration.descriptors import BINS, around, histograms, nearest_within, plane_normals
 from fullfield.registration.matching import mutual_matches
 from fullfield.registration.ransac import apply, fit_rigid, hypotheses
 from fullfield.registration.refinement import Refiner, library
+from fullfield.registration.verdict import FPFH_LIMITS, LEARNED_LIMITS, Evidence
 
 Floats = NDArray[np.float64]
 
@@ -87,6 +88,38 @@ def test_mutual_matches_are_each_others_nearest() -> None:
     wanted = [[i, j] for i, j in enumerate(forth.tolist()) if back[j] == i]
     assert mutual_matches(first, second).tolist() == wanted
     assert mutual_matches(first[:0], second).shape == (0, 2)
+    same = mutual_matches(np.repeat(first[:2], 3, axis=0), first[:2])  # of rows alike, the first
+    assert same.tolist() == [[0, 0], [3, 1]]
+
+
+def test_the_nearest_within_a_radius_are_those_of_loops() -> None:
+    draw = np.random.default_rng(9)
+    points, queries = draw.random((300, 3)) * 10, draw.random((200, 3)) * 14 - 2
+    points[7] = points[3]
+    queries[0] = points[3]
+    apart = np.linalg.norm(points[None] - queries[:, None], axis=2)
+    found, who = nearest_within(points, queries, 1.0)
+    near = apart.min(1) <= 1.0
+    assert 0 < near.sum() < 200
+    assert np.array_equal(who, np.where(near, apart.argmin(1), -1))
+    assert who[0] == 3
+    assert np.allclose(found[near], apart.min(1)[near])
+    assert np.isinf(found[~near]).all()
+    assert nearest_within(points, queries + 100, 1.0)[1].tolist() == [-1] * 200
+
+
+@pytest.mark.parametrize("outlier", [None, 1e7])
+def test_around_leaves_out_only_what_is_far(outlier: float | None) -> None:
+    draw = np.random.default_rng(10)
+    points, queries = draw.random((200, 3)) * 20, draw.random((2000, 3)) * 60 - 20
+    if outlier is not None:
+        points = np.concatenate([points, np.full((1, 3), outlier)])
+    apart = np.linalg.norm(points[None] - queries[:, None], axis=2).min(1)
+    found = around(points, queries, 4.0)
+    assert found[apart <= 4.0].all()
+    if outlier is None:
+        assert not found[apart > 4.0 * 1.25 * 3**0.5].any()
+    assert not around(points[:1], points[:1] + 50, 4.0).any()
 
 
 def test_fit_rigid_finds_poses_and_no_mirror_images() -> None:
@@ -139,3 +172,25 @@ def test_points_without_partners_are_not_searched_for() -> None:
     assert sizes == [2000, 2000]
     np.testing.assert_array_equal(found, Refiner(near, target)(start, (2.0, 1.0)))
     assert np.array_equal(Refiner(far, target)(start, (2.0, 1.0)), start)
+
+
+def test_a_pose_needs_score_share_and_overlap() -> None:
+    good = Evidence(100, 15, 0.5, 0.5, 0.9, 0.4, FPFH_LIMITS)
+    assert good.score == pytest.approx(6.75)
+    assert good.believed
+    assert good.complaint is None
+    assert good.confidence > 0.5
+    assert good._replace(limits=LEARNED_LIMITS).believed
+    weak = good._replace(inliers=9)
+    assert weak.believed
+    for refused in (
+        weak._replace(limits=LEARNED_LIMITS),  # it needs 6, and has 4.05
+        good._replace(matches=220),  # fewer than 15 % of those that could agree
+        good._replace(matches=130, limits=LEARNED_LIMITS),  # than 25 %
+        good._replace(inliers=5, overlap=1.0),
+        good._replace(inliers=90, overlap=0.07),
+        good._replace(upright=0.3),
+    ):
+        assert not refused.believed
+        assert refused.confidence <= 0.5
+        assert refused.complaint is not None

@@ -14,6 +14,7 @@ from fullfield import InputError
 from fullfield.io import read_point_cloud
 from fullfield.metrics import registration_rmse, relative_rotation_error, relative_translation_error
 from fullfield.registration import Registration, alignment_errors, choose_voxel, read_pose, register
+from fullfield.registration.register import _different
 from fullfield.testing import room_scan
 
 pytest.importorskip("small_gicp")
@@ -99,6 +100,21 @@ def test_points_that_are_not_finite_are_left_out(room: tuple[Floats, Floats]) ->
     apart = alignment_errors(holes, target, found.transform)
     assert np.isnan(apart[::7]).all()
     assert np.nanmedian(apart) < 0.1
+    least = float(np.nanquantile(apart, 0.9))
+    near = alignment_errors(holes, target, found.transform, most=least)
+    assert np.isnan(near[::7]).all()
+    assert np.array_equal(near[apart <= least], apart[apart <= least])
+    assert np.isinf(near[apart > least]).all()
+    assert np.isinf(alignment_errors(source, target + 100, most=1.0)).all()
+    with pytest.raises(InputError, match="most: expected a number > 0"):
+        alignment_errors(source, target, most=0.0)
+
+
+def test_poses_that_are_one_are_refined_once() -> None:
+    points = np.random.default_rng(0).random((50, 3)) * 20
+    poses = [np.eye(4) for _ in range(3)]
+    poses[1][0, 3], poses[2][0, 3] = 0.3, 2.0
+    assert [pose[0, 3] for pose in _different(poses, points)] == [0.0, 2.0]
 
 
 def test_duplicates_change_nothing(room: tuple[Floats, Floats]) -> None:

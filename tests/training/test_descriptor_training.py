@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from fullfield.registration import DescriptorConfig, LearnedDescriptor
 from fullfield.registration.learned_network import DescriptorNetwork
 from fullfield.testing import room_scan
 from fullfield.training import DescriptorTraining, contrastive_loss, cut_pair, matching_ratio, train_descriptor
-from fullfield.training.batches import batches, described, example
+from fullfield.training.batches import Cutter, batches, described, example
 
 SMALL = DescriptorConfig(channels=8, layers=1)
 TINY = DescriptorTraining(
@@ -195,18 +196,15 @@ def test_a_run_ends_with_its_time(tmp_path: Path) -> None:
 
 def test_pairs_come_again_in_another_order(room: np.ndarray) -> None:
     training = DescriptorTraining(**{**vars(TINY), "pairs": 2, "block": 6, "reuse": 3, "steps": 20, "seed": 1})
-    shown = [
-        [float(pair.moved[0, 0]) for pair in cut]
-        for cut in batches(training, [(room, None)], 0, 1, torch.device("cpu"))
-    ]
+    with closing(Cutter(training, [(room, None)], 1)) as cutter:
+        shown = [[float(pair.moved[0, 0]) for pair in cut] for cut in batches(training, cutter, 0, torch.device("cpu"))]
+        later = batches(training, cutter, 7, torch.device("cpu"))
+        assert [float(pair.moved[0, 0]) for pair in next(later)] == shown[7]
     blocks = [[pair for cut in shown[at : at + 3] for pair in cut] for at in range(0, 18, 3)]
     assert len(set(blocks[0])) == 6
     assert sorted(blocks[0]) == sorted(blocks[1]) == sorted(blocks[2])
     assert not set(blocks[0]) & set(blocks[3])
     assert len({tuple(block) for block in blocks}) == 6
-    later = batches(training, [(room, None)], 7, 1, torch.device("cpu"))
-    assert [float(pair.moved[0, 0]) for pair in next(later)] == shown[7]
-    later.close()
 
 
 def test_two_scans_of_a_place_make_pairs(tmp_path: Path, room: np.ndarray) -> None:

@@ -66,7 +66,7 @@ def refuse(options: Iterable[str], why: str) -> None:
 
 
 def run(args: argparse.Namespace, share: Share, weights: str | None = None) -> int:
-    """Check, register what is missing, score, report; ``weights``: the file of MODEL learned."""
+    """Check, register what is missing, score, report; ``weights``: of MODEL learned, None for those that come along."""
     from fullfield.evaluation import Registrar, Setting, evaluate_scans, score_scans
 
     dataset = _opened(args.dataset)
@@ -77,11 +77,15 @@ def run(args: argparse.Namespace, share: Share, weights: str | None = None) -> i
         refuse((f"--{name}" for name in ("voxel", "seed", "ransac") if name in told), "--score-only registers nothing")
     if told.get("seed", 0) < 0:
         raise InputError(f"--seed: expected a whole number >= 0, got {told['seed']}")
+    if told.get("inlier_ratio", 0.0) >= 1.0:
+        raise InputError(f"--inlier-ratio: expected a share below 1, got {told['inlier_ratio']:g}")
     learned = args.method == "learned"
     if learned and args.score_only:
         refuse(["--weights"] if weights is not None else [], "--score-only registers nothing")
     elif learned and weights is None:
-        raise InputError("--weights: MODEL learned needs its file, as fullfield train descriptor writes it")
+        from fullfield.registration.learned import shipped
+
+        weights = os.fspath(shipped())
     elif weights is not None:
         paths.check_input(weights, "--weights")
     criteria = _criteria(dataset, told)

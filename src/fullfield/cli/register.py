@@ -21,13 +21,14 @@ NOT_REGISTERED = 3
 """The exit code of an honest failure."""
 
 _ERROR_VOXELS = 2.0  # top of the picture's scale
+_SEARCHED = 8.0  # times the top: within which errors are measured
 
 EPILOG = """\
 examples:
   fullfield register scan_02.ply scan_01.ply -o aligned.ply --viz check.png
   fullfield register 000010.bin 000000.bin --json
   fullfield register a.pcd b.pcd --init guess.txt --voxel 0.05
-  fullfield register a.ply b.ply --weights runs/descriptor/weights.safetensors
+  fullfield register a.ply b.ply --descriptor learned
 
 Exits with 3 when no pose can be believed, and says why.
 """
@@ -53,7 +54,12 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         "--init", metavar="POSE", help="start from this pose instead of searching: text or .npy, 4x4 or 3x4"
     )
     search.add_argument(
-        "--weights", metavar="FILE", help="a learned descriptor, as fullfield train descriptor writes it [FPFH]"
+        "--descriptor", choices=("fpfh", "learned"), help="what is matched by [fpfh; learned with --weights]"
+    )
+    search.add_argument(
+        "--weights",
+        metavar="FILE",
+        help="of a learned descriptor, as fullfield train descriptor writes it [the one that comes with fullfield]",
     )
     search.add_argument(
         "--seed", type=argtypes.integer, default=0, metavar="N", help="of the random draws [%(default)s]"
@@ -76,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
     """Check, read, register, write, report."""
     watch = report.Stopwatch()
     _check_files(args)
+    if args.weights is not None and args.descriptor == "fpfh":
+        raise InputError("--weights: FPFH has none; leave it or --descriptor fpfh out")
 
     from fullfield.io import read_point_cloud, transformed, write_point_cloud
     from fullfield.registration import LearnedDescriptor, read_pose, register
@@ -85,7 +93,11 @@ def run(args: argparse.Namespace) -> int:
 
         torch.set_num_threads(args.threads)
     init = None if args.init is None else read_pose(args.init)
-    descriptor = None if args.weights is None else LearnedDescriptor.load(args.weights)
+    descriptor = None
+    if args.weights is not None:
+        descriptor = LearnedDescriptor.load(args.weights)
+    elif args.descriptor == "learned":
+        descriptor = LearnedDescriptor.shipped()
     clouds = [read_point_cloud(path) for path in (args.source, args.target)]
     for path, cloud in zip((args.source, args.target), clouds, strict=True):
         _check_points(path, cloud)
@@ -141,11 +153,12 @@ def _draw(args: argparse.Namespace, clouds: list[PointCloud], transform: NDArray
     source, target = clouds
     panels = []
     for name, pose in (("before", np.eye(4)), ("after", transform)):
-        errors = alignment_errors(source, target, pose)
+        errors = alignment_errors(source, target, pose, most=_SEARCHED * top)
+        median = float(np.nanmedian(errors))
+        words = f"median error {median:.3g}" if np.isfinite(median) else f"median error above {_SEARCHED * top:.3g}"
         moved = transformed(source, pose).points
         tensors = (torch.from_numpy(np.ascontiguousarray(part, np.float64)) for part in (target.points, moved, errors))
-        title = f"{name}: median error {np.nanmedian(errors):.3g}"
-        panels.append((title, alignment_view(*tensors, max_error=top), alignment_legend(max_error=top)))
+        panels.append((f"{name}: {words}", alignment_view(*tensors, max_error=top), alignment_legend(max_error=top)))
     write_image(args.viz, sheet(panels, columns=2))
 
 
@@ -168,6 +181,7 @@ def _report(args: argparse.Namespace, found: Registration, points: list[int], se
                 "voxel": found.voxel,
                 "seed": args.seed,
                 "init": args.init,
+                "descriptor": "fpfh" if args.weights is None and args.descriptor != "learned" else "learned",
                 "weights": args.weights,
                 "output": args.output if written else None,
                 "picture": args.viz if written else None,

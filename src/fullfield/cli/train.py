@@ -53,7 +53,7 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     )
     network = parser.add_argument_group("network")
     network.add_argument("--channels", type=argtypes.count, default=64, metavar="N", help="of its layers [%(default)s]")
-    network.add_argument("--layers", type=argtypes.count, default=3, metavar="N", help="[%(default)s]")
+    network.add_argument("--layers", type=argtypes.integer, default=3, metavar="N", help="[%(default)s]")
     loop = parser.add_argument_group("training")
     loop.add_argument("--steps", type=argtypes.count, default=20_000, metavar="N", help="in all [%(default)s]")
     loop.add_argument(

@@ -116,12 +116,67 @@ def spreads(points, queries, offsets, indices, out, first, last):
             out[i, 8] -= z * z
 
 
+@_jit
+def sorted_cells(points, normals, offsets, indices, edges, counts, neighbors, cells, first, last):
+    """Each point's neighbours but itself by their kernel cells (learned_network.pair_cells), and how many are in each.
+
+    ``edges``: between two rings, elevations (sines) and bends (cosines), one after the other.
+    """
+    widest = 0
+    for i in range(first, last):
+        widest = max(widest, offsets[i + 1] - offsets[i])
+    own = np.empty(widest, np.int64)
+    place = np.empty(counts.shape[1], np.int64)
+    for i in range(first, last):
+        for at in range(offsets[i], offsets[i + 1]):
+            j = indices[at]
+            if j == i:
+                continue
+            dx = points[j, 0] - points[i, 0]
+            dy = points[j, 1] - points[i, 1]
+            dz = points[j, 2] - points[i, 2]
+            distance = np.sqrt((dx * dx + dy * dy) + dz * dz)
+            scale = max(distance, np.float32(1e-6))
+            dx, dy, dz = dx / scale, dy / scale, dz / scale
+            height = (normals[i, 0] * dx + normals[i, 1] * dy) + normals[i, 2] * dz
+            ahead = (normals[j, 0] * dx + normals[j, 1] * dy) + normals[j, 2] * dz
+            alike = (normals[i, 0] * normals[j, 0] + normals[i, 1] * normals[j, 1]) + normals[i, 2] * normals[j, 2]
+            if height < 0:
+                height, alike = -height, -alike
+            if alike < 0:
+                alike, ahead = -alike, -ahead
+            if alike >= 1 or (ahead < height and alike > edges[4]):
+                bend = 1
+            elif ahead >= height or alike < edges[5]:
+                bend = 2 + (alike < edges[4]) + (alike < edges[5])
+            else:
+                bend = 0
+            ring = (distance > edges[0]) + (distance > edges[1])
+            cell = (ring * 3 + (height > edges[2]) + (height > edges[3])) * 5 + bend
+            own[at - offsets[i]] = cell
+            counts[i, cell] += 1
+        place[0] = offsets[i] - i  # a row less, its own entry, for each point before
+        for cell in range(1, counts.shape[1]):
+            place[cell] = place[cell - 1] + np.int64(counts[i, cell - 1])
+        for at in range(offsets[i], offsets[i + 1]):
+            if indices[at] != i:
+                cell = own[at - offsets[i]]
+                neighbors[place[cell]] = indices[at]
+                cells[place[cell]] = cell
+                place[cell] += 1
+
+
 _i = types.intp
 _points = types.float64[:, ::1]
+_single = types.float32[:, ::1]
 _long = types.int64[::1]
 _int = types.int32[::1]
 ENTRY_POINTS = {
     "pair_histograms": (pair_histograms, (_points, _points, _long, _int, _points, _i, _i)),
+    "sorted_cells": (
+        sorted_cells,
+        (_single, _single, _long, _int, types.float32[::1], _single, _long, _long, _i, _i),
+    ),
     "spreads": (spreads, (_points, _points, _long, _int, _points, _i, _i)),
     "weighted_histograms": (weighted_histograms, (_points, _long, _int, _points, _points, _i, _i)),
 }

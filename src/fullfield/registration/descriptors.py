@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 BINS = 11
+_FINENESS, _MOST_CELLS = 4, 10_000_000  # of around: cells within its reach, and in all
 
 
 def nearest(points: Floats, queries: Floats, k: int = 1) -> tuple[Floats, NDArray[np.int64]]:
@@ -30,6 +31,47 @@ def nearest(points: Floats, queries: Floats, k: int = 1) -> tuple[Floats, NDArra
     found = knn_search(_tensor(points), k, _tensor(queries))
     indices = found.indices.numpy().astype(np.int64).reshape(len(queries), k)
     return np.linalg.norm(points[indices] - queries[:, None], axis=2), indices
+
+
+def nearest_within(points: Floats, queries: Floats, radius: float) -> tuple[Floats, NDArray[np.int64]]:
+    """Distances and indices [M] of the nearest points, infinite and -1 where none is within ``radius``.
+
+    For a radius with few points, queries that are far from all of them cost next to nothing.
+    """
+    found = radius_search(_tensor(points), radius, _tensor(queries))
+    rows, indices = found.offsets.numpy(), found.indices.numpy()
+    counts = np.diff(rows)
+    some, asked = counts > 0, np.repeat(np.arange(len(queries)), counts)
+    apart, closest = np.full(len(queries), np.inf), np.full(len(queries), -1)
+    if some.any():
+        distances = np.linalg.norm(points[indices] - queries[asked], axis=1)
+        apart[some] = np.minimum.reduceat(distances, rows[:-1][some])
+        at = np.flatnonzero(distances == apart[asked])[::-1]
+        closest[asked[at]] = indices[at]  # the first of equals is written last
+    return apart, closest
+
+
+def around(points: Floats, queries: Floats, reach: float) -> NDArray[np.bool_]:
+    """[M]: true for each query within ``reach`` of a point, and for some a little beyond: whole cells are compared."""
+    low, high = points.min(0), points.max(0)
+    cell = reach / _FINENESS
+    while np.prod((high - low) / cell + 2 * _FINENESS + 1) > _MOST_CELLS:
+        cell *= 2.0
+    shape = ((high - low) / cell).astype(np.int64) + 2 * _FINENESS + 1
+    filled = np.zeros(shape, bool)
+    filled[tuple(((points - low) / cell).astype(np.int64).T + _FINENESS)] = True
+    for axis in range(3):
+        once = filled.copy()
+        for step in range(1, _FINENESS + 1):
+            ahead, behind = [slice(None)] * 3, [slice(None)] * 3
+            ahead[axis], behind[axis] = slice(step, None), slice(None, -step)
+            filled[tuple(ahead)] |= once[tuple(behind)]
+            filled[tuple(behind)] |= once[tuple(ahead)]
+    at = np.floor((queries - low) / cell + _FINENESS)
+    inside = ((at >= 0) & (at < shape)).all(1)
+    found = np.zeros(len(queries), bool)
+    found[inside] = filled[tuple(at[inside].astype(np.int64).T)]
+    return found
 
 
 def _tensor(points: Floats) -> torch.Tensor:
@@ -63,12 +105,12 @@ _UPPER = [[3, 4, 5], [4, 6, 7], [5, 7, 8]]
 
 def _spread(points: Floats, queries: Floats, radius: float) -> tuple[Floats, Floats]:
     """Of the points around each query: their mean from it [M, 3], and their covariance [M, 3, 3]."""
-    kernels = _kernels()
+    compiled = kernels()
     places, asked = np.ascontiguousarray(points), np.ascontiguousarray(queries)
     found = radius_search(_tensor(places), radius, _tensor(asked))
     pairs = found.offsets.numpy(), found.indices.numpy()
     moments = np.zeros((len(asked), 9))
-    _parallel(len(asked), lambda a, b: kernels["spreads"](places, asked, *pairs, moments, a, b))
+    parallel(len(asked), lambda a, b: compiled["spreads"](places, asked, *pairs, moments, a, b))
     return moments[:, :3], moments[:, _UPPER]
 
 
@@ -84,12 +126,14 @@ def _compiled() -> dict[str, Any]:
     return {name: function for name, (function, _) in _cpu_kernels.ENTRY_POINTS.items()}
 
 
-def _kernels() -> dict[str, Any]:
+def kernels() -> dict[str, Any]:
+    """The compiled kernels by name."""
     with _compiling:
         return _compiled()
 
 
-def _parallel(count: int, task: Any) -> None:
+def parallel(count: int, task: Any) -> None:
+    """``task`` of a first and a last row, on all threads."""
     threads = torch.get_num_threads()
     parts = rows(count, 4 * threads if threads > 1 else 1) if count else []
     run([lambda a=a, b=b: task(a, b) for a, b in parts], threads)  # type: ignore[misc]
@@ -100,11 +144,11 @@ def histograms(points: Floats, normals: Floats, radius: float) -> Floats:
 
     Each 11 sum to 1, or to 0 where there is no neighbour.
     """
-    kernels = _kernels()
+    compiled = kernels()
     found = radius_search(_tensor(points), radius)
     pairs = found.offsets.numpy(), found.indices.numpy()
     spots, upright = np.ascontiguousarray(points), np.ascontiguousarray(normals)
     own, averaged = np.zeros((2, len(points), 3 * BINS))
-    _parallel(len(points), lambda a, b: kernels["pair_histograms"](spots, upright, *pairs, own, a, b))
-    _parallel(len(points), lambda a, b: kernels["weighted_histograms"](spots, *pairs, own, averaged, a, b))
+    parallel(len(points), lambda a, b: compiled["pair_histograms"](spots, upright, *pairs, own, a, b))
+    parallel(len(points), lambda a, b: compiled["weighted_histograms"](spots, *pairs, own, averaged, a, b))
     return averaged

@@ -5,6 +5,7 @@ The network sees a cloud in voxels, so the same weights serve a room and a stree
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -30,8 +31,17 @@ if TYPE_CHECKING:
 MOST_BYTES = 10_000_000
 """Of a file of weights."""
 SHAPE_RADIUS = 2.0  # voxels
+SHIPPED = Path(__file__).with_name("descriptor.safetensors")
+_SHA256 = "e69b0c8d887c4807f224bbfa86c0b035c29db552c8281470e775e4f20ac8bbea"  # of that file
 _NAME = "descriptor"  # of the configuration in a file's header
 _MOST_HEADER = 1 << 20
+
+
+def shipped() -> Path:
+    """The file of weights that comes with fullfield. Raises InputError if it is not the one that was published."""
+    if not SHIPPED.is_file() or hashlib.sha256(SHIPPED.read_bytes()).hexdigest() != _SHA256:
+        raise InputError(f"{SHIPPED}: is not the file that was published; install fullfield again")
+    return SHIPPED
 
 
 class NetworkInput(NamedTuple):
@@ -42,16 +52,17 @@ class NetworkInput(NamedTuple):
     features: Tensor  # [N, INPUTS] float32
 
 
-def network_input(fine: Floats, rows: NDArray[np.int64]) -> NetworkInput:
-    """``fine`` [F, 3] in voxels, one a half voxel, and which of them are described."""
+def network_input(fine: Floats, rows: NDArray[np.int64], normals: Floats | None = None) -> NetworkInput:
+    """``fine`` [F, 3] in voxels, one a half voxel, which of them are described, and their normals if they are known."""
     points = fine[rows]
-    normals = plane_normals(fine, points, NORMAL_RADIUS)
+    if normals is None:
+        normals = plane_normals(fine, points, NORMAL_RADIUS)
     features = np.concatenate([local_shapes(fine, points, SHAPE_RADIUS), fpfh(points, normals)], 1)
     return NetworkInput(*(torch.from_numpy(part.astype(np.float32)) for part in (points, normals, features)))
 
 
 class LearnedDescriptor:
-    """A trained network in FPFH's place: ``register(..., descriptor=LearnedDescriptor.load(path))``.
+    """A trained network in FPFH's place: ``register(..., descriptor=LearnedDescriptor.shipped())``.
 
     Attributes:
         config: a :class:`DescriptorConfig`.
@@ -95,6 +106,15 @@ class LearnedDescriptor:
         fit(model, state, name, "the descriptor that its header describes")
         return cls(model.to(place).eval())
 
+    @classmethod
+    def shipped(cls, device: str | torch.device = "cpu") -> LearnedDescriptor:
+        """The one that comes with fullfield; docs/registration.md says what it was trained on.
+
+        Raises:
+            InputError: if the installed file is not the one that was published.
+        """
+        return cls.load(shipped(), device)
+
     def encoded(self) -> bytes:
         """A file's content: weights (float32, safetensors) and configuration; the same weights give the same bytes.
 
@@ -115,13 +135,13 @@ class LearnedDescriptor:
         with atomic_path(path) as temporary:
             temporary.write_bytes(content)
 
-    def __call__(self, fine: Floats, rows: NDArray[np.int64]) -> Floats:
-        """Features [N, C] of ``fine[rows]``; ``fine`` [F, 3] in voxels, one a half voxel."""
+    def __call__(self, fine: Floats, rows: NDArray[np.int64], normals: Floats | None = None) -> Floats:
+        """Features [N, C] of ``fine[rows]``; ``fine`` [F, 3] in voxels, one a half; ``normals`` [N, 3] if known."""
         device = next(self.model.parameters()).device
-        points, normals, features = (part.to(device) for part in network_input(fine, rows))
+        given = NetworkInput(*(part.to(device) for part in network_input(fine, rows, normals)))
         self.model.eval()
         with torch.inference_mode():
-            found = self.model(features, surroundings(points, normals, gradient=False))
+            found = self.model(given.features, surroundings(given.points, given.normals, gradient=False))
         described: Floats = found.cpu().double().numpy()
         return described
 

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.io.files import reason
-from fullfield.ops.neighbors import radius_search
+from fullfield.ops.neighbors import Neighbors, radius_search
 from fullfield.ops.point_conv import PointGeometry, dispatch, point_conv
 from fullfield.ops.point_conv.triplets import pack, rows_of
+from fullfield.registration.descriptors import kernels, parallel
 
 RINGS = (3.0, 5.5, 8.0)
 """Distances, voxels; the last is how far a layer sees."""
@@ -81,21 +82,41 @@ def surroundings(
     gradient: bool = True,
 ) -> Surroundings:
     """The neighbours within the last ring and their cells; ``gradient``: whether a backward will follow."""
-    found = radius_search(points, RINGS[-1], offsets=offsets)
+    found, count = radius_search(points, RINGS[-1], offsets=offsets), points.shape[0]
+    if points.device.type == "cpu":
+        cells, j, k = _sorted_on_cpu(points, normals, found)
+    else:
+        cells, j, k = sorted_cells(points, normals, found)
+    forward = pack(rows_of(found.offsets.to(points.device).diff() - 1), j, k, count, CELLS)
+    build: Any = dispatch.builder(points.device)
+    backward = build.transpose(forward, count, CELLS) if gradient else None
+    clouds = torch.tensor([0, count]) if offsets is None else offsets.to("cpu", torch.int64)
+    return Surroundings(PointGeometry(forward, backward, False, KERNEL, count, clouds, clouds), cells)
+
+
+def sorted_cells(points: Tensor, normals: Tensor, found: Neighbors) -> tuple[Tensor, Tensor, Tensor]:
+    """[N, CELLS] counts, and the neighbours but the point itself, by point and cell, with their cells, int64."""
     counts, j = found.offsets.to(points.device).diff(), found.indices.to(torch.int64)
     i = torch.repeat_interleave(torch.arange(points.shape[0], device=points.device), counts)
     others = i != j
     i, j = i[others], j[others]
     k = pair_cells(points, normals, i, j)
-    count, bucket = points.shape[0], i * CELLS + k
+    bucket = i * CELLS + k
     order = torch.argsort(bucket, stable=True)  # the search gave rows in order, and theirs
-    rows = rows_of(torch.bincount(i, minlength=count))
-    forward = pack(rows, j[order], k[order], count, CELLS)
-    build: Any = dispatch.builder(points.device)
-    backward = build.transpose(forward, count, CELLS) if gradient else None
-    clouds = torch.tensor([0, count]) if offsets is None else offsets.to("cpu", torch.int64)
-    geometry = PointGeometry(forward, backward, False, KERNEL, count, clouds, clouds)
-    return Surroundings(geometry, torch.bincount(bucket, minlength=count * CELLS).view(-1, CELLS).to(torch.float32))
+    cells = torch.bincount(bucket, minlength=points.shape[0] * CELLS).view(-1, CELLS).to(torch.float32)
+    return cells, j[order], k[order]
+
+
+def _sorted_on_cpu(points: Tensor, normals: Tensor, found: Neighbors) -> tuple[Tensor, Tensor, Tensor]:
+    """:func:`sorted_cells` in a fifth of the time."""
+    count, entries = points.shape[0], int(found.offsets[-1]) - points.shape[0]
+    cells, j, k = torch.zeros(count, CELLS), *torch.empty(2, entries, dtype=torch.int64)
+    edges = torch.tensor([*RINGS[:-1], *_ELEVATIONS, *(math.cos(bend) for bend in _BENDS[2:])])
+    given = (points, normals, found.offsets, found.indices, edges, cells, j, k)
+    arrays = [part.detach().contiguous().numpy() for part in given]
+    kernel = kernels()["sorted_cells"]
+    parallel(count, lambda first, last: kernel(*arrays, first, last))
+    return cells, j, k
 
 
 def pair_cells(points: Tensor, normals: Tensor, i: Tensor, j: Tensor) -> Tensor:

@@ -18,14 +18,19 @@ def mutual_matches(first: NDArray[np.float64], second: NDArray[np.float64]) -> N
     if not len(first) or not len(second):
         return np.empty((0, 2), np.int64)
     a, b = (torch.from_numpy(np.ascontiguousarray(rows, np.float32)) for rows in (first, second))
-    forth, back = _nearest(a, b), _nearest(b, a)
-    rows = torch.arange(len(a))
-    mutual = back[forth] == rows
-    return torch.stack((rows[mutual], forth[mutual]), 1).numpy()
-
-
-def _nearest(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """For each row of ``a`` the nearest of ``b``."""
-    halves = b.square().sum(1) / 2
-    # |a - b|² / 2 less |a|² / 2, a block of rows at a time.
-    return torch.cat([torch.addmm(halves, part, b.T, alpha=-1.0).argmin(1) for part in torch.split(a, _BLOCK)])
+    own, other = (part.square().sum(1, keepdim=True) / 2 for part in (a, b))
+    # One product gives |a - b|² / 2, a block of rows at a time.
+    left, right = torch.cat([a, own, torch.ones_like(own)], 1), torch.cat([-b, torch.ones_like(other), other], 1)
+    least, chosen = list[torch.Tensor](), list[torch.Tensor]()
+    back = torch.full((len(b),), torch.inf)
+    for part in torch.split(left, _BLOCK):
+        apart = part @ right.T
+        for into, found in zip((least, chosen), apart.min(1), strict=True):
+            into.append(found)
+        back = torch.minimum(back, apart.amin(0))
+    forth = torch.cat(chosen)
+    rows = torch.nonzero(torch.cat(least) == back[forth])[:, 0].numpy()
+    columns = forth[rows].numpy()
+    _, once = np.unique(columns, return_index=True)  # of rows that are equally near, the first
+    once.sort()
+    return np.stack((rows[once], columns[once]), 1)

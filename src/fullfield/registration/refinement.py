@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fullfield._check import InputError
-from fullfield.registration.descriptors import nearest
+from fullfield.registration.descriptors import around
 from fullfield.registration.ransac import apply
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 _NEIGHBORS = 20
 _FEWEST = 3
-_SLACK = 6.0
-"""Voxels: how far a step may bring a point closer, and the reach of its neighbours."""
+_SLACK = 1.5
+"""Voxels: the reach of a point's neighbours. Steps may bring it closer by about what partners may be away."""
 
 
 def library() -> Any:
@@ -52,8 +52,7 @@ class Refiner:
 
     def _source_near(self, transform: Floats, reach: float) -> Any:
         """The points of the source that may find a partner: a search for the others would take most of the time."""
-        apart, _ = nearest(self._goal, apply(transform, self._points))
-        near = self._points[apart[:, 0] <= reach + _SLACK]
+        near = self._points[around(self._goal, apply(transform, self._points), 2 * reach + _SLACK)]
         return self._prepared(near)[0] if len(near) >= _FEWEST else None
 
     def __call__(self, transform: Floats, reaches: Sequence[float], *, iterations: int = 30) -> Floats:

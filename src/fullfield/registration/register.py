@@ -10,7 +10,7 @@ import numpy as np
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.io.pointcloud import as_point_cloud
-from fullfield.registration.descriptors import nearest
+from fullfield.registration.descriptors import around, nearest
 from fullfield.registration.learned import LearnedDescriptor
 from fullfield.registration.matching import mutual_matches
 from fullfield.registration.pose import rigid
@@ -18,7 +18,7 @@ from fullfield.registration.ransac import apply, hypotheses
 from fullfield.registration.refinement import Refiner
 from fullfield.registration.resolution import choose_voxel
 from fullfield.registration.scan import Scan, prepare
-from fullfield.registration.verdict import NEEDED, Evidence, matches_needed, weigh
+from fullfield.registration.verdict import FPFH_LIMITS, LEARNED_LIMITS, Evidence, Limits, matches_needed, weigh
 
 if TYPE_CHECKING:
     import os
@@ -38,8 +38,9 @@ _CANDIDATES = 3
 _SCALES = (1.0, 0.75)
 """Times the automatic voxel: tried in turn until a pose is believed."""
 _WORTH = 0.5  # of the best hypothesis' inliers, for another to be looked at
-_ROUGHLY = 5  # iterations: a wrong pose would go on for long
-_PROMISING = 0.25  # of the score that is needed, for a pose to be refined on all points
+_ROUGHLY, _FINELY = 5, 30  # iterations: a right pose needs 2 to 7, a wrong one goes on until little speaks for it
+_PROMISING, _LIKELY = 0.25, 0.67  # of the score that is needed, for a pose to be refined on all points, and to the end
+_SAME = 0.5  # voxels between two poses that are one
 _RIVAL = 0.9
 
 
@@ -83,7 +84,7 @@ def register(
         seed: of RANSAC's draws. The same seed gives the same result.
         iterations: of RANSAC.
         samples: matches that RANSAC is given at most, drawn at random.
-        descriptor: a learned one, or its file of weights; None: FPFH.
+        descriptor: a learned one, its file of weights, or "learned" for the one that comes with fullfield; None: FPFH.
 
     Raises:
         InputError: for what is no cloud, pose or descriptor, a cloud without finite points, or where small_gicp is not
@@ -95,7 +96,8 @@ def register(
     _check.number(iterations, "iterations", integer=True, low=1, high=10_000_000)
     _check.number(samples, "samples", integer=True, low=3)
     if descriptor is not None and not isinstance(descriptor, LearnedDescriptor):
-        descriptor = LearnedDescriptor.load(descriptor)
+        shipped = descriptor == "learned"
+        descriptor = LearnedDescriptor.shipped() if shipped else LearnedDescriptor.load(descriptor)
     clouds = [_finite(value, name) for value, name in ((source, "source"), (target, "target"))]
     start = None if init is None else rigid(init)
     middles = [(points.min(0) + points.max(0)) / 2 for points in clouds]
@@ -151,13 +153,21 @@ def _at_voxel(clouds: list[Floats], edge: float, search: _Search) -> Registratio
         return replace(failure, matched=ends * edge)
 
     roughly = Refiner(first.points, second.points)
-    rough = [roughly(pose, reaches[:-1], iterations=_ROUGHLY) for pose in poses]
-    weighed = sorted(((weigh(p, first, second, matches), p) for p in rough), key=lambda e: -e[0].score)
-    if weighed[0][0].score >= _PROMISING * NEEDED:
-        finely = Refiner(first.fine, second.fine)
-        worth = [pose for evidence, pose in weighed if evidence.score >= _PROMISING * NEEDED]
-        fine = [finely(pose, reaches[-2:]) for pose in worth]
-        weighed = sorted(((weigh(p, first, second, matches), p) for p in fine), key=lambda e: -e[0].score)
+    refined = [roughly(pose, reaches[:-1], iterations=_ROUGHLY) for pose in poses]
+    limits = FPFH_LIMITS if search.descriptor is None else LEARNED_LIMITS
+    weighed = _weighed(refined, first, second, matches, limits)
+    finely = None
+    for share, near, most in (
+        (_PROMISING, reaches[-2:-1], _ROUGHLY),
+        (_LIKELY, reaches[-2:-1], 2 * _ROUGHLY),
+        (_LIKELY, reaches[-2:], _FINELY),
+    ):
+        worth = _different([pose for found, pose in weighed if found.score >= share * limits.score], first.points)
+        if not worth:
+            break
+        finely = finely or Refiner(first.fine, second.fine)
+        refined = [finely(pose, near, iterations=most) for pose in worth]
+        weighed = _weighed(refined, first, second, matches, limits)
     return replace(_judged(weighed, first.points, edge), matched=ends * edge)
 
 
@@ -166,6 +176,27 @@ def _hypotheses(first: Scan, second: Scan, matches: NDArray[np.int64], search: _
     found = hypotheses(*ends, _INLIER, iterations=search.iterations, seed=search.seed, most=_CANDIDATES)
     least = max(matches_needed(len(matches)), _WORTH * found[0].inliers) if found else 0
     return [h.transform for h in found if h.inliers >= least]
+
+
+def _weighed(
+    poses: list[Floats], first: Scan, second: Scan, matches: NDArray[np.int64], limits: Limits
+) -> list[tuple[Evidence, Floats]]:
+    """Each with its evidence, the best first."""
+    found = ((weigh(pose, first, second, matches, limits), pose) for pose in poses)
+    return sorted(found, key=lambda entry: -entry[0].score)
+
+
+def _different(poses: list[Floats], points: Floats) -> list[Floats]:
+    """Those that are not about a better one again."""
+    found: list[Floats] = []
+    for pose in poses:
+        if all(_apart(pose, other, points) > _SAME for other in found):
+            found.append(pose)
+    return found
+
+
+def _apart(first: Floats, second: Floats, points: Floats) -> float:
+    return float(np.sqrt(((apply(first, points) - apply(second, points)) ** 2).sum(1).mean()))
 
 
 def _judged(weighed: list[tuple[Evidence, Floats]], points: Floats, edge: float) -> Registration:
@@ -190,8 +221,7 @@ def _judged(weighed: list[tuple[Evidence, Floats]], points: Floats, edge: float)
 
 
 def _rivals(best: Evidence, pose: Floats, other: Evidence, elsewhere: Floats, points: Floats) -> bool:
-    apart = np.sqrt(((apply(pose, points) - apply(elsewhere, points)) ** 2).sum(1).mean())
-    return other.believed and other.score >= _RIVAL * best.score and bool(apart > 2.0)
+    return other.believed and other.score >= _RIVAL * best.score and _apart(pose, elsewhere, points) > 2.0
 
 
 def _hopeless(scan: Scan, name: str, edge: float) -> str | None:
@@ -221,18 +251,25 @@ def _shifted(transform: Floats, source: Floats, target: Floats) -> Floats:
     return shifted
 
 
-def alignment_errors(source: Any, target: Any, transform: Any = None) -> Floats:
+def alignment_errors(source: Any, target: Any, transform: Any = None, *, most: float | None = None) -> Floats:
     """[N] distances from the points of ``source``, moved by ``transform``, to the nearest of ``target``.
 
-    In the clouds' units; NaN for points that are not finite. ``source`` and ``target`` as in :func:`register`.
+    In the clouds' units; NaN for points that are not finite, infinite for those farther away than ``most``: where the
+    clouds are far apart, a search for the others takes long. ``source`` and ``target`` as in :func:`register`.
     """
+    if most is not None:
+        _check.number(most, "most", above=0.0)
     points = as_point_cloud(source, "source").points
     goal = _finite(target, "target")
     pose = np.eye(4) if transform is None else rigid(transform, "transform")
     middle = (goal.min(0) + goal.max(0)) / 2
     known = np.isfinite(points).all(1)
     errors = np.full(len(points), np.nan)
-    if known.any():
-        moved = apply(pose, points[known]) - middle
-        errors[known] = nearest(goal - middle, moved)[0][:, 0]
+    moved = apply(pose, points[known]) - middle
+    goal = goal - middle
+    near = np.ones(len(moved), bool) if most is None else around(goal, moved, most)
+    apart = np.full(len(moved), np.inf)
+    if near.any():
+        apart[near] = nearest(goal, moved[near])[0][:, 0]
+    errors[known] = np.where(apart <= (most or np.inf), apart, np.inf)
     return errors

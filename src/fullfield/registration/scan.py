@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
+    Describe = Callable[[Floats, NDArray[np.int64], Floats], Floats]
 
 NORMAL_RADIUS = 3.0
 FEATURE_RADIUS = 8.0
@@ -37,10 +38,11 @@ class Scan(NamedTuple):
         return float(np.sqrt(max(np.linalg.eigvalsh(np.cov(self.points.T))[0], 0.0)))
 
 
-def prepare(points: Floats, describe: Callable[[Floats, NDArray[np.int64]], Floats] | None = None) -> Scan:
+def prepare(points: Floats, describe: Describe | None = None) -> Scan:
     """``points`` [N, 3] are finite, in voxels.
 
-    ``describe`` gives features [N, C] of ``fine[rows]`` from ``fine`` [F, 3] and ``rows`` [N]; None: :func:`fpfh`.
+    ``describe`` gives features [N, C] of ``fine[rows]`` from ``fine`` [F, 3], ``rows`` [N] and the normals there;
+    None: :func:`fpfh`.
     """
     fine = points[kept(points, 0.5)]
     rows = kept(fine, 1.0)
@@ -48,7 +50,7 @@ def prepare(points: Floats, describe: Callable[[Floats, NDArray[np.int64]], Floa
     if not len(coarse):
         return Scan(fine, coarse, coarse, np.empty((0, 3 * BINS)))
     normals = plane_normals(fine, coarse, NORMAL_RADIUS)
-    return Scan(fine, coarse, normals, fpfh(coarse, normals) if describe is None else describe(fine, rows))
+    return Scan(fine, coarse, normals, fpfh(coarse, normals) if describe is None else describe(fine, rows, normals))
 
 
 def fpfh(points: Floats, normals: Floats) -> Floats:

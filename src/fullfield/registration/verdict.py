@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from fullfield.registration.descriptors import nearest
+from fullfield.registration.descriptors import nearest_within
 from fullfield.registration.ransac import apply
 
 if TYPE_CHECKING:
@@ -21,13 +21,20 @@ REACH = 2.0
 """Voxels between the partners of a match that counts as an inlier."""
 TOUCH = 1.0
 """Voxels to the nearest point of the other cloud for a point that counts as touching it."""
-NEEDED = 3.0
-"""The least score of a pose that is believed; docs/registration.md has what was measured."""
 _FEWEST, _FEWEST_SHARE = 6, 0.02
 _LEAST_OVERLAP = 0.08
-# Of the matches that would agree if all were right; alike corners of unlike rooms give less.
-_LEAST_SHARE = 0.15
 _UPRIGHT = 0.9
+
+
+class Limits(NamedTuple):
+    """What a pose must reach to be believed; docs/registration.md has what was measured."""
+
+    score: float
+    share: float  # of the matches that would agree if all were right; alike corners of unlike rooms give less
+
+
+FPFH_LIMITS, LEARNED_LIMITS = Limits(3.0, 0.15), Limits(6.0, 0.25)
+"""A learned descriptor gives more matches, right ones and wrong ones, so that chance brings more of them together."""
 
 
 def matches_needed(matches: int) -> int:
@@ -44,6 +51,7 @@ class Evidence(NamedTuple):
     fitness: float  # share of the points of the source that touch the target
     upright: float  # share of those whose normals agree
     rmse: float  # of those, voxels; NaN without any
+    limits: Limits
 
     @property
     def score(self) -> float:
@@ -52,13 +60,13 @@ class Evidence(NamedTuple):
 
     @property
     def believed(self) -> bool:
-        enough = max(matches_needed(self.matches), _LEAST_SHARE * self.overlap * self.matches)
-        return self.inliers >= enough and self.overlap >= _LEAST_OVERLAP and self.score >= NEEDED
+        enough = max(matches_needed(self.matches), self.limits.share * self.overlap * self.matches)
+        return self.inliers >= enough and self.overlap >= _LEAST_OVERLAP and self.score >= self.limits.score
 
     @property
     def confidence(self) -> float:
         """0 to 1; above 0.5 where it is believed."""
-        ratio = (self.score / NEEDED) ** 2
+        ratio = (self.score / self.limits.score) ** 2
         return ratio / (1.0 + ratio) if self.believed else min(0.5, ratio / (1.0 + ratio))
 
     @property
@@ -72,15 +80,17 @@ class Evidence(NamedTuple):
         )
 
 
-def weigh(transform: Floats, source: Scan, target: Scan, matches: NDArray[np.int64]) -> Evidence:
+def weigh(
+    transform: Floats, source: Scan, target: Scan, matches: NDArray[np.int64], limits: Limits = FPFH_LIMITS
+) -> Evidence:
     """The evidence for ``transform``, in voxels, given the rows of ``matches`` [M, 2]."""
     moved = apply(transform, source.points)
     away = np.linalg.norm(moved[matches[:, 0]] - target.points[matches[:, 1]], axis=1)
-    apart, partner = (column[:, 0] for column in nearest(target.points, moved))
-    touching = apart <= TOUCH
+    apart, partner = nearest_within(target.points, moved, TOUCH)
+    touching = partner >= 0
     turned = source.normals[touching] @ transform[:3, :3].T
     agree = np.abs((turned * target.normals[partner[touching]]).sum(1)) >= _UPRIGHT
-    covered = (nearest(moved, target.points)[0] <= TOUCH).mean()
+    covered = (nearest_within(moved, target.points, TOUCH)[1] >= 0).mean()
     return Evidence(
         matches=len(matches),
         inliers=int((away <= REACH).sum()),
@@ -88,4 +98,5 @@ def weigh(transform: Floats, source: Scan, target: Scan, matches: NDArray[np.int
         fitness=float(touching.mean()),
         upright=float(agree.mean()) if touching.any() else 0.0,
         rmse=float(np.sqrt((apart[touching] ** 2).mean())) if touching.any() else float("nan"),
+        limits=limits,
     )

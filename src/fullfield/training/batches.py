@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _ATTEMPTS = 20
 _MADE_UP = 16  # points a cell
-_TRAINED, _HELD_OUT, _ORDER = 0, 1, 2  # what a random stream is for
+_TRAINED, _HELD_OUT, _ORDER = 0, 1, 2  # what a random stream is for, its first number
 
 
 class Example(NamedTuple):
@@ -51,8 +51,9 @@ def example(training: DescriptorTraining, scenes: Scenes, stream: tuple[int, ...
     Raises InputError where no pair can be cut from the clouds.
     """
     draw = np.random.default_rng((training.seed, *stream))
+    made_up = not scenes or stream[0] == _HELD_OUT
     for _ in range(_ATTEMPTS):
-        if not scenes or draw.random() < training.synthetic:
+        if made_up or draw.random() < training.synthetic:
             pair = cut_pair(synthetic_scene(draw, _MADE_UP * training.cells), draw, training.cells)
         else:
             points, other = scenes[int(draw.integers(len(scenes)))]
@@ -69,76 +70,84 @@ def example(training: DescriptorTraining, scenes: Scenes, stream: tuple[int, ...
     raise InputError(f"clouds: expected some from which overlapping parts can be cut, got none in {_ATTEMPTS} attempts")
 
 
-def batches(
-    training: DescriptorTraining, scenes: Scenes, first: int, workers: int, device: torch.device
-) -> Generator[list[Example], None, None]:
-    """Those of the steps from ``first`` on, on ``device``.
+class Cutter:
+    """Cuts pairs meanwhile: by a thread or, for more than one worker, by processes. Close it."""
 
-    Pairs are cut meanwhile, by a thread or, for more than one worker, by processes. A block of pairs is shown
-    ``reuse`` times, each time in another order, while the next block is cut.
-    """
-    size = training.block
-    steps = size // training.pairs  # that show a block once
-    with _pool(scenes, workers) as pool:
-        cutting: deque[list[Future[Example]]] = deque()
+    def __init__(self, training: DescriptorTraining, scenes: Scenes, workers: int) -> None:
+        self._alone = workers == 1
+        self._pool: Executor
+        if self._alone:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="fullfield-cut")
+            self._held = training, scenes
+            return
+        # Forks of this process would inherit CUDA and its threads; of a server that has imported this once, neither.
+        served = "forkserver" in multiprocessing.get_all_start_methods()
+        start = multiprocessing.get_context("forkserver" if served else "spawn")
+        if served:
+            start.set_forkserver_preload([__name__])
+        self._pool = ProcessPoolExecutor(workers, start, initializer=_begin, initargs=(training, scenes))
 
-        def cut(block: int) -> None:
-            numbers = range(block * size, (block + 1) * size)
-            if workers == 1:
-                cutting.append([pool.submit(_cut, training, scenes, number) for number in numbers])
-            else:
-                cutting.append([pool.submit(_cut_apart, training, number) for number in numbers])
+    def __call__(self, *stream: int) -> Future[Example]:
+        """The pair of these numbers, to be."""
+        if self._alone:
+            return self._pool.submit(example, *self._held, stream)
+        return self._pool.submit(_cut, stream)
 
-        block, into = divmod(first, steps * training.reuse)
-        try:
-            cut(block)
-            while block * steps * training.reuse < training.steps:
-                cut(block + 1)
-                futures = cutting.popleft()
-                ready: dict[int, Example] = {}
-                for step in range(into, steps * training.reuse):
-                    order = np.arange(size)
-                    if step >= steps:
-                        draw = np.random.default_rng((training.seed, _ORDER, block, step // steps))
-                        order = draw.permutation(size)
-                    at = step % steps * training.pairs
-                    chosen = order[at : at + training.pairs].tolist()
-                    for number in chosen:
-                        if number not in ready:
-                            ready[number] = futures[number].result().to(device)
-                    yield [ready[number] for number in chosen]
-                block, into = block + 1, 0
-        finally:
-            pool.shutdown(cancel_futures=True)
+    def close(self) -> None:
+        """Stop; what has not been begun is dropped."""
+        self._pool.shutdown(cancel_futures=True)
 
 
-def _pool(scenes: Scenes, workers: int) -> Executor:
-    if workers == 1:
-        return ThreadPoolExecutor(1, thread_name_prefix="fullfield-cut")
-    spawned = multiprocessing.get_context("spawn")  # a fork would inherit CUDA and its threads
-    return ProcessPoolExecutor(workers, spawned, initializer=_begin, initargs=(scenes,))
+_held: tuple[DescriptorTraining, Scenes]  # of a process that cuts pairs
 
 
-_held: Scenes = ()  # of a process that cuts pairs
-
-
-def _begin(scenes: Scenes) -> None:
+def _begin(training: DescriptorTraining, scenes: Scenes) -> None:
     global _held
-    _held = scenes
+    _held = training, scenes
     torch.set_num_threads(1)
 
 
-def _cut(training: DescriptorTraining, scenes: Scenes, number: int) -> Example:
-    return example(training, scenes, (_TRAINED, number))
+def _cut(stream: tuple[int, ...]) -> Example:
+    return example(*_held, stream)
 
 
-def _cut_apart(training: DescriptorTraining, number: int) -> Example:
-    return _cut(training, _held, number)
+def batches(
+    training: DescriptorTraining, cutter: Cutter, first: int, device: torch.device
+) -> Generator[list[Example], None, None]:
+    """Those of the steps from ``first`` on, on ``device``.
+
+    A block of pairs is shown ``reuse`` times, each time in another order, while the next block is cut.
+    """
+    size = training.block
+    steps = size // training.pairs  # that show a block once
+    cutting: deque[list[Future[Example]]] = deque()
+
+    def cut(block: int) -> None:
+        cutting.append([cutter(_TRAINED, number) for number in range(block * size, (block + 1) * size)])
+
+    block, into = divmod(first, steps * training.reuse)
+    cut(block)
+    while block * steps * training.reuse < training.steps:
+        cut(block + 1)
+        futures = cutting.popleft()
+        ready: dict[int, Example] = {}
+        for step in range(into, steps * training.reuse):
+            order = np.arange(size)
+            if step >= steps:
+                draw = np.random.default_rng((training.seed, _ORDER, block, step // steps))
+                order = draw.permutation(size)
+            at = step % steps * training.pairs
+            chosen = order[at : at + training.pairs].tolist()
+            for number in chosen:
+                if number not in ready:
+                    ready[number] = futures[number].result().to(device)
+            yield [ready[number] for number in chosen]
+        block, into = block + 1, 0
 
 
-def held_out(training: DescriptorTraining, count: int) -> list[Example]:
-    """Pairs of made-up scenes that no step sees."""
-    return [example(training, (), (_HELD_OUT, number)) for number in range(count)]
+def held_out(cutter: Cutter, count: int) -> list[Future[Example]]:
+    """Pairs of made-up scenes that no step sees, to be."""
+    return [cutter(_HELD_OUT, number) for number in range(count)]
 
 
 def described(model: DescriptorNetwork, examples: Sequence[Example]) -> list[tuple[Tensor, Tensor]]:

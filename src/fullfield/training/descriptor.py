@@ -8,6 +8,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from fullfield.io import as_point_cloud
 from fullfield.registration import LearnedDescriptor, read_pose, rigid
 from fullfield.registration.learned_network import DescriptorNetwork
 from fullfield.registration.ransac import apply
-from fullfield.training.batches import Example, batches, described, held_out
+from fullfield.training.batches import Cutter, Example, batches, described, held_out
 from fullfield.training.checkpoint import Row, TrainingFolder
 from fullfield.training.config import DescriptorTraining
 from fullfield.training.loss import contrastive_loss, matching_ratio
@@ -92,24 +93,27 @@ def train_descriptor(
     optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate, weight_decay=training.weight_decay)
     history = kept.restore(model, optimizer)
     first = history[-1].step if history else 0
-    if training.done(first, history[-1].seconds if history else 0.0) < 1.0:
-        unseen = [pair.to(place) for pair in held_out(training, _HELD_OUT)]
-    begin, before = time.perf_counter(), history[-1].seconds if history else 0.0
-    losses: list[float] = []
+    before = history[-1].seconds if history else 0.0
     step, done = first, training.done(first, before)
-    cut = batches(training, real, first, workers, place)
-    while done < 1.0:
-        losses.append(_step(model, optimizer, training, step, done, next(cut)))
-        seconds, step = before + time.perf_counter() - begin, step + 1
-        done = training.done(step, seconds)
-        if progress is not None:
-            progress(done, f"step {step}, loss {losses[-1]:.3f}")
-        if step % every == 0 or done >= 1.0:
-            history.append(Row(step, statistics.fmean(losses), _ratio(model, unseen, training.reach), seconds))
-            losses.clear()
-            descriptor.save(kept.weights)
-            kept.save(model, optimizer, history)
-    cut.close()
+    if done >= 1.0:
+        model.eval()
+        return Trained(descriptor, history)
+    begin, losses = time.perf_counter(), list[float]()
+    with closing(Cutter(training, real, workers)) as cutter:
+        coming = held_out(cutter, _HELD_OUT)
+        cut = batches(training, cutter, first, place)
+        while done < 1.0:
+            losses.append(_step(model, optimizer, training, step, done, next(cut)))
+            seconds, step = before + time.perf_counter() - begin, step + 1
+            done = training.done(step, seconds)
+            if progress is not None:
+                progress(done, f"step {step}, loss {losses[-1]:.3f}")
+            if step % every == 0 or done >= 1.0:
+                unseen = [pair.result().to(place) for pair in coming]
+                history.append(Row(step, statistics.fmean(losses), _ratio(model, unseen, training.reach), seconds))
+                losses.clear()
+                descriptor.save(kept.weights)
+                kept.save(model, optimizer, history)
     model.eval()
     return Trained(descriptor, history)
 
