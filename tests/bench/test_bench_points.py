@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -78,18 +79,6 @@ def plan_of(*parts: str, who: list[Contender] | None = None) -> Plan:
 
 
 # ---- clouds
-
-
-def test_the_order_keeps_neighbours_together() -> None:
-    generator = torch.Generator().manual_seed(0)
-    cloud = torch.rand(4000, 3, generator=generator)
-    order = points_clouds.spatial_order(cloud)
-    assert order.sort().values.tolist() == list(range(4000))
-    step = cloud[order].diff(dim=0).norm(dim=1).mean()
-    assert step < 0.25 * cloud.diff(dim=0).norm(dim=1).mean()
-    assert points_clouds.spatial_order(torch.zeros(0, 3)).tolist() == []
-    cells = torch.tensor([[0, 0, 1], [0, 1, 0], [1, 0, 0], [3, 3, 3]])
-    assert points_clouds.morton_code(cells).tolist() == [1, 2, 4, 63]
 
 
 def test_the_made_up_room_is_as_dense_as_a_scan() -> None:
@@ -400,6 +389,54 @@ def test_a_wrong_search_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
         points.measure(plan_of("build"), quiet)
 
 
+# ---- over several runs
+
+
+def test_what_is_known_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = points.measure(plan_of("sizes"), quiet)
+    made: list[Any] = []
+    own = points._layer_case
+    monkeypatch.setattr(points, "_layer_case", lambda *a: made.append(a[1].label) or own(*a))
+    other = {"part": "build", "label": "elsewhere", "rows": []}
+    found = points.measure(plan_of("sizes", "layer"), quiet, known=[first[1], other])
+    assert len(made) == len(set(made)) == len(first) - 1 + 2
+    assert first[1]["label"] not in made
+    assert [case["part"] for case in found] == ["build", *["layer"] * 2, *["sizes"] * len(first)]
+    assert [case["label"] for case in found[3:]] == [case["label"] for case in first]
+    assert first[1] in found
+    assert all(case["took_s"] >= 0 for case in found if case is not other)
+
+
+def test_no_case_begins_when_time_is_up() -> None:
+    told: list[str] = []
+    cases = points.measure(replace(plan_of("layer", "sizes"), seconds=1e-9), told.append)
+    assert cases == []
+    assert "time is up before made-up room, 4→6, float32" in told
+
+
+@pytest.mark.parametrize("most", [0, 99, 400, 777, 10**9])
+def test_the_largest_network_that_fits(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    asked: list[int] = []
+
+    def once(_: Any, size: int, *__: Any) -> dict[str, Any]:
+        asked.append(size)
+        return {"size": size, "rows": [{"ours": True, "status": "ok" if size <= most else "out of memory"}]}
+
+    monkeypatch.setattr(points_network, "once", once)
+    cases = points.measure(replace(plan_of("limit"), limit_sizes=[100, 400, 1000]), quiet)
+    assert [case["size"] for case in cases] == asked
+    fits = [size for size in asked if size <= most]
+    short = [size for size in asked if size > most]
+    assert len(asked) < 9
+    if most > 1000:
+        assert asked == [100, 400, 1000]
+    elif most < 100:
+        assert asked == [100]
+    else:
+        assert min(short) - max(fits) <= 0.05 * max(fits)
+    assert points.measure(replace(plan_of("limit"), limit_sizes=[100, 400, 1000]), quiet, known=cases) == cases
+
+
 # ---- all of it
 
 
@@ -434,7 +471,16 @@ def test_every_part_is_measured(results: dict[str, Any]) -> None:
     assert ("sizes", "made-up room, 5 cm grid", 300) in series
     assert ("voxels", "voxels of 5 cm", 600) in series
     assert by_part["knn"]["triplets"] == 16 * by_part["knn"]["points"]
-    assert {"geometry", "forward", "training", "whole"} <= set(by_part["network"]["rows"][0])
+    whole, alone = by_part["network"]["rows"]
+    assert {"geometry", "forward", "training", "whole"} <= set(whole)
+    assert {"training", "whole"} <= set(alone)
+
+
+def test_backward_in_the_calling_thread() -> None:
+    told: list[bool] = []
+    points_network._in_one_thread(lambda: told.append(torch._C._is_multithreading_enabled()))
+    assert told == [False]
+    assert torch._C._is_multithreading_enabled()
 
 
 def test_reports(results: dict[str, Any]) -> None:
@@ -487,9 +533,38 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert tables.read_text("utf-8").startswith("# Convolution on native points")
 
 
+def test_the_command_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench_points, "MADE_UP", {False: 600, True: 600})
+    out = tmp_path / "points.json"
+    arguments = ["bench", "points", "--device", "cpu", "--channels", "4x4", "--repeats", "1", "-o", str(out), "-q"]
+    assert main([*arguments, "--parts", "layer", "--resume"]) == 0
+    stored = json.loads(out.read_text())
+    wrong = stored["cases"][0]
+    stored["environment"]["commit"] = "before"
+    next(row for row in wrong["rows"] if row["ours"])["status"] = "failed"
+    out.write_text(json.dumps(stored))
+    assert main([*arguments, "--parts", "layer", "build", "--resume"]) == 0
+    cases = json.loads(out.read_text())["cases"]
+    assert [case["part"] for case in cases] == ["build", "build", "layer", "layer"]
+    kept = [case for case in cases if case.get("commit") == "before"]
+    assert [case["label"] for case in kept] == [stored["cases"][1]["label"]]
+    assert "of commit before" in capsys.readouterr().out
+    for change, message in (
+        ({"grid": 1.0}, "--resume: expected results of grid 0.007, got 1.0"),
+        ({"bench": "other"}, "got something else"),
+    ):
+        out.write_text(json.dumps({**stored, **change}))
+        assert main([*arguments, "--resume"]) == 2
+        assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--resume"], "--output is absent"),
+        (["--seconds", "0"], "expected a number above 0"),
         (["--kernel", "9"], "--kernel: expected 1 to 8"),
         (["--channels", "64"], "expected INxOUT"),
         (["--grid", "0"], "expected a number above 0"),

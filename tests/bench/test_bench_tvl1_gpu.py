@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fullfield.bench import tvl1_report, tvl1_schedules, tvl1_solver
+from fullfield.bench import run, tvl1_report, tvl1_schedules, tvl1_solver
 from fullfield.bench.tvl1 import synthetic_pair
 from fullfield.bench.tvl1_schedules import State, Version, Work
 from fullfield.ops.tvl1 import PRESETS, TVL1Config, TVL1Solver
@@ -57,7 +57,7 @@ class StandIn:
         StandIn.made.append((shape, config.precision))
         self.memory = 1000
         self._before: Tensor | None = None
-        self._solver = TVL1Solver(shape[2], shape[3], config.replace(precision="float32"))
+        self._solver = TVL1Solver(shape[2], shape[3], config.replace(precision="float32", schedule="auto"))
 
     def __call__(self, frame1: Tensor, frame2: Tensor, out: Tensor | None = None) -> Tensor:
         assert frame1.dtype == frame2.dtype == torch.uint8
@@ -78,7 +78,7 @@ def _stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tvl1_schedules, "versions", lambda: both)
     deep = [stand_in("shared_pipeline", "float32", depth) for depth in (1, 5, 6)]
     monkeypatch.setattr(tvl1_schedules, "pipelines", lambda depths: [one for one in deep if one.depth in depths])
-    monkeypatch.setattr(tvl1_solver, "WHOLE", (("fast", (96, 128)),))
+    monkeypatch.setattr(tvl1_solver, "WHOLE", (tvl1_solver.Whole("fast", (96, 128)),))
     monkeypatch.setattr(tvl1_solver, "BATCH", 2)
     monkeypatch.setattr(tvl1_solver, "LIMITS", (0.02, 0.05))
     monkeypatch.setattr(tvl1_report, "LIMITS", (0.02, 0.05))
@@ -114,6 +114,52 @@ def test_a_wrong_schedule_gets_no_time() -> None:
         f"schedules: bad float32: {rows[1]['reason']}",
         f"schedules: nan float32: {wrong[0]['reason']}",
     ]
+
+
+def test_tables_say_how_far_apart_the_rounds_were() -> None:
+    rows = [
+        {
+            "name": "x",
+            "size": [32, 32],
+            "depth": 1,
+            "status": "ok",
+            "median_s": 2.0,
+            "min": 1.9,
+            "max": 2.2,
+            "repeats": 5,
+        }
+    ]
+    case = {"case": "schedules", "setting": tvl1_schedules.setting().as_dict(), "rows": rows}
+    found = tvl1_report.size_table({"cases": [case]})
+    assert found is not None
+    assert found[0].endswith("graph replay, medians of 5, all of a row within 15 % of it")
+    depths = tvl1_report.depth_table({"cases": [{"case": "depths", "rows": rows}]})
+    assert depths is not None
+    assert "within 15 % of it" in depths[0]
+
+
+def test_versions_that_do_not_fit_together_are_timed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[int] = []
+
+    def counted(candidates: Any, *more: Any) -> Any:
+        held.append(len(candidates))
+        return run.interleaved(candidates, *more)
+
+    monkeypatch.setattr(tvl1_schedules, "_at_once", lambda *_: 2)
+    monkeypatch.setattr(tvl1_schedules, "interleaved", counted)
+    rows = tvl1_schedules.timed((32, 32), tvl1_schedules.versions(), CPU, 1, quiet)
+    assert held == [2, 1]
+    assert [row["status"] for row in rows] == ["ok"] * 3
+    assert all(row["median_s"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize(("free", "most"), [(10**9, 2), (31 * 2**30, 4), (140 * 2**30, 22)])
+def test_how_many_versions_fit(monkeypatch: pytest.MonkeyPatch, free: int, most: int) -> None:
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (free, free))
+    monkeypatch.setattr("torch.cuda.memory_reserved", lambda _: 0)
+    monkeypatch.setattr("torch.cuda.memory_allocated", lambda _: 0)
+    assert tvl1_schedules._at_once((8192, 8192), torch.device("cuda"), 10) == most
+    assert tvl1_schedules._at_once((8192, 8192), CPU, 10) == 10
 
 
 def test_depths_that_a_schedule_lacks_are_told() -> None:
@@ -193,7 +239,8 @@ def test_a_meter_that_stands_still_gives_no_energy(monkeypatch: pytest.MonkeyPat
 
 
 def test_whole_frames_state_their_work_and_floor() -> None:
-    case = tvl1_solver.whole_frames(tvl1_solver.WHOLE, None, CPU, 5, LIMITS, quiet)
+    pairs = {"sintel": [synthetic_pair(64, 96)]}
+    case = tvl1_solver.whole_frames(tvl1_solver.WHOLE, pairs, CPU, 5, LIMITS, quiet)
     assert [row["precision"] for row in case["rows"]] == ["float32", "float16"]
     for row in case["rows"]:
         assert row["status"] == "ok", row
@@ -202,6 +249,25 @@ def test_whole_frames_state_their_work_and_floor() -> None:
         assert row["over_floor"] == pytest.approx(row["median_s"] / row["floor_s"])
         assert row["sequence"]["frames_per_s"] > 0
         assert row["check"]["mean_px"] <= row["check"]["allowed_px"]
+        assert row["epe"] == tvl1_solver.errors(pairs, PRESETS["fast"], CPU)
+    title, (head, first, *_) = tvl1_report.tables({"cases": [case]})[0]
+    assert title.startswith("Whole frames, uint8")
+    assert dict(zip(head, first, strict=True))["sintel EPE px"] == f"{case['rows'][0]['epe']['sintel']:.4f}"
+
+
+def test_a_preset_with_changes_says_so() -> None:
+    plan = [tvl1_solver.Whole("fast", (48, 64), {"warps": 2})]
+    row = tvl1_solver.whole_frames(plan, {}, CPU, 3, LIMITS, quiet)["rows"][0]
+    assert row["name"] == "fast, warps 2, float32, 64×48"
+    assert (row["warps"], row["changes"], row["epe"]) == (2, {"warps": 2}, {})
+
+
+def test_errors_are_means_over_pairs_of_any_size() -> None:
+    pairs = [synthetic_pair(64, 96), synthetic_pair(48, 64), synthetic_pair(64, 96)]
+    found = tvl1_solver.errors({"a": pairs, "b": pairs[1:2]}, PRESETS["fast"], CPU)
+    alone = [tvl1_solver.errors({"x": [pair]}, PRESETS["fast"], CPU)["x"] for pair in pairs]
+    assert found["a"] == pytest.approx(sum(alone) / 3)
+    assert found["b"] == pytest.approx(alone[1])
 
 
 def test_floors_are_the_sums_over_levels_and_warps() -> None:
@@ -229,7 +295,7 @@ def test_a_wrong_solver_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
             return super().__call__(frame1, frame2, out) + 0.5
 
     monkeypatch.setattr(tvl1_solver, "make_solver", Off)
-    case = tvl1_solver.whole_frames(tvl1_solver.WHOLE, None, CPU, 5, LIMITS, quiet)
+    case = tvl1_solver.whole_frames(tvl1_solver.WHOLE, {}, CPU, 5, LIMITS, quiet)
     assert {row["status"] for row in case["rows"]} == {"check failed"}
     assert "from the plain solver" in case["rows"][0]["reason"]
     assert "median_s" not in case["rows"][0]
@@ -291,13 +357,16 @@ def test_errors_against_time() -> None:
     case = tvl1_solver.quality(
         {"middlebury": [pair, other, dataclasses.replace(pair, name="third")]}, CPU, 2, quiet, (5, 10, 20)
     )
-    assert len(case["rows"]) == 2 * 3
+    assert len(case["rows"]) == 2 * 2 * 3
     for row in case["rows"]:
         assert row["status"] == "ok"
         assert [scene["scene"] for scene in row["scenes"]] == ["textured scene", "third", "other"]
         assert row["epe"] == pytest.approx(sum(s["epe"] for s in row["scenes"]) / 3)
         assert (row["scales"], row["warps"]) == (3, 1)
         assert row["check"]["mean_px"] <= row["check"]["allowed_px"]
+        assert ("seconds_alone" in row) == (row["schedule"] == "auto")
+        low, high = row["scenes"][0]["seconds_range"]
+        assert low <= row["scenes"][0]["seconds"] <= high
     first, last = case["rows"][0], case["rows"][2]
     assert last["iterations"] == 20
     assert last["epe"] < first["epe"]
@@ -309,6 +378,7 @@ def curve(precision: str, speed: float) -> list[dict[str, Any]]:
     return [
         {
             "set": "middlebury",
+            "schedule": "auto",
             "precision": precision,
             "iterations": n,
             "seconds": n / speed,
@@ -341,10 +411,15 @@ def test_equal_time_is_between_the_measured_points() -> None:
 def test_what_half_precision_gains() -> None:
     case = {"case": "quality", "rows": curve("float32", 1000.0) + curve("float16", 1500.0)}
     header, *rows = tvl1_report.finding(case)
-    assert len(rows) == 6
+    assert len(rows) == 2 * 4
     assert {len(row) for row in (header, *rows)} == {8}
+    assert rows[3] == [
+        "middlebury, 2 at a time, schedule auto", "40.000 / 26.667", "40", "40",
+        "0.250 / 0.250 px", "+0.0 %", "0.500 / 0.500 °", "+0.0 %",
+    ]  # fmt: skip
     assert rows[1] == [
-        "middlebury, 2 at a time", "10.000", "10", "15.0", "1.000 / 0.750 px", "-25.0 %", "2.000 / 1.500 °", "-25.0 %",
+        "middlebury, 2 at a time, schedule auto", "10.000", "10", "15.0", "1.000 / 0.750 px", "-25.0 %",
+        "2.000 / 1.500 °", "-25.0 %",
     ]  # fmt: skip
     slow = {"case": "quality", "rows": curve("float32", 1000.0) + curve("float16", 500.0)}
     assert tvl1_report.finding(slow)[1][3] == "fewer than measured"
@@ -353,12 +428,17 @@ def test_what_half_precision_gains() -> None:
 
 def test_published_rows_are_consistent() -> None:
     rows = [{"name": "x", "size": [64, 64], "gflops": 1.0, "gbytes_per_s": 1.0, "operations": 1.0, "median_s": 1.0,
-             "ns_per_pixel": 1.0, "bytes_read": 1.0, "bytes_written": 1.0}]  # fmt: skip
-    found = tvl1_report.work_table(
-        {"cases": [{"case": "schedules", "setting": PRESETS["paper"].as_dict(), "rows": rows}]}
-    )
+             "ns_per_pixel": 1.0, "bytes_read": 1.0, "bytes_written": 1.0, "precision": "float32"}]  # fmt: skip
+    case = {"case": "schedules", "setting": tvl1_schedules.setting().as_dict(), "rows": rows}
+    found = tvl1_report.work_table({"cases": [case]})
     assert found is not None
-    for name, _, moved, intensity, _, ns, _, gbytes in found[1][2:]:
+    assert found[1][1][-1] == ""
+    limits = {"case": "ceilings", "bytes_per_s": 1e6, "special_per_s": 1e12, "rows": []}
+    known = tvl1_report.work_table({"cases": [limits, case]})
+    assert known is not None
+    assert known[1][1][-1] == f"{1e6 / (60 * 64 * 64):.1f}"
+    assert "float32 245.760 ms, special functions 0.000 ms; float16 122.880 ms" in known[0]
+    for name, _, moved, intensity, _, ns, _, gbytes, _ in found[1][2:]:
         assert float(moved) / float(ns) / 1.073741824 == pytest.approx(float(gbytes), rel=0.02), name
         if name.startswith("global float32"):
             assert intensity == "0.44"
@@ -382,7 +462,8 @@ def test_opencv_beside_ours() -> None:
     )
     assert case["opencv_cuda"] != "measured"
     title, table = tvl1_report.tables({"cases": [case], "environment": {"cores": 3}})[0]
-    assert "3 × 1 × 10 (scikit-image: all scales of ½), their CPU solvers on 3 cores" in title
+    assert "3 × 1 × 10 (scikit-image: all scales of ½)" in title
+    assert "their CPU solvers on 3 cores" in title
     assert [line[0] for line in table[1:]] == list(rows)
 
 

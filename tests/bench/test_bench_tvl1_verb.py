@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from test_bench_tvl1_gpu import CPU, _stand_ins, stand_in
 
 from fullfield.bench import tvl1_gpu, tvl1_plots, tvl1_report, tvl1_schedules, tvl1_solver
@@ -114,6 +115,21 @@ def test_a_part_that_fails_says_why_and_the_others_go_on(
     cases = {case["case"]: case for case in json.loads(output.read_text())["cases"]}
     assert cases["whole frames"]["status"] == "not possible"
     assert cases["depths"]["took_s"] > 0
+
+
+def test_a_broken_device_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    monkeypatch.setattr(tvl1_schedules, "by_size", broken)
+    monkeypatch.setattr(tvl1_schedules, "ceilings", lambda _: {"case": "ceilings", "rows": []})
+    monkeypatch.setattr("torch.cuda.synchronize", lambda _: None)
+    plan = tvl1_gpu.GpuPlan(torch.device("cuda"), parts=("schedules",))
+    (_, case) = tvl1_gpu.measure(plan, lambda _: None, lambda _: None)
+    assert case["status"] == "not possible", "the device goes on: only this part failed"
+    monkeypatch.setattr("torch.cuda.synchronize", broken)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        tvl1_gpu.measure(plan, lambda _: None, lambda _: None)
 
 
 def test_a_run_is_resumed(

@@ -50,6 +50,32 @@ def test_a_call_s_joules_from_a_counter_that_ticks() -> None:
     assert found["seconds"] >= 0.5
 
 
+def test_the_device_works_while_the_meter_is_read() -> None:
+    clock, working = Clock(), [False]
+
+    class Slow(Ticking):
+        def joules(self) -> float:
+            readings.append(working[0])
+            return super().joules()
+
+    def call() -> None:
+        clock.now += 0.003
+        working[0] = True
+        calls.append(clock.now)
+
+    def finish() -> None:
+        working[0] = False
+        waits.append(len(calls))
+
+    readings: list[bool] = []
+    calls: list[float] = []
+    waits: list[int] = []
+    energy.energy_of(call, Slow(clock), finish, seconds=0.3, clock=clock)
+    assert readings.count(False) <= 4, "before and after each wait for the meter"
+    assert readings.count(True) > 5
+    assert waits[2] - waits[1] == 7, "about 20 ms of work are queued at a time"
+
+
 def test_idle_power_from_a_counter_that_ticks() -> None:
     clock = Clock()
     clock.now = 0.03

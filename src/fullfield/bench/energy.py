@@ -20,6 +20,7 @@ _SAMPLE_SECONDS = 0.02
 _TICK_SECONDS = 0.5
 _LOOK_SECONDS = 0.3  # a counter that has not moved by then does not move
 _IDLE_SECONDS = 0.005
+_STRETCH_SECONDS = 0.02  # of work queued at a time: reading a meter takes milliseconds
 
 
 class StillMeter(RuntimeError):
@@ -191,13 +192,23 @@ def energy_of(
     Begins and ends where the meter's value changes, since counters are refreshed only now and then; the work goes on
     meanwhile. ``finish`` waits for what the calls queued. Raises StillMeter where the meter did not move.
     """
-    _until_tick(call, meter, finish, clock)
-    begin, before, calls = clock(), meter.joules(), 0
+    begin = clock()
+    call()
+    finish()
+    often = max(1, round(_STRETCH_SECONDS / max(clock() - begin, 1e-6)))
+
+    def stretch() -> None:
+        for _ in range(often):
+            call()
+
+    _until_tick(stretch, meter, finish, clock)
+    begin, before, stretches = clock(), meter.joules(), 0
     while clock() - begin < seconds:
-        call()
+        stretch()
         finish()
-        calls += 1
-    calls += _until_tick(call, meter, finish, clock)
+        stretches += 1
+    stretches += _until_tick(stretch, meter, finish, clock)
+    calls = often * stretches
     spent, passed = meter.joules() - before, clock() - begin
     if spent <= 0:
         raise StillMeter(f"not available: {meter.source} did not move in {passed:.1f} s of work")
@@ -205,10 +216,14 @@ def energy_of(
 
 
 def _until_tick(call: Callable[[], Any], meter: Meter, finish: Callable[[], None], clock: Callable[[], float]) -> int:
-    """Work until the meter's value changes, but for no longer than half a second; how many calls that took."""
-    begin, value, calls = clock(), meter.joules(), 0
-    while meter.joules() == value and clock() - begin < _TICK_SECONDS:
+    """Work until the meter's value changes, but for no longer than half a second; how many calls that took.
+
+    The meter is read while a call is under way, since the device must not be idle meanwhile.
+    """
+    begin, value, calls, moved = clock(), meter.joules(), 0, False
+    while not moved and clock() - begin < _TICK_SECONDS:
         call()
+        moved = meter.joules() != value
         finish()
         calls += 1
     return calls

@@ -8,8 +8,9 @@ eager; memory is PyTorch's own count of what a call takes beyond its inputs.
 from __future__ import annotations
 
 import gc
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,13 +19,12 @@ import torch
 from torch import Tensor
 
 from fullfield.bench import points_network as network
-from fullfield.bench.points_clouds import Scene, sized, thinned, voxels_of
+from fullfield.bench.points_clouds import Scene, sized, thinned, voxels_name, voxels_of
 from fullfield.bench.points_contenders import Apply, Contender, Problem, Unsupported
 from fullfield.bench.points_truth import PEER_SLACK, Truth
 from fullfield.bench.run import Candidate, captured, event_clock, interleaved, peak_bytes, wall_clock
 from fullfield.ops.neighbors import grid_downsample, knn_search, radius_search
 from fullfield.ops.point_conv import (
-    PointGeometry,
     dispatch,
     kernel_radius,
     knn_geometry,
@@ -45,6 +45,7 @@ PARTS = {
 }
 NEAREST = 16  # of figure C
 _NETWORK_REPEATS = 15  # on a GPU, where the spread is the host's
+_NEAR = 0.05  # between the largest size that fits and the smallest that does not, of the former
 _REPLAYED = 0.05
 """Seconds; a longer call is timed eagerly: a graph would save nothing and keep its memory."""
 Note = Callable[[str], None]
@@ -76,33 +77,61 @@ class Plan:
     repeats: int = 5
     patience: float = 1.0
     """Seconds after which a contender is not repeated any more."""
+    seconds: float = math.inf
+    """After which no case is begun any more."""
 
     @property
     def gpu(self) -> bool:
         return self.device.type == "cuda"
 
 
-def measure(plan: Plan, note: Note, on_case: Callable[[list[Case]], None] | None = None) -> list[Case]:
-    """All cases of a plan; ``on_case`` gets those that are done after every one."""
-    cases: list[Case] = []
+@dataclass
+class Job:
+    """A case that is to be measured."""
+
+    label: str
+    make: Callable[[], Case]
+    case: Case | None = None
+
+
+def measure(
+    plan: Plan,
+    note: Note,
+    on_case: Callable[[list[Case]], None] | None = None,
+    known: Sequence[Case] = (),
+) -> list[Case]:
+    """All cases of a plan, and those of earlier runs, ``known``, which are not measured again; by part and in the
+    plan's order. ``on_case`` gets those that are done after every one."""
+    done = {(case["part"], case["label"]): case for case in known}
+    begin = time.perf_counter()
     scene = plan.scene.to(plan.device)
 
-    def add(case: Case) -> None:
-        cases.append(case)
-        if on_case is not None:
-            on_case(cases)
+    def cases() -> list[Case]:
+        return sorted(done.values(), key=lambda case: [*PARTS].index(case["part"]))
 
     gc.collect()
     gc.freeze()  # what is here already is not looked at again, so that collecting takes no time below
     try:
         for part in plan.parts:
             note(PARTS[part])
-            for case in _CASES[part](plan, scene, note):
-                add({"part": part, **case})
+            for job in _CASES[part](plan, scene, note):
+                job.case = done.pop((part, job.label), None)
+                if job.case is not None:
+                    done[part, job.label] = job.case  # in the plan's order
+                    continue
+                start = time.perf_counter()
+                if start - begin > plan.seconds:
+                    note(f"time is up before {job.label}")
+                    return cases()
+                job.case = {"part": part, "label": job.label, **job.make()}
+                job.case["took_s"] = round(time.perf_counter() - start, 2)
+                done[part, job.label] = job.case
+                if on_case is not None:
+                    on_case(cases())
                 release(plan.device)
     finally:
         gc.unfreeze()
-    return cases
+    return cases()
 
 
 def failed(cases: Sequence[Case]) -> list[str]:
@@ -158,20 +187,43 @@ class Layer:
         return Truth.of(self.problem, self.features, self.weight, self.grad)
 
 
-def _layer_case(plan: Plan, problem: Problem, contenders: Sequence[Contender], label: str, note: Note) -> Case:
+@dataclass(frozen=True)
+class _Task:
+    """A layer's case before anything is made for it."""
+
+    name: str
+    channels: tuple[int, int]
+    dtype: torch.dtype
+    figures: tuple[str, ...]
+    problem: Callable[[tuple[int, int], torch.dtype], Problem]
+    facts: Case = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}, {self.channels[0]}→{self.channels[1]}, {str(self.dtype).removeprefix('torch.')}"
+
+
+def _layer_job(plan: Plan, task: _Task, note: Note) -> Job:
+    return Job(task.label, partial(_layer_case, plan, task, note))
+
+
+def _layer_case(plan: Plan, task: _Task, note: Note) -> Case:
+    problem = task.problem(task.channels, task.dtype)
     layer = Layer(problem)
     truth = layer.truth()
     rows: list[Case] = []
     entered: list[tuple[Case, Apply]] = []
-    for contender in contenders:
-        note(f"checking {contender.name}: {label}")
+    for contender in plan.contenders:
+        if not contender.ours and contender.figures not in task.figures:
+            continue
+        note(f"checking {contender.name}: {task.label}")
         row, apply = _entered(plan, contender, layer, truth)
         rows.append(row)
         if apply is not None:
             entered.append((row, apply))
     for way, work in (("forward", layer.forward), ("training", layer.train)):
         _time(plan, way, [(row, partial(work, apply)) for row, apply in entered], note)
-    return {"label": label, **_facts(problem), "rows": rows}
+    return {**task.facts, **_facts(problem), "rows": rows}
 
 
 def _facts(problem: Problem) -> Case:
@@ -283,67 +335,64 @@ def first_line(error: BaseException) -> str:
 # ---- cases
 
 
-def _taking_part(plan: Plan, *figures: str) -> list[Contender]:
-    return [c for c in plan.contenders if c.ours or c.figures in figures]
+def _by_radius(plan: Plan, scene: Scene, grid: float, channels: tuple[int, int], dtype: torch.dtype) -> Problem:
+    return Problem(radius_geometry(scene.points, grid, plan.kernel, offsets=scene.offsets), channels, dtype)
 
 
-def _named(problem: Problem, name: str) -> str:
-    return f"{name}, {problem.channels[0]}→{problem.channels[1]}, {str(problem.dtype).removeprefix('torch.')}"
+def _by_rank(plan: Plan, scene: Scene, grid: float, channels: tuple[int, int], dtype: torch.dtype) -> Problem:
+    return Problem(knn_geometry(scene.points, grid, NEAREST, plan.kernel, offsets=scene.offsets), channels, dtype)
 
 
-def _layers(plan: Plan, scene: Scene, note: Note) -> Any:
-    for some, grid in ((scene, plan.grid), (thinned(scene, plan.coarse), plan.coarse)):
-        geometry = radius_geometry(some.points, grid, plan.kernel, offsets=some.offsets)
+def _by_voxel(
+    plan: Plan, scene: Scene, cell: float, size: int, channels: tuple[int, int], dtype: torch.dtype
+) -> Problem:
+    some, numbers = voxels_of(scene, cell, size)
+    return Problem(voxel_geometry(some.points, cell, plan.kernel), channels, dtype, numbers)
+
+
+def _densities(plan: Plan, scene: Scene) -> list[tuple[Scene, float]]:
+    """The scan's own and the coarser one, with the grid of each."""
+    return [(scene, plan.grid), (thinned(scene, plan.coarse), plan.coarse)]
+
+
+def _layers(plan: Plan, scene: Scene, note: Note) -> Iterator[Job]:
+    for some, grid in _densities(plan, scene):
         for channels in plan.channels:
             for dtype in plan.dtypes:
-                problem = Problem(geometry, channels, dtype)
-                yield _layer_case(plan, problem, _taking_part(plan, "layer"), _named(problem, some.name), note)
+                problem = partial(_by_radius, plan, some, grid)
+                yield _layer_job(plan, _Task(some.name, channels, dtype, ("layer",), problem), note)
 
 
-def _sizes(plan: Plan, scene: Scene, note: Note) -> Any:
+def _sizes(plan: Plan, scene: Scene, note: Note) -> Iterator[Job]:
     """At the scan's density and thinned; parts and copies of the scene."""
-    for whole, grid in ((scene, plan.grid), (thinned(scene, plan.coarse), plan.coarse)):
+    for whole, grid in _densities(plan, scene):
         for size in plan.sizes:
-            some = sized(whole, size)
-            geometry = radius_geometry(some.points, grid, plan.kernel, offsets=some.offsets)
-            problem = Problem(geometry, plan.channels[0], plan.dtypes[0])
-            case = _layer_case(plan, problem, _taking_part(plan, "layer"), _named(problem, some.name), note)
-            yield {"size": size, "series": whole.name, **case}
+            some, facts = sized(whole, size), {"size": size, "series": whole.name}
+            problem = partial(_by_radius, plan, some, grid)
+            yield _layer_job(plan, _Task(some.name, plan.channels[0], plan.dtypes[0], ("layer",), problem, facts), note)
 
 
-def _voxels(plan: Plan, scene: Scene, note: Note) -> Any:
+def _voxels(plan: Plan, scene: Scene, note: Note) -> Iterator[Job]:
     """At the scan's density, hardly more than a point a voxel, and coarser."""
     for cell in (plan.grid, plan.coarse):
-        series = f"voxels of {100 * cell:g} cm"
         for size in plan.sizes:
-            some, numbers = voxels_of(scene, cell, size)
-            geometry = voxel_geometry(some.points, cell, plan.kernel)
-            problem = Problem(geometry, plan.channels[0], plan.voxel_dtype, numbers)
-            case = _layer_case(plan, problem, _taking_part(plan, "voxels"), _named(problem, some.name), note)
-            yield {"size": size, "series": series, **case}
+            facts = {"size": size, "series": f"voxels of {100 * cell:g} cm"}
+            name, problem = voxels_name(scene, cell, size), partial(_by_voxel, plan, scene, cell, size)
+            yield _layer_job(plan, _Task(name, plan.channels[0], plan.voxel_dtype, ("voxels",), problem, facts), note)
 
 
 def _ablation(
-    figures: Sequence[str], geometry_of: Callable[[Plan, Scene], PointGeometry], plan: Plan, scene: Scene, note: Note
-) -> Any:
+    figures: tuple[str, ...], problem_of: Callable[..., Problem], plan: Plan, scene: Scene, note: Note
+) -> Iterator[Job]:
     for size in plan.ablation_sizes:
-        some = sized(scene, size)
-        problem = Problem(geometry_of(plan, some), plan.channels[0], plan.dtypes[0])
-        case = _layer_case(plan, problem, _taking_part(plan, *figures), _named(problem, some.name), note)
-        yield {"size": size, "series": scene.name, **case}
+        some, facts = sized(scene, size), {"size": size, "series": scene.name}
+        problem = partial(problem_of, plan, some, plan.grid)
+        yield _layer_job(plan, _Task(some.name, plan.channels[0], plan.dtypes[0], figures, problem, facts), note)
 
 
-def _by_radius(plan: Plan, scene: Scene) -> PointGeometry:
-    return radius_geometry(scene.points, plan.grid, plan.kernel, offsets=scene.offsets)
-
-
-def _by_rank(plan: Plan, scene: Scene) -> PointGeometry:
-    return knn_geometry(scene.points, plan.grid, NEAREST, plan.kernel, offsets=scene.offsets)
-
-
-def _build(plan: Plan, scene: Scene, note: Note) -> Any:
-    yield _build_case(plan, scene, plan.grid, note)
-    yield _build_case(plan, thinned(scene, plan.coarse), plan.coarse, note)
+def _build(plan: Plan, scene: Scene, note: Note) -> Iterator[Job]:
+    for some, grid in _densities(plan, scene):
+        yield Job(some.name, partial(_build_case, plan, some, grid, note))
 
 
 def _build_case(plan: Plan, scene: Scene, grid: float, note: Note) -> Case:
@@ -386,7 +435,7 @@ def _build_case(plan: Plan, scene: Scene, grid: float, note: Note) -> Case:
             row["build_peak_bytes"] = peak_bytes(works[timing.name][0])
         rows.append(row)
     facts = {"points": points.shape[0], "triplets": found.indices.numel(), "kernel": list(sides)}
-    return {"label": scene.name, **facts, "rows": rows}
+    return {**facts, "rows": rows}
 
 
 def _brute_force(points: Tensor, offsets: Tensor, radius: float) -> Callable[[Any], str | None]:
@@ -407,22 +456,41 @@ def _brute_force(points: Tensor, offsets: Tensor, radius: float) -> Callable[[An
     return judge
 
 
-def _network(plan: Plan, scene: Scene, note: Note) -> Any:
+def _network(plan: Plan, scene: Scene, note: Note) -> Iterator[Job]:
     some = sized(scene, plan.network_points)
     repeats = max(plan.repeats, _NETWORK_REPEATS) if plan.gpu else plan.repeats
-    yield network.timed(some, plan.grid, plan.network_dtype, repeats, note)
+    work = partial(network.timed, some, plan.grid, plan.network_dtype, repeats, note)
+    yield Job(f"ResNet-18, {some.name}", work)
 
 
-def _limit(plan: Plan, scene: Scene, note: Note) -> Any:
-    for size in plan.limit_sizes:
+def _limit(plan: Plan, scene: Scene, note: Note) -> Iterator[Job]:
+    """Sizes until one does not fit; then halves of what lies between, for the largest that does."""
+
+    def job_of(size: int) -> Job:
+        work = partial(network.once, partial(sized, scene, size), size, plan.grid, plan.network_dtype)
+        return Job(f"ResNet-18, {size:,} points", work)
+
+    fits = short = 0
+    sizes = list(plan.limit_sizes)
+    while sizes:
+        size = sizes.pop(0)
         note(f"ResNet-18 on {size:,} points")
-        case = network.once(partial(sized, scene, size), size, plan.grid, plan.network_dtype)
-        yield case
-        if case["rows"][0]["status"] != "ok":
+        job = job_of(size)
+        yield job
+        status = job.case["rows"][0]["status"] if job.case is not None else "failed"
+        if status == "ok":
+            fits = size
+        elif status == "out of memory":
+            short = size
+        else:
             return
+        if short:
+            unit = max(1, 10 ** (len(str(fits)) - 2))
+            middle = (fits + short) // 2 // unit * unit
+            sizes = [middle] if 0 < fits < middle and short - fits > _NEAR * fits else []
 
 
-_CASES: dict[str, Callable[[Plan, Scene, Note], Any]] = {
+_CASES: dict[str, Callable[[Plan, Scene, Note], Iterator[Job]]] = {
     "build": _build,
     "layer": _layers,
     "voxels": _voxels,

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from fullfield._check import InputError
 from fullfield.io import read_point_cloud
-from fullfield.ops.neighbors import grid_downsample
+from fullfield.ops.neighbors import grid_downsample, spatial_order
+from fullfield.ops.neighbors.ordering import morton_code
 
-_BITS = 21  # of a coordinate in a Morton code
 _APART = 8  # voxels between copies, as many as the largest kernel has cells a side
 
 
@@ -31,34 +31,6 @@ class Scene:
     def to(self, device: torch.device) -> Scene:
         """The same on a device."""
         return Scene(self.name, self.points.to(device), self.offsets)
-
-
-def _spread(x: Tensor) -> Tensor:
-    """Bits two places apart, int64."""
-    for shift, mask in (
-        (32, 0x1F00000000FFFF),
-        (16, 0x1F0000FF0000FF),
-        (8, 0x100F00F00F00F00F),
-        (4, 0x10C30C30C30C30C3),
-        (2, 0x1249249249249249),
-    ):
-        x = (x | x << shift) & mask
-    return x
-
-
-def spatial_order(points: Tensor) -> Tensor:
-    """[N] int64: points along a Morton curve through the cloud's box."""
-    if not points.shape[0]:
-        return torch.zeros(0, dtype=torch.int64, device=points.device)
-    low, high = points.amin(0).double(), points.amax(0).double()
-    cells = ((points.double() - low) / (high - low).amax().clamp(min=1e-30) * (2**_BITS - 1)).to(torch.int64)
-    return torch.argsort(morton_code(cells), stable=True)
-
-
-def morton_code(cells: Tensor) -> Tensor:
-    """[N] int64 of numbers [N, 3] from 0 to 2²¹ − 1; x weighs most."""
-    x, y, z = (_spread(cells[:, axis]) for axis in range(3))
-    return x << 2 | y << 1 | z
 
 
 def join(name: str, clouds: Sequence[Tensor]) -> Scene:
@@ -130,8 +102,12 @@ def voxels_of(scene: Scene, cell: float, count: int | None = None) -> tuple[Scen
     found = torch.cat(places)
     found = found[torch.argsort(morton_code(found))]
     points = ((found.double() + 0.5) * cell).to(torch.float32)
-    name = f"{scene.name}, voxels of {100 * cell:g} cm" + ("" if count is None else f", {count:,}")
-    return Scene(name, points, torch.tensor([0, len(points)])), found
+    return Scene(voxels_name(scene, cell, count), points, torch.tensor([0, len(points)])), found
+
+
+def voxels_name(scene: Scene, cell: float, count: int | None = None) -> str:
+    """Of what :func:`voxels_of` makes."""
+    return f"{scene.name}, voxels of {100 * cell:g} cm" + ("" if count is None else f", {count:,}")
 
 
 def sized(scene: Scene, count: int) -> Scene:

@@ -21,8 +21,8 @@ FILES = {
     "network": "figureFG_network.png",
     "limit": "figureK_limit.png",
 }
-CARDS = ((24, "24 GB"), (48, "48 GB"), (80, "80 GB"), (141, "141 GB"))
-"""Memory of common GPUs, for figure K."""
+CARDS = ((24, "24 GB"), (48, "48 GB"), (80, "80 GB"), (140, "141 GB"))
+"""Memory of common GPUs in GiB, for figure K, and what they are sold as."""
 PUBLISHED = {
     "PointCNN++": {"forward": (60.4, 0.37), "training": (135.9, 0.59)},
     "fVDB 0.3.1": {"forward": (49.6, 0.82), "training": (155.1, 1.79)},
@@ -114,15 +114,15 @@ def _limit(cases: list[Case]) -> Figure:
     figure, (axes,) = _figure(1, 2)
     for one, way in zip(axes, ("forward", "training"), strict=True):
         key = f"{way}_allocated_bytes"
-        points = [(case["size"], case["rows"][0][key] / 1e9) for case in cases if key in case["rows"][0]]
-        one.plot(*zip(*points, strict=True), marker="o", markersize=3, linewidth=2.2, label="fullfield")
+        points = [(case["size"], case["rows"][0][key] / 2**30) for case in cases if key in case["rows"][0]]
+        one.plot(*zip(*sorted(points), strict=True), marker="o", markersize=3, linewidth=2.2, label="fullfield")
         short = [case["size"] for case in cases if case["rows"][0]["status"] == "out of memory"]
         missing = [size for size in short if size not in dict(points)]
         one.plot(missing, [CARDS[-1][0]] * len(missing), "x", color="C3", label="does not fit" if missing else None)
         for size, name in CARDS:
             one.axhline(size, color="0.6", linewidth=0.8, linestyle="--")
-            one.annotate(name, (cases[0]["size"], size), fontsize=7, color="0.4", va="bottom")
-        _log(one, f"ResNet-18, {way}, GB allocated in all")
+            one.annotate(name, (min(case["size"] for case in cases), size), fontsize=7, color="0.4", va="bottom")
+        _log(one, f"ResNet-18, {way}, GiB allocated in all")
         one.set_xlim(0.7 * min(case["size"] for case in cases), 1.4 * max(case["size"] for case in cases))
         one.legend(fontsize=7, loc="lower right")
     return figure

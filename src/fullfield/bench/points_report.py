@@ -81,6 +81,8 @@ def _head(case: Case) -> str:
         parts.append(f"{case['buckets_per_point']} buckets a point")
     if "levels" in case:
         parts.append("levels of " + ", ".join(f"{n:,}" for n in case["levels"]))
+    if "commit" in case:
+        parts.append(f"of commit {case['commit']}")
     return ": ".join([parts[0], ", ".join(parts[1:])]) if parts[1:] else parts[0]
 
 

@@ -78,7 +78,7 @@ def measure(plan: GpuPlan, note: Note, on_case: Callable[[list[Case]], None], kn
     """All cases; ``on_case`` gets those that are done after every one.
 
     ``known``: cases of earlier runs, which stay unless they are measured again. A part that fails says why in its case,
-    and the others go on.
+    and the others go on, unless the device is broken: that error is raised.
     """
     device = plan.device
     note("what the hardware can do")
@@ -87,10 +87,9 @@ def measure(plan: GpuPlan, note: Note, on_case: Callable[[list[Case]], None], kn
     meter, told = open_meter(device) if {"energy", "realtime"} & set(plan.parts) else (None, "not asked for")
     side = min(schedules.REFERENCE_SIDE, max(plan.sides))
     pairs = [pair for group in plan.groups.values() for pair in group]
-    given = (pairs[-1].frame1, pairs[-1].frame2) if pairs else None
     few = max(5, plan.frames // 10)
     makers: dict[str, Callable[[], Case]] = {
-        "frames": lambda: solver.whole_frames(solver.WHOLE, given, device, plan.frames, limits, note),
+        "frames": lambda: solver.whole_frames(solver.WHOLE, plan.groups, device, plan.frames, limits, note),
         "schedules": lambda: schedules.by_size(plan.sides, schedules.versions(), device, plan.repeats, note),
         "quality": lambda: solver.quality(plan.groups, device, few, note, plan.steps),
         "realtime": lambda: solver.real_time(solver.LIMITS, device, few, meter, note),
@@ -108,7 +107,7 @@ def measure(plan: GpuPlan, note: Note, on_case: Callable[[list[Case]], None], kn
                 note("no pairs with true flow were given: no errors against time")
                 continue
             begin = time.perf_counter()
-            kept[CASES[part]] = {**_attempt(CASES[part], makers[part]), "took_s": time.perf_counter() - begin}
+            kept[CASES[part]] = {**_attempt(CASES[part], makers[part], device), "took_s": time.perf_counter() - begin}
             on_case(cases())
     finally:
         if meter is not None:
@@ -116,12 +115,14 @@ def measure(plan: GpuPlan, note: Note, on_case: Callable[[list[Case]], None], kn
     return cases()
 
 
-def _attempt(name: str, make: Callable[[], Case]) -> Case:
+def _attempt(name: str, make: Callable[[], Case], device: torch.device) -> Case:
     try:
         return make()
     except CheckFailed as failure:
         return {"case": name, "status": "check failed", "reason": str(failure), "rows": []}
     except (RuntimeError, MemoryError, OSError) as error:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # raises where a kernel has broken the device: then nothing can go on
         reason = next(iter(str(error).splitlines()), "") or type(error).__name__
         return {"case": name, "status": "not possible", "reason": reason, "rows": []}
 

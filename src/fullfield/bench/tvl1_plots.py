@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from fullfield.bench.plots import _figure, _save
 from fullfield.bench.tvl1_report import case_of
+from fullfield.bench.tvl1_solver import curve_of
+from fullfield.ops.tvl1.config import AUTO
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -76,7 +78,8 @@ def _sizes(case: dict[str, Any], machine: str) -> Figure:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(sides, [f"{side}²" for side in sides])
-    axes.minorticks_off()
+    axes.xaxis.minorticks_off()
+    axes.grid(True, which="minor", axis="y", alpha=0.12)
     axes.set_xlabel("frame")
     axes.set_ylabel("ns per pixel")
     figure.suptitle(f"{machine}: 1 scale × 1 warp × 10 iterations, inner iterations, graph replay", fontsize=9)
@@ -110,33 +113,45 @@ def _energy(case: dict[str, Any], machine: str) -> Figure:
     axes.grid(True, alpha=0.3)
     _legend(axes)
     height, width = case["rows"][0]["size"]
-    figure.suptitle(f"{machine}: {width}×{height}, 1 scale × 1 warp × 10 iterations; {case['meter']}", fontsize=9)
+    idle = f", idle {case['idle_watts']:.0f} W" if "idle_watts" in case else ""
+    figure.suptitle(f"{machine}: {width}×{height}, 1 scale × 1 warp × 10 iterations; {case['meter']}{idle}", fontsize=9)
     return figure
 
 
+def _plain_log(axes: Axes) -> None:
+    """A logarithmic axis across, with plain numbers."""
+    ticker = importlib.import_module("matplotlib.ticker")
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(ticker.NullFormatter())
+
+
 def _quality(case: dict[str, Any], machine: str) -> Figure:
-    """Rows: data sets, in full batches and one pair at a time; columns: end-point and angular error."""
+    """Rows: end-point and angular error of every set; columns: full batches by schedule, and one pair at a time."""
     names = list(dict.fromkeys(row["set"] for row in case["rows"]))
-    lines = [(name, key) for name in names for key in ("seconds", "seconds_alone")]
+    schedules = list(dict.fromkeys(row["schedule"] for row in case["rows"]))
+    columns = [*((schedule, "seconds") for schedule in schedules), (AUTO, "seconds_alone")]
+    errors = (("epe", "end-point error, px"), ("aae", "angular error, °"))
+    lines = [(name, *error) for name in names for error in errors]
     figure: Figure = importlib.import_module("matplotlib.figure").Figure(
-        figsize=(9, 3 * len(lines)), layout="constrained"
+        figsize=(4 * len(columns), 2.9 * len(lines)), layout="constrained"
     )
-    for panels, (name, key) in zip(figure.subplots(len(lines), 2, squeeze=False), lines, strict=True):
-        for one, error, words in zip(panels, ("epe", "aae"), ("end-point error, px", "angular error, °"), strict=True):
+    for panels, (name, error, words) in zip(
+        figure.subplots(len(lines), len(columns), squeeze=False), lines, strict=True
+    ):
+        some = next(row for row in case["rows"] if row["set"] == name)
+        for one, (schedule, key) in zip(panels, columns, strict=True):
             for precision, line in _LINES.items():
-                rows = sorted(
-                    (r for r in case["rows"] if r["set"] == name and r["precision"] == precision and "epe" in r),
-                    key=lambda row: float(row["iterations"]),
-                )
+                rows = curve_of(case, name, precision, schedule)
                 times = [1e3 * row[key] for row in rows]
                 one.plot(times, [row[error] for row in rows], line, marker="o", markersize=3, label=precision)
-            some = next(row for row in case["rows"] if row["set"] == name)
             how = f"{some['batch']} pairs at a time" if key == "seconds" else "one pair at a time"
-            one.set_title(f"{name}, {some['scales']} scales, {how}", fontsize=9)
+            one.set_title(f"{name}, {some['scales']} scales, {how}, {schedule}", fontsize=8)
+            _plain_log(one)
             one.set_xlabel("ms per pair")
             one.set_ylabel(words)
-            one.set_xlim(left=0)
-            one.grid(True, alpha=0.3)
+            one.grid(True, which="both", alpha=0.3)
             one.legend(fontsize=8)
     steps = sorted({row["iterations"] for row in case["rows"]})
     figure.suptitle(f"{machine}: 1 warp, {steps[0]} to {steps[-1]} iterations, bytes on the device to flow", fontsize=9)

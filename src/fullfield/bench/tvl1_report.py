@@ -7,8 +7,9 @@ from typing import Any
 
 from fullfield.bench.correlation_report import aligned
 from fullfield.bench.tvl1_published import SOURCE, TABLE1, TABLE2, TABLE3
-from fullfield.bench.tvl1_schedules import REFERENCE_SIDE
-from fullfield.bench.tvl1_solver import LIMITS, at_equal_time
+from fullfield.bench.tvl1_schedules import PRECISIONS, REFERENCE_SIDE, floor
+from fullfield.bench.tvl1_solver import LIMITS, at_equal_time, curve_of
+from fullfield.ops.tvl1.config import AUTO
 
 Case = dict[str, Any]
 Table = list[list[str]]
@@ -70,6 +71,15 @@ def _work(setting: dict[str, Any]) -> str:
     return f"{setting['scales']} × {setting['warps']} × {setting['iterations']}"
 
 
+def _rounds(rows: Sequence[dict[str, Any]]) -> str:
+    """How often was measured, and how far apart the times of one row lie at most."""
+    timed = [row for row in rows if "min" in row and "median_s" in row]
+    if not timed:
+        return "not measured"
+    widest = max((row["max"] - row["min"]) / row["median_s"] for row in timed)
+    return f"medians of {max(row['repeats'] for row in timed)}, all of a row within {100 * widest:.0f} % of it"
+
+
 def _status(row: dict[str, Any] | None, key: str, form: str = ".3g", scale: float = 1.0) -> str:
     if row is None:
         return ""
@@ -88,7 +98,8 @@ def size_table(results: dict[str, Any]) -> tuple[str, Table] | None:
     header = ["ns per pixel", *(f"{side}²" for side in sides)]
     body = [[name, *(_status(at.get((name, side)), "ns_per_pixel", ".4f") for side in sides)] for name in names]
     title = (
-        f"Inner iterations by schedule and size, {_work(case['setting'])} (scales × warps × iterations), graph replay"
+        f"Inner iterations by schedule and size, {_work(case['setting'])} (scales × warps × iterations), graph replay, "
+        f"{_rounds(rows)}"
     )
     return title, [header, *body]
 
@@ -111,24 +122,43 @@ def work_table(results: dict[str, Any]) -> tuple[str, Table] | None:
         "ns a pixel",
         "GFLOP/s",
         "GB/s",
+        "over floor",
     ]
+    limits = case_of(results, "ceilings") or {}
+    floors = {kind: floor(side**2, case["setting"]["iterations"], kind, limits) for kind in PRECISIONS}
     body = []
     for row in rows:
         moved = row["bytes_read"] + row["bytes_written"]
         numbers = [f"{row['operations']:.0f}", f"{moved:.0f}", f"{row['operations'] / moved:.2f}"]
         times = [f"{1e3 * row['median_s']:.4f}", f"{row['ns_per_pixel']:.4f}"]
-        body.append([row["name"], *numbers, *times, f"{row['gflops']:.0f}", f"{row['gbytes_per_s']:.0f}"])
+        rates = [f"{row['gflops']:.0f}", f"{row['gbytes_per_s']:.0f}"]
+        least = floors[row["precision"]]
+        over = "" if least is None else f"{row['median_s'] / max(least.values()):.1f}"
+        body.append([row["name"], *numbers, *times, *rates, over])
     for (schedule, precision), row in TABLE1.items():
         moved = row.accesses * (8 if precision == "float32" else 4)  # float2 and half2, as its intensities say
         numbers = [f"{row.operations}", f"{moved}", f"{row.operations / moved:.2f}"]
         times = [f"{row.ns_per_pixel * REFERENCE_SIDE**2 / 1e6:.1f}", f"{row.ns_per_pixel}"]
         name = f"{schedule} {precision}, published"
-        body.append([name, *numbers, *times, str(row.gflops), str(row.gbytes_per_s)])
+        body.append([name, *numbers, *times, str(row.gflops), str(row.gbytes_per_s), ""])
     title = (
-        f"Work counted from the sources over measured time, {side}×{side}, {_work(case['setting'])} (the paper's GB/s: "
-        "of 2³⁰ bytes)"
+        f"Work counted from the sources over measured time, {side}×{side}, {_work(case['setting'])}. Bytes are those "
+        f"asked for: caches serve some (the paper's GB/s: of 2³⁰ bytes).{_limits(limits, floors)}"
     )
     return title, [head, *body]
+
+
+def _limits(limits: Case, floors: dict[str, dict[str, float] | None]) -> str:
+    """What the iterations take at least, in words."""
+    told = []
+    for kind, least in floors.items():
+        if least is not None:
+            special = f", special functions {1e3 * least['special_s']:.3f} ms" if "special_s" in least else ""
+            told.append(f"{kind} {1e3 * least['memory_s']:.3f} ms{special}")
+    if not told:
+        return ""
+    copied = f"at the {limits['bytes_per_s'] / 1e12:.2f} TB/s of a copy in the same run"
+    return f" Floor, were every plane read and written once {copied}: {'; '.join(told)}"
 
 
 def depth_table(results: dict[str, Any]) -> tuple[str, Table] | None:
@@ -145,10 +175,10 @@ def depth_table(results: dict[str, Any]) -> tuple[str, Table] | None:
         [name, *(_status(at.get((name, depth)), "ms_per_iteration", ".2f", 1e3) for depth in depths)] for name in names
     ]
     height, width = rows[0]["size"] if rows else (0, 0)
-    return f"Time per iteration over the pipeline's depth, {width}×{height}, 1 scale × 1 warp, two passes", [
-        header,
-        *body,
-    ]
+    title = (
+        f"Time per iteration over the pipeline's depth, {width}×{height}, 1 scale × 1 warp, two passes, {_rounds(rows)}"
+    )
+    return title, [header, *body]
 
 
 def energy_table(results: dict[str, Any]) -> tuple[str, Table] | None:
@@ -181,19 +211,23 @@ def frames_table(results: dict[str, Any]) -> tuple[str, Table] | None:
         "frames a second",
         "in sequence",
         "floor ms",
+        "over floor",
     ]
+    groups = list(dict.fromkeys(name for row in case["rows"] for name in row.get("epe", {})))
     body = []
     for row in case["rows"]:
         line = [row["name"], _work(row)]
         if row["status"] != "ok":
-            body.append([*line, row["status"], *[""] * 5])
+            body.append([*line, row["status"], *[""] * (5 + len(groups))])
             continue
         times = [f"{1e3 * row['median_s']:.3f}", f"{1e3 * row['p99_s']:.3f}", f"{row['frames_per_s']:.1f}"]
         floor = ["", ""]
         if "floor_s" in row:
             floor = [f"{1e3 * row['floor_s']:.3f}", f"{row['over_floor']:.2f}"]
-        body.append([*line, *times, f"{row['sequence']['frames_per_s']:.1f}", *floor])
-    return f"Whole frames, {case['frames']}, to flow on the device", [[*head, "over floor"], *body]
+        errors = [f"{row['epe'][name]:.4f}" for name in groups]
+        body.append([*line, *times, f"{row['sequence']['frames_per_s']:.1f}", *floor, *errors])
+    head += [f"{name} EPE px" for name in groups]
+    return f"Whole frames, {case['frames']}, to flow on the device", [head, *body]
 
 
 def time_table(results: dict[str, Any]) -> tuple[str, Table] | None:
@@ -225,17 +259,30 @@ def peers_table(results: dict[str, Any]) -> tuple[str, Table] | None:
     case = case_of(results, "peers")
     if case is None:
         return None
-    body = [
-        [row["name"], f"{1e3 * row['median_s']:.3f}", f"{row['ours_faster']:.3g}", f"{row['epe']:.3f}"]
-        for row in case["rows"]
-    ]
+    body = []
+    for row in case["rows"]:
+        times = [f"{1e3 * row['median_s']:.3f}", f"{1e3 * row['min']:.3f} … {1e3 * row['max']:.3f}"]
+        body.append([row["name"], *times, f"{row['ours_faster']:.3g}", f"{row['epe']:.3f}"])
     height, width = case["size"]
     title = (
         f"Others in the same run, {case['pair']} {width}×{height}, {_work(case['setting'])} (scikit-image: all scales "
-        f"of ½), their CPU solvers on {results.get('environment', {}).get('cores', '?')} cores; OpenCV's CUDA solver: "
-        f"{case['opencv_cuda']}"
+        f"of ½), ours from bytes on the GPU to flow there, their CPU solvers on "
+        f"{results.get('environment', {}).get('cores', '?')} cores from grey frames to flow in memory; OpenCV's CUDA "
+        f"solver: {case['opencv_cuda']}"
     )
-    return title, [["solver", "ms", "over the first row's", "end-point error px"], *body]
+    return title, [["solver", "ms", "from … to", "over the first row's", "end-point error px"], *body]
+
+
+def _shown(case: Case) -> list[tuple[str, str, str, str]]:
+    """(set, schedule, key of the time, in words) of the curves that tell something: one pair alone leaves most of a GPU
+    idle, whatever the schedule."""
+    found = []
+    for name in dict.fromkeys(row["set"] for row in case["rows"]):
+        batch = next(row["batch"] for row in case["rows"] if row["set"] == name)
+        for schedule in dict.fromkeys(row["schedule"] for row in case["rows"]):
+            found.append((name, schedule, "seconds", f"{batch} at a time, schedule {schedule}"))
+        found.append((name, AUTO, "seconds_alone", f"one at a time, schedule {AUTO}"))
+    return found
 
 
 def quality_tables(results: dict[str, Any]) -> list[tuple[str, Table]]:
@@ -243,32 +290,40 @@ def quality_tables(results: dict[str, Any]) -> list[tuple[str, Table]]:
     case = case_of(results, "quality")
     if case is None:
         return []
-    found = []
-    for name in dict.fromkeys(row["set"] for row in case["rows"]):
-        some = next(row for row in case["rows"] if row["set"] == name)
-        for key, words in (("seconds", f"{some['batch']} pairs at a time"), ("seconds_alone", "one pair at a time")):
-            columns = at_equal_time(case, name, key=key)
-            if columns:
-                found.append(_quality_table(name, some, words, columns))
-    return [("What half precision gains: errors in the time that float32 takes", finding(case)), *found]
+    title = "What half precision gains: errors in the time that float32 takes, and after equally many iterations"
+    found = [(title, finding(case))]
+    for name, schedule, key, words in _shown(case):
+        columns = at_equal_time(case, name, key=key, schedule=schedule)
+        if columns:
+            some = next(row for row in case["rows"] if row["set"] == name and "scenes" in row)
+            found.append(_quality_table(name, some, words, columns))
+    return found
 
 
 def finding(case: Case) -> Table:
-    """The paper's finding, float16 against float32 at equal time, averages over a set's scenes."""
+    """The paper's finding, float16 against float32 at equal time, averages over a set's scenes; then after equally
+    many iterations, the most that were measured."""
+
+    def compared(single: dict[str, float], half: dict[str, float]) -> list[str]:
+        cells = []
+        for error, unit in (("epe", "px"), ("aae", "°")):
+            change = 100 * (half[error] / single[error] - 1)
+            cells += [f"{single[error]:.3f} / {half[error]:.3f} {unit}", f"{change:+.1f} %"]
+        return cells
+
     body = []
-    for name in dict.fromkeys(row["set"] for row in case["rows"]):
-        batch = next(row for row in case["rows"] if row["set"] == name)["batch"]
-        for key, words in (("seconds", f"{batch} at a time"), ("seconds_alone", "one at a time")):
-            for row in at_equal_time(case, name, key=key):
-                line = [f"{name}, {words}", f"{1e3 * row['seconds']:.3f}", f"{row['iterations float32']:.0f}"]
-                if row["epe float16"] is None:
-                    body.append([*line, "fewer than measured", *[""] * 4])
-                    continue
-                line.append(f"{row['iterations float16']:.1f}")
-                for error, unit in (("epe", "px"), ("aae", "°")):
-                    single, half = row[f"{error} float32"], row[f"{error} float16"]
-                    line += [f"{single:.3f} / {half:.3f} {unit}", f"{100 * (half / single - 1):+.1f} %"]
-                body.append(line)
+    for name, schedule, key, words in _shown(case):
+        for row in at_equal_time(case, name, key=key, schedule=schedule):
+            line = [f"{name}, {words}", f"{1e3 * row['seconds']:.3f}", f"{row['iterations float32']:.0f}"]
+            if row["epe float16"] is None:
+                body.append([*line, "fewer than measured", *[""] * 4])
+                continue
+            both = ({error: row[f"{error} {kind}"] for error in ("epe", "aae")} for kind in PRECISIONS)
+            body.append([*line, f"{row['iterations float16']:.1f}", *compared(*both)])
+        last = [curve[-1] for kind in PRECISIONS if (curve := curve_of(case, name, kind, schedule))]
+        if len(last) == len(PRECISIONS) and last[0]["iterations"] == last[1]["iterations"]:
+            times = " / ".join(f"{1e3 * row[key]:.3f}" for row in last)
+            body.append([f"{name}, {words}", times, *(str(row["iterations"]) for row in last), *compared(*last)])
     head = ["pairs", "ms a pair", "iterations float32", "float16", "EPE float32 / float16", "", "AAE", ""]
     return [head, *body]
 

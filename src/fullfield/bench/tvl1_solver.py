@@ -7,11 +7,11 @@ import gc
 import importlib
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
-from itertools import pairwise
-from typing import Any, Protocol
+from itertools import pairwise, product
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -31,19 +31,37 @@ Note = Callable[[str], None]
 Row = dict[str, Any]
 Case = dict[str, Any]
 
-WHOLE = (("fast", (1080, 1920)), ("default", (1080, 1920)), ("default", (3432, 8192)))
-"""Presets and sizes of whole frames."""
+
+class Whole(NamedTuple):
+    """A setting for whole frames: a preset with some of its parameters changed."""
+
+    preset: str
+    size: tuple[int, int]
+    changes: Mapping[str, Any] = {}
+
+
+# From the fastest to the best; after the first preset what an H200 does at about 200 frames a second.
+WHOLE = (
+    Whole("fast", (1080, 1920)),
+    Whole("default", (1080, 1920), {"scale_factor": 0.8, "warps": 8}),
+    Whole("realtime", (1080, 1920)),
+    Whole("default", (1080, 1920)),
+    Whole("default", (3432, 8192)),
+)
 LIMITS = (5e-3, 10e-3, 20e-3, 40e-3)
 """Seconds a frame, the paper's table 3."""
-STEPS = (5, 10, 20, 30, 50, 75, 100)
+STEPS = (3, 5, 7, 10, 15, 20, 30, 50, 70, 100)
 """Iterations a warp, the paper's figure 13."""
+QUALITY_SCHEDULES = (AUTO, "global")
+"""The fastest way to iterate, whose small levels are float32 inside, and the paper's first, which memory limits."""
 QUALITY_SCALES = {"middlebury": 3, "sintel": 5}
 BATCH = 24
 """Pairs at a time where the GPU is to be full: one Middlebury pair leaves most of an H200 idle."""
 _PATIENCE = 0.5  # seconds of one measurement, unless three calls take longer
+_QUICK, _QUICK_CALLS = 0.02, 20  # a call that takes less seconds is timed so often in a round
 _TILE = 1024
 _STEP = 16  # pixels, of the sides tried for table 3
-_TRIES = 4
+_TRIES, _NEAR = 4, 0.99
 # From the plain solver at the checked size: mean distance allowed, px.
 _CHECKED = (135, 240)
 _ALLOWED = {"float32": 2e-3, "float16": 0.1}
@@ -168,22 +186,28 @@ def _explains(first: Tensor, second: Tensor, flow: Tensor) -> str | None:
 
 
 def whole_frames(
-    plan: Sequence[tuple[str, tuple[int, int]]],
-    pair: tuple[Tensor, Tensor] | None,
+    plan: Sequence[Whole],
+    groups: Mapping[str, Sequence[Pair]],
     device: torch.device,
     count: int,
     limits: Case,
     note: Note,
 ) -> Case:
-    """Frames a second of the presets in both precisions: pairs, and the next frame of a sequence."""
+    """Frames a second of the presets in both precisions: pairs, and the next frame of a sequence; mean end-point errors
+    on the pairs of ``groups``, the last of which is also what is enlarged to the frames' size."""
     rows: list[Row] = []
-    for preset, size in plan:
+    given = [pair for pairs in groups.values() for pair in pairs]
+    pair = (given[-1].frame1, given[-1].frame2) if given else None
+    known: dict[TVL1Config, dict[str, float]] = {}
+    for preset, size, changes in plan:
         first, second = (_bytes(frame) for frame in frames(Plan((), (), device, pair=pair), size))
         for precision in PRECISIONS:
-            name = f"{preset} {precision} {size[1]}×{size[0]}"
+            called = ", ".join((preset, *(f"{key} {value}" for key, value in changes.items())))
+            name = f"{called}, {precision}, {size[1]}×{size[0]}"
             note(name)
-            config = PRESETS[preset].replace(precision=precision)
-            row: Row = {"name": name, "preset": preset, "precision": precision, "size": list(size), "status": "ok"}
+            config = PRESETS[preset].replace(precision=precision, **changes)
+            row: Row = {"name": name, "preset": preset, "changes": dict(changes), "precision": precision}
+            row |= {"size": list(size), "status": "ok"}
             rows.append(row)
             levels = len(level_sizes(*size, config.scales, config.scale_factor))
             row |= {"scales": levels, "warps": config.warps, "iterations": config.iterations, "channels": 3}
@@ -199,12 +223,35 @@ def whole_frames(
             row["frames_per_s"] = throughput(call, device, count, row["median_s"])
             row["sequence"] = _sequence(solver, (first, second), out, device, count)
             row["memory_bytes"] = getattr(solver, "memory", None)
+            if config not in known:
+                known[config] = errors(groups, config, device)
+            row["epe"] = known[config]
             found = floors(size, config, limits)
             if found is not None:
                 row |= {**found, "over_floor": row["median_s"] / found["floor_s"]}
             del solver, out, call
             _release(device)
     return {"case": "whole frames", "frames": "uint8, 3 channels, on the device", "rows": rows}
+
+
+def errors(groups: Mapping[str, Sequence[Pair]], config: TVL1Config, device: torch.device) -> dict[str, float]:
+    """Mean end-point error of every group's pairs, px."""
+    found = {}
+    for name, pairs in groups.items():
+        of_pairs = []
+        for same, first, second in _stacks(pairs, device):
+            flow = make_solver((len(same), 3, *same[0].size), config, device)(first, second).cpu()
+            of_pairs += [float(epe(one, pair.flow, pair.valid)) for one, pair in zip(flow, same, strict=True)]
+        found[name] = statistics.fmean(of_pairs)
+    return found
+
+
+def _stacks(pairs: Sequence[Pair], device: torch.device) -> Iterator[tuple[list[Pair], Tensor, Tensor]]:
+    """The pairs of one size, and their frames as bytes [B, 3, H, W], for every size."""
+    for size in dict.fromkeys(pair.size for pair in pairs):
+        same = [pair for pair in pairs if pair.size == size]
+        first, second = (_bytes(torch.stack([getattr(p, f) for p in same])).to(device) for f in ("frame1", "frame2"))
+        yield same, first, second
 
 
 def _sequence(
@@ -277,7 +324,7 @@ def real_time(
 def largest(limit: float, measure: Callable[[int], Row], start: int, step: int) -> Row | None:
     """The largest side tried, a multiple of ``step``, whose median is within ``limit``.
 
-    Goes from ``start`` in the proportion of time to pixels, at most four times up or down.
+    Goes from ``start`` in the proportion of time to pixels, at most four times, until 1 % of the time is left.
     """
     side, best, worst = max(step, start // step * step), None, None
     for _ in range(_TRIES):
@@ -286,6 +333,8 @@ def largest(limit: float, measure: Callable[[int], Row], start: int, step: int) 
             worst = side if worst is None else min(worst, side)
         elif best is None or side > best["side"]:
             best = row
+            if row["median_s"] > _NEAR * limit:
+                break
         scale = (limit / row["median_s"]) ** 0.5 if "median_s" in row else 0.7
         side = int(side * scale) // step * step
         if best is not None:
@@ -325,74 +374,75 @@ def _one_frame(side: int, config: TVL1Config, device: torch.device, count: int) 
 
 
 def quality(
-    groups: dict[str, Sequence[Pair]], device: torch.device, count: int, note: Note, steps: Sequence[int] = STEPS
+    groups: Mapping[str, Sequence[Pair]], device: torch.device, count: int, note: Note, steps: Sequence[int] = STEPS
 ) -> Case:
-    """Errors and time per pair over the number of iterations, alone and in batches: the paper's figure 13, table 2.
+    """Errors and time per pair over the number of iterations, in batches and alone: the paper's figure 13, table 2.
 
-    Scenes of one size run together; the time per pair of a set is the mean over its scenes.
+    Scenes of one size run together; the time per pair of a set is the mean over its scenes. ``count``: batches behind a
+    median; of single pairs, whose launching is most of their time, five times as many.
     """
     rows: list[Row] = []
-    for name, pairs in groups.items():
+    for name, schedule, precision, iterations in product(groups, QUALITY_SCHEDULES, PRECISIONS, steps):
+        note(f"{name}, {schedule}, {precision}, {iterations} iterations")
         scales = QUALITY_SCALES[name]
-        for precision in PRECISIONS:
-            for iterations in steps:
-                note(f"{name}, {precision}, {iterations} iterations")
-                config = PRESETS["paper"].replace(scales=scales, iterations=iterations, precision=precision)
-                row: Row = {"name": f"{name} {precision} {iterations}", "set": name, "precision": precision}
-                row |= {"iterations": iterations, "scales": scales, "warps": 1, "status": "ok", "batch": BATCH}
-                row["check"], problem = agreement(config, device)
-                more = (
-                    {"status": "check failed", "reason": problem} if problem else _quality(pairs, config, device, count)
-                )
-                rows.append(row | more)
+        config = PRESETS["paper"].replace(scales=scales, iterations=iterations, precision=precision, schedule=schedule)
+        row: Row = {"name": f"{name} {schedule} {precision} {iterations}", "set": name, "schedule": schedule}
+        row |= {"precision": precision, "iterations": iterations, "scales": scales, "warps": 1, "batch": BATCH}
+        row["check"], problem = agreement(config, device)
+        if problem is not None:
+            rows.append(row | {"status": "check failed", "reason": problem})
+        else:
+            rows.append({**row, "status": "ok", **_quality(groups[name], config, device, count)})
     return {"case": "quality", "rows": rows}
 
 
 def _quality(pairs: Sequence[Pair], config: TVL1Config, device: torch.device, count: int) -> Row:
     scenes: list[Row] = []
-    for size in dict.fromkeys(pair.size for pair in pairs):
-        same = [pair for pair in pairs if pair.size == size]
-        stacks = [_bytes(torch.stack([getattr(p, f) for p in same])).to(device) for f in ("frame1", "frame2")]
-        alone = _timed_batch([stack[:1] for stack in stacks], config, device, count)[0]
+    for same, *stacks in _stacks(pairs, device):
         many = [stack.repeat(-(-BATCH // len(same)), 1, 1, 1)[:BATCH] for stack in stacks]
         full, flow = _timed_batch(many, config, device, count)
+        times: Row = {"seconds": statistics.median(full), "seconds_range": [min(full), max(full)]}
+        if config.schedule == AUTO:
+            alone, _ = _timed_batch([stack[:1] for stack in stacks], config, device, 5 * count)
+            times |= {"seconds_alone": statistics.median(alone), "seconds_alone_range": [min(alone), max(alone)]}
         for pair, found in zip(same, flow.cpu(), strict=False):
-            scenes.append(
-                {
-                    "scene": pair.name,
-                    "size": list(size),
-                    "epe": float(epe(found, pair.flow, pair.valid)),
-                    "aae": float(aae(found, pair.flow, pair.valid)),
-                    "still_epe": float(epe(torch.zeros_like(found), pair.flow, pair.valid)),
-                    "seconds": full / BATCH,
-                    "seconds_alone": alone,
-                }
-            )
-    means = {key: statistics.fmean(s[key] for s in scenes) for key in ("epe", "aae", "seconds", "seconds_alone")}
-    still = statistics.fmean(scene["still_epe"] for scene in scenes)
+            errors = {"epe": float(epe(found, pair.flow, pair.valid)), "aae": float(aae(found, pair.flow, pair.valid))}
+            still = float(epe(torch.zeros_like(found), pair.flow, pair.valid))
+            scenes.append({"scene": pair.name, "size": list(pair.size), **errors, "still_epe": still, **times})
+    keys = ("epe", "aae", "still_epe", "seconds", "seconds_alone")
+    means = {key: statistics.fmean(scene[key] for scene in scenes) for key in keys if key in scenes[0]}
     row: Row = {**means, "scenes": scenes}
-    if not means["epe"] < still:
-        row |= {"status": "check failed", "reason": f"end-point error {means['epe']:.3f} px, no flow has {still:.3f}"}
+    if not means["epe"] < means["still_epe"]:
+        reason = f"end-point error {means['epe']:.3f} px, no flow has {means['still_epe']:.3f}"
+        row |= {"status": "check failed", "reason": reason}
     return row
 
 
-def _timed_batch(pair: Sequence[Tensor], config: TVL1Config, device: torch.device, count: int) -> tuple[float, Tensor]:
-    """Median seconds of the batch, and its flow."""
+def _timed_batch(
+    pair: Sequence[Tensor], config: TVL1Config, device: torch.device, count: int
+) -> tuple[list[float], Tensor]:
+    """Seconds per pair of some batches, and their flow."""
     first, second = pair
     shape = (len(first), int(first.shape[1]), int(first.shape[2]), int(first.shape[3]))
     solver = make_solver(shape, config, device)
     flow = solver(first, second)
-    seconds = statistics.median(latencies(partial(solver, first, second, torch.empty_like(flow)), device, count))
-    return seconds, flow
+    times = latencies(partial(solver, first, second, torch.empty_like(flow)), device, count)
+    return [seconds / len(first) for seconds in times], flow
 
 
-def at_equal_time(case: Case, name: str, marks: Sequence[int] = (5, 10, 20), key: str = "seconds") -> list[Row]:
+def curve_of(case: Case, name: str, precision: str, schedule: str) -> list[Row]:
+    """The rows of a set that have errors, by iterations."""
+    wanted = {"set": name, "precision": precision, "schedule": schedule}
+    rows = (row for row in case["rows"] if "epe" in row and all(row[key] == value for key, value in wanted.items()))
+    return sorted(rows, key=lambda row: int(row["iterations"]))
+
+
+def at_equal_time(
+    case: Case, name: str, marks: Sequence[int] = (5, 10, 20), key: str = "seconds", schedule: str = AUTO
+) -> list[Row]:
     """Errors of both precisions in the time that float32 takes for ``marks`` iterations, linear in between."""
     curves = {
-        precision: sorted(
-            (row for row in case["rows"] if row["set"] == name and row["precision"] == precision and "epe" in row),
-            key=lambda row: float(row[key]),
-        )
+        precision: sorted(curve_of(case, name, precision, schedule), key=lambda row: float(row[key]))
         for precision in PRECISIONS
     }
     found = []
@@ -429,7 +479,8 @@ def against_opencv(pair: Pair, device: torch.device, repeats: int, note: Note) -
     """The whole solver with the paper's settings of table 3 beside OpenCV's, on the CPU and where it has one the GPU's,
     and scikit-image's, whose pyramid goes on halving.
 
-    Ours and OpenCV's GPU solver have their frames on the device; nobody stops early.
+    Ours and OpenCV's GPU solver have their frames on the device; nobody stops early. A round of a quick solver is the
+    median of 20 calls.
     """
     setting = PRESETS["paper"].replace(iterations=10)
     found: dict[str, float] = {}
@@ -458,10 +509,12 @@ def against_opencv(pair: Pair, device: torch.device, repeats: int, note: Note) -
             _finish(device)
 
         _finish(device)
-        return wall_clock(finished)
+        once = wall_clock(finished)
+        # A device that stood still while another candidate had its turn needs a call to get going.
+        return once if once > _QUICK else statistics.median(wall_clock(finished) for _ in range(_QUICK_CALLS))
 
     rows: list[Row] = [
-        {**t.as_dict(), "epe": found[t.name]} for t in interleaved(candidates, repeats, note, clock, 10.0)
+        {**t.as_dict(), "epe": found[t.name]} for t in interleaved(candidates, repeats, note, clock, 3.0)
     ]
     for row in rows:
         row["ours_faster"] = row["median_s"] / rows[0]["median_s"]

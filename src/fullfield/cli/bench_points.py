@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fullfield import _check
 from fullfield._check import InputError
 from fullfield.cli import paths, report
 from fullfield.cli.argtypes import count
@@ -72,11 +75,13 @@ def add_parser(targets: Any) -> argparse.ArgumentParser:
     what.add_argument("--sizes", nargs="+", type=count, metavar="N", help="points of sizes and voxels")
     what.add_argument("--ablation-sizes", nargs="+", type=count, metavar="N", help="points of figures A to C")
     what.add_argument("--network-points", type=count, metavar="N", help="points of ResNet-18 [164833 on a GPU]")
-    what.add_argument("--limit-sizes", nargs="+", type=count, metavar="N", help="points of figure K")
+    what.add_argument("--limit-sizes", nargs="+", type=count, metavar="N", help="points of figure K, rising")
     who = parser.add_argument_group("who takes part")
     who.add_argument("--pointelligence", metavar="DIR", help="a checkout of ant-research/pointelligence")
     who.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1, ... [cuda where there is one]")
     parser.add_argument("--repeats", type=count, default=5, metavar="N", help="rounds [%(default)s]")
+    parser.add_argument("--seconds", type=_length, metavar="S", help="begin no case after so many")
+    parser.add_argument("--resume", action="store_true", help="measure only what --output FILE does not hold yet")
     parser.add_argument("--plots", metavar="DIR", help="also draw the figures into this folder (matplotlib)")
     parser.add_argument("--markdown", metavar="FILE", help="also write tables, with published values beside (.md)")
     parser.add_argument("-o", "--output", metavar="FILE", help="also write results and environment (.json)")
@@ -114,25 +119,61 @@ def run(args: argparse.Namespace) -> int:
             report.note(text, kind="bench")
 
     plan, absent = _plan(args)
+    known = earlier(Path(args.output), args.grid) if args.resume and Path(args.output).exists() else []
     for name, reason in absent.items():
         note(f"{name} is not measured: {reason}")
-    header = {"bench": "points", "parts": list(plan.parts), "grid": args.grid, "absent": absent}
+
+    def results_of(cases: list[dict[str, Any]]) -> dict[str, Any]:
+        parts = list(dict.fromkeys(case["part"] for case in cases))
+        header = {"bench": "points", "parts": parts, "grid": args.grid, "absent": absent}
+        return {**header, "cases": cases, "verdicts": summary(cases)}
 
     def keep(cases: list[dict[str, Any]]) -> None:
         if args.output:
-            write_results(args.output, {**header, "cases": cases, "verdicts": summary(cases)})
+            write_results(args.output, results_of(cases))
 
     try:
-        cases = points.measure(plan, note, keep)
+        cases = points.measure(plan, note, keep, known)
     except CheckFailed as failure:
         report.note(str(failure), kind="check failed")
         return 1
-    results = {**header, "cases": cases, "verdicts": summary(cases), "environment": environment()}
+    results = {**results_of(cases), "environment": environment()}
     _write(args, results, note)
     problems = points.failed(cases)
     for problem in problems:
         report.note(problem, kind="check failed")
     return 1 if problems else 0
+
+
+def earlier(path: Path, grid: float) -> list[dict[str, Any]]:
+    """The cases of a file of results that need not be measured again, with their commit where it is another than now.
+
+    Raises InputError for a file that is none, or whose numbers are of another machine or grid than this run's.
+    """
+    from fullfield.bench.run import environment
+
+    here = environment()
+    try:
+        stored = json.loads(path.read_text("utf-8"))
+        there = stored["environment"]
+        if stored["bench"] != "points":
+            raise ValueError(stored["bench"])
+        kept = [case for case in stored["cases"] if _is_done(case)]
+        facts = [("grid", stored["grid"], grid), *((name, there.get(name), here.get(name)) for name in ("gpu", "cpu"))]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"--resume: expected results of this benchmark in {path}, got something else") from error
+    for name, got, wanted in facts:
+        _check.require(got == wanted, "--resume", f"results of {name} {wanted}", str(got))
+    for case in kept:
+        if there.get("commit") != here["commit"]:
+            case.setdefault("commit", there.get("commit"))
+    return kept
+
+
+def _is_done(case: dict[str, Any]) -> bool:
+    """Whether ours was measured; of figure K also that it did not fit."""
+    fine = ("ok", "out of memory") if case["part"] == "limit" else ("ok",)
+    return all(row["status"] in fine for row in case["rows"] if row.get("ours"))
 
 
 def _write(args: argparse.Namespace, results: dict[str, Any], note: Any) -> None:
@@ -164,6 +205,8 @@ def _check_arguments(args: argparse.Namespace) -> None:
         if value:
             paths.check_suffix(value, name, (suffix,))
             paths.check_output(value, name)
+    if args.resume and not args.output:
+        raise InputError("--resume: goes on with what --output FILE holds, and --output is absent")
     if args.plots:
         paths.check_folder(Path(args.plots), "--plots")
     if args.pointelligence and not Path(args.pointelligence).is_dir():
@@ -208,5 +251,6 @@ def _plan(args: argparse.Namespace) -> tuple[Plan, dict[str, str]]:
         voxel_dtype=torch.float16 if gpu and (not args.dtype or torch.float16 in dtypes) else dtypes[0],
         kernel=args.kernel,
         repeats=args.repeats,
+        seconds=args.seconds or math.inf,
     )
     return plan, {**absent, **missing}

@@ -71,7 +71,7 @@ def add_parser(targets: Any) -> argparse.ArgumentParser:
     )
     gpu.add_argument("--sides", nargs="+", type=count, metavar="PX", help="of the square frames [128 ... 8192]")
     gpu.add_argument("--depths", nargs="+", type=count, metavar="N", help="of the pipelines [1 ... 15]")
-    gpu.add_argument("--steps", nargs="+", type=count, metavar="N", help="iterations of quality [5 ... 100]")
+    gpu.add_argument("--steps", nargs="+", type=count, metavar="N", help="iterations of quality [3 ... 100]")
     gpu.add_argument("--calls", type=count, metavar="N", help="of whole frames, for a median and p99 [100]")
     gpu.add_argument("--joule-seconds", type=positive, metavar="S", help="work of one measurement of energy [0.6]")
     gpu.add_argument(
