@@ -1,7 +1,7 @@
-"""Write the README's table of measurements from the stored results.
+"""Write the tables of measurements in README.md and docs from the stored results.
 
-python scripts/tables.py           write it
-python scripts/tables.py --check   exit with 1 when the README says something else
+python scripts/tables.py           write them
+python scripts/tables.py --check   exit with 1 when a page says something else
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ BEGIN_CORRELATION = "<!-- table of the correlation lookup: begin -->\n"
 BEGIN_MODELS = "<!-- table of the networks: begin -->\n"
 BEGIN_POINTS = "<!-- table of convolution on points: begin -->\n"
 BEGIN_TVL1_GPU = "<!-- table of TV-L1 on the GPU: begin -->\n"
+BEGIN_TVL1_RATES = "<!-- rates of TV-L1 on the GPU: begin -->\n"
+BEGIN_TVL1_PAGE = "<!-- tables of TV-L1 on the GPU: begin -->\n"
+OTHERS = {"opencv cpu": "OpenCV", "scikit-image cpu": "scikit-image"}
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->"
 
 
@@ -184,11 +187,15 @@ def tvl1_gpu_table() -> str:
         lines.append(line(title, "schedules", schedule, size=[side, side]))
     for row in cases.get("whole frames", []):
         if row["precision"] == precisions[0]:
-            (height, width), preset = row["size"], row["preset"]
-            title = f"preset `{preset}`, {width}×{height}, {row['scales']} × {row['warps']} × {row['iterations']}"
-            lines.append(line(title, "whole frames", whole, preset=preset, size=row["size"]))
+            (height, width), same = row["size"], {key: row[key] for key in ("preset", "changes", "size")}
+            work = f"{width}×{height}, {row['scales']} × {row['warps']} × {row['iterations']}"
+            called = "".join(f", {key} {value}" for key, value in row["changes"].items())
+            error = f", {row['epe']['middlebury']:.3f} px off on Middlebury" if "middlebury" in row["epe"] else ""
+            lines.append(line(f"preset `{row['preset']}`{called}, {work}{error}", "whole frames", whole, **same))
+    own = next((case["commit"] for case in stored["cases"] if case["case"] == "real time" and "commit" in case), None)
+    apart = "" if own is None else f", commit {own}"
     for milliseconds in (5, 40):
-        title = f"largest square frame within {milliseconds} ms, 3 × 1 × 10"
+        title = f"largest square frame within {milliseconds} ms, 3 × 1 × 10{apart}"
         lines.append(line(title, "real time", lambda row: f"{row['side']}²", limit_s=milliseconds / 1e3))
     energy = [row for row in cases.get("energy", []) if "nj_per_pixel" in row]
     best = [[row["nj_per_pixel"] for row in energy if row["precision"] == precision] for precision in precisions]
@@ -196,9 +203,9 @@ def tvl1_gpu_table() -> str:
     lines.append([title, *(f"{min(values):.2f} nJ" if values else "" for values in best)])
     peers = {row["name"]: row["median_s"] for row in cases.get("peers", [])}
     if "opencv cpu" in peers:
-        title = f"Sintel 1024×436, 3 × 1 × 10; OpenCV on {stored['environment']['cores']} CPU cores {{:.3g}} ms"
-        ours = [f"{1e3 * peers[f'fullfield {precision}']:.3g} ms" for precision in precisions]
-        lines.append([title.format(1e3 * peers["opencv cpu"]), *ours])
+        others = [f"{title} {1e3 * peers[name]:.0f} ms" for name, title in OTHERS.items() if name in peers]
+        title = f"Sintel 1024×436, 3 × 1 × 10; on {stored['environment']['cores']} CPU cores {', '.join(others)}"
+        lines.append([title, *(f"{1e3 * peers[f'fullfield {precision}']:.3g} ms" for precision in precisions)])
     environment = stored["environment"]
     notes = [
         "RGB bytes on the GPU to flow on the GPU (the largest frame: grey); iterations alone by graph replay, the",
@@ -241,9 +248,14 @@ def points_table() -> str:
                 size = f"{case['size'] / 1e6:g} million, {kind[0]}"
                 lines.append(f"| {size} | {' | '.join(cell(case, begin) for begin in begins)} |")
     network = next(case for case in cases if case["part"] == "network")
-    row, limit = network["rows"][0], [case for case in cases if case["part"] == "limit"]
-    fits = max((case for case in limit if case["rows"][0]["status"] == "ok"), key=lambda case: int(case["size"]))
-    largest, apart = fits["rows"][0], f", commit {fits['commit']}" if "commit" in fits else ""
+    row, *others = network["rows"]
+    alone = "".join(f" ({1e3 * other['whole']['median_s']:.3g} ms, backward in the calling thread)" for other in others)
+    limit = {case["size"]: case for case in cases if case["part"] == "limit"}
+    fits = [size for size, case in limit.items() if case["rows"][0]["status"] == "ok"]
+    short = [size for size in limit if size not in fits]
+    scale = min(fits, key=lambda size: abs(size - 100_000_000))  # the supplement's largest
+    largest, apart = limit[scale]["rows"][0], f", commit {limit[scale]['commit']}" if "commit" in limit[scale] else ""
+    most = f"; {max(fits):,} fit, {min(short):,} do not" if short else ""
     first = next(case for case in cases if case["part"] == "sizes")
     versions = ", ".join(
         sorted({row["name"] for case in cases for row in case["rows"] if row["name"].startswith(("spconv", "ocnn"))})
@@ -257,33 +269,80 @@ def points_table() -> str:
         "PointCNN++'s own code",
         f"(its route through Triton), the listing its supplement's kernels written anew; {versions}.",
         f"ResNet-18 on {network['points']:,} points, {network['dtype']}, geometry and both directions: "
-        f"{1e3 * row['whole']['median_s']:.3g} ms; on {fits['size']:,} points forward and backward",
-        f"{largest['training']['median_s']:.3g} s, {largest['training_allocated_bytes'] / 1e9:.0f} GB in all{apart}.",
+        f"{1e3 * row['whole']['median_s']:.3g} ms{alone};",
+        f"on {scale:,} points forward and backward "
+        f"{largest['training']['median_s']:.3g} s, {largest['training_allocated_bytes'] / 1e9:.0f} GB in all{apart}"
+        f"{most}.",
         f"{environment['gpu']}, PyTorch {environment['versions']['torch']}, commit {environment['commit']}, "
         f"{environment['date']}; `fullfield bench points`.",
     ]
     return "\n".join(lines[1:]) + "\n"
 
 
-def main(arguments: list[str]) -> int:
-    readme = ROOT / "README.md"
-    text = readme.read_text("utf-8")
-    wanted = text
-    parts = (
+def tvl1_rates() -> str:
+    """Settings of TV-L1 by frame rate, with their errors."""
+    stored = read("tvl1_h200.json")
+    rows = next(case["rows"] for case in stored["cases"] if case["case"] == "whole frames")
+    groups = list(dict.fromkeys(name for row in rows for name in row.get("epe", {})))
+    heads = ["setting", "frame", "scales × warps × iterations", "flows a second", "in float16", "ms, p99", "memory"]
+    lines = [[*heads, *(f"{name.capitalize()} px" for name in groups)], ["---"] * (len(heads) + len(groups))]
+    for row in rows:
+        same = [other for other in rows if all(other[key] == row[key] for key in ("preset", "changes", "size"))]
+        if row is not same[0] or any(other["status"] != "ok" for other in same):
+            continue
+        height, width = row["size"]
+        called = "".join(f", `{key}={value}`" for key, value in row["changes"].items())
+        work = f"{row['scales']} × {row['warps']} × {row['iterations']}"
+        rates = [f"{other['sequence']['frames_per_s']:.3g}" for other in same]
+        times = f"{1e3 * row['median_s']:.3g}, {1e3 * row['p99_s']:.3g}"
+        found = [f"`{row['preset']}`{called}", f"{width}×{height}", work, rates[0], rates[-1], times]
+        found.append(f"{row['memory_bytes'] / 2**20:.0f} MiB")
+        lines.append([*found, *(f"{row['epe'][name]:.3f}" for name in groups)])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+
+
+def tvl1_gpu_page() -> str:
+    """Everything that was measured of TV-L1 on the GPU."""
+    from fullfield.bench.tvl1_report import section
+
+    return section(read("tvl1_h200.json"))
+
+
+PAGES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
+    "README.md": (
         (BEGIN_MODELS, models_table),
         (BEGIN, table),
         (BEGIN_CORRELATION, correlation_table),
         (BEGIN_TVL1_GPU, tvl1_gpu_table),
         (BEGIN_POINTS, points_table),
-    )
+    ),
+    "docs/tvl1.md": ((BEGIN_TVL1_RATES, tvl1_rates), (BEGIN_TVL1_PAGE, tvl1_gpu_page)),
+}
+
+
+def filled(text: str, parts: tuple[tuple[str, Callable[[], str]], ...]) -> str:
+    """The page with its tables as they should be."""
     for begin, make in parts:
-        head, marked, rest = wanted.partition(begin)
+        head, marked, rest = text.partition(begin)
         if marked:
-            wanted = head + begin + make() + END + rest.split(END, 1)[1]
+            text = head + begin + make() + END + rest.split(END, 1)[1]
+    return text
+
+
+def main(arguments: list[str]) -> int:
+    different = []
+    for name, parts in PAGES.items():
+        page = ROOT / name
+        text = page.read_text("utf-8")
+        wanted = filled(text, parts)
+        if text != wanted:
+            different.append(name)
+            if arguments != ["--check"]:
+                page.write_text(wanted, "utf-8")
     if arguments == ["--check"]:
-        print("README.md agrees with the results" if text == wanted else "README.md: run scripts/tables.py")
-        return int(text != wanted)
-    readme.write_text(wanted, "utf-8")
+        said = ", ".join(different)
+        print(f"{said}: run scripts/tables.py" if different else "every page agrees with the results")
+        return int(bool(different))
     return 0
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "src").rglob("*.md")]
@@ -38,6 +39,26 @@ def test_examples_are_short() -> None:
     assert scripts
     for script in scripts:
         assert len(script.read_text("utf-8").splitlines()) < 60, script.name
+
+
+def test_the_page_of_networks_on_points_runs_and_learns() -> None:
+    page = (ROOT / "docs" / "points.md").read_text("utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 2
+    names: dict[str, object] = {}
+    torch.manual_seed(0)
+    for block in blocks:
+        exec(block, names)
+    assert float(names["loss"].detach()) < 0.2  # type: ignore[attr-defined]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_example_at_a_frame_rate_runs() -> None:
+    command = [sys.executable, str(ROOT / "examples" / "realtime_flow.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "99 flows: " in done.stdout
 
 
 def test_memory_formula_of_the_solver() -> None:

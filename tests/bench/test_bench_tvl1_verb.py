@@ -274,8 +274,10 @@ def test_the_table_of_real_time() -> None:
         {"name": "y", "precision": "float32", "limit_s": 0.05, "status": "not possible", "reason": "slow"},
     ]
     setting = PRESETS["paper"].replace(iterations=10).as_dict()
-    title, table = next(iter(tvl1_report.tables({"cases": [{"case": "real time", "setting": setting, "rows": rows}]})))
+    case = {"case": "real time", "setting": setting, "rows": rows}
+    title, table = next(iter(tvl1_report.tables({"cases": [case]})))
     assert "3 × 1 × 10" in title
+    assert next(iter(tvl1_report.tables({"cases": [{**case, "commit": "abc"}]})))[0] == f"{title}; commit abc"
     assert table[1] == ["fullfield float32", "640² (19.0 ms, 300 W)", ""]
     assert table[-1][0] == "float16, published"
 

@@ -251,7 +251,8 @@ def time_table(results: dict[str, Any]) -> tuple[str, Table] | None:
         cells = [f"{side}², {watts} W" for side, watts in published.values()]
         body.append([f"{name}, published", *cells])
     head = ["largest square frame within", *(f"{1e3 * limit:g} ms" for limit in LIMITS)]
-    return f"Real time, {_work(case['setting'])}, grey bytes on the device to flow", [head, *body]
+    apart = f"; commit {case['commit']}" if "commit" in case else ""
+    return f"Real time, {_work(case['setting'])}, grey bytes on the device to flow{apart}", [head, *body]
 
 
 def peers_table(results: dict[str, Any]) -> tuple[str, Table] | None:
