@@ -20,7 +20,7 @@ BEGIN_POINTS = "<!-- table of convolution on points: begin -->\n"
 BEGIN_TVL1_GPU = "<!-- table of TV-L1 on the GPU: begin -->\n"
 BEGIN_TVL1_RATES = "<!-- rates of TV-L1 on the GPU: begin -->\n"
 BEGIN_TVL1_PAGE = "<!-- tables of TV-L1 on the GPU: begin -->\n"
-OTHERS = {"opencv cpu": "OpenCV", "scikit-image cpu": "scikit-image"}
+OTHERS = {"opencv cpu": "OpenCV", "scikit-image cpu": "scikit-image (all scales of ½)"}
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->"
 
 
@@ -197,18 +197,21 @@ def tvl1_gpu_table() -> str:
     for milliseconds in (5, 40):
         title = f"largest square frame within {milliseconds} ms, 3 × 1 × 10{apart}"
         lines.append(line(title, "real time", lambda row: f"{row['side']}²", limit_s=milliseconds / 1e3))
+    calls = [row["repeats"] for row in cases.get("whole frames", []) if "repeats" in row]
+    some = f", p99 of {min(calls)} to {max(calls)} calls, the fewer the longer they take" if calls else ""
     energy = [row for row in cases.get("energy", []) if "nj_per_pixel" in row]
     best = [[row["nj_per_pixel"] for row in energy if row["precision"] == precision] for precision in precisions]
     title = "energy a pixel, 2048×2048, 1 × 1 × 10, best schedule"
     lines.append([title, *(f"{min(values):.2f} nJ" if values else "" for values in best)])
-    peers = {row["name"]: row["median_s"] for row in cases.get("peers", [])}
+    peers = {row["name"]: f"{1e3 * row['median_s']:.3g} ms, {row['epe']:.2f} px off" for row in cases.get("peers", [])}
     if "opencv cpu" in peers:
-        others = [f"{title} {1e3 * peers[name]:.0f} ms" for name, title in OTHERS.items() if name in peers]
-        title = f"Sintel 1024×436, 3 × 1 × 10; on {stored['environment']['cores']} CPU cores {', '.join(others)}"
-        lines.append([title, *(f"{1e3 * peers[f'fullfield {precision}']:.3g} ms" for precision in precisions)])
+        others = [f"{title} {peers[name]}" for name, title in OTHERS.items() if name in peers]
+        title = f"Sintel 1024×436, 3 × 1 × 10; on {stored['environment']['cores']} CPU cores {'; '.join(others)}"
+        lines.append([title, *(peers[f"fullfield {precision}"] for precision in precisions)])
     environment = stored["environment"]
     notes = [
-        "RGB bytes on the GPU to flow on the GPU (the largest frame: grey); iterations alone by graph replay, the",
+        f"RGB bytes on the GPU to flow on the GPU (the largest frame: grey){some};",
+        "iterations alone by graph replay, the",
         "fastest schedule. The floor: every level and warp at the larger of memory, where each stage reads its inputs",
         "and writes its results once, and special functions. Every number after a check against plain PyTorch or the",
         "true flow. All of it: `fullfield bench tvl1 --stored benchmarks/results/tvl1_h200.json`.",
@@ -252,10 +255,14 @@ def points_table() -> str:
     alone = "".join(f" ({1e3 * other['whole']['median_s']:.3g} ms, backward in the calling thread)" for other in others)
     limit = {case["size"]: case for case in cases if case["part"] == "limit"}
     fits = [size for size, case in limit.items() if case["rows"][0]["status"] == "ok"]
-    short = [size for size in limit if size not in fits]
+    short = [size for size, case in limit.items() if case["rows"][0]["status"] == "out of memory"]
     scale = min(fits, key=lambda size: abs(size - 100_000_000))  # the supplement's largest
     largest, apart = limit[scale]["rows"][0], f", commit {limit[scale]['commit']}" if "commit" in limit[scale] else ""
-    most = f"; {max(fits):,} fit, {min(short):,} do not" if short else ""
+    most = ""
+    if short:
+        bounds = max(fits), min(short)
+        own = sorted({limit[size]["commit"] for size in bounds if "commit" in limit[size]})
+        most = f"; {bounds[0]:,} fit, {bounds[1]:,} do not{''.join(f', commit {name}' for name in own)}"
     first = next(case for case in cases if case["part"] == "sizes")
     versions = ", ".join(
         sorted({row["name"] for case in cases for row in case["rows"] if row["name"].startswith(("spconv", "ocnn"))})

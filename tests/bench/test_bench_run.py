@@ -17,6 +17,7 @@ from fullfield import InputError
 from fullfield.bench import tvl1
 from fullfield.bench.run import Candidate, CheckFailed, captured, interleaved, write_results
 from fullfield.cli.main import main
+from fullfield.ops.tvl1 import PRESETS
 
 
 def quiet(text: str) -> None:
@@ -120,7 +121,7 @@ def test_bench_verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert {row["name"] for row in whole["rows"]} == {"fast", "default"}
     assert all(row["median_s"] > 0.3 for row in whole["rows"]), "a whole process imports PyTorch"
     assert fixed["rows"][0]["rate"] == pytest.approx(fixed["rows"][0]["work"] / fixed["rows"][0]["median_s"])
-    assert {row["name"] for row in own["rows"]} == {"fullfield default", "fullfield fast", "fullfield paper"}
+    assert {row["name"] for row in own["rows"]} == {f"fullfield {name}" for name in PRESETS}
     assert main(["bench", "tvl1", "--repeats", "1"]) == 0
     captured = capsys.readouterr()
     assert "pixel-iterations/s" in captured.out
@@ -140,6 +141,12 @@ def test_bench_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         captured = capsys.readouterr()
         assert captured.err.count("\n") == 1
         assert not captured.out
+
+
+@pytest.mark.parametrize("files", [("--pair", "a.png", "b.png", "c.flo"), ("--large", "a.png", "b.png")])
+def test_a_missing_frame_names_its_option(files: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "tvl1", *files]) == 2
+    assert f"a.png: no such file; check the path given as {files[0]}\n" in capsys.readouterr().err
 
 
 def test_peers_solve_the_scene_too() -> None:

@@ -105,3 +105,16 @@ def test_mistakes_are_one_line(cli: Any, scans: Path) -> None:
         assert ran.code == 2, argv
         assert message in ran.err, argv
         assert ran.err.count("\n") == 1
+
+
+def test_what_a_file_would_lose_is_said_before_the_search(
+    cli: Any, scans: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: Any, **__: Any) -> Any:
+        raise AssertionError
+
+    monkeypatch.setattr("fullfield.registration.register", never)
+    ran = cli("register", "a.ply", "b.npy", "-o", "out.npy")
+    assert ran.code == 2
+    assert "out.npy: .npy holds columns without names" in ran.err
+    assert not (scans / "out.npy").exists()

@@ -177,8 +177,9 @@ def test_round_trip_keeps_everything(tmp_path: Path, suffix: str, points: NDArra
 def test_npy_refuses_what_it_cannot_hold(tmp_path: Path) -> None:
     write_point_cloud(tmp_path / "a.npy", PointCloud(XYZ))
     assert np.array_equal(np.load(tmp_path / "a.npy"), XYZ)
-    with pytest.raises(InputError, match=r"the cloud has colors, time; take \.npz or \.ply"):
+    with pytest.raises(InputError, match=r"the cloud has colors, time; take \.npz or \.ply") as refused:
         write_point_cloud(tmp_path / "b.npy", PointCloud(XYZ, RGB, attributes={"time": np.arange(7)}))
+    assert str(refused.value).startswith(f"{tmp_path / 'b.npy'}: ")
     assert not (tmp_path / "b.npy").exists()
 
 

@@ -224,15 +224,14 @@ def test_hopper(
     i[:700], k[:700] = 5, 3
     pairs = torch.unique(torch.stack((i, j)), dim=1)
     geometry = triplet_geometry(*pairs, k[: pairs.shape[1]], (800, 300), 3)
+    wide = dtype != torch.float32 and min(channels) // groups > 32
     sets = []
     for schedule in (0, 3):
         machine.schedule = schedule
-        machine.launched.clear()
-        sets.append(check(geometry, channels, groups, dtype, bucket_sums=dtype != torch.float32))
+        sets.append(check(geometry, channels, groups, dtype, bucket_sums=wide))
     request = Request(torch.device("cuda", 0), dtype, channels, groups, 27, 800, 300, pairs.shape[1])
     operands = config.operands_of(request, False)
     assert isinstance(config.multiply_config(request, operands, HOPPER), config.MultiplyHopper)
-    wide = dtype != torch.float32 and min(channels) // groups > 32
     assert isinstance(config.outer_config(request, operands, HOPPER), config.OuterHopper) == wide
     for one, two in zip(*sets, strict=True):
         assert torch.equal(one, two)

@@ -200,7 +200,7 @@ def test_the_shipped_descriptor_registers(monkeypatch: pytest.MonkeyPatch, tmp_p
         patch.setattr(sys.modules["fullfield.registration.register"], "weigh", noted)
         found = register(first, second, voxel=0.09, descriptor="learned")
         assert set(judged) == {LEARNED_LIMITS}
-        register(first, second, voxel=0.09)
+        register(first, second, voxel=0.09, descriptor="fpfh")
         assert judged[-1] == FPFH_LIMITS
     assert found.success, found.reason
     assert np.abs(found.transform[:3, :3] - turn()).max() < 0.01

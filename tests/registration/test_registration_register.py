@@ -134,8 +134,10 @@ def test_duplicates_change_nothing(room: tuple[Floats, Floats]) -> None:
     ],
 )
 def test_hopeless_clouds_are_an_honest_failure(room: tuple[Floats, Floats], points: Floats, reason: str) -> None:
-    for pair in ((points, room[1]), (room[0], points)):
+    for pair, which in (((points, room[1]), "source"), ((room[0], points), "target")):
         found = register(*pair)
+        if reason == "at the same place":
+            assert found.reason == f"all the points of the {which} are at the same place"
         assert not found.success
         assert found.transform is None
         with pytest.raises(AssertionError, match=reason):

@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         paths.check_output(args.output, "results")
     for name in ("pair", "large"):
         for path in getattr(args, name) or ():
-            paths.check_input(path, name)
+            paths.check_input(path, f"--{name}")
     for folder in args.presets:
         if not Path(folder).is_dir():
             raise InputError(f"--presets: folder {folder} does not exist")

@@ -86,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--weights: FPFH has none; leave it or --descriptor fpfh out")
 
     from fullfield.io import read_point_cloud, transformed, write_point_cloud
+    from fullfield.io.pointcloud import check_kept
     from fullfield.registration import LearnedDescriptor, read_pose, register
 
     if args.threads is not None:
@@ -101,6 +102,8 @@ def run(args: argparse.Namespace) -> int:
     clouds = [read_point_cloud(path) for path in (args.source, args.target)]
     for path, cloud in zip((args.source, args.target), clouds, strict=True):
         _check_points(path, cloud)
+    if args.output is not None:
+        check_kept(args.output, clouds[0])
     watch.lap("load")
     search = {"seed": args.seed, "iterations": args.iterations, "descriptor": descriptor}
     found = register(*clouds, voxel=args.voxel, init=init, **search)

@@ -15,7 +15,7 @@ from fullfield._check import InputError, describe
 from fullfield.io.files import PathLike, atomic_path
 from fullfield.io.names import POINT_SUFFIXES, POINT_WRITE_SUFFIXES
 from fullfield.io.point_formats import PointCloud, as_coordinates
-from fullfield.io.point_formats.plain import from_array
+from fullfield.io.point_formats.plain import check_nameless, from_array
 
 _READERS = {
     ".ply": ("ply", "read"),
@@ -42,6 +42,12 @@ def read_point_cloud(path: PathLike) -> PointCloud:
     return found
 
 
+def check_kept(path: PathLike, cloud: PointCloud) -> None:
+    """InputError where a file of this name would lose something of the cloud."""
+    if Path(path).suffix.lower() == ".npy":
+        check_nameless(Path(path), cloud)
+
+
 def write_point_cloud(path: PathLike, cloud: PointCloud) -> None:
     """Write a cloud: ``.ply`` and ``.npz`` keep everything it has, ``.npy`` is for columns without names.
 
@@ -50,6 +56,7 @@ def write_point_cloud(path: PathLike, cloud: PointCloud) -> None:
         OSError: if it cannot be written.
     """
     write = _function(_WRITERS, Path(path), POINT_WRITE_SUFFIXES)
+    check_kept(path, cloud)
     with atomic_path(path) as temporary:
         write(temporary, cloud)
 

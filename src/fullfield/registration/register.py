@@ -84,7 +84,8 @@ def register(
         seed: of RANSAC's draws. The same seed gives the same result.
         iterations: of RANSAC.
         samples: matches that RANSAC is given at most, drawn at random.
-        descriptor: a learned one, its file of weights, or "learned" for the one that comes with fullfield; None: FPFH.
+        descriptor: a learned one, its file of weights, or "learned" for the one that comes with
+            fullfield; "fpfh" or None: FPFH.
 
     Raises:
         InputError: for what is no cloud, pose or descriptor, a cloud without finite points, or where small_gicp is not
@@ -95,7 +96,9 @@ def register(
     _check.number(seed, "seed", integer=True, low=0)
     _check.number(iterations, "iterations", integer=True, low=1, high=10_000_000)
     _check.number(samples, "samples", integer=True, low=3)
-    if descriptor is not None and not isinstance(descriptor, LearnedDescriptor):
+    if descriptor == "fpfh":
+        descriptor = None
+    elif descriptor is not None and not isinstance(descriptor, LearnedDescriptor):
         shipped = descriptor == "learned"
         descriptor = LearnedDescriptor.shipped() if shipped else LearnedDescriptor.load(descriptor)
     clouds = [_finite(value, name) for value, name in ((source, "source"), (target, "target"))]
@@ -104,7 +107,11 @@ def register(
     centred = [points - middle for points, middle in zip(clouds, middles, strict=True)]
     edge = float(voxel) if voxel is not None else choose_voxel(*centred)
     if edge <= 0.0:
-        return _failure("all the points of a cloud are at the same place", edge)
+        single = [
+            n for n, points in zip(("source", "target"), centred, strict=True) if not np.ptp(points, axis=0).any()
+        ]
+        which = f"the {' and the '.join(single)}" if single else "a cloud"  # its sample, at the least
+        return _failure(f"all the points of {which} are at the same place", edge)
     search = _Search(seed, iterations, samples, None if start is None else _shifted(start, *middles), descriptor)
     outcomes = []
     for scale in _SCALES if voxel is None else (1.0,):

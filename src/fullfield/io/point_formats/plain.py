@@ -67,13 +67,17 @@ def read_kitti(path: Path) -> PointCloud:
     return PointCloud(as_coordinates(rows[:, :3]), attributes={"intensity": np.ascontiguousarray(rows[:, 3])})
 
 
-def write_array(path: Path, cloud: PointCloud) -> None:
+def check_nameless(path: Path, cloud: PointCloud) -> None:
+    """Refuse a cloud of which ``.npy`` would lose what its columns are."""
     extra = [name for name in cloud.attributes if not name.startswith("column_")]
     lost = [name for name, held in (("colors", cloud.colors), ("normals", cloud.normals)) if held is not None] + extra
     if lost:
         raise InputError(
             f"{path}: .npy holds columns without names, and the cloud has {', '.join(lost)}; take .npz or .ply"
         )
+
+
+def write_array(path: Path, cloud: PointCloud) -> None:
     columns = [cloud.points, *(values[:, None] for values in cloud.attributes.values())]
     _write(path, np.concatenate(columns, axis=1).astype(cloud.points.dtype, copy=False))
 

@@ -129,8 +129,9 @@ INLINE void shrink_of(float squared1, float squared2, float slope, float &s1, fl
 INLINE void shrinks(word x1, word y1, word x2, word y2, float slope, word &s1, word &s2) {
     word squared1 = fma(x1, x1, mul(y1, y1)), squared2 = fma(x2, x2, mul(y2, y2));
 #if HALF
-    // The reciprocal: a line through the bits, at most 6 % off, and the next two terms of its error's series. Where
-    // squares or the product overflow, beyond 256 px or where both components change by 150 px from pixel to pixel, zero.
+    // The reciprocal: a line through the bits, at most 6 % off, and the next two terms of its error's series. Zero where
+    // the squares overflow, beyond 256 px from pixel to pixel, or the product passes 31104: where both components change
+    // by more than 175 px over the slope.
     word one = splat(1.f), steep = splat(slope);
     word a1 = fma(pack(root(low(squared1)), root(high(squared1))), steep, one);
     word a2 = fma(pack(root(low(squared2)), root(high(squared2))), steep, one);
