@@ -459,6 +459,7 @@ small = torch.ones(2, 80, 4096)
 viz.flow_to_image(small)
 viz.overlay(small, torch.ones(1, 80, 4096), arrows=32)
 flow = torch.full((2, 3432, 4096), 1.5)
+open("/proc/self/clear_refs", "w").write("5")  # the peak is from here on, and not that of the imports
 before = peak()
 viz.flow_to_image(flow)
 viz.error_map(flow, flow)
