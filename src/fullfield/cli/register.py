@@ -94,11 +94,7 @@ def run(args: argparse.Namespace) -> int:
 
         torch.set_num_threads(args.threads)
     init = None if args.init is None else read_pose(args.init)
-    descriptor = None
-    if args.weights is not None:
-        descriptor = LearnedDescriptor.load(args.weights)
-    elif args.descriptor == "learned":
-        descriptor = LearnedDescriptor.shipped()
+    descriptor = args.descriptor if args.weights is None else LearnedDescriptor.load(args.weights)
     clouds = [read_point_cloud(path) for path in (args.source, args.target)]
     for path, cloud in zip((args.source, args.target), clouds, strict=True):
         _check_points(path, cloud)

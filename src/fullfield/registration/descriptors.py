@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fullfield._kernels.threads import rows, run
+from fullfield._kernels.threads import run_parts
 from fullfield.ops.neighbors import knn_search, radius_search
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 BINS = 11
+_GRAIN = 16  # points of a part, at the least
 _FINENESS, _MOST_CELLS = 4, 10_000_000  # of around: cells within its reach, and in all
 
 
@@ -134,9 +135,7 @@ def kernels() -> dict[str, Any]:
 
 def parallel(count: int, task: Any) -> None:
     """``task`` of a first and a last row, on all threads."""
-    threads = torch.get_num_threads()
-    parts = rows(count, 4 * threads if threads > 1 else 1) if count else []
-    run([lambda a=a, b=b: task(a, b) for a, b in parts], threads)  # type: ignore[misc]
+    run_parts(count, _GRAIN, torch.get_num_threads(), task)
 
 
 def histograms(points: Floats, normals: Floats, radius: float) -> Floats:
