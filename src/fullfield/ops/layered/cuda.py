@@ -18,7 +18,7 @@ from fullfield.ops.layered.scene import LayeredScenes, RenderedPairs
 LIBRARIES = Libraries("kernels of layered scenes")
 _THREADS = 256
 _ptr, _i32 = ctypes.c_void_p, ctypes.c_int
-_POINTERS = ("to_card", "to_frame", "paint", "ids", "counts", "exposed", "fog", "texels", "shapes")
+_POINTERS = ("to_card", "to_frame", "paint", "ids", "counts", "exposed", "fog", "sensor", "noise", "texels", "shapes")
 _RESULTS = ("frame1", "frame2", "flow", "valid", "occluded")
 _NUMBERS = (
     "batch", "height", "width", "layers", "exposures", "pictures", "side", "levels", "shape_count", "shape_side",

@@ -22,6 +22,7 @@ from fullfield.ops.layered.scene import (
 )
 
 NEAREST = 1e-9  # of w
+_WORD, _DEVIATION = 0xFFFFFFFF, 147.8005  # the deviation of a sum of four bytes
 CLEAR = 0.004  # of what is seen behind: less is not followed
 
 
@@ -174,7 +175,25 @@ def _picture(scenes: LayeredScenes, atlas: PictureAtlas, frame: int, x: Tensor, 
         seen = seen + torch.where(clear > CLEAR, clear, 0.0)[..., None] * fog
         total = seen if total is None else total + seen
     assert total is not None
-    return (total / exposures).permute(0, 3, 1, 2).contiguous()
+    return _sensed((total / exposures).permute(0, 3, 1, 2).contiguous(), scenes, frame)
+
+
+def _sensed(values: Tensor, scenes: LayeredScenes, frame: int) -> Tensor:
+    """[B, 3, H, W] with its curve of tones and noise: four bytes of a hash make nearly a normal number."""
+    exponent, strength = (part[:, None, None, None] for part in scenes.sensor.unbind(1))
+    height, width = values.shape[2:]
+    index = torch.arange(6 * height * width, device=values.device).view(2, 3, height, width)[frame]
+    drawn = _hashed(index ^ _hashed(scenes.noise.long() & _WORD)[:, None, None, None])
+    total = sum((drawn >> shift) & 255 for shift in (0, 8, 16, 24))
+    noise = (total - 510).float() * (1 / _DEVIATION)
+    return (values.clamp(1e-4, 1).pow(exponent) + strength * noise).clamp(0, 1)
+
+
+def _hashed(word: Tensor) -> Tensor:
+    """Mixes the bits of 32-bit words held as int64 (MurmurHash3's last step)."""
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        word = ((word ^ (word >> shift)) * factor) & _WORD
+    return word ^ (word >> 16)
 
 
 def _truth(scenes: LayeredScenes, atlas: PictureAtlas, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,6 +12,8 @@ struct LayeredParams {
     const int *counts;       // [B]
     const float *exposed;    // [B, 2, exposures, 3]
     const float *fog;        // [B, 4]
+    const float *sensor;     // [B, 2]
+    const int *noise;        // [B]
     const u8 *texels;        // levels one after the other, RGBX
     const u8 *shapes;        // [shape_count, shape_side, shape_side]
     float *frame1;           // [B, 3, height, width]
@@ -31,12 +33,18 @@ struct Place { float a, b, w, ax, ay, bx, by; };
 
 static __device__ __forceinline__ float held(float value, float low, float high) { return fminf(fmaxf(value, low), high); }
 
+// Of angles up to some thousands; PyTorch's differs by less than 1e-5.
+static __device__ __forceinline__ float sine_of(float angle) {
+    const float turns = rintf(angle * 0.15915494f);
+    return __sinf(fmaf(-turns, -1.7484556e-7f, fmaf(-turns, 6.2831855f, angle)));
+}
+
 static __device__ __forceinline__ void wave(const float *paint, float share, float &x, float &y) {
     const float from_x = x, from_y = y;
 #pragma unroll
     for (int at = 0; at < 10; at += 5) {
         if (paint[at] == 0.f && paint[at + 1] == 0.f) continue;
-        const float sine = sinf(paint[at + 2] * from_x + paint[at + 3] * from_y + paint[at + 4]) * share;
+        const float sine = sine_of(paint[at + 2] * from_x + paint[at + 3] * from_y + paint[at + 4]) * share;
         x += paint[at] * sine;
         y += paint[at + 1] * sine;
     }
@@ -175,6 +183,12 @@ static __device__ int owner_at(
     return limit;
 }
 
+static __device__ __forceinline__ unsigned hashed(unsigned word) {
+    word = (word ^ (word >> 16)) * 0x85ebca6bu;
+    word = (word ^ (word >> 13)) * 0xc2b2ae35u;
+    return word ^ (word >> 16);
+}
+
 extern "C" __global__ void __launch_bounds__(256) render_frames(const __grid_constant__ LayeredParams p) {
     const i64 plane = (i64)p.height * p.width, at = (i64)blockIdx.x * 256 + threadIdx.x;
     if (at >= 2 * p.batch * plane) return;
@@ -184,8 +198,15 @@ extern "C" __global__ void __launch_bounds__(256) render_frames(const __grid_con
     float sum[3] = {0.f, 0.f, 0.f};
     for (int exposure = 0; exposure < p.exposures; ++exposure) seen_at(p, b, frame, exposure, (float)x, (float)y, sum);
     float *out = (frame ? p.frame2 : p.frame1) + 3 * b * plane + pixel;
+    const float exponent = p.sensor[2 * b], strength = p.sensor[2 * b + 1];
+    const unsigned seed = hashed((unsigned)p.noise[b]);
 #pragma unroll
-    for (int i = 0; i < 3; ++i) out[i * plane] = sum[i] / p.exposures;
+    for (int i = 0; i < 3; ++i) {
+        const unsigned word = hashed((unsigned)((3 * frame + i) * plane + pixel) ^ seed);
+        const int total = (word & 255) + (word >> 8 & 255) + (word >> 16 & 255) + (word >> 24);
+        const float value = powf(held(sum[i] / p.exposures, 1e-4f, 1.f), exponent);
+        out[i * plane] = held(value + strength * ((total - 510) * (1.f / 147.8005f)), 0.f, 1.f);
+    }
 }
 
 extern "C" __global__ void __launch_bounds__(256) render_truth(const __grid_constant__ LayeredParams p) {

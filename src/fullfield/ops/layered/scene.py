@@ -36,6 +36,8 @@ class LayeredScenes(NamedTuple):
     counts: Tensor  # [B] int32: cards of each scene
     exposures: Tensor  # [B, 2, E, 3] float32: share of the waves, offset of the sample from the pixel's centre (x, y)
     fog: Tensor  # [B, 4] float32: density per unit of depth, colour
+    sensor: Tensor  # [B, 2] float32: exponent of the values, standard deviation of the noise that is then added
+    noise: Tensor  # [B] int32: what the noise is drawn from
 
     def check(self) -> tuple[int, int, int]:
         """Batch, layers and exposures.
@@ -54,6 +56,8 @@ class LayeredScenes(NamedTuple):
         _check.tensor(self.counts, "counts", (batch,), dtypes=(torch.int32,), device=device)
         _check.tensor(self.exposures, "exposures", (batch, 2, matrices - 1, 3), **floats)
         _check.tensor(self.fog, "fog", (batch, 4), **floats)
+        _check.tensor(self.sensor, "sensor", (batch, 2), **floats)
+        _check.tensor(self.noise, "noise", (batch,), dtypes=(torch.int32,), device=device)
         return batch, layers, matrices - 1
 
     def to(self, device: torch.device | str) -> LayeredScenes:

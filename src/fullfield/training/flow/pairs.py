@@ -30,7 +30,7 @@ class PairMaker:
         batch.frame1, batch.flow, batch.valid    # [32, 3, 368, 496], [32, 2, ...], [32, ...]
 
     Scenes are planar cards in space, before a camera that moves: silhouettes, boxes, rooms, grounds, with motion blur,
-    fog, changes of light, things out of focus, shadows; then noise and the blocks of JPEG. See
+    fog, changes of light, things out of focus, shadows and noise; then the blocks of JPEG. See
     :mod:`fullfield.ops.layered` for what is rendered and why the flow is exact.
 
     Args:
@@ -40,7 +40,7 @@ class PairMaker:
         pictures: textures and silhouettes, as :func:`~fullfield.training.flow.pictures.load_pictures` gives; by
             default procedural ones, which need no file.
         style: how scenes are made up.
-        sensor: whether there are noise and JPEG blocks.
+        compressed: share of the pairs with the blocks of JPEG.
 
     Raises:
         InputError: naming the argument that does not fit.
@@ -54,13 +54,14 @@ class PairMaker:
         device: torch.device | str = "cpu",
         pictures: PicturePack | None = None,
         style: SceneStyle | None = None,
-        sensor: bool = True,
+        compressed: float = 0.25,
     ) -> None:
         for side in size:
             _check.number(side, "size", integer=True, low=_BLOCK, high=1 << 15)
         _check.number(seed, "seed", integer=True, low=0)
         self.size, self.seed, self.device = (int(size[0]), int(size[1])), seed, _check.device(device)
-        self.style, self.sensor = style or SceneStyle(), sensor
+        _check.number(compressed, "compressed", low=0.0, high=1.0)
+        self.style, self.compressed = style or SceneStyle(), compressed
         if pictures is None:
             from fullfield.training.flow.pictures import procedural_pictures
 
@@ -83,32 +84,26 @@ class PairMaker:
         if self.device.type == "cuda":
             scenes = type(scenes)(*(part.pin_memory() for part in scenes)).to(self.device)
         frame1, frame2, flow, valid, occluded = render_pairs(scenes, self.atlas, self.size)
-        if self.sensor:
-            frame1, frame2 = self._sensed(frame1, frame2, numbers)
+        if self.compressed > 0:
+            frame1, frame2 = self._stored(frame1, frame2, numbers)
         valid &= flow.abs().amax(1) <= 4 * max(self.size)
         return FlowBatch(frame1, frame2, flow, valid, occluded)
 
     @torch.no_grad()
-    def _sensed(self, frame1: Tensor, frame2: Tensor, numbers: range) -> tuple[Tensor, Tensor]:
-        """With a curve of tones, noise, and the blocks of JPEG in a quarter of the pairs."""
-        draw = np.stack([np.random.Generator(np.random.SFC64([self.seed, number, 1])).random(6) for number in numbers])
-        gamma = np.exp((2 * draw[:, 0] - 1) * math.log(1.6))
-        noise = 0.03 * draw[:, 1] ** 3 * (draw[:, 2] < 0.7)
-        coarse = np.where(draw[:, 3] < 0.25, np.exp(draw[:, 4] * math.log(12.0)), 0.0)
-        values = torch.from_numpy(np.stack([gamma, noise, coarse]).astype(np.float32))
-        if self.device.type == "cuda":
-            values = values.pin_memory().to(self.device, non_blocking=True)
-        gammas, noises, steps = (value[:, None, None, None] for value in values)
-        generator = torch.Generator(self.device).manual_seed(hash((self.seed, numbers.start)) % (1 << 63))
-        chosen = np.flatnonzero(coarse).tolist()
-        found = []
-        for frame in (frame1, frame2):
-            grain = torch.randn(frame.shape, generator=generator, device=self.device)
-            frame = frame.clamp(1e-4, 1).pow(gammas).add_(grain.mul_(noises)).clamp_(0, 1)
-            if chosen:
-                frame[chosen] = _compressed(frame[chosen], steps[chosen])
-            found.append(frame)
-        return found[0], found[1]
+    def _stored(self, frame1: Tensor, frame2: Tensor, numbers: range) -> tuple[Tensor, Tensor]:
+        """With the blocks of JPEG in some of the pairs."""
+        draw = np.stack([np.random.Generator(np.random.SFC64([self.seed, number, 1])).random(2) for number in numbers])
+        chosen = np.flatnonzero(draw[:, 0] < self.compressed).tolist()
+        if not chosen:
+            return frame1, frame2
+        coarse = torch.from_numpy(np.exp(draw[chosen, 1] * math.log(12.0)).astype(np.float32))
+        steps = torch.cat((coarse, coarse)).to(self.device, non_blocking=True)[:, None, None, None]
+        both = _compressed(
+            torch.cat([frame[number : number + 1] for frame in (frame1, frame2) for number in chosen]), steps
+        )
+        for place, number in enumerate(chosen):
+            frame1[number], frame2[number] = both[place], both[len(chosen) + place]
+        return frame1, frame2
 
 
 def _compressed(frames: Tensor, steps: Tensor) -> Tensor:

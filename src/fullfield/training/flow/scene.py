@@ -53,11 +53,17 @@ class SceneStyle:
     """Share of objects that bend."""
     plain: float = 0.2
     """Share of surfaces with little contrast."""
+    noise: float = 0.03
+    """Largest standard deviation of the noise; values are 0 ... 1."""
+    gamma: float = 1.6
+    """Values are raised to an exponent between this and its inverse."""
 
     def __post_init__(self) -> None:
         for name in ("camera_motion", "object_motion", "largest"):
             _check.number(getattr(self, name), name, above=0.0)
         _check.number(self.spread, "spread", low=0.0, high=3.0)
+        _check.number(self.noise, "noise", low=0.0, high=1.0)
+        _check.number(self.gamma, "gamma", low=1.0, high=8.0)
         for name in ("still_camera", "blur", "fog", "waves", "plain"):
             _check.number(getattr(self, name), name, low=0.0, high=1.0)
 
@@ -123,7 +129,12 @@ def draw_scenes(
     paint, ids = _painted(draw, bodies, pictures, shapes, unit, style)
     exposures, times = _exposed(draw, len(numbers), style)
     to_card, to_frame = bodies.matrices(times)
-    return _ordered(bodies, to_card, to_frame, paint, ids, exposures, bodies.fog(draw, style))
+    fog = bodies.fog(draw, style)
+    gamma = np.exp((2 * draw.scene() - 1) * math.log(style.gamma))
+    noise = style.noise * draw.scene() ** 3 * (draw.scene() < 0.7)
+    seeds = np.floor(draw.scene() * 2**31).astype(np.int32)
+    floats = (exposures, fog, np.stack([gamma, noise], 1))
+    return _ordered(bodies, to_card, to_frame, paint, ids, floats, seeds)
 
 
 class _Bodies:
@@ -418,8 +429,8 @@ def _ordered(
     to_frame: Floats,
     paint: Floats,
     ids: NDArray[np.int64],
-    exposures: Floats,
-    fog: Floats,
+    of_scenes: Sequence[Floats],
+    seeds: NDArray[np.int32],
 ) -> LayeredScenes:
     """Nearest first, those that are not there last."""
     order = np.argsort(np.where(bodies.on, bodies.depth, np.inf), axis=1, kind="stable")
@@ -433,8 +444,8 @@ def _ordered(
         *(torch.from_numpy(np.ascontiguousarray(value, np.float32)) for value in floats),
         torch.from_numpy(sorted_by(ids, 1).astype(np.int32)),
         torch.from_numpy(bodies.on.sum(1).astype(np.int32)),
-        torch.from_numpy(exposures.astype(np.float32)),
-        torch.from_numpy(fog.astype(np.float32)),
+        *(torch.from_numpy(value.astype(np.float32)) for value in of_scenes),
+        torch.from_numpy(seeds),
     )
 
 

@@ -13,7 +13,13 @@ from fullfield._check import InputError
 from fullfield.training.flow.averaging import AveragedWeights
 from fullfield.training.flow.batch import FlowBatch
 from fullfield.training.flow.config import FlowTraining
-from fullfield.training.flow.loss import counted_pixels, laplace_mixture_loss, mean_error, sequence_loss
+from fullfield.training.flow.loss import (
+    coarse_mixture_loss,
+    counted_pixels,
+    laplace_mixture_loss,
+    mean_error,
+    sequence_loss,
+)
 from fullfield.training.flow.ranks import Ranks
 
 _FIRST_SCALE, _MOST_SCALE = 2.0**14, 2.0**24
@@ -63,12 +69,13 @@ class Objective(nn.Module):
             predictions = network.predictions(frame1, frame2, **self._updates)
             loss = sequence_loss(predictions, flow, counted, gamma=self._gamma)
             last = predictions[-1]
+        elif callable(getattr(network, "coarse_predictions", None)):
+            padding, coarse = network.coarse_predictions(frame1, frame2, **self._updates)
+            return coarse_mixture_loss(coarse, padding, flow, counted, gamma=self._gamma, limits=self._limits)
         else:
             pairs = network.predictions_with_info(frame1, frame2, **self._updates)
             low, high = self._limits
-            loss = laplace_mixture_loss(
-                pairs, flow, counted, gamma=self._gamma, log_scale_min=low, log_scale_max=high
-            )
+            loss = laplace_mixture_loss(pairs, flow, counted, gamma=self._gamma, log_scale_min=low, log_scale_max=high)
             last = pairs[-1][0]
         return loss, mean_error(last.detach(), flow, counted)
 
@@ -146,9 +153,11 @@ class Stepper:
         self.optimizer.zero_grad(set_to_none=True)
         (loss * self.scaling[0]).backward()  # type: ignore[no-untyped-call]
         loss, error = loss.detach(), error.float().detach()
-        gradients = [self._gradient(p) for p in self._parameters] if self.ranks.count > 1 else [
-            p.grad for p in self._parameters if p.grad is not None
-        ]
+        gradients = (
+            [self._gradient(p) for p in self._parameters]
+            if self.ranks.count > 1
+            else [p.grad for p in self._parameters if p.grad is not None]
+        )
         self.ranks.mean_of([*gradients, loss, error])
         self._update(gradients, loss, error, number, rate, before)
 
