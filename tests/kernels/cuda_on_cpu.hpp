@@ -522,6 +522,7 @@ static inline float fminf(float a, float b) { return __builtin_fminf(a, b); }
 static inline float rintf(float x) { return __builtin_rintf(x); }
 static inline float sqrtf(float x) { return __builtin_sqrtf(x); }
 static inline float __sinf(float x) { return __builtin_sinf(x); }
+static inline float fmaf(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 static inline float expf(float x) { return __builtin_expf(x); }
 static inline float __expf(float x) { return __builtin_expf(x); }
 static inline float powf(float x, float y) { return __builtin_powf(x, y); }
