@@ -1,0 +1,1 @@
+"""Training of optical-flow networks: pictures, pairs made of them, losses and the loop."""
