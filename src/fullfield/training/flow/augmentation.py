@@ -1,4 +1,4 @@
-"""Pairs changed at random: their part, scale, colours, and what hides in the second frame. All on the batch's device."""
+"""Pairs changed at random: their part, scale, colours, and what hides in the second frame; on the batch's device."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class FlowRun:
     pause: float | None = None
     """Seconds after which this call leaves the run, with a checkpoint; the next call goes on."""
     after: str | os.PathLike[str] | None = None
-    """Folder of a run that a new one goes on from, with its weights, moments and averages, but a schedule of its own."""
+    """Folder of a run that a new one goes on from, its weights, averages and moments, with its own schedule."""
     recipe: Mapping[str, Any] = field(default_factory=dict)
     """What else is to stand in ``recipe.json``: the network, the data. A run goes on only where it is the same."""
 

@@ -66,9 +66,7 @@ class Objective(nn.Module):
         else:
             pairs = network.predictions_with_info(frame1, frame2, **self._updates)
             low, high = self._limits
-            loss = laplace_mixture_loss(
-                pairs, flow, counted, gamma=self._gamma, log_scale_min=low, log_scale_max=high
-            )
+            loss = laplace_mixture_loss(pairs, flow, counted, gamma=self._gamma, log_scale_min=low, log_scale_max=high)
             last = pairs[-1][0]
         return loss, mean_error(last.detach(), flow, counted)
 
@@ -142,13 +140,16 @@ class Stepper:
         loss = loss.float()
         if self.ranks.count > 1:  # the mean over all processes' pixels, not over the processes' means
             pixels = counted.sum().clamp(min=1).float()
-            loss = loss * (self.ranks.count * pixels / self.ranks.sum(pixels.clone()))
+            share = self.ranks.count * pixels / self.ranks.sum(pixels.clone())
+            loss, error = loss * share, error * share
         self.optimizer.zero_grad(set_to_none=True)
         (loss * self.scaling[0]).backward()  # type: ignore[no-untyped-call]
         loss, error = loss.detach(), error.float().detach()
-        gradients = [self._gradient(p) for p in self._parameters] if self.ranks.count > 1 else [
-            p.grad for p in self._parameters if p.grad is not None
-        ]
+        gradients = (
+            [self._gradient(p) for p in self._parameters]
+            if self.ranks.count > 1
+            else [p.grad for p in self._parameters if p.grad is not None]
+        )
         self.ranks.mean_of([*gradients, loss, error])
         self._update(gradients, loss, error, number, rate, before)
 
@@ -199,7 +200,7 @@ class Stepper:
         loss, error, norm, skipped, _, worst = self._told.tolist()
         steps, good = self._steps, self._steps - int(skipped)
         self._told[:4].zero_()
-        self._told[5] = self._told[4]
+        self._told[5] = 0
         self._steps = 0
         means = [value / good if good else float("nan") for value in (loss, error, norm)]
         return Reading(steps, *means, int(skipped), int(worst))
