@@ -6,19 +6,19 @@ import csv
 import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fullfield._check import InputError
 from fullfield.io import atomic_path
 from fullfield.models.state import fit, read_state
 
 CONFIG, WEIGHTS, STATE, HISTORY = "config.json", "weights.safetensors", "state.safetensors", "history.csv"
-_MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 class Row(NamedTuple):
@@ -47,20 +47,8 @@ class TrainingFolder:
     def __init__(self, folder: str | os.PathLike[str], config: Mapping[str, Any]) -> None:
         self.folder = Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
-        path, content = self.folder / CONFIG, json.loads(json.dumps(config))
         begun = any((self.folder / name).exists() for name in (WEIGHTS, STATE))
-        if begun and path.is_file():
-            try:
-                stored = json.loads(path.read_text("utf-8"))
-            except ValueError:
-                raise InputError(f"{path}: expected a training run's configuration, cannot be read") from None
-            if stored != content:
-                raise InputError(f"{path}: is of another run: {_difference(stored, content)}; use another folder")
-            return
-        if begun:
-            raise InputError(f"{self.folder}: holds a run without {CONFIG}; use another folder")
-        with atomic_path(path) as temporary:
-            temporary.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+        freeze_config(self.folder / CONFIG, config, begun=begun)
 
     @property
     def weights(self) -> Path:
@@ -69,22 +57,11 @@ class TrainingFolder:
 
     def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, history: list[Row]) -> None:
         """Keep everything that the next step depends on."""
-        from safetensors.torch import save
-
         state = {f"model.{key}": value for key, value in model.state_dict().items()}
-        for name, parameter in model.named_parameters():
-            held = optimizer.state[parameter]
-            state |= {f"{part}.{name}": held[part] for part in _MOMENTS}
+        state |= {f"{part}.{name}": value for part, name, value in moments(model, optimizer)}
         state["history"] = torch.tensor([list(row) for row in history], dtype=torch.float64)
-        content = save({key: value.detach().cpu().contiguous() for key, value in state.items()})
-        with atomic_path(self.folder / STATE) as temporary:
-            temporary.write_bytes(content)
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(Row._fields)
-        writer.writerows([row.step, *(f"{value:.6g}" for value in row[1:])] for row in history)
-        with atomic_path(self.folder / HISTORY) as temporary:
-            temporary.write_text(text.getvalue(), "utf-8")
+        write_tensors(self.folder / STATE, state)
+        write_history(self.folder / HISTORY, Row._fields, history)
 
     def restore(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Row]:
         """Put back what :meth:`save` kept; returns the history, empty for a new run."""
@@ -94,18 +71,85 @@ class TrainingFolder:
         held, name = read_state(path)
         own = {key.removeprefix("model."): value for key, value in held.items() if key.startswith("model.")}
         fit(model, own, name, "this run")
-        for key, parameter in model.named_parameters():
-            moments = {part: held[f"{part}.{key}"] for part in _MOMENTS if f"{part}.{key}" in held}
-            sizes = {part: value.numel() for part, value in moments.items()}
-            if sizes != {"step": 1, "exp_avg": parameter.numel(), "exp_avg_sq": parameter.numel()}:
-                raise InputError(f"{name}: expected the optimizer's moments of {key}, found others or none")
-            optimizer.state[parameter] = {
-                part: value if part == "step" else value.to(parameter) for part, value in moments.items()
-            }
+        restore_moments(model, optimizer, held, name)
         rows = held.get("history", torch.empty(0))
         if rows.ndim != 2 or rows.shape[1] != len(Row._fields) or not len(rows):
             raise InputError(f"{name}: expected the history of a run, found {list(rows.shape)}")
         return [Row(int(row[0]), *row[1:]) for row in rows.tolist()]
+
+
+def freeze_config(path: Path, config: Mapping[str, Any], *, begun: bool) -> None:
+    """Write the configuration of a run, or check that it is the one of the run that has begun there.
+
+    Raises InputError where the folder belongs to another configuration.
+    """
+    content = json.loads(json.dumps(config))
+    if begun and path.is_file():
+        try:
+            stored = json.loads(path.read_text("utf-8"))
+        except ValueError:
+            raise InputError(f"{path}: expected a training run's configuration, cannot be read") from None
+        if stored != content:
+            raise InputError(f"{path}: is of another run: {_difference(stored, content)}; use another folder")
+        return
+    if begun:
+        raise InputError(f"{path.parent}: holds a run without {path.name}; use another folder")
+    write_json(path, content)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a JSON file in one piece."""
+    with atomic_path(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=2) + "\n", "utf-8")
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file in one piece."""
+    from safetensors.torch import save
+
+    own = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
+    content = save(own, metadata)
+    with atomic_path(path) as temporary:
+        temporary.write_bytes(content)
+
+
+def write_history(path: Path, fields: Sequence[str], rows: Iterable[Sequence[float]]) -> None:
+    """Write a CSV file in one piece; the first column holds whole numbers."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(fields)
+    writer.writerows([row[0], *(f"{value:.6g}" for value in row[1:])] for row in rows)
+    with atomic_path(path) as temporary:
+        temporary.write_text(text.getvalue(), "utf-8")
+
+
+def moments(model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, str, Tensor]]:
+    """What Adam keeps of every parameter that has had a gradient: part, parameter's name, value."""
+    for name, parameter in model.named_parameters():
+        held = optimizer.state.get(parameter, {})
+        yield from ((part, name, held[part]) for part in MOMENTS if part in held)
+
+
+def restore_moments(
+    model: nn.Module, optimizer: torch.optim.Optimizer, held: Mapping[str, Tensor], name: str, *, partly: bool = False
+) -> None:
+    """Put back :func:`moments`, from tensors called ``PART.PARAMETER``. ``partly``: a parameter may have none.
+
+    Raises InputError where they do not fit; ``name`` is the file.
+    """
+    for key, parameter in model.named_parameters():
+        own = {part: held[f"{part}.{key}"] for part in MOMENTS if f"{part}.{key}" in held}
+        sizes = {part: value.numel() for part, value in own.items()}
+        if partly and not own:
+            continue
+        if sizes != {"step": 1, "exp_avg": parameter.numel(), "exp_avg_sq": parameter.numel()}:
+            raise InputError(f"{name}: expected the optimizer's moments of {key}, found others or none")
+        place = parameter.device if optimizer.defaults.get("fused") else torch.device("cpu")
+        optimizer.state[parameter] = {
+            # The fused optimizer takes memory in its order: the moments' strides have to be the parameter's.
+            part: value.to(place).reshape(()) if part == "step" else torch.empty_like(parameter.detach()).copy_(value)
+            for part, value in own.items()
+        }
 
 
 def _difference(stored: Any, content: Mapping[str, Any]) -> str:

@@ -1,0 +1,238 @@
+"""Pairs changed at random: their part, scale, colours, and what hides in the second frame. All on the batch's device."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fullfield import _check
+from fullfield.training.flow.batch import FlowBatch
+
+_SMOOTH = 0.5  # pixels: where the interpolated flow differs by more from the nearest one, an edge lies between
+_BOXES = 2
+_DRAWN = 22 + 4 * _BOXES  # numbers a pair
+_LUMA = (0.299, 0.587, 0.114)
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """What is done to pairs at random, each pair by numbers of its own.
+
+    Shares are probabilities. ``size``, when given, is what is cut: at a random place and scale, never from outside the
+    pair's frames.
+    """
+
+    size: tuple[int, int] | None = None
+    """Height and width; None keeps the whole frames, and no scale below 1 is drawn."""
+    scale: tuple[float, float] = (1.0, 1.0)
+    """How much larger things become: least and most, drawn evenly between their logarithms."""
+    stretch: float = 0.0
+    """Of the logarithm to base 2 of width over height: at most, of either sign."""
+    scaled: float = 0.8
+    """Share of pairs whose scale changes."""
+    flip: float = 0.0
+    """Share of pairs mirrored left to right."""
+    flip_vertical: float = 0.0
+    colour: float = 0.0
+    """Strength of changes of brightness, contrast and saturation (0.4: by up to 40 %), and of hue in proportion."""
+    gamma: float = 0.0
+    """Of the logarithm of an exponent on the values: at most, of either sign."""
+    apart: float = 0.2
+    """Share of pairs whose second frame gets colours of its own."""
+    eraser: float = 0.0
+    """Share of pairs with up to two boxes of the mean colour in the second frame. What they hide counts as occluded."""
+    box: tuple[float, float] = (0.1, 0.3)
+    """A box's side: least and most, in shares of the frame's height."""
+    noise: float = 0.0
+    """Most standard deviation of noise in either frame."""
+
+    def __post_init__(self) -> None:
+        if self.size is not None:
+            _check.require(len(self.size) == 2, "size", "height and width", repr(self.size))
+            object.__setattr__(self, "size", tuple(self.size))
+            for side in self.size:
+                _check.number(side, "size", integer=True, low=8)
+        for name in ("scale", "box"):
+            low, high = getattr(self, name)
+            object.__setattr__(self, name, (low, high))
+            _check.number(low, name, above=0.0)
+            _check.number(high, name, low=low)
+        for name in ("scaled", "flip", "flip_vertical", "apart", "eraser"):
+            _check.number(getattr(self, name), name, low=0.0, high=1.0)
+        for name in ("colour", "stretch", "gamma", "noise"):
+            _check.number(getattr(self, name), name, low=0.0, high=1.0)
+
+    @classmethod
+    def usual(cls, size: tuple[int, int], **changes: Any) -> Augmentation:
+        """As RAFT and SEA-RAFT augment pairs that were filmed or rendered; with other values for some fields."""
+        values: dict[str, Any] = {
+            "size": size,
+            "scale": (0.8, 1.5),
+            "stretch": 0.2,
+            "flip": 0.5,
+            "flip_vertical": 0.1,
+            "colour": 0.4,
+            "eraser": 0.5,
+        }
+        return cls(**{**values, **changes})
+
+    @property
+    def moves(self) -> bool:
+        """Whether pixels change places."""
+        return bool(
+            self.size is not None or self.scale != (1.0, 1.0) or self.stretch or self.flip or self.flip_vertical
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Field names and values."""
+        return asdict(self)
+
+
+def augment(batch: FlowBatch, augmentation: Augmentation, seed: tuple[int, int]) -> FlowBatch:
+    """The pairs of a batch [B, 3, H, W], augmented; the same for the same two numbers of ``seed``.
+
+    Flow is scaled and turned with the pixels; it stays sharp where things end. A pixel whose flow leads into an erased
+    box becomes occluded.
+
+    Raises:
+        InputError: where the frames are smaller than the size that is to be cut.
+    """
+    count, _, height, width = batch.frame1.shape
+    if augmentation.size is not None:
+        rows, columns = augmentation.size
+        fits = rows <= height and columns <= width
+        _check.require(fits, "size", f"{width}×{height} at most, as the frames", f"{columns}×{rows}")
+    generator = torch.Generator().manual_seed((seed[0] * 1_000_003 + seed[1]) % 2**63)
+    uniform = torch.rand(count, _DRAWN, generator=generator)
+    draw = list(uniform.to(batch.frame1.device, non_blocking=True).unbind(1))
+    if augmentation.moves:
+        batch = _move(batch, augmentation, draw[:8])
+    batch = _recolour(batch, augmentation, list(uniform[:, 8:20].unbind(1)))
+    if augmentation.noise > 0:
+        batch = _noisy(batch, augmentation.noise, seed, draw[20])
+    if augmentation.eraser > 0:
+        batch = _erase(batch, augmentation, draw[21:])
+    return batch
+
+
+def _move(batch: FlowBatch, augmentation: Augmentation, draw: list[Tensor]) -> FlowBatch:
+    count, _, height, width = batch.frame1.shape
+    rows, columns = augmentation.size or (height, width)
+    low, high = (math.log(bound) for bound in augmentation.scale)
+    changed = (draw[0] < augmentation.scaled).float()
+    size = changed * (low + (high - low) * draw[1])
+    bend = changed * (draw[2] - 0.5) * augmentation.stretch * math.log(2)
+    # No scale takes in what lies outside the frames.
+    across = torch.exp(size + bend).clamp(min=columns / width)
+    down = torch.exp(size - bend).clamp(min=rows / height)
+    left = draw[3] * (width - columns / across).clamp(min=0)
+    top = draw[4] * (height - rows / down).clamp(min=0)
+    mirror_x = 1 - 2 * (draw[5] < augmentation.flip).float()
+    mirror_y = 1 - 2 * (draw[6] < augmentation.flip_vertical).float()
+
+    def places(length: int, scale: Tensor, first: Tensor, mirror: Tensor) -> Tensor:
+        """Where the new pixels are in the old frames [B, length]."""
+        new = torch.arange(length, device=scale.device, dtype=torch.float32) + 0.5
+        turned = torch.where(mirror[:, None] > 0, new, length - new)
+        return turned / scale[:, None] + first[:, None] - 0.5
+
+    x, y = places(columns, across, left, mirror_x), places(rows, down, top, mirror_y)
+    grid = torch.stack(
+        (
+            ((2 * x + 1) / width - 1)[:, None, :].expand(count, rows, columns),
+            ((2 * y + 1) / height - 1)[:, :, None].expand(count, rows, columns),
+        ),
+        -1,
+    )
+
+    def sample(field: Tensor, mode: str) -> Tensor:
+        return functional.grid_sample(field, grid.to(field.dtype), mode, padding_mode="border", align_corners=False)
+
+    frames = sample(torch.cat((batch.frame1, batch.frame2), 1), "bilinear")
+    known = batch.valid[:, None]
+    flow = torch.where(known, batch.flow, 0.0)
+    exact = sample(torch.cat((flow, known.float(), batch.occluded[:, None].float()), 1), "nearest")
+    blended = sample(torch.cat((flow, known.float()), 1), "bilinear")
+    near = (blended[:, :2] - exact[:, :2]).abs().amax(1, keepdim=True) < _SMOOTH
+    inner = near & (blended[:, 2:] > 1 - 1e-4)
+    moved = torch.where(inner, blended[:, :2], exact[:, :2])
+    factor = torch.stack((across * mirror_x, down * mirror_y), 1)[:, :, None, None]
+    return FlowBatch(frames[:, :3], frames[:, 3:], moved * factor, exact[:, 2] > 0.5, exact[:, 3] > 0.5)
+
+
+def _recolour(batch: FlowBatch, augmentation: Augmentation, draw: list[Tensor]) -> FlowBatch:
+    if augmentation.colour == 0 and augmentation.gamma == 0:
+        return batch
+    own = (draw[10] < augmentation.apart).float()
+    frames = []
+    for frame, numbers in (
+        (batch.frame1, draw[:5]),
+        (batch.frame2, [torch.lerp(a, b, own) for a, b in zip(draw[:5], draw[5:10], strict=True)]),
+    ):
+        frames.append(_tinted(frame, [2 * number - 1 for number in numbers], augmentation))
+    return batch._replace(frame1=frames[0], frame2=frames[1])
+
+
+def _tinted(frame: Tensor, draw: list[Tensor], augmentation: Augmentation) -> Tensor:
+    """The frame with other brightness, contrast, saturation, hue and gamma: numbers of -1 ... 1 each, on the CPU."""
+    strength, device = augmentation.colour, frame.device
+    bright, contrast, saturation = (1 + strength * number for number in draw[:3])
+    angle = strength * math.pi * 0.4 * draw[3]
+    luma, unit = torch.tensor(_LUMA), torch.eye(3)
+    grey = luma.expand(3, 3)  # every row gives the luma
+    # A turn around the grey axis: hue.
+    third = math.sqrt(1 / 3)
+    cross = torch.tensor([[0.0, -third, third], [third, 0.0, -third], [-third, third, 0.0]])
+    cos, sin = angle.cos()[:, None, None], angle.sin()[:, None, None]
+    turn = cos * unit + sin * cross + (1 - cos) / 3
+    saturated = saturation[:, None, None] * unit + (1 - saturation)[:, None, None] * grey
+    matrix = (bright * contrast)[:, None, None] * (saturated @ turn)
+    # Contrast changes what differs from the frame's mean luma.
+    lift = (bright * (1 - contrast))[:, None, None] * grey
+    matrix, lift = matrix.to(device, non_blocking=True), lift.to(device, non_blocking=True)
+    values = frame.float()
+    added = torch.bmm(lift, values.mean((2, 3))[:, :, None])[..., None]
+    tinted = (torch.einsum("bij,bjhw->bihw", matrix, values) + added).clamp(0, 1)
+    if augmentation.gamma > 0:
+        power = torch.exp(augmentation.gamma * draw[4]).to(device, non_blocking=True)[:, None, None, None]
+        tinted = tinted.clamp(min=1e-4).pow(power)
+    return tinted.to(frame.dtype)
+
+
+def _noisy(batch: FlowBatch, most: float, seed: tuple[int, int], draw: Tensor) -> FlowBatch:
+    device = batch.frame1.device
+    generator = torch.Generator(device).manual_seed((seed[0] * 7_000_003 + seed[1] + 1) % 2**63)
+    strength = (most * draw)[:, None, None, None]
+    frames = [
+        (frame + strength * torch.randn(frame.shape, generator=generator, device=device)).clamp(0, 1).to(frame.dtype)
+        for frame in (batch.frame1, batch.frame2)
+    ]
+    return batch._replace(frame1=frames[0], frame2=frames[1])
+
+
+def _erase(batch: FlowBatch, augmentation: Augmentation, draw: list[Tensor]) -> FlowBatch:
+    _, _, height, width = batch.frame1.shape
+    device = batch.frame1.device
+    y = torch.arange(height, device=device, dtype=torch.float32)[None, :, None]
+    x = torch.arange(width, device=device, dtype=torch.float32)[None, None, :]
+    low, high = (height * side for side in augmentation.box)
+    chosen = draw[0]  # under half the share: one box, under the share: two
+    inside = torch.zeros(batch.valid.shape, dtype=torch.bool, device=device)
+    hidden = inside
+    there_x, there_y = batch.flow[:, 0] + x, batch.flow[:, 1] + y
+    for index in range(_BOXES):
+        centre_x, centre_y, wide, tall = draw[1 + 4 * index : 5 + 4 * index]
+        left, top = (centre_x * width)[:, None, None], (centre_y * height)[:, None, None]
+        half_x = (low + (high - low) * wide)[:, None, None] / 2
+        half_y = (low + (high - low) * tall)[:, None, None] / 2
+        used = (chosen < augmentation.eraser / (1 + index))[:, None, None]
+        inside = inside | (used & ((x - left).abs() < half_x) & ((y - top).abs() < half_y))
+        hidden = hidden | (used & ((there_x - left).abs() < half_x) & ((there_y - top).abs() < half_y))
+    mean = batch.frame2.mean((2, 3), keepdim=True)
+    frame2 = torch.where(inside[:, None], mean, batch.frame2)
+    return batch._replace(frame2=frame2, occluded=batch.occluded | hidden)

@@ -1,0 +1,107 @@
+"""How a network of flow is trained, in one place. Light: imports neither torch nor numpy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from fullfield import _check
+
+LOSSES = ("auto", "mixture", "sequence")
+SCHEDULES = ("one-cycle", "stable")
+PRECISIONS = ("float32", "bfloat16", "float16")
+COMPILED = ("default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune")
+_START = 0.04  # share of the learning rate that the first step has
+
+
+@dataclass(frozen=True)
+class FlowTraining:
+    """How :func:`train_flow` trains."""
+
+    steps: int = 100_000
+    seconds: float | None = None
+    """Training ends after so many, stops left out, with the learning rate where it ends after ``steps``."""
+    batch: int = 8
+    """Pairs a step, of all processes together."""
+    schedule: str = "one-cycle"
+    """``"one-cycle"``: the rate rises, then falls in a line to the end. ``"stable"``: it rises, stays, and falls at
+    last (warm-up, stable, decay), so that a run can be gone on with from before its fall."""
+    learning_rate: float = 4e-4
+    warmup: float = 0.05
+    """Share of the training in which the rate rises."""
+    decay: float = 0.2
+    """Of the schedule ``"stable"``: share of the training in which the rate falls; 0: it stays to the end."""
+    last: float = 1e-3
+    """Share of the rate that is left at the end."""
+    weight_decay: float = 1e-5
+    clip: float = 1.0
+    """The longest gradient; a longer one is shortened to it."""
+    average: float = 0.999
+    """Of the moving average of the weights, which is what training gives: how much of it a step keeps."""
+    loss: str = "auto"
+    """``"sequence"``, or ``"mixture"`` for networks with ``predictions_with_info``; auto takes the second for those."""
+    gamma: float = 0.85
+    max_flow: float = 400.0
+    """Pixels that move further do not count."""
+    visible: float = 1 / 3
+    """Share of the training, from its start, in which occluded pixels do not count."""
+    updates: int | None = None
+    """Of the network; None leaves it to the network."""
+    precision: str = "float32"
+    """Of autocast; float16 with a scale for the loss that adapts."""
+    channels_last: bool = False
+    compile: str | None = None
+    """Mode of ``torch.compile`` for the network and its loss; None: not compiled."""
+    freeze_norms: bool = False
+    """Whether batch norms keep their statistics, as in fine-tuning on few pairs."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch"):
+            _check.number(getattr(self, name), name, integer=True, low=1, high=2**31)
+        if self.seconds is not None:
+            _check.number(self.seconds, "seconds", above=0.0)
+        for name, options in (("schedule", SCHEDULES), ("loss", LOSSES), ("precision", PRECISIONS)):
+            _check.choice(getattr(self, name), name, options)
+        if self.compile is not None:
+            _check.choice(self.compile, "compile", COMPILED)
+        for name in ("learning_rate", "clip", "max_flow"):
+            _check.number(getattr(self, name), name, above=0.0)
+        for name in ("warmup", "decay", "last", "visible"):
+            _check.number(getattr(self, name), name, low=0.0, high=1.0)
+        total = self.warmup + (self.decay if self.schedule == "stable" else 0.0)
+        _check.require(total <= 1.0, "warmup", "shares of warm-up and decay of 1 at most together", f"{total:g}")
+        _check.number(self.weight_decay, "weight_decay", low=0.0)
+        _check.number(self.average, "average", low=0.0, below=1.0)
+        _check.number(self.gamma, "gamma", above=0.0, high=1.0)
+        if self.updates is not None:
+            _check.number(self.updates, "updates", integer=True, low=0)
+        _check.number(self.seed, "seed", integer=True, low=0, high=2**31)
+        for name in ("channels_last", "freeze_norms"):
+            _check.require(isinstance(getattr(self, name), bool), name, "True or False", getattr(self, name))
+
+    def replace(self, **changes: Any) -> FlowTraining:
+        """A copy with other values."""
+        return replace(self, **changes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Field names and values."""
+        return asdict(self)
+
+    def done(self, step: float, seconds: float) -> float:
+        """The share of the training, 0 to 1, that is behind a run after so many steps and seconds."""
+        by_time = 0.0 if self.seconds is None else seconds / self.seconds
+        return min(1.0, max(step / self.steps, by_time))
+
+    def rate(self, done: float) -> float:
+        """The learning rate after this share of the training."""
+        if done < self.warmup:
+            return self.learning_rate * (_START + (1 - _START) * done / self.warmup)
+        if self.schedule == "one-cycle":
+            fall = (done - self.warmup) / (1 - self.warmup) if self.warmup < 1 else 0.0
+            return self.learning_rate * (1 - (1 - self.last) * min(1.0, fall))
+        if self.decay == 0 or done <= 1 - self.decay:
+            return self.learning_rate
+        left = max(0.0, (1 - done) / self.decay)
+        return self.learning_rate * (self.last + (1 - self.last) * (1 - math.sqrt(1 - left)))

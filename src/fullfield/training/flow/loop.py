@@ -1,0 +1,279 @@
+"""Training a network of flow."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from fullfield import _check
+from fullfield._check import InputError
+from fullfield.training.flow.ahead import Ahead
+from fullfield.training.flow.augmentation import Augmentation
+from fullfield.training.flow.batch import PairSource
+from fullfield.training.flow.checkpoint import FlowFolder, FlowRow, restore
+from fullfield.training.flow.config import FlowTraining
+from fullfield.training.flow.ranks import Ranks, ranks
+from fullfield.training.flow.stepping import Reading, Stepper, check_finite
+
+Progress = Callable[[float, str], None]
+Validation = Callable[[nn.Module], float]
+
+_SETTLED = 3  # steps after which the pace of a process is believed: the first ones compile
+
+
+@dataclass(frozen=True)
+class FlowRun:
+    """How a run is carried out; nothing of it changes what a step does."""
+
+    every: int = 1000
+    """Steps between checkpoints."""
+    validate: int = 1
+    """Checkpoints between validations."""
+    read: int = 25
+    """Steps between looks at the loss, each of which waits for the device."""
+    pause: float | None = None
+    """Seconds after which this call leaves the run, with a checkpoint; the next call goes on."""
+    after: str | os.PathLike[str] | None = None
+    """Folder of a run that a new one goes on from, with its weights, moments and averages, but a schedule of its own."""
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    """What else is to stand in ``recipe.json``: the network, the data. A run goes on only where it is the same."""
+
+    def __post_init__(self) -> None:
+        for name in ("every", "validate", "read"):
+            _check.number(getattr(self, name), name, integer=True, low=1)
+        if self.pause is not None:
+            _check.number(self.pause, "pause", above=0.0)
+
+
+class TrainedFlow(NamedTuple):
+    """What :func:`train_flow` returns."""
+
+    model: nn.Module  # a copy of the network with the averaged weights, in evaluation mode
+    history: list[FlowRow]
+    done: float  # share of the training: 1, unless it was paused
+
+
+def train_flow(
+    folder: str | os.PathLike[str],
+    model: nn.Module,
+    source: PairSource,
+    training: FlowTraining | None = None,
+    *,
+    augmentation: Augmentation | None = None,
+    run: FlowRun | None = None,
+    validation: Validation | None = None,
+    progress: Progress | None = None,
+) -> TrainedFlow:
+    """Train a network of flow; a run that was stopped goes on where it was.
+
+    On the CPU the same arguments give the same weights, bit for bit, with any stops, unless ``training`` says
+    ``seconds``. Under ``torchrun`` the processes share each batch, and the first one writes.
+
+    Args:
+        folder: see :class:`~fullfield.training.flow.checkpoint.FlowFolder`.
+        model: any module with ``predictions(frame1, frame2)``, the flow [B, 2, H, W] in pixels after each update; or
+            with ``predictions_with_info``, for the mixture loss. It is trained where it is and from the weights it has.
+        source: of the pairs.
+        training: the configuration.
+        augmentation: done to the pairs on the device.
+        run: checkpoints and the like.
+        validation: gives an error of a network; called with the averaged one, in the first process.
+        progress: called with the done share and a line, in the first process.
+
+    Raises:
+        InputError: for what cannot be used, a folder of another run, or losses that are not finite.
+    """
+    training, run = training or FlowTraining(), run or FlowRun()
+    first = next(model.parameters(), None)
+    if first is None:
+        raise InputError("model: expected parameters to train, got none")
+    with ranks(first.device) as team, _torch_for_training(first.device, training.seed + team.rank):
+        if training.batch % team.count:
+            raise InputError(f"batch: expected a multiple of {team.count} processes, got {training.batch}")
+        model.train()
+        if training.freeze_norms:
+            freeze_norms(model)
+        try:
+            stepper = Stepper(model, training, team)
+            ahead = Ahead(
+                source, training.batch // team.count, first.device, team, augmentation=augmentation, seed=training.seed
+            )
+            return _Loop(Path(folder), stepper, ahead, run, augmentation, validation, progress).train()
+        finally:
+            model.eval()
+
+
+def freeze_norms(model: nn.Module) -> None:
+    """Let batch norms use and keep their statistics, until ``train()`` is called; their parameters still train."""
+    for module in model.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.eval()
+
+
+class _Clock:
+    """Seconds of training, known at a reading and in between told from the pace, so that all processes agree."""
+
+    def __init__(self, before: float, step: int, team: Ranks, device: torch.device) -> None:
+        self._before, self._begin = before, time.perf_counter()
+        self._team, self._device = team, device
+        self._mark, self._pace = (step, before), 0.0
+        self._settled = step + _SETTLED
+
+    @property
+    def here(self) -> float:
+        """Seconds since this process began."""
+        return self._mark[1] - self._before
+
+    @property
+    def pace(self) -> float:
+        """Seconds a step; 0 until it is known."""
+        return self._pace
+
+    def at(self, step: int) -> float:
+        """Seconds of training at a step."""
+        return self._mark[1] + self._pace * (step - self._mark[0])
+
+    def read(self, step: int, *, worked: bool = True) -> float:
+        """Look at the clock; ``worked``: there was nothing but steps since the last look."""
+        seconds = self._team.number(self._before + time.perf_counter() - self._begin, self._device)
+        if worked and self._mark[0] >= self._settled and step > self._mark[0]:
+            self._pace = (seconds - self._mark[1]) / (step - self._mark[0])
+        self._mark = step, seconds
+        return seconds
+
+
+class _Loop:
+    def __init__(
+        self,
+        folder: Path,
+        stepper: Stepper,
+        ahead: Ahead,
+        run: FlowRun,
+        augmentation: Augmentation | None,
+        validation: Validation | None,
+        progress: Progress | None,
+    ) -> None:
+        self.stepper, self.ahead, self.run = stepper, ahead, run
+        self.training, self.team = stepper.training, stepper.ranks
+        self.validation, self.progress = validation, progress
+        recipe = {
+            **run.recipe,
+            "training": self.training.as_dict(),
+            "loss": stepper.loss,
+            "augmentation": None if augmentation is None else augmentation.as_dict(),
+            "after": None if run.after is None else os.fspath(run.after),
+        }
+        self.kept = FlowFolder(folder, recipe) if self.team.first else None
+        self.team.wait()
+        self.history, self.batches, self.best = list[FlowRow](), 0, math.inf
+        found = restore(folder, stepper)
+        if found is not None:
+            self.history, self.batches, self.best = found.history, found.batches, found.best
+            if found.rng is not None and self.team.first:
+                torch.set_rng_state(found.rng)
+        elif run.after is not None:
+            before = restore(Path(run.after), stepper)
+            if before is None:
+                raise InputError(f"after: expected the folder of a run with a checkpoint, got {os.fspath(run.after)}")
+            self.batches = before.batches + before.history[-1].step
+        self.readings: list[Reading] = []
+        self.rows = 0
+
+    def train(self) -> TrainedFlow:
+        training, run = self.training, self.run
+        begin = step = self.history[-1].step if self.history else 0
+        clock = _Clock(self.history[-1].seconds if self.history else 0.0, step, self.team, self.stepper.device)
+        done, paused = training.done(step, clock.at(step)), False
+        while done < 1.0 and not paused:
+            rate = training.rate(done)
+            batch = self.ahead.take(self.batches + step)
+            self.stepper.step(batch, step, rate=rate, occluded=done >= training.visible)
+            step += 1
+            done = training.done(step, clock.at(step))
+            if done < 1.0:
+                self.ahead.make(self.batches + step)
+            noted = step % run.every == 0 or done >= 1.0
+            if not (noted or step % run.read == 0 or step == begin + _SETTLED):
+                continue
+            reading = self.stepper.read()
+            self.readings.append(reading)
+            check_finite(reading, step, training)
+            seconds = clock.read(step)
+            done = training.done(step, seconds)
+            paused = run.pause is not None and clock.here >= run.pause
+            self._tell(done, step, seconds, reading, clock)
+            if noted or paused or done >= 1.0:
+                self._note(step, seconds, rate, last=paused or done >= 1.0)
+                done = training.done(step, clock.read(step, worked=False))
+        return TrainedFlow(self.stepper.average.model, self.history, done)
+
+    def _note(self, step: int, seconds: float, rate: float, *, last: bool) -> None:
+        """A row of the history and a checkpoint."""
+        before = self.history[-1] if self.history else None
+        steps = step - (before.step if before else 0)
+        took = seconds - (before.seconds if before else 0.0)
+        good = [(r.steps - r.skipped, r) for r in self.readings if r.steps > r.skipped]
+        total = sum(count for count, _ in good)
+        means = [
+            sum(count * getattr(r, name) for count, r in good) / total if total else math.nan
+            for name in ("loss", "error", "norm")
+        ]
+        skipped = sum(r.skipped for r in self.readings)
+        self.readings.clear()
+        self.rows += 1
+        error = math.nan
+        if self.kept is not None and self.validation is not None and (last or self.rows % self.run.validate == 0):
+            error = float(self.validation(self.stepper.average.model))
+        speed = steps * self.training.batch / took if took > 0 else math.nan
+        self.history.append(FlowRow(step, seconds, *means, rate, skipped, speed, error))
+        if self.kept is None:
+            return
+        if error < self.best:
+            self.best = error
+            self.kept.keep_best(self.stepper.average.model)
+        self.kept.save(self.stepper, self.history, batches=self.batches, best=self.best)
+
+    def _tell(self, done: float, step: int, seconds: float, reading: Reading, clock: _Clock) -> None:
+        if self.progress is None or not self.team.first:
+            return
+        text = f"step {step}, loss {reading.loss:.3f}, error {reading.error:.2f} px"
+        pace = clock.pace
+        if pace > 0:
+            text += f", {self.training.batch / pace:.0f} pairs/s"
+        if done > 0:
+            text += f", {_duration(seconds * (1 - done) / done)} left"
+        if reading.skipped:
+            text += f", {reading.skipped} of {reading.steps} steps skipped"
+        self.progress(done, text)
+
+
+def _duration(seconds: float) -> str:
+    minutes = int(seconds // 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes}:{int(seconds % 60):02d} min"
+
+
+@contextmanager
+def _torch_for_training(device: torch.device, seed: int) -> Iterator[None]:
+    """Inside, random numbers come from the seed and cuDNN tries out its algorithms; afterwards all is as it was."""
+    benchmark = torch.backends.cudnn.benchmark
+    on_gpu = device.type == "cuda"
+    with torch.random.fork_rng(devices=[device] if on_gpu else []):
+        torch.manual_seed(seed)
+        torch.backends.cudnn.benchmark = True
+        try:
+            if on_gpu:
+                with torch.cuda.device(device):
+                    yield
+            else:
+                yield
+        finally:
+            torch.backends.cudnn.benchmark = benchmark

@@ -1,0 +1,139 @@
+"""Losses of networks that refine a flow, prediction by prediction.
+
+All are means over the pixels that count, see :func:`counted_pixels`, and run under ``torch.compile`` as one graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fullfield import _check
+from fullfield.ops.convex_loss import convex_mixture_loss, mixture_surprise
+from fullfield.training.flow.batch import FlowBatch
+
+
+def counted_pixels(batch: FlowBatch, *, max_flow: float = 400.0, occluded: bool = True) -> Tensor:  # [B, H, W] bool
+    """The pixels of a batch that a loss counts: those whose true flow is known, finite and shorter than ``max_flow``.
+
+    Args:
+        max_flow: length in pixels.
+        occluded: whether pixels that are not visible in the second frame count too.
+    """
+    counted = batch.valid & (batch.flow.square().sum(1) < max_flow * max_flow)  # False of NaN
+    return counted if occluded else counted & ~batch.occluded
+
+
+def sequence_loss(
+    predictions: Sequence[Tensor],  # N × [B, 2, H, W], the flow after each update
+    flow: Tensor,  # [B, 2, H, W], the truth
+    counted: Tensor,  # [B, H, W] bool
+    *,
+    gamma: float = 0.8,
+) -> Tensor:  # scalar
+    """The L1 error of every prediction, the one k places before the last weighted by ``gamma`` to the k.
+
+    Mean over the pixels that count and both components, sum over the predictions. Source: RAFT, equation 7.
+
+    Raises:
+        InputError: naming the argument that does not fit.
+    """
+    truth, inside, pixels = _prepared(predictions, flow, counted, gamma)
+    total = torch.zeros((), device=flow.device)
+    for weight, predicted in zip(_weights(len(predictions), gamma), predictions, strict=True):
+        error = (predicted.float() - truth).abs()
+        total = total + weight * torch.where(inside, error, 0.0).sum()
+    return total / (2 * pixels)
+
+
+def laplace_mixture_loss(
+    predictions: Sequence[tuple[Tensor, Tensor]],  # N × ([B, 2, H, W], [B, 4, H, W])
+    flow: Tensor,  # [B, 2, H, W], the truth
+    counted: Tensor,  # [B, H, W] bool
+    *,
+    gamma: float = 0.85,
+    log_scale_min: float = 0.0,
+    log_scale_max: float = 10.0,
+) -> Tensor:  # scalar
+    """The negative logarithm of the likelihood of the true flow under a mixture of two Laplacians, weighted as in
+    :func:`sequence_loss`.
+
+    Every prediction is a flow and its ``info`` as of :meth:`fullfield.models.SEARAFT.predictions_with_info`: logits of
+    the weights of a wide and a narrow Laplacian around the flow, and the logarithms of their scales in pixels. The
+    first is limited to 0 ... ``log_scale_max``, the second to ``log_scale_min`` ... 0. Source: SEA-RAFT, section 3.2.
+
+    Raises:
+        InputError: naming the argument that does not fit.
+    """
+    truth, inside, pixels = _prepared([flow for flow, _ in predictions], flow, counted, gamma)
+    _check.number(log_scale_min, "log_scale_min", high=0)
+    _check.number(log_scale_max, "log_scale_max", low=0)
+    batch, _, height, width = flow.shape
+    total = torch.zeros((), device=flow.device)
+    for weight, (predicted, info) in zip(_weights(len(predictions), gamma), predictions, strict=True):
+        _check.tensor(info, "predictions", (batch, 4, height, width))
+        surprise = mixture_surprise(predicted.float(), info.float(), truth, log_scale_min, log_scale_max)
+        total = total + weight * torch.where(inside, surprise, 0.0).sum()
+    return total / (2 * pixels)
+
+
+def coarse_mixture_loss(
+    predictions: Sequence[tuple[Tensor, Tensor]],  # N × ([B, 6, h, w], [B, 9·8·8, h, w])
+    padding: Sequence[int],  # left, right, top, bottom: pixels that the network added
+    flow: Tensor,  # [B, 2, H, W], the truth
+    counted: Tensor,  # [B, H, W] bool
+    *,
+    gamma: float = 0.85,
+    limits: tuple[float, float] = (0.0, 10.0),
+) -> tuple[Tensor, Tensor]:  # scalars
+    """:func:`laplace_mixture_loss` of predictions before their up-sampling, as
+    :meth:`fullfield.models.SEARAFT.coarse_predictions` gives, and the mean end-point error of the last one.
+
+    On a GPU nothing of the frames' size is kept for the gradients, see :mod:`fullfield.ops.convex_loss`.
+
+    Raises:
+        InputError: naming the argument that does not fit.
+    """
+    _check.require(len(predictions) > 0, "predictions", "one at least", "none")
+    _check.number(gamma, "gamma", above=0.0, high=1.0)
+    low, high = limits
+    pixels = counted.sum().clamp(min=1)
+    if any(padding):
+        flow, counted = functional.pad(flow, tuple(padding)), functional.pad(counted, tuple(padding))
+    total = torch.zeros((), device=flow.device)
+    error = total
+    for weight, (field, mask) in zip(_weights(len(predictions), gamma), predictions, strict=True):
+        loss, error = convex_mixture_loss(field, mask, flow, counted, log_scale_min=low, log_scale_max=high)
+        total = total + weight * loss
+    return total / (2 * pixels), error / pixels
+
+
+def mean_error(
+    predicted: Tensor,  # [B, 2, H, W]
+    flow: Tensor,  # [B, 2, H, W], the truth
+    counted: Tensor,  # [B, H, W] bool
+) -> Tensor:  # scalar, pixels
+    """The mean end-point error over the pixels that count."""
+    error = torch.where(counted, (predicted.float() - flow).square().sum(1), 0.0).sqrt().sum()
+    return error / counted.sum().clamp(min=1)
+
+
+def _weights(count: int, gamma: float) -> list[float]:
+    return [gamma ** (count - 1 - index) for index in range(count)]
+
+
+def _prepared(
+    predictions: Sequence[Tensor], flow: Tensor, counted: Tensor, gamma: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The truth without what is not known, the pixels that count [B, 1, H, W], and how many they are."""
+    _check.require(len(predictions) > 0, "predictions", "one at least", "none")
+    _check.number(gamma, "gamma", above=0.0, high=1.0)
+    batch, _, height, width = _check.tensor(flow, "flow", ("B", 2, "H", "W")).shape
+    for predicted in predictions:
+        _check.tensor(predicted, "predictions", (batch, 2, height, width), device=flow.device)
+    _check.tensor(counted, "counted", (batch, height, width), dtypes=[torch.bool], device=flow.device)
+    inside = counted[:, None]
+    return torch.where(inside, flow, 0.0), inside, counted.sum().clamp(min=1)

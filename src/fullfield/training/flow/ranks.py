@@ -1,0 +1,107 @@
+"""Several processes that train one network, started by ``torchrun``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+from torch import Tensor, distributed
+
+from fullfield import _check
+from fullfield._check import InputError
+
+_PATIENCE = timedelta(minutes=30)  # the first process may compile, save and validate while the others wait
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Which of how many processes this one is; alone by default."""
+
+    rank: int = 0
+    count: int = 1
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes and tells."""
+        return self.rank == 0
+
+    def sum(self, value: Tensor) -> Tensor:
+        """The sum over all processes, in place."""
+        if self.count > 1:
+            distributed.all_reduce(value)
+        return value
+
+    def mean_of(self, values: Sequence[Tensor]) -> None:
+        """Replace each tensor by its mean over all processes; one message for all of them."""
+        if self.count == 1:
+            return
+        joined = torch.cat([value.reshape(-1) for value in values])
+        distributed.all_reduce(joined)
+        joined /= self.count
+        parts = joined.split([value.numel() for value in values])
+        torch._foreach_copy_(list(values), [p.view_as(v) for p, v in zip(parts, values, strict=True)])
+
+    def same(self, values: Sequence[Tensor]) -> None:
+        """Replace each tensor by the first process's."""
+        if self.count > 1:
+            for value in values:
+                distributed.broadcast(value, 0)
+
+    def number(self, value: float, device: torch.device) -> float:
+        """The first process's number. Waits for it."""
+        if self.count == 1:
+            return value
+        told = torch.tensor(value, dtype=torch.float64, device=device)
+        distributed.broadcast(told, 0)
+        return float(told)
+
+    def wait(self) -> None:
+        """Return when every process has come here."""
+        if self.count > 1:
+            distributed.barrier()
+
+
+def own_device(device: torch.device) -> torch.device:
+    """The GPU of this process: of ``"cuda"`` under ``torchrun``, the one of its number on this machine."""
+    if device.type != "cuda" or device.index is not None:
+        return device
+    local = os.environ.get("LOCAL_RANK", "0")
+    if not local.isdecimal():
+        raise InputError(f"LOCAL_RANK: expected a number as torchrun sets it, got {local!r}")
+    return _check.device(f"cuda:{local}")
+
+
+@contextmanager
+def ranks(device: torch.device) -> Iterator[Ranks]:
+    """The processes that ``torchrun`` has started, joined by NCCL on GPUs and by gloo elsewhere.
+
+    A process group that is there already is used and left as it is.
+
+    Raises:
+        InputError: where the variables of ``torchrun`` make no sense.
+    """
+    if distributed.is_available() and distributed.is_initialized():
+        yield Ranks(distributed.get_rank(), distributed.get_world_size())
+        return
+    rank, count = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    if not (rank.isdecimal() and count.isdecimal() and int(rank) < int(count)):
+        raise InputError(
+            f"RANK, WORLD_SIZE: expected numbers as torchrun sets them, the first the smaller, got {rank!r}, {count!r}"
+        )
+    if count == "1":
+        yield Ranks()
+        return
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(device)
+    distributed.init_process_group(
+        "nccl" if on_gpu else "gloo", timeout=_PATIENCE, device_id=device if on_gpu else None
+    )
+    try:
+        yield Ranks(int(rank), int(count))
+    finally:
+        distributed.destroy_process_group()

@@ -1,0 +1,223 @@
+"""One step of training, without a word to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fullfield import _check
+from fullfield._check import InputError
+from fullfield.training.flow.averaging import AveragedWeights
+from fullfield.training.flow.batch import FlowBatch
+from fullfield.training.flow.config import FlowTraining
+from fullfield.training.flow.loss import (
+    coarse_mixture_loss,
+    counted_pixels,
+    laplace_mixture_loss,
+    mean_error,
+    sequence_loss,
+)
+from fullfield.training.flow.ranks import Ranks
+
+_FIRST_SCALE, _MOST_SCALE = 2.0**14, 2.0**24
+_GROWTH = 1000  # finite steps after which float16's scale doubles
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class Objective(nn.Module):
+    """A network and its loss as one module: what is compiled.
+
+    Args:
+        network: with ``predictions(frame1, frame2)``: the flow [B, 2, H, W] after each update; for the loss
+            ``"mixture"`` with ``predictions_with_info``. ``updates=`` is handed on where the training names a number.
+        training: names the loss.
+
+    Raises:
+        InputError: where the network has not what the loss asks for.
+    """
+
+    def __init__(self, network: nn.Module, training: FlowTraining) -> None:
+        super().__init__()
+        self.network = network
+        with_info = callable(getattr(network, "predictions_with_info", None))
+        plain = callable(getattr(network, "predictions", None))
+        named = type(network).__name__
+        mixture = training.loss == "mixture" or (training.loss == "auto" and with_info)
+        if training.loss == "mixture":
+            _check.require(with_info, "loss", "sequence: mixture needs a network with predictions_with_info", named)
+        if not mixture:
+            _check.require(plain, "model", "a network with predictions(frame1, frame2)", named)
+        self._updates: dict[str, Any] = {} if training.updates is None else {"updates": training.updates}
+        self._gamma = training.gamma
+        self._limits: tuple[float, float] | None = None
+        if mixture:
+            config = getattr(network, "config", None)
+            self._limits = getattr(config, "log_scale_min", 0.0), getattr(config, "log_scale_max", 10.0)
+
+    @property
+    def loss(self) -> str:
+        """Which loss it is."""
+        return "sequence" if self._limits is None else "mixture"
+
+    def forward(self, frame1: Tensor, frame2: Tensor, flow: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss, and the mean end-point error of the last prediction."""
+        network: Any = self.network
+        if self._limits is None:
+            predictions = network.predictions(frame1, frame2, **self._updates)
+            loss = sequence_loss(predictions, flow, counted, gamma=self._gamma)
+            last = predictions[-1]
+        elif callable(getattr(network, "coarse_predictions", None)):
+            padding, coarse = network.coarse_predictions(frame1, frame2, **self._updates)
+            return coarse_mixture_loss(coarse, padding, flow, counted, gamma=self._gamma, limits=self._limits)
+        else:
+            pairs = network.predictions_with_info(frame1, frame2, **self._updates)
+            low, high = self._limits
+            loss = laplace_mixture_loss(pairs, flow, counted, gamma=self._gamma, log_scale_min=low, log_scale_max=high)
+            last = pairs[-1][0]
+        return loss, mean_error(last.detach(), flow, counted)
+
+
+class Reading(NamedTuple):
+    """What the steps since the last reading came to."""
+
+    steps: int
+    loss: float  # mean over the steps that were not skipped; NaN where all were
+    error: float  # mean end-point error in training, pixels
+    norm: float  # mean length of the gradient, before it is clipped
+    skipped: int  # steps whose loss or gradient was not finite
+    in_a_row: int  # the most such steps one after the other
+
+
+class Stepper:
+    """Makes steps: forward, backward, clipping, optimizer, moving average.
+
+    A step whose loss or gradient is not finite changes neither weights, nor moments, nor a batch norm's statistics.
+    That is decided on the device: :meth:`step` never waits for it, :meth:`read` does.
+
+    Args:
+        model: on its device, in training mode.
+        training: how.
+        ranks: the processes that share the batch.
+    """
+
+    def __init__(self, model: nn.Module, training: FlowTraining, ranks: Ranks | None = None) -> None:
+        self.model = model
+        self.training = training
+        self.ranks = ranks or Ranks()
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
+        _check.require(len(self._parameters) > 0, "model", "parameters to train", "none")
+        self.device = self._parameters[0].device
+        if training.channels_last:
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.ranks.same([part.detach() for part in (*model.parameters(), *model.buffers())])
+        self.average = AveragedWeights(model, training.average)
+        self.optimizer = torch.optim.AdamW(
+            self._parameters, lr=training.learning_rate, weight_decay=training.weight_decay, fused=True
+        )
+        objective = Objective(model, training)
+        self.loss = objective.loss
+        self._objective: Callable[..., tuple[Tensor, Tensor]] = objective
+        if training.compile is not None:
+            self._objective = torch.compile(objective, mode=training.compile)
+        self._buffers = [b for b in model.buffers() if b.is_floating_point() and b.numel()]
+        self.scaling = torch.zeros(2, device=self.device)  # float16's scale, finite steps since it last changed
+        self.scaling[0] = _FIRST_SCALE if training.precision == "float16" else 1.0
+        self._told = torch.zeros(6, device=self.device)  # loss, error, norm, skipped, now in a row, most in a row
+        self._steps = 0
+
+    def step(self, batch: FlowBatch, number: int, *, rate: float, occluded: bool = True) -> None:
+        """Make step ``number`` (from 0) at the learning rate ``rate``.
+
+        Args:
+            batch: this process's pairs, on the device.
+            occluded: whether occluded pixels count.
+        """
+        counted = counted_pixels(batch, max_flow=self.training.max_flow, occluded=occluded)
+        frame1, frame2 = batch.frame1, batch.frame2
+        if self.training.channels_last:
+            frame1, frame2 = (f.contiguous(memory_format=torch.channels_last) for f in (frame1, frame2))
+        before = torch.cat([b.detach().reshape(-1) for b in self._buffers]) if self._buffers else None
+        with torch.autocast(
+            self.device.type,
+            dtype=_DTYPES.get(self.training.precision),
+            enabled=self.training.precision != "float32",
+        ):
+            loss, error = self._objective(frame1, frame2, batch.flow, counted)
+        loss = loss.float()
+        if self.ranks.count > 1:  # the mean over all processes' pixels, not over the processes' means
+            pixels = counted.sum().clamp(min=1).float()
+            loss = loss * (self.ranks.count * pixels / self.ranks.sum(pixels.clone()))
+        self.optimizer.zero_grad(set_to_none=True)
+        (loss * self.scaling[0]).backward()  # type: ignore[no-untyped-call]
+        loss, error = loss.detach(), error.float().detach()
+        gradients = (
+            [self._gradient(p) for p in self._parameters]
+            if self.ranks.count > 1
+            else [p.grad for p in self._parameters if p.grad is not None]
+        )
+        self.ranks.mean_of([*gradients, loss, error])
+        self._update(gradients, loss, error, number, rate, before)
+
+    @staticmethod
+    def _gradient(parameter: Tensor) -> Tensor:
+        """A parameter's gradient; zero where this process's pairs did not reach it."""
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        return parameter.grad
+
+    @torch.no_grad()
+    def _update(
+        self, gradients: list[Tensor], loss: Tensor, error: Tensor, number: int, rate: float, before: Tensor | None
+    ) -> None:
+        scale = self.scaling[0]
+        norm = torch.nn.utils.get_total_norm(gradients) / scale
+        bad = ~(norm.isfinite() & loss.isfinite())
+        # The fused optimizer divides by the one and does nothing, moments included, where the other is 1.
+        optimizer: Any = self.optimizer
+        optimizer.grad_scale = scale * (norm / self.training.clip).clamp(min=1.0)
+        optimizer.found_inf = bad.float()
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        optimizer.step()
+        if before is not None:
+            after = torch.cat([b.reshape(-1) for b in self._buffers])
+            parts = torch.where(bad, before, after).split([b.numel() for b in self._buffers])
+            torch._foreach_copy_(self._buffers, [p.view_as(b) for p, b in zip(parts, self._buffers, strict=True)])
+        self.average.update(number)
+        if self.training.precision == "float16":
+            since = torch.where(bad, 0.0, self.scaling[1] + 1)
+            grown = torch.where(since >= _GROWTH, 2 * scale, scale).clamp(max=_MOST_SCALE)
+            self.scaling = torch.stack([torch.where(bad, scale / 2, grown), since % _GROWTH])
+        row = (self._told[4] + 1) * bad
+        sums = torch.where(bad, 0.0, torch.stack([loss, error, norm]))
+        counts = torch.stack([bad.float(), row, row])
+        counts[0] += self._told[3]
+        counts[2] = torch.maximum(row, self._told[5])
+        self._told = torch.cat([self._told[:3] + sums, counts])
+        self._steps += 1
+
+    def read(self) -> Reading:
+        """What came of the steps since the last reading. Waits for the device.
+
+        Raises:
+            InputError: where too many steps in a row were not finite.
+        """
+        loss, error, norm, skipped, _, worst = self._told.tolist()
+        steps, good = self._steps, self._steps - int(skipped)
+        self._told[:4].zero_()
+        self._told[5] = self._told[4]
+        self._steps = 0
+        means = [value / good if good else float("nan") for value in (loss, error, norm)]
+        return Reading(steps, *means, int(skipped), int(worst))
+
+
+def check_finite(reading: Reading, step: int, training: FlowTraining, most: int = 20) -> None:
+    """Raise InputError where ``most`` steps in a row, until ``step``, were not finite."""
+    if reading.in_a_row >= most:
+        raise InputError(
+            f"learning_rate: loss or gradient was not finite in {reading.in_a_row} steps in a row until step {step}; "
+            f"take less than {training.learning_rate:g}"
+        )

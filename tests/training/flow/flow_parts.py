@@ -1,0 +1,68 @@
+"""A network and pairs that are small enough to train in a test; processes that tests start import them too."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fullfield.testing import textured_scene
+from fullfield.training.flow import FlowBatch
+
+HEIGHT, WIDTH = 24, 32
+
+
+class Tiny(nn.Module):
+    """Three predictions of a flow, with a batch norm, by a few convolutions."""
+
+    def __init__(self, *, norm: bool = True, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.encode = nn.Conv2d(6, 8, 5, padding=2)
+        self.norm: nn.Module = nn.BatchNorm2d(8) if norm else nn.Identity()
+        self.dropout = nn.Dropout(dropout)
+        self.steps = nn.ModuleList(nn.Conv2d(10, 6, 3, padding=1) for _ in range(3))
+        self.unused = nn.Parameter(torch.ones(3))
+
+    def predictions_with_info(self, frame1: Tensor, frame2: Tensor) -> list[tuple[Tensor, Tensor]]:
+        features = self.dropout(torch.relu(self.norm(self.encode(torch.cat((frame1, frame2), 1)))))
+        flow = torch.zeros_like(frame1[:, :2])
+        found = []
+        for step in self.steps:
+            out = step(torch.cat((features, flow.detach()), 1)).float()
+            flow = flow + out[:, :2]
+            found.append((flow, out[:, 2:]))
+        return found
+
+    def predictions(self, frame1: Tensor, frame2: Tensor) -> list[Tensor]:
+        return [flow for flow, _ in self.predictions_with_info(frame1, frame2)]
+
+
+class Plain(nn.Module):
+    """A researcher's network: ``predictions`` and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Conv2d(6, 2, 5, padding=2)
+
+    def predictions(self, frame1: Tensor, frame2: Tensor) -> list[Tensor]:
+        return [self.inner(torch.cat((frame1, frame2), 1))]
+
+
+def network(kind: type[nn.Module] = Tiny, **more: object) -> nn.Module:
+    """The same weights at every call."""
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        return kind(**more)
+
+
+class Scenes:
+    """Pair k of a batch is scene number index · count + k, so that two processes' batches of one make one of two."""
+
+    def __init__(self, number: int = 6) -> None:
+        scenes = [textured_scene(HEIGHT, WIDTH, seed=seed, max_motion=4.0) for seed in range(number)]
+        self.parts = [torch.stack([getattr(scene, name) for scene in scenes]) for name in FlowBatch._fields]
+        self.asked: list[tuple[int, int]] = []
+
+    def batch(self, index: int, count: int) -> FlowBatch:
+        self.asked.append((index, count))
+        chosen = torch.tensor([(index * count + k) % len(self.parts[0]) for k in range(count)])
+        return FlowBatch(*(part[chosen] for part in self.parts))

@@ -1,0 +1,150 @@
+"""Losses of flow against loops over pixels in float64."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from fullfield import InputError
+from fullfield.training.flow import FlowBatch, counted_pixels, laplace_mixture_loss, mean_error, sequence_loss
+
+SHAPE = (2, 5, 6)
+
+
+def problem(seed: int = 0, count: int = 3) -> tuple[list[tuple[Tensor, Tensor]], Tensor, Tensor]:
+    """Predictions with info (logarithms of scales within and beyond their limits), truth, pixels that count."""
+    torch.manual_seed(seed)
+    batch, height, width = SHAPE
+    flow = 3 * torch.randn(batch, 2, height, width)
+    pairs = [
+        (flow + torch.randn_like(flow), 4 * torch.randn(batch, 4, height, width)) for _ in range(count)
+    ]
+    return pairs, flow, torch.rand(SHAPE) < 0.7
+
+
+def density(error: float, info: list[float], low: float, high: float) -> float:
+    """Of one component, by the definition of the mixture."""
+    shares = [math.exp(info[0]), math.exp(info[1])]
+    scales = [math.exp(min(max(info[2], 0), high)), math.exp(min(max(info[3], low), 0))]
+    return sum(
+        share / sum(shares) * math.exp(-error / scale) / (2 * scale) for share, scale in zip(shares, scales, strict=True)
+    )
+
+
+def test_the_mixture_is_the_likelihood_of_its_definition() -> None:
+    pairs, flow, counted = problem()
+    wanted = 0.0
+    for index, (predicted, info) in enumerate(pairs):
+        for b, y, x in counted.nonzero().tolist():
+            for part in range(2):
+                error = abs(float(predicted[b, part, y, x]) - float(flow[b, part, y, x]))
+                wanted -= 0.7 ** (2 - index) * math.log(density(error, info[b, :, y, x].tolist(), -1.0, 3.0))
+    found = laplace_mixture_loss(pairs, flow, counted, gamma=0.7, log_scale_min=-1.0, log_scale_max=3.0)
+    assert float(found) == pytest.approx(wanted / (2 * int(counted.sum())), rel=1e-5)
+
+
+def test_the_sequence_is_the_weighted_mean_of_errors() -> None:
+    pairs, flow, counted = problem(1)
+    predictions = [predicted for predicted, _ in pairs]
+    wanted = sum(
+        0.8 ** (2 - index) * float((predicted - flow).abs().double()[counted[:, None].expand_as(flow)].mean())
+        for index, predicted in enumerate(predictions)
+    )
+    assert float(sequence_loss(predictions, flow, counted)) == pytest.approx(wanted, rel=1e-6)
+    wanted_error = (predictions[-1] - flow).norm(dim=1)[counted].mean()
+    assert float(mean_error(predictions[-1], flow, counted)) == pytest.approx(float(wanted_error), rel=1e-6)
+
+
+def test_gradients_are_those_of_the_formulas() -> None:
+    pairs, flow, counted = problem(2, 2)
+    doubles = [(predicted.double(), info.double()) for predicted, info in pairs]
+
+    def plain(*parts: Tensor) -> Tensor:
+        """Without the tricks that keep it finite."""
+        total = torch.zeros((), dtype=torch.float64)
+        for weight, predicted, info in ((0.85, *parts[:2]), (1.0, *parts[2:])):
+            scale = torch.cat((info[:, 2:3].clamp(0, 10), info[:, 3:].clamp(0, 0)), 1).exp()
+            error = (predicted - flow).abs()[:, :, None]
+            inner = info[:, None, :2].softmax(2) * torch.exp(-error / scale[:, None]) / (2 * scale[:, None])
+            total = total - weight * inner.sum(2).log()[counted[:, None].expand_as(flow)].mean()
+        return total
+
+    leaves = [part.clone().requires_grad_() for pair in doubles for part in pair]
+    plain(*leaves).backward()
+    own = [part.clone().float().requires_grad_() for pair in doubles for part in pair]
+    laplace_mixture_loss([(own[0], own[1]), (own[2], own[3])], flow, counted).backward()
+    for mine, theirs in zip(own, leaves, strict=True):
+        assert mine.grad is not None
+        assert theirs.grad is not None
+        assert torch.allclose(mine.grad.double(), theirs.grad, atol=1e-6)
+
+
+def test_what_does_not_count_has_no_weight_whatever_it_holds() -> None:
+    pairs, flow, counted = problem(3)
+    spoilt = torch.where(counted[:, None], flow, float("nan"))
+    for loss, predictions in (
+        (laplace_mixture_loss, pairs),
+        (sequence_loss, [predicted for predicted, _ in pairs]),
+    ):
+        leaf = [tuple(p.clone().requires_grad_() for p in pair) if isinstance(pair, tuple) else pair.clone().requires_grad_() for pair in predictions]  # type: ignore[attr-defined]
+        value = loss(leaf, spoilt, counted)  # type: ignore[operator]
+        assert torch.equal(value, loss(predictions, flow, counted))  # type: ignore[operator]
+        value.backward()
+        last = leaf[-1][0] if isinstance(leaf[-1], tuple) else leaf[-1]
+        assert last.grad.isfinite().all()
+        assert not last.grad[(~counted)[:, None].expand_as(flow)].any()
+        assert float(loss(predictions, flow, torch.zeros_like(counted))) == 0.0  # type: ignore[operator]
+
+
+def test_far_errors_and_narrow_scales_stay_finite() -> None:
+    flow = torch.zeros(1, 2, 4, 4)
+    info = torch.tensor([-80.0, 80.0, 50.0, -50.0])[None, :, None, None].expand(1, 4, 4, 4).clone().requires_grad_()
+    predicted = torch.full((1, 2, 4, 4), 4000.0, requires_grad=True)
+    counted = torch.ones(1, 4, 4, dtype=torch.bool)
+    loss = laplace_mixture_loss([(predicted, info)], flow, counted, log_scale_min=-5.0)
+    loss.backward()
+    assert loss.isfinite()
+    assert predicted.grad is not None
+    assert info.grad is not None
+    assert predicted.grad.isfinite().all()
+    assert info.grad.isfinite().all()
+
+
+def test_pixels_that_count() -> None:
+    flow = torch.zeros(1, 2, 1, 5)
+    flow[0, :, 0, 1] = torch.tensor([30.0, 40.0])
+    flow[0, 0, 0, 2] = float("nan")
+    valid = torch.tensor([[[True, True, True, False, True]]])
+    occluded = torch.tensor([[[False, False, False, False, True]]])
+    frames = torch.zeros(1, 3, 1, 5)
+    batch = FlowBatch(frames, frames, flow, valid, occluded)
+    assert counted_pixels(batch).tolist() == [[[True, True, False, False, True]]]
+    assert counted_pixels(batch, max_flow=50.0).tolist() == [[[True, False, False, False, True]]]
+    assert counted_pixels(batch, occluded=False).tolist() == [[[True, True, False, False, False]]]
+
+
+def test_losses_compile_as_one_graph() -> None:
+    pairs, flow, counted = problem(4)
+    compiled = torch.compile(laplace_mixture_loss, fullgraph=True, backend="aot_eager")
+    assert torch.allclose(compiled(pairs, flow, counted), laplace_mixture_loss(pairs, flow, counted))
+    predictions = [predicted for predicted, _ in pairs]
+    compiled_sequence = torch.compile(sequence_loss, fullgraph=True, backend="aot_eager")
+    assert torch.allclose(compiled_sequence(predictions, flow, counted), sequence_loss(predictions, flow, counted))
+
+
+def test_what_does_not_fit_is_named() -> None:
+    pairs, flow, counted = problem(5)
+    predictions = [predicted for predicted, _ in pairs]
+    for call, message in (
+        (lambda: sequence_loss([], flow, counted), "predictions: expected one at least"),
+        (lambda: sequence_loss([flow[:, :, :2]], flow, counted), "predictions: expected shape"),
+        (lambda: sequence_loss(predictions, flow, counted.float()), "counted: expected dtype bool"),
+        (lambda: sequence_loss(predictions, flow, counted, gamma=0.0), "gamma: expected a number > 0"),
+        (lambda: laplace_mixture_loss([(flow, flow)], flow, counted), "predictions: expected shape"),
+        (lambda: laplace_mixture_loss(pairs, flow, counted, log_scale_min=1.0), "log_scale_min: expected"),
+    ):
+        with pytest.raises(InputError, match=message):
+            call()

@@ -1,0 +1,509 @@
+"""The loop: what a step does, what is skipped, stops and several processes."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flow_parts import Plain, Scenes, Tiny, network
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fullfield import InputError
+from fullfield.training.flow import FlowBatch, FlowRun, FlowTraining, Stepper, train_flow
+from fullfield.training.flow.checkpoint import restore
+
+TRAINING = FlowTraining(steps=8, batch=2, learning_rate=5e-3, average=0.9, seed=3)
+RUN = FlowRun(every=2, read=3)
+WEIGHTS = "weights.safetensors"
+
+
+def trained(folder: Path, model: nn.Module | None = None, **more: Any) -> bytes:
+    """The file of weights of a run."""
+    given: dict[str, Any] = {"training": TRAINING, "run": RUN, **more}
+    train_flow(folder, model or network(), given.pop("source", None) or Scenes(), given.pop("training"), **given)
+    return (folder / WEIGHTS).read_bytes()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was never stopped."""
+    folder = tmp_path_factory.mktemp("whole")
+    trained(folder)
+    return folder
+
+
+def steps(stepper: Stepper, source: Scenes, count: int, first: int = 0) -> None:
+    for number in range(first, first + count):
+        stepper.step(source.batch(number, 2), number, rate=5e-3)
+
+
+def test_the_loss_falls(scenes: Scenes) -> None:
+    for kind in (Tiny, Plain):
+        stepper = Stepper(network(kind).train(), FlowTraining(learning_rate=5e-3, average=0.9))
+        assert stepper.loss == ("mixture" if kind is Tiny else "sequence")
+        steps(stepper, scenes, 5)
+        early = stepper.read()
+        steps(stepper, scenes, 60)
+        stepper.read()
+        steps(stepper, scenes, 6)
+        late = stepper.read()
+        assert late.steps == 6
+        assert late.loss < 0.95 * early.loss, kind  # the scenes are the same, and a plain convolution learns little
+        assert late.error < 0.95 * early.error, kind
+        assert late.skipped == early.skipped == 0
+
+
+class _NoWaiting(TorchDispatchMode):
+    """Refuses what would make the host wait for a device."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default):
+            raise AssertionError(f"{func} waits for the device")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_a_step_never_waits_for_the_device(scenes: Scenes, precision: str) -> None:
+    stepper = Stepper(network().train(), TRAINING.replace(precision=precision))
+    with _NoWaiting():
+        steps(stepper, scenes, 3)
+    assert stepper.read().steps == 3
+    with pytest.raises(AssertionError, match="waits for the device"), _NoWaiting():
+        float(torch.ones(()))
+
+
+def test_a_step_is_adamw_on_the_clipped_gradient(scenes: Scenes) -> None:
+    training = FlowTraining(learning_rate=5e-3, clip=0.3, weight_decay=0.1, average=0.9)
+    stepper = Stepper(network().train(), training)
+    other = network().train()
+    optimizer = torch.optim.AdamW(other.parameters(), lr=5e-3, weight_decay=0.1)
+    average = {key: value.clone() for key, value in other.state_dict().items()}
+    from fullfield.training.flow.stepping import Objective
+
+    objective = Objective(other, training)
+    for number in range(4):
+        batch = scenes.batch(number, 2)
+        stepper.step(batch, number, rate=5e-3 * (number + 1))
+        for group in optimizer.param_groups:
+            group["lr"] = 5e-3 * (number + 1)
+        optimizer.zero_grad()
+        objective(batch.frame1, batch.frame2, batch.flow, batch.valid)[0].backward()
+        torch.nn.utils.clip_grad_norm_(other.parameters(), 0.3)
+        optimizer.step()
+        keep = min(0.9, (1 + number) / (10 + number))
+        for key, value in other.state_dict().items():
+            moved = keep * average[key] + (1 - keep) * value if value.is_floating_point() else value
+            average[key] = moved.clone()
+    for key, value in other.state_dict().items():
+        assert torch.allclose(stepper.model.state_dict()[key], value, atol=1e-6), key
+        assert torch.allclose(stepper.average.model.state_dict()[key].double(), average[key].double(), atol=1e-6), key
+
+
+class _Spoilt(Scenes):
+    """Some batches hold a frame that is not finite."""
+
+    def __init__(self, *numbers: int) -> None:
+        super().__init__()
+        self._numbers = numbers
+
+    def batch(self, index: int, count: int) -> FlowBatch:
+        batch = super().batch(index, count)
+        if index in self._numbers:
+            batch.frame1[0, 0, 0, 0] = float("nan")
+        return batch
+
+
+def state_of(stepper: Stepper) -> dict[str, Tensor]:
+    state = {key: value.clone() for key, value in stepper.model.state_dict().items()}
+    for name, parameter in stepper.model.named_parameters():
+        state |= {f"{name}.{part}": value.clone() for part, value in stepper.optimizer.state[parameter].items()}
+    return state
+
+
+def test_a_step_that_is_not_finite_changes_nothing() -> None:
+    source = _Spoilt(2)
+    stepper = Stepper(network().train(), TRAINING)
+    steps(stepper, source, 2)
+    before = state_of(stepper)
+    assert any(key.endswith("exp_avg") for key in before)
+    steps(stepper, source, 1, first=2)
+    after = state_of(stepper)
+    counts = {key for key in before if not torch.equal(before[key], after[key])}
+    assert counts <= {"norm.num_batches_tracked"}
+    reading = stepper.read()
+    assert (reading.steps, reading.skipped, reading.in_a_row) == (3, 1, 1)
+    assert reading.loss == reading.loss
+    steps(stepper, source, 2, first=3)
+    assert not torch.equal(state_of(stepper)["encode.weight"], before["encode.weight"])
+    assert stepper.read().in_a_row == 0
+
+
+def test_a_run_stops_after_many_such_steps(tmp_path: Path) -> None:
+    run = FlowRun(every=50, read=10)
+    some = _Spoilt(*range(4, 20), *range(21, 36))
+    trained(tmp_path / "some", source=some, training=TRAINING.replace(steps=40), run=run)
+    rows = list(csv.DictReader((tmp_path / "some" / "history.csv").open()))
+    assert [row["skipped"] for row in rows] == ["31"]
+    many = _Spoilt(*range(4, 30))
+    with pytest.raises(InputError, match=r"^learning_rate: loss or gradient was not finite in \d\d steps in a row until"):
+        trained(tmp_path / "many", source=many, training=TRAINING.replace(steps=40), run=run)
+
+
+def test_half_precision_scales_its_loss() -> None:
+    stepper = Stepper(network().train(), TRAINING.replace(precision="float16"))
+    source = _Spoilt(1)
+    scale = float(stepper.scaling[0])
+    assert scale > 1
+    steps(stepper, source, 1)
+    assert float(stepper.scaling[0]) == scale
+    steps(stepper, source, 1, first=1)
+    assert float(stepper.scaling[0]) == scale / 2
+    stepper.scaling[1] = 999.0
+    steps(stepper, source, 1, first=2)
+    assert stepper.scaling.tolist() == [scale, 0.0]
+    plain = Stepper(network().train(), TRAINING)
+    steps(plain, Scenes(), 1)
+    fine, half = plain.read(), Stepper(network().train(), TRAINING.replace(precision="float16"))
+    steps(half, Scenes(), 1)
+    assert half.read().norm == pytest.approx(fine.norm, rel=0.02)
+
+
+def test_a_run_leaves_weights_recipe_and_history(whole: Path) -> None:
+    files = sorted(path.relative_to(whole).as_posix() for path in whole.rglob("*") if path.is_file())
+    parts = ("average", "exp_avg", "exp_avg_sq", "model")
+    assert files == [
+        "history.csv",
+        "recipe.json",
+        *(f"state/8.{part}.safetensors" for part in parts),
+        "state/state.json",
+        WEIGHTS,
+    ]
+    recipe = json.loads((whole / "recipe.json").read_text())
+    assert recipe["training"]["steps"] == 8
+    assert recipe["loss"] == "mixture"
+    rows = list(csv.DictReader((whole / "history.csv").open()))
+    assert [int(row["step"]) for row in rows] == [2, 4, 6, 8]
+    assert all(float(row["loss"]) > 0 and float(row["pairs_per_second"]) > 0 for row in rows)
+    numbers = sum(parameter.numel() for parameter in Tiny().parameters())
+    for part in parts:
+        assert (whole / "state" / f"8.{part}.safetensors").stat().st_size < 4 * numbers + 4096
+
+
+def test_a_network_of_three_million_parameters_is_kept_in_small_files(tmp_path: Path) -> None:
+    class Wide(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wide = nn.Linear(1000, 3000)
+            self.out = nn.Conv2d(6, 2, 1)
+
+        def predictions(self, frame1: Tensor, frame2: Tensor) -> list[Tensor]:
+            return [self.out(torch.cat((frame1, frame2), 1)) + self.wide.weight.mean()]
+
+    training = TRAINING.replace(steps=1)
+    trained(tmp_path, network(Wide), training=training)
+    sizes = [path.stat().st_size for path in tmp_path.rglob("*.safetensors")]
+    assert len(sizes) == 5
+    assert max(sizes) < 16 << 20
+
+
+@pytest.mark.parametrize("stop", [1, 4, 7])
+def test_a_stopped_run_goes_on_where_it_was(whole: Path, tmp_path: Path, stop: int) -> None:
+    class Stopping(Scenes):
+        def batch(self, index: int, count: int) -> FlowBatch:
+            if index == stop:
+                raise KeyboardInterrupt
+            return super().batch(index, count)
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path, source=Stopping())
+    source = Scenes()
+    assert trained(tmp_path, source=source) == (whole / WEIGHTS).read_bytes()
+    # The batch of a step is made beside the step before it.
+    assert source.asked[0] == (max(0, stop - 1) // 2 * 2, 2)
+    for name in ("model", "exp_avg", "exp_avg_sq", "average"):
+        file = f"state/8.{name}.safetensors"
+        assert (tmp_path / file).read_bytes() == (whole / file).read_bytes()
+    asked = len(source.asked)
+    assert trained(tmp_path, source=source) == (whole / WEIGHTS).read_bytes()
+    assert len(source.asked) == asked  # it was done
+
+
+def test_dropout_goes_on_where_it_was(tmp_path: Path) -> None:
+    for folder, run in (("whole", RUN), ("paused", FlowRun(every=2, read=1, pause=1e-6))):
+        for _ in range(9):
+            found = train_flow(tmp_path / folder, network(dropout=0.5), Scenes(), TRAINING, run=run)
+            if found.done == 1:
+                break
+    assert (tmp_path / "whole" / WEIGHTS).read_bytes() == (tmp_path / "paused" / WEIGHTS).read_bytes()
+    other = trained(tmp_path / "seed", network(dropout=0.5), training=TRAINING.replace(seed=4))
+    assert other != (tmp_path / "whole" / WEIGHTS).read_bytes()
+
+
+SCRIPT = """
+import sys
+import torch
+torch.set_num_threads(1)
+from flow_parts import Scenes, network
+from fullfield.training.flow import FlowRun, FlowTraining, train_flow
+training = FlowTraining(steps={steps}, batch=2, learning_rate=5e-3, average=0.9, seed=3)
+train_flow(sys.argv[1], network(**{network}), Scenes(), training, run=FlowRun(every=2, read=3))
+"""
+
+
+@pytest.fixture
+def environment() -> dict[str, str]:
+    path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+    return {**os.environ, "PYTHONPATH": path}
+
+
+def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, environment: dict[str, str]) -> None:
+    training = TRAINING.replace(steps=3000)
+    script = SCRIPT.format(steps=3000, network={})
+    folder = tmp_path / "killed"
+    for _ in range(2):
+        process = subprocess.Popen([sys.executable, "-c", script, str(folder)], env=environment)
+        before = (folder / "state" / "state.json").stat().st_mtime_ns if folder.exists() else 0
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            state = folder / "state" / "state.json"
+            if state.exists() and state.stat().st_mtime_ns != before:
+                break
+            time.sleep(0.005)
+        time.sleep(0.3 * random.random())
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL  # it was still at work
+    stopper = training.replace(steps=3000)
+    reached = json.loads((folder / "state" / "state.json").read_text())["step"]
+    assert 0 < reached < 3000
+    # As far as the next checkpoint of both, in this process: the run above, and one that was never stopped.
+    wanted = reached + 6
+    results = []
+    for place in (folder, tmp_path / "whole"):
+        source = _Until(wanted)
+        with pytest.raises(KeyboardInterrupt):
+            trained(place, source=source, training=stopper)
+        pointer = json.loads((place / "state" / "state.json").read_text())
+        results.append((pointer["step"], (place / WEIGHTS).read_bytes()))
+        for part in ("model", "exp_avg", "exp_avg_sq"):
+            results[-1] += ((place / "state" / f"{pointer['step']}.{part}.safetensors").read_bytes(),)
+    assert results[0] == results[1]
+    assert results[0][0] > reached
+
+
+class _Until(Scenes):
+    def __init__(self, last: int) -> None:
+        super().__init__()
+        self._last = last
+
+    def batch(self, index: int, count: int) -> FlowBatch:
+        if index == self._last:
+            raise KeyboardInterrupt
+        return super().batch(index, count)
+
+
+def test_two_processes_are_one(tmp_path: Path, environment: dict[str, str]) -> None:
+    """Without a batch norm, which sees each process's pairs alone."""
+    script = SCRIPT.format(steps=8, network={"norm": False})
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    (tmp_path / "script.py").write_text(script)
+    subprocess.run([*command, str(tmp_path / "script.py"), str(tmp_path / "two")], env=environment, check=True)
+    trained(tmp_path / "one", network(norm=False))
+    steppers = []
+    for folder in ("one", "two"):
+        stepper = Stepper(network(norm=False).train(), TRAINING)
+        found = restore(tmp_path / folder, stepper)
+        assert found is not None
+        steppers.append((stepper, found.history))
+    (one, first), (two, second) = steppers
+    for key, value in one.model.state_dict().items():
+        assert torch.allclose(value, two.model.state_dict()[key], atol=1e-5), key
+    before = network(norm=False).state_dict()
+    assert not torch.allclose(before["encode.weight"], one.model.state_dict()["encode.weight"], atol=1e-3)
+    for left, right in zip(first, second, strict=True):
+        assert left.loss == pytest.approx(right.loss, rel=1e-5)
+        assert left.error == pytest.approx(right.error, rel=1e-4)
+
+
+def test_training_ends_with_its_time(tmp_path: Path) -> None:
+    training = TRAINING.replace(steps=1_000_000, seconds=1.5, schedule="stable", decay=0.5)
+    seen: list[float] = []
+    begin = time.perf_counter()
+    found = train_flow(
+        tmp_path, network(), Scenes(), training, run=FlowRun(every=10**6, read=5), progress=lambda d, _: seen.append(d)
+    )
+    assert time.perf_counter() - begin < 20
+    assert found.done == 1.0
+    assert seen == sorted(seen)
+    assert found.history[-1].seconds == pytest.approx(1.5, rel=0.5)
+    assert found.history[-1].rate < 0.2 * training.learning_rate
+
+
+def test_a_paused_run_and_one_that_goes_on_from_it(tmp_path: Path) -> None:
+    paused = FlowRun(every=100, read=2, pause=1e-6)
+    found = train_flow(tmp_path / "first", network(), Scenes(), TRAINING, run=paused)
+    assert found.done < 1
+    assert found.history[-1].step in (2, 3)
+    reached = found.history[-1].step
+    source = Scenes()
+    longer = TRAINING.replace(steps=2, schedule="stable", warmup=0.0, decay=0.0)
+    second = train_flow(tmp_path / "second", network(), source, longer, run=FlowRun(after=tmp_path / "first"))
+    assert [index for index, _ in source.asked] == [reached, reached + 1]  # pairs that the first run has not seen
+    assert second.history[-1].rate == TRAINING.learning_rate
+    stepper = Stepper(network().train(), TRAINING)
+    kept = restore(tmp_path / "second", stepper)
+    assert kept is not None
+    assert kept.batches == reached
+    assert float(stepper.optimizer.state[next(stepper.model.parameters())]["step"]) == reached + 2
+    with pytest.raises(InputError, match="after: expected the folder of a run"):
+        train_flow(tmp_path / "third", network(), Scenes(), longer, run=FlowRun(after=tmp_path / "none"))
+
+
+def test_channels_last_goes_on_where_it_was(tmp_path: Path) -> None:
+    """The moments keep the order of the parameters' memory."""
+    training = TRAINING.replace(channels_last=True)
+    whole = trained(tmp_path / "whole", training=training)
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path / "stopped", source=_Until(5), training=training)
+    assert trained(tmp_path / "stopped", training=training) == whole
+    plain = trained(tmp_path / "plain")
+    assert len(plain) == len(whole)
+
+
+def test_occluded_pixels_count_later(tmp_path: Path) -> None:
+    class Hidden(Scenes):
+        def batch(self, index: int, count: int) -> FlowBatch:
+            batch = super().batch(index, count)
+            return batch._replace(occluded=torch.ones_like(batch.occluded))
+
+    rows: list[float] = []
+    found = train_flow(tmp_path, network(), Hidden(), TRAINING.replace(visible=0.5), run=FlowRun(every=2))
+    rows = [row.loss for row in found.history]
+    assert rows[:2] == [0.0, 0.0]
+    assert rows[2] > 0
+
+
+def test_what_validates_chooses_the_best(tmp_path: Path) -> None:
+    errors: Iterator[float] = iter([3.0, 1.0, 2.0, 4.0])
+    seen: list[bytes] = []
+
+    def validation(model: nn.Module) -> float:
+        assert not model.training
+        seen.append(b"".join(value.numpy().tobytes() for value in model.state_dict().values()))
+        return next(errors)
+
+    found = train_flow(tmp_path, network(), Scenes(), TRAINING, run=RUN, validation=validation)
+    assert [row.validation for row in found.history] == [3.0, 1.0, 2.0, 4.0]
+    stepper = Stepper(network(), TRAINING)
+    stepper.model.load_state_dict(
+        __import__("safetensors.torch").torch.load_file(tmp_path / "best.safetensors")
+    )
+    assert b"".join(v.numpy().tobytes() for v in stepper.model.state_dict().values()) == seen[1]
+
+
+def test_the_network_and_pytorch_are_left_as_they_were(tmp_path: Path) -> None:
+    before = torch.random.get_rng_state()
+    benchmark = torch.backends.cudnn.benchmark
+    model = network()
+    trained(tmp_path, model)
+    assert not model.training
+    assert torch.equal(before, torch.random.get_rng_state())
+    assert torch.backends.cudnn.benchmark == benchmark
+
+
+def test_frozen_norms_keep_their_statistics(tmp_path: Path) -> None:
+    model = network()
+    trained(tmp_path, model, training=TRAINING.replace(freeze_norms=True))
+    assert isinstance(model, Tiny)
+    assert torch.equal(model.norm.running_mean, torch.zeros(8))  # type: ignore[arg-type]
+    assert not torch.equal(model.norm.weight, torch.ones(8))  # type: ignore[arg-type]
+
+
+def test_other_runs_and_damaged_files_are_refused(whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="training: seed was 3, is 4; use another folder"):
+        trained(whole, training=TRAINING.replace(seed=4))
+    with pytest.raises(InputError, match=r"recipe\.json: is of another run"):
+        trained(whole, run=FlowRun(recipe={"network": "raft"}))
+    for file in whole.rglob("*"):
+        if file.is_file():
+            copy = tmp_path / file.relative_to(whole)
+            copy.parent.mkdir(exist_ok=True)
+            copy.write_bytes(file.read_bytes())
+    with pytest.raises(InputError, match=r"8\.model\.safetensors: expected weights of this run"):
+        trained(tmp_path, network(Plain), training=TRAINING)
+    moments = tmp_path / "state" / "8.exp_avg.safetensors"
+    content = moments.read_bytes()
+    moments.write_bytes(content[: len(content) // 2])
+    with pytest.raises(InputError, match=r"8\.exp_avg\.safetensors: expected a safetensors file"):
+        trained(tmp_path)
+    moments.unlink()
+    with pytest.raises(InputError, match="is named by state.json, but is not there"):
+        trained(tmp_path)
+    (tmp_path / "state" / "state.json").write_text("{}")
+    with pytest.raises(InputError, match=r"state\.json: expected the state of a run"):
+        trained(tmp_path)
+
+
+def test_what_cannot_be_trained_is_named(tmp_path: Path, scenes: Scenes) -> None:
+    class Wrong(Scenes):
+        def batch(self, index: int, count: int) -> FlowBatch:
+            batch = super().batch(index, count)
+            return batch._replace(valid=batch.valid.float())
+
+    for model, source, training, message in (
+        (nn.Identity(), scenes, TRAINING, "model: expected parameters to train, got none"),
+        (nn.Conv2d(3, 3, 1), scenes, TRAINING, "model: expected a network with predictions"),
+        (network(Plain), scenes, TRAINING.replace(loss="mixture"), "loss: expected sequence"),
+        (network(), Wrong(), TRAINING, "source: valid: expected dtype bool"),
+    ):
+        with pytest.raises(InputError, match=message):
+            train_flow(tmp_path / "run", model, source, training)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"steps": 0}, "steps: expected an integer >= 1"),
+        ({"seconds": 0.0}, "seconds: expected a number > 0"),
+        ({"schedule": "cosine"}, "schedule: expected one of one-cycle, stable"),
+        ({"precision": "half"}, "precision: expected one of"),
+        ({"average": 1.0}, "average: expected a number >= 0 and < 1"),
+        ({"schedule": "stable", "warmup": 0.7, "decay": 0.7}, "warmup: expected shares of warm-up and decay"),
+        ({"clip": 0.0}, "clip: expected a number > 0"),
+        ({"updates": -1}, "updates: expected an integer >= 0"),
+        ({"compile": "fast"}, "compile: expected one of"),
+        ({"channels_last": 1}, "channels_last: expected True or False"),
+    ],
+)
+def test_bad_configurations_are_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        FlowTraining(**change)
+
+
+def test_schedules() -> None:
+    cycle = FlowTraining(learning_rate=1.0, warmup=0.1, last=0.01)
+    rates = [cycle.rate(done / 100) for done in range(101)]
+    assert rates[0] == pytest.approx(0.04)
+    assert max(rates) == rates[10] == 1.0
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[55] == pytest.approx(0.505)
+    assert rates[100] == pytest.approx(0.01)
+    stable = cycle.replace(schedule="stable", decay=0.4)
+    rates = [stable.rate(done / 100) for done in range(101)]
+    assert rates[10:61] == [1.0] * 51
+    assert rates[60:] == sorted(rates[60:], reverse=True)
+    assert rates[100] == pytest.approx(0.01)
+    assert stable.replace(decay=0.0).rate(1.0) == 1.0
+    timed = FlowTraining(steps=1000, seconds=50.0)
+    assert [timed.done(*at) for at in ((0, 0.0), (100, 1.0), (100, 25.0), (999, 60.0))] == [0.0, 0.1, 0.5, 1.0]
