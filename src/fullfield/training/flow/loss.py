@@ -74,7 +74,7 @@ def laplace_mixture_loss(
     total = torch.zeros((), device=flow.device)
     for weight, (predicted, info) in zip(_weights(len(predictions), gamma), predictions, strict=True):
         _check.tensor(info, "predictions", (batch, 4, height, width))
-        share1, share2, scale1, scale2 = info.float().split(1, 1)
+        share1, share2, scale1, scale2 = torch.split(info.float(), 1, 1)
         scale1, scale2 = scale1.clamp(0, log_scale_max), scale2.clamp(log_scale_min, 0)
         error = (predicted.float() - truth).abs()
         wide = share1 - scale1 - error * torch.exp(-scale1)

@@ -176,7 +176,7 @@ class Stepper:
         optimizer.step()
         if before is not None:
             after = torch.cat([b.reshape(-1) for b in self._buffers])
-            parts = torch.where(bad, before, after).split([b.numel() for b in self._buffers])
+            parts = torch.split(torch.where(bad, before, after), [b.numel() for b in self._buffers])
             torch._foreach_copy_(self._buffers, [p.view_as(b) for p, b in zip(parts, self._buffers, strict=True)])
         self.average.update(number)
         if self.training.precision == "float16":
@@ -202,8 +202,8 @@ class Stepper:
         self._told[:4].zero_()
         self._told[5] = 0
         self._steps = 0
-        means = [value / good if good else float("nan") for value in (loss, error, norm)]
-        return Reading(steps, *means, int(skipped), int(worst))
+        loss, error, norm = (value / good if good else float("nan") for value in (loss, error, norm))
+        return Reading(steps, loss, error, norm, int(skipped), int(worst))
 
 
 def check_finite(reading: Reading, step: int, training: FlowTraining, most: int = 20) -> None:
