@@ -520,6 +520,14 @@ static inline float fmaxf(float a, float b) { return __builtin_fmaxf(a, b); }
 static inline float fabsf(float x) { return __builtin_fabsf(x); }
 static inline float fminf(float a, float b) { return __builtin_fminf(a, b); }
 static inline float rintf(float x) { return __builtin_rintf(x); }
+static inline float sqrtf(float x) { return __builtin_sqrtf(x); }
+static inline float __sinf(float x) { return __builtin_sinf(x); }
+static inline float fmaf(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+static inline float expf(float x) { return __builtin_expf(x); }
+static inline float __expf(float x) { return __builtin_expf(x); }
+static inline float powf(float x, float y) { return __builtin_powf(x, y); }
+static inline float log1pf(float x) { return __builtin_log1pf(x); }
+static inline float log2f(float x) { return __builtin_log2f(x); }
 static inline double floor(double x) { return __builtin_floor(x); }
 static inline double fmin(double a, double b) { return __builtin_fmin(a, b); }
 static inline double fmax(double a, double b) { return __builtin_fmax(a, b); }

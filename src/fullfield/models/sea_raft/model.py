@@ -121,6 +121,14 @@ class SEARAFT(nn.Module):
         padding, states = self._run(frame1, frame2, updates, initial_flow)
         return [self._enlarged(state, padding) for state in states]
 
+    def coarse_predictions(
+        self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
+    ) -> tuple[framing.Padding, list[tuple[Tensor, Tensor]]]:
+        """:meth:`predictions_with_info` before the convex up-sampling: the padding of the frames, and for every
+        prediction the flow in pixels with its mixture [B, 6, h, w] and the weights [B, 9·8·8, h, w]."""
+        padding, states = self._run(frame1, frame2, updates, initial_flow)
+        return padding, [(torch.cat((8 * state.flow, state.info), 1), self.mask(state.net)) for state in states]
+
     def prepare(self, frame: Tensor, padding: framing.Padding) -> Tensor:
         """Values and size as the encoders want them, in the dtype of the parameters."""
         return padding.pad(framing.normalized(frame, self.init_conv.weight.dtype))

@@ -5,13 +5,14 @@ All are means over the pixels that count, see :func:`counted_pixels`, and run un
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from fullfield import _check
+from fullfield.ops.convex_loss import convex_mixture_loss, mixture_surprise
 from fullfield.training.flow.batch import FlowBatch
 
 
@@ -74,14 +75,40 @@ def laplace_mixture_loss(
     total = torch.zeros((), device=flow.device)
     for weight, (predicted, info) in zip(_weights(len(predictions), gamma), predictions, strict=True):
         _check.tensor(info, "predictions", (batch, 4, height, width))
-        share1, share2, scale1, scale2 = torch.split(info.float(), 1, 1)
-        scale1, scale2 = scale1.clamp(0, log_scale_max), scale2.clamp(log_scale_min, 0)
-        error = (predicted.float() - truth).abs()
-        wide = share1 - scale1 - error * torch.exp(-scale1)
-        narrow = share2 - scale2 - error * torch.exp(-scale2)
-        surprise = torch.logaddexp(share1, share2) - torch.logaddexp(wide, narrow) + math.log(2)
+        surprise = mixture_surprise(predicted.float(), info.float(), truth, log_scale_min, log_scale_max)
         total = total + weight * torch.where(inside, surprise, 0.0).sum()
     return total / (2 * pixels)
+
+
+def coarse_mixture_loss(
+    predictions: Sequence[tuple[Tensor, Tensor]],  # N × ([B, 6, h, w], [B, 9·8·8, h, w])
+    padding: Sequence[int],  # left, right, top, bottom: pixels that the network added
+    flow: Tensor,  # [B, 2, H, W], the truth
+    counted: Tensor,  # [B, H, W] bool
+    *,
+    gamma: float = 0.85,
+    limits: tuple[float, float] = (0.0, 10.0),
+) -> tuple[Tensor, Tensor]:  # scalars
+    """:func:`laplace_mixture_loss` of predictions before their up-sampling, as
+    :meth:`fullfield.models.SEARAFT.coarse_predictions` gives, and the mean end-point error of the last one.
+
+    On a GPU nothing of the frames' size is kept for the gradients, see :mod:`fullfield.ops.convex_loss`.
+
+    Raises:
+        InputError: naming the argument that does not fit.
+    """
+    _check.require(len(predictions) > 0, "predictions", "one at least", "none")
+    _check.number(gamma, "gamma", above=0.0, high=1.0)
+    low, high = limits
+    pixels = counted.sum().clamp(min=1)
+    if any(padding):
+        flow, counted = functional.pad(flow, tuple(padding)), functional.pad(counted, tuple(padding))
+    total = torch.zeros((), device=flow.device)
+    error = total
+    for weight, (field, mask) in zip(_weights(len(predictions), gamma), predictions, strict=True):
+        loss, error = convex_mixture_loss(field, mask, flow, counted, log_scale_min=low, log_scale_max=high)
+        total = total + weight * loss
+    return total / (2 * pixels), error / pixels
 
 
 def mean_error(

@@ -13,7 +13,13 @@ from fullfield._check import InputError
 from fullfield.training.flow.averaging import AveragedWeights
 from fullfield.training.flow.batch import FlowBatch
 from fullfield.training.flow.config import FlowTraining
-from fullfield.training.flow.loss import counted_pixels, laplace_mixture_loss, mean_error, sequence_loss
+from fullfield.training.flow.loss import (
+    coarse_mixture_loss,
+    counted_pixels,
+    laplace_mixture_loss,
+    mean_error,
+    sequence_loss,
+)
 from fullfield.training.flow.ranks import Ranks
 
 _FIRST_SCALE, _MOST_SCALE = 2.0**14, 2.0**24
@@ -63,6 +69,9 @@ class Objective(nn.Module):
             predictions = network.predictions(frame1, frame2, **self._updates)
             loss = sequence_loss(predictions, flow, counted, gamma=self._gamma)
             last = predictions[-1]
+        elif callable(getattr(network, "coarse_predictions", None)):
+            padding, coarse = network.coarse_predictions(frame1, frame2, **self._updates)
+            return coarse_mixture_loss(coarse, padding, flow, counted, gamma=self._gamma, limits=self._limits)
         else:
             pairs = network.predictions_with_info(frame1, frame2, **self._updates)
             low, high = self._limits

@@ -1,0 +1,70 @@
+"""The public function, and its gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullfield import _check
+from fullfield.ops.convex_loss import cuda, plain
+
+
+def convex_mixture_loss(
+    field: Tensor,  # [B, 6, h, w]
+    mask: Tensor,  # [B, 9·factor², h, w], before its softmax
+    truth: Tensor,  # [B, 2, factor·h, factor·w] float32
+    counted: Tensor,  # [B, factor·h, factor·w] bool
+    *,
+    factor: int = 8,
+    log_scale_min: float = 0.0,
+    log_scale_max: float = 10.0,
+) -> tuple[Tensor, Tensor]:  # scalars
+    """Minus the logarithm of the likelihood of the true flow, summed over the pixels that count and both components;
+    and the sum of these pixels' end-point errors, which has no gradient.
+
+    ``field`` holds a flow in fine pixels and the mixture around it: logits of a wide and a narrow Laplacian, and the
+    logarithms of their scales, see :func:`mixture_surprise`. It is up-sampled with the weights ``mask`` as by
+    :func:`fullfield.nn.upsampling.convex_upsample`. On NVIDIA GPUs with factor 8 and float32 fields, two kernels give
+    the loss and all gradients; elsewhere PyTorch's operators do. Differentiable by field and mask, once.
+
+    Raises:
+        InputError: naming the argument that does not fit.
+    """
+    _check.tensor(field, "field", ("B", 6, "h", "w"))
+    batch, _, height, width = field.shape
+    _check.number(factor, "factor", integer=True, low=1)
+    _check.tensor(mask, "mask", (batch, 9 * factor * factor, height, width), device=field.device)
+    fine = (factor * height, factor * width)
+    _check.tensor(truth, "truth", (batch, 2, *fine), dtypes=[torch.float32], device=field.device)
+    _check.tensor(counted, "counted", (batch, *fine), dtypes=[torch.bool], device=field.device)
+    if cuda.why_not(field, mask, factor) is not None or not field.numel():
+        return plain.loss(field, mask, truth, counted, factor, log_scale_min, log_scale_max)
+    sums: Tensor = _loss(field, mask, truth, counted, float(log_scale_min), float(log_scale_max))[0]
+    return sums[0], sums[1].detach()
+
+
+@torch.library.custom_op("fullfield::convex_mixture_loss", mutates_args=())
+def _loss(
+    field: Tensor, mask: Tensor, truth: Tensor, counted: Tensor, low: float, high: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    return cuda.loss(field, mask, truth, counted, low, high)
+
+
+@_loss.register_fake
+def _(field: Tensor, mask: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    grad_field = torch.empty_like(field, memory_format=torch.contiguous_format)
+    return field.new_empty(2), grad_field, torch.empty_like(mask)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:  # noqa: ARG001  # PyTorch's names
+    ctx.save_for_backward(output[1], output[2])
+
+
+def _gradients(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    of_field, of_mask = ctx.saved_tensors
+    return of_field * grad[0], of_mask * grad[0].to(of_mask.dtype), None, None, None, None
+
+
+_loss.register_autograd(_gradients, setup_context=_keep)

@@ -1,0 +1,42 @@
+"""The loss in PyTorch's operators: defines what the kernel computes."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fullfield.ops.fused.plain import convex_upsample
+
+
+def mixture_surprise(
+    flow: Tensor,  # [B, 2, H, W]
+    info: Tensor,  # [B, 4, H, W]: logits of the wide and the narrow Laplacian, logarithms of their scales
+    truth: Tensor,  # [B, 2, H, W]
+    log_scale_min: float,
+    log_scale_max: float,
+) -> Tensor:  # [B, 2, H, W]
+    """Minus the logarithm of the density of the true flow, each component under a mixture of two Laplacians.
+
+    The logarithm of the wide one's scale is limited to 0 ... ``log_scale_max``, that of the narrow one's to
+    ``log_scale_min`` ... 0. Source: SEA-RAFT, section 3.2.
+    """
+    share1, share2, scale1, scale2 = info.split(1, 1)
+    scale1, scale2 = scale1.clamp(0, log_scale_max), scale2.clamp(log_scale_min, 0)
+    error = (flow - truth).abs()
+    wide = share1 - scale1 - error * torch.exp(-scale1)
+    narrow = share2 - scale2 - error * torch.exp(-scale2)
+    return torch.logaddexp(share1, share2) - torch.logaddexp(wide, narrow) + math.log(2)
+
+
+def loss(
+    field: Tensor, mask: Tensor, truth: Tensor, counted: Tensor, factor: int, log_scale_min: float, log_scale_max: float
+) -> tuple[Tensor, Tensor]:
+    """As :func:`fullfield.ops.convex_loss.convex_mixture_loss`."""
+    fine = convex_upsample(field, mask, factor)
+    inside = counted[:, None]
+    known = torch.where(inside, truth, 0.0)
+    surprise = mixture_surprise(fine[:, :2], fine[:, 2:], known, log_scale_min, log_scale_max)
+    away = torch.where(inside, fine[:, :2].detach() - known, 0.0)
+    return torch.where(inside, surprise, 0.0).sum(), away.norm(dim=1).sum()

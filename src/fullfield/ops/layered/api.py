@@ -1,0 +1,54 @@
+"""The public function."""
+
+from __future__ import annotations
+
+import torch
+
+from fullfield import _check
+from fullfield._check import InputError
+from fullfield.ops.layered import cuda, reference
+from fullfield.ops.layered.atlas import PictureAtlas
+from fullfield.ops.layered.scene import SQUARE, LayeredScenes, RenderedPairs
+
+BACKENDS = ("cuda", "reference")
+_LARGEST = 1 << 15
+
+
+@torch.no_grad()
+def render_pairs(
+    scenes: LayeredScenes, atlas: PictureAtlas, size: tuple[int, int], *, backend: str | None = None
+) -> RenderedPairs:
+    """Both frames of every scene, ``size`` = (height, width), the flow between them, validity and occlusion.
+
+    Args:
+        scenes, atlas: on one device.
+        size: in pixels.
+        backend: ``"cuda"``, ``"reference"``, or None for the best that the device has.
+
+    Raises:
+        InputError: for fields that do not fit, ids outside the atlas (on the CPU; on a GPU they are taken modulo its
+            size, for looking would wait for the device), or a backend that cannot serve.
+    """
+    scenes.check()
+    device = scenes.to_card.device
+    _check.require(isinstance(atlas, PictureAtlas), "atlas", "a PictureAtlas", atlas)
+    _check.require(atlas.device == device, "atlas", f"one on {device}", atlas.device)
+    for side in size:
+        _check.number(side, "size", integer=True, low=1, high=_LARGEST)
+    if backend is not None:
+        _check.choice(backend, "backend", BACKENDS)
+    refused = cuda.why_not(device)
+    if backend == "cuda" and refused:
+        raise InputError(f"backend: cuda cannot serve: {refused}")
+    if backend == "reference" or refused:
+        if device.type == "cpu":
+            _check_ids(scenes, atlas)
+        return reference.render(scenes, atlas, size)
+    return cuda.render(scenes, atlas, size)
+
+
+def _check_ids(scenes: LayeredScenes, atlas: PictureAtlas) -> None:
+    for part, low, high in ((0, 0, atlas.count), (1, SQUARE, len(atlas.shapes))):
+        ids = scenes.ids[..., part]
+        fits = ids.numel() == 0 or (int(ids.min()) >= low and int(ids.max()) < high)
+        _check.require(fits, "ids", f"{low} ... {high - 1}", ids)

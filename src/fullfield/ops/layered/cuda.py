@@ -1,0 +1,71 @@
+"""The renderer on NVIDIA GPUs, by a kernel compiled on the user's machine. Never waits for the device."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fullfield._kernels.nvrtc import Libraries, Source
+from fullfield.ops import launching
+from fullfield.ops.launching import structure
+from fullfield.ops.layered.atlas import PictureAtlas
+from fullfield.ops.layered.scene import LayeredScenes, RenderedPairs
+
+LIBRARIES = Libraries("kernels of layered scenes")
+_THREADS = 256
+_ptr, _i32 = ctypes.c_void_p, ctypes.c_int
+_POINTERS = ("to_card", "to_frame", "paint", "ids", "counts", "exposed", "fog", "sensor", "noise", "texels", "shapes")
+_RESULTS = ("frame1", "frame2", "flow", "valid", "occluded")
+_NUMBERS = (
+    "batch", "height", "width", "layers", "exposures", "pictures", "side", "levels", "shape_count", "shape_side",
+)  # fmt: skip
+_Params: Any = structure(
+    "LayeredParams", *((name, _ptr) for name in (*_POINTERS, *_RESULTS)), *((name, _i32) for name in _NUMBERS)
+)
+
+
+def why_not(device: torch.device) -> str | None:
+    """None where the kernels run on the device, else the reason that they do not."""
+    return launching.why_not(device)
+
+
+@functools.cache
+def source() -> Source:
+    """Both kernels."""
+    return Source(launching.read_source(Path(__file__).with_name("render.cu")), ())
+
+
+def render(scenes: LayeredScenes, atlas: PictureAtlas, size: tuple[int, int]) -> RenderedPairs:
+    """As :func:`fullfield.ops.layered.render_pairs`; arguments are checked."""
+    height, width = size
+    scenes = LayeredScenes(*(part.contiguous() for part in scenes))
+    batch, _, matrices, layers = scenes.to_card.shape[:4]
+    device = scenes.to_card.device
+    results = RenderedPairs(
+        *(torch.empty((batch, channels, height, width), device=device, dtype=torch.float32) for channels in (3, 3, 2)),
+        *(torch.empty((batch, height, width), dtype=torch.bool, device=device) for _ in range(2)),
+    )
+    p = _Params()
+    for name, tensor in zip((*_POINTERS, *_RESULTS), (*scenes, atlas.texels, atlas.shapes, *results), strict=True):
+        setattr(p, name, tensor.data_ptr())
+    numbers = (
+        batch,
+        height,
+        width,
+        layers,
+        matrices - 1,
+        atlas.count,
+        atlas.side,
+        atlas.levels,
+        *atlas.shapes.shape[:2],
+    )
+    for name, value in zip(_NUMBERS, numbers, strict=True):
+        setattr(p, name, value)
+    pixels = batch * height * width
+    for kernel, count in (("render_truth", pixels), ("render_frames", 2 * pixels)):
+        launching.launch(LIBRARIES, source(), kernel, count, _THREADS, p, scenes.to_card, _THREADS)
+    return results

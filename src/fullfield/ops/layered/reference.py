@@ -1,0 +1,234 @@
+"""The renderer in plain PyTorch: defines what the kernel computes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fullfield.ops.layered.atlas import PictureAtlas
+from fullfield.ops.layered.scene import (
+    BIAS,
+    COLOURS,
+    GHOST,
+    INFINITE,
+    OPACITY,
+    SOFTNESS,
+    SQUARE,
+    TEXTURE,
+    LayeredScenes,
+    RenderedPairs,
+)
+
+NEAREST = 1e-9  # of w
+_WORD, _DEVIATION = 0xFFFFFFFF, 147.8005  # the deviation of a sum of four bytes
+CLEAR = 0.004  # of what is seen behind: less is not followed
+
+
+class _Place(NamedTuple):
+    """Where pixels are on a card: [B, H, W] each."""
+
+    a: Tensor
+    b: Tensor
+    w: Tensor
+    front: Tensor
+    steps: tuple[Tensor, Tensor, Tensor, Tensor]  # of (a, a, b, b) a pixel to the (right, bottom, right, bottom)
+
+
+def render(scenes: LayeredScenes, atlas: PictureAtlas, size: tuple[int, int]) -> RenderedPairs:
+    """As :func:`fullfield.ops.layered.render_pairs`; arguments are checked."""
+    height, width = size
+    device = scenes.to_card.device
+    y, x = torch.meshgrid(
+        torch.arange(height, dtype=torch.float32, device=device),
+        torch.arange(width, dtype=torch.float32, device=device),
+        indexing="ij",
+    )
+    frames = [_picture(scenes, atlas, frame, x, y) for frame in (0, 1)]
+    return RenderedPairs(*frames, *_truth(scenes, atlas, x, y))
+
+
+def _per_pixel(values: Tensor) -> Tensor:
+    return values[:, None, None]
+
+
+def _waved(paint: Tensor, x: Tensor, y: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+    """Pixels [B, H, W] moved by a card's waves; ``share`` [B]."""
+    moved_x, moved_y = x, y
+    for wave in (0, 5):
+        ax, ay, kx, ky, phase = (_per_pixel(paint[:, wave + part]) for part in range(5))
+        sine = torch.sin(kx * x + ky * y + phase) * _per_pixel(share)
+        moved_x, moved_y = moved_x + ax * sine, moved_y + ay * sine
+    return moved_x, moved_y
+
+
+def _place(matrix: Tensor, x: Tensor, y: Tensor) -> _Place:
+    m = [_per_pixel(matrix[:, row, column]) for row in range(3) for column in range(3)]
+    w = m[6] * x + m[7] * y + m[8]
+    front = w > NEAREST
+    safe = torch.where(front, w, 1.0)
+    a = (m[0] * x + m[1] * y + m[2]) / safe
+    b = (m[3] * x + m[4] * y + m[5]) / safe
+    steps = ((m[0] - a * m[6]) / safe, (m[1] - a * m[7]) / safe, (m[3] - b * m[6]) / safe, (m[4] - b * m[7]) / safe)
+    return _Place(a, b, safe, front, steps)
+
+
+def _coverage(place: _Place, paint: Tensor, shape: Tensor, atlas: PictureAtlas) -> Tensor:
+    """[B, H, W], 0 ... 1, before opacity; ``shape`` [B]."""
+    a, b, _, front, (ax, ay, bx, by) = place
+    softness = _per_pixel(paint[:, SOFTNESS])
+    along, across = (ax * ax + ay * ay).sqrt(), (bx * bx + by * by).sqrt()
+    inside = torch.minimum((1 - a.abs()) / along, (1 - b.abs()) / across)
+    square = (inside / softness + 0.5).clamp(0, 1)
+    texels = atlas.shapes.shape[1]
+    if len(atlas.shapes):
+        which = _per_pixel(shape).clamp(min=0).remainder(len(atlas.shapes)).long()
+        at = [(value + 1) * (texels / 2) - 0.5 for value in (a, b)]
+        low = [value.clamp(-4, texels + 4).floor() for value in at]
+        part = [value - floor for value, floor in zip(at, low, strict=True)]
+        found = torch.zeros_like(a)
+        for down in (0, 1):
+            for right in (0, 1):
+                column, row = low[0].long() + right, low[1].long() + down
+                there = (column >= 0) & (column < texels) & (row >= 0) & (row < texels)
+                value = atlas.shapes[which, row.clamp(0, texels - 1), column.clamp(0, texels - 1)].float()
+                weight = (part[0] if right else 1 - part[0]) * (part[1] if down else 1 - part[1])
+                found = found + torch.where(there, value * weight, 0.0)
+        sharper = (1 / (texels / 2 * torch.maximum(along, across) * softness)).clamp(min=1)
+        silhouette = ((found / 255 - 0.5) * sharper + 0.5).clamp(0, 1)
+        silhouette = torch.where((a.abs() < 1) & (b.abs() < 1), silhouette, 0.0)
+    else:
+        silhouette = square
+    kind = _per_pixel(shape)
+    covered = torch.where(kind == INFINITE, 1.0, torch.where(kind == SQUARE, square, silhouette))
+    return torch.where(front, covered, 0.0)
+
+
+def _texture(place: _Place, paint: Tensor, picture: Tensor, atlas: PictureAtlas) -> Tensor:
+    """[B, H, W, 3], 0 ... 255."""
+    a, b, _, _, (ax, ay, bx, by) = place
+    t = [_per_pixel(paint[:, TEXTURE + part]) for part in range(6)]
+    u, v = t[0] * a + t[1] * b + t[2], t[3] * a + t[4] * b + t[5]
+    right = (t[0] * ax + t[1] * bx).square() + (t[3] * ax + t[4] * bx).square()
+    down = (t[0] * ay + t[1] * by).square() + (t[3] * ay + t[4] * by).square()
+    texels = torch.maximum(right, down).clamp(min=1e-16)
+    level = (0.5 * texels.log2() + _per_pixel(paint[:, BIAS])).clamp(0, atlas.levels - 1)
+    floor = level.floor()
+    which = _per_pixel(picture).long().remainder(atlas.count)
+    first = _bilinear(atlas, which, u, v, floor.long())
+    second = _bilinear(atlas, which, u, v, (floor.long() + 1).clamp(max=atlas.levels - 1))
+    return torch.lerp(first, second, (level - floor)[..., None])
+
+
+def _bilinear(atlas: PictureAtlas, which: Tensor, u: Tensor, v: Tensor, level: Tensor) -> Tensor:
+    bases = torch.tensor(atlas.bases(), device=u.device)
+    side = atlas.side >> level
+    scale = torch.exp2(-level.float())
+    columns, rows, parts = [], [], []
+    for values, found in ((u, columns), (v, rows)):
+        at = values * scale - 0.5
+        period = 2 * side.float()
+        at = at - period * (at / period).floor()
+        low = at.floor()
+        parts.append(at - low)
+        for step in (0, 1):
+            index = (low.long() + step).remainder(2 * side)
+            found.append(torch.where(index < side, index, 2 * side - 1 - index))
+    total: Tensor | float = 0.0
+    for down in (0, 1):
+        for right in (0, 1):
+            index = bases[level] + (which * side + rows[down]) * side + columns[right]
+            weight = (parts[0] if right else 1 - parts[0]) * (parts[1] if down else 1 - parts[1])
+            total = total + atlas.texels[index.clamp(max=len(atlas.texels) - 1)][..., :3].float() * weight[..., None]
+    assert isinstance(total, Tensor)
+    return total
+
+
+def _active(scenes: LayeredScenes, layer: int) -> Tensor:
+    return _per_pixel(layer < scenes.counts)
+
+
+def _picture(scenes: LayeredScenes, atlas: PictureAtlas, frame: int, x: Tensor, y: Tensor) -> Tensor:
+    """[B, 3, H, W]."""
+    exposures = scenes.exposures.shape[2]
+    total = None
+    fog = scenes.fog[:, None, None, 1:]
+    for exposure in range(exposures):
+        share, right, down = scenes.exposures[:, frame, exposure].unbind(1)
+        at_x, at_y = x + _per_pixel(right), y + _per_pixel(down)
+        clear = torch.ones((len(scenes.counts), *x.shape), device=x.device)
+        seen = torch.zeros((*clear.shape, 3), device=x.device)
+        for layer in range(scenes.to_card.shape[3]):
+            paint, ids = scenes.paint[:, layer], scenes.ids[:, layer]
+            place = _place(scenes.to_card[:, frame, 1 + exposure, layer], *_waved(paint, at_x, at_y, share))
+            alpha = _coverage(place, paint, ids[:, 1], atlas) * _per_pixel(paint[:, OPACITY])
+            alpha = torch.where(_active(scenes, layer) & (clear > CLEAR), alpha, 0.0)
+            if not bool((alpha > 0).any()):
+                continue
+            first = COLOURS + 6 * frame
+            factor, offset = (paint[:, None, None, at : at + 3] for at in (first, first + 3))
+            colour = (_texture(place, paint, ids[:, 0], atlas) / 255 * factor + offset).clamp(0, 1)
+            colour = torch.lerp(fog, colour, torch.exp(-_per_pixel(scenes.fog[:, 0]) / place.w)[..., None])
+            seen = seen + (clear * alpha)[..., None] * colour
+            clear = clear * (1 - alpha)
+        seen = seen + torch.where(clear > CLEAR, clear, 0.0)[..., None] * fog
+        total = seen if total is None else total + seen
+    assert total is not None
+    return _sensed((total / exposures).permute(0, 3, 1, 2).contiguous(), scenes, frame)
+
+
+def _sensed(values: Tensor, scenes: LayeredScenes, frame: int) -> Tensor:
+    """[B, 3, H, W] with its curve of tones and noise: four bytes of a hash make nearly a normal number."""
+    exponent, strength = (part[:, None, None, None] for part in scenes.sensor.unbind(1))
+    height, width = values.shape[2:]
+    index = torch.arange(6 * height * width, device=values.device).view(2, 3, height, width)[frame]
+    drawn = _hashed(index ^ _hashed(scenes.noise.long() & _WORD)[:, None, None, None])
+    total = sum((drawn >> shift) & 255 for shift in (0, 8, 16, 24))
+    noise = (total - 510).float() * (1 / _DEVIATION)
+    return (values.clamp(1e-4, 1).pow(exponent) + strength * noise).clamp(0, 1)
+
+
+def _hashed(word: Tensor) -> Tensor:
+    """Mixes the bits of 32-bit words held as int64 (MurmurHash3's last step)."""
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
+        word = ((word ^ (word >> shift)) * factor) & _WORD
+    return word ^ (word >> 16)
+
+
+def _truth(scenes: LayeredScenes, atlas: PictureAtlas, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Flow, validity, occlusion."""
+    batch, layers = len(scenes.counts), scenes.to_card.shape[3]
+    shape = (batch, *x.shape)
+    owner = torch.full(shape, layers, device=x.device)
+    moved_x, moved_y = torch.zeros(shape, device=x.device), torch.zeros(shape, device=x.device)
+    valid = torch.zeros(shape, dtype=torch.bool, device=x.device)
+    whole = torch.ones(batch, device=x.device)
+    for layer in range(layers):
+        paint = scenes.paint[:, layer]
+        place = _place(scenes.to_card[:, 0, 0, layer], *_waved(paint, x, y, whole))
+        covers = (_coverage(place, paint, scenes.ids[:, layer, 1], atlas) >= 0.5) & _solid(scenes, layer)
+        covers &= owner == layers
+        m = [_per_pixel(scenes.to_frame[:, layer, row, column]) for row in range(3) for column in range(3)]
+        depth = m[6] * place.a + m[7] * place.b + m[8]
+        there = covers & (depth > NEAREST)
+        depth = torch.where(there, depth, 1.0)
+        moved_x = torch.where(there, (m[0] * place.a + m[1] * place.b + m[2]) / depth, moved_x)
+        moved_y = torch.where(there, (m[3] * place.a + m[4] * place.b + m[5]) / depth, moved_y)
+        valid |= there
+        owner = torch.where(covers, layer, owner)
+    height, width = x.shape
+    inside = (moved_x >= 0) & (moved_x <= width - 1) & (moved_y >= 0) & (moved_y <= height - 1)
+    occluded = ~(valid & inside)
+    for layer in range(layers):
+        paint = scenes.paint[:, layer]
+        place = _place(scenes.to_card[:, 1, 0, layer], *_waved(paint, moved_x, moved_y, 0 * whole))
+        covers = (_coverage(place, paint, scenes.ids[:, layer, 1], atlas) >= 0.5) & _solid(scenes, layer)
+        occluded |= covers & (owner > layer)
+    flow = torch.stack((moved_x - x, moved_y - y), 1)
+    return torch.where(valid[:, None], flow, 0.0), valid, occluded
+
+
+def _solid(scenes: LayeredScenes, layer: int) -> Tensor:
+    ghost = _per_pixel(scenes.paint[:, layer, GHOST] != 0)
+    return _active(scenes, layer) & ~ghost

@@ -1,0 +1,237 @@
+// Layered scenes: both frames of a pair, flow, validity and occlusion, a thread a pixel. No system headers (NVRTC).
+// What is computed stands in reference.py.
+
+typedef long long i64;
+typedef unsigned char u8;
+
+struct LayeredParams {
+    const float *to_card;    // [B, 2, 1 + exposures, layers, 9]
+    const float *to_frame;   // [B, layers, 9]
+    const float *paint;      // [B, layers, 32]
+    const int *ids;          // [B, layers, 2]
+    const int *counts;       // [B]
+    const float *exposed;    // [B, 2, exposures, 3]
+    const float *fog;        // [B, 4]
+    const float *sensor;     // [B, 2]
+    const int *noise;        // [B]
+    const u8 *texels;        // levels one after the other, RGBX
+    const u8 *shapes;        // [shape_count, shape_side, shape_side]
+    float *frame1;           // [B, 3, height, width]
+    float *frame2;
+    float *flow;             // [B, 2, height, width]
+    u8 *valid;               // [B, height, width]
+    u8 *occluded;
+    int batch, height, width, layers, exposures;
+    int pictures, side, levels, shape_count, shape_side;
+};
+
+constexpr float NEAREST = 1e-9f, CLEAR = 0.004f;
+constexpr int INFINITE = -1, SQUARE = -2;
+constexpr int TEXTURE = 10, SOFTNESS = 16, BIAS = 17, OPACITY = 18, GHOST = 19, COLOURS = 20, PAINT = 32;
+
+struct Place { float a, b, w, ax, ay, bx, by; };
+
+static __device__ __forceinline__ float held(float value, float low, float high) { return fminf(fmaxf(value, low), high); }
+
+// Of angles up to some thousands; PyTorch's differs by less than 1e-5.
+static __device__ __forceinline__ float sine_of(float angle) {
+    const float turns = rintf(angle * 0.15915494f);
+    return __sinf(fmaf(-turns, -1.7484556e-7f, fmaf(-turns, 6.2831855f, angle)));
+}
+
+static __device__ __forceinline__ void wave(const float *paint, float share, float &x, float &y) {
+    const float from_x = x, from_y = y;
+#pragma unroll
+    for (int at = 0; at < 10; at += 5) {
+        if (paint[at] == 0.f && paint[at + 1] == 0.f) continue;
+        const float sine = sine_of(paint[at + 2] * from_x + paint[at + 3] * from_y + paint[at + 4]) * share;
+        x += paint[at] * sine;
+        y += paint[at + 1] * sine;
+    }
+}
+
+// Whether the pixel is in front of the camera on this card.
+static __device__ __forceinline__ bool find(const float *m, float x, float y, Place &p) {
+    p.w = m[6] * x + m[7] * y + m[8];
+    if (!(p.w > NEAREST)) return false;
+    const float inverse = 1.f / p.w;
+    p.a = (m[0] * x + m[1] * y + m[2]) * inverse;
+    p.b = (m[3] * x + m[4] * y + m[5]) * inverse;
+    p.ax = (m[0] - p.a * m[6]) * inverse;
+    p.ay = (m[1] - p.a * m[7]) * inverse;
+    p.bx = (m[3] - p.b * m[6]) * inverse;
+    p.by = (m[4] - p.b * m[7]) * inverse;
+    return true;
+}
+
+static __device__ float coverage(const LayeredParams &p, const Place &at, const float *paint, int shape) {
+    if (shape == INFINITE) return 1.f;
+    const float softness = paint[SOFTNESS];
+    const float along = sqrtf(at.ax * at.ax + at.ay * at.ay), across = sqrtf(at.bx * at.bx + at.by * at.by);
+    if (shape == SQUARE || p.shape_count == 0) {
+        const float inside = fminf((1.f - fabsf(at.a)) / along, (1.f - fabsf(at.b)) / across);
+        return held(inside / softness + 0.5f, 0.f, 1.f);
+    }
+    if (!(fabsf(at.a) < 1.f && fabsf(at.b) < 1.f)) return 0.f;
+    const int side = p.shape_side;
+    const float half = 0.5f * side, u = (at.a + 1.f) * half - 0.5f, v = (at.b + 1.f) * half - 0.5f;
+    const int column = (int)floorf(u), row = (int)floorf(v);
+    const float right = u - column, down = v - row;
+    const u8 *image = p.shapes + (i64)(shape % p.shape_count) * side * side;
+    float found = 0.f;
+#pragma unroll
+    for (int corner = 0; corner < 4; ++corner) {
+        const int c = column + (corner & 1), r = row + (corner >> 1);
+        if (c < 0 || c >= side || r < 0 || r >= side) continue;
+        found += ((corner & 1) ? right : 1.f - right) * ((corner >> 1) ? down : 1.f - down) * image[r * side + c];
+    }
+    const float sharper = fmaxf(1.f / (half * fmaxf(along, across) * softness), 1.f);
+    return held((found * (1.f / 255.f) - 0.5f) * sharper + 0.5f, 0.f, 1.f);
+}
+
+static __device__ __forceinline__ int reflected(int at, int side) {
+    at = at >= 2 * side ? at - 2 * side : at;
+    return at < side ? at : 2 * side - 1 - at;
+}
+
+static __device__ void sample(const LayeredParams &p, int picture, float u, float v, int level, float weight, float *sum) {
+    const int side = p.side >> level;
+    const float scale = 1.f / (1 << level), period = 2.f * side;
+    float x = u * scale - 0.5f, y = v * scale - 0.5f;
+    x -= period * floorf(x / period);
+    y -= period * floorf(y / period);
+    const int column = (int)x, row = (int)y;
+    const float right = x - column, down = y - row;
+    const int columns[2] = {reflected(column, side), reflected(column + 1, side)};
+    const int rows[2] = {reflected(row, side), reflected(row + 1, side)};
+    // The levels before hold pictures * side^2 * (1 + 1/4 + ...) texels.
+    const i64 whole = (i64)p.side * p.side, own = (i64)side * side;
+    const i64 base = (i64)p.pictures * (4 * (whole - own) / 3) + (i64)picture * own;
+#pragma unroll
+    for (int corner = 0; corner < 4; ++corner) {
+        const float part = weight * ((corner & 1) ? right : 1.f - right) * ((corner >> 1) ? down : 1.f - down);
+        const unsigned texel = ((const unsigned *)p.texels)[base + (i64)rows[corner >> 1] * side + columns[corner & 1]];
+        sum[0] += part * (texel & 255u);
+        sum[1] += part * ((texel >> 8) & 255u);
+        sum[2] += part * ((texel >> 16) & 255u);
+    }
+}
+
+static __device__ void texture(const LayeredParams &p, const Place &at, const float *paint, int picture, float *colour) {
+    const float *t = paint + TEXTURE;
+    const float u = t[0] * at.a + t[1] * at.b + t[2], v = t[3] * at.a + t[4] * at.b + t[5];
+    const float ux = t[0] * at.ax + t[1] * at.bx, vx = t[3] * at.ax + t[4] * at.bx;
+    const float uy = t[0] * at.ay + t[1] * at.by, vy = t[3] * at.ay + t[4] * at.by;
+    const float texels = fmaxf(fmaxf(ux * ux + vx * vx, uy * uy + vy * vy), 1e-16f);
+    const float level = held(0.5f * log2f(texels) + paint[BIAS], 0.f, (float)(p.levels - 1));
+    const int floor = (int)level;
+    const float part = level - floor;
+    colour[0] = colour[1] = colour[2] = 0.f;
+    picture = (picture % p.pictures + p.pictures) % p.pictures;
+    sample(p, picture, u, v, floor, 1.f - part, colour);
+    if (part > 0.f) sample(p, picture, u, v, floor + 1, part, colour);
+}
+
+static __device__ void seen_at(const LayeredParams &p, int b, int frame, int exposure, float x, float y, float *sum) {
+    const i64 cards = (i64)b * p.layers;
+    const float *e = p.exposed + 3 * (((i64)b * 2 + frame) * p.exposures + exposure);
+    const float *matrices = p.to_card + 9 * ((((i64)b * 2 + frame) * (1 + p.exposures) + 1 + exposure) * p.layers);
+    const float *fog = p.fog + 4 * b;
+    x += e[1];
+    y += e[2];
+    const int count = p.counts[b];
+    float clear = 1.f;
+    for (int layer = 0; layer < count && clear > CLEAR; ++layer) {
+        const float *paint = p.paint + PAINT * (cards + layer);
+        float at_x = x, at_y = y;
+        wave(paint, e[0], at_x, at_y);
+        Place at;
+        if (!find(matrices + 9 * layer, at_x, at_y, at)) continue;
+        const float alpha = coverage(p, at, paint, p.ids[2 * (cards + layer) + 1]) * paint[OPACITY];
+        if (!(alpha > 0.f)) continue;
+        float colour[3];
+        texture(p, at, paint, p.ids[2 * (cards + layer)], colour);
+        const float through = expf(-fog[0] / at.w), seen = clear * alpha;
+        const float *c = paint + COLOURS + 6 * frame;
+#pragma unroll
+        for (int i = 0; i < 3; ++i) {
+            const float own = held(colour[i] * (1.f / 255.f) * c[i] + c[3 + i], 0.f, 1.f);
+            sum[i] += seen * (fog[1 + i] + through * (own - fog[1 + i]));
+        }
+        clear *= 1.f - alpha;
+    }
+    if (clear > CLEAR) {
+#pragma unroll
+        for (int i = 0; i < 3; ++i) sum[i] += clear * fog[1 + i];
+    }
+}
+
+// The first card that covers a pixel of a frame, before `limit`; `count` for none.
+static __device__ int owner_at(
+    const LayeredParams &p, int b, int frame, float x, float y, int limit, Place &found
+) {
+    const i64 cards = (i64)b * p.layers;
+    const float *matrices = p.to_card + 9 * (((i64)b * 2 + frame) * (1 + p.exposures) * p.layers);
+    for (int layer = 0; layer < limit; ++layer) {
+        const float *paint = p.paint + PAINT * (cards + layer);
+        if (paint[GHOST] != 0.f) continue;
+        float at_x = x, at_y = y;
+        if (frame == 0) wave(paint, 1.f, at_x, at_y);
+        if (find(matrices + 9 * layer, at_x, at_y, found) && coverage(p, found, paint, p.ids[2 * (cards + layer) + 1]) >= 0.5f)
+            return layer;
+    }
+    return limit;
+}
+
+static __device__ __forceinline__ unsigned hashed(unsigned word) {
+    word = (word ^ (word >> 16)) * 0x85ebca6bu;
+    word = (word ^ (word >> 13)) * 0xc2b2ae35u;
+    return word ^ (word >> 16);
+}
+
+extern "C" __global__ void __launch_bounds__(256) render_frames(const __grid_constant__ LayeredParams p) {
+    const i64 plane = (i64)p.height * p.width, at = (i64)blockIdx.x * 256 + threadIdx.x;
+    if (at >= 2 * p.batch * plane) return;
+    const int image = (int)(at / plane), frame = image >= p.batch, b = image - frame * p.batch;
+    const i64 pixel = at - image * plane;
+    const int y = (int)(pixel / p.width), x = (int)(pixel - (i64)y * p.width);
+    float sum[3] = {0.f, 0.f, 0.f};
+    for (int exposure = 0; exposure < p.exposures; ++exposure) seen_at(p, b, frame, exposure, (float)x, (float)y, sum);
+    float *out = (frame ? p.frame2 : p.frame1) + 3 * b * plane + pixel;
+    const float exponent = p.sensor[2 * b], strength = p.sensor[2 * b + 1];
+    const unsigned seed = hashed((unsigned)p.noise[b]);
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+        const unsigned word = hashed((unsigned)((3 * frame + i) * plane + pixel) ^ seed);
+        const int total = (word & 255) + (word >> 8 & 255) + (word >> 16 & 255) + (word >> 24);
+        const float value = powf(held(sum[i] / p.exposures, 1e-4f, 1.f), exponent);
+        out[i * plane] = held(value + strength * ((total - 510) * (1.f / 147.8005f)), 0.f, 1.f);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(256) render_truth(const __grid_constant__ LayeredParams p) {
+    const i64 plane = (i64)p.height * p.width, at = (i64)blockIdx.x * 256 + threadIdx.x;
+    if (at >= p.batch * plane) return;
+    const int b = (int)(at / plane);
+    const i64 pixel = at - b * plane;
+    const int y = (int)(pixel / p.width), x = (int)(pixel - (i64)y * p.width), count = p.counts[b];
+    Place place;
+    const int owner = owner_at(p, b, 0, (float)x, (float)y, count, place);
+    float to_x = 0.f, to_y = 0.f;
+    bool valid = false, occluded = true;
+    if (owner < count) {
+        const float *m = p.to_frame + 9 * ((i64)b * p.layers + owner);
+        const float depth = m[6] * place.a + m[7] * place.b + m[8];
+        valid = depth > NEAREST;
+        if (valid) {
+            to_x = (m[0] * place.a + m[1] * place.b + m[2]) / depth;
+            to_y = (m[3] * place.a + m[4] * place.b + m[5]) / depth;
+            const bool inside = to_x >= 0.f && to_x <= p.width - 1 && to_y >= 0.f && to_y <= p.height - 1;
+            occluded = !inside || owner_at(p, b, 1, to_x, to_y, owner, place) < owner;
+        }
+    }
+    p.flow[2 * b * plane + pixel] = valid ? to_x - x : 0.f;
+    p.flow[(2 * b + 1) * plane + pixel] = valid ? to_y - y : 0.f;
+    p.valid[at] = valid;
+    p.occluded[at] = occluded;
+}

@@ -1,0 +1,75 @@
+"""What is rendered, and what comes out."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fullfield import _check
+
+# Shapes beside the silhouettes of an atlas: a plane without end, and the square from -1 to 1.
+INFINITE, SQUARE = -1, -2
+# Numbers of a layer in ``LayeredScenes.paint``: where each group begins, and how many there are.
+WAVES, TEXTURE, SOFTNESS, BIAS, OPACITY, GHOST, COLOURS, PAINT = 0, 10, 16, 17, 18, 19, 20, 32
+
+
+class LayeredScenes(NamedTuple):
+    """B scenes of up to L planar cards, the nearest first.
+
+    A card has coordinates (a, b). ``to_card`` brings a homogeneous pixel (x, y, 1), centre of the first pixel (0, 0),
+    to (a w, b w, w) with w > 0 in front of the camera, where 1 / w is the depth. The first of a frame's 1 + E matrices
+    is that of its time, the others those of its exposures, which the picture is the mean of.
+
+    Before it is brought to a card, a pixel (x, y) of the first frame moves by the sum of the card's two waves,
+    (ax, ay) sin(kx x + ky y + phase); of an exposure by as much of it as ``exposures`` says. So the flow of a card is
+    in closed form: to the card with the waves, and back to the second frame without.
+    """
+
+    to_card: Tensor  # [B, 2, 1 + E, L, 3, 3] float32: of both frames
+    to_frame: Tensor  # [B, L, 3, 3] float32: from the card to the second frame
+    paint: Tensor  # [B, L, PAINT] float32: 2 × (ax, ay, kx, ky, phase); card to texels, 2×3; softness of the edge in
+    #   pixels; levels of blur; opacity; 1 for a ghost, which is seen but moves nothing; per frame factors and offsets
+    #   of the three colours
+    ids: Tensor  # [B, L, 2] int32: picture; silhouette, INFINITE or SQUARE
+    counts: Tensor  # [B] int32: cards of each scene
+    exposures: Tensor  # [B, 2, E, 3] float32: share of the waves, offset of the sample from the pixel's centre (x, y)
+    fog: Tensor  # [B, 4] float32: density per unit of depth, colour
+    sensor: Tensor  # [B, 2] float32: exponent of the values, standard deviation of the noise that is then added
+    noise: Tensor  # [B] int32: what the noise is drawn from
+
+    def check(self) -> tuple[int, int, int]:
+        """Batch, layers and exposures.
+
+        Raises:
+            InputError: naming the field that does not fit the others.
+        """
+        _check.tensor(self.to_card, "to_card", ("B", 2, "1+E", "L", 3, 3), dtypes=(torch.float32,))
+        batch, _, matrices, layers = self.to_card.shape[:4]
+        device = self.to_card.device
+        _check.require(matrices >= 2, "to_card", "at least one exposure", self.to_card)
+        floats = {"dtypes": (torch.float32,), "device": device}
+        _check.tensor(self.to_frame, "to_frame", (batch, layers, 3, 3), **floats)
+        _check.tensor(self.paint, "paint", (batch, layers, PAINT), **floats)
+        _check.tensor(self.ids, "ids", (batch, layers, 2), dtypes=(torch.int32,), device=device)
+        _check.tensor(self.counts, "counts", (batch,), dtypes=(torch.int32,), device=device)
+        _check.tensor(self.exposures, "exposures", (batch, 2, matrices - 1, 3), **floats)
+        _check.tensor(self.fog, "fog", (batch, 4), **floats)
+        _check.tensor(self.sensor, "sensor", (batch, 2), **floats)
+        _check.tensor(self.noise, "noise", (batch,), dtypes=(torch.int32,), device=device)
+        return batch, layers, matrices - 1
+
+    def to(self, device: torch.device | str) -> LayeredScenes:
+        """The same on a device."""
+        return LayeredScenes(*(part.to(device, non_blocking=True) for part in self))
+
+
+class RenderedPairs(NamedTuple):
+    """Frames, and what is true of them."""
+
+    frame1: Tensor  # [B, 3, H, W] float32, RGB, 0 ... 1
+    frame2: Tensor  # [B, 3, H, W] float32
+    flow: Tensor  # [B, 2, H, W] float32: (x, y) pixels, from the first frame to the second; 0 where not valid
+    valid: Tensor  # [B, H, W] bool: what is seen there is in front of the second camera too
+    occluded: Tensor  # [B, H, W] bool: it is hidden in the second frame, or outside of it

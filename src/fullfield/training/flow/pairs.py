@@ -1,0 +1,136 @@
+"""Pairs of frames made up on the fly, with exact flow: on the GPU faster than a network learns from them."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fullfield import _check
+from fullfield.ops.layered import PictureAtlas, render_pairs
+from fullfield.training.flow.batch import FlowBatch
+from fullfield.training.flow.scene import SceneStyle, draw_scenes
+
+if TYPE_CHECKING:
+    from fullfield.training.flow.pictures import PicturePack
+
+_BLOCK = 8  # of JPEG
+
+
+class PairMaker:
+    """Makes pairs: number n is the same whenever, in whichever batch and on whichever device (there up to rounding).
+
+    ::
+
+        pairs = PairMaker((368, 496), device="cuda")
+        batch = pairs.batch(0, 32)               # pairs 0 ... 31
+        batch.frame1, batch.flow, batch.valid    # [32, 3, 368, 496], [32, 2, ...], [32, ...]
+
+    Scenes are planar cards in space, before a camera that moves: silhouettes, boxes, rooms, grounds, with motion blur,
+    fog, changes of light, things out of focus, shadows and noise; then the blocks of JPEG. See
+    :mod:`fullfield.ops.layered` for what is rendered and why the flow is exact.
+
+    Args:
+        size: (height, width) of the frames, pixels, at least 8.
+        seed: of everything.
+        device: where pairs are made.
+        pictures: textures and silhouettes, as :func:`~fullfield.training.flow.pictures.load_pictures` gives; by
+            default procedural ones, which need no file.
+        style: how scenes are made up.
+        compressed: share of the pairs with the blocks of JPEG.
+
+    Raises:
+        InputError: naming the argument that does not fit.
+    """
+
+    def __init__(
+        self,
+        size: tuple[int, int],
+        *,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        pictures: PicturePack | None = None,
+        style: SceneStyle | None = None,
+        compressed: float = 0.25,
+    ) -> None:
+        for side in size:
+            _check.number(side, "size", integer=True, low=_BLOCK, high=1 << 15)
+        _check.number(seed, "seed", integer=True, low=0)
+        self.size, self.seed, self.device = (int(size[0]), int(size[1])), seed, _check.device(device)
+        _check.number(compressed, "compressed", low=0.0, high=1.0)
+        self.style, self.compressed = style or SceneStyle(), compressed
+        if pictures is None:
+            from fullfield.training.flow.pictures import procedural_pictures
+
+            pictures = procedural_pictures()
+        self.atlas = PictureAtlas(pictures.pictures.to(self.device), pictures.shapes.to(self.device))
+
+    def batch(self, index: int, count: int) -> FlowBatch:
+        """Pairs ``index * count`` to ``(index + 1) * count - 1``."""
+        _check.number(index, "index", integer=True, low=0)
+        _check.number(count, "count", integer=True, low=1)
+        numbers = range(index * count, (index + 1) * count)
+        scenes = draw_scenes(
+            numbers,
+            self.size,
+            seed=self.seed,
+            pictures=self.atlas.count,
+            shapes=len(self.atlas.shapes),
+            style=self.style,
+        )
+        if self.device.type == "cuda":
+            scenes = type(scenes)(*(part.pin_memory() for part in scenes)).to(self.device)
+        frame1, frame2, flow, valid, occluded = render_pairs(scenes, self.atlas, self.size)
+        if self.compressed > 0:
+            frame1, frame2 = self._stored(frame1, frame2, numbers)
+        valid &= flow.abs().amax(1) <= 4 * max(self.size)
+        return FlowBatch(frame1, frame2, flow, valid, occluded)
+
+    @torch.no_grad()
+    def _stored(self, frame1: Tensor, frame2: Tensor, numbers: range) -> tuple[Tensor, Tensor]:
+        """With the blocks of JPEG in some of the pairs."""
+        draw = np.stack([np.random.Generator(np.random.SFC64([self.seed, number, 1])).random(2) for number in numbers])
+        chosen = np.flatnonzero(draw[:, 0] < self.compressed).tolist()
+        if not chosen:
+            return frame1, frame2
+        coarse = torch.from_numpy(np.exp(draw[chosen, 1] * math.log(12.0)).astype(np.float32))
+        steps = torch.cat((coarse, coarse)).to(self.device, non_blocking=True)[:, None, None, None]
+        both = _compressed(
+            torch.cat([frame[number : number + 1] for frame in (frame1, frame2) for number in chosen]), steps
+        )
+        for place, number in enumerate(chosen):
+            frame1[number], frame2[number] = both[place], both[len(chosen) + place]
+        return frame1, frame2
+
+
+def _compressed(frames: Tensor, steps: Tensor) -> Tensor:
+    """[B, 3, H, W] with the coefficients of 8×8 blocks rounded: coarser for higher frequencies and in colour."""
+    height, width = frames.shape[2:]
+    transform = _cosines(frames.device)
+    padded = torch.nn.functional.pad(frames, (0, -width % _BLOCK, 0, -height % _BLOCK), mode="replicate")
+    blocks = torch.einsum("cd,bdhw->bchw", _LUMA.to(frames.device), padded)
+    blocks = blocks.unflatten(3, (-1, _BLOCK)).unflatten(2, (-1, _BLOCK))  # [B, 3, h, 8, w, 8]
+    spectrum = torch.einsum("iy,bchywx,jx->bchiwj", transform, blocks, transform)
+    rank = torch.arange(_BLOCK, device=frames.device, dtype=torch.float32)
+    table = 2 + (rank[:, None] + rank) ** 1.3  # [8, 8]
+    channel = torch.tensor([1.0, 2.0, 2.0], device=frames.device)
+    step = steps[..., None, None] * table[:, None, :] * channel[:, None, None, None, None] / 255
+    spectrum = (spectrum / step).round_().mul_(step)
+    blocks = torch.einsum("iy,bchiwj,jx->bchywx", transform, spectrum, transform)
+    restored = torch.einsum("cd,bdhw->bchw", _RGB.to(frames.device), blocks.flatten(4).flatten(2, 3))
+    return restored[:, :, :height, :width].clamp(0, 1)
+
+
+_LUMA = torch.tensor([[0.299, 0.587, 0.114], [-0.168736, -0.331264, 0.5], [0.5, -0.418688, -0.081312]])
+_RGB = torch.linalg.inv(_LUMA)
+
+
+def _cosines(device: torch.device) -> Tensor:
+    """[8, 8]: the orthonormal transform of JPEG."""
+    rank = torch.arange(_BLOCK, dtype=torch.float64)
+    found = torch.cos(torch.pi / _BLOCK * rank[:, None] * (rank + 0.5)) * math.sqrt(2 / _BLOCK)
+    found[0] /= math.sqrt(2)
+    return found.float().to(device)

@@ -1,0 +1,262 @@
+"""Building the picture pack: one zip file of JPEGs, silhouettes and a licence list by file."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tempfile
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullfield._check import InputError
+from fullfield.io import atomic_path
+from fullfield.training.flow.picture_checks import (
+    SHAPE_SIZE,
+    Pixels,
+    fingerprint,
+    is_duplicate,
+    is_same_shape,
+    named_as_map,
+    shape_fingerprint,
+    silhouette,
+    why_not_texture,
+)
+from fullfield.training.flow.picture_sources import PACKAGES, Candidate, Package, fetch, unpack
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+SHAPES = "shapes.bin"
+
+LONGEST = 640
+"""The longer side of a stored picture, px."""
+
+_QUALITY = 82
+_DATE = (1980, 1, 1, 0, 0, 0)
+
+Progress = Callable[[float, str], None]
+
+
+class Pack(NamedTuple):
+    """What a build wrote."""
+
+    path: Path
+    pictures: int
+    shapes: int
+    size: int  # bytes
+    left_out: dict[str, int]  # reason: how many
+
+
+def build_pack(
+    path: str | Path,
+    *,
+    packages: Sequence[Package] = PACKAGES,
+    archives: str | Path | None = None,
+    own: Iterable[Candidate] = (),
+    most_shapes: int = 3000,
+    progress: Progress | None = None,
+) -> Pack:
+    """Fetch the packages, take what may be used and is of use, and write it with a licence list by file.
+
+    Args:
+        path: the zip file to write; all of it or nothing.
+        packages: what to take pictures from.
+        archives: folder of their archives; what is absent is fetched into it. None: a temporary folder.
+        own: pictures of the user's (:func:`own_pictures`).
+        most_shapes: silhouettes kept, at most.
+        progress: called with the part done and what is being done.
+
+    Raises:
+        InputError: a package that can be neither found nor fetched, damaged, or with another licence statement than
+            the one that its rule reads; or nothing to take.
+        OSError: a file cannot be read or written.
+    """
+    report = progress or (lambda part, what: None)
+    with tempfile.TemporaryDirectory(prefix="fullfield-pictures-") as temporary:
+        folder = Path(temporary)
+        store = folder / "archives" if archives is None else Path(archives)
+        store.mkdir(parents=True, exist_ok=True)
+        candidates: list[Candidate] = []
+        for number, package in enumerate(packages):
+            report(0.5 * number / len(packages), f"fetching {package.name}")
+            root, version = unpack(package, fetch(package, store), folder)
+            candidates.extend(package.find(root, version))
+        candidates.extend(own)
+        chosen = _Chosen(most_shapes)
+        for number, candidate in enumerate(candidates):
+            if number % 100 == 0:
+                report(0.5 + 0.5 * number / len(candidates), f"looking at {candidate.package}")
+            chosen.add(candidate)
+        return chosen.write(Path(path))
+
+
+class _Chosen:
+    """What goes into the pack."""
+
+    def __init__(self, most_shapes: int) -> None:
+        self.most_shapes = most_shapes
+        self.pictures: list[tuple[Candidate, str, Pixels]] = []
+        self.shapes: list[tuple[Candidate, Pixels]] = []
+        self.left_out: Counter[str] = Counter()
+        self.seen = np.zeros((0, 16 * 16 + 3), np.float32)
+        self.seen_shapes = np.zeros((0, 16 * 16), np.float32)
+
+    def add(self, candidate: Candidate) -> None:
+        """Take a picture as a texture, as a silhouette, as both or not at all."""
+        opened = open_picture(candidate.file)
+        if opened is None:
+            self.left_out["cannot be read"] += 1
+            return
+        rgb, alpha = opened
+        if candidate.cutout and alpha is not None:
+            self._add_shape(candidate, alpha)
+        if candidate.textured:
+            self._add_picture(candidate, rgb, alpha)
+
+    def _add_picture(self, candidate: Candidate, rgb: Pixels, alpha: Pixels | None) -> None:
+        why = "named as a map" if named_as_map(candidate.file.stem) else why_not_texture(rgb, alpha)
+        if why is None:
+            print_ = fingerprint(rgb)
+            if is_duplicate(print_, self.seen):
+                why = "near-duplicate"
+            else:
+                self.seen = np.vstack([self.seen, print_])
+        if why is not None:
+            self.left_out[why] += 1
+            return
+        for view, pixels in views(rgb):
+            if view == "whole" or why_not_texture(pixels, None) is None:
+                self.pictures.append((candidate, view, pixels))
+
+    def _add_shape(self, candidate: Candidate, alpha: Pixels) -> None:
+        mask = silhouette(alpha)
+        if mask is None:
+            self.left_out["no silhouette"] += 1
+            return
+        print_ = shape_fingerprint(mask)
+        if is_same_shape(print_, self.seen_shapes):
+            self.left_out["near-duplicate silhouette"] += 1
+            return
+        self.seen_shapes = np.vstack([self.seen_shapes, print_])
+        self.shapes.append((candidate, mask))
+
+    def write(self, path: Path) -> Pack:
+        if not self.pictures and not self.shapes:
+            raise InputError(f"{path}: nothing to put into it: no picture may be used and is of use")
+        shapes = self.shapes
+        if len(shapes) > self.most_shapes:  # which ones does not depend on folders' order
+            ranked = sorted(shapes, key=lambda s: hashlib.sha256(s[0].path.encode()).digest())[: self.most_shapes]
+            kept = {id(mask) for _, mask in ranked}
+            self.left_out["more silhouettes than asked for"] += len(shapes) - len(ranked)
+            shapes = [shape for shape in shapes if id(shape[1]) in kept]
+        manifest: dict[str, Any] = {"format": FORMAT, "pictures": [], "shapes": []}
+        with atomic_path(path) as part, zipfile.ZipFile(part, "w") as file:
+            for number, (candidate, view, pixels) in enumerate(self.pictures):
+                name = f"pictures/{number:05d}.jpg"
+                _store(file, name, _jpeg(pixels), zipfile.ZIP_STORED)
+                manifest["pictures"].append({"file": name, **_entry(candidate), "view": view})
+            masks = np.array([mask for _, mask in shapes], np.uint8).reshape(-1, SHAPE_SIZE, SHAPE_SIZE)
+            _store(file, SHAPES, pack_masks(masks).tobytes(), zipfile.ZIP_LZMA)
+            manifest["shapes"] = [_entry(candidate) for candidate, _ in shapes]
+            _store(file, MANIFEST, json.dumps(manifest, ensure_ascii=False).encode(), zipfile.ZIP_DEFLATED)
+        return Pack(path, len(self.pictures), len(shapes), path.stat().st_size, dict(self.left_out))
+
+
+def views(rgb: Pixels) -> list[tuple[str, Pixels]]:
+    """What is stored of a picture [H, W, 3]: the whole of it, and parts of large ones, no side longer than 640 px."""
+    from PIL import Image
+
+    height, width = rgb.shape[:2]
+    image = Image.fromarray(np.ascontiguousarray(rgb))
+
+    def scaled(size: tuple[int, int], box: tuple[int, int, int, int] | None = None) -> Pixels:
+        return np.asarray(image.resize(size, Image.Resampling.LANCZOS, box=box))
+
+    found: list[tuple[str, Pixels]] = []
+    short, long = min(height, width), max(height, width)
+    pieces = max(1, round(long / short)) if long > 1.6 * short or long * 512 > LONGEST * short else 1
+    for piece in range(pieces):  # a panorama in pieces that are about square
+        start, stop = long * piece // pieces, long * (piece + 1) // pieces
+        box = (start, 0, stop, height) if width >= height else (0, start, width, stop)
+        scale = min(1.0, LONGEST / max(box[2] - box[0], box[3] - box[1]))
+        size = (max(1, round((box[2] - box[0]) * scale)), max(1, round((box[3] - box[1]) * scale)))
+        found.append(("whole" if pieces == 1 else f"piece {piece + 1} of {pieces}", scaled(size, box)))
+    if short >= 2 * LONGEST:
+        down, across = 2, max(2, 2 * long // short)
+        if width < height:
+            down, across = across, down
+        for row in range(down):
+            for column in range(across):
+                box = (width * column // across, height * row // down)
+                side = min(width // across, height // down)
+                found.append(
+                    (f"part {row + 1}-{column + 1}", scaled((LONGEST, LONGEST), (*box, box[0] + side, box[1] + side)))
+                )
+    return found
+
+
+def open_picture(path: Path) -> tuple[Pixels, Pixels | None] | None:
+    """Colour [H, W, 3] and alpha [H, W] of a file; None where it cannot be read. Panoramas of light are tone-mapped."""
+    from PIL import Image
+
+    if path.suffix.lower() in (".exr", ".hdr"):
+        return _tone_mapped(path), None
+    try:
+        with Image.open(path) as image:
+            if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+                both = np.asarray(image.convert("RGBA"))
+                return np.ascontiguousarray(both[..., :3]), np.ascontiguousarray(both[..., 3])
+            return np.asarray(image.convert("RGB")), None
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
+        return None
+
+
+def _tone_mapped(path: Path) -> Pixels:
+    """A picture of light as a camera would show it: exposed for its middle, highlights rolled off."""
+    from fullfield.io import read_frame
+
+    shown = read_frame(path).numpy()[:3]
+    light = np.maximum(shown, 0).astype(np.float64) ** 2.2
+    luminance = light.mean(axis=0)
+    light *= 0.25 / max(float(np.median(luminance)), 1e-6)
+    mapped = (light / (1 + light)) ** (1 / 2.2) * 1.1
+    return np.ascontiguousarray((mapped.clip(0, 1) * 255).round().astype(np.uint8).transpose(1, 2, 0))
+
+
+def pack_masks(masks: Pixels) -> Pixels:
+    """[M, 128, 128] of 8 bits as [M, 128, 64] of two values of 4 bits."""
+    quarter = ((masks.astype(np.uint16) + 8) // 17).astype(np.uint8)
+    return (quarter[..., ::2] << 4) | quarter[..., 1::2]
+
+
+def unpack_masks(packed: NDArray[np.uint8]) -> Pixels:
+    """The inverse of :func:`pack_masks`, to the nearest multiple of 17."""
+    masks = np.empty((*packed.shape[:2], 2 * packed.shape[2]), np.uint8)
+    masks[..., ::2] = packed >> 4
+    masks[..., 1::2] = packed & 15
+    return masks * 17
+
+
+def _entry(candidate: Candidate) -> dict[str, str]:
+    names = ("package", "version", "path", "author", "licence")
+    return {name: getattr(candidate, name) for name in names}
+
+
+def _jpeg(pixels: Pixels) -> bytes:
+    from PIL import Image
+
+    made = io.BytesIO()
+    Image.fromarray(pixels).save(made, "JPEG", quality=_QUALITY, optimize=True)
+    return made.getvalue()
+
+
+def _store(file: zipfile.ZipFile, name: str, data: bytes, method: int) -> None:
+    entry = zipfile.ZipInfo(name, _DATE)
+    entry.compress_type = method
+    file.writestr(entry, data)

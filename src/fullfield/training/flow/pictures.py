@@ -1,0 +1,179 @@
+"""Pictures and silhouettes that pairs of frames are made of: from a picture pack, from folders, or drawn from a seed."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fullfield._check import InputError, number
+from fullfield.training.flow.picture_checks import SHAPE_SIZE, Pixels
+from fullfield.training.flow.picture_pack import FORMAT, MANIFEST, SHAPES, unpack_masks
+from fullfield.training.flow.procedural import procedural_shapes, procedural_textures
+
+_LARGEST_UPSCALE = 2.0
+
+
+class PicturePack(NamedTuple):
+    """What pairs are made of, on the CPU."""
+
+    pictures: Tensor  # uint8 [N, S, S, 3], RGB
+    shapes: Tensor  # uint8 [M, 128, 128], coverage: 0 outside, 255 inside, zero in a margin of 3 texels
+    names: tuple[str, ...]  # of the N pictures: package/path, with the number of the crop
+
+
+def load_pictures(
+    path: str | Path | None,
+    *,
+    size: int = 512,
+    count: int | None = None,
+    drawn_shapes: int = 500,
+    seed: int = 0,
+) -> PicturePack:
+    """Read a picture pack (``fullfield pictures``).
+
+    Pictures become squares: one whose shorter side is at least ``size`` gives as many crops as cover it, side by side or
+    slightly overlapping; a smaller one is enlarged, at most twice, and mirrored at its edges where that is not enough.
+
+    Args:
+        path: the pack; None: :func:`procedural_pictures` of this size and seed.
+        size: height and width of the squares S, px.
+        count: squares returned, at most, evenly from all of them; None: all (with ``path`` None: 64).
+        drawn_shapes: shapes drawn from the seed (:func:`procedural_shapes`), after the pack's silhouettes.
+        seed: of what is drawn.
+
+    Raises:
+        InputError: a file that is no picture pack or is damaged; one line that names it.
+        OSError: it cannot be opened.
+    """
+    number(size, "size", integer=True, low=16)
+    number(drawn_shapes, "drawn_shapes", integer=True, low=0)
+    if count is not None:
+        number(count, "count", integer=True, low=1)
+    if path is None:
+        return procedural_pictures(64 if count is None else count, size, seed, shapes=drawn_shapes)
+    where = Path(path)
+    squares: list[Pixels] = []
+    names: list[str] = []
+    try:
+        with zipfile.ZipFile(where) as file:
+            entries = _manifest(where, file)
+            for entry in entries["pictures"]:
+                picture = _decoded(file.read(entry["file"]))
+                for crop, square in enumerate(squared(picture, size)):
+                    squares.append(square)
+                    names.append(f"{entry['package']}/{entry['path']}, {entry['view']}, crop {crop + 1}")
+            masks = _masks(where, file.read(SHAPES), len(entries["shapes"]))
+    except (zipfile.BadZipFile, KeyError, TypeError, ValueError, EOFError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{where}: not a picture pack, or a damaged one ({error})") from error
+    if count is not None and count < len(squares):
+        kept = [index * len(squares) // count for index in range(count)]
+        squares, names = [squares[index] for index in kept], [names[index] for index in kept]
+    pictures = torch.empty((len(squares), size, size, 3), dtype=torch.uint8)
+    for index, square in enumerate(squares):
+        pictures[index].numpy()[...] = square
+    drawn = procedural_shapes(drawn_shapes, seed)
+    return PicturePack(pictures, torch.from_numpy(np.concatenate([masks, drawn])), tuple(names))
+
+
+def procedural_pictures(count: int = 64, size: int = 512, seed: int = 0, *, shapes: int = 500) -> PicturePack:
+    """Pictures without any download, the same on every machine: noise of many octaves, gradients, cells, stripes, checks,
+    bricks, speckles and nearly flat ones, in natural and saturated colours; and shapes.
+
+    Args:
+        count: pictures N.
+        size: their height and width S, px.
+        seed: another number, other pictures.
+        shapes: shapes M.
+    """
+    number(count, "count", integer=True, low=1)
+    number(size, "size", integer=True, low=16)
+    number(seed, "seed", integer=True, low=0)
+    number(shapes, "shapes", integer=True, low=0)
+    pictures, names = procedural_textures(count, size, seed)
+    return PicturePack(torch.from_numpy(pictures), torch.from_numpy(procedural_shapes(shapes, seed)), names)
+
+
+def licence_list(path: str | Path) -> dict[str, Any]:
+    """The pack's manifest: ``pictures`` and ``shapes``, each with package, version, path, author and licence.
+
+    Raises:
+        InputError: a file that is no picture pack or is damaged; one line that names it.
+        OSError: it cannot be opened.
+    """
+    try:
+        with zipfile.ZipFile(path) as file:
+            return _manifest(Path(path), file)
+    except (zipfile.BadZipFile, KeyError, ValueError, EOFError) as error:
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{path}: not a picture pack, or a damaged one ({error})") from error
+
+
+def squared(picture: Pixels, size: int) -> list[Pixels]:
+    """Square crops [size, size, 3] of a picture [H, W, 3], at about one texel a pixel."""
+    from PIL import Image
+
+    short = min(picture.shape[:2])
+    scale = size / short
+    if short < 1.25 * size and scale != 1:
+        scale = min(scale, _LARGEST_UPSCALE)
+        height, width = (max(1, round(side * scale)) for side in picture.shape[:2])
+        resized = Image.fromarray(np.ascontiguousarray(picture)).resize((width, height), Image.Resampling.BICUBIC)
+        picture = np.asarray(resized)
+    height, width = picture.shape[:2]
+    if min(height, width) < size:
+        rows, columns = _mirrored(height, max(height, size)), _mirrored(width, max(width, size))
+        picture = picture[rows][:, columns]
+    return [
+        picture[top : top + size, left : left + size]
+        for top in _starts(picture.shape[0], size)
+        for left in _starts(picture.shape[1], size)
+    ]
+
+
+def _starts(length: int, size: int) -> list[int]:
+    """Where crops begin: as many as nearly cover the length, evenly spaced, the first at 0 and the last at the end."""
+    crops = max(1, round(length / size))
+    if crops == 1:
+        return [(length - size) // 2]
+    return [(length - size) * crop // (crops - 1) for crop in range(crops)]
+
+
+def _mirrored(length: int, wanted: int) -> NDArray[np.int64]:
+    """Indices 0 … length-1 … 0 … as far as wanted."""
+    period = np.arange(wanted) % (2 * length)
+    return np.minimum(period, 2 * length - 1 - period)
+
+
+def _manifest(path: Path, file: zipfile.ZipFile) -> dict[str, Any]:
+    entries = json.loads(file.read(MANIFEST))
+    if not isinstance(entries, dict) or entries.get("format") != FORMAT:
+        raise InputError(f"{path}: expected a picture pack of format {FORMAT}, got another; build it again")
+    return entries
+
+
+def _decoded(data: bytes) -> Pixels:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            return np.asarray(image.convert("RGB"))
+    except (OSError, UnidentifiedImageError) as error:
+        raise ValueError(f"a picture in it: {error}") from error
+
+
+def _masks(path: Path, data: bytes, count: int) -> Pixels:
+    expected = count * SHAPE_SIZE * SHAPE_SIZE // 2
+    if len(data) != expected:
+        raise InputError(f"{path}: expected {expected} bytes of silhouettes, got {len(data)}")
+    return unpack_masks(np.frombuffer(data, np.uint8).reshape(count, SHAPE_SIZE, SHAPE_SIZE // 2))

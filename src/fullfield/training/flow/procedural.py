@@ -1,0 +1,431 @@
+"""Textures and shapes drawn from a seed, bit for bit the same on every machine.
+
+Only sums, products, quotients, roots and comparisons are used, each of which IEEE 754 rounds in one way: no sine, no matrix
+product and no library's random numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullfield.training.flow.picture_checks import MARGIN, SHAPE_SIZE, Pixels
+
+Field: TypeAlias = NDArray[np.float64]
+
+_SUPERSAMPLE = 4
+_INNER = SHAPE_SIZE - 2 * MARGIN
+_FINE = _INNER * _SUPERSAMPLE
+
+
+class Stream:
+    """Random numbers by a counter (SplitMix64: Steele, Lea and Flood, OOPSLA 2014)."""
+
+    def __init__(self, *key: int) -> None:
+        self._state = np.zeros(1, np.uint64)
+        for word in key:
+            self._state = _mixed(self._state ^ np.array([word & 0xFFFFFFFFFFFFFFFF], np.uint64))
+        self._drawn = 0
+
+    def numbers(self, *shape: int) -> Field:
+        """Evenly distributed in [0, 1)."""
+        count = int(np.prod(shape)) if shape else 1
+        index = np.arange(self._drawn + 1, self._drawn + count + 1, dtype=np.uint64)
+        self._drawn += count
+        bits = _mixed(self._state + index * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(11)
+        return (bits.astype(np.float64) * 2.0**-53).reshape(shape or (1,))
+
+    def between(self, low: float, high: float) -> float:
+        """One number of [low, high)."""
+        return low + (high - low) * float(self.numbers()[0])
+
+    def integer(self, low: int, high: int) -> int:
+        """One of low, …, high."""
+        return low + int(float(self.numbers()[0]) * (high - low + 1))
+
+
+def _mixed(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    z = z + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+# -- textures ----------------------------------------------------------------------------------------------------------
+
+
+def procedural_textures(count: int, size: int, seed: int) -> tuple[Pixels, tuple[str, ...]]:
+    """``count`` pictures [N, size, size, 3] and their names; the first are the same whatever ``count`` is."""
+    pictures = np.empty((count, size, size, 3), np.uint8)
+    names = []
+    for index in range(count):
+        kind = index % len(_TEXTURES)
+        name, draw = _TEXTURES[kind]
+        stream = Stream(seed, index, 1)
+        colour = draw(stream, size)
+        grain = stream.between(0.0, 0.06)
+        colour = colour + grain * (noise(stream, size, size / 2, 1)[..., None] - 0.5)
+        shade = stream.between(0.0, 0.35)
+        colour = colour * (1 - shade * noise(stream, size, 2.0, 2)[..., None])
+        pictures[index] = np.floor(colour.clip(0, 1) * 255 + 0.5).astype(np.uint8)
+        names.append(f"procedural/{name} {index}")
+    return pictures, tuple(names)
+
+
+def noise(stream: Stream, size: int, cells: float, octaves: int, gain: float = 0.55) -> Field:
+    """Value noise in [0, 1]: ``cells`` cells across in the first octave, twice as many in each that follows."""
+    total = np.zeros((size, size))
+    weight, most = 1.0, 0.0
+    for _ in range(octaves):
+        total += weight * _lattice(stream, size, min(cells, size / 1.0))
+        most += weight
+        weight *= gain
+        cells *= 2
+        if cells > size:
+            break
+    return total / most
+
+
+def _lattice(stream: Stream, size: int, cells: float) -> Field:
+    """Random values on a lattice, joined by a smooth step."""
+    points = int(cells) + 2
+    values = stream.numbers(points, points)
+    place = np.arange(size) * (cells / size) + float(stream.numbers()[0]) * 0.999 * (points - 1 - cells)
+    low = np.minimum(place.astype(np.int64), points - 2)
+    part = place - low
+    part = part * part * (3 - 2 * part)
+    rows = values[low] * (1 - part)[:, None] + values[low + 1] * part[:, None]
+    columns: Field = rows[:, low] * (1 - part) + rows[:, low + 1] * part
+    return columns
+
+
+def _palette(stream: Stream, colours: int) -> Field:
+    """Colours [K, 3]: half of the palettes as in nature, with little saturation, half saturated."""
+    natural = stream.between(0, 1) < 0.5
+    base = stream.numbers(colours, 3)
+    grey = stream.numbers(colours, 1)
+    strength = 0.25 if natural else 0.9
+    tint = stream.numbers(1, 3)
+    mixed = grey * (1 - strength) + strength * (0.6 * base + 0.4 * tint)
+    light = grey + 0.0
+    return (0.85 * mixed + 0.15 * light).clip(0.02, 0.98)
+
+
+def _ramped(field: Field, palette: Field) -> Field:
+    """A field in [0, 1] as colours, by the palette."""
+    place = field.clip(0, 1) * (len(palette) - 1)
+    low = np.minimum(place.astype(np.int64), len(palette) - 2)
+    part = (place - low)[..., None]
+    return palette[low] * (1 - part) + palette[low + 1] * part
+
+
+def _stretched(field: Field) -> Field:
+    low, high = field.min(), field.max()
+    return (field - low) / max(float(high - low), 1e-9)
+
+
+def _turned(stream: Stream, size: int) -> tuple[Field, Field]:
+    """Coordinates of the pixels in a turned frame, 1 across."""
+    c, s = _direction(np.array([float(stream.numbers()[0])]))[0]
+    y, x = np.mgrid[0:size, 0:size] / size
+    return c * x - s * y, s * x + c * y
+
+
+def _direction(turn: Field) -> Field:
+    """Unit vectors [..., 2] that go around once while ``turn`` goes from 0 to 1 (not quite evenly)."""
+    place = (turn - np.floor(turn)) * 4
+    quarter = np.minimum(place.astype(np.int64), 3)
+    t = place - quarter
+    c, s = (1 - t * t) / (1 + t * t), 2 * t / (1 + t * t)
+    x = np.choose(quarter, [c, -s, -c, s])
+    y = np.choose(quarter, [s, c, -s, -c])
+    return np.stack([x, y], axis=-1)
+
+
+def _wave(place: Field) -> Field:
+    """A smooth wave in [0, 1] of period 1."""
+    part = np.abs(2 * (place - np.floor(place)) - 1)
+    return part * part * (3 - 2 * part)
+
+
+def _clouds(stream: Stream, size: int) -> Field:
+    field = _stretched(noise(stream, size, stream.between(2, 24), 9, stream.between(0.45, 0.8)))
+    return _ramped(field, _palette(stream, stream.integer(2, 5)))
+
+
+def _marble(stream: Stream, size: int) -> Field:
+    along, _ = _turned(stream, size)
+    bent = along * stream.between(3, 20) + stream.between(1, 6) * noise(stream, size, stream.between(2, 8), 6)
+    return _ramped(_wave(bent), _palette(stream, stream.integer(2, 4)))
+
+
+def _cells(stream: Stream, size: int) -> Field:
+    """Voronoi cells, each of a colour, with dark or light joints; flecked."""
+    cells = stream.integer(5, 28)
+    spots = stream.numbers(cells, cells, 2)
+    colours = _palette(stream, 6)[(stream.numbers(cells, cells) * 6).astype(np.int64)]
+    y, x = np.mgrid[0:size, 0:size] * (cells / size)
+    row, column = y.astype(np.int64), x.astype(np.int64)
+    nearest = np.full((size, size), 9.0)
+    second = np.full((size, size), 9.0)
+    owner = np.zeros((size, size), np.int64)
+    for dy in (-1, 0, 1):
+        for dx in (-1, 0, 1):
+            r, c = (row + dy) % cells, (column + dx) % cells
+            gap_y = row + dy + spots[r, c, 0] - y
+            gap_x = column + dx + spots[r, c, 1] - x
+            distance = np.sqrt(gap_y * gap_y + gap_x * gap_x)
+            closer = distance < nearest
+            second = np.where(closer, nearest, np.minimum(second, distance))
+            owner = np.where(closer, r * cells + c, owner)
+            nearest = np.minimum(nearest, distance)
+    joint = ((second - nearest) * stream.between(4, 30)).clip(0, 1)[..., None]
+    flecks = 0.7 + 0.6 * noise(stream, size, size / 16, 3)[..., None]
+    return colours.reshape(-1, 3)[owner] * flecks * joint + _palette(stream, 1)[0] * (1 - joint)
+
+
+def _stripes(stream: Stream, size: int) -> Field:
+    along, across = _turned(stream, size)
+    count = stream.between(3, 50)
+    sharp = stream.between(0.5, 8)
+    wave = ((_wave(along * count + 0.2 * noise(stream, size, 4.0, 3)) - 0.5) * sharp + 0.5).clip(0, 1)
+    dirt = 0.75 + 0.5 * noise(stream, size, 6.0, 6)
+    tone = _wave(across * stream.between(0, 3)) * stream.between(0, 0.4)
+    return _ramped(wave, _palette(stream, 2)) * (dirt - tone)[..., None]
+
+
+def _checks(stream: Stream, size: int) -> Field:
+    along, across = _turned(stream, size)
+    count = stream.between(3, 32)
+    odd = (np.floor(along * count) + np.floor(across * count * stream.between(0.6, 1.6))) % 2
+    dirt = 0.7 + 0.6 * noise(stream, size, stream.between(3, 30), 6)
+    return _ramped(odd, _palette(stream, 2)) * dirt[..., None]
+
+
+def _bricks(stream: Stream, size: int) -> Field:
+    along, across = _turned(stream, size)
+    rows = stream.between(5, 22)
+    v = across * rows
+    row = np.floor(v)
+    u = along * rows * stream.between(0.3, 0.8) + (row % 2) * 0.5
+    column = np.floor(u)
+    colours = _palette(stream, 5)
+    tone = stream.numbers(64, 64)[row.astype(np.int64) % 64, column.astype(np.int64) % 64]
+    thick = stream.between(0.04, 0.15)
+    joint = ((u - column) < thick * 0.5) | ((v - row) < thick)
+    face = _ramped(tone, colours) * (0.6 + 0.8 * noise(stream, size, size / 24, 4))[..., None]
+    return np.where(joint[..., None], _palette(stream, 1)[0] * (0.7 + 0.5 * noise(stream, size, size / 8, 2))[..., None], face)
+
+
+def _speckles(stream: Stream, size: int) -> Field:
+    """Specks of many sizes on a ground, as stars, gravel or seeds."""
+    colour = _ramped(noise(stream, size, 3.0, 3), _palette(stream, 2))
+    return _discs(stream, colour, stream.integer(150, 500), 0.003, 0.02)
+
+
+def _leaves(stream: Stream, size: int) -> Field:
+    """Discs that hide each other, their radii by a power law: the edges of natural pictures (Lee, Mumford and Huang 2001)."""
+    return _discs(stream, np.ones((size, size, 3)) * _palette(stream, 1)[0], stream.integer(250, 500), 0.008, 0.3)
+
+
+def _discs(stream: Stream, colour: Field, count: int, small: float, large: float) -> Field:
+    size = len(colour)
+    colours = _palette(stream, 12)
+    fine = noise(stream, size, size / 12, 3)
+    places, radii = stream.numbers(count, 2) * size, stream.numbers(count)
+    picks, flecks = (stream.numbers(count) * 12).astype(np.int64), 0.8 * stream.numbers(count)
+    for number in range(count):
+        radius = size / (1 / large + radii[number] * (1 / small - 1 / large))
+        y, x = places[number]
+        top, left = max(0, int(y - radius) - 1), max(0, int(x - radius) - 1)
+        bottom, right = min(size, int(y + radius) + 2), min(size, int(x + radius) + 2)
+        dy = (np.arange(top, bottom) - y)[:, None]
+        dx = (np.arange(left, right) - x)[None]
+        cover = (radius - np.sqrt(dy * dy + dx * dx) + 0.5).clip(0, 1)[..., None]
+        part = colour[top:bottom, left:right]
+        ink = colours[picks[number]] * (1 + flecks[number] * (fine[top:bottom, left:right, None] - 0.5))
+        colour[top:bottom, left:right] = part * (1 - cover) + ink * cover
+    return colour
+
+
+def _gradient(stream: Stream, size: int) -> Field:
+    along, across = _turned(stream, size)
+    bent = _stretched(along + stream.between(0, 0.6) * across * across)
+    ground = _ramped(bent, _palette(stream, stream.integer(2, 4)))
+    return ground * (0.85 + 0.3 * noise(stream, size, stream.between(2, 12), 5))[..., None]
+
+
+def _faint(stream: Stream, size: int) -> Field:
+    """Nearly flat: a wall, a clear sky."""
+    field = noise(stream, size, stream.between(2, 8), 7, 0.6)
+    return _palette(stream, 1)[0] + stream.between(0.03, 0.12) * (field[..., None] - 0.5) * (0.5 + stream.numbers(3))
+
+
+_TEXTURES: tuple[tuple[str, Callable[[Stream, int], Field]], ...] = (
+    ("clouds", _clouds),
+    ("leaves", _leaves),
+    ("cells", _cells),
+    ("marble", _marble),
+    ("bricks", _bricks),
+    ("speckles", _speckles),
+    ("stripes", _stripes),
+    ("gradient", _gradient),
+    ("checks", _checks),
+    ("faint", _faint),
+)
+
+
+# -- shapes ------------------------------------------------------------------------------------------------------------
+
+
+def procedural_shapes(count: int, seed: int) -> Pixels:
+    """Coverage masks [count, 128, 128], zero in the margin: polygons, stars, thin bars, discs with holes, frames, fans of
+    hairs, fences and blobs, in turn. The first are the same whatever ``count`` is."""
+    shapes = np.zeros((count, SHAPE_SIZE, SHAPE_SIZE), np.uint8)
+    for index in range(count):
+        outlines = _SHAPES[index % len(_SHAPES)](Stream(seed, index, 2))
+        shapes[index, MARGIN:-MARGIN, MARGIN:-MARGIN] = _filled(outlines)
+    return shapes
+
+
+def _filled(outlines: list[Field]) -> Pixels:
+    """Coverage [122, 122] of closed outlines [N, 2] (x, y), scaled together until the longer side fills it; where an even
+    number of them overlap is outside."""
+    low = np.min([o.min(axis=0) for o in outlines], axis=0)
+    high = np.max([o.max(axis=0) for o in outlines], axis=0)
+    scale = _FINE / max(float((high - low).max()), 1e-9)
+    shift = (_FINE - (high - low) * scale) / 2
+    flips = np.zeros((_FINE, _FINE + 1), np.int64)
+    rows = np.arange(_FINE) + 0.5
+    for outline in outlines:
+        points = (outline - low) * scale + shift
+        for (x1, y1), (x2, y2) in zip(points, np.roll(points, -1, axis=0), strict=True):
+            crossing = ((rows < y1) != (rows < y2)).nonzero()[0]
+            if len(crossing):
+                x = x1 + (rows[crossing] - y1) * ((x2 - x1) / (y2 - y1))
+                column = np.ceil(x - 0.5).clip(0, _FINE).astype(np.int64)
+                flips[crossing, column] += 1  # one crossing a row and edge
+    inside = flips.cumsum(axis=1)[:, :_FINE] & 1
+    sums = inside.reshape(_INNER, _SUPERSAMPLE, _INNER, _SUPERSAMPLE).sum(axis=(1, 3))
+    return (sums * 255 // _SUPERSAMPLE**2).astype(np.uint8)
+
+
+def _around(stream: Stream, corners: int) -> Field:
+    """Directions [corners, 2] around a centre, unevenly spaced."""
+    return _direction((np.arange(corners) + 0.7 * stream.numbers(corners)) / corners)
+
+
+def _stretch(stream: Stream, outline: Field, least: float = 0.4) -> Field:
+    """Turned, and narrower across."""
+    c, s = _direction(stream.numbers(1))[0]
+    narrow = stream.between(least, 1)
+    x, y = outline[:, 0], outline[:, 1] * narrow
+    return np.stack([c * x - s * y, s * x + c * y], axis=1)
+
+
+def _polygon(stream: Stream) -> list[Field]:
+    corners = stream.integer(3, 9)
+    radius = 0.55 + 0.45 * stream.numbers(corners, 1)
+    return [_stretch(stream, _around(stream, corners) * radius)]
+
+
+def _star(stream: Stream) -> list[Field]:
+    tips = stream.integer(4, 14)
+    turn = _direction(np.arange(2 * tips) / (2 * tips))
+    radius = np.where(np.arange(2 * tips) % 2, stream.between(0.2, 0.7), 1.0)[:, None]
+    return [_stretch(stream, turn * radius * (0.85 + 0.15 * stream.numbers(2 * tips, 1)), 0.6)]
+
+
+def _bar(stream: Stream) -> list[Field]:
+    """A thin bar, straight or bent."""
+    places = np.arange(17) / 16
+    bend = stream.between(-0.5, 0.5) if stream.between(0, 1) < 0.6 else 0.0
+    middle = np.stack([places, bend * 4 * places * (1 - places)], axis=1)
+    half = stream.between(0.008, 0.06) * (1 - stream.between(0, 0.9) * places)
+    offset = np.stack([np.zeros(17), half], axis=1)
+    return [_stretch(stream, np.concatenate([middle + offset, (middle - offset)[::-1]]), 0.99)]
+
+
+def _disc(radius: float, x: float = 0.0, y: float = 0.0) -> Field:
+    return _direction(np.arange(48) / 48) * radius + np.array([x, y])
+
+
+def _holes(stream: Stream) -> list[Field]:
+    """A ring, or a disc with several holes."""
+    if stream.between(0, 1) < 0.4:
+        return [_disc(1.0), _disc(stream.between(0.4, 0.93), stream.between(-0.05, 0.05), stream.between(-0.05, 0.05))]
+    count = stream.integer(2, 6)
+    centres = _direction((np.arange(count) + stream.between(0, 1)) / count) * 0.58
+    return [_disc(1.0), *(_disc(stream.between(0.08, 0.9 / count), float(x), float(y)) for x, y in centres)]
+
+
+def _frame(stream: Stream) -> list[Field]:
+    """A rectangular or many-cornered frame, with bars inside or not."""
+    corners = stream.integer(3, 6)
+    outer = _direction((np.arange(corners) + 0.5) / corners)
+    inner = stream.between(0.6, 0.93)
+    turn = Stream(int(stream.between(0, 2**31)))
+    narrow = stream.between(0.5, 1)
+    c, s = _direction(turn.numbers(1))[0]
+    turned = []
+    for ring in (outer, outer * inner):
+        x, y = ring[:, 0], ring[:, 1] * narrow
+        turned.append(np.stack([c * x - s * y, s * x + c * y], axis=1))
+    return turned
+
+
+def _fan(stream: Stream) -> list[Field]:
+    """Hairs that leave one base, thin at their ends."""
+    count = stream.integer(6, 26)
+    spread = stream.between(0.15, 0.9)
+    start = stream.between(0, 1)
+    hairs = []
+    for number in range(count):
+        way = _direction(np.array([start + spread * (number + stream.between(-0.3, 0.3)) / count]))[0]
+        side = np.array([-way[1], way[0]])
+        length, bend, half = stream.between(0.5, 1), stream.between(-0.25, 0.25), stream.between(0.006, 0.02)
+        places = np.arange(9)[:, None] / 8
+        middle = way * (0.12 + length * places) + side * (bend * places * places)
+        thick = side * half * (1.05 - places)
+        hairs.append(np.concatenate([middle + thick, (middle - thick)[::-1]]))
+    return hairs
+
+
+def _fence(stream: Stream) -> list[Field]:
+    """Parallel bars, crossed by others or not."""
+    count = stream.integer(3, 12)
+    crossed = stream.integer(0, 1) * stream.integer(2, 10)
+    width, height = stream.between(0.08, 0.5) / count, stream.between(0.5, 1)
+    c, s = _direction(stream.numbers(1))[0]
+
+    def box(left: float, top: float, right: float, bottom: float) -> Field:
+        corners = np.array([[left, top], [right, top], [right, bottom], [left, bottom]])
+        return np.stack([c * corners[:, 0] - s * corners[:, 1], s * corners[:, 0] + c * corners[:, 1]], axis=1)
+
+    bars = [box((n + 0.5) / count - width, 0, (n + 0.5) / count + width, height) for n in range(count)]
+    if not crossed:
+        return bars
+    # Between the bars only: where two outlines overlap is outside.
+    thick = stream.between(0.1, 0.35) * height / crossed
+    edges = [0.0, *(x for n in range(count) for x in ((n + 0.5) / count - width, (n + 0.5) / count + width)), 1.0]
+    for line in range(crossed):
+        y = (line + 0.5) / crossed * height
+        bars += [box(edges[k], y - thick, edges[k + 1], y + thick) for k in range(0, len(edges), 2)]
+    return bars
+
+
+def _blob(stream: Stream) -> list[Field]:
+    """A smooth closed outline."""
+    corners = 96
+    place = np.arange(corners) / corners
+    radius = np.ones(corners)
+    for wave in range(1, stream.integer(3, 8)):
+        depth = stream.between(0, 0.5) / wave
+        radius += depth * (_wave(place * wave + stream.between(0, 1)) - 0.5)
+    return [_stretch(stream, _direction(place) * radius[:, None], 0.5)]
+
+
+_SHAPES = (_polygon, _star, _bar, _holes, _frame, _fan, _fence, _blob)

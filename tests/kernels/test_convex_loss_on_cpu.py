@@ -1,0 +1,89 @@
+"""The training loss's kernels, run on the CPU by ``emulator``, against PyTorch's autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import emulator
+import pytest
+import torch
+from emulator import Emulator
+from test_nvrtc import ARCHS, needs_nvrtc, resources
+from torch import Tensor
+
+from fullfield.ops import launching
+from fullfield.ops.convex_loss import convex_mixture_loss, cuda, plain
+
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
+
+
+@pytest.fixture
+def _emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    machine = Emulator(163 << 10)
+    monkeypatch.setattr(cuda, "LIBRARIES", machine)
+    monkeypatch.setattr(launching, "why_not", lambda _: None)
+    monkeypatch.setattr(launching, "arch_of", lambda _: "sm_80")
+    monkeypatch.setattr(launching, "raw_stream", lambda _: 0)
+    with machine.used():
+        yield
+
+
+def draw(batch: int, height: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Fields whose scales lie on both sides of their limits; weights, truth, and what counts."""
+    generator = torch.Generator().manual_seed(height * width)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    field = normal(batch, 6, height, width) * 3
+    mask = (normal(batch, 576, height, width) * 2).to(dtype)
+    truth = normal(batch, 2, 8 * height, 8 * width) * 3
+    counted = torch.rand(batch, 8 * height, 8 * width, generator=generator) < 0.7
+    return field, mask, torch.where(counted[:, None], truth, torch.nan), counted
+
+
+def gradients(call: object, field: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    inputs = field.clone().requires_grad_(), mask.clone().requires_grad_()
+    loss, error = call(*inputs)  # type: ignore[operator]
+    return loss.detach(), error, *torch.autograd.grad(3 * loss, inputs)
+
+
+@pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
+@pytest.mark.usefixtures("_emulated")
+@pytest.mark.parametrize(
+    ("shape", "dtype", "channels_last"),
+    [((2, 3, 5), torch.float32, False), ((1, 4, 3), torch.bfloat16, True), ((3, 1, 1), torch.float16, True)],
+    ids=str,
+)
+def test_loss_and_gradients(shape: tuple[int, int, int], dtype: torch.dtype, channels_last: bool) -> None:
+    field, mask, truth, counted = draw(*shape, dtype)
+    if channels_last:
+        mask = mask.contiguous(memory_format=torch.channels_last)
+    low, high = -2.0, 4.0
+
+    def exact(f: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
+        return plain.loss(f, m, truth.double(), counted, 8, low, high)
+
+    def ours(f: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
+        return convex_mixture_loss(f, m, truth, counted, log_scale_min=low, log_scale_max=high)
+
+    expected = gradients(exact, field.double(), mask.double())
+    found = gradients(ours, field, mask)
+    for one, other in zip(found[:2], expected[:2], strict=True):
+        assert abs(float(one - other)) <= 1e-5 * abs(float(other))
+    for name, one, other, limit in (("field", found[2], expected[2], 2e-5), ("mask", found[3], expected[3], 1.0)):
+        allowed = (TOLERANCE[dtype] if limit == 1.0 else limit) * float(other.abs().max())
+        assert float((one.double() - other).abs().max()) <= allowed, name
+    assert found[3].dtype == dtype
+    again = gradients(ours, field, mask)
+    assert all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ARCHS)
+def test_resources(arch: str) -> None:
+    found = resources(cuda.source(torch.bfloat16), arch)
+    assert len(found) == 2
+    for registers, spilled in found.values():
+        assert registers <= 255
+        assert spilled == 0

@@ -1,0 +1,58 @@
+"""The renderer of layered scenes, run on the CPU by ``emulator``, against its definition in PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import emulator
+import pytest
+import torch
+from emulator import Emulator
+from test_nvrtc import ARCHS, needs_nvrtc, resources
+
+from fullfield.ops import launching
+from fullfield.ops.layered import PictureAtlas, cuda, reference, render_pairs
+from fullfield.training.flow.scene import draw_scenes
+
+
+@pytest.fixture
+def _emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    machine = Emulator(163 << 10)
+    monkeypatch.setattr(cuda, "LIBRARIES", machine)
+    monkeypatch.setattr(launching, "why_not", lambda _: None)
+    monkeypatch.setattr(launching, "arch_of", lambda _: "sm_80")
+    monkeypatch.setattr(launching, "raw_stream", lambda _: 0)
+    with machine.used():
+        yield
+
+
+def atlas() -> PictureAtlas:
+    draw = torch.Generator().manual_seed(1)
+    pictures = torch.randint(0, 256, (5, 16, 16, 3), generator=draw, dtype=torch.uint8)
+    shapes = torch.randint(0, 256, (3, 12, 12), generator=draw, dtype=torch.uint8)
+    shapes[:, 2:10, 2:10] |= 128
+    return PictureAtlas(pictures, shapes)
+
+
+@pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
+@pytest.mark.usefixtures("_emulated")
+@pytest.mark.parametrize("size", [(24, 33), (8, 9)], ids=str)
+def test_kernels_and_definition(size: tuple[int, int]) -> None:
+    """Up to what lies on an edge, where the last bit decides."""
+    held = atlas()
+    scenes = draw_scenes(range(6), size, seed=4, pictures=held.count, shapes=len(held.shapes))
+    found, expected = render_pairs(scenes, held, size, backend="cuda"), reference.render(scenes, held, size)
+    for name, one, other in zip(found._fields, found, expected, strict=True):
+        away = (one.float() - other.float()).abs()
+        assert float((away > 2e-3).float().mean()) < 5e-3, name
+        assert float(other.float().std()) > 0 or name == "valid", name
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ARCHS)
+def test_resources(arch: str) -> None:
+    found = resources(cuda.source(), arch)
+    assert len(found) == 2
+    for registers, spilled in found.values():
+        assert registers <= 128
+        assert spilled == 0
