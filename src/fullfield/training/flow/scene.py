@@ -40,11 +40,11 @@ class SceneStyle:
     deviation of the logarithm, ``largest`` the end.
     """
 
-    camera_motion: float = 6.0
-    object_motion: float = 9.0
+    camera_motion: float = 9.0
+    object_motion: float = 11.0
     spread: float = 1.1
     largest: float = 300.0
-    still_camera: float = 0.15
+    still_camera: float = 0.1
     """Share of scenes whose camera stands."""
     blur: float = 0.35
     """Share of scenes with motion blur."""
