@@ -5,9 +5,9 @@ from fullfield.training.flow.pairs import PairMaker
 from fullfield.training.flow.pictures import procedural_pictures
 from fullfield.viz import flow_scale, flow_to_image, frame_to_image, sheet, wheel_legend
 
-pictures = procedural_pictures(24, size=256, seed=1, shapes=80)  # a pack of photos: load_pictures("pack.zip")
-pairs = PairMaker((192, 256), seed=7, pictures=pictures)
-batch = pairs.batch(0, 4)  # on a GPU: device="cuda", and 32 at a time
+pictures = procedural_pictures(20, size=128, seed=1, shapes=40)  # a pack of photos: load_pictures("pack.zip")
+pairs = PairMaker((120, 160), seed=8, pictures=pictures)
+batch = pairs.batch(0, 3)  # on a GPU: device="cuda", and 32 at a time
 
 panels = []
 for number, (frame1, frame2, flow, valid, occluded) in enumerate(zip(*batch, strict=True)):
@@ -20,6 +20,7 @@ for number, (frame1, frame2, flow, valid, occluded) in enumerate(zip(*batch, str
         (f"flow, up to {scale:.0f} px", flow_to_image(flow, valid), wheel_legend(64, scale)),
         (f"occluded: {float(occluded.float().mean()):.0%}", hidden),
     ]
-    print(f"pair {number}: mean motion {float(flow.norm(dim=0)[valid].mean()):.1f} px, {float(valid.float().mean()):.0%} known")
+    motion = float(flow.norm(dim=0)[valid].mean())
+    print(f"pair {number}: {motion:.1f} px mean motion, {float(occluded.float().mean()):.0%} occluded")
 
 write_image("pairs.png", sheet(panels, columns=4))

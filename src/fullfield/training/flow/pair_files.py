@@ -76,14 +76,15 @@ def write_pairs(
     _write_text(base / MANIFEST, json.dumps({**manifest, "count": max(count, before)}, indent=2) + "\n")
     made = 0
     for start in range(0, count, together):
-        numbers = [n for n in range(start, min(start + together, count)) if not _flow_file(base, n, flow_format).exists()]
-        if numbers:
+        numbers = [n for n in range(start, start + together) if not _flow_file(base, n, flow_format).exists()]
+        whole = len(numbers) == together and start + together <= count
+        for first, size in [(start, together)] if whole else [(n, 1) for n in numbers if n < count]:
             if progress is not None:
-                progress(start / count, f"pair {start + 1} of {count}")
-            batch = pairs.batch(start // together, together)
-            for number in numbers:
-                _write(base, number, [part[number - start].cpu() for part in batch], flow_format)
-            made += len(numbers)
+                progress(first / count, f"pair {first + 1} of {count}")
+            batch = pairs.batch(first // size, size)
+            for index in range(size):
+                _write(base, first + index, [part[index].cpu() for part in batch], flow_format)
+            made += size
     return Written(base, made, count - made)
 
 
@@ -140,7 +141,8 @@ def _before(path: Path, manifest: dict[str, Any]) -> int:
         raise InputError(f"{path}: expected what fullfield pairs writes, got {type(error).__name__}") from error
     for name, value in manifest.items():
         if old.get(name) != value:
-            raise InputError(f"{path}: its pairs were made with {name} {old.get(name)!r}, not {value!r}; choose another folder")
+            came = f"{name} {old.get(name)!r}, not {value!r}"
+            raise InputError(f"{path}: its pairs were made with {came}; choose another folder")
     return count
 
 

@@ -267,7 +267,9 @@ def _gradient(stream: Stream, size: int) -> Field:
 def _faint(stream: Stream, size: int) -> Field:
     """Nearly flat: a wall, a clear sky."""
     field = noise(stream, size, stream.between(2, 8), 7, 0.6)
-    found: Field = _palette(stream, 1)[0] + stream.between(0.03, 0.12) * (field[..., None] - 0.5) * (0.5 + stream.numbers(3))
+    found: Field = _palette(stream, 1)[0] + stream.between(0.03, 0.12) * (field[..., None] - 0.5) * (
+        0.5 + stream.numbers(3)
+    )
     return found
 
 
