@@ -87,6 +87,7 @@ LIGHT = {
     "fullfield.models.raft.config",
     "fullfield.models.sea_raft.config",
     "fullfield.models.weights",
+    "fullfield.training.flow.config",
 }
 STANDARD = set(__import__("sys").stdlib_module_names)
 

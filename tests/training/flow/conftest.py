@@ -9,7 +9,7 @@ import torch
 from flow_parts import Scenes
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _one_thread() -> Iterator[None]:
     """On one thread: many small operators on a busy machine."""
     threads = torch.get_num_threads()

@@ -14,12 +14,12 @@ HEIGHT, WIDTH = 24, 32
 class Tiny(nn.Module):
     """Three predictions of a flow, with a batch norm, by a few convolutions."""
 
-    def __init__(self, *, norm: bool = True, dropout: float = 0.0) -> None:
+    def __init__(self, *, norm: bool = True, dropout: float = 0.0, width: int = 8) -> None:
         super().__init__()
-        self.encode = nn.Conv2d(6, 8, 5, padding=2)
-        self.norm: nn.Module = nn.BatchNorm2d(8) if norm else nn.Identity()
+        self.encode = nn.Conv2d(6, width, 5, padding=2)
+        self.norm: nn.Module = nn.BatchNorm2d(width) if norm else nn.Identity()
         self.dropout = nn.Dropout(dropout)
-        self.steps = nn.ModuleList(nn.Conv2d(10, 6, 3, padding=1) for _ in range(3))
+        self.steps = nn.ModuleList(nn.Conv2d(width + 2, 6, 3, padding=1) for _ in range(3))
         self.unused = nn.Parameter(torch.ones(3))
 
     def predictions_with_info(self, frame1: Tensor, frame2: Tensor) -> list[tuple[Tensor, Tensor]]:

@@ -19,9 +19,7 @@ def problem(seed: int = 0, count: int = 3) -> tuple[list[tuple[Tensor, Tensor]],
     torch.manual_seed(seed)
     batch, height, width = SHAPE
     flow = 3 * torch.randn(batch, 2, height, width)
-    pairs = [
-        (flow + torch.randn_like(flow), 4 * torch.randn(batch, 4, height, width)) for _ in range(count)
-    ]
+    pairs = [(flow + torch.randn_like(flow), 4 * torch.randn(batch, 4, height, width)) for _ in range(count)]
     return pairs, flow, torch.rand(SHAPE) < 0.7
 
 
@@ -30,7 +28,8 @@ def density(error: float, info: list[float], low: float, high: float) -> float:
     shares = [math.exp(info[0]), math.exp(info[1])]
     scales = [math.exp(min(max(info[2], 0), high)), math.exp(min(max(info[3], low), 0))]
     return sum(
-        share / sum(shares) * math.exp(-error / scale) / (2 * scale) for share, scale in zip(shares, scales, strict=True)
+        share / sum(shares) * math.exp(-error / scale) / (2 * scale)
+        for share, scale in zip(shares, scales, strict=True)
     )
 
 
@@ -89,7 +88,12 @@ def test_what_does_not_count_has_no_weight_whatever_it_holds() -> None:
         (laplace_mixture_loss, pairs),
         (sequence_loss, [predicted for predicted, _ in pairs]),
     ):
-        leaf = [tuple(p.clone().requires_grad_() for p in pair) if isinstance(pair, tuple) else pair.clone().requires_grad_() for pair in predictions]  # type: ignore[attr-defined]
+        leaf = [
+            tuple(p.clone().requires_grad_() for p in pair)
+            if isinstance(pair, tuple)
+            else pair.clone().requires_grad_()
+            for pair in predictions
+        ]  # type: ignore[attr-defined]
         value = loss(leaf, spoilt, counted)  # type: ignore[operator]
         assert torch.equal(value, loss(predictions, flow, counted))  # type: ignore[operator]
         value.backward()

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,12 +18,15 @@ from typing import Any
 import pytest
 import torch
 from flow_parts import Plain, Scenes, Tiny, network
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fullfield import InputError
 from fullfield.training.flow import FlowBatch, FlowRun, FlowTraining, Stepper, train_flow
+from fullfield.training.flow.averaging import AveragedWeights
 from fullfield.training.flow.checkpoint import restore
+from fullfield.training.flow.stepping import Objective
 
 TRAINING = FlowTraining(steps=8, batch=2, learning_rate=5e-3, average=0.9, seed=3)
 RUN = FlowRun(every=2, read=3)
@@ -84,14 +88,21 @@ def test_a_step_never_waits_for_the_device(scenes: Scenes, precision: str) -> No
         float(torch.ones(()))
 
 
+def apart(one: dict[str, Tensor], two: dict[str, Tensor]) -> float:
+    """How far weights are apart, in parts of what training has changed: Adam makes steps of rounding errors here and
+    there, so the mean tells."""
+    start = network(norm=False).state_dict()
+    keys = [key for key in start if key != "unused"]
+    difference = sum(float((one[key] - two[key]).abs().mean()) for key in keys)
+    return difference / sum(float((two[key] - start[key]).abs().mean()) for key in keys)
+
+
 def test_a_step_is_adamw_on_the_clipped_gradient(scenes: Scenes) -> None:
     training = FlowTraining(learning_rate=5e-3, clip=0.3, weight_decay=0.1, average=0.9)
-    stepper = Stepper(network().train(), training)
-    other = network().train()
+    stepper = Stepper(network(norm=False).train(), training)  # a bias before a norm has a gradient of rounding alone
+    other = network(norm=False).train()
     optimizer = torch.optim.AdamW(other.parameters(), lr=5e-3, weight_decay=0.1)
     average = {key: value.clone() for key, value in other.state_dict().items()}
-    from fullfield.training.flow.stepping import Objective
-
     objective = Objective(other, training)
     for number in range(4):
         batch = scenes.batch(number, 2)
@@ -104,11 +115,24 @@ def test_a_step_is_adamw_on_the_clipped_gradient(scenes: Scenes) -> None:
         optimizer.step()
         keep = min(0.9, (1 + number) / (10 + number))
         for key, value in other.state_dict().items():
-            moved = keep * average[key] + (1 - keep) * value if value.is_floating_point() else value
-            average[key] = moved.clone()
-    for key, value in other.state_dict().items():
-        assert torch.allclose(stepper.model.state_dict()[key], value, atol=1e-6), key
-        assert torch.allclose(stepper.average.model.state_dict()[key].double(), average[key].double(), atol=1e-6), key
+            average[key] = keep * average[key] + (1 - keep) * value
+    assert apart(stepper.model.state_dict(), other.state_dict()) < 1e-4
+    assert apart(stepper.average.model.state_dict(), average) < 1e-4
+    assert apart(stepper.model.state_dict(), average) > 0.1  # the measure can fail
+
+
+def test_the_average_follows_buffers_too() -> None:
+    model = network()
+    average = AveragedWeights(model, 0.5)
+    assert isinstance(model, Tiny)
+    assert isinstance(average.model, Tiny)
+    with torch.no_grad():
+        for value in (model.norm.running_mean, model.norm.num_batches_tracked, model.encode.weight):
+            value.fill_(4)  # type: ignore[operator]
+    average.update(100)
+    assert torch.equal(average.model.norm.running_mean, torch.full((8,), 2.0))  # type: ignore[arg-type]
+    assert average.model.norm.num_batches_tracked == 4
+    assert torch.allclose(average.model.encode.weight, network().encode.weight / 2 + 2)  # type: ignore[operator]
 
 
 class _Spoilt(Scenes):
@@ -128,7 +152,7 @@ class _Spoilt(Scenes):
 def state_of(stepper: Stepper) -> dict[str, Tensor]:
     state = {key: value.clone() for key, value in stepper.model.state_dict().items()}
     for name, parameter in stepper.model.named_parameters():
-        state |= {f"{name}.{part}": value.clone() for part, value in stepper.optimizer.state[parameter].items()}
+        state |= {f"{name}.{part}": value.clone() for part, value in stepper.optimizer.state.get(parameter, {}).items()}
     return state
 
 
@@ -157,7 +181,9 @@ def test_a_run_stops_after_many_such_steps(tmp_path: Path) -> None:
     rows = list(csv.DictReader((tmp_path / "some" / "history.csv").open()))
     assert [row["skipped"] for row in rows] == ["31"]
     many = _Spoilt(*range(4, 30))
-    with pytest.raises(InputError, match=r"^learning_rate: loss or gradient was not finite in \d\d steps in a row until"):
+    with pytest.raises(
+        InputError, match=r"^learning_rate: loss or gradient was not finite in \d\d steps in a row until"
+    ):
         trained(tmp_path / "many", source=many, training=TRAINING.replace(steps=40), run=run)
 
 
@@ -264,7 +290,7 @@ train_flow(sys.argv[1], network(**{network}), Scenes(), training, run=FlowRun(ev
 
 @pytest.fixture
 def environment() -> dict[str, str]:
-    path = os.pathsep.join([os.path.dirname(__file__), *sys.path])
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     return {**os.environ, "PYTHONPATH": path}
 
 
@@ -272,19 +298,13 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, environment: dict[str
     training = TRAINING.replace(steps=3000)
     script = SCRIPT.format(steps=3000, network={})
     folder = tmp_path / "killed"
-    for _ in range(2):
-        process = subprocess.Popen([sys.executable, "-c", script, str(folder)], env=environment)
-        before = (folder / "state" / "state.json").stat().st_mtime_ns if folder.exists() else 0
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            state = folder / "state" / "state.json"
-            if state.exists() and state.stat().st_mtime_ns != before:
-                break
-            time.sleep(0.005)
-        time.sleep(0.3 * random.random())
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL  # it was still at work
-    stopper = training.replace(steps=3000)
+    process = subprocess.Popen([sys.executable, "-c", script, str(folder)], env=environment)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (folder / "state" / "state.json").exists():
+        time.sleep(0.005)
+    time.sleep(0.3 * random.random())
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL  # it was still at work
     reached = json.loads((folder / "state" / "state.json").read_text())["step"]
     assert 0 < reached < 3000
     # As far as the next checkpoint of both, in this process: the run above, and one that was never stopped.
@@ -293,7 +313,7 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path, environment: dict[str
     for place in (folder, tmp_path / "whole"):
         source = _Until(wanted)
         with pytest.raises(KeyboardInterrupt):
-            trained(place, source=source, training=stopper)
+            trained(place, source=source, training=training)
         pointer = json.loads((place / "state" / "state.json").read_text())
         results.append((pointer["step"], (place / WEIGHTS).read_bytes()))
         for part in ("model", "exp_avg", "exp_avg_sq"):
@@ -313,27 +333,40 @@ class _Until(Scenes):
         return super().batch(index, count)
 
 
-def test_two_processes_are_one(tmp_path: Path, environment: dict[str, str]) -> None:
+FIRST_STEP = """
+train_flow(sys.argv[1] + "/1", network(norm=False), Scenes(), training.replace(steps=1))
+"""
+
+
+def test_two_processes_are_one(tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a batch norm, which sees each process's pairs alone."""
-    script = SCRIPT.format(steps=8, network={"norm": False})
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    (tmp_path / "script.py").write_text(script)
-    subprocess.run([*command, str(tmp_path / "script.py"), str(tmp_path / "two")], env=environment, check=True)
-    trained(tmp_path / "one", network(norm=False))
-    steppers = []
-    for folder in ("one", "two"):
-        stepper = Stepper(network(norm=False).train(), TRAINING)
-        found = restore(tmp_path / folder, stepper)
-        assert found is not None
-        steppers.append((stepper, found.history))
-    (one, first), (two, second) = steppers
-    for key, value in one.model.state_dict().items():
-        assert torch.allclose(value, two.model.state_dict()[key], atol=1e-5), key
-    before = network(norm=False).state_dict()
-    assert not torch.allclose(before["encode.weight"], one.model.state_dict()["encode.weight"], atol=1e-3)
-    for left, right in zip(first, second, strict=True):
-        assert left.loss == pytest.approx(right.loss, rel=1e-5)
-        assert left.error == pytest.approx(right.error, rel=1e-4)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    several = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # as torchrun sets them
+    script = SCRIPT.format(steps=8, network={"norm": False}) + FIRST_STEP
+    other = subprocess.Popen(
+        [sys.executable, "-c", script, str(tmp_path / "two")], env={**environment, **several, "RANK": "1"}
+    )
+    for folder in ("two", "one"):
+        for name in several:
+            monkeypatch.delenv(name, raising=False)
+        if folder == "two":
+            monkeypatch.setenv("RANK", "0")
+            for name, value in several.items():
+                monkeypatch.setenv(name, value)
+        trained(tmp_path / folder, network(norm=False))
+        trained(tmp_path / folder / "1", network(norm=False), training=TRAINING.replace(steps=1))
+    assert other.wait(60) == 0
+    found = [json.loads((tmp_path / folder / "state" / "state.json").read_text()) for folder in ("one", "two")]
+    states = [load_file(tmp_path / folder / "state" / "8.model.safetensors") for folder in ("one", "two")]
+    first = [load_file(tmp_path / folder / "1" / "state" / "1.exp_avg.safetensors") for folder in ("one", "two")]
+    for key, value in first[0].items():
+        assert torch.allclose(value, first[1][key], rtol=1e-4, atol=1e-6 * float(value.abs().max())), key  # gradients
+    assert apart(states[1], states[0]) < 0.01
+    for left, right in zip(found[0]["history"], found[1]["history"], strict=True):
+        assert left[0] == right[0]
+        assert left[2:5] == pytest.approx(right[2:5], rel=1e-4)
 
 
 def test_training_ends_with_its_time(tmp_path: Path) -> None:
@@ -365,7 +398,7 @@ def test_a_paused_run_and_one_that_goes_on_from_it(tmp_path: Path) -> None:
     kept = restore(tmp_path / "second", stepper)
     assert kept is not None
     assert kept.batches == reached
-    assert float(stepper.optimizer.state[next(stepper.model.parameters())]["step"]) == reached + 2
+    assert float(stepper.optimizer.state[stepper.model.encode.weight]["step"]) == reached + 2
     with pytest.raises(InputError, match="after: expected the folder of a run"):
         train_flow(tmp_path / "third", network(), Scenes(), longer, run=FlowRun(after=tmp_path / "none"))
 
@@ -406,9 +439,7 @@ def test_what_validates_chooses_the_best(tmp_path: Path) -> None:
     found = train_flow(tmp_path, network(), Scenes(), TRAINING, run=RUN, validation=validation)
     assert [row.validation for row in found.history] == [3.0, 1.0, 2.0, 4.0]
     stepper = Stepper(network(), TRAINING)
-    stepper.model.load_state_dict(
-        __import__("safetensors.torch").torch.load_file(tmp_path / "best.safetensors")
-    )
+    stepper.model.load_state_dict(load_file(tmp_path / "best.safetensors"))
     assert b"".join(v.numpy().tobytes() for v in stepper.model.state_dict().values()) == seen[1]
 
 
@@ -441,14 +472,14 @@ def test_other_runs_and_damaged_files_are_refused(whole: Path, tmp_path: Path) -
             copy.parent.mkdir(exist_ok=True)
             copy.write_bytes(file.read_bytes())
     with pytest.raises(InputError, match=r"8\.model\.safetensors: expected weights of this run"):
-        trained(tmp_path, network(Plain), training=TRAINING)
+        trained(tmp_path, network(width=9))
     moments = tmp_path / "state" / "8.exp_avg.safetensors"
     content = moments.read_bytes()
     moments.write_bytes(content[: len(content) // 2])
     with pytest.raises(InputError, match=r"8\.exp_avg\.safetensors: expected a safetensors file"):
         trained(tmp_path)
     moments.unlink()
-    with pytest.raises(InputError, match="is named by state.json, but is not there"):
+    with pytest.raises(InputError, match=r"is named by state\.json, but is not there"):
         trained(tmp_path)
     (tmp_path / "state" / "state.json").write_text("{}")
     with pytest.raises(InputError, match=r"state\.json: expected the state of a run"):

@@ -1,4 +1,4 @@
-"""Pairs changed at random: their part, scale, colours, and what hides in the second frame. All on the batch's device."""
+"""Pairs changed at random: their part, scale, colours, and what hides in the second frame; on the batch's device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from torch.nn import functional
 from fullfield import _check
 from fullfield.training.flow.batch import FlowBatch
 
-_SMOOTH = 0.5  # pixels: where the interpolated flow differs by more from the nearest one, an edge lies between
+# Square pixels: where the flow of the four pixels around a place varies more, an edge lies between, and the nearest
+# one's is taken; and what float32 loses of the squares.
+_SMOOTH, _ROUNDING = 0.05, 1e-6
 _BOXES = 2
 _DRAWN = 22 + 4 * _BOXES  # numbers a pair
 _LUMA = (0.299, 0.587, 0.114)
@@ -130,8 +132,10 @@ def _move(batch: FlowBatch, augmentation: Augmentation, draw: list[Tensor]) -> F
     # No scale takes in what lies outside the frames.
     across = torch.exp(size + bend).clamp(min=columns / width)
     down = torch.exp(size - bend).clamp(min=rows / height)
-    left = draw[3] * (width - columns / across).clamp(min=0)
-    top = draw[4] * (height - rows / down).clamp(min=0)
+    left = (draw[3] * (width - columns / across + 1)).floor().clamp(min=0)  # whole pixels: where nothing is scaled,
+    top = (draw[4] * (height - rows / down + 1)).floor().clamp(min=0)  # nothing is interpolated
+    left = torch.minimum(left, width - columns / across)
+    top = torch.minimum(top, height - rows / down)
     mirror_x = 1 - 2 * (draw[5] < augmentation.flip).float()
     mirror_y = 1 - 2 * (draw[6] < augmentation.flip_vertical).float()
 
@@ -157,9 +161,10 @@ def _move(batch: FlowBatch, augmentation: Augmentation, draw: list[Tensor]) -> F
     known = batch.valid[:, None]
     flow = torch.where(known, batch.flow, 0.0)
     exact = sample(torch.cat((flow, known.float(), batch.occluded[:, None].float()), 1), "nearest")
-    blended = sample(torch.cat((flow, known.float()), 1), "bilinear")
-    near = (blended[:, :2] - exact[:, :2]).abs().amax(1, keepdim=True) < _SMOOTH
-    inner = near & (blended[:, 2:] > 1 - 1e-4)
+    blended = sample(torch.cat((flow, flow.square(), known.float()), 1), "bilinear")
+    squares = blended[:, 2:4]
+    spread = squares - blended[:, :2].square()
+    inner = (spread < _SMOOTH + _ROUNDING * squares).all(1, keepdim=True) & (blended[:, 4:] > 1 - 1e-4)
     moved = torch.where(inner, blended[:, :2], exact[:, :2])
     factor = torch.stack((across * mirror_x, down * mirror_y), 1)[:, :, None, None]
     return FlowBatch(frames[:, :3], frames[:, 3:], moved * factor, exact[:, 2] > 0.5, exact[:, 3] > 0.5)

@@ -43,7 +43,7 @@ class FlowRun:
     pause: float | None = None
     """Seconds after which this call leaves the run, with a checkpoint; the next call goes on."""
     after: str | os.PathLike[str] | None = None
-    """Folder of a run that a new one goes on from, with its weights, moments and averages, but a schedule of its own."""
+    """Folder of a run that a new one goes on from, its weights, averages and moments, with its own schedule."""
     recipe: Mapping[str, Any] = field(default_factory=dict)
     """What else is to stand in ``recipe.json``: the network, the data. A run goes on only where it is the same."""
 
@@ -223,10 +223,10 @@ class _Loop:
         took = seconds - (before.seconds if before else 0.0)
         good = [(r.steps - r.skipped, r) for r in self.readings if r.steps > r.skipped]
         total = sum(count for count, _ in good)
-        means = [
+        loss, seen, norm = (
             sum(count * getattr(r, name) for count, r in good) / total if total else math.nan
             for name in ("loss", "error", "norm")
-        ]
+        )
         skipped = sum(r.skipped for r in self.readings)
         self.readings.clear()
         self.rows += 1
@@ -234,7 +234,7 @@ class _Loop:
         if self.kept is not None and self.validation is not None and (last or self.rows % self.run.validate == 0):
             error = float(self.validation(self.stepper.average.model))
         speed = steps * self.training.batch / took if took > 0 else math.nan
-        self.history.append(FlowRow(step, seconds, *means, rate, skipped, speed, error))
+        self.history.append(FlowRow(step, seconds, loss, seen, norm, rate, skipped, speed, error))
         if self.kept is None:
             return
         if error < self.best:

@@ -42,7 +42,7 @@ class Ranks:
         joined = torch.cat([value.reshape(-1) for value in values])
         distributed.all_reduce(joined)
         joined /= self.count
-        parts = joined.split([value.numel() for value in values])
+        parts = torch.split(joined, [value.numel() for value in values])
         torch._foreach_copy_(list(values), [p.view_as(v) for p, v in zip(parts, values, strict=True)])
 
     def same(self, values: Sequence[Tensor]) -> None:

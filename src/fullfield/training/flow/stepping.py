@@ -149,7 +149,8 @@ class Stepper:
         loss = loss.float()
         if self.ranks.count > 1:  # the mean over all processes' pixels, not over the processes' means
             pixels = counted.sum().clamp(min=1).float()
-            loss = loss * (self.ranks.count * pixels / self.ranks.sum(pixels.clone()))
+            share = self.ranks.count * pixels / self.ranks.sum(pixels.clone())
+            loss, error = loss * share, error * share
         self.optimizer.zero_grad(set_to_none=True)
         (loss * self.scaling[0]).backward()  # type: ignore[no-untyped-call]
         loss, error = loss.detach(), error.float().detach()
@@ -184,7 +185,7 @@ class Stepper:
         optimizer.step()
         if before is not None:
             after = torch.cat([b.reshape(-1) for b in self._buffers])
-            parts = torch.where(bad, before, after).split([b.numel() for b in self._buffers])
+            parts = torch.split(torch.where(bad, before, after), [b.numel() for b in self._buffers])
             torch._foreach_copy_(self._buffers, [p.view_as(b) for p, b in zip(parts, self._buffers, strict=True)])
         self.average.update(number)
         if self.training.precision == "float16":
@@ -208,10 +209,10 @@ class Stepper:
         loss, error, norm, skipped, _, worst = self._told.tolist()
         steps, good = self._steps, self._steps - int(skipped)
         self._told[:4].zero_()
-        self._told[5] = self._told[4]
+        self._told[5] = 0
         self._steps = 0
-        means = [value / good if good else float("nan") for value in (loss, error, norm)]
-        return Reading(steps, *means, int(skipped), int(worst))
+        loss, error, norm = (value / good if good else float("nan") for value in (loss, error, norm))
+        return Reading(steps, loss, error, norm, int(skipped), int(worst))
 
 
 def check_finite(reading: Reading, step: int, training: FlowTraining, most: int = 20) -> None:
