@@ -10,7 +10,7 @@ import pytest
 
 from fullfield.training.flow import pictures
 
-OUT = ("pairs", "-o", "made", "--size", "64x48", "--count")
+OUT = ("pairs", "-o", "made", "--size", "48x32", "--count")
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +24,7 @@ def test_pairs_then_evaluate(cli: Any, scene: Path) -> None:
     ran = cli(*OUT, 2, "--seed", "5", "--json", "-q")
     assert ran.code == 0
     assert (ran.json["made"], ran.json["kept"]) == (2, 0)
-    assert ran.json["size"] == {"width": 64, "height": 48}
+    assert ran.json["size"] == {"width": 48, "height": 32}
     ran = cli(*OUT, 3, "--seed", "5", "-q")
     assert ran.out.startswith("made: 1 pairs made in ")
     assert ran.out.endswith(", 2 were there\n")

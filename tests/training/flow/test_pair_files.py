@@ -19,7 +19,7 @@ from fullfield.training.flow.picture_sources import own_pictures
 from fullfield.training.flow.pictures import load_pictures, procedural_pictures
 from fullfield.training.flow.scene import SceneStyle
 
-SIZE = (48, 64)
+SIZE = (24, 32)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def test_the_licences_of_the_pictures_lie_beside(tmp_path: Path) -> None:
     manifest = json.loads((tmp_path / "made/made.json").read_text("utf-8"))
     assert manifest["textures"]["from"] == "pack.zip"
     assert manifest["textures"]["pictures"] == len(pictures.pictures)
-    assert (manifest["seed"], manifest["width"], manifest["height"]) == (0, 64, 48)
+    assert (manifest["seed"], manifest["width"], manifest["height"]) == (0, 32, 24)
     with pytest.raises(InputError, match=r"made\.json: its pairs were made with textures "):
         write_pairs(tmp_path / "made", pairs, 1)
 
@@ -108,7 +108,7 @@ def test_other_pairs_are_not_mixed_in(pairs: PairMaker, tmp_path: Path) -> None:
     pictures = procedural_pictures(6, size=64, shapes=10)
     for other, word in (
         (PairMaker(SIZE, seed=4, pictures=pictures), r"seed 3, not 4"),
-        (PairMaker((48, 72), seed=3, pictures=pictures), r"width 64, not 72"),
+        (PairMaker((24, 40), seed=3, pictures=pictures), r"width 32, not 40"),
         (PairMaker(SIZE, seed=3, pictures=pictures, style=SceneStyle(fog=0.5)), r"style .*, not "),
     ):
         with pytest.raises(InputError, match=rf"made\.json: its pairs were made with {word}"):
