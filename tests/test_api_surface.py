@@ -23,6 +23,7 @@ SURFACE = {
         "KITTI2015",
         "KITTIOdometry",
         "KubricNK",
+        "Made",
         "Middlebury",
         "Pairs",
         "Record",

@@ -37,6 +37,7 @@ VERBS = (
     "register",
     "train",
     "textures",
+    "pairs",
     "weights",
     "export",
     "doctor",

@@ -19,6 +19,7 @@ from fullfield.datasets.hd1k import HD1K
 from fullfield.datasets.kitti import KITTI2012, KITTI2015
 from fullfield.datasets.kitti_odometry import KITTIOdometry
 from fullfield.datasets.kubric import KubricNK
+from fullfield.datasets.made import Made
 from fullfield.datasets.middlebury import Middlebury
 from fullfield.datasets.pairs import Pairs
 from fullfield.datasets.rendered import CHARGE_SHOTS, Charge8K, Rendered
@@ -59,6 +60,7 @@ DATASETS: Mapping[str, Callable[[str | os.PathLike[str]], FlowDataset]] = Mappin
         "kubric-8k": partial(KubricNK, resolution="8k"),
         "charge-8k": Charge8K,
         "rendered": Rendered,
+        "made": Made,
         "pairs": Pairs,
     }
 )
@@ -110,6 +112,7 @@ __all__ = [
     "FlyingThings3D",
     "KITTIOdometry",
     "KubricNK",
+    "Made",
     "Middlebury",
     "Pairs",
     "Record",

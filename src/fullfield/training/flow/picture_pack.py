@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import tempfile
+import warnings
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -215,7 +216,10 @@ def open_picture(path: Path) -> tuple[Pixels, Pixels | None] | None:
     if path.suffix.lower() in (".exr", ".hdr"):
         return _tone_mapped(path), None
     try:
-        with Image.open(path) as image:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # what is huge is refused below
+            image = Image.open(path)
+        with image:
             if image.width * image.height > _MOST_PIXELS:
                 return None
             if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:

@@ -267,7 +267,9 @@ def _gradient(stream: Stream, size: int) -> Field:
 def _faint(stream: Stream, size: int) -> Field:
     """Nearly flat: a wall, a clear sky."""
     field = noise(stream, size, stream.between(2, 8), 7, 0.6)
-    found: Field = _palette(stream, 1)[0] + stream.between(0.03, 0.12) * (field[..., None] - 0.5) * (0.5 + stream.numbers(3))
+    found: Field = _palette(stream, 1)[0] + stream.between(0.03, 0.12) * (field[..., None] - 0.5) * (
+        0.5 + stream.numbers(3)
+    )
     return found
 
 
@@ -309,7 +311,7 @@ def _filled(outlines: list[Field]) -> Pixels:
     high = np.max([o.max(axis=0) for o in outlines], axis=0)
     scale = _FINE / max(float((high - low).max()), 1e-9)
     shift = (_FINE - (high - low) * scale) / 2
-    flips = np.zeros((_FINE, _FINE + 1), np.int64)
+    flips = np.zeros((_FINE, _FINE + 1), np.uint8)  # whether the inside begins or ends before a column
     rows = np.arange(_FINE) + 0.5
     for outline in outlines:
         points = (outline - low) * scale + shift
@@ -318,9 +320,10 @@ def _filled(outlines: list[Field]) -> Pixels:
             if len(crossing):
                 x = x1 + (rows[crossing] - y1) * ((x2 - x1) / (y2 - y1))
                 column = np.ceil(x - 0.5).clip(0, _FINE).astype(np.int64)
-                flips[crossing, column] += 1  # one crossing a row and edge
-    inside = flips.cumsum(axis=1)[:, :_FINE] & 1
-    sums = inside.reshape(_INNER, _SUPERSAMPLE, _INNER, _SUPERSAMPLE).sum(axis=(1, 3))
+                flips[crossing, column] ^= 1  # one crossing a row and edge
+    inside = np.bitwise_xor.accumulate(flips, axis=1)[:, :_FINE]
+    summed = inside.reshape(_INNER, _SUPERSAMPLE, _FINE).sum(axis=1, dtype=np.uint8)
+    sums = summed.reshape(_INNER, _INNER, _SUPERSAMPLE).sum(axis=2, dtype=np.int64)
     found: Pixels = (sums * 255 // _SUPERSAMPLE**2).astype(np.uint8)
     return found
 

@@ -18,6 +18,7 @@ from PIL import Image
 
 from fullfield import InputError
 from fullfield.io import write_image
+from fullfield.training.flow import picture_pack
 from fullfield.training.flow.picture_checks import (
     MARGIN,
     brightened,
@@ -35,6 +36,7 @@ from fullfield.training.flow.picture_sources import (
     Package,
     bpy_pictures,
     debian_pictures,
+    fetch,
     openclipart_pictures,
     own_pictures,
     pmndrs_pictures,
@@ -208,7 +210,10 @@ def test_a_pack_from_a_debian_archive(tmp_path: Path) -> None:
     assert loaded.pictures.dtype == torch.uint8
     assert loaded.shapes.shape == (6, 128, 128)
     assert loaded.names[0] == "game-data/data/either.png, whole, crop 1"
-    assert load_pictures(tmp_path / "pack.zip", size=128, count=2).names == (loaded.names[0], loaded.names[4])
+    assert load_pictures(tmp_path / "pack.zip", size=128, count=2, drawn_shapes=0).names == (
+        loaded.names[0],
+        loaded.names[4],
+    )
 
     before = (tmp_path / "pack.zip").read_bytes()
     build_pack(tmp_path / "again.zip", packages=[GAME], archives=tmp_path / "archives")
@@ -246,7 +251,7 @@ def test_a_pack_from_a_wheel_and_an_npm_package(tmp_path: Path) -> None:
         ("@pmndrs/assets", "3.4.5", "hdri/park.exr", "Poly Haven", "piece 1 of 2"),
         ("@pmndrs/assets", "3.4.5", "hdri/park.exr", "Poly Haven", "piece 2 of 2"),
     ]
-    mapped = load_pictures(tmp_path / "pack.zip", size=128).pictures[1].float()
+    mapped = load_pictures(tmp_path / "pack.zip", size=128, drawn_shapes=0).pictures[1].float()
     assert 60 < mapped.median() < 190  # exposed for the middle
 
 
@@ -465,3 +470,26 @@ def test_bad_arguments() -> None:
         procedural_pictures(0)
     with pytest.raises(InputError, match=r"^seed: "):
         procedural_pictures(1, 16, -1)
+
+
+def test_huge_pictures_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "a.png", photo(1))
+    monkeypatch.setattr(picture_pack, "_MOST_PIXELS", 200 * 260)
+    assert picture_pack.open_picture(tmp_path / "a.png") is not None
+    monkeypatch.setattr(picture_pack, "_MOST_PIXELS", 200 * 260 - 1)
+    assert picture_pack.open_picture(tmp_path / "a.png") is None
+
+
+def test_an_archive_that_cannot_be_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(InputError, match=r"^apt-get: not installed here; fetch the packages elsewhere"):
+        fetch(GAME, tmp_path)
+    broken = tmp_path / "apt-get"
+    broken.write_text("#!/bin/sh\necho no such package >&2\nexit 100\n", "utf-8")
+    broken.chmod(0o755)
+    with pytest.raises(InputError, match=r"^apt-get download game-data: no such package$"):
+        fetch(GAME, tmp_path)
+    for version in ("1", "2"):
+        (tmp_path / f"game-data_{version}_all.deb").write_bytes(b"")
+    with pytest.raises(InputError, match=r"expected one archive game-data_\*\.deb, found 2$"):
+        fetch(GAME, tmp_path)

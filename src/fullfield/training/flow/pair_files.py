@@ -1,0 +1,151 @@
+"""Made-up pairs as files: frames, flow, masks, and a manifest that tells how to make them again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fullfield import _check
+from fullfield._check import InputError
+from fullfield.io import atomic_path, write_flow, write_image
+from fullfield.training.flow.pairs import PairMaker
+from fullfield.training.flow.picture_licences import licence_text
+from fullfield.training.flow.pictures import licence_list
+
+MANIFEST, LICENCES = "made.json", "licences.md"
+FLOW_FORMATS = ("flo", "png")
+_PARTS = ("frame1", "frame2", "occlusions", "invalid")
+_KITTI = 511.5  # px, the most that KITTI's files hold
+
+Progress = Callable[[float, str], None]
+
+
+class Written(NamedTuple):
+    """What :func:`write_pairs` did."""
+
+    folder: Path
+    made: int  # pairs written now
+    kept: int  # that were there
+
+
+def write_pairs(
+    folder: str | Path,
+    pairs: PairMaker,
+    count: int,
+    *,
+    textures: str | Path | None = None,
+    flow_format: str = "flo",
+    together: int = 4,
+    progress: Progress | None = None,
+) -> Written:
+    """Write pairs 0 ... count-1 as a data set that :class:`fullfield.datasets.Made` reads.
+
+    Pairs that are there already are kept, so that a run that was stopped goes on where it was, and a set can grow.
+
+    Args:
+        folder: where to; made if it is not there.
+        pairs: what makes them.
+        count: how many.
+        textures: the picture pack that ``pairs`` uses: its licence list is written beside the pairs. None: pictures
+            drawn from a seed.
+        flow_format: ``"flo"``, or ``"png"`` (KITTI: to 1/64 px; longer motion than 511 px counts as unknown).
+        together: pairs made in one go.
+        progress: called with the part done and what is being done.
+
+    Raises:
+        InputError: the folder holds pairs of another seed, size, style, format or other pictures.
+        OSError: a file cannot be written.
+    """
+    _check.number(count, "count", integer=True, low=1)
+    _check.number(together, "together", integer=True, low=1)
+    _check.choice(flow_format, "flow_format", FLOW_FORMATS)
+    base = Path(folder)
+    manifest = _manifest(pairs, textures, flow_format)
+    before = _before(base / MANIFEST, manifest)
+    for part in (*_PARTS, "flow"):
+        (base / part).mkdir(parents=True, exist_ok=True)
+    if textures is not None:
+        _write_text(base / LICENCES, licence_text(licence_list(textures)))
+    _write_text(base / MANIFEST, json.dumps({**manifest, "count": max(count, before)}, indent=2) + "\n")
+    made = 0
+    for start in range(0, count, together):
+        numbers = [n for n in range(start, start + together) if not _flow_file(base, n, flow_format).exists()]
+        whole = len(numbers) == together and start + together <= count
+        for first, size in [(start, together)] if whole else [(n, 1) for n in numbers if n < count]:
+            if progress is not None:
+                progress(first / count, f"pair {first + 1} of {count}")
+            batch = pairs.batch(first // size, size)
+            for index in range(size):
+                _write(base, first + index, [part[index].cpu() for part in batch], flow_format)
+            made += size
+    return Written(base, made, count - made)
+
+
+def _write(base: Path, number: int, parts: list[Tensor], flow_format: str) -> None:
+    """The files of a pair; the flow is the last, so that a pair with flow is whole."""
+    frame1, frame2, flow, valid, occluded = parts
+    if flow_format == "png":
+        valid = valid & (flow.abs().amax(0) < _KITTI)
+    pictures = (frame1.float(), frame2.float(), _mask(occluded), _mask(~valid))
+    for part, picture in zip(_PARTS, pictures, strict=True):
+        write_image(base / part / f"{number:05d}.png", picture)
+    write_flow(_flow_file(base, number, flow_format), flow, valid)
+
+
+def _mask(mask: Tensor) -> Tensor:
+    return mask.to(torch.uint8)[None] * 255
+
+
+def _flow_file(base: Path, number: int, flow_format: str) -> Path:
+    return base / "flow" / f"{number:05d}.{flow_format}"
+
+
+def _manifest(pairs: PairMaker, textures: str | Path | None, flow_format: str) -> dict[str, Any]:
+    """Everything that decides what the pairs look like."""
+    height, width = pairs.size
+    atlas = pairs.atlas
+    pictures: dict[str, Any] = {"from": "drawn from a seed", "pictures": atlas.count, "silhouettes": len(atlas.shapes)}
+    if textures is not None:
+        pictures |= {"from": Path(textures).name, "sha256": hashlib.sha256(Path(textures).read_bytes()).hexdigest()}
+        pictures["licences"] = LICENCES
+    return {
+        "made_by": "fullfield pairs",
+        "format": 1,
+        "seed": pairs.seed,
+        "width": width,
+        "height": height,
+        "flow": flow_format,
+        "style": asdict(pairs.style),
+        "compressed": pairs.compressed,
+        "textures": pictures,
+    }
+
+
+def _before(path: Path, manifest: dict[str, Any]) -> int:
+    """How many pairs an earlier run was to write; it must have made the same ones."""
+    if not path.exists():
+        if path.parent.is_dir() and any(path.parent.iterdir()):
+            raise InputError(f"{path.parent}: holds something else than made-up pairs; choose another folder")
+        return 0
+    try:
+        old = json.loads(path.read_text("utf-8"))
+        count = int(old.pop("count"))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{path}: expected what fullfield pairs writes, got {type(error).__name__}") from error
+    for name, value in manifest.items():
+        if old.get(name) != value:
+            came = f"{name} {old.get(name)!r}, not {value!r}"
+            raise InputError(f"{path}: its pairs were made with {came}; choose another folder")
+    return count
+
+
+def _write_text(path: Path, text: str) -> None:
+    with atomic_path(path) as part:
+        part.write_text(text, "utf-8")

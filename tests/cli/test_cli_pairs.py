@@ -1,0 +1,53 @@
+"""``fullfield pairs``: a data set from a seed, read by ``fullfield evaluate``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fullfield.training.flow import pictures
+
+OUT = ("pairs", "-o", "made", "--size", "48x32", "--count")
+
+
+@pytest.fixture(autouse=True)
+def few_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing 64 pictures of 512 px and 500 shapes takes seconds."""
+    drawn = pictures.procedural_pictures
+    monkeypatch.setattr(pictures, "procedural_pictures", lambda *_args, **_options: drawn(4, 64, 0, shapes=8))
+
+
+def test_pairs_then_evaluate(cli: Any, scene: Path) -> None:
+    ran = cli(*OUT, 2, "--seed", "5", "--json", "-q")
+    assert ran.code == 0
+    assert (ran.json["made"], ran.json["kept"]) == (2, 0)
+    assert ran.json["size"] == {"width": 48, "height": 32}
+    ran = cli(*OUT, 3, "--seed", "5", "-q")
+    assert ran.out.startswith("made: 1 pairs made in ")
+    assert ran.out.endswith(", 2 were there\n")
+    assert sorted(path.name for path in (scene / "made").iterdir()) == [
+        "flow",
+        "frame1",
+        "frame2",
+        "invalid",
+        "made.json",
+        "occlusions",
+    ]
+    ran = cli("evaluate", "tvl1", "made:made", "--preset", "fast", "-o", "run", "--json", "-q")
+    assert ran.code == 0
+    assert ran.json["scores"]["epe"] > 0
+
+
+def test_mistakes(refused: Callable[..., str], cli: Any, scene: Path) -> None:
+    (scene / "file").write_text("x", "utf-8")
+    assert "--seed: expected a whole number >= 0, got -1" in refused(*OUT, 1, "--seed", "-1")
+    assert "absent.zip: no such file" in refused(*OUT, 1, "--textures", "absent.zip")
+    assert "file: not a picture pack" in refused(*OUT, 1, "--textures", "file")
+    assert "file: is a file; --output" in refused("pairs", "-o", "file")
+    assert "--size: expected" in refused("pairs", "-o", "made", "--size", "4x4")
+    assert "--device: expected" in refused(*OUT, 1, "--device", "abacus")
+    assert cli(*OUT, 1, "-q").code == 0
+    assert "made.json: its pairs were made with seed 0, not 1" in refused(*OUT, 1, "--seed", "1")

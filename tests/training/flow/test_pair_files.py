@@ -1,0 +1,149 @@
+"""Made-up pairs as files, read back as the data set ``made``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fullfield import InputError
+from fullfield.datasets import Made, open_dataset
+from fullfield.training.flow.pair_files import write_pairs
+from fullfield.training.flow.pairs import PairMaker
+from fullfield.training.flow.picture_pack import build_pack
+from fullfield.training.flow.picture_sources import own_pictures
+from fullfield.training.flow.pictures import load_pictures, procedural_pictures
+from fullfield.training.flow.scene import SceneStyle
+
+SIZE = (24, 32)
+
+
+@pytest.fixture(scope="module")
+def pairs() -> PairMaker:
+    return PairMaker(SIZE, seed=3, pictures=procedural_pictures(6, size=64, shapes=10))
+
+
+def test_what_is_written_is_read_back(pairs: PairMaker, tmp_path: Path) -> None:
+    written = write_pairs(tmp_path / "made", pairs, 3, together=2)
+    assert (written.made, written.kept) == (3, 0)
+    made = open_dataset("made", tmp_path / "made")
+    assert isinstance(made, Made)
+    assert [record.name for record in made.records] == [f"{n:05d}" for n in range(3)]
+    truth = pairs.batch(0, 3)
+    for number, sample in enumerate(made):
+        assert (sample.frame1 - truth.frame1[number]).abs().max() <= 0.51 / 255
+        assert (sample.frame2 - truth.frame2[number]).abs().max() <= 0.51 / 255
+        known = truth.valid[number]
+        assert sample.flow is not None
+        assert sample.valid is not None
+        assert sample.occluded is not None
+        assert torch.equal(sample.valid, known)
+        assert torch.equal(sample.flow[:, known], truth.flow[number][:, known])
+        assert torch.equal(sample.occluded, truth.occluded[number])
+    assert truth.occluded.any()  # and what was compared was something
+    assert truth.flow.abs().max() > 1
+
+
+def test_a_run_goes_on_and_a_set_grows(pairs: PairMaker, tmp_path: Path) -> None:
+    write_pairs(tmp_path / "whole", pairs, 3)
+    write_pairs(tmp_path / "made", pairs, 2)
+    (tmp_path / "made/flow/00001.flo").unlink()  # as if it was stopped before
+    with pytest.raises(InputError, match=r"made\.json: tells of 2 pairs, but 1 are there; give the same"):
+        open_dataset("made", tmp_path / "made")
+    written = write_pairs(tmp_path / "made", pairs, 3, together=2)
+    assert (written.made, written.kept) == (2, 1)
+    for file in sorted((tmp_path / "whole").rglob("*.*")):
+        assert file.read_bytes() == (tmp_path / "made" / file.relative_to(tmp_path / "whole")).read_bytes(), file.name
+    write_pairs(tmp_path / "made", pairs, 2)  # fewer: nothing is lost
+    assert len(open_dataset("made", tmp_path / "made")) == 3
+
+
+def test_kitti_files_and_motion_that_they_cannot_hold(tmp_path: Path) -> None:
+    pictures = procedural_pictures(2, size=32, shapes=2)
+    pairs = PairMaker(SIZE, pictures=pictures)
+    batch = pairs.batch(0, 1)
+    far = batch.flow.clone()
+    far[:, :, :5] = 600.0
+
+    class Far(PairMaker):
+        def batch(self, index: int, count: int):  # type: ignore[no-untyped-def]
+            return batch._replace(flow=far) if (index, count) == (0, 1) else super().batch(index, count)
+
+    write_pairs(tmp_path / "made", Far(SIZE, pictures=pictures), 1, flow_format="png", together=1)
+    assert (tmp_path / "made/flow/00000.png").is_file()
+    sample = open_dataset("made", tmp_path / "made")[0]
+    assert sample.valid is not None
+    assert sample.flow is not None
+    assert not sample.valid[:5].any()
+    assert torch.equal(sample.valid[5:], batch.valid[0, 5:])
+    known = sample.valid
+    assert (sample.flow[:, known] - far[0][:, known]).abs().max() <= 1 / 128
+
+
+def test_the_licences_of_the_pictures_lie_beside(tmp_path: Path) -> None:
+    small = np.random.default_rng(0).integers(0, 256, (9, 11, 3), np.uint8)
+    (tmp_path / "photos").mkdir()
+    Image.fromarray(small).resize((200, 160), Image.Resampling.BICUBIC).save(tmp_path / "photos/a.png")
+    pack = build_pack(
+        tmp_path / "pack.zip", packages=[], own=own_pictures(tmp_path / "photos", "CC0-1.0", "Me", cutout=False)
+    )
+    pictures = load_pictures(pack.path, size=64, drawn_shapes=4)
+    pairs = PairMaker(SIZE, pictures=pictures)
+    write_pairs(tmp_path / "made", pairs, 1, textures=pack.path)
+    assert "**CC0-1.0**: Me" in (tmp_path / "made/licences.md").read_text("utf-8")
+    manifest = json.loads((tmp_path / "made/made.json").read_text("utf-8"))
+    assert manifest["textures"]["from"] == "pack.zip"
+    assert manifest["textures"]["pictures"] == len(pictures.pictures)
+    assert (manifest["seed"], manifest["width"], manifest["height"]) == (0, 32, 24)
+    with pytest.raises(InputError, match=r"made\.json: its pairs were made with textures "):
+        write_pairs(tmp_path / "made", pairs, 1)
+
+
+def test_other_pairs_are_not_mixed_in(pairs: PairMaker, tmp_path: Path) -> None:
+    write_pairs(tmp_path / "made", pairs, 1)
+    pictures = procedural_pictures(6, size=64, shapes=10)
+    for other, word in (
+        (PairMaker(SIZE, seed=4, pictures=pictures), r"seed 3, not 4"),
+        (PairMaker((24, 40), seed=3, pictures=pictures), r"width 32, not 40"),
+        (PairMaker(SIZE, seed=3, pictures=pictures, style=SceneStyle(fog=0.5)), r"style .*, not "),
+    ):
+        with pytest.raises(InputError, match=rf"made\.json: its pairs were made with {word}"):
+            write_pairs(tmp_path / "made", other, 1)
+    with pytest.raises(InputError, match="with flow 'flo', not 'png'"):
+        write_pairs(tmp_path / "made", pairs, 1, flow_format="png")
+
+
+def test_damaged_sets(pairs: PairMaker, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/thing.txt").write_text("mine", "utf-8")
+    with pytest.raises(InputError, match="other: holds something else than made-up pairs"):
+        write_pairs(tmp_path / "other", pairs, 1)
+    with pytest.raises(InputError, match="expected the folder of"):
+        open_dataset("made", tmp_path / "absent")
+    write_pairs(tmp_path / "made", pairs, 1)
+    manifest = tmp_path / "made/made.json"
+    for text, word in (("{", "JSONDecodeError"), ("{}", "KeyError"), ('{"count": "x"}', "a count of pairs, got 'x'")):
+        manifest.write_text(text, "utf-8")
+        with pytest.raises(InputError, match=word):
+            open_dataset("made", tmp_path / "made")
+    with pytest.raises(InputError, match=r"made\.json: expected what fullfield pairs writes"):
+        write_pairs(tmp_path / "made", pairs, 1)
+    manifest.unlink()
+    with pytest.raises(InputError, match=r"made\.json: does not exist"):
+        open_dataset("made", tmp_path / "made")
+    manifest.write_text('{"count": 1}', "utf-8")
+    (tmp_path / "made/frame2/00000.png").unlink()
+    with pytest.raises(InputError, match=r"00000\.png: does not exist"):
+        open_dataset("made", tmp_path / "made")
+
+
+def test_bad_arguments(pairs: PairMaker, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^count: "):
+        write_pairs(tmp_path, pairs, 0)
+    with pytest.raises(InputError, match=r"^flow_format: "):
+        write_pairs(tmp_path, pairs, 1, flow_format="exr")
+    assert not list(tmp_path.iterdir())
