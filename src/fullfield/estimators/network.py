@@ -36,6 +36,7 @@ MIXED = "mixed"
 """As backend: the dense volume up to the largest size that fits, the best other backend above."""
 
 _SHAPES: dict[str, RAFTConfig | SEARAFTConfig] = {
+    "fullfield-s": SEARAFTConfig.fullfield_s(),
     "raft": RAFTConfig.large(),
     "raft-small": RAFTConfig.small(),
     "sea-raft-s": SEARAFTConfig.small(),
@@ -55,7 +56,7 @@ class NetworkEstimator:
     estimator can be pickled and copied; the copy loads for itself.
 
     Args:
-        method: ``"raft"``, ``"raft-small"``, ``"sea-raft-s"``, ``"sea-raft-m"`` or ``"sea-raft-l"``.
+        method: ``"fullfield-s"``, ``"raft"``, ``"raft-small"``, ``"sea-raft-s"``, ``"sea-raft-m"`` or ``"sea-raft-l"``.
         config: a :class:`RAFTEstimatorConfig` for RAFT, a :class:`NetworkConfig` for SEA-RAFT; by default the method's
             own weights and number of updates, exact, without a cascade.
         backend: of the correlation lookup, as for :class:`fullfield.nn.CorrelationPyramid`; or ``"mixed"``, for exact

@@ -42,6 +42,7 @@ _NETWORK = "fullfield.estimators.network_config"
 
 METHODS = {
     "tvl1": Method("TV-L1", "fullfield.ops.tvl1.config", "TVL1Config"),
+    "fullfield-s": Method("fullfield-s", _NETWORK, "NetworkConfig"),
     "raft": Method("RAFT", _NETWORK, "RAFTEstimatorConfig", "RAFT_PRESETS"),
     "raft-small": Method("RAFT-small", _NETWORK, "RAFTEstimatorConfig", "RAFT_PRESETS"),
     "sea-raft-s": Method("SEA-RAFT (S)", _NETWORK, "NetworkConfig"),

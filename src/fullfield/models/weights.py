@@ -44,6 +44,7 @@ class WeightsEntry:
         preprocessing: what the network wants to see; :class:`RAFT` and :class:`SEARAFT` do it themselves.
         metrics: published results.
         metrics_source: who published them.
+        packaged: whether the file comes with fullfield, in this folder.
     """
 
     name: str
@@ -61,6 +62,7 @@ class WeightsEntry:
     preprocessing: str = _RANGE
     metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
     metrics_source: str = ""
+    packaged: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "metrics", MappingProxyType(dict(self.metrics)))
@@ -144,6 +146,15 @@ def _sea_raft(
 _TARTAN = f"TartanAir, {_CT}; then FlyingThings3D, Sintel, KITTI and HD1K"
 
 _ENTRIES = (
+    WeightsEntry(
+        "fullfield-s",
+        ("fullfield-s",),
+        "fullfield_s.safetensors",
+        "made-up pairs of fullfield.training.flow, from pictures that are CC0, public domain, CC-BY or MIT",
+        "comes with fullfield; docs/fullfield-s.md is its model card",
+        licence="Apache-2.0",
+        packaged=True,
+    ),
     _princeton("raft-chairs", _C, "c6c75465cf995d137f89ca2e2d08594ed390befbb8859f7f65c48bcc8feb0fd7", _TOLD, {}, ""),
     _princeton(
         "raft-things",
@@ -236,6 +247,7 @@ WEIGHTS: Mapping[str, WeightsEntry] = MappingProxyType({entry.name: entry for en
 
 DEFAULTS: Mapping[str, str] = MappingProxyType(
     {
+        "fullfield-s": "fullfield-s",
         "raft": "raft-sintel",
         "raft-small": "raft-small",
         "sea-raft-s": "sea-raft-s-sintel",
@@ -254,7 +266,7 @@ def weights_entry(name: str) -> WeightsEntry:
 
 def cached_weights(entry: WeightsEntry) -> Path | None:
     """Where the file of ``entry`` is, or None."""
-    return _cached(entry.file)
+    return Path(__file__).with_name(entry.file) if entry.packaged else _cached(entry.file)
 
 
 def _cached(file: str) -> Path | None:
@@ -326,7 +338,8 @@ def load_weights(
     """A model with weights, on the CPU, in evaluation mode if it is made here.
 
     Args:
-        model: ``"raft"``, ``"raft-small"``, ``"sea-raft-s"``, ``"sea-raft-m"``, ``"sea-raft-l"``, or a model to fill.
+        model: ``"fullfield-s"``, ``"raft"``, ``"raft-small"``, ``"sea-raft-s"``, ``"sea-raft-m"``, ``"sea-raft-l"``, or
+            a model to fill.
         source: a file, an entry or its name; by default the model's entry in :data:`DEFAULTS`.
         progress: as for :func:`fetch_weights`.
 
@@ -366,8 +379,13 @@ def build_model(name: str) -> RAFT | SEARAFT:
     else:
         from fullfield.models.sea_raft import SEARAFT, SEARAFTConfig
 
-        made = {"s": SEARAFTConfig.small, "m": SEARAFTConfig.medium, "l": SEARAFTConfig.large}
-        model = SEARAFT(made[name[-1]]())
+        made = {
+            "fullfield-s": SEARAFTConfig.fullfield_s,
+            "sea-raft-s": SEARAFTConfig.small,
+            "sea-raft-m": SEARAFTConfig.medium,
+            "sea-raft-l": SEARAFTConfig.large,
+        }
+        model = SEARAFT(made[name]())
     return model.eval()
 
 

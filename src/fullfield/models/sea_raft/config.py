@@ -24,7 +24,8 @@ _OFFICIAL = {
 
 @dataclass(frozen=True)
 class SEARAFTConfig:
-    """What SEA-RAFT is made of; the defaults are M. See :meth:`small`, :meth:`medium` and :meth:`large`.
+    """What SEA-RAFT is made of; the defaults are M. See :meth:`small`, :meth:`medium`, :meth:`large` and, for the network
+    that comes with fullfield, :meth:`fullfield_s`.
 
     ``updates`` is how often the flow is updated unless a call says otherwise; 0 gives the regressed start. The limits
     of the logarithms of the Laplacians' scales matter to losses and uncertainties, never to the flow.
@@ -60,6 +61,12 @@ class SEARAFTConfig:
         number(self.updates, "updates", integer=True, low=0)
         number(self.log_scale_min, "log_scale_min", high=0)
         number(self.log_scale_max, "log_scale_max", low=0)
+
+    @classmethod
+    def fullfield_s(cls, **changes: Any) -> SEARAFTConfig:
+        """The network that comes with fullfield, 2.3 million parameters, 4 updates; with other values for some fields."""
+        widths: dict[str, Any] = {"stem_channels": 32, "stage_channels": (32, 64, 128), "channels": 64}
+        return cls(name="fullfield-s", backbone="resnet18", **widths).replace(**changes)
 
     @classmethod
     def small(cls, **changes: Any) -> SEARAFTConfig:
