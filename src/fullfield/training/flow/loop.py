@@ -17,10 +17,11 @@ from torch import nn
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.training.flow.ahead import Ahead
-from fullfield.training.flow.augmentation import Augmentation
+from fullfield.training.flow.augmentation import Augmentation, Augmented
 from fullfield.training.flow.batch import PairSource
-from fullfield.training.flow.checkpoint import FlowFolder, FlowRow, restore
+from fullfield.training.flow.checkpoint import CURVES, FlowFolder, FlowRow, restore
 from fullfield.training.flow.config import FlowTraining
+from fullfield.training.flow.curves import Board, plot_history
 from fullfield.training.flow.ranks import Ranks, ranks
 from fullfield.training.flow.stepping import Reading, Stepper, check_finite
 
@@ -44,6 +45,10 @@ class FlowRun:
     """Seconds after which this call leaves the run, with a checkpoint; the next call goes on."""
     after: str | os.PathLike[str] | None = None
     """Folder of a run that a new one goes on from, its weights, averages and moments, with its own schedule."""
+    curves: bool = False
+    """Whether ``curves.png`` is drawn at every checkpoint (matplotlib)."""
+    tensorboard: bool = False
+    """Whether every checkpoint's row is written for TensorBoard."""
     recipe: Mapping[str, Any] = field(default_factory=dict)
     """What else is to stand in ``recipe.json``: the network, the data. A run goes on only where it is the same."""
 
@@ -104,9 +109,9 @@ def train_flow(
             freeze_norms(model)
         try:
             stepper = Stepper(model, training, team)
-            ahead = Ahead(
-                source, training.batch // team.count, first.device, team, augmentation=augmentation, seed=training.seed
-            )
+            if augmentation is not None:
+                source = Augmented(source, augmentation, training.seed)
+            ahead = Ahead(source, training.batch // team.count, first.device, team)
             return _Loop(Path(folder), stepper, ahead, run, augmentation, validation, progress).train()
         finally:
             model.eval()
@@ -185,6 +190,7 @@ class _Loop:
             if before is None:
                 raise InputError(f"after: expected the folder of a run with a checkpoint, got {os.fspath(run.after)}")
             self.batches = before.batches + before.history[-1].step
+        self.board = Board(folder) if run.tensorboard and self.team.first else None
         self.readings: list[Reading] = []
         self.rows = 0
 
@@ -241,6 +247,10 @@ class _Loop:
             self.best = error
             self.kept.keep_best(self.stepper.average.model)
         self.kept.save(self.stepper, self.history, batches=self.batches, best=self.best)
+        if self.run.curves:
+            plot_history(self.kept.folder / CURVES, self.history)
+        if self.board is not None:
+            self.board.add(self.history[-1])
 
     def _tell(self, done: float, step: int, seconds: float, reading: Reading, clock: _Clock) -> None:
         if self.progress is None or not self.team.first:
