@@ -70,7 +70,10 @@ def join(batches: list[FlowBatch]) -> FlowBatch:
 
 
 def tell(source: PairSource, index: int, stride: int, counts: Counts) -> None:
-    """Announce the batches ``index``, ``index + stride`` ..., of ``counts(index)`` pairs each, where one reads ahead."""
+    """Announce the batches ``index``, ``index + stride`` and so on, of ``counts(index)`` pairs each.
+
+    Nothing happens with a source that does not read ahead.
+    """
     ahead: Callable[[int, int, Counts], None] | None = getattr(source, "ahead", None)
     if ahead is not None:
         ahead(index, stride, counts)

@@ -216,7 +216,7 @@ class _Loop:
             seconds = clock.read(step)
             done = training.done(step, seconds)
             paused = run.pause is not None and clock.here >= run.pause
-            self._tell(done, step, seconds, reading, clock)
+            self._tell(done, step, reading, clock)
             if noted or paused or done >= 1.0:
                 self._note(step, seconds, rate, last=paused or done >= 1.0)
                 done = training.done(step, clock.read(step, worked=False))
@@ -252,23 +252,16 @@ class _Loop:
         if self.board is not None:
             self.board.add(self.history[-1])
 
-    def _tell(self, done: float, step: int, seconds: float, reading: Reading, clock: _Clock) -> None:
+    def _tell(self, done: float, step: int, reading: Reading, clock: _Clock) -> None:
         if self.progress is None or not self.team.first:
             return
         text = f"step {step}, loss {reading.loss:.3f}, error {reading.error:.2f} px"
         pace = clock.pace
         if pace > 0:
             text += f", {self.training.batch / pace:.0f} pairs/s"
-        if done > 0:
-            text += f", {_duration(seconds * (1 - done) / done)} left"
         if reading.skipped:
             text += f", {reading.skipped} of {reading.steps} steps skipped"
         self.progress(done, text)
-
-
-def _duration(seconds: float) -> str:
-    minutes = int(seconds // 60)
-    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes}:{int(seconds % 60):02d} min"
 
 
 @contextmanager
