@@ -36,6 +36,7 @@ VERBS = (
     "render",
     "register",
     "train",
+    "textures",
     "weights",
     "export",
     "doctor",

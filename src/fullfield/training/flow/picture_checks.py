@@ -1,4 +1,4 @@
-"""What makes a useful texture or silhouette: flat pictures, maps of normals, masks and near-duplicates are told apart."""
+"""What makes a useful texture or silhouette: flat pictures, maps of normals, masks and near-duplicates are none."""
 
 from __future__ import annotations
 
@@ -15,11 +15,17 @@ MARGIN = 3
 """Texels of zero around a silhouette."""
 
 SMALLEST = 128
-"""The shorter side of a picture, and the longer side of a silhouette before it is scaled, px."""
+"""The shorter side of a picture, px."""
+
+SMALLEST_SHAPE = 64
+"""The longer side of a silhouette before it is scaled, px."""
+
+_DARK = 150
+_MOST_GAIN = 3.0
 
 _MAP_NAMES = re.compile(
-    r"[_.\-](nm|nrm|norm|normals?|n|s|spec|specular|gloss|glossy|glow|g|add|local|lum|l|mask|colou?rmask|alpha|bump|height|"
-    r"h|disp|ao|metal(ness)?|rough(ness)?|i|blend|bm|shadow|lightmap|envmap|emit|emission|sss|pbr|data|gray)\d?$|normal$|gloss$",
+    r"[_.\-](nm|nrm|norm|normals?|n|s|spec|specular|gloss|glossy|glow|g|add|local|lum|l|masks?|colou?rmask|alpha|bump|height|"
+    r"h|disp|ao|metal(ness)?|rough(ness)?|i|blend|bm|shadow|lightmap|envmap|emit|emission|sss|pbr|data|gray)\d?$|^masks?$|normal$|gloss$",
     re.IGNORECASE,
 )
 
@@ -27,6 +33,20 @@ _MAP_NAMES = re.compile(
 def named_as_map(stem: str) -> bool:
     """Whether a file's name says that it holds normals, gloss, glow, heights or a mask."""
     return _MAP_NAMES.search(stem) is not None
+
+
+def brightened(rgb: Pixels) -> tuple[Pixels, bool]:
+    """A dark picture with a gain that makes its light parts light, at most 3; whether it was one."""
+    top = float(np.percentile(rgb[::4, ::4].max(axis=2), 98))
+    if not 0 < top < _DARK:
+        return rgb, False
+    gain = min(_MOST_GAIN, 215 / top)
+    return (rgb.astype(np.float32) * gain + 0.5).clip(0, 255).astype(np.uint8), True
+
+
+def contrast(rgb: Pixels) -> float:
+    """Standard deviation of the grey values."""
+    return float((rgb[::2, ::2].astype(np.int32) @ np.array([77, 150, 29]) >> 8).std())
 
 
 def why_not_texture(rgb: Pixels, alpha: Pixels | None) -> str | None:
@@ -79,19 +99,22 @@ def silhouette(alpha: Pixels) -> Pixels | None:
     """
     from PIL import Image
 
-    rows, columns = (alpha > 32).any(axis=1).nonzero()[0], (alpha > 32).any(axis=0).nonzero()[0]
+    rows, columns = (np.flatnonzero((alpha > 32).any(axis=axis)) for axis in (1, 0))
     if not len(rows):
         return None
     part = alpha[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
     height, width = part.shape
-    if max(height, width) < SMALLEST or max(height, width) > 12 * min(height, width):
+    if max(height, width) < SMALLEST_SHAPE or max(height, width) > 12 * min(height, width):
         return None
     covered = float((part > 127).mean())
     if not 0.06 < covered < 0.88 or float(((part > 48) & (part < 208)).mean()) > 0.12:
         return None
     scale = (SHAPE_SIZE - 2 * MARGIN) / max(height, width)
     size = (max(1, round(width * scale)), max(1, round(height * scale)))
-    small = np.asarray(Image.fromarray(np.ascontiguousarray(part)).resize(size, Image.Resampling.BOX))
+    how = Image.Resampling.BOX if scale <= 1 else Image.Resampling.BICUBIC
+    small = np.asarray(Image.fromarray(np.ascontiguousarray(part)).resize(size, how))
+    if scale > 1:  # the outline stays about one texel wide
+        small = ((small.astype(np.float32) - 127.5) * scale + 127.5).clip(0, 255).astype(np.uint8)
     tile = np.zeros((SHAPE_SIZE, SHAPE_SIZE), np.uint8)
     top, left = (SHAPE_SIZE - size[1]) // 2, (SHAPE_SIZE - size[0]) // 2
     tile[top : top + size[1], left : left + size[0]] = small
@@ -100,15 +123,16 @@ def silhouette(alpha: Pixels) -> Pixels | None:
 
 def shape_fingerprint(mask: Pixels) -> NDArray[np.float32]:
     """A thumbnail of a silhouette."""
-    return (mask.reshape(16, 8, 16, 8).mean(axis=(1, 3)) / 255).astype(np.float32).ravel()
+    thumb: NDArray[np.float32] = (mask.reshape(16, 8, 16, 8).mean(axis=(1, 3)) / 255).astype(np.float32).ravel()
+    return thumb
 
 
 def is_same_shape(one: NDArray[np.float32], others: NDArray[np.float32]) -> bool:
-    """Whether a silhouette's thumbnail differs from one of ``others`` [N, 256] by less than 3 % of the tile, mirrored or not."""
+    """Whether a silhouette's thumbnail, mirrored or not, is within 2 % of the tile's area of one of ``others``."""
     if not len(others):
         return False
     mirrored = one.reshape(16, 16)[:, ::-1].ravel()
-    near = (np.abs(others - one).mean(axis=1) < 0.03) | (np.abs(others - mirrored).mean(axis=1) < 0.03)
+    near = (np.abs(others - one).mean(axis=1) < 0.02) | (np.abs(others - mirrored).mean(axis=1) < 0.02)
     return bool(near.any())
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from fullfield._check import InputError
 
@@ -58,8 +59,8 @@ class DebianCopyright:
 def usable(terms: Terms | None) -> str | None:
     """The name of the licence under which a file may be used; None where it may not.
 
-    CC0, public domain, CC-BY and MIT may. Of "A or B" the first that may is taken; of "A and B" all have to. A licence with
-    any further word, one that is not named, and an author who is not known count as unclear.
+    CC0, public domain, CC-BY and MIT may. Of "A or B" the first that may is taken; of "A and B" all have to. A licence
+    with any further word, one that is not named, and an author who is not known count as unclear.
     """
     if terms is None or not terms.author or _UNKNOWN_AUTHOR.search(terms.author):
         return None
@@ -96,3 +97,35 @@ def _expression(glob: str) -> str:
     pieces = re.findall(r"\\[*?\\]|.", glob)
     wild = {"*": ".*", "?": "."}
     return "".join(wild.get(piece) or re.escape(piece[-1]) for piece in pieces)
+
+
+def licence_text(manifest: Mapping[str, Any]) -> str:
+    """The licence list of a picture pack as Markdown: counts, then every file by package, licence and author.
+
+    ``manifest`` is what :func:`fullfield.training.flow.pictures.licence_list` returns.
+    """
+    files: dict[tuple[str, ...], dict[str, set[str]]] = {}
+    for kind in ("pictures", "shapes"):
+        for entry in manifest[kind]:
+            terms = tuple(entry[name] for name in ("package", "version", "licence", "author"))
+            files.setdefault(terms, {"pictures": set(), "shapes": set()})[kind].add(entry["path"])
+    counts: dict[tuple[str, ...], list[int]] = {}
+    for terms, found in files.items():
+        row = counts.setdefault(terms[:3], [0, 0])
+        row[0] += len(found["pictures"])
+        row[1] += len(found["shapes"])
+    lines = ["| package | version | licence | files used as pictures | as silhouettes |", "|---|---|---|---:|---:|"]
+    lines += [f"| {' | '.join(terms)} | {row[0]} | {row[1]} |" for terms, row in sorted(counts.items())]
+    title = ""
+    for terms, found in sorted(files.items()):
+        package, version, licence, author = terms
+        if package != title:
+            title = package
+            lines += ["", f"## {package} {version}".rstrip()]
+        lines += ["", f"**{licence}**: {author}", ""]
+        folders: dict[str, list[str]] = {}
+        for path in sorted(found["pictures"] | found["shapes"]):
+            folder, slash, name = path.rpartition("/")
+            folders.setdefault(folder + slash, []).append(name)
+        lines += [f"- `{folder or './'}` {', '.join(names)}" for folder, names in folders.items()]
+    return "\n".join(lines) + "\n"

@@ -20,6 +20,8 @@ from fullfield.io import atomic_path
 from fullfield.training.flow.picture_checks import (
     SHAPE_SIZE,
     Pixels,
+    brightened,
+    contrast,
     fingerprint,
     is_duplicate,
     is_same_shape,
@@ -38,6 +40,9 @@ LONGEST = 640
 """The longer side of a stored picture, px."""
 
 _QUALITY = 82
+_LEAST_CONTRAST = 14
+_MOST_PIECES = 2
+_MOST_PIXELS = 64 << 20
 _DATE = (1980, 1, 1, 0, 0, 0)
 
 Progress = Callable[[float, str], None]
@@ -77,21 +82,21 @@ def build_pack(
             the one that its rule reads; or nothing to take.
         OSError: a file cannot be read or written.
     """
-    report = progress or (lambda part, what: None)
     with tempfile.TemporaryDirectory(prefix="fullfield-pictures-") as temporary:
         folder = Path(temporary)
         store = folder / "archives" if archives is None else Path(archives)
         store.mkdir(parents=True, exist_ok=True)
         candidates: list[Candidate] = []
         for number, package in enumerate(packages):
-            report(0.5 * number / len(packages), f"fetching {package.name}")
+            if progress is not None:
+                progress(0.5 * number / len(packages), f"fetching {package.name}")
             root, version = unpack(package, fetch(package, store), folder)
             candidates.extend(package.find(root, version))
         candidates.extend(own)
         chosen = _Chosen(most_shapes)
         for number, candidate in enumerate(candidates):
-            if number % 100 == 0:
-                report(0.5 + 0.5 * number / len(candidates), f"looking at {candidate.package}")
+            if progress is not None and number % 100 == 0:
+                progress(0.5 + 0.5 * number / len(candidates), f"looking at {candidate.package}")
             chosen.add(candidate)
         return chosen.write(Path(path))
 
@@ -111,7 +116,7 @@ class _Chosen:
         """Take a picture as a texture, as a silhouette, as both or not at all."""
         opened = open_picture(candidate.file)
         if opened is None:
-            self.left_out["cannot be read"] += 1
+            self.left_out["cannot be read, or huge"] += 1
             return
         rgb, alpha = opened
         if candidate.cutout and alpha is not None:
@@ -130,9 +135,10 @@ class _Chosen:
         if why is not None:
             self.left_out[why] += 1
             return
+        rgb, was_dark = brightened(rgb)
         for view, pixels in views(rgb):
-            if view == "whole" or why_not_texture(pixels, None) is None:
-                self.pictures.append((candidate, view, pixels))
+            if view == "whole" or (why_not_texture(pixels, None) is None and contrast(pixels) >= _LEAST_CONTRAST):
+                self.pictures.append((candidate, view + ", brightened" * was_dark, pixels))
 
     def _add_shape(self, candidate: Candidate, alpha: Pixels) -> None:
         mask = silhouette(alpha)
@@ -181,34 +187,37 @@ def views(rgb: Pixels) -> list[tuple[str, Pixels]]:
     found: list[tuple[str, Pixels]] = []
     short, long = min(height, width), max(height, width)
     pieces = max(1, round(long / short)) if long > 1.6 * short or long * 512 > LONGEST * short else 1
-    for piece in range(pieces):  # a panorama in pieces that are about square
+    for piece in range(min(pieces, _MOST_PIECES)):  # a panorama in pieces that are about square
         start, stop = long * piece // pieces, long * (piece + 1) // pieces
         box = (start, 0, stop, height) if width >= height else (0, start, width, stop)
         scale = min(1.0, LONGEST / max(box[2] - box[0], box[3] - box[1]))
         size = (max(1, round((box[2] - box[0]) * scale)), max(1, round((box[3] - box[1]) * scale)))
         found.append(("whole" if pieces == 1 else f"piece {piece + 1} of {pieces}", scaled(size, box)))
-    if short >= 2 * LONGEST:
-        down, across = 2, max(2, 2 * long // short)
-        if width < height:
-            down, across = across, down
-        for row in range(down):
-            for column in range(across):
-                box = (width * column // across, height * row // down)
-                side = min(width // across, height // down)
-                found.append(
-                    (f"part {row + 1}-{column + 1}", scaled((LONGEST, LONGEST), (*box, box[0] + side, box[1] + side)))
-                )
+    for cells in (2, 3):  # large pictures also in parts, from ever closer
+        if short < cells * LONGEST:
+            break
+        side = short // cells
+        for row in range(height // side):
+            for column in range(width // side):
+                left, top = column * side, row * side
+                part = scaled((LONGEST, LONGEST), (left, top, left + side, top + side))
+                found.append((f"part {row + 1}-{column + 1} of 1/{cells}", part))
     return found
 
 
 def open_picture(path: Path) -> tuple[Pixels, Pixels | None] | None:
-    """Colour [H, W, 3] and alpha [H, W] of a file; None where it cannot be read. Panoramas of light are tone-mapped."""
+    """Colour [H, W, 3] and alpha [H, W] of a file; None where it cannot be read or is huge.
+
+    Panoramas of light are tone-mapped.
+    """
     from PIL import Image
 
     if path.suffix.lower() in (".exr", ".hdr"):
         return _tone_mapped(path), None
     try:
         with Image.open(path) as image:
+            if image.width * image.height > _MOST_PIXELS:
+                return None
             if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
                 both = np.asarray(image.convert("RGBA"))
                 return np.ascontiguousarray(both[..., :3]), np.ascontiguousarray(both[..., 3])
@@ -231,8 +240,8 @@ def _tone_mapped(path: Path) -> Pixels:
 
 def pack_masks(masks: Pixels) -> Pixels:
     """[M, 128, 128] of 8 bits as [M, 128, 64] of two values of 4 bits."""
-    quarter = ((masks.astype(np.uint16) + 8) // 17).astype(np.uint8)
-    return (quarter[..., ::2] << 4) | quarter[..., 1::2]
+    levels = ((masks.astype(np.uint16) + 8) // 17).astype(np.uint8)
+    return levels[..., ::2] * np.uint8(16) + levels[..., 1::2]
 
 
 def unpack_masks(packed: NDArray[np.uint8]) -> Pixels:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fullfield._check import InputError
-from fullfield.training.flow.picture_licences import DebianCopyright, Terms, usable
+from fullfield.training.flow.picture_licences import DebianCopyright, usable
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".exr", ".hdr")
 """Files that are looked at."""
@@ -45,7 +45,7 @@ class Package(NamedTuple):
         """How the names of its archives begin and end."""
         stem = {"npm": self.name.lstrip("@").replace("/", "-"), "wheel": self.name.replace("-", "_")}
         mark = "_" if self.kind == "deb" else "-"
-        return f"{stem.get(self.kind, self.name)}{mark}*.{ {'deb': 'deb', 'wheel': 'whl', 'npm': 'tgz'}[self.kind]}"
+        return f"{stem.get(self.kind, self.name)}{mark}*.{ {'deb': 'deb', 'wheel': 'whl', 'npm': 'tgz'}[self.kind] }"
 
 
 # -- Debian ------------------------------------------------------------------------------------------------------------
@@ -53,6 +53,8 @@ class Package(NamedTuple):
 _LEFT_OUT = (
     (re.compile(r"data/trak/trak4/"), "its readme names source material whose terms are not clear"),
     (re.compile(r"data/(gui|skins|editor|ttf|fonts|crosshairs|textures/keys)/"), "icons and parts of menus"),
+    (re.compile(r"data/maps/|.*/screenshot"), "pictures of scenes that show other authors' textures"),
+    (re.compile(r".*/gfx_"), "glows and sparks"),
 )
 
 
@@ -165,7 +167,9 @@ PACKAGES = (
     Package("openclipart-png", "deb", "", openclipart_pictures),
     _debian("lomiri-wallpapers-16.04", "usr/share/backgrounds", "16.04/"),
     _debian("redeclipse-data", "usr/share/games/redeclipse", ""),
-    _debian("supertuxkart-data", "usr/share/games/supertuxkart", "", r"leaf|leaves|tree|bush|branch|palm|grass|plant|icon"),
+    _debian(
+        "supertuxkart-data", "usr/share/games/supertuxkart", "", r"leaf|leaves|tree|bush|branch|palm|grass|plant|icon"
+    ),
     Package("scikit-image", "wheel", "0.26.0", skimage_pictures),
     Package("bpy", "wheel", "5.2.3", bpy_pictures),
     Package("@pmndrs/assets", "npm", "1.7.0", pmndrs_pictures),
@@ -209,10 +213,10 @@ def fetch(package: Package, archives: Path) -> Path:
     return here[0]
 
 
+_ANY_PYTHON = ("--python-version", "3.13", "--platform", "manylinux_2_28_x86_64")  # wheels are read, not run
 _CLIENTS = {
     "deb": ["apt-get", "download", "-q"],
-    # Wheels are read, not run: any Python's will do.
-    "wheel": "pip download -q --no-deps --only-binary=:all: --python-version 3.13 --platform manylinux_2_28_x86_64".split(),
+    "wheel": ["pip", "download", "-q", "--no-deps", "--only-binary=:all:", *_ANY_PYTHON],
     "npm": ["npm", "pack", "--silent"],
 }
 

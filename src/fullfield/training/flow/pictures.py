@@ -1,4 +1,4 @@
-"""Pictures and silhouettes that pairs of frames are made of: from a picture pack, from folders, or drawn from a seed."""
+"""Pictures and silhouettes that pairs of frames are made of: from a picture pack, or drawn from a seed."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def load_pictures(
     drawn_shapes: int = 500,
     seed: int = 0,
 ) -> PicturePack:
-    """Read a picture pack (``fullfield pictures``).
+    """Read a picture pack (``fullfield textures``).
 
-    Pictures become squares: one whose shorter side is at least ``size`` gives as many crops as cover it, side by side or
-    slightly overlapping; a smaller one is enlarged, at most twice, and mirrored at its edges where that is not enough.
+    Pictures become squares: one whose shorter side is at least ``size`` gives as many crops as nearly cover it; a
+    smaller one is enlarged, at most twice, and mirrored at its edges where that is not enough.
 
     Args:
         path: the pack; None: :func:`procedural_pictures` of this size and seed.
@@ -86,8 +86,10 @@ def load_pictures(
 
 
 def procedural_pictures(count: int = 64, size: int = 512, seed: int = 0, *, shapes: int = 500) -> PicturePack:
-    """Pictures without any download, the same on every machine: noise of many octaves, gradients, cells, stripes, checks,
-    bricks, speckles and nearly flat ones, in natural and saturated colours; and shapes.
+    """Pictures without any download, the same on every machine.
+
+    Noise of many octaves, discs that hide each other, cells, marble, bricks, speckles, stripes, gradients, checks and
+    nearly flat ones in turn, in natural and saturated colours; and shapes (:func:`procedural_shapes`).
 
     Args:
         count: pictures N.
@@ -143,7 +145,7 @@ def squared(picture: Pixels, size: int) -> list[Pixels]:
 
 def _starts(length: int, size: int) -> list[int]:
     """Where crops begin: as many as nearly cover the length, evenly spaced, the first at 0 and the last at the end."""
-    crops = max(1, round(length / size))
+    crops = max(1, -int((0.25 - length / size) // 1))
     if crops == 1:
         return [(length - size) // 2]
     return [(length - size) * crop // (crops - 1) for crop in range(crops)]

@@ -1,7 +1,7 @@
 """Textures and shapes drawn from a seed, bit for bit the same on every machine.
 
-Only sums, products, quotients, roots and comparisons are used, each of which IEEE 754 rounds in one way: no sine, no matrix
-product and no library's random numbers.
+Only sums, products, quotients, roots and comparisons are used, each of which IEEE 754 rounds in one way: no sine, no
+matrix product and no library's random numbers.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def noise(stream: Stream, size: int, cells: float, octaves: int, gain: float = 0
     total = np.zeros((size, size))
     weight, most = 1.0, 0.0
     for _ in range(octaves):
-        total += weight * _lattice(stream, size, min(cells, size / 1.0))
+        total += weight * _lattice(stream, size, min(cells, float(size)))
         most += weight
         weight *= gain
         cells *= 2
@@ -106,12 +106,12 @@ def _palette(stream: Stream, colours: int) -> Field:
     """Colours [K, 3]: half of the palettes as in nature, with little saturation, half saturated."""
     natural = stream.between(0, 1) < 0.5
     base = stream.numbers(colours, 3)
-    grey = stream.numbers(colours, 1)
+    grey = (np.arange(colours)[:, None] + stream.numbers(colours, 1)) / colours  # from dark to light
+    if stream.between(0, 1) < 0.5:
+        grey = grey[::-1]
     strength = 0.25 if natural else 0.9
     tint = stream.numbers(1, 3)
-    mixed = grey * (1 - strength) + strength * (0.6 * base + 0.4 * tint)
-    light = grey + 0.0
-    return (0.85 * mixed + 0.15 * light).clip(0.02, 0.98)
+    return (grey * (1 - strength) + strength * (0.6 * base + 0.4 * tint)).clip(0.02, 0.98)
 
 
 def _ramped(field: Field, palette: Field) -> Field:
@@ -119,12 +119,14 @@ def _ramped(field: Field, palette: Field) -> Field:
     place = field.clip(0, 1) * (len(palette) - 1)
     low = np.minimum(place.astype(np.int64), len(palette) - 2)
     part = (place - low)[..., None]
-    return palette[low] * (1 - part) + palette[low + 1] * part
+    found: Field = palette[low] * (1 - part) + palette[low + 1] * part
+    return found
 
 
 def _stretched(field: Field) -> Field:
     low, high = field.min(), field.max()
-    return (field - low) / max(float(high - low), 1e-9)
+    found: Field = (field - low) / max(float(high - low), 1e-9)
+    return found
 
 
 def _turned(stream: Stream, size: int) -> tuple[Field, Field]:
@@ -148,7 +150,8 @@ def _direction(turn: Field) -> Field:
 def _wave(place: Field) -> Field:
     """A smooth wave in [0, 1] of period 1."""
     part = np.abs(2 * (place - np.floor(place)) - 1)
-    return part * part * (3 - 2 * part)
+    found: Field = part * part * (3 - 2 * part)
+    return found
 
 
 def _clouds(stream: Stream, size: int) -> Field:
@@ -184,7 +187,8 @@ def _cells(stream: Stream, size: int) -> Field:
             nearest = np.minimum(nearest, distance)
     joint = ((second - nearest) * stream.between(4, 30)).clip(0, 1)[..., None]
     flecks = 0.7 + 0.6 * noise(stream, size, size / 16, 3)[..., None]
-    return colours.reshape(-1, 3)[owner] * flecks * joint + _palette(stream, 1)[0] * (1 - joint)
+    found: Field = colours.reshape(-1, 3)[owner] * flecks * joint + _palette(stream, 1)[0] * (1 - joint)
+    return found
 
 
 def _stripes(stream: Stream, size: int) -> Field:
@@ -217,7 +221,9 @@ def _bricks(stream: Stream, size: int) -> Field:
     thick = stream.between(0.04, 0.15)
     joint = ((u - column) < thick * 0.5) | ((v - row) < thick)
     face = _ramped(tone, colours) * (0.6 + 0.8 * noise(stream, size, size / 24, 4))[..., None]
-    return np.where(joint[..., None], _palette(stream, 1)[0] * (0.7 + 0.5 * noise(stream, size, size / 8, 2))[..., None], face)
+    return np.where(
+        joint[..., None], _palette(stream, 1)[0] * (0.7 + 0.5 * noise(stream, size, size / 8, 2))[..., None], face
+    )
 
 
 def _speckles(stream: Stream, size: int) -> Field:
@@ -227,7 +233,7 @@ def _speckles(stream: Stream, size: int) -> Field:
 
 
 def _leaves(stream: Stream, size: int) -> Field:
-    """Discs that hide each other, their radii by a power law: the edges of natural pictures (Lee, Mumford and Huang 2001)."""
+    """Discs that hide each other, radii by a power law, as in natural pictures (Lee, Mumford and Huang, IJCV 2001)."""
     return _discs(stream, np.ones((size, size, 3)) * _palette(stream, 1)[0], stream.integer(250, 500), 0.008, 0.3)
 
 
@@ -261,7 +267,8 @@ def _gradient(stream: Stream, size: int) -> Field:
 def _faint(stream: Stream, size: int) -> Field:
     """Nearly flat: a wall, a clear sky."""
     field = noise(stream, size, stream.between(2, 8), 7, 0.6)
-    return _palette(stream, 1)[0] + stream.between(0.03, 0.12) * (field[..., None] - 0.5) * (0.5 + stream.numbers(3))
+    found: Field = _palette(stream, 1)[0] + stream.between(0.03, 0.12) * (field[..., None] - 0.5) * (0.5 + stream.numbers(3))
+    return found
 
 
 _TEXTURES: tuple[tuple[str, Callable[[Stream, int], Field]], ...] = (
@@ -282,8 +289,10 @@ _TEXTURES: tuple[tuple[str, Callable[[Stream, int], Field]], ...] = (
 
 
 def procedural_shapes(count: int, seed: int) -> Pixels:
-    """Coverage masks [count, 128, 128], zero in the margin: polygons, stars, thin bars, discs with holes, frames, fans of
-    hairs, fences and blobs, in turn. The first are the same whatever ``count`` is."""
+    """Coverage masks [count, 128, 128], zero in the margin; the first are the same whatever ``count`` is.
+
+    Polygons, stars, thin bars, discs with holes, frames, fans of hairs, fences and blobs, in turn.
+    """
     shapes = np.zeros((count, SHAPE_SIZE, SHAPE_SIZE), np.uint8)
     for index in range(count):
         outlines = _SHAPES[index % len(_SHAPES)](Stream(seed, index, 2))
@@ -292,8 +301,10 @@ def procedural_shapes(count: int, seed: int) -> Pixels:
 
 
 def _filled(outlines: list[Field]) -> Pixels:
-    """Coverage [122, 122] of closed outlines [N, 2] (x, y), scaled together until the longer side fills it; where an even
-    number of them overlap is outside."""
+    """Coverage [122, 122] of closed outlines [N, 2] (x, y), scaled together until the longer side fills it.
+
+    Where an even number of them overlap is outside.
+    """
     low = np.min([o.min(axis=0) for o in outlines], axis=0)
     high = np.max([o.max(axis=0) for o in outlines], axis=0)
     scale = _FINE / max(float((high - low).max()), 1e-9)
@@ -310,7 +321,8 @@ def _filled(outlines: list[Field]) -> Pixels:
                 flips[crossing, column] += 1  # one crossing a row and edge
     inside = flips.cumsum(axis=1)[:, :_FINE] & 1
     sums = inside.reshape(_INNER, _SUPERSAMPLE, _INNER, _SUPERSAMPLE).sum(axis=(1, 3))
-    return (sums * 255 // _SUPERSAMPLE**2).astype(np.uint8)
+    found: Pixels = (sums * 255 // _SUPERSAMPLE**2).astype(np.uint8)
+    return found
 
 
 def _around(stream: Stream, corners: int) -> Field:
@@ -350,7 +362,8 @@ def _bar(stream: Stream) -> list[Field]:
 
 
 def _disc(radius: float, x: float = 0.0, y: float = 0.0) -> Field:
-    return _direction(np.arange(48) / 48) * radius + np.array([x, y])
+    found: Field = _direction(np.arange(48) / 48) * radius + np.array([x, y])
+    return found
 
 
 def _holes(stream: Stream) -> list[Field]:
@@ -367,9 +380,8 @@ def _frame(stream: Stream) -> list[Field]:
     corners = stream.integer(3, 6)
     outer = _direction((np.arange(corners) + 0.5) / corners)
     inner = stream.between(0.6, 0.93)
-    turn = Stream(int(stream.between(0, 2**31)))
     narrow = stream.between(0.5, 1)
-    c, s = _direction(turn.numbers(1))[0]
+    c, s = _direction(stream.numbers(1))[0]
     turned = []
     for ring in (outer, outer * inner):
         x, y = ring[:, 0], ring[:, 1] * narrow
@@ -423,7 +435,7 @@ def _blob(stream: Stream) -> list[Field]:
     place = np.arange(corners) / corners
     radius = np.ones(corners)
     for wave in range(1, stream.integer(3, 8)):
-        depth = stream.between(0, 0.5) / wave
+        depth = stream.between(0.2, 1.5) / wave
         radius += depth * (_wave(place * wave + stream.between(0, 1)) - 0.5)
     return [_stretch(stream, _direction(place) * radius[:, None], 0.5)]
 
