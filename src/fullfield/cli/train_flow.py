@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from fullfield.models import RAFT, SEARAFT
     from fullfield.training.flow import FlowValidation, PairSource
+    from fullfield.training.flow.pictures import PicturePack
 
 _MADE = "made"
 _AUGMENTATIONS = ("usual", "colour", "none")
@@ -167,9 +168,8 @@ def _add_run_options(group: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check, train, report."""
     paths.check_new_folder(args.output, "--output")
-    for option, value in (("--after", args.after),):
-        if value is not None and not Path(value).is_dir():
-            raise InputError(f"{option} {value}: no such folder")
+    if args.after is not None and not Path(args.after).is_dir():
+        raise InputError(f"--after {args.after}: no such folder")
     if args.init is not None and args.after is not None:
         raise InputError("--init: the weights come from --after; give one of the two")
     if args.pictures is not None:
@@ -203,7 +203,8 @@ def run(args: argparse.Namespace) -> int:
             precision=precision,
             **given,
         )
-    model, source = _network(args, device), _source(args, device)
+    maker = _Maker(args, device)
+    model, source = _network(args, device), _source(args, device, maker)
     settings = FlowRun(
         every=args.every,
         validate=args.validate_every,
@@ -213,7 +214,7 @@ def run(args: argparse.Namespace) -> int:
         tensorboard=args.tensorboard,
         recipe=_recipe(args),
     )
-    validation = _validation(args, device, training.updates)
+    validation = _validation(args, maker, training.updates)
     with ranks(device) as team:
         with Progress("train", quiet=args.quiet or not team.first) as progress, naming(**words):
             trained = train_flow(
@@ -273,7 +274,7 @@ def _opened(name: str, folder: str, option: str) -> Any:
     return open_dataset(name, folder)
 
 
-def _source(args: argparse.Namespace, device: torch.device) -> PairSource:
+def _source(args: argparse.Namespace, device: torch.device, maker: _Maker) -> PairSource:
     """The pairs, of one source or several by weight."""
     from fullfield.training.flow import Augmentation, Augmented, DatasetPairs, Mixture
 
@@ -291,7 +292,7 @@ def _source(args: argparse.Namespace, device: torch.device) -> PairSource:
         name, folder, weight = _split(text, "--data", weighted=True)
         source: PairSource
         if folder is None:
-            source = _maker(args, device, args.seed)
+            source = maker(args.seed)
         else:
             dataset = _opened(name, folder, "--data")
             source = DatasetPairs(dataset, window, seed=args.seed, device=device, workers=args.workers)
@@ -301,18 +302,25 @@ def _source(args: argparse.Namespace, device: torch.device) -> PairSource:
     return parts[0][0] if len(parts) == 1 else Mixture(parts)
 
 
-def _maker(args: argparse.Namespace, device: torch.device, seed: int) -> PairSource:
-    from fullfield.training.flow.pairs import PairMaker
+class _Maker:
+    """Makes sources of made pairs, all of the same pictures."""
 
-    pictures = None
-    if args.pictures is not None:
-        from fullfield.training.flow.pictures import load_pictures
+    def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
+        self._args, self._device = args, device
+        self._pictures: PicturePack | None = None
 
-        pictures = load_pictures(args.pictures)
-    return PairMaker(args.size, seed=seed, device=device, pictures=pictures)
+    def __call__(self, seed: int) -> PairSource:
+        from fullfield.training.flow.pairs import PairMaker
+
+        if self._pictures is None:
+            from fullfield.training.flow.pictures import load_pictures, procedural_pictures
+
+            pack = self._args.pictures
+            self._pictures = procedural_pictures() if pack is None else load_pictures(pack)
+        return PairMaker(self._args.size, seed=seed, device=self._device, pictures=self._pictures)
 
 
-def _validation(args: argparse.Namespace, device: torch.device, updates: int | None) -> FlowValidation | None:
+def _validation(args: argparse.Namespace, maker: _Maker, updates: int | None) -> FlowValidation | None:
     """What validates; None where nothing does."""
     from fullfield.training.flow import FlowValidation
 
@@ -322,7 +330,7 @@ def _validation(args: argparse.Namespace, device: torch.device, updates: int | N
         if text in sets:
             raise InputError(f"--validate {text}: is given twice")
         if folder is None:
-            sets[text] = _maker(args, device, args.seed + _HELD_OUT)
+            sets[text] = maker(args.seed + _HELD_OUT)
         else:
             sets[text] = _opened(name, folder, "--validate")
     return FlowValidation(sets, pairs=args.validation_pairs, updates=updates) if sets else None
