@@ -216,6 +216,7 @@ SURFACE = {
         "FlowTraining",
         "FlowValidation",
         "Mixture",
+        "PairMaker",
         "PairSource",
         "Stepper",
         "TrainedFlow",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fullfield.training.flow.loss import laplace_mixture_loss as laplace_mixture_loss
     from fullfield.training.flow.loss import mean_error as mean_error
     from fullfield.training.flow.loss import sequence_loss as sequence_loss
+    from fullfield.training.flow.pairs import PairMaker as PairMaker
     from fullfield.training.flow.sources import DatasetPairs as DatasetPairs
     from fullfield.training.flow.sources import Mixture as Mixture
     from fullfield.training.flow.sources import collate_flow as collate_flow
@@ -39,6 +40,7 @@ _HOME = {
     "FlowTraining": "config",
     "FlowValidation": "validation",
     "Mixture": "sources",
+    "PairMaker": "pairs",
     "PairSource": "batch",
     "Stepper": "stepping",
     "TrainedFlow": "loop",
@@ -63,6 +65,7 @@ __all__ = [
     "FlowTraining",
     "FlowValidation",
     "Mixture",
+    "PairMaker",
     "PairSource",
     "Stepper",
     "TrainedFlow",
