@@ -27,4 +27,5 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
 
 def run(args: argparse.Namespace) -> int:
     """Run the one that was asked for."""
-    return _KINDS[args.what].run(args)
+    code: int = _KINDS[args.what].run(args)
+    return code

@@ -157,8 +157,8 @@ class DatasetPairs:
                 start.set_forkserver_preload([__name__])
             more = {"multiprocessing_context": start, "prefetch_factor": _AHEAD, "worker_init_fn": _on_one_thread}
         return DataLoader(
-            _Windows(self.dataset, self.size),
-            batch_sampler=_Plan(partial(map, lambda ask: self._places(*ask), asked)),  # type: ignore[arg-type]  # endless: it has no length
+            _Windows(self.dataset, self.size),  # type: ignore[arg-type]  # one without a base class
+            batch_sampler=_Plan(partial(map, lambda ask: self._places(*ask), asked)),
             num_workers=self._workers,
             collate_fn=collate_flow,
             pin_memory=self.device.type == "cuda",
@@ -225,7 +225,10 @@ class Mixture:
     def ahead(self, index: int, stride: int, counts: Counts) -> None:
         """Tell the sources that can read ahead what will be asked of them."""
         for place, source in enumerate(self._sources):
-            tell(source, index, stride, lambda n, place=place: self.counts(n, counts(n))[place])
+            tell(source, index, stride, partial(self._count_of, place, counts))
+
+    def _count_of(self, place: int, counts: Counts, index: int) -> int:
+        return self.counts(index, counts(index))[place]
 
     def batch(self, index: int, count: int) -> FlowBatch:
         """``count`` pairs, those of one source after those of the one before."""
