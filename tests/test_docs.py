@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -50,6 +51,26 @@ def test_the_page_of_networks_on_points_runs_and_learns() -> None:
     for block in blocks:
         exec(block, names)
     assert float(names["loss"].detach()) < 0.2  # type: ignore[attr-defined]
+
+
+def test_the_page_of_training_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "docs" / "training.md").read_text("utf-8")
+    loop, *others = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len([line for line in loop.splitlines() if line.strip()]) <= 20
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    torch.manual_seed(0)
+    for block in (loop, *others):
+        exec(block, names)
+    torch.manual_seed(0)
+    fresh = names["SEARAFT"](names["network"].config).state_dict()
+    for network in (names["network"], names["average"].model):
+        moved = [key for key, value in network.state_dict().items() if not torch.equal(value, fresh[key])]
+        assert len(moved) > 0.9 * len(fresh)
+    assert float(names["loss"].detach()) < 10
+    assert names["trained"].history[-1].step == 4
+    assert (tmp_path / "runs" / "mine" / "weights.safetensors").is_file()
+    assert names["batch"].frame1.shape == (4, 3, 40, 48)
 
 
 @pytest.mark.gpu

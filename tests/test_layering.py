@@ -30,7 +30,10 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"registration", "viz", "matplotlib"},
     ),
     "registration": ({"models", "ops", "io", "_kernels", "_check", "numba", *THIRD}, {"small_gicp", "safetensors"}),
-    "training": ({"registration", "models", "io", "_check", *THIRD}, {"safetensors", "PIL"}),
+    "training": (
+        {"registration", "models", "ops", "datasets", "metrics", "io", "_check", *THIRD},
+        {"safetensors", "matplotlib", "PIL"},
+    ),
     "rendering": ({"io", "_check", "bpy", *THIRD}, {"OpenImageIO", "scene"}),
     "viz": ({"_check", *THIRD}, {"PIL", "matplotlib", "cv2"}),
     "testing": ({"ops", "_check", *THIRD}, set()),

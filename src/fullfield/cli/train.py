@@ -1,146 +1,31 @@
-"""``fullfield train descriptor``: a descriptor of points, for ``fullfield register --weights``."""
+"""``fullfield train``: a descriptor of points, or a network of flow."""
 
 from __future__ import annotations
 
 import argparse
 from typing import Any
 
-from fullfield._check import InputError
-from fullfield.cli import argtypes, paths, report
-from fullfield.cli.errors import naming
-from fullfield.cli.progress import Progress
-from fullfield.io.names import POINT_SUFFIXES
+from fullfield.cli import train_descriptor, train_flow
 
-EPILOG = """\
-examples:
-  fullfield train descriptor -o runs/descriptor --clouds scans/*.ply --device cuda --workers 12
-  fullfield register a.ply b.ply --weights runs/descriptor/weights.safetensors
-
-A run that was stopped goes on where it was: give the same command again.
-"""
+_KINDS = {"descriptor": train_descriptor, "flow": train_flow}
 
 
 def add_parser(verbs: Any) -> argparse.ArgumentParser:
     """Add ``fullfield train``."""
     parser: argparse.ArgumentParser = verbs.add_parser(
         "train",
-        help="train a descriptor of points",
-        description="Train a descriptor of points on pairs of partial clouds, cut from made-up scenes and from your "
-        "own clouds, turned at random, thinned, made noisy and partly hidden.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        help="train a descriptor of points, or a network of flow",
+        description="Train a descriptor of points (see fullfield train descriptor --help), or a network of flow (see "
+        "fullfield train flow --help).",
         allow_abbrev=False,
     )
-    parser.add_argument("what", metavar="descriptor", choices=("descriptor",), help="the only one so far")
-    parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="folder of the run")
-    data = parser.add_argument_group("data")
-    data.add_argument(
-        "--clouds", nargs="+", default=[], metavar="FILE", help=f"clouds to cut from: {' '.join(POINT_SUFFIXES)}"
-    )
-    data.add_argument(
-        "--scans",
-        nargs=3,
-        action="append",
-        default=[],
-        metavar=("SRC", "DST", "POSE"),
-        help="two clouds of one place and the file of the transform from the first into the second; may be repeated",
-    )
-    data.add_argument(
-        "--synthetic", type=argtypes.number, default=0.5, metavar="X", help="share of made-up scenes [%(default)s]"
-    )
-    data.add_argument(
-        "--cells", type=argtypes.count, default=5000, metavar="N", help="voxels of a cloud, about [%(default)s]"
-    )
-    network = parser.add_argument_group("network")
-    network.add_argument("--channels", type=argtypes.count, default=64, metavar="N", help="of its layers [%(default)s]")
-    network.add_argument("--layers", type=argtypes.integer, default=3, metavar="N", help="[%(default)s]")
-    loop = parser.add_argument_group("training")
-    loop.add_argument("--steps", type=argtypes.count, default=20_000, metavar="N", help="in all [%(default)s]")
-    loop.add_argument(
-        "--minutes", type=argtypes.positive, metavar="X", help="end after so long, the learning rate run down [--steps]"
-    )
-    loop.add_argument("--pairs", type=argtypes.count, default=4, metavar="N", help="a step [%(default)s]")
-    loop.add_argument(
-        "--block", type=argtypes.count, default=256, metavar="N", help="pairs that are cut together [%(default)s]"
-    )
-    loop.add_argument(
-        "--reuse", type=argtypes.count, default=4, metavar="N", help="times each pair is shown [%(default)s]"
-    )
-    loop.add_argument("--learning-rate", type=argtypes.positive, default=1e-3, metavar="X", help="[%(default)s]")
-    loop.add_argument("--seed", type=argtypes.integer, default=0, metavar="N", help="of everything [%(default)s]")
-    loop.add_argument(
-        "--every", type=argtypes.count, default=500, metavar="N", help="steps between checkpoints [%(default)s]"
-    )
-    loop.add_argument("--device", default="cpu", metavar="NAME", help="of the network [%(default)s]")
-    loop.add_argument(
-        "--workers", type=argtypes.threads, default=1, metavar="N", help="processes that cut pairs [%(default)s]"
-    )
-    loop.add_argument("--threads", type=argtypes.threads, metavar="N", help="CPU threads of the rest [all]")
-    report.add_report_options(parser, progress=True)
+    kinds = parser.add_subparsers(dest="what", metavar="|".join(_KINDS), required=True)
+    for module in _KINDS.values():
+        module.add_parser(kinds)
     return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check, train, report."""
-    for path, option in [(p, "--clouds") for p in args.clouds] + [(p, "--scans") for s in args.scans for p in s[:2]]:
-        paths.check_input(path, option)
-        paths.check_suffix(path, option, POINT_SUFFIXES)
-    for *_, pose in args.scans:
-        paths.check_input(pose, "--scans")
-    if args.seed < 0:
-        raise InputError(f"--seed: expected a whole number >= 0, got {args.seed}")
-    paths.check_new_folder(args.output, "--output")
-
-    import torch
-
-    from fullfield.registration import DescriptorConfig
-    from fullfield.training import DescriptorTraining, train_descriptor
-
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
-    watch = report.Stopwatch()
-    options = ("channels", "layers", "steps", "pairs", "block", "reuse", "cells", "synthetic", "device")
-    with (
-        Progress("train", quiet=args.quiet) as progress,
-        naming(learning_rate="--learning-rate", **{name: f"--{name}" for name in options}),
-    ):
-        numbers = ("steps", "pairs", "block", "reuse", "cells", "synthetic", "learning_rate", "seed")
-        training = DescriptorTraining(
-            descriptor=DescriptorConfig(channels=args.channels, layers=args.layers),
-            seconds=None if args.minutes is None else 60 * args.minutes,
-            **{name: getattr(args, name) for name in numbers},
-        )
-        trained = train_descriptor(
-            args.output,
-            training,
-            args.clouds,
-            args.scans,
-            device=args.device,
-            workers=args.workers,
-            every=args.every,
-            progress=progress,
-        )
-    watch.lap("train")
-    last = trained.history[-1]
-    weights = f"{args.output.rstrip('/')}/weights.safetensors"
-    if args.json:
-        report.print_json(
-            {
-                "output": args.output,
-                "weights": weights,
-                "training": training.as_dict(),
-                "clouds": args.clouds,
-                "scans": args.scans,
-                "history": [row._asdict() for row in trained.history],
-                "device": args.device,
-                "seconds": watch.seconds(),
-                "peak_memory_bytes": report.peak_memory_bytes(),
-                "versions": report.versions(),
-            }
-        )
-        return 0
-    print(
-        f"{weights}: {last.step} steps in {last.seconds:.0f} s, loss {last.loss:.3f}, "
-        f"{last.ratio:.1%} of the mutual matches right on made-up pairs that it has not seen"
-    )
-    return 0
+    """Run the one that was asked for."""
+    code: int = _KINDS[args.what].run(args)
+    return code

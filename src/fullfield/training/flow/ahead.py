@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 
-from fullfield.training.flow.augmentation import Augmentation, augment
-from fullfield.training.flow.batch import FlowBatch, PairSource, check_batch
+from fullfield.training.flow.batch import FlowBatch, PairSource, check_batch, tell
 from fullfield.training.flow.ranks import Ranks
 
 
@@ -20,21 +16,10 @@ class Ahead:
         count: pairs a batch, of this process.
         device: where they are wanted.
         ranks: this process among those that share the source.
-        augmentation: done to them, drawn from ``seed`` and the batch's index.
     """
 
-    def __init__(
-        self,
-        source: PairSource,
-        count: int,
-        device: torch.device,
-        ranks: Ranks,
-        *,
-        augmentation: Augmentation | None = None,
-        seed: int = 0,
-    ) -> None:
+    def __init__(self, source: PairSource, count: int, device: torch.device, ranks: Ranks) -> None:
         self._source, self._count, self._device, self._ranks = source, count, device, ranks
-        self._augmentation, self._seed = augmentation, seed
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._waiting: tuple[int, FlowBatch] | None = None
         self._told: int | None = None
@@ -63,14 +48,11 @@ class Ahead:
 
     def _made(self, step: int) -> FlowBatch:
         index = step * self._ranks.count + self._ranks.rank
-        ahead: Callable[..., Any] | None = getattr(self._source, "ahead", None)
-        if ahead is not None and self._told != step:
-            ahead(index, self._ranks.count, self._count)
+        if self._told != step:
+            tell(self._source, index, self._ranks.count, lambda _: self._count)
         self._told = step + 1
         batch = self._source.batch(index, self._count)
         check_batch(batch)
         if batch.frame1.device != self._device:
             batch = batch.to(self._device, non_blocking=True)
-        if self._augmentation is not None:
-            batch = augment(batch, self._augmentation, (self._seed, index))
         return batch

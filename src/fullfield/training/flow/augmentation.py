@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fullfield import _check
-from fullfield.training.flow.batch import FlowBatch
+from fullfield.training.flow.batch import Counts, FlowBatch, PairSource, tell
 
 # Square pixels: where the flow of the four pixels around a place varies more, an edge lies between, and the nearest
 # one's is taken; and what float32 loses of the squares.
@@ -93,6 +93,27 @@ class Augmentation:
     def as_dict(self) -> dict[str, Any]:
         """Field names and values."""
         return asdict(self)
+
+
+class Augmented:
+    """A source whose pairs are augmented on their device.
+
+    Args:
+        source: of the pairs.
+        augmentation: what is done to them.
+        seed: of the draws, with the batch's index.
+    """
+
+    def __init__(self, source: PairSource, augmentation: Augmentation, seed: int = 0) -> None:
+        self._source, self._augmentation, self._seed = source, augmentation, seed
+
+    def ahead(self, index: int, stride: int, counts: Counts) -> None:
+        """Announce batches to the source."""
+        tell(self._source, index, stride, counts)
+
+    def batch(self, index: int, count: int) -> FlowBatch:
+        """``count`` pairs of the source, augmented."""
+        return augment(self._source.batch(index, count), self._augmentation, (self._seed, index))
 
 
 def augment(batch: FlowBatch, augmentation: Augmentation, seed: tuple[int, int]) -> FlowBatch:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from fullfield import _check
+
+Counts: TypeAlias = Callable[[int], int]
 
 
 class FlowBatch(NamedTuple):
@@ -26,6 +29,8 @@ class FlowBatch(NamedTuple):
 
 class PairSource(Protocol):
     """What makes or reads pairs.
+
+    A source that reads files may also have ``ahead(index, stride, counts)``, see :func:`tell`.
 
     A loop of R processes calls ``batch(step · R + rank, count)``, so that no two processes see the same pairs and no
     source has to know of processes.
@@ -62,3 +67,13 @@ def join(batches: list[FlowBatch]) -> FlowBatch:
     if len(batches) == 1:
         return batches[0]
     return FlowBatch(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
+
+
+def tell(source: PairSource, index: int, stride: int, counts: Counts) -> None:
+    """Announce the batches ``index``, ``index + stride`` and so on, of ``counts(index)`` pairs each.
+
+    Nothing happens with a source that does not read ahead.
+    """
+    ahead: Callable[[int, int, Counts], None] | None = getattr(source, "ahead", None)
+    if ahead is not None:
+        ahead(index, stride, counts)

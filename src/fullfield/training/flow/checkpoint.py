@@ -25,6 +25,7 @@ from fullfield.training.checkpoint import (
 from fullfield.training.flow.stepping import Stepper
 
 RECIPE, WEIGHTS, BEST, HISTORY = "recipe.json", "weights.safetensors", "best.safetensors", "history.csv"
+CURVES = "curves.png"
 STATE = "state"
 _POINTER = "state.json"
 _PARTS = ("model", "average", *MOMENTS[1:])
@@ -63,6 +64,7 @@ class FlowFolder:
           weights.safetensors   the averaged weights, to be used
           best.safetensors      those with the lowest error in validation
           history.csv           a :class:`FlowRow` a line
+          curves.png            the history drawn, on request; and a folder tensorboard
           state/                to go on from
             state.json          the step whose files count, and the history
             STEP.model.safetensors    weights; .average, .exp_avg and .exp_avg_sq likewise: one file of at most four

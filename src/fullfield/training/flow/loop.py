@@ -17,10 +17,11 @@ from torch import nn
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.training.flow.ahead import Ahead
-from fullfield.training.flow.augmentation import Augmentation
+from fullfield.training.flow.augmentation import Augmentation, Augmented
 from fullfield.training.flow.batch import PairSource
-from fullfield.training.flow.checkpoint import FlowFolder, FlowRow, restore
+from fullfield.training.flow.checkpoint import CURVES, FlowFolder, FlowRow, restore
 from fullfield.training.flow.config import FlowTraining
+from fullfield.training.flow.curves import Board, plot_history
 from fullfield.training.flow.ranks import Ranks, ranks
 from fullfield.training.flow.stepping import Reading, Stepper, check_finite
 
@@ -44,6 +45,10 @@ class FlowRun:
     """Seconds after which this call leaves the run, with a checkpoint; the next call goes on."""
     after: str | os.PathLike[str] | None = None
     """Folder of a run that a new one goes on from, its weights, averages and moments, with its own schedule."""
+    curves: bool = False
+    """Whether ``curves.png`` is drawn at every checkpoint (matplotlib)."""
+    tensorboard: bool = False
+    """Whether every checkpoint's row is written for TensorBoard."""
     recipe: Mapping[str, Any] = field(default_factory=dict)
     """What else is to stand in ``recipe.json``: the network, the data. A run goes on only where it is the same."""
 
@@ -104,9 +109,9 @@ def train_flow(
             freeze_norms(model)
         try:
             stepper = Stepper(model, training, team)
-            ahead = Ahead(
-                source, training.batch // team.count, first.device, team, augmentation=augmentation, seed=training.seed
-            )
+            if augmentation is not None:
+                source = Augmented(source, augmentation, training.seed)
+            ahead = Ahead(source, training.batch // team.count, first.device, team)
             return _Loop(Path(folder), stepper, ahead, run, augmentation, validation, progress).train()
         finally:
             model.eval()
@@ -185,6 +190,7 @@ class _Loop:
             if before is None:
                 raise InputError(f"after: expected the folder of a run with a checkpoint, got {os.fspath(run.after)}")
             self.batches = before.batches + before.history[-1].step
+        self.board = Board(folder) if run.tensorboard and self.team.first else None
         self.readings: list[Reading] = []
         self.rows = 0
 
@@ -210,7 +216,7 @@ class _Loop:
             seconds = clock.read(step)
             done = training.done(step, seconds)
             paused = run.pause is not None and clock.here >= run.pause
-            self._tell(done, step, seconds, reading, clock)
+            self._tell(done, step, reading, clock)
             if noted or paused or done >= 1.0:
                 self._note(step, seconds, rate, last=paused or done >= 1.0)
                 done = training.done(step, clock.read(step, worked=False))
@@ -241,24 +247,21 @@ class _Loop:
             self.best = error
             self.kept.keep_best(self.stepper.average.model)
         self.kept.save(self.stepper, self.history, batches=self.batches, best=self.best)
+        if self.run.curves:
+            plot_history(self.kept.folder / CURVES, self.history)
+        if self.board is not None:
+            self.board.add(self.history[-1])
 
-    def _tell(self, done: float, step: int, seconds: float, reading: Reading, clock: _Clock) -> None:
+    def _tell(self, done: float, step: int, reading: Reading, clock: _Clock) -> None:
         if self.progress is None or not self.team.first:
             return
         text = f"step {step}, loss {reading.loss:.3f}, error {reading.error:.2f} px"
         pace = clock.pace
         if pace > 0:
             text += f", {self.training.batch / pace:.0f} pairs/s"
-        if done > 0:
-            text += f", {_duration(seconds * (1 - done) / done)} left"
         if reading.skipped:
             text += f", {reading.skipped} of {reading.steps} steps skipped"
         self.progress(done, text)
-
-
-def _duration(seconds: float) -> str:
-    minutes = int(seconds // 60)
-    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes}:{int(seconds % 60):02d} min"
 
 
 @contextmanager

@@ -1,0 +1,390 @@
+"""``fullfield train flow``: a network of optical flow, on made pairs and on data sets."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fullfield._check import InputError
+from fullfield.cli import argtypes, paths, report
+from fullfield.cli.errors import naming
+from fullfield.cli.progress import Progress
+
+if TYPE_CHECKING:
+    import torch
+
+    from fullfield.models import RAFT, SEARAFT
+    from fullfield.training.flow import FlowValidation, PairSource
+    from fullfield.training.flow.pictures import PicturePack
+
+_MADE = "made"
+_AUGMENTATIONS = ("usual", "colour", "none")
+_HELD_OUT = 1_000_003  # added to the seed of pairs that validate
+_ENDLESS = 10**9  # steps of a run that is limited by minutes alone
+_STEPS = 100_000
+# Fields of FlowTraining and their options.
+_TRAINING = (
+    "batch", "schedule", "learning_rate", "warmup", "decay", "last", "weight_decay", "clip", "average", "loss", "gamma",
+    "max_flow", "visible", "updates", "channels_last", "compile", "freeze_norms", "seed",
+)  # fmt: skip
+_WORDS = {name: f"--{name.replace('_', '-')}" for name in (*_TRAINING, "steps", "precision", "every", "after")}
+_PART = re.compile(r"(?P<name>[^:=]+)(:(?P<folder>.+?))?(=(?P<weight>[0-9.]+([eE][+-]?[0-9]+)?))?")
+
+EPILOG = """\
+examples:
+  fullfield train flow -o runs/mine --network sea-raft-s --batch 32 --minutes 30 --device cuda --compile default
+  fullfield train flow -o runs/tuned --network raft --init raft-things --data sintel-final:/data/sintel made=0.3
+  fullfield train flow -o runs/large --network sea-raft-s --after runs/mine --size 960x432 --minutes 30 --device cuda
+  torchrun --nproc-per-node 4 -m fullfield train flow -o runs/four --network raft-small --batch 64 --device cuda
+  fullfield flow a.png b.png -o flow.flo --method sea-raft --weights runs/mine/weights.safetensors
+
+A run that was stopped goes on where it was: give the same command again.
+"""
+
+
+def add_parser(kinds: Any) -> argparse.ArgumentParser:
+    """Add ``fullfield train flow``."""
+    parser: argparse.ArgumentParser = kinds.add_parser(
+        "flow",
+        help="a network of optical flow, for fullfield flow",
+        description="Train a network of optical flow on pairs that are made on the way, on data sets, or on mixtures "
+        "of them.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="folder of the run")
+    parser.add_argument("--network", metavar="NAME", required=True, help="raft, raft-small, sea-raft-s, sea-raft-m ...")
+    _add_start_options(parser.add_argument_group("start"))
+    _add_data_options(parser.add_argument_group("data"))
+    _add_training_options(parser.add_argument_group("training"))
+    _add_run_options(parser.add_argument_group("run"))
+    report.add_report_options(parser, progress=True)
+    return parser
+
+
+def _add_start_options(group: Any) -> None:
+    group.add_argument(
+        "--init", metavar="WEIGHTS", help="start from these weights: a file, or the name of published ones [random]"
+    )
+    group.add_argument(
+        "--after", metavar="FOLDER", help="go on from another run: its weights, averages and moments, a new schedule"
+    )
+    group.add_argument("--correlation", metavar="BACKEND", help="of the correlation lookup [chosen]")
+
+
+def _add_data_options(group: Any) -> None:
+    group.add_argument(
+        "--data",
+        nargs="+",
+        default=[_MADE],
+        metavar="NAME[:FOLDER][=WEIGHT]",
+        help="made (pairs made on the way), or a data set and its folder: made=0.7 chairs:/data/chairs=0.3 [made]",
+    )
+    group.add_argument("--size", type=argtypes.size, default=(368, 496), metavar="WxH", help="of the frames [496x368]")
+    group.add_argument("--pictures", metavar="PACK", help="picture pack of the made pairs [textures made up as well]")
+    group.add_argument(
+        "--augment",
+        choices=_AUGMENTATIONS,
+        default="usual",
+        help="of data sets' pairs: place, scale, colour and eraser; colours alone; nothing [%(default)s]",
+    )
+    group.add_argument(
+        "--validate",
+        nargs="+",
+        default=[],
+        metavar="NAME[:FOLDER]",
+        help="what validates: made (pairs of another seed), or data sets and their folders",
+    )
+    group.add_argument(
+        "--validation-pairs", type=argtypes.count, default=64, metavar="N", help="of each at most [%(default)s]"
+    )
+
+
+def _add_training_options(group: Any) -> None:
+    group.add_argument("--steps", type=argtypes.count, metavar="N", help=f"in all [{_STEPS}, or as --minutes allow]")
+    group.add_argument(
+        "--minutes", type=argtypes.positive, metavar="X", help="end after so long, the learning rate run down [--steps]"
+    )
+    group.add_argument("--batch", type=argtypes.count, default=8, metavar="N", help="pairs a step [%(default)s]")
+    group.add_argument(
+        "--schedule",
+        default="one-cycle",
+        metavar="NAME",
+        help="one-cycle: the rate rises and falls; stable: it rises, stays and falls at last [%(default)s]",
+    )
+    for option, default, words in (
+        ("--learning-rate", 4e-4, "highest"),
+        ("--weight-decay", 1e-5, "of AdamW"),
+        ("--clip", 1.0, "longest gradient"),
+        ("--max-flow", 400.0, "pixels that move further do not count"),
+    ):
+        group.add_argument(option, type=argtypes.number, default=default, metavar="X", help=f"{words} [%(default)s]")
+    for option, default, words in (
+        ("--warmup", 0.05, "share of the training in which the rate rises"),
+        ("--decay", 0.2, "of --schedule stable: share in which it falls; 0: none"),
+        ("--last", 0.001, "share of the rate that is left at the end"),
+        ("--average", 0.999, "of the weights' moving average: what a step keeps"),
+        ("--gamma", 0.85, "weight of a prediction, in parts of the next one's"),
+        ("--visible", 1 / 3, "share of the training in which occluded pixels do not count"),
+    ):
+        group.add_argument(option, type=argtypes.number, default=default, metavar="X", help=f"{words} [{default:.3g}]")
+    group.add_argument(
+        "--loss", default="auto", metavar="NAME", help="sequence, or mixture for networks with an uncertainty [auto]"
+    )
+    group.add_argument("--updates", type=argtypes.integer, metavar="N", help="of the network [12 of RAFT, its own]")
+    group.add_argument(
+        "--precision", default="auto", metavar="NAME", help="float32, bfloat16, float16 [bfloat16 on a GPU]"
+    )
+    group.add_argument("--channels-last", action="store_true", help="frames and weights in that order of memory")
+    group.add_argument(
+        "--compile", metavar="MODE", help="torch.compile: default, reduce-overhead, max-autotune ... [no]"
+    )
+    group.add_argument("--freeze-norms", action="store_true", help="batch norms keep their statistics")
+    group.add_argument("--seed", type=argtypes.integer, default=0, metavar="N", help="of everything [%(default)s]")
+
+
+def _add_run_options(group: Any) -> None:
+    group.add_argument(
+        "--every", type=argtypes.count, default=1000, metavar="N", help="steps between checkpoints [%(default)s]"
+    )
+    group.add_argument(
+        "--validate-every", type=argtypes.count, default=1, metavar="N", help="checkpoints between [%(default)s]"
+    )
+    group.add_argument(
+        "--pause", type=argtypes.positive, metavar="MINUTES", help="leave the run after so long, to go on another time"
+    )
+    group.add_argument("--curves", action="store_true", help="draw FOLDER/curves.png at every checkpoint")
+    group.add_argument("--tensorboard", action="store_true", help="write FOLDER/tensorboard")
+    group.add_argument("--device", default="cpu", metavar="NAME", help="[%(default)s]")
+    group.add_argument(
+        "--workers", type=argtypes.integer, default=0, metavar="N", help="processes that read data sets [this one]"
+    )
+    group.add_argument("--threads", type=argtypes.threads, metavar="N", help="CPU threads [all]")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check, train, report."""
+    paths.check_new_folder(args.output, "--output")
+    if args.after is not None and not Path(args.after).is_dir():
+        raise InputError(f"--after {args.after}: no such folder")
+    if args.init is not None and args.after is not None:
+        raise InputError("--init: the weights come from --after; give one of the two")
+    if args.pictures is not None:
+        paths.check_input(args.pictures, "--pictures")
+    if args.seed < 0:
+        raise InputError(f"--seed: expected a whole number >= 0, got {args.seed}")
+    if not 0 <= args.workers <= 1024:
+        raise InputError(f"--workers: expected a number from 0 to 1024, got {args.workers}")
+
+    import torch
+
+    from fullfield import _check
+    from fullfield.training.flow import FlowRun, FlowTraining, train_flow
+    from fullfield.training.flow.ranks import own_device, ranks
+
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    words = {**_WORDS, "seconds": "--minutes", "pause": "--pause", "device": "--device", "size": "--size"}
+    watch = report.Stopwatch()
+    with naming(**words):
+        device = own_device(_check.device(args.device))
+        precision = args.precision
+        if precision == "auto":
+            precision = "bfloat16" if device.type == "cuda" else "float32"
+        given = {name: getattr(args, name) for name in _TRAINING}
+        if args.updates is None and args.network.startswith("raft"):
+            given["updates"] = 12
+        training = FlowTraining(
+            steps=args.steps or (_STEPS if args.minutes is None else _ENDLESS),
+            seconds=None if args.minutes is None else 60 * args.minutes,
+            precision=precision,
+            **given,
+        )
+    maker = _Maker(args, device)
+    model, source = _network(args, device), _source(args, device, maker)
+    settings = FlowRun(
+        every=args.every,
+        validate=args.validate_every,
+        pause=None if args.pause is None else 60 * args.pause,
+        after=args.after,
+        curves=args.curves,
+        tensorboard=args.tensorboard,
+        recipe=_recipe(args),
+    )
+    validation = _validation(args, maker, training.updates)
+    with ranks(device) as team:
+        with Progress("train", quiet=args.quiet or not team.first) as progress, naming(**words):
+            trained = train_flow(
+                args.output, model, source, training, run=settings, validation=validation, progress=progress
+            )
+        watch.lap("train")
+        if team.first:
+            _report(args, training.as_dict(), trained, validation, watch)
+    return 0
+
+
+def _network(args: argparse.Namespace, device: torch.device) -> RAFT | SEARAFT:
+    """The network with the weights that training starts from."""
+    import torch
+
+    from fullfield.models.weights import build_model, load_weights
+    from fullfield.ops.correlation import BACKENDS
+
+    with naming(model="--network", backend="--correlation"), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(args.seed)
+        model = build_model(args.network)
+        if args.correlation is not None:
+            if args.correlation not in BACKENDS:
+                raise InputError(f"--correlation: expected one of {', '.join(BACKENDS)}, got {args.correlation!r}")
+            model.correlation = args.correlation
+    if args.init is not None:
+        with naming(weights="--init", source="--init"):
+            load_weights(model, args.init)
+    return model.to(device)
+
+
+def _split(text: str, option: str, *, weighted: bool) -> tuple[str, str | None, float]:
+    """``NAME[:FOLDER][=WEIGHT]``."""
+    match = _PART.fullmatch(text)
+    if match is None or (match["weight"] is not None and not weighted):
+        form = "NAME[:FOLDER][=WEIGHT]" if weighted else "NAME[:FOLDER]"
+        raise InputError(f"{option} {text}: expected {form}, such as made or chairs:/data/chairs")
+    weight = 1.0
+    if match["weight"] is not None:
+        try:
+            weight = float(match["weight"])
+        except ValueError:
+            weight = 0.0
+        if not 0 < weight < float("inf"):
+            raise InputError(f"{option} {text}: expected a weight > 0, got {match['weight']}")
+    if (match["name"] == _MADE) != (match["folder"] is None):
+        told = "made pairs have no folder" if match["folder"] else "a data set needs its folder, NAME:FOLDER"
+        raise InputError(f"{option} {text}: {told}")
+    return match["name"], match["folder"], weight
+
+
+def _opened(name: str, folder: str, option: str) -> Any:
+    from fullfield.datasets import DATASETS, open_dataset
+
+    if name not in DATASETS:
+        raise InputError(f"{option} {name}:{folder}: expected one of {', '.join(DATASETS)}, got {name!r}")
+    return open_dataset(name, folder)
+
+
+def _source(args: argparse.Namespace, device: torch.device, maker: _Maker) -> PairSource:
+    """The pairs, of one source or several by weight."""
+    from fullfield.training.flow import Augmentation, Augmented, DatasetPairs, Mixture
+
+    height, width = args.size
+    if args.augment == "usual":
+        augmentation = Augmentation.usual((height, width))
+        least = augmentation.scale[0] * 2 ** (-augmentation.stretch / 2)
+        window = (round(height / least), round(width / least))
+    else:
+        colours = Augmentation.usual((height, width))
+        augmentation = Augmentation(colour=colours.colour, eraser=colours.eraser)
+        window = (height, width)
+    parts: list[tuple[PairSource, float]] = []
+    for text in args.data:
+        name, folder, weight = _split(text, "--data", weighted=True)
+        source: PairSource
+        if folder is None:
+            source = maker(args.seed)
+        else:
+            dataset = _opened(name, folder, "--data")
+            source = DatasetPairs(dataset, window, seed=args.seed, device=device, workers=args.workers)
+            if args.augment != "none":
+                source = Augmented(source, augmentation, args.seed)
+        parts.append((source, weight))
+    return parts[0][0] if len(parts) == 1 else Mixture(parts)
+
+
+class _Maker:
+    """Makes sources of made pairs, all of the same pictures."""
+
+    def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
+        self._args, self._device = args, device
+        self._pictures: PicturePack | None = None
+
+    def __call__(self, seed: int) -> PairSource:
+        from fullfield.training.flow.pairs import PairMaker
+
+        if self._pictures is None:
+            from fullfield.training.flow.pictures import load_pictures, procedural_pictures
+
+            pack = self._args.pictures
+            self._pictures = procedural_pictures() if pack is None else load_pictures(pack)
+        return PairMaker(self._args.size, seed=seed, device=self._device, pictures=self._pictures)
+
+
+def _validation(args: argparse.Namespace, maker: _Maker, updates: int | None) -> FlowValidation | None:
+    """What validates; None where nothing does."""
+    from fullfield.training.flow import FlowValidation
+
+    sets: dict[str, Any] = {}
+    for text in args.validate:
+        name, folder, _ = _split(text, "--validate", weighted=False)
+        if text in sets:
+            raise InputError(f"--validate {text}: is given twice")
+        if folder is None:
+            sets[text] = maker(args.seed + _HELD_OUT)
+        else:
+            sets[text] = _opened(name, folder, "--validate")
+    return FlowValidation(sets, pairs=args.validation_pairs, updates=updates) if sets else None
+
+
+def _recipe(args: argparse.Namespace) -> dict[str, Any]:
+    """What decides the weights beside the training's configuration."""
+    recipe: dict[str, Any] = {
+        "network": args.network,
+        "init": None,
+        "data": args.data,
+        "size": list(args.size),
+        "pictures": None,
+        "augment": args.augment,
+        "validate": args.validate,
+    }
+    if args.init is not None:
+        recipe["init"] = {"name": args.init, "sha256": _digest(args.init)}
+    if args.pictures is not None:
+        recipe["pictures"] = {"name": Path(args.pictures).name, "sha256": _digest(args.pictures)}
+    return recipe
+
+
+def _digest(path: str) -> str | None:
+    """Of a file; None for the name of published weights."""
+    from fullfield.models.downloads import digest
+
+    return digest(Path(path)) if Path(path).is_file() else None
+
+
+def _report(
+    args: argparse.Namespace, training: dict[str, Any], trained: Any, validation: FlowValidation | None, watch: Any
+) -> None:
+    last = trained.history[-1]
+    weights = f"{args.output.rstrip('/')}/weights.safetensors"
+    if args.json:
+        report.print_json(
+            {
+                "output": args.output,
+                "weights": weights,
+                "recipe": {**_recipe(args), "training": training},
+                "done": trained.done,
+                "history": [row._asdict() for row in trained.history],
+                "validation": None if validation is None else validation.errors,
+                "device": args.device,
+                "seconds": watch.seconds(),
+                "peak_memory_bytes": report.peak_memory_bytes(),
+                "versions": report.versions(),
+            }
+        )
+        return
+    judged = "" if last.validation != last.validation else f", {last.validation:.3f} px in validation"
+    left = "" if trained.done >= 1 else f"; {1 - trained.done:.0%} of the training is left"
+    print(
+        f"{weights}: {last.step} steps in {last.seconds:.0f} s, loss {last.loss:.3f}, mean end-point error "
+        f"{last.error:.3f} px in training{judged}{left}"
+    )

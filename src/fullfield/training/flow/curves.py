@@ -1,0 +1,75 @@
+"""A run as a picture, and for TensorBoard."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fullfield._check import InputError
+from fullfield.io import atomic_path
+
+if TYPE_CHECKING:
+    from fullfield.training.flow.checkpoint import FlowRow
+
+_TOLD = ("loss", "error", "norm", "rate", "skipped", "pairs_per_second", "validation")
+
+
+def plot_history(path: str | os.PathLike[str], history: Sequence[FlowRow]) -> None:
+    """Write the curves of a run as a picture: loss, end-point errors in training and validation, learning rate.
+
+    Raises:
+        InputError: without matplotlib, or for an empty history.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise InputError("curves: expected matplotlib, which is not installed; pip install matplotlib") from None
+    if not history:
+        raise InputError("history: expected one row at least, got none")
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    loss, error, rate = figure.subplots(1, 3)
+    steps = [row.step for row in history]
+    loss.plot(steps, [row.loss for row in history])
+    loss.set_title("loss")
+    error.plot(steps, [row.error for row in history], label="training")
+    known = [row for row in history if not math.isnan(row.validation)]
+    if known:
+        error.plot([row.step for row in known], [row.validation for row in known], "o-", label="validation")
+    error.set_title("mean end-point error, pixels")
+    error.set_ylim(bottom=0)
+    error.legend()
+    rate.plot(steps, [row.rate for row in history])
+    rate.set_title("learning rate")
+    for axes in (loss, error, rate):
+        axes.set_xlabel("step")
+        axes.grid(alpha=0.3)
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, dpi=100)
+
+
+class Board:
+    """Writes rows of a history for TensorBoard into the folder ``tensorboard`` of a run.
+
+    Raises:
+        InputError: without TensorBoard.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise InputError(
+                "tensorboard: expected TensorBoard, which is not installed; pip install tensorboard"
+            ) from None
+        self._writer: Any = SummaryWriter(os.fspath(folder / "tensorboard"))
+
+    def add(self, row: FlowRow) -> None:
+        """Write a row."""
+        for name in _TOLD:
+            value = getattr(row, name)
+            if not math.isnan(value):
+                self._writer.add_scalar(name, value, row.step)
+        self._writer.flush()

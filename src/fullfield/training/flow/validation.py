@@ -1,0 +1,80 @@
+"""How good a network is on pairs that it is not trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import Tensor, nn
+
+from fullfield import _check
+from fullfield._check import InputError
+from fullfield.datasets import FlowDataset
+from fullfield.metrics import FlowMetrics
+from fullfield.training.flow.batch import PairSource
+
+_READERS = 4
+_MADE_TOGETHER = 4
+
+
+class FlowValidation:
+    """The mean end-point error of a network, for :func:`train_flow`: of each set the mean over its pairs, of these the
+    mean over the sets.
+
+    Args:
+        sets: by name, data sets, whose pairs are seen at their full size one by one; or sources of made pairs, of
+            another seed than those that are trained on.
+        pairs: of each set at most, spread evenly over it.
+        updates: of the network, where it takes any; None leaves it to the network.
+
+    Attributes:
+        errors: what each set came to when a network was last asked for, pixels.
+    """
+
+    def __init__(
+        self, sets: Mapping[str, FlowDataset | PairSource], *, pairs: int = 64, updates: int | None = None
+    ) -> None:
+        _check.require(len(sets) > 0, "sets", "one at least", "none")
+        _check.number(pairs, "pairs", integer=True, low=1)
+        self._sets, self._pairs = dict(sets), pairs
+        self._updates = {} if updates is None else {"updates": updates}
+        self.errors: dict[str, float] = {}
+        for name, data in self._sets.items():
+            if isinstance(data, FlowDataset) and not _scored(data):
+                raise InputError(f"{name}: has no true flow to validate with")
+
+    @torch.no_grad()
+    def __call__(self, model: nn.Module) -> float:
+        """The error of a network in evaluation mode, pixels."""
+        device = next(model.parameters()).device
+        for name, data in self._sets.items():
+            metrics = FlowMetrics(averaging="per_image")
+            pairs = self._read(data) if isinstance(data, FlowDataset) else self._made(data)
+            for frame1, frame2, flow, valid in pairs:
+                found = model.predictions(frame1.to(device), frame2.to(device), **self._updates)[-1]  # type: ignore[operator]
+                for predicted, truth, known in zip(found.float(), flow, valid, strict=True):
+                    metrics.update(predicted, truth.to(device), known.to(device))
+            self.errors[name] = metrics.compute()["epe"]
+        return sum(self.errors.values()) / len(self.errors)
+
+    def _read(self, data: FlowDataset) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        known = _scored(data)
+        number = min(self._pairs, len(known))
+        chosen = [known[place * len(known) // number] for place in range(number)]
+        with ThreadPoolExecutor(_READERS, thread_name_prefix="fullfield-validate") as pool:
+            for first in range(0, number, _READERS):  # no more in memory than that
+                for sample in pool.map(data.__getitem__, chosen[first : first + _READERS]):
+                    if sample.flow is None or sample.valid is None:
+                        raise InputError(f"{sample.name}: has no true flow to validate with")
+                    yield sample.frame1[None], sample.frame2[None], sample.flow[None], sample.valid[None]
+
+    def _made(self, source: PairSource) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        together = min(_MADE_TOGETHER, self._pairs)
+        for index in range(self._pairs // together):
+            batch = source.batch(index, together)
+            yield batch.frame1, batch.frame2, batch.flow, batch.valid
+
+
+def _scored(data: FlowDataset) -> list[int]:
+    return [index for index, record in enumerate(data.records) if record.flow is not None]

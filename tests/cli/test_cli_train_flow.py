@@ -1,0 +1,149 @@
+"""``fullfield train flow``, and ``fullfield flow --weights`` with what it writes."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fullfield.io import write_flow, write_image
+from fullfield.models.weights import build_model
+from fullfield.testing import textured_scene
+from fullfield.training.flow import pictures
+
+TINY = ("--size", "40x32", "--batch", "2", "--steps", "2", "--every", "1", "--updates", "1", "-q")
+RAFT = ("--network", "raft-small", "--correlation", "dense")
+
+
+@pytest.fixture
+def pairs(scene: Path) -> Path:
+    """The folder of the scene with a folder of three pairs."""
+    root = scene / "mine"
+    (root / "frames").mkdir(parents=True)
+    (root / "flow").mkdir()
+    for seed in range(3):
+        made = textured_scene(48, 64, seed=seed, max_motion=2.0)
+        write_image(root / "frames" / f"shot_{2 * seed:04}.png", made.frame1)
+        write_image(root / "frames" / f"shot_{2 * seed + 1:04}.png", made.frame2)
+        for number in (2 * seed, 2 * seed + 1):
+            write_flow(root / "flow" / f"shot_{number:04}.flo", made.flow)
+    return scene
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Any:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_train_then_estimate(cli: Any, pairs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = pictures.procedural_pictures(count=4, size=64, shapes=4)
+    monkeypatch.setattr(pictures, "procedural_pictures", lambda: few)
+    command = ("train", "flow", "-o", "run", *RAFT, *TINY, "--data", "made=0.5", "pairs:mine=0.5")
+    ran = cli(*command, "--validate", "pairs:mine", "--validation-pairs", "2", "--curves", "--json")
+    assert ran.code == 0, ran.err
+    told = ran.json
+    assert told["weights"] == "run/weights.safetensors"
+    assert told["done"] == 1.0
+    assert [row["step"] for row in told["history"]] == [1, 2]
+    assert told["recipe"]["training"]["batch"] == 2
+    assert told["history"][-1]["validation"] == pytest.approx(told["validation"]["pairs:mine"])
+    recipe = json.loads((pairs / "run" / "recipe.json").read_text())
+    assert recipe["data"] == ["made=0.5", "pairs:mine=0.5"]
+    assert recipe["size"] == [32, 40]
+    assert recipe["network"] == "raft-small"
+    rows = list(csv.DictReader((pairs / "run" / "history.csv").open()))
+    assert [row["step"] for row in rows] == ["1", "2"]
+    for name in ("best.safetensors", "curves.png"):
+        assert (pairs / "run" / name).stat().st_size > 1000
+    assert (pairs / "run" / "curves.png").read_bytes()[:4] == b"\x89PNG"
+
+    weights = (pairs / "run" / "weights.safetensors").read_bytes()
+    again = cli(*command, "--validate", "pairs:mine", "--validation-pairs", "2", "--curves")  # it is done
+    assert again.code == 0
+    assert again.out.startswith("run/weights.safetensors: 2 steps in ")
+    assert "px in validation" in again.out
+    assert (pairs / "run" / "weights.safetensors").read_bytes() == weights
+    method = ("--method", "raft-small", "--updates", "1", "--backend", "dense")
+    ran = cli("flow", "a.png", "b.png", "-o", "f.flo", *method, "--weights", "run/weights.safetensors")
+    assert ran.code == 0, ran.err
+
+
+def test_fine_tuning_starts_from_the_weights_that_are_named(cli: Any, pairs: Path) -> None:
+    from fullfield.training.checkpoint import write_tensors
+
+    torch.manual_seed(11)
+    start = build_model("raft-small").state_dict()
+    write_tensors(pairs / "start.safetensors", start)
+    slow = ("--learning-rate", "1e-12", "--weight-decay", "0", "--data", "pairs:mine")
+    ran = cli("train", "flow", "-o", "tuned", *RAFT, *TINY, *slow, "--init", "start.safetensors")
+    assert ran.code == 0, ran.err
+    found = load_file(pairs / "tuned" / "weights.safetensors")
+    assert all(torch.allclose(found[key], start[key], atol=1e-5) for key in start)
+    recipe = json.loads((pairs / "tuned" / "recipe.json").read_text())
+    assert recipe["init"]["name"] == "start.safetensors"
+    assert len(recipe["init"]["sha256"]) == 64
+    # And a run that goes on from that one, with other frames and a schedule of its own.
+    ran = cli("train", "flow", "-o", "more", *RAFT, *TINY, *slow, "--after", "tuned", "--size", "48x40", "--json")
+    assert ran.code == 0, ran.err
+    found = load_file(pairs / "more" / "weights.safetensors")
+    assert all(torch.allclose(found[key], start[key], atol=1e-5) for key in start)
+
+
+def test_a_paused_run_goes_on(cli: Any, pairs: Path) -> None:
+    command = ("train", "flow", "-o", "run", *RAFT, *TINY, "--data", "pairs:mine", "--steps", "9", "--every", "100")
+    ran = cli(*command, "--pause", "0.00001")
+    assert ran.code == 0, ran.err
+    assert "of the training is left" in ran.out
+    ran = cli(*command)
+    assert ran.code == 0, ran.err
+    assert ": 9 steps" in ran.out
+    assert (pairs / "run" / "state" / "9.model.safetensors").exists()
+
+
+def test_mistakes_are_one_line(refused: Any, pairs: Path) -> None:
+    (pairs / "file").write_text("<html>")
+    train = ("train", "flow", "-o", "run", *RAFT, *TINY, "--data", "pairs:mine")
+    mistakes = {
+        ("train",): "descriptor|flow",
+        ("train", "flow", "-o", "run"): "--network",
+        ("train", "flow", "-o", "run", "--network", "gma"): "--network: expected one of raft",
+        ("train", "flow", "-o", "file", *RAFT): "file: is a file; --output",
+        (*train, "--correlation", "fast"): "--correlation: expected one of",
+        (*train, "--init", "file"): "file: expected weights",
+        (*train, "--init", "no.pth"): "no.pth",
+        (*train, "--init", "file", "--after", "mine"): "--init: the weights come from --after",
+        (*train, "--after", "nowhere"): "--after nowhere: no such folder",
+        (*train, "--after", "mine"): "--after: expected the folder of a run with a checkpoint",
+        (*train, "--data", "chairs"): "--data chairs: a data set needs its folder",
+        (*train, "--data", "made:mine"): "--data made:mine: made pairs have no folder",
+        (*train, "--data", "pairs:mine=0"): "--data pairs:mine=0: expected a weight > 0",
+        (*train, "--data", "films:mine"): "--data films:mine: expected one of sintel-clean",
+        (*train, "--data", "pairs:nowhere"): "nowhere",
+        (*train, "--validate", "pairs:mine=2"): "--validate pairs:mine=2: expected NAME[:FOLDER]",
+        (*train, "--validate", "pairs:mine", "pairs:mine"): "--validate pairs:mine: is given twice",
+        (*train, "--size", "40"): "--size",
+        (*train, "--pictures", "no.npz"): "no.npz: no such file",
+        (*train, "--minutes", "0"): "--minutes",
+        (*train, "--schedule", "cosine"): "--schedule: expected one of one-cycle, stable",
+        (*train, "--precision", "half"): "--precision: expected one of float32, bfloat16, float16",
+        (*train, "--loss", "mixture"): "--loss: expected sequence",
+        (*train, "--loss", "l2"): "--loss: expected one of auto, mixture, sequence",
+        (*train, "--learning-rate", "0"): "--learning-rate: expected a number > 0",
+        (*train, "--warmup", "2"): "--warmup: expected a number >= 0 and <= 1",
+        (*train, "--updates", "-1"): "--updates: expected an integer >= 0",
+        (*train, "--compile", "fast"): "--compile: expected one of default",
+        (*train, "--seed", "-1"): "--seed: expected a whole number >= 0",
+        (*train, "--workers", "-1"): "--workers: expected a number from 0",
+        (*train, "--device", "tpu"): "--device: expected a device",
+    }
+    for argv, message in mistakes.items():
+        assert message in refused(*argv), argv
+    assert not (pairs / "run" / "weights.safetensors").exists()

@@ -1,0 +1,231 @@
+"""Pairs from data sets, mixtures of them, and what validates."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from flow_parts import Plain, Scenes, network
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from fullfield import InputError
+from fullfield.datasets import FlowSample, Pairs
+from fullfield.io import write_flow, write_image
+from fullfield.testing import textured_scene
+from fullfield.training.flow import (
+    Augmentation,
+    Augmented,
+    DatasetPairs,
+    FlowBatch,
+    FlowRun,
+    FlowTraining,
+    FlowValidation,
+    Mixture,
+    collate_flow,
+    cut_window,
+    train_flow,
+)
+
+NUMBER, HEIGHT, WIDTH = 5, 40, 48
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
+    """Five pairs with truth; the red of a frame's first pixel tells which. One pair more has no truth."""
+    root = tmp_path_factory.mktemp("pairs")
+    lines = []
+    for seed in range(NUMBER):
+        scene = textured_scene(HEIGHT, WIDTH, seed=seed, max_motion=3.0)
+        write_image(root / f"a{seed}.png", scene.frame1)
+        write_image(root / f"b{seed}.png", scene.frame2)
+        write_flow(root / f"f{seed}.flo", scene.flow)
+        write_image(root / f"o{seed}.png", scene.occluded.float().expand(3, -1, -1))
+        lines.append(f"a{seed}.png b{seed}.png f{seed}.flo o{seed}.png")
+    lines.append("b0.png a1.png")
+    (root / "pairs.txt").write_text("\n".join(lines))
+    return Pairs(root)
+
+
+def found_in(frame: Tensor, dataset: Pairs) -> tuple[int, int, int]:
+    """Which pair's first frame a window is of, and where it begins."""
+    rows, columns = frame.shape[-2:]
+    for index in range(NUMBER):
+        whole = dataset.frames(index)[0]
+        windows = whole.unfold(1, rows, 1).unfold(2, columns, 1)
+        same = (windows - frame[:, None, None]).abs().amax((0, 3, 4)) < 1e-5
+        if same.any():
+            top, left = same.nonzero()[0].tolist()
+            return index, top, left
+    raise AssertionError("the window is of no pair")
+
+
+def test_windows_are_parts_of_pairs_with_their_truth(dataset: Pairs) -> None:
+    source = DatasetPairs(dataset, (24, 32), seed=1)
+    batch = source.batch(3, 4)
+    assert batch.frame1.shape == (4, 3, 24, 32)
+    seen = []
+    for pair in range(4):
+        index, top, left = found_in(batch.frame1[pair], dataset)
+        seen.append((index, top, left))
+        part = (..., slice(top, top + 24), slice(left, left + 32))
+        sample = dataset[index]
+        assert sample.flow is not None
+        assert sample.occluded is not None
+        assert torch.equal(batch.frame2[pair], sample.frame2[part])
+        assert torch.equal(batch.flow[pair], sample.flow[part])
+        assert torch.equal(batch.occluded[pair], sample.occluded[part])
+    assert len({index for index, *_ in seen}) == 4  # none twice
+    assert len({place for _, *place in map(list, seen) for place in [tuple(place)]}) > 1
+    again = DatasetPairs(dataset, (24, 32), seed=1).batch(3, 4)
+    assert all(torch.equal(one, two) for one, two in zip(batch, again, strict=True))
+    other = DatasetPairs(dataset, (24, 32), seed=2).batch(3, 4)
+    assert not torch.equal(other.frame1, batch.frame1)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_reading_ahead_gives_the_same(dataset: Pairs, workers: int) -> None:
+    plain = DatasetPairs(dataset, (24, 32))
+    ahead = DatasetPairs(dataset, (24, 32), workers=workers)
+    ahead.ahead(4, 3, lambda index: index % 2 + 1)
+    read: list[int] = []
+    ahead_collate = ahead._places  # what is read here and now asks for places; what comes from ahead has asked before
+    ahead._places = lambda index, count: read.append(index) or ahead_collate(index, count)  # type: ignore[method-assign,func-returns-value]
+    for index in (4, 7, 10):
+        one, two = ahead.batch(index, index % 2 + 1), plain.batch(index, index % 2 + 1)
+        assert all(torch.equal(first, second) for first, second in zip(one, two, strict=True))
+    before = len([index for index in read if index == 5])
+    skipped, wanted = ahead.batch(5, 2), plain.batch(5, 2)  # was not announced
+    assert before == 0
+    assert 5 in read
+    assert torch.equal(skipped.frame1, wanted.frame1)
+    assert torch.equal(ahead.batch(13, 2).frame1, plain.batch(13, 2).frame1)
+
+
+def test_small_frames_are_repeated_outwards_and_not_valid(dataset: Pairs) -> None:
+    window = cut_window(dataset[0], (50, 40), (1,))
+    assert window.frame1.shape == (3, 50, 40)
+    assert window.valid[:HEIGHT].all()
+    assert not window.valid[HEIGHT:].any()
+    assert torch.equal(window.frame1[:, HEIGHT:], window.frame1[:, HEIGHT - 1 : HEIGHT].expand(-1, 10, -1))
+
+
+def test_several_true_values_and_holes() -> None:
+    frames = torch.zeros(2, 3, 8, 8)
+    flow = torch.ones(4, 2, 8, 8)
+    flow[0] = 3.0
+    flow[1, 0, 2, 2] = float("nan")
+    valid = torch.ones(8, 8, dtype=torch.bool)
+    valid[0, 0] = False
+    batch = collate_flow([FlowSample("a", frames[0], frames[1], flow, valid, None)] * 2)
+    assert batch.flow[0, 0, 4, 4] == 1.5
+    assert batch.flow.isfinite().all()
+    holes = (~batch.valid[1]).nonzero().tolist()
+    assert holes == [[0, 0], [2, 2]]
+    assert not batch.occluded.any()
+
+
+def test_a_dataloader_collates(dataset: Pairs) -> None:
+    loader = DataLoader(torch.utils.data.Subset(dataset, [2, 0]), batch_size=2, collate_fn=collate_flow)  # type: ignore[arg-type]
+    [batch] = list(loader)
+    assert isinstance(batch, FlowBatch)
+    assert torch.equal(batch.frame1[1], dataset[0].frame1)
+    with pytest.raises(InputError, match="has no true flow to train on"):
+        collate_flow([dataset[NUMBER]])
+    small = cut_window(dataset[0], (24, 24))
+    with pytest.raises(InputError, match="expected one size, got 24×24, 48×40"):
+        collate_flow([small, dataset[0]])
+
+
+class Numbered:
+    """Pairs that tell which source they are of."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.told: list[int] = []
+
+    def ahead(self, index: int, stride: int, counts: object) -> None:
+        self.told = [counts(index + stride * n) for n in range(4)]  # type: ignore[operator]
+
+    def batch(self, index: int, count: int) -> FlowBatch:
+        del index
+        frames = torch.full((count, 3, 8, 8), float(self.number))
+        mask = torch.ones(count, 8, 8, dtype=torch.bool)
+        return FlowBatch(frames, frames, frames[:, :2], mask, ~mask)
+
+
+@pytest.mark.parametrize("count", [1, 3, 8])
+def test_mixtures_keep_their_weights(count: int) -> None:
+    parts = [(Numbered(0), 6.0), (Numbered(1), 3.0), (Numbered(2), 1.0)]
+    mixture = Mixture(parts)
+    seen: Counter[int] = Counter()
+    for index in range(400):
+        batch = mixture.batch(index, count)
+        numbers = batch.frame1[:, 0, 0, 0].int().tolist()
+        assert len(numbers) == count
+        assert numbers == sorted(numbers)
+        seen.update(numbers)
+        for number, weight in ((0, 0.6), (1, 0.3), (2, 0.1)):
+            assert abs(numbers.count(number) - weight * count) < 1 + 1e-9
+    for number, weight in ((0, 0.6), (1, 0.3), (2, 0.1)):
+        assert seen[number] / (400 * count) == pytest.approx(weight, abs=0.01)
+    mixture.ahead(5, 2, lambda _: count)
+    for number, (source, _) in enumerate(parts):
+        assert source.told == [mixture.counts(5 + 2 * n, count)[number] for n in range(4)]
+    with pytest.raises(InputError, match="parts: expected a number > 0"):
+        Mixture([(Numbered(0), 0.0)])
+
+
+def test_validation_is_the_mean_over_pairs_and_sets(dataset: Pairs, scenes: Scenes) -> None:
+    model = network(Plain).eval()
+    assert isinstance(model, Plain)
+
+    def error(index: int) -> float:
+        sample = dataset[index]
+        with torch.no_grad():
+            found = model.predictions(sample.frame1[None], sample.frame2[None])[-1][0]
+        return float((found - sample.flow).norm(dim=0).mean())
+
+    errors = [error(index) for index in range(NUMBER)]
+    validation = FlowValidation({"all": dataset})
+    assert validation(model) == pytest.approx(sum(errors) / NUMBER, rel=1e-5)
+    assert FlowValidation({"two": dataset}, pairs=2)(model) == pytest.approx((errors[0] + errors[2]) / 2, rel=1e-5)
+    both = FlowValidation({"all": dataset, "made": scenes}, pairs=8)
+    assert both(model) == pytest.approx(sum(both.errors.values()) / 2)
+    assert set(both.errors) == {"all", "made"}
+    assert scenes.asked[-2:] == [(0, 4), (1, 4)]
+
+
+def test_training_on_a_mixture_goes_on_where_it_was(dataset: Pairs, tmp_path: Path) -> None:
+    class Until(Mixture):
+        def batch(self, index: int, count: int) -> FlowBatch:
+            if index == 4 and (tmp_path / "stopped").exists() and not (tmp_path / "again").exists():
+                raise KeyboardInterrupt
+            return super().batch(index, count)
+
+    def go(folder: str) -> bytes:
+        augmented = Augmented(DatasetPairs(dataset, (28, 36)), Augmentation.usual((24, 32)), 1)
+        training = FlowTraining(steps=6, batch=3, average=0.5, learning_rate=1e-3)
+        train_flow(
+            tmp_path / folder, network(), Until([(augmented, 2.0), (Scenes(), 1.0)]), training, run=FlowRun(every=2)
+        )
+        return (tmp_path / folder / "weights.safetensors").read_bytes()
+
+    whole = go("whole")
+    with pytest.raises(KeyboardInterrupt):
+        go("stopped")
+    (tmp_path / "again").touch()
+    assert go("stopped") == whole
+
+
+def test_data_sets_without_truth_are_refused(dataset: Pairs, tmp_path: Path) -> None:
+    for name in ("a0.png", "b0.png"):
+        (tmp_path / name).write_bytes((dataset.root / name).read_bytes())
+    (tmp_path / "pairs.txt").write_text("a0.png b0.png")
+    bare = Pairs(tmp_path, name="mine")
+    with pytest.raises(InputError, match="mine has no true flow to train on"):
+        DatasetPairs(bare, (24, 32))
+    with pytest.raises(InputError, match="bare: has no true flow to validate with"):
+        FlowValidation({"bare": bare})
