@@ -14,6 +14,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+sys.path.insert(0, str(ROOT))  # for what the benchmarks know of their results
 BEGIN_CORRELATION = "<!-- table of the correlation lookup: begin -->\n"
 BEGIN_MODELS = "<!-- table of the networks: begin -->\n"
 BEGIN_POINTS = "<!-- table of convolution on points: begin -->\n"
@@ -80,7 +81,7 @@ def table() -> str:
         f"{environment['cpu']}, Python {versions['python']}, PyTorch {versions['torch']}, numba {versions['numba']},",
         f"OpenCV {versions['cv2']}, scikit-image {versions['skimage']}, commit {environment['commit']},",
         f"{environment['date']}. † A real 4K pair of small motion, cropped and enlarged. The machine is a noisy",
-        "virtual one: ratios count. Made by `fullfield bench tvl1 --pair A B TRUTH --presets DIR ... --large A B`;",
+        "virtual one: ratios count. `python -m benchmarks tvl1 --pair A B TRUTH --presets DIR ... --large A B`;",
         "everything measured stands in [benchmarks/results](benchmarks/results).",
     ]
     lines = [f"| {' | '.join(row)} |" for row in rows]
@@ -119,7 +120,7 @@ def correlation_table() -> str:
         "A pair's 32 lookups at recorded RAFT positions, 256 channels, 4 levels, radius 4, pooling and layout in,",
         "bfloat16 features (alt_cuda_corr: float32, eager), float32 output, graph replay; peak memory with inputs.",
         f"{environment['gpu']}, PyTorch {environment['versions']['torch']}, commit {environment['commit']}, "
-        f"{environment['date']}; `fullfield bench correlation`.",
+        f"{environment['date']}; `python -m benchmarks correlation`.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -154,7 +155,7 @@ def models_table() -> str:
         f"({min(inside):.0%} to {max(inside):.0%} of the lookups inside the map, mean window {min(windows):.0f} to "
         f"{max(windows):.0f} cells); Sintel's frames, enlarged.",
         f"{environment['gpu']}, PyTorch {environment['versions']['torch']}, commit {environment['commit']}, "
-        f"{environment['date']}; `fullfield bench models`.",
+        f"{environment['date']}; `python -m benchmarks models`.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -214,9 +215,9 @@ def tvl1_gpu_table() -> str:
         "iterations alone by graph replay, the",
         "fastest schedule. The floor: every level and warp at the larger of memory, where each stage reads its inputs",
         "and writes its results once, and special functions. Every number after a check against plain PyTorch or the",
-        "true flow. All of it: `fullfield bench tvl1 --stored benchmarks/results/tvl1_h200.json`.",
+        "true flow. All of it: `python -m benchmarks tvl1 --stored benchmarks/results/tvl1_h200.json`.",
         f"{environment['gpu']}, PyTorch {environment['versions']['torch']}, commit {environment['commit']}, "
-        f"{environment['date']}; `fullfield bench tvl1 --device cuda`.",
+        f"{environment['date']}; `python -m benchmarks tvl1 --device cuda`.",
     ]
     rows = [f"| {' | '.join(row)} |" for row in lines if any(row[1:])]
     return "\n".join([*rows, "", *notes]) + "\n"
@@ -281,7 +282,7 @@ def points_table() -> str:
         f"{largest['training']['median_s']:.3g} s, {largest['training_allocated_bytes'] / 1e9:.0f} GB in all{apart}"
         f"{most}.",
         f"{environment['gpu']}, PyTorch {environment['versions']['torch']}, commit {environment['commit']}, "
-        f"{environment['date']}; `fullfield bench points`.",
+        f"{environment['date']}; `python -m benchmarks points`.",
     ]
     return "\n".join(lines[1:]) + "\n"
 
@@ -310,7 +311,7 @@ def tvl1_rates() -> str:
 
 def tvl1_gpu_page() -> str:
     """Everything that was measured of TV-L1 on the GPU."""
-    from fullfield.bench.tvl1_report import section
+    from benchmarks.cases.tvl1.report import section
 
     return section(read("tvl1_h200.json"))
 

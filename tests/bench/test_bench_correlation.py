@@ -15,18 +15,22 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks import harness as run
+from benchmarks.cases.correlation import contenders
+from benchmarks.cases.correlation import measure as correlation
+from benchmarks.cases.correlation import positions as lookups
+from benchmarks.cases.correlation.contenders import Contender, Problem
+from benchmarks.cases.correlation.measure import Entrant, Inputs, Plan, Truth
+from benchmarks.cases.correlation.plots import draw
+from benchmarks.cases.correlation.positions import Scene, coherence
+from benchmarks.cases.correlation.report import report, table10
+from benchmarks.runner import main
 from fullfield import InputError
-from fullfield.bench import contenders, correlation, lookups, run
-from fullfield.bench.contenders import Contender, Problem
-from fullfield.bench.correlation import Entrant, Inputs, Plan, Truth
-from fullfield.bench.correlation_report import report, table10
-from fullfield.bench.lookups import RECORDED, Scene, between, coherence, load_recorded, resized
-from fullfield.bench.plots import draw, sampling_matrix
-from fullfield.cli.main import main
 from fullfield.integrations.alt_cuda_corr import alt_cuda_corr_sources
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops.correlation import correlation_lookup
-from fullfield.ops.correlation.analysis import read_shares, recorded_positions
+from fullfield.ops.correlation.analysis import read_shares, recorded_positions, sampling_matrix
+from fullfield.ops.correlation.recorded import RECORDED, between, load_recorded, resized
 
 SMALL = Problem((12, 20), updates=2, channels=32, levels=2, radius=2, dtype=torch.float32)
 gpu = pytest.mark.gpu
@@ -400,7 +404,7 @@ def test_graph_replay_events_and_memory() -> None:
 @needs_gpu
 @pytest.mark.parametrize("more", [[], ["--backward"], ["--out-dtype", "float16", "--layout", "channels-last"]])
 def test_on_a_gpu(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "correlation", "--sizes", "64x28", "--updates", "3", "--repeats", "2", "--json", *more]) == 0
+    assert main(["correlation", "--sizes", "64x28", "--updates", "3", "--repeats", "2", "--json", *more]) == 0
     (case,) = json.loads(capsys.readouterr().out)["cases"]
     rows = {row["name"]: row for row in case["rows"]}
     assert rows["dense"]["graph"]["median_s"] > 0
@@ -416,7 +420,6 @@ def test_verb(tmp_path: Path, recording: Path, capsys: pytest.CaptureFixture[str
     pytest.importorskip("matplotlib")
     out = tmp_path / "r.json"
     line = [
-        "bench",
         "correlation",
         "--sweep",
         "size",
@@ -508,13 +511,13 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--backends", "magic"], "magic"),
     ]
     for arguments, said in cases:
-        assert main(["bench", "correlation", *arguments]) == 2, arguments
+        assert main(["correlation", *arguments]) == 2, arguments
         captured = capsys.readouterr()
         assert captured.out == ""
         last = captured.err.splitlines()[-1]
         assert last.startswith("fullfield: error: ")
         assert said in last
-    assert main(["bench"]) == 2
+    assert main([]) == 2
 
 
 def test_a_failed_check_is_exit_code_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

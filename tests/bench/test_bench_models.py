@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fullfield.bench import models
-from fullfield.bench.contenders import TooLarge
-from fullfield.bench.models import Entry, Plan
-from fullfield.cli.main import main
+from benchmarks.cases.correlation.contenders import TooLarge
+from benchmarks.cases.networks import models
+from benchmarks.cases.networks.models import Entry, Plan
+from benchmarks.runner import main
 
 SIZE = (64, 96)
 CPU = torch.device("cpu")
@@ -118,7 +118,7 @@ def test_a_volume_that_cannot_be_is_not_tried() -> None:
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "results.json"
-    asked = ["bench", "models", "--methods", "raft-small", "--sizes", "96x64", "--updates", "1", "--repeats", "1"]
+    asked = ["models", "--methods", "raft-small", "--sizes", "96x64", "--updates", "1", "--repeats", "1"]
     assert main([*asked, "--device", "cpu", "--no-peers", "--json", "-q", "-o", str(out)]) == 0
     said = json.loads(capsys.readouterr().out)
     stored = json.loads(out.read_text())
@@ -138,7 +138,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_mistakes(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "models", *options]) == 2
+    assert main(["models", *options]) == 2
     assert message in capsys.readouterr().err
 
 

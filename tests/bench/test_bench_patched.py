@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from fullfield.bench import patched
-from fullfield.bench.patched import Plan
-from fullfield.cli.main import main
+from benchmarks.cases.networks import patched
+from benchmarks.cases.networks.patched import Plan
+from benchmarks.runner import main
 
 pytestmark = pytest.mark.usefixtures("ptlflow")
 CPU = torch.device("cpu")
@@ -103,13 +103,13 @@ def test_a_flow_that_is_not_finite_gets_no_time(monkeypatch: pytest.MonkeyPatch)
 
 def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "results.json"
-    command = ["bench", "patched", "raft_small", "--sizes", "128x128", "--repeats", "1", "-q"]
+    command = ["patched", "raft_small", "--sizes", "128x128", "--repeats", "1", "-q"]
     assert main([*command, "-o", str(output)]) == 0
     assert "patched" in capsys.readouterr().out
     stored = json.loads(output.read_text())
     assert stored["bench"] == "patched"
     assert stored["environment"]["versions"]["torch"] == torch.__version__
-    assert main(["bench", "patched", "raftt"]) == 2
+    assert main(["patched", "raftt"]) == 2
     assert "expected names of ptlflow's models" in capsys.readouterr().err
-    assert main(["bench", "patched", "raft", "--train", "--alt-cuda-corr", str(tmp_path)]) == 2
+    assert main(["patched", "raft", "--train", "--alt-cuda-corr", str(tmp_path)]) == 2
     assert "has no gradient" in capsys.readouterr().err

@@ -15,16 +15,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks.cases.points import clouds as points_clouds
+from benchmarks.cases.points import command as bench_points
+from benchmarks.cases.points import contenders as points_contenders
+from benchmarks.cases.points import measure as points
+from benchmarks.cases.points import network as points_network
+from benchmarks.cases.points.clouds import Scene
+from benchmarks.cases.points.contenders import Contender, Problem, Unsupported
+from benchmarks.cases.points.measure import Layer, Plan
+from benchmarks.cases.points.plots import FILES, draw
+from benchmarks.cases.points.report import PUBLISHED, _plain, markdown, report
+from benchmarks.harness import CheckFailed
+from benchmarks.runner import main
 from fullfield import InputError
-from fullfield.bench import points, points_clouds, points_contenders, points_network
-from fullfield.bench.points import Layer, Plan
-from fullfield.bench.points_clouds import Scene
-from fullfield.bench.points_contenders import Contender, Problem, Unsupported
-from fullfield.bench.points_plots import FILES, draw
-from fullfield.bench.points_report import PUBLISHED, _plain, markdown, report
-from fullfield.bench.run import CheckFailed
-from fullfield.cli import bench_points
-from fullfield.cli.main import main
 from fullfield.io import PointCloud, write_point_cloud
 from fullfield.models.pointcnnpp import PointResNetConfig
 from fullfield.ops.point_conv import point_conv, radius_geometry, voxel_geometry
@@ -522,7 +525,7 @@ def test_picture_of_the_limit(tmp_path: Path) -> None:
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(bench_points, "MADE_UP", {False: 600, True: 600})
     out, tables = tmp_path / "points.json", tmp_path / "points.md"
-    arguments = ["bench", "points", "--parts", "layer", "--device", "cpu", "--channels", "4x4", "--repeats", "1"]
+    arguments = ["points", "--parts", "layer", "--device", "cpu", "--channels", "4x4", "--repeats", "1"]
     assert main([*arguments, "-o", str(out), "--markdown", str(tables), "--json", "-q"]) == 0
     printed, stored = json.loads(capsys.readouterr().out), json.loads(out.read_text())
     assert printed["cases"] == stored["cases"]
@@ -538,7 +541,7 @@ def test_the_command_goes_on(
 ) -> None:
     monkeypatch.setattr(bench_points, "MADE_UP", {False: 600, True: 600})
     out = tmp_path / "points.json"
-    arguments = ["bench", "points", "--device", "cpu", "--channels", "4x4", "--repeats", "1", "-o", str(out), "-q"]
+    arguments = ["points", "--device", "cpu", "--channels", "4x4", "--repeats", "1", "-o", str(out), "-q"]
     assert main([*arguments, "--parts", "layer", "--resume"]) == 0
     stored = json.loads(out.read_text())
     wrong = stored["cases"][0]
@@ -576,7 +579,7 @@ def test_the_command_goes_on(
 )
 def test_mistakes(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     try:
-        code = main(["bench", "points", *arguments])
+        code = main(["points", *arguments])
     except SystemExit as ended:
         code = int(str(ended.code))
     assert code == 2

@@ -12,9 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from fullfield.bench import run, tvl1_report, tvl1_schedules, tvl1_solver
-from fullfield.bench.tvl1 import synthetic_pair
-from fullfield.bench.tvl1_schedules import State, Version, Work
+from benchmarks import harness as run
+from benchmarks.cases.tvl1 import report as tvl1_report
+from benchmarks.cases.tvl1 import schedules as tvl1_schedules
+from benchmarks.cases.tvl1 import solver as tvl1_solver
+from benchmarks.cases.tvl1.cpu import synthetic_pair
+from benchmarks.cases.tvl1.schedules import State, Version, Work
 from fullfield.ops.tvl1 import PRESETS, TVL1Config, TVL1Solver
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR
 from fullfield.ops.tvl1.reference import iterate
@@ -219,7 +222,7 @@ class Stopping(Wall):
 
 
 def test_a_meter_that_stands_still_gives_no_energy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fullfield.bench.energy._TICK_SECONDS", 0.02)
+    monkeypatch.setattr("benchmarks.energy._TICK_SECONDS", 0.02)
     meter = Stopping()
     meter.stop()
     still = tvl1_schedules.energy(32, [stand_in("global")], CPU, meter, "made up", quiet, 0.05)

@@ -1,4 +1,4 @@
-"""``fullfield bench tvl1`` on a GPU as a whole, with the stand-ins of ``test_bench_tvl1_gpu``."""
+"""``python -m benchmarks tvl1`` on a GPU as a whole, with the stand-ins of ``test_bench_tvl1_gpu``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ import pytest
 import torch
 from test_bench_tvl1_gpu import CPU, _stand_ins, stand_in
 
-from fullfield.bench import tvl1_gpu, tvl1_plots, tvl1_report, tvl1_schedules, tvl1_solver
-from fullfield.bench.run import CheckFailed
-from fullfield.bench.tvl1 import synthetic_pair
-from fullfield.cli import bench_tvl1
-from fullfield.cli.main import main
+from benchmarks.cases.tvl1 import command as bench_tvl1
+from benchmarks.cases.tvl1 import gpu as tvl1_gpu
+from benchmarks.cases.tvl1 import plots as tvl1_plots
+from benchmarks.cases.tvl1 import report as tvl1_report
+from benchmarks.cases.tvl1 import schedules as tvl1_schedules
+from benchmarks.cases.tvl1 import solver as tvl1_solver
+from benchmarks.cases.tvl1.cpu import synthetic_pair
+from benchmarks.harness import CheckFailed
+from benchmarks.runner import main
 from fullfield.io import write_flow, write_image
 from fullfield.ops.tvl1 import PRESETS
 
@@ -37,11 +41,11 @@ def middlebury(tmp_path: Path) -> Path:
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """The verb, whose GPU is the CPU."""
-    monkeypatch.setattr("fullfield.bench.run.timing_device", lambda _: CPU)
+    monkeypatch.setattr("benchmarks.harness.timing_device", lambda _: CPU)
     monkeypatch.setattr(tvl1_gpu, "open_meter", lambda _: (None, "no sensor"))
     monkeypatch.setattr(tvl1_solver, "peers", list)
     monkeypatch.setattr(tvl1_solver, "real_time", lambda *_: {"case": "real time", "setting": {}, "rows": []})
-    return lambda *argv: main(["bench", "tvl1", "--device", "cuda", *map(str, argv)])
+    return lambda *argv: main(["tvl1", "--device", "cuda", *map(str, argv)])
 
 
 def test_the_verb_on_a_gpu(
@@ -191,7 +195,7 @@ def test_stored_results_are_shown_again(
     output, tables = tmp_path / "r.json", tmp_path / "t.md"
     assert on_cpu("--parts", "depths", "--sides", 32, "--depths", 1, "--repeats", 1, "-o", output, "-q") == 0
     first = capsys.readouterr().out
-    assert main(["bench", "tvl1", "--stored", str(output), "--plots", str(tmp_path), "--tables", str(tables)]) == 0
+    assert main(["tvl1", "--stored", str(output), "--plots", str(tmp_path), "--tables", str(tables)]) == 0
     assert capsys.readouterr().out == first
     assert (tmp_path / "figure11_depth.png").exists()
     assert "Time per iteration" in tables.read_text("utf-8")
@@ -200,13 +204,13 @@ def test_stored_results_are_shown_again(
         (("--device", "cuda"), "--device: --stored measures nothing"),
         (("--tune",), "--tune: --stored measures nothing"),
     ):
-        assert main(["bench", "tvl1", "--stored", str(output), *more]) == 2
+        assert main(["tvl1", "--stored", str(output), *more]) == 2
         assert word in capsys.readouterr().err
     output.write_text(json.dumps({"cases": [{"case": "fixed work", "rows": []}]}))
-    assert main(["bench", "tvl1", "--stored", str(output)]) == 2
+    assert main(["tvl1", "--stored", str(output)]) == 2
     assert "expected results of --device cuda" in capsys.readouterr().err
     output.write_text("nonsense")
-    assert main(["bench", "tvl1", "--stored", str(output)]) == 2
+    assert main(["tvl1", "--stored", str(output)]) == 2
     assert "expected results of this benchmark" in capsys.readouterr().err
 
 
@@ -232,7 +236,7 @@ def test_shapes_are_tuned(
     assert "nothing is kept" in capsys.readouterr().out
     assert on_cpu("--tune", "--parts", "frames") == 2
     assert "--parts: --tune measures shapes of kernels alone" in capsys.readouterr().err
-    assert main(["bench", "tvl1", "--tune"]) == 2
+    assert main(["tvl1", "--tune"]) == 2
     assert "--tune: is for --device cuda" in capsys.readouterr().err
 
 
@@ -295,7 +299,7 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (("--device", "cuda", "--plots", str(tmp_path / "none")), "--plots"),
         (("--device", "abacus"), "--device"),
     ):
-        assert main(["bench", "tvl1", *arguments]) == 2
+        assert main(["tvl1", *arguments]) == 2
         captured = capsys.readouterr()
         assert captured.err.count("\n") == 1
         assert word in captured.err, captured.err
