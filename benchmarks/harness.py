@@ -1,17 +1,13 @@
-"""Timing candidates side by side, and writing down what was measured and where."""
+"""What every measurement shares: candidates in turns, checks, clocks, graphs, memory, and what an error means."""
 
 from __future__ import annotations
 
-import json
-import os
-import platform
+import gc
 import statistics
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fullfield import _check
@@ -19,6 +15,9 @@ from fullfield._check import InputError
 
 if TYPE_CHECKING:
     import torch
+
+Clock = Callable[[Callable[[], Any]], float]
+"""Seconds that a call takes."""
 
 
 @dataclass
@@ -46,12 +45,62 @@ class Timing:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        spread = {"min": min(self.seconds), "max": max(self.seconds), "repeats": len(self.seconds)}
-        return {"name": self.name, "median_s": self.median, **spread, **self.facts}
+        return {"name": self.name, **spread(self.seconds), **self.facts}
+
+    def in_full(self) -> dict[str, Any]:
+        """The spread, and the seconds of every round."""
+        return {**spread(self.seconds), "seconds": list(self.seconds)}
+
+
+def spread(seconds: Sequence[float]) -> dict[str, Any]:
+    """Median, extremes and number of times, in seconds."""
+    return {
+        "median_s": statistics.median(seconds), "min": min(seconds), "max": max(seconds), "repeats": len(seconds)
+    }  # fmt: skip
 
 
 class CheckFailed(RuntimeError):
     """A candidate computed something wrong, so its time means nothing."""
+
+
+class TooLarge(MemoryError):
+    """A contender that needs more memory than there is says so before it tries."""
+
+
+class Unsupported(RuntimeError):
+    """A contender that cannot do a problem, with its reason."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory was what was missing."""
+    text = str(error)
+    return (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "out of memory" in text
+        or "DefaultCPUAllocator" in text
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, shortly."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def given_up(error: BaseException) -> dict[str, str]:
+    """What an error means for a row of results: its status and the reason."""
+    if isinstance(error, Unsupported):
+        return {"status": "cannot", "reason": str(error)}
+    return {"status": "out of memory" if is_out_of_memory(error) else "failed", "reason": first_line(error)}
+
+
+def release(device: torch.device) -> None:
+    """Give memory back between cases."""
+    import torch
+
+    gc.collect()
+    if device.type == "cuda" and torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def timing_device(name: str | None) -> torch.device:
@@ -84,11 +133,16 @@ def event_clock(call: Callable[[], Any]) -> float:
     return float(start.elapsed_time(end)) / 1e3
 
 
+def clock_of(device: torch.device) -> Clock:
+    """How work on the device is timed."""
+    return event_clock if device.type == "cuda" else wall_clock
+
+
 def interleaved(
     candidates: Sequence[Candidate],
     repeats: int,
     note: Callable[[str], None],
-    clock: Callable[[Callable[[], Any]], float] = wall_clock,
+    clock: Clock = wall_clock,
     patience: float = float("inf"),
 ) -> list[Timing]:
     """Time all candidates in turn, ``repeats`` rounds, each round starting with another one.
@@ -183,66 +237,3 @@ def issue_seconds(calls: Sequence[Callable[[], Any]], repeats: int = 5) -> float
         bursts.append((time.perf_counter() - start) / len(calls))
     torch.cuda.synchronize()
     return statistics.median(bursts[1:])
-
-
-def environment() -> dict[str, Any]:
-    """Machine, versions and commit: what a number depends on."""
-    import torch
-
-    from fullfield import __version__
-    from fullfield.cli.report import processor_name
-
-    versions = {"fullfield": __version__, "torch": torch.__version__, "python": platform.python_version()}
-    for package in ("numpy", "numba", "cv2", "skimage"):
-        try:
-            versions[package] = __import__(package).__version__
-        except ImportError:
-            continue
-    facts: dict[str, Any] = {
-        "cpu": processor_name(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "system": platform.platform(),
-        "versions": versions,
-        "commit": _commit(),
-        "date": time.strftime("%Y-%m-%d"),
-    }
-    if torch.cuda.is_available():
-        facts["gpu"] = torch.cuda.get_device_name()
-        facts["gpu_memory_bytes"] = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
-        facts["cuda"] = torch.version.cuda
-    return facts
-
-
-def _commit() -> str | None:
-    """The commit of the checkout this code runs from, marked when files differ from it; None for a wheel.
-
-    ``FULLFIELD_COMMIT`` says it where the files came without their history.
-    """
-    told = os.environ.get("FULLFIELD_COMMIT")
-    if told:
-        return told
-    import fullfield
-
-    here = Path(fullfield.__file__).parent
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(["git", "-C", str(here), *arguments], capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
-    try:
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":(top)benchmarks/*.py")
-        return git("rev-parse", "--short=12", "HEAD") + (" with changes" if changed else "")
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def write_results(path: str | os.PathLike[str], results: dict[str, Any]) -> None:
-    """Write results and environment as JSON; InputError when the folder is missing."""
-    target = Path(path)
-    if not target.parent.is_dir():
-        raise InputError(f"{target}: expected an existing folder for the results")
-    from fullfield.io import atomic_path
-
-    with atomic_path(target) as temporary:
-        temporary.write_text(json.dumps({**results, "environment": environment()}, indent=1) + "\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,10 +83,6 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--frames: is for the sheets of --output, which are absent")
     folder = None if args.output is None else _folder(args.output)
     lookups = [_lookups(path) for path in args.lookups or ()]
-    if folder is not None and set(wanted) & set(PLOTS):
-        from benchmarks.paper.figures import load_matplotlib
-
-        load_matplotlib()  # its absence is told before the work
 
     from benchmarks.paper.matching import Runs, read_runs
     from benchmarks.paper.tables import TABLES as FROM_RUNS
@@ -100,8 +97,13 @@ def run(args: argparse.Namespace) -> int:
     tables = [sampled_cells(lookups) if name == "3" else FROM_RUNS[name](found) for name in wanted if name in TABLES]
     written: list[Path] = []
     absent: list[str] = []
+    missing: str | None = None
     if folder is not None:
         written += _write_tables(tables, folder)
+        plots = [name for name in figures if name in PLOTS]
+        if plots:
+            missing = _no_matplotlib()
+            figures = figures if missing is None else [name for name in figures if name in SHEETS]
         with Progress("reproduce", quiet=args.quiet) as progress:
             for count, name in enumerate(figures):
                 progress(count / len(figures), name)
@@ -112,7 +114,18 @@ def run(args: argparse.Namespace) -> int:
                 else:
                     absent.append(name)
     _report(args, found, tables, written, absent)
+    if missing is not None:
+        raise InputError(f"{', '.join(plots)}: cannot be drawn without matplotlib ({missing}); pip install matplotlib")
     return 0
+
+
+def _no_matplotlib() -> str | None:
+    """Why nothing can be plotted."""
+    try:
+        import_module("matplotlib.figure")
+    except ImportError as error:
+        return str(error)
+    return None
 
 
 def _folder(name: str) -> Path:
@@ -164,6 +177,7 @@ def _write_tables(tables: list[Table], folder: Path) -> list[Path]:
 
 
 def _plot(name: str, runs: Runs, path: Path) -> bool:
+    from benchmarks.figures import save
     from benchmarks.paper import figures
     from benchmarks.paper.tables import TABLES as FROM_RUNS
 
@@ -171,7 +185,7 @@ def _plot(name: str, runs: Runs, path: Path) -> bool:
         figure = figures.accuracy_over_runtime(FROM_RUNS["1"](runs))
     else:
         figure = figures.over_scales(runs, figures.OVER_SCALES[name.removeprefix("figure")])
-    figures.save(figure, path)
+    save(figure, path)
     return True
 
 

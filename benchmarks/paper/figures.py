@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks.figures import new_figure
 from benchmarks.paper import published
 from benchmarks.paper.matching import CHARGE, KUBRIC, METHODS, VARIANTS, Runs, StoredRun
 from benchmarks.paper.tables import NOT_RUN, SCALES, Line, Measured, Table
 from fullfield._check import InputError
 from fullfield.datasets import CHARGE_SHOTS, FlowDataset
 from fullfield.evaluation.run import Run
-from fullfield.io import atomic_path
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SELECTED = ("flow1d", "hcvflow", "recover-cx", "waft", "ms-raft+", "raft", "dpflow", "sea-raft", "sea-raft-cascaded")
@@ -41,29 +39,12 @@ Point = tuple[Fraction, float | None, float | None]
 """Scale, 1px error, seconds."""
 
 
-def load_matplotlib() -> Any:
-    """The module that plots, without pyplot, which would look for a display. Raises ImportError without matplotlib."""
-    return importlib.import_module("matplotlib.figure")
-
-
-def _figure(columns: int, width: float) -> tuple[Figure, list[Axes]]:
-    figure: Figure = load_matplotlib().Figure(figsize=(width * columns, 4.8), layout="constrained")
-    return figure, list(figure.subplots(1, columns, squeeze=False)[0])
-
-
-def save(figure: Figure, path: Path) -> Path:
-    """Write a figure as PNG."""
-    with atomic_path(path) as temporary:
-        figure.savefig(temporary, dpi=150, format="png")
-    return path
-
-
 def accuracy_over_runtime(table: Table) -> Figure:
     """Figure 1: 1px error over runtime of every method at its best scale, from table 1.
 
     Hollow: the paper's. Filled: measured here. An arrow leads from the time without our lookup to that with it.
     """
-    figure, (axes,) = _figure(1, 7.5)
+    figure, ((axes,),) = new_figure(1, 1, (7.5, 4.8))
     titles = {METHODS[name].title for name in (*SELECTED, "ccmr")}
     for i, line in enumerate(line for line in table.lines if line.labels[0] in titles):
         colour = f"C{i % 10}"
@@ -93,7 +74,7 @@ def over_scales(runs: Runs, dataset: str) -> Figure:
 
     Dashed: the paper's. Solid: measured here.
     """
-    figure, (errors, times) = _figure(2, 6.5)
+    figure, ((errors, times),) = new_figure(1, 2, (13.0, 4.8))
     measured = Measured(runs)
     for i, method in enumerate(SELECTED):
         here = [

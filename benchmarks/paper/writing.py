@@ -5,19 +5,14 @@ from __future__ import annotations
 import csv
 import io
 
+from benchmarks.markdown import table as markdown_table
 from benchmarks.paper import published
 from benchmarks.paper.tables import Table
 
 
 def markdown(table: Table) -> str:
     """The table with its title and notes."""
-    head, *rows = table.rows()
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-    rule = ["-" * width for width in widths]
-    lines = [
-        "| " + " | ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) + " |"
-        for row in (head, rule, *rows)
-    ]
+    lines = markdown_table(table.rows(), padded=True)
     told = [f"Paper: {published.source()}, table {table.key}.", *table.notes]
     return "\n".join([f"## Table {table.key}. {table.title}", "", *lines, "", *(f"- {note}" for note in told), ""])
 

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from benchmarks.cases.tvl1 import cpu as tvl1
-from benchmarks.harness import Candidate, CheckFailed, captured, interleaved, write_results
+from benchmarks.harness import Candidate, CheckFailed, captured, interleaved
 from benchmarks.runner import main
+from benchmarks.stored import write_results
 from fullfield import InputError
 from fullfield.ops.tvl1 import PRESETS
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import harness as run
+from benchmarks.bench import failed
 from benchmarks.cases.tvl1 import report as tvl1_report
 from benchmarks.cases.tvl1 import schedules as tvl1_schedules
 from benchmarks.cases.tvl1 import solver as tvl1_solver
@@ -113,7 +114,7 @@ def test_a_wrong_schedule_gets_no_time() -> None:
     assert "allowed 0.0001" in rows[1]["reason"]
     wrong = tvl1_schedules.timed((32, 32), [stand_in("nan", off=float("nan"))], CPU, 1, quiet)
     assert "NaN" in wrong[0]["reason"]
-    assert tvl1_schedules.failed([{"case": "schedules", "rows": rows + wrong}]) == [
+    assert failed([{"case": "schedules", "rows": rows + wrong}]) == [
         f"schedules: bad float32: {rows[1]['reason']}",
         f"schedules: nan float32: {wrong[0]['reason']}",
     ]
@@ -348,7 +349,7 @@ def test_a_wrong_flow_is_no_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tvl1_solver, "_explains", lambda *_: "off")
     case = tvl1_solver.real_time((10.0,), CPU, 3, None, quiet, start=32)
     assert [row["status"] for row in case["rows"]] == ["check failed"] * 2
-    assert "32×32: off" in tvl1_schedules.failed([case])[0]
+    assert "32×32: off" in failed([case])[0]
 
 
 # ---- quality

@@ -12,6 +12,7 @@ import pytest
 import torch
 from test_bench_tvl1_gpu import CPU, _stand_ins, stand_in
 
+from benchmarks.bench import measure
 from benchmarks.cases.tvl1 import command as bench_tvl1
 from benchmarks.cases.tvl1 import gpu as tvl1_gpu
 from benchmarks.cases.tvl1 import plots as tvl1_plots
@@ -89,7 +90,7 @@ def test_without_pairs_there_are_no_errors(on_cpu: Callable[..., int], capsys: p
     assert "--parts quality: needs pairs with true flow" in capsys.readouterr().err
     told: list[str] = []
     plan = tvl1_gpu.GpuPlan(CPU, parts=("quality",))
-    assert [case["case"] for case in tvl1_gpu.measure(plan, told.append, lambda _: None)] == ["ceilings"]
+    assert [case["case"] for case in measure(tvl1_gpu.cases(plan, told.append), told.append)] == ["ceilings"]
     assert told[-1] == "no pairs with true flow were given: no errors against time"
 
 
@@ -129,11 +130,11 @@ def test_a_broken_device_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tvl1_schedules, "ceilings", lambda _: {"case": "ceilings", "rows": []})
     monkeypatch.setattr("torch.cuda.synchronize", lambda _: None)
     plan = tvl1_gpu.GpuPlan(torch.device("cuda"), parts=("schedules",))
-    (_, case) = tvl1_gpu.measure(plan, lambda _: None, lambda _: None)
+    (_, case) = measure(tvl1_gpu.cases(plan, str), str)
     assert case["status"] == "not possible", "the device goes on: only this part failed"
     monkeypatch.setattr("torch.cuda.synchronize", broken)
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        tvl1_gpu.measure(plan, lambda _: None, lambda _: None)
+        measure(tvl1_gpu.cases(plan, str), str)
 
 
 def test_a_run_is_resumed(
@@ -308,7 +309,7 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_cannot_be_done_is_said_before_anything_is_measured(
     on_cpu: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(tvl1_gpu, "measure", lambda *_: pytest.fail("nothing is to be measured"))
+    monkeypatch.setattr(tvl1_gpu, "cases", lambda *_: pytest.fail("nothing is to be measured"))
     assert on_cpu("--device", "cpu:3") == 2
     assert "--device: expected cpu, cuda, cuda:1, ..., got cpu:3" in capsys.readouterr().err
     assert on_cpu("--presets", tmp_path / "none") == 2

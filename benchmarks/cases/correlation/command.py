@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from benchmarks.bench import Bench, Note, Result, Session
 from fullfield._check import InputError
-from fullfield.cli import paths, report
+from fullfield.cli import paths
 from fullfield.cli.argtypes import count, size
 
 if TYPE_CHECKING:
@@ -33,16 +33,7 @@ examples:
 """
 
 
-def add_parser(targets: Any) -> argparse.ArgumentParser:
-    """Add ``python -m benchmarks correlation``."""
-    parser: argparse.ArgumentParser = targets.add_parser(
-        "correlation",
-        help="the correlation lookup, beside alt_cuda_corr, fused-local-corr and ptlflow's volume",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def _add_options(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what is looked up")
     what.add_argument("--sweep", choices=("size", "updates", "channels"), help="vary one of these as the paper does")
     what.add_argument(
@@ -85,62 +76,33 @@ def add_parser(targets: Any) -> argparse.ArgumentParser:
         metavar="DIR",
         help="folder with correlation.cpp and correlation_kernel.cu of RAFT; compiled here (nvcc, ninja)",
     )
-    who.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1, ... [cuda where there is one]")
-    parser.add_argument("--repeats", type=count, default=5, metavar="N", help="rounds [%(default)s]")
-    parser.add_argument("--plots", metavar="DIR", help="also draw runtime and memory into this folder (matplotlib)")
     parser.add_argument(
         "--compare", nargs="+", default=(), metavar="FILE", help="results of other machines, drawn beside these"
     )
-    parser.add_argument("-o", "--output", metavar="FILE", help="also write results and environment (.json)")
-    report.add_report_options(parser, progress=True)
-    return parser
 
 
-def run(args: argparse.Namespace) -> int:
-    """Check, measure, print, draw."""
-    _check_arguments(args)
+def _open(args: argparse.Namespace, note: Note) -> Session:
+    from benchmarks.cases.correlation import measure
+    from benchmarks.harness import timing_device
 
-    from benchmarks.cases.correlation import measure as correlation
-    from benchmarks.harness import CheckFailed, environment, timing_device, write_results
-
-    def note(text: str) -> None:
-        if not args.quiet:
-            report.note(text, kind="bench")
-
-    others = [_stored(path) for path in args.compare]
-    device = timing_device(args.device)
-    plan = _plan(args, device, note)
-    header = {"bench": "correlation", "sweep": args.sweep}
-
-    def keep(cases: list[dict[str, Any]]) -> None:
-        if args.output:
-            write_results(args.output, {**header, "cases": cases})
-
-    try:
-        cases = correlation.measure(plan, note, keep)
-    except CheckFailed as failure:
-        report.note(str(failure), kind="check failed")
-        return 1
-    results = {**header, "cases": cases, "environment": environment()}
-    if args.plots:
-        from benchmarks.cases.correlation.plots import draw
-
-        for path in draw(results, Path(args.plots), others):
-            note(f"{path} is drawn")
-    if args.json:
-        report.print_json(results)
-    else:
-        from benchmarks.cases.correlation.report import report as lines
-
-        print("\n".join(lines(results)))
-    problems = correlation.failed(cases)
-    for problem in problems:
-        report.note(problem, kind="check failed")
-    return 1 if problems else 0
+    _compared(args)  # a mistake is told before the work
+    plan = _plan(args, timing_device(args.device), note)
+    return Session(measure.cases(plan, note), {"sweep": args.sweep})
 
 
-def _check_arguments(args: argparse.Namespace) -> None:
-    """Everything that can be wrong without loading a library."""
+def _report(results: Result) -> list[str]:
+    from benchmarks.cases.correlation.report import report
+
+    return report(results)
+
+
+def _draw(results: Result, folder: Path, args: argparse.Namespace) -> list[Path]:
+    from benchmarks.cases.correlation.plots import draw
+
+    return draw(results, folder, _compared(args))
+
+
+def _check(args: argparse.Namespace) -> list[str]:
     for name, limit in (("levels", 8), ("radius", 8)):
         if getattr(args, name) > limit:
             raise InputError(f"--{name}: expected 1 to {limit}, got {getattr(args, name)}")
@@ -150,12 +112,6 @@ def _check_arguments(args: argparse.Namespace) -> None:
             raise InputError(f"--{name}: takes one number without --sweep {variable}, got {len(given)}")
     if args.sizes is not None and len(args.sizes) > 1 and args.sweep not in (None, "size"):
         raise InputError(f"--sizes: takes one size with --sweep {args.sweep}, got {len(args.sizes)}")
-    if args.output:
-        paths.check_suffix(args.output, "results", (".json",))
-        paths.check_output(args.output, "results")
-        paths.check_distinct([("--output", args.output)], [*args.lookups, *args.compare])
-    if args.plots:
-        paths.check_folder(Path(args.plots), "--plots")
     if args.compare and not args.plots:
         raise InputError("--compare: is for the pictures; say where to with --plots DIR")
     for path in args.lookups:
@@ -164,19 +120,17 @@ def _check_arguments(args: argparse.Namespace) -> None:
         paths.check_input(path, "--compare")
     if args.alt_cuda_corr and not Path(args.alt_cuda_corr).is_dir():
         raise InputError(f"--alt-cuda-corr {args.alt_cuda_corr}: no such folder")
+    return [*args.lookups, *args.compare]
 
 
-def _stored(path: str) -> dict[str, Any]:
-    try:
-        found = json.loads(Path(path).read_text("utf-8"))
-    except ValueError as error:
-        raise InputError(f"--compare {path}: not a JSON file ({str(error).splitlines()[0]})") from error
-    if not isinstance(found, dict) or found.get("bench") != "correlation" or not found.get("cases"):
-        raise InputError(f"--compare {path}: expected results of python -m benchmarks correlation -o")
-    return found
+def _compared(args: argparse.Namespace) -> list[Result]:
+    """The results of other machines."""
+    from benchmarks.stored import read_results
+
+    return [read_results(Path(path), "correlation", "--compare") for path in args.compare]
 
 
-def _plan(args: argparse.Namespace, device: torch.device, note: Any) -> Plan:
+def _plan(args: argparse.Namespace, device: torch.device, note: Note) -> Plan:
     import torch
 
     from benchmarks.cases.correlation.contenders import Problem
@@ -211,7 +165,8 @@ def _plan(args: argparse.Namespace, device: torch.device, note: Any) -> Plan:
 
 
 def _scenes(args: argparse.Namespace) -> list[Scene]:
-    from benchmarks.cases.correlation.positions import RECORDED, Scene, load_recorded
+    from benchmarks.cases.correlation.positions import Scene
+    from fullfield.ops.correlation.recorded import RECORDED, load_recorded
 
     scenes = []
     for path in args.lookups:
@@ -225,7 +180,7 @@ def _scenes(args: argparse.Namespace) -> list[Scene]:
     return scenes
 
 
-def _contenders(args: argparse.Namespace, device: torch.device, note: Any) -> list[Contender]:
+def _contenders(args: argparse.Namespace, device: torch.device, note: Note) -> list[Contender]:
     from benchmarks.cases.correlation import contenders
     from fullfield.ops.correlation import backends
 
@@ -246,3 +201,17 @@ def _contenders(args: argparse.Namespace, device: torch.device, note: Any) -> li
         else:
             found.append(peer)
     return found
+
+
+CORRELATION = Bench(
+    "correlation",
+    "the correlation lookup, beside alt_cuda_corr, fused-local-corr and ptlflow's volume",
+    DESCRIPTION,
+    EPILOG,
+    _add_options,
+    _check,
+    _open,
+    _report,
+    draw=_draw,
+    showing=("compare",),
+)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.harness import TooLarge, Unsupported
 from fullfield.integrations.alt_cuda_corr import alt_cuda_corr_extension as alt_cuda_corr_extension
 from fullfield.integrations.quiet import quiet
 from fullfield.nn import CorrelationPyramid
@@ -64,14 +65,6 @@ class Problem:
             pooled=True,
             precision=torch.get_float32_matmul_precision(),
         )
-
-
-class TooLarge(MemoryError):
-    """A contender that needs more memory than there is says so before it tries."""
-
-
-class Unsupported(RuntimeError):
-    """A contender that cannot do this problem, with its reason."""
 
 
 @dataclass(frozen=True)

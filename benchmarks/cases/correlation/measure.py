@@ -7,7 +7,6 @@ eagerly from Python; memory is PyTorch's own count.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -17,16 +16,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.cases.correlation.contenders import Contender, Problem, TooLarge, Unsupported
+from benchmarks.bench import Case, Cases, Note, Result
+from benchmarks.cases.correlation.contenders import Contender, Problem
 from benchmarks.cases.correlation.positions import Scene, coherence
 from benchmarks.harness import (
     Candidate,
-    Timing,
     captured,
     event_clock,
+    first_line,
+    given_up,
     interleaved,
+    is_out_of_memory,
     issue_seconds,
     peak_bytes,
+    release,
     wall_clock,
 )
 from fullfield.nn import CorrelationPyramid
@@ -41,7 +44,6 @@ PEER_SLACK = 10.0
 # Lookups issued at a time when the host's share is timed: fewer launches than the driver queues.
 BURST = 8
 Call = Callable[[], Any]
-Note = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -85,12 +87,9 @@ def default_values(device: torch.device, sweep: str | None) -> dict[str, list[An
     return {"sizes": [(width * 7 // 16, width) for width in widths], "updates": updates, "channels": channels}
 
 
-def measure(
-    plan: Plan, note: Note, on_case: Callable[[list[dict[str, Any]]], None] | None = None
-) -> list[dict[str, Any]]:
-    """All cases of a plan; ``on_case`` gets those that are done after every one."""
+def cases(plan: Plan, note: Note) -> Cases:
+    """All cases of a plan. Meanwhile its precision and its device are PyTorch's."""
     before = torch.get_float32_matmul_precision()
-    cases: list[dict[str, Any]] = []
     device = plan.problem.device
     with ExitStack() as stack:
         torch.set_float32_matmul_precision(plan.precision)
@@ -102,29 +101,15 @@ def measure(
                 height, width = problem.size
                 label = f"{width}×{height}, {problem.updates} lookups, {problem.channels} channels, {scene.name}"
                 note(label)
-                cases.append(
-                    {"variable": variable, "value": value, "label": label, **_case(plan, problem, scene, note)}
-                )
-                if on_case is not None:
-                    on_case(cases)
-    return cases
-
-
-def failed(cases: Sequence[dict[str, Any]]) -> list[str]:
-    """What of ours did not pass its check."""
-    return [
-        f"{case['label']}: {row['name']}: {row['reason']}"
-        for case in cases
-        for row in case["rows"]
-        if row["ours"] and row["status"] in ("check failed", "failed")
-    ]
+                swept = {"variable": variable, "value": value}
+                yield Case(label, partial(_case, plan, problem, scene, swept, note))
 
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _case(plan: Plan, problem: Problem, scene: Scene, note: Note) -> dict[str, Any]:
+def _case(plan: Plan, problem: Problem, scene: Scene, swept: Result, note: Note) -> Result:
     inputs = Inputs.make(problem, scene)
     truth = Truth.of(inputs, plan.precision)
     rows = []
@@ -158,18 +143,12 @@ def _case(plan: Plan, problem: Problem, scene: Scene, note: Note) -> dict[str, A
     if not problem.backward:
         facts["write"] = _write_time(inputs, plan)
     del entrants, entrant, inputs, truth
-    _release(problem.device)
-    return {**facts, "rows": rows}
+    release(problem.device)
+    return {**swept, **facts, "rows": rows}
 
 
 def _on_gpu(device: torch.device) -> bool:
     return device.type == "cuda"
-
-
-def _release(device: torch.device) -> None:
-    gc.collect()
-    if torch.cuda.is_available() and _on_gpu(device):
-        torch.cuda.empty_cache()
 
 
 @dataclass
@@ -339,15 +318,10 @@ class Entrant:
                 self.row["peak_bytes"] = peak
                 self.row["peak_with_inputs_bytes"] = peak + self.inputs.bytes
                 self.row["outputs_bytes"] = self._outputs_bytes()
-        except TooLarge as error:
-            self._give_up("out of memory", str(error))
-        except Unsupported as error:
-            self._give_up("cannot", str(error))
         except (MemoryError, RuntimeError) as error:
-            status = "out of memory" if is_out_of_memory(error) else "failed"
-            self._give_up(status, next(iter(str(error).splitlines()), type(error).__name__))
+            self.row.update(given_up(error))
         if self.row["status"] != "ok":
-            _release(problem.device)
+            release(problem.device)
 
     def _outputs_bytes(self) -> int:
         problem = self.inputs.problem
@@ -386,8 +360,8 @@ class Entrant:
             wrong = self._wrong(self.replay)
         except RuntimeError as error:
             self.replay = None
-            self.row["no_graph"] = next(iter(str(error).splitlines()), type(error).__name__)
-            _release(self.inputs.problem.device)
+            self.row["no_graph"] = first_line(error)
+            release(self.inputs.problem.device)
             return
         if wrong is not None:
             self._give_up("check failed", f"graph replay: {wrong}")
@@ -425,15 +399,6 @@ class Entrant:
         return found
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    text = str(error)
-    return (
-        isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError))
-        or "out of memory" in text
-        or "DefaultCPUAllocator" in text
-    )
-
-
 def _time(entrants: Sequence[Entrant], plan: Plan, note: Note) -> None:
     """Time all side by side; where memory does not suffice for that, one after another, at worst without graphs."""
     try:
@@ -445,7 +410,7 @@ def _time(entrants: Sequence[Entrant], plan: Plan, note: Note) -> None:
     note("too little memory for all side by side: one after another")
     for entrant in entrants:
         for graphs in (True, False):
-            _release(plan.problem.device)
+            release(plan.problem.device)
             try:
                 _timed([entrant], plan, note, graphs)
                 break
@@ -474,17 +439,12 @@ def _timed(entrants: Sequence[Entrant], plan: Plan, note: Note, graphs: bool = T
             for way in ("graph", "eager", "prepare"):
                 timing = timings.get(f"{entrant.contender.name} {way}")
                 if timing is not None:
-                    entrant.row[way] = _spread(timing)
+                    entrant.row[way] = timing.in_full()
             if gpu and entrant.row["status"] == "ok":
                 entrant.row.update(entrant.issue())
     finally:
         for entrant in entrants:
             entrant.replay = None
-
-
-def _spread(timing: Timing) -> dict[str, Any]:
-    facts = timing.as_dict()
-    return {**{key: facts[key] for key in ("median_s", "min", "max")}, "seconds": list(timing.seconds)}
 
 
 def _write_time(inputs: Inputs, plan: Plan) -> dict[str, Any] | None:
@@ -504,4 +464,4 @@ def _write_time(inputs: Inputs, plan: Plan) -> dict[str, Any] | None:
         return None
     candidate = Candidate("write", call, lambda x: None if not bool(x.any()) else "wrote something else")
     (timing,) = interleaved([candidate], plan.repeats, lambda _: None, event_clock if gpu else wall_clock)
-    return _spread(timing)
+    return timing.in_full()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.cases.correlation.report import VARIABLES, by_value, memory, milliseconds, names, rows_of
-from fullfield.io import atomic_path
+from benchmarks.figures import new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,29 +25,14 @@ _COLOURS = {
 Case = dict[str, Any]
 
 
-def _figure(columns: int, width: float = 5.5) -> tuple[Figure, list[Axes]]:
-    # Not through pyplot, which would look for a display.
-    figure: Figure = importlib.import_module("matplotlib.figure").Figure(
-        figsize=(width * columns, 4.4), layout="constrained"
-    )
-    axes = figure.subplots(1, columns, squeeze=False)
-    return figure, list(axes[0])
-
-
-def _save(figure: Figure, path: Path) -> Path:
-    with atomic_path(path) as temporary:
-        figure.savefig(temporary, dpi=150, format="png")
-    return path
-
-
 def draw(results: dict[str, Any], folder: Path, others: Sequence[dict[str, Any]] = ()) -> list[Path]:
     """Runtime and memory over the swept variable; with results of other machines, runtime by machine too."""
     cases = results["cases"]
     variable = cases[0]["variable"]
-    written = [_save(_sweep(results, variable), folder / FILES[variable])]
+    written = [save(_sweep(results, variable), folder / FILES[variable])]
     machines = [r for r in (results, *others) if r["cases"] and r["cases"][0]["variable"] == "size"]
     if others and machines:
-        written.append(_save(_hardware(machines), folder / HARDWARE))
+        written.append(save(_hardware(machines), folder / HARDWARE))
     return written
 
 
@@ -98,7 +82,8 @@ def _sweep(results: dict[str, Any], variable: str) -> Figure:
     cases = results["cases"]
     environment = results.get("environment", {})
     counted = any("peak_bytes" in row for case in cases for row in case["rows"])
-    figure, (time, *rest) = _figure(2 if counted else 1)
+    columns = 2 if counted else 1
+    figure, ((time, *rest),) = new_figure(1, columns, (5.5 * columns, 4.4))
     _lines(time, cases, "time")
     _logarithmic(time, cases, "runtime, ms")
     time.legend(fontsize=8)
@@ -117,7 +102,7 @@ def _sweep(results: dict[str, Any], variable: str) -> Figure:
 
 
 def _hardware(machines: Sequence[dict[str, Any]]) -> Figure:
-    figure, axes = _figure(len(machines), 4.2)
+    figure, (axes,) = new_figure(1, len(machines), (4.2 * len(machines), 4.4))
     for one, results in zip(axes, machines, strict=True):
         environment = results.get("environment", {})
         _lines(one, results["cases"], "time")

@@ -7,7 +7,6 @@ ones.
 
 from __future__ import annotations
 
-import gc
 import importlib
 import sys
 import time
@@ -21,10 +20,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.cases.correlation.contenders import DENSE_ELEMENTS, TooLarge
-from benchmarks.cases.correlation.measure import is_out_of_memory
+from benchmarks.bench import Case, Cases, Note, Result
+from benchmarks.cases.correlation.contenders import DENSE_ELEMENTS
 from benchmarks.cases.correlation.positions import coherence, smooth
-from benchmarks.harness import Candidate, event_clock, interleaved, wall_clock
+from benchmarks.harness import (
+    Candidate,
+    TooLarge,
+    clock_of,
+    first_line,
+    given_up,
+    interleaved,
+    is_out_of_memory,
+    release,
+)
 from fullfield.integrations.quiet import quiet
 from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig
 from fullfield.models.cascade import Cascade
@@ -32,7 +40,6 @@ from fullfield.models.framing import STRIDE
 from fullfield.models.prepared import PreparedSizes
 
 Network: TypeAlias = RAFT | SEARAFT
-Note = Callable[[str], None]
 Flow = Callable[[Tensor, Tensor, int], Tensor]
 """From two frames and a number of updates to the flow."""
 
@@ -83,29 +90,14 @@ class Entry(NamedTuple):
     make: Callable[[], Flow]
 
 
-def measure(plan: Plan, note: Note, on_case: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
-    """All cases of a plan; ``on_case`` gets those that are done after every one."""
-    cases: list[dict[str, Any]] = []
+def cases(plan: Plan, note: Note) -> Cases:
+    """All cases of a plan."""
     for method in plan.methods:
         for size in plan.sizes:
-            first, second = frames(plan, size)
-            model = network(plan, method, first, second)
             note(f"{method}, {size[1]}×{size[0]}")
-            cases.append(_case(plan, method, model, first, second, note))
-            on_case(cases)
-            del model
-            _release(plan.device)
-    return cases
-
-
-def failed(cases: Sequence[dict[str, Any]]) -> list[str]:
-    """What of ours did not pass its check."""
-    return [
-        f"{case['label']}: {row['name']}: {row['reason']}"
-        for case in cases
-        for row in case["rows"]
-        if row["ours"] and row["status"] in ("check failed", "failed")
-    ]
+            updates = SHAPES[method].updates if plan.updates is None else plan.updates
+            label = f"{method} {size[1]}×{size[0]}, {updates} updates"
+            yield Case(label, partial(_case, plan, method, size, updates, note))
 
 
 # ---- what everybody gets
@@ -191,10 +183,13 @@ def entries(plan: Plan, method: str, model: Network, size: tuple[int, int], note
     if not plan.peers:
         return found
     try:
-        peer = _ptlflow(PEERS[method], model, plan.device)
-    except (ImportError, OSError, AttributeError) as error:
-        note(f"ptlflow does not import here, so it is not measured ({next(iter(str(error).splitlines()), '')})")
+        peer = _ptlflow(PEERS[method])
+    except (ImportError, OSError, AttributeError, RuntimeError) as error:  # RuntimeError: torchvision does not fit
+        note(f"ptlflow does not import here, so it is not measured ({first_line(error)})")
         return found
+    # Norms of its shortcuts are in its state twice; what else might be missing shows in the check.
+    peer.load_state_dict(model.state_dict(), strict=False)
+    peer.to(plan.device).eval()
     found.append(Entry("ptlflow, dense", False, partial(_dense, peer, size)))
     if plan.extension is not None:
         found.append(Entry("ptlflow, alt_cuda_corr", False, partial(_alternate, peer, plan.extension)))
@@ -211,12 +206,9 @@ def _cascaded(model: Network, form: str) -> Flow:
     return lambda first, second, updates: cascade(first, second, updates)
 
 
-def _ptlflow(name: str, model: Network, device: torch.device) -> Any:
+def _ptlflow(name: str) -> Any:
     with quiet():
-        peer = importlib.import_module("ptlflow").get_model(name)
-    # Norms of its shortcuts are in its state twice; what else might be missing shows in the check.
-    peer.load_state_dict(model.state_dict(), strict=False)
-    return peer.to(device).eval()
+        return importlib.import_module("ptlflow").get_model(name)
 
 
 def _dense(peer: Any, size: tuple[int, int]) -> Flow:
@@ -272,15 +264,15 @@ class Truth(NamedTuple):
         return cls(flow, found, lookups)
 
 
-def _case(plan: Plan, method: str, model: Network, first: Tensor, second: Tensor, note: Note) -> dict[str, Any]:
-    size = (first.shape[-2], first.shape[-1])
-    updates = model.config.updates if plan.updates is None else plan.updates
+def _case(plan: Plan, method: str, size: tuple[int, int], updates: int, note: Note) -> Result:
+    first, second = frames(plan, size)
+    model = network(plan, method, first, second)
     few = min(updates, CHECKED_UPDATES)
     rows: list[dict[str, Any]] = []
     candidates: list[Candidate] = []
     with torch.no_grad():
         truth = Truth.of(plan, model, (first, second), updates, few)
-        _release(plan.device)
+        release(plan.device)
         for entry in entries(plan, method, model, size, note):
             note(f"preparing {entry.name}")
             row: dict[str, Any] = {"name": entry.name, "ours": entry.ours, "status": "ok"}
@@ -291,14 +283,13 @@ def _case(plan: Plan, method: str, model: Network, first: Tensor, second: Tensor
                 if truth.flow is not None and not cascaded:
                     row["from_exact_px"] = float((flow(first, second, updates) - truth.flow).norm(dim=1).mean())
                 candidates.append(Candidate(entry.name, _work(flow, first, second, updates), lambda _: None))
-            _release(plan.device)
-        clock = event_clock if plan.device.type == "cuda" else wall_clock
+            release(plan.device)
+        clock = clock_of(plan.device)
         timings = interleaved(candidates, plan.repeats, note, clock, plan.patience) if candidates else []
     for timing in timings:
         row = next(row for row in rows if row["name"] == timing.name)
         row |= {**timing.as_dict(), "seconds": list(timing.seconds)}
     return {
-        "label": f"{method} {size[1]}×{size[0]}, {updates} updates",
         "method": method,
         "size": list(size),
         "updates": updates,
@@ -346,20 +337,10 @@ def _admitted(
         if on_gpu:
             torch.cuda.synchronize()
             row["peak_bytes"] = torch.cuda.max_memory_allocated() - before
-    except TooLarge as error:
-        row |= {"status": "out of memory", "reason": str(error)}
-        return None
     except (MemoryError, RuntimeError) as error:
-        status = "out of memory" if is_out_of_memory(error) else "failed"
-        row |= {"status": status, "reason": next(iter(str(error).splitlines()), type(error).__name__)}
+        row |= given_up(error)
         return None
     return flow
-
-
-def _release(device: torch.device) -> None:
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 # ---- in words

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from benchmarks.bench import Bench, Note, Result, Session
 from benchmarks.cases.networks import options
 from fullfield._check import InputError
 from fullfield.cli import paths
@@ -29,16 +30,7 @@ examples:
 """
 
 
-def add_parser(targets: Any) -> argparse.ArgumentParser:
-    """Add ``python -m benchmarks models``."""
-    parser: argparse.ArgumentParser = targets.add_parser(
-        "models",
-        help="RAFT and SEA-RAFT end to end, beside ptlflow's",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def _add_options(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what is estimated")
     what.add_argument("--methods", nargs="+", choices=METHODS, default=["raft", "sea-raft-m"], help="networks")
     what.add_argument(
@@ -54,22 +46,10 @@ def add_parser(targets: Any) -> argparse.ArgumentParser:
     who.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS), help="ours [both]")
     who.add_argument("--no-peers", action="store_true", help="ours alone")
     options.add_extension_option(who)
-    options.add_device_option(who)
-    options.add_result_options(parser)
-    return parser
 
 
-def run(args: argparse.Namespace) -> int:
-    """Check, measure, print."""
-    weights = _check_arguments(args)
-
-    from benchmarks.cases.networks import models
-
-    return options.measure(args, "models", models, _plan(args, weights))
-
-
-def _check_arguments(args: argparse.Namespace) -> dict[str, str]:
-    """Everything that can be wrong without loading a library; the weights by method."""
+def _weights(args: argparse.Namespace) -> dict[str, str]:
+    """The weights by method."""
     weights = {}
     for given in args.weights:
         method, _, path = given.partition("=")
@@ -77,18 +57,36 @@ def _check_arguments(args: argparse.Namespace) -> dict[str, str]:
             raise InputError(f"--weights: expected METHOD=FILE with one of {', '.join(METHODS)}, got {given}")
         paths.check_input(path, "--weights")
         weights[method] = path
-    for path in args.pair or ():
-        paths.check_input(path, "--pair")
-    options.check_results(args, [*weights.values(), *(args.pair or ())])
-    if args.alt_cuda_corr and args.no_peers:
-        raise InputError("--alt-cuda-corr: is for ptlflow's models, which --no-peers leaves out")
     return weights
 
 
-def _plan(args: argparse.Namespace, weights: dict[str, str]) -> Plan:
+def _check(args: argparse.Namespace) -> list[str]:
+    inputs = [*_weights(args).values(), *(args.pair or ())]
+    for path in args.pair or ():
+        paths.check_input(path, "--pair")
+    options.check_extension(args)
+    if args.alt_cuda_corr and args.no_peers:
+        raise InputError("--alt-cuda-corr: is for ptlflow's models, which --no-peers leaves out")
+    return inputs
+
+
+def _open(args: argparse.Namespace, note: Note) -> Session:
+    from benchmarks.cases.networks import models
+
+    plan = _plan(args, note)
+    return Session(models.cases(plan, note), device=plan.device)
+
+
+def _report(results: Result) -> list[str]:
+    from benchmarks.cases.networks.models import report
+
+    return report(results)
+
+
+def _plan(args: argparse.Namespace, note: Note) -> Plan:
     from benchmarks.cases.networks.models import Plan
 
-    device, extension = options.set_up(args)
+    device, extension = options.set_up(args, note)
     usual = [(864, 2048), (3432, 8192)] if device.type == "cuda" else [(128, 256)]
     return Plan(
         args.methods,
@@ -99,7 +97,7 @@ def _plan(args: argparse.Namespace, weights: dict[str, str]) -> Plan:
         cascade=args.cascade,
         peers=not args.no_peers,
         extension=extension,
-        weights=weights,
+        weights=_weights(args),
         pair=_pair(args.pair),
         repeats=args.repeats,
     )
@@ -114,3 +112,15 @@ def _pair(given: list[str] | None) -> tuple[torch.Tensor, torch.Tensor] | None:
     if first.shape != second.shape:
         raise InputError(f"--pair: expected two frames of one size, got {list(first.shape)} and {list(second.shape)}")
     return first.expand(3, -1, -1), second.expand(3, -1, -1)
+
+
+MODELS = Bench(
+    "models",
+    "RAFT and SEA-RAFT end to end, beside ptlflow's",
+    DESCRIPTION,
+    EPILOG,
+    _add_options,
+    _check,
+    _open,
+    _report,
+)

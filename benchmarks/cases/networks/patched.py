@@ -7,20 +7,20 @@ float32, before its time counts; in training, the gradients of all parameters to
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.cases.correlation.measure import is_out_of_memory
+from benchmarks.bench import Case, Cases, Note, Result
 from benchmarks.cases.correlation.positions import coherence
-from benchmarks.cases.networks.models import Note, frames
 from benchmarks.cases.networks.models import Plan as FramePlan
-from benchmarks.harness import Candidate, event_clock, interleaved, peak_bytes, wall_clock
+from benchmarks.cases.networks.models import frames
+from benchmarks.harness import Candidate, clock_of, given_up, interleaved, peak_bytes, release
 from fullfield._check import InputError
 from fullfield.integrations import patch
 from fullfield.integrations.quiet import quiet
@@ -52,26 +52,14 @@ class Plan:
     repeats: int = 5
 
 
-def measure(plan: Plan, note: Note, on_case: Callable[[list[dict[str, Any]]], None]) -> list[dict[str, Any]]:
-    """All cases of a plan; ``on_case`` gets those that are done after every one."""
-    cases: list[dict[str, Any]] = []
+def cases(plan: Plan, note: Note) -> Cases:
+    """All cases of a plan."""
+    how = "alt_cuda_corr" if plan.alternate else "dense"
+    what = f"training step, batch {plan.batch}" if plan.train else "estimate"
     for name in plan.models:
         for size in plan.sizes:
             note(f"{name}, {size[1]}×{size[0]}")
-            cases.append(_case(plan, name, _model(plan, name), _images(plan, name, size), note))
-            on_case(cases)
-            _release(plan.device)
-    return cases
-
-
-def failed(cases: Sequence[dict[str, Any]]) -> list[str]:
-    """What of ours did not pass its check."""
-    return [
-        f"{case['label']}: {row['name']}: {row['reason']}"
-        for case in cases
-        for row in case["rows"]
-        if row["name"] == "patched" and row["status"] != "ok"
-    ]
+            yield Case(f"{name} {size[1]}×{size[0]}, {what}, {how}", partial(_case, plan, name, size, how, note))
 
 
 def _model(plan: Plan, name: str) -> Any:
@@ -125,9 +113,10 @@ def _work(plan: Plan, model: Any, images: Tensor) -> Callable[[], Tensor]:
     return quietly
 
 
-def _case(plan: Plan, name: str, model: Any, images: Tensor, note: Note) -> dict[str, Any]:
-    rows: list[dict[str, Any]] = [{"name": "as it is", "status": "ok"}, {"name": "patched", "status": "ok"}]
-    patched = _model(plan, name)
+def _case(plan: Plan, name: str, size: tuple[int, int], how: str, note: Note) -> Result:
+    rows: list[Result] = [{"name": name, "ours": name == "patched", "status": "ok"} for name in ("as it is", "patched")]
+    images = _images(plan, name, size)
+    model, patched = _model(plan, name), _model(plan, name)
     calls = [_work(plan, model, images), _work(plan, patched, images)]
     _measured(calls[0], rows[0], plan.device)
     patch(patched)
@@ -139,17 +128,13 @@ def _case(plan: Plan, name: str, model: Any, images: Tensor, note: Note) -> dict
         _measured(calls[1], rows[1], plan.device)
     if all(row["status"] == "ok" for row in rows):
         _compare(plan, (model, patched), calls, rows[1])
-    clock = event_clock if plan.device.type == "cuda" else wall_clock
+    clock = clock_of(plan.device)
     taking = [(row, call) for row, call in zip(rows, calls, strict=True) if row["status"] == "ok"]
     candidates = [Candidate(row["name"], call, lambda _: None) for row, call in taking]
     for timing in interleaved(candidates, plan.repeats, note, clock) if candidates else []:
         row = next(row for row in rows if row["name"] == timing.name)
         row |= {**timing.as_dict(), "seconds": list(timing.seconds)}
-    how = "alt_cuda_corr" if plan.alternate else "dense"
-    what = f"training step, batch {plan.batch}" if plan.train else "estimate"
-    size = tuple(images.shape[-2:])
     return {
-        "label": f"{name} {size[1]}×{size[0]}, {what}, {how}",
         "model": name,
         "size": list(size),
         "train": plan.train,
@@ -167,9 +152,8 @@ def _tried(call: Callable[[], Tensor], row: dict[str, Any], device: torch.device
     try:
         flow = call()
     except (RuntimeError, NameError) as error:  # NameError: the extension is not there
-        status = "out of memory" if isinstance(error, RuntimeError) and is_out_of_memory(error) else "failed"
-        row |= {"status": status, "reason": next(iter(str(error).splitlines()), type(error).__name__)}
-        _release(device)
+        row |= given_up(error)
+        release(device)
         return None
     if not bool(flow.isfinite().all()):
         row |= {"status": "failed", "reason": "the flow is not finite"}
@@ -232,12 +216,6 @@ def looked_up() -> Iterator[list[tuple[Tensor, int, int]]]:
         CorrelationPyramid.__call__ = original  # type: ignore[method-assign]
 
 
-def _release(device: torch.device) -> None:
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
 # ---- in words
 
 
@@ -245,9 +223,9 @@ def report(results: dict[str, Any]) -> list[str]:
     """Every case: both times, their ratio, both peaks."""
     lines: list[str] = []
     for case in results["cases"]:
-        told = case["lookups"]
+        told = case.get("lookups")
         inside = f"{100 * told['inside']:.1f} % of lookups in the map, " if told else ""
-        length = "no flow" if case["flow_px"] is None else f"mean flow {case['flow_px']:.1f} px"
+        length = "no flow" if case.get("flow_px") is None else f"mean flow {case['flow_px']:.1f} px"
         lines.append(f"{case['label']} on {case['device']} ({inside}{length})")
         lines += [f"  {row['name']:<10}{_row(row)}" for row in case["rows"]]
         first, second = case["rows"]

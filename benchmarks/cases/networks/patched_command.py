@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from benchmarks.bench import Bench, Note, Result, Session
 from benchmarks.cases.networks import options
 from fullfield._check import InputError
 from fullfield.cli.argtypes import count, size
@@ -25,42 +26,41 @@ examples:
 """
 
 
-def add_parser(targets: Any) -> argparse.ArgumentParser:
-    """Add ``python -m benchmarks patched``."""
-    parser: argparse.ArgumentParser = targets.add_parser(
-        "patched",
-        help="ptlflow's models as they are and on our lookups",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("models", nargs="+", metavar="MODEL", help="ptlflow's names: raft, dpflow, ...")
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="ptlflow's names: raft, dpflow, ...")
     parser.add_argument("--sizes", nargs="+", type=size, default=[(436, 1024)], metavar="WxH", help="frames [1024x436]")
     parser.add_argument("--train", action="store_true", help="a training step instead of an estimate")
     parser.add_argument("--batch", type=count, default=1, metavar="N", help="pairs at a time [%(default)s]")
     options.add_extension_option(parser, "beside the models' on-demand lookup instead of their volume: ")
-    options.add_device_option(parser)
-    options.add_result_options(parser)
-    return parser
 
 
-def run(args: argparse.Namespace) -> int:
-    """Check, measure, print."""
-    options.check_results(args)
+def _check(args: argparse.Namespace) -> list[str]:
+    if not args.models:
+        raise InputError("MODEL: expected one or several names of ptlflow's models, got none")
+    options.check_extension(args)
     if args.alt_cuda_corr and args.train:
         raise InputError("--alt-cuda-corr: has no gradient in ptlflow; leave out --train")
+    return []
 
+
+def _open(args: argparse.Namespace, note: Note) -> Session:
     from benchmarks.cases.networks import patched
 
-    return options.measure(args, "patched", patched, _plan(args))
+    plan = _plan(args, note)
+    return Session(patched.cases(plan, note), device=plan.device)
 
 
-def _plan(args: argparse.Namespace) -> Plan:
+def _report(results: Result) -> list[str]:
+    from benchmarks.cases.networks.patched import report
+
+    return report(results)
+
+
+def _plan(args: argparse.Namespace, note: Note) -> Plan:
     from benchmarks.cases.networks.patched import Plan
     from fullfield.estimators.ptlflow import import_ptlflow
 
-    device, extension = options.set_up(args)
+    device, extension = options.set_up(args, note)
     names = import_ptlflow().get_model_names()
     for name in args.models:
         if name not in names:
@@ -74,3 +74,15 @@ def _plan(args: argparse.Namespace) -> Plan:
         alternate=extension is not None,
         repeats=args.repeats,
     )
+
+
+PATCHED = Bench(
+    "patched",
+    "ptlflow's models as they are and on our lookups",
+    DESCRIPTION,
+    EPILOG,
+    _add_options,
+    _check,
+    _open,
+    _report,
+)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from fullfield import _check
+from benchmarks.bench import Bench, Note, Result, Session
 from fullfield._check import InputError
-from fullfield.cli import paths, report
+from fullfield.cli import paths
 from fullfield.cli.argtypes import count
 
 if TYPE_CHECKING:
@@ -41,16 +41,7 @@ examples:
 """
 
 
-def add_parser(targets: Any) -> argparse.ArgumentParser:
-    """Add ``python -m benchmarks points``."""
-    parser: argparse.ArgumentParser = targets.add_parser(
-        "points",
-        help="convolution on native points, its geometry and a ResNet-18",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def _add_options(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what is measured")
     what.add_argument(
         "--parts",
@@ -78,15 +69,7 @@ def add_parser(targets: Any) -> argparse.ArgumentParser:
     what.add_argument("--limit-sizes", nargs="+", type=count, metavar="N", help="points of figure K, rising")
     who = parser.add_argument_group("who takes part")
     who.add_argument("--pointelligence", metavar="DIR", help="a checkout of ant-research/pointelligence")
-    who.add_argument("--device", metavar="NAME", help="cpu, cuda, cuda:1, ... [cuda where there is one]")
-    parser.add_argument("--repeats", type=count, default=5, metavar="N", help="rounds [%(default)s]")
     parser.add_argument("--seconds", type=_length, metavar="S", help="begin no case after so many")
-    parser.add_argument("--resume", action="store_true", help="measure only what --output FILE does not hold yet")
-    parser.add_argument("--plots", metavar="DIR", help="also draw the figures into this folder (matplotlib)")
-    parser.add_argument("--markdown", metavar="FILE", help="also write tables, with published values beside (.md)")
-    parser.add_argument("-o", "--output", metavar="FILE", help="also write results and environment (.json)")
-    report.add_report_options(parser, progress=True)
-    return parser
 
 
 def _length(text: str) -> float:
@@ -106,111 +89,79 @@ def _channels(text: str) -> tuple[int, int]:
     return int(parts[0]), int(parts[1])
 
 
-def run(args: argparse.Namespace) -> int:
-    """Check, measure, print, draw."""
-    _check_arguments(args)
-
-    from benchmarks.cases.points import measure as points
+def _open(args: argparse.Namespace, note: Note) -> Session:
+    from benchmarks.cases.points import measure
     from benchmarks.cases.points.verdict import summary
-    from benchmarks.harness import CheckFailed, environment, write_results
-
-    def note(text: str) -> None:
-        if not args.quiet:
-            report.note(text, kind="bench")
 
     plan, absent = _plan(args)
     known = earlier(Path(args.output), args.grid) if args.resume and Path(args.output).exists() else []
     for name, reason in absent.items():
         note(f"{name} is not measured: {reason}")
 
-    def results_of(cases: list[dict[str, Any]]) -> dict[str, Any]:
-        parts = list(dict.fromkeys(case["part"] for case in cases))
-        header = {"bench": "points", "parts": parts, "grid": args.grid, "absent": absent}
-        return {**header, "cases": cases, "verdicts": summary(cases)}
+    def judged(cases: Sequence[Result]) -> Result:
+        return {"parts": list(dict.fromkeys(case["part"] for case in cases)), "verdicts": summary(cases)}
 
-    def keep(cases: list[dict[str, Any]]) -> None:
-        if args.output:
-            write_results(args.output, results_of(cases))
-
-    try:
-        cases = points.measure(plan, note, keep, known)
-    except CheckFailed as failure:
-        report.note(str(failure), kind="check failed")
-        return 1
-    results = {**results_of(cases), "environment": environment()}
-    _write(args, results, note)
-    problems = points.failed(cases)
-    for problem in problems:
-        report.note(problem, kind="check failed")
-    return 1 if problems else 0
+    return Session(
+        measure.cases(plan, note),
+        {"grid": args.grid, "absent": absent},
+        known,
+        order=PARTS,
+        seconds=args.seconds or math.inf,
+        device=plan.device,
+        summary=judged,
+    )
 
 
-def earlier(path: Path, grid: float) -> list[dict[str, Any]]:
+def earlier(path: Path, grid: float) -> list[Result]:
     """The cases of a file of results that need not be measured again, with their commit where it is another than now.
 
     Raises InputError for a file that is none, or whose numbers are of another machine or grid than this run's.
     """
-    from benchmarks.harness import environment
+    from benchmarks.stored import check_same, environment, read_results
 
-    here = environment()
-    try:
-        stored = json.loads(path.read_text("utf-8"))
-        there = stored["environment"]
-        if stored["bench"] != "points":
-            raise ValueError(stored["bench"])
-        kept = [case for case in stored["cases"] if _is_done(case)]
-        facts = [("grid", stored["grid"], grid), *((name, there.get(name), here.get(name)) for name in ("gpu", "cpu"))]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"--resume: expected results of this benchmark in {path}, got something else") from error
-    for name, got, wanted in facts:
-        _check.require(got == wanted, "--resume", f"results of {name} {wanted}", str(got))
+    stored, here = read_results(path, "points", "--resume"), environment()
+    there = stored["environment"]
+    machine = ((name, there.get(name), here.get(name)) for name in ("gpu", "cpu"))
+    check_same("--resume", [("grid", stored.get("grid"), grid), *machine])
+    kept = [case for case in stored["cases"] if _is_done(case)]
     for case in kept:
         if there.get("commit") != here["commit"]:
             case.setdefault("commit", there.get("commit"))
     return kept
 
 
-def _is_done(case: dict[str, Any]) -> bool:
+def _is_done(case: Result) -> bool:
     """Whether ours was measured; of figure K also that it did not fit."""
     fine = ("ok", "out of memory") if case["part"] == "limit" else ("ok",)
     return all(row["status"] in fine for row in case["rows"] if row.get("ours"))
 
 
-def _write(args: argparse.Namespace, results: dict[str, Any], note: Any) -> None:
+def _report(results: Result) -> list[str]:
+    from benchmarks.cases.points.report import report
+
+    return report(results)
+
+
+def _tables(results: Result) -> str:
     from benchmarks.cases.points.report import markdown
-    from benchmarks.cases.points.report import report as lines
-    from fullfield.io import atomic_path
 
-    if args.markdown:
-        with atomic_path(args.markdown) as temporary:
-            temporary.write_text(markdown(results), "utf-8")
-    if args.plots:
-        from benchmarks.cases.points.plots import draw
-
-        for path in draw(results, Path(args.plots)):
-            note(f"{path} is drawn")
-    if args.json:
-        report.print_json(results)
-    else:
-        print("\n".join(lines(results)))
+    return markdown(results)
 
 
-def _check_arguments(args: argparse.Namespace) -> None:
-    """Everything that can be wrong without loading a library."""
+def _draw(results: Result, folder: Path, _: argparse.Namespace) -> list[Path]:
+    from benchmarks.cases.points.plots import draw
+
+    return draw(results, folder)
+
+
+def _check(args: argparse.Namespace) -> Sequence[str]:
     if args.kernel > 8:
         raise InputError(f"--kernel: expected 1 to 8, got {args.kernel}")
     for path in args.clouds:
         paths.check_input(path, "--clouds")
-    for value, name, suffix in ((args.output, "results", ".json"), (args.markdown, "tables", ".md")):
-        if value:
-            paths.check_suffix(value, name, (suffix,))
-            paths.check_output(value, name)
-    if args.resume and not args.output:
-        raise InputError("--resume: goes on with what --output FILE holds, and --output is absent")
-    if args.plots:
-        paths.check_folder(Path(args.plots), "--plots")
     if args.pointelligence and not Path(args.pointelligence).is_dir():
         raise InputError(f"--pointelligence {args.pointelligence}: no such folder")
+    return list(args.clouds)
 
 
 def _plan(args: argparse.Namespace) -> tuple[Plan, dict[str, str]]:
@@ -252,6 +203,20 @@ def _plan(args: argparse.Namespace) -> tuple[Plan, dict[str, str]]:
         voxel_dtype=torch.float16 if gpu and (not args.dtype or torch.float16 in dtypes) else dtypes[0],
         kernel=args.kernel,
         repeats=args.repeats,
-        seconds=args.seconds or math.inf,
     )
     return plan, {**absent, **missing}
+
+
+POINTS = Bench(
+    "points",
+    "convolution on native points, its geometry and a ResNet-18",
+    DESCRIPTION,
+    EPILOG,
+    _add_options,
+    _check,
+    _open,
+    _report,
+    _tables,
+    _draw,
+    resumes=True,
+)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.cases.points.listing import ORDERS, listing
+from benchmarks.harness import Unsupported, first_line
 from fullfield._check import InputError
 from fullfield.ops import launching
 from fullfield.ops.point_conv import BACKENDS, PointGeometry, point_conv
@@ -53,10 +54,6 @@ class Problem:
             entries=g.forward.entries.numel(),
             precision=torch.get_float32_matmul_precision(),
         )
-
-
-class Unsupported(RuntimeError):
-    """A contender does not serve a problem."""
 
 
 @dataclass(frozen=True)
@@ -264,7 +261,7 @@ def voxel_peers() -> tuple[list[Contender], dict[str, str]]:
         try:
             module = importlib.import_module(place)
         except (ImportError, OSError, RuntimeError) as error:
-            absent[name] = f"does not import ({next(iter(str(error).splitlines()), type(error).__name__)})"
+            absent[name] = f"does not import ({first_line(error)})"
             continue
         version = getattr(importlib.import_module(name), "__version__", "")
         found.append(Contender(f"{name} {version}".strip(), partial(prepare, module), figures="voxels"))

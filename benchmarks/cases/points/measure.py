@@ -8,9 +8,8 @@ eager; memory is PyTorch's own count of what a call takes beyond its inputs.
 from __future__ import annotations
 
 import gc
-import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,11 +17,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.bench import Case, Cases, Note, Result
 from benchmarks.cases.points import network
 from benchmarks.cases.points.clouds import Scene, sized, thinned, voxels_name, voxels_of
-from benchmarks.cases.points.contenders import Apply, Contender, Problem, Unsupported
+from benchmarks.cases.points.contenders import Apply, Contender, Problem
 from benchmarks.cases.points.truth import PEER_SLACK, Truth
-from benchmarks.harness import Candidate, captured, event_clock, interleaved, peak_bytes, wall_clock
+from benchmarks.harness import (
+    Candidate,
+    captured,
+    event_clock,
+    first_line,
+    given_up,
+    interleaved,
+    is_out_of_memory,
+    peak_bytes,
+    release,
+    wall_clock,
+)
 from fullfield.ops.neighbors import grid_downsample, knn_search, radius_search
 from fullfield.ops.point_conv import (
     dispatch,
@@ -48,9 +59,7 @@ _NETWORK_REPEATS = 15  # on a GPU, where the spread is the host's
 _NEAR = 0.05  # between the largest size that fits and the smallest that does not, of the former
 _REPLAYED = 0.05
 """Seconds; a longer call is timed eagerly: a graph would save nothing and keep its memory."""
-Note = Callable[[str], None]
 Call = Callable[[], Any]
-Case = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -77,78 +86,25 @@ class Plan:
     repeats: int = 5
     patience: float = 1.0
     """Seconds after which a contender is not repeated any more."""
-    seconds: float = math.inf
-    """After which no case is begun any more."""
 
     @property
     def gpu(self) -> bool:
         return self.device.type == "cuda"
 
 
-@dataclass
-class Job:
-    """A case that is to be measured."""
-
-    label: str
-    make: Callable[[], Case]
-    case: Case | None = None
-
-
-def measure(
-    plan: Plan,
-    note: Note,
-    on_case: Callable[[list[Case]], None] | None = None,
-    known: Sequence[Case] = (),
-) -> list[Case]:
-    """All cases of a plan, and those of earlier runs, ``known``, which are not measured again; by part and in the
-    plan's order. ``on_case`` gets those that are done after every one."""
-    done = {(case["part"], case["label"]): case for case in known}
-    begin = time.perf_counter()
+def cases(plan: Plan, note: Note) -> Cases:
+    """All cases of a plan, by part."""
     scene = plan.scene.to(plan.device)
-
-    def cases() -> list[Case]:
-        return sorted(done.values(), key=lambda case: [*PARTS].index(case["part"]))
-
     gc.collect()
     gc.freeze()  # what is here already is not looked at again, so that collecting takes no time below
     try:
         for part in plan.parts:
             note(PARTS[part])
-            for job in _CASES[part](plan, scene, note):
-                job.case = done.pop((part, job.label), None)
-                if job.case is not None:
-                    done[part, job.label] = job.case  # in the plan's order
-                    continue
-                start = time.perf_counter()
-                if start - begin > plan.seconds:
-                    note(f"time is up before {job.label}")
-                    return cases()
-                job.case = {"part": part, "label": job.label, **job.make()}
-                job.case["took_s"] = round(time.perf_counter() - start, 2)
-                done[part, job.label] = job.case
-                if on_case is not None:
-                    on_case(cases())
-                release(plan.device)
+            for case in _CASES[part](plan, scene, note):
+                case.part = part
+                yield case
     finally:
         gc.unfreeze()
-    return cases()
-
-
-def failed(cases: Sequence[Case]) -> list[str]:
-    """What of ours did not pass its check."""
-    return [
-        f"{case['label']}: {row['name']}: {row['reason']}"
-        for case in cases
-        for row in case["rows"]
-        if row.get("ours") and row["status"] in ("check failed", "failed")
-    ]
-
-
-def release(device: torch.device) -> None:
-    """Give memory back between cases."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
 
 
 # ---- one layer
@@ -196,23 +152,23 @@ class _Task:
     dtype: torch.dtype
     figures: tuple[str, ...]
     problem: Callable[[tuple[int, int], torch.dtype], Problem]
-    facts: Case = field(default_factory=dict)
+    facts: Result = field(default_factory=dict)
 
     @property
     def label(self) -> str:
         return f"{self.name}, {self.channels[0]}→{self.channels[1]}, {str(self.dtype).removeprefix('torch.')}"
 
 
-def _layer_job(plan: Plan, task: _Task, note: Note) -> Job:
-    return Job(task.label, partial(_layer_case, plan, task, note))
+def _layer(plan: Plan, task: _Task, note: Note) -> Case:
+    return Case(task.label, partial(_layer_case, plan, task, note))
 
 
-def _layer_case(plan: Plan, task: _Task, note: Note) -> Case:
+def _layer_case(plan: Plan, task: _Task, note: Note) -> Result:
     problem = task.problem(task.channels, task.dtype)
     layer = Layer(problem)
     truth = layer.truth()
-    rows: list[Case] = []
-    entered: list[tuple[Case, Apply]] = []
+    rows: list[Result] = []
+    entered: list[tuple[Result, Apply]] = []
     for contender in plan.contenders:
         if not contender.ours and contender.figures not in task.figures:
             continue
@@ -226,7 +182,7 @@ def _layer_case(plan: Plan, task: _Task, note: Note) -> Case:
     return {**task.facts, **_facts(problem), "rows": rows}
 
 
-def _facts(problem: Problem) -> Case:
+def _facts(problem: Problem) -> Result:
     g = problem.geometry
     i, _, k = g.triplets()
     buckets = int(((i.diff() != 0) | (k.diff() != 0)).sum()) + 1 if i.numel() else 0
@@ -242,9 +198,9 @@ def _facts(problem: Problem) -> Case:
     }
 
 
-def _entered(plan: Plan, contender: Contender, layer: Layer, truth: Truth) -> tuple[Case, Apply | None]:
+def _entered(plan: Plan, contender: Contender, layer: Layer, truth: Truth) -> tuple[Result, Apply | None]:
     """The contender's row with its check and memory; no function where it does not take part."""
-    row: Case = {"name": contender.name, "ours": contender.ours, "status": "ok"}
+    row: Result = {"name": contender.name, "ours": contender.ours, "status": "ok"}
     slack = 1.0 if contender.ours else PEER_SLACK
     try:
         before = torch.cuda.memory_allocated() if plan.gpu else 0
@@ -268,18 +224,14 @@ def _entered(plan: Plan, contender: Contender, layer: Layer, truth: Truth) -> tu
             gc.collect()
             kept = torch.cuda.memory_allocated() - before
             row["kept_bytes"] = layer.problem.geometry.nbytes if contender.ours else kept
-    except Unsupported as reason:
-        row.update(status="cannot", reason=str(reason))
-        return row, None
     except (MemoryError, RuntimeError, TypeError, ValueError) as error:
-        short = is_out_of_memory(error)
-        row.update(status="out of memory" if short else "failed", reason=first_line(error))
+        row.update(given_up(error))
         release(plan.device)
         return row, None
     return row, apply
 
 
-def _time(plan: Plan, way: str, works: Sequence[tuple[Case, Call]], note: Note) -> None:
+def _time(plan: Plan, way: str, works: Sequence[tuple[Result, Call]], note: Note) -> None:
     """Time all in turns; one after another where memory does not suffice for all graphs."""
     for group in [list(works)], [[work] for work in works]:
         short = False
@@ -297,7 +249,7 @@ def _time(plan: Plan, way: str, works: Sequence[tuple[Case, Call]], note: Note) 
             return
 
 
-def _timed(plan: Plan, way: str, works: Sequence[tuple[Case, Call]], note: Note) -> None:
+def _timed(plan: Plan, way: str, works: Sequence[tuple[Result, Call]], note: Note) -> None:
     candidates = []
     for row, call in works:
         chosen, row[f"{way}_graph"] = call, False
@@ -313,23 +265,7 @@ def _timed(plan: Plan, way: str, works: Sequence[tuple[Case, Call]], note: Note)
         return
     clock = event_clock if plan.gpu else wall_clock
     for (row, _), timing in zip(works, interleaved(candidates, plan.repeats, note, clock, plan.patience), strict=True):
-        row[way] = spread(timing.seconds)
-
-
-def spread(seconds: Sequence[float]) -> Case:
-    """Median and all, in seconds."""
-    return {"median_s": sorted(seconds)[len(seconds) // 2], "seconds": list(seconds)}
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory was what was missing."""
-    text = str(error)
-    return isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or "out of memory" in text
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, shortly."""
-    return next(iter(str(error).splitlines()), type(error).__name__)
+        row[way] = timing.in_full()
 
 
 # ---- cases
@@ -355,47 +291,47 @@ def _densities(plan: Plan, scene: Scene) -> list[tuple[Scene, float]]:
     return [(scene, plan.grid), (thinned(scene, plan.coarse), plan.coarse)]
 
 
-def _layers(plan: Plan, scene: Scene, note: Note) -> Iterator[Job]:
+def _layers(plan: Plan, scene: Scene, note: Note) -> Cases:
     for some, grid in _densities(plan, scene):
         for channels in plan.channels:
             for dtype in plan.dtypes:
                 problem = partial(_by_radius, plan, some, grid)
-                yield _layer_job(plan, _Task(some.name, channels, dtype, ("layer",), problem), note)
+                yield _layer(plan, _Task(some.name, channels, dtype, ("layer",), problem), note)
 
 
-def _sizes(plan: Plan, scene: Scene, note: Note) -> Iterator[Job]:
+def _sizes(plan: Plan, scene: Scene, note: Note) -> Cases:
     """At the scan's density and thinned; parts and copies of the scene."""
     for whole, grid in _densities(plan, scene):
         for size in plan.sizes:
             some, facts = sized(whole, size), {"size": size, "series": whole.name}
             problem = partial(_by_radius, plan, some, grid)
-            yield _layer_job(plan, _Task(some.name, plan.channels[0], plan.dtypes[0], ("layer",), problem, facts), note)
+            yield _layer(plan, _Task(some.name, plan.channels[0], plan.dtypes[0], ("layer",), problem, facts), note)
 
 
-def _voxels(plan: Plan, scene: Scene, note: Note) -> Iterator[Job]:
+def _voxels(plan: Plan, scene: Scene, note: Note) -> Cases:
     """At the scan's density, hardly more than a point a voxel, and coarser."""
     for cell in (plan.grid, plan.coarse):
         for size in plan.sizes:
             facts = {"size": size, "series": f"voxels of {100 * cell:g} cm"}
             name, problem = voxels_name(scene, cell, size), partial(_by_voxel, plan, scene, cell, size)
-            yield _layer_job(plan, _Task(name, plan.channels[0], plan.voxel_dtype, ("voxels",), problem, facts), note)
+            yield _layer(plan, _Task(name, plan.channels[0], plan.voxel_dtype, ("voxels",), problem, facts), note)
 
 
 def _ablation(
     figures: tuple[str, ...], problem_of: Callable[..., Problem], plan: Plan, scene: Scene, note: Note
-) -> Iterator[Job]:
+) -> Cases:
     for size in plan.ablation_sizes:
         some, facts = sized(scene, size), {"size": size, "series": scene.name}
         problem = partial(problem_of, plan, some, plan.grid)
-        yield _layer_job(plan, _Task(some.name, plan.channels[0], plan.dtypes[0], figures, problem, facts), note)
+        yield _layer(plan, _Task(some.name, plan.channels[0], plan.dtypes[0], figures, problem, facts), note)
 
 
-def _build(plan: Plan, scene: Scene, note: Note) -> Iterator[Job]:
+def _build(plan: Plan, scene: Scene, note: Note) -> Cases:
     for some, grid in _densities(plan, scene):
-        yield Job(some.name, partial(_build_case, plan, some, grid, note))
+        yield Case(some.name, partial(_build_case, plan, some, grid, note))
 
 
-def _build_case(plan: Plan, scene: Scene, grid: float, note: Note) -> Case:
+def _build_case(plan: Plan, scene: Scene, grid: float, note: Note) -> Result:
     points, offsets, sides = scene.points, scene.offsets, (plan.kernel,) * 3
     radius = kernel_radius(grid, plan.kernel)
     found = radius_search(points, radius, offsets=offsets)
@@ -430,7 +366,7 @@ def _build_case(plan: Plan, scene: Scene, grid: float, note: Note) -> Case:
     rows = []
     clock = event_clock if plan.gpu else wall_clock
     for timing in interleaved(candidates, plan.repeats, note, clock, plan.patience):
-        row: Case = {"name": timing.name, "ours": True, "status": "ok", "build": spread(timing.seconds)}
+        row: Result = {"name": timing.name, "ours": True, "status": "ok", "build": timing.in_full()}
         if plan.gpu:
             row["build_peak_bytes"] = peak_bytes(works[timing.name][0])
         rows.append(row)
@@ -456,28 +392,28 @@ def _brute_force(points: Tensor, offsets: Tensor, radius: float) -> Callable[[An
     return judge
 
 
-def _network(plan: Plan, scene: Scene, note: Note) -> Iterator[Job]:
+def _network(plan: Plan, scene: Scene, note: Note) -> Cases:
     some = sized(scene, plan.network_points)
     repeats = max(plan.repeats, _NETWORK_REPEATS) if plan.gpu else plan.repeats
     work = partial(network.timed, some, plan.grid, plan.network_dtype, repeats, note)
-    yield Job(f"ResNet-18, {some.name}", work)
+    yield Case(f"ResNet-18, {some.name}", work)
 
 
-def _limit(plan: Plan, scene: Scene, note: Note) -> Iterator[Job]:
+def _limit(plan: Plan, scene: Scene, note: Note) -> Cases:
     """Sizes until one does not fit; then halves of what lies between, for the largest that does."""
 
-    def job_of(size: int) -> Job:
+    def case_of(size: int) -> Case:
         work = partial(network.once, partial(sized, scene, size), size, plan.grid, plan.network_dtype)
-        return Job(f"ResNet-18, {size:,} points", work)
+        return Case(f"ResNet-18, {size:,} points", work)
 
     fits = short = 0
     sizes = list(plan.limit_sizes)
     while sizes:
         size = sizes.pop(0)
         note(f"ResNet-18 on {size:,} points")
-        job = job_of(size)
-        yield job
-        status = job.case["rows"][0]["status"] if job.case is not None else "failed"
+        case = case_of(size)
+        yield case
+        status = case.result["rows"][0]["status"] if case.result is not None else "failed"
         if status == "ok":
             fits = size
         elif status == "out of memory":
@@ -490,7 +426,7 @@ def _limit(plan: Plan, scene: Scene, note: Note) -> Iterator[Job]:
             sizes = [middle] if 0 < fits < middle and short - fits > _NEAR * fits else []
 
 
-_CASES: dict[str, Callable[[Plan, Scene, Note], Iterator[Job]]] = {
+_CASES: dict[str, Callable[[Plan, Scene, Note], Cases]] = {
     "build": _build,
     "layer": _layers,
     "voxels": _voxels,

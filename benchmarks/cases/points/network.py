@@ -10,14 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.cases.points.clouds import Scene
-from benchmarks.harness import (
-    Candidate,
-    event_clock,
-    interleaved,
-    issue_seconds,
-    peak_bytes,
-    wall_clock,
-)
+from benchmarks.harness import Candidate, clock_of, given_up, interleaved, issue_seconds, peak_bytes, spread
 from fullfield.models.pointcnnpp import PointPyramid, PointResNet, PointResNetConfig
 
 # Of the largest logit: float16 and bfloat16 against the same weights in float32.
@@ -91,14 +84,14 @@ def timed(scene: Scene, grid: float, dtype: torch.dtype, repeats: int, note: Cal
         "training": lambda: work.train(pyramid),
         "whole": work.whole,
     }
-    clock = event_clock if gpu else wall_clock
+    clock = clock_of(scene.points.device)
     alone: Case = {"name": "ResNet-18, backward in the calling thread", "ours": True, "status": "ok"}
     case["rows"].append(alone)
     works = [(row, name, call) for name, call in phases.items()]
     works += [(alone, name, partial(_in_one_thread, phases[name])) for name in ("training", "whole")]
     candidates = [Candidate(f"{own['name']}, {name}", call, lambda _: None) for own, name, call in works]
     for (own, name, _), timing in zip(works, interleaved(candidates, repeats, note, clock), strict=True):
-        own[name] = {"median_s": timing.median, "seconds": list(timing.seconds)}
+        own[name] = timing.in_full()
     if gpu:
         for name, call in phases.items():
             row[f"{name}_peak_bytes"] = peak_bytes(call)
@@ -144,30 +137,28 @@ def once(make: Callable[[], Scene], size: int, grid: float, dtype: torch.dtype) 
             ("forward", lambda: work.forward(kept[0])),
             ("training", lambda: work.train(kept[0])),
         ):
-            row |= _phase(name, call, work.features.is_cuda)
+            row |= _phase(name, call, work.features.device)
         case["levels"] = [len(points) for points in kept[0].points]
         case["triplets"] = sum(g.forward.entries.numel() for g in kept[0].geometries.values())
         if not all(bool(p.grad.isfinite().all()) for p in work.net.parameters() if p.grad is not None):
             row.update(status="check failed", reason="a gradient has NaN or infinite values")
     except (MemoryError, RuntimeError) as error:
-        text = next(iter(str(error).splitlines()), type(error).__name__)
-        short = isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)) or "out of memory" in text
-        row.update(status="out of memory" if short else "failed", reason=text)
+        row.update(given_up(error))
     return case
 
 
-def _phase(name: str, call: Callable[[], Any], gpu: bool) -> Case:
+def _phase(name: str, call: Callable[[], Any], device: torch.device) -> Case:
     seconds: list[float] = []
-    clock = event_clock if gpu else wall_clock
+    clock = clock_of(device)
 
     def twice() -> None:
         for _ in range(2):
             seconds.append(clock(call))
 
     found: Case = {}
-    if gpu:
+    if device.type == "cuda":
         found[f"{name}_peak_bytes"] = peak_bytes(twice)
         found[f"{name}_allocated_bytes"] = torch.cuda.max_memory_allocated()
     else:
         twice()
-    return {**found, name: {"median_s": seconds[1], "seconds": seconds[1:]}, f"{name}_first_s": seconds[0]}
+    return {**found, name: {**spread(seconds[1:]), "seconds": seconds[1:]}, f"{name}_first_s": seconds[0]}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fullfield.io import atomic_path
+from benchmarks.figures import new_figure, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,19 +45,12 @@ def draw(results: Case, folder: Path) -> list[Path]:
         channels = f", {kind['channels'][0]}→{kind['channels'][1]}" if "channels" in kind else ""
         where = environment.get("gpu") or environment.get("cpu", "")
         figure.suptitle(f"{where}: {kind['dtype']}{channels}", fontsize=9)
-        path = folder / file
-        with atomic_path(path) as temporary:
-            figure.savefig(temporary, dpi=150, format="png")
-        written.append(path)
+        written.append(save(figure, folder / file))
     return written
 
 
 def _figure(rows: int, columns: int) -> tuple[Figure, list[list[Axes]]]:
-    # Not through pyplot, which would look for a display.
-    figure: Figure = importlib.import_module("matplotlib.figure").Figure(
-        figsize=(4.4 * columns, 0.5 + 3.7 * rows), layout="constrained"
-    )
-    return figure, [list(row) for row in figure.subplots(rows, columns, squeeze=False)]
+    return new_figure(rows, columns, (4.4 * columns, 0.5 + 3.7 * rows))
 
 
 def _value(row: Case, way: str, unit: str) -> float | None:

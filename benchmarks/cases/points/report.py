@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.cases.correlation.report import aligned
 from benchmarks.cases.points.verdict import line, summary
+from benchmarks.markdown import table
+from fullfield.cli.report import aligned
 
 Case = dict[str, Any]
 Row = dict[str, Any]
@@ -115,11 +115,6 @@ def report(results: Case) -> list[str]:
     return [*lines, "", *summary(results["cases"])]
 
 
-def _markdown(table: Sequence[Sequence[str]]) -> list[str]:
-    head, *rows = table
-    return [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(row)} |" for row in rows)]
-
-
 def markdown(results: Case) -> str:
     """The same as Markdown, with the conditions and published values."""
     e = results.get("environment", {})
@@ -138,11 +133,11 @@ def markdown(results: Case) -> str:
     )
     lines += ["", *(f"- {text}" for text in summary(results["cases"]))]
     for case in results["cases"]:
-        lines += ["", f"## {_head(case)}", "", *_markdown(_table(case))]
+        lines += ["", f"## {_head(case)}", "", *table(_table(case))]
         notes = _notes(case)
         lines += ["", *(f"- {note}" for note in notes)] if notes else []
     for name, reason in results.get("absent", {}).items():
         lines += ["", f"{name} was not measured: {reason}."]
     lines += ["", "## Published values, not of this run", ""]
-    lines += _markdown([["what", "whose", "value", "source"], *(list(line) for line in PUBLISHED)])
+    lines += table([["what", "whose", "value", "source"], *(list(line) for line in PUBLISHED)])
     return "\n".join(lines) + "\n"

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from benchmarks.bench import Bench, Note, Result, Session
 from fullfield._check import InputError
 from fullfield.cli import paths, report
 from fullfield.cli.argtypes import count, positive
@@ -19,10 +18,10 @@ if TYPE_CHECKING:
 
     from benchmarks.cases.tvl1.cpu import Pair
 
-# Options that mean something with --device cuda alone, of those the ones that show results, and those for all devices.
+# Options that mean something with --device cuda alone, and those for all devices.
 _ON_GPU = ("parts", "resume", "sides", "depths", "steps", "calls", "joule_seconds", "tune", "plots", "tables")
-_SHOWING = ("plots", "tables")
 _MEASURING = ("pair", "presets", "large", "repeats", "output")
+_REPEATS = 3
 # As benchmarks.cases.tvl1.gpu has them, which would import PyTorch.
 PARTS = ("frames", "schedules", "quality", "realtime", "depths", "energy", "peers")
 
@@ -40,19 +39,7 @@ Peers are measured where they are installed: pip install 'fullfield[bench]'.
 """
 
 
-def add_parser(targets: Any) -> argparse.ArgumentParser:
-    """Add ``python -m benchmarks tvl1``."""
-    parser: argparse.ArgumentParser = targets.add_parser(
-        "tvl1",
-        help="TV-L1, beside OpenCV and scikit-image",
-        description="Time TV-L1. On the CPU: the rate at a fixed number of iterations, each library end to end with "
-        "its own defaults, and the whole command. On a GPU: the schedules by size, precision and pipeline depth, whole "
-        "frames, errors against time, the largest real-time frame, energy. Results are checked before their times "
-        "count; candidates take turns.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--pair", nargs=3, metavar=("A", "B", "TRUTH"), help="frames and their true flow [a textured scene, 1024×436]"
     )
@@ -62,13 +49,8 @@ def add_parser(targets: Any) -> argparse.ArgumentParser:
     parser.add_argument(
         "--large", nargs=2, metavar=("A", "B"), help="frames to crop and enlarge to 8192×3432: time and peak memory"
     )
-    parser.add_argument("--device", metavar="NAME", default="cpu", help="cpu, cuda, cuda:1, ... [%(default)s]")
-    parser.add_argument("--repeats", type=count, metavar="N", help="rounds [3]")
     gpu = parser.add_argument_group("on a GPU")
     gpu.add_argument("--parts", nargs="+", choices=PARTS, metavar="PART", help=f"some of {', '.join(PARTS)} [all]")
-    gpu.add_argument(
-        "--resume", action="store_true", help="keep what --output holds: parts that are not in it [or --parts]"
-    )
     gpu.add_argument("--sides", nargs="+", type=count, metavar="PX", help="of the square frames [128 ... 8192]")
     gpu.add_argument("--depths", nargs="+", type=count, metavar="N", help="of the pipelines [1 ... 15]")
     gpu.add_argument("--steps", nargs="+", type=count, metavar="N", help="iterations of quality [3 ... 100]")
@@ -77,81 +59,100 @@ def add_parser(targets: Any) -> argparse.ArgumentParser:
     gpu.add_argument(
         "--tune", action="store_true", help="measure every shape of the kernels and keep the fastest, no more"
     )
-    gpu.add_argument(
-        "--stored", metavar="FILE", help="tables and figures of stored results: measures nothing, needs no GPU"
-    )
-    gpu.add_argument("--plots", metavar="DIR", help="draw the paper's figures 8, 11, 12 and 13 (matplotlib)")
-    gpu.add_argument("--tables", metavar="FILE", help="write the tables (.md)")
-    parser.add_argument("-o", "--output", metavar="FILE", help="also write results and environment (.json)")
-    report.add_report_options(parser, progress=True)
-    return parser
 
 
-def run(args: argparse.Namespace) -> int:
-    """Check, measure, print."""
-    if args.stored is not None:
-        if args.device != "cpu":
-            raise InputError("--device: --stored measures nothing; leave it out")
-        return _stored(args)
-    if args.output:
-        paths.check_suffix(args.output, "results", (".json",))
-        paths.check_output(args.output, "results")
+def _check(args: argparse.Namespace) -> list[str]:
+    inputs = []
     for name in ("pair", "large"):
         for path in getattr(args, name) or ():
             paths.check_input(path, f"--{name}")
+            inputs.append(path)
     for folder in args.presets:
         if not Path(folder).is_dir():
             raise InputError(f"--presets: folder {folder} does not exist")
-    if args.device != "cpu":
-        if args.large:
-            raise InputError("--large: is for the CPU; on a GPU that size is always measured")
-        return _tune(args) if args.tune else _on_gpu(args)
-    _refuse(args, _ON_GPU, "is for --device cuda")
+    if args.device == "cpu":
+        _refuse(args, _ON_GPU, "is for --device cuda")
+        return inputs
+    if args.large:
+        raise InputError("--large: is for the CPU; on a GPU that size is always measured")
+    if args.tune:
+        others = [name for name in (*_MEASURING, *_ON_GPU) if name != "tune"]
+        _refuse(args, others, "--tune measures shapes of kernels alone")
+    if "quality" in (args.parts or ()) and not (args.presets or args.pair):
+        raise InputError("--parts quality: needs pairs with true flow: --presets DIR ... or --pair A B TRUTH")
+    return inputs
 
-    from benchmarks.cases.tvl1 import cpu as tvl1
-    from benchmarks.harness import CheckFailed, environment, write_results
 
-    def note(text: str) -> None:
-        if not args.quiet:
-            report.note(text, kind="bench")
+def _open(args: argparse.Namespace, note: Note) -> Session:
+    return _on_cpu(args, note) if args.device == "cpu" else _on_gpu(args, note)
+
+
+def _on_cpu(args: argparse.Namespace, note: Note) -> Session:
+    from benchmarks.cases.tvl1 import cpu
 
     scenes = [_middlebury(Path(folder)) for folder in args.presets]
-    pair = tvl1.load_pair(*map(Path, args.pair)) if args.pair else tvl1.synthetic_pair()
-    missing = {"opencv", "scikit-image"} - set(tvl1.peers())
+    pair = cpu.load_pair(*map(Path, args.pair)) if args.pair else cpu.synthetic_pair()
+    missing = {"opencv", "scikit-image"} - set(cpu.peers())
     if missing:
         note(f"not installed here, so not measured: {', '.join(sorted(missing))} (pip install 'fullfield[bench]')")
-    try:
-        work = (tvl1.fixed_work, tvl1.own_defaults, tvl1.whole_command)
-        cases = [measure(pair, args.repeats or 3, note) for measure in work]
-        if scenes:
-            cases.append(tvl1.presets(scenes, note))
-        if args.large:
-            cases.append(tvl1.large(Path(args.large[0]), Path(args.large[1]), note))
-    except CheckFailed as failure:
-        report.note(str(failure), kind="check failed")
-        return 1
-    results = {"bench": args.verb, "cases": cases}
-    if args.output:
-        write_results(args.output, results)
-    if args.json:
-        report.print_json({**results, "environment": environment()})
-    else:
-        print("\n".join(tvl1.report(results)))
-    return 0
+    return Session(cpu.cases(pair, scenes, [Path(path) for path in args.large or ()], args.repeats, note))
 
 
-def _check_shown(args: argparse.Namespace) -> None:
-    if args.plots is not None:
-        paths.check_folder(Path(args.plots), "--plots")
-        import_module("matplotlib")  # now, not when everything has been measured
-    if args.tables is not None:
-        paths.check_suffix(args.tables, "--tables", (".md",))
-        paths.check_output(args.tables, "--tables")
+def _on_gpu(args: argparse.Namespace, note: Note) -> Session:
+    from benchmarks.cases.tvl1 import cpu, gpu
+
+    device = _gpu(args)
+    known = gpu.earlier(Path(args.output)) if args.resume and Path(args.output).exists() else []
+    there = {case["case"] for case in known}
+    groups: dict[str, Sequence[Pair]] = {}
+    if args.presets:
+        groups["middlebury"] = [_middlebury(Path(folder)) for folder in args.presets]
+    if args.pair:
+        groups["sintel"] = [cpu.load_pair(*map(Path, args.pair))]
+    given = {"sides": args.sides, "depths": args.depths, "steps": args.steps, "frames": args.calls}
+    plan = gpu.GpuPlan(
+        device,
+        groups,
+        args.parts or [part for part, case in gpu.CASES.items() if case not in there],
+        repeats=args.repeats,
+        **{name: value for name, value in {**given, "seconds": args.joule_seconds}.items() if value is not None},
+    )
+    return Session(gpu.cases(plan, note), known=known, order=gpu.ORDER, device=device)
+
+
+def _is_of_gpu(results: Result) -> bool:
+    from benchmarks.cases.tvl1.gpu import LIMITS
+
+    return any(case.get("case") == LIMITS for case in results["cases"])
+
+
+def _report(results: Result) -> list[str]:
+    from benchmarks.cases.tvl1 import cpu, report
+
+    return report.report(results) if _is_of_gpu(results) else cpu.report(results)
+
+
+def _tables(results: Result) -> str:
+    from benchmarks.cases.tvl1.report import markdown
+
+    return markdown(_of_gpu(results, "--tables"))
+
+
+def _draw(results: Result, folder: Path, _: argparse.Namespace) -> list[Path]:
+    from benchmarks.cases.tvl1.plots import draw
+
+    return draw(_of_gpu(results, "--plots"), folder)
+
+
+def _of_gpu(results: Result, option: str) -> Result:
+    if not _is_of_gpu(results):
+        raise InputError(f"{option}: expected results of --device cuda; those of the CPU are lines of text")
+    return results
 
 
 def _refuse(args: argparse.Namespace, names: Sequence[str], reason: str) -> None:
     for name in names:
-        if getattr(args, name) not in (None, False, ()):
+        if getattr(args, name) not in (None, False, (), _REPEATS):
             raise InputError(f"--{name.replace('_', '-')}: {reason}; leave it out")
 
 
@@ -164,97 +165,11 @@ def _gpu(args: argparse.Namespace) -> torch.device:
     return device
 
 
-def _on_gpu(args: argparse.Namespace) -> int:
-    _check_shown(args)
-    if args.resume and not args.output:
-        raise InputError("--resume: goes on with what --output FILE holds, and --output is absent")
-    if "quality" in (args.parts or ()) and not (args.presets or args.pair):
-        raise InputError("--parts quality: needs pairs with true flow: --presets DIR ... or --pair A B TRUTH")
-
-    from benchmarks.cases.tvl1 import cpu as tvl1
-    from benchmarks.cases.tvl1 import gpu as tvl1_gpu
-    from benchmarks.cases.tvl1 import schedules as tvl1_schedules
-    from benchmarks.harness import environment, write_results
-
-    device = _gpu(args)
-    known = tvl1_gpu.earlier(Path(args.output)) if args.resume and Path(args.output).exists() else []
-    there = {case["case"] for case in known}
-    groups: dict[str, Sequence[Pair]] = {}
-    if args.presets:
-        groups["middlebury"] = [_middlebury(Path(folder)) for folder in args.presets]
-    if args.pair:
-        groups["sintel"] = [tvl1.load_pair(*map(Path, args.pair))]
-    given = {"sides": args.sides, "depths": args.depths, "steps": args.steps, "frames": args.calls}
-    plan = tvl1_gpu.GpuPlan(
-        device,
-        groups,
-        args.parts or [part for part, case in tvl1_gpu.CASES.items() if case not in there],
-        repeats=args.repeats or 3,
-        **{name: value for name, value in {**given, "seconds": args.joule_seconds}.items() if value is not None},
-    )
-
-    def note(text: str) -> None:
-        if not args.quiet:
-            report.note(text, kind="bench")
-
-    def done(cases: list[dict[str, Any]]) -> None:
-        if args.output:
-            write_results(args.output, {"bench": args.verb, "cases": cases})
-
-    results = {"bench": args.verb, "cases": tvl1_gpu.measure(plan, note, done, known), "environment": environment()}
-    _show(args, results)
-    wrong = tvl1_schedules.failed(results["cases"])
-    for line in wrong:
-        report.note(line, kind="check failed")
-    return 1 if wrong else 0
-
-
-def _show(args: argparse.Namespace, results: dict[str, Any]) -> None:
-    """Figures, tables, and the results on stdout."""
-    from benchmarks.cases.tvl1 import report as tvl1_report
-
-    if args.plots is not None:
-        from benchmarks.cases.tvl1.plots import draw
-
-        draw(results, Path(args.plots))
-    if args.tables is not None:
-        from fullfield.io import atomic_path
-
-        with atomic_path(args.tables) as temporary:
-            temporary.write_text(tvl1_report.markdown(results), "utf-8")
-    if args.json:
-        report.print_json(results)
-    else:
-        print("\n".join(tvl1_report.report(results)))
-
-
-def _stored(args: argparse.Namespace) -> int:
-    """Tables and figures of results that ``--output`` wrote."""
-    _refuse(args, [name for name in (*_MEASURING, *_ON_GPU) if name not in _SHOWING], "--stored measures nothing")
-    paths.check_input(args.stored, "--stored")
-    _check_shown(args)
-    try:
-        results = json.loads(Path(args.stored).read_text("utf-8"))
-        kinds = {case["case"] for case in results["cases"]}
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"--stored: expected results of this benchmark in {args.stored}, got something else"
-        ) from error
-    if "ceilings" not in kinds:
-        raise InputError(
-            f"--stored: expected results of --device cuda in {args.stored}, got {', '.join(sorted(kinds))}"
-        )
-    _show(args, results)
-    return 0
-
-
-def _tune(args: argparse.Namespace) -> int:
-    """Measure the shapes of the kernels and keep the fastest for this model of GPU."""
-    _refuse(
-        args, [name for name in (*_MEASURING, *_ON_GPU) if name != "tune"], "--tune measures shapes of kernels alone"
-    )
-
-    from benchmarks.harness import environment
+def _tune(args: argparse.Namespace) -> int | None:
+    """With ``--tune``: measure the shapes of the kernels and keep the fastest for this model of GPU."""
+    if not args.tune:
+        return None
+    from benchmarks.stored import environment
     from fullfield.ops.tvl1.cuda.tuning import kept_at, tune
 
     index = _gpu(args).index
@@ -280,3 +195,23 @@ def _middlebury(folder: Path) -> Pair:
     if absent:
         raise InputError(f"--presets: expected {', '.join(names)} in {folder}, {absent[0]} is missing")
     return load_pair(*(folder / name for name in names))
+
+
+TVL1 = Bench(
+    "tvl1",
+    "TV-L1, beside OpenCV and scikit-image",
+    "Time TV-L1. On the CPU: the rate at a fixed number of iterations, each library end to end with its own defaults, "
+    "and the whole command. On a GPU: the schedules by size, precision and pipeline depth, whole frames, errors "
+    "against time, the largest real-time frame, energy. Results are checked before their times count; all take turns.",
+    EPILOG,
+    _add_options,
+    _check,
+    _open,
+    _report,
+    _tables,
+    _draw,
+    _tune,
+    resumes=True,
+    device="cpu",
+    repeats=_REPEATS,
+)

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks.bench import Case, Cases
 from benchmarks.harness import Candidate, CheckFailed, interleaved
 from fullfield._check import InputError
 from fullfield.metrics import epe
@@ -256,6 +257,23 @@ def large(frame1: Path, frame2: Path, note: Callable[[str], None]) -> dict[str, 
             rows.append({"name": preset, **{k: told[k] for k in ("seconds", "peak_memory_bytes")}, **facts})
     size = list(LARGE)
     return {"case": "large", "frames": "cropped and enlarged, 8-bit PNG in, .flo5 out", "size": size, "rows": rows}
+
+
+def cases(
+    pair: Pair,
+    scenes: Sequence[Pair],
+    large_frames: Sequence[Path],
+    repeats: int,
+    note: Callable[[str], None],
+) -> Cases:
+    """All cases: ``scenes`` for the presets, two frames to be enlarged; either may be absent."""
+    for name, work in (("fixed work", fixed_work), ("own defaults", own_defaults), ("whole command", whole_command)):
+        yield Case(name, partial(work, pair, repeats, note), key="case")
+    if scenes:
+        yield Case("presets", partial(presets, scenes, note), key="case")
+    if large_frames:
+        first, second = large_frames
+        yield Case("large", partial(large, first, second, note), key="case")
 
 
 def report(results: dict[str, Any]) -> list[str]:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from benchmarks.bench import Case, Cases, Note, Result
 from benchmarks.cases.tvl1 import schedules, solver
 from benchmarks.cases.tvl1.cpu import Pair, synthetic_pair
 from benchmarks.energy import open_meter
-from benchmarks.harness import CheckFailed, environment
-from fullfield import _check
-from fullfield._check import InputError
+from benchmarks.harness import CheckFailed, first_line
+from benchmarks.stored import check_same, environment, read_results
 
 CASES = {
     "frames": "whole frames",
@@ -29,10 +27,10 @@ CASES = {
 }
 """What may take part, the most wanted first, and what its results are called."""
 PARTS = tuple(CASES)
+LIMITS = "ceilings"
+ORDER = (LIMITS, *CASES.values())
+"""Of the cases in results."""
 _SAME = ("gpu", "commit")  # of two environments whose numbers may stand in one file
-
-Case = dict[str, Any]
-Note = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -54,40 +52,31 @@ class GpuPlan:
     """Work behind one measurement of energy."""
 
 
-def earlier(path: Path) -> list[Case]:
+def earlier(path: Path) -> list[Result]:
     """The cases of a file of results that were measured to the end.
 
     Raises InputError for a file that is none, or whose numbers are of another GPU or commit than this run's.
     """
-    try:
-        stored = json.loads(path.read_text("utf-8"))
-        cases, there = list(stored["cases"]), dict(stored["environment"])
-        done = [case for case in cases if case["case"] != "ceilings" and case.get("status", "ok") == "ok"]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"--resume: expected results of this benchmark in {path}, got something else") from error
-    here = environment()
-    for name in _SAME:
-        _check.require(
-            there.get(name) == here.get(name), "--resume", f"results of {name} {here.get(name)}", there.get(name)
-        )
-    return done
+    stored, here = read_results(path, "tvl1", "--resume"), environment()
+    check_same("--resume", [(name, stored["environment"].get(name), here.get(name)) for name in _SAME])
+    return [case for case in stored["cases"] if case["case"] != LIMITS and case.get("status", "ok") == "ok"]
 
 
-def measure(plan: GpuPlan, note: Note, on_case: Callable[[list[Case]], None], known: Sequence[Case] = ()) -> list[Case]:
-    """All cases; ``on_case`` gets those that are done after every one.
+def cases(plan: GpuPlan, note: Note) -> Cases:
+    """What the hardware can do, then all parts of the plan.
 
-    ``known``: cases of earlier runs, which stay unless they are measured again. A part that fails says why in its case,
-    and the others go on, unless the device is broken: that error is raised.
+    A part that fails says why in its case, and the others go on, unless the device is broken: that error is raised.
     """
     device = plan.device
     note("what the hardware can do")
-    limits = schedules.ceilings(device)
-    kept = {case["case"]: case for case in known}
+    ceilings = Case(LIMITS, partial(schedules.ceilings, device), again=True, key="case")
+    yield ceilings
+    limits = ceilings.result or {}
     meter, told = open_meter(device) if {"energy", "realtime"} & set(plan.parts) else (None, "not asked for")
     side = min(schedules.REFERENCE_SIDE, max(plan.sides))
     pairs = [pair for group in plan.groups.values() for pair in group]
     few = max(5, plan.frames // 10)
-    makers: dict[str, Callable[[], Case]] = {
+    makers: dict[str, Callable[[], Result]] = {
         "frames": lambda: solver.whole_frames(solver.WHOLE, plan.groups, device, plan.frames, limits, note),
         "schedules": lambda: schedules.by_size(plan.sides, schedules.versions(), device, plan.repeats, note),
         "quality": lambda: solver.quality(plan.groups, device, few, note, plan.steps),
@@ -96,25 +85,18 @@ def measure(plan: GpuPlan, note: Note, on_case: Callable[[list[Case]], None], kn
         "energy": lambda: schedules.energy(side, schedules.versions(), device, meter, told, note, plan.seconds),
         "peers": lambda: solver.against_opencv(_largest(pairs), device, plan.repeats, note),
     }
-
-    def cases() -> list[Case]:
-        return [limits, *(kept[name] for name in CASES.values() if name in kept)]
-
     try:
         for part in plan.parts:
             if part == "quality" and not plan.groups:
                 note("no pairs with true flow were given: no errors against time")
                 continue
-            begin = time.perf_counter()
-            kept[CASES[part]] = {**_attempt(CASES[part], makers[part], device), "took_s": time.perf_counter() - begin}
-            on_case(cases())
+            yield Case(CASES[part], partial(_attempt, CASES[part], makers[part], device), again=True, key="case")
     finally:
         if meter is not None:
             meter.close()
-    return cases()
 
 
-def _attempt(name: str, make: Callable[[], Case], device: torch.device) -> Case:
+def _attempt(name: str, make: Callable[[], Result], device: torch.device) -> Result:
     try:
         return make()
     except CheckFailed as failure:
@@ -122,8 +104,7 @@ def _attempt(name: str, make: Callable[[], Case], device: torch.device) -> Case:
     except (RuntimeError, MemoryError, OSError) as error:
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # raises where a kernel has broken the device: then nothing can go on
-        reason = next(iter(str(error).splitlines()), "") or type(error).__name__
-        return {"case": name, "status": "not possible", "reason": reason, "rows": []}
+        return {"case": name, "status": "not possible", "reason": first_line(error), "rows": []}
 
 
 def _largest(pairs: Sequence[Pair]) -> Pair:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.cases.correlation.plots import _figure, _save
 from benchmarks.cases.tvl1.report import case_of
 from benchmarks.cases.tvl1.solver import curve_of
+from benchmarks.figures import new_figure, save
 from fullfield.ops.tvl1.config import AUTO
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def draw(results: dict[str, Any], folder: Path) -> list[Path]:
     for name, make in makers.items():
         case = case_of(results, name)
         if case is not None and any(row.get("status") == "ok" for row in case["rows"]):
-            written.append(_save(make(case, machine), folder / FILES[name]))
+            written.append(save(make(case, machine), folder / FILES[name]))
     return written
 
 
@@ -72,7 +72,7 @@ def _legend(axes: Axes) -> None:
 
 
 def _sizes(case: dict[str, Any], machine: str) -> Figure:
-    figure, (axes,) = _figure(1, 9)
+    figure, ((axes,),) = new_figure(1, 1, (9, 4.4))
     _lines(axes, case["rows"], lambda row: float(row["size"][0]), "ns_per_pixel")
     sides = sorted({row["size"][0] for row in case["rows"]})
     axes.set_xscale("log", base=2)
@@ -87,7 +87,7 @@ def _sizes(case: dict[str, Any], machine: str) -> Figure:
 
 
 def _depths(case: dict[str, Any], machine: str) -> Figure:
-    figure, (axes,) = _figure(1, 9)
+    figure, ((axes,),) = new_figure(1, 1, (9, 4.4))
     _lines(axes, case["rows"], lambda row: float(row["depth"]), "ms_per_iteration")
     axes.set_xlabel("iterations in one pass")
     axes.set_ylabel("ms per iteration")
@@ -98,7 +98,7 @@ def _depths(case: dict[str, Any], machine: str) -> Figure:
 
 
 def _energy(case: dict[str, Any], machine: str) -> Figure:
-    figure, (axes,) = _figure(1, 9)
+    figure, ((axes,),) = new_figure(1, 1, (9, 4.4))
     for row in case["rows"]:
         if "nj_per_pixel" not in row:
             continue
@@ -134,12 +134,8 @@ def _quality(case: dict[str, Any], machine: str) -> Figure:
     columns = [*((schedule, "seconds") for schedule in schedules), (AUTO, "seconds_alone")]
     errors = (("epe", "end-point error, px"), ("aae", "angular error, °"))
     lines = [(name, *error) for name in names for error in errors]
-    figure: Figure = importlib.import_module("matplotlib.figure").Figure(
-        figsize=(4 * len(columns), 2.9 * len(lines)), layout="constrained"
-    )
-    for panels, (name, error, words) in zip(
-        figure.subplots(len(lines), len(columns), squeeze=False), lines, strict=True
-    ):
+    figure, axes = new_figure(len(lines), len(columns), (4 * len(columns), 2.9 * len(lines)))
+    for panels, (name, error, words) in zip(axes, lines, strict=True):
         some = next(row for row in case["rows"] if row["set"] == name)
         for one, (schedule, key) in zip(panels, columns, strict=True):
             for precision, line in _LINES.items():

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.cases.correlation.report import aligned
 from benchmarks.cases.tvl1.published import SOURCE, TABLE1, TABLE2, TABLE3
 from benchmarks.cases.tvl1.schedules import PRECISIONS, REFERENCE_SIDE, floor
 from benchmarks.cases.tvl1.solver import LIMITS, at_equal_time, curve_of
+from benchmarks.markdown import table
+from fullfield.cli.report import aligned
 from fullfield.ops.tvl1.config import AUTO
 
 Case = dict[str, Any]
@@ -24,15 +25,15 @@ def case_of(results: dict[str, Any], name: str) -> Case | None:
 def tables(results: dict[str, Any]) -> list[tuple[str, Table]]:
     """(title with the conditions, rows with the header first) of everything that was measured."""
     makers = (size_table, work_table, depth_table, energy_table, frames_table, time_table, peers_table)
-    found = [table for maker in makers if (table := maker(results)) is not None]
+    found = [one for maker in makers if (one := maker(results)) is not None]
     return found + quality_tables(results)
 
 
 def report(results: dict[str, Any]) -> list[str]:
     """The tables as lines of text."""
     lines: list[str] = []
-    for title, table in tables(results):
-        lines += [title, *(f"  {line}" for line in aligned(table)), ""]
+    for title, rows in tables(results):
+        lines += [title, *(f"  {line}" for line in aligned(rows)), ""]
     return lines + [f"{where}: {one['status']}: {one.get('reason', '')}" for where, one in unmeasured(results)]
 
 
@@ -53,9 +54,8 @@ def section(results: dict[str, Any]) -> str:
     """The tables as Markdown, without a heading."""
     environment = results.get("environment", {})
     parts = []
-    for title, (header, *rows) in tables(results):
-        lines = [f"| {' | '.join(row)} |" for row in (header, ["---"] * len(header), *rows)]
-        parts.append("\n".join([f"**{title}**\n", *lines, ""]))
+    for title, rows in tables(results):
+        parts.append("\n".join([f"**{title}**\n", *table(rows), ""]))
     commit, date = environment.get("commit"), environment.get("date")
     told = [f"{where}: {one['status']}, {one.get('reason', '')}" for where, one in unmeasured(results)]
     if told:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from benchmarks.bench import Note
 from benchmarks.energy import Meter, StillMeter, energy_of, idle_watts
-from benchmarks.harness import Candidate, captured, event_clock, interleaved, wall_clock
+from benchmarks.harness import Candidate, captured, clock_of, event_clock, first_line, interleaved, spread
 from fullfield._kernels.nvrtc import Compiler, Source
 from fullfield.ops.tvl1 import PRESETS, TVL1Config
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR, SCHEDULES
@@ -26,7 +27,6 @@ from fullfield.ops.tvl1.reference import iterate as plain
 if TYPE_CHECKING:
     from fullfield.ops.tvl1.cuda.tuning import Device
 
-Note = Callable[[str], None]
 Row = dict[str, Any]
 
 ITERATIONS = 10
@@ -291,16 +291,15 @@ def _in_turns(
             call, runs = _many(work, device)
         except (ValueError, RuntimeError, MemoryError) as error:
             # A depth that a schedule does not have, or a frame that does not fit.
-            row |= {"status": "not possible", "reason": next(iter(str(error).splitlines()), type(error).__name__)}
+            row |= {"status": "not possible", "reason": first_line(error)}
             continue
         row |= {"operations": work.operations, "bytes_read": work.read, "bytes_written": work.written}
         candidates.append(Candidate(str(len(rows) - 1), call, lambda _: None, {"runs": runs}))
-    clock = event_clock if device.type == "cuda" else wall_clock
-    for timing in interleaved(candidates, repeats, lambda _: None, clock) if candidates else []:
+    for timing in interleaved(candidates, repeats, lambda _: None, clock_of(device)) if candidates else []:
         row, runs = rows[int(timing.name)], timing.facts["runs"]
         seconds = [value / runs for value in timing.seconds]
-        median, pixels = statistics.median(seconds), size[0] * size[1]
-        row |= {"median_s": median, "min": min(seconds), "max": max(seconds), "repeats": len(seconds)}
+        row |= spread(seconds)
+        median, pixels = row["median_s"], size[0] * size[1]
         row |= {"runs_in_a_graph": runs, "ns_per_pixel": 1e9 * median / pixels}
         if row["operations"] is not None:
             row["gflops"] = row["operations"] * pixels / median / 1e9
@@ -398,13 +397,3 @@ def floor(pixels: int, iterations: int, precision: str, limits: dict[str, Any]) 
     if limits["special_per_s"]:
         found["special_s"] = SPECIAL * pixels * iterations / limits["special_per_s"]
     return found
-
-
-def failed(cases: Sequence[dict[str, Any]]) -> list[str]:
-    """What did not pass its check."""
-    told = [(case["case"], one) for case in cases for one in (case, *case["rows"])]
-    return [
-        ": ".join(word for word in (name, one.get("name", ""), one["reason"]) if word)
-        for name, one in told
-        if one.get("status") == "check failed"
-    ]

@@ -3,7 +3,6 @@ and OpenCV's solvers."""
 
 from __future__ import annotations
 
-import gc
 import importlib
 import statistics
 import time
@@ -16,20 +15,19 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from benchmarks.bench import Note, Result
 from benchmarks.cases.networks.models import Plan, frames
 from benchmarks.cases.tvl1.cpu import Pair, _grey8, _opencv, _skimage, peers
 from benchmarks.cases.tvl1.schedules import PRECISIONS, SPECIAL
 from benchmarks.energy import Meter, StillMeter, energy_of
-from benchmarks.harness import Candidate, event_clock, interleaved, wall_clock
+from benchmarks.harness import Candidate, clock_of, first_line, interleaved, release, spread, wall_clock
 from fullfield.metrics import aae, epe
 from fullfield.ops import latency
 from fullfield.ops.tvl1 import PRESETS, TVL1Config, TVL1Solver
 from fullfield.ops.tvl1._pyramid import level_sizes
 from fullfield.ops.tvl1.config import AUTO
 
-Note = Callable[[str], None]
 Row = dict[str, Any]
-Case = dict[str, Any]
 
 
 class Whole(NamedTuple):
@@ -92,15 +90,9 @@ def _finish(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _release(device: torch.device) -> None:
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
 def latencies(call: Callable[[], Any], device: torch.device, count: int) -> list[float]:
     """Seconds of single calls, each alone on the device: ``count``, or fewer where they take long, at least three."""
-    clock = event_clock if device.type == "cuda" else wall_clock
+    clock = clock_of(device)
     call()
     once = clock(call)
     return [clock(call) for _ in range(_few(once, count))]
@@ -121,17 +113,15 @@ def _few(once: float, count: int) -> int:
     return max(3, min(count, int(_PATIENCE / once)))
 
 
-def spread(seconds: Sequence[float]) -> dict[str, float | int]:
-    """Median, 99th percentile, extremes."""
-    found = latency.spread(seconds)
-    spread_of = {"median_s": found.median, "p99_s": found.p99, "min": found.low, "max": found.high}
-    return {**spread_of, "repeats": found.number}
+def tail(seconds: Sequence[float]) -> Row:
+    """The spread, and the 99th percentile."""
+    return {**spread(seconds), "p99_s": latency.spread(seconds).p99}
 
 
 # ---- whole frames
 
 
-def floors(size: tuple[int, int], config: TVL1Config, limits: Case) -> dict[str, float] | None:
+def floors(size: tuple[int, int], config: TVL1Config, limits: Result) -> dict[str, float] | None:
     """Seconds that a frame takes at least: every level and warp at the larger of memory and special functions.
 
     ``floor_s``: each stage of a warp reads its inputs once and writes its results once; ``fused_floor_s``: a whole
@@ -190,9 +180,9 @@ def whole_frames(
     groups: Mapping[str, Sequence[Pair]],
     device: torch.device,
     count: int,
-    limits: Case,
+    limits: Result,
     note: Note,
-) -> Case:
+) -> Result:
     """Frames a second of the presets in both precisions: pairs, and the next frame of a sequence; mean end-point errors
     on the pairs of ``groups``, the last of which is also what is enlarged to the frames' size."""
     rows: list[Row] = []
@@ -219,7 +209,7 @@ def whole_frames(
                 row |= {"status": "check failed", "reason": problem}
                 continue
             call = partial(solver, first, second, out)
-            row |= spread(latencies(call, device, count))
+            row |= tail(latencies(call, device, count))
             row["frames_per_s"] = throughput(call, device, count, row["median_s"])
             row["sequence"] = _sequence(solver, (first, second), out, device, count)
             row["memory_bytes"] = getattr(solver, "memory", None)
@@ -230,7 +220,7 @@ def whole_frames(
             if found is not None:
                 row |= {**found, "over_floor": row["median_s"] / found["floor_s"]}
             del solver, out, call
-            _release(device)
+            release(device)
     return {"case": "whole frames", "frames": "uint8, 3 channels, on the device", "rows": rows}
 
 
@@ -266,7 +256,7 @@ def _sequence(
         solver.step(pair[number % 2], out)
 
     call()
-    found = spread(latencies(call, device, count))
+    found = tail(latencies(call, device, count))
     return {**found, "frames_per_s": throughput(call, device, count, found["median_s"])}
 
 
@@ -283,7 +273,7 @@ def tiled(side: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 def real_time(
     limits: Sequence[float], device: torch.device, count: int, meter: Meter | None, note: Note, start: int = 2048
-) -> Case:
+) -> Result:
     """The largest square frame within each time limit: three scales, one warp, ten iterations, grey bytes to flow."""
     setting = PRESETS["paper"].replace(iterations=10)
     rows: list[Row] = []
@@ -299,7 +289,7 @@ def real_time(
             if side not in known:
                 note(f"{side}×{side}, {config.precision}")
                 known[side] = _one_frame(side, config, device, count)
-                _release(device)
+                release(device)
             return known[side]
 
         for limit in limits:
@@ -352,7 +342,7 @@ def _watts(side: int, config: TVL1Config, device: torch.device, meter: Meter) ->
     call = partial(solver, first, second, solver(first, second))
     found = energy_of(call, meter, lambda: _finish(device), 0.3)["watts"]
     del solver, call
-    _release(device)
+    release(device)
     return found
 
 
@@ -362,12 +352,12 @@ def _one_frame(side: int, config: TVL1Config, device: torch.device, count: int) 
         solver = make_solver((1, 1, side, side), config, device)
         out = solver(first, second)
     except (RuntimeError, MemoryError) as error:
-        return {"side": side, "reason": next(iter(str(error).splitlines()), "")}
+        return {"side": side, "reason": first_line(error)}
     problem = _explains(first, second, out)
     if problem is not None:
         return {"side": side, "status": "check failed", "reason": f"{side}×{side}: {problem}"}
     call = partial(solver, first, second, out)
-    return {"side": side, **spread(latencies(call, device, count))}
+    return {"side": side, **tail(latencies(call, device, count))}
 
 
 # ---- error against time
@@ -375,7 +365,7 @@ def _one_frame(side: int, config: TVL1Config, device: torch.device, count: int) 
 
 def quality(
     groups: Mapping[str, Sequence[Pair]], device: torch.device, count: int, note: Note, steps: Sequence[int] = STEPS
-) -> Case:
+) -> Result:
     """Errors and time per pair over the number of iterations, in batches and alone: the paper's figure 13, table 2.
 
     Scenes of one size run together; the time per pair of a set is the mean over its scenes. ``count``: batches behind a
@@ -430,7 +420,7 @@ def _timed_batch(
     return [seconds / len(first) for seconds in times], flow
 
 
-def curve_of(case: Case, name: str, precision: str, schedule: str) -> list[Row]:
+def curve_of(case: Result, name: str, precision: str, schedule: str) -> list[Row]:
     """The rows of a set that have errors, by iterations."""
     wanted = {"set": name, "precision": precision, "schedule": schedule}
     rows = (row for row in case["rows"] if "epe" in row and all(row[key] == value for key, value in wanted.items()))
@@ -438,7 +428,7 @@ def curve_of(case: Case, name: str, precision: str, schedule: str) -> list[Row]:
 
 
 def at_equal_time(
-    case: Case, name: str, marks: Sequence[int] = (5, 10, 20), key: str = "seconds", schedule: str = AUTO
+    case: Result, name: str, marks: Sequence[int] = (5, 10, 20), key: str = "seconds", schedule: str = AUTO
 ) -> list[Row]:
     """Errors of both precisions in the time that float32 takes for ``marks`` iterations, linear in between."""
     curves = {
@@ -475,7 +465,7 @@ def _between(points: Sequence[tuple[float, float]], at: float) -> float | None:
 # ---- peers
 
 
-def against_opencv(pair: Pair, device: torch.device, repeats: int, note: Note) -> Case:
+def against_opencv(pair: Pair, device: torch.device, repeats: int, note: Note) -> Result:
     """The whole solver with the paper's settings of table 3 beside OpenCV's, on the CPU and where it has one the GPU's,
     and scikit-image's, whose pyramid goes on halving.
 
