@@ -56,7 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
 def _add_common_options(parser: argparse.ArgumentParser, bench: Bench) -> None:
     device = bench.device or "cuda where there is one"
     parser.add_argument("--device", metavar="NAME", default=bench.device, help=f"cpu, cuda, cuda:1, ... [{device}]")
-    parser.add_argument("--repeats", type=count, default=bench.repeats, metavar="N", help="rounds [%(default)s]")
+    parser.add_argument("--repeats", type=count, metavar="N", help=f"rounds [{bench.repeats}]")
     parser.add_argument("-o", "--output", metavar="FILE", help="also write results and environment (.json)")
     if bench.resumes:
         parser.add_argument("--resume", action="store_true", help="keep what --output holds and measure the rest")
@@ -92,6 +92,7 @@ def _run(bench: Bench, parser: argparse.ArgumentParser, args: argparse.Namespace
 
 def _measure(bench: Bench, args: argparse.Namespace) -> int:
     note = noting(args)
+    args.repeats = args.repeats or bench.repeats
     session = bench.open(args, note)
 
     def results_of(cases: list[Result]) -> Result:

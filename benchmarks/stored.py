@@ -79,7 +79,7 @@ def read_results(path: Path, bench: str, option: str) -> dict[str, Any]:
         dict(stored["environment"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise InputError(
-            f"{option}: expected results of this benchmark ({bench}) in {path}, got something else"
+            f"{option}: expected results of this benchmark in {path}, of {bench}, got something else"
         ) from error
     found: dict[str, Any] = stored
     return found

@@ -527,7 +527,7 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_failed_check_is_exit_code_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(contenders, "our_contenders", lambda _: [wrong_by(1.5)])
-    line = ["bench", "correlation", "--device", "cpu", "--sizes", "20x12", "--channels", "8", "--repeats", "1", "-q"]
+    line = ["correlation", "--device", "cpu", "--sizes", "20x12", "--channels", "8", "--repeats", "1", "-q"]
     assert main(line) == 1
     captured = capsys.readouterr()
     assert "check failed" in captured.err

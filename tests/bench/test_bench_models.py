@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -114,6 +115,19 @@ def test_peers_get_our_weights() -> None:
     assert row["status"] == "ok"
     assert not row["ours"]
     assert row["check"]["error"] < 1e-4
+
+
+@pytest.mark.parametrize("error", [ImportError("no ptlflow"), RuntimeError("operator nms does not exist\nmore")])
+def test_a_ptlflow_that_does_not_import_is_left_out(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: str) -> None:
+        raise error
+
+    monkeypatch.setattr(models, "importlib", SimpleNamespace(import_module=broken))
+    told: list[str] = []
+    (case,) = measured(plan(peers=True, forms=("exact",)), told.append)
+    assert [row["name"] for row in case["rows"]] == ["exact"]
+    first = str(error).splitlines()[0]
+    assert f"ptlflow does not import here, so it is not measured ({first})" in told
 
 
 def test_a_volume_that_cannot_be_is_not_tried() -> None:

@@ -85,8 +85,8 @@ def test_a_model_that_cannot_run(who: str, monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(patched, "_tried", failing)
     (case,) = measure(patched.cases(Plan(("raft_small",), ((128, 128),), CPU, repeats=1), quiet), quiet)
-    failed, other = case["rows"] if who == "as it is" else reversed(case["rows"])
-    assert failed["reason"] == "integer out of range"
+    broken, other = case["rows"] if who == "as it is" else reversed(case["rows"])
+    assert broken["reason"] == "integer out of range"
     assert other["median_s"] > 0
     assert "failed: integer out of range" in "\n".join(patched.report({"cases": [case]}))
     assert len(failed([case])) == (who == "patched")

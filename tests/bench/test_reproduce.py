@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,22 @@ def test_files(cli: Any, run: Path) -> None:  # noqa: ARG001
     tables = {f"table{number}.csv" for number in reproduce.TABLES}
     assert written == {"tables.md", *tables, *(f"{name}.png" for name in (*reproduce.PLOTS, *reproduce.SHEETS))}
     assert "not run" not in ran.out
+
+
+def test_without_matplotlib_the_tables_are_written_and_the_plot_is_refused(
+    cli: Any,
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,  # noqa: ARG001
+) -> None:
+    for name in ("matplotlib", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, name, None)
+    asked = ("--only", "2", "figure1", "figure6", "--stand-in", "charge-8k=mine", "--frames", "pairs:mine")
+    ran = cli("reproduce", "runs", "-o", "out", "-q", *asked)
+    assert ran.code == 2
+    assert {path.name for path in Path("out").iterdir()} == {"tables.md", "table2.csv", "figure6.png"}
+    assert ran.err.startswith("fullfield: error: figure1: cannot be drawn without matplotlib")
+    assert ran.err.count("\n") == 1
+    assert "out/table2.csv" in ran.out
 
 
 def test_what_is_not_run_is_said(cli: Any) -> None:

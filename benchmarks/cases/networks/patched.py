@@ -226,7 +226,8 @@ def report(results: dict[str, Any]) -> list[str]:
         told = case.get("lookups")
         inside = f"{100 * told['inside']:.1f} % of lookups in the map, " if told else ""
         length = "no flow" if case.get("flow_px") is None else f"mean flow {case['flow_px']:.1f} px"
-        lines.append(f"{case['label']} on {case['device']} ({inside}{length})")
+        where = f" on {case['device']}" if "device" in case else ""
+        lines.append(f"{case['label']}{where} ({inside}{length})")
         lines += [f"  {row['name']:<10}{_row(row)}" for row in case["rows"]]
         first, second = case["rows"]
         if "median_s" in first and "median_s" in second:
@@ -238,4 +239,4 @@ def _row(row: dict[str, Any]) -> str:
     if row["status"] != "ok":
         return f"{row['status']}: {row['reason']}"
     peak = f", peak {row['peak_bytes'] / 2**30:.2f} GiB" if "peak_bytes" in row else ""
-    return f"{row['median_s']:.4f} s ({row['min']:.4f} ... {row['max']:.4f}){peak}"
+    return f"{row['median_s']:.4f} s ({min(row['seconds']):.4f} ... {max(row['seconds']):.4f}){peak}"

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 # Options that mean something with --device cuda alone, and those for all devices.
 _ON_GPU = ("parts", "resume", "sides", "depths", "steps", "calls", "joule_seconds", "tune", "plots", "tables")
 _MEASURING = ("pair", "presets", "large", "repeats", "output")
-_REPEATS = 3
 # As benchmarks.cases.tvl1.gpu has them, which would import PyTorch.
 PARTS = ("frames", "schedules", "quality", "realtime", "depths", "energy", "peers")
 
@@ -152,7 +151,7 @@ def _of_gpu(results: Result, option: str) -> Result:
 
 def _refuse(args: argparse.Namespace, names: Sequence[str], reason: str) -> None:
     for name in names:
-        if getattr(args, name) not in (None, False, (), _REPEATS):
+        if getattr(args, name) not in (None, False, ()):
             raise InputError(f"--{name.replace('_', '-')}: {reason}; leave it out")
 
 
@@ -213,5 +212,5 @@ TVL1 = Bench(
     _tune,
     resumes=True,
     device="cpu",
-    repeats=_REPEATS,
+    repeats=3,
 )
