@@ -81,10 +81,9 @@ def test_files(cli: Any, run: Path) -> None:  # noqa: ARG001
     assert "not run" not in ran.out
 
 
+@pytest.mark.usefixtures("run")
 def test_without_matplotlib_the_tables_are_written_and_the_plot_is_refused(
-    cli: Any,
-    run: Path,
-    monkeypatch: pytest.MonkeyPatch,  # noqa: ARG001
+    cli: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("matplotlib", "matplotlib.figure"):
         monkeypatch.setitem(sys.modules, name, None)
