@@ -25,6 +25,12 @@ OTHERS = {"opencv cpu": "OpenCV", "scikit-image cpu": "scikit-image (all scales 
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->"
 
 
+def markdown_table(rows: list[list[str]]) -> list[str]:
+    from benchmarks.markdown import table
+
+    return table(rows)
+
+
 def read(name: str) -> Any:
     return json.loads((RESULTS / name).read_text("utf-8"))
 
@@ -60,7 +66,6 @@ def table() -> str:
             "fullfield `default`",
             *names,
         ],
-        ["---"] * 5,
         ["one pair, each library's own defaults", *(f"{r['median_s']:.3g} s" for r in ends)],
         ["its end-point error", *(f"{r['epe']:.3f} px" for r in ends)],
         ["pixel-iterations a second, equal work*", "", *(f"{r['rate'] / 1e6:.0f} million" for r in rates)],
@@ -84,9 +89,7 @@ def table() -> str:
         "virtual one: ratios count. `python -m benchmarks tvl1 --pair A B TRUTH --presets DIR ... --large A B`;",
         "everything measured stands in [benchmarks/results](benchmarks/results).",
     ]
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    lines += ["", *notes]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*markdown_table(rows), "", *notes]) + "\n"
 
 
 def correlation_table() -> str:
@@ -106,16 +109,14 @@ def correlation_table() -> str:
         return "out of memory" if name == "dense" else ""
 
     scenes = ("flow_easy_512x224", "flow_medium_512x224")
-    lines = [
-        "| feature map | fullfield, calm scene | fullfield, fast scene | dense volume | alt_cuda_corr |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+    rows = [["feature map", "fullfield, calm scene", "fullfield, fast scene", "dense volume", "alt_cuda_corr"]]
     for size in ([56, 128], [112, 256], [224, 512], [448, 1024], [896, 2048]):
         ours = [cell(sizes, size, "cuda", scene) for scene in scenes]
         others = [cell(sizes, size, "dense", scenes[0]), cell(old, size, "alt_cuda_corr", scenes[0])]
-        lines.append(f"| {size[1]}×{size[0]} | {' | '.join(ours + others)} |")
+        rows.append([f"{size[1]}×{size[0]}", *ours, *others])
     environment = sizes["environment"]
-    lines += [
+    lines = [
+        *markdown_table(rows),
         "",
         "A pair's 32 lookups at recorded RAFT positions, 256 channels, 4 levels, radius 4, pooling and layout in,",
         "bfloat16 features (alt_cuda_corr: float32, eager), float32 output, graph replay; peak memory with inputs.",
@@ -139,16 +140,17 @@ def models_table() -> str:
         return f"{row['median_s']:.3g} s, {row['peak_bytes'] / 2**30:.1f} GiB"
 
     heads = ("one pair of frames, one H200", "fullfield `fast`", "cascaded", "module*", *names[3:])
-    lines = [f"| {' | '.join(heads)} |", f"| {' | '.join(['---'] * len(heads))} |"]
+    rows = [list(heads)]
     titles = {"sea-raft-m": "SEA-RAFT (M)", "raft": "RAFT"}
     for case in sorted([*stored["cases"], *largest["cases"]], key=lambda case: (case["method"], case["size"][1])):
         height, width = case["size"]
         title = f"{titles[case['method']]}, {case['updates']} updates, {width}×{height}"
-        lines.append(f"| {title} | {' | '.join(cell(case, name) for name in names)} |")
+        rows.append([title, *(cell(case, name) for name in names)])
     environment = stored["environment"]
     inside = [case["lookups"]["inside"] for case in stored["cases"]]
     windows = [case["lookups"]["mean_window"] for case in stored["cases"]]
-    lines += [
+    lines = [
+        *markdown_table(rows),
         "",
         "End to end, frames on the GPU; peak memory as PyTorch counts it. \\* fullfield's plain module; it and ptlflow",
         "in float32 with TF32 convolutions, PyTorch's default. RAFT with its Sintel weights, SEA-RAFT with random ones",
@@ -182,7 +184,7 @@ def tvl1_gpu_table() -> str:
         times = f"{1e3 * row['median_s']:.3g} ms (p99 {1e3 * row['p99_s']:.3g}), {row['frames_per_s']:.3g} a second"
         return times + (f", {row['over_floor']:.2g}× its floor" if "over_floor" in row else "")
 
-    lines = [["TV-L1 on one H200, scales × warps × iterations", *precisions], ["---"] * 3]
+    lines = [["TV-L1 on one H200, scales × warps × iterations", *precisions]]
     for side in (2048, 8192):
         title = f"inner iterations alone, {side}×{side}, 1 × 1 × 10"
         lines.append(line(title, "schedules", schedule, size=[side, side]))
@@ -219,8 +221,7 @@ def tvl1_gpu_table() -> str:
         f"{environment['gpu']}, PyTorch {environment['versions']['torch']}, commit {environment['commit']}, "
         f"{environment['date']}; `python -m benchmarks tvl1 --device cuda`.",
     ]
-    rows = [f"| {' | '.join(row)} |" for row in lines if any(row[1:])]
-    return "\n".join([*rows, "", *notes]) + "\n"
+    return "\n".join([*markdown_table([row for row in lines if any(row[1:])]), "", *notes]) + "\n"
 
 
 def points_table() -> str:
@@ -243,14 +244,15 @@ def points_table() -> str:
         ("voxels", "voxels", ("spconv", "ocnn")),
     ):
         heads = [f"{title}, forward / with gradients, memory", "fullfield", *names]
-        lines += ["", f"| {' | '.join(heads)} |", f"| {' | '.join(['---'] * len(heads))} |"]
+        rows = [heads]
         for case in cases:
             if case["part"] == part:
                 begins = ("cuda", *names)
                 kind = case["series"].split(", ")[1:] or ["native density"]
                 kind = [case["series"].removeprefix("voxels ")] if part == "voxels" else kind
                 size = f"{case['size'] / 1e6:g} million, {kind[0]}"
-                lines.append(f"| {size} | {' | '.join(cell(case, begin) for begin in begins)} |")
+                rows.append([size, *(cell(case, begin) for begin in begins)])
+        lines += ["", *markdown_table(rows)]
     network = next(case for case in cases if case["part"] == "network")
     row, *others = network["rows"]
     alone = "".join(f" ({1e3 * other['whole']['median_s']:.3g} ms, backward in the calling thread)" for other in others)
@@ -293,7 +295,7 @@ def tvl1_rates() -> str:
     rows = next(case["rows"] for case in stored["cases"] if case["case"] == "whole frames")
     groups = list(dict.fromkeys(name for row in rows for name in row.get("epe", {})))
     heads = ["setting", "frame", "scales × warps × iterations", "flows a second", "in float16", "ms, p99", "memory"]
-    lines = [[*heads, *(f"{name.capitalize()} px" for name in groups)], ["---"] * (len(heads) + len(groups))]
+    lines = [[*heads, *(f"{name.capitalize()} px" for name in groups)]]
     for row in rows:
         same = [other for other in rows if all(other[key] == row[key] for key in ("preset", "changes", "size"))]
         if row is not same[0] or any(other["status"] != "ok" for other in same):
@@ -306,7 +308,7 @@ def tvl1_rates() -> str:
         found = [f"`{row['preset']}`{called}", f"{width}×{height}", work, rates[0], rates[-1], times]
         found.append(f"{row['memory_bytes'] / 2**20:.0f} MiB")
         lines.append([*found, *(f"{row['epe'][name]:.3f}" for name in groups)])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    return "\n".join(markdown_table(lines)) + "\n"
 
 
 def tvl1_gpu_page() -> str:
