@@ -67,22 +67,23 @@ def _commit() -> str | None:
         return None
 
 
-def read_results(path: Path, bench: str, option: str) -> dict[str, Any]:
+def read_results(path: Path, bench: str, option: str, names: Sequence[str] = ()) -> dict[str, Any]:
     """Results that :func:`write_results` wrote of the benchmark called ``bench``; ``option`` names the file's option.
 
-    Raises InputError for anything else.
+    Every case has ``rows`` and the facts called ``names``. Raises InputError for anything else.
     """
     try:
-        stored = json.loads(path.read_text("utf-8"))
-        if stored["bench"] != bench or not all(isinstance(case["rows"], list) for case in stored["cases"]):
-            raise ValueError(stored["bench"])
+        stored: dict[str, Any] = json.loads(path.read_text("utf-8"))
         dict(stored["environment"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(
-            f"{option}: expected results of this benchmark in {path}, of {bench}, got something else"
-        ) from error
-    found: dict[str, Any] = stored
-    return found
+        fine = stored["bench"] == bench and all(_is_case(case, names) for case in stored["cases"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        fine = False
+    _check.require(fine, option, f"results of the benchmark {bench} in {path}", "something else")
+    return stored
+
+
+def _is_case(case: Any, names: Sequence[str]) -> bool:
+    return all(name in case for name in names) and all(isinstance(row, dict) for row in case["rows"])
 
 
 def check_same(option: str, facts: Sequence[tuple[str, Any, Any]]) -> None:

@@ -562,6 +562,7 @@ def test_the_command_goes_on(
     for change, message in (
         ({"grid": 1.0}, "--resume: expected results of grid 0.007, got 1.0"),
         ({"bench": "other"}, "got something else"),
+        ({"cases": [{"rows": []}]}, "got something else"),
     ):
         out.write_text(json.dumps({**stored, **change}))
         assert main([*arguments, "--resume"]) == 2

@@ -184,7 +184,7 @@ def test_a_run_is_resumed(
     assert "--resume: expected results of commit " in capsys.readouterr().err
     output.write_text("[]")
     assert on_cpu("--resume", "-o", output) == 2
-    assert "--resume: expected results of this benchmark in" in capsys.readouterr().err
+    assert "--resume: expected results of the benchmark tvl1 in" in capsys.readouterr().err
     assert on_cpu("--resume") == 2
     assert "--output is absent" in capsys.readouterr().err
 
@@ -207,12 +207,16 @@ def test_stored_results_are_shown_again(
     ):
         assert main(["tvl1", "--stored", str(output), *more]) == 2
         assert word in capsys.readouterr().err
-    output.write_text(json.dumps({"cases": [{"case": "fixed work", "rows": []}]}))
-    assert main(["tvl1", "--stored", str(output)]) == 2
-    assert "expected results of --device cuda" in capsys.readouterr().err
+    row = {"name": "opencv", "median_s": 1.0, "epe": 0.5}
+    on_the_cpu = {"bench": "tvl1", "environment": {}, "cases": [{"case": "own defaults", "rows": [row]}]}
+    output.write_text(json.dumps(on_the_cpu))
+    assert main(["tvl1", "--stored", str(output)]) == 0
+    assert "own defaults, per pair\n  opencv" in capsys.readouterr().out
+    assert main(["tvl1", "--stored", str(output), "--tables", str(tables)]) == 2
+    assert "--tables: expected results of --device cuda" in capsys.readouterr().err
     output.write_text("nonsense")
     assert main(["tvl1", "--stored", str(output)]) == 2
-    assert "expected results of this benchmark" in capsys.readouterr().err
+    assert "expected results of the benchmark tvl1 in" in capsys.readouterr().err
 
 
 def test_shapes_are_tuned(

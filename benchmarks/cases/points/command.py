@@ -119,11 +119,11 @@ def earlier(path: Path, grid: float) -> list[Result]:
     """
     from benchmarks.stored import check_same, environment, read_results
 
-    stored, here = read_results(path, "points", "--resume"), environment()
+    stored, here = read_results(path, "points", "--resume", ("part", "label")), environment()
     there = stored["environment"]
     machine = ((name, there.get(name), here.get(name)) for name in ("gpu", "cpu"))
     check_same("--resume", [("grid", stored.get("grid"), grid), *machine])
-    kept = [case for case in stored["cases"] if _is_done(case)]
+    kept = [case for case in stored["cases"] if case["part"] in PARTS and _is_done(case)]
     for case in kept:
         if there.get("commit") != here["commit"]:
             case.setdefault("commit", there.get("commit"))
@@ -133,7 +133,7 @@ def earlier(path: Path, grid: float) -> list[Result]:
 def _is_done(case: Result) -> bool:
     """Whether ours was measured; of figure K also that it did not fit."""
     fine = ("ok", "out of memory") if case["part"] == "limit" else ("ok",)
-    return all(row["status"] in fine for row in case["rows"] if row.get("ours"))
+    return all(row.get("status") in fine for row in case["rows"] if row.get("ours"))
 
 
 def _report(results: Result) -> list[str]:

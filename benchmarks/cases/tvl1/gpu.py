@@ -57,9 +57,9 @@ def earlier(path: Path) -> list[Result]:
 
     Raises InputError for a file that is none, or whose numbers are of another GPU or commit than this run's.
     """
-    stored, here = read_results(path, "tvl1", "--resume"), environment()
+    stored, here = read_results(path, "tvl1", "--resume", ("case",)), environment()
     check_same("--resume", [(name, stored["environment"].get(name), here.get(name)) for name in _SAME])
-    return [case for case in stored["cases"] if case["case"] != LIMITS and case.get("status", "ok") == "ok"]
+    return [case for case in stored["cases"] if case["case"] in CASES.values() and case.get("status", "ok") == "ok"]
 
 
 def cases(plan: GpuPlan, note: Note) -> Cases:
