@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.figures import save
 from benchmarks.paper import figures, published
 from benchmarks.paper.matching import METHODS, Runs, read_runs
 from benchmarks.paper.tables import TABLES, Table, sampled_cells
@@ -344,7 +345,7 @@ def test_plots(tmp_path: Path) -> None:
             (times,) = [c for c in curves.axes[1].lines if c.get_linestyle() == "-" and len(c.get_xdata())]
             assert list(times.get_xdata()) == [0.25, 0.5, 1.0]
             assert list(times.get_ydata()) == [16.0, 4.0, 1.0]
-    path = figures.save(first, tmp_path / "figure.png")
+    path = save(first, tmp_path / "figure.png")
     assert path.stat().st_size > 1000
 
 
