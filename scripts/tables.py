@@ -14,6 +14,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+sys.path.insert(0, str(ROOT))  # for what the benchmarks know of their results
 BEGIN_CORRELATION = "<!-- table of the correlation lookup: begin -->\n"
 BEGIN_MODELS = "<!-- table of the networks: begin -->\n"
 BEGIN_POINTS = "<!-- table of convolution on points: begin -->\n"
@@ -22,6 +23,12 @@ BEGIN_TVL1_RATES = "<!-- rates of TV-L1 on the GPU: begin -->\n"
 BEGIN_TVL1_PAGE = "<!-- tables of TV-L1 on the GPU: begin -->\n"
 OTHERS = {"opencv cpu": "OpenCV", "scikit-image cpu": "scikit-image (all scales of ½)"}
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->"
+
+
+def markdown_table(rows: list[list[str]]) -> list[str]:
+    from benchmarks.markdown import table
+
+    return table(rows)
 
 
 def read(name: str) -> Any:
@@ -59,7 +66,6 @@ def table() -> str:
             "fullfield `default`",
             *names,
         ],
-        ["---"] * 5,
         ["one pair, each library's own defaults", *(f"{r['median_s']:.3g} s" for r in ends)],
         ["its end-point error", *(f"{r['epe']:.3f} px" for r in ends)],
         ["pixel-iterations a second, equal work*", "", *(f"{r['rate'] / 1e6:.0f} million" for r in rates)],
@@ -80,12 +86,10 @@ def table() -> str:
         f"{environment['cpu']}, Python {versions['python']}, PyTorch {versions['torch']}, numba {versions['numba']},",
         f"OpenCV {versions['cv2']}, scikit-image {versions['skimage']}, commit {environment['commit']},",
         f"{environment['date']}. † A real 4K pair of small motion, cropped and enlarged. The machine is a noisy",
-        "virtual one: ratios count. Made by `fullfield bench tvl1 --pair A B TRUTH --presets DIR ... --large A B`;",
+        "virtual one: ratios count. `python -m benchmarks tvl1 --pair A B TRUTH --presets DIR ... --large A B`;",
         "everything measured stands in [benchmarks/results](benchmarks/results).",
     ]
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    lines += ["", *notes]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*markdown_table(rows), "", *notes]) + "\n"
 
 
 def correlation_table() -> str:
@@ -105,21 +109,19 @@ def correlation_table() -> str:
         return "out of memory" if name == "dense" else ""
 
     scenes = ("flow_easy_512x224", "flow_medium_512x224")
-    lines = [
-        "| feature map | fullfield, calm scene | fullfield, fast scene | dense volume | alt_cuda_corr |",
-        "| --- | --- | --- | --- | --- |",
-    ]
+    rows = [["feature map", "fullfield, calm scene", "fullfield, fast scene", "dense volume", "alt_cuda_corr"]]
     for size in ([56, 128], [112, 256], [224, 512], [448, 1024], [896, 2048]):
         ours = [cell(sizes, size, "cuda", scene) for scene in scenes]
         others = [cell(sizes, size, "dense", scenes[0]), cell(old, size, "alt_cuda_corr", scenes[0])]
-        lines.append(f"| {size[1]}×{size[0]} | {' | '.join(ours + others)} |")
+        rows.append([f"{size[1]}×{size[0]}", *ours, *others])
     environment = sizes["environment"]
-    lines += [
+    lines = [
+        *markdown_table(rows),
         "",
         "A pair's 32 lookups at recorded RAFT positions, 256 channels, 4 levels, radius 4, pooling and layout in,",
         "bfloat16 features (alt_cuda_corr: float32, eager), float32 output, graph replay; peak memory with inputs.",
         f"{environment['gpu']}, PyTorch {environment['versions']['torch']}, commit {environment['commit']}, "
-        f"{environment['date']}; `fullfield bench correlation`.",
+        f"{environment['date']}; `python -m benchmarks correlation`.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -138,23 +140,24 @@ def models_table() -> str:
         return f"{row['median_s']:.3g} s, {row['peak_bytes'] / 2**30:.1f} GiB"
 
     heads = ("one pair of frames, one H200", "fullfield `fast`", "cascaded", "module*", *names[3:])
-    lines = [f"| {' | '.join(heads)} |", f"| {' | '.join(['---'] * len(heads))} |"]
+    rows = [list(heads)]
     titles = {"sea-raft-m": "SEA-RAFT (M)", "raft": "RAFT"}
     for case in sorted([*stored["cases"], *largest["cases"]], key=lambda case: (case["method"], case["size"][1])):
         height, width = case["size"]
         title = f"{titles[case['method']]}, {case['updates']} updates, {width}×{height}"
-        lines.append(f"| {title} | {' | '.join(cell(case, name) for name in names)} |")
+        rows.append([title, *(cell(case, name) for name in names)])
     environment = stored["environment"]
     inside = [case["lookups"]["inside"] for case in stored["cases"]]
     windows = [case["lookups"]["mean_window"] for case in stored["cases"]]
-    lines += [
+    lines = [
+        *markdown_table(rows),
         "",
         "End to end, frames on the GPU; peak memory as PyTorch counts it. \\* fullfield's plain module; it and ptlflow",
         "in float32 with TF32 convolutions, PyTorch's default. RAFT with its Sintel weights, SEA-RAFT with random ones",
         f"({min(inside):.0%} to {max(inside):.0%} of the lookups inside the map, mean window {min(windows):.0f} to "
         f"{max(windows):.0f} cells); Sintel's frames, enlarged.",
         f"{environment['gpu']}, PyTorch {environment['versions']['torch']}, commit {environment['commit']}, "
-        f"{environment['date']}; `fullfield bench models`.",
+        f"{environment['date']}; `python -m benchmarks models`.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -181,7 +184,7 @@ def tvl1_gpu_table() -> str:
         times = f"{1e3 * row['median_s']:.3g} ms (p99 {1e3 * row['p99_s']:.3g}), {row['frames_per_s']:.3g} a second"
         return times + (f", {row['over_floor']:.2g}× its floor" if "over_floor" in row else "")
 
-    lines = [["TV-L1 on one H200, scales × warps × iterations", *precisions], ["---"] * 3]
+    lines = [["TV-L1 on one H200, scales × warps × iterations", *precisions]]
     for side in (2048, 8192):
         title = f"inner iterations alone, {side}×{side}, 1 × 1 × 10"
         lines.append(line(title, "schedules", schedule, size=[side, side]))
@@ -214,12 +217,11 @@ def tvl1_gpu_table() -> str:
         "iterations alone by graph replay, the",
         "fastest schedule. The floor: every level and warp at the larger of memory, where each stage reads its inputs",
         "and writes its results once, and special functions. Every number after a check against plain PyTorch or the",
-        "true flow. All of it: `fullfield bench tvl1 --stored benchmarks/results/tvl1_h200.json`.",
+        "true flow. All of it: `python -m benchmarks tvl1 --stored benchmarks/results/tvl1_h200.json`.",
         f"{environment['gpu']}, PyTorch {environment['versions']['torch']}, commit {environment['commit']}, "
-        f"{environment['date']}; `fullfield bench tvl1 --device cuda`.",
+        f"{environment['date']}; `python -m benchmarks tvl1 --device cuda`.",
     ]
-    rows = [f"| {' | '.join(row)} |" for row in lines if any(row[1:])]
-    return "\n".join([*rows, "", *notes]) + "\n"
+    return "\n".join([*markdown_table([row for row in lines if any(row[1:])]), "", *notes]) + "\n"
 
 
 def points_table() -> str:
@@ -242,14 +244,15 @@ def points_table() -> str:
         ("voxels", "voxels", ("spconv", "ocnn")),
     ):
         heads = [f"{title}, forward / with gradients, memory", "fullfield", *names]
-        lines += ["", f"| {' | '.join(heads)} |", f"| {' | '.join(['---'] * len(heads))} |"]
+        rows = [heads]
         for case in cases:
             if case["part"] == part:
                 begins = ("cuda", *names)
                 kind = case["series"].split(", ")[1:] or ["native density"]
                 kind = [case["series"].removeprefix("voxels ")] if part == "voxels" else kind
                 size = f"{case['size'] / 1e6:g} million, {kind[0]}"
-                lines.append(f"| {size} | {' | '.join(cell(case, begin) for begin in begins)} |")
+                rows.append([size, *(cell(case, begin) for begin in begins)])
+        lines += ["", *markdown_table(rows)]
     network = next(case for case in cases if case["part"] == "network")
     row, *others = network["rows"]
     alone = "".join(f" ({1e3 * other['whole']['median_s']:.3g} ms, backward in the calling thread)" for other in others)
@@ -281,7 +284,7 @@ def points_table() -> str:
         f"{largest['training']['median_s']:.3g} s, {largest['training_allocated_bytes'] / 1e9:.0f} GB in all{apart}"
         f"{most}.",
         f"{environment['gpu']}, PyTorch {environment['versions']['torch']}, commit {environment['commit']}, "
-        f"{environment['date']}; `fullfield bench points`.",
+        f"{environment['date']}; `python -m benchmarks points`.",
     ]
     return "\n".join(lines[1:]) + "\n"
 
@@ -292,7 +295,7 @@ def tvl1_rates() -> str:
     rows = next(case["rows"] for case in stored["cases"] if case["case"] == "whole frames")
     groups = list(dict.fromkeys(name for row in rows for name in row.get("epe", {})))
     heads = ["setting", "frame", "scales × warps × iterations", "flows a second", "in float16", "ms, p99", "memory"]
-    lines = [[*heads, *(f"{name.capitalize()} px" for name in groups)], ["---"] * (len(heads) + len(groups))]
+    lines = [[*heads, *(f"{name.capitalize()} px" for name in groups)]]
     for row in rows:
         same = [other for other in rows if all(other[key] == row[key] for key in ("preset", "changes", "size"))]
         if row is not same[0] or any(other["status"] != "ok" for other in same):
@@ -305,12 +308,12 @@ def tvl1_rates() -> str:
         found = [f"`{row['preset']}`{called}", f"{width}×{height}", work, rates[0], rates[-1], times]
         found.append(f"{row['memory_bytes'] / 2**20:.0f} MiB")
         lines.append([*found, *(f"{row['epe'][name]:.3f}" for name in groups)])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
+    return "\n".join(markdown_table(lines)) + "\n"
 
 
 def tvl1_gpu_page() -> str:
     """Everything that was measured of TV-L1 on the GPU."""
-    from fullfield.bench.tvl1_report import section
+    from benchmarks.cases.tvl1.report import section
 
     return section(read("tvl1_h200.json"))
 

@@ -15,18 +15,23 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks import harness as run
+from benchmarks.bench import failed, measure
+from benchmarks.cases.correlation import contenders
+from benchmarks.cases.correlation import measure as correlation
+from benchmarks.cases.correlation import positions as lookups
+from benchmarks.cases.correlation.contenders import Contender, Problem
+from benchmarks.cases.correlation.measure import Entrant, Inputs, Plan, Truth
+from benchmarks.cases.correlation.plots import draw
+from benchmarks.cases.correlation.positions import Scene, coherence
+from benchmarks.cases.correlation.report import report, table10
+from benchmarks.runner import main
 from fullfield import InputError
-from fullfield.bench import contenders, correlation, lookups, run
-from fullfield.bench.contenders import Contender, Problem
-from fullfield.bench.correlation import Entrant, Inputs, Plan, Truth
-from fullfield.bench.correlation_report import report, table10
-from fullfield.bench.lookups import RECORDED, Scene, between, coherence, load_recorded, resized
-from fullfield.bench.plots import draw, sampling_matrix
-from fullfield.cli.main import main
 from fullfield.integrations.alt_cuda_corr import alt_cuda_corr_sources
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops.correlation import correlation_lookup
-from fullfield.ops.correlation.analysis import read_shares, recorded_positions
+from fullfield.ops.correlation.analysis import read_shares, recorded_positions, sampling_matrix
+from fullfield.ops.correlation.recorded import RECORDED, between, load_recorded, resized
 
 SMALL = Problem((12, 20), updates=2, channels=32, levels=2, radius=2, dtype=torch.float32)
 gpu = pytest.mark.gpu
@@ -35,6 +40,10 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA de
 
 def quiet(text: str) -> None:
     del text
+
+
+def measured(plan: Plan) -> list[dict[str, Any]]:
+    return measure(correlation.cases(plan, quiet), quiet)
 
 
 def plan(*who: Contender, **changes: Any) -> Plan:
@@ -100,8 +109,8 @@ def test_positions_of_scenes(recording: Path) -> None:
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_every_backend_is_checked_and_timed(backward: bool, channels_last: bool) -> None:
     who = contenders.our_contenders(["cpu", "dense", "blocks", "reference"])
-    (case,) = correlation.measure(plan(*who, backward=backward, channels_last=channels_last, batch=2), quiet)
-    assert not correlation.failed([case])
+    (case,) = measured(plan(*who, backward=backward, channels_last=channels_last, batch=2))
+    assert not failed([case])
     assert case["checked_pixels"] == 12 * 20
     for row in case["rows"]:
         if row["status"] == "cannot":  # numba may be absent
@@ -114,24 +123,24 @@ def test_every_backend_is_checked_and_timed(backward: bool, channels_last: bool)
 @pytest.mark.parametrize("out_dtype", [torch.float16, torch.float32])
 def test_sixteen_bits_pass_the_check(out_dtype: torch.dtype) -> None:
     who = contenders.our_contenders(["dense"])
-    (case,) = correlation.measure(plan(*who, dtype=torch.bfloat16, out_dtype=out_dtype), quiet)
-    assert not correlation.failed([case])
+    (case,) = measured(plan(*who, dtype=torch.bfloat16, out_dtype=out_dtype))
+    assert not failed([case])
     assert case["out_dtype"] == str(out_dtype).removeprefix("torch.")
 
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_a_wrong_result_gets_no_time(backward: bool) -> None:
-    (case,) = correlation.measure(plan(wrong_by(1.0, "right"), wrong_by(1.001), backward=backward), quiet)
+    (case,) = measured(plan(wrong_by(1.0, "right"), wrong_by(1.001), backward=backward))
     right, wrong = case["rows"]
     assert "eager" in right
     assert wrong["status"] == "check failed"
     assert "off by" in wrong["reason"]
     assert "eager" not in wrong
-    (problem,) = correlation.failed([case])
+    (problem,) = failed([case])
     assert "wrong: " in problem
-    peer = correlation.measure(plan(wrong_by(1.001, ours=False)), quiet)
+    peer = measured(plan(wrong_by(1.001, ours=False)))
     assert peer[0]["rows"][0]["status"] == "check failed"
-    assert not correlation.failed(peer)
+    assert not failed(peer)
 
 
 def test_what_a_result_may_not_be() -> None:
@@ -168,7 +177,7 @@ def test_gradient_of_the_second_map_is_checked() -> None:
 
 def test_too_large_a_volume_is_out_of_memory() -> None:
     (dense,) = contenders.our_contenders(["dense"])
-    with pytest.raises(contenders.TooLarge, match=r"1\.3e\+10 elements"):
+    with pytest.raises(run.TooLarge, match=r"1\.3e\+10 elements"):
         dense.admit(replace(SMALL, size=(224, 512)))
 
     def exhausted(*_: Any) -> Any:
@@ -178,12 +187,12 @@ def test_too_large_a_volume_is_out_of_memory() -> None:
         raise RuntimeError("integer out of range\nmore")
 
     who = [Contender("large", exhausted, lambda _: None), Contender("broken", broken, lambda _: None, True), dense]
-    cases = correlation.measure(plan(*who), quiet)
+    cases = measured(plan(*who))
     large, failing, fine = cases[0]["rows"]
     assert large["status"] == "out of memory"
     assert (failing["status"], failing["reason"]) == ("failed", "integer out of range")
     assert fine["status"] == "ok"
-    assert len(correlation.failed(cases)) == 1
+    assert len(failed(cases)) == 1
     text = "\n".join(report({"cases": cases}))
     assert "OOM" in text
     assert "out of memory: CUDA out of memory" in text
@@ -209,7 +218,7 @@ def test_one_after_another_where_memory_is_short(monkeypatch: pytest.MonkeyPatch
 
 def test_precision_is_put_back() -> None:
     before = torch.get_float32_matmul_precision()
-    correlation.measure(replace(plan(), precision="medium"), quiet)
+    measured(replace(plan(), precision="medium"))
     assert torch.get_float32_matmul_precision() == before
 
 
@@ -254,7 +263,7 @@ class FakeExtension:
 @pytest.mark.parametrize("backward", [False, True])
 def test_alt_cuda_corr_is_called_as_it_wants(backward: bool) -> None:
     peer = Contender("alt_cuda_corr", contenders._alt_prepare(FakeExtension()), lambda _: None)
-    (case,) = correlation.measure(plan(peer, backward=backward), quiet)
+    (case,) = measured(plan(peer, backward=backward))
     assert case["rows"][0]["status"] == "ok", case["rows"][0]
 
 
@@ -270,9 +279,9 @@ def test_fused_local_corr_is_called_as_it_wants(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "local_corr", module)  # type: ignore[arg-type]
     peer = contenders.fused_local_corr()
     assert peer is not None
-    (case,) = correlation.measure(plan(peer, batch=2), quiet)
+    (case,) = measured(plan(peer, batch=2))
     assert case["rows"][0]["status"] == "ok", case["rows"][0]
-    (case,) = correlation.measure(plan(peer, backward=True), quiet)
+    (case,) = measured(plan(peer, backward=True))
     assert case["rows"][0]["status"] == "cannot"
 
 
@@ -280,7 +289,7 @@ def test_fused_local_corr_is_called_as_it_wants(monkeypatch: pytest.MonkeyPatch)
 def test_the_volume_of_ptlflow(backward: bool, ptlflow: Any) -> None:  # noqa: ARG001
     peer = contenders.ptlflow_volume()
     assert peer is not None
-    (case,) = correlation.measure(plan(peer, backward=backward, size=(16, 24)), quiet)
+    (case,) = measured(plan(peer, backward=backward, size=(16, 24)))
     assert case["rows"][0]["status"] == "ok", case["rows"][0]
 
 
@@ -308,7 +317,7 @@ def test_peers_say_what_they_cannot() -> None:
         (contenders._fused_admit, replace(SMALL, size=(1, 1))),
         (contenders._ptlflow_admit, replace(SMALL, size=(1, 1))),
     ):
-        with pytest.raises(contenders.Unsupported):
+        with pytest.raises(run.Unsupported):
             admit(problem)
 
 
@@ -358,9 +367,9 @@ def test_what_is_measured_on_a_gpu(backward: bool, monkeypatch: pytest.MonkeyPat
     for name, fake in (("captured", captured), ("peak_bytes", peak_bytes), ("issue_seconds", issue_seconds)):
         monkeypatch.setattr(correlation, name, fake)
     who = [*contenders.our_contenders(["dense", "blocks"]), wrong_by(1.0, "peer", ours=False)]
-    (case,) = correlation.measure(plan(*who, backward=backward), quiet)
+    (case,) = measured(plan(*who, backward=backward))
     dense, blocks, peer = case["rows"]
-    assert not correlation.failed([case])
+    assert not failed([case])
     assert {"graph", "eager"} <= dense.keys()
     assert "graph" not in blocks
     assert "waits for the device" in blocks["no_graph"]
@@ -400,7 +409,7 @@ def test_graph_replay_events_and_memory() -> None:
 @needs_gpu
 @pytest.mark.parametrize("more", [[], ["--backward"], ["--out-dtype", "float16", "--layout", "channels-last"]])
 def test_on_a_gpu(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "correlation", "--sizes", "64x28", "--updates", "3", "--repeats", "2", "--json", *more]) == 0
+    assert main(["correlation", "--sizes", "64x28", "--updates", "3", "--repeats", "2", "--json", *more]) == 0
     (case,) = json.loads(capsys.readouterr().out)["cases"]
     rows = {row["name"]: row for row in case["rows"]}
     assert rows["dense"]["graph"]["median_s"] > 0
@@ -416,7 +425,6 @@ def test_verb(tmp_path: Path, recording: Path, capsys: pytest.CaptureFixture[str
     pytest.importorskip("matplotlib")
     out = tmp_path / "r.json"
     line = [
-        "bench",
         "correlation",
         "--sweep",
         "size",
@@ -498,7 +506,7 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--lookups", str(tmp_path / "five.npy")], "expected the 8 updates"),
         (["--compare", str(tmp_path / "other.json")], "--plots"),
         (["--compare", str(tmp_path / "other.json"), "--plots", str(tmp_path)], "expected results"),
-        (["--compare", str(tmp_path / "broken.json"), "--plots", str(tmp_path)], "not a JSON file"),
+        (["--compare", str(tmp_path / "broken.json"), "--plots", str(tmp_path)], "got something else"),
         (["--plots", str(tmp_path / "none")], "--plots"),
         (["--alt-cuda-corr", str(tmp_path / "none")], "--alt-cuda-corr"),
         (["--alt-cuda-corr", str(tmp_path)], "correlation_kernel.cu"),
@@ -508,18 +516,18 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--backends", "magic"], "magic"),
     ]
     for arguments, said in cases:
-        assert main(["bench", "correlation", *arguments]) == 2, arguments
+        assert main(["correlation", *arguments]) == 2, arguments
         captured = capsys.readouterr()
         assert captured.out == ""
         last = captured.err.splitlines()[-1]
         assert last.startswith("fullfield: error: ")
         assert said in last
-    assert main(["bench"]) == 2
+    assert main([]) == 2
 
 
 def test_a_failed_check_is_exit_code_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(contenders, "our_contenders", lambda _: [wrong_by(1.5)])
-    line = ["bench", "correlation", "--device", "cpu", "--sizes", "20x12", "--channels", "8", "--repeats", "1", "-q"]
+    line = ["correlation", "--device", "cpu", "--sizes", "20x12", "--channels", "8", "--repeats", "1", "-q"]
     assert main(line) == 1
     captured = capsys.readouterr()
     assert "check failed" in captured.err

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from fullfield.bench import models
-from fullfield.bench.contenders import TooLarge
-from fullfield.bench.models import Entry, Plan
-from fullfield.cli.main import main
+from benchmarks.bench import failed, measure
+from benchmarks.cases.networks import models
+from benchmarks.cases.networks.models import Entry, Plan
+from benchmarks.harness import TooLarge
+from benchmarks.runner import main
 
 SIZE = (64, 96)
 CPU = torch.device("cpu")
@@ -29,13 +31,17 @@ def plan(**changes: Any) -> Plan:
     return Plan(("raft-small",), (SIZE,), CPU, **settings)
 
 
+def measured(plan: Plan, note: Any, keep: Any = quiet) -> list[dict[str, Any]]:
+    return measure(models.cases(plan, note), note, keep)
+
+
 def rows(case: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in case["rows"]}
 
 
 def test_forms_are_checked_and_timed() -> None:
     seen: list[int] = []
-    (case,) = models.measure(plan(cascade=True), quiet, lambda cases: seen.append(len(cases)))
+    (case,) = measured(plan(cascade=True), quiet, lambda cases: seen.append(len(cases)))
     assert seen == [1]
     found = rows(case)
     assert list(found) == ["fast", "exact", "fast, cascaded", "exact, cascaded"]
@@ -66,7 +72,7 @@ def test_a_wrong_flow_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
         return [Entry(name, name != "large", partial(make, model)) for name, make in makers.items()]
 
     monkeypatch.setattr(models, "entries", who)
-    cases = models.measure(plan(), quiet, quiet)
+    cases = measured(plan(), quiet, quiet)
     found = rows(cases[0])
     assert {name: row["status"] for name, row in found.items()} == {
         "wrong": "check failed",
@@ -74,8 +80,8 @@ def test_a_wrong_flow_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
         "broken": "failed",
     }
     assert not any("median_s" in row for row in found.values())
-    assert len(models.failed(cases)) == 2
-    assert "the flow is off by 10 %, allowed 2 %" in models.failed(cases)[0]
+    assert len(failed(cases)) == 2
+    assert "the flow is off by 10 %, allowed 2 %" in failed(cases)[0]
 
 
 def test_what_does_not_fit_exactly_is_only_finite(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,11 +89,11 @@ def test_what_does_not_fit_exactly_is_only_finite(monkeypatch: pytest.MonkeyPatc
         raise torch.cuda.OutOfMemoryError
 
     monkeypatch.setattr(models, "coherence", no_room)
-    (case,) = models.measure(plan(forms=("fast",)), quiet, quiet)
+    (case,) = measured(plan(forms=("fast",)), quiet, quiet)
     assert case["lookups"] is None
     assert rows(case)["fast"]["status"] == "ok"
     assert "only known to be finite" in "\n".join(models.report({"cases": [case]}))
-    assert not models.failed([case])
+    assert not failed([case])
 
 
 def test_given_frames_are_resized_and_made_up_ones_move() -> None:
@@ -104,11 +110,24 @@ def test_given_frames_are_resized_and_made_up_ones_move() -> None:
 @pytest.mark.usefixtures("ptlflow")
 def test_peers_get_our_weights() -> None:
     given = Plan(("raft-small",), ((128, 136),), CPU, updates=1, repeats=1, forms=("exact",))
-    (case,) = models.measure(given, quiet, quiet)
+    (case,) = measured(given, quiet, quiet)
     row = rows(case)["ptlflow, dense"]
     assert row["status"] == "ok"
     assert not row["ours"]
     assert row["check"]["error"] < 1e-4
+
+
+@pytest.mark.parametrize("error", [ImportError("no ptlflow"), RuntimeError("operator nms does not exist\nmore")])
+def test_a_ptlflow_that_does_not_import_is_left_out(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: str) -> None:
+        raise error
+
+    monkeypatch.setattr(models, "importlib", SimpleNamespace(import_module=broken))
+    told: list[str] = []
+    (case,) = measured(plan(peers=True, forms=("exact",)), told.append)
+    assert [row["name"] for row in case["rows"]] == ["exact"]
+    first = str(error).splitlines()[0]
+    assert f"ptlflow does not import here, so it is not measured ({first})" in told
 
 
 def test_a_volume_that_cannot_be_is_not_tried() -> None:
@@ -118,7 +137,7 @@ def test_a_volume_that_cannot_be_is_not_tried() -> None:
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "results.json"
-    asked = ["bench", "models", "--methods", "raft-small", "--sizes", "96x64", "--updates", "1", "--repeats", "1"]
+    asked = ["models", "--methods", "raft-small", "--sizes", "96x64", "--updates", "1", "--repeats", "1"]
     assert main([*asked, "--device", "cpu", "--no-peers", "--json", "-q", "-o", str(out)]) == 0
     said = json.loads(capsys.readouterr().out)
     stored = json.loads(out.read_text())
@@ -138,7 +157,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_mistakes(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "models", *options]) == 2
+    assert main(["models", *options]) == 2
     assert message in capsys.readouterr().err
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from fullfield.bench import patched
-from fullfield.bench.patched import Plan
-from fullfield.cli.main import main
+from benchmarks.bench import failed, measure
+from benchmarks.cases.networks import patched
+from benchmarks.cases.networks.patched import Plan
+from benchmarks.runner import main
 
 pytestmark = pytest.mark.usefixtures("ptlflow")
 CPU = torch.device("cpu")
@@ -35,7 +36,7 @@ def quiet(_: object) -> None:
 
 @pytest.mark.parametrize("train", [False, True])
 def test_both_are_timed(train: bool) -> None:
-    (case,) = patched.measure(Plan(("raft_small",), ((128, 136),), CPU, train=train, repeats=1), quiet, quiet)
+    (case,) = measure(patched.cases(Plan(("raft_small",), ((128, 136),), CPU, train=train, repeats=1), quiet), quiet)
     own, ours = case["rows"]
     assert (own["name"], ours["name"]) == ("as it is", "patched")
     assert own["median_s"] > 0
@@ -45,7 +46,7 @@ def test_both_are_timed(train: bool) -> None:
     if train:
         assert 0 < ours["check"]["gradient_error"] < 1e-4
     assert 0 < case["lookups"]["inside"] <= 1
-    assert patched.failed([case]) == []
+    assert failed([case]) == []
     text = "\n".join(patched.report({"cases": [case]}))
     assert "raft_small 136×128" in text
     assert "% time" in text
@@ -56,10 +57,10 @@ def test_a_wrong_flow_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
     original = blocks.RAFTBlock.__call__
     monkeypatch.setattr(blocks.RAFTBlock, "__call__", lambda self, coords: 2 * original(self, coords))
-    (case,) = patched.measure(Plan(("raft_small",), ((128, 128),), CPU, repeats=1), quiet, quiet)
+    (case,) = measure(patched.cases(Plan(("raft_small",), ((128, 128),), CPU, repeats=1), quiet), quiet)
     assert case["rows"][1]["status"] == "check failed"
     assert "median_s" not in case["rows"][1]
-    assert len(patched.failed([case])) == 1
+    assert len(failed([case])) == 1
 
 
 def test_a_wrong_gradient_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +68,7 @@ def test_a_wrong_gradient_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
     original = blocks.RAFTBlock.__call__
     monkeypatch.setattr(blocks.RAFTBlock, "__call__", lambda self, coords: original(self, coords).detach())
-    (case,) = patched.measure(Plan(("raft_small",), ((128, 128),), CPU, train=True, repeats=1), quiet, quiet)
+    (case,) = measure(patched.cases(Plan(("raft_small",), ((128, 128),), CPU, train=True, repeats=1), quiet), quiet)
     assert "the gradients are off by" in case["rows"][1]["reason"]
     assert "median_s" not in case["rows"][1]
 
@@ -83,12 +84,12 @@ def test_a_model_that_cannot_run(who: str, monkeypatch: pytest.MonkeyPatch) -> N
         return original(broken if row["name"] == who else call, row, device)
 
     monkeypatch.setattr(patched, "_tried", failing)
-    (case,) = patched.measure(Plan(("raft_small",), ((128, 128),), CPU, repeats=1), quiet, quiet)
-    failed, other = case["rows"] if who == "as it is" else reversed(case["rows"])
-    assert failed["reason"] == "integer out of range"
+    (case,) = measure(patched.cases(Plan(("raft_small",), ((128, 128),), CPU, repeats=1), quiet), quiet)
+    broken, other = case["rows"] if who == "as it is" else reversed(case["rows"])
+    assert broken["reason"] == "integer out of range"
     assert other["median_s"] > 0
     assert "failed: integer out of range" in "\n".join(patched.report({"cases": [case]}))
-    assert len(patched.failed([case])) == (who == "patched")
+    assert len(failed([case])) == (who == "patched")
 
 
 def test_a_flow_that_is_not_finite_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,20 +97,20 @@ def test_a_flow_that_is_not_finite_gets_no_time(monkeypatch: pytest.MonkeyPatch)
 
     original = blocks.RAFTBlock.__call__
     monkeypatch.setattr(blocks.RAFTBlock, "__call__", lambda self, coords: original(self, coords) / 0)
-    (case,) = patched.measure(Plan(("raft_small",), ((128, 128),), CPU, repeats=1), quiet, quiet)
+    (case,) = measure(patched.cases(Plan(("raft_small",), ((128, 128),), CPU, repeats=1), quiet), quiet)
     assert case["rows"][1]["reason"] == "the flow is not finite"
     assert case["rows"][0]["median_s"] > 0
 
 
 def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     output = tmp_path / "results.json"
-    command = ["bench", "patched", "raft_small", "--sizes", "128x128", "--repeats", "1", "-q"]
+    command = ["patched", "raft_small", "--sizes", "128x128", "--repeats", "1", "-q"]
     assert main([*command, "-o", str(output)]) == 0
     assert "patched" in capsys.readouterr().out
     stored = json.loads(output.read_text())
     assert stored["bench"] == "patched"
     assert stored["environment"]["versions"]["torch"] == torch.__version__
-    assert main(["bench", "patched", "raftt"]) == 2
+    assert main(["patched", "raftt"]) == 2
     assert "expected names of ptlflow's models" in capsys.readouterr().err
-    assert main(["bench", "patched", "raft", "--train", "--alt-cuda-corr", str(tmp_path)]) == 2
+    assert main(["patched", "raft", "--train", "--alt-cuda-corr", str(tmp_path)]) == 2
     assert "has no gradient" in capsys.readouterr().err

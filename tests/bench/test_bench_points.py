@@ -15,16 +15,20 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from benchmarks.bench import failed, measure
+from benchmarks.cases.points import clouds as points_clouds
+from benchmarks.cases.points import command as bench_points
+from benchmarks.cases.points import contenders as points_contenders
+from benchmarks.cases.points import measure as points
+from benchmarks.cases.points import network as points_network
+from benchmarks.cases.points.clouds import Scene
+from benchmarks.cases.points.contenders import Contender, Problem
+from benchmarks.cases.points.measure import Layer, Plan
+from benchmarks.cases.points.plots import FILES, draw
+from benchmarks.cases.points.report import PUBLISHED, _plain, markdown, report
+from benchmarks.harness import CheckFailed, Unsupported
+from benchmarks.runner import main
 from fullfield import InputError
-from fullfield.bench import points, points_clouds, points_contenders, points_network
-from fullfield.bench.points import Layer, Plan
-from fullfield.bench.points_clouds import Scene
-from fullfield.bench.points_contenders import Contender, Problem, Unsupported
-from fullfield.bench.points_plots import FILES, draw
-from fullfield.bench.points_report import PUBLISHED, _plain, markdown, report
-from fullfield.bench.run import CheckFailed
-from fullfield.cli import bench_points
-from fullfield.cli.main import main
 from fullfield.io import PointCloud, write_point_cloud
 from fullfield.models.pointcnnpp import PointResNetConfig
 from fullfield.ops.point_conv import point_conv, radius_geometry, voxel_geometry
@@ -51,6 +55,10 @@ def _one_thread() -> Any:
 
 def quiet(text: str) -> None:
     del text
+
+
+def measured(plan: Plan, note: Any, keep: Any = quiet, known: Any = (), **more: Any) -> list[dict[str, Any]]:
+    return measure(points.cases(plan, note), note, keep, known, order=bench_points.PARTS, **more)
 
 
 def problem_of(channels: tuple[int, int] = (8, 12), dtype: torch.dtype = torch.float32) -> Problem:
@@ -328,14 +336,14 @@ def broken(where: str) -> Contender:
 @pytest.mark.parametrize("where", ["forward", "features", "weight"])
 def test_a_wrong_result_gets_no_time(where: str) -> None:
     who = [broken(where), *points_contenders.our_contenders(["reference"])]
-    (case, *_) = points.measure(plan_of("layer", who=who), quiet)
+    (case, *_) = measured(plan_of("layer", who=who), quiet)
     wrong, right = case["rows"]
     assert wrong["status"] == "check failed"
     assert "off by" in wrong["reason"]
     assert "forward" not in wrong
     assert right["status"] == "ok"
     assert right["training"]["median_s"] > 0
-    assert any("broken" in problem for problem in points.failed([case]))
+    assert any("broken" in problem for problem in failed([case]))
 
 
 def test_what_breaks_is_told() -> None:
@@ -350,9 +358,9 @@ def test_what_breaks_is_told() -> None:
         Contender("nonsense", nonsense),
         *points_contenders.our_contenders(["reference"]),
     ]
-    (case, *_) = points.measure(plan_of("layer", who=who), quiet)
+    (case, *_) = measured(plan_of("layer", who=who), quiet)
     assert [row["status"] for row in case["rows"]] == ["out of memory", "failed", "ok"]
-    assert not points.failed([case])
+    assert not failed([case])
 
 
 def test_memory_that_is_short_while_timing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -367,7 +375,7 @@ def test_memory_that_is_short_while_timing(monkeypatch: pytest.MonkeyPatch) -> N
         timed(plan, way, works, note)
 
     monkeypatch.setattr(points, "_timed", short)
-    (case,) = points.measure(plan_of("lowering"), quiet)
+    (case,) = measured(plan_of("lowering"), quiet)
     rows = {row["name"]: row for row in case["rows"]}
     assert together[:2] == [4, 1]
     assert rows["GEMM + reduction"]["status"] == "out of memory"
@@ -377,28 +385,28 @@ def test_memory_that_is_short_while_timing(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_wrong_network_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(points_network, "_ALLOWED", {torch.float32: -1.0})
-    (case,) = points.measure(plan_of("network"), quiet)
+    (case,) = measured(plan_of("network"), quiet)
     assert case["rows"][0]["status"] == "check failed"
     assert "whole" not in case["rows"][0]
-    assert points.failed([case])
+    assert failed([case])
 
 
 def test_a_wrong_search_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(points, "radius_search", lambda p, _, offsets: points.knn_search(p, 3, offsets=offsets))
     with pytest.raises(CheckFailed, match="brute force"):
-        points.measure(plan_of("build"), quiet)
+        measured(plan_of("build"), quiet)
 
 
 # ---- over several runs
 
 
 def test_what_is_known_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = points.measure(plan_of("sizes"), quiet)
+    first = measured(plan_of("sizes"), quiet)
     made: list[Any] = []
     own = points._layer_case
     monkeypatch.setattr(points, "_layer_case", lambda *a: made.append(a[1].label) or own(*a))
     other = {"part": "build", "label": "elsewhere", "rows": []}
-    found = points.measure(plan_of("sizes", "layer"), quiet, known=[first[1], other])
+    found = measured(plan_of("sizes", "layer"), quiet, known=[first[1], other])
     assert len(made) == len(set(made)) == len(first) - 1 + 2
     assert first[1]["label"] not in made
     assert [case["part"] for case in found] == ["build", *["layer"] * 2, *["sizes"] * len(first)]
@@ -409,7 +417,7 @@ def test_what_is_known_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_no_case_begins_when_time_is_up() -> None:
     told: list[str] = []
-    cases = points.measure(replace(plan_of("layer", "sizes"), seconds=1e-9), told.append)
+    cases = measured(plan_of("layer", "sizes"), told.append, seconds=1e-9)
     assert cases == []
     assert "time is up before made-up room, 4→6, float32" in told
 
@@ -423,7 +431,7 @@ def test_the_largest_network_that_fits(monkeypatch: pytest.MonkeyPatch, most: in
         return {"size": size, "rows": [{"ours": True, "status": "ok" if size <= most else "out of memory"}]}
 
     monkeypatch.setattr(points_network, "once", once)
-    cases = points.measure(replace(plan_of("limit"), limit_sizes=[100, 400, 1000]), quiet)
+    cases = measured(replace(plan_of("limit"), limit_sizes=[100, 400, 1000]), quiet)
     assert [case["size"] for case in cases] == asked
     fits = [size for size in asked if size <= most]
     short = [size for size in asked if size > most]
@@ -434,7 +442,7 @@ def test_the_largest_network_that_fits(monkeypatch: pytest.MonkeyPatch, most: in
         assert asked == [100]
     else:
         assert min(short) - max(fits) <= 0.05 * max(fits)
-    assert points.measure(replace(plan_of("limit"), limit_sizes=[100, 400, 1000]), quiet, known=cases) == cases
+    assert measured(replace(plan_of("limit"), limit_sizes=[100, 400, 1000]), quiet, known=cases) == cases
 
 
 # ---- all of it
@@ -444,7 +452,7 @@ def test_the_largest_network_that_fits(monkeypatch: pytest.MonkeyPatch, most: in
 def results() -> dict[str, Any]:
     plan = plan_of(*points.PARTS)
     kept: list[int] = []
-    cases = points.measure(plan, quiet, lambda done: kept.append(len(done)))
+    cases = measured(plan, quiet, lambda done: kept.append(len(done)))
     assert kept == list(range(1, len(cases) + 1))
     return {"bench": "points", "cases": cases, "absent": {"spconv": "is not here"}, "environment": {"cpu": "a test"}}
 
@@ -458,7 +466,7 @@ def test_every_part_is_measured(results: dict[str, Any]) -> None:
         ours = [row for row in case["rows"] if row["ours"]]
         assert ours
         assert all(row["status"] == "ok" for row in ours), case
-    assert points.failed(results["cases"]) == []
+    assert failed(results["cases"]) == []
     assert json.loads(json.dumps(results)) == results
     by_part = {case["part"]: case for case in results["cases"]}
     assert {row["name"] for row in by_part["lowering"]["rows"]} >= {"im2col + GEMM", "GEMM + reduction"}
@@ -522,7 +530,7 @@ def test_picture_of_the_limit(tmp_path: Path) -> None:
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(bench_points, "MADE_UP", {False: 600, True: 600})
     out, tables = tmp_path / "points.json", tmp_path / "points.md"
-    arguments = ["bench", "points", "--parts", "layer", "--device", "cpu", "--channels", "4x4", "--repeats", "1"]
+    arguments = ["points", "--parts", "layer", "--device", "cpu", "--channels", "4x4", "--repeats", "1"]
     assert main([*arguments, "-o", str(out), "--markdown", str(tables), "--json", "-q"]) == 0
     printed, stored = json.loads(capsys.readouterr().out), json.loads(out.read_text())
     assert printed["cases"] == stored["cases"]
@@ -538,7 +546,7 @@ def test_the_command_goes_on(
 ) -> None:
     monkeypatch.setattr(bench_points, "MADE_UP", {False: 600, True: 600})
     out = tmp_path / "points.json"
-    arguments = ["bench", "points", "--device", "cpu", "--channels", "4x4", "--repeats", "1", "-o", str(out), "-q"]
+    arguments = ["points", "--device", "cpu", "--channels", "4x4", "--repeats", "1", "-o", str(out), "-q"]
     assert main([*arguments, "--parts", "layer", "--resume"]) == 0
     stored = json.loads(out.read_text())
     wrong = stored["cases"][0]
@@ -554,6 +562,7 @@ def test_the_command_goes_on(
     for change, message in (
         ({"grid": 1.0}, "--resume: expected results of grid 0.007, got 1.0"),
         ({"bench": "other"}, "got something else"),
+        ({"cases": [{"rows": []}]}, "got something else"),
     ):
         out.write_text(json.dumps({**stored, **change}))
         assert main([*arguments, "--resume"]) == 2
@@ -576,7 +585,7 @@ def test_the_command_goes_on(
 )
 def test_mistakes(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     try:
-        code = main(["bench", "points", *arguments])
+        code = main(["points", *arguments])
     except SystemExit as ended:
         code = int(str(ended.code))
     assert code == 2

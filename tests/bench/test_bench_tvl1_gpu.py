@@ -12,9 +12,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from fullfield.bench import run, tvl1_report, tvl1_schedules, tvl1_solver
-from fullfield.bench.tvl1 import synthetic_pair
-from fullfield.bench.tvl1_schedules import State, Version, Work
+from benchmarks import harness as run
+from benchmarks.bench import failed
+from benchmarks.cases.tvl1 import report as tvl1_report
+from benchmarks.cases.tvl1 import schedules as tvl1_schedules
+from benchmarks.cases.tvl1 import solver as tvl1_solver
+from benchmarks.cases.tvl1.cpu import synthetic_pair
+from benchmarks.cases.tvl1.schedules import State, Version, Work
 from fullfield.ops.tvl1 import PRESETS, TVL1Config, TVL1Solver
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR
 from fullfield.ops.tvl1.reference import iterate
@@ -110,7 +114,7 @@ def test_a_wrong_schedule_gets_no_time() -> None:
     assert "allowed 0.0001" in rows[1]["reason"]
     wrong = tvl1_schedules.timed((32, 32), [stand_in("nan", off=float("nan"))], CPU, 1, quiet)
     assert "NaN" in wrong[0]["reason"]
-    assert tvl1_schedules.failed([{"case": "schedules", "rows": rows + wrong}]) == [
+    assert failed([{"case": "schedules", "rows": rows + wrong}]) == [
         f"schedules: bad float32: {rows[1]['reason']}",
         f"schedules: nan float32: {wrong[0]['reason']}",
     ]
@@ -219,7 +223,7 @@ class Stopping(Wall):
 
 
 def test_a_meter_that_stands_still_gives_no_energy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fullfield.bench.energy._TICK_SECONDS", 0.02)
+    monkeypatch.setattr("benchmarks.energy._TICK_SECONDS", 0.02)
     meter = Stopping()
     meter.stop()
     still = tvl1_schedules.energy(32, [stand_in("global")], CPU, meter, "made up", quiet, 0.05)
@@ -345,7 +349,7 @@ def test_a_wrong_flow_is_no_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tvl1_solver, "_explains", lambda *_: "off")
     case = tvl1_solver.real_time((10.0,), CPU, 3, None, quiet, start=32)
     assert [row["status"] for row in case["rows"]] == ["check failed"] * 2
-    assert "32×32: off" in tvl1_schedules.failed([case])[0]
+    assert "32×32: off" in failed([case])[0]
 
 
 # ---- quality

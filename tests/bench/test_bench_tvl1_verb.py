@@ -1,4 +1,4 @@
-"""``fullfield bench tvl1`` on a GPU as a whole, with the stand-ins of ``test_bench_tvl1_gpu``."""
+"""``python -m benchmarks tvl1`` on a GPU as a whole, with the stand-ins of ``test_bench_tvl1_gpu``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,16 @@ import pytest
 import torch
 from test_bench_tvl1_gpu import CPU, _stand_ins, stand_in
 
-from fullfield.bench import tvl1_gpu, tvl1_plots, tvl1_report, tvl1_schedules, tvl1_solver
-from fullfield.bench.run import CheckFailed
-from fullfield.bench.tvl1 import synthetic_pair
-from fullfield.cli import bench_tvl1
-from fullfield.cli.main import main
+from benchmarks.bench import measure
+from benchmarks.cases.tvl1 import command as bench_tvl1
+from benchmarks.cases.tvl1 import gpu as tvl1_gpu
+from benchmarks.cases.tvl1 import plots as tvl1_plots
+from benchmarks.cases.tvl1 import report as tvl1_report
+from benchmarks.cases.tvl1 import schedules as tvl1_schedules
+from benchmarks.cases.tvl1 import solver as tvl1_solver
+from benchmarks.cases.tvl1.cpu import synthetic_pair
+from benchmarks.harness import CheckFailed
+from benchmarks.runner import main
 from fullfield.io import write_flow, write_image
 from fullfield.ops.tvl1 import PRESETS
 
@@ -37,11 +42,11 @@ def middlebury(tmp_path: Path) -> Path:
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """The verb, whose GPU is the CPU."""
-    monkeypatch.setattr("fullfield.bench.run.timing_device", lambda _: CPU)
+    monkeypatch.setattr("benchmarks.harness.timing_device", lambda _: CPU)
     monkeypatch.setattr(tvl1_gpu, "open_meter", lambda _: (None, "no sensor"))
     monkeypatch.setattr(tvl1_solver, "peers", list)
     monkeypatch.setattr(tvl1_solver, "real_time", lambda *_: {"case": "real time", "setting": {}, "rows": []})
-    return lambda *argv: main(["bench", "tvl1", "--device", "cuda", *map(str, argv)])
+    return lambda *argv: main(["tvl1", "--device", "cuda", *map(str, argv)])
 
 
 def test_the_verb_on_a_gpu(
@@ -85,7 +90,7 @@ def test_without_pairs_there_are_no_errors(on_cpu: Callable[..., int], capsys: p
     assert "--parts quality: needs pairs with true flow" in capsys.readouterr().err
     told: list[str] = []
     plan = tvl1_gpu.GpuPlan(CPU, parts=("quality",))
-    assert [case["case"] for case in tvl1_gpu.measure(plan, told.append, lambda _: None)] == ["ceilings"]
+    assert [case["case"] for case in measure(tvl1_gpu.cases(plan, told.append), told.append)] == ["ceilings"]
     assert told[-1] == "no pairs with true flow were given: no errors against time"
 
 
@@ -125,11 +130,11 @@ def test_a_broken_device_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tvl1_schedules, "ceilings", lambda _: {"case": "ceilings", "rows": []})
     monkeypatch.setattr("torch.cuda.synchronize", lambda _: None)
     plan = tvl1_gpu.GpuPlan(torch.device("cuda"), parts=("schedules",))
-    (_, case) = tvl1_gpu.measure(plan, lambda _: None, lambda _: None)
+    (_, case) = measure(tvl1_gpu.cases(plan, str), str)
     assert case["status"] == "not possible", "the device goes on: only this part failed"
     monkeypatch.setattr("torch.cuda.synchronize", broken)
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        tvl1_gpu.measure(plan, lambda _: None, lambda _: None)
+        measure(tvl1_gpu.cases(plan, str), str)
 
 
 def test_a_run_is_resumed(
@@ -179,7 +184,7 @@ def test_a_run_is_resumed(
     assert "--resume: expected results of commit " in capsys.readouterr().err
     output.write_text("[]")
     assert on_cpu("--resume", "-o", output) == 2
-    assert "--resume: expected results of this benchmark in" in capsys.readouterr().err
+    assert "--resume: expected results of the benchmark tvl1 in" in capsys.readouterr().err
     assert on_cpu("--resume") == 2
     assert "--output is absent" in capsys.readouterr().err
 
@@ -191,7 +196,7 @@ def test_stored_results_are_shown_again(
     output, tables = tmp_path / "r.json", tmp_path / "t.md"
     assert on_cpu("--parts", "depths", "--sides", 32, "--depths", 1, "--repeats", 1, "-o", output, "-q") == 0
     first = capsys.readouterr().out
-    assert main(["bench", "tvl1", "--stored", str(output), "--plots", str(tmp_path), "--tables", str(tables)]) == 0
+    assert main(["tvl1", "--stored", str(output), "--plots", str(tmp_path), "--tables", str(tables)]) == 0
     assert capsys.readouterr().out == first
     assert (tmp_path / "figure11_depth.png").exists()
     assert "Time per iteration" in tables.read_text("utf-8")
@@ -200,14 +205,18 @@ def test_stored_results_are_shown_again(
         (("--device", "cuda"), "--device: --stored measures nothing"),
         (("--tune",), "--tune: --stored measures nothing"),
     ):
-        assert main(["bench", "tvl1", "--stored", str(output), *more]) == 2
+        assert main(["tvl1", "--stored", str(output), *more]) == 2
         assert word in capsys.readouterr().err
-    output.write_text(json.dumps({"cases": [{"case": "fixed work", "rows": []}]}))
-    assert main(["bench", "tvl1", "--stored", str(output)]) == 2
-    assert "expected results of --device cuda" in capsys.readouterr().err
+    row = {"name": "opencv", "median_s": 1.0, "epe": 0.5}
+    on_the_cpu = {"bench": "tvl1", "environment": {}, "cases": [{"case": "own defaults", "rows": [row]}]}
+    output.write_text(json.dumps(on_the_cpu))
+    assert main(["tvl1", "--stored", str(output)]) == 0
+    assert "own defaults, per pair\n  opencv" in capsys.readouterr().out
+    assert main(["tvl1", "--stored", str(output), "--tables", str(tables)]) == 2
+    assert "--tables: expected results of --device cuda" in capsys.readouterr().err
     output.write_text("nonsense")
-    assert main(["bench", "tvl1", "--stored", str(output)]) == 2
-    assert "expected results of this benchmark" in capsys.readouterr().err
+    assert main(["tvl1", "--stored", str(output)]) == 2
+    assert "expected results of the benchmark tvl1 in" in capsys.readouterr().err
 
 
 def test_shapes_are_tuned(
@@ -232,7 +241,7 @@ def test_shapes_are_tuned(
     assert "nothing is kept" in capsys.readouterr().out
     assert on_cpu("--tune", "--parts", "frames") == 2
     assert "--parts: --tune measures shapes of kernels alone" in capsys.readouterr().err
-    assert main(["bench", "tvl1", "--tune"]) == 2
+    assert main(["tvl1", "--tune"]) == 2
     assert "--tune: is for --device cuda" in capsys.readouterr().err
 
 
@@ -295,7 +304,7 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (("--device", "cuda", "--plots", str(tmp_path / "none")), "--plots"),
         (("--device", "abacus"), "--device"),
     ):
-        assert main(["bench", "tvl1", *arguments]) == 2
+        assert main(["tvl1", *arguments]) == 2
         captured = capsys.readouterr()
         assert captured.err.count("\n") == 1
         assert word in captured.err, captured.err
@@ -304,7 +313,7 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_cannot_be_done_is_said_before_anything_is_measured(
     on_cpu: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(tvl1_gpu, "measure", lambda *_: pytest.fail("nothing is to be measured"))
+    monkeypatch.setattr(tvl1_gpu, "cases", lambda *_: pytest.fail("nothing is to be measured"))
     assert on_cpu("--device", "cpu:3") == 2
     assert "--device: expected cpu, cuda, cuda:1, ..., got cpu:3" in capsys.readouterr().err
     assert on_cpu("--presets", tmp_path / "none") == 2

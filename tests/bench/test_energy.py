@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fullfield.bench import energy
+from benchmarks import energy
 
 CUDA = torch.device("cuda", 0)
 

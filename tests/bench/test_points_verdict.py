@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fullfield.bench.points_verdict import judged, line, summary
+from benchmarks.cases.points.verdict import judged, line, summary
 
 Row = dict[str, Any]
 

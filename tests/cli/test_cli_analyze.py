@@ -110,7 +110,7 @@ def test_mistakes(refused: Callable[..., str], recording: Path) -> None:
     assert "WHAT" in refused("analyze")
 
 
-@pytest.mark.parametrize("verb", [["analyze"], ["analyze", "lookups"], ["bench"], ["bench", "correlation"]])
+@pytest.mark.parametrize("verb", [["analyze"], ["analyze", "lookups"]])
 def test_help_loads_nothing_heavy(verb: list[str]) -> None:
     import subprocess
     import sys
@@ -126,12 +126,10 @@ def test_help_loads_nothing_heavy(verb: list[str]) -> None:
 
 
 def test_constants_are_the_librarys() -> None:
-    from fullfield.cli import analyze, bench_correlation
-    from fullfield.ops import correlation
+    from fullfield.cli import analyze
     from fullfield.ops.correlation.analysis import BLOCKS, LAYOUTS
 
     assert (analyze.BLOCKS, analyze.LAYOUTS) == (BLOCKS, LAYOUTS)
-    assert set(bench_correlation.BACKENDS) == set(correlation.BACKENDS)
 
 
 def test_the_documentation_names_every_option_of_what_is_nested() -> None:

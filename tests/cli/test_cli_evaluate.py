@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.paper.matching import read_runs
 from fullfield.cli.methods import Chosen
 from fullfield.datasets import DATASETS
-from fullfield.evaluation.paper.matching import read_runs
 from fullfield.io import read_flow, read_frame, write_flow, write_image
 from fullfield.metrics import FlowMetrics
 from fullfield.models.raft import RAFT, RAFTConfig

@@ -11,8 +11,8 @@ import torch
 from emulator import Emulator, Kernel
 from test_tvl1_iterations_on_cpu import CPU, GPU, SHAPES
 
+from benchmarks.cases.tvl1 import schedules as tvl1_schedules
 from fullfield._kernels.nvrtc import Source
-from fullfield.bench import tvl1_schedules
 from fullfield.ops.tvl1.cuda import schedules, tuning
 
 pytestmark = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))

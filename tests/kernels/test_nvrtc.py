@@ -13,9 +13,9 @@ import pytest
 import torch
 from kept import kept
 
+from benchmarks.cases.points import listing as points_listing
 from fullfield._kernels import cache_folder, nvrtc
 from fullfield._kernels.nvrtc import Compiler, KernelError, Source
-from fullfield.bench import points_listing
 from fullfield.ops.correlation.cuda import config as shapes
 from fullfield.ops.correlation.protocol import Request
 from fullfield.ops.fused import cuda as fused

@@ -14,9 +14,9 @@ import torch
 from emulator import Emulator, Memory
 from torch import Tensor
 
+from benchmarks.cases.points import listing as points_listing
 from fullfield import InputError
 from fullfield._kernels.nvrtc import Source
-from fullfield.bench import points_listing
 from fullfield.models.pointcnnpp import PointPyramid
 from fullfield.ops import launching
 from fullfield.ops.neighbors import cuda as neighbors

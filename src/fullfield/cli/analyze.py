@@ -76,9 +76,9 @@ def run(args: argparse.Namespace) -> int:
         paths.check_output(args.plot, "--plot")
         paths.check_distinct([("--plot", args.plot)], args.files)
 
-    from fullfield.bench.lookups import between, load_recorded
     from fullfield.cli.errors import naming
     from fullfield.ops.correlation.analysis import read_shares, recorded_positions, window_statistics
+    from fullfield.ops.correlation.recorded import between, load_recorded
 
     blocks = sorted(set(args.blocks))
     layouts = [layout for layout in LAYOUTS if layout in args.layouts]
@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
                 }
             )
         if args.plot:
-            from fullfield.bench.plots import draw_lookups
+            from fullfield.cli.analyze_picture import draw_lookups
 
             progress(1.0, "drawing")
             draw_lookups(recordings[0], found[0], args.radius, Path(args.plot))
@@ -128,8 +128,6 @@ def run(args: argparse.Namespace) -> int:
 def _table(found: Sequence[Sequence[Share]], layouts: Sequence[str]) -> list[str]:
     """Rows block size, columns layout and level; mean and deviation over files."""
     from statistics import fmean, pstdev
-
-    from fullfield.bench.correlation_report import aligned
 
     values: dict[tuple[int, str, int], list[float]] = {}
     for shares in found:
@@ -158,4 +156,4 @@ def _table(found: Sequence[Sequence[Share]], layouts: Sequence[str]) -> list[str
     for block in blocks:
         line = [f"{block}²", *(cell(block, layout, level) for level in levels for layout in layouts)]
         table.append(line + ([saved(block, level) for level in levels] if both else []))
-    return ["Share of the all-pairs cells in blocks that are read, %, union over all updates", *aligned(table)]
+    return ["Share of the all-pairs cells in blocks that are read, %, union over all updates", *report.aligned(table)]

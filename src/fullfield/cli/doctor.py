@@ -84,12 +84,10 @@ def _attempt(look: Callable[[], Any]) -> tuple[Any, str | None]:
 def _system() -> dict[str, object]:
     import torch
 
-    from fullfield.bench.run import processor_name
-
     return {
         "platform": platform.platform(),
         "executable": sys.executable,
-        "processor": f"{platform.machine()} {processor_name()}",
+        "processor": f"{platform.machine()} {report.processor_name()}",
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
         "vector_units": torch.backends.cpu.get_cpu_capability(),

@@ -32,7 +32,7 @@ examples:
   fullfield evaluate learned 3dmatch:/data/3dmatch --weights runs/descriptor/weights.safetensors
   torchrun --nproc-per-node 4 -m fullfield evaluate ptlflow:dpflow spring:/data/spring --device cuda
 
-A run that was stopped goes on where it was. 'fullfield reproduce' makes tables of the runs.
+A run that was stopped goes on where it was.
 """
 
 

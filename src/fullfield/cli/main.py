@@ -32,7 +32,6 @@ VERBS = (
     "viz",
     "demo",
     "evaluate",
-    "reproduce",
     "render",
     "register",
     "train",
@@ -41,12 +40,13 @@ VERBS = (
     "weights",
     "export",
     "doctor",
-    "bench",
     "analyze",
 )
 """Each is a module of this package with ``add_parser(verbs)`` and ``run(args) -> int``."""
 
 DESCRIPTION = "Dense correspondence at full resolution: optical flow between frames, its scores and its pictures."
+
+_MOVED = ("bench", "reproduce")  # with everything that measures, into benchmarks/
 
 _QUIET = "FULLFIELD_QUIET"  # read where kernels are compiled
 
@@ -94,12 +94,15 @@ def console() -> NoReturn:
     os._exit(code)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command line (default: ``sys.argv[1:]``) and return its exit code."""
+def main(argv: Sequence[str] | None = None, build: Callable[[], argparse.ArgumentParser] | None = None) -> int:
+    """Run one command line (default: ``sys.argv[1:]``) and return its exit code.
+
+    ``build`` makes the parser of another command whose verbs have ``run``, as :func:`build_parser` does.
+    """
     _prepare_streams()
     with _plain_warnings(), _terminate_cleanly(), _named_stdout():
         try:
-            code = _run(argv)
+            code = _run(argv, build or build_parser)
             sys.stdout.flush()
         except BrokenPipeError:
             _forget_stdout()
@@ -127,10 +130,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _run(argv: Sequence[str] | None) -> int:
-    parser = build_parser()
+def _run(argv: Sequence[str] | None, build: Callable[[], argparse.ArgumentParser]) -> int:
+    given = list(sys.argv[1:] if argv is None else argv)
+    if build is build_parser and given and given[0] in _MOVED:
+        where = "python -m benchmarks" if given[0] == "bench" else f"python -m benchmarks {given[0]}"
+        raise InputError(f"{given[0]}: is not part of the package; in a checkout of fullfield run {where}")
+    parser = build()
     try:
-        args = parser.parse_args(argv)
+        args = parser.parse_args(given)
     except SystemExit as done:  # --help and --version
         return int(done.code or 0)
     if args.verb is None:

@@ -184,3 +184,38 @@ def window_statistics(
         unions.append((spans[0] * spans[1]).flatten())
     mean = float(torch.cat(unions).mean()) if unions else 0.0
     return WindowStatistics(mean, inside / total if total else 0.0)
+
+
+def sampling_matrix(
+    offsets: Tensor,  # [U, 2, H, W]: positions minus grid
+    radius: int,
+    block: int,
+    layout: str,
+    pixels: int = 448,
+) -> Tensor:  # [pixels, pixels] float32: share of cells read, union over updates; rows are source pixels
+    """The all-pairs matrix of the finest level, averaged to a picture, pixels in the order of the layout."""
+    size = (offsets.shape[2], offsets.shape[3])
+    count = size[0] * size[1]
+    pixels = min(pixels, count)
+    order = torch.arange(count)
+    if layout == "patch-major":
+        patch, cell = place_in_patches(order // size[1], order % size[1], size, block)
+        order = (patch * block**2 + cell).argsort(stable=True)
+    bins = torch.arange(count) * pixels // count
+    coords = recorded_positions(offsets).flatten(2)[:, :, order]  # [U, 2, n]
+    steps = torch.arange(2 * radius + 2)
+    picture = torch.zeros(pixels, pixels)
+    for start in range(0, count, 1024):
+        some = coords[:, :, start : start + 1024]
+        mask = torch.zeros(some.shape[2], count, dtype=torch.bool)
+        for positions in some:
+            window = place(positions.T, 0, size, radius)
+            x = (window.x[:, None] + steps)[:, None, :].expand(-1, len(steps), -1)
+            y = (window.y[:, None] + steps)[:, :, None].expand(-1, -1, len(steps))
+            inside = (x >= 0) & (x < size[1]) & (y >= 0) & (y < size[0])
+            row = torch.arange(len(x))[:, None, None].expand_as(x)
+            mask[row[inside], (y * size[1] + x)[inside]] = True
+        columns = torch.zeros(some.shape[2], pixels).index_add_(1, bins, mask[:, order].float())
+        picture.index_add_(0, bins[start : start + 1024], columns)
+    weights = bins.bincount().float()
+    return picture / weights[:, None] / weights

@@ -1,0 +1,1 @@
+"""The correlation lookup beside its peers."""

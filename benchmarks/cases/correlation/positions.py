@@ -1,0 +1,65 @@
+"""Where lookups go: positions recorded from a network, or made up, for any size and number of updates."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fullfield.ops.correlation.analysis import recorded_positions, window_statistics
+from fullfield.ops.correlation.recorded import between, resized
+
+KINDS = ("smooth", "random")
+
+
+def smooth(size: tuple[int, int], updates: int, seed: int = 0) -> Tensor:
+    """Made-up offsets [updates, 2, H, W]: from zero towards a smooth flow of up to a tenth of the width."""
+    generator = torch.Generator().manual_seed(seed)
+    height, width = size
+    y, x = torch.meshgrid(torch.arange(height) / height, torch.arange(width) / width, indexing="ij")
+    flow = torch.zeros(2, height, width)
+    for _ in range(4):
+        phase, direction, strength = (torch.rand(2, generator=generator) for _ in range(3))
+        wave = torch.sin(2 * math.pi * (direction[0] * 2 * x + direction[1] * 2 * y + phase[0]))
+        flow += (strength - 0.5).view(2, 1, 1) * wave
+    flow *= 0.05 * width
+    return torch.stack([flow * (1 - 0.6**update) for update in range(updates)])
+
+
+def random(size: tuple[int, int], updates: int, seed: int = 0) -> Tensor:
+    """Offsets [updates, 2, H, W] to positions that are uniform over the whole map."""
+    generator = torch.Generator().manual_seed(seed)
+    extent = torch.tensor([size[1], size[0]]).view(2, 1, 1)
+    target = torch.rand((updates, 2, *size), generator=generator) * extent
+    grid = recorded_positions(torch.zeros(1, 2, *size))
+    return target - grid
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One source of lookups."""
+
+    name: str
+    recorded: Tensor | None = None
+    """[8, 2, H, W]; None for made-up positions of the kind that ``name`` says."""
+
+    def positions(self, size: tuple[int, int], updates: int, batch: int, device: torch.device) -> list[Tensor]:
+        """Positions of every update, each [batch, 2, H, W] float32; recorded ones are the same in the whole batch."""
+        if self.recorded is not None:
+            offsets = between(resized(self.recorded, size), updates)
+            found = recorded_positions(offsets)[None].expand(batch, -1, -1, -1, -1)
+        else:
+            make = random if self.name == "random" else smooth
+            found = torch.stack([recorded_positions(make(size, updates, seed)) for seed in range(batch)])
+        return [found[:, update].contiguous().to(device) for update in range(updates)]
+
+
+def coherence(coords: list[Tensor], radius: int, levels: int) -> dict[str, float]:
+    """Mean window of 8×8 source pixels in target pixels, and the share of positions in the map, over all lookups."""
+    each = [window_statistics(x, radius, levels=levels) for x in coords]
+    return {
+        "mean_window": sum(s.mean_columns for s in each) / len(each),
+        "inside": sum(s.inside for s in each) / len(each),
+    }

@@ -1,0 +1,166 @@
+"""The correlation benchmark's results as text, in the form of the paper's tables 4 and 10."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from fullfield.cli.report import aligned
+
+VARIABLES = {"size": "map width", "updates": "lookups", "channels": "channels"}
+# Against what improvements are stated, as the paper does: time against on-demand, memory against the volume.
+SLOW, LARGE = "alt_cuda_corr", "dense"
+Case = dict[str, Any]
+Row = dict[str, Any]
+
+
+def way_of(row: Row) -> str | None:
+    """How the row's best comparable time was taken; None if there is none."""
+    return next((way for way in ("graph", "eager") if way in row), None)
+
+
+def milliseconds(rows: Sequence[Row], way: str | None = None) -> tuple[float, float] | None:
+    """Mean and standard deviation over scenes, or over the repetitions of the only scene."""
+    timed = []
+    for row in rows:
+        chosen = way or way_of(row)
+        if row["status"] == "ok" and chosen in row:
+            timed.append(row[chosen])
+    if not timed:
+        return None
+    values = [1e3 * t["median_s"] for t in timed] if len(timed) > 1 else [1e3 * s for s in timed[0]["seconds"]]
+    middle = statistics.fmean(values) if len(timed) > 1 else statistics.median(values)
+    return middle, statistics.pstdev(values)
+
+
+def names(cases: Sequence[Case]) -> list[str]:
+    """All contenders, as they were listed."""
+    return list(dict.fromkeys(row["name"] for case in cases for row in case["rows"]))
+
+
+def by_value(cases: Sequence[Case]) -> dict[int, list[Case]]:
+    """The cases of every value of the swept variable."""
+    found: dict[int, list[Case]] = {}
+    for case in cases:
+        found.setdefault(case["value"], []).append(case)
+    return found
+
+
+def rows_of(cases: Sequence[Case], name: str) -> list[Row]:
+    return [row for case in cases for row in case["rows"] if row["name"] == name]
+
+
+def report(results: dict[str, Any]) -> list[str]:
+    """Everything: each case, then the tables."""
+    lines: list[str] = []
+    for case in results["cases"]:
+        lines += [*_case(case), ""]
+    lines += table10(results["cases"])
+    steps = table4(results["cases"])
+    return [*lines, "", *steps] if steps else lines
+
+
+def _case(case: Case) -> list[str]:
+    width = (
+        f"{case['lookups']['mean_window']:.0f} columns mean window, {100 * case['lookups']['inside']:.1f} % in the map"
+    )
+    kind = f"batch {case['batch']}, {case['levels']} levels, radius {case['radius']}, {case['pass']}"
+    formats = f"{case['dtype']} ({case['precision']}) -> {case['out_dtype']} {case['layout']}"
+    head = [f"{case['label']}: {kind}, {formats}", f"  lookups: {width}"]
+    return head + [f"  {row['name']:<18}{_row(row)}" for row in case["rows"]]
+
+
+def _row(row: Row) -> str:
+    if row["status"] != "ok":
+        return f"{row['status']}: {row['reason']}"
+    parts = [f"{way} {_time(row[way])}" for way in ("graph", "eager", "prepare") if way in row]
+    if "no_graph" in row:
+        parts.insert(0, f"no graph ({row['no_graph']})")
+    for key, text in (("host_s", "host"), ("host_with_grad_s", "host with gradients")):
+        if key in row:
+            parts.append(f"{text} {1e6 * row[key]:.1f} us a lookup")
+    if "peak_bytes" in row:
+        parts.append(f"peak {row['peak_bytes'] / 1e6:.0f} MB, {row['peak_with_inputs_bytes'] / 1e6:.0f} with inputs")
+    check = row["check"]
+    return ", ".join([*parts, f"error {check['error']:.1e} of {check['allowed']:.1e}"])
+
+
+def _time(spread: dict[str, Any]) -> str:
+    return f"{1e3 * spread['median_s']:.3f} ms ({1e3 * spread['min']:.3f} ... {1e3 * spread['max']:.3f})"
+
+
+def table10(cases: Sequence[Case]) -> list[str]:
+    """Runtime and peak memory by the swept variable."""
+    columns = names(cases)
+    ours = next((row["name"] for case in cases for row in case["rows"] if row["ours"] and way_of(row)), None)
+    counted = any("peak_bytes" in row for case in cases for row in case["rows"])
+    measured = columns if counted else []
+    header = [VARIABLES[cases[0]["variable"]], *(f"{n} ms" for n in columns), *(f"{n} MB" for n in measured)]
+    better = []
+    if ours is not None:
+        better = [n for n in (SLOW, LARGE) if n in columns and n != ours and (counted or n == SLOW)]
+        header += [f"{ours}: {'time' if n == SLOW else 'memory'} saved over {n}" for n in better]
+    table = [header]
+    for value, group in by_value(cases).items():
+        each = {name: rows_of(group, name) for name in columns}
+        line = [str(value), *(_cell(each[n]) for n in columns), *(_memory_cell(each[n]) for n in measured)]
+        table.append(line + [_saved(each[ours or n], each[n], n == SLOW) for n in better])
+    title = "Runtime of pooling, layout and all lookups (e: eager, else graph replay)"
+    title += ", peak memory with inputs" if counted else ""
+    return [title, *aligned(table)]
+
+
+def _cell(rows: Sequence[Row]) -> str:
+    found = milliseconds(rows)
+    if found is None:
+        return "OOM" if any(row["status"] == "out of memory" for row in rows) else "-"
+    eager = " e" if any(way_of(row) == "eager" for row in rows) else ""
+    return f"{found[0]:.3g} ± {found[1]:.2g}{eager}"
+
+
+def memory(rows: Sequence[Row]) -> float | None:
+    """Mean peak in MB, inputs included."""
+    found = [row["peak_with_inputs_bytes"] / 1e6 for row in rows if "peak_with_inputs_bytes" in row]
+    return statistics.fmean(found) if found else None
+
+
+def _memory_cell(rows: Sequence[Row]) -> str:
+    found = memory(rows)
+    if found is None:
+        return "OOM" if any(row["status"] == "out of memory" for row in rows) else "-"
+    return f"{found:.0f}" if found >= 10 else f"{found:.2g}"
+
+
+def _saved(ours: Sequence[Row], theirs: Sequence[Row], time: bool) -> str:
+    pair = [milliseconds(ours), milliseconds(theirs)] if time else [memory(ours), memory(theirs)]
+    if pair[0] is None or pair[1] is None:
+        return "-"
+    first, second = (p[0] if isinstance(p, tuple) else p for p in pair if p is not None)
+    return f"{100 * (1 - first / second):.1f} %"
+
+
+def table4(cases: Sequence[Case]) -> list[str]:
+    """Where the time of our backends goes, as far as it shows from outside."""
+    table = [["case", "backend", "total ms", "pooling and layout", "lookups", "writing the results alone"]]
+    for case in cases:
+        for row in case["rows"]:
+            way = way_of(row)
+            if not row["ours"] or way is None or "prepare" not in row or not case.get("write"):
+                continue
+            total = row["eager"]["median_s"]
+            prepare = min(row["prepare"]["median_s"] / total, 1.0)
+            write = case["write"]["median_s"] / total
+            table.append(
+                [
+                    case["label"],
+                    row["name"],
+                    f"{1e3 * total:.3f}",
+                    f"{100 * prepare:.1f} %",
+                    f"{100 * (1 - prepare):.1f} %",
+                    f"{100 * write:.1f} %",
+                ]
+            )
+    if len(table) == 1:
+        return []
+    return ["Share of the eager runtime by step", *aligned(table)]

@@ -1,0 +1,1 @@
+"""Networks end to end beside ptlflow's, and ptlflow's on our lookups."""

@@ -1,0 +1,379 @@
+"""Networks end to end, one pair that is already on the device: ours in their forms beside ptlflow's.
+
+Everybody gets the same weights and frames. Before a time counts, the flow after a few updates is compared with our
+exact form's. Which positions the network looks up is told beside the time: random weights ask for others than trained
+ones.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from benchmarks.bench import Case, Cases, Note, Result
+from benchmarks.cases.correlation.contenders import DENSE_ELEMENTS
+from benchmarks.cases.correlation.positions import coherence, smooth
+from benchmarks.harness import (
+    Candidate,
+    TooLarge,
+    clock_of,
+    first_line,
+    given_up,
+    interleaved,
+    is_out_of_memory,
+    release,
+)
+from fullfield.integrations.quiet import quiet
+from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig
+from fullfield.models.cascade import Cascade
+from fullfield.models.framing import STRIDE
+from fullfield.models.prepared import PreparedSizes
+
+Network: TypeAlias = RAFT | SEARAFT
+Flow = Callable[[Tensor, Tensor, int], Tensor]
+"""From two frames and a number of updates to the flow."""
+
+SHAPES: dict[str, RAFTConfig | SEARAFTConfig] = {
+    "raft": RAFTConfig.large(),
+    "raft-small": RAFTConfig.small(),
+    "sea-raft-s": SEARAFTConfig.small(),
+    "sea-raft-m": SEARAFTConfig.medium(),
+    "sea-raft-l": SEARAFTConfig.large(),
+}
+FORMS = ("fast", "exact")
+PEERS = {name: name.replace("-", "_") for name in SHAPES}
+"""What ptlflow calls them."""
+# Updates after which results are compared: rounding grows from update to update where weights are random.
+CHECKED_UPDATES = 4
+# Of the flow's length. Peers' and our exact form multiply in TF32 unless PyTorch is told otherwise.
+ALLOWED = 0.02
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run of the benchmark."""
+
+    methods: Sequence[str]
+    sizes: Sequence[tuple[int, int]]
+    """Height, width of the frames."""
+    device: torch.device
+    updates: int | None = None
+    forms: Sequence[str] = FORMS
+    cascade: bool = False
+    """Also ours cascaded."""
+    peers: bool = True
+    extension: Any = None
+    """RAFT's compiled alt_cuda_corr."""
+    weights: dict[str, str] | None = None
+    """Files by method; random where there is none."""
+    pair: tuple[Tensor, Tensor] | None = None
+    """Frames [3, H, W], 0 ... 1, that are resized; made up where there are none."""
+    repeats: int = 5
+    patience: float = 20.0
+
+
+class Entry(NamedTuple):
+    """Who takes part in a case. ``make`` prepares it; raises TooLarge if it knows better."""
+
+    name: str
+    ours: bool
+    make: Callable[[], Flow]
+
+
+def cases(plan: Plan, note: Note) -> Cases:
+    """All cases of a plan."""
+    for method in plan.methods:
+        for size in plan.sizes:
+            note(f"{method}, {size[1]}×{size[0]}")
+            updates = SHAPES[method].updates if plan.updates is None else plan.updates
+            label = f"{method} {size[1]}×{size[0]}, {updates} updates"
+            yield Case(label, partial(_case, plan, method, size, updates, note))
+
+
+# ---- what everybody gets
+
+
+def frames(plan: Plan, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """The plan's pair at ``size``, or a texture of several octaves and the same moved by a smooth flow."""
+    if plan.pair is not None:
+        first, second = (
+            functional.interpolate(frame[None].to(plan.device), size, mode="bicubic", antialias=True).clamp(0, 1)
+            for frame in plan.pair
+        )
+        return first, second
+    generator = torch.Generator().manual_seed(0)
+    texture = torch.zeros(1, 3, *size, device=plan.device)
+    for octave in (64, 16, 4):
+        coarse = torch.rand(1, 3, size[0] // octave + 2, size[1] // octave + 2, generator=generator)
+        texture += functional.interpolate(coarse.to(plan.device), size, mode="bicubic") / 3
+    flow = functional.interpolate(smooth((size[0] // 8, size[1] // 8), 4)[-1:], size, mode="bicubic").to(plan.device)
+    ys, xs = torch.meshgrid(
+        torch.linspace(-1, 1, size[0], device=plan.device),
+        torch.linspace(-1, 1, size[1], device=plan.device),
+        indexing="ij",
+    )
+    at = torch.stack((xs - 2 * flow[0, 0] / size[1], ys - 2 * flow[0, 1] / size[0]), -1)
+    moved = functional.grid_sample(texture, at[None], padding_mode="border", align_corners=True)
+    return texture.clamp(0, 1), moved.clamp(0, 1)
+
+
+def network(plan: Plan, method: str, first: Tensor, second: Tensor) -> Network:
+    """The method's network with the plan's weights, or random ones whose batch norms have seen the frames."""
+    shape = SHAPES[method]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model: Network = RAFT(shape) if isinstance(shape, RAFTConfig) else SEARAFT(shape)
+    path = (plan.weights or {}).get(method)
+    model.to(plan.device)
+    if path is not None:
+        model.load_checkpoint(path)
+        return model.eval()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = 1.0
+        gamma = getattr(module, "gamma", None)
+        if isinstance(gamma, nn.Parameter):  # 1e-6 as they begin: the refinements would do nothing
+            nn.init.constant_(gamma, 0.1)
+    with torch.no_grad():
+        size = (min(first.shape[-2], 192), min(first.shape[-1], 384))
+        model.train()(*(functional.interpolate(f, size, mode="bilinear") for f in (first, second)), updates=1)
+    return model.eval()
+
+
+@contextmanager
+def looked_up(model: Network) -> Iterator[list[Tensor]]:
+    """The positions of every lookup of our exact form."""
+    found: list[Tensor] = []
+    pyramid = model.pyramid
+
+    def recorded(fmap1: Tensor, fmap2: Tensor) -> Callable[[Tensor], Tensor]:
+        lookup = pyramid(fmap1, fmap2)
+
+        def call(coords: Tensor) -> Tensor:
+            found.append(coords.detach().clone())
+            return lookup(coords)
+
+        return call
+
+    model.pyramid = recorded  # type: ignore[method-assign, assignment]
+    try:
+        yield found
+    finally:
+        del model.pyramid
+
+
+# ---- who takes part
+
+
+def entries(plan: Plan, method: str, model: Network, size: tuple[int, int], note: Note) -> list[Entry]:
+    """Ours by form, cascaded if the plan says so, then the peers that are installed."""
+    found = [Entry(form, True, partial(_ours, model, form)) for form in plan.forms]
+    if plan.cascade:
+        found += [Entry(f"{form}, cascaded", True, partial(_cascaded, model, form)) for form in plan.forms]
+    if not plan.peers:
+        return found
+    try:
+        peer = _ptlflow(PEERS[method])
+    except (ImportError, OSError, AttributeError, RuntimeError) as error:  # RuntimeError: torchvision does not fit
+        note(f"ptlflow does not import here, so it is not measured ({first_line(error)})")
+        return found
+    # Norms of its shortcuts are in its state twice; what else might be missing shows in the check.
+    peer.load_state_dict(model.state_dict(), strict=False)
+    peer.to(plan.device).eval()
+    found.append(Entry("ptlflow, dense", False, partial(_dense, peer, size)))
+    if plan.extension is not None:
+        found.append(Entry("ptlflow, alt_cuda_corr", False, partial(_alternate, peer, plan.extension)))
+    return found
+
+
+def _ours(model: Network, form: str) -> Flow:
+    run = model if form == "exact" else PreparedSizes(model, form)
+    return lambda first, second, updates: run(first, second, updates=updates)
+
+
+def _cascaded(model: Network, form: str) -> Flow:
+    cascade = Cascade(model if form == "exact" else PreparedSizes(model, form))
+    return lambda first, second, updates: cascade(first, second, updates)
+
+
+def _ptlflow(name: str) -> Any:
+    with quiet():
+        return importlib.import_module("ptlflow").get_model(name)
+
+
+def _dense(peer: Any, size: tuple[int, int]) -> Flow:
+    pixels = -(-size[0] // STRIDE) * -(-size[1] // STRIDE)
+    if pixels * pixels > DENSE_ELEMENTS:
+        raise TooLarge(f"the volume has {pixels * pixels:.2g} elements; the limit is 2^31")
+    return _of_peer(peer, False)
+
+
+def _alternate(peer: Any, extension: Any) -> Flow:
+    module = sys.modules[type(peer).__module__]
+    block = module.get_corr_block
+    if getattr(sys.modules[block.__module__], "alt_cuda_corr", None) is not extension:
+        raise RuntimeError("ptlflow did not take the compiled extension")
+    return _of_peer(peer, True)
+
+
+def _of_peer(peer: Any, alternate: bool) -> Flow:
+    def flow(first: Tensor, second: Tensor, updates: int) -> Tensor:
+        peer.alternate_corr, peer.iters = alternate, updates
+        images = torch.stack((first, second), 1).flip(2)  # it takes blue, green, red
+        found: Tensor = peer({"images": images})["flows"][:, 0]
+        return found
+
+    return flow
+
+
+# ---- measuring
+
+
+class Truth(NamedTuple):
+    """Our exact form's flows; none where it does not fit."""
+
+    flow: Tensor | None
+    few: dict[bool, Tensor]
+    """After the updates that are compared, by whether cascaded."""
+    lookups: dict[str, float] | None
+
+    @classmethod
+    def of(cls, plan: Plan, model: Network, pair: tuple[Tensor, Tensor], updates: int, few: int) -> Truth:
+        try:
+            with looked_up(model) as positions:
+                flow = model(*pair, updates=updates)
+            kept = positions[:: max(1, len(positions) // 8)]
+            lookups = coherence(kept, model.config.radius, model.config.levels) if kept else None
+            found = {False: model(*pair, updates=few)}
+            if plan.cascade:
+                found[True] = Cascade(model)(*pair, few)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            return cls(None, {}, None)
+        return cls(flow, found, lookups)
+
+
+def _case(plan: Plan, method: str, size: tuple[int, int], updates: int, note: Note) -> Result:
+    first, second = frames(plan, size)
+    model = network(plan, method, first, second)
+    few = min(updates, CHECKED_UPDATES)
+    rows: list[dict[str, Any]] = []
+    candidates: list[Candidate] = []
+    with torch.no_grad():
+        truth = Truth.of(plan, model, (first, second), updates, few)
+        release(plan.device)
+        for entry in entries(plan, method, model, size, note):
+            note(f"preparing {entry.name}")
+            row: dict[str, Any] = {"name": entry.name, "ours": entry.ours, "status": "ok"}
+            rows.append(row)
+            cascaded = entry.name.endswith("cascaded")
+            flow = _admitted(entry, row, (first, second), updates, few, truth.few.get(cascaded))
+            if flow is not None:
+                if truth.flow is not None and not cascaded:
+                    row["from_exact_px"] = float((flow(first, second, updates) - truth.flow).norm(dim=1).mean())
+                candidates.append(Candidate(entry.name, _work(flow, first, second, updates), lambda _: None))
+            release(plan.device)
+        clock = clock_of(plan.device)
+        timings = interleaved(candidates, plan.repeats, note, clock, plan.patience) if candidates else []
+    for timing in timings:
+        row = next(row for row in rows if row["name"] == timing.name)
+        row |= {**timing.as_dict(), "seconds": list(timing.seconds)}
+    return {
+        "method": method,
+        "size": list(size),
+        "updates": updates,
+        "weights": "given" if method in (plan.weights or {}) else "random",
+        "frames": "made up" if plan.pair is None else "given",
+        "flow_px": None if truth.flow is None else float(truth.flow.norm(dim=1).mean()),
+        "lookups": truth.lookups,
+        "device": str(plan.device),
+        "rows": rows,
+    }
+
+
+def _work(flow: Flow, first: Tensor, second: Tensor, updates: int) -> Callable[[], Tensor]:
+    def work() -> Tensor:
+        with torch.no_grad():
+            return flow(first, second, updates)
+
+    return work
+
+
+def _admitted(
+    entry: Entry, row: dict[str, Any], pair: tuple[Tensor, Tensor], updates: int, few: int, right: Tensor | None
+) -> Flow | None:
+    """The entry, prepared and checked, with the time and the memory that it took; None if it cannot take part."""
+    on_gpu = pair[0].device.type == "cuda"
+    try:
+        if on_gpu:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+        start = time.perf_counter()
+        flow = entry.make()
+        found = flow(*pair, few)
+        # Without anything to compare with, finite has to do.
+        off = float((found - right).norm() / right.norm()) if right is not None else float(0 * found.sum())
+        row["first_call_s"] = time.perf_counter() - start
+        row["check"] = {"error": None if right is None else off, "allowed": ALLOWED, "updates": few}
+        if not off <= ALLOWED:
+            row |= {
+                "status": "check failed",
+                "reason": f"the flow is off by {100 * off:.3g} %, allowed {100 * ALLOWED:.3g} %",
+            }
+            return None
+        flow(*pair, updates)
+        if on_gpu:
+            torch.cuda.synchronize()
+            row["peak_bytes"] = torch.cuda.max_memory_allocated() - before
+    except (MemoryError, RuntimeError) as error:
+        row |= given_up(error)
+        return None
+    return flow
+
+
+# ---- in words
+
+
+def report(results: dict[str, Any]) -> list[str]:
+    """Every case and who took part in it."""
+    lines: list[str] = []
+    for case in results["cases"]:
+        lines += [
+            f"{case['label']}, {case['weights']} weights, {case['frames']} frames, on {case['device']}",
+            _lookups(case),
+            *(f"  {row['name']:<24}{_row(row)}" for row in case["rows"]),
+            "",
+        ]
+    return lines
+
+
+def _lookups(case: dict[str, Any]) -> str:
+    told = case["lookups"]
+    if told is None:
+        return "  our exact form does not fit: results are only known to be finite"
+    shares = f"{told['mean_window']:.0f} columns mean window, {100 * told['inside']:.1f} % in the map"
+    return f"  lookups: {shares}; mean flow {case['flow_px']:.1f} px"
+
+
+def _row(row: dict[str, Any]) -> str:
+    if row["status"] != "ok":
+        return f"{row['status']}: {row['reason']}"
+    parts = [f"{row['median_s']:.4f} s ({row['min']:.4f} ... {row['max']:.4f})"]
+    if "peak_bytes" in row:
+        parts.append(f"peak {row['peak_bytes'] / 2**30:.2f} GiB")
+    parts.append(f"first call {row['first_call_s']:.2f} s")
+    if "from_exact_px" in row:
+        parts.append(f"{row['from_exact_px']:.2g} px from exact")
+    return ", ".join(parts)

@@ -1,0 +1,126 @@
+"""``python -m benchmarks models``: networks end to end beside ptlflow's."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from benchmarks.bench import Bench, Note, Result, Session
+from benchmarks.cases.networks import options
+from fullfield._check import InputError
+from fullfield.cli import paths
+from fullfield.cli.argtypes import count, size
+
+if TYPE_CHECKING:
+    import torch
+
+    from benchmarks.cases.networks.models import Plan
+
+METHODS = ("raft", "raft-small", "sea-raft-s", "sea-raft-m", "sea-raft-l")
+FORMS = ("fast", "exact")
+DESCRIPTION = """\
+Time networks end to end on a pair that is already on the device: our forms and, where it is installed, ptlflow's model
+with the same weights, with its dense volume and with RAFT's compiled extension. Every flow is compared with our exact
+form's before its time counts; all take turns. Peak memory and the positions that were looked up stand beside the times.
+"""
+EPILOG = """\
+examples:
+  python -m benchmarks models --weights raft=raft-sintel.pth --pair frame_0002.png frame_0003.png -o results.json
+  python -m benchmarks models --methods sea-raft-m --sizes 8192x3432 --cascade --alt-cuda-corr RAFT/alt_cuda_corr
+"""
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_argument_group("what is estimated")
+    what.add_argument("--methods", nargs="+", choices=METHODS, default=["raft", "sea-raft-m"], help="networks")
+    what.add_argument(
+        "--sizes", nargs="+", type=size, metavar="WxH", help="frames [2048x864 and 8192x3432 on a GPU, else 256x128]"
+    )
+    what.add_argument("--updates", type=count, metavar="N", help="of the flow [each network's own number]")
+    what.add_argument("--cascade", action="store_true", help="also cascaded")
+    what.add_argument(
+        "--weights", nargs="+", default=(), metavar="METHOD=FILE", help="weights [random, with settled batch norms]"
+    )
+    what.add_argument("--pair", nargs=2, metavar=("A", "B"), help="frames, resized [a texture that moves smoothly]")
+    who = parser.add_argument_group("who takes part")
+    who.add_argument("--forms", nargs="+", choices=FORMS, default=list(FORMS), help="ours [both]")
+    who.add_argument("--no-peers", action="store_true", help="ours alone")
+    options.add_extension_option(who)
+
+
+def _weights(args: argparse.Namespace) -> dict[str, str]:
+    """The weights by method."""
+    weights = {}
+    for given in args.weights:
+        method, _, path = given.partition("=")
+        if method not in METHODS or not path:
+            raise InputError(f"--weights: expected METHOD=FILE with one of {', '.join(METHODS)}, got {given}")
+        paths.check_input(path, "--weights")
+        weights[method] = path
+    return weights
+
+
+def _check(args: argparse.Namespace) -> list[str]:
+    inputs = [*_weights(args).values(), *(args.pair or ())]
+    for path in args.pair or ():
+        paths.check_input(path, "--pair")
+    options.check_extension(args)
+    if args.alt_cuda_corr and args.no_peers:
+        raise InputError("--alt-cuda-corr: is for ptlflow's models, which --no-peers leaves out")
+    return inputs
+
+
+def _open(args: argparse.Namespace, note: Note) -> Session:
+    from benchmarks.cases.networks import models
+
+    plan = _plan(args, note)
+    return Session(models.cases(plan, note), device=plan.device)
+
+
+def _report(results: Result) -> list[str]:
+    from benchmarks.cases.networks.models import report
+
+    return report(results)
+
+
+def _plan(args: argparse.Namespace, note: Note) -> Plan:
+    from benchmarks.cases.networks.models import Plan
+
+    device, extension = options.set_up(args, note)
+    usual = [(864, 2048), (3432, 8192)] if device.type == "cuda" else [(128, 256)]
+    return Plan(
+        args.methods,
+        args.sizes or usual,
+        device,
+        updates=args.updates,
+        forms=args.forms,
+        cascade=args.cascade,
+        peers=not args.no_peers,
+        extension=extension,
+        weights=_weights(args),
+        pair=_pair(args.pair),
+        repeats=args.repeats,
+    )
+
+
+def _pair(given: list[str] | None) -> tuple[torch.Tensor, torch.Tensor] | None:
+    if given is None:
+        return None
+    from fullfield.io import read_frame
+
+    first, second = (read_frame(path) for path in given)
+    if first.shape != second.shape:
+        raise InputError(f"--pair: expected two frames of one size, got {list(first.shape)} and {list(second.shape)}")
+    return first.expand(3, -1, -1), second.expand(3, -1, -1)
+
+
+MODELS = Bench(
+    "models",
+    "RAFT and SEA-RAFT end to end, beside ptlflow's",
+    DESCRIPTION,
+    EPILOG,
+    _add_options,
+    _check,
+    _open,
+    _report,
+)

@@ -1,0 +1,1 @@
+"""Convolution on native points beside other ways to compute it."""

@@ -1,0 +1,27 @@
+"""New figures of matplotlib, and their files."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fullfield.io import atomic_path
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def new_figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Figure, list[list[Axes]]]:
+    """A figure of ``size`` (width and height in inches) and its axes, row by row."""
+    # Not through pyplot, which would look for a display.
+    figure: Figure = importlib.import_module("matplotlib.figure").Figure(figsize=size, layout="constrained")
+    return figure, [list(row) for row in figure.subplots(rows, columns, squeeze=False)]
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write a figure as PNG."""
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, dpi=150, format="png")
+    return path

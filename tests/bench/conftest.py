@@ -1,0 +1,65 @@
+"""A tiny scene on disk and the command line of the benchmarks, run in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from benchmarks.runner import main
+from fullfield.cli.main import main as fullfield
+from fullfield.io import write_flow, write_image
+from fullfield.testing import textured_scene
+
+
+class Ran(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.out)
+        return found
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An own folder, also the working directory, with a.png, b.png and truth.flo."""
+    made = textured_scene(48, 64)
+    write_image(tmp_path / "a.png", made.frame1)
+    write_image(tmp_path / "b.png", made.frame2)
+    write_flow(tmp_path / "truth.flo", made.flow)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def cli(scene: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:  # noqa: ARG001 - sets the folder
+    """Run one command line in the scene's folder: the benchmarks', or fullfield's where it begins with that word."""
+
+    def run(*argv: object) -> Ran:
+        capsys.readouterr()
+        words = [str(arg) for arg in argv]
+        code = fullfield(words[1:]) if words[0] == "fullfield" else main(words)
+        return Ran(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def refused(cli: Callable[..., Ran]) -> Callable[..., str]:
+    """Run a command line that must fail as a user's mistake; returns its one line."""
+
+    def run(*argv: object) -> str:
+        ran = cli(*argv)
+        assert ran.code == 2
+        assert ran.out == ""
+        assert ran.err.startswith("fullfield: error: ")
+        assert ran.err.count("\n") == 1
+        return ran.err
+
+    return run

@@ -1,0 +1,149 @@
+"""The command of the benchmarks: light, documented, and where ``fullfield bench`` went."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.bench import Case, Cases, failed, measure
+from benchmarks.runner import BENCHES, build_parser, main
+from fullfield.cli.main import main as fullfield
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("words", [[], ["correlation"], ["reproduce"]])
+def test_help_loads_nothing_heavy(words: list[str]) -> None:
+    heavy = ("torch", "numpy", "numba", "matplotlib")
+    code = (
+        "import sys; from benchmarks.runner import main; code = main(sys.argv[1:]); "
+        f"print([name for name in {heavy} if name in sys.modules], code, file=sys.stderr)"
+    )
+    command = [sys.executable, "-c", code, *words, "--help"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert ran.stderr == "[] 0\n"
+    assert ran.stdout.startswith("usage: python -m benchmarks")
+
+
+def test_the_page_names_every_benchmark_and_option() -> None:
+    page = (ROOT / "benchmarks" / "README.md").read_text("utf-8")
+    (targets,) = [a for a in build_parser()._actions if isinstance(a, argparse._SubParsersAction)]
+    assert set(targets.choices) == {*(bench.name for bench in BENCHES), "reproduce"}
+    for name, parser in targets.choices.items():
+        assert f"## `python -m benchmarks {name}" in page
+        for action in parser._actions:
+            for option in action.option_strings:
+                assert option in ("-h", "--help") or f"`{option}" in page, f"{name} {option}"
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [(["bench"], "benchmarks"), (["bench", "tvl1", "-q"], "benchmarks"), (["reproduce"], "benchmarks reproduce")],
+)
+def test_the_verbs_that_went_say_where(words: list[str], command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fullfield(words) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("fullfield: error: ")
+    assert said.endswith(f"in a checkout of fullfield run python -m {command}\n")
+    assert said.count("\n") == 1
+
+
+STORED = {
+    "tvl1": ["tvl1_cpu", "tvl1_h200"],
+    "correlation": ["correlation_h200_sizes", "correlation_h200_train"],
+    "points": ["points_h200"],
+    "models": ["models_h200"],
+    "patched": ["patched_h200", "patched_h200_4k"],
+}
+
+
+@pytest.mark.parametrize(("name", "file"), [(name, file) for name, files in STORED.items() for file in files])
+def test_stored_results_stay_readable(name: str, file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = ROOT / "benchmarks" / "results" / f"{file}.json"
+    assert main([name, "--stored", str(path)]) == 0
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    for case in json.loads(path.read_text("utf-8"))["cases"]:
+        assert case.get("label", "") in captured.out
+
+
+@pytest.mark.parametrize("name", list(STORED))
+@pytest.mark.parametrize(
+    "text",
+    [
+        "nonsense",
+        "[]",
+        '{"cases": []}',
+        '{"bench": "NAME", "cases": [1], "environment": {}}',
+        '{"bench": "NAME", "cases": [{"case": "ceilings", "label": "x"}], "environment": {}}',
+        '{"bench": "NAME", "cases": [{"case": "ceilings", "rows": [{}]}, {"case": "schedules", "rows": [{}]}], '
+        '"environment": {}}',
+        "\xff",
+    ],
+)
+def test_a_bad_file_of_results_is_one_line(
+    name: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "r.json"
+    path.write_bytes(text.replace("NAME", name).encode("latin-1"))
+    assert main([name, "--stored", str(path)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("fullfield: error: --stored")
+    assert captured.err.count("\n") == 1
+
+
+def test_stored_results_take_no_options_of_measuring(capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(ROOT / "benchmarks" / "results" / "models_h200.json")
+    for options in (["--updates", "3"], ["--device", "cpu"], ["--repeats", "5"], ["-o", "r.json"], ["--no-peers"]):
+        assert main(["models", "--stored", path, *options]) == 2
+        assert "--stored measures nothing; leave it out" in capsys.readouterr().err
+
+
+# ---- going through the cases
+
+
+def cases_of(*labels: str) -> Cases:
+    for label in labels:
+        yield Case(label, lambda label=label: {"rows": [], "of": label})  # type: ignore[misc]
+
+
+def test_what_is_known_is_not_measured_again() -> None:
+    known = {"label": "b", "rows": [], "of": "before"}
+    kept: list[int] = []
+    results = measure(cases_of("a", "b", "c"), str, lambda done: kept.append(len(done)), [known])
+    assert [result["of"] for result in results] == ["a", "before", "c"]
+    assert kept == [2, 3], "what is done is kept after every case, and what was known all the time"
+    assert "took_s" in results[0]
+
+
+def test_no_case_begins_when_time_is_up_and_the_cases_are_closed() -> None:
+    closed: list[bool] = []
+
+    def cases() -> Cases:
+        try:
+            yield from cases_of("a", "b")
+        finally:
+            closed.append(True)
+
+    told: list[str] = []
+    assert measure(cases(), told.append, seconds=-1.0) == []
+    assert told == ["time is up before a"]
+    assert closed == [True]
+
+
+def test_what_failed_of_ours_is_told() -> None:
+    rows = [
+        {"name": "a", "ours": True, "status": "check failed", "reason": "off"},
+        {"name": "b", "ours": False, "status": "failed", "reason": "broken"},
+        {"name": "c", "status": "failed", "reason": "broken"},
+        {"name": "d", "ours": True, "status": "out of memory", "reason": "large"},
+        {"name": "e"},
+    ]
+    part = {"case": "peers", "status": "check failed", "reason": "all off", "rows": []}
+    assert failed([{"label": "one", "rows": rows}, part]) == ["one: a: off", "one: c: broken", "peers: all off"]
