@@ -209,9 +209,7 @@ def _pull(width: int) -> Callable[..., None]:
             a = _data(context, builder, sig.args[0], args[0], args[1])
             b = _data(context, builder, sig.args[2], args[2], args[3])
             c = _data(context, builder, sig.args[5], args[5], args[6])
-            cells = [cgutils.alloca_once(builder, _VECTOR) for _ in range(width)]
-            for channel, cell in enumerate(cells):
-                builder.store(_load(builder, c, _int(channel * LANES)), cell)
+            cells = _zeros(builder, width)
             with cgutils.for_range(builder, args[4]) as loop:
                 here = builder.mul(loop.index, _int(LANES))
                 pixels = _load(builder, a, here)
@@ -220,7 +218,8 @@ def _pull(width: int) -> Callable[..., None]:
                     value = builder.load(builder.gep(row, [_int(channel)]))
                     _accumulate(builder, cell, pixels, _splat(builder, value))
             for channel, cell in enumerate(cells):
-                _store(builder, c, _int(channel * LANES), builder.load(cell))
+                total = builder.fadd(_load(builder, c, _int(channel * LANES)), builder.load(cell), flags=_FLAGS)
+                _store(builder, c, _int(channel * LANES), total)
             return context.get_dummy_value()
 
         i = types.intp
@@ -256,5 +255,5 @@ def push(typingctx: Any, taps: Any, t: Any, block: Any, k: Any, count: Any, out:
 STEP = 16 if WIDE else 4
 
 # PULL: out[o + 16 c + lane] += sum over q < count of taps[t + 16 q + lane] * planes[position q, channel c],
-# for STEP channels c from element p of a plane.
+# for STEP channels c from element p of a plane. The sum begins at zero: short sums round less than one long one.
 PULL = _pull(STEP)
