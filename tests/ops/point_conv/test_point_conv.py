@@ -171,9 +171,7 @@ def test_any_number_of_threads(backend: str) -> None:
                 assert torch.equal(a, b)
         return
     exact = [
-        value
-        for inputs in (tensors, single)
-        for value in results(backend, *(t.double() for t in inputs), geometry, 1)
+        value for inputs in (tensors, single) for value in results(backend, *(t.double() for t in inputs), geometry, 1)
     ]
     for found in sets:
         for a, b in zip(found, exact, strict=True):

@@ -107,23 +107,20 @@ def spread_tiles(levels, scales, coords, grad, window, origin, first, last, note
 
 
 @_jit
-def _union_gradients(weights, w, f2, p, f1_block, grad_f1, i1, grad_f2, note, height, width, sums, want1, want2):
+def _union_gradients(weights, w, f2, p, f1_block, grad_f1, i1, grad_f2, note, height, width, want1, want2):
     xs, xe = _clip(note[1], note[3], width)
     ys, ye = _clip(note[2], note[4], height)
+    pitch = note[5] * LANES
+    w += (ys - note[2]) * pitch + (xs - note[1]) * LANES
+    p += (ys * width + xs) * LANES
     if want1:
-        for k in range(0, _BLOCK, LANES):
-            store(sums, k, splat(np.float32(0.0)))
-    for y in range(ys, ye):
-        at = w + ((y - note[2]) * note[5] + xs - note[1]) * LANES
-        here = p + (y * width + xs) * LANES
-        if want1:
-            for channel in range(0, LANES, STEP):
-                PULL(weights, at, f2, here + channel, xe - xs, sums, channel * LANES)
-        if want2:
-            push(weights, at, f1_block, 0, xe - xs, grad_f2, here)
-    if want1:
-        for k in range(0, _BLOCK, LANES):
-            store(grad_f1, i1 + k, load(grad_f1, i1 + k) + load(sums, k))
+        for channel in range(0, LANES, STEP):
+            PULL(
+                weights, w, pitch, f2, p + channel, width * LANES, xe - xs, ye - ys, grad_f1, i1 + channel * LANES
+            )  # fmt: skip
+    if want2:
+        for row in range(ye - ys):
+            push(weights, w + row * pitch, f1_block, 0, xe - xs, grad_f2, p + row * width * LANES)
 
 
 @_jit
@@ -162,7 +159,6 @@ def collect_blocks(f1, f2, levels, notes, weights, window, tiles, blocks, origin
     want1 = grad_f1.size > 0
     want2 = grad_f2.size > 0
     f1_block = np.zeros(_BLOCK, np.float32)
-    sums = np.zeros(_BLOCK, np.float32)
     line = np.zeros(LANES, np.float32)
     for block in range(first, last):
         for index in range(origin, end):
@@ -178,7 +174,7 @@ def collect_blocks(f1, f2, levels, notes, weights, window, tiles, blocks, origin
                 if notes[at, 0] == _ONE_UNION:
                     _union_gradients(
                         weights, at * slot, f2, p, f1_block, grad_f1, i1, grad_f2, notes[at], height, width,
-                        sums, want1, want2,
+                        want1, want2,
                     )  # fmt: skip
                 elif notes[at, 0] == _SINGLE:
                     _single_gradients(
