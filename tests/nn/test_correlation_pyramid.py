@@ -87,7 +87,7 @@ def prepare(request: Request) -> Null:
 
 
 def ratio(call: Callable[[], object], unit: Callable[[], object], calls: int) -> float:
-    """Least time of this thread that ``call`` takes, in those of ``unit``: in turns, so that both meet the same load."""
+    """Time of this thread for ``call`` over that for ``unit``, least each, in turns: both meet the same load."""
     best = [float("inf"), float("inf")]
     for _ in range(15):
         for index, work in enumerate((call, unit)):

@@ -238,10 +238,10 @@ class Pairs(Dataset):  # type: ignore[type-arg]
         return tvl1(*frames(seed=index), QUICK)[0]
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_in_dataloader_workers(start: str) -> None:
+@pytest.mark.parametrize(("start", "workers"), [("fork", 2), ("spawn", 1)])  # a spawned one imports PyTorch
+def test_in_dataloader_workers(start: str, workers: int) -> None:
     expected = torch.stack([tvl1(*frames(seed=index), QUICK)[0] for index in range(4)])
-    loader = DataLoader(Pairs(), batch_size=2, num_workers=2, multiprocessing_context=start)
+    loader = DataLoader(Pairs(), batch_size=2, num_workers=workers, multiprocessing_context=start)
     assert torch.equal(torch.cat(list(loader)), expected)
 
 
@@ -285,11 +285,11 @@ class PairsWithSolver(Pairs):
         return _with_solver(self.solver, index)
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_a_solver_travels_to_workers(start: str) -> None:
+@pytest.mark.parametrize(("start", "workers"), [("fork", 2), ("spawn", 1)])  # a spawned one imports PyTorch
+def test_a_solver_travels_to_workers(start: str, workers: int) -> None:
     pairs = PairsWithSolver()
     expected = torch.stack([pairs[index] for index in range(4)])
-    loader = DataLoader(pairs, batch_size=2, num_workers=2, multiprocessing_context=start)
+    loader = DataLoader(pairs, batch_size=2, num_workers=workers, multiprocessing_context=start)
     assert torch.equal(torch.cat(list(loader)), expected)
 
 
