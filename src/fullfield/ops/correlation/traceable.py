@@ -43,10 +43,10 @@ def traceable_state(
 def _pyramid(fmap2: Tensor, levels: int) -> list[Tensor]:
     """The values of ``pyramid.pool``, by convolution: before 2.12, PyTorch's average pooling asks a symbolic size
     whether it is even, and the graph then takes no other."""
-    channels = fmap2.shape[1]
+    _, channels, height, width = fmap2.shape
     quarter = fmap2.new_full((channels, 1, 2, 2), 0.25)
     pyramid = [fmap2]
-    for size in level_sizes(*fmap2.shape[2:], levels)[1:]:
+    for size in level_sizes(height, width, levels)[1:]:
         if size[0] == 0 or size[1] == 0:
             pyramid.append(fmap2.new_zeros((*fmap2.shape[:2], *size)))
         else:
