@@ -2,29 +2,27 @@
 
 python scripts/check.py                  all steps; stops at the first that fails
 python scripts/check.py tests -k tvl1    one step; what follows is passed on to it
+python scripts/check.py gpu FILE.json    the tests of a GPU on this machine's, and a summary with its environment
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+import xml.etree.ElementTree as ET
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 CORES = os.cpu_count() or 1
-# The tests of a GPU measure its memory and how long it is waited for: one process has it for itself.
-PROCESSES = 0 if shutil.which("nvidia-smi") else min(CORES, 8)
-TOOLS = {
-    "lint": ["ruff", "check", "."],
-    "format": ["ruff", "format", "--check", "."],
-    "types": ["mypy"],
-    "tests": ["pytest", f"--numprocesses={PROCESSES}", "--dist=worksteal"],
-}
+GPU = shutil.which("nvidia-smi") is not None
+TESTS = ["pytest", f"--numprocesses={min(CORES, 10)}", "--dist=worksteal"]
+TOOLS = {"lint": ["ruff", "check", "."], "format": ["ruff", "format", "--check", "."], "types": ["mypy"]}
 STEPS = ("lint", "format", "types", "examples", "tests")
 
 
@@ -32,7 +30,19 @@ def commands(step: str, further: list[str]) -> list[list[str]]:
     """Of examples one each."""
     if step == "examples":
         return [[os.fspath(script)] for script in sorted((ROOT / "examples").glob("*.py"))]
+    if step == "tests":
+        return suite(further)
     return [["-m", *TOOLS[step], *further]]
+
+
+def suite(further: list[str], marked: str = "") -> list[list[str]]:
+    """One command; on a GPU's machine two: first what measures time or fills the memory, beside no other."""
+    if not GPU or "-m" in further:
+        return [["-m", *TESTS, *further]]
+    return [
+        ["-m", "pytest", "-m", f"{marked}alone", *further],
+        ["-m", *TESTS, "-m", f"{marked}not alone", *further],
+    ]
 
 
 def run(command: list[str]) -> tuple[int, str]:
@@ -48,13 +58,59 @@ def run(command: list[str]) -> tuple[int, str]:
             text=True,
             check=False,
         )
-    result = f"{'FAILED' if done.returncode else 'passed'} in {time.perf_counter() - start:.0f} s"
-    return done.returncode, f"$ {' '.join(command)}\n{done.stdout or ''}{result}"
+    code = done.returncode
+    if tests and code == 5 and command[2:4] == ["-m", "alone"]:
+        code = 0  # what was asked for has none of these
+    result = f"{'FAILED' if code else 'passed'} in {time.perf_counter() - start:.0f} s"
+    return code, f"$ {' '.join(command)}\n{done.stdout or ''}{result}"
+
+
+def gpu(target: Path) -> int:
+    """Run the tests of a GPU and write how many passed, failed and were skipped, in what time, on what."""
+    import torch
+
+    if not torch.cuda.is_available():
+        print("gpu: PyTorch finds no GPU here", file=sys.stderr)
+        return 2
+    worst, parts = 0, []
+    for command in suite([], "gpu and "):
+        start = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            report = Path(folder) / "report.xml"
+            code, said = run([*command, f"--junit-xml={report}"])
+            print(said, flush=True)
+            counts = ET.parse(report).getroot()[0].attrib if report.is_file() else {}
+        total, *rest = (int(counts.get(name, 0)) for name in ("tests", "failures", "errors", "skipped"))
+        worst = max(worst, code)
+        parts.append(
+            {
+                "command": " ".join(["python", *command]),
+                "exit_code": code,
+                "passed": total - sum(rest),
+                **dict(zip(("failed", "errors", "skipped"), rest, strict=True)),
+                "seconds": round(time.perf_counter() - start, 1),
+            }
+        )
+    describe = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    git = subprocess.run(describe, cwd=ROOT, capture_output=True, text=True, check=False)
+    facts = {
+        "gpu": torch.cuda.get_device_name(),
+        "cores": CORES,
+        "versions": {"torch": torch.__version__, "cuda": torch.version.cuda, "python": sys.version.split()[0]},
+        "commit": os.environ.get("FULLFIELD_COMMIT") or git.stdout.strip() or None,
+        "date": time.strftime("%Y-%m-%d"),
+    }
+    part = target.with_name(f"{target.name}.part")
+    part.write_text(json.dumps({"environment": facts, "parts": parts}, indent=1) + "\n")
+    part.replace(target)
+    return worst
 
 
 def main(arguments: list[str]) -> int:
+    if arguments[:1] == ["gpu"] and len(arguments) == 2:
+        return gpu(Path(arguments[1]))
     if arguments and arguments[0] not in STEPS:
-        print(f"expected one of {', '.join(STEPS)}, got {arguments[0]!r}", file=sys.stderr)
+        print(f"expected one of {', '.join(STEPS)} or gpu FILE.json, got {' '.join(arguments)!r}", file=sys.stderr)
         return 2
     wanted = arguments[:1] or STEPS
     before = [command for step in wanted if step != "tests" for command in commands(step, arguments[1:])]

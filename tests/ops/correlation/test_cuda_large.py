@@ -17,6 +17,7 @@ NEEDED = 110 << 30
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.alone,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
     pytest.mark.skipif(
         torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < NEEDED, reason="needs 110 GiB of GPU memory"

@@ -375,6 +375,7 @@ def seconds_each(work: Callable[[], object], count: int = 300) -> float:
     return min(found)
 
 
+@pytest.mark.alone
 def test_host_overhead() -> None:
     fmap1, fmap2, coords = features((4, 8))
     pair = pair_of(fmap1, fmap2)
@@ -427,6 +428,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[float, float, str]:
     return value, seconds, said
 
 
+@pytest.mark.alone
 def test_first_call_is_announced_and_fast(tmp_path: Path) -> None:
     value, seconds, said = finish(start(tmp_path, "grad"))
     sys.stdout.write(f"first call with gradients, nothing kept: {seconds:.2f} s; {said}\n")
@@ -439,6 +441,7 @@ def test_first_call_is_announced_and_fast(tmp_path: Path) -> None:
     assert again == value
 
 
+@pytest.mark.alone
 def test_eight_processes_share_a_cold_cache(tmp_path: Path) -> None:
     found = [finish(process) for process in [start(tmp_path, "none") for _ in range(8)]]
     assert len({value for value, _, _ in found}) == 1

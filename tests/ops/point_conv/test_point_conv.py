@@ -152,7 +152,8 @@ def test_cells_beside_the_words(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("backend", BOTH)
-def test_the_same_bits_with_any_number_of_threads(backend: str) -> None:
+def test_any_number_of_threads(backend: str) -> None:
+    """The kernels give the same bits; PyTorch's products, cut as BLAS likes, what the rounding of their sums allows."""
     geometry = random_geometry(5000, 700, 30000)
     tensors = case(20, 33, 1, geometry)
     single = case(1, 1, 1, geometry)
@@ -164,10 +165,17 @@ def test_the_same_bits_with_any_number_of_threads(backend: str) -> None:
             sets.append(results(backend, *tensors, geometry, 1) + results(backend, *single, geometry, 1))
     finally:
         torch.set_num_threads(before)
-    count = len(sets[0]) if backend == "cpu" else 1  # BLAS cuts the reference's products as it likes
-    for other in sets[1:]:
-        for a, b in zip(sets[0][:count], other[:count], strict=True):
-            assert torch.equal(a, b)
+    if backend == "cpu":
+        for other in sets[1:]:
+            for a, b in zip(sets[0], other, strict=True):
+                assert torch.equal(a, b)
+        return
+    exact = [
+        value for inputs in (tensors, single) for value in results(backend, *(t.double() for t in inputs), geometry, 1)
+    ]
+    for found in sets:
+        for a, b in zip(found, exact, strict=True):
+            torch.testing.assert_close(a.double(), b, rtol=0, atol=1e-5 * float(b.abs().max()))
 
 
 @pytest.mark.parametrize("backend", BOTH)

@@ -134,6 +134,7 @@ def test_peak_memory(dtype: torch.dtype) -> None:
     assert grown <= results + (64 << 20) + 4 * weight.nbytes, f"{grown >> 20} MiB"
 
 
+@pytest.mark.alone
 @pytest.mark.usefixtures("_bands")
 @pytest.mark.parametrize("_bands", [1, 1 << 30], indirect=True, ids=["forms by size", "mma.sync"])
 def test_offsets_past_two_to_the_31() -> None:

@@ -129,11 +129,19 @@ def test_types_batches_and_strides(dtype: torch.dtype, channels: int) -> None:
     assert flow.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert flow.shape == (3, 2, 40, 56)
     one_by_one = torch.cat([tvl1(first[i : i + 1], second[i : i + 1], QUICK) for i in range(3)])
-    assert torch.equal(flow, one_by_one)
     strided = [
         f.to(memory_format=torch.channels_last).transpose(2, 3).contiguous().transpose(2, 3) for f in (first, second)
     ]
-    assert torch.equal(tvl1(*strided, QUICK), flow)
+    allowed = 0.0
+    if dtype == torch.float64:
+        # The reference: PyTorch's products may sum in another order where strides differ. What the orders and the
+        # rounding of float32 do to this flow, float64's do in proportion.
+        rounded = tvl1(first.float(), second.float(), QUICK, backend="reference")
+        finer = torch.finfo(torch.float64).eps / torch.finfo(torch.float32).eps
+        allowed = 4 * finer * float((rounded - flow).abs().max())
+        assert allowed < 1e-9
+    for other in (one_by_one, tvl1(*strided, QUICK)):
+        assert float((other - flow).abs().max()) <= allowed
     assert tvl1(first[:0], second[:0], QUICK).shape == (0, 2, 40, 56)
 
 
@@ -230,10 +238,10 @@ class Pairs(Dataset):  # type: ignore[type-arg]
         return tvl1(*frames(seed=index), QUICK)[0]
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_in_dataloader_workers(start: str) -> None:
+@pytest.mark.parametrize(("start", "workers"), [("fork", 2), ("spawn", 1)])  # a spawned one imports PyTorch
+def test_in_dataloader_workers(start: str, workers: int) -> None:
     expected = torch.stack([tvl1(*frames(seed=index), QUICK)[0] for index in range(4)])
-    loader = DataLoader(Pairs(), batch_size=2, num_workers=2, multiprocessing_context=start)
+    loader = DataLoader(Pairs(), batch_size=2, num_workers=workers, multiprocessing_context=start)
     assert torch.equal(torch.cat(list(loader)), expected)
 
 
@@ -277,11 +285,11 @@ class PairsWithSolver(Pairs):
         return _with_solver(self.solver, index)
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_a_solver_travels_to_workers(start: str) -> None:
+@pytest.mark.parametrize(("start", "workers"), [("fork", 2), ("spawn", 1)])  # a spawned one imports PyTorch
+def test_a_solver_travels_to_workers(start: str, workers: int) -> None:
     pairs = PairsWithSolver()
     expected = torch.stack([pairs[index] for index in range(4)])
-    loader = DataLoader(pairs, batch_size=2, num_workers=2, multiprocessing_context=start)
+    loader = DataLoader(pairs, batch_size=2, num_workers=workers, multiprocessing_context=start)
     assert torch.equal(torch.cat(list(loader)), expected)
 
 

@@ -220,6 +220,7 @@ def test_memory_is_linear_and_bounded(precision: str, state: float) -> None:
         assert bound < taken < bound + 1.5
 
 
+@pytest.mark.alone
 def test_offsets_beyond_32_bits() -> None:
     if torch.cuda.mem_get_info()[0] < 40 << 30:
         pytest.skip("needs 40 GB")

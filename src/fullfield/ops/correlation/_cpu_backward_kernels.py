@@ -4,7 +4,8 @@
 Two passes over a chunk of tiles. ``spread_tiles`` turns the gradient of the lookup into the gradient of the dot
 products, window by window (parallel over tiles). ``collect_blocks`` multiplies it with the features, sixteen channels
 at a time; a thread owns its channels in both gradients, so that nothing is added to from two sides and the result
-does not depend on the number of threads.
+does not depend on the number of threads. A pixel's gradient is summed row by row, then level by level: thousands of
+products added to one float32, one after another, would be several times as far from the exact sum.
 """
 
 from __future__ import annotations
@@ -109,14 +110,17 @@ def spread_tiles(levels, scales, coords, grad, window, origin, first, last, note
 def _union_gradients(weights, w, f2, p, f1_block, grad_f1, i1, grad_f2, note, height, width, want1, want2):
     xs, xe = _clip(note[1], note[3], width)
     ys, ye = _clip(note[2], note[4], height)
-    for y in range(ys, ye):
-        at = w + ((y - note[2]) * note[5] + xs - note[1]) * LANES
-        here = p + (y * width + xs) * LANES
-        if want1:
-            for channel in range(0, LANES, STEP):
-                PULL(weights, at, f2, here + channel, xe - xs, grad_f1, i1 + channel * LANES)
-        if want2:
-            push(weights, at, f1_block, 0, xe - xs, grad_f2, here)
+    pitch = note[5] * LANES
+    w += (ys - note[2]) * pitch + (xs - note[1]) * LANES
+    p += (ys * width + xs) * LANES
+    if want1:
+        for channel in range(0, LANES, STEP):
+            PULL(
+                weights, w, pitch, f2, p + channel, width * LANES, xe - xs, ye - ys, grad_f1, i1 + channel * LANES
+            )  # fmt: skip
+    if want2:
+        for row in range(ye - ys):
+            push(weights, w + row * pitch, f1_block, 0, xe - xs, grad_f2, p + row * width * LANES)
 
 
 @_jit

@@ -80,6 +80,11 @@ def _accumulate(builder: Any, cell: Any, a: Any, b: Any) -> None:
     builder.store(_multiply_add(builder, a, b, builder.load(cell)), cell)
 
 
+def _add(builder: Any, totals: list[Any], cells: list[Any]) -> None:
+    for total, cell in zip(totals, cells, strict=True):
+        builder.store(builder.fadd(builder.load(total), builder.load(cell), flags=_FLAGS), total)
+
+
 @intrinsic
 def gather(typingctx: Any, array: Any, offsets: Any, shift: Any) -> Any:
     """``array[offsets[lane] + shift]`` for 16 lanes; ``offsets`` is an int32 array of 16."""
@@ -204,27 +209,34 @@ def scatter(typingctx: Any, array: Any, offsets: Any, shift: Any, value: Any) ->
 
 def _pull(width: int) -> Callable[..., None]:
     @intrinsic
-    def pull(typingctx: Any, taps: Any, t: Any, planes: Any, p: Any, count: Any, out: Any, o: Any) -> Any:
+    def pull(
+        typingctx: Any, taps: Any, t: Any, pitch: Any, planes: Any, p: Any, stride: Any, count: Any, rows: Any,
+        out: Any, o: Any,
+    ) -> Any:  # fmt: skip
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             a = _data(context, builder, sig.args[0], args[0], args[1])
-            b = _data(context, builder, sig.args[2], args[2], args[3])
-            c = _data(context, builder, sig.args[5], args[5], args[6])
-            cells = [cgutils.alloca_once(builder, _VECTOR) for _ in range(width)]
-            for channel, cell in enumerate(cells):
-                builder.store(_load(builder, c, _int(channel * LANES)), cell)
-            with cgutils.for_range(builder, args[4]) as loop:
-                here = builder.mul(loop.index, _int(LANES))
-                pixels = _load(builder, a, here)
-                row = builder.gep(b, [here])
-                for channel, cell in enumerate(cells):
-                    value = builder.load(builder.gep(row, [_int(channel)]))
-                    _accumulate(builder, cell, pixels, _splat(builder, value))
-            for channel, cell in enumerate(cells):
-                _store(builder, c, _int(channel * LANES), builder.load(cell))
+            b = _data(context, builder, sig.args[3], args[3], args[4])
+            c = _data(context, builder, sig.args[8], args[8], args[9])
+            totals = _zeros(builder, width)
+            with cgutils.for_range(builder, args[7]) as outer:
+                left = builder.gep(a, [builder.mul(outer.index, args[2])])
+                right = builder.gep(b, [builder.mul(outer.index, args[5])])
+                cells = _zeros(builder, width)
+                with cgutils.for_range(builder, args[6]) as inner:
+                    here = builder.mul(inner.index, _int(LANES))
+                    pixels = _load(builder, left, here)
+                    row = builder.gep(right, [here])
+                    for channel, cell in enumerate(cells):
+                        value = builder.load(builder.gep(row, [_int(channel)]))
+                        _accumulate(builder, cell, pixels, _splat(builder, value))
+                _add(builder, totals, cells)
+            for channel, cell in enumerate(totals):
+                at = _int(channel * LANES)
+                _store(builder, c, at, builder.fadd(_load(builder, c, at), builder.load(cell), flags=_FLAGS))
             return context.get_dummy_value()
 
         i = types.intp
-        return types.void(taps, i, planes, i, i, out, i), codegen
+        return types.void(taps, i, i, planes, i, i, i, i, out, i), codegen
 
     return pull  # type: ignore[no-any-return]
 
@@ -255,6 +267,6 @@ def push(typingctx: Any, taps: Any, t: Any, block: Any, k: Any, count: Any, out:
 # How many channels one PULL takes; divides 16.
 STEP = 16 if WIDE else 4
 
-# PULL: out[o + 16 c + lane] += sum over q < count of taps[t + 16 q + lane] * planes[position q, channel c],
-# for STEP channels c from element p of a plane.
+# PULL: out[o + 16 c + lane] += sum over r < rows, q < count of taps[t + r pitch + 16 q + lane] * planes[position q,
+# channel c], for STEP channels c from element p + r stride of a plane. Every row is summed by itself, then the rows.
 PULL = _pull(STEP)

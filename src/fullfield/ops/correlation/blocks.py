@@ -51,6 +51,8 @@ def to_patches(
     block: int,
 ) -> Tensor:  # [B, rows, columns, block, block, C], padded with zeros
     rows, columns = grid((fmap.shape[2], fmap.shape[3]), block)
+    if fmap.numel() == 0:  # PyTorch 2.6 pads nothing that is empty
+        return fmap.new_zeros((fmap.shape[0], rows, columns, block, block, fmap.shape[1]))
     padded = torch.nn.functional.pad(fmap, (0, columns * block - fmap.shape[3], 0, rows * block - fmap.shape[2]))
     split = torch.unflatten(torch.unflatten(padded, 3, (columns, block)), 2, (rows, block))
     return split.permute(0, 2, 4, 3, 5, 1).contiguous()

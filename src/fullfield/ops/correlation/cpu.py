@@ -59,6 +59,8 @@ def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cpu:
 
     target[-_TAIL:] = 0.0
     for fmap2, level in zip(maps, _level_views(request, target), strict=True):
+        if level.numel() == 0:  # PyTorch 2.6 pads nothing that is empty
+            continue
         short = blocks * LANES - request.channels
         whole = torch.nn.functional.pad(fmap2.detach(), (0, 0, 0, 0, 0, short)) if short else fmap2.detach()
         level.copy_(torch.unflatten(whole, 1, (blocks, LANES)).permute(0, 1, 3, 4, 2))

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from fullfield.ops.correlation.pyramid import level_sizes, pool
+from fullfield.ops.correlation.pyramid import level_sizes
 from fullfield.ops.correlation.window import blend, cells, place
 
 FORMS = ("linear", "dense")
@@ -32,11 +33,25 @@ def traceable_state(
     """
     batch, channels, height, width = fmap1.shape
     source = fmap1.permute(0, 2, 3, 1) / channels**0.5
-    pyramid = pool(fmap2, levels)
+    pyramid = _pyramid(fmap2, levels)
     if form == "linear":
         return [source, *(level.permute(0, 2, 3, 1).reshape(-1, channels) for level in pyramid)]
     rows = source.reshape(batch, height * width, channels)
     return [torch.bmm(rows, level.flatten(2)).view(batch, height, width, -1) for level in pyramid]
+
+
+def _pyramid(fmap2: Tensor, levels: int) -> list[Tensor]:
+    """The values of ``pyramid.pool``, by convolution: before 2.12, PyTorch's average pooling asks a symbolic size
+    whether it is even, and the graph then takes no other."""
+    _, channels, height, width = fmap2.shape
+    quarter = fmap2.new_full((channels, 1, 2, 2), 0.25)
+    pyramid = [fmap2]
+    for size in level_sizes(height, width, levels)[1:]:
+        if size[0] == 0 or size[1] == 0:
+            pyramid.append(fmap2.new_zeros((*fmap2.shape[:2], *size)))
+        else:
+            pyramid.append(functional.conv2d(pyramid[-1], quarter, stride=2, groups=channels))
+    return pyramid
 
 
 def traceable_lookup(

@@ -1,0 +1,57 @@
+"""What scripts/check.py runs where."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "check.py"
+
+
+@pytest.fixture
+def check() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("check", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_on_a_gpu_some_tests_run_alone(check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "GPU", False)
+    assert len(check.commands("tests", ["-k", "tvl1"])) == 1
+    monkeypatch.setattr(check, "GPU", True)
+    alone, others = check.commands("tests", ["-k", "tvl1"])
+    assert alone == ["-m", "pytest", "-m", "alone", "-k", "tvl1"]
+    assert others[-4:] == ["-m", "not alone", "-k", "tvl1"]
+    assert "--dist=worksteal" in others
+    assert len(check.commands("tests", ["-m", "slow"])) == 1
+
+
+def test_the_summary_of_a_gpu(check: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert check.main(["gpu", str(tmp_path / "x.json"), "more"]) == 2
+    report = '<testsuites><testsuite tests="7" failures="1" errors="0" skipped="2"/></testsuites>'
+    codes = iter((0, 1))
+
+    def run(command: list[str]) -> tuple[int, str]:
+        Path(command[-1].removeprefix("--junit-xml=")).write_text(report)
+        return next(codes), "said"
+
+    monkeypatch.setattr(check, "GPU", True)
+    monkeypatch.setattr(check, "run", run)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA made up")
+    monkeypatch.setenv("FULLFIELD_COMMIT", "abc")
+    assert check.main(["gpu", str(tmp_path / "gpu.json")]) == 1
+    stored = json.loads((tmp_path / "gpu.json").read_text())
+    assert stored["environment"]["gpu"] == "NVIDIA made up"
+    assert stored["environment"]["commit"] == "abc"
+    assert [part["exit_code"] for part in stored["parts"]] == [0, 1]
+    assert [(part["passed"], part["failed"], part["skipped"]) for part in stored["parts"]] == [(4, 1, 2)] * 2
+    assert [path.name for path in tmp_path.iterdir()] == ["gpu.json"]
