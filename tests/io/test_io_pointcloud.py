@@ -193,6 +193,30 @@ def test_clouds_from_python() -> None:
             as_point_cloud(wrong, "scan")
 
 
+@pytest.mark.parametrize("suffix", [".ply", ".npz", ".npy"])
+def test_tensors_and_arrays_are_written(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a{suffix}"
+    for cloud in (torch.from_numpy(UTM), UTM, torch.from_numpy(UTM).requires_grad_(), PointCloud(torch.from_numpy(UTM))):
+        write_point_cloud(path, cloud)  # type: ignore[arg-type]  # a cloud of tensors is what is tried
+        assert equal(read_point_cloud(path), UTM)
+    if suffix != ".npy":
+        whole: Any = PointCloud(torch.from_numpy(XYZ), torch.from_numpy(RGB), attributes={"n": torch.arange(7)})
+        write_point_cloud(path, whole)
+        assert equal(read_point_cloud(path), XYZ, RGB)
+
+
+def test_what_is_no_cloud_is_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "a.ply"
+    wrong: list[Any] = [
+        "b.ply", 3, np.zeros(3), PointCloud(np.zeros((3, 4))), PointCloud(XYZ, RGB[:5]),
+        PointCloud(XYZ, attributes={"n": np.arange(6)}), PointCloud(XYZ, attributes={"n": np.array(["a"] * 7)}),
+    ]  # fmt: skip
+    for cloud in wrong:
+        with pytest.raises(InputError, match="^cloud"):
+            write_point_cloud(path, cloud)
+    assert not path.exists()
+
+
 def test_transformed_turns_normals_and_keeps_precision() -> None:
     turn = np.array([[0.0, -1, 0, 10], [1, 0, 0, 20], [0, 0, 1, 30], [0, 0, 0, 1]])
     near = transformed(PointCloud(XYZ, RGB, UP), turn)

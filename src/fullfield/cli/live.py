@@ -376,10 +376,10 @@ def _report(
         }
     if not args.json:
         rate = "" if source.rate is None else f" at {source.rate:.4g} frames a second"
-        print(f"{args.live}: {source.width}x{source.height}{rate}, {chosen.title} ({backend}): {summary(tally)}")
+        print(f"{report.printable(args.live)}: {source.width}x{source.height}{rate}, {chosen.title} ({backend}): {summary(tally)}")
         if args.viz is not None and picture is not None:
             words = f"{screen.shown} pictures, {picture['dropped']} flows without one"
-            print(f"{args.viz}: {words if screen.shown else 'not written, no picture came'}")
+            print(f"{report.printable(args.viz)}: {words if screen.shown else 'not written, no picture came'}")
         return
     report.print_json(
         {

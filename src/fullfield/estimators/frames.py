@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     Frame: TypeAlias = str | os.PathLike[str] | NDArray[Any] | Tensor
 
-# Linear highlights, sRGB-encoded, reach about 100 (half's maximum); 0 ... 255 floats are a mistake well above it.
-_BRIGHTEST = 128.0
+# Linear highlights, sRGB-encoded, reach about 100 (half's maximum), but not on average. Resampling undershoots black.
+_BRIGHTEST, _BRIGHT_ON_AVERAGE, _DARKEST = 128.0, 1.0, -0.1
 
 
 def as_frame(frame: Frame, name: str = "frame", *, transfer: str = "auto") -> Tensor:
@@ -39,7 +39,9 @@ def as_frame(frame: Frame, name: str = "frame", *, transfer: str = "auto") -> Te
     if isinstance(frame, (str, os.PathLike)):
         from fullfield.io import read_frame
 
-        return read_frame(frame, transfer=transfer)
+        tensor = read_frame(frame, transfer=transfer)
+        warn_of_range(tensor, str(frame))
+        return tensor
     if isinstance(frame, np.ndarray):
         tensor = _from_array(frame, name)
     elif isinstance(frame, Tensor):
@@ -48,6 +50,7 @@ def as_frame(frame: Frame, name: str = "frame", *, transfer: str = "auto") -> Te
     else:
         raise _check.InputError(f"{name}: expected a path, an array or a tensor, got {_check.describe(frame)}")
     _check.require(tensor.numel() > 0, name, "at least one pixel", tensor)
+    whole = not tensor.is_floating_point()
     tensor = _scaled(tensor, name)
     if transfer != "auto":
         from fullfield.io.transfer import curve
@@ -57,6 +60,8 @@ def as_frame(frame: Frame, name: str = "frame", *, transfer: str = "auto") -> Te
             values = tensor.cpu().clone()
             to_display(values.numpy())
             tensor = values.to(tensor.device)
+    if not whole:
+        warn_of_range(tensor, name)
     return tensor
 
 
@@ -85,10 +90,19 @@ def _scaled(tensor: Tensor, name: str) -> Tensor:
     tensor = tensor.to(torch.float32)
     low, high = (float(v) for v in torch.aminmax(tensor))
     _check.require(np.isfinite(low) and np.isfinite(high), name, "finite values", "NaN or infinity")
-    if high > _BRIGHTEST:
-        warnings.warn(
-            f"{name}: float frames are expected in 0 ... 1, got values up to {high:g}; "
-            "pass uint8 or uint16, or divide by the maximum",
-            stacklevel=3,
-        )
     return tensor
+
+
+def warn_of_range(frame: Tensor, name: str) -> bool:
+    """Warn, and tell so, of a frame [C, H, W] whose values cannot be meant as 0 ... 1, black to white of a display."""
+    low, high = (float(value) for value in torch.aminmax(frame))
+    mean = float(frame.mean())
+    if low >= _DARKEST and high <= _BRIGHTEST and mean <= _BRIGHT_ON_AVERAGE:
+        return False
+    warnings.warn(
+        f"{name}: frames are expected in 0 ... 1, black to white as a display shows them; got {low:g} to {high:g}, "
+        f"{mean:.3g} on average. Bring them to that range, or pass uint8 or uint16; for linear light say "
+        'transfer="linear"',
+        stacklevel=3,
+    )
+    return True

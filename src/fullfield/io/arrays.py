@@ -29,8 +29,10 @@ _ENTRY = re.compile(r"""\s*(['"])(descr|fortran_order|shape)\1\s*:\s*([^'"\\()\[
 _REAL = re.compile(r"[<>=|]?[fiu][1248]")
 
 
-def read_header(path: Path, what: str, stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, whether the order is Fortran's, and dtype of an array of real numbers that is not empty.
+def read_header(
+    path: Path, what: str, stream: IO[bytes], *, empty: bool = False
+) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether the order is Fortran's, and dtype of an array of real numbers, which may be ``empty`` or not.
 
     NumPy's own parser hands the text to Python's compiler, which warns and recurses; this one knows plain arrays only.
     """
@@ -42,7 +44,7 @@ def read_header(path: Path, what: str, stream: IO[bytes]) -> tuple[tuple[int, ..
         raise InputError(f"{path}: {what} is not in NumPy's format: {one_line(f'order {order}, shape {sizes}', 80)}")
     words = [word.strip().removesuffix("L") for word in sizes[1:-1].split(",")]
     shape = tuple(int(word) if re.fullmatch(r"\d{1,18}", word) else -1 for word in words if word)
-    if not all(n > 0 for n in shape):
+    if not all(n >= (0 if empty else 1) for n in shape):
         came = one_line(f"[{sizes[1:-1]}]", 60)
         raise InputError(f"{path}: expected {what} to hold at least one number, got shape {came}")
     return shape, order == "True", np.dtype(descr.strip("'\""))
@@ -83,10 +85,10 @@ def _entries(path: Path, what: str, stream: IO[bytes]) -> dict[str, str]:
     return found
 
 
-def read_npy(path: Path, size: int) -> NDArray[Any]:
-    """The array of a ``.npy`` file of ``size`` bytes."""
+def read_npy(path: Path, size: int, *, empty: bool = False) -> NDArray[Any]:
+    """The array of a ``.npy`` file of ``size`` bytes, which may be ``empty`` or not."""
     with path.open("rb") as file:
-        shape, fortran, dtype = read_header(path, "the array", file)
+        shape, fortran, dtype = read_header(path, "the array", file, empty=empty)
         count = math.prod(shape)
         if count * dtype.itemsize != size - file.tell():
             raise InputError(

@@ -10,6 +10,7 @@ import numpy as np
 
 from fullfield import _check
 from fullfield._check import InputError
+from fullfield.io.arrays import read_npy
 from fullfield.io.files import PathLike, check_readable, reason
 
 if TYPE_CHECKING:
@@ -34,8 +35,11 @@ def read_pose(path: PathLike) -> Floats:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # no numbers at all: said below
-            values = np.load(file) if file.suffix.lower() == ".npy" else np.loadtxt(file, np.float64, ndmin=2)
-    except (ValueError, OSError, EOFError, UnicodeDecodeError) as error:
+            text = file.suffix.lower() != ".npy"
+            values = np.loadtxt(file, np.float64, ndmin=2) if text else read_npy(file, size)
+    except InputError:
+        raise
+    except (ValueError, OSError) as error:
         raise InputError(f"{file}: expected a pose, 12 or 16 numbers: {reason(error)}") from error
     if values.size == 12 and values.dtype.kind in "fiu":
         values = np.concatenate([values.reshape(3, 4), [[0.0, 0.0, 0.0, 1.0]]])
