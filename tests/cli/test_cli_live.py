@@ -71,7 +71,7 @@ def test_interrupted_before_the_first_picture_nothing_is_lost(
     if old:
         (scene / "old.mp4").write_bytes(old)
 
-    def show(self: Any, done: Any) -> bool:
+    def show(*_: object) -> bool:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(live._Screen, "show", show)

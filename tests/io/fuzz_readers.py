@@ -32,7 +32,16 @@ from fuzz_damage import damage
 MOST_SECONDS, MOST_MIB = 10.0, 1024.0
 SILENCE = 60.0  # seconds without an answer, after which the reader is killed
 SPARE_ADDRESSES = 8 << 30  # bytes that the reader may ask for beyond what it has
-NAMING = ("frame", "flow", "cloud", "video", "weights", "descriptor", "pose-", "pose.")  # their complaints name the file
+NAMING = (
+    "frame",
+    "flow",
+    "cloud",
+    "video",
+    "weights",
+    "descriptor",
+    "pose-",
+    "pose.",
+)  # their complaints name the file
 
 
 def case(number: int, seed: int, files: list[Path]) -> tuple[Path, bytes]:

@@ -12,6 +12,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from bombs import (
+    empty_window,
+    gif,
+    las,
+    lzf_of_one_byte,
+    npz_of_another_length,
+    npz_of_shared_bytes,
+    pcd_of_many_values,
+)
 from io_files import ExrPart, samples, save
 from PIL import Image
 
@@ -31,6 +40,7 @@ def make(folder: Path) -> None:
     _texts(folder)
     _weights(folder)
     _videos(folder)
+    _bombs(folder)
 
 
 def _frames(folder: Path) -> None:
@@ -43,7 +53,6 @@ def _frames(folder: Path) -> None:
     image.save(folder / "frame-lzw.tif", compression="tiff_lzw")
     image.save(folder / "frame-jpeg.tif", compression="jpeg")
     image.quantize(16).save(folder / "frame-palette.png")
-    image.quantize(16).save(folder / "frame-refused.tga", "GIF")
     save(folder / "frame-a.dpx", ExrPart(blocks.astype(np.uint16) * 257, RGB, attributes={"oiio:BitsPerSample": 10}))
     save(folder / "frame-a.hdr", ExrPart(light, RGB))
     save(folder / "frame-tiles.tif", ExrPart(light, RGB, tile=16, attributes={"compression": "zip"}))
@@ -152,6 +161,17 @@ def _videos(folder: Path) -> None:
                 picture = torch.full((3, 32, 48), 40, dtype=torch.uint8)
                 picture[:, 8:20, 4 * number : 4 * number + 9] = 220
                 writer.write(picture, number / 10)
+
+
+def _bombs(folder: Path) -> None:
+    """Damaged too: what lies near a lie that is refused. Their names say which are."""
+    empty_window(folder / "flow-window.exr")
+    (folder / "frame-refused.tga").write_bytes(gif())
+    (folder / "cloud-lzf.pcd").write_bytes(lzf_of_one_byte(22 * 1000))
+    (folder / "cloud-values-refused.pcd").write_bytes(pcd_of_many_values())
+    (folder / "cloud-shared-refused.npz").write_bytes(npz_of_shared_bytes(40))
+    (folder / "cloud-other-refused.npz").write_bytes(npz_of_another_length())
+    (folder / "cloud-by-hand.las").write_bytes(las(records=1, points_at=429, extended=1, extended_at=375))
 
 
 # ---- reading

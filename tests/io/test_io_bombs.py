@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import io
 import struct
 import time
 import warnings
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from bombs import (
+    empty_window,
+    gif,
+    las,
+    lzf_of_one_byte,
+    npy,
+    npz_of_another_length,
+    npz_of_shared_bytes,
+    pcd_of_many_values,
+)
 from io_files import ExrPart, PeakMemory, complaint, save
 
 from fullfield import InputError
@@ -29,23 +37,6 @@ def refused(path: Path, data: bytes, match: str, read: Any = read_point_cloud) -
     assert complaint(error).startswith(str(path))
     assert time.perf_counter() - begin < 1
     assert (memory.grown or 0) < MIB
-
-
-def las(**changes: int) -> bytearray:
-    """Version 1.4 with three points of format 6, made by hand; ``changes`` are fields by name."""
-    fields = {
-        "version": (24, "<BB"), "header": (94, "<H"), "points_at": (96, "<I"), "records": (100, "<I"),
-        "form": (104, "<B"), "row": (105, "<H"), "old_points": (107, "<I"), "extended_at": (235, "<Q"),
-        "extended": (243, "<I"), "points": (247, "<Q"),
-    }  # fmt: skip
-    data = bytearray(b"LASF") + bytes(371 + 3 * 30)
-    struct.pack_into("<BB", data, *[24, 1, 4])
-    struct.pack_into("<3d", data, 131, 1.0, 1.0, 1.0)
-    values = {"header": 375, "points_at": 375, "row": 30, "form": 6, "points": 3, **changes}
-    for name, value in values.items():
-        at, form = fields[name]
-        struct.pack_into(form, data, at, value)
-    return data
 
 
 def test_las_made_by_hand_is_read(tmp_path: Path) -> None:
@@ -82,41 +73,22 @@ def test_truncated_las(tmp_path: Path) -> None:
         refused(tmp_path / "a.las", whole[:end], "LAS|points")
 
 
-def npy(shape: str, descr: str = "<f8") -> bytes:
-    text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}".encode() + b"\n"
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
-
-
-def test_npz_members_that_share_their_bytes(tmp_path: Path) -> None:
-    """A kernel of zeros that many entries of the directory point to, each unpacking it again."""
-    kernel = io.BytesIO()
-    with zipfile.ZipFile(kernel, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("points.npy", npy("(2000000, 3)") + bytes(48_000_000))
-    data = kernel.getvalue()
-    at = data.index(b"PK\x01\x02")
-    entry, end = data[at : data.index(b"PK\x05\x06")], data[data.index(b"PK\x05\x06") :]
-    for many in (2, 120):
-        entries = [entry.replace(b"points.npy", b"%06d.npy" % n) if n else entry for n in range(many)]
-        tail = end[:8] + struct.pack("<HHI", many, many, many * len(entry)) + end[16:]
-        refused(tmp_path / "a.npz", data[:at] + b"".join(entries) + tail, "shares its bytes or its name")
-    tail = end[:8] + struct.pack("<HHI", 2, 2, 2 * len(entry)) + end[16:]
-    refused(tmp_path / "a.npz", data[:at] + 2 * entry + tail, "shares its bytes or its name")
+@pytest.mark.parametrize("entries", [2, 120])
+@pytest.mark.parametrize("renamed", [True, False])
+def test_npz_members_that_share_their_bytes(tmp_path: Path, entries: int, renamed: bool) -> None:
+    data = npz_of_shared_bytes(entries, renamed=renamed)
+    refused(tmp_path / "a.npz", data, "shares its bytes or its name")
 
 
 def test_npz_arrays_of_another_length_are_not_unpacked(tmp_path: Path) -> None:
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("points.npy", npy("(2, 3)") + bytes(48))
-        archive.writestr("label.npy", npy("(30000000,)") + bytes(240_000_000))
-    refused(tmp_path / "a.npz", packed.getvalue(), r"array label: expected \[2\], got \[30000000\]")
-    refused(tmp_path / "b.npz", packed.getvalue().replace(b"points.npy", b"u.npy     "), "u and v|corrupt", read_flow)
+    refused(tmp_path / "a.npz", npz_of_another_length(), r"array label: expected \[2\], got \[30000000\]")
+    flow = npz_of_another_length().replace(b"points.npy", b"u.npy     ").replace(b"label.npy", b"v.npy    ")
+    refused(tmp_path / "b.npz", flow, "u and v", read_flow)
 
 
 def test_a_gif_is_not_handed_to_the_reader_of_gif(tmp_path: Path) -> None:
-    size = struct.pack("<HH", 16000, 16000)
-    gif = b"GIF89a" + size + b"\x80\0\0" + bytes(6) + b"," + bytes(4) + size + b"\0\x02\x02\x44\x01\0;"
     for name in ("a.tga", "a.gif", "a.png"):
-        refused(tmp_path / name, gif, "starts like none of them", read_frame)
+        refused(tmp_path / name, gif(), "starts like none of them", read_frame)
 
 
 def test_targa_is_still_told_by_its_header(tmp_path: Path) -> None:
@@ -126,8 +98,7 @@ def test_targa_is_still_told_by_its_header(tmp_path: Path) -> None:
 
 
 def test_what_a_display_window_leaves_empty_takes_no_memory(tmp_path: Path) -> None:
-    part = ExrPart(np.ones((2, 3, 2), np.float32), ("u", "v"), origin=(5, 7), display=(0, 0, 16384, 8192))
-    path = save(tmp_path / "a.exr", part)
+    path = empty_window(tmp_path / "a.exr")
     with PeakMemory() as memory:
         flow, valid = read_flow(path)
         assert (flow[:, 7, 5].tolist(), flow[:, 9, 5].tolist()) == ([1.0, -1.0], [0.0, 0.0])
@@ -145,24 +116,11 @@ def test_exr_flow_that_is_not_finite_is_zero(tmp_path: Path) -> None:
 
 
 def test_pcd_values_of_a_point_are_limited(tmp_path: Path) -> None:
-    names = [f"f{n}" for n in range(2000)]
-    lines = ["FIELDS x y z " + " ".join(names), "SIZE" + " 4" * 2003, "TYPE" + " F" * 2003, "COUNT 1 1 1"]
-    head = "\n".join([*lines[:3], lines[3] + " 4096" * 2000, "POINTS 0", "DATA binary", ""]).encode()
-    refused(tmp_path / "a.pcd", head, "its fields have 8192003 values a point; at most 4096 are read")
-
-
-def lzf_file(body: bytes, count: int) -> bytes:
-    head = b"FIELDS x y z\nSIZE 4 4 4\nTYPE F F F\nCOUNT 1 1 1\nPOINTS %d\nDATA binary_compressed\n" % count
-    return head + struct.pack("<II", len(body), 12 * count) + body
+    refused(tmp_path / "a.pcd", pcd_of_many_values(), "its fields have 8192003 values a point; at most 4096 are read")
 
 
 def test_lzf_runs_of_one_byte_are_copied_at_once(tmp_path: Path) -> None:
-    """One literal zero, then copies of 264 bytes from one before: byte by byte this takes a minute."""
-    count = 22 * 100_000
-    copies, rest = divmod(12 * count - 1, 264)
-    assert rest > 9
-    body = b"\0\0" + b"\xe0\xff\0" * copies + b"\xe0" + bytes([rest - 9]) + b"\0"
-    (tmp_path / "a.pcd").write_bytes(lzf_file(body, count))
+    (tmp_path / "a.pcd").write_bytes(lzf_of_one_byte())
     begin = time.perf_counter()
     assert not read_point_cloud(tmp_path / "a.pcd").points.any()
     assert time.perf_counter() - begin < 3

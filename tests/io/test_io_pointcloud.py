@@ -196,8 +196,9 @@ def test_clouds_from_python() -> None:
 @pytest.mark.parametrize("suffix", [".ply", ".npz", ".npy"])
 def test_tensors_and_arrays_are_written(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"a{suffix}"
-    for cloud in (torch.from_numpy(UTM), UTM, torch.from_numpy(UTM).requires_grad_(), PointCloud(torch.from_numpy(UTM))):
-        write_point_cloud(path, cloud)  # type: ignore[arg-type]  # a cloud of tensors is what is tried
+    tensor: Any = torch.from_numpy(UTM)
+    for cloud in (UTM, tensor, tensor.clone().requires_grad_(), PointCloud(tensor)):
+        write_point_cloud(path, cloud)
         assert equal(read_point_cloud(path), UTM)
     if suffix != ".npy":
         whole: Any = PointCloud(torch.from_numpy(XYZ), torch.from_numpy(RGB), attributes={"n": torch.arange(7)})
@@ -212,7 +213,7 @@ def test_what_is_no_cloud_is_not_written(tmp_path: Path) -> None:
         PointCloud(XYZ, attributes={"n": np.arange(6)}), PointCloud(XYZ, attributes={"n": np.array(["a"] * 7)}),
     ]  # fmt: skip
     for cloud in wrong:
-        with pytest.raises(InputError, match="^cloud"):
+        with pytest.raises(InputError, match=r"^cloud"):
             write_point_cloud(path, cloud)
     assert not path.exists()
 

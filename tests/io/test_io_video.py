@@ -89,7 +89,9 @@ def test_time_stamps_that_jump_are_told_and_left_out(tmp_path: Path) -> None:
         for picture, seconds in zip(pictures(4), (0.0, 0.04, 5000.0, 5000.04), strict=True):
             writer.write(picture, seconds)
     source = open_video(str(tmp_path / "gap.mkv"))
-    with pytest.warns(UserWarning, match=r"gap\.mkv: the time stamps jump by .* after frame 2; the next .* 0\.04") as told:
+    with pytest.warns(
+        UserWarning, match=r"gap\.mkv: the time stamps jump by .* after frame 2; the next .* 0\.04"
+    ) as told:
         assert [frame.time for frame in source] == pytest.approx([0.0, 0.04, 0.08, 0.12], abs=2e-3)
     assert len(told) == 1
     source.close()
@@ -97,9 +99,7 @@ def test_time_stamps_that_jump_are_told_and_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["InvalidDataError", "EOFError", "PatchWelcomeError", "ArgumentError", "OSError"])
 @pytest.mark.parametrize("where", ["open", "decode"])
-def test_errors_of_ffmpeg_name_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, where: str
-) -> None:
+def test_errors_of_ffmpeg_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, where: str) -> None:
     import av
 
     path = str(film(tmp_path / "a.mkv", 2))

@@ -239,7 +239,8 @@ def _report(args: argparse.Namespace, folder: Path, result: dict[str, Any], file
         )
         return
     stored = result["config"]["dataset"]
-    print(f"{report.printable(folder)}: {title} on {report.printable(stored['name'])}, {stored['pairs']} pairs ({', '.join(result['backends'])})")
+    name, backends = report.printable(stored["name"]), ", ".join(result["backends"])
+    print(f"{report.printable(folder)}: {title} on {name}, {stored['pairs']} pairs ({backends})")
     if result["scores"] is not None:
         print_table(result["scores"], result["averaging"])
     runtime = result["runtime"]

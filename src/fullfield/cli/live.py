@@ -248,7 +248,7 @@ class _Screen:
             stack.callback(window.close)
         if args.viz is not None:
             writer = VideoWriter(args.viz, source.width, source.height, source.rate or 30.0)
-            stack.callback(writer.close)  # however the run ends: what was recorded is kept, and nothing replaces nothing
+            stack.callback(writer.close)  # however the run ends, what was recorded is kept
         return cls(FlowColors(args.max_motion, device) if writer or window else None, writer, window)
 
     def show(self, done: Done) -> bool:
@@ -353,7 +353,8 @@ def _play(
 
 def _waiting(args: argparse.Namespace, number: int, seconds: float) -> None:
     if not args.quiet:
-        report.note(f"{args.live}: by its time stamps frame {number + 1} is due in {seconds:.1f} s; --rate max does not wait")
+        due = f"by its time stamps frame {number + 1} is due in {seconds:.1f} s"
+        report.note(f"{args.live}: {due}; --rate max does not wait")
 
 
 def _report(
@@ -376,7 +377,8 @@ def _report(
         }
     if not args.json:
         rate = "" if source.rate is None else f" at {source.rate:.4g} frames a second"
-        print(f"{report.printable(args.live)}: {source.width}x{source.height}{rate}, {chosen.title} ({backend}): {summary(tally)}")
+        what = f"{source.width}x{source.height}{rate}, {chosen.title} ({backend})"
+        print(f"{report.printable(args.live)}: {what}: {summary(tally)}")
         if args.viz is not None and picture is not None:
             words = f"{screen.shown} pictures, {picture['dropped']} flows without one"
             print(f"{report.printable(args.viz)}: {words if screen.shown else 'not written, no picture came'}")

@@ -70,7 +70,9 @@ def read_lines(path: Path) -> list[str]:
     try:
         return path.read_text("utf-8").splitlines()
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: expected text in UTF-8, got byte {error.object[error.start]:#04x} at {error.start}") from None
+        raise InputError(
+            f"{path}: expected text in UTF-8, got byte {error.object[error.start]:#04x} at {error.start}"
+        ) from None
 
 
 def existing(path: Path, beside: Path) -> Path:

@@ -14,7 +14,6 @@ from torch import Tensor
 from fullfield._check import InputError
 from fullfield.io import PointCloud, read_point_cloud
 
-
 _ROUNDED = 1e-2
 
 

@@ -25,7 +25,9 @@ _MAGIC = b"\x93NUMPY"
 _LENGTHS = {(1, 0): "<H", (2, 0): "<I"}  # of the header, by the version of the format
 _LOCAL_HEADER = 30  # of a member of an archive, without its name
 _LONGEST_HEADER = 10_000  # NumPy's own limit
-_ENTRY = re.compile(r"""\s*(['"])(descr|fortran_order|shape)\1\s*:\s*([^'"\\()\[\]{},]+|'[^'\\]*'|"[^"\\]*"|\([-\d\s,L]*\))\s*(?:,|$)""")
+_ENTRY = re.compile(
+    r"""\s*(['"])(descr|fortran_order|shape)\1\s*:\s*([^'"\\()\[\]{},]+|'[^'\\]*'|"[^"\\]*"|\([-\d\s,L]*\))\s*(?:,|$)"""
+)
 _REAL = re.compile(r"[<>=|]?[fiu][1248]")
 
 

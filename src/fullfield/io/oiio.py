@@ -62,7 +62,8 @@ def sniff(path: Path) -> tuple[str, int]:
 def _like_targa(head: bytes) -> bool:
     """TGA has no magic number. What cannot be one must not reach OpenImageIO, which would try every reader it has."""
     mapped, form, depth = (head[1], head[2], head[16]) if len(head) == 18 else (0, 0, 0)
-    return mapped in ((1,) if form in (1, 9) else (0, 1)) and form in (1, 2, 3, 9, 10, 11) and depth in (8, 15, 16, 24, 32)
+    right = form in (2, 3, 10, 11) or (form in (1, 9) and mapped == 1)
+    return right and mapped in (0, 1) and depth in (8, 15, 16, 24, 32)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
@@ -85,7 +85,9 @@ def _walk(
     """Go through ``count`` variable-length records, which must end within ``between``."""
     at, end = between
     if count * header > end - at:
-        raise InputError(f"{path}: the header says {count} variable-length records, and {max(end - at, 0)} bytes hold them")
+        raise InputError(
+            f"{path}: the header says {count} variable-length records, and {max(end - at, 0)} bytes hold them"
+        )
     form, offset = length
     for number in range(1, count + 1):
         file.seek(at)
