@@ -167,6 +167,13 @@ def test_floats_of_another_range_are_questioned(low: float, high: float, told: s
         as_frame(torch.from_numpy(values)[None])
 
 
+def test_a_pair_is_questioned_once() -> None:
+    frames = torch.rand(2, 1, 20, 24) * 127
+    with pytest.warns(UserWarning, match="frame1: frames are expected in 0") as warned:
+        estimate(*frames, preset="fast", iterations=1, warps=1)
+    assert len(warned) == 1
+
+
 def test_highlights_and_undershoots_are_not_questioned() -> None:
     """Under pytest's configuration a warning is an error."""
     bright = np.full((10, 10), 0.3, np.float32)

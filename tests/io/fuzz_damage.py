@@ -20,7 +20,7 @@ TEXT = (".txt", ".log", ".json")
 
 def damage(data: bytes, rng: random.Random, suffix: str, other: bytes = b"") -> bytes:
     """``data`` with one to sixteen faults; ``other`` is a file to take pieces of."""
-    if zipfile.is_zipfile(io.BytesIO(data)) and rng.random() < 0.6:
+    if _can_be_repacked(data) and rng.random() < 0.6:
         return repacked(data, rng)
     out = bytearray(data)
     texts = 0.9 if suffix in TEXT else 0.4 if data[:200].isascii() else 0.0
@@ -79,6 +79,15 @@ def _text(data: bytes, rng: random.Random) -> bytes:
     else:
         lines.insert(rng.randrange(len(lines)), lines[at])
     return b"\n".join(lines)
+
+
+def _can_be_repacked(data: bytes) -> bool:
+    """Whether it is an archive, and no bomb."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            return sum(info.file_size for info in archive.infolist()) < 1 << 22
+    except zipfile.BadZipFile:
+        return False
 
 
 def repacked(data: bytes, rng: random.Random) -> bytes:

@@ -24,6 +24,8 @@ import time
 import traceback
 import warnings
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -186,8 +188,13 @@ def whole_files(folder: Path) -> list[Path]:
     return sorted(path for path in (folder / "whole").iterdir() if path.is_file())
 
 
-def run(folder: Path, numbers: range, seed: int, only: str = "") -> dict[str, Any]:
-    """Every case of ``numbers``: how often each outcome came, the most seconds and MiB, and the failures."""
+def run(
+    folder: Path, numbers: range, seed: int, only: str = "", tell: Callable[[str], None] = lambda _: None
+) -> dict[str, Any]:
+    """Every case of ``numbers``: how often each outcome came, the most seconds and MiB, and the failures.
+
+    ``tell`` hears of a failure at once.
+    """
     from fuzz_samples import make
 
     if not (folder / "whole").is_dir():
@@ -206,6 +213,7 @@ def run(folder: Path, numbers: range, seed: int, only: str = "") -> dict[str, An
         kinds[names[number % len(names)].partition(".")[0].partition("-")[0]] += 1
         if answer is None:
             failures.append(f"case {number}, {names[number % len(names)]}: {reader.end}")
+            tell(failures[-1])
             reader.close()
             reader = Reader(folder, seed)
             continue
@@ -214,6 +222,7 @@ def run(folder: Path, numbers: range, seed: int, only: str = "") -> dict[str, An
         wrong = failure(answer)
         if wrong is not None:
             failures.append(f"case {number}, {answer['file']}: {wrong}\n{answer.get('trace', '')}".rstrip())
+            tell(failures[-1])
     reader.close()
     return {
         "outcomes": dict(outcomes), "kinds": dict(kinds), "seconds": seconds, "grew": grew, "failures": failures,
@@ -236,10 +245,9 @@ def main() -> int:
     numbers = range(args.first, args.first + args.files) if args.case is None else range(args.case, args.case + 1)
     with tempfile.TemporaryDirectory() as temporary:
         begin = time.perf_counter()
-        found = run(args.folder or Path(temporary), numbers, args.seed, args.only)
+        found = run(args.folder or Path(temporary), numbers, args.seed, args.only, tell=partial(print, flush=True))
     failures = found.pop("failures")
-    for line in failures or ["everything held"]:
-        print(line)  # noqa: T201
+    print(f"{len(failures)} failures")  # noqa: T201
     print(json.dumps({**found, "wall_s": round(time.perf_counter() - begin)}))  # noqa: T201
     return 1 if failures else 0
 

@@ -171,7 +171,7 @@ def _bombs(folder: Path) -> None:
     (folder / "cloud-values-refused.pcd").write_bytes(pcd_of_many_values())
     (folder / "cloud-shared-refused.npz").write_bytes(npz_of_shared_bytes(40))
     (folder / "cloud-other-refused.npz").write_bytes(npz_of_another_length())
-    (folder / "cloud-by-hand.las").write_bytes(las(records=1, points_at=429, extended=1, extended_at=375))
+    (folder / "cloud-by-hand-refused.las").write_bytes(las(records=1, points_at=429, extended=1, extended_at=375))
 
 
 # ---- reading

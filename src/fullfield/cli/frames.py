@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,7 +47,8 @@ def read_frames(
     read = [read_frame(frame, **reading) for frame in frames]
     for frame, tensor in zip(frames[1:], read[1:], strict=True):
         same_size(read[0], frames[0], tensor, frame)
-    any(warn_of_range(tensor, frame) for frame, tensor in zip(frames, read, strict=True))  # of the first that is off
+    if any(warn_of_range(tensor, frame) for frame, tensor in zip(frames, read, strict=True)):
+        warnings.filterwarnings("ignore", ".*: frames are expected in 0 ", UserWarning)  # said once, with the file's name
     return read, window
 
 

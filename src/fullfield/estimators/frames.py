@@ -34,14 +34,26 @@ def as_frame(frame: Frame, name: str = "frame", *, transfer: str = "auto") -> Te
         transfer: how the values are encoded, as for :func:`fullfield.io.read_frame`; for arrays and tensors
             ``"auto"`` is ``"srgb"``.
 
-    Raises InputError for anything else, FileNotFoundError for a missing file.
+    Raises InputError for anything else, FileNotFoundError for a missing file. Warns of values that cannot be meant as
+    0 ... 1.
     """
+    tensor = _read(frame, name, transfer)
+    warn_of_range(tensor, os.fspath(frame) if isinstance(frame, (str, os.PathLike)) else name)
+    return tensor
+
+
+def as_frames(pair: tuple[Frame, Frame], names: tuple[str, str], transfer: str) -> tuple[Tensor, Tensor]:
+    """:func:`as_frame` of both, with one warning for the pair."""
+    first, second = (_read(frame, name, transfer) for frame, name in zip(pair, names, strict=True))
+    any(warn_of_range(frame, name) for frame, name in zip((first, second), names, strict=True))
+    return first, second
+
+
+def _read(frame: Frame, name: str, transfer: str) -> Tensor:
     if isinstance(frame, (str, os.PathLike)):
         from fullfield.io import read_frame
 
-        tensor = read_frame(frame, transfer=transfer)
-        warn_of_range(tensor, str(frame))
-        return tensor
+        return read_frame(frame, transfer=transfer)
     if isinstance(frame, np.ndarray):
         tensor = _from_array(frame, name)
     elif isinstance(frame, Tensor):
@@ -50,7 +62,6 @@ def as_frame(frame: Frame, name: str = "frame", *, transfer: str = "auto") -> Te
     else:
         raise _check.InputError(f"{name}: expected a path, an array or a tensor, got {_check.describe(frame)}")
     _check.require(tensor.numel() > 0, name, "at least one pixel", tensor)
-    whole = not tensor.is_floating_point()
     tensor = _scaled(tensor, name)
     if transfer != "auto":
         from fullfield.io.transfer import curve
@@ -60,8 +71,6 @@ def as_frame(frame: Frame, name: str = "frame", *, transfer: str = "auto") -> Te
             values = tensor.cpu().clone()
             to_display(values.numpy())
             tensor = values.to(tensor.device)
-    if not whole:
-        warn_of_range(tensor, name)
     return tensor
 
 
@@ -101,8 +110,8 @@ def warn_of_range(frame: Tensor, name: str) -> bool:
         return False
     warnings.warn(
         f"{name}: frames are expected in 0 ... 1, black to white as a display shows them; got {low:g} to {high:g}, "
-        f"{mean:.3g} on average. Bring them to that range, or pass uint8 or uint16; for linear light say "
-        'transfer="linear"',
-        stacklevel=3,
+        f"{mean:.3g} on average. Bring them to that range, or pass uint8 or uint16; name the transfer of light that is "
+        "linear or of a camera's curve",
+        stacklevel=4,
     )
     return True

@@ -75,8 +75,25 @@ def _check_counts(path: Path, file: IO[bytes], size: int) -> None:
     wanted, stored = points * row, size - points_at
     if form & _COMPRESSED:
         check_inflated(path, f"the header ({points} points)", wanted, stored, _LAZ_RATIO)
+        _check_chunks(path, file, points_at, size)
     elif wanted > stored:
         raise InputError(f"{path}: the header says {points} points, {wanted} bytes; {stored} are stored")
+
+
+def _check_chunks(path: Path, file: IO[bytes], points_at: int, size: int) -> None:
+    """Refuse a table of more chunks than there are bytes of points: lazrs makes room for all that it announces."""
+    file.seek(points_at)
+    place = file.read(8)
+    if place == b"\xff" * 8:  # a writer that could not go back wrote it at the end
+        file.seek(size - 8)
+        place = file.read(8)
+    at = int.from_bytes(place, "little", signed=True)
+    if not points_at + 8 <= at <= size - 8:
+        raise InputError(f"{path}: corrupt LAZ file: its table of chunks is at byte {at} of {size}")
+    file.seek(at + 4)
+    chunks = int.from_bytes(file.read(4), "little")
+    if chunks > at - points_at:
+        raise InputError(f"{path}: corrupt LAZ file: {chunks} chunks of points in {at - points_at} bytes")
 
 
 def _walk(
