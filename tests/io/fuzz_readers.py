@@ -98,7 +98,7 @@ def read_all(folder: Path, seed: int) -> None:
 
 
 def _complaint(text: str, path: Path) -> str:
-    one_line = text == " ".join(text.split())
+    one_line = len(text.splitlines()) == 1
     names = str(path) in text or not path.name.startswith(NAMING)
     return "refused" if one_line and names else f"complaint: {text!r}"
 

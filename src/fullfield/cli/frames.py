@@ -48,7 +48,7 @@ def read_frames(
     for frame, tensor in zip(frames[1:], read[1:], strict=True):
         same_size(read[0], frames[0], tensor, frame)
     if any(warn_of_range(tensor, frame) for frame, tensor in zip(frames, read, strict=True)):
-        warnings.filterwarnings("ignore", ".*: frames are expected in 0 ", UserWarning)  # said once, with the file's name
+        warnings.filterwarnings("ignore", ".*: frames are expected in 0 ", UserWarning)  # said once is enough
     return read, window
 
 

@@ -13,7 +13,7 @@ from typing import IO
 import numpy as np
 
 from fullfield._check import InputError
-from fullfield.io.files import check_inflated, check_readable, reason
+from fullfield.io.files import check_inflated, check_readable, one_line, reason
 from fullfield.io.point_formats import PointCloud
 
 _SHORTEST = 227
@@ -21,6 +21,8 @@ _LONGEST = 375
 _RECORD_HEADER, _EXTENDED_HEADER = 54, 60
 _COMPRESSED = 0xC0  # the bits of the point format's number that LAZ sets
 _LAZ_RATIO = 4096
+_LAYERS = {6: 9, 7: 10, 8: 11, 9: 10, 10: 12}  # of LAZ, by the point format
+_ROWS = {6: 30, 7: 36, 8: 38, 9: 59, 10: 67}
 
 
 def read(path: Path) -> PointCloud:
@@ -31,14 +33,20 @@ def read(path: Path) -> PointCloud:
         import laspy
     except ImportError as error:
         raise InputError(f"{path}: reading LAS needs laspy ({error}); pip install laspy, or convert to .ply") from None
+    # Not lazrs' parallel form: it makes room for what a table of chunks claims.
+    backends = [backend for backend in laspy.LazBackend.detect_available() if backend.name != "LazrsParallel"]
     try:
-        with laspy.open(path) as stream:
+        with laspy.open(path, laz_backend=backends) as stream:
             rows = stream.read()
     except (
         laspy.errors.LaspyException, ValueError, OSError, RuntimeError, LookupError, TypeError, AttributeError,
-        OverflowError, EOFError, struct.error,
+        ArithmeticError, EOFError, struct.error,
     ) as error:  # fmt: skip
         raise InputError(f"{path}: cannot be read as LAS: {reason(error)}") from error
+    except BaseException as error:  # a panic of Rust is no Exception
+        if type(error).__name__ != "PanicException":
+            raise
+        raise InputError(f"{path}: cannot be read as LAZ: {one_line(str(error))}") from error
     count = rows.header.point_count
     if len(rows.points) != count:
         raise InputError(f"{path}: truncated LAS file: {len(rows.points)} of {count} points")
@@ -49,7 +57,9 @@ def read(path: Path) -> PointCloud:
     skipped = {"X", "Y", "Z", "red", "green", "blue"}
     kept = {n: np.asarray(rows[n]) for n in rows.point_format.dimension_names if n not in skipped}
     columns = {name: values for name, values in kept.items() if values.ndim == 1}
-    return PointCloud(np.asarray(rows.xyz, np.float64), colors, attributes=columns)
+    with np.errstate(over="ignore", invalid="ignore"):  # scales that make no sense
+        points = np.asarray(rows.xyz, np.float64)
+    return PointCloud(points, colors, attributes=columns)
 
 
 def _check_counts(path: Path, file: IO[bytes], size: int) -> None:
@@ -75,25 +85,37 @@ def _check_counts(path: Path, file: IO[bytes], size: int) -> None:
     wanted, stored = points * row, size - points_at
     if form & _COMPRESSED:
         check_inflated(path, f"the header ({points} points)", wanted, stored, _LAZ_RATIO)
-        _check_chunks(path, file, points_at, size)
+        _check_chunks(path, file, points_at, size, form & 0x3F, row)
     elif wanted > stored:
         raise InputError(f"{path}: the header says {points} points, {wanted} bytes; {stored} are stored")
 
 
-def _check_chunks(path: Path, file: IO[bytes], points_at: int, size: int) -> None:
-    """Refuse a table of more chunks than there are bytes of points: lazrs makes room for all that it announces."""
+def _check_chunks(path: Path, file: IO[bytes], points_at: int, size: int, form: int, row: int) -> None:
+    """Refuse a table of more chunks than there are bytes of points, and chunks that are longer than what is left:
+    lazrs makes room for all that is announced."""
     file.seek(points_at)
-    place = file.read(8)
-    if place == b"\xff" * 8:  # a writer that could not go back wrote it at the end
+    told = file.read(8)
+    if told == b"\xff" * 8:  # a writer that could not go back wrote it at the end
         file.seek(size - 8)
-        place = file.read(8)
-    at = int.from_bytes(place, "little", signed=True)
+        told = file.read(8)
+    at = int.from_bytes(told, "little", signed=True)
     if not points_at + 8 <= at <= size - 8:
         raise InputError(f"{path}: corrupt LAZ file: its table of chunks is at byte {at} of {size}")
     file.seek(at + 4)
     chunks = int.from_bytes(file.read(4), "little")
     if chunks > at - points_at:
         raise InputError(f"{path}: corrupt LAZ file: {chunks} chunks of points in {at - points_at} bytes")
+    if form not in _LAYERS or row < _ROWS[form]:
+        return
+    # From format 6 on a chunk is its first point, its number of points, and the lengths of its layers before them.
+    layers = _LAYERS[form] + row - _ROWS[form]  # each extra byte has its own
+    place, end = points_at + 8, at
+    while place < end:
+        file.seek(place + row + 4)
+        lengths = file.read(4 * layers)
+        place += row + 4 + len(lengths) + sum(struct.unpack(f"<{len(lengths) // 4}I", lengths[: len(lengths) // 4 * 4]))
+        if place > end:
+            raise InputError(f"{path}: corrupt LAZ file: a chunk ends {place - end} bytes behind the last point")
 
 
 def _walk(
