@@ -85,7 +85,8 @@ def _check_counts(path: Path, file: IO[bytes], size: int) -> None:
     wanted, stored = points * row, size - points_at
     if form & _COMPRESSED:
         check_inflated(path, f"the header ({points} points)", wanted, stored, _LAZ_RATIO)
-        _check_chunks(path, file, points_at, size, form & 0x3F, row)
+        if points:
+            _check_chunks(path, file, points_at, size, form & 0x3F, row)
     elif wanted > stored:
         raise InputError(f"{path}: the header says {points} points, {wanted} bytes; {stored} are stored")
 
