@@ -11,7 +11,7 @@ import pytest
 from fuzz_damage import damage, mend_png
 from fuzz_samples import READERS, make
 
-FILES = 900
+FILES = 600
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.slow
 def test_damaged_files(folder: Path) -> None:
     pytest.importorskip("av")
     pytest.importorskip("laspy")
