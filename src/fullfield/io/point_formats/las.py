@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -38,6 +38,11 @@ def read(path: Path) -> PointCloud:
     try:
         with laspy.open(path, laz_backend=backends) as stream:
             rows = stream.read()
+        if len(rows.points) != rows.header.point_count:
+            raise InputError(f"{path}: truncated LAS file: {len(rows.points)} of {rows.header.point_count} points")
+        return _cloud(rows)
+    except InputError:
+        raise
     except (
         laspy.errors.LaspyException, ValueError, OSError, RuntimeError, LookupError, TypeError, AttributeError,
         ArithmeticError, EOFError, struct.error,
@@ -47,15 +52,15 @@ def read(path: Path) -> PointCloud:
         if type(error).__name__ != "PanicException":
             raise
         raise InputError(f"{path}: cannot be read as LAZ: {one_line(str(error))}") from error
-    count = rows.header.point_count
-    if len(rows.points) != count:
-        raise InputError(f"{path}: truncated LAS file: {len(rows.points)} of {count} points")
-    names = set(rows.point_format.dimension_names)
+
+
+def _cloud(rows: Any) -> PointCloud:
+    names = list(rows.point_format.dimension_names)
     colors = None
-    if {"red", "green", "blue"} <= names:
+    if {"red", "green", "blue"} <= set(names):
         colors = np.stack([np.asarray(rows[name]) for name in ("red", "green", "blue")], axis=1)
     skipped = {"X", "Y", "Z", "red", "green", "blue"}
-    kept = {n: np.asarray(rows[n]) for n in rows.point_format.dimension_names if n not in skipped}
+    kept = {name: np.asarray(rows[name]) for name in names if name not in skipped}
     columns = {name: values for name, values in kept.items() if values.ndim == 1}
     with np.errstate(over="ignore", invalid="ignore"):  # scales that make no sense
         points = np.asarray(rows.xyz, np.float64)
