@@ -228,6 +228,6 @@ def _report(args: argparse.Namespace, runs: Runs, tables: list[Table], written: 
     if args.output is None:
         print("\n".join(markdown(table) for table in tables), end="")
     for path in written:
-        print(path)
+        print(report.printable(path))
     for name in absent:
         print(f"{name}: not run")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fullfield._check import InputError
-from fullfield.evaluation.run import AUTOMATIC, CONFIG, FAILURE, RESULT, read_json
+from fullfield.evaluation.run import AUTOMATIC, CONFIG, FAILURE, RESULT, check_entries, read_json
 
 CHARGE, KUBRIC = "charge-8k", "kubric-8k"
 SMALL_SETS = {"KITTI 2015": ("kitti-2015",), "Sintel": ("sintel-final", "sintel-clean"), "Spring": ("spring",)}
@@ -124,7 +123,7 @@ class StoredRun:
     def score(self, key: str) -> float | None:
         """A metric; None where no pixel counts, or the data set has no truth."""
         value = ((self.result or {}).get("scores") or {}).get(key)
-        return None if value is None or math.isnan(value) else float(value)
+        return None if value is None else float(value)
 
     def runtime(self, key: str = "mean_s") -> float | None:
         """Seconds a pair."""
@@ -170,12 +169,29 @@ def read_runs(folders: Iterable[str | Path]) -> list[StoredRun]:
             config = read_json(path)
             if not ("method" in config and isinstance(config.get("dataset"), dict) and "parameters" in config):
                 continue
+            check_entries(path, config, method="text", parameters="object")
+            check_entries(path, config["dataset"], name="text")
+            try:
+                Fraction(config["parameters"].get("scale") or 1)
+            except (ValueError, TypeError, ArithmeticError):
+                raise InputError(f"{path}: expected a scale, got {config['parameters']['scale']!r}") from None
             home = path.parent
-            result = read_json(home / RESULT) if (home / RESULT).is_file() else None
+            result = _result(home / RESULT) if (home / RESULT).is_file() else None
             failure = str(read_json(home / FAILURE).get("failure")) if (home / FAILURE).is_file() else None
             if result is not None or failure is not None:
                 found[home.resolve()] = StoredRun(home, config, result, None if result is not None else failure)
     return list(found.values())
+
+
+def _result(path: Path) -> dict[str, Any]:
+    """A result with everything that the tables read of it."""
+    result = read_json(path)
+    check_entries(path, result, averaging="text", runtime="object", peak_bytes="number or null", backends="list")
+    check_entries(path, result["runtime"], **dict.fromkeys(("mean_s", "std_s", "median_s"), "number"))
+    if result.get("scores") is not None:
+        check_entries(path, result, scores="object")
+        check_entries(path, result["scores"], **dict.fromkeys(result["scores"], "number or null"))
+    return result
 
 
 @dataclass

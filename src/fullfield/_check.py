@@ -33,7 +33,7 @@ def describe(value: object) -> str:
         if kind == "array" and not shape:
             return f"{dtype} {value!s}"
         return f"{dtype} {kind} {list(shape)}{place}"
-    text = repr(value)
+    text = " ".join(repr(value).split())
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
 
 

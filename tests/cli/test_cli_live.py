@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fullfield import InputError
 from fullfield.cli import live
 from fullfield.cli.methods import Chosen
 from fullfield.io import open_video
@@ -61,6 +62,55 @@ def test_a_file_plays_at_its_rate(cli: Any, film: str) -> None:
     assert told["rate"]["asked"] == 40.0
     assert told["flows"] + told["dropped"] == told["pairs"] == 7
     assert told["flows_per_second"] < 60, "seven flows within 7/40 s, but for the last one's time"
+
+
+@pytest.mark.parametrize("old", [b"", b"an old film"])
+def test_interrupted_before_the_first_picture_nothing_is_lost(
+    cli: Any, film: str, scene: Path, monkeypatch: pytest.MonkeyPatch, old: bytes
+) -> None:
+    if old:
+        (scene / "old.mp4").write_bytes(old)
+
+    def show(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(live._Screen, "show", show)
+    told = cli("flow", "--live", film, "--rate", "max", *QUICK, "--viz", "old.mp4", "--json").json
+    assert told["interrupted"]
+    assert told["picture"]["path"] is None
+    assert (scene / "old.mp4").exists() == bool(old)
+    assert not old or (scene / "old.mp4").read_bytes() == old
+    assert not [path for path in scene.iterdir() if ".part" in path.name]
+    out = cli("flow", "--live", film, "--rate", "max", *QUICK, "--viz", "old.mp4").out
+    assert "old.mp4: not written, no picture came" in out
+
+
+@pytest.mark.parametrize("stop", [InputError("film.mp4: broken"), KeyboardInterrupt()])
+def test_what_was_recorded_is_kept_however_the_run_ends(
+    cli: Any, film: str, scene: Path, monkeypatch: pytest.MonkeyPatch, stop: BaseException
+) -> None:
+    (scene / "old.mp4").write_bytes(b"an old film")
+    real, shown = live._Screen.show, list[Any]()
+
+    def show(self: Any, done: Any) -> bool:
+        if len(shown) == 3:
+            raise stop
+        shown.append(done)
+        return real(self, done)
+
+    monkeypatch.setattr(live._Screen, "show", show)
+    ran = cli("flow", "--live", film, "--rate", "max", *QUICK, "--viz", "old.mp4", "--max-motion", "5")
+    assert ran.code == (2 if isinstance(stop, InputError) else 0)
+    assert len(list(open_video("old.mp4"))) == 3
+
+
+def test_a_wait_for_a_gap_is_told(cli: Any, scene: Path) -> None:
+    with VideoWriter(scene / "gap.mp4", 64, 48, 10.0) as writer:
+        for number in (0, 1, 30):
+            writer.write(torch.full((3, 48, 64), 20, dtype=torch.uint8), number / 10)
+    ran = cli("flow", "--live", "gap.mp4", "--flows", "2", *QUICK)
+    assert "gap.mp4: by its time stamps frame 3 is due in 2." in ran.err
+    assert "--rate max does not wait" in ran.err
 
 
 def test_words_for_people(cli: Any, film: str) -> None:

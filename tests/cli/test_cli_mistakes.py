@@ -15,6 +15,7 @@ import torch
 
 import fullfield.estimators
 import fullfield.io
+from fullfield.cli.report import printable
 from fullfield.estimators import estimate
 from fullfield.io import write_flow, write_image
 
@@ -266,3 +267,51 @@ def test_terminated_while_writing_leaves_no_temporary_file(cli: Any, scene: Path
     assert ended.value.code == 128 + signal.SIGTERM
     assert {path.name for path in scene.iterdir()} == names
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+HOSTILE = "a\x1b[2J\r\nfullfield: error: made up\x9b31m\u202eb\x7f"
+SHOWN = r"\x1b[2J"
+
+
+def test_names_cannot_steer_a_terminal_or_forge_a_line(cli: Any, scene: Path) -> None:
+    (scene / "truth.flo").rename(scene / f"{HOSTILE}.flo")
+    for argv in (
+        ("convert", f"{HOSTILE}.flo", f"{HOSTILE}.pfm"),
+        ("viz", f"{HOSTILE}.flo", "-o", f"{HOSTILE}.png"),
+        ("flow", "a.png", "b.png", "-o", f"{HOSTILE}.exr", *FAST),
+        ("score", f"{HOSTILE}.flo", "nothing.flo"),
+        ("score", f"{HOSTILE}.flo", "close.flo", "--occlusion", f"{HOSTILE}.png"),
+        ("register", f"{HOSTILE}.flo", "b.ply"),
+        ("evaluate", "tvl1", f"pairs:{HOSTILE}"),
+        (HOSTILE,),
+    ):
+        ran = cli(*argv)
+        for text in (ran.out, ran.err):
+            assert not set(text) & set("\x1b\r\x9b\u202e\x7f"), (argv, text)
+            assert not any(line.startswith("fullfield: error: made up") for line in text.splitlines()), (argv, text)
+        assert SHOWN in ran.out + ran.err or argv[0] in ("score", "register"), (argv, ran)
+
+
+def test_names_in_json_and_tables_are_escaped_too(cli: Any, scene: Path) -> None:
+    (scene / "truth.flo").rename(scene / f"{HOSTILE}.flo")
+    ran = cli("convert", f"{HOSTILE}.flo", "x.pfm", "--json")
+    assert "\x1b" not in ran.out
+    assert ran.json["input"] == f"{HOSTILE}.flo"
+
+
+def test_printable() -> None:
+    assert printable("plain Ünïcode 漢字 👩\u200d🔬 \udcff") == "plain Ünïcode 漢字 👩\u200d🔬 \udcff"
+    assert printable("a\x1b\x00\x85\u2028\u202e\n\t") == r"a\x1b\x00\x85\u2028\u202e\n\t"
+    assert printable("a\n\x07", "\n") == "a\n\\x07"
+
+
+@pytest.mark.filterwarnings("default::UserWarning")
+def test_frames_of_another_range_are_questioned_once(cli: Any, scene: Path) -> None:
+    for name in ("a", "b"):
+        values = np.random.default_rng(1).random((48, 64)).astype("<f4") * 127
+        (scene / f"{name}.pfm").write_bytes(b"Pf\n64 48\n-1\n" + values.tobytes())
+    ran = cli("flow", "a.pfm", "b.pfm", "-o", "x.flo", "--input-transfer", "srgb", *FAST)
+    assert ran.code == 0
+    told = [line for line in ran.err.splitlines() if line.startswith("fullfield: warning: ")]
+    assert len(told) == 1, ran.err
+    assert "a.pfm: frames are expected in 0 ... 1, black to white as a display shows them; got 0" in told[0]

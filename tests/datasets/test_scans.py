@@ -85,6 +85,33 @@ def test_3dmatch_broken_lists_are_named(tmp_path: Path, file: str, text: str, wo
         ThreeDMatch(tmp_path)
 
 
+def test_lists_that_are_no_text_or_no_poses_are_named(tmp_path: Path) -> None:
+    three_d_match(tmp_path)
+    (tmp_path / "kitchen" / "gt.log").write_bytes(b"0 1 5\n\xff\xfe")
+    with pytest.raises(InputError, match=r"gt\.log: expected text in UTF-8, got byte 0xff at 6"):
+        ThreeDMatch(tmp_path)
+    (tmp_path / "kitchen" / "gt.log").write_text(block(0, 1, np.zeros((4, 4))))
+    with pytest.raises(InputError, match=r"gt\.log: pose 0 1: expected a rotation and a translation"):
+        ThreeDMatch(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "data", "words"),
+    [
+        ("poses/08.txt", b"", r"08\.txt: expected a pose of 12 numbers a line, found none"),
+        ("poses/08.txt", b"\xff\n", r"08\.txt: expected text in UTF-8"),
+        ("poses/08.txt", b"0 0 0 0 0 0 0 0 0 0 0 0\n" * 9, r"08\.txt: line 1: expected a rotation"),
+        ("sequences/08/calib.txt", b"Tr: \xc3\x28\n", r"calib\.txt: expected text in UTF-8"),
+        ("sequences/08/calib.txt", b"Tr: 0 0 0 0 0 0 0 0 0 0 0 0\n", r"calib\.txt: Tr: expected a rotation"),
+    ],
+)
+def test_kitti_files_that_are_broken_are_named(tmp_path: Path, file: str, data: bytes, words: str) -> None:
+    kitti(tmp_path, [4.0 * i for i in range(9)])
+    (tmp_path / file).write_bytes(data)
+    with pytest.raises(InputError, match=words):
+        KITTIOdometry(tmp_path)
+
+
 def test_3dmatch_missing_parts_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="expected pairs of clouds of 3dmatch, found none"):
         ThreeDMatch(tmp_path)

@@ -154,9 +154,40 @@ def test_half_precision_is_refused_where_it_cannot_run() -> None:
             estimate(*frames, **change)
 
 
-def test_floats_up_to_255_are_questioned() -> None:
-    with pytest.warns(UserWarning, match=r"frame: float frames are expected in 0 \.\.\. 1, got values up to 255"):
-        as_frame(np.full((4, 4), 255.0, np.float32))
+@pytest.mark.parametrize(
+    ("low", "high", "told"),
+    [(255.0, 255.0, "got 255 to 255"), (0.0, 127.0, "got 0 to 127, 63.5 on average"), (-1.0, 1.0, "got -1 to 1, 0 on")],
+)
+def test_floats_of_another_range_are_questioned(low: float, high: float, told: str) -> None:
+    values = np.tile(np.array([low, high], np.float32), (4, 2))
+    with pytest.warns(UserWarning, match=rf"frame: frames are expected in 0 \.\.\. 1.*; {told}") as warned:
+        assert as_frame(values).min() == low
+    assert len(warned) == 1
+    with pytest.warns(UserWarning, match=told):
+        as_frame(torch.from_numpy(values)[None])
+
+
+def test_a_pair_is_questioned_once() -> None:
+    frames = torch.rand(2, 1, 20, 24) * 127
+    with pytest.warns(UserWarning, match="frame1: frames are expected in 0") as warned:
+        estimate(*frames, preset="fast", iterations=1, warps=1)
+    assert len(warned) == 1
+
+
+def test_highlights_and_undershoots_are_not_questioned() -> None:
+    """Under pytest's configuration a warning is an error."""
+    bright = np.full((10, 10), 0.3, np.float32)
+    bright[0, :2] = 30.0, -0.05
+    assert as_frame(bright).max() == 30
+    as_frame(np.full((4, 4), 200, np.uint8))
+    as_frame(np.full((4, 4), 500.0, np.float32) * (np.arange(16).reshape(4, 4) == 3), transfer="linear")
+
+
+def test_files_of_another_range_are_questioned(tmp_path: Path) -> None:
+    path = tmp_path / "a.pfm"
+    path.write_bytes(b"Pf\n4 4\n-1\n" + np.full(16, 127, "<f4").tobytes())
+    with pytest.warns(UserWarning, match=r"a\.pfm: frames are expected in 0"):
+        as_frame(path)
 
 
 def test_linear_arrays_are_encoded() -> None:

@@ -140,6 +140,13 @@ def test_a_file_plays_at_its_own_rate() -> None:
     assert faster[-1].at - faster[0].at == pytest.approx(0.375)
 
 
+def test_a_long_wait_is_told() -> None:
+    clock, told = Clock(), []
+    times = (0.0, 0.25, 1.0, 31.0)
+    list(paced(map(Frame, times), clock, clock.sleep, 1 / 4, 2.0, lambda number, left: told.append((number, left))))
+    assert told == [(3, pytest.approx(15.0))]
+
+
 def test_slow_decoding_counts_as_latency_and_is_told() -> None:
     clock, tally = Clock(), Tally()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -202,8 +203,52 @@ def test_a_parameter_that_is_not_a_number_is_itself(tmp_path: Path) -> None:
     config = {"parameters": {"gain": float("nan")}}
     Run(tmp_path / "run", config)
     Run(tmp_path / "run", {"parameters": {"gain": float("nan")}})
-    with pytest.raises(InputError, match="gain was nan, is 1"):
+    with pytest.raises(InputError, match="gain was None, is 1"):
         Run(tmp_path / "run", {"parameters": {"gain": 1}})
+
+
+def refuse_constant(name: str) -> None:
+    raise AssertionError(f"{name} is no JSON")
+
+
+def test_stored_json_has_null_where_a_number_is_not_finite(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", {})
+    run.write("a.json", {"a": [float("nan"), {"b": float("inf")}], "c": 1.5})
+    text = (tmp_path / "run" / "a.json").read_text()
+    assert json.loads(text, parse_constant=refuse_constant) == {"a": [None, {"b": None}], "c": 1.5}
+
+
+def test_a_result_is_json_where_no_pixel_is_in_a_class(pairs: FlowDataset, tmp_path: Path) -> None:
+    result = evaluate(Counting(), pairs, tmp_path / "run")
+    assert math.isnan(result["scores"]["s40_plus"])
+    stored = json.loads((tmp_path / "run" / "result.json").read_text(), parse_constant=refuse_constant)
+    assert stored["scores"]["s40_plus"] is None
+    assert stored["scores"]["epe"] == result["scores"]["epe"]
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "words"),
+    [
+        ("predictions/{}.json", {"seconds": None}, r"\.json: expected an entry seconds \(number\), got None"),
+        ("predictions/{}.json", {"threads": "two"}, r"\.json: expected an entry threads \(count\), got 'two'"),
+        ("scores/pooled/{}.json", {"state": {}}, r"\.json: state: expected a state_dict\(\) of FlowMetrics"),
+        ("scores/pooled/{}.json", {"state": 3}, r"\.json: expected an entry state \(object\), got 3"),
+    ],
+)
+def test_stored_files_that_lack_something_are_named(
+    pairs: FlowDataset, tmp_path: Path, file: str, change: dict[str, Any], words: str
+) -> None:
+    evaluate(Counting(), pairs, tmp_path / "run")
+    path = tmp_path / "run" / file.format(pairs.records[1].name)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(InputError, match=words):
+        evaluate(Counting(), pairs, tmp_path / "run")
+
+
+def test_json_too_deep_to_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(InputError, match=r"config\.json: expected JSON"):
+        Run.load(tmp_path)
 
 
 def test_a_folder_of_something_else_is_refused(pairs: FlowDataset, tmp_path: Path) -> None:

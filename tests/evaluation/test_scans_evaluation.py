@@ -171,6 +171,48 @@ def test_a_half_written_transform_is_made_again(pairs: Listed, tmp_path: Path, f
     assert again.calls == 1 + 1
 
 
+@pytest.mark.parametrize(
+    ("folder", "change", "words"),
+    [
+        ("predictions", {"success": 1}, r"a/1\.json: expected an entry success \(true or false\), got 1"),
+        ("predictions", {"transform": [[1]]}, r"a/1\.json: expected an entry transform \(4 rows of 4\)"),
+        ("predictions", {"seconds": None}, r"a/1\.json: expected an entry seconds"),
+        ("truth", {"pose": None}, r"a/1\.json: expected an entry pose"),
+        ("truth", {"moment": [1, 2]}, r"a/1\.json: expected an entry moment"),
+        ("truth", {"overlap": "all"}, r"a/1\.json: expected an entry overlap"),
+    ],
+)
+def test_stored_files_that_lack_something_are_named(
+    pairs: Listed, tmp_path: Path, folder: str, change: dict[str, Any], words: str
+) -> None:
+    evaluate_scans(Wrong(), pairs, tmp_path / "run")
+    path = tmp_path / "run" / folder / "a" / "1.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(InputError, match=words):
+        evaluate_scans(Wrong(), pairs, tmp_path / "run")
+
+
+def test_stored_matches_that_are_no_array_are_named(pairs: Listed, tmp_path: Path) -> None:
+    evaluate_scans(Wrong(), pairs, tmp_path / "run")
+    path = tmp_path / "run" / "predictions" / "a" / "1.npy"
+    path.write_bytes(b"x" * path.stat().st_size)
+    with pytest.raises(InputError, match=r"a/1\.npy: the array is not in NumPy's format"):
+        evaluate_scans(Wrong(), pairs, tmp_path / "run")
+
+
+def test_a_result_is_json(pairs: Listed, tmp_path: Path) -> None:
+    """A true overlap without points has no moment, a scene without a pose no error."""
+    evaluate_scans(Wrong(), pairs, tmp_path / "run")
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    files = list((tmp_path / "run").rglob("*.json"))
+    assert len(files) == 5 + 5 + 2
+    told = {path.name: json.loads(path.read_text(), parse_constant=refuse) for path in files}
+    assert told["result.json"]["pairs"]["b/2"]["rre"] is None
+
+
 def test_changed_truth_is_seen_and_changed_clouds_are_refused(pairs: Listed, tmp_path: Path) -> None:
     evaluate_scans(Wrong(0.0, 0.0), pairs, tmp_path / "run")
     run = ScanRun.load(tmp_path / "run")

@@ -1,106 +1,257 @@
-"""Feeds damaged files to the readers, in a process of its own so that a crash is a test failure, not the end.
+"""Feeds damaged files of every format to everything that reads files, and says what did not hold.
 
-``python fuzz_readers.py FOLDER START COUNT [NAME …]`` damages every file of FOLDER (or those named) COUNT times and
-prints one JSON line: how often each outcome came and by how many MiB memory grew at its peak. The only outcomes
-allowed are a well-formed result, InputError and OSError; anything else ends in a traceback.
+    python tests/io/fuzz_readers.py                    1,500 files
+    python tests/io/fuzz_readers.py --files 50000      the long run
+    python tests/io/fuzz_readers.py --only cloud --case 4711   one case again, with its traceback
+
+Allowed are a well-formed result, InputError and OSError, in one line; within ten seconds; and no gigabyte of memory
+more than the file's worth, which here is nothing: they all are small. A process of its own reads the files, so that a
+crash is seen and the next file comes all the same. Exit code 1 and one line a failure if anything else came. The same
+seed and number damage the same file in the same way.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import random
-import struct
+import selectors
+import subprocess
 import sys
-import zlib
+import tempfile
+import time
+import traceback
+import warnings
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-EXTREMES = (0, 1, 127, 128, 255)
-WORDS = (0, 1, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, 60000, 0x10000, 0x7F800000)
+from fuzz_damage import damage
 
-
-def damage(data: bytes, seed: int, suffix: str) -> bytes:
-    rng = random.Random(seed)
-    out = bytearray(data)
-    reach = len(out) if rng.random() < 0.4 else min(len(out), rng.choice((64, 512, 2048)))
-    for _ in range(rng.choice((1, 1, 2, 4, 16))):
-        kind = rng.random()
-        at = rng.randrange(reach)
-        if kind < 0.6:
-            out[at] = rng.choice(EXTREMES) if rng.random() < 0.5 else rng.randrange(256)
-        elif kind < 0.85:
-            word = struct.pack(rng.choice("<>") + "I", rng.choice(WORDS))
-            at -= at % 4 if rng.random() < 0.5 else 0
-            out[at : at + 4] = word[: len(out) - at]
-        elif kind < 0.95:
-            out[at:at] = bytes(rng.randrange(256) for _ in range(rng.choice((1, 3, 8))))
-        else:
-            del out[at : at + rng.choice((1, 4, 64))]
-        reach = min(reach, len(out))
-    if rng.random() < 0.25:
-        out = out[: rng.randrange(1, len(out) + 1)]
-    return mend_png(bytes(out)) if suffix == ".png" and rng.random() < 0.7 else bytes(out)
+MOST_SECONDS, MOST_MIB = 10.0, 1024.0
+SILENCE = 60.0  # seconds without an answer, after which the reader is killed
+SPARE_ADDRESSES = 8 << 30  # bytes that the reader may ask for beyond what it has
+NAMING = (
+    "frame",
+    "flow",
+    "cloud",
+    "video",
+    "weights",
+    "descriptor",
+    "pose-",
+    "pose.",
+)  # their complaints name the file
 
 
-def mend_png(data: bytes) -> bytes:
-    """Make the checksums right again, so that the damage reaches the decoder."""
-    out, at = bytearray(data[:8]), 8
-    while at + 12 <= len(data):
-        length = min(struct.unpack(">I", data[at : at + 4])[0], len(data) - at - 12)
-        body = data[at + 4 : at + 8 + length]
-        out += struct.pack(">I", length) + body + struct.pack(">I", zlib.crc32(body))
-        at += length + 12
-    return bytes(out)
+def case(number: int, seed: int, files: list[Path]) -> tuple[Path, bytes]:
+    """What file is damaged in case ``number``, and its damaged content."""
+    rng = random.Random(f"{seed} {number}")
+    path = files[number % len(files)]
+    same = [other for other in files if other.suffix == path.suffix]
+    return path, damage(path.read_bytes(), rng, path.suffix, rng.choice(same).read_bytes())
 
 
-def main(folder: Path, start: int, count: int, names: list[str]) -> None:
-    import torch
+# ---- the process that reads
+
+
+def read_all(folder: Path, seed: int) -> None:
+    """Answers a line of JSON for each number on stdin."""
+    from fuzz_samples import reader
     from io_files import PeakMemory
 
     from fullfield import InputError
-    from fullfield.io import FlowData, read_flow, read_frame
 
-    files = [path for path in sorted(folder.iterdir()) if not names or path.name in names]
-    place = folder.parent / f"damaged-{start}"
-    place.mkdir(exist_ok=True)
-    for path in files:
-        read_flow(path) if path.name.startswith("flow") else read_frame(path)
-    memory = PeakMemory().__enter__()
-    outcomes: Counter[str] = Counter()
-    for path in files:
-        data = path.read_bytes()
-        target = place / path.name
-        flow = path.name.startswith("flow")
-        for seed in range(start, start + count):
-            target.write_bytes(damage(data, seed, path.suffix))
-            (place / "last").write_text(f"{path.name} {seed}")
+    files = whole_files(folder)
+    for path in files:  # what is loaded at the first call must not count
+        if "refused" not in path.name:
+            reader(path)(_put(folder, path.name, path.read_bytes()))
+    _limit_addresses()
+    warnings.simplefilter("error")
+    warnings.simplefilter("ignore", UserWarning)
+    print("ready", flush=True)  # noqa: T201
+    for line in sys.stdin:
+        number = int(line)
+        path, data = case(number, seed, files)
+        target = _put(folder, path.name, data)
+        answer: dict[str, Any] = {"file": path.name, "bytes": len(data)}
+        begin, spent = time.perf_counter(), time.process_time()
+        with PeakMemory() as memory:
             try:
-                result = read_flow(target) if flow else read_frame(target)
+                reader(path)(target)
+                answer["outcome"] = "read"
             except InputError as error:
-                check_complaint(str(error), target)
-                outcomes["refused"] += 1
-                continue
-            except OSError:
-                outcomes["os error"] += 1
-                continue
-            outcomes["read"] += 1
-            if isinstance(result, FlowData):
-                assert result.flow.dtype == torch.float32, result.flow.dtype
-                assert result.flow.shape == (2, *result.valid.shape)
-                assert result.flow.isfinite().all()
-            else:
-                assert result.dtype == torch.float32
-                assert result.ndim == 3
-                assert result.shape[0] in (1, 3)
-                assert result.isfinite().all()
-    memory.__exit__()
-    print(json.dumps({**outcomes, "grew": round(memory.grown or 0)}))  # noqa: T201
+                answer["outcome"] = _complaint(str(error), target)
+            except OSError as error:
+                answer["outcome"] = "os error"
+                answer["told"] = str(error)
+            except BaseException as error:  # noqa: BLE001 - Rust's panics are no Exception
+                answer["outcome"] = "traceback"
+                answer["told"] = f"{type(error).__name__}: {error}"[:300]
+                answer["trace"] = traceback.format_exc()[-3000:]
+        # On a busy machine the clock runs for others too.
+        answer["seconds"] = min(time.perf_counter() - begin, time.process_time() - spent)
+        answer["grew"] = memory.grown or 0.0
+        print(json.dumps(answer), flush=True)  # noqa: T201
 
 
-def check_complaint(text: str, path: Path) -> None:
-    assert text == " ".join(text.split()), text
-    assert text.startswith(str(path)), text
+def _complaint(text: str, path: Path) -> str:
+    one_line = len(text.splitlines()) == 1
+    names = str(path) in text or not path.name.startswith(NAMING)
+    return "refused" if one_line and names else f"complaint: {text!r}"
+
+
+def _put(folder: Path, name: str, data: bytes) -> Path:
+    target = folder / "damaged" / name
+    target.parent.mkdir(exist_ok=True)
+    target.write_bytes(data)
+    return target
+
+
+def _limit_addresses() -> None:
+    """Whoever asks for the moon gets a MemoryError instead of the machine's memory."""
+    try:
+        import resource
+
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except (ImportError, OSError):
+        return
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + SPARE_ADDRESSES,) * 2)
+
+
+# ---- the process that asks
+
+
+class Reader:
+    """The process that reads, begun anew when it dies."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self._folder = folder
+        self._said = (folder / "said").open("wb+")
+        command = [sys.executable, __file__, "--folder", str(folder), "--seed", str(seed), "--read"]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True
+        )
+        self._selector = selectors.DefaultSelector()
+        if self._process.stdout is not None:
+            self._selector.register(self._process.stdout, selectors.EVENT_READ)
+        if self._line(10 * SILENCE) != "ready\n":
+            raise SystemExit(f"the whole files cannot be read:\n{self.said()}")
+
+    def ask(self, number: int) -> dict[str, Any] | None:
+        """The answer, or None if the process died or had to be killed; then :attr:`end` says of what."""
+        if self._process.stdin is None:
+            raise RuntimeError("no way to ask")
+        print(number, file=self._process.stdin, flush=True)
+        line = self._line(SILENCE)
+        if line.endswith("\n"):
+            answer: dict[str, Any] = json.loads(line)
+            return answer
+        hung = self._process.poll() is None and not line
+        try:
+            self._process.wait(0.0 if hung else 5.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+        code = self._process.wait()
+        self.end = f"no answer for {SILENCE:g} s" if hung else f"died with {code}: {self.said()}"
+        return None
+
+    def _line(self, patience: float) -> str:
+        if self._process.stdout is None or not self._selector.select(patience):
+            return ""
+        return self._process.stdout.readline()
+
+    def said(self) -> str:
+        """The end of what it wrote to stderr."""
+        self._said.flush()
+        return (self._folder / "said").read_text("utf-8", "replace")[-2000:]
+
+    def close(self) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait()
+        self._said.close()
+
+
+def failure(answer: dict[str, Any]) -> str | None:
+    """What did not hold, in words."""
+    if answer["outcome"] not in ("read", "refused", "os error"):
+        return f"{answer['outcome']}: {answer.get('told', '')}"
+    if answer["seconds"] > MOST_SECONDS:
+        return f"{answer['seconds']:.1f} s"
+    return f"{answer['grew']:.0f} MiB" if answer["grew"] > MOST_MIB else None
+
+
+def whole_files(folder: Path) -> list[Path]:
+    return sorted(path for path in (folder / "whole").iterdir() if path.is_file())
+
+
+def run(
+    folder: Path, numbers: range, seed: int, only: str = "", tell: Callable[[str], None] = lambda _: None
+) -> dict[str, Any]:
+    """Every case of ``numbers``: how often each outcome came, the most seconds and MiB, and the failures.
+
+    ``tell`` hears of a failure at once.
+    """
+    from fuzz_samples import make
+
+    if not (folder / "whole").is_dir():
+        make(folder / "whole")
+    for path in whole_files(folder):
+        if only not in path.name:
+            path.unlink()
+    names = [path.name for path in whole_files(folder)]
+    outcomes: Counter[str] = Counter()
+    kinds: Counter[str] = Counter()
+    failures: list[str] = []
+    seconds = grew = 0.0
+    reader = Reader(folder, seed)
+    for number in numbers:
+        answer = reader.ask(number)
+        kinds[names[number % len(names)].partition(".")[0].partition("-")[0]] += 1
+        if answer is None:
+            failures.append(f"case {number}, {names[number % len(names)]}: {reader.end}")
+            tell(failures[-1])
+            reader.close()
+            reader = Reader(folder, seed)
+            continue
+        outcomes[answer["outcome"].partition(":")[0]] += 1
+        seconds, grew = max(seconds, answer["seconds"]), max(grew, answer["grew"])
+        wrong = failure(answer)
+        if wrong is not None:
+            failures.append(f"case {number}, {answer['file']}: {wrong}\n{answer.get('trace', '')}".rstrip())
+            tell(failures[-1])
+    reader.close()
+    return {
+        "outcomes": dict(outcomes), "kinds": dict(kinds), "seconds": seconds, "grew": grew, "failures": failures,
+    }  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--files", type=int, default=1500, metavar="N", help="how many [1500]")
+    parser.add_argument("--first", type=int, default=0, metavar="N", help="number of the first case [0]")
+    parser.add_argument("--case", type=int, metavar="N", help="this case alone")
+    parser.add_argument("--seed", type=int, default=0, help="of all the damage [0]")
+    parser.add_argument("--only", default="", metavar="TEXT", help="files whose name has TEXT in it")
+    parser.add_argument("--folder", type=Path, help="where the files are; kept [a temporary folder]")
+    parser.add_argument("--read", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.read:
+        read_all(args.folder, args.seed)
+        return 0
+    numbers = range(args.first, args.first + args.files) if args.case is None else range(args.case, args.case + 1)
+    with tempfile.TemporaryDirectory() as temporary:
+        begin = time.perf_counter()
+        found = run(args.folder or Path(temporary), numbers, args.seed, args.only, tell=partial(print, flush=True))
+    failures = found.pop("failures")
+    print(f"{len(failures)} failures")  # noqa: T201
+    print(json.dumps({**found, "wall_s": round(time.perf_counter() - begin)}))  # noqa: T201
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())

@@ -162,6 +162,37 @@ def test_las(tmp_path: Path) -> None:
         read_point_cloud(saved(tmp_path, "bad.las", b"LASF" + bytes(400)))
 
 
+@pytest.mark.parametrize("form", [0, 3, 6, 7, 8])
+@pytest.mark.parametrize("extra", [False, True])
+def test_laz(tmp_path: Path, form: int, extra: bool) -> None:
+    """Several chunks of 50,000 points: their lengths are checked before a decompressor sees them."""
+    laspy = pytest.importorskip("laspy")
+    pytest.importorskip("lazrs", reason="LAZ needs a decompressor (pip install lazrs)")
+    header = laspy.LasHeader(point_format=form, version="1.4")
+    header.scales = [1e-3] * 3
+    if extra:
+        header.add_extra_dim(laspy.ExtraBytesParams("shade", "uint16"))
+    las = laspy.LasData(header)
+    points = np.random.default_rng(form).integers(0, 10_000, (120_000, 3)) * 1e-3
+    las.x, las.y, las.z = points.T
+    las.intensity = np.arange(len(points)) % 60_000
+    las.write(tmp_path / "a.laz")
+    cloud = read_point_cloud(tmp_path / "a.laz")
+    assert np.abs(cloud.points - points).max() < 1e-6
+    assert np.array_equal(cloud.attributes["intensity"], np.arange(len(points)) % 60_000)
+    data = bytearray((tmp_path / "a.laz").read_bytes())
+    (table,) = struct.unpack_from("<q", data, struct.unpack_from("<I", data, 96)[0])
+    struct.pack_into("<I", data, table + 4, 0x7FFFFFFF)
+    with pytest.raises(InputError, match="2147483647 chunks of points in"):
+        read_point_cloud(saved(tmp_path, "b.laz", bytes(data)))
+    if form >= 6:
+        data = bytearray((tmp_path / "a.laz").read_bytes())
+        (start,), (row,) = struct.unpack_from("<I", data, 96), struct.unpack_from("<H", data, 105)
+        struct.pack_into("<I", data, start + 8 + row + 4 + 8, 0x7FFFFFFF)
+        with pytest.raises(InputError, match=r"a chunk ends .* bytes behind the last point"):
+            read_point_cloud(saved(tmp_path, "c.laz", bytes(data)))
+
+
 @pytest.mark.parametrize("suffix", [".ply", ".npz"])
 @pytest.mark.parametrize("points", [XYZ, UTM])
 def test_round_trip_keeps_everything(tmp_path: Path, suffix: str, points: NDArray[Any]) -> None:
@@ -191,6 +222,31 @@ def test_clouds_from_python() -> None:
     for wrong in (3, np.zeros(3), np.zeros((2, 2)), np.zeros((3, 3), bool), SimpleNamespace(points=[1, 2])):
         with pytest.raises(InputError, match="scan"):
             as_point_cloud(wrong, "scan")
+
+
+@pytest.mark.parametrize("suffix", [".ply", ".npz", ".npy"])
+def test_tensors_and_arrays_are_written(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"a{suffix}"
+    tensor: Any = torch.from_numpy(UTM)
+    for cloud in (UTM, tensor, tensor.clone().requires_grad_(), PointCloud(tensor)):
+        write_point_cloud(path, cloud)
+        assert equal(read_point_cloud(path), UTM)
+    if suffix != ".npy":
+        whole: Any = PointCloud(torch.from_numpy(XYZ), torch.from_numpy(RGB), attributes={"n": torch.arange(7)})
+        write_point_cloud(path, whole)
+        assert equal(read_point_cloud(path), XYZ, RGB)
+
+
+def test_what_is_no_cloud_is_not_written(tmp_path: Path) -> None:
+    path = tmp_path / "a.ply"
+    wrong: list[Any] = [
+        "b.ply", 3, np.zeros(3), PointCloud(np.zeros((3, 4))), PointCloud(XYZ, RGB[:5]),
+        PointCloud(XYZ, attributes={"n": np.arange(6)}), PointCloud(XYZ, attributes={"n": np.array(["a"] * 7)}),
+    ]  # fmt: skip
+    for cloud in wrong:
+        with pytest.raises(InputError, match=r"^cloud"):
+            write_point_cloud(path, cloud)
+    assert not path.exists()
 
 
 def test_transformed_turns_normals_and_keeps_precision() -> None:

@@ -8,6 +8,7 @@ import socket
 import threading
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -70,6 +71,67 @@ def test_pictures_keep_their_times(tmp_path: Path) -> None:
     source = open_video(str(tmp_path / "gaps.mkv"))
     assert [frame.time for frame in source] == pytest.approx([0.0, 0.04, 0.4, 0.41], abs=2e-3)
     source.close()
+
+
+def test_a_film_without_a_picture_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "a.mp4"
+    with VideoWriter(path, 64, 48, 25.0):
+        pass
+    assert not path.exists()
+    path.write_bytes(b"before")
+    VideoWriter(path, 64, 48, 25.0).close()
+    assert path.read_bytes() == b"before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_time_stamps_that_jump_are_told_and_left_out(tmp_path: Path) -> None:
+    with VideoWriter(tmp_path / "gap.mkv", 64, 48, 25.0) as writer:
+        for picture, seconds in zip(pictures(4), (0.0, 0.04, 5000.0, 5000.04), strict=True):
+            writer.write(picture, seconds)
+    source = open_video(str(tmp_path / "gap.mkv"))
+    with pytest.warns(
+        UserWarning, match=r"gap\.mkv: the time stamps jump by .* after frame 2; the next .* 0\.04"
+    ) as told:
+        assert [frame.time for frame in source] == pytest.approx([0.0, 0.04, 0.08, 0.12], abs=2e-3)
+    assert len(told) == 1
+    source.close()
+
+
+@pytest.mark.parametrize("name", ["InvalidDataError", "EOFError", "PatchWelcomeError", "ArgumentError", "OSError"])
+@pytest.mark.parametrize("where", ["open", "decode"])
+def test_errors_of_ffmpeg_name_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, where: str) -> None:
+    import av
+
+    path = str(film(tmp_path / "a.mkv", 2))
+    error = getattr(av.error, name)(7, "it said so")
+
+    class Container:
+        streams = SimpleNamespace(
+            video=[SimpleNamespace(codec_context=1, width=64, height=48, average_rate=25, guessed_rate=None)]
+        )
+
+        def decode(self, _: Any) -> Any:
+            raise error
+
+        def close(self) -> None: ...
+
+    def opened(*_: object, **__: object) -> Any:
+        if where == "open":
+            raise error
+        return Container()
+
+    monkeypatch.setattr(av, "open", opened)
+    with pytest.raises(InputError, match=r"a\.mkv: (expected a video|broken after frame 0).* \(it said so\)"):
+        list(open_video(path))
+
+
+def test_a_stream_that_nothing_decodes_is_named(tmp_path: Path) -> None:
+    data = film(tmp_path / "a.mkv", 2).read_bytes()
+    for codec in (b"V_MPEG4/ISO/AVC", b"V_MPEG4/ISO/ASP"):
+        data = data.replace(codec, b"V_QUITE/UNKNOWN")
+    (tmp_path / "b.mkv").write_bytes(data)
+    with pytest.raises(InputError, match=r"b\.mkv: expected a video"):
+        list(open_video(str(tmp_path / "b.mkv")))
 
 
 def test_a_film_that_breaks_off_leaves_what_was_there(tmp_path: Path) -> None:

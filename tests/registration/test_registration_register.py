@@ -180,6 +180,10 @@ def test_poses_from_files(tmp_path: Path) -> None:
         (tmp_path / "d.txt").write_text(text)
         with pytest.raises(InputError, match=r"d\.txt"):
             read_pose(tmp_path / "d.txt")
+    for name, data in (("d.txt", b"\xff\xfe 1 2"), ("d.npy", b"\x93NUMPY"), ("d.npy", b"PK\x03\x04")):
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(InputError, match=name.replace(".", r"\.")):
+            read_pose(tmp_path / name)
 
 
 def test_the_voxel_follows_scale_and_density() -> None:

@@ -116,7 +116,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     for one in files:
         height, width = one["size"]
-        print(f"{one['file']}: {width}×{height}, {one['updates']} updates")
+        print(f"{report.printable(one['file'])}: {width}×{height}, {one['updates']} updates")
         print(
             f"  mean window of 8×8 pixels {one['mean_columns']:.0f} target pixels, "
             f"{100 * one['inside']:.1f} % of the positions in the map"

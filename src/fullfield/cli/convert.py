@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
             }
         )
     else:
-        print(f"{args.output}: {size(flow)}, {unknown} unknown vectors")
+        print(f"{report.printable(args.output)}: {size(flow)}, {unknown} unknown vectors")
     return 0
 
 

@@ -137,6 +137,6 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print(f"{width}x{height} pixels, {chosen.title}, {seconds['estimate']:.2f} s")
     print_table(scores, "pooled")
-    print(f"{folder}: {', '.join(FILES)}")
-    print(f"{folder / 'sheet.png'}: the full colour is {scene.scale:.4g} px")
+    print(f"{report.printable(folder)}: {', '.join(FILES)}")
+    print(f"{report.printable(folder / 'sheet.png')}: the full colour is {scene.scale:.4g} px")
     return 0

@@ -215,6 +215,7 @@ def _at_scale(estimator: Any, scale: Any) -> Any:
 def _stored(args: argparse.Namespace, folder: Path, scale: Any) -> Run:
     """The run to score again, which must be of this method; how it estimated is not said again."""
     from fullfield.evaluation import Run
+    from fullfield.evaluation.run import CONFIG, check_entries
 
     estimation = [("--backend", args.backend), ("--warm-start", args.warm_start), ("--alone", args.alone)]
     said = [*methods.given(args), *(option for option, value in estimation if value)]
@@ -223,6 +224,7 @@ def _stored(args: argparse.Namespace, folder: Path, scale: Any) -> Run:
     if not folder.is_dir():
         raise InputError(f"--score-only: there is no run in {folder}; name it with --output")
     run = Run.load(folder)
+    check_entries(run.folder / CONFIG, run.config, method="text", parameters="object", dataset="object")
     stored = (run.config["method"], str(run.config["parameters"].get("scale", 1)))
     if stored != (args.method, str(scale)):
         raise InputError(f"{folder}: holds {stored[0]} at scale {stored[1]}, not {args.method} at {scale}")
@@ -237,7 +239,8 @@ def _report(args: argparse.Namespace, folder: Path, result: dict[str, Any], file
         )
         return
     stored = result["config"]["dataset"]
-    print(f"{folder}: {title} on {stored['name']}, {stored['pairs']} pairs ({', '.join(result['backends'])})")
+    name, backends = report.printable(stored["name"]), ", ".join(result["backends"])
+    print(f"{report.printable(folder)}: {title} on {name}, {stored['pairs']} pairs ({backends})")
     if result["scores"] is not None:
         print_table(result["scores"], result["averaging"])
     runtime = result["runtime"]
@@ -251,4 +254,4 @@ def _report(args: argparse.Namespace, folder: Path, result: dict[str, Any], file
     if work is not None and work["estimated"]:
         print(f"{'utilisation':<14}{100 * work['utilisation']:>10.1f} {'%':<8} of the time spent estimating")
     if files:
-        print(f"{args.submission}: {files} files to submit")
+        print(f"{report.printable(args.submission)}: {files} files to submit")

@@ -168,7 +168,8 @@ def _report(args: argparse.Namespace, folder: Path, results: dict[Path, dict[str
         report.print_json({"dataset": args.dataset, "runs": runs, "versions": report.versions()})
         return
     scores = next(iter(results.values()))["scores"]
-    print(f"{folder}: {args.method}, {scores['pairs']} pairs, {scores['counted']} of them count for RR, RRE, RTE")
+    counted = f"{scores['pairs']} pairs, {scores['counted']} of them count for RR, RRE, RTE"
+    print(f"{report.printable(folder)}: {args.method}, {counted}")
     print(f"{'#samples':<9}" + "".join(f"{title:>11}" for _, title, _, _ in _COLUMNS) + f"{'s a pair':>11}")
     for result in results.values():
         cells = (f"{times * result['scores'][key]:>11{form}}" for key, _, times, form in _COLUMNS)

@@ -112,7 +112,8 @@ def run(args: argparse.Namespace) -> int:
         )
     else:
         sizes = "any size" if args.dynamic else f"{width}x{height}"
-        print(f"{args.output}: {args.method}, weights {weights}, {sizes}, {updates} updates, {written / 1e6:.1f} MB")
+        told = f"{args.method}, weights {weights}, {sizes}, {updates} updates, {written / 1e6:.1f} MB"
+        print(f"{report.printable(args.output)}: {told}")
     return 0
 
 

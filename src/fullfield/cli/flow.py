@@ -213,11 +213,11 @@ def _report(
     longest = flow_scale(flow.flow, flow.valid)
     if not args.json:
         print(
-            f"{outcome.path}: {size(flow.flow)}, {chosen.title} ({flow.backend}), "
+            f"{report.printable(outcome.path)}: {size(flow.flow)}, {chosen.title} ({flow.backend}), "
             f"longest motion {longest:.4g} px, {seconds['estimate']:.2f} s"
         )
         if args.viz is not None:
-            print(f"{args.viz}: {scene.legend(kind)}")
+            print(f"{report.printable(args.viz)}: {scene.legend(kind)}")
         return
     height, width = flow.flow.shape[-2:]
     report.print_json(

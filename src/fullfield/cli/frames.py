@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,7 @@ def read_frames(
     at one place in all of them wherever the files' windows begin. Without, the window is None unless the first frame
     is an EXR.
     """
+    from fullfield.estimators.frames import warn_of_range
     from fullfield.io import frame_window, read_frame
     from fullfield.io.oiio import sniff
 
@@ -45,6 +47,8 @@ def read_frames(
     read = [read_frame(frame, **reading) for frame in frames]
     for frame, tensor in zip(frames[1:], read[1:], strict=True):
         same_size(read[0], frames[0], tensor, frame)
+    if any(warn_of_range(tensor, frame) for frame, tensor in zip(frames, read, strict=True)):
+        warnings.filterwarnings("ignore", ".*: frames are expected in 0 ", UserWarning)  # said once is enough
     return read, window
 
 

@@ -247,7 +247,8 @@ class _Screen:
             window = Window(f"fullfield {args.live}")
             stack.callback(window.close)
         if args.viz is not None:
-            writer = stack.enter_context(VideoWriter(args.viz, source.width, source.height, source.rate or 30.0))
+            writer = VideoWriter(args.viz, source.width, source.height, source.rate or 30.0)
+            stack.callback(writer.close)  # however the run ends, what was recorded is kept
         return cls(FlowColors(args.max_motion, device) if writer or window else None, writer, window)
 
     def show(self, done: Done) -> bool:
@@ -324,7 +325,7 @@ def _play(
     else:
         own = source.rate or 25.0
         speed = args.rate / own if isinstance(args.rate, float) else 1.0
-        frames = paced(source, clock, time.sleep, 1 / own, speed)
+        frames = paced(source, clock, time.sleep, 1 / own, speed, partial(_waiting, args))
     work = (
         partial(capture, frames, pairs, tally),
         partial(follow, pairs, compute, results, tally, clock, args.flows),
@@ -350,6 +351,12 @@ def _play(
     return interrupted
 
 
+def _waiting(args: argparse.Namespace, number: int, seconds: float) -> None:
+    if not args.quiet:
+        due = f"by its time stamps frame {number + 1} is due in {seconds:.1f} s"
+        report.note(f"{args.live}: {due}; --rate max does not wait")
+
+
 def _report(
     args: argparse.Namespace,
     chosen: methods.Chosen,
@@ -363,16 +370,18 @@ def _report(
     picture = None
     if screen.colors is not None:
         picture = {
-            "path": args.viz,
+            "path": args.viz if screen.shown else None,
             "shown": screen.shown,
             "dropped": told["flows"] - screen.shown,
             "max_motion": screen.colors.max_motion,
         }
     if not args.json:
         rate = "" if source.rate is None else f" at {source.rate:.4g} frames a second"
-        print(f"{args.live}: {source.width}x{source.height}{rate}, {chosen.title} ({backend}): {summary(tally)}")
+        what = f"{source.width}x{source.height}{rate}, {chosen.title} ({backend})"
+        print(f"{report.printable(args.live)}: {what}: {summary(tally)}")
         if args.viz is not None and picture is not None:
-            print(f"{args.viz}: {screen.shown} pictures, {picture['dropped']} flows without one")
+            words = f"{screen.shown} pictures, {picture['dropped']} flows without one"
+            print(f"{report.printable(args.viz)}: {words if screen.shown else 'not written, no picture came'}")
         return
     report.print_json(
         {

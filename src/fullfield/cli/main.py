@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 from fullfield import __version__
 from fullfield._check import InputError
-from fullfield.cli.report import note
+from fullfield.cli.report import note, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -199,7 +199,7 @@ def _forget_stdout() -> None:
 
 
 class _Stdout:
-    """A stream whose errors bear its name, as those of files do."""
+    """A stream whose errors bear its name, as those of files do, and that steers no terminal."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -208,7 +208,7 @@ class _Stdout:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        return int(self._named(self._stream.write, text))
+        return int(self._named(self._stream.write, printable(text, "\n\t")))
 
     def flush(self) -> None:
         self._named(self._stream.flush)

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from fullfield.cli.report import say
+from fullfield.cli.report import printable, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,7 +65,7 @@ class Progress:
         left = ""
         if before + _ENOUGH < fraction < 1:
             left = f", {_clock((now - since) * (1 - fraction) / (fraction - before))} left"
-        return f"{fraction:4.0%}  {_clock(now - self._start)}{left}  {text}"
+        return f"{fraction:4.0%}  {_clock(now - self._start)}{left}  {printable(text)}"
 
     def _draw(self, line: str) -> None:
         width = shutil.get_terminal_size().columns - 1

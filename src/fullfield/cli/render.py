@@ -94,7 +94,8 @@ def run(args: argparse.Namespace) -> int:
             }
         )
     else:
-        print(f"{target}: frames {first} to {last}, {len(flows)} with true flow, {seconds['render']:.1f} s")
+        told = f"frames {first} to {last}, {len(flows)} with true flow, {seconds['render']:.1f} s"
+        print(f"{report.printable(target)}: {told}")
     return 0
 
 

@@ -8,6 +8,7 @@ import math
 import platform
 import sys
 import time
+import unicodedata
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,10 +18,24 @@ from fullfield import __version__
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+_DIRECTIONS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")  # they change the order of what follows
+
 
 def note(text: str, *, kind: str = "note") -> None:
     """Print ``fullfield: KIND: text`` as one line on stderr."""
-    say(f"fullfield: {kind}: {' '.join(text.split())}")
+    say(f"fullfield: {kind}: {printable(' '.join(text.split()))}")
+
+
+def printable(text: object, kept: str = "") -> str:
+    r"""``text`` with control characters, which could steer a terminal or forge a line, as ``\x1b`` and the like.
+
+    File names may have any, and so may what files hold. ``kept`` are characters to leave.
+    """
+    return "".join(ascii(c)[1:-1] if _steers(c) and c not in kept else c for c in str(text))
+
+
+def _steers(character: str) -> bool:
+    return unicodedata.category(character) in ("Cc", "Zl", "Zp") or unicodedata.bidirectional(character) in _DIRECTIONS
 
 
 def say(text: str, end: str = "\n") -> None:

@@ -139,7 +139,7 @@ def run(args: argparse.Namespace) -> int:
         )
         return 0
     print(
-        f"{weights}: {last.step} steps in {last.seconds:.0f} s, loss {last.loss:.3f}, "
+        f"{report.printable(weights)}: {last.step} steps in {last.seconds:.0f} s, loss {last.loss:.3f}, "
         f"{last.ratio:.1%} of the mutual matches right on made-up pairs that it has not seen"
     )
     return 0

@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
             }
         )
     else:
-        print(f"{args.output}: {scene.legend(args.kind)}")
+        print(f"{report.printable(args.output)}: {scene.legend(args.kind)}")
     return 0
 
 

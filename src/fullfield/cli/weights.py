@@ -103,7 +103,7 @@ def _fetch(args: argparse.Namespace) -> int:
             path = fetch_weights(entry, partial(_tell, part, entry.name))
             found[entry.name] = str(path)
             if not args.json:
-                print(path)
+                print(report.printable(path))
     if args.json:
         report.print_json({"paths": found})
     return 0
@@ -123,7 +123,7 @@ def _path(args: argparse.Namespace) -> int:
     if args.json:
         report.print_json({"name": entry.name, "path": str(path)})
     else:
-        print(path)
+        print(report.printable(path))
     return 0
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.datasets.base import FlowDataset
-from fullfield.datasets.layout import existing, files, number
+from fullfield.datasets.layout import existing, files, number, read_lines
 from fullfield.datasets.sample import Record
 
 # First frame, second frame, flow: the official names, and those of a mirror.
@@ -53,7 +53,7 @@ class FlyingChairs(FlowDataset):
 def _of_split(records: list[Record], listing: Path, split: str) -> list[Record]:
     if not listing.is_file():
         raise InputError(f"{listing}: does not exist, but the split {split} is written there")
-    marks = listing.read_text("ascii").split()
+    marks = " ".join(read_lines(listing)).split()
     wanted = {"train": "1", "val": "2"}[split]
     if set(marks) - {"1", "2"}:
         raise InputError(f"{listing}: expected a 1 or 2 a line, got {sorted(set(marks) - {'1', '2'})[0]!r}")

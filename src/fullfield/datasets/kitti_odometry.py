@@ -13,7 +13,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.datasets import layout
-from fullfield.datasets.scans import Criteria, ScanDataset, ScanRecord
+from fullfield.datasets.scans import Criteria, ScanDataset, ScanRecord, rigid
 
 SEQUENCES = {"train": range(6), "val": range(6, 8), "test": range(8, 11)}
 _APART = 10.0
@@ -88,12 +88,14 @@ def _pairs(numbers: list[int], places: Tensor) -> Iterator[tuple[int, int]]:
 
 def _poses(file: Path) -> Tensor:
     """[N, 4, 4]."""
-    rows = [line.split() for line in file.read_text("utf-8").splitlines() if line.strip()]
+    rows = [line.split() for line in layout.read_lines(file) if line.strip()]
+    if not rows:
+        raise InputError(f"{file}: expected a pose of 12 numbers a line, found none")
     return torch.stack([_pose(row, f"{file}: line {number}") for number, row in enumerate(rows, 1)])
 
 
 def _calibration(file: Path) -> Tensor:
-    for line in file.read_text("utf-8").splitlines():
+    for line in layout.read_lines(file):
         key, colon, values = line.partition(":")
         if colon and key.strip() == "Tr":
             return _pose(values.split(), f"{file}: Tr")
@@ -107,4 +109,4 @@ def _pose(words: list[str], where: str) -> Tensor:
         values = torch.empty(0)
     if values.numel() != 12 or not bool(values.isfinite().all()):
         raise InputError(f"{where}: expected 12 numbers, got {' '.join(words)[:60]!r}")
-    return torch.cat([values.view(3, 4), values.new_tensor([[0.0, 0.0, 0.0, 1.0]])])
+    return rigid(torch.cat([values.view(3, 4), values.new_tensor([[0.0, 0.0, 0.0, 1.0]])]), where)

@@ -65,6 +65,16 @@ def nonempty(items: list[Path], where: Path, what: str) -> list[Path]:
     return items
 
 
+def read_lines(path: Path) -> list[str]:
+    """The lines of a list; InputError for a file that is no text."""
+    try:
+        return path.read_text("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path}: expected text in UTF-8, got byte {error.object[error.start]:#04x} at {error.start}"
+        ) from None
+
+
 def existing(path: Path, beside: Path) -> Path:
     """``path``, which must be a file because ``beside`` is there."""
     if not path.is_file():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fullfield._check import InputError
 from fullfield.datasets.base import FlowDataset
-from fullfield.datasets.layout import consecutive, files, folder, number, series
+from fullfield.datasets.layout import consecutive, files, folder, number, read_lines, series
 from fullfield.datasets.sample import Record
 from fullfield.io.names import FLOW_SUFFIXES, FRAME_SUFFIXES
 
@@ -58,7 +58,7 @@ class Pairs(FlowDataset):
 
 def _listed(listing: Path) -> list[Record]:
     records = []
-    for count, line in enumerate(listing.read_text("utf-8").splitlines(), 1):
+    for count, line in enumerate(read_lines(listing), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         words = [word.strip() for word in (line.split("\t") if "\t" in line else line.split())]

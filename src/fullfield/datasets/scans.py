@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, overload
 
+import torch
 from torch import Tensor
 
 from fullfield._check import InputError
 from fullfield.io import PointCloud, read_point_cloud
+
+_ROUNDED = 1e-2
 
 
 class ScanSample(NamedTuple):
@@ -64,6 +67,15 @@ class Criteria:
     max_rmse: float | None = None
     inlier_distance: float = 0.1
     inlier_ratio: float = 0.05
+
+
+def rigid(pose: Tensor, where: str) -> Tensor:
+    """``pose`` [4, 4]; InputError naming ``where`` if it is not a rotation, as lists round it, and a translation."""
+    turn = pose[:3, :3]
+    near = torch.allclose(turn @ turn.T, torch.eye(3, dtype=pose.dtype), atol=_ROUNDED) and bool(torch.det(turn) > 0)
+    if not near or pose[3].tolist() != [0.0, 0.0, 0.0, 1.0]:
+        raise InputError(f"{where}: expected a rotation and a translation, the last row 0 0 0 1")
+    return pose
 
 
 class ScanDataset(Sequence[ScanSample]):

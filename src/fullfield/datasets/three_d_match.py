@@ -12,7 +12,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.datasets import layout
-from fullfield.datasets.scans import ScanDataset, ScanRecord
+from fullfield.datasets.scans import ScanDataset, ScanRecord, rigid
 
 _BENCHMARKS = {"3dmatch": "3DMatch", "3dlomatch": "3DLoMatch"}
 _SUFFIXES = (".ply", ".pcd", ".npy")
@@ -80,7 +80,7 @@ def _pairs(folder: Path, log: Path) -> Iterator[ScanRecord]:
             f"{folder.name}/{first}_{second}",
             _cloud(folder, second),
             _cloud(folder, first),
-            pose,
+            rigid(pose, f"{log}: pose {first} {second}"),
             weights.get((first, second)),
             folder.name,
             counted=second != first + 1,
@@ -97,7 +97,7 @@ def _cloud(folder: Path, number: int) -> Path:
 
 def _blocks(path: Path, size: int) -> Iterator[tuple[tuple[int, int], Tensor]]:
     """Two numbers of fragments, and the matrix of ``size`` rows below them."""
-    lines = [line.split() for line in path.read_text("utf-8").splitlines() if line.strip()]
+    lines = [line.split() for line in layout.read_lines(path) if line.strip()]
     if len(lines) % (size + 1):
         raise InputError(f"{path}: expected blocks of {size + 1} lines, got {len(lines)} lines")
     for at in range(0, len(lines), size + 1):

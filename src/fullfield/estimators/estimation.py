@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.estimators.flow import Flow
-from fullfield.estimators.frames import as_frame
+from fullfield.estimators.frames import as_frames
 from fullfield.estimators.protocol import Estimator
 from fullfield.estimators.ptlflow_config import PREFIX
 from fullfield.estimators.registry import DEFAULT_PRESET, canonical, method_of
@@ -107,9 +107,8 @@ def estimate(
         names = ", ".join(parameters)
         _check.require(not parameters, names, "no parameters beside an Estimator", f"{len(parameters)}")
     place = _check.device(device)
-    first = as_frame(frame1, _label(frame1, "frame1"), transfer=transfer)
-    second = as_frame(frame2, _label(frame2, "frame2"), transfer=transfer)
-    first, second = _matched(first, second, _label(frame1, "frame1"), _label(frame2, "frame2"))
+    labels = _label(frame1, "frame1"), _label(frame2, "frame2")
+    first, second = _matched(*as_frames((frame1, frame2), labels, transfer), *labels)
     start_flow = None if initial_flow is None else _initial(initial_flow, (2, *first.shape[1:]))[None].to(place)
     begin = time.perf_counter()
     flow = estimator(first[None].to(place), second[None].to(place), initial_flow=start_flow, progress=progress)

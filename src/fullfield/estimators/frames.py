@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     Frame: TypeAlias = str | os.PathLike[str] | NDArray[Any] | Tensor
 
-# Linear highlights, sRGB-encoded, reach about 100 (half's maximum); 0 ... 255 floats are a mistake well above it.
-_BRIGHTEST = 128.0
+# Linear highlights, sRGB-encoded, reach about 100 (half's maximum), but not on average. Resampling undershoots black.
+_BRIGHTEST, _BRIGHT_ON_AVERAGE, _DARKEST = 128.0, 1.0, -0.1
 
 
 def as_frame(frame: Frame, name: str = "frame", *, transfer: str = "auto") -> Tensor:
@@ -34,8 +34,22 @@ def as_frame(frame: Frame, name: str = "frame", *, transfer: str = "auto") -> Te
         transfer: how the values are encoded, as for :func:`fullfield.io.read_frame`; for arrays and tensors
             ``"auto"`` is ``"srgb"``.
 
-    Raises InputError for anything else, FileNotFoundError for a missing file.
+    Raises InputError for anything else, FileNotFoundError for a missing file. Warns of values that cannot be meant as
+    0 ... 1.
     """
+    tensor = _read(frame, name, transfer)
+    warn_of_range(tensor, os.fspath(frame) if isinstance(frame, (str, os.PathLike)) else name)
+    return tensor
+
+
+def as_frames(pair: tuple[Frame, Frame], names: tuple[str, str], transfer: str) -> tuple[Tensor, Tensor]:
+    """:func:`as_frame` of both, with one warning for the pair."""
+    first, second = (_read(frame, name, transfer) for frame, name in zip(pair, names, strict=True))
+    any(warn_of_range(frame, name) for frame, name in zip((first, second), names, strict=True))
+    return first, second
+
+
+def _read(frame: Frame, name: str, transfer: str) -> Tensor:
     if isinstance(frame, (str, os.PathLike)):
         from fullfield.io import read_frame
 
@@ -85,10 +99,19 @@ def _scaled(tensor: Tensor, name: str) -> Tensor:
     tensor = tensor.to(torch.float32)
     low, high = (float(v) for v in torch.aminmax(tensor))
     _check.require(np.isfinite(low) and np.isfinite(high), name, "finite values", "NaN or infinity")
-    if high > _BRIGHTEST:
-        warnings.warn(
-            f"{name}: float frames are expected in 0 ... 1, got values up to {high:g}; "
-            "pass uint8 or uint16, or divide by the maximum",
-            stacklevel=3,
-        )
     return tensor
+
+
+def warn_of_range(frame: Tensor, name: str) -> bool:
+    """Warn, and tell so, of a frame [C, H, W] whose values cannot be meant as 0 ... 1, black to white of a display."""
+    low, high = (float(value) for value in torch.aminmax(frame))
+    mean = float(frame.mean())
+    if low >= _DARKEST and high <= _BRIGHTEST and mean <= _BRIGHT_ON_AVERAGE:
+        return False
+    warnings.warn(
+        f"{name}: frames are expected in 0 ... 1, black to white as a display shows them; got {low:g} to {high:g}, "
+        f"{mean:.3g} on average. Bring them to that range, or pass uint8 or uint16; name the transfer of light that is "
+        "linear or of a camera's curve",
+        stacklevel=4,
+    )
+    return True

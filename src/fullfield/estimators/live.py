@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 _KEPT = 10_000
+_LONG_WAIT = 2.0  # seconds
 
 
 class Captured(NamedTuple):
@@ -86,11 +87,13 @@ def paced(
     sleep: Callable[[float], None],
     interval: float,
     speed: float = 1.0,
+    waiting: Callable[[int, float], None] | None = None,
 ) -> Iterator[Captured]:
     """The frames of a file at the times at which a camera would have made them.
 
     A frame counts as captured when it was due, so that what decoding takes is part of its latency. ``interval``:
-    seconds from frame to frame of the file; ``speed``: times as fast as the file says.
+    seconds from frame to frame of the file; ``speed``: times as fast as the file says. ``waiting`` hears of a frame, by
+    its number, that is due only in so many seconds, where those are more than two.
     """
     start: float | None = None
     for number, frame in enumerate(frames):
@@ -98,6 +101,8 @@ def paced(
         start = now - frame.time / speed if start is None else start
         due = start + frame.time / speed
         if due > now:
+            if waiting is not None and due - now > max(_LONG_WAIT, 2 * interval / speed):
+                waiting(number, due - now)
             sleep(due - now)
         yield Captured(frame, number, due, late=now > due + interval / speed)
 

@@ -12,7 +12,7 @@ from fullfield._check import InputError
 from fullfield.datasets import FlowDataset
 from fullfield.estimators import Estimator
 from fullfield.evaluation.predict import Setting, configured, noting_shortage, predict, prepare
-from fullfield.evaluation.run import FAILURE, RESULT, Run
+from fullfield.evaluation.run import FAILURE, RESULT, Run, check_entries
 from fullfield.evaluation.scoring import Scorer
 from fullfield.evaluation.sharing import wait_for_all
 
@@ -96,6 +96,9 @@ def _runtime(dataset: FlowDataset, run: Run) -> dict[str, Any]:
     facts = [fact for fact in noted if fact is not None]
     if len(facts) < len(dataset):
         raise InputError(f"{run.folder}: holds {len(facts)} of {len(dataset)} predictions; predict the rest first")
+    for record, fact in zip(dataset.records, facts, strict=True):
+        kinds = {"seconds": "number", "peak_bytes": "number or null", "backend": "text", "threads": "count"}
+        check_entries(run.path(record.name).with_suffix(".json"), fact, **kinds)
     seconds = [float(fact["seconds"]) for fact in facts]
     peaks = [fact["peak_bytes"] for fact in facts if fact["peak_bytes"] is not None]
     return {

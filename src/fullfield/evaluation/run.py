@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -16,10 +16,12 @@ from torch import Tensor
 from fullfield import __version__
 from fullfield._check import InputError
 from fullfield.io import atomic_path, read_flow, write_flow
+from fullfield.io.files import one_line
 from fullfield.metrics import AVERAGING
 
 _FORMAT = 2
 _DIGITS = 16
+_LARGEST = 1e300
 _SAMPLES, _SAMPLE_BYTES = 3, 4096
 CONFIG = "config.json"
 RESULT = "result.json"
@@ -142,7 +144,7 @@ class Run(RunFolder):
         noted = path.with_suffix(".json")
         noted.unlink(missing_ok=True)
         for averaging in AVERAGING:
-            self._scored(averaging, name).unlink(missing_ok=True)
+            self.scored(averaging, name).unlink(missing_ok=True)
         write_flow(path, flow)
         self.write(noted.relative_to(self.folder), {**facts, "bytes": path.stat().st_size})
 
@@ -155,18 +157,22 @@ class Run(RunFolder):
 
     def score(self, averaging: str, name: str, truth: str) -> dict[str, Any] | None:
         """What a pair adds to the totals, where it was scored against the same truth."""
-        path = self._scored(averaging, name)
+        path = self.scored(averaging, name)
         if not path.is_file():
             return None
         stored = read_json(path)
-        state: dict[str, Any] | None = stored.get("state") if stored.get("truth") == truth else None
+        if stored.get("truth") != truth:
+            return None
+        check_entries(path, stored, state="object")
+        state: dict[str, Any] = stored["state"]
         return state
 
     def keep_score(self, averaging: str, name: str, truth: str, state: Mapping[str, Any]) -> None:
         """Store what a pair adds to the totals."""
-        self.write(self._scored(averaging, name).relative_to(self.folder), {"truth": truth, "state": state})
+        self.write(self.scored(averaging, name).relative_to(self.folder), {"truth": truth, "state": state})
 
-    def _scored(self, averaging: str, name: str) -> Path:
+    def scored(self, averaging: str, name: str) -> Path:
+        """Where what a pair adds to the totals is."""
         return self.folder / "scores" / averaging / f"{name}.json"
 
 
@@ -187,7 +193,7 @@ def _write_first(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _text(content: Mapping[str, Any]) -> str:
-    return json.dumps(_plain(content), indent=1) + "\n"
+    return json.dumps(_plain(content), indent=1, allow_nan=False) + "\n"
 
 
 def described(dataset: Dataset) -> dict[str, Any]:
@@ -237,17 +243,50 @@ def _sampled(path: Path) -> bytes:
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; InputError where it holds something else."""
     try:
-        content = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise InputError(f"{path}: expected JSON, got something else ({error})") from None
+        content = json.loads(path.read_text("utf-8"), parse_constant=_null)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: expected JSON, got something else ({one_line(str(error))})") from None
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected a JSON object, got {type(content).__name__}")
     return content
 
 
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    "number": lambda value: type(value) in (int, float) and -_LARGEST < value < _LARGEST,
+    "number or null": lambda value: value is None or _KINDS["number"](value),
+    "count": lambda value: type(value) is int and 0 <= value < _LARGEST,
+    "text": lambda value: isinstance(value, str),
+    "text or null": lambda value: value is None or isinstance(value, str),
+    "true or false": lambda value: isinstance(value, bool),
+    "object": lambda value: isinstance(value, dict),
+    "list": lambda value: isinstance(value, list),
+    "4 rows of 4": lambda value: _is_square(value, "number"),
+    "4 rows of 4 or null": lambda value: value is None or _is_square(value, "number"),
+    "4 rows of 4, each a number or null": lambda value: _is_square(value, "number or null"),
+}
+
+
+def _is_square(value: Any, kind: str) -> bool:
+    rows = value if isinstance(value, list) else []
+    right = len(rows) == 4 and all(isinstance(row, list) and len(row) == 4 for row in rows)
+    return right and all(_KINDS[kind](entry) for row in rows for entry in row)
+
+
+def check_entries(path: Path, content: Mapping[str, Any], **kinds: str) -> None:
+    """Raise InputError naming the file unless the object in it has these entries, each of its kind."""
+    for name, kind in kinds.items():
+        if name not in content or not _KINDS[kind](content[name]):
+            came = one_line(repr(content[name]), 60) if name in content else "none"
+            raise InputError(f"{path}: expected an entry {name} ({kind}), got {came}; remove the file to make it anew")
+
+
+def _null(_: str) -> None:
+    """What NaN and the infinities are in JSON."""
+
+
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """As it comes back from JSON."""
-    plain: dict[str, Any] = json.loads(json.dumps(config, default=str, sort_keys=False))
+    """As it comes back from JSON, numbers that are not finite as null."""
+    plain: dict[str, Any] = json.loads(json.dumps(config, default=str, sort_keys=False), parse_constant=_null)
     return plain
 
 
@@ -257,6 +296,6 @@ def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str 
         old, new = before.get(key), now.get(key)
         if isinstance(old, dict) and isinstance(new, dict):
             found += _differences(old, new, f"{prefix}{key}.")
-        elif old != new and json.dumps(old) != json.dumps(new):  # NaN is not itself
+        elif old != new:
             found.append(f"{prefix}{key} was {old!r}, is {new!r}")
     return found

@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.evaluation.run import RunFolder, read_json
+from fullfield.evaluation.run import RunFolder, check_entries, read_json
 from fullfield.io import atomic_path
+from fullfield.io.arrays import read_npy
+from fullfield.io.files import check_readable
 
 
 class ScanRun(RunFolder):
@@ -33,7 +35,11 @@ class ScanRun(RunFolder):
         if not (noted.is_file() and matched.is_file()):
             return None
         facts = read_json(noted)
-        return facts if facts.get("bytes") == matched.stat().st_size else None
+        if facts.get("bytes") != matched.stat().st_size:
+            return None
+        check_entries(noted, facts, success="true or false", reason="text or null", seconds="number")
+        check_entries(noted, facts, transform="4 rows of 4" if facts["success"] else "4 rows of 4 or null")
+        return facts
 
     def save(self, name: str, facts: Mapping[str, Any], matched: NDArray[np.float64]) -> None:
         """Store what was found of a pair, and its matched points [M, 2, 3]."""
@@ -46,14 +52,21 @@ class ScanRun(RunFolder):
 
     def matched(self, name: str) -> NDArray[np.float64]:
         """A pair's matched points [M, 2, 3]."""
-        points: NDArray[np.float64] = np.load(self._matched(name))
-        return points
+        path = self._matched(name)
+        points = read_npy(path, check_readable(path), empty=True)
+        if points.ndim != 3 or points.shape[1:] != (2, 3):
+            raise InputError(f"{path}: expected matched points [M, 2, 3], got {list(points.shape)}")
+        return points.astype(np.float64, copy=False)
 
     def truth(self, name: str, key: str) -> dict[str, Any] | None:
         """What was noted of a pair's truth, where it was made of the same, as ``key`` tells."""
         path = self._true(name)
         stored = read_json(path) if path.is_file() else {}
-        return stored if stored.get("key") == key else None
+        if stored.get("key") != key:
+            return None
+        check_entries(path, stored, pose="4 rows of 4", overlap="number or null")
+        check_entries(path, stored, moment="4 rows of 4, each a number or null")
+        return stored
 
     def keep_truth(self, name: str, key: str, content: Mapping[str, Any]) -> None:
         """Note a pair's truth."""

@@ -38,7 +38,8 @@ def row(
         if record.information is not None:
             rmse = rmse_by_information(found, pose, record.information)
         else:
-            rmse = rmse_by_moment(found, pose, torch.tensor(truth["moment"], dtype=torch.float64))
+            moment = [[math.nan if entry is None else entry for entry in line] for line in truth["moment"]]
+            rmse = rmse_by_moment(found, pose, torch.tensor(moment, dtype=torch.float64))
         angle, shift = relative_rotation_error(found, pose), relative_translation_error(found, pose)
         errors = {"rre": float(angle), "rte": float(shift), "rmse": float(rmse)}
     points = torch.from_numpy(matched)

@@ -71,7 +71,10 @@ class Scorer:
                     f"{self.run.folder}: has no score of {record.name}; was another process stopped, or does it see "
                     "another copy of the truth?"
                 )
-            total.merge(FlowMetrics.from_state(state))
+            try:
+                total.merge(FlowMetrics.from_state(state))
+            except InputError as error:
+                raise InputError(f"{self.run.scored(self.averaging, record.name)}: {error}; remove the file") from error
         return total
 
     def _truth(self, index: int) -> str:

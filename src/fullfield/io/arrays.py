@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
 import struct
-import tokenize
 import zipfile
 import zlib
 from pathlib import Path
@@ -18,39 +18,79 @@ from fullfield.io.files import check_inflated, one_line, reason
 
 BROKEN_ZIP = (
     zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, UnicodeError, struct.error, OverflowError,
+    ValueError,
 )  # fmt: skip
 
-_READERS = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
-}
-_BROKEN_HEADER = (
-    ValueError, TypeError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError, OSError, EOFError,
-    zlib.error, zipfile.BadZipFile,
-)  # fmt: skip
+_MAGIC = b"\x93NUMPY"
+_LENGTHS = {(1, 0): "<H", (2, 0): "<I"}  # of the header, by the version of the format
+_LOCAL_HEADER = 30  # of a member of an archive, without its name
+_LONGEST_HEADER = 10_000  # NumPy's own limit
+_ENTRY = re.compile(
+    r"""\s*(['"])(descr|fortran_order|shape)\1\s*:\s*([^'"\\()\[\]{},]+|'[^'\\]*'|"[^"\\]*"|\([-\d\s,L]*\))\s*(?:,|$)"""
+)
+_REAL = re.compile(r"[<>=|]?[fiu][1248]")
 
 
-def read_header(path: Path, what: str, stream: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Shape, whether the order is Fortran's, and dtype of an array of real numbers that is not empty."""
-    try:
-        version = np.lib.format.read_magic(stream)
-        if version not in _READERS:
-            raise ValueError(f"format version {version}")
-        shape, fortran, dtype = _READERS[version](stream)
-    except _BROKEN_HEADER as error:
-        raise InputError(f"{path}: {what} is not in NumPy's format: {reason(error)}") from error
-    if dtype.kind not in "fiu":
-        raise InputError(f"{path}: expected {what} to hold real numbers, got {one_line(str(dtype), 60)}")
-    if not all(isinstance(n, int) and n > 0 for n in shape):
-        came = one_line(str(list(shape)), 60)
+def read_header(
+    path: Path, what: str, stream: IO[bytes], *, empty: bool = False
+) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether the order is Fortran's, and dtype of an array of real numbers, which may be ``empty`` or not.
+
+    NumPy's own parser hands the text to Python's compiler, which warns and recurses; this one knows plain arrays only.
+    """
+    entries = _entries(path, what, stream)
+    descr, order, sizes = (entries[name] for name in ("descr", "fortran_order", "shape"))
+    if _REAL.fullmatch(descr.strip("'\"")) is None or descr[0] not in "'\"":
+        raise InputError(f"{path}: expected {what} to hold real numbers, got {_kind(descr)}")
+    if order not in ("True", "False") or not sizes.startswith("("):
+        raise InputError(f"{path}: {what} is not in NumPy's format: {one_line(f'order {order}, shape {sizes}', 80)}")
+    words = [word.strip().removesuffix("L") for word in sizes[1:-1].split(",")]
+    shape = tuple(int(word) if re.fullmatch(r"\d{1,18}", word) else -1 for word in words if word)
+    if not all(n >= (0 if empty else 1) for n in shape):
+        came = one_line(f"[{sizes[1:-1]}]", 60)
         raise InputError(f"{path}: expected {what} to hold at least one number, got shape {came}")
-    return shape, fortran, dtype
+    return shape, order == "True", np.dtype(descr.strip("'\""))
 
 
-def read_npy(path: Path, size: int) -> NDArray[Any]:
-    """The array of a ``.npy`` file of ``size`` bytes."""
+def _kind(descr: str) -> str:
+    """A type that is not read, in NumPy's words where it has any."""
+    name = descr.strip("'\"")
+    return str(np.dtype(name)) if re.fullmatch(r"[<>=|]?([?bOV]|[cSU]\d{1,4})", name) else one_line(descr, 60)
+
+
+def _entries(path: Path, what: str, stream: IO[bytes]) -> dict[str, str]:
+    """The three entries of the header, as it spells them."""
+    try:
+        head = stream.read(len(_MAGIC) + 2)
+        version = tuple(head[len(_MAGIC) :])
+        if head[: len(_MAGIC)] != _MAGIC:
+            raise ValueError(f"it begins with {head[:6]!r}")
+        if version not in _LENGTHS:
+            raise ValueError(f"format version {version}")
+        form = _LENGTHS[version]
+        (length,) = struct.unpack(form, stream.read(struct.calcsize(form)))
+        if length > _LONGEST_HEADER:
+            raise ValueError(f"a header of {length} bytes")
+        text = stream.read(length).decode("latin-1").strip()
+        found: dict[str, str] = {}
+        inner, at = text[1:-1].strip(), 0
+        while at < len(inner):
+            entry = _ENTRY.match(inner, at)
+            if entry is None:
+                break
+            found[entry[2]] = entry[3].strip()
+            at = entry.end()
+        if text[:1] != "{" or text[-1:] != "}" or at < len(inner) or len(found) != 3:
+            raise ValueError(f"header {one_line(text, 60)!r}")
+    except (*BROKEN_ZIP, struct.error) as error:
+        raise InputError(f"{path}: {what} is not in NumPy's format: {reason(error)}") from error
+    return found
+
+
+def read_npy(path: Path, size: int, *, empty: bool = False) -> NDArray[Any]:
+    """The array of a ``.npy`` file of ``size`` bytes, which may be ``empty`` or not."""
     with path.open("rb") as file:
-        shape, fortran, dtype = read_header(path, "the array", file)
+        shape, fortran, dtype = read_header(path, "the array", file, empty=empty)
         count = math.prod(shape)
         if count * dtype.itemsize != size - file.tell():
             raise InputError(
@@ -61,16 +101,26 @@ def read_npy(path: Path, size: int) -> NDArray[Any]:
     return values
 
 
-def member_names(archive: zipfile.ZipFile) -> list[str]:
-    """Names of the arrays in a ``.npz`` file."""
+def member_names(path: Path, archive: zipfile.ZipFile) -> list[str]:
+    """Names of the arrays in a ``.npz`` file. InputError if one stands in it twice, or two share bytes."""
+    end, names = 0, set[str]()
+    for info in sorted(archive.infolist(), key=lambda info: info.header_offset):
+        if info.header_offset < end or info.filename in names:
+            raise InputError(f"{path}: corrupt .npz file: {one_line(info.filename, 40)} shares its bytes or its name")
+        names.add(info.filename)
+        end = info.header_offset + _LOCAL_HEADER + len(info.orig_filename.encode("utf-8")) + info.compress_size
     return [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
+
+
+def member_shape(path: Path, archive: zipfile.ZipFile, name: str) -> tuple[int, ...]:
+    """The shape of an array of a ``.npz`` file that holds it; nothing but its header is unpacked."""
+    with archive.open(_member(path, archive, name)) as stream:
+        return read_header(path, f"array {name}", stream)[0]
 
 
 def read_member(path: Path, archive: zipfile.ZipFile, name: str) -> NDArray[Any]:
     """An array of a ``.npz`` file that holds it."""
-    info = archive.getinfo(f"{name}.npy")
-    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise InputError(f"{path}: array {name} is packed by a method that NumPy does not use")
+    info = _member(path, archive, name)
     with archive.open(info) as stream:
         shape, fortran, dtype = read_header(path, f"array {name}", stream)
         wanted = math.prod(shape) * dtype.itemsize
@@ -79,3 +129,10 @@ def read_member(path: Path, archive: zipfile.ZipFile, name: str) -> NDArray[Any]
     if len(data) != wanted:
         raise InputError(f"{path}: truncated .npz file: array {name} has {len(data)} of {wanted} bytes")
     return np.frombuffer(data, dtype).reshape(shape, order="F" if fortran else "C")
+
+
+def _member(path: Path, archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
+    info = archive.getinfo(f"{name}.npy")
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        raise InputError(f"{path}: array {one_line(name, 40)} is packed by a method that NumPy does not use")
+    return info

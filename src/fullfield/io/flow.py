@@ -74,7 +74,7 @@ def read_flow(
             ".npz": npy.read_viper,
         }
         flow, valid = readers[suffix](where)
-    flow[:, ~valid] = 0
+        np.copyto(flow, np.float32(0), where=~valid)
     return FlowData(torch.from_numpy(flow), torch.from_numpy(valid))
 
 

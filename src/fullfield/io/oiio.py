@@ -47,16 +47,23 @@ def sniff(path: Path) -> tuple[str, int]:
     """The format of the frame at ``path`` by its first bytes, in OpenImageIO's words, and the file's size."""
     size = check_readable(path)
     with path.open("rb") as file:
-        head = file.read(16)
+        head = file.read(18)
     for magic, kind in _MAGIC:
         if head.startswith(magic):
             return kind, size
-    if path.suffix.lower() == ".tga":
+    if path.suffix.lower() == ".tga" and _like_targa(head):
         return "targa", size
     raise InputError(
         f"{path}: expected a frame (PNG, JPEG, TIFF, OpenEXR, DPX, PPM, PFM, Radiance HDR, BMP or "
         "TGA), got a file that starts like none of them"
     )
+
+
+def _like_targa(head: bytes) -> bool:
+    """TGA has no magic number. What cannot be one must not reach OpenImageIO, which would try every reader it has."""
+    mapped, form, depth = (head[1], head[2], head[16]) if len(head) == 18 else (0, 0, 0)
+    right = form in (2, 3, 10, 11) or (form in (1, 9) and mapped == 1)
+    return right and mapped in (0, 1) and depth in (8, 15, 16, 24, 32)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,9 @@ from fullfield.io.files import PathLike, atomic_path
 from fullfield.io.names import POINT_SUFFIXES, POINT_WRITE_SUFFIXES
 from fullfield.io.point_formats import PointCloud, as_coordinates
 from fullfield.io.point_formats.plain import check_nameless, from_array
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _READERS = {
     ".ply": ("ply", "read"),
@@ -48,17 +51,37 @@ def check_kept(path: PathLike, cloud: PointCloud) -> None:
         check_nameless(Path(path), cloud)
 
 
-def write_point_cloud(path: PathLike, cloud: PointCloud) -> None:
+def write_point_cloud(path: PathLike, cloud: PointCloud | NDArray[Any] | Tensor) -> None:
     """Write a cloud: ``.ply`` and ``.npz`` keep everything it has, ``.npy`` is for columns without names.
 
+    ``cloud`` may be anything that :func:`as_point_cloud` takes but a file's name; parts of a cloud may be tensors.
+
     Raises:
-        InputError: for an unknown suffix, or what the format cannot hold.
+        InputError: for an unknown suffix, what is no cloud, or what the format cannot hold.
         OSError: if it cannot be written.
     """
     write = _function(_WRITERS, Path(path), POINT_WRITE_SUFFIXES)
-    check_kept(path, cloud)
+    if isinstance(cloud, (str, os.PathLike)):
+        raise InputError(f"cloud: expected an array or a point cloud, got {describe(cloud)}")
+    whole = _arrays(cloud) if isinstance(cloud, PointCloud) else as_point_cloud(cloud)
+    check_kept(path, whole)
     with atomic_path(path) as temporary:
-        write(temporary, cloud)
+        write(temporary, whole)
+
+
+def _arrays(cloud: PointCloud) -> PointCloud:
+    """The same with arrays throughout, each of the right length."""
+    points = from_array(_array(cloud.points, "cloud.points"), "cloud.points")
+    if points.attributes:
+        raise InputError(f"cloud.points: expected [N, 3], got {list(cloud.points.shape)}")
+    colors, normals = (_beside(cloud, part, len(points), "cloud") for part in ("colors", "normals"))
+    attributes = {name: _array(values, f"cloud.attributes[{name!r}]") for name, values in cloud.attributes.items()}
+    for name, values in attributes.items():
+        if values.shape != (len(points),) or values.dtype.kind not in "fiub":
+            raise InputError(
+                f"cloud.attributes[{name!r}]: expected real numbers [{len(points)}], got {describe(values)}"
+            )
+    return PointCloud(points.points, colors, normals, attributes)
 
 
 def _function(table: dict[str, tuple[str, str]], path: Path, suffixes: tuple[str, ...]) -> Callable[..., Any]:

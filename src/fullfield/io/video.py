@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 # Of the time stamps of written frames: divisible by the usual rates, and fine enough for any other.
 _TICKS = 90_000
 _CODECS = ("libx264", "libopenh264", "mpeg4")
+_LONGEST_GAP = 600.0  # seconds from frame to frame; time stamps further apart are taken for broken
 _PATIENCE = 10.0  # seconds that a network address may say nothing
 
 
@@ -70,21 +72,29 @@ def open_video(source: str) -> VideoSource:
 class _Decoded:
     """A frame of PyAV."""
 
-    def __init__(self, frame: Any, seconds: float) -> None:
-        self._frame = frame
+    def __init__(self, frame: Any, seconds: float, name: str) -> None:
+        self._frame, self._name = frame, name
         self.time = seconds
 
     def luma(self) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(self._frame.to_ndarray(format="gray")))[None]
+        return self._pixels("gray")[None]
 
     def rgb(self) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(self._frame.to_ndarray(format="rgb24"))).permute(2, 0, 1)
+        return self._pixels("rgb24").permute(2, 0, 1)
+
+    def _pixels(self, form: str) -> Tensor:
+        av = importlib.import_module("av")
+        try:
+            return torch.from_numpy(np.ascontiguousarray(self._frame.to_ndarray(format=form)))
+        except (av.error.FFmpegError, OSError, ValueError) as error:
+            raise InputError(f"{self._name}: its pixels cannot be converted ({_said(error)})") from error
 
 
 class FileSource:
     """The first video stream of a file or of a network address, decoded by PyAV on several threads.
 
-    An address that says nothing for ten seconds is an InputError, at the beginning or on the way.
+    An address that says nothing for ten seconds is an InputError, at the beginning or on the way. Time stamps that
+    jump by more than ten minutes, forwards or back, are warned about, and the jump is left out.
     """
 
     def __init__(self, path: PathLike) -> None:
@@ -93,40 +103,65 @@ class FileSource:
         if not self.is_live:
             check_readable(Path(self._path))
         av = importlib.import_module("av")
-        self._silence = av.error.ExitError
+        self._silence, self._broken = av.error.ExitError, av.error.FFmpegError
         try:
             self._container = av.open(self._path, timeout=_PATIENCE if self.is_live else None)
         except self._silence as error:
             raise InputError(f"{self._path}: no video came within {_PATIENCE:g} s") from error
-        except (OSError, ValueError) as error:  # FFmpeg's errors are both
+        except (av.error.FFmpegError, OSError, ValueError) as error:
             raise InputError(f"{self._path}: expected a video, and PyAV cannot read it ({_said(error)})") from error
-        if not self._container.streams.video:
+        try:
+            self._describe()
+        except BaseException:
             self._container.close()
+            raise
+
+    def _describe(self) -> None:
+        if not self._container.streams.video:
             raise InputError(f"{self._path}: expected a video, and there is no picture in it")
         self._stream = self._container.streams.video[0]
+        if self._stream.codec_context is None:
+            raise InputError(f"{self._path}: expected a video, and this FFmpeg has no decoder for what is in it")
         self._stream.thread_type = "AUTO"
         self.width, self.height = int(self._stream.width), int(self._stream.height)
+        if self.width < 1 or self.height < 1:
+            raise InputError(f"{self._path}: expected a video, and its pictures are {self.width}×{self.height}")
         rate = self._stream.average_rate or self._stream.guessed_rate
         self.rate = float(rate) if rate else None
 
     def __iter__(self) -> Iterator[VideoFrame]:
-        first: float | None = None
+        interval = 1 / (self.rate or 25.0)
+        last, shift = -interval, 0.0
+        for number, frame in enumerate(self._decoded()):
+            # A stream without time stamps runs at its rate.
+            stamp = frame.time if frame.time is not None else number * interval
+            shift = -stamp if number == 0 else shift
+            seconds = stamp + shift
+            if abs(seconds - last) > _LONGEST_GAP:
+                warnings.warn(
+                    f"{self._path}: the time stamps jump by {seconds - last:.6g} s after frame {number}; the next "
+                    f"frame counts as {interval:.4g} s later",
+                    stacklevel=2,
+                )
+                shift += last + interval - seconds
+                seconds = last + interval
+            last = seconds
+            if (frame.width, frame.height) != (self.width, self.height):
+                raise InputError(
+                    f"{self._path}: expected frames of {self.width}×{self.height} throughout, got "
+                    f"{frame.width}×{frame.height} after {seconds:.2f} s"
+                )
+            yield _Decoded(frame, seconds, f"{self._path}: frame {number + 1}")
+
+    def _decoded(self) -> Iterator[Any]:
         number = 0
         try:
             for frame in self._container.decode(self._stream):
-                # A stream without time stamps runs at its rate.
-                seconds = frame.time if frame.time is not None else number / (self.rate or 25.0)
-                first = seconds if first is None else first
                 number += 1
-                if (frame.width, frame.height) != (self.width, self.height):
-                    raise InputError(
-                        f"{self._path}: expected frames of {self.width}×{self.height} throughout, got "
-                        f"{frame.width}×{frame.height} after {seconds - first:.2f} s"
-                    )
-                yield _Decoded(frame, seconds - first)
+                yield frame
         except self._silence as error:
             raise InputError(f"{self._path}: nothing came for {_PATIENCE:g} s after frame {number}") from error
-        except OSError as error:
+        except (self._broken, OSError, ValueError) as error:
             raise InputError(f"{self._path}: broken after frame {number} ({_said(error)})") from error
 
     def close(self) -> None:
@@ -193,6 +228,8 @@ class CameraSource:
 class VideoWriter:
     """Pictures to a video file; H.264 where FFmpeg has it. The file is there when :meth:`close` has run.
 
+    Until then what was there stays, and for good where no picture came.
+
     Args:
         path: the suffix picks the container (``.mp4``, ``.mkv``, ``.mov``).
         width, height: of the pictures. An odd side gets one more row or column, since codecs want even ones.
@@ -234,7 +271,10 @@ class VideoWriter:
         self._container.mux(self._stream.encode(frame))
 
     def close(self) -> None:
-        """Write what the encoder holds, and put the file in its place."""
+        """Write what the encoder holds, and put the file in its place, if there is a picture in it."""
+        if self._last < 0:
+            self._discard(_NoPicture())
+            return
         with self._stack:
             self._container.mux(self._stream.encode(None))
             self._container.close()
@@ -245,13 +285,19 @@ class VideoWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
+        if error is None:
             self.close()
-            return
-        try:
+        else:
+            self._discard(error)
+
+    def _discard(self, error: BaseException) -> None:
+        with suppress(self._av.error.FFmpegError, OSError):
             self._container.close()
-        finally:
-            self._stack.__exit__(kind, error, trace)
+        self._stack.__exit__(type(error), error, error.__traceback__)
+
+
+class _NoPicture(Exception):
+    """Nothing was written."""
 
 
 def _said(error: Exception) -> str:

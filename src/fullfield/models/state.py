@@ -66,6 +66,8 @@ def read_state(source: str | os.PathLike[str] | Mapping[str, Tensor]) -> tuple[S
     if head[:2] != b"PK" and head[:1] != b"\x80":
         told = next((words for begin, words in _INSTEAD.items() if head.lstrip().startswith(begin)), "something else")
         raise InputError(f"{name}: expected weights (a PyTorch or safetensors file), got {told}")
+    from safetensors import SafetensorError  # PyTorch goes by the suffix
+
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of files that are refused below anyway
@@ -74,7 +76,7 @@ def read_state(source: str | os.PathLike[str] | Mapping[str, Tensor]) -> tuple[S
         raise InputError(
             f"{name}: expected plain weights, got a pickle that also holds code or other objects; it was not opened"
         ) from None
-    except _BROKEN as error:
+    except (*_BROKEN, SafetensorError) as error:
         first = " ".join(str(error).split())[:120]
         raise InputError(f"{name}: expected a PyTorch file of weights, cannot be read ({first})") from None
     return _plain(held, name), name

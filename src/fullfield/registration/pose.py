@@ -10,6 +10,7 @@ import numpy as np
 
 from fullfield import _check
 from fullfield._check import InputError
+from fullfield.io.arrays import read_npy
 from fullfield.io.files import PathLike, check_readable, reason
 
 if TYPE_CHECKING:
@@ -34,8 +35,11 @@ def read_pose(path: PathLike) -> Floats:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # no numbers at all: said below
-            values = np.load(file) if file.suffix.lower() == ".npy" else np.loadtxt(file, np.float64, ndmin=2)
-    except (ValueError, OSError, EOFError, UnicodeDecodeError) as error:
+            text = file.suffix.lower() != ".npy"
+            values = np.loadtxt(file, np.float64, ndmin=2) if text else read_npy(file, size)
+    except InputError:
+        raise
+    except (ValueError, OSError) as error:
         raise InputError(f"{file}: expected a pose, 12 or 16 numbers: {reason(error)}") from error
     if values.size == 12 and values.dtype.kind in "fiu":
         values = np.concatenate([values.reshape(3, 4), [[0.0, 0.0, 0.0, 1.0]]])
@@ -54,8 +58,9 @@ def rigid(value: Any, name: str = "init") -> Floats:
         pose = np.empty(0)
     _check.require(pose.shape == (4, 4) and bool(np.isfinite(pose).all()), name, "a finite 4×4 matrix", value)
     turn = pose[:3, :3]
-    fits = np.allclose(turn @ turn.T, np.eye(3), atol=1e-3) and np.linalg.det(turn) > 0
-    fits = fits and np.allclose(pose[3], (0, 0, 0, 1), atol=1e-6)
+    with np.errstate(over="ignore", invalid="ignore"):
+        fits = np.allclose(turn @ turn.T, np.eye(3), atol=1e-3) and np.linalg.det(turn) > 0
+        fits = fits and np.allclose(pose[3], (0, 0, 0, 1), atol=1e-6)
     _check.require(bool(fits), name, "a rotation and a translation, the last row 0 0 0 1", str(pose.round(4).tolist()))
     left, _, right = np.linalg.svd(turn)
     pose[:3, :3] = left @ right

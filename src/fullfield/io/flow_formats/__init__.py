@@ -1,8 +1,9 @@
 """One module per flow format, each with ``read`` and, where we write it, ``write``.
 
 ``read(path)`` returns float32 ``[2, H, W]`` (u, v) = (x right, y down) and bool ``[H, W]``; what the flow
-holds where it is not valid is up to the format. ``write(path, flow, valid)`` takes the same as contiguous
-arrays, flow finite where valid, and writes to exactly that path.
+holds where it is not valid is up to the format (EXR: 0, since most of a display window may be empty).
+``write(path, flow, valid)`` takes the same as contiguous arrays, flow finite where valid, and writes to exactly
+that path.
 """
 
 from __future__ import annotations

@@ -68,6 +68,7 @@ def _read(source: Source, part: Part, pair: list[int], window: Window) -> tuple[
     fx, fy, full_width, full_height = select(window, part.data_window, part.display_window)
     if not isinstance(window, tuple):
         check_window(path, full_width, full_height, source.size)
+    # Zeros that nobody writes take no memory: only the data window's pixels do.
     flow = np.zeros((2, full_height, full_width), np.float32)
     valid = np.zeros((full_height, full_width), np.bool_)
     left, right = max(x, fx), min(x + width, fx + full_width)
@@ -77,9 +78,10 @@ def _read(source: Source, part: Part, pair: list[int], window: Window) -> tuple[
     for start, band in source.bands(part, pair, (top, bottom), "float"):
         area = slice(start - fy, start - fy + len(band)), slice(left - fx, right - fx)
         pixels = band[:, left - x : right - x]
-        flow[0][area] = pixels[..., 0]
-        flow[1][area] = -pixels[..., 1]
-        valid[area] = np.isfinite(pixels).all(axis=-1)
+        known = np.isfinite(pixels).all(axis=-1)
+        np.copyto(flow[0][area], pixels[..., 0], where=known)
+        np.negative(pixels[..., 1], out=flow[1][area], where=known)
+        valid[area] = known
     return flow, valid
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.io.arrays import BROKEN_ZIP, member_names, read_member, read_npy
+from fullfield.io.arrays import BROKEN_ZIP, member_names, member_shape, read_member, read_npy
 from fullfield.io.files import check_readable, one_line, reason
 from fullfield.io.flow_formats import Mask, Planes, finite, or_nan
 
@@ -35,16 +35,19 @@ def read_viper(path: Path) -> tuple[Planes, Mask]:
 def _read_viper(path: Path, file: IO[bytes]) -> tuple[Planes, Mask]:
     try:
         with zipfile.ZipFile(file) as archive:
-            names = member_names(archive)
+            names = member_names(path, archive)
             if not {"u", "v"} <= set(names):
                 listed = ", ".join(one_line(f"{n}.npy", 40) for n in names[:20]) or "nothing"
                 raise InputError(f"{path}: expected the arrays u and v (VIPER), got {listed}")
+            shapes = [member_shape(path, archive, name) for name in ("u", "v")]
+            if len(shapes[0]) != 2 or shapes[0] != shapes[1]:
+                told = " and ".join(str(list(shape)) for shape in shapes)
+                raise InputError(f"{path}: expected u and v of one shape [H, W], got {told}")
             u, v = (read_member(path, archive, name) for name in ("u", "v"))
+    except InputError:
+        raise
     except BROKEN_ZIP as error:
         raise InputError(f"{path}: truncated or corrupt .npz file: {reason(error)}") from error
-    if u.ndim != 2 or u.shape != v.shape:
-        shapes = f"{list(u.shape)} and {list(v.shape)}"
-        raise InputError(f"{path}: expected u and v of one shape [H, W], got {shapes}")
     return _finish(np.stack((u, v)))
 
 

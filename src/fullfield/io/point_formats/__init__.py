@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,12 +40,17 @@ def as_coordinates(values: NDArray[Any]) -> NDArray[Any]:
 def from_columns(path: Path, columns: dict[str, NDArray[Any]]) -> PointCloud:
     """A cloud from named columns [N], which it empties."""
     if not {"x", "y", "z"} <= columns.keys():
-        listed = ", ".join(one_line(name, 20) for name in list(columns)[:20]) or "nothing"
-        raise InputError(f"{path}: expected points with x, y and z, got {listed}")
+        raise without_axes(path, columns)
     points = as_coordinates(np.stack([columns.pop(axis) for axis in "xyz"], axis=1))
     colors, normals = (_group(columns, names) for names in (_COLORS, _NORMALS))
     native = {name: column.astype(column.dtype.newbyteorder("="), copy=False) for name, column in columns.items()}
     return PointCloud(points, colors, normals, native)
+
+
+def without_axes(path: Path, names: Iterable[str]) -> InputError:
+    """What to say of points whose columns ``names`` lack x, y or z."""
+    listed = ", ".join(one_line(name, 20) for name in itertools.islice(names, 20)) or "nothing"
+    return InputError(f"{path}: expected points with x, y and z, got {listed}")
 
 
 def _group(columns: dict[str, NDArray[Any]], groups: tuple[tuple[str, ...], ...]) -> NDArray[Any] | None:

@@ -1,43 +1,143 @@
-"""LAS, where laspy is installed; LAZ, where one of its decompressors is too."""
+"""LAS, where laspy is installed; LAZ, where one of its decompressors is too.
+
+laspy believes every count in a file, so the header is read here first and held to the file's size (ASPRS LAS 1.4 R15,
+tables 3, 7 and 24; the fields up to byte 227 are those of every version before).
+"""
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from fullfield._check import InputError
-from fullfield.io.files import check_readable, reason
+from fullfield.io.files import check_inflated, check_readable, one_line, reason
 from fullfield.io.point_formats import PointCloud
+
+_SHORTEST = 227
+_LONGEST = 375
+_RECORD_HEADER, _EXTENDED_HEADER = 54, 60
+_COMPRESSED = 0xC0  # the bits of the point format's number that LAZ sets
+_LAZ_RATIO = 4096
+_LAYERS = {6: 9, 7: 10, 8: 11, 9: 10, 10: 12}  # of LAZ, by the point format
+_ROWS = {6: 30, 7: 36, 8: 38, 9: 59, 10: 67}
 
 
 def read(path: Path) -> PointCloud:
     size = check_readable(path)
+    with path.open("rb") as file:
+        _check_counts(path, file, size)
     try:
         import laspy
     except ImportError as error:
         raise InputError(f"{path}: reading LAS needs laspy ({error}); pip install laspy, or convert to .ply") from None
+    # Not lazrs' parallel form: it makes room for what a table of chunks claims.
+    backends = [backend for backend in laspy.LazBackend.detect_available() if backend.name != "LazrsParallel"]
     try:
-        with laspy.open(path) as file:
-            header: Any = file.header
-            wanted = header.point_count * header.point_format.size
-            if not header.are_points_compressed and wanted > size:
-                raise InputError(
-                    f"{path}: the header says {header.point_count} points, {wanted} bytes; {size} are stored"
-                )
-            rows = file.read()
-    except (laspy.errors.LaspyException, ValueError, OSError, RuntimeError, IndexError, KeyError, TypeError) as error:
-        if isinstance(error, InputError):
-            raise
+        with laspy.open(path, laz_backend=backends) as stream:
+            rows = stream.read()
+        if len(rows.points) != rows.header.point_count:
+            raise InputError(f"{path}: truncated LAS file: {len(rows.points)} of {rows.header.point_count} points")
+        return _cloud(rows)
+    except InputError:
+        raise
+    except (
+        laspy.errors.LaspyException, ValueError, OSError, RuntimeError, LookupError, TypeError, AttributeError,
+        ArithmeticError, EOFError, struct.error,
+    ) as error:  # fmt: skip
         raise InputError(f"{path}: cannot be read as LAS: {reason(error)}") from error
-    if len(rows.points) != header.point_count:
-        raise InputError(f"{path}: truncated LAS file: {len(rows.points)} of {header.point_count} points")
-    names = set(rows.point_format.dimension_names)
+    except BaseException as error:  # a panic of Rust is no Exception
+        if type(error).__name__ != "PanicException":
+            raise
+        raise InputError(f"{path}: cannot be read as LAZ: {one_line(str(error))}") from error
+
+
+def _cloud(rows: Any) -> PointCloud:
+    names = list(rows.point_format.dimension_names)
     colors = None
-    if {"red", "green", "blue"} <= names:
+    if {"red", "green", "blue"} <= set(names):
         colors = np.stack([np.asarray(rows[name]) for name in ("red", "green", "blue")], axis=1)
     skipped = {"X", "Y", "Z", "red", "green", "blue"}
-    kept = {n: np.asarray(rows[n]) for n in rows.point_format.dimension_names if n not in skipped}
+    kept = {name: np.asarray(rows[name]) for name in names if name not in skipped}
     columns = {name: values for name, values in kept.items() if values.ndim == 1}
-    return PointCloud(np.asarray(rows.xyz, np.float64), colors, attributes=columns)
+    with np.errstate(over="ignore", invalid="ignore"):  # scales that make no sense
+        points = np.asarray(rows.xyz, np.float64)
+    return PointCloud(points, colors, attributes=columns)
+
+
+def _check_counts(path: Path, file: IO[bytes], size: int) -> None:
+    """Refuse counts of records and points that the file is too short for."""
+    head = file.read(_LONGEST)
+    if head[:4] != b"LASF":
+        raise InputError(f"{path}: is no LAS file, it does not begin with 'LASF'")
+    if len(head) < _SHORTEST:
+        raise InputError(f"{path}: truncated LAS file: it ends inside its header, after {size} bytes")
+    header_size, points_at, records = struct.unpack_from("<HII", head, 94)
+    form, row, points = struct.unpack_from("<BHI", head, 104)
+    if not _SHORTEST <= header_size <= points_at <= size:
+        raise InputError(
+            f"{path}: corrupt LAS file: a header of {header_size} bytes and points from byte {points_at} on, "
+            f"in a file of {size}"
+        )
+    _walk(path, file, (header_size, points_at), records, _RECORD_HEADER, ("<H", 20))
+    if head[25] >= 4:  # the minor version, which is what laspy goes by
+        if header_size < _LONGEST:
+            raise InputError(f"{path}: corrupt LAS file: version 1.{head[25]} with a header of {header_size} bytes")
+        extended_at, extended, points = struct.unpack_from("<QIQ", head, 235)
+        _walk(path, file, (extended_at, size), extended, _EXTENDED_HEADER, ("<Q", 20))
+    wanted, stored = points * row, size - points_at
+    if form & _COMPRESSED:
+        check_inflated(path, f"the header ({points} points)", wanted, stored, _LAZ_RATIO)
+        if points:
+            _check_chunks(path, file, points_at, size, form & 0x3F, row)
+    elif wanted > stored:
+        raise InputError(f"{path}: the header says {points} points, {wanted} bytes; {stored} are stored")
+
+
+def _check_chunks(path: Path, file: IO[bytes], points_at: int, size: int, form: int, row: int) -> None:
+    """Refuse a table of more chunks than there are bytes of points, and chunks that are longer than what is left:
+    lazrs makes room for all that is announced."""
+    file.seek(points_at)
+    told = file.read(8)
+    if told == b"\xff" * 8:  # a writer that could not go back wrote it at the end
+        file.seek(size - 8)
+        told = file.read(8)
+    at = int.from_bytes(told, "little", signed=True)
+    if not points_at + 8 <= at <= size - 8:
+        raise InputError(f"{path}: corrupt LAZ file: its table of chunks is at byte {at} of {size}")
+    file.seek(at + 4)
+    chunks = int.from_bytes(file.read(4), "little")
+    if chunks > at - points_at:
+        raise InputError(f"{path}: corrupt LAZ file: {chunks} chunks of points in {at - points_at} bytes")
+    if form not in _LAYERS or row < _ROWS[form]:
+        return
+    # From format 6 on a chunk is its first point, its number of points, and the lengths of its layers before them.
+    layers = _LAYERS[form] + row - _ROWS[form]  # each extra byte has its own
+    place, end = points_at + 8, at
+    while place < end:
+        file.seek(place + row + 4)
+        lengths = file.read(4 * layers)
+        place += row + 4 + len(lengths) + sum(struct.unpack(f"<{len(lengths) // 4}I", lengths[: len(lengths) // 4 * 4]))
+        if place > end:
+            raise InputError(f"{path}: corrupt LAZ file: a chunk ends {place - end} bytes behind the last point")
+
+
+def _walk(
+    path: Path, file: IO[bytes], between: tuple[int, int], count: int, header: int, length: tuple[str, int]
+) -> None:
+    """Go through ``count`` variable-length records, which must end within ``between``."""
+    at, end = between
+    if count * header > end - at:
+        raise InputError(
+            f"{path}: the header says {count} variable-length records, and {max(end - at, 0)} bytes hold them"
+        )
+    form, offset = length
+    for number in range(1, count + 1):
+        file.seek(at)
+        head = file.read(header)
+        if len(head) == header:
+            at += header + int(struct.unpack_from(form, head, offset)[0])
+        if len(head) < header or at > end:
+            raise InputError(f"{path}: variable-length record {number} of {count} goes beyond its place in the file")

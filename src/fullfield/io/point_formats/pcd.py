@@ -16,6 +16,7 @@ from fullfield.io.point_formats.ply import parse_text
 
 _LONGEST_HEADER = 1 << 16
 _LZF_RATIO = 88  # three bytes can stand for 264
+_MOST_VALUES = 4096  # of a point, over all fields
 _KINDS = {"F": "f", "I": "i", "U": "u"}
 _PADDING = "_"
 
@@ -69,10 +70,14 @@ def _fields(path: Path, header: dict[str, list[str]]) -> list[tuple[str, str, in
         raise InputError(f"{path}: corrupt PCD header: FIELDS, TYPE, SIZE and COUNT do not match")
     fields: list[tuple[str, str, int]] = []
     for name, kind, size, many in zip(*described, strict=True):
+        whole = many.isascii() and many.isdigit() and 1 <= int(many[:9]) <= _MOST_VALUES
         right = kind in _KINDS and size in ("1", "2", "4", "8") and (kind != "F" or size in ("4", "8"))
-        if not right or not (many.isascii() and many.isdigit() and 1 <= int(many[:9]) <= 4096):
+        if not (right and whole):
             raise InputError(f"{path}: corrupt PCD header: field {one_line(f'{name} {kind} {size} {many}', 60)}")
         fields.append((name, f"<{_KINDS[kind]}{size}", int(many)))
+    values = sum(many for _, _, many in fields)
+    if values > _MOST_VALUES:
+        raise InputError(f"{path}: its fields have {values} values a point; at most {_MOST_VALUES} are read")
     used = [name for name, _, _ in fields if name != _PADDING]
     if len(set(used)) < len(used):
         raise InputError(f"{path}: corrupt PCD header: a field stands in it twice")
@@ -153,15 +158,15 @@ def _lzf(path: Path, data: bytes, size: int) -> bytes:
             if length == 7:
                 length += data[at]
                 at += 1
-            start = len(out) - ((control & 31) << 8) - data[at] - 1
+            distance = ((control & 31) << 8) + data[at] + 1
             at += 1
+            start, length = len(out) - distance, length + 2
             if start < 0:
                 raise IndexError
-            while length + 2 > 0:  # a copy may reach into itself
-                part = out[start : start + length + 2]
-                out += part
-                start += len(part)
-                length -= len(part)
+            part = out[start : start + length]
+            if distance < length:  # a copy that reaches into itself repeats what it begins with
+                part = (part * (length // distance + 1))[:length]
+            out += part
             if len(out) > size:
                 break
     except IndexError:

@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.io.arrays import BROKEN_ZIP, member_names, read_member, read_npy
+from fullfield.io.arrays import BROKEN_ZIP, member_names, member_shape, read_member, read_npy
 from fullfield.io.files import check_readable, one_line, reason
 from fullfield.io.point_formats import PointCloud, as_coordinates
 
 _POINTS = ("points", "xyz", "pos", "arr_0")
+_TRIPLES = ("colors", "normals")
 _MOST_COLUMNS = 256
 
 
@@ -40,21 +41,30 @@ def read_archive(path: Path) -> PointCloud:
     check_readable(path)
     try:
         with zipfile.ZipFile(path) as archive:
-            names = member_names(archive)
+            names = member_names(path, archive)
             chosen = next((n for n in _POINTS if n in names), names[0] if len(names) == 1 else None)
             if chosen is None:
                 listed = ", ".join(one_line(n, 20) for n in names[:20]) or "nothing"
                 raise InputError(f"{path}: expected an array called {' or '.join(_POINTS[:3])}, got {listed}")
+            shapes = {name: member_shape(path, archive, name) for name in names}
+            _check_shapes(path, chosen, shapes)
             arrays = {name: read_member(path, archive, name) for name in names}
+    except InputError:
+        raise
     except BROKEN_ZIP as error:
         raise InputError(f"{path}: truncated or corrupt .npz file: {reason(error)}") from error
     cloud = from_array(arrays.pop(chosen), f"{path}: array {chosen}")
-    triples = {name: arrays.pop(name, None) for name in ("colors", "normals")}
-    for name, values in (*triples.items(), *arrays.items()):
-        wanted: tuple[int, ...] = (len(cloud), 3) if name in triples else (len(cloud),)
-        if values is not None and values.shape != wanted:
-            raise InputError(f"{path}: array {one_line(name, 40)}: expected {list(wanted)}, got {list(values.shape)}")
+    triples = {name: arrays.pop(name, None) for name in _TRIPLES}
     return PointCloud(cloud.points, **triples, attributes={**cloud.attributes, **arrays})
+
+
+def _check_shapes(path: Path, points: str, shapes: dict[str, tuple[int, ...]]) -> None:
+    """Refuse arrays that do not belong to the array ``points``, before any is unpacked."""
+    count = shapes[points][0]
+    for name, shape in shapes.items():
+        wanted: tuple[int, ...] = (count, 3) if name in _TRIPLES else (count,)
+        if name != points and shape != wanted:
+            raise InputError(f"{path}: array {one_line(name, 40)}: expected {list(wanted)}, got {list(shape)}")
 
 
 def read_kitti(path: Path) -> PointCloud:

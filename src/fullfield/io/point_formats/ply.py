@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fullfield._check import InputError
 from fullfield.io.files import check_readable, one_line, reason
-from fullfield.io.point_formats import PointCloud, from_columns
+from fullfield.io.point_formats import PointCloud, from_columns, without_axes
 
 _TYPES = {
     "char": "i1", "int8": "i1", "uchar": "u1", "uint8": "u1", "short": "i2", "int16": "i2", "ushort": "u2",
@@ -46,6 +46,8 @@ def read(path: Path) -> PointCloud:
         before = elements[: elements.index(vertex)]
         if vertex.lists or any(e.lists for e in before):
             raise InputError(f"{path}: lists of values in or before the element vertex are not supported")
+        if not {"x", "y", "z"} <= {name for name, _ in vertex.properties}:
+            raise without_axes(path, (name for name, _ in vertex.properties))
         if form == "ascii":
             rows = _ascii(path, file, vertex, sum(e.rows for e in before), left)
         else:

@@ -1,0 +1,183 @@
+"""Small files that claim much: memory and time stay in proportion to the file, or one line says what was asked."""
+
+from __future__ import annotations
+
+import struct
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from bombs import (
+    empty_window,
+    gif,
+    las,
+    lzf_of_one_byte,
+    npy,
+    npz_of_another_length,
+    npz_of_shared_bytes,
+    pcd_of_many_values,
+)
+from io_files import ExrPart, PeakMemory, complaint, save
+
+from fullfield import InputError
+from fullfield.io import read_flow, read_frame, read_point_cloud
+
+MIB = 64
+
+
+def refused(path: Path, data: bytes, match: str, read: Any = read_point_cloud) -> None:
+    """``data`` is refused in one line that names the file, within a second and ``MIB``."""
+    path.write_bytes(data)
+    begin = time.perf_counter()
+    with PeakMemory() as memory, pytest.raises(InputError, match=match) as error:
+        read(path)
+    assert complaint(error).startswith(str(path))
+    assert time.perf_counter() - begin < 1
+    assert (memory.grown or 0) < MIB
+
+
+def test_las_made_by_hand_is_read(tmp_path: Path) -> None:
+    pytest.importorskip("laspy")
+    (tmp_path / "a.las").write_bytes(las())
+    assert read_point_cloud(tmp_path / "a.las").points.tolist() == [[0.0, 0.0, 0.0]] * 3
+
+
+@pytest.mark.parametrize(
+    ("data", "match"),
+    [
+        (las(records=0xFFFFFFFF), "4294967295 variable-length records, and 0 bytes hold them"),
+        (las(points_at=429, records=1)[:395] + b"\xff" * 70, "variable-length record 1 of 1 goes beyond"),
+        (las(extended=0xFFFFFFFF, extended_at=375), "4294967295 variable-length records, and 90 bytes"),
+        (las(extended=1, extended_at=375)[:375] + b"\xff" * 90, "variable-length record 1 of 1 goes beyond"),
+        (las(points=1 << 40), "the header says 1099511627776 points, 32985348833280 bytes; 90 are stored"),
+        (las(points=1 << 40, form=6 | 128), "claims 32985348833280 bytes"),
+        (las(row=65535), "3 points, 196605 bytes; 90 are stored"),
+        (las(points_at=1 << 30), "points from byte 1073741824 on, in a file of 465"),
+        (las(header=100), "a header of 100 bytes"),
+        (las(header=230, points_at=300), "version 1.4 with a header of 230 bytes"),
+        (las()[:200], "ends inside its header"),
+        (b"LASX" + bytes(400), "does not begin with 'LASF'"),
+    ],
+)
+def test_las_counts_are_held_to_the_file(tmp_path: Path, data: bytes, match: str) -> None:
+    refused(tmp_path / "a.las", bytes(data), match)
+
+
+def test_truncated_las(tmp_path: Path) -> None:
+    pytest.importorskip("laspy")
+    whole = bytes(las())
+    for end in range(1, len(whole), 3):
+        refused(tmp_path / "a.las", whole[:end], "LAS|points")
+
+
+@pytest.mark.parametrize("entries", [2, 120])
+@pytest.mark.parametrize("renamed", [True, False])
+def test_npz_members_that_share_their_bytes(tmp_path: Path, entries: int, renamed: bool) -> None:
+    data = npz_of_shared_bytes(entries, renamed=renamed)
+    refused(tmp_path / "a.npz", data, "shares its bytes or its name")
+
+
+def test_npz_arrays_of_another_length_are_not_unpacked(tmp_path: Path) -> None:
+    refused(tmp_path / "a.npz", npz_of_another_length(), r"array label: expected \[2\], got \[30000000\]")
+    flow = npz_of_another_length().replace(b"points.npy", b"u.npy     ").replace(b"label.npy", b"v.npy    ")
+    refused(tmp_path / "b.npz", flow, "u and v", read_flow)
+
+
+def test_a_gif_is_not_handed_to_the_reader_of_gif(tmp_path: Path) -> None:
+    for name in ("a.tga", "a.gif", "a.png"):
+        refused(tmp_path / name, gif(), "starts like none of them", read_frame)
+
+
+def test_targa_is_still_told_by_its_header(tmp_path: Path) -> None:
+    pixels = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
+    assert read_frame(save(tmp_path / "a.tga", ExrPart(pixels, ("R", "G", "B")))).shape == (3, 4, 4)
+    assert read_frame(save(tmp_path / "b.tga", ExrPart(pixels[..., :1].copy(), ("Y",)))).shape == (1, 4, 4)
+
+
+def test_what_a_display_window_leaves_empty_takes_no_memory(tmp_path: Path) -> None:
+    path = empty_window(tmp_path / "a.exr")
+    with PeakMemory() as memory:
+        flow, valid = read_flow(path)
+        assert (flow[:, 7, 5].tolist(), flow[:, 9, 5].tolist()) == ([1.0, -1.0], [0.0, 0.0])
+        assert (bool(valid[7, 5]), bool(valid[9, 5])) == (True, False)
+    assert flow.shape == (2, 8192, 16384)
+    assert (memory.grown or 0) < MIB
+
+
+def test_exr_flow_that_is_not_finite_is_zero(tmp_path: Path) -> None:
+    pixels = np.ones((2, 2, 2), np.float32)
+    pixels[0, 0, 0], pixels[1, 1, 1] = np.nan, np.inf
+    flow, valid = read_flow(save(tmp_path / "a.exr", ExrPart(pixels, ("u", "v"))))
+    assert valid.tolist() == [[False, True], [True, False]]
+    assert flow.tolist() == [[[0.0, 1.0], [1.0, 0.0]], [[0.0, -1.0], [-1.0, 0.0]]]
+
+
+def test_pcd_values_of_a_point_are_limited(tmp_path: Path) -> None:
+    refused(tmp_path / "a.pcd", pcd_of_many_values(), "its fields have 8192003 values a point; at most 4096 are read")
+
+
+def test_lzf_runs_of_one_byte_are_copied_at_once(tmp_path: Path) -> None:
+    (tmp_path / "a.pcd").write_bytes(lzf_of_one_byte())
+    begin = time.perf_counter()
+    assert not read_point_cloud(tmp_path / "a.pcd").points.any()
+    assert time.perf_counter() - begin < 3
+
+
+@pytest.mark.parametrize("distance", [1, 2, 3, 5, 7, 23, 24, 25])
+def test_lzf_copies_of_any_distance(tmp_path: Path, distance: int) -> None:
+    first = bytes(range(1, 26))
+    body = bytes([24]) + first + bytes([0xE0, 14, distance - 1]) + bytes([1, 0, 0])  # 25, then 7 + 14 + 2, then 2 → 50
+    made = bytearray(first)
+    for _ in range(23):
+        made.append(made[-distance])
+    wanted = bytes(made) + bytes(2)
+    from fullfield.io.point_formats.pcd import _lzf
+
+    assert _lzf(tmp_path, body, 50) == wanted
+
+
+@pytest.mark.parametrize("form", ["ascii", "binary_little_endian"])
+def test_ply_vertices_without_properties(tmp_path: Path, form: str) -> None:
+    head = f"ply\nformat {form} 1.0\nelement vertex 3\nend_header\n".encode()
+    refused(tmp_path / "a.ply", head + bytes(9), "expected points with x, y and z, got nothing")
+
+
+@pytest.mark.parametrize(
+    ("header", "match"),
+    [
+        (npy("(True, 3)"), "not in NumPy's format"),
+        (npy("(2, None)"), "not in NumPy's format"),
+        (npy(r"(2, 3\d)"), "not in NumPy's format"),
+        (npy("(1if 1else 2, 3)"), "not in NumPy's format"),
+        (npy("(" * 4000 + ")" * 4000), "not in NumPy's format"),
+        (npy("(2, 3)", r"<f8\d"), "real numbers|NumPy's format"),
+        (npy("(2, 3)", "<f3"), "real numbers, got '<f3'"),
+        (npy("(99999999999999999999, 3)"), "shape"),
+        (npy("(2, 3)").replace(b"'shape'", b"'sharp'"), "not in NumPy's format"),
+        (npy("(2, 3)").replace(b"False", b"Fals "), "not in NumPy's format"),
+    ],
+)
+def test_npy_headers_that_are_no_plain_array(tmp_path: Path, header: bytes, match: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        refused(tmp_path / "a.npy", header + bytes(48), match)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{'descr': '<f8', 'fortran_order': True, 'shape': (2, 3), }",
+        "{'descr': '<f8', 'fortran_order': False, 'shape': (2, 3)}  ",
+        '{"shape": (2, 3), "descr": "<f8", "fortran_order": False}',
+        "{'descr':'=f8','fortran_order':False,'shape':(2L,3L,)}",
+    ],
+)
+def test_npy_headers_that_other_programs_write(tmp_path: Path, header: str) -> None:
+    values = np.arange(6.0).reshape(2, 3)
+    text = header.encode() + b"\n"
+    data = values.tobytes("F" if "True" in header else "C")
+    (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text + data)
+    assert read_point_cloud(tmp_path / "a.npy").points.tolist() == values.tolist()
