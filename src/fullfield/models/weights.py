@@ -368,7 +368,7 @@ def build_model(name: str) -> RAFT | SEARAFT:
 
         made = {"s": SEARAFTConfig.small, "m": SEARAFTConfig.medium, "l": SEARAFTConfig.large}
         model = SEARAFT(made[name[-1]]())
-    return model.eval()
+    return model.float().eval()  # the files' dtype, whatever PyTorch's default is
 
 
 def check_fits(entry: WeightsEntry, model: str) -> None:

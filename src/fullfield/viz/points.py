@@ -100,7 +100,7 @@ def alignment_legend(width: int = 384, *, max_error: float) -> Tensor:
     height = width // 8
     margin = height // 2
     image = torch.tensor(BACKGROUND, dtype=torch.uint8).reshape(3, 1, 1).expand(3, height, width).clone()
-    colors = _colors(torch.linspace(0, 1, width - 2 * margin))
+    colors = _colors(torch.linspace(0, 1, width - 2 * margin, dtype=torch.float32))
     image[:, height // 16 : height // 2, margin : width - margin] = colors.T[:, None]
     for x, text, anchor in (
         (margin, "0", "lm"),
