@@ -58,7 +58,7 @@ def overlay(
         color = colors[:, rows].float()
         lift = (color.amax(0) - color.amin(0)) * (0.3 / 255)
         tinted = color * torch.lerp(grey / 255, torch.ones((), dtype=torch.float32), lift)
-        strength = opacity * visible
+        strength = opacity * visible.float()
         image[:, rows] = (grey * (1 - strength) + tinted * strength).round().to(torch.uint8)
     if arrows:
         _draw_arrows(image, flow, valid, scale, arrows)
@@ -97,7 +97,7 @@ def _draw_arrows(image: Tensor, flow: Tensor, valid: Tensor | None, scale: float
         pen = thick * (reach / (0.3 * step)).clamp(0.4, 1.0)
         part = image[:, rows].float()
         for extra, ink, strength in ((1.2, 16.0, 0.5), (0.0, 255.0, 1.0)):
-            cover = (pen + extra + 0.5 - distance).clamp(0, 1) * (drawn * strength)
+            cover = (pen + extra + 0.5 - distance).clamp(0, 1) * (drawn.float() * strength)
             part = part * (1 - cover) + ink * cover
         image[:, rows] = part.round().to(torch.uint8)
 
