@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
+from fullfield._check import InputError
 from fullfield.estimators.flow import Flow
 from fullfield.estimators.frames import as_frame
 from fullfield.estimators.protocol import Estimator
@@ -92,8 +93,8 @@ def estimate(
 
     Frames whose part, layer, alpha or window matters are read with :func:`fullfield.io.read_frame` first.
 
-    Returns a :class:`Flow`. Raises InputError for frames that cannot be matched or unknown parameters,
-    FileNotFoundError for a missing file.
+    Returns a :class:`Flow`. Raises InputError for frames that cannot be matched, unknown parameters or a flow that is
+    not finite, FileNotFoundError for a missing file.
 
     >>> flow = estimate("a.png", "b.png", preset="fast")  # doctest: +SKIP
     >>> flow = estimate("a.png", "b.png", "raft", weights="raft-things.pth", device="cuda")  # doctest: +SKIP
@@ -115,6 +116,12 @@ def estimate(
     flow = estimator(first[None].to(place), second[None].to(place), initial_flow=start_flow, progress=progress)
     flow = flow[0].to("cpu", torch.float32)
     seconds = time.perf_counter() - begin
+    lost = int((~flow.isfinite()).any(0).sum())
+    if lost:
+        raise InputError(
+            f"method: the flow is NaN or infinite at {lost} pixels; {estimator.method} has weights that are not "
+            "finite, or parameters too far from a preset's"
+        )
     valid = torch.ones(flow.shape[1:], dtype=torch.bool)
     return Flow(flow, valid, estimator.method, estimator.backend, dict(estimator.parameters), seconds)
 
