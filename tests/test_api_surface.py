@@ -29,6 +29,7 @@ SURFACE = {
         "Rendered",
         "SCANS",
         "ScanDataset",
+        "ScanPairs",
         "ScanRecord",
         "ScanSample",
         "Sintel",

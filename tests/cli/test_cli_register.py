@@ -8,8 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fullfield import viz
+from fullfield import registration, viz
+from fullfield.cli import progress
+from fullfield.cli import register as register_verb
 from fullfield.io import PointCloud, read_point_cloud, write_point_cloud
+from fullfield.registration import alignment_errors
 from fullfield.testing import room_scan
 from fullfield.viz import sheet
 

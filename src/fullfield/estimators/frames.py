@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _BRIGHTEST = 128.0
 
 
-def as_frame(frame: Frame, name: str = "frame", *, transfer: str = "auto") -> Tensor:
+def as_frame(frame: Frame, name: str = "frame", *, transfer: str = "auto", **reading: Any) -> Tensor:
     """A frame tensor: float32 [C, H, W], C = 1 or 3, display-referred, nominally 0 ... 1.
 
     Args:
@@ -33,13 +33,16 @@ def as_frame(frame: Frame, name: str = "frame", *, transfer: str = "auto") -> Te
         name: what messages call it.
         transfer: how the values are encoded, as for :func:`fullfield.io.read_frame`; for arrays and tensors
             ``"auto"`` is ``"srgb"``.
+        **reading: ``part``, ``layer``, ``alpha`` and ``window`` of a path, as for :func:`fullfield.io.read_frame`.
 
     Raises InputError for anything else, FileNotFoundError for a missing file.
     """
     if isinstance(frame, (str, os.PathLike)):
         from fullfield.io import read_frame
 
-        return read_frame(frame, transfer=transfer)
+        return read_frame(frame, transfer=transfer, **reading)
+    for option in reading:
+        _check.require(False, option, "none beside an array or tensor: it is of a file", repr(reading[option]))
     if isinstance(frame, np.ndarray):
         tensor = _from_array(frame, name)
     elif isinstance(frame, Tensor):
