@@ -198,9 +198,8 @@ def test_doctor_on_a_machine_that_does_not_work(cli: Any, monkeypatch: pytest.Mo
 
 def test_doctor_says_that_ptlflow_cannot_be_imported(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ptlflow").mkdir()
-    (tmp_path / "ptlflow" / "__init__.py").write_text(
-        "print('noise')\nraise RuntimeError('operator nms does not exist')"
-    )
+    said = "print('noise')\nraise RuntimeError('operator nms does not exist')"
+    (tmp_path / "ptlflow" / "__init__.py").write_text(said)
     (tmp_path / "ptlflow-9.9.dist-info").mkdir()
     (tmp_path / "ptlflow-9.9.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: ptlflow\nVersion: 9.9\n")
     monkeypatch.syspath_prepend(tmp_path)

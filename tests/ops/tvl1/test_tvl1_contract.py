@@ -333,3 +333,21 @@ def test_wrong_calls_name_the_argument() -> None:
         tvl1(torch.rand(32), second)
     with pytest.raises(InputError, match=r"height: expected an integer >= 1 and <= 1\.67772e"):
         TVL1Solver(2**24, 4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_reference_is_the_same_with_any_threads_and_under_autocast(dtype: torch.dtype) -> None:
+    """Its products of matrices were summed in an order of MKL's choice, and under autocast in bfloat16."""
+    pair = [frame.to(dtype) for frame in frames(height=260, width=270)]
+    config = QUICK.replace(scale_factor=0.9, warps=1, iterations=10, epsilon=1e-3, scales=3)
+    threads, found = torch.get_num_threads(), []
+    start = torch.ones(1, 2, 260, 270, dtype=dtype) / 3
+    try:
+        for number in (1, 2, 3):
+            torch.set_num_threads(number)
+            found.append(tvl1(*pair, config, initial_flow=start, backend="reference"))
+    finally:
+        torch.set_num_threads(threads)
+    with torch.autocast("cpu", torch.bfloat16):
+        found.append(tvl1(*pair, config, initial_flow=start, backend="reference"))
+    assert all(torch.equal(flow, found[0]) for flow in found)
