@@ -66,7 +66,7 @@ def _checked() -> Any:
     """
     from numba.core.caching import IndexDataCacheFile
 
-    class Checked(IndexDataCacheFile):
+    class Checked(IndexDataCacheFile):  # type: ignore[misc]  # numba has no types
         def save(self, key: Any, data: Any) -> None:
             try:
                 super().save(key, data)
