@@ -12,7 +12,6 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 from fullfield.cli import report
-from fullfield.integrations.quiet import quiet
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -166,6 +165,8 @@ def _ptlflow() -> dict[str, str | None] | None:
         version = metadata.version("ptlflow")
     except metadata.PackageNotFoundError:
         return None
+    from fullfield.integrations.quiet import quiet
+
     with quiet():
         return {"version": version, "problem": _attempt(partial(import_module, "ptlflow"))[1]}
 

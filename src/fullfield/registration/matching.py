@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _BLOCK = 2048
 
 
-@torch.autocast("cpu", enabled=False)
+@torch.autocast("cpu", enabled=False)  # type: ignore[untyped-decorator]
 def mutual_matches(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.int64]:
     """[M, 2] rows of ``first`` [A, C] and ``second`` [B, C] that are each other's nearest, by Euclidean distance."""
     if not len(first) or not len(second):
