@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
             check_kept(args.output, clouds[0])
         watch.lap("load")
         settings = Settings(args.voxel, init, args.seed, args.iterations, descriptor=descriptor)
-        found = registered(*clouds, settings, progress.part(0.1, 0.7))
+        found = registered(clouds[0], clouds[1], settings, progress.part(0.1, 0.7))
         watch.lap("register")
         if found.transform is not None:
             if args.output is not None:

@@ -71,12 +71,13 @@ def _pose(path: Path) -> Tensor:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # no numbers at all
             values = np.load(path) if path.suffix.lower() == ".npy" else np.loadtxt(path, np.float64, ndmin=2)
+        rows = {12: 3, 16: 4}[values.size]
         pose = np.eye(4)
-        pose[: values.size // 4] = values.reshape(-1, 4)
-    except (ValueError, TypeError, IndexError, EOFError, OSError):
+        pose[:rows] = values.reshape(rows, 4)
+    except (KeyError, ValueError, TypeError, EOFError, OSError):
         raise InputError(f"{path}: expected a pose, 4x4 or 3x4 numbers") from None
     turn = pose[:3, :3]
-    fits = values.size in (12, 16) and np.isfinite(pose).all() and np.allclose(pose[3], (0, 0, 0, 1), atol=1e-6)
+    fits = np.isfinite(pose).all() and np.allclose(pose[3], (0, 0, 0, 1), atol=1e-6)
     if not (fits and np.allclose(turn @ turn.T, np.eye(3), atol=1e-3) and np.linalg.det(turn) > 0):
         raise InputError(f"{path}: expected a rotation and a translation, the last row 0 0 0 1")
     return torch.from_numpy(pose)

@@ -44,8 +44,8 @@ class Trained(NamedTuple):
 # Whatever mode the caller is in.
 @torch.inference_mode(False)
 @torch.enable_grad()
-@torch.autocast("cuda", enabled=False)
-@torch.autocast("cpu", enabled=False)
+@torch.autocast("cuda", enabled=False)  # type: ignore[untyped-decorator]
+@torch.autocast("cpu", enabled=False)  # type: ignore[untyped-decorator]
 def train_descriptor(
     folder: str | os.PathLike[str],
     training: DescriptorTraining | None = None,
