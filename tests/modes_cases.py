@@ -253,7 +253,10 @@ def _() -> Any:
 @case("nn.PointConv", "models.pointcnnpp.PointResNet", "models.pointcnnpp.PointUNet", "models.pointcnnpp.PointPyramid")
 def _() -> Any:
     made = []
-    for network in (PointResNet(PointResNetConfig(classes=5)), PointUNet(PointUNetConfig())):
+    for network in (
+        PointResNet(PointResNetConfig(classes=5, channels=(8, 8, 16, 16))),
+        PointUNet(PointUNetConfig(channels=(8, 8, 16, 16))),
+    ):
         network = weighted(network.to(F32)).eval()
         network.requires_grad_(False)
         pyramid = network.prepare(cloud(200))
@@ -455,6 +458,9 @@ def _() -> Any:
 def _() -> Any:
     from fullfield.registration import DescriptorConfig
     from fullfield.training import DescriptorTraining, train_descriptor
+    from fullfield.training import descriptor as loop
+
+    loop._HELD_OUT = 1  # pairs that the checkpoint is measured on
 
     with tempfile.TemporaryDirectory() as folder:
         small = DescriptorTraining(
