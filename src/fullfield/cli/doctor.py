@@ -165,10 +165,14 @@ def _ptlflow() -> dict[str, str | None] | None:
         version = metadata.version("ptlflow")
     except metadata.PackageNotFoundError:
         return None
-    from fullfield.integrations.quiet import quiet
+    problem = _attempt(_import_ptlflow)[1]
+    return {"version": version, "problem": problem and problem.rpartition("which cannot be imported: ")[2]}
 
-    with quiet():
-        return {"version": version, "problem": _attempt(partial(import_module, "ptlflow"))[1]}
+
+def _import_ptlflow() -> None:
+    from fullfield.estimators.ptlflow import import_ptlflow
+
+    import_ptlflow()
 
 
 def _kernel_cache() -> dict[str, object]:
