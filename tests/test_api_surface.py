@@ -30,6 +30,7 @@ SURFACE = {
         "Rendered",
         "SCANS",
         "ScanDataset",
+        "ScanPairs",
         "ScanRecord",
         "ScanSample",
         "Sintel",

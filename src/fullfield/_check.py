@@ -33,7 +33,10 @@ def describe(value: object) -> str:
         if kind == "array" and not shape:
             return f"{dtype} {value!s}"
         return f"{dtype} {kind} {list(shape)}{place}"
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except RecursionError:
+        text = "of many levels"
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
 
 

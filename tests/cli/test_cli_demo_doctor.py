@@ -194,3 +194,17 @@ def test_doctor_on_a_machine_that_does_not_work(cli: Any, monkeypatch: pytest.Mo
     ran = cli("doctor", "--json")
     assert ran.code == 2
     assert ran.json["main_job"] == {"works": False, "problem": "RuntimeError: illegal instruction"}
+
+
+def test_doctor_says_that_ptlflow_cannot_be_imported(cli: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ptlflow").mkdir()
+    said = "print('noise')\nraise RuntimeError('operator nms does not exist')"
+    (tmp_path / "ptlflow" / "__init__.py").write_text(said)
+    (tmp_path / "ptlflow-9.9.dist-info").mkdir()
+    (tmp_path / "ptlflow-9.9.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: ptlflow\nVersion: 9.9\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "ptlflow"]:
+        monkeypatch.delitem(sys.modules, name)
+    ran = cli("doctor", "--json")
+    assert ran.json["ptlflow"] == {"version": "9.9", "problem": "operator nms does not exist"}
+    assert "ptlflow       9.9, cannot be imported: operator nms does not exist" in cli("doctor").out

@@ -66,7 +66,7 @@ def test_parameters_reach_the_method(cli: Any, refused: Callable[..., str], room
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("fpfh", "pairs:set"), f"expected NAME one of {', '.join(SCANS)}"),
+        (("fpfh", "sintel-clean:set"), f"expected NAME one of {', '.join(SCANS)}"),
         (("tvl1", "3dmatch:set"), "NAME:FOLDER: 3dmatch has pairs of point clouds, which 'fullfield evaluate' takes"),
         (("fpfh", "3dmatch:set", "--scale", "1/2"), "--scale: MODEL fpfh registers point clouds; leave it out"),
         (("fpfh", "3dmatch:set", "--updates", "2"), "--updates: MODEL fpfh registers point clouds"),

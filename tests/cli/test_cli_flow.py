@@ -82,6 +82,19 @@ def test_both_directions_are_on_the_first_frame_s_pixels(cli: Any) -> None:
     assert float(backward[0][inner].median()) == pytest.approx(-1, abs=0.1)
     report = cli("flow", "a.png", "b.png", "-o", "out.exr", "--previous", "z.png", *FAST, "--json").json
     assert report["previous"] == "z.png"
+    turned = cli("flow", "a.png", "z.png", "-o", "out.exr", "--previous", "b.png", *FAST, "--json").json
+    forward, backward = (read_flow("out.exr", layer=layer).flow for layer in ("forward", "backward"))
+    assert turned["longest_motion"] == float(torch.hypot(*backward).max()) > float(torch.hypot(*forward).max())
+
+
+def test_levels_that_the_frames_are_too_small_for_are_said(cli: Any, scene: Path) -> None:
+    assert scene
+    ran = cli("flow", "a.png", "b.png", "-o", "out.flo", *FAST, "--scales", "100")
+    assert ran.code == 0
+    assert "--scales 100: " in ran.err
+    assert "levels; a side of the next would be under 16" in ran.err
+    for more in (("--scales", "2"), ("--scales", "auto"), ("--scales", "100", "--quiet")):
+        assert "levels" not in cli("flow", "a.png", "b.png", "-o", "out.flo", *FAST, *more).err
 
 
 def _plates(corners: dict[str, tuple[int, int]]) -> None:

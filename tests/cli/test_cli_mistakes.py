@@ -16,7 +16,7 @@ import torch
 import fullfield.estimators
 import fullfield.io
 from fullfield.cli.report import printable
-from fullfield.estimators import estimate
+from fullfield.estimators import TVL1Estimator, estimate
 from fullfield.io import write_flow, write_image
 
 Refused = Callable[..., str]
@@ -241,12 +241,14 @@ def test_a_link_to_itself(refused: Refused, scene: Path) -> None:
 
 
 def test_flow_that_is_not_finite(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    compute = TVL1Estimator.__call__
+
     def nan(*args: Any, **named: Any) -> Any:
-        found = estimate(*args, **named)
-        found.flow[0, 0, 0] = torch.nan
+        found = compute(*args, **named)
+        found[0, 0, 0, 0] = torch.nan
         return found
 
-    monkeypatch.setattr(fullfield.estimators, "estimate", nan)
+    monkeypatch.setattr(TVL1Estimator, "__call__", nan)
     line = refused("flow", "a.png", "b.png", "-o", "out.flo", *FAST)
     assert "--method tvl1: the flow is NaN or infinite at 1 pixels" in line
     assert not Path("out.flo").exists()

@@ -217,3 +217,50 @@ def test_kitti_missing_parts_are_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="dataset: expected one of"):
         open_scans("sintel", tmp_path)
     assert set(SCANS) >= {"3dmatch", "3dlomatch", "kitti-odometry"}
+
+
+def own_pairs(root: Path) -> None:
+    points = np.random.default_rng(0).random((30, 3))
+    for name in ("a 1.ply", "b.ply"):
+        write_point_cloud(root / name, PointCloud(points))
+    np.savetxt(root / "pose.txt", turned(0.1, (1, 2, 3))[:3])
+    np.save(root / "pose.npy", turned(0.2, (1, 2, 3)))
+
+
+def test_ones_own_pairs(tmp_path: Path) -> None:
+    own_pairs(tmp_path)
+    (tmp_path / "pairs.txt").write_text("# mine\na 1.ply\tb.ply\tpose.txt\n\nb.ply b.ply pose.npy\n")
+    pairs = open_scans("pairs", tmp_path)
+    assert (pairs.name, len(pairs)) == (tmp_path.name, 2)
+    first, second = pairs
+    assert (first.name, second.name) == ("a 1_b", "b_b")
+    assert len(first.source) == 30
+    np.testing.assert_allclose(first.truth.numpy(), turned(0.1, (1, 2, 3)), atol=1e-12)
+    np.testing.assert_allclose(second.truth.numpy(), turned(0.2, (1, 2, 3)), atol=1e-12)
+    assert pairs.criteria.max_rmse == 0.2
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "expected pairs of clouds of"),
+        ("b.ply b.ply", "line 1 should hold SOURCE TARGET POSE, got 2 words"),
+        ("b.ply c.ply pose.txt", "line 1 names .*c.ply, which does not exist"),
+        ("b.ply b.ply pairs.txt", "expected a pose, 4x4 or 3x4 numbers"),
+        ("b.ply b.ply empty.txt", "expected a pose, 4x4 or 3x4 numbers"),
+        ("b.ply b.ply mirror.txt", "expected a rotation and a translation"),
+        (b"\xff\xfe", "expected text in UTF-8"),
+    ],
+)
+def test_ones_own_pairs_that_are_broken_are_named(tmp_path: Path, text: str | bytes, words: str) -> None:
+    own_pairs(tmp_path)
+    (tmp_path / "empty.txt").write_text("\n")
+    np.savetxt(tmp_path / "mirror.txt", np.diag([-1.0, 1, 1, 1]))
+    (tmp_path / "pairs.txt").write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(InputError, match=words):
+        open_scans("pairs", tmp_path)
+
+
+def test_ones_own_pairs_without_a_list(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"expected pairs\.txt, a line SOURCE TARGET POSE"):
+        open_scans("pairs", tmp_path)

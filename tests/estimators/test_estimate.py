@@ -12,7 +12,7 @@ import torch
 
 from fullfield import Flow, InputError, estimate
 from fullfield.estimators import Estimator, TVL1Estimator, as_frame
-from fullfield.io import write_image
+from fullfield.io import FrameWindow, flow_window, write_image
 from fullfield.ops.tvl1 import TVL1Config
 from fullfield.testing import textured_scene
 
@@ -222,3 +222,45 @@ def test_what_is_prepared_on_a_gpu_is_of_the_frames_size(
     estimator(torch.zeros(1, 1, 48, 64), torch.zeros(1, 1, 48, 64))
     on_gpu = asked is None and able
     assert made == ([(48, 64)] if on_gpu else [(16, 16), (48, 64)])
+
+
+def _exr(path: Path, shift: int) -> None:
+    """32×24 pixels of a frame of 28×20, twice as wide as high each; also as layer ``other``, upside down."""
+    oiio = pytest.importorskip("OpenImageIO")
+    spec = oiio.ImageSpec(32, 24, 6, oiio.HALF)
+    spec.channelnames = ("R", "G", "B", "other.R", "other.G", "other.B")
+    spec.x, spec.y = -2, -2
+    spec.full_x, spec.full_y, spec.full_width, spec.full_height = 0, 0, 28, 20
+    spec.attribute("PixelAspectRatio", 2.0)
+    plane = np.random.default_rng(0).random((24, 40, 3), np.float32)[:, 4 - shift : 36 - shift]
+    out = oiio.ImageOutput.create(str(path))
+    assert out.open(str(path), spec)
+    assert out.write_image(np.concatenate([plane, plane[::-1]], 2))
+    out.close()
+
+
+def test_windows_of_exr_frames_are_kept(tmp_path: Path) -> None:
+    frames = [str(tmp_path / f"over.100{number}.exr") for number in (1, 2)]
+    for number, path in enumerate(frames):
+        _exr(Path(path), number)
+    shown = estimate(*frames, preset="fast")
+    assert shown.flow.shape == (2, 20, 28)
+    assert shown.window == FrameWindow((0, 0, 28, 20), (0, 0, 28, 20), 2.0)
+    shown.save(tmp_path / "shown.exr")
+    assert flow_window(tmp_path / "shown.exr") == shown.window
+    assert Flow.load(tmp_path / "shown.exr").window == shown.window
+    shown.save(tmp_path / "shown.flo")  # has none
+    assert Flow.load(tmp_path / "shown.flo").window is None
+    whole = estimate(*frames, preset="fast", window="data")
+    assert whole.flow.shape == (2, 24, 32)
+    whole.save(tmp_path / "whole.exr")
+    assert flow_window(tmp_path / "whole.exr") == FrameWindow((-2, -2, 32, 24), (0, 0, 28, 20), 2.0)
+    part = estimate(*frames, preset="fast", window=(4, 2, 20, 16), layer="other")
+    assert part.window == FrameWindow((4, 2, 20, 16), (0, 0, 28, 20), 2.0)
+    assert not torch.equal(part.flow, estimate(*frames, preset="fast", window=(4, 2, 20, 16)).flow)
+
+
+def test_options_of_files_are_refused_beside_arrays() -> None:
+    frame = torch.zeros(3, 20, 30)
+    with pytest.raises(InputError, match="layer: expected none beside an array or tensor"):
+        estimate(frame, frame, layer="beauty")

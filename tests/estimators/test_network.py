@@ -496,3 +496,12 @@ def test_exact_is_float32_in_convolutions_and_leaves_no_trace(kind: str) -> None
             assert getattr(owner, name) == fast
     finally:
         setattr(owner, name, fast)
+
+
+def test_a_network_of_weights_that_are_not_finite_is_refused(tmp_path: Path) -> None:
+    model = RAFT(RAFTConfig.small())
+    model.state_dict()["fnet.conv1.weight"].fill_(torch.nan)
+    torch.save(model.state_dict(), tmp_path / "nan.pth")
+    frame = torch.rand(3, 32, 40)
+    with pytest.raises(InputError, match="the flow is NaN or infinite at 1280 pixels; raft-small has weights"):
+        estimate(frame, frame, "raft-small", weights=str(tmp_path / "nan.pth"), updates=1)

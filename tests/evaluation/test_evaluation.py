@@ -479,11 +479,34 @@ def test_of_two_configurations_that_begin_at_once_one_is_refused(
     assert [path.name for path in folder.iterdir()] == ["config.json"]
 
 
+def test_weights_that_were_moved_are_the_same_run(tmp_path: Path) -> None:
+    def config(path: str, checksum: str | None) -> dict[str, Any]:
+        return {"method": "raft", "parameters": {"weights": path, "weights_sha256": checksum}}
+
+    Run(tmp_path / "run", config("a/raft.pth", "12ab"))
+    Run(tmp_path / "run", config("b/raft.pth", "12ab"))
+    with pytest.raises(InputError, match="weights_sha256 was '12ab', is '34cd'"):
+        Run(tmp_path / "run", config("a/raft.pth", "34cd"))
+    Run(tmp_path / "random", config("random", None))
+    with pytest.raises(InputError, match="weights was 'random', is 'other'"):
+        Run(tmp_path / "random", config("other", None))
+
+
+def test_what_is_no_estimator_is_named(pairs: FlowDataset, tmp_path: Path) -> None:
+    for wrong in (torch.nn.Linear(2, 2), TVL1Estimator, "tvl1"):
+        with pytest.raises(InputError, match="estimator: expected an Estimator"):
+            evaluate(wrong, pairs, tmp_path / "run")  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="estimator: expected an Estimator"):
+            predict(wrong, pairs, Run(tmp_path / "other", {}))  # type: ignore[arg-type]
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_new_prediction_drops_the_scores_of_the_old(tmp_path: Path) -> None:
     run = Run(tmp_path / "run", {})
     run.save("shot[1]/a*", torch.zeros(2, 3, 4), {})
     run.keep_score("pooled", "shot[1]/a*", "truth", {"images": 1})
     assert run.score("pooled", "shot[1]/a*", "truth") == {"images": 1}
+    run.path("shot[1]/a*").unlink()
     run.save("shot[1]/a*", torch.zeros(2, 3, 4), {})
     assert run.score("pooled", "shot[1]/a*", "truth") is None
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,3 +107,86 @@ def test_numbas_own_setting_is_left_alone(tmp_path: Path) -> None:
     with numba_cache.caching_in(tmp_path):
         assert str(tmp_path) == config.CACHE_DIR
     assert before == config.CACHE_DIR
+
+
+def _cut(content: bytes) -> bytes:
+    return content[: len(content) // 2]
+
+
+def _flipped(content: bytes) -> bytes:
+    return content[: len(content) // 2] + bytes([content[len(content) // 2] ^ 16]) + content[len(content) // 2 + 1 :]
+
+
+@pytest.mark.parametrize("suffix", ["nbi", "nbc"])
+@pytest.mark.parametrize("damage", [lambda _: b"", _cut, _flipped], ids=["empty", "cut", "flipped"])
+def test_damaged_files_are_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], suffix: str, damage: Any
+) -> None:
+    """numba itself raises EOFError, UnpicklingError and more, or crashes, at every call until the file is gone."""
+    numba = pytest.importorskip("numba")
+    monkeypatch.delenv("FULLFIELD_QUIET", raising=False)
+    monkeypatch.setattr(numba_cache, "_SAID", set())
+
+    def compiled() -> Any:
+        with numba_cache.caching_in(tmp_path / "kept"):
+            function = numba.njit(cache=True)(_doubled)
+        function.compile("(int64,)")
+        assert function(21) == 42
+        return function
+
+    compiled()
+    assert sum(compiled().stats.cache_hits.values()) == 1
+    (path,) = (tmp_path / "kept").rglob(f"*.{suffix}")
+    path.write_bytes(damage(path.read_bytes()))
+    capsys.readouterr()
+    assert sum(compiled().stats.cache_misses.values()) == 1
+    assert capsys.readouterr().err == f"fullfield: {path}: damaged; its kernels are compiled again\n"
+    assert sum(compiled().stats.cache_hits.values()) == 1
+    assert capsys.readouterr().err == ""
+
+
+def _doubled(x: int) -> int:
+    return x * 2
+
+
+def test_a_full_disk_is_named_and_computes(tmp_path: Path) -> None:
+    """Here no file may grow beyond 3 kB."""
+    pytest.importorskip("resource")
+    script = f"import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000))\n{SEARCH}"
+    out, said = finish(start(script, str(tmp_path)))
+    assert out.startswith("[")
+    (line,) = (line for line in said.splitlines() if "compil" not in line.split(":")[1][:8])
+    assert str(tmp_path) in line
+    assert "cannot keep compiled kernels (File too large)" in line
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid"), reason="no owners here")
+def test_the_temporary_folder_is_trusted_only_where_nobody_else_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "tmp").chmod(0o1777)
+    top = cache_folder._temporary()
+    assert cache_folder.usable(top / "numba")
+    assert stat.S_IMODE(top.stat().st_mode) == stat.S_IMODE((top / "numba").stat().st_mode) == 0o700
+    for path, mode in ((top / "numba", 0o770), (top, 0o755), (tmp_path / "tmp", 0o777), (tmp_path / "tmp", 0o775)):
+        before = stat.S_IMODE(path.stat().st_mode)
+        path.chmod(mode)
+        assert not cache_folder.usable(top / "numba"), path
+        path.chmod(before)
+        assert cache_folder.usable(top / "numba")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir(mode=0o700)
+    (top / "link").symlink_to(elsewhere)
+    assert not cache_folder.usable(top / "link")
+    if os.getuid() == 0:  # a parent of somebody else's
+        os.chown(top, 12345, 12345)
+        assert not cache_folder.usable(top / "numba")
+
+
+def test_a_folder_open_to_all_is_not_trusted(tmp_path: Path) -> None:
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(0o777)
+    assert not cache_folder.usable(folder)

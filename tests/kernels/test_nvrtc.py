@@ -276,12 +276,23 @@ def test_code_is_kept_and_announced_once(cache: Path, capfd: pytest.CaptureFixtu
 
 
 @needs_nvrtc
-def test_damaged_code_is_compiled_again(cache: Path) -> None:
+def test_damaged_code_is_compiled_again(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (code,) = Compiler("sm_80", "test kernels").compile([TRIVIAL])
     (kept,) = cache.iterdir()
+    capfd.readouterr()
     for damage in (b"", kept.read_bytes()[:-1], b"\0" * 100):
         kept.write_bytes(damage)
         assert Compiler("sm_80", "test kernels").compile([TRIVIAL]) == [code]
+        assert f"{kept}: damaged" in capfd.readouterr().err
+
+
+@needs_nvrtc
+def test_code_that_cannot_be_kept_is_named(cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    compiler = Compiler("sm_80", "test kernels")
+    cache.rmdir()  # meanwhile
+    assert compiler.compile([TRIVIAL])[0]
+    assert f"{cache}/" in (said := capfd.readouterr().err)
+    assert "cannot keep compiled kernels (No such file or directory)" in said
 
 
 @needs_nvrtc

@@ -50,6 +50,25 @@ def test_errors_reach_the_caller_after_all_tasks_ended(bad: int) -> None:
     assert sorted(ended) == [i for i in range(3) if i != bad]
 
 
+@pytest.mark.parametrize("most", [0, 1])
+def test_where_no_thread_can_be_started_the_caller_does_the_work(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    """As with too little address space."""
+    started: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def refusing(thread: threading.Thread) -> None:
+        if len(started) == most:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threads, "_pool", None)
+    monkeypatch.setattr(threading.Thread, "start", refusing)
+    done: list[int] = []
+    threads.run([partial(done.append, index) for index in range(6)], 3)
+    assert sorted(done) == list(range(6))
+
+
 def test_growing_pools_lose_no_callers() -> None:
     problems: list[BaseException] = []
 

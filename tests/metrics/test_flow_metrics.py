@@ -485,3 +485,11 @@ def test_predictions_too_far_to_sum_are_refused():
         gathered.update(torch.full((2, 4, 4), 1e308, dtype=torch.float64), truth)
     gathered.update(torch.full((2, 4, 4), 3e38), truth)
     assert gathered.compute()["epe"] > 1e38
+
+
+def test_tensors_that_require_a_gradient_are_scored() -> None:
+    pred, truth = torch.ones(2, 4, 5).requires_grad_(), torch.zeros(2, 4, 5)
+    metrics, plain = FlowMetrics(), FlowMetrics()
+    metrics.update(pred, truth, occluded=torch.zeros(4, 5) > 0)
+    plain.update(pred.detach(), truth, occluded=torch.zeros(4, 5) > 0)
+    assert metrics.state_dict() == plain.state_dict()

@@ -166,3 +166,51 @@ def test_models_are_recognised(torchvision: Any, ptlflow: Any) -> None:
     assert recognise(models.raft_small(weights=None).state_dict()) == "torchvision's raft_small"
     assert recognise(ptlflow.get_model("gma").state_dict()) == "GMA"
     assert recognise({"a": torch.ones(1)}) is None
+
+
+def _nested() -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
+def _quantised() -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+
+
+def _deep() -> dict[str, Any]:
+    held: dict[str, Any] = {"a": torch.ones(1)}
+    for _ in range(3000):
+        held = {"wrapper": held}
+    return held
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        (torch.empty(2, 3, device="meta"), "a tensor without data"),
+        (torch.eye(3).to_sparse(), "a sparse_coo tensor"),
+        (_nested(), "a nested tensor"),
+        (_quantised(), "a quantised tensor"),
+        (torch.ones(2, 3, dtype=torch.complex64), "a complex64 tensor"),
+    ],
+    ids=["meta", "coo", "nested", "quantised", "complex"],
+)
+def test_odd_tensors_are_refused_in_one_line(tmp_path: Path, odd: Tensor, words: str) -> None:
+    path = tmp_path / "w.pth"
+    torch.save({"a.weight": odd}, path)
+    for source in (path, {"a.weight": odd}):
+        with pytest.raises(InputError, match=words) as caught:
+            read_state(source)
+        assert str(caught.value).endswith("at 'a.weight'")
+        assert "\n" not in str(caught.value)
+
+
+def test_deep_wrappers_are_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "w.pth"
+    torch.save({"state_dict": torch.ones(1)}, path)
+    with pytest.raises(InputError, match="expected named tensors, got dict of many levels at 'wrapper'"):
+        read_state(_deep())

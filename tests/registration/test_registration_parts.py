@@ -192,5 +192,5 @@ def test_a_pose_needs_score_share_and_overlap() -> None:
         good._replace(upright=0.3),
     ):
         assert not refused.believed
-        assert refused.confidence <= 0.5
+        assert refused.confidence < 0.5
         assert refused.complaint is not None

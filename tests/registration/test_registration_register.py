@@ -14,7 +14,7 @@ from fullfield import InputError
 from fullfield.io import read_point_cloud
 from fullfield.metrics import registration_rmse, relative_rotation_error, relative_translation_error
 from fullfield.registration import Registration, alignment_errors, choose_voxel, read_pose, register
-from fullfield.registration.register import _different
+from fullfield.registration.register import Settings, _different, registered
 from fullfield.testing import room_scan
 
 pytest.importorskip("small_gicp")
@@ -86,9 +86,38 @@ def test_different_rooms_are_refused() -> None:
     found = register(room_scan(21), room_scan(22))
     assert not found.success
     assert found.transform is None
-    assert found.confidence <= 0.5
+    assert found.confidence < 0.5
+    assert found.untried == ("descriptor", "voxel", "init")
+    assert str(found).startswith("Registration(refused: ")
     assert found.reason
     assert "\n" not in found.reason
+
+
+@pytest.mark.parametrize("other", [0, 1])
+def test_a_mirrored_scan_is_refused(other: int) -> None:
+    """Its descriptors are the same, and walls and floor alone make a pose of which 63 matches agree."""
+    scan = room_scan(3)
+    assert register(scan, room_scan(3, scan=other)).success
+    found = register(scan * (-1.0, 1.0, 1.0), room_scan(3, scan=other))
+    assert not found.success
+    assert found.transform is None
+    assert found.confidence < 0.5
+    assert str(found.reason).startswith("one cloud looks like a mirror image of the other: a reflection brings ")
+    assert found.untried == ()
+
+
+def test_an_outcome_is_one_line(room: tuple[Floats, Floats]) -> None:
+    found = str(register(*room, voxel=0.09))
+    assert found.startswith("Registration(confidence 0.9")
+    assert "\n" not in found
+
+
+def test_progress_is_told(room: tuple[Floats, Floats]) -> None:
+    told: list[tuple[float, str]] = []
+    registered(*room, Settings(voxel=0.09), lambda fraction, words: told.append((fraction, words)))
+    assert [fraction for fraction, _ in told] == sorted(fraction for fraction, _ in told)
+    assert told[0][1] == "describing the source, voxel 0.09"
+    assert len(told) == 6
 
 
 def test_points_that_are_not_finite_are_left_out(room: tuple[Floats, Floats]) -> None:

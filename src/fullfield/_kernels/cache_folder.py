@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 import tempfile
 import time
@@ -23,20 +24,53 @@ def candidates() -> Iterator[Path]:
     else:
         with suppress(RuntimeError):  # no home directory is known
             yield Path.home() / ".cache" / "fullfield"
+    yield _temporary()
+
+
+def _temporary() -> Path:
     user = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
-    yield Path(tempfile.gettempdir()) / f"fullfield-{user}"
+    return Path(tempfile.gettempdir()) / f"fullfield-{user}"
 
 
 def usable(folder: Path) -> bool:
-    """Whether ``folder`` is ours and can be written; made if it does not exist."""
+    """Whether ``folder`` can be written, by nobody else; made if it does not exist.
+
+    What is compiled is run, so it is never taken from where somebody else could have put it: the folder is ours and
+    not open to all. Under the temporary folder, where everybody writes, the whole path is looked at.
+    """
     try:
+        if _temporary() in folder.parents:
+            _temporary().mkdir(mode=0o700, exist_ok=True)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if hasattr(os, "getuid") and folder.stat().st_uid != os.getuid():
-            return False  # compiled code from someone else's folder is not ours to run
+        if hasattr(os, "getuid") and not (_is_ours(folder, 0o002) and _path_is_ours(folder)):
+            return False
         with tempfile.TemporaryFile(dir=folder):
             return True
     except OSError:
         return False
+
+
+def _is_ours(folder: Path, others: int) -> bool:
+    """A folder, no link, that belongs to this user and has none of the bits ``others`` set."""
+    found = folder.lstat()
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & others
+
+
+def _path_is_ours(folder: Path) -> bool:
+    """For a folder under :func:`_temporary`: no other user can replace any part of its path. True for all others."""
+    top = _temporary()
+    if top not in folder.parents:
+        return True
+    inside = [folder, *folder.parents]
+    own = inside[: inside.index(top) + 1]
+    if not all(_is_ours(part, 0o077) for part in own):
+        return False
+    for part in top.parent.resolve().joinpath("x").parents:
+        found = part.stat()
+        shared = found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX
+        if found.st_uid not in (0, os.getuid()) or shared:
+            return False
+    return True
 
 
 def folder_named(name: str) -> Path | None:
@@ -48,14 +82,17 @@ def folder_named(name: str) -> Path | None:
     return None
 
 
+def say(text: str) -> None:
+    """A line on stderr, unless ``FULLFIELD_QUIET`` is set."""
+    if not os.environ.get("FULLFIELD_QUIET"):
+        print(f"fullfield: {text}", file=sys.stderr, flush=True)  # noqa: T201
+
+
 @contextmanager
 def announced(what: str, where: str, folder: Path | None) -> Iterator[None]:
-    """Say on stderr that ``what`` is compiled for ``where``, and how long it took; ``FULLFIELD_QUIET`` silences it."""
-    if os.environ.get("FULLFIELD_QUIET"):
-        yield
-        return
+    """Say that ``what`` is compiled for ``where``, and how long it took."""
     kept = "once" if folder is not None else "in every process: no cache folder can be written"
-    print(f"fullfield: compiling {what} for {where}, {kept} ...", file=sys.stderr, flush=True)  # noqa: T201
+    say(f"compiling {what} for {where}, {kept} ...")
     start = time.perf_counter()
     yield
-    print(f"fullfield: compiled in {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)  # noqa: T201
+    say(f"compiled in {time.perf_counter() - start:.1f} s")

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
+import io
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from fullfield._kernels.cache_folder import announced, folder_named
+from fullfield._kernels.cache_folder import announced, folder_named, say
+
+_CHECKSUM = 32  # bytes of SHA-256
+_SAID = set[str]()
 
 
 def why_not() -> str | None:
@@ -29,7 +34,7 @@ def cache_folder(*sources: str) -> Path | None:
     import llvmlite
     import numba
 
-    digest = hashlib.sha256(f"{numba.__version__} {llvmlite.__version__} {sys.version}".encode())
+    digest = hashlib.sha256(f"checksums {numba.__version__} {llvmlite.__version__} {sys.version}".encode())
     for source in sources:
         # numba keeps code by the path of its source, too.
         digest.update(str(Path(source).resolve()).encode())
@@ -39,15 +44,72 @@ def cache_folder(*sources: str) -> Path | None:
 
 @contextmanager
 def caching_in(folder: Path | None) -> Iterator[None]:
-    """Inside, functions decorated with ``njit(cache=True)`` keep their code in ``folder``."""
+    """Inside, functions decorated with ``njit(cache=True)`` keep their code in ``folder``, with checksums."""
     from numba import config
+    from numba.core import caching
 
-    before = config.CACHE_DIR
+    before, plain = config.CACHE_DIR, caching.IndexDataCacheFile
     config.CACHE_DIR = str(folder) if folder is not None else ""
+    caching.IndexDataCacheFile = _checked()
     try:
         yield
     finally:
-        config.CACHE_DIR = before
+        config.CACHE_DIR, caching.IndexDataCacheFile = before, plain
+
+
+@functools.cache
+def _checked() -> Any:
+    """numba's files of one function, each with a checksum at its end.
+
+    numba unpickles what it finds: a damaged file raises anything or ends the process. Here it is removed, which makes
+    numba compile again. Bytes after a pickle's end are not read, so the files stay numba's.
+    """
+    from numba.core.caching import IndexDataCacheFile
+
+    class Checked(IndexDataCacheFile):  # type: ignore[misc]  # numba has no types
+        def save(self, key: Any, data: Any) -> None:
+            try:
+                super().save(key, data)
+            except OSError as error:  # a full disk; the code itself is there
+                where = error.filename or self._cache_path
+                _say_once(self._cache_path, f"{where}: cannot keep compiled kernels ({error.strerror or error})")
+
+        def _load_index(self) -> Any:
+            return super()._load_index() if _is_whole(self._index_path) else {}
+
+        def _load_data(self, name: str) -> Any:
+            if not _is_whole(self._data_path(name)):
+                raise FileNotFoundError(self._data_path(name))
+            return super()._load_data(name)
+
+        @contextmanager
+        def _open_for_write(self, filepath: str) -> Iterator[Any]:
+            content = io.BytesIO()
+            yield content
+            with super()._open_for_write(filepath) as file:
+                file.write(content.getvalue() + hashlib.sha256(content.getvalue()).digest())
+
+    return Checked
+
+
+def _is_whole(path: str) -> bool:
+    """Whether a file ends in the checksum of the rest; a damaged one is removed."""
+    try:
+        content = Path(path).read_bytes()
+    except OSError:
+        return False
+    if content[-_CHECKSUM:] == hashlib.sha256(content[:-_CHECKSUM]).digest():
+        return True
+    with suppress(OSError):
+        Path(path).unlink()
+    _say_once(str(Path(path).parent), f"{path}: damaged; its kernels are compiled again")
+    return False
+
+
+def _say_once(folder: str, text: str) -> None:
+    if folder not in _SAID:
+        _SAID.add(folder)
+        say(text)
 
 
 def is_warm(folder: Path | None, what: str) -> bool:

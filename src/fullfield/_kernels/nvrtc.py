@@ -18,11 +18,10 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from fullfield._kernels.cache_folder import announced, folder_named
+from fullfield._kernels.cache_folder import announced, folder_named, say
 
 WINDOWS = sys.platform == "win32"
 MAJORS = (13, 12)  # CUDA majors whose NVRTC is looked for, newest first
@@ -228,24 +227,32 @@ class Compiler:
     def _kept(self, source: Source) -> bytes | None:
         if self.folder is None:
             return None
+        path = self._path(self.folder, source)
         try:
-            kept = self._path(self.folder, source).read_bytes()
+            kept = path.read_bytes()
         except OSError:
             return None
-        return kept[32:] if kept[:32] == hashlib.sha256(kept[32:]).digest() else None
+        if kept[:32] == hashlib.sha256(kept[32:]).digest():
+            return kept[32:]
+        say(f"{path}: damaged; its kernels are compiled again")
+        return None
 
     def _keep(self, source: Source, code: bytes) -> None:
         """Whole or not at all; a full disk only means compiling again."""
         if self.folder is None:
             return
-        with suppress(OSError):
+        path = self._path(self.folder, source)
+        try:
             handle, temporary = tempfile.mkstemp(dir=self.folder, suffix=".tmp")
             try:
                 with os.fdopen(handle, "wb") as file:
                     file.write(hashlib.sha256(code).digest() + code)
-                Path(temporary).replace(self._path(self.folder, source))
+                Path(temporary).replace(path)
             except OSError:
                 Path(temporary).unlink(missing_ok=True)
+                raise
+        except OSError as error:
+            say(f"{path}: cannot keep compiled kernels ({error.strerror or error})")
 
 
 # ---- the driver

@@ -37,6 +37,20 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
+class _Claim:
+    """A task that whoever comes first runs: a pool that cannot start a thread still keeps the task in its queue."""
+
+    __slots__ = ("_first", "_task")
+
+    def __init__(self, task: Callable[[], object]) -> None:
+        self._task = task
+        self._first = threading.Lock()
+
+    def __call__(self) -> None:
+        if self._first.acquire(blocking=False):
+            self._task()
+
+
 def run(tasks: Sequence[Callable[[], object]], threads: int) -> None:
     """Run every task; the first exception is raised after all have ended."""
     if threads <= 1 or len(tasks) <= 1:
@@ -44,11 +58,18 @@ def run(tasks: Sequence[Callable[[], object]], threads: int) -> None:
             task()
         return
     pool = _executor(threads)
+    claims = [_Claim(task) for task in tasks]
     futures: list[Future[object]] = []
     errors: list[BaseException] = []
+    here = claims[:1]
     try:
-        futures.extend(pool.submit(task) for task in tasks[1:])
-        tasks[0]()
+        for claim in claims[1:]:
+            futures.append(pool.submit(claim))
+    except RuntimeError:  # no memory for another thread: what no thread has begun is done here
+        here = claims
+    try:
+        for claim in here:
+            claim()
     except BaseException as error:  # noqa: BLE001 - raised below, once no task runs any more
         errors.append(error)
     for future in futures:

@@ -157,12 +157,20 @@ def _networks() -> dict[str, dict[str, str | None]]:
     }
 
 
-def _ptlflow() -> str | None:
-    """The version of ptlflow, whose models are methods too; None where it is not installed."""
+def _ptlflow() -> dict[str, str | None] | None:
+    """The version of ptlflow, whose models are methods too, and why it cannot be imported; None where it is absent."""
     try:
-        return metadata.version("ptlflow")
+        version = metadata.version("ptlflow")
     except metadata.PackageNotFoundError:
         return None
+    problem = _attempt(_import_ptlflow)[1]
+    return {"version": version, "problem": problem and problem.rpartition("which cannot be imported: ")[2]}
+
+
+def _import_ptlflow() -> None:
+    from fullfield.estimators.ptlflow import import_ptlflow
+
+    import_ptlflow()
 
 
 def _kernel_cache() -> dict[str, object]:
@@ -204,6 +212,13 @@ def _print_backends(operator: str, where: str, found: dict[str, Any] | None) -> 
         print(f"{'':<14}{name}: {reason}")
 
 
+def _on_ptlflow(found: dict[str, str | None] | None) -> str:
+    if found is None:
+        return "not installed; its models are methods too: pip install ptlflow"
+    problem = found["problem"]
+    return str(found["version"]) if problem is None else f"{found['version']}, cannot be imported: {problem}"
+
+
 def _print(findings: dict[str, Any]) -> None:
     for topic in ("versions", "system"):
         facts = findings[topic] or {}
@@ -231,7 +246,7 @@ def _print(findings: dict[str, Any]) -> None:
     for method, found in (findings["networks"] or {}).items():
         missing = f"weights {found['weights']} are not here: fullfield weights fetch {found['weights']}"
         print(f"{method:<14}{found['path'] or missing}")
-    print(f"ptlflow       {findings['ptlflow'] or 'not installed; its models are methods too: pip install ptlflow'}")
+    print(f"ptlflow       {_on_ptlflow(findings['ptlflow'])}")
     cache = findings["kernel_cache"]
     state = cache.get("problem") or f"{cache['folder']} ({'warm' if cache['warm'] else 'cold'})"
     print(f"kernel cache  {state}")

@@ -108,14 +108,16 @@ def run(args: argparse.Namespace) -> int:
         start, end = _ESTIMATE
         middle = (start + end) / 2 if previous else end
         flow = chosen.estimate(frame1, frame2, initial_flow=initial, progress=progress.part(start, middle))
-        backward = [chosen.estimate(frame1, frame, progress=progress.part(middle, end)).flow for frame in previous]
+        backward = [chosen.estimate(frame1, frame, progress=progress.part(middle, end)) for frame in previous]
         watch.lap("estimate")
 
         progress(end, "writing")
         scene = pictures.Scene(flow.flow, flow.valid, frame1, frame2, max_motion=args.max_motion)
-        outcome = _write(args, scene, backward[0] if backward else None, window)
+        outcome = _write(args, scene, backward[0].flow if backward else None, window)
         watch.lap("write")
-    _report(args, chosen, flow, scene, outcome, watch.seconds())
+    if not args.quiet:
+        _say_levels(chosen, frame1)
+    _report(args, chosen, [flow, *backward], scene, outcome, watch.seconds())
     return 0 if outcome.problem is None else 2
 
 
@@ -166,6 +168,19 @@ def _initial_flow(args: argparse.Namespace, frame: Tensor, window: FrameWindow |
     return flow
 
 
+def _say_levels(chosen: methods.Chosen, frame: Tensor) -> None:
+    """A note where the frames are too small for the levels that were asked for."""
+    asked, factor = (getattr(chosen.config, name, None) for name in ("scales", "scale_factor"))
+    if asked is None or factor is None:
+        return
+    from fullfield.ops.tvl1._pyramid import level_sizes
+
+    height, width = frame.shape[-2:]
+    used = len(level_sizes(height, width, asked, factor))
+    if used < asked:
+        report.note(f"--scales {asked}: {width}x{height} has {used} levels; a side of the next would be under 16")
+
+
 def _is_exr(path: str) -> bool:
     return path.lower().endswith(".exr")
 
@@ -202,7 +217,7 @@ def _write(
 def _report(
     args: argparse.Namespace,
     chosen: methods.Chosen,
-    flow: Flow,
+    flows: list[Flow],  # and the one to the frame before
     scene: pictures.Scene,
     outcome: _Outcome,
     seconds: dict[str, float],
@@ -210,7 +225,8 @@ def _report(
     from fullfield.viz import flow_scale
 
     kind = args.viz_kind or KINDS[0]
-    longest = flow_scale(flow.flow, flow.valid)
+    flow = flows[0]
+    longest = max(flow_scale(part.flow, part.valid) for part in flows)
     if not args.json:
         print(
             f"{report.printable(outcome.path)}: {size(flow.flow)}, {chosen.title} ({flow.backend}), "

@@ -69,17 +69,11 @@ class Chosen:
         self.estimator.prepare(place, size, told)
 
     def estimate(self, frame1: Tensor, frame2: Tensor, **more: Any) -> Flow:
-        """``fullfield.estimate`` with these settings. InputError when the flow is not finite."""
+        """``fullfield.estimate`` with these settings."""
         from fullfield.estimators import estimate
 
-        flow = estimate(frame1, frame2, self.estimator, device=self.device, **more)
-        lost = int((~flow.flow.isfinite()).any(0).sum())
-        if lost:
-            raise InputError(
-                f"--method {self.method}: the flow is NaN or infinite at {lost} pixels; "
-                "choose parameters nearer to a preset's"
-            )
-        return flow
+        with naming(method=f"--method {self.method}"):
+            return estimate(frame1, frame2, self.estimator, device=self.device, **more)
 
 
 _DEST = "parameter "

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, report
+from fullfield.cli.progress import Progress
 from fullfield.io.names import IMAGE_WRITE_SUFFIXES, POINT_SUFFIXES, POINT_WRITE_SUFFIXES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -21,7 +24,7 @@ NOT_REGISTERED = 3
 """The exit code of an honest failure."""
 
 _ERROR_VOXELS = 2.0  # top of the picture's scale
-_SEARCHED = 8.0  # times the top: within which errors are measured
+_SEARCHED, _SAMPLED = 8.0, 20_000  # times the top, points: within which, and of how many, the median is measured
 
 EPILOG = """\
 examples:
@@ -74,7 +77,7 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     output.add_argument(
         "--max-error", type=argtypes.positive, metavar="X", help="error at the end of its scale [2 voxels]"
     )
-    report.add_report_options(output)
+    report.add_report_options(output, progress=True)
     return parser
 
 
@@ -87,7 +90,8 @@ def run(args: argparse.Namespace) -> int:
 
     from fullfield.io import read_point_cloud, transformed, write_point_cloud
     from fullfield.io.pointcloud import check_kept
-    from fullfield.registration import LearnedDescriptor, read_pose, register
+    from fullfield.registration import LearnedDescriptor, read_pose
+    from fullfield.registration.register import Settings, registered
 
     if args.threads is not None:
         import torch
@@ -95,21 +99,25 @@ def run(args: argparse.Namespace) -> int:
         torch.set_num_threads(args.threads)
     init = None if args.init is None else read_pose(args.init)
     descriptor = args.descriptor if args.weights is None else LearnedDescriptor.load(args.weights)
-    clouds = [read_point_cloud(path) for path in (args.source, args.target)]
-    for path, cloud in zip((args.source, args.target), clouds, strict=True):
-        _check_points(path, cloud)
-    if args.output is not None:
-        check_kept(args.output, clouds[0])
-    watch.lap("load")
-    search = {"seed": args.seed, "iterations": args.iterations, "descriptor": descriptor}
-    found = register(*clouds, voxel=args.voxel, init=init, **search)
-    watch.lap("register")
-    if found.transform is not None:
+    with Progress("register", quiet=args.quiet) as progress:
+        progress(0.0, "reading")
+        clouds = [read_point_cloud(path) for path in (args.source, args.target)]
+        for path, cloud in zip((args.source, args.target), clouds, strict=True):
+            _check_points(path, cloud)
         if args.output is not None:
-            write_point_cloud(args.output, transformed(clouds[0], found.transform))
-        if args.viz is not None:
-            _draw(args, clouds, found.transform, args.max_error or _ERROR_VOXELS * found.voxel)
-        watch.lap("write")
+            check_kept(args.output, clouds[0])
+        watch.lap("load")
+        settings = Settings(args.voxel, init, args.seed, args.iterations, descriptor=descriptor)
+        found = registered(clouds[0], clouds[1], settings, progress.part(0.1, 0.7))
+        watch.lap("register")
+        if found.transform is not None:
+            if args.output is not None:
+                progress(0.7, f"writing {Path(args.output).name}")
+                write_point_cloud(args.output, transformed(clouds[0], found.transform))
+            if args.viz is not None:
+                top = args.max_error or _ERROR_VOXELS * found.voxel
+                _draw(args, clouds, found.transform, top, progress.part(0.8, 1.0))
+            watch.lap("write")
     _report(args, found, [len(cloud) for cloud in clouds], watch.seconds())
     return 0 if found.success else NOT_REGISTERED
 
@@ -141,7 +149,13 @@ def _check_points(path: str, cloud: PointCloud) -> None:
         raise InputError(f"{path}: holds {len(cloud)} points, none of them finite; nothing can be registered")
 
 
-def _draw(args: argparse.Namespace, clouds: list[PointCloud], transform: NDArray[np.float64], top: float) -> None:
+def _draw(
+    args: argparse.Namespace,
+    clouds: list[PointCloud],
+    transform: NDArray[np.float64],
+    top: float,
+    progress: Callable[[float, str], None],
+) -> None:
     import numpy as np
     import torch
 
@@ -151,14 +165,32 @@ def _draw(args: argparse.Namespace, clouds: list[PointCloud], transform: NDArray
 
     source, target = clouds
     panels = []
-    for name, pose in (("before", np.eye(4)), ("after", transform)):
-        errors = alignment_errors(source, target, pose, most=_SEARCHED * top)
-        median = float(np.nanmedian(errors))
+    # Beyond the top of the scale all is red: how far, where no point is near, takes most of the time at millions of
+    # points, and is asked only of a sample, for the median.
+    chosen = np.random.default_rng(0).permutation(len(source))[:_SAMPLED]
+    for part, (name, pose) in enumerate((("before", np.eye(4)), ("after", transform))):
+        progress(part / 2, f"drawing {name}")
+        errors = alignment_errors(source, target, pose, most=top)
+        some = alignment_errors(source.points[chosen], target, pose, most=_SEARCHED * top)
+        median = float(np.nanmedian(some))
         words = f"median error {median:.3g}" if np.isfinite(median) else f"median error above {_SEARCHED * top:.3g}"
         moved = transformed(source, pose).points
         tensors = (torch.from_numpy(np.ascontiguousarray(part, np.float64)) for part in (target.points, moved, errors))
         panels.append((f"{name}: {words}", alignment_view(*tensors, max_error=top), alignment_legend(max_error=top)))
     write_image(args.viz, sheet(panels, columns=2))
+
+
+def _advice(args: argparse.Namespace, found: Registration) -> str:
+    """What to try next."""
+    options = {
+        "descriptor": "--descriptor learned",
+        "voxel": f"--voxel with another edge than {found.voxel:.3g}" if found.voxel else "",
+        "init": "--init with a rough pose",
+    }
+    if args.weights is None and args.descriptor == "learned":
+        options["descriptor"] = ""
+    words = [options[name] for name in found.untried if options[name]]
+    return f"; try {' or '.join(words)}" if words else ""
 
 
 def _report(args: argparse.Namespace, found: Registration, points: list[int], seconds: dict[str, float]) -> None:
@@ -171,6 +203,7 @@ def _report(args: argparse.Namespace, found: Registration, points: list[int], se
                 "points": points,
                 "success": found.success,
                 "reason": found.reason,
+                "untried": list(found.untried),
                 "transform": None if found.transform is None else found.transform.tolist(),
                 "confidence": found.confidence,
                 "matches": found.matches,
@@ -193,7 +226,7 @@ def _report(args: argparse.Namespace, found: Registration, points: list[int], se
     if found.transform is None:
         unwritten = [Path(path).name for path in (args.output, args.viz) if path is not None]
         nothing = f"; {' and '.join(unwritten)} not written" if unwritten else ""
-        report.note(f"not registered: {found.reason}{nothing}", kind="register")
+        report.note(f"not registered: {found.reason}{nothing}{_advice(args, found)}", kind="register")
         return
     for row in found.transform:
         print(" ".join(f"{value:>17.10g}" for value in row))

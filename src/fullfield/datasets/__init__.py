@@ -24,6 +24,7 @@ from fullfield.datasets.middlebury import Middlebury
 from fullfield.datasets.pairs import Pairs
 from fullfield.datasets.rendered import CHARGE_SHOTS, Charge8K, Rendered
 from fullfield.datasets.sample import FlowSample, Record, Truth
+from fullfield.datasets.scan_pairs import ScanPairs
 from fullfield.datasets.scans import Criteria, ScanDataset, ScanRecord, ScanSample
 from fullfield.datasets.sintel import Sintel
 from fullfield.datasets.spring import Spring
@@ -69,6 +70,7 @@ DATASETS: Mapping[str, Callable[[str | os.PathLike[str]], FlowDataset]] = Mappin
 
 SCANS: Mapping[str, Callable[[str | os.PathLike[str]], ScanDataset]] = MappingProxyType(
     {
+        "pairs": ScanPairs,
         "3dmatch": ThreeDMatch,
         "3dlomatch": partial(ThreeDMatch, benchmark="3dlomatch"),
         "kitti-odometry": KITTIOdometry,
@@ -118,6 +120,7 @@ __all__ = [
     "Record",
     "Rendered",
     "ScanDataset",
+    "ScanPairs",
     "ScanRecord",
     "ScanSample",
     "Sintel",

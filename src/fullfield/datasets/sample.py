@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
+from torch.utils.data._utils.collate import collate, default_collate_fn_map
+
+from fullfield import _check
+from fullfield._check import InputError
 
 
 class Truth(NamedTuple):
@@ -26,6 +31,29 @@ class FlowSample(NamedTuple):
     flow: Tensor | None  # as in Truth; None where the data set keeps it to itself
     valid: Tensor | None
     occluded: Tensor | None
+
+    def __repr__(self) -> str:
+        held = (f"{field}={_shown(value)}" for field, value in zip(self._fields[1:], self[1:], strict=True))
+        return f"FlowSample({self.name!r}, {', '.join(held)})"
+
+
+def _shown(value: object) -> str:
+    return "None" if value is None else _check.describe(value)
+
+
+def _batched(samples: Sequence[FlowSample], **options: Any) -> FlowSample:
+    """As PyTorch makes a batch of any named tuple, but for what no sample of it has."""
+    made: list[Any] = []
+    for field, values in zip(FlowSample._fields, zip(*samples, strict=True), strict=True):
+        without = [sample.name for sample, value in zip(samples, values, strict=True) if value is None]
+        if 0 < len(without) < len(samples):
+            raise InputError(f"{without[0]}: expected {field} like the other pairs of the batch, got none")
+        made.append(None if without else collate(list(values), **options))
+    return FlowSample(*made)
+
+
+# PyTorch's own place for it: a DataLoader over a data set needs no collate_fn.
+default_collate_fn_map[FlowSample] = _batched
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
+from fullfield._check import InputError
 from fullfield.estimators.flow import Flow
 from fullfield.estimators.frames import as_frames
 from fullfield.estimators.protocol import Estimator
@@ -22,6 +23,10 @@ from fullfield.estimators.tvl1 import TVL1Estimator
 
 if TYPE_CHECKING:
     from fullfield.estimators.frames import Frame
+    from fullfield.io import FrameWindow
+
+
+_READING = ("part", "layer", "alpha", "window")
 
 
 def build(
@@ -88,16 +93,18 @@ def estimate(
         initial_flow: to start from: a :class:`Flow`, a path, a tensor [2, H, W] or an array [H, W, 2].
         progress: called with the fraction done and a word on where.
         **parameters: for a method given by name: ``preset`` or ``config``, ``backend``, and fields of the
-            configuration to change, such as ``weights`` and ``updates`` of a network.
+            configuration to change, such as ``weights`` and ``updates`` of a network. And for frames given by path
+            ``part``, ``layer``, ``alpha`` and ``window``, as for :func:`fullfield.io.read_frame`, of both.
 
-    Frames whose part, layer, alpha or window matters are read with :func:`fullfield.io.read_frame` first.
+    The flow of OpenEXR frames keeps the first one's windows and pixel aspect.
 
-    Returns a :class:`Flow`. Raises InputError for frames that cannot be matched or unknown parameters,
-    FileNotFoundError for a missing file.
+    Returns a :class:`Flow`. Raises InputError for frames that cannot be matched, unknown parameters or a flow that is
+    not finite, FileNotFoundError for a missing file.
 
     >>> flow = estimate("a.png", "b.png", preset="fast")  # doctest: +SKIP
     >>> flow = estimate("a.png", "b.png", "raft", weights="raft-things.pth", device="cuda")  # doctest: +SKIP
     """
+    reading = {name: parameters.pop(name) for name in _READING if name in parameters}
     if isinstance(method, str):
         estimator = build(method, **parameters)
     else:
@@ -108,14 +115,32 @@ def estimate(
         _check.require(not parameters, names, "no parameters beside an Estimator", f"{len(parameters)}")
     place = _check.device(device)
     labels = _label(frame1, "frame1"), _label(frame2, "frame2")
-    first, second = _matched(*as_frames((frame1, frame2), labels, transfer), *labels)
+    first, second = _matched(*as_frames((frame1, frame2), labels, transfer, **reading), *labels)
     start_flow = None if initial_flow is None else _initial(initial_flow, (2, *first.shape[1:]))[None].to(place)
     begin = time.perf_counter()
     flow = estimator(first[None].to(place), second[None].to(place), initial_flow=start_flow, progress=progress)
     flow = flow[0].to("cpu", torch.float32)
     seconds = time.perf_counter() - begin
+    lost = int((~flow.isfinite()).any(0).sum())
+    if lost:
+        raise InputError(
+            f"method: the flow is NaN or infinite at {lost} pixels; {estimator.method} has weights that are not "
+            "finite, or parameters too far from a preset's"
+        )
     valid = torch.ones(flow.shape[1:], dtype=torch.bool)
-    return Flow(flow, valid, estimator.method, estimator.backend, dict(estimator.parameters), seconds)
+    told = dict(estimator.parameters)
+    return Flow(flow, valid, estimator.method, estimator.backend, told, seconds, _window(frame1, reading))
+
+
+def _window(frame: object, reading: dict[str, Any]) -> FrameWindow | None:
+    """Where the flow of an OpenEXR frame lies; None for any other."""
+    if not isinstance(frame, (str, os.PathLike)) or not os.fspath(frame).lower().endswith(".exr"):
+        return None
+    from fullfield.io import frame_window
+    from fullfield.io.windows import select
+
+    found = frame_window(frame, **{name: reading[name] for name in ("part", "layer") if name in reading})
+    return found._replace(data=select(reading.get("window", "display"), found.data, found.display))
 
 
 def _label(frame: object, name: str) -> str:

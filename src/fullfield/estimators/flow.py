@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from fullfield.io import FrameWindow
+
 
 @dataclass(frozen=True, eq=False)
 class Flow:
@@ -26,6 +28,8 @@ class Flow:
         valid: [H, W] bool: where the flow is known (everywhere for an estimate; as stored for a file).
         method, backend, parameters: what computed it; empty for a flow that was read from a file.
         seconds: time of the estimation alone, without reading and writing.
+        window: where the flow lies in the first frame, and the shape of its pixels, of an OpenEXR file; :meth:`save`
+            writes it to one. None: all of the frame, square pixels.
     """
 
     flow: Tensor
@@ -34,6 +38,7 @@ class Flow:
     backend: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+    window: FrameWindow | None = None
 
     def __post_init__(self) -> None:
         _check.tensor(self.flow, "flow", (2, "H", "W"), dtypes=[torch.float32])
@@ -58,15 +63,21 @@ class Flow:
         return self.flow.permute(1, 2, 0).contiguous().numpy()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the flow in the format of the suffix; see :func:`fullfield.io.write_flow`."""
+        """Write the flow in the format of the suffix, with its window where that is ``.exr``; see
+        :func:`fullfield.io.write_flow`."""
         from fullfield.io import write_flow
 
-        write_flow(path, self.flow, self.valid)
+        write_flow(path, self.flow, self.valid, window=self.window if _is_exr(path) else None)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Flow:
         """Read a flow file; see :func:`fullfield.io.read_flow`."""
-        from fullfield.io import read_flow
+        from fullfield.io import flow_window, read_flow
 
         data = read_flow(path)
-        return cls(data.flow, data.valid)
+        found = flow_window(path) if _is_exr(path) else None
+        return cls(data.flow, data.valid, window=None if found is None else found._replace(data=found.display))
+
+
+def _is_exr(path: str | os.PathLike[str]) -> bool:
+    return os.fspath(path).lower().endswith(".exr")

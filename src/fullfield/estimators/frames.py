@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _BRIGHTEST, _BRIGHT_ON_AVERAGE, _DARKEST = 128.0, 1.0, -0.1
 
 
-def as_frame(frame: Frame, name: str = "frame", *, transfer: str = "auto") -> Tensor:
+def as_frame(frame: Frame, name: str = "frame", *, transfer: str = "auto", **reading: Any) -> Tensor:
     """A frame tensor: float32 [C, H, W], C = 1 or 3, display-referred, nominally 0 ... 1.
 
     Args:
@@ -33,27 +33,32 @@ def as_frame(frame: Frame, name: str = "frame", *, transfer: str = "auto") -> Te
         name: what messages call it.
         transfer: how the values are encoded, as for :func:`fullfield.io.read_frame`; for arrays and tensors
             ``"auto"`` is ``"srgb"``.
+        **reading: ``part``, ``layer``, ``alpha`` and ``window`` of a path, as for :func:`fullfield.io.read_frame`.
 
     Raises InputError for anything else, FileNotFoundError for a missing file. Warns of values that cannot be meant as
     0 ... 1.
     """
-    tensor = _read(frame, name, transfer)
+    tensor = _read(frame, name, transfer, **reading)
     warn_of_range(tensor, os.fspath(frame) if isinstance(frame, (str, os.PathLike)) else name)
     return tensor
 
 
-def as_frames(pair: tuple[Frame, Frame], names: tuple[str, str], transfer: str) -> tuple[Tensor, Tensor]:
+def as_frames(
+    pair: tuple[Frame, Frame], names: tuple[str, str], transfer: str, **reading: Any
+) -> tuple[Tensor, Tensor]:
     """:func:`as_frame` of both, with one warning for the pair."""
-    first, second = (_read(frame, name, transfer) for frame, name in zip(pair, names, strict=True))
+    first, second = (_read(frame, name, transfer, **reading) for frame, name in zip(pair, names, strict=True))
     any(warn_of_range(frame, name) for frame, name in zip((first, second), names, strict=True))
     return first, second
 
 
-def _read(frame: Frame, name: str, transfer: str) -> Tensor:
+def _read(frame: Frame, name: str, transfer: str, **reading: Any) -> Tensor:
     if isinstance(frame, (str, os.PathLike)):
         from fullfield.io import read_frame
 
-        return read_frame(frame, transfer=transfer)
+        return read_frame(frame, transfer=transfer, **reading)
+    for option in reading:
+        _check.require(False, option, "none beside an array or tensor: it is of a file", repr(reading[option]))
     if isinstance(frame, np.ndarray):
         tensor = _from_array(frame, name)
     elif isinstance(frame, Tensor):

@@ -130,7 +130,7 @@ class NetworkEstimator:
         with self._lock, torch.no_grad():
             network = self._ready(place, fetching)
             if self.config.precision == "exact":
-                blank = torch.zeros(1, 3, *_TINY, device=place)
+                blank = torch.zeros(1, 3, *_TINY, device=place, dtype=torch.float32)
                 self._form(network, PairSize.of(blank), 1)(blank, blank, updates=1)
             elif size is not None:
                 levels = self._levels(PairSize(1, *size, place))
@@ -220,6 +220,7 @@ class NetworkEstimator:
                 network = RAFT(shape.replace(padding=padding))
             else:
                 network = SEARAFT(shape)
+            network.float()  # whatever PyTorch's default dtype is
         checksum = None
         if origin.path is not None:
             network.load_checkpoint(origin.path)

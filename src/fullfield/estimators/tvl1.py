@@ -52,10 +52,10 @@ class TVL1Estimator:
         place = _check.device(device)
         able = next((name for name, reason in backends(place, config=self.config) if reason is None), None)
         if size is not None and (self._backend or able) == "cuda":
-            blank = torch.zeros(1, 1, *size, device=place)
+            blank = torch.zeros(1, 1, *size, device=place, dtype=torch.float32)
             self(blank, blank)
             return
-        blank = torch.zeros(1, 1, 16, 16, device=place)
+        blank = torch.zeros(1, 1, 16, 16, device=place, dtype=torch.float32)
         TVL1Estimator(self.config, backend=self._backend)(blank, blank)
 
     def __call__(

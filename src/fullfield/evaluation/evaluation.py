@@ -11,7 +11,7 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.datasets import FlowDataset
 from fullfield.estimators import Estimator
-from fullfield.evaluation.predict import Setting, configured, noting_shortage, predict, prepare
+from fullfield.evaluation.predict import Setting, check_estimator, configured, noting_shortage, predict, prepare
 from fullfield.evaluation.run import FAILURE, RESULT, Run, check_entries
 from fullfield.evaluation.scoring import Scorer
 from fullfield.evaluation.sharing import wait_for_all
@@ -38,11 +38,12 @@ def evaluate(
         ``estimated``, ``busy_s``, ``wall_s`` and their ratio ``utilisation``.
 
     Raises:
-        InputError: the folder belongs to another configuration, or a file cannot be used.
+        InputError: ``estimator`` is none, the folder belongs to another configuration, or a file cannot be used.
         torch.OutOfMemoryError: the device's memory is too small; where it is for the estimator, or for preparing
             it, the run's folder notes it.
     """
     setting = setting or Setting()
+    check_estimator(estimator)
     with noting_shortage(estimator, dataset, folder, setting):
         prepare(estimator, setting)
     run = Run(folder, configured(dataset, estimator, setting))

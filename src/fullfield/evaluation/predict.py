@@ -63,6 +63,13 @@ def configured(dataset: FlowDataset, estimator: Estimator, setting: Setting) -> 
     }
 
 
+def check_estimator(estimator: object) -> None:
+    """InputError for anything but an object that follows :class:`fullfield.estimators.Estimator`."""
+    fits = isinstance(estimator, Estimator) and not isinstance(estimator, type)
+    expected = "an Estimator (method, backend, parameters and a call: see docs/evaluation.md)"
+    _check.require(fits, "estimator", expected, type(estimator).__name__)
+
+
 def prepare(estimator: Estimator, setting: Setting) -> None:
     """Prepare an estimator that can be for the device."""
     prepared = getattr(estimator, "prepare", None)
@@ -117,6 +124,7 @@ def predict(
     the estimator, the run's folder notes it.
     """
     setting = setting or Setting()
+    check_estimator(estimator)
     device = _check.device(setting.device)
     mine = setting.share.of_sequences(dataset) if setting.warm_start else setting.share.of(dataset)
     missing = [index for index in mine if run.facts(dataset.records[index].name) is None]

@@ -7,7 +7,8 @@ import hashlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -18,6 +19,11 @@ from fullfield._check import InputError
 from fullfield.io import atomic_path, read_flow, write_flow
 from fullfield.io.files import one_line
 from fullfield.metrics import AVERAGING
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 _FORMAT = 2
 _DIGITS = 16
@@ -72,7 +78,7 @@ class RunFolder:
         if not stored.is_file():
             self.folder.mkdir(parents=True, exist_ok=True)
             _write_first(stored, self.config)
-        changed = _differences(read_json(stored), self.config)
+        changed = _differences(_whatever_path(read_json(stored)), _whatever_path(self.config))
         if changed:
             raise InputError(
                 f"{self.folder}: holds predictions of another configuration ({'; '.join(changed)}); "
@@ -101,6 +107,17 @@ class RunFolder:
         if before != now:
             changed = _differences(before if isinstance(before, dict) else {}, now, "dataset.")
             raise InputError(f"{self.folder}: holds predictions of other frames ({'; '.join(changed)})")
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Inside, no other process stores a prediction in this folder, where files can be locked."""
+        if fcntl is None:
+            yield
+            return
+        with (self.folder / ".lock").open("wb") as file:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
 
     def write(self, name: str | Path, content: Mapping[str, Any]) -> None:
         """Write a JSON file of the run, whole or not at all."""
@@ -131,22 +148,24 @@ class Run(RunFolder):
     def facts(self, name: str) -> dict[str, Any] | None:
         """What was noted of a prediction; None where it is not there whole."""
         path = self.path(name)
-        noted = path.with_suffix(".json")
-        if not (path.is_file() and noted.is_file()):
-            return None
-        facts = read_json(noted)
-        return facts if facts.get("bytes") == path.stat().st_size else None
+        return whole_facts(path, path.with_suffix(".json"))
 
     def save(self, name: str, flow: Tensor, facts: Mapping[str, Any]) -> None:
-        """Store a prediction [2, H, W] and its facts; its earlier scores go."""
+        """Store a prediction [2, H, W] and its facts; the scores of one that was not whole go.
+
+        Where another process of the run was faster, its prediction stays: somebody may be scoring it.
+        """
         path = self.path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         noted = path.with_suffix(".json")
-        noted.unlink(missing_ok=True)
-        for averaging in AVERAGING:
-            self.scored(averaging, name).unlink(missing_ok=True)
-        write_flow(path, flow)
-        self.write(noted.relative_to(self.folder), {**facts, "bytes": path.stat().st_size})
+        with self.alone():
+            if self.facts(name) is not None:
+                return
+            noted.unlink(missing_ok=True)
+            for averaging in AVERAGING:
+                self.scored(averaging, name).unlink(missing_ok=True)
+            write_flow(path, flow)
+            self.write(noted.relative_to(self.folder), {**facts, "bytes": path.stat().st_size})
 
     def read(self, name: str) -> tuple[Tensor, Tensor]:
         """A stored prediction [2, H, W], and where it has vectors."""
@@ -158,9 +177,10 @@ class Run(RunFolder):
     def score(self, averaging: str, name: str, truth: str) -> dict[str, Any] | None:
         """What a pair adds to the totals, where it was scored against the same truth."""
         path = self.scored(averaging, name)
-        if not path.is_file():
+        try:
+            stored = read_json(path)
+        except FileNotFoundError:
             return None
-        stored = read_json(path)
         if stored.get("truth") != truth:
             return None
         check_entries(path, stored, state="object")
@@ -174,6 +194,23 @@ class Run(RunFolder):
     def scored(self, averaging: str, name: str) -> Path:
         """Where what a pair adds to the totals is."""
         return self.folder / "scores" / averaging / f"{name}.json"
+
+
+def whole_facts(path: Path, noted: Path) -> dict[str, Any] | None:
+    """What ``noted`` says of the file ``path``; None where either is missing, or the file has another size."""
+    try:
+        facts = read_json(noted)
+        return facts if facts.get("bytes") == path.stat().st_size else None
+    except FileNotFoundError:  # asked for by opening: another process may be storing them
+        return None
+
+
+def _whatever_path(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Without the path of weights whose checksum is there: they may lie elsewhere."""
+    parameters = config.get("parameters")
+    if not isinstance(parameters, dict) or not parameters.get("weights_sha256"):
+        return dict(config)
+    return {**config, "parameters": {**parameters, "weights": None}}
 
 
 def _write_first(path: Path, content: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.evaluation.run import RunFolder, check_entries, read_json
+from fullfield.evaluation.run import RunFolder, check_entries, whole_facts
 from fullfield.io import atomic_path
 from fullfield.io.arrays import read_npy
 from fullfield.io.files import check_readable
@@ -31,24 +31,24 @@ class ScanRun(RunFolder):
 
     def facts(self, name: str) -> dict[str, Any] | None:
         """What was found of a pair; None where it is not there whole."""
-        noted, matched = self._noted(name), self._matched(name)
-        if not (noted.is_file() and matched.is_file()):
-            return None
-        facts = read_json(noted)
-        if facts.get("bytes") != matched.stat().st_size:
-            return None
-        check_entries(noted, facts, success="true or false", reason="text or null", seconds="number")
-        check_entries(noted, facts, transform="4 rows of 4" if facts["success"] else "4 rows of 4 or null")
+        noted = self._noted(name)
+        facts = whole_facts(self._matched(name), noted)
+        if facts is not None:
+            check_entries(noted, facts, success="true or false", reason="text or null", seconds="number")
+            check_entries(noted, facts, transform="4 rows of 4" if facts["success"] else "4 rows of 4 or null")
         return facts
 
     def save(self, name: str, facts: Mapping[str, Any], matched: NDArray[np.float64]) -> None:
-        """Store what was found of a pair, and its matched points [M, 2, 3]."""
+        """Store what was found of a pair, and its matched points [M, 2, 3], unless another process was faster."""
         path = self._matched(name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._noted(name).unlink(missing_ok=True)
-        with atomic_path(path) as temporary:
-            np.save(temporary, matched)
-        self.write(self._noted(name).relative_to(self.folder), {**facts, "bytes": path.stat().st_size})
+        with self.alone():
+            if self.facts(name) is not None:
+                return
+            self._noted(name).unlink(missing_ok=True)
+            with atomic_path(path) as temporary:
+                np.save(temporary, matched)
+            self.write(self._noted(name).relative_to(self.folder), {**facts, "bytes": path.stat().st_size})
 
     def matched(self, name: str) -> NDArray[np.float64]:
         """A pair's matched points [M, 2, 3]."""

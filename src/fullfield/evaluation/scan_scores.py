@@ -44,7 +44,7 @@ def row(
         errors = {"rre": float(angle), "rte": float(shift), "rmse": float(rmse)}
     points = torch.from_numpy(matched)
     ratio = inlier_ratio(points[:, 0], points[:, 1], pose, threshold=criteria.inlier_distance)
-    features = feature_matching_recall(torch.tensor([ratio]), threshold=criteria.inlier_ratio)
+    features = feature_matching_recall(torch.tensor([ratio], dtype=torch.float32), threshold=criteria.inlier_ratio)
     return {
         **errors,
         "ir": ratio,

@@ -141,7 +141,7 @@ def pyramid(fmap2: Tensor, levels: int, radius: int, stops: bool) -> list[Tensor
 def _pair(size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
     height, width = size
     generator = torch.Generator().manual_seed(height)
-    fmap1, fmap2 = torch.randn(2, 2, 8, height, width, generator=generator).unbind()
-    spread = torch.tensor([width + 4.0, height + 4.0]).view(1, 2, 1, 1)
-    coords = torch.rand(2, 2, height, width, generator=generator) * spread - 2
+    fmap1, fmap2 = torch.randn(2, 2, 8, height, width, generator=generator, dtype=torch.float32).unbind()
+    spread = torch.tensor([width + 4.0, height + 4.0], dtype=torch.float32).view(1, 2, 1, 1)
+    coords = torch.rand(2, 2, height, width, generator=generator, dtype=torch.float32) * spread - 2
     return fmap1, fmap2, coords

@@ -71,6 +71,7 @@ class FlowMetrics:
         self._counts = dict.fromkeys(CLASSES, 0)
         self._sums = {name: dict.fromkeys(MEASURES, 0) for name in CLASSES}
 
+    @torch.no_grad()
     def update(self, pred: Tensor, truth: Tensor, valid: Tensor | None = None, occluded: Tensor | None = None) -> None:
         """Add one image, or a batch of images.
 

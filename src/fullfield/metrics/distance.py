@@ -34,7 +34,7 @@ def boundary_distance(occluded: Tensor, *, reach: int = 140) -> Tensor:
     height, width = occluded.shape
     beyond = reach * reach
     down = _squared_distance_in_columns(boundary(occluded), reach)
-    result = torch.empty(height, width, device=occluded.device)
+    result = torch.empty(height, width, device=occluded.device, dtype=torch.float32)
     for rows in blocks(height, width, occluded.device):
         # 16-bit squares, shifted below zero: the sum of two would overflow otherwise.
         start = down[rows] - beyond

@@ -66,7 +66,7 @@ def compare(pred: Tensor, truth: Tensor, valid: Tensor | None, rows: slice) -> C
     known = (candidates.abs() <= UNKNOWN_BEYOND).all(1).all(0)
     if valid is not None:
         known &= valid[rows].to(known.device)
-    epe = aae = total = largest = torch.zeros(())
+    epe = aae = total = largest = torch.zeros((), dtype=torch.float32)
     for index, (true_u, true_v) in enumerate(candidates):
         du, dv = true_u - u, true_v - v
         error = torch.hypot(du, dv)

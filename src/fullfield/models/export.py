@@ -199,7 +199,7 @@ def _frames(model: RAFT | SEARAFT, height: int, width: int, batch: int, dynamic:
             fits = value % STRIDE == 0 and value >= least
             _check.require(fits, name, f"a multiple of {STRIDE} and {least} at least where sizes are dynamic", value)
     device = next(model.parameters()).device
-    first, second = torch.zeros(2, batch, 3, height, width, device=device)
+    first, second = torch.zeros(2, batch, 3, height, width, device=device, dtype=torch.float32)
     return first, second
 
 

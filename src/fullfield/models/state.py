@@ -107,11 +107,29 @@ def _plain(held: object, name: str) -> State:
     for key, value in held.items():
         if not isinstance(key, str) or not isinstance(value, Tensor):
             raise InputError(f"{name}: expected named tensors, got {_check.describe(value)} at {key!r}")
+        odd = _odd(value)
+        if odd is not None:
+            raise InputError(f"{name}: expected plain tensors of real numbers, got {odd} at {key!r}")
         state[key] = value
     for prefix in ("_orig_mod.", "module.", "_orig_mod."):
         if all(key.startswith(prefix) for key in state):
             state = {key.removeprefix(prefix): value for key, value in state.items()}
     return state
+
+
+def _odd(value: Tensor) -> str | None:
+    """What a tensor is that no weights of ours can be copied from; None for a plain one."""
+    if value.is_nested:
+        return "a nested tensor"
+    if value.is_meta:
+        return "a tensor without data (on the device meta)"
+    if value.is_quantized:
+        return "a quantised tensor"
+    if value.layout != torch.strided:
+        return f"a {str(value.layout).removeprefix('torch.')} tensor"
+    if value.is_complex():
+        return f"a {str(value.dtype).removeprefix('torch.')} tensor"
+    return None
 
 
 def recognise(state: Mapping[str, Tensor]) -> str | None:

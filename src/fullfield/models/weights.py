@@ -386,7 +386,7 @@ def build_model(name: str) -> RAFT | SEARAFT:
             "sea-raft-l": SEARAFTConfig.large,
         }
         model = SEARAFT(made[name]())
-    return model.eval()
+    return model.float().eval()  # the files' dtype, whatever PyTorch's default is
 
 
 def check_fits(entry: WeightsEntry, model: str) -> None:

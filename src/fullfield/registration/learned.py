@@ -140,7 +140,7 @@ class LearnedDescriptor:
         device = next(self.model.parameters()).device
         given = NetworkInput(*(part.to(device) for part in network_input(fine, rows, normals)))
         self.model.eval()
-        with torch.inference_mode():
+        with torch.inference_mode(), torch.autocast(device.type, enabled=False):
             found = self.model(given.features, surroundings(given.points, given.normals, gradient=False))
         described: Floats = found.cpu().double().numpy()
         return described

@@ -110,8 +110,8 @@ def sorted_cells(points: Tensor, normals: Tensor, found: Neighbors) -> tuple[Ten
 def _sorted_on_cpu(points: Tensor, normals: Tensor, found: Neighbors) -> tuple[Tensor, Tensor, Tensor]:
     """:func:`sorted_cells` in a fifth of the time."""
     count, entries = points.shape[0], int(found.offsets[-1]) - points.shape[0]
-    cells, j, k = torch.zeros(count, CELLS), *torch.empty(2, entries, dtype=torch.int64)
-    edges = torch.tensor([*RINGS[:-1], *_ELEVATIONS, *(math.cos(bend) for bend in _BENDS[2:])])
+    cells, j, k = torch.zeros(count, CELLS, dtype=torch.float32), *torch.empty(2, entries, dtype=torch.int64)
+    edges = torch.tensor([*RINGS[:-1], *_ELEVATIONS, *(math.cos(bend) for bend in _BENDS[2:])], dtype=torch.float32)
     given = (points, normals, found.offsets, found.indices, edges, cells, j, k)
     arrays = [part.detach().contiguous().numpy() for part in given]
     kernel = kernels()["sorted_cells"]
@@ -132,7 +132,7 @@ def pair_cells(points: Tensor, normals: Tensor, i: Tensor, j: Tensor) -> Tensor:
     bend = torch.acos(along.abs().clamp(max=1))
     # About upright on each other, the way of the bend is chance: the normals' signs decide.
     bend = torch.where(((other * away).sum(1) >= height.abs()) | (bend > _BENDS[-1]), bend, -bend)
-    edges = [torch.tensor(e, device=points.device) for e in (RINGS[:-1], _ELEVATIONS, _BENDS)]
+    edges = [torch.tensor(e, device=points.device, dtype=torch.float32) for e in (RINGS[:-1], _ELEVATIONS, _BENDS)]
     ring, elevation, turn = (torch.bucketize(v, e) for v, e in zip((distance, height.abs(), bend), edges, strict=True))
     return (ring * KERNEL[1] + elevation) * KERNEL[2] + turn
 
@@ -149,16 +149,18 @@ class DescriptorNetwork(nn.Module):
         super().__init__()
         self.config = config or DescriptorConfig()
         channels, layers = self.config.channels, range(self.config.layers)
-        self.enter = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, channels))
+        self.enter = nn.Sequential(
+            nn.LayerNorm(WIDTH, dtype=torch.float32), nn.Linear(WIDTH, channels, dtype=torch.float32)
+        )
         self.layers = nn.ModuleList(PairLayer(channels) for _ in layers)
-        self.head = nn.Linear((self.config.layers + 1) * channels, WIDTH)
-        self.direct = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.head = nn.Linear((self.config.layers + 1) * channels, WIDTH, dtype=torch.float32)
+        self.direct = nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.float32)
         with torch.no_grad():
             nn.init.eye_(self.direct.weight)
             self.head.weight.mul_(_BESIDE)
             self.head.bias.zero_()
         # Weights with which a convolution sums the inputs of each ring.
-        sums = torch.zeros(len(RINGS), CELLS // len(RINGS), INPUTS, len(RINGS), INPUTS)
+        sums = torch.zeros(len(RINGS), CELLS // len(RINGS), INPUTS, len(RINGS), INPUTS, dtype=torch.float32)
         for ring in range(len(RINGS)):
             sums[ring, :, range(INPUTS), ring, range(INPUTS)] = 1.0
         self.register_buffer("means", sums.view(CELLS, INPUTS, len(RINGS) * INPUTS), persistent=False)
@@ -187,10 +189,10 @@ class PairLayer(nn.Module):
     def __init__(self, channels: int) -> None:
         super().__init__()
         bound = 1.0 / math.sqrt(channels)
-        self.weight = nn.Parameter(torch.empty(CELLS, channels, channels).uniform_(-bound, bound))
-        self.own = nn.Linear(channels, channels)
-        self.norm = nn.LayerNorm(channels)
-        self.mix = nn.Linear(channels, channels)
+        self.weight = nn.Parameter(torch.empty(CELLS, channels, channels, dtype=torch.float32).uniform_(-bound, bound))
+        self.own = nn.Linear(channels, channels, dtype=torch.float32)
+        self.norm = nn.LayerNorm(channels, dtype=torch.float32)
+        self.mix = nn.Linear(channels, channels, dtype=torch.float32)
 
     def forward(self, state: Tensor, around: Surroundings) -> Tensor:
         """[N, C] → [N, C]"""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 _BLOCK = 2048
 
 
+@torch.autocast("cpu", enabled=False)  # type: ignore[untyped-decorator]
 def mutual_matches(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.int64]:
     """[M, 2] rows of ``first`` [A, C] and ``second`` [B, C] that are each other's nearest, by Euclidean distance."""
     if not len(first) or not len(second):
@@ -22,7 +23,7 @@ def mutual_matches(first: NDArray[np.float64], second: NDArray[np.float64]) -> N
     # One product gives |a - b|² / 2, a block of rows at a time.
     left, right = torch.cat([a, own, torch.ones_like(own)], 1), torch.cat([-b, torch.ones_like(other), other], 1)
     least, chosen = list[torch.Tensor](), list[torch.Tensor]()
-    back = torch.full((len(b),), torch.inf)
+    back = torch.full((len(b),), torch.inf, dtype=torch.float32)
     for part in torch.split(left, _BLOCK):
         apart = part @ right.T
         for into, found in zip((least, chosen), apart.min(1), strict=True):

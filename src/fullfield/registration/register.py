@@ -18,14 +18,16 @@ from fullfield.registration.ransac import apply, hypotheses
 from fullfield.registration.refinement import Refiner
 from fullfield.registration.resolution import choose_voxel
 from fullfield.registration.scan import Scan, prepare
-from fullfield.registration.verdict import FPFH_LIMITS, LEARNED_LIMITS, Evidence, Limits, matches_needed, weigh
+from fullfield.registration.verdict import FPFH_LIMITS, LEARNED_LIMITS, REACH, Evidence, Limits, matches_needed, weigh
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float64]
+    Progress = Callable[[float, str], None]
 
 ITERATIONS = 50_000
 SAMPLES = 5000
@@ -42,6 +44,9 @@ _ROUGHLY, _FINELY = 5, 30  # iterations: a right pose needs 2 to 7, a wrong one 
 _PROMISING, _LIKELY = 0.25, 0.67  # of the score that is needed, for a pose to be refined on all points, and to the end
 _SAME = 0.5  # voxels between two poses that are one
 _RIVAL = 0.9
+_MIRRORED = 1.5
+"""Times the inliers of a pose that a reflection needs to refuse it; docs/registration.md has what was measured."""
+_MIRROR = "one cloud looks like a mirror image of the other"
 
 
 @dataclass(frozen=True)
@@ -54,13 +59,21 @@ class Registration:
     transform: Floats | None  # [4, 4] float64, source into target: target ≈ R source + t
     success: bool
     reason: str | None
-    confidence: float  # 0 to 1; above 0.5 means success
+    confidence: float  # 0 to 1; at least 0.5 means success
     matches: int  # mutual nearest descriptors
     inliers: int  # matches within two voxels in this pose
     fitness: float  # share of the source's points with a point of the target within a voxel
     rmse: float  # of these points, in the clouds' units; NaN without any
     voxel: float  # edge, in the clouds' units
     matched: Floats | None = None  # [matches, 2, 3]: the points of each match, of source and target; None without any
+    untried: tuple[str, ...] = ()  # arguments of register that may help where it failed, the most promising first
+
+    def __repr__(self) -> str:
+        found = f"{self.inliers} of {self.matches} matches agree, voxel {self.voxel:.4g}"
+        if self.success:
+            return f"Registration(confidence {self.confidence:.3f}, {found}, RMSE {self.rmse:.4g}; see .transform)"
+        more = f"; untried: {', '.join(self.untried)}" if self.untried else ""
+        return f"Registration(refused: {self.reason}; {found}{more})"
 
 
 def register(
@@ -91,6 +104,23 @@ def register(
         InputError: for what is no cloud, pose or descriptor, a cloud without finite points, or where small_gicp is not
             installed.
     """
+    return registered(source, target, Settings(voxel, init, seed, iterations, samples, descriptor))
+
+
+class Settings(NamedTuple):
+    """The arguments of :func:`register`."""
+
+    voxel: float | None = None
+    init: Any = None
+    seed: int = 0
+    iterations: int = ITERATIONS
+    samples: int = SAMPLES
+    descriptor: LearnedDescriptor | str | os.PathLike[str] | None = None
+
+
+def registered(source: Any, target: Any, settings: Settings, progress: Progress | None = None) -> Registration:
+    """:func:`register`; ``progress`` is called with the fraction done and what is done next."""
+    voxel, init, seed, iterations, samples, descriptor = settings
     if voxel is not None:
         _check.number(voxel, "voxel", above=0.0)
     _check.number(seed, "seed", integer=True, low=0)
@@ -114,16 +144,32 @@ def register(
         return _failure(f"all the points of {which} are at the same place", edge)
     search = _Search(seed, iterations, samples, None if start is None else _shifted(start, *middles), descriptor)
     outcomes = []
-    for scale in _SCALES if voxel is None else (1.0,):
-        outcomes.append(_at_voxel(centred, edge * scale, search))
+    scales = _SCALES if voxel is None else (1.0,)
+    for number, scale in enumerate(scales):
+        told = _Told(progress, number / len(scales), 1 / len(scales), edge * scale)
+        outcomes.append(_at_voxel(centred, edge * scale, search, told))
         if outcomes[-1].success:
             break
     best = max(outcomes, key=lambda outcome: (outcome.success, outcome.confidence))
+    if not best.success and not (best.reason or "").startswith(_MIRROR):
+        left = {"descriptor": descriptor is None, "voxel": voxel is None, "init": init is None}
+        best = replace(best, untried=tuple(name for name, open_ in left.items() if open_))
     if best.matched is not None:
         best = replace(best, matched=best.matched + np.stack(middles))
     if best.transform is None:
         return best
     return replace(best, transform=_shifted(best.transform, -middles[0], -middles[1]))
+
+
+class _Told:
+    """Tells of the steps at one voxel size."""
+
+    def __init__(self, progress: Progress | None, begin: float, share: float, edge: float) -> None:
+        self._progress, self._begin, self._share, self._edge = progress, begin, share, edge
+
+    def __call__(self, fraction: float, what: str) -> None:
+        if self._progress is not None:
+            self._progress(self._begin + self._share * fraction, f"{what}, voxel {self._edge:.4g}")
 
 
 class _Search(NamedTuple):
@@ -134,9 +180,13 @@ class _Search(NamedTuple):
     descriptor: LearnedDescriptor | None
 
 
-def _at_voxel(clouds: list[Floats], edge: float, search: _Search) -> Registration:
+def _at_voxel(clouds: list[Floats], edge: float, search: _Search, told: _Told) -> Registration:
     """Registration of centred clouds at one voxel size."""
-    first, second = (prepare(points / edge, search.descriptor) for points in clouds)
+    told(0.0, "describing the source")
+    first = prepare(clouds[0] / edge, search.descriptor)
+    told(0.3, "describing the target")
+    second = prepare(clouds[1] / edge, search.descriptor)
+    told(0.6, "matching")
     for scan, name in ((first, "source"), (second, "target")):
         complaint = _hopeless(scan, name, edge)
         if complaint is not None:
@@ -146,6 +196,7 @@ def _at_voxel(clouds: list[Floats], edge: float, search: _Search) -> Registratio
         chosen = np.random.default_rng(search.seed).choice(len(matches), search.samples, replace=False)
         matches = matches[np.sort(chosen)]
     ends = np.stack((first.points[matches[:, 0]], second.points[matches[:, 1]]), 1)
+    told(0.7, "searching")
     if search.start is None:
         poses, reaches = _hypotheses(first, second, matches, search), _REACHES
     else:
@@ -159,6 +210,7 @@ def _at_voxel(clouds: list[Floats], edge: float, search: _Search) -> Registratio
         failure = _failure(complaint, edge, count)
         return replace(failure, matched=ends * edge)
 
+    told(0.8, "refining")
     roughly = Refiner(first.points, second.points)
     refined = [roughly(pose, reaches[:-1], iterations=_ROUGHLY) for pose in poses]
     limits = FPFH_LIMITS if search.descriptor is None else LEARNED_LIMITS
@@ -175,7 +227,30 @@ def _at_voxel(clouds: list[Floats], edge: float, search: _Search) -> Registratio
         finely = finely or Refiner(first.fine, second.fine)
         refined = [finely(pose, near, iterations=most) for pose in worth]
         weighed = _weighed(refined, first, second, matches, limits)
-    return replace(_judged(weighed, first.points, edge), matched=ends * edge)
+    told(0.95, "judging")
+    found = replace(_judged(weighed, first.points, edge), matched=ends * edge)
+    reflected = _reflected(ends, search) if found.success else 0
+    if reflected < _MIRRORED * found.inliers or not found.success:
+        return found
+    complaint = (
+        f"{_MIRROR}: a reflection brings {reflected} of {found.matches} matches together, the best pose {found.inliers}"
+    )
+    less = found.confidence * found.inliers / (found.inliers + reflected)
+    return replace(found, transform=None, success=False, reason=complaint, confidence=less)
+
+
+def _reflected(ends: Floats, search: _Search) -> int:
+    """How many matches [M, 2, 3] the best reflection brings within :data:`REACH`.
+
+    FPFH cannot tell left from right, so a mirrored scan matches, and its walls and floor alone make a rigid pose that
+    looks right. But then the reflection agrees with far more.
+    """
+    mirrored = ends[:, 0] * (-1.0, 1.0, 1.0)
+    found = hypotheses(mirrored, ends[:, 1], _INLIER, iterations=search.iterations, seed=search.seed, most=1)
+    if not found:
+        return 0
+    away = np.linalg.norm(apply(found[0].transform, mirrored) - ends[:, 1], axis=1)
+    return int((away <= REACH).sum())
 
 
 def _hypotheses(first: Scan, second: Scan, matches: NDArray[np.int64], search: _Search) -> list[Floats]:
@@ -218,7 +293,7 @@ def _judged(weighed: list[tuple[Evidence, Floats]], points: Floats, edge: float)
         transform=scaled if complaint is None else None,
         success=complaint is None,
         reason=complaint,
-        confidence=evidence.confidence if complaint is None else min(evidence.confidence, 0.5),
+        confidence=evidence.confidence if evidence.complaint == complaint else evidence.confidence / 2,  # rivals
         matches=evidence.matches,
         inliers=evidence.inliers,
         fitness=evidence.fitness,

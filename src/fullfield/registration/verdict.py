@@ -24,6 +24,7 @@ TOUCH = 1.0
 _FEWEST, _FEWEST_SHARE = 6, 0.02
 _LEAST_OVERLAP = 0.08
 _UPRIGHT = 0.9
+_BELOW_HALF = 0.499
 
 
 class Limits(NamedTuple):
@@ -60,14 +61,21 @@ class Evidence(NamedTuple):
 
     @property
     def believed(self) -> bool:
-        enough = max(matches_needed(self.matches), self.limits.share * self.overlap * self.matches)
-        return self.inliers >= enough and self.overlap >= _LEAST_OVERLAP and self.score >= self.limits.score
+        return self.inliers >= self._enough and self.overlap >= _LEAST_OVERLAP and self.score >= self.limits.score
 
     @property
     def confidence(self) -> float:
-        """0 to 1; above 0.5 where it is believed."""
+        """0 to 1; at least 0.5 where it is believed. Where not, less: by the sign that is farthest from enough."""
         ratio = (self.score / self.limits.score) ** 2
-        return ratio / (1.0 + ratio) if self.believed else min(0.5, ratio / (1.0 + ratio))
+        if self.believed:
+            return ratio / (1.0 + ratio)
+        signs = self.inliers / self._enough, self.overlap / _LEAST_OVERLAP
+        return min(ratio / (1.0 + ratio), *(0.5 * min(sign, 1.0) for sign in signs), _BELOW_HALF)
+
+    @property
+    def _enough(self) -> float:
+        """Inliers without which the pose is not believed."""
+        return max(matches_needed(self.matches), self.limits.share * self.overlap * self.matches)
 
     @property
     def complaint(self) -> str | None:

@@ -88,12 +88,12 @@ def make_case(
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator)
+        return torch.randn(shape, generator=generator, dtype=torch.float32)
 
-    y, x = torch.meshgrid(torch.arange(size1[0]), torch.arange(size1[1]), indexing="ij")
+    y, x = torch.meshgrid(*(torch.arange(n, dtype=torch.float32) for n in size1), indexing="ij")
     grid = torch.stack((x * size2[1] / max(size1[1], 1), y * size2[0] / max(size1[0], 1))).float()
-    extent = torch.tensor([float(size2[1]), float(size2[0])]).view(2, 1, 1)
-    uniform = torch.rand((batch, 2, *size1), generator=generator)
+    extent = torch.tensor([float(size2[1]), float(size2[0])], dtype=torch.float32).view(2, 1, 1)
+    uniform = torch.rand((batch, 2, *size1), generator=generator, dtype=torch.float32)
     if motion == "smooth":
         coords = grid + 1.7 * torch.sin(grid.flip(0) / 5) + 0.3 * normal(batch, 2, 1, 1) + 0.1 * uniform
     elif motion == "integer":

@@ -112,7 +112,7 @@ def _layers(height: int, width: int, seed: int, max_motion: float) -> list[_Laye
     generator = torch.Generator().manual_seed(seed)
 
     def uniform(low: float, high: float) -> float:
-        return low + (high - low) * float(torch.rand((), generator=generator))
+        return low + (high - low) * float(torch.rand((), generator=generator, dtype=torch.float32))
 
     palettes = torch.randperm(len(PALETTES), generator=generator).tolist()
     styles = torch.randperm(4, generator=generator).tolist()
@@ -214,7 +214,7 @@ def _blocks(height: int, width: int) -> list[slice]:
 
 def _truth(layers: Sequence[_Layer], height: int, width: int) -> tuple[Tensor, Tensor]:
     """Motion of what is seen at each pixel centre of frame 1, and whether it is out of sight in frame 2."""
-    flow, occluded = torch.empty(2, height, width), torch.empty(height, width, dtype=torch.bool)
+    flow, occluded = torch.empty(2, height, width, dtype=torch.float32), torch.empty(height, width, dtype=torch.bool)
     for rows in _blocks(height, width):
         places = _grid(width, rows)
         motion = layers[0].motion(places)
@@ -233,7 +233,7 @@ def _truth(layers: Sequence[_Layer], height: int, width: int) -> tuple[Tensor, T
 
 
 def _render(layers: Sequence[_Layer], height: int, width: int, *, second: bool) -> Tensor:
-    frame = torch.empty(3, height, width)
+    frame = torch.empty(3, height, width, dtype=torch.float32)
     for rows in _blocks(height, width):
         grid = _grid(width, rows)
         image = layers[0].color(layers[0].origin(grid) if second else grid)

@@ -40,7 +40,7 @@ class Noise:
         values = torch.fft.ifft2(torch.fft.fft2(white) * gain).real
         around = torch.arange(-1, _LATTICE + 2) % _LATTICE
         self._values = (values / values.std())[around][:, around][None, None]
-        turn = 2 * math.pi * float(torch.rand((), generator=generator))
+        turn = 2 * math.pi * float(torch.rand((), generator=generator, dtype=torch.float32))
         self._to_lattice = torch.tensor(
             [[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]], dtype=torch.float64
         ).div_(spacing)
@@ -59,7 +59,7 @@ def texture(style: int, palette: int, size: float, middle: Tensor, generator: to
     fine = Noise(generator, 2.6, slope=0.8)
     medium = Noise(generator, max(3.0, size / 5))
     coarse = Noise(generator, max(4.0, size / 1.6))
-    turn = float(torch.rand((), generator=generator)) * math.pi
+    turn = float(torch.rand((), generator=generator, dtype=torch.float32)) * math.pi
     cos, sin = math.cos(turn), math.sin(turn)
     pitch = max(14.0, size)
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.util
+import os
+import shutil
+import threading
 from collections import deque
 from collections.abc import Generator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -85,7 +89,9 @@ class Cutter:
         start = multiprocessing.get_context("forkserver" if served else "spawn")
         if served:
             start.set_forkserver_preload([__name__])
-        self._pool = ProcessPoolExecutor(workers, start, initializer=_begin, initargs=(training, scenes))
+        self._pool = ProcessPoolExecutor(
+            workers, start, initializer=_begin, initargs=(training, scenes, multiprocessing.util.get_temp_dir())
+        )
 
     def __call__(self, *stream: int) -> Future[Example]:
         """The pair of these numbers, to be."""
@@ -101,10 +107,21 @@ class Cutter:
 _held: tuple[DescriptorTraining, Scenes]  # of a process that cuts pairs
 
 
-def _begin(training: DescriptorTraining, scenes: Scenes) -> None:
+def _begin(training: DescriptorTraining, scenes: Scenes, folder: str) -> None:
     global _held
+    threading.Thread(target=_end_with_the_parent, args=(folder,), daemon=True).start()
     _held = training, scenes
     torch.set_num_threads(1)
+
+
+def _end_with_the_parent(folder: str) -> None:
+    """Wait for the end of the process that trains. Where it was killed it told nobody: its ``folder`` of sockets is
+    left, and this process would wait for work for ever, and hold its semaphores."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
 
 
 def _cut(stream: tuple[int, ...]) -> Example:

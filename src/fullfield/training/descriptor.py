@@ -41,6 +41,11 @@ class Trained(NamedTuple):
     history: list[Row]
 
 
+# Whatever mode the caller is in.
+@torch.inference_mode(False)
+@torch.enable_grad()
+@torch.autocast("cuda", enabled=False)  # type: ignore[untyped-decorator]
+@torch.autocast("cpu", enabled=False)  # type: ignore[untyped-decorator]
 def train_descriptor(
     folder: str | os.PathLike[str],
     training: DescriptorTraining | None = None,

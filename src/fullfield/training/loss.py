@@ -55,7 +55,8 @@ def matching_ratio(first: Tensor, second: Tensor, moved: Tensor, places: Tensor,
 
     NaN without any.
     """
-    alike = first @ second.T
+    with torch.autocast(first.device.type, enabled=False):
+        alike = first @ second.T
     forth, back = alike.argmax(1), alike.argmax(0)
     rows = torch.arange(len(first), device=first.device)
     rows = rows[back[forth] == rows]

@@ -43,9 +43,10 @@ def draw_text(
         return
     left, top, right, bottom = box
     part = mask.crop(box)
-    cover = torch.frombuffer(bytearray(part.tobytes()), dtype=torch.uint8).reshape(bottom - top, right - left) / 255
+    cover = torch.frombuffer(bytearray(part.tobytes()), dtype=torch.uint8).reshape(bottom - top, right - left)
+    cover = cover.float() / 255
     under = image[:, top:bottom, left:right]
-    ink = torch.tensor(color).reshape(3, 1, 1)
+    ink = torch.tensor(color, dtype=torch.float32).reshape(3, 1, 1)
     under.copy_((under * (1 - cover) + ink * cover).round())
 
 

@@ -84,7 +84,7 @@ def error_legend(width: int = 512, *, max_error: float | None = None) -> Tensor:
     height = width // 8
     margin, bar = height // 2, round(height * 0.42)
     image = torch.tensor(BACKGROUND, dtype=torch.uint8).reshape(3, 1, 1).expand(3, height, width).clone()
-    level = torch.linspace(0, 255, width - 2 * margin).round().to(torch.int64)
+    level = torch.linspace(0, 255, width - 2 * margin, dtype=torch.float32).round().to(torch.int64)
     image[:, height // 16 : height // 16 + bar, margin : width - margin] = error_colors()[level].T[:, None]
     for octave in range(0, _OCTAVES + 1, 2):
         x = margin + (width - 2 * margin - 1) * octave / _OCTAVES

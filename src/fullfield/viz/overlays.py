@@ -49,7 +49,7 @@ def overlay(
     _check.require(arrows == 0 or arrows >= 6, "arrows", "0 or a step of at least 6 pixels", arrows)
     scale = scale_of(flow, valid, max_motion)
     colors = flow_to_image(flow, valid, max_motion=scale or None)
-    weights = torch.tensor(_LUMA).reshape(3, 1, 1)
+    weights = torch.tensor(_LUMA, dtype=torch.float32).reshape(3, 1, 1)
     image = torch.empty_like(colors)
     for rows in blocks(height, width):
         grey = (frame_to_image(frame[:, rows]) * weights).sum(0)
@@ -57,8 +57,8 @@ def overlay(
         # The colour is a filter over the frame; where it is strong, dark parts are lifted so that it shows.
         color = colors[:, rows].float()
         lift = (color.amax(0) - color.amin(0)) * (0.3 / 255)
-        tinted = color * torch.lerp(grey / 255, torch.ones(()), lift)
-        strength = opacity * visible
+        tinted = color * torch.lerp(grey / 255, torch.ones((), dtype=torch.float32), lift)
+        strength = opacity * visible.float()
         image[:, rows] = (grey * (1 - strength) + tinted * strength).round().to(torch.uint8)
     if arrows:
         _draw_arrows(image, flow, valid, scale, arrows)
@@ -97,7 +97,7 @@ def _draw_arrows(image: Tensor, flow: Tensor, valid: Tensor | None, scale: float
         pen = thick * (reach / (0.3 * step)).clamp(0.4, 1.0)
         part = image[:, rows].float()
         for extra, ink, strength in ((1.2, 16.0, 0.5), (0.0, 255.0, 1.0)):
-            cover = (pen + extra + 0.5 - distance).clamp(0, 1) * (drawn * strength)
+            cover = (pen + extra + 0.5 - distance).clamp(0, 1) * (drawn.float() * strength)
             part = part * (1 - cover) + ink * cover
         image[:, rows] = part.round().to(torch.uint8)
 

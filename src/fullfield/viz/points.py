@@ -74,14 +74,13 @@ def _draw(image: Tensor, seen: Tensor, paint: Tensor) -> None:
     x = (width / 2 + seen[:, 0] * scale).floor().long()
     y = (height / 2 - seen[:, 1] * scale).floor().long()
     order = torch.argsort(seen[:, 2], descending=True, stable=True)
-    pixels = torch.stack(
-        [(y + dy).clamp(0, height - 1) * width + (x + dx).clamp(0, width - 1) for dy in (0, 1) for dx in (0, 1)]
-    )
-    pixels, rank = pixels[:, order].T.reshape(-1), order.repeat_interleave(4)
-    first = torch.argsort(pixels, stable=True)
-    top = torch.ones(first.numel(), dtype=torch.bool)
-    top[1:] = pixels[first[1:]] != pixels[first[:-1]]
-    image.view(-1, 3)[pixels[first[top]]] = paint[rank[first[top]]]
+    rank = torch.empty_like(order).scatter_(0, order, torch.arange(len(order)))
+    nearest = torch.full((height * width,), len(order), dtype=torch.int64)
+    for dy, dx in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        pixels = (y + dy).clamp_(0, height - 1) * width + (x + dx).clamp_(0, width - 1)
+        nearest.scatter_reduce_(0, pixels, rank, "amin")
+    drawn = nearest < len(order)
+    image.view(-1, 3)[drawn] = paint[order[nearest[drawn]]]
 
 
 def _colors(level: Tensor) -> Tensor:
@@ -100,7 +99,7 @@ def alignment_legend(width: int = 384, *, max_error: float) -> Tensor:
     height = width // 8
     margin = height // 2
     image = torch.tensor(BACKGROUND, dtype=torch.uint8).reshape(3, 1, 1).expand(3, height, width).clone()
-    colors = _colors(torch.linspace(0, 1, width - 2 * margin))
+    colors = _colors(torch.linspace(0, 1, width - 2 * margin, dtype=torch.float32))
     image[:, height // 16 : height // 2, margin : width - margin] = colors.T[:, None]
     for x, text, anchor in (
         (margin, "0", "lm"),

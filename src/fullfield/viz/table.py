@@ -29,7 +29,7 @@ class FlowColors:
         if max_motion is not None:
             _check.number(max_motion, "max_motion", above=0)
         self._fixed, self.max_motion = max_motion, float(max_motion or 0.0)
-        axis = torch.linspace(-_REACH, _REACH, _SIDE)
+        axis = torch.linspace(-_REACH, _REACH, _SIDE, dtype=torch.float32)
         vectors = torch.stack([axis.expand(_SIDE, _SIDE), axis[:, None].expand(_SIDE, _SIDE)])
         colors = torch.zeros(_SIDE, _SIDE, 4, dtype=torch.uint8)
         colors[..., :3] = flow_to_image(vectors, max_motion=1.0).permute(1, 2, 0)

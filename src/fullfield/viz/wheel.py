@@ -111,7 +111,7 @@ def wheel_legend(size: int = 256, max_motion: float | None = None) -> Tensor:
         text = f"{max_motion:.3g} px"
         room = math.ceil(size * 0.1 + font(letters).getlength(text))
     radius = size / 2 - max(1.5, size / 50)
-    offset = torch.arange(size) - (size - 1) / 2
+    offset = torch.arange(size, dtype=torch.float32) - (size - 1) / 2
     vectors = torch.stack([offset.expand(size, size), offset[:, None].expand(size, size)])
     length = torch.hypot(*vectors)
     colors = flow_to_image(vectors, max_motion=radius + 1).float()

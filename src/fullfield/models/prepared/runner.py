@@ -117,7 +117,7 @@ class PreparedFlow:
                 _check.tensor(initial_flow, "initial_flow", (self.batch, 2, "h", "w"), device=self.device)
                 start = self._grid + framing.start_on_grid(initial_flow, *self.size, self.padding)
             if self.batch == 0:
-                return torch.empty((0, 2, *self.size), device=self.device)
+                return torch.empty((0, 2, *self.size), device=self.device, dtype=torch.float32)
             if number == 0 and start is not None and not learned:
                 return _enlarged(start - self._grid, self.padding, corners=False)
             first, second = (f.float() if f.dtype == torch.float64 else f for f in (frame1, frame2))
@@ -145,7 +145,7 @@ class PreparedFlow:
             return _enlarged(flow, self.padding, corners=True)
         rows, columns = flow.shape[-2:]
         hidden = mask.hidden(self._pair.state)
-        out = torch.empty((self.batch, 2, *self.size), device=self.device)
+        out = torch.empty((self.batch, 2, *self.size), device=self.device, dtype=torch.float32)
         at_once = max(1, _STRIP // columns)
         for item in range(self.batch):
             for first in range(0, rows, at_once):

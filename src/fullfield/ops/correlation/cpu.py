@@ -51,7 +51,7 @@ def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cpu:
     source, target = state
     rows, columns = _tiles(request)
     height, width = request.size1
-    padded = torch.zeros(request.batch, blocks * LANES, rows * TILE[0], columns * TILE[1])
+    padded = torch.zeros(request.batch, blocks * LANES, rows * TILE[0], columns * TILE[1], dtype=torch.float32)
     padded[:, : request.channels, :height, :width] = fmap1.detach()
     padded /= max(request.channels, 1) ** 0.5
     split = torch.unflatten(torch.unflatten(padded, 3, (columns, TILE[1])), 2, (rows, TILE[0]))
@@ -174,7 +174,7 @@ class Cpu(Prepared):
             self._accumulate(grad_out, coords, grads)
         if not coords_grad:
             return None
-        out = torch.zeros(coords.shape)
+        out = torch.zeros(coords.shape, dtype=torch.float32)
         if out.numel():
             self._run(coords, grad_out, out)
         return out.to(coords.dtype)

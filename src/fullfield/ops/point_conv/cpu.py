@@ -109,12 +109,12 @@ def multiply(request: Request, features: Tensor, weight: Tensor, bias: Tensor | 
 
     kernel = _kernels()["multiply_tiles"]
     outputs = request.channels[1]
-    out = torch.empty(request.rows, outputs)
+    out = torch.empty(request.rows, outputs, dtype=torch.float32)
     if not request.rows or not outputs:
         return out.to(request.dtype)
     groups, joined = _joined(request)
     flat = _packed(_block_diagonal(weight, groups, joined)).numpy()
-    added = _floats(torch.zeros(outputs) if bias is None else bias)
+    added = _floats(torch.zeros(outputs, dtype=torch.float32) if bias is None else bias)
     arrays = (_floats(features), flat, added, *_arrays(triplets, request.cells))
     sizes = (request.cells, groups, request.channels[0] // groups, outputs // groups)
     result = out.numpy()
@@ -132,7 +132,7 @@ def outer(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) 
     tiles = -(-request.rows // TILE)
     share = 4 * groups * request.cells * height * pitch
     segments = max(1, min(_SEGMENTS, tiles // _SEGMENT_TILES, _SEGMENT_BYTES // max(share, 1)))
-    sums = torch.zeros(segments, groups, request.cells, height, pitch)
+    sums = torch.zeros(segments, groups, request.cells, height, pitch, dtype=torch.float32)
     arrays = (_floats(features), _floats(grad), *_arrays(triplets, request.cells), request.cells)
     blocks = -(-inputs // BLOCK)
 

@@ -231,7 +231,7 @@ def triplet_geometry(
     pairs = columns[0] * sizes[1] + columns[1]
     repeated = bool((pairs.sort().values.diff() == 0).any())
     _check.require(not repeated, "j", "every pair (i, j) once", "repeated pairs")
-    blank = torch.empty(0, 3, device=i.device)
+    blank = torch.empty(0, 3, device=i.device, dtype=torch.float32)
     clouds = [
         Cloud(blank.expand(0, 3), _checked_offsets(rows, count, name))
         for rows, count, name in ((offsets, sizes[1], "offsets"), (center_offsets, sizes[0], "center_offsets"))
@@ -242,7 +242,7 @@ def triplet_geometry(
 
 def _checked_offsets(offsets: Tensor | None, count: int, name: str) -> Tensor:
     """On the CPU; checked as those of so many points."""
-    stand_in = torch.zeros(1, 3).expand(count, 3)
+    stand_in = torch.zeros(1, 3, dtype=torch.float32).expand(count, 3)
     return check_cloud(stand_in, offsets, "points", name).offsets
 
 

@@ -158,7 +158,7 @@ class PersistentSolver:
         batch, _, height, width = self.shape
         shape = (batch, 2, height, width)
         if out is None:
-            return torch.empty(shape, device=self.device)
+            return torch.empty(shape, device=self.device, dtype=torch.float32)
         flow = _tensor(out, "out")
         _check.tensor(flow, "out", shape, dtypes=(torch.float32,), device=self.device)
         _check.require(flow.is_contiguous(), "out", "contiguous memory", f"strides {list(flow.stride())}")

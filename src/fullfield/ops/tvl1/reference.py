@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -55,18 +56,21 @@ def solve(
     return flow
 
 
-def _matrix(table: Table, size_in: int, like: Tensor) -> Tensor:
-    index, weight = (torch.from_numpy(part).to(like.device) for part in table)
-    matrix = like.new_zeros(len(weight), size_in)
-    return matrix.scatter_add_(1, index.long(), weight.to(like.dtype))
+def _resampled_rows(plane: Tensor, table: Table) -> Tensor:
+    """Rows [H, W] -> [H', W], tap by tap: a product of matrices would sum in an order that depends on the threads."""
+    index, weight = (torch.from_numpy(part).to(plane.device) for part in table)
+    weight = weight.to(plane.dtype)
+    out = plane.new_zeros(len(weight), plane.shape[1])
+    for tap in range(weight.shape[1]):
+        out += weight[:, tap, None] * plane[index[:, tap].long()]
+    return out
 
 
 def resample(plane: Tensor, size: tuple[int, int], make: Callable[[int, int], Table]) -> Tensor:
     """Separable resampling [H, W] -> [H', W'] with the tables of ``make``."""
     height, width = plane.shape
-    vertical = _matrix(make(height, size[0]), height, plane)
-    horizontal = _matrix(make(width, size[1]), width, plane)
-    return vertical @ plane @ horizontal.T
+    rows = _resampled_rows(plane, make(height, size[0]))
+    return _resampled_rows(rows.T, make(width, size[1])).T.contiguous()
 
 
 def _resized_flow(flow: Tensor | None, like: Tensor, make: Callable[[int, int], Table]) -> Tensor:
@@ -131,11 +135,17 @@ def _warp(first: Tensor, second: Tensor, flow: Tensor, dual: Tensor, config: TVL
         before = flow
         for _ in range(depth):
             flow, dual = iterate(flow, dual, (gx, gy, constant, inverse), config)
-        if config.epsilon > 0 and float(((flow - before) ** 2).sum(0).mean().sqrt()) < config.epsilon * depth:
+        if config.epsilon > 0 and _root_mean_square(flow - before) < config.epsilon * depth:
             break
     if config.median:
         flow = median_filter(flow, config.median)
     return flow, dual
+
+
+def _root_mean_square(change: Tensor) -> float:
+    """Of the lengths of vectors [2, H, W]; rows are summed by one thread each, so that their number does not matter."""
+    rows = change.square().sum(0).sum(1)
+    return math.sqrt(math.fsum(rows.tolist()) / change[0].numel())
 
 
 def divergence(across: Tensor, down: Tensor, borders: str) -> Tensor:

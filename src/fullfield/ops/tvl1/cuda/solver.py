@@ -39,7 +39,7 @@ class Solver:
         progress: Progress | None,
     ) -> tuple[Tensor, Tensor]:
         """The flow [B, 2, H, W], and one integer on the device: ``passes.BAD_FRAMES`` and ``BAD_FLOW``."""
-        flow = torch.empty((len(frame1), 2, *self._size), device=self._device)
+        flow = torch.empty((len(frame1), 2, *self._size), device=self._device, dtype=torch.float32)
         with self._in_order(self._tensors):
             engine = self._prepared(len(frame1))
             engine.flags.zero_()

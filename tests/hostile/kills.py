@@ -1,0 +1,157 @@
+"""Kills and concurrent runs, seeded: ``python tests/hostile/kills.py --rounds 50 --seed 1`` takes about an hour.
+
+A training is killed by signal 9 at random moments: its workers must end, and no semaphore or folder of sockets may be
+left; then it goes on, to the weights of a run that nobody killed. Processes evaluate one folder at the same time: all
+must end well, with the totals of one alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+_TRAIN = """
+import sys
+from fullfield.registration import DescriptorConfig
+from fullfield.training import DescriptorTraining, train_descriptor
+if __name__ == "__main__":
+    tiny = DescriptorTraining(
+        DescriptorConfig(channels=8, layers=1), steps=int(sys.argv[2]), pairs=1, block=2, reuse=2, anchors=64, cells=300
+    )
+    train_descriptor(sys.argv[1], tiny, workers=2, every=2, progress=lambda done, text: print(text, flush=True))
+"""
+_EVALUATE = """
+import json, sys
+from fullfield.datasets import open_dataset
+from fullfield.estimators import TVL1Estimator
+from fullfield.evaluation import evaluate
+from fullfield.ops.tvl1 import TVL1Config
+estimator = TVL1Estimator(TVL1Config(warps=1, iterations=1, scales=1))
+print(json.dumps(evaluate(estimator, open_dataset("pairs", sys.argv[1]), sys.argv[2])["scores"]))
+"""
+_MARK = "FULLFIELD_KILLS"
+
+
+def alive(mark: str) -> list[int]:
+    """The processes that were started with ``mark``, zombies aside."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            mine = f"{_MARK}={mark}\0".encode() in (entry / "environ").read_bytes()
+            if mine and (entry / "stat").read_text().rpartition(")")[2].split()[0] != "Z":
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def kill_a_training(draw: random.Random, folder: Path, steps: int, wait: float = 30.0) -> None:
+    """Kill it once, at a random moment after its workers have begun, and look at what is left."""
+    mark = f"{draw.getrandbits(64):x}"
+    own = folder / f"tmp-{mark[:8]}"
+    own.mkdir(parents=True)
+    semaphores = set(_semaphores())
+    script = folder / "train.py"
+    script.write_text(_TRAIN)
+    command = [sys.executable, str(script), str(folder / "run"), str(steps)]
+    environment = {**os.environ, _MARK: mark, "TMPDIR": str(own), "FULLFIELD_QUIET": "1"}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()  # a step is done, so there are workers
+    started = len(alive(mark))
+    assert started >= 3, f"{started} processes: no workers to leave behind"
+    time.sleep(draw.uniform(0.0, 1.0))
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    end = time.monotonic() + wait
+    while (left := alive(mark)) and time.monotonic() < end:
+        time.sleep(0.1)
+    for number in left:
+        os.kill(number, signal.SIGKILL)
+    assert not left, f"{len(left)} of {started} processes are alive {wait:g} s after their parent was killed"
+    kept = [path.name for path in own.iterdir() if path.name.startswith("pymp-")]
+    assert not kept, f"left in the temporary folder: {kept}"
+    more = set(_semaphores()) - semaphores
+    assert not more, f"semaphores are left: {sorted(more)}"
+
+
+def _semaphores() -> list[str]:
+    place = Path("/dev/shm")
+    return [path.name for path in place.iterdir() if path.name.startswith("sem.mp-")] if place.is_dir() else []
+
+
+def trained(folder: Path, steps: int) -> bytes:
+    """The weights of a run that goes to its end."""
+    script = folder / "train.py"
+    script.parent.mkdir(parents=True, exist_ok=True)
+    script.write_text(_TRAIN)
+    subprocess.run(
+        [sys.executable, str(script), str(folder / "run"), str(steps)], check=True, stdout=subprocess.DEVNULL
+    )
+    return (folder / "run" / "weights.safetensors").read_bytes()
+
+
+def evaluate_together(draw: random.Random, folder: Path, processes: int, pairs: int) -> None:
+    """All on one folder, started within half a second."""
+    data = _pairs(folder / "data", pairs)
+    command = [sys.executable, "-c", _EVALUATE, str(data)]
+    pipe = subprocess.PIPE
+    running = []
+    for _ in range(processes):
+        running.append(subprocess.Popen([*command, str(folder / "run")], stdout=pipe, stderr=pipe, text=True))
+        time.sleep(draw.uniform(0.0, 0.5 / processes))
+    ended = [process.communicate() for process in running]
+    wrong = [err for process, (_, err) in zip(running, ended, strict=True) if process.returncode]
+    assert not wrong, f"{len(wrong)} of {processes} failed: {wrong[0][-2000:]}"
+    scores = {out.splitlines()[-1] for out, _ in ended}
+    assert len(scores) == 1, scores
+    assert json.loads(scores.pop())["images"] == pairs
+
+
+def _pairs(folder: Path, count: int) -> Path:
+    import torch
+
+    from fullfield.io import write_flow, write_image
+
+    folder.mkdir(parents=True)
+    generator = torch.Generator().manual_seed(0)
+    for number in range(count):
+        frame = torch.randint(0, 256, (3, 24, 32), dtype=torch.uint8, generator=generator)
+        write_image(folder / f"{number:02}_a.png", frame)
+        write_image(folder / f"{number:02}_b.png", frame.roll(1, -1))
+        write_flow(folder / f"{number:02}.flo", torch.ones(2, 24, 32, dtype=torch.float32))
+    lines = [f"{number:02}_a.png {number:02}_b.png {number:02}.flo" for number in range(count)]
+    (folder / "pairs.txt").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def main() -> None:
+    """From the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    draw = random.Random(options.seed)
+    with tempfile.TemporaryDirectory() as folder:
+        whole = trained(Path(folder) / "whole", 64)
+        for number in range(options.rounds):
+            place = Path(folder) / f"killed-{number}"
+            for _ in range(3):
+                kill_a_training(draw, place, 64)
+            assert trained(place, 64) == whole, f"round {number}: the resumed run gives other weights"
+            evaluate_together(draw, Path(folder) / f"together-{number}", 18, 12)
+            print(f"round {number + 1} of {options.rounds}: fine", flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,599 @@
+"""What every public function computes, by its name: run under each mode in a process of its own, JSON to stdout.
+
+``python modes_cases.py`` computes every case under each default dtype first and plainly last, so that no table is made
+under PyTorch's usual one before. A line of the result is null where the case gave what it gives plainly, else what
+was wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fullfield import metrics, viz
+from fullfield import nn as ours
+from fullfield.estimators import NetworkEstimator, TVL1Estimator, as_frame, estimate
+from fullfield.evaluation.warm_start import moved_forward
+from fullfield.integrations import forms
+from fullfield.metrics import registration as poses
+from fullfield.models import RAFT, SEARAFT, Cascade, RAFTConfig, SEARAFTConfig, load_weights
+from fullfield.models.pointcnnpp import PointResNet, PointResNetConfig, PointUNet, PointUNetConfig
+from fullfield.models.sea_raft import expected_log_scale
+from fullfield.ops import correlation, neighbors, point_conv, point_norm, tvl1
+from fullfield.ops.correlation.analysis import read_shares, recorded_positions
+from fullfield.registration import LearnedDescriptor, alignment_errors, choose_voxel, register
+from fullfield.rendering.truth import occluded
+from fullfield.testing import room_scan, textured_scene
+from fullfield.testing.correlation import MOTIONS, make_case
+from fullfield.training import contrastive_loss, matching_ratio
+
+F32 = torch.float32
+CASES: dict[str, Callable[[], Any]] = {}
+
+
+def case(*names: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+    """Registers a function as the case of these public names."""
+
+    def keep(function: Callable[[], Any]) -> Callable[[], Any]:
+        for name in names:
+            CASES[name] = function
+        return function
+
+    return keep
+
+
+def noise(*shape: int, seed: int = 0, dtype: torch.dtype = F32) -> Tensor:
+    """Of a normal distribution."""
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=shape)).to(dtype)
+
+
+def flow(height: int = 24, width: int = 32) -> Tensor:
+    return noise(2, height, width, seed=3) * 3
+
+
+def frames(channels: int = 3, height: int = 64, width: int = 80) -> tuple[Tensor, Tensor]:
+    draw = np.random.default_rng(5)
+    first = torch.from_numpy(draw.integers(0, 256, (channels, height, width), np.uint8))
+    return first, first.roll(2, -1)
+
+
+def cloud(count: int = 300, seed: int = 0, dtype: torch.dtype = F32) -> Tensor:
+    return torch.from_numpy(np.random.default_rng(seed).uniform(0, 1, (count, 3))).to(dtype)
+
+
+def graded(made: Callable[..., Tensor], *leaves: Tensor) -> list[Any]:
+    """The result and its gradients."""
+    leaves = tuple(leaf.clone().requires_grad_() for leaf in leaves)
+    out = made(*leaves)
+    if not out.requires_grad:  # inference mode
+        return [out, *(None for _ in leaves)]
+    return [out.detach(), *torch.autograd.grad((out.float() * noise(*out.shape, seed=9)).sum(), leaves)]
+
+
+def features(seed: int = 0, dtype: torch.dtype = F32) -> Tensor:
+    return noise(1, 16, 20, 24, seed=seed, dtype=dtype)
+
+
+def around() -> Tensor:
+    y, x = torch.meshgrid(torch.arange(20, dtype=F32), torch.arange(24, dtype=F32), indexing="ij")
+    return torch.stack((x, y))[None] + noise(1, 2, 20, 24, seed=7)
+
+
+def lookups(backend: str, dtype: torch.dtype = F32) -> Callable[[], Any]:
+    def compute() -> Any:
+        def made(one: Tensor, two: Tensor, at: Tensor) -> Tensor:
+            levels = correlation.correlation_pyramid(two, 3)
+            return correlation.correlation_lookup(one, levels, at, 3, backend=backend, out_dtype=F32)
+
+        exact = torch.float64 if dtype == torch.float64 else F32
+        return graded(made, features(0, dtype), features(1, dtype), around().to(exact))
+
+    return compute
+
+
+for _backend in ("cpu", "blocks", "dense", "reference"):
+    for _dtype in (F32, torch.bfloat16):
+        CASES[f"ops.correlation.correlation_lookup {_backend} {_dtype}"] = lookups(_backend, _dtype)
+CASES["ops.correlation.correlation_lookup"] = lookups("cpu")
+
+
+@case("ops.correlation.correlation_pyramid")
+def _() -> Any:
+    return correlation.correlation_pyramid(features(), 3)
+
+
+@case("nn.CorrelationPyramid")
+def _() -> Any:
+    return graded(lambda a, b, c: ours.CorrelationPyramid(a, b, 3, 3)(c), features(), features(1), around())
+
+
+@case("nn.RAFTCorrBlock")
+def _() -> Any:
+    return ours.RAFTCorrBlock(features(), features(1), 3, 3)(around())
+
+
+@case("nn.SEARAFTCorrBlock")
+def _() -> Any:
+    block = ours.SEARAFTCorrBlock(features(), features(1), SimpleNamespace(corr_levels=3, corr_radius=3))
+    wider = torch.full((1, 1, 20, 24), 1.5, dtype=F32)
+    return block(around()), block(around(), wider)
+
+
+@case("nn.TorchvisionCorrBlock")
+def _() -> Any:
+    block = ours.TorchvisionCorrBlock(num_levels=3, radius=3)
+    block.build_pyramid(features(), features(1))
+    return block.index_pyramid(around())
+
+
+@case("nn.DroidCorrBlock")
+def _() -> Any:
+    return ours.DroidCorrBlock(features()[None], features(1)[None], 3)(around().permute(0, 2, 3, 1)[None])
+
+
+@case("nn.MMFlowCorrLookup", "nn.MMFlowCorrelationPyramid")
+def _() -> Any:
+    return ours.MMFlowCorrLookup(3)(ours.MMFlowCorrelationPyramid(3)(features(), features(1)), noise(1, 2, 20, 24))
+
+
+@case("nn.StereoCorrBlock")
+def _() -> Any:
+    return ours.StereoCorrBlock(features(), features(1), 3, 3)(around())
+
+
+@case("nn.local_correlation_with_flow")
+def _() -> Any:
+    return ours.local_correlation_with_flow(features(), features(1), noise(1, 2, 20, 24), 3)
+
+
+@case("nn.convex_upsample")
+def _() -> Any:
+    return graded(lambda a, b: ours.convex_upsample(a, b, 8), noise(1, 2, 5, 6), noise(1, 576, 5, 6, seed=1))
+
+
+@case("integrations.patch")  # what decides whether a block is the lookup
+def _() -> Any:
+    return forms._pair((20, 24))
+
+
+@case("testing.correlation.make_case")
+def _() -> Any:
+    made = [make_case((9, 11), (10, 13), channels=4, motion=motion) for motion in MOTIONS]
+    return [part for one in made for part in vars(one).values() if isinstance(part, Tensor)]
+
+
+@case("ops.correlation.analysis.read_shares", "ops.correlation.analysis.recorded_positions")
+def _() -> Any:
+    return [share.share for share in read_shares(recorded_positions(noise(2, 2, 20, 24)), 3, levels=2)]
+
+
+def geometry(**options: Any) -> Any:
+    return point_conv.radius_geometry(cloud(), 0.15, 3, **options)
+
+
+def parts(found: Any) -> list[Tensor]:
+    return [*found.forward, found.offsets, found.center_offsets]
+
+
+@case("ops.point_conv.radius_geometry")
+def _() -> Any:
+    return parts(geometry()) + parts(geometry(centers=cloud(80, 1), radius=0.2))
+
+
+@case("ops.point_conv.knn_geometry")
+def _() -> Any:
+    return parts(point_conv.knn_geometry(cloud(), 0.1, 8))
+
+
+@case("ops.point_conv.voxel_geometry")
+def _() -> Any:
+    return parts(point_conv.voxel_geometry(cloud(), 0.1))
+
+
+@case("ops.point_conv.triplet_geometry")
+def _() -> Any:
+    i, j, k = torch.arange(20) // 2, torch.arange(20) % 7, torch.arange(20) % 27
+    found = point_conv.triplet_geometry(i, j, k, (10, 7))
+    return parts(found) + graded(lambda f, w: point_conv.point_conv(f, w, found), noise(7, 4), noise(27, 4, 8))
+
+
+@case("ops.point_conv.kernel_radius")
+def _() -> Any:
+    return point_conv.kernel_radius(0.1, 5)
+
+
+def convolutions(backend: str) -> Callable[[], Any]:
+    def compute() -> Any:
+        place = geometry()
+        weight, bias = noise(27, 4, 8, seed=2) / 9, noise(8, seed=4)
+        plain = graded(
+            lambda f, w, b: point_conv.point_conv(f, w, place, b, 2, backend=backend), noise(300, 8), weight, bias
+        )
+        return plain, point_conv.point_conv(noise(300, 8), weight, place, None, 2, backend=backend)
+
+    return compute
+
+
+CASES["ops.point_conv.point_conv"] = convolutions("cpu")
+CASES["ops.point_conv.point_conv reference"] = convolutions("reference")
+
+
+@case("ops.point_conv.point_pool", "nn.PointPool", "nn.CloudPool")
+def _() -> Any:
+    made = [
+        graded(lambda f, m=mode: point_conv.point_pool(f, geometry(), m), noise(300, 8)) for mode in ("max", "mean")
+    ]
+    return made, ours.PointPool()(noise(300, 8), geometry()), ours.CloudPool()(noise(300, 8), (100, 200))
+
+
+@case("ops.point_norm.point_norm", "nn.PointNorm")
+def _() -> Any:
+    scale, shift = noise(8, seed=1), noise(8, seed=2)
+    running = point_norm.Running(torch.zeros(8, dtype=F32), torch.ones(8, dtype=F32), 0.1, True)
+    return [
+        graded(
+            lambda f: point_norm.point_norm(f, scale, shift, "layer", residual=noise(300, 8, seed=6)), noise(300, 8)
+        ),
+        point_norm.point_norm(noise(300, 8), scale, shift, "instance", sizes=(100, 200)),
+        point_norm.point_norm(noise(300, 8), scale, shift, "batch", running=running, relu=True),
+        *running[:2],
+    ]
+
+
+@case("nn.PointConv", "models.pointcnnpp.PointResNet", "models.pointcnnpp.PointUNet", "models.pointcnnpp.PointPyramid")
+def _() -> Any:
+    made = []
+    for network in (
+        PointResNet(PointResNetConfig(classes=5, channels=(8, 8, 16, 16))),
+        PointUNet(PointUNetConfig(channels=(8, 8, 16, 16))),
+    ):
+        network = weighted(network.to(F32)).eval()
+        network.requires_grad_(False)
+        pyramid = network.prepare(cloud(200))
+        made.append(network(noise(200, network.config.in_channels), pyramid))
+    return made
+
+
+@case("ops.neighbors.radius_search", "ops.neighbors.knn_search")
+def _() -> Any:
+    made = []
+    for backend in ("cpu", "reference"):
+        found = neighbors.radius_search(cloud(), 0.2, cloud(50, 1), backend=backend)
+        made += [*found, *neighbors.knn_search(cloud(), 5, cloud(50, 1), backend=backend)]
+    return made
+
+
+@case("ops.neighbors.grid_downsample", "ops.neighbors.spatial_order")
+def _() -> Any:
+    return *neighbors.grid_downsample(cloud(), 0.2), neighbors.spatial_order(cloud())
+
+
+def solved(backend: str, dtype: torch.dtype = F32) -> Callable[[], Any]:
+    def compute() -> Any:
+        first, second = (frame[None].to(dtype) / 255 for frame in frames(1, 40, 48))
+        config = tvl1.TVL1Config(warps=2, iterations=4, scales=3)
+        if backend == "cpu":
+            tvl1.TVL1Solver(40, 48, config, dtype=dtype)(first, second)
+        return tvl1.tvl1(first, second, config, initial_flow=noise(1, 2, 40, 48), backend=backend)
+
+    return compute
+
+
+CASES["ops.tvl1.tvl1"] = CASES["ops.tvl1.TVL1Solver"] = solved("cpu")
+CASES["ops.tvl1.tvl1 reference"] = solved("reference")
+CASES["ops.tvl1.tvl1 reference float64"] = solved("reference", torch.float64)
+
+
+def weighted(network: Any) -> Any:
+    """The same weights whatever the default dtype is."""
+    for number, part in enumerate(network.state_dict().values()):
+        if part.is_floating_point():
+            part.copy_((noise(*part.shape, seed=number) * 0.05).abs() + (part.dim() == 1) * 0.5)
+    return network
+
+
+def network(kind: str = "raft") -> Any:
+    made = RAFT(RAFTConfig.small()) if kind == "raft" else SEARAFT(SEARAFTConfig.small())
+    return weighted(made.to(F32)).eval()
+
+
+@case("models.RAFT", "models.raft.RAFT", "models.load_weights")
+def _() -> Any:
+    filled = load_weights("raft-small", saved(network()))
+    first, second = (frame[None] for frame in frames())
+    with torch.no_grad():
+        return filled(first, second, updates=2), *filled.state_dict().values()
+
+
+@case("models.SEARAFT", "models.sea_raft.SEARAFT", "models.sea_raft.expected_log_scale")
+def _() -> Any:
+    first, second = (frame[None] for frame in frames())
+    with torch.no_grad():
+        held = expected_log_scale(noise(1, 4, 8, 8), SEARAFTConfig.small())
+        return network("sea")(first, second, updates=2), held
+
+
+@case("models.Cascade")
+def _() -> Any:
+    first, second = (frame[None] for frame in frames(3, 128, 128))
+    with torch.no_grad():
+        return Cascade(network(), updates=1, coarse_updates=1, threshold=100)(first, second)
+
+
+_FOLDER = tempfile.TemporaryDirectory()
+
+
+def saved(made: Any) -> Path:
+    path = Path(_FOLDER.name) / "weights.pth"
+    torch.save(made.state_dict(), path)
+    return path
+
+
+@case("estimate", "estimators.estimate", "Flow", "estimators.Flow", "estimators.TVL1Estimator", "estimators.as_frame")
+def _() -> Any:
+    made = [estimate(*frames(3, 40, 48), preset="fast").flow]
+    for frame in (
+        np.arange(60, dtype=np.uint16).reshape(6, 10),
+        np.linspace(0, 1, 60, dtype=np.float16).reshape(6, 10),
+    ):
+        made.append(as_frame(frame))
+    return made, TVL1Estimator()(*(frame[None].to(F32) / 255 for frame in frames(1, 40, 48)))
+
+
+@case("estimators.NetworkEstimator", "estimators.CascadedEstimator")
+def _() -> Any:
+    path = saved(network())
+    first, second = frames()
+    return NetworkEstimator("raft-small", _small(path))(first[None], second[None])
+
+
+def _small(path: Path) -> Any:
+    from fullfield.estimators import RAFTEstimatorConfig
+
+    return RAFTEstimatorConfig(weights=str(path), updates=2)
+
+
+@case("evaluation.predict", "evaluation.evaluate", "evaluation.AtScale")  # what they compute beside estimators
+def _() -> Any:
+    from fractions import Fraction
+
+    from fullfield.evaluation.scale import AtScale
+
+    halved = AtScale(TVL1Estimator(), Fraction(1, 2))
+    return moved_forward(flow()), halved(*(frame[None].to(F32) / 255 for frame in frames(3, 40, 48)))
+
+
+@case("rendering.collect_truth")
+def _() -> Any:
+    return occluded(flow(), -flow(), torch.ones(24, 32, dtype=torch.bool))
+
+
+@case("metrics.FlowMetrics")
+def _() -> Any:
+    held = metrics.FlowMetrics()
+    occluded = noise(24, 32, seed=8) > 1
+    held.update(flow() + 1, flow(), occluded=occluded)
+    held.update(flow() * 1.5, flow())
+    return list(held.compute().values())
+
+
+for _name in ("aae", "angular_error", "end_point_error", "epe", "fl_all", "outliers", "wauc"):
+    CASES[f"metrics.{_name}"] = lambda name=_name: getattr(metrics, name)(flow() + noise(2, 24, 32, seed=1), flow())
+
+
+@case("metrics.four_values", "metrics.true_motion", "metrics.boundary_distance")
+def _() -> Any:
+    return metrics.four_values(flow()), metrics.true_motion(flow()), metrics.boundary_distance(noise(24, 32) > 1)
+
+
+def pose(seed: int) -> Tensor:
+    turn = np.linalg.qr(np.random.default_rng(seed).normal(size=(3, 3)))[0]
+    made = np.eye(4)
+    made[:3, :3], made[:3, 3] = turn * np.linalg.det(turn), (0.1, 0.2, seed)
+    return torch.from_numpy(made)
+
+
+@case(
+    "metrics.inlier_ratio", "metrics.feature_matching_recall", "metrics.registration_recall",
+    "metrics.registration_rmse", "metrics.relative_rotation_error", "metrics.relative_translation_error",
+    "metrics.rmse_by_information", "metrics.rmse_by_moment", "metrics.second_moment",
+)  # fmt: skip
+def _() -> Any:
+    first, second, points = pose(1), pose(2), cloud(dtype=torch.float64)
+    rotation = poses.relative_rotation_error(first, second)
+    information = torch.eye(6, dtype=torch.float64)
+    return [
+        poses.inlier_ratio(points, points, pose(1), threshold=0.4),
+        poses.feature_matching_recall(torch.tensor([0.1, 0.01], dtype=F32)),
+        poses.registration_recall(rre=rotation[None], rte=rotation[None]),
+        poses.registration_rmse(first, second, points),
+        rotation,
+        poses.relative_translation_error(first, second),
+        poses.rmse_by_information(first, second, information),
+        poses.rmse_by_moment(first, second, poses.second_moment(points)),
+    ]
+
+
+def _scans() -> tuple[Any, Any]:
+    scan = room_scan(1, 3000)
+    turned = pose(3).numpy()
+    return scan, scan @ turned[:3, :3].T + turned[:3, 3]
+
+
+@case("registration.register", "registration.choose_voxel", "registration.alignment_errors", "testing.room_scan")
+def _() -> Any:
+    source, target = _scans()
+    found = register(source, target, iterations=2000, samples=500)
+    assert found.transform is not None
+    return found.transform, found.confidence, choose_voxel(source, target), alignment_errors(source, target)
+
+
+@case("registration.LearnedDescriptor")
+def _() -> Any:
+    source, target = _scans()
+    found = register(source, target, iterations=2000, samples=500, descriptor=LearnedDescriptor.shipped())
+    return found.transform
+
+
+@case("training.contrastive_loss", "training.matching_ratio")
+def _() -> Any:
+    first, second = (torch.nn.functional.normalize(noise(40, 8, seed=seed), dim=1) for seed in (1, 2))
+    matches = torch.arange(20)[:, None].expand(20, 2)
+    places = noise(40, 3) * 4
+    rate = matching_ratio(first, second, places, places)
+    return graded(lambda a, b: contrastive_loss(a, b, matches, places, places), first, second), rate
+
+
+@case("training.train_descriptor", "training.cut_pair", "training.synthetic_scene")
+def _() -> Any:
+    from fullfield.registration import DescriptorConfig
+    from fullfield.training import DescriptorTraining, train_descriptor
+    from fullfield.training import descriptor as loop
+
+    loop._HELD_OUT = 1  # pairs that the checkpoint is measured on
+
+    with tempfile.TemporaryDirectory() as folder:
+        small = DescriptorTraining(
+            DescriptorConfig(channels=8, layers=1), steps=1, pairs=1, block=1, reuse=1, anchors=64, cells=600
+        )
+        made = train_descriptor(folder, small)
+        return list(made.descriptor.model.state_dict().values())
+
+
+@case("testing.textured_scene", "testing.Scene")
+def _() -> Any:
+    scene = textured_scene(48, 64, seed=2)
+    return scene.frame1, scene.frame2, scene.flow, scene.valid, scene.occluded
+
+
+@case("viz.FlowColors", "viz.flow_to_image", "viz.flow_scale", "viz.overlay", "viz.warp", "viz.error_map", "viz.sheet")
+def _() -> Any:
+    first = frames(3, 24, 32)[0].to(F32) / 255
+    made = [viz.flow_to_image(flow()), viz.FlowColors(5.0).draw(flow()), viz.overlay(flow(), first, arrows=8)]
+    errors = viz.error_map(flow() + 1, flow())
+    return [
+        *made,
+        viz.flow_scale(flow()),
+        *viz.warp(first, flow()),
+        errors,
+        viz.sheet([("one", made[0]), ("two", made[1])]),
+    ]
+
+
+@case("viz.wheel_legend", "viz.color_wheel", "viz.error_colors", "viz.error_legend", "viz.alignment_legend")
+def _() -> Any:
+    legends = viz.wheel_legend(64, 5.0), viz.error_legend(256, max_error=3.0), viz.alignment_legend(200, max_error=1.0)
+    return *legends, viz.color_wheel(), viz.error_colors()
+
+
+@case("viz.frame_to_image", "viz.alignment_view")
+def _() -> Any:
+    points = cloud(dtype=torch.float64)
+    view = viz.alignment_view(points, points + 0.01, points[:, 0], max_error=1.0, size=(60, 80))
+    return view, [viz.frame_to_image(frame) for frame in (noise(3, 8, 9).abs(), cloud(9).T[..., None])]
+
+
+def flat(value: Any) -> Iterator[Any]:
+    """Tensors, arrays and numbers of a nested result."""
+    if isinstance(value, (list, tuple)):
+        for part in value:
+            yield from flat(part)
+    else:
+        yield torch.from_numpy(value) if isinstance(value, np.ndarray) else value
+
+
+def difference(found: Any, plain: Any, allowed: float) -> str | None:
+    """What differs, or None. ``allowed``: share of the largest value."""
+    one, two = list(flat(found)), list(flat(plain))
+    if len(one) != len(two):
+        return f"{len(one)} parts instead of {len(two)}"
+    for number, (a, b) in enumerate(zip(one, two, strict=True)):
+        if a is None:  # a gradient, in inference mode
+            continue
+        if isinstance(a, Tensor):
+            if a.dtype != b.dtype and not allowed:
+                return f"part {number} is {a.dtype} instead of {b.dtype}"
+            a, b = a.detach().double(), b.detach().double()
+            if a.shape != b.shape:
+                return f"part {number} is {tuple(a.shape)} instead of {tuple(b.shape)}"
+            off = float((a - b).nan_to_num().abs().max()) if a.numel() else 0.0
+            if not torch.equal(a.isnan(), b.isnan()) or off > allowed * float(
+                b.nan_to_num().abs().max() if b.numel() else 0
+            ):
+                return f"part {number} differs by {off:.3g}"
+        elif a != b and not (a != a and b != b):
+            return f"part {number} is {a} instead of {b}"
+    return None
+
+
+@contextlib.contextmanager
+def default(dtype: torch.dtype) -> Iterator[None]:
+    """Inside, tensors are made of ``dtype`` by default."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+MODES: dict[str, Callable[[], Any]] = {
+    "bfloat16": lambda: default(torch.bfloat16),
+    "float16": lambda: default(torch.float16),
+    "float64": lambda: default(torch.float64),
+    "inference": torch.inference_mode,
+    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "plain": contextlib.nullcontext,
+}
+# What autocast is for: networks, and what multiplies matrices as a layer of theirs would; of lower precision there.
+LOWER = (
+    "models.",
+    "nn.DroidCorrBlock",
+    "nn.PointConv",
+    "nn.local_correlation_with_flow",
+    "ops.point_conv.point_conv",
+    "ops.point_conv.triplet_geometry",  # its case convolves
+    "training.contrastive_loss",
+    "training.matching_ratio",  # of the same case
+)
+
+
+def main() -> None:
+    """Compute all, compare with what is computed plainly, print."""
+    torch.set_num_threads(1)
+    results: dict[str, dict[str, Any]] = {}
+    for mode, inside in MODES.items():
+        results[mode] = done = {}
+        for compute in CASES.values():
+            if compute in done:
+                continue
+            with inside():
+                try:
+                    done[compute] = compute()
+                except Exception as error:  # noqa: BLE001 - told
+                    done[compute] = error
+    told: dict[str, dict[str, str | None]] = {}
+    for mode in MODES:
+        told[mode] = {}
+        for name, compute in CASES.items():
+            found, plain = results[mode][compute], results["plain"][compute]
+            allowed = 0.3 if mode == "autocast" and name.startswith(LOWER) else 0.0
+            wrong = repr(found) if isinstance(found, Exception) else None
+            if wrong is None and not isinstance(plain, Exception):
+                wrong = difference(found, plain, allowed)
+            told[mode][name] = wrong
+    json.dump(told, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

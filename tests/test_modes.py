@@ -1,0 +1,104 @@
+"""Every public function under each default dtype, inference mode and autocast; ``python -O`` and ``-W error``."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from test_api_surface import SURFACE
+
+_HERE = Path(__file__).parent
+_CASES = _HERE / "modes_cases.py"
+# What computes nothing in PyTorch: records, data sets, readers and writers, registries.
+_DO_NOT = {
+    "InputError", "patch", "Handle", "Replacement", "noting_shortage", "read_scale", "score", "score_scans", "Setting",
+    "write_submission", "fetch_weights", "WeightsEntry", "backends", "Estimator", "Registrar", "Run", "ScanRun",
+    "rigid", "read_pose", "Blender", "Shot", "render_shot", "evaluate_scans", "DescriptorTraining", "Pair", "Trained",
+    "Registration", "Latency", "PointGeometry", "Triplets", "Downsampled", "Neighbors",
+}  # fmt: skip
+_ROOMS = ("fullfield.datasets", "fullfield.io")
+_ON_A_GPU = {"PreparedFlow", "PreparedSizes", "PersistentSolver", "PtlflowEstimator"}  # and with a package
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, dict[str, str | None]]:
+    run = subprocess.run([sys.executable, str(_CASES)], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    found: dict[str, dict[str, str | None]] = json.loads(run.stdout)
+    return found
+
+
+@pytest.mark.parametrize("mode", ["plain", "bfloat16", "float16", "float64", "inference", "autocast"])
+def test_every_mode_gives_what_none_gives(told: dict[str, dict[str, str | None]], mode: str) -> None:
+    assert len(told[mode]) > 80
+    assert {name: wrong for name, wrong in told[mode].items() if wrong} == {}
+
+
+def test_every_public_function_has_a_case(told: dict[str, dict[str, str | None]]) -> None:
+    named = {name.rpartition(".")[2] for name in told["plain"]}
+    missing = [
+        f"{module}.{name}"
+        for module, names in SURFACE.items()
+        for name in names
+        if module not in _ROOMS
+        and callable(value := getattr(import_module(module), name))
+        and not (inspect.isclass(value) and name.endswith("Config"))
+        and name not in named | _DO_NOT | _ON_A_GPU
+    ]
+    assert missing == []
+
+
+def test_a_case_that_differs_is_told() -> None:
+    sys.path.insert(0, str(_HERE))
+    try:
+        from modes_cases import difference
+    finally:
+        sys.path.remove(str(_HERE))
+    import torch
+
+    one = torch.ones(3, dtype=torch.float32)
+    assert difference([one], [one], 0.0) is None
+    assert difference([one + 1e-6], [one], 0.0) is not None
+    assert difference([one.double()], [one], 0.0) is not None
+    assert difference([one[:2]], [one], 0.0) is not None
+    assert difference([one, one], [one], 0.0) is not None
+    assert difference([one * torch.nan], [one], 0.3) is not None
+    assert difference([one * 1.5], [one], 0.3) is not None
+
+
+_FIRST_FLOW = """
+import sys, torch
+from fullfield.cli.main import main
+from fullfield.ops.correlation import correlation_lookup
+sys.argv = ["fullfield", "flow", *sys.argv[1:3], "-o", sys.argv[3], "--quiet"]
+code = main()
+assert not code or sys.flags.optimize, code
+fmap = torch.ones(1, 8, 6, 7)
+found = correlation_lookup(fmap, [fmap], torch.full((1, 2, 6, 7), 3.0), 1)
+if abs(float(found[0, 4, 3, 3]) - 8**0.5) > 1e-5 or code:
+    sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("flags", [("-O",), ("-W", "error")])
+def test_first_flow_and_a_lookup(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    """Neither needs assertions, and nothing warns."""
+    import torch
+
+    from fullfield.io import write_image
+
+    frame = torch.randint(0, 256, (3, 32, 40), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    frames = [str(tmp_path / f"{name}.png") for name in "ab"]
+    for path in frames:
+        write_image(path, frame)
+    command: list[Any] = [sys.executable, *flags, "-c", _FIRST_FLOW, *frames, str(tmp_path / "flow.flo")]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert (tmp_path / "flow.flo").stat().st_size > 32 * 40 * 8
