@@ -16,7 +16,7 @@ import torch
 import fullfield.estimators
 import fullfield.io
 from fullfield.cli.report import printable
-from fullfield.estimators import TVL1Estimator, estimate
+from fullfield.estimators import TVL1Estimator
 from fullfield.io import write_flow, write_image
 
 Refused = Callable[..., str]

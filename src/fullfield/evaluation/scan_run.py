@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.evaluation.run import RunFolder, check_entries, whole_facts
+from fullfield.evaluation.run import RunFolder, check_entries, read_json, whole_facts
 from fullfield.io import atomic_path
 from fullfield.io.arrays import read_npy
 from fullfield.io.files import check_readable

@@ -22,7 +22,7 @@ def mixture_surprise(
     The logarithm of the wide one's scale is limited to 0 ... ``log_scale_max``, that of the narrow one's to
     ``log_scale_min`` ... 0. Source: SEA-RAFT, section 3.2.
     """
-    share1, share2, scale1, scale2 = info.split(1, 1)
+    share1, share2, scale1, scale2 = torch.split(info, 1, 1)
     scale1, scale2 = scale1.clamp(0, log_scale_max), scale2.clamp(log_scale_min, 0)
     error = (flow - truth).abs()
     wide = share1 - scale1 - error * torch.exp(-scale1)

@@ -45,8 +45,9 @@ def render(scenes: LayeredScenes, atlas: PictureAtlas, size: tuple[int, int]) ->
         torch.arange(width, dtype=torch.float32, device=device),
         indexing="ij",
     )
-    frames = [_picture(scenes, atlas, frame, x, y) for frame in (0, 1)]
-    return RenderedPairs(*frames, *_truth(scenes, atlas, x, y))
+    first, second = (_picture(scenes, atlas, frame, x, y) for frame in (0, 1))
+    flow, valid, occluded = _truth(scenes, atlas, x, y)
+    return RenderedPairs(first, second, flow, valid, occluded)
 
 
 def _per_pixel(values: Tensor) -> Tensor:
@@ -125,7 +126,9 @@ def _bilinear(atlas: PictureAtlas, which: Tensor, u: Tensor, v: Tensor, level: T
     bases = torch.tensor(atlas.bases(), device=u.device)
     side = atlas.side >> level
     scale = torch.exp2(-level.float())
-    columns, rows, parts = [], [], []
+    columns: list[Tensor] = []
+    rows: list[Tensor] = []
+    parts: list[Tensor] = []
     for values, found in ((u, columns), (v, rows)):
         at = values * scale - 0.5
         period = 2 * side.float()
@@ -184,7 +187,7 @@ def _sensed(values: Tensor, scenes: LayeredScenes, frame: int) -> Tensor:
     height, width = values.shape[2:]
     index = torch.arange(6 * height * width, device=values.device).view(2, 3, height, width)[frame]
     drawn = _hashed(index ^ _hashed(scenes.noise.long() & _WORD)[:, None, None, None])
-    total = sum((drawn >> shift) & 255 for shift in (0, 8, 16, 24))
+    total = (drawn & 255) + ((drawn >> 8) & 255) + ((drawn >> 16) & 255) + (drawn >> 24)
     noise = (total - 510).float() * (1 / _DEVIATION)
     return (values.clamp(1e-4, 1).pow(exponent) + strength * noise).clamp(0, 1)
 

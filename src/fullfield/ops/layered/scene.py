@@ -49,15 +49,19 @@ class LayeredScenes(NamedTuple):
         batch, _, matrices, layers = self.to_card.shape[:4]
         device = self.to_card.device
         _check.require(matrices >= 2, "to_card", "at least one exposure", self.to_card)
-        floats = {"dtypes": (torch.float32,), "device": device}
-        _check.tensor(self.to_frame, "to_frame", (batch, layers, 3, 3), **floats)
-        _check.tensor(self.paint, "paint", (batch, layers, PAINT), **floats)
-        _check.tensor(self.ids, "ids", (batch, layers, 2), dtypes=(torch.int32,), device=device)
-        _check.tensor(self.counts, "counts", (batch,), dtypes=(torch.int32,), device=device)
-        _check.tensor(self.exposures, "exposures", (batch, 2, matrices - 1, 3), **floats)
-        _check.tensor(self.fog, "fog", (batch, 4), **floats)
-        _check.tensor(self.sensor, "sensor", (batch, 2), **floats)
-        _check.tensor(self.noise, "noise", (batch,), dtypes=(torch.int32,), device=device)
+        shapes: dict[str, tuple[int, ...]] = {
+            "to_frame": (batch, layers, 3, 3),
+            "paint": (batch, layers, PAINT),
+            "exposures": (batch, 2, matrices - 1, 3),
+            "fog": (batch, 4),
+            "sensor": (batch, 2),
+            "ids": (batch, layers, 2),
+            "counts": (batch,),
+            "noise": (batch,),
+        }
+        for name, shape in shapes.items():
+            dtype = torch.int32 if name in ("ids", "counts", "noise") else torch.float32
+            _check.tensor(getattr(self, name), name, shape, dtypes=(dtype,), device=device)
         return batch, layers, matrices - 1
 
     def to(self, device: torch.device | str) -> LayeredScenes:

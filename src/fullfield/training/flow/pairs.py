@@ -112,7 +112,8 @@ def _compressed(frames: Tensor, steps: Tensor) -> Tensor:
     transform = _cosines(frames.device)
     padded = torch.nn.functional.pad(frames, (0, -width % _BLOCK, 0, -height % _BLOCK), mode="replicate")
     blocks = torch.einsum("cd,bdhw->bchw", _LUMA.to(frames.device), padded)
-    blocks = blocks.unflatten(3, (-1, _BLOCK)).unflatten(2, (-1, _BLOCK))  # [B, 3, h, 8, w, 8]
+    rows, columns = (side // _BLOCK for side in blocks.shape[2:])
+    blocks = blocks.reshape(-1, 3, rows, _BLOCK, columns, _BLOCK)
     spectrum = torch.einsum("iy,bchywx,jx->bchiwj", transform, blocks, transform)
     rank = torch.arange(_BLOCK, device=frames.device, dtype=torch.float32)
     table = 2 + (rank[:, None] + rank) ** 1.3  # [8, 8]

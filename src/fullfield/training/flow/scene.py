@@ -440,13 +440,10 @@ def _ordered(
         return np.take_along_axis(values, index, axis)
 
     floats = [sorted_by(to_card, 3), sorted_by(to_frame, 1), sorted_by(paint, 1)]
-    return LayeredScenes(
-        *(torch.from_numpy(np.ascontiguousarray(value, np.float32)) for value in floats),
-        torch.from_numpy(sorted_by(ids, 1).astype(np.int32)),
-        torch.from_numpy(bodies.on.sum(1).astype(np.int32)),
-        *(torch.from_numpy(value.astype(np.float32)) for value in of_scenes),
-        torch.from_numpy(seeds),
-    )
+    exposures, fog, sensor = (torch.from_numpy(value.astype(np.float32)) for value in of_scenes)
+    cards, frames, colours = (torch.from_numpy(np.ascontiguousarray(value, np.float32)) for value in floats)
+    which, counts = (torch.from_numpy(value.astype(np.int32)) for value in (sorted_by(ids, 1), bodies.on.sum(1)))
+    return LayeredScenes(cards, frames, colours, which, counts, exposures, fog, sensor, torch.from_numpy(seeds))
 
 
 def _rotation(vector: Floats) -> Floats:
@@ -456,7 +453,8 @@ def _rotation(vector: Floats) -> Floats:
     x, y, z = axis[..., 0], axis[..., 1], axis[..., 2]
     zero = np.zeros_like(x)
     cross = np.stack([zero, -z, y, z, zero, -x, -y, x, zero], -1).reshape(*x.shape, 3, 3)
-    return np.eye(3) + np.sin(angle) * cross + (1 - np.cos(angle)) * (cross @ cross)
+    turned: Floats = np.eye(3) + np.sin(angle) * cross + (1 - np.cos(angle)) * (cross @ cross)
+    return turned
 
 
 def _inverse(matrix: Floats) -> Floats:
