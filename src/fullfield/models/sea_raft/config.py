@@ -26,7 +26,7 @@ _OFFICIAL = {
 class SEARAFTConfig:
     """What SEA-RAFT is made of; the defaults are M.
 
-    See :meth:`small`, :meth:`medium`, :meth:`large` and, for the network that comes with fullfield, :meth:`fullfield_s`.
+    See :meth:`small`, :meth:`medium` and :meth:`large`, and :meth:`fullfield_s` for the network that comes along.
 
     ``updates`` is how often the flow is updated unless a call says otherwise; 0 gives the regressed start. The limits
     of the logarithms of the Laplacians' scales matter to losses and uncertainties, never to the flow.

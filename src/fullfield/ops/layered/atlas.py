@@ -9,6 +9,7 @@ from torch.nn import functional
 from fullfield import _check
 
 _SMALLEST = 4  # texels across, of the last level
+_TOGETHER = 64  # pictures that are halved at a time
 
 
 class PictureAtlas:
@@ -56,10 +57,9 @@ class PictureAtlas:
 
 def _halved(texels: Tensor) -> Tensor:
     """Means of 2×2, rounded, a few pictures at a time."""
-    parts = [
-        (part.unflatten(1, (-1, 2)).unflatten(3, (-1, 2)).sum((2, 4), dtype=torch.int16) + 2).div(
-            4, rounding_mode="floor"
-        )
-        for part in texels.split(64)
+    height, width = (side // 2 for side in texels.shape[1:3])
+    found = [
+        texels[first : first + _TOGETHER].reshape(-1, height, 2, width, 2, 4).sum((2, 4), dtype=torch.int16)
+        for first in range(0, len(texels), _TOGETHER)
     ]
-    return torch.cat(parts).to(torch.uint8)
+    return torch.cat([((total + 2) // 4).to(torch.uint8) for total in found])
