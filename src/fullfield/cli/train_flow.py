@@ -56,7 +56,9 @@ def add_parser(kinds: Any) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="folder of the run")
-    parser.add_argument("--network", metavar="NAME", required=True, help="fullfield-s, raft, raft-small, sea-raft-s ...")
+    parser.add_argument(
+        "--network", metavar="NAME", required=True, help="fullfield-s, raft, raft-small, sea-raft-s ..."
+    )
     _add_start_options(parser.add_argument_group("start"))
     _add_data_options(parser.add_argument_group("data"))
     _add_training_options(parser.add_argument_group("training"))
@@ -188,6 +190,7 @@ def run(args: argparse.Namespace) -> int:
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     words = {**_WORDS, "seconds": "--minutes", "pause": "--pause", "device": "--device", "size": "--size"}
+    words |= {"tensorboard": "--tensorboard", "curves": "--curves"}
     watch = report.Stopwatch()
     with naming(**words):
         device = own_device(_check.device(args.device))
