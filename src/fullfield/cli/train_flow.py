@@ -34,11 +34,11 @@ _PART = re.compile(r"(?P<name>[^:=]+)(:(?P<folder>.+?))?(=(?P<weight>[0-9.]+([eE
 
 EPILOG = """\
 examples:
-  fullfield train flow -o runs/mine --network sea-raft-s --batch 32 --minutes 30 --device cuda --compile default
+  fullfield train flow -o runs/mine --network fullfield-s --batch 32 --minutes 30 --device cuda
   fullfield train flow -o runs/tuned --network raft --init raft-things --data sintel-final:/data/sintel made=0.3
-  fullfield train flow -o runs/large --network sea-raft-s --after runs/mine --size 960x432 --minutes 30 --device cuda
+  fullfield train flow -o runs/large --network fullfield-s --after runs/mine --size 960x432 --minutes 30 --device cuda
   torchrun --nproc-per-node 4 -m fullfield train flow -o runs/four --network raft-small --batch 64 --device cuda
-  fullfield flow a.png b.png -o flow.flo --method sea-raft --weights runs/mine/weights.safetensors
+  fullfield flow a.png b.png -o flow.flo --method fullfield-s --weights runs/mine/weights.safetensors
 
 A run that was stopped goes on where it was: give the same command again.
 """
@@ -56,7 +56,9 @@ def add_parser(kinds: Any) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="folder of the run")
-    parser.add_argument("--network", metavar="NAME", required=True, help="raft, raft-small, sea-raft-s, sea-raft-m ...")
+    parser.add_argument(
+        "--network", metavar="NAME", required=True, help="fullfield-s, raft, raft-small, sea-raft-s ..."
+    )
     _add_start_options(parser.add_argument_group("start"))
     _add_data_options(parser.add_argument_group("data"))
     _add_training_options(parser.add_argument_group("training"))
@@ -188,6 +190,7 @@ def run(args: argparse.Namespace) -> int:
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     words = {**_WORDS, "seconds": "--minutes", "pause": "--pause", "device": "--device", "size": "--size"}
+    words |= {"tensorboard": "--tensorboard", "curves": "--curves"}
     watch = report.Stopwatch()
     with naming(**words):
         device = own_device(_check.device(args.device))
@@ -260,9 +263,8 @@ def _split(text: str, option: str, *, weighted: bool) -> tuple[str, str | None, 
             weight = 0.0
         if not 0 < weight < float("inf"):
             raise InputError(f"{option} {text}: expected a weight > 0, got {match['weight']}")
-    if (match["name"] == _MADE) != (match["folder"] is None):
-        told = "made pairs have no folder" if match["folder"] else "a data set needs its folder, NAME:FOLDER"
-        raise InputError(f"{option} {text}: {told}")
+    if match["name"] != _MADE and match["folder"] is None:
+        raise InputError(f"{option} {text}: a data set needs its folder, NAME:FOLDER")
     return match["name"], match["folder"], weight
 
 

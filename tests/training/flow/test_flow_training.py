@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -441,6 +442,34 @@ def test_what_validates_chooses_the_best(tmp_path: Path) -> None:
     stepper = Stepper(network(), TRAINING)
     stepper.model.load_state_dict(load_file(tmp_path / "best.safetensors"))
     assert b"".join(v.numpy().tobytes() for v in stepper.model.state_dict().values()) == seen[1]
+
+
+def test_curves_and_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[tuple[str, float, int]] = []
+
+    class SummaryWriter:
+        def __init__(self, folder: str) -> None:
+            assert folder == str(tmp_path / "run" / "tensorboard")
+
+        def add_scalar(self, name: str, value: float, step: int) -> None:
+            written.append((name, value, step))
+
+        def flush(self) -> None:
+            pass
+
+    board = types.ModuleType("torch.utils.tensorboard")
+    board.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", board)
+    run = FlowRun(every=4, tensorboard=True, curves=True)
+    found = train_flow(tmp_path / "run", network(), Scenes(), TRAINING, run=run)
+    assert [(value, step) for name, value, step in written if name == "loss"] == [
+        (row.loss, row.step) for row in found.history
+    ]
+    assert not any(name == "validation" for name, *_ in written)  # nothing validated
+    assert (tmp_path / "run" / "curves.png").read_bytes()[:4] == b"\x89PNG"
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(InputError, match="tensorboard: expected TensorBoard, which is not installed"):
+        train_flow(tmp_path / "none", network(), Scenes(), TRAINING, run=run)
 
 
 def test_the_network_and_pytorch_are_left_as_they_were(tmp_path: Path) -> None:
