@@ -128,13 +128,12 @@ def draw_scenes(
     bodies = _Bodies(draw, len(numbers), height, width, unit, style)
     paint, ids = _painted(draw, bodies, pictures, shapes, unit, style)
     exposures, times = _exposed(draw, len(numbers), style)
-    to_card, to_frame = bodies.matrices(times)
     fog = bodies.fog(draw, style)
     gamma = np.exp((2 * draw.scene() - 1) * math.log(style.gamma))
     noise = style.noise * draw.scene() ** 3 * (draw.scene() < 0.7)
     seeds = np.floor(draw.scene() * 2**31).astype(np.int32)
     floats = (exposures, fog, np.stack([gamma, noise], 1))
-    return _ordered(bodies, to_card, to_frame, paint, ids, floats, seeds)
+    return _ordered(bodies, times, paint, ids, floats, seeds)
 
 
 class _Bodies:
@@ -330,23 +329,20 @@ class _Bodies:
         density = np.where(draw.scene() < style.fog, thick, 0.0)
         return np.concatenate([density[:, None], np.clip(grey[:, None] + tint, 0, 1)], 1)
 
-    def matrices(self, times: Floats) -> tuple[Floats, Floats]:
-        """[B, 2, 1 + E, L, 3, 3] from pixels to cards at ``times``, and [B, L, 3, 3] from cards to the second frame."""
+    def matrices(self) -> Floats:
+        """[B, 2, L, 3, 3]: from cards to the pixels of both frames."""
         height, width = self.size
-        at = times.reshape(len(times), -1)
-        turned = _rotation(at[:, :, None, None] * self.turn[:, None])  # [B, T, L, 3, 3]
-        camera = np.swapaxes(_rotation(at[..., None] * self.camera_turn[:, None]), -1, -2)[:, :, None]
+        at = np.array([0.0, 1.0])[:, None]
+        turned = _rotation(at[:, :, None] * self.turn[:, None])  # [B, 2, L, 3, 3]
+        camera = np.swapaxes(_rotation(at * self.camera_turn[:, None]), -1, -2)[:, :, None]
         columns = np.stack([self.along, self.across, self.place - self.centre], -1)  # [B, L, 3, 3]
         moved = turned @ columns[:, None]
-        shift = self.centre[:, None] + at[:, :, None, None] * self.shift[:, None]
-        moved[..., 2] += shift - (at[..., None] * self.camera_shift[:, None])[:, :, None]
-        moved = camera @ moved
-        project = np.zeros((len(times), 1, 1, 3, 3))
+        moved[..., 2] += self.centre[:, None] + at[:, :, None] * (self.shift - self.camera_shift[:, None])[:, None]
+        project = np.zeros((len(columns), 1, 1, 3, 3))
         project[..., 0, 0] = project[..., 1, 1] = self.focal[:, None, None]
         project[..., 0, 2], project[..., 1, 2], project[..., 2, 2] = (width - 1) / 2, (height - 1) / 2, 1
-        onto = project @ moved
-        back = _inverse(onto).reshape(*times.shape, LAYERS, 3, 3)
-        return back, onto[:, times.shape[2]]
+        onto: Floats = (project @ camera) @ moved
+        return onto
 
 
 def _painted(
@@ -425,25 +421,23 @@ def _exposed(draw: _Draw, batch: int, style: SceneStyle) -> tuple[Floats, Floats
 
 def _ordered(
     bodies: _Bodies,
-    to_card: Floats,
-    to_frame: Floats,
+    times: Floats,  # [B, 2, 1 + E]
     paint: Floats,
     ids: NDArray[np.int64],
     of_scenes: Sequence[Floats],
     seeds: NDArray[np.int32],
 ) -> LayeredScenes:
-    """Nearest first, those that are not there last."""
-    order = np.argsort(np.where(bodies.on, bodies.depth, np.inf), axis=1, kind="stable")
-
-    def sorted_by(values: NDArray[Any], axis: int) -> NDArray[Any]:
-        index = order.reshape(len(order), *[1] * (axis - 1), LAYERS, *[1] * (values.ndim - axis - 1))
-        return np.take_along_axis(values, index, axis)
-
-    floats = [sorted_by(to_card, 3), sorted_by(to_frame, 1), sorted_by(paint, 1)]
-    exposures, fog, sensor = (torch.from_numpy(value.astype(np.float32)) for value in of_scenes)
-    cards, frames, colours = (torch.from_numpy(np.ascontiguousarray(value, np.float32)) for value in floats)
-    which, counts = (torch.from_numpy(value.astype(np.int32)) for value in (sorted_by(ids, 1), bodies.on.sum(1)))
-    return LayeredScenes(cards, frames, colours, which, counts, exposures, fog, sensor, torch.from_numpy(seeds))
+    """The cards that are there, nearest first."""
+    counts = bodies.on.sum(1)
+    order = np.argsort(np.where(bodies.on, bodies.depth, np.inf), axis=1, kind="stable")[:, : counts.max()]
+    scenes = np.arange(len(order))[:, None]
+    first, second = (part[scenes, order] for part in np.moveaxis(bodies.matrices(), 1, 0))  # [B, L, 3, 3]
+    # Between the frames cards go straight on, which is all that motion blur asks for.
+    onto = first[:, None, None] + times[..., None, None, None] * (second - first)[:, None, None]
+    floats = (_inverse(onto), second, paint[scenes, order], *of_scenes)
+    cards, frames, colours, exposures, fog, sensor = (torch.from_numpy(value.astype(np.float32)) for value in floats)
+    which, there = (torch.from_numpy(value.astype(np.int32)) for value in (ids[scenes, order], counts))
+    return LayeredScenes(cards, frames, colours, which, there, exposures, fog, sensor, torch.from_numpy(seeds))
 
 
 def _rotation(vector: Floats) -> Floats:

@@ -1,0 +1,128 @@
+"""The renderer of layered scenes: flow, occlusion and pictures of scenes whose truth is known by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from fullfield import InputError
+from fullfield.ops.layered import INFINITE, SQUARE, LayeredScenes, PictureAtlas, reference, render_pairs
+from fullfield.ops.layered.scene import COLOURS, GHOST, OPACITY, PAINT, SOFTNESS, TEXTURE
+
+HEIGHT, WIDTH = 24, 32
+
+
+def atlas(device: str = "cpu") -> PictureAtlas:
+    """A ramp to the right, a flat picture; one silhouette: the left half."""
+    ramp = torch.arange(16, dtype=torch.uint8).mul(16)[None, :, None].expand(16, 16, 3)
+    shapes = torch.zeros(1, 8, 8, dtype=torch.uint8)
+    shapes[:, 1:7, 1:4] = 255
+    pictures = torch.stack((ramp, torch.full((16, 16, 3), 200, dtype=torch.uint8)))
+    return PictureAtlas(pictures.contiguous().to(device), shapes.to(device))
+
+
+def moved(x: float, y: float, half_width: float, half_height: float) -> Tensor:
+    """[3, 3]: a card whose middle lies at a pixel."""
+    return torch.tensor([[half_width, 0, x], [0, half_height, y], [0, 0, 1.0]])
+
+
+def scene(front_shape: int = SQUARE, step: tuple[float, float] = (5.0, -3.0), *, ghost: bool = False) -> LayeredScenes:
+    """A card of 12×8 pixels, with the ramp, before a plane that moves 1 to the right."""
+    frames = [
+        torch.stack((moved(14, 13, 6, 4), moved(15.5, 11.5, 16, 12))),
+        torch.stack((moved(14 + step[0], 13 + step[1], 6, 4), moved(16.5, 11.5, 16, 12))),
+    ]
+    to_card = torch.stack([torch.stack([matrix.inverse()] * 2) for matrix in frames])[None]
+    paint = torch.zeros(1, 2, PAINT)
+    paint[..., SOFTNESS] = paint[..., OPACITY] = 1
+    paint[..., TEXTURE] = paint[..., TEXTURE + 4] = 8
+    paint[..., TEXTURE + 2] = 8
+    paint[..., COLOURS : COLOURS + 3] = paint[..., COLOURS + 6 : COLOURS + 9] = 1
+    paint[0, 0, GHOST] = ghost
+    ids = torch.tensor([[[0, front_shape], [1, INFINITE]]], dtype=torch.int32)
+    return LayeredScenes(
+        to_card.contiguous(),
+        frames[1][None],
+        paint,
+        ids,
+        torch.tensor([2], dtype=torch.int32),
+        torch.zeros(1, 2, 1, 3),
+        torch.zeros(1, 4),
+        torch.tensor([[1.0, 0.0]]),
+        torch.zeros(1, dtype=torch.int32),
+    )
+
+
+def test_flow_occlusion_and_colours() -> None:
+    found = render_pairs(scene(), atlas(), (HEIGHT, WIDTH))
+    inside = torch.zeros(HEIGHT, WIDTH, dtype=torch.bool)
+    inside[10:17, 9:20] = True  # pixels whose centres are well in the card; its edge is half covered
+    assert torch.allclose(found.flow[0, :, inside], torch.tensor([[5.0], [-3.0]]), atol=1e-5)
+    outside = torch.ones_like(inside)
+    outside[8:19, 7:22] = False
+    assert torch.allclose(found.flow[0, :, outside], torch.tensor([[1.0], [0.0]]), atol=1e-5)
+    assert bool(found.valid.all())
+    # The card at (19, 10) hides what the plane shows there; the last column leaves the frame.
+    hidden = found.occluded[0]
+    assert bool(hidden[:, -1].all())
+    assert bool(hidden[7:9, 14:23].all())
+    assert not bool(hidden[0:3, : WIDTH - 1].any())
+    assert not bool(hidden[inside].any())
+    assert torch.allclose(found.frame1[0, :, 0, 0], torch.full((3,), 200 / 255), atol=1e-3)
+    row = found.frame1[0, 0, 13, 9:20]
+    assert bool((row.diff() > 0).all())
+    assert torch.allclose(found.frame2[0, 0, 10, 14:25], row, atol=1e-4)
+
+
+def test_silhouettes_and_ghosts() -> None:
+    half = render_pairs(scene(0), atlas(), (HEIGHT, WIDTH))
+    assert torch.allclose(half.flow[0, :, 13, 10], torch.tensor([5.0, -3.0]), atol=1e-5)
+    assert torch.allclose(half.flow[0, :, 13, 18], torch.tensor([1.0, 0.0]), atol=1e-5)
+    ghost = render_pairs(scene(ghost=True), atlas(), (HEIGHT, WIDTH))
+    assert torch.allclose(ghost.flow[0, 0], torch.ones(HEIGHT, WIDTH), atol=1e-5)
+    assert torch.equal(ghost.frame1, render_pairs(scene(), atlas(), (HEIGHT, WIDTH)).frame1)
+
+
+def test_behind_the_camera_is_not_valid() -> None:
+    away = scene()
+    turned = away.to_frame.clone()
+    turned[:, :, 2, 2] = -1
+    found = render_pairs(away._replace(to_frame=turned), atlas(), (HEIGHT, WIDTH))
+    assert not bool(found.valid.any())
+    assert bool(found.occluded.all())
+    assert not bool(found.flow.any())
+
+
+def test_mistakes_are_named() -> None:
+    held = scene()
+    for change, word in (
+        ({"paint": held.paint[..., :-1]}, "paint"),
+        ({"ids": held.ids.long()}, "ids"),
+        ({"ids": held.ids + 5}, "ids"),
+        ({"counts": held.counts.repeat(2)}, "counts"),
+    ):
+        with pytest.raises(InputError, match=f"^{word}: expected"):
+            render_pairs(held._replace(**change), atlas(), (HEIGHT, WIDTH))
+    with pytest.raises(InputError, match="^size: expected"):
+        render_pairs(held, atlas(), (0, 4))
+    if not torch.cuda.is_available():
+        with pytest.raises(InputError, match="^backend: cuda cannot serve: "):
+            render_pairs(held, atlas(), (HEIGHT, WIDTH), backend="cuda")
+    with pytest.raises(InputError, match="^pictures: expected a power of two"):
+        PictureAtlas(torch.zeros(1, 12, 12, 3, dtype=torch.uint8), torch.zeros(0, 8, 8, dtype=torch.uint8))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_kernels_on_a_gpu() -> None:
+    from fullfield.training.flow.scene import draw_scenes
+
+    held = atlas("cuda")
+    scenes = draw_scenes(range(6), (96, 130), seed=2, pictures=2, shapes=1).to("cuda")
+    found, expected = render_pairs(scenes, held, (96, 130)), reference.render(scenes, held, (96, 130))
+    for name, one, other in zip(found._fields, found, expected, strict=True):
+        away = (one.float() - other.float()).abs()
+        assert float((away > 5e-3).float().mean()) < 5e-3, name
+    again = render_pairs(scenes, held, (96, 130))
+    assert all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
