@@ -1,0 +1,1 @@
+"""Shots: whole sequences of frames to motion vectors, and what one does with them."""
