@@ -13,7 +13,7 @@ ROOT = Path(fullfield.__file__).parent
 THIRD = {"torch", "numpy"}
 # Room -> rooms and third parties it may import at module level; inside functions the second set as well.
 RULES: dict[str, tuple[set[str], set[str]]] = {
-    "__init__": (set(), {"_check", "estimators", "integrations"}),
+    "__init__": (set(), {"_check", "estimators", "integrations", "sequences"}),
     "__main__": ({"cli"}, set()),
     "_check": (set(), {"torch"}),
     "_kernels": ({"numba", "llvmlite"}, {"numba", "llvmlite"}),
@@ -29,6 +29,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"datasets", "estimators", "metrics", "io", "_check", *THIRD},
         {"registration", "viz", "matplotlib"},
     ),
+    "sequences": ({"estimators", "io", "_check", *THIRD}, {"viz", "ray"}),
     "registration": ({"models", "ops", "io", "_kernels", "_check", "numba", *THIRD}, {"small_gicp", "safetensors"}),
     "training": ({"registration", "models", "io", "_check", *THIRD}, {"safetensors"}),
     "rendering": ({"io", "_check", "bpy", *THIRD}, {"OpenImageIO", "scene"}),
@@ -60,6 +61,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
             "models",
             "registration",
             "rendering",
+            "sequences",
             "ops",
             "metrics",
             "io",
@@ -87,6 +89,8 @@ LIGHT = {
     "fullfield.models.raft.config",
     "fullfield.models.sea_raft.config",
     "fullfield.models.weights",
+    "fullfield.sequences.names",
+    "fullfield.sequences.ranges",
 }
 STANDARD = set(__import__("sys").stdlib_module_names)
 

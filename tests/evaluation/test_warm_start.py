@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fullfield.datasets import FlowDataset, Pairs
+from fullfield.estimators.warm_start import moved_forward
 from fullfield.evaluation import Run, Setting, evaluate, warm_start
-from fullfield.evaluation.warm_start import moved_forward
 from fullfield.io import read_flow, write_image
 
 

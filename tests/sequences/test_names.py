@@ -53,7 +53,8 @@ def test_what_is_no_pattern_is_named(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["plate.%04d.exr", "plate.####.exr", "plate.@@@@.exr", "plate.#.exr", "plate.$F4.exr", "*.exr", ".", "plate*"]
+    "text",
+    ["plate.%04d.exr", "plate.####.exr", "plate.@@@@.exr", "plate.#.exr", "plate.$F4.exr", "*.exr", ".", "plate*"],
 )
 def test_spellings_of_one_shot(shot: Path, text: str) -> None:
     assert is_sequence(text)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 VERBS = (
     "flow",
+    "live",
     "score",
     "convert",
     "viz",

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from fullfield.estimators.tvl1 import TVL1Estimator
 
 if TYPE_CHECKING:
     from fullfield.estimators.frames import Frame
+    from fullfield.io import FrameWindow
 
 
 def build(
@@ -116,7 +118,21 @@ def estimate(
     flow = flow[0].to("cpu", torch.float32)
     seconds = time.perf_counter() - begin
     valid = torch.ones(flow.shape[1:], dtype=torch.bool)
-    return Flow(flow, valid, estimator.method, estimator.backend, dict(estimator.parameters), seconds)
+    facts = estimator.method, estimator.backend, dict(estimator.parameters), seconds
+    return Flow(flow, valid, *facts, window=_window(frame1))
+
+
+def _window(frame: Frame) -> FrameWindow | None:
+    """Where the pixels of an EXR lie that is read on its display window."""
+    if not isinstance(frame, (str, os.PathLike)):
+        return None
+    from fullfield.io import frame_window
+    from fullfield.io.oiio import sniff
+
+    if sniff(Path(frame))[0] != "openexr":
+        return None
+    window = frame_window(frame)
+    return window._replace(data=window.display)
 
 
 def _label(frame: object, name: str) -> str:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from fullfield.io import FrameWindow
+
 
 @dataclass(frozen=True, eq=False)
 class Flow:
@@ -26,6 +28,8 @@ class Flow:
         valid: [H, W] bool: where the flow is known (everywhere for an estimate; as stored for a file).
         method, backend, parameters: what computed it; empty for a flow that was read from a file.
         seconds: time of the estimation alone, without reading and writing.
+        window: of a first frame that was read from an EXR, or of an EXR that was loaded: where the pixels lie, and
+            their shape. An EXR that is saved keeps it.
     """
 
     flow: Tensor
@@ -34,6 +38,7 @@ class Flow:
     backend: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+    window: FrameWindow | None = None
 
     def __post_init__(self) -> None:
         _check.tensor(self.flow, "flow", (2, "H", "W"), dtypes=[torch.float32])
@@ -61,12 +66,17 @@ class Flow:
         """Write the flow in the format of the suffix; see :func:`fullfield.io.write_flow`."""
         from fullfield.io import write_flow
 
-        write_flow(path, self.flow, self.valid)
+        window = self.window if os.fspath(path).lower().endswith(".exr") else None
+        write_flow(path, self.flow, self.valid, window=window)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Flow:
         """Read a flow file; see :func:`fullfield.io.read_flow`."""
-        from fullfield.io import read_flow
+        from fullfield.io import flow_window, read_flow
 
         data = read_flow(path)
-        return cls(data.flow, data.valid)
+        window = None
+        if os.fspath(path).lower().endswith(".exr"):
+            window = flow_window(path)
+            window = window._replace(data=window.display)
+        return cls(data.flow, data.valid, window=window)
