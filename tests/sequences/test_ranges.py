@@ -44,7 +44,7 @@ def test_spellings(text: str, frames: list[int]) -> None:
     "text", ["", "a", "1-", "-", "1..5", "1.5", "1-5x", "1-5x0", "1-5z2", "1,,2-", "1-2-3", "1-999999999", "1-1y1", "٣"]
 )
 def test_what_is_no_range_is_named(text: str) -> None:
-    with pytest.raises(InputError, match="^--frames: expected"):
+    with pytest.raises(InputError, match=r"^--frames: expected"):
         parse_frames(text, "--frames")
 
 

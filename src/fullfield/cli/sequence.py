@@ -172,14 +172,14 @@ def _output_pattern(text: str, found: Found) -> str:
     if not (Path(text).is_dir() or text.endswith(("/", os.sep))):
         return text
     paths.check_folder(Path(text), f"--output {text}")
+    folder = text.rstrip("/" + os.sep) or os.sep
     if found.video is not None:
-        return os.path.join(text, f"{Path(found.video).stem}.%06d.exr")
+        return f"{folder}/{Path(found.video).stem}.%06d.exr"
     if found.pattern is None:
-        return os.path.join(text, "flow.%04d.exr")
-    before, after = os.path.basename(found.pattern.before), os.path.splitext(found.pattern.after)[0]
-    if found.pattern.before.endswith(("/", os.sep)):
-        before = ""
-    return os.path.join(text, f"{before}%0{found.pattern.digits}d{after}.exr")
+        return f"{folder}/flow.%04d.exr"
+    before, after = os.path.split(found.pattern.before)[1], Path(found.pattern.after).stem
+    after = "" if after.startswith(".") or after == found.pattern.after else after
+    return f"{folder}/{before}%0{found.pattern.digits}d{after}.exr"
 
 
 def _setting(args: argparse.Namespace, device: str) -> Any:

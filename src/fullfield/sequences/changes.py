@@ -6,38 +6,44 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-_COLUMNS = 32
-_SHIFT = 6  # of the small pictures' columns and rows that the camera may have moved by
-_UNLIKE = 0.75
+_COLUMNS = 48
+_SHIFT = 6  # pixels of the small pictures that anything may have moved by
+_BLOCK = 9
+_UNLIKE = 0.41  # frames of a shot are below 0.36 on Sintel's fastest scenes, two shots' above 0.42
 
 
 def small(frame: Tensor) -> Tensor:  # [C, H, W] -> [h, w]
-    """The frame's grey averaged to about 32 columns, for :func:`is_cut`."""
+    """The frame's grey averaged to about 48 columns, for :func:`is_cut`."""
     height, width = frame.shape[-2:]
-    rows = max(1, min(height, round(_COLUMNS * height / width)))
-    grey = frame.mean(0, keepdim=True)
-    return functional.adaptive_avg_pool2d(grey[None], (min(rows, 4 * _COLUMNS), min(_COLUMNS, width)))[0, 0]
+    rows = max(1, min(height, round(_COLUMNS * height / width), 4 * _COLUMNS))
+    return functional.adaptive_avg_pool2d(frame.mean(0, keepdim=True)[None], (rows, min(_COLUMNS, width)))[0, 0]
 
 
 def is_cut(first: Tensor, second: Tensor) -> bool:
     """Whether two small pictures show different shots.
 
-    Their mean difference, at the best of the small shifts between them, is compared with their contrast: of two
-    pictures that have nothing in common it is larger than the contrast, of two frames of a shot much smaller.
+    Every block of the first looks for its like in the second, an eighth of the width around it; both are brought to
+    the same mean and contrast before, so that a change of exposure is none of the shot.
     """
     if first.shape != second.shape:
         return True
+    contrasts = [float(picture.std(correction=0)) for picture in (first, second)]
+    if min(contrasts) < 2e-3:
+        return max(contrasts) > 2e-2 or float((first - second).abs().mean()) > 0.2
+    first, second = ((p - p.mean()) / c for p, c in zip((first, second), contrasts, strict=True))
     height, width = first.shape
-    contrast = float((first - first.mean()).abs().mean() + (second - second.mean()).abs().mean()) / 2
-    if contrast < 1e-3:
-        return float((first - second).abs().mean()) > 0.05
-    least = float("inf")
-    for dy in range(-min(_SHIFT, height // 3), min(_SHIFT, height // 3) + 1):
-        for dx in range(-min(_SHIFT, width // 3), min(_SHIFT, width // 3) + 1):
-            a = first[max(dy, 0) : height + min(dy, 0), max(dx, 0) : width + min(dx, 0)]
-            b = second[max(-dy, 0) : height + min(-dy, 0), max(-dx, 0) : width + min(-dx, 0)]
-            least = min(least, float((a - b).abs().mean()))
-    return least > _UNLIKE * contrast
+    around = functional.pad(second[None, None], (_SHIFT,) * 4, mode="replicate")[0, 0]
+    best = torch.full_like(first, float("inf"))
+    shifts = [(dy, dx) for dy in range(-_SHIFT, _SHIFT + 1) for dx in range(-_SHIFT, _SHIFT + 1)]
+    for dy, dx in sorted(shifts, key=lambda shift: shift[0] ** 2 + shift[1] ** 2):
+        there = around[dy + _SHIFT : dy + _SHIFT + height, dx + _SHIFT : dx + _SHIFT + width]
+        unlike = functional.avg_pool2d(
+            (first - there).abs()[None, None], _BLOCK, 1, _BLOCK // 2, count_include_pad=False
+        )
+        best = torch.minimum(best, unlike[0, 0])
+        if float(best.mean()) <= _UNLIKE:
+            return False
+    return True
 
 
 def is_held(first: Tensor, second: Tensor, *, compressed: bool) -> bool:

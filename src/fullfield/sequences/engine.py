@@ -244,8 +244,9 @@ class Engine:
             partner = self._ready[other]
             done.used[other] = partner.stamp if isinstance(partner, Plate) else None
             done.parts[direction] = flow
-            if setting.is_checked:
-                self._check(done, direction, number, other)
+        if setting.is_checked:  # after both directions, from which the pairs back may start
+            for direction in [name for name in setting.ways if name not in (*done.ends, *done.missing)]:
+                self._check(done, direction, number, number + setting.ways[direction])
         return done
 
     def _check(self, done: Estimated, direction: str, number: int, other: int) -> None:

@@ -56,7 +56,7 @@ class Pattern:
         else:
             digits = int(field[1] or field[4] or 1)
         before, after = name[: field.start()], name[field.end() :]
-        return cls(os.path.join(folder, before) if folder else before, max(digits, 1), after, field[2] == "#")
+        return cls(text[: len(text) - len(name)] + before, max(digits, 1), after, field[2] == "#")
 
     def path(self, number: int) -> str:
         """The name of a frame."""
@@ -73,14 +73,14 @@ class Pattern:
             raise InputError(f"{self}: folder {where} does not exist")
         name = re.compile(re.escape(before) + r"(-?\d+)" + re.escape(self.after))
         files: dict[int, Path] = {}
-        for entry in os.listdir(where):
-            match = name.fullmatch(entry)
+        for entry in where.iterdir():
+            match = name.fullmatch(entry.name)
             if match is None:
                 continue
             number = int(match[1])
             exact = match[1] == f"{number:0{self.digits}d}"
             if exact or (self.any_padding and number not in files):
-                files[number] = (Path(folder) if folder else Path()) / entry
+                files[number] = (Path(folder) if folder else Path()) / entry.name
         return dict(sorted(files.items()))
 
 
@@ -145,9 +145,9 @@ def find_frames(text: str) -> Found:
             spelled, asked = behind[1], parse_frames(behind[2], text)
     inside = _INNER.search(os.path.split(spelled)[1])
     if inside is not None:
-        folder, name = os.path.split(spelled)
+        name = os.path.split(spelled)[1]
         asked = parse_frames(inside[1], text)
-        spelled = os.path.join(folder, name[: inside.start()] + name[inside.end() :])
+        spelled = spelled[: len(spelled) - len(name)] + name[: inside.start()] + name[inside.end() :]
     if _FIELD.search(os.path.split(spelled)[1]):
         pattern = Pattern.parse(spelled)
         files = pattern.found()
@@ -155,7 +155,7 @@ def find_frames(text: str) -> Found:
             raise InputError(f"{text}: no such file{_nearest(pattern)}")
         return Found(text, files, pattern, asked=asked)
     if glob.has_magic(text):
-        matches = [Path(name) for name in glob.glob(text)]
+        matches = [Path(name) for name in glob.glob(text)]  # noqa: PTH207 - Path.glob takes no absolute pattern
         return _grouped(text, [p for p in matches if p.is_file()])
     raise InputError(f"{text}: no such file or folder")
 

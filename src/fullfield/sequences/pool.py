@@ -69,7 +69,8 @@ def run_on_devices(
 ) -> Outcome:
     """Make the files of ``numbers`` on several devices of this machine (``cuda:0``, ``cuda:1``; ``cpu`` counts too).
 
-    ``every``: all frames of the run, those that are made already included. The files are those that one device makes. When a process dies, what it had in hand goes to another one.
+    ``every``: all frames of the run, those that are made already included. The files are those that one device makes.
+    When a process dies, what it had in hand goes to another one.
     """
     begin = time.perf_counter()
     every = numbers if every is None else every

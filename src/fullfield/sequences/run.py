@@ -59,7 +59,7 @@ class Work:
         """What decides the files' contents, for the notes beside them. The estimator is prepared."""
         setting = self.setting
         return {
-            "plates": os.path.basename(self.source.rstrip("/\\")),
+            "plates": Path(self.source).name,
             "method": estimator.method,
             "parameters": dict(estimator.parameters),
             "backend": self.backend,
