@@ -213,7 +213,7 @@ def _write(
     if args.st_map is not None:
         write_st_map(args.st_map, scene.flow, window=window)
     if args.viz is not None:
-        write_image(args.viz, scene.draw(args.viz_kind or KINDS[0]))
+        write_image(args.viz, scene.light(args.viz_kind or KINDS[0], args.viz))
     return outcome
 
 

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 VERBS = (
     "flow",
     "live",
+    "warp",
+    "retime",
     "score",
     "convert",
     "viz",

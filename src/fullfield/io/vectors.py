@@ -21,6 +21,10 @@ from fullfield.io.windows import FrameWindow
 Axis: TypeAlias = Literal["up", "down"]
 
 DIRECTIONS = ("forward", "backward")
+INCOMPLETE_NOTE = "fullfield/incomplete"
+"""Entry of the header: directions whose pair could not be estimated."""
+ENDS_NOTE = "fullfield/shot_ends"
+"""Entry of the header: directions in which the shot has no frame."""
 PLANES = tuple(f"{what}.{direction}" for what in ("occlusion", "confidence") for direction in DIRECTIONS)
 """Layers of one channel, [H, W]: ``occlusion.forward`` and so on, 0 to 1."""
 

@@ -16,13 +16,10 @@ from torch import Tensor
 
 from fullfield._check import InputError
 from fullfield.io import atomic_path, read_flow, write_flow, write_st_map, write_vectors
-from fullfield.io.vectors import read_note
+from fullfield.io.vectors import ENDS_NOTE, INCOMPLETE_NOTE, read_note
 from fullfield.sequences.engine import Estimated
 from fullfield.sequences.names import Pattern
 from fullfield.sequences.ranges import format_frames, parse_frames
-
-INCOMPLETE = "fullfield/incomplete"
-ENDS = "fullfield/shot_ends"
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,7 @@ class Output:
         if self.st_map is not None and not Path(Pattern.parse(self.st_map).path(number)).is_file():
             return False
         try:
-            return self.suffix != ".exr" or not read_note(path, INCOMPLETE)
+            return self.suffix != ".exr" or not read_note(path, INCOMPLETE_NOTE)
         except InputError:
             return False
 
@@ -87,9 +84,9 @@ class Output:
             return
         notes = {"fullfield/frame": str(done.number)}
         if done.missing:
-            notes[INCOMPLETE] = ",".join(sorted(set(done.missing)))
+            notes[INCOMPLETE_NOTE] = ",".join(sorted(set(done.missing)))
         if done.ends:
-            notes[ENDS] = ",".join(done.ends)
+            notes[ENDS_NOTE] = ",".join(done.ends)
         write_vectors(
             path,
             parts,
