@@ -35,7 +35,8 @@ class Vectors:
         self.pattern = pattern
         if is_pattern(pattern):
             found = find_frames(pattern)
-            self.numbers, self._path = list(found.files), found.path
+            self.numbers = list(found.files)
+            self._path: Callable[[int], str] = found.path
         else:
             paths.check_input(pattern, "--flow")
             self.numbers, self._path = [1], lambda _: pattern

@@ -98,7 +98,7 @@ def write_raw(path: PathLike, raw: Raw) -> None:
     pixels: NDArray[np.generic] = planes.transpose(1, 2, 0)
     if suffix != ".exr" and whole:
         full = 255 if raw.form == "uint8" else 65535
-        pixels = (pixels.clip(0, 1) * full).round().astype(raw.form)  # type: ignore[attr-defined]  # floats still
+        pixels = (pixels.clip(0, 1) * full).round().astype(raw.form)
     elif raw.form == "half" and suffix == ".exr":
         with np.errstate(over="ignore"):
             pixels = pixels.astype(np.float16)
@@ -119,6 +119,6 @@ def write_raw(path: PathLike, raw: Raw) -> None:
 def _to_light(planes: NDArray[np.float32], others: list[int], alpha: int | None) -> None:
     """sRGB-encoded colour, multiplied by alpha, to light multiplied by alpha."""
     over = np.ones_like(planes[0]) if alpha is None else planes[alpha]
-    colour = planes[others] / np.where(over > 0, over, 1)
+    colour = planes[others] / np.where(over > 0, over, np.float32(1))
     decode_srgb(colour)
     planes[others] = colour * over

@@ -132,7 +132,8 @@ class Engine:
         """Seconds of estimation so far."""
         if self._events:
             torch.cuda.synchronize(self._device)
-        return self._cpu_s + sum(begin.elapsed_time(end) for begin, end in self._events) / 1000
+        on_gpu: float = sum(begin.elapsed_time(end) for begin, end in self._events) / 1000
+        return self._cpu_s + on_gpu
 
     def __iter__(self) -> Iterator[Estimated]:
         """One :class:`Estimated` a frame, in order."""
@@ -197,18 +198,18 @@ class Engine:
         """Let go of what no later frame needs."""
         if following is None:
             for kept in (self._ready, self._small, self._on_device, self._flows, self._changes):
-                kept.clear()  # type: ignore[attr-defined]  # all are dictionaries
+                kept.clear()
             return
         step, setting = self._setting.step, self._setting
         for number in [n for n in self._ready if n < following - step]:
             for frames in (self._ready, self._small, self._on_device):
-                frames.pop(number, None)  # type: ignore[attr-defined]
+                frames.pop(number, None)
         reach = 2 if setting.warm_start else 1
         oldest = following - reach * step if setting.warm_start or setting.is_checked else following + step + 1
         for pair in [p for p in self._flows if min(p[:2]) < oldest]:
             del self._flows[pair]
-        for pair in [p for p in self._changes if min(p) < following - step]:
-            del self._changes[pair]
+        for both in [p for p in self._changes if min(p) < following - step]:
+            del self._changes[both]
 
     # ---- estimating
 
@@ -298,14 +299,15 @@ class Engine:
                 return Problem(paths[odd], f"is {sizes[odd]}, but {paths[1 - odd]} is {sizes[1 - odd]}")
             start = self._start(first, second, frames[0].shape[-2:])
             channels = max(frame.shape[1] for frame in frames)
-            flow = self._timed(*(frame.expand(-1, channels, -1, -1) for frame in frames), start)
+            flow = self._timed([frame.expand(-1, channels, -1, -1) for frame in frames], start)
         except InputError as error:
             return problem_of(paths[0], error)
         if self._device.type == "cpu" and not bool(flow.isfinite().all()):
             return Problem(paths[0], f"{self._estimator.method} gives a flow that is not finite")
         return flow
 
-    def _timed(self, first: Tensor, second: Tensor, start: Tensor | None) -> Tensor:
+    def _timed(self, frames: Sequence[Tensor], start: Tensor | None) -> Tensor:
+        first, second = frames
         if self._device.type != "cuda":
             begin = time.perf_counter()
             flow = self._estimator(first, second, initial_flow=start)[0].to(torch.float32)

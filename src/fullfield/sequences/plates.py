@@ -38,7 +38,7 @@ class Plate(NamedTuple):
 class Plates(Protocol):
     """A shot that can be read frame by frame."""
 
-    numbers: Sequence[int]
+    numbers: list[int]
     """The frames to work on, ascending."""
     by_data: bool
     """Whether frames are read on their own data windows, and laid where they belong by whoever compares them."""
