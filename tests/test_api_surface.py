@@ -226,6 +226,7 @@ SURFACE = {
     ],
     "fullfield.viz": [
         "FlowColors",
+        "Shown",
         "alignment_legend",
         "alignment_view",
         "color_wheel",
@@ -237,6 +238,7 @@ SURFACE = {
         "frame_to_image",
         "overlay",
         "sheet",
+        "view_page",
         "warp",
         "wheel_legend",
     ],

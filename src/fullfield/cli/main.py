@@ -30,6 +30,7 @@ VERBS = (
     "live",
     "warp",
     "retime",
+    "view",
     "score",
     "convert",
     "viz",

@@ -105,7 +105,9 @@ def run(args: argparse.Namespace) -> int:
         progress(0.0, "preparing")
         size = _size(plates) if devices[0].startswith("cuda") else None
         replace(chosen, device=devices[0]).prepare(size, lambda *_: None, quiet=args.quiet)
-        left = output.settle(work.settings(chosen.estimator), numbers, overwrite=args.overwrite)
+        left = output.settle(
+            work.settings(chosen.estimator), numbers, overwrite=args.overwrite, source=str(Path(args.frame1).absolute())
+        )
         tell = _teller(args, progress, numbers, left)
         if len(devices) > 1 and left:
             plates.close()

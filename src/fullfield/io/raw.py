@@ -119,6 +119,6 @@ def write_raw(path: PathLike, raw: Raw) -> None:
 def _to_light(planes: NDArray[np.float32], others: list[int], alpha: int | None) -> None:
     """sRGB-encoded colour, multiplied by alpha, to light multiplied by alpha."""
     over = np.ones_like(planes[0]) if alpha is None else planes[alpha]
-    colour = planes[others] / np.where(over > 0, over, np.float32(1))
+    colour = (planes[others] / np.where(over > 0, over, 1)).astype(np.float32)
     decode_srgb(colour)
     planes[others] = colour * over

@@ -108,11 +108,13 @@ class Output:
 
     # ---- how they were made
 
-    def settle(self, settings: Mapping[str, Any], numbers: Sequence[int], *, overwrite: bool) -> list[int]:
+    def settle(
+        self, settings: Mapping[str, Any], numbers: Sequence[int], *, overwrite: bool, source: str = ""
+    ) -> list[int]:
         """The frames of ``numbers`` that are to be made; the settings are then noted beside the files.
 
         Without ``overwrite`` nothing that is there is made again, and files that were made with other settings, or
-        nobody knows how, are an InputError.
+        nobody knows how, are an InputError. ``source``, where the plates are, is noted for whoever shows the result.
         """
         wanted = json.loads(json.dumps({**settings, **{k: v for k, v in asdict(self).items() if k != "pattern"}}))
         noted = self._noted()
@@ -134,7 +136,9 @@ class Output:
             stale = {"frames": format_frames(there), "before": self._now()}
         if noted is None or noted.get("settings") != wanted or stale != noted.get("stale"):
             with atomic_path(self.sidecar) as temporary:
-                temporary.write_text(json.dumps({"settings": wanted, "stale": stale}, indent=1), "utf-8")
+                temporary.write_text(
+                    json.dumps({"settings": wanted, "stale": stale, "source": source}, indent=1), "utf-8"
+                )
         old = set() if stale is None else set(parse_frames(stale["frames"]))
         left = [
             number for number in numbers if not self.is_done(number) or (number in old and self._is_old(number, stale))
@@ -149,6 +153,11 @@ class Output:
         """The time by the clock that stamps the files."""
         with tempfile.TemporaryFile(dir=self.sidecar.parent) as file:
             return os.fstat(file.fileno()).st_mtime_ns
+
+    def source(self) -> str | None:
+        """Where the plates were, by the notes beside the files."""
+        noted = self._noted()
+        return None if noted is None or not noted.get("source") else str(noted["source"])
 
     def _noted(self) -> dict[str, Any] | None:
         try:
