@@ -34,6 +34,9 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert len(list(tmp_path.glob("mv.*.exr"))) == 6
     assert len(list(tmp_path.glob("paint_on.*.exr"))) == 4
     assert len(list(tmp_path.glob("slow.*.exr"))) == 13
+    (view,) = blocks("sequences.md")[1].splitlines()
+    assert main(shlex.split(view)[1:]) == 0
+    assert (tmp_path / "shot.html").read_text("utf-8").count("data:image/jpeg") == 6
     code = blocks("sequences.md", "python")[0]
     assert "import estimate_sequence" in code
 
@@ -46,7 +49,7 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
 
 
 def test_the_commands_of_cli_md_parse() -> None:
-    verbs = ("live", "warp", "retime")
+    verbs = ("live", "warp", "retime", "view")
     lines = [line for block in blocks("cli.md") for line in block.splitlines()]
     commands = [shlex.split(line) for line in lines if line.startswith("fullfield ") and not line.endswith("\\")]
     tried = [words for words in commands if words[1] in verbs]
