@@ -64,6 +64,7 @@ _PACKAGES = {
     "PIL": "pillow",
     "matplotlib": "matplotlib",
     "av": "av",
+    "ray": "ray",
     "cv2": "opencv-contrib-python",
 }
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +46,7 @@ _OWN = {
     "y_axis": "--y-axis",
     "overwrite": "--overwrite",
     "devices": "--devices",
+    "ray": "--ray",
     "farm": "--farm",
 }
 
@@ -62,6 +65,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--y-axis", choices=("up", "down"), help=".exr: where y points; Nuke's is up [up]")
     group.add_argument("--overwrite", action="store_true", help="make files anew that are there")
     group.add_argument("--devices", metavar="LIST", help="several GPUs: all, or cuda:0,cuda:1")
+    group.add_argument(
+        "--ray", metavar="ADDRESS", help="a Ray cluster: an actor for each GPU (pip install 'fullfield[ray]')"
+    )
     group.add_argument("--farm", choices=("openjd",), help="progress on stdout as a render farm reads it")
 
 
@@ -109,7 +115,10 @@ def run(args: argparse.Namespace) -> int:
             work.settings(chosen.estimator), numbers, overwrite=args.overwrite, source=str(Path(args.frame1).absolute())
         )
         tell = _teller(args, progress, numbers, left)
-        if len(devices) > 1 and left:
+        if args.ray is not None and left:
+            plates.close()
+            outcome = _on_cluster(args, work, left, numbers, tell)
+        elif len(devices) > 1 and left:
             plates.close()
             outcome = run_on_devices(replace(work), left, devices, tell=tell, every=numbers)
         else:
@@ -139,6 +148,8 @@ def _check(args: argparse.Namespace) -> tuple[Found, Any]:
         raise InputError("--warm-start: KITTI's .png rounds, and a run could not go on from it; choose another format")
     if args.warm_start and args.devices:
         raise InputError("--warm-start: goes from frame to frame on one device; leave --devices out")
+    if args.ray and (args.devices or args.warm_start):
+        raise InputError(f"--ray: takes no {'--devices' if args.devices else '--warm-start'}; leave it out")
     if args.devices and args.device != "cpu":
         raise InputError(f"--device {args.device}: is given by --devices; leave it out")
     for option, pattern in (("--output", output), ("--st-map", args.st_map)):
@@ -209,6 +220,19 @@ def _devices(args: argparse.Namespace) -> list[str]:
     return devices
 
 
+def _on_cluster(
+    args: argparse.Namespace, work: Work, left: Sequence[int], numbers: Sequence[int], tell: Callable[[int], None]
+) -> Outcome:
+    from fullfield.sequences.cluster import run_on_cluster
+
+    absolute = {"pattern": str(Path(work.output.pattern).absolute())}
+    if work.output.st_map is not None:
+        absolute["st_map"] = str(Path(work.output.st_map).absolute())
+    whole = replace(work, source=str(Path(work.source).absolute()), output=replace(work.output, **absolute))
+    with contextlib.redirect_stdout(sys.stderr):  # where Ray's own words belong
+        return run_on_cluster(whole, left, args.ray, every=numbers, tell=tell)
+
+
 def _size(plates: Plates) -> tuple[int, int] | None:
     """Height and width of the first plate that can be read."""
     for number in plates.numbers:
@@ -224,14 +248,14 @@ def _teller(
     args: argparse.Namespace, progress: Progress, numbers: Sequence[int], left: Sequence[int]
 ) -> Callable[[int], None]:
     """Counts finished frames, from whatever thread."""
-    lock, count = threading.Lock(), [0]
+    lock, count, stdout = threading.Lock(), [0], sys.stdout
 
     def tell(number: int) -> None:
         with lock:
             count[0] += 1
             progress(count[0] / len(left), f"frame {number}, {count[0]} of {len(left)}")
             if args.farm == "openjd":
-                print(f"openjd_progress: {100 * count[0] / len(left):.1f}", flush=True)
+                print(f"openjd_progress: {100 * count[0] / len(left):.1f}", file=stdout, flush=True)
 
     if len(left) < len(numbers) and not args.quiet:
         report.note(f"{len(numbers) - len(left)} of {len(numbers)} frames are there already")

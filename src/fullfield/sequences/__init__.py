@@ -5,7 +5,8 @@
 - ``changes``, ``consistency``: cuts and held frames; occlusion and confidence
 - ``engine``: reads ahead and estimates each pair once; ``estimation``: the same as an iterator
 - ``outputs``: the files, how they were made, which are done; ``run``: estimates and writes behind, in one process
-- ``pool``: several devices of one machine
+- ``pool``: several devices of one machine; ``cluster``: those of many, through Ray
+- ``motion``: pictures pulled along stored flow, frames in between
 
 Names are loaded on first use.
 """

@@ -314,9 +314,10 @@ class Engine:
             self._cpu_s += time.perf_counter() - begin
             return flow
         events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
-        events[0].record()
+        stream = torch.cuda.current_stream(self._device)
+        events[0].record(stream)
         flow = self._estimator(first, second, initial_flow=start)[0].to(torch.float32)
-        events[1].record()
+        events[1].record(stream)
         if len(self._events) >= 256:  # their clocks are read in time, so that none pile up
             begin, end = self._events.pop(0)
             end.synchronize()

@@ -147,7 +147,7 @@ class Output:
         return left
 
     def _is_old(self, number: int, stale: Mapping[str, Any] | None) -> bool:
-        return stale is not None and Path(self.path(number)).stat().st_mtime_ns < int(stale["before"])
+        return stale is not None and Path(self.path(number)).stat().st_mtime_ns <= int(stale["before"])
 
     def _now(self) -> int:
         """The time by the clock that stamps the files."""

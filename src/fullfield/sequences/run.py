@@ -128,10 +128,10 @@ def run(
         prepare(work, estimator)
     plates = plates or work.open(numbers)
     setting = replace(work.setting, half=work.output.dtype == "half")
-    inside = set(plates.numbers)
+    inside = set(plates.numbers) - set(numbers)  # made before
 
     def stored(first: int, second: int) -> Tensor | None:
-        return work.output.stored(first, second, setting.ways) if first in inside and first not in numbers else None
+        return work.output.stored(first, second, setting.ways) if first in inside else None
 
     engine = Engine(plates, numbers, estimator, setting, stored)
     outcome = Outcome()
