@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import multiprocessing
-import os
 import random
 import time
 from collections.abc import Callable
@@ -15,12 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sequence_shots import HEIGHT, QUICK, WIDTH, moving
+from sequence_shots import HEIGHT, QUICK, WIDTH, moving, slow_flow
 
 from fullfield import Flow, estimate
 from fullfield.cli.main import main
 from fullfield.io import FrameWindow, flow_window, read_flow, read_metadata, read_vectors, write_image
-from fullfield.sequences.engine import Engine
 
 oiio = pytest.importorskip("OpenImageIO")
 
@@ -329,17 +327,12 @@ def test_killed_at_random_moments_the_files_are_those_of_one_run(flow: Cli, shot
     reference = [word.replace("mv.", "ref.") for word in arguments]
     assert flow(*reference)[0] == 0
 
-    def child() -> None:
-        torch.set_num_threads(1)  # a forked process has none of its parent's
-        real = Engine._frame
-        Engine._frame = lambda self, number: (time.sleep(0.05), real(self, number))[1]  # type: ignore[method-assign]
-        main(["flow", *arguments, *QUICK, "-q"])
-        os._exit(0)
-
+    context = multiprocessing.get_context("forkserver")  # whose server imports once and has no threads
+    context.set_forkserver_preload(["sequence_shots", "fullfield.cli.sequence", "fullfield.sequences.run"])
     chance = random.Random(5)
     counts = []
-    for _ in range(6):
-        process = multiprocessing.get_context("fork").Process(target=child)
+    for _ in range(4):
+        process = context.Process(target=slow_flow, args=(str(shot), [*arguments, *QUICK, "-q"]))
         process.start()
         started = len(list(shot.glob("mv.*.exr")))
         deadline = time.monotonic() + 60
