@@ -8,7 +8,7 @@ import inspect
 import pytest
 
 SURFACE = {
-    "fullfield": ["Flow", "InputError", "__version__", "estimate", "patch"],
+    "fullfield": ["Flow", "InputError", "__version__", "estimate", "estimate_sequence", "patch"],
     "fullfield.datasets": [
         "CHARGE_SHOTS",
         "Charge8K",
@@ -94,12 +94,15 @@ SURFACE = {
         "open_video",
         "read_flow",
         "read_frame",
+        "read_metadata",
         "read_point_cloud",
+        "read_vectors",
         "transformed",
         "write_flow",
         "write_image",
         "write_point_cloud",
         "write_st_map",
+        "write_vectors",
     ],
     "fullfield.metrics": [
         "AVERAGING",
@@ -197,6 +200,21 @@ SURFACE = {
         "rigid",
     ],
     "fullfield.rendering": ["Blender", "Shot", "collect_truth", "render_shot"],
+    "fullfield.sequences": [
+        "FrameFlows",
+        "Outcome",
+        "Output",
+        "Plate",
+        "Plates",
+        "Problem",
+        "Setting",
+        "Work",
+        "estimate_sequence",
+        "format_frames",
+        "open_plates",
+        "parse_frames",
+        "run_on_devices",
+    ],
     "fullfield.testing": ["Scene", "room_scan", "textured_scene"],
     "fullfield.training": [
         "DescriptorTraining",
@@ -234,6 +252,7 @@ SURFACE = {
     ],
     "fullfield.viz": [
         "FlowColors",
+        "Shown",
         "alignment_legend",
         "alignment_view",
         "color_wheel",
@@ -245,6 +264,7 @@ SURFACE = {
         "frame_to_image",
         "overlay",
         "sheet",
+        "view_page",
         "warp",
         "wheel_legend",
     ],

@@ -15,7 +15,7 @@ SOURCES = [*ROOT.rglob("*.py"), *BENCHMARKS.rglob("*.py")]
 THIRD = {"torch", "numpy"}
 # Room -> rooms and third parties it may import at module level; inside functions the second set as well.
 RULES: dict[str, tuple[set[str], set[str]]] = {
-    "__init__": (set(), {"_check", "estimators", "integrations"}),
+    "__init__": (set(), {"_check", "estimators", "integrations", "sequences"}),
     "__main__": ({"cli"}, set()),
     "_check": (set(), {"torch"}),
     "_kernels": ({"numba", "llvmlite"}, {"numba", "llvmlite"}),
@@ -31,6 +31,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
         {"datasets", "estimators", "metrics", "io", "_check", *THIRD},
         {"registration"},
     ),
+    "sequences": ({"estimators", "io", "_check", *THIRD}, {"viz", "ray"}),
     "registration": ({"models", "ops", "io", "_kernels", "_check", "numba", *THIRD}, {"small_gicp", "safetensors"}),
     "training": (
         {"registration", "models", "ops", "datasets", "metrics", "io", "_check", *THIRD},
@@ -48,6 +49,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
             "models",
             "registration",
             "rendering",
+            "sequences",
             "ops",
             "metrics",
             "io",
@@ -75,6 +77,8 @@ LIGHT = {
     "fullfield.models.sea_raft.config",
     "fullfield.models.weights",
     "fullfield.training.flow.config",
+    "fullfield.sequences.names",
+    "fullfield.sequences.ranges",
 }
 STANDARD = set(__import__("sys").stdlib_module_names)
 

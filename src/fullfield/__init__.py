@@ -13,15 +13,17 @@ if TYPE_CHECKING:
     from fullfield.estimators import Flow as Flow
     from fullfield.estimators import estimate as estimate
     from fullfield.integrations import patch as patch
+    from fullfield.sequences import estimate_sequence as estimate_sequence
 
 _HOME = {
     "Flow": "fullfield.estimators",
     "InputError": "fullfield._check",
     "estimate": "fullfield.estimators",
+    "estimate_sequence": "fullfield.sequences",
     "patch": "fullfield.integrations",
 }
 
-__all__ = ["Flow", "InputError", "__version__", "estimate", "patch"]
+__all__ = ["Flow", "InputError", "__version__", "estimate", "estimate_sequence", "patch"]
 
 
 def __getattr__(name: str) -> object:

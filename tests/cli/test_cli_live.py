@@ -1,4 +1,4 @@
-"""``fullfield flow --live``: what it reports, writes and refuses."""
+"""``fullfield live``: what it reports, writes and refuses."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def film(scene: Path) -> str:
 
 
 def test_every_pair_has_a_flow_where_nothing_hurries(cli: Any, film: str) -> None:
-    ran = cli("flow", "--live", film, "--rate", "max", "--preset", "fast", "--json", "--viz", "out.mp4", "-q")
+    ran = cli("live", film, "--rate", "max", "--preset", "fast", "--json", "--viz", "out.mp4", "-q")
     told = ran.json
     assert ran.err == ""
     assert (told["frames"], told["pairs"], told["flows"], told["dropped"]) == (8, 7, 7, 0)
@@ -58,7 +58,7 @@ def test_every_pair_has_a_flow_where_nothing_hurries(cli: Any, film: str) -> Non
 
 
 def test_a_file_plays_at_its_rate(cli: Any, film: str) -> None:
-    told = cli("flow", "--live", film, "--rate", "40", *QUICK, "--json").json
+    told = cli("live", film, "--rate", "40", *QUICK, "--json").json
     assert told["rate"]["asked"] == 40.0
     assert told["flows"] + told["dropped"] == told["pairs"] == 7
     assert told["flows_per_second"] < 60, "seven flows within 7/40 s, but for the last one's time"
@@ -114,7 +114,7 @@ def test_a_wait_for_a_gap_is_told(cli: Any, scene: Path) -> None:
 
 
 def test_words_for_people(cli: Any, film: str) -> None:
-    ran = cli("flow", "--live", film, "--rate", "max", *QUICK, "--viz", "v.mkv", "--max-motion", "5")
+    ran = cli("live", film, "--rate", "max", *QUICK, "--viz", "v.mkv", "--max-motion", "5")
     assert ran.code == 0
     first, second = ran.out.splitlines()
     assert first.startswith("film.mp4: 64x48 at 10 frames a second, tvl1 fast")
@@ -128,13 +128,13 @@ def test_frames_that_the_file_lacks_are_told(cli: Any, scene: Path) -> None:
     with VideoWriter(scene / "gap.mp4", 64, 48, 10.0) as writer:
         for number in (0, 1, 2, 5, 6, 7, 8, 9):
             writer.write(torch.full((3, 48, 64), 20 * number, dtype=torch.uint8), number / 10)
-    told = cli("flow", "--live", "gap.mp4", "--rate", "max", *QUICK, "--json").json
+    told = cli("live", "gap.mp4", "--rate", "max", *QUICK, "--json").json
     assert (told["frames"], told["flows"], told["missing"]) == (8, 7, 2), told
-    assert ", 2 frames missing, " in cli("flow", "--live", "gap.mp4", "--rate", "max", *QUICK).out
+    assert ", 2 frames missing, " in cli("live", "gap.mp4", "--rate", "max", *QUICK).out
 
 
 def test_it_ends_after_so_many_flows(cli: Any, film: str) -> None:
-    told = cli("flow", "--live", film, "--rate", "max", *QUICK, "--flows", "3", "--json").json
+    told = cli("live", film, "--rate", "max", *QUICK, "--flows", "3", "--json").json
     assert told["flows"] == 3
     assert told["dropped"] == 0
 
@@ -172,7 +172,7 @@ def test_ctrl_c_ends_a_camera_and_the_report_comes(cli: Any, monkeypatch: pytest
         return True
 
     monkeypatch.setattr(live._Screen, "show", show)
-    told = cli("flow", "--live", "camera:0", *QUICK, "--json").json
+    told = cli("live", "camera:0", *QUICK, "--json").json
     assert told["interrupted"]
     assert told["flows"] >= 3
     assert source.closed
@@ -201,7 +201,7 @@ def test_on_a_gpu_every_frame_goes_up_once(cli: Any, film: str, monkeypatch: pyt
 
     monkeypatch.setattr(live, "_can_persist", lambda _: True)
     monkeypatch.setattr(importlib.import_module("fullfield.ops.tvl1"), "PersistentSolver", Persistent, raising=False)
-    told = cli("flow", "--live", film, "--rate", "max", *QUICK, "--json").json
+    told = cli("live", film, "--rate", "max", *QUICK, "--json").json
     assert told["backend"] == "cuda"
     assert calls == ["pair", "pair", *["step"] * 6], "one to warm up, one pair, then frame after frame"
 
@@ -236,7 +236,7 @@ def test_a_source_that_hangs_is_not_closed_under_its_reader(cli: Any, monkeypatc
     source = Hanging()
     monkeypatch.setattr(importlib.import_module("fullfield.io"), "open_video", lambda _: source)
     monkeypatch.setattr(live, "_PATIENCE", 0.1)
-    told = cli("flow", "--live", "camera:0", *QUICK, "--json", "--flows", "1").json
+    told = cli("live", "camera:0", *QUICK, "--json", "--flows", "1").json
     assert told["flows"] == 1
     assert not source.closed
     source.go_on.set()
@@ -244,38 +244,45 @@ def test_a_source_that_hangs_is_not_closed_under_its_reader(cli: Any, monkeypatc
 
 def test_the_terminal_hears_how_it_goes(cli: Any, film: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "_STATUS_SECONDS", {True: 0.0, False: 0.0})
-    ran = cli("flow", "--live", film, "--rate", "max", *QUICK)
+    ran = cli("live", film, "--rate", "max", *QUICK)
     assert "fullfield: live: " in ran.err
     assert "dropped" in ran.err
 
 
+def test_the_status_line_fits_the_terminal(cli: Any, film: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "_STATUS_SECONDS", {True: 0.0, False: 0.0})
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    ran = cli("live", film, "--rate", "max", *QUICK)
+    drawn = [line for line in ran.err.replace("\n", "\r").split("\r") if line]
+    assert drawn[0].startswith("fullfield: live: ")
+    assert {len(line) for line in drawn} == {39}
+
+
 def test_errors_of_the_solver_are_one_line(refused: Callable[..., str], film: str) -> None:
-    assert "cuda" in refused("flow", "--live", film, *QUICK, "--backend", "cuda", "--device", "cpu")
+    assert "cuda" in refused("live", film, *QUICK, "--backend", "cuda", "--device", "cpu")
 
 
 def test_mistakes(refused: Callable[..., str], film: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     for arguments, word in (
-        (("--live", "none.mp4"), "none.mp4: no such file"),
-        (("--live", "a.png", "--rate", "0"), "--rate: expected source, max or a number > 0, got '0'"),
-        (("--live", "a.png", "--rate", "fast"), "--rate: expected source, max or a number > 0, got 'fast'"),
-        (("--live", "a.png", *QUICK, "--viz", "still.mp4"), "a.png: expected two frames or more, got 1"),
-        (("--live", film, "a.png"), "A: has no meaning with --live"),
-        (("--live", film, "-o", "x.flo"), "--output: has no meaning with --live"),
-        (("--live", film, "--viz-kind", "sheet"), "--viz-kind: has no meaning"),
-        (("--live", film, "--input-transfer", "linear"), "--input-transfer: has no meaning"),
-        (("--live", film, "--viz", "x.png"), "--viz takes .mp4"),
-        (("--live", film, "--viz", film), "is also an input"),
-        (("--live", film, "--max-motion", "3"), "--max-motion: describes the pictures"),
-        (("--live", "camera:0", "--rate", "max"), "--rate: camera:0 comes at its own rate"),
-        (("--live", "camera:x"), "expected camera:NUMBER"),
-        (("a.png", "b.png", "-o", "x.flo", "--rate", "max"), "--rate: is for --live"),
-        (("a.png", "b.png", "-o", "x.flo", "--preview"), "--preview: is for --live"),
-        (("a.png", "b.png", "-o", "x.flo", "--flows", "2"), "--flows: is for --live"),
-        (("a.png", "b.png"), "required: -o/--output"),
+        (("live", "none.mp4"), "none.mp4: no such file"),
+        (("live", "a.png", "--rate", "0"), "--rate: expected source, max or a number > 0, got '0'"),
+        (("live", "a.png", "--rate", "fast"), "--rate: expected source, max or a number > 0, got 'fast'"),
+        (("live", "a.png", *QUICK, "--viz", "still.mp4"), "a.png: expected two frames or more, got 1"),
+        (("live", film, "a.png"), "unrecognized arguments: a.png"),
+        (("live", film, "-o", "x.flo"), "unrecognized arguments: -o"),
+        (("live", film, "--input-transfer", "linear"), "unrecognized arguments: --input-transfer"),
+        (("live", film, "--viz", "x.png"), "--viz takes .mp4"),
+        (("live", film, "--viz", film), "is also an input"),
+        (("live", film, "--max-motion", "3"), "--max-motion: describes the pictures"),
+        (("live", "camera:0", "--rate", "max"), "--rate: camera:0 comes at its own rate"),
+        (("live", "camera:x"), "expected camera:NUMBER"),
+        (("flow", "--live", film), "--live: is a verb of its own: fullfield live film.mp4"),
+        (("flow", "a.png", "b.png", "-o", "x.flo", "--rate", "max"), "unrecognized arguments: --rate"),
     ):
-        assert word in refused("flow", *arguments), arguments
+        assert word in refused(*arguments), arguments
     assert not Path("still.mp4").exists()
 
 
@@ -283,7 +290,7 @@ def test_a_window_needs_a_display(refused: Callable[..., str], film: str, monkey
     pytest.importorskip("cv2")
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
-    assert "--preview: " in refused("flow", "--live", film, "--preview", *QUICK)
+    assert "--preview: " in refused("live", film, "--preview", *QUICK)
 
 
 def test_without_pyav_one_line_says_what_to_install(
@@ -297,4 +304,4 @@ def test_without_pyav_one_line_says_what_to_install(
         return real(name, package)
 
     monkeypatch.setattr(importlib, "import_module", absent)
-    assert "pip install av" in refused("flow", "--live", film, *QUICK)
+    assert "pip install av" in refused("live", film, *QUICK)

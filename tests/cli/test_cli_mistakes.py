@@ -108,7 +108,7 @@ FLOW = [
 ]
 
 OTHERS = [
-    ((), "no verb given; one of flow, score"),
+    ((), "no verb given; one of flow, live"),
     (("fly",), "invalid choice: 'fly'"),
     (("score", "magic.flo", "truth.flo"), "magic.flo: not a .flo file"),
     (("score", "truth.flo", "size.flo"), "size.flo: corrupt .flo file"),

@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fullfield.datasets import FlowDataset, Pairs
-from fullfield.evaluation import Run, Setting, evaluate, warm_start
-from fullfield.evaluation.warm_start import moved_forward
+from fullfield.estimators.warm_start import fill_holes, moved_forward
+from fullfield.evaluation import Run, Setting, evaluate
 from fullfield.io import read_flow, write_image
 
 
@@ -85,7 +85,7 @@ def test_holes_are_filled_ring_by_ring(share: float) -> None:
     known[5, 7] = True
     known[8:19, 9:28] = False
     flow = torch.randn(2, 23, 31, generator=generator) * known
-    assert torch.allclose(warm_start._filled(flow, known), filled_by_rings(flow, known), atol=1e-5)
+    assert torch.allclose(fill_holes(flow, known), filled_by_rings(flow, known), atol=1e-5)
 
 
 def test_of_vectors_that_meet_the_longest_stays_and_of_equal_ones_the_last() -> None:

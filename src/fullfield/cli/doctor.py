@@ -23,7 +23,7 @@ _PACKAGES = {
     "OpenImageIO": "frames, KITTI PNG, EXR",
     "h5py": ".flo5",
     "PIL": "JPEG and labels in pictures",
-    "av": "video files and streams, `flow --live` and videos of the flow",
+    "av": "video files and streams, `live` and videos of the flow",
     "cv2": "cameras, the window of --preview",
     "small_gicp": "`register`",
     "laspy": "LAS clouds",

@@ -1,4 +1,4 @@
-"""``fullfield flow A B -o OUT``: the flow from one frame to the next."""
+"""``fullfield flow A B -o OUT``: the flow from one frame to the next, or of a whole shot."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fullfield._check import InputError
-from fullfield.cli import live, methods, paths, pictures, report
+from fullfield.cli import methods, paths, pictures, report, sequence
 from fullfield.cli.errors import naming, same_size, size
 from fullfield.cli.options import (
     READING_WORDS,
@@ -37,7 +37,7 @@ examples:
   fullfield flow frame_0001.png frame_0002.png -o flow.flo --viz flow.png
   fullfield flow plate.1002.exr plate.1003.exr --previous plate.1001.exr -o vectors.1002.exr --half
   fullfield flow a.dpx b.dpx -o flow.exr --st-map st.exr --preset fast
-  fullfield flow --live camera:0 --preset fast --preview
+  fullfield flow 'plate.%04d.exr' --frames 1001-1100 --direction both -o 'mv.%04d.exr' --half
 """
 
 
@@ -45,18 +45,27 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     """Add ``fullfield flow``."""
     parser: argparse.ArgumentParser = verbs.add_parser(
         "flow",
-        help="estimate the flow between two frames",
-        description="Estimate the flow from frame A to frame B. The suffix of OUT picks the format.",
+        help="estimate the flow between two frames, or of a whole shot",
+        description="Estimate the flow from frame A to frame B, or that of every frame of a shot. The suffix of OUT "
+        "picks the format.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    frame1 = parser.add_argument("frame1", metavar="A", help="first frame; the flow belongs to its pixels")
-    frame2 = parser.add_argument("frame2", metavar="B", help="second frame, of the same size")
+    parser.add_argument(
+        "frame1",
+        metavar="A",
+        help="first frame, the flow belongs to its pixels; or a shot: plate.%%04d.exr, a video, ...",
+    )
+    parser.add_argument("frame2", metavar="B", nargs="?", help="second frame, of the same size; absent for a shot")
 
     output = parser.add_argument_group("output")
-    target = output.add_argument(
-        "-o", "--output", metavar="OUT", required=True, help=f"flow file: {' '.join(FLOW_WRITE_SUFFIXES)} (.png: KITTI)"
+    output.add_argument(
+        "-o",
+        "--output",
+        metavar="OUT",
+        required=True,
+        help=f"flow file: {' '.join(FLOW_WRITE_SUFFIXES)} (.png: KITTI); of a shot a pattern such as mv.%%04d.exr",
     )
     output.add_argument(
         "--previous",
@@ -71,7 +80,8 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     picture.add_argument("--viz-kind", choices=KINDS, help="what it shows [sheet]")
     pictures.add_max_motion(picture)
 
-    live.add_options(parser, (frame1, frame2, target))
+    sequence.add_options(parser)
+    parser.add_argument("--live", action=_Live, help=argparse.SUPPRESS)
     estimation = methods.add_method_options(parser)
     estimation.add_argument("--initial-flow", metavar="FILE", help="start from this flow, of the frames' size")
     add_flow_choice(estimation, "initial", "--initial-flow")
@@ -81,13 +91,21 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     return parser
 
 
+class _Live(argparse.Action):
+    """The old spelling of a verb."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
+        del parser, namespace, option
+        raise InputError(f"--live: is a verb of its own: fullfield live {values}")
+
+
 def run(args: argparse.Namespace) -> int:
     """Check everything that can be checked, read, estimate, write, report."""
-    if args.live is not None:
-        return live.run(args)
+    if sequence.is_asked(args):
+        return sequence.run(args)
     watch = report.Stopwatch()
     chosen = methods.chosen(args)
-    live.check_absent(args)
+    sequence.check_absent(args)
     _check_files(args)
 
     from fullfield.cli.frames import read_frames
@@ -210,7 +228,7 @@ def _write(
     if args.st_map is not None:
         write_st_map(args.st_map, scene.flow, window=window)
     if args.viz is not None:
-        write_image(args.viz, scene.draw(args.viz_kind or KINDS[0]))
+        write_image(args.viz, scene.light(args.viz_kind or KINDS[0], args.viz))
     return outcome
 
 

@@ -1,8 +1,9 @@
-"""``fullfield flow --live SOURCE``: flow while the frames come."""
+"""``fullfield live SOURCE``: flow while the frames come."""
 
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import threading
 import time
@@ -13,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from fullfield import _check as check
 from fullfield._check import InputError
-from fullfield.cli import argtypes, methods, paths, report
+from fullfield.cli import argtypes, methods, paths, pictures, report
 from fullfield.cli.errors import naming
-from fullfield.cli.options import unused_reading_options
 from fullfield.cli.report import say
 from fullfield.io.names import CAMERA, VIDEO_WRITE_SUFFIXES
 
@@ -29,55 +29,46 @@ if TYPE_CHECKING:
     from fullfield.viz import FlowColors
     from fullfield.viz.window import Window
 
-# Of the verb's options, those about files of frames and flow.
-_REFUSED = {
-    "frame1": "A",
-    "frame2": "B",
-    "output": "--output",
-    "previous": "--previous",
-    "st_map": "--st-map",
-    "half": "--half",
-    "compression": "--compression",
-    "viz_kind": "--viz-kind",
-    "initial_flow": "--initial-flow",
-    "initial_layer": "--initial-layer",
-    "initial_part": "--initial-part",
-}
 _STATUS_SECONDS = {True: 0.5, False: 10.0}  # between two of them, on a terminal and elsewhere
 _PATIENCE = 5.0
 
 
-class _Live(argparse.Action):
-    """``--live`` stands in the place of the frames and of the output."""
-
-    def __init__(self, *args: Any, instead_of: tuple[argparse.Action, ...], **more: Any) -> None:
-        super().__init__(*args, **more)
-        self._instead_of = instead_of
-
-    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:  # noqa: ARG002
-        setattr(namespace, self.dest, values)
-        for action in self._instead_of:
-            action.required = False
+EPILOG = """\
+examples:
+  fullfield live clip.mp4 --preset fast --viz flow.mp4
+  fullfield live camera:0 --preset fast --device cuda --preview
+  fullfield live clip.mp4 --rate max --preset fast --json -q
+"""
 
 
-def add_options(parser: argparse.ArgumentParser, instead_of: tuple[argparse.Action, ...]) -> None:
-    """The options of a live run, for the parser of ``flow``."""
-    group = parser.add_argument_group("live, in place of A, B and --output")
-    group.add_argument(
-        "--live",
-        metavar="SOURCE",
-        action=_Live,
-        instead_of=instead_of,
-        help=f"a video file at its own rate, {CAMERA}0 or the address of a stream: the flow of the newest pair of "
-        "frames, again and again; --viz then writes a video of it",
+def add_parser(verbs: Any) -> argparse.ArgumentParser:
+    """Add ``fullfield live``."""
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        "live",
+        help="estimate the flow of a camera, a stream or a video while its frames come",
+        description="The flow of the newest pair of frames, again and again, until SOURCE or Ctrl-C ends it. Pairs "
+        "whose turn does not come are dropped, and counted.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
-    group.add_argument(
+    parser.add_argument(
+        "source", metavar="SOURCE", help=f"a video file at its own rate, {CAMERA}0 or the address of a stream"
+    )
+    parser.add_argument(
         "--rate", type=_rate, metavar="RATE", help="of a file: source, max (drop nothing) or frames a second [source]"
     )
-    group.add_argument(
+    parser.add_argument(
         "--flows", type=argtypes.count, metavar="N", help="end after so many [when SOURCE or Ctrl-C does]"
     )
-    group.add_argument("--preview", action="store_true", help="show the flow in a window (OpenCV); q ends it")
+    picture = parser.add_argument_group("picture")
+    picture.add_argument("--viz", metavar="FILE", help=f"write a video of the flow: {' '.join(VIDEO_WRITE_SUFFIXES)}")
+    pictures.add_max_motion(picture)
+    picture.add_argument("--preview", action="store_true", help="show the flow in a window (OpenCV); q ends it")
+    methods.add_method_options(parser)
+    report.add_report_options(parser, progress=True)
+    methods.add_parameter_options(parser)
+    return parser
 
 
 def _rate(text: str) -> str | float:
@@ -89,28 +80,18 @@ def _rate(text: str) -> str | float:
         raise argparse.ArgumentTypeError(f"expected source, max or a number > 0, got {text!r}") from None
 
 
-def check_absent(args: argparse.Namespace) -> None:
-    """The options of a live run mean nothing without one."""
-    for option, value in (("--rate", args.rate), ("--flows", args.flows), ("--preview", args.preview or None)):
-        if value is not None:
-            raise InputError(f"{option}: is for --live SOURCE, which is absent")
-
-
 def _check(args: argparse.Namespace) -> None:
-    given = [option for name, option in _REFUSED.items() if getattr(args, name)]
-    for option in [*given, *unused_reading_options(args)]:
-        raise InputError(f"{option}: has no meaning with --live; leave it out")
     if args.max_motion is not None and args.viz is None and not args.preview:
         raise InputError("--max-motion: describes the pictures of --viz or --preview, which are absent")
-    is_file = not args.live.startswith(CAMERA) and "://" not in args.live
+    is_file = not args.source.startswith(CAMERA) and "://" not in args.source
     if is_file:
-        paths.check_input(args.live, "--live")
+        paths.check_input(args.source, "SOURCE")
     elif args.rate not in (None, "source"):
-        raise InputError(f"--rate: {args.live} comes at its own rate; leave it out")
+        raise InputError(f"--rate: {args.source} comes at its own rate; leave it out")
     if args.viz is not None:
         paths.check_suffix(args.viz, "--viz", VIDEO_WRITE_SUFFIXES)
         paths.check_output(args.viz, "--viz")
-        paths.check_distinct([("--viz", args.viz)], [args.live if is_file else None])
+        paths.check_distinct([("--viz", args.viz)], [args.source if is_file else None])
 
 
 def run(args: argparse.Namespace) -> int:
@@ -124,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     methods.use_threads(args.threads)
     tally = Tally()
     with ExitStack() as stack, naming(**methods.words(args.method), window="--preview"):
-        source = open_video(args.live)
+        source = open_video(args.source)
         threads: list[threading.Thread] = []
         stack.callback(_close, source, threads)
         screen = _Screen.of(args, chosen.device, source, stack)
@@ -132,7 +113,7 @@ def run(args: argparse.Namespace) -> int:
         status = _Status(args, source)
         interrupted = _play(args, source, compute, screen, tally, status, threads)
         if tally.frames < 2 and not interrupted:
-            raise InputError(f"{args.live}: expected two frames or more, got {tally.frames}")
+            raise InputError(f"{args.source}: expected two frames or more, got {tally.frames}")
     _report(args, chosen, source, compute.backend, screen, tally, interrupted)
     return 0
 
@@ -244,7 +225,7 @@ class _Screen:
 
         window = writer = None
         if args.preview:
-            window = Window(f"fullfield {args.live}")
+            window = Window(f"fullfield {args.source}")
             stack.callback(window.close)
         if args.viz is not None:
             writer = VideoWriter(args.viz, source.width, source.height, source.rate or 30.0)
@@ -275,10 +256,12 @@ class _Status:
         if self._quiet or now - self._last < _STATUS_SECONDS[self._live]:
             return
         self._last, self._drawn = now, self._live
-        line = summary(tally)
-        say(
-            f"\rfullfield: live: {line}  " if self._live else f"fullfield: live: {line}", end="" if self._live else "\n"
-        )
+        line = f"fullfield: live: {summary(tally)}"
+        if not self._live:
+            say(line)
+            return
+        width = shutil.get_terminal_size().columns - 1
+        say(f"\r{line[:width]:<{width}}", end="")
 
     def end(self) -> None:
         if self._drawn:
@@ -354,7 +337,7 @@ def _play(
 def _waiting(args: argparse.Namespace, number: int, seconds: float) -> None:
     if not args.quiet:
         due = f"by its time stamps frame {number + 1} is due in {seconds:.1f} s"
-        report.note(f"{args.live}: {due}; --rate max does not wait")
+        report.note(f"{args.source}: {due}; --rate max does not wait")
 
 
 def _report(
@@ -378,14 +361,14 @@ def _report(
     if not args.json:
         rate = "" if source.rate is None else f" at {source.rate:.4g} frames a second"
         what = f"{source.width}x{source.height}{rate}, {chosen.title} ({backend})"
-        print(f"{report.printable(args.live)}: {what}: {summary(tally)}")
+        print(f"{report.printable(args.source)}: {what}: {summary(tally)}")
         if args.viz is not None and picture is not None:
             words = f"{screen.shown} pictures, {picture['dropped']} flows without one"
             print(f"{report.printable(args.viz)}: {words if screen.shown else 'not written, no picture came'}")
         return
     report.print_json(
         {
-            "source": args.live,
+            "source": args.source,
             "size": {"width": source.width, "height": source.height},
             "rate": {"source": source.rate, "asked": "source" if args.rate is None else args.rate},
             **told,

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 VERBS = (
     "flow",
+    "live",
+    "warp",
+    "retime",
+    "view",
     "score",
     "convert",
     "viz",
@@ -62,6 +66,7 @@ _PACKAGES = {
     "PIL": "pillow",
     "matplotlib": "matplotlib",
     "av": "av",
+    "ray": "ray",
     "cv2": "opencv-contrib-python",
 }
 

@@ -51,7 +51,7 @@ class Chosen:
         random = getattr(self.config, "weights", None) == RANDOM
         return f"{self.method} {self.preset}" + (", random weights" if random else "")
 
-    def prepare(self, size: tuple[int, int], progress: Callable[[float, str], None], *, quiet: bool) -> None:
+    def prepare(self, size: tuple[int, int] | None, progress: Callable[[float, str], None], *, quiet: bool) -> None:
         """Reach the device, fetch weights that are not here, and load or compile what frames of this size run on."""
         place = _check.device(self.device, "--device")
         if not hasattr(self.config, "weights"):

@@ -105,6 +105,10 @@ class Scene:
 
         return warp(self._need("frame2"), self.flow.masked_fill(~self.valid, float("nan")))
 
+    def light(self, kind: str, path: str) -> Tensor:
+        """:meth:`draw`; of kind ``warped`` into an EXR the frame's own floats, highlights and all."""
+        return self._pulled_back()[0] if kind == "warped" and path.lower().endswith(".exr") else self.draw(kind)
+
     def _warped(self) -> Tensor:
         from fullfield.viz import frame_to_image
 

@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     truth, known = _truth(args, flow, area)
     frame1, frame2 = _frames(args, flow, area)
     scene = pictures.Scene(flow, valid, frame1, frame2, truth, known, args.max_motion, args.max_error)
-    write_image(args.output, scene.draw(args.kind))
+    write_image(args.output, scene.light(args.kind, args.output))
     if args.json:
         report.print_json(
             {

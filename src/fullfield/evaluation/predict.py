@@ -17,12 +17,12 @@ from fullfield import _check
 from fullfield._check import NoRoomError
 from fullfield.datasets import FlowDataset
 from fullfield.estimators import Estimator
+from fullfield.estimators.warm_start import moved_forward
 from fullfield.evaluation.finishing import Finisher
 from fullfield.evaluation.loading import OnDevice, read_ahead
 from fullfield.evaluation.run import AUTOMATIC, FAILURE, OUT_OF_MEMORY, Run, described
 from fullfield.evaluation.scoring import Scorer
 from fullfield.evaluation.sharing import Share
-from fullfield.evaluation.warm_start import moved_forward
 
 
 @dataclass(frozen=True)

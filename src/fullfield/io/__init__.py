@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fullfield.io.image import frame_window as frame_window
     from fullfield.io.image import read_frame as read_frame
     from fullfield.io.image import write_image as write_image
+    from fullfield.io.metadata import read_metadata as read_metadata
     from fullfield.io.names import EXR_COMPRESSIONS as EXR_COMPRESSIONS
     from fullfield.io.names import FLOW_SUFFIXES as FLOW_SUFFIXES
     from fullfield.io.names import FLOW_WRITE_SUFFIXES as FLOW_WRITE_SUFFIXES
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from fullfield.io.pointcloud import read_point_cloud as read_point_cloud
     from fullfield.io.pointcloud import transformed as transformed
     from fullfield.io.pointcloud import write_point_cloud as write_point_cloud
+    from fullfield.io.vectors import read_vectors as read_vectors
+    from fullfield.io.vectors import write_vectors as write_vectors
     from fullfield.io.video import VideoFrame as VideoFrame
     from fullfield.io.video import VideoSource as VideoSource
     from fullfield.io.video import VideoWriter as VideoWriter
@@ -61,12 +64,15 @@ _HOME = {
     "open_video": "video",
     "read_flow": "flow",
     "read_frame": "image",
+    "read_metadata": "metadata",
     "read_point_cloud": "pointcloud",
+    "read_vectors": "vectors",
     "transformed": "pointcloud",
     "write_flow": "flow",
     "write_image": "image",
     "write_point_cloud": "pointcloud",
     "write_st_map": "flow",
+    "write_vectors": "vectors",
 }
 
 __all__ = [
@@ -93,12 +99,15 @@ __all__ = [
     "open_video",
     "read_flow",
     "read_frame",
+    "read_metadata",
     "read_point_cloud",
+    "read_vectors",
     "transformed",
     "write_flow",
     "write_image",
     "write_point_cloud",
     "write_st_map",
+    "write_vectors",
 ]
 
 

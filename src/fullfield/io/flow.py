@@ -125,7 +125,7 @@ def write_flow(
     suffix = _suffix(where, FLOW_WRITE_SUFFIXES, "written")
     values, known = _arrays(flow, valid)
     _check_options(where, suffix, backward, compression, dtype)
-    _check_window(where, suffix, window, values)
+    check_flow_window(where, suffix, window, values.shape[1:])
     if suffix in (".exr", ".png"):
         check_name(where)
     writers = {".flo": flo.write, ".png": kitti.write, ".pfm": pfm.write, ".npy": npy.write}
@@ -155,7 +155,7 @@ def write_st_map(path: PathLike, flow: Tensor, *, window: FrameWindow | None = N
     where = Path(path)
     suffix = _suffix(where, (".exr",), "written as an ST map")
     values, known = _arrays(flow, None)
-    _check_window(where, suffix, window, values)
+    check_flow_window(where, suffix, window, values.shape[1:])
     check_name(where)
     require(bool(known.all()), "flow", "finite values for an ST map", f"{int((~known).sum())} that are not")
     with atomic_path(where) as temporary:
@@ -185,7 +185,8 @@ def _values(flow: Tensor, name: str, shape: tuple[int | None, ...]) -> NDArray[n
     return np.ascontiguousarray(checked.detach().to("cpu", torch.float32).numpy())
 
 
-def _check_window(path: Path, suffix: str, window: FrameWindow | None, flow: NDArray[np.float32]) -> None:
+def check_flow_window(path: Path, suffix: str, window: FrameWindow | None, size: tuple[int, ...]) -> None:
+    """Windows belong to .exr, and the data window has the ``size`` (height, width) of what is written."""
     if window is None:
         return
     if suffix != ".exr":
@@ -194,7 +195,7 @@ def _check_window(path: Path, suffix: str, window: FrameWindow | None, flow: NDA
     for box in (window.data, window.display):
         require(isinstance(box, tuple), "window", "boxes (x, y, width, height)", box)
         check_window_choice(box)
-    _, height, width = flow.shape
+    height, width = size
     require(
         window.data[2:] == (width, height),
         "window",

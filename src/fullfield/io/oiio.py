@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ from numpy.typing import NDArray
 from fullfield._check import InputError
 from fullfield.io.files import check_inflated, check_pixels, check_readable, one_line
 from fullfield.io.windows import FrameWindow
+
+if TYPE_CHECKING:
+    from fullfield.io.metadata import Attribute
 
 _MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"\x89PNG\r\n\x1a\n", "png"),
@@ -300,10 +303,11 @@ def write_picture(
     channels: Sequence[str] = (),
     attributes: Mapping[str, str | int | float] | None = None,
     window: FrameWindow | None = None,
+    metadata: Sequence[Attribute] = (),
 ) -> None:
     """Write ``[H, W, C]`` as one ``kind`` file, and make sure that all of it arrived.
 
-    ``window`` is for EXR; its data window has the size of the pixels.
+    ``window`` is for EXR; its data window has the size of the pixels. ``metadata`` goes into the header as it is.
 
     Raises :class:`OSError` when it did not: in some formats a full disk shows only in what was written.
     """
@@ -313,6 +317,8 @@ def write_picture(
     spec = oiio.ImageSpec(width, height, count, _FORMS[pixels.dtype.name])
     if channels:
         spec.channelnames = tuple(channels)
+    for entry in metadata:
+        spec.attribute(entry.name, entry.type, entry.value)
     for name, value in (attributes or {}).items():
         spec.attribute(name, value)
     if window is not None:

@@ -89,6 +89,13 @@ class _Decoded:
         except (av.error.FFmpegError, OSError, ValueError) as error:
             raise InputError(f"{self._name}: its pixels cannot be converted ({_said(error)})") from error
 
+    def values(self) -> Tensor:
+        """float32 [3, H, W] in [0, 1], with all the bits that the video has."""
+        deep = any(part.bits > 8 for part in self._frame.format.components)
+        pixels = self._frame.to_ndarray(format="rgb48le" if deep else "rgb24")
+        planes = np.ascontiguousarray(pixels.transpose(2, 0, 1), np.float32)
+        return torch.from_numpy(planes).div_(65535.0 if deep else 255.0)
+
 
 class FileSource:
     """The first video stream of a file or of a network address, decoded by PyAV on several threads.
@@ -163,6 +170,10 @@ class FileSource:
             raise InputError(f"{self._path}: nothing came for {_PATIENCE:g} s after frame {number}") from error
         except (self._broken, OSError, ValueError) as error:
             raise InputError(f"{self._path}: broken after frame {number} ({_said(error)})") from error
+
+    def count(self) -> int:
+        """How many frames there are, by the packets of the whole file; iterate over a source of its own."""
+        return sum(1 for packet in self._container.demux(self._stream) if packet.size > 0)
 
     def close(self) -> None:
         """Let go of the file."""

@@ -6,6 +6,7 @@ Every function works through the rows in blocks, so that an 8K frame needs littl
 from fullfield.viz.errors import error_colors, error_legend, error_map
 from fullfield.viz.frames import frame_to_image, warp
 from fullfield.viz.overlays import overlay
+from fullfield.viz.page import Shown, view_page
 from fullfield.viz.points import alignment_legend, alignment_view
 from fullfield.viz.sheets import sheet
 from fullfield.viz.table import FlowColors
@@ -13,6 +14,7 @@ from fullfield.viz.wheel import color_wheel, flow_scale, flow_to_image, wheel_le
 
 __all__ = [
     "FlowColors",
+    "Shown",
     "alignment_legend",
     "alignment_view",
     "color_wheel",
@@ -24,6 +26,7 @@ __all__ = [
     "frame_to_image",
     "overlay",
     "sheet",
+    "view_page",
     "warp",
     "wheel_legend",
 ]

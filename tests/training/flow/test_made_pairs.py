@@ -80,7 +80,7 @@ def test_mistakes_are_named(pictures: PicturePack) -> None:
     ):
         with pytest.raises(InputError, match=f"^{word}: expected"):
             PairMaker(**{"size": SIZE, "pictures": pictures, **arguments})  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="^blur: expected"):
+    with pytest.raises(InputError, match=r"^blur: expected"):
         SceneStyle(blur=2)
-    with pytest.raises(InputError, match="^count: expected"):
+    with pytest.raises(InputError, match=r"^count: expected"):
         PairMaker(SIZE, pictures=pictures).batch(0, 0)

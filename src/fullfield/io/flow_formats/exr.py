@@ -1,7 +1,8 @@
 """Flow in OpenEXR: layers ``forward`` and ``backward`` with channels u and v, as Nuke names them.
 
-Nuke's y axis points up, so v changes its sign, on writing and on reading. NaN marks invalid pixels, and what
-the data window leaves out of the display window is invalid too.
+Nuke's y axis points up, so v changes its sign, on writing and on reading, unless the header says that the file's y
+points down (``fullfield/y``). NaN marks invalid pixels, and what the data window leaves out of the display window is
+invalid too.
 """
 
 from __future__ import annotations
@@ -9,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fullfield._check import InputError
 from fullfield.io.files import check_window
@@ -20,6 +23,8 @@ from fullfield.io.windows import FrameWindow, Window, select
 
 _PAIRS = (("u", "v"), ("x", "y"))
 _HALF_MAX = 65504.0
+Y = "fullfield/y"
+"""Entry of the header: ``up`` or ``down``. Files without it point up."""
 
 
 def read(
@@ -75,12 +80,13 @@ def _read(source: Source, part: Part, pair: list[int], window: Window) -> tuple[
     top, bottom = max(y, fy), min(y + height, fy + full_height)
     if left >= right or top >= bottom:
         return flow, valid
+    down = spec.get_string_attribute(Y) == "down"
     for start, band in source.bands(part, pair, (top, bottom), "float"):
         area = slice(start - fy, start - fy + len(band)), slice(left - fx, right - fx)
         pixels = band[:, left - x : right - x]
         known = np.isfinite(pixels).all(axis=-1)
         np.copyto(flow[0][area], pixels[..., 0], where=known)
-        np.negative(pixels[..., 1], out=flow[1][area], where=known)
+        np.copyto(flow[1][area], pixels[..., 1] if down else -pixels[..., 1], where=known)
         valid[area] = known
     return flow, valid
 
@@ -101,17 +107,20 @@ def write(
         names += ["backward.u", "backward.v"]
         u, v = or_nan(backward, finite(backward))
         planes += [u, -v]
-    pixels = np.stack(planes, axis=-1)
-    if dtype == "half":
-        with np.errstate(over="ignore"):
-            halves = pixels.astype(np.float16)
-        if np.isinf(halves).any():
-            raise FlowRangeError(
-                f"flow: half precision holds up to {_HALF_MAX:g} px, got {np.nanmax(np.abs(pixels)):g}"
-            )
-        pixels = halves
     packed = {"compression": compression or "zip"}
+    pixels = as_stored(np.stack(planes, axis=-1), dtype)
     write_picture(path, "openexr", pixels, channels=names, attributes=packed, window=window)
+
+
+def as_stored(pixels: Planes, dtype: str | None) -> NDArray[Any]:
+    """The values in the file's type; FlowRangeError where half cannot hold them."""
+    if dtype != "half":
+        return pixels
+    with np.errstate(over="ignore"):
+        halves = pixels.astype(np.float16)
+    if np.isinf(halves).any():
+        raise FlowRangeError(f"flow: half precision holds up to {_HALF_MAX:g} px, got {np.nanmax(np.abs(pixels)):g}")
+    return halves
 
 
 def write_st_map(path: Path, flow: Planes, window: FrameWindow | None = None) -> None:

@@ -34,10 +34,10 @@ def moved_forward(flow: Tensor) -> Tensor:  # [2, H, W] -> [2, H, W]
     known = winner >= 0
     moved = torch.zeros(2, height * width, dtype=flow.dtype, device=flow.device)
     moved[:, known] = vectors[:, winner[known]]
-    return _filled(moved.view(2, height, width), known.view(height, width))
+    return fill_holes(moved.view(2, height, width), known.view(height, width))
 
 
-def _filled(flow: Tensor, known: Tensor) -> Tensor:
+def fill_holes(flow: Tensor, known: Tensor) -> Tensor:
     """Unknown vectors from known neighbours; zero where nothing is known. Each pixel is in one ring."""
     height, width = known.shape
     if not bool(known.any()):

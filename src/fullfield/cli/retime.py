@@ -1,0 +1,122 @@
+"""``fullfield retime PLATES --flow FLOW --factor F -o OUT``: a shot at another speed."""
+
+from __future__ import annotations
+
+import argparse
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from fullfield._check import InputError
+from fullfield.cli import argtypes, vectors
+from fullfield.cli.progress import Progress
+from fullfield.sequences.names import choose, find_frames
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+    from fullfield.io.raw import Raw
+
+EPILOG = """\
+examples:
+  fullfield flow 'plate.%04d.exr' --direction both -o 'mv.%04d.exr' --device cuda
+  fullfield retime 'plate.%04d.exr' --flow 'mv.%04d.exr' --factor 2.5 -o 'slow.%04d.exr'
+"""
+_MOST = 1_000_000
+
+
+def add_parser(verbs: Any) -> argparse.ArgumentParser:
+    """Add ``fullfield retime``."""
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        "retime",
+        help="make a shot slower or faster, with frames in between by stored flow",
+        description="Output frames count on from the first one; between two plates they are made from both, along "
+        "forward and backward flow, and what only one of the two shows is taken from it alone.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("plates", metavar="PLATES", help="a shot: plate.%%04d.exr, a folder, a glob")
+    parser.add_argument(
+        "--factor", type=argtypes.positive, metavar="F", required=True, help="2: half the speed; 0.5: twice the speed"
+    )
+    vectors.add_options(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check, make, write, report."""
+    shot = find_frames(args.plates)
+    if shot.video is not None:
+        raise InputError(f"{args.plates}: is a video; write its frames as files first")
+    sources = choose(shot, args.frames)
+    flow = vectors.Vectors(args.flow)
+    factor = Fraction(args.factor).limit_denominator(10_000)
+    first, last = sources[0], sources[-1]
+    if sources != list(range(first, last + 1)):
+        raise InputError("--frames: expected frames that follow each other")
+    if (last - first) * factor > _MOST:
+        raise InputError(f"--factor: expected at most {_MOST} frames, got {int((last - first) * factor)}")
+    numbers = list(range(first, first + int((last - first) * factor) + 1))
+    name = vectors.check_output(args, numbers, [str(path) for path in shot.files.values()])
+
+    from fullfield.io.raw import write_raw
+
+    reader = _Reader(shot.path, flow)
+    problems: list[str] = []
+    written: list[int] = []
+    with Progress("retime", quiet=args.quiet) as progress:
+        for count, number in enumerate(numbers):
+            progress(count / len(numbers), f"frame {number}")
+            time = first + Fraction(number - first) / factor
+            try:
+                write_raw(name(number), reader.at(time))
+                written.append(number)
+            except (InputError, OSError) as error:
+                if str(error) not in problems:
+                    problems.append(str(error))
+    return vectors.tell(args, written, problems, factor=float(factor))
+
+
+class _Reader:
+    """Plates and flows by time; what the last picture needed is kept."""
+
+    def __init__(self, path: Callable[[int], str], flow: vectors.Vectors) -> None:
+        self._path = path
+        self._fields = {name: flow.field(name) for name in ("forward", "backward")}
+        self._plates: dict[int, Raw] = {}
+        self._flows: dict[tuple[str, int], Tensor] = {}
+
+    def at(self, time: Fraction) -> Raw:
+        """The picture of that time."""
+        from fullfield.sequences.motion import between
+
+        number = int(time // 1)
+        part = float(time - number)
+        if part == 0:
+            return self._plate(number)
+        first, second = self._plate(number), self._plate(number + 1)
+        if first.channels != second.channels or first.pixels.shape != second.pixels.shape:
+            raise InputError(f"{self._path(number + 1)}: has another size or other channels than {self._path(number)}")
+        forward, backward = self._flow("forward", number), self._flow("backward", number + 1)
+        if forward.shape[-2:] != first.pixels.shape[-2:] or backward.shape != forward.shape:
+            raise InputError(f"{self._path(number)}: its flow has another size")
+        picture = between(first.pixels, second.pixels, forward, backward, part).picture
+        nearer = first if part < 0.5 else second
+        return nearer._replace(pixels=picture)
+
+    def _plate(self, number: int) -> Raw:
+        from fullfield.io.raw import read_raw
+
+        if number not in self._plates:
+            self._plates = {n: plate for n, plate in self._plates.items() if n >= number - 1}
+            self._plates[number] = read_raw(self._path(number))
+        return self._plates[number]
+
+    def _flow(self, direction: str, number: int) -> Tensor:
+        key = (direction, number)
+        if key not in self._flows:
+            self._flows = {k: flow for k, flow in self._flows.items() if k[1] >= number - 1}
+            self._flows[key] = self._fields[direction](number)
+        return self._flows[key]

@@ -1,0 +1,319 @@
+"""``fullfield flow SEQUENCE -o PATTERN``: motion vectors of a whole shot."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fullfield._check import InputError
+from fullfield.cli import argtypes, methods, paths, report
+from fullfield.cli.errors import naming
+from fullfield.cli.options import READING_WORDS, packing_arguments, reading_arguments
+from fullfield.cli.progress import Progress
+from fullfield.io.names import FLOW_WRITE_SUFFIXES
+from fullfield.sequences.names import Found, Pattern, choose, find_frames, is_pattern, is_sequence
+from fullfield.sequences.ranges import format_frames
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from fullfield.sequences import Outcome, Plates, Work
+
+_WAYS = ("forward", "backward", "both")
+# Of the verb's options, those about one pair.
+_REFUSED = {
+    "previous": "--previous",
+    "viz": "--viz",
+    "viz_kind": "--viz-kind",
+    "max_motion": "--max-motion",
+    "initial_flow": "--initial-flow",
+    "initial_layer": "--initial-layer",
+    "initial_part": "--initial-part",
+}
+_OWN = {
+    "frames": "--frames",
+    "direction": "--direction",
+    "step": "--step",
+    "warm_start": "--warm-start",
+    "occlusion": "--occlusion",
+    "confidence": "--confidence",
+    "y_axis": "--y-axis",
+    "overwrite": "--overwrite",
+    "devices": "--devices",
+    "ray": "--ray",
+    "farm": "--farm",
+}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of a whole shot, for the parser of ``flow``."""
+    group = parser.add_argument_group("a whole shot: A is a pattern, a folder, a glob or a video, and B is absent")
+    group.add_argument("--frames", metavar="RANGE", help="1001-1100, 1001-1100x2, 1-10,20 [all that are there]")
+    group.add_argument("--direction", choices=_WAYS, help="flow to the frame after, before, or both (.exr) [forward]")
+    group.add_argument(
+        "--step", type=argtypes.count, metavar="K", help="frames from one frame of a pair to the other [1]"
+    )
+    group.add_argument("--warm-start", action="store_true", help="start from the flow of the frame before")
+    group.add_argument("--occlusion", action="store_true", help="layers occlusion.* (.exr), by going there and back")
+    group.add_argument("--confidence", action="store_true", help="layers confidence.* (.exr), by the same")
+    group.add_argument("--y-axis", choices=("up", "down"), help=".exr: where y points; Nuke's is up [up]")
+    group.add_argument("--overwrite", action="store_true", help="make files anew that are there")
+    group.add_argument("--devices", metavar="LIST", help="several GPUs: all, or cuda:0,cuda:1")
+    group.add_argument(
+        "--ray", metavar="ADDRESS", help="a Ray cluster: an actor for each GPU (pip install 'fullfield[ray]')"
+    )
+    group.add_argument("--farm", choices=("openjd",), help="progress on stdout as a render farm reads it")
+
+
+def is_asked(args: argparse.Namespace) -> bool:
+    """Whether the command line is about a whole shot."""
+    return args.frame2 is None
+
+
+def check_absent(args: argparse.Namespace) -> None:
+    """The options of a shot mean nothing for a pair."""
+    for name, option in _OWN.items():
+        if getattr(args, name):
+            raise InputError(f"{option}: is for a whole shot (one pattern, folder or video in place of A and B)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check, prepare, estimate what is not there yet, report."""
+    chosen = methods.chosen(args)
+    found, output = _check(args)
+
+    from fullfield.sequences import Work, run_on_devices
+    from fullfield.sequences.run import run as run_here
+
+    methods.use_threads(args.threads)
+    devices = _devices(args)
+    reading = reading_arguments(args)
+    words = {**methods.words(args.method), **READING_WORDS, "frames": "--frames", "warm_start": "--warm-start"}
+    with naming(**words), Progress("flow", quiet=args.quiet) as progress:
+        work = Work(
+            args.frame1,
+            output,
+            chosen.method,
+            chosen.config,
+            chosen.backend,
+            _setting(args, devices[0]),
+            reading,
+            args.threads,
+        )
+        plates = work.open(choose(found, args.frames) if found.video is None else args.frames)
+        numbers = list(plates.numbers)
+        progress(0.0, "preparing")
+        size = _size(plates) if devices[0].startswith("cuda") else None
+        replace(chosen, device=devices[0]).prepare(size, lambda *_: None, quiet=args.quiet)
+        left = output.settle(
+            work.settings(chosen.estimator), numbers, overwrite=args.overwrite, source=str(Path(args.frame1).absolute())
+        )
+        tell = _teller(args, progress, numbers, left)
+        if args.ray is not None and left:
+            plates.close()
+            outcome = _on_cluster(args, work, left, numbers, tell)
+        elif len(devices) > 1 and left:
+            plates.close()
+            outcome = run_on_devices(replace(work), left, devices, tell=tell, every=numbers)
+        else:
+            outcome = run_here(work, left, estimator=chosen.estimator, plates=plates, tell=tell)
+    _report(args, chosen, work, devices, numbers, left, outcome)
+    return 0 if outcome.is_good else 2
+
+
+def _check(args: argparse.Namespace) -> tuple[Found, Any]:
+    for name, option in _REFUSED.items():
+        if getattr(args, name):
+            raise InputError(f"{option}: is for one pair of frames; leave it out")
+    if not is_sequence(args.frame1) and Path(args.frame1).is_file():
+        raise InputError(f"{args.frame1}: is one frame; give the second one, or a sequence such as plate.%04d.exr")
+    found = find_frames(args.frame1)
+    output = _output_pattern(args.output, found)
+    args.output = output
+    suffix = paths.check_suffix(output, "--output", FLOW_WRITE_SUFFIXES)
+    packing = packing_arguments(args)
+    several = [option for name, option in (("occlusion", "--occlusion"), ("confidence", "--confidence"),
+                                           ("y_axis", "--y-axis")) if getattr(args, name)]  # fmt: skip
+    if args.direction == "both":
+        several.insert(0, "--direction both")
+    if several and suffix != ".exr":
+        raise InputError(f"{several[0]}: only .exr holds it, and the output is {output}")
+    if args.warm_start and suffix == ".png":
+        raise InputError("--warm-start: KITTI's .png rounds, and a run could not go on from it; choose another format")
+    if args.warm_start and args.devices:
+        raise InputError("--warm-start: goes from frame to frame on one device; leave --devices out")
+    if args.ray and (args.devices or args.warm_start):
+        raise InputError(f"--ray: takes no {'--devices' if args.devices else '--warm-start'}; leave it out")
+    if args.devices and args.device != "cpu":
+        raise InputError(f"--device {args.device}: is given by --devices; leave it out")
+    for option, pattern in (("--output", output), ("--st-map", args.st_map)):
+        if pattern is None:
+            continue
+        if option == "--st-map":
+            paths.check_suffix(pattern, option, (".exr",))
+        if not is_pattern(pattern):
+            raise InputError(f"{option} {pattern}: expected a pattern for the files, such as mv.%04d{suffix}")
+        paths.check_folder(Path(Pattern.parse(pattern).before).parent, f"{option} {pattern}")
+    _check_distinct(args, found)
+
+    from fullfield.sequences.outputs import Output
+
+    return found, Output(output, packing.get("dtype"), packing.get("compression"), args.y_axis or "up", args.st_map)
+
+
+def _check_distinct(args: argparse.Namespace, found: Found) -> None:
+    """No pattern of the output names a plate, or what another one names."""
+    plates = {os.path.realpath(path) for path in found.files.values()}
+    number = next(iter(found.files), 1)
+    names = [(option, pattern) for option, pattern in (("--output", args.output), ("--st-map", args.st_map)) if pattern]
+    for option, pattern in names:
+        made = Pattern.parse(pattern)
+        if plates & {os.path.realpath(made.path(n)) for n in found.files or [number]}:
+            raise InputError(f"{option} {pattern}: names the plates themselves; choose another name")
+    if len({os.path.realpath(Pattern.parse(pattern).path(number)) for _, pattern in names}) < len(names):
+        raise InputError(f"--st-map {args.st_map}: is also written by --output; choose another file")
+
+
+def _output_pattern(text: str, found: Found) -> str:
+    """A folder stands for files in it that are called like the plates."""
+    if not (Path(text).is_dir() or text.endswith(("/", os.sep))):
+        return text
+    paths.check_folder(Path(text), f"--output {text}")
+    folder = text.rstrip("/" + os.sep) or os.sep
+    if found.video is not None:
+        return f"{folder}/{Path(found.video).stem}.%06d.exr"
+    if found.pattern is None:
+        return f"{folder}/flow.%04d.exr"
+    before, after = os.path.split(found.pattern.before)[1], Path(found.pattern.after).stem
+    after = "" if after.startswith(".") or after == found.pattern.after else after
+    return f"{folder}/{before}%0{found.pattern.digits}d{after}.exr"
+
+
+def _setting(args: argparse.Namespace, device: str) -> Any:
+    from fullfield.sequences import Setting
+
+    way = args.direction or "forward"
+    return Setting(way, args.step or 1, args.warm_start, args.occlusion, args.confidence, device)
+
+
+def _devices(args: argparse.Namespace) -> list[str]:
+    if args.devices is None:
+        return [args.device]
+    if args.devices == "all":
+        import torch
+
+        count = torch.cuda.device_count()
+        if count == 0:
+            raise InputError("--devices all: expected GPUs, and PyTorch finds none here")
+        return [f"cuda:{index}" for index in range(count)]
+    from fullfield import _check as check
+
+    devices = [name.strip() for name in args.devices.split(",")]
+    for name in devices:
+        check.device(name, "--devices")
+    return devices
+
+
+def _on_cluster(
+    args: argparse.Namespace, work: Work, left: Sequence[int], numbers: Sequence[int], tell: Callable[[int], None]
+) -> Outcome:
+    from fullfield.sequences.cluster import run_on_cluster
+
+    absolute = {"pattern": str(Path(work.output.pattern).absolute())}
+    if work.output.st_map is not None:
+        absolute["st_map"] = str(Path(work.output.st_map).absolute())
+    whole = replace(work, source=str(Path(work.source).absolute()), output=replace(work.output, **absolute))
+    with contextlib.redirect_stdout(sys.stderr):  # where Ray's own words belong
+        return run_on_cluster(whole, left, args.ray, every=numbers, tell=tell)
+
+
+def _size(plates: Plates) -> tuple[int, int] | None:
+    """Height and width of the first plate that can be read."""
+    for number in plates.numbers:
+        try:
+            height, width = plates.read(number).frame.shape[-2:]
+        except (InputError, OSError):
+            continue
+        return height, width
+    return None
+
+
+def _teller(
+    args: argparse.Namespace, progress: Progress, numbers: Sequence[int], left: Sequence[int]
+) -> Callable[[int], None]:
+    """Counts finished frames, from whatever thread."""
+    lock, count, stdout = threading.Lock(), [0], sys.stdout
+
+    def tell(number: int) -> None:
+        with lock:
+            count[0] += 1
+            progress(count[0] / len(left), f"frame {number}, {count[0]} of {len(left)}")
+            if args.farm == "openjd":
+                print(f"openjd_progress: {100 * count[0] / len(left):.1f}", file=stdout, flush=True)
+
+    if len(left) < len(numbers) and not args.quiet:
+        report.note(f"{len(numbers) - len(left)} of {len(numbers)} frames are there already")
+    return tell
+
+
+def _report(
+    args: argparse.Namespace,
+    chosen: methods.Chosen,
+    work: Work,
+    devices: Sequence[str],
+    numbers: Sequence[int],
+    left: Sequence[int],
+    outcome: Outcome,
+) -> None:
+    if not args.quiet:
+        for a, b in outcome.cuts:
+            report.note(f"the shot changes between the frames {a} and {b}; the vectors across mean nothing")
+        for a, b in outcome.held:
+            report.note(f"the frames {a} and {b} are the same picture")
+    for problem in outcome.problems:
+        report.note(str(problem), kind="error")
+    if outcome.stopped is not None:
+        report.note(f"stopped: {outcome.stopped}; run the same command again to go on", kind="error")
+    unmade = sorted(set(left) - set(outcome.written))
+    if args.json:
+        report.print_json(
+            {
+                "output": args.output,
+                "frames": format_frames(numbers),
+                "written": format_frames(outcome.written),
+                "there_before": len(numbers) - len(left),
+                "not_made": format_frames(unmade),
+                "incomplete": format_frames(outcome.incomplete),
+                "problems": [{"path": problem.path, "reason": problem.reason} for problem in outcome.problems],
+                "stopped": outcome.stopped,
+                "cuts": [list(pair) for pair in outcome.cuts],
+                "held": [list(pair) for pair in outcome.held],
+                "direction": work.setting.direction,
+                "step": work.setting.step,
+                "method": chosen.method,
+                "preset": chosen.preset,
+                "parameters": dict(chosen.estimator.parameters),
+                "backend": chosen.estimator.backend,
+                "devices": list(devices),
+                "seconds": {"estimate": outcome.busy_s, "total": outcome.wall_s},
+                "peak_memory_bytes": report.peak_memory_bytes(),
+                "versions": report.versions(),
+            }
+        )
+        return
+    lost = f", {len(unmade)} not made ({format_frames(unmade)})" if unmade else ""
+    part = (
+        f", {len(outcome.incomplete)} lack a direction ({format_frames(outcome.incomplete)})"
+        if outcome.incomplete
+        else ""
+    )
+    print(
+        f"{args.output}: {len(outcome.written)} frames written, {len(numbers) - len(left)} there before{lost}{part}, "
+        f"{chosen.title}, {outcome.wall_s:.1f} s"
+    )

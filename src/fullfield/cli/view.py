@@ -1,0 +1,146 @@
+"""``fullfield view OUT``: a shot's motion as one HTML page."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fullfield._check import InputError
+from fullfield.cli import argtypes, paths, pictures, report
+from fullfield.cli.progress import Progress
+from fullfield.io.names import FLOW_SUFFIXES
+from fullfield.sequences.names import Found, Pattern, choose, find_frames, is_pattern
+from fullfield.sequences.ranges import format_frames
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import Tensor
+
+    from fullfield.sequences import Plates
+    from fullfield.viz import Shown
+
+EPILOG = """\
+examples:
+  fullfield view 'mv.%04d.exr'
+  fullfield view 'mv.%04d.exr' --plates 'plate.%04d.exr' --frames 1001-1050 -o shot.html
+"""
+
+
+def add_parser(verbs: Any) -> argparse.ArgumentParser:
+    """Add ``fullfield view``."""
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        "view",
+        help="make one HTML page of a shot's motion, to scrub and to question",
+        description="One page with everything in it, for any browser, without network: flow over the frames, arrows, "
+        "occlusion, confidence, a wipe to the neighbour pulled onto the frame, the vector under the pointer.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("flow", metavar="OUT", help="stored flow of a shot: mv.%%04d.exr")
+    parser.add_argument("--plates", metavar="SHOT", help="the plates [those that the flow was made from]")
+    parser.add_argument("--frames", metavar="RANGE", help="1001-1100, 1-10,20 [all that are there]")
+    parser.add_argument("-o", "--output", metavar="PAGE", help="the page, .html [beside the flow]")
+    parser.add_argument("--width", type=argtypes.count, default=960, metavar="N", help="of the pictures, at most [960]")
+    pictures.add_max_motion(parser)
+    report.add_report_options(parser, progress=True)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check, read, write the page, report."""
+    if not is_pattern(args.flow):
+        raise InputError(f"{args.flow}: expected a pattern such as mv.%04d.exr")
+    found = find_frames(args.flow)
+    numbers = [number for number in choose(found, args.frames) if number in found.files]
+    paths.check_suffix(found.path(numbers[0]), "OUT", FLOW_SUFFIXES)
+    stem = found.pattern.before.rstrip("._- ") if found.pattern is not None else "view"
+    page = args.output or f"{stem or 'view'}.html"
+    paths.check_suffix(page, "--output", (".html", ".htm"))
+    paths.check_output(page, "--output")
+
+    from fullfield.io import atomic_path
+    from fullfield.viz import view_page
+
+    plates, why = _plates(args)
+    if plates is None and not args.quiet:
+        report.note(f"the page has no plates: {why}; name them by --plates")
+    problems: list[str] = []
+    with Progress("view", quiet=args.quiet) as progress:
+        scale = args.max_motion or _scale(found, numbers) or 1.0
+        shot = _shown(found, numbers, plates, problems, progress)
+        text = view_page(Path(args.flow).name, shot, max_motion=scale, width=args.width)
+    if plates is not None:
+        plates.close()
+    with atomic_path(page) as temporary:
+        temporary.write_text(text, "utf-8")
+    for problem in problems:
+        report.note(problem, kind="error")
+    if args.json:
+        report.print_json(
+            {
+                "output": page,
+                "frames": format_frames(numbers),
+                "max_motion": scale,
+                "problems": problems,
+                "bytes": len(text),
+                "versions": report.versions(),
+            }
+        )
+    else:
+        print(f"{page}: {len(numbers)} frames, {len(text) / 1e6:.1f} MB, the full colour is {scale:.4g} px")
+    return 2 if problems else 0
+
+
+def _plates(args: argparse.Namespace) -> tuple[Plates | None, str]:
+    """The plates, or why there are none."""
+    from fullfield.sequences import Output, open_plates
+
+    source = args.plates or Output(str(Pattern.parse(args.flow))).source()
+    if source is None:
+        return None, "nothing beside the flow says where they are"
+    try:
+        return open_plates(source), ""
+    except (InputError, OSError) as error:
+        if args.plates:
+            raise
+        return None, str(error)
+
+
+def _scale(found: Found, numbers: Sequence[int]) -> float:
+    """The longest vector of about twenty frames."""
+    from fullfield.io import read_flow
+    from fullfield.viz import flow_scale
+
+    longest = 0.0
+    for number in numbers[:: max(1, len(numbers) // 20)]:
+        try:
+            flow, valid = read_flow(found.path(number))
+        except (InputError, OSError):
+            continue
+        longest = max(longest, flow_scale(flow, valid))
+    return longest
+
+
+def _shown(
+    found: Found, numbers: Sequence[int], plates: Plates | None, problems: list[str], progress: Progress
+) -> Iterator[Shown]:
+    from fullfield.io import read_vectors
+    from fullfield.viz import Shown
+
+    for count, number in enumerate(numbers):
+        progress(count / len(numbers), f"frame {number}")
+        try:
+            parts = read_vectors(found.path(number))
+        except (InputError, OSError) as error:
+            problems.append(str(error))
+            continue
+        frame: Tensor | None = None
+        if plates is not None:
+            try:
+                frame = plates.read(number).frame
+            except (InputError, OSError) as error:
+                problems.append(str(error))
+        yield Shown(number, frame, parts)

@@ -1,0 +1,123 @@
+"""``fullfield warp IMAGE --flow FLOW -o OUT``: pictures pulled along by stored flow."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from fullfield._check import InputError
+from fullfield.cli import argtypes, paths, vectors
+from fullfield.cli.progress import Progress
+from fullfield.sequences.names import choose, find_frames, is_sequence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from torch import Tensor
+
+    from fullfield.io.raw import Raw
+
+EPILOG = """\
+examples:
+  fullfield warp paint.1001.exr --reference 1001 --flow 'mv.%04d.exr' --frames 1001-1040 -o 'paint_on.%04d.exr'
+  fullfield warp 'plate.%04d.exr' --flow 'mv.%04d.exr' -o 'next_on_this.%04d.exr'
+"""
+
+
+def add_parser(verbs: Any) -> argparse.ArgumentParser:
+    """Add ``fullfield warp``."""
+    parser: argparse.ArgumentParser = verbs.add_parser(
+        "warp",
+        help="pull a plate, a matte or a paint-over along by stored flow",
+        description="With --reference: a picture made on that frame, pulled onto every frame by the flow on the way. "
+        "Without: each frame's neighbour pulled onto it. All channels, in float; 0 where nothing is known.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("image", metavar="IMAGE", help="a picture, or a shot: plate.%%04d.exr, a folder, a glob")
+    parser.add_argument("--reference", type=argtypes.integer, metavar="FRAME", help="the frame that IMAGE belongs to")
+    parser.add_argument(
+        "--direction", choices=("forward", "backward"), help="which neighbour, without --reference [forward: the next]"
+    )
+    parser.add_argument("--hide-occluded", action="store_true", help="0 where the flow's occlusion layers say hidden")
+    vectors.add_options(parser)
+    return parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check, pull, write, report."""
+    shot = find_frames(args.image) if is_sequence(args.image) else None
+    if shot is None:
+        paths.check_input(args.image, "IMAGE")
+    elif shot.video is not None:
+        raise InputError(f"{args.image}: is a video; write its frames as files first")
+    if args.reference is not None and args.direction is not None:
+        raise InputError("--direction: is for neighbours, without --reference; leave it out")
+    flow = vectors.Vectors(args.flow)
+    if args.reference is None and shot is None and len(flow.numbers) > 1:
+        raise InputError(f"{args.image}: is one picture; say by --reference which frame it belongs to")
+    numbers = _numbers(args, flow)
+    plates = [args.image] if shot is None else [str(path) for path in shot.files.values()]
+    name = vectors.check_output(args, numbers, plates)
+
+    from fullfield.io.raw import read_raw, write_raw
+
+    problems: list[str] = []
+    written: list[int] = []
+    with Progress("warp", quiet=args.quiet) as progress:
+        for number, path, field in _fields(args, flow, numbers, shot):
+            progress(len(written) / len(numbers), f"frame {number}")
+            try:
+                if isinstance(field, InputError):
+                    raise InputError(f"frame {number}: {field}")
+                raw = read_raw(path)
+                write_raw(name(number), _pulled(raw, field, path, args.flow))
+                written.append(number)
+            except (InputError, OSError) as error:
+                if str(error) not in problems:
+                    problems.append(str(error))
+    return vectors.tell(args, sorted(written), problems, reference=args.reference)
+
+
+def _numbers(args: argparse.Namespace, flow: vectors.Vectors) -> list[int]:
+    """The frames to make."""
+    if args.frames is None:
+        every = flow.numbers
+        return every if args.reference is None else sorted({*every, args.reference})
+    return choose(find_frames(args.flow), args.frames) if len(flow.numbers) > 1 else flow.numbers
+
+
+def _fields(
+    args: argparse.Namespace, flow: vectors.Vectors, numbers: Sequence[int], shot: Any
+) -> Iterator[tuple[int, str, Tensor | InputError | None]]:
+    """Each frame, the picture to sample, and from where: None is where it is."""
+    if args.reference is None:
+        way = -1 if args.direction == "backward" else 1
+        field = flow.field(args.direction or "forward", hide=args.hide_occluded)
+        for number in numbers:
+            try:
+                step: Tensor | InputError = field(number)
+            except (InputError, OSError) as error:
+                step = error if isinstance(error, InputError) else InputError(str(error))
+            yield number, args.image if shot is None else shot.path(number + way), step
+        return
+    from fullfield.sequences.motion import accumulated
+
+    path = args.image if shot is None else shot.path(args.reference)
+    if args.reference in numbers:
+        yield args.reference, path, None
+    fields = [flow.field(direction, hide=args.hide_occluded) for direction in ("forward", "backward")]
+    for number, total in accumulated(args.reference, numbers, fields[0], fields[1]):
+        yield number, path, total
+
+
+def _pulled(raw: Raw, field: Tensor | None, path: str, flow: str) -> Raw:
+    from fullfield.sequences.motion import pull
+
+    if field is None:
+        return raw
+    if field.shape[-2:] != raw.pixels.shape[-2:]:
+        sizes = [f"{part.shape[-1]}x{part.shape[-2]}" for part in (raw.pixels, field)]
+        raise InputError(f"{path}: is {sizes[0]}, but the flow {flow} is {sizes[1]}")
+    return raw._replace(pixels=pull(raw.pixels, field))

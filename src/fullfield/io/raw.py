@@ -1,0 +1,124 @@
+"""Pictures as their files hold them: every channel in floats, highlights and alpha kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fullfield._check import InputError
+from fullfield.io.files import PathLike, atomic_path, check_window
+from fullfield.io.metadata import Attribute, carried
+from fullfield.io.oiio import check_name, opened, write_picture
+from fullfield.io.transfer import decode_srgb
+from fullfield.io.windows import FrameWindow
+
+RAW_SUFFIXES = (".exr", ".tif", ".tiff", ".png")
+_ALPHAS = ("a", "alpha")
+
+
+class Raw(NamedTuple):
+    """A picture with nothing taken away."""
+
+    pixels: Tensor
+    """float32 [C, H, W] on the display window, 0 outside the data window; integers as 0 to 1; colour multiplied by
+    alpha. Not encoded or decoded: light where the file holds light."""
+    channels: tuple[str, ...]
+    form: str
+    """What the file's values are: uint8, uint16, half or float."""
+    window: FrameWindow | None = None
+    metadata: tuple[Attribute, ...] = ()
+
+    @property
+    def alpha(self) -> int | None:
+        """Which channel is alpha."""
+        names = [name.rpartition(".")[2].lower() for name in self.channels]
+        return next((names.index(name) for name in _ALPHAS if name in names), None)
+
+
+def read_raw(path: PathLike) -> Raw:
+    """Read all channels of a frame's first part. Errors are those of :func:`fullfield.io.read_frame`."""
+    where = Path(path)
+    with opened(where) as source:
+        part = source.first_part()
+        spec = part.spec
+        if spec.deep:
+            raise InputError(f"{where}: holds deep data (several samples a pixel); flatten it first")
+        forms = {str(form) for form in spec.channelformats} or {str(spec.format)}
+        exr = source.kind == "openexr"
+        x, y, width, height = part.data_window
+        left, top, wide, high = part.display_window if exr else part.data_window
+        check_window(where, wide, high, source.size)
+        planes = np.zeros((len(part.channels), high, wide), np.float32)
+        x0, x1, y0, y1 = max(x, left), min(x + width, left + wide), max(y, top), min(y + height, top + high)
+        if x0 < x1 and y0 < y1:
+            for start, band in source.bands(part, list(range(len(part.channels))), (y0, y1), "float"):
+                rows = slice(start - top, start - top + len(band))
+                planes[:, rows, x0 - left : x1 - left] = band[:, x0 - x : x1 - x].transpose(2, 0, 1)
+        window = part.window._replace(data=part.display_window) if exr else None
+        form = next((name for name in ("float", "double", "half", "uint16", "uint8") if name in forms), "float")
+        form = "float" if form == "double" else form
+        raw = Raw(torch.from_numpy(planes), part.channels, form, window, carried(spec))
+        straight = bool(spec.get_int_attribute("oiio:UnassociatedAlpha"))
+    if straight and raw.alpha is not None:
+        others = [index for index in range(len(raw.channels)) if index != raw.alpha]
+        raw.pixels[others] *= raw.pixels[raw.alpha]
+    return raw
+
+
+def write_raw(path: PathLike, raw: Raw) -> None:
+    """Write a picture with all its channels; all or nothing.
+
+    OpenEXR stores half where the picture came as half, else float; integers are then taken for sRGB and become light.
+    PNG and TIFF store integers of as many bits as came; TIFF floats too.
+
+    Raises InputError for another suffix, or floats into PNG, which would lose the highlights.
+    """
+    where = Path(path)
+    suffix = where.suffix.lower()
+    if suffix not in RAW_SUFFIXES:
+        raise InputError(f"{where}: expected a suffix out of {', '.join(RAW_SUFFIXES)}, got {suffix!r}")
+    whole = raw.form in ("uint8", "uint16")
+    if suffix == ".png" and not whole:
+        raise InputError(f"{where}: PNG holds no floats; write .exr or .tif")
+    check_name(where)
+    planes = raw.pixels.numpy().copy()
+    attributes: dict[str, str | int | float] = {} if suffix == ".png" else {"compression": "zip"}
+    others = [index for index in range(len(raw.channels)) if index != raw.alpha]
+    if suffix == ".exr" and whole:
+        _to_light(planes, others, raw.alpha)
+    elif suffix != ".exr" and raw.alpha is not None:
+        alpha = planes[raw.alpha]
+        planes[others] = np.where(alpha > 0, planes[others] / np.where(alpha > 0, alpha, 1), 0)
+        attributes["oiio:UnassociatedAlpha"] = 1
+    pixels: NDArray[np.generic] = planes.transpose(1, 2, 0)
+    if suffix != ".exr" and whole:
+        full = 255 if raw.form == "uint8" else 65535
+        pixels = (pixels.clip(0, 1) * full).round().astype(raw.form)
+    elif raw.form == "half" and suffix == ".exr":
+        with np.errstate(over="ignore"):
+            pixels = pixels.astype(np.float16)
+    kind = {".png": "png", ".exr": "openexr"}.get(suffix, "tiff")
+    window = raw.window if suffix == ".exr" else None
+    with atomic_path(where) as temporary:
+        write_picture(
+            temporary,
+            kind,
+            pixels,
+            channels=raw.channels,
+            attributes=attributes,
+            window=window,
+            metadata=raw.metadata if suffix == ".exr" else (),
+        )
+
+
+def _to_light(planes: NDArray[np.float32], others: list[int], alpha: int | None) -> None:
+    """sRGB-encoded colour, multiplied by alpha, to light multiplied by alpha."""
+    over = np.ones_like(planes[0]) if alpha is None else planes[alpha]
+    colour = (planes[others] / np.where(over > 0, over, 1)).astype(np.float32)
+    decode_srgb(colour)
+    planes[others] = colour * over

@@ -1,0 +1,153 @@
+"""Everything that is known about a frame's motion in one OpenEXR: both directions, occlusion, confidence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fullfield._check import InputError, choice, require, tensor
+from fullfield.io.files import PathLike, atomic_path
+from fullfield.io.flow import Precision, check_flow_window, read_flow
+from fullfield.io.metadata import Attribute
+from fullfield.io.names import EXR_COMPRESSIONS
+from fullfield.io.oiio import check_name, layers, opened, sniff, write_picture
+from fullfield.io.windows import FrameWindow
+
+Axis: TypeAlias = Literal["up", "down"]
+
+DIRECTIONS = ("forward", "backward")
+INCOMPLETE_NOTE = "fullfield/incomplete"
+"""Entry of the header: directions whose pair could not be estimated."""
+ENDS_NOTE = "fullfield/shot_ends"
+"""Entry of the header: directions in which the shot has no frame."""
+PLANES = tuple(f"{what}.{direction}" for what in ("occlusion", "confidence") for direction in DIRECTIONS)
+"""Layers of one channel, [H, W]: ``occlusion.forward`` and so on, 0 to 1."""
+
+
+def write_vectors(
+    path: PathLike,
+    parts: Mapping[str, Tensor],
+    *,
+    dtype: Precision | None = None,
+    compression: str | None = None,
+    y: Axis = "up",
+    window: FrameWindow | None = None,
+    metadata: Sequence[Attribute] = (),
+    notes: Mapping[str, str] | None = None,
+) -> None:
+    """Write the motion of a frame as OpenEXR layers that Nuke reads; all or nothing.
+
+    Args:
+        path: where to, ``.exr``.
+        parts: by name, all of one height and width: ``forward`` and ``backward`` [2, H, W], (u, v) with x right and y
+            down, to the frame after and before, stored as ``forward.u``, ``forward.v``, ``backward.u``,
+            ``backward.v``, NaN where they are not finite; ``occlusion.forward``, ``occlusion.backward``,
+            ``confidence.forward``, ``confidence.backward`` [H, W], 0 to 1.
+        dtype, compression, window: as for :func:`fullfield.io.write_flow`.
+        y: where the file's y axis points: ``up`` (Nuke's, the default) or ``down``, which the header then says and
+            :func:`fullfield.io.read_flow` heeds.
+        metadata: entries of the header, as :func:`fullfield.io.read_metadata` tells them of the frame.
+        notes: more entries, of text; their names begin with ``fullfield/``.
+
+    Raises InputError for other names, shapes or options, FlowRangeError for flow that half cannot hold, OSError where
+    the file cannot be written; what stood there before stays.
+    """
+    from fullfield.io.flow_formats import exr
+
+    where = Path(path)
+    require(where.suffix.lower() == ".exr", str(where), "the suffix .exr", repr(where.suffix))
+    choice(compression, "compression", (None, *EXR_COMPRESSIONS))
+    choice(dtype, "dtype", (None, "float", "half"))
+    choice(y, "y", ("up", "down"))
+    require(len(parts) > 0, "parts", "at least one layer", "none")
+    names: list[str] = []
+    planes = []
+    size: tuple[int, ...] | None = None
+    for name, part in parts.items():
+        choice(name, "parts", (*DIRECTIONS, *PLANES))
+        vector = name in DIRECTIONS
+        wanted: Sequence[int | str] = ("H", "W") if size is None else size
+        tensor(part, name, (2, *wanted) if vector else wanted)
+        values = part.detach().to("cpu", torch.float32).numpy()
+        size = values.shape[-2:]
+        if not vector:
+            names.append(name)
+            planes.append(values)
+            continue
+        known = np.isfinite(values).all(0)
+        u, v = np.where(known, values, np.float32("nan"))
+        names += [f"{name}.u", f"{name}.v"]
+        planes += [u, v if y == "down" else -v]
+    require(size is not None and 0 not in size, "parts", "at least one pixel", "none")
+    pixels = np.stack(planes, axis=-1)
+    check_flow_window(where, ".exr", window, pixels.shape[:2])
+    check_name(where)
+    stored = exr.as_stored(pixels, dtype)
+    attributes = {"compression": compression or "zip", exr.Y: y, **(notes or {})}
+    with atomic_path(where) as temporary:
+        write_picture(
+            temporary, "openexr", stored, channels=names, attributes=attributes, window=window, metadata=metadata
+        )
+
+
+def read_vectors(path: PathLike) -> dict[str, Tensor]:
+    """All layers of motion that a flow file holds, by the names of :func:`write_vectors`.
+
+    Vectors are NaN where they are not known. A file of another format than OpenEXR holds ``forward`` alone. Both the
+    display window and its size are those of :func:`fullfield.io.read_flow`, whose errors these are.
+    """
+    where = Path(path)
+    if where.suffix.lower() != ".exr":
+        flow, valid = read_flow(where)
+        return {"forward": flow.masked_fill(~valid, float("nan"))}
+    found: dict[str, Tensor] = {}
+    for direction in layers_of(where):
+        if direction in DIRECTIONS:
+            flow, valid = read_flow(where, layer=direction)
+            found[direction] = flow.masked_fill(~valid, float("nan"))
+        else:
+            found[direction] = _plane(where, direction)
+    if not found:
+        flow, valid = read_flow(where)  # bare u and v, or the complaint
+        found["forward"] = flow.masked_fill(~valid, float("nan"))
+    return found
+
+
+def layers_of(path: PathLike) -> list[str]:
+    """The names of :func:`write_vectors` that an OpenEXR has in its first part."""
+    with opened(Path(path)) as source:
+        grouped = layers(source.first_part().channels)
+    there = [name for name in DIRECTIONS if {"u", "v"} <= grouped.get(name, {}).keys()]
+    return there + [name for name in PLANES if name.split(".")[1] in grouped.get(name.split(".")[0], {})]
+
+
+def read_note(path: PathLike, name: str) -> str:
+    """An entry of the header as text; empty where there is none."""
+    if sniff(Path(path))[0] != "openexr":
+        return ""
+    with opened(Path(path)) as source:
+        return str(source.first_part().spec.get_string_attribute(name))
+
+
+def _plane(path: Path, name: str) -> Tensor:
+    """One channel on the display window, 0 outside the data window."""
+    with opened(path) as source:
+        part = source.first_part()
+        channel = next(i for i, have in enumerate(part.channels) if have.lower() == name)
+        x, y, width, height = part.data_window
+        fx, fy, full_width, full_height = part.display_window
+        plane = np.zeros((full_height, full_width), np.float32)
+        left, right = max(x, fx), min(x + width, fx + full_width)
+        top, bottom = max(y, fy), min(y + height, fy + full_height)
+        if left < right and top < bottom:
+            for start, band in source.bands(part, [channel], (top, bottom), "float"):
+                rows = slice(start - fy, start - fy + len(band))
+                plane[rows, left - fx : right - fx] = band[:, left - x : right - x, 0]
+    if not np.isfinite(plane).all():
+        raise InputError(f"{path}: {name} has values that are not finite")
+    return torch.from_numpy(plane)

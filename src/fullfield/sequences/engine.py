@@ -1,0 +1,388 @@
+"""The engine: reads ahead, estimates each pair once, and tells frame by frame what came of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fullfield import _check
+from fullfield._check import InputError
+from fullfield.estimators.protocol import Estimator
+from fullfield.estimators.warm_start import moved_forward
+from fullfield.io import FrameWindow
+from fullfield.io.files import reason
+from fullfield.sequences.changes import is_cut, is_held, small
+from fullfield.sequences.consistency import consistency
+from fullfield.sequences.plates import Plate, Plates, common_box, pinned, placed
+
+DIRECTIONS = ("forward", "backward", "both")
+_AHEAD_BYTES = 1 << 30
+_FEWEST = 2
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a shot is gone through.
+
+    Attributes:
+        direction: ``forward``: from each frame to the one ``step`` after; ``backward``: to the one before; ``both``.
+        step: how many frames apart the two frames of a pair are.
+        warm_start: start from the flow of the frame before, moved along; not across a cut.
+        occlusion, confidence: tell them too, from the way there and back (:func:`consistency`).
+        device: where to compute.
+        half: whether flows are stored as half floats; warm starts are then rounded alike, so that a run that goes on
+            from its files gives what an undisturbed one does.
+    """
+
+    direction: str = "forward"
+    step: int = 1
+    warm_start: bool = False
+    occlusion: bool = False
+    confidence: bool = False
+    device: str = "cpu"
+    half: bool = False
+
+    def __post_init__(self) -> None:
+        _check.choice(self.direction, "direction", DIRECTIONS)
+        _check.number(self.step, "step", integer=True, low=1)
+
+    @property
+    def ways(self) -> dict[str, int]:
+        """The directions and the distance to their second frame."""
+        every = {"forward": self.step, "backward": -self.step}
+        return {name: way for name, way in every.items() if self.direction in (name, "both")}
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether pairs are estimated there and back."""
+        return self.occlusion or self.confidence
+
+
+class Problem(NamedTuple):
+    """Something that could not be used, and why."""
+
+    path: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.reason}"
+
+
+@dataclass
+class Estimated:
+    """What is known of one frame. Tensors are on the device that computed them."""
+
+    number: int
+    parts: dict[str, Tensor] = field(default_factory=dict)
+    """By the names of :func:`fullfield.io.write_vectors`; an end of the shot has zero vectors."""
+    problems: list[Problem] = field(default_factory=list)
+    ends: list[str] = field(default_factory=list)
+    """Directions in which there is no frame: the shot ends there."""
+    missing: list[str] = field(default_factory=list)
+    """Directions whose pair could not be estimated."""
+    cuts: list[tuple[int, int]] = field(default_factory=list)
+    held: list[tuple[int, int]] = field(default_factory=list)
+    plate: Plate | None = None
+    window: FrameWindow | None = None
+    used: dict[int, Any] = field(default_factory=dict)
+    """The frames that went into it, with the stamps of their files."""
+
+
+Stored = Callable[[int, int], "Tensor | None"]
+"""The stored flow [2, H, W] from a frame to another one, if there is any."""
+
+
+class Engine:
+    """Goes through a shot; iterate over it once.
+
+    ``busy_s`` is afterwards the seconds that the estimator took, on a GPU by its own clock.
+    """
+
+    def __init__(
+        self,
+        plates: Plates,
+        numbers: Sequence[int],
+        estimator: Estimator,
+        setting: Setting,
+        stored: Stored | None = None,
+    ) -> None:
+        self._plates, self._numbers, self._estimator, self._setting = plates, sorted(numbers), estimator, setting
+        self._stored = stored or (lambda _a, _b: None)
+        self._device = _check.device(setting.device)
+        self._pending: dict[int, Future[tuple[Plate, Tensor]]] = {}
+        self._ready: dict[int, Plate | Problem] = {}
+        self._small: dict[int, Tensor] = {}
+        self._on_device: dict[int, Tensor] = {}
+        self._flows: dict[tuple[int, int, int], Tensor | Problem] = {}
+        if setting.warm_start and plates.by_data:
+            raise InputError("warm_start: expected frames on one window, got window='data'")
+        self._changes: dict[tuple[int, int], str] = {}
+        self._size: torch.Size | None = None
+        self._cpu_s = 0.0
+        self._events: list[tuple[Any, Any]] = []
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds of estimation so far."""
+        if self._events:
+            torch.cuda.synchronize(self._device)
+        on_gpu: float = sum(begin.elapsed_time(end) for begin, end in self._events) / 1000
+        return self._cpu_s + on_gpu
+
+    def __iter__(self) -> Iterator[Estimated]:
+        """One :class:`Estimated` a frame, in order."""
+        needed = sorted({n for t in self._numbers for n in self._frames(t)})
+        position, ahead = 0, _FEWEST
+        with ThreadPoolExecutor(self._plates.readers, thread_name_prefix="fullfield-read") as pool:
+            try:
+                for index, number in enumerate(self._numbers):
+                    frames = self._frames(number)
+                    wanted = max(frames)
+                    while position < len(needed) and (needed[position] <= wanted or len(self._pending) < ahead):
+                        self._pending[needed[position]] = pool.submit(self._read, needed[position])
+                        position += 1
+                    for frame in frames:
+                        self._fetch(frame)
+                    ahead = self._depth()
+                    while position < len(needed) and len(self._pending) < ahead:
+                        self._pending[needed[position]] = pool.submit(self._read, needed[position])
+                        position += 1
+                    done = self._frame(number)
+                    following = self._numbers[index + 1] if index + 1 < len(self._numbers) else None
+                    self._forget(following)
+                    yield done
+            finally:
+                for future in self._pending.values():
+                    future.cancel()
+
+    # ---- reading
+
+    def _frames(self, number: int) -> list[int]:
+        """The frames that the result of a frame needs, itself first, ascending otherwise."""
+        others = [number + way for way in self._setting.ways.values() if self._plates.has(number + way) is not None]
+        return [number, *sorted(others)]
+
+    def _read(self, number: int) -> tuple[Plate, Tensor]:
+        if self._plates.has(number) is False:
+            raise FileNotFoundError(2, "no such file", self._plates.path(number))
+        plate = self._plates.read(number)
+        if plate.frame[0].numel() < 2:
+            raise InputError(f"{self._plates.path(number)}: expected more than one pixel")
+        picture = small(plate.frame)
+        return (pinned(plate) if self._device.type == "cuda" else plate), picture
+
+    def _fetch(self, number: int) -> None:
+        if number in self._ready:
+            return
+        try:
+            plate, self._small[number] = self._pending.pop(number).result()
+        except (InputError, OSError) as error:
+            self._ready[number] = problem_of(self._plates.path(number), error)
+            return
+        self._ready[number] = plate
+        if self._size is None:
+            self._size = plate.frame.shape[-2:]
+
+    def _depth(self) -> int:
+        """How many frames to hold ahead."""
+        one = next((plate.frame.nbytes for plate in self._ready.values() if isinstance(plate, Plate)), 1)
+        return max(_FEWEST, min(self._plates.readers + 1, _AHEAD_BYTES // max(one, 1)))
+
+    def _forget(self, following: int | None) -> None:
+        """Let go of what no later frame needs."""
+        if following is None:
+            for kept in (self._ready, self._small, self._on_device, self._flows, self._changes):
+                kept.clear()
+            return
+        step, setting = self._setting.step, self._setting
+        for number in [n for n in self._ready if n < following - step]:
+            for frames in (self._ready, self._small, self._on_device):
+                frames.pop(number, None)
+        reach = 2 if setting.warm_start else 1
+        oldest = following - reach * step if setting.warm_start or setting.is_checked else following + step + 1
+        for pair in [p for p in self._flows if min(p[:2]) < oldest]:
+            del self._flows[pair]
+        for both in [p for p in self._changes if min(p) < following - step]:
+            del self._changes[both]
+
+    # ---- estimating
+
+    def _frame(self, number: int) -> Estimated:
+        plates, setting = self._plates, self._setting
+        done = Estimated(number)
+        own = self._ready[number]
+        if isinstance(own, Problem):
+            done.problems.append(own)
+            done.missing += setting.ways
+            return done
+        done.plate, done.window = own, own.window
+        done.used[number] = own.stamp
+        if plates.by_data:
+            try:
+                done.window = self._box(number)
+            except InputError as error:
+                done.problems.append(problem_of(plates.path(number), error))
+                return done
+        size = own.frame.shape[-2:] if done.window is None else done.window.data[3:1:-1]
+        for direction, way in setting.ways.items():
+            other = number + way
+            if plates.has(other) is None:
+                done.ends.append(direction)
+                self._add_end(done, direction, size)
+                continue
+            flow = self._flow(number, other, done)
+            if isinstance(flow, Problem):
+                done.problems.append(flow)
+                done.missing.append(direction)
+                self._add_end(done, direction, size)
+                continue
+            partner = self._ready[other]
+            done.used[other] = partner.stamp if isinstance(partner, Plate) else None
+            done.parts[direction] = flow
+        if setting.is_checked:  # after both directions, from which the pairs back may start
+            for direction in [name for name in setting.ways if name not in (*done.ends, *done.missing)]:
+                self._check(done, direction, number, number + setting.ways[direction])
+        return done
+
+    def _check(self, done: Estimated, direction: str, number: int, other: int) -> None:
+        back = self._flow(other, number, done)
+        if isinstance(back, Problem):
+            done.problems.append(back)
+            done.missing.append(direction)
+            return
+        found = consistency(done.parts[direction], back)
+        if self._setting.occlusion:
+            done.parts[f"occlusion.{direction}"] = found.occlusion
+        if self._setting.confidence:
+            done.parts[f"confidence.{direction}"] = found.confidence
+
+    def _add_end(self, done: Estimated, direction: str, size: Sequence[int]) -> None:
+        """No vectors: zero, nothing of it seen in the other frame, no confidence."""
+        zero = torch.zeros(2, *size, device=self._device)
+        done.parts[direction] = zero
+        if self._setting.occlusion:
+            done.parts[f"occlusion.{direction}"] = torch.ones_like(zero[0])
+        if self._setting.confidence:
+            done.parts[f"confidence.{direction}"] = torch.zeros_like(zero[0])
+
+    def _flow(self, first: int, second: int, done: Estimated) -> Tensor | Problem:
+        """The flow [2, H, W] between two frames that are ready, each pair estimated once."""
+        pair = (first, second, self._grid(done.number))
+        if pair not in self._flows:
+            self._flows[pair] = self._estimate(first, second, done.number)
+        both = (min(first, second), max(first, second))
+        listed = {"cut": done.cuts, "held": done.held}.get(self._change(*both))
+        if listed is not None and both not in listed:
+            listed.append(both)
+        return self._flows[pair]
+
+    def _grid(self, number: int) -> int:
+        """Whose pixel grid a flow is on, where frames have their own."""
+        return number if self._plates.by_data else 0
+
+    def _estimate(self, first: int, second: int, grid: int) -> Tensor | Problem:
+        plates, paths = [self._ready[n] for n in (first, second)], [self._plates.path(n) for n in (first, second)]
+        for plate in plates:
+            if isinstance(plate, Problem):
+                return plate
+        try:
+            frames = self._frames_on(first, second, grid)
+            if frames[0].shape[-2:] != frames[1].shape[-2:]:
+                odd = 0 if frames[0].shape[-2:] != self._size and frames[1].shape[-2:] == self._size else 1
+                sizes = [f"{frame.shape[-1]}x{frame.shape[-2]}" for frame in frames]
+                return Problem(paths[odd], f"is {sizes[odd]}, but {paths[1 - odd]} is {sizes[1 - odd]}")
+            start = self._start(first, second, frames[0].shape[-2:])
+            channels = max(frame.shape[1] for frame in frames)
+            flow = self._timed([frame.expand(-1, channels, -1, -1) for frame in frames], start)
+        except InputError as error:
+            return problem_of(paths[0], error)
+        if self._device.type == "cpu" and not bool(flow.isfinite().all()):
+            return Problem(paths[0], f"{self._estimator.method} gives a flow that is not finite")
+        return flow
+
+    def _timed(self, frames: Sequence[Tensor], start: Tensor | None) -> Tensor:
+        first, second = frames
+        if self._device.type != "cuda":
+            begin = time.perf_counter()
+            flow = self._estimator(first, second, initial_flow=start)[0].to(torch.float32)
+            self._cpu_s += time.perf_counter() - begin
+            return flow
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+        stream = torch.cuda.current_stream(self._device)
+        events[0].record(stream)
+        flow = self._estimator(first, second, initial_flow=start)[0].to(torch.float32)
+        events[1].record(stream)
+        if len(self._events) >= 256:  # their clocks are read in time, so that none pile up
+            begin, end = self._events.pop(0)
+            end.synchronize()
+            self._cpu_s += begin.elapsed_time(end) / 1000
+        self._events.append((events[0], events[1]))
+        return flow
+
+    def _frames_on(self, first: int, second: int, grid: int) -> list[Tensor]:
+        """Both frames [1, C, H, W] on the device, pixel upon pixel."""
+        if not self._plates.by_data:
+            return [self._sent(number) for number in (first, second)]
+        box = self._box(grid).data
+        return [self._placed(number, box) for number in (first, second)]
+
+    def _placed(self, number: int, box: tuple[int, int, int, int]) -> Tensor:
+        plate = self._ready[number]
+        if isinstance(plate, Problem):
+            raise InputError(f"{self._plates.path(number)}: {plate.reason}")
+        return placed(plate, box)[None].to(self._device)
+
+    def _sent(self, number: int) -> Tensor:
+        if number not in self._on_device:
+            plate = self._ready[number]
+            if isinstance(plate, Problem):
+                raise InputError(f"{self._plates.path(number)}: {plate.reason}")
+            self._on_device[number] = plate.frame[None].to(self._device, non_blocking=True)
+        return self._on_device[number]
+
+    def _box(self, number: int) -> FrameWindow:
+        """The window of a frame's result: its own, widened to those of the frames it is compared with."""
+        plates = {n: self._ready.get(n) for n in self._frames(number)}
+        return common_box({self._plates.path(n): p for n, p in plates.items() if isinstance(p, Plate)})
+
+    def _start(self, first: int, second: int, size: torch.Size) -> Tensor | None:
+        """The flow of the pair before, moved along to this one; None across a cut and at the beginning."""
+        setting, way = self._setting, second - first
+        asked = way in setting.ways.values()
+        if not setting.warm_start or not asked or self._change(*sorted((first, second))) == "cut":
+            return None
+        before = (first - setting.step, second - setting.step)
+        flow = self._flows.get((*before, 0))
+        if flow is None:
+            flow = self._stored(*before)
+        if flow is None or isinstance(flow, Problem) or flow.shape[-2:] != size:
+            return None
+        flow = flow.to(self._device)
+        flow = flow.half().float() if setting.half else flow
+        return moved_forward(flow)[None] if way > 0 else -moved_forward(-flow)[None]
+
+    def _change(self, first: int, second: int) -> str:
+        pair = (first, second)
+        if pair not in self._changes:
+            plates = [self._ready.get(number) for number in pair]
+            found = ""
+            if all(isinstance(plate, Plate) for plate in plates):
+                a, b = (plate.frame for plate in plates if isinstance(plate, Plate))
+                if is_held(a, b, compressed=self._plates.readers == 1):
+                    found = "held"
+                elif is_cut(self._small[first], self._small[second]):
+                    found = "cut"
+            self._changes[pair] = found
+        return self._changes[pair]
+
+
+def problem_of(path: str, error: InputError | OSError) -> Problem:
+    """What is wrong with a file, without its name twice."""
+    text = (error.strerror or reason(error)) if isinstance(error, OSError) else reason(error)
+    return Problem(path, text.removeprefix(f"{path}: "))

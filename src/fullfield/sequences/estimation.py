@@ -1,0 +1,125 @@
+"""The one function for a shot in Python."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fullfield import _check
+from fullfield.estimators import Estimator, Flow
+from fullfield.estimators.estimation import build
+from fullfield.io import FrameWindow
+from fullfield.io.metadata import Attribute
+from fullfield.sequences.engine import Engine, Estimated, Problem, Setting
+from fullfield.sequences.outputs import to_cpu
+from fullfield.sequences.plates import Plates, open_plates
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fullfield.estimators.frames import Frame
+
+
+@dataclass(frozen=True)
+class FrameFlows:
+    """What :func:`estimate_sequence` knows of one frame.
+
+    Attributes:
+        number: of the frame.
+        forward, backward: flow to the frame after and before; None where that was not asked for, where the shot ends,
+            or where ``problems`` say why there is none.
+        occlusion, confidence: by direction, [H, W] float32 in [0, 1], where they were asked for.
+        problems: what could not be read or estimated, each with its path and reason.
+        cuts, held: pairs of frames (a, b) across which the shot changes, or whose pictures are the same.
+        window, metadata: of the frame's file, where it is an EXR (metadata of a DPX too).
+    """
+
+    number: int
+    forward: Flow | None = None
+    backward: Flow | None = None
+    occlusion: dict[str, Tensor] = field(default_factory=dict)
+    confidence: dict[str, Tensor] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
+    cuts: tuple[tuple[int, int], ...] = ()
+    held: tuple[tuple[int, int], ...] = ()
+    window: FrameWindow | None = None
+    metadata: tuple[Attribute, ...] = ()
+
+
+def estimate_sequence(
+    frames: str | os.PathLike[str] | Sequence[Frame] | Plates,
+    method: str | Estimator = "tvl1",
+    *,
+    direction: str = "forward",
+    step: int = 1,
+    setting: Setting | None = None,
+    **parameters: Any,
+) -> Iterator[FrameFlows]:
+    """The flow of every frame of a shot, one after the other, in memory that does not grow.
+
+    The next frames are read while a pair is estimated, and a frame is read once.
+
+    Args:
+        frames: a pattern, folder, glob, video file or list of frames, as :func:`open_plates` takes them, or what that
+            function returned: it chooses the frames and says how they are read.
+        method: as for :func:`fullfield.estimate`.
+        direction: ``forward``, ``backward`` or ``both``.
+        step: how many frames apart the frames of a pair are.
+        setting: the whole :class:`Setting` (warm start, occlusion, device, ...) in place of ``direction`` and ``step``.
+        **parameters: for a method given by name: ``preset`` or ``config``, ``backend``, fields of the configuration.
+
+    A frame that cannot be read costs its pairs alone: they are None, and ``problems`` says why. Raises InputError for
+    a shot that is not there or settings that make no sense, at the first frame asked for.
+
+    >>> for flows in estimate_sequence("plate.%04d.exr", preset="fast", direction="both"):  # doctest: +SKIP
+    ...     if flows.forward is not None:
+    ...         flows.forward.save(f"mv.{flows.number:04d}.exr")
+    """
+    if isinstance(method, str):
+        estimator = build(method, **parameters)
+    else:
+        fits = isinstance(method, Estimator) and not isinstance(method, type)
+        _check.require(fits, "method", "a name or an Estimator", method)
+        names = ", ".join(parameters)
+        _check.require(not parameters, names, "no parameters beside an Estimator", f"{len(parameters)}")
+        estimator = method
+    chosen = Setting(direction, step) if setting is None else setting
+    _check.require(isinstance(chosen, Setting), "setting", "a Setting", chosen)
+    listed = isinstance(frames, (str, os.PathLike, list, tuple))
+    plates: Plates = open_plates(frames) if listed else frames  # type: ignore[arg-type,assignment]
+    try:
+        for done in Engine(plates, plates.numbers, estimator, chosen):
+            yield _told(done, estimator)
+    finally:
+        plates.close()
+
+
+def _told(done: Estimated, estimator: Estimator) -> FrameFlows:
+    parts = to_cpu(done.parts)
+    flows: dict[str, Flow] = {}
+    for name in ("forward", "backward"):
+        if name in parts and name not in done.ends and name not in done.missing:
+            known = torch.ones(parts[name].shape[1:], dtype=torch.bool)
+            facts = estimator.method, estimator.backend, dict(estimator.parameters)
+            flows[name] = Flow(parts[name], known, *facts, window=done.window)
+    planes: dict[str, dict[str, Tensor]] = {"occlusion": {}, "confidence": {}}
+    for name, part in parts.items():
+        what, _, direction = name.partition(".")
+        if direction in flows:
+            planes[what][direction] = part
+    return FrameFlows(
+        done.number,
+        flows.get("forward"),
+        flows.get("backward"),
+        planes["occlusion"],
+        planes["confidence"],
+        tuple(done.problems),
+        tuple(done.cuts),
+        tuple(done.held),
+        done.window,
+        () if done.plate is None else done.plate.metadata,
+    )

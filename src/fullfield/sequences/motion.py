@@ -1,0 +1,129 @@
+"""What one does with vectors: pulling pictures along, over many frames, and making frames in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fullfield import _check
+from fullfield._check import InputError
+from fullfield.estimators.warm_start import fill_holes
+from fullfield.sequences.consistency import consistency
+
+Field = Callable[[int], Tensor]
+"""The flow [2, H, W] of a frame; NaN where it is not known. InputError where there is none."""
+
+
+def pull(image: Tensor, flow: Tensor) -> Tensor:
+    """``out(x) = image(x + flow(x))``, bilinear, [C, H, W] float; 0 where that leaves the image or is not known."""
+    from fullfield.viz import warp
+
+    return warp(image, flow)[0]
+
+
+def follow_back(step: Tensor, rest: Tensor) -> Tensor:
+    """One flow after the other: ``out(x) = step(x) + rest(x + step(x))``, [2, H, W], NaN where either is not known."""
+    from fullfield.viz import warp
+
+    further, inside = warp(rest, step)
+    return (step + further).masked_fill(~inside, float("nan"))
+
+
+def accumulated(
+    reference: int, numbers: Sequence[int], forward: Field, backward: Field
+) -> Iterator[tuple[int, Tensor | InputError]]:
+    """From each frame the displacement [2, H, W] to where its pixels are in the frame ``reference``.
+
+    Frames after the reference go back over the ``backward`` flow of every frame on the way, frames before it over the
+    ``forward`` flow. The picture itself is then sampled once, however far it is. Where a flow is missing, that frame
+    and those behind it get the InputError that says so. Nothing is told of the reference frame itself.
+    """
+    wanted = set(numbers)
+    for way, field, end in ((1, backward, max(wanted)), (-1, forward, min(wanted))):
+        total: Tensor | InputError | None = None
+        for number in range(reference + way, end + way, way):
+            if not isinstance(total, InputError):
+                try:
+                    step = field(number)
+                    total = step if total is None else follow_back(step, total)
+                except InputError as error:
+                    total = error
+            if number in wanted and total is not None:
+                yield number, total
+
+
+class Mixed(NamedTuple):
+    """A picture between two."""
+
+    picture: Tensor
+    seen: Tensor
+    """[H, W] bool: where at least one of the two frames shows what is there."""
+
+
+def between(first: Tensor, second: Tensor, forward: Tensor, backward: Tensor, at: float) -> Mixed:
+    """The picture [C, H, W] at a time between two frames.
+
+    Both flows are carried to that time, each pixel with its vector; where several land, the one counts most whose way
+    there and back agree (so what moves in front wins over what it hides). Each frame is then sampled once along the
+    vectors that arrived. Where both frames show a place, they are mixed by nearness in time; what only one of them
+    shows is taken from it alone.
+
+    Args:
+        first, second: [C, H, W] float, colour multiplied by alpha.
+        forward: [2, H, W], from the first to the second, on the first's pixels.
+        backward: [2, H, W], from the second to the first, on the second's pixels.
+        at: 0 is the first, 1 the second.
+    """
+    _check.number(at, "at", low=0, high=1)
+    if at in (0, 1):
+        return Mixed((second if at else first).clone(), torch.ones(first.shape[-2:], dtype=torch.bool))
+    total = torch.zeros_like(first)
+    weights = torch.zeros(first.shape[-2:])
+    spare, spare_weights = torch.zeros_like(first), torch.zeros(first.shape[-2:])
+    from fullfield.viz import warp
+
+    for image, flow, back, part in ((first, forward, backward, at), (second, backward, forward, 1 - at)):
+        known = flow.isfinite().all(0)
+        sound = torch.where(known, flow, 0.0)
+        trust = consistency(sound, back.nan_to_num(0.0)).confidence * known
+        vectors, cover, sure = carried(sound, part, trust, known)
+        there = cover > 0.3
+        vectors = fill_holes(vectors, there)
+        sampled, inside = warp(image, -part * vectors)
+        weight = (1 - part) * inside * there * (sure + 1e-3)
+        total += sampled * weight
+        weights += weight
+        loose = (1 - part) * inside
+        spare += sampled * loose
+        spare_weights += loose
+    seen = weights > 0
+    total = torch.where(seen, total / weights.clamp(min=1e-12), spare / spare_weights.clamp(min=1e-12))
+    return Mixed(total, seen)
+
+
+def carried(flow: Tensor, part: float, trust: Tensor, known: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A flow [2, H, W] on the pixels that its vectors reach after ``part`` of their way.
+
+    Returns the vectors there, how far a pixel is covered [H, W], and the mean trust of what covers it. Every vector is
+    shared out bilinearly to four pixels, by weights that fall steeply with its trust.
+    """
+    height, width = flow.shape[-2:]
+    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    x, y = columns + part * flow[0], rows + part * flow[1]
+    left, top = x.floor(), y.floor()
+    strength = torch.exp(12 * trust) * known
+    sums = torch.zeros(5, height * width)  # u, v, weight, cover, trust
+    values = torch.stack([flow[0] * strength, flow[1] * strength, strength, known.float(), trust * strength])
+    for dy in (0, 1):
+        for dx in (0, 1):
+            px, py = left + dx, top + dy
+            share = (1 - (x - px).abs()) * (1 - (y - py).abs())
+            inside = (px >= 0) & (px < width) & (py >= 0) & (py < height) & (share > 0)
+            index = (py * width + px)[inside].long()
+            sums.index_add_(1, index, (values * share)[:, inside])
+    weight = sums[2].clamp(min=1e-12)
+    shaped = (sums[:2] / weight).view(2, height, width), sums[3].view(height, width), (sums[4] / weight)
+    return shaped[0], shaped[1], shaped[2].view(height, width)

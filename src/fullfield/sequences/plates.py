@@ -1,0 +1,269 @@
+"""The frames of a shot: where they are, and reading one with all that belongs to it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from fullfield._check import InputError
+from fullfield.io import FrameWindow, frame_window, open_video, read_frame, read_metadata
+from fullfield.io.metadata import Attribute
+from fullfield.io.oiio import sniff
+from fullfield.sequences.names import Found, choose, find_frames
+
+if TYPE_CHECKING:
+    from fullfield.estimators.frames import Frame
+
+Stamp = tuple[int, int, int]
+
+
+class Plate(NamedTuple):
+    """One frame of a shot."""
+
+    frame: Tensor
+    """float32 [C, H, W], display-referred, as :func:`fullfield.io.read_frame` reads it."""
+    window: FrameWindow | None = None
+    """Of an EXR: its windows; the data window is what ``frame`` holds."""
+    metadata: tuple[Attribute, ...] = ()
+    stamp: Stamp | None = None
+    """What the file system said of the file when it was read."""
+
+
+class Plates(Protocol):
+    """A shot that can be read frame by frame."""
+
+    numbers: list[int]
+    """The frames to work on, ascending."""
+    by_data: bool
+    """Whether frames are read on their own data windows, and laid where they belong by whoever compares them."""
+    readers: int
+    """How many threads may read at once; 1: frames are to be asked for in ascending order."""
+
+    def path(self, number: int) -> str: ...
+
+    def has(self, number: int) -> bool | None: ...  # None: past an end of the shot
+
+    def read(self, number: int) -> Plate: ...
+
+    def stamp(self, number: int) -> Stamp | None: ...
+
+    def close(self) -> None: ...
+
+
+def open_plates(
+    source: str | os.PathLike[str] | Sequence[Frame], frames: str | Sequence[int] | None = None, **reading: Any
+) -> Plates:
+    """The frames of a shot.
+
+    Args:
+        source: a pattern (``plate.%04d.exr``, ``plate.####.exr``), a folder, a glob or a video file, whose frames
+            count from 1; or a list of paths, arrays or tensors, as :func:`fullfield.estimate` takes them, which count
+            from 1 too.
+        frames: which to work on: a range such as ``"1001-1100"`` or numbers; all that are there by default.
+        **reading: how files are read: ``transfer``, ``part``, ``layer``, ``alpha`` and ``window`` of
+            :func:`fullfield.io.read_frame`.
+
+    Raises InputError where there is no such shot, FileNotFoundError for a missing file.
+    """
+    if not isinstance(source, (str, os.PathLike)):
+        return ListedPlates(list(source), frames, **reading)
+    found = find_frames(os.fspath(source))
+    numbers = None if frames is None or isinstance(frames, str) else sorted(set(frames))
+    if found.video is not None:
+        if any(value is not None for name, value in reading.items() if name != "transfer"):
+            raise InputError(f"{found.video}: is a video, which has no part, layer, alpha or window")
+        return VideoPlates(found, choose(found, frames) if isinstance(frames, str) else numbers, **reading)
+    chosen = choose(found, frames if isinstance(frames, str) else None, "frames") if numbers is None else numbers
+    return FilePlates(found, chosen, **reading)
+
+
+class FilePlates:
+    """Frames in files of their own."""
+
+    def __init__(self, found: Found, numbers: Sequence[int], **reading: Any) -> None:
+        self._found = found
+        self._reading = {name: value for name, value in reading.items() if value is not None}
+        self._channels = {name: self._reading[name] for name in ("part", "layer") if name in self._reading}
+        self.numbers = list(numbers)
+        self.by_data = self._reading.get("window") == "data"
+        self.readers = max(2, min(16, (os.cpu_count() or 1) - 1))
+        every = [*found.files, *self.numbers]
+        self._ends = min(every), max(every)
+
+    def path(self, number: int) -> str:
+        return self._found.path(number)
+
+    def has(self, number: int) -> bool | None:
+        if not self._ends[0] <= number <= self._ends[1]:
+            return None
+        return number in self._found.files
+
+    def stamp(self, number: int) -> Stamp | None:
+        try:
+            status = Path(self.path(number)).stat()
+        except OSError:
+            return None
+        return status.st_mtime_ns, status.st_size, status.st_ino
+
+    def read(self, number: int) -> Plate:
+        """The frame; read once more where it is replaced meanwhile."""
+        path = self.path(number)
+        for again in (True, False):
+            before = self.stamp(number)
+            try:
+                window = None
+                if self.by_data or sniff(Path(path))[0] == "openexr":
+                    window = frame_window(path, **self._channels)
+                    window = window if self.by_data else window._replace(data=window.display)
+                frame = read_frame(path, **self._reading)
+                metadata = read_metadata(path, part=self._channels.get("part"))
+            except (InputError, OSError):
+                if again and before is not None and self.stamp(number) != before:
+                    continue
+                raise
+            if self.stamp(number) == before:
+                return Plate(frame, window, metadata, before)
+        raise InputError(f"{path}: is being written while it is read")
+
+    def close(self) -> None:
+        pass
+
+
+class ListedPlates:
+    """Frames from a list."""
+
+    def __init__(self, frames: Sequence[Frame], numbers: str | Sequence[int] | None, **reading: Any) -> None:
+        from fullfield.sequences.ranges import parse_frames
+
+        self._frames, self._reading = frames, {k: v for k, v in reading.items() if v is not None}
+        if not set(self._reading) <= {"transfer"}:
+            raise InputError("reading: a list of frames takes transfer alone; read the frames first")
+        listed = parse_frames(numbers) if isinstance(numbers, str) else numbers
+        self.numbers = list(range(1, len(frames) + 1)) if listed is None else sorted(set(listed))
+        self.by_data, self.readers = False, 2
+
+    def path(self, number: int) -> str:
+        inside = 1 <= number <= len(self._frames)
+        frame = self._frames[number - 1] if inside else None
+        return os.fspath(frame) if isinstance(frame, (str, os.PathLike)) else f"frame {number}"
+
+    def has(self, number: int) -> bool | None:
+        return True if 1 <= number <= len(self._frames) else None
+
+    def stamp(self, number: int) -> Stamp | None:
+        del number
+        return None
+
+    def read(self, number: int) -> Plate:
+        from fullfield.estimators import as_frame
+
+        if not self.has(number):
+            raise InputError(f"frame {number}: the list has {len(self._frames)}")
+        return Plate(as_frame(self._frames[number - 1], self.path(number), **self._reading))
+
+    def close(self) -> None:
+        pass
+
+
+class VideoPlates:
+    """The frames of a video, counted from 1 and decoded in order; one that was passed is decoded from the start again.
+
+    Videos of more than 8 bits are read with all of them.
+    """
+
+    readers = 1
+    by_data = False
+
+    def __init__(self, found: Found, numbers: Sequence[int] | None, transfer: str | None = None, **_: Any) -> None:
+        from fullfield.io.transfer import curve
+
+        self._path = found.text
+        self._curve = curve(transfer or "auto", auto="srgb")
+        self._lock = threading.Lock()
+        self._open()
+        self._length = self._source.count() if hasattr(self._source, "count") else 0
+        self._open()
+        if self._length < 1:
+            raise InputError(f"{self._path}: expected a video, and there is no frame in it")
+        self.numbers = list(range(1, self._length + 1)) if numbers is None else list(numbers)
+        if not any(1 <= number <= self._length for number in self.numbers):
+            raise InputError(f"{self._path}: has frames 1-{self._length}, and none of those asked for is among them")
+
+    def _open(self) -> None:
+        self.close()
+        self._source: Any = open_video(self._path)
+        self._frames: Iterator[Any] = iter(self._source)
+        self._next = 1
+
+    def path(self, number: int) -> str:
+        return f"{self._path}, frame {number}"
+
+    def has(self, number: int) -> bool | None:
+        low, high = min(1, self.numbers[0]), max(self._length, self.numbers[-1])
+        return 1 <= number <= self._length if low <= number <= high else None
+
+    def stamp(self, number: int) -> Stamp | None:
+        del number
+        return None
+
+    def read(self, number: int) -> Plate:
+        with self._lock:
+            if number < self._next:
+                self._open()
+            for _ in range(self._next, number):
+                self._next += 1
+                if next(self._frames, None) is None:
+                    raise InputError(f"{self._path}: has no frame {number}; it ends before")
+            self._next += 1
+            frame = next(self._frames, None)
+            if frame is None:
+                raise InputError(f"{self._path}: has no frame {number}; it ends before")
+            values: Tensor = frame.values()
+        if self._curve is not None:
+            self._curve(values.numpy())
+        return Plate(values)
+
+    def close(self) -> None:
+        if hasattr(self, "_source"):
+            self._source.close()
+
+
+def placed(plate: Plate, box: tuple[int, int, int, int]) -> Tensor:
+    """The frame in the box (x, y, width, height), black where it has no pixels."""
+    if plate.window is None or plate.window.data == box:
+        return plate.frame
+    x, y, width, height = plate.window.data
+    out = plate.frame.new_zeros(plate.frame.shape[0], box[3], box[2])
+    left, top = x - box[0], y - box[1]
+    out[:, top : top + height, left : left + width] = plate.frame
+    return out
+
+
+def common_box(plates: Mapping[str, Plate]) -> FrameWindow:
+    """The first one's window, widened to the data windows of all, by path; InputError names what does not fit."""
+    paths = list(plates)
+    first = union = _window(plates[paths[0]])
+    for path in itertools.islice(paths, 1, None):
+        other = _window(plates[path])
+        if other.display != first.display:
+            raise InputError(f"{path}: its display window is not that of {paths[0]}; --window data needs the same one")
+        if not other.overlaps(first):
+            raise InputError(f"{path}: its data window has no pixel in common with that of {paths[0]}")
+        union = union.union(other)
+    return union
+
+
+def _window(plate: Plate) -> FrameWindow:
+    height, width = plate.frame.shape[-2:]
+    return plate.window or FrameWindow((0, 0, width, height), (0, 0, width, height))
+
+
+def pinned(plate: Plate) -> Plate:
+    """The same in memory that a GPU copies from by itself."""
+    return plate._replace(frame=plate.frame.pin_memory())

@@ -1,0 +1,178 @@
+"""One machine's GPUs on a shot: a process for each, which takes chunk after chunk."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection, wait
+
+from fullfield._check import InputError
+from fullfield.sequences.engine import Problem
+from fullfield.sequences.ranges import format_frames
+from fullfield.sequences.run import Outcome, Tell, Work, prepare, run
+
+_LEAST = 8
+_TURNS = 4  # chunks of every process, so that none waits long for the last
+_LIVES = 2  # a chunk is given up when so many processes have died of it
+
+
+def chunks(numbers: Sequence[int], workers: int) -> list[list[int]]:
+    """Runs of neighbours, about four for each worker: what lies side by side shares its frames."""
+    ordered = sorted(numbers)
+    size = max(_LEAST, -(-len(ordered) // (workers * _TURNS)))
+    size = min(size, -(-len(ordered) // workers))
+    return [ordered[at : at + size] for at in range(0, len(ordered), size)]
+
+
+class _Worker:
+    """A process and the chunk it has in hand."""
+
+    def __init__(self, work: Work, every: Sequence[int], device: str, threads: int | None) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        mine = replace(work, setting=replace(work.setting, device=device), threads=threads)
+        self.process = context.Process(target=_serve, args=(mine, list(every), theirs), daemon=True)
+        self.process.start()
+        theirs.close()
+        self.device = device
+        self.chunk: list[int] = []
+        self.finished: set[int] = set()
+
+    def give(self, chunk: list[int]) -> None:
+        self.chunk, self.finished = chunk, set()
+        with contextlib.suppress(OSError):  # a dead one is found when it is listened to
+            self.pipe.send(chunk)
+
+    def end(self) -> None:
+        """At once where it has something in hand, else by itself."""
+        if self.chunk:
+            self.process.terminate()
+        self.pipe.close()
+        self.process.join(10)
+
+
+def run_on_devices(
+    work: Work,
+    numbers: Sequence[int],
+    devices: Sequence[str],
+    *,
+    every: Sequence[int] | None = None,
+    tell: Tell | None = None,
+) -> Outcome:
+    """Make the files of ``numbers`` on several devices of this machine (``cuda:0``, ``cuda:1``; ``cpu`` counts too).
+
+    ``every``: all frames of the run, those that are made already included. The files are those that one device makes.
+    When a process dies, what it had in hand goes to another one.
+    """
+    begin = time.perf_counter()
+    every = numbers if every is None else every
+    outcome, left, deaths = Outcome(), deque(chunks(numbers, len(devices))), dict[int, int]()
+    shared = max(1, (os.cpu_count() or 1) // len(devices)) if work.threads is None else work.threads
+    workers = [_Worker(work, every, device, shared) for device in devices[: len(left)]]
+    try:
+        for worker in workers:
+            worker.give(left.popleft())
+        while any(worker.chunk for worker in workers):
+            for pipe in wait([worker.pipe for worker in workers if worker.chunk]):
+                worker = next(worker for worker in workers if worker.pipe is pipe)
+                if not _hear(worker, outcome, tell):
+                    _bury(worker, outcome, left, deaths)
+                    workers.remove(worker)
+                    if left:
+                        workers.append(_Worker(work, every, worker.device, shared))
+                        workers[-1].give(left.popleft())
+                elif not worker.chunk and left and outcome.stopped is None:
+                    worker.give(left.popleft())
+    finally:
+        for worker in workers:
+            worker.end()
+    for name in ("written", "incomplete", "cuts", "held"):
+        getattr(outcome, name).sort()
+    outcome.wall_s = time.perf_counter() - begin
+    return outcome
+
+
+def _hear(worker: _Worker, outcome: Outcome, tell: Tell | None) -> bool:
+    """Take one message; False where the process is dead."""
+    try:
+        kind, what = worker.pipe.recv()
+    except (EOFError, OSError):
+        return False
+    if kind == "frame":
+        worker.finished.add(what)
+        if tell is not None:
+            tell(what)
+    elif kind == "chunk":
+        outcome.add(what)
+        worker.chunk = []
+    elif kind == "refused":
+        raise InputError(what)
+    else:
+        raise RuntimeError(f"{worker.device}: {what}")
+    return True
+
+
+def _bury(worker: _Worker, outcome: Outcome, left: deque[list[int]], deaths: dict[int, int]) -> None:
+    """What a dead process had in hand goes back, at most twice."""
+    worker.process.join(10)
+    code = worker.process.exitcode
+    rest = [number for number in worker.chunk if number not in worker.finished]
+    outcome.written += [number for number in worker.finished if number not in outcome.written]
+    worker.chunk = []
+    if not rest:
+        return
+    deaths[rest[0]] = deaths.get(rest[0], 0) + 1
+    if deaths[rest[0]] >= _LIVES:
+        outcome.problems.append(
+            Problem(f"frames {format_frames(rest)}", f"the process on {worker.device} died twice of them (exit {code})")
+        )
+        return
+    left.appendleft(rest)
+
+
+def _serve(work: Work, every: list[int], pipe: Connection) -> None:
+    """The process: chunks come, frames and outcomes go. Ends with the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
+
+    def stop(*_: object) -> None:
+        raise SystemExit(143)
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        _work_off(work, every, pipe)
+    except (EOFError, OSError, SystemExit):  # the parent wants no more
+        pass
+    except InputError as error:
+        pipe.send(("refused", str(error)))
+    except Exception:  # noqa: BLE001 - told to the parent, which raises
+        pipe.send(("error", traceback.format_exc()))
+    finally:
+        pipe.close()
+        os._exit(0)  # without taking PyTorch down piece by piece
+
+
+def _work_off(work: Work, every: list[int], pipe: Connection) -> None:
+    import torch
+
+    if work.threads is not None:
+        torch.set_num_threads(work.threads)
+    estimator = work.estimator()
+    prepare(work, estimator)
+    lock = threading.Lock()  # several threads write files
+
+    def tell(number: int) -> None:
+        with lock:
+            pipe.send(("frame", number))
+
+    while True:
+        chunk = pipe.recv()
+        outcome = run(work, chunk, estimator=estimator, plates=work.open(every), tell=tell)
+        pipe.send(("chunk", outcome))

@@ -1,0 +1,274 @@
+"""One process's part of a shot: estimate, and write behind the estimation."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullfield import _check
+from fullfield._check import InputError
+from fullfield.estimators.protocol import Estimator
+from fullfield.io.flow_formats import FlowRangeError
+from fullfield.sequences.engine import Engine, Estimated, Problem, Setting, problem_of
+from fullfield.sequences.outputs import Output, to_cpu
+from fullfield.sequences.plates import Plates, open_plates
+
+_LARGE = 1 << 26  # bytes of a result of which few at a time wait to be written
+_GONE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.EIO, errno.ENOTCONN,
+         errno.EHOSTDOWN, errno.ENODEV}  # fmt: skip
+"""Errors of writing after which the next file will fail as well."""
+
+Tell = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Work:
+    """A shot and what is to be made of it: plain values, which travel to other processes and machines."""
+
+    source: str
+    output: Output
+    method: str = "tvl1"
+    config: Any = None
+    backend: str | None = None
+    setting: Setting = field(default_factory=Setting)
+    reading: dict[str, Any] = field(default_factory=dict)
+    threads: int | None = None
+
+    def open(self, numbers: Sequence[int] | str | None) -> Plates:
+        """The plates, to work on some of them."""
+        return open_plates(self.source, numbers, **self.reading)
+
+    def estimator(self) -> Estimator:
+        """A new estimator."""
+        from fullfield.estimators.estimation import build
+
+        return build(self.method, config=self.config, backend=self.backend)
+
+    def settings(self, estimator: Estimator) -> dict[str, Any]:
+        """What decides the files' contents, for the notes beside them. The estimator is prepared."""
+        setting = self.setting
+        return {
+            "plates": Path(self.source).name,
+            "method": estimator.method,
+            "parameters": dict(estimator.parameters),
+            "backend": self.backend,
+            "direction": setting.direction,
+            "step": setting.step,
+            "warm_start": setting.warm_start,
+            "occlusion": setting.occlusion,
+            "confidence": setting.confidence,
+            "reading": self.reading,
+        }
+
+
+@dataclass
+class Outcome:
+    """What became of a shot, or of a part of it. Plain values."""
+
+    written: list[int] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    """Each plate or file once."""
+    cuts: list[tuple[int, int]] = field(default_factory=list)
+    held: list[tuple[int, int]] = field(default_factory=list)
+    incomplete: list[int] = field(default_factory=list)
+    """Frames whose file lacks a direction."""
+    stopped: str | None = None
+    """Why the run ended before its time."""
+    busy_s: float = 0.0
+    wall_s: float = 0.0
+
+    def add(self, other: Outcome) -> None:
+        """Take in another part's."""
+        for name in ("written", "incomplete", "cuts", "held", "problems"):
+            mine = getattr(self, name)
+            mine += [item for item in getattr(other, name) if item not in mine]
+        self.stopped = self.stopped or other.stopped
+        self.busy_s += other.busy_s
+
+    @property
+    def is_good(self) -> bool:
+        """Whether everything is there."""
+        return not self.problems and self.stopped is None
+
+
+def prepare(work: Work, estimator: Estimator, size: tuple[int, int] | None = None, **more: Any) -> None:
+    """Load or compile what the estimator runs on."""
+    ready = getattr(estimator, "prepare", None)
+    if ready is not None:
+        ready(_check.device(work.setting.device), size, **more)
+
+
+def run(
+    work: Work,
+    numbers: Sequence[int],
+    *,
+    estimator: Estimator | None = None,
+    plates: Plates | None = None,
+    tell: Tell | None = None,
+) -> Outcome:
+    """Make the files of ``numbers``, whatever stands there; ``tell`` is called with every frame that is finished.
+
+    Bad plates and files that cannot be written are told in the result. Where no further file can be written (a full
+    disk, a folder that is gone), the run stops; what is written stays.
+    """
+    begin = time.perf_counter()
+    if estimator is None:
+        estimator = work.estimator()
+        prepare(work, estimator)
+    plates = plates or work.open(numbers)
+    setting = replace(work.setting, half=work.output.dtype == "half")
+    inside = set(plates.numbers) - set(numbers)  # made before
+
+    def stored(first: int, second: int) -> Tensor | None:
+        return work.output.stored(first, second, setting.ways) if first in inside else None
+
+    engine = Engine(plates, numbers, estimator, setting, stored)
+    outcome = Outcome()
+    writer = _Writer(work, plates, outcome, tell)
+    try:
+        with writer:
+            for done in engine:
+                _note(outcome, done)
+                if any(name in done.parts for name in setting.ways) and set(done.missing) != set(setting.ways):
+                    writer(done)
+                elif tell is not None:
+                    tell(done.number)
+                if outcome.stopped is None and done.problems and not _is_there(plates, done.number):
+                    outcome.stopped = f"{Path(plates.path(done.number)).parent}: is not there any more"
+                if outcome.stopped is not None:
+                    break
+    finally:
+        plates.close()
+    outcome.written.sort()
+    outcome.busy_s, outcome.wall_s = engine.busy_s, time.perf_counter() - begin
+    return outcome
+
+
+def _note(outcome: Outcome, done: Estimated) -> None:
+    for name in ("problems", "cuts", "held"):
+        mine = getattr(outcome, name)
+        mine += [item for item in getattr(done, name) if item not in mine]
+
+
+def _is_there(plates: Plates, number: int) -> bool:
+    path = Path(plates.path(number))
+    return path.parent.exists() or str(path).startswith("frame ")
+
+
+class _Writer:
+    """Writes results in threads of their own; a few wait at most."""
+
+    def __init__(self, work: Work, plates: Plates, outcome: Outcome, tell: Tell | None) -> None:
+        self._work, self._plates, self._outcome, self._tell = work, plates, outcome, tell
+        cuda = torch.device(work.setting.device).type == "cuda"
+        self._count = max(2, min(8, (os.cpu_count() or 1) // 2)) if cuda else 2
+        self._pool = ThreadPoolExecutor(self._count, thread_name_prefix="fullfield-write")
+        self._waiting: deque[Future[None]] = deque()
+        self._lock = threading.Lock()
+        self._mine = threading.local()
+        self._read: dict[int, Any] = {}
+        self._reported: set[int] = set()
+
+    def __enter__(self) -> _Writer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._pool.shutdown(cancel_futures=True)
+            return
+        self._wait(0)
+        self._pool.shutdown()
+        for number in sorted(self._read):
+            self._check_replaced(number, "after it was read; what was made from it is of the old one")
+
+    def __call__(self, done: Estimated) -> None:
+        size = sum(part.nbytes for part in done.parts.values())
+        self._wait(1 if size > _LARGE else self._count)
+        event = None
+        device = torch.device(self._work.setting.device)
+        if device.type == "cuda":
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream(device))
+        done.plate = None if done.plate is None else done.plate._replace(frame=done.plate.frame[:0])
+        self._waiting.append(self._pool.submit(self._write, done, event))
+
+    def _wait(self, most: int) -> None:
+        while len(self._waiting) > most:
+            self._waiting.popleft().result()
+
+    def _write(self, done: Estimated, event: Any) -> None:
+        path = self._work.output.path(done.number)
+        try:
+            if self._outcome.stopped is None:
+                self._write_now(done, event)
+        except FlowRangeError as error:
+            self._complain(Problem(path, str(error).removeprefix("flow: ")))
+        except InputError as error:
+            self._complain(problem_of(path, error))
+        except OSError as error:
+            self._complain(problem_of(path, error))
+            if error.errno in _GONE:
+                self._outcome.stopped = f"{path}: {error.strerror}"
+        if self._tell is not None:
+            self._tell(done.number)
+
+    def _write_now(self, done: Estimated, event: Any) -> None:
+        parts = to_cpu(done.parts) if event is None else self._copied(done.parts, event)
+        ways = [name for name in self._work.setting.ways if name not in done.missing]
+        path = self._work.output.path(done.number)
+        for name in ways:
+            if event is not None and not bool(parts[name].isfinite().all()):
+                self._complain(Problem(path, f"{self._work.method} gives a flow that is not finite ({name})"))
+                return
+        replaced = [number for number in done.used if self._check_replaced(number, "while it was worked on", done.used)]
+        if replaced:
+            return
+        with self._lock:
+            self._read.update({number: stamp for number, stamp in done.used.items() if stamp is not None})
+            for number in [n for n in self._read if n < done.number - 64 * self._work.setting.step]:
+                del self._read[number]  # the far past is not watched
+        self._work.output.write(done, parts, ways)
+        with self._lock:
+            self._outcome.written.append(done.number)
+            if done.missing:
+                self._outcome.incomplete.append(done.number)
+
+    def _check_replaced(self, number: int, words: str, used: dict[int, Any] | None = None) -> bool:
+        stamp = (self._read if used is None else used).get(number)
+        if stamp is None or self._plates.stamp(number) == stamp:
+            return False
+        if number not in self._reported:
+            self._reported.add(number)
+            self._complain(Problem(self._plates.path(number), f"was replaced {words}"))
+        return True
+
+    def _complain(self, problem: Problem) -> None:
+        with self._lock:
+            if problem not in self._outcome.problems:
+                self._outcome.problems.append(problem)
+
+    def _copied(self, parts: dict[str, Tensor], event: Any) -> dict[str, Tensor]:
+        """From the GPU, on a stream of this thread's own."""
+        if not hasattr(self._mine, "stream"):
+            self._mine.stream = torch.cuda.Stream(self._work.setting.device)  # type: ignore[no-untyped-call]
+        stream = self._mine.stream
+        host = {}
+        with torch.cuda.stream(stream):
+            stream.wait_event(event)
+            for name, part in parts.items():
+                host[name] = torch.empty(part.shape, dtype=part.dtype, pin_memory=True)
+                host[name].copy_(part, non_blocking=True)
+                part.record_stream(stream)
+            stream.synchronize()
+        return host

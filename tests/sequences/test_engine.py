@@ -1,0 +1,230 @@
+"""estimate_sequence and the engine below it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sequence_shots import HEIGHT, WIDTH, moving, quick
+
+from fullfield import InputError, estimate, estimate_sequence
+from fullfield.estimators import TVL1Estimator
+from fullfield.io import write_image
+from fullfield.sequences import Setting, open_plates
+from fullfield.sequences.changes import is_cut, is_held, small
+from fullfield.sequences.consistency import consistency
+from fullfield.testing import textured_scene
+
+
+def test_every_frame_has_what_single_pairs_have(shot: Path, estimator: TVL1Estimator) -> None:
+    found = list(estimate_sequence("plate.%04d.png", estimator, direction="both"))
+    assert [flows.number for flows in found] == list(range(11, 19))
+    assert found[0].backward is None
+    assert found[-1].forward is None
+    for flows in found:
+        assert flows.problems == ()
+        for flow, other in ((flows.forward, flows.number + 1), (flows.backward, flows.number - 1)):
+            if flow is None:
+                continue
+            alone = estimate(shot / f"plate.{flows.number:04d}.png", shot / f"plate.{other:04d}.png", estimator)
+            torch.testing.assert_close(flow.flow, alone.flow, rtol=0, atol=0)
+    middle = found[4].forward
+    assert middle is not None
+    assert float(middle.flow[0, 10:-10, 10:-10].mean()) == pytest.approx(-2, abs=0.3)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_one_direction_and_frames_further_apart(shot: Path, estimator: TVL1Estimator, direction: str) -> None:
+    found = list(estimate_sequence(str(shot), estimator, direction=direction, step=3))
+    sign = 1 if direction == "forward" else -1
+    for flows in found:
+        flow, absent = (flows.forward, flows.backward) if sign > 0 else (flows.backward, flows.forward)
+        assert absent is None
+        assert (flow is not None) == (11 <= flows.number + 3 * sign <= 18)
+    flow = found[3].forward or found[3].backward
+    assert flow is not None
+    alone = estimate("plate.0014.png", f"plate.{14 + 3 * sign:04d}.png", estimator)
+    assert torch.equal(flow.flow, alone.flow)
+
+
+def test_a_chunk_reads_its_neighbours(shot: Path, estimator: TVL1Estimator) -> None:  # noqa: ARG001
+    whole = {f.number: f for f in estimate_sequence("plate.####.png", estimator, direction="both")}
+    part = list(estimate_sequence(open_plates("plate.####.png", "13,14"), estimator, direction="both"))
+    assert [flows.number for flows in part] == [13, 14]
+    for flows in part:
+        for mine, theirs in (
+            (flows.forward, whole[flows.number].forward),
+            (flows.backward, whole[flows.number].backward),
+        ):
+            assert mine is not None
+            assert theirs is not None
+            assert torch.equal(mine.flow, theirs.flow)
+
+
+def test_a_frame_is_read_once_and_few_are_held(estimator: TVL1Estimator, monkeypatch: pytest.MonkeyPatch) -> None:
+    frames = moving(30)
+    plates = open_plates(frames)
+    read: list[int] = []
+    real = plates.read
+
+    def counted(number: int) -> object:
+        read.append(number)
+        return real(number)
+
+    monkeypatch.setattr(plates, "read", counted)
+    setting = Setting("both", occlusion=True, warm_start=True)
+    for at, flows in enumerate(estimate_sequence(plates, estimator, setting=setting)):
+        assert len(read) <= at + 2 + 3, "this frame, the next one, and three ahead"
+        assert flows.number == at + 1
+    assert sorted(read) == list(range(1, 31))
+
+
+def test_memory_is_flat(estimator: TVL1Estimator) -> None:
+    class Endless(list[np.ndarray]):
+        """Frames that are made when they are asked for, so that only the engine can hoard them."""
+
+        def __len__(self) -> int:
+            return 240
+
+        def __getitem__(self, index: int) -> np.ndarray:  # type: ignore[override]
+            return np.full((HEIGHT * 4, WIDTH * 4, 3), index % 7, np.uint8)
+
+    from fullfield.sequences.plates import ListedPlates
+
+    quickest = TVL1Estimator(estimator.config.replace(iterations=1, warps=1, scales=1))
+    sizes = []
+    for flows in estimate_sequence(ListedPlates(Endless(), None), quickest, direction="both"):
+        if flows.number in (40, 240):
+            gc.collect()
+            sizes.append(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+    assert sizes[1] - sizes[0] < 12e6, "200 frames of 430 kB and 200 flows of 286 kB went by"
+
+
+def test_stopping_half_way_leaves_no_thread(estimator: TVL1Estimator) -> None:
+    before = threading.active_count()
+    flows = estimate_sequence(moving(12), estimator)
+    next(flows)
+    flows.close()  # type: ignore[attr-defined]
+    assert threading.active_count() == before
+
+
+def test_a_bad_frame_costs_its_pairs_alone(shot: Path, estimator: TVL1Estimator) -> None:
+    (shot / "plate.0014.png").write_bytes(b"\x89PNG\r\n\x1a\nnonsense")
+    write_image(shot / "plate.0017.png", torch.rand(3, 9, 9))
+    found = {f.number: f for f in estimate_sequence("plate.%04d.png", estimator, direction="both")}
+    has = {n: (f.forward is not None, f.backward is not None) for n, f in found.items()}
+    both, none = (True, True), (False, False)
+    assert has == {11: (True, False), 12: both, 13: (False, True), 14: none, 15: (True, False), 16: (False, True),
+                   17: none, 18: none}  # fmt: skip
+    for number, culprit, word in ((13, 14, "truncated"), (14, 14, "truncated"), (15, 14, "truncated"),
+                                  (16, 17, "is 9x9, but plate.0016.png is 56x40"), (18, 17, "is 9x9")):  # fmt: skip
+        problem = found[number].problems[0]
+        assert problem.path == f"plate.{culprit:04d}.png"
+        assert word in problem.reason, problem
+    assert found[12].problems == ()
+
+
+def test_a_gap_is_named_and_the_ends_are_not(shot: Path, estimator: TVL1Estimator) -> None:
+    (shot / "plate.0014.png").unlink()
+    found = {f.number: f for f in estimate_sequence("plate.%04d.png", estimator)}
+    assert found[13].forward is None
+    assert str(found[13].problems[0]) == "plate.0014.png: no such file"
+    assert found[18].problems == ()
+    asked = list(estimate_sequence(open_plates("plate.%04d.png", "17-20"), estimator))
+    assert next(str(p) for f in asked for p in f.problems) == "plate.0019.png: no such file"
+
+
+def test_warm_start_is_the_flow_of_before_moved_along(estimator: TVL1Estimator) -> None:
+    from fullfield.estimators.warm_start import moved_forward
+
+    frames = moving(4)
+    found = list(estimate_sequence(frames, estimator, setting=Setting("both", warm_start=True)))
+    for name, sign in (("forward", 1), ("backward", -1)):
+        at = 1 if sign > 0 else 2
+        before = getattr(found[at - 1], name)
+        start = sign * moved_forward(sign * before.flow)
+        expected = estimate(frames[at], frames[at + sign], estimator, initial_flow=start)
+        assert torch.equal(getattr(found[at], name).flow, expected.flow), name
+        cold = estimate(frames[at], frames[at + sign], estimator)
+        assert not torch.equal(cold.flow, expected.flow)
+
+
+def test_cuts_and_held_frames_are_told(estimator: TVL1Estimator) -> None:
+    first, second = moving(4, seed=4), moving(4, seed=9)
+    frames = [*first, first[-1], *second]
+    found = list(estimate_sequence(frames, estimator, setting=Setting(warm_start=True)))
+    assert [pair for flows in found for pair in flows.held] == [(4, 5)]
+    assert [pair for flows in found for pair in flows.cuts] == [(5, 6)]
+    cold = estimate(frames[4], frames[5], estimator)
+    across = found[4].forward
+    assert across is not None
+    assert torch.equal(across.flow, cold.flow), "no warm start across a cut"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_cuts_are_not_seen_in_motion(seed: int) -> None:
+    scene = textured_scene(120, 160, seed=seed, max_motion=10)
+    other = textured_scene(120, 160, seed=seed + 20)
+    a, b, c = (small(frame) for frame in (scene.frame1, scene.frame2, other.frame1))
+    assert not is_cut(a, b)
+    assert is_cut(a, c)
+    assert is_cut(a, torch.zeros_like(a))
+    assert not is_cut(torch.zeros_like(a), torch.zeros_like(a))
+    assert not is_cut(a, a * 0.8), "a change of exposure"
+    assert is_held(scene.frame1, scene.frame1.clone(), compressed=False)
+    assert not is_held(scene.frame1, scene.frame1 + 1e-3, compressed=False)
+    assert is_held(scene.frame1, scene.frame1 + 1e-3, compressed=True)
+
+
+def test_occlusion_is_found_where_it_is() -> None:
+    scene = textured_scene(80, 112, seed=3, max_motion=8)
+    there = estimate(scene.frame1, scene.frame2, preset="fast").flow
+    back = estimate(scene.frame2, scene.frame1, preset="fast").flow
+    found = consistency(there, back)
+    seen, hidden = found.occlusion[~scene.occluded].mean(), found.occlusion[scene.occluded].mean()
+    assert hidden > 0.6
+    assert seen < 0.15
+    assert found.confidence[~scene.occluded].mean() > 2 * found.confidence[scene.occluded].mean()
+    flow = torch.zeros(2, 8, 8)
+    flow[0] = 3
+    exact = consistency(flow, -flow)
+    assert exact.occlusion[:, :5].sum() == 0
+    assert exact.occlusion[:, 5:].min() == 1
+    assert exact.confidence[:, :5].min() == 1
+
+
+def test_occlusion_comes_with_the_flows(estimator: TVL1Estimator) -> None:
+    frames = moving(3)
+    for direction in ("forward", "both"):
+        found = list(estimate_sequence(frames, estimator, setting=Setting(direction, occlusion=True, confidence=True)))
+        there = estimate(frames[1], frames[2], estimator).flow
+        back = estimate(frames[2], frames[1], estimator).flow
+        assert torch.equal(found[1].occlusion["forward"], consistency(there, back).occlusion)
+        assert torch.equal(found[1].confidence["forward"], consistency(there, back).confidence)
+        assert ("backward" in found[1].occlusion) == (direction == "both")
+
+
+def test_mistakes(shot: Path, estimator: TVL1Estimator) -> None:  # noqa: ARG001
+    for arguments, word in (
+        ({"direction": "sideways"}, "direction: expected one of forward, backward, both"),
+        ({"step": 0}, "step: expected an integer >= 1"),
+        ({"setting": "both"}, "setting: expected a Setting"),
+        ({"preset": "fast"}, "preset: expected no parameters beside an Estimator"),
+    ):
+        with pytest.raises(InputError, match=word):
+            next(estimate_sequence("plate.%04d.png", estimator, **arguments))  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="no such file"):
+        next(estimate_sequence("none.%04d.png", quick()))
+    with pytest.raises(InputError, match="takes transfer alone"):
+        open_plates(moving(2), window="data")
+
+
+def test_grey_and_colour_mix(estimator: TVL1Estimator) -> None:
+    a, b = moving(2)
+    found = list(estimate_sequence([a, b.mean(0, keepdim=True)], estimator))
+    assert found[0].forward is not None

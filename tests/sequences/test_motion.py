@@ -1,0 +1,251 @@
+"""Pulling pictures along, and frames in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sequence_shots import HEIGHT, WIDTH, moving
+
+from fullfield import InputError, estimate
+from fullfield.cli.main import main
+from fullfield.io import FrameWindow, read_frame, write_flow, write_image, write_vectors
+from fullfield.io.raw import Raw, read_raw, write_raw
+from fullfield.sequences.motion import accumulated, between, follow_back
+from fullfield.testing import textured_scene
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    monkeypatch.chdir(tmp_path)
+
+    def run(*argv: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main([*map(str, argv)])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return code, out, err
+
+    return run
+
+
+def steady(u: float, v: float = 0.0) -> torch.Tensor:
+    return torch.tensor([u, v]).view(2, 1, 1).expand(2, HEIGHT, WIDTH).contiguous()
+
+
+def stored(first: int, last: int, u: float) -> None:
+    """Files of both directions for a shot that moves by u px a frame."""
+    for number in range(first, last + 1):
+        ends = [name for name, at in (("forward", last), ("backward", first)) if at == number]
+        parts = {"forward": steady(u) * (number < last), "backward": steady(-u) * (number > first)}
+        write_vectors(f"mv.{number:04d}.exr", parts, notes={"fullfield/shot_ends": ",".join(ends)} if ends else {})
+
+
+def hdr(seed: int = 0) -> torch.Tensor:
+    """[4, H, W]: colour with highlights of 60, multiplied by an alpha with soft edges."""
+    made = torch.rand(4, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(seed))
+    made[:3] *= 60 * made[3]
+    return made
+
+
+def test_all_of_a_picture_comes_back(tmp_path: Path) -> None:
+    window = FrameWindow((0, 0, WIDTH, HEIGHT), (0, 0, WIDTH, HEIGHT), 2.0)
+    raw = Raw(hdr() - 0.5, ("R", "G", "B", "A"), "float", window)
+    write_raw(tmp_path / "a.exr", raw)
+    back = read_raw(tmp_path / "a.exr")
+    assert torch.equal(back.pixels, raw.pixels)
+    assert (back.channels, back.form, back.window) == (raw.channels, "float", window)
+    write_raw(tmp_path / "h.exr", raw._replace(form="half"))
+    assert read_raw(tmp_path / "h.exr").form == "half"
+    with pytest.raises(InputError, match="PNG holds no floats"):
+        write_raw(tmp_path / "a.png", raw)
+    write_raw(tmp_path / "a.tif", raw._replace(pixels=hdr()))
+    torch.testing.assert_close(read_raw(tmp_path / "a.tif").pixels, hdr(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("depth", ["uint8", "uint16"])
+def test_alpha_of_a_png_is_multiplied_in_and_out(tmp_path: Path, depth: str) -> None:
+    from PIL import Image
+
+    codes = np.random.default_rng(0).integers(0, 256, (HEIGHT, WIDTH, 4), np.uint8)
+    codes[..., 3][codes[..., 3] < 128] = 200
+    Image.fromarray(codes, "RGBA").save(tmp_path / "a.png")
+    raw = read_raw(tmp_path / "a.png")
+    assert raw.alpha == 3
+    expected = codes[..., 0] / 255 * (codes[..., 3] / 255)
+    np.testing.assert_allclose(raw.pixels[0].numpy(), expected, atol=1e-6)
+    write_raw(tmp_path / "b.png", raw._replace(form=depth))
+    again = read_raw(tmp_path / "b.png")
+    assert again.form == depth
+    np.testing.assert_allclose(again.pixels.numpy(), raw.pixels.numpy(), atol=1 / 255)
+    write_raw(tmp_path / "b.exr", raw)
+    opaque = raw.pixels[3] > 0
+    assert torch.allclose(read_raw(tmp_path / "b.exr").pixels[3], raw.pixels[3])
+    assert (read_raw(tmp_path / "b.exr").pixels[0] <= raw.pixels[0] + 1e-6)[opaque].all(), "light, no longer encoded"
+
+
+def test_flows_after_each_other_add_up() -> None:
+    total = follow_back(steady(1.5, 0.5), steady(2.0, -1.0))
+    inner = total[:, 2:-2, 2:-4]
+    torch.testing.assert_close(inner, steady(3.5, -0.5)[:, 2:-2, 2:-4])
+    assert total[:, :, -1].isnan().all(), "beyond the frame nothing is known"
+
+
+def test_accumulation_goes_both_ways_and_stops_where_a_flow_is_missing() -> None:
+    def backward(number: int) -> torch.Tensor:
+        if number == 13:
+            raise InputError("mv.0013.exr: no such file")
+        return steady(-2.0)
+
+    found = dict(accumulated(10, range(7, 15), lambda _: steady(2.0), backward))
+    assert sorted(found) == [7, 8, 9, 11, 12, 13, 14]
+    for number in (7, 8, 9, 11, 12):
+        field = found[number]
+        assert isinstance(field, torch.Tensor)
+        assert float(field[0].nanmean()) == pytest.approx(-2.0 * (number - 10))
+    assert isinstance(found[13], InputError)
+    assert isinstance(found[14], InputError)
+
+
+def test_a_paint_over_follows_the_shot_with_its_highlights(call: Call) -> None:
+    stored(1, 6, 3.0)
+    paint = Raw(hdr(), ("R", "G", "B", "A"), "float")
+    write_raw("paint.exr", paint)
+    code, out, err = call("warp", "paint.exr", "--reference", "3", "--flow", "mv.%04d.exr", "-o", "on.%04d.exr")
+    assert code == 0, err
+    assert "6 frames written" in out
+    for number in range(1, 7):
+        moved = read_raw(f"on.{number:04d}.exr")
+        assert moved.channels == paint.channels
+        shift = 3 * (number - 3)
+        expected = torch.zeros_like(paint.pixels)
+        if shift >= 0:
+            expected[:, :, shift:] = paint.pixels[:, :, : WIDTH - shift]
+        else:
+            expected[:, :, :shift] = paint.pixels[:, :, -shift:]
+        torch.testing.assert_close(moved.pixels, expected, rtol=1e-5, atol=1e-4)
+    assert read_raw("on.0006.exr").pixels.max() > 40
+    code, _, err = call("warp", "paint.exr", "--reference", "3", "--flow", "mv.%04d.exr", "-o", "on.%04d.exr")
+    assert code == 2
+    assert "is there already; use --overwrite" in err
+
+
+def test_neighbours_are_pulled_onto_their_frames(call: Call) -> None:
+    for number, frame in enumerate(moving(3), 1):
+        write_image(f"p.{number}.png", frame)
+    stored(1, 3, -2.0)
+    code, out, err = call("warp", "p.%d.png", "--flow", "mv.%04d.exr", "-o", "w.%d.png")
+    assert code == 2
+    assert "frame 3: mv.0003.exr: has no forward vectors" in err
+    assert "2 frames written" in out
+    torch.testing.assert_close(read_frame("w.1.png")[:, :, 2:], read_frame("p.1.png")[:, :, 2:], atol=1e-6, rtol=0)
+    assert read_raw("w.1.png").form == "uint8"
+    code, _, _ = call("warp", "p.%d.png", "--flow", "mv.%04d.exr", "-o", "b.%d.png", "--direction", "backward",
+                      "--frames", "2-3")  # fmt: skip
+    assert code == 0
+    torch.testing.assert_close(read_frame("b.3.png")[:, :, :-2], read_frame("p.3.png")[:, :, :-2], atol=1e-6, rtol=0)
+
+
+def test_what_is_hidden_can_be_left_out(call: Call) -> None:
+    hidden = torch.zeros(HEIGHT, WIDTH)
+    hidden[:, 10:20] = 1
+    write_vectors("mv.1.exr", {"forward": steady(0), "occlusion.forward": hidden})
+    write_raw("m.exr", Raw(torch.ones(1, HEIGHT, WIDTH), ("A",), "float"))
+    assert call("warp", "m.exr", "--flow", "mv.1.exr", "-o", "o.exr", "--hide-occluded")[0] == 0
+    assert torch.equal(read_raw("o.exr").pixels[0], 1 - hidden)
+
+
+def psnr(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float(-10 * (a - b).square().mean().log10())
+
+
+def test_a_frame_in_between_is_like_the_true_one() -> None:
+    better = []
+    for seed in (1, 5):
+        scene = textured_scene(96, 128, seed=seed, max_motion=8)
+        truth = textured_scene(96, 128, seed=seed, max_motion=4).frame2
+        there = estimate(scene.frame1, scene.frame2).flow
+        back = estimate(scene.frame2, scene.frame1).flow
+        made = between(scene.frame1, scene.frame2, there, back, 0.5)
+        mixed = (scene.frame1 + scene.frame2) / 2
+        better.append(psnr(made.picture, truth) - psnr(mixed, truth))
+        assert float(made.seen.float().mean()) > 0.97
+        for at, frame in ((0.0, scene.frame1), (1.0, scene.frame2)):
+            assert torch.equal(between(scene.frame1, scene.frame2, there, back, at).picture, frame)
+    assert min(better) > 4, better
+
+
+def test_what_one_frame_alone_shows_is_taken_from_it() -> None:
+    """A white square on grey moves by 8 px: half way, what it uncovers is grey and not half white."""
+    first, second = torch.full((1, 32, 48), 0.5), torch.full((1, 32, 48), 0.5)
+    first[:, 10:20, 10:20], second[:, 10:20, 18:28] = 9.0, 9.0
+    forward, backward = torch.zeros(2, 32, 48), torch.zeros(2, 32, 48)
+    forward[0, 10:20, 10:20], backward[0, 10:20, 18:28] = 8, -8
+    made = between(first, second, forward, backward, 0.5).picture
+    expected = torch.full((1, 32, 48), 0.5)
+    expected[:, 10:20, 14:24] = 9.0
+    torch.testing.assert_close(made, expected, atol=1e-3, rtol=0)
+
+
+def test_a_shot_at_another_speed(call: Call) -> None:
+    stored(1, 3, 4.0)
+    for number in range(1, 4):
+        light = torch.zeros(4, HEIGHT, WIDTH)
+        light[:, 8:30, 4 * number + 6 : 4 * number + 20] = torch.tensor([30.0, 2, 1, 1]).view(4, 1, 1)
+        write_raw(f"p.{number:04d}.exr", Raw(light, ("R", "G", "B", "A"), "half"))
+    code, out, err = call("retime", "p.%04d.exr", "--flow", "mv.%04d.exr", "--factor", "2.5", "-o", "s.%04d.exr")
+    assert code == 0, err
+    assert "6 frames written" in out
+    for number in range(1, 7):
+        made = read_raw(f"s.{number:04d}.exr")
+        time = 1 + (number - 1) / 2.5
+        weight = made.pixels[0].sum(0)
+        middle = float((weight * torch.arange(WIDTH)).sum() / weight.sum())
+        assert middle == pytest.approx(4 * time + 12.5, abs=0.1), number
+        assert made.pixels[0].max() == pytest.approx(30, rel=0.01)
+        assert made.pixels[3].max() == pytest.approx(1, rel=0.01)
+        assert made.form == "half"
+    assert torch.equal(read_raw("s.0001.exr").pixels, read_raw("p.0001.exr").pixels)
+    assert call("retime", "p.%04d.exr", "--flow", "mv.%04d.exr", "--factor", "0.5", "-o", "f.%04d.exr")[0] == 0
+    assert torch.equal(read_raw("f.0002.exr").pixels, read_raw("p.0003.exr").pixels)
+    Path("p.0002.exr").write_bytes(b"")
+    code, _, err = call("retime", "p.%04d.exr", "--flow", "mv.%04d.exr", "--factor", "1", "-o", "t.%04d.exr")
+    assert code == 2
+    assert "p.0002.exr: the file is empty" in err
+
+
+def test_a_warped_picture_in_an_exr_keeps_its_floats(call: Call) -> None:
+    write_raw("b.exr", Raw(hdr()[:3], ("R", "G", "B"), "float"))
+    write_flow("f.flo", steady(2.0))
+    assert call("viz", "f.flo", "-o", "w.exr", "--kind", "warped", "--frame2", "b.exr")[0] == 0
+    expected = torch.zeros(3, HEIGHT, WIDTH)
+    expected[:, :, :-2] = hdr()[:3, :, 2:]
+    torch.testing.assert_close(read_raw("w.exr").pixels, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("warp", "p.png", "--flow", "mv.%04d.exr", "-o", "o.%04d.exr"), "say by --reference"),
+        (("warp", "no.png", "--flow", "mv.%04d.exr", "-o", "o.%04d.exr"), "no.png: no such file"),
+        (("warp", "p.png", "--reference", "1", "--flow", "mv.%04d.exr", "-o", "o.exr"), "expected a pattern"),
+        (("warp", "p.png", "--reference", "1", "--flow", "mv.%04d.exr", "-o", "o.%d.jpg"), "--output takes .exr"),
+        (("warp", "p.png", "--reference", "1", "--flow", "mv.%04d.exr", "-o", "o.%d.exr", "--direction", "forward"),
+         "--direction: is for neighbours"),
+        (("retime", "p.%d.png", "--flow", "mv.%04d.exr", "--factor", "0", "-o", "o.%d.exr"), "--factor: expected"),
+        (("retime", "p.%d.png", "--flow", "mv.%04d.exr", "--factor", "2", "-o", "p.%d.png"), "is also an input"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_line(call: Call, arguments: tuple[str, ...], word: str) -> None:
+    stored(1, 2, 1.0)
+    for name in ("p.png", "p.1.png", "p.2.png"):
+        write_image(name, torch.rand(3, HEIGHT, WIDTH))
+    code, _, err = call(*arguments)
+    assert code == 2
+    assert word in err, err
+    assert err.count("\n") == 1

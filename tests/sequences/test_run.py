@@ -1,0 +1,433 @@
+"""Runs on files: what is written, what a killed run leaves, what a bad plate costs."""
+
+from __future__ import annotations
+
+import errno
+import json
+import multiprocessing
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sequence_shots import HEIGHT, QUICK, WIDTH, moving, slow_flow
+
+from fullfield import Flow, estimate
+from fullfield.cli.main import main
+from fullfield.io import FrameWindow, flow_window, read_flow, read_metadata, read_vectors, write_image
+
+oiio = pytest.importorskip("OpenImageIO")
+
+Cli = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def flow(shot: Path, capsys: pytest.CaptureFixture[str]) -> Cli:  # noqa: ARG001 - sets the folder
+    def call(*argv: object, quick: bool = True) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main(["flow", *map(str, argv), *(QUICK if quick else ())])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return code, out, err
+
+    return call
+
+
+def write_exr(
+    path: Path, frame: torch.Tensor, at: tuple[int, int] = (0, 0), full: tuple[int, ...] | None = None
+) -> None:
+    """An EXR plate as a camera department delivers it."""
+    height, width = frame.shape[-2:]
+    spec = oiio.ImageSpec(width, height, 3, "half")
+    spec.x, spec.y = at
+    spec.full_x, spec.full_y, spec.full_width, spec.full_height = full or (0, 0, width, height)
+    spec.attribute("smpte:TimeCode", oiio.TypeDesc("timecode"), (0x01020304, 0))
+    spec.attribute("nuke/version", "15.1")
+    spec.attribute("camera", "ALEXA")
+    spec.attribute("worldToCamera", oiio.TypeDesc("matrix"), tuple(float(n) for n in range(16)))
+    spec.attribute("PixelAspectRatio", 2.0)
+    out = oiio.ImageOutput.create("openexr")
+    assert out.open(str(path), spec)
+    assert out.write_image(frame.permute(1, 2, 0).contiguous().numpy().astype(np.float32))
+    out.close()
+
+
+def loaded(folder: Path, pattern: str = "mv.*.exr") -> dict[str, dict[str, torch.Tensor]]:
+    return {path.name: read_vectors(path) for path in sorted(folder.glob(pattern))}
+
+
+def assert_same(a: dict[str, dict[str, torch.Tensor]], b: dict[str, dict[str, torch.Tensor]]) -> None:
+    assert a.keys() == b.keys()
+    for name, parts in a.items():
+        assert parts.keys() == b[name].keys(), name
+        for layer, part in parts.items():
+            assert torch.equal(part, b[name][layer]), (name, layer)
+
+
+def test_a_shot_of_exr_keeps_what_the_plates_say(flow: Cli, shot: Path) -> None:
+    for number, frame in enumerate(moving(4), 1):
+        write_exr(shot / f"exr.{number:04d}.exr", frame)
+    code, out, _ = flow("exr.####.exr", "-o", "mv.####.exr", "--direction", "both", "--occlusion", "--confidence",
+                        "--st-map", "st.####.exr", "--json", "-q")  # fmt: skip
+    assert code == 0
+    told = json.loads(out)
+    assert (told["written"], told["problems"], told["frames"]) == ("1-4", [], "1-4")
+    parts = read_vectors("mv.0002.exr")
+    assert sorted(parts) == ["backward", "confidence.backward", "confidence.forward", "forward",
+                             "occlusion.backward", "occlusion.forward"]  # fmt: skip
+    alone = estimate("exr.0002.exr", "exr.0003.exr", preset="fast", iterations=4, warps=2)
+    assert torch.equal(parts["forward"], alone.flow)
+    alone.save("alone.exr")
+    assert flow_window("alone.exr").pixel_aspect == 2.0, "from Python too"
+    assert flow_window("mv.0002.exr").pixel_aspect == 2.0
+    metadata = {entry.name: entry.value for entry in read_metadata("mv.0002.exr")}
+    assert metadata["smpte:TimeCode"] == (0x01020304, 0)
+    assert (metadata["nuke/version"], metadata["camera"]) == ("15.1", "ALEXA")
+    assert metadata["worldToCamera"][5] == 5.0
+    assert Path("st.0002.exr").exists()
+    ends = read_vectors("mv.0004.exr")
+    assert not ends["forward"].any(), "no vectors where the shot ends"
+    assert ends["occlusion.forward"].min() == 1
+    assert ends["backward"].any()
+
+
+def test_half_and_y_down(flow: Cli) -> None:
+    assert flow("plate.%04d.png", "--frames", "12", "-o", "mv.%04d.exr", "--half", "--y-axis", "down")[0] == 0
+    assert flow("plate.%04d.png", "--frames", "12", "-o", "up.%04d.exr")[0] == 0
+    down, up = read_flow("mv.0012.exr").flow, read_flow("up.0012.exr").flow
+    torch.testing.assert_close(down, up, rtol=1e-3, atol=1e-3)
+    file = oiio.ImageInput.open("mv.0012.exr")
+    assert file.spec().format == "half"
+    assert np.array_equal(file.read_image("float")[..., 1], down[1].numpy())
+    file = oiio.ImageInput.open("up.0012.exr")
+    assert np.array_equal(file.read_image("float")[..., 1], -up[1].numpy())
+
+
+def test_overscan_lies_where_it_belongs(flow: Cli, shot: Path) -> None:
+    wide = moving(3)
+    display = (0, 0, WIDTH - 16, HEIGHT - 10)
+    for number, frame in enumerate(wide, 1):
+        cut = number - 1  # every plate has its own data window
+        write_exr(shot / f"o.{number:04d}.exr", frame[:, cut:, cut:].contiguous(), (cut - 8, cut - 5), display)
+    code, _, err = flow("o.%04d.exr", "-o", "mv.%04d.exr", "--window", "data", "--direction", "both", "--occlusion")
+    assert code == 0, err
+    assert flow_window("mv.0002.exr") == FrameWindow((-8, -5, WIDTH, HEIGHT), display, 2.0)
+    inner = read_flow("mv.0001.exr", window="data").flow[0, 10:-10, 10:-10]
+    assert float(inner.mean()) == pytest.approx(-2, abs=0.5)
+    assert flow("o.%04d.exr", "-o", "d.%04d.exr")[0] == 0
+    assert flow_window("d.0002.exr").data == display
+
+
+def test_other_formats_and_names(flow: Cli, shot: Path) -> None:
+    assert flow("plate.%04d.png", "-o", "v_@@@.flo", "--frames", "17-18")[0] == 0
+    assert Path("v_017.flo").exists()
+    assert not Flow.load("v_018.flo").flow.any()
+    (shot / "out").mkdir()
+    assert flow("plate.%04d.png", "-o", "out/", "--frames", "11-18x4")[0] == 0
+    assert sorted(path.name for path in (shot / "out").glob("*.exr")) == ["plate.0011.exr", "plate.0015.exr"]
+    alone = estimate("plate.0017.png", "plate.0018.png", preset="fast", iterations=4, warps=2)
+    assert torch.equal(Flow.load("v_017.flo").flow, alone.flow)
+
+
+def test_nothing_is_made_twice_and_nothing_overwritten(flow: Cli) -> None:
+    assert flow("plate.%04d.png", "-o", "mv.%04d.exr", "--frames", "11-13")[0] == 0
+    first = {path: path.stat().st_mtime_ns for path in Path().glob("mv.*.exr")}
+    code, out, err = flow("plate.%04d.png", "-o", "mv.%04d.exr")
+    assert code == 0
+    assert "5 frames written, 3 there before" in out
+    assert "note: 3 of 8 frames are there already" in err
+    assert {path: path.stat().st_mtime_ns for path in first} == first
+    code, _, err = flow("plate.%04d.png", "-o", "mv.%04d.exr", "--median", "3")
+    assert code == 2
+    assert "was begun with other settings (parameters: " in err
+    code, _, _ = flow("plate.%04d.png", "-o", "mv.%04d.exr", "--step", "2", "--overwrite")
+    assert code == 0
+    assert all(path.stat().st_mtime_ns > stamp for path, stamp in first.items())
+    Path("mv.exr.fullfield.json").unlink()
+    code, _, err = flow("plate.%04d.png", "-o", "mv.%04d.exr", "--step", "2")
+    assert code == 2
+    assert "mv.0011.exr: is there already, and mv.exr.fullfield.json does not say how it was made" in err
+
+
+def test_an_overwriting_run_that_was_killed_goes_on(flow: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert flow("plate.%04d.png", "-o", "mv.%04d.exr")[0] == 0
+    old = loaded(Path())
+    from fullfield.sequences import outputs
+
+    real = outputs.Output.write
+
+    def killed(self: Any, done: Any, *args: Any) -> None:
+        if done.number == 14:
+            raise KeyboardInterrupt
+        real(self, done, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(outputs.Output, "write", killed)
+        assert flow("plate.%04d.png", "-o", "mv.%04d.exr", "--direction", "backward", "--overwrite")[0] == 130
+    assert flow("plate.%04d.png", "-o", "mv.%04d.exr", "--direction", "backward")[0] == 0
+    new = loaded(Path())
+    assert all(set(new[name]) == {"backward"} for name in old), "no file of the old settings is left"
+
+
+HOSTILE = ("truncated", "renamed", "empty", "other size", "one pixel", "NaN", "lying header", "folder", "text")
+
+
+def hostile(folder: Path, kind: str, path: Path) -> None:
+    good = path.read_bytes()
+    if kind == "folder":
+        path.unlink()
+        path.mkdir()
+    elif kind == "truncated":
+        path.write_bytes(good[: len(good) // 2])
+    elif kind == "renamed":
+        (folder / "x.jpg").write_bytes(b"")
+        write_image(folder / "x.tif", torch.rand(3, HEIGHT, WIDTH))
+        path.write_bytes((folder / "x.tif").read_bytes()[:90])
+    elif kind == "empty":
+        path.write_bytes(b"")
+    elif kind == "other size":
+        write_image(path, torch.rand(3, 30, 30))
+    elif kind == "one pixel":
+        write_image(path, torch.rand(3, 1, 1))
+    elif kind == "NaN":
+        path.write_bytes(b"PF\n%d %d\n-1.0\n" % (WIDTH, HEIGHT) + np.full((HEIGHT, WIDTH, 3), np.nan, "<f4").tobytes())
+    elif kind == "lying header":
+        path.write_bytes(good[:16] + (1 << 30).to_bytes(4, "big") + good[20:])
+    else:
+        path.write_text("not a picture at all, only words")
+
+
+def test_a_folder_of_hostile_plates(flow: Cli, shot: Path) -> None:
+    from PIL import Image
+
+    count = 2 * len(HOSTILE) + 5
+    frames = moving(4)
+    for number in range(1, count + 1):
+        write_image(shot / f"h.{number:04d}.png", frames[number % 4])
+    bad = {2 + 2 * index: kind for index, kind in enumerate(HOSTILE)}
+    for number, kind in bad.items():
+        hostile(shot, kind, shot / f"h.{number:04d}.png")
+    cmyk = Image.fromarray(np.full((HEIGHT, WIDTH, 4), 90, np.uint8), "CMYK")
+    cmyk.save(shot / "x.jpg")
+    (shot / f"h.{count - 1:04d}.png").write_bytes((shot / "x.jpg").read_bytes())
+    Image.fromarray(np.full((HEIGHT, WIDTH), 1, np.uint8), "P").save(shot / f"h.{count:04d}.png")
+    code, out, err = flow("h.%04d.png", "-o", "mv.%04d.exr", "--direction", "both", "--json")
+    assert code == 2
+    told = json.loads(out)
+    named = {problem["path"]: problem["reason"] for problem in told["problems"]}
+    assert sorted(named) == [f"h.{number:04d}.png" for number in sorted(bad)]
+    for path, why in named.items():
+        assert f"fullfield: error: {path}: {why}" in err
+        assert "\n" not in why
+    whole = [n for n in range(1, count + 1) if n - 1 not in bad and n not in bad and n + 1 not in bad]
+    assert len(whole) >= 3, "CMYK and palette are no faults"
+    for number in range(1, count + 1):
+        made = Path(f"mv.{number:04d}.exr")
+        if number in bad or {number - 1, number + 1} <= bad.keys():
+            assert not made.exists(), number
+        else:
+            assert made.exists(), number
+
+
+def test_the_direction_that_failed_is_made_when_the_plate_is_mended(flow: Cli, shot: Path) -> None:
+    good = (shot / "plate.0014.png").read_bytes()
+    (shot / "plate.0014.png").write_bytes(good[:100])
+    code, out, err = flow("plate.%04d.png", "-o", "mv.%04d.exr", "--direction", "both")
+    assert code == 2
+    assert "plate.0014.png: truncated PNG file" in err
+    assert err.count("plate.0014.png") == 1
+    assert "1 not made (14), 2 lack a direction (13,15)" in out
+    assert not read_flow("mv.0013.exr").flow.any()
+    assert read_flow("mv.0013.exr", layer="backward").flow.any()
+    (shot / "plate.0014.png").write_bytes(good)
+    code, out, _ = flow("plate.%04d.png", "-o", "mv.%04d.exr", "--direction", "both")
+    assert code == 0
+    assert "3 frames written, 5 there before" in out
+    once = loaded(shot)
+    assert flow("plate.%04d.png", "-o", "other.%04d.exr", "--direction", "both")[0] == 0
+    assert_same(once, {name.replace("other", "mv"): parts for name, parts in loaded(shot, "other.*.exr").items()})
+
+
+def test_a_full_disk_stops_the_run_and_loses_nothing(flow: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fullfield.sequences import outputs
+
+    real = outputs.Output.write
+
+    def full(self: Any, done: Any, *args: Any) -> None:
+        if done.number >= 14:
+            raise OSError(errno.ENOSPC, "cannot write: No space left on device", self.path(done.number))
+        real(self, done, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(outputs.Output, "write", full)
+        code, _, err = flow("plate.%04d.png", "-o", "mv.%04d.exr")
+    assert code == 2
+    assert "mv.0014.exr: cannot write: No space left on device" in err
+    assert "stopped: " in err
+    assert "plate.00" not in err
+    code, out, _ = flow("plate.%04d.png", "-o", "mv.%04d.exr")
+    assert code == 0
+    assert "5 frames written, 3 there before" in out
+
+
+def test_a_path_that_is_lost_is_named(flow: Cli, shot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fullfield.sequences.plates import FilePlates
+
+    (shot / "net").mkdir()
+    for number, frame in enumerate(moving(8), 1):
+        write_image(shot / "net" / f"p.{number}.png", frame)
+    real = FilePlates.read
+
+    def lost(self: Any, number: int) -> Any:
+        if number == 4:
+            (shot / "net").rename(shot / "gone")
+        return real(self, number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FilePlates, "read", lost)
+        code, _, err = flow("net/p.%d.png", "-o", "mv.%04d.exr")
+    assert code == 2
+    assert "net: is not there any more" in err
+    (shot / "gone").rename(shot / "net")
+    assert flow("net/p.%d.png", "-o", "mv.%04d.exr")[0] == 0
+    assert len(list(shot.glob("mv.*.exr"))) == 8
+
+
+def test_a_plate_that_is_replaced_while_the_run_goes_on_is_named(
+    flow: Cli, shot: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fullfield.sequences.plates import FilePlates
+
+    real = FilePlates.read
+
+    def replaced(self: Any, number: int) -> Any:
+        plate = real(self, number)
+        if number == 14:
+            write_image(shot / "new.png", torch.rand(3, HEIGHT, WIDTH))
+            (shot / "new.png").replace(shot / "plate.0014.png")
+        return plate
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FilePlates, "read", replaced)
+        code, out, err = flow("plate.%04d.png", "-o", "mv.%04d.exr")
+    assert code == 2
+    assert "plate.0014.png: was replaced while it was worked on" in err
+    assert "not made (13-14)" in out
+    assert flow("plate.%04d.png", "-o", "mv.%04d.exr")[0] == 0
+    alone = estimate("plate.0013.png", "plate.0014.png", preset="fast", iterations=4, warps=2)
+    assert torch.equal(read_flow("mv.0013.exr").flow, alone.flow)
+
+
+def test_killed_at_random_moments_the_files_are_those_of_one_run(flow: Cli, shot: Path) -> None:
+    arguments = ["plate.%04d.png", "-o", "mv.%04d.exr", "--direction", "both", "--occlusion", "--warm-start", "--half"]
+    reference = [word.replace("mv.", "ref.") for word in arguments]
+    assert flow(*reference)[0] == 0
+
+    context = multiprocessing.get_context("forkserver")  # whose server imports once and has no threads
+    context.set_forkserver_preload(["sequence_shots", "fullfield.cli.sequence", "fullfield.sequences.run"])
+    chance = random.Random(5)
+    counts = []
+    for _ in range(4):
+        process = context.Process(target=slow_flow, args=(str(shot), [*arguments, *QUICK, "-q"]))
+        process.start()
+        started = len(list(shot.glob("mv.*.exr")))
+        deadline = time.monotonic() + 60
+        while len(list(shot.glob("mv.*.exr"))) == started and time.monotonic() < deadline and process.is_alive():
+            time.sleep(0.002)
+        time.sleep(chance.uniform(0, 0.08))
+        process.kill()
+        process.join()
+        counts.append(len(list(shot.glob("mv.*.exr"))))
+    assert counts[0] < 8, "killed half way"
+    assert flow(*arguments)[0] == 0
+    assert_same(loaded(shot), {name.replace("ref", "mv"): parts for name, parts in loaded(shot, "ref.*.exr").items()})
+    assert not list(shot.glob(".*.part.exr"))
+
+
+def test_processes_make_the_same_files_and_one_that_dies_costs_nothing(
+    flow: Cli, shot: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fullfield.sequences import pool
+
+    real, killed = pool._hear, []
+
+    def heard(worker: Any, outcome: Any, tell: Any) -> bool:
+        if not killed and worker.finished:
+            killed.append(worker.process.pid)
+            worker.process.kill()
+        return real(worker, outcome, tell)
+
+    monkeypatch.setattr(pool, "_hear", heard)
+    options = ("--direction", "both", "--occlusion")
+    assert flow("plate.%04d.png", "-o", "one.%04d.exr", *options)[0] == 0
+    code, out, err = flow("plate.%04d.png", "-o", "mv.%04d.exr", *options, "--devices", "cpu,cpu", "--json")
+    assert code == 0, err
+    assert killed
+    assert json.loads(out)["written"] == "11-18"
+    assert_same(loaded(shot), {name.replace("one", "mv"): parts for name, parts in loaded(shot, "one.*.exr").items()})
+
+
+def test_a_video_gives_every_pair(flow: Cli, shot: Path) -> None:
+    av = pytest.importorskip("av", reason="PyAV is not installed (pip install 'fullfield[video]')")
+    for name, form in (("film.mp4", "yuv420p"), ("deep.mkv", "yuv420p10le")):
+        container = av.open(str(shot / name), "w")
+        stream = container.add_stream("libx264", rate=24)
+        stream.width, stream.height, stream.pix_fmt, stream.options = WIDTH, HEIGHT, form, {"crf": "4"}
+        for frame in moving(6):
+            picture = av.VideoFrame.from_ndarray((frame * 255).byte().permute(1, 2, 0).contiguous().numpy(), "rgb24")
+            container.mux(stream.encode(picture.reformat(format=form)))
+        container.mux(stream.encode(None))
+        container.close()
+        code, out, err = flow(name, "-o", f"{name}.%03d.flo", "--json")
+        assert code == 0, err
+        assert json.loads(out)["written"] == "1-6"
+        middle = Flow.load(f"{name}.003.flo").flow[0, 10:-10, 10:-10]
+        assert float(middle.mean()) == pytest.approx(-2, abs=0.5)
+    assert flow("film.mp4", "-o", "part.%03d.exr", "--frames", "3-4", "--direction", "both")[0] == 0
+    assert torch.equal(read_flow("part.003.exr").flow, Flow.load("film.mp4.003.flo").flow)
+    code, _, err = flow("film.mp4", "-o", "late.%03d.flo", "--frames", "5-8")
+    assert code == 2
+    assert "film.mp4, frame 7: no such file" in err
+    from fullfield.sequences import open_plates
+
+    deep = open_plates("deep.mkv").read(1).frame * 255
+    assert (deep - deep.round()).abs().max() > 0.1, "more than 8 bits"
+
+
+def test_progress_is_what_a_farm_reads(flow: Cli) -> None:
+    _, out, _ = flow("plate.%04d.png", "-o", "mv.%04d.exr", "--farm", "openjd")
+    lines = [line for line in out.splitlines() if line.startswith("openjd_progress: ")]
+    assert len(lines) == 8
+    assert lines[-1] == "openjd_progress: 100.0"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        (("plate.%04d.png", "-o", "x.flo"), "expected a pattern for the files"),
+        (("plate.%04d.png", "-o", "plate.%04d.png"), "names the plates themselves"),
+        (("plate.%04d.png", "-o", "mv.%04d.flo", "--direction", "both"), "--direction both: only .exr holds it"),
+        (("plate.%04d.png", "-o", "mv.%04d.flo", "--occlusion"), "--occlusion: only .exr holds it"),
+        (("plate.%04d.png", "-o", "no/mv.%04d.exr"), "folder no does not exist"),
+        (("plate.%04d.png", "-o", "mv.%04d.exr", "--frames", "1-3"), "none of the frames 1-3 is there"),
+        (("plate.%04d.png", "-o", "mv.%04d.exr", "--frames", "1-"), "--frames: expected frames such as"),
+        (("plate.%04d.png", "-o", "mv.%04d.exr", "--viz", "x.png"), "--viz: is for one pair"),
+        (("plate.%04d.png", "-o", "mv.%04d.exr", "--devices", "cpu,cpu", "--warm-start"), "--warm-start: goes from"),
+        (("plate.%04d.png", "-o", "mv.%04d.exr", "--devices", "nine:1"), "--devices: expected a device"),
+        (("plate.%04d.png", "-o", "mv.%04d.exr", "--st-map", "mv.####.exr"), "is also written by --output"),
+        (("plate.%04d.png", "-o", "mv.%04d.exr", "--window", "data", "--warm-start"), "--warm-start: expected frames"),
+        (("plate.0011.png", "-o", "mv.%04d.exr"), "is one frame; give the second one, or a sequence"),
+        (("plate.0011.png", "plate.0012.png", "-o", "x.flo", "--frames", "1-3"), "--frames: is for a whole shot"),
+        (("no.%04d.png", "-o", "mv.%04d.exr"), "no.%04d.png: no such file"),
+    ],
+)
+def test_mistakes_are_one_line(flow: Cli, arguments: tuple[str, ...], word: str) -> None:
+    code, out, err = flow(*arguments)
+    assert code == 2
+    assert word in err
+    assert err.count("\n") == 1
+    assert out == ""

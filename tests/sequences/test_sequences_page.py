@@ -1,0 +1,59 @@
+"""The commands and the code of docs/sequences.md run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from sequence_shots import HEIGHT, QUICK, WIDTH, moving
+
+from fullfield import estimate_sequence
+from fullfield.cli.main import build_parser, main
+from fullfield.io.raw import Raw, write_raw
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def blocks(page: str, language: str = "") -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (DOCS / page).read_text("utf-8"), re.DOTALL)
+
+
+def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    for number, frame in enumerate(moving(6), 1001):
+        write_raw(f"plate.{number}.exr", Raw(frame, ("R", "G", "B"), "half"))
+    write_raw("paint.1001.exr", Raw(torch.ones(4, HEIGHT, WIDTH), ("R", "G", "B", "A"), "half"))
+    commands = blocks("sequences.md")[0].splitlines()
+    assert len(commands) == 3
+    for command in commands:
+        words = shlex.split(command)[1:]
+        assert main([*words, *(QUICK[2:] if words[0] == "flow" else ())]) == 0, command
+    assert len(list(tmp_path.glob("mv.*.exr"))) == 6
+    assert len(list(tmp_path.glob("paint_on.*.exr"))) == 4
+    assert len(list(tmp_path.glob("slow.*.exr"))) == 13
+    (view,) = blocks("sequences.md")[1].splitlines()
+    assert main(shlex.split(view)[1:]) == 0
+    assert (tmp_path / "shot.html").read_text("utf-8").count("data:image/jpeg") == 6
+    code = blocks("sequences.md", "python")[0]
+    assert "import estimate_sequence" in code
+
+    def quicker(frames: str, **more: object) -> object:
+        return estimate_sequence(frames, iterations=4, warps=2, **more)  # type: ignore[arg-type]
+
+    exec(code.split("\n", 1)[1], {"estimate_sequence": quicker})
+    assert len(list(tmp_path.glob("forward.*.exr"))) == 5
+    assert capsys.readouterr().out.count("1003 () ()") == 1
+
+
+def test_the_commands_of_cli_md_parse() -> None:
+    verbs = ("live", "warp", "retime", "view")
+    lines = [line for block in blocks("cli.md") for line in block.splitlines()]
+    commands = [shlex.split(line) for line in lines if line.startswith("fullfield ") and not line.endswith("\\")]
+    tried = [words for words in commands if words[1] in verbs]
+    tried += [words for words in commands if "plate.%04d.exr" in words or "film.mov" in words]
+    assert {words[1] for words in tried} == {"flow", *verbs}
+    for words in tried:
+        build_parser().parse_args(words[1:])

@@ -1,0 +1,118 @@
+"""The page of a shot, in a browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sequence_shots import HEIGHT, QUICK, WIDTH, moving
+
+from fullfield.cli.main import main
+from fullfield.io import write_image, write_vectors
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here (apt-get install chromium)")
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
+    """Three frames whose vectors are known: (3, -2) forward, occluded on the right."""
+    monkeypatch.chdir(tmp_path)
+    for number, frame in enumerate(moving(3, step=3), 1):
+        write_image(f"p.{number:04d}.png", frame)
+        flow = torch.tensor([3.0, -2.0]).view(2, 1, 1).expand(2, HEIGHT, WIDTH).clone()
+        flow[:, :4, :4] = float("nan")
+        hidden = torch.zeros(HEIGHT, WIDTH)
+        hidden[:, -10:] = 1
+        parts = {"forward": flow, "backward": -flow, "occlusion.forward": hidden, "confidence.forward": 1 - hidden}
+        write_vectors(f"mv.{number:04d}.exr", parts)
+    assert main(["view", "mv.%04d.exr", "--plates", "p.%04d.png", "-o", "shot.html", "--max-motion", "4"]) == 0
+    assert "shot.html: 3 frames" in capsys.readouterr().out
+    return tmp_path / "shot.html"
+
+
+def chromium(page: Path, *options: str, hash: str = "", size: str = "900,900") -> str:
+    command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+               f"--user-data-dir={page.parent / 'profile'}", "--virtual-time-budget=8000", f"--window-size={size}",
+               *options, f"file://{page}#{hash}"]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout
+
+
+def test_the_page_needs_nothing_from_outside(page: Path) -> None:
+    text = page.read_text("utf-8")
+    assert not re.findall(r"(?:src|href)\s*=\s*[\"'](?!data:)", text)
+    assert not re.findall(r"https?://", text)
+    assert "default-src 'none'" in text
+    shot = json.loads(re.findall(r'<script id="data" type="application/json">(.*?)</script>', text, re.DOTALL)[0])
+    assert [frame["number"] for frame in shot["frames"]] == [1, 2, 3]
+
+
+@browser
+@pytest.mark.parametrize(
+    ("hash", "words"),
+    [
+        ("layer=flow&x=0.5&y=0.5", "forward (3.00, -2.00) px, 3.61 px long, occlusion 0.00, confidence 1.00"),
+        ("layer=over&frame=2&x=0.99&y=0.5&arrows=1", "occlusion 1.00, confidence 0.00"),
+        ("layer=wipe&direction=backward&frame=3&x=0.5&y=0.5", "backward (-3.00, 2.00) px"),
+        ("layer=occlusion&x=0.01&y=0.01", "x 0, y 0: not known"),
+    ],
+)
+def test_a_browser_draws_it_and_tells_the_vector(page: Path, hash: str, words: str) -> None:
+    dom = chromium(page, "--dump-dom", hash=hash)
+    asked = dict(part.split("=") for part in hash.split("&"))
+    drawn = f"{asked.get('frame', '1')} {asked['layer']} {asked.get('direction', 'forward')}"
+    assert f'data-drawn="{drawn}"' in dom
+    told = re.findall(r'<div id="told">(.*?)</div>', dom)[0]
+    assert words in told
+    assert '<div id="none"></div>' in dom
+
+
+@browser
+def test_what_is_seen_is_the_flow_and_the_frame(page: Path) -> None:
+    from PIL import Image
+
+    pictures = {}
+    for layer in ("flow", "frame", "wipe"):
+        shot = page.parent / f"{layer}.png"
+        chromium(page, f"--screenshot={shot}", hash=f"layer={layer}&frame=2", size="932,900")
+        pictures[layer] = np.asarray(Image.open(shot).convert("RGB")).astype(float)
+    from fullfield.viz import flow_to_image
+
+    expected = flow_to_image(torch.tensor([3.0, -2.0]).view(2, 1, 1).expand(2, 1, 1).clone(), max_motion=4.0)
+    inside = pictures["flow"][250:500, 300:600]
+    assert np.abs(inside - expected[:, 0, 0].numpy()).max() <= 3
+    assert np.abs(pictures["frame"][250:500, 300:600] - inside).mean() > 10
+    left, right = (
+        np.abs(pictures["wipe"] - pictures["frame"])[250:500, at] for at in (slice(60, 400), slice(520, 800))
+    )
+    assert left.mean() < 0.01
+    assert right.mean() > 0.01, "the right side is another picture"
+
+
+def test_the_plates_are_found_by_the_notes(
+    shot: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call: Callable[..., int] = lambda *words: main([*words])  # noqa: E731
+    assert call("flow", "plate.%04d.png", "--frames", "11-12", "-o", "mv.%04d.exr", *QUICK) == 0
+    monkeypatch.chdir(shot.parent)
+    assert call("view", f"{shot}/mv.%04d.exr") == 0
+    text = (shot / "mv.html").read_text("utf-8")
+    assert text.count("data:image/jpeg") == 2
+    for path in shot.glob("plate.*"):
+        path.unlink()
+    capsys.readouterr()
+    assert call("view", f"{shot}/mv.%04d.exr", "--json") == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["frames"] == "11-12"
+    assert "the page has no plates" in err
+    assert call("view", f"{shot}/none.%04d.exr") == 2
+    (shot / "mv.0011.exr").write_bytes(b"")
+    assert call("view", f"{shot}/mv.%04d.exr", "-q") == 2
