@@ -23,6 +23,8 @@ CORES = os.cpu_count() or 1
 GPU = shutil.which("nvidia-smi") is not None
 TESTS = ["pytest", f"--numprocesses={min(CORES, 10)}", "--dist=worksteal"]
 TOOLS = {"lint": ["ruff", "check", "."], "format": ["ruff", "format", "--check", "."], "types": ["mypy"]}
+# Tests start a hundred Pythons: without bytecode each would compile every file anew.
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 STEPS = ("lint", "format", "types", "examples", "tests")
 
 
@@ -53,6 +55,7 @@ def run(command: list[str]) -> tuple[int, str]:
         done = subprocess.run(
             [sys.executable, *command],
             cwd=ROOT if tool else folder,
+            env=ENVIRONMENT,
             stdout=None if tests else subprocess.PIPE,
             stderr=None if tests else subprocess.STDOUT,
             text=True,
