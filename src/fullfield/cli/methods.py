@@ -7,7 +7,7 @@ import dataclasses
 import types
 import typing
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 from fullfield import _check
@@ -19,7 +19,7 @@ from fullfield.estimators.network_config import RANDOM
 from fullfield.estimators.registry import DEFAULT_PRESET, METHODS, Method, canonical, method_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -121,9 +121,13 @@ class Parameter:
         return value
 
 
-def parameters(method: str) -> dict[str, Parameter]:
+def parameters(method: str) -> Mapping[str, Parameter]:
     """The parameters of ``method`` by option."""
-    config = method_of(method).load()
+    return _parameters_of(method_of(method).load())
+
+
+@cache  # the parsers ask a thousand times
+def _parameters_of(config: Any) -> Mapping[str, Parameter]:
     annotations = typing.get_type_hints(config)
     found = {}
     for field in dataclasses.fields(config):
@@ -139,7 +143,7 @@ def parameters(method: str) -> dict[str, Parameter]:
             field.metadata.get("metavar"),
         )
         found[parameter.option] = parameter
-    return found
+    return types.MappingProxyType(found)
 
 
 def add_method_options(parser: argparse.ArgumentParser, *, positional: bool = False, others: Sequence[str] = ()) -> Any:
