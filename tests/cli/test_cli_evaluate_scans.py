@@ -33,7 +33,8 @@ def rooms(scene: Path) -> str:
 
 
 def test_a_table_of_samples_and_scoring_again(cli: Any, refused: Callable[..., str], rooms: str) -> None:
-    ran = cli("evaluate", "fpfh", rooms, "--samples", "400,60")
+    few = ("--ransac", "2000")
+    ran = cli("evaluate", "fpfh", rooms, "--samples", "400,60", *few)
     assert ran.code == 0, ran.err
     assert ran.out.startswith("runs/3dmatch/fpfh: fpfh, 2 pairs, 1 of them count")
     rows = [line.split() for line in ran.out.splitlines()]
@@ -41,7 +42,7 @@ def test_a_table_of_samples_and_scoring_again(cli: Any, refused: Callable[..., s
     assert [row[:2] for row in rows[2:4]] == [["400", "100.0"], ["60", "100.0"]]
     assert "max_rmse 0.2, inlier_distance 0.1, inlier_ratio 0.05" in ran.out
     stored = json.loads(Path("runs/3dmatch/fpfh/samples-60/result.json").read_text())
-    assert stored["config"]["parameters"] == {"voxel": None, "seed": 0, "iterations": 50_000, "samples": 60}
+    assert stored["config"]["parameters"] == {"voxel": None, "seed": 0, "iterations": 2000, "samples": 60}
     assert not stored["pairs"]["room/0_1"]["accepted"]
     assert stored["pairs"]["room/0_2"]["matches"] <= 60
 
@@ -49,7 +50,7 @@ def test_a_table_of_samples_and_scoring_again(cli: Any, refused: Callable[..., s
     assert [run["scores"]["rr"] for run in again["runs"]] == [0, 0]
     assert again["runs"][0]["criteria"]["max_rmse"] is None
     assert "pairs" not in again["runs"][0]
-    assert cli("evaluate", "fpfh", rooms, "--samples", "400", "--json").json["runs"][0]["this_call"]["estimated"] == 0
+    assert cli("evaluate", "fpfh", rooms, "--samples", "400", *few, "--json").json["runs"][0]["this_call"]["estimated"] == 0
     words = ("--samples", "400", "--score-only", "-o", "runs/3dmatch/fpfh")
     assert "samples-400: holds fpfh, not learned" in refused("evaluate", "learned", rooms, *words)
 
@@ -61,6 +62,7 @@ def test_parameters_reach_the_method(cli: Any, refused: Callable[..., str], room
     assert result["config"]["parameters"] == {"voxel": 0.12, "seed": 5, "iterations": 2000, "samples": 300}
     told = refused("evaluate", "fpfh", rooms, "--samples", "300", "-o", "mine")
     assert "parameters.voxel was 0.12, is None" in told
+    assert "parameters.iterations was 2000, is 50000" in told
 
 
 @pytest.mark.parametrize(
