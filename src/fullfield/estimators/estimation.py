@@ -17,7 +17,9 @@ from fullfield.estimators.flow import Flow
 from fullfield.estimators.frames import as_frame
 from fullfield.estimators.protocol import Estimator
 from fullfield.estimators.ptlflow_config import PREFIX
+from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import DEFAULT_PRESET, canonical, method_of
+from fullfield.estimators.reliability import occlusion_and_confidence
 from fullfield.estimators.tvl1 import TVL1Estimator
 
 if TYPE_CHECKING:
@@ -88,7 +90,10 @@ def estimate(
         initial_flow: to start from: a :class:`Flow`, a path, a tensor [2, H, W] or an array [H, W, 2].
         progress: called with the fraction done and a word on where.
         **parameters: for a method given by name: ``preset`` or ``config``, ``backend``, and fields of the
-            configuration to change, such as ``weights`` and ``updates`` of a network.
+            configuration to change, such as ``weights`` and ``updates`` of a network. With any method, both False by
+            default: ``refine`` makes the flow exact (:func:`fullfield.ops.tvl1.refine_flow`); ``reliability`` says for
+            each pixel whether it is hidden in the second frame (``Flow.occlusion``) and whether to believe its flow
+            (``Flow.confidence``). For either the method is asked twice, for the flow back as well.
 
     Frames whose part, layer, alpha or window matters are read with :func:`fullfield.io.read_frame` first.
 
@@ -98,6 +103,7 @@ def estimate(
     >>> flow = estimate("a.png", "b.png", preset="fast")  # doctest: +SKIP
     >>> flow = estimate("a.png", "b.png", "raft", weights="raft-things.pth", device="cuda")  # doctest: +SKIP
     """
+    refine, reliability = (_switch(name, parameters.pop(name, False)) for name in ("refine", "reliability"))
     if isinstance(method, str):
         estimator = build(method, **parameters)
     else:
@@ -111,12 +117,39 @@ def estimate(
     second = as_frame(frame2, _label(frame2, "frame2"), transfer=transfer)
     first, second = _matched(first, second, _label(frame1, "frame1"), _label(frame2, "frame2"))
     start_flow = None if initial_flow is None else _initial(initial_flow, (2, *first.shape[1:]))[None].to(place)
+    pair = first[None].to(place), second[None].to(place)
     begin = time.perf_counter()
-    flow = estimator(first[None].to(place), second[None].to(place), initial_flow=start_flow, progress=progress)
-    flow = flow[0].to("cpu", torch.float32)
+    if not (refine or reliability):
+        flow = estimator(*pair, initial_flow=start_flow, progress=progress)[0].to("cpu", torch.float32)
+        seconds = time.perf_counter() - begin
+        valid = torch.ones(flow.shape[1:], dtype=torch.bool)
+        return Flow(flow, valid, estimator.method, estimator.backend, dict(estimator.parameters), seconds)
+    both = estimator if isinstance(estimator, RefinedEstimator) else _twice(estimator, refine)
+    found = both.directions(*pair, initial_flow=start_flow, progress=progress)
+    stages, maps = dict(found.seconds), {}
+    if reliability:
+        begin_maps = time.perf_counter()
+        planes = occlusion_and_confidence(*pair, found.forward, found.backward)
+        maps = {name: plane[0].to("cpu", torch.float32) for name, plane in zip(_MAPS, planes, strict=True)}
+        stages["reliability"] = time.perf_counter() - begin_maps
+    flow = found.forward[0].to("cpu", torch.float32)
     seconds = time.perf_counter() - begin
     valid = torch.ones(flow.shape[1:], dtype=torch.bool)
-    return Flow(flow, valid, estimator.method, estimator.backend, dict(estimator.parameters), seconds)
+    return Flow(flow, valid, both.method, both.backend, dict(both.parameters), seconds, stages=stages, **maps)
+
+
+def _switch(name: str, value: object) -> bool:
+    _check.require(isinstance(value, bool), name, "True or False", value)
+    return bool(value)
+
+
+@lru_cache(maxsize=1)
+def _twice(estimator: Estimator, refine: bool) -> RefinedEstimator:
+    """The last one asked for: whoever estimates in a loop keeps the refinement's buffers."""
+    return RefinedEstimator(estimator, refine=refine)
+
+
+_MAPS = ("occlusion", "confidence")
 
 
 def _label(frame: object, name: str) -> str:

@@ -26,6 +26,10 @@ class Flow:
         valid: [H, W] bool: where the flow is known (everywhere for an estimate; as stored for a file).
         method, backend, parameters: what computed it; empty for a flow that was read from a file.
         seconds: time of the estimation alone, without reading and writing.
+        occlusion: [H, W] float32, 0 … 1, if it was asked for: how likely a pixel is to be hidden in the second frame;
+            over 0.5 says hidden.
+        confidence: [H, W] float32, 0 … 1, if it was asked for: the probability that the flow is less than one pixel off.
+        stages: seconds of each part of the estimation, where it has parts.
     """
 
     flow: Tensor
@@ -34,10 +38,16 @@ class Flow:
     backend: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
+    occlusion: Tensor | None = None
+    confidence: Tensor | None = None
+    stages: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check.tensor(self.flow, "flow", (2, "H", "W"), dtypes=[torch.float32])
         _check.tensor(self.valid, "valid", self.flow.shape[1:], dtypes=[torch.bool])
+        for name in ("occlusion", "confidence"):
+            if getattr(self, name) is not None:
+                _check.tensor(getattr(self, name), name, self.flow.shape[1:], dtypes=[torch.float32])
 
     def __repr__(self) -> str:
         how = f", {self.method} ({self.backend})" if self.method else ""

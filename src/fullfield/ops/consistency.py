@@ -45,4 +45,3 @@ def sample(planes: Tensor, flow: Tensor) -> tuple[Tensor, Tensor]:
     upper = at(0) * (1 - tx) + at(right) * tx
     lower = at(below) * (1 - tx) + at(below + right) * tx
     return upper * (1 - ty) + lower * ty, inside
-

@@ -20,8 +20,8 @@ from fullfield._kernels.simd import (
     weighted4,
     within,
 )
-from fullfield.ops.tvl1._cpu_kernels import __file__ as _shared_file
 from fullfield.ops.tvl1._cpu_kernels import LEFT, PANEL, _gradient, _segment, _store_cubic, median_rows, second_rows
+from fullfield.ops.tvl1._cpu_kernels import __file__ as _shared_file
 from fullfield.ops.tvl1.guided_config import FILTER_RADIUS as RADIUS
 from fullfield.ops.tvl1.guided_config import FILTER_STEPS as STEPS
 from fullfield.ops.tvl1.guided_config import __file__ as _config_file

@@ -137,7 +137,11 @@ class Refiner:
     def _weighted_median(self, channels: int, scratch: Plane, top: int, bottom: int) -> None:
         level, config = self._level, self._config
         where = (level.size, level.pitch, self._height, self._width, top, bottom)
-        limits = (np.float32(config.filter_colour), np.float32(config.filter_reach), np.float32(config.filter_threshold))
+        limits = (
+            np.float32(config.filter_colour),
+            np.float32(config.filter_reach),
+            np.float32(config.filter_threshold),
+        )
         buffer = np.empty(3 * (2 * FILTER_RADIUS + 1) ** 2 * 16, np.float32)
         jumps = np.empty(2 * level.pitch, np.float32)
         self._k.filter_rows(self._state, *where, self._guide, channels, scratch, *limits, jumps, buffer)
