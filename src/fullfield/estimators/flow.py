@@ -28,7 +28,7 @@ class Flow:
         seconds: time of the estimation alone, without reading and writing.
         occlusion: [H, W] float32, 0 … 1, if it was asked for: how likely a pixel is to be hidden in the second frame;
             over 0.5 says hidden.
-        confidence: [H, W] float32, 0 … 1, if it was asked for: the probability that the flow is less than one pixel off.
+        confidence: [H, W] float32, 0 … 1, if it was asked for: the probability of an error under one pixel.
         stages: seconds of each part of the estimation, where it has parts.
     """
 

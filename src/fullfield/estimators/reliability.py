@@ -8,9 +8,13 @@ from torch.nn.functional import conv2d, pad
 
 from fullfield.ops.consistency import forward_backward_distance, sample
 
-# Chosen on the pairs of docs/refinement.md; distances in pixels, residuals in 0 ... 255.
+# Fitted on Middlebury, Sintel and FlyingChairs with RAFT-sintel and RAFT-small; distances in pixels, residuals in 0 ... 255.
 _BLUR = (0.054488685, 0.24420134, 0.40261996, 0.24420134, 0.054488685)  # Gaussian of sigma 1
 _FARTHEST = 20.0
+OCCLUSION_SLOPE = 4.0
+OCCLUSION_MIDDLE = 3.0
+CONFIDENCE = (2.175, -0.843, -0.429)
+"""Of a logistic regression: bias, logarithms of distance and residual."""
 
 
 def occlusion_and_confidence(
@@ -34,11 +38,6 @@ def occlusion_and_confidence(
     bias, by_distance, by_residual = CONFIDENCE
     trust = by_distance * torch.log(distance.clamp(max=_FARTHEST) + 0.05) + by_residual * torch.log(residual + 1.0)
     return occlusion, torch.sigmoid(bias + trust)
-
-
-OCCLUSION_SLOPE = 4.0
-OCCLUSION_MIDDLE = 3.0
-CONFIDENCE = (4.0, -1.0, -0.5)
 
 
 def _smooth(planes: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Forward-backward consistency of two flows, in plain PyTorch: any device and floating dtype, memory linear in pixels."""
+"""Forward-backward consistency of two flows, in plain PyTorch: any device and floating dtype."""
 
 from __future__ import annotations
 

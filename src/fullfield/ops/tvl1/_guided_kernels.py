@@ -1,4 +1,4 @@
-"""numba kernels of the guided refinement. The layout of planes is that of ``_cpu_kernels``; nothing compiles until asked."""
+"""numba kernels of the guided refinement. Planes lie as in ``_cpu_kernels``; nothing compiles until asked."""
 
 from __future__ import annotations
 
@@ -199,14 +199,14 @@ def linearise_rows(s, size, pitch, height, width, top, bottom, packed, lambda_, 
 
 @_jit
 def _row_jumps(s, size, pitch, height, width, y, top, jumps):
-    """jumps[x] <- the larger of it and the largest forward difference of both components in row ``y``; ``top``: the first."""
+    """jumps[x] <- the larger of it and the forward differences in row ``y``; ``top``: there is none yet."""
     zero = splat(np.float32(0.0))
     row = (y + 1) * pitch + LEFT
     down = pitch if y < height - 1 else 0
     for x in range(0, width, 16):
         i = row + x
         most = zero if top else load(jumps, LEFT + x)
-        for plane in range(2):
+        for _ in range(2):
             u = load(s, i)
             across = load(s, i + 1) - u
             below = load(s, i + down) - u

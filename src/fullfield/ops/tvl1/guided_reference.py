@@ -131,11 +131,11 @@ def weighted_median(flow: Tensor, colours: Tensor, config: RefinementConfig) -> 
             near = 1 - ((dy - radius) ** 2 + (dx - radius) ** 2) / config.filter_reach**2
             if near <= 0:
                 continue
-            window = slice(dy, dy + height), slice(dx, dx + width)
-            squared = ((guide[:, *window] - colours) ** 2).sum(0)
+            rows, columns = slice(dy, dy + height), slice(dx, dx + width)
+            squared = ((guide[:, rows, columns] - colours) ** 2).sum(0)
             alike = (1 - squared / (config.filter_colour**2 * len(colours))).clamp_min(0)
-            weights.append(near * alike * alike * exists[window])
-            flows.append(far[:, *window])
+            weights.append(near * alike * alike * exists[rows, columns])
+            flows.append(far[:, rows, columns])
     present, soft = flow, 0.64
     for _ in range(FILTER_STEPS):
         total, mean = torch.full_like(flow[0], 1e-12), torch.zeros_like(flow)
