@@ -274,9 +274,7 @@ def test_real_frames(cli: Any, data_dir: Path, tmp_path: Path) -> None:
 def test_refined_with_maps(cli: Any, refused: Callable[..., str]) -> None:
     files = ("-o", "out.exr", "--occlusion", "hidden.png", "--confidence", "sure.png")
     report = cli("flow", "a.png", "b.png", *files, "--refine", *FAST, "--json").json
-    expected = estimate(
-        "a.png", "b.png", preset="fast", iterations=3, warps=2, refine=True, reliability=True
-    )
+    expected = estimate("a.png", "b.png", preset="fast", iterations=3, warps=2, refine=True, reliability=True)
     assert torch.equal(read_flow("out.exr").flow, expected.flow)
     assert report["refined"] is True
     assert report["parameters"]["refinement"]["rounds"] == 2

@@ -73,5 +73,5 @@ def test_the_estimator_and_refusals() -> None:
     assert torch.equal(estimate(SCENE.frame1, SCENE.frame2, refined).flow, refined(*frames)[0])
     with pytest.raises(InputError, match="refine: expected True or False"):
         estimate(SCENE.frame1, SCENE.frame2, refine=1)
-    with pytest.raises(InputError, match="^estimator"):
+    with pytest.raises(InputError, match=r"^estimator"):
         RefinedEstimator(TVL1Estimator)  # type: ignore[arg-type]

@@ -124,7 +124,7 @@ def estimate(
         seconds = time.perf_counter() - begin
         valid = torch.ones(flow.shape[1:], dtype=torch.bool)
         return Flow(flow, valid, estimator.method, estimator.backend, dict(estimator.parameters), seconds)
-    both = estimator if isinstance(estimator, RefinedEstimator) else _twice(estimator, refine)
+    both = estimator if isinstance(estimator, RefinedEstimator) else RefinedEstimator(estimator, refine=refine)
     found = both.directions(*pair, initial_flow=start_flow, progress=progress)
     stages, maps = dict(found.seconds), {}
     if reliability:
@@ -141,12 +141,6 @@ def estimate(
 def _switch(name: str, value: object) -> bool:
     _check.require(isinstance(value, bool), name, "True or False", value)
     return bool(value)
-
-
-@lru_cache(maxsize=1)
-def _twice(estimator: Estimator, refine: bool) -> RefinedEstimator:
-    """The last one asked for: whoever estimates in a loop keeps the refinement's buffers."""
-    return RefinedEstimator(estimator, refine=refine)
 
 
 _MAPS = ("occlusion", "confidence")

@@ -8,7 +8,7 @@ from torch.nn.functional import conv2d, pad
 
 from fullfield.ops.consistency import forward_backward_distance, sample
 
-# Fitted on Middlebury, Sintel and FlyingChairs with RAFT-sintel and RAFT-small; distances in pixels, residuals in 0 ... 255.
+# Fitted on Middlebury, Sintel and FlyingChairs with RAFT-sintel and RAFT-small; pixels, and values of 0 ... 255.
 _BLUR = (0.054488685, 0.24420134, 0.40261996, 0.24420134, 0.054488685)  # Gaussian of sigma 1
 _FARTHEST = 20.0
 OCCLUSION_SLOPE = 4.0

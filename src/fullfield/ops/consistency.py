@@ -35,7 +35,7 @@ def sample(planes: Tensor, flow: Tensor) -> tuple[Tensor, Tensor]:
     x, y = x.nan_to_num().clamp(0, width - 1), y.nan_to_num().clamp(0, height - 1)
     left, top = x.floor().clamp(max=max(width - 2, 0)), y.floor().clamp(max=max(height - 2, 0))
     tx, ty = (x - left)[:, None], (y - top)[:, None]
-    corner = (top.long() * width + left.long()).view(batch, 1, -1)  # float32 holds no index beyond 2^24
+    corner = (top.long() * width + left.long()).view(batch, 1, height * width)  # float32 holds no index beyond 2^24
     right, below = int(width > 1), width * int(height > 1)
     flat = planes.flatten(2)
 

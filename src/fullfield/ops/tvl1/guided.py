@@ -103,15 +103,15 @@ class FlowRefiner:
         refined = torch.empty_like(prior)
         with self._lock:
             for item in range(len(first)):
-                pair = (first[item] * 255.0, grey1[item], grey2[item], prior[item], coupling[item])
-                refined[item] = self._refine(*pair)
+                pair = guided_reference.Pair(first[item] * 255.0, grey1[item], grey2[item], prior[item], coupling[item])
+                refined[item] = self._refine(pair)
         _finite(refined, "flow", "a flow that stays finite; the frames or parameters are too extreme")
         return refined
 
-    def _refine(self, *pair: Tensor) -> Tensor:
+    def _refine(self, pair: guided_reference.Pair) -> Tensor:
         if self._cpu is None:
-            return guided_reference.refine(*pair, self.config)
-        return torch.from_numpy(self._cpu(*(part.contiguous().numpy() for part in pair), torch.get_num_threads()))
+            return guided_reference.refine(pair, self.config)
+        return torch.from_numpy(self._cpu([part.contiguous().numpy() for part in pair], torch.get_num_threads()))
 
     def _checked(self, frame: Tensor, name: str) -> Tensor:
         """In the refiner's dtype."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import torch
 from fullfield._kernels import numba_cache
 from fullfield._kernels.threads import rows, run
 from fullfield.ops.tvl1.cpu import _aligned, _Level
+from fullfield.ops.tvl1.cpu import _kernels as _solver_kernels
 from fullfield.ops.tvl1.guided_config import FILTER_RADIUS, RefinementConfig
 from fullfield.ops.tvl1.guided_reference import gaussian_kernel
 
@@ -38,10 +39,10 @@ def supports(device: torch.device, dtype: torch.dtype) -> str | None:
 
 @cache
 def _kernels() -> Any:
-    from fullfield.ops.tvl1 import _guided_kernels
+    from fullfield.ops.tvl1 import _guided_cpu_kernels
 
-    numba_cache.compile_all(_guided_kernels.ENTRY_POINTS, _guided_kernels.CACHE, _WHAT)
-    return _guided_kernels
+    numba_cache.compile_all(_guided_cpu_kernels.ENTRY_POINTS, _guided_cpu_kernels.CACHE, _WHAT)
+    return _guided_cpu_kernels
 
 
 class Refiner:
@@ -50,6 +51,7 @@ class Refiner:
     def __init__(self, height: int, width: int, config: RefinementConfig) -> None:
         self._config, self._height, self._width = config, height, width
         self._k = k = _kernels()
+        self._shared = _solver_kernels()
         self._level = _Level(height, width, k.LEFT)
         self._state = _aligned((k.PLANES + 2) * self._level.size)
         self._packed = np.zeros((height + 3) * (width + 3) * 4 + k.LEFT, np.float32)
@@ -58,10 +60,9 @@ class Refiner:
         self._kernel = np.array(gaussian_kernel(config.blur), np.float32)
         self._threads = 1
 
-    def __call__(
-        self, colours: Plane, first: Plane, second: Plane, prior: Plane, coupling: Plane, threads: int
-    ) -> Plane:
-        """Arguments and result as of ``guided_reference.refine``."""
+    def __call__(self, pair: Sequence[Plane], threads: int) -> Plane:
+        """``pair`` holds the arrays of a ``guided_reference.Pair``; the result is the flow [2, H, W]."""
+        colours, first, second, prior, coupling = pair
         k, level, config = self._k, self._level, self._config
         self._threads = threads
         self._load(colours, first, second, prior, coupling)
@@ -100,7 +101,7 @@ class Refiner:
             k.first_planes(state, *where, top, bottom, self._blurred[0], prior, coupling)
             k.edge_rows(state, *where, top, bottom, colours, np.float32(config.edges), self._guide)
             padded = bottom + 3 if bottom == self._height else bottom
-            k.second_rows(self._blurred[1], self._packed, self._height, self._width, top, padded)
+            self._shared.second_rows(self._blurred[1], self._packed, self._height, self._width, top, padded)
 
         self._over_rows(blur)
         self._over_rows(load)
@@ -132,7 +133,7 @@ class Refiner:
     def _median(self, scratch: Plane, top: int, bottom: int) -> None:
         level, line = self._level, np.zeros(6 * self._level.pitch, np.float32)
         where = (level.size, level.pitch, self._height, self._width, top, bottom)
-        self._k.median_rows(self._state, *where, scratch, 5, line)
+        self._shared.median_rows(self._state, *where, scratch, 5, line)
 
     def _weighted_median(self, channels: int, scratch: Plane, top: int, bottom: int) -> None:
         level, config = self._level, self._config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,15 +20,19 @@ def supports(device: torch.device, dtype: torch.dtype) -> str | None:  # noqa: A
     return None
 
 
-def refine(
-    colours: Tensor,  # [C, H, W], first frame, 0 ... 255
-    first: Tensor,  # [H, W] grey, 0 ... 255
-    second: Tensor,  # [H, W]
-    prior: Tensor,  # [2, H, W]
-    coupling: Tensor,  # [H, W]
-    config: RefinementConfig,
-) -> Tensor:  # [2, H, W]
-    """The refined flow of one pair."""
+class Pair(NamedTuple):
+    """What is refined."""
+
+    colours: Tensor  # [C, H, W], first frame, 0 ... 255
+    first: Tensor  # [H, W] grey, 0 ... 255
+    second: Tensor  # [H, W]
+    prior: Tensor  # [2, H, W]
+    coupling: Tensor  # [H, W]
+
+
+def refine(pair: Pair, config: RefinementConfig) -> Tensor:
+    """The refined flow [2, H, W] of one pair."""
+    colours, first, second, prior, coupling = pair
     edge = edge_weights(colours, config.edges)
     first, second = gaussian_blur(first, config.blur), gaussian_blur(second, config.blur)
     one, two = torch.stack(image_gradient(first)), torch.stack(image_gradient(second))

@@ -20,7 +20,7 @@ from fullfield._kernels.simd import (
     weighted4,
     within,
 )
-from fullfield.ops.tvl1._cpu_kernels import LEFT, PANEL, _gradient, _segment, _store_cubic, median_rows, second_rows
+from fullfield.ops.tvl1._cpu_kernels import LEFT, PANEL, _gradient, _segment, _store_cubic
 from fullfield.ops.tvl1._cpu_kernels import __file__ as _shared_file
 from fullfield.ops.tvl1.guided_config import FILTER_RADIUS as RADIUS
 from fullfield.ops.tvl1.guided_config import FILTER_STEPS as STEPS
@@ -381,8 +381,6 @@ ENTRY_POINTS = {
     "sweep_strip": (sweep_strip, (_flat, *[_i] * 7, _f, _f)),
     "sweep_seam": (sweep_seam, (_flat, *[_i] * 6, _f, _f)),
     "linearise_rows": (linearise_rows, (_flat, *[_i] * 6, _flat, _f, _f, _f, _flat, types.int32[::1])),
-    "median_rows": (median_rows, (_flat, *[_i] * 6, _flat, _i, _flat)),
-    "second_rows": (second_rows, (_image, _flat, *[_i] * 4)),
     "blur_rows": (blur_rows, (_image, _image, *[_i] * 4, _flat, _flat)),
     "first_planes": (first_planes, (_flat, *[_i] * 6, _image, _stack, _image)),
     "edge_rows": (edge_rows, (_flat, *[_i] * 6, _stack, _f, _flat)),
