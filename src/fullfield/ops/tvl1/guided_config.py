@@ -23,11 +23,11 @@ class RefinementConfig:
     Intensities are 0 ... 255 (frames in [0, 1] are scaled by 255 inside), lengths are pixels.
     """
 
-    lambda_: float = _parameter(1.0, "weight of the data term")
+    lambda_: float = _parameter(1.4, "weight of the data term")
     epsilon: float = _parameter(2.0, "difference of gradients up to which the data term is quadratic, 0 ... 255")
     coupling: float = _parameter(0.05, "weight of the squared distance to the given flow, everywhere")
     consistent_coupling: float = _parameter(
-        0.4, "weight added to coupling where forward and backward flow agree; used with a backward flow alone"
+        0.5, "weight added to coupling where forward and backward flow agree; used with a backward flow alone"
     )
     consistent_distance: float = _parameter(0.1, "forward-backward distance at which that weight has fallen to half")
     edges: float = _parameter(0.01, "how fast smoothness yields to the first frame's edges, per grey value")
