@@ -199,9 +199,8 @@ def _setting(args: argparse.Namespace, device: str) -> Any:
     from fullfield.sequences import Setting
 
     way = args.direction or "forward"
-    return Setting(
-        way, args.step or 1, args.warm_start, *(m is not None for m in (args.occlusion, args.confidence)), device
-    )
+    occlusion, confidence = (asked is not None for asked in (args.occlusion, args.confidence))
+    return Setting(way, args.step or 1, args.warm_start, occlusion, confidence, device)
 
 
 def _devices(args: argparse.Namespace) -> list[str]:
