@@ -282,3 +282,21 @@ def test_real_frames(cli: Any, data_dir: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.flo"
     assert cli("flow", scene / "frame10.png", scene / "frame11.png", "-o", out, "--preset", "fast").code == 0
     assert cli("score", out, scene / "flow10.flo", "--json").json["epe"] < 0.3
+
+
+def test_refined_with_maps(cli: Any, refused: Callable[..., str]) -> None:
+    files = ("-o", "out.exr", "--occlusion", "hidden.png", "--confidence", "sure.png")
+    report = cli("flow", "a.png", "b.png", *files, "--refine", *FAST, "--json").json
+    expected = estimate("a.png", "b.png", preset="fast", iterations=3, warps=2, refine=True, reliability=True)
+    assert torch.equal(read_flow("out.exr").flow, expected.flow)
+    assert report["refined"] is True
+    assert report["parameters"]["refinement"]["rounds"] == 2
+    assert report["estimate_seconds"].keys() == {"forward", "backward", "refinement", "reliability"}
+    stored = oiio.ImageInput.open("out.exr")
+    names = list(stored.spec().channelnames)
+    pixels = torch.from_numpy(stored.read_image("float"))
+    for name, file in (("occlusion", "hidden.png"), ("confidence", "sure.png")):
+        plane = getattr(expected, name)
+        assert torch.equal(pixels[..., names.index(name)], plane)
+        assert torch.allclose(read_frame(file)[0], plane, atol=0.003)
+    assert "--occlusion" in refused("flow", "a.png", "b.png", "-o", "out.flo", "--occlusion", "map.txt")

@@ -14,10 +14,11 @@ from sequence_shots import HEIGHT, WIDTH, moving, quick
 
 from fullfield import InputError, estimate, estimate_sequence
 from fullfield.estimators import TVL1Estimator
+from fullfield.estimators.frames import as_frame
+from fullfield.estimators.reliability import occlusion_and_confidence
 from fullfield.io import write_image
 from fullfield.sequences import Setting, open_plates
 from fullfield.sequences.changes import is_cut, is_held, small
-from fullfield.sequences.consistency import consistency
 from fullfield.testing import textured_scene
 
 
@@ -181,31 +182,16 @@ def test_cuts_are_not_seen_in_motion(seed: int) -> None:
     assert is_held(scene.frame1, scene.frame1 + 1e-3, compressed=True)
 
 
-def test_occlusion_is_found_where_it_is() -> None:
-    scene = textured_scene(80, 112, seed=3, max_motion=8)
-    there = estimate(scene.frame1, scene.frame2, preset="fast").flow
-    back = estimate(scene.frame2, scene.frame1, preset="fast").flow
-    found = consistency(there, back)
-    seen, hidden = found.occlusion[~scene.occluded].mean(), found.occlusion[scene.occluded].mean()
-    assert hidden > 0.6
-    assert seen < 0.15
-    assert found.confidence[~scene.occluded].mean() > 2 * found.confidence[scene.occluded].mean()
-    flow = torch.zeros(2, 8, 8)
-    flow[0] = 3
-    exact = consistency(flow, -flow)
-    assert exact.occlusion[:, :5].sum() == 0
-    assert exact.occlusion[:, 5:].min() == 1
-    assert exact.confidence[:, :5].min() == 1
-
-
 def test_occlusion_comes_with_the_flows(estimator: TVL1Estimator) -> None:
     frames = moving(3)
     for direction in ("forward", "both"):
         found = list(estimate_sequence(frames, estimator, setting=Setting(direction, occlusion=True, confidence=True)))
         there = estimate(frames[1], frames[2], estimator).flow
         back = estimate(frames[2], frames[1], estimator).flow
-        assert torch.equal(found[1].occlusion["forward"], consistency(there, back).occlusion)
-        assert torch.equal(found[1].confidence["forward"], consistency(there, back).confidence)
+        pair = (as_frame(frames[1])[None], as_frame(frames[2])[None])
+        occlusion, confidence = occlusion_and_confidence(*pair, there[None], back[None])
+        assert torch.equal(found[1].occlusion["forward"], occlusion[0])
+        assert torch.equal(found[1].confidence["forward"], confidence[0])
         assert ("backward" in found[1].occlusion) == (direction == "both")
 
 

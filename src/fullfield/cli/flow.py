@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from fullfield.estimators import Flow
     from fullfield.io import FrameWindow
 
+MAPS = ("occlusion", "confidence")
+IN_OUTPUT = ""  # of an option of MAPS without a file
+"""What can be written beside the flow."""
+
 KINDS = ("sheet", "flow", "overlay", "warped")
 """Pictures of ``--viz``, the default first."""
 
@@ -74,6 +78,17 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     )
     output.add_argument("--st-map", metavar="FILE", help="write the flow as an ST map too (.exr)")
     add_packing_options(output)
+    for name, meaning in (
+        ("occlusion", "white where a pixel is hidden in B"),
+        ("confidence", "white where the flow is sure"),
+    ):
+        output.add_argument(
+            f"--{name}",
+            metavar="FILE",
+            nargs="?",
+            const=IN_OUTPUT,
+            help=f"tell it for every pixel: channels of OUT (.exr), and with a FILE a picture, {meaning}",
+        )
 
     picture = parser.add_argument_group("picture")
     picture.add_argument("--viz", metavar="FILE", help=f"write a picture: {' '.join(IMAGE_WRITE_SUFFIXES)}")
@@ -85,6 +100,9 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     estimation = methods.add_method_options(parser)
     estimation.add_argument("--initial-flow", metavar="FILE", help="start from this flow, of the frames' size")
     add_flow_choice(estimation, "initial", "--initial-flow")
+    estimation.add_argument(
+        "--refine", action="store_true", help="make the flow exact with TV-L1; the method is asked for the way back too"
+    )
     add_reading_options(parser)
     report.add_report_options(parser, progress=True)
     methods.add_parameter_options(parser)
@@ -125,13 +143,18 @@ def run(args: argparse.Namespace) -> int:
 
         start, end = _ESTIMATE
         middle = (start + end) / 2 if previous else end
-        flow = chosen.estimate(frame1, frame2, initial_flow=initial, progress=progress.part(start, middle))
-        backward = [chosen.estimate(frame1, frame, progress=progress.part(middle, end)) for frame in previous]
+        wanted = {"refine": args.refine, "reliability": args.occlusion is not None or args.confidence is not None}
+        told = progress.part(start, middle)
+        flow = chosen.estimate(frame1, frame2, initial_flow=initial, progress=told, **wanted)
+        told = progress.part(middle, end)
+        backward = [chosen.estimate(frame1, frame, progress=told, refine=args.refine) for frame in previous]
         watch.lap("estimate")
 
         progress(end, "writing")
         scene = pictures.Scene(flow.flow, flow.valid, frame1, frame2, max_motion=args.max_motion)
-        outcome = _write(args, scene, backward[0].flow if backward else None, window)
+        maps = {name: getattr(flow, name) for name in MAPS if getattr(args, name) is not None}
+        beside = {"backward": backward[0].flow if backward else None, "planes": maps}
+        outcome = _write(args, scene, beside, window)
         watch.lap("write")
     if not args.quiet:
         _say_levels(chosen, frame1)
@@ -147,6 +170,14 @@ def _check_files(args: argparse.Namespace) -> None:
     check_flow_choice(args, "initial", args.initial_flow, "--initial-flow")
     if args.st_map is not None:
         paths.check_suffix(args.st_map, "--st-map", (".exr",))
+    for name in MAPS:
+        file = getattr(args, name)
+        if file == IN_OUTPUT and suffix != ".exr":
+            raise InputError(
+                f"--{name}: only .exr holds it beside the flow, and the output is {args.output}; name a file"
+            )
+        if file:
+            paths.check_suffix(file, f"--{name}", IMAGE_WRITE_SUFFIXES)
     if args.viz is not None:
         paths.check_suffix(args.viz, "--viz", IMAGE_WRITE_SUFFIXES)
     else:
@@ -165,6 +196,7 @@ def _check_files(args: argparse.Namespace) -> None:
         if path is not None:
             paths.check_input(path, what)
     outputs = [("--output", args.output), ("--st-map", args.st_map), ("--viz", args.viz)]
+    outputs += [(f"--{name}", getattr(args, name) or None) for name in MAPS]
     for option, path in outputs:
         if path is not None:
             paths.check_output(path, option)
@@ -211,11 +243,11 @@ class _Outcome(NamedTuple):
 
 
 def _write(
-    args: argparse.Namespace, scene: pictures.Scene, backward: Tensor | None, window: FrameWindow | None
+    args: argparse.Namespace, scene: pictures.Scene, beside: dict[str, Any], window: FrameWindow | None
 ) -> _Outcome:
     from fullfield.io import FlowRangeError, write_flow, write_image, write_st_map
 
-    kept: dict[str, Any] = {"backward": backward, "window": window if _is_exr(args.output) else None}
+    kept: dict[str, Any] = {"window": window, **beside} if _is_exr(args.output) else {}
     outcome = _Outcome(args.output)
     try:
         write_flow(args.output, scene.flow, scene.valid, **kept, **packing_arguments(args))
@@ -227,6 +259,9 @@ def _write(
         report.note(f"{args.output}: {reason}; the flow is kept in {rescue}", kind="error")
     if args.st_map is not None:
         write_st_map(args.st_map, scene.flow, window=window)
+    for name, plane in beside["planes"].items():
+        if getattr(args, name):
+            write_image(getattr(args, name), plane)
     if args.viz is not None:
         write_image(args.viz, scene.light(args.viz_kind or KINDS[0], args.viz))
     return outcome
@@ -247,7 +282,8 @@ def _report(
     longest = max(flow_scale(part.flow, part.valid) for part in flows)
     if not args.json:
         print(
-            f"{report.printable(outcome.path)}: {size(flow.flow)}, {chosen.title} ({flow.backend}), "
+            f"{report.printable(outcome.path)}: {size(flow.flow)}, {chosen.title}{', refined' if args.refine else ''} "
+            f"({flow.backend}), "
             f"longest motion {longest:.4g} px, {seconds['estimate']:.2f} s"
         )
         if args.viz is not None:
@@ -262,7 +298,9 @@ def _report(
             "picture": None
             if args.viz is None
             else {"path": args.viz, "kind": kind, "max_motion": scene.scales(kind)["max_motion"]},
+            **{name: getattr(args, name) or None for name in MAPS},
             "method": chosen.method,
+            "refined": args.refine,
             "preset": chosen.preset,
             "parameters": dict(flow.parameters),
             "backend": flow.backend,
@@ -271,6 +309,7 @@ def _report(
             "size": {"width": width, "height": height},
             "longest_motion": longest,
             "seconds": seconds,
+            "estimate_seconds": {name: round(part, 3) for name, part in flow.stages.items()},
             "peak_memory_bytes": report.peak_memory_bytes(),
             "versions": report.versions(),
         }

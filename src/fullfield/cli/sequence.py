@@ -35,14 +35,13 @@ _REFUSED = {
     "initial_flow": "--initial-flow",
     "initial_layer": "--initial-layer",
     "initial_part": "--initial-part",
+    "refine": "--refine",
 }
 _OWN = {
     "frames": "--frames",
     "direction": "--direction",
     "step": "--step",
     "warm_start": "--warm-start",
-    "occlusion": "--occlusion",
-    "confidence": "--confidence",
     "y_axis": "--y-axis",
     "overwrite": "--overwrite",
     "devices": "--devices",
@@ -60,8 +59,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--step", type=argtypes.count, metavar="K", help="frames from one frame of a pair to the other [1]"
     )
     group.add_argument("--warm-start", action="store_true", help="start from the flow of the frame before")
-    group.add_argument("--occlusion", action="store_true", help="layers occlusion.* (.exr), by going there and back")
-    group.add_argument("--confidence", action="store_true", help="layers confidence.* (.exr), by the same")
     group.add_argument("--y-axis", choices=("up", "down"), help=".exr: where y points; Nuke's is up [up]")
     group.add_argument("--overwrite", action="store_true", help="make files anew that are there")
     group.add_argument("--devices", metavar="LIST", help="several GPUs: all, or cuda:0,cuda:1")
@@ -138,8 +135,11 @@ def _check(args: argparse.Namespace) -> tuple[Found, Any]:
     args.output = output
     suffix = paths.check_suffix(output, "--output", FLOW_WRITE_SUFFIXES)
     packing = packing_arguments(args)
-    several = [option for name, option in (("occlusion", "--occlusion"), ("confidence", "--confidence"),
-                                           ("y_axis", "--y-axis")) if getattr(args, name)]  # fmt: skip
+    maps = [name for name in ("occlusion", "confidence") if getattr(args, name) is not None]
+    for name in maps:
+        if getattr(args, name):
+            raise InputError(f"--{name} {getattr(args, name)}: of a shot it lies in the output; leave the file out")
+    several = [f"--{name}" for name in maps] + (["--y-axis"] if args.y_axis else [])
     if args.direction == "both":
         several.insert(0, "--direction both")
     if several and suffix != ".exr":
@@ -199,7 +199,8 @@ def _setting(args: argparse.Namespace, device: str) -> Any:
     from fullfield.sequences import Setting
 
     way = args.direction or "forward"
-    return Setting(way, args.step or 1, args.warm_start, args.occlusion, args.confidence, device)
+    occlusion, confidence = (asked is not None for asked in (args.occlusion, args.confidence))
+    return Setting(way, args.step or 1, args.warm_start, occlusion, confidence, device)
 
 
 def _devices(args: argparse.Namespace) -> list[str]:

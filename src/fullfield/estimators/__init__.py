@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fullfield.estimators.network import NetworkEstimator as NetworkEstimator
     from fullfield.estimators.protocol import Estimator as Estimator
     from fullfield.estimators.ptlflow import PtlflowEstimator as PtlflowEstimator
+    from fullfield.estimators.refined import RefinedEstimator as RefinedEstimator
     from fullfield.estimators.tvl1 import TVL1Estimator as TVL1Estimator
 
 _HOME = {
@@ -26,6 +27,7 @@ _HOME = {
     "Flow": "fullfield.estimators.flow",
     "NetworkEstimator": "fullfield.estimators.network",
     "PtlflowEstimator": "fullfield.estimators.ptlflow",
+    "RefinedEstimator": "fullfield.estimators.refined",
     "TVL1Estimator": "fullfield.estimators.tvl1",
     "as_frame": "fullfield.estimators.frames",
     "estimate": "fullfield.estimators.estimation",
@@ -41,6 +43,7 @@ __all__ = [
     "PtlflowConfig",
     "PtlflowEstimator",
     "RAFTEstimatorConfig",
+    "RefinedEstimator",
     "TVL1Estimator",
     "as_frame",
     "estimate",

@@ -18,7 +18,9 @@ from fullfield.estimators.flow import Flow
 from fullfield.estimators.frames import as_frames
 from fullfield.estimators.protocol import Estimator
 from fullfield.estimators.ptlflow_config import PREFIX
+from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import DEFAULT_PRESET, canonical, method_of
+from fullfield.estimators.reliability import occlusion_and_confidence
 from fullfield.estimators.tvl1 import TVL1Estimator
 
 if TYPE_CHECKING:
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 
 _READING = ("part", "layer", "alpha", "window")
+_MAPS = ("occlusion", "confidence")
 
 
 def build(
@@ -93,8 +96,11 @@ def estimate(
         initial_flow: to start from: a :class:`Flow`, a path, a tensor [2, H, W] or an array [H, W, 2].
         progress: called with the fraction done and a word on where.
         **parameters: for a method given by name: ``preset`` or ``config``, ``backend``, and fields of the
-            configuration to change, such as ``weights`` and ``updates`` of a network. And for frames given by path
-            ``part``, ``layer``, ``alpha`` and ``window``, as for :func:`fullfield.io.read_frame`, of both.
+            configuration to change, such as ``weights`` and ``updates`` of a network. For frames given by path
+            ``part``, ``layer``, ``alpha`` and ``window``, as for :func:`fullfield.io.read_frame`, of both. With any
+            method, both False by default: ``refine`` makes the flow exact (:func:`fullfield.ops.tvl1.refine_flow`);
+            ``reliability`` tells how likely each pixel is to be hidden in the second frame (``Flow.occlusion``), and
+            its flow to be right (``Flow.confidence``). For either the method is asked for the flow back as well.
 
     The flow of OpenEXR frames keeps the first one's windows and pixel aspect.
 
@@ -105,6 +111,7 @@ def estimate(
     >>> flow = estimate("a.png", "b.png", "raft", weights="raft-things.pth", device="cuda")  # doctest: +SKIP
     """
     reading = {name: parameters.pop(name) for name in _READING if name in parameters}
+    refine, reliability = (_switch(name, parameters.pop(name, False)) for name in ("refine", "reliability"))
     if isinstance(method, str):
         estimator = build(method, **parameters)
     else:
@@ -117,8 +124,23 @@ def estimate(
     labels = _label(frame1, "frame1"), _label(frame2, "frame2")
     first, second = _matched(*as_frames((frame1, frame2), labels, transfer, **reading), *labels)
     start_flow = None if initial_flow is None else _initial(initial_flow, (2, *first.shape[1:]))[None].to(place)
+    pair = first[None].to(place), second[None].to(place)
     begin = time.perf_counter()
-    flow = estimator(first[None].to(place), second[None].to(place), initial_flow=start_flow, progress=progress)
+    maker: Estimator = estimator
+    stages: dict[str, float] = {}
+    maps: dict[str, Tensor] = {}
+    if refine or reliability:
+        both = estimator if isinstance(estimator, RefinedEstimator) else RefinedEstimator(estimator, refine=refine)
+        found = both.directions(*pair, initial_flow=start_flow, progress=progress)
+        maker, flow = both, found.forward
+        stages.update(found.seconds)
+        if reliability:
+            begin_maps = time.perf_counter()
+            planes = occlusion_and_confidence(*pair, found.forward, found.backward)
+            maps = {name: plane[0].to("cpu", torch.float32) for name, plane in zip(_MAPS, planes, strict=True)}
+            stages["reliability"] = time.perf_counter() - begin_maps
+    else:
+        flow = estimator(*pair, initial_flow=start_flow, progress=progress)
     flow = flow[0].to("cpu", torch.float32)
     seconds = time.perf_counter() - begin
     lost = int((~flow.isfinite()).any(0).sum())
@@ -128,8 +150,13 @@ def estimate(
             "finite, or parameters too far from a preset's"
         )
     valid = torch.ones(flow.shape[1:], dtype=torch.bool)
-    told = dict(estimator.parameters)
-    return Flow(flow, valid, estimator.method, estimator.backend, told, seconds, _window(frame1, reading))
+    facts = maker.method, maker.backend, dict(maker.parameters), seconds, _window(frame1, reading)
+    return Flow(flow, valid, *facts, maps.get("occlusion"), maps.get("confidence"), stages)
+
+
+def _switch(name: str, value: object) -> bool:
+    _check.require(isinstance(value, bool), name, "True or False", value)
+    return bool(value)
 
 
 def _window(frame: object, reading: dict[str, Any]) -> FrameWindow | None:

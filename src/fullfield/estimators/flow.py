@@ -30,6 +30,10 @@ class Flow:
         seconds: time of the estimation alone, without reading and writing.
         window: where the flow lies in the first frame, and the shape of its pixels, of an OpenEXR file; :meth:`save`
             writes it to one. None: all of the frame, square pixels.
+        occlusion: [H, W] float32, 0 … 1, if it was asked for: how likely a pixel is to be hidden in the second frame;
+            over 0.5 says hidden.
+        confidence: [H, W] float32, 0 … 1, if it was asked for: the probability of an error under one pixel.
+        stages: seconds of each part of the estimation, where it has parts.
     """
 
     flow: Tensor
@@ -39,10 +43,16 @@ class Flow:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     window: FrameWindow | None = None
+    occlusion: Tensor | None = None
+    confidence: Tensor | None = None
+    stages: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check.tensor(self.flow, "flow", (2, "H", "W"), dtypes=[torch.float32])
         _check.tensor(self.valid, "valid", self.flow.shape[1:], dtypes=[torch.bool])
+        for name in ("occlusion", "confidence"):
+            if getattr(self, name) is not None:
+                _check.tensor(getattr(self, name), name, self.flow.shape[1:], dtypes=[torch.float32])
 
     def __repr__(self) -> str:
         how = f", {self.method} ({self.backend})" if self.method else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -97,6 +98,7 @@ def write_flow(
     compression: str | None = None,
     dtype: Precision | None = None,
     window: FrameWindow | None = None,
+    planes: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write flow as ``.flo``, KITTI ``.png``, ``.flo5``, ``.pfm``, ``.npy`` or ``.exr``; all or nothing.
 
@@ -113,6 +115,7 @@ def write_flow(
         dtype: of an EXR only: ``float`` (the default) or ``half`` (11 bits: exact to 1/16 px up to 128 px).
         window: of an EXR only: the frame's windows and pixel aspect, as :func:`fullfield.io.frame_window` tells them;
             the data window has the flow's size. By default both windows are the flow's size, at (0, 0).
+        planes: of an EXR only: further channels by name, [H, W] each, such as ``occlusion`` and ``confidence``.
 
     Raises:
         InputError: an unknown suffix, an option the format does not have, or, as :class:`FlowRangeError`, flow
@@ -126,13 +129,16 @@ def write_flow(
     values, known = _arrays(flow, valid)
     _check_options(where, suffix, backward, compression, dtype)
     check_flow_window(where, suffix, window, values.shape[1:])
+    if planes and suffix != ".exr":
+        raise InputError(f"{where}: only .exr holds further planes beside the flow, got {', '.join(planes)}")
     if suffix in (".exr", ".png"):
         check_name(where)
     writers = {".flo": flo.write, ".png": kitti.write, ".pfm": pfm.write, ".npy": npy.write}
     with atomic_path(where) as temporary:
         if suffix == ".exr":
             back = None if backward is None else _values(backward, "backward", tuple(flow.shape))
-            exr.write(temporary, values, known, back, compression, dtype, window)
+            more = {name: _values(plane, name, values.shape[1:]) for name, plane in (planes or {}).items()}
+            exr.write(temporary, values, known, exr.Extras(back, more), compression, dtype, window)
         elif suffix == ".flo5":
             flo5.write(temporary, values, known, compression)
         else:
@@ -179,7 +185,7 @@ def _arrays(flow: Tensor, valid: Tensor | None) -> tuple[NDArray[np.float32], ND
 
 
 def _values(flow: Tensor, name: str, shape: tuple[int | None, ...]) -> NDArray[np.float32]:
-    shown = [s if s is not None else n for s, n in zip(shape, ("2", "H", "W"), strict=True)]
+    shown = [s if s is not None else n for s, n in zip(shape, ("2", "H", "W")[-len(shape) :], strict=True)]
     checked = tensor(flow, name, shown, dtypes=_FLOATS)
     require(0 not in checked.shape, name, "at least one pixel", flow)
     return np.ascontiguousarray(checked.detach().to("cpu", torch.float32).numpy())

@@ -2,7 +2,7 @@
 
 - ``ranges``, ``names``: which frames, and what their files are called (light: no PyTorch)
 - ``plates``: reading a frame with its windows and metadata; files, lists and videos
-- ``changes``, ``consistency``: cuts and held frames; occlusion and confidence
+- ``changes``: cuts and held frames
 - ``engine``: reads ahead and estimates each pair once; ``estimation``: the same as an iterator
 - ``outputs``: the files, how they were made, which are done; ``run``: estimates and writes behind, in one process
 - ``pool``: several devices of one machine; ``cluster``: those of many, through Ray

@@ -14,11 +14,11 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.estimators.protocol import Estimator
+from fullfield.estimators.reliability import occlusion_and_confidence
 from fullfield.estimators.warm_start import moved_forward
 from fullfield.io import FrameWindow
 from fullfield.io.files import reason
 from fullfield.sequences.changes import is_cut, is_held, small
-from fullfield.sequences.consistency import consistency
 from fullfield.sequences.plates import Plate, Plates, common_box, pinned, placed
 
 DIRECTIONS = ("forward", "backward", "both")
@@ -34,7 +34,8 @@ class Setting:
         direction: ``forward``: from each frame to the one ``step`` after; ``backward``: to the one before; ``both``.
         step: how many frames apart the two frames of a pair are.
         warm_start: start from the flow of the frame before, moved along; not across a cut.
-        occlusion, confidence: tell them too, from the way there and back (:func:`consistency`).
+        occlusion, confidence: tell them too, from the way there and back
+            (:func:`fullfield.estimators.reliability.occlusion_and_confidence`).
         device: where to compute.
         half: whether flows are stored as half floats; warm starts are then rounded alike, so that a run that goes on
             from its files gives what an undisturbed one does.
@@ -256,11 +257,14 @@ class Engine:
             done.problems.append(back)
             done.missing.append(direction)
             return
-        found = consistency(done.parts[direction], back)
+        frames = self._frames_on(number, other, self._grid(number))
+        channels = max(frame.shape[1] for frame in frames)
+        first, second = (frame.expand(-1, channels, -1, -1) for frame in frames)
+        occlusion, confidence = occlusion_and_confidence(first, second, done.parts[direction][None], back[None])
         if self._setting.occlusion:
-            done.parts[f"occlusion.{direction}"] = found.occlusion
+            done.parts[f"occlusion.{direction}"] = occlusion[0]
         if self._setting.confidence:
-            done.parts[f"confidence.{direction}"] = found.confidence
+            done.parts[f"confidence.{direction}"] = confidence[0]
 
     def _add_end(self, done: Estimated, direction: str, size: Sequence[int]) -> None:
         """No vectors: zero, nothing of it seen in the other frame, no confidence."""

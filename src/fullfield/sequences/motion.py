@@ -11,7 +11,6 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.estimators.warm_start import fill_holes
-from fullfield.sequences.consistency import consistency
 
 Field = Callable[[int], Tensor]
 """The flow [2, H, W] of a frame; NaN where it is not known. InputError where there is none."""
@@ -88,7 +87,8 @@ def between(first: Tensor, second: Tensor, forward: Tensor, backward: Tensor, at
     for image, flow, back, part in ((first, forward, backward, at), (second, backward, forward, 1 - at)):
         known = flow.isfinite().all(0)
         sound = torch.where(known, flow, 0.0)
-        trust = consistency(sound, back.nan_to_num(0.0)).confidence * known
+        returned, there_and_back = warp(back.nan_to_num(0.0), sound)
+        trust = torch.exp(-(sound + returned).norm(dim=0)) * there_and_back * known
         vectors, cover, sure = carried(sound, part, trust, known)
         there = cover > 0.3
         vectors = fill_holes(vectors, there)

@@ -7,10 +7,11 @@ invalid too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,11 +92,18 @@ def _read(source: Source, part: Part, pair: list[int], window: Window) -> tuple[
     return flow, valid
 
 
+class Extras(NamedTuple):
+    """What is written beside the flow: flow to the frame before, and single channels [H, W] by name."""
+
+    backward: Planes | None = None
+    planes: Mapping[str, Planes] = MappingProxyType({})
+
+
 def write(
     path: Path,
     flow: Planes,
     valid: Mask,
-    backward: Planes | None = None,
+    extras: Extras | None = None,
     compression: str | None = None,
     dtype: str | None = None,
     window: FrameWindow | None = None,
@@ -103,10 +111,13 @@ def write(
     names = ["forward.u", "forward.v"]
     u, v = or_nan(flow, valid)
     planes = [u, -v]
+    backward, more = Extras() if extras is None else extras
     if backward is not None:
         names += ["backward.u", "backward.v"]
         u, v = or_nan(backward, finite(backward))
         planes += [u, -v]
+    names += more
+    planes += more.values()
     packed = {"compression": compression or "zip"}
     pixels = as_stored(np.stack(planes, axis=-1), dtype)
     write_picture(path, "openexr", pixels, channels=names, attributes=packed, window=window)

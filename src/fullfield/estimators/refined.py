@@ -1,0 +1,140 @@
+"""Any estimator, both directions, made exact by TV-L1's guided refinement."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fullfield import _check
+from fullfield.estimators.protocol import Estimator
+from fullfield.ops.tvl1 import FlowRefiner, RefinementConfig
+
+# Of the progress of a call: what each of the two directions takes, the rest is the refinement.
+_DIRECTION = 0.48
+
+
+class Directions(NamedTuple):
+    """Flow both ways. [B, 2, H, W] each."""
+
+    forward: Tensor
+    """From the first frame to the second, refined if that was asked for."""
+    backward: Tensor
+    """From the second frame to the first, on the second's pixels, as the estimator gave it."""
+    seconds: Mapping[str, float]
+    """Of every part."""
+
+
+class RefinedEstimator:
+    """An estimator whose flow is refined; see :func:`fullfield.ops.tvl1.refine_flow`.
+
+    The estimator is asked twice, for the flow back as well: the refinement stays nearer to the flow where both agree.
+
+    Args:
+        estimator: any, such as :class:`NetworkEstimator`.
+        config: parameters of the refinement.
+        refine: False leaves the flow as it is, for the flow back alone (:meth:`directions`).
+    """
+
+    def __init__(self, estimator: Estimator, config: RefinementConfig | None = None, *, refine: bool = True) -> None:
+        fits = isinstance(estimator, Estimator) and not isinstance(estimator, type)
+        _check.require(fits, "estimator", "an Estimator", estimator)
+        self.estimator = estimator
+        self.config = RefinementConfig() if config is None else config
+        _check.require(isinstance(self.config, RefinementConfig), "config", "a RefinementConfig", self.config)
+        self._refine = refine
+        self._refiner: FlowRefiner | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_refiner": None}  # its buffers are made anew where they are needed
+
+    @property
+    def method(self) -> str:
+        """The estimator's."""
+        return self.estimator.method
+
+    @property
+    def asked_backend(self) -> str | None:
+        """The estimator's."""
+        return getattr(self.estimator, "asked_backend", None)
+
+    @property
+    def backend(self) -> str:
+        """The estimator's."""
+        return self.estimator.backend
+
+    @property
+    def parameters(self) -> Mapping[str, Any]:
+        """The estimator's, and ``refinement``: the refinement's parameters and backend, or None without one."""
+        if not self._refine:
+            return {**self.estimator.parameters, "refinement": None}
+        backend = "automatic" if self._refiner is None else self._refiner.backend
+        return {**self.estimator.parameters, "refinement": {**self.config.as_dict(), "backend": backend}}
+
+    def prepare(self, device: str | torch.device = "cpu", size: tuple[int, int] | None = None, **more: Any) -> None:
+        """Prepare the estimator, where it can be, and the refinement."""
+        prepare = getattr(self.estimator, "prepare", None)
+        if prepare is not None:
+            prepare(device, size, **more)
+        if size is not None and self._refine:
+            self._ready(size, _check.device(device), torch.float32)
+
+    def __call__(
+        self,
+        frame1: Tensor,
+        frame2: Tensor,
+        *,
+        initial_flow: Tensor | None = None,
+        progress: Callable[[float, str], None] | None = None,
+    ) -> Tensor:
+        """Frames [B, C, H, W] to flow [B, 2, H, W]; see :class:`Estimator`."""
+        return self.directions(frame1, frame2, initial_flow=initial_flow, progress=progress).forward
+
+    def directions(
+        self,
+        frame1: Tensor,
+        frame2: Tensor,
+        *,
+        initial_flow: Tensor | None = None,
+        progress: Callable[[float, str], None] | None = None,
+    ) -> Directions:
+        """As a call, with the flow back and the time of every part. ``initial_flow`` is for the way forward."""
+        seconds: dict[str, float] = {}
+
+        def timed(name: str, begin: float) -> None:
+            if frame1.device.type == "cuda":
+                torch.cuda.synchronize(frame1.device)
+            seconds[name] = time.perf_counter() - begin
+
+        begin = time.perf_counter()
+        flow = self.estimator(frame1, frame2, initial_flow=initial_flow, progress=_part(progress, 0.0))
+        timed("forward", begin)
+        begin = time.perf_counter()
+        backward = self.estimator(frame2, frame1, progress=_part(progress, _DIRECTION))
+        timed("backward", begin)
+        if self._refine:
+            begin = time.perf_counter()
+            if progress is not None:
+                progress(2 * _DIRECTION, "refinement")
+            refiner = self._ready((frame1.shape[-2], frame1.shape[-1]), frame1.device, flow.dtype)
+            flow = refiner(frame1, frame2, flow, backward)
+            timed("refinement", begin)
+        if progress is not None:
+            progress(1.0, "refinement")
+        return Directions(flow, backward, seconds)
+
+    def _ready(self, size: tuple[int, int], device: torch.device, dtype: torch.dtype) -> FlowRefiner:
+        kept = self._refiner
+        if kept is None or ((kept.height, kept.width), kept.device, kept.dtype) != (size, device, dtype):
+            self._refiner = None  # frees the old buffers before the new ones are made
+            kept = self._refiner = FlowRefiner(*size, self.config, dtype=dtype, device=device)
+        return kept
+
+
+def _part(progress: Callable[[float, str], None] | None, begin: float) -> Callable[[float, str], None] | None:
+    if progress is None:
+        return None
+    return lambda fraction, where: progress(begin + _DIRECTION * fraction, where)

@@ -1,0 +1,389 @@
+"""numba kernels of the guided refinement. Planes lie as in ``_cpu_kernels``; nothing compiles until asked."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, types
+
+from fullfield._kernels.numba_cache import cache_folder, caching_in
+from fullfield._kernels.simd import __file__ as _simd_file
+from fullfield._kernels.simd import (
+    floor,
+    lane_numbers,
+    load,
+    maximum,
+    minimum,
+    splat,
+    sqrt,
+    store,
+    store_int32,
+    weighted4,
+    within,
+)
+from fullfield.ops.tvl1._cpu_kernels import LEFT, PANEL, _gradient, _segment, _store_cubic
+from fullfield.ops.tvl1._cpu_kernels import __file__ as _shared_file
+from fullfield.ops.tvl1.guided_config import FILTER_RADIUS as RADIUS
+from fullfield.ops.tvl1.guided_config import FILTER_STEPS as STEPS
+from fullfield.ops.tvl1.guided_config import __file__ as _config_file
+
+# Planes of the state, in units of the plane size.
+U, V, P11, P12, P21, P22, M11, M12, M22, B1, B2, EDGE = range(12)
+AX, AY, AXX, AXY, AYY, COUPLING, FU, FV = range(12, 20)
+PLANES = 20
+
+CACHE = cache_folder(__file__, _simd_file, _shared_file, _config_file)
+_OPTIONS = {"nogil": True, "error_model": "numpy", "cache": CACHE is not None}
+
+
+def _jit(function):
+    with caching_in(CACHE):
+        return njit(**_OPTIONS)(function)
+
+
+@_jit
+def _row_u(s, size, start, stop, up, slowness):
+    """u <- M (u / tau + div p) + B on one row segment."""
+    k = splat(slowness)
+    for i in range(start, stop, 16):
+        p = i + P11 * size
+        q = i + P12 * size
+        ru = k * load(s, i + U * size) + ((load(s, p) - load(s, p - 1)) + (load(s, q) - load(s, q - up)))
+        p = i + P21 * size
+        q = i + P22 * size
+        rv = k * load(s, i + V * size) + ((load(s, p) - load(s, p - 1)) + (load(s, q) - load(s, q - up)))
+        m = load(s, i + M12 * size)
+        store(s, i + U * size, load(s, i + M11 * size) * ru + m * rv + load(s, i + B1 * size))
+        store(s, i + V * size, m * ru + load(s, i + M22 * size) * rv + load(s, i + B2 * size))
+
+
+@_jit
+def _row_p(s, size, start, stop, down, sigma):
+    """p <- p + sigma grad u, pulled back to |p| <= edge, on one row segment."""
+    k = splat(sigma)
+    least = splat(np.float32(1e-6))
+    for i in range(start, stop, 16):
+        edge = load(s, i + EDGE * size)
+        u = load(s, i + U * size)
+        a = load(s, i + P11 * size) + k * (load(s, i + U * size + 1) - u)
+        b = load(s, i + P12 * size) + k * (load(s, i + U * size + down) - u)
+        shrink = edge / maximum(maximum(edge, least), sqrt(a * a + b * b))
+        store(s, i + P11 * size, a * shrink)
+        store(s, i + P12 * size, b * shrink)
+        u = load(s, i + V * size)
+        a = load(s, i + P21 * size) + k * (load(s, i + V * size + 1) - u)
+        b = load(s, i + P22 * size) + k * (load(s, i + V * size + down) - u)
+        shrink = edge / maximum(maximum(edge, least), sqrt(a * a + b * b))
+        store(s, i + P21 * size, a * shrink)
+        store(s, i + P22 * size, b * shrink)
+
+
+@_jit
+def _u_segment(s, size, pitch, width, columns, panel, k, y, slowness):
+    x0, x1 = _segment(panel, columns, k)
+    if x0 < x1:
+        row = (y + 1) * pitch + LEFT
+        _row_u(s, size, row + x0, row + x1, pitch, slowness)
+        if x1 == columns:  # the forward difference vanishes at the right border
+            s[row + width + U * size] = s[row + width - 1 + U * size]
+            s[row + width + V * size] = s[row + width - 1 + V * size]
+
+
+@_jit
+def _p_segment(s, size, pitch, height, columns, panel, k, y, sigma):
+    x0, x1 = _segment(panel, columns, k + 1)
+    if x0 < x1:
+        row = (y + 1) * pitch + LEFT
+        _row_p(s, size, row + x0, row + x1, pitch if y < height - 1 else 0, sigma)
+
+
+@_jit
+def sweep_strip(s, size, pitch, height, width, top, bottom, depth, slowness, sigma):
+    """``depth`` iterations of rows [top, bottom) in one pass, as ``_cpu_kernels.sweep_strip`` does them."""
+    columns = (width + 15) // 16 * 16
+    panels = (columns + PANEL - 1) // PANEL
+    first = top == 0
+    final = bottom == height
+    for panel in range(panels):
+        for step in range(top, bottom + depth):
+            for k in range(depth):
+                y = step - k
+                low = top if first else top + k
+                if y < low:
+                    break
+                if y < (bottom if final else bottom - k):
+                    _u_segment(s, size, pitch, width, columns, panel, k, y, slowness)
+                if low <= y - 1 < (bottom if final else bottom - 1 - k):
+                    _p_segment(s, size, pitch, height, columns, panel, k, y - 1, sigma)
+
+
+@_jit
+def sweep_seam(s, size, pitch, height, width, seam, depth, slowness, sigma):
+    """The rows around ``seam`` that two finished strips left behind."""
+    columns = (width + 15) // 16 * 16
+    panels = (columns + PANEL - 1) // PANEL
+    for panel in range(panels):
+        for k in range(depth):
+            for y in range(seam - k, seam + k):
+                _u_segment(s, size, pitch, width, columns, panel, k, y, slowness)
+            for y in range(seam - k - 1, seam + k):
+                _p_segment(s, size, pitch, height, columns, panel, k, y, sigma)
+
+
+@_jit
+def linearise_rows(s, size, pitch, height, width, top, bottom, packed, lambda_, epsilon, slowness, weights, corners):
+    """The 2x2 systems of rows [top, bottom): M = (A + c + 1/tau)^-1 and B = M (r + c f), around the present flow.
+
+    ``packed`` is the second frame as ``_cpu_kernels.second_rows`` lays it out, of which the gradient is used;
+    ``weights`` (128 float32) and ``corners`` (32 int32) are scratch.
+    """
+    stride = (width + 3) * 4
+    zero = splat(np.float32(0.0))
+    right = splat(np.float32(width - 1))
+    low = splat(np.float32(height - 1))
+    small = splat(epsilon * epsilon)
+    k = splat(slowness)
+    one = splat(np.float32(1.0))
+    strength = splat(lambda_)
+    for y in range(top, bottom):
+        row = (y + 1) * pitch + LEFT
+        for x in range(0, width, 16):
+            i = row + x
+            u = load(s, i + U * size)
+            v = load(s, i + V * size)
+            px = splat(np.float32(x)) + lane_numbers() + u
+            py = splat(np.float32(y)) + v
+            inside = within(px, zero, right) * within(py, zero, low)
+            px = minimum(maximum(px, zero), right)
+            py = minimum(maximum(py, zero), low)
+            ix = floor(px)
+            iy = floor(py)
+            _store_cubic(weights, 0, px - ix)
+            _store_cubic(weights, 64, py - iy)
+            store_int32(corners, 0, ix)
+            store_int32(corners, 16, iy)
+            for n in range(16):
+                at = np.intp(corners[16 + n]) * stride + np.intp(corners[n]) * 4
+                taps = splat(weights[64 + n]) * load(packed, at) + splat(weights[80 + n]) * load(packed, at + stride)
+                taps = taps + (
+                    splat(weights[96 + n]) * load(packed, at + 2 * stride)
+                    + splat(weights[112 + n]) * load(packed, at + 3 * stride)
+                )
+                _, gx, gy, _ = weighted4(taps, weights[n], weights[16 + n], weights[32 + n], weights[48 + n])
+                s[i + n + B1 * size] = gx
+                s[i + n + B2 * size] = gy
+            xx = load(s, i + AXX * size)
+            xy = load(s, i + AXY * size)
+            yy = load(s, i + AYY * size)
+            rx = load(s, i + B1 * size) - load(s, i + AX * size)
+            ry = load(s, i + B2 * size) - load(s, i + AY * size)
+            data = inside * strength
+            wx = data / sqrt(rx * rx + small)
+            wy = data / sqrt(ry * ry + small)
+            cx = xx * u + xy * v - rx
+            cy = xy * u + yy * v - ry
+            fu = load(s, i + FU * size)
+            fv = load(s, i + FV * size)
+            c = load(s, i + COUPLING * size)
+            a = wx * xx * xx + wy * xy * xy + c + k
+            b = wx * xx * xy + wy * xy * yy
+            d = wx * xy * xy + wy * yy * yy + c + k
+            inverse = one / (a * d - b * b)
+            r1 = wx * xx * cx + wy * xy * cy + c * fu
+            r2 = wx * xy * cx + wy * yy * cy + c * fv
+            store(s, i + M11 * size, d * inverse)
+            store(s, i + M12 * size, zero - b * inverse)
+            store(s, i + M22 * size, a * inverse)
+            store(s, i + B1 * size, (d * r1 - b * r2) * inverse)
+            store(s, i + B2 * size, (a * r2 - b * r1) * inverse)
+
+
+@_jit
+def _row_jumps(s, size, pitch, height, width, y, top, jumps):
+    """jumps[x] <- the larger of it and the forward differences in row ``y``; ``top``: there is none yet."""
+    zero = splat(np.float32(0.0))
+    row = (y + 1) * pitch + LEFT
+    down = pitch if y < height - 1 else 0
+    for x in range(0, width, 16):
+        i = row + x
+        most = zero if top else load(jumps, LEFT + x)
+        for _ in range(2):
+            u = load(s, i)
+            across = load(s, i + 1) - u
+            below = load(s, i + down) - u
+            most = maximum(most, maximum(maximum(across, zero - across), maximum(below, zero - below)))
+            i += size
+        store(jumps, LEFT + x, most)
+
+
+@_jit
+def filter_rows(
+    s, size, pitch, height, width, top, bottom, colours, channels, target, range_, reach, threshold, jumps, buffer
+):
+    """Weighted median of the flow near motion boundaries, into ``target`` (two planes of the same layout).
+
+    ``colours``: planes in the state's layout, 1e4 beyond the frame's sides; ``jumps`` (2 pitches) and ``buffer``
+    (3 * (2 RADIUS + 1)^2 * 16) are scratch.
+    """
+    n = (2 * RADIUS + 1) * (2 * RADIUS + 1) * 16
+    one = splat(np.float32(1.0))
+    zero = splat(np.float32(0.0))
+    limit = splat(threshold)
+    huge = splat(np.float32(3e38))
+    scale = splat(np.float32(1.0) / (range_ * range_ * np.float32(channels)))
+    for x in range(2 * pitch):
+        jumps[x] = np.float32(0.0)
+    for plane in range(2):
+        for y in range(max(0, top - RADIUS), min(height, bottom + RADIUS)):
+            i = (y + 1) * pitch + LEFT + width + plane * size
+            s[i] = s[i - 1]
+    for y in range(top, bottom):
+        row = (y + 1) * pitch + LEFT
+        first = max(0, y - RADIUS)
+        last = min(height - 1, y + RADIUS)
+        for yy in range(first, last + 1):
+            _row_jumps(s, size, pitch, height, width, yy, yy == first, jumps)
+        for x in range(width, pitch - LEFT):
+            jumps[LEFT + x] = np.float32(0.0)
+        for x in range(0, width, 16):
+            i = row + x
+            most = load(jumps, LEFT + x)
+            for dx in range(-RADIUS, RADIUS + 1):
+                most = maximum(most, load(jumps, LEFT + x + dx))
+            active = one - within(most, zero - huge, limit)
+            store(jumps, pitch, active)
+            some = np.float32(0.0)
+            for lane in range(16):
+                some += jumps[pitch + lane]
+            u = load(s, i)
+            v = load(s, i + size)
+            cu = u
+            cv = v
+            if some > 0:
+                k = 0
+                for yy in range(first, last + 1):
+                    for dx in range(-RADIUS, RADIUS + 1):
+                        away = np.float32(dx * dx + (yy - y) * (yy - y)) / (reach * reach)
+                        if away >= np.float32(1.0):
+                            continue
+                        j = (yy + 1) * pitch + LEFT + x + dx
+                        d = zero
+                        for c in range(channels):
+                            e = load(colours, j + c * size) - load(colours, i + c * size)
+                            d = d + e * e
+                        w = maximum(one - d * scale, zero)
+                        store(buffer, k, splat(np.float32(1.0) - away) * w * w)
+                        store(buffer, k + n, load(s, j))
+                        store(buffer, k + 2 * n, load(s, j + size))
+                        k += 16
+                soft = np.float32(0.64)
+                for _ in range(STEPS):
+                    e2 = splat(soft * soft)
+                    su = zero
+                    sv = zero
+                    sw = splat(np.float32(1e-12))
+                    for q in range(0, k, 16):
+                        a = load(buffer, q + n)
+                        b = load(buffer, q + 2 * n)
+                        w = load(buffer, q) / sqrt((a - cu) * (a - cu) + (b - cv) * (b - cv) + e2)
+                        su = su + w * a
+                        sv = sv + w * b
+                        sw = sw + w
+                    cu = su / sw
+                    cv = sv / sw
+                    soft = soft * np.float32(0.5)
+            store(target, i, u + active * (cu - u))
+            store(target, i + size, v + active * (cv - v))
+
+
+@_jit
+def blur_rows(source, target, height, width, top, bottom, kernel, line):
+    """Gaussian of rows [top, bottom), borders replicated; ``line`` holds a row."""
+    reach = len(kernel) // 2
+    for y in range(top, bottom):
+        for x in range(width):
+            line[x] = np.float32(0.0)
+        for t in range(len(kernel)):
+            yy = min(max(y + t - reach, 0), height - 1)
+            for x in range(width):
+                line[x] += kernel[t] * source[yy, x]
+        for x in range(width):
+            value = np.float32(0.0)
+            for t in range(len(kernel)):
+                value += kernel[t] * line[min(max(x + t - reach, 0), width - 1)]
+            target[y, x] = value
+
+
+@_jit
+def first_planes(s, size, pitch, height, width, top, bottom, image, prior, coupling):
+    """Derivatives of the first frame, the given flow and the coupling."""
+    half = np.float32(0.5)
+    for y in range(top, bottom):
+        row = (y + 1) * pitch + LEFT
+        up = max(y - 1, 0)
+        down = min(y + 1, height - 1)
+        for x in range(width):
+            left = max(x - 1, 0)
+            right = min(x + 1, width - 1)
+            s[row + x + AX * size], s[row + x + AY * size] = _gradient(image, height, width, y, x)
+            rx, ry = _gradient(image, height, width, y, right)
+            lx, ly = _gradient(image, height, width, y, left)
+            _, by = _gradient(image, height, width, down, x)
+            _, ay = _gradient(image, height, width, up, x)
+            s[row + x + AXX * size] = half * (rx - lx)
+            s[row + x + AXY * size] = half * (ry - ly)
+            s[row + x + AYY * size] = half * (by - ay)
+            s[row + x + FU * size] = prior[0, y, x]
+            s[row + x + FV * size] = prior[1, y, x]
+            s[row + x + COUPLING * size] = coupling[y, x]
+
+
+@_jit
+def edge_rows(s, size, pitch, height, width, top, bottom, colours, sensitivity, guide):
+    """The smoothness's weight, and the colours into the planes of ``guide``."""
+    channels = colours.shape[0]
+    share = np.float32(1.0) / np.float32(channels)
+    for y in range(top, bottom):
+        row = (y + 1) * pitch + LEFT
+        down = min(y + 1, height - 1)
+        for x in range(width):
+            right = min(x + 1, width - 1)
+            total = np.float32(0.0)
+            for c in range(channels):
+                value = colours[c, y, x]
+                guide[row + x + c * size] = value
+                across = colours[c, y, right] - value
+                below = colours[c, down, x] - value
+                total += across * across + below * below
+            s[row + x + EDGE * size] = max(np.exp(-sensitivity * np.sqrt(total * share)), np.float32(0.05))
+
+
+@_jit
+def blend_rows(s, size, pitch, width, top, bottom, trust, flow):
+    """The change of the flow, less of it where it is large; ``trust`` 0: all of it."""
+    for y in range(top, bottom):
+        row = (y + 1) * pitch + LEFT
+        for x in range(width):
+            i = row + x
+            du = s[i + U * size] - s[i + FU * size]
+            dv = s[i + V * size] - s[i + FV * size]
+            share = np.exp(-(du * du + dv * dv) / (trust * trust)) if trust > 0 else np.float32(1.0)
+            flow[0, y, x] = s[i + FU * size] + share * du
+            flow[1, y, x] = s[i + FV * size] + share * dv
+
+
+_f = types.float32
+_i = types.intp
+_flat = types.float32[::1]
+_image = types.float32[:, ::1]
+_stack = types.float32[:, :, ::1]
+
+ENTRY_POINTS = {
+    "sweep_strip": (sweep_strip, (_flat, *[_i] * 7, _f, _f)),
+    "sweep_seam": (sweep_seam, (_flat, *[_i] * 6, _f, _f)),
+    "linearise_rows": (linearise_rows, (_flat, *[_i] * 6, _flat, _f, _f, _f, _flat, types.int32[::1])),
+    "blur_rows": (blur_rows, (_image, _image, *[_i] * 4, _flat, _flat)),
+    "first_planes": (first_planes, (_flat, *[_i] * 6, _image, _stack, _image)),
+    "edge_rows": (edge_rows, (_flat, *[_i] * 6, _stack, _f, _flat)),
+    "blend_rows": (blend_rows, (_flat, *[_i] * 5, _f, _stack)),
+    "filter_rows": (filter_rows, (_flat, *[_i] * 6, _flat, _i, _flat, _f, _f, _f, _flat, _flat)),
+}

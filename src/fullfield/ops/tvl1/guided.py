@@ -1,0 +1,169 @@
+"""Guided refinement: a given flow made exact. Contract, validation, choice of backend."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullfield import _check
+from fullfield.ops.consistency import forward_backward_distance
+from fullfield.ops.tvl1 import guided_cpu, guided_reference
+from fullfield.ops.tvl1.api import _check_values, _finite, _grey, check_size
+from fullfield.ops.tvl1.guided_config import RefinementConfig
+
+# In order of preference.
+REFINEMENT_BACKENDS: dict[str, Any] = {"cpu": guided_cpu, "reference": guided_reference}
+
+
+def refinement_backends(
+    device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
+) -> list[tuple[str, str | None]]:
+    """(name, None) for every backend that can run here, (name, reason) for the others; preferred first."""
+    place = torch.device(device)
+    return [(name, module.supports(place, dtype)) for name, module in REFINEMENT_BACKENDS.items()]
+
+
+def _chosen(backend: str | None, device: torch.device, dtype: torch.dtype) -> str:
+    options = refinement_backends(device, dtype)
+    if backend is not None:
+        _check.choice(backend, "backend", REFINEMENT_BACKENDS)
+    able = next((name for name, reason in options if reason is None and backend in (None, name)), None)
+    if able is None:
+        reasons = "; ".join(f"{name}: {reason or 'can run'}" for name, reason in options)
+        subject = f"backend: {backend} cannot" if backend else "backend: none can"
+        raise _check.InputError(f"{subject} refine on {device} in {str(dtype).removeprefix('torch.')} ({reasons})")
+    return able
+
+
+class FlowRefiner:
+    """The guided refinement, prepared for frames of one size: buffers are made once and reused.
+
+    One call at a time: calls from several threads wait for each other. A refiner can be pickled and copied (its
+    buffers are made anew) and used after a fork. The threads inside a call are PyTorch's; the result does not depend
+    on their number.
+
+    Args:
+        height, width: size of the frames; at least two pixels in all.
+        config: parameters, by default those of :class:`RefinementConfig`.
+        dtype: float32, or float64 (reference backend only). Frames of another floating type are converted.
+        device: where the frames lie.
+        backend: ``"cpu"`` or ``"reference"``; None takes the fastest that can run.
+
+    Raises InputError for bad arguments or a backend that cannot run here.
+    """
+
+    def __init__(
+        self,
+        height: int,
+        width: int,
+        config: RefinementConfig | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: str | torch.device = "cpu",
+        backend: str | None = None,
+    ) -> None:
+        check_size(height, width)
+        _check.choice(dtype, "dtype", (torch.float32, torch.float64))
+        self.height, self.width = height, width
+        self.config = RefinementConfig() if config is None else config
+        _check.require(isinstance(self.config, RefinementConfig), "config", "a RefinementConfig", self.config)
+        self.dtype, self.device = dtype, _check.device(device)
+        self.backend = _chosen(backend, self.device, dtype)
+        self._lock, self._process = threading.Lock(), os.getpid()
+        self._cpu = guided_cpu.Refiner(height, width, self.config) if self.backend == "cpu" else None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        size = (self.height, self.width, self.config)
+        return _rebuilt, (*size, {"dtype": self.dtype, "device": self.device, "backend": self.backend})
+
+    def __call__(
+        self,
+        frame1: Tensor,  # [B, C, H, W], C = 1 or 3, floating, display-referred, nominally 0 ... 1
+        frame2: Tensor,  # [B, C, H, W]
+        flow: Tensor,  # [B, 2, H, W], (u, v), pixels of the first frame
+        backward: Tensor | None = None,  # [B, 2, H, W], from frame2 to frame1
+    ) -> Tensor:  # [B, 2, H, W]
+        """``flow``, refined. Not differentiable.
+
+        With ``backward`` the refinement stays nearer to ``flow`` where both agree. Raises InputError for tensors of
+        another size, type or device than the refiner's, and for values that are NaN or infinite.
+        """
+        first, second = self._checked(frame1, "frame1"), self._checked(frame2, "frame2")
+        _check.require(frame1.shape == frame2.shape, "frame2", f"shape {list(frame1.shape)} like frame1", frame2)
+        prior = self._flow(flow, "flow", len(first))
+        back = None if backward is None else self._flow(backward, "backward", len(first))
+        coupling = coupling_weights(prior, back, self.config)
+        if self._process != os.getpid():  # forked, perhaps while a thread of the parent held the lock
+            self._lock, self._process = threading.Lock(), os.getpid()
+        grey1, grey2 = _grey(first), _grey(second)
+        refined = torch.empty_like(prior)
+        with self._lock:
+            for item in range(len(first)):
+                pair = guided_reference.Pair(first[item] * 255.0, grey1[item], grey2[item], prior[item], coupling[item])
+                refined[item] = self._refine(pair)
+        _finite(refined, "flow", "a flow that stays finite; the frames or parameters are too extreme")
+        return refined
+
+    def _refine(self, pair: guided_reference.Pair) -> Tensor:
+        if self._cpu is None:
+            return guided_reference.refine(pair, self.config)
+        return torch.from_numpy(self._cpu([part.contiguous().numpy() for part in pair], torch.get_num_threads()))
+
+    def _checked(self, frame: Tensor, name: str) -> Tensor:
+        """In the refiner's dtype."""
+        frame = _check.tensor(frame, name, ("B", "C", self.height, self.width))
+        _check.require(frame.device.type == self.device.type, name, f"device {self.device}", frame)
+        _check.require(frame.shape[1] in (1, 3), name, "1 or 3 channels", frame)
+        _check.require(frame.is_floating_point(), name, "a floating dtype (divide integers by their maximum)", frame)
+        frame = frame.detach().to(self.dtype)
+        _check_values(frame, name)
+        return frame
+
+    def _flow(self, flow: Tensor, name: str, batch: int) -> Tensor:
+        flow = _check.tensor(flow, name, (batch, 2, self.height, self.width))
+        _check.require(flow.device.type == self.device.type, name, f"device {self.device}", flow)
+        _check.require(flow.is_floating_point(), name, "a floating dtype", flow)
+        flow = flow.detach().to(self.dtype).contiguous()
+        _finite(flow, name)
+        return flow
+
+
+def coupling_weights(
+    flow: Tensor,  # [B, 2, H, W]
+    backward: Tensor | None,  # [B, 2, H, W]
+    config: RefinementConfig,
+) -> Tensor:  # [B, H, W]
+    """The weight of the squared distance to ``flow`` in the energy."""
+    if backward is None:
+        return flow.new_full((len(flow), *flow.shape[2:]), config.coupling)
+    distance = forward_backward_distance(flow, backward) / config.consistent_distance
+    return config.coupling + config.consistent_coupling / (1 + distance * distance)
+
+
+def _rebuilt(height: int, width: int, config: RefinementConfig, options: dict[str, Any]) -> FlowRefiner:
+    return FlowRefiner(height, width, config, **options)
+
+
+def refine_flow(
+    frame1: Tensor,  # [B, C, H, W], C = 1 or 3, floating, display-referred, nominally 0 ... 1
+    frame2: Tensor,  # [B, C, H, W]
+    flow: Tensor,  # [B, 2, H, W], (u, v), pixels of the first frame
+    backward: Tensor | None = None,  # [B, 2, H, W], from frame2 to frame1
+    config: RefinementConfig | None = None,
+    *,
+    backend: str | None = None,
+) -> Tensor:  # [B, 2, H, W]
+    """``flow`` made exact on the pair of frames; see the README beside this file for the energy.
+
+    Builds a :class:`FlowRefiner` for every call; keep one to reuse its buffers. float64 frames are refined in float64
+    (reference backend), all others in float32. Errors as the refiner's.
+    """
+    _check.tensor(frame1, "frame1", ("B", "C", "H", "W"))
+    height, width = frame1.shape[-2:]
+    dtype = torch.float64 if frame1.dtype == torch.float64 else torch.float32
+    refiner = FlowRefiner(height, width, config, dtype=dtype, device=frame1.device, backend=backend)
+    return refiner(frame1, frame2, flow, backward)

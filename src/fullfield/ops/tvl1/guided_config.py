@@ -1,0 +1,64 @@
+"""All parameters of the guided refinement. Light: imports neither torch nor numpy."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from fullfield._check import number
+
+# Every iteration of a warp goes over the frame once; a round ends with the weighted median.
+FILTER_RADIUS = 7
+FILTER_STEPS = 6
+
+
+def _parameter(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class RefinementConfig:
+    """Parameters of :func:`fullfield.ops.tvl1.refine_flow`; the README beside this file states the energy.
+
+    Intensities are 0 ... 255 (frames in [0, 1] are scaled by 255 inside), lengths are pixels.
+    """
+
+    lambda_: float = _parameter(1.4, "weight of the data term")
+    epsilon: float = _parameter(2.0, "difference of gradients up to which the data term is quadratic, 0 ... 255")
+    coupling: float = _parameter(0.05, "weight of the squared distance to the given flow, everywhere")
+    consistent_coupling: float = _parameter(
+        0.5, "weight added to coupling where forward and backward flow agree; used with a backward flow alone"
+    )
+    consistent_distance: float = _parameter(0.1, "forward-backward distance at which that weight has fallen to half")
+    edges: float = _parameter(0.01, "how fast smoothness yields to the first frame's edges, per grey value")
+    blur: float = _parameter(0.5, "Gaussian that both frames pass first, sigma; 0 for none")
+    rounds: int = _parameter(2, "rounds of warps; each ends with a weighted median near motion boundaries")
+    warps: int = _parameter(3, "linearisations of the data term per round")
+    iterations: int = _parameter(10, "primal-dual iterations per warp")
+    step: float = _parameter(0.1, "primal step; the dual step is a quarter of its inverse")
+    filter_colour: float = _parameter(16.0, "root mean square difference of colour at which a neighbour counts no more")
+    filter_reach: float = _parameter(10.0, "distance at which a neighbour counts no more")
+    filter_threshold: float = _parameter(0.1, "change of the flow between neighbours that makes a motion boundary")
+    trust: float = _parameter(4.0, "change of the flow of which exp(-1) remains; 0: everything remains")
+
+    def __post_init__(self) -> None:
+        for name in ("lambda_", "coupling", "consistent_coupling", "edges", "trust"):
+            number(getattr(self, name), name, low=0, high=1e6)
+        number(self.epsilon, "epsilon", low=1e-3, high=1e6)
+        number(self.consistent_distance, "consistent_distance", low=1e-3, high=1e6)
+        number(self.blur, "blur", low=0, high=10)
+        for name in ("rounds", "warps", "iterations"):
+            number(getattr(self, name), name, integer=True, low=1, high=10_000)
+            object.__setattr__(self, name, int(getattr(self, name)))
+        number(self.step, "step", low=1e-4, high=1e4)
+        number(self.filter_colour, "filter_colour", low=1e-3, high=1e6)
+        number(self.filter_reach, "filter_reach", low=1, high=1e6)
+        number(self.filter_threshold, "filter_threshold", low=0, high=1e6)
+
+    def replace(self, **parameters: Any) -> RefinementConfig:
+        """A copy with other values; an unknown name is a TypeError, a bad value an InputError."""
+        return replace(self, **parameters)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Field names and values."""
+        return asdict(self)

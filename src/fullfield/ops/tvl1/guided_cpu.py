@@ -1,0 +1,148 @@
+"""The guided refinement on the CPU: iterations pipelined line after line, strips over threads, as in ``cpu.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fullfield._kernels import numba_cache
+from fullfield._kernels.threads import rows, run
+from fullfield.ops.tvl1.cpu import _aligned, _Level
+from fullfield.ops.tvl1.cpu import _kernels as _solver_kernels
+from fullfield.ops.tvl1.guided_config import FILTER_RADIUS, RefinementConfig
+from fullfield.ops.tvl1.guided_reference import gaussian_kernel
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Plane = NDArray[np.float32]
+
+# Iterations per pass over a strip.
+_DEPTH = 10
+# Beyond the frame's sides no neighbour has a colour like this.
+_NO_COLOUR = 1e4
+_WHAT = "refinement kernels"
+
+
+def supports(device: torch.device, dtype: torch.dtype) -> str | None:
+    """None where this backend can run, else the reason it cannot."""
+    if device.type != "cpu":
+        return f"runs on cpu only, got {device.type}"
+    if dtype != torch.float32:
+        return f"computes in float32 only, got {str(dtype).removeprefix('torch.')}"
+    return numba_cache.why_not()
+
+
+@cache
+def _kernels() -> Any:
+    from fullfield.ops.tvl1 import _guided_cpu_kernels
+
+    numba_cache.compile_all(_guided_cpu_kernels.ENTRY_POINTS, _guided_cpu_kernels.CACHE, _WHAT)
+    return _guided_cpu_kernels
+
+
+class Refiner:
+    """For one size of frame; holds every buffer. Not for two threads at once (the public refiner locks)."""
+
+    def __init__(self, height: int, width: int, config: RefinementConfig) -> None:
+        self._config, self._height, self._width = config, height, width
+        self._k = k = _kernels()
+        self._shared = _solver_kernels()
+        self._level = _Level(height, width, k.LEFT)
+        self._state = _aligned((k.PLANES + 2) * self._level.size)
+        self._packed = np.zeros((height + 3) * (width + 3) * 4 + k.LEFT, np.float32)
+        self._blurred = np.empty((2, height, width), np.float32)
+        self._guide = np.empty(0, np.float32)
+        self._kernel = np.array(gaussian_kernel(config.blur), np.float32)
+        self._threads = 1
+
+    def __call__(self, pair: Sequence[Plane], threads: int) -> Plane:
+        """``pair`` holds the arrays of a ``guided_reference.Pair``; the result is the flow [2, H, W]."""
+        colours, first, second, prior, coupling = pair
+        k, level, config = self._k, self._level, self._config
+        self._threads = threads
+        self._load(colours, first, second, prior, coupling)
+        for _ in range(config.rounds):
+            for warp in range(config.warps):
+                self._over_rows(self._linearise)
+                for done in range(0, config.iterations, _DEPTH):
+                    self._sweep(min(_DEPTH, config.iterations - done))
+                if warp < config.warps - 1:
+                    self._filter(self._median)
+            self._filter(partial(self._weighted_median, len(colours)))
+        flow = np.empty((2, self._height, self._width), np.float32)
+        where = (self._state, level.size, level.pitch, self._width)
+        self._over_rows(lambda top, bottom: k.blend_rows(*where, top, bottom, np.float32(config.trust), flow))
+        return flow
+
+    def _over_rows(self, kernel: Callable[[int, int], None], parts: int = 1) -> None:
+        strips = rows(self._height, parts * self._threads)
+        run([partial(kernel, top, bottom) for top, bottom in strips], self._threads)
+
+    def _load(self, colours: Plane, first: Plane, second: Plane, prior: Plane, coupling: Plane) -> None:
+        """Bring the pair into the kernels' layouts."""
+        k, level, state, config = self._k, self._level, self._state, self._config
+        where = (level.size, level.pitch, self._height, self._width)
+        count = len(colours) * level.size
+        if len(self._guide) != count:
+            self._guide = np.full(count, _NO_COLOUR, np.float32)
+        state[: (k.P22 + 1) * level.size] = 0.0
+
+        def blur(top: int, bottom: int) -> None:
+            for target, source in zip(self._blurred, (first, second), strict=True):
+                line = np.empty(self._width, np.float32)
+                k.blur_rows(source, target, self._height, self._width, top, bottom, self._kernel, line)
+
+        def load(top: int, bottom: int) -> None:
+            k.first_planes(state, *where, top, bottom, self._blurred[0], prior, coupling)
+            k.edge_rows(state, *where, top, bottom, colours, np.float32(config.edges), self._guide)
+            padded = bottom + 3 if bottom == self._height else bottom
+            self._shared.second_rows(self._blurred[1], self._packed, self._height, self._width, top, padded)
+
+        self._over_rows(blur)
+        self._over_rows(load)
+        for plane in (k.U, k.V):
+            level.view(state, plane)[:] = level.view(state, plane + k.FU - k.U)
+
+    def _linearise(self, top: int, bottom: int) -> None:
+        level, config = self._level, self._config
+        weights, corners = np.empty(128, np.float32), np.empty(32, np.int32)
+        constants = (np.float32(config.lambda_), np.float32(config.epsilon), np.float32(1 / config.step))
+        where = (level.size, level.pitch, self._height, self._width, top, bottom)
+        self._k.linearise_rows(self._state, *where, self._packed, *constants, weights, corners)
+
+    def _sweep(self, depth: int) -> None:
+        level, step = self._level, self._config.step
+        size = (self._state, level.size, level.pitch, self._height, self._width)
+        rule = (depth, np.float32(1 / step), np.float32(0.25 / step))
+        strips = rows(self._height, self._threads, grain=2 * depth + 2)
+        run([partial(self._k.sweep_strip, *size, top, bottom, *rule) for top, bottom in strips], self._threads)
+        run([partial(self._k.sweep_seam, *size, top, *rule) for top, _ in strips[1:]], self._threads)
+
+    def _filter(self, kernel: Callable[[Plane, int, int], None]) -> None:
+        """Filter the flow into the scratch planes, and put it back."""
+        level, k = self._level, self._k
+        scratch = self._state[k.PLANES * level.size :]
+        self._over_rows(partial(kernel, scratch), parts=4)
+        self._state[: 2 * level.size] = scratch[: 2 * level.size]
+
+    def _median(self, scratch: Plane, top: int, bottom: int) -> None:
+        level, line = self._level, np.zeros(6 * self._level.pitch, np.float32)
+        where = (level.size, level.pitch, self._height, self._width, top, bottom)
+        self._shared.median_rows(self._state, *where, scratch, 5, line)
+
+    def _weighted_median(self, channels: int, scratch: Plane, top: int, bottom: int) -> None:
+        level, config = self._level, self._config
+        where = (level.size, level.pitch, self._height, self._width, top, bottom)
+        limits = (
+            np.float32(config.filter_colour),
+            np.float32(config.filter_reach),
+            np.float32(config.filter_threshold),
+        )
+        buffer = np.empty(3 * (2 * FILTER_RADIUS + 1) ** 2 * 16, np.float32)
+        jumps = np.empty(2 * level.pitch, np.float32)
+        self._k.filter_rows(self._state, *where, self._guide, channels, scratch, *limits, jumps, buffer)

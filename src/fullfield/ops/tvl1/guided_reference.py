@@ -1,0 +1,159 @@
+"""The guided refinement in plain PyTorch: any floating dtype and device. Defines what other backends must compute."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import max_pool2d, pad
+
+from fullfield.ops.tvl1.guided_config import FILTER_RADIUS, FILTER_STEPS, RefinementConfig
+from fullfield.ops.tvl1.reference import divergence, forward_gradient, image_gradient, median_filter, warp_bicubic
+
+
+def supports(device: torch.device, dtype: torch.dtype) -> str | None:  # noqa: ARG001 - all backends'
+    """None where this backend can run, else the reason it cannot."""
+    if dtype not in (torch.float32, torch.float64):
+        return f"computes in float32 or float64, got {str(dtype).removeprefix('torch.')}"
+    return None
+
+
+class Pair(NamedTuple):
+    """What is refined."""
+
+    colours: Tensor  # [C, H, W], first frame, 0 ... 255
+    first: Tensor  # [H, W] grey, 0 ... 255
+    second: Tensor  # [H, W]
+    prior: Tensor  # [2, H, W]
+    coupling: Tensor  # [H, W]
+
+
+def refine(pair: Pair, config: RefinementConfig) -> Tensor:
+    """The refined flow [2, H, W] of one pair."""
+    colours, first, second, prior, coupling = pair
+    edge = edge_weights(colours, config.edges)
+    first, second = gaussian_blur(first, config.blur), gaussian_blur(second, config.blur)
+    one, two = torch.stack(image_gradient(first)), torch.stack(image_gradient(second))
+    xx, xy = image_gradient(one[0])
+    yy = image_gradient(one[1])[1]
+    flow, dual = prior, torch.zeros_like(prior).repeat(2, 1, 1)
+    for _ in range(config.rounds):
+        for warp in range(config.warps):
+            system = linearise(one, two, (xx, xy, yy), flow, prior, coupling, config)
+            for _ in range(config.iterations):
+                flow, dual = iterate(flow, dual, system, edge, config)
+            if warp < config.warps - 1:
+                flow = median_filter(flow, 5)
+        flow = weighted_median(flow, colours, config)
+    return blended(prior, flow, config.trust)
+
+
+def gaussian_kernel(sigma: float) -> list[float]:
+    """Weights at -r ... r, r = ceil(3 sigma); they sum to 1."""
+    radius = math.ceil(3 * sigma)
+    weights = [math.exp(-0.5 * (i / sigma) ** 2) if sigma else 1.0 for i in range(-radius, radius + 1)]
+    return [w / sum(weights) for w in weights]
+
+
+def gaussian_blur(image: Tensor, sigma: float) -> Tensor:
+    """[H, W], borders replicated."""
+    kernel = gaussian_kernel(sigma)
+    reach = len(kernel) // 2
+    height, width = image.shape
+    padded = pad(image[None, None], (0, 0, reach, reach), mode="replicate")[0, 0]
+    image = sum(w * padded[i : i + height] for i, w in enumerate(kernel))  # type: ignore[assignment]
+    padded = pad(image[None, None], (reach, reach, 0, 0), mode="replicate")[0, 0]
+    return sum(w * padded[:, i : i + width] for i, w in enumerate(kernel))  # type: ignore[return-value]
+
+
+def edge_weights(colours: Tensor, sensitivity: float) -> Tensor:
+    """[H, W]: 1 where the first frame [C, H, W] is flat; at least 0.05."""
+    squared = torch.zeros_like(colours[0])
+    for plane in colours:
+        across, down = forward_gradient(plane)
+        squared = squared + across * across + down * down
+    return torch.exp(-sensitivity * torch.sqrt(squared / len(colours))).clamp_min(0.05)
+
+
+def linearise(
+    one: Tensor,
+    two: Tensor,
+    second_derivatives: tuple[Tensor, Tensor, Tensor],
+    flow: Tensor,
+    prior: Tensor,
+    coupling: Tensor,
+    config: RefinementConfig,
+) -> tuple[Tensor, ...]:
+    """(M11, M12, M22, B1, B2): M = (A + c + 1/step)^-1, B = M (r + c prior), with the data term's A u - r."""
+    (sampled_x, sampled_y), inside = warp_bicubic(two, flow)
+    xx, xy, yy = second_derivatives
+    rx, ry = sampled_x - one[0], sampled_y - one[1]
+    data = inside * config.lambda_
+    wx = data / torch.sqrt(rx * rx + config.epsilon**2)
+    wy = data / torch.sqrt(ry * ry + config.epsilon**2)
+    cx, cy = xx * flow[0] + xy * flow[1] - rx, xy * flow[0] + yy * flow[1] - ry
+    a = wx * xx * xx + wy * xy * xy + coupling + 1 / config.step
+    b = wx * xx * xy + wy * xy * yy
+    d = wx * xy * xy + wy * yy * yy + coupling + 1 / config.step
+    inverse = 1 / (a * d - b * b)
+    r1 = wx * xx * cx + wy * xy * cy + coupling * prior[0]
+    r2 = wx * xy * cx + wy * yy * cy + coupling * prior[1]
+    return d * inverse, -b * inverse, a * inverse, (d * r1 - b * r2) * inverse, (a * r2 - b * r1) * inverse
+
+
+def iterate(
+    flow: Tensor, dual: Tensor, system: tuple[Tensor, ...], edge: Tensor, config: RefinementConfig
+) -> tuple[Tensor, Tensor]:
+    """One iteration: flow [2, H, W], dual [4, H, W]."""
+    m11, m12, m22, b1, b2 = system
+    ru, rv = (flow[n] / config.step + divergence(dual[2 * n], dual[2 * n + 1], "adjoint") for n in range(2))
+    flow = torch.stack([m11 * ru + m12 * rv + b1, m12 * ru + m22 * rv + b2])
+    sigma = 0.25 / config.step
+    found = []
+    for n in range(2):
+        across, down = forward_gradient(flow[n])
+        a, b = dual[2 * n] + sigma * across, dual[2 * n + 1] + sigma * down
+        shrink = edge / torch.maximum(edge, torch.sqrt(a * a + b * b))
+        found += [a * shrink, b * shrink]
+    return flow, torch.stack(found)
+
+
+def weighted_median(flow: Tensor, colours: Tensor, config: RefinementConfig) -> Tensor:
+    """Near motion boundaries: the point with the least weighted distance to the flows around, by Weiszfeld's steps."""
+    radius = FILTER_RADIUS
+    _, height, width = flow.shape
+    jump = torch.stack([abs(d) for component in flow for d in forward_gradient(component)]).amax(0)
+    span = 2 * radius + 1
+    active = max_pool2d(jump[None, None], span, 1, radius)[0, 0] > config.filter_threshold
+    weights, flows = [], []
+    far = pad(flow, (radius,) * 4)
+    guide = pad(colours, (radius,) * 4)
+    exists = pad(torch.ones_like(flow[0]), (radius,) * 4)
+    for dy in range(span):
+        for dx in range(span):
+            near = 1 - ((dy - radius) ** 2 + (dx - radius) ** 2) / config.filter_reach**2
+            if near <= 0:
+                continue
+            rows, columns = slice(dy, dy + height), slice(dx, dx + width)
+            squared = ((guide[:, rows, columns] - colours) ** 2).sum(0)
+            alike = (1 - squared / (config.filter_colour**2 * len(colours))).clamp_min(0)
+            weights.append(near * alike * alike * exists[rows, columns])
+            flows.append(far[:, rows, columns])
+    present, soft = flow, 0.64
+    for _ in range(FILTER_STEPS):
+        total, mean = torch.full_like(flow[0], 1e-12), torch.zeros_like(flow)
+        for weight, other in zip(weights, flows, strict=True):
+            w = weight / torch.sqrt(((other - present) ** 2).sum(0) + soft**2)
+            total, mean = total + w, mean + w * other
+        present, soft = mean / total, soft / 2
+    return torch.where(active, present, flow)
+
+
+def blended(prior: Tensor, flow: Tensor, trust: float) -> Tensor:
+    """The change of the flow, less of it where it is large."""
+    if trust == 0:
+        return flow
+    change = flow - prior
+    return prior + torch.exp(-(change * change).sum(0) / trust**2) * change

@@ -1,0 +1,77 @@
+"""`estimate` with a refined flow, occlusion and confidence."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+
+from fullfield import InputError, estimate
+from fullfield.estimators import RefinedEstimator, TVL1Estimator
+from fullfield.estimators.reliability import occlusion_and_confidence
+from fullfield.ops.tvl1 import RefinementConfig, TVL1Config, refine_flow
+from fullfield.testing import textured_scene
+
+SCENE = textured_scene(60, 80, seed=3)
+FAST = {"preset": "fast", "warps": 2}
+
+
+def test_refine_is_the_operator_on_both_directions() -> None:
+    plain = estimate(SCENE.frame1, SCENE.frame2, **FAST)
+    back = estimate(SCENE.frame2, SCENE.frame1, **FAST)
+    expected = refine_flow(SCENE.frame1[None], SCENE.frame2[None], plain.flow[None], back.flow[None])[0]
+    told: list[float] = []
+    found = estimate(SCENE.frame1, SCENE.frame2, **FAST, refine=True, progress=lambda part, _: told.append(part))
+    assert torch.equal(found.flow, expected)
+    assert not torch.equal(found.flow, plain.flow)
+    assert found.method == "tvl1"
+    assert found.parameters["refinement"]["lambda_"] == RefinementConfig().lambda_
+    assert found.stages.keys() == {"forward", "backward", "refinement"}
+    assert found.occlusion is None
+    assert told == sorted(told)
+    assert told[-1] == 1
+
+
+def test_reliability_without_refinement_leaves_the_flow() -> None:
+    found = estimate(SCENE.frame1, SCENE.frame2, **FAST, reliability=True)
+    assert torch.equal(found.flow, estimate(SCENE.frame1, SCENE.frame2, **FAST).flow)
+    assert found.parameters["refinement"] is None
+    for plane in (found.occlusion, found.confidence):
+        assert plane is not None
+        assert plane.shape == (60, 80)
+        assert 0 <= plane.min() <= plane.max() <= 1
+
+
+def test_what_is_hidden_and_what_is_wrong() -> None:
+    """The true flows both ways of a square that moves over a background."""
+    texture = torch.rand(3, 60, 90, generator=torch.Generator().manual_seed(0))
+    front = torch.rand(3, 20, 20, generator=torch.Generator().manual_seed(1))
+    first, second = texture.clone(), texture.clone()
+    first[:, 20:40, 20:40] = front
+    second[:, 20:40, 30:50] = front
+    flow, back = torch.zeros(1, 2, 60, 90), torch.zeros(1, 2, 60, 90)
+    flow[:, 0, 20:40, 20:40] = 10
+    back[:, 0, 20:40, 30:50] = -10
+    hidden = torch.zeros(60, 90, dtype=torch.bool)
+    hidden[20:40, 40:50] = True
+    occlusion, confidence = occlusion_and_confidence(first[None], second[None], flow, back)
+    agree = ((occlusion[0] > 0.5) == hidden).float().mean()
+    assert agree > 0.97
+    wrong = flow.clone()
+    wrong[:, 1, 45:, :] += 3
+    _, less = occlusion_and_confidence(first[None], second[None], wrong, back)
+    assert (less[0, 46:54] < confidence[0, 46:54] - 0.2).float().mean() > 0.9
+    out = torch.full((1, 2, 60, 90), 200.0)
+    assert (occlusion_and_confidence(first[None], second[None], out, back)[0] == 1).all()
+
+
+def test_the_estimator_and_refusals() -> None:
+    refined = RefinedEstimator(TVL1Estimator(TVL1Config.preset("fast")))
+    frames = SCENE.frame1[None], SCENE.frame2[None]
+    assert torch.equal(pickle.loads(pickle.dumps(refined))(*frames), refined(*frames))
+    assert torch.equal(estimate(SCENE.frame1, SCENE.frame2, refined).flow, refined(*frames)[0])
+    with pytest.raises(InputError, match="refine: expected True or False"):
+        estimate(SCENE.frame1, SCENE.frame2, refine=1)
+    with pytest.raises(InputError, match=r"^estimator"):
+        RefinedEstimator(TVL1Estimator)  # type: ignore[arg-type]
