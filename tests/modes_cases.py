@@ -23,7 +23,7 @@ from torch import Tensor
 from fullfield import metrics, viz
 from fullfield import nn as ours
 from fullfield.estimators import NetworkEstimator, TVL1Estimator, as_frame, estimate
-from fullfield.evaluation.warm_start import moved_forward
+from fullfield.estimators.warm_start import moved_forward
 from fullfield.integrations import forms
 from fullfield.metrics import registration as poses
 from fullfield.models import RAFT, SEARAFT, Cascade, RAFTConfig, SEARAFTConfig, load_weights

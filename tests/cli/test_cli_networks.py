@@ -155,7 +155,7 @@ def test_weights_of_the_cache(cli: Any, weights: str, cache: Path) -> None:
     ("argv", "expected"),
     [
         (("--method", "raft", "--weights", "none.pth"), "--weights: none.pth: no such file; 'fullfield weights list'"),
-        (("--method", "raft", "--weights", "things"), "--weights: expected a file or one of raft-chairs"),
+        (("--method", "raft", "--weights", "things"), "--weights: expected a file or one of fullfield-s, raft-chairs"),
         (("--method", "raft", "--weights", "raft-small"), "--weights: expected some for raft, got raft-small"),
         (("--method", "raft", "--weights", "w.pth"), "w.pth: expected weights of RAFT; it looks like RAFT-small"),
         (("--method", "raft", "--weights", "a.png"), "a.png: expected weights (a PyTorch or safetensors file)"),
@@ -167,7 +167,7 @@ def test_weights_of_the_cache(cli: Any, weights: str, cache: Path) -> None:
         (("--method", "sea-raft", "--padding", "kitti"), "--padding: belongs to --method raft, raft-small, not to"),
         (("--method", "raft", "--preset", "paper"), "--preset: raft has default, fast, got 'paper'"),
         (("--method", "raft-small", "--weights", "w.pth", "--backend", "best"), "--backend: expected one of cuda,"),
-        (("--cascade",), "--cascade: belongs to --method raft, raft-small, sea-raft-s, sea-raft-m, sea-raft-l, not to"),
+        (("--cascade",), "--cascade: belongs to --method fullfield-s, raft, raft-small, sea-raft-s, "),
         (("--method", "raft", "--no-patched"), "--patched: belongs to --method ptlflow:NAME, not to raft"),
         (("--method", "ptlflow:"), "--method: invalid choice: 'ptlflow:'"),
         (("--method", "ptlflow:NAME"), "--method: invalid choice: 'ptlflow:NAME'"),
@@ -186,9 +186,10 @@ def test_the_list_of_weights(cli: Any, cache: Path, weights: str) -> None:
     assert ran.code == 0
     lines = ran.out.splitlines()
     assert len(lines) == len(WEIGHTS) + 1
-    assert [line.split()[0] for line in lines if " here " in line] == ["raft-things"]
+    here = [line.removeprefix("* ").split()[0] for line in lines if " here " in line]
+    assert here == ["fullfield-s", "raft-things"]
     by_hand = {line.split()[0] for line in lines[:-1] if " by hand " in line}
-    assert by_hand == {entry.name for entry in WEIGHTS.values() if entry.url is None}
+    assert by_hand == {entry.name for entry in WEIGHTS.values() if entry.url is None and not entry.packaged}
     assert {line.split()[1] for line in lines[:-1] if line.startswith("* ")} == set(DEFAULTS.values())
     report = cli("weights", "list", "--json").json
     assert report["defaults"] == dict(DEFAULTS)

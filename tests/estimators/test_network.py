@@ -394,7 +394,7 @@ def test_weights_that_are_not_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 @pytest.mark.parametrize(
     ("method", "given", "message"),
     [
-        ("raft", "no-such-thing", "weights: expected a file or one of raft-chairs, .*, got 'no-such-thing'"),
+        ("raft", "no-such-thing", "weights: expected a file or one of fullfield-s, raft-chairs, .*, got 'no-such-thing'"),
         ("raft", "folder/none.pth", "weights: folder/none.pth: no such file"),
         ("raft", "none.pth", "weights: none.pth: no such file; 'fullfield weights list' names what is published"),
         ("raft", "raft-small", "weights: expected some for raft, got raft-small, which is for raft-small"),
@@ -423,7 +423,7 @@ def test_mistakes(weights: Path) -> None:
         with pytest.raises(InputError, match=message):
             RAFTEstimatorConfig(**arguments)  # type: ignore[arg-type]
     assert NetworkConfig(weights=weights).weights == str(weights)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="method: expected one of raft, raft-small, sea-raft-s"):
+    with pytest.raises(InputError, match="method: expected one of fullfield-s, raft, raft-small, sea-raft-s"):
         NetworkEstimator("tvl1")
     with pytest.raises(InputError, match="config: expected a NetworkConfig, got RAFTEstimatorConfig"):
         NetworkEstimator("sea-raft-m", RAFTEstimatorConfig())

@@ -55,7 +55,7 @@ def test_what_vanishes_while_it_is_read_is_not_there(tmp_path: Path, monkeypatch
         return there
 
     monkeypatch.setattr(Path, "is_file", taken)
-    run._scored("pooled", "pair").unlink()
+    run.scored("pooled", "pair").unlink()
     assert run.score("pooled", "pair", "truth") is None
     run.path("pair").with_suffix(".json").unlink()
     assert run.facts("pair") is None

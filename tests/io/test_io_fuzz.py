@@ -83,8 +83,8 @@ for line in sys.stdin:
 def test_a_reader_that_dies_or_hangs_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "reader.py").write_text(STAND_IN)
     monkeypatch.setattr(fuzz_readers, "__file__", str(tmp_path / "reader.py"))
-    monkeypatch.setattr(fuzz_readers, "SILENCE", 2.0)
-    for number, told in ((1, "died with -6: the last words"), (2, "no answer for 2 s")):
+    for number, silence, told in ((1, 60.0, "died with -6: the last words"), (2, 2.0, "no answer for 2 s")):
+        monkeypatch.setattr(fuzz_readers, "SILENCE", silence)
         reader = fuzz_readers.Reader(tmp_path, 0)
         assert reader.ask(0) == {"outcome": "read"}
         assert reader.ask(number) is None

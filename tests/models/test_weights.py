@@ -47,13 +47,14 @@ def entry(path: Path, **changes: Any) -> WeightsEntry:
 
 
 def test_entries_are_complete() -> None:
-    assert len(WEIGHTS) == 19
+    assert len(WEIGHTS) == 20
     files = [one.file for one in WEIGHTS.values()]
     assert len(set(files)) == len(files)
     for name, one in WEIGHTS.items():
         assert one.name == name
         assert set(one.models) <= set(DEFAULTS)
-        assert one.page.startswith("https://")
+        assert one.page.startswith("https://") or one.packaged
+        assert one.packaged == (name == "fullfield-s") == (cached_weights(one) is not None)
         assert one.url is None or one.url.startswith("https://")
         assert (one.archive is None) == (one.member is None) == (one.archive_sha256 is None)
         assert one.sha256 is None or re.fullmatch("[0-9a-f]{8,64}", one.sha256)
@@ -66,7 +67,7 @@ def test_entries_are_complete() -> None:
             one.metrics["x"] = 1.0  # type: ignore[index]
     for model, name in DEFAULTS.items():
         assert model in WEIGHTS[name].models
-        assert WEIGHTS[name].url is not None
+        assert WEIGHTS[name].packaged or WEIGHTS[name].url is not None
 
 
 def test_entries_are_torchvisions(torchvision: Any) -> None:
@@ -144,9 +145,9 @@ def test_load_weights_takes_models_and_names(served: Path, monkeypatch: pytest.M
 
 
 def test_mistakes_are_named(served: Path) -> None:
-    with pytest.raises(InputError, match=r"^model: expected one of raft, raft-small, sea-raft-s"):
+    with pytest.raises(InputError, match=r"^model: expected one of fullfield-s, raft, raft-small, sea-raft-s"):
         load_weights("flownet")
-    with pytest.raises(InputError, match=r"^weights: expected a file or one of raft-chairs, .*, got 'raft-thing'"):
+    with pytest.raises(InputError, match=r"^weights: expected a file or one of fullfield-s, raft-chairs, .*, got 'raft-thing'"):
         load_weights("raft", "raft-thing")
     with pytest.raises(InputError, match=r"^weights: expected some for raft, got raft-small, which is for raft-small"):
         load_weights("raft", "raft-small")
@@ -175,7 +176,7 @@ def test_the_page_lists_every_entry() -> None:
     rows = dict(re.findall(r"^\| `([^`]+)` \| (.+) \|$", page, re.MULTILINE))
     for name, one in WEIGHTS.items():
         results = ", ".join(f"{what} {value:g}" for what, value in one.metrics.items())
-        fetched = "yes" if one.url else "by hand"
+        fetched = "comes along" if one.packaged else "yes" if one.url else "by hand"
         assert rows[name] == " | ".join((", ".join(one.models), one.training, fetched, results)), name
     for model, name in DEFAULTS.items():
         assert f"`{model}`: `{name}`" in page

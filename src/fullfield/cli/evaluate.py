@@ -171,7 +171,7 @@ def opened(word: str, option: str) -> FlowDataset:
     from fullfield.datasets import DATASETS, SCANS, open_dataset
 
     name, colon, folder = word.partition(":")
-    if name in SCANS:
+    if name in SCANS and name not in DATASETS:
         models = " or ".join(evaluate_scans.METHODS)
         raise InputError(
             f"{option}: {name} has pairs of point clouds, which 'fullfield evaluate' takes with MODEL {models}"
