@@ -1,6 +1,6 @@
 """Entry point: parses the command line, runs one verb and turns the user's mistakes into one line and an exit code.
 
-Exit codes: 0 fine, 1 a gate failed, 2 usage or environment error, 3 ``register`` found no pose that it believes,
+Exit codes: 0 fine, 1 a gate failed, 2 usage or environment error, 3 ``register`` found no pose that it accepts,
 130 interrupted, 141 the reader of stdout went away.
 """
 
@@ -82,7 +82,7 @@ class Parser(argparse.ArgumentParser):
 
     _given: Sequence[str] = ()
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._given = list(sys.argv[1:] if args is None else args)
         return super().parse_known_args(args, namespace)
 
