@@ -341,3 +341,12 @@ def test_an_unknown_name_brings_the_nearest_one(refused: Refused, argv: tuple[st
 def test_a_name_that_is_near_to_nothing_brings_no_other(refused: Refused) -> None:
     assert "did you mean" not in refused("score", "truth.flo", "truth.flo", "--zzz")
     assert "did you mean" not in refused("zzz")
+
+
+def test_the_help_starts_with_an_example_that_runs(cli: Callable[..., Any]) -> None:
+    first = cli("--help").out.splitlines()[0]
+    assert first.startswith("example: fullfield flow ")
+    words = first.replace("frame_0001.png", "a.png").replace("frame_0002.png", "b.png").split()[2:]
+    assert cli(*words, *FAST).code == 0
+    assert Path("flow.flo").is_file()
+    assert Path("flow.png").is_file()
