@@ -16,12 +16,16 @@ from test_api_surface import SURFACE
 
 _HERE = Path(__file__).parent
 _CASES = _HERE / "modes_cases.py"
-# What computes nothing in PyTorch: records, data sets, readers and writers, registries.
+# What computes nothing in PyTorch: records, data sets, readers and writers, registries; training of the user's network.
 _DO_NOT = {
     "InputError", "patch", "Handle", "Replacement", "noting_shortage", "read_scale", "score", "score_scans", "Setting",
     "write_submission", "fetch_weights", "WeightsEntry", "backends", "Estimator", "Registrar", "Run", "ScanRun",
     "rigid", "read_pose", "Blender", "Shot", "render_shot", "evaluate_scans", "DescriptorTraining", "Pair", "Trained",
-    "Registration", "Latency", "PointGeometry", "Triplets", "Downsampled", "Neighbors",
+    "Registration", "Latency", "PointGeometry", "Triplets", "Downsampled", "Neighbors", "refinement_backends",
+    "FrameFlows", "Outcome", "Output", "Plate", "Plates", "Problem", "Work", "format_frames", "open_plates",
+    "parse_frames", "run_on_devices", "Augmentation", "Augmented", "DatasetPairs", "FlowBatch", "FlowRun",
+    "FlowTraining", "FlowValidation", "Mixture", "PairMaker", "PairSource", "TrainedFlow", "plot_history", "Shown",
+    "view_page", "train_flow", "Stepper", "AveragedWeights",
 }  # fmt: skip
 _ROOMS = ("fullfield.datasets", "fullfield.io")
 _ON_A_GPU = {"PreparedFlow", "PreparedSizes", "PersistentSolver", "PtlflowEstimator"}  # and with a package

@@ -50,7 +50,10 @@ def test_a_table_of_samples_and_scoring_again(cli: Any, refused: Callable[..., s
     assert [run["scores"]["rr"] for run in again["runs"]] == [0, 0]
     assert again["runs"][0]["criteria"]["max_rmse"] is None
     assert "pairs" not in again["runs"][0]
-    assert cli("evaluate", "fpfh", rooms, "--samples", "400", *few, "--json").json["runs"][0]["this_call"]["estimated"] == 0
+    assert (
+        cli("evaluate", "fpfh", rooms, "--samples", "400", *few, "--json").json["runs"][0]["this_call"]["estimated"]
+        == 0
+    )
     words = ("--samples", "400", "--score-only", "-o", "runs/3dmatch/fpfh")
     assert "samples-400: holds fpfh, not learned" in refused("evaluate", "learned", rooms, *words)
 

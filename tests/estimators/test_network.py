@@ -394,7 +394,11 @@ def test_weights_that_are_not_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 @pytest.mark.parametrize(
     ("method", "given", "message"),
     [
-        ("raft", "no-such-thing", "weights: expected a file or one of fullfield-s, raft-chairs, .*, got 'no-such-thing'"),
+        (
+            "raft",
+            "no-such-thing",
+            "weights: expected a file or one of fullfield-s, raft-chairs, .*, got 'no-such-thing'",
+        ),
         ("raft", "folder/none.pth", "weights: folder/none.pth: no such file"),
         ("raft", "none.pth", "weights: none.pth: no such file; 'fullfield weights list' names what is published"),
         ("raft", "raft-small", "weights: expected some for raft, got raft-small, which is for raft-small"),

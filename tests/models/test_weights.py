@@ -147,7 +147,9 @@ def test_load_weights_takes_models_and_names(served: Path, monkeypatch: pytest.M
 def test_mistakes_are_named(served: Path) -> None:
     with pytest.raises(InputError, match=r"^model: expected one of fullfield-s, raft, raft-small, sea-raft-s"):
         load_weights("flownet")
-    with pytest.raises(InputError, match=r"^weights: expected a file or one of fullfield-s, raft-chairs, .*, got 'raft-thing'"):
+    with pytest.raises(
+        InputError, match=r"^weights: expected a file or one of fullfield-s, raft-chairs, .*, got 'raft-thing'"
+    ):
         load_weights("raft", "raft-thing")
     with pytest.raises(InputError, match=r"^weights: expected some for raft, got raft-small, which is for raft-small"):
         load_weights("raft", "raft-small")

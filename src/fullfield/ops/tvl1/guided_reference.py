@@ -90,7 +90,7 @@ def linearise(
     (sampled_x, sampled_y), inside = warp_bicubic(two, flow)
     xx, xy, yy = second_derivatives
     rx, ry = sampled_x - one[0], sampled_y - one[1]
-    data = inside * config.lambda_
+    data = inside.to(flow.dtype) * config.lambda_
     wx = data / torch.sqrt(rx * rx + config.epsilon**2)
     wy = data / torch.sqrt(ry * ry + config.epsilon**2)
     cx, cy = xx * flow[0] + xy * flow[1] - rx, xy * flow[0] + yy * flow[1] - ry

@@ -42,7 +42,7 @@ def sequence_loss(
         InputError: naming the argument that does not fit.
     """
     truth, inside, pixels = _prepared(predictions, flow, counted, gamma)
-    total = torch.zeros((), device=flow.device)
+    total = torch.zeros((), dtype=torch.float32, device=flow.device)
     for weight, predicted in zip(_weights(len(predictions), gamma), predictions, strict=True):
         error = (predicted.float() - truth).abs()
         total = total + weight * torch.where(inside, error, 0.0).sum()
@@ -72,7 +72,7 @@ def laplace_mixture_loss(
     _check.number(log_scale_min, "log_scale_min", high=0)
     _check.number(log_scale_max, "log_scale_max", low=0)
     batch, _, height, width = flow.shape
-    total = torch.zeros((), device=flow.device)
+    total = torch.zeros((), dtype=torch.float32, device=flow.device)
     for weight, (predicted, info) in zip(_weights(len(predictions), gamma), predictions, strict=True):
         _check.tensor(info, "predictions", (batch, 4, height, width))
         surprise = mixture_surprise(predicted.float(), info.float(), truth, log_scale_min, log_scale_max)
@@ -103,7 +103,7 @@ def coarse_mixture_loss(
     pixels = counted.sum().clamp(min=1)
     if any(padding):
         flow, counted = functional.pad(flow, tuple(padding)), functional.pad(counted, tuple(padding))
-    total = torch.zeros((), device=flow.device)
+    total = torch.zeros((), dtype=torch.float32, device=flow.device)
     error = total
     for weight, (field, mask) in zip(_weights(len(predictions), gamma), predictions, strict=True):
         loss, error = convex_mixture_loss(field, mask, flow, counted, log_scale_min=low, log_scale_max=high)
