@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fullfield import metrics, viz
 from fullfield import nn as ours
-from fullfield.estimators import NetworkEstimator, TVL1Estimator, as_frame, estimate
+from fullfield.estimators import NetworkEstimator, RefinedEstimator, TVL1Estimator, as_frame, estimate
 from fullfield.estimators.warm_start import moved_forward
 from fullfield.integrations import forms
 from fullfield.metrics import registration as poses
@@ -33,9 +33,11 @@ from fullfield.ops import correlation, neighbors, point_conv, point_norm, tvl1
 from fullfield.ops.correlation.analysis import read_shares, recorded_positions
 from fullfield.registration import LearnedDescriptor, alignment_errors, choose_voxel, register
 from fullfield.rendering.truth import occluded
+from fullfield.sequences import estimate_sequence
 from fullfield.testing import room_scan, textured_scene
 from fullfield.testing.correlation import MOTIONS, make_case
 from fullfield.training import contrastive_loss, matching_ratio
+from fullfield.training import flow as learning
 
 F32 = torch.float32
 CASES: dict[str, Callable[[], Any]] = {}
@@ -468,6 +470,50 @@ def _() -> Any:
         )
         made = train_descriptor(folder, small)
         return list(made.descriptor.model.state_dict().values())
+
+
+@case(
+    "training.flow.augment",
+    "training.flow.collate_flow",
+    "training.flow.counted_pixels",
+    "training.flow.cut_window",
+    "training.flow.mean_error",
+    "training.flow.sequence_loss",
+    "training.flow.laplace_mixture_loss",
+)
+def _() -> Any:
+    from fullfield.datasets import FlowSample
+
+    scene = textured_scene(40, 56, seed=4)
+    sample = FlowSample("one", scene.frame1, scene.frame2, scene.flow, scene.valid, scene.occluded)
+    batch = learning.collate_flow([learning.cut_window(sample, (32, 40), (seed,)) for seed in range(2)])
+    changes = learning.Augmentation((24, 32), (0.9, 1.3), colour=0.4, gamma=0.2, eraser=1.0, noise=0.1)
+    changed = learning.augment(batch, changes, (0, 1))
+    counted = learning.counted_pixels(changed)
+    first = noise(2, 2, 24, 32)
+    info = noise(2, 4, 24, 32, seed=1)
+    return [
+        *changed,
+        counted,
+        learning.mean_error(first, changed.flow, counted),
+        graded(lambda a, b: learning.sequence_loss([a, b], changed.flow, counted), first, first + 1),
+        graded(lambda a, b: learning.laplace_mixture_loss([(a, b)], changed.flow, counted), first, info),
+    ]
+
+
+@case("ops.tvl1.refine_flow", "ops.tvl1.FlowRefiner")
+def _() -> Any:
+    first, second = (frame[None].to(F32) / 255 for frame in frames(3, 24, 32))
+    start = torch.tensor([2.0, 0.0], dtype=F32).view(1, 2, 1, 1) + noise(1, 2, 24, 32) / 4
+    return [tvl1.refine_flow(first, second, start, backend=name) for name in ("cpu", "reference")]
+
+
+@case("estimate_sequence", "estimators.RefinedEstimator")
+def _() -> Any:
+    pictures = [*frames(3, 24, 32), frames(3, 24, 32)[0].roll(4, -1)]
+    method = RefinedEstimator(TVL1Estimator(tvl1.TVL1Config(warps=1, iterations=2)))
+    flows = [found.forward for found in estimate_sequence(pictures, method)]
+    return [None if one is None else one.flow for one in flows]
 
 
 @case("testing.textured_scene", "testing.Scene")

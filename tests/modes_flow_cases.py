@@ -1,4 +1,4 @@
-"""More of ``modes_cases``: training of flow, shots, refinement."""
+"""More of ``modes_cases``: training of flow, and shots."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from fullfield.datasets import open_dataset
-from fullfield.estimators import RefinedEstimator, TVL1Estimator
+from fullfield.estimators import TVL1Estimator
 from fullfield.io import write_flow, write_image
-from fullfield.ops.tvl1 import FlowRefiner, RefinementConfig, TVL1Config, refine_flow
+from fullfield.ops.tvl1 import TVL1Config
 from fullfield.sequences import Setting, estimate_sequence
 from fullfield.training import flow as training
 from fullfield.training.flow.pictures import PicturePack
@@ -77,23 +77,9 @@ def stored(folder: Path) -> Any:
     return open_dataset("pairs", folder)
 
 
-def losses() -> list[Tensor]:
-    part = batch()
-    counted = training.counted_pixels(part, max_flow=4.0, occluded=False)
-    with_info = [(noise(2, 2, HEIGHT, WIDTH, seed=k), noise(2, 4, HEIGHT, WIDTH, seed=9 + k)) for k in range(2)]
-    plain = [flow for flow, _ in with_info]
-    return [
-        counted,
-        training.sequence_loss(plain, part.flow, counted),
-        training.laplace_mixture_loss(with_info, part.flow, counted),
-        training.mean_error(plain[0], part.flow, counted),
-    ]
-
-
 def augmented() -> list[Tensor]:
     change = training.Augmentation(size=(8, 16), scale=(0.8, 1.4), flip=0.5, colour=0.4, gamma=0.2, eraser=1, noise=0.1)
-    source = training.Augmented(Source(), change, seed=3)
-    return [*training.augment(batch(), change, (1, 2)), *source.batch(1, 2)]
+    return [*training.Augmented(Source(), change, seed=3).batch(1, 2)]
 
 
 def trained() -> list[Tensor]:
@@ -119,10 +105,8 @@ def sources() -> list[Tensor]:
     with tempfile.TemporaryDirectory() as folder:
         data = stored(Path(folder))
         part = training.DatasetPairs(data, (8, 16), seed=1).batch(0, 2)
-        window = training.cut_window(data[0], (8, 16))
-    joined = training.collate_flow([window, window])
     mixed = training.Mixture([(Source(), 1.0), (Source(), 1.0)]).batch(0, 2)
-    return [*part, *window, *joined, *mixed]
+    return [*part, *mixed]
 
 
 def made() -> list[Tensor]:
@@ -130,15 +114,6 @@ def made() -> list[Tensor]:
     shapes = (255 * values(1, 8, 8)).to(torch.uint8)
     pack = PicturePack(pictures, shapes, ("a", "b"))
     return [*training.PairMaker((HEIGHT, WIDTH), pictures=pack, compressed=1.0).batch(0, 2)]
-
-
-def refined() -> list[Tensor]:
-    first, second = values(1, 3, 40, 48, seed=1), values(1, 3, 40, 48, seed=2)
-    flow = noise(1, 2, 40, 48, seed=3)
-    config = RefinementConfig()
-    refiner = FlowRefiner(40, 48, config, backend="reference")
-    estimator = RefinedEstimator(TVL1Estimator(TVL1Config(scales=2, warps=1, iterations=3)))
-    return [refine_flow(first, second, flow), refiner(first, second, flow, -flow), estimator(first, second)]
 
 
 def shot() -> list[Tensor]:
@@ -154,14 +129,8 @@ def shot() -> list[Tensor]:
 
 def register(case: Callable[..., Any]) -> None:
     """Add these to the cases."""
-    names = {
-        losses: ("counted_pixels", "sequence_loss", "laplace_mixture_loss", "mean_error"),
-        augmented: ("augment", "Augmented"),
-        trained: ("Stepper", "AveragedWeights", "train_flow", "FlowValidation"),
-        sources: ("DatasetPairs", "cut_window", "collate_flow", "Mixture"),
-        made: ("PairMaker",),
-    }
-    for function, covered in names.items():
-        case(*(f"training.flow.{name}" for name in covered))(function)
-    case("ops.tvl1.refine_flow", "ops.tvl1.FlowRefiner", "estimators.RefinedEstimator")(refined)
-    case("sequences.estimate_sequence", "estimate_sequence")(shot)
+    case("training.flow.Augmented")(augmented)
+    case(*(f"training.flow.{name}" for name in ("Stepper", "AveragedWeights", "train_flow", "FlowValidation")))(trained)
+    case("training.flow.DatasetPairs", "training.flow.Mixture")(sources)
+    case("training.flow.PairMaker")(made)
+    case("sequences.estimate_sequence")(shot)

@@ -16,7 +16,7 @@ from test_api_surface import SURFACE
 
 _HERE = Path(__file__).parent
 _CASES = _HERE / "modes_cases.py"
-# What computes nothing in PyTorch: records, data sets, readers and writers, registries.
+# What computes nothing in PyTorch: records, data sets, readers and writers, registries; training of the user's network.
 _DO_NOT = {
     "Augmentation", "backends", "Blender", "DescriptorTraining", "Downsampled", "Estimator", "evaluate_scans",
     "fetch_weights", "FlowBatch", "FlowRun", "FlowTraining", "format_frames", "FrameFlows", "Handle",
