@@ -28,7 +28,7 @@ _SHOWING = ("stored", "plots", "tables", "json", "quiet")
 _BROKEN = (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError)
 
 
-def build_parser() -> argparse.ArgumentParser:
+def build_parser() -> Parser:
     """The parser of all benchmarks; imports nothing heavy."""
     parser = Parser(
         prog="python -m benchmarks",

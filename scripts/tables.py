@@ -15,6 +15,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 sys.path.insert(0, str(ROOT))  # for what the benchmarks know of their results
+BEGIN_SHORT = "<!-- what it beats: begin -->\n"
+BEGIN_NETWORK = "<!-- errors of fullfield-s: begin -->\n"
 BEGIN_CORRELATION = "<!-- table of the correlation lookup: begin -->\n"
 BEGIN_MODELS = "<!-- table of the networks: begin -->\n"
 BEGIN_POINTS = "<!-- table of convolution on points: begin -->\n"
@@ -87,7 +89,7 @@ def table() -> str:
         f"OpenCV {versions['cv2']}, scikit-image {versions['skimage']}, commit {environment['commit']},",
         f"{environment['date']}. † A real 4K pair of small motion, cropped and enlarged. The machine is a noisy",
         "virtual one: ratios count. `python -m benchmarks tvl1 --pair A B TRUTH --presets DIR ... --large A B`;",
-        "everything measured stands in [benchmarks/results](benchmarks/results).",
+        "everything measured stands in [benchmarks/results](../benchmarks/results).",
     ]
     return "\n".join([*markdown_table(rows), "", *notes]) + "\n"
 
@@ -318,8 +320,80 @@ def tvl1_gpu_page() -> str:
     return section(read("tvl1_h200.json"))
 
 
+def short_table() -> str:
+    """One row for each of five jobs: ours beside what people use today."""
+
+    def case(cases: list[dict[str, Any]], **wanted: Any) -> dict[str, Any]:
+        return next(each for each in cases if all(each.get(key) == value for key, value in wanted.items()))
+
+    network = case(read("models_h200.json")["cases"], method="raft", size=[3432, 8192])
+    ours, theirs = row_of(network, "fast"), row_of(network, "ptlflow, alt_cuda_corr")
+    dense = row_of(network, "ptlflow, dense")["status"]
+    rows = [["on one H200, unless said", "fullfield", "others"]]
+    rows.append(
+        [
+            f"RAFT, {network['updates']} updates, 8192×3432",
+            f"{ours['median_s']:.3g} s, {ours['peak_bytes'] / 2**30:.1f} GiB",
+            f"ptlflow with alt_cuda_corr {theirs['median_s']:.3g} s, {theirs['peak_bytes'] / 2**30:.1f} GiB; "
+            f"with a dense volume {dense}",
+        ]
+    )
+    wanted = {"size": [224, 512], "scene": "flow_easy_512x224"}
+    ours = row_of(case(read("correlation_h200_sizes.json")["cases"], **wanted), "cuda")
+    theirs = row_of(case(read("correlation_h200_alt.json")["cases"], **wanted), "alt_cuda_corr")
+    rows.append(
+        [
+            "its correlation lookups alone, 512×224 feature maps",
+            f"{1e3 * ours['graph']['median_s']:.3g} ms, {ours['peak_with_inputs_bytes'] / 1e6:.0f} MB",
+            f"alt_cuda_corr {1e3 * theirs['eager']['median_s']:.0f} ms, "
+            f"{theirs['peak_with_inputs_bytes'] / 1e6:.0f} MB",
+        ]
+    )
+    patched = case(read("patched_h200.json")["cases"], label="raft 1242×375, estimate, dense")
+    ours, theirs = row_of(patched, "patched"), row_of(patched, "as it is")
+    rows.append(
+        [
+            "ptlflow's RAFT, 1242×375, after `fullfield.patch(model)`",
+            *(f"{row['median_s']:.3g} s, {row['peak_bytes'] / 2**30:.2f} GiB" for row in (ours, theirs)),
+        ]
+    )
+    rows[-1][2] = f"before {rows[-1][2]}"
+    ends = case(read("tvl1_cpu.json")["cases"], case="own defaults")
+    cells = [
+        f"{row['median_s']:.3g} s, {row['epe']:.3f} px off"
+        for row in (row_of(ends, "fullfield default"), row_of(ends, "opencv defaults"))
+    ]
+    rows.append(["TV-L1 on 2 CPU cores, a Sintel pair of 1024×436", cells[0], f"OpenCV {cells[1]}"])
+    cloud = case(read("points_h200.json")["cases"], part="sizes", size=10_000_000)
+    ours, theirs = (
+        next(row for row in cloud["rows"] if row["name"].startswith(name)) for name in ("cuda", "pointelligence")
+    )
+    cells = [
+        f"{1e3 * row['training']['median_s']:.3g} ms, {row['training_peak_bytes'] / 1e6:.0f} MB"
+        for row in (ours, theirs)
+    ]
+    rows.append(
+        ["a convolution of 10 million points with its gradients", cells[0], f"PointCNN++'s own code {cells[1]}"]
+    )
+    return "\n".join(markdown_table(rows)) + "\n"
+
+
+def network_errors() -> str:
+    """Errors of the network that comes along beside TV-L1's."""
+    errors = read("fullfield_s_cpu.json")["errors"]
+    rows = [["mean end-point error, px", "six Middlebury pairs", "alley_1, clean", "alley_1, final"]]
+    rows[0] += ["market_5", "sequence_2"]
+    for method, found in errors.items():
+        six = [value for name, value in found.items() if name.startswith("middlebury ")]
+        names = ("clean alley_1", "final alley_1", "market_5", "sequence_2")
+        values = [sum(six) / len(six), *(found[f"sintel {name}"] for name in names)]
+        rows.append([f"`{method}`", *(f"{value:#.3g}" for value in values)])
+    return "\n".join(markdown_table(rows)) + "\n"
+
+
 PAGES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
-    "README.md": (
+    "README.md": ((BEGIN_SHORT, short_table), (BEGIN_NETWORK, network_errors)),
+    "docs/measured.md": (
         (BEGIN_MODELS, models_table),
         (BEGIN, table),
         (BEGIN_CORRELATION, correlation_table),

@@ -611,6 +611,10 @@ LOWER = (
     "ops.point_conv.triplet_geometry",  # its case convolves
     "training.contrastive_loss",
     "training.matching_ratio",  # of the same case
+    "training.flow.Stepper",  # a network
+    "training.flow.AveragedWeights",
+    "training.flow.train_flow",
+    "training.flow.FlowValidation",
 )
 
 
@@ -642,4 +646,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    import modes_flow_cases
+
+    modes_flow_cases.register(case)
     main()

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import re
+import runpy
+import shlex
 import subprocess
 import sys
+import zipfile
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+
+from fullfield.cli.main import build_parser
+from fullfield.integrations.handle import is_patched
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
@@ -20,11 +29,124 @@ PAGES = [
 ]
 
 
+parser = cache(build_parser)
+FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors that GitHub makes of a page's headings."""
+    times: dict[str, int] = {}
+    found = set()
+    for title in re.findall(r"^#+ +(.*?) *$", FENCE.sub("", text), re.MULTILINE):
+        shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title)
+        name = re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-")
+        found.add(f"{name}-{times[name]}" if name in times else name)
+        times[name] = times.get(name, 0) + 1
+    return found
+
+
+def broken_links(page: Path) -> list[str]:
+    """Relative links of a page that lead to no file, or to no heading in it."""
+    broken = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text("utf-8")):
+        path, _, anchor = target.partition("#")
+        there = page.parent / path if path else page
+        if "://" not in target and not (there.exists() and (not anchor or anchor in anchors(there.read_text("utf-8")))):
+            broken.append(target)
+    return broken
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#\s]+)", page.read_text("utf-8")):
-        if "://" not in target:
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    assert broken_links(page) == []
+
+
+def test_broken_links_are_found(tmp_path: Path) -> None:
+    text = "# A `b`, c\n\n## Twice\n\n## Twice\n\n```\n# none\n```\n"
+    links = ("#a-b-c", "#twice-1", "page.md#twice", "page.md", "#none", "#twice-2", "no.md", "no.md#twice", "a://b#c")
+    page = tmp_path / "page.md"
+    page.write_text(text + " ".join(f"[x]({link})" for link in links), "utf-8")
+    assert broken_links(page) == ["#none", "#twice-2", "no.md", "no.md#twice"]
+
+
+def test_the_index_links_every_page() -> None:
+    index = (ROOT / "docs" / "index.md").read_text("utf-8")
+    for page in [*(ROOT / "docs").glob("*.md"), *(ROOT / "src" / "fullfield" / "ops").glob("*/README.md")]:
+        link = Path(os.path.relpath(page, ROOT / "docs")).as_posix()
+        assert page.name == "index.md" or f"]({link}" in index, link
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_every_command_on_a_page_can_be_parsed(page: Path) -> None:
+    if page.name == "CHANGELOG.md":
+        return  # it tells what was
+    blocks = [block for language, block in FENCE.findall(page.read_text("utf-8")) if not language]
+    text = re.sub(r"\$\(+.*?\)+", "1", "".join(blocks).replace("\\\n", " "))
+    for command in re.findall(r"(?:^ *|&& )(?:\S*/)?(fullfield [^|&;>\n]*)", text, re.MULTILINE):
+        words = shlex.split(command, comments=True)[1:]
+        if words[0] != "VERB":
+            assert parser().parse_known_args(words)[1] == [], command
+
+
+def test_readme_is_short_and_its_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (ROOT / "README.md").read_text("utf-8")
+    assert len(page.splitlines()) <= 110
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(ROOT / "tests" / "integrations")
+    from foreign_network import Network
+
+    from fullfield.io import read_flow, write_image
+    from fullfield.testing import textured_scene
+
+    scene = textured_scene(48, 64)
+    write_image("frame_0001.png", scene.frame1)
+    write_image("frame_0002.png", scene.frame2)
+    maps = torch.rand(2, 1, 8, 16, 24)
+    coords = torch.stack(torch.meshgrid(torch.arange(24.0), torch.arange(16.0), indexing="xy"))[None]
+    names: dict[str, Any] = {"model": Network(), "fmap1": maps[0], "fmap2": maps[1], "coords": coords}
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(block, names)
+    assert is_patched(names["model"])
+    assert names["features"].shape == (1, 324, 16, 24)
+    assert read_flow("motion.exr").flow.shape == (2, 48, 64)
+
+
+def test_the_page_of_the_package_index_has_absolute_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    interface = SimpleNamespace(MetadataHookInterface=object)  # hatchling is there only where packages are built
+    monkeypatch.setitem(sys.modules, "hatchling.metadata.plugin.interface", interface)
+    hook = runpy.run_path(str(ROOT / "hatch_build.py"))["PageOfTheIndex"]()
+    hook.root = str(ROOT)
+    found: dict[str, Any] = {"version": "1.2.3"}
+    monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
+    hook.update(found)
+    assert found["readme"]["text"] == (ROOT / "README.md").read_text("utf-8")
+    monkeypatch.setenv("GITHUB_REPOSITORY", "some/body")
+    monkeypatch.setenv("GITHUB_SERVER_URL", "https://hub.test")
+    hook.update(found)
+    text = found["readme"]["text"]
+    assert "](https://hub.test/some/body/raw/v1.2.3/docs/images/flow.jpg)" in text
+    assert "](https://hub.test/some/body/blob/v1.2.3/docs/index.md)" in text
+    assert "git clone https://hub.test/some/body fullfield" in text
+    assert all("://" in target for target in re.findall(r"\]\(([^)\s]+)\)", text))
+
+
+def test_a_wheel_that_lacks_something_is_found(tmp_path: Path) -> None:
+    problems = runpy.run_path(str(ROOT / "scripts" / "check_wheel.py"))["problems"]
+    source = ROOT / "src"
+    files = [path for path in (source / "fullfield").rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    names = [path.relative_to(source).as_posix() for path in files]
+    assert {"fullfield/models/fullfield_s.safetensors", "fullfield/py.typed"} <= set(names)
+    lost = next(name for name in names if name.endswith(".cuh"))
+    for name, left, more, said in (
+        ("whole", None, (), []),
+        ("lacking", lost, (), [f"{lost}: is missing"]),
+        ("full", None, ("benchmarks/runner.py",), ["benchmarks: does not belong into the wheel"]),
+    ):
+        with zipfile.ZipFile(tmp_path / f"{name}.whl", "w") as wheel:
+            for inside in (*names, *more, "fullfield-0.dist-info/METADATA"):
+                if inside != left:
+                    wheel.writestr(inside, "")
+        assert problems(tmp_path / f"{name}.whl") == said
 
 
 def test_readme_table_is_the_stored_results() -> None:

@@ -18,14 +18,13 @@ _HERE = Path(__file__).parent
 _CASES = _HERE / "modes_cases.py"
 # What computes nothing in PyTorch: records, data sets, readers and writers, registries; training of the user's network.
 _DO_NOT = {
-    "InputError", "patch", "Handle", "Replacement", "noting_shortage", "read_scale", "score", "score_scans", "Setting",
-    "write_submission", "fetch_weights", "WeightsEntry", "backends", "Estimator", "Registrar", "Run", "ScanRun",
-    "rigid", "read_pose", "Blender", "Shot", "render_shot", "evaluate_scans", "DescriptorTraining", "Pair", "Trained",
-    "Registration", "Latency", "PointGeometry", "Triplets", "Downsampled", "Neighbors", "refinement_backends",
-    "FrameFlows", "Outcome", "Output", "Plate", "Plates", "Problem", "Work", "format_frames", "open_plates",
-    "parse_frames", "run_on_devices", "Augmentation", "Augmented", "DatasetPairs", "FlowBatch", "FlowRun",
-    "FlowTraining", "FlowValidation", "Mixture", "PairMaker", "PairSource", "TrainedFlow", "plot_history", "Shown",
-    "view_page", "train_flow", "Stepper", "AveragedWeights",
+    "Augmentation", "backends", "Blender", "DescriptorTraining", "Downsampled", "Estimator", "evaluate_scans",
+    "fetch_weights", "FlowBatch", "FlowRun", "FlowTraining", "format_frames", "FrameFlows", "Handle",
+    "InputError", "Latency", "Neighbors", "noting_shortage", "open_plates", "Outcome", "Output", "Pair",
+    "PairSource", "parse_frames", "patch", "Plate", "Plates", "plot_history", "PointGeometry", "Problem",
+    "read_pose", "read_scale", "refinement_backends", "Registrar", "Registration", "render_shot", "Replacement",
+    "rigid", "Run", "run_on_devices", "ScanRun", "score", "score_scans", "Setting", "Shot", "Shown", "Trained",
+    "TrainedFlow", "Triplets", "view_page", "WeightsEntry", "Work", "write_submission",
 }  # fmt: skip
 _ROOMS = ("fullfield.datasets", "fullfield.io")
 _ON_A_GPU = {"PreparedFlow", "PreparedSizes", "PersistentSolver", "PtlflowEstimator"}  # and with a package

@@ -6,7 +6,7 @@ Names are loaded on first use, so that ``import fullfield`` (and ``fullfield --h
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0.dev0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from fullfield._check import InputError as InputError

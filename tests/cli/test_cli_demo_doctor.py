@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,21 @@ def test_doctor_says_what_packages_are_for(cli: Any, monkeypatch: pytest.MonkeyP
     for name, use in uses.items():
         assert f"package       {name}, for {use}" in out
     assert uses.keys() <= cli("doctor", "--json").json["packages"].keys()
+
+
+def test_doctor_lists_every_extra_and_what_it_would_add(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8")
+    table = project.split("[project.optional-dependencies]\n")[1].split("\n[")[0]
+    declared = set(re.findall(r"^(\w+) = \[", table, re.MULTILINE))
+    monkeypatch.setitem(sys.modules, "small_gicp", None)
+    found = cli("doctor", "--json").json["extras"]
+    assert found.keys() == declared
+    assert "small_gicp" in found["register"]["missing"]
+    assert "pytest" not in found["dev"]["missing"]
+    out = cli("doctor").out
+    assert "extra         register: lacks small_gicp" in out
+    assert "pip install 'fullfield[register]'; for `register`, and LAS clouds" in out
+    assert all(f"extra         {name}: " in out for name in declared)
 
 
 def test_doctor_says_what_tensors_on_a_gpu_get(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:

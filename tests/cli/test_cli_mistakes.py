@@ -107,6 +107,20 @@ FLOW = [
     (("a.png", "\udce9.png", "-o", "out.flo"), "the name is not UTF-8"),
 ]
 
+NEAREST = [
+    (("flwo", "a.png", "b.png"), "did you mean flow? (see fullfield --help)"),
+    (("--vresion",), "--vresion; did you mean --version instead of --vresion? (see fullfield --help)"),
+    (
+        ("flow", "a.png", "b.png", "-o", "out.flo", "--presett", "fast"),
+        "did you mean --preset instead of --presett? (see fullfield flow --help)",
+    ),
+    (("flow", "a.png", "b.png", "--outptu=x.flo"), "required: -o/--output; did you mean --output instead of --outptu?"),
+    (("flow", "a.png", "b.png", "-o", "out.flo", "--preset", "fst"), "did you mean fast?"),
+    (("flow", "a.png", "b.png", "-o", "out.flo", "--method", "fullfeld-s"), "did you mean fullfield-s?"),
+    (("weights", "lst"), "did you mean list? (see fullfield weights --help)"),
+    (("weights", "list", "--jsno"), "did you mean --json instead of --jsno? (see fullfield weights list --help)"),
+]
+
 OTHERS = [
     ((), "no verb given; one of flow, live"),
     (("fly",), "invalid choice: 'fly'"),
@@ -317,3 +331,22 @@ def test_frames_of_another_range_are_questioned_once(cli: Any, scene: Path) -> N
     told = [line for line in ran.err.splitlines() if line.startswith("fullfield: warning: ")]
     assert len(told) == 1, ran.err
     assert "a.pfm: frames are expected in 0 ... 1, black to white as a display shows them; got 0" in told[0]
+
+
+@pytest.mark.parametrize(("argv", "said"), NEAREST)
+def test_an_unknown_name_brings_the_nearest_one(refused: Refused, argv: tuple[str, ...], said: str) -> None:
+    assert said in refused(*argv)
+
+
+def test_a_name_that_is_near_to_nothing_brings_no_other(refused: Refused) -> None:
+    assert "did you mean" not in refused("score", "truth.flo", "truth.flo", "--zzz")
+    assert "did you mean" not in refused("zzz")
+
+
+def test_the_help_starts_with_an_example_that_runs(cli: Callable[..., Any]) -> None:
+    first = cli("--help").out.splitlines()[0]
+    assert first.startswith("example: fullfield flow ")
+    words = first.replace("frame_0001.png", "a.png").replace("frame_0002.png", "b.png").split()[2:]
+    assert cli(*words, *FAST).code == 0
+    assert Path("flow.flo").is_file()
+    assert Path("flow.png").is_file()

@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -58,8 +59,8 @@ def alive(mark: str) -> list[int]:
 def kill_a_training(draw: random.Random, folder: Path, steps: int, wait: float = 30.0) -> None:
     """Kill it once, at a random moment after its workers have begun, and look at what is left."""
     mark = f"{draw.getrandbits(64):x}"
-    own = folder / f"tmp-{mark[:8]}"
-    own.mkdir(parents=True)
+    own = Path(tempfile.mkdtemp(prefix="ff-"))  # a short name: sockets in it have 108 bytes for theirs
+    folder.mkdir(parents=True, exist_ok=True)
     semaphores = set(_semaphores())
     script = folder / "train.py"
     script.write_text(_TRAIN)
@@ -81,6 +82,7 @@ def kill_a_training(draw: random.Random, folder: Path, steps: int, wait: float =
     assert not left, f"{len(left)} of {started} processes are alive {wait:g} s after their parent was killed"
     kept = [path.name for path in own.iterdir() if path.name.startswith("pymp-")]
     assert not kept, f"left in the temporary folder: {kept}"
+    shutil.rmtree(own)
     more = set(_semaphores()) - semaphores
     assert not more, f"semaphores are left: {sorted(more)}"
 

@@ -9,6 +9,7 @@ import sys
 import time
 from functools import partial
 from importlib import import_module, metadata
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from fullfield.cli import report
@@ -28,6 +29,17 @@ _PACKAGES = {
     "small_gicp": "`register`",
     "laspy": "LAS clouds",
 }
+_EXTRAS = {
+    "video": (("av",), "video files and streams: `live`, shots that are videos, videos of the flow"),
+    "register": (("small_gicp", "laspy"), "`register`, and LAS clouds"),
+    "ray": (("ray",), "shots on a cluster: `flow --ray`"),
+    "export": (("onnx", "onnxruntime", "onnxscript"), "networks as ONNX files: `export`"),
+    "bench": (("cv2", "skimage", "matplotlib", "pynvml"), "cameras of `live`, plots, and what benchmarks compare with"),
+    "cuda12": (("nvidia-cuda-nvrtc-cu12",), "the compiler of our GPU kernels, where PyTorch for CUDA 12 lacks it"),
+    "cuda13": (("nvidia-cuda-nvrtc",), "the compiler of our GPU kernels, where PyTorch for CUDA 13 lacks it"),
+    "dev": (("pytest", "hypothesis", "mypy", "ruff"), "tests and checks of fullfield itself"),
+}
+"""What each extra of the package brings: modules (for CUDA distributions), and what works with them."""
 _OPERATORS = ("correlation", "neighbors", "point_conv", "tvl1")
 _ON_POINTS = ("neighbors", "point_conv")
 
@@ -63,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
         "ptlflow": _attempt(_ptlflow)[0],
         "kernel_cache": {"problem": cache_problem} if cache is None else cache,
         "packages": packages,
+        "extras": {name: {"missing": _missing(brings), "adds": adds} for name, (brings, adds) in _EXTRAS.items()},
         "colour_management": _attempt(_colour_management)[0],
         "main_job": {"works": problem is None, "problem": problem, **(works or {})},
     }
@@ -79,6 +92,15 @@ def _attempt(look: Callable[[], Any]) -> tuple[Any, str | None]:
         return look(), None
     except Exception as error:  # noqa: BLE001
         return None, f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _missing(brings: tuple[str, ...]) -> list[str]:
+    """Those modules or distributions that are not installed."""
+
+    def absent(name: str) -> bool:
+        return not list(metadata.distributions(name=name)) if "-" in name else find_spec(name) is None
+
+    return [name for name in brings if absent(name)]
 
 
 def _system() -> dict[str, object]:
@@ -228,6 +250,9 @@ def _print(findings: dict[str, Any]) -> None:
     for package, problem in findings["packages"].items():
         if problem is not None:
             print(f"package       {package}, for {_PACKAGES[package]}: {problem}")
+    for name, extra in findings["extras"].items():
+        lacks = f"lacks {', '.join(extra['missing'])}: pip install 'fullfield[{name}]'; " if extra["missing"] else ""
+        print(f"extra         {name}: {lacks or 'installed; '}for {extra['adds']}")
     for operator, found in findings["operators"].items():
         _print_backends(operator, "", found)
     gpus = findings["correlation_on_gpus"]

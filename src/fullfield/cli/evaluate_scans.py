@@ -154,7 +154,7 @@ _COLUMNS = (
     ("ir", "IR %", 100.0, ".1f"),
     ("rre", "RRE °", 1.0, ".3f"),
     ("rte", "RTE m", 1.0, ".3f"),
-    ("accepted", "believed %", 100.0, ".1f"),
+    ("accepted", "accepted %", 100.0, ".1f"),
     ("wrong", "wrong %", 100.0, ".1f"),
 )
 

@@ -1,6 +1,6 @@
 """Entry point: parses the command line, runs one verb and turns the user's mistakes into one line and an exit code.
 
-Exit codes: 0 fine, 1 a gate failed, 2 usage or environment error, 3 ``register`` found no pose that it believes,
+Exit codes: 0 fine, 1 a gate failed, 2 usage or environment error, 3 ``register`` found no pose that it accepts,
 130 interrupted, 141 the reader of stdout went away.
 """
 
@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import gc
 import os
+import re
 import signal
 import sys
 import threading
@@ -50,6 +51,8 @@ VERBS = (
 
 DESCRIPTION = "Dense correspondence at full resolution: optical flow between frames, its scores and its pictures."
 
+EXAMPLE = "example: fullfield flow frame_0001.png frame_0002.png -o flow.flo --viz flow.png\n\n"
+
 _MOVED = ("bench", "reproduce")  # with everything that measures, into benchmarks/
 
 _QUIET = "FULLFIELD_QUIET"  # read where kernels are compiled
@@ -72,15 +75,60 @@ _PACKAGES = {
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose complaints become the one line that every other mistake gets."""
+    """An argument parser whose complaints become the one line that every other mistake gets, with the nearest name."""
+
+    example = ""
+    """Shown at the top of the help."""
+
+    _given: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self._given = list(sys.argv[1:] if args is None else args)
+        return super().parse_known_args(args, namespace)
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """Raise InputError for the arguments that the verb in use, or this parser, does not know."""
+        parser: Parser = self
+        words = iter(self._given)
+        while (below := parser._verbs()) and (verb := next((word for word in words if word in below), None)):
+            parser = below[verb]
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
 
     def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message} (see {self.prog} --help)")
+        hints = [_nearest(*choice) for choice in _choices(message)]
+        if not self._verbs() or message.startswith("unrecognized"):
+            options = [word.partition("=")[0] for word in self._given if word.startswith("--") and len(word) > 2]
+            known = list(self._option_string_actions)
+            hints += [_nearest(option, known, option) for option in options if option not in known]
+        raise InputError(f"{message}{''.join(hints)} (see {self.prog} --help)")
+
+    def format_help(self) -> str:
+        return self.example + super().format_help()
+
+    def _verbs(self) -> dict[str, Any]:
+        """The parsers below this one, by verb."""
+        actions = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
+        return dict(actions[0].choices) if actions else {}
 
 
-def build_parser() -> argparse.ArgumentParser:
+def _choices(message: str) -> list[tuple[str, list[str]]]:
+    """What was asked for and what there is, where argparse complains about a choice."""
+    found = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
+    return [(found[1], [name.strip("' ") for name in found[2].split(",")])] if found else []
+
+
+def _nearest(word: str, known: Sequence[str], said: str = "") -> str:
+    from difflib import get_close_matches
+
+    close = get_close_matches(word, known, 1)
+    instead = f" instead of {said}" if said else ""
+    return f"; did you mean {close[0]}{instead}?" if close else ""
+
+
+def build_parser() -> Parser:
     """The parser of all verbs; imports nothing heavy."""
     parser = Parser(prog="fullfield", description=DESCRIPTION, allow_abbrev=False)
+    parser.example = EXAMPLE
     parser.add_argument("--version", action="version", version=f"fullfield {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     for name in VERBS:
@@ -99,7 +147,7 @@ def console() -> NoReturn:
     os._exit(code)
 
 
-def main(argv: Sequence[str] | None = None, build: Callable[[], argparse.ArgumentParser] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, build: Callable[[], Parser] | None = None) -> int:
     """Run one command line (default: ``sys.argv[1:]``) and return its exit code.
 
     ``build`` makes the parser of another command whose verbs have ``run``, as :func:`build_parser` does.
@@ -135,16 +183,18 @@ def main(argv: Sequence[str] | None = None, build: Callable[[], argparse.Argumen
     return code
 
 
-def _run(argv: Sequence[str] | None, build: Callable[[], argparse.ArgumentParser]) -> int:
+def _run(argv: Sequence[str] | None, build: Callable[[], Parser]) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     if build is build_parser and given and given[0] in _MOVED:
         where = "python -m benchmarks" if given[0] == "bench" else f"python -m benchmarks {given[0]}"
         raise InputError(f"{given[0]}: is not part of the package; in a checkout of fullfield run {where}")
     parser = build()
     try:
-        args = parser.parse_args(given)
+        args, unknown = parser.parse_known_args(given)
     except SystemExit as done:  # --help and --version
         return int(done.code or 0)
+    if unknown:
+        parser.refuse(unknown)
     if args.verb is None:
         raise InputError(f"no verb given; one of {', '.join(VERBS)} (see fullfield --help)")
     with _quiet_kernels(getattr(args, "quiet", False)):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fullfield.registration import Registration
 
 NOT_REGISTERED = 3
-"""The exit code of an honest failure."""
+"""The exit code where no pose is accepted."""
 
 _ERROR_VOXELS = 2.0  # top of the picture's scale
 _SEARCHED, _SAMPLED = 8.0, 20_000  # times the top, points: within which, and of how many, the median is measured
@@ -33,7 +33,7 @@ examples:
   fullfield register a.pcd b.pcd --init guess.txt --voxel 0.05
   fullfield register a.ply b.ply --descriptor learned
 
-Exits with 3 when no pose can be believed, and says why.
+Exits with 3 when no pose can be accepted, and says why.
 """
 
 

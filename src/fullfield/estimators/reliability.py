@@ -29,15 +29,16 @@ def occlusion_and_confidence(
     An occlusion over 0.5 says hidden; where the flow leaves the frame it is 1. The confidence is the probability of
     an error under one pixel.
     """
-    distance = forward_backward_distance(flow, backward)
-    warped, inside = sample(frame2, flow)
-    residual = _smooth((frame1 - warped).abs().mean(1) * 255.0)
-    squared = distance.clamp(max=_FARTHEST) ** 2
-    hidden = torch.log(residual + 3.0) + 0.75 * squared / (1.0 + squared)
-    occlusion = torch.where(inside, torch.sigmoid(OCCLUSION_SLOPE * (hidden - OCCLUSION_MIDDLE)), 1.0)
-    bias, by_distance, by_residual = CONFIDENCE
-    trust = by_distance * torch.log(distance.clamp(max=_FARTHEST) + 0.05) + by_residual * torch.log(residual + 1.0)
-    return occlusion, torch.sigmoid(bias + trust)
+    with torch.autocast(flow.device.type, enabled=False):
+        distance = forward_backward_distance(flow, backward)
+        warped, inside = sample(frame2, flow)
+        residual = _smooth((frame1 - warped).abs().mean(1) * 255.0)
+        squared = distance.clamp(max=_FARTHEST) ** 2
+        hidden = torch.log(residual + 3.0) + 0.75 * squared / (1.0 + squared)
+        occlusion = torch.where(inside, torch.sigmoid(OCCLUSION_SLOPE * (hidden - OCCLUSION_MIDDLE)), 1.0)
+        bias, by_distance, by_residual = CONFIDENCE
+        trust = by_distance * torch.log(distance.clamp(max=_FARTHEST) + 0.05) + by_residual * torch.log(residual + 1.0)
+        return occlusion, torch.sigmoid(bias + trust)
 
 
 def _smooth(planes: Tensor) -> Tensor:

@@ -67,7 +67,7 @@ def totals(records: Sequence[ScanRecord], rows: Mapping[str, Mapping[str, Any]])
 
     ``rr`` registration recall and ``fmr`` feature matching recall, each the mean over scenes; ``rr_pairs``,
     ``fmr_pairs`` over pairs; ``ir`` mean over pairs, one without matches counts 0; ``rre``, ``rte`` mean over the
-    pairs that passed, ``rre_median``, ``rte_median``; ``accepted`` share of pairs whose pose the method believes,
+    pairs that passed, ``rre_median``, ``rte_median``; ``accepted`` share of pairs whose pose the method accepts,
     ``wrong`` the share of those that did not pass; ``pairs`` all, and ``counted`` those that count for the recall and
     the errors. A pair that was refused is one that is missed. NaN over no pairs.
     """

@@ -1,4 +1,4 @@
-"""Rigid registration of point clouds: descriptors, mutual matches, RANSAC, refinement, an honest verdict."""
+"""Rigid registration of point clouds: descriptors, mutual matches, RANSAC, refinement, and a verdict on the pose."""
 
 from fullfield.registration.learned import LearnedDescriptor
 from fullfield.registration.learned_network import DescriptorConfig

@@ -87,7 +87,7 @@ def register(
     samples: int = SAMPLES,
     descriptor: LearnedDescriptor | str | os.PathLike[str] | None = None,
 ) -> Registration:
-    """The rigid transform that brings ``source`` onto ``target``, or an honest failure.
+    """The rigid transform that brings ``source`` onto ``target``, or the reason why none is accepted.
 
     Args:
         source, target: a file, a :class:`~fullfield.io.PointCloud`, an array or tensor [N, 3], or an object with

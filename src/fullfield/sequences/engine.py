@@ -268,7 +268,7 @@ class Engine:
 
     def _add_end(self, done: Estimated, direction: str, size: Sequence[int]) -> None:
         """No vectors: zero, nothing of it seen in the other frame, no confidence."""
-        zero = torch.zeros(2, *size, device=self._device)
+        zero = torch.zeros(2, *size, dtype=torch.float32, device=self._device)
         done.parts[direction] = zero
         if self._setting.occlusion:
             done.parts[f"occlusion.{direction}"] = torch.ones_like(zero[0])

@@ -80,8 +80,8 @@ def between(first: Tensor, second: Tensor, forward: Tensor, backward: Tensor, at
     if at in (0, 1):
         return Mixed((second if at else first).clone(), torch.ones(first.shape[-2:], dtype=torch.bool))
     total = torch.zeros_like(first)
-    weights = torch.zeros(first.shape[-2:])
-    spare, spare_weights = torch.zeros_like(first), torch.zeros(first.shape[-2:])
+    weights = torch.zeros(first.shape[-2:], dtype=torch.float32)
+    spare, spare_weights = torch.zeros_like(first), torch.zeros_like(weights)
     from fullfield.viz import warp
 
     for image, flow, back, part in ((first, forward, backward, at), (second, backward, forward, 1 - at)):
@@ -115,7 +115,7 @@ def carried(flow: Tensor, part: float, trust: Tensor, known: Tensor) -> tuple[Te
     x, y = columns + part * flow[0], rows + part * flow[1]
     left, top = x.floor(), y.floor()
     strength = torch.exp(12 * trust) * known
-    sums = torch.zeros(5, height * width)  # u, v, weight, cover, trust
+    sums = torch.zeros(5, height * width, dtype=torch.float32)  # u, v, weight, cover, trust
     values = torch.stack([flow[0] * strength, flow[1] * strength, strength, known.float(), trust * strength])
     for dy in (0, 1):
         for dx in (0, 1):

@@ -160,8 +160,8 @@ def _picture(scenes: LayeredScenes, atlas: PictureAtlas, frame: int, x: Tensor, 
     for exposure in range(exposures):
         share, right, down = scenes.exposures[:, frame, exposure].unbind(1)
         at_x, at_y = x + _per_pixel(right), y + _per_pixel(down)
-        clear = torch.ones((len(scenes.counts), *x.shape), device=x.device)
-        seen = torch.zeros((*clear.shape, 3), device=x.device)
+        clear = torch.ones((len(scenes.counts), *x.shape), dtype=torch.float32, device=x.device)
+        seen = torch.zeros((*clear.shape, 3), dtype=torch.float32, device=x.device)
         for layer in range(scenes.to_card.shape[3]):
             paint, ids = scenes.paint[:, layer], scenes.ids[:, layer]
             place = _place(scenes.to_card[:, frame, 1 + exposure, layer], *_waved(paint, at_x, at_y, share))
@@ -204,9 +204,9 @@ def _truth(scenes: LayeredScenes, atlas: PictureAtlas, x: Tensor, y: Tensor) -> 
     batch, layers = len(scenes.counts), scenes.to_card.shape[3]
     shape = (batch, *x.shape)
     owner = torch.full(shape, layers, device=x.device)
-    moved_x, moved_y = torch.zeros(shape, device=x.device), torch.zeros(shape, device=x.device)
+    moved_x, moved_y = (torch.zeros(shape, dtype=torch.float32, device=x.device) for _ in range(2))
     valid = torch.zeros(shape, dtype=torch.bool, device=x.device)
-    whole = torch.ones(batch, device=x.device)
+    whole = torch.ones(batch, dtype=torch.float32, device=x.device)
     for layer in range(layers):
         paint = scenes.paint[:, layer]
         place = _place(scenes.to_card[:, 0, 0, layer], *_waved(paint, x, y, whole))

@@ -116,6 +116,7 @@ class Augmented:
         return augment(self._source.batch(index, count), self._augmentation, (self._seed, index))
 
 
+@torch.no_grad()
 def augment(batch: FlowBatch, augmentation: Augmentation, seed: tuple[int, int]) -> FlowBatch:
     """The pairs of a batch [B, 3, H, W], augmented; the same for the same two numbers of ``seed``.
 
@@ -130,16 +131,17 @@ def augment(batch: FlowBatch, augmentation: Augmentation, seed: tuple[int, int])
         rows, columns = augmentation.size
         fits = rows <= height and columns <= width
         _check.require(fits, "size", f"{width}×{height} at most, as the frames", f"{columns}×{rows}")
-    generator = torch.Generator().manual_seed((seed[0] * 1_000_003 + seed[1]) % 2**63)
-    uniform = torch.rand(count, _DRAWN, generator=generator, dtype=torch.float32)
-    draw = list(uniform.to(batch.frame1.device, non_blocking=True).unbind(1))
-    if augmentation.moves:
-        batch = _move(batch, augmentation, draw[:8])
-    batch = _recolour(batch, augmentation, list(uniform[:, 8:20].unbind(1)))
-    if augmentation.noise > 0:
-        batch = _noisy(batch, augmentation.noise, seed, draw[20])
-    if augmentation.eraser > 0:
-        batch = _erase(batch, augmentation, draw[21:])
+    with torch.autocast(batch.frame1.device.type, enabled=False):
+        generator = torch.Generator().manual_seed((seed[0] * 1_000_003 + seed[1]) % 2**63)
+        uniform = torch.rand(count, _DRAWN, generator=generator, dtype=torch.float32)
+        draw = list(uniform.to(batch.frame1.device, non_blocking=True).unbind(1))
+        if augmentation.moves:
+            batch = _move(batch, augmentation, draw[:8])
+        batch = _recolour(batch, augmentation, list(uniform[:, 8:20].unbind(1)))
+        if augmentation.noise > 0:
+            batch = _noisy(batch, augmentation.noise, seed, draw[20])
+        if augmentation.eraser > 0:
+            batch = _erase(batch, augmentation, draw[21:])
     return batch
 
 
@@ -204,8 +206,6 @@ def _recolour(batch: FlowBatch, augmentation: Augmentation, draw: list[Tensor]) 
     return batch._replace(frame1=frames[0], frame2=frames[1])
 
 
-@torch.autocast("cuda", enabled=False)  # type: ignore[untyped-decorator]
-@torch.autocast("cpu", enabled=False)  # type: ignore[untyped-decorator]
 def _tinted(frame: Tensor, draw: list[Tensor], augmentation: Augmentation) -> Tensor:
     """The frame with other brightness, contrast, saturation, hue and gamma: numbers of -1 ... 1 each, on the CPU."""
     strength, device = augmentation.colour, frame.device
@@ -215,8 +215,7 @@ def _tinted(frame: Tensor, draw: list[Tensor], augmentation: Augmentation) -> Te
     grey = luma.expand(3, 3)  # every row gives the luma
     # A turn around the grey axis: hue.
     third = math.sqrt(1 / 3)
-    rows = [[0.0, -third, third], [third, 0.0, -third], [-third, third, 0.0]]
-    cross = torch.tensor(rows, dtype=torch.float32)
+    cross = torch.tensor([[0.0, -third, third], [third, 0.0, -third], [-third, third, 0.0]], dtype=torch.float32)
     cos, sin = angle.cos()[:, None, None], angle.sin()[:, None, None]
     turn = cos * unit + sin * cross + (1 - cos) / 3
     saturated = saturation[:, None, None] * unit + (1 - saturation)[:, None, None] * grey
@@ -238,7 +237,7 @@ def _noisy(batch: FlowBatch, most: float, seed: tuple[int, int], draw: Tensor) -
     generator = torch.Generator(device).manual_seed((seed[0] * 7_000_003 + seed[1] + 1) % 2**63)
     strength = (most * draw)[:, None, None, None]
     frames = [
-        (frame + strength * torch.randn(frame.shape, generator=generator, device=device, dtype=torch.float32))
+        (frame + strength * torch.randn(frame.shape, generator=generator, dtype=torch.float32, device=device))
         .clamp(0, 1)
         .to(frame.dtype)
         for frame in (batch.frame1, batch.frame2)

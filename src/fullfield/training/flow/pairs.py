@@ -98,9 +98,10 @@ class PairMaker:
             return frame1, frame2
         coarse = torch.from_numpy(np.exp(draw[chosen, 1] * math.log(12.0)).astype(np.float32))
         steps = torch.cat((coarse, coarse)).to(self.device, non_blocking=True)[:, None, None, None]
-        both = _compressed(
-            torch.cat([frame[number : number + 1] for frame in (frame1, frame2) for number in chosen]), steps
-        )
+        with torch.autocast(self.device.type, enabled=False):
+            both = _compressed(
+                torch.cat([frame[number : number + 1] for frame in (frame1, frame2) for number in chosen]), steps
+            )
         for place, number in enumerate(chosen):
             frame1[number], frame2[number] = both[place], both[len(chosen) + place]
         return frame1, frame2
@@ -117,7 +118,7 @@ def _compressed(frames: Tensor, steps: Tensor) -> Tensor:
     spectrum = torch.einsum("iy,bchywx,jx->bchiwj", transform, blocks, transform)
     rank = torch.arange(_BLOCK, device=frames.device, dtype=torch.float32)
     table = 2 + (rank[:, None] + rank) ** 1.3  # [8, 8]
-    channel = torch.tensor([1.0, 2.0, 2.0], device=frames.device)
+    channel = torch.tensor([1.0, 2.0, 2.0], dtype=torch.float32, device=frames.device)
     step = steps[..., None, None] * table[:, None, :] * channel[:, None, None, None, None] / 255
     spectrum = (spectrum / step).round_().mul_(step)
     blocks = torch.einsum("iy,bchiwj,jx->bchywx", transform, spectrum, transform)
@@ -125,7 +126,9 @@ def _compressed(frames: Tensor, steps: Tensor) -> Tensor:
     return restored[:, :, :height, :width].clamp(0, 1)
 
 
-_LUMA = torch.tensor([[0.299, 0.587, 0.114], [-0.168736, -0.331264, 0.5], [0.5, -0.418688, -0.081312]])
+_LUMA = torch.tensor(
+    [[0.299, 0.587, 0.114], [-0.168736, -0.331264, 0.5], [0.5, -0.418688, -0.081312]], dtype=torch.float32
+)
 _RGB = torch.linalg.inv(_LUMA)
 
 

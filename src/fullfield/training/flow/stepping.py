@@ -123,9 +123,13 @@ class Stepper:
         if training.compile is not None:
             self._objective = torch.compile(objective, mode=training.compile)
         self._buffers = [b for b in model.buffers() if b.is_floating_point() and b.numel()]
-        self.scaling = torch.zeros(2, device=self.device)  # float16's scale, finite steps since it last changed
+        self.scaling = torch.zeros(
+            2, dtype=torch.float32, device=self.device
+        )  # float16's scale, finite steps since it last changed
         self.scaling[0] = _FIRST_SCALE if training.precision == "float16" else 1.0
-        self._told = torch.zeros(6, device=self.device)  # loss, error, norm, skipped, now in a row, most in a row
+        self._told = torch.zeros(
+            6, dtype=torch.float32, device=self.device
+        )  # loss, error, norm, skipped, now in a row, most in a row
         self._steps = 0
 
     def step(self, batch: FlowBatch, number: int, *, rate: float, occluded: bool = True) -> None:

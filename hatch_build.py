@@ -1,0 +1,35 @@
+"""The page of the package index: the README, with its links made absolute where the repository's address is known."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from hatchling.metadata.plugin.interface import MetadataHookInterface
+
+_LINK = re.compile(r"(!?)\[([^\]]*)\]\((?![a-z]+:|#)([^)\s]+)\)")
+
+
+def absolute(text: str, repository: str, tag: str) -> str:
+    """The Markdown with relative links that lead to ``repository`` (https://github.com/OWNER/NAME) at ``tag``."""
+
+    def link(found: re.Match[str]) -> str:
+        mark, words, path = found.groups()
+        return f"{mark}[{words}]({repository}/{'raw' if mark else 'blob'}/{tag}/{path})"
+
+    return _LINK.sub(link, text).replace("ADDRESS_OF_THIS_REPOSITORY", repository)
+
+
+class PageOfTheIndex(MetadataHookInterface):
+    """Reads the address where GitHub's workflows have it: GITHUB_SERVER_URL and GITHUB_REPOSITORY."""
+
+    def update(self, metadata: dict[str, Any]) -> None:
+        text = Path(self.root, "README.md").read_text("utf-8")
+        name = os.environ.get("GITHUB_REPOSITORY")
+        if name:
+            repository = f"{os.environ.get('GITHUB_SERVER_URL', 'https://github.com')}/{name}"
+            text = absolute(text, repository, f"v{metadata['version']}")
+            metadata["urls"] = {"Repository": repository, "Documentation": f"{repository}/blob/HEAD/docs/index.md"}
+        metadata["readme"] = {"content-type": "text/markdown", "text": text}

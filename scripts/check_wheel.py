@@ -1,0 +1,48 @@
+"""Check what a wheel holds: everything that fullfield reads when it runs, nothing that it does not.
+
+python scripts/check_wheel.py dist/fullfield-*.whl
+"""
+
+from __future__ import annotations
+
+import sys
+import zipfile
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().parent.parent / "src"
+KINDS = (".py", ".cu", ".cuh", ".html", ".safetensors", "py.typed")
+MOST_BYTES = 12_000_000
+
+
+def problems(wheel: Path) -> list[str]:
+    """One line for each thing that is missing, should not be there, or is too large."""
+    with zipfile.ZipFile(wheel) as opened:
+        inside = set(opened.namelist())
+    wanted = {
+        path.relative_to(SOURCE).as_posix()
+        for path in (SOURCE / "fullfield").rglob("*")
+        if path.name.endswith(KINDS) and "__pycache__" not in path.parts
+    }
+    found = [f"{name}: is missing" for name in sorted(wanted - inside)]
+    tops = {name.split("/")[0] for name in inside}
+    strange = sorted(top for top in tops if top != "fullfield" and not top.endswith(".dist-info"))
+    found += [f"{top}: does not belong into the wheel" for top in strange]
+    size = wheel.stat().st_size
+    if size > MOST_BYTES:
+        found.append(f"{size / 1e6:.1f} MB, expected at most {MOST_BYTES / 1e6:.0f} MB")
+    return found
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) != 1:
+        print(__doc__, file=sys.stderr)
+        return 2
+    wheel = Path(arguments[0])
+    found = problems(wheel)
+    for problem in found:
+        print(f"{wheel.name}: {problem}", file=sys.stderr)
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
