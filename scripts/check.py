@@ -49,7 +49,7 @@ def suite(further: list[str], marked: str = "") -> list[list[str]]:
 
 def run(command: list[str]) -> tuple[int, str]:
     """The exit code, and what was said where it was not said at once; examples run in a folder of their own."""
-    tool, tests = command[0] == "-m", command[:2] == ["-m", "pytest"]
+    tool, tests = command[:1] == ["-m"], command[:2] == ["-m", "pytest"]
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(

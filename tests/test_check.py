@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import shutil
 from pathlib import Path
 from types import ModuleType
 
@@ -14,7 +16,8 @@ SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "check.py"
 
 
 @pytest.fixture
-def check() -> ModuleType:
+def check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     spec = importlib.util.spec_from_file_location("check", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
@@ -32,6 +35,14 @@ def test_on_a_gpu_some_tests_run_alone(check: ModuleType, monkeypatch: pytest.Mo
     assert others[-4:] == ["-m", "not alone", "-k", "tvl1"]
     assert "--dist=worksteal" in others
     assert len(check.commands("tests", ["-m", "slow"])) == 1
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs env")
+def test_what_it_starts_keeps_bytecode(check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check.sys, "executable", shutil.which("env"))
+    _, said = check.run([])
+    assert "PATH=" in said
+    assert "PYTHONDONTWRITEBYTECODE" not in said
 
 
 def test_the_summary_of_a_gpu(check: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
