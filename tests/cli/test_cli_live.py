@@ -75,13 +75,13 @@ def test_interrupted_before_the_first_picture_nothing_is_lost(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(live._Screen, "show", show)
-    told = cli("flow", "--live", film, "--rate", "max", *QUICK, "--viz", "old.mp4", "--json").json
+    told = cli("live", film, "--rate", "max", *QUICK, "--viz", "old.mp4", "--json").json
     assert told["interrupted"]
     assert told["picture"]["path"] is None
     assert (scene / "old.mp4").exists() == bool(old)
     assert not old or (scene / "old.mp4").read_bytes() == old
     assert not [path for path in scene.iterdir() if ".part" in path.name]
-    out = cli("flow", "--live", film, "--rate", "max", *QUICK, "--viz", "old.mp4").out
+    out = cli("live", film, "--rate", "max", *QUICK, "--viz", "old.mp4").out
     assert "old.mp4: not written, no picture came" in out
 
 
@@ -99,7 +99,7 @@ def test_what_was_recorded_is_kept_however_the_run_ends(
         return real(self, done)
 
     monkeypatch.setattr(live._Screen, "show", show)
-    ran = cli("flow", "--live", film, "--rate", "max", *QUICK, "--viz", "old.mp4", "--max-motion", "5")
+    ran = cli("live", film, "--rate", "max", *QUICK, "--viz", "old.mp4", "--max-motion", "5")
     assert ran.code == (2 if isinstance(stop, InputError) else 0)
     assert len(list(open_video("old.mp4"))) == 3
 
@@ -108,7 +108,7 @@ def test_a_wait_for_a_gap_is_told(cli: Any, scene: Path) -> None:
     with VideoWriter(scene / "gap.mp4", 64, 48, 10.0) as writer:
         for number in (0, 1, 30):
             writer.write(torch.full((3, 48, 64), 20, dtype=torch.uint8), number / 10)
-    ran = cli("flow", "--live", "gap.mp4", "--flows", "2", *QUICK)
+    ran = cli("live", "gap.mp4", "--flows", "2", *QUICK)
     assert "gap.mp4: by its time stamps frame 3 is due in 2." in ran.err
     assert "--rate max does not wait" in ran.err
 
