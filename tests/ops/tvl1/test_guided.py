@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import threading
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from fullfield import InputError
 from fullfield.ops.consistency import forward_backward_distance
-from fullfield.ops.tvl1 import FlowRefiner, RefinementConfig, refine_flow
+from fullfield.ops.tvl1 import FlowRefiner, RefinementConfig, guided, refine_flow
 from fullfield.ops.tvl1 import guided_reference as reference
 from fullfield.testing import textured_scene
 
@@ -175,3 +176,13 @@ def test_contract() -> None:
         FlowRefiner(20, 30, dtype=torch.float64, backend="cpu")
     with pytest.raises(InputError, match="epsilon"):
         RefinementConfig(epsilon=0)
+
+
+def test_the_slow_backend_is_told_once(monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder) -> None:
+    monkeypatch.setattr(guided, "_warned", threading.Event())
+    monkeypatch.setattr(guided.guided_cpu, "supports", lambda *_: "not here")
+    with pytest.warns(UserWarning, match=r"slow reference backend \(cpu: not here\)"):
+        assert FlowRefiner(20, 30).backend == "reference"
+    assert FlowRefiner(20, 30).backend == "reference"
+    assert FlowRefiner(20, 30, backend="reference").backend == "reference"
+    assert not recwarn.list

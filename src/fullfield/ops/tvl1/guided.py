@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from typing import Any
 
 import torch
@@ -27,6 +28,9 @@ def refinement_backends(
     return [(name, module.supports(place, dtype)) for name, module in REFINEMENT_BACKENDS.items()]
 
 
+_warned = threading.Event()
+
+
 def _chosen(backend: str | None, device: torch.device, dtype: torch.dtype) -> str:
     options = refinement_backends(device, dtype)
     if backend is not None:
@@ -36,6 +40,10 @@ def _chosen(backend: str | None, device: torch.device, dtype: torch.dtype) -> st
         reasons = "; ".join(f"{name}: {reason or 'can run'}" for name, reason in options)
         subject = f"backend: {backend} cannot" if backend else "backend: none can"
         raise _check.InputError(f"{subject} refine on {device} in {str(dtype).removeprefix('torch.')} ({reasons})")
+    if backend is None and able == "reference" and dtype == torch.float32 and not _warned.is_set():
+        _warned.set()
+        why = "; ".join(f"{name}: {reason}" for name, reason in options if reason)
+        warnings.warn(f"the refinement runs on the slow reference backend ({why})", stacklevel=4)
     return able
 
 
