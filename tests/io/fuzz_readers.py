@@ -146,10 +146,10 @@ class Reader:
             raise RuntimeError("no way to ask")
         print(number, file=self._process.stdin, flush=True)
         line = self._line(SILENCE)
-        if line.endswith("\n"):
+        hung = line is None
+        if line is not None and line.endswith("\n"):
             answer: dict[str, Any] = json.loads(line)
             return answer
-        hung = self._process.poll() is None and not line
         try:
             self._process.wait(0.0 if hung else 5.0)
         except subprocess.TimeoutExpired:
@@ -158,9 +158,10 @@ class Reader:
         self.end = f"no answer for {SILENCE:g} s" if hung else f"died with {code}: {self.said()}"
         return None
 
-    def _line(self, patience: float) -> str:
+    def _line(self, patience: float) -> str | None:
+        """What it says next, empty at its end; None if it keeps silent."""
         if self._process.stdout is None or not self._selector.select(patience):
-            return ""
+            return None
         return self._process.stdout.readline()
 
     def said(self) -> str:
