@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fullfield import _check
 from fullfield.estimators.protocol import Estimator
+from fullfield.estimators.wrapping import WrappingEstimator
 from fullfield.models.cascade import THRESHOLD, Cascade, cascade_sizes, resample_flow
 
 
-class CascadedEstimator:
+class CascadedEstimator(WrappingEstimator):
     """An estimator that starts from its own result at a quarter of the size; see :class:`fullfield.models.Cascade`.
 
     Networks do the same by their parameter ``cascade``, with a number of updates for either kind of level.
@@ -31,30 +31,9 @@ class CascadedEstimator:
         self.threshold = threshold
 
     @property
-    def method(self) -> str:
-        """The estimator's."""
-        return self.estimator.method
-
-    @property
-    def asked_backend(self) -> str | None:
-        """The estimator's."""
-        return getattr(self.estimator, "asked_backend", None)
-
-    @property
-    def backend(self) -> str:
-        """The estimator's."""
-        return self.estimator.backend
-
-    @property
     def parameters(self) -> Mapping[str, Any]:
         """The estimator's, and ``cascade``."""
         return {**self.estimator.parameters, "cascade": True}
-
-    def prepare(self, device: str | torch.device = "cpu", size: tuple[int, int] | None = None, **more: Any) -> None:
-        """Prepare the estimator, where it can be."""
-        prepare = getattr(self.estimator, "prepare", None)
-        if prepare is not None:
-            prepare(device, size, **more)
 
     def __call__(
         self,

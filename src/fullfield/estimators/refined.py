@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.estimators.protocol import Estimator
+from fullfield.estimators.wrapping import WrappingEstimator
 from fullfield.ops.tvl1 import FlowRefiner, RefinementConfig
 
 # Of the progress of a call: what each of the two directions takes, the rest is the refinement.
@@ -28,7 +29,7 @@ class Directions(NamedTuple):
     """Of every part."""
 
 
-class RefinedEstimator:
+class RefinedEstimator(WrappingEstimator):
     """An estimator whose flow is refined; see :func:`fullfield.ops.tvl1.refine_flow`.
 
     The estimator is asked twice, for the flow back as well: the refinement stays nearer to the flow where both agree.
@@ -52,21 +53,6 @@ class RefinedEstimator:
         return {**self.__dict__, "_refiner": None}  # its buffers are made anew where they are needed
 
     @property
-    def method(self) -> str:
-        """The estimator's."""
-        return self.estimator.method
-
-    @property
-    def asked_backend(self) -> str | None:
-        """The estimator's."""
-        return getattr(self.estimator, "asked_backend", None)
-
-    @property
-    def backend(self) -> str:
-        """The estimator's."""
-        return self.estimator.backend
-
-    @property
     def parameters(self) -> Mapping[str, Any]:
         """The estimator's, and ``refinement``: the refinement's parameters and backend, or None without one."""
         if not self._refine:
@@ -76,9 +62,7 @@ class RefinedEstimator:
 
     def prepare(self, device: str | torch.device = "cpu", size: tuple[int, int] | None = None, **more: Any) -> None:
         """Prepare the estimator, where it can be, and the refinement."""
-        prepare = getattr(self.estimator, "prepare", None)
-        if prepare is not None:
-            prepare(device, size, **more)
+        super().prepare(device, size, **more)
         if size is not None and self._refine:
             self._ready(size, _check.device(device), torch.float32)
 

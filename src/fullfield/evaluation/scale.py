@@ -12,6 +12,7 @@ from torch.nn import functional
 
 from fullfield._check import InputError
 from fullfield.estimators import Estimator
+from fullfield.estimators.wrapping import WrappingEstimator
 
 
 def read_scale(text: str | float | Fraction) -> Fraction:
@@ -31,7 +32,7 @@ def reduced(size: tuple[int, int], scale: Fraction) -> tuple[int, int]:
     return max(1, round(height * scale)), max(1, round(width * scale))
 
 
-class AtScale:
+class AtScale(WrappingEstimator):
     """An estimator whose frames are reduced before, and whose flow is enlarged after.
 
     Both bilinear between pixel centres, without a filter before (Briedis et al. 2026, section 6.3); a side becomes the
@@ -47,30 +48,13 @@ class AtScale:
         self.scale = read_scale(scale)
 
     @property
-    def method(self) -> str:
-        """The estimator's."""
-        return self.estimator.method
-
-    @property
     def parameters(self) -> Mapping[str, Any]:
         """The estimator's, and ``scale``."""
         return {**self.estimator.parameters, "scale": str(self.scale)}
 
-    @property
-    def asked_backend(self) -> str | None:
-        """The estimator's."""
-        return getattr(self.estimator, "asked_backend", None)
-
-    @property
-    def backend(self) -> str:
-        """The estimator's."""
-        return self.estimator.backend
-
     def prepare(self, device: str | torch.device = "cpu", size: tuple[int, int] | None = None, **more: Any) -> None:
         """Prepare the estimator, where it can be, for frames of ``size`` before they are reduced."""
-        prepare = getattr(self.estimator, "prepare", None)
-        if prepare is not None:
-            prepare(device, None if size is None else reduced(size, self.scale), **more)
+        super().prepare(device, None if size is None else reduced(size, self.scale), **more)
 
     def __call__(
         self,
