@@ -27,7 +27,7 @@ _STEPS = 100_000
 # Fields of FlowTraining and their options.
 _TRAINING = (
     "batch", "schedule", "learning_rate", "warmup", "decay", "last", "weight_decay", "clip", "average", "loss", "gamma",
-    "max_flow", "visible", "updates", "channels_last", "compile", "freeze_norms", "seed",
+    "max_flow", "visible", "updates", "channels_last", "compile", "graph", "freeze_norms", "seed",
 )  # fmt: skip
 _WORDS = {name: f"--{name.replace('_', '-')}" for name in (*_TRAINING, "steps", "precision", "every", "after")}
 _PART = re.compile(r"(?P<name>[^:=]+)(:(?P<folder>.+?))?(=(?P<weight>[0-9.]+([eE][+-]?[0-9]+)?))?")
@@ -144,6 +144,7 @@ def _add_training_options(group: Any) -> None:
     group.add_argument(
         "--compile", metavar="MODE", help="torch.compile: default, reduce-overhead, max-autotune ... [no]"
     )
+    group.add_argument("--graph", action="store_true", help="record the step as a CUDA graph: no work for the host")
     group.add_argument("--freeze-norms", action="store_true", help="batch norms keep their statistics")
     group.add_argument("--seed", type=argtypes.integer, default=0, metavar="N", help="of everything [%(default)s]")
 
@@ -162,7 +163,11 @@ def _add_run_options(group: Any) -> None:
     group.add_argument("--tensorboard", action="store_true", help="write FOLDER/tensorboard")
     group.add_argument("--device", default="cpu", metavar="NAME", help="[%(default)s]")
     group.add_argument(
-        "--workers", type=argtypes.integer, default=0, metavar="N", help="processes that read data sets [this one]"
+        "--workers",
+        type=argtypes.integer,
+        default=0,
+        metavar="N",
+        help="processes that read data sets and make up scenes [this one]",
     )
     group.add_argument("--threads", type=argtypes.threads, metavar="N", help="CPU threads [all]")
 
@@ -294,7 +299,7 @@ def _source(args: argparse.Namespace, device: torch.device, maker: _Maker) -> Pa
         name, folder, weight = _split(text, "--data", weighted=True)
         source: PairSource
         if folder is None:
-            source = maker(args.seed)
+            source = maker(args.seed, args.workers)
         else:
             dataset = _opened(name, folder, "--data")
             source = DatasetPairs(dataset, window, seed=args.seed, device=device, workers=args.workers)
@@ -311,7 +316,7 @@ class _Maker:
         self._args, self._device = args, device
         self._pictures: PicturePack | None = None
 
-    def __call__(self, seed: int) -> PairSource:
+    def __call__(self, seed: int, workers: int = 0) -> PairSource:
         from fullfield.training.flow.pairs import PairMaker
 
         if self._pictures is None:
@@ -319,7 +324,7 @@ class _Maker:
 
             pack = self._args.pictures
             self._pictures = procedural_pictures() if pack is None else load_pictures(pack)
-        return PairMaker(self._args.size, seed=seed, device=self._device, pictures=self._pictures)
+        return PairMaker(self._args.size, seed=seed, device=self._device, pictures=self._pictures, workers=workers)
 
 
 def _validation(args: argparse.Namespace, maker: _Maker, updates: int | None) -> FlowValidation | None:

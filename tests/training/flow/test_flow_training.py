@@ -98,6 +98,26 @@ def apart(one: dict[str, Tensor], two: dict[str, Tensor]) -> float:
     return difference / sum(float((two[key] - start[key]).abs().mean()) for key in keys)
 
 
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_a_recorded_step_is_the_step(scenes: Scenes, precision: str) -> None:
+    found = []
+    for graph in (False, True):
+        stepper = Stepper(network().cuda().train(), TRAINING.replace(precision=precision, graph=graph))
+        for number in range(12):
+            batch = scenes.batch(number, 2).to(torch.device("cuda"))
+            if number == 9:
+                batch.frame1[0, 0, 0, 0] = float("nan")
+            stepper.step(batch, number, rate=1e-3 * (1 + number))
+        found.append(([*stepper.average.model.state_dict().values()], stepper.read()))
+        assert (stepper._recorded is not None) == graph
+    (weights, told), (recorded, retold) = found
+    assert told.skipped == retold.skipped == 1
+    for one, other in zip(weights, recorded, strict=True):
+        assert torch.allclose(one, other, rtol=1e-3, atol=1e-4)
+
+
 def test_a_step_is_adamw_on_the_clipped_gradient(scenes: Scenes) -> None:
     training = FlowTraining(learning_rate=5e-3, clip=0.3, weight_decay=0.1, average=0.9)
     stepper = Stepper(network(norm=False).train(), training)  # a bias before a norm has a gradient of rounding alone

@@ -36,6 +36,17 @@ def test_a_number_is_a_pair(maker: PairMaker, pictures: PicturePack) -> None:
     assert float(together.frame1.max()) <= 1
 
 
+def test_scenes_made_up_ahead_are_the_same(pictures: PicturePack) -> None:
+    here, ahead = (PairMaker(SIZE, seed=3, pictures=pictures, compressed=0.5, workers=workers) for workers in (0, 1))
+    ahead.ahead(4, 3, lambda _: 2)
+    drawn: list[int] = []
+    make = ahead._drawn._make  # what is not announced is drawn by this process
+    ahead._drawn._make = lambda index, count: drawn.append(index) or make(index, count)  # type: ignore[func-returns-value]
+    for index in (4, 7, 5, 10):
+        assert all(torch.equal(one, two) for one, two in zip(here.batch(index, 2), ahead.batch(index, 2), strict=True))
+    assert drawn == [5]
+
+
 def test_the_flow_leads_to_the_same_colours(maker: PairMaker) -> None:
     """Where nothing is hidden the second frame, looked up along the flow, is the first, up to resampling and light."""
     batch = maker.batch(0, 8)

@@ -53,6 +53,9 @@ class FlowTraining:
     channels_last: bool = False
     compile: str | None = None
     """Mode of ``torch.compile`` for the network and its loss; None: not compiled."""
+    graph: bool = False
+    """Whether forward and backward are recorded as a CUDA graph after the first steps, so that the host costs nothing:
+    for networks that never wait for the device and batches of one shape. Without meaning on the CPU."""
     freeze_norms: bool = False
     """Whether batch norms keep their statistics, as in fine-tuning on few pairs."""
     seed: int = 0
@@ -78,7 +81,7 @@ class FlowTraining:
         if self.updates is not None:
             _check.number(self.updates, "updates", integer=True, low=0)
         _check.number(self.seed, "seed", integer=True, low=0, high=2**31)
-        for name in ("channels_last", "freeze_norms"):
+        for name in ("channels_last", "graph", "freeze_norms"):
             _check.require(isinstance(getattr(self, name), bool), name, "True or False", getattr(self, name))
 
     def replace(self, **changes: Any) -> FlowTraining:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.layered import PictureAtlas, render_pairs
-from fullfield.training.flow.batch import FlowBatch
+from fullfield.ops.layered import LayeredScenes, PictureAtlas, render_pairs
+from fullfield.training.flow.batch import Counts, FlowBatch
 from fullfield.training.flow.scene import SceneStyle, draw_scenes
+from fullfield.training.flow.workers import Announced
 
 if TYPE_CHECKING:
     from fullfield.training.flow.pictures import PicturePack
@@ -41,6 +42,7 @@ class PairMaker:
             default procedural ones, which need no file.
         style: how scenes are made up.
         compressed: share of the pairs with the blocks of JPEG.
+        workers: processes that make up the scenes of a training ahead of time; 0: this one does.
 
     Raises:
         InputError: naming the argument that does not fit.
@@ -55,6 +57,7 @@ class PairMaker:
         pictures: PicturePack | None = None,
         style: SceneStyle | None = None,
         compressed: float = 0.25,
+        workers: int = 0,
     ) -> None:
         for side in size:
             _check.number(side, "size", integer=True, low=_BLOCK, high=1 << 15)
@@ -68,43 +71,59 @@ class PairMaker:
             pictures = procedural_pictures()
         self.atlas = PictureAtlas(pictures.pictures.to(self.device), pictures.shapes.to(self.device))
 
+        drawn = _Drawn(self.size, seed, self.atlas.count, len(self.atlas.shapes), self.style, compressed)
+        self._drawn = Announced(drawn, workers, pin=self.device.type == "cuda")
+
+    def ahead(self, index: int, stride: int, counts: Counts) -> None:
+        """Begin to make up the scenes of the batches ``index``, ``index + stride`` and so on, of ``counts(index)``
+        pairs each."""
+        self._drawn.begin(index, stride, counts)
+
     def batch(self, index: int, count: int) -> FlowBatch:
         """Pairs ``index * count`` to ``(index + 1) * count - 1``."""
         _check.number(index, "index", integer=True, low=0)
         _check.number(count, "count", integer=True, low=1)
-        numbers = range(index * count, (index + 1) * count)
-        scenes = draw_scenes(
-            numbers,
-            self.size,
-            seed=self.seed,
-            pictures=self.atlas.count,
-            shapes=len(self.atlas.shapes),
-            style=self.style,
-        )
+        scenes, steps = self._drawn.take(index, count)
         if self.device.type == "cuda":
-            scenes = type(scenes)(*(part.pin_memory() for part in scenes)).to(self.device)
+            scenes = LayeredScenes(*(part.pin_memory() for part in scenes)).to(self.device)
         frame1, frame2, flow, valid, occluded = render_pairs(scenes, self.atlas, self.size)
-        if self.compressed > 0:
-            frame1, frame2 = self._stored(frame1, frame2, numbers)
+        if steps.any():
+            frame1, frame2 = self._stored(frame1, frame2, steps)
         valid &= flow.abs().amax(1) <= 4 * max(self.size)
         return FlowBatch(frame1, frame2, flow, valid, occluded)
 
     @torch.no_grad()
-    def _stored(self, frame1: Tensor, frame2: Tensor, numbers: range) -> tuple[Tensor, Tensor]:
-        """With the blocks of JPEG in some of the pairs."""
-        draw = np.stack([np.random.Generator(np.random.SFC64([self.seed, number, 1])).random(2) for number in numbers])
-        chosen = np.flatnonzero(draw[:, 0] < self.compressed).tolist()
-        if not chosen:
-            return frame1, frame2
-        coarse = torch.from_numpy(np.exp(draw[chosen, 1] * math.log(12.0)).astype(np.float32))
-        steps = torch.cat((coarse, coarse)).to(self.device, non_blocking=True)[:, None, None, None]
+    def _stored(self, frame1: Tensor, frame2: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
+        """With the blocks of JPEG in the pairs that have a step."""
+        rough = steps > 0
+        chosen, coarse = (part.to(self.device, non_blocking=True) for part in (rough.nonzero()[:, 0], steps[rough]))
         with torch.autocast(self.device.type, enabled=False):
             both = _compressed(
-                torch.cat([frame[number : number + 1] for frame in (frame1, frame2) for number in chosen]), steps
+                torch.cat([frame.index_select(0, chosen) for frame in (frame1, frame2)]),
+                coarse.repeat(2)[:, None, None, None],
             )
-        for place, number in enumerate(chosen):
-            frame1[number], frame2[number] = both[place], both[len(chosen) + place]
+        for frame, part in zip((frame1, frame2), both.chunk(2), strict=True):
+            frame.index_copy_(0, chosen, part)
         return frame1, frame2
+
+
+class _Drawn(NamedTuple):
+    """What is drawn for a batch, on the CPU: its scenes, and how coarse the blocks of JPEG are, 0 for none."""
+
+    size: tuple[int, int]
+    seed: int
+    pictures: int
+    shapes: int
+    style: SceneStyle
+    compressed: float
+
+    def __call__(self, index: int, count: int) -> tuple[LayeredScenes, Tensor]:
+        numbers = range(index * count, (index + 1) * count)
+        counts = {"pictures": self.pictures, "shapes": self.shapes}
+        scenes = draw_scenes(numbers, self.size, seed=self.seed, style=self.style, **counts)
+        draw = np.stack([np.random.Generator(np.random.SFC64([self.seed, number, 1])).random(2) for number in numbers])
+        steps = np.where(draw[:, 0] < self.compressed, np.exp(draw[:, 1] * math.log(12.0)), 0.0)
+        return scenes, torch.from_numpy(steps.astype(np.float32))
 
 
 def _compressed(frames: Tensor, steps: Tensor) -> Tensor:

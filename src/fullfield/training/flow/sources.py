@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from itertools import count as numbers_from
-from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -17,13 +14,8 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.datasets import FlowDataset, FlowSample
 from fullfield.training.flow.batch import Counts, FlowBatch, PairSource, join, tell
+from fullfield.training.flow.workers import Announced
 
-if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
-
-_Place: TypeAlias = tuple[int, tuple[int, int, int]]  # which pair, and the numbers that its window is drawn from
-
-_AHEAD = 4  # batches a worker
 _GOLDEN = 0.6180339887498949
 
 
@@ -111,90 +103,38 @@ class DatasetPairs:
     ) -> None:
         for side in size:
             _check.number(side, "size", integer=True, low=8)
-        _check.number(workers, "workers", integer=True, low=0, high=1024)
         self.dataset, self.size, self.seed = dataset, size, seed
-        self.device, self._workers = _check.device(device), workers
-        self._known = [index for index, record in enumerate(dataset.records) if record.flow is not None]
-        if not self._known:
+        self.device = _check.device(device)
+        known = [index for index, record in enumerate(dataset.records) if record.flow is not None]
+        if not known:
             raise InputError(f"{dataset.root}: {dataset.name} has no true flow to train on")
-        self._coming: Iterator[FlowBatch] | None = None
-        self._next: tuple[int, int] | None = None  # index and count that come next
-        self._following: Iterator[tuple[int, int]] = iter(())
+        windows = _Windows(dataset, known, size, seed)
+        self._windows = Announced(windows, workers, pin=self.device.type == "cuda")
 
     def ahead(self, index: int, stride: int, counts: Counts) -> None:
         """Begin to read the batches ``index``, ``index + stride`` and so on, of ``counts(index)`` pairs each."""
-
-        def asked() -> Iterator[tuple[int, int]]:
-            return ((n, counts(n)) for n in numbers_from(index, stride) if counts(n) > 0)
-
-        self._following = asked()
-        self._next = next(self._following)
-        self._coming = iter(self._loader(asked()))
+        self._windows.begin(index, stride, counts)
 
     def batch(self, index: int, count: int) -> FlowBatch:
         """``count`` windows. Those that were not announced by :meth:`ahead` are read here and now."""
-        if self._coming is not None and self._next == (index, count):
-            batch = next(self._coming)
-            self._next = next(self._following)
-        else:
-            batch = collate_flow([_cut(self.dataset, self.size, place) for place in self._places(index, count)])
-        return batch.to(self.device, non_blocking=True)
-
-    def _places(self, index: int, count: int) -> list[_Place]:
-        draw = np.random.default_rng((self.seed, index, count))
-        chosen = draw.choice(len(self._known), count, replace=count > len(self._known)).tolist()
-        return [(self._known[pair], (self.seed, index, slot)) for slot, pair in enumerate(chosen)]
-
-    def _loader(self, asked: Iterator[tuple[int, int]]) -> DataLoader[FlowBatch]:
-        from torch.utils.data import DataLoader
-
-        more: dict[str, Any] = {}
-        if self._workers:
-            # Forks of this process would inherit CUDA and its threads; of a server that has imported this once, not.
-            served = "forkserver" in multiprocessing.get_all_start_methods()
-            start = multiprocessing.get_context("forkserver" if served else "spawn")
-            if served:
-                start.set_forkserver_preload([__name__])
-            more = {"multiprocessing_context": start, "prefetch_factor": _AHEAD, "worker_init_fn": _on_one_thread}
-        return DataLoader(
-            _Windows(self.dataset, self.size),  # type: ignore[arg-type]  # one without a base class
-            batch_sampler=_Plan(partial(map, lambda ask: self._places(*ask), asked)),
-            num_workers=self._workers,
-            collate_fn=collate_flow,
-            pin_memory=self.device.type == "cuda",
-            **more,
-        )
-
-
-class _Plan:
-    """Batches of places, without an end."""
-
-    def __init__(self, places: Callable[[], Iterator[list[_Place]]]) -> None:
-        self._places = places
-
-    def __iter__(self) -> Iterator[list[_Place]]:
-        return self._places()
+        return self._windows.take(index, count).to(self.device, non_blocking=True)
 
 
 class _Windows:
-    """Windows by their place, as a DataLoader's workers want them."""
+    """Windows of some pairs of a data set, by a batch's index and count."""
 
-    def __init__(self, dataset: FlowDataset, size: tuple[int, int]) -> None:
-        self._dataset, self._size = dataset, size
+    def __init__(self, dataset: FlowDataset, known: list[int], size: tuple[int, int], seed: int) -> None:
+        self._dataset, self._known, self._size, self._seed = dataset, known, size, seed
 
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, place: _Place) -> FlowBatch:
-        return _cut(self._dataset, self._size, place)
-
-
-def _cut(dataset: FlowDataset, size: tuple[int, int], place: _Place) -> FlowBatch:
-    return cut_window(dataset[place[0]], size, place[1])
-
-
-def _on_one_thread(_: int) -> None:
-    torch.set_num_threads(1)
+    def __call__(self, index: int, count: int) -> FlowBatch:
+        draw = np.random.default_rng((self._seed, index, count))
+        chosen = draw.choice(len(self._known), count, replace=count > len(self._known)).tolist()
+        return collate_flow(
+            [
+                cut_window(self._dataset[self._known[pair]], self._size, (self._seed, index, slot))
+                for slot, pair in enumerate(chosen)
+            ]
+        )
 
 
 class Mixture:

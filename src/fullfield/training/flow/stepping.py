@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from fullfield.training.flow.loss import (
 from fullfield.training.flow.ranks import Ranks
 
 _FIRST_SCALE, _MOST_SCALE = 2.0**14, 2.0**24
+_UNRECORDED = 4  # steps before a graph is recorded: they compile and choose algorithms
 _GROWTH = 1000  # finite steps after which float16's scale doubles
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -122,6 +124,8 @@ class Stepper:
         self._objective: Callable[..., tuple[Tensor, Tensor]] = objective
         if training.compile is not None:
             self._objective = torch.compile(objective, mode=training.compile)
+        self._recorded: _Recorded | None = None
+        self._unrecorded = _UNRECORDED if training.graph and self.device.type == "cuda" else math.inf
         self._buffers = [b for b in model.buffers() if b.is_floating_point() and b.numel()]
         self.scaling = torch.zeros(
             2, dtype=torch.float32, device=self.device
@@ -144,20 +148,11 @@ class Stepper:
         if self.training.channels_last:
             frame1, frame2 = (f.contiguous(memory_format=torch.channels_last) for f in (frame1, frame2))
         before = torch.cat([b.detach().reshape(-1) for b in self._buffers]) if self._buffers else None
-        with torch.autocast(
-            self.device.type,
-            dtype=_DTYPES.get(self.training.precision),
-            enabled=self.training.precision != "float32",
-        ):
-            loss, error = self._objective(frame1, frame2, batch.flow, counted)
-        loss = loss.float()
+        share = torch.ones((), dtype=torch.float32, device=self.device)
         if self.ranks.count > 1:  # the mean over all processes' pixels, not over the processes' means
             pixels = counted.sum().clamp(min=1).float()
             share = self.ranks.count * pixels / self.ranks.sum(pixels.clone())
-            loss, error = loss * share, error * share
-        self.optimizer.zero_grad(set_to_none=True)
-        (loss * self.scaling[0]).backward()  # type: ignore[no-untyped-call]
-        loss, error = loss.detach(), error.float().detach()
+        loss, error = self._backward(frame1, frame2, batch.flow, counted, share)
         gradients = (
             [self._gradient(p) for p in self._parameters]
             if self.ranks.count > 1
@@ -165,6 +160,34 @@ class Stepper:
         )
         self.ranks.mean_of([*gradients, loss, error])
         self._update(gradients, loss, error, number, rate, before)
+
+    def _backward(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients, loss and error of a step; from a CUDA graph once some steps were made without one."""
+        if self._recorded is None and self._unrecorded > 0:
+            self._unrecorded -= 1
+            self.optimizer.zero_grad(set_to_none=True)
+            return self._gradients(*inputs)
+        if self._recorded is None:
+            self.optimizer.zero_grad(set_to_none=True)  # those of the graph are its own
+            try:
+                self._recorded = _Recorded(self._gradients, inputs)
+            except RuntimeError as error:
+                told = str(error).split("\n", 1)[0]
+                raise InputError(f"graph: expected a network whose step can be recorded, got: {told}") from error
+        return self._recorded(*inputs)
+
+    def _gradients(
+        self, frame1: Tensor, frame2: Tensor, flow: Tensor, counted: Tensor, share: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        with torch.autocast(
+            self.device.type,
+            dtype=_DTYPES.get(self.training.precision),
+            enabled=self.training.precision != "float32",
+        ):
+            loss, error = self._objective(frame1, frame2, flow, counted)
+        loss = loss.float() * share
+        (loss * self.scaling[0]).backward()  # type: ignore[no-untyped-call]
+        return loss.detach(), error.float().detach() * share
 
     @staticmethod
     def _gradient(parameter: Tensor) -> Tensor:
@@ -195,7 +218,7 @@ class Stepper:
         if self.training.precision == "float16":
             since = torch.where(bad, 0.0, self.scaling[1] + 1)
             grown = torch.where(since >= _GROWTH, 2 * scale, scale).clamp(max=_MOST_SCALE)
-            self.scaling = torch.stack([torch.where(bad, scale / 2, grown), since % _GROWTH])
+            self.scaling.copy_(torch.stack([torch.where(bad, scale / 2, grown), since % _GROWTH]))
         row = (self._told[4] + 1) * bad
         sums = torch.where(bad, 0.0, torch.stack([loss, error, norm]))
         counts = torch.stack([bad.float(), row, row])
@@ -217,6 +240,27 @@ class Stepper:
         self._steps = 0
         loss, error, norm = (value / good if good else float("nan") for value in (loss, error, norm))
         return Reading(steps, loss, error, norm, int(skipped), int(worst))
+
+
+class _Recorded:
+    """Work on tensors of fixed shapes, recorded as a CUDA graph: a step then costs the host one launch for it."""
+
+    def __init__(self, work: Callable[..., tuple[Tensor, Tensor]], inputs: Sequence[Tensor]) -> None:
+        self._inputs = [torch.empty_like(part) for part in inputs]
+        self._graph = torch.cuda.CUDAGraph()
+        # Other threads may allocate meanwhile: those that read batches ahead.
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            self._results = work(*self._inputs)
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        for own, given in zip(self._inputs, inputs, strict=True):
+            if own.shape != given.shape:
+                told = tuple(own.shape), tuple(given.shape)
+                raise InputError(f"graph: expected batches of one shape, got {told[1]} after {told[0]}")
+            own.copy_(given)
+        self._graph.replay()  # type: ignore[no-untyped-call]
+        loss, error = self._results
+        return loss.clone(), error.clone()
 
 
 def check_finite(reading: Reading, step: int, training: FlowTraining, most: int = 20) -> None:
