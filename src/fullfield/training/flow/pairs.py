@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -107,7 +108,8 @@ class PairMaker:
         return frame1, frame2
 
 
-class _Drawn(NamedTuple):
+@dataclass(frozen=True)
+class _Drawn:
     """What is drawn for a batch, on the CPU: its scenes, and how coarse the blocks of JPEG are, 0 for none."""
 
     size: tuple[int, int]

@@ -43,6 +43,7 @@ LONGEST = 640
 _QUALITY = 82
 _LEAST_CONTRAST = 14
 _MOST_PIECES = 2
+_NOT_SHOWN = ("sunwheel",)  # in a name: symbols that nobody should be shown
 _MOST_PIXELS = 64 << 20
 _DATE = (1980, 1, 1, 0, 0, 0)
 
@@ -143,8 +144,9 @@ class _Chosen:
 
     def _add_shape(self, candidate: Candidate, alpha: Pixels) -> None:
         mask = silhouette(alpha)
-        if mask is None:
-            self.left_out["no silhouette"] += 1
+        unwanted = any(name in candidate.path.lower() for name in _NOT_SHOWN)
+        if mask is None or unwanted:
+            self.left_out["not to be shown" if unwanted else "no silhouette"] += 1
             return
         print_ = shape_fingerprint(mask)
         if is_same_shape(print_, self.seen_shapes):

@@ -258,7 +258,7 @@ class _Recorded:
                 told = tuple(own.shape), tuple(given.shape)
                 raise InputError(f"graph: expected batches of one shape, got {told[1]} after {told[0]}")
             own.copy_(given)
-        self._graph.replay()  # type: ignore[no-untyped-call]
+        self._graph.replay()
         loss, error = self._results
         return loss.clone(), error.clone()
 

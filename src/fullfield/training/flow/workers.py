@@ -63,7 +63,7 @@ class Announced(Generic[T]):
         served = "forkserver" in multiprocessing.get_all_start_methods()
         start = multiprocessing.get_context("forkserver" if served else "spawn")
         if served:
-            start.set_forkserver_preload([type(self).__module__, self._make.__module__])  # type: ignore[attr-defined]
+            start.set_forkserver_preload([type(self).__module__, self._make.__module__])
         return DataLoader(
             _Made(self._make),  # type: ignore[arg-type]  # one without a base class
             batch_size=None,
