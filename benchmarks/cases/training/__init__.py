@@ -1,0 +1,1 @@
+"""Steps of training, beside the same step with other correlations."""

@@ -1,0 +1,45 @@
+"""``python -m benchmarks training``: steps are compared before their time counts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.cases.training import steps
+from benchmarks.runner import main
+
+CALL = ["training", "--device", "cpu", "--sizes", "64x64", "--networks", "raft-small", "--batches", "1",
+        "--updates", "1", "--repeats", "1", "-q"]  # fmt: skip
+
+
+def test_both_correlations_make_the_same_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stored = tmp_path / "results.json"
+    assert main([*CALL, "--correlations", "fullfield", "dense", "-o", str(stored)]) == 0
+    (case,) = json.loads(stored.read_text())["cases"]
+    ours, dense = case["rows"]
+    assert ours["status"] == dense["status"] == "ok"
+    assert ours["first_loss"] == pytest.approx(dense["first_loss"], rel=1e-4)
+    assert "raft-small 64x64, batch 1" in capsys.readouterr().out
+
+
+def test_a_wrong_step_has_no_time(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    right = steps._network
+
+    def spoilt(network: str, correlation: str) -> Any:
+        model: Any = right(network, correlation)
+        if correlation == "fullfield":
+            inner = model.pyramid
+            model.pyramid = lambda *maps: lambda coords: -5 * inner(*maps)(coords)
+        return model
+
+    monkeypatch.setattr(steps, "_network", spoilt)
+    assert main([*CALL, "--correlations", "dense", "fullfield"]) == 1
+    assert "check failed" in capsys.readouterr().err
+
+
+def test_numbers_of_pairs_fit_the_sizes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*CALL, "--batches", "1", "2"]) == 2
+    assert "--batches: expected one number or one for each of 1 sizes" in capsys.readouterr().err
