@@ -95,6 +95,14 @@ class FlowRefiner:
         size = (self.height, self.width, self.config)
         return _rebuilt, (*size, {"dtype": self.dtype, "device": self.device, "backend": self.backend})
 
+    @property
+    def memory_bytes(self) -> int | None:
+        """What the refiner keeps between calls, on its device; a call adds the result. None: the reference keeps
+        nothing, and takes what PyTorch takes."""
+        if self._cuda is not None:
+            return guided_cuda.bytes_of(self.height, self.width)
+        return None if self._cpu is None else self._cpu.memory_bytes
+
     def __call__(
         self,
         frame1: Tensor,  # [B, C, H, W], C = 1 or 3, floating, display-referred, nominally 0 ... 1
