@@ -60,11 +60,16 @@ class RefinedEstimator(WrappingEstimator):
         backend = "automatic" if self._refiner is None else self._refiner.backend
         return {**self.estimator.parameters, "refinement": {**self.config.as_dict(), "backend": backend}}
 
+    def refines(self, device: torch.device) -> bool:  # noqa: ARG002 - others decide by it
+        """Whether the flow of frames on the device is refined."""
+        return self._refine
+
     def prepare(self, device: str | torch.device = "cpu", size: tuple[int, int] | None = None, **more: Any) -> None:
         """Prepare the estimator, where it can be, and the refinement."""
         super().prepare(device, size, **more)
-        if size is not None and self._refine:
-            self._ready(size, _check.device(device), torch.float32)
+        place = _check.device(device)
+        if size is not None and self.refines(place):
+            self._ready(size, place, torch.float32)
 
     def __call__(
         self,
@@ -99,16 +104,21 @@ class RefinedEstimator(WrappingEstimator):
         begin = time.perf_counter()
         backward = self.estimator(frame2, frame1, progress=_part(progress, _DIRECTION))
         timed("backward", begin)
-        if self._refine:
+        if self.refines(frame1.device):
             begin = time.perf_counter()
             if progress is not None:
                 progress(2 * _DIRECTION, "refinement")
-            refiner = self._ready((frame1.shape[-2], frame1.shape[-1]), frame1.device, flow.dtype)
-            flow = refiner(frame1, frame2, flow, backward)
+            flow = self.refined(frame1, frame2, flow, backward)
             timed("refinement", begin)
         if progress is not None:
             progress(1.0, "refinement")
         return Directions(flow, backward, seconds)
+
+    def refined(self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None = None) -> Tensor:
+        """The refinement alone, of a flow from wherever; as :class:`fullfield.ops.tvl1.FlowRefiner` is called."""
+        return self._ready((frame1.shape[-2], frame1.shape[-1]), frame1.device, flow.dtype)(
+            frame1, frame2, flow, backward
+        )
 
     def _ready(self, size: tuple[int, int], device: torch.device, dtype: torch.dtype) -> FlowRefiner:
         kept = self._refiner
