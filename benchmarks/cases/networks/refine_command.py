@@ -10,8 +10,8 @@ from fullfield.cli.argtypes import count, size
 DESCRIPTION = """\
 Time the guided refinement of a flow with a flow back, RGB frames in float32 on the device: median and 99th percentile
 of calls one after the other, memory, the time of every kernel, and the floor of its memory traffic. Before a time
-counts the flow is compared with the reference in float64 (frames beyond 1920x1080: on that corner), and must be nearer to the
-truth than before.
+counts the flow is compared with the reference in float64 (frames beyond 1920x1080: on that corner), and must be nearer
+to the truth than before.
 """
 EPILOG = """\
 examples:

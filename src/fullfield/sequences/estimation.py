@@ -70,7 +70,7 @@ def estimate_sequence(
         method: as for :func:`fullfield.estimate`.
         direction: ``forward``, ``backward`` or ``both``.
         step: how many frames apart the frames of a pair are.
-        setting: the whole :class:`Setting` (warm start, occlusion, refine, device, ...) in place of ``direction`` and ``step``.
+        setting: the whole :class:`Setting` (warm start, refine, device, ...) in place of ``direction`` and ``step``.
         **parameters: for a method given by name: ``preset`` or ``config``, ``backend``, fields of the configuration.
 
     A frame that cannot be read costs its pairs alone: they are None, and ``problems`` says why. Raises InputError for
