@@ -21,7 +21,7 @@ def test_auto_is_the_network_refined() -> None:
     assert torch.equal(found.flow, expected.flow)
     assert found.method == AUTO_NETWORK
     assert found.parameters["refinement"]["rounds"] == 2
-    assert found.stages.keys() == {"forward", "backward", "refinement"}
+    assert found.stages.keys() == {"both_ways", "refinement"}
 
 
 def test_in_a_hurry_on_the_cpu_it_is_the_network_alone() -> None:

@@ -27,6 +27,8 @@ class Directions(NamedTuple):
     """From the second frame to the first, on the second's pixels, as the estimator gave it."""
     seconds: Mapping[str, float]
     """Of every part."""
+    log_scale: Tensor | None = None
+    """[B, H, W]: the estimator's own logarithm of the error in pixels of its flow forward, where it has one."""
 
 
 class RefinedEstimator(WrappingEstimator):
@@ -99,11 +101,19 @@ class RefinedEstimator(WrappingEstimator):
             seconds[name] = time.perf_counter() - begin
 
         begin = time.perf_counter()
-        flow = self.estimator(frame1, frame2, initial_flow=initial_flow, progress=_part(progress, 0.0))
-        timed("forward", begin)
-        begin = time.perf_counter()
-        backward = self.estimator(frame2, frame1, progress=_part(progress, _DIRECTION))
-        timed("backward", begin)
+        together, log_scale = getattr(self.estimator, "both_ways", None), None
+        both = together and together(
+            frame1, frame2, initial_flow=initial_flow, progress=_part(progress, 0.0, 2 * _DIRECTION)
+        )
+        if both is not None:
+            flow, backward, log_scale = both
+            timed("both_ways", begin)
+        else:
+            flow = self.estimator(frame1, frame2, initial_flow=initial_flow, progress=_part(progress, 0.0))
+            timed("forward", begin)
+            begin = time.perf_counter()
+            backward = self.estimator(frame2, frame1, progress=_part(progress, _DIRECTION))
+            timed("backward", begin)
         if self.refines(frame1.device):
             begin = time.perf_counter()
             if progress is not None:
@@ -112,7 +122,7 @@ class RefinedEstimator(WrappingEstimator):
             timed("refinement", begin)
         if progress is not None:
             progress(1.0, "refinement")
-        return Directions(flow, backward, seconds)
+        return Directions(flow, backward, seconds, log_scale)
 
     def refined(self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None = None) -> Tensor:
         """The refinement alone, of a flow from wherever; as :class:`fullfield.ops.tvl1.FlowRefiner` is called."""
@@ -128,7 +138,9 @@ class RefinedEstimator(WrappingEstimator):
         return kept
 
 
-def _part(progress: Callable[[float, str], None] | None, begin: float) -> Callable[[float, str], None] | None:
+def _part(
+    progress: Callable[[float, str], None] | None, begin: float, share: float = _DIRECTION
+) -> Callable[[float, str], None] | None:
     if progress is None:
         return None
-    return lambda fraction, where: progress(begin + _DIRECTION * fraction, where)
+    return lambda fraction, where: progress(begin + share * fraction, where)
