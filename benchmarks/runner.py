@@ -12,6 +12,7 @@ from benchmarks.bench import Bench, Note, Result, failed, measure
 from benchmarks.cases.correlation.command import CORRELATION
 from benchmarks.cases.networks.models_command import MODELS
 from benchmarks.cases.networks.patched_command import PATCHED
+from benchmarks.cases.networks.refine_command import REFINE
 from benchmarks.cases.points.command import POINTS
 from benchmarks.cases.training.command import TRAINING
 from benchmarks.cases.tvl1.command import TVL1
@@ -24,7 +25,7 @@ from fullfield.cli.argtypes import count
 from fullfield.cli.main import Parser
 from fullfield.cli.main import main as run_command
 
-BENCHES = (TVL1, CORRELATION, POINTS, MODELS, PATCHED, TRAINING)
+BENCHES = (TVL1, CORRELATION, POINTS, MODELS, PATCHED, TRAINING, REFINE)
 _SHOWING = ("stored", "plots", "tables", "json", "quiet")
 _BROKEN = (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError)
 

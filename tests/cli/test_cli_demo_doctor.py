@@ -81,6 +81,8 @@ def test_doctor_on_a_machine_that_works(cli: Any) -> None:
     assert ran.code == 0
     assert report["main_job"]["works"] is True
     assert report["operators"]["tvl1"]["backend"] in fullfield.ops.tvl1.BACKENDS
+    assert report["operators"]["refinement"]["backend"] in ("cpu", "reference")
+    assert "cuda" in report["operators"]["refinement"]["others"]
     assert set(report["packages"].values()) == {None}
     assert report["versions"]["fullfield"] == fullfield.__version__
     assert "folder" in report["kernel_cache"]

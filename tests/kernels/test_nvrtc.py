@@ -23,8 +23,8 @@ from fullfield.ops.neighbors import cuda as neighbors
 from fullfield.ops.point_conv.cuda import pooling, triplets
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda import fused as tvl1_fused
+from fullfield.ops.tvl1.cuda import guided, schedules, tuning
 from fullfield.ops.tvl1.cuda import passes as tvl1
-from fullfield.ops.tvl1.cuda import schedules, tuning
 from fullfield.ops.tvl1.cuda.state import Level
 
 needs_nvrtc = pytest.mark.skipif(nvrtc.why_not() is not None, reason=str(nvrtc.why_not()))
@@ -184,6 +184,18 @@ def test_passes_of_tvl1(arch: str) -> None:
         found = resources(tvl1.warp_source(dtype), arch) | resources(tvl1.median_source(dtype), arch)
         assert set(found) == {"linearise", "median3", "median5", "settle"}
         assert all(registers <= 80 and spilled == 0 for registers, spilled in found.values())
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ARCHS)
+def test_guided_refinement(arch: str) -> None:
+    for shape in guided.SHAPES:
+        found = resources(guided.source(shape), arch)
+        registers, spilled = found["guided_iterate"]
+        assert registers * 32 * shape.warps * shape.blocks <= 65536
+        assert spilled <= 16
+        assert found["guided_median"][0] <= 128
+        assert all(spilled == 0 for name, (_, spilled) in found.items() if name != "guided_iterate")
 
 
 @needs_nvrtc

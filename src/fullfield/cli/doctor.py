@@ -40,7 +40,9 @@ _EXTRAS = {
     "dev": (("pytest", "hypothesis", "mypy", "ruff"), "tests and checks of fullfield itself"),
 }
 """What each extra of the package brings: modules (for CUDA distributions), and what works with them."""
-_OPERATORS = ("correlation", "neighbors", "point_conv", "tvl1")
+_OPERATORS = ("correlation", "neighbors", "point_conv", "tvl1", "refinement")
+_ELSEWHERE = {"refinement": ("tvl1", "refinement_backends")}
+"""Operators that have no module of their own: where their backends are told."""
 _ON_POINTS = ("neighbors", "point_conv")
 
 
@@ -69,6 +71,7 @@ def run(args: argparse.Namespace) -> int:
         "operators": {name: _attempt(partial(_backends, name))[0] for name in _OPERATORS},
         "correlation_on_gpus": _attempt(partial(_on_gpus, "correlation"))[0],
         "tvl1_on_gpus": _attempt(partial(_on_gpus, "tvl1"))[0],
+        "refinement_on_gpus": _attempt(partial(_on_gpus, "refinement"))[0],
         "points_on_gpus": _attempt(_points_on_gpus)[0],
         "fast_networks": _attempt(_fast_networks)[0],
         "networks": _attempt(_networks)[0],
@@ -134,7 +137,8 @@ def _devices() -> dict[str, str | None]:
 
 def _backends(operator: str, *device: str) -> dict[str, Any]:
     """The backend chosen on the device, by default the CPU, and why each other one is not."""
-    options = list(dict(import_module(f"fullfield.ops.{operator}").backends(*device)).items())
+    module, function = _ELSEWHERE.get(operator, (operator, "backends"))
+    options = list(dict(getattr(import_module(f"fullfield.ops.{module}"), function)(*device)).items())
     chosen = next((name for name, reason in options if reason is None), None)
     reasons = {name: reason or f"can run; {chosen} comes first" for name, reason in options if name != chosen}
     return {"backend": chosen, "others": reasons}
@@ -260,8 +264,9 @@ def _print(findings: dict[str, Any]) -> None:
         _print_backends("correlation", f"on {gpu}: ", found)
     if not gpus:
         print("correlation   on GPUs: there is none that PyTorch can use")
-    for gpu, found in (findings["tvl1_on_gpus"] or {}).items():
-        _print_backends("tvl1", f"on {gpu}: ", found)
+    for operator in ("tvl1", "refinement"):
+        for gpu, found in (findings[f"{operator}_on_gpus"] or {}).items():
+            _print_backends(operator, f"on {gpu}: ", found)
     for gpu, operators in (findings["points_on_gpus"] or {}).items():
         for operator, found in operators.items():
             _print_backends(operator, f"on {gpu}: ", found)

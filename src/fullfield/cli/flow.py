@@ -280,9 +280,11 @@ def _report(
     kind = args.viz_kind or KINDS[0]
     flow = flows[0]
     longest = max(flow_scale(part.flow, part.valid) for part in flows)
+    refined = flow.parameters.get("refinement") is not None
     if not args.json:
+        made_by = f"{chosen.title}{'' if flow.method == chosen.method else f': {flow.method}'}"
         print(
-            f"{report.printable(outcome.path)}: {size(flow.flow)}, {chosen.title}{', refined' if args.refine else ''} "
+            f"{report.printable(outcome.path)}: {size(flow.flow)}, {made_by}{', refined' if refined else ''} "
             f"({flow.backend}), "
             f"longest motion {longest:.4g} px, {seconds['estimate']:.2f} s"
         )
@@ -299,8 +301,9 @@ def _report(
             if args.viz is None
             else {"path": args.viz, "kind": kind, "max_motion": scene.scales(kind)["max_motion"]},
             **{name: getattr(args, name) or None for name in MAPS},
-            "method": chosen.method,
-            "refined": args.refine,
+            "method": flow.method,
+            "asked_method": chosen.method,
+            "refined": refined,
             "preset": chosen.preset,
             "parameters": dict(flow.parameters),
             "backend": flow.backend,

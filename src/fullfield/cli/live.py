@@ -65,7 +65,7 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     picture.add_argument("--viz", metavar="FILE", help=f"write a video of the flow: {' '.join(VIDEO_WRITE_SUFFIXES)}")
     pictures.add_max_motion(picture)
     picture.add_argument("--preview", action="store_true", help="show the flow in a window (OpenCV); q ends it")
-    methods.add_method_options(parser)
+    methods.add_method_options(parser, default="tvl1")
     report.add_report_options(parser, progress=True)
     methods.add_parameter_options(parser)
     return parser

@@ -16,7 +16,15 @@ from fullfield.cli import argtypes
 from fullfield.cli.errors import naming
 from fullfield.cli.report import note
 from fullfield.estimators.network_config import RANDOM
-from fullfield.estimators.registry import DEFAULT_PRESET, METHODS, Method, canonical, method_of
+from fullfield.estimators.registry import (
+    AUTO_NETWORK,
+    DEFAULT_METHOD,
+    DEFAULT_PRESET,
+    METHODS,
+    Method,
+    canonical,
+    method_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -146,7 +154,13 @@ def _parameters_of(config: Any) -> Mapping[str, Parameter]:
     return types.MappingProxyType(found)
 
 
-def add_method_options(parser: argparse.ArgumentParser, *, positional: bool = False, others: Sequence[str] = ()) -> Any:
+def add_method_options(
+    parser: argparse.ArgumentParser,
+    *,
+    positional: bool = False,
+    others: Sequence[str] = (),
+    default: str = DEFAULT_METHOD,
+) -> Any:
     """``--method``, or MODEL in its place, and what every method understands; returns the group.
 
     ``others`` are taken as MODEL too; they are no methods of flow.
@@ -161,7 +175,7 @@ def add_method_options(parser: argparse.ArgumentParser, *, positional: bool = Fa
             "--method",
             type=_method,
             metavar="NAME",
-            default=next(iter(METHODS)),
+            default=default,
             help=f"{', '.join(METHODS)} [%(default)s]",
         )
     group.add_argument(
@@ -207,6 +221,7 @@ def _origin(method: str, config: Any) -> Origin | None:
     """Where the weights of a network come from; InputError names ``weights`` where there are none such."""
     from fullfield.models.weights import DEFAULTS
 
+    method = AUTO_NETWORK if method == "auto" else method
     if method not in DEFAULTS:
         return None
     from fullfield.estimators.origins import origin_of

@@ -35,7 +35,6 @@ _REFUSED = {
     "initial_flow": "--initial-flow",
     "initial_layer": "--initial-layer",
     "initial_part": "--initial-part",
-    "refine": "--refine",
 }
 _OWN = {
     "frames": "--frames",
@@ -200,7 +199,7 @@ def _setting(args: argparse.Namespace, device: str) -> Any:
 
     way = args.direction or "forward"
     occlusion, confidence = (asked is not None for asked in (args.occlusion, args.confidence))
-    return Setting(way, args.step or 1, args.warm_start, occlusion, confidence, device)
+    return Setting(way, args.step or 1, args.warm_start, occlusion, confidence, device, refine=args.refine)
 
 
 def _devices(args: argparse.Namespace) -> list[str]:
@@ -297,7 +296,9 @@ def _report(
                 "held": [list(pair) for pair in outcome.held],
                 "direction": work.setting.direction,
                 "step": work.setting.step,
-                "method": chosen.method,
+                "method": chosen.estimator.method,
+                "asked_method": chosen.method,
+                "refined": work.setting.refine or _refines(chosen),
                 "preset": chosen.preset,
                 "parameters": dict(chosen.estimator.parameters),
                 "backend": chosen.estimator.backend,
@@ -314,7 +315,16 @@ def _report(
         if outcome.incomplete
         else ""
     )
+    refined = ", refined" if work.setting.refine or _refines(chosen) else ""
     print(
         f"{args.output}: {len(outcome.written)} frames written, {len(numbers) - len(left)} there before{lost}{part}, "
-        f"{chosen.title}, {outcome.wall_s:.1f} s"
+        f"{chosen.title}{refined}, {outcome.wall_s:.1f} s"
     )
+
+
+def _refines(chosen: methods.Chosen) -> bool:
+    """Whether the method does so by itself."""
+    from fullfield import _check as check
+
+    refines = getattr(chosen.estimator, "refines", None)
+    return refines is not None and bool(refines(check.device(chosen.device)))

@@ -19,7 +19,7 @@ from fullfield.estimators.frames import as_frames
 from fullfield.estimators.protocol import Estimator
 from fullfield.estimators.ptlflow_config import PREFIX
 from fullfield.estimators.refined import RefinedEstimator
-from fullfield.estimators.registry import DEFAULT_PRESET, canonical, method_of
+from fullfield.estimators.registry import DEFAULT_METHOD, DEFAULT_PRESET, canonical, method_of
 from fullfield.estimators.reliability import occlusion_and_confidence
 from fullfield.estimators.tvl1 import TVL1Estimator
 
@@ -63,6 +63,10 @@ def build(
 @lru_cache(maxsize=1)
 def _kept(name: str, config: Any, backend: str | None) -> Estimator:
     """The last network that was named: whoever estimates in a loop does not load it every time."""
+    if name == "auto":
+        from fullfield.estimators.auto import AutoEstimator
+
+        return AutoEstimator(config, backend=backend)
     if name.startswith(PREFIX):
         from fullfield.estimators.ptlflow import PtlflowEstimator
 
@@ -75,7 +79,7 @@ def _kept(name: str, config: Any, backend: str | None) -> Estimator:
 def estimate(
     frame1: Frame,
     frame2: Frame,
-    method: str | Estimator = "tvl1",
+    method: str | Estimator = DEFAULT_METHOD,
     *,
     transfer: str = "auto",
     device: str | torch.device = "cpu",
@@ -129,8 +133,12 @@ def estimate(
     maker: Estimator = estimator
     stages: dict[str, float] = {}
     maps: dict[str, Tensor] = {}
-    if refine or reliability:
-        both = estimator if isinstance(estimator, RefinedEstimator) else RefinedEstimator(estimator, refine=refine)
+    both = estimator if isinstance(estimator, RefinedEstimator) else None
+    if refine or reliability or (both is not None and both.refines(place)):
+        if both is None:
+            both = RefinedEstimator(estimator, refine=refine)
+        elif refine and not both.refines(place):
+            both = RefinedEstimator(both.estimator, both.config)
         found = both.directions(*pair, initial_flow=start_flow, progress=progress)
         maker, flow = both, found.forward
         stages.update(found.seconds)

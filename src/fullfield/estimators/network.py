@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from fullfield.models.downloads import digest
 from fullfield.models.mixed import PairSize, dense_fits, lookup_request
 from fullfield.models.raft import RAFT, RAFTConfig
 from fullfield.models.sea_raft import SEARAFT, SEARAFTConfig
+from fullfield.models.sea_raft.model import expected_log_scale
 from fullfield.ops.correlation import BACKENDS
 from fullfield.ops.correlation.dispatch import choose
 
@@ -46,6 +47,15 @@ _SHAPES: dict[str, RAFTConfig | SEARAFTConfig] = {
 _SEED = 0
 _TINY = (16, 16)
 _DIGITS = 12
+
+
+class BothWays(NamedTuple):
+    """Of a pair of frames."""
+
+    forward: Tensor  # [B, 2, H, W]
+    backward: Tensor  # [B, 2, H, W]
+    log_scale: Tensor | None = None
+    """[B, H, W]: what the network itself thinks of ``forward``, the logarithm of its error in pixels; SEA-RAFT's."""
 
 
 class NetworkEstimator:
@@ -168,6 +178,33 @@ class NetworkEstimator:
             if not self.config.cascade:
                 return level(first, second, updates=fine, initial_flow=initial_flow)
             return Cascade(level, updates=fine, coarse_updates=coarse)(first, second, initial_flow=initial_flow)
+
+    def both_ways(
+        self,
+        frame1: Tensor,
+        frame2: Tensor,
+        *,
+        initial_flow: Tensor | None = None,
+        progress: Callable[[float, str], None] | None = None,
+    ) -> BothWays | None:
+        """The flow there and back, the features of the frames computed once; see :class:`Estimator`.
+
+        None where that would compute something else than two calls: with a cascade, and in the fast form.
+        """
+        fine, _ = self._updates()
+        if self.config.cascade or fine == 0 or self.config.precision != "exact":
+            return None
+        check_pair(frame1, frame2)
+        first, second = (frame.expand(-1, 3, -1, -1) for frame in (frame1, frame2))
+        with self._lock, torch.no_grad(), torch.autocast(frame1.device.type, enabled=False):
+            network, size = self._ready(frame1.device), PairSize.of(frame1)
+            self._form(network, size, 1)
+            told = _Told(progress, 2 * size.pixels * fine)
+            with told.level(network.update_block, size, 2 * fine), float32_convolutions(size.device):
+                if isinstance(network, RAFT):
+                    return BothWays(*network.both_ways(first, second, fine, initial_flow))
+                (there, info), (back, _) = network.both_ways(first, second, fine, initial_flow)
+                return BothWays(there, back, expected_log_scale(info, network.config)[:, 0])
 
     def _updates(self) -> tuple[int, int]:
         """Of the finest level, and of the others."""

@@ -27,6 +27,8 @@ class Directions(NamedTuple):
     """From the second frame to the first, on the second's pixels, as the estimator gave it."""
     seconds: Mapping[str, float]
     """Of every part."""
+    log_scale: Tensor | None = None
+    """[B, H, W]: the estimator's own logarithm of the error in pixels of its flow forward, where it has one."""
 
 
 class RefinedEstimator(WrappingEstimator):
@@ -60,11 +62,16 @@ class RefinedEstimator(WrappingEstimator):
         backend = "automatic" if self._refiner is None else self._refiner.backend
         return {**self.estimator.parameters, "refinement": {**self.config.as_dict(), "backend": backend}}
 
+    def refines(self, device: torch.device) -> bool:  # noqa: ARG002 - others decide by it
+        """Whether the flow of frames on the device is refined."""
+        return self._refine
+
     def prepare(self, device: str | torch.device = "cpu", size: tuple[int, int] | None = None, **more: Any) -> None:
         """Prepare the estimator, where it can be, and the refinement."""
         super().prepare(device, size, **more)
-        if size is not None and self._refine:
-            self._ready(size, _check.device(device), torch.float32)
+        place = _check.device(device)
+        if size is not None and self.refines(place):
+            self._ready(size, place, torch.float32)
 
     def __call__(
         self,
@@ -94,21 +101,34 @@ class RefinedEstimator(WrappingEstimator):
             seconds[name] = time.perf_counter() - begin
 
         begin = time.perf_counter()
-        flow = self.estimator(frame1, frame2, initial_flow=initial_flow, progress=_part(progress, 0.0))
-        timed("forward", begin)
-        begin = time.perf_counter()
-        backward = self.estimator(frame2, frame1, progress=_part(progress, _DIRECTION))
-        timed("backward", begin)
-        if self._refine:
+        together, log_scale = getattr(self.estimator, "both_ways", None), None
+        both = together and together(
+            frame1, frame2, initial_flow=initial_flow, progress=_part(progress, 0.0, 2 * _DIRECTION)
+        )
+        if both is not None:
+            flow, backward, log_scale = both
+            timed("both_ways", begin)
+        else:
+            flow = self.estimator(frame1, frame2, initial_flow=initial_flow, progress=_part(progress, 0.0))
+            timed("forward", begin)
+            begin = time.perf_counter()
+            backward = self.estimator(frame2, frame1, progress=_part(progress, _DIRECTION))
+            timed("backward", begin)
+        if self.refines(frame1.device):
             begin = time.perf_counter()
             if progress is not None:
                 progress(2 * _DIRECTION, "refinement")
-            refiner = self._ready((frame1.shape[-2], frame1.shape[-1]), frame1.device, flow.dtype)
-            flow = refiner(frame1, frame2, flow, backward)
+            flow = self.refined(frame1, frame2, flow, backward)
             timed("refinement", begin)
         if progress is not None:
             progress(1.0, "refinement")
-        return Directions(flow, backward, seconds)
+        return Directions(flow, backward, seconds, log_scale)
+
+    def refined(self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None = None) -> Tensor:
+        """The refinement alone, of a flow from wherever; as :class:`fullfield.ops.tvl1.FlowRefiner` is called."""
+        return self._ready((frame1.shape[-2], frame1.shape[-1]), frame1.device, flow.dtype)(
+            frame1, frame2, flow, backward
+        )
 
     def _ready(self, size: tuple[int, int], device: torch.device, dtype: torch.dtype) -> FlowRefiner:
         kept = self._refiner
@@ -118,7 +138,9 @@ class RefinedEstimator(WrappingEstimator):
         return kept
 
 
-def _part(progress: Callable[[float, str], None] | None, begin: float) -> Callable[[float, str], None] | None:
+def _part(
+    progress: Callable[[float, str], None] | None, begin: float, share: float = _DIRECTION
+) -> Callable[[float, str], None] | None:
     if progress is None:
         return None
-    return lambda fraction, where: progress(begin + _DIRECTION * fraction, where)
+    return lambda fraction, where: progress(begin + share * fraction, where)

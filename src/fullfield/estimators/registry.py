@@ -42,6 +42,7 @@ _NETWORK = "fullfield.estimators.network_config"
 
 METHODS = {
     "tvl1": Method("TV-L1", "fullfield.ops.tvl1.config", "TVL1Config"),
+    "auto": Method("auto", _NETWORK, "NetworkConfig"),
     "fullfield-s": Method("fullfield-s", _NETWORK, "NetworkConfig"),
     "raft": Method("RAFT", _NETWORK, "RAFTEstimatorConfig", "RAFT_PRESETS"),
     "raft-small": Method("RAFT-small", _NETWORK, "RAFTEstimatorConfig", "RAFT_PRESETS"),
@@ -50,7 +51,12 @@ METHODS = {
     "sea-raft-l": Method("SEA-RAFT (L)", _NETWORK, "NetworkConfig"),
     PTLFLOW: Method("ptlflow's models", "fullfield.estimators.ptlflow_config", "PtlflowConfig"),
 }
-"""The first is the default."""
+
+DEFAULT_METHOD = "tvl1"
+"""``auto`` once ``scripts/compare_methods.py`` says that it is at least as good on every pair."""
+
+AUTO_NETWORK = "fullfield-s"
+"""What ``auto`` refines."""
 
 ALIASES = {"sea-raft": "sea-raft-m"}
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.estimators.protocol import Estimator
+from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.reliability import occlusion_and_confidence
 from fullfield.estimators.warm_start import moved_forward
 from fullfield.io import FrameWindow
@@ -36,6 +37,8 @@ class Setting:
         warm_start: start from the flow of the frame before, moved along; not across a cut.
         occlusion, confidence: tell them too, from the way there and back
             (:func:`fullfield.estimators.reliability.occlusion_and_confidence`).
+        refine: make the flows exact (:func:`fullfield.ops.tvl1.refine_flow`), with the way back. An estimator that
+            refines by itself does so without it, and is asked for every way once.
         device: where to compute.
         half: whether flows are stored as half floats; warm starts are then rounded alike, so that a run that goes on
             from its files gives what an undisturbed one does.
@@ -48,6 +51,7 @@ class Setting:
     confidence: bool = False
     device: str = "cpu"
     half: bool = False
+    refine: bool = False
 
     def __post_init__(self) -> None:
         _check.choice(self.direction, "direction", DIRECTIONS)
@@ -61,7 +65,7 @@ class Setting:
 
     @property
     def is_checked(self) -> bool:
-        """Whether pairs are estimated there and back."""
+        """Whether occlusion or confidence is told, from pairs estimated there and back."""
         return self.occlusion or self.confidence
 
 
@@ -116,6 +120,13 @@ class Engine:
         self._plates, self._numbers, self._estimator, self._setting = plates, sorted(numbers), estimator, setting
         self._stored = stored or (lambda _a, _b: None)
         self._device = _check.device(setting.device)
+        self._refiner: RefinedEstimator | None = None
+        if isinstance(estimator, RefinedEstimator) and (setting.refine or estimator.refines(self._device)):
+            self._refiner = estimator if estimator.refines(self._device) else RefinedEstimator(estimator.estimator)
+            self._estimator = estimator.estimator
+        elif setting.refine:
+            self._refiner = RefinedEstimator(estimator)
+        self._refined: dict[tuple[int, int, int], Tensor | Problem] = {}
         self._pending: dict[int, Future[tuple[Plate, Tensor]]] = {}
         self._ready: dict[int, Plate | Problem] = {}
         self._small: dict[int, Tensor] = {}
@@ -127,6 +138,11 @@ class Engine:
         self._size: torch.Size | None = None
         self._cpu_s = 0.0
         self._events: list[tuple[Any, Any]] = []
+
+    @property
+    def maker(self) -> Estimator:
+        """Whose method and parameters made the flows."""
+        return self._estimator if self._refiner is None else self._refiner
 
     @property
     def busy_s(self) -> float:
@@ -198,7 +214,7 @@ class Engine:
     def _forget(self, following: int | None) -> None:
         """Let go of what no later frame needs."""
         if following is None:
-            for kept in (self._ready, self._small, self._on_device, self._flows, self._changes):
+            for kept in (self._ready, self._small, self._on_device, self._flows, self._refined, self._changes):
                 kept.clear()
             return
         step, setting = self._setting.step, self._setting
@@ -206,9 +222,11 @@ class Engine:
             for frames in (self._ready, self._small, self._on_device):
                 frames.pop(number, None)
         reach = 2 if setting.warm_start else 1
-        oldest = following - reach * step if setting.warm_start or setting.is_checked else following + step + 1
-        for pair in [p for p in self._flows if min(p[:2]) < oldest]:
-            del self._flows[pair]
+        both_ways = setting.is_checked or self._refiner is not None
+        oldest = following - reach * step if setting.warm_start or both_ways else following + step + 1
+        for flows in (self._flows, self._refined):
+            for pair in [p for p in flows if min(p[:2]) < oldest]:
+                del flows[pair]
         for both in [p for p in self._changes if min(p) < following - step]:
             del self._changes[both]
 
@@ -246,10 +264,42 @@ class Engine:
             partner = self._ready[other]
             done.used[other] = partner.stamp if isinstance(partner, Plate) else None
             done.parts[direction] = flow
+        if self._refiner is not None:  # backward first: from that flow the pair back of the other direction starts
+            for direction in [name for name in ("backward", "forward") if name in done.parts and name not in done.ends]:
+                if direction not in done.missing:
+                    self._refine(done, direction, number, number + setting.ways[direction])
         if setting.is_checked:  # after both directions, from which the pairs back may start
             for direction in [name for name in setting.ways if name not in (*done.ends, *done.missing)]:
                 self._check(done, direction, number, number + setting.ways[direction])
         return done
+
+    def _refine(self, done: Estimated, direction: str, number: int, other: int) -> None:
+        pair = (number, other, self._grid(number))
+        if pair not in self._refined:
+            self._refined[pair] = self._made_exact(done, direction, number, other)
+        found = self._refined[pair]
+        if isinstance(found, Problem):
+            done.problems.append(found)
+            done.missing.append(direction)
+            return
+        done.parts[direction] = found
+
+    def _made_exact(self, done: Estimated, direction: str, number: int, other: int) -> Tensor | Problem:
+        refiner, back = self._refiner, self._flow(other, number, done)
+        if isinstance(back, Problem) or refiner is None:
+            return back
+        first, second = self._alike(number, other, self._grid(number))
+        flow = done.parts[direction][None]
+        try:
+            return self._timed(lambda: refiner.refined(first, second, flow, back[None]))
+        except InputError as error:
+            return problem_of(self._plates.path(number), error)
+
+    def _alike(self, first: int, second: int, grid: int) -> list[Tensor]:
+        """Both frames on the device, with as many channels."""
+        frames = self._frames_on(first, second, grid)
+        channels = max(frame.shape[1] for frame in frames)
+        return [frame.expand(-1, channels, -1, -1) for frame in frames]
 
     def _check(self, done: Estimated, direction: str, number: int, other: int) -> None:
         back = self._flow(other, number, done)
@@ -257,9 +307,7 @@ class Engine:
             done.problems.append(back)
             done.missing.append(direction)
             return
-        frames = self._frames_on(number, other, self._grid(number))
-        channels = max(frame.shape[1] for frame in frames)
-        first, second = (frame.expand(-1, channels, -1, -1) for frame in frames)
+        first, second = self._alike(number, other, self._grid(number))
         occlusion, confidence = occlusion_and_confidence(first, second, done.parts[direction][None], back[None])
         if self._setting.occlusion:
             done.parts[f"occlusion.{direction}"] = occlusion[0]
@@ -302,30 +350,30 @@ class Engine:
                 sizes = [f"{frame.shape[-1]}x{frame.shape[-2]}" for frame in frames]
                 return Problem(paths[odd], f"is {sizes[odd]}, but {paths[1 - odd]} is {sizes[1 - odd]}")
             start = self._start(first, second, frames[0].shape[-2:])
-            channels = max(frame.shape[1] for frame in frames)
-            flow = self._timed([frame.expand(-1, channels, -1, -1) for frame in frames], start)
+            one, two = self._alike(first, second, grid)
+            flow = self._timed(lambda: self._estimator(one, two, initial_flow=start))
         except InputError as error:
             return problem_of(paths[0], error)
         if self._device.type == "cpu" and not bool(flow.isfinite().all()):
             return Problem(paths[0], f"{self._estimator.method} gives a flow that is not finite")
         return flow
 
-    def _timed(self, frames: Sequence[Tensor], start: Tensor | None) -> Tensor:
-        first, second = frames
+    def _timed(self, estimate: Callable[[], Tensor]) -> Tensor:
+        """The flow [2, H, W] that ``estimate`` makes one of, with its time."""
         if self._device.type != "cuda":
             begin = time.perf_counter()
-            flow = self._estimator(first, second, initial_flow=start)[0].to(torch.float32)
+            flow = estimate()[0].to(torch.float32)
             self._cpu_s += time.perf_counter() - begin
             return flow
         events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
         stream = torch.cuda.current_stream(self._device)
         events[0].record(stream)
-        flow = self._estimator(first, second, initial_flow=start)[0].to(torch.float32)
+        flow = estimate()[0].to(torch.float32)
         events[1].record(stream)
         if len(self._events) >= 256:  # their clocks are read in time, so that none pile up
-            begin, end = self._events.pop(0)
+            start, end = self._events.pop(0)
             end.synchronize()
-            self._cpu_s += begin.elapsed_time(end) / 1000
+            self._cpu_s += start.elapsed_time(end) / 1000
         self._events.append((events[0], events[1]))
         return flow
 
@@ -362,7 +410,8 @@ class Engine:
         if not setting.warm_start or not asked or self._change(*sorted((first, second))) == "cut":
             return None
         before = (first - setting.step, second - setting.step)
-        flow = self._flows.get((*before, 0))
+        made = self._flows if self._refiner is None else self._refined  # as they are stored
+        flow = made.get((*before, 0))
         if flow is None:
             flow = self._stored(*before)
         if flow is None or isinstance(flow, Problem) or flow.shape[-2:] != size:

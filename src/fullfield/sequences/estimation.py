@@ -12,6 +12,7 @@ import torch
 from fullfield import _check
 from fullfield.estimators import Estimator, Flow
 from fullfield.estimators.estimation import build
+from fullfield.estimators.registry import DEFAULT_METHOD
 from fullfield.io import FrameWindow
 from fullfield.io.metadata import Attribute
 from fullfield.sequences.engine import Engine, Estimated, Problem, Setting
@@ -52,7 +53,7 @@ class FrameFlows:
 
 def estimate_sequence(
     frames: str | os.PathLike[str] | Sequence[Frame] | Plates,
-    method: str | Estimator = "tvl1",
+    method: str | Estimator = DEFAULT_METHOD,
     *,
     direction: str = "forward",
     step: int = 1,
@@ -69,7 +70,7 @@ def estimate_sequence(
         method: as for :func:`fullfield.estimate`.
         direction: ``forward``, ``backward`` or ``both``.
         step: how many frames apart the frames of a pair are.
-        setting: the whole :class:`Setting` (warm start, occlusion, device, ...) in place of ``direction`` and ``step``.
+        setting: the whole :class:`Setting` (warm start, refine, device, ...) in place of ``direction`` and ``step``.
         **parameters: for a method given by name: ``preset`` or ``config``, ``backend``, fields of the configuration.
 
     A frame that cannot be read costs its pairs alone: they are None, and ``problems`` says why. Raises InputError for
@@ -92,8 +93,9 @@ def estimate_sequence(
     listed = isinstance(frames, (str, os.PathLike, list, tuple))
     plates: Plates = open_plates(frames) if listed else frames  # type: ignore[arg-type,assignment]
     try:
-        for done in Engine(plates, plates.numbers, estimator, chosen):
-            yield _told(done, estimator)
+        engine = Engine(plates, plates.numbers, estimator, chosen)
+        for done in engine:
+            yield _told(done, engine.maker)
     finally:
         plates.close()
 

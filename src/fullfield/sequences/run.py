@@ -19,6 +19,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.estimators.protocol import Estimator
+from fullfield.estimators.refined import RefinedEstimator
 from fullfield.io.flow_formats import FlowRangeError
 from fullfield.sequences.engine import Engine, Estimated, Problem, Setting, problem_of
 from fullfield.sequences.outputs import Output, to_cpu
@@ -58,10 +59,13 @@ class Work:
     def settings(self, estimator: Estimator) -> dict[str, Any]:
         """What decides the files' contents, for the notes beside them. The estimator is prepared."""
         setting = self.setting
+        parameters = dict(estimator.parameters)
+        if isinstance(parameters.get("refinement"), dict):  # whose backend is known once it has run
+            parameters["refinement"] = {k: v for k, v in parameters["refinement"].items() if k != "backend"}
         return {
             "plates": Path(self.source).name,
             "method": estimator.method,
-            "parameters": dict(estimator.parameters),
+            "parameters": parameters,
             "backend": self.backend,
             "direction": setting.direction,
             "step": setting.step,
@@ -69,6 +73,7 @@ class Work:
             "occlusion": setting.occlusion,
             "confidence": setting.confidence,
             "reading": self.reading,
+            **({"refinement": RefinedEstimator(estimator).config.as_dict()} if setting.refine else {}),
         }
 
 

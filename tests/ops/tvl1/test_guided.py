@@ -181,8 +181,16 @@ def test_contract() -> None:
 def test_the_slow_backend_is_told_once(monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder) -> None:
     monkeypatch.setattr(guided, "_warned", threading.Event())
     monkeypatch.setattr(guided.guided_cpu, "supports", lambda *_: "not here")
-    with pytest.warns(UserWarning, match=r"slow reference backend \(cpu: not here\)"):
+    with pytest.warns(UserWarning, match=r"slow reference backend \(cuda: .*; cpu: not here\)"):
         assert FlowRefiner(20, 30).backend == "reference"
     assert FlowRefiner(20, 30).backend == "reference"
     assert FlowRefiner(20, 30, backend="reference").backend == "reference"
     assert not recwarn.list
+
+
+def test_memory_is_that_of_the_buffers() -> None:
+    assert FlowRefiner(64, 96, backend="reference").memory_bytes is None
+    small, large = (FlowRefiner(height, 96, backend="cpu").memory_bytes for height in (64, 128))
+    assert small is not None
+    assert large is not None
+    assert 64 * 96 * 4 * 28 < small < large < 2 * small

@@ -106,6 +106,22 @@ class RAFT(nn.Module):
             last = flow
         return last
 
+    def both_ways(
+        self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:  # [B, 2, H, W] float32 twice
+        """The flow from the first frame to the second, and from the second to the first: the features of both frames
+        are computed once. ``initial_flow`` is for the way there; ``updates`` is 1 at least, the rest as in
+        :meth:`forward`."""
+        number, padding, grid, start = self._checked(frame1, frame2, updates, initial_flow, fewest=1)
+        one, two = self.prepare(frame1, padding), self.prepare(frame2, padding)
+        fmap1, fmap2 = framing.encoded(self.fnet, one, two)
+        flows = []
+        for first, second, frame, coords in ((fmap1, fmap2, one, start), (fmap2, fmap1, two, grid)):
+            encoded = Encoded(first, second, *self._context(frame))
+            *_, last = self._flows(encoded, coords, grid, number, padding, every=False)
+            flows.append(last)
+        return flows[0], flows[1]
+
     def predictions(
         self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
     ) -> list[Tensor]:  # updates × [B, 2, H, W] float32
@@ -117,9 +133,21 @@ class RAFT(nn.Module):
     def _run(
         self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None, *, every: bool
     ) -> Iterator[Tensor]:
+        fewest = 0 if initial_flow is not None else 1
+        number, padding, grid, coords = self._checked(frame1, frame2, updates, initial_flow, fewest=fewest)
+        if number == 0:
+            yield padding.crop(8 * functional.interpolate(coords - grid, scale_factor=8, mode="bilinear"))
+            return
+        encoded = self.encode(self.prepare(frame1, padding), self.prepare(frame2, padding))
+        yield from self._flows(encoded, coords, grid, number, padding, every=every)
+
+    def _checked(
+        self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None, *, fewest: int
+    ) -> tuple[int, framing.Padding, Tensor, Tensor]:
+        """The number of updates, the padding, the grid, and where its cells go at first."""
         batch, height, width = framing.check_frames(frame1, frame2, self.fnet.conv1.weight.device)
         number = self.config.updates if updates is None else updates
-        _check.number(number, "updates", integer=True, low=0 if initial_flow is not None else 1)
+        _check.number(number, "updates", integer=True, low=fewest)
         padding = framing.padding_for(height, width, self.config.padding)
         grid = framing.coordinate_grid(
             batch,
@@ -127,18 +155,19 @@ class RAFT(nn.Module):
             (width + padding.left + padding.right) // framing.STRIDE,
             frame1.device,
         )
-        coords = grid
-        if initial_flow is not None:
-            _check.tensor(initial_flow, "initial_flow", (batch, 2, "h", "w"), device=frame1.device)
-            coords = grid + framing.start_on_grid(initial_flow, height, width, padding)
-        if number == 0:
-            yield padding.crop(8 * functional.interpolate(coords - grid, scale_factor=8, mode="bilinear"))
-            return
-        fmap1, fmap2, net, context = self.encode(self.prepare(frame1, padding), self.prepare(frame2, padding))
+        if initial_flow is None:
+            return number, padding, grid, grid
+        _check.tensor(initial_flow, "initial_flow", (batch, 2, "h", "w"), device=frame1.device)
+        return number, padding, grid, grid + framing.start_on_grid(initial_flow, height, width, padding)
+
+    def _flows(
+        self, encoded: Encoded, coords: Tensor, grid: Tensor, updates: int, padding: framing.Padding, *, every: bool
+    ) -> Iterator[Tensor]:
+        fmap1, fmap2, net, context = encoded
         lookup = self.pyramid(fmap1, fmap2)
-        for update in range(number):
+        for update in range(updates):
             net, coords = self.step(lookup, net, context, coords, grid)
-            if every or update == number - 1:
+            if every or update == updates - 1:
                 yield padding.crop(self.upsample(coords - grid, self.mask(net)))
 
     def prepare(self, frame: Tensor, padding: framing.Padding) -> Tensor:
@@ -148,9 +177,12 @@ class RAFT(nn.Module):
     def encode(self, frame1: Tensor, frame2: Tensor) -> Encoded:
         """Features, hidden state and context of prepared frames [B, 3, 8h, 8w]; both in one pass, unless large."""
         fmap1, fmap2 = framing.encoded(self.fnet, frame1, frame2)
-        joint = self.cnet(frame1)
+        return Encoded(fmap1, fmap2, *self._context(frame1))
+
+    def _context(self, frame: Tensor) -> tuple[Tensor, Tensor]:
+        joint = self.cnet(frame)
         net, context = joint.split((self.config.hidden_channels, self.config.context_channels), 1)
-        return Encoded(fmap1, fmap2, torch.tanh(net), torch.relu(context))
+        return torch.tanh(net), torch.relu(context)
 
     def pyramid(self, fmap1: Tensor, fmap2: Tensor) -> CorrelationPyramid:
         """The pair's correlation lookup."""

@@ -108,6 +108,18 @@ class SEARAFT(nn.Module):
         state, padding = self._last(frame1, frame2, updates, initial_flow)
         return self._enlarged(state, padding)
 
+    def both_ways(
+        self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
+    ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:  # twice [B, 2, H, W], [B, 4, H, W], float32
+        """:meth:`flow_with_info` from the first frame to the second and from the second to the first: the features of
+        both frames are computed once. ``initial_flow`` is for the way there; other arguments as for :meth:`forward`."""
+        count, padding, flow = self._checked(frame1, frame2, updates, initial_flow)
+        one, two = self.prepare(frame1, padding), self.prepare(frame2, padding)
+        fmap1, fmap2 = self._features(one, two)
+        there = self._enlarged(self._last_of(Encoded(fmap1, fmap2, *self._context(one, two)), flow, count), padding)
+        back = self._last_of(Encoded(fmap2, fmap1, *self._context(two, one)), None, count)
+        return there, self._enlarged(back, padding)
+
     def predictions(
         self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
     ) -> list[Tensor]:  # (1 + updates) × [B, 2, H, W] float32
@@ -138,10 +150,16 @@ class SEARAFT(nn.Module):
 
         In eval mode both frames go through the feature encoder in one pass, unless they are large.
         """
-        net, context = self.init_conv(self.cnet(torch.cat((frame1, frame2), 1))).chunk(2, 1)
+        return Encoded(*self._features(frame1, frame2), *self._context(frame1, frame2))
+
+    def _features(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, Tensor]:
         if self.training:
-            return Encoded(self.fnet(frame1), self.fnet(frame2), net, context)
-        return Encoded(*framing.encoded(self.fnet, frame1, frame2), net, context)
+            return self.fnet(frame1), self.fnet(frame2)
+        return framing.encoded(self.fnet, frame1, frame2)
+
+    def _context(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, Tensor]:
+        net, context = self.init_conv(self.cnet(torch.cat((frame1, frame2), 1))).chunk(2, 1)
+        return net, context
 
     def pyramid(self, fmap1: Tensor, fmap2: Tensor) -> CorrelationPyramid:
         """The pair's correlation lookup."""
@@ -194,16 +212,29 @@ class SEARAFT(nn.Module):
     def _last(
         self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None
     ) -> tuple[_State, framing.Padding]:
-        padding, states = self._run(frame1, frame2, updates, initial_flow)
+        count, padding, flow = self._checked(frame1, frame2, updates, initial_flow)
+        encoded = self.encode(self.prepare(frame1, padding), self.prepare(frame2, padding))
+        return self._last_of(encoded, flow, count), padding
+
+    def _last_of(self, encoded: Encoded, flow: Tensor | None, updates: int) -> _State:
+        states = self._states(encoded, flow, updates)
         state = next(states)
         for later in states:
             state = later
-        return state, padding
+        return state
 
     def _run(
         self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None
     ) -> tuple[framing.Padding, Iterator[_State]]:
         """The padding, and the states: at the start, and after every update."""
+        count, padding, flow = self._checked(frame1, frame2, updates, initial_flow)
+        encoded = self.encode(self.prepare(frame1, padding), self.prepare(frame2, padding))
+        return padding, self._states(encoded, flow, count)
+
+    def _checked(
+        self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None
+    ) -> tuple[int, framing.Padding, Tensor | None]:
+        """The number of updates, the padding, and where to start, in cells."""
         batch, height, width = framing.check_frames(frame1, frame2, self.init_conv.weight.device)
         count = self.config.updates if updates is None else updates
         _check.number(count, "updates", integer=True, low=0)
@@ -212,8 +243,7 @@ class SEARAFT(nn.Module):
         if initial_flow is not None:
             _check.tensor(initial_flow, "initial_flow", (batch, 2, "h", "w"), device=frame1.device)
             flow = framing.start_on_grid(initial_flow, height, width, padding)
-        encoded = self.encode(self.prepare(frame1, padding), self.prepare(frame2, padding))
-        return padding, self._states(encoded, flow, count)
+        return count, padding, flow
 
     def _states(self, encoded: Encoded, flow: Tensor | None, updates: int) -> Iterator[_State]:
         fmap1, fmap2, net, context = encoded

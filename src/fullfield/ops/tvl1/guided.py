@@ -14,10 +14,11 @@ from fullfield import _check
 from fullfield.ops.consistency import forward_backward_distance
 from fullfield.ops.tvl1 import guided_cpu, guided_reference
 from fullfield.ops.tvl1.api import _check_values, _finite, _grey, check_size
+from fullfield.ops.tvl1.cuda import guided as guided_cuda
 from fullfield.ops.tvl1.guided_config import RefinementConfig
 
 # In order of preference.
-REFINEMENT_BACKENDS: dict[str, Any] = {"cpu": guided_cpu, "reference": guided_reference}
+REFINEMENT_BACKENDS: dict[str, Any] = {"cuda": guided_cuda, "cpu": guided_cpu, "reference": guided_reference}
 
 
 def refinement_backends(
@@ -29,6 +30,7 @@ def refinement_backends(
 
 
 _warned = threading.Event()
+_STAYS_FINITE = "a flow that stays finite; the frames or parameters are too extreme"
 
 
 def _chosen(backend: str | None, device: torch.device, dtype: torch.dtype) -> str:
@@ -59,7 +61,7 @@ class FlowRefiner:
         config: parameters, by default those of :class:`RefinementConfig`.
         dtype: float32, or float64 (reference backend only). Frames of another floating type are converted.
         device: where the frames lie.
-        backend: ``"cpu"`` or ``"reference"``; None takes the fastest that can run.
+        backend: ``"cuda"``, ``"cpu"`` or ``"reference"``; None takes the fastest that can run.
 
     Raises InputError for bad arguments or a backend that cannot run here.
     """
@@ -83,10 +85,23 @@ class FlowRefiner:
         self.backend = _chosen(backend, self.device, dtype)
         self._lock, self._process = threading.Lock(), os.getpid()
         self._cpu = guided_cpu.Refiner(height, width, self.config) if self.backend == "cpu" else None
+        self._cuda = None
+        if self.backend == "cuda":
+            index = self.device.index
+            self.device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
+            self._cuda = guided_cuda.Refiner(height, width, self.config, self.device)
 
     def __reduce__(self) -> tuple[Any, ...]:
         size = (self.height, self.width, self.config)
         return _rebuilt, (*size, {"dtype": self.dtype, "device": self.device, "backend": self.backend})
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """What the refiner keeps between calls, on its device; a call adds the result. None: the reference keeps
+        nothing, and takes what PyTorch takes."""
+        if self._cuda is not None:
+            return guided_cuda.bytes_of(self.height, self.width)
+        return None if self._cpu is None else self._cpu.memory_bytes
 
     def __call__(
         self,
@@ -104,17 +119,33 @@ class FlowRefiner:
         _check.require(frame1.shape == frame2.shape, "frame2", f"shape {list(frame1.shape)} like frame1", frame2)
         prior = self._flow(flow, "flow", len(first))
         back = None if backward is None else self._flow(backward, "backward", len(first))
-        coupling = coupling_weights(prior, back, self.config)
         if self._process != os.getpid():  # forked, perhaps while a thread of the parent held the lock
             self._lock, self._process = threading.Lock(), os.getpid()
+        if self._cuda is not None:
+            with self._lock:
+                refined, flags = self._cuda(first, second, prior, back)
+            self._complain(int(flags))
+            return refined
+        coupling = coupling_weights(prior, back, self.config)
         grey1, grey2 = _grey(first), _grey(second)
         refined = torch.empty_like(prior)
         with self._lock:
             for item in range(len(first)):
                 pair = guided_reference.Pair(first[item] * 255.0, grey1[item], grey2[item], prior[item], coupling[item])
                 refined[item] = self._refine(pair)
-        _finite(refined, "flow", "a flow that stays finite; the frames or parameters are too extreme")
+        _finite(refined, "flow", _STAYS_FINITE)
         return refined
+
+    def _complain(self, flags: int) -> None:
+        """Of what the kernels noted."""
+        if not flags:
+            return
+        for number, name in enumerate(("frame1", "frame2")):
+            expected = f"finite values up to {guided_cuda.BRIGHTEST:g} (0 ... 1 is usual)"
+            _check.require(not flags & guided_cuda.BAD_FRAMES[number], name, expected, "others")
+        for bit, name in ((guided_cuda.BAD_FLOW, "flow"), (guided_cuda.BAD_BACKWARD, "backward")):
+            _check.require(not flags & bit, name, "finite values", "NaN or infinity")
+        raise _check.InputError(f"flow: expected {_STAYS_FINITE}, got NaN or infinity")
 
     def _refine(self, pair: guided_reference.Pair) -> Tensor:
         if self._cpu is None:
@@ -128,7 +159,8 @@ class FlowRefiner:
         _check.require(frame.shape[1] in (1, 3), name, "1 or 3 channels", frame)
         _check.require(frame.is_floating_point(), name, "a floating dtype (divide integers by their maximum)", frame)
         frame = frame.detach().to(self.dtype)
-        _check_values(frame, name)
+        if self._cuda is None:  # whose kernels look themselves
+            _check_values(frame, name)
         return frame
 
     def _flow(self, flow: Tensor, name: str, batch: int) -> Tensor:
@@ -136,7 +168,8 @@ class FlowRefiner:
         _check.require(flow.device.type == self.device.type, name, f"device {self.device}", flow)
         _check.require(flow.is_floating_point(), name, "a floating dtype", flow)
         flow = flow.detach().to(self.dtype).contiguous()
-        _finite(flow, name)
+        if self._cuda is None:
+            _finite(flow, name)
         return flow
 
 

@@ -60,6 +60,12 @@ class Refiner:
         self._kernel = np.array(gaussian_kernel(config.blur), np.float32)
         self._threads = 1
 
+    @property
+    def memory_bytes(self) -> int:
+        """Of all buffers, with the colours of RGB frames."""
+        held = (self._state, self._packed, self._blurred)
+        return sum(part.nbytes for part in held) + 3 * self._level.size * 4
+
     def __call__(self, pair: Sequence[Plane], threads: int) -> Plane:
         """``pair`` holds the arrays of a ``guided_reference.Pair``; the result is the flow [2, H, W]."""
         colours, first, second, prior, coupling = pair

@@ -1,0 +1,47 @@
+"""The method that chooses: the network that comes with fullfield, made exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fullfield.estimators.network import NetworkEstimator
+from fullfield.estimators.network_config import NetworkConfig
+from fullfield.estimators.refined import RefinedEstimator
+from fullfield.estimators.registry import AUTO_NETWORK
+
+
+class AutoEstimator(RefinedEstimator):
+    """The network in the package, refined (:class:`RefinedEstimator`); with ``precision`` other than exact on the CPU
+    the network alone, once, which takes less than half the time.
+
+    ``method`` is the network's: results say what made them; ``parameters`` tell of the refinement.
+
+    Args:
+        config: the network's.
+        backend: of the correlation lookup.
+    """
+
+    def __init__(self, config: NetworkConfig | None = None, *, backend: str | None = None) -> None:
+        super().__init__(NetworkEstimator(AUTO_NETWORK, config, backend=backend))
+        self._hurries = config is not None and config.precision != "exact"
+
+    def refines(self, device: torch.device) -> bool:
+        """Whether frames on the device are refined."""
+        self._refine = not (self._hurries and device.type == "cpu")
+        return self._refine
+
+    def __call__(
+        self,
+        frame1: Tensor,
+        frame2: Tensor,
+        *,
+        initial_flow: Tensor | None = None,
+        progress: Callable[[float, str], None] | None = None,
+    ) -> Tensor:
+        """Frames [B, C, H, W] to flow [B, 2, H, W]; see :class:`Estimator`."""
+        if self.refines(frame1.device):
+            return super().__call__(frame1, frame2, initial_flow=initial_flow, progress=progress)
+        return self.estimator(frame1, frame2, initial_flow=initial_flow, progress=progress)

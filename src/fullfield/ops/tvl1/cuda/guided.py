@@ -1,0 +1,222 @@
+"""The guided refinement on NVIDIA GPUs: seven kernels, their order, and the buffers they share."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fullfield._kernels.nvrtc import Libraries, Source
+from fullfield.ops import launching
+from fullfield.ops.launching import address, raw_stream, read_source, structure
+from fullfield.ops.tvl1.cuda import passes
+from fullfield.ops.tvl1.cuda.passes import BRIGHTEST, Launch
+from fullfield.ops.tvl1.cuda.recording import InOrder, record
+from fullfield.ops.tvl1.cuda.state import pitch_of
+from fullfield.ops.tvl1.guided_config import FILTER_RADIUS, FILTER_STEPS, RefinementConfig
+from fullfield.ops.tvl1.guided_reference import gaussian_kernel
+
+LIBRARIES = Libraries("refinement kernels")
+BAD_FRAMES, BAD_RESULT, BAD_FLOW, BAD_BACKWARD = (1, 2), 4, 8, 16
+"""Bits of the flags: a value of frame 1 or 2 is not within ±1e6; result, given flow or flow back is not finite."""
+_ACROSS, _DOWN = 32, 16  # tile of the weighted median
+_ptr, _i64, _i32, _f32 = ctypes.c_void_p, ctypes.c_longlong, ctypes.c_int, ctypes.c_float
+# Field by field as guided.cu declares them.
+_Guided = structure(
+    "GuidedParams", ("inputs", _ptr), ("frames", _ptr * 2), ("frame_c", _i64 * 2), ("frame_y", _i64 * 2),
+    ("frame_x", _i64 * 2), ("prior", _ptr), ("backward", _ptr), ("result", _ptr), ("kernel", _ptr), ("scratch", _ptr),
+    ("grey", _ptr), ("flow", _ptr), ("dual", _ptr), ("flow_out", _ptr), ("dual_out", _ptr), ("system", _ptr),
+    ("edge", _ptr), ("coupling", _ptr), ("flags", _ptr), ("plane", _i64), ("brightest", _f32), ("sensitivity", _f32),
+    ("base", _f32), ("consistent", _f32), ("squared_distance", _f32), ("lambda_", _f32), ("squared_epsilon", _f32),
+    ("slowness", _f32), ("sigma", _f32), ("colour_scale", _f32), ("per_reach", _f32), ("threshold", _f32),
+    ("per_trust", _f32), ("height", _i32), ("width", _i32), ("pitch", _i32), ("channels", _i32), ("taps", _i32),
+    ("tiles", _i32), ("iterations", _i32), ("zero_dual", _i32), ("last", _i32),
+)  # fmt: skip
+# Planes of the state.
+_GREY, _FLOWS, _DUALS, _SYSTEM, _EDGE, _COUPLING, PLANES = 0, (2, 4), (6, 10), 14, 19, 20, 21
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of the blocks that iterate. A tile has 64 columns and ``warps * rows`` rows, of which ``depth`` at every side are
+    computed twice."""
+
+    warps: int = 16
+    rows: int = 4
+    """Of a warp."""
+    depth: int = 10
+    """Most iterations in one pass."""
+    blocks: int = 1
+    """That a multiprocessor is to run at once."""
+
+    def inner_after(self, iterations: int) -> tuple[int, int]:
+        """Rows and columns that a block writes."""
+        return self.warps * self.rows - 2 * iterations, 64 - 2 * (iterations + iterations % 2)
+
+
+SHAPE = Shape()
+SHAPES = (SHAPE, Shape(depth=5), Shape(16, 3), Shape(8, 4, 5, 2), Shape(8, 5, 5, 1), Shape(8, 3, 5, 2))
+"""The one in use, and others to measure."""
+
+
+def supports(device: torch.device, dtype: torch.dtype) -> str | None:
+    """None where this backend can run, else the reason it cannot."""
+    reason = launching.why_not(device)
+    if reason is None and dtype != torch.float32:
+        reason = f"computes in float32 only, got {str(dtype).removeprefix('torch.')}"
+    return reason
+
+
+def source(shape: Shape) -> Source:
+    """All kernels."""
+    folder = Path(__file__).parent
+    names = ("images.cuh", "sampling.cuh", "medians.cuh", "median.cu", "guided.cu")
+    macros = {
+        "HALF": 0, "WARPS": shape.warps, "ROWS": shape.rows, "BLOCKS": shape.blocks,
+        "RADIUS": FILTER_RADIUS, "STEPS": FILTER_STEPS,
+    }  # fmt: skip
+    return Source(read_source(*(folder / name for name in names)), tuple(f"-D{k}={v}" for k, v in macros.items()))
+
+
+def bytes_of(height: int, width: int) -> int:
+    """Memory on the device that a refiner keeps."""
+    return PLANES * height * pitch_of(width, torch.float32) * 4
+
+
+class Refiner:
+    """For one size of frame; holds every buffer. From its second call on a CUDA graph drives it, but for the two
+    kernels that read the frames. Calls are put in order, on whatever streams they are."""
+
+    def __init__(
+        self, height: int, width: int, config: RefinementConfig, device: torch.device, shape: Shape = SHAPE
+    ) -> None:
+        self._config, self._size, self._shape, self._device = config, (height, width), shape, device
+        self._about = about = passes.device_of(device)
+        self._pitch = pitch_of(width, torch.float32)
+        self._library = LIBRARIES.load([source(shape)], about.arch, about.index)[0]
+        self._planes = torch.empty((PLANES, height, self._pitch), dtype=torch.float32, device=device)
+        self._inputs = torch.zeros(6, dtype=torch.int64, device=device)
+        self._flags = torch.zeros(1, dtype=torch.int32, device=device)
+        self._kernel = torch.tensor(gaussian_kernel(config.blur), dtype=torch.float32, device=device)
+        self.launches: dict[int, list[tuple[str, Launch]]] = {}
+        """Of the channels: the kernels that follow those that read the frames, in order."""
+        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._in_order = InOrder(device)
+
+    def __call__(
+        self,
+        frame1: Tensor,  # [B, C, H, W], float32, any strides
+        frame2: Tensor,  # [B, C, H, W]
+        flow: Tensor,  # [B, 2, H, W], contiguous
+        backward: Tensor | None,  # [B, 2, H, W], contiguous
+    ) -> tuple[Tensor, Tensor]:
+        """The refined flow [B, 2, H, W], and the flags on the device."""
+        refined = torch.empty(flow.shape, dtype=torch.float32, device=self._device)
+        with self._in_order(self._tensors):
+            self._flags.zero_()
+            for item in range(len(flow)):
+                back = None if backward is None else backward[item]
+                self._load((frame1[item], frame2[item]), flow[item], back, refined[item])
+                self._run(frame1.shape[1])
+            return refined, self._flags.clone()
+
+    def _tensors(self) -> Iterator[Tensor]:
+        yield from (self._planes, self._inputs, self._flags, self._kernel)
+
+    def _run(self, channels: int) -> None:
+        launches = self.launches.get(channels)
+        graph = self._graphs.get(channels)
+        if launches is None:
+            launches = self.launches[channels] = self._made(channels)
+            self._launch_all(launches)
+            return
+        if self._device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+            self._launch_all(launches)
+            return
+        if graph is None:
+            graph = self._graphs[channels] = record(partial(self._launch_all, launches), self._device)
+        graph.replay()
+
+    def _launch_all(self, launches: list[tuple[str, Launch]]) -> None:
+        stream = raw_stream(self._about.index)
+        for _, launch in launches:
+            launch(stream)
+
+    def _at(self, plane: int) -> int:
+        return self._planes[plane].data_ptr()
+
+    def _params(self, channels: int) -> ctypes.Structure:
+        config, p = self._config, _Guided()
+        p.inputs, p.flags, p.kernel = address(self._inputs), address(self._flags), address(self._kernel)
+        p.grey, p.system, p.edge, p.coupling = (self._at(n) for n in (_GREY, _SYSTEM, _EDGE, _COUPLING))
+        p.plane, p.pitch, p.taps, p.channels = self._planes.stride(0), self._pitch, len(self._kernel), channels
+        p.height, p.width = self._size
+        p.brightest, p.sensitivity = BRIGHTEST, config.edges
+        p.base, p.consistent = config.coupling, config.consistent_coupling
+        p.squared_distance = config.consistent_distance**2
+        p.lambda_, p.squared_epsilon = config.lambda_, config.epsilon**2
+        p.slowness, p.sigma = 1 / config.step, 0.25 / config.step
+        p.colour_scale, p.per_reach = 1 / (config.filter_colour**2 * channels), 1 / config.filter_reach**2
+        p.threshold, p.per_trust = config.filter_threshold, 1 / config.trust**2 if config.trust else 0.0
+        return p
+
+    def _launch(self, name: str, p: ctypes.Structure, tile: tuple[int, int], threads: int = 256) -> Launch:
+        """``tile``: rows and columns of a block."""
+        rows = p.height * (2 if name == "guided_down" else 1)
+        p.tiles = -(-p.width // tile[1])
+        return Launch(self._library[name], p.tiles * -(-rows // tile[0]), p, self._about.index, threads=threads)
+
+    def _load(self, frames: tuple[Tensor, Tensor], flow: Tensor, back: Tensor | None, refined: Tensor) -> None:
+        """What depends on where the tensors of a call lie."""
+        stream = raw_stream(self._about.index)
+        for name in ("guided_down", "guided_across"):
+            p = self._params(len(frames[0]))
+            for n, frame in enumerate(frames):
+                p.frames[n] = frame.data_ptr()
+                p.frame_c[n], p.frame_y[n], p.frame_x[n] = frame.stride()
+            p.prior, p.backward, p.result = address(flow), address(back), address(refined)
+            p.scratch, p.flow_out = self._at(_DUALS[1]), self._at(_FLOWS[0])
+            self._launch(name, p, (1, 256))(stream)
+
+    def _made(self, channels: int) -> list[tuple[str, Launch]]:
+        """Everything after that, in order."""
+        config, shape = self._config, self._shape
+        made: list[tuple[str, Launch]] = []
+        flow = dual = 0
+        depths = [min(shape.depth, config.iterations - done) for done in range(0, config.iterations, shape.depth)]
+        for turn in range(config.rounds):
+            for warp in range(config.warps):
+                p = self._params(channels)
+                p.flow = self._at(_FLOWS[flow])
+                made.append(("linearise", self._launch("guided_linearise", p, (8, 32))))
+                for number, depth in enumerate(depths):
+                    p = self._params(channels)
+                    p.iterations, p.zero_dual = depth, int(turn == warp == number == 0)
+                    p.flow, p.dual = self._at(_FLOWS[flow]), self._at(_DUALS[dual])
+                    flow, dual = 1 - flow, 1 - dual
+                    p.flow_out, p.dual_out = self._at(_FLOWS[flow]), self._at(_DUALS[dual])
+                    tile = shape.inner_after(depth)
+                    made.append(("iterate", self._launch("guided_iterate", p, tile, 32 * shape.warps)))
+                if warp < config.warps - 1:
+                    made.append(("median", self._plain_median(flow)))
+                else:
+                    p = self._params(channels)
+                    p.flow, p.flow_out = self._at(_FLOWS[flow]), self._at(_FLOWS[1 - flow])
+                    p.last = int(turn == config.rounds - 1)
+                    made.append(("weighted median", self._launch("guided_median", p, (_DOWN, _ACROSS))))
+                flow = 1 - flow
+        return made
+
+    def _plain_median(self, flow: int) -> Launch:
+        height, width = self._size
+        p = passes._Median()
+        p.flow, p.target = self._at(_FLOWS[flow]), self._at(_FLOWS[1 - flow])
+        p.plane = p.target_plane = self._planes.stride(0)
+        p.height, p.width, p.pitch, p.target_pitch = height, width, self._pitch, self._pitch
+        p.tiles_y, p.tiles_x = -(-height // 8), -(-width // 64)
+        return Launch(self._library["median5"], 2 * p.tiles_y * p.tiles_x, p, self._about.index, threads=128)

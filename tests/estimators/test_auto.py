@@ -1,0 +1,42 @@
+"""The method that chooses."""
+
+from __future__ import annotations
+
+import torch
+
+from fullfield import estimate
+from fullfield.estimators import RefinedEstimator
+from fullfield.estimators.estimation import build
+from fullfield.estimators.registry import AUTO_NETWORK, DEFAULT_METHOD, METHODS
+from fullfield.testing import textured_scene
+
+SCENE = textured_scene(64, 80, seed=3)
+QUICK = {"updates": 1, "weights": "random"}
+
+
+def test_auto_is_the_network_refined() -> None:
+    assert DEFAULT_METHOD in METHODS
+    found = estimate(SCENE.frame1, SCENE.frame2, "auto", **QUICK)
+    expected = estimate(SCENE.frame1, SCENE.frame2, AUTO_NETWORK, refine=True, **QUICK)
+    assert torch.equal(found.flow, expected.flow)
+    assert found.method == AUTO_NETWORK
+    assert found.parameters["refinement"]["rounds"] == 2
+    assert found.stages.keys() == {"both_ways", "refinement"}
+
+
+def test_in_a_hurry_on_the_cpu_it_is_the_network_alone() -> None:
+    found = estimate(SCENE.frame1, SCENE.frame2, "auto", preset="fast", **QUICK)
+    alone = estimate(SCENE.frame1, SCENE.frame2, AUTO_NETWORK, preset="fast", **QUICK)
+    assert torch.equal(found.flow, alone.flow)
+    assert found.parameters["refinement"] is None
+    estimator = build("auto", "fast")
+    assert isinstance(estimator, RefinedEstimator)
+    assert not estimator.refines(torch.device("cpu"))
+    assert estimator.refines(torch.device("cuda"))
+
+
+def test_who_asks_for_refinement_gets_it() -> None:
+    found = estimate(SCENE.frame1, SCENE.frame2, "auto", preset="fast", refine=True, **QUICK)
+    expected = estimate(SCENE.frame1, SCENE.frame2, "auto", **QUICK)
+    torch.testing.assert_close(found.flow, expected.flow, atol=1e-3, rtol=0)
+    assert found.parameters["refinement"] is not None

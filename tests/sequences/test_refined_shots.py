@@ -1,0 +1,79 @@
+"""Shots with ``refine``: as single pairs, each way estimated once, and a run that goes on from its files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sequence_shots import QUICK, moving, quick
+from torch import Tensor
+
+from fullfield import estimate, estimate_sequence
+from fullfield.cli.main import main
+from fullfield.estimators import RefinedEstimator, TVL1Estimator
+from fullfield.io import read_flow
+from fullfield.sequences import Setting
+
+
+class Counting(TVL1Estimator):
+    """Counts what it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(quick().config)
+        self.calls = 0
+
+    def __call__(self, frame1: Tensor, frame2: Tensor, **more: Any) -> Tensor:
+        self.calls += 1
+        return super().__call__(frame1, frame2, **more)
+
+
+@pytest.mark.parametrize("wrap", [lambda estimator: estimator, RefinedEstimator], ids=["setting", "estimator"])
+@pytest.mark.parametrize(("direction", "calls"), [("both", 6), ("forward", 6), ("backward", 6)])
+def test_refined_as_single_pairs_are(wrap: Callable[[Any], Any], direction: str, calls: int) -> None:
+    frames, counting = moving(4), Counting()
+    estimator = wrap(counting)
+    setting = Setting(direction, occlusion=True, refine=estimator is counting)
+    found = list(estimate_sequence(frames, estimator, setting=setting))
+    assert counting.calls == calls, "every pair once each way"
+    for index, flows in enumerate(found):
+        for flow, other in ((flows.forward, index + 1), (flows.backward, index - 1)):
+            if flow is None:
+                continue
+            alone = estimate(frames[index], frames[other], quick(), refine=True, reliability=True)
+            assert torch.equal(flow.flow, alone.flow)
+            assert flow.method == "tvl1"
+            assert flow.parameters["refinement"]["rounds"] == 2
+            assert torch.equal(flows.occlusion["forward" if other > index else "backward"], alone.occlusion)
+    assert found[1].problems == ()
+
+
+def test_a_bad_plate_costs_its_pairs_alone() -> None:
+    frames = moving(5)
+    frames[2] = torch.full_like(frames[2], torch.nan)
+    found = list(estimate_sequence(frames, quick(), setting=Setting("both", refine=True)))
+    assert [flows.forward is not None for flows in found] == [True, False, False, True, False]
+    assert [flows.backward is not None for flows in found] == [False, True, False, False, True]
+
+
+def test_the_command_goes_on_from_its_files(
+    shot: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(shot)
+    command = ["flow", "plate.%04d.png", *QUICK, "--refine", "--warm-start", "--direction", "both", "--json", "-q"]
+    for folder in ("whole", "parts"):
+        Path(folder).mkdir()
+        assert main([*command, "-o", f"{folder}/mv.%04d.exr", "--frames", "11-15"]) == 0
+    assert '"refined": true' in capsys.readouterr().out
+    for number in (14, 15):
+        Path(f"parts/mv.00{number}.exr").unlink()
+    assert main([*command, "-o", "parts/mv.%04d.exr", "--frames", "11-15"]) == 0
+    for number in range(11, 16):
+        for layer in ("forward", "backward"):
+            one, other = (read_flow(f"{folder}/mv.00{number}.exr", layer=layer).flow for folder in ("whole", "parts"))
+            assert torch.equal(one, other), (number, layer)
+    without = [part for part in command if part != "--refine"]
+    assert main([*without, "-o", "parts/mv.%04d.exr", "--frames", "11-16"]) == 2
+    assert "refinement" in capsys.readouterr().err
