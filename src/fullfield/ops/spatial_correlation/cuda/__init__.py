@@ -26,7 +26,7 @@ _MOST_THREADS = 384
 # Blocks that fill a large GPU twice; below it, rows of displacements are spread over more blocks.
 _WANTED = 264
 # Channels of a block of the backward kernel, of a thread; the second where there are few blocks.
-_SPREADS = ((32, 4), (16, 2))
+SPREADS = ((32, 4), (16, 2))
 
 _ptr, _i32 = ctypes.c_void_p, ctypes.c_int
 _Axis: Any = structure("Axis", *((name, _i32) for name in (
@@ -204,8 +204,8 @@ def _gradient(features: Tensor, grad: Tensor, window: Window, second: bool) -> T
     p.channels, p.second = channels, second
     columns = columns_of(window.patch[1])
     tiles = _axes(p, window, (height, width), window.out_size((height, width)), second) * batch
-    large = tiles * -(-channels // _SPREADS[0][0]) >= _WANTED
-    spread = _SPREADS[0] if large else _SPREADS[1]
+    large = tiles * -(-channels // SPREADS[0][0]) >= _WANTED
+    spread = SPREADS[0] if large else SPREADS[1]
     p.channel_blocks, p.column_blocks = -(-channels // spread[0]), columns.blocks
     radius = window.radius[1]
     start = radius - (window.patch[1] - 1) if second else window.padding[1] + radius
