@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
@@ -63,32 +61,28 @@ def spatial_correlation(
     return run(fmap1, fmap2, window, backend)
 
 
-def _window(
-    patch_size: int | Pair, dilation_patch: int | Pair, stride: int | Pair, padding: int | Pair
-) -> Window:
+_KEPT: dict[tuple[object, ...], Window] = {}
+
+
+def _window(patch_size: int | Pair, dilation_patch: int | Pair, stride: int | Pair, padding: int | Pair) -> Window:
     """Checked, and kept for the calls that follow."""
-    try:
-        return _checked(patch_size, dilation_patch, stride, padding)
-    except TypeError:  # a list is a pair, too, but cannot be kept
-        named = (("patch_size", patch_size), ("dilation_patch", dilation_patch), ("stride", stride))
-        pairs = [_pair(value, name, 1) for name, value in named]
-        return Window(*pairs, _pair(padding, "padding", 0))
-
-
-@functools.lru_cache(256, typed=True)
-def _checked(
-    patch_size: int | Pair, dilation_patch: int | Pair, stride: int | Pair, padding: int | Pair
-) -> Window:
-    return Window(
+    given = (patch_size, dilation_patch, stride, padding)
+    keeps = not torch.compiler.is_compiling() and all(type(value) is int for value in given)
+    if keeps and given in _KEPT:
+        return _KEPT[given]
+    made = Window(
         _pair(patch_size, "patch_size", 1),
         _pair(dilation_patch, "dilation_patch", 1),
         _pair(stride, "stride", 1),
         _pair(padding, "padding", 0),
     )
+    if keeps:
+        _KEPT[given] = made
+    return made
 
 
 def _pair(value: object, name: str, low: int) -> Pair:
-    pair = tuple(value) if isinstance(value, tuple | list) else (value, value)
+    pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
     _check.require(len(pair) == 2, name, "a number or a pair", value)
     for part in pair:
         _check.number(part, name, integer=True, low=low)

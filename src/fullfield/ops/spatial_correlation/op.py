@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from fullfield.ops.launching import is_plain
 from fullfield.ops.spatial_correlation import dispatch
@@ -109,7 +110,8 @@ _apply: Any = super(torch.autograd.Function, _Compared).apply
 def run(fmap1: Tensor, fmap2: Tensor, window: Window, backend: str | None) -> Tensor:
     """Arguments checked."""
     if not is_plain(fmap1, fmap2):
-        if torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0:
+        compiling = torch.compiler.is_compiling()
+        if not compiling and (torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0):
             return compared(fmap1, fmap2, window)
         found: Tensor = torch.ops.fullfield.spatial_correlation(fmap1, fmap2, _numbers(window), backend)
         return found
