@@ -14,6 +14,7 @@ from benchmarks.cases.networks.models_command import MODELS
 from benchmarks.cases.networks.patched_command import PATCHED
 from benchmarks.cases.points.command import POINTS
 from benchmarks.cases.tvl1.command import TVL1
+from benchmarks.cases.windows.command import WINDOWS
 from benchmarks.harness import CheckFailed
 from benchmarks.paper import command as reproduce
 from benchmarks.stored import environment, read_results, write_results
@@ -23,7 +24,7 @@ from fullfield.cli.argtypes import count
 from fullfield.cli.main import Parser
 from fullfield.cli.main import main as run_command
 
-BENCHES = (TVL1, CORRELATION, POINTS, MODELS, PATCHED)
+BENCHES = (TVL1, CORRELATION, WINDOWS, POINTS, MODELS, PATCHED)
 _SHOWING = ("stored", "plots", "tables", "json", "quiet")
 _BROKEN = (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError)
 

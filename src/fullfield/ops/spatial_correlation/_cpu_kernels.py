@@ -91,6 +91,8 @@ def backward_rows(features, channels, pitch, grad, second, columns, out, pitch_o
             for x in range(0, columns, LANES):
                 a0 = a1 = a2 = a3 = zero
                 for i in range(patch_h):
+                    if second and not 0 <= row + i - (patch_h - 1) < height:
+                        continue
                     q = ((b * (rows + patch_h - 1) + row + i) * channels + c) * pitch + x
                     w = i * patch_w * pitch_out + x
                     for j in range(patch_w):
