@@ -16,6 +16,7 @@ from benchmarks.cases.networks.refine_command import REFINE
 from benchmarks.cases.points.command import POINTS
 from benchmarks.cases.training.command import TRAINING
 from benchmarks.cases.tvl1.command import TVL1
+from benchmarks.cases.windows.command import WINDOWS
 from benchmarks.harness import CheckFailed
 from benchmarks.paper import command as reproduce
 from benchmarks.stored import environment, read_results, write_results
@@ -25,7 +26,7 @@ from fullfield.cli.argtypes import count
 from fullfield.cli.main import Parser
 from fullfield.cli.main import main as run_command
 
-BENCHES = (TVL1, CORRELATION, POINTS, MODELS, PATCHED, TRAINING, REFINE)
+BENCHES = (TVL1, CORRELATION, WINDOWS, POINTS, MODELS, PATCHED, TRAINING, REFINE)
 _SHOWING = ("stored", "plots", "tables", "json", "quiet")
 _BROKEN = (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError)
 

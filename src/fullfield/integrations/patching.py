@@ -6,7 +6,7 @@ import torch
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.integrations import methods, princeton, ptlflow, torchvision
+from fullfield.integrations import matching, methods, princeton, ptlflow, torchvision, windows
 from fullfield.integrations.blocks import require_kernel
 from fullfield.integrations.handle import Handle, is_patched
 from fullfield.ops.correlation import BACKENDS
@@ -48,11 +48,13 @@ def patch(model: torch.nn.Module, *, backend: str | None = None) -> Handle:
     for part in model.modules():
         support = ptlflow.support_of(part)
         if support is not None and support.state == ptlflow.OTHER:
-            raise InputError(f"model: ptlflow's {type(part).__name__} has no all-pairs lookup ({support.note})")
-    recognisers = {**princeton.recognisers(), **ptlflow.recognisers(model)}
+            raise InputError(f"model: ptlflow's {type(part).__name__} has no correlation that we know ({support.note})")
+    recognisers = {**princeton.recognisers(), **matching.recognisers(), **ptlflow.recognisers(model)}
     changes = [
         *torchvision.find(model, backend),
         *ptlflow.find(model, backend),
+        *windows.find(model, backend),
+        *matching.find(model),
         *methods.find(model, recognisers, backend),
     ]
     found = [id(change.target) for change in changes]

@@ -39,7 +39,8 @@ def _of(names: str, state: str, note: str = "") -> Support:
     return Support(tuple(names.split()), state, note)
 
 
-_WINDOW = "compares a fixed window around each pixel of warped features"
+_WINDOW = "a window of 9×9 in warped features"
+_MATCHING = "matching, attention and propagation in linear memory: over the whole map"
 SUPPORT = (
     _of("raft raft_small", EXACT),
     _of("sea_raft sea_raft_s sea_raft_m sea_raft_l", EXACT),
@@ -69,12 +70,23 @@ SUPPORT = (
         "its matching is made of the whole matrix, which is still computed, once and without its pyramid",
     ),
     _of("lcv_raft lcv_raft_small", NOTED, "the learned metric is multiplied into the first features"),
-    _of("neuflow2", NOTED, "its first flow is a global matching, which stays as it is"),
-    _of(
-        "unimatch_sc2_ref6 gmflow_p_sc2_ref6",
-        NOTED,
-        "the refinements' local correlation; the matching before it stays as it is",
-    ),
+    _of("neuflow2", EXACT, "a global matching, then lookups"),
+    _of("unimatch_sc2_ref6 gmflow_p_sc2_ref6", EXACT, _MATCHING + ", local correlation"),
+    _of("gmflow", EXACT, _MATCHING),
+    _of("gmflow_refine", EXACT, _MATCHING + " and over windows"),
+    _of("gmflow_p gmflow_p_sc2 unimatch unimatch_sc2", EXACT, _MATCHING + " and over windows"),
+    _of("neuflow", EXACT, "a global matching, then a window of 7×7"),
+    _of("flownetc flownetcs flownetcss flownet2", EXACT, "a window of 21×21, every second pixel"),
+    _of("pwcnet pwcnet_nodc", EXACT, _WINDOW),
+    _of("irr_pwc irr_pwcnet irr_pwcnet_irr", EXACT, _WINDOW),
+    _of("scopeflow", EXACT, _WINDOW),
+    _of("starflow", EXACT, _WINDOW),
+    _of("fastflownet", EXACT, _WINDOW),
+    _of("hd3 hd3_ctxt", EXACT, _WINDOW),
+    _of("maskflownet maskflownet_s", EXACT, _WINDOW),
+    _of("liteflownet", EXACT, "windows of 7×7, every pixel or every second"),
+    _of("liteflownet2 liteflownet2_pseudoreg", EXACT, "windows of 7×7, every pixel or every second"),
+    _of("liteflownet3 liteflownet3_pseudoreg liteflownet3s liteflownet3s_pseudoreg", EXACT, "windows of 7×7 and 9×9"),
     _of("craft", OTHER, "its matrix is a transformer's attention, normalised as a whole"),
     _of("csflow", OTHER, "its volume has a second channel of strip correlations"),
     _of("llaflow llaflow_raft", OTHER, "a second matrix, summed over 25 shifts, is added to the products"),
@@ -83,18 +95,9 @@ SUPPORT = (
     _of("flowformer flowformer_pp", OTHER, "encodes the whole volume with a transformer"),
     _of("flow1d", OTHER, "correlates along rows and columns"),
     _of("dip", OTHER, "compares single candidates (PatchMatch)"),
-    _of(
-        "gmflow gmflow_refine gmflow_p gmflow_p_sc2 unimatch unimatch_sc2",
-        OTHER,
-        "matches by a softmax over the whole matrix or a window",
-    ),
-    _of("neuflow", OTHER, "a global matching, then a fixed window"),
     _of("waft_dav2_a1 waft_dav2_a2 waft_dinov3_a2 waft_twins_a2", OTHER, "warps features and correlates nothing"),
     _of("vcn vcn_small dicl", OTHER, "learns the cost of a fixed window"),
-    _of("flownets flownetsd flownetc flownetcs flownetcss flownet2", OTHER, "correlates nothing, or a fixed window"),
-    _of("pwcnet pwcnet_nodc irr_pwc irr_pwcnet irr_pwcnet_irr scopeflow starflow fastflownet", OTHER, _WINDOW),
-    _of("liteflownet liteflownet2 liteflownet2_pseudoreg liteflownet3 liteflownet3_pseudoreg", OTHER, _WINDOW),
-    _of("liteflownet3s liteflownet3s_pseudoreg maskflownet maskflownet_s hd3 hd3_ctxt", OTHER, _WINDOW),
+    _of("flownets flownetsd", OTHER, "correlates nothing"),
 )
 
 MORE_FRAMES = {"memfof": 3, "streamflow": 4}

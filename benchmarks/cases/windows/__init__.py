@@ -1,0 +1,1 @@
+"""Fixed windows and matching by softmax beside other ways to compute them."""

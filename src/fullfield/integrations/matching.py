@@ -1,0 +1,272 @@
+"""GMFlow's kind: matching by softmax, attention over windows and propagation, each tried before it is replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullfield._check import InputError
+from fullfield.integrations.blocks import prepared_features
+from fullfield.integrations.handle import Change, Replacement
+from fullfield.integrations.methods import Recogniser
+from fullfield.integrations.quiet import quiet
+from fullfield.ops.matching import global_attention, global_matching, local_attention, local_matching
+from fullfield.ops.matching.api import attend
+
+_TOLERANCE = 1e-4  # of the largest value; float32
+_ATTENTION = ("q_proj", "k_proj", "forward_local_window_attn")
+
+
+def recognisers() -> dict[str, Recogniser]:
+    """What to make of the names under which methods reach the functions."""
+    return {
+        "^global_correlation_softmax$": _recogniser(_global, _try_global),
+        "^local_correlation_softmax$": _recogniser(_local, _try_local),
+        "^single_head_full_attention$": _recogniser(attend, _try_full),
+        "^single_head_split_window_attention$": _recogniser(_windows, _try_windows),
+        "^generate_shift_window_attn_mask$": _recogniser(_no_mask, _try_mask),
+    }
+
+
+def find(model: torch.nn.Module) -> list[Change]:
+    """The parts that propagate flow, and NeuFlow's matching, an attribute of its model."""
+    found = []
+    for path, part in model.named_modules():
+        if all(hasattr(part, name) for name in _ATTENTION):
+            found.append(_propagation(path, part))
+        for name, value in vars(part).items():
+            if callable(getattr(value, "global_correlation_softmax", None)):
+                found.append(_matching(f"{path}.{name}".lstrip("."), value))
+    return found
+
+
+class _Ours:
+    """A function of ours with a name for people."""
+
+    def __init__(self, function: Callable[..., Any], name: str) -> None:
+        self._function, self._name = function, name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+    def __str__(self) -> str:
+        return self._name
+
+
+def _recogniser(ours: Callable[..., Any], trial: Callable[[Any], tuple[Tensor, Tensor]]) -> Recogniser:
+    def recognise(name: str, original: Any, where: str, accompanied: bool, backend: str | None) -> Any:  # noqa: ARG001
+        _try(f"the {name} of {where}", lambda: trial(original))
+        return _Ours(ours, "fullfield's matching in linear memory")
+
+    return recognise
+
+
+def _try(what: str, trial: Callable[[], tuple[Tensor, Tensor]]) -> None:
+    """(theirs, ours) must agree."""
+    with torch.no_grad(), torch.device("cpu"), torch.autocast("cpu", enabled=False), quiet():
+        try:
+            theirs, ours = trial()
+        except Exception as error:  # noqa: BLE001 - foreign code, whatever it raises is the answer
+            raise InputError(f"model: {what} is not GMFlow's: it raised {type(error).__name__} ({error})") from None
+    if theirs.shape != ours.shape:
+        raise InputError(f"model: {what} is not GMFlow's: it returned {list(theirs.shape)}, ours {list(ours.shape)}")
+    off = float((theirs - ours).abs().max() / theirs.abs().max().clamp(min=1e-6))
+    if not off <= _TOLERANCE:
+        raise InputError(f"model: {what} is not GMFlow's: its values are off by {off:.2g} of the largest")
+
+
+def _draw(*shape: int) -> Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randn(shape, generator=generator, dtype=torch.float32)
+
+
+# ---- matching
+
+
+def _flow(found: Tensor, feature: Tensor) -> Tensor:
+    """Under autocast positions stay float32."""
+    return found if torch.is_autocast_enabled(feature.device.type) else found.to(feature.dtype)
+
+
+def _global(feature0: Tensor, feature1: Tensor, pred_bidir_flow: bool = False) -> tuple[Tensor, None]:
+    if pred_bidir_flow:
+        feature0, feature1 = torch.cat((feature0, feature1)), torch.cat((feature1, feature0))
+    first, second, _ = prepared_features(feature0, feature1)
+    return _flow(global_matching(first, second), feature0), None
+
+
+def _local(
+    feature0: Tensor, feature1: Tensor, local_radius: int, padding_mode: str = "zeros"
+) -> tuple[Tensor, None]:
+    if padding_mode != "zeros":
+        raise InputError(f"local_correlation_softmax: expected padding_mode 'zeros', got {padding_mode!r}")
+    first, second, _ = prepared_features(feature0, feature1)
+    return _flow(local_matching(first, second, local_radius), feature0), None
+
+
+def _try_global(original: Any) -> tuple[Tensor, Tensor]:
+    one, two = _draw(2, 2, 8, 5, 7).unbind()
+    return original(one, two, True)[0], _global(one, two, True)[0]
+
+
+def _try_local(original: Any) -> tuple[Tensor, Tensor]:
+    one, two = _draw(2, 2, 8, 5, 7).unbind()
+    return original(one, two, 2)[0], _local(one, two, 2)[0]
+
+
+def _matching(name: str, matcher: Any) -> Change:
+    kind = type(matcher)
+
+    def trial() -> tuple[Tensor, Tensor]:
+        one, two = _draw(2, 1, 8, 5, 7).unbind()
+        theirs = kind()
+        if hasattr(theirs, "init_bhwd"):
+            theirs.init_bhwd(1, 5, 7, one.device, False)
+        else:
+            theirs.init_grid(1, 5, 7, one.dtype, one.device)
+        return theirs.global_correlation_softmax(one, two), _global(one, two)[0]
+
+    _try(f"{name} ({kind.__module__}.{kind.__qualname__})", trial)
+
+    def global_correlation_softmax(self: Any, feature0: Tensor, feature1: Tensor) -> Tensor:  # noqa: ARG001
+        return _global(feature0, feature1)[0]
+
+    made = Replacement(name, "global_correlation_softmax", "fullfield's global_matching")
+    return Change(matcher, {"global_correlation_softmax": global_correlation_softmax}, [made])
+
+
+# ---- attention over windows
+
+
+def _try_full(original: Any) -> tuple[Tensor, Tensor]:
+    query, key, value = _draw(3, 2, 9, 8).unbind()
+    return original(query, key, value), attend(query, key, value)
+
+
+def _no_mask(*_: Any, device: torch.device, **__: Any) -> Tensor:
+    """Of [K², L, L] nothing is needed: what it keeps apart is attended to apart."""
+    return torch.empty(0, device=device)
+
+
+def _windows(
+    q: Tensor,  # [B, H·W, C]
+    k: Tensor,
+    v: Tensor,
+    num_splits: int = 1,
+    with_shift: bool = False,
+    h: int | None = None,
+    w: int | None = None,
+    attn_mask: Tensor | None = None,  # noqa: ARG001 - implied by with_shift
+) -> Tensor:
+    """Attention inside each of ``num_splits``² windows; with a shift, of windows that lie half a window further.
+
+    The original rolls the map and masks what then lies side by side without being so. Here a shifted window that the map's
+    edge cuts is what is left of it.
+    """
+    if h is None or w is None:
+        raise InputError("single_head_split_window_attention: expected h and w, got None")
+    maps = [t.unflatten(1, (h, w)) for t in (q, k, v)]
+    bands = [_bands(n, num_splits, with_shift) for n in (h, w)]
+    strips = []
+    for top, rows, height in bands[0]:
+        parts = []
+        for left, columns, width in bands[1]:
+            cut = [t[:, top : top + rows * height, left : left + columns * width] for t in maps]
+            parts.append(_band(cut, rows, columns))
+        strips.append(torch.cat(parts, 2))
+    return torch.cat(strips, 1).flatten(1, 2)
+
+
+def _bands(length: int, splits: int, shifted: bool) -> list[tuple[int, int, int]]:
+    """(first, windows, length of each) of the windows along an axis."""
+    size = length // splits
+    shift = size // 2 if shifted else 0
+    if not shift:
+        return [(0, splits, size)]
+    middle = [(shift, splits - 1, size)] if splits > 1 else []
+    return [(0, 1, shift), *middle, (length - (size - shift), 1, size - shift)]
+
+
+def _band(maps: list[Tensor], rows: int, columns: int) -> Tensor:
+    batch, height, width, _ = maps[0].shape
+    apart = [t.unflatten(2, (columns, -1)).unflatten(1, (rows, -1)).transpose(2, 3) for t in maps]
+    found = attend(*(t.flatten(0, 2).flatten(1, 2) for t in apart))
+    whole = found.unflatten(1, (height // rows, width // columns)).unflatten(0, (batch, rows, columns))
+    return whole.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+
+
+def _mask(height: int, width: int, splits: int) -> Tensor:
+    """What the original masks: -100 between places of a rolled window that are no neighbours."""
+    marks = []
+    for length in (height, width):
+        size = length // splits
+        at = torch.arange(length)
+        marks.append((at >= length - size).long() + (at >= length - size // 2).long())
+    region = (3 * marks[0][:, None] + marks[1]).view(splits, height // splits, splits, width // splits)
+    rows = region.transpose(1, 2).reshape(splits * splits, -1)
+    return -100.0 * (rows[:, None] != rows[:, :, None]).to(torch.float32)
+
+
+def _try_mask(original: Any) -> tuple[Tensor, Tensor]:
+    theirs = original(
+        input_resolution=(8, 12), window_size_h=4, window_size_w=6, shift_size_h=2, shift_size_w=3,
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    return theirs, _mask(8, 12, 2)
+
+
+def _try_windows(original: Any) -> tuple[Tensor, Tensor]:
+    found: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for splits, shift in ((2, False), (2, True), (3, True)):
+        height, width = 4 * splits, 6 * splits
+        query, key, value = _draw(3, 2, height * width, 8).unbind()
+        mask = _mask(height, width, splits) if shift else None
+        options: dict[str, Any] = {"num_splits": splits, "with_shift": shift, "h": height, "w": width}
+        found[0].append(original(query, key, value, attn_mask=mask, **options))
+        found[1].append(_windows(query, key, value, **options))
+    theirs, ours = (torch.cat(part, 1) for part in found)
+    return theirs, ours
+
+
+# ---- propagation
+
+
+def _propagate(self: Any, feature0: Tensor, flow: Tensor, radius: int | None) -> Tensor:
+    rows = feature0.flatten(2).transpose(1, 2)
+    query = self.q_proj(rows)
+    # Over the whole map the original projects the query once more, and its weights were trained so.
+    key = self.k_proj(query if radius is None else rows)
+    one, two = (t.transpose(1, 2).unflatten(2, feature0.shape[2:]) for t in (query, key))
+    found = global_attention(one, two, flow) if radius is None else local_attention(one, two, flow, radius)
+    return found.to(flow.dtype)
+
+
+def _propagation(name: str, part: Any) -> Change:
+    kind = type(part)
+
+    def trial() -> tuple[Tensor, Tensor]:
+        with torch.random.fork_rng(devices=[]):
+            theirs = kind(in_channels=8)
+        feature, flow = _draw(2, 8, 5, 7), _draw(2, 2, 5, 7)
+        calls: list[dict[str, Any]] = [{}, {"local_window_attn": True, "local_window_radius": 1}]
+        found = [theirs(feature, flow, **call) for call in calls]
+        ours = [_propagate(theirs, feature, flow, radius) for radius in (None, 1)]
+        return torch.cat(found), torch.cat(ours)
+
+    _try(f"{name} ({kind.__module__}.{kind.__qualname__})", trial)
+
+    def forward(
+        self: Any,
+        feature0: Tensor,
+        flow: Tensor,
+        local_window_attn: bool = False,
+        local_window_radius: int = 1,
+        **_: Any,
+    ) -> Tensor:
+        return _propagate(self, feature0, flow, local_window_radius if local_window_attn else None)
+
+    made = Replacement(name, kind.__qualname__, "fullfield's attention in linear memory")
+    return Change(part, {"forward": forward}, [made])

@@ -1,0 +1,86 @@
+"""Attention by PyTorch's fused kernels on NVIDIA GPUs: linear memory, the matrix is never there.
+
+They want widths that are multiples of 16 bytes, and in half precision values as wide as the features. In half precision the
+result is rounded too, which for coordinates in the hundreds would be a tenth of a cell: so there the width that must be
+filled anyway holds the distances to many fixed centres, and each pixel takes the one that is near it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+HALVES = (torch.float16, torch.bfloat16)
+_CLOSE = 16  # cells between centres, where there is room for so many
+_WIDEST = 256
+
+
+def serves(query: Tensor) -> bool:
+    """Whether the fused kernels do."""
+    return (
+        query.device.type == "cuda"
+        and torch.version.hip is None
+        and query.dtype in (torch.float32, *HALVES)
+        and query.shape[-1] <= _WIDEST
+        and query.numel() > 0
+    )
+
+
+def _padded(rows: Tensor, width: int) -> Tensor:
+    return rows if rows.shape[-1] == width else functional.pad(rows, (0, width - rows.shape[-1]))
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """[B, N, V] of [B, N, C], [B, M, C], [B, M, V], in the features' dtype."""
+    width, half = value.shape[-1], query.dtype in HALVES
+    step = 8 if half else 4
+    inner = -(-query.shape[-1] // step) * step
+    outer = -(-width // step) * step
+    if half:
+        inner = outer = max(inner, outer)
+    parts = _padded(query, inner), _padded(key, inner), _padded(value.to(query.dtype), outer)
+    with torch.autocast("cuda", enabled=False):
+        four = (part.unsqueeze(1) for part in parts)
+        found = functional.scaled_dot_product_attention(*four, scale=scale).squeeze(1)
+    return found[..., :width]
+
+
+def expected_positions(query: Tensor, key: Tensor, size: tuple[int, int], scale: float) -> Tensor:
+    """[B, N, 2] float32: the mean (x, y) of a map of ``size`` under each row's softmax."""
+    height, width = size
+    half = query.dtype in HALVES
+    step = max(height, width, 1)
+    if half:
+        room = max(-(-query.shape[-1] // 8) * 8, 8)
+        step = _CLOSE
+        while -(-height // step) + -(-width // step) > room:
+            step *= 2
+    centres = [_centres(n, step, query.device) for n in (width, height)]
+    values = [
+        torch.arange(n, device=query.device, dtype=torch.float32)[:, None] - centre
+        for n, centre in zip((width, height), centres, strict=True)
+    ]
+    columns = torch.cat(
+        (
+            values[0].expand(height, width, len(centres[0])),
+            values[1][:, None].expand(height, width, len(centres[1])),
+        ),
+        -1,
+    )
+    spread = columns.reshape(1, height * width, -1).expand(query.shape[0], -1, -1)
+    found = attend(query, key, spread, scale).float().split([len(c) for c in centres], -1)
+    return torch.cat([_nearest(part, centre) for part, centre in zip(found, centres, strict=True)], -1)
+
+
+def _centres(length: int, step: int, device: torch.device) -> Tensor:
+    count = max(-(-length // step), 1)
+    return torch.arange(count, device=device, dtype=torch.float32) * step + (min(step, length) - 1) / 2
+
+
+def _nearest(distances: Tensor, centres: Tensor) -> Tensor:
+    """[..., 1] position from [..., K] distances to the centres: the one that is nearest is the most exact."""
+    if len(centres) == 1:
+        return distances + centres
+    chosen = distances.detach().abs().argmin(-1, keepdim=True)
+    return distances.gather(-1, chosen) + centres[chosen]

@@ -1,0 +1,173 @@
+"""The spatial correlation on the CPU: compiled kernels, linear memory, all cores (``torch.set_num_threads``).
+
+Products and sums are float32. Where displacements are further apart than a pixel, the maps fall apart into lattices on
+which the window is dense (README.md); each is brought into rows with zeros around them. Results do not depend on the
+number of threads.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fullfield._kernels.numba_cache import why_not
+from fullfield._kernels.threads import run_parts
+from fullfield.ops.spatial_correlation.protocol import FEATURES, Pair, Request, Window
+
+_LANES = 16
+
+
+def missing() -> str | None:
+    """What would have to be installed."""
+    return why_not()
+
+
+def supports(request: Request) -> str | None:
+    """None where the kernels serve the request, else the reason that they do not."""
+    if request.device.type != "cpu":
+        return f"runs on the CPU, the maps are on {request.device}"
+    if request.dtype not in FEATURES:
+        return f"needs float32, float16 or bfloat16 features, got {request.dtype}"
+    if not request.window.is_aligned:
+        return f"needs a stride that divides dilation_patch, got {request.window.stride}"
+    return missing()
+
+
+_compiling = threading.Lock()
+
+
+@lru_cache(maxsize=1)
+def _compiled() -> dict[str, Any]:
+    from fullfield._kernels.numba_cache import compile_all
+    from fullfield.ops.spatial_correlation import _cpu_kernels as kernels
+
+    compile_all(kernels.ENTRY_POINTS, kernels.CACHE, "spatial correlation kernels")
+    return {name: function for name, (function, _) in kernels.ENTRY_POINTS.items()}
+
+
+def _kernel(name: str) -> Any:
+    with _compiling:
+        return _compiled()[name]
+
+
+class _Lattice(NamedTuple):
+    """Along one axis: outputs ``first::classes``, and where they read."""
+
+    first: int
+    classes: int
+    count: int
+    one: int
+    """The pixel of fmap1 that the first output reads."""
+    two: int
+    """The first pixel of its window."""
+    step: int
+
+
+def _lattices(window: Window, out_size: Pair) -> Iterator[tuple[_Lattice, _Lattice]]:
+    axes = []
+    for axis in range(2):
+        step, stride = window.dilation_patch[axis], window.stride[axis]
+        classes, found = step // stride, []
+        for first in range(min(classes, out_size[axis])):
+            count = -(-(out_size[axis] - first) // classes)
+            one = stride * first - window.padding[axis]
+            found.append(_Lattice(first, classes, count, one, one - window.radius[axis], step))
+        axes.append(found)
+    yield from product(*axes)
+
+
+def _inside(start: int, step: int, count: int, size: int) -> tuple[slice, slice]:
+    """Of ``count`` places from ``start`` on: those in a map of this size, among the places and in the map."""
+    low = min(max(-(start // step), 0), count)
+    high = max(min(-(-(size - start) // step), count), low)
+    begin = start + low * step
+    return slice(low, high), slice(begin, max(begin + (high - low - 1) * step + 1, begin), step)
+
+
+def _rows(fmap: Tensor, y: tuple[int, int, int], x: tuple[int, int, int], channels: int, pitch: int) -> Tensor:
+    """Flat [B·rows][channels][pitch] of the pixels ``(start, step, count)``, zeros where there are none."""
+    out = torch.zeros(fmap.shape[0], y[2], channels, pitch, dtype=torch.float32)
+    (to_y, from_y), (to_x, from_x) = _inside(*y, fmap.shape[2]), _inside(*x, fmap.shape[3])
+    if to_y.stop > to_y.start and to_x.stop > to_x.start:
+        out[:, to_y, : fmap.shape[1], to_x] = fmap.detach()[:, :, from_y, from_x].transpose(1, 2)
+    return out.view(-1)
+
+
+def _pitch(columns: int) -> int:
+    return -(-columns // (2 * _LANES)) * 2 * _LANES
+
+
+def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
+    """[B, PH, PW, OH, OW] of the maps' dtype."""
+    batch, channels, height, width = fmap1.shape
+    out_size, (rows, columns) = window.out_size((height, width)), window.patch
+    out = torch.empty(batch, rows, columns, *out_size, dtype=torch.float32)
+    if not out.numel():
+        return out.to(fmap1.dtype)
+    kernel = _kernel("forward_rows")
+    for y, x in _lattices(window, out_size):
+        pitch1 = _pitch(x.count)
+        pitch2 = pitch1 + -(-columns // 16) * 16
+        one = _rows(fmap1, (y.one, y.step, y.count), (x.one, x.step, x.count), channels, pitch1)
+        more = (y.count + rows - 1, x.count + columns - 1)
+        two = _rows(fmap2, (y.two, y.step, more[0]), (x.two, x.step, more[1]), channels, pitch2)
+        one, two = _with_tail(one), _with_tail(two)
+        arrays = (one.numpy(), two.numpy(), channels, pitch1, pitch2)
+        result = out[:, :, :, y.first :: y.classes, x.first :: x.classes].numpy()
+
+        def task(first: int, last: int, arrays: Any = arrays, result: Any = result) -> None:
+            kernel(*arrays, result, first, last)
+
+        run_parts(batch * y.count, 1, torch.get_num_threads(), task)
+    return out.to(fmap1.dtype)
+
+
+def _with_tail(rows: Tensor) -> Tensor:
+    """Behind the last row, where its last product may read."""
+    return torch.nn.functional.pad(rows, (0, 4 * _LANES))
+
+
+def backward(fmap1: Tensor, fmap2: Tensor, grad: Tensor, window: Window, wanted: tuple[bool, bool]) -> list[Tensor]:
+    """Gradients of the wanted maps, in order."""
+    grad = grad.float()
+    found = []
+    for second, want in zip((False, True), wanted, strict=True):
+        if want:
+            found.append(_gradient(fmap1 if second else fmap2, grad, window, second).to(fmap1.dtype))
+    return found
+
+
+def _gradient(features: Tensor, grad: Tensor, window: Window, second: bool) -> Tensor:
+    """Of fmap2 if ``second``, else of fmap1; ``features``: the other."""
+    out = torch.zeros(features.shape, dtype=torch.float32)
+    if not grad.numel() or not out.numel():
+        return out
+    (batch, channels, height, width), (rows, columns) = features.shape, window.patch
+    kernel, padded = _kernel("backward_rows"), -(-channels // 4) * 4
+    for y, x in _lattices(window, (grad.shape[3], grad.shape[4])):
+        high, wide = y.count + (rows - 1) * second, x.count + (columns - 1) * second
+        start_y = y.one - (rows - 1) * y.step if second else y.two
+        start_x = x.one - (columns - 1) * x.step if second else x.two
+        pitch = _pitch(wide)
+        pitch_in = pitch + -(-columns // 16) * 16
+        sizes = (y.step, high + rows - 1), (x.step, wide + columns - 1)
+        given = _with_tail(_rows(features, (start_y, *sizes[0]), (start_x, *sizes[1]), padded, pitch_in))
+        made = torch.empty(batch, high, padded, pitch, dtype=torch.float32)
+        part = grad.detach()[:, :, :, y.first :: y.classes, x.first :: x.classes].numpy()
+        before = (given.numpy(), padded, pitch_in, part, second, wide, made.view(-1).numpy(), pitch)
+
+        def task(first: int, last: int, before: Any = before) -> None:
+            kernel(*before, first, last)
+
+        run_parts(batch * high, 1, torch.get_num_threads(), task)
+        from_y, to_y = _inside(y.two if second else y.one, y.step, high, height)
+        from_x, to_x = _inside(x.two if second else x.one, x.step, wide, width)
+        if from_y.stop > from_y.start and from_x.stop > from_x.start:
+            out[:, :, to_y, to_x] = made[:, from_y, :channels, from_x].transpose(1, 2)
+    return out

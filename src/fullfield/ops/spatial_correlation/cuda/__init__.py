@@ -1,0 +1,216 @@
+"""The spatial correlation on NVIDIA GPUs, by kernels compiled on the user's machine. Never waits for the device."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fullfield._kernels.nvrtc import Libraries, Source
+from fullfield.ops import launching
+from fullfield.ops.launching import structure
+from fullfield.ops.spatial_correlation.protocol import FEATURES, Request, Window
+
+LIBRARIES = Libraries("spatial correlation kernels")
+_HERE = Path(__file__).parent
+_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+# As common.cuh has them: rows and columns of a tile, columns of a thread.
+_TILE, _XR, _PITCH = (4, 32), 8, 36
+_XG = _TILE[1] // _XR
+_CHANNELS = 8  # of a chunk of the forward kernel
+_MOST_THREADS = 384
+# Blocks that fill a large GPU twice; below it, rows of displacements are spread over more blocks.
+_WANTED = 264
+# Channels of a block of the backward kernel, of a thread; the second where there are few blocks.
+SPREADS = ((32, 4), (16, 2))
+
+_ptr, _i32 = ctypes.c_void_p, ctypes.c_int
+_Axis: Any = structure("Axis", *((name, _i32) for name in (
+    "step", "classes", "stride", "padding", "radius", "patch", "in_size", "out_size", "tiles",
+)))  # fmt: skip
+_Forward: Any = structure(
+    "ForwardParams", ("fmap1", _ptr), ("fmap2", _ptr), ("out", _ptr),
+    ("channels", _i32), ("row_blocks", _i32), ("column_blocks", _i32), ("y", _Axis), ("x", _Axis),
+)  # fmt: skip
+_Backward: Any = structure(
+    "BackwardParams", ("features", _ptr), ("grad", _ptr), ("out", _ptr),
+    ("channels", _i32), ("channel_blocks", _i32), ("column_blocks", _i32), ("second", _i32), ("y", _Axis), ("x", _Axis),
+)  # fmt: skip
+
+
+def missing() -> str | None:
+    """What would have to be installed."""
+    if not torch.cuda.is_available():
+        return None
+    from fullfield._kernels import nvrtc
+
+    return nvrtc.why_not()
+
+
+def supports(request: Request) -> str | None:
+    """None where the kernels serve the request, else the reason that they do not."""
+    if request.dtype not in FEATURES:
+        return f"needs float32, float16 or bfloat16 features, got {request.dtype}"
+    if not request.window.is_aligned:
+        return f"needs a stride that divides dilation_patch, got {request.window.stride}"
+    if max(request.size) >= 1 << 24 or max(request.window.patch) >= 1 << 12:
+        return f"needs maps below 2**24 and patches below 4096, got {request.size}, {request.window.patch}"
+    return launching.why_not(request.device)
+
+
+class Columns(NamedTuple):
+    """How the displacements of a row are divided."""
+
+    group: int
+    groups: int
+    blocks: int
+
+
+def columns_of(patch: int) -> Columns:
+    """``group`` a thread, ``groups`` a block."""
+    if patch <= 10:
+        return Columns(patch, 1, 1)
+    groups = min(-(-patch // 8), 4)
+    return Columns(8, groups, -(-patch // (8 * groups)))
+
+
+def _read(columns: Columns) -> int:
+    """Floats of a row of features in shared memory, as RW of common.cuh."""
+    span = (_XR + columns.group - 1 + 3) // 4 * 4
+    read = (_XG - 1) * _XR + (columns.groups - 1) * columns.group + span
+    return read // 8 * 8 + (12 if read % 8 > 4 else 4)
+
+
+def _flags(dtype: torch.dtype, wide: bool, columns: Columns) -> tuple[str, ...]:
+    named = {"IN": _TYPES[dtype], "VEC": 4 if wide else 1, "JG": columns.group, "JN": columns.groups}
+    return tuple(f"-D{name}={value}" for name, value in named.items())
+
+
+def _text(name: str) -> str:
+    return launching.read_source(launching.HALVES, launching.VALUES, _HERE / "common.cuh", _HERE / name)
+
+
+@functools.cache
+def forward_source(dtype: torch.dtype, wide: bool, columns: Columns, rows: int) -> Source:
+    """``rows`` of displacements a block."""
+    flags = (*_flags(dtype, wide, columns), f"-DPI={rows}", f"-DCC={_CHANNELS}")
+    flags += (f"-DTHREADS={forward_threads(columns, rows)}",)
+    return Source(_text("forward.cu"), flags)
+
+
+@functools.cache
+def backward_source(dtype: torch.dtype, wide: bool, columns: Columns, spread: tuple[int, int]) -> Source:
+    """``spread``: channels of a block, of a thread."""
+    flags = (*_flags(dtype, wide, columns), f"-DCB={spread[0]}", f"-DCR={spread[1]}")
+    flags += (f"-DTHREADS={backward_threads(spread)}",)
+    return Source(_text("backward.cu"), flags)
+
+
+def forward_threads(columns: Columns, rows: int) -> int:
+    """Of a block."""
+    return -(-_XG * rows * columns.groups * _TILE[0] // 32) * 32
+
+
+def forward_shared(columns: Columns, rows: int) -> int:
+    """Bytes of a block."""
+    chunk = _CHANNELS * ((_TILE[0] + rows - 1) * _read(columns) + _TILE[0] * _TILE[1])
+    stage = forward_threads(columns, rows) // 32 * (32 // _XG * _PITCH)
+    return 4 * max(2 * chunk, stage)
+
+
+def backward_shared(columns: Columns, spread: tuple[int, int]) -> int:
+    """Bytes of a block."""
+    weights = columns.groups * columns.group * _TILE[0] * _PITCH
+    ring = spread[0] * (_TILE[0] + 1) * _read(columns)
+    return 4 * max(2 * weights + ring, backward_threads(spread) // 32 * (32 // _XG * _PITCH))
+
+
+def backward_threads(spread: tuple[int, int]) -> int:
+    """Of a block."""
+    return _XG * _TILE[0] * spread[0] // spread[1]
+
+
+def rows_of(patch: int, columns: Columns, others: int) -> int:
+    """Rows of displacements of a block, where the other dimensions make so many blocks."""
+    parts = -(-patch // max(_MOST_THREADS // (_XG * columns.groups * _TILE[0]), 1))
+    if parts * others < _WANTED:
+        parts = min(3 * parts, patch)
+    return -(-patch // parts)
+
+
+def _axes(p: Any, window: Window, size: tuple[int, int], out: tuple[int, int], second: bool = False) -> int:
+    """Fills in both axes; the number of tiles of all classes."""
+    total = 1
+    for index, axis in enumerate((p.y, p.x)):
+        axis.step, axis.stride = window.dilation_patch[index], window.stride[index]
+        axis.classes = axis.step // axis.stride
+        axis.padding, axis.radius = window.padding[index], window.radius[index]
+        axis.patch, axis.in_size, axis.out_size = window.patch[index], size[index], out[index]
+        longest = -(-size[index] // axis.step) if second else -(-out[index] // axis.classes)
+        axis.tiles = -(-longest // _TILE[index])
+        total *= axis.tiles * axis.classes
+    return total
+
+
+def _is_wide(window: Window, width: int, starts: tuple[int, ...], *tensors: Tensor) -> bool:
+    """Whether four features in a row can be read at once."""
+    if window.dilation_patch[1] != 1 or width % 4 or any(start % 4 for start in starts):
+        return False
+    return not any(tensor.data_ptr() % (4 * tensor.itemsize) for tensor in tensors)
+
+
+def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
+    """[B, PH, PW, OH, OW] of contiguous maps."""
+    batch, channels, height, width = fmap1.shape
+    out_size = window.out_size((height, width))
+    out = fmap1.new_empty((batch, *window.patch, *out_size))
+    if not out.numel() or not channels:
+        return out.zero_()
+    p = _Forward()
+    p.fmap1, p.fmap2, p.out, p.channels = fmap1.data_ptr(), fmap2.data_ptr(), out.data_ptr(), channels
+    columns = columns_of(window.patch[1])
+    others = _axes(p, window, (height, width), out_size) * batch * columns.blocks
+    rows = rows_of(window.patch[0], columns, others)
+    p.row_blocks, p.column_blocks = -(-window.patch[0] // rows), columns.blocks
+    wide = _is_wide(window, width, (window.padding[1], window.radius[1]), fmap1, fmap2)
+    kernels = launching.kernels(LIBRARIES, forward_source(fmap1.dtype, wide, columns, rows), fmap1.get_device())
+    threads, shared = forward_threads(columns, rows), forward_shared(columns, rows)
+    kernels.launch("spatial_forward", others * p.row_blocks, threads, p, shared)
+    return out
+
+
+def backward(fmap1: Tensor, fmap2: Tensor, grad: Tensor, window: Window, wanted: tuple[bool, bool]) -> list[Tensor]:
+    """Gradients of the wanted maps, in order; all contiguous."""
+    return [
+        _gradient(fmap1 if second else fmap2, grad, window, second)
+        for second, want in zip((False, True), wanted, strict=True)
+        if want
+    ]
+
+
+def _gradient(features: Tensor, grad: Tensor, window: Window, second: bool) -> Tensor:
+    """Of fmap2 if ``second``, else of fmap1; ``features``: the other."""
+    batch, channels, height, width = features.shape
+    whole = window.stride == (1, 1)  # else there are pixels that nothing was compared with
+    out = torch.empty_like(features) if whole and grad.numel() else torch.zeros_like(features)
+    if not grad.numel() or not channels:
+        return out
+    p = _Backward()
+    p.features, p.grad, p.out = features.data_ptr(), grad.data_ptr(), out.data_ptr()
+    p.channels, p.second = channels, second
+    columns = columns_of(window.patch[1])
+    tiles = _axes(p, window, (height, width), window.out_size((height, width)), second) * batch
+    large = tiles * -(-channels // SPREADS[0][0]) >= _WANTED
+    spread = SPREADS[0] if large else SPREADS[1]
+    p.channel_blocks, p.column_blocks = -(-channels // spread[0]), columns.blocks
+    radius = window.radius[1]
+    start = radius - (window.patch[1] - 1) if second else window.padding[1] + radius
+    wide = _is_wide(window, width, (start,), features)
+    kernels = launching.kernels(LIBRARIES, backward_source(features.dtype, wide, columns, spread), features.get_device())
+    threads, shared = backward_threads(spread), backward_shared(columns, spread)
+    kernels.launch("spatial_backward", tiles * p.channel_blocks, threads, p, shared)
+    return out

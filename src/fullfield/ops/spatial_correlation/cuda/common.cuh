@@ -1,0 +1,86 @@
+// What the forward and the backward kernel share: the lattices they walk, loads, and stores of whole rows.
+// Built behind halves.cuh and values.cuh. No system headers (NVRTC).
+//
+// Where the step between displacements is d and the stride s divides it, the problem falls apart into (d / s)² classes: the
+// outputs (q + a·d/s) read fmap1 at s·q − padding + a·d and fmap2 at the same place minus the radius plus i·d. Each class
+// is a dense window on a lattice of every d-th pixel, and the same code serves it.
+//
+// Macros set by the launcher:
+//   IN    0 float32, 1 float16, 2 bfloat16
+//   VEC   4: four neighbouring features a load: steps of 1, every row and tile begins at a multiple of four; else 1
+//   JG    displacements of a row that a thread keeps
+//   JN    such groups side by side in a block
+
+#define ALL 0xffffffffu
+#define NOWHERE (-(1LL << 62))
+#define TH 4              // rows and columns of a tile
+#define TW 32
+#define XR 8              // columns of a thread
+#define XG (TW / XR)
+#define PITCH (TW + 4)
+#define SPAN ((XR + JG - 1 + 3) / 4 * 4)                  // features of a row that a thread reads
+#define READ ((XG - 1) * XR + (JN - 1) * JG + SPAN)       // and a block
+#define RW (READ / 8 * 8 + (READ % 8 > 4 ? 12 : 4))       // ≡ 4 (mod 8): neighbouring rows lie in other banks
+
+struct Axis {
+    int step, classes, stride, padding, radius, patch, in, out, tiles;
+};
+
+// A block's place along one axis.
+struct Place {
+    int at, cls;
+};
+static __device__ __forceinline__ Place place_of(u32 &number, const Axis &axis) {
+    Place found;
+    found.at = number % axis.tiles;
+    number /= axis.tiles;
+    found.cls = number % axis.classes;
+    number /= axis.classes;
+    return found;
+}
+
+// VEC features from memory to as many floats in shared memory, or zeros. float32 comes asynchronously.
+static __device__ __forceinline__ void fetch(float *to, const Value *from, bool inside, const Value *anywhere) {
+#if IN == 0
+    const u32 at = (u32)__cvta_generic_to_shared(to), bytes = inside ? 4 * VEC : 0;
+    from = inside ? from : anywhere;
+#if VEC == 4
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(bytes));
+#else
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(from), "r"(bytes));
+#endif
+#elif VEC == 4
+    uint2 v = make_uint2(0, 0);
+    if (inside) v = *(const uint2 *)from;
+    *(float4 *)to = make_float4(widened((u16)v.x), widened((u16)(v.x >> 16)), widened((u16)v.y), widened((u16)(v.y >> 16)));
+#else
+    *to = inside ? widened(*from) : 0.f;
+#endif
+}
+static __device__ __forceinline__ void arrived() {
+#if IN == 0
+    asm volatile("cp.async.wait_all;");
+#endif
+    __syncthreads();
+}
+
+static __device__ __forceinline__ void read4(float *to, const float *from) {
+    const float4 v = *(const float4 *)from;
+    to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;
+}
+
+// A warp holds eight rows of TW values, XR a lane: written through shared memory, a row at a time. ``at``: where the lane's
+// row begins, or NOWHERE; ``step``: between its columns; ``left``, ``right``: the columns that exist.
+static __device__ __forceinline__ void store_rows(float *stage, const float *v, Value *to, i64 at, int step, int left, int right) {
+    const int lane = threadIdx.x % 32;
+    float *mine = stage + lane / XG * PITCH + lane % XG * XR;
+#pragma unroll
+    for (int x = 0; x < XR; x += 4) *(float4 *)(mine + x) = make_float4(v[x], v[x + 1], v[x + 2], v[x + 3]);
+    __syncwarp();
+#pragma unroll
+    for (int row = 0; row < 32 / XG; row++) {
+        const i64 begin = __shfl_sync(ALL, at, row * XG);
+        if (begin != NOWHERE && lane >= left && lane < right) to[begin + (i64)lane * step] = rounded(stage[row * PITCH + lane]);
+    }
+    __syncwarp();
+}

@@ -1,0 +1,123 @@
+"""The registered operator, for traced code, and the shorter way of eager code; both with the same backends behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from fullfield.ops.launching import is_plain
+from fullfield.ops.spatial_correlation import dispatch
+from fullfield.ops.spatial_correlation.protocol import Window
+from fullfield.ops.spatial_correlation.reference import compared
+
+_LIBRARY: Any = torch.library.Library("fullfield", "FRAGMENT")  # type: ignore[no-untyped-call]
+# window: patch, dilation_patch, stride, padding; height before width.
+_LIBRARY.define("spatial_correlation(Tensor fmap1, Tensor fmap2, int[] window, str? backend) -> Tensor")
+_LIBRARY.define(
+    "spatial_correlation_backward(Tensor fmap1, Tensor fmap2, Tensor grad, int[] window, str? backend, bool[] wanted) "
+    "-> Tensor[]"
+)
+
+
+def _window(numbers: Sequence[int]) -> Window:
+    pairs = [(int(a), int(b)) for a, b in zip(numbers[::2], numbers[1::2], strict=True)]
+    return Window(*pairs)
+
+
+def _numbers(window: Window) -> list[int]:
+    return [*window.patch, *window.dilation_patch, *window.stride, *window.padding]
+
+
+def _forward(fmap1: Tensor, fmap2: Tensor, window: list[int], backend: str | None) -> Tensor:
+    found = _window(window)
+    return dispatch.choose(found, fmap1, backend).forward(fmap1.contiguous(), fmap2.contiguous(), found)
+
+
+def _forward_fake(fmap1: Tensor, fmap2: Tensor, window: list[int], backend: str | None) -> Tensor:  # noqa: ARG001
+    found = _window(window)
+    return fmap1.new_empty((fmap1.shape[0], *found.patch, *found.out_size((fmap1.shape[2], fmap1.shape[3]))))
+
+
+def _backward(
+    fmap1: Tensor, fmap2: Tensor, grad: Tensor, window: list[int], backend: str | None, wanted: list[bool]
+) -> list[Tensor]:
+    found = _window(window)
+    maps = (fmap1.contiguous(), fmap2.contiguous(), grad.contiguous())
+    return dispatch.choose(found, fmap1, backend).backward(*maps, found, (wanted[0], wanted[1]))
+
+
+def _backward_fake(
+    fmap1: Tensor,
+    fmap2: Tensor,
+    grad: Tensor,  # noqa: ARG001
+    window: list[int],  # noqa: ARG001
+    backend: str | None,  # noqa: ARG001
+    wanted: list[bool],
+) -> list[Tensor]:
+    return [m.new_empty(m.shape) for m, want in zip((fmap1, fmap2), wanted, strict=True) if want]
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
+    fmap1, fmap2, ctx.window, ctx.backend = inputs
+    ctx.save_for_backward(fmap1, fmap2)
+
+
+def _autograd(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    fmap1, fmap2 = ctx.saved_tensors
+    wanted = [bool(want) for want in ctx.needs_input_grad[:2]]
+    backward = torch.ops.fullfield.spatial_correlation_backward
+    found = iter(backward(fmap1, fmap2, grad, ctx.window, ctx.backend, wanted))
+    return *(next(found) if want else None for want in wanted), None, None
+
+
+for _name, _real, _fake in (
+    ("spatial_correlation", _forward, _forward_fake),
+    ("spatial_correlation_backward", _backward, _backward_fake),
+):
+    _LIBRARY.impl(_name, _real, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"fullfield::{_name}", _fake, lib=_LIBRARY)
+torch.library.register_autograd("fullfield::spatial_correlation", _autograd, setup_context=_setup, lib=_LIBRARY)
+
+
+class _Compared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, fmap1: Tensor, fmap2: Tensor, window: Window, module: dispatch.Module) -> Tensor:
+        ctx.window, ctx.module = window, module
+        ctx.save_for_backward(fmap1, fmap2)
+        return module.forward(fmap1, fmap2, window)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        fmap1, fmap2 = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:2]
+        if torch.is_grad_enabled():  # for gradients of the gradient
+            kept = [m for m, want in zip((fmap1, fmap2), wanted, strict=True) if want]
+            found = torch.autograd.grad(compared(fmap1, fmap2, ctx.window), kept, grad, create_graph=True)
+        else:
+            found = ctx.module.backward(fmap1, fmap2, grad.contiguous(), ctx.window, wanted)
+        left = iter(found)
+        return *(next(left) if want else None for want in wanted), None, None
+
+
+# ``_Compared.apply`` without what it does for functorch's transforms and for ``setup_context``.
+_apply: Any = super(torch.autograd.Function, _Compared).apply
+
+
+def run(fmap1: Tensor, fmap2: Tensor, window: Window, backend: str | None) -> Tensor:
+    """Arguments checked."""
+    if not is_plain(fmap1, fmap2):
+        compiling = torch.compiler.is_compiling()
+        if not compiling and (torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0):
+            return compared(fmap1, fmap2, window)
+        found: Tensor = torch.ops.fullfield.spatial_correlation(fmap1, fmap2, _numbers(window), backend)
+        return found
+    module = dispatch.choose(window, fmap1, backend)
+    fmap1, fmap2 = fmap1.contiguous(), fmap2.contiguous()
+    if torch.is_grad_enabled() and (fmap1.requires_grad or fmap2.requires_grad):
+        out: Tensor = _apply(fmap1, fmap2, window, module)
+        return out
+    return module.forward(fmap1, fmap2, window)

@@ -1,0 +1,53 @@
+"""The spatial correlation in PyTorch: any device, dtype, window and transform; defines the truth."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fullfield.ops.spatial_correlation.protocol import Request, Window
+
+
+def missing() -> str | None:
+    """Nothing."""
+    return None
+
+
+def supports(request: Request) -> str | None:  # noqa: ARG001 - the others' signature
+    """Every request."""
+    return None
+
+
+def compared(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
+    """As :func:`fullfield.ops.spatial_correlation.spatial_correlation`, arguments checked; one displacement at a time."""
+    exact = torch.float64 if fmap1.dtype == torch.float64 else torch.float32
+    (height, width), (ph, pw) = window.out_size((fmap1.shape[2], fmap1.shape[3])), window.padding
+    (sy, sx), (dy, dx), (ry, rx) = window.stride, window.dilation_patch, window.radius
+    (rows, columns) = window.patch
+    if height == 0 or width == 0:
+        return (fmap1.sum() + fmap2.sum()) * fmap1.new_zeros((fmap1.shape[0], rows, columns, height, width))
+    one = functional.pad(fmap1.to(exact), (pw, pw, ph, ph))[:, :, ::sy, ::sx]
+    behind = (dy * (rows - 1) - ry, dx * (columns - 1) - rx)
+    two = functional.pad(fmap2.to(exact), (pw + rx, pw + behind[1], ph + ry, ph + behind[0]))
+    last_y, last_x = sy * (height - 1) + 1, sx * (width - 1) + 1
+    planes = [
+        (one * two[:, :, i * dy : i * dy + last_y : sy, j * dx : j * dx + last_x : sx]).sum(1)
+        for i in range(rows)
+        for j in range(columns)
+    ]
+    return torch.stack(planes, 1).unflatten(1, (rows, columns)).to(fmap1.dtype)
+
+
+def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
+    """[B, PH, PW, OH, OW]."""
+    return compared(fmap1, fmap2, window)
+
+
+def backward(fmap1: Tensor, fmap2: Tensor, grad: Tensor, window: Window, wanted: tuple[bool, bool]) -> list[Tensor]:
+    """Gradients of the wanted maps, in order."""
+    with torch.enable_grad():
+        maps = [fmap1.detach(), fmap2.detach()]
+        kept = [m.requires_grad_() for m, want in zip(maps, wanted, strict=True) if want]
+        found = torch.autograd.grad(compared(maps[0], maps[1], window), kept, grad)
+    return list(found)

@@ -1,0 +1,88 @@
+"""The kernels of the spatial correlation, run on the CPU by ``emulator``, against float64; and what they compile to."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import emulator
+import pytest
+import torch
+from emulator import Emulator
+from test_nvrtc import ARCHS, SHARED, needs_nvrtc, resources
+
+from fullfield.ops import launching
+from fullfield.ops.spatial_correlation import cuda, reference
+from fullfield.ops.spatial_correlation.protocol import Window
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "ops" / "spatial_correlation"))
+from windows_cases import CASES, allowed, draw, farthest
+
+emulated = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def machine() -> Emulator:
+    return Emulator(163 << 10)
+
+
+@pytest.fixture
+def _emulated(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The kernels for tensors of the CPU, in memory that is poisoned and watched."""
+    monkeypatch.setattr(cuda, "LIBRARIES", machine)
+    monkeypatch.setattr(launching, "arch_of", lambda _: "sm_80")
+    monkeypatch.setattr(launching, "raw_stream", lambda _: 0)
+    with machine.used():
+        yield
+
+
+@emulated
+@pytest.mark.usefixtures("_emulated")
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_the_kernels_are_the_reference(number: int, machine: Emulator) -> None:
+    shape, window = CASES[number]
+    dtype = DTYPES[number % 3]
+    tensors = draw(shape, window, dtype)
+    machine.schedule = 3 * (number % 2)
+    found = [cuda.forward(*tensors[:2], window), *cuda.backward(*tensors, window, (True, True))]
+    exact = [t.double() for t in tensors]
+    truth = [reference.compared(*exact[:2], window), *reference.backward(*exact, window, (True, True))]
+    for one, right in zip(found, truth, strict=True):
+        assert one.dtype == dtype
+        assert farthest(one, right) <= allowed(dtype)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ARCHS)
+def test_resources(arch: str) -> None:
+    for dtype, patch in ((torch.float32, 9), (torch.bfloat16, 21)):
+        columns = cuda.columns_of(patch)
+        rows = cuda.rows_of(patch, columns, 1000)
+        registers, spilled = resources(cuda.forward_source(dtype, True, columns, rows), arch)["spatial_forward"]
+        assert registers * cuda.forward_threads(columns, rows) <= 65536
+        assert spilled <= 64
+        assert cuda.forward_shared(columns, rows) <= SHARED[arch]
+        for spread in cuda.SPREADS:
+            registers, spilled = resources(cuda.backward_source(dtype, True, columns, spread), arch)["spatial_backward"]
+            assert registers <= 168
+            assert spilled <= 64
+            assert cuda.backward_shared(columns, spread) <= SHARED[arch]
+
+
+def test_every_patch_fits_into_a_block() -> None:
+    for patch in (1, 2, 10, 11, 32, 33, 100):
+        columns = cuda.columns_of(patch)
+        assert columns.group * columns.groups * columns.blocks >= patch
+        for others in (1, 10_000):
+            rows = cuda.rows_of(patch, columns, others)
+            assert 1 <= rows <= patch
+            assert cuda.forward_threads(columns, rows) <= 512
+            assert cuda.forward_shared(columns, rows) <= SHARED["sm_86"]
+            assert max(cuda.backward_shared(columns, spread) for spread in cuda.SPREADS) <= SHARED["sm_86"]
+
+
+def test_windows_of_odd_kinds_are_refused_or_dense() -> None:
+    assert Window((3, 3), (4, 4), (2, 1)).is_aligned
+    assert not Window((3, 3), (4, 3), (2, 2)).is_aligned

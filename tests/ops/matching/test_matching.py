@@ -1,0 +1,141 @@
+"""Matching by softmax: against the whole matrix in float64, on the CPU and a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fullfield import InputError
+from fullfield.ops.matching import chunks, fused, global_attention, global_matching, local_attention, local_matching
+
+GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
+
+
+def maps(*size: int, dtype: torch.dtype = torch.float32, device: str = "cpu", sharp: float = 2.0) -> list[Tensor]:
+    """Two maps of which the second is the first, mixed up and with noise; and two channels of values."""
+    generator = torch.Generator().manual_seed(sum(size))
+    one = torch.randn(size, generator=generator) * sharp
+    order = torch.randperm(size[2] * size[3], generator=generator)
+    two = one.flatten(2)[:, :, order].view(size) + 0.3 * torch.randn(size, generator=generator)
+    values = 20 * torch.randn(size[0], 2, *size[2:], generator=generator)
+    return [one.to(device, dtype), two.to(device, dtype), values.to(device, dtype)]
+
+
+def grid(like: Tensor) -> Tensor:
+    y, x = torch.meshgrid(*(torch.arange(n, device=like.device).double() for n in like.shape[2:]), indexing="ij")
+    return torch.stack((x, y))[None].expand(like.shape[0], -1, -1, -1)
+
+
+def dense(one: Tensor, two: Tensor, values: Tensor) -> Tensor:
+    """With the whole matrix, in float64."""
+    scores = one.double().flatten(2).transpose(1, 2) @ two.double().flatten(2) / one.shape[1] ** 0.5
+    return (values.double().flatten(2) @ scores.softmax(-1).transpose(1, 2)).unflatten(2, one.shape[2:])
+
+
+def graded(call: Any, *leaves: Tensor) -> list[Tensor]:
+    kept = [leaf.detach().clone().requires_grad_() for leaf in leaves]
+    out = call(*kept)
+    weights = torch.linspace(-1, 1, out.numel(), device=out.device, dtype=out.dtype).view_as(out)
+    return [out.detach(), *torch.autograd.grad((out * weights).sum(), kept)]
+
+
+def off(found: Tensor, truth: Tensor) -> float:
+    assert found.shape == truth.shape
+    return float((found.double() - truth.double()).abs().max() / truth.abs().max().clamp(min=1e-9))
+
+
+@pytest.mark.parametrize("device", ["cpu", GPU])
+@pytest.mark.parametrize("channels", [16, 13])
+def test_matching_is_the_matrix(device: str, channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "_ELEMENTS", 999)  # several parts
+    one, two, values = maps(2, channels, 9, 13, device=device)
+    exact = [t.double() for t in (one, two, values)]
+    found = graded(global_matching, one, two)
+    truth = graded(lambda a, b: dense(a, b, grid(b)) - grid(a), *exact[:2])
+    assert found[0].dtype == torch.float32
+    assert all(off(a, b) < 2e-5 for a, b in zip(found, truth, strict=True))
+    found, truth = graded(global_attention, one, two, values), graded(dense, *exact)
+    assert all(off(a, b) < 2e-5 for a, b in zip(found, truth, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("device", ["cpu", GPU])
+def test_half_precision_knows_the_place(device: str, dtype: torch.dtype) -> None:
+    """On a map whose coordinates half precision could not hold to a cell's tenth."""
+    one, two, _ = maps(1, 64, 3, 700, dtype=dtype, device=device)
+    found = graded(global_matching, one, two)
+    truth = graded(lambda a, b: dense(a, b, grid(b)) - grid(a), one.double(), two.double())
+    assert found[0].dtype == torch.float32
+    assert found[1].dtype == dtype
+    error = (found[0] - truth[0]).abs()
+    assert float(error.mean()) < 0.02
+    assert float(error.max()) < 0.3
+    assert all(off(a, b) < 0.05 for a, b in zip(found[1:], truth[1:], strict=True))
+
+
+def test_the_columns_of_half_precision() -> None:
+    """What the GPU computes in half precision, on the CPU."""
+    one, two, _ = maps(1, 32, 5, 400)
+    rows = [t.flatten(2).transpose(1, 2) for t in (one, two)]
+    truth = dense(one, two, grid(two))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fused, "HALVES", (torch.float32,))
+        found = fused.expected_positions(rows[0], rows[1], (5, 400), 32**-0.5)
+        assert found.shape == (1, 2000, 2)
+        assert off(found.transpose(1, 2).view_as(truth), truth) < 1e-5
+        patch.setattr(fused, "_CLOSE", 1)
+        assert off(fused.expected_positions(rows[0], rows[1], (5, 400), 32**-0.5).transpose(1, 2).view_as(truth), truth) < 1e-5
+    whole = fused.expected_positions(rows[0], rows[1], (5, 400), 32**-0.5)
+    assert off(whole.transpose(1, 2).view_as(truth), truth) < 1e-5
+
+
+def test_gradients_of_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "_ELEMENTS", 30)
+    one, two, values = (t.double().requires_grad_() for t in maps(1, 3, 3, 4, sharp=0.5))
+    assert torch.autograd.gradcheck(global_matching, (one, two))
+    assert torch.autograd.gradcheck(global_attention, (one, two, values))
+    assert torch.autograd.gradgradcheck(global_matching, (one, two))
+    assert torch.autograd.gradcheck(lambda a, b: local_matching(a, b, 1), (one, two))
+    assert torch.autograd.gradcheck(lambda a, b, c: local_attention(a, b, c, 1), (one, two, values))
+
+
+def test_windows_are_the_formula() -> None:
+    one, two, values = (t.double() for t in maps(1, 5, 4, 6))
+    flow, spread = local_matching(one, two, 2), local_attention(one, two, values, 1)
+    for h in range(4):
+        for w in range(6):
+            cells = [(y, x) for y in range(h - 2, h + 3) for x in range(w - 2, w + 3) if 0 <= y < 4 and 0 <= x < 6]
+            shares = torch.stack([one[0, :, h, w] @ two[0, :, y, x] for y, x in cells]).div(5**0.5).softmax(0)
+            mean = sum(s * torch.tensor([x - w, y - h]) for s, (y, x) in zip(shares, cells, strict=True))
+            torch.testing.assert_close(flow[0, :, h, w], mean)
+            padded, around = (torch.nn.functional.pad(t, (1,) * 4)[0, :, h : h + 3, w : w + 3] for t in (two, values))
+            shares = (one[0, :, h, w] @ padded.flatten(1)).div(5**0.5).softmax(0)
+            torch.testing.assert_close(spread[0, :, h, w], around.flatten(1) @ shares)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_memory_is_linear(dtype: torch.dtype) -> None:
+    one, two, _ = maps(1, 128, 108, 256, dtype=dtype, device="cuda")
+    one.requires_grad_()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    global_matching(one, two).sum().backward()
+    matrix = 4 * (108 * 256) ** 2
+    assert torch.cuda.max_memory_allocated() - before < matrix / 16
+
+
+def test_mistakes_are_named() -> None:
+    one, two, values = maps(1, 4, 3, 5)
+    with pytest.raises(InputError, match="fmap2: expected shape"):
+        global_matching(one, two[:, :3])
+    with pytest.raises(InputError, match="fmap2: expected at least one position"):
+        global_matching(one, two[:, :, :0])
+    with pytest.raises(InputError, match="values: expected shape"):
+        global_attention(one, two, values[:, :, 1:])
+    with pytest.raises(InputError, match="radius: expected"):
+        local_matching(one, two, -1)

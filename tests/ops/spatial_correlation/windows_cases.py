@@ -1,0 +1,74 @@
+"""Windows that every backend is tried on, and the truth by loops."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fullfield.ops.spatial_correlation import spatial_correlation
+from fullfield.ops.spatial_correlation.protocol import Window
+
+# (batch, channels, height, width), window: PWC-Net's, LiteFlowNet's, FlowNetC's and what none of them is.
+CASES = [
+    ((2, 5, 7, 40), Window((9, 9))),
+    ((1, 19, 9, 35), Window((7, 7))),
+    ((1, 9, 13, 37), Window((7, 7), (2, 2), (2, 2))),
+    ((1, 6, 13, 37), Window((21, 21), (2, 2))),
+    ((1, 3, 6, 9), Window((4, 6), (3, 2), (1, 2), (2, 1))),
+    ((1, 3, 6, 49), Window((3, 45), (1, 1), (1, 1), (3, 4))),
+    ((1, 3, 8, 40), Window((5, 5), (2, 4), (2, 4), (0, 8))),
+    ((1, 34, 3, 2), Window((1, 3))),
+]
+ALIGNED_NOT = ((1, 3, 7, 9), Window((3, 5), (1, 1), (2, 3), (1, 0)))
+
+
+def named(window: Window) -> dict[str, tuple[int, int]]:
+    """As the public function takes it."""
+    return {
+        "patch_size": window.patch,
+        "dilation_patch": window.dilation_patch,
+        "stride": window.stride,
+        "padding": window.padding,
+    }
+
+
+def draw(shape: tuple[int, ...], window: Window, dtype: torch.dtype, device: str = "cpu") -> list[Tensor]:
+    """Both maps and a gradient of the result, whose numbers the type can hold."""
+    generator = torch.Generator().manual_seed(sum(shape))
+    out = (shape[0], *window.patch, *window.out_size((shape[2], shape[3])))
+    made = [torch.randn(size, generator=generator).to(dtype) for size in (shape, shape, out)]
+    return [tensor.to(device) for tensor in made]
+
+
+def by_loops(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
+    """The formula, one product at a time in float64."""
+    f1, f2 = fmap1.double().numpy(), fmap2.double().numpy()
+    batch, _, height, width = f1.shape
+    out = np.zeros((batch, *window.patch, *window.out_size((height, width))))
+    for b, i, j, h, w in np.ndindex(out.shape):
+        y, x = h * window.stride[0] - window.padding[0], w * window.stride[1] - window.padding[1]
+        v = y + i * window.dilation_patch[0] - window.radius[0]
+        u = x + j * window.dilation_patch[1] - window.radius[1]
+        if 0 <= y < height and 0 <= x < width and 0 <= v < height and 0 <= u < width:
+            out[b, i, j, h, w] = f1[b, :, y, x] @ f2[b, :, v, u]
+    return torch.from_numpy(out)
+
+
+def results(tensors: list[Tensor], window: Window, backend: str | None) -> list[Tensor]:
+    """The result and both gradients."""
+    one, two = (t.detach().clone().requires_grad_() for t in tensors[:2])
+    out = spatial_correlation(one, two, **named(window), backend=backend)
+    return [out.detach(), *torch.autograd.grad(out, (one, two), tensors[2].to(out))]
+
+
+def allowed(dtype: torch.dtype) -> float:
+    """Of the largest value: rounding of the result, and of float32 sums."""
+    return max(torch.finfo(dtype).eps, 2e-6)
+
+
+def farthest(found: Tensor, truth: Tensor) -> float:
+    """Of the largest value."""
+    assert found.shape == truth.shape
+    off = (found.double().cpu() - truth.double().cpu()).abs()
+    return float(off.nan_to_num(nan=float("inf")).max() / truth.abs().max().clamp(min=1e-9).cpu())
