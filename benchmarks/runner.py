@@ -13,6 +13,7 @@ from benchmarks.cases.correlation.command import CORRELATION
 from benchmarks.cases.networks.models_command import MODELS
 from benchmarks.cases.networks.patched_command import PATCHED
 from benchmarks.cases.points.command import POINTS
+from benchmarks.cases.sequences.command import SEQUENCE
 from benchmarks.cases.tvl1.command import TVL1
 from benchmarks.harness import CheckFailed
 from benchmarks.paper import command as reproduce
@@ -23,7 +24,7 @@ from fullfield.cli.argtypes import count
 from fullfield.cli.main import Parser
 from fullfield.cli.main import main as run_command
 
-BENCHES = (TVL1, CORRELATION, POINTS, MODELS, PATCHED)
+BENCHES = (TVL1, CORRELATION, POINTS, MODELS, PATCHED, SEQUENCE)
 _SHOWING = ("stored", "plots", "tables", "json", "quiet")
 _BROKEN = (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError)
 
