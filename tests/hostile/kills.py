@@ -2,8 +2,8 @@
 
 A training is killed by signal 9 at random moments: its workers must end, and no semaphore or folder of sockets may be
 left; then it goes on, to the weights of a run that nobody killed. Processes evaluate one folder at the same time: all
-must end well, with the totals of one alone. ``fullfield flow`` on a shot is killed again and again (twenty times; eight on several devices): every file that is
-there is whole all the time, and at the end they are those of an undisturbed run.
+must end well, with the totals of one alone. ``fullfield flow`` on a shot is killed again and again (twenty times, eight
+on several devices): every file that is there is whole at any time, and at the end they are those of an undisturbed run.
 """
 
 from __future__ import annotations
