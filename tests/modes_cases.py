@@ -40,6 +40,7 @@ from fullfield.training import contrastive_loss, matching_ratio
 from fullfield.training import flow as learning
 
 F32 = torch.float32
+DEVICE = sys.argv[1] if len(sys.argv) > 1 else "cpu"
 CASES: dict[str, Callable[[], Any]] = {}
 
 
@@ -56,7 +57,7 @@ def case(*names: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
 
 def noise(*shape: int, seed: int = 0, dtype: torch.dtype = F32) -> Tensor:
     """Of a normal distribution."""
-    return torch.from_numpy(np.random.default_rng(seed).normal(size=shape)).to(dtype)
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=shape)).to(DEVICE, dtype)
 
 
 def flow(height: int = 24, width: int = 32) -> Tensor:
@@ -65,12 +66,12 @@ def flow(height: int = 24, width: int = 32) -> Tensor:
 
 def frames(channels: int = 3, height: int = 64, width: int = 80) -> tuple[Tensor, Tensor]:
     draw = np.random.default_rng(5)
-    first = torch.from_numpy(draw.integers(0, 256, (channels, height, width), np.uint8))
+    first = torch.from_numpy(draw.integers(0, 256, (channels, height, width), np.uint8)).to(DEVICE)
     return first, first.roll(2, -1)
 
 
 def cloud(count: int = 300, seed: int = 0, dtype: torch.dtype = F32) -> Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).uniform(0, 1, (count, 3))).to(dtype)
+    return torch.from_numpy(np.random.default_rng(seed).uniform(0, 1, (count, 3))).to(DEVICE, dtype)
 
 
 def graded(made: Callable[..., Tensor], *leaves: Tensor) -> list[Any]:
