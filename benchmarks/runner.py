@@ -14,6 +14,7 @@ from benchmarks.cases.networks.models_command import MODELS
 from benchmarks.cases.networks.patched_command import PATCHED
 from benchmarks.cases.networks.refine_command import REFINE
 from benchmarks.cases.points.command import POINTS
+from benchmarks.cases.sequences.command import SEQUENCE
 from benchmarks.cases.training.command import TRAINING
 from benchmarks.cases.tvl1.command import TVL1
 from benchmarks.cases.windows.command import WINDOWS
@@ -26,7 +27,7 @@ from fullfield.cli.argtypes import count
 from fullfield.cli.main import Parser
 from fullfield.cli.main import main as run_command
 
-BENCHES = (TVL1, CORRELATION, WINDOWS, POINTS, MODELS, PATCHED, TRAINING, REFINE)
+BENCHES = (TVL1, CORRELATION, WINDOWS, POINTS, MODELS, PATCHED, TRAINING, REFINE, SEQUENCE)
 _SHOWING = ("stored", "plots", "tables", "json", "quiet")
 _BROKEN = (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError)
 

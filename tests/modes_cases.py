@@ -2,7 +2,8 @@
 
 ``python modes_cases.py`` computes every case under each default dtype first and plainly last, so that no table is made
 under PyTorch's usual one before. A line of the result is null where the case gave what it gives plainly, else what
-was wrong.
+was wrong. ``python modes_cases.py cuda`` hands in tensors on that device; what works on the CPU alone has to say so
+in one line, as an InputError.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fullfield import metrics, viz
+from fullfield import InputError, metrics, viz
 from fullfield import nn as ours
 from fullfield.estimators import NetworkEstimator, RefinedEstimator, TVL1Estimator, as_frame, estimate
 from fullfield.estimators.warm_start import moved_forward
@@ -40,6 +41,9 @@ from fullfield.training import contrastive_loss, matching_ratio
 from fullfield.training import flow as learning
 
 F32 = torch.float32
+DEVICE = sys.argv[1] if len(sys.argv) > 1 else "cpu"
+FASTEST = "cpu" if DEVICE == "cpu" else None
+"""Backend: the one for the device."""
 CASES: dict[str, Callable[[], Any]] = {}
 
 
@@ -56,7 +60,12 @@ def case(*names: str) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
 
 def noise(*shape: int, seed: int = 0, dtype: torch.dtype = F32) -> Tensor:
     """Of a normal distribution."""
-    return torch.from_numpy(np.random.default_rng(seed).normal(size=shape)).to(dtype)
+    return on_cpu(*shape, seed=seed).to(DEVICE, dtype)
+
+
+def on_cpu(*shape: int, seed: int = 0) -> Tensor:
+    """The same in float64."""
+    return torch.from_numpy(np.random.default_rng(seed).normal(size=shape))
 
 
 def flow(height: int = 24, width: int = 32) -> Tensor:
@@ -65,12 +74,12 @@ def flow(height: int = 24, width: int = 32) -> Tensor:
 
 def frames(channels: int = 3, height: int = 64, width: int = 80) -> tuple[Tensor, Tensor]:
     draw = np.random.default_rng(5)
-    first = torch.from_numpy(draw.integers(0, 256, (channels, height, width), np.uint8))
+    first = torch.from_numpy(draw.integers(0, 256, (channels, height, width), np.uint8)).to(DEVICE)
     return first, first.roll(2, -1)
 
 
 def cloud(count: int = 300, seed: int = 0, dtype: torch.dtype = F32) -> Tensor:
-    return torch.from_numpy(np.random.default_rng(seed).uniform(0, 1, (count, 3))).to(dtype)
+    return torch.from_numpy(np.random.default_rng(seed).uniform(0, 1, (count, 3))).to(DEVICE, dtype)
 
 
 def graded(made: Callable[..., Tensor], *leaves: Tensor) -> list[Any]:
@@ -87,11 +96,12 @@ def features(seed: int = 0, dtype: torch.dtype = F32) -> Tensor:
 
 
 def around() -> Tensor:
-    y, x = torch.meshgrid(torch.arange(20, dtype=F32), torch.arange(24, dtype=F32), indexing="ij")
+    sides = (torch.arange(side, dtype=F32, device=DEVICE) for side in (20, 24))
+    y, x = torch.meshgrid(*sides, indexing="ij")
     return torch.stack((x, y))[None] + noise(1, 2, 20, 24, seed=7)
 
 
-def lookups(backend: str, dtype: torch.dtype = F32) -> Callable[[], Any]:
+def lookups(backend: str | None, dtype: torch.dtype = F32) -> Callable[[], Any]:
     def compute() -> Any:
         def made(one: Tensor, two: Tensor, at: Tensor) -> Tensor:
             levels = correlation.correlation_pyramid(two, 3)
@@ -106,7 +116,7 @@ def lookups(backend: str, dtype: torch.dtype = F32) -> Callable[[], Any]:
 for _backend in ("cpu", "blocks", "dense", "reference"):
     for _dtype in (F32, torch.bfloat16):
         CASES[f"ops.correlation.correlation_lookup {_backend} {_dtype}"] = lookups(_backend, _dtype)
-CASES["ops.correlation.correlation_lookup"] = lookups("cpu")
+CASES["ops.correlation.correlation_lookup"] = lookups(FASTEST)
 
 
 @case("ops.correlation.correlation_pyramid")
@@ -127,7 +137,7 @@ def _() -> Any:
 @case("nn.SEARAFTCorrBlock")
 def _() -> Any:
     block = ours.SEARAFTCorrBlock(features(), features(1), SimpleNamespace(corr_levels=3, corr_radius=3))
-    wider = torch.full((1, 1, 20, 24), 1.5, dtype=F32)
+    wider = torch.full((1, 1, 20, 24), 1.5, dtype=F32, device=DEVICE)
     return block(around()), block(around(), wider)
 
 
@@ -204,7 +214,8 @@ def _() -> Any:
 
 @case("ops.point_conv.triplet_geometry")
 def _() -> Any:
-    i, j, k = torch.arange(20) // 2, torch.arange(20) % 7, torch.arange(20) % 27
+    count = torch.arange(20, device=DEVICE)
+    i, j, k = count // 2, count % 7, count % 27
     found = point_conv.triplet_geometry(i, j, k, (10, 7))
     return parts(found) + graded(lambda f, w: point_conv.point_conv(f, w, found), noise(7, 4), noise(27, 4, 8))
 
@@ -214,7 +225,7 @@ def _() -> Any:
     return point_conv.kernel_radius(0.1, 5)
 
 
-def convolutions(backend: str) -> Callable[[], Any]:
+def convolutions(backend: str | None) -> Callable[[], Any]:
     def compute() -> Any:
         place = geometry()
         weight, bias = noise(27, 4, 8, seed=2) / 9, noise(8, seed=4)
@@ -226,7 +237,7 @@ def convolutions(backend: str) -> Callable[[], Any]:
     return compute
 
 
-CASES["ops.point_conv.point_conv"] = convolutions("cpu")
+CASES["ops.point_conv.point_conv"] = convolutions(FASTEST)
 CASES["ops.point_conv.point_conv reference"] = convolutions("reference")
 
 
@@ -241,7 +252,9 @@ def _() -> Any:
 @case("ops.point_norm.point_norm", "nn.PointNorm")
 def _() -> Any:
     scale, shift = noise(8, seed=1), noise(8, seed=2)
-    running = point_norm.Running(torch.zeros(8, dtype=F32), torch.ones(8, dtype=F32), 0.1, True)
+    running = point_norm.Running(
+        torch.zeros(8, dtype=F32, device=DEVICE), torch.ones(8, dtype=F32, device=DEVICE), 0.1, True
+    )
     return [
         graded(
             lambda f: point_norm.point_norm(f, scale, shift, "layer", residual=noise(300, 8, seed=6)), noise(300, 8)
@@ -269,7 +282,7 @@ def _() -> Any:
 @case("ops.neighbors.radius_search", "ops.neighbors.knn_search")
 def _() -> Any:
     made = []
-    for backend in ("cpu", "reference"):
+    for backend in (FASTEST, "reference"):
         found = neighbors.radius_search(cloud(), 0.2, cloud(50, 1), backend=backend)
         made += [*found, *neighbors.knn_search(cloud(), 5, cloud(50, 1), backend=backend)]
     return made
@@ -280,18 +293,18 @@ def _() -> Any:
     return *neighbors.grid_downsample(cloud(), 0.2), neighbors.spatial_order(cloud())
 
 
-def solved(backend: str, dtype: torch.dtype = F32) -> Callable[[], Any]:
+def solved(backend: str | None, dtype: torch.dtype = F32) -> Callable[[], Any]:
     def compute() -> Any:
         first, second = (frame[None].to(dtype) / 255 for frame in frames(1, 40, 48))
         config = tvl1.TVL1Config(warps=2, iterations=4, scales=3)
-        if backend == "cpu":
-            tvl1.TVL1Solver(40, 48, config, dtype=dtype)(first, second)
+        if backend == FASTEST:
+            tvl1.TVL1Solver(40, 48, config, dtype=dtype, device=DEVICE)(first, second)
         return tvl1.tvl1(first, second, config, initial_flow=noise(1, 2, 40, 48), backend=backend)
 
     return compute
 
 
-CASES["ops.tvl1.tvl1"] = CASES["ops.tvl1.TVL1Solver"] = solved("cpu")
+CASES["ops.tvl1.tvl1"] = CASES["ops.tvl1.TVL1Solver"] = solved(FASTEST)
 CASES["ops.tvl1.tvl1 reference"] = solved("reference")
 CASES["ops.tvl1.tvl1 reference float64"] = solved("reference", torch.float64)
 
@@ -300,8 +313,8 @@ def weighted(network: Any) -> Any:
     """The same weights whatever the default dtype is."""
     for number, part in enumerate(network.state_dict().values()):
         if part.is_floating_point():
-            part.copy_((noise(*part.shape, seed=number) * 0.05).abs() + (part.dim() == 1) * 0.5)
-    return network
+            part.copy_((on_cpu(*part.shape, seed=number).to(F32) * 0.05).abs() + (part.dim() == 1) * 0.5)
+    return network.to(DEVICE)
 
 
 def network(kind: str = "raft") -> Any:
@@ -311,7 +324,7 @@ def network(kind: str = "raft") -> Any:
 
 @case("models.RAFT", "models.raft.RAFT", "models.load_weights")
 def _() -> Any:
-    filled = load_weights("raft-small", saved(network()))
+    filled = load_weights("raft-small", saved(network())).to(DEVICE)
     first, second = (frame[None] for frame in frames())
     with torch.no_grad():
         return filled(first, second, updates=2), *filled.state_dict().values()
@@ -337,7 +350,7 @@ _FOLDER = tempfile.TemporaryDirectory()
 
 def saved(made: Any) -> Path:
     path = Path(_FOLDER.name) / "weights.pth"
-    torch.save(made.state_dict(), path)
+    torch.save(made.cpu().state_dict(), path)
     return path
 
 
@@ -377,7 +390,7 @@ def _() -> Any:
 
 @case("rendering.collect_truth")
 def _() -> Any:
-    return occluded(flow(), -flow(), torch.ones(24, 32, dtype=torch.bool))
+    return occluded(flow(), -flow(), torch.ones(24, 32, dtype=torch.bool, device=DEVICE))
 
 
 @case("metrics.FlowMetrics")
@@ -402,7 +415,7 @@ def pose(seed: int) -> Tensor:
     turn = np.linalg.qr(np.random.default_rng(seed).normal(size=(3, 3)))[0]
     made = np.eye(4)
     made[:3, :3], made[:3, 3] = turn * np.linalg.det(turn), (0.1, 0.2, seed)
-    return torch.from_numpy(made)
+    return torch.from_numpy(made).to(DEVICE)
 
 
 @case(
@@ -413,7 +426,7 @@ def pose(seed: int) -> Tensor:
 def _() -> Any:
     first, second, points = pose(1), pose(2), cloud(dtype=torch.float64)
     rotation = poses.relative_rotation_error(first, second)
-    information = torch.eye(6, dtype=torch.float64)
+    information = torch.eye(6, dtype=torch.float64, device=DEVICE)
     return [
         poses.inlier_ratio(points, points, pose(1), threshold=0.4),
         poses.feature_matching_recall(torch.tensor([0.1, 0.01], dtype=F32)),
@@ -428,7 +441,7 @@ def _() -> Any:
 
 def _scans() -> tuple[Any, Any]:
     scan = room_scan(1, 3000)
-    turned = pose(3).numpy()
+    turned = pose(3).cpu().numpy()
     return scan, scan @ turned[:3, :3].T + turned[:3, 3]
 
 
@@ -450,7 +463,7 @@ def _() -> Any:
 @case("training.contrastive_loss", "training.matching_ratio")
 def _() -> Any:
     first, second = (torch.nn.functional.normalize(noise(40, 8, seed=seed), dim=1) for seed in (1, 2))
-    matches = torch.arange(20)[:, None].expand(20, 2)
+    matches = torch.arange(20, device=DEVICE)[:, None].expand(20, 2)
     places = noise(40, 3) * 4
     rate = matching_ratio(first, second, places, places)
     return graded(lambda a, b: contrastive_loss(a, b, matches, places, places), first, second), rate
@@ -488,7 +501,7 @@ def _() -> Any:
     sample = FlowSample("one", scene.frame1, scene.frame2, scene.flow, scene.valid, scene.occluded)
     batch = learning.collate_flow([learning.cut_window(sample, (32, 40), (seed,)) for seed in range(2)])
     changes = learning.Augmentation((24, 32), (0.9, 1.3), colour=0.4, gamma=0.2, eraser=1.0, noise=0.1)
-    changed = learning.augment(batch, changes, (0, 1))
+    changed = learning.augment(learning.FlowBatch(*(part.to(DEVICE) for part in batch)), changes, (0, 1))
     counted = learning.counted_pixels(changed)
     first = noise(2, 2, 24, 32)
     info = noise(2, 4, 24, 32, seed=1)
@@ -504,8 +517,8 @@ def _() -> Any:
 @case("ops.tvl1.refine_flow", "ops.tvl1.FlowRefiner")
 def _() -> Any:
     first, second = (frame[None].to(F32) / 255 for frame in frames(3, 24, 32))
-    start = torch.tensor([2.0, 0.0], dtype=F32).view(1, 2, 1, 1) + noise(1, 2, 24, 32) / 4
-    return [tvl1.refine_flow(first, second, start, backend=name) for name in ("cpu", "reference")]
+    start = torch.tensor([2.0, 0.0], dtype=F32, device=DEVICE).view(1, 2, 1, 1) + noise(1, 2, 24, 32) / 4
+    return [tvl1.refine_flow(first, second, start, backend=name) for name in (FASTEST, "reference")]
 
 
 @case("estimate_sequence", "estimators.RefinedEstimator")
@@ -558,6 +571,10 @@ def flat(value: Any) -> Iterator[Any]:
         yield torch.from_numpy(value) if isinstance(value, np.ndarray) else value
 
 
+SPREAD = 0.0 if DEVICE == "cpu" else 1e-3
+"""Share of the largest value by which a result may differ: on a GPU sums are made in any order."""
+
+
 def difference(found: Any, plain: Any, allowed: float) -> str | None:
     """What differs, or None. ``allowed``: share of the largest value."""
     one, two = list(flat(found)), list(flat(plain))
@@ -569,7 +586,7 @@ def difference(found: Any, plain: Any, allowed: float) -> str | None:
         if isinstance(a, Tensor):
             if a.dtype != b.dtype and not allowed:
                 return f"part {number} is {a.dtype} instead of {b.dtype}"
-            a, b = a.detach().double(), b.detach().double()
+            a, b = a.detach().double().cpu(), b.detach().double().cpu()
             if a.shape != b.shape:
                 return f"part {number} is {tuple(a.shape)} instead of {tuple(b.shape)}"
             off = float((a - b).nan_to_num().abs().max()) if a.numel() else 0.0
@@ -598,7 +615,7 @@ MODES: dict[str, Callable[[], Any]] = {
     "float16": lambda: default(torch.float16),
     "float64": lambda: default(torch.float64),
     "inference": torch.inference_mode,
-    "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
+    "autocast": lambda: torch.autocast(torch.device(DEVICE).type, torch.bfloat16),
     "plain": contextlib.nullcontext,
 }
 # What autocast is for: networks, and what multiplies matrices as a layer of theirs would; of lower precision there.
@@ -637,8 +654,10 @@ def main() -> None:
         told[mode] = {}
         for name, compute in CASES.items():
             found, plain = results[mode][compute], results["plain"][compute]
-            allowed = 0.3 if mode == "autocast" and name.startswith(LOWER) else 0.0
+            allowed = 0.3 if mode == "autocast" and name.startswith(LOWER) else SPREAD
             wrong = repr(found) if isinstance(found, Exception) else None
+            if DEVICE != "cpu" and isinstance(found, InputError) and "\n" not in str(found):
+                wrong = None  # told in a line
             if wrong is None and not isinstance(plain, Exception):
                 wrong = difference(found, plain, allowed)
             told[mode][name] = wrong

@@ -44,6 +44,22 @@ def test_every_mode_gives_what_none_gives(told: dict[str, dict[str, str | None]]
     assert {name: wrong for name, wrong in told[mode].items() if wrong} == {}
 
 
+@pytest.fixture(scope="module")
+def told_on_gpu() -> dict[str, dict[str, str | None]]:
+    run = subprocess.run([sys.executable, str(_CASES), "cuda"], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    found: dict[str, dict[str, str | None]] = json.loads(run.stdout)
+    return found
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["plain", "bfloat16", "float16", "float64", "inference", "autocast"])
+def test_every_mode_gives_what_none_gives_on_a_gpu(told_on_gpu: dict[str, dict[str, str | None]], mode: str) -> None:
+    """Handed tensors there. What works on the CPU alone says so in one line."""
+    assert len(told_on_gpu[mode]) > 80
+    assert {name: wrong for name, wrong in told_on_gpu[mode].items() if wrong} == {}
+
+
 def test_every_public_function_has_a_case(told: dict[str, dict[str, str | None]]) -> None:
     named = {name.rpartition(".")[2] for name in told["plain"]}
     missing = [

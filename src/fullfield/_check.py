@@ -75,6 +75,12 @@ def tensor(
     return value
 
 
+def values(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """Check that a tensor holds values, as one on the device ``meta`` does not, and return it."""
+    require(not tensor.is_meta, name, "a tensor that holds values", tensor)
+    return tensor
+
+
 def _shape(shape: Sequence[int | str | None]) -> str:
     return "[" + ", ".join("*" if s is None else str(s) for s in shape) + "]"
 

@@ -2,12 +2,15 @@
 
 A training is killed by signal 9 at random moments: its workers must end, and no semaphore or folder of sockets may be
 left; then it goes on, to the weights of a run that nobody killed. Processes evaluate one folder at the same time: all
-must end well, with the totals of one alone.
+must end well, with the totals of one alone. ``fullfield flow`` on a shot is killed again and again (twenty times, eight
+on several devices): every file that is there is whole at any time, and at the end they are those of an undisturbed run.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import json
 import os
 import random
@@ -17,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 _TRAIN = """
@@ -83,13 +87,26 @@ def kill_a_training(draw: random.Random, folder: Path, steps: int, wait: float =
     kept = [path.name for path in own.iterdir() if path.name.startswith("pymp-")]
     assert not kept, f"left in the temporary folder: {kept}"
     shutil.rmtree(own)
-    more = set(_semaphores()) - semaphores
-    assert not more, f"semaphores are left: {sorted(more)}"
+    more = set(_semaphores()) - semaphores - set(_mapped())
+    assert not more, f"{len(more)} semaphores are left"
 
 
-def _semaphores() -> list[str]:
+def _semaphores() -> dict[int, str]:
+    """By the numbers of their files."""
     place = Path("/dev/shm")
-    return [path.name for path in place.iterdir() if path.name.startswith("sem.mp-")] if place.is_dir() else []
+    files = place.glob("sem.mp-*") if place.is_dir() else ()
+    found = {}
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):
+            found[file.stat().st_ino] = file.name
+    return found
+
+
+def _mapped() -> Iterator[int]:
+    """The numbers of the files of living processes' semaphores: others may work on this machine."""
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            yield from (int(line.split()[4]) for line in maps.read_text().splitlines() if " /dev/shm/sem." in line)
 
 
 def trained(folder: Path, steps: int) -> bytes:
@@ -120,6 +137,75 @@ def evaluate_together(draw: random.Random, folder: Path, processes: int, pairs: 
     assert json.loads(scores.pop())["images"] == pairs
 
 
+SHOTS = (
+    ("--direction", "both"),
+    ("--direction", "both", "--occlusion", "--confidence", "--half"),
+    ("--warm-start",),
+    ("--direction", "both", "--devices", "cpu,cpu"),
+)
+"""Options of ``flow`` with which shots are killed."""
+
+
+def kill_a_shot(draw: random.Random, folder: Path, options: tuple[str, ...], kills: int, frames: int = 40) -> int:
+    """Kill ``fullfield flow`` at random moments, from its first instruction on; how many files were there then.
+
+    What is there after a kill, and at the end everything, must be what a run gives that nobody disturbs.
+    """
+    from fullfield.cli.main import main as fullfield
+
+    _plates(folder, frames)
+    command = ["flow", str(folder / "plate.%04d.png"), *options, "--preset", "fast", "--threads", "1", "-q", "-o"]
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert fullfield([*command, str(folder / "whole.%04d.exr")]) == 0
+    whole = {path.name: _content(path) for path in folder.glob("whole.*.exr")}
+    assert len(whole) == frames
+    mark = f"{draw.getrandbits(64):x}"
+    environment = {**os.environ, _MARK: mark}
+    seen = 0
+    for number in range(kills + 1):
+        before = set(folder.glob("mv.*.exr"))
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fullfield", *command, str(folder / "mv.%04d.exr")],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+        )
+        if number == kills:
+            assert process.wait() == 0
+        else:
+            wanted, end = len(before) + draw.randint(0, 3), time.monotonic() + 60
+            while len(list(folder.glob("mv.*.exr"))) < wanted and process.poll() is None and time.monotonic() < end:
+                time.sleep(0.002)
+            time.sleep(draw.uniform(0, 4.0 if wanted == len(before) else 0.2))
+            process.kill()
+            process.wait()
+            end = time.monotonic() + 30
+            while (left := alive(mark)) and time.monotonic() < end:
+                time.sleep(0.05)
+            assert not left, f"{len(left)} processes are alive 30 s after the one that began them was killed"
+            seen = max(seen, len(set(folder.glob("mv.*.exr")) - before))
+        for path in folder.glob("mv.*.exr"):
+            assert _content(path) == whole[path.name.replace("mv", "whole")], f"{path.name}, kill {number}"
+    assert len(list(folder.glob("mv.*.exr"))) == frames
+    assert not list(folder.glob(".*.part*")), "pieces are left"
+    return seen
+
+
+def _content(path: Path) -> dict[str, bytes]:
+    from fullfield.io import read_vectors
+
+    return {name: part.numpy().tobytes() for name, part in read_vectors(path).items()}
+
+
+def _plates(folder: Path, count: int) -> None:
+    from fullfield.io import write_image
+    from fullfield.testing import textured_scene
+
+    folder.mkdir(parents=True)
+    texture = textured_scene(120, 160 + 2 * count, seed=1).frame1
+    for number in range(count):
+        write_image(folder / f"plate.{number:04d}.png", texture[:, :, 2 * number : 2 * number + 160].contiguous())
+
+
 def _pairs(folder: Path, count: int) -> Path:
     import torch
 
@@ -142,17 +228,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=("training", "evaluation", "shot"), help="one kind alone")
     options = parser.parse_args()
     draw = random.Random(options.seed)
+    kinds = (options.only,) if options.only else ("training", "evaluation", "shot")
+    begin = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        whole = trained(Path(folder) / "whole", 64)
+        whole = trained(Path(folder) / "whole", 64) if "training" in kinds else b""
         for number in range(options.rounds):
-            place = Path(folder) / f"killed-{number}"
-            for _ in range(3):
-                kill_a_training(draw, place, 64)
-            assert trained(place, 64) == whole, f"round {number}: the resumed run gives other weights"
-            evaluate_together(draw, Path(folder) / f"together-{number}", 18, 12)
-            print(f"round {number + 1} of {options.rounds}: fine", flush=True)  # noqa: T201
+            place = Path(folder) / f"{number}"
+            if "training" in kinds:
+                for _ in range(3):
+                    kill_a_training(draw, place / "killed", 64)
+                assert trained(place / "killed", 64) == whole, f"round {number}: the resumed run gives other weights"
+            if "evaluation" in kinds:
+                evaluate_together(draw, place / "together", 18, 12)
+            if "shot" in kinds:
+                flags = SHOTS[number % len(SHOTS)]
+                kill_a_shot(draw, place / "shot", flags, 8 if "--devices" in flags else 20)
+            shutil.rmtree(place)
+            print(f"round {number + 1} of {options.rounds}: fine, {time.monotonic() - begin:.0f} s", flush=True)  # noqa: T201
 
 
 if __name__ == "__main__":

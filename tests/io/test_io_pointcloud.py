@@ -290,6 +290,7 @@ GOOD_PLY = ply(XYZ_COLUMNS, "binary_little_endian")
         ("a.pcd", pcd("binary").replace(b"POINTS 7", b"POINTS seven"), "POINTS is seven"),
         ("a.pcd", pcd("binary").replace(b"TYPE F F", b"TYPE F Q"), "field y Q 4 1"),
         ("a.pcd", pcd("binary").replace(b"DATA binary", b"DATA morse"), "DATA 'morse' is unknown"),
+        ("a.pcd", pcd("binary").replace(b"DATA binary", b"DATA"), "DATA '' is unknown"),
         ("a.npy", b"\x93NUMPY", "not in NumPy's format"),
         ("a.npy", npy(np.zeros((0, 3))), r"expected the array to hold at least one number, got shape \[0, 3\]"),
         ("a.npz", b"PK\x03\x04nothing", "truncated or corrupt"),
@@ -311,6 +312,16 @@ def test_an_archive_that_lies(tmp_path: Path) -> None:
         archive.writestr("points.npy", header + text.ljust(117).encode() + b"\n")
     with pytest.raises(InputError, match="claims 24000000000000 bytes"):
         read_point_cloud(tmp_path / "a.npz")
+
+
+@pytest.mark.parametrize(("name", "data"), [("a.ply", ply(XYZ_COLUMNS, "ascii")), ("a.pcd", pcd("ascii"))])
+def test_text_beyond_float32_is_infinite_without_a_warning(
+    tmp_path: Path, name: str, data: bytes, recwarn: pytest.WarningsRecorder
+) -> None:
+    row = data.splitlines()[-7]
+    cloud = read_point_cloud(saved(tmp_path, name, data.replace(row, b"1e99 " + row.split(b" ", 1)[1])))
+    assert np.isinf(cloud.points[0, 0])
+    assert not recwarn.list
 
 
 def test_every_cut_is_refused_or_read(tmp_path: Path) -> None:

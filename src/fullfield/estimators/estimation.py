@@ -189,7 +189,7 @@ def _initial(flow: Flow | Frame, shape: tuple[int, ...]) -> Tensor:
         flow = flow.flow
     elif isinstance(flow, np.ndarray) and flow.ndim == 3:
         flow = torch.from_numpy(np.ascontiguousarray(np.moveaxis(flow, 2, 0), np.float32))
-    return _check.tensor(flow, "initial_flow", shape)
+    return _check.values(_check.tensor(flow, "initial_flow", shape), "initial_flow")
 
 
 def _matched(first: Tensor, second: Tensor, name1: str, name2: str) -> tuple[Tensor, Tensor]:

@@ -97,6 +97,7 @@ def _from_array(array: NDArray[Any], name: str) -> Tensor:
 
 
 def _scaled(tensor: Tensor, name: str) -> Tensor:
+    _check.values(tensor, name)
     whole = {torch.uint8: 255.0, torch.uint16: 65535.0}
     if tensor.dtype in whole:
         return tensor.to(torch.float32).div_(whole[tensor.dtype])

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fullfield._check import InputError, choice, number, require, tensor
+from fullfield._check import InputError, choice, number, require, tensor, values
 from fullfield.io.files import PathLike, atomic_path
 from fullfield.io.flow_formats import FlowRangeError as FlowRangeError
 from fullfield.io.flow_formats import finite
@@ -177,18 +177,19 @@ def _suffix(path: Path, known: tuple[str, ...], done: str) -> str:
 
 
 def _arrays(flow: Tensor, valid: Tensor | None) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    values = _values(flow, "flow", (2, None, None))
-    known = finite(values)
+    found = _values(flow, "flow", (2, None, None))
+    known = finite(found)
     if valid is not None:
-        known &= tensor(valid, "valid", values.shape[1:], dtypes=(torch.bool,)).detach().cpu().numpy()
-    return values, known
+        mask = tensor(valid, "valid", found.shape[1:], dtypes=(torch.bool,))
+        known &= values(mask, "valid").detach().cpu().numpy()
+    return found, known
 
 
 def _values(flow: Tensor, name: str, shape: tuple[int | None, ...]) -> NDArray[np.float32]:
     shown = [s if s is not None else n for s, n in zip(shape, ("2", "H", "W")[-len(shape) :], strict=True)]
     checked = tensor(flow, name, shown, dtypes=_FLOATS)
     require(0 not in checked.shape, name, "at least one pixel", flow)
-    return np.ascontiguousarray(checked.detach().to("cpu", torch.float32).numpy())
+    return np.ascontiguousarray(values(checked, name).detach().to("cpu", torch.float32).numpy())
 
 
 def check_flow_window(path: Path, suffix: str, window: FrameWindow | None, size: tuple[int, ...]) -> None:

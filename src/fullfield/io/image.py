@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield._check import InputError, choice, require
+from fullfield._check import values as held
 from fullfield.io.files import PathLike, atomic_path, check_window
 from fullfield.io.names import IMAGE_WRITE_SUFFIXES
 from fullfield.io.oiio import Part, Source, check_name, describe_parts, layers, opened, sniff, write_picture
@@ -313,7 +314,7 @@ def _interleaved(image: Tensor | NDArray[Any]) -> NDArray[Any]:
     require(isinstance(image, (Tensor, np.ndarray)), "image", f"a tensor or array {expected}", image)
     if isinstance(image, Tensor):
         first = True
-        image_ = image.detach().cpu()
+        image_ = held(image, "image").detach().cpu()
         pixels = (image_.float() if image_.is_floating_point() else image_).numpy()
     else:
         first, pixels = False, image

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError, describe
+from fullfield._check import values as held
 from fullfield.io.files import PathLike, atomic_path
 from fullfield.io.names import POINT_SUFFIXES, POINT_WRITE_SUFFIXES
 from fullfield.io.point_formats import PointCloud, as_coordinates
@@ -112,7 +113,7 @@ def as_point_cloud(value: Any, name: str = "cloud") -> PointCloud:
 
 def _array(value: Any, name: str) -> NDArray[Any]:
     if hasattr(value, "detach"):
-        value = value.detach().cpu()
+        value = held(value, name).detach().cpu()
     try:
         return np.asarray(value)
     except (TypeError, ValueError):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError, choice, require, tensor
+from fullfield._check import values as held
 from fullfield.io.files import PathLike, atomic_path
 from fullfield.io.flow import Precision, check_flow_window, read_flow
 from fullfield.io.metadata import Attribute
@@ -73,7 +74,7 @@ def write_vectors(
         vector = name in DIRECTIONS
         wanted: Sequence[int | str] = ("H", "W") if size is None else size
         tensor(part, name, (2, *wanted) if vector else wanted)
-        values = part.detach().to("cpu", torch.float32).numpy()
+        values = held(part, name).detach().to("cpu", torch.float32).numpy()
         size = values.shape[-2:]
         if not vector:
             names.append(name)

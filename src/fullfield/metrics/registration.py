@@ -18,7 +18,13 @@ def _poses(pred: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
     for pose, name in ((pred, "pred"), (truth, "truth")):
         fits = isinstance(pose, Tensor) and pose.shape[-2:] == (4, 4) and pose.dtype in _FLOATS
         _check.require(fits, name, "a float tensor [..., 4, 4]", pose)
+        _check.values(pose, name)
+    _check.require(truth.device == pred.device, "truth", f"device {pred.device}", truth)
     return pred.double(), truth.double()
+
+
+def _points(points: Tensor, name: str, shape: tuple[int | str, ...], device: torch.device | None = None) -> Tensor:
+    return _check.values(_check.tensor(points, name, shape, dtypes=_FLOATS, device=device), name)
 
 
 def relative_rotation_error(pred: Tensor, truth: Tensor) -> Tensor:
@@ -44,7 +50,7 @@ def registration_rmse(pred: Tensor, truth: Tensor, points: Tensor) -> Tensor:
     With the source's points of true correspondences this is the error that 3DMatch judges by.
     """
     first, second = _poses(pred, truth)
-    _check.tensor(points, "points", ("N", 3), dtypes=_FLOATS)
+    _points(points, "points", ("N", 3), first.device)
     difference = first - second
     away = points.double() @ difference[:3, :3].mT + difference[:3, 3]
     return away.square().sum(1).mean().sqrt()
@@ -55,7 +61,7 @@ def second_moment(points: Tensor) -> Tensor:
 
     All that :func:`rmse_by_moment` needs to know of them.
     """
-    _check.tensor(points, "points", ("N", 3), dtypes=_FLOATS)
+    _points(points, "points", ("N", 3))
     ends = torch.cat([points.double(), points.new_ones(len(points), 1).double()], 1)
     return (ends.mT @ ends).div(len(points))
 
@@ -63,7 +69,7 @@ def second_moment(points: Tensor) -> Tensor:
 def rmse_by_moment(pred: Tensor, truth: Tensor, moment: Tensor) -> Tensor:
     """:func:`registration_rmse` over the points whose :func:`second_moment` is ``moment``."""
     first, second = _poses(pred, truth)
-    _check.tensor(moment, "moment", (4, 4), dtypes=(torch.float64,))
+    _check.tensor(moment, "moment", (4, 4), dtypes=(torch.float64,), device=first.device)
     difference = first - second
     squared = torch.einsum("ij,jk,ik->", difference, moment, difference)
     return squared.clamp(min=0).sqrt()
@@ -76,7 +82,7 @@ def rmse_by_information(pred: Tensor, truth: Tensor, information: Tensor) -> Ten
     I₀₀ the number of true correspondences (Choi, Zhou, Koltun, CVPR 2015).
     """
     first, second = _poses(pred, truth)
-    _check.tensor(information, "information", (6, 6), dtypes=_FLOATS)
+    _points(information, "information", (6, 6), first.device)
     left = torch.linalg.inv(second) @ first
     turn = left[:3, :3]
     skew = torch.stack([turn[2, 1] - turn[1, 2], turn[0, 2] - turn[2, 0], turn[1, 0] - turn[0, 1]])
@@ -92,7 +98,7 @@ def _axis(turn: Tensor, skew: Tensor) -> Tensor:
     if float(turn.trace()) > 0:
         return skew.div(skew.norm().clamp(min=1e-300))
     # Towards half a turn the skew part vanishes, and the symmetric part holds the axis.
-    halves = (turn + turn.mT) / 2 + torch.eye(3, dtype=turn.dtype) * (1 - turn.trace()) / 2
+    halves = (turn + turn.mT) / 2 + torch.eye(3, dtype=turn.dtype, device=turn.device) * (1 - turn.trace()) / 2
     column = halves[:, halves.diagonal().argmax()]
     axis = column.div(column.norm())
     return -axis if float(axis @ skew) < 0 else axis
@@ -119,7 +125,8 @@ def registration_recall(
     _check.require(bool(given), "rre, rte, rmse", "at least one of them", "none")
     passed = None
     for errors, name, top in given:
-        _check.tensor(errors, name, ("P",) if passed is None else tuple(passed.shape), dtypes=_FLOATS)
+        shape, place = (("P",), None) if passed is None else (tuple(passed.shape), passed.device)
+        _points(errors, name, shape, place)
         _check.number(top, f"max_{name}", above=0.0)
         below = errors < top
         passed = below if passed is None else passed & below
@@ -131,10 +138,11 @@ def inlier_ratio(source: Tensor, target: Tensor, truth: Tensor, *, threshold: fl
 
     Row by row, ``source`` and ``target`` ``[M, 3]`` are the matched points.
     """
-    _check.tensor(source, "source", ("M", 3), dtypes=_FLOATS)
-    _check.tensor(target, "target", tuple(source.shape), dtypes=_FLOATS)
+    _points(source, "source", ("M", 3))
+    _points(target, "target", tuple(source.shape), source.device)
     _check.number(threshold, "threshold", above=0.0)
     _, pose = _poses(truth, truth)
+    _check.require(pose.device == source.device, "truth", f"device {source.device}", truth)
     moved = source.double() @ pose[:3, :3].mT + pose[:3, 3]
     return float(((moved - target.double()).norm(dim=1) < threshold).double().mean())
 
@@ -144,5 +152,5 @@ def feature_matching_recall(ratios: Tensor, *, threshold: float = 0.05) -> float
 
     A pair without matches (NaN) is not above.
     """
-    _check.tensor(ratios, "ratios", ("P",), dtypes=_FLOATS)
+    _points(ratios, "ratios", ("P",))
     return float((ratios > threshold).double().mean())

@@ -132,15 +132,16 @@ def occluded(forward: Tensor, backward: Tensor, hit: Tensor) -> Tensor:
         hit: [H, W] bool: where the next frame has a surface.
     """
     height, width = hit.shape
-    lost = torch.empty(height, width, dtype=torch.bool)
+    place = hit.device
+    lost = torch.empty(height, width, dtype=torch.bool, device=place)
     flat, surface = backward.reshape(2, -1), hit.reshape(-1)
     for top in range(0, height, _ROWS):
         part = forward[:, top : top + _ROWS]
         rows = part.shape[1]
-        x = torch.arange(width) + part[0]
-        y = torch.arange(top, top + rows)[:, None] + part[1]
+        x = torch.arange(width, device=place) + part[0]
+        y = torch.arange(top, top + rows, device=place)[:, None] + part[1]
         inside = (x > -0.5) & (x < width - 0.5) & (y > -0.5) & (y < height - 0.5)
-        seen = torch.zeros(rows, width, dtype=torch.bool)
+        seen = torch.zeros(rows, width, dtype=torch.bool, device=place)
         left, upper = torch.where(inside, x, 0.0).floor().long(), torch.where(inside, y, 0.0).floor().long()
         beyond_x, beyond_y = x - left, y - upper
         for right, lower in ((0, 0), (1, 0), (0, 1), (1, 1)):

@@ -27,7 +27,7 @@ def read(path: Path) -> PointCloud:
         header = _header(path, file)
         fields = _fields(path, header)
         count = _number(path, header, "POINTS")
-        form = header.get("DATA", [""])[0]
+        form = " ".join(header["DATA"])
         left = size - file.tell()
         if form == "ascii":
             columns = _ascii(path, file, fields, count, left)
@@ -101,7 +101,7 @@ def _ascii(
         raise InputError(f"{path}: the header says {count} points, which {left} bytes of text cannot hold")
     lines = (line for _, line in zip(range(count), file, strict=False))
     values = parse_text(path, lines, len(named), count)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         return {name: values[:, i].astype(kind) for i, (name, kind) in enumerate(named)}
 
 

@@ -116,7 +116,7 @@ def _ascii(path: Path, file: IO[bytes], vertex: _Element, skipped: int, left: in
     lines = (line for _, line in zip(range(vertex.rows), file, strict=False))
     kinds = [kind for _, kind in vertex.properties]
     columns = parse_text(path, lines, len(kinds), vertex.rows)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         return {name: columns[:, i].astype(kind) for i, (name, kind) in enumerate(vertex.properties)}
 
 

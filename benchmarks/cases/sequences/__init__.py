@@ -1,0 +1,1 @@
+"""Whole shots from files to files, beside the same pairs estimated alone."""

@@ -1,0 +1,219 @@
+"""A shot of EXR plates to EXR vectors as ``fullfield flow`` makes them, beside the estimation of its pairs alone.
+
+The estimation alone takes as many pairs, from frames that lie on the device. What the whole takes longer is reading,
+sending, fetching and writing that estimation did not hide. Of several devices the start of the processes is told apart:
+between the first file and the last the devices are at work.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.bench import Case, Cases, Note, Result
+from benchmarks.harness import Candidate, Timing, interleaved
+from fullfield.estimators.protocol import Estimator
+from fullfield.estimators.registry import canonical, method_of
+from fullfield.io import read_vectors
+from fullfield.io.oiio import write_picture
+from fullfield.sequences import Outcome, Output, Setting, Work, run_on_devices
+from fullfield.sequences.run import prepare, run
+from fullfield.testing import textured_scene
+
+ALONE, SHOT = "estimation alone", "files to files"
+_KEPT = 9  # plates that the estimation alone goes round in
+_STEP = 3  # pixels that the picture moves by from plate to plate
+_GRAIN = 0.01  # what a camera adds, without which plates would pack too well
+_ALLOWED = 0.02  # pixels that a stored vector may be off
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run of the benchmark."""
+
+    method: str
+    presets: Sequence[str]
+    sizes: Sequence[tuple[int, int]]
+    """Height, width of the plates."""
+    frames: int
+    device: torch.device
+    direction: str = "both"
+    devices: Sequence[str] = ()
+    dtype: str | None = None
+    compression: str | None = None
+    folder: str | None = None
+    repeats: int = 3
+
+
+def cases(plan: Plan, note: Note) -> Cases:
+    """All cases of a plan."""
+    for size in plan.sizes:
+        with tempfile.TemporaryDirectory(dir=plan.folder) as folder:
+            note(f"making {plan.frames} plates of {size[1]}×{size[0]}")
+            make_plates(Path(folder), size, plan.frames)
+            for preset in plan.presets:
+                label = f"{plan.method} {preset}, {plan.frames} frames of {size[1]}×{size[0]}, {plan.direction}"
+                yield Case(label, partial(_case, plan, Path(folder), preset, size, note))
+
+
+def make_plates(folder: Path, size: tuple[int, int], count: int) -> None:
+    """``plate.0001.exr`` and so on: a texture that goes by, with grain, in linear half floats."""
+    height, width = size
+    texture = textured_scene(height, width + _STEP * (_KEPT - 1), seed=4).frame1
+
+    def write(number: int) -> None:
+        # There and back, so that the texture need not be as long as the shot.
+        way = number % (2 * (_KEPT - 1))
+        left = _STEP * min(way, 2 * (_KEPT - 1) - way)
+        grain = torch.randn(3, height, width, generator=torch.Generator().manual_seed(number))
+        frame = (texture[:, :, left : left + width] + _GRAIN * grain).clamp(0, 1)
+        linear = (frame**2.2).permute(1, 2, 0).contiguous().half().numpy()
+        path = folder / f"plate.{number:04d}.exr"
+        write_picture(path, "openexr", linear, channels=("R", "G", "B"), attributes={"compression": "zip"})
+
+    with ThreadPoolExecutor() as pool:
+        for _ in pool.map(write, range(1, count + 1)):
+            pass
+
+
+def _case(plan: Plan, folder: Path, preset: str, size: tuple[int, int], note: Note) -> Result:
+    method = canonical(plan.method)
+    work = Work(
+        str(folder / "plate.%04d.exr"),
+        Output(str(folder / "mv.%04d.exr"), plan.dtype, plan.compression),
+        method,
+        method_of(method).presets()[preset],
+        setting=Setting(plan.direction, device=str(plan.device)),
+    )
+    estimator = work.estimator()
+    note(f"preparing {method} {preset}")
+    prepare(work, estimator, size)
+    plates = work.open(None)
+    kept = [plates.read(number).frame[None].to(plan.device) for number in plates.numbers[:_KEPT]]
+    runs: list[Outcome] = []
+    spans: list[tuple[float, float]] = []
+
+    def shot() -> Outcome:
+        runs.append(run(work, plates.numbers, estimator=estimator, plates=work.open(None)))
+        return runs[-1]
+
+    def spread_out() -> Outcome:
+        begin, told = time.perf_counter(), list[float]()
+        outcome = run_on_devices(
+            work, plates.numbers, plan.devices, tell=lambda _: told.append(time.perf_counter() - begin)
+        )
+        spans.append((told[0], told[-1]) if told else (0.0, 0.0))
+        return outcome
+
+    right = partial(_wrong, work, plates.numbers, estimator, kept)
+    candidates = [
+        Candidate(ALONE, partial(_alone, plan, estimator, kept), lambda _: None),
+        Candidate(SHOT, shot, right),
+    ]
+    if plan.devices:
+        candidates.append(Candidate(f"on {len(plan.devices)} devices", spread_out, right))
+    alone, *others = interleaved(candidates, plan.repeats, note)
+    rows = [{**_row(alone), "frames_per_s": plan.frames / alone.median}]
+    rows.append(_of_shot(plan, others[0], alone, runs[1:]))  # the first run of each was the check
+    if plan.devices:
+        rows.append(_of_devices(plan, others[1], alone, spans[1:]))
+    return {
+        "method": method,
+        "preset": preset,
+        "size": list(size),
+        "frames": plan.frames,
+        "direction": plan.direction,
+        "vectors": {"dtype": plan.dtype or "float", "compression": plan.compression or "default"},
+        "plate_bytes": (folder / "plate.0002.exr").stat().st_size,
+        "vector_bytes": (folder / "mv.0002.exr").stat().st_size,
+        "threads": torch.get_num_threads(),
+        "device": str(plan.device),
+        "rows": rows,
+    }
+
+
+def _alone(plan: Plan, estimator: Estimator, kept: Sequence[Tensor]) -> None:
+    """As many pairs as the shot has."""
+    ways = 2 if plan.direction == "both" else 1
+    for number in range(plan.frames - 1):
+        at = number % (len(kept) - 1)
+        pair = kept[at], kept[at + 1]
+        for first, second in (pair, pair[::-1])[:ways]:
+            estimator(first, second)
+    if plan.device.type == "cuda":
+        torch.cuda.synchronize(plan.device)
+
+
+def _wrong(
+    work: Work, numbers: Sequence[int], estimator: Estimator, kept: Sequence[Tensor], outcome: Outcome
+) -> str | None:
+    """What is wrong with a run: a file that is not there, or vectors that are not those of the pair alone."""
+    if not outcome.is_good or outcome.written != list(numbers):
+        told = "; ".join(map(str, outcome.problems)) or outcome.stopped or "no reason"
+        return f"{len(outcome.written)} of {len(numbers)} files were written ({told})"
+    for direction, way in work.setting.ways.items():
+        flow = estimator(kept[1], kept[1 + way])[0].cpu()
+        off = (read_vectors(work.output.path(numbers[1]))[direction] - flow).abs()
+        limit = _ALLOWED + (flow.abs() / 1024 if work.output.dtype == "half" else 0)
+        if not bool((off <= limit).all()):
+            return f"{direction} vectors are off by {float(off.max()):.3g} px"
+    return None
+
+
+# ---- what is told
+
+
+def _row(timing: Timing) -> dict[str, Any]:
+    return {"ours": True, "status": "ok", **timing.as_dict(), "seconds": list(timing.seconds)}
+
+
+def _of_shot(plan: Plan, timing: Timing, alone: Timing, runs: Sequence[Outcome]) -> dict[str, Any]:
+    return {
+        **_row(timing),
+        "frames_per_s": plan.frames / timing.median,
+        "times_alone": timing.median / alone.median,
+        "device_share": alone.median / timing.median,
+        "estimating_share": statistics.median(outcome.busy_s / outcome.wall_s for outcome in runs),
+    }
+
+
+def _of_devices(plan: Plan, timing: Timing, alone: Timing, spans: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    steady = statistics.median((plan.frames - 1) / max(last - first, 1e-9) for first, last in spans)
+    return {
+        **_row(timing),
+        "devices": list(plan.devices),
+        "first_file_s": statistics.median(first for first, _ in spans),
+        "frames_per_s": steady,
+        "times_alone": len(plan.devices) * plan.frames / alone.median / steady,
+    }
+
+
+def report(results: dict[str, Any]) -> list[str]:
+    """Every case and its rows in words."""
+    lines: list[str] = []
+    for case in results["cases"]:
+        vectors = f"{case['vectors']['dtype']}, {case['vectors']['compression']}"
+        sizes = f"{case['plate_bytes'] / 1e6:.1f} and {case['vector_bytes'] / 1e6:.1f} MB"
+        lines.append(f"{case['label']}, on {case['device']}; plates and vectors ({vectors}) of {sizes}")
+        lines += [f"  {row['name']:<20}{_words(row)}" for row in case["rows"]]
+        lines.append("")
+    return lines
+
+
+def _words(row: dict[str, Any]) -> str:
+    parts = [f"{row['median_s']:.3f} s ({row['min']:.3f} ... {row['max']:.3f})", f"{row['frames_per_s']:.1f} frames/s"]
+    if "device_share" in row:
+        parts.append(f"{row['times_alone']:.2f} × alone, {100 * row['device_share']:.0f} % of the time is estimation")
+    if "first_file_s" in row:
+        parts.append(f"first file after {row['first_file_s']:.1f} s, then {row['times_alone']:.2f} × alone")
+    return ", ".join(parts)
