@@ -16,6 +16,7 @@ import torch
 from emulator import Emulator
 from torch import Tensor
 
+from fullfield import InputError
 from fullfield.ops.tvl1 import TVL1Config, TVL1Solver, persistent, reference
 from fullfield.ops.tvl1._pyramid import gaussian_table, linear_table
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR, SCHEDULES
@@ -520,7 +521,7 @@ def test_the_flow_lives_until_it_is_written(monkeypatch: pytest.MonkeyPatch) -> 
     solver = persistent.PersistentSolver((1, 1, 35, 40), config, dtype=torch.float32)
     solver(*frames)
     solver.step(frames[0])
-    solver_module.Solver(35, 40, config, CPU)(*frames, None, None)
+    solver_module.Solver(35, 40, config, CPU).queue(*frames, None, None)
     assert len(living) == 4
 
 
@@ -529,29 +530,50 @@ def test_the_backend_keeps_one_batch_size_and_records_it_once() -> None:
     config = TVL1Config(warps=1, iterations=4, scale_factor=0.5)
     frames, start = scene(35, 40, batch=2), torch.randn(2, 2, 35, 40)
     solver = solver_module.Solver(35, 40, config, CPU)
-    flow, flags = solver(*frames, None, None)
+    flow, flags = solver.queue(*frames, None, None)
     assert solver._graph is None
-    warm, _ = solver(*frames, start, None)
+    warm, _ = solver.queue(*frames, start, None)
     graph = solver._graph
     assert graph is not None
-    again, _ = solver(*frames, None, None)
+    again, _ = solver.queue(*frames, None, None)
     assert solver._graph is graph
     assert torch.equal(again, flow)
     assert int(flags) == 0
     engine = Engine(2, 35, 40, config, CPU)
     assert torch.equal(warm, solved(engine, frames, start))
     frames[1][1, 0, 20, 20] = float("nan")
-    assert int(solver(*frames, None, None)[1]) & 2
+    assert int(solver.queue(*frames, None, None)[1]) & 2
     forgotten = solver._in_order.forgotten  # type: ignore[attr-defined]
     assert forgotten == 2, "the buffers, and the tables of the first start from a flow"
     assert solver._engine is not None
     everything = {tensor.data_ptr() for tensor in solver._engine.tensors()}
     assert {tensor.data_ptr() for tensor in solver._engine._passes.tables()} < everything
-    alone, flags = solver(frames[0][:1], frames[1][:1], None, None)
+    alone, flags = solver.queue(frames[0][:1], frames[1][:1], None, None)
     assert solver._graph is None
     assert solver._in_order.forgotten == forgotten + 1, "new buffers, which no stream has used"  # type: ignore[attr-defined]
     assert int(flags) == 0
     assert torch.equal(alone, flow[:1])
+
+
+@pytest.mark.usefixtures("without_gpu")
+def test_the_backend_looks_at_what_it_noted_and_lets_every_pair_stop() -> None:
+    config = TVL1Config(warps=1, iterations=40, scale_factor=0.5, epsilon=0.02)
+    still, moving = scene(35, 40, shift=0), scene(35, 40, shift=3)
+    frames = tuple(torch.cat(pair) for pair in zip(still, moving, strict=True))
+    solver, said = solver_module.Solver(35, 40, config, CPU), list[str]()
+    flow = solver(frames[0], frames[1], None, lambda _, where: said.append(where))
+    for item, pair in enumerate((still, moving)):
+        assert torch.equal(solver(*pair, None, None)[0], flow[item])
+    assert said[0].startswith("pair 1 of 2, level 1 of")
+    assert not torch.equal(solver.queue(*frames, None, None)[0][0], flow[0]), "a batch stops when its mean does"
+    double = [frame.double() for frame in moving]
+    assert torch.equal(solver(double[0], double[1], None, None), solver(*moving, None, None))
+    assert solver(frames[0][:0], frames[1][:0], None, None).shape == (0, 2, 35, 40)
+    moving[1][0, 0, 20, 20] = float("nan")
+    with pytest.raises(InputError, match="frame2: expected finite values"):
+        solver(*moving, None, None)
+    with pytest.raises(InputError, match="initial_flow: expected finite values"):
+        solver(*still, torch.full((1, 2, 35, 40), float("nan")), None)
 
 
 class Stream:

@@ -169,8 +169,8 @@ def test_buffers_start_poisoned_without_effect() -> None:
     first, second = frames()
     solver = TVL1Solver(40, 56, QUICK)
     clean = solver(first, second)
-    assert solver._cpu is not None
-    for buffer in (solver._cpu._state, solver._cpu._packed, *solver._cpu._pyramid1, *solver._cpu._pyramid2):
+    assert solver.backend == "cpu"
+    for buffer in (solver._solver._state, solver._solver._packed, *solver._solver._pyramid1, *solver._solver._pyramid2):
         buffer.fill(float("nan"))
     assert torch.equal(solver(first, second), clean)
 

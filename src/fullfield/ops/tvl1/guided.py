@@ -13,7 +13,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield.ops.consistency import forward_backward_distance
 from fullfield.ops.tvl1 import guided_cpu, guided_reference
-from fullfield.ops.tvl1.api import _check_values, _finite, _grey, check_size
+from fullfield.ops.tvl1.frames import FINITE_FLOW, check_arguments, check_finite, check_frame, check_values, grey
 from fullfield.ops.tvl1.guided_config import RefinementConfig
 
 # In order of preference.
@@ -74,11 +74,9 @@ class FlowRefiner:
         device: str | torch.device = "cpu",
         backend: str | None = None,
     ) -> None:
-        check_size(height, width)
-        _check.choice(dtype, "dtype", (torch.float32, torch.float64))
-        self.height, self.width = height, width
         self.config = RefinementConfig() if config is None else config
-        _check.require(isinstance(self.config, RefinementConfig), "config", "a RefinementConfig", self.config)
+        check_arguments(height, width, self.config, RefinementConfig, dtype)
+        self.height, self.width = height, width
         self.dtype, self.device = dtype, _check.device(device)
         self.backend = _chosen(backend, self.device, dtype)
         self._lock, self._process = threading.Lock(), os.getpid()
@@ -107,13 +105,13 @@ class FlowRefiner:
         coupling = coupling_weights(prior, back, self.config)
         if self._process != os.getpid():  # forked, perhaps while a thread of the parent held the lock
             self._lock, self._process = threading.Lock(), os.getpid()
-        grey1, grey2 = _grey(first), _grey(second)
+        grey1, grey2 = grey(first), grey(second)
         refined = torch.empty_like(prior)
         with self._lock:
             for item in range(len(first)):
                 pair = guided_reference.Pair(first[item] * 255.0, grey1[item], grey2[item], prior[item], coupling[item])
                 refined[item] = self._refine(pair)
-        _finite(refined, "flow", "a flow that stays finite; the frames or parameters are too extreme")
+        check_finite(refined, "flow", FINITE_FLOW)
         return refined
 
     def _refine(self, pair: guided_reference.Pair) -> Tensor:
@@ -123,12 +121,8 @@ class FlowRefiner:
 
     def _checked(self, frame: Tensor, name: str) -> Tensor:
         """In the refiner's dtype."""
-        frame = _check.tensor(frame, name, ("B", "C", self.height, self.width))
-        _check.require(frame.device.type == self.device.type, name, f"device {self.device}", frame)
-        _check.require(frame.shape[1] in (1, 3), name, "1 or 3 channels", frame)
-        _check.require(frame.is_floating_point(), name, "a floating dtype (divide integers by their maximum)", frame)
-        frame = frame.detach().to(self.dtype)
-        _check_values(frame, name)
+        frame = check_frame(frame, name, self.height, self.width, self.device).to(self.dtype)
+        check_values(frame, name)
         return frame
 
     def _flow(self, flow: Tensor, name: str, batch: int) -> Tensor:
@@ -136,7 +130,7 @@ class FlowRefiner:
         _check.require(flow.device.type == self.device.type, name, f"device {self.device}", flow)
         _check.require(flow.is_floating_point(), name, "a floating dtype", flow)
         flow = flow.detach().to(self.dtype).contiguous()
-        _finite(flow, name)
+        check_finite(flow, name)
         return flow
 
 

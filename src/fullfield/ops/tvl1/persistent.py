@@ -13,11 +13,11 @@ from torch import Tensor
 from fullfield import _check
 from fullfield.ops.latency import spread
 from fullfield.ops.tvl1 import cuda
-from fullfield.ops.tvl1.api import check_size
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda.engine import Engine
 from fullfield.ops.tvl1.cuda.passes import KINDS
 from fullfield.ops.tvl1.cuda.recording import InOrder, record
+from fullfield.ops.tvl1.frames import check_size, placed
 
 _REMEMBERED = 512  # flows whose times are kept
 
@@ -215,7 +215,7 @@ def _placed(device: str | torch.device, config: TVL1Config) -> torch.device:
     place = _check.device(device)
     reason = cuda.supports(place, torch.float32, config)
     _check.require(reason is None, "device", "one for the cuda backend", f"{place}: {reason}")
-    return torch.device("cuda", torch.cuda.current_device() if place.index is None else place.index)
+    return placed(place)
 
 
 def _event() -> torch.cuda.Event:

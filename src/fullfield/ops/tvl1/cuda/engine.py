@@ -16,9 +16,7 @@ from fullfield.ops.tvl1.cuda.passes import Launch, Passes, Planes, dual_of, plan
 from fullfield.ops.tvl1.cuda.state import FLOW, Level, elements_of, pitch_of
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    Progress: TypeAlias = Callable[[float, str], None]
+    from fullfield.ops.tvl1.frames import Progress
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 

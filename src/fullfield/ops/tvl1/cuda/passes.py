@@ -18,6 +18,7 @@ from fullfield.ops.tvl1._pyramid import Window, gaussian_window, linear_window
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR
 from fullfield.ops.tvl1.cuda.state import DUAL, FLOW, Level
 from fullfield.ops.tvl1.cuda.tuning import Device, device_at
+from fullfield.ops.tvl1.frames import BRIGHTEST
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 LIBRARIES = Libraries("TV-L1 kernels")
 KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.uint8: 3}
 """Of frames."""
-BRIGHTEST = 1e6
 BAD_FRAMES = (1, 2)
 BAD_FLOW = 4
 """Bits of the flags: a value of frame 1 or 2 is not within ±BRIGHTEST; the flow is not finite."""
