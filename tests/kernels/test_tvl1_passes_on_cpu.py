@@ -1,5 +1,5 @@
 """The CUDA passes of TV-L1 around its iterations, run on the CPU by ``emulator``: each against the reference, then
-whole solves through the engine, with the iterations as plain PyTorch.
+whole solves through the engine, with the iterations as the reference does them.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ import emulator
 import pytest
 import torch
 from emulator import Emulator
+from test_tvl1_iterations_on_cpu import SHAPES
 from torch import Tensor
 
+from benchmarks.cases.tvl1.romera import SCHEDULES, schedule_of
 from fullfield import InputError
 from fullfield.ops.tvl1 import TVL1Config, TVL1Solver, persistent, reference
 from fullfield.ops.tvl1._pyramid import gaussian_table, linear_table
-from fullfield.ops.tvl1.config import GRADIENT_FLOOR, SCHEDULES
+from fullfield.ops.tvl1.config import GRADIENT_FLOOR
 from fullfield.ops.tvl1.cuda import engine as engines
-from fullfield.ops.tvl1.cuda import fused, passes, recording, schedules
+from fullfield.ops.tvl1.cuda import fused, passes, recording
 from fullfield.ops.tvl1.cuda import solver as solver_module
 from fullfield.ops.tvl1.cuda.engine import Engine
-from fullfield.ops.tvl1.cuda.passes import Passes, planes_of
+from fullfield.ops.tvl1.cuda.passes import Device, Passes, planes_of
 from fullfield.ops.tvl1.cuda.state import Level, pitch_of
-from fullfield.ops.tvl1.cuda.tuning import Device
 from fullfield.testing.tvl1 import VARIANTS
 
 pytestmark = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
@@ -193,26 +194,23 @@ def test_linearise(dtype: torch.dtype, size: tuple[int, int]) -> None:
             torch.testing.assert_close(got.double(), torch.where(use, want, 0.0), **tolerance)
 
 
-# ---- whole solves, with plain iterations
+# ---- whole solves, with the reference's iterations
 
 
-@pytest.fixture
-def plain_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As ``schedules`` documents them, on every level; results alternate between both sets of planes."""
+class ReferenceIterations:
+    """A schedule by the reference; results alternate between both sets of planes."""
+
+    def prepare(self, level: Level, iterations: int) -> None:
+        pass
 
     def iterate(
-        _schedule: str,
-        level: Level,
-        iterations: int,
-        config: TVL1Config,
-        _stream: int,
-        start: schedules.Start | None = None,
+        self, level: Level, iterations: int, config: TVL1Config, _stream: int, *, zero_dual: bool = False
     ) -> None:
         for item in range(level.batch):
             # In float16 the scheme runs on origin + flow; the residual belongs to the flow alone.
             origin = level.origin[item].float() if level.dtype == torch.float16 else torch.zeros(())
             flow, dual = level.flow[item].float() + origin, level.dual[item].float() / config.theta
-            if start is not None and start.zero_dual:
+            if zero_dual:
                 dual = torch.zeros_like(dual)
             gx, gy = level.gradient[item].float()
             squared, residual = gx * gx + gy * gy, level.residual[item].float()
@@ -226,8 +224,11 @@ def plain_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
             level.front = front
         level.front = 1 - level.front
 
-    monkeypatch.setattr(engines.schedules, "iterate", iterate)
-    monkeypatch.setattr(engines.schedules, "prepare", lambda *_: None)
+
+@pytest.fixture
+def reference_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On every level."""
+    monkeypatch.setattr(engines, "RegisterPipeline", ReferenceIterations)
     monkeypatch.setattr(fused, "best", lambda *_: None)
 
 
@@ -252,7 +253,7 @@ def solved(engine: Engine, frames: tuple[Tensor, Tensor], start: Tensor | None =
 
 
 def expected(frames: tuple[Tensor, Tensor], config: TVL1Config, start: Tensor | None = None) -> Tensor:
-    config = config.replace(precision="float32", schedule="auto")
+    config = config.replace(precision="float32")
     solver = TVL1Solver(*frames[0].shape[-2:], config, dtype=torch.float64, backend="reference")
     double = None if start is None else start.double()
     return solver(frames[0].double(), frames[1].double(), initial_flow=double)
@@ -265,7 +266,7 @@ MORE_VARIANTS = {
 }
 
 
-@pytest.mark.usefixtures("plain_iterations")
+@pytest.mark.usefixtures("reference_iterations")
 @pytest.mark.parametrize("variant", MORE_VARIANTS)
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_a_solve_is_the_reference_one(variant: str, precision: str) -> None:
@@ -371,19 +372,16 @@ def test_only_kernels_that_wait_are_launched_early(arch: str, early: bool) -> No
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("precision", ["float32", "float16"])
-def test_every_schedule_in_a_solve(
-    schedule: str, precision: str, machine: Emulator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(schedules, "LIBRARIES", machine)
-    monkeypatch.setattr(schedules, "_device", lambda _: GPU)
-    config = TVL1Config(warps=2, iterations=6, scale_factor=0.6, precision=precision, schedule=schedule)
+def test_every_schedule_in_a_solve(schedule: str, precision: str) -> None:
+    config = TVL1Config(warps=2, iterations=6, scale_factor=0.6, precision=precision)
     frames = scene(33, 52)
-    error = (solved(Engine(1, 33, 52, config, CPU), frames).double() - expected(frames, config)).abs()
+    engine = Engine(1, 33, 52, config, CPU, schedule_of(schedule, SHAPES[schedule]))
+    error = (solved(engine, frames).double() - expected(frames, config)).abs()
     assert error.mean() < (1e-4 if precision == "float32" else 1e-2)
     assert error.max() < (5e-3 if precision == "float32" else 0.2)
 
 
-@pytest.mark.usefixtures("plain_iterations")
+@pytest.mark.usefixtures("reference_iterations")
 @pytest.mark.parametrize("size", [(1, 40), (40, 1), (17, 16), (2, 1)])
 def test_odd_sizes(size: tuple[int, int]) -> None:
     config = TVL1Config(warps=2, iterations=5, scale_factor=0.7)
@@ -392,7 +390,7 @@ def test_odd_sizes(size: tuple[int, int]) -> None:
     assert error.max() < 1e-3
 
 
-@pytest.mark.usefixtures("plain_iterations")
+@pytest.mark.usefixtures("reference_iterations")
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_a_batch_is_its_items_and_buffers_remember_nothing(precision: str) -> None:
     config = TVL1Config(warps=1, iterations=4, scale_factor=0.5, precision=precision)
@@ -406,7 +404,7 @@ def test_a_batch_is_its_items_and_buffers_remember_nothing(precision: str) -> No
         assert torch.equal(solved(alone, pair)[0], flow[item])
 
 
-@pytest.mark.usefixtures("plain_iterations")
+@pytest.mark.usefixtures("reference_iterations")
 def test_an_initial_flow_and_a_sequence() -> None:
     config = TVL1Config(warps=1, iterations=4, scale_factor=0.5)
     first, second = scene(35, 40)
@@ -466,7 +464,7 @@ class AnyOrder:
 
 
 @pytest.fixture
-def without_gpu(plain_iterations: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+def without_gpu(reference_iterations: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
     for module in (persistent, solver_module):
         monkeypatch.setattr(module, "record", Graph)
         monkeypatch.setattr(module, "InOrder", AnyOrder)
@@ -565,7 +563,7 @@ def test_the_backend_looks_at_what_it_noted_and_lets_every_pair_stop() -> None:
     for item, pair in enumerate((still, moving)):
         assert torch.equal(solver(*pair, None, None)[0], flow[item])
     assert said[0].startswith("pair 1 of 2, level 1 of")
-    assert not torch.equal(solver.queue(*frames, None, None)[0][0], flow[0]), "a batch stops when its mean does"
+    assert not torch.equal(solver.queue(*frames, None, None)[0][1], flow[1]), "a batch stops when its mean does"
     double = [frame.double() for frame in moving]
     assert torch.equal(solver(double[0], double[1], None, None), solver(*moving, None, None))
     assert solver(frames[0][:0], frames[1][:0], None, None).shape == (0, 2, 35, 40)

@@ -87,7 +87,7 @@ def pair_by_pair(
     start: Tensor | None,  # [B, 2, H, W]
     progress: Progress | None,
 ) -> Tensor:  # [B, 2, H, W]
-    """The flows that ``solve`` makes of each pair, in ``dtype``: of grey frames [H, W] of 0 ... 255 and a start [2, H, W].
+    """The flow that ``solve`` makes of every pair, from grey frames [H, W] of 0 ... 255 and a start [2, H, W].
 
     Raises InputError for values out of range, before and after.
     """

@@ -15,7 +15,7 @@ from fullfield.ops.tvl1.config import TVL1Config
 _SCHEMA = (
     "(Tensor frame1, Tensor frame2, Tensor? initial_flow, str? backend, *, float lambda_, float theta, float tau, "
     "int? scales, float scale_factor, int warps, int iterations, int median, float gradient_blend, str borders, "
-    "str dual_reset, float epsilon, str precision, str schedule) -> Tensor"
+    "str dual_reset, float epsilon, str precision) -> Tensor"
 )
 
 

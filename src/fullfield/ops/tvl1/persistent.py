@@ -78,7 +78,7 @@ class PersistentSolver:
         self._lock, self._in_order = threading.Lock(), InOrder(self.device)
         self._place: int | None = None  # of the frame before
         with torch.cuda.device(self.device), torch.inference_mode(False), torch.no_grad():
-            self._engine = Engine(batch, height, width, self.config, self.device)
+            self._engine = self._make_engine(batch, height, width)
             self._warm_up()
             self._pair = record(self._both, self.device)
             self._steps = [record(partial(self._next, place), self.device) for place in (0, 1)]
@@ -188,6 +188,10 @@ class PersistentSolver:
         self._engine.solve(1 - place)
         if self.warm_start:
             self._engine.begin_at_last()
+
+    def _make_engine(self, batch: int, height: int, width: int) -> Engine:
+        """The place to give the engine another schedule."""
+        return Engine(batch, height, width, self.config, self.device)
 
     def _warm_up(self) -> None:
         """Compile and load everything, and make every launch once."""
