@@ -84,7 +84,7 @@ def warp_source(dtype: torch.dtype) -> Source:
 
 
 def median_source(dtype: torch.dtype) -> Source:
-    """``median3``, ``median5`` and ``settle`` for levels of ``dtype``."""
+    """``median0``, which filters nothing, ``median3`` and ``median5`` for levels of ``dtype``."""
     return Source(_read("medians.cuh", "median.cu"), (f"-DHALF={int(dtype == torch.float16)}",))
 
 
@@ -297,8 +297,7 @@ class Passes:
         params.height, params.width, params.pitch = level.height, level.width, level.pitch
         params.tiles_y, params.tiles_x = -(-level.height // 8), -(-level.width // 64)
         blocks = params.tiles_y * params.tiles_x * FLOW * level.batch
-        name = f"median{side}" if side else "settle"
-        return Launch(self._median[name], blocks, params, self._device.index, threads=_MEDIAN_THREADS)
+        return Launch(self._median[f"median{side}"], blocks, params, self._device.index, threads=_MEDIAN_THREADS)
 
 
 def _tile(across: _Table) -> tuple[int, int, int]:
