@@ -18,12 +18,13 @@ from test_tvl1_iterations_on_cpu import SHAPES
 from torch import Tensor
 
 from benchmarks.cases.tvl1.romera import SCHEDULES, schedule_of
+from benchmarks.cases.tvl1.solver import make_solver
 from fullfield import InputError
 from fullfield.ops.tvl1 import TVL1Config, TVL1Solver, persistent, reference
 from fullfield.ops.tvl1._pyramid import gaussian_table, linear_table
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR
 from fullfield.ops.tvl1.cuda import engine as engines
-from fullfield.ops.tvl1.cuda import fused, passes, recording
+from fullfield.ops.tvl1.cuda import fused, passes
 from fullfield.ops.tvl1.cuda import solver as solver_module
 from fullfield.ops.tvl1.cuda.engine import Engine
 from fullfield.ops.tvl1.cuda.passes import Device, Passes, planes_of
@@ -499,6 +500,15 @@ def test_a_persistent_solver_runs_a_sequence(warm_start: bool) -> None:
 
 
 @pytest.mark.usefixtures("without_gpu")
+def test_the_benchmarks_solver_runs_a_schedule_on_every_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "best", lambda *_: pytest.fail("a schedule leaves no whole warps"))
+    config = TVL1Config(warps=1, iterations=4, scale_factor=0.5)
+    first, second = ((frame * 255).byte() for frame in scene(35, 40))
+    flow = make_solver((1, 1, 35, 40), config, CPU, "shared_pipeline")(first, second)
+    assert (flow - expected((first / 255, second / 255), config)).abs().max() < 5e-3
+
+
+@pytest.mark.usefixtures("without_gpu")
 def test_the_flow_lives_until_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     living: list[weakref.ref[Tensor]] = []
     read, solve = Engine.read, Engine.solve
@@ -572,49 +582,3 @@ def test_the_backend_looks_at_what_it_noted_and_lets_every_pair_stop() -> None:
         solver(*moving, None, None)
     with pytest.raises(InputError, match="initial_flow: expected finite values"):
         solver(*still, torch.full((1, 2, 35, 40), float("nan")), None)
-
-
-class Stream:
-    """A stream of a GPU; notes what it waits for."""
-
-    def __init__(self, number: int) -> None:
-        self.cuda_stream, self.waited = number, list[object]()
-
-    def wait_event(self, event: object) -> None:
-        self.waited.append(event)
-
-    def record_event(self) -> tuple[int, object]:
-        return self.cuda_stream, object()
-
-
-class Used:
-    """A tensor that notes the streams it is used on."""
-
-    def __init__(self) -> None:
-        self.streams: list[int] = []
-
-    def record_stream(self, stream: Stream) -> None:
-        self.streams.append(stream.cuda_stream)
-
-
-def test_calls_on_two_streams_are_in_order_and_memory_waits_for_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two = Stream(1), Stream(2)
-    now = [one]
-    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: now[0])
-    in_order, kept = recording.InOrder(CPU), Used()
-    for stream in (one, one, two, one):
-        now[0] = stream
-        with in_order(lambda: iter([kept])):  # type: ignore[list-item]
-            pass
-    assert [event[0] for event in one.waited] == [1, 2]  # type: ignore[index]
-    assert [event[0] for event in two.waited] == [1]  # type: ignore[index]
-    assert kept.streams == [1, 2], "once a stream"
-    other = Used()
-    in_order.forget()
-    for stream in (two, one):
-        now[0] = stream
-        with in_order(lambda: iter([other])):  # type: ignore[list-item]
-            pass
-    assert other.streams == [2, 1]
