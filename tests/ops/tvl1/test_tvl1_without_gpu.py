@@ -1,4 +1,4 @@
-"""What the GPU's solver needs no GPU for: how a level's planes lie, iterations are dealt to passes, calls are in order."""
+"""What the GPU's solver needs no GPU for: how planes lie, iterations are dealt to passes, calls come in order."""
 
 from __future__ import annotations
 
