@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -44,7 +44,7 @@ def placed(device: torch.device) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def check_frame(frame: Any, name: str, height: int, width: int, device: torch.device) -> Tensor:
+def check_frame(frame: Tensor, name: str, height: int, width: int, device: torch.device) -> Tensor:
     """The frame, if it is [B, C, H, W] with C = 1 or 3, floating, on the device; InputError otherwise."""
     frame = _check.tensor(frame, name, ("B", "C", height, width))
     index = None if device.type == "cpu" else device.index
