@@ -26,7 +26,7 @@ def data_dir() -> Path:
 
 
 # Tests on one thread: with two, a busy machine stalls every one of PyTorch's many small parallel regions.
-_ONE_THREAD = ("integrations", "models", "nn", "ops/correlation", "ops/point_conv", "ops/tvl1/test_tvl1_schedules")
+_ONE_THREAD = ("integrations", "models", "nn", "ops/correlation", "ops/point_conv", "bench/test_bench_tvl1_schedules")
 
 
 @pytest.fixture(autouse=True)

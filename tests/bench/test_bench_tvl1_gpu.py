@@ -32,7 +32,7 @@ def quiet(text: str) -> None:
 
 
 def stand_in(name: str, precision: str = "float32", depth: int | None = None, off: float = 0.0) -> Version:
-    """The plain iterations on the CPU; ``off``: px that are added to the flow."""
+    """The reference's iterations on the CPU; ``off``: px that are added to the flow."""
 
     def begin(state: State, iterations: int, config: TVL1Config) -> Work:
         if depth is not None and depth > 5:
@@ -54,14 +54,16 @@ def stand_in(name: str, precision: str = "float32", depth: int | None = None, of
 class StandIn:
     """A persistent solver on the CPU."""
 
-    made: list[tuple[tuple[int, ...], str]]
+    made: list[tuple[tuple[int, ...], str, str]]
 
-    def __init__(self, shape: tuple[int, ...], config: TVL1Config, device: torch.device) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], config: TVL1Config, device: torch.device, schedule: str = "auto"
+    ) -> None:
         assert device == CPU
-        StandIn.made.append((shape, config.precision))
+        StandIn.made.append((shape, config.precision, schedule))
         self.memory = 1000
         self._before: Tensor | None = None
-        self._solver = TVL1Solver(shape[2], shape[3], config.replace(precision="float32", schedule="auto"))
+        self._solver = TVL1Solver(shape[2], shape[3], config.replace(precision="float32"))
 
     def __call__(self, frame1: Tensor, frame2: Tensor, out: Tensor | None = None) -> Tensor:
         assert frame1.dtype == frame2.dtype == torch.uint8
@@ -284,9 +286,9 @@ def test_floors_are_the_sums_over_levels_and_warps() -> None:
     half = tvl1_solver.floors((100, 200), config.replace(precision="float16"), {"bytes_per_s": 1e9})
     assert half is not None
     assert half["floor_s"] == pytest.approx(4 * (18 * 2 + 8 * 4) * pixels / 1e9)
-    plain = tvl1_solver.floors((100, 200), config.replace(median=0), {"bytes_per_s": 1e9})
-    assert plain is not None
-    assert plain["floor_s"] == pytest.approx(4 * 22 * 4 * pixels / 1e9)
+    unfiltered = tvl1_solver.floors((100, 200), config.replace(median=0), {"bytes_per_s": 1e9})
+    assert unfiltered is not None
+    assert unfiltered["floor_s"] == pytest.approx(4 * 22 * 4 * pixels / 1e9)
     slow = tvl1_solver.floors((100, 200), config, {"bytes_per_s": 1e15, "special_per_s": 1e9})
     assert slow is not None
     assert slow["floor_s"] == pytest.approx(4 * 4 * 10 * pixels / 1e9)
@@ -301,7 +303,7 @@ def test_a_wrong_solver_gets_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tvl1_solver, "make_solver", Off)
     case = tvl1_solver.whole_frames(tvl1_solver.WHOLE, {}, CPU, 5, LIMITS, quiet)
     assert {row["status"] for row in case["rows"]} == {"check failed"}
-    assert "from the plain solver" in case["rows"][0]["reason"]
+    assert "from the reference" in case["rows"][0]["reason"]
     assert "median_s" not in case["rows"][0]
 
 
@@ -342,7 +344,7 @@ def test_real_time_on_the_stand_in() -> None:
         if row["status"] == "ok":
             assert row["median_s"] <= 0.02
             assert row["side"] % 16 == 0
-    assert any(shape[1] == 1 for shape, _ in StandIn.made)
+    assert any(shape[1] == 1 for shape, *_ in StandIn.made)
 
 
 def test_a_wrong_flow_is_no_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -374,7 +376,8 @@ def test_errors_against_time() -> None:
     first, last = case["rows"][0], case["rows"][2]
     assert last["iterations"] == 20
     assert last["epe"] < first["epe"]
-    assert {shape[0] for shape, _ in StandIn.made} == {1, 2}
+    assert {shape[0] for shape, *_ in StandIn.made} == {1, 2}
+    assert {schedule for *_, schedule in StandIn.made} == {"auto", "global"}
 
 
 def curve(precision: str, speed: float) -> list[dict[str, Any]]:

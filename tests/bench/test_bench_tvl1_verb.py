@@ -222,7 +222,7 @@ def test_stored_results_are_shown_again(
 def test_shapes_are_tuned(
     on_cpu: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tuning = "fullfield.ops.tvl1.cuda.tuning"
+    tuning = "benchmarks.cases.tvl1.tuning"
     times = {"global float32": {"Shape(256)": 1.5, "Shape(128)": 1.25}}
     monkeypatch.setattr(f"{tuning}.tune", lambda _: times)
     monkeypatch.setattr(f"{tuning}.kept_at", lambda _: Path("cache", "gpu.json"))

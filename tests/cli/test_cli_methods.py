@@ -51,8 +51,8 @@ def test_a_preset_and_changes() -> None:
         lambda_=0.2, scales=None
     )
     assert _chosen("--scales", "4").config.scales == 4
-    chosen = _chosen("--precision", "float16", "--schedule", "global")
-    assert (chosen.config.precision, chosen.config.schedule) == ("float16", "global")
+    chosen = _chosen("--precision", "float16", "--borders", "clamp")
+    assert (chosen.config.precision, chosen.config.borders) == ("float16", "clamp")
     with pytest.raises(InputError, match=r"^--precision: expected one of float32, float16, got 'fast'"):
         _chosen("--precision", "fast")
 

@@ -11,9 +11,10 @@ import torch
 from emulator import Emulator, Kernel
 from test_tvl1_iterations_on_cpu import CPU, GPU, SHAPES
 
+from benchmarks.cases.tvl1 import romera
 from benchmarks.cases.tvl1 import schedules as tvl1_schedules
 from fullfield._kernels.nvrtc import Source
-from fullfield.ops.tvl1.cuda import schedules, tuning
+from fullfield.ops.tvl1.cuda import passes
 
 pytestmark = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
 
@@ -25,11 +26,9 @@ def machine() -> Emulator:
 
 @pytest.fixture(autouse=True)
 def _emulated(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(schedules, "LIBRARIES", machine)
-    monkeypatch.setattr(schedules, "_device", lambda _: GPU)
-    monkeypatch.setattr(tuning, "device_at", lambda _: GPU)
-    monkeypatch.setattr(tuning, "shape_for", lambda schedule, *_: SHAPES[schedule])
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(passes, "LIBRARIES", machine)
+    monkeypatch.setattr(passes, "device_of", lambda _: GPU)
+    monkeypatch.setattr(tvl1_schedules, "shape_for", lambda schedule, *_: SHAPES[schedule])
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
     with machine.used():
         yield
@@ -41,7 +40,7 @@ def quiet(text: str) -> None:
 
 def test_every_version_passes_its_check_and_counts_its_work() -> None:
     rows = tvl1_schedules.timed((19, 33), tvl1_schedules.versions(), CPU, 1, quiet)
-    assert len(rows) == 2 * len(schedules.SCHEDULES)
+    assert len(rows) == 2 * len(romera.SCHEDULES)
     for row in rows:
         assert row["status"] == "ok", row
         assert row["operations"] > 300, "ten iterations of some thirty operations at least"

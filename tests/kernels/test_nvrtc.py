@@ -14,6 +14,7 @@ import torch
 from kept import kept
 
 from benchmarks.cases.points import listing as points_listing
+from benchmarks.cases.tvl1 import romera, tuning
 from fullfield._kernels import cache_folder, nvrtc
 from fullfield._kernels.nvrtc import Compiler, KernelError, Source
 from fullfield.ops.correlation.cuda import config as shapes
@@ -23,8 +24,9 @@ from fullfield.ops.neighbors import cuda as neighbors
 from fullfield.ops.point_conv.cuda import pooling, triplets
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda import fused as tvl1_fused
-from fullfield.ops.tvl1.cuda import guided, schedules, tuning
+from fullfield.ops.tvl1.cuda import guided
 from fullfield.ops.tvl1.cuda import passes as tvl1
+from fullfield.ops.tvl1.cuda.pipeline import Shape
 from fullfield.ops.tvl1.cuda.state import Level
 
 needs_nvrtc = pytest.mark.skipif(nvrtc.why_not() is not None, reason=str(nvrtc.why_not()))
@@ -182,7 +184,7 @@ def test_passes_of_tvl1(arch: str) -> None:
     assert all(registers <= 48 and spilled == 0 for registers, spilled in found.values())
     for dtype in (torch.float32, torch.float16):
         found = resources(tvl1.warp_source(dtype), arch) | resources(tvl1.median_source(dtype), arch)
-        assert set(found) == {"linearise", "median3", "median5", "settle"}
+        assert set(found) == {"linearise", "median0", "median3", "median5"}
         assert all(registers <= 80 and spilled == 0 for registers, spilled in found.values())
 
 
@@ -242,11 +244,11 @@ ITERATIONS = [
 
 @needs_nvrtc
 @pytest.mark.parametrize(("arch", "schedule", "dtype", "shape"), ITERATIONS, ids=str)
-def test_iterations_of_tvl1(arch: str, schedule: str, dtype: torch.dtype, shape: tuning.Shape) -> None:
+def test_iterations_of_tvl1(arch: str, schedule: str, dtype: torch.dtype, shape: Shape) -> None:
     """Registers for as many blocks as are to run at once, and none spilled."""
-    device = tuning.Device(0, "any", arch, 100, SHARED[arch])
+    device = tvl1.Device(0, "any", arch, 100, SHARED[arch])
     level = Level(1, 1080, 1920, dtype, torch.device("cpu"))
-    for launch in schedules.pass_of(schedule, level, shape.depth, shape, device):
+    for launch in romera.passes_of(schedule, level, romera.depth_of(schedule, shape), shape, device):
         registers, spilled = resources(launch.source, arch)[launch.name]
         blocks = shape.blocks if schedule == "register_pipeline" else 2
         assert registers * launch.threads * blocks <= 65536
@@ -256,7 +258,7 @@ def test_iterations_of_tvl1(arch: str, schedule: str, dtype: torch.dtype, shape:
 
 @needs_nvrtc
 def test_the_kernels_include_nothing() -> None:
-    modules = (shapes, fused, tvl1, neighbors, triplets, points_listing, nvrtc)
+    modules = (shapes, fused, tvl1, romera, neighbors, triplets, points_listing, nvrtc)
     folders = tuple(Path(module.__file__).parent for module in modules)
     sources = sorted(path for folder in folders for path in folder.glob("*.cu*"))
     assert len(sources) >= 10

@@ -12,11 +12,12 @@ import pytest
 import torch
 from emulator import Emulator
 
+from benchmarks.cases.tvl1.romera import SCHEDULES, schedule_of
 from fullfield.ops.tvl1.config import TVL1Config
-from fullfield.ops.tvl1.cuda import schedules
-from fullfield.ops.tvl1.cuda.schedules import SCHEDULES, Start
+from fullfield.ops.tvl1.cuda import passes
+from fullfield.ops.tvl1.cuda.passes import Device
+from fullfield.ops.tvl1.cuda.pipeline import Shape
 from fullfield.ops.tvl1.cuda.state import Level
-from fullfield.ops.tvl1.cuda.tuning import Device, Shape
 from fullfield.testing.tvl1_iterations import Term, allowed, iterated, load, make_term, result
 
 pytestmark = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
@@ -47,8 +48,8 @@ def machine() -> Emulator:
 
 @pytest.fixture(autouse=True)
 def _emulated(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(schedules, "LIBRARIES", machine)
-    monkeypatch.setattr(schedules, "_device", lambda _: GPU)
+    monkeypatch.setattr(passes, "LIBRARIES", machine)
+    monkeypatch.setattr(passes, "device_of", lambda _: GPU)
     with machine.used():
         yield
 
@@ -64,9 +65,9 @@ def check(
     batch, _, height, width = term.start.shape
     level = Level(batch, height, width, dtype, CPU)
     load(level, term, config)
-    shape = SHAPES[schedule] if shape is None else shape
-    schedules.prepare(schedule, level, iterations, shape)
-    schedules.iterate(schedule, level, iterations, config, 0, None, shape)
+    how = schedule_of(schedule, SHAPES[schedule] if shape is None else shape)
+    how.prepare(level, iterations)
+    how.iterate(level, iterations, config, 0)
     flow, dual = result(level, config)
     true_flow, true_dual = iterated(term, iterations, config)
     assert torch.isfinite(flow).all()
@@ -134,8 +135,9 @@ def test_float16_where_squares_overflow(schedule: str) -> None:
     term = term._replace(start=(term.start + step).half().double())  # the origin is
     level = Level(1, 13, 75, torch.float16, CPU)
     load(level, term, config)
-    schedules.prepare(schedule, level, 3, SHAPES[schedule])
-    schedules.iterate(schedule, level, 3, config, 0, None, SHAPES[schedule])
+    how = schedule_of(schedule, SHAPES[schedule])
+    how.prepare(level, 3)
+    how.iterate(level, 3, config, 0)
     flow, dual = result(level, config)
     true_flow, _ = iterated(term, 3, config)
     assert torch.isfinite(flow).all()
@@ -147,17 +149,15 @@ def test_float16_where_squares_overflow(schedule: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_zero_starts_are_not_read(schedule: str, dtype: torch.dtype) -> None:
+def test_a_dual_variable_of_zero_is_not_read(schedule: str, dtype: torch.dtype) -> None:
     term = make_term(1, 13, 41, "adjoint")
-    zero = torch.zeros_like(term.start)
+    term = term._replace(dual=torch.zeros_like(term.dual))
     config = TVL1Config()
     level = Level(1, 13, 41, dtype, CPU)
-    start = term._replace(start=zero if dtype == torch.float32 else term.start, dual=torch.zeros_like(term.dual))
-    load(level, start, config)
-    level.flow.fill_(float("nan"))
+    load(level, term, config)
     level.dual.fill_(float("nan"))
-    schedules.prepare(schedule, level, 5, SHAPES[schedule])
-    schedules.iterate(schedule, level, 5, config, 0, Start(zero_flow=True, zero_dual=True), SHAPES[schedule])
-    true_flow, true_dual = iterated(start, 5, config)
-    for value, true in zip(result(level, config), (true_flow, true_dual), strict=True):
+    how = schedule_of(schedule, SHAPES[schedule])
+    how.prepare(level, 5)
+    how.iterate(level, 5, config, 0, zero_dual=True)
+    for value, true in zip(result(level, config), iterated(term, 5, config), strict=True):
         assert float((value - true).abs().max()) <= FLOW_BOUND[dtype]

@@ -1,5 +1,5 @@
 """The CUDA passes of TV-L1 around its iterations, run on the CPU by ``emulator``: each against the reference, then
-whole solves through the engine, with the iterations as plain PyTorch.
+whole solves through the engine, with the iterations as the reference does them.
 """
 
 from __future__ import annotations
@@ -14,18 +14,21 @@ import emulator
 import pytest
 import torch
 from emulator import Emulator
+from test_tvl1_iterations_on_cpu import SHAPES
 from torch import Tensor
 
+from benchmarks.cases.tvl1.romera import SCHEDULES, schedule_of
+from benchmarks.cases.tvl1.solver import make_solver
+from fullfield import InputError
 from fullfield.ops.tvl1 import TVL1Config, TVL1Solver, persistent, reference
 from fullfield.ops.tvl1._pyramid import gaussian_table, linear_table
-from fullfield.ops.tvl1.config import GRADIENT_FLOOR, SCHEDULES
+from fullfield.ops.tvl1.config import GRADIENT_FLOOR
 from fullfield.ops.tvl1.cuda import engine as engines
-from fullfield.ops.tvl1.cuda import fused, passes, recording, schedules
+from fullfield.ops.tvl1.cuda import fused, passes
 from fullfield.ops.tvl1.cuda import solver as solver_module
 from fullfield.ops.tvl1.cuda.engine import Engine
-from fullfield.ops.tvl1.cuda.passes import Passes, planes_of
+from fullfield.ops.tvl1.cuda.passes import Device, Passes, planes_of
 from fullfield.ops.tvl1.cuda.state import Level, pitch_of
-from fullfield.ops.tvl1.cuda.tuning import Device
 from fullfield.testing.tvl1 import VARIANTS
 
 pytestmark = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
@@ -192,26 +195,23 @@ def test_linearise(dtype: torch.dtype, size: tuple[int, int]) -> None:
             torch.testing.assert_close(got.double(), torch.where(use, want, 0.0), **tolerance)
 
 
-# ---- whole solves, with plain iterations
+# ---- whole solves, with the reference's iterations
 
 
-@pytest.fixture
-def plain_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As ``schedules`` documents them, on every level; results alternate between both sets of planes."""
+class ReferenceIterations:
+    """A schedule by the reference; results alternate between both sets of planes."""
+
+    def prepare(self, level: Level, iterations: int) -> None:
+        pass
 
     def iterate(
-        _schedule: str,
-        level: Level,
-        iterations: int,
-        config: TVL1Config,
-        _stream: int,
-        start: schedules.Start | None = None,
+        self, level: Level, iterations: int, config: TVL1Config, _stream: int, *, zero_dual: bool = False
     ) -> None:
         for item in range(level.batch):
             # In float16 the scheme runs on origin + flow; the residual belongs to the flow alone.
             origin = level.origin[item].float() if level.dtype == torch.float16 else torch.zeros(())
             flow, dual = level.flow[item].float() + origin, level.dual[item].float() / config.theta
-            if start is not None and start.zero_dual:
+            if zero_dual:
                 dual = torch.zeros_like(dual)
             gx, gy = level.gradient[item].float()
             squared, residual = gx * gx + gy * gy, level.residual[item].float()
@@ -225,8 +225,11 @@ def plain_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
             level.front = front
         level.front = 1 - level.front
 
-    monkeypatch.setattr(engines.schedules, "iterate", iterate)
-    monkeypatch.setattr(engines.schedules, "prepare", lambda *_: None)
+
+@pytest.fixture
+def reference_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On every level."""
+    monkeypatch.setattr(engines, "RegisterPipeline", ReferenceIterations)
     monkeypatch.setattr(fused, "best", lambda *_: None)
 
 
@@ -251,7 +254,7 @@ def solved(engine: Engine, frames: tuple[Tensor, Tensor], start: Tensor | None =
 
 
 def expected(frames: tuple[Tensor, Tensor], config: TVL1Config, start: Tensor | None = None) -> Tensor:
-    config = config.replace(precision="float32", schedule="auto")
+    config = config.replace(precision="float32")
     solver = TVL1Solver(*frames[0].shape[-2:], config, dtype=torch.float64, backend="reference")
     double = None if start is None else start.double()
     return solver(frames[0].double(), frames[1].double(), initial_flow=double)
@@ -264,7 +267,7 @@ MORE_VARIANTS = {
 }
 
 
-@pytest.mark.usefixtures("plain_iterations")
+@pytest.mark.usefixtures("reference_iterations")
 @pytest.mark.parametrize("variant", MORE_VARIANTS)
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_a_solve_is_the_reference_one(variant: str, precision: str) -> None:
@@ -370,19 +373,16 @@ def test_only_kernels_that_wait_are_launched_early(arch: str, early: bool) -> No
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("precision", ["float32", "float16"])
-def test_every_schedule_in_a_solve(
-    schedule: str, precision: str, machine: Emulator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(schedules, "LIBRARIES", machine)
-    monkeypatch.setattr(schedules, "_device", lambda _: GPU)
-    config = TVL1Config(warps=2, iterations=6, scale_factor=0.6, precision=precision, schedule=schedule)
+def test_every_schedule_in_a_solve(schedule: str, precision: str) -> None:
+    config = TVL1Config(warps=2, iterations=6, scale_factor=0.6, precision=precision)
     frames = scene(33, 52)
-    error = (solved(Engine(1, 33, 52, config, CPU), frames).double() - expected(frames, config)).abs()
+    engine = Engine(1, 33, 52, config, CPU, schedule_of(schedule, SHAPES[schedule]))
+    error = (solved(engine, frames).double() - expected(frames, config)).abs()
     assert error.mean() < (1e-4 if precision == "float32" else 1e-2)
     assert error.max() < (5e-3 if precision == "float32" else 0.2)
 
 
-@pytest.mark.usefixtures("plain_iterations")
+@pytest.mark.usefixtures("reference_iterations")
 @pytest.mark.parametrize("size", [(1, 40), (40, 1), (17, 16), (2, 1)])
 def test_odd_sizes(size: tuple[int, int]) -> None:
     config = TVL1Config(warps=2, iterations=5, scale_factor=0.7)
@@ -391,7 +391,7 @@ def test_odd_sizes(size: tuple[int, int]) -> None:
     assert error.max() < 1e-3
 
 
-@pytest.mark.usefixtures("plain_iterations")
+@pytest.mark.usefixtures("reference_iterations")
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_a_batch_is_its_items_and_buffers_remember_nothing(precision: str) -> None:
     config = TVL1Config(warps=1, iterations=4, scale_factor=0.5, precision=precision)
@@ -405,7 +405,7 @@ def test_a_batch_is_its_items_and_buffers_remember_nothing(precision: str) -> No
         assert torch.equal(solved(alone, pair)[0], flow[item])
 
 
-@pytest.mark.usefixtures("plain_iterations")
+@pytest.mark.usefixtures("reference_iterations")
 def test_an_initial_flow_and_a_sequence() -> None:
     config = TVL1Config(warps=1, iterations=4, scale_factor=0.5)
     first, second = scene(35, 40)
@@ -465,7 +465,7 @@ class AnyOrder:
 
 
 @pytest.fixture
-def without_gpu(plain_iterations: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
+def without_gpu(reference_iterations: None, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: ARG001
     for module in (persistent, solver_module):
         monkeypatch.setattr(module, "record", Graph)
         monkeypatch.setattr(module, "InOrder", AnyOrder)
@@ -500,6 +500,15 @@ def test_a_persistent_solver_runs_a_sequence(warm_start: bool) -> None:
 
 
 @pytest.mark.usefixtures("without_gpu")
+def test_the_benchmarks_solver_runs_a_schedule_on_every_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "best", lambda *_: pytest.fail("a schedule leaves no whole warps"))
+    config = TVL1Config(warps=1, iterations=4, scale_factor=0.5)
+    first, second = ((frame * 255).byte() for frame in scene(35, 40))
+    flow = make_solver((1, 1, 35, 40), config, CPU, "shared_pipeline")(first, second)
+    assert (flow - expected((first / 255, second / 255), config)).abs().max() < 5e-3
+
+
+@pytest.mark.usefixtures("without_gpu")
 def test_the_flow_lives_until_it_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     living: list[weakref.ref[Tensor]] = []
     read, solve = Engine.read, Engine.solve
@@ -520,7 +529,7 @@ def test_the_flow_lives_until_it_is_written(monkeypatch: pytest.MonkeyPatch) -> 
     solver = persistent.PersistentSolver((1, 1, 35, 40), config, dtype=torch.float32)
     solver(*frames)
     solver.step(frames[0])
-    solver_module.Solver(35, 40, config, CPU)(*frames, None, None)
+    solver_module.Solver(35, 40, config, CPU).queue(*frames, None, None)
     assert len(living) == 4
 
 
@@ -529,72 +538,47 @@ def test_the_backend_keeps_one_batch_size_and_records_it_once() -> None:
     config = TVL1Config(warps=1, iterations=4, scale_factor=0.5)
     frames, start = scene(35, 40, batch=2), torch.randn(2, 2, 35, 40)
     solver = solver_module.Solver(35, 40, config, CPU)
-    flow, flags = solver(*frames, None, None)
+    flow, flags = solver.queue(*frames, None, None)
     assert solver._graph is None
-    warm, _ = solver(*frames, start, None)
+    warm, _ = solver.queue(*frames, start, None)
     graph = solver._graph
     assert graph is not None
-    again, _ = solver(*frames, None, None)
+    again, _ = solver.queue(*frames, None, None)
     assert solver._graph is graph
     assert torch.equal(again, flow)
     assert int(flags) == 0
     engine = Engine(2, 35, 40, config, CPU)
     assert torch.equal(warm, solved(engine, frames, start))
     frames[1][1, 0, 20, 20] = float("nan")
-    assert int(solver(*frames, None, None)[1]) & 2
+    assert int(solver.queue(*frames, None, None)[1]) & 2
     forgotten = solver._in_order.forgotten  # type: ignore[attr-defined]
     assert forgotten == 2, "the buffers, and the tables of the first start from a flow"
     assert solver._engine is not None
     everything = {tensor.data_ptr() for tensor in solver._engine.tensors()}
     assert {tensor.data_ptr() for tensor in solver._engine._passes.tables()} < everything
-    alone, flags = solver(frames[0][:1], frames[1][:1], None, None)
+    alone, flags = solver.queue(frames[0][:1], frames[1][:1], None, None)
     assert solver._graph is None
     assert solver._in_order.forgotten == forgotten + 1, "new buffers, which no stream has used"  # type: ignore[attr-defined]
     assert int(flags) == 0
     assert torch.equal(alone, flow[:1])
 
 
-class Stream:
-    """A stream of a GPU; notes what it waits for."""
-
-    def __init__(self, number: int) -> None:
-        self.cuda_stream, self.waited = number, list[object]()
-
-    def wait_event(self, event: object) -> None:
-        self.waited.append(event)
-
-    def record_event(self) -> tuple[int, object]:
-        return self.cuda_stream, object()
-
-
-class Used:
-    """A tensor that notes the streams it is used on."""
-
-    def __init__(self) -> None:
-        self.streams: list[int] = []
-
-    def record_stream(self, stream: Stream) -> None:
-        self.streams.append(stream.cuda_stream)
-
-
-def test_calls_on_two_streams_are_in_order_and_memory_waits_for_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two = Stream(1), Stream(2)
-    now = [one]
-    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: now[0])
-    in_order, kept = recording.InOrder(CPU), Used()
-    for stream in (one, one, two, one):
-        now[0] = stream
-        with in_order(lambda: iter([kept])):  # type: ignore[list-item]
-            pass
-    assert [event[0] for event in one.waited] == [1, 2]  # type: ignore[index]
-    assert [event[0] for event in two.waited] == [1]  # type: ignore[index]
-    assert kept.streams == [1, 2], "once a stream"
-    other = Used()
-    in_order.forget()
-    for stream in (two, one):
-        now[0] = stream
-        with in_order(lambda: iter([other])):  # type: ignore[list-item]
-            pass
-    assert other.streams == [2, 1]
+@pytest.mark.usefixtures("without_gpu")
+def test_the_backend_looks_at_what_it_noted_and_lets_every_pair_stop() -> None:
+    config = TVL1Config(warps=1, iterations=40, scale_factor=0.5, epsilon=0.02)
+    still, moving = scene(35, 40, shift=0), scene(35, 40, shift=3)
+    frames = tuple(torch.cat(pair) for pair in zip(still, moving, strict=True))
+    solver, said = solver_module.Solver(35, 40, config, CPU), list[str]()
+    flow = solver(frames[0], frames[1], None, lambda _, where: said.append(where))
+    for item, pair in enumerate((still, moving)):
+        assert torch.equal(solver(*pair, None, None)[0], flow[item])
+    assert said[0].startswith("pair 1 of 2, level 1 of")
+    assert not torch.equal(solver.queue(*frames, None, None)[0][1], flow[1]), "a batch stops when its mean does"
+    double = [frame.double() for frame in moving]
+    assert torch.equal(solver(double[0], double[1], None, None), solver(*moving, None, None))
+    assert solver(frames[0][:0], frames[1][:0], None, None).shape == (0, 2, 35, 40)
+    moving[1][0, 0, 20, 20] = float("nan")
+    with pytest.raises(InputError, match="frame2: expected finite values"):
+        solver(*moving, None, None)
+    with pytest.raises(InputError, match="initial_flow: expected finite values"):
+        solver(*still, torch.full((1, 2, 35, 40), float("nan")), None)

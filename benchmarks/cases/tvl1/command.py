@@ -56,7 +56,9 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     gpu.add_argument("--calls", type=count, metavar="N", help="of whole frames, for a median and p99 [100]")
     gpu.add_argument("--joule-seconds", type=positive, metavar="S", help="work of one measurement of energy [0.6]")
     gpu.add_argument(
-        "--tune", action="store_true", help="measure every shape of the kernels and keep the fastest, no more"
+        "--tune",
+        action="store_true",
+        help="measure the shapes of the schedules' kernels and keep the fastest, no more",
     )
 
 
@@ -168,8 +170,8 @@ def _tune(args: argparse.Namespace) -> int | None:
     """With ``--tune``: measure the shapes of the kernels and keep the fastest for this model of GPU."""
     if not args.tune:
         return None
+    from benchmarks.cases.tvl1.tuning import kept_at, tune
     from benchmarks.stored import environment
-    from fullfield.ops.tvl1.cuda.tuning import kept_at, tune
 
     index = _gpu(args).index
     times, place = tune(index), kept_at(index)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.cases.tvl1.report import case_of
+from benchmarks.cases.tvl1.romera import AUTO, SCHEDULES
 from benchmarks.cases.tvl1.solver import curve_of
 from benchmarks.figures import new_figure, save
-from fullfield.ops.tvl1.config import AUTO
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,10 +22,7 @@ FILES = {
     "energy": "figure12_energy.png",
     "quality": "figure13_quality.png",
 }
-_COLOURS = {
-    name: f"C{i}"
-    for i, name in enumerate(("global", "shared_fusion", "global_pipeline", "shared_pipeline", "register_pipeline"))
-}
+_COLOURS = {name: f"C{number}" for number, name in enumerate(SCHEDULES)}
 _LINES = {"float32": "-", "float16": "--"}
 
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.cases.tvl1.published import SOURCE, TABLE1, TABLE2, TABLE3
+from benchmarks.cases.tvl1.romera import AUTO
 from benchmarks.cases.tvl1.schedules import PRECISIONS, REFERENCE_SIDE, floor
 from benchmarks.cases.tvl1.solver import LIMITS, at_equal_time, curve_of
 from benchmarks.markdown import table
 from fullfield.cli.report import aligned
-from fullfield.ops.tvl1.config import AUTO
 
 Case = dict[str, Any]
 Table = list[list[str]]

@@ -1,6 +1,6 @@
 """TV-L1's inner iterations on the GPU by schedule: one scale, one warp, nothing but iterations.
 
-Every version starts from the same made-up state, and after the first run is compared with the plain PyTorch iterations.
+Every version starts from the same made-up state, and after the first run is compared with the reference's iterations.
 Times are of a CUDA graph of several runs one after the other.
 """
 
@@ -11,21 +11,24 @@ import statistics
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from benchmarks.bench import Note
+from benchmarks.cases.tvl1.romera import SCHEDULES, cost, depth_of, passes_of, schedule_of
+from benchmarks.cases.tvl1.tuning import shape_for
 from benchmarks.energy import Meter, StillMeter, energy_of, idle_watts
 from benchmarks.harness import Candidate, captured, clock_of, event_clock, first_line, interleaved, spread
 from fullfield._kernels.nvrtc import Compiler, Source
 from fullfield.ops.tvl1 import PRESETS, TVL1Config
-from fullfield.ops.tvl1.config import GRADIENT_FLOOR, SCHEDULES
-from fullfield.ops.tvl1.reference import iterate as plain
-
-if TYPE_CHECKING:
-    from fullfield.ops.tvl1.cuda.tuning import Device
+from fullfield.ops.tvl1.config import GRADIENT_FLOOR
+from fullfield.ops.tvl1.cuda import passes
+from fullfield.ops.tvl1.cuda.passes import Device
+from fullfield.ops.tvl1.cuda.pipeline import plan
+from fullfield.ops.tvl1.cuda.state import Level
+from fullfield.ops.tvl1.reference import iterate
 
 Row = dict[str, Any]
 
@@ -39,9 +42,9 @@ PRECISIONS = {"float32": torch.float32, "float16": torch.float16}
 PLANES_READ, PLANES_WRITTEN = 9, 6
 # Two divisions and two square roots per pixel and iteration, at 16 results a clock and multiprocessor.
 SPECIAL = 4
-# Distance from the plain iterations in float64 that is allowed, px: the largest, and the root mean square.
+# Distance from the reference's iterations in float64 that is allowed, px: the largest, and the root mean square.
 ALLOWED = {"float32": (1e-4, 1e-5), "float16": (0.1, 5e-3)}
-_EXACT_PIXELS = 2048 * 2048  # beyond, the plain iterations are float32
+_EXACT_PIXELS = 2048 * 2048  # beyond, the reference's iterations are float32
 _BURST_SECONDS, _MOST_RUNS = 2e-3, 64
 _COPIED_BYTES = 2**31
 _PLANES, _MEMORY_USED = 20, 0.8  # float32 planes of a version's state and scratch; of the memory that is free
@@ -107,19 +110,19 @@ def made_up(size: tuple[int, int], device: torch.device) -> State:
 
 
 def expected(state: State, config: TVL1Config) -> Tensor:
-    """The flow by the plain iterations, float64 where the frame is not too large."""
+    """The flow by the reference's iterations, float64 where the frame is not too large."""
     exact = state.residual.numel() <= _EXACT_PIXELS
     kind = torch.float64 if exact else torch.float32
     flow, dual, gradient, residual = (t.to(kind) for t in (state.flow, state.dual, state.gradient, state.residual))
     squared = (gradient**2).sum(0)
     inverse = torch.where(squared > GRADIENT_FLOOR, 1 / squared.clamp_min(GRADIENT_FLOOR), 0)
     for _ in range(config.iterations):
-        flow, dual = plain(flow, dual, (gradient[0], gradient[1], residual, inverse), config)
+        flow, dual = iterate(flow, dual, (gradient[0], gradient[1], residual, inverse), config)
     return flow.float()
 
 
 def compared(version: Version, found: Tensor, right: Tensor) -> tuple[dict[str, Any], str | None]:
-    """The distance from the plain iterations, and what is wrong with it."""
+    """The distance from the reference's iterations, and what is wrong with it."""
     if not bool(found.isfinite().all()):
         return {"max_px": None, "rms_px": None}, "the flow has NaN or infinite values"
     off = (found.float() - right).norm(dim=0)
@@ -146,17 +149,11 @@ def pipelines(depths: Sequence[int] = DEPTHS, precisions: Sequence[str] = tuple(
 
 
 def _version(schedule: str, precision: str, depth: int | None) -> Version:
-    from fullfield.ops.tvl1.cuda import schedules
-    from fullfield.ops.tvl1.cuda.state import Level
-    from fullfield.ops.tvl1.cuda.tuning import device_at, shape_for
-
     dtype = PRECISIONS[precision]
 
     def begin(state: State, iterations: int, config: TVL1Config) -> Work:
         device, (height, width) = state.flow.device, state.size
-        shape = shape_for(
-            schedule, dtype, device_at(torch.cuda.current_device() if device.index is None else device.index)
-        )
+        shape = shape_for(schedule, dtype, passes.device_of(device))
         if depth is not None:
             shape = dataclasses.replace(shape, depth=depth)
         level = Level(1, height, width, dtype, device)
@@ -166,14 +163,14 @@ def _version(schedule: str, precision: str, depth: int | None) -> Version:
         level.residual.copy_(state.residual)
         if dtype == torch.float16:
             level.origin.zero_()
-        schedules.prepare(schedule, level, iterations, shape)
+        how = schedule_of(schedule, shape)
+        how.prepare(level, iterations)
 
         def run() -> None:
-            stream = torch.cuda.current_stream(device).cuda_stream
-            schedules.iterate(schedule, level, iterations, config, stream, None, shape)
+            how.iterate(level, iterations, config, torch.cuda.current_stream(device).cuda_stream)
 
-        cost = schedules.cost(schedule, dtype, iterations, shape)
-        each = (cost.operations, cost.read, cost.written)
+        counted = cost(schedule, dtype, iterations, shape)
+        each = (counted.operations, counted.read, counted.written)
         return Work(run, lambda: level.flow[0], *(iterations * value for value in each))
 
     return Version(f"{schedule} {precision}", precision, begin, schedule, depth)
@@ -181,19 +178,15 @@ def _version(schedule: str, precision: str, depth: int | None) -> Version:
 
 def sources_of(contenders: Sequence[Version], iterations: Callable[[Version], int], here: Device) -> list[Source]:
     """What the versions will have compiled for a GPU."""
-    from fullfield.ops.tvl1.cuda import schedules
-    from fullfield.ops.tvl1.cuda.state import Level
-    from fullfield.ops.tvl1.cuda.tuning import shape_for
-
     levels = {name: Level(1, 64, 64, dtype, torch.device("cpu")) for name, dtype in PRECISIONS.items()}
     found: list[Source] = []
     for version in contenders:
-        level = levels[version.precision]
-        shape = shape_for(version.schedule, level.dtype, here)
+        name, level = version.schedule, levels[version.precision]
+        shape = shape_for(name, level.dtype, here)
         shape = shape if version.depth is None else dataclasses.replace(shape, depth=version.depth)
-        for depth in set(schedules.plan(iterations(version), shape.depth)):
+        for depth in set(plan(iterations(version), depth_of(name, shape))):
             with suppress(ValueError):  # what a schedule refuses is told when its turn comes
-                found += [launch.source for launch in schedules.pass_of(version.schedule, level, depth, shape, here)]
+                found += [one.source for one in passes_of(name, level, depth, shape, here)]
     return list(dict.fromkeys(found))
 
 
@@ -201,9 +194,7 @@ def compile_ahead(contenders: Sequence[Version], iterations: Callable[[Version],
     """Compile what the versions will launch, all at once: one after the other it takes minutes."""
     if device.type != "cuda":
         return
-    from fullfield.ops.tvl1.cuda.tuning import device_at
-
-    here = device_at(torch.cuda.current_device() if device.index is None else device.index)
+    here = passes.device_of(device)
     Compiler(here.arch, "TV-L1 iterations").compile(sources_of(contenders, iterations, here))
 
 
@@ -261,7 +252,7 @@ def _in_turns(
     note: Note,
     iterations: Callable[[Version], int],
 ) -> list[Row]:
-    """``rights``: the flow by the plain iterations, by their number; grows."""
+    """``rights``: the flow by the reference's iterations, by their number; grows."""
     device, size = state.flow.device, state.size
     rows: list[Row] = []
     candidates = []

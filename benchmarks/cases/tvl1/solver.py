@@ -18,14 +18,16 @@ from torch import Tensor
 from benchmarks.bench import Note, Result
 from benchmarks.cases.networks.models import Plan, frames
 from benchmarks.cases.tvl1.cpu import Pair, _grey8, _opencv, _skimage, peers
+from benchmarks.cases.tvl1.romera import AUTO, ScheduledSolver, schedule_of
 from benchmarks.cases.tvl1.schedules import PRECISIONS, SPECIAL
+from benchmarks.cases.tvl1.tuning import shape_for
 from benchmarks.energy import Meter, StillMeter, energy_of
 from benchmarks.harness import Candidate, clock_of, first_line, interleaved, release, spread, wall_clock
 from fullfield.metrics import aae, epe
 from fullfield.ops import latency
-from fullfield.ops.tvl1 import PRESETS, TVL1Config, TVL1Solver
+from fullfield.ops.tvl1 import PRESETS, PersistentSolver, TVL1Config, TVL1Solver
 from fullfield.ops.tvl1._pyramid import level_sizes
-from fullfield.ops.tvl1.config import AUTO
+from fullfield.ops.tvl1.cuda import passes
 
 Row = dict[str, Any]
 
@@ -60,7 +62,7 @@ _QUICK, _QUICK_CALLS = 0.02, 20  # a call that takes less seconds is timed so of
 _TILE = 1024
 _STEP = 16  # pixels, of the sides tried for table 3
 _TRIES, _NEAR = 4, 0.99
-# From the plain solver at the checked size: mean distance allowed, px.
+# From the reference at the checked size: mean distance allowed, px.
 _CHECKED = (135, 240)
 _ALLOWED = {"float32": 2e-3, "float16": 0.1}
 # Planes that a warp moves at the least, (in the configuration's precision, in float32). Stage by stage, each reading
@@ -78,11 +80,14 @@ class Solver(Protocol):
     def step(self, frame: Tensor, out: Tensor | None = None) -> Tensor | None: ...
 
 
-def make_solver(shape: tuple[int, int, int, int], config: TVL1Config, device: torch.device) -> Solver:
-    """A solver for uint8 frames [B, C, H, W] on the device."""
-    from fullfield.ops.tvl1 import PersistentSolver
-
-    return PersistentSolver(shape, config, dtype=torch.uint8, device=device)
+def make_solver(
+    shape: tuple[int, int, int, int], config: TVL1Config, device: torch.device, schedule: str = AUTO
+) -> Solver:
+    """A solver for uint8 frames [B, C, H, W] on the device, whose iterations run by the schedule on every level."""
+    if schedule == AUTO:
+        return PersistentSolver(shape, config, dtype=torch.uint8, device=device)
+    tuned = shape_for(schedule, PRECISIONS[config.precision], passes.device_of(device))
+    return ScheduledSolver(shape, config, device, schedule_of(schedule, tuned))
 
 
 def _finish(device: torch.device) -> None:
@@ -140,22 +145,22 @@ def floors(size: tuple[int, int], config: TVL1Config, limits: Result) -> dict[st
     return found
 
 
-def agreement(config: TVL1Config, device: torch.device) -> tuple[dict[str, Any], str | None]:
-    """The mean distance from plain PyTorch in float32 on a small pair, and what is wrong with it."""
-    first, second, right = _checked(config.replace(precision="float32", schedule=AUTO), device, _CHECKED)
-    found = make_solver((1, 3, *_CHECKED), config, device)(first, second)
+def agreement(config: TVL1Config, device: torch.device, schedule: str = AUTO) -> tuple[dict[str, Any], str | None]:
+    """The mean distance from the reference in float32 on a small pair, and what is wrong with it."""
+    first, second, right = _checked(config.replace(precision="float32"), device, _CHECKED)
+    found = make_solver((1, 3, *_CHECKED), config, device, schedule)(first, second)
     off = float((found - right).norm(dim=1).mean())
     allowed = _ALLOWED[config.precision]
     check = {"mean_px": off, "allowed_px": allowed, "size": list(_CHECKED)}
-    return check, None if off <= allowed else f"{off:.2g} px from the plain solver (allowed {allowed:g})"
+    return check, None if off <= allowed else f"{off:.2g} px from the reference (allowed {allowed:g})"
 
 
 @lru_cache(maxsize=16)
 def _checked(config: TVL1Config, device: torch.device, size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
-    """A small pair of bytes and its flow by plain PyTorch."""
+    """A small pair of bytes and its flow by the reference."""
     first, second = (_bytes(frame) for frame in frames(Plan((), (), device), size))
-    plain = TVL1Solver(*size, config, device=device, backend="reference")
-    return first, second, plain(first.float() / 255, second.float() / 255)
+    reference = TVL1Solver(*size, config, device=device, backend="reference")
+    return first, second, reference(first.float() / 255, second.float() / 255)
 
 
 def _bytes(frame: Tensor) -> Tensor:
@@ -375,25 +380,25 @@ def quality(
     for name, schedule, precision, iterations in product(groups, QUALITY_SCHEDULES, PRECISIONS, steps):
         note(f"{name}, {schedule}, {precision}, {iterations} iterations")
         scales = QUALITY_SCALES[name]
-        config = PRESETS["paper"].replace(scales=scales, iterations=iterations, precision=precision, schedule=schedule)
+        config = PRESETS["paper"].replace(scales=scales, iterations=iterations, precision=precision)
         row: Row = {"name": f"{name} {schedule} {precision} {iterations}", "set": name, "schedule": schedule}
         row |= {"precision": precision, "iterations": iterations, "scales": scales, "warps": 1, "batch": BATCH}
-        row["check"], problem = agreement(config, device)
+        row["check"], problem = agreement(config, device, schedule)
         if problem is not None:
             rows.append(row | {"status": "check failed", "reason": problem})
         else:
-            rows.append({**row, "status": "ok", **_quality(groups[name], config, device, count)})
+            rows.append({**row, "status": "ok", **_quality(groups[name], config, device, count, schedule)})
     return {"case": "quality", "rows": rows}
 
 
-def _quality(pairs: Sequence[Pair], config: TVL1Config, device: torch.device, count: int) -> Row:
+def _quality(pairs: Sequence[Pair], config: TVL1Config, device: torch.device, count: int, schedule: str) -> Row:
     scenes: list[Row] = []
     for same, *stacks in _stacks(pairs, device):
         many = [stack.repeat(-(-BATCH // len(same)), 1, 1, 1)[:BATCH] for stack in stacks]
-        full, flow = _timed_batch(many, config, device, count)
+        full, flow = _timed_batch(many, config, device, count, schedule)
         times: Row = {"seconds": statistics.median(full), "seconds_range": [min(full), max(full)]}
-        if config.schedule == AUTO:
-            alone, _ = _timed_batch([stack[:1] for stack in stacks], config, device, 5 * count)
+        if schedule == AUTO:
+            alone, _ = _timed_batch([stack[:1] for stack in stacks], config, device, 5 * count, schedule)
             times |= {"seconds_alone": statistics.median(alone), "seconds_alone_range": [min(alone), max(alone)]}
         for pair, found in zip(same, flow.cpu(), strict=False):
             errors = {"epe": float(epe(found, pair.flow, pair.valid)), "aae": float(aae(found, pair.flow, pair.valid))}
@@ -409,12 +414,12 @@ def _quality(pairs: Sequence[Pair], config: TVL1Config, device: torch.device, co
 
 
 def _timed_batch(
-    pair: Sequence[Tensor], config: TVL1Config, device: torch.device, count: int
+    pair: Sequence[Tensor], config: TVL1Config, device: torch.device, count: int, schedule: str
 ) -> tuple[list[float], Tensor]:
     """Seconds per pair of some batches, and their flow."""
     first, second = pair
     shape = (len(first), int(first.shape[1]), int(first.shape[2]), int(first.shape[3]))
-    solver = make_solver(shape, config, device)
+    solver = make_solver(shape, config, device, schedule)
     flow = solver(first, second)
     times = latencies(partial(solver, first, second, torch.empty_like(flow)), device, count)
     return [seconds / len(first) for seconds in times], flow

@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from fullfield.ops.tvl1.api import BACKENDS as BACKENDS
     from fullfield.ops.tvl1.api import TVL1Solver as TVL1Solver
     from fullfield.ops.tvl1.api import backends as backends
-    from fullfield.ops.tvl1.api import tvl1 as tvl1
     from fullfield.ops.tvl1.guided import FlowRefiner as FlowRefiner
     from fullfield.ops.tvl1.guided import refine_flow as refine_flow
     from fullfield.ops.tvl1.guided import refinement_backends as refinement_backends
+    from fullfield.ops.tvl1.op import tvl1 as tvl1
     from fullfield.ops.tvl1.persistent import Latency as Latency
     from fullfield.ops.tvl1.persistent import PersistentSolver as PersistentSolver
 
@@ -21,10 +21,10 @@ _HOME = {
     "BACKENDS": "api",
     "TVL1Solver": "api",
     "backends": "api",
-    "tvl1": "api",
     "FlowRefiner": "guided",
     "refine_flow": "guided",
     "refinement_backends": "guided",
+    "tvl1": "op",
     "Latency": "persistent",
     "PersistentSolver": "persistent",
 }

@@ -239,6 +239,35 @@ def _store_cubic(weights, at, t):
 
 
 @_jit
+def _targets(u, v, x, y, right, low, weights, corners):
+    """Where pixels (x, y) ... (x + 15, y) go: corners and cubic weights of the taps; 1 inside the frame, 0 outside."""
+    zero = splat(np.float32(0.0))
+    px = splat(np.float32(x)) + lane_numbers() + u
+    py = splat(np.float32(y)) + v
+    inside = within(px, zero, right) * within(py, zero, low)
+    px = minimum(maximum(px, zero), right)
+    py = minimum(maximum(py, zero), low)
+    ix = floor(px)
+    iy = floor(py)
+    _store_cubic(weights, 0, px - ix)
+    _store_cubic(weights, 64, py - iy)
+    store_int32(corners, 0, ix)
+    store_int32(corners, 16, iy)
+    return inside
+
+
+@_jit
+def _sample(packed, stride, weights, corners, n):
+    """(I, dI/dx, dI/dy, 0) of the packed frame where ``_targets`` put lane ``n``."""
+    at = np.intp(corners[16 + n]) * stride + np.intp(corners[n]) * 4
+    taps = splat(weights[64 + n]) * load(packed, at) + splat(weights[80 + n]) * load(packed, at + stride)
+    taps = taps + (
+        splat(weights[96 + n]) * load(packed, at + 2 * stride) + splat(weights[112 + n]) * load(packed, at + 3 * stride)
+    )
+    return weighted4(taps, weights[n], weights[16 + n], weights[32 + n], weights[48 + n])
+
+
+@_jit
 def warp_rows(s, size, pitch, height, width, top, bottom, packed, blend, weights, corners):
     """Linearise the data term around the present flow.
 
@@ -248,7 +277,6 @@ def warp_rows(s, size, pitch, height, width, top, bottom, packed, blend, weights
     scratch.
     """
     stride = (width + 3) * 4
-    zero = splat(np.float32(0.0))
     right = splat(np.float32(width - 1))
     low = splat(np.float32(height - 1))
     share = splat(blend)
@@ -259,25 +287,9 @@ def warp_rows(s, size, pitch, height, width, top, bottom, packed, blend, weights
             i = row + x
             u = load(s, i + U * size)
             v = load(s, i + V * size)
-            px = splat(np.float32(x)) + lane_numbers() + u
-            py = splat(np.float32(y)) + v
-            inside = within(px, zero, right) * within(py, zero, low)
-            px = minimum(maximum(px, zero), right)
-            py = minimum(maximum(py, zero), low)
-            ix = floor(px)
-            iy = floor(py)
-            _store_cubic(weights, 0, px - ix)
-            _store_cubic(weights, 64, py - iy)
-            store_int32(corners, 0, ix)
-            store_int32(corners, 16, iy)
+            inside = _targets(u, v, x, y, right, low, weights, corners)
             for k in range(16):
-                at = np.intp(corners[16 + k]) * stride + np.intp(corners[k]) * 4
-                taps = splat(weights[64 + k]) * load(packed, at) + splat(weights[80 + k]) * load(packed, at + stride)
-                taps = taps + (
-                    splat(weights[96 + k]) * load(packed, at + 2 * stride)
-                    + splat(weights[112 + k]) * load(packed, at + 3 * stride)
-                )
-                value, gx, gy, _ = weighted4(taps, weights[k], weights[16 + k], weights[32 + k], weights[48 + k])
+                value, gx, gy, _ = _sample(packed, stride, weights, corners, k)
                 s[i + k + RHO * size] = value
                 s[i + k + GX * size] = gx
                 s[i + k + GY * size] = gy

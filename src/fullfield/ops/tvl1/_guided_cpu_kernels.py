@@ -8,19 +8,14 @@ from numba import njit, types
 from fullfield._kernels.numba_cache import cache_folder, caching_in
 from fullfield._kernels.simd import __file__ as _simd_file
 from fullfield._kernels.simd import (
-    floor,
-    lane_numbers,
     load,
     maximum,
-    minimum,
     splat,
     sqrt,
     store,
-    store_int32,
-    weighted4,
     within,
 )
-from fullfield.ops.tvl1._cpu_kernels import LEFT, PANEL, _gradient, _segment, _store_cubic
+from fullfield.ops.tvl1._cpu_kernels import LEFT, PANEL, _gradient, _sample, _segment, _targets
 from fullfield.ops.tvl1._cpu_kernels import __file__ as _shared_file
 from fullfield.ops.tvl1.guided_config import FILTER_RADIUS as RADIUS
 from fullfield.ops.tvl1.guided_config import FILTER_STEPS as STEPS
@@ -150,25 +145,9 @@ def linearise_rows(s, size, pitch, height, width, top, bottom, packed, lambda_, 
             i = row + x
             u = load(s, i + U * size)
             v = load(s, i + V * size)
-            px = splat(np.float32(x)) + lane_numbers() + u
-            py = splat(np.float32(y)) + v
-            inside = within(px, zero, right) * within(py, zero, low)
-            px = minimum(maximum(px, zero), right)
-            py = minimum(maximum(py, zero), low)
-            ix = floor(px)
-            iy = floor(py)
-            _store_cubic(weights, 0, px - ix)
-            _store_cubic(weights, 64, py - iy)
-            store_int32(corners, 0, ix)
-            store_int32(corners, 16, iy)
+            inside = _targets(u, v, x, y, right, low, weights, corners)
             for n in range(16):
-                at = np.intp(corners[16 + n]) * stride + np.intp(corners[n]) * 4
-                taps = splat(weights[64 + n]) * load(packed, at) + splat(weights[80 + n]) * load(packed, at + stride)
-                taps = taps + (
-                    splat(weights[96 + n]) * load(packed, at + 2 * stride)
-                    + splat(weights[112 + n]) * load(packed, at + 3 * stride)
-                )
-                _, gx, gy, _ = weighted4(taps, weights[n], weights[16 + n], weights[32 + n], weights[48 + n])
+                _, gx, gy, _ = _sample(packed, stride, weights, corners, n)
                 s[i + n + B1 * size] = gx
                 s[i + n + B2 * size] = gy
             xx = load(s, i + AXX * size)

@@ -11,9 +11,6 @@ BORDERS = ("adjoint", "clamp")
 DUAL_RESETS = ("warp", "scale", "never")
 MEDIANS = (0, 3, 5)
 PRECISIONS = ("float32", "float16")
-# How the CUDA backend goes over a frame in several iterations: those of Romera et al. 2023, and our own.
-SCHEDULES = ("global", "shared_fusion", "global_pipeline", "shared_pipeline", "register_pipeline")
-AUTO = "auto"
 # The stopping rule looks at the flow once per so many iterations.
 STOP_INTERVAL = 10
 # Below this squared gradient (intensities 0 ... 255) a pixel says nothing about motion.
@@ -60,11 +57,6 @@ class TVL1Config:
     precision: str = _parameter(
         "float32", "arithmetic and storage of the inner iterations; float16: on the CUDA backend alone", PRECISIONS
     )
-    schedule: str = _parameter(
-        AUTO,
-        "how the CUDA backend runs several iterations; all give the same flow, auto is the fastest",
-        (AUTO, *SCHEDULES),
-    )
 
     def __post_init__(self) -> None:
         # The limits keep every product inside float32; useful values lie far within.
@@ -82,7 +74,6 @@ class TVL1Config:
         choice(self.dual_reset, "dual_reset", DUAL_RESETS)
         number(self.epsilon, "epsilon", low=0)
         choice(self.precision, "precision", PRECISIONS)
-        choice(self.schedule, "schedule", (AUTO, *SCHEDULES))
         for name in ("lambda_", "theta", "tau", "scale_factor", "gradient_blend", "epsilon"):
             object.__setattr__(self, name, float(getattr(self, name)))
         for name in ("scales", "warps", "iterations", "median"):
@@ -109,9 +100,7 @@ class TVL1Config:
     @property
     def cuda_alone(self) -> str | None:
         """What no backend but CUDA can do of this, or None."""
-        if self.precision != PRECISIONS[0]:
-            return f"precision {self.precision}"
-        return None if self.schedule == AUTO else f"schedule {self.schedule}"
+        return None if self.precision == PRECISIONS[0] else f"precision {self.precision}"
 
     def as_dict(self) -> dict[str, Any]:
         """Field names and values."""

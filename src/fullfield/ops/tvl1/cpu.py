@@ -9,16 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fullfield._kernels import numba_cache
 from fullfield._kernels.threads import rows, run
 from fullfield.ops.tvl1._pyramid import Float32Table, gaussian_table, level_sizes, linear_table, progress_after
 from fullfield.ops.tvl1.config import STOP_INTERVAL, TVL1Config
+from fullfield.ops.tvl1.frames import pair_by_pair
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
+
+    from fullfield.ops.tvl1.frames import Progress
 
     Plane = NDArray[np.float32]
 
@@ -35,6 +39,11 @@ def supports(device: torch.device, dtype: torch.dtype, config: TVL1Config) -> st
     if config.cuda_alone is not None:
         return f"has no {config.cuda_alone}"
     return numba_cache.why_not()
+
+
+def make_solver(height: int, width: int, config: TVL1Config, device: torch.device, dtype: torch.dtype) -> Solver:  # noqa: ARG001
+    """Takes checked frames [B, C, H, W], a start [B, 2, H, W] or None, and a progress; makes the flow [B, 2, H, W]."""
+    return Solver(height, width, config)
 
 
 _WHAT = "TV-L1 kernels"
@@ -106,22 +115,19 @@ class Solver:
         self._threads = 1
         self._tables: dict[tuple[str, int, int], Float32Table] = {}
 
-    def __call__(
-        self,
-        frame1: Plane,
-        frame2: Plane,
-        initial_flow: Plane | None,
-        threads: int,
-        progress: Callable[[float, str], None] | None,
-    ) -> Plane:
-        """Grey frames [H, W] of intensities 0 ... 255, initial flow [2, H, W] or None -> flow [2, H, W]."""
-        self._threads = threads
-        self._pyramid1[0], self._pyramid2[0] = (np.ascontiguousarray(frame) for frame in (frame1, frame2))
+    def __call__(self, frame1: Tensor, frame2: Tensor, start: Tensor | None, progress: Progress | None) -> Tensor:
+        """See :func:`make_solver`."""
+        return pair_by_pair(self._solve, torch.float32, frame1, frame2, start, progress)
+
+    def _solve(self, frame1: Tensor, frame2: Tensor, start: Tensor | None, progress: Progress | None) -> Tensor:
+        """Grey frames [H, W] of intensities 0 ... 255, start [2, H, W] or None -> flow [2, H, W]."""
+        self._threads = torch.get_num_threads()
+        self._pyramid1[0], self._pyramid2[0] = (np.ascontiguousarray(frame.numpy()) for frame in (frame1, frame2))
         for pyramid in (self._pyramid1, self._pyramid2):
             for finer, coarser in pairwise(pyramid):
                 self._resample("gaussian", finer, coarser.reshape(-1), coarser.shape, coarser.shape[1])
         last = len(self._levels) - 1
-        carried = None if initial_flow is None else [np.ascontiguousarray(c) for c in initial_flow]
+        carried = None if start is None else [np.ascontiguousarray(component) for component in start.numpy()]
         for number in range(last, -1, -1):
             level = self._levels[number]
             # Only what an iteration reads before it is written: the dual variable with its border, and the first flow.
@@ -142,7 +148,7 @@ class Solver:
             carried = [level.view(self._state, plane).copy() for plane in planes]
         self._pyramid1[0] = self._pyramid2[0] = np.empty((0, 0), np.float32)
         assert carried is not None  # there is at least one level
-        return np.stack(carried)
+        return torch.from_numpy(np.stack(carried))
 
     def _over_rows(self, height: int, kernel: Callable[[int, int], None]) -> None:
         run([partial(kernel, top, bottom) for top, bottom in rows(height, self._threads)], self._threads)

@@ -13,8 +13,8 @@ from torch import Tensor
 from fullfield import _check
 from fullfield.ops.consistency import forward_backward_distance
 from fullfield.ops.tvl1 import guided_cpu, guided_reference
-from fullfield.ops.tvl1.api import _check_values, _finite, _grey, check_size
 from fullfield.ops.tvl1.cuda import guided as guided_cuda
+from fullfield.ops.tvl1.frames import FINITE_FLOW, check_arguments, check_finite, check_frame, check_values, grey
 from fullfield.ops.tvl1.guided_config import RefinementConfig
 
 # In order of preference.
@@ -30,7 +30,6 @@ def refinement_backends(
 
 
 _warned = threading.Event()
-_STAYS_FINITE = "a flow that stays finite; the frames or parameters are too extreme"
 
 
 def _chosen(backend: str | None, device: torch.device, dtype: torch.dtype) -> str:
@@ -76,11 +75,9 @@ class FlowRefiner:
         device: str | torch.device = "cpu",
         backend: str | None = None,
     ) -> None:
-        check_size(height, width)
-        _check.choice(dtype, "dtype", (torch.float32, torch.float64))
-        self.height, self.width = height, width
         self.config = RefinementConfig() if config is None else config
-        _check.require(isinstance(self.config, RefinementConfig), "config", "a RefinementConfig", self.config)
+        check_arguments(height, width, self.config, RefinementConfig, dtype)
+        self.height, self.width = height, width
         self.dtype, self.device = dtype, _check.device(device)
         self.backend = _chosen(backend, self.device, dtype)
         self._lock, self._process = threading.Lock(), os.getpid()
@@ -127,13 +124,13 @@ class FlowRefiner:
             self._complain(int(flags))
             return refined
         coupling = coupling_weights(prior, back, self.config)
-        grey1, grey2 = _grey(first), _grey(second)
+        grey1, grey2 = grey(first), grey(second)
         refined = torch.empty_like(prior)
         with self._lock:
             for item in range(len(first)):
                 pair = guided_reference.Pair(first[item] * 255.0, grey1[item], grey2[item], prior[item], coupling[item])
                 refined[item] = self._refine(pair)
-        _finite(refined, "flow", _STAYS_FINITE)
+        check_finite(refined, "flow", FINITE_FLOW)
         return refined
 
     def _complain(self, flags: int) -> None:
@@ -145,7 +142,7 @@ class FlowRefiner:
             _check.require(not flags & guided_cuda.BAD_FRAMES[number], name, expected, "others")
         for bit, name in ((guided_cuda.BAD_FLOW, "flow"), (guided_cuda.BAD_BACKWARD, "backward")):
             _check.require(not flags & bit, name, "finite values", "NaN or infinity")
-        raise _check.InputError(f"flow: expected {_STAYS_FINITE}, got NaN or infinity")
+        raise _check.InputError(f"flow: expected {FINITE_FLOW}, got NaN or infinity")
 
     def _refine(self, pair: guided_reference.Pair) -> Tensor:
         if self._cpu is None:
@@ -154,13 +151,9 @@ class FlowRefiner:
 
     def _checked(self, frame: Tensor, name: str) -> Tensor:
         """In the refiner's dtype."""
-        frame = _check.tensor(frame, name, ("B", "C", self.height, self.width))
-        _check.require(frame.device.type == self.device.type, name, f"device {self.device}", frame)
-        _check.require(frame.shape[1] in (1, 3), name, "1 or 3 channels", frame)
-        _check.require(frame.is_floating_point(), name, "a floating dtype (divide integers by their maximum)", frame)
-        frame = frame.detach().to(self.dtype)
+        frame = check_frame(frame, name, self.height, self.width, self.device).to(self.dtype)
         if self._cuda is None:  # whose kernels look themselves
-            _check_values(frame, name)
+            check_values(frame, name)
         return frame
 
     def _flow(self, flow: Tensor, name: str, batch: int) -> Tensor:
@@ -169,7 +162,7 @@ class FlowRefiner:
         _check.require(flow.is_floating_point(), name, "a floating dtype", flow)
         flow = flow.detach().to(self.dtype).contiguous()
         if self._cuda is None:
-            _finite(flow, name)
+            check_finite(flow, name)
         return flow
 
 

@@ -13,11 +13,11 @@ from torch import Tensor
 from fullfield import _check
 from fullfield.ops.latency import spread
 from fullfield.ops.tvl1 import cuda
-from fullfield.ops.tvl1.api import check_size
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda.engine import Engine
 from fullfield.ops.tvl1.cuda.passes import KINDS
 from fullfield.ops.tvl1.cuda.recording import InOrder, record
+from fullfield.ops.tvl1.frames import check_size, placed
 
 _REMEMBERED = 512  # flows whose times are kept
 
@@ -78,7 +78,7 @@ class PersistentSolver:
         self._lock, self._in_order = threading.Lock(), InOrder(self.device)
         self._place: int | None = None  # of the frame before
         with torch.cuda.device(self.device), torch.inference_mode(False), torch.no_grad():
-            self._engine = Engine(batch, height, width, self.config, self.device)
+            self._engine = self._make_engine(batch, height, width)
             self._warm_up()
             self._pair = record(self._both, self.device)
             self._steps = [record(partial(self._next, place), self.device) for place in (0, 1)]
@@ -189,6 +189,10 @@ class PersistentSolver:
         if self.warm_start:
             self._engine.begin_at_last()
 
+    def _make_engine(self, batch: int, height: int, width: int) -> Engine:
+        """The place to give the engine another schedule."""
+        return Engine(batch, height, width, self.config, self.device)
+
     def _warm_up(self) -> None:
         """Compile and load everything, and make every launch once."""
         frame = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
@@ -215,7 +219,7 @@ def _placed(device: str | torch.device, config: TVL1Config) -> torch.device:
     place = _check.device(device)
     reason = cuda.supports(place, torch.float32, config)
     _check.require(reason is None, "device", "one for the cuda backend", f"{place}: {reason}")
-    return torch.device("cuda", torch.cuda.current_device() if place.index is None else place.index)
+    return placed(place)
 
 
 def _event() -> torch.cuda.Event:

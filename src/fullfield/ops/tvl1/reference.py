@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -12,11 +13,10 @@ from torch.nn.functional import pad
 
 from fullfield.ops.tvl1._pyramid import Table, gaussian_table, level_sizes, linear_table, progress_after
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR, STOP_INTERVAL, TVL1Config
+from fullfield.ops.tvl1.frames import pair_by_pair
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    Progress: TypeAlias = Callable[[float, str], None]
+    from fullfield.ops.tvl1.frames import Progress
 
 
 def supports(device: torch.device, dtype: torch.dtype, config: TVL1Config) -> str | None:  # noqa: ARG001 - all backends'
@@ -26,8 +26,13 @@ def supports(device: torch.device, dtype: torch.dtype, config: TVL1Config) -> st
     return None if config.cuda_alone is None else f"has no {config.cuda_alone}"
 
 
+def make_solver(height: int, width: int, config: TVL1Config, device: torch.device, dtype: torch.dtype) -> Any:  # noqa: ARG001
+    """Takes checked frames [B, C, H, W], a start [B, 2, H, W] or None, and a progress; makes the flow [B, 2, H, W]."""
+    return partial(pair_by_pair, partial(solve, config=config), dtype)
+
+
 def solve(
-    frame1: Tensor, frame2: Tensor, config: TVL1Config, initial_flow: Tensor | None, progress: Progress | None
+    frame1: Tensor, frame2: Tensor, initial_flow: Tensor | None, progress: Progress | None, config: TVL1Config
 ) -> Tensor:
     """Grey frames [H, W] of intensities 0 ... 255, initial flow [2, H, W] or None -> flow [2, H, W]."""
     height, width = frame1.shape

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from fullfield.ops import launching
@@ -14,3 +16,10 @@ def supports(device: torch.device, dtype: torch.dtype, config: TVL1Config) -> st
     if reason is None and dtype != torch.float32:
         reason = f"takes and returns float32, got {str(dtype).removeprefix('torch.')}"
     return reason
+
+
+def make_solver(height: int, width: int, config: TVL1Config, device: torch.device, dtype: torch.dtype) -> Any:  # noqa: ARG001
+    """Takes checked frames [B, C, H, W], a start [B, 2, H, W] or None, and a progress; makes the flow [B, 2, H, W]."""
+    from fullfield.ops.tvl1.cuda.solver import Solver
+
+    return Solver(height, width, config, device)

@@ -3,38 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from fullfield.ops.launching import raw_stream
 from fullfield.ops.tvl1._pyramid import level_sizes, progress_after
-from fullfield.ops.tvl1.config import AUTO, STOP_INTERVAL, TVL1Config
-from fullfield.ops.tvl1.cuda import fused, passes, schedules
+from fullfield.ops.tvl1.config import STOP_INTERVAL, TVL1Config
+from fullfield.ops.tvl1.cuda import fused, passes
 from fullfield.ops.tvl1.cuda.passes import Launch, Passes, Planes, dual_of, planes_of
+from fullfield.ops.tvl1.cuda.pipeline import RegisterPipeline
 from fullfield.ops.tvl1.cuda.state import FLOW, Level, elements_of, pitch_of
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    Progress: TypeAlias = Callable[[float, str], None]
+    from fullfield.ops.tvl1.frames import Progress
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16}
 
 
+class Schedule(Protocol):
+    """How the inner iterations of a level run; :class:`RegisterPipeline` says what both methods have to do."""
+
+    def prepare(self, level: Level, iterations: int) -> None: ...
+
+    def iterate(
+        self, level: Level, iterations: int, config: TVL1Config, stream: int, *, zero_dual: bool = False
+    ) -> None: ...
+
+
 class Engine:
     """Launches TV-L1 on the current stream; not for two threads or streams at once.
+
+    Whole warps are one kernel on all but large levels, unless they may stop early; the others go pass by pass. With a
+    ``schedule`` every level does, and its iterations are the schedule's.
 
     The frames' pyramids have two places, 0 and 1. ``start`` [B, 2, h, w] of the coarsest level is where the flow
     begins; whoever solves fills it. The address of the flow [B, 2, H, W] that ``solve`` writes lies in device memory,
     written by ``read``: so a captured graph serves every address.
     """
 
-    def __init__(self, batch: int, height: int, width: int, config: TVL1Config, device: torch.device) -> None:
+    def __init__(
+        self,
+        batch: int,
+        height: int,
+        width: int,
+        config: TVL1Config,
+        device: torch.device,
+        schedule: Schedule | None = None,
+    ) -> None:
         self.config, self.batch, self.device = config, batch, device
         self.sizes = sizes = level_sizes(height, width, config.scales, config.scale_factor)
-        self._schedule = schedules.DEFAULT if config.schedule == AUTO else config.schedule
+        self._schedule: Schedule = RegisterPipeline() if schedule is None else schedule
         self._dtype = dtype = DTYPES[config.precision]
         self._passes, self._about = Passes(device, dtype), passes.device_of(device)
         pitches = [pitch_of(w, torch.float32) for _, w in sizes]
@@ -51,7 +71,8 @@ class Engine:
         kept = 2 if config.dual_reset == "never" else 1
         self._states = [self._new((elements_of(batch, *size, dtype),), dtype) for size in sizes[:kept]]
         self._levels = [Level(batch, *size, dtype, device, self._states[n % kept]) for n, size in enumerate(sizes)]
-        self._cuts = [self._cut(level) for level in self._levels]
+        whole = schedule is None and config.epsilon == 0
+        self._cuts = [fused.best(batch, *size, config, self._about) if whole else None for size in sizes]
         fused.load([(cut, config, dtype) for cut in self._cuts if cut is not None], self._about)
         self.flags = torch.zeros(1, dtype=torch.int32, device=device)
         self._flow_at = torch.zeros(1, dtype=torch.int64, device=device)
@@ -60,16 +81,9 @@ class Engine:
         for level, cut in zip(self._levels, self._cuts, strict=True):
             if cut is not None:
                 continue
-            schedules.prepare(self._schedule, level, depth)
+            self._schedule.prepare(level, depth)
             if config.epsilon > 0 and config.iterations % depth:
-                schedules.prepare(self._schedule, level, config.iterations % depth)
-
-    def _cut(self, level: Level) -> fused.Tiling | None:
-        """How whole warps run on the level, if they are to be kernels of their own."""
-        config = self.config
-        if config.schedule != AUTO or config.epsilon > 0:
-            return None
-        return fused.best(level.batch, level.height, level.width, config, self._about)
+                self._schedule.prepare(level, config.iterations % depth)
 
     def _new(self, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=self.device)
@@ -78,7 +92,6 @@ class Engine:
         """Everything of this object's in the device's memory; the first start from a flow adds two tables."""
         yield from (*self._images, *self._flows[:2], *self._states, self.start, self._strip)
         yield from (self.flags, self._flow_at)
-        yield from (level.scratch for level in self._levels if level.scratch is not None)
         yield from self._passes.tables()
 
     def read(self, frames: tuple[Tensor, ...], place: int, flow: Tensor | None, *, flags: bool = False) -> None:
@@ -191,15 +204,14 @@ class Engine:
             return self._passes.linearise(*pair, flow, level, config.gradient_blend)
 
         self._kept(("warp", number, first, level.front, flow is self.start), linearise)
-        start = schedules.Start(zero_dual=zero_dual)
         stream = raw_stream(self._about.index)
         if config.epsilon == 0:
-            schedules.iterate(self._schedule, level, config.iterations, config, stream, start)
+            self._schedule.iterate(level, config.iterations, config, stream, zero_dual=zero_dual)
             return
         for done in range(0, config.iterations, STOP_INTERVAL):
             depth = min(STOP_INTERVAL, config.iterations - done)
             before = level.flow.to(torch.float32, copy=True)
-            schedules.iterate(self._schedule, level, depth, config, stream, start if done == 0 else None)
+            self._schedule.iterate(level, depth, config, stream, zero_dual=zero_dual and done == 0)
             change = ((level.flow.float() - before) ** 2).sum(1).mean().sqrt()
             if float(change) < config.epsilon * depth:
                 break

@@ -21,9 +21,8 @@ from fullfield._kernels.nvrtc import Library, Source
 from fullfield.ops.launching import address, read_source, structure
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda import passes
-from fullfield.ops.tvl1.cuda.passes import Launch, Planes
+from fullfield.ops.tvl1.cuda.passes import Device, Launch, Planes
 from fullfield.ops.tvl1.cuda.state import Level
-from fullfield.ops.tvl1.cuda.tuning import Device
 
 _ptr, _i64, _i32, _f32 = ctypes.c_void_p, ctypes.c_longlong, ctypes.c_int, ctypes.c_float
 # Field by field as fused_warp.cu declares them.

@@ -137,7 +137,7 @@ struct No { static constexpr bool value = false; };
 
 extern "C" __global__ void __launch_bounds__(32 * GROUPS, RESIDENT) TOGETHER fused_warp(const __grid_constant__ FusedParams p) {
     extern __shared__ __align__(16) float4 memory[];
-    float4 *data = memory;  // [HIGH, EACH, 32], a row's turned by 8 / EACH for every column of a lane
+    float4 *data = memory;  // [HIGH, EACH, 32], a row's rotated by 8 / EACH for every column of a lane
     // Of every warp's first row the flow, and that of the block below; of every warp's last row the dual's share down,
     // first that of the block above: [GROUPS + 1, 2, 32].
     Cells *edge_u = (Cells *)(memory + HIGH * WIDE), *edge_p = edge_u + (GROUPS + 1) * 64;

@@ -8,17 +8,6 @@ typedef float word;
 constexpr int PIXELS = HALF + 1;  // of a word
 constexpr float GRADIENT_FLOOR = 1e-6f;
 
-// As schedules.py packs it. Steps in elements.
-struct IterateParams {
-    const word *flow, *dual, *data, *origin;
-    word *flow_out, *dual_out, *scratch;
-    long long plane, item;
-    int pitch, width, height, batch;
-    int rows, columns, strips;  // of a strip; strips across; in all
-    float slope, tau, bound;    // tau / theta, tau, lambda theta
-    int clamp, zero_flow, zero_dual;
-};
-
 INLINE float root(float x) {
     float r;
     asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));

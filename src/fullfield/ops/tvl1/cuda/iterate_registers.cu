@@ -8,6 +8,18 @@
 // of a row: the normalised data term and, in half precision, the forward differences of the origin. Lanes touch only
 // their own words of those, so a barrier a row is all the warps need. In half precision a word holds the pixels x and
 // x + 32 WORDS.
+
+// As pipeline.py packs it. Steps in elements.
+struct IterateParams {
+    const word *flow, *dual, *data, *origin;
+    word *flow_out, *dual_out;
+    long long plane, item;
+    int pitch, width, height;
+    int rows, columns;        // of a strip; strips across
+    float slope, tau, bound;  // tau / theta, tau, lambda theta
+    int clamp, zero_dual;
+};
+
 constexpr int PER_WARP = (DEPTH + GROUPS - 1) / GROUPS, LAST = DEPTH - (GROUPS - 1) * PER_WARP, LAG = PER_WARP + 1;
 constexpr int WIDE = 32 * WORDS, COLUMNS = WIDE * PIXELS;
 constexpr int PLANES = HALF ? 11 : 9;                        // of a row that arrives: flow, dual, data, origin
@@ -245,7 +257,7 @@ INLINE void fetch_planes(const Fetch &f, const char *&from, int first, int count
 
 INLINE void fetch(Fetch &f, const IterateParams &p, int slot) {
     unsigned to = f.to + slot * (PLANES * WIDE * 4);
-    fetch_planes(f, f.flow, 0, 2, to, p.zero_flow);
+    fetch_planes(f, f.flow, 0, 2, to);
     fetch_planes(f, f.dual, 2, 4, to, p.zero_dual);
     fetch_planes(f, f.data, 6, 3, to);
 #if HALF
@@ -477,7 +489,6 @@ template <bool FETCHES> struct March {
 
 extern "C" __global__ void __launch_bounds__(32 * GROUPS, BLOCKS) iterate_registers(const __grid_constant__ IterateParams p) {
     extern __shared__ __align__(16) word memory[];
-    // Warp n of every block sits on the same quarter of a multiprocessor, which then fetches one role's instructions alone.
     // Warp n of every block sits on the same quarter of a multiprocessor, which then fetches one role's instructions alone.
     const int lane = threadIdx.x % 32, group = __shfl_sync(~0u, threadIdx.x / 32, 0);
     const int strips_down = (p.height + p.rows - 1) / p.rows, line = blockIdx.x / p.columns;

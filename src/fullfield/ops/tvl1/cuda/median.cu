@@ -85,4 +85,4 @@ template <int REACH> static __device__ __forceinline__ void filter(const MedianP
 
 extern "C" __global__ void __launch_bounds__(128) median5(const __grid_constant__ MedianParams p) { filter<2>(p); }
 extern "C" __global__ void __launch_bounds__(128) median3(const __grid_constant__ MedianParams p) { filter<1>(p); }
-extern "C" __global__ void __launch_bounds__(128) settle(const __grid_constant__ MedianParams p) { filter<0>(p); }
+extern "C" __global__ void __launch_bounds__(128) median0(const __grid_constant__ MedianParams p) { filter<0>(p); }

@@ -1,8 +1,9 @@
-"""The kernels over frames and flow: their parameters and launches. The iterations are in ``schedules``."""
+"""The kernels over frames and flow: their parameters and launches. The iterations are in ``pipeline``."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +14,11 @@ import torch
 from torch import Tensor
 
 from fullfield._kernels.nvrtc import Kernel, Libraries, Source, addresses
-from fullfield.ops.launching import address, read_source, structure
+from fullfield.ops.launching import address, arch_of, read_source, structure
 from fullfield.ops.tvl1._pyramid import Window, gaussian_window, linear_window
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR
 from fullfield.ops.tvl1.cuda.state import DUAL, FLOW, Level
-from fullfield.ops.tvl1.cuda.tuning import Device, device_at
+from fullfield.ops.tvl1.frames import BRIGHTEST
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 LIBRARIES = Libraries("TV-L1 kernels")
 KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.uint8: 3}
 """Of frames."""
-BRIGHTEST = 1e6
 BAD_FRAMES = (1, 2)
 BAD_FLOW = 4
 """Bits of the flags: a value of frame 1 or 2 is not within ±BRIGHTEST; the flow is not finite."""
@@ -84,13 +84,32 @@ def warp_source(dtype: torch.dtype) -> Source:
 
 
 def median_source(dtype: torch.dtype) -> Source:
-    """``median3``, ``median5`` and ``settle`` for levels of ``dtype``."""
+    """``median0``, which filters nothing, ``median3`` and ``median5`` for levels of ``dtype``."""
     return Source(_read("medians.cuh", "median.cu"), (f"-DHALF={int(dtype == torch.float16)}",))
+
+
+@dataclass(frozen=True)
+class Device:
+    """What the launches have to know of a GPU."""
+
+    index: int
+    name: str
+    arch: str
+    processors: int
+    shared: int
+    """Bytes of shared memory that one block may take."""
 
 
 def device_of(device: torch.device) -> Device:
     """Of a CUDA device."""
-    return device_at(torch.cuda.current_device() if device.index is None else device.index)
+    return _device_at(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@functools.cache
+def _device_at(index: int) -> Device:
+    about = torch.cuda.get_device_properties(index)
+    shared = about.shared_memory_per_block_optin  # type: ignore[attr-defined, unused-ignore]
+    return Device(index, about.name, arch_of(index), about.multi_processor_count, shared)
 
 
 @dataclass(frozen=True)
@@ -278,8 +297,7 @@ class Passes:
         params.height, params.width, params.pitch = level.height, level.width, level.pitch
         params.tiles_y, params.tiles_x = -(-level.height // 8), -(-level.width // 64)
         blocks = params.tiles_y * params.tiles_x * FLOW * level.batch
-        name = f"median{side}" if side else "settle"
-        return Launch(self._median[name], blocks, params, self._device.index, threads=_MEDIAN_THREADS)
+        return Launch(self._median[f"median{side}"], blocks, params, self._device.index, threads=_MEDIAN_THREADS)
 
 
 def _tile(across: _Table) -> tuple[int, int, int]:

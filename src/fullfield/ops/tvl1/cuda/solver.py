@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda.engine import Engine
+from fullfield.ops.tvl1.cuda.passes import KINDS
 from fullfield.ops.tvl1.cuda.recording import InOrder, record
+from fullfield.ops.tvl1.frames import FINITE_FLOW, check_finite, check_values, share
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    Progress: TypeAlias = Callable[[float, str], None]
+    from fullfield.ops.tvl1.frames import Progress
 
 
 class Solver:
@@ -31,9 +31,31 @@ class Solver:
         self._used = self._started = False
         self._in_order = InOrder(device)
 
-    def __call__(
+    def __call__(self, frame1: Tensor, frame2: Tensor, start: Tensor | None, progress: Progress | None) -> Tensor:
+        """See :func:`fullfield.ops.tvl1.cuda.make_solver`."""
+        if len(frame1) == 0:
+            return frame1.new_empty(0, 2, *self._size, dtype=torch.float32)
+        if frame1.dtype != frame2.dtype or frame1.dtype not in KINDS:
+            frame1, frame2 = frame1.float(), frame2.float()
+        if self._config.epsilon > 0 and len(frame1) > 1:  # every pair stops by itself
+            flows = []
+            for item in range(len(frame1)):
+                part = slice(item, item + 1)
+                begin = None if start is None else start[part]
+                flows.append(self(frame1[part], frame2[part], begin, share(progress, item, len(frame1))))
+            return torch.cat(flows)
+        flow, flags = self.queue(frame1, frame2, start, progress)
+        if not torch.cuda.is_current_stream_capturing() and int(flags):
+            check_values(frame1, "frame1")
+            check_values(frame2, "frame2")
+            if start is not None:
+                check_finite(start, "initial_flow")
+            check_finite(flow, "flow", FINITE_FLOW)
+        return flow
+
+    def queue(
         self,
-        frame1: Tensor,  # [B, C, H, W], C = 1 or 3, of the dtypes in passes.KINDS, any strides
+        frame1: Tensor,  # [B, C, H, W], C = 1 or 3, both of one dtype in passes.KINDS, any strides
         frame2: Tensor,  # [B, C, H, W]
         start: Tensor | None,  # [B, 2, H, W] float32
         progress: Progress | None,

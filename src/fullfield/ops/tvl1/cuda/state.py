@@ -68,8 +68,6 @@ class Level:
         self.memory = memory.view(-1)[:size].view(batch, planes_of(dtype), height, self.pitch)
         self.front = 0
         """The set of flow and dual, 0 or 1, that holds the present state."""
-        self.scratch: Tensor | None = None
-        """Lines of the schedule ``global_pipeline``; made by ``schedules.prepare``."""
 
     @property
     def plane_step(self) -> int:

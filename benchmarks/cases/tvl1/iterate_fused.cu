@@ -6,7 +6,7 @@ INLINE void new_flow(const IterateParams &p, int item, int x, int y, word &u1, w
     Rows r = rows_at(p, item, y);
     word u[2], divergence[2];
     for (int c = 0; c < 2; c++) {
-        u[c] = p.zero_flow ? splat(0.f) : r.flow[c * r.plane + x];
+        u[c] = r.flow[c * r.plane + x];
         divergence[c] = splat(0.f);
         if (!p.zero_dual) {
             const word *px = r.dual + 2 * c * r.plane, *py = px + r.plane;

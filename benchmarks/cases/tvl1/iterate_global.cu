@@ -15,7 +15,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) update_flow(const __grid_c
     word u[2], across[2], left[2], down[2], up[2];
     for (int c = 0; c < 2; c++) {
         const word *px = r.dual + 2 * c * r.plane, *py = px + r.plane;
-        u[c] = p.zero_flow ? splat(0.f) : r.flow[c * r.plane + x];
+        u[c] = r.flow[c * r.plane + x];
         across[c] = p.zero_dual ? splat(0.f) : px[x];
         left[c] = shifted_left(p.zero_dual || x == 0 ? splat(0.f) : px[x - 1], across[c], x == 0, p.clamp);
         down[c] = p.zero_dual ? splat(0.f) : py[x];

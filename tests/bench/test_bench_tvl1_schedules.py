@@ -1,4 +1,4 @@
-"""The inner iterations on the GPU: every schedule against the reference, and how they may be called."""
+"""The schedules of TV-L1's inner iterations on the GPU, the solver's own among them: checked and tuned."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.cases.tvl1 import tuning
+from benchmarks.cases.tvl1.romera import SCHEDULES, cost, schedule_of
+from benchmarks.cases.tvl1.tuning import CANDIDATES, shape_for
 from fullfield._kernels.nvrtc import KernelError
 from fullfield.ops.tvl1.config import TVL1Config
-from fullfield.ops.tvl1.cuda import schedules, state, tuning
-from fullfield.ops.tvl1.cuda.schedules import SCHEDULES, Start, cost, plan
-from fullfield.ops.tvl1.cuda.state import Level, pitch_of, planes_of
-from fullfield.ops.tvl1.cuda.tuning import CANDIDATES, Device, Shape, shape_for
+from fullfield.ops.tvl1.cuda import passes
+from fullfield.ops.tvl1.cuda.passes import Device
+from fullfield.ops.tvl1.cuda.pipeline import Shape
+from fullfield.ops.tvl1.cuda.state import Level
 from fullfield.testing.tvl1_iterations import Term, allowed, iterated, load, make_term, result
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -24,44 +27,6 @@ BOUND = {torch.float32: 1e-4, torch.float16: 2e-2}
 
 
 # ---- what needs no GPU
-
-
-def test_levels_are_one_allocation() -> None:
-    level = Level(2, 5, 70, torch.float16, torch.device("cpu"))
-    assert level.pitch == pitch_of(70, torch.float16) == 128
-    assert level.memory.shape == (2, planes_of(torch.float16), 5, 128)
-    level.memory.zero_()
-    level.flow.fill_(1)
-    level.front = 1
-    assert not level.flow.any()
-    level.dual.fill_(2)
-    level.gradient.fill_(3)
-    level.residual.fill_(4)
-    level.origin.fill_(5)
-    planes = level.memory[:, :, :, :70].float().mean((0, 2, 3)).tolist()
-    assert planes == [1, 1, 0, 0, 0, 0, 0, 0, 2, 2, 2, 2, 3, 3, 4, 5, 5]
-    assert not level.memory[:, :, :, 70:].any()
-    assert level.address(3) - level.address(0) == 3 * 5 * 128 * 2
-
-
-def test_levels_refuse() -> None:
-    cpu = torch.device("cpu")
-    with pytest.raises(ValueError, match=r"expected float32 or float16, got torch\.float64"):
-        Level(1, 4, 4, torch.float64, cpu)
-    with pytest.raises(ValueError, match="at least one frame of one pixel"):
-        Level(1, 0, 4, torch.float32, cpu)
-    with pytest.raises(ValueError, match="contiguous aligned elements"):
-        Level(1, 4, 4, torch.float32, cpu, torch.empty(10))
-    with pytest.raises(ValueError, match="only a level in float16 has an origin"):
-        _ = Level(1, 4, 4, torch.float32, cpu).origin
-
-
-@pytest.mark.parametrize(
-    ("iterations", "depth", "passes"),
-    [(10, 10, [10]), (11, 10, [6, 5]), (30, 10, [10, 10, 10]), (3, 5, [3]), (7, 1, [1] * 7)],
-)
-def test_passes_are_even(iterations: int, depth: int, passes: list[int]) -> None:
-    assert plan(iterations, depth) == passes
 
 
 def test_costs() -> None:
@@ -110,12 +75,12 @@ def test_tuning_takes_the_fastest_that_can_run(tmp_path: Path, monkeypatch: pyte
         return times[shape]
 
     monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(tuning, "device_at", lambda _: device)
+    monkeypatch.setattr(passes, "device_of", lambda _: device)
     monkeypatch.setattr(tuning, "_time", timed)
     monkeypatch.setattr(tuning, "_SIZE", 16)
-    monkeypatch.setattr(schedules, "compile_all", lambda *_: None)
+    monkeypatch.setattr(tuning, "compile_all", lambda *_: None)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(state, "Level", lambda *a: Level(*a[:4], torch.device("cpu")))
+    monkeypatch.setattr(tuning, "Level", lambda *a: Level(*a[:4], torch.device("cpu")))
     found = tuning.tune(0)
     for kind, shape in best.items():
         measured = found[tuning._key(*kind)]
@@ -141,12 +106,10 @@ def term_and_truth(
         torch.set_num_threads(threads)
 
 
-def solved(
-    schedule: str, level: Level, config: TVL1Config, iterations: int = 10, shape: Shape | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    schedules.prepare(schedule, level, iterations, shape)
-    stream = torch.cuda.current_stream().cuda_stream
-    schedules.iterate(schedule, level, iterations, config, stream, None, shape)
+def solved(schedule: str, level: Level, config: TVL1Config, iterations: int = 10) -> tuple[torch.Tensor, torch.Tensor]:
+    how = schedule_of(schedule, shape_for(schedule, level.dtype, passes.device_of(level.device)))
+    how.prepare(level, iterations)
+    how.iterate(level, iterations, config, torch.cuda.current_stream().cuda_stream)
     return result(level, config)
 
 
@@ -204,7 +167,10 @@ def test_same_bits_on_a_side_stream_and_from_a_graph(schedule: str, dtype: torch
     term = make_term(1, 200, 900, "adjoint")
     level = Level(1, 200, 900, dtype, torch.device("cuda"))
     load(level, term, config)
-    flow, dual = solved(schedule, level, config)
+    how = schedule_of(schedule, shape_for(schedule, dtype, passes.device_of(level.device)))
+    how.prepare(level, 10)
+    how.iterate(level, 10, config, torch.cuda.current_stream().cuda_stream)
+    flow, dual = result(level, config)
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
         level.front = 0
@@ -212,7 +178,7 @@ def test_same_bits_on_a_side_stream_and_from_a_graph(schedule: str, dtype: torch
         graph = torch.cuda.CUDAGraph()
         side.synchronize()
         with torch.cuda.graph(graph, stream=side):
-            schedules.iterate(schedule, level, 10, config, side.cuda_stream)
+            how.iterate(level, 10, config, side.cuda_stream)
         for _ in range(2):
             front, level.front = level.front, 0
             load(level, term, config)
@@ -227,19 +193,19 @@ def test_same_bits_on_a_side_stream_and_from_a_graph(schedule: str, dtype: torch
 @pytest.mark.gpu
 @needs_gpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_zero_starts_are_not_read(dtype: torch.dtype) -> None:
+def test_a_dual_variable_of_zero_is_not_read(dtype: torch.dtype) -> None:
     config = TVL1Config()
-    term = make_term(1, 60, 300, "adjoint", motion=0.0)
+    term = make_term(1, 60, 300, "adjoint")
     term = term._replace(dual=torch.zeros_like(term.dual))
+    truth = iterated(term, 7, config)[0]
     for schedule in SCHEDULES:
         level = Level(1, 60, 300, dtype, torch.device("cuda"))
         load(level, term, config)
-        level.flow.fill_(float("nan"))
         level.dual.fill_(float("nan"))
-        schedules.prepare(schedule, level, 7)
-        stream = torch.cuda.current_stream().cuda_stream
-        schedules.iterate(schedule, level, 7, config, stream, Start(zero_flow=True, zero_dual=True))
-        assert float((result(level, config)[0] - iterated(term, 7, config)[0]).abs().max()) <= BOUND[dtype]
+        how = schedule_of(schedule, shape_for(schedule, dtype, passes.device_of(level.device)))
+        how.prepare(level, 7)
+        how.iterate(level, 7, config, torch.cuda.current_stream().cuda_stream, zero_dual=True)
+        assert float((result(level, config)[0] - truth).abs().max()) <= BOUND[dtype]
 
 
 @pytest.mark.gpu
@@ -248,7 +214,7 @@ def test_tuning_takes_the_fastest(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path))
     times = tuning.tune(torch.cuda.current_device())
     assert set(times) == {tuning._key(*kind) for kind in CANDIDATES}
-    device = tuning.device_at(torch.cuda.current_device())
+    device = passes.device_of(torch.device("cuda"))
     for kind in CANDIDATES:
         found = times[tuning._key(*kind)]
         assert found[repr(shape_for(*kind, device))] == min(found.values())

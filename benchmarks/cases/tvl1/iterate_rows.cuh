@@ -1,5 +1,16 @@
 // Neighbours in rows of words in memory, where a word of half precision holds two pixels side by side.
 
+// As romera.py packs it. Steps in elements.
+struct IterateParams {
+    const word *flow, *dual, *data, *origin;
+    word *flow_out, *dual_out, *scratch;
+    long long plane, item;
+    int pitch, width, height;
+    int rows, columns, strips;  // of a strip; strips across; in all
+    float slope, tau, bound;    // tau / theta, tau, lambda theta
+    int clamp, zero_dual;
+};
+
 INLINE int words_across(const IterateParams &p) { return (p.width + PIXELS - 1) / PIXELS; }
 
 // The word one pixel to the left. `left`: the word before it; `first`: there is none, as the borders will have it.

@@ -1,7 +1,8 @@
 """Shapes of the schedules' kernels: safe defaults, and those measured for a GPU, kept on disk.
 
 Nothing is measured unless :func:`tune` is called. What it finds is kept in the cache folder under the GPU's name, and
-used from then on by every process; kernels that have changed since are tuned anew.
+used from then on by every benchmark; kernels that have changed since are tuned anew. The solver itself takes the shapes
+of ``fullfield.ops.tvl1.cuda.pipeline.SHAPES``.
 """
 
 from __future__ import annotations
@@ -13,58 +14,22 @@ import os
 import re
 import tempfile
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
+from benchmarks.cases.tvl1.romera import OURS, compile_all, schedule_of
 from fullfield._kernels.cache_folder import folder_named
 from fullfield._kernels.nvrtc import KernelError
-from fullfield.ops.launching import arch_of
-
-if TYPE_CHECKING:
-    from fullfield.ops.tvl1.cuda.state import Level
+from fullfield.ops.tvl1.config import TVL1Config
+from fullfield.ops.tvl1.cuda import passes, pipeline
+from fullfield.ops.tvl1.cuda.passes import Device
+from fullfield.ops.tvl1.cuda.pipeline import SHAPES, Shape
+from fullfield.ops.tvl1.cuda.state import Level
 
 _SIZE, _ITERATIONS, _REPEATS = 2048, 10, 7
-
-
-@dataclass(frozen=True)
-class Device:
-    """What the launches have to know of a GPU."""
-
-    index: int
-    name: str
-    arch: str
-    processors: int
-    shared: int
-    """Bytes of shared memory that one block may take."""
-
-
-@functools.cache
-def device_at(index: int) -> Device:
-    about = torch.cuda.get_device_properties(index)
-    shared = about.shared_memory_per_block_optin  # type: ignore[attr-defined, unused-ignore]
-    return Device(index, about.name, arch_of(index), about.multi_processor_count, shared)
-
-
-@dataclass(frozen=True)
-class Shape:
-    """How one schedule runs in one precision. ``global`` uses ``threads`` alone, ``shared_fusion`` rows as well."""
-
-    threads: int
-    """Threads of a block. Register pipeline: 32 for every warp that the iterations of a pass are dealt to."""
-    depth: int = 1
-    """Most iterations in one pass over the frame."""
-    rows: int = 0
-    """Rows of a block's strip; 0: chosen so that all strips run at once."""
-    words: int = 2
-    """Register pipeline: columns (float16: pairs of columns) a thread, 2 or 4."""
-    ahead: int = 2
-    """Register pipeline: rows asked for before they are needed."""
-    blocks: int = 4
-    """Blocks that a multiprocessor is to run at once."""
 
 
 F32, F16 = torch.float32, torch.float16
@@ -78,15 +43,15 @@ CANDIDATES: dict[tuple[str, torch.dtype], tuple[Shape, ...]] = {
     ("global_pipeline", F16): (Shape(256, 5), Shape(128, 5, blocks=8), Shape(256, 2), Shape(512, 5, blocks=2)),
     ("shared_pipeline", F32): (Shape(128, 5), Shape(256, 5, blocks=2), Shape(256, 2), Shape(128, 10, blocks=3)),
     ("shared_pipeline", F16): (Shape(128, 5), Shape(256, 5, blocks=2), Shape(256, 2), Shape(128, 10, blocks=3)),
-    ("register_pipeline", F32): (
-        Shape(128, 10, words=4, blocks=3),
+    (OURS, F32): (
+        SHAPES[F32],
         Shape(128, 10, words=4, blocks=2),
         Shape(128, 10, words=2, blocks=5),
         Shape(160, 10, words=4, blocks=2),
         Shape(64, 5, words=4, blocks=6),
     ),
-    ("register_pipeline", F16): (
-        Shape(128, 10, words=2, blocks=4),
+    (OURS, F16): (
+        SHAPES[F16],
         Shape(128, 10, words=4, blocks=2),
         Shape(128, 10, words=2, ahead=3, blocks=4),
         Shape(64, 5, words=4, blocks=4),
@@ -101,7 +66,8 @@ def _key(schedule: str, dtype: torch.dtype) -> str:
 @functools.cache
 def _kernels() -> str:
     """Tells the present kernels and candidates from others."""
-    sources = sorted(Path(__file__).parent.glob("iterate*.cu*"))
+    folders = (Path(__file__).parent, pipeline.COMMON.parent)
+    sources = sorted(path for folder in folders for path in folder.glob("iterate*.cu*"))
     text = "".join(source.read_text("utf-8") for source in sources) + repr(CANDIDATES)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -136,13 +102,10 @@ def shape_for(schedule: str, dtype: torch.dtype, device: Device) -> Shape:
 def tune(index: int = 0) -> dict[str, dict[str, float]]:
     """Measure every candidate of every schedule on GPU ``index`` and keep the fastest on disk for this model.
 
-    Takes some seconds, mostly for compiling. Ten iterations on a frame of 2048×2048. Solvers that exist keep what they
-    were prepared with. Returns the median milliseconds of every candidate that can run, by ``schedule precision``.
+    Takes some seconds, mostly for compiling. Ten iterations on a frame of 2048×2048. Returns the median milliseconds of
+    every candidate that can run, by ``schedule precision``.
     """
-    from fullfield.ops.tvl1.cuda import schedules
-    from fullfield.ops.tvl1.cuda.state import Level
-
-    device = device_at(index)
+    device = passes.device_of(torch.device("cuda", index))
     times: dict[str, dict[str, float]] = {}
     best: dict[str, Shape] = {}
     with torch.cuda.device(index):
@@ -152,7 +115,7 @@ def tune(index: int = 0) -> dict[str, dict[str, float]]:
             level.gradient.mul_(20)
             level.residual.mul_(20)
         runs = {(*kind, shape): levels[kind[1]] for kind, candidates in CANDIDATES.items() for shape in candidates}
-        schedules.compile_all([(s, level, shape) for (s, _, shape), level in runs.items()], _ITERATIONS)
+        compile_all([(s, level, shape) for (s, _, shape), level in runs.items()], _ITERATIONS, device)
         for (schedule, dtype, shape), level in runs.items():
             with suppress(KernelError):  # more shared memory than this GPU has
                 found = times.setdefault(_key(schedule, dtype), {})
@@ -165,20 +128,17 @@ def tune(index: int = 0) -> dict[str, dict[str, float]]:
 
 def kept_at(index: int = 0) -> Path | None:
     """The file that :func:`tune` writes for GPU ``index``; None where there is no cache folder."""
-    return _place(device_at(index))
+    return _place(passes.device_of(torch.device("cuda", index)))
 
 
 def _time(schedule: str, level: Level, shape: Shape) -> float:
     """Milliseconds, the median of some runs."""
-    from fullfield.ops.tvl1.config import TVL1Config
-    from fullfield.ops.tvl1.cuda import schedules
-
-    stream = torch.cuda.current_stream()
-    schedules.prepare(schedule, level, _ITERATIONS, shape)
+    stream, how = torch.cuda.current_stream(), schedule_of(schedule, shape)
+    how.prepare(level, _ITERATIONS)
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(_REPEATS + 2)]  # type: ignore[no-untyped-call, unused-ignore]
     for mark in marks:
         mark.record(stream)
-        schedules.iterate(schedule, level, _ITERATIONS, TVL1Config(), stream.cuda_stream, None, shape)
+        how.iterate(level, _ITERATIONS, TVL1Config(), stream.cuda_stream)
     marks[-1].synchronize()
     times: list[float] = sorted(a.elapsed_time(b) for a, b in pairwise(marks[1:]))
     return times[len(times) // 2]

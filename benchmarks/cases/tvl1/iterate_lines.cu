@@ -23,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) iterate_lines(const __grid
             if (t < end && inside) {
                 Rows r = rows_at(p, item, t);
                 word *l = line(lines, 0, t);
-                for (int i = 0; i < 2; i++) l[i * THREADS] = p.zero_flow ? splat(0.f) : r.flow[i * r.plane + x];
+                for (int i = 0; i < 2; i++) l[i * THREADS] = r.flow[i * r.plane + x];
                 for (int i = 0; i < 4; i++) l[(2 + i) * THREADS] = p.zero_dual ? splat(0.f) : r.dual[i * r.plane + x];
             }
             __syncthreads();

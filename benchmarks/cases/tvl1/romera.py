@@ -1,0 +1,232 @@
+"""The inner iterations by the four schedules of Romera et al. 2023, for the engine in place of its own.
+
+- ``global``: two kernels an iteration, one for the flow, one for the dual variable, in place.
+- ``shared_fusion``: one kernel an iteration; blocks compute the flow again where their neighbours have it.
+- ``global_pipeline``: several iterations in one pass, line after line; lines between iterations in global memory.
+- ``shared_pipeline``: the same, lines in shared memory.
+
+``register_pipeline`` is the engine's own: the same, lines in registers. All five give the same flow.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fullfield._kernels.nvrtc import Kernel, Source
+from fullfield.ops.launching import address, read_source, structure
+from fullfield.ops.tvl1.config import TVL1Config
+from fullfield.ops.tvl1.cuda import passes, pipeline
+from fullfield.ops.tvl1.cuda.engine import Engine, Schedule
+from fullfield.ops.tvl1.cuda.passes import Device, Launch
+from fullfield.ops.tvl1.cuda.pipeline import RegisterPipeline, Shape, plan, strip_rows
+from fullfield.ops.tvl1.cuda.state import DATA, DUAL, FLOW, ORIGIN, Level
+from fullfield.ops.tvl1.persistent import PersistentSolver
+
+AUTO = "auto"
+"""In results: as the solver chooses by itself, level by level."""
+OURS = "register_pipeline"
+SCHEDULES = ("global", "shared_fusion", "global_pipeline", "shared_pipeline", OURS)
+ACROSS = 32  # words of a tile of shared_fusion
+_ptr, _i64, _i32, _f32 = ctypes.c_void_p, ctypes.c_longlong, ctypes.c_int, ctypes.c_float
+# Field by field as iterate_rows.cuh declares them.
+_Params = structure(
+    "IterateParams", ("flow", _ptr), ("dual", _ptr), ("data", _ptr), ("origin", _ptr), ("flow_out", _ptr),
+    ("dual_out", _ptr), ("scratch", _ptr), ("plane", _i64), ("item", _i64), ("pitch", _i32), ("width", _i32),
+    ("height", _i32), ("rows", _i32), ("columns", _i32), ("strips", _i32), ("slope", _f32), ("tau", _f32),
+    ("bound", _f32), ("clamp", _i32), ("zero_dual", _i32),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Counted from the kernels' sources, per pixel and iteration; halos and borders left out."""
+
+    operations: float
+    """Arithmetic operations: a multiply-add is two; a square root, reciprocal, minimum or maximum one."""
+    read: float
+    """Bytes asked of global memory; caches serve some of them."""
+    written: float
+    """Bytes written to global memory."""
+
+
+def cost(schedule: str, dtype: torch.dtype, iterations: int, shape: Shape) -> Cost:
+    """Of ``iterations`` that start in memory, averaged over them."""
+    half = dtype == torch.float16
+    origin = 6 if half else 0  # both components: here, right, below
+    share = len(plan(iterations, shape.depth)) / iterations
+    normalising, stepping = 9, 60 if half else 50
+    if schedule == "global":  # flow: 2 and 4, of those 2 left, 2 up; then the flow at 3 places, and the dual again
+        words, written = float((2 + 4 + 2 + 2 + DATA) + (3 * FLOW + DUAL) + origin), float(FLOW + DUAL)
+    elif schedule == "shared_fusion":
+        words, written = (2 + 4 + 2 + 2 + DATA) + DUAL + origin, float(FLOW + DUAL)
+    elif schedule == OURS:
+        return Cost(
+            stepping + (normalising + (4 if half else 0)) * share,
+            (FLOW + DUAL + DATA + (ORIGIN if half else 0)) * share * dtype.itemsize,
+            (FLOW + DUAL) * share * dtype.itemsize,
+        )
+    else:
+        lines = schedule == "global_pipeline"  # flow, dual, left, up; then flow here, right, below; dual again
+        words = DATA + origin + (FLOW + DUAL) * share + ((2 + 4 + 2 + 2) + 3 * FLOW + DUAL if lines else 0)
+        written = (FLOW + DUAL) * share + ((FLOW + DUAL) * (1 + share) if lines else 0)
+    return Cost(normalising + stepping + (4 if half else 0), words * dtype.itemsize, written * dtype.itemsize)
+
+
+# ---- the kernels
+
+
+class Pass(NamedTuple):
+    """One kernel of a pass over a level."""
+
+    source: Source
+    name: str
+    blocks: int
+    threads: int
+    shared: int = 0
+    rows: int = 0
+    columns: int = 0
+    strips: int = 0
+    scratch: int = 0
+    """Bytes."""
+
+
+@functools.cache
+def _source(file: str, half: bool, **options: int) -> Source:
+    text = read_source(pipeline.COMMON, *(Path(__file__).with_name(name) for name in ("iterate_rows.cuh", file)))
+    return Source(text, (f"-DHALF={int(half)}", *(f"-D{name}={value}" for name, value in options.items())))
+
+
+def _words(level: Level) -> int:
+    return -(-level.width // 2) if level.dtype == torch.float16 else level.width
+
+
+def _global(level: Level, shape: Shape) -> list[Pass]:
+    source = _source("iterate_global.cu", level.dtype == torch.float16, THREADS=shape.threads)
+    blocks = level.batch * level.height * -(-_words(level) // shape.threads)
+    return [Pass(source, name, blocks, shape.threads) for name in ("update_flow", "update_dual")]
+
+
+def _fused(level: Level, shape: Shape) -> Pass:
+    source = _source("iterate_fused.cu", level.dtype == torch.float16, THREADS=shape.threads)
+    rows = shape.rows or 4 * shape.threads // ACROSS
+    columns = -(-_words(level) // ACROSS)
+    strips = level.batch * columns * -(-level.height // rows)
+    return Pass(source, "iterate_fused", strips, shape.threads, 2 * (rows + 1) * (ACROSS + 1) * 4, rows, columns)
+
+
+def _lines(level: Level, shape: Shape, depth: int, shared: bool, device: Device) -> Pass:
+    half = level.dtype == torch.float16
+    source = _source("iterate_lines.cu", half, THREADS=shape.threads, DEPTH=depth, SHARED=int(shared))
+    useful = shape.threads - 2 * (-(-depth // (2 if half else 1)))
+    if useful < 1:
+        raise ValueError(f"expected more than {shape.threads - useful} threads for {depth} iterations a pass")
+    columns = -(-_words(level) // useful)
+    at_once = device.processors * shape.blocks
+    rows = strip_rows(level.height, shape.rows, columns * level.batch, at_once)
+    strips = level.batch * columns * -(-level.height // rows)
+    size, blocks = (depth + 1) * 2 * 6 * 4 * shape.threads, min(strips, at_once)
+    places = {"shared": size} if shared else {"scratch": blocks * size}
+    return Pass(source, "iterate_lines", blocks, shape.threads, rows=rows, columns=columns, strips=strips, **places)
+
+
+def depth_of(schedule: str, shape: Shape) -> int:
+    """Most iterations in one pass."""
+    return 1 if schedule in ("global", "shared_fusion") else shape.depth
+
+
+def passes_of(schedule: str, level: Level, depth: int, shape: Shape, device: Device) -> list[Pass]:
+    """The kernels of one pass of ``depth`` iterations."""
+    if schedule == "global":
+        return _global(level, shape)
+    if schedule == "shared_fusion":
+        return [_fused(level, shape)]
+    if schedule in ("global_pipeline", "shared_pipeline"):
+        return [_lines(level, shape, depth, schedule == "shared_pipeline", device)]
+    if schedule == OURS:
+        ours = pipeline.one_pass(level, shape, depth, device)
+        return [Pass(ours.source, "iterate_registers", *ours[1:])]
+    raise ValueError(f"expected one of {', '.join(SCHEDULES)}, got {schedule!r}")
+
+
+def compile_all(runs: Sequence[tuple[str, Level, Shape]], iterations: int, device: Device) -> None:
+    """Compile what ``iterate`` would need for every (schedule, level, shape), all at once."""
+    sources = [
+        one.source
+        for schedule, level, shape in runs
+        for depth in set(plan(iterations, depth_of(schedule, shape)))
+        for one in passes_of(schedule, level, depth, shape, device)
+    ]
+    if sources:
+        passes.LIBRARIES.load(sources, device.arch, device.index)
+
+
+# ---- running
+
+
+class Romera:
+    """One of the four, with the methods of :class:`fullfield.ops.tvl1.cuda.engine.Schedule`."""
+
+    def __init__(self, schedule: str, shape: Shape) -> None:
+        self._schedule, self._shape, self._depth = schedule, shape, depth_of(schedule, shape)
+        self._scratch: Tensor | None = None
+
+    def _launches(self, level: Level, depth: int) -> tuple[Device, list[tuple[Pass, Kernel]]]:
+        device = passes.device_of(level.device)
+        kernels = passes_of(self._schedule, level, depth, self._shape, device)
+        libraries = passes.LIBRARIES.load([one.source for one in kernels], device.arch, device.index)
+        return device, [(one, library[one.name]) for one, library in zip(kernels, libraries, strict=True)]
+
+    def prepare(self, level: Level, iterations: int) -> None:
+        """Compile and load what ``iterate`` will launch, and allocate its scratch; before a capture."""
+        for depth in set(plan(iterations, self._depth)):
+            device, launches = self._launches(level, depth)
+            for one, kernel in launches:
+                kernel.allow_shared(device.index, one.shared)
+                if one.scratch and (self._scratch is None or self._scratch.numel() < one.scratch):
+                    self._scratch = torch.empty(one.scratch, dtype=torch.uint8, device=level.device)
+
+    def iterate(
+        self, level: Level, iterations: int, config: TVL1Config, stream: int, *, zero_dual: bool = False
+    ) -> None:
+        """As :meth:`fullfield.ops.tvl1.cuda.pipeline.RegisterPipeline.iterate`."""
+        in_place = self._schedule == "global"
+        for depth in plan(iterations, self._depth):
+            device, launches = self._launches(level, depth)
+            to = level.front if in_place else 1 - level.front
+            for one, kernel in launches:
+                if one.scratch and (self._scratch is None or self._scratch.numel() < one.scratch):
+                    raise ValueError(f"prepare was not called for {self._schedule} of this level")
+                params: Any = _Params()
+                pipeline.fill(params, level, config, to, zero_dual=zero_dual)
+                params.rows, params.columns, params.strips = one.rows, one.columns, one.strips
+                params.scratch = address(self._scratch)
+                Launch(kernel, one.blocks, params, device.index, one.shared, one.threads)(stream)
+            level.front, zero_dual = to, False
+
+
+def schedule_of(name: str, shape: Shape) -> Schedule:
+    """The schedule of this name in ``SCHEDULES``."""
+    if name not in SCHEDULES:
+        raise ValueError(f"expected one of {', '.join(SCHEDULES)}, got {name!r}")
+    return RegisterPipeline(shape) if name == OURS else Romera(name, shape)
+
+
+class ScheduledSolver(PersistentSolver):
+    """A persistent solver whose iterations run by a schedule, on every level."""
+
+    def __init__(
+        self, shape: tuple[int, int, int, int], config: TVL1Config, device: torch.device, schedule: Schedule
+    ) -> None:
+        self._schedule = schedule
+        super().__init__(shape, config, dtype=torch.uint8, device=device)
+
+    def _make_engine(self, batch: int, height: int, width: int) -> Engine:
+        return Engine(batch, height, width, self.config, self.device, self._schedule)

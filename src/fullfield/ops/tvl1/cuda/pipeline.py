@@ -1,0 +1,161 @@
+"""The inner iterations of a level: ten in one pass over the frame, line after line, in registers. See README.md."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fullfield._kernels.nvrtc import Kernel, Source
+from fullfield.ops.launching import read_source, structure
+from fullfield.ops.tvl1.config import TVL1Config
+from fullfield.ops.tvl1.cuda import passes
+from fullfield.ops.tvl1.cuda.passes import Device, Launch
+from fullfield.ops.tvl1.cuda.state import Level
+
+COMMON = Path(__file__).with_name("iterate_common.cuh")
+"""Arithmetic of an iteration, for every kernel that iterates."""
+_LEAST_ROWS = 4  # of a strip that is chosen
+_ptr, _i64, _i32, _f32 = ctypes.c_void_p, ctypes.c_longlong, ctypes.c_int, ctypes.c_float
+# Field by field as iterate_registers.cu declares them.
+_Params = structure(
+    "IterateParams", ("flow", _ptr), ("dual", _ptr), ("data", _ptr), ("origin", _ptr), ("flow_out", _ptr),
+    ("dual_out", _ptr), ("plane", _i64), ("item", _i64), ("pitch", _i32), ("width", _i32), ("height", _i32),
+    ("rows", _i32), ("columns", _i32), ("slope", _f32), ("tau", _f32), ("bound", _f32), ("clamp", _i32),
+    ("zero_dual", _i32),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How a level is cut for the kernel."""
+
+    threads: int
+    """Threads of a block: 32 for every warp that the iterations of a pass are dealt to."""
+    depth: int = 1
+    """Most iterations in one pass over the frame."""
+    rows: int = 0
+    """Rows of a block's strip; 0: chosen so that all strips run at once."""
+    words: int = 2
+    """Columns (float16: pairs of columns) a thread, 2 or 4."""
+    ahead: int = 2
+    """Rows asked for before they are needed."""
+    blocks: int = 4
+    """Blocks that a multiprocessor is to run at once."""
+
+
+# The fastest on an H200; they run on every GPU since Ampere.
+SHAPES = {torch.float32: Shape(128, 10, words=4, blocks=3), torch.float16: Shape(128, 10, words=2, blocks=4)}
+
+
+def plan(iterations: int, depth: int) -> list[int]:
+    """Iterations of every pass, as even as they come: at most two different depths."""
+    count = -(-iterations // depth)
+    least, more = divmod(iterations, count)
+    return [least + 1] * more + [least] * (count - more)
+
+
+def strip_rows(height: int, rows: int, columns: int, at_once: int) -> int:
+    """Rows of a strip: as asked, or so that all strips, ``columns`` in a row of them, run at once."""
+    if rows:
+        return rows
+    strips = max(1, at_once // columns)
+    return max(min(_LEAST_ROWS, height), -(-height // strips))
+
+
+class Pass(NamedTuple):
+    """One pass over a level."""
+
+    source: Source
+    blocks: int
+    threads: int
+    shared: int
+    rows: int
+    columns: int
+
+
+@functools.cache
+def _source(half: bool, **options: int) -> Source:
+    text = read_source(COMMON, COMMON.with_name("iterate_registers.cu"))
+    return Source(text, (f"-DHALF={int(half)}", *(f"-D{name}={value}" for name, value in options.items())))
+
+
+def one_pass(level: Level, shape: Shape, depth: int, device: Device) -> Pass:
+    """``depth`` iterations on ``level``."""
+    half = level.dtype == torch.float16
+    groups = shape.threads // 32
+    while depth - (groups - 1) * -(-depth // groups) < 1:
+        groups -= 1
+    each, words = -(-depth // groups), shape.words
+    source = _source(half, DEPTH=depth, GROUPS=groups, WORDS=words, AHEAD=shape.ahead, BLOCKS=shape.blocks)
+    strip = 32 * words * (2 if half else 1)
+    chunk, unit = 2 if strip < 128 else 4, words if half else 2
+    useful = (strip - -(-depth // unit) * unit - depth) // chunk * chunk
+    columns = 1 + -(-max(0, level.width - strip) // useful)
+    last = depth - (groups - 1) * each
+    ring = ((groups - 1) * (each + 1) + last + 1 + half) * (8 if half else 4)
+    slots, handed = (shape.ahead + 1, groups) if half or words == 2 else (shape.ahead + 2, groups - 1)
+    shared = (ring + slots * (11 if half else 9) + handed * 12) * 32 * words * 4
+    at_once = device.processors * max(1, min(shape.blocks, device.shared // shared))
+    rows = strip_rows(level.height, shape.rows, columns * level.batch, at_once)
+    return Pass(source, level.batch * columns * -(-level.height // rows), 32 * groups, shared, rows, columns)
+
+
+def fill(params: Any, level: Level, config: TVL1Config, to: int, *, zero_dual: bool) -> None:
+    """What every kernel that iterates has to know: planes, from the front to set ``to``, sizes, constants."""
+    front = level.front
+    params.flow, params.flow_out = level.address(level.flow_plane(front)), level.address(level.flow_plane(to))
+    params.dual, params.dual_out = level.address(level.dual_plane(front)), level.address(level.dual_plane(to))
+    params.data = level.address(level.data_plane)
+    params.origin = level.address(level.origin_plane) if level.dtype == torch.float16 else None
+    params.plane, params.item, params.pitch = level.plane_step, level.item_step, level.pitch
+    params.width, params.height = level.width, level.height
+    params.slope, params.tau, params.bound = config.tau / config.theta, config.tau, config.lambda_ * config.theta
+    params.clamp, params.zero_dual = int(config.borders == "clamp"), int(zero_dual)
+
+
+class RegisterPipeline:
+    """The engine's schedule of iterations. ``shape``: by default the fastest known."""
+
+    def __init__(self, shape: Shape | None = None) -> None:
+        self._shape = shape
+
+    def _shape_for(self, level: Level) -> Shape:
+        return SHAPES[level.dtype] if self._shape is None else self._shape
+
+    def prepare(self, level: Level, iterations: int) -> None:
+        """Compile and load what ``iterate`` will launch on ``level``; before a capture."""
+        device, shape = passes.device_of(level.device), self._shape_for(level)
+        found = [one_pass(level, shape, depth, device) for depth in sorted(set(plan(iterations, shape.depth)))]
+        for one, kernel in zip(found, _kernels([one.source for one in found], device), strict=True):
+            kernel.allow_shared(device.index, one.shared)
+
+    def iterate(
+        self, level: Level, iterations: int, config: TVL1Config, stream: int, *, zero_dual: bool = False
+    ) -> None:
+        """Queue ``iterations`` on ``level``; ``level.front`` tells where the result lies afterwards.
+
+        Allocates nothing and waits for nothing once ``prepare`` has run with the same arguments: may be captured.
+
+        Args:
+            config: ``lambda_``, ``theta``, ``tau`` and ``borders`` are used.
+            stream: CUDA stream as an integer, of ``level.device``.
+            zero_dual: whether the dual variable starts from zero, whatever lies in memory.
+        """
+        device, shape = passes.device_of(level.device), self._shape_for(level)
+        for depth in plan(iterations, shape.depth):
+            one = one_pass(level, shape, depth, device)
+            params: Any = _Params()
+            fill(params, level, config, 1 - level.front, zero_dual=zero_dual)
+            params.rows, params.columns = one.rows, one.columns
+            (kernel,) = _kernels([one.source], device)
+            Launch(kernel, one.blocks, params, device.index, one.shared, one.threads)(stream)
+            level.front, zero_dual = 1 - level.front, False
+
+
+def _kernels(sources: list[Source], device: Device) -> list[Kernel]:
+    return [library["iterate_registers"] for library in passes.LIBRARIES.load(sources, device.arch, device.index)]
