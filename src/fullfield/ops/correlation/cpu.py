@@ -16,15 +16,13 @@ from torch import Tensor
 
 from fullfield._kernels.numba_cache import why_not
 from fullfield._kernels.threads import run_parts
+from fullfield.ops.correlation._cpu_layout import LANES, LARGEST_RADIUS, TILE
 from fullfield.ops.correlation.protocol import Gradients, Prepared, Request, empty_out
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-LANES = 16
-TILE = (2, 8)  # rows, columns of the 16 source pixels that are worked on together
-LARGEST_RADIUS = 8
 # Elements behind the last level, where a row's last product may read.
 _TAIL = 2 * LANES
 # Tiles whose windows' gradients are kept at a time.
