@@ -62,10 +62,6 @@ def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cpu:
         short = blocks * LANES - request.channels
         whole = torch.nn.functional.pad(fmap2.detach(), (0, 0, 0, 0, 0, short)) if short else fmap2.detach()
         level.copy_(torch.unflatten(whole, 1, (blocks, LANES)).permute(0, 1, 3, 4, 2))
-    return restore(request, state)
-
-
-def restore(request: Request, state: tuple[Tensor, ...]) -> Cpu:
     return Cpu(request, state)
 
 
@@ -212,15 +208,8 @@ class Cpu(Prepared):
             _parallel(end - origin, 4, spread)
             _parallel(blocks, 1, collect)
 
-    def accumulators(self, fmap1: bool, levels: bool) -> Gradients:
-        """In the state's layout; ``levels`` is a list of one."""
-        return Gradients(
-            torch.zeros_like(self.state[0]) if fmap1 else None,
-            [torch.zeros_like(self.state[1])] if levels else None,
-            (fmap1, levels),
-        )
-
     def gradients(self, grads: Gradients) -> Gradients:
+        """The accumulators are in the state's layout; ``levels`` is a list of one."""
         r = self.request
         first, rest = None, None
         if grads.fmap1 is not None:
@@ -232,3 +221,6 @@ class Cpu(Prepared):
             views = _level_views(r, grads.levels[0])
             rest = [v.permute(0, 1, 4, 2, 3).flatten(1, 2)[:, : r.channels] for v in views]
         return Gradients(first, rest, grads.wanted)
+
+
+restore = Cpu
