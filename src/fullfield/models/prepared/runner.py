@@ -129,6 +129,12 @@ class PreparedFlow:
                 self._step()
             return self._flow()
 
+    @property
+    def backend(self) -> str | None:
+        """The correlation lookup's; None before the first pair where nothing is recorded."""
+        backend: str | None = None if self._pair is None else self._pair.lookup.backend
+        return backend
+
     # ---- steps
 
     def _encode_now(self) -> None:
