@@ -15,7 +15,7 @@ from torch.nn import functional
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.models import framing
-from fullfield.models.prepared.motion import doubt
+from fullfield.models.prepared.motion import nan_guard
 from fullfield.models.prepared.weights import LANE, Form
 from fullfield.models.raft.model import RAFT
 from fullfield.models.sea_raft.model import SEARAFT
@@ -146,7 +146,7 @@ class PreparedFlow:
 
     def _flow(self) -> Tensor:
         mask = self._network.mask
-        flow = self._coords - self._grid + (self._pair.doubt + doubt(self._pair.state))
+        flow = self._coords - self._grid + (self._pair.nan_guard + nan_guard(self._pair.state))
         if mask is None:
             return _enlarged(flow, self.padding, corners=True)
         rows, columns = flow.shape[-2:]

@@ -174,8 +174,8 @@ class RAFT(nn.Module):
         """One update. No gradient flows through the coordinates that come in."""
         coords = coords.detach()
         features = lookup(coords).to(net.dtype)
-        net, moved = self.update_block(net, context, features, (coords - grid).to(net.dtype))
-        return net, coords + moved.to(coords.dtype)
+        net, delta = self.update_block(net, context, features, (coords - grid).to(net.dtype))
+        return net, coords + delta.to(coords.dtype)
 
     def mask(self, net: Tensor) -> Tensor | None:
         """[B, 9·8·8, h, w] weights of the convex up-sampling before their softmax; None for the small model."""

@@ -188,8 +188,8 @@ class SEARAFT(nn.Module):
     ) -> _State:
         flow = flow.detach()
         net = self.update_block(net, context, lookup(grid + flow), flow)
-        moved, info = self._head(net)
-        return _State(net, flow + moved, info)
+        delta, info = self._head(net)
+        return _State(net, flow + delta, info)
 
     def _enlarged(self, state: _State, padding: framing.Padding) -> tuple[Tensor, Tensor]:
         both = convex_upsample(torch.cat((8 * state.flow, state.info), 1), self.mask(state.net), 8)

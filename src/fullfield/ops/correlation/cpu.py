@@ -193,8 +193,8 @@ class Cpu(Prepared):
         for origin in range(0, total, max(chunk, 1)):
             end = min(origin + chunk, total)
 
-            def spread(first: int, last: int, origin: int = origin) -> None:
-                kernels["spread_tiles"](
+            def gradients_of_dots(first: int, last: int, origin: int = origin) -> None:
+                kernels["gradients_of_dots"](
                     self._levels, self._scales, xy, grad, self._window, origin,
                     origin + first, origin + last, notes, weights,
                 )  # fmt: skip
@@ -205,7 +205,7 @@ class Cpu(Prepared):
                     origin, end, first, last, grad1, grad2,
                 )  # fmt: skip
 
-            _parallel(end - origin, 4, spread)
+            _parallel(end - origin, 4, gradients_of_dots)
             _parallel(blocks, 1, collect)
 
     def gradients(self, grads: Gradients) -> Gradients:

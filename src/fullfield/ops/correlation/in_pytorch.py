@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fullfield.ops.correlation.protocol import Gradients, Prepared, as_written, laid_out
-from fullfield.ops.correlation.window import Window, blend, cells, place, slopes, spread
+from fullfield.ops.correlation.window import Window, blend, blend_adjoint, cells, place, slopes
 
 
 class PreparedInPyTorch(Prepared):
@@ -70,7 +70,7 @@ class PreparedInPyTorch(Prepared):
             grad = flat[pixels, level * taps : (level + 1) * taps].to(r.accumulate_dtype)
             grad = torch.where(inside.flatten(1).any(1, keepdim=True), grad, 0.0)
             if any(grads.wanted):
-                wanted = torch.where(inside, spread(grad, window, r.side), 0.0)
+                wanted = torch.where(inside, blend_adjoint(grad, window, r.side), 0.0)
                 self.add_gradient(level, pixels, x, y, inside, wanted, grads)
             if grad_coords is not None:
                 dots = torch.where(inside, self.dots(level, pixels, x, y, inside), 0.0)
