@@ -39,7 +39,7 @@ class WeightsEntry:
         page: where a person finds it.
         url: where a program does; None if the authors publish no direct address that we have seen.
         archive: what ``url`` is called in the cache folder, if it is a zip file, and ``member`` the file inside.
-        sha256: checksum of the file, or as many of its first digits as are published; None if nobody tells.
+        sha256: checksum of the file, or as many of its first digits as are published; None where none is published.
         archive_sha256: checksum of the zip file.
         checked: where the checksums come from.
         licence: what the authors say.
@@ -257,7 +257,7 @@ DEFAULTS: Mapping[str, str] = MappingProxyType(
         "sea-raft-l": "sea-raft-m-spring",
     }
 )
-"""The entry that a model gets if nobody chooses."""
+"""The entry that a model gets by default."""
 
 _SHAPES = (
     SEARAFTConfig.fullfield_s(), RAFTConfig.large(), RAFTConfig.small(),
@@ -279,7 +279,7 @@ def cached_weights(entry: WeightsEntry) -> Path | None:
 
 
 def _cached(file: str) -> Path | None:
-    """Where ``file`` is; one of somebody else's only counts in the folder that ``FULLFIELD_CACHE_DIR`` names."""
+    """Where ``file`` is; another user's is taken only from the folder that ``FULLFIELD_CACHE_DIR`` names."""
     named = os.environ.get("FULLFIELD_CACHE_DIR")
     for parent in candidates():
         path = parent / "weights" / file

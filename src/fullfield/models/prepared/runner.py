@@ -203,7 +203,7 @@ class PreparedFlow:
             if stream.cuda_stream not in self._streams:
                 self._streams.add(stream.cuda_stream)
                 for kept in (self._grid, self._coords, self._cells, *self._parameters):
-                    kept.record_stream(stream)  # whoever lets this object go need not wait for it
+                    kept.record_stream(stream)  # not reused while the stream reads it
             try:
                 yield
             finally:

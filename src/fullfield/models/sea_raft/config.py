@@ -26,7 +26,7 @@ _OFFICIAL = {
 class SEARAFTConfig:
     """What SEA-RAFT is made of; the defaults are M.
 
-    See :meth:`small`, :meth:`medium` and :meth:`large`, and :meth:`fullfield_s` for the network that comes along.
+    See :meth:`small`, :meth:`medium` and :meth:`large`, and :meth:`fullfield_s` for the included network.
 
     ``updates`` is how often the flow is updated unless a call says otherwise; 0 gives the regressed start. The limits
     of the logarithms of the Laplacians' scales matter to losses and uncertainties, never to the flow.
@@ -65,7 +65,7 @@ class SEARAFTConfig:
 
     @classmethod
     def fullfield_s(cls, **changes: Any) -> SEARAFTConfig:
-        """The network that comes along, 2.3 million parameters, 4 updates; with other values for some fields."""
+        """The included network, 2.3 million parameters, 4 updates; with other values for some fields."""
         widths: dict[str, Any] = {"stem_channels": 32, "stage_channels": (32, 64, 128), "channels": 64}
         return cls(name="fullfield-s", backbone="resnet18", **widths).replace(**changes)
 

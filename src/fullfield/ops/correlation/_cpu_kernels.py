@@ -24,7 +24,7 @@ from fullfield.ops.correlation._cpu_simd import __file__ as _own_simd_file
 
 TILE_HEIGHT, TILE_WIDTH = TILE
 LARGEST_WINDOW = 2 * LARGEST_RADIUS + 2
-# A union of more than this many times a window's cells is computed pixel by pixel: measured, see benchmarks/notes/correlation_cuda.md.
+# A union of more than so many windows is computed pixel by pixel: see benchmarks/notes/correlation_cuda.md.
 LARGEST_UNION = 3.5
 _BLOCK = LANES * LANES
 

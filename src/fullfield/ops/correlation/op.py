@@ -44,7 +44,7 @@ def _precision() -> str:
 
 
 def is_traced(*tensors: Tensor) -> bool:
-    """Whether somebody watches: a compiler, a dispatch mode, or a tensor subclass."""
+    """Whether a compiler, a dispatch mode or a tensor subclass has to see what is called."""
     return (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack() > 0
