@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
+from pathlib import Path
 
 import pytest
+
+import fullfield
 
 SURFACE = {
     "fullfield": ["Flow", "InputError", "__version__", "estimate", "estimate_sequence", "patch"],
@@ -285,6 +289,9 @@ SURFACE = {
     ],
 }
 
+ROOT = Path(fullfield.__file__).parents[1]
+LAZY = [m for m in SURFACE if "= lazy(" in (ROOT / m.replace(".", "/") / "__init__.py").read_text("utf-8")]
+
 
 @pytest.mark.parametrize("module", SURFACE)
 def test_public_names(module: str) -> None:
@@ -300,6 +307,17 @@ def test_public_names_resolve_and_are_documented(module: str) -> None:
         if inspect.isfunction(value) or inspect.isclass(value):
             assert inspect.getdoc(value), f"{module}.{name} has no docstring"
             assert name in dir(home)
+
+
+@pytest.mark.parametrize("module", LAZY)
+def test_type_checkers_see_what_is_loaded_on_first_use(module: str) -> None:
+    """The imports for type checkers name what the package gives, from where it takes it."""
+    home = importlib.import_module(module)
+    block = next(n for n in ast.parse(inspect.getsource(home)).body if isinstance(n, ast.If))
+    seen = {alias.asname: node.module for node in block.body for alias in node.names}  # type: ignore[attr-defined]
+    assert sorted({*seen, *(["__version__"] if module == "fullfield" else [])}) == home.__all__
+    for name, source in seen.items():
+        assert getattr(importlib.import_module(source), name) is getattr(home, name)
 
 
 def test_unknown_names_are_attribute_errors() -> None:

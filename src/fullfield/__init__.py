@@ -3,8 +3,9 @@
 Names are loaded on first use, so that ``import fullfield`` (and ``fullfield --help``) stays cheap.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from fullfield._lazy import lazy
 
 __version__ = "0.2.0"
 
@@ -15,24 +16,13 @@ if TYPE_CHECKING:
     from fullfield.integrations import patch as patch
     from fullfield.sequences import estimate_sequence as estimate_sequence
 
-_HOME = {
-    "Flow": "fullfield.estimators",
-    "InputError": "fullfield._check",
-    "estimate": "fullfield.estimators",
-    "estimate_sequence": "fullfield.sequences",
-    "patch": "fullfield.integrations",
-}
-
-__all__ = ["Flow", "InputError", "__version__", "estimate", "estimate_sequence", "patch"]
-
-
-def __getattr__(name: str) -> object:
-    if name in _HOME:
-        value = getattr(import_module(_HOME[name]), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'fullfield' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__all__, __getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "_check": "InputError",
+        "estimators": "Flow estimate",
+        "integrations": "patch",
+        "sequences": "estimate_sequence",
+    },
+    "__version__",
+)

@@ -301,6 +301,7 @@ def test_fast_forms_are_kept_for_the_sizes_of_the_last_call(make: Made) -> None:
     estimator = make(updates=2, precision="fast")
     assert torch.allclose(estimator(*PAIR), make(updates=2)(*PAIR), atol=1e-3)
     assert estimator._fast is not None
+    assert estimator.backend in ("cpu", "reference")
     made = estimator._fast.prepared(48, 64)
     estimator.prepare(size=(48, 64))
     estimator(*PAIR)

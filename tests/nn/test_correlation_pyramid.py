@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import types
 from collections.abc import Callable
@@ -106,6 +107,25 @@ class Nothing(torch.autograd.Function):
     @staticmethod
     def backward(_: Any, grad: Tensor) -> None:  # noqa: ARG004
         return None
+
+
+def test_few_functions_lie_between_a_lookup_and_its_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pyramid, the pair, and the question whether somebody traces."""
+    monkeypatch.setattr(dispatch, "load", lambda name: null_module())  # noqa: ARG005
+    look, coords = CorrelationPyramid(*maps(), backend="reference"), torch.zeros(2, 2, 6, 9)
+    called: list[str] = []
+
+    def note(frame: types.FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_globals["__name__"].startswith("fullfield."):
+            called.append(frame.f_code.co_name)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        look(coords)
+    finally:
+        sys.setprofile(before)
+    assert called == ["__call__", "lookup", "is_traced"]
 
 
 def test_host_overhead(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,12 +177,12 @@ def test_points_without_partners_are_not_searched_for() -> None:
 def test_a_pose_needs_score_share_and_overlap() -> None:
     good = Evidence(100, 15, 0.5, 0.5, 0.9, 0.4, FPFH_LIMITS)
     assert good.score == pytest.approx(6.75)
-    assert good.believed
+    assert good.accepted
     assert good.complaint is None
     assert good.confidence > 0.5
-    assert good._replace(limits=LEARNED_LIMITS).believed
+    assert good._replace(limits=LEARNED_LIMITS).accepted
     weak = good._replace(inliers=9)
-    assert weak.believed
+    assert weak.accepted
     for refused in (
         weak._replace(limits=LEARNED_LIMITS),  # it needs 6, and has 4.05
         good._replace(matches=220),  # fewer than 15 % of those that could agree
@@ -191,6 +191,6 @@ def test_a_pose_needs_score_share_and_overlap() -> None:
         good._replace(inliers=90, overlap=0.07),
         good._replace(upright=0.3),
     ):
-        assert not refused.believed
+        assert not refused.accepted
         assert refused.confidence < 0.5
         assert refused.complaint is not None

@@ -34,22 +34,17 @@ from benchmarks.harness import (
     release,
 )
 from fullfield.integrations.quiet import quiet
-from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig
+from fullfield.models import RAFT, SEARAFT
 from fullfield.models.cascade import Cascade
 from fullfield.models.framing import STRIDE
 from fullfield.models.prepared import PreparedSizes
+from fullfield.models.weights import NETWORKS, build_model
 
 Network: TypeAlias = RAFT | SEARAFT
 Flow = Callable[[Tensor, Tensor, int], Tensor]
 """From two frames and a number of updates to the flow."""
 
-SHAPES: dict[str, RAFTConfig | SEARAFTConfig] = {
-    "raft": RAFTConfig.large(),
-    "raft-small": RAFTConfig.small(),
-    "sea-raft-s": SEARAFTConfig.small(),
-    "sea-raft-m": SEARAFTConfig.medium(),
-    "sea-raft-l": SEARAFTConfig.large(),
-}
+SHAPES = {name: shape for name, shape in NETWORKS.items() if name != "fullfield-s"}
 FORMS = ("fast", "exact")
 PEERS = {name: name.replace("-", "_") for name in SHAPES}
 """What ptlflow calls them."""
@@ -129,10 +124,9 @@ def frames(plan: Plan, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
 
 def network(plan: Plan, method: str, first: Tensor, second: Tensor) -> Network:
     """The method's network with the plan's weights, or random ones whose batch norms have seen the frames."""
-    shape = SHAPES[method]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model: Network = RAFT(shape) if isinstance(shape, RAFTConfig) else SEARAFT(shape)
+        model = build_model(SHAPES[method])
     path = (plan.weights or {}).get(method)
     model.to(plan.device)
     if path is not None:

@@ -3,12 +3,9 @@
 Names are loaded on first use: the configurations and the list of methods need no PyTorch.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-from fullfield.estimators.network_config import NetworkConfig, RAFTEstimatorConfig
-from fullfield.estimators.ptlflow_config import PtlflowConfig
-from fullfield.estimators.registry import METHODS
+from fullfield._lazy import lazy
 
 if TYPE_CHECKING:
     from fullfield.estimators.cascaded import CascadedEstimator as CascadedEstimator
@@ -16,47 +13,29 @@ if TYPE_CHECKING:
     from fullfield.estimators.flow import Flow as Flow
     from fullfield.estimators.frames import as_frame as as_frame
     from fullfield.estimators.network import NetworkEstimator as NetworkEstimator
+    from fullfield.estimators.network_config import NetworkConfig as NetworkConfig
+    from fullfield.estimators.network_config import RAFTEstimatorConfig as RAFTEstimatorConfig
     from fullfield.estimators.protocol import Estimator as Estimator
     from fullfield.estimators.ptlflow import PtlflowEstimator as PtlflowEstimator
+    from fullfield.estimators.ptlflow_config import PtlflowConfig as PtlflowConfig
     from fullfield.estimators.refined import RefinedEstimator as RefinedEstimator
+    from fullfield.estimators.registry import METHODS as METHODS
     from fullfield.estimators.tvl1 import TVL1Estimator as TVL1Estimator
 
-_HOME = {
-    "CascadedEstimator": "fullfield.estimators.cascaded",
-    "Estimator": "fullfield.estimators.protocol",
-    "Flow": "fullfield.estimators.flow",
-    "NetworkEstimator": "fullfield.estimators.network",
-    "PtlflowEstimator": "fullfield.estimators.ptlflow",
-    "RefinedEstimator": "fullfield.estimators.refined",
-    "TVL1Estimator": "fullfield.estimators.tvl1",
-    "as_frame": "fullfield.estimators.frames",
-    "estimate": "fullfield.estimators.estimation",
-}
-
-__all__ = [
-    "METHODS",
-    "CascadedEstimator",
-    "Estimator",
-    "Flow",
-    "NetworkConfig",
-    "NetworkEstimator",
-    "PtlflowConfig",
-    "PtlflowEstimator",
-    "RAFTEstimatorConfig",
-    "RefinedEstimator",
-    "TVL1Estimator",
-    "as_frame",
-    "estimate",
-]
-
-
-def __getattr__(name: str) -> object:
-    if name in _HOME:
-        value = getattr(import_module(_HOME[name]), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'fullfield.estimators' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__all__, __getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "cascaded": "CascadedEstimator",
+        "estimation": "estimate",
+        "flow": "Flow",
+        "frames": "as_frame",
+        "network": "NetworkEstimator",
+        "network_config": "NetworkConfig RAFTEstimatorConfig",
+        "protocol": "Estimator",
+        "ptlflow": "PtlflowEstimator",
+        "ptlflow_config": "PtlflowConfig",
+        "refined": "RefinedEstimator",
+        "registry": "METHODS",
+        "tvl1": "TVL1Estimator",
+    },
+)

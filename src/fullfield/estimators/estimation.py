@@ -62,7 +62,7 @@ def build(
 
 @lru_cache(maxsize=1)
 def _kept(name: str, config: Any, backend: str | None) -> Estimator:
-    """The last network that was named: whoever estimates in a loop does not load it every time."""
+    """The last network that was named, so that a loop does not load it every time."""
     if name == "auto":
         from fullfield.estimators.auto import AutoEstimator
 
@@ -98,7 +98,7 @@ def estimate(
         transfer: how the frames' values are encoded; ``"auto"`` decides by file format.
         device: where to compute.
         initial_flow: to start from: a :class:`Flow`, a path, a tensor [2, H, W] or an array [H, W, 2].
-        progress: called with the fraction done and a word on where.
+        progress: called with the fraction done and what is being worked on.
         **parameters: for a method given by name: ``preset`` or ``config``, ``backend``, and fields of the
             configuration to change, such as ``weights`` and ``updates`` of a network. For frames given by path
             ``part``, ``layer``, ``alpha`` and ``window``, as for :func:`fullfield.io.read_frame`, of both. With any

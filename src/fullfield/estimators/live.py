@@ -38,7 +38,7 @@ class Pair(NamedTuple):
 class Slot(Generic[Item]):
     """Room for one item between a thread that makes them and one that takes them.
 
-    Without ``wait`` a new item replaces one that nobody took, which counts as dropped; with it, :meth:`put` waits.
+    Without ``wait`` a new item replaces one that was not taken, which counts as dropped; with it, :meth:`put` waits.
     """
 
     def __init__(self, *, wait: bool = False) -> None:
@@ -193,7 +193,7 @@ def spread(seconds: Iterable[float]) -> dict[str, float] | None:
 def capture(frames: Iterable[Captured], pairs: Slot[Pair], tally: Tally) -> None:
     """Hand over pair after pair until the frames end or nobody takes them; for a thread of its own.
 
-    Errors of the source reach whoever takes the pairs.
+    Errors of the source are raised where the pairs are taken.
     """
     before: Captured | None = None
     try:
@@ -225,7 +225,7 @@ def follow(
 ) -> None:
     """The flow of the newest pair, again and again, until the pairs end, nobody takes the flows or there are ``most``.
 
-    ``compute`` returns when the flow is there. What goes wrong reaches whoever takes the results.
+    ``compute`` returns when the flow is there. Errors are raised where the results are taken.
     """
     try:
         while (most is None or tally.flows < most) and (pair := pairs.take()) is not None:

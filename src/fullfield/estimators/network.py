@@ -18,9 +18,9 @@ from fullfield.estimators.registry import canonical
 from fullfield.models.cascade import Cascade, cascade_sizes
 from fullfield.models.downloads import digest
 from fullfield.models.mixed import PairSize, dense_fits, lookup_request
-from fullfield.models.raft import RAFT, RAFTConfig
-from fullfield.models.sea_raft import SEARAFT, SEARAFTConfig
+from fullfield.models.raft.config import RAFTConfig
 from fullfield.models.sea_raft.model import expected_log_scale
+from fullfield.models.weights import NETWORKS, build_model
 from fullfield.ops.correlation import BACKENDS
 from fullfield.ops.correlation.dispatch import choose
 
@@ -30,20 +30,14 @@ if TYPE_CHECKING:
     from torch import nn
 
     from fullfield.models.prepared import PreparedFlow, PreparedSizes
+    from fullfield.models.raft import RAFT
+    from fullfield.models.sea_raft import SEARAFT
 
     Network: TypeAlias = RAFT | SEARAFT
 
 MIXED = "mixed"
 """As backend: the dense volume up to the largest size that fits, the best other backend above."""
 
-_SHAPES: dict[str, RAFTConfig | SEARAFTConfig] = {
-    "fullfield-s": SEARAFTConfig.fullfield_s(),
-    "raft": RAFTConfig.large(),
-    "raft-small": RAFTConfig.small(),
-    "sea-raft-s": SEARAFTConfig.small(),
-    "sea-raft-m": SEARAFTConfig.medium(),
-    "sea-raft-l": SEARAFTConfig.large(),
-}
 _SEED = 0
 _TINY = (16, 16)
 _DIGITS = 12
@@ -78,7 +72,7 @@ class NetworkEstimator:
         self, method: str = "raft", config: NetworkConfig | None = None, *, backend: str | None = None
     ) -> None:
         self.method = canonical(method)
-        _check.choice(self.method, "method", _SHAPES)
+        _check.choice(self.method, "method", NETWORKS)
         kind = RAFTEstimatorConfig if self.method.startswith("raft") else NetworkConfig
         self.config = kind() if config is None else config
         _check.require(type(self.config) is kind, "config", f"a {kind.__name__}", _check.describe(self.config))
@@ -92,6 +86,7 @@ class NetworkEstimator:
     def _forget(self) -> None:
         self._lock = threading.RLock()
         self._network: Network | None = None
+        self._weights: Origin | None = None
         self._stamp: tuple[object, ...] = ()
         self._origin: dict[str, str | None] = {}
         self._used: str | None = None
@@ -141,11 +136,11 @@ class NetworkEstimator:
             network = self._ready(place, fetching)
             if self.config.precision == "exact":
                 blank = torch.zeros(1, 3, *_TINY, device=place, dtype=torch.float32)
-                self._form(network, PairSize.of(blank), 1)(blank, blank, updates=1)
+                self._exact(network, PairSize.of(blank))(blank, blank, updates=1)
             elif size is not None:
                 levels = self._levels(PairSize(1, *size, place))
                 for level in levels:
-                    self._form(network, level, len(levels))
+                    self._prepared(network, level, len(levels))
 
     def __call__(
         self,
@@ -168,12 +163,16 @@ class NetworkEstimator:
                 one: Tensor, two: Tensor, *, updates: int | None = None, initial_flow: Tensor | None = None
             ) -> Tensor:
                 size = PairSize.of(one)
+                flow: Tensor
                 with told.level(network.update_block, size, fine if updates is None else updates):
-                    form = self._form(network, size, len(levels))
-                    if self.config.precision != "exact":
-                        return form(one, two, updates=updates, initial_flow=initial_flow)
-                    with float32_convolutions(size.device):
-                        return form(one, two, updates=updates, initial_flow=initial_flow)
+                    if self.config.precision == "exact":
+                        with float32_convolutions(size.device):
+                            flow = self._exact(network, size)(one, two, updates=updates, initial_flow=initial_flow)
+                    else:
+                        prepared = self._prepared(network, size, len(levels))
+                        flow = prepared(one, two, updates=updates, initial_flow=initial_flow)
+                        self._used = prepared.backend
+                return flow
 
             if not self.config.cascade:
                 return level(first, second, updates=fine, initial_flow=initial_flow)
@@ -197,8 +196,8 @@ class NetworkEstimator:
         check_pair(frame1, frame2)
         first, second = (frame.expand(-1, 3, -1, -1) for frame in (frame1, frame2))
         with self._lock, torch.no_grad(), torch.autocast(frame1.device.type, enabled=False):
-            network, size = self._ready(frame1.device), PairSize.of(frame1)
-            self._form(network, size, 1)
+            size = PairSize.of(frame1)
+            network = self._exact(self._ready(frame1.device), size)
             told = _Told(progress, 2 * size.pixels * fine)
             with told.level(network.update_block, size, 2 * fine), float32_convolutions(size.device):
                 if isinstance(network, RAFT):
@@ -208,7 +207,7 @@ class NetworkEstimator:
 
     def _updates(self) -> tuple[int, int]:
         """Of the finest level, and of the others."""
-        fine = _SHAPES[self.method].updates if self.config.updates is None else self.config.updates
+        fine = NETWORKS[self.method].updates if self.config.updates is None else self.config.updates
         return fine, fine if self.config.coarse_updates is None else self.config.coarse_updates
 
     def _levels(self, size: PairSize) -> list[PairSize]:
@@ -216,19 +215,19 @@ class NetworkEstimator:
         sizes = cascade_sizes(size.height, size.width) if self.config.cascade else [(size.height, size.width)]
         return [PairSize(size.batch, height, width, size.device) for height, width in sizes]
 
-    def _form(self, network: Network, size: PairSize, sizes: int) -> Network | PreparedFlow:
-        """What estimates at one size, of ``sizes`` that are kept. Remembers the correlation lookup's backend."""
-        fast = self.config.precision != "exact" and size.device.type != "cpu"
-        request = lookup_request(network.config, size, torch.float16 if fast else torch.float32)
+    def _exact(self, network: Network, size: PairSize) -> Network:
+        """The network, its correlation lookup by the backend chosen here for one size."""
+        request = lookup_request(network.config, size)
         backend = self._asked
         if backend == MIXED:
             if size not in self._dense:
                 self._dense[size] = dense_fits(request)
             backend = "dense" if self._dense[size] else None
-        self._used = choose(request, backend)
-        network.correlation = backend
-        if self.config.precision == "exact":
-            return network
+        self._used = network.correlation = choose(request, backend)
+        return network
+
+    def _prepared(self, network: Network, size: PairSize, sizes: int) -> PreparedFlow:
+        """The fast form for one size, of ``sizes`` that are kept."""
         if self._fast is None:
             from fullfield.models.prepared import PreparedSizes
 
@@ -238,7 +237,9 @@ class NetworkEstimator:
 
     def _ready(self, device: torch.device, fetching: Callable[[int, int | None], None] | None = None) -> Network:
         """The network with its weights, on ``device``."""
-        origin = origin_of(self.method, self.config.weights).fetched(fetching)
+        origin = self._weights
+        if origin is None or (origin.path is not None and not origin.path.is_file()):
+            origin = self._weights = origin_of(self.method, self.config.weights).fetched(fetching)
         stamp = (*origin.stamp(), device)
         if self._network is None or self._stamp != stamp:
             self._network = None  # frees the old one first
@@ -248,22 +249,18 @@ class NetworkEstimator:
         return self._network
 
     def _loaded(self, origin: Origin) -> Network:
-        shape = _SHAPES[self.method]
+        shape = NETWORKS[self.method]
+        if isinstance(shape, RAFTConfig) and isinstance(self.config, RAFTEstimatorConfig):
+            shape = shape.replace(padding=self.config.padding)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(_SEED)
-            network: Network
-            if isinstance(shape, RAFTConfig):
-                padding = self.config.padding if isinstance(self.config, RAFTEstimatorConfig) else shape.padding
-                network = RAFT(shape.replace(padding=padding))
-            else:
-                network = SEARAFT(shape)
-            network.float()  # whatever PyTorch's default dtype is
+            network = build_model(shape, self._asked)
         checksum = None
         if origin.path is not None:
             network.load_checkpoint(origin.path)
             checksum = digest(origin.path)[:_DIGITS]
         self._origin = {"weights": origin.name, "weights_sha256": checksum}
-        return network.eval()
+        return network
 
 
 @contextmanager

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any
 
 from fullfield._check import choice, number, require
+from fullfield._config import Config
 from fullfield.models.raft.config import PADDINGS
 
 RANDOM = "random"
@@ -14,15 +15,13 @@ RANDOM = "random"
 
 PRECISIONS = ("exact", "fast", "bfloat16")
 
-_Config = TypeVar("_Config", bound="NetworkConfig")
-
 
 def _parameter(default: Any, help: str, choices: tuple[object, ...] | None = None, metavar: str | None = None) -> Any:
     return field(default=default, metadata={"help": help, "choices": choices, "metavar": metavar})
 
 
 @dataclass(frozen=True)
-class NetworkConfig:
+class NetworkConfig(Config):
     """How SEA-RAFT, or any network of the family, estimates: its weights, its updates, and whether it cascades.
 
     See :class:`fullfield.models.cascade.Cascade` for the cascade.
@@ -64,14 +63,6 @@ class NetworkConfig:
         require(isinstance(self.cascade, bool), "cascade", "True or False", self.cascade)
         beside = self.cascade or self.coarse_updates is None
         require(beside, "coarse_updates", "None without a cascade", repr(self.coarse_updates))
-
-    def replace(self: _Config, **parameters: Any) -> _Config:
-        """A copy with other values; an unknown name is a TypeError, a bad value an InputError."""
-        return replace(self, **parameters)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Field names and values."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

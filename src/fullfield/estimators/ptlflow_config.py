@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from fullfield._check import number, require
+from fullfield._config import Config
 
 PREFIX = "ptlflow:"
 """Before the name of one of ptlflow's models: ``ptlflow:dpflow`` is a method."""
@@ -19,7 +20,7 @@ def _parameter(default: Any, help: str, metavar: str | None = None) -> Any:
 
 
 @dataclass(frozen=True)
-class PtlflowConfig:
+class PtlflowConfig(Config):
     """The weights and updates of a model of ptlflow, and on whose correlation lookups it runs."""
 
     weights: str | None = _parameter(
@@ -49,14 +50,6 @@ class PtlflowConfig:
         require(isinstance(self.patched, bool), "patched", "True or False", self.patched)
         if self.alt_cuda_corr is not None:
             object.__setattr__(self, "alt_cuda_corr", str(self.alt_cuda_corr))
-
-    def replace(self, **parameters: Any) -> PtlflowConfig:
-        """A copy with other values; an unknown name is a TypeError, a bad value an InputError."""
-        return replace(self, **parameters)
-
-    def as_dict(self) -> Mapping[str, Any]:
-        """Field names and values."""
-        return asdict(self)
 
 
 PRESETS: Mapping[str, PtlflowConfig] = {"default": PtlflowConfig()}

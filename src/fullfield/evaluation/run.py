@@ -153,7 +153,7 @@ class Run(RunFolder):
     def save(self, name: str, flow: Tensor, facts: Mapping[str, Any]) -> None:
         """Store a prediction [2, H, W] and its facts; the scores of one that was not whole go.
 
-        Where another process of the run was faster, its prediction stays: somebody may be scoring it.
+        Where another process of the run was faster, its prediction stays: it may be in use.
         """
         path = self.path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -234,7 +234,7 @@ def _text(content: Mapping[str, Any]) -> str:
 
 
 def described(dataset: Dataset) -> dict[str, Any]:
-    """The part of a configuration that no estimator has a say in, as plain values."""
+    """The part of a configuration that does not depend on the estimator, as plain values."""
     import torch
 
     return {

@@ -3,8 +3,9 @@
 Names are loaded on first use; docs/formats.md says what each format holds and which defaults apply.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from fullfield._lazy import lazy
 
 if TYPE_CHECKING:
     from fullfield.io.files import atomic_path as atomic_path
@@ -40,84 +41,19 @@ if TYPE_CHECKING:
     from fullfield.io.video import open_video as open_video
     from fullfield.io.windows import FrameWindow as FrameWindow
 
-_HOME = {
-    "EXR_COMPRESSIONS": "names",
-    "FLOW_SUFFIXES": "names",
-    "FLOW_WRITE_SUFFIXES": "names",
-    "FRAME_SUFFIXES": "names",
-    "FlowData": "flow",
-    "FlowRangeError": "flow",
-    "FrameWindow": "windows",
-    "IMAGE_WRITE_SUFFIXES": "names",
-    "POINT_SUFFIXES": "names",
-    "POINT_WRITE_SUFFIXES": "names",
-    "PointCloud": "point_formats",
-    "TRANSFERS": "names",
-    "VIDEO_WRITE_SUFFIXES": "names",
-    "VideoFrame": "video",
-    "VideoSource": "video",
-    "VideoWriter": "video",
-    "as_point_cloud": "pointcloud",
-    "atomic_path": "files",
-    "flow_window": "flow",
-    "frame_window": "image",
-    "open_video": "video",
-    "read_flow": "flow",
-    "read_frame": "image",
-    "read_metadata": "metadata",
-    "read_point_cloud": "pointcloud",
-    "read_vectors": "vectors",
-    "transformed": "pointcloud",
-    "write_flow": "flow",
-    "write_image": "image",
-    "write_point_cloud": "pointcloud",
-    "write_st_map": "flow",
-    "write_vectors": "vectors",
-}
-
-__all__ = [
-    "EXR_COMPRESSIONS",
-    "FLOW_SUFFIXES",
-    "FLOW_WRITE_SUFFIXES",
-    "FRAME_SUFFIXES",
-    "IMAGE_WRITE_SUFFIXES",
-    "POINT_SUFFIXES",
-    "POINT_WRITE_SUFFIXES",
-    "TRANSFERS",
-    "VIDEO_WRITE_SUFFIXES",
-    "FlowData",
-    "FlowRangeError",
-    "FrameWindow",
-    "PointCloud",
-    "VideoFrame",
-    "VideoSource",
-    "VideoWriter",
-    "as_point_cloud",
-    "atomic_path",
-    "flow_window",
-    "frame_window",
-    "open_video",
-    "read_flow",
-    "read_frame",
-    "read_metadata",
-    "read_point_cloud",
-    "read_vectors",
-    "transformed",
-    "write_flow",
-    "write_image",
-    "write_point_cloud",
-    "write_st_map",
-    "write_vectors",
-]
-
-
-def __getattr__(name: str) -> object:
-    if name in _HOME:
-        value = getattr(import_module(f"fullfield.io.{_HOME[name]}"), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'fullfield.io' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__all__, __getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "files": "atomic_path",
+        "flow": "FlowData FlowRangeError flow_window read_flow write_flow write_st_map",
+        "image": "frame_window read_frame write_image",
+        "metadata": "read_metadata",
+        "names": "EXR_COMPRESSIONS FLOW_SUFFIXES FLOW_WRITE_SUFFIXES FRAME_SUFFIXES IMAGE_WRITE_SUFFIXES "
+        "POINT_SUFFIXES POINT_WRITE_SUFFIXES TRANSFERS VIDEO_WRITE_SUFFIXES",
+        "point_formats": "PointCloud",
+        "pointcloud": "as_point_cloud read_point_cloud transformed write_point_cloud",
+        "vectors": "read_vectors write_vectors",
+        "video": "VideoFrame VideoSource VideoWriter open_video",
+        "windows": "FrameWindow",
+    },
+)

@@ -1,4 +1,4 @@
-"""Headers of NumPy's files, believed only as far as the file's size vouches for them. Pickles are never opened."""
+"""Headers of NumPy's files, trusted only as far as the file's size allows. Pickles are never opened."""
 
 from __future__ import annotations
 

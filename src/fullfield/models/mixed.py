@@ -40,8 +40,8 @@ class PairSize(NamedTuple):
         return self.height * self.width
 
 
-def lookup_request(config: RAFTConfig | SEARAFTConfig, size: PairSize, dtype: torch.dtype = torch.float32) -> Request:
-    """What a network asks of the correlation lookup for frames of this size."""
+def lookup_request(config: RAFTConfig | SEARAFTConfig, size: PairSize) -> Request:
+    """What a network in float32 asks of the correlation lookup for frames of this size."""
     padding = padding_for(size.height, size.width)
     rows = (size.height + padding.top + padding.bottom) // STRIDE
     columns = (size.width + padding.left + padding.right) // STRIDE
@@ -51,7 +51,7 @@ def lookup_request(config: RAFTConfig | SEARAFTConfig, size: PairSize, dtype: to
         size1=(rows, columns),
         sizes2=level_sizes(rows, columns, config.levels),
         radius=config.radius,
-        dtype=dtype,
+        dtype=torch.float32,
         device=size.device,
         pooled=True,
         precision=torch.get_float32_matmul_precision(),

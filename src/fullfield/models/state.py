@@ -150,6 +150,27 @@ def recognise(state: Mapping[str, Tensor]) -> str | None:
     return None
 
 
+def without_aliases(state: Mapping[str, Tensor], name: str, norm: str) -> State:
+    """With one name for the norm of a shortcut, ``downsample.1``.
+
+    Princeton's blocks also call it by the number after their last convolution's: ``norm3``, or ``norm4`` behind a
+    bottleneck. Safetensors keep one of the two.
+
+    Args:
+        name: the file, for the message.
+        norm: what the network calls its norms, ``norm`` or ``bn``.
+    """
+    kept: State = {}
+    for key, value in state.items():
+        block = key.rpartition(".")[0].rpartition(".")[0]
+        alias = f"{norm}{4 if f'{block}.conv3.weight' in state else 3}"
+        renamed = key.replace(f".{alias}.", ".downsample.1.")
+        if renamed in kept and not torch.equal(kept[renamed], value):
+            raise InputError(f"{name}: expected {key} and {renamed} to be the same norm, they differ")
+        kept[renamed] = value
+    return kept
+
+
 def fit(module: nn.Module, state: Mapping[str, Tensor], name: str, wanted: str, looks: str | None = None) -> None:
     """Load ``state`` into ``module`` if every name and shape fits, else raise and leave the module as it was.
 

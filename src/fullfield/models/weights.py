@@ -16,6 +16,8 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield._kernels.cache_folder import candidates, usable
 from fullfield.models.downloads import DownloadError, Progress, download, extract
+from fullfield.models.raft.config import RAFTConfig
+from fullfield.models.sea_raft.config import SEARAFTConfig
 
 if TYPE_CHECKING:
     from fullfield.models.raft.model import RAFT
@@ -37,7 +39,7 @@ class WeightsEntry:
         page: where a person finds it.
         url: where a program does; None if the authors publish no direct address that we have seen.
         archive: what ``url`` is called in the cache folder, if it is a zip file, and ``member`` the file inside.
-        sha256: checksum of the file, or as many of its first digits as are published; None if nobody tells.
+        sha256: checksum of the file, or as many of its first digits as are published; None where none is published.
         archive_sha256: checksum of the zip file.
         checked: where the checksums come from.
         licence: what the authors say.
@@ -255,7 +257,14 @@ DEFAULTS: Mapping[str, str] = MappingProxyType(
         "sea-raft-l": "sea-raft-m-spring",
     }
 )
-"""The entry that a model gets if nobody chooses."""
+"""The entry that a model gets by default."""
+
+_SHAPES = (
+    SEARAFTConfig.fullfield_s(), RAFTConfig.large(), RAFTConfig.small(),
+    SEARAFTConfig.small(), SEARAFTConfig.medium(), SEARAFTConfig.large(),
+)  # fmt: skip
+NETWORKS: Mapping[str, RAFTConfig | SEARAFTConfig] = MappingProxyType({shape.name: shape for shape in _SHAPES})
+"""The shape of every network that has published weights, by the model's name."""
 
 
 def weights_entry(name: str) -> WeightsEntry:
@@ -270,7 +279,7 @@ def cached_weights(entry: WeightsEntry) -> Path | None:
 
 
 def _cached(file: str) -> Path | None:
-    """Where ``file`` is; one of somebody else's only counts in the folder that ``FULLFIELD_CACHE_DIR`` names."""
+    """Where ``file`` is; another user's is taken only from the folder that ``FULLFIELD_CACHE_DIR`` names."""
     named = os.environ.get("FULLFIELD_CACHE_DIR")
     for parent in candidates():
         path = parent / "weights" / file
@@ -368,24 +377,27 @@ def _is_bare(source: str) -> bool:
     return path.name == source and not path.suffix and not path.exists()
 
 
-def build_model(name: str) -> RAFT | SEARAFT:
-    """The model of that name, its weights random, in evaluation mode. InputError for an unknown name."""
-    _check.choice(name, "model", DEFAULTS)
+def build_model(shape: str | RAFTConfig | SEARAFTConfig, correlation: str | None = None) -> RAFT | SEARAFT:
+    """A model of that shape, or of the name in :data:`NETWORKS`, its weights random, in evaluation mode.
+
+    Args:
+        correlation: backend of :class:`fullfield.nn.CorrelationPyramid`; None chooses.
+
+    Raises:
+        InputError: for an unknown name.
+    """
+    if isinstance(shape, str):
+        _check.choice(shape, "model", NETWORKS)
+        shape = NETWORKS[shape]
     model: RAFT | SEARAFT
-    if name.startswith("raft"):
-        from fullfield.models.raft import RAFT, RAFTConfig
+    if isinstance(shape, RAFTConfig):
+        from fullfield.models.raft import RAFT
 
-        model = RAFT(RAFTConfig.small() if name == "raft-small" else RAFTConfig.large())
+        model = RAFT(shape, correlation=correlation)
     else:
-        from fullfield.models.sea_raft import SEARAFT, SEARAFTConfig
+        from fullfield.models.sea_raft import SEARAFT
 
-        made = {
-            "fullfield-s": SEARAFTConfig.fullfield_s,
-            "sea-raft-s": SEARAFTConfig.small,
-            "sea-raft-m": SEARAFTConfig.medium,
-            "sea-raft-l": SEARAFTConfig.large,
-        }
-        model = SEARAFT(made[name]())
+        model = SEARAFT(shape, correlation=correlation)
     return model.float().eval()  # the files' dtype, whatever PyTorch's default is
 
 

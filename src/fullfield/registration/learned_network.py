@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fullfield import _check
 from fullfield._check import InputError
+from fullfield._config import Config
 from fullfield.io.files import reason
 from fullfield.ops.neighbors import Neighbors, radius_search
 from fullfield.ops.point_conv import PointGeometry, dispatch, point_conv
@@ -38,7 +39,7 @@ _BESIDE = 0.05  # of its usual size, that the head starts with
 
 
 @dataclass(frozen=True)
-class DescriptorConfig:
+class DescriptorConfig(Config):
     """What a learned descriptor is made of."""
 
     channels: int = 64
@@ -48,10 +49,6 @@ class DescriptorConfig:
     def __post_init__(self) -> None:
         _check.number(self.channels, "channels", integer=True, low=1, high=1024)
         _check.number(self.layers, "layers", integer=True, low=0, high=16)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Field names and values."""
-        return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], name: str = "config") -> DescriptorConfig:

@@ -38,7 +38,7 @@ _FEWEST_POINTS = 20
 _FLAT = 0.25
 _CANDIDATES = 3
 _SCALES = (1.0, 0.75)
-"""Times the automatic voxel: tried in turn until a pose is believed."""
+"""Times the automatic voxel: tried in turn until a pose is accepted."""
 _WORTH = 0.5  # of the best hypothesis' inliers, for another to be looked at
 _ROUGHLY, _FINELY = 5, 30  # iterations: a right pose needs 2 to 7, a wrong one goes on until little speaks for it
 _PROMISING, _LIKELY = 0.25, 0.67  # of the score that is needed, for a pose to be refined on all points, and to the end
@@ -282,7 +282,7 @@ def _apart(first: Floats, second: Floats, points: Floats) -> float:
 
 
 def _judged(weighed: list[tuple[Evidence, Floats]], points: Floats, edge: float) -> Registration:
-    """The best pose, its translation in the clouds' units, or why it is not believed."""
+    """The best pose, its translation in the clouds' units, or why it is not accepted."""
     evidence, pose = weighed[0]
     complaint = evidence.complaint
     if complaint is None and any(_rivals(evidence, pose, *other, points) for other in weighed[1:]):
@@ -303,7 +303,7 @@ def _judged(weighed: list[tuple[Evidence, Floats]], points: Floats, edge: float)
 
 
 def _rivals(best: Evidence, pose: Floats, other: Evidence, elsewhere: Floats, points: Floats) -> bool:
-    return other.believed and other.score >= _RIVAL * best.score and _apart(pose, elsewhere, points) > 2.0
+    return other.accepted and other.score >= _RIVAL * best.score and _apart(pose, elsewhere, points) > 2.0
 
 
 def _hopeless(scan: Scan, name: str, edge: float) -> str | None:

@@ -28,7 +28,7 @@ _BELOW_HALF = 0.499
 
 
 class Limits(NamedTuple):
-    """What a pose must reach to be believed; docs/registration.md has what was measured."""
+    """What a pose must reach to be accepted; docs/registration.md has what was measured."""
 
     score: float
     share: float  # of the matches that would agree if all were right; alike corners of unlike rooms give less
@@ -39,7 +39,7 @@ FPFH_LIMITS, LEARNED_LIMITS = Limits(3.0, 0.15), Limits(6.0, 0.25)
 
 
 def matches_needed(matches: int) -> int:
-    """Inliers without which no pose is believed."""
+    """Inliers without which no pose is accepted."""
     return max(_FEWEST, math.ceil(_FEWEST_SHARE * matches))
 
 
@@ -60,27 +60,27 @@ class Evidence(NamedTuple):
         return self.inliers * self.overlap * self.upright
 
     @property
-    def believed(self) -> bool:
+    def accepted(self) -> bool:
         return self.inliers >= self._enough and self.overlap >= _LEAST_OVERLAP and self.score >= self.limits.score
 
     @property
     def confidence(self) -> float:
-        """0 to 1; at least 0.5 where it is believed. Where not, less: by the sign that is farthest from enough."""
+        """0 to 1; at least 0.5 where it is accepted. Where not, less: by the sign that is farthest from enough."""
         ratio = (self.score / self.limits.score) ** 2
-        if self.believed:
+        if self.accepted:
             return ratio / (1.0 + ratio)
         signs = self.inliers / self._enough, self.overlap / _LEAST_OVERLAP
         return min(ratio / (1.0 + ratio), *(0.5 * min(sign, 1.0) for sign in signs), _BELOW_HALF)
 
     @property
     def _enough(self) -> float:
-        """Inliers without which the pose is not believed."""
+        """Inliers without which the pose is not accepted."""
         return max(matches_needed(self.matches), self.limits.share * self.overlap * self.matches)
 
     @property
     def complaint(self) -> str | None:
-        """Why the pose is not believed; None where it is."""
-        if self.believed:
+        """Why the pose is not accepted; None where it is."""
+        if self.accepted:
             return None
         return (
             f"the best pose has too little to show for it: {self.inliers} of {self.matches} matches agree, "

@@ -11,10 +11,9 @@
 Names are loaded on first use.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
-from fullfield.sequences.ranges import format_frames, parse_frames
+from fullfield._lazy import lazy
 
 if TYPE_CHECKING:
     from fullfield.sequences.engine import Problem as Problem
@@ -26,47 +25,20 @@ if TYPE_CHECKING:
     from fullfield.sequences.plates import Plates as Plates
     from fullfield.sequences.plates import open_plates as open_plates
     from fullfield.sequences.pool import run_on_devices as run_on_devices
+    from fullfield.sequences.ranges import format_frames as format_frames
+    from fullfield.sequences.ranges import parse_frames as parse_frames
     from fullfield.sequences.run import Outcome as Outcome
     from fullfield.sequences.run import Work as Work
 
-_HOME = {
-    "FrameFlows": "estimation",
-    "Outcome": "run",
-    "Output": "outputs",
-    "Plate": "plates",
-    "Plates": "plates",
-    "Problem": "engine",
-    "Setting": "engine",
-    "Work": "run",
-    "estimate_sequence": "estimation",
-    "open_plates": "plates",
-    "run_on_devices": "pool",
-}
-
-__all__ = [
-    "FrameFlows",
-    "Outcome",
-    "Output",
-    "Plate",
-    "Plates",
-    "Problem",
-    "Setting",
-    "Work",
-    "estimate_sequence",
-    "format_frames",
-    "open_plates",
-    "parse_frames",
-    "run_on_devices",
-]
-
-
-def __getattr__(name: str) -> object:
-    if name in _HOME:
-        value = getattr(import_module(f"fullfield.sequences.{_HOME[name]}"), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'fullfield.sequences' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__all__, __getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "engine": "Problem Setting",
+        "estimation": "FrameFlows estimate_sequence",
+        "outputs": "Output",
+        "plates": "Plate Plates open_plates",
+        "pool": "run_on_devices",
+        "ranges": "format_frames parse_frames",
+        "run": "Outcome Work",
+    },
+)

@@ -3,8 +3,9 @@
 Names are loaded on first use.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from fullfield._lazy import lazy
 
 if TYPE_CHECKING:
     from fullfield.training.config import DescriptorTraining as DescriptorTraining
@@ -16,36 +17,13 @@ if TYPE_CHECKING:
     from fullfield.training.pairs import cut_pair as cut_pair
     from fullfield.training.scenes import synthetic_scene as synthetic_scene
 
-_HOME = {
-    "DescriptorTraining": "config",
-    "Pair": "pairs",
-    "Trained": "descriptor",
-    "contrastive_loss": "loss",
-    "cut_pair": "pairs",
-    "matching_ratio": "loss",
-    "synthetic_scene": "scenes",
-    "train_descriptor": "descriptor",
-}
-
-__all__ = [
-    "DescriptorTraining",
-    "Pair",
-    "Trained",
-    "contrastive_loss",
-    "cut_pair",
-    "matching_ratio",
-    "synthetic_scene",
-    "train_descriptor",
-]
-
-
-def __getattr__(name: str) -> object:
-    if name in _HOME:
-        value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__all__, __getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "config": "DescriptorTraining",
+        "descriptor": "Trained train_descriptor",
+        "loss": "contrastive_loss matching_ratio",
+        "pairs": "Pair cut_pair",
+        "scenes": "synthetic_scene",
+    },
+)

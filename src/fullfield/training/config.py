@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from fullfield import _check
+from fullfield._config import Config
 from fullfield.registration import DescriptorConfig
 from fullfield.registration.resolution import CELLS
 
@@ -16,7 +16,7 @@ _LAST = 0.01  # share of the rate that is left at the end
 
 
 @dataclass(frozen=True)
-class DescriptorTraining:
+class DescriptorTraining(Config):
     """How :func:`train_descriptor` trains. Lengths are voxels."""
 
     descriptor: DescriptorConfig = field(default_factory=DescriptorConfig)
@@ -55,10 +55,6 @@ class DescriptorTraining:
         _check.number(self.weight_decay, "weight_decay", low=0.0)
         for name in ("learning_rate", "temperature", "reach"):
             _check.number(getattr(self, name), name, above=0.0)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Field names and values."""
-        return asdict(self)
 
     def done(self, step: int, seconds: float) -> float:
         """The share of the training, 0 to 1, that is behind a run after so many steps and seconds."""

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops.correlation import correlation_lookup, correlation_pyramid
-from fullfield.ops.correlation.prepared import Shared
+from fullfield.ops.correlation.prepared import Pair
 from fullfield.ops.correlation.protocol import Gradients
 from fullfield.testing.correlation import assert_within, make_case
 
@@ -97,13 +97,14 @@ def test_two_backward_calls_accumulate_in_leaves() -> None:
 def test_a_pass_that_stops_before_the_features_leaves_nothing_behind() -> None:
     fmap1, fmap2, coords = leaves()
     prepared = CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS)
-    shared: Shared = prepared._lookups._pair.shared  # type: ignore[union-attr]
+    pair = prepared._lookups._pair
+    assert pair is not None
     (loss,) = losses(prepared, coords, 1)
     expected = torch.autograd.grad(loss, (fmap1, fmap2), retain_graph=True)
     torch.autograd.grad(loss, coords, retain_graph=True)
-    assert not shared._open
+    assert not pair._open
     close(torch.autograd.grad(loss, (fmap1, fmap2)), expected)
-    assert not shared._open
+    assert not pair._open
 
 
 def test_a_failed_pass_does_not_spoil_the_next() -> None:
@@ -240,7 +241,7 @@ def test_lookups_on_several_streams_wait_for_each_other(monkeypatch: pytest.Monk
         def wait_stream(self, other: str) -> None:
             waited.append(other)
 
-    class Pair:
+    class Features:
         request = SimpleNamespace(device=torch.device("cuda", 0))
 
         def accumulators(self, *_: bool) -> Gradients:
@@ -250,11 +251,11 @@ def test_lookups_on_several_streams_wait_for_each_other(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Stream())
     monkeypatch.setattr(torch.cuda, "default_stream", lambda _: "the default stream")
     monkeypatch.setattr(torch.cuda, "ExternalStream", lambda handle, _: f"stream {handle}")
-    shared = Shared(Pair())  # type: ignore[arg-type]
+    pair = Pair(Features(), (True, True))  # type: ignore[arg-type]
     streams = iter((0, 0, 5, 0))
-    monkeypatch.setattr(shared, "_stream", lambda: next(streams))
+    monkeypatch.setattr(pair, "_stream", lambda: next(streams))
     for _ in range(4):
-        shared.accumulators()
+        pair.accumulators()
     assert waited == ["the default stream", "stream 5"]
 
 
@@ -263,7 +264,7 @@ def test_a_pair_is_freed_with_its_last_user() -> None:
     try:
         fmap1, fmap2, coords = leaves()
         prepared = CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS)
-        watch = weakref.ref(prepared._lookups._pair.shared)  # type: ignore[union-attr]
+        watch = weakref.ref(prepared._lookups._pair)  # type: ignore[arg-type]
         out = prepared(coords)
         del prepared
         assert watch() is not None  # the graph needs it

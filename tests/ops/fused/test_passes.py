@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from fullfield.ops import launching
 from fullfield.ops.fused import plain
-from fullfield.ops.fused.protocol import CELL_CHANNELS, Frame, Norm, Passes, Target
+from fullfield.ops.fused.protocol import CELL_CHANNELS, Frame, Norm, Target
 
 POISON = 7.0
 gpu = pytest.mark.gpu
@@ -34,11 +34,6 @@ def grid(batch: int, height: int, width: int) -> Tensor:
 
 
 # ---- the definition
-
-
-def test_the_module_is_a_set_of_passes() -> None:
-    passes: Passes = plain
-    assert callable(passes.convolve)
 
 
 def test_instance_norm_and_residual() -> None:

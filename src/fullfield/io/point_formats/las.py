@@ -1,6 +1,6 @@
 """LAS, where laspy is installed; LAZ, where one of its decompressors is too.
 
-laspy believes every count in a file, so the header is read here first and held to the file's size (ASPRS LAS 1.4 R15,
+laspy trusts every count in a file, so the header is read here first and held to the file's size (ASPRS LAS 1.4 R15,
 tables 3, 7 and 24; the fields up to byte 227 are those of every version before).
 """
 

@@ -1,7 +1,8 @@
 """PointCNN++ backbones (arXiv 2511.23227): residual networks and a U-Net of convolutions on native points."""
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from fullfield._lazy import lazy
 
 if TYPE_CHECKING:
     from fullfield.models.pointcnnpp.config import PointResNetConfig as PointResNetConfig
@@ -10,24 +11,12 @@ if TYPE_CHECKING:
     from fullfield.models.pointcnnpp.resnet import PointResNet as PointResNet
     from fullfield.models.pointcnnpp.unet import PointUNet as PointUNet
 
-_HOME = {
-    "PointPyramid": "fullfield.models.pointcnnpp.pyramid",
-    "PointResNet": "fullfield.models.pointcnnpp.resnet",
-    "PointResNetConfig": "fullfield.models.pointcnnpp.config",
-    "PointUNet": "fullfield.models.pointcnnpp.unet",
-    "PointUNetConfig": "fullfield.models.pointcnnpp.config",
-}
-
-__all__ = ["PointPyramid", "PointResNet", "PointResNetConfig", "PointUNet", "PointUNetConfig"]
-
-
-def __getattr__(name: str) -> object:
-    if name in _HOME:
-        value = getattr(import_module(_HOME[name]), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module 'fullfield.models.pointcnnpp' has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__all__, __getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "config": "PointResNetConfig PointUNetConfig",
+        "pyramid": "PointPyramid",
+        "resnet": "PointResNet",
+        "unet": "PointUNet",
+    },
+)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from fullfield._check import choice, number, require
+from fullfield._config import Config
 
 BLOCKS = ("basic", "bottleneck")
 NORMS = ("layer", "batch", "instance")
@@ -30,7 +31,7 @@ def _checked(config: Any, lists: tuple[str, ...], numbers: tuple[str, ...]) -> N
 
 
 @dataclass(frozen=True)
-class PointResNetConfig:
+class PointResNetConfig(Config):
     """What a residual network is made of; see :meth:`resnet18`, :meth:`resnet34` and :meth:`resnet50`.
 
     A strided stem, strided max-pooling, then one stage for each number of ``blocks``, every stage but the first
@@ -68,14 +69,6 @@ class PointResNetConfig:
         """Sixteen bottlenecks: 1, 3³, 1."""
         return cls(name="pointcnnpp-resnet50", block="bottleneck", blocks=(3, 4, 6, 3)).replace(**changes)
 
-    def replace(self, **changes: Any) -> PointResNetConfig:
-        """A copy with other values; an unknown name is a TypeError, a bad value an InputError."""
-        return replace(self, **changes)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Field names and values."""
-        return asdict(self)
-
     def levels(self) -> int:
         """How many densities the network works on, the input's included."""
         return 2 + len(self.blocks)
@@ -87,7 +80,7 @@ class PointResNetConfig:
 
 
 @dataclass(frozen=True)
-class PointUNetConfig:
+class PointUNetConfig(Config):
     """What the network of dense features is made of.
 
     A stem and residual blocks on the input's density, strided convolutions down, up-sampling convolutions up with the
@@ -109,14 +102,6 @@ class PointUNetConfig:
     def __post_init__(self) -> None:
         _checked(self, ("blocks", "channels"), ("in_channels", "out_channels"))
         require(isinstance(self.unit_length, bool), "unit_length", "True or False", self.unit_length)
-
-    def replace(self, **changes: Any) -> PointUNetConfig:
-        """A copy with other values; an unknown name is a TypeError, a bad value an InputError."""
-        return replace(self, **changes)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Field names and values."""
-        return asdict(self)
 
     def levels(self) -> int:
         """How many densities the network works on, the input's included."""

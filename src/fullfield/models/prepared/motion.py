@@ -20,7 +20,7 @@ def rectified_products(bias: Tensor, x: Tensor, weight: Tensor, out: Tensor) -> 
     return found
 
 
-def doubt(*activations: Tensor) -> Tensor:
+def nan_guard(*activations: Tensor) -> Tensor:
     """[B, 1, 1, 1] float32: 0, or NaN for an item that is not finite somewhere in [B, ...].
 
     Added to the flow: the rectifiers of cuDNN and cuBLAS may make 0 of NaN, after which an overflow looks like a flow.
@@ -62,25 +62,25 @@ class PreparedMotion:
 
         looked_up = lookup(coords)
         weight, bias = self.first
-        seen = new(weight.shape[1])
+        from_correlation = new(weight.shape[1])
         for item in range(batch):
-            rectified_products(bias, looked_up[item].flatten(1).t(), weight, seen[item].flatten(0, 1))
+            rectified_products(bias, looked_up[item].flatten(1).t(), weight, from_correlation[item].flatten(0, 1))
         del looked_up
         offset = None
         if self.second is not None:
             weight, offset = self.second
-            seen = passes.convolve(seen, weight, padding=(1, 1))
+            from_correlation = passes.convolve(from_correlation, weight, padding=(1, 1))
         weight, bias = self.flow_first
         windows = new(self.windows)
         passes.flow_patches(coords, _SIDE, windows)
-        moved = new(weight.shape[1])
-        rectified_products(bias, windows.flatten(0, 2), weight, moved.flatten(0, 2))
+        from_flow = new(weight.shape[1])
+        rectified_products(bias, windows.flatten(0, 2), weight, from_flow.flatten(0, 2))
         weight, shift = self.flow_second
-        moved = passes.convolve(moved, weight, padding=(1, 1))
-        joint = new(seen.shape[3] + moved.shape[3])
-        passes.pack(seen, offset, [Target(joint[..., : seen.shape[3]])])
-        passes.pack(moved, shift, [Target(joint[..., seen.shape[3] :])])
-        del seen, moved, windows
+        from_flow = passes.convolve(from_flow, weight, padding=(1, 1))
+        joint = new(from_correlation.shape[3] + from_flow.shape[3])
+        passes.pack(from_correlation, offset, [Target(joint[..., : from_correlation.shape[3]])])
+        passes.pack(from_flow, shift, [Target(joint[..., from_correlation.shape[3] :])])
+        del from_correlation, from_flow, windows
         weight, shift = self.joint
         passes.pack(passes.convolve(joint, weight, padding=(1, 1)), shift, to, (coords, self.flow_channel))
 

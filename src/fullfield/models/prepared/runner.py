@@ -15,7 +15,7 @@ from torch.nn import functional
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.models import framing
-from fullfield.models.prepared.motion import doubt
+from fullfield.models.prepared.motion import nan_guard
 from fullfield.models.prepared.weights import LANE, Form
 from fullfield.models.raft.model import RAFT
 from fullfield.models.sea_raft.model import SEARAFT
@@ -129,6 +129,12 @@ class PreparedFlow:
                 self._step()
             return self._flow()
 
+    @property
+    def backend(self) -> str | None:
+        """The correlation lookup's; None before the first pair where nothing is recorded."""
+        backend: str | None = None if self._pair is None else self._pair.lookup.backend
+        return backend
+
     # ---- steps
 
     def _encode_now(self) -> None:
@@ -140,7 +146,7 @@ class PreparedFlow:
 
     def _flow(self) -> Tensor:
         mask = self._network.mask
-        flow = self._coords - self._grid + (self._pair.doubt + doubt(self._pair.state))
+        flow = self._coords - self._grid + (self._pair.nan_guard + nan_guard(self._pair.state))
         if mask is None:
             return _enlarged(flow, self.padding, corners=True)
         rows, columns = flow.shape[-2:]
@@ -197,7 +203,7 @@ class PreparedFlow:
             if stream.cuda_stream not in self._streams:
                 self._streams.add(stream.cuda_stream)
                 for kept in (self._grid, self._coords, self._cells, *self._parameters):
-                    kept.record_stream(stream)  # whoever lets this object go need not wait for it
+                    kept.record_stream(stream)  # not reused while the stream reads it
             try:
                 yield
             finally:

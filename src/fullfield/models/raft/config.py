@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from fullfield._check import choice, number, require
+from fullfield._config import Config
 
 # How frames are padded to multiples of eight: evenly, or (KITTI) rows only below.
 PADDINGS = ("sintel", "kitti")
 
 
 @dataclass(frozen=True)
-class RAFTConfig:
+class RAFTConfig(Config):
     """What RAFT is made of; the defaults are the large model. See :meth:`large` and :meth:`small`.
 
     Sizes are channels. ``updates`` is how often the flow is updated unless a call says otherwise.
@@ -79,11 +80,3 @@ class RAFTConfig:
             radius=3,
         )
         return small.replace(**changes)
-
-    def replace(self, **changes: Any) -> RAFTConfig:
-        """A copy with other values; an unknown name is a TypeError, a bad value an InputError."""
-        return replace(self, **changes)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Field names and values."""
-        return asdict(self)

@@ -12,10 +12,11 @@ from torch.nn import functional
 
 from fullfield import _check
 from fullfield.models import framing
-from fullfield.models.raft.checkpoint import load_state
+from fullfield.models.raft.checkpoint import from_torchvision
 from fullfield.models.raft.config import RAFTConfig
 from fullfield.models.raft.encoder import Encoder
 from fullfield.models.raft.update import UpdateBlock
+from fullfield.models.state import fit, read_state, recognise, without_aliases
 from fullfield.nn import CorrelationPyramid
 from fullfield.nn.upsampling import convex_upsample
 
@@ -62,10 +63,16 @@ class RAFT(nn.Module):
         """Load a file (``.pth``, ``.safetensors``) or a state dict: princeton's, ptlflow's, torchvision's or our own.
 
         Raises:
-            InputError: one line that says what the file is instead, or which tensors do not fit.
+            InputError: one line that says what the file is instead, or which tensors do not fit; the weights are then
+                left as they were.
             OSError: if the file cannot be read.
         """
-        load_state(self, source)
+        state, name = read_state(source)
+        looks = recognise(state)
+        if looks is not None and looks.startswith("torchvision"):
+            state = from_torchvision(state)
+        wanted = "RAFT-small" if self.config.bottleneck else "RAFT"
+        fit(self, without_aliases(state, name, "norm"), name, wanted, looks)
 
     def freeze_batch_norm(self, frozen: bool = True) -> None:
         """Keep batch norms on their stored statistics in training mode too, as RAFT trains after its first data set.
@@ -199,8 +206,8 @@ class RAFT(nn.Module):
         """One update. No gradient flows through the coordinates that come in."""
         coords = coords.detach()
         features = lookup(coords).to(net.dtype)
-        net, moved = self.update_block(net, context, features, (coords - grid).to(net.dtype))
-        return net, coords + moved.to(coords.dtype)
+        net, delta = self.update_block(net, context, features, (coords - grid).to(net.dtype))
+        return net, coords + delta.to(coords.dtype)
 
     def mask(self, net: Tensor) -> Tensor | None:
         """[B, 9·8·8, h, w] weights of the convex up-sampling before their softmax; None for the small model."""

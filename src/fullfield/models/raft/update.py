@@ -23,11 +23,11 @@ class MotionEncoder(nn.Module):
 
     def forward(self, flow: Tensor, features: Tensor) -> Tensor:
         """[B, 2, h, w] and [B, levels·(2·radius+1)², h, w] -> [B, motion_channels, h, w]."""
-        seen = torch.relu_(self.convc1(features))
+        from_correlation = torch.relu_(self.convc1(features))
         if self.convc2 is not None:
-            seen = torch.relu_(self.convc2(seen))
-        moved = torch.relu_(self.convf2(torch.relu_(self.convf1(flow))))
-        both = torch.relu_(self.conv(torch.cat((seen, moved), 1)))
+            from_correlation = torch.relu_(self.convc2(from_correlation))
+        from_flow = torch.relu_(self.convf2(torch.relu_(self.convf1(flow))))
+        both = torch.relu_(self.conv(torch.cat((from_correlation, from_flow), 1)))
         return torch.cat((both, flow), 1)
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from fullfield._check import InputError, choice, number, require
+from fullfield._config import Config
 
 # Residual blocks in the three stages of the encoders.
 BACKBONES = {"resnet18": (2, 2, 2), "resnet34": (3, 4, 6)}
@@ -23,10 +24,10 @@ _OFFICIAL = {
 
 
 @dataclass(frozen=True)
-class SEARAFTConfig:
+class SEARAFTConfig(Config):
     """What SEA-RAFT is made of; the defaults are M.
 
-    See :meth:`small`, :meth:`medium` and :meth:`large`, and :meth:`fullfield_s` for the network that comes along.
+    See :meth:`small`, :meth:`medium` and :meth:`large`, and :meth:`fullfield_s` for the included network.
 
     ``updates`` is how often the flow is updated unless a call says otherwise; 0 gives the regressed start. The limits
     of the logarithms of the Laplacians' scales matter to losses and uncertainties, never to the flow.
@@ -65,7 +66,7 @@ class SEARAFTConfig:
 
     @classmethod
     def fullfield_s(cls, **changes: Any) -> SEARAFTConfig:
-        """The network that comes along, 2.3 million parameters, 4 updates; with other values for some fields."""
+        """The included network, 2.3 million parameters, 4 updates; with other values for some fields."""
         widths: dict[str, Any] = {"stem_channels": 32, "stage_channels": (32, 64, 128), "channels": 64}
         return cls(name="fullfield-s", backbone="resnet18", **widths).replace(**changes)
 
@@ -101,11 +102,3 @@ class SEARAFTConfig:
         limits = (settings.get("var_min", 0), settings.get("var_max", 10)) if settings.get("use_var", True) else (0, 0)
         name = str(settings.get("name", "sea-raft"))
         return cls(name=name, **chosen, log_scale_min=limits[0], log_scale_max=limits[1])
-
-    def replace(self, **changes: Any) -> SEARAFTConfig:
-        """A copy with other values; an unknown name is a TypeError, a bad value an InputError."""
-        return replace(self, **changes)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Field names and values."""
-        return asdict(self)

@@ -11,12 +11,14 @@ from torch import Tensor, nn
 
 from fullfield import _check
 from fullfield.models import framing
-from fullfield.models.sea_raft.checkpoint import load_state
 from fullfield.models.sea_raft.config import SEARAFTConfig
 from fullfield.models.sea_raft.encoder import Encoder
 from fullfield.models.sea_raft.update import HEAD_CHANNELS, MASK_CHANNELS, UpdateBlock, head
+from fullfield.models.state import fit, read_state, without_aliases
 from fullfield.nn import CorrelationPyramid
 from fullfield.nn.upsampling import convex_upsample
+
+_SIZES = {"resnet18": "S", "resnet34": "L or M"}
 
 
 class Encoded(NamedTuple):
@@ -71,10 +73,12 @@ class SEARAFT(nn.Module):
         """Load a file (``.pth``, ``.ckpt``, ``.safetensors``) or a state dict: princeton's, ptlflow's or our own.
 
         Raises:
-            InputError: one line that says what the file is instead, or which tensors do not fit.
+            InputError: one line that says what the file is instead, or which tensors do not fit; the weights are then
+                left as they were.
             OSError: if the file cannot be read.
         """
-        load_state(self, source)
+        state, name = read_state(source)
+        fit(self, without_aliases(state, name, "bn"), name, f"SEA-RAFT ({_SIZES[self.config.backbone]})")
 
     def forward(
         self,
@@ -202,8 +206,8 @@ class SEARAFT(nn.Module):
     ) -> _State:
         flow = flow.detach()
         net = self.update_block(net, context, lookup(grid + flow), flow)
-        moved, info = self._head(net)
-        return _State(net, flow + moved, info)
+        delta, info = self._head(net)
+        return _State(net, flow + delta, info)
 
     def _enlarged(self, state: _State, padding: framing.Padding) -> tuple[Tensor, Tensor]:
         both = convex_upsample(torch.cat((8 * state.flow, state.info), 1), self.mask(state.net), 8)

@@ -26,11 +26,11 @@ class MotionEncoder(nn.Module):
         self.conv = nn.Conv2d(2 * channels, channels - 2, 3, padding=1)
 
     def forward(self, flow: Tensor, correlation: Tensor) -> Tensor:
-        seen = functional.relu(self.convc1(correlation), inplace=True)
-        seen = functional.relu(self.convc2(seen), inplace=True)
-        moved = functional.relu(self.convf1(flow.to(self.convf1.weight.dtype)), inplace=True)
-        moved = functional.relu(self.convf2(moved), inplace=True)
-        joined = functional.relu(self.conv(torch.cat((seen, moved), 1)), inplace=True)
+        from_correlation = functional.relu(self.convc1(correlation), inplace=True)
+        from_correlation = functional.relu(self.convc2(from_correlation), inplace=True)
+        from_flow = functional.relu(self.convf1(flow.to(self.convf1.weight.dtype)), inplace=True)
+        from_flow = functional.relu(self.convf2(from_flow), inplace=True)
+        joined = functional.relu(self.conv(torch.cat((from_correlation, from_flow), 1)), inplace=True)
         return torch.cat((joined, flow.to(joined.dtype)), 1)
 
 
@@ -63,9 +63,9 @@ class UpdateBlock(nn.Module):
         self.refine = nn.ModuleList(ConvNeXtBlock(3 * width, width) for _ in range(config.refinements))
 
     def forward(self, net: Tensor, context: Tensor, correlation: Tensor, flow: Tensor) -> Tensor:
-        seen = torch.cat((context, self.encoder(flow, correlation)), 1)
+        inputs = torch.cat((context, self.encoder(flow, correlation)), 1)
         for block in self.refine:
-            net = block(torch.cat((net, seen), 1))
+            net = block(torch.cat((net, inputs), 1))
         return net
 
 

@@ -1,7 +1,7 @@
 # mypy: ignore-errors
 """numba kernels of the CPU backend's gradient with respect to both feature maps.
 
-Two passes over a chunk of tiles. ``spread_tiles`` turns the gradient of the lookup into the gradient of the dot
+Two passes over a chunk of tiles. ``gradients_of_dots`` turns the gradient of the lookup into the gradient of the dot
 products, window by window (parallel over tiles). ``collect_blocks`` multiplies it with the features, sixteen channels
 at a time; a thread owns its channels in both gradients, so that nothing is added to from two sides and the result
 does not depend on the number of threads. A pixel's gradient is summed row by row, then level by level: thousands of
@@ -37,7 +37,7 @@ _NOTHING, _ONE_UNION, _SINGLE = 0, 1, 2
 
 
 @_jit
-def spread_tiles(levels, scales, coords, grad, window, origin, first, last, notes, weights):
+def gradients_of_dots(levels, scales, coords, grad, window, origin, first, last, notes, weights):
     """Gradient of the dot products of tiles [first, last), into slots counted from tile ``origin``."""
     side = window - 1
     slot = (largest_union(window) + 2) * LANES
@@ -190,6 +190,6 @@ _table = types.int64[:, ::1]
 
 ENTRY_POINTS = {
     "lookup_tiles": (lookup_tiles, (_flat, _flat, _table, _flat, _floats, _i, _i, _floats, _floats, _i, _i)),
-    "spread_tiles": (spread_tiles, (_table, _flat, _floats, _floats, *[_i] * 4, _table, _flat)),
+    "gradients_of_dots": (gradients_of_dots, (_table, _flat, _floats, _floats, *[_i] * 4, _table, _flat)),
     "collect_blocks": (collect_blocks, (_flat, _flat, _table, _table, _flat, *[_i] * 7, _flat, _flat)),
 }

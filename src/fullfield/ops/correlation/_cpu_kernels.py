@@ -17,14 +17,14 @@ from numba import njit
 from fullfield._kernels.numba_cache import cache_folder, caching_in
 from fullfield._kernels.simd import __file__ as _simd_file
 from fullfield._kernels.simd import load, splat, store
+from fullfield.ops.correlation._cpu_layout import LANES, LARGEST_RADIUS, TILE
+from fullfield.ops.correlation._cpu_layout import __file__ as _layout_file
 from fullfield.ops.correlation._cpu_simd import MOST, dots, gather, products
 from fullfield.ops.correlation._cpu_simd import __file__ as _own_simd_file
-from fullfield.ops.correlation.cpu import LANES, LARGEST_RADIUS, TILE
-from fullfield.ops.correlation.cpu import __file__ as _layout_file
 
 TILE_HEIGHT, TILE_WIDTH = TILE
 LARGEST_WINDOW = 2 * LARGEST_RADIUS + 2
-# A union of more than this many times a window's cells is computed pixel by pixel; measured, see README.
+# A union of more than so many windows is computed pixel by pixel: see benchmarks/notes/correlation_cuda.md.
 LARGEST_UNION = 3.5
 _BLOCK = LANES * LANES
 

@@ -14,18 +14,31 @@ from fullfield.ops.correlation.pyramid import MOST_LEVELS, level_sizes
 MOST_RADIUS = 8
 
 
-def request_of(fmap1: Tensor, maps: Sequence[Tensor], levels: int, radius: int, precision: str, grad: bool) -> Request:
-    """The request of checked features; ``maps`` are all levels, or the finest alone."""
-    height, width = maps[0].shape[-2:]
+def shape_of(fmap1: Tensor, maps: Sequence[Tensor], levels: int) -> list[int]:
+    """B, C, H1, W1, then H2, W2 of every level; ``maps`` are all levels, or the finest alone."""
     pooled = len(maps) == 1
+    sizes = level_sizes(maps[0].shape[2], maps[0].shape[3], levels) if pooled else [m.shape[-2:] for m in maps]
+    return [*fmap1.shape, *(side for size in sizes for side in size)]
+
+
+def request_of(
+    shape: Sequence[int],
+    pooled: bool,
+    radius: int,
+    precision: str,
+    grad: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Request:
+    """The request for checked features whose sizes are ``shape``, as :func:`shape_of` has them."""
     return Request(
-        batch=fmap1.shape[0],
-        channels=fmap1.shape[1],
-        size1=(fmap1.shape[2], fmap1.shape[3]),
-        sizes2=level_sizes(height, width, levels) if pooled else tuple((m.shape[2], m.shape[3]) for m in maps),
+        batch=shape[0],
+        channels=shape[1],
+        size1=(shape[2], shape[3]),
+        sizes2=tuple(zip(shape[4::2], shape[5::2], strict=True)),
         radius=radius,
-        dtype=fmap1.dtype,
-        device=fmap1.device,
+        dtype=dtype,
+        device=device,
         grad=grad,
         pooled=pooled,
         precision=precision,

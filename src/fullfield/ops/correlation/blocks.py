@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fullfield.ops.correlation.plain import PlainPrepared
+from fullfield.ops.correlation.in_pytorch import PreparedInPyTorch
 from fullfield.ops.correlation.protocol import FEATURES, Gradients, Request
 
 BLOCK = 8
@@ -27,11 +27,7 @@ def supports(request: Request) -> str | None:
 
 
 def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Blocks:
-    return restore(request, tuple(to_patches(f.detach(), BLOCK) for f in (fmap1, *maps)))
-
-
-def restore(request: Request, state: tuple[Tensor, ...]) -> Blocks:
-    return Blocks(request, state)
+    return Blocks(request, tuple(to_patches(f.detach(), BLOCK) for f in (fmap1, *maps)))
 
 
 def empty_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
@@ -71,7 +67,7 @@ def place_in_patches(y: Tensor, x: Tensor, size: tuple[int, int], block: int) ->
     return (y // block) * columns + x // block, (y % block) * block + x % block
 
 
-class Blocks(PlainPrepared):
+class Blocks(PreparedInPyTorch):
     """State: fmap1 and every level as [B, rows, columns, 8, 8, C]."""
 
     def chunk(self) -> int:
@@ -137,9 +133,6 @@ class Blocks(PlainPrepared):
                 pushed = torch.bmm(some.transpose(1, 2), f1[part[:, 0]]) * scale
                 grads.levels[level][image].view_as(f2).index_add_(0, part[:, 1], pushed)
 
-    def accumulators(self, fmap1: bool, levels: bool) -> Gradients:
-        return self.accumulators_like_state(fmap1, levels)
-
     def gradients(self, grads: Gradients) -> Gradients:
         r = self.request
         return Gradients(
@@ -147,3 +140,6 @@ class Blocks(PlainPrepared):
             None if grads.levels is None else [from_patches(g, s) for g, s in zip(grads.levels, r.sizes2, strict=True)],
             grads.wanted,
         )
+
+
+restore = Blocks

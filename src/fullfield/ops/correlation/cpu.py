@@ -16,15 +16,13 @@ from torch import Tensor
 
 from fullfield._kernels.numba_cache import why_not
 from fullfield._kernels.threads import run_parts
+from fullfield.ops.correlation._cpu_layout import LANES, LARGEST_RADIUS, TILE
 from fullfield.ops.correlation.protocol import Gradients, Prepared, Request, empty_out
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-LANES = 16
-TILE = (2, 8)  # rows, columns of the 16 source pixels that are worked on together
-LARGEST_RADIUS = 8
 # Elements behind the last level, where a row's last product may read.
 _TAIL = 2 * LANES
 # Tiles whose windows' gradients are kept at a time.
@@ -64,10 +62,6 @@ def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cpu:
         short = blocks * LANES - request.channels
         whole = torch.nn.functional.pad(fmap2.detach(), (0, 0, 0, 0, 0, short)) if short else fmap2.detach()
         level.copy_(torch.unflatten(whole, 1, (blocks, LANES)).permute(0, 1, 3, 4, 2))
-    return restore(request, state)
-
-
-def restore(request: Request, state: tuple[Tensor, ...]) -> Cpu:
     return Cpu(request, state)
 
 
@@ -199,8 +193,8 @@ class Cpu(Prepared):
         for origin in range(0, total, max(chunk, 1)):
             end = min(origin + chunk, total)
 
-            def spread(first: int, last: int, origin: int = origin) -> None:
-                kernels["spread_tiles"](
+            def gradients_of_dots(first: int, last: int, origin: int = origin) -> None:
+                kernels["gradients_of_dots"](
                     self._levels, self._scales, xy, grad, self._window, origin,
                     origin + first, origin + last, notes, weights,
                 )  # fmt: skip
@@ -211,18 +205,11 @@ class Cpu(Prepared):
                     origin, end, first, last, grad1, grad2,
                 )  # fmt: skip
 
-            _parallel(end - origin, 4, spread)
+            _parallel(end - origin, 4, gradients_of_dots)
             _parallel(blocks, 1, collect)
 
-    def accumulators(self, fmap1: bool, levels: bool) -> Gradients:
-        """In the state's layout; ``levels`` is a list of one."""
-        return Gradients(
-            torch.zeros_like(self.state[0]) if fmap1 else None,
-            [torch.zeros_like(self.state[1])] if levels else None,
-            (fmap1, levels),
-        )
-
     def gradients(self, grads: Gradients) -> Gradients:
+        """The accumulators are in the state's layout; ``levels`` is a list of one."""
         r = self.request
         first, rest = None, None
         if grads.fmap1 is not None:
@@ -234,3 +221,6 @@ class Cpu(Prepared):
             views = _level_views(r, grads.levels[0])
             rest = [v.permute(0, 1, 4, 2, 3).flatten(1, 2)[:, : r.channels] for v in views]
         return Gradients(first, rest, grads.wanted)
+
+
+restore = Cpu

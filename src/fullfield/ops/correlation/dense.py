@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fullfield.ops.correlation.plain import PlainPrepared
+from fullfield.ops.correlation.in_pytorch import PreparedInPyTorch
 from fullfield.ops.correlation.protocol import FEATURES, Gradients, Request, as_written
 
 
@@ -47,11 +47,7 @@ def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Dense:
     with as_written(fmap1.device):
         volumes = [torch.bmm(wide, level.detach().flatten(2).to(dtype)) for level in maps]
     features = [f.detach().flatten(2).clone() for f in (fmap1, *maps)] if request.grad else []
-    return restore(request, (*volumes, *features))
-
-
-def restore(request: Request, state: tuple[Tensor, ...]) -> Dense:
-    return Dense(request, state)
+    return Dense(request, (*volumes, *features))
 
 
 def empty_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
@@ -62,7 +58,7 @@ def empty_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
     return (*volumes, *features)
 
 
-class Dense(PlainPrepared):
+class Dense(PreparedInPyTorch):
     """State: volumes [B, H1·W1, H2·W2] of all levels; with grad also fmap1 and all levels as [B, C, H·W]."""
 
     def chunk(self) -> int:
@@ -112,3 +108,6 @@ class Dense(PlainPrepared):
                 for v, size in zip(volumes, r.sizes2, strict=True)
             ]
         return Gradients(first, rest, grads.wanted)
+
+
+restore = Dense

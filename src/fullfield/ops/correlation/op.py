@@ -1,8 +1,8 @@
 """The registered operators, for traced code: torch.compile, torch.export, dispatch modes, opcheck.
 
 ``fullfield::correlation_prepare`` brings a pair into its backend's layout, ``fullfield::correlation_lookup`` reads
-from it. Eager code takes the shorter way through ``prepared.Pair``, with the same backends behind it. In traced code
-every lookup returns its own gradient of the features and the graph sums them: in float32, for 16-bit features too.
+from it. Eager code takes the shorter way through ``prepared``, with the same backends behind it. In traced code every
+lookup returns its own gradient of the features and the graph sums them: in float32, for 16-bit features too.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fullfield.ops.correlation import dispatch
-from fullfield.ops.correlation.arguments import request_of
-from fullfield.ops.correlation.prepared import Pair, feature_gradients, prepare
+from fullfield.ops.correlation.arguments import request_of, shape_of
+from fullfield.ops.correlation.prepared import LookupNode, Pair, PrepareNode, add_lookup, feature_gradients, prepare
 from fullfield.ops.correlation.protocol import Gradients, Prepared, Request
 
 _LIBRARY: Any = torch.library.Library("fullfield", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -35,40 +35,20 @@ _LIBRARY.define(
 )
 
 
+_ORDINARY = frozenset((Tensor, torch.nn.Parameter))
+
+
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _precision() -> str:
     return torch.get_float32_matmul_precision()
 
 
 def is_traced(*tensors: Tensor) -> bool:
-    """Whether somebody watches: a compiler, a dispatch mode, or a tensor subclass."""
+    """Whether a compiler, a dispatch mode or a tensor subclass has to see what is called."""
     return (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack() > 0
-        or any(type(t) is not Tensor and type(t) is not torch.nn.Parameter for t in tensors)
-    )
-
-
-def _request(
-    shape: Sequence[int],
-    pooled: bool,
-    radius: int,
-    precision: str,
-    grad: bool,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> Request:
-    return Request(
-        batch=shape[0],
-        channels=shape[1],
-        size1=(shape[2], shape[3]),
-        sizes2=tuple(zip(shape[4::2], shape[5::2], strict=True)),
-        radius=radius,
-        dtype=dtype,
-        device=device,
-        grad=grad,
-        pooled=pooled,
-        precision=precision,
+        or not _ORDINARY.issuperset(map(type, tensors))
     )
 
 
@@ -82,14 +62,16 @@ def _module(request: Request, backend: str | None) -> Any:
 def _prepare(
     fmap1: Tensor, maps: list[Tensor], levels: int, radius: int, backend: str | None, precision: str, grad: bool
 ) -> list[Tensor]:
-    request = request_of(fmap1, maps, levels, radius, precision, grad)
+    shape = shape_of(fmap1, maps, levels)
+    request = request_of(shape, len(maps) == 1, radius, precision, grad, fmap1.dtype, fmap1.device)
     return list(prepare(request, dispatch.choose(request, backend), fmap1, maps).state)
 
 
 def _prepare_fake(
     fmap1: Tensor, maps: list[Tensor], levels: int, radius: int, backend: str | None, precision: str, grad: bool
 ) -> list[Tensor]:
-    request = request_of(fmap1, maps, levels, radius, precision, grad)
+    shape = shape_of(fmap1, maps, levels)
+    request = request_of(shape, len(maps) == 1, radius, precision, grad, fmap1.dtype, fmap1.device)
     return list(_module(request, backend).empty_state(request, fmap1))
 
 
@@ -108,7 +90,7 @@ def _lookup(
     out_dtype: torch.dtype,
     channels_last: bool,
 ) -> Tensor:
-    request = _request(shape, pooled, radius, precision, grad, dtype, coords.device)
+    request = request_of(shape, pooled, radius, precision, grad, dtype, coords.device)
     restored: Prepared = _module(request, backend).restore(request, tuple(state))
     return restored.lookup(coords, out_dtype, channels_last)
 
@@ -147,14 +129,14 @@ def _backward(
     wanted: list[bool],
 ) -> list[Tensor]:
     """Gradients of fmap1, the maps and coords; empty where not wanted."""
-    request = _request(shape, pooled, radius, precision, True, dtype, coords.device)
+    request = request_of(shape, pooled, radius, precision, True, dtype, coords.device)
     restored: Prepared = _module(request, backend).restore(request, tuple(state))
     first, second, third = wanted
     grads = restored.accumulators(first, second) if first or second else Gradients(None, None, (False, False))
-    moved = restored.backward(grad_out, coords, grads, third)
+    grad_coords = restored.backward(grad_out, coords, grads, third)
     one, rest = feature_gradients(restored, grads) if first or second else (None, [None] * _maps(shape, pooled))
     empty = coords.new_empty
-    return [empty(0) if g is None else g.contiguous() for g in (one, *rest, moved)]
+    return [empty(0) if g is None else g.contiguous() for g in (one, *rest, grad_coords)]
 
 
 def _backward_fake(
@@ -175,8 +157,8 @@ def _backward_fake(
     def like(want: bool, size: tuple[int, int], kind: torch.dtype = exact) -> Tensor:
         return coords.new_empty((shape[0], shape[1], *size) if want else (0,), dtype=kind if want else coords.dtype)
 
-    moved = torch.empty_like(coords, memory_format=torch.contiguous_format) if wanted[2] else coords.new_empty(0)
-    return [like(wanted[0], (shape[2], shape[3])), *(like(wanted[1], size) for size in sizes), moved]
+    grad_coords = torch.empty_like(coords, memory_format=torch.contiguous_format) if wanted[2] else coords.new_empty(0)
+    return [like(wanted[0], (shape[2], shape[3])), *(like(wanted[1], size) for size in sizes), grad_coords]
 
 
 def _maps(shape: Sequence[int], pooled: bool) -> int:
@@ -195,12 +177,12 @@ def _autograd(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
     first, second, third = ctx.needs_input_grad[:3]
     wanted = [bool(first), any(second), bool(third)]
     backward = torch.ops.fullfield.correlation_lookup_backward
-    one, *rest, moved = backward(grad_out, coords, state, *ctx.options, wanted)
+    one, *rest, grad_coords = backward(grad_out, coords, state, *ctx.options, wanted)
     carried = ctx.carriers
     return (
         one.to(carried[0]) if wanted[0] else None,
         [g.to(dtype) if want else None for g, dtype, want in zip(rest, carried[1:], second, strict=True)],
-        moved if wanted[2] else None,
+        grad_coords if wanted[2] else None,
         [None] * len(state),
         *(None,) * 9,
     )
@@ -219,56 +201,52 @@ torch.library.register_autograd("fullfield::correlation_lookup", _autograd, setu
 class Lookups:
     """A prepared pair for eager and traced code alike. Arguments are checked by the caller.
 
-    ``maps`` are all levels, or the finest alone, which is then pooled.
+    ``maps`` are all levels, or the finest alone, which is then pooled. ``backend`` is the backend's name; in traced
+    code None where it was left open.
     """
 
     def __init__(self, fmap1: Tensor, maps: Sequence[Tensor], levels: int, radius: int, backend: str | None) -> None:
-        grad = torch.is_grad_enabled() and (fmap1.requires_grad or any(m.requires_grad for m in maps))
-        self.shape = [fmap1.shape[0], fmap1.shape[1], fmap1.shape[2], fmap1.shape[3]]
-        for level in range(levels):
-            height, width = (maps[0] if len(maps) == 1 else maps[level]).shape[-2:]
-            shrink = 2**level if len(maps) == 1 else 1
-            self.shape += [height // shrink, width // shrink]
+        wanted = (fmap1.requires_grad, any(m.requires_grad for m in maps))
+        grad = torch.is_grad_enabled() and any(wanted)
+        self._shape = shape_of(fmap1, maps, levels)
         # A state made at one precision is not to be read at another.
         precision = _precision()
-        self._options = (len(maps) == 1, radius, backend, precision, grad, fmap1.dtype)
         self._pair: Pair | None = None
-        self._state: list[Tensor] = []
-        # What a traced lookup differentiates through; eager lookups do not need it.
-        self._carriers: tuple[Tensor, list[Tensor]] | None = None
+        self._preparation: Tensor | None = None
         if is_traced(fmap1, *maps):
             detached = [m.detach() for m in maps]
-            self._state = torch.ops.fullfield.correlation_prepare(
-                fmap1.detach(), detached, levels, radius, backend, precision, grad
-            )
+            prepare_traced = torch.ops.fullfield.correlation_prepare
+            self._state = prepare_traced(fmap1.detach(), detached, levels, radius, backend, precision, grad)
         else:
-            request = request_of(fmap1, maps, levels, radius, precision, grad)
-            name = dispatch.choose(request, backend)
-            self._pair = Pair(request, name, fmap1, maps)
-            self._options = (len(maps) == 1, radius, name, precision, grad, fmap1.dtype)
-        if grad:
-            self._carriers = (fmap1, list(maps))
-
-    @property
-    def backend(self) -> str | None:
-        """The backend's name; in traced code None where it was left open."""
-        name: str | None = self._options[2]
-        return name
+            pooled = len(maps) == 1
+            request = request_of(self._shape, pooled, radius, precision, grad, fmap1.dtype, fmap1.device)
+            backend = dispatch.choose(request, backend)
+            self._pair = Pair(prepare(request, backend, fmap1, maps), wanted)
+            self._state = list(self._pair.prepared.state)
+            if grad:
+                self._preparation = PrepareNode.apply(self._pair, fmap1, *maps)  # type: ignore[no-untyped-call]
+        self.backend = backend
+        self._options = (len(maps) == 1, radius, backend, precision, grad, fmap1.dtype)
+        # What a traced lookup differentiates through; eager lookups do not need it.
+        self._carriers = (fmap1, list(maps)) if grad else None
 
     def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
-        if self._pair is not None and not is_traced(coords):
-            return self._pair.lookup(coords, out_dtype, channels_last)
-        return self._traced(coords, out_dtype, channels_last)
+        """A lookup at checked coords; part of the graph where gradients are enabled and wanted."""
+        pair = self._pair
+        if pair is None or is_traced(coords):
+            return self._traced(coords, out_dtype, channels_last)
+        if torch.is_grad_enabled() and (self._preparation is not None or coords.requires_grad):
+            apply = LookupNode.apply if torch._C._are_functorch_transforms_active() else add_lookup
+            return apply(pair, self._preparation, coords, out_dtype, channels_last)  # type: ignore[no-untyped-call,no-any-return]
+        return pair.prepared.lookup(coords, out_dtype, channels_last)
 
     def _traced(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
-        state = self._state if self._pair is None else list(self._pair.shared.prepared.state)
-        dtype = self._options[5]
         if self._carriers is None:
             carriers = (coords.new_empty(0), [coords.new_empty(0)])
-        elif dtype in (torch.float16, torch.bfloat16):
+        elif self._options[5] in (torch.float16, torch.bfloat16):
             carriers = (self._carriers[0].float(), [m.float() for m in self._carriers[1]])
         else:
             carriers = self._carriers
         lookup = torch.ops.fullfield.correlation_lookup
-        result: Tensor = lookup(*carriers, coords, state, self.shape, *self._options, out_dtype, channels_last)
+        result: Tensor = lookup(*carriers, coords, self._state, self._shape, *self._options, out_dtype, channels_last)
         return result

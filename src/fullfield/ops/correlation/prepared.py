@@ -41,12 +41,16 @@ def feature_gradients(prepared: Prepared, grads: Gradients) -> tuple[Tensor | No
     return done.fmap1, [fold(done.levels)] if request.pooled else list(done.levels)
 
 
-class Shared:
-    """A pair's features and the accumulators of the backward passes that are under way."""
+class Pair:
+    """A pair's features and the accumulators of the backward passes that are under way.
 
-    def __init__(self, prepared: Prepared) -> None:
+    Its autograd nodes hold it, so it must not hold any of them: a ring through a graph is never freed. ``wanted`` says
+    whether fmap1's and fmap2's gradients are.
+    """
+
+    def __init__(self, prepared: Prepared, wanted: tuple[bool, bool]) -> None:
         self.prepared = prepared
-        self.wanted = (False, False)
+        self._wanted = wanted
         device = prepared.request.device
         self._device = device if device.type == "cuda" else None
         self._index = device.index
@@ -59,7 +63,7 @@ class Shared:
         stream = self._stream()
         found = self._open.get(task)
         if found is None:
-            grads = self.prepared.accumulators(*self.wanted)
+            grads = self.prepared.accumulators(*self._wanted)
             if task >= 0:  # if this pass stops before the features, nobody else takes them
                 torch.autograd.Variable._execution_engine.queue_callback(partial(self._forget, task))
         else:
@@ -117,10 +121,10 @@ def _once(backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., A
     return guarded
 
 
-class _Prepare(torch.autograd.Function):
+class PrepareNode(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, shared: Shared, fmap1: Tensor, *maps: Tensor) -> Tensor:
-        ctx.shared = shared
+    def forward(ctx: Any, pair: Pair, fmap1: Tensor, *maps: Tensor) -> Tensor:
+        ctx.pair = pair
         ctx.set_materialize_grads(False)
         ctx.dtypes = [fmap1.dtype, *(m.dtype for m in maps)]
         return fmap1.new_empty(0, dtype=torch.float32)
@@ -128,28 +132,28 @@ class _Prepare(torch.autograd.Function):
     @staticmethod
     @_once
     def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, ...]:
-        grads = ctx.shared.finish()
+        grads = ctx.pair.finish()
         if grads is None:
             return (None,) * (1 + len(ctx.dtypes))
-        first, rest = feature_gradients(ctx.shared.prepared, grads)
+        first, rest = feature_gradients(ctx.pair.prepared, grads)
         both = zip((first, *rest), ctx.dtypes, strict=True)
         return None, *(None if grad is None else grad.to(dtype) for grad, dtype in both)
 
 
-class _Lookup(torch.autograd.Function):
+class LookupNode(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        shared: Shared,
-        handle: Tensor | None,  # noqa: ARG004 - the edge to the preparation
+        pair: Pair,
+        preparation: Tensor | None,  # noqa: ARG004 - the edge to the node of the preparation
         coords: Tensor,
         out_dtype: torch.dtype,
         channels_last: bool,
     ) -> Tensor:
-        ctx.shared = shared
+        ctx.pair = pair
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(coords)
-        return shared.prepared.lookup(coords, out_dtype, channels_last)
+        return pair.prepared.lookup(coords, out_dtype, channels_last)
 
     @staticmethod
     @_once
@@ -157,30 +161,10 @@ class _Lookup(torch.autograd.Function):
         if grad is None:
             return None, None, None, None, None
         (coords,) = ctx.saved_tensors
-        grads = ctx.shared.accumulators() if ctx.needs_input_grad[1] else Gradients(None, None, (False, False))
-        moved = ctx.shared.prepared.backward(grad, coords, grads, ctx.needs_input_grad[2])
-        return None, None, moved, None, None
+        grads = ctx.pair.accumulators() if ctx.needs_input_grad[1] else Gradients(None, None, (False, False))
+        grad_coords = ctx.pair.prepared.backward(grad, coords, grads, ctx.needs_input_grad[2])
+        return None, None, grad_coords, None, None
 
 
-# ``_Lookup.apply`` without what it does for functorch's transforms and for ``setup_context``: 3 µs a lookup less.
-_add_lookup = super(torch.autograd.Function, _Lookup).apply
-
-
-class Pair:
-    """Two feature maps, ready for any number of lookups. Not for traced code: see ``op``."""
-
-    def __init__(self, request: Request, name: str, fmap1: Tensor, maps: Sequence[Tensor]) -> None:
-        self.backend = name
-        self.shared = Shared(prepare(request, name, fmap1, maps))
-        self._lookup = self.shared.prepared.lookup
-        self._handle: Tensor | None = None
-        if torch.is_grad_enabled() and (fmap1.requires_grad or any(m.requires_grad for m in maps)):
-            self.shared.wanted = (fmap1.requires_grad, any(m.requires_grad for m in maps))
-            self._handle = _Prepare.apply(self.shared, fmap1, *maps)  # type: ignore[no-untyped-call]
-
-    def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
-        """A lookup at checked coords; part of the graph where gradients are enabled and wanted."""
-        if torch.is_grad_enabled() and (self._handle is not None or coords.requires_grad):
-            apply = _Lookup.apply if torch._C._are_functorch_transforms_active() else _add_lookup
-            return apply(self.shared, self._handle, coords, out_dtype, channels_last)  # type: ignore[no-untyped-call,no-any-return]
-        return self._lookup(coords, out_dtype, channels_last)
+# ``LookupNode.apply`` without what it does for functorch's transforms and for ``setup_context``: 3 µs a lookup less.
+add_lookup = super(torch.autograd.Function, LookupNode).apply

@@ -102,18 +102,7 @@ class Prepared(ABC):
         """
 
     def accumulators(self, fmap1: bool, levels: bool) -> Gradients:
-        """Zeroed accumulators for what is wanted. By default float32 [B, C, H, W]."""
-        r = self.request
-        new = self.state[0].new_zeros
-        dtype = r.accumulate_dtype
-        return Gradients(
-            new((r.batch, r.channels, *r.size1), dtype=dtype) if fmap1 else None,
-            [new((r.batch, r.channels, *size), dtype=dtype) for size in r.sizes2] if levels else None,
-            (fmap1, levels),
-        )
-
-    def accumulators_like_state(self, fmap1: bool, levels: bool) -> Gradients:
-        """Zeroed accumulators in the layout of a state that holds fmap1 and then the levels."""
+        """Zeroed accumulators for what is wanted. By default in the layout of a state that holds fmap1, then maps."""
 
         def zeros(like: Tensor) -> Tensor:
             return torch.zeros_like(like, dtype=self.request.accumulate_dtype)

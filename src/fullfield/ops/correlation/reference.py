@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fullfield.ops.correlation.plain import PlainPrepared
+from fullfield.ops.correlation.in_pytorch import PreparedInPyTorch
 from fullfield.ops.correlation.protocol import FEATURES, Gradients, Request
 
 # Gathered features worked on at a time.
@@ -25,15 +25,11 @@ def supports(request: Request) -> str | None:
 
 
 def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Reference:
-    return restore(request, tuple(_rows_of(f) for f in (fmap1, *maps)))
+    return Reference(request, tuple(_rows_of(f) for f in (fmap1, *maps)))
 
 
 def _rows_of(fmap: Tensor) -> Tensor:
     return fmap.detach().permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format)
-
-
-def restore(request: Request, state: tuple[Tensor, ...]) -> Reference:
-    return Reference(request, state)
 
 
 def empty_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
@@ -41,7 +37,7 @@ def empty_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
     return tuple(like.new_empty((request.batch, *s, request.channels), dtype=request.dtype) for s in sizes)
 
 
-class Reference(PlainPrepared):
+class Reference(PreparedInPyTorch):
     """State: fmap1 and every level as [B, H, W, C]."""
 
     def chunk(self) -> int:
@@ -85,11 +81,11 @@ class Reference(PlainPrepared):
             pushed = grad.flatten(1)[..., None] * self._source(pixels)[:, None, :]
             grads.levels[level].view(-1, r.channels).index_add_(0, rows, pushed.view(-1, r.channels))
 
-    def accumulators(self, fmap1: bool, levels: bool) -> Gradients:
-        return self.accumulators_like_state(fmap1, levels)
-
     def gradients(self, grads: Gradients) -> Gradients:
         return Gradients(
             None if grads.fmap1 is None else grads.fmap1.permute(0, 3, 1, 2),
             None if grads.levels is None else [g.permute(0, 3, 1, 2) for g in grads.levels],
         )
+
+
+restore = Reference

@@ -63,7 +63,7 @@ def blend(
     return taps.transpose(1, 2).flatten(1)
 
 
-def spread(
+def blend_adjoint(
     grad: Tensor,  # [n, (2r+1)²]
     window: Window,
     side: int,

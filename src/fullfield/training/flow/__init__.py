@@ -3,8 +3,9 @@
 Names are loaded on first use: the configurations need no PyTorch.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from fullfield._lazy import lazy
 
 if TYPE_CHECKING:
     from fullfield.training.flow.augmentation import Augmentation as Augmentation
@@ -30,64 +31,19 @@ if TYPE_CHECKING:
     from fullfield.training.flow.stepping import Stepper as Stepper
     from fullfield.training.flow.validation import FlowValidation as FlowValidation
 
-_HOME = {
-    "Augmentation": "augmentation",
-    "Augmented": "augmentation",
-    "AveragedWeights": "averaging",
-    "DatasetPairs": "sources",
-    "FlowBatch": "batch",
-    "FlowRun": "loop",
-    "FlowTraining": "config",
-    "FlowValidation": "validation",
-    "Mixture": "sources",
-    "PairMaker": "pairs",
-    "PairSource": "batch",
-    "Stepper": "stepping",
-    "TrainedFlow": "loop",
-    "augment": "augmentation",
-    "collate_flow": "sources",
-    "counted_pixels": "loss",
-    "cut_window": "sources",
-    "laplace_mixture_loss": "loss",
-    "mean_error": "loss",
-    "plot_history": "curves",
-    "sequence_loss": "loss",
-    "train_flow": "loop",
-}
-
-__all__ = [
-    "Augmentation",
-    "Augmented",
-    "AveragedWeights",
-    "DatasetPairs",
-    "FlowBatch",
-    "FlowRun",
-    "FlowTraining",
-    "FlowValidation",
-    "Mixture",
-    "PairMaker",
-    "PairSource",
-    "Stepper",
-    "TrainedFlow",
-    "augment",
-    "collate_flow",
-    "counted_pixels",
-    "cut_window",
-    "laplace_mixture_loss",
-    "mean_error",
-    "plot_history",
-    "sequence_loss",
-    "train_flow",
-]
-
-
-def __getattr__(name: str) -> object:
-    if name in _HOME:
-        value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-        globals()[name] = value
-        return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__all__, __getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "augmentation": "Augmentation Augmented augment",
+        "averaging": "AveragedWeights",
+        "batch": "FlowBatch PairSource",
+        "config": "FlowTraining",
+        "curves": "plot_history",
+        "loop": "FlowRun TrainedFlow train_flow",
+        "loss": "counted_pixels laplace_mixture_loss mean_error sequence_loss",
+        "pairs": "PairMaker",
+        "sources": "DatasetPairs Mixture collate_flow cut_window",
+        "stepping": "Stepper",
+        "validation": "FlowValidation",
+    },
+)

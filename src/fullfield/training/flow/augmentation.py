@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fullfield import _check
+from fullfield._config import Config
 from fullfield.training.flow.batch import Counts, FlowBatch, PairSource, tell
 
 # Square pixels: where the flow of the four pixels around a place varies more, an edge lies between, and the nearest
@@ -22,7 +23,7 @@ _LUMA = (0.299, 0.587, 0.114)
 
 
 @dataclass(frozen=True)
-class Augmentation:
+class Augmentation(Config):
     """What is done to pairs at random, each pair by numbers of its own.
 
     Shares are probabilities. ``size``, when given, is what is cut: at a random place and scale, never from outside the
@@ -89,10 +90,6 @@ class Augmentation:
         return bool(
             self.size is not None or self.scale != (1.0, 1.0) or self.stretch or self.flip or self.flip_vertical
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Field names and values."""
-        return asdict(self)
 
 
 class Augmented:

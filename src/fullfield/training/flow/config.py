@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 from fullfield import _check
+from fullfield._config import Config
 
 LOSSES = ("auto", "mixture", "sequence")
 SCHEDULES = ("one-cycle", "stable")
@@ -16,7 +16,7 @@ _START = 0.04  # share of the learning rate that the first step has
 
 
 @dataclass(frozen=True)
-class FlowTraining:
+class FlowTraining(Config):
     """How :func:`train_flow` trains."""
 
     steps: int = 100_000
@@ -83,14 +83,6 @@ class FlowTraining:
         _check.number(self.seed, "seed", integer=True, low=0, high=2**31)
         for name in ("channels_last", "graph", "freeze_norms"):
             _check.require(isinstance(getattr(self, name), bool), name, "True or False", getattr(self, name))
-
-    def replace(self, **changes: Any) -> FlowTraining:
-        """A copy with other values."""
-        return replace(self, **changes)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Field names and values."""
-        return asdict(self)
 
     def done(self, step: float, seconds: float) -> float:
         """The share of the training, 0 to 1, that is behind a run after so many steps and seconds."""

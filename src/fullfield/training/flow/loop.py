@@ -28,7 +28,7 @@ from fullfield.training.flow.stepping import Reading, Stepper, check_finite
 Progress = Callable[[float, str], None]
 Validation = Callable[[nn.Module], float]
 
-_SETTLED = 3  # steps after which the pace of a process is believed: the first ones compile
+_SETTLED = 3  # steps after which the pace of a process counts: the first ones compile
 
 
 @dataclass(frozen=True)

@@ -10,18 +10,14 @@ the features' gradients the gradients are rounded to the same types, float16 aft
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-from torch import Tensor
-
 from fullfield._kernels import nvrtc
 from fullfield.ops import launching
 from fullfield.ops.correlation.cuda import config as shapes
+from fullfield.ops.correlation.cuda.device import device_of
+from fullfield.ops.correlation.cuda.launch import empty_state as empty_state
+from fullfield.ops.correlation.cuda.launch import prepare as prepare
+from fullfield.ops.correlation.cuda.launch import restore as restore
 from fullfield.ops.correlation.protocol import Request
-
-if TYPE_CHECKING:
-    from fullfield.ops.correlation.cuda.launch import Cuda
 
 POOLS = True
 
@@ -45,8 +41,6 @@ def supports(request: Request) -> str | None:
 
 
 def _too_large(request: Request) -> str | None:
-    from fullfield.ops.correlation.cuda.device import device_of
-
     pixels = request.size1[0] * request.size1[1]
     most = (1 << 32) // (4 * request.side) - 1  # distances between taps are 32-bit
     if pixels > most:
@@ -62,21 +56,3 @@ def _too_large(request: Request) -> str | None:
     if most_used > shared or shapes.lookup_config(config, 0, False, shared) is None:
         return f"{request.channels} channels need more shared memory than the {shared >> 10} KiB of a block here"
     return None
-
-
-def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cuda:
-    from fullfield.ops.correlation.cuda import launch
-
-    return launch.prepare(request, fmap1.detach(), [level.detach() for level in maps])
-
-
-def restore(request: Request, state: tuple[Tensor, ...]) -> Cuda:
-    from fullfield.ops.correlation.cuda import launch
-
-    return launch.Cuda(request, state)
-
-
-def empty_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
-    from fullfield.ops.correlation.cuda import launch
-
-    return launch.empty_state(request, like)

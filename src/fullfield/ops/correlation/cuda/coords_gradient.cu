@@ -7,7 +7,7 @@ struct CoordsParams {
     Params p;
     const grad_t *grad;
     i64 grad_b, grad_c, grad_y, grad_x;
-    float *moved;                  // [B, 2, H, W], every element is written
+    float *grad_coords;             // [B, 2, H, W], every element is written
 };
 
 #define DOTS ((KP * KP + 15) / 16 * 16)
@@ -54,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(256) coords_gradient(const __grid_c
     }
     if (lane == 0) {
         i64 plane = (i64)p.height * p.width;
-        float *to = q.moved + 2 * batch * plane + (i64)y * p.width + x;
+        float *to = q.grad_coords + 2 * batch * plane + (i64)y * p.width + x;
         to[0] = sum_x * *p.scale;
         to[plane] = sum_y * *p.scale;
     }

@@ -162,8 +162,8 @@ def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cuda:
 # ---- lookups
 
 
-class _Lookup:
-    """The launch of one kind of result; its parameters are shared, hence the lock."""
+class _Launch:
+    """The launch of one kind of result, its arguments prepared; its parameters are shared, hence the lock."""
 
     __slots__ = ("arguments", "grid", "kernel", "lock", "maps", "params", "persistent", "shape", "shared", "threads")
 
@@ -206,7 +206,7 @@ class Cuda(Prepared):
         super().__init__(request, state)
         self._device = device_of(request)
         self._config = config_of(request)
-        self._lookups: dict[tuple[torch.dtype, bool], _Lookup | None] = {}
+        self._launches: dict[tuple[torch.dtype, bool], _Launch | None] = {}
         self._queues = queues.of_device(request.device, self._device.index)
         self._streams = {raw_stream(self._device.index)}
         self._features: FeatureGradients | None = None
@@ -221,15 +221,15 @@ class Cuda(Prepared):
 
     # ---- forward
 
-    def _make_lookup(self, dtype: torch.dtype, channels_last: bool) -> _Lookup | None:
+    def _make_launch(self, dtype: torch.dtype, channels_last: bool) -> _Launch | None:
         made = None
         if dtype in CODES:
             code = CODES[dtype]
             pixels = pixels_of(self.request)
             config = shapes.lookup_config(self._config, code, channels_last, self._device.shared, pixels)
             if config is not None:
-                made = _Lookup(self.request, config, code, channels_last, self.state)
-        self._lookups[dtype, channels_last] = made
+                made = _Launch(self.request, config, code, channels_last, self.state)
+        self._launches[dtype, channels_last] = made
         return made
 
     def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
@@ -238,22 +238,22 @@ class Cuda(Prepared):
             with torch.cuda.device(index):
                 return self.lookup(coords, out_dtype, channels_last)
         kind = (out_dtype, channels_last)
-        call = self._lookups[kind] if kind in self._lookups else self._make_lookup(*kind)
-        if call is None:  # no kernel writes this kind
+        launch = self._launches[kind] if kind in self._launches else self._make_launch(*kind)
+        if launch is None:  # no kernel writes this kind
             return laid_out(self.lookup(coords, torch.float32, False), out_dtype, channels_last)
         layout = torch.channels_last if channels_last else torch.contiguous_format
-        out = torch.empty(call.shape, dtype=out_dtype, device=coords.device, memory_format=layout)
-        if call.grid[0] == 0:
+        out = torch.empty(launch.shape, dtype=out_dtype, device=coords.device, memory_format=layout)
+        if launch.grid[0] == 0:
             return out
         stream = raw_stream(index)
         if stream not in self._streams:
             self._use_on(stream)
-        counters, own = self._queues.take(stream) if call.persistent else (None, None)
-        params = call.params
-        with call.lock:
+        counters, own = self._queues.take(stream) if launch.persistent else (None, None)
+        params = launch.params
+        with launch.lock:
             params.coords, params.out, params.queue = coords.data_ptr(), out.data_ptr(), counters
             params.coord_b, params.coord_c, params.coord_y, params.coord_x = coords.stride()
-            call.kernel.launch(call.grid, call.threads, call.shared, index, stream, call.arguments)
+            launch.kernel.launch(launch.grid, launch.threads, launch.shared, index, stream, launch.arguments)
         del own
         return out
 
@@ -294,3 +294,6 @@ class Cuda(Prepared):
             if coords_grad
             else None
         )
+
+
+restore = Cuda

@@ -200,10 +200,10 @@ def coords_gradient(
     request: Request, config: Config, device: Device, state: tuple[Tensor, ...], grad_out: Tensor, coords: Tensor
 ) -> Tensor:
     """[B, 2, H, W] float32, of one lookup."""
-    moved = torch.empty(coords.shape, dtype=torch.float32, device=coords.device)
+    grad_coords = torch.empty(coords.shape, dtype=torch.float32, device=coords.device)
     blocks = request.batch * request.size1[0] * -(-request.size1[1] // 8)
     if blocks == 0:
-        return moved
+        return grad_coords
     source = shapes.coords_source(config, CODES[grad_out.dtype])
     kernel = LIBRARIES.load([source], device.arch, device.index)[0]["coords_gradient"]
     shared = shapes.coords_shared(config)
@@ -213,9 +213,9 @@ def coords_gradient(
     params.p.scale = state[2].data_ptr()
     _set_strides(params, grad_out.stride(), coords.stride())
     params.p.coords, params.grad = coords.data_ptr(), grad_out.data_ptr()
-    params.moved = moved.data_ptr()
+    params.grad_coords = grad_coords.data_ptr()
     kernel.launch((blocks, 1), 256, shared, device.index, raw_stream(device.index), addresses(params))
-    return moved
+    return grad_coords
 
 
 def _set_strides(params: GradientParams | CoordsParams, grad_out: tuple[int, ...], coords: tuple[int, ...]) -> None:

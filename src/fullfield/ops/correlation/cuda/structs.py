@@ -42,7 +42,7 @@ class CoordsParams(ctypes.Structure):
 
     _fields_ = [
         ("p", Params), ("grad", _ptr), ("grad_b", _i64), ("grad_c", _i64), ("grad_y", _i64), ("grad_x", _i64),
-        ("moved", _ptr),
+        ("grad_coords", _ptr),
     ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The part of a lookup that backends in plain PyTorch share: levels, chunks of pixels, blending and its adjoint."""
+"""What backends in PyTorch's own operators share: levels, chunks of pixels, blending and its adjoint."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from fullfield.ops.correlation.protocol import Gradients, Prepared, as_written, laid_out
-from fullfield.ops.correlation.window import Window, blend, cells, place, slopes, spread
+from fullfield.ops.correlation.window import Window, blend, blend_adjoint, cells, place, slopes
 
 
-class PlainPrepared(Prepared):
+class PreparedInPyTorch(Prepared):
     """A pair whose backend only has to say how dot products are found, and how their gradient goes back."""
 
     @abstractmethod
@@ -65,16 +65,16 @@ class PlainPrepared(Prepared):
         r = self.request
         taps = r.side**2
         flat = grad_out.permute(0, 2, 3, 1).reshape(self.pixels, r.out_channels)
-        moved = coords.new_zeros((self.pixels, 2)) if coords_grad else None
+        grad_coords = coords.new_zeros((self.pixels, 2)) if coords_grad else None
         for level, pixels, window, x, y, inside in self._parts(coords):
             grad = flat[pixels, level * taps : (level + 1) * taps].to(r.accumulate_dtype)
             grad = torch.where(inside.flatten(1).any(1, keepdim=True), grad, 0.0)
             if any(grads.wanted):
-                wanted = torch.where(inside, spread(grad, window, r.side), 0.0)
+                wanted = torch.where(inside, blend_adjoint(grad, window, r.side), 0.0)
                 self.add_gradient(level, pixels, x, y, inside, wanted, grads)
-            if moved is not None:
+            if grad_coords is not None:
                 dots = torch.where(inside, self.dots(level, pixels, x, y, inside), 0.0)
-                moved[pixels] += slopes(grad, dots, window, r.side).to(moved.dtype) / 2**level
-        if moved is None:
+                grad_coords[pixels] += slopes(grad, dots, window, r.side).to(grad_coords.dtype) / 2**level
+        if grad_coords is None:
             return None
-        return moved.view(r.batch, *r.size1, 2).permute(0, 3, 1, 2).contiguous()
+        return grad_coords.view(r.batch, *r.size1, 2).permute(0, 3, 1, 2).contiguous()

@@ -1,0 +1,21 @@
+"""What configurations have in common."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
+
+_Config = TypeVar("_Config", bound="Config")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Base of frozen dataclasses whose fields are parameters."""
+
+    def replace(self: _Config, **changes: Any) -> _Config:
+        """A copy with other values; an unknown name is a TypeError, a bad value an InputError."""
+        return replace(self, **changes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Field names and values."""
+        return asdict(self)

@@ -1,0 +1,30 @@
+"""Packages whose names are loaded on first use."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+
+
+def lazy(
+    package: str, homes: Mapping[str, str], *present: str
+) -> tuple[list[str], Callable[[str], object], Callable[[], list[str]]]:
+    """``__all__``, ``__getattr__`` and ``__dir__`` of a package, which also imports the names for type checkers.
+
+    Args:
+        package: its ``__name__``.
+        homes: module inside the package to the public names taken from there, with spaces between.
+        present: public names that the package has already.
+    """
+    home = {name: f"{package}.{module}" for module, names in homes.items() for name in names.split()}
+    public = sorted({*home, *present})
+
+    def load(name: str) -> object:
+        if name not in home:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        value = getattr(import_module(home[name]), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return public, load, lambda: public

@@ -1,0 +1,5 @@
+"""Numbers that the CPU backend and its kernels share; what is compiled is kept by this file's contents, too."""
+
+LANES = 16
+TILE = (2, 8)  # rows, columns of the 16 source pixels that are worked on together
+LARGEST_RADIUS = 8
