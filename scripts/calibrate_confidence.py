@@ -9,6 +9,7 @@ src/fullfield/estimators/reliability.py replaced, when the weights change.
 from __future__ import annotations
 
 import sys
+from itertools import pairwise
 
 import torch
 from compare_methods import every_pair
@@ -72,17 +73,16 @@ def table(confidence: Tensor, error: Tensor) -> None:
     print("| confidence | share of pixels | mean confidence | under 1 px | median error, px | mean error, px |")
     print("|---|---|---|---|---|---|")
     gap = 0.0
-    for low, high in zip(edges, edges[1:], strict=False):
+    for low, high in pairwise(edges):
         inside = (confidence >= low) & (confidence < high)
         if not bool(inside.any()):
             continue
         share, mean = float(inside.double().mean()), float(confidence[inside].mean())
         right = float((error[inside] < RIGHT).double().mean())
         gap += share * abs(right - mean)
-        errors = float(error[inside].median()), float(error[inside].mean())
-        print(
-            f"| {low:g} to {min(high, 1):g} | {share:.3f} | {mean:.3f} | {right:.3f} | {errors[0]:.2f} | {errors[1]:.2f} |"
-        )
+        numbers = f"{share:.3f} | {mean:.3f} | {right:.3f}"
+        errors = f"{float(error[inside].median()):.2f} | {float(error[inside].mean()):.2f}"
+        print(f"| {low:g} to {min(high, 1):g} | {numbers} | {errors} |")
     right = (error < RIGHT).double()
     brier = float(((confidence - right) ** 2).mean())
     order = confidence.argsort()

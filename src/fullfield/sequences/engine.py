@@ -359,7 +359,8 @@ class Engine:
                 return Problem(paths[odd], f"is {sizes[odd]}, but {paths[1 - odd]} is {sizes[1 - odd]}")
             start = self._start(first, second, frames[0].shape[-2:])
             one, two = self._alike(first, second, grid)
-            flow = self._together(first, second, grid, start) if self._both_ways else None
+            together = self._both_ways
+            flow = None if together is None else self._together(together, first, second, grid, start)
             if flow is None:
                 flow = self._timed(lambda: self._estimator(one, two, initial_flow=start))
         except InputError as error:
@@ -368,7 +369,7 @@ class Engine:
             return Problem(paths[0], f"{self._estimator.method} gives a flow that is not finite")
         return flow
 
-    def _together(self, first: int, second: int, grid: int, start: Tensor | None) -> Tensor | None:
+    def _together(self, together: Any, first: int, second: int, grid: int, start: Tensor | None) -> Tensor | None:
         """The flow, and with it that of the way back; None where the estimator has no such call.
 
         The earlier frame comes first whichever is asked for, so that a run that goes on from files gives the same; but
@@ -379,8 +380,7 @@ class Engine:
         found: list[Any] = []
 
         def estimate() -> Tensor:
-            assert self._both_ways is not None
-            found.append(self._both_ways(one, two, initial_flow=start))
+            found.append(together(one, two, initial_flow=start))
             return one if found[0] is None else found[0].forward
 
         self._timed(estimate)
