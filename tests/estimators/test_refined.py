@@ -75,3 +75,16 @@ def test_the_estimator_and_refusals() -> None:
         estimate(SCENE.frame1, SCENE.frame2, refine=1)
     with pytest.raises(InputError, match=r"^estimator"):
         RefinedEstimator(TVL1Estimator)  # type: ignore[arg-type]
+
+
+def test_a_network_s_own_doubt_lowers_the_confidence() -> None:
+    first, second = (torch.rand(1, 3, 24, 32, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+    flow = torch.zeros(1, 2, 24, 32)
+    scale = torch.full((1, 24, 32), -1.0)
+    scale[..., 16:] = 1.5
+    occlusion, confidence = occlusion_and_confidence(first, second, flow, flow, scale)
+    plain, _ = occlusion_and_confidence(first, second, flow, flow)
+    assert torch.equal(occlusion, plain)
+    level = occlusion_and_confidence(first, second, flow, flow, torch.zeros_like(scale))[1]
+    assert (confidence[..., :16] > level[..., :16]).all()
+    assert (confidence[..., 16:] < 0.2 * level[..., 16:]).all()

@@ -216,3 +216,17 @@ def test_global_switches_are_left_alone() -> None:
         torch.backends.cudnn.allow_tf32,
         torch.is_inference_mode_enabled(),
     )
+
+
+@pytest.mark.parametrize("name", ["raft", "raft-small", "sea-raft"])
+def test_both_ways_are_two_calls(name: str) -> None:
+    first, second = textured((99, 133))
+    fast = PreparedFlow(network(name), 99, 133)
+    start = 2 * torch.randn(1, 2, 9, 11, device="cuda")
+    for _ in range(2):  # recorded, replayed
+        want = fast(first, second, updates=3, initial_flow=start), fast(second, first, updates=3)
+        found = fast.both_ways(first, second, updates=3, initial_flow=start)
+        for got, right in zip(found, want, strict=True):
+            assert off(got, right) < 2e-3
+    again = fast.both_ways(second, first, updates=3)
+    assert off(again[0], want[1]) < 2e-3

@@ -13,9 +13,10 @@ from torch import Tensor
 
 from fullfield import estimate, estimate_sequence
 from fullfield.cli.main import main
-from fullfield.estimators import RefinedEstimator, TVL1Estimator
+from fullfield.estimators import NetworkEstimator, RefinedEstimator, TVL1Estimator
+from fullfield.estimators.network_config import NetworkConfig
 from fullfield.io import read_flow
-from fullfield.sequences import Setting
+from fullfield.sequences import Setting, open_plates
 
 
 class Counting(TVL1Estimator):
@@ -77,3 +78,30 @@ def test_the_command_goes_on_from_its_files(
     without = [part for part in command if part != "--refine"]
     assert main([*without, "-o", "parts/mv.%04d.exr", "--frames", "11-16"]) == 2
     assert "refinement" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("direction", ["both", "backward"])
+def test_a_network_is_asked_once_for_both_ways(direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    frames = moving(3)
+    network = NetworkEstimator("fullfield-s", NetworkConfig(updates=1))
+    asked: list[int] = []
+    real = NetworkEstimator.both_ways
+
+    def counted(self: NetworkEstimator, *pair: Tensor, **more: Any) -> Any:
+        asked.append(1)
+        return real(self, *pair, **more)
+
+    monkeypatch.setattr(NetworkEstimator, "both_ways", counted)
+    monkeypatch.setattr(NetworkEstimator, "__call__", lambda *_, **__: pytest.fail("asked one way"))
+    setting = Setting(direction, refine=True, confidence=True)
+    found = list(estimate_sequence(frames, network, setting=setting))
+    assert len(asked) == 2
+    monkeypatch.undo()
+    alone = estimate(frames[1], frames[0], network, refine=True, reliability=True)
+    assert found[1].backward is not None
+    assert alone.confidence is not None
+    torch.testing.assert_close(found[1].backward.flow, alone.flow, atol=1e-3, rtol=0)
+    torch.testing.assert_close(found[1].confidence["backward"], alone.confidence, atol=1e-2, rtol=0)
+    part = list(estimate_sequence(open_plates(frames, "2"), network, setting=setting))
+    assert part[0].backward is not None
+    assert torch.equal(part[0].backward.flow, found[1].backward.flow)

@@ -144,7 +144,7 @@ def estimate(
         stages.update(found.seconds)
         if reliability:
             begin_maps = time.perf_counter()
-            planes = occlusion_and_confidence(*pair, found.forward, found.backward)
+            planes = occlusion_and_confidence(*pair, found.forward, found.backward, found.log_scale)
             maps = {name: plane[0].to("cpu", torch.float32) for name, plane in zip(_MAPS, planes, strict=True)}
             stages["reliability"] = time.perf_counter() - begin_maps
     else:

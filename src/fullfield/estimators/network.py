@@ -48,8 +48,8 @@ class BothWays(NamedTuple):
 
     forward: Tensor  # [B, 2, H, W]
     backward: Tensor  # [B, 2, H, W]
-    log_scale: Tensor | None = None
-    """[B, H, W]: what the network itself thinks of ``forward``, the logarithm of its error in pixels; SEA-RAFT's."""
+    log_scales: tuple[Tensor, Tensor] | None = None
+    """Twice [B, H, W]: what the network itself thinks of both, the logarithm of its error in pixels; SEA-RAFT's."""
 
 
 class NetworkEstimator:
@@ -188,22 +188,32 @@ class NetworkEstimator:
     ) -> BothWays | None:
         """The flow there and back, the features of the frames computed once; see :class:`Estimator`.
 
-        None where that would compute something else than two calls: with a cascade, and in the fast form.
+        None where that would compute something else than two calls: with a cascade, or without updates. What the
+        network thinks of its error comes with exact precision alone.
         """
+        from fullfield.models.raft import RAFT
+
         fine, _ = self._updates()
-        if self.config.cascade or fine == 0 or self.config.precision != "exact":
+        if self.config.cascade or fine == 0:
             return None
         check_pair(frame1, frame2)
         first, second = (frame.expand(-1, 3, -1, -1) for frame in (frame1, frame2))
         with self._lock, torch.no_grad(), torch.autocast(frame1.device.type, enabled=False):
-            size = PairSize.of(frame1)
-            network = self._exact(self._ready(frame1.device), size)
+            network, size = self._ready(frame1.device), PairSize.of(frame1)
             told = _Told(progress, 2 * size.pixels * fine)
-            with told.level(network.update_block, size, 2 * fine), float32_convolutions(size.device):
-                if isinstance(network, RAFT):
-                    return BothWays(*network.both_ways(first, second, fine, initial_flow))
-                (there, info), (back, _) = network.both_ways(first, second, fine, initial_flow)
-                return BothWays(there, back, expected_log_scale(info, network.config)[:, 0])
+            with told.level(network.update_block, size, 2 * fine):
+                if self.config.precision != "exact":
+                    prepared = self._prepared(network, size, 1)
+                    flows = prepared.both_ways(first, second, fine, initial_flow)
+                    self._used = prepared.backend
+                    return BothWays(*flows)
+                self._exact(network, size)
+                with float32_convolutions(size.device):
+                    if isinstance(network, RAFT):
+                        return BothWays(*network.both_ways(first, second, fine, initial_flow))
+                    (there, info), (back, info_back) = network.both_ways(first, second, fine, initial_flow)
+                scales = [expected_log_scale(one, network.config)[:, 0] for one in (info, info_back)]
+                return BothWays(there, back, (scales[0], scales[1]))
 
     def _updates(self) -> tuple[int, int]:
         """Of the finest level, and of the others."""

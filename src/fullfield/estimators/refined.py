@@ -106,7 +106,7 @@ class RefinedEstimator(WrappingEstimator):
             frame1, frame2, initial_flow=initial_flow, progress=_part(progress, 0.0, 2 * _DIRECTION)
         )
         if both is not None:
-            flow, backward, log_scale = both
+            flow, backward, log_scale = both.forward, both.backward, both.log_scales and both.log_scales[0]
             timed("both_ways", begin)
         else:
             flow = self.estimator(frame1, frame2, initial_flow=initial_flow, progress=_part(progress, 0.0))

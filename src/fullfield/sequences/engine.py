@@ -127,6 +127,11 @@ class Engine:
         elif setting.refine:
             self._refiner = RefinedEstimator(estimator)
         self._refined: dict[tuple[int, int, int], Tensor | Problem] = {}
+        self._log_scales: dict[tuple[int, int, int], Tensor] = {}
+        # Both ways of a pair in one call, unless they start from different flows.
+        both_ways = setting.is_checked or self._refiner is not None
+        apart = not both_ways or (setting.warm_start and setting.direction == "both")
+        self._both_ways = None if apart else getattr(self._estimator, "both_ways", None)
         self._pending: dict[int, Future[tuple[Plate, Tensor]]] = {}
         self._ready: dict[int, Plate | Problem] = {}
         self._small: dict[int, Tensor] = {}
@@ -216,6 +221,7 @@ class Engine:
         if following is None:
             for kept in (self._ready, self._small, self._on_device, self._flows, self._refined, self._changes):
                 kept.clear()
+            self._log_scales.clear()
             return
         step, setting = self._setting.step, self._setting
         for number in [n for n in self._ready if n < following - step]:
@@ -224,9 +230,9 @@ class Engine:
         reach = 2 if setting.warm_start else 1
         both_ways = setting.is_checked or self._refiner is not None
         oldest = following - reach * step if setting.warm_start or both_ways else following + step + 1
-        for flows in (self._flows, self._refined):
+        for flows in (self._flows, self._refined, self._log_scales):
             for pair in [p for p in flows if min(p[:2]) < oldest]:
-                del flows[pair]
+                del flows[pair]  # type: ignore[attr-defined]
         for both in [p for p in self._changes if min(p) < following - step]:
             del self._changes[both]
 
@@ -308,7 +314,9 @@ class Engine:
             done.missing.append(direction)
             return
         first, second = self._alike(number, other, self._grid(number))
-        occlusion, confidence = occlusion_and_confidence(first, second, done.parts[direction][None], back[None])
+        own = self._log_scales.get((number, other, self._grid(number)))
+        flows = done.parts[direction][None], back[None]
+        occlusion, confidence = occlusion_and_confidence(first, second, *flows, None if own is None else own[None])
         if self._setting.occlusion:
             done.parts[f"occlusion.{direction}"] = occlusion[0]
         if self._setting.confidence:
@@ -351,12 +359,42 @@ class Engine:
                 return Problem(paths[odd], f"is {sizes[odd]}, but {paths[1 - odd]} is {sizes[1 - odd]}")
             start = self._start(first, second, frames[0].shape[-2:])
             one, two = self._alike(first, second, grid)
-            flow = self._timed(lambda: self._estimator(one, two, initial_flow=start))
+            together = self._both_ways
+            flow = None if together is None else self._together(together, first, second, grid, start)
+            if flow is None:
+                flow = self._timed(lambda: self._estimator(one, two, initial_flow=start))
         except InputError as error:
             return problem_of(paths[0], error)
         if self._device.type == "cpu" and not bool(flow.isfinite().all()):
             return Problem(paths[0], f"{self._estimator.method} gives a flow that is not finite")
         return flow
+
+    def _together(self, together: Any, first: int, second: int, grid: int, start: Tensor | None) -> Tensor | None:
+        """The flow, and with it that of the way back; None where the estimator has no such call.
+
+        The earlier frame comes first whichever is asked for, so that a run that goes on from files gives the same; but
+        with a warm start, which belongs to the way asked for.
+        """
+        order = (first, second) if self._setting.warm_start else (min(first, second), max(first, second))
+        one, two = self._alike(*order, grid)
+        found: list[Any] = []
+
+        def estimate() -> Tensor:
+            found.append(together(one, two, initial_flow=start))
+            return one if found[0] is None else found[0].forward
+
+        self._timed(estimate)
+        if found[0] is None:
+            self._both_ways = None
+            return None
+        key = self._grid(grid)
+        ways = {(*order, key): found[0].forward, (*order[::-1], key): found[0].backward}
+        for number, (pair, flow) in enumerate(ways.items()):
+            self._flows.setdefault(pair, flow[0].to(torch.float32))
+            if found[0].log_scales is not None:
+                self._log_scales[pair] = found[0].log_scales[number][0]
+        kept = self._flows[first, second, key]
+        return None if isinstance(kept, Problem) else kept
 
     def _timed(self, estimate: Callable[[], Tensor]) -> Tensor:
         """The flow [2, H, W] that ``estimate`` makes one of, with its time."""

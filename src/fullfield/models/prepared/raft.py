@@ -91,7 +91,7 @@ class PreparedRAFT:
         self.passes, self.form, self.config, self.backend = passes, form, model.config, model.correlation
         config, update = model.config, model.update_block
         self.features = PreparedEncoder(form, passes, model.fnet, ((0,), (1,)))
-        self.context = PreparedEncoder(form, passes, model.cnet, ((0,),))
+        self.context = PreparedEncoder(form, passes, model.cnet, ((0,), (1,)))
         self.motion = PreparedMotion(form, passes, update.encoder)
         gru: Any = update.gru
         ends = ("1", "2") if config.separable_gru else ("",)
@@ -113,16 +113,26 @@ class PreparedRAFT:
             self.channels += [size] if isinstance(size, int) else size
         self.channels += [*self.features.channels, *self.context.channels]
 
-    def encode(self, cells: Tensor, coords: Tensor, grid: Tensor) -> RAFTPair:
-        """Everything that is computed once per pair; ``coords`` are set to the grid."""
-        config, hidden = self.config, self.config.hidden_channels
+    def seen(self, cells: Tensor) -> tuple[Tensor, Tensor]:
+        """Features [B, C, h, w] of both frames."""
         first, second = (self.features(cells, variant).permute(0, 3, 1, 2) for variant in (0, 1))
+        return first, second
+
+    def encode(
+        self, cells: Tensor, coords: Tensor, grid: Tensor, way: int = 0, seen: tuple[Tensor, Tensor] | None = None
+    ) -> RAFTPair:
+        """Everything that is computed once per pair; ``coords`` are set to the grid.
+
+        ``way`` 1: from the second frame to the first. ``seen``: the features, where they are known already.
+        """
+        config, hidden = self.config, self.config.hidden_channels
+        first, second = (self.seen(cells) if seen is None else seen)[:: 1 - 2 * way]
         lookup = CorrelationPyramid(
             first, second, config.levels, config.radius, backend=self.backend, out_dtype=self.form.dtype
         )
         guard = nan_guard(cells, first, second)
         del first, second
-        both = self.context(cells, 0)
+        both = self.context(cells, way)
         state = torch.tanh(both[..., :hidden])
         context = torch.relu(both[..., hidden:]).contiguous()
         halves = [half.memory(context, self.motion.channels) for half in self.halves]

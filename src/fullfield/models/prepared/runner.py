@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
@@ -81,6 +82,8 @@ class PreparedFlow:
         self._streams: set[int] = set()
         self._passes, self._network = kit.passes, kit.network
         self._pair: Any = None
+        self._both: _BothWays | None = None
+        self._pool: Any = None
         self._encode: Callable[[], None] = self._encode_now
         self._step: Callable[[], None] = self._step_now
         with _undisturbed(self.device):
@@ -103,6 +106,50 @@ class PreparedFlow:
         initial_flow: Tensor | None = None,  # [B, 2, h, w], any resolution, in pixels of its own grid
     ) -> Tensor:  # [B, 2, H, W] float32, (u, v) in pixels
         """As the model's own call. The result is new memory; the frames may be of any layout."""
+        number = self._asked(frame1, frame2, updates, initial_flow)
+        with self._lock, _undisturbed(self.device), self._in_order():
+            start = self._start(initial_flow)
+            if self.batch == 0:
+                return torch.empty((0, 2, *self.size), device=self.device, dtype=torch.float32)
+            if number == 0 and start is not None and not isinstance(self.model, SEARAFT):
+                return _enlarged(start - self._grid, self.padding, corners=False)
+            self._read(frame1, frame2)
+            self._encode()
+            if start is not None:
+                self._coords.copy_(start)
+            for _ in range(number):
+                self._step()
+            return self._flow(self._pair, self._coords)
+
+    def both_ways(
+        self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:  # [B, 2, H, W] float32 twice
+        """The flow from the first frame to the second, and from the second to the first: the features of both frames
+        are computed once. ``initial_flow`` is for the way there; ``updates`` is 1 at least for RAFT. The first call
+        prepares, and takes the memory of another pair."""
+        number = self._asked(frame1, frame2, updates, None)
+        with self._lock, _undisturbed(self.device), self._in_order():
+            start = self._start(initial_flow)
+            if self.batch == 0:
+                empty = torch.empty((0, 2, *self.size), device=self.device, dtype=torch.float32)
+                return empty, empty.clone()
+            if self._both is None:
+                self._both = _BothWays(self)
+                self._streams.clear()  # of its tensors
+            both = self._both
+            self._read(frame1, frame2)
+            both.encode()
+            if start is not None:
+                both.coords[0].copy_(start)
+            flows = []
+            for way in range(2):
+                for _ in range(number):
+                    both.steps[way]()
+                flows.append(self._flow(both.pairs[way], both.coords[way]))
+            return flows[0], flows[1]
+
+    def _asked(self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None) -> int:
+        """The number of updates; InputError where something does not fit."""
         shape = framing.check_frames(frame1, frame2)
         _check.require(
             shape == (self.batch, *self.size), "frame1", f"the prepared size {[self.batch, 3, *self.size]}", frame1
@@ -111,23 +158,18 @@ class PreparedFlow:
         number = self.model.config.updates if updates is None else updates
         learned = isinstance(self.model, SEARAFT)
         _check.number(number, "updates", integer=True, low=0 if learned or initial_flow is not None else 1)
-        with self._lock, _undisturbed(self.device), self._in_order():
-            start = None
-            if initial_flow is not None:
-                _check.tensor(initial_flow, "initial_flow", (self.batch, 2, "h", "w"), device=self.device)
-                start = self._grid + framing.start_on_grid(initial_flow, *self.size, self.padding)
-            if self.batch == 0:
-                return torch.empty((0, 2, *self.size), device=self.device, dtype=torch.float32)
-            if number == 0 and start is not None and not learned:
-                return _enlarged(start - self._grid, self.padding, corners=False)
-            first, second = (f.float() if f.dtype == torch.float64 else f for f in (frame1, frame2))
-            self._passes.frames_to_cells(first, second, self._frame, self._cells)
-            self._encode()
-            if start is not None:
-                self._coords.copy_(start)
-            for _ in range(number):
-                self._step()
-            return self._flow()
+        return int(number)
+
+    def _start(self, initial_flow: Tensor | None) -> Tensor | None:
+        """Where the cells go at first, if that is told."""
+        if initial_flow is None:
+            return None
+        _check.tensor(initial_flow, "initial_flow", (self.batch, 2, "h", "w"), device=self.device)
+        return self._grid + framing.start_on_grid(initial_flow, *self.size, self.padding)
+
+    def _read(self, frame1: Tensor, frame2: Tensor) -> None:
+        first, second = (f.float() if f.dtype == torch.float64 else f for f in (frame1, frame2))
+        self._passes.frames_to_cells(first, second, self._frame, self._cells)
 
     @property
     def backend(self) -> str | None:
@@ -144,13 +186,13 @@ class PreparedFlow:
     def _step_now(self) -> None:
         self._network.step(self._pair, self._coords)
 
-    def _flow(self) -> Tensor:
+    def _flow(self, pair: Any, coords: Tensor) -> Tensor:
         mask = self._network.mask
-        flow = self._coords - self._grid + (self._pair.nan_guard + nan_guard(self._pair.state))
+        flow = coords - self._grid + (pair.nan_guard + nan_guard(pair.state))
         if mask is None:
             return _enlarged(flow, self.padding, corners=True)
         rows, columns = flow.shape[-2:]
-        hidden = mask.hidden(self._pair.state)
+        hidden = mask.hidden(pair.state)
         out = torch.empty((self.batch, 2, *self.size), device=self.device, dtype=torch.float32)
         at_once = max(1, _STRIP // columns)
         for item in range(self.batch):
@@ -177,7 +219,7 @@ class PreparedFlow:
             with torch.cuda.stream(stream):
                 self._encode_now()
                 self._step_now()
-                self._flow()
+                self._flow(self._pair, self._coords)
                 self._pair = None
             stream.synchronize()
             torch.cuda.empty_cache()
@@ -188,7 +230,7 @@ class PreparedFlow:
             with torch.cuda.graph(step, pool=encode.pool(), stream=stream, capture_error_mode="relaxed"):
                 self._step_now()
             torch.cuda.current_stream().wait_stream(stream)
-        self._encode, self._step = encode.replay, step.replay
+        self._encode, self._step, self._pool = encode.replay, step.replay, encode.pool()
 
     @contextmanager
     def _in_order(self) -> Iterator[None]:
@@ -202,12 +244,52 @@ class PreparedFlow:
                 stream.wait_event(self._done)
             if stream.cuda_stream not in self._streams:
                 self._streams.add(stream.cuda_stream)
-                for kept in (self._grid, self._coords, self._cells, *self._parameters):
+                back = [] if self._both is None else self._both.coords
+                for kept in (self._grid, self._coords, self._cells, *back, *self._parameters):
                     kept.record_stream(stream)  # not reused while the stream reads it
             try:
                 yield
             finally:
                 self._done = stream.record_event()
+
+
+class _BothWays:
+    """What :meth:`PreparedFlow.both_ways` runs: recorded where its owner records. ``pairs`` are there and back."""
+
+    def __init__(self, owner: PreparedFlow) -> None:
+        self._network, self._cells, self._grid = owner._network, owner._cells, owner._grid
+        self.coords = [owner._grid.clone() for _ in range(2)]
+        self.pairs: list[Any] = []
+        self.encode: Callable[[], None] = self._encode_now
+        self.steps: list[Callable[[], None]] = [partial(self._step_now, way) for way in range(2)]
+        if owner._pool is not None:
+            self._record(owner)
+
+    def _encode_now(self) -> None:
+        self.pairs = []
+        seen = self._network.seen(self._cells)
+        self.pairs = [self._network.encode(self._cells, self.coords[way], self._grid, way, seen) for way in range(2)]
+
+    def _step_now(self, way: int) -> None:
+        self._network.step(self.pairs[way], self.coords[way])
+
+    def _record(self, owner: PreparedFlow) -> None:
+        with torch.cuda.device(owner.device):
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                self._encode_now()
+                for step in self.steps:
+                    step()
+                self.pairs = []
+            stream.synchronize()
+            torch.cuda.empty_cache()
+            graphs = [torch.cuda.CUDAGraph() for _ in range(3)]
+            for graph, work in zip(graphs, (self.encode, *self.steps), strict=True):
+                with torch.cuda.graph(graph, pool=owner._pool, stream=stream, capture_error_mode="relaxed"):
+                    work()
+            torch.cuda.current_stream().wait_stream(stream)
+        self.encode, *self.steps = [graph.replay for graph in graphs]
 
 
 class PreparedSizes:

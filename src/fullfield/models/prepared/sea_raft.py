@@ -65,7 +65,7 @@ class PreparedSEARAFT:
     def __init__(self, model: SEARAFT, form: Form, passes: Passes) -> None:
         self.passes, self.form, self.config, self.backend = passes, form, model.config, model.correlation
         self.features = PreparedEncoder(form, passes, model.fnet, ((0,), (1,)))
-        self.context = PreparedEncoder(form, passes, model.cnet, ((0, 1),))
+        self.context = PreparedEncoder(form, passes, model.cnet, ((0, 1), (1, 0)))
         weight, bias = folded(model.init_conv, None)
         self.initial = form.filters(weight), form.small(bias)
         update: Any = model.update_block
@@ -77,15 +77,25 @@ class PreparedSEARAFT:
         width = model.config.channels
         self.channels = [*self.features.channels, *self.context.channels, width // 2]
 
-    def encode(self, cells: Tensor, coords: Tensor, grid: Tensor) -> SEARAFTPair:
-        """Everything that is computed once per pair; ``coords`` are set to the regressed flow."""
+    def seen(self, cells: Tensor) -> tuple[Tensor, Tensor]:
+        """Features [B, C, h, w] of both frames."""
+        first, second = (self.features(cells, variant).permute(0, 3, 1, 2) for variant in (0, 1))
+        return first, second
+
+    def encode(
+        self, cells: Tensor, coords: Tensor, grid: Tensor, way: int = 0, seen: tuple[Tensor, Tensor] | None = None
+    ) -> SEARAFTPair:
+        """Everything that is computed once per pair; ``coords`` are set to the regressed flow.
+
+        ``way`` 1: from the second frame to the first. ``seen``: the features, where they are known already.
+        """
         config, width = self.config, self.config.channels
-        both = self.passes.convolve(self.context(cells, 0), *self.initial, padding=(1, 1))
+        both = self.passes.convolve(self.context(cells, way), *self.initial, padding=(1, 1))
         joint = both.new_zeros((*both.shape[:3], 2 * width + self.motion.channels))
         joint[..., : 2 * width] = both
         state = both[..., :width].contiguous()
         del both
-        first, second = (self.features(cells, variant).permute(0, 3, 1, 2) for variant in (0, 1))
+        first, second = (self.seen(cells) if seen is None else seen)[:: 1 - 2 * way]
         lookup = CorrelationPyramid(
             first, second, config.levels, config.radius, backend=self.backend, out_dtype=self.form.dtype
         )
