@@ -49,17 +49,20 @@ def _compared(fmap1: Tensor, fmap2: Tensor, backend: str | None, **window: Any) 
     return spatial_correlation(fmap1.to(dtype), fmap2.to(dtype), **window, backend=place)
 
 
+def _window(sampler: Any) -> dict[str, Any]:
+    return {part: getattr(sampler, part) for part in ("patch_size", "dilation_patch", "stride", "padding")}
+
+
 def _sampler(name: str, sampler: Any, backend: str | None) -> Change:
     kind = type(sampler)
-    window = {part: getattr(sampler, part) for part in ("patch_size", "dilation_patch", "stride", "padding")}
     for part in ("kernel_size", "dilation"):
         if getattr(sampler, part) not in (1, (1, 1)):
             raise _refuse(name, kind, f"its {part} is {getattr(sampler, part)}")
     _place(torch.device("cpu"), backend)
-    _try(name, kind, lambda one, two: kind.forward(sampler, one, two), window)
+    _try(name, kind, lambda one, two: kind.forward(sampler, one, two), _window(sampler))
 
-    def forward(self: Any, input1: Tensor, input2: Tensor) -> Tensor:  # noqa: ARG001
-        return _compared(input1, input2, backend, **window)
+    def forward(self: Any, input1: Tensor, input2: Tensor) -> Tensor:
+        return _compared(input1, input2, backend, **_window(self))
 
     return Change(sampler, {"forward": forward}, [Replacement(name, kind.__qualname__, BY)])
 
