@@ -49,7 +49,12 @@ def patch(model: torch.nn.Module, *, backend: str | None = None) -> Handle:
         support = ptlflow.support_of(part)
         if support is not None and support.state == ptlflow.OTHER:
             raise InputError(f"model: ptlflow's {type(part).__name__} has no correlation that we know ({support.note})")
-    recognisers = {**princeton.recognisers(), **matching.recognisers(), **ptlflow.recognisers(model)}
+    recognisers = {
+        **princeton.recognisers(),
+        **matching.recognisers(),
+        **windows.recognisers(),
+        **ptlflow.recognisers(model),
+    }
     changes = [
         *torchvision.find(model, backend),
         *ptlflow.find(model, backend),

@@ -135,7 +135,7 @@ def half_of(patch: tuple[int, int], others: int) -> Half:
     """Where the other dimensions make so many blocks."""
     columns = patch[1] if patch[1] <= 21 else 16
     blocks = -(-patch[1] // columns)
-    most = max(108 // (4 * ((15 + columns + 7) // 8)), 1)  # sums that a thread keeps
+    most = max(60 // (4 * ((15 + columns + 7) // 8)), 1)  # sums that a thread keeps
     parts = -(-patch[0] // most)
     if parts * others * blocks < _WANTED:
         parts = min(3 * parts, patch[0])

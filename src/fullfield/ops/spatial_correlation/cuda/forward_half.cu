@@ -49,7 +49,7 @@ static __device__ __forceinline__ void turned(u32 (&r)[4], const u16 *at) {
                  : "r"((u32)__cvta_generic_to_shared(at)));
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) spatial_forward_half(const __grid_constant__ ForwardParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2) spatial_forward_half(const __grid_constant__ ForwardParams p) {
     extern __shared__ __align__(16) u16 shared[];
     u32 number = blockIdx.x;
     const Place px = place_of(number, p.x), py = place_of(number, p.y);
