@@ -99,9 +99,7 @@ def _global(feature0: Tensor, feature1: Tensor, pred_bidir_flow: bool = False) -
     return _flow(global_matching(first, second), feature0), None
 
 
-def _local(
-    feature0: Tensor, feature1: Tensor, local_radius: int, padding_mode: str = "zeros"
-) -> tuple[Tensor, None]:
+def _local(feature0: Tensor, feature1: Tensor, local_radius: int, padding_mode: str = "zeros") -> tuple[Tensor, None]:
     if padding_mode != "zeros":
         raise InputError(f"local_correlation_softmax: expected padding_mode 'zeros', got {padding_mode!r}")
     first, second, _ = prepared_features(feature0, feature1)

@@ -259,7 +259,9 @@ def _gradient(features: Tensor, grad: Tensor, window: Window, second: bool) -> T
     radius = window.radius[1]
     start = radius - (window.patch[1] - 1) if second else window.padding[1] + radius
     wide = _is_wide(window, width, (start,), features)
-    kernels = launching.kernels(LIBRARIES, backward_source(features.dtype, wide, columns, spread), features.get_device())
+    kernels = launching.kernels(
+        LIBRARIES, backward_source(features.dtype, wide, columns, spread), features.get_device()
+    )
     threads, shared = backward_threads(spread), backward_shared(columns, spread)
     kernels.launch("spatial_backward", tiles * p.channel_blocks, threads, p, shared)
     return out
