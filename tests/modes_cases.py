@@ -30,7 +30,7 @@ from fullfield.metrics import registration as poses
 from fullfield.models import RAFT, SEARAFT, Cascade, RAFTConfig, SEARAFTConfig, load_weights
 from fullfield.models.pointcnnpp import PointResNet, PointResNetConfig, PointUNet, PointUNetConfig
 from fullfield.models.sea_raft import expected_log_scale
-from fullfield.ops import correlation, neighbors, point_conv, point_norm, tvl1
+from fullfield.ops import correlation, matching, neighbors, point_conv, point_norm, spatial_correlation, tvl1
 from fullfield.ops.correlation.analysis import read_shares, recorded_positions
 from fullfield.registration import LearnedDescriptor, alignment_errors, choose_voxel, register
 from fullfield.rendering.truth import occluded
@@ -122,6 +122,49 @@ CASES["ops.correlation.correlation_lookup"] = lookups(FASTEST)
 @case("ops.correlation.correlation_pyramid")
 def _() -> Any:
     return correlation.correlation_pyramid(features(), 3)
+
+
+for _backend in ("cpu", "reference"):
+    for _dtype in (F32, torch.bfloat16):
+        CASES[f"ops.spatial_correlation.spatial_correlation {_backend} {_dtype}"] = lambda b=_backend, d=_dtype: graded(
+            lambda one, two: spatial_correlation.spatial_correlation(one, two, 5, dilation_patch=2, backend=b),
+            features(0, d),
+            features(1, d),
+        )
+CASES["ops.spatial_correlation.spatial_correlation"] = CASES[f"ops.spatial_correlation.spatial_correlation cpu {F32}"]
+
+
+@case("nn.SpatialCorrelationSampler")
+def _() -> Any:
+    return graded(ours.SpatialCorrelationSampler(patch_size=7, stride=2, dilation_patch=2), features(), features(1))
+
+
+@case("ops.matching.global_matching")
+def _() -> Any:
+    return graded(matching.global_matching, features(), features(1))
+
+
+@case("ops.matching.global_attention")
+def _() -> Any:
+    return graded(matching.global_attention, features(), features(1), flow(20, 24)[None])
+
+
+@case("ops.matching.local_matching")
+def _() -> Any:
+    return graded(lambda a, b: matching.local_matching(a, b, 2), features(), features(1))
+
+
+@case("ops.matching.local_attention")
+def _() -> Any:
+    return graded(lambda a, b, c: matching.local_attention(a, b, c, 1), features(), features(1), flow(20, 24)[None])
+
+
+@case("nn.FlowPropagation")
+def _() -> Any:
+    module = ours.FlowPropagation(16).to(F32)
+    for number, parameter in enumerate(module.parameters()):
+        parameter.data = noise(*parameter.shape, seed=number) / 4
+    return graded(module, features(), flow(20, 24)[None])
 
 
 @case("nn.CorrelationPyramid")

@@ -74,14 +74,14 @@ def test_frames_arrive_as_ptlflow_wants_them(frames: Any, ptlflow: Any) -> None:
 
 
 def test_a_model_without_the_operator_runs_as_it_is(frames: Any) -> None:
-    estimator = PtlflowEstimator("pwcnet", PtlflowConfig(weights="random"))
+    estimator = PtlflowEstimator("flownets", PtlflowConfig(weights="random"))
     assert estimator(*frames).shape == (1, 2, 130, 141)
     assert estimator.backend == "ptlflow"
     assert estimator.parameters["updates"] is None
-    with pytest.raises(InputError, match="has no all-pairs lookup"):
-        PtlflowEstimator("pwcnet", PtlflowConfig(weights="random"), backend="cpu")(*frames)
+    with pytest.raises(InputError, match="has no correlation that is known"):
+        PtlflowEstimator("flownets", PtlflowConfig(weights="random"), backend="cpu")(*frames)
     with pytest.raises(InputError, match="not one number"):
-        PtlflowEstimator("pwcnet", RANDOM)(*frames)
+        PtlflowEstimator("flownets", RANDOM)(*frames)
 
 
 def test_weights_from_a_file(tmp_path: Path, frames: Any) -> None:

@@ -48,11 +48,20 @@ def _without_extensions(name: str, family: Any, monkeypatch: pytest.MonkeyPatch)
         extractor = importlib.import_module(f"{family.__package__}.extractor")
         backbone = extractor.get_model
         monkeypatch.setattr(extractor, "get_model", lambda name, **_: backbone(name))
+    if name.startswith("maskflownet"):
+        monkeypatch.setattr(family.ops, "DeformConv2d", _Convolution)
     if name == "splatflow":
         monkeypatch.setattr(family, "forward_warping", object())  # only three frames need it
     if name.startswith("matchflow"):
         attention = importlib.import_module(f"{family.__package__}.quadtree_attention")
         monkeypatch.setattr(attention, "QTAttB", _Attention)
+
+
+class _Convolution(torch.nn.Conv2d):
+    """In place of a deformable convolution, whose operator not every torchvision has."""
+
+    def forward(self, x: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
+        return super().forward(x + offset.mean(1, keepdim=True))
 
 
 class _Attention(torch.nn.Module):

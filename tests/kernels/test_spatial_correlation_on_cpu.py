@@ -43,7 +43,7 @@ def _emulated(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_the_kernels_are_the_reference(number: int, machine: Emulator) -> None:
     shape, window = CASES[number]
-    dtype = DTYPES[number % 3]
+    dtype = DTYPES[(number + number // 3) % 3]
     tensors = draw(shape, window, dtype)
     machine.schedule = 3 * (number % 2)
     found = [cuda.forward(*tensors[:2], window), *cuda.backward(*tensors, window, (True, True))]
@@ -57,12 +57,18 @@ def test_the_kernels_are_the_reference(number: int, machine: Emulator) -> None:
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ARCHS)
 def test_resources(arch: str) -> None:
-    for dtype, patch in ((torch.float32, 9), (torch.bfloat16, 21)):
+    for dtype, patch in ((torch.float32, 9), (torch.bfloat16, 9), (torch.bfloat16, 21)):
         columns = cuda.columns_of(patch)
         rows = cuda.rows_of(patch, columns, 1000)
-        registers, spilled = resources(cuda.forward_source(dtype, True, columns, rows), arch)["spatial_forward"]
-        assert registers * cuda.forward_threads(columns, rows) <= 65536
-        assert spilled <= 64
+        if dtype == torch.float32:
+            registers, spilled = resources(cuda.forward_source(True, columns, rows), arch)["spatial_forward"]
+            assert registers * cuda.forward_threads(columns, rows) <= 65536
+        else:
+            half = cuda.half_of((patch, patch), 1000)
+            registers, spilled = resources(cuda.half_source(dtype, True, half), arch)["spatial_forward_half"]
+            assert registers <= 128
+            assert half.shared <= SHARED[arch]
+        assert spilled <= 128
         assert cuda.forward_shared(columns, rows) <= SHARED[arch]
         for spread in cuda.SPREADS:
             registers, spilled = resources(cuda.backward_source(dtype, True, columns, spread), arch)["spatial_backward"]
@@ -80,6 +86,10 @@ def test_every_patch_fits_into_a_block() -> None:
             assert 1 <= rows <= patch
             assert cuda.forward_threads(columns, rows) <= 512
             assert cuda.forward_shared(columns, rows) <= SHARED["sm_86"]
+            half = cuda.half_of((patch, patch), others)
+            assert half.columns * half.blocks >= patch
+            assert 1 <= half.rows <= patch
+            assert half.shared <= SHARED["sm_86"]
             assert max(cuda.backward_shared(columns, spread) for spread in cuda.SPREADS) <= SHARED["sm_86"]
 
 

@@ -159,7 +159,8 @@ def _window_truth(
 
     def judge(found: list[Tensor]) -> Result:
         errors = [
-            float((a.float() - b).abs().max() / b.abs().max().clamp(min=1e-9)) for a, b in zip(found, truth, strict=True)
+            float((a.float() - b).abs().max() / b.abs().max().clamp(min=1e-9))
+            for a, b in zip(found, truth, strict=True)
         ]
         wrong = not max(errors) <= ALLOWED[dtype]
         return {"errors": errors, "allowed": ALLOWED[dtype], "wrong": f"off by {max(errors):.2g}" if wrong else None}

@@ -257,7 +257,7 @@ class PtlflowEstimator:
         return False
 
 
-_NO_LOOKUP = "has no all-pairs lookup"
+_NO_LOOKUP = "has no correlation that is known"
 
 
 def _fetched(url: str, fetching: Callable[[int, int | None], None] | None) -> Path:

@@ -13,7 +13,8 @@ from fullfield.integrations.blocks import prepared_features
 from fullfield.integrations.handle import Change, Replacement
 from fullfield.integrations.methods import Recogniser
 from fullfield.integrations.quiet import quiet
-from fullfield.ops.matching import global_attention, global_matching, local_attention, local_matching
+from fullfield.nn import FlowPropagation
+from fullfield.ops.matching import global_matching, local_matching
 from fullfield.ops.matching.api import attend
 
 _TOLERANCE = 1e-4  # of the largest value; float32
@@ -98,9 +99,7 @@ def _global(feature0: Tensor, feature1: Tensor, pred_bidir_flow: bool = False) -
     return _flow(global_matching(first, second), feature0), None
 
 
-def _local(
-    feature0: Tensor, feature1: Tensor, local_radius: int, padding_mode: str = "zeros"
-) -> tuple[Tensor, None]:
+def _local(feature0: Tensor, feature1: Tensor, local_radius: int, padding_mode: str = "zeros") -> tuple[Tensor, None]:
     if padding_mode != "zeros":
         raise InputError(f"local_correlation_softmax: expected padding_mode 'zeros', got {padding_mode!r}")
     first, second, _ = prepared_features(feature0, feature1)
@@ -235,13 +234,7 @@ def _try_windows(original: Any) -> tuple[Tensor, Tensor]:
 
 
 def _propagate(self: Any, feature0: Tensor, flow: Tensor, radius: int | None) -> Tensor:
-    rows = feature0.flatten(2).transpose(1, 2)
-    query = self.q_proj(rows)
-    # Over the whole map the original projects the query once more, and its weights were trained so.
-    key = self.k_proj(query if radius is None else rows)
-    one, two = (t.transpose(1, 2).unflatten(2, feature0.shape[2:]) for t in (query, key))
-    found = global_attention(one, two, flow) if radius is None else local_attention(one, two, flow, radius)
-    return found.to(flow.dtype)
+    return FlowPropagation.forward(self, feature0, flow, radius)  # which reads the weights by their names
 
 
 def _propagation(name: str, part: Any) -> Change:

@@ -13,16 +13,17 @@ from fullfield.ops.correlation import BACKENDS
 
 
 def patch(model: torch.nn.Module, *, backend: str | None = None) -> Handle:
-    """Let a network's correlation lookups run on ours: exact, in linear memory, trainable.
+    """Let a network's correlation run on ours: exact, in linear memory, trainable.
 
     ::
 
-        handle = fullfield.patch(model)   # from here on model(...) runs on our lookups
+        handle = fullfield.patch(model)   # from here on model(...) runs on our operators
         print(handle.replaced)
         handle.restore()                  # or: with fullfield.patch(model): ...
 
     Known are RAFT and SEA-RAFT as princeton published them and checkouts like them, torchvision's RAFT, and the
-    models of ptlflow listed in docs/integrations.md; also inside DataParallel and other wrappers. Every block is tried
+    models of ptlflow listed in docs/integrations.md, those that compare a fixed window or match by a softmax among
+    them; also inside DataParallel and other wrappers. Every block is tried
     on a small pair before it is replaced: one that computes something else is refused, whatever its name.
 
     The patch belongs to this model object: other models, of the same class too, and the modules' names stay as they
@@ -32,7 +33,8 @@ def patch(model: torch.nn.Module, *, backend: str | None = None) -> Handle:
 
     Args:
         model: the network, on the device it will run on.
-        backend: of the lookups; None takes the kernel made for the device.
+        backend: of the lookups and fixed windows; None takes the kernel made for the device. Matching by a softmax has
+            no choice.
 
     Raises:
         InputError: if the model is patched already, if it has no correlation block that we know, or if the device's
@@ -48,8 +50,15 @@ def patch(model: torch.nn.Module, *, backend: str | None = None) -> Handle:
     for part in model.modules():
         support = ptlflow.support_of(part)
         if support is not None and support.state == ptlflow.OTHER:
-            raise InputError(f"model: ptlflow's {type(part).__name__} has no correlation that we know ({support.note})")
-    recognisers = {**princeton.recognisers(), **matching.recognisers(), **ptlflow.recognisers(model)}
+            raise InputError(
+                f"model: ptlflow's {type(part).__name__} has no correlation that is known ({support.note})"
+            )
+    recognisers = {
+        **princeton.recognisers(),
+        **matching.recognisers(),
+        **windows.recognisers(),
+        **ptlflow.recognisers(model),
+    }
     changes = [
         *torchvision.find(model, backend),
         *ptlflow.find(model, backend),

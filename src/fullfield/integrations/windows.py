@@ -11,6 +11,7 @@ from torch import Tensor
 from fullfield._check import InputError
 from fullfield.integrations.blocks import backend_for
 from fullfield.integrations.handle import Change, Replacement
+from fullfield.integrations.methods import Recogniser
 from fullfield.integrations.quiet import quiet
 from fullfield.ops.spatial_correlation import BACKENDS, spatial_correlation
 
@@ -49,17 +50,20 @@ def _compared(fmap1: Tensor, fmap2: Tensor, backend: str | None, **window: Any) 
     return spatial_correlation(fmap1.to(dtype), fmap2.to(dtype), **window, backend=place)
 
 
+def _window(sampler: Any) -> dict[str, Any]:
+    return {part: getattr(sampler, part) for part in ("patch_size", "dilation_patch", "stride", "padding")}
+
+
 def _sampler(name: str, sampler: Any, backend: str | None) -> Change:
     kind = type(sampler)
-    window = {part: getattr(sampler, part) for part in ("patch_size", "dilation_patch", "stride", "padding")}
     for part in ("kernel_size", "dilation"):
         if getattr(sampler, part) not in (1, (1, 1)):
             raise _refuse(name, kind, f"its {part} is {getattr(sampler, part)}")
     _place(torch.device("cpu"), backend)
-    _try(name, kind, lambda one, two: kind.forward(sampler, one, two), window)
+    _try(name, kind, lambda one, two: kind.forward(sampler, one, two), _window(sampler))
 
-    def forward(self: Any, input1: Tensor, input2: Tensor) -> Tensor:  # noqa: ARG001
-        return _compared(input1, input2, backend, **window)
+    def forward(self: Any, input1: Tensor, input2: Tensor) -> Tensor:
+        return _compared(input1, input2, backend, **_window(self))
 
     return Change(sampler, {"forward": forward}, [Replacement(name, kind.__qualname__, BY)])
 
@@ -78,6 +82,27 @@ def _flownet(name: str, part: Any, function: Callable[[Tensor, Tensor], Tensor],
     # The function is an attribute of the object: a property of its class stands before that.
     made = Replacement(f"{name}.corr".lstrip("."), "correlate", BY)
     return Change(part, {"corr": property(lambda _: correlate)}, [made])
+
+
+def recognisers() -> dict[str, Recogniser]:
+    """What to make of the name under which IRR-PWC's method reaches its function."""
+    return {"^compute_cost_volume$": _cost_volume}
+
+
+def _cost_volume(name: str, original: Any, where: str, accompanied: bool, backend: str | None) -> Any:  # noqa: ARG001
+    _place(torch.device("cpu"), backend)
+
+    def theirs(one: Tensor, two: Tensor) -> Tensor:
+        found: Tensor = original(one, two, {"max_disp": 2}) * one.shape[1]
+        return found.unflatten(1, (5, 5))
+
+    _try(f"the {name} of {where}", type(original), theirs, {"patch_size": 5})
+
+    def compute_cost_volume(feat1: Tensor, feat2: Tensor, param_dict: dict[str, int]) -> Tensor:
+        side = 2 * param_dict["max_disp"] + 1
+        return _compared(feat1, feat2, backend, patch_size=side).flatten(1, 2) / feat1.shape[1]
+
+    return compute_cost_volume
 
 
 def _try(name: str, kind: type, theirs: Callable[[Tensor, Tensor], Tensor], window: dict[str, Any]) -> None:

@@ -13,11 +13,13 @@ from fullfield.nn.correlation import CorrelationPyramid
 from fullfield.nn.points import CloudPool, PointConv, PointNorm, PointPool
 from fullfield.nn.rows import StereoCorrBlock
 from fullfield.nn.upsampling import convex_upsample
+from fullfield.nn.windows import FlowPropagation, SpatialCorrelationSampler
 
 __all__ = [
     "CloudPool",
     "CorrelationPyramid",
     "DroidCorrBlock",
+    "FlowPropagation",
     "MMFlowCorrLookup",
     "MMFlowCorrelationPyramid",
     "PointConv",
@@ -25,6 +27,7 @@ __all__ = [
     "PointPool",
     "RAFTCorrBlock",
     "SEARAFTCorrBlock",
+    "SpatialCorrelationSampler",
     "StereoCorrBlock",
     "TorchvisionCorrBlock",
     "convex_upsample",

@@ -87,7 +87,10 @@ def test_the_columns_of_half_precision() -> None:
         assert found.shape == (1, 2000, 2)
         assert off(found.transpose(1, 2).view_as(truth), truth) < 1e-5
         patch.setattr(fused, "_CLOSE", 1)
-        assert off(fused.expected_positions(rows[0], rows[1], (5, 400), 32**-0.5).transpose(1, 2).view_as(truth), truth) < 1e-5
+        assert (
+            off(fused.expected_positions(rows[0], rows[1], (5, 400), 32**-0.5).transpose(1, 2).view_as(truth), truth)
+            < 1e-5
+        )
     whole = fused.expected_positions(rows[0], rows[1], (5, 400), 32**-0.5)
     assert off(whole.transpose(1, 2).view_as(truth), truth) < 1e-5
 

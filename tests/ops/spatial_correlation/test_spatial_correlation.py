@@ -59,7 +59,9 @@ def test_gradients_of_gradients(window: Window) -> None:
     assert torch.autograd.gradcheck(call, (one, two))
     assert torch.autograd.gradgradcheck(call, (one, two))
     a, b = (t.detach().float().requires_grad_() for t in (one, two))
-    first = torch.autograd.grad(spatial_correlation(a, b, **named(window), backend="cpu").square().sum(), a, create_graph=True)
+    first = torch.autograd.grad(
+        spatial_correlation(a, b, **named(window), backend="cpu").square().sum(), a, create_graph=True
+    )
     exact = torch.autograd.grad(call(one, two).square().sum(), one, create_graph=True)
     second, truth = torch.autograd.grad(first[0].sum(), b)[0], torch.autograd.grad(exact[0].sum(), two)[0]
     torch.testing.assert_close(second.double(), truth, rtol=1e-4, atol=1e-4)

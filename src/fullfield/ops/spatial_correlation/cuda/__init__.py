@@ -95,9 +95,9 @@ def _text(name: str) -> str:
 
 
 @functools.cache
-def forward_source(dtype: torch.dtype, wide: bool, columns: Columns, rows: int) -> Source:
-    """``rows`` of displacements a block."""
-    flags = (*_flags(dtype, wide, columns), f"-DPI={rows}", f"-DCC={_CHANNELS}")
+def forward_source(wide: bool, columns: Columns, rows: int) -> Source:
+    """The forward kernel of float32 features; ``rows`` of displacements a block."""
+    flags = (*_flags(torch.float32, wide, columns), f"-DPI={rows}", f"-DCC={_CHANNELS}")
     flags += (f"-DTHREADS={forward_threads(columns, rows)}",)
     return Source(_text("forward.cu"), flags)
 
@@ -108,6 +108,49 @@ def backward_source(dtype: torch.dtype, wide: bool, columns: Columns, spread: tu
     flags = (*_flags(dtype, wide, columns), f"-DCB={spread[0]}", f"-DCR={spread[1]}")
     flags += (f"-DTHREADS={backward_threads(spread)}",)
     return Source(_text("backward.cu"), flags)
+
+
+class Half(NamedTuple):
+    """How the kernel on tensor cores divides displacements."""
+
+    rows: int
+    columns: int
+    blocks: int
+    """Of columns."""
+
+    @property
+    def octets(self) -> int:
+        """Octets of columns of fmap2 that 16 outputs are multiplied with."""
+        return (15 + self.columns + 7) // 8
+
+    @property
+    def shared(self) -> int:
+        """Bytes of a block."""
+        rows, width = _TILE[0] + self.rows - 1, 16 + 8 * self.octets
+        stride = rows * width + (0 if rows * width // 8 % 2 else 8)
+        return max(2 * 2 * 32 * (stride + _TILE[0] * _TILE[1] + 8), 4 * 8 * self.columns * 20)
+
+
+def half_of(patch: tuple[int, int], others: int) -> Half:
+    """Where the other dimensions make so many blocks."""
+    columns = patch[1] if patch[1] <= 21 else 16
+    blocks = -(-patch[1] // columns)
+    most = max(60 // (4 * ((15 + columns + 7) // 8)), 1)  # sums that a thread keeps
+    parts = -(-patch[0] // most)
+    if parts * others * blocks < _WANTED:
+        parts = min(3 * parts, patch[0])
+    return Half(-(-patch[0] // parts), columns, blocks)
+
+
+@functools.cache
+def half_source(dtype: torch.dtype, wide: bool, half: Half) -> Source:
+    """The forward kernel of 16-bit features."""
+    named = {
+        "IN": _TYPES[dtype], "BF16": int(dtype == torch.bfloat16), "VEC": 4 if wide else 1, "JG": 1, "JN": 1, "CC": 32,
+        "PI": half.rows, "PJ": half.columns, "NT": half.octets, "THREADS": 256,
+    }  # fmt: skip
+    files = (launching.HALVES, launching.VALUES, launching.PRODUCTS, _HERE / "common.cuh", _HERE / "forward_half.cu")
+    return Source(launching.read_source(*files), tuple(f"-D{name}={value}" for name, value in named.items()))
 
 
 def forward_threads(columns: Columns, rows: int) -> int:
@@ -172,14 +215,20 @@ def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
         return out.zero_()
     p = _Forward()
     p.fmap1, p.fmap2, p.out, p.channels = fmap1.data_ptr(), fmap2.data_ptr(), out.data_ptr(), channels
-    columns = columns_of(window.patch[1])
-    others = _axes(p, window, (height, width), out_size) * batch * columns.blocks
-    rows = rows_of(window.patch[0], columns, others)
-    p.row_blocks, p.column_blocks = -(-window.patch[0] // rows), columns.blocks
+    tiles = _axes(p, window, (height, width), out_size) * batch
     wide = _is_wide(window, width, (window.padding[1], window.radius[1]), fmap1, fmap2)
-    kernels = launching.kernels(LIBRARIES, forward_source(fmap1.dtype, wide, columns, rows), fmap1.get_device())
-    threads, shared = forward_threads(columns, rows), forward_shared(columns, rows)
-    kernels.launch("spatial_forward", others * p.row_blocks, threads, p, shared)
+    if fmap1.dtype != torch.float32:
+        half = half_of(window.patch, tiles)
+        p.row_blocks, p.column_blocks = -(-window.patch[0] // half.rows), half.blocks
+        source, name, threads, shared = half_source(fmap1.dtype, wide, half), "spatial_forward_half", 256, half.shared
+    else:
+        columns = columns_of(window.patch[1])
+        rows = rows_of(window.patch[0], columns, tiles * columns.blocks)
+        p.row_blocks, p.column_blocks = -(-window.patch[0] // rows), columns.blocks
+        source, name = forward_source(wide, columns, rows), "spatial_forward"
+        threads, shared = forward_threads(columns, rows), forward_shared(columns, rows)
+    kernels = launching.kernels(LIBRARIES, source, fmap1.get_device())
+    kernels.launch(name, tiles * p.row_blocks * p.column_blocks, threads, p, shared)
     return out
 
 
@@ -210,7 +259,9 @@ def _gradient(features: Tensor, grad: Tensor, window: Window, second: bool) -> T
     radius = window.radius[1]
     start = radius - (window.patch[1] - 1) if second else window.padding[1] + radius
     wide = _is_wide(window, width, (start,), features)
-    kernels = launching.kernels(LIBRARIES, backward_source(features.dtype, wide, columns, spread), features.get_device())
+    kernels = launching.kernels(
+        LIBRARIES, backward_source(features.dtype, wide, columns, spread), features.get_device()
+    )
     threads, shared = backward_threads(spread), backward_shared(columns, spread)
     kernels.launch("spatial_backward", tiles * p.channel_blocks, threads, p, shared)
     return out
