@@ -5,7 +5,7 @@
     python tests/cli/fuzz_arguments.py --case 4711           one again, with what it says
 
 Allowed are the exit codes of ``fullfield`` (0, 1, 2; 3 of ``register``), with one line that says why where it is 2.
-No command may take a minute, nor harm a file that it does not write: what is not named on the command line stays as it
+No command may hang, nor harm a file that it does not write: what is not named on the command line stays as it
 is, and what is named stays where the command fails. There is no network. Options and values come from the parsers;
 numbers are small, or so large that they must be refused. The same seed and number make the same command line.
 """
@@ -36,7 +36,7 @@ from fullfield.cli.main import main as fullfield
 from fullfield.io import PointCloud, write_flow, write_image, write_point_cloud
 from fullfield.testing import room_scan, textured_scene
 
-PATIENCE = 60.0  # seconds
+PATIENCE = 240.0  # seconds, on a busy machine
 CODES = (0, 1, 2, 3)
 _NUMBERS = ("0", "1", "2", "3", "-1", "0.5", "1e-3", "nan", "inf", "1e400", "10" * 20, "٣", "0x2", "1_0", "")
 _FINE = ("1", "2", "3", "0.5")
