@@ -186,14 +186,6 @@ def test_an_unwritable_folder_is_found_before_the_work(refused: Refused, monkeyp
     assert "--output out.flo: cannot write in folder . (Permission denied)" in line
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write everywhere")
-def test_a_read_only_folder_and_file(refused: Refused, scene: Path) -> None:
-    (scene / "locked").mkdir(mode=0o555)
-    (scene / "old.flo").touch(mode=0o444)
-    assert "cannot write in folder locked" in refused("flow", "a.png", "b.png", "-o", "locked/out.flo")
-    assert "old.flo: is read-only" in refused("flow", "a.png", "b.png", "-o", "old.flo")
-
-
 def test_a_full_disk(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "out.flo")

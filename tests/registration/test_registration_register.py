@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from fullfield import InputError
 from fullfield.io import read_point_cloud
 from fullfield.metrics import registration_rmse, relative_rotation_error, relative_translation_error
-from fullfield.registration import Registration, alignment_errors, choose_voxel, read_pose, register
+from fullfield.registration import Registration, alignment_errors, choose_voxel, read_pose, register, rigid
 from fullfield.registration.register import Settings, _different, registered
 from fullfield.testing import room_scan
 
@@ -196,6 +197,13 @@ def test_too_few_matches_are_named(room: tuple[Floats, Floats]) -> None:
 def test_mistakes_are_named(arguments: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         register(**{"source": np.eye(3), "target": np.eye(3), **arguments})
+
+
+def test_a_huge_pose_is_refused_without_a_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(InputError, match="expected a rotation and a translation"):
+            rigid(np.diag([1e308, 1, 1, 1]), "init")
 
 
 def test_poses_from_files(tmp_path: Path) -> None:

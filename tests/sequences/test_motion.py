@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -130,9 +131,14 @@ def test_a_paint_over_follows_the_shot_with_its_highlights(call: Call) -> None:
             expected[:, :, :shift] = paint.pixels[:, :, -shift:]
         torch.testing.assert_close(moved.pixels, expected, rtol=1e-5, atol=1e-4)
     assert read_raw("on.0006.exr").pixels.max() > 40
+    code, _, err = call("warp", "paint.exr", "--reference", "2", "--flow", "mv.%04d.exr", "-o", "on.%04d.exr")
+    assert code == 2
+    assert "was begun with other settings (reference: 3, now 2)" in err
+    Path("on.exr.fullfield.json").unlink()
     code, _, err = call("warp", "paint.exr", "--reference", "3", "--flow", "mv.%04d.exr", "-o", "on.%04d.exr")
     assert code == 2
-    assert "is there already; use --overwrite" in err
+    assert "on.0001.exr: is there already" in err
+    assert "--overwrite" in err
 
 
 def test_neighbours_are_pulled_onto_their_frames(call: Call) -> None:
@@ -217,6 +223,63 @@ def test_a_shot_at_another_speed(call: Call) -> None:
     code, _, err = call("retime", "p.%04d.exr", "--flow", "mv.%04d.exr", "--factor", "1", "-o", "t.%04d.exr")
     assert code == 2
     assert "p.0002.exr: the file is empty" in err
+
+
+@pytest.mark.parametrize("verb", ["warp", "retime"])
+def test_a_run_that_was_stopped_goes_on(call: Call, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fullfield.io import raw
+
+    stored(1, 5, 2.0)
+    for number, frame in enumerate(moving(5), 1):
+        write_image(f"p.{number:04d}.png", frame)
+    more = ("--factor", "2") if verb == "retime" else ("--reference", "3")
+    command = (verb, "p.%04d.png", "--flow", "mv.%04d.exr", *more, "-o")
+    assert call(*command, "whole.%04d.png")[0] == 0
+    whole = {path.name.replace("whole", "o"): path.read_bytes() for path in Path().glob("whole.*.png")}
+    real = raw.write_raw
+
+    def stopped(path: str, picture: Raw) -> None:
+        if len(list(Path().glob("o.*.png"))) == 2:
+            raise KeyboardInterrupt
+        real(path, picture)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(raw, "write_raw", stopped)
+        assert call(*command, "o.%04d.png")[0] == 130
+    first = {path: path.stat().st_mtime_ns for path in Path().glob("o.*.png")}
+    assert len(first) == 2
+    code, out, err = call(*command, "o.%04d.png")
+    assert code == 0
+    assert f"{len(whole) - 2} frames written" in out
+    assert f"2 of {len(whole)} frames are there already" in err
+    assert {path: path.stat().st_mtime_ns for path in first} == first
+    assert {path.name: path.read_bytes() for path in Path().glob("o.*.png")} == whole
+    code, out, _ = call(*command, "o.%04d.png")
+    assert code == 0
+    assert "0 frames written" in out
+    code, _, err = call(verb, "p.%04d.png", "--flow", "mv.%04d.exr", more[0], "4", "-o", "o.%04d.png")
+    assert code == 2
+    assert "was begun with other settings" in err
+    code, _, _ = call(verb, "p.%04d.png", "--flow", "mv.%04d.exr", more[0], "4", "-o", "o.%04d.png", "--overwrite")
+    assert code == 0
+    assert all(path.stat().st_mtime_ns > stamp for path, stamp in first.items())
+
+
+def test_nothing_is_made_from_both_sides_of_a_cut(call: Call) -> None:
+    stored(1, 4, 2.0)
+    shots = [*moving(2, seed=4), *moving(2, seed=9)]
+    for number, frame in enumerate(shots, 1):
+        write_image(f"p.{number:04d}.png", frame)
+    code, out, err = call(
+        "retime", "p.%04d.png", "--flow", "mv.%04d.exr", "--factor", "4", "-o", "s.%04d.png", "--json"
+    )
+    assert code == 0, err
+    assert json.loads(out)["cuts"] == [[2, 3]]
+    assert "the shot changes between the frames 2 and 3" in err
+    pictures = {number: read_frame(f"s.{number:04d}.png") for number in range(1, 14)}
+    for number, plate in ((5, 2), (6, 2), (7, 3), (8, 3), (9, 3)):
+        assert torch.equal(pictures[number], read_frame(f"p.{plate:04d}.png")), number
+    assert not torch.equal(pictures[3], pictures[1]), "within a shot there are frames in between"
 
 
 def test_a_warped_picture_in_an_exr_keeps_its_floats(call: Call) -> None:

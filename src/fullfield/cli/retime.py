@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 from fractions import Fraction
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fullfield._check import InputError
-from fullfield.cli import argtypes, vectors
+from fullfield.cli import argtypes, report, vectors
 from fullfield.cli.progress import Progress
 from fullfield.sequences.names import choose, find_frames
 
@@ -59,7 +60,8 @@ def run(args: argparse.Namespace) -> int:
     if (last - first) * factor > _MOST:
         raise InputError(f"--factor: expected at most {_MOST} frames, got {int((last - first) * factor)}")
     numbers = list(range(first, first + int((last - first) * factor) + 1))
-    name = vectors.check_output(args, numbers, [str(path) for path in shot.files.values()])
+    made = {"plates": Path(args.plates).name, "flow": Path(args.flow).name, "factor": str(factor), "first": first}
+    name, left = vectors.check_output(args, numbers, [str(path) for path in shot.files.values()], made)
 
     from fullfield.io.raw import write_raw
 
@@ -67,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
     problems: list[str] = []
     written: list[int] = []
     with Progress("retime", quiet=args.quiet) as progress:
-        for count, number in enumerate(numbers):
-            progress(count / len(numbers), f"frame {number}")
+        for count, number in enumerate(left):
+            progress(count / len(left), f"frame {number}")
             time = first + Fraction(number - first) / factor
             try:
                 write_raw(name(number), reader.at(time))
@@ -76,7 +78,11 @@ def run(args: argparse.Namespace) -> int:
             except (InputError, OSError) as error:
                 if str(error) not in problems:
                     problems.append(str(error))
-    return vectors.tell(args, written, problems, factor=float(factor))
+    if not args.quiet:
+        for a, b in reader.cuts:
+            report.note(f"the shot changes between the frames {a} and {b}; nothing is made from both")
+    more = {"there_before": len(numbers) - len(left), "cuts": [list(pair) for pair in reader.cuts]}
+    return vectors.tell(args, written, problems, factor=float(factor), **more)
 
 
 class _Reader:
@@ -87,6 +93,10 @@ class _Reader:
         self._fields = {name: flow.field(name) for name in ("forward", "backward")}
         self._plates: dict[int, Raw] = {}
         self._flows: dict[tuple[str, int], Tensor] = {}
+        self._small: dict[int, Tensor] = {}
+        self._checked: dict[tuple[int, int], bool] = {}
+        self.cuts: list[tuple[int, int]] = []
+        """Pairs of frames across which the shot changes."""
 
     def at(self, time: Fraction) -> Raw:
         """The picture of that time."""
@@ -96,6 +106,8 @@ class _Reader:
         part = float(time - number)
         if part == 0:
             return self._plate(number)
+        if self._is_cut(number):
+            return self._plate(number if part < 0.5 else number + 1)
         first, second = self._plate(number), self._plate(number + 1)
         if first.channels != second.channels or first.pixels.shape != second.pixels.shape:
             raise InputError(f"{self._path(number + 1)}: has another size or other channels than {self._path(number)}")
@@ -105,6 +117,24 @@ class _Reader:
         picture = between(first.pixels, second.pixels, forward, backward, part).picture
         nearer = first if part < 0.5 else second
         return nearer._replace(pixels=picture)
+
+    def _is_cut(self, number: int) -> bool:
+        """Whether the shot changes behind that frame, as ``fullfield flow`` tells it: by what a display shows."""
+        from fullfield.io import read_frame
+        from fullfield.sequences.changes import is_cut, small
+
+        pair = (number, number + 1)
+        if pair not in self._checked:
+            self._small = {n: picture for n, picture in self._small.items() if n >= number}
+            try:
+                for one in pair:
+                    if one not in self._small:
+                        self._small[one] = small(read_frame(self._path(one)))
+                self._checked[pair] = is_cut(self._small[number], self._small[number + 1])
+            except InputError:  # nothing that a display shows: depth, masks
+                self._checked[pair] = False
+            self.cuts += [pair] if self._checked[pair] else []
+        return self._checked[pair]
 
     def _plate(self, number: int) -> Raw:
         from fullfield.io.raw import read_raw

@@ -69,14 +69,21 @@ class Vectors:
         return read
 
 
-def check_output(args: argparse.Namespace, numbers: Sequence[int], plates: Sequence[str]) -> Callable[[int], str]:
-    """The name of each picture; InputError where one is there without ``--overwrite`` or is a plate."""
+def check_output(
+    args: argparse.Namespace, numbers: Sequence[int], plates: Sequence[str], settings: dict[str, Any]
+) -> tuple[Callable[[int], str], list[int]]:
+    """The name of each picture, and the frames that are to be made: those that are not there.
+
+    ``settings`` decide what the pictures hold, and are noted beside them. InputError where pictures are there that were
+    made with others, or nobody knows how, without ``--overwrite``; and where one is a plate.
+    """
     paths.check_suffix(args.output, "--output", SUFFIXES)
     if len(numbers) == 1 and not is_pattern(args.output):
         paths.check_output(args.output, "--output")
         paths.check_distinct([("--output", args.output)], plates)
-        _check_free(args, [args.output])
-        return lambda _: str(args.output)
+        if Path(args.output).exists() and not args.overwrite:
+            raise InputError(f"{args.output}: is there already; use --overwrite, or another name")
+        return lambda _: str(args.output), list(numbers)
     if not is_pattern(args.output):
         raise InputError(f"--output {args.output}: expected a pattern for the files, such as out.%04d.exr")
     pattern = Pattern.parse(args.output)
@@ -85,14 +92,12 @@ def check_output(args: argparse.Namespace, numbers: Sequence[int], plates: Seque
     taken = [pattern.path(n) for n in numbers if str(Path(pattern.path(n)).resolve()) in inputs]
     if taken:
         raise InputError(f"--output {args.output}: {taken[0]} is also an input; choose another name")
-    _check_free(args, [pattern.path(n) for n in numbers])
-    return pattern.path
+    from fullfield.sequences.outputs import Output
 
-
-def _check_free(args: argparse.Namespace, names: Sequence[str]) -> None:
-    there = [name for name in names if Path(name).exists()]
-    if there and not args.overwrite:
-        raise InputError(f"{there[0]}: is there already; use --overwrite, or another name")
+    left = Output(args.output).settle(settings, numbers, overwrite=args.overwrite)
+    if len(left) < len(numbers) and not args.quiet:
+        report.note(f"{len(numbers) - len(left)} of {len(numbers)} frames are there already")
+    return pattern.path, left
 
 
 def tell(args: argparse.Namespace, written: Sequence[int], problems: Sequence[str], **more: Any) -> int:

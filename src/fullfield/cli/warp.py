@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fullfield._check import InputError
@@ -59,15 +60,22 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"{args.image}: is one picture; say by --reference which frame it belongs to")
     numbers = _numbers(args, flow)
     plates = [args.image] if shot is None else [str(path) for path in shot.files.values()]
-    name = vectors.check_output(args, numbers, plates)
+    made = {
+        "picture": Path(args.image).name,
+        "flow": Path(args.flow).name,
+        "reference": args.reference,
+        "direction": args.direction,
+        "hide_occluded": args.hide_occluded,
+    }
+    name, left = vectors.check_output(args, numbers, plates, made)
 
     from fullfield.io.raw import read_raw, write_raw
 
     problems: list[str] = []
     written: list[int] = []
     with Progress("warp", quiet=args.quiet) as progress:
-        for number, path, field in _fields(args, flow, numbers, shot):
-            progress(len(written) / len(numbers), f"frame {number}")
+        for number, path, field in _fields(args, flow, left, shot) if left else ():
+            progress(len(written) / len(left), f"frame {number}")
             try:
                 if isinstance(field, InputError):
                     raise InputError(f"frame {number}: {field}")
@@ -77,7 +85,9 @@ def run(args: argparse.Namespace) -> int:
             except (InputError, OSError) as error:
                 if str(error) not in problems:
                     problems.append(str(error))
-    return vectors.tell(args, sorted(written), problems, reference=args.reference)
+    return vectors.tell(
+        args, sorted(written), problems, there_before=len(numbers) - len(left), reference=args.reference
+    )
 
 
 def _numbers(args: argparse.Namespace, flow: vectors.Vectors) -> list[int]:

@@ -61,7 +61,8 @@ def rigid(value: Any, name: str = "init") -> Floats:
     with np.errstate(over="ignore", invalid="ignore"):
         fits = np.allclose(turn @ turn.T, np.eye(3), atol=1e-3) and np.linalg.det(turn) > 0
         fits = fits and np.allclose(pose[3], (0, 0, 0, 1), atol=1e-6)
-    _check.require(bool(fits), name, "a rotation and a translation, the last row 0 0 0 1", str(pose.round(4).tolist()))
+        shown = str(pose.round(4).tolist())
+    _check.require(bool(fits), name, "a rotation and a translation, the last row 0 0 0 1", shown)
     left, _, right = np.linalg.svd(turn)
     pose[:3, :3] = left @ right
     return pose
