@@ -249,7 +249,7 @@ def test_hopper_with_rows_and_cells_that_have_nothing(monkeypatch: pytest.Monkey
     """Warpgroups and whole bands without triplets, weights that nobody takes, cells beside the words."""
     from fullfield.ops.point_conv import triplets
 
-    for module in (triplets, dispatch.load("cpu")):
+    for module in (triplets, dispatch.CONVOLUTIONS.load("cpu")):
         monkeypatch.setattr(module, "fits", lambda columns, cells: False)  # noqa: ARG005
     monkeypatch.setattr(launch, "device_of", lambda _: HOPPER)
     monkeypatch.setattr(config, "_BANDS", 0)
@@ -278,7 +278,7 @@ def test_hopper_geometries(monkeypatch: pytest.MonkeyPatch, kind: str, dtype: to
     elif kind == "beside":
         from fullfield.ops.point_conv import triplets
 
-        for module in (triplets, dispatch.load("cpu")):
+        for module in (triplets, dispatch.CONVOLUTIONS.load("cpu")):
             monkeypatch.setattr(module, "fits", lambda columns, cells: False)  # noqa: ARG005
         geometry = random_geometry(60, 100, 2500, kernel=7)
         assert geometry.forward.cells.numel()
@@ -336,7 +336,7 @@ def test_few_rows_and_other_gpus_take_mma_sync() -> None:
 def test_cells_beside_the_words(monkeypatch: pytest.MonkeyPatch) -> None:
     from fullfield.ops.point_conv import triplets
 
-    for module in (triplets, dispatch.load("cpu")):
+    for module in (triplets, dispatch.CONVOLUTIONS.load("cpu")):
         monkeypatch.setattr(module, "fits", lambda columns, cells: False)  # noqa: ARG005
     geometry = random_geometry(40, 50, 500, kernel=7)
     assert geometry.forward.cells.numel()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fullfield import InputError
 from fullfield.nn import CorrelationPyramid
-from fullfield.ops.correlation import dispatch
+from fullfield.ops.correlation.dispatch import LOOKUPS
 from fullfield.ops.correlation.protocol import Gradients, Prepared, Request
 
 
@@ -110,7 +110,7 @@ class Nothing(torch.autograd.Function):
 
 def test_host_overhead(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lookup costs about as much as PyTorch's smallest operator, one with gradients two of its autograd functions."""
-    monkeypatch.setattr(dispatch, "load", lambda name: null_module())  # noqa: ARG005
+    monkeypatch.setattr(LOOKUPS, "load", lambda name: null_module())  # noqa: ARG005
     fmap1, fmap2 = maps()
     coords = torch.zeros(2, 2, 6, 9)
     look = CorrelationPyramid(fmap1, fmap2, backend="reference")

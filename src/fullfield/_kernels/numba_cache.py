@@ -13,15 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from fullfield._kernels.cache_folder import announced, folder_named, say
+from fullfield._kernels.missing import Missing
 
 _CHECKSUM = 32  # bytes of SHA-256
 _SAID = set[str]()
 
 
-def why_not() -> str | None:
+def why_not() -> Missing | None:
     """None where numba can be used, else the reason it cannot."""
     if importlib.util.find_spec("numba") is None:
-        return "numba is not installed (pip install numba)"
+        return Missing("numba is not installed (pip install numba)")
     return None
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fullfield._kernels.cache_folder import announced, folder_named, say
+from fullfield._kernels.missing import Missing
 
 WINDOWS = sys.platform == "win32"
 MAJORS = (13, 12)  # CUDA majors whose NVRTC is looked for, newest first
@@ -184,12 +185,12 @@ def nvrtc() -> Nvrtc:
     return found
 
 
-def why_not() -> str | None:
+def why_not() -> Missing | None:
     """None where kernels can be compiled, else what has to be installed."""
     try:
         nvrtc()
     except KernelError as error:
-        return str(error)
+        return Missing(error)
     return None
 
 

@@ -21,7 +21,7 @@ from fullfield.models.mixed import PairSize, dense_fits, lookup_request
 from fullfield.models.raft import RAFT, RAFTConfig
 from fullfield.models.sea_raft import SEARAFT, SEARAFTConfig
 from fullfield.ops.correlation import BACKENDS
-from fullfield.ops.correlation.dispatch import choose
+from fullfield.ops.correlation.dispatch import LOOKUPS
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -188,7 +188,7 @@ class NetworkEstimator:
             if size not in self._dense:
                 self._dense[size] = dense_fits(request)
             backend = "dense" if self._dense[size] else None
-        self._used = choose(request, backend)
+        self._used = LOOKUPS.choose(backend, request)
         network.correlation = backend
         if self.config.precision == "exact":
             return network

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from fullfield._kernels import nvrtc
+from fullfield._kernels.missing import Missing
 from fullfield._kernels.nvrtc import Libraries, Source
 
 OLDEST = (8, 0)
@@ -42,7 +43,7 @@ def _why_not(index: int) -> str | None:
         return "no NVIDIA GPU or driver was found"
     capability = torch.cuda.get_device_capability(index)
     if capability < OLDEST:
-        return f"needs compute capability {OLDEST[0]}.{OLDEST[1]}, got {capability[0]}.{capability[1]}"
+        return Missing(f"needs compute capability {OLDEST[0]}.{OLDEST[1]}, got {capability[0]}.{capability[1]}")
     return nvrtc.why_not()
 
 

@@ -31,10 +31,6 @@ _TAIL = 2 * LANES
 _CHUNK = 128
 
 
-def missing() -> str | None:
-    return why_not()
-
-
 def supports(request: Request) -> str | None:
     if request.device.type != "cpu":
         return f"runs on the CPU, the features are on {request.device}"
@@ -42,7 +38,7 @@ def supports(request: Request) -> str | None:
         return f"needs float32, float16 or bfloat16 features, got {request.dtype}"
     if request.radius > LARGEST_RADIUS:
         return f"needs radius <= {LARGEST_RADIUS}, got {request.radius}"
-    return missing()
+    return why_not()
 
 
 def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cpu:

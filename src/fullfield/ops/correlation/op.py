@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullfield.ops.correlation import dispatch
 from fullfield.ops.correlation.arguments import request_of
+from fullfield.ops.correlation.dispatch import LOOKUPS
 from fullfield.ops.correlation.prepared import Pair, feature_gradients, prepare
 from fullfield.ops.correlation.protocol import Gradients, Prepared, Request
 
@@ -73,17 +73,14 @@ def _request(
 
 
 def _module(request: Request, backend: str | None) -> Any:
-    module = dispatch.load(dispatch.choose(request, backend))
-    if module is None:
-        raise ModuleNotFoundError(f"backend {backend!r} is not part of this version")
-    return module
+    return LOOKUPS.load(LOOKUPS.choose(backend, request))
 
 
 def _prepare(
     fmap1: Tensor, maps: list[Tensor], levels: int, radius: int, backend: str | None, precision: str, grad: bool
 ) -> list[Tensor]:
     request = request_of(fmap1, maps, levels, radius, precision, grad)
-    return list(prepare(request, dispatch.choose(request, backend), fmap1, maps).state)
+    return list(prepare(request, LOOKUPS.choose(backend, request), fmap1, maps).state)
 
 
 def _prepare_fake(
@@ -243,7 +240,7 @@ class Lookups:
             )
         else:
             request = request_of(fmap1, maps, levels, radius, precision, grad)
-            name = dispatch.choose(request, backend)
+            name = LOOKUPS.choose(backend, request)
             self._pair = Pair(request, name, fmap1, maps)
             self._options = (len(maps) == 1, radius, name, precision, grad, fmap1.dtype)
         if grad:

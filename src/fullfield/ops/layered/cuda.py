@@ -28,7 +28,7 @@ _Params: Any = structure(
 )
 
 
-def why_not(device: torch.device) -> str | None:
+def supports(device: torch.device) -> str | None:
     """None where the kernels run on the device, else the reason that they do not."""
     return launching.why_not(device)
 

@@ -26,20 +26,16 @@ LANES = 16
 _SEGMENTS, _SEGMENT_TILES, _SEGMENT_BYTES = 16, 64, 64 << 20
 
 
-def missing() -> str | None:
-    return why_not()
-
-
 def supports(request: Request) -> str | None:
     if request.device.type != "cpu":
         return f"runs on the CPU, the features are on {request.device}"
     if request.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"needs float32, float16 or bfloat16 features, got {request.dtype}"
-    return missing()
+    return why_not()
 
 
 def builds(device: torch.device) -> str | None:
-    return f"runs on the CPU, the points are on {device}" if device.type != "cpu" else missing()
+    return f"runs on the CPU, the points are on {device}" if device.type != "cpu" else why_not()
 
 
 _compiling = threading.Lock()

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from fullfield.ops.launching import is_plain, refuse_forward_mode
-from fullfield.ops.point_conv import dispatch
-from fullfield.ops.point_conv.protocol import Module, Request
+from fullfield.ops.point_conv.dispatch import CONVOLUTIONS
+from fullfield.ops.point_conv.protocol import Request
 from fullfield.ops.point_conv.triplets import Triplets
 
 _LIBRARY: Any = torch.library.Library("fullfield", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -37,7 +37,7 @@ _BLOCK = 1024
 
 def _serve(
     features: Tensor, channels_out: int, triplets: Triplets, cells: int, groups: int, backend: str | None
-) -> tuple[Module, Request]:
+) -> tuple[Any, Request]:
     rows, entries, _ = triplets
     dtype, shape = features.dtype, features.shape
     # The precision is asked for only where it matters: the question takes the host long.
@@ -46,7 +46,7 @@ def _serve(
         features.device, dtype, (shape[1], channels_out), groups, cells, rows.shape[0] - 1, shape[0],
         entries.shape[0], precision,
     )  # fmt: skip
-    return dispatch.choose(request, backend), request
+    return CONVOLUTIONS.load(CONVOLUTIONS.choose(backend, request)), request
 
 
 _AS_IT_IS = nullcontext()

@@ -3,11 +3,9 @@
 A backend is a module with
 
 ``supports(request) -> str | None``
-    None where it can serve the request, else why it cannot, in a few words. Must not import what may be missing.
+    As :class:`fullfield.ops.backends.Backends` asks.
 ``builds(device) -> str | None``
     The same question about making triplets there.
-``missing() -> str | None``
-    What would have to be installed for it to run at all and how, else None. Only for kernels: cuda and cpu.
 ``multiply(request, features, weight, bias, triplets) -> Tensor``
     MVMR: ``out[r] = bias + Σ over row r of features[index] @ weight[cell]``, [R, Cout] of the features' dtype, summed
     in ``request.accumulate_dtype``.
@@ -29,7 +27,6 @@ Results depend on the arguments alone, bit by bit. Backends never import each ot
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -37,7 +34,6 @@ from torch import Tensor
 
 from fullfield.ops.point_conv.triplets import Triplets
 
-Module = ModuleType  # a backend module as described above
 FEATURES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 

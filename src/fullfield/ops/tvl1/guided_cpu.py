@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from fullfield._kernels import numba_cache
+from fullfield._kernels.missing import Missing
 from fullfield._kernels.threads import rows, run
 from fullfield.ops.tvl1.cpu import _aligned, _Level
 from fullfield.ops.tvl1.cpu import _kernels as _solver_kernels
@@ -30,10 +31,10 @@ _WHAT = "refinement kernels"
 
 def supports(device: torch.device, dtype: torch.dtype) -> str | None:
     """None where this backend can run, else the reason it cannot."""
-    if device.type != "cpu":
-        return f"runs on cpu only, got {device.type}"
     if dtype != torch.float32:
         return f"computes in float32 only, got {str(dtype).removeprefix('torch.')}"
+    if device.type != "cpu":
+        return Missing(f"runs on cpu only, got {device.type}")  # and no kernel runs there
     return numba_cache.why_not()
 
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from fullfield._kernels import nvrtc
 from fullfield.ops import launching
 from fullfield.ops.correlation.cuda import config as shapes
 from fullfield.ops.correlation.protocol import Request
@@ -24,10 +23,6 @@ if TYPE_CHECKING:
     from fullfield.ops.correlation.cuda.launch import Cuda
 
 POOLS = True
-
-
-def missing() -> str | None:
-    return nvrtc.why_not()
 
 
 def supports(request: Request) -> str | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fullfield._kernels import nvrtc
 from fullfield.ops import launching
 from fullfield.ops.point_conv.cuda.triplets import assemble, assemble_all, builds, transpose, transpose_all
 from fullfield.ops.point_conv.protocol import Request
@@ -23,17 +22,12 @@ __all__ = [
     "assemble",
     "assemble_all",
     "builds",
-    "missing",
     "multiply",
     "outer",
     "supports",
     "transpose",
     "transpose_all",
 ]
-
-
-def missing() -> str | None:
-    return nvrtc.why_not()
 
 
 def supports(request: Request) -> str | None:
