@@ -410,11 +410,6 @@ class Libraries:
             return [self._loaded[source, arch] for source in sources]
 
 
-def addresses(*arguments: int | ctypes.Structure) -> ctypes.Array[ctypes.c_void_p]:
-    """Kernel arguments for :meth:`Kernel.launch`: addresses, or structures that the caller keeps alive."""
-    return (ctypes.c_void_p * len(arguments))(*[a if isinstance(a, int) else ctypes.addressof(a) for a in arguments])
-
-
 def encode_tensor_map(address: int, data: int, sizes: Sequence[int], box: Sequence[int]) -> None:
     """Write the tensor map of a contiguous array of 16-bit elements to ``address`` (64-byte aligned, 128 bytes).
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.ops.fused import plain
+from fullfield.ops.launching import is_traced
 
 # Weights that are worked on at a time where no gradient is wanted.
 _ELEMENTS = 1 << 25
@@ -31,7 +32,7 @@ def convex_upsample(
     _check.number(factor, "factor", integer=True, low=1)
     _check.tensor(mask, "mask", (batch, _NEIGHBOURS * factor * factor, height, width), device=field.device)
     graph = torch.is_grad_enabled() and (field.requires_grad or mask.requires_grad)
-    if graph or _is_traced():
+    if graph or is_traced(field, mask) or torch._C._get_tracing_state() is not None:
         return plain.convex_upsample(field, mask, factor)
     out = field.new_empty(batch, field.shape[1], factor * height, factor * width)
     if field.device.type == "cuda":
@@ -44,8 +45,3 @@ def convex_upsample(
     for first in range(0, height, rows):
         plain.convex_strip(field, mask[:, :, first : first + rows], factor, out, first_row=first)
     return out
-
-
-def _is_traced() -> bool:
-    watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
-    return watched or torch._C._get_tracing_state() is not None

@@ -114,7 +114,7 @@ def _sorted_on_cpu(points: Tensor, normals: Tensor, found: Neighbors) -> tuple[T
     edges = torch.tensor([*RINGS[:-1], *_ELEVATIONS, *(math.cos(bend) for bend in _BENDS[2:])], dtype=torch.float32)
     given = (points, normals, found.offsets, found.indices, edges, cells, j, k)
     arrays = [part.detach().contiguous().numpy() for part in given]
-    kernel = kernels()["sorted_cells"]
+    kernel = kernels().sorted_cells
     parallel(count, lambda first, last: kernel(*arrays, first, last))
     return cells, j, k
 

@@ -21,6 +21,7 @@ from fullfield.models.raft.model import RAFT
 from fullfield.models.sea_raft.model import SEARAFT
 from fullfield.ops.fused import plain
 from fullfield.ops.fused.protocol import CELL_CHANNELS, Frame, Passes
+from fullfield.ops.recording import InOrder
 
 if TYPE_CHECKING:
     from fullfield.models.prepared.raft import PreparedRAFT
@@ -76,9 +77,8 @@ class PreparedFlow:
         left, right, top, bottom = self.padding
         self._frame = Frame(top, left, self.size[0] + top + bottom, self.size[1] + left + right)
         self._lock = threading.Lock()
-        self._done: torch.cuda.Event | None = None
+        self._in_order = InOrder(self.device)
         self._parameters = kit.form.made
-        self._streams: set[int] = set()
         self._passes, self._network = kit.passes, kit.network
         self._pair: Any = None
         self._encode: Callable[[], None] = self._encode_now
@@ -111,7 +111,7 @@ class PreparedFlow:
         number = self.model.config.updates if updates is None else updates
         learned = isinstance(self.model, SEARAFT)
         _check.number(number, "updates", integer=True, low=0 if learned or initial_flow is not None else 1)
-        with self._lock, _undisturbed(self.device), self._in_order():
+        with self._lock, _undisturbed(self.device), self._in_order(self._tensors):
             start = None
             if initial_flow is not None:
                 _check.tensor(initial_flow, "initial_flow", (self.batch, 2, "h", "w"), device=self.device)
@@ -184,24 +184,8 @@ class PreparedFlow:
             torch.cuda.current_stream().wait_stream(stream)
         self._encode, self._step = encode.replay, step.replay
 
-    @contextmanager
-    def _in_order(self) -> Iterator[None]:
-        """Behind the call before, which may have been on another stream."""
-        if self.device.type != "cuda":
-            yield
-            return
-        with torch.cuda.device(self.device):
-            stream = torch.cuda.current_stream()
-            if self._done is not None:
-                stream.wait_event(self._done)
-            if stream.cuda_stream not in self._streams:
-                self._streams.add(stream.cuda_stream)
-                for kept in (self._grid, self._coords, self._cells, *self._parameters):
-                    kept.record_stream(stream)  # whoever lets this object go need not wait for it
-            try:
-                yield
-            finally:
-                self._done = stream.record_event()
+    def _tensors(self) -> Iterator[Tensor]:
+        yield from (self._grid, self._coords, self._cells, *self._parameters)
 
 
 class PreparedSizes:

@@ -15,6 +15,9 @@ from numba import types
 
 from fullfield._kernels.simd import load, splat, store
 from fullfield.ops.correlation._cpu_kernels import (
+    CACHE as CACHE,
+)
+from fullfield.ops.correlation._cpu_kernels import (
     LANES,
     TILE_HEIGHT,
     TILE_WIDTH,

@@ -17,6 +17,7 @@ from fullfield.ops.correlation.arguments import request_of
 from fullfield.ops.correlation.dispatch import LOOKUPS
 from fullfield.ops.correlation.prepared import Pair, feature_gradients, prepare
 from fullfield.ops.correlation.protocol import Gradients, Prepared, Request
+from fullfield.ops.launching import is_traced
 
 _LIBRARY: Any = torch.library.Library("fullfield", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define(
@@ -38,15 +39,6 @@ _LIBRARY.define(
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _precision() -> str:
     return torch.get_float32_matmul_precision()
-
-
-def is_traced(*tensors: Tensor) -> bool:
-    """Whether somebody watches: a compiler, a dispatch mode, or a tensor subclass."""
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or any(type(t) is not Tensor and type(t) is not torch.nn.Parameter for t in tensors)
-    )
 
 
 def _request(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullfield.ops.launching import is_plain
+from fullfield.ops.launching import is_eager
 from fullfield.ops.point_conv import op
 from fullfield.ops.point_conv.api import point_conv
 from fullfield.ops.point_conv.arguments import check_conv
@@ -36,7 +36,7 @@ def point_conv_norm(
 ) -> Tensor:  # [M, Cout]
     """:func:`point_norm` of what :func:`point_conv` gives without a bias; arguments and results are theirs."""
     tensors = (features, weight, scale, shift, residual)
-    fast = kind == "layer" and is_plain(*tensors) and not torch.is_autocast_enabled(features.device.type)
+    fast = kind == "layer" and is_eager(*tensors) and not torch.is_autocast_enabled(features.device.type)
     wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     fits = residual is None or residual.shape == (geometry.centers, weight.shape[-1])
     if fast and wanted and fits and kernels.supports(features, scale, shift, residual, groups=1):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullfield.ops.launching import is_plain, refuse_forward_mode
+from fullfield.ops.launching import is_eager, refuse_forward_mode
 from fullfield.ops.point_conv.dispatch import CONVOLUTIONS
 from fullfield.ops.point_conv.protocol import Request
 from fullfield.ops.point_conv.triplets import Triplets
@@ -298,7 +298,7 @@ class _Outer(torch.autograd.Function):
 
 def convolve(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     """``fullfield::point_conv`` by the shortest way; ``rest``: both directions, mirrored, groups, backend."""
-    if not is_plain(features, weight, bias):
+    if not is_eager(features, weight, bias):
         refuse_forward_mode(features=features, weight=weight, bias=bias)
         traced = torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active()
         call = torch.ops.fullfield.point_conv if traced else _Convolve.apply

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.launching import is_plain, refuse_forward_mode
+from fullfield.ops.launching import is_eager, refuse_forward_mode
 from fullfield.ops.point_conv.arguments import check_rows
 from fullfield.ops.point_conv.cuda import pooling as kernels
 from fullfield.ops.point_conv.geometry import PointGeometry
@@ -54,7 +54,7 @@ def point_pool(
     directions = (*geometry.directions(), geometry.cells)
     out: Tensor
     if mode == "max":
-        if is_plain(features):
+        if is_eager(features):
             wanted = torch.is_grad_enabled() and features.requires_grad
             found: Tensor = _Max.apply(features, *directions) if wanted else _max(features, *directions)[0]  # type: ignore[no-untyped-call]
             return found

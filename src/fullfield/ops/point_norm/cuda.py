@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,27 +14,19 @@ from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import launching
-from fullfield.ops.launching import Kernels, address, structure
+from fullfield.ops.launching import CODES, Kernels, address, structures
 from fullfield.ops.point_norm.protocol import Running
 
 LIBRARIES = Libraries("normalisation kernels")
-TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-MOST_GROUPS = 64
+_SOURCE = Path(__file__).with_name("norm.cu")
+_DECLARED = structures(_SOURCE)
+_Params = _DECLARED["NormParams"]
+MOST_GROUPS = _DECLARED.number("MOST_GROUPS")
 # Channels that a lane holds at most; rows that a block sums at least; threads of a block.
 _MOST_VALUES, _LEAST_ROWS, _THREADS = 32, 32, 128
 MOST_CHANNELS = 32 * _MOST_VALUES
 # Blocks that the rows are spread over.
 _BLOCKS = 528
-
-_ptr, _i32, _f32 = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
-_Params: Any = structure(
-    "NormParams", ("x", _ptr), ("residual", _ptr), ("y", _ptr), ("grad", _ptr), ("weight", _ptr), ("bias", _ptr),
-    ("out", _ptr), ("grad_residual", _ptr), ("mean", _ptr), ("scale", _ptr), ("partial", _ptr), ("sums", _ptr),
-    ("grad_weight", _ptr), ("grad_bias", _ptr), ("running_mean", _ptr), ("running_var", _ptr),
-    ("rows", ctypes.c_longlong), ("channels", _i32), ("chunk", _i32), ("chunks", _i32), ("groups", _i32),
-    ("relu", _i32), ("fixed", _i32), ("eps", _f32), ("momentum", _f32),
-    ("first", ctypes.c_longlong * (MOST_GROUPS + 1)), ("begin", _i32 * (MOST_GROUPS + 1)),
-)  # fmt: skip
 
 
 def _layout(channels: int, vector: int) -> tuple[int, int]:
@@ -49,7 +40,7 @@ def supports(features: Tensor, weight: Tensor, *beside: Tensor | None, groups: i
     """Whether these kernels serve rows of so many groups; parameters are of one type, that of the rows or float32, and
     what has rows is of theirs."""
     dtype, learned, device = features.dtype, weight.dtype, features.device
-    if dtype not in TYPES or (learned is not torch.float32 and learned is not dtype) or not features.numel():
+    if dtype not in CODES or (learned is not torch.float32 and learned is not dtype) or not features.numel():
         return False
     if groups > MOST_GROUPS or features.shape[1] > MOST_CHANNELS or launching.why_not(device) is not None:
         return False
@@ -69,8 +60,8 @@ def source(dtype: torch.dtype, learned: torch.dtype, channels: int, wide: bool) 
     """All kernels for rows of so many channels; ``wide``: whether rows begin at multiples of 16 bytes."""
     vector = 16 // dtype.itemsize if wide else 1
     lanes, steps = _layout(channels, vector)
-    text = launching.read_source(launching.HALVES, launching.VALUES, Path(__file__).with_name("norm.cu"))
-    flags = {"IN": TYPES[dtype], "PARAM": TYPES[learned], "VEC": vector, "LANES": lanes, "STEPS": steps}
+    text = launching.read_source(launching.HALVES, launching.VALUES, _SOURCE)
+    flags = {"IN": CODES[dtype], "PARAM": CODES[learned], "VEC": vector, "LANES": lanes, "STEPS": steps}
     return Source(text, tuple(f"-D{name}={value}" for name, value in flags.items()))
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.launching import is_plain
+from fullfield.ops.launching import is_eager
 from fullfield.ops.point_norm import cuda
 from fullfield.ops.point_norm.plain import normalised
 from fullfield.ops.point_norm.protocol import Running
@@ -58,7 +58,7 @@ def point_norm(
     if not fits or kind != "layer":
         _check_norm(features, weight, bias, kind, sizes, running, residual)
     moves = () if running is None else (running.mean, running.var)
-    fast = is_plain(features, weight, bias, residual, *moves)
+    fast = is_eager(features, weight, bias, residual, *moves)
     groups = len(sizes) if kind == "instance" else 1
     if not fast or not cuda.supports(features, weight, bias, residual, *moves, groups=groups):
         return normalised(features, weight, bias, kind, eps, sizes, running, residual, relu)

@@ -29,7 +29,7 @@ def supports(request: Request) -> str | None:
     reason = launching.why_not(request.device)
     if reason is not None:
         return reason
-    if request.dtype not in shapes.CODES:
+    if request.dtype not in launching.CODES:
         return f"needs float32, float16 or bfloat16 features, got {request.dtype}"
     if request.radius > shapes.LARGEST_RADIUS or request.levels > shapes.MOST_LEVELS:
         return (
@@ -40,13 +40,11 @@ def supports(request: Request) -> str | None:
 
 
 def _too_large(request: Request) -> str | None:
-    from fullfield.ops.correlation.cuda.device import device_of
-
     pixels = request.size1[0] * request.size1[1]
     most = (1 << 32) // (4 * request.side) - 1  # distances between taps are 32-bit
     if pixels > most:
         return f"needs a first map of at most {most} pixels, got {pixels}"
-    device = device_of(request)
+    device = launching.device_of(request.device)
     config, shared = shapes.forward_config(request, device.hopper), device.shared
     own = shapes.gradient_config(config)
     most_used = max(

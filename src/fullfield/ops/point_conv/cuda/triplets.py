@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import launching
-from fullfield.ops.launching import address, structure
+from fullfield.ops.launching import address, structures
 from fullfield.ops.point_conv.protocol import Turn, Wanted
 from fullfield.ops.point_conv.triplets import Triplets, fits, index_bits
 
@@ -22,14 +20,8 @@ LIBRARIES = Libraries("triplet kernels")
 _ROOM = 256  # keys of a row that a warp sorts in shared memory
 _WARPS = 8
 
-_ptr, _i64, _i32 = ctypes.c_void_p, ctypes.c_longlong, ctypes.c_int
-_Params: Any = structure(
-    "TripletParams", ("from_", _ptr), ("numbers", _ptr), ("numbers_beside", _ptr), ("points", _ptr), ("centers", _ptr),
-    ("rows", _ptr), ("counts", _ptr), ("turned", _ptr), ("passed", _ptr), ("words", _ptr), ("beside", _ptr),
-    ("count", _i64), ("entries", _i64), ("columns", _i64), ("grid", ctypes.c_float), ("sides", _i32 * 3),
-    ("bits", _i32),
-)  # fmt: skip
-_Batch = launching.batch(_Params)
+_SOURCE = Path(__file__).with_name("triplets.cu")
+_Batch = launching.batch(structures(_SOURCE)["TripletParams"])
 
 
 def builds(device: torch.device) -> str | None:
@@ -41,7 +33,7 @@ def builds(device: torch.device) -> str | None:
 def source(beside: bool, given: bool = False) -> Source:
     """All of them; ``beside``: whether cells stand beside the words that are written, ``given``: that are read."""
     key = "unsigned long long" if beside else "unsigned"
-    text = launching.read_source(launching.BATCHES, launching.SORT_ROWS, Path(__file__).with_name("triplets.cu"))
+    text = launching.read_source(launching.BATCHES, launching.SORT_ROWS, _SOURCE)
     return Source(text, (f"-DKEY={key}", f"-DROOM={_ROOM}", f"-DBESIDE={int(beside)}", f"-DGIVEN={int(given)}"))
 
 
@@ -82,7 +74,7 @@ def assemble_all(wanted: Sequence[Wanted], *, reuse: bool = True) -> list[Triple
             blocks.append(-(-p.count // _WARPS) if p.entries else 0)
         first = made[places[0]]
         kernels = launching.kernels(LIBRARIES, source(bool(first.cells.numel())), first.rows.get_device())
-        launching.launch_batch(kernels, "assemble_rows", batch, blocks)
+        kernels.launch_batch("assemble_rows", batch, blocks)
     return made
 
 
@@ -125,14 +117,11 @@ def _transpose(turns: Sequence[Turn], made: Sequence[Triplets], kernels_of: Sour
         p.bits = index_bits(turn.cells)
         count, word = count + 4 * turn.columns, word + 8 * (1 + size)
     kernels = launching.kernels(LIBRARIES, kernels_of, rows.get_device())
-
-    def run(name: str, blocks: Sequence[int]) -> None:
-        launching.launch_batch(kernels, name, batch, blocks)
-
-    run("count_entries", [-(-out.entries.numel() // 256) for out in made])
-    run("start_rows", parts)
-    run("scatter_entries", [-(-(turn.triplets.rows.numel() - 1) // _WARPS) for turn in turns])
-    run("sort_rows", [-(-turn.columns // _WARPS) for turn in turns])
+    kernels.launch_batch("count_entries", batch, [-(-out.entries.numel() // 256) for out in made])
+    kernels.launch_batch("start_rows", batch, parts)
+    each = [-(-(turn.triplets.rows.numel() - 1) // _WARPS) for turn in turns]
+    kernels.launch_batch("scatter_entries", batch, each)
+    kernels.launch_batch("sort_rows", batch, [-(-turn.columns // _WARPS) for turn in turns])
 
 
 def transpose(triplets: Triplets, columns: int, cells: int) -> Triplets:
