@@ -12,7 +12,7 @@ from test_nvrtc import ARCHS, needs_nvrtc, resources
 from torch import Tensor
 
 from fullfield.ops import launching
-from fullfield.ops.convex_loss import convex_mixture_loss, cuda, plain
+from fullfield.ops.convex_loss import convex_mixture_loss, cuda, reference
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
 
@@ -60,7 +60,7 @@ def test_loss_and_gradients(shape: tuple[int, int, int], dtype: torch.dtype, cha
     low, high = -2.0, 4.0
 
     def exact(f: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
-        return plain.loss(f, m, truth.double(), counted, 8, low, high)
+        return reference.loss(f, m, truth.double(), counted, 8, low, high)
 
     def ours(f: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
         return convex_mixture_loss(f, m, truth, counted, log_scale_min=low, log_scale_max=high)

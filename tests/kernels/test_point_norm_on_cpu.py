@@ -17,7 +17,7 @@ from fullfield.ops.neighbors import cuda as neighbors
 from fullfield.ops.point_conv import dispatch, point_conv, radius_geometry, reference
 from fullfield.ops.point_conv.normed import point_conv_norm
 from fullfield.ops.point_norm import Running, cuda, op, point_norm
-from fullfield.ops.point_norm.plain import normalised
+from fullfield.ops.point_norm.reference import normalised
 
 pytestmark = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
 SIZES = (37, 0, 1, 82)

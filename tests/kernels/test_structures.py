@@ -51,7 +51,10 @@ TYPES = """
 typedef unsigned char u8; typedef unsigned short u16; typedef unsigned u32; typedef unsigned long long u64;
 typedef long long i64;
 typedef struct { int x; } Work, Value, Learned, T, word, grad_t, src_t;
-#ifndef __CUDACC_RTC__
+#ifdef __CUDACC_RTC__
+#define OFFSET(structure, field) __INTADDR__(&((structure *)0)->field)
+#else
+#define OFFSET(structure, field) __builtin_offsetof(structure, field)
 typedef struct { int x; } int4, uint4, float4;
 #endif
 """
@@ -75,7 +78,7 @@ def source() -> str:
             made = declared[name]
             parts.append(f'static_assert(sizeof({name}) == {ctypes.sizeof(made)}, "{name}");')
             for field, _ in made._fields_:
-                at = f"__builtin_offsetof({name}, {field.rstrip('_')}) == {getattr(made, field).offset}"
+                at = f"OFFSET({name}, {field.rstrip('_')}) == {getattr(made, field).offset}"
                 parts.append(f'static_assert({at}, "{name}.{field}");')
         parts.append("}")
     return "\n".join(parts) + "\n"

@@ -14,7 +14,7 @@ _TYPES: dict[str, Any] = {
     "float": ctypes.c_float, "double": ctypes.c_double,
 }  # fmt: skip
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
-_NUMBER = re.compile(r"^#define (\w+) +(\d+)\s*$", re.MULTILINE)
+_NUMBER = re.compile(r"^[ \t]*#define (\w+) +(\d+)\s*$", re.MULTILINE)
 _STRUCTURE = re.compile(r"\bstruct (\w+) \{([^{}]*)\};")
 _FIRST = re.compile(r"(\w+(?: \w+)*?)([ *]+)(\w+)((?:\[[^]]+\])*)")
 _NEXT = re.compile(r"()( *\**)(\w+)((?:\[[^]]+\])*)")

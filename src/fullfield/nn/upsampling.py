@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.fused import plain
+from fullfield.ops.fused import reference
 from fullfield.ops.launching import is_traced
 
 # Weights that are worked on at a time where no gradient is wanted.
@@ -33,7 +33,7 @@ def convex_upsample(
     _check.tensor(mask, "mask", (batch, _NEIGHBOURS * factor * factor, height, width), device=field.device)
     graph = torch.is_grad_enabled() and (field.requires_grad or mask.requires_grad)
     if graph or is_traced(field, mask) or torch._C._get_tracing_state() is not None:
-        return plain.convex_upsample(field, mask, factor)
+        return reference.convex_upsample(field, mask, factor)
     out = field.new_empty(batch, field.shape[1], factor * height, factor * width)
     if field.device.type == "cuda":
         from fullfield.ops.fused import cuda
@@ -43,5 +43,5 @@ def convex_upsample(
             return out
     rows = max(1, _ELEMENTS // max(1, mask.shape[1] * batch * width))
     for first in range(0, height, rows):
-        plain.convex_strip(field, mask[:, :, first : first + rows], factor, out, first_row=first)
+        reference.convex_strip(field, mask[:, :, first : first + rows], factor, out, first_row=first)
     return out

@@ -80,7 +80,7 @@ def _tensor(points: Floats) -> torch.Tensor:
 
 def plane_normals(points: Floats, queries: Floats, radius: float) -> Floats:
     """Unit normals [M, 3], of either sign, of the planes through the points around each query, which is one of them."""
-    _, covariance = _spread(points, queries, radius)
+    _, covariance = _moments(points, queries, radius)
     return np.ascontiguousarray(np.linalg.eigh(covariance)[1][:, :, 0])
 
 
@@ -90,7 +90,7 @@ def local_shapes(points: Floats, queries: Floats, radius: float) -> Floats:
     Curvature (three times the least variance's share), planarity and linearity (differences of deviations over the
     largest), and the query's height over the plane through them, over the radius.
     """
-    mean, covariance = _spread(points, queries, radius)
+    mean, covariance = _moments(points, queries, radius)
     variances, axes = np.linalg.eigh(covariance)
     variances = variances.clip(min=0.0)
     least, middle, most = np.sqrt(variances).T
@@ -103,7 +103,7 @@ def local_shapes(points: Floats, queries: Floats, radius: float) -> Floats:
 _UPPER = [[3, 4, 5], [4, 6, 7], [5, 7, 8]]
 
 
-def _spread(points: Floats, queries: Floats, radius: float) -> tuple[Floats, Floats]:
+def _moments(points: Floats, queries: Floats, radius: float) -> tuple[Floats, Floats]:
     """Of the points around each query: their mean from it [M, 3], and their covariance [M, 3, 3]."""
     compiled = kernels()
     places, asked = np.ascontiguousarray(points), np.ascontiguousarray(queries)

@@ -20,7 +20,7 @@ def rectified_products(bias: Tensor, x: Tensor, weight: Tensor, out: Tensor) -> 
     return found
 
 
-def doubt(*activations: Tensor) -> Tensor:
+def nan_guard(*activations: Tensor) -> Tensor:
     """[B, 1, 1, 1] float32: 0, or NaN for an item that is not finite somewhere in [B, ...].
 
     Added to the flow: the rectifiers of cuDNN and cuBLAS may make 0 of NaN, after which an overflow looks like a flow.
@@ -73,14 +73,14 @@ class PreparedMotion:
         weight, bias = self.flow_first
         windows = new(self.windows)
         passes.flow_patches(coords, _SIDE, windows)
-        moved = new(weight.shape[1])
-        rectified_products(bias, windows.flatten(0, 2), weight, moved.flatten(0, 2))
+        flow_features = new(weight.shape[1])
+        rectified_products(bias, windows.flatten(0, 2), weight, flow_features.flatten(0, 2))
         weight, shift = self.flow_second
-        moved = passes.convolve(moved, weight, padding=(1, 1))
-        joint = new(seen.shape[3] + moved.shape[3])
+        flow_features = passes.convolve(flow_features, weight, padding=(1, 1))
+        joint = new(seen.shape[3] + flow_features.shape[3])
         passes.pack(seen, offset, [Target(joint[..., : seen.shape[3]])])
-        passes.pack(moved, shift, [Target(joint[..., seen.shape[3] :])])
-        del seen, moved, windows
+        passes.pack(flow_features, shift, [Target(joint[..., seen.shape[3] :])])
+        del seen, flow_features, windows
         weight, shift = self.joint
         passes.pack(passes.convolve(joint, weight, padding=(1, 1)), shift, to, (coords, self.flow_channel))
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fullfield.models.prepared.encoder import PreparedEncoder
-from fullfield.models.prepared.motion import FlowHead, PreparedHead, PreparedMotion, doubt, mask_head
+from fullfield.models.prepared.motion import FlowHead, PreparedHead, PreparedMotion, mask_head, nan_guard
 from fullfield.models.prepared.weights import Form, folded, lanes, padded
 from fullfield.models.raft.model import RAFT
 from fullfield.nn import CorrelationPyramid
@@ -27,7 +27,7 @@ class _Memory:
     """The same with the reset state."""
     maps: tuple[Tensor, Tensor]
     """What the context adds to the gates and to the candidate."""
-    turned: bool
+    transposed: bool
 
 
 @dataclass
@@ -38,7 +38,7 @@ class RAFTPair:
     halves: list[_Memory]
     state: Tensor
     """[B, h, w, hidden] without gaps."""
-    doubt: Tensor
+    nan_guard: Tensor
     """Of frames and features."""
 
 
@@ -52,8 +52,8 @@ class _Half:
         self.passes, self.hidden = passes, hidden
         weights, biases = zip(*(folded(conv, None) for conv in convs), strict=True)
         gates, candidate = torch.cat(weights[:2]), weights[2]
-        self.turned = gates.shape[3] == 1
-        if self.turned:
+        self.transposed = gates.shape[3] == 1
+        if self.transposed:
             gates, candidate = gates.transpose(2, 3), candidate.transpose(2, 3)
         self.padding = (gates.shape[2] // 2, gates.shape[3] // 2)
         end = hidden + context
@@ -68,13 +68,13 @@ class _Half:
 
     def memory(self, context: Tensor, motion: int) -> _Memory:
         """For a context [B, h, w, C] and a number of motion channels."""
-        if self.turned:
+        if self.transposed:
             context = context.transpose(1, 2).contiguous()
         gates, candidate = (
             self.passes.convolve(context, weight, bias, padding=self.padding) for weight, bias in self.of_context
         )
         joint = context.new_zeros((*context.shape[:3], self.hidden + motion))
-        return _Memory(joint, torch.zeros_like(joint), (gates, candidate), self.turned)
+        return _Memory(joint, torch.zeros_like(joint), (gates, candidate), self.transposed)
 
     def __call__(self, memory: _Memory, to: Sequence[Target]) -> None:
         passes, state = self.passes, memory.joint[..., : self.hidden]
@@ -120,7 +120,7 @@ class PreparedRAFT:
         lookup = CorrelationPyramid(
             first, second, config.levels, config.radius, backend=self.backend, out_dtype=self.form.dtype
         )
-        doubtful = doubt(cells, first, second)
+        guard = nan_guard(cells, first, second)
         del first, second
         both = self.context(cells, 0)
         state = torch.tanh(both[..., :hidden])
@@ -128,17 +128,17 @@ class PreparedRAFT:
         halves = [half.memory(context, self.motion.channels) for half in self.halves]
         halves[0].joint[..., :hidden] = state
         coords.copy_(grid)
-        return RAFTPair(lookup, halves, state, doubtful)
+        return RAFTPair(lookup, halves, state, guard)
 
     def step(self, pair: RAFTPair, coords: Tensor) -> None:
         """One update, of ``coords`` and the state in place."""
         hidden, memories = self.config.hidden_channels, pair.halves
-        seen = [Target(part[..., hidden:], m.turned) for m in memories for part in (m.joint, m.reset)]
+        seen = [Target(part[..., hidden:], m.transposed) for m in memories for part in (m.joint, m.reset)]
         self.motion(pair.lookup, coords, seen)
         for number, half in enumerate(self.halves):
             after = memories[(number + 1) % len(memories)]
-            to = [Target(after.joint[..., :hidden], after.turned != half.turned)]
+            to = [Target(after.joint[..., :hidden], after.transposed != half.transposed)]
             if number == len(memories) - 1:
-                to.append(Target(pair.state, half.turned))
+                to.append(Target(pair.state, half.transposed))
             half(memories[number], to)
         self.flow_head.step_(pair.state, coords)

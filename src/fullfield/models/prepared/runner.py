@@ -15,11 +15,11 @@ from torch.nn import functional
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.models import framing
-from fullfield.models.prepared.motion import doubt
+from fullfield.models.prepared.motion import nan_guard
 from fullfield.models.prepared.weights import LANE, Form
 from fullfield.models.raft.model import RAFT
 from fullfield.models.sea_raft.model import SEARAFT
-from fullfield.ops.fused import plain
+from fullfield.ops.fused import reference
 from fullfield.ops.fused.protocol import CELL_CHANNELS, Frame, Passes
 from fullfield.ops.recording import InOrder
 
@@ -140,7 +140,7 @@ class PreparedFlow:
 
     def _flow(self) -> Tensor:
         mask = self._network.mask
-        flow = self._coords - self._grid + (self._pair.doubt + doubt(self._pair.state))
+        flow = self._coords - self._grid + (self._pair.nan_guard + nan_guard(self._pair.state))
         if mask is None:
             return _enlarged(flow, self.padding, corners=True)
         rows, columns = flow.shape[-2:]
@@ -262,7 +262,7 @@ def _kit(model: RAFT | SEARAFT, precision: str) -> _Kit:
 
 def _passes(device: torch.device, dtype: torch.dtype, precision: str) -> tuple[Passes, bool]:
     if dtype == torch.float32:
-        return plain, False
+        return reference, False
     if device.type == "cpu":
         raise InputError(f"precision: expected fast or exact on the CPU, got {precision!r}")
     reason = why_not(device)

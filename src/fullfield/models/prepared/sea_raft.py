@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fullfield.models.prepared.encoder import PreparedEncoder
-from fullfield.models.prepared.motion import FlowHead, PreparedMotion, doubt, mask_head
+from fullfield.models.prepared.motion import FlowHead, PreparedMotion, mask_head, nan_guard
 from fullfield.models.prepared.weights import Form, folded
 from fullfield.models.sea_raft.model import SEARAFT
 from fullfield.nn import CorrelationPyramid
@@ -25,7 +25,7 @@ class SEARAFTPair:
     """[B, h, w, state, context and motion]."""
     state: Tensor
     """[B, h, w, channels] once more, without gaps."""
-    doubt: Tensor
+    nan_guard: Tensor
     """Of frames and features."""
 
 
@@ -89,11 +89,11 @@ class PreparedSEARAFT:
         lookup = CorrelationPyramid(
             first, second, config.levels, config.radius, backend=self.backend, out_dtype=self.form.dtype
         )
-        doubtful = doubt(cells, first, second)
+        guard = nan_guard(cells, first, second)
         del first, second
         coords.copy_(grid)
         self.flow_head.step_(state, coords)
-        return SEARAFTPair(lookup, joint, state, doubtful)
+        return SEARAFTPair(lookup, joint, state, guard)
 
     def step(self, pair: SEARAFTPair, coords: Tensor) -> None:
         """One update, of ``coords`` and the state in place."""

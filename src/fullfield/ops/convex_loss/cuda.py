@@ -20,7 +20,7 @@ _POINTERS = ("field", "mask", "truth", "counted", "grad_mask", "partial", "grad_
 _Params = structures(_SOURCE)["LossParams"]
 
 
-def why_not(field: Tensor, mask: Tensor, factor: int) -> str | None:
+def supports(field: Tensor, mask: Tensor, factor: int) -> str | None:
     """None where the kernels serve, else the reason that they do not."""
     if factor != FACTOR or field.shape[1] != VALUES:
         return f"needs a factor of {FACTOR} and {VALUES} values, got {factor} and {field.shape[1]}"

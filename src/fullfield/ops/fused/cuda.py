@@ -193,11 +193,11 @@ def _targets(like: Tensor, to: Sequence[Target]) -> ctypes.Structure:
     found = _DECLARED["Targets"]()
     found.plane, found.width = height * width, width
     for number, target in enumerate(to):
-        shape = (batch, width, height, channels) if target.turned else (batch, height, width, channels)
+        shape = (batch, width, height, channels) if target.transposed else (batch, height, width, channels)
         if target.slice.shape != shape:
             raise ValueError(f"expected a target {list(shape)}, got {list(target.slice.shape)}")
         found.to[number], found.ld[number] = target.slice.data_ptr(), _ld(target.slice)
-        found.turned[number] = target.turned
+        found.transposed[number] = target.transposed
     return found
 
 

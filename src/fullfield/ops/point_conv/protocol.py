@@ -9,8 +9,8 @@ A backend is a module with
 ``multiply(request, features, weight, bias, triplets) -> Tensor``
     MVMR: ``out[r] = bias + Σ over row r of features[index] @ weight[cell]``, [R, Cout] of the features' dtype, summed
     in ``request.accumulate_dtype``.
-``TURNS``
-    True where ``multiply`` takes ``turned`` beside: 1 for the weights of the other direction, whose
+``TRANSPOSES``
+    True where ``multiply`` takes ``transposed`` beside: 1 for the weights of the other direction, whose
     :func:`adjoint_weight` it multiplies with, 2 for the same with the cells mirrored.
 ``outer(request, features, grad, triplets) -> Tensor``
     VVOR: ``out[k] = Σ over entries of cell k of features[index] ⊗ grad[row]``, [K, Cin / groups, Cout] likewise.
@@ -18,7 +18,7 @@ A backend is a module with
     Cells of neighbours (row offsets int64, indices int32) in float32 coordinates, and the rows sorted.
 ``transpose(triplets, columns, cells) -> Triplets``
     The rows of the other side.
-``assemble_all(wanted) -> list[Triplets]``, ``transpose_all(turns) -> list[Triplets]``
+``assemble_all(wanted) -> list[Triplets]``, ``transpose_all(wanted) -> list[Triplets]``
     Where there are such: the same of several, in fewer launches. The first may write over the neighbours.
 
 Features, weights and bias arrive contiguous, of one dtype, and may be empty. Autocast is off, no graph is recorded.
@@ -47,7 +47,7 @@ class Wanted(NamedTuple):
     kernel_size: tuple[int, int, int]
 
 
-class Turn(NamedTuple):
+class Transposition(NamedTuple):
     """What ``transpose`` takes."""
 
     triplets: Triplets

@@ -36,23 +36,23 @@ def _layout(channels: int, vector: int) -> tuple[int, int]:
     return lanes, -(-vectors // lanes)
 
 
-def supports(features: Tensor, weight: Tensor, *beside: Tensor | None, groups: int) -> bool:
-    """Whether these kernels serve rows of so many groups; parameters are of one type, that of the rows or float32, and
-    what has rows is of theirs."""
+def supports(features: Tensor, weight: Tensor, *beside: Tensor | None, groups: int) -> str | None:
+    """None where these kernels serve rows of so many groups, else the reason that they do not; parameters are of one
+    type, that of the rows or float32, and what has rows is of theirs."""
     dtype, learned, device = features.dtype, weight.dtype, features.device
     if dtype not in CODES or (learned is not torch.float32 and learned is not dtype) or not features.numel():
-        return False
-    if groups > MOST_GROUPS or features.shape[1] > MOST_CHANNELS or launching.why_not(device) is not None:
-        return False
+        return "needs rows of float32, float16 or bfloat16, and parameters of float32 or their dtype"
+    if groups > MOST_GROUPS or features.shape[1] > MOST_CHANNELS:
+        return f"needs at most {MOST_GROUPS} groups and {MOST_CHANNELS} channels"
     for tensor in (weight, *beside):
         if tensor is None:
             continue
         rows = tensor.ndim == 2
         if tensor.device != device or tensor.dtype is not (dtype if rows else learned):
-            return False
+            return "needs parameters of one dtype, and what has rows of theirs, on one device"
         if not rows and not tensor.is_contiguous():
-            return False
-    return True
+            return "needs contiguous parameters"
+    return launching.why_not(device)
 
 
 @functools.cache
@@ -73,7 +73,7 @@ def _kernels(x: Tensor, weight: Tensor, *rows: int | None) -> Kernels:
     return launching.kernels(LIBRARIES, source(x.dtype, weight.dtype, x.shape[1], not together & 15), x.get_device())
 
 
-def _spread(rows: int) -> int:
+def _row_blocks(rows: int) -> int:
     return min(-(-rows * 4 // _THREADS), 4 * _BLOCKS)
 
 
@@ -101,7 +101,7 @@ class Norm:
         p.rows, p.channels, p.relu, p.eps = rows, channels, self.relu, self.eps
         kernels = _kernels(x, weight, p.out, p.residual)
         if self.kind == "layer":
-            kernels.launch("layer_forward", _spread(rows), _THREADS, p)
+            kernels.launch("layer_forward", _row_blocks(rows), _THREADS, p)
             return out
         if running is not None:
             self.fixed = p.fixed = not running.update
@@ -115,7 +115,7 @@ class Norm:
             p.partial = partial.data_ptr()
             kernels.launch("moments", p.chunks, _THREADS, p)
         kernels.launch("join_moments", -(-p.groups * channels // _THREADS), _THREADS, p)
-        kernels.launch("group_forward", _spread(rows), _THREADS, p)
+        kernels.launch("group_forward", _row_blocks(rows), _THREADS, p)
         return out
 
     def backward(
@@ -143,7 +143,7 @@ class Norm:
             kernels.launch("group_sums", p.chunks, _THREADS, p)
         kernels.launch("add_chunks", -(-2 * channels // 32), 256, p)
         if self.kind != "layer":
-            kernels.launch("group_backward", _spread(rows), _THREADS, p)
+            kernels.launch("group_backward", _row_blocks(rows), _THREADS, p)
         if wants_residual and not self.relu:
             of_residual = grad
         return out, of_residual, of_weight, of_bias

@@ -15,10 +15,10 @@ from fullfield.ops.point_conv.cuda.triplets import assemble, assemble_all, build
 from fullfield.ops.point_conv.protocol import Request
 from fullfield.ops.point_conv.triplets import Triplets
 
-TURNS = True
+TRANSPOSES = True
 
 __all__ = [
-    "TURNS",
+    "TRANSPOSES",
     "assemble",
     "assemble_all",
     "builds",
@@ -37,11 +37,11 @@ def supports(request: Request) -> str | None:
 
 
 def multiply(
-    request: Request, features: Tensor, weight: Tensor, bias: Tensor | None, triplets: Triplets, turned: int = 0
+    request: Request, features: Tensor, weight: Tensor, bias: Tensor | None, triplets: Triplets, transposed: int = 0
 ) -> Tensor:
     from fullfield.ops.point_conv.cuda import launch
 
-    return launch.multiply(request, features, weight, bias, triplets, turned)
+    return launch.multiply(request, features, weight, bias, triplets, transposed)
 
 
 def outer(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) -> Tensor:

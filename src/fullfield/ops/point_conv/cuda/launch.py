@@ -121,7 +121,7 @@ def _aligned(values: Tensor, groups: int, padded: int) -> Tensor:
 
 
 def multiply(
-    request: Request, features: Tensor, weight: Tensor, bias: Tensor | None, triplets: Triplets, turned: int = 0
+    request: Request, features: Tensor, weight: Tensor, bias: Tensor | None, triplets: Triplets, transposed: int = 0
 ) -> Tensor:
     out = features.new_empty((request.rows, request.channels[1]))
     if not out.numel():
@@ -136,7 +136,7 @@ def multiply(
     room = torch.empty(16 * plan.vectors + 4 * plan.columns, dtype=torch.uint8, device=features.device)
     packed = room.data_ptr()
     queue = packed + 16 * plan.vectors
-    params = _Pack(weight.data_ptr(), packed, of_weight, *plan.pack, turned, queue)
+    params = _Pack(weight.data_ptr(), packed, of_weight, *plan.pack, transposed, queue)
     kernels.launch("pack", plan.pack_blocks, 256, params)
     given = _aligned(features, plan.groups, plan.padded)
     main = _Multiply(

@@ -19,9 +19,9 @@ _SOURCE = Path(__file__).with_name("pooling.cu")
 _Params = structures(_SOURCE)["PoolParams"]
 
 
-def supports(features: Tensor) -> bool:
-    """Whether these kernels serve the features."""
-    return features.dtype in _CODES and launching.why_not(features.device) is None
+def supports(features: Tensor) -> str | None:
+    """None where these kernels serve the features, else the reason that they do not."""
+    return launching.why_not(features.device) if features.dtype in _CODES else f"has no kernels for {features.dtype}"
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Triplets made and turned round on the device. Never waits for it."""
+"""Triplets made and transposed on the device. Never waits for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import launching
 from fullfield.ops.launching import address, structures
-from fullfield.ops.point_conv.protocol import Turn, Wanted
+from fullfield.ops.point_conv.protocol import Transposition, Wanted
 from fullfield.ops.point_conv.triplets import Triplets, fits, index_bits
 
 LIBRARIES = Libraries("triplet kernels")
@@ -89,41 +89,41 @@ def assemble(
     return assemble_all([Wanted(neighbors, points, centers, grid, kernel_size)], reuse=False)[0]
 
 
-def transpose_all(turns: Sequence[Turn]) -> list[Triplets]:
+def transpose_all(wanted: Sequence[Transposition]) -> list[Triplets]:
     """:func:`transpose` of each, in the same four launches as far as may be."""
     made = [
         _empty(
             t.triplets.rows.new_empty(t.columns + 1), t.triplets.rows.numel() - 1, t.triplets.entries.numel(), t.cells
         )
-        for t in turns
+        for t in wanted
     ]
-    beside = [(bool(out.cells.numel()), bool(t.triplets.cells.numel())) for out, t in zip(made, turns, strict=True)]
+    beside = [(bool(out.cells.numel()), bool(t.triplets.cells.numel())) for out, t in zip(made, wanted, strict=True)]
     for places in _grouped(beside):
-        _transpose([turns[place] for place in places], [made[place] for place in places], source(*beside[places[0]]))
+        _transpose([wanted[place] for place in places], [made[place] for place in places], source(*beside[places[0]]))
     return made
 
 
-def _transpose(turns: Sequence[Turn], made: Sequence[Triplets], kernels_of: Source) -> None:
+def _transpose(wanted: Sequence[Transposition], made: Sequence[Triplets], kernels_of: Source) -> None:
     rows = made[0].rows
-    parts = [max(1, -(-turn.columns // launching.SUMMED)) for turn in turns]
-    words = len(turns) + sum(parts)
-    zeros = rows.new_zeros(words + -(-sum(turn.columns for turn in turns) // 2))
+    parts = [max(1, -(-one.columns // launching.SUMMED)) for one in wanted]
+    words = len(wanted) + sum(parts)
+    zeros = rows.new_zeros(words + -(-sum(one.columns for one in wanted) // 2))
     batch, word, count = _Batch(), zeros.data_ptr(), zeros.data_ptr() + 8 * words
-    for p, turn, out, size in zip(batch.each, turns, made, parts, strict=False):
-        p.from_, p.numbers, p.numbers_beside = map(address, turn.triplets)
+    for p, one, out, size in zip(batch.each, wanted, made, parts, strict=False):
+        p.from_, p.numbers, p.numbers_beside = map(address, one.triplets)
         p.rows, p.words, p.beside = map(address, out)
-        p.turned, p.counts, p.passed = p.rows, count, word
-        p.count, p.entries, p.columns = turn.triplets.rows.numel() - 1, turn.triplets.entries.numel(), turn.columns
-        p.bits = index_bits(turn.cells)
-        count, word = count + 4 * turn.columns, word + 8 * (1 + size)
+        p.transposed, p.counts, p.passed = p.rows, count, word
+        p.count, p.entries, p.columns = one.triplets.rows.numel() - 1, one.triplets.entries.numel(), one.columns
+        p.bits = index_bits(one.cells)
+        count, word = count + 4 * one.columns, word + 8 * (1 + size)
     kernels = launching.kernels(LIBRARIES, kernels_of, rows.get_device())
     kernels.launch_batch("count_entries", batch, [-(-out.entries.numel() // 256) for out in made])
     kernels.launch_batch("start_rows", batch, parts)
-    each = [-(-(turn.triplets.rows.numel() - 1) // _WARPS) for turn in turns]
+    each = [-(-(one.triplets.rows.numel() - 1) // _WARPS) for one in wanted]
     kernels.launch_batch("scatter_entries", batch, each)
-    kernels.launch_batch("sort_rows", batch, [-(-turn.columns // _WARPS) for turn in turns])
+    kernels.launch_batch("sort_rows", batch, [-(-one.columns // _WARPS) for one in wanted])
 
 
 def transpose(triplets: Triplets, columns: int, cells: int) -> Triplets:
     """As ``protocol.py`` says."""
-    return transpose_all([Turn(triplets, columns, cells)])[0]
+    return transpose_all([Transposition(triplets, columns, cells)])[0]
