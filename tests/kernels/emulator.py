@@ -30,10 +30,14 @@ from kept import kept
 from torch import Tensor
 
 from fullfield._kernels.nvrtc import Source
+from fullfield.ops import launching
+from fullfield.ops.launching import Device
 
 HEADER = Path(__file__).with_name("cuda_on_cpu.hpp")
 GXX = shutil.which("g++") if sys.platform == "linux" else None
 WHY_NOT = None if GXX else "g++ on Linux, which compiles the kernels for this machine, is absent"
+AMPERE = Device(0, "emulated", "sm_80", 3, 163 << 10)
+HOPPER = Device(0, "emulated", "sm_90a", 3, 227 << 10)
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-fno-strict-aliasing", "-fvisibility=hidden")
 
 _MMA = "mma.sync.aligned.m16n8k16.row.col.f32.{0}.{0}.f32 {{%0,%1,%2,%3}}, {{%4,%5,%6,%7}}, {{%8,%9}}, {{%0,%1,%2,%3}};"
@@ -315,6 +319,15 @@ class Emulator:
         library.cuda_name.restype = ctypes.c_char_p
         names = [library.cuda_name(index).decode() for index in range(library.cuda_count())]
         return {name: Kernel(self, library, index, name) for index, name in enumerate(names)}
+
+    def installed(self, patch: pytest.MonkeyPatch, gpu: Device, *modules: Any) -> None:
+        """In the place of the modules' libraries, and ``gpu`` in that of every device."""
+        for module in modules:
+            patch.setattr(module, "LIBRARIES", self)
+        for name, fake in (("device_at", gpu), ("device_of", gpu), ("raw_stream", 0)):
+            patch.setattr(launching, name, lambda _, fake=fake: fake)
+        patch.setattr(launching, "current_device", lambda: gpu.index)
+        patch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:

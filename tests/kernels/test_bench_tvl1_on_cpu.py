@@ -25,8 +25,7 @@ def machine() -> Emulator:
 
 @pytest.fixture(autouse=True)
 def _emulated(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(schedules, "LIBRARIES", machine)
-    monkeypatch.setattr(schedules, "_device", lambda _: GPU)
+    machine.installed(monkeypatch, GPU, schedules)
     monkeypatch.setattr(tuning, "device_at", lambda _: GPU)
     monkeypatch.setattr(tuning, "shape_for", lambda schedule, *_: SHAPES[schedule])
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)

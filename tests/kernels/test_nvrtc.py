@@ -16,6 +16,7 @@ from kept import kept
 from benchmarks.cases.points import listing as points_listing
 from fullfield._kernels import cache_folder, nvrtc
 from fullfield._kernels.nvrtc import Compiler, KernelError, Source
+from fullfield.ops import launching
 from fullfield.ops.correlation.cuda import config as shapes
 from fullfield.ops.correlation.protocol import Request
 from fullfield.ops.fused import cuda as fused
@@ -97,7 +98,7 @@ def test_lookup_resources(arch: str, dtype: torch.dtype) -> None:
 def test_other_resources(arch: str, dtype: torch.dtype) -> None:
     request = request_of(dtype=dtype)
     forward = shapes.forward_config(request, arch == "sm_90a")
-    code = shapes.CODES[dtype]
+    code = launching.CODES[dtype]
     prepared = resources(shapes.prepare_source(forward, code, shapes.is_scaled(request), False), arch)
     assert set(prepared) == {"prepare", "prepare_deep", "magnitude"}
     assert all(registers <= 80 and spilled <= 16 for registers, spilled in prepared.values())
@@ -232,7 +233,7 @@ ITERATIONS = [
 @pytest.mark.parametrize(("arch", "schedule", "dtype", "shape"), ITERATIONS, ids=str)
 def test_iterations_of_tvl1(arch: str, schedule: str, dtype: torch.dtype, shape: tuning.Shape) -> None:
     """Registers for as many blocks as are to run at once, and none spilled."""
-    device = tuning.Device(0, "any", arch, 100, SHARED[arch])
+    device = launching.Device(0, "any", arch, 100, SHARED[arch])
     level = Level(1, 1080, 1920, dtype, torch.device("cpu"))
     for launch in schedules.pass_of(schedule, level, shape.depth, shape, device):
         registers, spilled = resources(launch.source, arch)[launch.name]

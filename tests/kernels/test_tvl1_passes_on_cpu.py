@@ -13,24 +13,25 @@ from typing import Any
 import emulator
 import pytest
 import torch
-from emulator import Emulator
+from emulator import AMPERE, Emulator
 from torch import Tensor
 
+from fullfield.ops import recording
+from fullfield.ops.launching import Device
 from fullfield.ops.tvl1 import TVL1Config, TVL1Solver, persistent, reference
 from fullfield.ops.tvl1._pyramid import gaussian_table, linear_table
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR, SCHEDULES
 from fullfield.ops.tvl1.cuda import engine as engines
-from fullfield.ops.tvl1.cuda import fused, passes, recording, schedules
+from fullfield.ops.tvl1.cuda import fused, passes, schedules
 from fullfield.ops.tvl1.cuda import solver as solver_module
 from fullfield.ops.tvl1.cuda.engine import Engine
 from fullfield.ops.tvl1.cuda.passes import Passes, planes_of
 from fullfield.ops.tvl1.cuda.state import Level, pitch_of
-from fullfield.ops.tvl1.cuda.tuning import Device
 from fullfield.testing.tvl1 import VARIANTS
 
 pytestmark = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
 CPU = torch.device("cpu")
-GPU = Device(0, "emulated", "sm_80", 3, 163 << 10)
+GPU = AMPERE
 DTYPES = (torch.float32, torch.float16)
 # (height, width): one row or column, odd, one thread block and a bit
 SIZES = [(1, 40), (40, 1), (7, 5), (19, 67), (34, 70)]
@@ -43,8 +44,7 @@ def machine() -> Emulator:
 
 @pytest.fixture(autouse=True)
 def _emulated(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(passes, "LIBRARIES", machine)
-    monkeypatch.setattr(passes, "device_of", lambda _: GPU)
+    machine.installed(monkeypatch, GPU, passes)
     monkeypatch.setattr(engines, "raw_stream", lambda _: 0)
     torch.manual_seed(0)
     with machine.used():
@@ -374,7 +374,6 @@ def test_every_schedule_in_a_solve(
     schedule: str, precision: str, machine: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schedules, "LIBRARIES", machine)
-    monkeypatch.setattr(schedules, "_device", lambda _: GPU)
     config = TVL1Config(warps=2, iterations=6, scale_factor=0.6, precision=precision, schedule=schedule)
     frames = scene(33, 52)
     error = (solved(Engine(1, 33, 52, config, CPU), frames).double() - expected(frames, config)).abs()
@@ -583,7 +582,7 @@ def test_calls_on_two_streams_are_in_order_and_memory_waits_for_both(monkeypatch
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: now[0])
-    in_order, kept = recording.InOrder(CPU), Used()
+    in_order, kept = recording.InOrder(torch.device("cuda", 0)), Used()
     for stream in (one, one, two, one):
         now[0] = stream
         with in_order(lambda: iter([kept])):  # type: ignore[list-item]

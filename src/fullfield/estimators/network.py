@@ -21,7 +21,7 @@ from fullfield.models.mixed import PairSize, dense_fits, lookup_request
 from fullfield.models.raft.config import RAFTConfig
 from fullfield.models.weights import NETWORKS, build_model
 from fullfield.ops.correlation import BACKENDS
-from fullfield.ops.correlation.dispatch import choose
+from fullfield.ops.correlation.dispatch import LOOKUPS
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -184,7 +184,7 @@ class NetworkEstimator:
             if size not in self._dense:
                 self._dense[size] = dense_fits(request)
             backend = "dense" if self._dense[size] else None
-        self._used = network.correlation = choose(request, backend)
+        self._used = network.correlation = LOOKUPS.choose(backend, request)
         return network
 
     def _prepared(self, network: Network, size: PairSize, sizes: int) -> PreparedFlow:

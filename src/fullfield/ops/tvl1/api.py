@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.tvl1 import cpu, cuda, reference
+from fullfield.ops.backends import Backends
+from fullfield.ops.tvl1 import cpu, reference
 from fullfield.ops.tvl1.config import TVL1Config
 
 if TYPE_CHECKING:
@@ -19,48 +20,20 @@ if TYPE_CHECKING:
 
     Progress: TypeAlias = Callable[[float, str], None]
 
-# In order of preference.
-BACKENDS: dict[str, Any] = {"cuda": cuda, "cpu": cpu, "reference": reference}
+BACKENDS = ("cuda", "cpu", "reference")
+"""In order of preference."""
+SOLVERS = Backends("TV-L1", f"{__package__}.", BACKENDS)
 _LUMA = (0.299, 0.587, 0.114)  # Rec. 601, as cameras' and film's sRGB frames are commonly made grey
-_warned = threading.Event()
 _BRIGHTEST = 1e6
 # float32 holds every pixel position below.
 LONGEST_SIDE = 2**24 - 1
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def backends(
     device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32, config: TVL1Config | None = None
 ) -> list[tuple[str, str | None]]:
     """(name, None) for every backend that can run here, (name, reason) for the others; preferred first."""
-    place, wanted = torch.device(device), TVL1Config() if config is None else config
-    return [(name, module.supports(place, dtype, wanted)) for name, module in BACKENDS.items()]
-
-
-def choose_backend(backend: str | None, device: torch.device, dtype: torch.dtype, config: TVL1Config) -> str:
-    """The backend asked for, or the best one; an explicit choice that cannot run raises with every reason."""
-    options = backends(device, dtype, config)
-    if backend is None:
-        chosen = next((name for name, reason in options if reason is None), None)
-        if chosen is not None:
-            if chosen == "reference" and device.type in BACKENDS and dtype == torch.float32 and not _warned.is_set():
-                _warned.set()
-                import warnings
-
-                reason = dict(options)[device.type]
-                warnings.warn(f"TV-L1 runs on the slow reference backend: {reason}", stacklevel=4)
-            return chosen
-    else:
-        _check.choice(backend, "backend", BACKENDS)
-        if dict(options)[backend] is None:
-            return backend
-    reasons = "; ".join(f"{name}: {reason or 'can run'}" for name, reason in options)
-    subject = f"backend: {backend} cannot" if backend else "backend: none can"
-    wanted = _name(dtype) if config.cuda_alone is None else f"{_name(dtype)} with {config.cuda_alone}"
-    raise _check.InputError(f"{subject} run TV-L1 on {device} in {wanted} ({reasons})")
+    return SOLVERS.reasons(torch.device(device), dtype, TVL1Config() if config is None else config)
 
 
 def check_size(height: int, width: int) -> None:
@@ -107,7 +80,7 @@ class TVL1Solver:
         self.config = TVL1Config() if config is None else config
         _check.require(isinstance(self.config, TVL1Config), "config", "a TVL1Config", _check.describe(self.config))
         self.dtype, self.device = dtype, _check.device(device)
-        self.backend = choose_backend(backend, self.device, dtype, self.config)
+        self.backend = SOLVERS.choose(backend, self.device, dtype, self.config)
         self._lock, self._process = threading.Lock(), os.getpid()
         self._cpu = cpu.Solver(height, width, self.config) if self.backend == "cpu" else None
         self._cuda = None

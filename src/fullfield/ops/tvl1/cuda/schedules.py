@@ -11,38 +11,27 @@ The first four are those of Romera et al. 2023.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from fullfield._kernels.nvrtc import Kernel, Libraries, Source, addresses
-from fullfield.ops.launching import read_source
+from fullfield._kernels.nvrtc import Libraries, Source
+from fullfield.ops import launching
+from fullfield.ops.launching import Device, Kernels, Launch, read_source, several, structures
 from fullfield.ops.tvl1.config import SCHEDULES, TVL1Config
 from fullfield.ops.tvl1.cuda.state import DATA, DUAL, FLOW, ORIGIN, Level
-from fullfield.ops.tvl1.cuda.tuning import Device, Shape, device_at, shape_for
+from fullfield.ops.tvl1.cuda.tuning import Shape, shape_for
 
 DEFAULT = "register_pipeline"
 LIBRARIES = Libraries("TV-L1 iterations")
 ACROSS = 32  # words of a tile of shared_fusion
 _LEAST_ROWS = 4  # of a strip that is chosen
-
-
-class _Params(ctypes.Structure):
-    """IterateParams of iterate_common.cuh."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("flow", "dual", "data", "origin", "flow_out", "dual_out", "scratch")),
-        *((name, ctypes.c_longlong) for name in ("plane", "item")),
-        *((name, ctypes.c_int) for name in ("pitch", "width", "height", "batch")),
-        *((name, ctypes.c_int) for name in ("rows", "columns", "strips")),
-        *((name, ctypes.c_float) for name in ("slope", "tau", "bound")),
-        *((name, ctypes.c_int) for name in ("clamp", "zero_flow", "zero_dual")),
-    )
+_FOLDER = Path(__file__).parent
+_Params = structures(_FOLDER / "iterate_common.cuh")["IterateParams"]
 
 
 @dataclass(frozen=True)
@@ -115,7 +104,7 @@ class _Launch(NamedTuple):
 
 @functools.cache
 def _source(names: Sequence[str], level_half: bool, **options: int) -> Source:
-    text = read_source(*(Path(__file__).parent / name for name in ("iterate_common.cuh", *names)))
+    text = read_source(*(_FOLDER / name for name in ("iterate_common.cuh", *names)))
     return Source(text, (f"-DHALF={int(level_half)}", *(f"-D{name}={value}" for name, value in options.items())))
 
 
@@ -204,7 +193,7 @@ def pass_of(schedule: str, level: Level, depth: int, shape: Shape, device: Devic
 
 
 def _device(level: Level) -> Device:
-    return device_at(level.device.index if level.device.index is not None else torch.cuda.current_device())
+    return launching.device_of(level.device)
 
 
 def _with_shape(schedule: str, level: Level, shape: Shape | None, device: Device) -> Shape:
@@ -212,9 +201,8 @@ def _with_shape(schedule: str, level: Level, shape: Shape | None, device: Device
     return replace(shape, depth=1) if schedule in ("global", "shared_fusion") else shape
 
 
-def _kernels(launches: Sequence[_Launch], device: Device) -> list[Kernel]:
-    libraries = LIBRARIES.load([launch.source for launch in launches], device.arch, device.index)
-    return [library[launch.name] for library, launch in zip(libraries, launches, strict=True)]
+def _kernels(launches: Sequence[_Launch], device: Device) -> list[Kernels]:
+    return several(LIBRARIES, [launch.source for launch in launches], device.index)
 
 
 # ---- running
@@ -226,8 +214,8 @@ def prepare(schedule: str, level: Level, iterations: int, shape: Shape | None = 
     shape = _with_shape(schedule, level, shape, device)
     depths = sorted(set(plan(iterations, shape.depth)))
     launches = [launch for depth in depths for launch in pass_of(schedule, level, depth, shape, device)]
-    for launch, kernel in zip(launches, _kernels(launches, device), strict=True):
-        kernel.allow_shared(device.index, launch.shared)
+    for launch, kernels in zip(launches, _kernels(launches, device), strict=True):
+        kernels.kernel(launch.name, launch.shared)
     scratch = max(launch.scratch for launch in launches)
     if scratch and (level.scratch is None or level.scratch.numel() < scratch):
         level.scratch = torch.empty(scratch, dtype=torch.uint8, device=level.device)
@@ -245,7 +233,7 @@ def compile_all(runs: Sequence[tuple[str, Level, Shape]], iterations: int) -> No
         _kernels(launches, _device(runs[0][1]))
 
 
-def _params(level: Level, config: TVL1Config, in_place: bool, start: Start, launch: _Launch) -> _Params:
+def _params(level: Level, config: TVL1Config, in_place: bool, start: Start, launch: _Launch) -> Any:
     params = _Params()
     front, back = level.front, level.front if in_place else 1 - level.front
     params.flow, params.flow_out = level.address(level.flow_plane(front)), level.address(level.flow_plane(back))
@@ -289,11 +277,11 @@ def iterate(
     in_place = schedule == "global"
     for depth in plan(iterations, shape.depth):
         launches = pass_of(schedule, level, depth, shape, device)
-        for launch, kernel in zip(launches, _kernels(launches, device), strict=True):
+        for launch, kernels in zip(launches, _kernels(launches, device), strict=True):
             if launch.scratch and (level.scratch is None or level.scratch.numel() < launch.scratch):
                 raise ValueError(f"schedules.prepare was not called for {schedule} of this level")
             params = _params(level, config, in_place, start, launch)
-            kernel.launch((launch.blocks, 1), launch.threads, launch.shared, device.index, stream, addresses(params))
+            Launch(kernels, launch.name, launch.blocks, launch.threads, params, launch.shared)(stream)
             if launch.name == "update_flow":
                 start = replace(start, zero_flow=False)
         start = Start()

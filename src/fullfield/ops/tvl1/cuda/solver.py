@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fullfield.ops.recording import InOrder, record
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda.engine import Engine
-from fullfield.ops.tvl1.cuda.recording import InOrder, record
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -33,7 +33,7 @@ class Solver:
 
     def __call__(
         self,
-        frame1: Tensor,  # [B, C, H, W], C = 1 or 3, of the dtypes in passes.KINDS, any strides
+        frame1: Tensor,  # [B, C, H, W], C = 1 or 3, of the dtypes in launching.FRAMES, any strides
         frame2: Tensor,  # [B, C, H, W]
         start: Tensor | None,  # [B, 2, H, W] float32
         progress: Progress | None,

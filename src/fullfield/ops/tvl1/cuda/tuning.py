@@ -22,31 +22,12 @@ import torch
 
 from fullfield._kernels.cache_folder import folder_named
 from fullfield._kernels.nvrtc import KernelError
-from fullfield.ops.launching import arch_of
+from fullfield.ops.launching import Device, device_at
 
 if TYPE_CHECKING:
     from fullfield.ops.tvl1.cuda.state import Level
 
 _SIZE, _ITERATIONS, _REPEATS = 2048, 10, 7
-
-
-@dataclass(frozen=True)
-class Device:
-    """What the launches have to know of a GPU."""
-
-    index: int
-    name: str
-    arch: str
-    processors: int
-    shared: int
-    """Bytes of shared memory that one block may take."""
-
-
-@functools.cache
-def device_at(index: int) -> Device:
-    about = torch.cuda.get_device_properties(index)
-    shared = about.shared_memory_per_block_optin  # type: ignore[attr-defined, unused-ignore]
-    return Device(index, about.name, arch_of(index), about.multi_processor_count, shared)
 
 
 @dataclass(frozen=True)
