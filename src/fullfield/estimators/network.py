@@ -153,14 +153,16 @@ class NetworkEstimator:
                 one: Tensor, two: Tensor, *, updates: int | None = None, initial_flow: Tensor | None = None
             ) -> Tensor:
                 size = PairSize.of(one)
+                flow: Tensor
                 with told.level(network.update_block, size, fine if updates is None else updates):
                     if self.config.precision == "exact":
                         with float32_convolutions(size.device):
-                            return self._exact(network, size)(one, two, updates=updates, initial_flow=initial_flow)
-                    prepared = self._prepared(network, size, len(levels))
-                    flow = prepared(one, two, updates=updates, initial_flow=initial_flow)
-                    self._used = prepared.backend
-                    return flow
+                            flow = self._exact(network, size)(one, two, updates=updates, initial_flow=initial_flow)
+                    else:
+                        prepared = self._prepared(network, size, len(levels))
+                        flow = prepared(one, two, updates=updates, initial_flow=initial_flow)
+                        self._used = prepared.backend
+                return flow
 
             if not self.config.cascade:
                 return level(first, second, updates=fine, initial_flow=initial_flow)
