@@ -98,7 +98,7 @@ def test_every_kernels_structure_is_looked_at() -> None:
         kernels = re.findall(r"__global__ void [^{]*\{", path.read_text("utf-8"))
         found |= {re.findall(r"\(const (?:__grid_constant__ )?(\w+) ", kernel)[0] for kernel in kernels}
     known = {name for sizes in SIZES.values() for name in sizes}
-    assert found - known == {"RadiusBatch", "TripletBatch", "Maps"}, "those of batches.cuh, and tensor maps"
+    assert found - known == {"RadiusBatch", "TripletBatch"}, "those of batches.cuh"
 
 
 @pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
