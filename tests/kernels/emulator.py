@@ -134,10 +134,21 @@ _WGMMA = re.compile(
 )
 
 _KERNEL = re.compile(
-    r'extern "C" __global__ void (?:__launch_bounds__\(([^(){]*)\) )?(?:__cluster_dims__\((\d), 1, 1\) )?(\w+)'
-    r"\(const __grid_constant__ (\w+) \w+\)"
+    r'extern "C" __global__ void (?:__launch_bounds__\(((?:[^(){]|\([^(){]*\))*)\) )?'
+    r"(?:__cluster_dims__\((\d), 1, 1\) )?(\w+)"
+    r"\(const (?:__grid_constant__ )?(\w+) \w+\)"
 )
 _DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];")
+# Rows of blocks, which run one after the other, and what kernels of such grids call. Not in the header, of which every
+# other kernel would be compiled anew.
+_ROWS = """
+CUDA_EXPORT unsigned cuda_row = 0;
+template <class Value> static inline Value __ldg(const Value *at) { return *at; }
+static inline float2 make_float2(float x, float y) { return {x, y}; }
+static inline float __fdividef(float a, float b) { return a / b; }
+static inline float erff(float x) { return __builtin_erff(x); }
+static inline double sqrt(double x) { return __builtin_sqrt(x); }
+"""
 # Polling of memory that another block writes.
 _POLL = re.compile(r"(while \(\*\w+ != [\w.]+\) \{)\s*\}")
 
@@ -226,6 +237,8 @@ def translated(text: str) -> str:
     if not entries or text.count("__global__") != len(entries):
         raise Emulated("the emulator does not understand how a kernel is declared")
     table = f"const cuda::Entry cuda_entries[] = {{\n{', '.join(entries)}}};\n"
+    if "blockIdx.y" in text:
+        text = _ROWS + text.replace("blockIdx.y", "cuda_row")
     return f'#include "{HEADER.name}"\n{text}\n{table}const int cuda_entry_count = {len(entries)};\n'
 
 
@@ -240,6 +253,7 @@ class Kernel:
         self.parameters: int = library.cuda_parameters(index)
         """Bytes of the structure that it takes."""
         self._allowed = 48 << 10
+        self._row = ctypes.c_uint.in_dll(library, "cuda_row") if hasattr(library, "cuda_row") else None
 
     def allow_shared(self, _device: int, size: int) -> None:
         self._allowed = max(self._allowed, size)
@@ -256,15 +270,18 @@ class Kernel:
     ) -> None:
         if shared > min(self._allowed, self._emulator.shared):
             raise Emulated(f"{self.name}: {shared} bytes of shared memory, allowed {self._allowed}")
-        if grid[1] != 1:
-            raise Emulated(f"{self.name}: the emulator knows grids of one dimension")
+        if grid[1] > 1 and self._row is None:
+            raise Emulated(f"{self.name}: does not look at blockIdx.y")
         emulator = self._emulator
         emulator.launched[self.name] = emulator.launched.get(self.name, 0) + 1
-        wrong = self._library.cuda_launch(
-            self._index, grid[0], threads, shared, arguments, emulator.schedule, emulator.resident
-        )
-        if wrong:
-            raise Emulated(f"{self.name}: {wrong.decode()}")
+        for row in range(grid[1]):
+            if self._row is not None:
+                self._row.value = row
+            wrong = self._library.cuda_launch(
+                self._index, grid[0], threads, shared, arguments, emulator.schedule, emulator.resident
+            )
+            if wrong:
+                raise Emulated(f"{self.name}: {wrong.decode()}")
 
 
 def _gxx(arguments: list[str], text: str) -> str:

@@ -26,7 +26,6 @@ def machine() -> Emulator:
 @pytest.fixture(autouse=True)
 def _emulated(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     machine.installed(monkeypatch, GPU, schedules)
-    monkeypatch.setattr(tuning, "device_at", lambda _: GPU)
     monkeypatch.setattr(tuning, "shape_for", lambda schedule, *_: SHAPES[schedule])
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))

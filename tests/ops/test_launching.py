@@ -58,6 +58,17 @@ def test_where_kernels_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     launching._why_not.cache_clear()
 
 
+def test_traced_code_asks_without_a_warning() -> None:
+    """Of a cached function that is traced Dynamo warns, and warnings are errors here."""
+
+    def asking(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if launching.why_not(torch.device("cuda", 0)) is None else x + 2
+
+    launching._why_not.cache_clear()
+    found = torch.compile(asking, fullgraph=True, backend="eager")(torch.zeros(1))
+    assert float(found) == 2 - torch.cuda.is_available()
+
+
 @pytest.mark.usefixtures("_no_device")
 def test_blocks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device", lambda _: torch.no_grad())

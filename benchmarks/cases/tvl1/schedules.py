@@ -20,12 +20,13 @@ from benchmarks.bench import Note
 from benchmarks.energy import Meter, StillMeter, energy_of, idle_watts
 from benchmarks.harness import Candidate, captured, clock_of, event_clock, first_line, interleaved, spread
 from fullfield._kernels.nvrtc import Compiler, Source
+from fullfield.ops import launching
 from fullfield.ops.tvl1 import PRESETS, TVL1Config
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR, SCHEDULES
 from fullfield.ops.tvl1.reference import iterate as plain
 
 if TYPE_CHECKING:
-    from fullfield.ops.tvl1.cuda.tuning import Device
+    from fullfield.ops.launching import Device
 
 Row = dict[str, Any]
 
@@ -148,15 +149,13 @@ def pipelines(depths: Sequence[int] = DEPTHS, precisions: Sequence[str] = tuple(
 def _version(schedule: str, precision: str, depth: int | None) -> Version:
     from fullfield.ops.tvl1.cuda import schedules
     from fullfield.ops.tvl1.cuda.state import Level
-    from fullfield.ops.tvl1.cuda.tuning import device_at, shape_for
+    from fullfield.ops.tvl1.cuda.tuning import shape_for
 
     dtype = PRECISIONS[precision]
 
     def begin(state: State, iterations: int, config: TVL1Config) -> Work:
         device, (height, width) = state.flow.device, state.size
-        shape = shape_for(
-            schedule, dtype, device_at(torch.cuda.current_device() if device.index is None else device.index)
-        )
+        shape = shape_for(schedule, dtype, launching.device_of(device))
         if depth is not None:
             shape = dataclasses.replace(shape, depth=depth)
         level = Level(1, height, width, dtype, device)
@@ -201,9 +200,7 @@ def compile_ahead(contenders: Sequence[Version], iterations: Callable[[Version],
     """Compile what the versions will launch, all at once: one after the other it takes minutes."""
     if device.type != "cuda":
         return
-    from fullfield.ops.tvl1.cuda.tuning import device_at
-
-    here = device_at(torch.cuda.current_device() if device.index is None else device.index)
+    here = launching.device_of(device)
     Compiler(here.arch, "TV-L1 iterations").compile(sources_of(contenders, iterations, here))
 
 

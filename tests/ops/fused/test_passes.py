@@ -142,15 +142,24 @@ def off(got: Tensor, right: Tensor) -> float:
     return float((got.double() - right.double()).norm() / right.double().norm())
 
 
+NAMES = ["norms", "pack", "windows", "gates", "step", "gelu", "depthwise", "cells", "convex"]
+
+
 @gpu
 @needs_cuda
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", ["norms", "pack", "windows", "gates", "step", "gelu", "depthwise", "cells", "convex"])
+@pytest.mark.parametrize("name", NAMES)
 def test_kernels(name: str, dtype: torch.dtype) -> None:
+    compare(name, dtype, torch.device("cuda"), (21, 37, 96), (300, 500), 384)
+
+
+def compare(
+    name: str, dtype: torch.dtype, device: torch.device, size: tuple[int, int, int], area: tuple[int, int], widest: int
+) -> None:
+    """The kernels of a pass with the reference; ``area``: of what has moments, ``widest``: channels."""
     from fullfield.ops.fused import cuda
 
-    device = torch.device("cuda")
-    batch, height, width, channels = 2, 21, 37, 96
+    batch, (height, width, channels) = 2, size
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, device=device)
@@ -161,10 +170,11 @@ def test_kernels(name: str, dtype: torch.dtype) -> None:
     y, x, q, q_map = (normal(batch, height, width, channels).to(dtype) for _ in range(4))
     zr, zr_map = (normal(batch, height, width, 2 * channels).to(dtype) for _ in range(2))
     scale, shift, taps = normal(channels), normal(channels), normal(batch, height, width, 24).to(dtype)
-    large = (3 * normal(1, 300, 500, 64) + 1).to(dtype)
+    large = (3 * normal(1, *area, 64) + 1).to(dtype)
     coords = grid(batch, height, width).to(device) + 5 * normal(batch, 2, height, width)
-    wide, filters, offsets = normal(batch, height, width, 384).to(dtype), normal(49, 384), normal(384)
-    frames = torch.rand(2, batch, 3, 99, 133, device=device)
+    wide, filters, offsets = normal(batch, height, width, widest).to(dtype), normal(49, widest), normal(widest)
+    rows, columns = 4 * height + 15, 3 * width + 22
+    frames = torch.rand(2, batch, 3, rows, columns, device=device)
     field, mask = 10 * normal(batch, 2, height, width), (3 * normal(batch, 576, height, width)).to(dtype)
 
     def norms(m: ModuleType) -> list[Tensor]:
@@ -211,8 +221,9 @@ def test_kernels(name: str, dtype: torch.dtype) -> None:
         found = []
         for kind in (torch.float32, torch.float16, torch.uint8):
             first, second = (frames * (255 if kind == torch.uint8 else 1)).to(kind)
-            out = poisoned(batch, 55, 71, CELL_CHANNELS)
-            m.frames_to_cells(first, second.contiguous(memory_format=torch.channels_last), Frame(2, 1, 104, 136), out)
+            frame = Frame(2, 1, (rows + 5) // 2 * 2, (columns + 3) // 2 * 2)
+            out = poisoned(batch, frame.height // 2 + 3, frame.width // 2 + 3, CELL_CHANNELS)
+            m.frames_to_cells(first, second.contiguous(memory_format=torch.channels_last), frame, out)
             found.append(out)
         return found
 
@@ -222,7 +233,7 @@ def test_kernels(name: str, dtype: torch.dtype) -> None:
             for layout in (torch.contiguous_format, torch.channels_last):
                 weights = mask[:, : 9 * factor * factor].contiguous(memory_format=layout)
                 out = torch.full((batch, 2, height * factor - 3, width * factor - 3), POISON, device=device)
-                m.convex_strip(field, weights[:, :, 5:12], factor, out, first_row=5, origin=(1, 2), gain=8.0)
+                m.convex_strip(field, weights[:, :, 2:6], factor, out, first_row=2, origin=(1, 2), gain=8.0)
                 found.append(out)
         return found
 

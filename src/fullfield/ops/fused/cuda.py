@@ -6,6 +6,7 @@ import ctypes
 import functools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -187,7 +188,7 @@ def flow_patches(coords: Tensor, side: int, out: Tensor) -> None:
     _pass(out, "flow_patches", out.numel() // _vector(out.dtype), params)
 
 
-def _targets(like: Tensor, to: Sequence[Target]) -> ctypes.Structure:
+def _targets(like: Tensor, to: Sequence[Target]) -> Any:
     """For a result [B, h, w, C]."""
     batch, height, width, channels = like.shape
     found = _DECLARED["Targets"]()

@@ -82,8 +82,9 @@ class _ConvNorm(torch.autograd.Function):
         grad_convolved, of_residual, of_scale, of_shift = found
         two = None
         if wanted[1]:
-            *directions, groups, backend = rest
-            two = op.weight_product(features, grad_convolved, *directions, weight.shape[0], groups, backend)
+            forward, backward, mirrored, groups, backend = rest
+            given = (features, grad_convolved, forward, backward, mirrored)
+            two = op.weight_product(*given, weight.shape[0], groups, backend)
         one = op.transposed_product(grad_convolved, weight, *rest) if wanted[0] else None
         return one, two, of_scale, of_shift, of_residual, None, None
 

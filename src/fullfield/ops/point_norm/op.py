@@ -59,10 +59,9 @@ def point_norm(
     if not fits or kind != "layer":
         _check_norm(features, weight, bias, kind, sizes, running, residual)
     moves = () if running is None else (running.mean, running.var)
-    fast = is_eager(features, weight, bias, residual, *moves)
+    given = (features, weight, bias, residual, *moves)
     groups = len(sizes) if kind == "instance" else 1
-    reason = cuda.supports(features, weight, bias, residual, *moves, groups=groups) if fast else "traced"
-    if not usable("point_norm", "cuda", reason):
+    if not is_eager(*given) or not usable("point_norm", "cuda", cuda.supports(*given, groups=groups)):
         return normalised(features, weight, bias, kind, eps, sizes, running, residual, relu)
     made = cuda.Norm(kind, eps, sizes, relu)
     features = features.contiguous()

@@ -6,6 +6,7 @@ import ctypes
 import math
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -97,7 +98,7 @@ class Layout:
 
     def _params(
         self, fmap1: Tensor | None, maps: Sequence[Tensor], index: int, f1: Tensor, f2: Tensor | None, scale: Tensor
-    ) -> ctypes.Structure:
+    ) -> Any:
         r, params = self.request, PrepareParams()
         begins = offsets(r, self.config)
         levels = r.levels if len(maps) == 1 else 1

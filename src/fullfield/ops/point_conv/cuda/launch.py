@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -104,7 +103,7 @@ def _magnitudes(kernels: Kernels, device: Device, values: tuple[Tensor, ...]) ->
     return found
 
 
-def _triplets(triplets: Triplets, cells: int) -> ctypes.Structure:
+def _triplets(triplets: Triplets, cells: int) -> Any:
     rows, entries, beside = triplets
     bits = index_bits(cells)
     return _Triplets(rows.data_ptr(), entries.data_ptr(), beside.data_ptr(), rows.numel() - 1, bits, cells)
