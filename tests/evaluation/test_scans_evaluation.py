@@ -253,7 +253,7 @@ def test_a_learned_descriptor_is_a_method_of_its_own(pairs: Listed, tmp_path: Pa
 
 def test_an_empty_cloud_is_named(pairs: Listed, tmp_path: Path) -> None:
     write_point_cloud(pairs.records[2].source, PointCloud(np.full((5, 3), np.nan)))
-    with pytest.raises(InputError, match=r"b/2: source: expected a cloud with finite points"):
+    with pytest.raises(InputError, match=r"b/2: source: expected at least 1 finite point"):
         evaluate_scans(Registrar(), pairs, tmp_path / "run")
 
 

@@ -30,10 +30,14 @@ from kept import kept
 from torch import Tensor
 
 from fullfield._kernels.nvrtc import Source
+from fullfield.ops import launching
+from fullfield.ops.launching import Device
 
 HEADER = Path(__file__).with_name("cuda_on_cpu.hpp")
 GXX = shutil.which("g++") if sys.platform == "linux" else None
 WHY_NOT = None if GXX else "g++ on Linux, which compiles the kernels for this machine, is absent"
+AMPERE = Device(0, "emulated", "sm_80", 3, 163 << 10)
+HOPPER = Device(0, "emulated", "sm_90a", 3, 227 << 10)
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-fno-strict-aliasing", "-fvisibility=hidden")
 
 _MMA = "mma.sync.aligned.m16n8k16.row.col.f32.{0}.{0}.f32 {{%0,%1,%2,%3}}, {{%4,%5,%6,%7}}, {{%8,%9}}, {{%0,%1,%2,%3}};"
@@ -130,10 +134,21 @@ _WGMMA = re.compile(
 )
 
 _KERNEL = re.compile(
-    r'extern "C" __global__ void (?:__launch_bounds__\(([^(){]*)\) )?(?:__cluster_dims__\((\d), 1, 1\) )?(\w+)'
-    r"\(const __grid_constant__ (\w+) \w+\)"
+    r'extern "C" __global__ void (?:__launch_bounds__\(((?:[^(){]|\([^(){]*\))*)\) )?'
+    r"(?:__cluster_dims__\((\d), 1, 1\) )?(\w+)"
+    r"\(const (?:__grid_constant__ )?(\w+) \w+\)"
 )
 _DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];")
+# Rows of blocks, which run one after the other, and what kernels of such grids call. Not in the header, of which every
+# other kernel would be compiled anew.
+_ROWS = """
+CUDA_EXPORT unsigned cuda_row = 0;
+template <class Value> static inline Value __ldg(const Value *at) { return *at; }
+static inline float2 make_float2(float x, float y) { return {x, y}; }
+static inline float __fdividef(float a, float b) { return a / b; }
+static inline float erff(float x) { return __builtin_erff(x); }
+static inline double sqrt(double x) { return __builtin_sqrt(x); }
+"""
 # Polling of memory that another block writes.
 _POLL = re.compile(r"(while \(\*\w+ != [\w.]+\) \{)\s*\}")
 
@@ -222,6 +237,8 @@ def translated(text: str) -> str:
     if not entries or text.count("__global__") != len(entries):
         raise Emulated("the emulator does not understand how a kernel is declared")
     table = f"const cuda::Entry cuda_entries[] = {{\n{', '.join(entries)}}};\n"
+    if "blockIdx.y" in text:
+        text = _ROWS + text.replace("blockIdx.y", "cuda_row")
     return f'#include "{HEADER.name}"\n{text}\n{table}const int cuda_entry_count = {len(entries)};\n'
 
 
@@ -236,6 +253,7 @@ class Kernel:
         self.parameters: int = library.cuda_parameters(index)
         """Bytes of the structure that it takes."""
         self._allowed = 48 << 10
+        self._row = ctypes.c_uint.in_dll(library, "cuda_row") if hasattr(library, "cuda_row") else None
 
     def allow_shared(self, _device: int, size: int) -> None:
         self._allowed = max(self._allowed, size)
@@ -252,15 +270,18 @@ class Kernel:
     ) -> None:
         if shared > min(self._allowed, self._emulator.shared):
             raise Emulated(f"{self.name}: {shared} bytes of shared memory, allowed {self._allowed}")
-        if grid[1] != 1:
-            raise Emulated(f"{self.name}: the emulator knows grids of one dimension")
+        if grid[1] > 1 and self._row is None:
+            raise Emulated(f"{self.name}: does not look at blockIdx.y")
         emulator = self._emulator
         emulator.launched[self.name] = emulator.launched.get(self.name, 0) + 1
-        wrong = self._library.cuda_launch(
-            self._index, grid[0], threads, shared, arguments, emulator.schedule, emulator.resident
-        )
-        if wrong:
-            raise Emulated(f"{self.name}: {wrong.decode()}")
+        for row in range(grid[1]):
+            if self._row is not None:
+                self._row.value = row
+            wrong = self._library.cuda_launch(
+                self._index, grid[0], threads, shared, arguments, emulator.schedule, emulator.resident
+            )
+            if wrong:
+                raise Emulated(f"{self.name}: {wrong.decode()}")
 
 
 def _gxx(arguments: list[str], text: str) -> str:
@@ -315,6 +336,15 @@ class Emulator:
         library.cuda_name.restype = ctypes.c_char_p
         names = [library.cuda_name(index).decode() for index in range(library.cuda_count())]
         return {name: Kernel(self, library, index, name) for index, name in enumerate(names)}
+
+    def installed(self, patch: pytest.MonkeyPatch, gpu: Device, *modules: Any) -> None:
+        """In the place of the modules' libraries, and ``gpu`` in that of every device."""
+        for module in modules:
+            patch.setattr(module, "LIBRARIES", self)
+        for name, fake in (("device_at", gpu), ("device_of", gpu), ("raw_stream", 0)):
+            patch.setattr(launching, name, lambda _, fake=fake: fake)
+        patch.setattr(launching, "current_device", lambda: gpu.index)
+        patch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:

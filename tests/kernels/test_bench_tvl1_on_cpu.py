@@ -26,8 +26,7 @@ def machine() -> Emulator:
 
 @pytest.fixture(autouse=True)
 def _emulated(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(passes, "LIBRARIES", machine)
-    monkeypatch.setattr(passes, "device_of", lambda _: GPU)
+    machine.installed(monkeypatch, GPU, passes)
     monkeypatch.setattr(tvl1_schedules, "shape_for", lambda schedule, *_: SHAPES[schedule])
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
     with machine.used():

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import emulator
 import pytest
 import torch
-from emulator import Emulator
+from emulator import AMPERE, Emulator
 from test_nvrtc import ARCHS, needs_nvrtc, resources
 from torch import Tensor
 
@@ -19,11 +19,9 @@ TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
 
 @pytest.fixture
 def _emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    machine = Emulator(163 << 10)
-    monkeypatch.setattr(cuda, "LIBRARIES", machine)
+    machine = Emulator(AMPERE.shared)
+    machine.installed(monkeypatch, AMPERE, cuda)
     monkeypatch.setattr(launching, "why_not", lambda _: None)
-    monkeypatch.setattr(launching, "arch_of", lambda _: "sm_80")
-    monkeypatch.setattr(launching, "raw_stream", lambda _: 0)
     with machine.used():
         yield
 

@@ -6,7 +6,6 @@ the launchers tell them. Not Hopper's lookup, races between warps, or the GPU's 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -14,18 +13,16 @@ from dataclasses import replace
 import emulator
 import pytest
 import torch
-from emulator import Emulated, Emulator, Memory
+from emulator import AMPERE, Emulated, Emulator, Memory
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import Source, addresses
+from fullfield._kernels.nvrtc import Source
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops.correlation import correlation_lookup, cuda
-from fullfield.ops.correlation.cuda import config, device, launch, launch_backward, structs
-from fullfield.ops.correlation.cuda.device import Device
+from fullfield.ops.correlation.cuda import config, launch, launch_backward, structs
 from fullfield.testing.correlation import Case, Results, assert_within, budget, make_case, rounded, run
 
 pytestmark = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
-AMPERE = Device(0, "sm_80", False, 163 << 10, 3)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Rounding of the window gradients before they are multiplied with the features, relative to the largest value.
 PRODUCT = {torch.float32: 0.0, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
@@ -40,13 +37,10 @@ def machine() -> Emulator:
 @pytest.fixture(autouse=True)
 def _emulated(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The backend "cuda" for tensors of the CPU, in memory that is poisoned and watched."""
+    machine.installed(monkeypatch, AMPERE, launch, launch_backward)
     for module in (launch, launch_backward):
-        monkeypatch.setattr(module, "LIBRARIES", machine)
         monkeypatch.setattr(module, "raw_stream", lambda _: 0)
-    for module in (launch, device):
-        monkeypatch.setattr(module, "device_of", lambda _: AMPERE)
     monkeypatch.setattr(launch, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(cuda, "supports", lambda _: None)
     with machine.used():
         yield
@@ -315,7 +309,7 @@ def launch_one(machine: Emulator, name: str, n: int, threads: int = 64) -> Tenso
     to, given = torch.zeros(64), torch.arange(256.0)
     params = P(to.data_ptr(), given.data_ptr(), n)
     kernel = machine.load([Source(KERNELS)], "", 0)[0][name]
-    kernel.launch((1, 1), threads, 1024, 0, 0, addresses(params))
+    kernel.launch((1, 1), threads, 1024, 0, 0, (ctypes.c_void_p * 1)(ctypes.addressof(params)))
     return to
 
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 
 import emulator
 import pytest
 import torch
-from emulator import Emulator
+from emulator import AMPERE, Emulator
 from torch import Tensor
 
 from fullfield.ops.tvl1 import RefinementConfig, refine_flow
-from fullfield.ops.tvl1.cuda import guided, passes
-from fullfield.ops.tvl1.cuda.guided import Refiner, Shape
-from fullfield.ops.tvl1.cuda.tuning import Device
+from fullfield.ops.tvl1 import guided_cuda
+from fullfield.ops.tvl1.guided_cuda import Refiner, Shape
 from fullfield.testing import textured_scene
 
 pytestmark = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
@@ -34,10 +32,8 @@ def machine() -> Emulator:
 
 @pytest.fixture(autouse=True)
 def _emulated(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(guided, "LIBRARIES", machine)
-    monkeypatch.setattr(passes, "device_of", lambda _: Device(0, "emulated", "sm_80", 3, 163 << 10))
-    monkeypatch.setattr(guided, "raw_stream", lambda _: 0)
-    monkeypatch.setattr(guided, "InOrder", lambda _: lambda _: nullcontext())
+    machine.installed(monkeypatch, AMPERE, guided_cuda)
+    monkeypatch.setattr(guided_cuda, "raw_stream", lambda _: 0)
     with machine.used():
         yield
 
@@ -74,7 +70,7 @@ def test_the_kernels_are_the_reference(name: str, size: tuple[int, int], machine
         close(found, inputs, config)
 
 
-@pytest.mark.parametrize("shape", guided.SHAPES, ids=str)
+@pytest.mark.parametrize("shape", guided_cuda.SHAPES, ids=str)
 def test_every_shape_gives_the_same_flow(shape: Shape) -> None:
     config, inputs = RefinementConfig(warps=1, rounds=1), inputs_of(50, 90)
     inputs["backward"] = None  # type: ignore[assignment]
@@ -116,4 +112,4 @@ def test_bad_values_are_noted(name: str, spoil: Callable[[Tensor], None], bit: i
 
 def test_memory_is_what_the_formula_says() -> None:
     refiner = Refiner(30, 50, RefinementConfig(), CPU, SMALL)
-    assert refiner._planes.numel() * 4 == guided.bytes_of(30, 50) == 21 * 30 * 64 * 4
+    assert refiner._planes.numel() * 4 == guided_cuda.bytes_of(30, 50) == 21 * 30 * 64 * 4

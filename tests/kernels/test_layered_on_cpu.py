@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import emulator
 import pytest
 import torch
-from emulator import Emulator
+from emulator import AMPERE, Emulator
 from test_nvrtc import ARCHS, needs_nvrtc, resources
 
 from fullfield.ops import launching
@@ -17,11 +17,9 @@ from fullfield.training.flow.scene import draw_scenes
 
 @pytest.fixture
 def _emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    machine = Emulator(163 << 10)
-    monkeypatch.setattr(cuda, "LIBRARIES", machine)
+    machine = Emulator(AMPERE.shared)
+    machine.installed(monkeypatch, AMPERE, cuda)
     monkeypatch.setattr(launching, "why_not", lambda _: None)
-    monkeypatch.setattr(launching, "arch_of", lambda _: "sm_80")
-    monkeypatch.setattr(launching, "raw_stream", lambda _: 0)
     with machine.used():
         yield
 

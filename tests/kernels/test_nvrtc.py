@@ -17,6 +17,7 @@ from benchmarks.cases.points import listing as points_listing
 from benchmarks.cases.tvl1 import romera, tuning
 from fullfield._kernels import cache_folder, nvrtc
 from fullfield._kernels.nvrtc import Compiler, KernelError, Source
+from fullfield.ops import launching
 from fullfield.ops.correlation.cuda import config as shapes
 from fullfield.ops.correlation.protocol import Request
 from fullfield.ops.fused import cuda as fused
@@ -24,7 +25,7 @@ from fullfield.ops.neighbors import cuda as neighbors
 from fullfield.ops.point_conv.cuda import pooling, triplets
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda import fused as tvl1_fused
-from fullfield.ops.tvl1.cuda import guided
+from fullfield.ops.tvl1 import guided_cuda
 from fullfield.ops.tvl1.cuda import passes as tvl1
 from fullfield.ops.tvl1.cuda.pipeline import Shape
 from fullfield.ops.tvl1.cuda.state import Level
@@ -99,7 +100,7 @@ def test_lookup_resources(arch: str, dtype: torch.dtype) -> None:
 def test_other_resources(arch: str, dtype: torch.dtype) -> None:
     request = request_of(dtype=dtype)
     forward = shapes.forward_config(request, arch == "sm_90a")
-    code = shapes.CODES[dtype]
+    code = launching.CODES[dtype]
     prepared = resources(shapes.prepare_source(forward, code, shapes.is_scaled(request), False), arch)
     assert set(prepared) == {"prepare", "prepare_deep", "magnitude"}
     assert all(registers <= 80 and spilled <= 16 for registers, spilled in prepared.values())
@@ -191,8 +192,8 @@ def test_passes_of_tvl1(arch: str) -> None:
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ARCHS)
 def test_guided_refinement(arch: str) -> None:
-    for shape in guided.SHAPES:
-        found = resources(guided.source(shape), arch)
+    for shape in guided_cuda.SHAPES:
+        found = resources(guided_cuda.source(shape), arch)
         registers, spilled = found["guided_iterate"]
         assert registers * 32 * shape.warps * shape.blocks <= 65536
         assert spilled <= 16
@@ -246,7 +247,7 @@ ITERATIONS = [
 @pytest.mark.parametrize(("arch", "schedule", "dtype", "shape"), ITERATIONS, ids=str)
 def test_iterations_of_tvl1(arch: str, schedule: str, dtype: torch.dtype, shape: Shape) -> None:
     """Registers for as many blocks as are to run at once, and none spilled."""
-    device = tvl1.Device(0, "any", arch, 100, SHARED[arch])
+    device = launching.Device(0, "any", arch, 100, SHARED[arch])
     level = Level(1, 1080, 1920, dtype, torch.device("cpu"))
     for launch in romera.passes_of(schedule, level, romera.depth_of(schedule, shape), shape, device):
         registers, spilled = resources(launch.source, arch)[launch.name]

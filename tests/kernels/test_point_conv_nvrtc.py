@@ -10,8 +10,8 @@ import torch
 from test_nvrtc import ARCHS, DTYPES, SHARED, needs_nvrtc, resources
 
 from fullfield._kernels import nvrtc
+from fullfield.ops.launching import Device
 from fullfield.ops.point_conv.cuda import config
-from fullfield.ops.point_conv.cuda.config import Device
 from fullfield.ops.point_conv.protocol import Request
 
 
@@ -22,7 +22,7 @@ def request_of(
 
 
 def device_of(arch: str) -> Device:
-    return Device(0, arch, SHARED[arch], 132)
+    return Device(0, "", arch, 132, SHARED[arch])
 
 
 @needs_nvrtc

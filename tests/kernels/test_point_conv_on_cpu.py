@@ -12,10 +12,11 @@ from typing import Any
 import emulator
 import pytest
 import torch
-from emulator import Emulator
+from emulator import AMPERE, HOPPER, Emulator
 from torch import Tensor
 
 from fullfield.ops import launching
+from fullfield.ops.launching import Device
 from fullfield.ops.point_conv import (
     PointGeometry,
     dispatch,
@@ -26,12 +27,9 @@ from fullfield.ops.point_conv import (
 )
 from fullfield.ops.point_conv import cuda as backend
 from fullfield.ops.point_conv.cuda import config, launch
-from fullfield.ops.point_conv.cuda.config import Device
 from fullfield.ops.point_conv.protocol import Request
 
 pytestmark = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
-AMPERE = Device(0, "sm_80", 163 << 10, 3)
-HOPPER = Device(0, "sm_90a", 227 << 10, 3)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -43,10 +41,7 @@ def machine() -> Emulator:
 @pytest.fixture(autouse=True)
 def _emulated(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The backend "cuda" for tensors of the CPU, in memory that is poisoned and watched."""
-    monkeypatch.setattr(launch, "LIBRARIES", machine)
-    monkeypatch.setattr(launching, "arch_of", lambda _: "sm_80")
-    monkeypatch.setattr(launching, "raw_stream", lambda _: 0)
-    monkeypatch.setattr(launch, "device_of", lambda _: AMPERE)
+    machine.installed(monkeypatch, AMPERE, launch)
     monkeypatch.setattr(backend, "supports", lambda _: None)
     with machine.used():
         yield
@@ -195,7 +190,7 @@ def test_warps_that_share_rows(monkeypatch: pytest.MonkeyPatch, dtype: torch.dty
 def test_few_rows_are_shared_and_many_are_not() -> None:
     def form(rows: int, channels: tuple[int, int] = (64, 64), dtype: torch.dtype = torch.float16) -> tuple[int, int]:
         request = Request(torch.device("cuda", 0), dtype, channels, 1, 27, rows, rows, 15 * rows)
-        device = Device(0, "sm_80", 163 << 10, 108)
+        device = Device(0, "", "sm_80", 108, 163 << 10)
         found = config.multiply_config(request, config.operands_of(request, False), device)
         assert found.threads % (32 * found.sharing) == 0
         return found.slab_parts, found.cell_parts
@@ -224,7 +219,7 @@ def test_hopper(
     machine: Emulator, monkeypatch: pytest.MonkeyPatch, channels: tuple[int, int], groups: int, dtype: torch.dtype
 ) -> None:
     """Several rounds of rows and of the ring of weights; a row with hundreds of triplets in a cell."""
-    monkeypatch.setattr(launch, "device_of", lambda _: HOPPER)
+    monkeypatch.setattr(launching, "device_at", lambda _: HOPPER)
     monkeypatch.setattr(config, "_BANDS", 0)
     generator = torch.Generator().manual_seed(4)
     i, j, k = (torch.randint(most, (3000,), generator=generator) for most in (800, 300, 27))
@@ -249,9 +244,9 @@ def test_hopper_with_rows_and_cells_that_have_nothing(monkeypatch: pytest.Monkey
     """Warpgroups and whole bands without triplets, weights that nobody takes, cells beside the words."""
     from fullfield.ops.point_conv import triplets
 
-    for module in (triplets, dispatch.load("cpu")):
+    for module in (triplets, dispatch.CONVOLUTIONS.load("cpu")):
         monkeypatch.setattr(module, "fits", lambda columns, cells: False)  # noqa: ARG005
-    monkeypatch.setattr(launch, "device_of", lambda _: HOPPER)
+    monkeypatch.setattr(launching, "device_at", lambda _: HOPPER)
     monkeypatch.setattr(config, "_BANDS", 0)
     i = torch.tensor([3, 3, 3, 70, 600, 600, 1199])
     j = torch.tensor([0, 4, 2, 9, 0, 1, 9])
@@ -267,7 +262,7 @@ def test_hopper_with_rows_and_cells_that_have_nothing(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_hopper_geometries(monkeypatch: pytest.MonkeyPatch, kind: str, dtype: torch.dtype) -> None:
     """Rows of more words than are looked at together, with and without the block's cells; more cells than a block's."""
-    monkeypatch.setattr(launch, "device_of", lambda _: HOPPER)
+    monkeypatch.setattr(launching, "device_at", lambda _: HOPPER)
     monkeypatch.setattr(config, "_BANDS", 0)
     points = torch.rand(200, 3, generator=torch.Generator().manual_seed(6))
     if kind == "kernel 5":
@@ -278,7 +273,7 @@ def test_hopper_geometries(monkeypatch: pytest.MonkeyPatch, kind: str, dtype: to
     elif kind == "beside":
         from fullfield.ops.point_conv import triplets
 
-        for module in (triplets, dispatch.load("cpu")):
+        for module in (triplets, dispatch.CONVOLUTIONS.load("cpu")):
             monkeypatch.setattr(module, "fits", lambda columns, cells: False)  # noqa: ARG005
         geometry = random_geometry(60, 100, 2500, kernel=7)
         assert geometry.forward.cells.numel()
@@ -296,7 +291,8 @@ def test_segments_with_a_share_in_common(
     geometry = random_geometry(700, 300, 2500)
     tensors = draw(geometry, (64, 64), 1, dtype)
     exact = results([t.double() for t in tensors], geometry, 1, "reference")[2]
-    monkeypatch.setattr(launch, "device_of", lambda _: replace(HOPPER, processors=15))
+    fewer = replace(HOPPER, processors=15)
+    monkeypatch.setattr(launching, "device_at", lambda _: fewer)
     monkeypatch.setattr(launch, "_COMMON_BYTES", 2 * 27 * 64 * 64 * 4)
     monkeypatch.setattr(config, "_BANDS", 0)
     sets = []
@@ -336,7 +332,7 @@ def test_few_rows_and_other_gpus_take_mma_sync() -> None:
 def test_cells_beside_the_words(monkeypatch: pytest.MonkeyPatch) -> None:
     from fullfield.ops.point_conv import triplets
 
-    for module in (triplets, dispatch.load("cpu")):
+    for module in (triplets, dispatch.CONVOLUTIONS.load("cpu")):
         monkeypatch.setattr(module, "fits", lambda columns, cells: False)  # noqa: ARG005
     geometry = random_geometry(40, 50, 500, kernel=7)
     assert geometry.forward.cells.numel()

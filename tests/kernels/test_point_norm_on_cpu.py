@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import emulator
 import pytest
 import torch
-from emulator import Emulator
+from emulator import AMPERE, Emulator
 from torch import Tensor
 
 from fullfield import InputError
@@ -17,7 +17,7 @@ from fullfield.ops.neighbors import cuda as neighbors
 from fullfield.ops.point_conv import dispatch, point_conv, radius_geometry, reference
 from fullfield.ops.point_conv.normed import point_conv_norm
 from fullfield.ops.point_norm import Running, cuda, op, point_norm
-from fullfield.ops.point_norm.plain import normalised
+from fullfield.ops.point_norm.reference import normalised
 
 pytestmark = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
 SIZES = (37, 0, 1, 82)
@@ -33,12 +33,10 @@ def machine() -> Emulator:
 @pytest.fixture(autouse=True)
 def _emulated(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The kernels for tensors of the CPU, in memory that is poisoned and watched."""
-    monkeypatch.setattr(cuda, "LIBRARIES", machine)
+    machine.installed(monkeypatch, AMPERE, cuda)
     monkeypatch.setattr(launching, "why_not", lambda _: None)
     monkeypatch.setattr(dispatch, "builder", lambda _: reference)
     monkeypatch.setattr(neighbors, "supports", lambda _: "not here")
-    monkeypatch.setattr(launching, "arch_of", lambda _: "sm_80")
-    monkeypatch.setattr(launching, "raw_stream", lambda _: 0)
     machine.schedule = 0
     with machine.used():
         yield

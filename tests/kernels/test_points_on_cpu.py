@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -11,12 +9,13 @@ from typing import Any
 import emulator
 import pytest
 import torch
-from emulator import Emulator, Memory
+from emulator import AMPERE, Emulator, Memory
 from torch import Tensor
 
 from benchmarks.cases.points import listing as points_listing
 from fullfield import InputError
 from fullfield._kernels.nvrtc import Source
+from fullfield._kernels.structures import Structures
 from fullfield.models.pointcnnpp import PointPyramid
 from fullfield.ops import launching
 from fullfield.ops.neighbors import cuda as neighbors
@@ -43,18 +42,14 @@ pytestmark = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulato
 
 @pytest.fixture(scope="module")
 def machine() -> Emulator:
-    return Emulator(163 << 10)
+    return Emulator(AMPERE.shared)
 
 
 @pytest.fixture(autouse=True)
 def _emulated(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The kernels for tensors of the CPU, in memory that is poisoned and watched."""
-    for module in (neighbors, triplets, pooling, points_listing):
-        monkeypatch.setattr(module, "LIBRARIES", machine)
+    machine.installed(monkeypatch, AMPERE, neighbors, triplets, pooling, points_listing)
     monkeypatch.setattr(neighbors, "supports", lambda _: None)
-    monkeypatch.setattr(launching, "arch_of", lambda _: "sm_80")
-    monkeypatch.setattr(launching, "raw_stream", lambda _: 0)
-    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     machine.schedule = 0
     with Memory().watched():
         yield
@@ -159,10 +154,6 @@ def test_several_searches_at_once() -> None:
     assert neighbors.radius_searches([]) == []
 
 
-_Sums = launching.structure(
-    "SumParams", ("numbers", ctypes.c_void_p), ("out", ctypes.c_void_p), ("passed", ctypes.c_void_p),
-    ("ends", ctypes.c_void_p), ("count", ctypes.c_longlong),
-)  # fmt: skip
 _SUMS = """
 struct SumParams {
     const int *numbers;
@@ -177,6 +168,7 @@ extern "C" __global__ void __launch_bounds__(256) sum_up(const __grid_constant__
     if (threadIdx.x == 0) p.ends[block] = end;
 }
 """
+_Sums = Structures(_SUMS)["SumParams"]
 _OWN, _WHOLE = 1 << 62, -(1 << 63)  # as batches.cuh marks a block's own sum and the sum up to a block
 
 
@@ -410,7 +402,7 @@ def test_pooling(monkeypatch: pytest.MonkeyPatch, mode: str, dtype: torch.dtype)
         results = []
         for emulated in (True, False):
             with monkeypatch.context() as patch:
-                patch.setattr(pooling, "supports", lambda _, emulated=emulated: emulated)
+                patch.setattr(pooling, "supports", lambda _, emulated=emulated: None if emulated else "not now")
                 given = features.clone().requires_grad_()
                 out = point_pool(given, geometry, mode)
                 (grad,) = torch.autograd.grad(out, given, weight)

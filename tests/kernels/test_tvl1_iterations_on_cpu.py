@@ -10,18 +10,17 @@ from collections.abc import Iterator
 import emulator
 import pytest
 import torch
-from emulator import Emulator
+from emulator import AMPERE, Emulator
 
 from benchmarks.cases.tvl1.romera import SCHEDULES, schedule_of
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda import passes
-from fullfield.ops.tvl1.cuda.passes import Device
 from fullfield.ops.tvl1.cuda.pipeline import Shape
 from fullfield.ops.tvl1.cuda.state import Level
 from fullfield.testing.tvl1_iterations import Term, allowed, iterated, load, make_term, result
 
 pytestmark = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
-GPU = Device(0, "emulated", "sm_80", 3, 163 << 10)
+GPU = AMPERE
 CPU = torch.device("cpu")
 DTYPES = (torch.float32, torch.float16)
 # Pixels; float16 keeps about three digits of a few pixels' change, and sums them over iterations.
@@ -48,8 +47,7 @@ def machine() -> Emulator:
 
 @pytest.fixture(autouse=True)
 def _emulated(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(passes, "LIBRARIES", machine)
-    monkeypatch.setattr(passes, "device_of", lambda _: GPU)
+    machine.installed(monkeypatch, GPU, passes)
     with machine.used():
         yield
 

@@ -14,7 +14,7 @@ from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig
 from fullfield.models.cascade import Cascade
 from fullfield.models.prepared import PreparedFlow, PreparedSizes, motion
 from fullfield.models.prepared.weights import Form, folded, stem
-from fullfield.ops.fused import plain
+from fullfield.ops.fused import reference
 from fullfield.ops.fused.protocol import CELL_CHANNELS, Frame
 
 SIZE = (70, 93)
@@ -127,13 +127,13 @@ def test_later_changes_of_the_model_are_not_seen() -> None:
 def test_a_flow_of_what_is_not_finite_shows(name: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though rectifiers make 0 of NaN, as those of some libraries do."""
     model: Any = network(name)
-    convolve, products = plain.convolve, motion.rectified_products
+    convolve, products = reference.convolve, motion.rectified_products
 
     def swallowing(*arguments: Any, relu: bool = False, **options: Any) -> Tensor:
         done = convolve(*arguments, relu=relu, **options)
         return done.nan_to_num_(0.0, float("inf")) if relu else done
 
-    monkeypatch.setattr(plain, "convolve", swallowing)
+    monkeypatch.setattr(reference, "convolve", swallowing)
     monkeypatch.setattr(motion, "rectified_products", lambda *a, **o: products(*a, **o).nan_to_num_(0.0, float("inf")))
     first, second = (frame.clone() for frame in frames(2))
     update = model.update_block
@@ -264,11 +264,11 @@ def test_a_stem_on_cells_is_the_convolution() -> None:
     conv = nn.Conv2d(6, 8, 7, 2, padding=3).double()
     first, second = torch.rand(2, 1, 3, 16, 24, dtype=torch.float64)
     cells = torch.empty(1, 11, 15, CELL_CHANNELS, dtype=torch.float64)
-    plain.frames_to_cells(first, second, Frame(0, 0, 16, 24), cells)
+    reference.frames_to_cells(first, second, Frame(0, 0, 16, 24), cells)
     right = conv(2 * torch.cat((first, second), 1).float().double() - 1)
-    got = plain.convolve(cells, stem(conv.weight.detach(), (0, 1)), conv.bias).permute(0, 3, 1, 2)
+    got = reference.convolve(cells, stem(conv.weight.detach(), (0, 1)), conv.bias).permute(0, 3, 1, 2)
     torch.testing.assert_close(got, right, atol=1e-6, rtol=1e-6)
-    swapped = plain.convolve(cells, stem(conv.weight.detach()[:, [3, 4, 5, 0, 1, 2]], (1, 0)), conv.bias)
+    swapped = reference.convolve(cells, stem(conv.weight.detach()[:, [3, 4, 5, 0, 1, 2]], (1, 0)), conv.bias)
     torch.testing.assert_close(swapped.permute(0, 3, 1, 2), got)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fullfield import InputError
 from fullfield.nn import CorrelationPyramid
-from fullfield.ops.correlation import dispatch
+from fullfield.ops.correlation.dispatch import LOOKUPS
 from fullfield.ops.correlation.protocol import Gradients, Prepared, Request
 
 
@@ -111,7 +111,7 @@ class Nothing(torch.autograd.Function):
 
 def test_few_functions_lie_between_a_lookup_and_its_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pyramid, the pair, and the question whether somebody traces."""
-    monkeypatch.setattr(dispatch, "load", lambda name: null_module())  # noqa: ARG005
+    monkeypatch.setattr(LOOKUPS, "load", lambda name: null_module())  # noqa: ARG005
     look, coords = CorrelationPyramid(*maps(), backend="reference"), torch.zeros(2, 2, 6, 9)
     called: list[str] = []
 
@@ -130,7 +130,7 @@ def test_few_functions_lie_between_a_lookup_and_its_backend(monkeypatch: pytest.
 
 def test_host_overhead(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lookup costs about as much as PyTorch's smallest operator, one with gradients two of its autograd functions."""
-    monkeypatch.setattr(dispatch, "load", lambda name: null_module())  # noqa: ARG005
+    monkeypatch.setattr(LOOKUPS, "load", lambda name: null_module())  # noqa: ARG005
     fmap1, fmap2 = maps()
     coords = torch.zeros(2, 2, 6, 9)
     look = CorrelationPyramid(fmap1, fmap2, backend="reference")

@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from fullfield._kernels.nvrtc import Libraries, Source
+from fullfield._kernels.structures import Structures
 from fullfield.ops import launching
 
-PARAMS = launching.structure("Params", ("data", ctypes.c_void_p), ("count", ctypes.c_longlong))
+PARAMS = Structures("struct Params { void *data; i64 count; };")["Params"]
+GPU = launching.Device(-1, "none", "sm_80", 1, 99 << 10)
 
 
 class Recorder(Libraries):
@@ -20,20 +22,25 @@ class Recorder(Libraries):
     def __init__(self) -> None:
         super().__init__("nothing")
         self.launched: list[tuple[object, ...]] = []
+        self.allowed: list[int] = []
 
     def load(self, sources: object, arch: object, device: object) -> list[object]:  # type: ignore[override]
         recorder = self
 
         class Kernel:
+            def allow_shared(self, _: int, size: int) -> None:
+                recorder.allowed.append(size)
+
             def launch(self, *arguments: object) -> None:
-                recorder.launched.append((sources, arch, device, *arguments[:5]))
+                recorder.launched.append((sources, arch, device, *arguments[:6]))
 
         return [{"double": Kernel()}]
 
 
 @pytest.fixture
 def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "arch_of", lambda _: "sm_80")
+    monkeypatch.setattr(launching, "device_at", lambda _: GPU)
+    monkeypatch.setattr(launching, "current_device", lambda: -1)
     monkeypatch.setattr(launching, "raw_stream", lambda _: 7)
 
 
@@ -51,26 +58,55 @@ def test_where_kernels_do_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     launching._why_not.cache_clear()
 
 
+def test_traced_code_asks_without_a_warning() -> None:
+    """Of a cached function that is traced Dynamo warns, and warnings are errors here."""
+
+    def asking(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if launching.why_not(torch.device("cuda", 0)) is None else x + 2
+
+    launching._why_not.cache_clear()
+    found = torch.compile(asking, fullgraph=True, backend="eager")(torch.zeros(1))
+    assert float(found) == 2 - torch.cuda.is_available()
+
+
 @pytest.mark.usefixtures("_no_device")
 def test_blocks_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device", lambda _: torch.no_grad())
-    libraries, source, like = Recorder(), Source("text"), torch.zeros(3)
-    for items in (1, 256, 257, 0):
-        launching.launch(libraries, source, "double", items, 256, PARAMS(), like)
-    assert [one[3] for one in libraries.launched] == [(1, 1), (1, 1), (2, 1)]
-    assert libraries.launched[0][4:] == (256, 0, -1, 7)
+    libraries = Recorder()
+    kernels = launching.kernels(libraries, Source("text"), -1)
+    assert launching.kernels(libraries, Source("text"), -1) is kernels
+    for blocks in (1, 2, 0):
+        kernels.launch("double", blocks, 256, PARAMS())
+    assert [one[3] for one in libraries.launched] == [(1, 1), (2, 1)]
+    assert libraries.launched[0][4:8] == (256, 0, -1, 7)
     with pytest.raises(ValueError, match="double: expected at most 2147483647 blocks"):
-        launching.launch(libraries, source, "double", 2**32, 1, PARAMS(), like)
+        kernels.launch("double", 2**32, 256, PARAMS())
 
 
 @pytest.mark.usefixtures("_no_device")
 def test_rows_of_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device", lambda _: torch.no_grad())
     libraries, source = Recorder(), Source("text")
-    kernels = launching.kernels(libraries, source, 0)
+    kernels = launching.kernels(libraries, source, -1)
     for blocks, rows in ((5, 3), (5, 0), (0, 3)):
         kernels.launch("double", blocks, 256, PARAMS(), rows=rows)
     assert [one[3] for one in libraries.launched] == [(5, 3)]
+
+
+@pytest.mark.usefixtures("_no_device")
+def test_prepared_launches_read_their_parameters_when_they_are_made() -> None:
+    libraries, params, beside = Recorder(), PARAMS(), ctypes.c_int(3)
+    at = ctypes.addressof(beside)
+    launch = launching.Launch(
+        launching.kernels(libraries, Source("text"), -1), "double", 7, 64, params, 100 << 10, at, early=True
+    )
+    launch(5)
+    (made,) = libraries.launched
+    *how, arguments = made[3:]
+    assert how == [(7, 1), 64, 100 << 10, -1, 5]
+    assert list(arguments) == [ctypes.addressof(params), at]  # type: ignore[call-overload]
+    assert libraries.allowed == [100 << 10]
+    assert (launch.blocks, launch.params) == (7, params)
 
 
 def test_parameters(tmp_path: Path) -> None:

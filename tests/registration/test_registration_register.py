@@ -183,8 +183,8 @@ def test_too_few_matches_are_named(room: tuple[Floats, Floats]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"source": np.empty((0, 3))}, "source: expected a cloud with finite points, got 0 points"),
-        ({"source": np.full((9, 3), np.nan)}, "source: expected a cloud with finite points, got 9 points"),
+        ({"source": np.empty((0, 3))}, "source: expected at least 1 finite point, got 0 of 0"),
+        ({"source": np.full((9, 3), np.nan)}, "source: expected at least 1 finite point, got 0 of 9"),
         ({"target": np.zeros((3, 2))}, "target: expected points"),
         ({"voxel": -1.0}, "voxel: expected a number > 0"),
         ({"seed": -1}, "seed: expected an integer >= 0"),

@@ -18,7 +18,7 @@ from fullfield.integrations.quiet import quiet
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops.correlation import BACKENDS, correlation_pyramid
 from fullfield.ops.correlation.dense import volume_bytes
-from fullfield.ops.correlation.dispatch import why_not
+from fullfield.ops.correlation.dispatch import LOOKUPS
 from fullfield.ops.correlation.protocol import Request
 from fullfield.ops.correlation.pyramid import level_sizes
 
@@ -109,7 +109,7 @@ def _admission(backend: str) -> Callable[[Problem], None]:
         request = problem.request()
         if backend == "dense":
             _admit_volume(problem)
-        reason = why_not(backend, request)
+        reason = LOOKUPS.why_not(backend, request)
         if reason is not None and reason.endswith("are free"):
             raise TooLarge(reason)
         if reason is not None:

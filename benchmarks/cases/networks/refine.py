@@ -14,7 +14,7 @@ from torch.nn.functional import interpolate, max_pool2d
 from benchmarks.bench import Case, Cases, Note, Result
 from benchmarks.harness import given_up, peak_bytes
 from fullfield.ops.tvl1 import FlowRefiner, RefinementConfig, refine_flow
-from fullfield.ops.tvl1.cuda import guided
+from fullfield.ops.tvl1 import guided_cuda
 from fullfield.testing import textured_scene
 
 # Planes of float32 a pixel if every kernel reads its inputs once and writes its results once: the two that load; for
@@ -72,7 +72,7 @@ def _case(size: tuple[int, int], device: torch.device, frames: int, shapes: bool
     plain = (refine_flow(**corner, backend="reference") - exact).abs().mean()
     rows = []
     backend = "cuda" if device.type == "cuda" else "cpu"
-    wanted = guided.SHAPES if shapes and backend == "cuda" else (guided.SHAPE,)
+    wanted = guided_cuda.SHAPES if shapes and backend == "cuda" else (guided_cuda.SHAPE,)
     for shape in wanted:
         name = f"cuda, {shape}" if len(wanted) > 1 else backend
         note(f"  {name}")
@@ -85,11 +85,11 @@ def _case(size: tuple[int, int], device: torch.device, frames: int, shapes: bool
 
 
 def _refiner(
-    size: tuple[int, int], config: RefinementConfig, device: torch.device, backend: str, shape: guided.Shape
+    size: tuple[int, int], config: RefinementConfig, device: torch.device, backend: str, shape: guided_cuda.Shape
 ) -> FlowRefiner:
     refiner = FlowRefiner(*size, config, device=device, backend=backend)
-    if backend == "cuda" and shape != guided.SHAPE:
-        refiner._cuda = guided.Refiner(*size, config, refiner.device, shape)
+    if backend == "cuda" and shape != guided_cuda.SHAPE:
+        refiner._cuda = guided_cuda.Refiner(*size, config, refiner.device, shape)
     return refiner
 
 
@@ -98,7 +98,7 @@ def _row(
     config: RefinementConfig,
     device: torch.device,
     backend: str,
-    shape: guided.Shape,
+    shape: guided_cuda.Shape,
     inputs: _Inputs,
     corner: _Inputs,
     truths: tuple[Tensor, Tensor, float],

@@ -20,7 +20,7 @@ from benchmarks.harness import Unsupported, first_line
 from fullfield._check import InputError
 from fullfield.ops import launching
 from fullfield.ops.point_conv import BACKENDS, PointGeometry, point_conv
-from fullfield.ops.point_conv.dispatch import why_not
+from fullfield.ops.point_conv.dispatch import CONVOLUTIONS
 from fullfield.ops.point_conv.protocol import Request
 
 Apply = Callable[[Tensor, Tensor], Tensor]
@@ -69,7 +69,7 @@ class Contender:
 
 
 def _own(name: str, problem: Problem) -> Apply:
-    reason = why_not(name, problem.request())
+    reason = CONVOLUTIONS.why_not(name, problem.request())
     if reason is not None:
         raise Unsupported(reason)
     return lambda features, weight: point_conv(features, weight, problem.geometry, backend=name)

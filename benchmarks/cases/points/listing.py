@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,25 +11,20 @@ from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import launching
-from fullfield.ops.launching import structure
+from fullfield.ops.launching import CODES, structures
 
 ORDERS = ("k", "i", "j")
 """By what triplets are sorted: the kernel's cell, the centre or the point."""
 LIBRARIES = Libraries("the listing's kernels")
-_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _LENGTH, _WARPS = 128, 8
-_ptr, _i32 = ctypes.c_void_p, ctypes.c_int
-_Params: Any = structure(
-    "ListingParams", ("weight", _ptr), ("features", _ptr), ("outs", _ptr), ("ins", _ptr), ("cells", _ptr),
-    ("out", _ptr), ("count", ctypes.c_longlong), ("inputs", _i32), ("outputs", _i32), ("blocks_in", _i32),
-    ("blocks_out", _i32),
-)  # fmt: skip
+_SOURCE = Path(__file__).with_suffix(".cu")
+_Params = structures(_SOURCE)["ListingParams"]
 
 
 def source(dtype: torch.dtype) -> Source:
     """Both kernels."""
-    text = launching.read_source(launching.HALVES, launching.VALUES, Path(__file__).with_suffix(".cu"))
-    return Source(text, (f"-DIN={_TYPES[dtype]}",))
+    text = launching.read_source(launching.HALVES, launching.VALUES, _SOURCE)
+    return Source(text, (f"-DIN={CODES[dtype]}",))
 
 
 def _run(
@@ -46,7 +40,8 @@ def _run(
     p.blocks_in, p.blocks_out = -(-p.inputs // 32), -(-p.outputs // 32)
     warps = -(-p.count // _LENGTH) * p.blocks_in * p.blocks_out
     # every warp of the last block has work: a share beyond the end has no triplets
-    launching.launch(LIBRARIES, source(features.dtype), name, warps, _WARPS, p, features, 32 * _WARPS)
+    kernels = launching.kernels(LIBRARIES, source(features.dtype), features.get_device())
+    kernels.launch(name, -(-warps // _WARPS), 32 * _WARPS, p)
     return out.to(features.dtype)
 
 

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,12 +19,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import Kernel, Source
-from fullfield.ops.launching import address, read_source, structure
+from fullfield._kernels.nvrtc import Source
+from fullfield.ops import launching
+from fullfield.ops.launching import Device, Kernels, Launch, address, read_source, structures
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda import passes, pipeline
 from fullfield.ops.tvl1.cuda.engine import Engine, Schedule
-from fullfield.ops.tvl1.cuda.passes import Device, Launch
 from fullfield.ops.tvl1.cuda.pipeline import RegisterPipeline, Shape, plan, strip_rows
 from fullfield.ops.tvl1.cuda.state import DATA, DUAL, FLOW, ORIGIN, Level
 from fullfield.ops.tvl1.persistent import PersistentSolver
@@ -35,14 +34,7 @@ AUTO = "auto"
 OURS = "register_pipeline"
 SCHEDULES = ("global", "shared_fusion", "global_pipeline", "shared_pipeline", OURS)
 ACROSS = 32  # words of a tile of shared_fusion
-_ptr, _i64, _i32, _f32 = ctypes.c_void_p, ctypes.c_longlong, ctypes.c_int, ctypes.c_float
-# Field by field as iterate_rows.cuh declares them.
-_Params = structure(
-    "IterateParams", ("flow", _ptr), ("dual", _ptr), ("data", _ptr), ("origin", _ptr), ("flow_out", _ptr),
-    ("dual_out", _ptr), ("scratch", _ptr), ("plane", _i64), ("item", _i64), ("pitch", _i32), ("width", _i32),
-    ("height", _i32), ("rows", _i32), ("columns", _i32), ("strips", _i32), ("slope", _f32), ("tau", _f32),
-    ("bound", _f32), ("clamp", _i32), ("zero_dual", _i32),
-)  # fmt: skip
+_Params = structures(Path(__file__).with_name("iterate_rows.cuh"))["IterateParams"]
 
 
 @dataclass(frozen=True)
@@ -165,7 +157,7 @@ def compile_all(runs: Sequence[tuple[str, Level, Shape]], iterations: int, devic
         for one in passes_of(schedule, level, depth, shape, device)
     ]
     if sources:
-        passes.LIBRARIES.load(sources, device.arch, device.index)
+        launching.several(passes.LIBRARIES, sources, device.index)
 
 
 # ---- running
@@ -178,18 +170,17 @@ class Romera:
         self._schedule, self._shape, self._depth = schedule, shape, depth_of(schedule, shape)
         self._scratch: Tensor | None = None
 
-    def _launches(self, level: Level, depth: int) -> tuple[Device, list[tuple[Pass, Kernel]]]:
-        device = passes.device_of(level.device)
-        kernels = passes_of(self._schedule, level, depth, self._shape, device)
-        libraries = passes.LIBRARIES.load([one.source for one in kernels], device.arch, device.index)
-        return device, [(one, library[one.name]) for one, library in zip(kernels, libraries, strict=True)]
+    def _launches(self, level: Level, depth: int) -> list[tuple[Pass, Kernels]]:
+        device = launching.device_of(level.device)
+        found = passes_of(self._schedule, level, depth, self._shape, device)
+        kernels = launching.several(passes.LIBRARIES, [one.source for one in found], device.index)
+        return list(zip(found, kernels, strict=True))
 
     def prepare(self, level: Level, iterations: int) -> None:
         """Compile and load what ``iterate`` will launch, and allocate its scratch; before a capture."""
         for depth in set(plan(iterations, self._depth)):
-            device, launches = self._launches(level, depth)
-            for one, kernel in launches:
-                kernel.allow_shared(device.index, one.shared)
+            for one, kernels in self._launches(level, depth):
+                kernels.kernel(one.name, one.shared)
                 if one.scratch and (self._scratch is None or self._scratch.numel() < one.scratch):
                     self._scratch = torch.empty(one.scratch, dtype=torch.uint8, device=level.device)
 
@@ -199,16 +190,15 @@ class Romera:
         """As :meth:`fullfield.ops.tvl1.cuda.pipeline.RegisterPipeline.iterate`."""
         in_place = self._schedule == "global"
         for depth in plan(iterations, self._depth):
-            device, launches = self._launches(level, depth)
             to = level.front if in_place else 1 - level.front
-            for one, kernel in launches:
+            for one, kernels in self._launches(level, depth):
                 if one.scratch and (self._scratch is None or self._scratch.numel() < one.scratch):
                     raise ValueError(f"prepare was not called for {self._schedule} of this level")
                 params: Any = _Params()
                 pipeline.fill(params, level, config, to, zero_dual=zero_dual)
                 params.rows, params.columns, params.strips = one.rows, one.columns, one.strips
                 params.scratch = address(self._scratch)
-                Launch(kernel, one.blocks, params, device.index, one.shared, one.threads)(stream)
+                Launch(kernels, one.name, one.blocks, one.threads, params, one.shared)(stream)
             level.front, zero_dual = to, False
 
 

@@ -24,10 +24,9 @@ from benchmarks.cases.tvl1.tuning import shape_for
 from benchmarks.energy import Meter, StillMeter, energy_of
 from benchmarks.harness import Candidate, clock_of, first_line, interleaved, release, spread, wall_clock
 from fullfield.metrics import aae, epe
-from fullfield.ops import latency
+from fullfield.ops import latency, launching
 from fullfield.ops.tvl1 import PRESETS, PersistentSolver, TVL1Config, TVL1Solver
 from fullfield.ops.tvl1._pyramid import level_sizes
-from fullfield.ops.tvl1.cuda import passes
 
 Row = dict[str, Any]
 
@@ -86,7 +85,7 @@ def make_solver(
     """A solver for uint8 frames [B, C, H, W] on the device, whose iterations run by the schedule on every level."""
     if schedule == AUTO:
         return PersistentSolver(shape, config, dtype=torch.uint8, device=device)
-    tuned = shape_for(schedule, PRECISIONS[config.precision], passes.device_of(device))
+    tuned = shape_for(schedule, PRECISIONS[config.precision], launching.device_of(device))
     return ScheduledSolver(shape, config, device, schedule_of(schedule, tuned))
 
 

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import importlib.util
 import io
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 from fullfield._kernels.cache_folder import announced, folder_named, say
+from fullfield._kernels.missing import Missing
 
 _CHECKSUM = 32  # bytes of SHA-256
 _SAID = set[str]()
 
 
-def why_not() -> str | None:
+def why_not() -> Missing | None:
     """None where numba can be used, else the reason it cannot."""
     if importlib.util.find_spec("numba") is None:
-        return "numba is not installed (pip install numba)"
+        return Missing("numba is not installed (pip install numba)")
     return None
 
 
@@ -131,6 +134,34 @@ def compile_all(functions: dict[str, tuple[Any, Any]], folder: Path | None, what
     if cold and folder is not None:
         with suppress(OSError):  # only the announcement would come again
             _stamp(folder, what).touch()
+
+
+class Kernels:
+    """A module of kernels, imported and compiled (or loaded) when it is first asked for; from any thread.
+
+    Args:
+        module: its full name. It has ``ENTRY_POINTS``, as :func:`compile_all` takes them, and their ``CACHE``.
+        what: they are, for the announcement.
+    """
+
+    def __init__(self, module: str, what: str) -> None:
+        self._name, self._what = module, what
+        self._lock = threading.Lock()
+        self._ready: Any = None
+
+    def __call__(self) -> Any:
+        """The module."""
+        with self._lock:
+            if self._ready is None:
+                module = importlib.import_module(self._name)
+                compile_all(module.ENTRY_POINTS, module.CACHE, self._what)
+                self._ready = module
+        return self._ready
+
+    def cache(self) -> tuple[Path | None, bool]:
+        """The folder of the compiled kernels (None: nowhere to write) and whether they are there for this CPU."""
+        folder = importlib.import_module(self._name).CACHE
+        return folder, is_warm(folder, self._what)
 
 
 def _stamp(folder: Path, what: str) -> Path:

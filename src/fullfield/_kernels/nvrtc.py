@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fullfield._kernels.cache_folder import announced, folder_named, say
+from fullfield._kernels.missing import Missing
 
 WINDOWS = sys.platform == "win32"
 MAJORS = (13, 12)  # CUDA majors whose NVRTC is looked for, newest first
@@ -184,12 +185,12 @@ def nvrtc() -> Nvrtc:
     return found
 
 
-def why_not() -> str | None:
+def why_not() -> Missing | None:
     """None where kernels can be compiled, else what has to be installed."""
     try:
         nvrtc()
     except KernelError as error:
-        return str(error)
+        return Missing(error)
     return None
 
 
@@ -407,11 +408,6 @@ class Libraries:
                 for source, code in zip(missing, Compiler(arch, self._what).compile(missing), strict=True):
                     self._loaded[source, arch] = Library(code, device)
             return [self._loaded[source, arch] for source in sources]
-
-
-def addresses(*arguments: int | ctypes.Structure) -> ctypes.Array[ctypes.c_void_p]:
-    """Kernel arguments for :meth:`Kernel.launch`: addresses, or structures that the caller keeps alive."""
-    return (ctypes.c_void_p * len(arguments))(*[a if isinstance(a, int) else ctypes.addressof(a) for a in arguments])
 
 
 def encode_tensor_map(address: int, data: int, sizes: Sequence[int], box: Sequence[int]) -> None:

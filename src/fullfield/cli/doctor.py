@@ -200,9 +200,9 @@ def _import_ptlflow() -> None:
 
 
 def _kernel_cache() -> dict[str, object]:
-    from fullfield.ops.tvl1.cpu import kernel_cache
+    from fullfield.ops.tvl1.cpu import kernels
 
-    folder, warm = kernel_cache()
+    folder, warm = kernels.cache()
     return {"folder": None if folder is None else str(folder), "warm": warm}
 
 

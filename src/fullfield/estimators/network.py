@@ -22,7 +22,7 @@ from fullfield.models.raft.config import RAFTConfig
 from fullfield.models.sea_raft.model import expected_log_scale
 from fullfield.models.weights import NETWORKS, build_model
 from fullfield.ops.correlation import BACKENDS
-from fullfield.ops.correlation.dispatch import choose
+from fullfield.ops.correlation.dispatch import LOOKUPS
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -233,7 +233,7 @@ class NetworkEstimator:
             if size not in self._dense:
                 self._dense[size] = dense_fits(request)
             backend = "dense" if self._dense[size] else None
-        self._used = network.correlation = choose(request, backend)
+        self._used = network.correlation = LOOKUPS.choose(backend, request)
         return network
 
     def _prepared(self, network: Network, size: PairSize, sizes: int) -> PreparedFlow:

@@ -10,8 +10,8 @@ from torch import Tensor
 from fullfield.models.framing import STRIDE, padding_for
 from fullfield.models.raft.config import RAFTConfig
 from fullfield.models.sea_raft.config import SEARAFTConfig
-from fullfield.ops.correlation import dispatch
 from fullfield.ops.correlation.dense import volume_bytes
+from fullfield.ops.correlation.dispatch import LOOKUPS
 from fullfield.ops.correlation.protocol import Request
 from fullfield.ops.correlation.pyramid import level_sizes
 
@@ -65,4 +65,4 @@ def dense_fits(request: Request) -> bool:
         room = int(_SHARE * (torch.cuda.mem_get_info(request.device)[0] + reserved))
     else:
         room = _CPU_BYTES
-    return volume_bytes(request) <= room and dispatch.why_not("dense", request) is None
+    return volume_bytes(request) <= room and LOOKUPS.why_not("dense", request) is None

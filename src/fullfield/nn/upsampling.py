@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.fused import plain
+from fullfield.ops.fused import reference
+from fullfield.ops.launching import is_traced
 
 # Weights that are worked on at a time where no gradient is wanted.
 _ELEMENTS = 1 << 25
@@ -31,8 +32,8 @@ def convex_upsample(
     _check.number(factor, "factor", integer=True, low=1)
     _check.tensor(mask, "mask", (batch, _NEIGHBOURS * factor * factor, height, width), device=field.device)
     graph = torch.is_grad_enabled() and (field.requires_grad or mask.requires_grad)
-    if graph or _is_traced():
-        return plain.convex_upsample(field, mask, factor)
+    if graph or is_traced(field, mask) or torch._C._get_tracing_state() is not None:
+        return reference.convex_upsample(field, mask, factor)
     out = field.new_empty(batch, field.shape[1], factor * height, factor * width)
     if field.device.type == "cuda":
         from fullfield.ops.fused import cuda
@@ -42,10 +43,5 @@ def convex_upsample(
             return out
     rows = max(1, _ELEMENTS // max(1, mask.shape[1] * batch * width))
     for first in range(0, height, rows):
-        plain.convex_strip(field, mask[:, :, first : first + rows], factor, out, first_row=first)
+        reference.convex_strip(field, mask[:, :, first : first + rows], factor, out, first_row=first)
     return out
-
-
-def _is_traced() -> bool:
-    watched = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
-    return watched or torch._C._get_tracing_state() is not None

@@ -1,4 +1,4 @@
-"""What launches of kernels compiled at run time share: where a tensor lies, and one structure of parameters."""
+"""What launches of kernels compiled at run time share: the device, the dtypes' codes, launches at once and prepared."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from fullfield._kernels import nvrtc
-from fullfield._kernels.nvrtc import Libraries, Source
+from fullfield._kernels.missing import Missing
+from fullfield._kernels.nvrtc import Kernel, Libraries, Source
+from fullfield._kernels.structures import Structures
 
 OLDEST = (8, 0)
 MOST_BLOCKS = 2**31 - 1
@@ -23,8 +26,10 @@ MOST_BLOCKS = 2**31 - 1
 HALVES, VALUES, PRODUCTS, SORT_ROWS, BATCHES = (
     Path(nvrtc.__file__).with_name(f"{name}.cuh") for name in ("halves", "values", "products", "sort_rows", "batches")
 )
-# As batches.cuh has them: problems of a launch, numbers that a block sums.
-MOST_PROBLEMS, SUMMED = 16, 2048
+CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+"""What the kernels' macros call the dtypes of features."""
+FRAMES = {**CODES, torch.uint8: 3}
+"""Those of frames."""
 
 
 def why_not(device: torch.device) -> str | None:
@@ -36,13 +41,17 @@ def why_not(device: torch.device) -> str | None:
     return _why_not(device.index)
 
 
+# As torch.compiler.assume_constant_result has it, which would import the compiler: traced code asks while it is traced.
+why_not.__dict__["_dynamo_marked_constant"] = True
+
+
 @functools.cache
 def _why_not(index: int) -> str | None:
     if not torch.cuda.is_available():
         return "no NVIDIA GPU or driver was found"
     capability = torch.cuda.get_device_capability(index)
     if capability < OLDEST:
-        return f"needs compute capability {OLDEST[0]}.{OLDEST[1]}, got {capability[0]}.{capability[1]}"
+        return Missing(f"needs compute capability {OLDEST[0]}.{OLDEST[1]}, got {capability[0]}.{capability[1]}")
     return nvrtc.why_not()
 
 
@@ -52,24 +61,58 @@ def read_source(*files: Path) -> str:
     return "".join(file.read_text("utf-8") for file in files)
 
 
-@functools.cache
-def arch_of(index: int) -> str:
+# Problems of a launch, numbers that a block sums.
+MOST_PROBLEMS, SUMMED = map(Structures(read_source(BATCHES)).number, ("MOST_PROBLEMS", "SUMMED"))
+
+
+@dataclass(frozen=True, eq=False)  # told apart as objects: plans are looked up by them in every call
+class Device:
+    """What the launches have to know of a GPU."""
+
+    index: int
+    name: str
+    arch: str
     """What to compile for."""
+    processors: int
+    shared: int
+    """Bytes of shared memory that one block may take."""
+
+    @property
+    def hopper(self) -> bool:
+        """Whether it has sm_90's own instructions."""
+        return self.arch == "sm_90a"
+
+
+@functools.cache
+def device_at(index: int) -> Device:
+    """The GPU of this number."""
     about = torch.cuda.get_device_properties(index)
-    return nvrtc.nvrtc().target((about.major, about.minor))
+    arch = nvrtc.nvrtc().target((about.major, about.minor))
+    shared = about.shared_memory_per_block_optin  # type: ignore[attr-defined, unused-ignore]
+    return Device(index, about.name, arch, about.multi_processor_count, shared)
 
 
-def is_plain(*tensors: Tensor | None) -> bool:
-    """Whether an operator may go past the dispatcher: nothing is traced or transformed, nobody overrides anything."""
+def device_of(device: torch.device) -> Device:
+    """The GPU that this names."""
+    return device_at(torch.cuda.current_device() if device.index is None else device.index)
+
+
+def is_traced(*tensors: Tensor | None) -> bool:
+    """Whether somebody watches: a compiler, a dispatch mode, or a tensor subclass."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
-        return False
-    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
-        return False
+        return True
     for tensor in tensors:
         kind = type(tensor)
         if kind is not Tensor and kind is not torch.nn.Parameter and tensor is not None:
-            return False
-    return True
+            return True
+    return False
+
+
+def is_eager(*tensors: Tensor | None) -> bool:
+    """Whether an operator may go past the dispatcher: nothing is traced, and nothing transformed."""
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return False
+    return not is_traced(*tensors)
 
 
 def refuse_forward_mode(**tensors: Tensor | None) -> None:
@@ -88,19 +131,27 @@ def refuse_forward_mode(**tensors: Tensor | None) -> None:
             raise NotImplementedError(f"{name}: has a forward-mode tangent; only reverse mode is there (vjp, jacrev)")
 
 
-def raw_stream(index: int) -> int:
-    """The device's current stream."""
-    stream: int = torch._C._cuda_getCurrentRawStream(index)  # type: ignore[attr-defined, unused-ignore]
-    return stream
+# Of a device its current stream, and the current device; without CUDA nobody asks.
+raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0)
+current_device: Callable[[], int] = getattr(torch._C, "_cuda_getDevice", lambda: -1)
+_SHARED_BY_DEFAULT = 48 << 10
+_ONE_ARGUMENT = ctypes.c_void_p * 1
 
 
 class Kernels:
     """One source's kernels on one device."""
 
-    __slots__ = ("_index", "_library")
+    __slots__ = ("_library", "index")
 
     def __init__(self, library: Any, index: int) -> None:
-        self._library, self._index = library, index
+        self._library, self.index = library, index
+
+    def kernel(self, name: str, shared: int = 0) -> Kernel:
+        """The kernel, allowed so much shared memory."""
+        kernel: Kernel = self._library[name]
+        if shared > _SHARED_BY_DEFAULT:
+            kernel.allow_shared(self.index, shared)
+        return kernel
 
     def launch(
         self, name: str, blocks: int, threads: int, params: ctypes.Structure, shared: int = 0, rows: int = 1
@@ -110,69 +161,78 @@ class Kernels:
             return
         if blocks > MOST_BLOCKS:
             raise ValueError(f"{name}: expected at most {MOST_BLOCKS} blocks, got {blocks}")
-        index, kernel = self._index, self._library[name]
-        if shared > _SHARED_BY_DEFAULT:
-            kernel.allow_shared(index, shared)
+        index, kernel = self.index, self.kernel(name, shared)
         pointer = _ONE_ARGUMENT(ctypes.addressof(params))
-        if _is_current(index):  # a context takes the host as long as a launch
+        if current_device() == index:  # a context takes the host as long as a launch
             kernel.launch((blocks, rows), threads, shared, index, raw_stream(index), pointer)
             return
         with torch.cuda.device(index):
             kernel.launch((blocks, rows), threads, shared, index, raw_stream(index), pointer)
 
+    def launch_batch(self, name: str, params: Any, blocks: Sequence[int], threads: int = 256) -> None:
+        """One launch of a :func:`batch` of problems that take so many blocks each."""
+        total = sum(blocks)
+        if total <= MOST_BLOCKS:
+            params.begin[:] = [*accumulate(blocks, initial=0), *[total] * (MOST_PROBLEMS - len(blocks))]
+        self.launch(name, total, threads, params)
+
+
+class Launch:
+    """A kernel and its parameters, for any number of launches.
+
+    The parameters may change between them; what they point to is the caller's to keep.
+    """
+
+    __slots__ = ("_arguments", "_early", "_grid", "_index", "_kernel", "_shared", "_threads", "blocks", "params")
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        name: str,
+        blocks: int,
+        threads: int,
+        params: ctypes.Structure,
+        shared: int = 0,
+        *beside: int,  # addresses of further arguments
+        early: bool = False,  # begins before the kernel ahead ends, and waits for its results itself
+    ) -> None:
+        self.blocks, self.params = blocks, params
+        self._kernel, self._index = kernels.kernel(name, shared), kernels.index
+        self._grid, self._threads, self._shared, self._early = (blocks, 1), threads, shared, early
+        self._arguments = (ctypes.c_void_p * (1 + len(beside)))(ctypes.addressof(params), *beside)
+
+    def __call__(self, stream: int) -> None:
+        """On a stream of the kernels' device, which is current."""
+        self._kernel.launch(self._grid, self._threads, self._shared, self._index, stream, self._arguments, self._early)
+
 
 # By the libraries, the source and the device, for `Libraries.load` takes the host longer than a launch.
 _KERNELS: dict[tuple[Any, Source, int], Kernels] = {}
-_SHARED_BY_DEFAULT = 48 << 10
-_ONE_ARGUMENT = ctypes.c_void_p * 1
-_current_device: Callable[[], int] | None = getattr(torch._C, "_cuda_getDevice", None)
-
-
-def _is_current(index: int) -> bool:
-    return _current_device is None or _current_device() == index
 
 
 def kernels(libraries: Libraries, source: Source, index: int) -> Kernels:
     """Compiled and loaded where this is the first call."""
-    key = (libraries, source, index)
-    found = _KERNELS.get(key)
-    if found is None:
-        with nullcontext() if _is_current(index) else torch.cuda.device(index):
-            found = _KERNELS[key] = Kernels(libraries.load([source], arch_of(index), index)[0], index)
-    return found
+    found = _KERNELS.get((libraries, source, index))
+    return several(libraries, [source], index)[0] if found is None else found
 
 
-def launch(
-    libraries: Libraries,
-    source: Source,
-    name: str,
-    items: int,  # blocks of ``threads`` threads are made for so many items, ``each`` a block
-    each: int,
-    params: ctypes.Structure,
-    like: Tensor,
-    threads: int = 256,
-) -> None:
-    """On the current stream of the tensor's device."""
-    if items > 0:
-        kernels(libraries, source, like.get_device()).launch(name, -(-items // each), threads, params)
+def several(libraries: Libraries, sources: Sequence[Source], index: int) -> list[Kernels]:
+    """:func:`kernels` of each; what is not compiled yet is compiled together."""
+    with nullcontext() if current_device() == index else torch.cuda.device(index):
+        loaded = libraries.load(sources, device_at(index).arch, index)
+    for source, library in zip(sources, loaded, strict=True):
+        _KERNELS.setdefault((libraries, source, index), Kernels(library, index))
+    return [_KERNELS[libraries, source, index] for source in sources]
 
 
 def batch(each: type[ctypes.Structure]) -> Any:
-    """Structure of what batches.cuh calls a batch."""
-    return structure("Batch", ("each", each * MOST_PROBLEMS), ("begin", ctypes.c_int * (MOST_PROBLEMS + 1)))
+    """The structure that batches.cuh calls a batch."""
+    return Structures(read_source(BATCHES), Params=each)["Batch"]
 
 
-def launch_batch(kernels: Kernels, name: str, params: Any, blocks: Sequence[int], threads: int = 256) -> None:
-    """One launch of a batch of problems that take so many blocks each."""
-    total = sum(blocks)
-    if total <= MOST_BLOCKS:
-        params.begin[:] = [*accumulate(blocks, initial=0), *[total] * (MOST_PROBLEMS - len(blocks))]
-    kernels.launch(name, total, threads, params)
-
-
-def structure(name: str, *fields: tuple[str, object]) -> type[ctypes.Structure]:
-    """Parameters of a kernel, field by field as its source declares them."""
-    return type(name, (ctypes.Structure,), {"_fields_": list(fields)})
+def structures(*files: Path) -> Structures:
+    """What these sources declare."""
+    return Structures(read_source(*files))
 
 
 def address(tensor: Tensor | None) -> int | None:

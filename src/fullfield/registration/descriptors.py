@@ -7,13 +7,12 @@ counts.
 
 from __future__ import annotations
 
-import threading
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
+from fullfield._kernels.numba_cache import Kernels
 from fullfield._kernels.threads import run_parts
 from fullfield.ops.neighbors import knn_search, radius_search
 
@@ -111,26 +110,11 @@ def _mean_and_covariance(points: Floats, queries: Floats, radius: float) -> tupl
     found = radius_search(_tensor(places), radius, _tensor(asked))
     pairs = found.offsets.numpy(), found.indices.numpy()
     moments = np.zeros((len(asked), 9))
-    parallel(len(asked), lambda a, b: compiled["spreads"](places, asked, *pairs, moments, a, b))
+    parallel(len(asked), lambda a, b: compiled.spreads(places, asked, *pairs, moments, a, b))
     return moments[:, :3], moments[:, _UPPER]
 
 
-_compiling = threading.Lock()
-
-
-@lru_cache(maxsize=1)
-def _compiled() -> dict[str, Any]:
-    from fullfield._kernels.numba_cache import compile_all
-    from fullfield.registration import _cpu_kernels
-
-    compile_all(_cpu_kernels.ENTRY_POINTS, _cpu_kernels.CACHE, "descriptor kernels")
-    return {name: function for name, (function, _) in _cpu_kernels.ENTRY_POINTS.items()}
-
-
-def kernels() -> dict[str, Any]:
-    """The compiled kernels by name."""
-    with _compiling:
-        return _compiled()
+kernels = Kernels(f"{__package__}._cpu_kernels", "descriptor kernels")
 
 
 def parallel(count: int, task: Any) -> None:
@@ -148,6 +132,6 @@ def histograms(points: Floats, normals: Floats, radius: float) -> Floats:
     pairs = found.offsets.numpy(), found.indices.numpy()
     spots, upright = np.ascontiguousarray(points), np.ascontiguousarray(normals)
     own, averaged = np.zeros((2, len(points), 3 * BINS))
-    parallel(len(points), lambda a, b: compiled["pair_histograms"](spots, upright, *pairs, own, a, b))
-    parallel(len(points), lambda a, b: compiled["weighted_histograms"](spots, *pairs, own, averaged, a, b))
+    parallel(len(points), lambda a, b: compiled.pair_histograms(spots, upright, *pairs, own, a, b))
+    parallel(len(points), lambda a, b: compiled.weighted_histograms(spots, *pairs, own, averaged, a, b))
     return averaged

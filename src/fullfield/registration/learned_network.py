@@ -20,8 +20,8 @@ from fullfield._check import InputError
 from fullfield._config import Config
 from fullfield.io.files import reason
 from fullfield.ops.neighbors import Neighbors, radius_search
-from fullfield.ops.point_conv import PointGeometry, dispatch, point_conv
-from fullfield.ops.point_conv.triplets import pack, rows_of
+from fullfield.ops.point_conv import PointGeometry, point_conv
+from fullfield.ops.point_conv.geometry import sorted_geometry
 from fullfield.registration.descriptors import kernels, parallel
 
 RINGS = (3.0, 5.5, 8.0)
@@ -79,16 +79,14 @@ def surroundings(
     gradient: bool = True,
 ) -> Surroundings:
     """The neighbours within the last ring and their cells; ``gradient``: whether a backward will follow."""
-    found, count = radius_search(points, RINGS[-1], offsets=offsets), points.shape[0]
+    found = radius_search(points, RINGS[-1], offsets=offsets)
     if points.device.type == "cpu":
         cells, j, k = _sorted_on_cpu(points, normals, found)
     else:
         cells, j, k = sorted_cells(points, normals, found)
-    forward = pack(rows_of(found.offsets.to(points.device).diff() - 1), j, k, count, CELLS)
-    build: Any = dispatch.builder(points.device)
-    backward = build.transpose(forward, count, CELLS) if gradient else None
-    clouds = torch.tensor([0, count]) if offsets is None else offsets.to("cpu", torch.int64)
-    return Surroundings(PointGeometry(forward, backward, False, KERNEL, count, clouds, clouds), cells)
+    clouds = torch.tensor([0, points.shape[0]]) if offsets is None else offsets.to("cpu", torch.int64)
+    others = found.offsets.to(points.device).diff() - 1
+    return Surroundings(sorted_geometry(points, clouds, others, j, k, KERNEL, gradient=gradient), cells)
 
 
 def sorted_cells(points: Tensor, normals: Tensor, found: Neighbors) -> tuple[Tensor, Tensor, Tensor]:
@@ -111,7 +109,7 @@ def _sorted_on_cpu(points: Tensor, normals: Tensor, found: Neighbors) -> tuple[T
     edges = torch.tensor([*RINGS[:-1], *_ELEVATIONS, *(math.cos(bend) for bend in _BENDS[2:])], dtype=torch.float32)
     given = (points, normals, found.offsets, found.indices, edges, cells, j, k)
     arrays = [part.detach().contiguous().numpy() for part in given]
-    kernel = kernels()["sorted_cells"]
+    kernel = kernels().sorted_cells
     parallel(count, lambda first, last: kernel(*arrays, first, last))
     return cells, j, k
 

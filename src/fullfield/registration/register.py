@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fullfield import _check
-from fullfield._check import InputError
 from fullfield.io.pointcloud import as_point_cloud
 from fullfield.registration.descriptors import around, nearest
 from fullfield.registration.learned import LearnedDescriptor
@@ -17,7 +16,7 @@ from fullfield.registration.pose import rigid
 from fullfield.registration.ransac import apply, hypotheses
 from fullfield.registration.refinement import Refiner
 from fullfield.registration.resolution import choose_voxel
-from fullfield.registration.scan import Scan, prepare
+from fullfield.registration.scan import Scan, finite_points, prepare
 from fullfield.registration.verdict import FPFH_LIMITS, LEARNED_LIMITS, REACH, Evidence, Limits, matches_needed, weigh
 
 if TYPE_CHECKING:
@@ -131,7 +130,7 @@ def registered(source: Any, target: Any, settings: Settings, progress: Progress 
     elif descriptor is not None and not isinstance(descriptor, LearnedDescriptor):
         shipped = descriptor == "learned"
         descriptor = LearnedDescriptor.shipped() if shipped else LearnedDescriptor.load(descriptor)
-    clouds = [_finite(value, name) for value, name in ((source, "source"), (target, "target"))]
+    clouds = [finite_points(value, name, 1) for value, name in ((source, "source"), (target, "target"))]
     start = None if init is None else rigid(init)
     middles = [(points.min(0) + points.max(0)) / 2 for points in clouds]
     centred = [points - middle for points, middle in zip(clouds, middles, strict=True)]
@@ -318,14 +317,6 @@ def _failure(reason: str, edge: float, matches: int = 0) -> Registration:
     return Registration(None, False, reason, 0.0, matches, 0, 0.0, float("nan"), edge)
 
 
-def _finite(value: Any, name: str) -> Floats:
-    points = as_point_cloud(value, name).points.astype(np.float64)
-    finite: Floats = points[np.isfinite(points).all(1)]
-    if not len(finite):
-        raise InputError(f"{name}: expected a cloud with finite points, got {len(points)} points, none of them finite")
-    return finite
-
-
 def _shifted(transform: Floats, source: Floats, target: Floats) -> Floats:
     """``transform`` between coordinates relative to these origins."""
     shifted = transform.copy()
@@ -342,7 +333,7 @@ def alignment_errors(source: Any, target: Any, transform: Any = None, *, most: f
     if most is not None:
         _check.number(most, "most", above=0.0)
     points = as_point_cloud(source, "source").points
-    goal = _finite(target, "target")
+    goal = finite_points(target, "target", 1)
     pose = np.eye(4) if transform is None else rigid(transform, "transform")
     middle = (goal.min(0) + goal.max(0)) / 2
     known = np.isfinite(points).all(1)

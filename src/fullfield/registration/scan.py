@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
+from fullfield import _check
+from fullfield.io.pointcloud import as_point_cloud
 from fullfield.ops.neighbors import grid_downsample
 from fullfield.registration.descriptors import BINS, histograms, plane_normals
 
@@ -36,6 +38,19 @@ class Scan(NamedTuple):
         if len(self.points) < 3:
             return 0.0
         return float(np.sqrt(max(np.linalg.eigvalsh(np.cov(self.points.T))[0], 0.0)))
+
+
+def finite_points(value: Any, name: str, least: int = 0) -> Floats:
+    """[N, 3]: those points of whatever is a cloud that are finite.
+
+    Raises:
+        InputError: for what is no cloud, or one of fewer such points.
+    """
+    points = as_point_cloud(value, name).points.astype(np.float64)
+    finite: Floats = points[np.isfinite(points).all(1)]
+    few = f"{len(finite)} of {len(points)}"
+    _check.require(len(finite) >= least, name, f"at least {least} finite point{'s' * (least != 1)}", few)
+    return finite
 
 
 def prepare(points: Floats, describe: Describe | None = None) -> Scan:

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 
 from fullfield import _check
-from fullfield.io.pointcloud import as_point_cloud
 from fullfield.ops.neighbors import grid_downsample
 from fullfield.registration.descriptors import nearest
 from fullfield.registration.pose import rigid
 from fullfield.registration.ransac import apply
 from fullfield.registration.refinement import Refiner
+from fullfield.registration.scan import finite_points
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,7 +45,7 @@ def true_overlap(source: Any, target: Any, transform: Any, *, reach: float, refi
     """
     _check.number(reach, "reach", above=0.0)
     pose = rigid(transform, "transform")
-    clouds = [_finite(value, name) for value, name in ((source, "source"), (target, "target"))]
+    clouds = [finite_points(value, name) for value, name in ((source, "source"), (target, "target"))]
     middle = (clouds[1].min(0) + clouds[1].max(0)) / 2 if len(clouds[1]) else np.zeros(3)
     moved, goal = apply(pose, clouds[0]) - middle, clouds[1] - middle  # small numbers, whatever the coordinates
     few = _thinned(moved, reach)
@@ -66,12 +66,6 @@ def _is_small(correction: Floats) -> bool:
     cosine = (np.trace(correction[:3, :3]) - 1) / 2
     turn = np.degrees(np.arccos(np.clip(cosine, -1.0, 1.0)))
     return bool(turn <= _MOST_TURN and np.linalg.norm(correction[:3, 3]) <= _MOST_SHIFT)
-
-
-def _finite(value: Any, name: str) -> Floats:
-    points = as_point_cloud(value, name).points.astype(np.float64)
-    kept: Floats = points[np.isfinite(points).all(1)]
-    return kept
 
 
 def _thinned(points: Floats, cell: float) -> Floats:

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.io import as_point_cloud
 from fullfield.registration import LearnedDescriptor, read_pose, rigid
 from fullfield.registration.learned_network import DescriptorNetwork
 from fullfield.registration.ransac import apply
+from fullfield.registration.scan import finite_points
 from fullfield.training.batches import Cutter, Example, batches, described, held_out
 from fullfield.training.checkpoint import Row, TrainingFolder
 from fullfield.training.config import DescriptorTraining
@@ -165,11 +165,7 @@ def _ratio(model: DescriptorNetwork, unseen: Sequence[Example], reach: float) ->
 
 
 def _finite(value: Any, name: str) -> Floats:
-    name = os.fspath(value) if isinstance(value, (str, os.PathLike)) else name
-    points = as_point_cloud(value, name).points.astype(np.float64)
-    finite: Floats = points[np.isfinite(points).all(1)]
-    _check.require(len(finite) >= _FEWEST, name, f"at least {_FEWEST} finite points", f"{len(finite)}")
-    return finite
+    return finite_points(value, os.fspath(value) if isinstance(value, (str, os.PathLike)) else name, _FEWEST)
 
 
 def _pose(value: Any, name: str) -> Floats:

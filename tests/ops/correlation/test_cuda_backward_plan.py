@@ -8,13 +8,14 @@ from collections import defaultdict
 import pytest
 import torch
 
+from fullfield.ops import launching
 from fullfield.ops.correlation.cuda import launch_backward
 from fullfield.ops.correlation.cuda.config import forward_config
-from fullfield.ops.correlation.cuda.device import Device
 from fullfield.ops.correlation.cuda.launch_backward import FeatureGradients
 from fullfield.ops.correlation.protocol import Request
+from fullfield.ops.launching import Device
 
-HOPPER = Device(0, "sm_90a", True, 227 << 10, 132)
+HOPPER = Device(0, "", "sm_90a", 132, 227 << 10)
 
 
 class Kernel:
@@ -36,6 +37,7 @@ class Libraries:
 def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch_backward, "LIBRARIES", Libraries())
     monkeypatch.setattr(launch_backward, "raw_stream", lambda _: 0)
+    monkeypatch.setattr(launching, "device_at", lambda _: HOPPER)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -12,8 +13,11 @@ import torch
 
 from fullfield import InputError
 from fullfield._check import NoRoomError
+from fullfield._kernels.missing import Missing
 from fullfield.nn import CorrelationPyramid
-from fullfield.ops.correlation import backends, correlation_lookup, correlation_pyramid, dense, dispatch
+from fullfield.ops import backends as backends_of
+from fullfield.ops.correlation import BACKENDS, backends, correlation_lookup, correlation_pyramid, dense
+from fullfield.ops.correlation.dispatch import LOOKUPS
 from fullfield.ops.correlation.protocol import Gradients, Request
 from fullfield.testing.correlation import (
     assert_within,
@@ -115,57 +119,54 @@ def test_a_volume_without_room_has_an_error_of_its_own(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (500, 1 << 40))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: held + 100)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 100)
-    monkeypatch.setattr(dispatch, "reasons", lambda _: {"dense": "the volume is large"})
     assert dense.volume_bytes(REQUEST) == 1024
     if held:  # what PyTorch keeps of the pair before serves the next one
-        assert dispatch.choose(REQUEST, "dense") == "dense"
+        assert LOOKUPS.choose("dense", REQUEST) == "dense"
         return
     with pytest.raises(NoRoomError, match="'dense' cannot serve"):
-        dispatch.choose(REQUEST, "dense")
+        LOOKUPS.choose("dense", REQUEST)
     whole = replace(REQUEST, dtype=torch.int32)
     with pytest.raises(InputError, match="'dense' cannot serve") as caught:
-        dispatch.choose(whole, "dense")
+        LOOKUPS.choose("dense", whole)
     assert not isinstance(caught.value, NoRoomError)
 
 
-def stub(why: str | None, missing: str | None) -> types.ModuleType:
+def stub(why: str | None) -> types.ModuleType:
     module = types.ModuleType("stub")
     module.supports = lambda request: why  # type: ignore[attr-defined]  # noqa: ARG005
-    module.missing = lambda: missing  # type: ignore[attr-defined]
     return module
 
 
+def stubs(**reasons: str | None) -> Callable[[str], types.ModuleType]:
+    """Backends of these reasons; the others are elsewhere."""
+    return lambda name: stub(reasons.get(name, "elsewhere"))
+
+
 def test_a_missing_gpu_extra_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    install = "cuda-core is not installed: pip install fullfield[cuda]"
-    modules = {"cuda": stub(install, install), "dense": stub(None, None), "cpu": stub("on a GPU", None)}
-    monkeypatch.setattr(dispatch, "load", modules.get)
-    monkeypatch.setattr(dispatch, "_warned", set())
-    monkeypatch.setattr(torch.version, "hip", None)
+    install = Missing("cuda-core is not installed: pip install fullfield[cuda]")
+    monkeypatch.setattr(LOOKUPS, "load", stubs(cuda=install, dense=None))
+    monkeypatch.setattr(backends_of, "_warned", set())
     with pytest.warns(UserWarning, match=r"the cuda kernel is not used .*pip install fullfield\[cuda\]"):
-        assert dispatch.choose(REQUEST, None) == "dense"
+        assert LOOKUPS.choose(None, REQUEST) == "dense"
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert dispatch.choose(REQUEST, None) == "dense"
+        assert LOOKUPS.choose(None, REQUEST) == "dense"
     with pytest.raises(InputError, match=r"'cuda' cannot serve this request \(cuda: cuda-core is not installed"):
-        dispatch.choose(REQUEST, "cuda")
+        LOOKUPS.choose("cuda", REQUEST)
 
 
 def test_a_kernel_that_declines_for_another_reason_is_passed_over_quietly(monkeypatch: pytest.MonkeyPatch) -> None:
-    modules = {"cuda": stub("needs 16-bit features", None), "cpu": stub("on a GPU", None), "dense": stub(None, None)}
-    monkeypatch.setattr(dispatch, "load", modules.get)
-    monkeypatch.setattr(dispatch, "_warned", set())
+    monkeypatch.setattr(LOOKUPS, "load", stubs(cuda="needs 16-bit features", dense=None, reference=None))
+    monkeypatch.setattr(backends_of, "_warned", set())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert dispatch.choose(REQUEST, None) == "dense"
+        assert LOOKUPS.choose(None, REQUEST) == "dense"
         large = replace(REQUEST, size1=(400, 400), sizes2=((400, 400),))
-        modules["reference"] = stub(None, None)
-        assert dispatch.choose(large, None) == "reference"
+        assert LOOKUPS.choose(None, large) == "reference"
 
 
 def test_without_a_kernel_the_volume_may_take_an_eighth_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    modules = {"cuda": stub("too old", None), "cpu": stub("on a GPU", None)}
-    modules |= {"dense": stub(None, None), "reference": stub(None, None)}
-    monkeypatch.setattr(dispatch, "load", modules.get)
+    monkeypatch.setattr(LOOKUPS, "load", stubs(dense=None, reference=None))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     properties = types.SimpleNamespace(total_memory=16 << 30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)  # noqa: ARG005
@@ -173,9 +174,8 @@ def test_without_a_kernel_the_volume_may_take_an_eighth_of_a_gpu(monkeypatch: py
     def chosen(gib: float, device: str = "cuda:0", grad: bool = False) -> str:
         side = round((gib * 2**28) ** 0.25)
         size = (side, side)
-        return dispatch.choose(
-            replace(REQUEST, size1=size, sizes2=(size,), grad=grad, device=torch.device(device)), None
-        )
+        request = replace(REQUEST, size1=size, sizes2=(size,), grad=grad, device=torch.device(device))
+        return LOOKUPS.choose(None, request)
 
     assert [chosen(1.9), chosen(2.1)] == ["dense", "reference"]
     assert [chosen(0.9, grad=True), chosen(1.1, grad=True)] == ["dense", "reference"]
@@ -183,14 +183,14 @@ def test_without_a_kernel_the_volume_may_take_an_eighth_of_a_gpu(monkeypatch: py
 
 
 def test_nobody_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "load", lambda name: stub(f"{name} is tired", None))
-    with pytest.raises(InputError, match=r"no backend can serve this request .*reference: reference is tired"):
-        dispatch.choose(REQUEST, None)
+    monkeypatch.setattr(LOOKUPS, "load", lambda name: stub(f"{name} is tired"))
+    with pytest.raises(InputError, match=r"backend: none can serve this request .*reference: reference is tired"):
+        LOOKUPS.choose(None, REQUEST)
 
 
 def test_backends_lists_reasons() -> None:
     there = dict(backends())
-    assert list(there) == list(dispatch.BACKENDS)
+    assert list(there) == list(BACKENDS)
     assert there["reference"] is None
     assert there["cpu"] is None
     assert "float64" in str(dict(backends(dtype=torch.float64))["cpu"])

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from fullfield.nn import CorrelationPyramid
-from fullfield.ops.correlation import correlation_lookup, dispatch, reference
+from fullfield.ops.correlation import correlation_lookup, reference
+from fullfield.ops.correlation.dispatch import LOOKUPS
 from fullfield.ops.correlation.protocol import Request
 from fullfield.ops.correlation.pyramid import fold, pool
 from fullfield.testing.correlation import assert_within, make_case
@@ -28,13 +29,12 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     module = types.ModuleType("pooling")
     module.POOLS = True  # type: ignore[attr-defined]
-    module.missing = lambda: None  # type: ignore[attr-defined]
     module.supports = lambda request: None  # type: ignore[attr-defined]  # noqa: ARG005
     module.prepare = prepare  # type: ignore[attr-defined]
     module.restore = reference.restore  # type: ignore[attr-defined]
     module.empty_state = reference.empty_state  # type: ignore[attr-defined]
-    load = dispatch.load
-    monkeypatch.setattr(dispatch, "load", lambda name: module if name == "cuda" else load(name))
+    load = LOOKUPS.load
+    monkeypatch.setattr(LOOKUPS, "load", lambda name: module if name == "cuda" else load(name))
     return counts
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fullfield.ops import launching
-from fullfield.ops.fused import plain
+from fullfield.ops.fused import reference
 from fullfield.ops.fused.protocol import CELL_CHANNELS, Frame, Norm, Target
 
 POISON = 7.0
@@ -38,11 +38,11 @@ def grid(batch: int, height: int, width: int) -> Tensor:
 
 def test_instance_norm_and_residual() -> None:
     y, x = torch.randn(2, 2, 5, 6, 16)
-    done = plain.affine_(y.clone(), plain.moments(y, 1e-5), x, plain.moments(x, 1e-5))
+    done = reference.affine_(y.clone(), reference.moments(y, 1e-5), x, reference.moments(x, 1e-5))
     both = functional.relu(functional.instance_norm(nchw(y))) + functional.instance_norm(nchw(x))
     torch.testing.assert_close(nchw(done), functional.relu(both))
     shift = torch.randn(16)
-    torch.testing.assert_close(plain.affine_(y.clone(), Norm(None, shift), x), (x + (y + shift).relu()).relu())
+    torch.testing.assert_close(reference.affine_(y.clone(), Norm(None, shift), x), (x + (y + shift).relu()).relu())
 
 
 def test_gates_are_a_gated_recurrent_unit() -> None:
@@ -50,21 +50,21 @@ def test_gates_are_a_gated_recurrent_unit() -> None:
     zr, zr_map = torch.randn(2, 2, 4, 5, 16)
     update, reset = torch.sigmoid(zr + zr_map).chunk(2, 3)
     out = torch.full((2, 4, 5, 12), POISON)
-    plain.gate_reset(state, zr, zr_map, Target(out[..., 4:]))
+    reference.gate_reset(state, zr, zr_map, Target(out[..., 4:]))
     torch.testing.assert_close(out[..., 4:], reset * state)
     assert (out[..., :4] == POISON).all()
-    turned = torch.full((2, 5, 4, 8), POISON)
+    transposed = torch.full((2, 5, 4, 8), POISON)
     want = (1 - update) * state + update * torch.tanh(q + q_map)
-    plain.gate_update(state, zr, zr_map, q, q_map, [Target(state), Target(turned, True)])
+    reference.gate_update(state, zr, zr_map, q, q_map, [Target(state), Target(transposed, True)])
     torch.testing.assert_close(state, want)
-    torch.testing.assert_close(turned, want.transpose(1, 2))
+    torch.testing.assert_close(transposed, want.transpose(1, 2))
 
 
 def test_windows_and_products_are_convolutions_of_the_flow() -> None:
     coords = grid(2, 9, 11) + 3 * torch.randn(2, 2, 9, 11)
     flow = coords - grid(2, 9, 11)
     windows = torch.full((2, 9, 11, 104), POISON)
-    plain.flow_patches(coords, 7, windows)
+    reference.flow_patches(coords, 7, windows)
     assert (windows[..., 98:] == 0).all()
     weight = torch.randn(5, 2, 7, 7)
     done = windows[..., :98] @ weight.permute(0, 2, 3, 1).flatten(1).t()
@@ -72,17 +72,17 @@ def test_windows_and_products_are_convolutions_of_the_flow() -> None:
 
     hidden, head, bias = torch.randn(2, 9, 11, 6), torch.randn(2, 6, 3, 3), torch.randn(2)
     taps = torch.cat((hidden @ head.permute(2, 3, 0, 1).reshape(18, 6).t(), torch.full((2, 9, 11, 6), POISON)), 3)
-    moved = coords.clone()
-    plain.flow_step_(moved, taps, bias)
+    stepped = coords.clone()
+    reference.flow_step_(stepped, taps, bias)
     step = functional.conv2d(nchw(hidden), head, bias, padding=1)
-    torch.testing.assert_close(moved, coords + step, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(stepped, coords + step, atol=1e-4, rtol=1e-4)
 
 
 def test_pack_puts_the_flow_where_it_belongs() -> None:
     coords = grid(1, 3, 4) + torch.randn(1, 2, 3, 4)
     source, bias = torch.randn(1, 3, 4, 8), torch.randn(8)
     first, second = torch.full((1, 3, 4, 12), POISON), torch.full((1, 4, 3, 8), POISON)
-    plain.pack(source, bias, [Target(first[..., 4:]), Target(second, True)], (coords, 6))
+    reference.pack(source, bias, [Target(first[..., 4:]), Target(second, True)], (coords, 6))
     torch.testing.assert_close(first[..., 4:10], (source + bias).relu()[..., :6])
     torch.testing.assert_close(nchw(first[..., 10:]), coords - grid(1, 3, 4))
     assert torch.equal(second, first[..., 4:].transpose(1, 2))
@@ -92,7 +92,7 @@ def test_pack_puts_the_flow_where_it_belongs() -> None:
 def test_depthwise_norm() -> None:
     x, weight, bias = torch.randn(2, 5, 6, 64), torch.randn(49, 64), torch.randn(64)
     out = torch.full_like(x, POISON)
-    plain.depthwise_norm(x, weight, bias, 1e-6, out)
+    reference.depthwise_norm(x, weight, bias, 1e-6, out)
     conv = torch.nn.Conv2d(64, 64, 7, padding=3, groups=64)
     conv.load_state_dict({"weight": weight.t().reshape(64, 1, 7, 7), "bias": bias})
     want = functional.layer_norm(conv(nchw(x)).permute(0, 2, 3, 1), (64,), eps=1e-6)
@@ -104,7 +104,7 @@ def test_cells_hold_both_frames_and_a_border(dtype: torch.dtype) -> None:
     scale = 255 if dtype == torch.uint8 else 1
     first, second = (torch.rand(2, 2, 3, 13, 10) * scale).to(dtype)
     out = torch.full((2, 11, 11, CELL_CHANNELS), POISON)
-    plain.frames_to_cells(first, second, Frame(1, 3, 16, 16), out)
+    reference.frames_to_cells(first, second, Frame(1, 3, 16, 16), out)
     for number, frame in enumerate((first, second)):
         padded = functional.pad(2 * frame.float() / scale - 1, (3, 3, 1, 2), mode="replicate")
         cells = functional.pixel_unshuffle(padded, 2).unflatten(1, (3, 2, 2)).permute(0, 4, 5, 2, 3, 1).flatten(3)
@@ -126,10 +126,10 @@ def by_unfold(field: Tensor, mask: Tensor, factor: int) -> Tensor:
 def test_convex_strips_are_parts_of_the_whole(factor: int) -> None:
     field, mask = torch.randn(2, 3, 7, 6), 3 * torch.randn(2, 9 * factor * factor, 7, 6)
     whole = by_unfold(field, mask, factor)
-    torch.testing.assert_close(plain.convex_upsample(field, mask, factor), whole)
+    torch.testing.assert_close(reference.convex_upsample(field, mask, factor), whole)
     out = torch.full((2, 3, 7 * factor - 3, 6 * factor - 2), POISON)
     for first, last in ((0, 2), (2, 3), (3, 7)):
-        plain.convex_strip(field, mask[:, :, first:last], factor, out, first_row=first, origin=(2, 1), gain=4)
+        reference.convex_strip(field, mask[:, :, first:last], factor, out, first_row=first, origin=(2, 1), gain=4)
     torch.testing.assert_close(out, 4 * whole[:, :, 2:-1, 1:-1])
 
 
@@ -142,15 +142,24 @@ def off(got: Tensor, right: Tensor) -> float:
     return float((got.double() - right.double()).norm() / right.double().norm())
 
 
+NAMES = ["norms", "pack", "windows", "gates", "step", "gelu", "depthwise", "cells", "convex"]
+
+
 @gpu
 @needs_cuda
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("name", ["norms", "pack", "windows", "gates", "step", "gelu", "depthwise", "cells", "convex"])
+@pytest.mark.parametrize("name", NAMES)
 def test_kernels(name: str, dtype: torch.dtype) -> None:
+    compare(name, dtype, torch.device("cuda"), (21, 37, 96), (300, 500), 384)
+
+
+def compare(
+    name: str, dtype: torch.dtype, device: torch.device, size: tuple[int, int, int], area: tuple[int, int], widest: int
+) -> None:
+    """The kernels of a pass with the reference; ``area``: of what has moments, ``widest``: channels."""
     from fullfield.ops.fused import cuda
 
-    device = torch.device("cuda")
-    batch, height, width, channels = 2, 21, 37, 96
+    batch, (height, width, channels) = 2, size
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, device=device)
@@ -161,10 +170,11 @@ def test_kernels(name: str, dtype: torch.dtype) -> None:
     y, x, q, q_map = (normal(batch, height, width, channels).to(dtype) for _ in range(4))
     zr, zr_map = (normal(batch, height, width, 2 * channels).to(dtype) for _ in range(2))
     scale, shift, taps = normal(channels), normal(channels), normal(batch, height, width, 24).to(dtype)
-    large = (3 * normal(1, 300, 500, 64) + 1).to(dtype)
+    large = (3 * normal(1, *area, 64) + 1).to(dtype)
     coords = grid(batch, height, width).to(device) + 5 * normal(batch, 2, height, width)
-    wide, filters, offsets = normal(batch, height, width, 384).to(dtype), normal(49, 384), normal(384)
-    frames = torch.rand(2, batch, 3, 99, 133, device=device)
+    wide, filters, offsets = normal(batch, height, width, widest).to(dtype), normal(49, widest), normal(widest)
+    rows, columns = 4 * height + 15, 3 * width + 22
+    frames = torch.rand(2, batch, 3, rows, columns, device=device)
     field, mask = 10 * normal(batch, 2, height, width), (3 * normal(batch, 576, height, width)).to(dtype)
 
     def norms(m: ModuleType) -> list[Tensor]:
@@ -187,15 +197,15 @@ def test_kernels(name: str, dtype: torch.dtype) -> None:
 
     def gates(m: ModuleType) -> list[Tensor]:
         joint, reset = torch.cat((y, x), 3), poisoned(batch, height, width, 2 * channels)
-        state, turned = joint[..., :channels], poisoned(batch, width, height, channels)
+        state, transposed = joint[..., :channels], poisoned(batch, width, height, channels)
         m.gate_reset(state, zr, zr_map, Target(reset[..., channels:]))
-        m.gate_update(state, zr, zr_map, q, q_map, [Target(state), Target(turned, True)])
-        return [joint, reset, turned]
+        m.gate_update(state, zr, zr_map, q, q_map, [Target(state), Target(transposed, True)])
+        return [joint, reset, transposed]
 
     def step(m: ModuleType) -> list[Tensor]:
-        moved = coords.clone()
-        m.flow_step_(moved, taps, shift[:2].contiguous())
-        return [moved]
+        stepped = coords.clone()
+        m.flow_step_(stepped, taps, shift[:2].contiguous())
+        return [stepped]
 
     def gelu(m: ModuleType) -> list[Tensor]:
         values = 3 * y
@@ -211,8 +221,9 @@ def test_kernels(name: str, dtype: torch.dtype) -> None:
         found = []
         for kind in (torch.float32, torch.float16, torch.uint8):
             first, second = (frames * (255 if kind == torch.uint8 else 1)).to(kind)
-            out = poisoned(batch, 55, 71, CELL_CHANNELS)
-            m.frames_to_cells(first, second.contiguous(memory_format=torch.channels_last), Frame(2, 1, 104, 136), out)
+            frame = Frame(2, 1, (rows + 5) // 2 * 2, (columns + 3) // 2 * 2)
+            out = poisoned(batch, frame.height // 2 + 3, frame.width // 2 + 3, CELL_CHANNELS)
+            m.frames_to_cells(first, second.contiguous(memory_format=torch.channels_last), frame, out)
             found.append(out)
         return found
 
@@ -222,14 +233,14 @@ def test_kernels(name: str, dtype: torch.dtype) -> None:
             for layout in (torch.contiguous_format, torch.channels_last):
                 weights = mask[:, : 9 * factor * factor].contiguous(memory_format=layout)
                 out = torch.full((batch, 2, height * factor - 3, width * factor - 3), POISON, device=device)
-                m.convex_strip(field, weights[:, :, 5:12], factor, out, first_row=5, origin=(1, 2), gain=8.0)
+                m.convex_strip(field, weights[:, :, 2:6], factor, out, first_row=2, origin=(1, 2), gain=8.0)
                 found.append(out)
         return found
 
     work: dict[str, Callable[[ModuleType], list[Tensor]]] = {
         f.__name__: f for f in (norms, pack, windows, gates, step, gelu, depthwise, cells, convex)
     }
-    for got, right in zip(work[name](cuda), work[name](plain), strict=True):
+    for got, right in zip(work[name](cuda), work[name](reference), strict=True):
         assert off(got, right) <= DTYPES[dtype]
 
 
@@ -269,14 +280,14 @@ def test_kernels_keep_what_is_not_finite(bad: float, dtype: torch.dtype) -> None
         m.convex_strip(torch.randn(1, 2, 9, 11, device="cuda"), values(36).permute(0, 3, 1, 2), 2, fine)
         return [*out, *done, active, coords, wide, fine]
 
-    for number, (got, right) in enumerate(zip(all_of(cuda), all_of(plain), strict=True)):
+    for number, (got, right) in enumerate(zip(all_of(cuda), all_of(reference), strict=True)):
         assert torch.equal(got.isfinite(), right.isfinite()), number
 
 
 @gpu
 @needs_cuda
 def test_rectified_convolutions_and_products_overflow_to_infinity() -> None:
-    """What they make of NaN is left open: fullfield.models.prepared.motion.doubt."""
+    """What they make of NaN is left open: fullfield.models.prepared.motion.nan_guard."""
     from fullfield.models.prepared.motion import rectified_products
     from fullfield.ops.fused import cuda
 

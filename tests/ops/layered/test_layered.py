@@ -107,7 +107,7 @@ def test_mistakes_are_named() -> None:
     with pytest.raises(InputError, match=r"^size: expected"):
         render_pairs(held, atlas(), (0, 4))
     if not torch.cuda.is_available():
-        with pytest.raises(InputError, match=r"^backend: cuda cannot serve: "):
+        with pytest.raises(InputError, match=r"^backend: 'cuda' cannot serve this request "):
             render_pairs(held, atlas(), (HEIGHT, WIDTH), backend="cuda")
     with pytest.raises(InputError, match=r"^pictures: expected a power of two"):
         PictureAtlas(torch.zeros(1, 12, 12, 3, dtype=torch.uint8), torch.zeros(0, 8, 8, dtype=torch.uint8))

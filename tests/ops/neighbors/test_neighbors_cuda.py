@@ -15,7 +15,7 @@ from fullfield.models.pointcnnpp import PointPyramid
 from fullfield.ops.neighbors import Neighbors, backends, grid_downsample, knn_search, radius_search
 from fullfield.ops.point_conv import knn_geometry, point_pool, radius_geometry, voxel_geometry
 
-REASON = backends("cuda")["cuda"] if torch.cuda.is_available() else "no GPU that PyTorch can use"
+REASON = dict(backends("cuda"))["cuda"] if torch.cuda.is_available() else "no GPU that PyTorch can use"
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(REASON is not None, reason=str(REASON))]
 
 
@@ -189,8 +189,8 @@ def test_sums_of_many_blocks() -> None:
 def test_a_real_cloud(data_dir: Path) -> None:
     points = read_point_cloud(data_dir / "pointclouds" / "indoor_dense" / "cloud_bin_0.ply").points
     points = torch.as_tensor(points)
-    if backends()["cpu"] is not None:
-        pytest.skip(str(backends()["cpu"]))
+    if (reason := dict(backends())["cpu"]) is not None:
+        pytest.skip(reason)
     assert same(radius_search(points.cuda(), 0.013), radius_search(points, 0.013))
     assert same(knn_search(points.cuda(), 16), knn_search(points, 16))
     found, right = (radius_geometry(p, 0.007, 3) for p in (points.cuda(), points))

@@ -15,12 +15,12 @@ from fullfield.ops.neighbors import BACKENDS, Neighbors, backends, knn_search, r
 scipy_spatial = pytest.importorskip("scipy.spatial")
 
 
-HERE = [name for name, reason in backends().items() if reason is None]
+HERE = [name for name, reason in backends() if reason is None]
 
 
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> str:
-    reason = backends()[request.param]
+    reason = dict(backends())[request.param]
     if reason is not None:
         pytest.skip(reason)
     name: str = request.param

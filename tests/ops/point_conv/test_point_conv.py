@@ -14,7 +14,6 @@ from fullfield import InputError
 from fullfield.ops.point_conv import (
     arguments,
     backends,
-    dispatch,
     point_conv,
     point_pool,
     radius_geometry,
@@ -24,6 +23,7 @@ from fullfield.ops.point_conv import (
     voxel_geometry,
 )
 from fullfield.ops.point_conv.arguments import check_rows
+from fullfield.ops.point_conv.dispatch import CONVOLUTIONS
 
 BOTH = ("reference", "cpu")
 SHAPES = [(3, 5, 1), (64, 64, 1), (17, 130, 1), (1, 1, 1), (32, 32, 32), (12, 18, 6), (8, 48, 2)]
@@ -140,7 +140,7 @@ def test_cells_beside_the_words(monkeypatch: pytest.MonkeyPatch) -> None:
     sets = []
     for packed in (True, False):
         if not packed:
-            for module in (triplets, dispatch.load("cpu")):
+            for module in (triplets, CONVOLUTIONS.load("cpu")):
                 monkeypatch.setattr(module, "fits", lambda columns, cells: False)  # noqa: ARG005
         geometry = radius_geometry(points, 0.08, 7, points[::2])
         assert (geometry.forward.cells.numel() == 0) == packed
@@ -321,8 +321,8 @@ def test_choice_of_backend() -> None:
 def test_another_backend_fits_in_through_the_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
     geometry = random_geometry(9, 12, 50)
     tensors = case(4, 6, 1, geometry)
-    load = dispatch.load
-    monkeypatch.setattr(dispatch, "load", lambda name: reference if name == "cuda" else load(name))
+    load = CONVOLUTIONS.load
+    monkeypatch.setattr(CONVOLUTIONS, "load", lambda name: reference if name == "cuda" else load(name))
     for a, b in zip(*(results(name, *tensors, geometry, 1) for name in ("cuda", "reference")), strict=True):
         assert torch.equal(a, b)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import pickle
-import threading
 
 import numpy as np
 import pytest
 import torch
 
 from fullfield import InputError
+from fullfield._kernels.missing import Missing
+from fullfield.ops import backends
 from fullfield.ops.consistency import forward_backward_distance
 from fullfield.ops.tvl1 import FlowRefiner, RefinementConfig, guided, refine_flow
 from fullfield.ops.tvl1 import guided_reference as reference
@@ -179,9 +180,9 @@ def test_contract() -> None:
 
 
 def test_the_slow_backend_is_told_once(monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder) -> None:
-    monkeypatch.setattr(guided, "_warned", threading.Event())
-    monkeypatch.setattr(guided.guided_cpu, "supports", lambda *_: "not here")
-    with pytest.warns(UserWarning, match=r"slow reference backend \(cuda: .*; cpu: not here\)"):
+    monkeypatch.setattr(backends, "_warned", set())
+    monkeypatch.setattr(guided.guided_cpu, "supports", lambda *_: Missing("not here"))
+    with pytest.warns(UserWarning, match=r"the refinement: the cpu kernel is not used \(not here\)"):
         assert FlowRefiner(20, 30).backend == "reference"
     assert FlowRefiner(20, 30).backend == "reference"
     assert FlowRefiner(20, 30, backend="reference").backend == "reference"

@@ -11,7 +11,7 @@ from torch import Tensor
 from fullfield import InputError
 from fullfield.estimators import RefinedEstimator
 from fullfield.ops.tvl1 import FlowRefiner, RefinementConfig, refine_flow
-from fullfield.ops.tvl1.cuda import guided
+from fullfield.ops.tvl1 import guided_cuda
 from fullfield.ops.tvl1.guided import refinement_backends
 from fullfield.testing import textured_scene
 
@@ -55,11 +55,11 @@ def test_equals_the_reference_to_rounding(name: str, size: tuple[int, int]) -> N
         assert (error > 2e-3).float().mean() < 1e-4
 
 
-@pytest.mark.parametrize("shape", guided.SHAPES, ids=str)
-def test_every_shape_gives_the_same_flow(shape: guided.Shape) -> None:
+@pytest.mark.parametrize("shape", guided_cuda.SHAPES, ids=str)
+def test_every_shape_gives_the_same_flow(shape: guided_cuda.Shape) -> None:
     inputs, config = inputs_of(200, 330), RefinementConfig()
     device = torch.device("cuda", torch.cuda.current_device())
-    found = [guided.Refiner(200, 330, config, device, one)(**inputs)[0] for one in (guided.SHAPE, shape)]
+    found = [guided_cuda.Refiner(200, 330, config, device, one)(**inputs)[0] for one in (guided_cuda.SHAPE, shape)]
     assert torch.equal(*found)
 
 
@@ -110,11 +110,11 @@ def test_memory_is_what_the_formula_says() -> None:
     refiner = FlowRefiner(height, width, device="cuda")
     refiner(**inputs)
     kept = torch.cuda.memory_allocated() - before
-    assert abs(kept - guided.bytes_of(height, width)) < 2**20
+    assert abs(kept - guided_cuda.bytes_of(height, width)) < 2**20
     torch.cuda.reset_peak_memory_stats()
     refiner(**inputs)
     peak = torch.cuda.max_memory_allocated() - before
-    assert peak < guided.bytes_of(height, width) + 2 * 4 * height * width + 2**21, "the result, and nothing else"
+    assert peak < guided_cuda.bytes_of(height, width) + 2 * 4 * height * width + 2**21, "the result, and nothing else"
 
 
 def test_an_estimator_is_refined_on_the_gpu() -> None:

@@ -20,8 +20,9 @@ from fullfield.models.prepared.motion import nan_guard
 from fullfield.models.prepared.weights import LANE, Form
 from fullfield.models.raft.model import RAFT
 from fullfield.models.sea_raft.model import SEARAFT
-from fullfield.ops.fused import plain
+from fullfield.ops.fused import reference
 from fullfield.ops.fused.protocol import CELL_CHANNELS, Frame, Passes
+from fullfield.ops.recording import InOrder
 
 if TYPE_CHECKING:
     from fullfield.models.prepared.raft import PreparedRAFT
@@ -77,9 +78,8 @@ class PreparedFlow:
         left, right, top, bottom = self.padding
         self._frame = Frame(top, left, self.size[0] + top + bottom, self.size[1] + left + right)
         self._lock = threading.Lock()
-        self._done: torch.cuda.Event | None = None
+        self._in_order = InOrder(self.device)
         self._parameters = kit.form.made
-        self._streams: set[int] = set()
         self._passes, self._network = kit.passes, kit.network
         self._pair: Any = None
         self._both: _BothWays | None = None
@@ -232,25 +232,9 @@ class PreparedFlow:
             torch.cuda.current_stream().wait_stream(stream)
         self._encode, self._step, self._pool = encode.replay, step.replay, encode.pool()
 
-    @contextmanager
-    def _in_order(self) -> Iterator[None]:
-        """Behind the call before, which may have been on another stream."""
-        if self.device.type != "cuda":
-            yield
-            return
-        with torch.cuda.device(self.device):
-            stream = torch.cuda.current_stream()
-            if self._done is not None:
-                stream.wait_event(self._done)
-            if stream.cuda_stream not in self._streams:
-                self._streams.add(stream.cuda_stream)
-                back = [] if self._both is None else self._both.coords
-                for kept in (self._grid, self._coords, self._cells, *back, *self._parameters):
-                    kept.record_stream(stream)  # not reused while the stream reads it
-            try:
-                yield
-            finally:
-                self._done = stream.record_event()
+    def _tensors(self) -> Iterator[Tensor]:
+        back = [] if self._both is None else self._both.coords
+        yield from (self._grid, self._coords, self._cells, *back, *self._parameters)
 
 
 class _BothWays:
@@ -366,7 +350,7 @@ def _kit(model: RAFT | SEARAFT, precision: str) -> _Kit:
 
 def _passes(device: torch.device, dtype: torch.dtype, precision: str) -> tuple[Passes, bool]:
     if dtype == torch.float32:
-        return plain, False
+        return reference, False
     if device.type == "cpu":
         raise InputError(f"precision: expected fast or exact on the CPU, got {precision!r}")
     reason = why_not(device)

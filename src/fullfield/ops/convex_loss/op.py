@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
+from fullfield.ops.backends import usable
 from fullfield.ops.convex_loss import cuda, reference
 
 
@@ -39,7 +40,7 @@ def convex_mixture_loss(
     fine = (factor * height, factor * width)
     _check.tensor(truth, "truth", (batch, 2, *fine), dtypes=[torch.float32], device=field.device)
     _check.tensor(counted, "counted", (batch, *fine), dtypes=[torch.bool], device=field.device)
-    if cuda.why_not(field, mask, factor) is not None or not field.numel():
+    if not field.numel() or not usable("convex_mixture_loss", "cuda", cuda.supports(field, mask, factor)):
         return reference.loss(field, mask, truth, counted, factor, log_scale_min, log_scale_max)
     sums: Tensor = _loss(field, mask, truth, counted, float(log_scale_min), float(log_scale_max))[0]
     return sums[0], sums[1].detach()

@@ -15,6 +15,7 @@ from numba import types
 
 from fullfield._kernels.simd import load, splat, store
 from fullfield.ops.correlation._cpu_kernels import (
+    CACHE,  # noqa: F401 - of these kernels too
     LANES,
     TILE_HEIGHT,
     TILE_WIDTH,

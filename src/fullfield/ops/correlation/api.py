@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.correlation import dispatch
 from fullfield.ops.correlation.arguments import (
     check_coords,
     check_features,
@@ -16,6 +15,7 @@ from fullfield.ops.correlation.arguments import (
     is_channels_last,
     output_dtype,
 )
+from fullfield.ops.correlation.dispatch import LOOKUPS
 from fullfield.ops.correlation.op import Lookups
 from fullfield.ops.correlation.protocol import Request
 from fullfield.ops.correlation.pyramid import level_sizes
@@ -38,7 +38,7 @@ def backends(device: str | torch.device = "cpu", dtype: torch.dtype = torch.floa
         pooled=True,
         precision=torch.get_float32_matmul_precision(),
     )
-    return list(dispatch.reasons(request).items())
+    return LOOKUPS.reasons(request)
 
 
 def correlation_lookup(

@@ -6,15 +6,13 @@ not depend on the number of threads. The kernels release the GIL.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from fullfield._kernels.numba_cache import why_not
+from fullfield._kernels.numba_cache import Kernels, why_not
 from fullfield._kernels.threads import run_parts
 from fullfield.ops.correlation._cpu_layout import LANES, LARGEST_RADIUS, TILE
 from fullfield.ops.correlation.protocol import Gradients, Prepared, Request, empty_out
@@ -29,10 +27,6 @@ _TAIL = 2 * LANES
 _CHUNK = 128
 
 
-def missing() -> str | None:
-    return why_not()
-
-
 def supports(request: Request) -> str | None:
     if request.device.type != "cpu":
         return f"runs on the CPU, the features are on {request.device}"
@@ -40,7 +34,7 @@ def supports(request: Request) -> str | None:
         return f"needs float32, float16 or bfloat16 features, got {request.dtype}"
     if request.radius > LARGEST_RADIUS:
         return f"needs radius <= {LARGEST_RADIUS}, got {request.radius}"
-    return missing()
+    return why_not()
 
 
 def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cpu:
@@ -96,25 +90,7 @@ def _level_views(request: Request, target: Tensor) -> list[Tensor]:
     return views
 
 
-_compiling = threading.Lock()
-
-
-@lru_cache(maxsize=1)
-def _compiled() -> dict[str, Any]:
-    from fullfield._kernels.numba_cache import compile_all
-    from fullfield.ops.correlation import _cpu_backward_kernels as kernels
-    from fullfield.ops.correlation._cpu_kernels import CACHE
-
-    compile_all(kernels.ENTRY_POINTS, CACHE, "correlation kernels")
-    functions = {name: function for name, (function, _) in kernels.ENTRY_POINTS.items()}
-    for function in functions.values():
-        function.disable_compile()  # contiguous arrays are passed as strided ones, not compiled for again
-    return functions
-
-
-def _kernels() -> dict[str, Any]:
-    with _compiling:
-        return _compiled()
+_kernels = Kernels(f"{__package__}._cpu_backward_kernels", "correlation kernels")
 
 
 def _parallel(count: int, grain: int, task: Any) -> None:
@@ -146,7 +122,7 @@ class Cpu(Prepared):
     def _run(self, coords: Tensor, grad: Tensor | None, out: Tensor) -> None:
         import numpy as np
 
-        kernel = _kernels()["lookup_tiles"]
+        kernel = _kernels().lookup_tiles
         r = self.request
         arrays = (_floats(self.state[0]), _floats(self.state[1]), self._levels, self._scales, _floats(coords))
         grads = np.zeros((0, 0, 0, 0), np.float32) if grad is None else _floats(grad)
@@ -194,13 +170,13 @@ class Cpu(Prepared):
             end = min(origin + chunk, total)
 
             def gradients_of_dots(first: int, last: int, origin: int = origin) -> None:
-                kernels["gradients_of_dots"](
+                kernels.gradients_of_dots(
                     self._levels, self._scales, xy, grad, self._window, origin,
                     origin + first, origin + last, notes, weights,
                 )  # fmt: skip
 
             def collect(first: int, last: int, origin: int = origin, end: int = end) -> None:
-                kernels["collect_blocks"](
+                kernels.collect_blocks(
                     f1, f2, self._levels, notes, weights, self._window, self._tiles, blocks,
                     origin, end, first, last, grad1, grad2,
                 )  # fmt: skip

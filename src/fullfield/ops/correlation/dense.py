@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fullfield.ops.backends import NoRoom
 from fullfield.ops.correlation.in_pytorch import PreparedInPyTorch
 from fullfield.ops.correlation.protocol import FEATURES, Gradients, Request, as_written
 
@@ -30,7 +31,7 @@ def no_room(request: Request) -> str | None:
     free = torch.cuda.mem_get_info(request.device)[0] + held
     if volume_bytes(request) <= free:
         return None
-    return f"the volume takes {volume_bytes(request) / 2**30:.1f} GiB, {free / 2**30:.1f} are free"
+    return NoRoom(f"the volume takes {volume_bytes(request) / 2**30:.1f} GiB, {free / 2**30:.1f} are free")
 
 
 def volume_bytes(request: Request) -> int:

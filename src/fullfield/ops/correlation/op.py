@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullfield.ops.correlation import dispatch
 from fullfield.ops.correlation.arguments import request_of, shape_of
+from fullfield.ops.correlation.dispatch import LOOKUPS
 from fullfield.ops.correlation.prepared import LookupNode, Pair, PrepareNode, add_lookup, feature_gradients, prepare
 from fullfield.ops.correlation.protocol import Gradients, Prepared, Request
+from fullfield.ops.launching import is_traced
 
 _LIBRARY: Any = torch.library.Library("fullfield", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define(
@@ -35,28 +36,13 @@ _LIBRARY.define(
 )
 
 
-_ORDINARY = frozenset((Tensor, torch.nn.Parameter))
-
-
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _precision() -> str:
     return torch.get_float32_matmul_precision()
 
 
-def is_traced(*tensors: Tensor) -> bool:
-    """Whether a compiler, a dispatch mode or a tensor subclass has to see what is called."""
-    return (
-        torch.compiler.is_compiling()
-        or torch._C._len_torch_dispatch_stack() > 0
-        or not _ORDINARY.issuperset(map(type, tensors))
-    )
-
-
 def _module(request: Request, backend: str | None) -> Any:
-    module = dispatch.load(dispatch.choose(request, backend))
-    if module is None:
-        raise ModuleNotFoundError(f"backend {backend!r} is not part of this version")
-    return module
+    return LOOKUPS.load(LOOKUPS.choose(backend, request))
 
 
 def _prepare(
@@ -64,7 +50,7 @@ def _prepare(
 ) -> list[Tensor]:
     shape = shape_of(fmap1, maps, levels)
     request = request_of(shape, len(maps) == 1, radius, precision, grad, fmap1.dtype, fmap1.device)
-    return list(prepare(request, dispatch.choose(request, backend), fmap1, maps).state)
+    return list(prepare(request, LOOKUPS.choose(backend, request), fmap1, maps).state)
 
 
 def _prepare_fake(
@@ -220,7 +206,7 @@ class Lookups:
         else:
             pooled = len(maps) == 1
             request = request_of(self._shape, pooled, radius, precision, grad, fmap1.dtype, fmap1.device)
-            backend = dispatch.choose(request, backend)
+            backend = LOOKUPS.choose(backend, request)
             self._pair = Pair(prepare(request, backend, fmap1, maps), wanted)
             self._state = list(self._pair.prepared.state)
             if grad:

@@ -15,16 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullfield.ops.correlation import dispatch
+from fullfield.ops.correlation.dispatch import LOOKUPS
 from fullfield.ops.correlation.protocol import Gradients, Prepared, Request
 from fullfield.ops.correlation.pyramid import fold, pool
 
 
 def prepare(request: Request, name: str, fmap1: Tensor, maps: Sequence[Tensor]) -> Prepared:
     """``fmap1`` and the levels (or the finest alone, if ``request.pooled``) in the layout of backend ``name``."""
-    module = dispatch.load(name)
-    if module is None:
-        raise ModuleNotFoundError(f"backend {name!r} is not part of this version")
+    module = LOOKUPS.load(name)
     with torch.no_grad():
         if request.pooled and not getattr(module, "POOLS", False):
             maps = pool(maps[0].detach(), request.levels)

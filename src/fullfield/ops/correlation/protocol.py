@@ -3,9 +3,7 @@
 A backend is a module with
 
 ``supports(request) -> str | None``
-    None where it can serve the request, else why it cannot, in a few words. Must not import what may be missing.
-``missing() -> str | None``
-    What would have to be installed for it to run at all and how, else None. Only for kernels: cuda and cpu.
+    As :class:`fullfield.ops.backends.Backends` asks.
 ``prepare(request, fmap1, maps) -> Prepared``
     Bring a pair into the backend's layout. ``maps`` are all levels, or the finest alone if the module says
     ``POOLS = True`` and ``request.pooled``: then the backend pools by itself.
@@ -24,12 +22,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
-Module = ModuleType  # a backend module as described above
 FEATURES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)  # dtypes of feature maps
 Precision = str  # "highest", "high" or "medium": torch.get_float32_matmul_precision()
 

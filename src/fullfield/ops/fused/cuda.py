@@ -6,6 +6,7 @@ import ctypes
 import functools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,64 +14,14 @@ from torch import Tensor
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import launching
 from fullfield.ops.fused.protocol import CELL_CHANNELS, Frame, Norm, Target
-from fullfield.ops.launching import address, read_source, structure
+from fullfield.ops.launching import CODES, FRAMES, Kernels, address, read_source, structures
 
 LIBRARIES = Libraries("kernels of the networks")
-TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-FRAMES = {**TYPES, torch.uint8: 3}
 LARGEST_FACTOR = 8
-MOST_TARGETS = 4
 _THREADS = 256
 _FOLDER = Path(__file__).parent
-_ptr, _i64, _i32, _u32, _f32 = ctypes.c_void_p, ctypes.c_longlong, ctypes.c_int, ctypes.c_uint, ctypes.c_float
-
-
-# Field by field as the CUDA sources declare them.
-_Cells = structure(
-    "CellsParams", ("frames", _ptr * 2), ("out", _ptr), ("b", _i64 * 2), ("c", _i64 * 2), ("y", _i64 * 2),
-    ("x", _i64 * 2), ("height", _i32), ("width", _i32), ("top", _i32), ("left", _i32), ("padded_height", _i32),
-    ("padded_width", _i32), ("cell_rows", _i32), ("cell_columns", _i32), ("kind", _i32),
-)  # fmt: skip
-_Affine = structure(
-    "AffineParams", ("y", _ptr), ("x", _ptr), ("scale", _ptr), ("shift", _ptr), ("x_scale", _ptr), ("x_shift", _ptr),
-    ("item", _i64), ("vectors", _u32), ("channels", _u32), ("y_step", _u32), ("x_step", _u32),
-)  # fmt: skip
-_Moments = structure(
-    "MomentsParams", ("y", _ptr), ("partial", _ptr), ("scale", _ptr), ("shift", _ptr), ("item", _i64),
-    ("pixels", _u32), ("channels", _u32), ("chunk", _u32), ("chunks", _u32), ("epsilon", _f32),
-)  # fmt: skip
-_Targets = structure(
-    "Targets", ("to", _ptr * MOST_TARGETS), ("ld", _i64 * MOST_TARGETS), ("turned", _u32 * MOST_TARGETS),
-    ("plane", _u32), ("width", _u32),
-)  # fmt: skip
-_Pack = structure(
-    "PackParams", ("targets", _Targets), ("source", _ptr), ("bias", _ptr), ("coords", _ptr), ("pixels", _u32),
-    ("channels", _u32), ("flow_channel", _u32),
-)  # fmt: skip
-_Patches = structure(
-    "PatchesParams", ("coords", _ptr), ("out", _ptr), ("pixels", _u32), ("channels", _u32), ("plane", _u32),
-    ("width", _u32), ("height", _u32), ("side", _u32),
-)  # fmt: skip
-_Gate = structure(
-    "GateParams", ("targets", _Targets), ("zr", _ptr), ("zr_map", _ptr), ("q", _ptr), ("q_map", _ptr), ("h", _ptr),
-    ("h_ld", _i64), ("pixels", _u32), ("channels", _u32),
-)  # fmt: skip
-_Step = structure(
-    "StepParams", ("coords", _ptr), ("taps", _ptr), ("bias", _ptr), ("pixels", _u32), ("plane", _u32),
-    ("height", _u32), ("width", _u32), ("ld", _u32),
-)  # fmt: skip
-_Gelu = structure("GeluParams", ("y", _ptr), ("vectors", _u32))
-_Depthwise = structure(
-    "DepthwiseParams", ("x", _ptr), ("weight", _ptr), ("bias", _ptr), ("out", _ptr), ("height", _i32), ("width", _i32),
-    ("epsilon", _f32),
-)  # fmt: skip
-_Convex = structure(
-    "ConvexParams", ("mask", _ptr), ("field", _ptr), ("out", _ptr), ("mask_b", _i64), ("mask_c", _i64),
-    ("mask_y", _i64), ("mask_x", _i64), ("field_b", _i64), ("field_c", _i64), ("field_y", _i64), ("field_x", _i64),
-    ("out_b", _i64), ("out_c", _i64), ("out_y", _i64), ("channels", _i32), ("height", _i32), ("width", _i32),
-    ("first_row", _i32), ("rows", _i32), ("top", _i32), ("left", _i32), ("out_height", _i32), ("out_width", _i32),
-    ("gain", _f32),
-)  # fmt: skip
+_DECLARED = structures(*(_FOLDER / name for name in ("passes.cu", "depthwise.cu", "convex.cu")))
+MOST_TARGETS = _DECLARED.number("TARGETS")
 
 
 # ---- sources
@@ -84,32 +35,30 @@ def _source(name: str, **values: int) -> Source:
 @functools.cache
 def passes_source(dtype: torch.dtype) -> Source:
     """Every pass but the two below, for activations of ``dtype``."""
-    return _source("passes.cu", TYPE=TYPES[dtype])
+    return _source("passes.cu", TYPE=CODES[dtype])
 
 
 @functools.cache
 def depthwise_source(dtype: torch.dtype, channels: int) -> Source:
     """``depthwise_norm`` for a multiple of 64 channels, at most 2048."""
-    return _source("depthwise.cu", TYPE=TYPES[dtype], CHANNELS=channels)
+    return _source("depthwise.cu", TYPE=CODES[dtype], CHANNELS=channels)
 
 
 @functools.cache
 def convex_source(dtype: torch.dtype, factor: int, channels_last: bool) -> Source:
     """``convex`` for weights of ``dtype`` and a factor of 2 to 8."""
-    return _source("convex.cu", TYPE=TYPES[dtype], FACTOR=factor, CLAST=int(channels_last))
+    return _source("convex.cu", TYPE=CODES[dtype], FACTOR=factor, CLAST=int(channels_last))
 
 
 # ---- launching
 
 
-def _launch(
-    source: Source, name: str, grid: tuple[int, int], params: ctypes.Structure, like: Tensor, threads: int = _THREADS
-) -> None:
-    launching.kernels(LIBRARIES, source, like.get_device()).launch(name, grid[0], threads, params, rows=grid[1])
+def _kernels(source: Source, like: Tensor) -> Kernels:
+    return launching.kernels(LIBRARIES, source, like.get_device())
 
 
 def _pass(like: Tensor, name: str, threads: int, params: ctypes.Structure, items: int = 1) -> None:
-    _launch(passes_source(like.dtype), name, (-(-threads // _THREADS), items), params, like)
+    _kernels(passes_source(like.dtype), like).launch(name, -(-threads // _THREADS), _THREADS, params, rows=items)
 
 
 def _vector(dtype: torch.dtype) -> int:
@@ -165,7 +114,7 @@ def frames_to_cells(frame1: Tensor, frame2: Tensor, frame: Frame, out: Tensor) -
     _whole(out)
     if channels != CELL_CHANNELS or (rows, columns) != (frame.height // 2 + 3, frame.width // 2 + 3):
         raise ValueError(f"expected cells of a {frame.height}×{frame.width} frame, got {list(out.shape)}")
-    params = _Cells()
+    params = _DECLARED["CellsParams"]()
     for number, source in enumerate((frame1, frame2)):
         params.frames[number] = source.data_ptr()
         params.b[number], params.c[number], params.y[number], params.x[number] = source.stride()
@@ -173,13 +122,14 @@ def frames_to_cells(frame1: Tensor, frame2: Tensor, frame: Frame, out: Tensor) -
     params.height, params.width = frame1.shape[-2:]
     params.top, params.left, params.padded_height, params.padded_width = frame
     params.cell_rows, params.cell_columns = rows, columns
-    _launch(passes_source(out.dtype), "frames_to_cells", (batch * rows, -(-columns // _THREADS)), params, out)
+    kernels = _kernels(passes_source(out.dtype), out)
+    kernels.launch("frames_to_cells", batch * rows, _THREADS, params, rows=-(-columns // _THREADS))
 
 
 def affine_(y: Tensor, norm: Norm, x: Tensor | None = None, x_norm: Norm | None = None) -> Tensor:
     _whole(y, x)
     batch, channels = y.shape[0], y.shape[3]
-    params = _Affine()
+    params = _DECLARED["AffineParams"]()
     params.y, params.x = y.data_ptr(), address(x)
     params.scale, params.shift = address(norm.scale), norm.shift.data_ptr()
     params.y_step = channels if norm.shift.ndim == 2 else 0
@@ -197,25 +147,25 @@ def moments(y: Tensor, epsilon: float) -> Norm:
     batch, height, width, channels = y.shape
     if channels // _vector(y.dtype) > _THREADS:
         raise ValueError(f"moments: expected at most {_THREADS * _vector(y.dtype)} channels, got {channels}")
-    processors = torch.cuda.get_device_properties(y.device).multi_processor_count
+    processors = launching.device_of(y.device).processors
     chunk = max(256, -(-height * width // (8 * processors)))
-    params = _Moments()
+    params = _DECLARED["MomentsParams"]()
     params.y, params.item, params.pixels, params.channels = y.data_ptr(), y[0].numel(), height * width, channels
     params.chunk, params.chunks, params.epsilon = chunk, -(-height * width // chunk), epsilon
     partial = torch.empty((batch, params.chunks, 2, channels), dtype=torch.float32, device=y.device)
     scale, shift = torch.empty((2, batch, channels), dtype=torch.float32, device=y.device)
     params.partial, params.scale, params.shift = partial.data_ptr(), scale.data_ptr(), shift.data_ptr()
-    source = passes_source(y.dtype)
-    _launch(source, "moments", (params.chunks, batch), params, y)
-    _launch(source, "moments_end", (-(-channels // 32), batch), params, y, 1024)
+    kernels = _kernels(passes_source(y.dtype), y)
+    kernels.launch("moments", params.chunks, _THREADS, params, rows=batch)
+    kernels.launch("moments_end", -(-channels // 32), 1024, params, rows=batch)
     return Norm(scale, shift)
 
 
 def pack(source: Tensor, bias: Tensor | None, to: Sequence[Target], flow: tuple[Tensor, int] | None = None) -> None:
     _whole(source)
     channels = source.shape[3]
-    params = _Pack()
-    params.source, params.bias = source.data_ptr(), address(bias)
+    params = _DECLARED["PackParams"]()
+    params.from_, params.bias = source.data_ptr(), address(bias)
     params.targets = _targets(source, to)
     params.pixels, params.channels = _pixels(source), channels
     if flow is not None:
@@ -226,7 +176,7 @@ def pack(source: Tensor, bias: Tensor | None, to: Sequence[Target], flow: tuple[
 
 def flow_patches(coords: Tensor, side: int, out: Tensor) -> None:
     _whole(coords, out)
-    params = _Patches()
+    params = _DECLARED["PatchesParams"]()
     params.coords, params.out, params.pixels, params.channels = (
         coords.data_ptr(),
         out.data_ptr(),
@@ -238,17 +188,17 @@ def flow_patches(coords: Tensor, side: int, out: Tensor) -> None:
     _pass(out, "flow_patches", out.numel() // _vector(out.dtype), params)
 
 
-def _targets(like: Tensor, to: Sequence[Target]) -> ctypes.Structure:
+def _targets(like: Tensor, to: Sequence[Target]) -> Any:
     """For a result [B, h, w, C]."""
     batch, height, width, channels = like.shape
-    found = _Targets()
+    found = _DECLARED["Targets"]()
     found.plane, found.width = height * width, width
     for number, target in enumerate(to):
-        shape = (batch, width, height, channels) if target.turned else (batch, height, width, channels)
+        shape = (batch, width, height, channels) if target.transposed else (batch, height, width, channels)
         if target.slice.shape != shape:
             raise ValueError(f"expected a target {list(shape)}, got {list(target.slice.shape)}")
         found.to[number], found.ld[number] = target.slice.data_ptr(), _ld(target.slice)
-        found.turned[number] = target.turned
+        found.transposed[number] = target.transposed
     return found
 
 
@@ -264,7 +214,7 @@ def _gate(
     name: str, state: Tensor, zr: Tensor, zr_map: Tensor, q: Tensor | None, q_map: Tensor | None, to: Sequence[Target]
 ) -> None:
     _whole(zr, zr_map, q, q_map)
-    params = _Gate()
+    params = _DECLARED["GateParams"]()
     params.targets = _targets(state, to)
     params.zr, params.zr_map, params.q, params.q_map = (address(t) for t in (zr, zr_map, q, q_map))
     params.h, params.h_ld = state.data_ptr(), _ld(state)
@@ -274,7 +224,7 @@ def _gate(
 
 def flow_step_(coords: Tensor, taps: Tensor, bias: Tensor) -> None:
     _whole(coords, taps)
-    params = _Step()
+    params = _DECLARED["StepParams"]()
     params.coords, params.taps, params.bias = coords.data_ptr(), taps.data_ptr(), bias.data_ptr()
     params.pixels, params.plane = _pixels(taps), taps.shape[1] * taps.shape[2]
     params.height, params.width, params.ld = taps.shape[1], taps.shape[2], taps.shape[3]
@@ -283,7 +233,7 @@ def flow_step_(coords: Tensor, taps: Tensor, bias: Tensor) -> None:
 
 def gelu_(y: Tensor) -> None:
     _whole(y)
-    params = _Gelu()
+    params = _DECLARED["GeluParams"]()
     params.y, params.vectors = y.data_ptr(), y.numel() // _vector(y.dtype)
     _pass(y, "gelu", params.vectors, params)
 
@@ -291,11 +241,11 @@ def gelu_(y: Tensor) -> None:
 def depthwise_norm(x: Tensor, weight: Tensor, bias: Tensor, epsilon: float, out: Tensor) -> None:
     _whole(x, weight, bias, out)
     batch, height, width, channels = x.shape
-    params = _Depthwise()
+    params = _DECLARED["DepthwiseParams"]()
     params.x, params.weight, params.bias, params.out = (t.data_ptr() for t in (x, weight, bias, out))
     params.height, params.width, params.epsilon = height, width, epsilon
-    grid = (batch * height, -(-width // 8))
-    _launch(depthwise_source(x.dtype, channels), "depthwise_norm", grid, params, x, channels // 2)
+    kernels = _kernels(depthwise_source(x.dtype, channels), x)
+    kernels.launch("depthwise_norm", batch * height, channels // 2, params, rows=-(-width // 8))
 
 
 def convex_strip(
@@ -308,7 +258,7 @@ def convex_strip(
     origin: tuple[int, int] = (0, 0),
     gain: float = 1.0,
 ) -> None:
-    params = _Convex()
+    params = _DECLARED["ConvexParams"]()
     params.mask, params.field, params.out = mask.data_ptr(), field.data_ptr(), out.data_ptr()
     params.mask_b, params.mask_c, params.mask_y, params.mask_x = mask.stride()
     params.field_b, params.field_c, params.field_y, params.field_x = field.stride()
@@ -322,13 +272,13 @@ def convex_strip(
     vector = _vector(mask.dtype)
     aligned = not any(s % vector for s in (*mask.stride()[:1], *mask.stride()[2:])) and not mask.data_ptr() % 16
     source = convex_source(mask.dtype, factor, mask.stride(1) == 1 and aligned)
-    grid = (batch * params.rows, -(-params.width * factor // _THREADS))
-    _launch(source, "convex", grid, params, mask)
+    across = -(-params.width * factor // _THREADS)
+    _kernels(source, mask).launch("convex", batch * params.rows, _THREADS, params, rows=across)
 
 
 def convex_why_not(field: Tensor, mask: Tensor, factor: int) -> str | None:
     """None if :func:`convex_strip` can do this, else the reason."""
-    if mask.dtype not in TYPES or field.dtype != torch.float32:
+    if mask.dtype not in CODES or field.dtype != torch.float32:
         return "needs a float32 field and float32, float16 or bfloat16 weights"
     if not 2 <= factor <= LARGEST_FACTOR:
         return f"needs a factor of 2 to {LARGEST_FACTOR}, got {factor}"

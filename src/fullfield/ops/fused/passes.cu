@@ -172,11 +172,11 @@ static __device__ __forceinline__ float flow_at(const float *coords, u32 plane, 
     return coords[((i64)item * 2 + c) * plane + pixel] - (float)(c ? pixel / width : pixel % width);
 }
 
-// Slices of channels that take a result; turned: [B, w, h, C] instead of [B, h, w, C].
+// Slices of channels that take a result; transposed: [B, w, h, C] instead of [B, h, w, C].
 struct Targets {
     T *to[TARGETS];  // null where there are fewer
     i64 ld[TARGETS];
-    u32 turned[TARGETS];
+    u32 transposed[TARGETS];
     u32 plane, width;
 };
 
@@ -185,7 +185,7 @@ static __device__ __forceinline__ void store_all(const Targets &t, u32 pixel, u3
     for (int i = 0; i < TARGETS; i++)
         if (t.to[i]) {
             u32 at = pixel;
-            if (t.turned[i]) {
+            if (t.transposed[i]) {
                 const u32 inside = pixel % t.plane;
                 at = pixel - inside + inside % t.width * (t.plane / t.width) + inside / t.width;
             }

@@ -1,4 +1,4 @@
-"""What ``plain`` and ``cuda`` have in common. Nothing here is part of autograd."""
+"""What ``reference`` and ``cuda`` have in common. Nothing here is part of autograd."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Target(NamedTuple):
     """Where a result goes."""
 
     slice: Tensor
-    """[B, h, w, C], channels of a larger tensor perhaps; [B, w, h, C] if ``turned``."""
-    turned: bool = False
+    """[B, h, w, C], channels of a larger tensor perhaps; [B, w, h, C] if ``transposed``."""
+    transposed: bool = False
 
 
 class Passes(Protocol):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import torch
 
 from fullfield import _check
-from fullfield._check import InputError
-from fullfield.ops.layered import cuda, reference
+from fullfield.ops.backends import Backends
 from fullfield.ops.layered.atlas import PictureAtlas
 from fullfield.ops.layered.scene import SQUARE, LayeredScenes, RenderedPairs
 
-BACKENDS = ("cuda", "reference")
+RENDERERS = Backends("render_pairs", f"{__package__}.", ("cuda", "reference"))
 _LARGEST = 1 << 15
 
 
@@ -35,16 +34,11 @@ def render_pairs(
     _check.require(atlas.device == device, "atlas", f"one on {device}", atlas.device)
     for side in size:
         _check.number(side, "size", integer=True, low=1, high=_LARGEST)
-    if backend is not None:
-        _check.choice(backend, "backend", BACKENDS)
-    refused = cuda.why_not(device)
-    if backend == "cuda" and refused:
-        raise InputError(f"backend: cuda cannot serve: {refused}")
-    if backend == "reference" or refused:
-        if device.type == "cpu":
-            _check_ids(scenes, atlas)
-        return reference.render(scenes, atlas, size)
-    return cuda.render(scenes, atlas, size)
+    renderer = RENDERERS.load(RENDERERS.choose(backend, device))
+    if device.type == "cpu":
+        _check_ids(scenes, atlas)
+    rendered: RenderedPairs = renderer.render(scenes, atlas, size)
+    return rendered
 
 
 def _check_ids(scenes: LayeredScenes, atlas: PictureAtlas) -> None:

@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import launching
-from fullfield.ops.launching import structure
+from fullfield.ops.launching import structures
 from fullfield.ops.layered.atlas import PictureAtlas
 from fullfield.ops.layered.scene import LayeredScenes, RenderedPairs
 
 LIBRARIES = Libraries("kernels of layered scenes")
 _THREADS = 256
-_ptr, _i32 = ctypes.c_void_p, ctypes.c_int
+_SOURCE = Path(__file__).with_name("render.cu")
 _POINTERS = ("to_card", "to_frame", "paint", "ids", "counts", "exposed", "fog", "sensor", "noise", "texels", "shapes")
 _RESULTS = ("frame1", "frame2", "flow", "valid", "occluded")
 _NUMBERS = (
     "batch", "height", "width", "layers", "exposures", "pictures", "side", "levels", "shape_count", "shape_side",
 )  # fmt: skip
-_Params: Any = structure(
-    "LayeredParams", *((name, _ptr) for name in (*_POINTERS, *_RESULTS)), *((name, _i32) for name in _NUMBERS)
-)
+_Params = structures(_SOURCE)["LayeredParams"]
 
 
-def why_not(device: torch.device) -> str | None:
+def supports(device: torch.device) -> str | None:
     """None where the kernels run on the device, else the reason that they do not."""
     return launching.why_not(device)
 
@@ -36,7 +32,7 @@ def why_not(device: torch.device) -> str | None:
 @functools.cache
 def source() -> Source:
     """Both kernels."""
-    return Source(launching.read_source(Path(__file__).with_name("render.cu")), ())
+    return Source(launching.read_source(_SOURCE), ())
 
 
 def render(scenes: LayeredScenes, atlas: PictureAtlas, size: tuple[int, int]) -> RenderedPairs:
@@ -65,7 +61,7 @@ def render(scenes: LayeredScenes, atlas: PictureAtlas, size: tuple[int, int]) ->
     )
     for name, value in zip(_NUMBERS, numbers, strict=True):
         setattr(p, name, value)
-    pixels = batch * height * width
-    for kernel, count in (("render_truth", pixels), ("render_frames", 2 * pixels)):
-        launching.launch(LIBRARIES, source(), kernel, count, _THREADS, p, scenes.to_card, _THREADS)
+    pixels, kernels = batch * height * width, launching.kernels(LIBRARIES, source(), scenes.to_card.get_device())
+    kernels.launch("render_truth", -(-pixels // _THREADS), _THREADS, p)
+    kernels.launch("render_frames", -(-2 * pixels // _THREADS), _THREADS, p)
     return results

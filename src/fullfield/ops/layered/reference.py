@@ -26,6 +26,10 @@ _WORD, _DEVIATION = 0xFFFFFFFF, 147.8005  # the deviation of a sum of four bytes
 CLEAR = 0.004  # of what is seen behind: less is not followed
 
 
+def supports(device: torch.device) -> str | None:  # noqa: ARG001 - anywhere
+    return None
+
+
 class _Place(NamedTuple):
     """Where pixels are on a card: [B, H, W] each."""
 

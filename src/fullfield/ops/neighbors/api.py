@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.neighbors import cuda
+from fullfield.ops.backends import Backends
 from fullfield.ops.neighbors.ragged import Cloud, Neighbors, check_length, check_pair, recentred
 
 BACKENDS = ("cuda", "cpu", "reference")
 """In order of preference: compiled kernels for GPUs and for the CPU; plain PyTorch on any device, in quadratic time."""
-
+SEARCHES = Backends("neighbour search", f"{__package__}.", BACKENDS)
 MOST_NEAREST = 1024
 
 
-def backends(device: str | torch.device = "cpu") -> dict[str, str | None]:
-    """Every backend with None where it can run on ``device``, else the reason it cannot."""
-    place = torch.device(device)
-    return {name: _module(name).supports(place) for name in BACKENDS}
-
-
-def _module(name: str) -> Any:
-    return import_module(f"fullfield.ops.neighbors.{name}")
+def backends(device: str | torch.device = "cpu") -> list[tuple[str, str | None]]:
+    """(name, None) for every backend that can run on ``device``, (name, reason) for the others; preferred first."""
+    return SEARCHES.reasons(torch.device(device))
 
 
 def radius_search(
@@ -87,8 +81,9 @@ def several_within(searches: Sequence[tuple[Cloud, Cloud, tuple[Tensor, Tensor],
         return []
     module = _chosen(None, searches[0][2][0])
     given = [(*pair, cloud.offsets, asked.offsets, radius) for cloud, asked, pair, radius in searches]
-    if module is cuda:
-        return cuda.radius_searches(given)
+    if hasattr(module, "radius_searches"):
+        found: list[Neighbors] = module.radius_searches(given)
+        return found
     return [module.radius_search(*search) for search in given]
 
 
@@ -101,10 +96,4 @@ def nearest_neighbors(
 
 
 def _chosen(backend: str | None, points: Tensor) -> Any:
-    reasons = backends(points.device)
-    if backend is not None:
-        _check.choice(backend, "backend", BACKENDS)
-        if reasons[backend] is not None:
-            raise _check.InputError(f"backend: {backend} cannot run: {reasons[backend]}")
-        return _module(backend)
-    return _module(next(name for name in BACKENDS if reasons[name] is None))
+    return SEARCHES.load(SEARCHES.choose(backend, points.device))

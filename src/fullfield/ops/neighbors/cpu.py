@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fullfield._kernels.numba_cache import why_not
+from fullfield._kernels.numba_cache import Kernels, why_not
 from fullfield._kernels.threads import run_parts
 from fullfield.ops.neighbors.ragged import Neighbors
 
@@ -29,21 +27,7 @@ def supports(device: torch.device) -> str | None:
     return why_not()
 
 
-_compiling = threading.Lock()
-
-
-@lru_cache(maxsize=1)
-def _compiled() -> dict[str, Any]:
-    from fullfield._kernels.numba_cache import compile_all
-    from fullfield.ops.neighbors import _cpu_kernels
-
-    compile_all(_cpu_kernels.ENTRY_POINTS, _cpu_kernels.CACHE, "neighbour kernels")
-    return {name: function for name, (function, _) in _cpu_kernels.ENTRY_POINTS.items()}
-
-
-def _kernels() -> dict[str, Any]:
-    with _compiling:
-        return _compiled()
+_kernels = Kernels(f"{__package__}._cpu_kernels", "neighbour kernels")
 
 
 def _parallel(count: int, task: Any) -> None:
@@ -66,7 +50,7 @@ def _cells(coords: NDArray[np.float32], batches: NDArray[np.int64], low: Any, ce
 
 
 def radius_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: Tensor, radius: float) -> Neighbors:
-    kernel = _kernels()["radius_rows"]
+    kernel = _kernels().radius_rows
     spots, asked = _writable(points), _writable(queries)
     rows = np.zeros(len(asked) + 1, np.int64)
     if not len(spots) or not len(asked):
@@ -105,12 +89,12 @@ def knn_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: 
     order = np.arange(len(spots), dtype=np.int32)
     axes, cuts = np.zeros(len(spots), np.int8), np.zeros(len(spots), np.float32)
     for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
-        kernels["build_tree"](spots, order, axes, cuts, first, last)
+        kernels.build_tree(spots, order, axes, cuts, first, last)
     sizes = np.minimum(np.diff(bounds), k)
     batches = _batches(query_offsets)
     rows = np.zeros(len(asked) + 1, np.int64)
     np.cumsum(sizes[batches], out=rows[1:])
     indices = np.empty(rows[-1], np.int32)
     common = (spots[order], order, axes, cuts, bounds, asked, batches, k, rows, indices)
-    _parallel(len(asked), lambda a, b: kernels["nearest_rows"](*common, a, b))
+    _parallel(len(asked), lambda a, b: kernels.nearest_rows(*common, a, b))
     return Neighbors(torch.from_numpy(rows), torch.from_numpy(indices))

@@ -83,12 +83,12 @@ def _checked(cloud: Cloud, largest: float, cells: Sequence[float]) -> Cloud:
 def _thin(cloud: Cloud, cell: float) -> cuda.Thinned:
     if not cloud.points.shape[0]:
         return cuda.Thinned(torch.zeros(0, dtype=torch.int64, device=cloud.points.device), cloud)
-    kept = _plain(cloud, cell)
+    kept = _kept(cloud, cell)
     offsets = torch.searchsorted(kept, cloud.offsets.to(kept.device)).cpu()
     return cuda.Thinned(kept, Cloud(cloud.points.index_select(0, kept), offsets, cloud.largest))
 
 
-def _plain(cloud: Cloud, cell: float) -> Tensor:
+def _kept(cloud: Cloud, cell: float) -> Tensor:
     points = cloud.points.to(torch.float64)
     # A tensor, for CUDA would multiply by the reciprocal of a number.
     scaled = points / torch.tensor(cell, dtype=torch.float64, device=points.device).expand(points.shape)

@@ -39,11 +39,11 @@ def _along(points: Tensor) -> Tensor:
 
 def morton_code(cells: Tensor) -> Tensor:
     """[N] int64 of numbers [N, 3] from 0 to 2²¹ − 1; x weighs most."""
-    x, y, z = (_spread(cells[:, axis]) for axis in range(3))
+    x, y, z = (_spaced_bits(cells[:, axis]) for axis in range(3))
     return x << 2 | y << 1 | z
 
 
-def _spread(x: Tensor) -> Tensor:
+def _spaced_bits(x: Tensor) -> Tensor:
     """Bits two places apart, int64."""
     for shift, mask in (
         (32, 0x1F00000000FFFF),

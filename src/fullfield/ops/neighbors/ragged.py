@@ -144,11 +144,11 @@ def recentred(cloud: Cloud, queries: Cloud) -> tuple[Tensor, Tensor]:
     _check.require(fits, "points", f"coordinates of at most {_MOST_COORDINATE:g}, as float32 holds", f"{most:g}")
     middle = _middles(cloud)
 
-    def moved(c: Cloud) -> Tensor:
+    def shifted(c: Cloud) -> Tensor:
         return (c.points - middle[c.batch_of_point()]).to(torch.float32).contiguous()
 
-    points = moved(cloud)
-    return points, points if queries is cloud else moved(queries)
+    points = shifted(cloud)
+    return points, points if queries is cloud else shifted(queries)
 
 
 def _middles(cloud: Cloud) -> Tensor:

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.point_conv import dispatch, op
+from fullfield.ops.point_conv import op
 from fullfield.ops.point_conv.arguments import check_conv
+from fullfield.ops.point_conv.dispatch import CONVOLUTIONS
 from fullfield.ops.point_conv.geometry import PointGeometry
 from fullfield.ops.point_conv.protocol import Request
 
@@ -28,7 +29,7 @@ def backends(device: str | torch.device = "cpu", dtype: torch.dtype = torch.floa
         entries=1_500_000,
         precision=torch.get_float32_matmul_precision(),
     )
-    return list(dispatch.reasons(request).items())
+    return CONVOLUTIONS.reasons(request)
 
 
 def point_conv(

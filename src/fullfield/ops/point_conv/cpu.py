@@ -5,14 +5,12 @@ Products and sums are float32; 16-bit features are widened once a call.
 
 from __future__ import annotations
 
-import threading
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from fullfield._kernels.numba_cache import why_not
+from fullfield._kernels.numba_cache import Kernels, why_not
 from fullfield._kernels.threads import run_parts
 from fullfield.ops.point_conv.protocol import Request
 from fullfield.ops.point_conv.triplets import Triplets, fits, index_bits, rows_of
@@ -26,37 +24,19 @@ LANES = 16
 _SEGMENTS, _SEGMENT_TILES, _SEGMENT_BYTES = 16, 64, 64 << 20
 
 
-def missing() -> str | None:
-    return why_not()
-
-
 def supports(request: Request) -> str | None:
     if request.device.type != "cpu":
         return f"runs on the CPU, the features are on {request.device}"
     if request.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"needs float32, float16 or bfloat16 features, got {request.dtype}"
-    return missing()
+    return why_not()
 
 
 def builds(device: torch.device) -> str | None:
-    return f"runs on the CPU, the points are on {device}" if device.type != "cpu" else missing()
+    return f"runs on the CPU, the points are on {device}" if device.type != "cpu" else why_not()
 
 
-_compiling = threading.Lock()
-
-
-@lru_cache(maxsize=1)
-def _compiled() -> dict[str, Any]:
-    from fullfield._kernels.numba_cache import compile_all
-    from fullfield.ops.point_conv import _cpu_kernels as kernels
-
-    compile_all(kernels.ENTRY_POINTS, kernels.CACHE, "point convolution kernels")
-    return {name: function for name, (function, _) in kernels.ENTRY_POINTS.items()}
-
-
-def _kernels() -> dict[str, Any]:
-    with _compiling:
-        return _compiled()
+_kernels = Kernels(f"{__package__}._cpu_kernels", "point convolution kernels")
 
 
 def _parallel(count: int, grain: int, task: Any) -> None:
@@ -107,7 +87,7 @@ def _packed(weight: Tensor) -> Tensor:
 def multiply(request: Request, features: Tensor, weight: Tensor, bias: Tensor | None, triplets: Triplets) -> Tensor:
     from fullfield.ops.point_conv._cpu_kernels import TILE
 
-    kernel = _kernels()["multiply_tiles"]
+    kernel = _kernels().multiply_tiles
     outputs = request.channels[1]
     out = torch.empty(request.rows, outputs, dtype=torch.float32)
     if not request.rows or not outputs:
@@ -125,7 +105,7 @@ def multiply(request: Request, features: Tensor, weight: Tensor, bias: Tensor | 
 def outer(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) -> Tensor:
     from fullfield.ops.point_conv._cpu_kernels import BLOCK, TILE
 
-    kernel = _kernels()["outer_tiles"]
+    kernel = _kernels().outer_tiles
     groups, joined = _joined(request)
     inputs, outputs = request.channels[0] // groups, request.channels[1] // groups
     height, pitch = -(-inputs // LANES) * LANES, -(-outputs // LANES) * LANES
@@ -159,7 +139,7 @@ def assemble(
 ) -> Triplets:
     import numpy as np
 
-    kernel = _kernels()["assemble_rows"]
+    kernel = _kernels().assemble_rows
     rows, indices = neighbors
     count = kernel_size[0] * kernel_size[1] * kernel_size[2]
     triplets = _empty(rows.contiguous(), points.shape[0], indices.numel(), count)
@@ -174,11 +154,11 @@ def transpose(triplets: Triplets, columns: int, cells: int) -> Triplets:
     kernels = _kernels()
     rows, entries, beside, bits = _arrays(triplets, cells)
     counts = torch.zeros(columns, dtype=torch.int64)
-    kernels["count_entries"](entries, beside, bits, counts.numpy())
+    kernels.count_entries(entries, beside, bits, counts.numpy())
     out = _empty(rows_of(counts), len(rows) - 1, len(entries), cells)
     others = _arrays(out, cells)
-    kernels["scatter_rows"](rows, entries, beside, bits, out.rows[:-1].clone().numpy(), *others[1:3])
-    _parallel(columns, 256, lambda a, b: kernels["sort_rows"](*others, a, b))
+    kernels.scatter_rows(rows, entries, beside, bits, out.rows[:-1].clone().numpy(), *others[1:3])
+    _parallel(columns, 256, lambda a, b: kernels.sort_rows(*others, a, b))
     return out
 
 

@@ -15,8 +15,8 @@ from fullfield.ops.neighbors.api import MOST_NEAREST, nearest_neighbors, several
 from fullfield.ops.neighbors.ragged import Cloud, check_cloud, check_length, check_pair, check_real, recentred
 from fullfield.ops.point_conv import dispatch, reference
 from fullfield.ops.point_conv.arguments import kernel_sides
-from fullfield.ops.point_conv.protocol import Turn, Wanted
-from fullfield.ops.point_conv.triplets import Triplets, row_of_entry, rows_of, unpack
+from fullfield.ops.point_conv.protocol import Transposition, Wanted
+from fullfield.ops.point_conv.triplets import Triplets, pack, row_of_entry, rows_of, unpack
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,6 +240,22 @@ def triplet_geometry(
     return _finished([triplets], [_Ways(clouds[0], clouds[1], sides, False, gradient)])[0]
 
 
+def sorted_geometry(
+    points: Tensor,  # [N, 3]
+    offsets: Tensor,  # [B + 1] int64, on the CPU
+    counts: Tensor,  # [N] int64: triplets of each point as a centre
+    j: Tensor,  # [T] int64: points
+    k: Tensor,  # [T] int64: cells
+    kernel_size: tuple[int, int, int],
+    *,
+    gradient: bool,
+) -> PointGeometry:
+    """Of triplets of points that are centres too, sorted by centre, cell and point. Nothing is checked."""
+    cloud, cells = Cloud(points, offsets), math.prod(kernel_size)
+    triplets = pack(rows_of(counts), j, k, points.shape[0], cells)
+    return _finished([triplets], [_Ways(cloud, cloud, kernel_size, False, gradient)])[0]
+
+
 def _checked_offsets(offsets: Tensor | None, count: int, name: str) -> Tensor:
     """On the CPU; checked as those of so many points."""
     stand_in = torch.zeros(1, 3, dtype=torch.float32).expand(count, 3)
@@ -279,11 +295,11 @@ def _finished(triplets: Sequence[Triplets], ways: Sequence[_Ways]) -> list[Point
     """With the rows of the other side where they are wanted."""
     counts = [int(way.points.offsets[-1]) for way in ways]
     places = [n for n, way in enumerate(ways) if way.gradient and not way.mirrored]
-    turns = [Turn(triplets[n], counts[n], math.prod(ways[n].sides)) for n in places]
+    wanted = [Transposition(triplets[n], counts[n], math.prod(ways[n].sides)) for n in places]
     build: Any = dispatch.builder(triplets[0].rows.device)
-    several = hasattr(build, "transpose_all") and bool(turns)
-    turned = build.transpose_all(turns) if several else [build.transpose(*turn) for turn in turns]
-    backward = dict(zip(places, turned, strict=True))
+    several = hasattr(build, "transpose_all") and bool(wanted)
+    transposed = build.transpose_all(wanted) if several else [build.transpose(*one) for one in wanted]
+    backward = dict(zip(places, transposed, strict=True))
     return [
         PointGeometry(
             made, backward.get(n), way.mirrored, way.sides, counts[n], way.points.offsets, way.centers.offsets

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullfield.ops.launching import is_plain
+from fullfield.ops.launching import is_eager
 from fullfield.ops.point_conv import op
 from fullfield.ops.point_conv.api import point_conv
 from fullfield.ops.point_conv.arguments import check_conv
@@ -36,10 +36,10 @@ def point_conv_norm(
 ) -> Tensor:  # [M, Cout]
     """:func:`point_norm` of what :func:`point_conv` gives without a bias; arguments and results are theirs."""
     tensors = (features, weight, scale, shift, residual)
-    fast = kind == "layer" and is_plain(*tensors) and not torch.is_autocast_enabled(features.device.type)
+    fast = kind == "layer" and is_eager(*tensors) and not torch.is_autocast_enabled(features.device.type)
     wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     fits = residual is None or residual.shape == (geometry.centers, weight.shape[-1])
-    if fast and wanted and fits and kernels.supports(features, scale, shift, residual, groups=1):
+    if fast and wanted and fits and kernels.supports(features, scale, shift, residual, groups=1) is None:
         check_conv(features, weight, None, geometry.points, geometry.cells, geometry.device, groups)
         if scale.shape == shift.shape == weight.shape[2:] and 0 < weight.shape[2] <= kernels.MOST_CHANNELS:
             if features.requires_grad:
@@ -49,8 +49,8 @@ def point_conv_norm(
             made = kernels.Norm(kind, eps, (), relu)
             found: Tensor = _apply(features, weight, scale, shift, residual, rest, made)
             return found
-    moved = point_conv(features, weight, geometry, None, groups, backend=backend)
-    return point_norm(moved, scale, shift, kind, eps, sizes=sizes, running=running, residual=residual, relu=relu)
+    convolved = point_conv(features, weight, geometry, None, groups, backend=backend)
+    return point_norm(convolved, scale, shift, kind, eps, sizes=sizes, running=running, residual=residual, relu=relu)
 
 
 class _ConvNorm(torch.autograd.Function):
@@ -65,25 +65,27 @@ class _ConvNorm(torch.autograd.Function):
         rest: tuple[Any, ...],
         made: kernels.Norm,
     ) -> Tensor:
-        moved = op.product(features, weight, None, *rest)
-        out = made.forward(moved, scale, shift, residual, None)
-        ctx.save_for_backward(features, weight, scale, shift, moved, out if made.relu else None)
+        convolved = op.product(features, weight, None, *rest)
+        out = made.forward(convolved, scale, shift, residual, None)
+        ctx.save_for_backward(features, weight, scale, shift, convolved, out if made.relu else None)
         ctx.rest, ctx.made = rest, made
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        features, weight, scale, shift, moved, out = ctx.saved_tensors
+        features, weight, scale, shift, convolved, out = ctx.saved_tensors
         made, rest, wanted = ctx.made, ctx.rest, ctx.needs_input_grad
         if torch.is_grad_enabled():  # for gradients of the gradient: step by step
             again = point_norm(op.convolve(features, weight, None, *rest), scale, shift, made.kind, made.eps)
             return *gradients_again(again, (features, weight, scale, shift), out, grad, wanted[:5]), None, None
-        of_moved, of_residual, of_scale, of_shift = made.backward(moved, out, scale, grad.contiguous(), wanted[4])
+        found = made.backward(convolved, out, scale, grad.contiguous(), wanted[4])
+        grad_convolved, of_residual, of_scale, of_shift = found
         two = None
         if wanted[1]:
             forward, backward, mirrored, groups, backend = rest
-            two = op.weight_product(features, of_moved, forward, backward, mirrored, weight.shape[0], groups, backend)
-        one = op.turned_product(of_moved, weight, *rest) if wanted[0] else None
+            given = (features, grad_convolved, forward, backward, mirrored)
+            two = op.weight_product(*given, weight.shape[0], groups, backend)
+        one = op.transposed_product(grad_convolved, weight, *rest) if wanted[0] else None
         return one, two, of_scale, of_shift, of_residual, None, None
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullfield.ops.launching import is_plain, refuse_forward_mode
-from fullfield.ops.point_conv import dispatch
-from fullfield.ops.point_conv.protocol import Module, Request
+from fullfield.ops.launching import is_eager, refuse_forward_mode
+from fullfield.ops.point_conv.dispatch import CONVOLUTIONS
+from fullfield.ops.point_conv.protocol import Request
 from fullfield.ops.point_conv.triplets import Triplets
 
 _LIBRARY: Any = torch.library.Library("fullfield", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -37,7 +37,7 @@ _BLOCK = 1024
 
 def _serve(
     features: Tensor, channels_out: int, triplets: Triplets, cells: int, groups: int, backend: str | None
-) -> tuple[Module, Request]:
+) -> tuple[Any, Request]:
     rows, entries, _ = triplets
     dtype, shape = features.dtype, features.shape
     # The precision is asked for only where it matters: the question takes the host long.
@@ -46,7 +46,7 @@ def _serve(
         features.device, dtype, (shape[1], channels_out), groups, cells, rows.shape[0] - 1, shape[0],
         entries.shape[0], precision,
     )  # fmt: skip
-    return dispatch.choose(request, backend), request
+    return CONVOLUTIONS.load(CONVOLUTIONS.choose(backend, request)), request
 
 
 _AS_IT_IS = nullcontext()
@@ -80,20 +80,20 @@ def product(
     return out
 
 
-def turned_product(
+def transposed_product(
     grad: Tensor, weight: Tensor, forward: list[Tensor], backward: list[Tensor], mirrored: bool, groups: int,
     backend: str | None,
 ) -> Tensor:  # fmt: skip
-    """The gradient of the features; where the backend can, without a turned copy of the weights."""
+    """The gradient of the features; where the backend can, without a transposed copy of the weights."""
     triplets = Triplets(*(forward if mirrored else backward))
     module, request = _serve(grad, weight.shape[1] * groups, triplets, weight.shape[0], groups, backend)
     with _plain_mode(grad.device.type):
-        if getattr(module, "TURNS", False):
+        if getattr(module, "TRANSPOSES", False):
             given = (grad.contiguous(), weight.contiguous(), None, triplets, 2 if mirrored else 1)
             out: Tensor = module.multiply(request, *given)
         else:
-            turned = adjoint_weight(weight, groups, mirrored).contiguous()
-            out = module.multiply(request, grad.contiguous(), turned, None, triplets)
+            transposed = adjoint_weight(weight, groups, mirrored).contiguous()
+            out = module.multiply(request, grad.contiguous(), transposed, None, triplets)
     return out
 
 
@@ -143,9 +143,9 @@ def _weight_fake(
 def adjoint_weight(weight: Tensor, groups: int, mirrored: bool) -> Tensor:
     """[K, Cin / groups, Cout] → [K, Cout / groups, Cin], the cells mirrored where asked."""
     cells, inputs, outputs = weight.shape
-    turned = weight.view(cells, inputs, groups, outputs // groups).permute(0, 3, 2, 1)
-    turned = turned.reshape(cells, outputs // groups, groups * inputs)
-    return turned.flip(0) if mirrored else turned
+    transposed = weight.view(cells, inputs, groups, outputs // groups).permute(0, 3, 2, 1)
+    transposed = transposed.reshape(cells, outputs // groups, groups * inputs)
+    return transposed.flip(0) if mirrored else transposed
 
 
 def _adjoint(
@@ -153,9 +153,9 @@ def _adjoint(
     by: Any = torch.ops.fullfield.point_conv,
 ) -> Tensor:  # fmt: skip
     """The gradient of the features as a convolution, ``by`` what can be differentiated again."""
-    turned = adjoint_weight(weight, rest[0], mirrored)
+    transposed = adjoint_weight(weight, rest[0], mirrored)
     directions = (forward, backward) if mirrored else (backward, forward)
-    out: Tensor = by(grad, turned, None, *directions, mirrored, *rest)
+    out: Tensor = by(grad, transposed, None, *directions, mirrored, *rest)
     return out
 
 
@@ -242,7 +242,7 @@ class _Eager(torch.autograd.Function):
             forward, backward, mirrored, groups, backend = ctx.rest
             two = outer(features, grad, forward, backward, mirrored, weight.shape[0], groups, backend)
         if wanted[0]:  # last: the other's partial sums are free by then
-            one = (_adjoint if again else turned_product)(grad, weight, *ctx.rest)
+            one = (_adjoint if again else transposed_product)(grad, weight, *ctx.rest)
         if ctx.has_bias and wanted[2]:
             three = _column_sums(grad)
         return (one, two, three, None, None, None, None, None)
@@ -298,7 +298,7 @@ class _Outer(torch.autograd.Function):
 
 def convolve(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     """``fullfield::point_conv`` by the shortest way; ``rest``: both directions, mirrored, groups, backend."""
-    if not is_plain(features, weight, bias):
+    if not is_eager(features, weight, bias):
         refuse_forward_mode(features=features, weight=weight, bias=bias)
         traced = torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active()
         call = torch.ops.fullfield.point_conv if traced else _Convolve.apply

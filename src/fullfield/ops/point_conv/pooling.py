@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.launching import is_plain, refuse_forward_mode
+from fullfield.ops.backends import usable
+from fullfield.ops.launching import is_eager, refuse_forward_mode
 from fullfield.ops.point_conv.arguments import check_rows
 from fullfield.ops.point_conv.cuda import pooling as kernels
 from fullfield.ops.point_conv.geometry import PointGeometry
@@ -54,7 +55,7 @@ def point_pool(
     directions = (*geometry.directions(), geometry.cells)
     out: Tensor
     if mode == "max":
-        if is_plain(features):
+        if is_eager(features):
             wanted = torch.is_grad_enabled() and features.requires_grad
             found: Tensor = _Max.apply(features, *directions) if wanted else _max(features, *directions)[0]  # type: ignore[no-untyped-call]
             return found
@@ -79,7 +80,7 @@ def _limit(features: Tensor) -> int:
 
 def _sum(features: Tensor, forward: list[Tensor], backward: list[Tensor], cells: int) -> Tensor:  # noqa: ARG001
     triplets = Triplets(*forward)
-    if kernels.supports(features):
+    if usable("point_pool", "cuda", kernels.supports(features)):
         return kernels.pool_sum(features, triplets, cells)
     out = features.new_empty(triplets.rows.numel() - 1, features.shape[1])
     for first, last, start, end in row_chunks(triplets.rows, _limit(features)):
@@ -97,7 +98,7 @@ def _sum_fake(features: Tensor, forward: list[Tensor], backward: list[Tensor], c
 def _max(features: Tensor, forward: list[Tensor], backward: list[Tensor], cells: int) -> tuple[Tensor, Tensor]:  # noqa: ARG001
     """The maxima and, int32, where they came from; −1 for none."""
     triplets = Triplets(*forward)
-    if kernels.supports(features):
+    if usable("point_pool", "cuda", kernels.supports(features)):
         return kernels.pool_max(features, triplets, cells)
     shape = (triplets.rows.numel() - 1, features.shape[1])
     out, winners = features.new_zeros(shape), features.new_full(shape, -1, dtype=torch.int32)
@@ -126,7 +127,7 @@ def _max_backward(grad: Tensor, winners: Tensor, backward: list[Tensor], cells: 
     """Every point collects from the centres that chose it, in the accumulating dtype."""
     exact = torch.float64 if grad.dtype == torch.float64 else torch.float32
     triplets = Triplets(*backward)
-    if kernels.supports(grad):
+    if usable("point_pool", "cuda", kernels.supports(grad)):
         return kernels.pool_max_backward(grad, winners, triplets, cells)
     out = grad.new_empty(triplets.rows.numel() - 1, grad.shape[1])
     for first, last, start, end in row_chunks(triplets.rows, _limit(grad)):

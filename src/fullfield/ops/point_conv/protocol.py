@@ -3,16 +3,14 @@
 A backend is a module with
 
 ``supports(request) -> str | None``
-    None where it can serve the request, else why it cannot, in a few words. Must not import what may be missing.
+    As :class:`fullfield.ops.backends.Backends` asks.
 ``builds(device) -> str | None``
     The same question about making triplets there.
-``missing() -> str | None``
-    What would have to be installed for it to run at all and how, else None. Only for kernels: cuda and cpu.
 ``multiply(request, features, weight, bias, triplets) -> Tensor``
     MVMR: ``out[r] = bias + Σ over row r of features[index] @ weight[cell]``, [R, Cout] of the features' dtype, summed
     in ``request.accumulate_dtype``.
-``TURNS``
-    True where ``multiply`` takes ``turned`` beside: 1 for the weights of the other direction, whose
+``TRANSPOSES``
+    True where ``multiply`` takes ``transposed`` beside: 1 for the weights of the other direction, whose
     :func:`adjoint_weight` it multiplies with, 2 for the same with the cells mirrored.
 ``outer(request, features, grad, triplets) -> Tensor``
     VVOR: ``out[k] = Σ over entries of cell k of features[index] ⊗ grad[row]``, [K, Cin / groups, Cout] likewise.
@@ -20,7 +18,7 @@ A backend is a module with
     Cells of neighbours (row offsets int64, indices int32) in float32 coordinates, and the rows sorted.
 ``transpose(triplets, columns, cells) -> Triplets``
     The rows of the other side.
-``assemble_all(wanted) -> list[Triplets]``, ``transpose_all(turns) -> list[Triplets]``
+``assemble_all(wanted) -> list[Triplets]``, ``transpose_all(wanted) -> list[Triplets]``
     Where there are such: the same of several, in fewer launches. The first may write over the neighbours.
 
 Features, weights and bias arrive contiguous, of one dtype, and may be empty. Autocast is off, no graph is recorded.
@@ -29,7 +27,6 @@ Results depend on the arguments alone, bit by bit. Backends never import each ot
 
 from __future__ import annotations
 
-from types import ModuleType
 from typing import NamedTuple
 
 import torch
@@ -37,7 +34,6 @@ from torch import Tensor
 
 from fullfield.ops.point_conv.triplets import Triplets
 
-Module = ModuleType  # a backend module as described above
 FEATURES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -51,7 +47,7 @@ class Wanted(NamedTuple):
     kernel_size: tuple[int, int, int]
 
 
-class Turn(NamedTuple):
+class Transposition(NamedTuple):
     """What ``transpose`` takes."""
 
     triplets: Triplets

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,27 +14,19 @@ from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import launching
-from fullfield.ops.launching import Kernels, address, structure
+from fullfield.ops.launching import CODES, Kernels, address, structures
 from fullfield.ops.point_norm.protocol import Running
 
 LIBRARIES = Libraries("normalisation kernels")
-TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-MOST_GROUPS = 64
+_SOURCE = Path(__file__).with_name("norm.cu")
+_DECLARED = structures(_SOURCE)
+_Params = _DECLARED["NormParams"]
+MOST_GROUPS = _DECLARED.number("MOST_GROUPS")
 # Channels that a lane holds at most; rows that a block sums at least; threads of a block.
 _MOST_VALUES, _LEAST_ROWS, _THREADS = 32, 32, 128
 MOST_CHANNELS = 32 * _MOST_VALUES
 # Blocks that the rows are spread over.
 _BLOCKS = 528
-
-_ptr, _i32, _f32 = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
-_Params: Any = structure(
-    "NormParams", ("x", _ptr), ("residual", _ptr), ("y", _ptr), ("grad", _ptr), ("weight", _ptr), ("bias", _ptr),
-    ("out", _ptr), ("grad_residual", _ptr), ("mean", _ptr), ("scale", _ptr), ("partial", _ptr), ("sums", _ptr),
-    ("grad_weight", _ptr), ("grad_bias", _ptr), ("running_mean", _ptr), ("running_var", _ptr),
-    ("rows", ctypes.c_longlong), ("channels", _i32), ("chunk", _i32), ("chunks", _i32), ("groups", _i32),
-    ("relu", _i32), ("fixed", _i32), ("eps", _f32), ("momentum", _f32),
-    ("first", ctypes.c_longlong * (MOST_GROUPS + 1)), ("begin", _i32 * (MOST_GROUPS + 1)),
-)  # fmt: skip
 
 
 def _layout(channels: int, vector: int) -> tuple[int, int]:
@@ -45,23 +36,23 @@ def _layout(channels: int, vector: int) -> tuple[int, int]:
     return lanes, -(-vectors // lanes)
 
 
-def supports(features: Tensor, weight: Tensor, *beside: Tensor | None, groups: int) -> bool:
-    """Whether these kernels serve rows of so many groups; parameters are of one type, that of the rows or float32, and
-    what has rows is of theirs."""
+def supports(features: Tensor, weight: Tensor, *beside: Tensor | None, groups: int) -> str | None:
+    """None where these kernels serve rows of so many groups, else the reason that they do not; parameters are of one
+    type, that of the rows or float32, and what has rows is of theirs."""
     dtype, learned, device = features.dtype, weight.dtype, features.device
-    if dtype not in TYPES or (learned is not torch.float32 and learned is not dtype) or not features.numel():
-        return False
-    if groups > MOST_GROUPS or features.shape[1] > MOST_CHANNELS or launching.why_not(device) is not None:
-        return False
+    if dtype not in CODES or (learned is not torch.float32 and learned is not dtype) or not features.numel():
+        return "needs rows of float32, float16 or bfloat16, and parameters of float32 or their dtype"
+    if groups > MOST_GROUPS or features.shape[1] > MOST_CHANNELS:
+        return f"needs at most {MOST_GROUPS} groups and {MOST_CHANNELS} channels"
     for tensor in (weight, *beside):
         if tensor is None:
             continue
         rows = tensor.ndim == 2
         if tensor.device != device or tensor.dtype is not (dtype if rows else learned):
-            return False
+            return "needs parameters of one dtype, and what has rows of theirs, on one device"
         if not rows and not tensor.is_contiguous():
-            return False
-    return True
+            return "needs contiguous parameters"
+    return launching.why_not(device)
 
 
 @functools.cache
@@ -69,8 +60,8 @@ def source(dtype: torch.dtype, learned: torch.dtype, channels: int, wide: bool) 
     """All kernels for rows of so many channels; ``wide``: whether rows begin at multiples of 16 bytes."""
     vector = 16 // dtype.itemsize if wide else 1
     lanes, steps = _layout(channels, vector)
-    text = launching.read_source(launching.HALVES, launching.VALUES, Path(__file__).with_name("norm.cu"))
-    flags = {"IN": TYPES[dtype], "PARAM": TYPES[learned], "VEC": vector, "LANES": lanes, "STEPS": steps}
+    text = launching.read_source(launching.HALVES, launching.VALUES, _SOURCE)
+    flags = {"IN": CODES[dtype], "PARAM": CODES[learned], "VEC": vector, "LANES": lanes, "STEPS": steps}
     return Source(text, tuple(f"-D{name}={value}" for name, value in flags.items()))
 
 
@@ -82,7 +73,7 @@ def _kernels(x: Tensor, weight: Tensor, *rows: int | None) -> Kernels:
     return launching.kernels(LIBRARIES, source(x.dtype, weight.dtype, x.shape[1], not together & 15), x.get_device())
 
 
-def _spread(rows: int) -> int:
+def _row_blocks(rows: int) -> int:
     return min(-(-rows * 4 // _THREADS), 4 * _BLOCKS)
 
 
@@ -110,7 +101,7 @@ class Norm:
         p.rows, p.channels, p.relu, p.eps = rows, channels, self.relu, self.eps
         kernels = _kernels(x, weight, p.out, p.residual)
         if self.kind == "layer":
-            kernels.launch("layer_forward", _spread(rows), _THREADS, p)
+            kernels.launch("layer_forward", _row_blocks(rows), _THREADS, p)
             return out
         if running is not None:
             self.fixed = p.fixed = not running.update
@@ -124,7 +115,7 @@ class Norm:
             p.partial = partial.data_ptr()
             kernels.launch("moments", p.chunks, _THREADS, p)
         kernels.launch("join_moments", -(-p.groups * channels // _THREADS), _THREADS, p)
-        kernels.launch("group_forward", _spread(rows), _THREADS, p)
+        kernels.launch("group_forward", _row_blocks(rows), _THREADS, p)
         return out
 
     def backward(
@@ -152,7 +143,7 @@ class Norm:
             kernels.launch("group_sums", p.chunks, _THREADS, p)
         kernels.launch("add_chunks", -(-2 * channels // 32), 256, p)
         if self.kind != "layer":
-            kernels.launch("group_backward", _spread(rows), _THREADS, p)
+            kernels.launch("group_backward", _row_blocks(rows), _THREADS, p)
         if wants_residual and not self.relu:
             of_residual = grad
         return out, of_residual, of_weight, of_bias

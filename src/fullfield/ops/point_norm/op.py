@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.launching import is_plain
+from fullfield.ops.backends import usable
+from fullfield.ops.launching import is_eager
 from fullfield.ops.point_norm import cuda
-from fullfield.ops.point_norm.plain import normalised
 from fullfield.ops.point_norm.protocol import Running
+from fullfield.ops.point_norm.reference import normalised
 
 KINDS = ("layer", "batch", "instance")
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -58,9 +59,9 @@ def point_norm(
     if not fits or kind != "layer":
         _check_norm(features, weight, bias, kind, sizes, running, residual)
     moves = () if running is None else (running.mean, running.var)
-    fast = is_plain(features, weight, bias, residual, *moves)
+    given = (features, weight, bias, residual, *moves)
     groups = len(sizes) if kind == "instance" else 1
-    if not fast or not cuda.supports(features, weight, bias, residual, *moves, groups=groups):
+    if not is_eager(*given) or not usable("point_norm", "cuda", cuda.supports(*given, groups=groups)):
         return normalised(features, weight, bias, kind, eps, sizes, running, residual, relu)
     made = cuda.Norm(kind, eps, sizes, relu)
     features = features.contiguous()

@@ -4,50 +4,25 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.tvl1 import cpu, cuda, reference
+from fullfield.ops.backends import Backends
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.frames import check_arguments, check_frame, placed
 
-# In order of preference.
-BACKENDS: dict[str, Any] = {"cuda": cuda, "cpu": cpu, "reference": reference}
-_warned = threading.Event()
+BACKENDS = ("cuda", "cpu", "reference")
+"""In order of preference."""
+SOLVERS = Backends("TV-L1", f"{__package__}.", BACKENDS)
 
 
 def backends(
     device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32, config: TVL1Config | None = None
 ) -> list[tuple[str, str | None]]:
     """(name, None) for every backend that can run here, (name, reason) for the others; preferred first."""
-    place, wanted = torch.device(device), TVL1Config() if config is None else config
-    return [(name, module.supports(place, dtype, wanted)) for name, module in BACKENDS.items()]
-
-
-def choose_backend(backend: str | None, device: torch.device, dtype: torch.dtype, config: TVL1Config) -> str:
-    """The backend asked for, or the best one; an explicit choice that cannot run raises with every reason."""
-    options = backends(device, dtype, config)
-    if backend is None:
-        chosen = next((name for name, reason in options if reason is None), None)
-        if chosen is not None:
-            if chosen == "reference" and device.type in BACKENDS and dtype == torch.float32 and not _warned.is_set():
-                _warned.set()
-                reason = dict(options)[device.type]
-                warnings.warn(f"TV-L1 runs on the slow reference backend: {reason}", stacklevel=4)
-            return chosen
-    else:
-        _check.choice(backend, "backend", BACKENDS)
-        if dict(options)[backend] is None:
-            return backend
-    reasons = "; ".join(f"{name}: {reason or 'can run'}" for name, reason in options)
-    subject = f"backend: {backend} cannot" if backend else "backend: none can"
-    wanted = str(dtype).removeprefix("torch.") + (f" with {config.cuda_alone}" if config.cuda_alone else "")
-    raise _check.InputError(f"{subject} run TV-L1 on {device} in {wanted} ({reasons})")
+    return SOLVERS.reasons(torch.device(device), dtype, TVL1Config() if config is None else config)
 
 
 class TVL1Solver:
@@ -85,9 +60,9 @@ class TVL1Solver:
         check_arguments(height, width, self.config, TVL1Config, dtype)
         self.height, self.width = height, width
         self.dtype, self.device = dtype, placed(_check.device(device))
-        self.backend = choose_backend(backend, self.device, dtype, self.config)
+        self.backend = SOLVERS.choose(backend, self.device, dtype, self.config)
         self._lock, self._process = threading.Lock(), os.getpid()
-        self._solver = BACKENDS[self.backend].make_solver(height, width, self.config, self.device, dtype)
+        self._solver = SOLVERS.load(self.backend).make_solver(height, width, self.config, self.device, dtype)
 
     def __reduce__(self) -> tuple[Any, ...]:
         size = (self.height, self.width, self.config)

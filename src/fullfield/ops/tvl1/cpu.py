@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,8 +18,6 @@ from fullfield.ops.tvl1.config import STOP_INTERVAL, TVL1Config
 from fullfield.ops.tvl1.frames import pair_by_pair
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from numpy.typing import NDArray
 
     from fullfield.ops.tvl1.frames import Progress
@@ -46,23 +44,7 @@ def make_solver(height: int, width: int, config: TVL1Config, device: torch.devic
     return Solver(height, width, config)
 
 
-_WHAT = "TV-L1 kernels"
-
-
-@cache
-def _kernels() -> Any:
-    """Import the kernels, compiling or loading them (announced on stderr when it takes seconds)."""
-    from fullfield.ops.tvl1 import _cpu_kernels
-
-    numba_cache.compile_all(_cpu_kernels.ENTRY_POINTS, _cpu_kernels.CACHE, _WHAT)
-    return _cpu_kernels
-
-
-def kernel_cache() -> tuple[Path | None, bool]:
-    """The folder of the compiled kernels (None: nowhere to write) and whether they are there for this CPU."""
-    from fullfield.ops.tvl1 import _cpu_kernels
-
-    return _cpu_kernels.CACHE, numba_cache.is_warm(_cpu_kernels.CACHE, _WHAT)
+kernels = numba_cache.Kernels(f"{__package__}._cpu_kernels", "TV-L1 kernels")
 
 
 class _Level:
@@ -103,7 +85,7 @@ class Solver:
 
     def __init__(self, height: int, width: int, config: TVL1Config) -> None:
         self._config = config
-        self._k = _kernels()
+        self._k = kernels()
         self._sizes = sizes = level_sizes(height, width, config.scales, config.scale_factor)
         self._levels = [_Level(h, w, self._k.LEFT) for h, w in sizes]
         # Level 0 is the caller's frame, put in its place at every call.

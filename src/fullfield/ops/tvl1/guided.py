@@ -4,48 +4,28 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fullfield import _check
+from fullfield.ops.backends import Backends
 from fullfield.ops.consistency import forward_backward_distance
-from fullfield.ops.tvl1 import guided_cpu, guided_reference
-from fullfield.ops.tvl1.cuda import guided as guided_cuda
+from fullfield.ops.tvl1 import guided_cpu, guided_cuda, guided_reference
 from fullfield.ops.tvl1.frames import FINITE_FLOW, check_arguments, check_finite, check_frame, check_values, grey
 from fullfield.ops.tvl1.guided_config import RefinementConfig
 
-# In order of preference.
-REFINEMENT_BACKENDS: dict[str, Any] = {"cuda": guided_cuda, "cpu": guided_cpu, "reference": guided_reference}
+REFINEMENT_BACKENDS = ("cuda", "cpu", "reference")
+"""In order of preference."""
+REFINERS = Backends("the refinement", f"{__package__}.guided_", REFINEMENT_BACKENDS)
 
 
 def refinement_backends(
     device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32
 ) -> list[tuple[str, str | None]]:
     """(name, None) for every backend that can run here, (name, reason) for the others; preferred first."""
-    place = torch.device(device)
-    return [(name, module.supports(place, dtype)) for name, module in REFINEMENT_BACKENDS.items()]
-
-
-_warned = threading.Event()
-
-
-def _chosen(backend: str | None, device: torch.device, dtype: torch.dtype) -> str:
-    options = refinement_backends(device, dtype)
-    if backend is not None:
-        _check.choice(backend, "backend", REFINEMENT_BACKENDS)
-    able = next((name for name, reason in options if reason is None and backend in (None, name)), None)
-    if able is None:
-        reasons = "; ".join(f"{name}: {reason or 'can run'}" for name, reason in options)
-        subject = f"backend: {backend} cannot" if backend else "backend: none can"
-        raise _check.InputError(f"{subject} refine on {device} in {str(dtype).removeprefix('torch.')} ({reasons})")
-    if backend is None and able == "reference" and dtype == torch.float32 and not _warned.is_set():
-        _warned.set()
-        why = "; ".join(f"{name}: {reason}" for name, reason in options if reason)
-        warnings.warn(f"the refinement runs on the slow reference backend ({why})", stacklevel=4)
-    return able
+    return REFINERS.reasons(torch.device(device), dtype)
 
 
 class FlowRefiner:
@@ -79,7 +59,7 @@ class FlowRefiner:
         check_arguments(height, width, self.config, RefinementConfig, dtype)
         self.height, self.width = height, width
         self.dtype, self.device = dtype, _check.device(device)
-        self.backend = _chosen(backend, self.device, dtype)
+        self.backend = REFINERS.choose(backend, self.device, dtype)
         self._lock, self._process = threading.Lock(), os.getpid()
         self._cpu = guided_cpu.Refiner(height, width, self.config) if self.backend == "cpu" else None
         self._cuda = None

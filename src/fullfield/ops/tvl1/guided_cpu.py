@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from fullfield._kernels import numba_cache
+from fullfield._kernels.missing import Missing
 from fullfield._kernels.threads import rows, run
 from fullfield.ops.tvl1.cpu import _aligned, _Level
-from fullfield.ops.tvl1.cpu import _kernels as _solver_kernels
+from fullfield.ops.tvl1.cpu import kernels as solver_kernels
 from fullfield.ops.tvl1.guided_config import FILTER_RADIUS, RefinementConfig
 from fullfield.ops.tvl1.guided_reference import gaussian_kernel
 
@@ -25,24 +26,16 @@ if TYPE_CHECKING:
 _DEPTH = 10
 # Beyond the frame's sides no neighbour has a colour like this.
 _NO_COLOUR = 1e4
-_WHAT = "refinement kernels"
+kernels = numba_cache.Kernels(f"{__package__}._guided_cpu_kernels", "refinement kernels")
 
 
 def supports(device: torch.device, dtype: torch.dtype) -> str | None:
     """None where this backend can run, else the reason it cannot."""
-    if device.type != "cpu":
-        return f"runs on cpu only, got {device.type}"
     if dtype != torch.float32:
         return f"computes in float32 only, got {str(dtype).removeprefix('torch.')}"
+    if device.type != "cpu":
+        return Missing(f"runs on cpu only, got {device.type}")  # and no kernel runs there
     return numba_cache.why_not()
-
-
-@cache
-def _kernels() -> Any:
-    from fullfield.ops.tvl1 import _guided_cpu_kernels
-
-    numba_cache.compile_all(_guided_cpu_kernels.ENTRY_POINTS, _guided_cpu_kernels.CACHE, _WHAT)
-    return _guided_cpu_kernels
 
 
 class Refiner:
@@ -50,8 +43,8 @@ class Refiner:
 
     def __init__(self, height: int, width: int, config: RefinementConfig) -> None:
         self._config, self._height, self._width = config, height, width
-        self._k = k = _kernels()
-        self._shared = _solver_kernels()
+        self._k = k = kernels()
+        self._shared = solver_kernels()
         self._level = _Level(height, width, k.LEFT)
         self._state = _aligned((k.PLANES + 2) * self._level.size)
         self._packed = np.zeros((height + 3) * (width + 3) * 4 + k.LEFT, np.float32)

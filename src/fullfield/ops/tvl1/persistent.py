@@ -12,11 +12,11 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.ops.latency import spread
+from fullfield.ops.launching import FRAMES
+from fullfield.ops.recording import InOrder, record
 from fullfield.ops.tvl1 import cuda
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda.engine import Engine
-from fullfield.ops.tvl1.cuda.passes import KINDS
-from fullfield.ops.tvl1.cuda.recording import InOrder, record
 from fullfield.ops.tvl1.frames import check_size, placed
 
 _REMEMBERED = 512  # flows whose times are kept
@@ -71,7 +71,7 @@ class PersistentSolver:
         _check.require(isinstance(self.config, TVL1Config), "config", "a TVL1Config", _check.describe(self.config))
         _check.require(self.config.epsilon == 0, "epsilon", "0 in a PersistentSolver", f"{self.config.epsilon:g}")
         self.shape = _shape(shape)
-        _check.choice(dtype, "dtype", KINDS)
+        _check.choice(dtype, "dtype", FRAMES)
         self.dtype, self.warm_start = dtype, bool(warm_start)
         self.device = _placed(device, self.config)
         batch, _, height, width = self.shape

@@ -10,10 +10,8 @@ the features' gradients the gradients are rounded to the same types, float16 aft
 
 from __future__ import annotations
 
-from fullfield._kernels import nvrtc
 from fullfield.ops import launching
 from fullfield.ops.correlation.cuda import config as shapes
-from fullfield.ops.correlation.cuda.device import device_of
 from fullfield.ops.correlation.cuda.launch import empty_state as empty_state
 from fullfield.ops.correlation.cuda.launch import prepare as prepare
 from fullfield.ops.correlation.cuda.launch import restore as restore
@@ -22,15 +20,11 @@ from fullfield.ops.correlation.protocol import Request
 POOLS = True
 
 
-def missing() -> str | None:
-    return nvrtc.why_not()
-
-
 def supports(request: Request) -> str | None:
     reason = launching.why_not(request.device)
     if reason is not None:
         return reason
-    if request.dtype not in shapes.CODES:
+    if request.dtype not in launching.CODES:
         return f"needs float32, float16 or bfloat16 features, got {request.dtype}"
     if request.radius > shapes.LARGEST_RADIUS or request.levels > shapes.MOST_LEVELS:
         return (
@@ -45,7 +39,7 @@ def _too_large(request: Request) -> str | None:
     most = (1 << 32) // (4 * request.side) - 1  # distances between taps are 32-bit
     if pixels > most:
         return f"needs a first map of at most {most} pixels, got {pixels}"
-    device = device_of(request)
+    device = launching.device_of(request.device)
     config, shared = shapes.forward_config(request, device.hopper), device.shared
     own = shapes.gradient_config(config)
     most_used = max(

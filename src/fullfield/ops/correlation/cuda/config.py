@@ -19,7 +19,6 @@ from fullfield.ops.launching import HALVES, PRODUCTS, read_source
 
 _FOLDER = Path(__file__).parent
 _SWIZZLED = 0x40000040  # descriptor of pixels whose channels are contiguous, swizzled by 128 bytes
-CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 LARGEST_RADIUS = 8
 MOST_LEVELS = 8
 _HOPPER_BLOCK = 227 << 10  # bytes of shared memory that one block may take on sm_90

@@ -1,49 +1,16 @@
-"""What every launch needs: the device, its compiled kernels, and the parameters that all kernels of a pair share."""
+"""What every launch needs: the compiled kernels, and the parameters that all kernels of a pair share."""
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass
+import ctypes
 
-import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import Libraries, nvrtc
+from fullfield._kernels.nvrtc import Libraries
 from fullfield.ops.correlation.cuda.config import Config
-from fullfield.ops.correlation.cuda.structs import Params
 from fullfield.ops.correlation.protocol import Request
 
 LIBRARIES = Libraries("correlation kernels")
-
-
-@dataclass(frozen=True)
-class Device:
-    """What the launches have to know of a device."""
-
-    index: int
-    arch: str
-    hopper: bool
-    shared: int
-    """Bytes of shared memory that a block may take."""
-    processors: int
-
-
-@functools.cache
-def _device_at(index: int) -> Device:
-    about = torch.cuda.get_device_properties(index)
-    arch = nvrtc().target((about.major, about.minor))
-    shared = about.shared_memory_per_block_optin  # type: ignore[attr-defined, unused-ignore]
-    return Device(index, arch, arch == "sm_90a", shared, about.multi_processor_count)
-
-
-def device_of(request: Request) -> Device:
-    index = request.device.index
-    return _device_at(torch.cuda.current_device() if index is None else index)
-
-
-def current_device() -> int:
-    index: int = torch._C._cuda_getDevice()  # type: ignore[attr-defined, unused-ignore]
-    return index
 
 
 def offsets(request: Request, config: Config) -> list[int]:
@@ -55,7 +22,7 @@ def offsets(request: Request, config: Config) -> list[int]:
     return found
 
 
-def fill(params: Params, request: Request, config: Config, f1: Tensor, f2: Tensor) -> None:
+def fill(params: ctypes.Structure, request: Request, config: Config, f1: Tensor, f2: Tensor) -> None:
     """Everything that lookups of one pair have in common."""
     params.f1, params.f2 = f1.data_ptr(), f2.data_ptr()
     params.batch, params.levels = request.batch, request.levels

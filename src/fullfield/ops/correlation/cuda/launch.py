@@ -6,15 +6,17 @@ import ctypes
 import math
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import Kernel, Source, addresses
+from fullfield._kernels.nvrtc import Source
+from fullfield.ops import launching
 from fullfield.ops.correlation.cuda import config as shapes
 from fullfield.ops.correlation.cuda import queues
-from fullfield.ops.correlation.cuda.config import CODES, Config
-from fullfield.ops.correlation.cuda.device import LIBRARIES, Device, current_device, device_of, fill, offsets
+from fullfield.ops.correlation.cuda.config import Config
+from fullfield.ops.correlation.cuda.device import LIBRARIES, fill, offsets
 from fullfield.ops.correlation.cuda.launch_backward import (
     FeatureGradients,
     Sums,
@@ -29,7 +31,7 @@ from fullfield.ops.correlation.cuda.structs import (
     tensor_maps,
 )
 from fullfield.ops.correlation.protocol import Gradients, Prepared, Request, laid_out
-from fullfield.ops.launching import raw_stream
+from fullfield.ops.launching import CODES, Launch, current_device, raw_stream
 
 # Below this many tiles every level is an item of its own, above only the finest is apart.
 FEW_TILES = 1200
@@ -39,7 +41,7 @@ SMALL_ITEMS = 9
 
 def config_of(request: Request) -> Config:
     """Of the lookup; its gradients read the features in the same form."""
-    return shapes.forward_config(request, device_of(request).hopper)
+    return shapes.forward_config(request, launching.device_of(request.device).hopper)
 
 
 def pixels_of(request: Request) -> int:
@@ -77,32 +79,26 @@ class Layout:
     def run(self, fmap1: Tensor, maps: Sequence[Tensor], f1: Tensor, f2: Tensor | None, scale: Tensor) -> None:
         """Write f1, all levels of f2 (pooled here if ``maps`` is one) and the products' factor."""
         r = self.request
-        device = device_of(r)
-        library = LIBRARIES.load([self.source], device.arch, device.index)[0]
-        stream = raw_stream(device.index)
+        device = launching.device_of(r.device)
+        kernels = launching.kernels(LIBRARIES, self.source, device.index)
         factor = torch.zeros(2, dtype=torch.int32, device=f1.device) if self.scaled else None
         launches = [self._params(fmap1 if i == 0 else None, maps, i, f1, f2, scale) for i in range(len(maps))]
         if factor is not None:
             for params in launches:
                 params.magnitude = factor.data_ptr()
-                self._launch(library["magnitude"], 1024, device, stream, params)
+                kernels.launch("magnitude", 1024, 256, params)
         groups = r.batch * (self.config.channels // 32)
         for params in launches:
             blocks = groups * sum(params.tiles_x[i] * params.tiles_y[i] for i in (0, 1))
             deep = self._deep(params, f1)
-            if blocks:
-                self._launch(library["prepare"], blocks, device, stream, params)
+            kernels.launch("prepare", blocks, 256, params)
             octets = sum(h * w for h, w in r.sizes2[4:]) * r.batch * self.config.channels // 8
-            if deep is not None and octets:
-                self._launch(library["prepare_deep"], -(-octets // 256), device, stream, params)
-
-    @staticmethod
-    def _launch(kernel: Kernel, blocks: int, device: Device, stream: int, params: PrepareParams) -> None:
-        kernel.launch((blocks, 1), 256, 0, device.index, stream, addresses(params))
+            if deep is not None:
+                kernels.launch("prepare_deep", -(-octets // 256), 256, params)
 
     def _params(
         self, fmap1: Tensor | None, maps: Sequence[Tensor], index: int, f1: Tensor, f2: Tensor | None, scale: Tensor
-    ) -> PrepareParams:
+    ) -> Any:
         r, params = self.request, PrepareParams()
         begins = offsets(r, self.config)
         levels = r.levels if len(maps) == 1 else 1
@@ -121,7 +117,7 @@ class Layout:
         params.inverse_root = 1 / math.sqrt(r.channels)
         return params
 
-    def _deep(self, params: PrepareParams, like: Tensor) -> Tensor | None:
+    def _deep(self, params: ctypes.Structure, like: Tensor) -> Tensor | None:
         """Room for level 3 in float32, from which the further levels are pooled."""
         if params.levels <= 4 or not params.f2:
             return None
@@ -135,7 +131,7 @@ class Layout:
 
 def first_sources(request: Request) -> list[Source]:
     """What a pair needs in any case or almost, so that it is compiled together."""
-    device, config = device_of(request), config_of(request)
+    device, config = launching.device_of(request.device), config_of(request)
     dtype, scaled = CODES[request.dtype], shapes.is_scaled(request)
     sources = [shapes.prepare_source(config, dtype, scaled, False)]
     usual = shapes.lookup_config(config, 0, False, device.shared, pixels_of(request))
@@ -147,9 +143,9 @@ def first_sources(request: Request) -> list[Source]:
 
 
 def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cuda:
-    device = device_of(request)
+    device = launching.device_of(request.device)
     with torch.cuda.device(device.index):
-        LIBRARIES.load(first_sources(request), device.arch, device.index)
+        launching.several(LIBRARIES, first_sources(request), device.index)
         state = empty_state(request, fmap1)
         f1, f2, scale, *rest = state
         config, scaled = config_of(request), shapes.is_scaled(request)
@@ -162,19 +158,16 @@ def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cuda:
 # ---- lookups
 
 
-class _Launch:
+class _LookupLaunch:
     """The launch of one kind of result, its arguments prepared; its parameters are shared, hence the lock."""
 
-    __slots__ = ("arguments", "grid", "kernel", "lock", "maps", "params", "persistent", "shape", "shared", "threads")
+    __slots__ = ("launch", "lock", "maps", "params", "persistent", "shape")
 
     def __init__(
         self, request: Request, config: Config, out: int, channels_last: bool, state: Sequence[Tensor]
     ) -> None:
-        device = device_of(request)
+        device = launching.device_of(request.device)
         source = shapes.lookup_source(config, out, channels_last)
-        self.kernel = LIBRARIES.load([source], device.arch, device.index)[0]["lookup"]
-        self.shared = shapes.lookup_shared(config, out, channels_last)
-        self.kernel.allow_shared(device.index, self.shared)
         self.params = Params()
         fill(self.params, request, config, state[0], state[1])
         self.params.scale = state[2].data_ptr()
@@ -185,17 +178,16 @@ class _Launch:
             split_levels(self.params, request.levels, 4 if tiles < FEW_TILES else 2)
         self.maps: ctypes.Array[ctypes.c_char] | None = None
         self.persistent = config.hopper
-        blocks = self.params.items
+        blocks: int = self.params.items
+        beside: list[int] = []
         if config.hopper:
             key = (request.sizes2, request.batch, config.row_length, config.columns, config.widths)
-            self.maps, address = tensor_maps(state[1].data_ptr(), *key)
-            self.arguments = addresses(self.params, address)
+            self.maps, *beside = tensor_maps(state[1].data_ptr(), *key)
             blocks = min(-(-blocks // config.teams), device.processors)
-        else:
-            self.arguments = addresses(self.params)
-        self.grid = (blocks, 1)
+        kernels = launching.kernels(LIBRARIES, source, device.index)
+        shared = shapes.lookup_shared(config, out, channels_last)
+        self.launch = Launch(kernels, "lookup", blocks, config.threads, self.params, shared, *beside)
         self.shape = (request.batch, request.out_channels, *request.size1)
-        self.threads = config.threads
         self.lock = threading.Lock()
 
 
@@ -204,9 +196,9 @@ class Cuda(Prepared):
 
     def __init__(self, request: Request, state: tuple[Tensor, ...]) -> None:
         super().__init__(request, state)
-        self._device = device_of(request)
+        self._device = launching.device_of(request.device)
         self._config = config_of(request)
-        self._launches: dict[tuple[torch.dtype, bool], _Launch | None] = {}
+        self._launches: dict[tuple[torch.dtype, bool], _LookupLaunch | None] = {}
         self._queues = queues.of_device(request.device, self._device.index)
         self._streams = {raw_stream(self._device.index)}
         self._features: FeatureGradients | None = None
@@ -221,14 +213,14 @@ class Cuda(Prepared):
 
     # ---- forward
 
-    def _make_launch(self, dtype: torch.dtype, channels_last: bool) -> _Launch | None:
+    def _make_launch(self, dtype: torch.dtype, channels_last: bool) -> _LookupLaunch | None:
         made = None
         if dtype in CODES:
             code = CODES[dtype]
             pixels = pixels_of(self.request)
             config = shapes.lookup_config(self._config, code, channels_last, self._device.shared, pixels)
             if config is not None:
-                made = _Launch(self.request, config, code, channels_last, self.state)
+                made = _LookupLaunch(self.request, config, code, channels_last, self.state)
         self._launches[dtype, channels_last] = made
         return made
 
@@ -238,22 +230,22 @@ class Cuda(Prepared):
             with torch.cuda.device(index):
                 return self.lookup(coords, out_dtype, channels_last)
         kind = (out_dtype, channels_last)
-        launch = self._launches[kind] if kind in self._launches else self._make_launch(*kind)
-        if launch is None:  # no kernel writes this kind
+        call = self._launches[kind] if kind in self._launches else self._make_launch(*kind)
+        if call is None:  # no kernel writes this kind
             return laid_out(self.lookup(coords, torch.float32, False), out_dtype, channels_last)
         layout = torch.channels_last if channels_last else torch.contiguous_format
-        out = torch.empty(launch.shape, dtype=out_dtype, device=coords.device, memory_format=layout)
-        if launch.grid[0] == 0:
+        out = torch.empty(call.shape, dtype=out_dtype, device=coords.device, memory_format=layout)
+        if call.launch.blocks == 0:
             return out
         stream = raw_stream(index)
         if stream not in self._streams:
             self._use_on(stream)
-        counters, own = self._queues.take(stream) if launch.persistent else (None, None)
-        params = launch.params
-        with launch.lock:
+        counters, own = self._queues.take(stream) if call.persistent else (None, None)
+        params = call.params
+        with call.lock:
             params.coords, params.out, params.queue = coords.data_ptr(), out.data_ptr(), counters
             params.coord_b, params.coord_c, params.coord_y, params.coord_x = coords.stride()
-            launch.kernel.launch(launch.grid, launch.threads, launch.shared, index, stream, launch.arguments)
+            call.launch(stream)
         del own
         return out
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import Kernel, Source, addresses
+from fullfield._kernels.nvrtc import Source
+from fullfield.ops import launching
 from fullfield.ops.correlation.cuda import config as shapes
-from fullfield.ops.correlation.cuda.config import CODES, MOST_LEVELS, Config
-from fullfield.ops.correlation.cuda.device import LIBRARIES, Device, fill
+from fullfield.ops.correlation.cuda.config import MOST_LEVELS, Config
+from fullfield.ops.correlation.cuda.device import LIBRARIES, fill
 from fullfield.ops.correlation.cuda.structs import CoordsParams, GradientParams, Params
 from fullfield.ops.correlation.protocol import Gradients, Request
-from fullfield.ops.launching import raw_stream
+from fullfield.ops.launching import CODES, Device, Launch, raw_stream
 
 # ``mode`` of gradients.cuh.
 FIRST_LOOKUP, ADD, END = range(3)
@@ -35,12 +36,14 @@ class Sums(Gradients):
     """The sums of one pass: in the layout of f2, padded, flat float32 (``levels`` is a list of one), what is already
     multiplied with the features; in patches of window gradients what is not yet."""
 
-    params: GradientParams = field(default_factory=GradientParams)
-    pair: Params = field(default_factory=Params)
+    params: ctypes.Structure = field(default_factory=GradientParams)
+    pair: ctypes.Structure = field(default_factory=Params)
     """``params.p`` itself."""
     form: tuple[torch.dtype | None, tuple[int, ...], tuple[int, ...]] = (None, (), ())
     """Type of the last incoming gradient, strides of it and of the coordinates: those in ``params``."""
-    arguments: ctypes.Array[ctypes.c_void_p] = field(default_factory=addresses)
+    collect: Launch | None = None
+    """Of gradients of that type."""
+    multiply: Launch | None = None
     memory: tuple[Tensor, ...] = ()
     stream: int = 0
     """On which the memory was taken."""
@@ -71,9 +74,7 @@ class FeatureGradients:
         self._plan(pair)
         self._pair = pair
         source = gradient_sources(config, 0, device.shared)[1]
-        self._kernel = LIBRARIES.load([source], device.arch, device.index)[0]["multiply_out"]
-        self._kernel.allow_shared(device.index, self._multiply_shared)
-        self._collects: dict[torch.dtype, Kernel] = {}
+        self._kernels = launching.kernels(LIBRARIES, source, device.index)
         # Two blocks share a multiprocessor if they fit.
         each = 2 if 2 * (self._multiply_shared + 1024) <= device.shared + 1024 and not config.split else 1
         splits = sum(
@@ -81,9 +82,9 @@ class FeatureGradients:
             for level, (height, width) in enumerate(request.sizes2)
         )
         most = self._blocks * (FEW * pair.p.tiles + request.batch * splits)
-        self._grid = (max(1, min(each * device.processors, most)), 1)
+        self._multiply_blocks = max(1, min(each * device.processors, most))
 
-    def _plan(self, pair: GradientParams) -> None:
+    def _plan(self, pair: ctypes.Structure) -> None:
         request = self.request
         tiles = pair.p.tiles_x * pair.p.tiles_y
         counts = [-(-height // 8) * -(-width // 8) for height, width in request.sizes2]
@@ -124,7 +125,7 @@ class FeatureGradients:
             (fmap1, levels),
             params,
             params.p,
-            arguments=addresses(params),
+            multiply=Launch(self._kernels, "multiply_out", self._multiply_blocks, 256, params, self._multiply_shared),
             memory=memory,
             stream=raw_stream(self.device.index),
         )
@@ -134,19 +135,19 @@ class FeatureGradients:
         if self._collected == 0:
             return
         self._use_on(stream, sums)
-        collect = self._collects.get(grad_out.dtype) or self._collect_of(grad_out.dtype)
         params, form = sums.params, (grad_out.dtype, grad_out.stride(), coords.stride())
         if form != sums.form:
             params.grad_type = CODES[form[0]]
             _set_strides(params, *form[1:])
+            if sums.collect is None or form[0] != sums.form[0]:
+                sums.collect = self._collect_of(form[0], params)
             sums.form = form
         sums.pair.coords, params.grad = coords.data_ptr(), grad_out.data_ptr()
         if sums.empty:
-            self._collect(collect, sums, FIRST_LOOKUP, stream)
+            self._run(sums, FIRST_LOOKUP, stream)
             sums.empty = False
         else:
-            self._collect(collect, sums, ADD, stream)
-            self._multiply(sums, stream)
+            self._run(sums, ADD, stream)
 
     def finish(self, sums: Sums) -> Gradients:
         """Multiply out what is left; the gradients as views [B, C, H, W]."""
@@ -154,8 +155,7 @@ class FeatureGradients:
         stream = raw_stream(self.device.index)
         self._use_on(stream, sums)
         if not sums.empty:
-            self._collect(next(iter(self._collects.values())), sums, END, stream)
-            self._multiply(sums, stream)
+            self._run(sums, END, stream)
         if sums.fmap1 is None or sums.levels is None:
             raise TypeError("these accumulators were not made by the cuda backend")
         first = self._unpadded(sums.fmap1, r.size1) if sums.wanted[0] else None
@@ -179,21 +179,20 @@ class FeatureGradients:
             for tensor in sums.memory:
                 tensor.record_stream(current)
 
-    def _collect_of(self, dtype: torch.dtype) -> Kernel:
-        """The kernel for incoming gradients of ``dtype``."""
-        device = self.device
-        source = gradient_sources(self._forward, CODES[dtype], device.shared)[0]
-        kernel = LIBRARIES.load([source], device.arch, device.index)[0]["collect"]
-        kernel.allow_shared(device.index, self._collect_shared)
-        self._collects[dtype] = kernel
-        return kernel
+    def _collect_of(self, dtype: torch.dtype, params: ctypes.Structure) -> Launch:
+        """For incoming gradients of ``dtype``."""
+        source = gradient_sources(self._forward, CODES[dtype], self.device.shared)[0]
+        kernels = launching.kernels(LIBRARIES, source, self.device.index)
+        return Launch(kernels, "collect", self._collected, 128, params, self._collect_shared)
 
-    def _collect(self, kernel: Kernel, sums: Sums, mode: int, stream: int) -> None:
+    @staticmethod
+    def _run(sums: Sums, mode: int, stream: int) -> None:
+        if sums.collect is None or sums.multiply is None:
+            raise TypeError("these accumulators were not made by the cuda backend")
         sums.params.mode = mode
-        kernel.launch((self._collected, 1), 128, self._collect_shared, self.device.index, stream, sums.arguments)
-
-    def _multiply(self, sums: Sums, stream: int) -> None:
-        self._kernel.launch(self._grid, 256, self._multiply_shared, self.device.index, stream, sums.arguments)
+        sums.collect(stream)
+        if mode != FIRST_LOOKUP:
+            sums.multiply(stream)
 
 
 def coords_gradient(
@@ -205,20 +204,18 @@ def coords_gradient(
     if blocks == 0:
         return grad_coords
     source = shapes.coords_source(config, CODES[grad_out.dtype])
-    kernel = LIBRARIES.load([source], device.arch, device.index)[0]["coords_gradient"]
-    shared = shapes.coords_shared(config)
-    kernel.allow_shared(device.index, shared)
     params = CoordsParams()
     fill(params.p, request, config, state[0], state[1])
     params.p.scale = state[2].data_ptr()
     _set_strides(params, grad_out.stride(), coords.stride())
     params.p.coords, params.grad = coords.data_ptr(), grad_out.data_ptr()
     params.grad_coords = grad_coords.data_ptr()
-    kernel.launch((blocks, 1), 256, shared, device.index, raw_stream(device.index), addresses(params))
+    kernels = launching.kernels(LIBRARIES, source, device.index)
+    kernels.launch("coords_gradient", blocks, 256, params, shapes.coords_shared(config))
     return grad_coords
 
 
-def _set_strides(params: GradientParams | CoordsParams, grad_out: tuple[int, ...], coords: tuple[int, ...]) -> None:
+def _set_strides(params: ctypes.Structure, grad_out: tuple[int, ...], coords: tuple[int, ...]) -> None:
     pair = params.p
     pair.coord_b, pair.coord_c, pair.coord_y, pair.coord_x = coords
     params.grad_b, params.grad_c, params.grad_y, params.grad_x = grad_out

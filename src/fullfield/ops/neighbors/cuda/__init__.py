@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import launching
-from fullfield.ops.launching import Kernels, address, structure
+from fullfield.ops.launching import Kernels, address, structures
 from fullfield.ops.neighbors.ragged import Cloud, Neighbors
 
 Search = tuple[Tensor, Tensor, Tensor, Tensor, float]
@@ -24,29 +24,12 @@ _MOST_SLOTS = 1 << 31
 # Cells are a little wider than the radius: float32 distances round, and what rounds into the ball must be seen.
 _MARGIN = 1.0 + 1e-5
 _ROOM = 256  # keys of a row that a warp sorts in shared memory
-_WARPS, _QUERIES, _BRANCHES, _LEVELS = 8, 8, 32, 7
+_WARPS, _QUERIES, _BRANCHES = 8, 8, 32
 _HERE = Path(__file__).parent
 _CLOUDS = _HERE / "clouds.cuh"
-
-_ptr, _i64, _i32, _u32 = ctypes.c_void_p, ctypes.c_longlong, ctypes.c_int, ctypes.c_uint
-_Radius: Any = structure(
-    "RadiusParams", ("points", _ptr), ("queries", _ptr), ("offsets", _ptr), ("query_offsets", _ptr), ("sorted", _ptr),
-    ("starts", _ptr), ("places", _ptr), ("rows", _ptr), ("passed", _ptr), ("total", _ptr), ("indices", _ptr),
-    ("count", _i64), ("asked", _i64), ("batches", _i64), ("inverse", ctypes.c_double), ("limit", ctypes.c_float),
-    ("mask", _u32), ("own", _i32),
-)  # fmt: skip
+_DECLARED = structures(*(_HERE / name for name in ("radius.cu", "knn.cu", "thin.cu")))
+_Radius, _Tree, _Thin = (_DECLARED[f"{name}Params"] for name in ("Radius", "Tree", "Thin"))
 _Radii = launching.batch(_Radius)
-_Tree: Any = structure(
-    "TreeParams", ("points", _ptr), ("queries", _ptr), ("offsets", _ptr), ("query_offsets", _ptr), ("low", _ptr),
-    ("high", _ptr), ("keys", _ptr), ("order", _ptr), ("sorted", _ptr), ("boxes", _ptr), ("rows", _ptr),
-    ("indices", _ptr), ("begin", _i64 * _LEVELS), ("size", _i64 * _LEVELS), ("count", _i64), ("asked", _i64),
-    ("batches", _i64), ("levels", _i32), ("level", _i32), ("bits", _i32), ("k", _i32), ("own", _i32),
-)  # fmt: skip
-_Thin: Any = structure(
-    "ThinParams", ("points", _ptr), ("offsets", _ptr), ("nearest", _ptr), ("owners", _ptr), ("winners", _ptr),
-    ("slots", _ptr), ("passed", _ptr), ("kept", _ptr), ("fewer", _ptr), ("ends", _ptr), ("largest", _ptr),
-    ("cell", ctypes.c_double), ("count", _i64), ("batches", _i64), ("mask", _u32), ("wide", _i32),
-)  # fmt: skip
 
 
 def supports(device: torch.device) -> str | None:
@@ -121,9 +104,9 @@ class _Tables:
             slot, point, word = slot + 4 * slots[number], point + points[number], word + 8 * (1 + parts[number])
             batch.each[number] = p
         each = [-(-count // 256) for count in points]
-        launching.launch_batch(kernels, "count_points", batch, each)
-        launching.launch_batch(kernels, "start_buckets", batch, parts)
-        launching.launch_batch(kernels, "place_points", batch, each)
+        kernels.launch_batch("count_points", batch, each)
+        kernels.launch_batch("start_buckets", batch, parts)
+        kernels.launch_batch("place_points", batch, each)
         return zeros, ordered
 
 
@@ -154,8 +137,8 @@ class _Searches:
             word += 8 * (1 + parts[number])
         self.blocks = [-(-count // (_WARPS * _QUERIES)) for count in asked]
         # a block without queries still writes the first offset
-        launching.launch_batch(self.kernels, "count_neighbors", self.batch, [max(1, blocks) for blocks in self.blocks])
-        launching.launch_batch(self.kernels, "start_rows", self.batch, parts)
+        self.kernels.launch_batch("count_neighbors", self.batch, [max(1, blocks) for blocks in self.blocks])
+        self.kernels.launch_batch("start_rows", self.batch, parts)
 
     def _describe(self, p: Any, search: Search) -> None:
         points, queries, offsets, query_offsets, radius = search
@@ -174,7 +157,7 @@ class _Searches:
         indices = [self.like.new_empty(total, dtype=torch.int32) for total in totals]
         for number, found in enumerate(indices):
             self.batch.each[number].indices = found.data_ptr()
-        launching.launch_batch(self.kernels, "write_neighbors", self.batch, self.blocks)
+        self.kernels.launch_batch("write_neighbors", self.batch, self.blocks)
         return [Neighbors(*pair) for pair in zip(self.rows, indices, strict=True)]
 
 
@@ -231,19 +214,16 @@ def knn_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offsets: 
     p.rows, p.indices = rows.data_ptr(), indices.data_ptr()
     p.count, p.asked, p.batches, p.own, p.k = count, asked, offsets.numel() - 1, own, k
     p.bits = min(21, (63 - (offsets.numel() - 2).bit_length()) // 3)
-    source = tree_source(k)
-
-    def run(name: str, items: int, each: int) -> None:
-        launching.launch(LIBRARIES, source, name, items, each, p, points)
-
-    run("make_keys", count, 256)
+    kernels = launching.kernels(LIBRARIES, tree_source(k), points.get_device())
+    kernels.launch("make_keys", -(-count // 256), 256, p)
     order = torch.argsort(keys, stable=True)
     p.order = order.data_ptr()
-    run("sort_points", count, 256)
+    kernels.launch("sort_points", -(-count // 256), 256, p)
     for number in range(p.levels):
         p.level = number
-        run("make_boxes", p.size[number - 1] if number else count, _WARPS * 32)
-    run("find_nearest", asked, _WARPS)
+        below = p.size[number - 1] if number else count
+        kernels.launch("make_boxes", -(-below // (_WARPS * 32)), 256, p)
+    kernels.launch("find_nearest", -(-asked // _WARPS), 256, p)
     return Neighbors(rows, indices)
 
 

@@ -27,7 +27,7 @@ struct TreeParams {
 };
 
 // Bits two places apart.
-static __device__ __forceinline__ u64 spread(u64 x) {
+static __device__ __forceinline__ u64 spaced_bits(u64 x) {
     x = (x | x << 32) & 0x001f00000000ffffull;
     x = (x | x << 16) & 0x001f0000ff0000ffull;
     x = (x | x << 8) & 0x100f00f00f00f00full;
@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(256) make_keys(const __grid_constan
     for (int axis = 0; axis < 3; axis++) {
         const double low = p.low[axis], extent = p.high[axis] - low;
         const double share = extent > 0.0 ? ((double)p.points[3 * i + axis] - low) / extent : 0.0;
-        code |= spread((u64)(share * steps)) << axis;
+        code |= spaced_bits((u64)(share * steps)) << axis;
     }
     p.keys[i] = (i64)((u64)cloud_of(p.offsets, p.batches, i) << 3 * p.bits | code);
 }

@@ -10,30 +10,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fullfield._kernels import nvrtc
 from fullfield.ops import launching
 from fullfield.ops.point_conv.cuda.triplets import assemble, assemble_all, builds, transpose, transpose_all
 from fullfield.ops.point_conv.protocol import Request
 from fullfield.ops.point_conv.triplets import Triplets
 
-TURNS = True
+TRANSPOSES = True
 
 __all__ = [
-    "TURNS",
+    "TRANSPOSES",
     "assemble",
     "assemble_all",
     "builds",
-    "missing",
     "multiply",
     "outer",
     "supports",
     "transpose",
     "transpose_all",
 ]
-
-
-def missing() -> str | None:
-    return nvrtc.why_not()
 
 
 def supports(request: Request) -> str | None:
@@ -43,11 +37,11 @@ def supports(request: Request) -> str | None:
 
 
 def multiply(
-    request: Request, features: Tensor, weight: Tensor, bias: Tensor | None, triplets: Triplets, turned: int = 0
+    request: Request, features: Tensor, weight: Tensor, bias: Tensor | None, triplets: Triplets, transposed: int = 0
 ) -> Tensor:
     from fullfield.ops.point_conv.cuda import launch
 
-    return launch.multiply(request, features, weight, bias, triplets, turned)
+    return launch.multiply(request, features, weight, bias, triplets, transposed)
 
 
 def outer(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) -> Tensor:

@@ -10,10 +10,9 @@ import torch
 
 from fullfield._kernels.nvrtc import Source
 from fullfield._kernels.wgmma import product_with_registers
-from fullfield.ops.launching import HALVES, PRODUCTS, VALUES, read_source
+from fullfield.ops.launching import CODES, HALVES, PRODUCTS, VALUES, Device, read_source
 from fullfield.ops.point_conv.protocol import Request
 
-CODES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 _FOLDER = Path(__file__).parent
 _BESIDE = 0x8  # descriptor of weights that lie as 8x8 matrices, those of the same inputs side by side
 # Channels of a group that fill the tensor cores; smaller groups are joined, with zeros between them.
@@ -69,17 +68,6 @@ class Channels:
     @property
     def padded_outputs(self) -> int:
         return -(-self.outputs // 8) * 8
-
-
-@dataclass(frozen=True, eq=False)  # told apart as objects: they are looked up by in every call
-class Device:
-    """What the launches have to know of a device."""
-
-    index: int
-    arch: str
-    shared: int
-    """Bytes of shared memory that a block may take."""
-    processors: int
 
 
 def operands_of(request: Request, beside: bool) -> Operands:
@@ -225,7 +213,7 @@ def _units(request: Request, device: Device) -> int:
 
 def hopper_config(request: Request, operands: Operands, device: Device) -> MultiplyHopper | None:
     """None where the form with wgmma cannot be used or loses: float32 in one part, few rows."""
-    if device.arch != "sm_90a" or not (operands.code or operands.split):
+    if not device.hopper or not (operands.code or operands.split):
         return None
     channels = channels_of(request)
     columns, slabs = _block(channels.outputs), -(-channels.inputs // 32)
@@ -349,7 +337,7 @@ def _wgmma_shared(bf16: bool) -> str:
 
 def hopper_outer_config(request: Request, operands: Operands, device: Device) -> OuterHopper | None:
     """None where the form with wgmma cannot be used, or has too few rows or channels to fill the device with."""
-    if device.arch != "sm_90a" or not operands.code:
+    if not device.hopper or not operands.code:
         return None
     channels, form = channels_of(request), OuterHopper()
     if min(channels.inputs, channels.outputs) <= 32:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import launching
-from fullfield.ops.launching import MOST_BLOCKS, Kernels, address, arch_of, structure
+from fullfield.ops.launching import MOST_BLOCKS, Device, Kernels, address, structures
 from fullfield.ops.point_conv.cuda.config import (
     Channels,
-    Device,
     Multiply,
     Operands,
     Outer,
@@ -30,45 +29,11 @@ from fullfield.ops.point_conv.triplets import Triplets, index_bits
 LIBRARIES = Libraries("point convolution kernels")
 # Of the shares of the weights' gradient, if there is more than one: where every segment has its own, else.
 _SHARE_BYTES, _COMMON_BYTES = 64 << 20, 8 << 20
-_ptr, _i64, _i32 = ctypes.c_void_p, ctypes.c_longlong, ctypes.c_int
-
-# Field by field as the CUDA sources declare them.
-_Triplets = structure(
-    "Triplets", ("rows", _ptr), ("entries", _ptr), ("beside", _ptr), ("count", _i64), ("bits", _i32), ("cells", _i32)
+_DECLARED = structures(*(Path(__file__).with_name(name) for name in ("common.cuh", "multiply.cuh", "outer.cuh")))
+_Triplets, _Magnitude, _Pack, _Multiply, _Outer, _Shares = map(
+    _DECLARED.__getitem__,
+    ("Triplets", "MagnitudeParams", "PackParams", "MultiplyParams", "OuterParams", "SharesParams"),
 )
-_Magnitude = structure("MagnitudeParams", ("values", _ptr), ("magnitude", _ptr), ("count", _i64))
-_Pack = structure(
-    "PackParams", ("weight", _ptr), ("packed", _ptr), ("magnitude", _ptr), ("cells", _i32), ("groups", _i32),
-    ("inputs", _i32), ("outputs", _i32), ("joined", _i32), ("slabs", _i32), ("blocks", _i32),
-    ("turned", _i32), ("queue", _ptr),
-)  # fmt: skip
-_Multiply = structure(
-    "MultiplyParams", ("triplets", _Triplets), ("features", _ptr), ("weights", _ptr), ("bias", _ptr), ("out", _ptr),
-    ("magnitude", _ptr), ("features_row", _i64), ("out_row", _i64), ("inputs", _i32), ("outputs", _i32),
-    ("slabs", _i32), ("blocks", _i32), ("columns", _i32), ("queue", _ptr),
-)  # fmt: skip
-_Outer = structure(
-    "OuterParams", ("triplets", _Triplets), ("features", _ptr), ("grad", _ptr), ("shares", _ptr), ("turns", _ptr),
-    ("magnitude", _ptr), ("features_row", _i64), ("grad_row", _i64), ("inputs", _i32), ("outputs", _i32),
-    ("input_blocks", _i32), ("output_blocks", _i32), ("columns", _i32), ("cell_blocks", _i32),
-    ("segments", _i32), ("slots", _i32),
-)  # fmt: skip
-_Shares = structure(
-    "SharesParams", ("shares", _ptr), ("out", _ptr), ("magnitude", _ptr), ("cells", _i32), ("groups", _i32),
-    ("inputs", _i32), ("outputs", _i32), ("joined", _i32), ("input_blocks", _i32), ("output_blocks", _i32),
-    ("segments", _i32),
-)  # fmt: skip
-
-
-@functools.cache
-def _device_at(index: int) -> Device:
-    about = torch.cuda.get_device_properties(index)
-    shared = about.shared_memory_per_block_optin  # type: ignore[attr-defined, unused-ignore]
-    return Device(index, arch_of(index), shared, about.multi_processor_count)
-
-
-def device_of(like: Tensor) -> Device:
-    return _device_at(like.get_device())
 
 
 class _MultiplyPlan(NamedTuple):
@@ -138,7 +103,7 @@ def _magnitudes(kernels: Kernels, device: Device, values: tuple[Tensor, ...]) ->
     return found
 
 
-def _triplets(triplets: Triplets, cells: int) -> ctypes.Structure:
+def _triplets(triplets: Triplets, cells: int) -> Any:
     rows, entries, beside = triplets
     bits = index_bits(cells)
     return _Triplets(rows.data_ptr(), entries.data_ptr(), beside.data_ptr(), rows.numel() - 1, bits, cells)
@@ -155,14 +120,14 @@ def _aligned(values: Tensor, groups: int, padded: int) -> Tensor:
 
 
 def multiply(
-    request: Request, features: Tensor, weight: Tensor, bias: Tensor | None, triplets: Triplets, turned: int = 0
+    request: Request, features: Tensor, weight: Tensor, bias: Tensor | None, triplets: Triplets, transposed: int = 0
 ) -> Tensor:
     out = features.new_empty((request.rows, request.channels[1]))
     if not out.numel():
         return out
     if not request.channels[0] or not request.entries:
         return out.copy_(bias) if bias is not None else out.zero_()
-    device = device_of(features)
+    device = launching.device_at(features.get_device())
     plan = _multiply_plan(device, _alike(request), triplets.cells.numel() > 0)
     kernels = launching.kernels(LIBRARIES, plan.source, device.index)
     magnitude = _magnitudes(kernels, device, (features, weight)) if plan.scaled else None
@@ -170,7 +135,7 @@ def multiply(
     room = torch.empty(16 * plan.vectors + 4 * plan.columns, dtype=torch.uint8, device=features.device)
     packed = room.data_ptr()
     queue = packed + 16 * plan.vectors
-    params = _Pack(weight.data_ptr(), packed, of_weight, *plan.pack, turned, queue)
+    params = _Pack(weight.data_ptr(), packed, of_weight, *plan.pack, transposed, queue)
     kernels.launch("pack", plan.pack_blocks, 256, params)
     given = _aligned(features, plan.groups, plan.padded)
     main = _Multiply(
@@ -188,7 +153,7 @@ def outer(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) 
         return out
     if not request.entries:
         return out.zero_()
-    device = device_of(features)
+    device = launching.device_at(features.get_device())
     operands, channels, source, config = _outer_plan(device, _alike(request), triplets.cells.numel() > 0)
     kernels = launching.kernels(LIBRARIES, source, device.index)
     magnitude = _magnitudes(kernels, device, (features, grad)) if operands.scaled else None

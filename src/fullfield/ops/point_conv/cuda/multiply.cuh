@@ -9,13 +9,13 @@
 #define OCTETS (COLUMNS / 8)
 
 struct PackParams {
-    const Value *weight;           // [K, inputs, groups * outputs]; turned: [K, outputs, groups * inputs]
+    const Value *weight;           // [K, inputs, groups * outputs]; transposed: [K, outputs, groups * inputs]
     uint4 *packed;
     const u32 *magnitude;
     int cells, groups, inputs, outputs;   // inputs and outputs of a group
     int joined;                    // so many groups are multiplied as one, with zeros between them
     int slabs, blocks;             // 32 inputs each; blocks of COLUMNS outputs of joined groups
-    int turned;                    // 1: inputs and outputs of each group change places; 2: and the cells' order turns round
+    int transposed;                // 1: inputs and outputs of each group change places; 2: and the cells' order turns round
     int *queue;                    // of the product: one for each column, set to 0
 };
 
@@ -60,8 +60,8 @@ extern "C" __global__ void __launch_bounds__(256) pack(const __grid_constant__ P
 #endif
         bool inside = output < p.outputs * p.joined && input < p.inputs * p.joined && output / p.outputs == input / p.inputs;
         i64 from;
-        if (p.turned)
-            from = ((i64)(p.turned == 2 ? p.cells - 1 - cell : cell) * p.outputs + output % p.outputs) * ((i64)p.groups * p.inputs) +
+        if (p.transposed)
+            from = ((i64)(p.transposed == 2 ? p.cells - 1 - cell : cell) * p.outputs + output % p.outputs) * ((i64)p.groups * p.inputs) +
                    (i64)group * p.joined * p.inputs + input;
         else
             from = ((i64)cell * p.inputs + input % p.inputs) * ((i64)p.groups * p.outputs) + (i64)group * p.joined * p.outputs + output;

@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import launching
-from fullfield.ops.launching import address, structure
+from fullfield.ops.launching import CODES, address, structures
 from fullfield.ops.point_conv.triplets import Triplets, index_bits
 
 LIBRARIES = Libraries("pooling kernels")
-_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}
-
-_ptr, _i32 = ctypes.c_void_p, ctypes.c_int
-_Params: Any = structure(
-    "PoolParams", ("rows", _ptr), ("words", _ptr), ("features", _ptr), ("winners", _ptr), ("out", _ptr),
-    ("count", ctypes.c_longlong), ("channels", _i32), ("bits", _i32),
-)  # fmt: skip
+_CODES = {**CODES, torch.float64: 3}
+_SOURCE = Path(__file__).with_name("pooling.cu")
+_Params = structures(_SOURCE)["PoolParams"]
 
 
-def supports(features: Tensor) -> bool:
-    """Whether these kernels serve the features."""
-    return features.dtype in _TYPES and launching.why_not(features.device) is None
+def supports(features: Tensor) -> str | None:
+    """None where these kernels serve the features, else the reason that they do not."""
+    return launching.why_not(features.device) if features.dtype in _CODES else f"has no kernels for {features.dtype}"
 
 
 @functools.cache
 def source(dtype: torch.dtype, beside: bool) -> Source:
     """All of them, for triplets whose cells are in or beside the words."""
-    text = launching.read_source(launching.HALVES, Path(__file__).with_name("pooling.cu"))
-    return Source(text, (f"-DIN={_TYPES[dtype]}", f"-DBESIDE={int(beside)}"))
+    text = launching.read_source(launching.HALVES, _SOURCE)
+    return Source(text, (f"-DIN={_CODES[dtype]}", f"-DBESIDE={int(beside)}"))
 
 
 def _run(name: str, features: Tensor, winners: Tensor | None, triplets: Triplets, cells: int) -> Tensor:
@@ -44,7 +38,8 @@ def _run(name: str, features: Tensor, winners: Tensor | None, triplets: Triplets
     p.rows, p.words, _ = map(address, triplets)
     p.features, p.winners, p.out = map(address, (features, winners, out))
     p.count, p.channels, p.bits = out.numel(), features.shape[1], index_bits(cells)
-    launching.launch(LIBRARIES, source(features.dtype, bool(triplets.cells.numel())), name, p.count, 256, p, features)
+    kernels_of = source(features.dtype, bool(triplets.cells.numel()))
+    launching.kernels(LIBRARIES, kernels_of, features.get_device()).launch(name, -(-p.count // 256), 256, p)
     return out
 
 

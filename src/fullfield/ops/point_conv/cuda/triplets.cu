@@ -4,18 +4,18 @@
 // Macros set by the launcher:
 //   BESIDE   1 where the words that are written do not hold the cells, which then stand beside; KEY is a u64 then, else
 //            a u32
-//   GIVEN    the same of the words that are turned round
+//   GIVEN    the same of the words that are transposed
 
 #define WARPS 8
 
 struct TripletParams {
-    const i64 *from;                 // [R + 1]: row offsets of neighbours, or of the triplets to turn round
-    const int *numbers;              // [T]: neighbours, or the words to turn round
+    const i64 *from;                 // [R + 1]: row offsets of neighbours, or of the triplets to transpose
+    const int *numbers;              // [T]: neighbours, or the words to transpose
     const unsigned char *numbers_beside;
     const float *points, *centers;   // [N, 3], [M, 3]
     const i64 *rows;                 // [rows + 1] of what is written
     int *counts;                     // [columns]: of the rows that are written
-    i64 *turned;                     // their offsets [columns + 1], the same as `rows`
+    i64 *transposed;                 // their offsets [columns + 1], the same as `rows`
     u64 *passed;                     // between the blocks that sum them up
     u32 *words;                      // [T]
     unsigned char *beside;           // [T]
@@ -119,8 +119,8 @@ extern "C" __global__ void __launch_bounds__(256) count_entries(const __grid_con
 extern "C" __global__ void __launch_bounds__(256) start_rows(const __grid_constant__ TripletBatch all) {
     i64 block;
     const TripletParams &p = problem_of(all, block);
-    running_sums(p.counts, p.turned + 1, p.columns, p.passed, block);
-    if (block == 0 && threadIdx.x == 0) p.turned[0] = 0;
+    running_sums(p.counts, p.transposed + 1, p.columns, p.passed, block);
+    if (block == 0 && threadIdx.x == 0) p.transposed[0] = 0;
 }
 
 // Entries into the rows of their indices, in any order: `counts` runs down to the number of those to come.

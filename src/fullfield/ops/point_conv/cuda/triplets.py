@@ -1,35 +1,27 @@
-"""Triplets made and turned round on the device. Never waits for it."""
+"""Triplets made and transposed on the device. Never waits for it."""
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import launching
-from fullfield.ops.launching import address, structure
-from fullfield.ops.point_conv.protocol import Turn, Wanted
+from fullfield.ops.launching import address, structures
+from fullfield.ops.point_conv.protocol import Transposition, Wanted
 from fullfield.ops.point_conv.triplets import Triplets, fits, index_bits
 
 LIBRARIES = Libraries("triplet kernels")
 _ROOM = 256  # keys of a row that a warp sorts in shared memory
 _WARPS = 8
 
-_ptr, _i64, _i32 = ctypes.c_void_p, ctypes.c_longlong, ctypes.c_int
-_Params: Any = structure(
-    "TripletParams", ("from_", _ptr), ("numbers", _ptr), ("numbers_beside", _ptr), ("points", _ptr), ("centers", _ptr),
-    ("rows", _ptr), ("counts", _ptr), ("turned", _ptr), ("passed", _ptr), ("words", _ptr), ("beside", _ptr),
-    ("count", _i64), ("entries", _i64), ("columns", _i64), ("grid", ctypes.c_float), ("sides", _i32 * 3),
-    ("bits", _i32),
-)  # fmt: skip
-_Batch = launching.batch(_Params)
+_SOURCE = Path(__file__).with_name("triplets.cu")
+_Batch = launching.batch(structures(_SOURCE)["TripletParams"])
 
 
 def builds(device: torch.device) -> str | None:
@@ -41,7 +33,7 @@ def builds(device: torch.device) -> str | None:
 def source(beside: bool, given: bool = False) -> Source:
     """All of them; ``beside``: whether cells stand beside the words that are written, ``given``: that are read."""
     key = "unsigned long long" if beside else "unsigned"
-    text = launching.read_source(launching.BATCHES, launching.SORT_ROWS, Path(__file__).with_name("triplets.cu"))
+    text = launching.read_source(launching.BATCHES, launching.SORT_ROWS, _SOURCE)
     return Source(text, (f"-DKEY={key}", f"-DROOM={_ROOM}", f"-DBESIDE={int(beside)}", f"-DGIVEN={int(given)}"))
 
 
@@ -82,7 +74,7 @@ def assemble_all(wanted: Sequence[Wanted], *, reuse: bool = True) -> list[Triple
             blocks.append(-(-p.count // _WARPS) if p.entries else 0)
         first = made[places[0]]
         kernels = launching.kernels(LIBRARIES, source(bool(first.cells.numel())), first.rows.get_device())
-        launching.launch_batch(kernels, "assemble_rows", batch, blocks)
+        kernels.launch_batch("assemble_rows", batch, blocks)
     return made
 
 
@@ -97,44 +89,41 @@ def assemble(
     return assemble_all([Wanted(neighbors, points, centers, grid, kernel_size)], reuse=False)[0]
 
 
-def transpose_all(turns: Sequence[Turn]) -> list[Triplets]:
+def transpose_all(wanted: Sequence[Transposition]) -> list[Triplets]:
     """:func:`transpose` of each, in the same four launches as far as may be."""
     made = [
         _empty(
             t.triplets.rows.new_empty(t.columns + 1), t.triplets.rows.numel() - 1, t.triplets.entries.numel(), t.cells
         )
-        for t in turns
+        for t in wanted
     ]
-    beside = [(bool(out.cells.numel()), bool(t.triplets.cells.numel())) for out, t in zip(made, turns, strict=True)]
+    beside = [(bool(out.cells.numel()), bool(t.triplets.cells.numel())) for out, t in zip(made, wanted, strict=True)]
     for places in _grouped(beside):
-        _transpose([turns[place] for place in places], [made[place] for place in places], source(*beside[places[0]]))
+        _transpose([wanted[place] for place in places], [made[place] for place in places], source(*beside[places[0]]))
     return made
 
 
-def _transpose(turns: Sequence[Turn], made: Sequence[Triplets], kernels_of: Source) -> None:
+def _transpose(wanted: Sequence[Transposition], made: Sequence[Triplets], kernels_of: Source) -> None:
     rows = made[0].rows
-    parts = [max(1, -(-turn.columns // launching.SUMMED)) for turn in turns]
-    words = len(turns) + sum(parts)
-    zeros = rows.new_zeros(words + -(-sum(turn.columns for turn in turns) // 2))
+    parts = [max(1, -(-one.columns // launching.SUMMED)) for one in wanted]
+    words = len(wanted) + sum(parts)
+    zeros = rows.new_zeros(words + -(-sum(one.columns for one in wanted) // 2))
     batch, word, count = _Batch(), zeros.data_ptr(), zeros.data_ptr() + 8 * words
-    for p, turn, out, size in zip(batch.each, turns, made, parts, strict=False):
-        p.from_, p.numbers, p.numbers_beside = map(address, turn.triplets)
+    for p, one, out, size in zip(batch.each, wanted, made, parts, strict=False):
+        p.from_, p.numbers, p.numbers_beside = map(address, one.triplets)
         p.rows, p.words, p.beside = map(address, out)
-        p.turned, p.counts, p.passed = p.rows, count, word
-        p.count, p.entries, p.columns = turn.triplets.rows.numel() - 1, turn.triplets.entries.numel(), turn.columns
-        p.bits = index_bits(turn.cells)
-        count, word = count + 4 * turn.columns, word + 8 * (1 + size)
+        p.transposed, p.counts, p.passed = p.rows, count, word
+        p.count, p.entries, p.columns = one.triplets.rows.numel() - 1, one.triplets.entries.numel(), one.columns
+        p.bits = index_bits(one.cells)
+        count, word = count + 4 * one.columns, word + 8 * (1 + size)
     kernels = launching.kernels(LIBRARIES, kernels_of, rows.get_device())
-
-    def run(name: str, blocks: Sequence[int]) -> None:
-        launching.launch_batch(kernels, name, batch, blocks)
-
-    run("count_entries", [-(-out.entries.numel() // 256) for out in made])
-    run("start_rows", parts)
-    run("scatter_entries", [-(-(turn.triplets.rows.numel() - 1) // _WARPS) for turn in turns])
-    run("sort_rows", [-(-turn.columns // _WARPS) for turn in turns])
+    kernels.launch_batch("count_entries", batch, [-(-out.entries.numel() // 256) for out in made])
+    kernels.launch_batch("start_rows", batch, parts)
+    each = [-(-(one.triplets.rows.numel() - 1) // _WARPS) for one in wanted]
+    kernels.launch_batch("scatter_entries", batch, each)
+    kernels.launch_batch("sort_rows", batch, [-(-one.columns // _WARPS) for one in wanted])
 
 
 def transpose(triplets: Triplets, columns: int, cells: int) -> Triplets:
     """As ``protocol.py`` says."""
-    return transpose_all([Turn(triplets, columns, cells)])[0]
+    return transpose_all([Transposition(triplets, columns, cells)])[0]

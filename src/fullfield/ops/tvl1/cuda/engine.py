@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from fullfield.ops.launching import raw_stream
+from fullfield.ops import launching
+from fullfield.ops.launching import Launch, raw_stream
 from fullfield.ops.tvl1._pyramid import level_sizes, progress_after
 from fullfield.ops.tvl1.config import STOP_INTERVAL, TVL1Config
-from fullfield.ops.tvl1.cuda import fused, passes
-from fullfield.ops.tvl1.cuda.passes import Launch, Passes, Planes, dual_of, planes_of
+from fullfield.ops.tvl1.cuda import fused
+from fullfield.ops.tvl1.cuda.passes import Passes, Planes, dual_of, planes_of
 from fullfield.ops.tvl1.cuda.pipeline import RegisterPipeline
 from fullfield.ops.tvl1.cuda.state import FLOW, Level, elements_of, pitch_of
 
@@ -56,7 +57,7 @@ class Engine:
         self.sizes = sizes = level_sizes(height, width, config.scales, config.scale_factor)
         self._schedule: Schedule = RegisterPipeline() if schedule is None else schedule
         self._dtype = dtype = DTYPES[config.precision]
-        self._passes, self._about = Passes(device, dtype), passes.device_of(device)
+        self._passes, self._about = Passes(device, dtype), launching.device_of(device)
         pitches = [pitch_of(w, torch.float32) for _, w in sizes]
         self._images = [self._new((2, batch, h, p)) for (h, _), p in zip(sizes, pitches, strict=True)]
         # Neighbouring levels' flows lie in different memory, as one becomes the other.

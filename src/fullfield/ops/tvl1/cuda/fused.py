@@ -6,7 +6,6 @@ and the latency of a row pipeline cost more than that: on small and middle level
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import re
 from collections.abc import Sequence
@@ -17,23 +16,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import Library, Source
-from fullfield.ops.launching import address, read_source, structure
+from fullfield._kernels.nvrtc import Source
+from fullfield.ops.launching import Device, Kernels, Launch, address, read_source, several, structures
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda import passes
-from fullfield.ops.tvl1.cuda.passes import Device, Launch, Planes
+from fullfield.ops.tvl1.cuda.passes import Planes
 from fullfield.ops.tvl1.cuda.state import Level
 
-_ptr, _i64, _i32, _f32 = ctypes.c_void_p, ctypes.c_longlong, ctypes.c_int, ctypes.c_float
-# Field by field as fused_warp.cu declares them.
-_Fused = structure(
-    "FusedParams", ("first", _ptr), ("second", _ptr), ("from_", _ptr), ("target", _ptr), ("target_at", _ptr),
-    ("dual", _ptr), ("dual_out", _ptr), ("image_plane", _i64), ("plane", _i64), ("item", _i64), ("from_item", _i64),
-    ("target_plane", _i64), ("target_item", _i64), ("flags", _ptr), ("blend", _f32), ("slope", _f32), ("tau", _f32),
-    ("bound", _f32), ("height", _i32), ("width", _i32), ("image_pitch", _i32), ("pitch", _i32),
-    ("target_pitch", _i32), ("iterations", _i32), ("lead", _i32), ("columns", _i32), ("rows", _i32),
-    ("tiles_x", _i32), ("tiles_y", _i32),
-)  # fmt: skip
+_FOLDER = Path(__file__).parent
+_Fused = structures(_FOLDER / "fused_warp.cu")["FusedParams"]
 
 
 @dataclass(frozen=True)
@@ -159,11 +150,9 @@ def source(config: TVL1Config, cut: Tiling, dtype: torch.dtype) -> Source:
     return _source(cut.shape, cut.small, config.borders == "clamp", config.median // 2, dtype == torch.float16)
 
 
-def load(kernels: Sequence[tuple[Tiling, TVL1Config, torch.dtype]], device: Device) -> list[Library]:
+def load(kernels: Sequence[tuple[Tiling, TVL1Config, torch.dtype]], device: Device) -> list[Kernels]:
     """Compiled, all at once."""
-    return passes.LIBRARIES.load(
-        [source(config, cut, dtype) for cut, config, dtype in kernels], device.arch, device.index
-    )
+    return several(passes.LIBRARIES, [source(config, cut, dtype) for cut, config, dtype in kernels], device.index)
 
 
 def _capability(device: Device) -> int:
@@ -201,7 +190,7 @@ def best(batch: int, height: int, width: int, config: TVL1Config, device: Device
 @functools.cache
 def _source(shape: Shape, small: bool, clamp: bool, reach: int, narrow: bool) -> Source:
     names = ("images.cuh", "iterate_common.cuh", "sampling.cuh", "medians.cuh", "fused_warp.cu")
-    text = read_source(*(Path(__file__).parent / name for name in names))
+    text = read_source(*(_FOLDER / name for name in names))
     options = {
         "HALF": 0, "GROUPS": shape.groups, "ROWS": shape.rows, "EACH": shape.each, "KEPT": int(shape.kept),
         "CLUSTER": shape.cluster, "RESIDENT": shape.resident, "SPAN": shape.span,
@@ -246,7 +235,6 @@ def launch(cut: Tiling, level: Level, config: TVL1Config, device: Device, warp: 
     params.columns, params.rows = cut.columns, cut.rows
     params.tiles_x, params.tiles_y = cut.across, cut.down
     blocks = cut.across * cut.down * level.batch * cut.shape.cluster
-    kernel = load([(cut, config, level.dtype)], device)[0]["fused_warp"]
-    kernel.allow_shared(device.index, cut.shape.shared)
+    (kernels,) = load([(cut, config, level.dtype)], device)
     early = _capability(device) >= 90
-    return Launch(kernel, blocks, params, device.index, cut.shape.shared, 32 * cut.shape.groups, early)
+    return Launch(kernels, "fused_warp", blocks, 32 * cut.shape.groups, params, cut.shape.shared, early=early)

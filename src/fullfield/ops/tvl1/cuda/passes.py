@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import Kernel, Libraries, Source, addresses
-from fullfield.ops.launching import address, arch_of, read_source, structure
+from fullfield._kernels.nvrtc import Libraries, Source
+from fullfield.ops import launching
+from fullfield.ops.launching import FRAMES, Launch, address, read_source, structures
 from fullfield.ops.tvl1._pyramid import Window, gaussian_window, linear_window
 from fullfield.ops.tvl1.config import GRADIENT_FLOOR
 from fullfield.ops.tvl1.cuda.state import DUAL, FLOW, Level
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LIBRARIES = Libraries("TV-L1 kernels")
-KINDS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.uint8: 3}
-"""Of frames."""
 BAD_FRAMES = (1, 2)
 BAD_FLOW = 4
 """Bits of the flags: a value of frame 1 or 2 is not within ±BRIGHTEST; the flow is not finite."""
@@ -33,42 +29,15 @@ _THREADS = 256
 _MEDIAN_THREADS = 128
 _WARPS = 8  # of a block of ``resample``: each makes rows of its own
 _SUMS = 8192  # in shared memory
-_ptr, _i64, _i32, _f32 = ctypes.c_void_p, ctypes.c_longlong, ctypes.c_int, ctypes.c_float
+_FOLDER = Path(__file__).parent
+_DECLARED = structures(*(_FOLDER / name for name in ("pyramid.cu", "warp.cu", "median.cu")))
 
 
-# Field by field as the CUDA sources declare them.
-_Grey = structure(
-    "GreyParams", ("frames", _ptr * 2), ("out", _ptr * 2), ("b", _i64 * 2), ("c", _i64 * 2), ("y", _i64 * 2),
-    ("x", _i64 * 2), ("item", _i64), ("flags", _ptr), ("flow", _ptr), ("flow_at", _ptr), ("limit", _f32),
-    ("count", _i32), ("channels", _i32), ("kind", _i32), ("height", _i32), ("width", _i32), ("pitch", _i32),
-    ("tiles", _i32),
-)  # fmt: skip
-_Resample = structure(
-    "ResampleParams", ("source", _ptr), ("source_at", _ptr), ("target", _ptr), ("first_y", _ptr), ("first_x", _ptr),
-    ("weight_y", _ptr), ("weight_x", _ptr), ("source_plane", _i64), ("source_item", _i64), ("target_plane", _i64),
-    ("target_item", _i64), ("scale", _f32 * 2), ("planes", _i32), ("taps_y", _i32), ("taps_x", _i32),
-    ("source_height", _i32), ("source_width", _i32), ("source_pitch", _i32), ("height", _i32), ("width", _i32),
-    ("pitch", _i32), ("rows", _i32), ("columns", _i32), ("span", _i32), ("tiles_y", _i32), ("tiles_x", _i32),
-    ("half", _i32), ("closed", _i32),
-)  # fmt: skip
-_Warp = structure(
-    "WarpParams", ("first", _ptr), ("second", _ptr), ("from_", _ptr), ("flow", _ptr), ("data", _ptr), ("origin", _ptr),
-    ("image_plane", _i64), ("plane", _i64), ("item", _i64), ("blend", _f32), ("height", _i32), ("width", _i32),
-    ("image_pitch", _i32), ("pitch", _i32), ("tiles", _i32),
-)  # fmt: skip
-_Median = structure(
-    "MedianParams", ("flow", _ptr), ("origin", _ptr), ("target", _ptr), ("target_at", _ptr), ("plane", _i64),
-    ("item", _i64), ("target_plane", _i64), ("flags", _ptr), ("height", _i32), ("width", _i32), ("pitch", _i32),
-    ("target_pitch", _i32), ("tiles_y", _i32), ("tiles_x", _i32),
-)  # fmt: skip
-
-
-# ---- sources and devices
+# ---- sources
 
 
 def _read(*names: str) -> str:
-    folder = Path(__file__).parent
-    return read_source(*(folder / name for name in ("images.cuh", *names)))
+    return read_source(*(_FOLDER / name for name in ("images.cuh", *names)))
 
 
 def pyramid_source() -> Source:
@@ -86,48 +55,6 @@ def warp_source(dtype: torch.dtype) -> Source:
 def median_source(dtype: torch.dtype) -> Source:
     """``median0``, which filters nothing, ``median3`` and ``median5`` for levels of ``dtype``."""
     return Source(_read("medians.cuh", "median.cu"), (f"-DHALF={int(dtype == torch.float16)}",))
-
-
-@dataclass(frozen=True)
-class Device:
-    """What the launches have to know of a GPU."""
-
-    index: int
-    name: str
-    arch: str
-    processors: int
-    shared: int
-    """Bytes of shared memory that one block may take."""
-
-
-def device_of(device: torch.device) -> Device:
-    """Of a CUDA device."""
-    return _device_at(torch.cuda.current_device() if device.index is None else device.index)
-
-
-@functools.cache
-def _device_at(index: int) -> Device:
-    about = torch.cuda.get_device_properties(index)
-    shared = about.shared_memory_per_block_optin  # type: ignore[attr-defined, unused-ignore]
-    return Device(index, about.name, arch_of(index), about.multi_processor_count, shared)
-
-
-@dataclass(frozen=True)
-class Launch:
-    """A kernel with its parameters. They point into tensors that the caller keeps."""
-
-    kernel: Kernel
-    blocks: int
-    params: ctypes.Structure
-    device: int
-    shared: int = 0
-    threads: int = _THREADS
-    early: bool = False
-    """Begins before the kernel ahead ends; waits for its results itself."""
-
-    def __call__(self, stream: int) -> None:
-        arguments = addresses(self.params)
-        self.kernel.launch((self.blocks, 1), self.threads, self.shared, self.device, stream, arguments, self.early)
 
 
 class Planes(NamedTuple):
@@ -190,9 +117,9 @@ class Passes:
     """Makes launches for one device and one precision; keeps the resampling tables."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        self._place, self._device = device, device_of(device)
+        self._place, index = device, launching.device_of(device).index
         sources = [pyramid_source(), warp_source(dtype), median_source(dtype)]
-        self._pyramid, self._warp, self._median = LIBRARIES.load(sources, self._device.arch, self._device.index)
+        self._pyramid, self._warp, self._median = launching.several(LIBRARIES, sources, index)
         self._tables: dict[tuple[str, int, int], _Table] = {}
 
     def tables(self) -> Iterator[Tensor]:
@@ -221,7 +148,7 @@ class Passes:
         """Frames of one shape and dtype, with any strides, to grey planes. Writes the address of ``flow``, where the
         flow is to go, to ``flow_at``."""
         batch, channels, height, width = frames[0].shape
-        params = _Grey()
+        params = _DECLARED["GreyParams"]()
         for number, (frame, plane) in enumerate(zip(frames, out, strict=True)):
             params.frames[number], params.out[number] = frame.data_ptr(), plane.data_ptr()
             params.b[number], params.c[number], params.y[number], params.x[number] = frame.stride()
@@ -230,10 +157,10 @@ class Passes:
         params.flow = address(flow)
         params.flow_at = address(flow_at)
         params.limit, params.count, params.channels = BRIGHTEST, len(frames), channels
-        params.kind, params.height, params.width = KINDS[frames[0].dtype], height, width
+        params.kind, params.height, params.width = FRAMES[frames[0].dtype], height, width
         params.tiles = -(-width // _THREADS)
         blocks = params.tiles * height * batch * len(frames)
-        return Launch(self._pyramid["grey"], blocks, params, self._device.index)
+        return Launch(self._pyramid, "grey", blocks, _THREADS, params)
 
     def resample(
         self,
@@ -250,7 +177,7 @@ class Passes:
         far borders, as a dual variable; ``source_at``: where the source's address will lie, if not in ``source``."""
         vertical = self._table(down, source.height, target.height)
         horizontal = self._table(across or down, source.width, target.width)
-        params = _Resample()
+        params = _DECLARED["ResampleParams"]()
         params.source, params.target = source.address, target.address
         params.source_at = address(source_at)
         params.first_y, params.weight_y = vertical.first.data_ptr(), vertical.weight.data_ptr()
@@ -266,13 +193,11 @@ class Passes:
         params.tiles_y, params.tiles_x = -(-target.height // params.rows), -(-target.width // params.columns)
         blocks = params.tiles_y * params.tiles_x * target.items * target.planes
         shared = 4 * params.rows * params.span
-        kernel = self._pyramid["resample"]
-        kernel.allow_shared(self._device.index, shared)
-        return Launch(kernel, blocks, params, self._device.index, shared)
+        return Launch(self._pyramid, "resample", blocks, _THREADS, params, shared)
 
     def linearise(self, first: Tensor, second: Tensor, flow: Tensor, level: Level, blend: float) -> Launch:
         """Images [B, H, pitch], flow [B, 2, H, pitch] -> flow, data and origin of ``level``."""
-        params = _Warp()
+        params = _DECLARED["WarpParams"]()
         params.first, params.second, params.from_ = first.data_ptr(), second.data_ptr(), flow.data_ptr()
         params.flow = level.address(level.flow_plane(level.front))
         params.data = level.address(level.data_plane)
@@ -281,13 +206,13 @@ class Passes:
         params.blend, params.height, params.width = blend, level.height, level.width
         params.image_pitch, params.pitch, params.tiles = first.stride(1), level.pitch, -(-level.width // 32)
         blocks = params.tiles * -(-level.height // 8) * level.batch
-        return Launch(self._warp["linearise"], blocks, params, self._device.index)
+        return Launch(self._warp, "linearise", blocks, _THREADS, params)
 
     def median(
         self, level: Level, side: int, target: Planes, *, target_at: Tensor | None = None, flags: Tensor | None = None
     ) -> Launch:
         """The flow of ``level`` -> float32 ``target`` [B, 2, H, W]; ``side`` 0: as it is."""
-        params = _Median()
+        params = _DECLARED["MedianParams"]()
         params.flow = level.address(level.flow_plane(level.front))
         params.origin = level.address(level.origin_plane) if level.dtype == torch.float16 else None
         params.target, params.target_plane, params.target_pitch = target.address, target.plane_step, target.pitch
@@ -297,7 +222,7 @@ class Passes:
         params.height, params.width, params.pitch = level.height, level.width, level.pitch
         params.tiles_y, params.tiles_x = -(-level.height // 8), -(-level.width // 64)
         blocks = params.tiles_y * params.tiles_x * FLOW * level.batch
-        return Launch(self._median[f"median{side}"], blocks, params, self._device.index, threads=_MEDIAN_THREADS)
+        return Launch(self._median, f"median{side}", blocks, _MEDIAN_THREADS, params)
 
 
 def _tile(across: _Table) -> tuple[int, int, int]:

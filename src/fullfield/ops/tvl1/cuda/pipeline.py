@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,24 +9,19 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fullfield._kernels.nvrtc import Kernel, Source
-from fullfield.ops.launching import read_source, structure
+from fullfield._kernels.nvrtc import Source
+from fullfield.ops import launching
+from fullfield.ops.launching import Device, Kernels, Launch, read_source, structures
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda import passes
-from fullfield.ops.tvl1.cuda.passes import Device, Launch
 from fullfield.ops.tvl1.cuda.state import Level
 
 COMMON = Path(__file__).with_name("iterate_common.cuh")
 """Arithmetic of an iteration, for every kernel that iterates."""
 _LEAST_ROWS = 4  # of a strip that is chosen
-_ptr, _i64, _i32, _f32 = ctypes.c_void_p, ctypes.c_longlong, ctypes.c_int, ctypes.c_float
-# Field by field as iterate_registers.cu declares them.
-_Params = structure(
-    "IterateParams", ("flow", _ptr), ("dual", _ptr), ("data", _ptr), ("origin", _ptr), ("flow_out", _ptr),
-    ("dual_out", _ptr), ("plane", _i64), ("item", _i64), ("pitch", _i32), ("width", _i32), ("height", _i32),
-    ("rows", _i32), ("columns", _i32), ("slope", _f32), ("tau", _f32), ("bound", _f32), ("clamp", _i32),
-    ("zero_dual", _i32),
-)  # fmt: skip
+_FILE = COMMON.with_name("iterate_registers.cu")
+_NAME = "iterate_registers"
+_Params = structures(_FILE)["IterateParams"]
 
 
 @dataclass(frozen=True)
@@ -80,7 +74,7 @@ class Pass(NamedTuple):
 
 @functools.cache
 def _source(half: bool, **options: int) -> Source:
-    text = read_source(COMMON, COMMON.with_name("iterate_registers.cu"))
+    text = read_source(COMMON, _FILE)
     return Source(text, (f"-DHALF={int(half)}", *(f"-D{name}={value}" for name, value in options.items())))
 
 
@@ -129,10 +123,10 @@ class RegisterPipeline:
 
     def prepare(self, level: Level, iterations: int) -> None:
         """Compile and load what ``iterate`` will launch on ``level``; before a capture."""
-        device, shape = passes.device_of(level.device), self._shape_for(level)
+        device, shape = launching.device_of(level.device), self._shape_for(level)
         found = [one_pass(level, shape, depth, device) for depth in sorted(set(plan(iterations, shape.depth)))]
-        for one, kernel in zip(found, _kernels([one.source for one in found], device), strict=True):
-            kernel.allow_shared(device.index, one.shared)
+        for one, kernels in zip(found, _kernels([one.source for one in found], device), strict=True):
+            kernels.kernel(_NAME, one.shared)
 
     def iterate(
         self, level: Level, iterations: int, config: TVL1Config, stream: int, *, zero_dual: bool = False
@@ -146,16 +140,16 @@ class RegisterPipeline:
             stream: CUDA stream as an integer, of ``level.device``.
             zero_dual: whether the dual variable starts from zero, whatever lies in memory.
         """
-        device, shape = passes.device_of(level.device), self._shape_for(level)
+        device, shape = launching.device_of(level.device), self._shape_for(level)
         for depth in plan(iterations, shape.depth):
             one = one_pass(level, shape, depth, device)
             params: Any = _Params()
             fill(params, level, config, 1 - level.front, zero_dual=zero_dual)
             params.rows, params.columns = one.rows, one.columns
-            (kernel,) = _kernels([one.source], device)
-            Launch(kernel, one.blocks, params, device.index, one.shared, one.threads)(stream)
+            (kernels,) = _kernels([one.source], device)
+            Launch(kernels, _NAME, one.blocks, one.threads, params, one.shared)(stream)
             level.front, zero_dual = 1 - level.front, False
 
 
-def _kernels(sources: list[Source], device: Device) -> list[Kernel]:
-    return [library["iterate_registers"] for library in passes.LIBRARIES.load(sources, device.arch, device.index)]
+def _kernels(sources: list[Source], device: Device) -> list[Kernels]:
+    return launching.several(passes.LIBRARIES, sources, device.index)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from fullfield.ops.launching import FRAMES
+from fullfield.ops.recording import InOrder, record
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda.engine import Engine
-from fullfield.ops.tvl1.cuda.passes import KINDS
-from fullfield.ops.tvl1.cuda.recording import InOrder, record
 from fullfield.ops.tvl1.frames import FINITE_FLOW, check_finite, check_values, share
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class Solver:
         """See :func:`fullfield.ops.tvl1.cuda.make_solver`."""
         if len(frame1) == 0:
             return frame1.new_empty(0, 2, *self._size, dtype=torch.float32)
-        if frame1.dtype != frame2.dtype or frame1.dtype not in KINDS:
+        if frame1.dtype != frame2.dtype or frame1.dtype not in FRAMES:
             frame1, frame2 = frame1.float(), frame2.float()
         if self._config.epsilon > 0 and len(frame1) > 1:  # every pair stops by itself
             flows = []
@@ -55,7 +55,7 @@ class Solver:
 
     def queue(
         self,
-        frame1: Tensor,  # [B, C, H, W], C = 1 or 3, both of one dtype in passes.KINDS, any strides
+        frame1: Tensor,  # [B, C, H, W], C = 1 or 3, of the dtypes in launching.FRAMES, any strides
         frame2: Tensor,  # [B, C, H, W]
         start: Tensor | None,  # [B, 2, H, W] float32
         progress: Progress | None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ def record(work: Callable[[], None], device: torch.device) -> torch.cuda.CUDAGra
 
 class InOrder:
     """Puts every call behind the one before, whichever streams they are on. Inside a graph that the caller records the
-    order is the caller's."""
+    order is the caller's; on other devices than CUDA's calls are in order anyway."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -36,8 +36,10 @@ class InOrder:
     @contextmanager
     def __call__(self, tensors: Callable[[], Iterator[Tensor]]) -> Iterator[None]:
         """``tensors``: what the call uses; once it is let go, its memory waits for the streams it was used on."""
-        with torch.cuda.device(self._device), torch.inference_mode(False), torch.no_grad():
-            if torch.cuda.is_current_stream_capturing():
+        on_gpu = self._device.type == "cuda"
+        here = torch.cuda.device(self._device) if on_gpu else nullcontext()
+        with torch.inference_mode(False), torch.no_grad(), here:
+            if not on_gpu or torch.cuda.is_current_stream_capturing():
                 yield
                 return
             stream = torch.cuda.current_stream()

@@ -13,11 +13,10 @@ from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import launching
-from fullfield.ops.launching import address, raw_stream, read_source, structure
-from fullfield.ops.tvl1.cuda import passes
-from fullfield.ops.tvl1.cuda.passes import BRIGHTEST, Launch
-from fullfield.ops.tvl1.cuda.recording import InOrder, record
+from fullfield.ops.launching import Launch, address, raw_stream, read_source, structures
+from fullfield.ops.recording import InOrder, record
 from fullfield.ops.tvl1.cuda.state import pitch_of
+from fullfield.ops.tvl1.frames import BRIGHTEST
 from fullfield.ops.tvl1.guided_config import FILTER_RADIUS, FILTER_STEPS, RefinementConfig
 from fullfield.ops.tvl1.guided_reference import gaussian_kernel
 
@@ -25,18 +24,9 @@ LIBRARIES = Libraries("refinement kernels")
 BAD_FRAMES, BAD_RESULT, BAD_FLOW, BAD_BACKWARD = (1, 2), 4, 8, 16
 """Bits of the flags: a value of frame 1 or 2 is not within ±1e6; result, given flow or flow back is not finite."""
 _ACROSS, _DOWN = 32, 16  # tile of the weighted median
-_ptr, _i64, _i32, _f32 = ctypes.c_void_p, ctypes.c_longlong, ctypes.c_int, ctypes.c_float
-# Field by field as guided.cu declares them.
-_Guided = structure(
-    "GuidedParams", ("inputs", _ptr), ("frames", _ptr * 2), ("frame_c", _i64 * 2), ("frame_y", _i64 * 2),
-    ("frame_x", _i64 * 2), ("prior", _ptr), ("backward", _ptr), ("result", _ptr), ("kernel", _ptr), ("scratch", _ptr),
-    ("grey", _ptr), ("flow", _ptr), ("dual", _ptr), ("flow_out", _ptr), ("dual_out", _ptr), ("system", _ptr),
-    ("edge", _ptr), ("coupling", _ptr), ("flags", _ptr), ("plane", _i64), ("brightest", _f32), ("sensitivity", _f32),
-    ("base", _f32), ("consistent", _f32), ("squared_distance", _f32), ("lambda_", _f32), ("squared_epsilon", _f32),
-    ("slowness", _f32), ("sigma", _f32), ("colour_scale", _f32), ("per_reach", _f32), ("threshold", _f32),
-    ("per_trust", _f32), ("height", _i32), ("width", _i32), ("pitch", _i32), ("channels", _i32), ("taps", _i32),
-    ("tiles", _i32), ("iterations", _i32), ("zero_dual", _i32), ("last", _i32),
-)  # fmt: skip
+_FOLDER = Path(__file__).with_name("cuda")
+_Guided = structures(_FOLDER / "guided.cu")["GuidedParams"]
+_Median = structures(_FOLDER / "median.cu")["MedianParams"]
 # Planes of the state.
 _GREY, _FLOWS, _DUALS, _SYSTEM, _EDGE, _COUPLING, PLANES = 0, (2, 4), (6, 10), 14, 19, 20, 21
 
@@ -74,13 +64,12 @@ def supports(device: torch.device, dtype: torch.dtype) -> str | None:
 
 def source(shape: Shape) -> Source:
     """All kernels."""
-    folder = Path(__file__).parent
     names = ("images.cuh", "sampling.cuh", "medians.cuh", "median.cu", "guided.cu")
     macros = {
         "HALF": 0, "WARPS": shape.warps, "ROWS": shape.rows, "BLOCKS": shape.blocks,
         "RADIUS": FILTER_RADIUS, "STEPS": FILTER_STEPS,
     }  # fmt: skip
-    return Source(read_source(*(folder / name for name in names)), tuple(f"-D{k}={v}" for k, v in macros.items()))
+    return Source(read_source(*(_FOLDER / name for name in names)), tuple(f"-D{k}={v}" for k, v in macros.items()))
 
 
 def bytes_of(height: int, width: int) -> int:
@@ -96,9 +85,9 @@ class Refiner:
         self, height: int, width: int, config: RefinementConfig, device: torch.device, shape: Shape = SHAPE
     ) -> None:
         self._config, self._size, self._shape, self._device = config, (height, width), shape, device
-        self._about = about = passes.device_of(device)
+        self._about = about = launching.device_of(device)
         self._pitch = pitch_of(width, torch.float32)
-        self._library = LIBRARIES.load([source(shape)], about.arch, about.index)[0]
+        self._library = launching.kernels(LIBRARIES, source(shape), about.index)
         self._planes = torch.empty((PLANES, height, self._pitch), dtype=torch.float32, device=device)
         self._inputs = torch.zeros(6, dtype=torch.int64, device=device)
         self._flags = torch.zeros(1, dtype=torch.int32, device=device)
@@ -169,7 +158,7 @@ class Refiner:
         """``tile``: rows and columns of a block."""
         rows = p.height * (2 if name == "guided_down" else 1)
         p.tiles = -(-p.width // tile[1])
-        return Launch(self._library[name], p.tiles * -(-rows // tile[0]), p, self._about.index, threads=threads)
+        return Launch(self._library, name, p.tiles * -(-rows // tile[0]), threads, p)
 
     def _load(self, frames: tuple[Tensor, Tensor], flow: Tensor, back: Tensor | None, refined: Tensor) -> None:
         """What depends on where the tensors of a call lie."""
@@ -214,9 +203,9 @@ class Refiner:
 
     def _plain_median(self, flow: int) -> Launch:
         height, width = self._size
-        p = passes._Median()
+        p = _Median()
         p.flow, p.target = self._at(_FLOWS[flow]), self._at(_FLOWS[1 - flow])
         p.plane = p.target_plane = self._planes.stride(0)
         p.height, p.width, p.pitch, p.target_pitch = height, width, self._pitch, self._pitch
         p.tiles_y, p.tiles_x = -(-height // 8), -(-width // 64)
-        return Launch(self._library["median5"], 2 * p.tiles_y * p.tiles_x, p, self._about.index, threads=128)
+        return Launch(self._library, "median5", 2 * p.tiles_y * p.tiles_x, 128, p)

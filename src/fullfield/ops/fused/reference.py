@@ -45,11 +45,11 @@ def affine_(y: Tensor, norm: Norm, x: Tensor | None = None, x_norm: Norm | None 
 
 
 def _normed(x: Tensor, norm: Norm) -> Tensor:
-    def spread(values: Tensor) -> Tensor:
+    def per_item(values: Tensor) -> Tensor:
         return values[:, None, None] if values.ndim == 2 else values
 
-    scaled = x.to(torch.float32) if norm.scale is None else x * spread(norm.scale)
-    return scaled + spread(norm.shift)
+    scaled = x.to(torch.float32) if norm.scale is None else x * per_item(norm.scale)
+    return scaled + per_item(norm.shift)
 
 
 def moments(y: Tensor, epsilon: float) -> Norm:
@@ -69,7 +69,7 @@ def pack(source: Tensor, bias: Tensor | None, to: Sequence[Target], flow: tuple[
 
 def _store(values: Tensor, to: Sequence[Target]) -> None:
     for target in to:
-        target.slice.copy_(values.transpose(1, 2) if target.turned else values)
+        target.slice.copy_(values.transpose(1, 2) if target.transposed else values)
 
 
 def _flow(coords: Tensor) -> Tensor:

@@ -1,0 +1,71 @@
+"""Parameters of kernels as ctypes has them, read from where they are declared: the CUDA sources."""
+
+from __future__ import annotations
+
+import ctypes
+import keyword
+import re
+from typing import Any
+
+_TYPES: dict[str, Any] = {
+    "u8": ctypes.c_ubyte, "unsigned char": ctypes.c_ubyte, "u16": ctypes.c_ushort,
+    "int": ctypes.c_int, "u32": ctypes.c_uint, "unsigned": ctypes.c_uint,
+    "i64": ctypes.c_longlong, "long long": ctypes.c_longlong, "u64": ctypes.c_ulonglong,
+    "float": ctypes.c_float, "double": ctypes.c_double,
+}  # fmt: skip
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_NUMBER = re.compile(r"^[ \t]*#define (\w+) +(\d+)\s*$", re.MULTILINE)
+_STRUCTURE = re.compile(r"\bstruct (\w+) \{([^{}]*)\};")
+_FIRST = re.compile(r"(\w+(?: \w+)*?)([ *]+)(\w+)((?:\[[^]]+\])*)")
+_NEXT = re.compile(r"()( *\**)(\w+)((?:\[[^]]+\])*)")
+
+
+class Structures:
+    """What some sources declare, taken together: ``structures["GreyParams"]`` is a class of ctypes.
+
+    Fields are numbers, pointers, other structures of these sources and arrays of them, whose lengths are integers or
+    ``#define``d as such. A field whose name is a word of Python has a ``_`` behind it.
+
+    Args:
+        text: the sources, one after the other.
+        known: what names of types stand for that are not declared there, such as a template's.
+    """
+
+    def __init__(self, text: str, **known: Any) -> None:
+        text = _COMMENT.sub("", text)
+        self._numbers = dict(_NUMBER.findall(text))
+        self._bodies: dict[str, list[str]] = {}
+        for name, body in _STRUCTURE.findall(text):
+            self._bodies.setdefault(name, []).append(body)
+        self._made: dict[str, Any] = {**_TYPES, **known}
+
+    def number(self, expression: str) -> int:
+        """An integer, a name that is defined as one, or a sum of these."""
+        return sum(int(self._numbers.get(part.strip(), part)) for part in expression.split("+"))
+
+    def __getitem__(self, name: str) -> Any:
+        """
+        Raises:
+            ValueError: if it is not declared once, or as something else than these words say.
+        """
+        if name not in self._made:
+            found = self._bodies.get(name, [])
+            if len(found) != 1:
+                raise ValueError(f"{name}: expected one declaration, got {len(found)}")
+            fields = [field for line in found[0].split(";") if line.strip() for field in self._fields(name, line)]
+            self._made[name] = type(name, (ctypes.Structure,), {"_fields_": fields})
+        return self._made[name]
+
+    def _fields(self, structure: str, line: str) -> list[tuple[str, Any]]:
+        """Of ``type one, *two, three[4]``."""
+        fields, kind = [], ""
+        for number, words in enumerate(" ".join(line.replace("const", " ").split()).split(",")):
+            found = (_NEXT if number else _FIRST).fullmatch(words)
+            if found is None:
+                raise ValueError(f"{structure}: cannot read the declaration {line.strip()!r}")
+            kind = found[1] or kind
+            held: Any = ctypes.c_void_p if "*" in found[2] else self[kind]
+            for length in reversed(re.findall(r"\[([^]]+)\]", found[4])):
+                held = held * self.number(length)
+            fields.append((found[3] + "_" * keyword.iskeyword(found[3]), held))
+        return fields

@@ -1,0 +1,87 @@
+"""One way of choosing a backend, whatever the operator."""
+
+from __future__ import annotations
+
+import sys
+import types
+import warnings
+
+import pytest
+import torch
+
+from fullfield import InputError
+from fullfield._check import NoRoomError
+from fullfield._kernels import numba_cache
+from fullfield._kernels.missing import Missing
+from fullfield.ops import backends, correlation, neighbors, point_conv, tvl1
+from fullfield.ops.backends import Backends, NoRoom
+from fullfield.ops.neighbors import cpu, radius_search
+
+
+@pytest.fixture(autouse=True)
+def _nothing_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backends, "_warned", set())
+
+
+def made(monkeypatch: pytest.MonkeyPatch, **reasons: str | None) -> Backends:
+    for name, reason in reasons.items():
+        module = types.ModuleType(name)
+        module.supports = lambda *request, reason=reason: reason if request == (1, 2) else "not this"  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, f"somewhere_{name}", module)
+    return Backends("smoothing", "somewhere_", tuple(reasons))
+
+
+def test_the_best_that_can_and_every_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    three = made(monkeypatch, cuda="no GPU", cpu=None, reference=None)
+    assert three.reasons(1, 2) == [("cuda", "no GPU"), ("cpu", None), ("reference", None)]
+    assert (three.choose(None, 1, 2), three.choose("reference", 1, 2)) == ("cpu", "reference")
+    with pytest.raises(InputError, match=r"^backend: expected one of cuda, cpu, reference, got 'gpu'$"):
+        three.choose("gpu", 1, 2)
+    told = r"cannot serve this request \(cuda: no GPU; cpu: can; reference: can\)$"
+    with pytest.raises(InputError, match=f"^backend: 'cuda' {told}"):
+        three.choose("cuda", 1, 2)
+    with pytest.raises(InputError, match=r"^backend: none can serve this request \(cuda: not this; cpu: not this; "):
+        three.choose(None, 3)
+
+
+def test_memory_has_an_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = made(monkeypatch, cuda=NoRoom("large"), cpu="small")
+    with pytest.raises(NoRoomError):
+        two.choose("cuda", 1, 2)
+    with pytest.raises(InputError) as caught:
+        two.choose("cpu", 1, 2)
+    assert not isinstance(caught.value, NoRoomError)
+
+
+def test_what_the_machine_lacks_is_told_once_and_to_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+    three = made(monkeypatch, cuda="no GPU", cpu=Missing("no compiler"), reference=None)
+    words = r"^smoothing: the cpu kernel is not used \(no compiler\); a slower backend runs instead$"
+    with pytest.warns(UserWarning, match=words) as seen:
+        assert three.choose(None, 1, 2) == "reference"
+    assert seen[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert three.choose(None, 1, 2) == "reference"
+        assert made(monkeypatch, cuda="no GPU", cpu=None).choose(None, 1, 2) == "cpu"
+
+
+def test_neighbours_tell_of_the_quadratic_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "why_not", lambda: Missing("numba is not installed"))
+    points = torch.rand(9, 3)
+    with pytest.warns(UserWarning, match=r"^neighbour search: the cpu kernel is not used \(numba is not inst") as seen:
+        radius_search(points, 0.5)
+    assert seen[0].filename == __file__
+    with pytest.raises(
+        InputError, match=r"backend: 'cpu' cannot serve .*; cpu: numba is not installed; reference: can"
+    ):
+        radius_search(points, 0.5, backend="cpu")
+
+
+def test_every_operator_answers_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    for operator in (correlation, neighbors, point_conv, tvl1):
+        found = operator.backends("cpu")
+        assert [name for name, _ in found] == list(operator.BACKENDS)
+        assert dict(found)["reference"] is None
+        assert dict(found)["cuda"] == "runs on NVIDIA GPUs, the tensors are on cpu"
+    monkeypatch.setattr(numba_cache.importlib.util, "find_spec", lambda _: None)
+    assert isinstance(numba_cache.why_not(), Missing)
