@@ -183,7 +183,7 @@ class Launch:
     The parameters may change between them; what they point to is the caller's to keep.
     """
 
-    __slots__ = ("_arguments", "_early", "_grid", "_index", "_kernel", "_shared", "_threads", "blocks", "params")
+    __slots__ = ("_arguments", "_grid", "_index", "_kernel", "_shared", "_threads", "blocks", "early", "params")
 
     def __init__(
         self,
@@ -198,12 +198,12 @@ class Launch:
     ) -> None:
         self.blocks, self.params = blocks, params
         self._kernel, self._index = kernels.kernel(name, shared), kernels.index
-        self._grid, self._threads, self._shared, self._early = (blocks, 1), threads, shared, early
+        self._grid, self._threads, self._shared, self.early = (blocks, 1), threads, shared, early
         self._arguments = (ctypes.c_void_p * (1 + len(beside)))(ctypes.addressof(params), *beside)
 
     def __call__(self, stream: int) -> None:
         """On a stream of the kernels' device, which is current."""
-        self._kernel.launch(self._grid, self._threads, self._shared, self._index, stream, self._arguments, self._early)
+        self._kernel.launch(self._grid, self._threads, self._shared, self._index, stream, self._arguments, self.early)
 
 
 # By the libraries, the source and the device, for `Libraries.load` takes the host longer than a launch.
