@@ -171,7 +171,7 @@ def _window_truth(
 def _matching_truth(maps: list[Tensor], dtype: torch.dtype) -> Callable[[list[Tensor]], Result]:
     """Of some pixels, in float64."""
     one, two = (m.detach()[:1].double().flatten(2)[0] for m in maps)
-    (height, width), count = maps[0].shape[2:], one.shape[1]
+    width, count = maps[0].shape[3], one.shape[1]
     at = torch.linspace(0, count - 1, min(_SAMPLED, count), device=one.device).long()
     shares = (one[:, at].T @ two / one.shape[0] ** 0.5).softmax(-1)
     place = torch.arange(count, device=one.device)

@@ -162,8 +162,8 @@ def _windows(
 ) -> Tensor:
     """Attention inside each of ``num_splits``² windows; with a shift, of windows that lie half a window further.
 
-    The original rolls the map and masks what then lies side by side without being so. Here a shifted window that the map's
-    edge cuts is what is left of it.
+    The original rolls the map and masks what then lies side by side without being so. Here a shifted window that the
+    map's edge cuts is what is left of it.
     """
     if h is None or w is None:
         raise InputError("single_head_split_window_attention: expected h and w, got None")

@@ -120,8 +120,8 @@ def local_matching(
     exists = inside[0][:, None, :, None] & inside[1][None, :, None, :]
     shares = scores.masked_fill(~exists, -torch.inf).flatten(1, 2).softmax(1).unflatten(1, scores.shape[1:3])
     steps = offsets.to(scores.dtype)
-    u = torch.einsum("bijhw,j->bhw", shares, steps)
-    v = torch.einsum("bijhw,i->bhw", shares, steps)
+    u = (shares.sum(1) * steps[:, None, None]).sum(1)
+    v = (shares.sum(2) * steps[:, None, None]).sum(1)
     return torch.stack((u, v), 1)
 
 

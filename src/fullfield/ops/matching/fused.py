@@ -1,8 +1,8 @@
 """Attention by PyTorch's fused kernels on NVIDIA GPUs: linear memory, the matrix is never there.
 
-They want widths that are multiples of 16 bytes, and in half precision values as wide as the features. In half precision the
-result is rounded too, which for coordinates in the hundreds would be a tenth of a cell: so there the width that must be
-filled anyway holds the distances to many fixed centres, and each pixel takes the one that is near it.
+They want widths that are multiples of 16 bytes, and in half precision values as wide as the features. In half precision
+the result is rounded too, which for coordinates in the hundreds would be a tenth of a cell: so there the width that
+must be filled anyway holds the distances to many fixed centres, and each pixel takes the one that is near it.
 """
 
 from __future__ import annotations
