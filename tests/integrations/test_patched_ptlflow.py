@@ -41,7 +41,7 @@ RUNS = {
     "neuflow2": (64, 64, 2),
     "unimatch_sc2_ref6": (64, 64, 2),
     "fastflownet": (128, 128, 2),
-    "liteflownet": (64, 64, 2),
+    "liteflownet2": (64, 64, 2),
     "gmflow": (64, 64, 2),
     "neuflow": (64, 64, 2),
 }
@@ -58,7 +58,7 @@ ESTIMATES = {
     "hd3": (128, 128),
     "maskflownet": (128, 128),
     "maskflownet_s": (128, 128),
-    "liteflownet2": (64, 64),
+    "liteflownet": (64, 64),
     "liteflownet3": (64, 64),
     "gmflow_refine": (64, 64),
     "unimatch": (64, 64),
@@ -176,10 +176,10 @@ def test_an_estimate_of_the_patched_is_the_originals(
     assert handle.replaced
     assert reached
     off = farthest(patched, flow)
-    if off >= 1e-3:  # masks that compare a sum of rounded weights with one: some flip with the frames' last bits
+    if off >= 1e-3:  # the original's own flow moves as far with the frames' last bits: masks of sums that round to one
         noise = torch.rand(images.shape, generator=torch.Generator().manual_seed(2)) - 0.5
         moved = farthest(estimate(images * (1 + 8 * torch.finfo(images.dtype).eps * noise)), flow)
-        assert name.startswith("irr_pwc")
+        assert name.startswith("irr_pwc") or name == "liteflownet"
         assert off <= 2 * moved, (off, moved)
     assert torch.equal(estimate(images), flow)
 
