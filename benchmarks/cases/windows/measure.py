@@ -79,14 +79,14 @@ def _case(
     maps = _maps(shape, window is None)
     maps = [m.to(plan.device, dtype).requires_grad_(backward) for m in maps]
     if window is None:
-        calls = {name: partial(matcher, *maps) for name, matcher in contenders.matchers().items()}
+        calls = {name: partial(matcher, maps[0], maps[1]) for name, matcher in contenders.matchers().items()}
         judge = _matching_truth(maps, dtype)
     else:
         names = [name for name, why in backends(plan.device, dtype) if why is None and name != "reference"]
         calls = {
-            "ours": partial(contenders.ours, *maps, window),
-            **({} if names else {"ours, reference": partial(contenders.ours, *maps, window, "reference")}),
-            **{name: partial(sampler, *maps, window) for name, sampler in plan.peers.items()},
+            "ours": partial(contenders.ours, maps[0], maps[1], window),
+            **({} if names else {"ours, reference": partial(contenders.ours, maps[0], maps[1], window, "reference")}),
+            **{name: partial(sampler, maps[0], maps[1], window) for name, sampler in plan.peers.items()},
         }
         judge = _window_truth(maps, window, dtype, backward)
     rows: list[Result] = []

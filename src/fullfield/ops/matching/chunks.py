@@ -29,15 +29,17 @@ def _at_a_time(key: Tensor) -> int:
 
 def _differentiable(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """By PyTorch's own gradients, what they need computed again."""
-    options = {"use_reentrant": False, "preserve_rng_state": False}
-    parts = query.split(_at_a_time(key), -2)
-    return torch.cat([checkpoint(_rows, part, key, value, scale, **options) for part in parts], -2)
+    found = [
+        checkpoint(_rows, part, key, value, scale, use_reentrant=False, preserve_rng_state=False)
+        for part in torch.split(query, _at_a_time(key), -2)
+    ]
+    return torch.cat(found, -2)
 
 
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        parts = query.split(_at_a_time(key), -2)
+        parts = torch.split(query, _at_a_time(key), -2)
         out = torch.cat([_rows(part, key, value, scale) for part in parts], -2)
         ctx.scale = scale
         ctx.save_for_backward(query, key, value, out)

@@ -36,7 +36,7 @@ def compared(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
         for i in range(rows)
         for j in range(columns)
     ]
-    return torch.stack(planes, 1).unflatten(1, (rows, columns)).to(fmap1.dtype)
+    return torch.unflatten(torch.stack(planes, 1), 1, (rows, columns)).to(fmap1.dtype)
 
 
 def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
