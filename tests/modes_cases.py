@@ -665,6 +665,7 @@ MODES: dict[str, Callable[[], Any]] = {
 LOWER = (
     "models.",
     "nn.DroidCorrBlock",
+    "nn.FlowPropagation",
     "nn.PointConv",
     "nn.local_correlation_with_flow",
     "ops.point_conv.point_conv",

@@ -41,13 +41,14 @@ RUNS = {
     "neuflow2": (64, 64, 2),
     "unimatch_sc2_ref6": (64, 64, 2),
     "fastflownet": (128, 128, 2),
-    "liteflownet": (64, 64, 2),
+    "liteflownet2": (64, 64, 2),
     "gmflow": (64, 64, 2),
     "neuflow": (64, 64, 2),
 }
 # Height, width. Only estimated, for their own samplers take seconds: other ways to reach what the models above reach.
 ESTIMATES = {
     "pwcnet": (128, 128),
+    "pwcnet_nodc": (128, 128),
     "flownetc": (64, 64),
     "irr_pwc": (128, 128),
     "irr_pwcnet": (128, 128),
@@ -56,7 +57,8 @@ ESTIMATES = {
     "starflow": (128, 128),
     "hd3": (128, 128),
     "maskflownet": (128, 128),
-    "liteflownet2": (64, 64),
+    "maskflownet_s": (128, 128),
+    "liteflownet": (64, 64),
     "liteflownet3": (64, 64),
     "gmflow_refine": (64, 64),
     "unimatch": (64, 64),
@@ -174,10 +176,10 @@ def test_an_estimate_of_the_patched_is_the_originals(
     assert handle.replaced
     assert reached
     off = farthest(patched, flow)
-    if off >= 1e-3:  # masks that compare a sum of rounded weights with one: some flip with the frames' last bits
+    if off >= 1e-3:  # the original's own flow moves as far with the frames' last bits: masks of sums that round to one
         noise = torch.rand(images.shape, generator=torch.Generator().manual_seed(2)) - 0.5
         moved = farthest(estimate(images * (1 + 8 * torch.finfo(images.dtype).eps * noise)), flow)
-        assert name.startswith("irr_pwc")
+        assert name.startswith("irr_pwc") or name == "liteflownet"
         assert off <= 2 * moved, (off, moved)
     assert torch.equal(estimate(images), flow)
 
@@ -194,7 +196,11 @@ def test_a_tested_model_stands_for_its_row(support: Support, ptlflow: Any) -> No
     assert tested
     for name in support.models:
         forward = ptlflow.get_model_reference(name).forward
-        assert any(forward is ptlflow.get_model_reference(other).forward for other in tested), name
+        same = [ptlflow.get_model_reference(other).forward for other in tested]
+        if forward not in same:  # FlowNetC is a part of FlowNet2
+            with torch.device("meta"):
+                parts = ptlflow.get_model_reference(name)().modules()
+            assert any(type(part).forward in same for part in parts), name
 
 
 def test_the_table_names_every_model_once(ptlflow: Any) -> None:

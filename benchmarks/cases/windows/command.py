@@ -13,9 +13,10 @@ PARTS = ("pwc", "liteflownet", "flownetc", "matching")
 DTYPES = ("float32", "float16", "bfloat16")
 DESCRIPTION = """\
 Time the spatial correlation (PWC-Net's levels, LiteFlowNet's stride of two, FlowNetC's window of 21 x 21) and GMFlow's
-global matching, forward and with gradients, beside localcorr's Triton sampler, the compiled spatial_correlation_sampler,
-ptlflow's own sampler and the whole matrix, where they are here. Every result is compared with float64 before its time
-counts; all take turns. Eager calls from Python; on a GPU ours also as a CUDA graph, for the work without the host.
+global matching, forward and with gradients, beside localcorr's Triton sampler, the compiled
+spatial_correlation_sampler, ptlflow's own sampler and the whole matrix, where they are here. Every result is compared
+with float64 before its time counts; all take turns. Eager calls from Python; on a GPU ours also as a CUDA graph, for
+the work without the host.
 """
 EPILOG = """\
 examples:

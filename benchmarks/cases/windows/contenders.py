@@ -35,7 +35,7 @@ def peers(localcorr: str | None) -> tuple[dict[str, Sampler], dict[str, str]]:
     """By name; and who is not here, with the reason."""
     found: dict[str, Sampler] = {}
     absent: dict[str, str] = {}
-    makers = {
+    makers: dict[str, Callable[[], Sampler]] = {
         "localcorr (Triton)": partial(_localcorr, localcorr),
         "spatial_correlation_sampler": _compiled,
         "ptlflow's sampler": _ptlflow,

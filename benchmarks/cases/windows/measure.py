@@ -79,14 +79,14 @@ def _case(
     maps = _maps(shape, window is None)
     maps = [m.to(plan.device, dtype).requires_grad_(backward) for m in maps]
     if window is None:
-        calls = {name: partial(matcher, *maps) for name, matcher in contenders.matchers().items()}
+        calls = {name: partial(matcher, maps[0], maps[1]) for name, matcher in contenders.matchers().items()}
         judge = _matching_truth(maps, dtype)
     else:
         names = [name for name, why in backends(plan.device, dtype) if why is None and name != "reference"]
         calls = {
-            "ours": partial(contenders.ours, *maps, window),
-            **({} if names else {"ours, reference": partial(contenders.ours, *maps, window, "reference")}),
-            **{name: partial(sampler, *maps, window) for name, sampler in plan.peers.items()},
+            "ours": partial(contenders.ours, maps[0], maps[1], window),
+            **({} if names else {"ours, reference": partial(contenders.ours, maps[0], maps[1], window, "reference")}),
+            **{name: partial(sampler, maps[0], maps[1], window) for name, sampler in plan.peers.items()},
         }
         judge = _window_truth(maps, window, dtype, backward)
     rows: list[Result] = []
@@ -171,7 +171,7 @@ def _window_truth(
 def _matching_truth(maps: list[Tensor], dtype: torch.dtype) -> Callable[[list[Tensor]], Result]:
     """Of some pixels, in float64."""
     one, two = (m.detach()[:1].double().flatten(2)[0] for m in maps)
-    (height, width), count = maps[0].shape[2:], one.shape[1]
+    width, count = maps[0].shape[3], one.shape[1]
     at = torch.linspace(0, count - 1, min(_SAMPLED, count), device=one.device).long()
     shares = (one[:, at].T @ two / one.shape[0] ** 0.5).softmax(-1)
     place = torch.arange(count, device=one.device)

@@ -162,12 +162,12 @@ def _windows(
 ) -> Tensor:
     """Attention inside each of ``num_splits``² windows; with a shift, of windows that lie half a window further.
 
-    The original rolls the map and masks what then lies side by side without being so. Here a shifted window that the map's
-    edge cuts is what is left of it.
+    The original rolls the map and masks what then lies side by side without being so. Here a shifted window that the
+    map's edge cuts is what is left of it.
     """
     if h is None or w is None:
         raise InputError("single_head_split_window_attention: expected h and w, got None")
-    maps = [t.unflatten(1, (h, w)) for t in (q, k, v)]
+    maps = [torch.unflatten(t, 1, (h, w)) for t in (q, k, v)]
     bands = [_bands(n, num_splits, with_shift) for n in (h, w)]
     strips = []
     for top, rows, height in bands[0]:
@@ -191,9 +191,10 @@ def _bands(length: int, splits: int, shifted: bool) -> list[tuple[int, int, int]
 
 def _band(maps: list[Tensor], rows: int, columns: int) -> Tensor:
     batch, height, width, _ = maps[0].shape
-    apart = [t.unflatten(2, (columns, -1)).unflatten(1, (rows, -1)).transpose(2, 3) for t in maps]
+    apart = [torch.unflatten(torch.unflatten(t, 2, (columns, -1)), 1, (rows, -1)).transpose(2, 3) for t in maps]
     found = attend(*(t.flatten(0, 2).flatten(1, 2) for t in apart))
-    whole = found.unflatten(1, (height // rows, width // columns)).unflatten(0, (batch, rows, columns))
+    inner = torch.unflatten(found, 1, (height // rows, width // columns))
+    whole = torch.unflatten(inner, 0, (batch, rows, columns))
     return whole.transpose(2, 3).flatten(3, 4).flatten(1, 2)
 
 

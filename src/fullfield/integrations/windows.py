@@ -72,7 +72,7 @@ def _flownet(name: str, part: Any, function: Callable[[Tensor, Tensor], Tensor],
     _place(torch.device("cpu"), backend)
 
     def theirs(one: Tensor, two: Tensor) -> Tensor:
-        return function(one, two).unflatten(1, (21, 21)) * one.shape[1]
+        return torch.unflatten(function(one, two), 1, (21, 21)) * one.shape[1]
 
     _try(name, type(part), theirs, _FLOWNET)
 
@@ -94,7 +94,7 @@ def _cost_volume(name: str, original: Any, where: str, accompanied: bool, backen
 
     def theirs(one: Tensor, two: Tensor) -> Tensor:
         found: Tensor = original(one, two, {"max_disp": 2}) * one.shape[1]
-        return found.unflatten(1, (5, 5))
+        return torch.unflatten(found, 1, (5, 5))
 
     _try(f"the {name} of {where}", type(original), theirs, {"patch_size": 5})
 

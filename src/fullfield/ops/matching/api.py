@@ -26,7 +26,7 @@ def _rows(fmap: Tensor) -> Tensor:
 
 
 def _map(rows: Tensor, like: Tensor) -> Tensor:
-    return rows.transpose(1, 2).unflatten(2, (like.shape[2], like.shape[3]))
+    return torch.unflatten(rows.transpose(1, 2), 2, (like.shape[2], like.shape[3]))
 
 
 def _grid(height: int, width: int, like: Tensor) -> Tensor:
@@ -118,10 +118,11 @@ def local_matching(
     )  # [2r+1, H], [2r+1, W]
     inside = [(at >= 0) & (at < n) for at, n in ((rows, height), (columns, width))]
     exists = inside[0][:, None, :, None] & inside[1][None, :, None, :]
-    shares = scores.masked_fill(~exists, -torch.inf).flatten(1, 2).softmax(1).unflatten(1, scores.shape[1:3])
+    whole = scores.masked_fill(~exists, -torch.inf).flatten(1, 2).softmax(1)
+    shares = torch.unflatten(whole, 1, (2 * radius + 1, 2 * radius + 1))
     steps = offsets.to(scores.dtype)
-    u = torch.einsum("bijhw,j->bhw", shares, steps)
-    v = torch.einsum("bijhw,i->bhw", shares, steps)
+    u = (shares.sum(1) * steps[:, None, None]).sum(1)
+    v = (shares.sum(2) * steps[:, None, None]).sum(1)
     return torch.stack((u, v), 1)
 
 
@@ -148,11 +149,12 @@ def local_attention(
     shares = scores.flatten(1, 2).softmax(1)
     around = functional.pad(values.to(scores.dtype), (radius,) * 4)
     side, (height, width) = 2 * radius + 1, fmap1.shape[2:]
-    total = torch.zeros_like(values, dtype=scores.dtype)
+    total: Tensor = torch.zeros_like(values, dtype=scores.dtype)
     for at in range(side * side):
         y, x = divmod(at, side)
         total = total + shares[:, at : at + 1] * around[:, :, y : y + height, x : x + width]
-    return total.to(values.dtype)
+    found: Tensor = total.to(values.dtype)
+    return found
 
 
 def _scores(fmap1: Tensor, fmap2: Tensor, radius: int) -> Tensor:

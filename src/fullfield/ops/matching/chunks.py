@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+
+from fullfield.ops.launching import is_plain
 
 # Elements of the matrix that are there at a time.
 _ELEMENTS = 1 << 24
@@ -18,17 +22,70 @@ def _rows(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         return torch.softmax(scores, -1) @ value.to(exact)
 
 
+def _at_a_time(key: Tensor) -> int:
+    """Rows."""
+    return max(_ELEMENTS // max(key.shape[-2] * key.shape[:-2].numel(), 1), 1)
+
+
+def _differentiable(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+    """By PyTorch's own gradients, what they need computed again."""
+    found = [
+        checkpoint(_rows, part, key, value, scale, use_reentrant=False, preserve_rng_state=False)
+        for part in torch.split(query, _at_a_time(key), -2)
+    ]
+    return torch.cat(found, -2)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        parts = torch.split(query, _at_a_time(key), -2)
+        out = torch.cat([_rows(part, key, value, scale) for part in parts], -2)
+        ctx.scale = scale
+        ctx.save_for_backward(query, key, value, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        query, key, value, out = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:3]
+        if torch.is_grad_enabled():  # for gradients of the gradient
+            kept = [t for t, want in zip((query, key, value), wanted, strict=True) if want]
+            again = _differentiable(query, key, value, ctx.scale)
+            left = iter(torch.autograd.grad(again, kept, grad, create_graph=True))
+            return *(next(left) if want else None for want in wanted), None
+        with torch.autocast(query.device.type, enabled=False):
+            found = _gradients(query, key, value, out, grad, ctx.scale)
+        return *(
+            one.to(t.dtype) if want else None for one, t, want in zip(found, (query, key, value), wanted, strict=True)
+        ), None
+
+
+def _gradients(
+    query: Tensor, key: Tensor, value: Tensor, out: Tensor, grad: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    keys, values = key.to(out.dtype), value.to(out.dtype)
+    of_query, of_key, of_value = (torch.zeros_like(t, dtype=out.dtype) for t in (query, key, value))
+    each = _at_a_time(key)
+    for begin in range(0, query.shape[-2], each):
+        at = slice(begin, begin + each)
+        rows, part = query[..., at, :].to(out.dtype) * scale, grad[..., at, :]
+        shares = torch.softmax(rows @ keys.transpose(-2, -1), -1)
+        of_value += shares.transpose(-2, -1) @ part
+        inner = (part * out[..., at, :]).sum(-1, keepdim=True)
+        shares *= part @ values.transpose(-2, -1) - inner  # from here on the gradient of the products
+        of_query[..., at, :] = shares @ keys * scale
+        of_key += shares.transpose(-2, -1) @ rows
+    return of_query, of_key, of_value
+
+
+# ``_Attention.apply`` without what it does for functorch's transforms and for ``setup_context``.
+_apply: Any = super(torch.autograd.Function, _Attention).apply
+
+
 def attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """[..., N, V] of [..., N, C], [..., M, C], [..., M, V]: float32, or float64 for float64."""
-    each = max(_ELEMENTS // max(key.shape[-2] * key.shape[:-2].numel(), 1), 1)
-    if each >= query.shape[-2]:
-        return _rows(query, key, value, scale)
-    learns = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
-    parts = []
-    for part in query.split(each, -2):
-        if learns:  # what the gradient needs is computed again
-            found = checkpoint(_rows, part, key, value, scale, use_reentrant=False, preserve_rng_state=False)
-        else:
-            found = _rows(part, key, value, scale)
-        parts.append(found)
-    return torch.cat(parts, -2)
+    if not is_plain(query, key, value):
+        return _differentiable(query, key, value, scale)
+    out: Tensor = _apply(query, key, value, scale)
+    return out

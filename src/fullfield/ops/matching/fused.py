@@ -1,8 +1,8 @@
 """Attention by PyTorch's fused kernels on NVIDIA GPUs: linear memory, the matrix is never there.
 
-They want widths that are multiples of 16 bytes, and in half precision values as wide as the features. In half precision the
-result is rounded too, which for coordinates in the hundreds would be a tenth of a cell: so there the width that must be
-filled anyway holds the distances to many fixed centres, and each pixel takes the one that is near it.
+They want widths that are multiples of 16 bytes, and in half precision values as wide as the features. In half precision
+the result is rounded too, which for coordinates in the hundreds would be a tenth of a cell: so there the width that
+must be filled anyway holds the distances to many fixed centres, and each pixel takes the one that is near it.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         inner = outer = max(inner, outer)
     parts = _padded(query, inner), _padded(key, inner), _padded(value.to(query.dtype), outer)
     with torch.autocast("cuda", enabled=False):
-        four = (part.unsqueeze(1) for part in parts)
-        found = functional.scaled_dot_product_attention(*four, scale=scale).squeeze(1)
+        q, k, v = (part.unsqueeze(1) for part in parts)
+        found = functional.scaled_dot_product_attention(q, k, v, scale=scale).squeeze(1)
     return found[..., :width]
 
 
@@ -69,7 +69,7 @@ def expected_positions(query: Tensor, key: Tensor, size: tuple[int, int], scale:
         -1,
     )
     spread = columns.reshape(1, height * width, -1).expand(query.shape[0], -1, -1)
-    found = attend(query, key, spread, scale).float().split([len(c) for c in centres], -1)
+    found = torch.split(attend(query, key, spread, scale).float(), [len(c) for c in centres], -1)
     return torch.cat([_nearest(part, centre) for part, centre in zip(found, centres, strict=True)], -1)
 
 

@@ -1,7 +1,7 @@
 """numba kernels of the CPU backend. Importing this module needs numba; nothing compiles until asked.
 
-Features lie as rows of ``[row][channel][pitch]``, float32, with zeros around them; sixteen neighbouring pixels are worked
-on together, one per vector lane.
+Features lie as rows of ``[row][channel][pitch]``, float32, with zeros around them; sixteen neighbouring pixels are
+worked on together, one per vector lane.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def backward_rows(features, channels, pitch, grad, second, columns, out, pitch_o
                         continue
                     q = ((b * (rows + patch_h - 1) + row + i) * channels + c) * pitch + x
                     w = i * patch_w * pitch_out + x
-                    for j in range(patch_w):
+                    for _ in range(patch_w):
                         g = load(weights, w)
                         a0 = a0 + g * load(features, q)
                         a1 = a1 + g * load(features, q + pitch)

@@ -86,4 +86,4 @@ def _pair(value: object, name: str, low: int) -> Pair:
     _check.require(len(pair) == 2, name, "a number or a pair", value)
     for part in pair:
         _check.number(part, name, integer=True, low=low)
-    return int(pair[0]), int(pair[1])  # type: ignore[call-overload]  # just checked
+    return int(pair[0]), int(pair[1])

@@ -61,7 +61,7 @@ class _Lattice(NamedTuple):
 
     first: int
     classes: int
-    count: int
+    length: int
     one: int
     """The pixel of fmap1 that the first output reads."""
     two: int
@@ -112,10 +112,10 @@ def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
         return out.to(fmap1.dtype)
     kernel = _kernel("forward_rows")
     for y, x in _lattices(window, out_size):
-        pitch1 = _pitch(x.count)
+        pitch1 = _pitch(x.length)
         pitch2 = pitch1 + -(-columns // 16) * 16
-        one = _rows(fmap1, (y.one, y.step, y.count), (x.one, x.step, x.count), channels, pitch1)
-        more = (y.count + rows - 1, x.count + columns - 1)
+        one = _rows(fmap1, (y.one, y.step, y.length), (x.one, x.step, x.length), channels, pitch1)
+        more = (y.length + rows - 1, x.length + columns - 1)
         two = _rows(fmap2, (y.two, y.step, more[0]), (x.two, x.step, more[1]), channels, pitch2)
         one, two = _with_tail(one), _with_tail(two)
         arrays = (one.numpy(), two.numpy(), channels, pitch1, pitch2)
@@ -124,7 +124,7 @@ def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
         def task(first: int, last: int, arrays: Any = arrays, result: Any = result) -> None:
             kernel(*arrays, result, first, last)
 
-        run_parts(batch * y.count, 1, torch.get_num_threads(), task)
+        run_parts(batch * y.length, 1, torch.get_num_threads(), task)
     return out.to(fmap1.dtype)
 
 
@@ -151,7 +151,7 @@ def _gradient(features: Tensor, grad: Tensor, window: Window, second: bool) -> T
     (batch, channels, height, width), (rows, columns) = features.shape, window.patch
     kernel, padded = _kernel("backward_rows"), -(-channels // 4) * 4
     for y, x in _lattices(window, (grad.shape[3], grad.shape[4])):
-        high, wide = y.count + (rows - 1) * second, x.count + (columns - 1) * second
+        high, wide = y.length + (rows - 1) * second, x.length + (columns - 1) * second
         start_y = y.one - (rows - 1) * y.step if second else y.two
         start_x = x.one - (columns - 1) * x.step if second else x.two
         pitch = _pitch(wide)

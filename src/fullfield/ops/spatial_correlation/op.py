@@ -1,4 +1,4 @@
-"""The registered operator, for traced code, and the shorter way of eager code; both with the same backends behind them."""
+"""The registered operator, for traced code, and the shorter way of eager code, with the same backends behind both."""
 
 from __future__ import annotations
 
