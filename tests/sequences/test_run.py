@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from long_shot import grown
 from sequence_shots import HEIGHT, QUICK, WIDTH, moving, slow_flow
 
 from fullfield import Flow, estimate
@@ -369,6 +370,14 @@ def test_processes_make_the_same_files_and_one_that_dies_costs_nothing(
     assert killed
     assert json.loads(out)["written"] == "11-18"
     assert_same(loaded(shot), {name.replace("one", "mv"): parts for name, parts in loaded(shot, "one.*.exr").items()})
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
+def test_memory_does_not_grow_with_the_shot(tmp_path: Path) -> None:
+    """``long_shot.py`` goes through 1,000 frames."""
+    more, passing = grown(tmp_path, 80)
+    assert passing > 70
+    assert more < 25
 
 
 def test_a_video_gives_every_pair(flow: Cli, shot: Path) -> None:

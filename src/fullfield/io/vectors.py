@@ -89,7 +89,7 @@ def write_vectors(
     check_flow_window(where, ".exr", window, pixels.shape[:2])
     check_name(where)
     stored = exr.as_stored(pixels, dtype)
-    attributes = {"compression": compression or "zip", exr.Y: y, **(notes or {})}
+    attributes = {"compression": exr.packing(compression), exr.Y: y, **(notes or {})}
     with atomic_path(where) as temporary:
         write_picture(
             temporary, "openexr", stored, channels=names, attributes=attributes, window=window, metadata=metadata
