@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any, cast
 
 import torch
@@ -102,7 +103,7 @@ def _network(network: str, correlation: str) -> torch.nn.Module:
 
 def _localcorr(levels: int, radius: int) -> Callable[[torch.Tensor, torch.Tensor], Any]:
     try:
-        from localcorr.blocks import LocalCorrTritonFusedBlock
+        blocks: Any = import_module("localcorr.blocks")
     except ImportError as error:
         raise Unsupported(f"localcorr cannot be imported ({error}): pip install localcorr triton") from error
-    return lambda fmap1, fmap2: LocalCorrTritonFusedBlock(fmap1, fmap2, levels, radius)
+    return lambda fmap1, fmap2: blocks.LocalCorrTritonFusedBlock(fmap1, fmap2, levels, radius)
