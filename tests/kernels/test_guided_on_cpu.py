@@ -10,8 +10,7 @@ import torch
 from emulator import AMPERE, Emulator
 from torch import Tensor
 
-from fullfield.ops.tvl1 import RefinementConfig, refine_flow
-from fullfield.ops.tvl1 import guided_cuda
+from fullfield.ops.tvl1 import RefinementConfig, guided_cuda, refine_flow
 from fullfield.ops.tvl1.guided_cuda import Refiner, Shape
 from fullfield.testing import textured_scene
 

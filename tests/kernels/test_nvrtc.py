@@ -23,9 +23,9 @@ from fullfield.ops.correlation.protocol import Request
 from fullfield.ops.fused import cuda as fused
 from fullfield.ops.neighbors import cuda as neighbors
 from fullfield.ops.point_conv.cuda import pooling, triplets
+from fullfield.ops.tvl1 import guided_cuda
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda import fused as tvl1_fused
-from fullfield.ops.tvl1 import guided_cuda
 from fullfield.ops.tvl1.cuda import passes as tvl1
 from fullfield.ops.tvl1.cuda.pipeline import Shape
 from fullfield.ops.tvl1.cuda.state import Level

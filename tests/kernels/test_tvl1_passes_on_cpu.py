@@ -29,7 +29,7 @@ from fullfield.ops.tvl1.cuda import engine as engines
 from fullfield.ops.tvl1.cuda import fused, passes
 from fullfield.ops.tvl1.cuda import solver as solver_module
 from fullfield.ops.tvl1.cuda.engine import Engine
-from fullfield.ops.tvl1.cuda.passes import Device, Passes, planes_of
+from fullfield.ops.tvl1.cuda.passes import Passes, planes_of
 from fullfield.ops.tvl1.cuda.state import Level, pitch_of
 from fullfield.testing.tvl1 import VARIANTS
 

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from fullfield import InputError
 from fullfield.estimators import RefinedEstimator
-from fullfield.ops.tvl1 import FlowRefiner, RefinementConfig, refine_flow
-from fullfield.ops.tvl1 import guided_cuda
+from fullfield.ops.tvl1 import FlowRefiner, RefinementConfig, guided_cuda, refine_flow
 from fullfield.ops.tvl1.guided import refinement_backends
 from fullfield.testing import textured_scene
 

@@ -107,7 +107,7 @@ class PreparedFlow:
     ) -> Tensor:  # [B, 2, H, W] float32, (u, v) in pixels
         """As the model's own call. The result is new memory; the frames may be of any layout."""
         number = self._asked(frame1, frame2, updates, initial_flow)
-        with self._lock, _undisturbed(self.device), self._in_order():
+        with self._lock, _undisturbed(self.device), self._in_order(self._tensors):
             start = self._start(initial_flow)
             if self.batch == 0:
                 return torch.empty((0, 2, *self.size), device=self.device, dtype=torch.float32)
@@ -128,14 +128,14 @@ class PreparedFlow:
         are computed once. ``initial_flow`` is for the way there; ``updates`` is 1 at least for RAFT. The first call
         prepares, and takes the memory of another pair."""
         number = self._asked(frame1, frame2, updates, None)
-        with self._lock, _undisturbed(self.device), self._in_order():
+        with self._lock, _undisturbed(self.device), self._in_order(self._tensors):
             start = self._start(initial_flow)
             if self.batch == 0:
                 empty = torch.empty((0, 2, *self.size), device=self.device, dtype=torch.float32)
                 return empty, empty.clone()
             if self._both is None:
                 self._both = _BothWays(self)
-                self._streams.clear()  # of its tensors
+                self._in_order.forget()  # of its tensors
             both = self._both
             self._read(frame1, frame2)
             both.encode()

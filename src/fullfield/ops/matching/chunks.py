@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fullfield.ops.launching import is_plain
+from fullfield.ops.launching import is_eager
 
 # Elements of the matrix that are there at a time.
 _ELEMENTS = 1 << 24
@@ -85,7 +85,7 @@ _apply: Any = super(torch.autograd.Function, _Attention).apply
 
 def attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """[..., N, V] of [..., N, C], [..., M, C], [..., M, V]: float32, or float64 for float64."""
-    if not is_plain(query, key, value):
+    if not is_eager(query, key, value):
         return _differentiable(query, key, value, scale)
     out: Tensor = _apply(query, key, value, scale)
     return out

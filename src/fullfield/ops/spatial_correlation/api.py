@@ -21,7 +21,7 @@ def backends(device: str | torch.device = "cpu", dtype: torch.dtype = torch.floa
     Preferred first.
     """
     request = Request(Window((9, 9)), (112, 256), dtype, torch.empty(0, device=device).device)
-    return list(dispatch.reasons(request).items())
+    return dispatch.SAMPLERS.reasons(request)
 
 
 def spatial_correlation(

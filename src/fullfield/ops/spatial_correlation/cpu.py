@@ -7,25 +7,18 @@ number of threads.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
-from functools import lru_cache
 from itertools import product
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from fullfield._kernels.numba_cache import why_not
+from fullfield._kernels.numba_cache import Kernels, why_not
 from fullfield._kernels.threads import run_parts
 from fullfield.ops.spatial_correlation.protocol import FEATURES, Pair, Request, Window
 
 _LANES = 16
-
-
-def missing() -> str | None:
-    """What would have to be installed."""
-    return why_not()
 
 
 def supports(request: Request) -> str | None:
@@ -36,24 +29,10 @@ def supports(request: Request) -> str | None:
         return f"needs float32, float16 or bfloat16 features, got {request.dtype}"
     if not request.window.is_aligned:
         return f"needs a stride that divides dilation_patch, got {request.window.stride}"
-    return missing()
+    return why_not()
 
 
-_compiling = threading.Lock()
-
-
-@lru_cache(maxsize=1)
-def _compiled() -> dict[str, Any]:
-    from fullfield._kernels.numba_cache import compile_all
-    from fullfield.ops.spatial_correlation import _cpu_kernels as kernels
-
-    compile_all(kernels.ENTRY_POINTS, kernels.CACHE, "spatial correlation kernels")
-    return {name: function for name, (function, _) in kernels.ENTRY_POINTS.items()}
-
-
-def _kernel(name: str) -> Any:
-    with _compiling:
-        return _compiled()[name]
+_kernels = Kernels(f"{__package__}._cpu_kernels", "spatial correlation kernels")
 
 
 class _Lattice(NamedTuple):
@@ -110,7 +89,7 @@ def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
     out = torch.empty(batch, rows, columns, *out_size, dtype=torch.float32)
     if not out.numel():
         return out.to(fmap1.dtype)
-    kernel = _kernel("forward_rows")
+    kernel = _kernels().forward_rows
     for y, x in _lattices(window, out_size):
         pitch1 = _pitch(x.length)
         pitch2 = pitch1 + -(-columns // 16) * 16
@@ -149,7 +128,7 @@ def _gradient(features: Tensor, grad: Tensor, window: Window, second: bool) -> T
     if not grad.numel() or not out.numel():
         return out
     (batch, channels, height, width), (rows, columns) = features.shape, window.patch
-    kernel, padded = _kernel("backward_rows"), -(-channels // 4) * 4
+    kernel, padded = _kernels().backward_rows, -(-channels // 4) * 4
     for y, x in _lattices(window, (grad.shape[3], grad.shape[4])):
         high, wide = y.length + (rows - 1) * second, x.length + (columns - 1) * second
         start_y = y.one - (rows - 1) * y.step if second else y.two

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from fullfield.ops.launching import is_plain
+from fullfield.ops.launching import is_eager
 from fullfield.ops.spatial_correlation import dispatch
 from fullfield.ops.spatial_correlation.protocol import Window
 from fullfield.ops.spatial_correlation.reference import compared
@@ -109,7 +109,7 @@ _apply: Any = super(torch.autograd.Function, _Compared).apply
 
 def run(fmap1: Tensor, fmap2: Tensor, window: Window, backend: str | None) -> Tensor:
     """Arguments checked."""
-    if not is_plain(fmap1, fmap2):
+    if not is_eager(fmap1, fmap2):
         compiling = torch.compiler.is_compiling()
         if not compiling and (torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0):
             return compared(fmap1, fmap2, window)

@@ -9,11 +9,6 @@ from torch.nn import functional
 from fullfield.ops.spatial_correlation.protocol import Request, Window
 
 
-def missing() -> str | None:
-    """Nothing."""
-    return None
-
-
 def supports(request: Request) -> str | None:  # noqa: ARG001 - the others' signature
     """Every request."""
     return None

@@ -13,7 +13,15 @@ from fullfield import _check
 from fullfield.ops.backends import Backends
 from fullfield.ops.consistency import forward_backward_distance
 from fullfield.ops.tvl1 import guided_cpu, guided_cuda, guided_reference
-from fullfield.ops.tvl1.frames import FINITE_FLOW, check_arguments, check_finite, check_frame, check_values, grey
+from fullfield.ops.tvl1.frames import (
+    BRIGHTEST,
+    FINITE_FLOW,
+    check_arguments,
+    check_finite,
+    check_frame,
+    check_values,
+    grey,
+)
 from fullfield.ops.tvl1.guided_config import RefinementConfig
 
 REFINEMENT_BACKENDS = ("cuda", "cpu", "reference")
@@ -118,7 +126,7 @@ class FlowRefiner:
         if not flags:
             return
         for number, name in enumerate(("frame1", "frame2")):
-            expected = f"finite values up to {guided_cuda.BRIGHTEST:g} (0 ... 1 is usual)"
+            expected = f"finite values up to {BRIGHTEST:g} (0 ... 1 is usual)"
             _check.require(not flags & guided_cuda.BAD_FRAMES[number], name, expected, "others")
         for bit, name in ((guided_cuda.BAD_FLOW, "flow"), (guided_cuda.BAD_BACKWARD, "backward")):
             _check.require(not flags & bit, name, "finite values", "NaN or infinity")

@@ -140,7 +140,8 @@ class Refiner:
         return self._planes[plane].data_ptr()
 
     def _params(self, channels: int) -> ctypes.Structure:
-        config, p = self._config, _Guided()
+        config = self._config
+        p: ctypes.Structure = _Guided()
         p.inputs, p.flags, p.kernel = address(self._inputs), address(self._flags), address(self._kernel)
         p.grey, p.system, p.edge, p.coupling = (self._at(n) for n in (_GREY, _SYSTEM, _EDGE, _COUPLING))
         p.plane, p.pitch, p.taps, p.channels = self._planes.stride(0), self._pitch, len(self._kernel), channels

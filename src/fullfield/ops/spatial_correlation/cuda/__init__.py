@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,12 +11,11 @@ from torch import Tensor
 
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import launching
-from fullfield.ops.launching import structure
+from fullfield.ops.launching import CODES, structures
 from fullfield.ops.spatial_correlation.protocol import FEATURES, Request, Window
 
 LIBRARIES = Libraries("spatial correlation kernels")
 _HERE = Path(__file__).parent
-_TYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
 # As common.cuh has them: rows and columns of a tile, columns of a thread.
 _TILE, _XR, _PITCH = (4, 32), 8, 36
 _XG = _TILE[1] // _XR
@@ -28,27 +26,10 @@ _WANTED = 264
 # Channels of a block of the backward kernel, of a thread; the second where there are few blocks.
 SPREADS = ((32, 4), (16, 2))
 
-_ptr, _i32 = ctypes.c_void_p, ctypes.c_int
-_Axis: Any = structure("Axis", *((name, _i32) for name in (
-    "step", "classes", "stride", "padding", "radius", "patch", "in_size", "out_size", "tiles",
-)))  # fmt: skip
-_Forward: Any = structure(
-    "ForwardParams", ("fmap1", _ptr), ("fmap2", _ptr), ("out", _ptr),
-    ("channels", _i32), ("row_blocks", _i32), ("column_blocks", _i32), ("y", _Axis), ("x", _Axis),
-)  # fmt: skip
-_Backward: Any = structure(
-    "BackwardParams", ("features", _ptr), ("grad", _ptr), ("out", _ptr),
-    ("channels", _i32), ("channel_blocks", _i32), ("column_blocks", _i32), ("second", _i32), ("y", _Axis), ("x", _Axis),
-)  # fmt: skip
-
-
-def missing() -> str | None:
-    """What would have to be installed."""
-    if not torch.cuda.is_available():
-        return None
-    from fullfield._kernels import nvrtc
-
-    return nvrtc.why_not()
+_COMMON = _HERE / "common.cuh"
+_Forward, _Backward = (
+    structures(_COMMON, _HERE / f"{name}.cu")[f"{name.title()}Params"] for name in ("forward", "backward")
+)
 
 
 def supports(request: Request) -> str | None:
@@ -86,12 +67,12 @@ def _read(columns: Columns) -> int:
 
 
 def _flags(dtype: torch.dtype, wide: bool, columns: Columns) -> tuple[str, ...]:
-    named = {"IN": _TYPES[dtype], "VEC": 4 if wide else 1, "JG": columns.group, "JN": columns.groups}
+    named = {"IN": CODES[dtype], "VEC": 4 if wide else 1, "JG": columns.group, "JN": columns.groups}
     return tuple(f"-D{name}={value}" for name, value in named.items())
 
 
 def _text(name: str) -> str:
-    return launching.read_source(launching.HALVES, launching.VALUES, _HERE / "common.cuh", _HERE / name)
+    return launching.read_source(launching.HALVES, launching.VALUES, _COMMON, _HERE / name)
 
 
 @functools.cache
@@ -146,10 +127,10 @@ def half_of(patch: tuple[int, int], others: int) -> Half:
 def half_source(dtype: torch.dtype, wide: bool, half: Half) -> Source:
     """The forward kernel of 16-bit features."""
     named = {
-        "IN": _TYPES[dtype], "BF16": int(dtype == torch.bfloat16), "VEC": 4 if wide else 1, "JG": 1, "JN": 1, "CC": 32,
+        "IN": CODES[dtype], "BF16": int(dtype == torch.bfloat16), "VEC": 4 if wide else 1, "JG": 1, "JN": 1, "CC": 32,
         "PI": half.rows, "PJ": half.columns, "NT": half.octets, "THREADS": 256,
     }  # fmt: skip
-    files = (launching.HALVES, launching.VALUES, launching.PRODUCTS, _HERE / "common.cuh", _HERE / "forward_half.cu")
+    files = (launching.HALVES, launching.VALUES, launching.PRODUCTS, _COMMON, _HERE / "forward_half.cu")
     return Source(launching.read_source(*files), tuple(f"-D{name}={value}" for name, value in named.items()))
 
 
