@@ -233,7 +233,7 @@ class Engine:
         oldest = following - reach * step if setting.warm_start or both_ways else following + step + 1
         for flows in (self._flows, self._refined, self._log_scales):
             for pair in [p for p in flows if min(p[:2]) < oldest]:
-                del flows[pair]  # type: ignore[attr-defined]
+                del flows[pair]
         for both in [p for p in self._changes if min(p) < following - step]:
             del self._changes[both]
 

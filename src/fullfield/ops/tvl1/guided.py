@@ -15,6 +15,7 @@ from fullfield.ops.consistency import forward_backward_distance
 from fullfield.ops.tvl1 import guided_cpu, guided_reference
 from fullfield.ops.tvl1.api import _check_values, _finite, _grey, check_size
 from fullfield.ops.tvl1.cuda import guided as guided_cuda
+from fullfield.ops.tvl1.cuda.passes import BRIGHTEST
 from fullfield.ops.tvl1.guided_config import RefinementConfig
 
 # In order of preference.
@@ -148,7 +149,7 @@ class FlowRefiner:
         if not flags:
             return
         for number, name in enumerate(("frame1", "frame2")):
-            expected = f"finite values up to {guided_cuda.BRIGHTEST:g} (0 ... 1 is usual)"
+            expected = f"finite values up to {BRIGHTEST:g} (0 ... 1 is usual)"
             _check.require(not flags & guided_cuda.BAD_FRAMES[number], name, expected, "others")
         for bit, name in ((guided_cuda.BAD_FLOW, "flow"), (guided_cuda.BAD_BACKWARD, "backward")):
             _check.require(not flags & bit, name, "finite values", "NaN or infinity")
