@@ -1,6 +1,6 @@
 """How sure is the confidence? Fits it anew on the shared pairs with true flow, and prints how often it is right.
 
-python scripts/calibrate_confidence.py [METHOD]      fullfield-s by default, refined; needs FULLFIELD_DATA
+python scripts/calibrate_confidence.py [METHOD [WEIGHTS]]      fullfield-s by default, refined; needs FULLFIELD_DATA
 
 Every pair is judged by constants fitted on all others. To be run again, and the constants in
 src/fullfield/estimators/reliability.py replaced, when the weights change.
@@ -27,9 +27,9 @@ _SAMPLES = 20_000
 _NAMES = ("bias", "log distance", "log residual", "own log scale")
 
 
-def samples(method: str) -> dict[str, tuple[Tensor, Tensor]]:
+def samples(method: str, weights: str | None) -> dict[str, tuple[Tensor, Tensor]]:
     """Evidence [N, 4] and the error [N] of pixels of every pair."""
-    estimator, found = RefinedEstimator(build(method)), {}
+    estimator, found = RefinedEstimator(build(method, weights=weights)), {}
     for name, (first, second, truth) in every_pair().items():
         frames = [frame[None] for frame in as_frames((first, second), ("frame1", "frame2"), "auto")]
         known = read_flow(truth)
@@ -93,9 +93,9 @@ def table(confidence: Tensor, error: Tensor) -> None:
     print(f"calibration error {gap:.4f}, Brier score {brier:.4f}, area under the ROC curve {area:.4f}\n")
 
 
-def main(method: str = "fullfield-s") -> int:
+def main(method: str = "fullfield-s", weights: str | None = None) -> int:
     """Print constants and tables."""
-    found = samples(method)
+    found = samples(method, weights)
     for columns in ([0, 1, 2], [0, 1, 2, 3]):
         constants = fitted(list(found.values()), columns)
         pairs = zip((_NAMES[c] for c in columns), constants.tolist(), strict=True)

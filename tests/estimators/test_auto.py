@@ -8,6 +8,7 @@ from fullfield import estimate
 from fullfield.estimators import RefinedEstimator
 from fullfield.estimators.estimation import build
 from fullfield.estimators.registry import AUTO_NETWORK, DEFAULT_METHOD, METHODS
+from fullfield.ops.tvl1 import RefinementConfig
 from fullfield.testing import textured_scene
 
 SCENE = textured_scene(64, 80, seed=3)
@@ -17,10 +18,12 @@ QUICK = {"updates": 1, "weights": "random"}
 def test_auto_is_the_network_refined() -> None:
     assert DEFAULT_METHOD in METHODS
     found = estimate(SCENE.frame1, SCENE.frame2, "auto", **QUICK)
-    expected = estimate(SCENE.frame1, SCENE.frame2, AUTO_NETWORK, refine=True, **QUICK)
+    network = build(AUTO_NETWORK, **QUICK)
+    twice = RefinedEstimator(network, RefinementConfig(passes=2))
+    expected = estimate(SCENE.frame1, SCENE.frame2, twice)
     assert torch.equal(found.flow, expected.flow)
     assert found.method == AUTO_NETWORK
-    assert found.parameters["refinement"]["rounds"] == 2
+    assert found.parameters["refinement"]["passes"] == 2
     assert found.stages.keys() == {"both_ways", "refinement"}
 
 
@@ -37,6 +40,6 @@ def test_in_a_hurry_on_the_cpu_it_is_the_network_alone() -> None:
 
 def test_who_asks_for_refinement_gets_it() -> None:
     found = estimate(SCENE.frame1, SCENE.frame2, "auto", preset="fast", refine=True, **QUICK)
-    expected = estimate(SCENE.frame1, SCENE.frame2, "auto", **QUICK)
+    expected = estimate(SCENE.frame1, SCENE.frame2, AUTO_NETWORK, refine=True, **QUICK)
     torch.testing.assert_close(found.flow, expected.flow, atol=1e-3, rtol=0)
     assert found.parameters["refinement"] is not None

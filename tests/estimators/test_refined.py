@@ -87,4 +87,4 @@ def test_a_network_s_own_doubt_lowers_the_confidence() -> None:
     assert torch.equal(occlusion, plain)
     level = occlusion_and_confidence(first, second, flow, flow, torch.zeros_like(scale))[1]
     assert (confidence[..., :16] > level[..., :16]).all()
-    assert (confidence[..., 16:] < 0.2 * level[..., 16:]).all()
+    assert (confidence[..., 16:] < 0.5 * level[..., 16:]).all()

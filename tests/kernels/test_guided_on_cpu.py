@@ -109,6 +109,14 @@ def test_bad_values_are_noted(name: str, spoil: Callable[[Tensor], None], bit: i
     assert not int(flags) & ~(bit | 4)
 
 
+def test_fewer_rounds_than_the_configuration_s() -> None:
+    inputs, config = inputs_of(20, 30), RefinementConfig(warps=1)
+    refiner = Refiner(20, 30, config, CPU, SMALL)
+    whole = refiner(**inputs)[0]
+    close(refiner(**inputs, rounds=1)[0], inputs, config.replace(rounds=1))
+    assert torch.equal(refiner(**inputs)[0], whole)
+
+
 def test_memory_is_what_the_formula_says() -> None:
     refiner = Refiner(30, 50, RefinementConfig(), CPU, SMALL)
     assert refiner._planes.numel() * 4 == guided_cuda.bytes_of(30, 50) == 21 * 30 * 64 * 4

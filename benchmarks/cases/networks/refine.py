@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,21 +23,35 @@ LOADING, LINEARISING, ITERATING, FILTERING, COLOURS, GIVEN = 8 + 15, 12, 18, 4, 
 # What the reference is compared on: in float64 it holds the window's 225 neighbours of every pixel.
 _LARGEST = {"cuda": (1080, 1920), "cpu": (120, 160)}
 _SCENE, _PATCH = 2048, 32
-_Inputs = dict[str, Tensor]
+_Inputs = dict[str, Any]
 
 
 def planes_moved(config: RefinementConfig) -> int:
     """The floor, in float32 values a pixel."""
-    warps = config.rounds * config.warps
-    each = LINEARISING + ITERATING + FILTERING
-    return LOADING + warps * each - 4 + config.rounds * COLOURS + GIVEN  # the dual variable is zero at first
+    each = config.warps * (LINEARISING + ITERATING + FILTERING) + COLOURS
+    once = LOADING + GIVEN - 4  # the dual variable is zero at first
+    return (once + config.rounds * each) + 2 * (config.passes - 1) * (once + each)
 
 
-def cases(sizes: Sequence[tuple[int, int]], device: torch.device, frames: int, shapes: bool, note: Note) -> Cases:
+@dataclass(frozen=True)
+class Plan:
+    """One run of the benchmark."""
+
+    sizes: Sequence[tuple[int, int]]
+    """Height, width."""
+    device: torch.device
+    frames: int
+    """Calls that are timed."""
+    shapes: bool = False
+    """On a GPU: every shape of the blocks that iterate."""
+    passes: int = 1
+
+
+def cases(plan: Plan, note: Note) -> Cases:
     """One a size."""
-    for size in sizes:
+    for size in plan.sizes:
         note(f"refinement, {size[1]}×{size[0]}")
-        yield Case(f"{size[1]}×{size[0]}", partial(_case, size, device, frames, shapes, note))
+        yield Case(f"{size[1]}×{size[0]}", partial(_case, size, plan, note))
 
 
 def inputs_of(size: tuple[int, int], device: torch.device) -> tuple[_Inputs, Tensor]:
@@ -55,8 +70,8 @@ def inputs_of(size: tuple[int, int], device: torch.device) -> tuple[_Inputs, Ten
     return {**frames, "flow": flow, "backward": -flow}, truth
 
 
-def _case(size: tuple[int, int], device: torch.device, frames: int, shapes: bool, note: Note) -> Result:
-    config = RefinementConfig()
+def _case(size: tuple[int, int], plan: Plan, note: Note) -> Result:
+    config, device = RefinementConfig(passes=plan.passes), plan.device
     inputs, truth = inputs_of(size, device)
     result: Result = {
         "size": list(size), "near_jumps": near_jumps(truth, config), "planes_moved": planes_moved(config),
@@ -68,16 +83,16 @@ def _case(size: tuple[int, int], device: torch.device, frames: int, shapes: bool
     height, width = _LARGEST[device.type]
     corner = {name: value[..., :height, :width].contiguous() for name, value in inputs.items()}
     known = [corner[name] for name in ("frame1", "frame2", "flow", "backward")]
-    exact = refine_flow(*(value.double() for value in known), backend="reference")
-    plain = (refine_flow(*known, backend="reference") - exact).abs().mean()
+    exact = refine_flow(*(value.double() for value in known[:3]), known[3].double(), config=config, backend="reference")
+    plain = (refine_flow(*known[:3], known[3], config=config, backend="reference") - exact).abs().mean()
     rows = []
     backend = "cuda" if device.type == "cuda" else "cpu"
-    wanted = guided_cuda.SHAPES if shapes and backend == "cuda" else (guided_cuda.SHAPE,)
+    wanted = guided_cuda.SHAPES if plan.shapes and backend == "cuda" else (guided_cuda.SHAPE,)
     for shape in wanted:
         name = f"cuda, {shape}" if len(wanted) > 1 else backend
         note(f"  {name}")
         try:
-            row = _row(size, config, device, backend, shape, inputs, corner, (exact, truth, float(plain)), frames)
+            row = _row(size, config, device, backend, shape, inputs, corner, (exact, truth, float(plain)), plan.frames)
         except (RuntimeError, MemoryError) as error:
             row = given_up(error)
         rows.append({"name": name, "ours": True, **row})
@@ -161,7 +176,7 @@ def parts(refiner: FlowRefiner, inputs: _Inputs, repeats: int = 5) -> dict[str, 
         names = ["loading"]
         frames = (inputs["frame1"][0], inputs["frame2"][0])
         inner._load(frames, flow[0], inputs["backward"][0].contiguous(), refined[0])
-        launches = inner.launches[inputs["frame1"].shape[1]]
+        launches = inner.launches[inputs["frame1"].shape[1], refiner.config.rounds]
         stream = torch.cuda.current_stream().cuda_stream
         for name, launch in [(None, None), *launches]:
             if launch is not None:

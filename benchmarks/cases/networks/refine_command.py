@@ -27,6 +27,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--sizes", nargs="+", type=size, default=sizes, metavar="WxH", help="frames [1920x1080 8192x3432]"
     )
     parser.add_argument("--frames", type=count, default=100, metavar="N", help="calls that are timed [%(default)s]")
+    parser.add_argument("--passes", type=count, default=1, metavar="N", help="of the refinement [%(default)s]")
     parser.add_argument("--shapes", action="store_true", help="on a GPU: every shape of the blocks that iterate")
 
 
@@ -35,7 +36,8 @@ def _open(args: argparse.Namespace, note: Note) -> Session:
     from benchmarks.harness import timing_device
 
     device = timing_device(args.device)
-    return Session(refine.cases(args.sizes, device, args.frames, args.shapes, note), device=device)
+    plan = refine.Plan(args.sizes, device, args.frames, args.shapes, args.passes)
+    return Session(refine.cases(plan, note), device=device)
 
 
 def _report(results: Result) -> list[str]:

@@ -11,11 +11,14 @@ from fullfield.estimators.network import NetworkEstimator
 from fullfield.estimators.network_config import NetworkConfig
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import AUTO_NETWORK
+from fullfield.ops.tvl1 import RefinementConfig
 
 
 class AutoEstimator(RefinedEstimator):
-    """The network in the package, refined (:class:`RefinedEstimator`); with ``precision`` other than exact on the CPU
-    the network alone, once, which takes less than half the time.
+    """The network in the package, refined (:class:`RefinedEstimator`) in two passes.
+
+    With ``precision`` other than exact it is one pass, and on the CPU the network alone, once, which takes less than
+    half the time.
 
     ``method`` is the network's: results say what made them; ``parameters`` tell of the refinement.
 
@@ -25,8 +28,9 @@ class AutoEstimator(RefinedEstimator):
     """
 
     def __init__(self, config: NetworkConfig | None = None, *, backend: str | None = None) -> None:
-        super().__init__(NetworkEstimator(AUTO_NETWORK, config, backend=backend))
         self._hurries = config is not None and config.precision != "exact"
+        passes = 1 if self._hurries else 2
+        super().__init__(NetworkEstimator(AUTO_NETWORK, config, backend=backend), RefinementConfig(passes=passes))
 
     def refines(self, device: torch.device) -> bool:
         """Whether frames on the device are refined."""

@@ -17,7 +17,7 @@ OCCLUSION_SLOPE = 4.0
 OCCLUSION_MIDDLE = 3.0
 CONFIDENCE = (2.175, -0.843, -0.429)
 """Of a logistic regression: bias, logarithms of distance and residual."""
-CONFIDENCE_WITH_OWN = (3.021, -0.629, -0.546, -2.583)
+CONFIDENCE_WITH_OWN = (2.890, -0.643, -0.453, -2.650)
 """The same with the network's own logarithm of its error. Fitted with fullfield-s (scripts/calibrate_confidence.py)."""
 
 

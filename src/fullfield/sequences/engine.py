@@ -122,7 +122,8 @@ class Engine:
         self._device = _check.device(setting.device)
         self._refiner: RefinedEstimator | None = None
         if isinstance(estimator, RefinedEstimator) and (setting.refine or estimator.refines(self._device)):
-            self._refiner = estimator if estimator.refines(self._device) else RefinedEstimator(estimator.estimator)
+            refines = estimator.refines(self._device)
+            self._refiner = estimator if refines else RefinedEstimator(estimator.estimator, estimator.config)
             self._estimator = estimator.estimator
         elif setting.refine:
             self._refiner = RefinedEstimator(estimator)

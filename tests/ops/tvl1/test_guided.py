@@ -19,6 +19,7 @@ from fullfield.testing import textured_scene
 
 CONFIGS = {
     "default": RefinementConfig(),
+    "two passes": RefinementConfig(passes=2, rounds=1, warps=2),
     "bare": RefinementConfig(rounds=1, warps=2, iterations=23, blur=0, trust=0, edges=0, consistent_coupling=0),
     "all median": RefinementConfig(filter_threshold=0, filter_colour=60, warps=1),
 }
@@ -195,3 +196,17 @@ def test_memory_is_that_of_the_buffers() -> None:
     assert small is not None
     assert large is not None
     assert 64 * 96 * 4 * 28 < small < large < 2 * small
+
+
+def test_a_second_pass_begins_with_both_flows_refined() -> None:
+    inputs = pair(60, 80)
+    config = RefinementConfig(rounds=1)
+    there = refine_flow(**inputs, config=config)
+    turned = {"frame1": inputs["frame2"], "frame2": inputs["frame1"]}
+    back = refine_flow(**turned, flow=inputs["backward"], backward=inputs["flow"], config=config)
+    expected = refine_flow(inputs["frame1"], inputs["frame2"], there, back, RefinementConfig())
+    assert torch.equal(refine_flow(**inputs, config=RefinementConfig(passes=2)), expected)
+    inputs.pop("backward")
+    assert torch.equal(refine_flow(**inputs, config=RefinementConfig(passes=2)), refine_flow(**inputs)), (
+        "without a flow back there is nothing to find anew"
+    )

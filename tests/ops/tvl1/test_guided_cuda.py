@@ -20,6 +20,7 @@ pytestmark = [
 ]
 CONFIGS = {
     "default": RefinementConfig(),
+    "two passes": RefinementConfig(passes=2, rounds=1, warps=2),
     "bare": RefinementConfig(rounds=1, warps=2, iterations=23, blur=0, trust=0, edges=0, consistent_coupling=0),
     "all median": RefinementConfig(filter_threshold=0, filter_colour=60, warps=1),
 }

@@ -159,6 +159,7 @@ def local_attention(
 
 def _scores(fmap1: Tensor, fmap2: Tensor, radius: int) -> Tensor:
     """[B, 2r+1, 2r+1, H, W], float32 or float64."""
-    found: Tensor = spatial_correlation(fmap1, fmap2, 2 * radius + 1)
+    found = spatial_correlation(fmap1, fmap2, 2 * radius + 1)
     exact = torch.float64 if fmap1.dtype == torch.float64 else torch.float32
-    return found.to(exact) * max(fmap1.shape[1], 1) ** -0.5
+    scores: Tensor = found.to(exact) * max(fmap1.shape[1], 1) ** -0.5
+    return scores

@@ -106,18 +106,25 @@ class FlowRefiner:
         back = None if backward is None else self._flow(backward, "backward", len(first))
         if self._process != os.getpid():  # forked, perhaps while a thread of the parent held the lock
             self._lock, self._process = threading.Lock(), os.getpid()
+        with self._lock:
+            if back is not None:
+                for _ in range(self.config.passes - 1):
+                    ways = (first, second, prior, back), (second, first, back, prior)
+                    prior, back = (self._made(*way, rounds=1) for way in ways)
+            return self._made(first, second, prior, back, rounds=self.config.rounds)
+
+    def _made(self, first: Tensor, second: Tensor, prior: Tensor, back: Tensor | None, *, rounds: int) -> Tensor:
+        """One pass over checked tensors."""
         if self._cuda is not None:
-            with self._lock:
-                refined, flags = self._cuda(first, second, prior, back)
+            refined, flags = self._cuda(first, second, prior, back, rounds)
             self._complain(int(flags))
             return refined
         coupling = coupling_weights(prior, back, self.config)
         grey1, grey2 = grey(first), grey(second)
         refined = torch.empty_like(prior)
-        with self._lock:
-            for item in range(len(first)):
-                pair = guided_reference.Pair(first[item] * 255.0, grey1[item], grey2[item], prior[item], coupling[item])
-                refined[item] = self._refine(pair)
+        for item in range(len(first)):
+            pair = guided_reference.Pair(first[item] * 255.0, grey1[item], grey2[item], prior[item], coupling[item])
+            refined[item] = self._refine(pair, rounds)
         check_finite(refined, "flow", FINITE_FLOW)
         return refined
 
@@ -132,10 +139,11 @@ class FlowRefiner:
             _check.require(not flags & bit, name, "finite values", "NaN or infinity")
         raise _check.InputError(f"flow: expected {FINITE_FLOW}, got NaN or infinity")
 
-    def _refine(self, pair: guided_reference.Pair) -> Tensor:
+    def _refine(self, pair: guided_reference.Pair, rounds: int) -> Tensor:
         if self._cpu is None:
-            return guided_reference.refine(pair, self.config)
-        return torch.from_numpy(self._cpu([part.contiguous().numpy() for part in pair], torch.get_num_threads()))
+            return guided_reference.refine(pair, self.config.replace(rounds=rounds))
+        planes = [part.contiguous().numpy() for part in pair]
+        return torch.from_numpy(self._cpu(planes, torch.get_num_threads(), rounds))
 
     def _checked(self, frame: Tensor, name: str) -> Tensor:
         """In the refiner's dtype."""

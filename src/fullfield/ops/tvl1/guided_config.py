@@ -33,6 +33,11 @@ class RefinementConfig:
     edges: float = _parameter(0.01, "how fast smoothness yields to the first frame's edges, per grey value")
     blur: float = _parameter(0.5, "Gaussian that both frames pass first, sigma; 0 for none")
     rounds: int = _parameter(2, "rounds of warps; each ends with a weighted median near motion boundaries")
+    passes: int = _parameter(
+        1,
+        "with a backward flow: before the last pass both flows are refined by one round each, "
+        "and the coupling is found anew from them",
+    )
     warps: int = _parameter(3, "linearisations of the data term per round")
     iterations: int = _parameter(10, "primal-dual iterations per warp")
     step: float = _parameter(0.1, "primal step; the dual step is a quarter of its inverse")
@@ -47,7 +52,7 @@ class RefinementConfig:
         number(self.epsilon, "epsilon", low=1e-3, high=1e6)
         number(self.consistent_distance, "consistent_distance", low=1e-3, high=1e6)
         number(self.blur, "blur", low=0, high=10)
-        for name in ("rounds", "warps", "iterations"):
+        for name in ("rounds", "passes", "warps", "iterations"):
             number(getattr(self, name), name, integer=True, low=1, high=10_000)
             object.__setattr__(self, name, int(getattr(self, name)))
         number(self.step, "step", low=1e-4, high=1e4)

@@ -59,13 +59,13 @@ class Refiner:
         held = (self._state, self._packed, self._blurred)
         return sum(part.nbytes for part in held) + 3 * self._level.size * 4
 
-    def __call__(self, pair: Sequence[Plane], threads: int) -> Plane:
+    def __call__(self, pair: Sequence[Plane], threads: int, rounds: int) -> Plane:
         """``pair`` holds the arrays of a ``guided_reference.Pair``; the result is the flow [2, H, W]."""
         colours, first, second, prior, coupling = pair
         k, level, config = self._k, self._level, self._config
         self._threads = threads
         self._load(colours, first, second, prior, coupling)
-        for _ in range(config.rounds):
+        for _ in range(rounds):
             for warp in range(config.warps):
                 self._over_rows(self._linearise)
                 for done in range(0, config.iterations, _DEPTH):

@@ -92,9 +92,9 @@ class Refiner:
         self._inputs = torch.zeros(6, dtype=torch.int64, device=device)
         self._flags = torch.zeros(1, dtype=torch.int32, device=device)
         self._kernel = torch.tensor(gaussian_kernel(config.blur), dtype=torch.float32, device=device)
-        self.launches: dict[int, list[tuple[str, Launch]]] = {}
-        """Of the channels: the kernels that follow those that read the frames, in order."""
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.launches: dict[tuple[int, int], list[tuple[str, Launch]]] = {}
+        """By channels and rounds: the kernels that follow those that read the frames, in order."""
+        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         self._in_order = InOrder(device)
 
     def __call__(
@@ -103,32 +103,33 @@ class Refiner:
         frame2: Tensor,  # [B, C, H, W]
         flow: Tensor,  # [B, 2, H, W], contiguous
         backward: Tensor | None,  # [B, 2, H, W], contiguous
+        rounds: int | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """The refined flow [B, 2, H, W], and the flags on the device."""
+        """The refined flow [B, 2, H, W], and the flags on the device. ``rounds``: by default the configuration's."""
         refined = torch.empty(flow.shape, dtype=torch.float32, device=self._device)
         with self._in_order(self._tensors):
             self._flags.zero_()
             for item in range(len(flow)):
                 back = None if backward is None else backward[item]
                 self._load((frame1[item], frame2[item]), flow[item], back, refined[item])
-                self._run(frame1.shape[1])
+                self._run(frame1.shape[1], self._config.rounds if rounds is None else rounds)
             return refined, self._flags.clone()
 
     def _tensors(self) -> Iterator[Tensor]:
         yield from (self._planes, self._inputs, self._flags, self._kernel)
 
-    def _run(self, channels: int) -> None:
-        launches = self.launches.get(channels)
-        graph = self._graphs.get(channels)
+    def _run(self, channels: int, rounds: int) -> None:
+        key = channels, rounds
+        launches, graph = self.launches.get(key), self._graphs.get(key)
         if launches is None:
-            launches = self.launches[channels] = self._made(channels)
+            launches = self.launches[key] = self._made(channels, rounds)
             self._launch_all(launches)
             return
         if self._device.type != "cuda" or torch.cuda.is_current_stream_capturing():
             self._launch_all(launches)
             return
         if graph is None:
-            graph = self._graphs[channels] = record(partial(self._launch_all, launches), self._device)
+            graph = self._graphs[key] = record(partial(self._launch_all, launches), self._device)
         graph.replay()
 
     def _launch_all(self, launches: list[tuple[str, Launch]]) -> None:
@@ -173,13 +174,13 @@ class Refiner:
             p.scratch, p.flow_out = self._at(_DUALS[1]), self._at(_FLOWS[0])
             self._launch(name, p, (1, 256))(stream)
 
-    def _made(self, channels: int) -> list[tuple[str, Launch]]:
+    def _made(self, channels: int, rounds: int) -> list[tuple[str, Launch]]:
         """Everything after that, in order."""
         config, shape = self._config, self._shape
         made: list[tuple[str, Launch]] = []
         flow = dual = 0
         depths = [min(shape.depth, config.iterations - done) for done in range(0, config.iterations, shape.depth)]
-        for turn in range(config.rounds):
+        for turn in range(rounds):
             for warp in range(config.warps):
                 p = self._params(channels)
                 p.flow = self._at(_FLOWS[flow])
@@ -197,7 +198,7 @@ class Refiner:
                 else:
                     p = self._params(channels)
                     p.flow, p.flow_out = self._at(_FLOWS[flow]), self._at(_FLOWS[1 - flow])
-                    p.last = int(turn == config.rounds - 1)
+                    p.last = int(turn == rounds - 1)
                     made.append(("weighted median", self._launch("guided_median", p, (_DOWN, _ACROSS))))
                 flow = 1 - flow
         return made
