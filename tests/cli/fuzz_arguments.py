@@ -118,12 +118,13 @@ def command(number: int, seed: int, parsers: dict[tuple[str, ...], argparse.Argu
     actions = [
         one for one in parsers[words]._actions if not isinstance(one, (argparse._HelpAction, argparse._VersionAction))
     ]
+    many = rng.choice((0.0, 1.0, 2.5, 6.0))  # options on average
     line: list[str] = []
     for action in actions:
         if not action.option_strings:
             if rng.random() < 1 - odd / 4:
                 line += _values(action, rng, odd)
-        elif rng.random() < (0.9 if action.required else min(0.5, 2.5 / len(actions))):
+        elif rng.random() < (1 - odd / 2 if action.required else min(0.5, many / len(actions))):
             values = _values(action, rng, odd)
             option = rng.choice(action.option_strings)
             line += [f"{option}={values[0]}"] if len(values) == 1 and rng.random() < 0.2 else [option, *values]
