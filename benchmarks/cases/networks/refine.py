@@ -82,9 +82,9 @@ def _case(size: tuple[int, int], plan: Plan, note: Note) -> Result:
         result |= {"copy_tb_s": rate / 1e12, "floor_ms": moved / rate * 1e3}
     height, width = _LARGEST[device.type]
     corner = {name: value[..., :height, :width].contiguous() for name, value in inputs.items()}
-    known = [corner[name] for name in ("frame1", "frame2", "flow", "backward")]
-    exact = refine_flow(*(value.double() for value in known[:3]), known[3].double(), config=config, backend="reference")
-    plain = (refine_flow(*known[:3], known[3], config=config, backend="reference") - exact).abs().mean()
+    first, second, flow, back = (corner[name] for name in ("frame1", "frame2", "flow", "backward"))
+    exact = refine_flow(first.double(), second.double(), flow.double(), back.double(), config, backend="reference")
+    plain = (refine_flow(first, second, flow, back, config, backend="reference") - exact).abs().mean()
     rows = []
     backend = "cuda" if device.type == "cuda" else "cpu"
     wanted = guided_cuda.SHAPES if plan.shapes and backend == "cuda" else (guided_cuda.SHAPE,)
