@@ -14,9 +14,9 @@ from benchmarks.cases.tvl1 import tuning
 from benchmarks.cases.tvl1.romera import SCHEDULES, cost, schedule_of
 from benchmarks.cases.tvl1.tuning import CANDIDATES, shape_for
 from fullfield._kernels.nvrtc import KernelError
+from fullfield.ops import launching
+from fullfield.ops.launching import Device
 from fullfield.ops.tvl1.config import TVL1Config
-from fullfield.ops.tvl1.cuda import passes
-from fullfield.ops.tvl1.cuda.passes import Device
 from fullfield.ops.tvl1.cuda.pipeline import Shape
 from fullfield.ops.tvl1.cuda.state import Level
 from fullfield.testing.tvl1_iterations import Term, allowed, iterated, load, make_term, result
@@ -75,7 +75,7 @@ def test_tuning_takes_the_fastest_that_can_run(tmp_path: Path, monkeypatch: pyte
         return times[shape]
 
     monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(passes, "device_of", lambda _: device)
+    monkeypatch.setattr(tuning, "device_at", lambda _: device)
     monkeypatch.setattr(tuning, "_time", timed)
     monkeypatch.setattr(tuning, "_SIZE", 16)
     monkeypatch.setattr(tuning, "compile_all", lambda *_: None)
@@ -107,7 +107,7 @@ def term_and_truth(
 
 
 def solved(schedule: str, level: Level, config: TVL1Config, iterations: int = 10) -> tuple[torch.Tensor, torch.Tensor]:
-    how = schedule_of(schedule, shape_for(schedule, level.dtype, passes.device_of(level.device)))
+    how = schedule_of(schedule, shape_for(schedule, level.dtype, launching.device_of(level.device)))
     how.prepare(level, iterations)
     how.iterate(level, iterations, config, torch.cuda.current_stream().cuda_stream)
     return result(level, config)
@@ -167,7 +167,7 @@ def test_same_bits_on_a_side_stream_and_from_a_graph(schedule: str, dtype: torch
     term = make_term(1, 200, 900, "adjoint")
     level = Level(1, 200, 900, dtype, torch.device("cuda"))
     load(level, term, config)
-    how = schedule_of(schedule, shape_for(schedule, dtype, passes.device_of(level.device)))
+    how = schedule_of(schedule, shape_for(schedule, dtype, launching.device_of(level.device)))
     how.prepare(level, 10)
     how.iterate(level, 10, config, torch.cuda.current_stream().cuda_stream)
     flow, dual = result(level, config)
@@ -202,7 +202,7 @@ def test_a_dual_variable_of_zero_is_not_read(dtype: torch.dtype) -> None:
         level = Level(1, 60, 300, dtype, torch.device("cuda"))
         load(level, term, config)
         level.dual.fill_(float("nan"))
-        how = schedule_of(schedule, shape_for(schedule, dtype, passes.device_of(level.device)))
+        how = schedule_of(schedule, shape_for(schedule, dtype, launching.device_of(level.device)))
         how.prepare(level, 7)
         how.iterate(level, 7, config, torch.cuda.current_stream().cuda_stream, zero_dual=True)
         assert float((result(level, config)[0] - truth).abs().max()) <= BOUND[dtype]
@@ -214,7 +214,7 @@ def test_tuning_takes_the_fastest(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path))
     times = tuning.tune(torch.cuda.current_device())
     assert set(times) == {tuning._key(*kind) for kind in CANDIDATES}
-    device = passes.device_of(torch.device("cuda"))
+    device = launching.device_of(torch.device("cuda"))
     for kind in CANDIDATES:
         found = times[tuning._key(*kind)]
         assert found[repr(shape_for(*kind, device))] == min(found.values())

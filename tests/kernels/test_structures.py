@@ -30,7 +30,8 @@ SIZES = {
     "ops/tvl1/cuda/warp.cu": {"WarpParams": 96},
     "ops/tvl1/cuda/median.cu": {"MedianParams": 88},
     "ops/tvl1/cuda/fused_warp.cu": {"FusedParams": 176},
-    "ops/tvl1/cuda/iterate_common.cuh": {"IterateParams": 128},
+    "ops/tvl1/cuda/iterate_registers.cu": {"IterateParams": 104},
+    "ops/tvl1/cuda/guided.cu": {"GuidedInputs": 48, "GuidedParams": 280},
     "ops/correlation/cuda/common.cuh ops/correlation/cuda/gradients.cuh": {"Params": 312, "GradientParams": 552},
     "ops/correlation/cuda/common.cuh ops/correlation/cuda/coords_gradient.cu": {"CoordsParams": 360},
     "ops/correlation/cuda/common.cuh ops/correlation/cuda/prepare.cu": {"Source": 48, "PrepareParams": 296},
@@ -46,6 +47,15 @@ SIZES = {
     "ops/point_norm/norm.cu": {"NormParams": 952},
     "ops/convex_loss/loss.cu": {"LossParams": 120},
     "ops/layered/render.cu": {"LayeredParams": 168},
+    "ops/spatial_correlation/cuda/common.cuh ops/spatial_correlation/cuda/forward.cu": {
+        "Axis": 36, "ForwardParams": 112,
+    },
+    "ops/spatial_correlation/cuda/common.cuh ops/spatial_correlation/cuda/forward_half.cu": {
+        "Axis": 36, "ForwardParams": 112,
+    },
+    "ops/spatial_correlation/cuda/common.cuh ops/spatial_correlation/cuda/backward.cu": {
+        "Axis": 36, "BackwardParams": 112,
+    },
 }  # fmt: skip
 TYPES = """
 typedef unsigned char u8; typedef unsigned short u16; typedef unsigned u32; typedef unsigned long long u64;

@@ -20,7 +20,6 @@ from torch import Tensor
 from benchmarks.cases.tvl1.romera import SCHEDULES, schedule_of
 from benchmarks.cases.tvl1.solver import make_solver
 from fullfield import InputError
-from fullfield.ops import recording
 from fullfield.ops.launching import Device
 from fullfield.ops.tvl1 import TVL1Config, TVL1Solver, persistent, reference
 from fullfield.ops.tvl1._pyramid import gaussian_table, linear_table
@@ -583,49 +582,3 @@ def test_the_backend_looks_at_what_it_noted_and_lets_every_pair_stop() -> None:
         solver(*moving, None, None)
     with pytest.raises(InputError, match="initial_flow: expected finite values"):
         solver(*still, torch.full((1, 2, 35, 40), float("nan")), None)
-
-
-class Stream:
-    """A stream of a GPU; notes what it waits for."""
-
-    def __init__(self, number: int) -> None:
-        self.cuda_stream, self.waited = number, list[object]()
-
-    def wait_event(self, event: object) -> None:
-        self.waited.append(event)
-
-    def record_event(self) -> tuple[int, object]:
-        return self.cuda_stream, object()
-
-
-class Used:
-    """A tensor that notes the streams it is used on."""
-
-    def __init__(self) -> None:
-        self.streams: list[int] = []
-
-    def record_stream(self, stream: Stream) -> None:
-        self.streams.append(stream.cuda_stream)
-
-
-def test_calls_on_two_streams_are_in_order_and_memory_waits_for_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two = Stream(1), Stream(2)
-    now = [one]
-    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: now[0])
-    in_order, kept = recording.InOrder(torch.device("cuda", 0)), Used()
-    for stream in (one, one, two, one):
-        now[0] = stream
-        with in_order(lambda: iter([kept])):  # type: ignore[list-item]
-            pass
-    assert [event[0] for event in one.waited] == [1, 2]  # type: ignore[index]
-    assert [event[0] for event in two.waited] == [1]  # type: ignore[index]
-    assert kept.streams == [1, 2], "once a stream"
-    other = Used()
-    in_order.forget()
-    for stream in (two, one):
-        now[0] = stream
-        with in_order(lambda: iter([other])):  # type: ignore[list-item]
-            pass
-    assert other.streams == [2, 1]

@@ -53,7 +53,7 @@ class Structures:
             if len(found) != 1:
                 raise ValueError(f"{name}: expected one declaration, got {len(found)}")
             fields = [field for line in found[0].split(";") if line.strip() for field in self._fields(name, line)]
-            self._made[name] = type(name, (ctypes.Structure,), {"_fields_": fields})
+            self._made[name] = type(name, (ctypes.Structure,), {"__slots__": (), "_fields_": fields})
         return self._made[name]
 
     def _fields(self, structure: str, line: str) -> list[tuple[str, Any]]:

@@ -173,7 +173,7 @@ def _axes(p: Any, window: Window, size: tuple[int, int], out: tuple[int, int], s
         axis.step, axis.stride = window.dilation_patch[index], window.stride[index]
         axis.classes = axis.step // axis.stride
         axis.padding, axis.radius = window.padding[index], window.radius[index]
-        axis.patch, axis.in_size, axis.out_size = window.patch[index], size[index], out[index]
+        axis.patch, axis.in_, axis.out = window.patch[index], size[index], out[index]
         longest = -(-size[index] // axis.step) if second else -(-out[index] // axis.classes)
         axis.tiles = -(-longest // _TILE[index])
         total *= axis.tiles * axis.classes
