@@ -133,7 +133,7 @@ def test_config_instead_of_a_preset() -> None:
 
 
 def test_bad_names(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"method: expected one of tvl1, fullfield-s, raft, .*, got 'craft'"):
+    with pytest.raises(InputError, match=r"method: expected one of tvl1, auto, fullfield-s, raft, .*, got 'craft'"):
         estimate(SCENE.frame1, SCENE.frame2, "craft")
     with pytest.raises(InputError, match=r"lamda: expected a parameter of tvl1 \(lambda_, theta"):
         estimate(SCENE.frame1, SCENE.frame2, lamda=1)
