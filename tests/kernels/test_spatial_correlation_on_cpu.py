@@ -9,7 +9,7 @@ from pathlib import Path
 import emulator
 import pytest
 import torch
-from emulator import Emulator
+from emulator import AMPERE, Emulator
 from test_nvrtc import ARCHS, SHARED, needs_nvrtc, resources
 
 from fullfield.ops import launching
@@ -31,9 +31,7 @@ def machine() -> Emulator:
 @pytest.fixture
 def _emulated(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The kernels for tensors of the CPU, in memory that is poisoned and watched."""
-    monkeypatch.setattr(cuda, "LIBRARIES", machine)
-    monkeypatch.setattr(launching, "arch_of", lambda _: "sm_80")
-    monkeypatch.setattr(launching, "raw_stream", lambda _: 0)
+    machine.installed(monkeypatch, AMPERE, cuda)
     with machine.used():
         yield
 

@@ -40,6 +40,7 @@ def _of(names: str, state: str, note: str = "") -> Support:
 
 
 _WINDOW = "a window of 9×9 in warped features"
+_MASKS = "; which pixels its warp keeps depends on the last bit of a sum, so flow moves with any rounding"
 _MATCHING = "matching, attention and propagation in linear memory: over the whole map"
 SUPPORT = (
     _of("raft raft_small", EXACT),
@@ -78,14 +79,9 @@ SUPPORT = (
     _of("neuflow", EXACT, "a global matching, then a window of 7×7"),
     _of("flownetc flownetcs flownetcss flownet2", EXACT, "a window of 21×21, every second pixel"),
     _of("pwcnet pwcnet_nodc", EXACT, _WINDOW),
-    _of(
-        "irr_pwc irr_pwcnet irr_pwcnet_irr",
-        NOTED,
-        _WINDOW
-        + "; its warp's masks flip with the last bit of a sum, the original's between two runs of such frames too",
-    ),
+    _of("irr_pwc irr_pwcnet irr_pwcnet_irr", NOTED, _WINDOW + _MASKS),
     _of("scopeflow", EXACT, _WINDOW),
-    _of("starflow", EXACT, _WINDOW),
+    _of("starflow", NOTED, _WINDOW + _MASKS),
     _of("fastflownet", EXACT, _WINDOW),
     _of("hd3 hd3_ctxt", EXACT, _WINDOW),
     _of(
@@ -93,7 +89,7 @@ SUPPORT = (
         EXACT,
         _WINDOW + "; checked with a stand-in for its deformable convolution",
     ),
-    _of("liteflownet", EXACT, "windows of 7×7, every pixel or every second"),
+    _of("liteflownet", NOTED, "windows of 7×7, every pixel or every second" + _MASKS),
     _of("liteflownet2 liteflownet2_pseudoreg", EXACT, "windows of 7×7, every pixel or every second"),
     _of("liteflownet3 liteflownet3_pseudoreg liteflownet3s liteflownet3s_pseudoreg", EXACT, "windows of 7×7 and 9×9"),
     _of("craft", OTHER, "its matrix is a transformer's attention, normalised as a whole"),

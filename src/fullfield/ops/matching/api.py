@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -149,17 +151,15 @@ def local_attention(
     shares = scores.flatten(1, 2).softmax(1)
     around = functional.pad(values.to(scores.dtype), (radius,) * 4)
     side, (height, width) = 2 * radius + 1, fmap1.shape[2:]
-    total: Tensor = torch.zeros_like(values, dtype=scores.dtype)
+    total = torch.zeros_like(values, dtype=scores.dtype)
     for at in range(side * side):
         y, x = divmod(at, side)
         total = total + shares[:, at : at + 1] * around[:, :, y : y + height, x : x + width]
-    found: Tensor = total.to(values.dtype)
-    return found
+    return total.to(values.dtype)
 
 
 def _scores(fmap1: Tensor, fmap2: Tensor, radius: int) -> Tensor:
     """[B, 2r+1, 2r+1, H, W], float32 or float64."""
     found = spatial_correlation(fmap1, fmap2, 2 * radius + 1)
     exact = torch.float64 if fmap1.dtype == torch.float64 else torch.float32
-    scores: Tensor = found.to(exact) * max(fmap1.shape[1], 1) ** -0.5
-    return scores
+    return found.to(exact) / math.sqrt(max(fmap1.shape[1], 1))
