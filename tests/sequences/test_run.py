@@ -6,6 +6,7 @@ import errno
 import json
 import multiprocessing
 import random
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -273,6 +274,32 @@ def test_a_full_disk_stops_the_run_and_loses_nothing(flow: Cli, monkeypatch: pyt
     code, out, _ = flow("plate.%04d.png", "-o", "mv.%04d.exr")
     assert code == 0
     assert "5 frames written, 3 there before" in out
+
+
+def test_a_disk_that_is_really_full(flow: Cli, shot: Path) -> None:
+    small = shot / "small"
+    small.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(small)]
+    try:
+        mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except FileNotFoundError:
+        mounted = False
+    if not mounted:
+        pytest.skip("a file system can be mounted by root alone")
+    try:
+        code, out, err = flow("plate.%04d.png", "-o", "small/mv.%04d.exr", "--direction", "both")
+        assert code == 2
+        assert "No space left on device" in err
+        assert "stopped: " in err
+        assert out.split(": ", 1)[1].startswith(("1 frames written", "2 frames written"))
+        assert len(loaded(small)) in (1, 2), "what is there is whole"
+        assert not list(small.glob(".*")), "no piece is left"
+        subprocess.run(["mount", "-o", "remount,size=4m", str(small)], check=True)
+        assert flow("plate.%04d.png", "-o", "small/mv.%04d.exr", "--direction", "both")[0] == 0
+        assert flow("plate.%04d.png", "-o", "mv.%04d.exr", "--direction", "both")[0] == 0
+        assert_same(loaded(small), loaded(shot))
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
 
 
 def test_a_path_that_is_lost_is_named(flow: Cli, shot: Path, monkeypatch: pytest.MonkeyPatch) -> None:

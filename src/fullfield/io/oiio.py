@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import math
+import os
+import shutil
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -333,6 +335,8 @@ def write_picture(
     closed = output.close()
     if not (written and closed) or complaint:
         reason = complaint or output.geterror() or "the file could not be completed"
+        if shutil.disk_usage(path.parent).free < pixels.nbytes:  # which the library does not tell
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         raise OSError(errno.EIO, one_line(reason.replace(f' "{path}"', "")), str(path))
     try:
         with opened(path) as source:
