@@ -76,6 +76,26 @@ def test_the_index_links_every_page() -> None:
         assert page.name == "index.md" or f"]({link}" in index, link
 
 
+def places(page: str) -> list[str]:
+    """The paths that the table "Where to …" names."""
+    (table,) = re.findall(r"^## Where to …\n(.*?)^## ", page, re.DOTALL | re.MULTILINE)
+    told = [word for row in table.splitlines() if row.startswith("| ") for word in re.findall(r"`([^`]+)`", row)]
+    return [word for word in told if "/" in word]
+
+
+def absent(page: str) -> list[str]:
+    """What that table names and is not there."""
+    folders = ROOT, ROOT / "src/fullfield"
+    return [place for place in places(page) if not any((folder / place).exists() for folder in folders)]
+
+
+def test_where_to_find_things() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    assert len(places(page)) >= 12
+    assert not absent(page)
+    assert absent(page.replace("io/flow.py", "io/flows.py")) == ["io/flows.py"]
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_every_command_on_a_page_can_be_parsed(page: Path) -> None:
     if page.name == "CHANGELOG.md":

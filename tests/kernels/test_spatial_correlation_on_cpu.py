@@ -12,7 +12,6 @@ import torch
 from emulator import AMPERE, Emulator
 from test_nvrtc import ARCHS, SHARED, needs_nvrtc, resources
 
-from fullfield.ops import launching
 from fullfield.ops.spatial_correlation import cuda, reference
 from fullfield.ops.spatial_correlation.protocol import Window
 

@@ -125,7 +125,7 @@ def test_long_sums_round_as_little_as_the_references() -> None:
     def off(backend: str) -> float:
         return float((gradient(backend, torch.float32) - exact).square().mean().sqrt())
 
-    assert off("cpu") <= 2 * off("reference")
+    assert off("cpu") <= 1.25 * off("reference")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
