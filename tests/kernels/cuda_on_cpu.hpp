@@ -361,40 +361,46 @@ template <class T, class F> static inline T reduce(T value, F choose) {
     return mine;
 }
 
-// Multiplied and added in float32, k in order; hardware truncates and orders otherwise.
-struct Product { float *d[4]; uint32_t a[4], b[2]; };
+// Multiplied and added in float32, k in order; hardware truncates and orders otherwise. A lane gives its words of the first operand, and of
+// every eight columns its sums and words of the second.
+struct Product { uint32_t a[4]; int eights; float **d; const uint32_t (*b)[2]; };
+typedef uint32_t Bits __attribute__((vector_size(32)));
+typedef float Floats __attribute__((vector_size(32)));
+template <bool BF16> static inline Floats widened(const uint16_t *half) {
+    Bits h;
+    for (int j = 0; j < 8; j++) h[j] = half[j];
+    if (BF16) return (Floats)(h << 16);
+    Floats x = (Floats)((h & 0x7fff) << 13) * 0x1p112f;
+    Bits special = (Bits)((h & 0x7c00) == 0x7c00);
+    return (Floats)((special & (0x7f800000 | (h & 0x3ff) << 13)) | (~special & (Bits)x) | (h & 0x8000) << 16);
+}
 template <bool BF16> static void multiply(Product **all) {
-    typedef uint32_t Bits __attribute__((vector_size(32)));
-    typedef float Floats __attribute__((vector_size(32)));
-    union { uint16_t half[384]; struct { uint16_t a[16][16], b[16][8]; }; } in;
-    union { Floats v[48]; struct { float a[16][16], b[16][8]; }; } wide;
-    union { Floats v[16]; float d[16][8]; } sum;
+    uint16_t half[16][16];
+    union { Floats v[32]; float a[16][16]; };
+    union { Floats sums[16]; float d[16][8]; };
     for (int lane = 0; lane < LANES; lane++) {
         int g = lane >> 2, t = (lane & 3) * 2;
-        const Product &p = *all[lane];
-        for (int i = 0; i < 4; i++) memcpy(&in.a[(i & 1) * 8 + g][(i >> 1) * 8 + t], &p.a[i], 4);
-        for (int i = 0; i < 4; i++) in.b[(i >> 1) * 8 + t + (i & 1)][g] = (uint16_t)(p.b[i >> 1] >> (i & 1) * 16);
-        for (int i = 0; i < 4; i++) sum.d[(i >> 1) * 8 + g][t + (i & 1)] = *p.d[i];
+        for (int i = 0; i < 4; i++) memcpy(&half[(i & 1) * 8 + g][(i >> 1) * 8 + t], &all[lane]->a[i], 4);
     }
-    for (int i = 0; i < 48; i++) {
-        Bits h;
-        for (int j = 0; j < 8; j++) h[j] = in.half[8 * i + j];
-        if (BF16) {
-            wide.v[i] = (Floats)(h << 16);
-        } else {
-            Floats x = (Floats)((h & 0x7fff) << 13) * 0x1p112f;
-            Bits special = (Bits)((h & 0x7c00) == 0x7c00);
-            wide.v[i] = (Floats)((special & (0x7f800000 | (h & 0x3ff) << 13)) | (~special & (Bits)x) | (h & 0x8000) << 16);
+    for (int i = 0; i < 32; i++) v[i] = widened<BF16>(half[0] + 8 * i);
+    for (int n = 0; n < all[0]->eights; n++) {
+        Floats b[16];
+        for (int lane = 0; lane < LANES; lane++) {
+            int g = lane >> 2, t = (lane & 3) * 2;
+            const Product &p = *all[lane];
+            for (int i = 0; i < 4; i++) half[(i >> 1) * 4 + t / 2][(i & 1) * 8 + g] = (uint16_t)(p.b[n][i >> 1] >> (i & 1) * 16);
+            for (int i = 0; i < 4; i++) d[(i >> 1) * 8 + g][t + (i & 1)] = *p.d[4 * n + i];
         }
-    }
-    for (int m = 0; m < 16; m++) {
-        Floats d = sum.v[m];
-        for (int k = 0; k < 16; k++) d += wide.a[m][k] * wide.v[32 + k];
-        sum.v[m] = d;
-    }
-    for (int lane = 0; lane < LANES; lane++) {
-        int g = lane >> 2, t = (lane & 3) * 2;
-        for (int i = 0; i < 4; i++) *all[lane]->d[i] = sum.d[(i >> 1) * 8 + g][t + (i & 1)];
+        for (int k = 0; k < 16; k++) b[k] = widened<BF16>(half[0] + 8 * k);
+        for (int m = 0; m < 16; m++) {
+            Floats sum = sums[m];
+            for (int k = 0; k < 16; k++) sum += a[m][k] * b[k];
+            sums[m] = sum;
+        }
+        for (int lane = 0; lane < LANES; lane++) {
+            int g = lane >> 2, t = (lane & 3) * 2;
+            for (int i = 0; i < 4; i++) *all[lane]->d[4 * n + i] = d[(i >> 1) * 8 + g][t + (i & 1)];
+        }
     }
 }
 
@@ -634,12 +640,14 @@ template <bool BF16, class... All> static inline void ptx_wgmma(All &&...all) {
     auto &w = to.w;
     unsigned at = (w[4] & 0x3fff) * 16, half = (w[4] >> 16 & 0x3fff) * 16, lane = cuda::self->lane;
     if (cuda::SHARED_BASE % 16) cuda::fail("descriptors tell no such addresses");
+    unsigned b[32][2];
     for (int n = 0; n < to.sums / 4; n++) {
         if (!w[5]) *d[4 * n] = *d[4 * n + 1] = *d[4 * n + 2] = *d[4 * n + 3] = 0.f;
         unsigned from = at + n * 128 + (lane >> 2) * 16 + (lane & 3) * 4;
-        cuda::Product mine = {{d[4 * n], d[4 * n + 1], d[4 * n + 2], d[4 * n + 3]}, {w[0], w[1], w[2], w[3]}, {*(unsigned *)cuda::shared_memory(from, 4, 4), *(unsigned *)cuda::shared_memory(from + half, 4, 4)}};
-        cuda::together(cuda::PRODUCT, mine, cuda::multiply<BF16>);
+        for (int i = 0; i < 2; i++) b[n][i] = *(unsigned *)cuda::shared_memory(from + i * half, 4, 4);
     }
+    cuda::Product mine = {{w[0], w[1], w[2], w[3]}, to.sums / 4, d, b};
+    cuda::together(cuda::PRODUCT, mine, cuda::multiply<BF16>);
 }
 // A warp's 16 rows of wgmma with both operands in shared memory, k by rows of 64 swizzled by 128 bytes, the next 64 as far on as the
 // descriptor tells: done at once.
@@ -654,12 +662,12 @@ template <bool BF16, class... All> static inline void ptx_wgmma_shared(All &&...
         return (unsigned)*(uint16_t *)cuda::shared_memory(from, 2, 2);
     };
     auto two = [&](unsigned descriptor, int k, int channel) { return at(descriptor, k, channel) | at(descriptor, k + 1, channel) << 16; };
-    unsigned a[4];
-    for (int i = 0; i < 4; i++) a[i] = two(w[0], (i >> 1) * 8 + (lane & 3) * 2, row + (i & 1) * 8 + (lane >> 2));
-    for (int n = 0; n < to.sums / 4; n++) {
-        cuda::Product mine = {{d[4 * n], d[4 * n + 1], d[4 * n + 2], d[4 * n + 3]}, {a[0], a[1], a[2], a[3]}, {two(w[1], (lane & 3) * 2, n * 8 + (lane >> 2)), two(w[1], 8 + (lane & 3) * 2, n * 8 + (lane >> 2))}};
-        cuda::together(cuda::PRODUCT, mine, cuda::multiply<BF16>);
-    }
+    unsigned b[32][2];
+    cuda::Product mine = {{}, to.sums / 4, d, b};
+    for (int i = 0; i < 4; i++) mine.a[i] = two(w[0], (i >> 1) * 8 + (lane & 3) * 2, row + (i & 1) * 8 + (lane >> 2));
+    for (int n = 0; n < to.sums / 4; n++)
+        for (int i = 0; i < 2; i++) b[n][i] = two(w[1], i * 8 + (lane & 3) * 2, n * 8 + (lane >> 2));
+    cuda::together(cuda::PRODUCT, mine, cuda::multiply<BF16>);
 }
 static inline void ptx_pair_f16(unsigned &to, float high, float low) {
     to = (unsigned)cuda::float_to_half(high) << 16 | cuda::float_to_half(low);
@@ -760,7 +768,9 @@ static inline void ptx_matrices4_transposed(unsigned &r0, unsigned &r1, unsigned
 #define PTX_PRODUCT(NAME, BF16)                                                                                                          \
     static inline void NAME(float &d0, float &d1, float &d2, float &d3, unsigned a0, unsigned a1, unsigned a2, unsigned a3, unsigned b0, \
                             unsigned b1) {                                                                                                \
-        cuda::Product mine = {{&d0, &d1, &d2, &d3}, {a0, a1, a2, a3}, {b0, b1}};                                                          \
+        float *d[4] = {&d0, &d1, &d2, &d3};                                                                                               \
+        const unsigned b[1][2] = {{b0, b1}};                                                                                              \
+        cuda::Product mine = {{a0, a1, a2, a3}, 1, d, b};                                                                                 \
         cuda::together(cuda::PRODUCT, mine, cuda::multiply<BF16>);                                                                 \
     }
 PTX_PRODUCT(ptx_mma_f16, false)

@@ -38,7 +38,12 @@ GXX = shutil.which("g++") if sys.platform == "linux" else None
 WHY_NOT = None if GXX else "g++ on Linux, which compiles the kernels for this machine, is absent"
 AMPERE = Device(0, "emulated", "sm_80", 3, 163 << 10)
 HOPPER = Device(0, "emulated", "sm_90a", 3, 227 << 10)
-FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-fno-strict-aliasing", "-fvisibility=hidden")
+# Products are vectors of eight. Not -mfma: sums would be rounded otherwise.
+_CPU = Path("/proc/cpuinfo")
+_WIDE = ("-mavx2",) if GXX and _CPU.exists() and " avx2 " in _CPU.read_text("utf-8") else ()
+FLAGS = ("-std=c++17", "-O1", "-fPIC", "-shared", "-w", "-fno-strict-aliasing", "-fvisibility=hidden", *_WIDE)
+# Compiled in half of the time, for kernels of which many are made and that run shortly.
+QUICKLY = tuple("-Og" if flag == "-O1" else flag for flag in FLAGS)
 
 _MMA = "mma.sync.aligned.m16n8k16.row.col.f32.{0}.{0}.f32 {{%0,%1,%2,%3}}, {{%4,%5,%6,%7}}, {{%8,%9}}, {{%0,%1,%2,%3}};"
 _STORE_IF = "{{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p st.global.cs.{0} [%0], %1;\n}}"
@@ -303,12 +308,12 @@ class Emulator:
     """Takes the place of ``nvrtc.Libraries``.
 
     ``schedule``: bit 0: the last threads first; bit 1: asynchronous copies as late as possible. ``resident``: blocks
-    that take turns, at most 8, for kernels without static shared memory.
+    that take turns, at most 8, for kernels without static shared memory. ``flags``: of g++.
     """
 
-    def __init__(self, shared: int, schedule: int = 0, resident: int = 4) -> None:
+    def __init__(self, shared: int, schedule: int = 0, resident: int = 4, flags: tuple[str, ...] = FLAGS) -> None:
         self.shared, self.schedule, self.resident = shared, schedule, resident
-        self.flags: tuple[str, ...] = FLAGS
+        self.flags = flags
         self.launched: dict[str, int] = {}
         self._loaded: dict[Source, dict[str, Kernel]] = {}
 
@@ -357,6 +362,16 @@ class Emulator:
                 yield
         finally:
             torch.set_num_threads(threads)
+
+
+@contextlib.contextmanager
+def kernels_of(operator: Any) -> Iterator[Emulator]:
+    """Inside, the kernels of an operator's module ``cuda`` run here, for tensors of the CPU."""
+    machine = Emulator(AMPERE.shared)
+    with pytest.MonkeyPatch.context() as patch, machine.used():
+        machine.installed(patch, AMPERE, operator)
+        patch.setattr(launching, "why_not", lambda _: None)
+        yield machine
 
 
 # ---- memory

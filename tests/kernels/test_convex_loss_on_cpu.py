@@ -7,22 +7,17 @@ from collections.abc import Iterator
 import emulator
 import pytest
 import torch
-from emulator import AMPERE, Emulator
 from test_nvrtc import ARCHS, needs_nvrtc, resources
 from torch import Tensor
 
-from fullfield.ops import launching
 from fullfield.ops.convex_loss import convex_mixture_loss, cuda, reference
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1.2e-2}
 
 
 @pytest.fixture
-def _emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    machine = Emulator(AMPERE.shared)
-    machine.installed(monkeypatch, AMPERE, cuda)
-    monkeypatch.setattr(launching, "why_not", lambda _: None)
-    with machine.used():
+def _emulated() -> Iterator[None]:
+    with emulator.kernels_of(cuda):
         yield
 
 

@@ -7,20 +7,15 @@ from collections.abc import Iterator
 import emulator
 import pytest
 import torch
-from emulator import AMPERE, Emulator
 from test_nvrtc import ARCHS, needs_nvrtc, resources
 
-from fullfield.ops import launching
 from fullfield.ops.layered import PictureAtlas, cuda, reference, render_pairs
 from fullfield.training.flow.scene import draw_scenes
 
 
 @pytest.fixture
-def _emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    machine = Emulator(AMPERE.shared)
-    machine.installed(monkeypatch, AMPERE, cuda)
-    monkeypatch.setattr(launching, "why_not", lambda _: None)
-    with machine.used():
+def _emulated() -> Iterator[None]:
+    with emulator.kernels_of(cuda):
         yield
 
 

@@ -37,12 +37,8 @@ SHAPES = {
 
 @pytest.fixture(scope="module")
 def machine() -> Emulator:
-    made = Emulator(GPU.shared)
-    made.flags = (
-        *made.flags,
-        "-ftrivial-auto-var-init=pattern",
-    )  # registers that nobody wrote are NaN in half precision
-    return made
+    # Registers that nobody wrote are NaN in half precision.
+    return Emulator(GPU.shared, flags=(*emulator.QUICKLY, "-ftrivial-auto-var-init=pattern"))
 
 
 @pytest.fixture(autouse=True)
