@@ -7,19 +7,28 @@ from typing import Any
 
 from fullfield import __version__
 
-PAGES = Path(__file__).resolve().parent.parent  # scripts/site.py copies them, so that nothing is written into the checkout
+PAGES = (
+    Path(__file__).resolve().parent.parent
+)  # scripts/site.py copies them, so that nothing is written into the checkout
 sys.path.insert(0, str(PAGES / "docs"))  # for the scraper of the gallery
 
 project = "fullfield"
 author = "The fullfield developers"
-copyright = "2026, the fullfield developers. Apache-2.0"  # noqa: A001
+copyright = "2026, the fullfield developers. Apache-2.0"
 version = release = __version__
 
 root_doc = "docs/index"
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx_copybutton", "sphinx_gallery.gen_gallery"]
-suppress_warnings = ["misc.highlighting_failure"]
-nitpicky = False
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx_copybutton",
+    "sphinx_gallery.gen_gallery",
+]
+exclude_patterns = ["examples", "docs/gallery/*.ipynb"]
+suppress_warnings = ["toc.not_included"]  # notes are reached by links; tests/test_docs.py looks for pages without one
+smartquotes = False  # -- begins an option
 
 myst_heading_anchors = 4  # the anchors that GitHub makes too
 myst_enable_extensions = ["dollarmath", "colon_fence"]
@@ -45,6 +54,7 @@ sphinx_gallery_conf = {
     "reset_modules": (),
     "within_subsection_order": "FileNameSortKey",
     "download_all_examples": False,
+    "write_computation_times": False,
     "show_signature": False,
     "show_memory": False,
     "min_reported_time": 10_000,
@@ -72,12 +82,15 @@ def gallery(link: str) -> str:
     return f"docs/gallery/{Path(link).stem}"
 
 
-def prepare(app: Any, name: str, source: list[str]) -> None:
+def prepare(_app: Any, name: str, source: list[str]) -> None:
     """Links to examples lead to their pages; links to folders, of which a site has none, become their words."""
     folder = (PAGES / name).parent
     text = source[0]
     if name == root_doc:
         text = toctrees(text)
+    elif name in ("docs/commands/index", "docs/api/index"):
+        verbs = dict.fromkeys(re.findall(r"\]\(([\w-]+)\.md", text))
+        text += "\n```{toctree}\n:hidden:\n\n" + "\n".join(verbs) + "\n```\n"
 
     def link(found: re.Match[str]) -> str:
         words, target = found.groups()

@@ -6,8 +6,9 @@ from typing import Any
 _shown: dict[str, set[tuple[str, int]]] = {}
 
 
-def written(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any]) -> str:
+def written(_block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any]) -> str:
     """The reStructuredText of every .png and .jpg that lies beside the example since its last block."""
+    from PIL import Image
     from sphinx_gallery.scrapers import figure_rst
 
     folder = Path(block_vars["src_file"]).parent
@@ -19,8 +20,6 @@ def written(block: Any, block_vars: dict[str, Any], gallery_conf: dict[str, Any]
             seen.add(key)
             target = Path(next(block_vars["image_path_iterator"])).with_suffix(".png")
             target.parent.mkdir(parents=True, exist_ok=True)
-            from PIL import Image
-
             Image.open(path).convert("RGB").save(target)
             names.append(str(target))
     return figure_rst(names, gallery_conf["src_dir"])

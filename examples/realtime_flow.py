@@ -1,4 +1,9 @@
-"""Flow at a frame rate on an NVIDIA GPU: one solver for one size; frames and flow stay where they lie, CuPy's too."""
+"""
+Flow at a frame rate
+====================
+
+On an NVIDIA GPU: one solver for one size; frames and flow stay where they lie, CuPy's too.
+"""
 
 import sys
 from importlib import import_module

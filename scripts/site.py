@@ -1,4 +1,4 @@
-"""Build the documentation site: pages, the pages of operators beside their code, examples with what they print and draw.
+"""Build the documentation site: docs, the pages of operators, and the examples with what they print and draw.
 
 python scripts/site.py            into build/site; warnings are errors
 python scripts/site.py --quick    the examples are shown but not run
@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES, SITE = ROOT / "build" / "pages", ROOT / "build" / "site"
 TAKEN = ("*.md", "CITATION.cff", "hatch_build.py", "docs/**/*", "src/**/*.md", "benchmarks/**/*.md", "examples/**/*")
 LINKED = ("benchmarks/results/*", "scripts/*.py", ".github/workflows/*")
+MADE = [PAGES / "docs" / "gallery"]  # by Sphinx, in the copy
 FIRST = "docs/index.html"
 
 
@@ -24,7 +25,11 @@ def copy_pages() -> None:
     wanted = {path for path in wanted if "__pycache__" not in path.parts}
     made = PAGES / "docs" / "gallery", PAGES / "docs" / "api"
     for path in PAGES.rglob("*"):
-        if path.is_file() and not any(folder in path.parents for folder in made) and ROOT / path.relative_to(PAGES) not in wanted:
+        if (
+            path.is_file()
+            and not any(folder in path.parents for folder in made)
+            and ROOT / path.relative_to(PAGES) not in wanted
+        ):
             path.unlink()
     for path in wanted:
         target = PAGES / path.relative_to(ROOT)
