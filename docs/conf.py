@@ -22,12 +22,15 @@ source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
-    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "sphinx_gallery.gen_gallery",
 ]
 exclude_patterns = ["examples", "docs/gallery/*.ipynb"]
-suppress_warnings = ["toc.not_included"]  # notes are reached by links; tests/test_docs.py looks for pages without one
+suppress_warnings = [
+    "toc.not_included",
+    "ref.python",
+]  # two public classes are called Setting; notes are reached by links; tests/test_docs.py looks for pages without one
 smartquotes = False  # -- begins an option
 
 myst_heading_anchors = 4  # the anchors that GitHub makes too
@@ -43,7 +46,7 @@ templates_path = []
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_default_options = {"members": True, "show-inheritance": False}
-autosummary_generate = False
+napoleon_numpy_docstring = False
 default_role = "code"
 
 sphinx_gallery_conf = {
@@ -106,5 +109,13 @@ def prepare(_app: Any, name: str, source: list[str]) -> None:
     source[0] = re.sub(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)", link, text)
 
 
+def finish(app: Any, problem: Exception | None) -> None:
+    """The page that a visitor of the site's address sees first leads to the index."""
+    if problem is None:
+        target = Path(app.outdir) / "index.html"
+        target.write_text(f'<meta http-equiv="refresh" content="0; url={root_doc}.html">\n', "utf-8")
+
+
 def setup(app: Any) -> None:
+    app.connect("build-finished", finish)
     app.connect("source-read", prepare)

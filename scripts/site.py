@@ -15,21 +15,16 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES, SITE = ROOT / "build" / "pages", ROOT / "build" / "site"
 TAKEN = ("*.md", "CITATION.cff", "hatch_build.py", "docs/**/*", "src/**/*.md", "benchmarks/**/*.md", "examples/**/*")
 LINKED = ("benchmarks/results/*", "scripts/*.py", ".github/workflows/*")
-MADE = [PAGES / "docs" / "gallery"]  # by Sphinx, in the copy
-FIRST = "docs/index.html"
+MADE = PAGES / "docs" / "gallery"  # by Sphinx, in the copy
 
 
 def copy_pages() -> None:
     """The pages and what they link to, so that Sphinx and the examples write nothing into the checkout."""
     wanted = {path for pattern in (*TAKEN, *LINKED) for path in ROOT.glob(pattern) if path.is_file()}
     wanted = {path for path in wanted if "__pycache__" not in path.parts}
-    made = PAGES / "docs" / "gallery", PAGES / "docs" / "api"
+    made = set(MADE.rglob("*"))
     for path in PAGES.rglob("*"):
-        if (
-            path.is_file()
-            and not any(folder in path.parents for folder in made)
-            and ROOT / path.relative_to(PAGES) not in wanted
-        ):
+        if path.is_file() and path not in made and ROOT / path.relative_to(PAGES) not in wanted:
             path.unlink()
     for path in wanted:
         target = PAGES / path.relative_to(ROOT)
@@ -43,12 +38,16 @@ def main(arguments: list[str]) -> int:
         print(__doc__, file=sys.stderr)
         return 2
     copy_pages()
+    begin = SITE / "index.html"
+    begin.unlink(missing_ok=True)
     quick = ["-D", "plot_gallery=0"] if arguments else []
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "-c", str(PAGES / "docs")]
     done = subprocess.run([*command, *quick, str(PAGES), str(SITE)], cwd=PAGES, check=False)
+    if done.returncode == 0 and not begin.exists():
+        print("Sphinx ended before the end: does an example leave by sys.exit?", file=sys.stderr)
+        return 1
     if done.returncode == 0:
-        (SITE / "index.html").write_text(f'<meta http-equiv="refresh" content="0; url={FIRST}">\n', "utf-8")
-        print(f"build/site/{FIRST}: written")
+        print(f"{begin.relative_to(ROOT)}: written")
     return done.returncode
 
 
