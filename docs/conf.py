@@ -99,10 +99,10 @@ def prepare(_app: Any, name: str, source: list[str]) -> None:
         words, target = found.groups()
         if "://" in target or target.startswith("#"):
             return found[0]
-        there = folder / target.partition("#")[0]
+        there = (folder / target.partition("#")[0]).resolve()
         if there.is_dir():
             return words
-        if there.suffix == ".py" and there.parent.name == "examples":
+        if there.suffix == ".py" and there.parent == PAGES / "examples":
             return f"[{words}](/{gallery(target)})"
         return found[0]
 

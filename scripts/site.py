@@ -13,7 +13,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES, SITE = ROOT / "build" / "pages", ROOT / "build" / "site"
-TAKEN = ("*.md", "CITATION.cff", "hatch_build.py", "docs/**/*", "src/**/*.md", "benchmarks/**/*.md", "examples/**/*")
+TAKEN = (
+    "*.md",
+    "CITATION.cff",
+    "hatch_build.py",
+    "docs/**/*",
+    "src/**/*.md",
+    "benchmarks/**/*.md",
+    "examples/**/*",
+    "recipe/*",
+)
 LINKED = ("benchmarks/results/*", "scripts/*.py", ".github/workflows/*")
 MADE = PAGES / "docs" / "gallery"  # by Sphinx, in the copy
 

@@ -23,6 +23,7 @@ from fullfield.integrations.handle import is_patched
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
     *ROOT.glob("*.md"),
+    *(ROOT / "recipe").glob("*.md"),
     *(ROOT / "docs").rglob("*.md"),
     *(ROOT / "src").rglob("*.md"),
     *(ROOT / "benchmarks").rglob("*.md"),
@@ -70,10 +71,31 @@ def test_broken_links_are_found(tmp_path: Path) -> None:
 
 
 def test_the_index_links_every_page() -> None:
-    index = (ROOT / "docs" / "index.md").read_text("utf-8")
-    for page in [*(ROOT / "docs").glob("*.md"), *(ROOT / "src" / "fullfield" / "ops").glob("*/README.md")]:
-        link = Path(os.path.relpath(page, ROOT / "docs")).as_posix()
-        assert page.name == "index.md" or f"]({link}" in index, link
+    docs = ROOT / "docs"
+    operators = (ROOT / "src" / "fullfield" / "ops").glob("*/README.md")
+    scripts = (ROOT / "examples").glob("*.py")
+    for index, pages in (
+        (docs / "index.md", [*docs.glob("*.md"), *docs.glob("*/index.md"), *operators, *scripts]),
+        (docs / "commands" / "index.md", [*(docs / "commands").glob("*.md")]),
+        (docs / "api" / "index.md", [*(docs / "api").glob("*.md")]),
+    ):
+        text = index.read_text("utf-8")
+        for page in pages:
+            link = Path(os.path.relpath(page, index.parent)).as_posix()
+            assert page == index or f"]({link}" in text, link
+
+
+def test_pages_are_short() -> None:
+    for page in PAGES:
+        assert page.name == "CHANGELOG.md" or len(page.read_text("utf-8").splitlines()) <= 400, page
+
+
+def test_the_python_interface_names_every_public_module() -> None:
+    from test_api_surface import SURFACE
+
+    pages = [page.read_text("utf-8") for page in (ROOT / "docs" / "api").glob("*.md")]
+    listed = [name for page in pages for name in re.findall(r"^\.\. automodule:: (\S+)$", page, re.MULTILINE)]
+    assert sorted(listed) == sorted(SURFACE)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
@@ -166,7 +188,8 @@ def test_examples_are_short() -> None:
     scripts = list((ROOT / "examples").glob("*.py"))
     assert scripts
     for script in scripts:
-        assert len(script.read_text("utf-8").splitlines()) < 60, script.name
+        lines = [line.strip() for line in script.read_text("utf-8").splitlines()]
+        assert len([line for line in lines if line and not line.startswith("#")]) < 60, script.name
 
 
 def test_the_page_of_networks_on_points_runs_and_learns() -> None:

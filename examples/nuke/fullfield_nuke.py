@@ -1,6 +1,6 @@
 """A command for Nuke: motion vectors of the selected Read node's range, by ``fullfield flow`` in a process of its own.
 
-README.md beside this file says how to install it. Nuke's Python needs nothing but this file.
+docs/nuke.md says how to install it. Nuke's Python needs nothing but this file.
 """
 
 import os
