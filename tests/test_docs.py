@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import zipfile
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -175,6 +176,44 @@ def test_readme_table_is_the_stored_results() -> None:
     command = [sys.executable, str(ROOT / "scripts" / "tables.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+# Tables of measurements whose results are not stored as JSON: their sections say how they were made. No new ones.
+NOT_STORED = {
+    "docs/fullfield-s.md": ["pair"],
+    "docs/models.md": ["pair"],
+    "docs/registration.md": ["pair"],
+    "src/fullfield/models/prepared/README.md": ["pair"],
+    "src/fullfield/ops/correlation/README.md": ["", ""],
+    "src/fullfield/ops/correlation/cuda/README.md": ["feature map"],
+    "src/fullfield/ops/neighbors/README.md": ["", "points"],
+    "src/fullfield/ops/point_conv/README.md": ["", "", "voxels, one point each, float16, 64→64"],
+    "src/fullfield/ops/point_conv/cuda/README.md": ["whole operator"],
+    "src/fullfield/ops/tvl1/README.md": ["pair", "preset (scales × warps × iterations)"],
+}
+
+
+def measured(text: str) -> list[str]:
+    """The first head of every table that holds measurements: several cells that begin with a decimal fraction."""
+    made_by_scripts = re.sub(r"<!-- [^>]*: begin -->\n.*?<!-- [^>]*: end -->", "", FENCE.sub("", text), flags=re.DOTALL)
+    tables = re.findall(r"(?:^\|.*\n)+", made_by_scripts, re.MULTILINE)
+    numbers = re.compile(r"\| \**\d+\.\d+(?: (?:ms|s|px|GiB|MB))?\**[,/ |]")
+    return sorted(table.split("|")[1].strip() for table in tables if len(numbers.findall(table)) >= 3)
+
+
+def test_tables_of_measurements_are_made_from_stored_results() -> None:
+    pages = [page for page in PAGES if page.name not in ("CHANGELOG.md", "fullfield-s-pictures.md")]
+    for page in pages:
+        known = Counter(NOT_STORED.get(page.relative_to(ROOT).as_posix(), []))
+        notes = page.is_relative_to(ROOT / "benchmarks")
+        assert notes or not Counter(measured(page.read_text("utf-8"))) - known, page
+
+
+def test_a_table_of_measurements_by_hand_is_found() -> None:
+    table = "| what | time |\n| --- | --- |\n| a | 1.25 s |\n| b | 0.5 ms |\n| c | 3.1 |\n"
+    assert measured(table) == ["what"]
+    assert measured(f"<!-- x: begin -->\n{table}<!-- table: end -->\n") == []
+    assert measured(table.replace("0.5 ms", "fast")) == []
 
 
 def test_ci_finds_the_readmes_test_command() -> None:

@@ -1,7 +1,7 @@
 """Nodes for ComfyUI: optical flow between two images, a picture of it, and warping along it.
 
-docs/comfyui.md says how to install it. Images are ComfyUI's: float ``[B, H, W, 3]`` from 0 to 1. Flow is ``[B, 2, H, W]`` in
-pixels of the first image, x right and y down.
+docs/comfyui.md says how to install it. Images are ComfyUI's: float ``[B, H, W, 3]`` from 0 to 1. Flow is
+``[B, 2, H, W]`` in pixels of the first image, x right and y down.
 """
 
 import torch
