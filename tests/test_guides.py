@@ -24,7 +24,8 @@ SLOWER = ("live camera:", "live rtsp:", "--method sea-raft", "runs/descriptor") 
 
 
 def blocks(page: str, language: str = "") -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", (DOCS / page).read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    found = re.findall(r"^```(\w*)\n(.*?)^```", (DOCS / page).read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    return [block for name, block in found if name == language]
 
 
 @pytest.fixture
