@@ -32,7 +32,7 @@ PAGES = [
 
 
 parser = cache(build_parser)
-FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"^ *```([\w{}-]*)\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 
 
 def anchors(text: str) -> set[str]:
