@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+import fullfield
 from fullfield.cli.main import main
 from fullfield.testing import room_scan, textured_scene
 
@@ -110,10 +111,23 @@ def test_the_python_runs(page: str, here: Path) -> None:
 
 
 def test_the_researchers_python_runs(here: Path) -> None:
-    patch, lookup, hub = blocks("researchers.md", "python")
+    patch, _, lookup, hub = blocks("researchers.md", "python")
     assert run(patch, names(here))["handle"].replaced
     assert run(lookup, names(here))["features"].shape == (1, 324, 16, 24)
     assert run(hub, names(here))["flow"].shape == (1, 2, 64, 80)
+
+
+def test_a_model_of_ptlflow_is_patched_as_the_page_says(here: Path, ptlflow: Any) -> None:
+    from fullfield.integrations.handle import is_patched
+
+    block = blocks("researchers.md", "python")[1]
+    torch.manual_seed(0)
+    given = {**names(here), "fullfield": fullfield}
+    given.update(frame1=torch.rand(1, 3, 128, 160), frame2=torch.rand(1, 3, 128, 160))
+    found = run(block, given)
+    assert is_patched(found["model"])
+    assert found["ptlflow"] is ptlflow
+    assert found["flow"].shape == (1, 2, 128, 160)
 
 
 def test_the_replacements_for_other_libraries_run(here: Path) -> None:
