@@ -86,6 +86,20 @@ def test_the_index_links_every_page() -> None:
             assert page == index or f"]({link}" in text, link
 
 
+def test_the_sites_sidebar_is_made_of_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    conf = runpy.run_path(str(ROOT / "docs" / "conf.py"))
+    made = conf["toctrees"](
+        "# T\n\n## A\n\n- [x](x.md): y, [z](z.md).\n- [e](../examples/e.py)\n\n## B\n\n- [w](b/w.md#a)\n"
+    )
+    first, second = made.split("## B\n")
+    assert ":caption: A\n\nx\n/docs/gallery/e\n```" in first
+    assert "```{toctree}" in second
+    source = ["[a](../examples/made_pairs.py) [b](images) [c](index.md) ![d](images/flow.jpg) [e](#f) [g](h://i)"]
+    conf["prepare"](None, "docs/measured", source)
+    assert source == ["[a](/docs/gallery/made_pairs) b [c](index.md) ![d](images/flow.jpg) [e](#f) [g](h://i)"]
+
+
 def test_pages_are_short() -> None:
     for page in PAGES:
         assert page.name == "CHANGELOG.md" or len(page.read_text("utf-8").splitlines()) <= 400, page
