@@ -48,6 +48,8 @@ def main(arguments: list[str]) -> int:
         return 2
     copy_pages()
     begin = SITE / "index.html"
+    if not begin.exists():  # the last build was interrupted: Sphinx cannot go on from its half
+        shutil.rmtree(SITE, ignore_errors=True)
     begin.unlink(missing_ok=True)
     quick = ["-D", "plot_gallery=0"] if arguments else []
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "-c", str(PAGES / "docs")]
