@@ -48,7 +48,7 @@ def main(arguments: list[str]) -> int:
         return 2
     copy_pages()
     begin = SITE / "index.html"
-    if not begin.exists():  # the last build was interrupted: Sphinx cannot go on from its half
+    if not begin.exists():  # the last build was interrupted, or warned: Sphinx would not warn of the same page again
         shutil.rmtree(SITE, ignore_errors=True)
     begin.unlink(missing_ok=True)
     quick = ["-D", "plot_gallery=0"] if arguments else []
@@ -57,7 +57,9 @@ def main(arguments: list[str]) -> int:
     if done.returncode == 0 and not begin.exists():
         print("Sphinx ended before the end: does an example leave by sys.exit?", file=sys.stderr)
         return 1
-    if done.returncode == 0:
+    if done.returncode:
+        begin.unlink(missing_ok=True)
+    else:
         print(f"{begin.relative_to(ROOT)}: written")
     return done.returncode
 
