@@ -1,12 +1,18 @@
-"""Flow between two frames: estimate, look, save."""
+"""
+Flow between two frames
+=======================
 
+Estimate, look, save.
+"""
+
+import sys
 from pathlib import Path
 
 import fullfield
 from fullfield.io import read_frame, write_image
 from fullfield.viz import flow_to_image, overlay
 
-frames = Path(__file__).parent / "scene" / "own" / "frames"  # rendered by fullfield; the true flow lies beside
+frames = Path(sys.argv[0]).parent / "scene" / "own" / "frames"  # rendered by fullfield; the true flow lies beside
 first, second = frames / "frame_0002.png", frames / "frame_0003.png"
 
 flow = fullfield.estimate(first, second)

@@ -1,4 +1,9 @@
-"""Film frames: scene-linear EXR in, EXR flow to the next and the previous frame and an ST map out."""
+"""
+Plates in, motion vectors out
+=============================
+
+Scene-linear EXR in; EXR flow to the next and the previous frame and an ST map out.
+"""
 
 import torch
 

@@ -1,4 +1,9 @@
-"""A page of made-up pairs: frames, exact flow and what the second frame does not show; nothing is downloaded."""
+"""
+Pairs for training
+==================
+
+Frames, exact flow and what the second frame does not show; nothing is downloaded.
+"""
 
 from fullfield.io import write_image
 from fullfield.training.flow.pairs import PairMaker

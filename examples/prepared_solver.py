@@ -1,4 +1,9 @@
-"""A sequence: one solver for all pairs, each started from the flow before."""
+"""
+A sequence with one solver
+==========================
+
+One solver for all pairs, each started from the flow before.
+"""
 
 import time
 

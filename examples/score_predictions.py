@@ -1,4 +1,9 @@
-"""Metrics over many pairs: accumulate, merge what several processes found, print."""
+"""
+Metrics over many pairs
+=======================
+
+Accumulate, merge what several processes found, print.
+"""
 
 from fullfield import estimate
 from fullfield.metrics import FlowMetrics

@@ -1,4 +1,9 @@
-"""Training on native points: spheres, boxes and cylinders, told apart by a small residual network."""
+"""
+Train a network on native points
+================================
+
+Spheres, boxes and cylinders, told apart by a small residual network.
+"""
 
 import torch
 

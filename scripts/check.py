@@ -1,4 +1,4 @@
-"""Everything CI checks, step by step: lint, format, types, examples, tests.
+"""Everything CI checks, step by step: lint, spelling, format, types, the site with its examples, tests.
 
 python scripts/check.py                  all steps; stops at the first that fails
 python scripts/check.py tests -k tvl1    one step; what follows is passed on to it
@@ -22,16 +22,20 @@ ROOT = Path(__file__).resolve().parent.parent
 CORES = os.cpu_count() or 1
 GPU = shutil.which("nvidia-smi") is not None
 TESTS = ["pytest", f"--numprocesses={min(CORES, 10)}", "--dist=worksteal"]
-TOOLS = {"lint": ["ruff", "check", "."], "format": ["ruff", "format", "--check", "."], "types": ["mypy"]}
+TOOLS = {
+    "lint": ["ruff", "check", "."],
+    "spelling": ["codespell_lib"],
+    "format": ["ruff", "format", "--check", "."],
+    "types": ["mypy"],
+}
 # Tests start a hundred Pythons: without bytecode each would compile every file anew.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-STEPS = ("lint", "format", "types", "examples", "tests")
+STEPS = ("lint", "spelling", "format", "types", "site", "tests")
 
 
 def commands(step: str, further: list[str]) -> list[list[str]]:
-    """Of examples one each."""
-    if step == "examples":
-        return [[os.fspath(script)] for script in sorted((ROOT / "examples").glob("*.py"))]
+    if step == "site":
+        return [[os.fspath(ROOT / "scripts" / "site.py"), *further]]
     if step == "tests":
         return suite(further)
     return [["-m", *TOOLS[step], *further]]
@@ -48,7 +52,7 @@ def suite(further: list[str], marked: str = "") -> list[list[str]]:
 
 
 def run(command: list[str]) -> tuple[int, str]:
-    """The exit code, and what was said where it was not said at once; examples run in a folder of their own."""
+    """The exit code, and what was said where it was not said at once."""
     tool, tests = command[:1] == ["-m"], command[:2] == ["-m", "pytest"]
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:

@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,6 +23,9 @@ BEGIN_MODELS = "<!-- table of the networks: begin -->\n"
 BEGIN_POINTS = "<!-- table of convolution on points: begin -->\n"
 BEGIN_TVL1_GPU = "<!-- table of TV-L1 on the GPU: begin -->\n"
 BEGIN_TVL1_RATES = "<!-- rates of TV-L1 on the GPU: begin -->\n"
+BEGIN_CASCADE = "<!-- table of cascades: begin -->\n"
+BEGIN_FAST = "<!-- table of the fast form: begin -->\n"
+BEGIN_DESCRIPTORS = "<!-- table of descriptors: begin -->\n"
 BEGIN_TVL1_PAGE = "<!-- tables of TV-L1 on the GPU: begin -->\n"
 OTHERS = {"opencv cpu": "OpenCV", "scikit-image cpu": "scikit-image (all scales of ½)"}
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->"
@@ -391,6 +395,88 @@ def network_errors() -> str:
     return "\n".join(markdown_table(rows)) + "\n"
 
 
+def cascade_table() -> str:
+    """Errors of RAFT with and without a cascade, on frames that were enlarged or moved."""
+    stored = {case["case"]: case for case in read("cascade_h200.json")["cases"]}
+    ways = (("plain 32", "plain 32"), ("12+12", "cascade 12+12"), ("4+12", "cascade 4+12"), ("1+12", ""))
+    kinds = {
+        "noise of all scales, 8192×3432, moved by 200 px": "translation, noise",
+        "a 1080p frame enlarged to that, moved by 200 px": "translation, real 1080p enlarged",
+        "Sintel alley_1, enlarged to 4096×1744": "sintel bicubic at 4096x1744",
+        "to 8192×3488": "sintel bicubic at 8192x3488",
+        "to 8192×3488, with noise that moves along": "sintel noise at 8192x3488",
+        "Urban2, enlarged to 4096×3072": "urban2 bicubic at 4096x3072",
+        "to 8192×6144": "urban2 bicubic at 8192x6144",
+        "to 8192×6144, with noise that moves along": "urban2 noise at 8192x6144",
+    }
+
+    def cell(kind: str, names: tuple[str, str]) -> str:
+        case = next((stored[f"{kind}, {name}"] for name in names if name and f"{kind}, {name}" in stored), None)
+        if case is None:
+            return ""
+        if "within" in case:
+            return f"{case['median']:.2f}, {case['within']:.2f} %"
+        large = case["lm_epe"]
+        return f"{case['epe']:.3g}" + (
+            "" if large != large else f" ({large:.2g})" if large < 100 else f" ({large:.0f})"
+        )
+
+    rows = [["frames", "32 updates, no cascade", "12LR + 12HR", "12LR + 4HR", "12LR + 1HR"]]
+    rows += [[name, *(cell(kind, names) for names in ways)] for name, kind in kinds.items()]
+    return "\n".join(markdown_table(rows)) + "\n"
+
+
+def fast_table() -> str:
+    """Seconds and peak GiB of the networks, as in :func:`models_table`, by form."""
+    found = [*read("models_h200.json")["cases"], *read("models_h200_16k.json")["cases"]]
+    found.sort(key=lambda case: (case["method"], case["size"]))
+    called = {"raft": "RAFT", "sea-raft": "SEA-RAFT (M)", "sea-raft-m": "SEA-RAFT (M)"}
+    rows = [["", "fast", "the same, cascaded", "exact", "ptlflow 0.4.2, dense", "ptlflow 0.4.2, alt_cuda_corr"]]
+    names = ("fast", "fast, cascaded", "exact", "ptlflow, dense", "ptlflow, alt_cuda_corr")
+    for case in found:
+        by_name = {row["name"]: row for row in case["rows"]}
+        cells = [
+            ""
+            if name not in by_name
+            else f"{by_name[name]['median_s']:.3g} / {by_name[name]['peak_bytes'] / 2**30:.3g}"
+            if by_name[name]["status"] == "ok"
+            else str(by_name[name]["status"])
+            for name in names
+        ]
+        rows.append([f"{called[case['method']]} {case['size'][1]}×{case['size'][0]}", *cells])
+    return "\n".join(markdown_table(rows)) + "\n"
+
+
+def descriptors_table() -> str:
+    """Both descriptors on the shared pairs, by pair and change, and over all."""
+    stored = read("descriptors_cpu.json")
+    changes = {"10 % of it": "10 % of its points", "60 % of it": "cropped to 60 %"}
+
+    def both(values: tuple[float, float], shown: str, factor: float = 1.0) -> str:
+        return ", ".join(format(factor * value, shown) for value in values)
+
+    rows = [["pair, 3 poses each", "found: FPFH, learned", "inlier ratio %", "FMR %", "seconds"]]
+    for pair, by_change in stored["rows"].items():
+        for change, by_name in by_change.items():
+            runs = [by_name[name] for name in ("FPFH", "learned")]
+            ratios = [[run["ir"] for run in each] for each in runs]
+            found = both(tuple(sum(run["found"] for run in each) for each in runs), ".0f")
+            mean = both(tuple(sum(each) / len(each) for each in ratios), ".1f", 100)
+            recall = both(tuple(sum(value > 0.05 for value in each) / len(each) for each in ratios), ".0f", 100)
+            seconds = both(tuple(median(run["seconds"] for run in each) for each in runs), ".1f")
+            rows.append([f"{pair}, {changes.get(change, change)}", found, mean, recall, seconds])
+    total = [stored["unseen"][name] for name in ("FPFH", "learned")]
+    of = {name: tuple(each[name] for each in total) for name in ("found", "ir", "fmr", "seconds", "runs")}
+    last = [
+        both(of["found"], ".0f"),
+        both(of["ir"], ".1f", 100),
+        both(of["fmr"], ".1f", 100),
+        both(of["seconds"], ".1f"),
+    ]
+    rows.append([f"**all {of['runs'][0]}**", *last])
+    return "\n".join(markdown_table(rows)) + "\n"
+
+
 PAGES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
     "README.md": ((BEGIN_SHORT, short_table), (BEGIN_NETWORK, network_errors)),
     "docs/measured.md": (
@@ -400,6 +486,8 @@ PAGES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
         (BEGIN_TVL1_GPU, tvl1_gpu_table),
         (BEGIN_POINTS, points_table),
     ),
+    "docs/models.md": ((BEGIN_CASCADE, cascade_table), (BEGIN_FAST, fast_table)),
+    "docs/registration.md": ((BEGIN_DESCRIPTORS, descriptors_table),),
     "docs/tvl1.md": ((BEGIN_TVL1_RATES, tvl1_rates), (BEGIN_TVL1_PAGE, tvl1_gpu_page)),
 }
 

@@ -37,6 +37,13 @@ def test_on_a_gpu_some_tests_run_alone(check: ModuleType, monkeypatch: pytest.Mo
     assert len(check.commands("tests", ["-m", "slow"])) == 1
 
 
+def test_spelling_and_the_site_are_steps(check: ModuleType) -> None:
+    assert check.STEPS == ("lint", "spelling", "format", "types", "site", "tests")
+    (site,) = check.commands("site", ["--quick"])
+    assert site == [str(SCRIPT.parent / "site.py"), "--quick"]
+    assert check.commands("spelling", []) == [["-m", "codespell_lib"]]
+
+
 @pytest.mark.skipif(os.name == "nt", reason="needs env")
 def test_what_it_starts_keeps_bytecode(check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(check.sys, "executable", shutil.which("env"))

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import zipfile
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from fullfield.integrations.handle import is_patched
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
     *ROOT.glob("*.md"),
+    *(ROOT / "recipe").glob("*.md"),
     *(ROOT / "docs").rglob("*.md"),
     *(ROOT / "src").rglob("*.md"),
     *(ROOT / "benchmarks").rglob("*.md"),
@@ -30,7 +32,7 @@ PAGES = [
 
 
 parser = cache(build_parser)
-FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(r"^ *```([\w{}-]*)\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 
 
 def anchors(text: str) -> set[str]:
@@ -70,10 +72,45 @@ def test_broken_links_are_found(tmp_path: Path) -> None:
 
 
 def test_the_index_links_every_page() -> None:
-    index = (ROOT / "docs" / "index.md").read_text("utf-8")
-    for page in [*(ROOT / "docs").glob("*.md"), *(ROOT / "src" / "fullfield" / "ops").glob("*/README.md")]:
-        link = Path(os.path.relpath(page, ROOT / "docs")).as_posix()
-        assert page.name == "index.md" or f"]({link}" in index, link
+    docs = ROOT / "docs"
+    operators = (ROOT / "src" / "fullfield" / "ops").glob("*/README.md")
+    scripts = (ROOT / "examples").glob("*.py")
+    for index, pages in (
+        (docs / "index.md", [*docs.glob("*.md"), *docs.glob("*/index.md"), *operators, *scripts]),
+        (docs / "commands" / "index.md", [*(docs / "commands").glob("*.md")]),
+        (docs / "api" / "index.md", [*(docs / "api").glob("*.md")]),
+    ):
+        text = index.read_text("utf-8")
+        for page in pages:
+            link = Path(os.path.relpath(page, index.parent)).as_posix()
+            assert page == index or f"]({link}" in text, link
+
+
+def test_the_sites_sidebar_is_made_of_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    conf = runpy.run_path(str(ROOT / "docs" / "conf.py"))
+    made = conf["toctrees"](
+        "# T\n\n## A\n\n- [x](x.md): y, [z](z.md).\n- [e](../examples/e.py)\n\n## B\n\n- [w](b/w.md#a)\n"
+    )
+    first, second = made.split("## B\n")
+    assert ":caption: A\n\nx\n/docs/gallery/e\n```" in first
+    assert "```{toctree}" in second
+    source = ["[a](../examples/made_pairs.py) [b](images) [c](index.md) ![d](images/flow.jpg) [e](#f) [g](h://i)"]
+    conf["prepare"](None, "docs/measured", source)
+    assert source == ["[a](/docs/gallery/made_pairs) b [c](index.md) ![d](images/flow.jpg) [e](#f) [g](h://i)"]
+
+
+def test_pages_are_short() -> None:
+    for page in PAGES:
+        assert page.name == "CHANGELOG.md" or len(page.read_text("utf-8").splitlines()) <= 400, page
+
+
+def test_the_python_interface_names_every_public_module() -> None:
+    from test_api_surface import SURFACE
+
+    pages = [page.read_text("utf-8") for page in (ROOT / "docs" / "api").glob("*.md")]
+    listed = [name for page in pages for name in re.findall(r"^\.\. automodule:: (\S+)$", page, re.MULTILINE)]
+    assert sorted(listed) == sorted(SURFACE)
 
 
 def places(page: str) -> list[str]:
@@ -175,6 +212,44 @@ def test_readme_table_is_the_stored_results() -> None:
     assert done.returncode == 0, done.stdout
 
 
+# Tables of measurements whose results are not stored as JSON: their sections say how they were made. No new ones.
+NOT_STORED = {
+    "docs/fullfield-s.md": ["pair"],
+    "docs/models.md": ["pair"],
+    "docs/registration.md": ["pair"],
+    "src/fullfield/models/prepared/README.md": ["pair"],
+    "src/fullfield/ops/correlation/README.md": ["", ""],
+    "src/fullfield/ops/correlation/cuda/README.md": ["feature map"],
+    "src/fullfield/ops/neighbors/README.md": ["", "points"],
+    "src/fullfield/ops/point_conv/README.md": ["", "", "voxels, one point each, float16, 64→64"],
+    "src/fullfield/ops/point_conv/cuda/README.md": ["whole operator"],
+    "src/fullfield/ops/tvl1/README.md": ["pair", "preset (scales × warps × iterations)"],
+}
+
+
+def measured(text: str) -> list[str]:
+    """The first head of every table that holds measurements: several cells that begin with a decimal fraction."""
+    made_by_scripts = re.sub(r"<!-- [^>]*: begin -->\n.*?<!-- [^>]*: end -->", "", FENCE.sub("", text), flags=re.DOTALL)
+    tables = re.findall(r"(?:^\|.*\n)+", made_by_scripts, re.MULTILINE)
+    numbers = re.compile(r"\| \**\d+\.\d+(?: (?:ms|s|px|GiB|MB))?\**[,/ |]")
+    return sorted(table.split("|")[1].strip() for table in tables if len(numbers.findall(table)) >= 3)
+
+
+def test_tables_of_measurements_are_made_from_stored_results() -> None:
+    pages = [page for page in PAGES if page.name not in ("CHANGELOG.md", "fullfield-s-pictures.md")]
+    for page in pages:
+        known = Counter(NOT_STORED.get(page.relative_to(ROOT).as_posix(), []))
+        notes = page.is_relative_to(ROOT / "benchmarks")
+        assert notes or not Counter(measured(page.read_text("utf-8"))) - known, page
+
+
+def test_a_table_of_measurements_by_hand_is_found() -> None:
+    table = "| what | time |\n| --- | --- |\n| a | 1.25 s |\n| b | 0.5 ms |\n| c | 3.1 |\n"
+    assert measured(table) == ["what"]
+    assert measured(f"<!-- x: begin -->\n{table}<!-- table: end -->\n") == []
+    assert measured(table.replace("0.5 ms", "fast")) == []
+
+
 def test_ci_finds_the_readmes_test_command() -> None:
     after = (ROOT / "README.md").read_text("utf-8").split("<!-- ci: test command -->\n```\n")[1]
     command = after.split("\n```")[0]
@@ -186,7 +261,8 @@ def test_examples_are_short() -> None:
     scripts = list((ROOT / "examples").glob("*.py"))
     assert scripts
     for script in scripts:
-        assert len(script.read_text("utf-8").splitlines()) < 60, script.name
+        lines = [line.strip() for line in script.read_text("utf-8").splitlines()]
+        assert len([line for line in lines if line and not line.startswith("#")]) < 60, script.name
 
 
 def test_the_page_of_networks_on_points_runs_and_learns() -> None:

@@ -130,23 +130,3 @@ def test_constants_are_the_librarys() -> None:
     from fullfield.ops.correlation.analysis import BLOCKS, LAYOUTS
 
     assert (analyze.BLOCKS, analyze.LAYOUTS) == (BLOCKS, LAYOUTS)
-
-
-def test_the_documentation_names_every_option_of_what_is_nested() -> None:
-    import argparse
-
-    from fullfield.cli.main import build_parser
-
-    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
-
-    def nested(parser: argparse.ArgumentParser, path: str) -> None:
-        for action in parser._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                for name, sub in action.choices.items():
-                    assert f"## `{path} {name}" in page, f"{path} {name}"
-                    nested(sub, f"{path} {name}")
-            for option in action.option_strings:
-                found = option in ("-h", "--help", "--version") or f"`{option}" in page or f"{option}`" in page
-                assert found, f"{path} {option}"
-
-    nested(build_parser(), "fullfield")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import types
 from dataclasses import dataclass, field, fields
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -98,14 +97,3 @@ def test_help_names_what_the_presets_set(cli: Any) -> None:
     )
     assert "--precision {float32,float16}|{exact,fast,bfloat16}" in text
     assert "[3,5]" in text
-
-
-def test_the_documentation_names_every_verb_and_option() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
-    parser = build_parser()
-    verbs = next(a for a in parser._actions if isinstance(a.choices, dict)).choices
-    for verb, sub in verbs.items():
-        assert f"## `fullfield {verb}" in page
-        for action in sub._actions:
-            for option in action.option_strings:
-                assert option in ("-h", "--help") or f"`{option}" in page or f"{option}`" in page, option

@@ -11,7 +11,7 @@ import torch
 from sequence_shots import HEIGHT, QUICK, WIDTH, moving
 
 from fullfield import estimate_sequence
-from fullfield.cli.main import build_parser, main
+from fullfield.cli.main import main
 from fullfield.io.raw import Raw, write_raw
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -46,14 +46,3 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     exec(code.split("\n", 1)[1], {"estimate_sequence": quicker})
     assert len(list(tmp_path.glob("forward.*.exr"))) == 5
     assert capsys.readouterr().out.count("1003 () ()") == 1
-
-
-def test_the_commands_of_cli_md_parse() -> None:
-    verbs = ("live", "warp", "retime", "view")
-    lines = [line for block in blocks("cli.md") for line in block.splitlines()]
-    commands = [shlex.split(line) for line in lines if line.startswith("fullfield ") and not line.endswith("\\")]
-    tried = [words for words in commands if words[1] in verbs]
-    tried += [words for words in commands if "plate.%04d.exr" in words or "film.mov" in words]
-    assert {words[1] for words in tried} == {"flow", *verbs}
-    for words in tried:
-        build_parser().parse_args(words[1:])

@@ -37,6 +37,7 @@ _EXTRAS = {
     "bench": (("cv2", "skimage", "matplotlib", "pynvml"), "cameras of `live`, plots, and what benchmarks compare with"),
     "cuda12": (("nvidia-cuda-nvrtc-cu12",), "the compiler of our GPU kernels, where PyTorch for CUDA 12 lacks it"),
     "cuda13": (("nvidia-cuda-nvrtc",), "the compiler of our GPU kernels, where PyTorch for CUDA 13 lacks it"),
+    "docs": (("sphinx", "furo", "myst_parser", "sphinx_gallery", "sphinx_copybutton"), "the documentation site"),
     "dev": (("pytest", "hypothesis", "mypy", "ruff"), "tests and checks of fullfield itself"),
 }
 """What each extra of the package brings: modules (for CUDA distributions), and what works with them."""

@@ -1,0 +1,126 @@
+"""A command for Nuke: motion vectors of the selected Read node's range, by ``fullfield flow`` in a process of its own.
+
+docs/nuke.md says how to install it. Nuke's Python needs nothing but this file.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import threading
+from pathlib import Path
+
+import nuke
+
+METHODS = ("tvl1", "fullfield-s")
+# Nuke's own settings for Python and libraries would mislead the Python of fullfield.
+NUKES_OWN = ("PYTHONHOME", "PYTHONPATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+
+
+def executable():
+    """The words of the fullfield command: of the variable FULLFIELD, else what the PATH has."""
+    return shlex.split(os.environ.get("FULLFIELD", "fullfield"), posix=os.name != "nt")
+
+
+def command(plates, first, last, output, method="tvl1", refine=False, occlusion=False, device="cpu"):
+    """The command line, as a list, for the frames ``first`` to ``last`` of a pattern such as ``plate.%04d.exr``."""
+    if not re.search(r"%\d*d|#|\.(mov|mp4|mkv|mxf)$", plates):
+        raise ValueError(f"{plates}: expected a sequence such as plate.%04d.exr, or a video")
+    words = [*executable(), "flow", plates, "--frames", f"{first}-{last}", "--direction", "both"]
+    words += ["-o", output, "--method", method, "--device", device]
+    return words + ["--refine"] * bool(refine) + ["--occlusion"] * bool(occlusion)
+
+
+def vectors_beside(plates):
+    """Where the vectors go by default: a folder ``vectors`` beside the plates, ``mv.%04d.exr`` of as many digits."""
+    digits = re.search(r"%0?(\d*)d", plates)
+    number = f"%0{digits.group(1)}d" if digits and digits.group(1) else "%04d"
+    return f"{Path(plates).parent.as_posix()}/vectors/mv.{number}.exr"
+
+
+def run(words, progress=None, cancelled=lambda: False):
+    """Run a command and tell ``progress(percent, line)``. Raises RuntimeError with its last line if it fails."""
+    environment = {name: value for name, value in os.environ.items() if name not in NUKES_OWN}
+    try:
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, text=True)
+    except OSError as error:
+        message = f"{words[0]}: cannot be started ({error}); set the variable FULLFIELD to the command"
+        raise RuntimeError(message) from error
+    line = ""
+    for line in process.stderr:
+        found = re.search(r"(\d+)%", line)
+        if progress is not None and found:
+            progress(int(found.group(1)), line.strip())
+        if cancelled():
+            process.terminate()
+    code = process.wait()
+    if code and not cancelled():
+        raise RuntimeError(line.strip() or f"fullfield ended with exit code {code}")
+    return code
+
+
+def ask(read):
+    """The panel, with what the Read node says; None where it was closed."""
+    plates = read["file"].value()
+    panel = nuke.Panel("fullfield: motion vectors")
+    panel.addSingleLineInput("frames", "{}-{}".format(read["first"].value(), read["last"].value()))
+    panel.addFilenameSearch("vectors", vectors_beside(plates))
+    panel.addEnumerationPulldown("method", " ".join(METHODS))
+    panel.addBooleanCheckBox("refine", False)
+    panel.addBooleanCheckBox("occlusion", False)
+    panel.addEnumerationPulldown("device", "cpu cuda")
+    if not panel.show():
+        return None
+    asked = {name: panel.value(name) for name in ("vectors", "method", "refine", "occlusion", "device")}
+    frames = re.match(r"^\s*(-?\d+)\s*-\s*(-?\d+)\s*$", panel.value("frames"))
+    if frames is None:
+        raise ValueError("frames: expected FIRST-LAST, got {}".format(panel.value("frames")))
+    return dict(asked, plates=plates, first=int(frames.group(1)), last=int(frames.group(2)))
+
+
+def read_back(asked):
+    """A Read node of the vectors."""
+    node = nuke.nodes.Read(file=asked["vectors"], first=asked["first"], last=asked["last"])
+    node["raw"].setValue(True)
+    return node
+
+
+def flow_of_selected():
+    """The menu's command: asks, runs beside Nuke with a progress bar, and makes a Read node of the vectors."""
+    try:
+        read = nuke.selectedNode()
+        if read.Class() != "Read":
+            raise ValueError("select a Read node")
+        asked = ask(read)
+        if asked is None:
+            return None
+        words = command(
+            *(asked[name] for name in ("plates", "first", "last", "vectors")),
+            **{name: asked[name] for name in ("method", "refine", "occlusion", "device")},
+        )
+        Path(asked["vectors"]).parent.mkdir(parents=True, exist_ok=True)
+    except (ValueError, OSError) as error:
+        nuke.message(str(error))
+        return None
+
+    def work():
+        task = nuke.ProgressTask("fullfield")
+
+        def tell(percent, line):
+            task.setProgress(percent)
+            task.setMessage(line)
+
+        try:
+            if run(words, tell, task.isCancelled) == 0:
+                nuke.executeInMainThread(read_back, (asked,))
+        except RuntimeError as error:
+            nuke.executeInMainThread(nuke.message, (str(error),))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def add_menu():
+    """Put the command into Nuke's menu; call it in menu.py."""
+    nuke.menu("Nuke").addCommand("fullfield/Motion vectors of the selected Read", flow_of_selected)

@@ -1,0 +1,48 @@
+"""
+Register two scans
+==================
+
+Two scans of one room, each from a pose of its own, are brought together. If no pose is certain enough, ``register``
+says so and gives the reason. Needs the extra ``register``: ``pip install 'fullfield[register]'``.
+"""
+
+# %%
+# Two made-up scans: other points of the same surfaces, the second one turned by 100° and moved by metres. Yours are
+# files: ``register("scan_02.ply", "scan_01.ply")``.
+import numpy as np
+import torch
+
+from fullfield.io import PointCloud, write_image, write_point_cloud
+from fullfield.registration import alignment_errors, register
+from fullfield.testing import room_scan
+from fullfield.viz import alignment_view
+
+target, source = room_scan(5, scan=0), room_scan(5, scan=1)
+angle = np.deg2rad(100.0)
+true = np.eye(4)
+true[:2, :2] = [[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]]
+true[:3, 3] = (4.0, -2.0, 0.5)
+source = (source - true[:3, 3]) @ true[:3, :3]  # so that the true pose brings it back
+
+# %%
+# The pose. ``confidence`` is at least 0.5 where it is accepted.
+found = register(source, target)
+print(found)
+difference = np.linalg.inv(true) @ found.transform
+turn = np.rad2deg(np.arccos(np.clip((np.trace(difference[:3, :3]) - 1) / 2, -1, 1)))
+print(f"off by {turn:.2f}° and {100 * np.linalg.norm(difference[:3, 3]):.1f} cm")
+assert turn < 2
+
+# %%
+# Before and after: the target in grey, the source in the colours of its distance to it, blue to red.
+for name, pose in (("before", np.eye(4)), ("after", found.transform)):
+    moved = torch.from_numpy(source @ pose[:3, :3].T + pose[:3, 3])
+    errors = torch.from_numpy(alignment_errors(source, target, pose, most=8 * found.voxel))
+    view = alignment_view(torch.from_numpy(target), moved, errors, max_error=2 * found.voxel, size=(360, 480))
+    write_image(f"{name}.png", view)
+write_point_cloud("aligned.ply", PointCloud(moved.numpy()))
+
+# %%
+# Two scans of different rooms: no pose, and the reason.
+refused = register(room_scan(6), target)
+print(refused.success, "-", refused.reason)

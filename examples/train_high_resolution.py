@@ -1,0 +1,40 @@
+"""
+Train at high resolution
+========================
+
+A correlation volume makes memory grow with the square of the pixels, so networks are trained on crops. With the lookup
+in linear memory a step on a large crop fits. Four steps of a small network on small pairs, as here, show
+that it runs and not that it learns; for a real training take the published size, large frames and a GPU.
+"""
+
+# %%
+# Pairs with exact flow, made on the way; nothing is downloaded.
+import torch
+
+from fullfield.models import SEARAFT, SEARAFTConfig
+from fullfield.ops.correlation import correlation_lookup, correlation_pyramid
+from fullfield.training.flow import FlowRun, FlowTraining, PairMaker, train_flow
+from fullfield.training.flow.pictures import procedural_pictures
+
+SIZE = (96, 128)  # (1088, 1920) on a GPU
+torch.manual_seed(0)
+pairs = PairMaker(SIZE, seed=1, pictures=procedural_pictures(8, 128, shapes=16))
+
+# %%
+# The training itself: checkpoints, a schedule, and weights that ``fullfield flow --weights`` reads.
+config = SEARAFTConfig.small(stem_channels=8, stage_channels=(8, 16, 16), channels=16, updates=2)
+training = FlowTraining(steps=4, batch=2, learning_rate=1e-3)
+trained = train_flow("runs/mine", SEARAFT(config).train(), pairs, training, run=FlowRun(every=2))
+for line in trained.history:
+    print(f"step {line.step}: {line.error:.2f} px")
+
+# %%
+# Why it fits. Gradients reach both feature maps, and neither forward nor backward stores the matrix of all pairs: what
+# a lookup keeps is the size of its inputs and outputs.
+for height, width in ((48, 64), (96, 128)):
+    fmap1, fmap2 = torch.randn(2, 1, 32, height, width).requires_grad_()
+    coords = torch.stack(torch.meshgrid(torch.arange(float(width)), torch.arange(float(height)), indexing="xy"))[None]
+    found = correlation_lookup(fmap1, correlation_pyramid(fmap2, levels=4), coords, radius=4)
+    found.square().mean().backward()
+    pairs_of_pixels = (height * width) ** 2
+    print(f"{width}×{height}: {found.numel():,} values read of {pairs_of_pixels * 4 // 3:,} in a volume")

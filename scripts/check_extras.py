@@ -1,0 +1,110 @@
+"""Install a wheel with each optional extra into an environment of its own, and use what the extra is for.
+
+python scripts/check_extras.py dist/fullfield-*.whl [EXTRA ...]     by default all but dev; minutes for each
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+FRAMES = "from fullfield.testing import textured_scene; s = textured_scene(48, 64)"
+USES = {
+    "": """
+from fullfield.cli.main import main
+assert main(['doctor']) == 0
+assert main(['demo', '--size', '96x72']) == 0
+""",
+    "register": """
+from fullfield.registration import register
+from fullfield.testing import room_scan
+assert register(room_scan(5, scan=1) + 1.0, room_scan(5)).success
+import laspy
+""",
+    "video": f"""
+{FRAMES}
+from fullfield.cli.main import main
+from fullfield.io import VideoWriter
+video = VideoWriter('clip.mp4', 64, 48, 25)
+for n in range(4):
+    video.write((255 * (s.frame1, s.frame2)[n % 2]).byte(), n / 25)
+video.close()
+assert main(['live', 'clip.mp4', '--preset', 'fast', '--rate', 'max', '--viz', 'flow.mp4']) == 0
+""",
+    "export": """
+from fullfield.cli.main import main
+assert main(['export', '-o', 'net.onnx', '--method', 'fullfield-s', '--size', '128x128', '--updates', '1']) == 0
+import numpy, onnxruntime
+frame = numpy.random.rand(1, 3, 128, 128).astype('float32')
+(flow,) = onnxruntime.InferenceSession('net.onnx').run(None, {'frame1': frame, 'frame2': frame})
+assert flow.shape == (1, 2, 128, 128)
+""",
+    "ray": f"""
+{FRAMES}
+from fullfield.cli.main import main
+from fullfield.io import write_image
+import ray
+ray.init(num_cpus=1, include_dashboard=False)
+for n in (1, 2):
+    write_image(f'p.{{n}}.png', (s.frame1, s.frame2)[n - 1])
+assert main(['flow', 'p.%d.png', '-o', 'mv.%d.exr', '--ray', 'auto', '--preset', 'fast']) == 0
+""",
+    "bench": "import cv2, skimage, matplotlib, pynvml; cv2.optflow.createOptFlow_DualTVL1()",
+    "cuda12": "from fullfield._kernels.nvrtc import nvrtc; assert nvrtc().version[0] == 12",
+    "cuda13": "from fullfield._kernels.nvrtc import nvrtc; assert nvrtc().version[0] == 13",
+    "docs": "import sphinx, furo, myst_parser, sphinx_gallery, sphinx_copybutton",
+}
+"""What each extra is used for, run outside of the checkout; the first: no extra at all."""
+
+
+def declared() -> set[str]:
+    table = (ROOT / "pyproject.toml").read_text("utf-8").split("[project.optional-dependencies]\n")[1].split("\n[")[0]
+    return set(re.findall(r"^(\w+) = \[", table, re.MULTILINE))
+
+
+def check(wheel: Path, extra: str, folder: Path) -> str | None:
+    """None, or what went wrong."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    environment["FULLFIELD_CACHE_DIR"] = str(folder / "cache")
+    python = folder / "venv" / ("Scripts" if os.name == "nt" else "bin") / "python"
+    what = f"{wheel}[{extra}]" if extra else str(wheel)
+    for command in (
+        [sys.executable, "-m", "venv", str(folder / "venv")],
+        [str(python), "-m", "pip", "install", "-q", "-c", str(ROOT / "constraints.txt"), what],
+        [str(python), "-m", "pip", "check"],
+        [str(python), "-c", USES[extra]],
+    ):
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            lines = (done.stderr or done.stdout).strip().splitlines()
+            return f"{' '.join(command[1:4])} ...: {' / '.join(lines[-3:])}"
+    return None
+
+
+def main(arguments: list[str]) -> int:
+    if not arguments or not arguments[0].endswith(".whl"):
+        print(__doc__, file=sys.stderr)
+        return 2
+    wheel, *extras = arguments
+    missing = declared() - USES.keys() - {"dev"}
+    if missing:
+        print(f"no use is known for {', '.join(sorted(missing))}", file=sys.stderr)
+        return 1
+    worst = 0
+    for extra in extras or USES:
+        start = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            problem = check(Path(wheel).resolve(), extra, Path(folder))
+        print(f"{extra or 'no extra':<10}{problem or 'works'} ({time.perf_counter() - start:.0f} s)", flush=True)
+        worst |= problem is not None
+    return worst
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,68 @@
+"""Build the documentation site: docs, the pages of operators, and the examples with what they print and draw.
+
+python scripts/site.py            into build/site; warnings are errors
+python scripts/site.py --quick    the examples are shown but not run
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES, SITE = ROOT / "build" / "pages", ROOT / "build" / "site"
+TAKEN = (
+    "*.md",
+    "CITATION.cff",
+    "hatch_build.py",
+    "docs/**/*",
+    "src/**/*.md",
+    "benchmarks/**/*.md",
+    "examples/**/*",
+    "recipe/*",
+)
+LINKED = ("benchmarks/results/*", "scripts/*.py", ".github/workflows/*")
+MADE = PAGES / "docs" / "gallery"  # by Sphinx, in the copy
+
+
+def copy_pages() -> None:
+    """The pages and what they link to, so that Sphinx and the examples write nothing into the checkout."""
+    wanted = {path for pattern in (*TAKEN, *LINKED) for path in ROOT.glob(pattern) if path.is_file()}
+    wanted = {path for path in wanted if "__pycache__" not in path.parts}
+    made = set(MADE.rglob("*"))
+    for path in PAGES.rglob("*"):
+        if path.is_file() and path not in made and ROOT / path.relative_to(PAGES) not in wanted:
+            path.unlink()
+    for path in wanted:
+        target = PAGES / path.relative_to(ROOT)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.exists() or target.read_bytes() != path.read_bytes():
+            shutil.copy2(path, target)
+
+
+def main(arguments: list[str]) -> int:
+    if arguments not in ([], ["--quick"]):
+        print(__doc__, file=sys.stderr)
+        return 2
+    copy_pages()
+    begin = SITE / "index.html"
+    if not begin.exists():  # the last build was interrupted, or warned: Sphinx would not warn of the same page again
+        shutil.rmtree(SITE, ignore_errors=True)
+    begin.unlink(missing_ok=True)
+    quick = ["-D", "plot_gallery=0"] if arguments else []
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html", "-c", str(PAGES / "docs")]
+    done = subprocess.run([*command, *quick, str(PAGES), str(SITE)], cwd=PAGES, check=False)
+    if done.returncode == 0 and not begin.exists():
+        print("Sphinx ended before the end: does an example leave by sys.exit?", file=sys.stderr)
+        return 1
+    if done.returncode:
+        begin.unlink(missing_ok=True)
+    else:
+        print(f"{begin.relative_to(ROOT)}: written")
+    return done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

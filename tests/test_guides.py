@@ -1,0 +1,201 @@
+"""The pages for each kind of user: their commands run, their Python runs, and the messages they explain exist."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fullfield
+from fullfield.cli.main import main
+from fullfield.testing import room_scan, textured_scene
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+QUICK = ["--preset", "fast", "--iterations", "4", "--warps", "2"]
+ELSEWHERE = ("train", "demo")  # run by their own tests
+SLOWER = ("live camera:", "live rtsp:", "--method sea-raft", "runs/descriptor")  # need a device, or a training before
+
+
+def blocks(page: str, language: str = "") -> list[str]:
+    found = re.findall(r"^```(\w*)\n(.*?)^```", (DOCS / page).read_text("utf-8"), re.DOTALL | re.MULTILINE)
+    return [block for name, block in found if name == language]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with what the pages take for given: frames, plates, a paint-over, a video, scans."""
+    from fullfield.io import VideoWriter, write_image, write_point_cloud
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(ROOT / "tests" / "integrations")  # for somebody else's network
+    scenes = [textured_scene(48, 64, seed=1, max_motion=motion) for motion in (2.0, 4.0)]
+    frames = [scenes[0].frame2, scenes[1].frame1, scenes[1].frame2]
+    for number, frame in enumerate(frames):
+        write_image(f"plate.{1001 + number}.exr", frame)
+        write_image(f"frame_{1 + number:04d}.png", frame)
+    write_image("paint.1001.exr", frames[0])
+    writer = VideoWriter("clip.mp4", 64, 48, 25)
+    for number in range(4):
+        writer.write((255 * frames[number % 3]).to(torch.uint8), number / 25)
+    writer.close()
+    angle = np.deg2rad(40.0)
+    turn = np.array([[np.cos(angle), -np.sin(angle), 0], [np.sin(angle), np.cos(angle), 0], [0, 0, 1]])
+    write_point_cloud("scan_01.ply", room_scan(5))
+    write_point_cloud("scan_02.ply", room_scan(5, scan=1) @ turn + 1.0)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    return tmp_path
+
+
+def commands(page: str) -> Iterator[list[str]]:
+    for block in blocks(page):
+        for line in block.replace("\\\n", " ").splitlines():
+            if line.startswith("fullfield ") and not any(word in line for word in SLOWER):
+                yield shlex.split(line)[1:]
+
+
+@pytest.mark.parametrize("page", ["start.md", "compositors.md", "researchers.md", "point-clouds.md", "live.md"])
+def test_the_commands_run(page: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = [words for words in commands(page) if words[0] not in ELSEWHERE]
+    assert found
+    for words in found:
+        quick = QUICK if words[0] in ("flow", "evaluate") or words[:2] == ["live", "clip.mp4"] else []
+        words = [word for i, word in enumerate(words) if not (quick and "--preset" in words[max(i - 1, 0) : i + 1])]
+        assert main([*words, *quick]) == 0, (words, capsys.readouterr().err)
+        capsys.readouterr()
+        for option in ("-o", "--viz", "--st-map"):
+            if option in words and "%" not in (name := words[words.index(option) + 1]):
+                assert (here / name).stat().st_size > 0, words
+
+
+def names(here: Path) -> dict[str, Any]:
+    """What the blocks of Python take for given."""
+    from foreign_network import Network
+
+    maps = torch.rand(2, 1, 8, 16, 24)
+    coords = torch.stack(torch.meshgrid(torch.arange(24.0), torch.arange(16.0), indexing="xy"))[None]
+    frames = torch.rand(2, 1, 3, 64, 80)
+    return {
+        "model": Network(),
+        "fmap1": maps[0],
+        "fmap2": maps[1],
+        "coords": coords,
+        "flow": torch.zeros(1, 2, 16, 24),
+        "points": torch.rand(50, 3),
+        "offsets": torch.tensor([0, 20, 50]),
+        "features": torch.rand(50, 16),
+        "checkout": str(ROOT),
+        "frame1": frames[0],
+        "frame2": frames[1],
+        "here": here,
+    }
+
+
+def run(block: str, given: dict[str, Any]) -> dict[str, Any]:
+    exec(compile(block, "page", "exec"), given)
+    return given
+
+
+@pytest.mark.parametrize("page", ["start.md", "point-clouds.md", "live.md"])
+def test_the_python_runs(page: str, here: Path) -> None:
+    assert blocks(page, "python")
+    for block in blocks(page, "python"):
+        run(block, names(here))
+
+
+def test_the_researchers_python_runs(here: Path) -> None:
+    patch, _, lookup, hub = blocks("researchers.md", "python")
+    assert run(patch, names(here))["handle"].replaced
+    assert run(lookup, names(here))["features"].shape == (1, 324, 16, 24)
+    assert run(hub, names(here))["flow"].shape == (1, 2, 64, 80)
+
+
+def test_a_model_of_ptlflow_is_patched_as_the_page_says(here: Path, ptlflow: Any) -> None:
+    from fullfield.integrations.handle import is_patched
+
+    block = blocks("researchers.md", "python")[1]
+    torch.manual_seed(0)
+    given = {**names(here), "fullfield": fullfield}
+    given.update(frame1=torch.rand(1, 3, 128, 160), frame2=torch.rand(1, 3, 128, 160))
+    found = run(block, given)
+    assert is_patched(found["model"])
+    assert found["ptlflow"] is ptlflow
+    assert found["flow"].shape == (1, 2, 128, 160)
+
+
+def test_the_replacements_for_other_libraries_run(here: Path) -> None:
+    from fullfield.integrations.handle import is_patched
+    from fullfield.nn import CorrelationPyramid
+
+    patch, raft, local, voxels, cv2, ours = blocks("migrating.md", "python")
+    assert is_patched(run(patch, names(here))["model"])
+    given = run(raft, names(here))
+    same = CorrelationPyramid(given["fmap1"], given["fmap2"], levels=4, radius=4)(given["coords"])
+    assert torch.allclose(given["features"], same)
+    given = run(local, names(here))
+    window = CorrelationPyramid(given["fmap1"], given["fmap2"], levels=1, radius=4)(given["coords"])
+    assert torch.allclose(given["features"], window.view(1, 9, 9, 16, 24).transpose(1, 2).reshape(1, 81, 16, 24))
+    given = run(voxels, names(here))
+    assert given["features"].shape == (50, 32)
+    weight = given["conv"].weight.detach().view(3, 3, 3, 16, 32).permute(4, 0, 1, 2, 3)  # spconv's order
+    assert torch.equal(weight.permute(1, 2, 3, 4, 0).reshape(27, 16, 32), given["conv"].weight.detach())
+    assert "weight.permute(1, 2, 3, 4, 0).reshape(27, 16, 32)" in (DOCS / "migrating.md").read_text("utf-8")
+
+    scene = textured_scene(48, 64, seed=1, max_motion=2.0)
+    grey = [(255 * frame.mean(0)).to(torch.uint8).numpy() for frame in (scene.frame1, scene.frame2)]
+    given = run(ours, {**names(here), "frame1": scene.frame1, "frame2": scene.frame2})
+    assert given["ours"].shape == (48, 64, 2)
+    pytest.importorskip("cv2")
+    theirs = run(cv2, {"grey1": grey[0], "grey2": grey[1]})["theirs"]
+    assert np.abs(np.median(theirs - given["ours"], (0, 1))).max() < 0.2  # the same axes, units and order
+
+
+def test_opencvs_defaults_are_as_the_page_says() -> None:
+    cv2 = pytest.importorskip("cv2")
+    from fullfield.ops.tvl1 import TVL1Config
+
+    theirs, ours = cv2.optflow.createOptFlow_DualTVL1(), TVL1Config()
+    page = (DOCS / "migrating.md").read_text("utf-8")
+    for line in (
+        f"`lambda` {theirs.getLambda():g} | `lambda_` {ours.lambda_:g}",
+        f"`theta` {theirs.getTheta():g}, `tau` {theirs.getTau():g} | `theta` {ours.theta:g}, `tau` {ours.tau:g}",
+        f"`nscales` {theirs.getScalesNumber()}, `scaleStep` {theirs.getScaleStep():g} | `scales` auto, "
+        f"`scale_factor` {ours.scale_factor:g}",
+        f"`warps` {theirs.getWarpingsNumber()} | `warps` {ours.warps}",
+        f"`outerIterations` {theirs.getOuterIterations()} × `innerIterations` {theirs.getInnerIterations()} | "
+        f"`iterations` {ours.iterations}",
+        f"`medianFiltering` {theirs.getMedianFiltering()} | `median` {ours.median}",
+        f"`epsilon` {theirs.getEpsilon():g} | `epsilon` {ours.epsilon}",
+    ):
+        assert line in page
+    assert ours.scales is None
+
+
+def test_the_messages_that_are_explained_exist() -> None:
+    page = (DOCS / "troubleshooting.md").read_text("utf-8")
+    source = "\n".join(path.read_text("utf-8") for path in (ROOT / "src").rglob("*.py"))
+    sections = re.findall(r"^## From .*?(?=^## |\Z)", page, re.DOTALL | re.MULTILINE)
+    assert len(sections) == 3
+    messages = [
+        quoted
+        for section in sections
+        for cell in re.findall(r"^\| (.*?) \|", section, re.MULTILINE)
+        for quoted in re.findall(r"`([^`]+)`", cell)
+    ]
+    assert len(messages) > 15
+    assert [message for message in messages if message not in source] == []
+
+
+def test_the_table_of_operators_names_every_backend() -> None:
+    page = (DOCS / "support.md").read_text("utf-8")
+    for operator in ("correlation", "tvl1", "neighbors", "point_conv"):
+        backends = list(importlib.import_module(f"fullfield.ops.{operator}").BACKENDS)
+        line = next(line for line in page.splitlines() if f"/ops/{operator}/" in line)
+        assert re.findall(r"`(\w+)`", line.split("|")[2]) == backends
