@@ -157,7 +157,7 @@ def test_nukes_command_makes_the_vectors_of_the_read_node(
     (made,) = nuke.made
     assert made["file"].value() == f"{tmp_path.as_posix()}/vectors/mv.%04d.exr"
     assert made["raw"].value()
-    assert any(isinstance(each, int) and each > 0 for each in nuke.told)
+    assert any(isinstance(each, int) and each > 0 for each in nuke.told), nuke.told
     from fullfield.io import read_vectors
 
     assert sorted(path.name for path in (tmp_path / "vectors").glob("*.exr")) == ["mv.1001.exr", "mv.1002.exr"]

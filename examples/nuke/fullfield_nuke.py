@@ -27,7 +27,7 @@ def command(plates, first, last, output, method="tvl1", refine=False, occlusion=
     if not re.search(r"%\d*d|#|\.(mov|mp4|mkv|mxf)$", plates):
         raise ValueError(f"{plates}: expected a sequence such as plate.%04d.exr, or a video")
     words = [*executable(), "flow", plates, "--frames", f"{first}-{last}", "--direction", "both"]
-    words += ["-o", output, "--method", method, "--device", device]
+    words += ["-o", output, "--method", method, "--device", device, "--farm", "openjd"]  # progress, frame by frame
     return words + ["--refine"] * bool(refine) + ["--occlusion"] * bool(occlusion)
 
 
@@ -42,20 +42,22 @@ def run(words, progress=None, cancelled=lambda: False):
     """Run a command and tell ``progress(percent, line)``. Raises RuntimeError with its last line if it fails."""
     environment = {name: value for name, value in os.environ.items() if name not in NUKES_OWN}
     try:
-        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, text=True)
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, text=True)
     except OSError as error:
         message = f"{words[0]}: cannot be started ({error}); set the variable FULLFIELD to the command"
         raise RuntimeError(message) from error
-    line = ""
-    for line in process.stderr:
-        found = re.search(r"(\d+)%", line)
-        if progress is not None and found:
-            progress(int(found.group(1)), line.strip())
+    said = ""
+    for line in process.stdout:
+        done = re.match(r"openjd_progress: (\d+)", line)
+        if not done:
+            said = line.strip() or said
+        elif progress is not None:
+            progress(int(done.group(1)), said)
         if cancelled():
             process.terminate()
     code = process.wait()
     if code and not cancelled():
-        raise RuntimeError(line.strip() or f"fullfield ended with exit code {code}")
+        raise RuntimeError(said or f"fullfield ended with exit code {code}")
     return code
 
 
