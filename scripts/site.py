@@ -23,7 +23,7 @@ TAKEN = (
     "examples/**/*",
     "recipe/*",
 )
-LINKED = ("benchmarks/results/*", "scripts/*.py", ".github/workflows/*")
+LINKED = ("benchmarks/results/*", "benchmarks/cases/**/*.py", "scripts/*.py", ".github/workflows/*")
 MADE = PAGES / "docs" / "gallery"  # by Sphinx, in the copy
 
 
