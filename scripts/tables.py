@@ -26,6 +26,9 @@ BEGIN_TVL1_RATES = "<!-- rates of TV-L1 on the GPU: begin -->\n"
 BEGIN_CASCADE = "<!-- table of cascades: begin -->\n"
 BEGIN_FAST = "<!-- table of the fast form: begin -->\n"
 BEGIN_DESCRIPTORS = "<!-- table of descriptors: begin -->\n"
+BEGIN_REFINEMENT = "<!-- table of the refinement: begin -->\n"
+BEGIN_WINDOWS = "<!-- table of fixed windows: begin -->\n"
+BEGIN_TRAINING = "<!-- table of training steps: begin -->\n"
 BEGIN_TVL1_PAGE = "<!-- tables of TV-L1 on the GPU: begin -->\n"
 OTHERS = {"opencv cpu": "OpenCV", "scikit-image cpu": "scikit-image (all scales of ½)"}
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->"
@@ -447,6 +450,55 @@ def fast_table() -> str:
     return "\n".join(markdown_table(rows)) + "\n"
 
 
+def conditions(results: dict[str, Any], command: str) -> str:
+    about = results["environment"]
+    versions = f"PyTorch {about['versions']['torch']}, commit {about['commit'][:7]}, {about['date']}"
+    return f"{about['gpu']}, {versions}; `python -m benchmarks {command}`.\n"
+
+
+def refinement_table() -> str:
+    results = read("refine_h200.json")
+    rows = [["guided refinement, prepared", "median", "99th percentile", "memory at most", "of its memory floor"]]
+    for case in results["cases"]:
+        (row,) = case["rows"]
+        times = [f"{row[name]:.2f} ms" for name in ("median_ms", "p99_ms")]
+        floor = f"{row['median_ms'] / case['floor_ms']:.1f}×"
+        rows.append([case["label"], *times, f"{row['peak_mib'] / 1024:.2f} GiB", floor])
+    return "\n".join([*markdown_table(rows), "", conditions(results, "refine --device cuda")])
+
+
+def windows_table() -> str:
+    results = read("windows_h200.json")
+    rows = [["float16 features", "forward", "localcorr", "with gradients", "localcorr"]]
+    cases = {case["label"]: case for case in results["cases"] if case["dtype"] == "torch.float16"}
+
+    def told(row: dict[str, Any]) -> str:
+        if row["status"] != "ok":
+            return "error too large" if row["status"] == "check failed" else "cannot"
+        return f"{1e3 * row['median_s']:.3f} ms"
+
+    for label, case in cases.items():
+        if not label.endswith(", forward") or case["part"] == "matching":
+            continue
+        both = [case, cases[label.replace(", forward", ", with gradients")]]
+        times = [told(row_of(one, name)) for one in both for name in ("ours", "localcorr (Triton)")]
+        rows.append([label.removesuffix(", float16, forward"), *times])
+    words = "Eager calls; every result is compared with float64 first. localcorr 0.1.1 has no stride."
+    return "\n".join([*markdown_table(rows), "", words, conditions(results, "windows")])
+
+
+def training_table() -> str:
+    results = read("training_h200.json")
+    rows = [["a step of training", "fullfield", "dense volume"]]
+    for case in results["cases"]:
+        cells = [
+            f"{1e3 * row['median_s']:.0f} ms, {row['peak_bytes'] / 2**30:.1f} GiB"
+            for row in (row_of(case, name) for name in ("fullfield", "dense"))
+        ]
+        rows.append([f"{case['label']}, {case['updates']} updates, {case['precision']}", *cells])
+    return "\n".join([*markdown_table(rows), "", conditions(results, "training")])
+
+
 def descriptors_table() -> str:
     """Both descriptors on the shared pairs, by pair and change, and over all."""
     stored = read("descriptors_cpu.json")
@@ -485,6 +537,9 @@ PAGES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
         (BEGIN_CORRELATION, correlation_table),
         (BEGIN_TVL1_GPU, tvl1_gpu_table),
         (BEGIN_POINTS, points_table),
+        (BEGIN_REFINEMENT, refinement_table),
+        (BEGIN_WINDOWS, windows_table),
+        (BEGIN_TRAINING, training_table),
     ),
     "docs/models.md": ((BEGIN_CASCADE, cascade_table), (BEGIN_FAST, fast_table)),
     "docs/registration.md": ((BEGIN_DESCRIPTORS, descriptors_table),),
