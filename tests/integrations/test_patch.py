@@ -17,6 +17,7 @@ import pytest
 import torch
 
 import fullfield
+from fullfield._kernels.missing import Missing
 from fullfield.integrations import Handle
 from fullfield.integrations.blocks import backend_for
 from fullfield.integrations.forms import form_of, try_block
@@ -345,7 +346,7 @@ def test_the_kernel_must_be_there_on_a_gpu_and_nothing_else_takes_its_place(monk
         backend_for(torch.device("mps"), None)
     from fullfield.ops.correlation import cpu
 
-    monkeypatch.setattr(cpu, "missing", lambda: "numba is not installed")
+    monkeypatch.setattr(cpu, "why_not", lambda: Missing("numba is not installed"))
     with pytest.raises(fullfield.InputError, match="numba is not installed"):
         fullfield.patch(foreign_network.Network())
 

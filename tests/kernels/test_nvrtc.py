@@ -42,9 +42,9 @@ def request_of(channels: int = 256, radius: int = 4, dtype: torch.dtype = torch.
     return Request(1, channels, (64, 96), sizes, radius, dtype, torch.device("cuda", 0), True, True)
 
 
-def said_of(source: Source, arch: str, *options: str) -> str:
+def said_of(source: Source, arch: str) -> str:
     """What the compiler and the assembler say of every kernel."""
-    verbose, compiler = Source(source.text, (*source.options, "--ptxas-options=-v", *options)), nvrtc.nvrtc()
+    verbose, compiler = Source(source.text, (*source.options, "--ptxas-options=-v")), nvrtc.nvrtc()
     file = Path(compiler.library._name)
     size = file.stat().st_size if file.is_absolute() else 0
     made_from = (compiler.version, size, nvrtc.OPTIONS, verbose, arch)
@@ -56,9 +56,8 @@ def said_of(source: Source, arch: str, *options: str) -> str:
 
 
 def compiles(source: Source, arch: str) -> list[str]:
-    """The kernels' names; hardly optimised, which takes most of the time and does not decide whether they compile."""
-    quickly = ("--Ofast-compile=max",) if nvrtc.nvrtc().version >= (13, 0) else ()
-    return re.findall(r"Compiling entry function '(\w+)'", said_of(source, arch, *quickly))
+    """The kernels' names. Not with ``--Ofast-compile``: in NVRTC 13.0 what is compiled afterwards then spills too."""
+    return re.findall(r"Compiling entry function '(\w+)'", said_of(source, arch))
 
 
 def resources(source: Source, arch: str) -> dict[str, tuple[int, int]]:

@@ -17,9 +17,10 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from fullfield import InputError
+from fullfield._kernels import numba_cache
 from fullfield._kernels.missing import Missing
 from fullfield.ops import backends as backends_of
-from fullfield.ops.tvl1 import PRESETS, TVL1Config, TVL1Solver, api, backends, tvl1
+from fullfield.ops.tvl1 import PRESETS, TVL1Config, TVL1Solver, backends, tvl1
 from fullfield.testing import textured_scene
 
 QUICK = TVL1Config(warps=2, iterations=5, scale_factor=0.5)
@@ -110,7 +111,7 @@ def test_what_only_cuda_can_do_is_refused_elsewhere() -> None:
 
 
 def test_missing_numba_warns_once_and_uses_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api.cpu.numba_cache, "why_not", lambda: Missing("numba is not installed (pip install numba)"))
+    monkeypatch.setattr(numba_cache, "why_not", lambda: Missing("numba is not installed (pip install numba)"))
     monkeypatch.setattr(backends_of, "_warned", set())
     with pytest.warns(UserWarning, match=r"TV-L1: the cpu kernel is not used \(numba is not installed"):
         chosen = TVL1Solver(40, 56, QUICK).backend
