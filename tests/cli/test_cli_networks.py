@@ -57,6 +57,15 @@ def test_a_network_by_name(cli: Any, weights: str) -> None:
     assert torch.equal(read_flow("out.flo").flow, expected.flow)
 
 
+def test_auto_by_name(cli: Any) -> None:
+    ran = cli("flow", "a.png", "b.png", "-o", "out.flo", "--method", "auto", "--json")
+    assert ran.code == 0, ran.err
+    report = ran.json
+    assert (report["asked_method"], report["refined"]) == ("auto", True)
+    assert report["method"] == "fullfield-s"
+    assert torch.equal(read_flow("out.flo").flow, estimate("a.png", "b.png", "auto").flow)
+
+
 def test_json(cli: Any, weights: str) -> None:
     chosen = ("--method", "raft-small", "--weights", weights, "--updates", "2", "--cascade", "--backend", "dense")
     report = cli(*PAIR, *chosen, "--preset", "fast", "--json").json

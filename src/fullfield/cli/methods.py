@@ -74,7 +74,7 @@ class Chosen:
         def told(have: int, total: int | None) -> None:
             progress(*fetching(f"the weights of {self.method}", have, total))
 
-        self.estimator.prepare(place, size, told)
+        self.estimator.prepare(place, size, fetching=told)
 
     def estimate(self, frame1: Tensor, frame2: Tensor, **more: Any) -> Flow:
         """``fullfield.estimate`` with these settings."""
