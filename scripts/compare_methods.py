@@ -1,8 +1,6 @@
-"""May `auto` be the default? Mean end-point errors of TV-L1, fullfield-s and auto on every shared pair with true flow.
+"""Is `auto` rightly the default? Mean errors of TV-L1, fullfield-s and auto on every shared pair with true flow.
 
 python scripts/compare_methods.py [NAME ...]     needs FULLFIELD_DATA; exits with 1 while auto loses a pair to TV-L1
-
-Once it wins everywhere: DEFAULT_METHOD in src/fullfield/estimators/registry.py becomes "auto".
 """
 
 from __future__ import annotations

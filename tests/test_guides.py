@@ -19,7 +19,7 @@ from fullfield.testing import room_scan, textured_scene
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
-QUICK = ["--preset", "fast", "--iterations", "4", "--warps", "2"]
+QUICK = ["--method", "tvl1", "--preset", "fast", "--iterations", "4", "--warps", "2"]
 ELSEWHERE = ("train", "demo")  # run by their own tests
 SLOWER = ("live camera:", "live rtsp:", "--method sea-raft", "runs/descriptor")  # need a device, or a training before
 

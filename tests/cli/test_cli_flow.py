@@ -31,7 +31,7 @@ from fullfield.metrics import epe
 from fullfield.ops.tvl1.config import PRESETS
 from fullfield.testing import Scene, textured_scene
 
-FAST = ("--preset", "fast", "--iterations", "3", "--warps", "2")
+FAST = ("--method", "tvl1", "--preset", "fast", "--iterations", "3", "--warps", "2")
 
 
 @pytest.mark.parametrize("suffix", FLOW_WRITE_SUFFIXES)
@@ -39,7 +39,7 @@ def test_the_suffix_picks_the_format(cli: Any, scene: Path, suffix: str) -> None
     ran = cli("flow", "a.png", "b.png", "-o", f"out{suffix}", *FAST)
     assert ran.code == 0, ran.err
     flow, valid = read_flow(scene / f"out{suffix}")
-    expected = estimate("a.png", "b.png", preset="fast", iterations=3, warps=2).flow
+    expected = estimate("a.png", "b.png", "tvl1", preset="fast", iterations=3, warps=2).flow
     assert valid.all()
     assert (flow - expected).abs().max() <= (1 / 128 + 1e-6 if suffix == ".png" else 0)
     assert ran.out.startswith(f"out{suffix}: 64x48, tvl1 fast")
@@ -58,7 +58,7 @@ def test_json_is_one_complete_object(cli: Any) -> None:
     assert (report["method"], report["preset"]) == ("tvl1", "fast")
     assert report["parameters"] == dataclasses.asdict(config)
     assert report["size"] == {"width": 64, "height": 48}
-    assert report["backend"] == estimate("a.png", "b.png", preset="fast").backend
+    assert report["backend"] == estimate("a.png", "b.png", "tvl1", preset="fast").backend
     assert report["seconds"].keys() == {"load", "compile", "estimate", "write", "total"}
     assert report["seconds"]["total"] == pytest.approx(sum(report["seconds"].values()) / 2, abs=0.01)
     longest = float(torch.hypot(*read_flow("out.flo").flow).max())
@@ -73,10 +73,15 @@ def test_both_directions_are_on_the_first_frame_s_pixels(cli: Any) -> None:
     texture = textured_scene(60, 90, seed=4).frame1
     for name, left in (("z", 21), ("a", 20), ("b", 17)):  # a window that moves left moves the picture right
         write_image(f"{name}.png", texture[:, 6:54, left : left + 64])
-    assert cli("flow", "a.png", "b.png", "-o", "out.exr", "--previous", "z.png", "--preset", "fast").code == 0
+    assert (
+        cli(
+            "flow", "a.png", "b.png", "-o", "out.exr", "--previous", "z.png", "--method", "tvl1", "--preset", "fast"
+        ).code
+        == 0
+    )
     forward, backward = read_flow("out.exr").flow, read_flow("out.exr", layer="backward").flow
-    assert torch.equal(forward, estimate("a.png", "b.png", preset="fast").flow)
-    assert torch.equal(backward, estimate("a.png", "z.png", preset="fast").flow)
+    assert torch.equal(forward, estimate("a.png", "b.png", "tvl1", preset="fast").flow)
+    assert torch.equal(backward, estimate("a.png", "z.png", "tvl1", preset="fast").flow)
     inner = (slice(8, -8), slice(8, -8))
     assert float(forward[0][inner].median()) == pytest.approx(3, abs=0.1)
     assert float(backward[0][inner].median()) == pytest.approx(-1, abs=0.1)
@@ -108,7 +113,21 @@ def _plates(corners: dict[str, tuple[int, int]]) -> None:
 
 def test_data_windows_are_laid_where_they_belong(cli: Any) -> None:
     _plates({"a": (20, 30), "b": (25, 34)})
-    ran = cli("flow", "a.exr", "b.exr", "-o", "out.exr", "--st-map", "st.exr", "--window", "data", "--preset", "fast")
+    ran = cli(
+        "flow",
+        "a.exr",
+        "b.exr",
+        "-o",
+        "out.exr",
+        "--st-map",
+        "st.exr",
+        "--window",
+        "data",
+        "--method",
+        "tvl1",
+        "--preset",
+        "fast",
+    )
     assert ran.code == 0, ran.err
     window = FrameWindow((20, 30, 69, 52), (10, 0, 100, 90), 2.0)
     assert flow_window("out.exr") == window
@@ -148,7 +167,7 @@ def test_the_first_flow_s_layer_can_be_chosen(cli: Any) -> None:
     write_flow("start.exr", torch.zeros(2, 48, 64), backward=start)
     named = ("--initial-flow", "start.exr", "--initial-layer", "backward", "--initial-part", "0")
     assert cli("flow", "a.png", "b.png", "-o", "out.flo", *named, *FAST).code == 0
-    expected = estimate("a.png", "b.png", preset="fast", iterations=3, warps=2, initial_flow=start).flow
+    expected = estimate("a.png", "b.png", "tvl1", preset="fast", iterations=3, warps=2, initial_flow=start).flow
     assert torch.equal(read_flow("out.flo").flow, expected)
 
 
@@ -207,7 +226,7 @@ def test_initial_flow_is_the_start(cli: Any) -> None:
     ran = cli("flow", "a.png", "b.png", "-o", "out.flo", "--initial-flow", "start.flo", *FAST)
     start = torch.full((2, 48, 64), 0.5)
     start[:, :, 0] = 0
-    expected = estimate("a.png", "b.png", preset="fast", iterations=3, warps=2, initial_flow=start).flow
+    expected = estimate("a.png", "b.png", "tvl1", preset="fast", iterations=3, warps=2, initial_flow=start).flow
     assert torch.equal(read_flow("out.flo").flow, expected)
     assert "start.flo: 48 unknown vectors start from zero" in ran.err
 
@@ -287,7 +306,7 @@ def test_real_frames(cli: Any, data_dir: Path, tmp_path: Path) -> None:
 def test_refined_with_maps(cli: Any, refused: Callable[..., str]) -> None:
     files = ("-o", "out.exr", "--occlusion", "hidden.png", "--confidence", "sure.png")
     report = cli("flow", "a.png", "b.png", *files, "--refine", *FAST, "--json").json
-    expected = estimate("a.png", "b.png", preset="fast", iterations=3, warps=2, refine=True, reliability=True)
+    expected = estimate("a.png", "b.png", "tvl1", preset="fast", iterations=3, warps=2, refine=True, reliability=True)
     assert torch.equal(read_flow("out.exr").flow, expected.flow)
     assert report["refined"] is True
     assert report["parameters"]["refinement"]["rounds"] == 2

@@ -22,7 +22,7 @@ from fullfield.testing import textured_scene
 
 pytest.importorskip("av", reason="PyAV is not installed (pip install 'fullfield[video]')")
 
-QUICK = ("--preset", "fast", "--iterations", "2", "--warps", "1")
+QUICK = ("--method", "tvl1", "--preset", "fast", "--iterations", "2", "--warps", "1")
 
 
 @pytest.fixture

@@ -45,15 +45,15 @@ def test_every_field_is_an_option() -> None:
 
 
 def test_a_preset_and_changes() -> None:
-    assert _chosen().config == PRESETS["default"]
-    assert _chosen("--preset", "paper", "--lambda", "0.2", "--scales", "auto").config == PRESETS["paper"].replace(
-        lambda_=0.2, scales=None
-    )
-    assert _chosen("--scales", "4").config.scales == 4
-    chosen = _chosen("--precision", "float16", "--borders", "clamp")
+    assert _chosen("--method", "tvl1").config == PRESETS["default"]
+    assert _chosen("--method", "tvl1", "--preset", "paper", "--lambda", "0.2", "--scales", "auto").config == PRESETS[
+        "paper"
+    ].replace(lambda_=0.2, scales=None)
+    assert _chosen("--method", "tvl1", "--scales", "4").config.scales == 4
+    chosen = _chosen("--method", "tvl1", "--precision", "float16", "--borders", "clamp")
     assert (chosen.config.precision, chosen.config.borders) == ("float16", "clamp")
     with pytest.raises(InputError, match=r"^--precision: expected one of float32, float16, got 'fast'"):
-        _chosen("--precision", "fast")
+        _chosen("--method", "tvl1", "--precision", "fast")
 
 
 @pytest.mark.usefixtures("two_methods")
@@ -69,7 +69,7 @@ def test_every_kind_of_field() -> None:
 
 @pytest.mark.usefixtures("two_methods")
 def test_options_of_another_method_are_refused() -> None:
-    with pytest.raises(InputError, match=r"^--rounds: belongs to --method other, not to tvl1"):
+    with pytest.raises(InputError, match=r"^--rounds: belongs to --method other, not to auto"):
         _chosen("--rounds", "3")
     with pytest.raises(InputError, match=r"^--padding: belongs to --method raft, raft-small, not to sea-raft-m"):
         _chosen("--method", "sea-raft", "--padding", "kitti")
@@ -79,7 +79,7 @@ def test_options_of_another_method_are_refused() -> None:
         _chosen("--no-warm")
     with pytest.raises(InputError, match=r"^--preset: other has default, sharp"):
         _chosen("--method", "other", "--preset", "paper")
-    assert _chosen("--warps", "7").config.warps == 7
+    assert _chosen("--method", "tvl1", "--warps", "7").config.warps == 7
 
 
 @pytest.mark.usefixtures("two_methods")

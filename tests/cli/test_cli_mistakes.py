@@ -20,7 +20,7 @@ from fullfield.estimators import TVL1Estimator
 from fullfield.io import write_flow, write_image
 
 Refused = Callable[..., str]
-FAST = ("--preset", "fast", "--iterations", "1", "--warps", "1")
+FAST = ("--method", "tvl1", "--preset", "fast", "--iterations", "1", "--warps", "1")
 
 
 def _small(folder: Path) -> None:
@@ -75,13 +75,19 @@ FLOW = [
         ("a.png", "b.png", "-o", "out.flo", "--viz", "v.png", "--viz-kind", "warped", "--max-motion", "5"),
         "--max-motion",
     ),
-    (("a.png", "b.png", "-o", "out.flo", "--lambda", "much"), "--lambda: expected NUMBER, got 'much'"),
-    (("a.png", "b.png", "-o", "out.flo", "--lambda", "-1"), "--lambda: expected a number >"),
-    (("a.png", "b.png", "-o", "out.flo", "--lambda", "nan"), "--lambda: expected NUMBER, got 'nan'"),
-    (("a.png", "b.png", "-o", "out.flo", "--lambda", "\uff11"), "--lambda: expected NUMBER"),
-    (("a.png", "b.png", "-o", "out.flo", "--warps", "1_0"), "--warps: expected INT"),
-    (("a.png", "b.png", "-o", "out.flo", "--warps", "1.5"), "--warps: expected INT"),
-    (("a.png", "b.png", "-o", "out.flo", "--median", "4"), "--median: expected one of 0, 3, 5"),
+    (
+        ("a.png", "b.png", "-o", "out.flo", "--method", "tvl1", "--lambda", "much"),
+        "--lambda: expected NUMBER, got 'much'",
+    ),
+    (("a.png", "b.png", "-o", "out.flo", "--method", "tvl1", "--lambda", "-1"), "--lambda: expected a number >"),
+    (
+        ("a.png", "b.png", "-o", "out.flo", "--method", "tvl1", "--lambda", "nan"),
+        "--lambda: expected NUMBER, got 'nan'",
+    ),
+    (("a.png", "b.png", "-o", "out.flo", "--method", "tvl1", "--lambda", "\uff11"), "--lambda: expected NUMBER"),
+    (("a.png", "b.png", "-o", "out.flo", "--method", "tvl1", "--warps", "1_0"), "--warps: expected INT"),
+    (("a.png", "b.png", "-o", "out.flo", "--method", "tvl1", "--warps", "1.5"), "--warps: expected INT"),
+    (("a.png", "b.png", "-o", "out.flo", "--method", "tvl1", "--median", "4"), "--median: expected one of 0, 3, 5"),
     (("a.png", "b.png", "-o", "out.flo", "--lam", "1"), "unrecognized arguments: --lam"),
     (("a.png", "b.png", "-o", "out.flo", "--preset", "best"), "--preset: invalid choice: 'best'"),
     (("a.png", "b.png", "-o", "out.flo", "--method", "craft"), "--method: invalid choice: 'craft'"),

@@ -17,7 +17,7 @@ from fullfield.ops.tvl1 import TVL1Config
 from fullfield.testing import textured_scene
 
 SCENE = textured_scene(48, 64, seed=3)
-FAST = {"preset": "fast", "warps": 2}
+FAST = {"method": "tvl1", "preset": "fast", "warps": 2}
 
 
 def test_kinds_of_frames_agree(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_grey_kinds() -> None:
 
 
 def test_result_describes_itself(tmp_path: Path) -> None:
-    flow = estimate(SCENE.frame1, SCENE.frame2, preset="fast", lambda_=0.2)
+    flow = estimate(SCENE.frame1, SCENE.frame2, "tvl1", preset="fast", lambda_=0.2)
     assert isinstance(flow, Flow)
     assert (flow.height, flow.width) == (48, 64)
     assert (flow.method, flow.backend) == ("tvl1", "cpu")
@@ -126,19 +126,19 @@ def test_bad_frames(frames: tuple[object, object], message: str) -> None:
 
 def test_config_instead_of_a_preset() -> None:
     config = TVL1Config.preset("fast")
-    by_config = estimate(SCENE.frame1, SCENE.frame2, config=config, warps=2)
+    by_config = estimate(SCENE.frame1, SCENE.frame2, "tvl1", config=config, warps=2)
     assert torch.equal(by_config.flow, estimate(SCENE.frame1, SCENE.frame2, **FAST).flow)
     with pytest.raises(InputError, match="preset: expected none beside a config, got 'paper'"):
-        estimate(SCENE.frame1, SCENE.frame2, config=config, preset="paper")
+        estimate(SCENE.frame1, SCENE.frame2, "tvl1", config=config, preset="paper")
 
 
 def test_bad_names(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"method: expected one of tvl1, auto, fullfield-s, raft, .*, got 'craft'"):
         estimate(SCENE.frame1, SCENE.frame2, "craft")
     with pytest.raises(InputError, match=r"lamda: expected a parameter of tvl1 \(lambda_, theta"):
-        estimate(SCENE.frame1, SCENE.frame2, lamda=1)
+        estimate(SCENE.frame1, SCENE.frame2, "tvl1", lamda=1)
     with pytest.raises(InputError, match="preset: expected one of default, realtime, fast, paper, got 'best'"):
-        estimate(SCENE.frame1, SCENE.frame2, preset="best")
+        estimate(SCENE.frame1, SCENE.frame2, "tvl1", preset="best")
     with pytest.raises(InputError, match="device: expected a device of this machine, got 'gpu7'"):
         estimate(SCENE.frame1, SCENE.frame2, device="gpu7")
     with pytest.raises(FileNotFoundError, match="nowhere"):
@@ -150,7 +150,7 @@ def test_bad_names(tmp_path: Path) -> None:
 def test_half_precision_is_refused_where_it_cannot_run() -> None:
     frames = torch.rand(2, 1, 20, 24)
     with pytest.raises(InputError, match=r"backend: none can serve this request .*cpu: has no precision float16"):
-        estimate(*frames, precision="float16")
+        estimate(*frames, "tvl1", precision="float16")
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_floats_of_another_range_are_questioned(low: float, high: float, told: s
 def test_a_pair_is_questioned_once() -> None:
     frames = torch.rand(2, 1, 20, 24) * 127
     with pytest.warns(UserWarning, match="frame1: frames are expected in 0") as warned:
-        estimate(*frames, preset="fast", iterations=1, warps=1)
+        estimate(*frames, "tvl1", preset="fast", iterations=1, warps=1)
     assert len(warned) == 1
 
 

@@ -23,7 +23,7 @@ from fullfield.testing import textured_scene
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "setuid"), reason="no users to become")
 
-_QUICK = ["--preset", "fast", "--iterations", "2", "--backend", "reference", "-q"]
+_QUICK = ["--method", "tvl1", "--preset", "fast", "--iterations", "2", "--backend", "reference", "-q"]
 _COMMANDS: dict[str, list[str]] = {
     "fine": ["flow", "a.png", "b.png", "-o", "out.flo", *_QUICK],
     "frame": ["flow", "a.png", "secret.png", "-o", "out2.flo", *_QUICK],

@@ -39,4 +39,4 @@ def slow_flow(folder: str, arguments: list[str]) -> None:
     main(["flow", *arguments])
 
 
-QUICK = ("--preset", "fast", "--iterations", "4", "--warps", "2")
+QUICK = ("--method", "tvl1", "--preset", "fast", "--iterations", "4", "--warps", "2")

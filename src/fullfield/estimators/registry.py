@@ -52,8 +52,8 @@ METHODS = {
     PTLFLOW: Method("ptlflow's models", "fullfield.estimators.ptlflow_config", "PtlflowConfig"),
 }
 
-DEFAULT_METHOD = "tvl1"
-"""``auto`` once ``scripts/compare_methods.py`` says that it is at least as good on every pair."""
+DEFAULT_METHOD = "auto"
+"""At least as good as TV-L1 on every shared pair: ``scripts/compare_methods.py``."""
 
 AUTO_NETWORK = "fullfield-s"
 """What ``auto`` refines."""
