@@ -434,7 +434,9 @@ class Engine:
             plate = self._ready[number]
             if isinstance(plate, Problem):
                 raise InputError(f"{self._plates.path(number)}: {plate.reason}")
-            self._on_device[number] = plate.frame[None].to(self._device, non_blocking=True)
+            # Not blocking on the way to a GPU alone: a copy back has to have arrived before it is read.
+            to_gpu = self._device.type == "cuda"
+            self._on_device[number] = plate.frame[None].to(self._device, non_blocking=to_gpu)
         return self._on_device[number]
 
     def _box(self, number: int) -> FrameWindow:
