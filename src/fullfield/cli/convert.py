@@ -32,8 +32,6 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         help="convert flow to another format or to an ST map",
         description="Convert flow between formats, by suffix. What the new format cannot hold is reported on stderr.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("input", metavar="IN", help=f"flow: {' '.join(FLOW_SUFFIXES)} (.png: KITTI)")
     parser.add_argument("output", metavar="OUT", help=f"flow: {' '.join(FLOW_WRITE_SUFFIXES)}")
@@ -76,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     for line in loss.lines(st_map=args.st_map):
         report.note(f"{args.output}: {line}")
     if args.json:
-        report.print_json(
+        report.print_facts(
             {
                 "input": args.input,
                 "output": args.output,
@@ -85,7 +83,6 @@ def run(args: argparse.Namespace) -> int:
                 "size": {"width": flow.shape[-1], "height": flow.shape[-2]},
                 "unknown": unknown,
                 "loss": loss._asdict(),
-                "versions": report.versions(),
             }
         )
     else:

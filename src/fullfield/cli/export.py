@@ -38,8 +38,6 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         description="Write a network with its weights as a graph: inputs frame1 and frame2 [B, 3, H, W], RGB 0 ... 1, "
         "output flow [B, 2, H, W] in pixels. ONNX needs fullfield[export].",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("-o", "--output", required=True, metavar="OUT", help=f"what to write: {', '.join(SUFFIXES)}")
     parser.add_argument("--method", type=_method, metavar="NAME", default="raft", help="the network [%(default)s]")
@@ -95,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     updates = model.config.updates if args.updates is None else args.updates
     written = Path(args.output).stat().st_size
     if args.json:
-        report.print_json(
+        report.print_facts(
             {
                 "output": args.output,
                 "method": args.method,
@@ -107,7 +105,6 @@ def run(args: argparse.Namespace) -> int:
                 "lookup": (args.lookup or LOOKUPS[0]) if suffix == ".onnx" else None,
                 "bytes": written,
                 "seconds": watch.seconds(),
-                "versions": report.versions(),
             }
         )
     else:

@@ -53,8 +53,6 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         description="Estimate the flow from frame A to frame B, or that of every frame of a shot. The suffix of OUT "
         "picks the format.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "frame1",
@@ -292,7 +290,7 @@ def _report(
             print(f"{report.printable(args.viz)}: {scene.legend(kind)}")
         return
     height, width = flow.flow.shape[-2:]
-    report.print_json(
+    report.print_run(
         {
             "output": outcome.path,
             "problem": outcome.problem,
@@ -313,7 +311,5 @@ def _report(
             "longest_motion": longest,
             "seconds": seconds,
             "estimate_seconds": {name: round(part, 3) for name, part in flow.stages.items()},
-            "peak_memory_bytes": report.peak_memory_bytes(),
-            "versions": report.versions(),
         }
     )

@@ -49,8 +49,6 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         description="The flow of the newest pair of frames, again and again, until SOURCE or Ctrl-C ends it. Pairs "
         "whose turn does not come are dropped, and counted.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "source", metavar="SOURCE", help=f"a video file at its own rate, {CAMERA}0 or the address of a stream"
@@ -366,7 +364,7 @@ def _report(
             words = f"{screen.shown} pictures, {picture['dropped']} flows without one"
             print(f"{report.printable(args.viz)}: {words if screen.shown else 'not written, no picture came'}")
         return
-    report.print_json(
+    report.print_run(
         {
             "source": args.source,
             "size": {"width": source.width, "height": source.height},
@@ -379,7 +377,5 @@ def _report(
             "parameters": dict(chosen.estimator.parameters),
             "backend": backend,
             "device": chosen.device,
-            "peak_memory_bytes": report.peak_memory_bytes(),
-            "versions": report.versions(),
         }
     )

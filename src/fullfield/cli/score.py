@@ -63,8 +63,6 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         help="compare flow with the truth",
         description="Compare a flow with the truth: two files, or two folders whose files match by name.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("pred", metavar="PRED", help="estimated flow, or a folder of them")
     parser.add_argument("truth", metavar="TRUTH", help="true flow, or a folder of them")
@@ -119,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
     if not values["pixels"]:
         report.note("no pixel is scored: the truth is unknown everywhere, or the masks leave nothing", kind="warning")
     if args.json:
-        report.print_json(
+        report.print_facts(
             {
                 "pred": args.pred,
                 "truth": args.truth,
@@ -128,7 +126,6 @@ def run(args: argparse.Namespace) -> int:
                 "missing": missing,
                 "truth_values": values_each,
                 "classes": metrics.breakdown(),
-                "versions": report.versions(),
             }
         )
     else:

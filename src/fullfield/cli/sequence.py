@@ -283,7 +283,7 @@ def _report(
     unmade = sorted(set(left) - set(outcome.written))
     refined = work.setting.refine or chosen.estimator.parameters.get("refinement") is not None
     if args.json:
-        report.print_json(
+        report.print_run(
             {
                 "output": args.output,
                 "frames": format_frames(numbers),
@@ -305,8 +305,6 @@ def _report(
                 "backend": chosen.estimator.backend,
                 "devices": list(devices),
                 "seconds": {"estimate": outcome.busy_s, "total": outcome.wall_s},
-                "peak_memory_bytes": report.peak_memory_bytes(),
-                "versions": report.versions(),
             }
         )
         return

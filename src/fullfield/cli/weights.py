@@ -33,21 +33,19 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         description="The published weights of networks. Files lie in the folder 'weights' of fullfield's cache, where "
         "they may also be put by hand.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     tasks = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     told = "names, methods and training of all published weights, and which of them are here"
-    listed = tasks.add_parser("list", help=told, description=told.capitalize() + ".", allow_abbrev=False)
+    listed = tasks.add_parser("list", help=told, description=told.capitalize() + ".")
     report.add_report_options(listed)
     listed.set_defaults(run_task=_list)
     told = "download weights, check them and keep them in the cache"
-    fetched = tasks.add_parser("fetch", help=told, description=told.capitalize() + ".", allow_abbrev=False)
+    fetched = tasks.add_parser("fetch", help=told, description=told.capitalize() + ".")
     fetched.add_argument("names", nargs="+", metavar="NAME", help="entries of the list")
     report.add_report_options(fetched, progress=True)
     fetched.set_defaults(run_task=_fetch)
     told = "print where the file of an entry is"
-    path = tasks.add_parser("path", help=told, description=told.capitalize() + ".", allow_abbrev=False)
+    path = tasks.add_parser("path", help=told, description=told.capitalize() + ".")
     path.add_argument("name", metavar="NAME", help="an entry of the list")
     report.add_report_options(path)
     path.set_defaults(run_task=_path)
