@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +15,6 @@ from fullfield.estimators.registry import ALIASES
 from fullfield.models.weights import DEFAULTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from fullfield.models import RAFT, SEARAFT
 
 LOOKUPS = ("linear", "dense")
@@ -128,9 +125,5 @@ def _network(args: argparse.Namespace) -> tuple[RAFT | SEARAFT, str]:
         torch.manual_seed(0)
         return build_model(args.method), origin.name
     with Progress("export", quiet=args.quiet) as progress:
-        found = origin.fetched(partial(_tell, progress, origin.name))
+        found = origin.fetched(fetching(progress, origin.name))
         return load_weights(args.method, found.path), origin.name
-
-
-def _tell(progress: Callable[[float, str], None], name: str, have: int, total: int | None) -> None:
-    progress(*fetching(name, have, total))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fullfield._check import InputError
@@ -13,8 +12,6 @@ from fullfield.cli.methods import fetching
 from fullfield.cli.progress import Progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from fullfield.models import WeightsEntry
 
 EPILOG = """\
@@ -98,17 +95,13 @@ def _fetch(args: argparse.Namespace) -> int:
     with Progress("weights", quiet=args.quiet) as progress:
         for index, entry in enumerate(entries):
             part = progress.part(index / len(entries), (index + 1) / len(entries))
-            path = fetch_weights(entry, partial(_tell, part, entry.name))
+            path = fetch_weights(entry, fetching(part, entry.name))
             found[entry.name] = str(path)
             if not args.json:
                 print(report.printable(path))
     if args.json:
         report.print_json({"paths": found})
     return 0
-
-
-def _tell(progress: Callable[[float, str], None], name: str, have: int, total: int | None) -> None:
-    progress(*fetching(name, have, total))
 
 
 def _path(args: argparse.Namespace) -> int:
