@@ -64,14 +64,9 @@ def run(args: argparse.Namespace) -> int:
     """Read, count, print."""
     from fullfield._check import InputError
 
-    for path in args.files:
-        paths.check_input(path, "FILE")
     if args.levels > 8:
         raise InputError(f"--levels: expected 1 to 8, got {args.levels}")
-    if args.plot:
-        paths.check_suffix(args.plot, "--plot", (".png",))
-        paths.check_output(args.plot, "--plot")
-        paths.check_distinct([("--plot", args.plot)], args.files)
+    paths.check_files([("FILE", path) for path in args.files], [("--plot", args.plot or None, (".png",))])
 
     from fullfield.cli.errors import naming
     from fullfield.ops.correlation.analysis import read_shares, recorded_positions, window_statistics

@@ -46,16 +46,11 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """Read, write, compare what was written with what was read."""
     paths.check_suffix(args.input, "IN", FLOW_SUFFIXES)
-    if args.st_map:
-        paths.check_suffix(args.output, "OUT of --st-map", (".exr",))
-    else:
-        paths.check_suffix(args.output, "OUT", FLOW_WRITE_SUFFIXES)
+    out = ("OUT of --st-map", args.output, (".exr",)) if args.st_map else ("OUT", args.output, FLOW_WRITE_SUFFIXES)
+    paths.check_files([("IN", args.input)], [out])
     packing = packing_arguments(args)
     if args.st_map and packing:
         raise InputError("--half and --compression: an ST map is always float and ZIP; leave them out")
-    paths.check_input(args.input, "IN")
-    paths.check_output(args.output, "OUT")
-    paths.check_distinct([("OUT", args.output)], [args.input])
 
     from fullfield.io import read_flow, write_flow, write_st_map
 

@@ -82,14 +82,9 @@ def _check(args: argparse.Namespace) -> None:
     if args.max_motion is not None and args.viz is None and not args.preview:
         raise InputError("--max-motion: describes the pictures of --viz or --preview, which are absent")
     is_file = not args.source.startswith(CAMERA) and "://" not in args.source
-    if is_file:
-        paths.check_input(args.source, "SOURCE")
-    elif args.rate not in (None, "source"):
+    if not is_file and args.rate not in (None, "source"):
         raise InputError(f"--rate: {args.source} comes at its own rate; leave it out")
-    if args.viz is not None:
-        paths.check_suffix(args.viz, "--viz", VIDEO_WRITE_SUFFIXES)
-        paths.check_output(args.viz, "--viz")
-        paths.check_distinct([("--viz", args.viz)], [args.source if is_file else None])
+    paths.check_files([("SOURCE", args.source if is_file else None)], [("--viz", args.viz, VIDEO_WRITE_SUFFIXES)])
 
 
 def run(args: argparse.Namespace) -> int:

@@ -119,17 +119,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_files(args: argparse.Namespace) -> None:
     inputs = (("SRC", args.source), ("DST", args.target), ("--init", args.init), ("--weights", args.weights))
-    for what, path in inputs:
-        if path is not None:
-            paths.check_input(path, what)
+    outputs = (("--output", args.output, POINT_WRITE_SUFFIXES), ("--viz", args.viz, IMAGE_WRITE_SUFFIXES))
+    paths.check_files(inputs, outputs)
     for what, path in inputs[:2]:
         paths.check_suffix(path, what, POINT_SUFFIXES)
-    outputs = (("--output", args.output, POINT_WRITE_SUFFIXES), ("--viz", args.viz, IMAGE_WRITE_SUFFIXES))
-    for option, path, suffixes in outputs:
-        if path is not None:
-            paths.check_suffix(path, option, suffixes)
-            paths.check_output(path, option)
-    paths.check_distinct([(option, path) for option, path, _ in outputs], [path for _, path in inputs])
     if args.max_error is not None and args.viz is None:
         raise InputError("--max-error: is the scale of --viz, which is absent")
 

@@ -68,10 +68,7 @@ def run(args: argparse.Namespace) -> int:
     if last <= first:
         raise InputError(f"--frames: expected a first before a last, got {first} {last}")
     target = Path(args.output)
-    if target.exists() and not target.is_dir():
-        raise InputError(f"{target}: is a file; --output takes the name of a folder")
-    existing = next(folder for folder in (target, *target.absolute().parents) if folder.is_dir())
-    paths.check_folder(existing, f"--output {target}")
+    paths.check_new_folder(args.output, "--output")
 
     from fullfield.rendering import Blender, Shot, render_shot
 

@@ -95,7 +95,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     paths.check_suffix(args.flow, "FLOW", FLOW_SUFFIXES)
-    paths.check_suffix(args.output, "--output", IMAGE_WRITE_SUFFIXES)
     for name in pictures.NEEDS[args.kind]:
         if getattr(args, name) is None:
             raise InputError(f"--kind {args.kind}: needs {_OPTIONS[name]}")
@@ -116,11 +115,7 @@ def _check(args: argparse.Namespace) -> None:
     if unused:
         raise InputError(f"{unused[0]}: says how frames are read, and none is given; leave it out")
     inputs = [("FLOW", args.flow), ("--frame", args.frame1), ("--frame2", args.frame2), ("--truth", args.truth)]
-    for what, path in inputs:
-        if path is not None:
-            paths.check_input(path, what)
-    paths.check_output(args.output, "--output")
-    paths.check_distinct([("--output", args.output)], [path for _, path in inputs])
+    paths.check_files(inputs, [("--output", args.output, IMAGE_WRITE_SUFFIXES)])
 
 
 def _truth(args: argparse.Namespace, flow: Tensor, area: Box | None) -> tuple[Tensor | None, Tensor | None]:
