@@ -38,7 +38,6 @@ def build_parser() -> Parser:
         prog="python -m benchmarks",
         description="Time an operator or a network beside its peers. Every result is checked before its time counts; "
         "all candidates take turns.",
-        allow_abbrev=False,
     )
     targets = parser.add_subparsers(dest="verb", metavar="WHAT", required=True)
     for bench in BENCHES:
@@ -47,8 +46,6 @@ def build_parser() -> Parser:
             help=bench.help,
             description=bench.description,
             epilog=bench.examples,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
         )
         bench.add_options(one)
         _add_common_options(one, bench)

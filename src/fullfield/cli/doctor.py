@@ -54,7 +54,6 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         help="say what works on this machine",
         description="Say which versions and devices are here, which backend each operator uses and why others do not "
         "run, and try the main job on a tiny scene. Exits with 2 when it fails.",
-        allow_abbrev=False,
     )
     report.add_report_options(parser)
     return parser

@@ -121,9 +121,10 @@ class Engine:
         self._stored = stored or (lambda _a, _b: None)
         self._device = _check.device(setting.device)
         self._refiner: RefinedEstimator | None = None
-        if isinstance(estimator, RefinedEstimator) and (setting.refine or estimator.refines(self._device)):
-            refines = estimator.refines(self._device)
-            self._refiner = estimator if refines else RefinedEstimator(estimator.estimator, estimator.config)
+        if isinstance(estimator, RefinedEstimator) and estimator.refines(self._device):
+            self._refiner, self._estimator = estimator, estimator.estimator
+        elif isinstance(estimator, RefinedEstimator) and setting.refine:
+            self._refiner = RefinedEstimator(estimator.estimator, estimator.config)
             self._estimator = estimator.estimator
         elif setting.refine:
             self._refiner = RefinedEstimator(estimator)
