@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from fullfield import InputError
-from fullfield.ops.matching import chunks, fused, global_attention, global_matching, local_attention, local_matching
+from fullfield.ops.matching import (
+    backends,
+    fused,
+    global_attention,
+    global_matching,
+    local_attention,
+    local_matching,
+    protocol,
+)
 
 GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
 
@@ -50,7 +58,7 @@ def off(found: Tensor, truth: Tensor) -> float:
 @pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("channels", [16, 13])
 def test_matching_is_the_matrix(device: str, channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "_ELEMENTS", 999)  # several parts
+    monkeypatch.setattr(protocol, "ELEMENTS", 999)  # several parts
     one, two, values = maps(2, channels, 9, 13, device=device)
     exact = [t.double() for t in (one, two, values)]
     found = graded(global_matching, one, two)
@@ -96,7 +104,7 @@ def test_the_columns_of_half_precision() -> None:
 
 
 def test_gradients_of_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "_ELEMENTS", 30)
+    monkeypatch.setattr(protocol, "ELEMENTS", 30)
     one, two, values = (t.double().requires_grad_() for t in maps(1, 3, 3, 4, sharp=0.5))
     assert torch.autograd.gradcheck(global_matching, (one, two))
     assert torch.autograd.gradcheck(global_attention, (one, two, values))
