@@ -167,9 +167,7 @@ def test_doctor_says_what_tvl1_runs_on(cli: Any, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("operator", ["spatial_correlation", "matching"])
-def test_doctor_says_what_windows_and_matching_run_on(
-    cli: Any, monkeypatch: pytest.MonkeyPatch, operator: str
-) -> None:
+def test_doctor_says_what_windows_and_matching_run_on(cli: Any, monkeypatch: pytest.MonkeyPatch, operator: str) -> None:
     own = import_module(f"fullfield.ops.{operator}").backends()
     assert cli("doctor", "--json").json["operators"][operator]["backend"] == next(n for n, why in own if why is None)
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fullfield import InputError
 from fullfield.ops.matching import (
+    BACKENDS,
     backends,
     fused,
     global_attention,
@@ -101,6 +102,42 @@ def test_the_columns_of_half_precision() -> None:
         )
     whole = fused.expected_positions(rows[0], rows[1], (5, 400), 32**-0.5)
     assert off(whole.transpose(1, 2).view_as(truth), truth) < 1e-5
+
+
+def test_backends_are_told_and_named_ones_are_not_replaced() -> None:
+    found = dict(backends("cpu"))
+    assert list(found) == list(BACKENDS)
+    assert found["chunks"] is None
+    assert "runs on NVIDIA GPUs" in str(found["cuda"])
+    assert "float32, float16 or bfloat16" in str(dict(backends("cpu", torch.float64))["cuda"])
+    one, two, _ = maps(1, 4, 3, 5)
+    assert torch.equal(global_matching(one, two, backend="chunks"), global_matching(one, two))
+    for name in ("cuda", "fused"):
+        with pytest.raises(InputError, match=f"{name}: runs on NVIDIA GPUs, the tensors are on cpu.*chunks: can"):
+            global_matching(one, two, backend=name)
+    with pytest.raises(InputError, match="backend: expected"):
+        global_matching(one, two, backend="whole")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["cuda", "fused"])
+def test_backends_of_a_gpu(name: str, dtype: torch.dtype) -> None:
+    one, two, _ = maps(2, 64, 30, 47, dtype=dtype, device="cuda")
+    found = graded(lambda a, b: global_matching(a, b, backend=name), one, two)
+    truth = graded(lambda a, b: dense(a, b, grid(b)) - grid(a), one.double(), two.double())
+    cells = 1e-3 if name == "cuda" or dtype == torch.float32 else 0.3
+    assert float((found[0] - truth[0]).abs().max()) < cells
+    assert all(
+        off(a, b) < (1e-4 if dtype == torch.float32 else 0.05) for a, b in zip(found[1:], truth[1:], strict=True)
+    )
+
+
+def test_traced_code_asks_while_it_is_traced() -> None:
+    one, two, _ = maps(1, 8, 4, 6)
+    compiled = torch.compile(global_matching, fullgraph=True, backend="eager", dynamic=True)
+    assert torch.allclose(compiled(one, two), global_matching(one, two), atol=1e-5)
 
 
 def test_gradients_of_gradients(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,10 @@ def global_matching(
     _check_maps(fmap1, fmap2)
     scale = max(fmap1.shape[1], 1) ** -0.5
     eager = is_eager(fmap1, fmap2)
-    name = _named(int(fmap1.shape[1]), fmap1.dtype, fmap1.device, eager, backend)
+    channels = int(fmap1.shape[1])
+    if not eager:  # a symbol, perhaps; what is asked of it may not be one
+        channels = 0 if channels == 0 else 1 if channels <= fused.WIDEST else fused.WIDEST + 1
+    name = _named(channels, fmap1.dtype, fmap1.device, eager, backend)
     if fmap1.numel() == 0:
         return chunks.matched(fmap1, fmap2, scale)
     return _MATCHED[name](fmap1, fmap2, scale)

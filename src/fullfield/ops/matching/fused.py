@@ -14,7 +14,7 @@ from torch.nn import functional
 from fullfield.ops.matching.protocol import HALVES, Request, flow_of, rows_of, size_of
 
 _CLOSE = 16  # cells between centres, where there is room for so many
-_WIDEST = 256
+WIDEST = 256
 
 
 def supports(request: Request) -> str | None:
@@ -23,8 +23,8 @@ def supports(request: Request) -> str | None:
         return f"runs on NVIDIA GPUs, the tensors are on {request.device.type}"
     if request.dtype not in (torch.float32, *HALVES):
         return "needs float32, float16 or bfloat16 features"
-    if not 0 < request.channels <= _WIDEST:
-        return f"needs 1 to {_WIDEST} channels, got {request.channels}"
+    if not 0 < request.channels <= WIDEST:
+        return f"needs 1 to {WIDEST} channels"
     return None
 
 
