@@ -130,8 +130,8 @@ class Engine:
         self._refined: dict[tuple[int, int, int], Tensor | Problem] = {}
         self._log_scales: dict[tuple[int, int, int], Tensor] = {}
         # Both ways of a pair in one call, unless they start from different flows.
-        both_ways = setting.is_checked or self._refiner is not None
-        apart = not both_ways or (setting.warm_start and setting.direction == "both")
+        self._needs_back = setting.is_checked or self._refiner is not None
+        apart = setting.warm_start if setting.direction == "both" else not self._needs_back
         self._both_ways = None if apart else getattr(self._estimator, "both_ways", None)
         self._pending: dict[int, Future[tuple[Plate, Tensor]]] = {}
         self._ready: dict[int, Plate | Problem] = {}
@@ -229,8 +229,8 @@ class Engine:
             for frames in (self._ready, self._small, self._on_device):
                 frames.pop(number, None)
         reach = 2 if setting.warm_start else 1
-        both_ways = setting.is_checked or self._refiner is not None
-        oldest = following - reach * step if setting.warm_start or both_ways else following + step + 1
+        kept = setting.warm_start or self._needs_back or self._both_ways is not None
+        oldest = following - reach * step if kept else following + step + 1
         for flows in (self._flows, self._refined, self._log_scales):
             for pair in [p for p in flows if min(p[:2]) < oldest]:
                 del flows[pair]
