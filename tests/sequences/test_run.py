@@ -467,3 +467,12 @@ def test_mistakes_are_one_line(flow: Cli, arguments: tuple[str, ...], word: str)
     assert word in err
     assert err.count("\n") == 1
     assert out == ""
+
+
+def test_large_results_wait_in_bounded_memory() -> None:
+    for height, width in ((436, 1024), (1024, 2048), (2160, 4096), (4320, 8192), (8640, 16384)):
+        size = 16 * height * width
+        waiting = run_module._most_waiting(size, 12)
+        assert waiting == 12 if size < 50e6 else 1 <= waiting < 12
+        assert waiting == 1 or (waiting + 1) * size <= 1 << 30
+    assert run_module._most_waiting(16 * 2160 * 4096, 12) >= 4

@@ -65,7 +65,8 @@ def half_table(to_display: Curve | None) -> Planes | None:
     finite = np.isfinite(values)
     values[~finite] = 0
     if to_display is not None:
-        to_display(values)
+        with np.errstate(over="ignore"):
+            to_display(values)
     values[~finite] = np.nan
     return values
 

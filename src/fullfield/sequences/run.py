@@ -172,6 +172,11 @@ def _is_there(plates: Plates, number: int) -> bool:
     return path.parent.exists() or str(path).startswith("frame ")
 
 
+def _most_waiting(size: int, writers: int) -> int:
+    """How many results of ``size`` bytes may be on their way while the next one comes."""
+    return max(1, min(writers, _WAITING_BYTES // max(size, 1) - 1))
+
+
 class _Writer:
     """Writes results in threads of their own; a few wait at most."""
 
@@ -201,7 +206,7 @@ class _Writer:
 
     def __call__(self, done: Estimated) -> None:
         size = sum(part.nbytes for part in done.parts.values())
-        self._wait(max(1, min(self._count, _WAITING_BYTES // max(size, 1) - 1)))
+        self._wait(_most_waiting(size, self._count))
         event = None
         device = torch.device(self._work.setting.device)
         if device.type == "cuda":
