@@ -21,6 +21,7 @@ from sequence_shots import HEIGHT, QUICK, WIDTH, moving, slow_flow
 from fullfield import Flow, estimate
 from fullfield.cli.main import main
 from fullfield.io import FrameWindow, flow_window, read_flow, read_metadata, read_vectors, write_image
+from fullfield.sequences.run import _most_waiting
 
 oiio = pytest.importorskip("OpenImageIO")
 
@@ -472,7 +473,7 @@ def test_mistakes_are_one_line(flow: Cli, arguments: tuple[str, ...], word: str)
 def test_large_results_wait_in_bounded_memory() -> None:
     for height, width in ((436, 1024), (1024, 2048), (2160, 4096), (4320, 8192), (8640, 16384)):
         size = 16 * height * width
-        waiting = run_module._most_waiting(size, 12)
+        waiting = _most_waiting(size, 12)
         assert waiting == 12 if size < 50e6 else 1 <= waiting < 12
         assert waiting == 1 or (waiting + 1) * size <= 1 << 30
-    assert run_module._most_waiting(16 * 2160 * 4096, 12) >= 4
+    assert _most_waiting(16 * 2160 * 4096, 12) >= 4
