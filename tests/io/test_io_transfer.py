@@ -280,10 +280,10 @@ def test_half_floats_read_as_the_same_values_in_floats(tmp_path: Path, transfer:
     assert torch.equal(read_frame(half, transfer=transfer), read_frame(full, transfer=transfer))
 
 
-@pytest.mark.parametrize(("value", "transfer"), [(np.nan, "srgb"), (-np.inf, "linear"), (np.inf, "cineon"), (60000, "cineon")])
-def test_half_floats_that_cannot_be_shown_are_named_as_floats_are(
-    tmp_path: Path, value: float, transfer: str
-) -> None:
+@pytest.mark.parametrize(
+    ("value", "transfer"), [(np.nan, "srgb"), (-np.inf, "linear"), (np.inf, "cineon"), (60000, "cineon")]
+)
+def test_half_floats_that_cannot_be_shown_are_named_as_floats_are(tmp_path: Path, value: float, transfer: str) -> None:
     pixels = np.full((9, 12, 3), 0.25, np.float16)
     pixels[5, 7, 1] = pixels[6, 2, 0] = value
     told = []

@@ -1,9 +1,9 @@
 """A shot of EXR plates to EXR vectors as ``fullfield flow`` makes them, beside the estimation of its pairs alone.
 
-The estimation alone takes as many pairs (of a long shot: some of them, and their time is scaled), from frames that lie
+The estimation alone takes as many pairs (of a long shot some of them, and their time is scaled), from frames that lie
 on the device, as the engine asks for them: both ways in one call where the estimator has that. What the whole takes
-longer is reading, sending, fetching and writing that estimation did not hide. Of several devices the start of the processes is told apart:
-between the first file and the last the devices are at work.
+longer is reading, sending, fetching and writing that estimation did not hide. Of several devices the start of the
+processes is told apart: between the first file and the last the devices are at work.
 """
 
 from __future__ import annotations

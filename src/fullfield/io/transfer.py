@@ -56,7 +56,7 @@ def curve(transfer: str, auto: str) -> Curve | None:
 def half_table(to_display: Curve | None) -> Planes | None:
     """What a curve makes of every half float, by its bits: the same values in a tenth of the time.
 
-    NaN for those that are not finite. None for a curve that mixes channels. ``to_display`` is as :func:`curve` returns it.
+    NaN for those that are not finite. None for a curve that mixes channels. ``to_display`` comes from :func:`curve`.
     """
     if to_display not in (None, encode_srgb, _from_cineon):
         return None

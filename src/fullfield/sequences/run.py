@@ -22,6 +22,7 @@ from fullfield._check import InputError
 from fullfield.estimators.protocol import Estimator
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.io.flow_formats import FlowRangeError
+from fullfield.io.oiio import one_thread_a_file
 from fullfield.sequences.engine import Engine, Estimated, Problem, Setting, problem_of
 from fullfield.sequences.outputs import Output, to_cpu
 from fullfield.sequences.plates import Plates, open_plates
@@ -143,7 +144,7 @@ def run(
     outcome = Outcome()
     writer = _Writer(work, plates, outcome, tell)
     try:
-        with writer:
+        with one_thread_a_file, writer:
             for done in engine:
                 _note(outcome, done)
                 if any(name in done.parts for name in setting.ways) and set(done.missing) != set(setting.ways):

@@ -29,7 +29,7 @@ def share(height: int, width: int, part: float, seed: int = 1) -> Tensor:
 
 
 @pytest.fixture(autouse=True)
-def served(monkeypatch: pytest.MonkeyPatch) -> None:
+def served() -> None:
     """float32 on the CPU reaches the kernels."""
     pytest.importorskip("numba")
     assert cpu.serves(torch.zeros(2, 1, 1))

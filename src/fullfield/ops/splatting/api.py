@@ -18,7 +18,7 @@ def moved_forward(flow: Tensor) -> Tensor:  # [2, H, W] -> [2, H, W]
     The work grows with the number of pixels, however large the holes are. Raises InputError for another shape.
     """
     _check.tensor(flow, "flow", (2, "H", "W"))
-    return (cpu if cpu.serves(flow) else reference).moved_forward(flow)
+    return cpu.moved_forward(flow) if cpu.serves(flow) else reference.moved_forward(flow)
 
 
 def fill_holes(flow: Tensor, known: Tensor) -> Tensor:  # [2, H, W], bool [H, W] -> [2, H, W]
@@ -28,7 +28,7 @@ def fill_holes(flow: Tensor, known: Tensor) -> Tensor:  # [2, H, W], bool [H, W]
     """
     _check.tensor(flow, "flow", (2, "H", "W"))
     _check.tensor(known, "known", flow.shape[1:], device=flow.device)
-    return (cpu if cpu.serves(flow) else reference).fill_holes(flow, known)
+    return cpu.fill_holes(flow, known) if cpu.serves(flow) else reference.fill_holes(flow, known)
 
 
 def carried(
@@ -46,4 +46,4 @@ def carried(
     _check.tensor(flow, "flow", (2, "H", "W"))
     for plane, name in ((trust, "trust"), (known, "known")):
         _check.tensor(plane, name, flow.shape[1:], device=flow.device)
-    return (cpu if cpu.serves(flow) else reference).carried(flow, part, trust, known)
+    return cpu.carried(flow, part, trust, known) if cpu.serves(flow) else reference.carried(flow, part, trust, known)
