@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -131,8 +132,8 @@ class Engine:
         self._refined: dict[tuple[int, int, int], Tensor | Problem] = {}
         self._log_scales: dict[tuple[int, int, int], Tensor] = {}
         # Both ways of a pair in one call, unless they start from different flows.
-        both_ways = setting.is_checked or self._refiner is not None
-        apart = not both_ways or (setting.warm_start and setting.direction == "both")
+        self._needs_back = setting.is_checked or self._refiner is not None
+        apart = setting.warm_start if setting.direction == "both" else not self._needs_back
         self._both_ways = None if apart else getattr(self._estimator, "both_ways", None)
         self._pending: dict[int, Future[tuple[Plate, Tensor]]] = {}
         self._ready: dict[int, Plate | Problem] = {}
@@ -230,8 +231,8 @@ class Engine:
             for frames in (self._ready, self._small, self._on_device):
                 frames.pop(number, None)
         reach = 2 if setting.warm_start else 1
-        both_ways = setting.is_checked or self._refiner is not None
-        oldest = following - reach * step if setting.warm_start or both_ways else following + step + 1
+        lasts = setting.warm_start or self._needs_back or self._both_ways is not None
+        oldest = following - reach * step if lasts else following + step + 1
         for flows in (self._flows, self._refined, self._log_scales):
             for pair in [p for p in flows if min(p[:2]) < oldest]:
                 del flows[pair]
@@ -367,7 +368,7 @@ class Engine:
                 flow = self._timed(lambda: self._estimator(one, two, initial_flow=start))
         except InputError as error:
             return problem_of(paths[0], error)
-        if self._device.type == "cpu" and not bool(flow.isfinite().all()):
+        if self._device.type == "cpu" and not np.isfinite(flow.numpy()).all():
             return Problem(paths[0], f"{self._estimator.method} gives a flow that is not finite")
         return flow
 
@@ -393,7 +394,7 @@ class Engine:
         ways = {(*order, key): found[0].forward, (*order[::-1], key): found[0].backward}
         for number, (pair, flow) in enumerate(ways.items()):
             self._flows.setdefault(pair, flow[0].to(torch.float32))
-            if found[0].log_scales is not None:
+            if self._setting.is_checked and found[0].log_scales is not None:
                 self._log_scales[pair] = found[0].log_scales[number][0]
         kept = self._flows[first, second, key]
         return None if isinstance(kept, Problem) else kept
