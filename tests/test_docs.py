@@ -218,11 +218,9 @@ NOT_STORED = {
     "docs/models.md": ["pair"],
     "docs/registration.md": ["pair"],
     "src/fullfield/models/prepared/README.md": ["pair"],
-    "src/fullfield/ops/correlation/README.md": ["", ""],
-    "src/fullfield/ops/correlation/cuda/README.md": ["feature map"],
+    "src/fullfield/ops/correlation/README.md": [""],
     "src/fullfield/ops/neighbors/README.md": ["", "points"],
-    "src/fullfield/ops/point_conv/README.md": ["", "", "voxels, one point each, float16, 64→64"],
-    "src/fullfield/ops/point_conv/cuda/README.md": ["whole operator"],
+    "src/fullfield/ops/point_conv/README.md": [""],
     "src/fullfield/ops/tvl1/README.md": ["pair", "preset (scales × warps × iterations)"],
 }
 
