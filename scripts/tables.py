@@ -532,7 +532,8 @@ def descriptors_table() -> str:
 
 
 PAGES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
-    "README.md": ((BEGIN_SHORT, short_table), (BEGIN_NETWORK, network_errors)),
+    "README.md": ((BEGIN_SHORT, short_table),),
+    "docs/start.md": ((BEGIN_NETWORK, network_errors),),
     "docs/measured.md": (
         (BEGIN_MODELS, models_table),
         (BEGIN, table),
