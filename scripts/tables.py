@@ -15,7 +15,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-sys.path.insert(0, str(ROOT))  # for what the benchmarks know of their results
+sys.path[:0] = str(ROOT), str(ROOT / "scripts")  # for what the benchmarks know of their results
+import operator_tables  # noqa: E402  lies beside this file
+
 BEGIN_SHORT = "<!-- what it beats: begin -->\n"
 BEGIN_NETWORK = "<!-- errors of fullfield-s: begin -->\n"
 BEGIN_CORRELATION = "<!-- table of the correlation lookup: begin -->\n"
@@ -530,7 +532,8 @@ def descriptors_table() -> str:
 
 
 PAGES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
-    "README.md": ((BEGIN_SHORT, short_table), (BEGIN_NETWORK, network_errors)),
+    "README.md": ((BEGIN_SHORT, short_table),),
+    "docs/start.md": ((BEGIN_NETWORK, network_errors),),
     "docs/measured.md": (
         (BEGIN_MODELS, models_table),
         (BEGIN, table),
@@ -544,6 +547,7 @@ PAGES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
     "docs/models.md": ((BEGIN_CASCADE, cascade_table), (BEGIN_FAST, fast_table)),
     "docs/registration.md": ((BEGIN_DESCRIPTORS, descriptors_table),),
     "docs/tvl1.md": ((BEGIN_TVL1_RATES, tvl1_rates), (BEGIN_TVL1_PAGE, tvl1_gpu_page)),
+    **operator_tables.PAGES,
 }
 
 
