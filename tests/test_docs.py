@@ -133,7 +133,9 @@ def misplaced(page: str) -> list[str]:
         files = [folder / place for folder in (ROOT, ROOT / "src/fullfield") if (folder / place).is_file()]
         text = files[0].read_text("utf-8") if files else ""
         made = r"^\s*(?:def |class |)({})\b[\[(:, =]"
-        found += [name for name in re.findall(r"`(\w+)`", names) if not re.search(made.format(name), text, re.MULTILINE)]
+        found += [
+            name for name in re.findall(r"`(\w+)`", names) if not re.search(made.format(name), text, re.MULTILINE)
+        ]
     return found
 
 
