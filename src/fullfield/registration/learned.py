@@ -150,7 +150,7 @@ def _header(path: Path) -> dict[str, str]:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, "pt") as file:  # type: ignore[no-untyped-call]
+        with safe_open(path, "pt") as file:
             return file.metadata() or {}
     except SafetensorError:
         return {}
