@@ -45,13 +45,12 @@ def _one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 # The longest first: at the end no process waits for another's.
-_LONG = ("models/test_export", "test_modes", "kernels/test_numba_cache")
+_LONG = ("tests/models/test_export", "tests/test_modes", "tests/kernels/test_numba_cache")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    items.sort(key=lambda item: not item.path.relative_to(here).as_posix().startswith(_LONG))
+    items.sort(key=lambda item: not item.nodeid.startswith(_LONG))
 
 
 @pytest.fixture(scope="session")
