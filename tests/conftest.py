@@ -44,6 +44,15 @@ def _one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+# The longest first: at the end no process waits for another's.
+_LONG = ("tests/models/test_export", "tests/test_modes", "tests/kernels/test_numba_cache")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(_LONG))
+
+
 @pytest.fixture(scope="session")
 def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[], Any]], Any]:
     """``once(name, make)``: what ``make()`` returned, as JSON, in whichever of the run's processes was first to ask."""

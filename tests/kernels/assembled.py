@@ -103,13 +103,18 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         notes = Path(folder) / "notes"
         command = [sys.executable, "-m", "pytest", "-n", "0", "-q", "-k", "not on_cpu or resources", *map(str, asking)]
-        code = subprocess.run(command, env={**os.environ, NOTES: str(notes)}, check=False).returncode
+        if code := subprocess.run(command, env={**os.environ, NOTES: str(notes)}, check=False).returncode:
+            return code
         told = dict(json.loads(line) for line in notes.read_text("utf-8").splitlines())
+    store(told)
+    return 0
+
+
+def store(told: dict[str, object]) -> None:
     lines = [f"{json.dumps(key)}: {json.dumps(said)}" for key, said in sorted(told.items())]
     part = STORED.with_name(f"{STORED.name}.part")
     part.write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")
     part.replace(STORED)
-    return code
 
 
 if __name__ == "__main__":
