@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.cases.windows import contenders
+from benchmarks.harness import Unsupported
 from benchmarks.runner import main
 from fullfield.ops.spatial_correlation import spatial_correlation
 
@@ -46,6 +47,8 @@ def test_the_compiled_sampler_takes_part_where_it_is(monkeypatch: pytest.MonkeyP
     found, _ = contenders.peers(None)
     one, two = torch.rand(2, 1, 3, 8, 9, generator=torch.Generator().manual_seed(0))
     assert torch.equal(found[name](one, two, (5, 2, 2)), contenders.ours(one, two, (5, 2, 2)))
+    with pytest.raises(Unsupported, match="16-bit"):
+        found[name](one.half(), two.half(), (5, 2, 2))
     monkeypatch.setitem(sys.modules, name, None)
     found, absent = contenders.peers(None)
     assert name not in found
