@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -19,7 +20,11 @@ from fullfield.ops.spatial_correlation import spatial_correlation
 BACKENDS = ("cuda", "fused", "chunks")
 """Of :func:`global_matching`, by preference."""
 MATCHERS = Backends("matching", f"{__package__}.", BACKENDS)
-_MATCHED = {"cuda": op.matched, "fused": fused.matched, "chunks": chunks.matched}
+_MATCHED: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
+    "cuda": op.matched,
+    "fused": fused.matched,
+    "chunks": chunks.matched,
+}
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
