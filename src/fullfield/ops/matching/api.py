@@ -41,7 +41,11 @@ def _named(channels: int, dtype: torch.dtype, device: torch.device, eager: bool,
 
 # As torch.compiler.assume_constant_result has it, which would import the compiler: traced code asks while it is traced.
 _named.__dict__["_dynamo_marked_constant"] = True
-_chosen = functools.lru_cache(256)(lambda request, backend: MATCHERS.choose(backend, request))
+
+
+@functools.lru_cache(256)
+def _chosen(request: Request, backend: str | None) -> str:
+    return MATCHERS.choose(backend, request)
 
 
 def backends(device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> list[tuple[str, str | None]]:
