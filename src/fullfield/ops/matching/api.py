@@ -119,7 +119,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     scale = max(query.shape[-1], 1) ** -0.5
     request = Request(max(query.shape[-1], value.shape[-1]), query.dtype, query.device)
     serves = query.numel() > 0 and fused.supports(request) is None
-    return (fused if serves else chunks).attend(query, key, value, scale)
+    return fused.attend(query, key, value, scale) if serves else chunks.attend(query, key, value, scale)
 
 
 def local_matching(
