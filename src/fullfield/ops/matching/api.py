@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -19,7 +20,11 @@ from fullfield.ops.spatial_correlation import spatial_correlation
 BACKENDS = ("cuda", "fused", "chunks")
 """Of :func:`global_matching`, by preference."""
 MATCHERS = Backends("matching", f"{__package__}.", BACKENDS)
-_MATCHED = {"cuda": op.matched, "fused": fused.matched, "chunks": chunks.matched}
+_MATCHED: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
+    "cuda": op.matched,
+    "fused": fused.matched,
+    "chunks": chunks.matched,
+}
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -36,7 +41,11 @@ def _named(channels: int, dtype: torch.dtype, device: torch.device, eager: bool,
 
 # As torch.compiler.assume_constant_result has it, which would import the compiler: traced code asks while it is traced.
 _named.__dict__["_dynamo_marked_constant"] = True
-_chosen = functools.lru_cache(256)(lambda request, backend: MATCHERS.choose(backend, request))
+
+
+@functools.lru_cache(256)
+def _chosen(request: Request, backend: str | None) -> str:
+    return MATCHERS.choose(backend, request)
 
 
 def backends(device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> list[tuple[str, str | None]]:
@@ -110,7 +119,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     scale = max(query.shape[-1], 1) ** -0.5
     request = Request(max(query.shape[-1], value.shape[-1]), query.dtype, query.device)
     serves = query.numel() > 0 and fused.supports(request) is None
-    return (fused if serves else chunks).attend(query, key, value, scale)
+    return fused.attend(query, key, value, scale) if serves else chunks.attend(query, key, value, scale)
 
 
 def local_matching(

@@ -42,13 +42,13 @@ def _sizes(fmap1: Tensor, fmap2: Tensor) -> tuple[tuple[int, int], tuple[int, in
 def _forward(fmap1: Tensor, fmap2: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     query, key = cuda.rows(fmap1), cuda.rows(fmap2, aligned=True)
     flow, logarithms = cuda.forward(query, key, _sizes(fmap1, fmap2), scale)
-    return flow.unflatten(2, tuple(fmap1.shape[2:])), query, key, logarithms
+    return torch.unflatten(flow, 2, tuple(fmap1.shape[2:])), query, key, logarithms
 
 
 def _gradient(found: Tensor, fmap: Tensor) -> Tensor:
     """[B, C, H, W] of rows, of which some may be beyond the map."""
     kept = found[:, : fmap.shape[2] * fmap.shape[3]].to(fmap.dtype)
-    return kept.transpose(1, 2).unflatten(2, tuple(fmap.shape[2:]))
+    return torch.unflatten(kept.transpose(1, 2), 2, tuple(fmap.shape[2:]))
 
 
 # ``_Matched.apply`` without what it does for functorch's transforms and for ``setup_context``.
