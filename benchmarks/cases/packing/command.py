@@ -105,7 +105,7 @@ def _packed(file: Path, pixels: np.ndarray[Any, Any], packing: str) -> None:
 def _unpacked(file: Path, kind: str) -> np.ndarray[Any, Any]:
     import OpenImageIO as oiio
 
-    source = oiio.ImageInput.open(str(file))
+    source: Any = oiio.ImageInput.open(str(file))
     pixels: np.ndarray[Any, Any] = source.read_image(kind)
     source.close()
     return pixels
