@@ -19,11 +19,11 @@ def test_auto_is_the_network_refined() -> None:
     assert DEFAULT_METHOD in METHODS
     found = estimate(SCENE.frame1, SCENE.frame2, "auto", **QUICK)
     network = build(AUTO_NETWORK, **QUICK)
-    twice = RefinedEstimator(network, RefinementConfig(passes=2))
-    expected = estimate(SCENE.frame1, SCENE.frame2, twice)
+    thrice = RefinedEstimator(network, RefinementConfig(passes=3, rounds=1))
+    expected = estimate(SCENE.frame1, SCENE.frame2, thrice)
     assert torch.equal(found.flow, expected.flow)
     assert found.method == AUTO_NETWORK
-    assert found.parameters["refinement"]["passes"] == 2
+    assert (found.parameters["refinement"]["passes"], found.parameters["refinement"]["rounds"]) == (3, 1)
     assert found.stages.keys() == {"both_ways", "refinement"}
 
 

@@ -12,10 +12,10 @@ from fullfield.ops.tvl1 import RefinementConfig
 
 
 class AutoEstimator(RefinedEstimator):
-    """The network in the package, refined (:class:`RefinedEstimator`) in two passes.
+    """The network in the package, refined (:class:`RefinedEstimator`) in three passes of one round.
 
-    With ``precision`` other than exact it is one pass, and on the CPU the network alone, once, which takes less than
-    half the time.
+    With ``precision`` other than exact it is one pass of two rounds, and on the CPU the network alone, once, which
+    takes less than half the time.
 
     ``method`` is the network's: results say what made them; ``parameters`` tell of the refinement.
 
@@ -26,8 +26,8 @@ class AutoEstimator(RefinedEstimator):
 
     def __init__(self, config: NetworkConfig | None = None, *, backend: str | None = None) -> None:
         self._hurries = config is not None and config.precision != "exact"
-        passes = 1 if self._hurries else 2
-        super().__init__(NetworkEstimator(AUTO_NETWORK, config, backend=backend), RefinementConfig(passes=passes))
+        refinement = RefinementConfig() if self._hurries else RefinementConfig(passes=3, rounds=1)
+        super().__init__(NetworkEstimator(AUTO_NETWORK, config, backend=backend), refinement)
 
     def refines(self, device: torch.device) -> bool:
         """Whether frames on the device are refined."""

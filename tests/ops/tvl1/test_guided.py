@@ -206,6 +206,9 @@ def test_a_second_pass_begins_with_both_flows_refined() -> None:
     back = refine_flow(**turned, flow=inputs["backward"], backward=inputs["flow"], config=config)
     expected = refine_flow(inputs["frame1"], inputs["frame2"], there, back, RefinementConfig())
     assert torch.equal(refine_flow(**inputs, config=RefinementConfig(passes=2)), expected)
+    three = refine_flow(**inputs, config=RefinementConfig(passes=3))
+    once_more = {"flow": there, "backward": back, "config": RefinementConfig(passes=2)}
+    assert torch.equal(refine_flow(inputs["frame1"], inputs["frame2"], **once_more), three)
     inputs.pop("backward")
     assert torch.equal(refine_flow(**inputs, config=RefinementConfig(passes=2)), refine_flow(**inputs)), (
         "without a flow back there is nothing to find anew"

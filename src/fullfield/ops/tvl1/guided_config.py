@@ -24,15 +24,15 @@ class RefinementConfig(Config):
     Intensities are 0 ... 255 (frames in [0, 1] are scaled by 255 inside), lengths are pixels.
     """
 
-    lambda_: float = _parameter(1.4, "weight of the data term")
-    epsilon: float = _parameter(2.0, "difference of gradients up to which the data term is quadratic, 0 ... 255")
+    lambda_: float = _parameter(2.0, "weight of the data term")
+    epsilon: float = _parameter(1.5, "difference of gradients up to which the data term is quadratic, 0 ... 255")
     coupling: float = _parameter(0.05, "weight of the squared distance to the given flow, everywhere")
     consistent_coupling: float = _parameter(
-        0.5, "weight added to coupling where forward and backward flow agree; used with a backward flow alone"
+        4.0, "weight added to coupling where forward and backward flow agree; used with a backward flow alone"
     )
-    consistent_distance: float = _parameter(0.1, "forward-backward distance at which that weight has fallen to half")
+    consistent_distance: float = _parameter(0.05, "forward-backward distance at which that weight has fallen to half")
     edges: float = _parameter(0.01, "how fast smoothness yields to the first frame's edges, per grey value")
-    blur: float = _parameter(0.5, "Gaussian that both frames pass first, sigma; 0 for none")
+    blur: float = _parameter(0.6, "Gaussian that both frames pass first, sigma; 0 for none")
     rounds: int = _parameter(2, "rounds of warps; each ends with a weighted median near motion boundaries")
     passes: int = _parameter(
         1,
@@ -41,11 +41,11 @@ class RefinementConfig(Config):
     )
     warps: int = _parameter(3, "linearisations of the data term per round")
     iterations: int = _parameter(10, "primal-dual iterations per warp")
-    step: float = _parameter(0.1, "primal step; the dual step is a quarter of its inverse")
-    filter_colour: float = _parameter(16.0, "root mean square difference of colour at which a neighbour counts no more")
-    filter_reach: float = _parameter(10.0, "distance at which a neighbour counts no more")
+    step: float = _parameter(0.15, "primal step; the dual step is a quarter of its inverse")
+    filter_colour: float = _parameter(28.0, "root mean square difference of colour at which a neighbour counts no more")
+    filter_reach: float = _parameter(20.0, "distance at which a neighbour counts no more")
     filter_threshold: float = _parameter(0.1, "change of the flow between neighbours that makes a motion boundary")
-    trust: float = _parameter(4.0, "change of the flow of which exp(-1) remains; 0: everything remains")
+    trust: float = _parameter(6.0, "change of the flow of which exp(-1) remains; 0: everything remains")
 
     def __post_init__(self) -> None:
         for name in ("lambda_", "coupling", "consistent_coupling", "edges", "trust"):
