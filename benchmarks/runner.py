@@ -13,6 +13,7 @@ from benchmarks.cases.correlation.command import CORRELATION
 from benchmarks.cases.networks.models_command import MODELS
 from benchmarks.cases.networks.patched_command import PATCHED
 from benchmarks.cases.networks.refine_command import REFINE
+from benchmarks.cases.packing.command import PACKING
 from benchmarks.cases.points.command import POINTS
 from benchmarks.cases.sequences.command import SEQUENCE
 from benchmarks.cases.training.command import TRAINING
@@ -27,7 +28,7 @@ from fullfield.cli.argtypes import count
 from fullfield.cli.main import Parser
 from fullfield.cli.main import main as run_command
 
-BENCHES = (TVL1, CORRELATION, WINDOWS, POINTS, MODELS, PATCHED, TRAINING, REFINE, SEQUENCE)
+BENCHES = (TVL1, CORRELATION, WINDOWS, POINTS, MODELS, PATCHED, TRAINING, REFINE, SEQUENCE, PACKING)
 _SHOWING = ("stored", "plots", "tables", "json", "quiet")
 _BROKEN = (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError)
 
@@ -38,7 +39,6 @@ def build_parser() -> Parser:
         prog="python -m benchmarks",
         description="Time an operator or a network beside its peers. Every result is checked before its time counts; "
         "all candidates take turns.",
-        allow_abbrev=False,
     )
     targets = parser.add_subparsers(dest="verb", metavar="WHAT", required=True)
     for bench in BENCHES:
@@ -47,8 +47,6 @@ def build_parser() -> Parser:
             help=bench.help,
             description=bench.description,
             epilog=bench.examples,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
         )
         bench.add_options(one)
         _add_common_options(one, bench)

@@ -15,6 +15,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 FRAMES = "from fullfield.testing import textured_scene; s = textured_scene(48, 64)"
+NVRTC = """
+import contextlib, io, json
+from fullfield._kernels.nvrtc import nvrtc
+assert nvrtc().version[0] == MAJOR
+from fullfield.cli.main import main
+with contextlib.redirect_stdout(io.StringIO()) as said:
+    assert main(['doctor', '--json']) == 0
+assert json.loads(said.getvalue())['extras']['cudaMAJOR']['missing'] == []
+"""
 USES = {
     "": """
 from fullfield.cli.main import main
@@ -48,17 +57,40 @@ assert flow.shape == (1, 2, 128, 128)
     "ray": f"""
 {FRAMES}
 from fullfield.cli.main import main
-from fullfield.io import write_image
-import ray
-ray.init(num_cpus=1, include_dashboard=False)
-for n in (1, 2):
-    write_image(f'p.{{n}}.png', (s.frame1, s.frame2)[n - 1])
-assert main(['flow', 'p.%d.png', '-o', 'mv.%d.exr', '--ray', 'auto', '--preset', 'fast']) == 0
+from fullfield.io import read_flow, write_image
+from ray.cluster_utils import Cluster
+cluster = Cluster(initialize_head=True, head_node_args={{'num_cpus': 1, 'include_dashboard': False}})
+cluster.add_node(num_cpus=1)
+for n in (1, 2, 3):
+    write_image(f'p.{{n}}.png', (s.frame1, s.frame2)[n % 2])
+assert main(['flow', 'p.%d.png', '-o', 'mv.%d.exr', '--ray', cluster.address, '--preset', 'fast']) == 0
+assert float(read_flow('mv.2.exr').flow.abs().max()) > 0.1
+cluster.shutdown()
 """,
-    "bench": "import cv2, skimage, matplotlib, pynvml; cv2.optflow.createOptFlow_DualTVL1()",
-    "cuda12": "from fullfield._kernels.nvrtc import nvrtc; assert nvrtc().version[0] == 12",
-    "cuda13": "from fullfield._kernels.nvrtc import nvrtc; assert nvrtc().version[0] == 13",
-    "docs": "import sphinx, furo, myst_parser, sphinx_gallery, sphinx_copybutton",
+    "bench": """
+import os, runpy, sys
+sys.path.insert(0, os.environ['FULLFIELD_CHECKOUT'])
+import pynvml, skimage
+from fullfield.testing import textured_scene
+from fullfield.io import write_flow, write_image
+s = textured_scene(72, 96)
+write_image('a.png', s.frame1); write_image('b.png', s.frame2); write_flow('t.flo', s.flow)
+sys.argv = ['benchmarks', 'tvl1', '--pair', 'a.png', 'b.png', 't.flo', '--repeats', '1', '-o', 'found.json']
+try:
+    runpy.run_module('benchmarks', run_name='__main__', alter_sys=True)
+except SystemExit as left:
+    assert not left.code, left.code
+import json
+names = {row['name'] for case in json.load(open('found.json'))['cases'] for row in case['rows'] if 'name' in row}
+assert names >= {'opencv', 'scikit-image'}, names
+""",
+    "cuda12": NVRTC.replace("MAJOR", "12"),
+    "cuda13": NVRTC.replace("MAJOR", "13"),
+    "docs": """
+import os, subprocess, sys
+site = os.path.join(os.environ['FULLFIELD_CHECKOUT'], 'scripts', 'site.py')
+sys.exit(subprocess.run([sys.executable, site, '--quick']).returncode)
+""",
 }
 """What each extra is used for, run outside of the checkout; the first: no extra at all."""
 
@@ -72,6 +104,7 @@ def check(wheel: Path, extra: str, folder: Path) -> str | None:
     """None, or what went wrong."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     environment["FULLFIELD_CACHE_DIR"] = str(folder / "cache")
+    environment["FULLFIELD_CHECKOUT"] = str(ROOT)
     python = folder / "venv" / ("Scripts" if os.name == "nt" else "bin") / "python"
     what = f"{wheel}[{extra}]" if extra else str(wheel)
     for command in (

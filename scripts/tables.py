@@ -15,7 +15,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-sys.path.insert(0, str(ROOT))  # for what the benchmarks know of their results
+sys.path[:0] = str(ROOT), str(ROOT / "scripts")  # for what the benchmarks know of their results
+import operator_tables  # noqa: E402  lies beside this file
+
 BEGIN_SHORT = "<!-- what it beats: begin -->\n"
 BEGIN_NETWORK = "<!-- errors of fullfield-s: begin -->\n"
 BEGIN_CORRELATION = "<!-- table of the correlation lookup: begin -->\n"
@@ -29,6 +31,7 @@ BEGIN_DESCRIPTORS = "<!-- table of descriptors: begin -->\n"
 BEGIN_REFINEMENT = "<!-- table of the refinement: begin -->\n"
 BEGIN_WINDOWS = "<!-- table of fixed windows: begin -->\n"
 BEGIN_TRAINING = "<!-- table of training steps: begin -->\n"
+BEGIN_PACKING = "<!-- table of packing: begin -->\n"
 BEGIN_TVL1_PAGE = "<!-- tables of TV-L1 on the GPU: begin -->\n"
 OTHERS = {"opencv cpu": "OpenCV", "scikit-image cpu": "scikit-image (all scales of ½)"}
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->"
@@ -453,7 +456,7 @@ def fast_table() -> str:
 def conditions(results: dict[str, Any], command: str) -> str:
     about = results["environment"]
     versions = f"PyTorch {about['versions']['torch']}, commit {about['commit'][:7]}, {about['date']}"
-    return f"{about['gpu']}, {versions}; `python -m benchmarks {command}`.\n"
+    return f"{about.get('gpu') or about['cpu']}, {versions}; `python -m benchmarks {command}`.\n"
 
 
 def refinement_table() -> str:
@@ -485,6 +488,26 @@ def windows_table() -> str:
         rows.append([label.removesuffix(", float16, forward"), *times])
     words = "Eager calls; every result is compared with float64 first. localcorr 0.1.1 has no stride."
     return "\n".join([*markdown_table(rows), "", words, conditions(results, "windows")])
+
+
+def packing_table() -> str:
+    results = read("packing_cpu.json")
+    cases = {(case["flow"], case["type"]): case for case in results["cases"]}
+    flows = list(dict.fromkeys(flow for flow, _ in cases))
+    rows = [["vectors", "packed as", *(f"{flow}: {what}" for flow in flows for what in ("size", "writing", "reading"))]]
+    for kind in ("float", "half"):
+        for name in (row["name"] for row in cases[flows[0], kind]["rows"]):
+            cells = []
+            for flow in flows:
+                row = row_of(cases[flow, kind], name)
+                times = [f"{1e3 * row[part]['min']:.0f} ms" for part in ("writing", "reading")]
+                cells += [f"{row['bytes'] / 1e6:.2f} MB", *times]
+            rows.append([kind, f"`{name}`", *cells])
+    height, width = results["cases"][0]["size"]
+    words = (
+        f"Flow of a pair of Sintel, {width}×{height}; seconds of the CPU in all threads, the least of each candidate."
+    )
+    return "\n".join([*markdown_table(rows), "", words, conditions(results, "packing")])
 
 
 def training_table() -> str:
@@ -530,7 +553,8 @@ def descriptors_table() -> str:
 
 
 PAGES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
-    "README.md": ((BEGIN_SHORT, short_table), (BEGIN_NETWORK, network_errors)),
+    "README.md": ((BEGIN_SHORT, short_table),),
+    "docs/start.md": ((BEGIN_NETWORK, network_errors),),
     "docs/measured.md": (
         (BEGIN_MODELS, models_table),
         (BEGIN, table),
@@ -541,9 +565,11 @@ PAGES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
         (BEGIN_WINDOWS, windows_table),
         (BEGIN_TRAINING, training_table),
     ),
+    "docs/formats.md": ((BEGIN_PACKING, packing_table),),
     "docs/models.md": ((BEGIN_CASCADE, cascade_table), (BEGIN_FAST, fast_table)),
     "docs/registration.md": ((BEGIN_DESCRIPTORS, descriptors_table),),
     "docs/tvl1.md": ((BEGIN_TVL1_RATES, tvl1_rates), (BEGIN_TVL1_PAGE, tvl1_gpu_page)),
+    **operator_tables.PAGES,
 }
 
 

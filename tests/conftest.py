@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
+import json
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -41,6 +42,34 @@ def _one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+# The longest first: at the end no process waits for another's.
+_LONG = ("tests/models/test_export", "tests/test_modes", "tests/kernels/test_numba_cache")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(_LONG))
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[], Any]], Any]:
+    """``once(name, make)``: what ``make()`` returned, as JSON, in whichever of the run's processes was first to ask."""
+    from filelock import FileLock  # PyTorch needs it too
+
+    own = tmp_path_factory.getbasetemp()
+    folder = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+    def made(name: str, make: Callable[[], Any]) -> Any:
+        place = folder / f"once-{name}.json"
+        with FileLock(f"{place}.lock"):
+            if not place.exists():
+                text = json.dumps(make())
+                place.write_text(text, "utf-8")
+        return json.loads(place.read_text("utf-8"))
+
+    return made
 
 
 @pytest.fixture(scope="session")

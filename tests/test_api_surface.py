@@ -173,7 +173,14 @@ SURFACE = {
         "local_correlation_with_flow",
     ],
     "fullfield.ops.correlation": ["BACKENDS", "backends", "correlation_lookup", "correlation_pyramid"],
-    "fullfield.ops.matching": ["global_attention", "global_matching", "local_attention", "local_matching"],
+    "fullfield.ops.matching": [
+        "BACKENDS",
+        "backends",
+        "global_attention",
+        "global_matching",
+        "local_attention",
+        "local_matching",
+    ],
     "fullfield.ops.spatial_correlation": ["BACKENDS", "backends", "spatial_correlation"],
     "fullfield.ops.point_conv": [
         "BACKENDS",

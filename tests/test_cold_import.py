@@ -49,20 +49,21 @@ assert not torch.cuda.is_initialized()
 
 def test_import_is_fast_beyond_torch() -> None:
     script = "import time, torch; t = time.process_time(); import fullfield; print(time.process_time() - t)"
-    times = []
-    for _ in range(3):
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-        times.append(float(done.stdout))
-    assert min(times) <= 0.1
+
+    def seconds() -> float:
+        return float(subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout)
+
+    assert any(seconds() <= 0.1 for _ in range(3))
 
 
 def test_help_is_fast_and_light(spent: Callable[[], float]) -> None:
     for arguments in (["--help"], ["flow", "--help"], ["--version"]):
         statement = f"from fullfield.cli.main import main\ntry:\n    main({arguments})\nexcept SystemExit:\n    pass"
         assert not any(loaded(statement).values()), arguments
-    times = []
-    for _ in range(3):
+
+    def seconds() -> float:
         start = spent()
         subprocess.run([sys.executable, "-m", "fullfield", "--help"], capture_output=True, check=True)
-        times.append(spent() - start)
-    assert min(times) <= 0.5
+        return spent() - start
+
+    assert any(seconds() <= 0.5 for _ in range(3))

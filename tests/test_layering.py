@@ -84,11 +84,6 @@ LIGHT = {
     "fullfield.sequences.names",
     "fullfield.sequences.ranges",
 }
-# To go with the next change of TV-L1, and this constant with them: nothing else belongs here.
-KNOWN_CIRCLES = {
-    ("fullfield.ops.tvl1.op", "fullfield.ops.tvl1.api"),
-    ("fullfield.ops.tvl1.cuda.tuning", "fullfield.ops.tvl1.cuda.schedules"),
-}
 STANDARD = set(__import__("sys").stdlib_module_names)
 
 
@@ -162,8 +157,6 @@ def circle(sources: Mapping[str, str]) -> list[str]:
                 home = node.module or ""
                 names = {f"{home}.{alias.name}" for alias in node.names}
                 taken |= (names | ({home} if names - set(sources) else set())) & set(sources)
-    for edge in KNOWN_CIRCLES:
-        graph.get(edge[0], set()).discard(edge[1])
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:

@@ -6,6 +6,7 @@ import inspect
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -30,41 +31,48 @@ _ROOMS = ("fullfield.datasets", "fullfield.io")
 _ON_A_GPU = {"PreparedFlow", "PreparedSizes", "PersistentSolver", "PtlflowEstimator"}  # and with a package
 
 
-@pytest.fixture(scope="module")
-def told() -> dict[str, dict[str, str | None]]:
-    run = subprocess.run([sys.executable, str(_CASES)], capture_output=True, text=True, check=False)
+Told = dict[str, dict[str, str | None]]
+Once = Callable[[str, Callable[[], Any]], Any]
+
+
+def _told(*device: str) -> Told:
+    run = subprocess.run([sys.executable, str(_CASES), *device], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-    found: dict[str, dict[str, str | None]] = json.loads(run.stdout)
+    found: Told = json.loads(run.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def told(once: Once) -> Told:
+    found: Told = once("modes", _told)
     return found
 
 
 @pytest.mark.parametrize("mode", ["plain", "bfloat16", "float16", "float64", "inference", "autocast"])
-def test_every_mode_gives_what_none_gives(told: dict[str, dict[str, str | None]], mode: str) -> None:
+def test_every_mode_gives_what_none_gives(told: Told, mode: str) -> None:
     assert len(told[mode]) > 80
     assert {name: wrong for name, wrong in told[mode].items() if wrong} == {}
 
 
 @pytest.fixture(scope="module")
-def told_on_gpu() -> dict[str, dict[str, str | None]]:
+def told_on_gpu(once: Once) -> Told:
     import torch
 
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    run = subprocess.run([sys.executable, str(_CASES), "cuda"], capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    found: dict[str, dict[str, str | None]] = json.loads(run.stdout)
+    found: Told = once("modes-cuda", lambda: _told("cuda"))
     return found
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["plain", "bfloat16", "float16", "float64", "inference", "autocast"])
-def test_every_mode_gives_what_none_gives_on_a_gpu(told_on_gpu: dict[str, dict[str, str | None]], mode: str) -> None:
+def test_every_mode_gives_what_none_gives_on_a_gpu(told_on_gpu: Told, mode: str) -> None:
     """Handed tensors there. What works on the CPU alone says so in one line."""
     assert len(told_on_gpu[mode]) > 80
     assert {name: wrong for name, wrong in told_on_gpu[mode].items() if wrong} == {}
 
 
-def test_every_public_function_has_a_case(told: dict[str, dict[str, str | None]]) -> None:
+def test_every_public_function_has_a_case(told: Told) -> None:
     named = {name.rpartition(".")[2] for name in told["plain"]}
     missing = [
         f"{module}.{name}"

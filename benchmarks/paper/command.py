@@ -40,8 +40,6 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         description="Print or write the tables and figures of Briedis et al. (CVPR 2026): what the paper reports, and "
         "what runs of 'fullfield evaluate' give here.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("runs", metavar="RUNS", nargs="*", help=f"folders of runs, at any depth [{RUNS}, if it exists]")
     parser.add_argument(

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.cases.sequences import shots
+from fullfield.io import read_frame
 from fullfield.sequences import Outcome, Work, outputs
 from fullfield.sequences.run import run
 
@@ -66,6 +68,45 @@ def test_a_wrong_shot_gets_no_time(cli: Callable[..., Any], monkeypatch: pytest.
     assert ran.code == 1
     assert ("of 4 files were written" if harm == "missing" else "vectors are off by 1") in ran.err
     assert "frames/s" not in ran.out
+
+
+def test_plates_that_come_again_are_the_same_file_and_neighbours_differ(tmp_path: Path) -> None:
+    shots.make_plates(tmp_path, (16, 24), 40)
+    paths = [tmp_path / f"plate.{number:04d}.exr" for number in range(1, 41)]
+    assert len({path.stat().st_ino for path in paths}) == 16
+    pictures = [read_frame(path) for path in paths]
+    for number in range(39):
+        moved = _shift(number + 2) - _shift(number + 1)
+        one, two = pictures[number][:, :, max(moved, 0) :], pictures[number + 1][:, :, max(-moved, 0) :]
+        width = min(one.shape[-1], two.shape[-1])
+        apart = (one[..., :width] - two[..., :width]).abs().mean()
+        assert 0 < float(apart) < 0.05, number
+
+
+def _shift(number: int) -> int:
+    way = number % 16
+    return 3 * min(way, 16 - way)
+
+
+def test_the_estimation_alone_asks_as_the_engine_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shots, "_ALONE", 5)
+    asked: list[str] = []
+
+    class Counting:
+        def __call__(self, *_: Any) -> None:
+            asked.append("one way")
+
+        def both_ways(self, *_: Any) -> object:
+            asked.append("both")
+            return object()
+
+    cpu = torch.device("cpu")
+    for direction, expected in (("both", ["both"] * 5), ("forward", ["one way"] * 5)):
+        asked.clear()
+        plan = shots.Plan("tvl1", ("fast",), ((8, 8),), 200, cpu, direction=direction)
+        shots._alone(plan, Counting(), [torch.zeros(1, 3, 8, 8)] * 9)  # type: ignore[arg-type]
+        assert asked == expected
+    assert shots.Plan("tvl1", ("fast",), ((8, 8),), 4, cpu).pairs == 3
 
 
 def test_mistakes_are_one_line(refused: Callable[..., str]) -> None:

@@ -15,6 +15,12 @@ CALL = ["training", "--device", "cpu", "--sizes", "64x64", "--networks", "raft-s
         "--updates", "1", "--repeats", "1", "-q"]  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def _few_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = steps.procedural_pictures
+    monkeypatch.setattr(steps, "procedural_pictures", lambda _: drawn(4, 64, shapes=8))
+
+
 def test_both_correlations_make_the_same_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     stored = tmp_path / "results.json"
     assert main([*CALL, "--correlations", "fullfield", "dense", "-o", str(stored)]) == 0

@@ -19,7 +19,7 @@ from fullfield.ops.launching import Device
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda.pipeline import Shape
 from fullfield.ops.tvl1.cuda.state import Level
-from fullfield.testing.tvl1_iterations import Term, allowed, iterated, load, make_term, result
+from tests.oracles.tvl1_iterations import Term, allowed, iterated, load, make_term, result
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 DTYPES = (torch.float32, torch.float16)

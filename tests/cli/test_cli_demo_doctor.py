@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,23 @@ def test_doctor_says_what_tvl1_runs_on(cli: Any, monkeypatch: pytest.MonkeyPatch
     )
     assert told in cli("doctor").out
     assert cli("doctor", "--json").json["tvl1_on_gpus"]["cuda:0"]["backend"] == "cuda"
+
+
+@pytest.mark.parametrize("operator", ["spatial_correlation", "matching"])
+def test_doctor_says_what_windows_and_matching_run_on(cli: Any, monkeypatch: pytest.MonkeyPatch, operator: str) -> None:
+    own = import_module(f"fullfield.ops.{operator}").backends()
+    assert cli("doctor", "--json").json["operators"][operator]["backend"] == next(n for n, why in own if why is None)
+
+    def options(device: str = "cpu") -> list[tuple[str, str | None]]:
+        return [("cuda", None if device == "cuda:0" else "is for other chips"), ("chunks", None)]
+
+    monkeypatch.setattr(f"fullfield.ops.{operator}.backends", options)
+    monkeypatch.setattr("fullfield.cli.doctor._gpus", lambda: ["cuda:0"])
+    monkeypatch.setattr("fullfield.models.prepared.why_not", lambda _: None)
+    out = cli("doctor").out
+    assert f"{operator:<13} backend chunks\n              cuda: is for other chips\n" in out
+    assert f"{operator:<13} on cuda:0: backend cuda\n              chunks: can run; cuda comes first\n" in out
+    assert cli("doctor", "--json").json[f"{operator}_on_gpus"]["cuda:0"]["backend"] == "cuda"
 
 
 def test_doctor_says_what_points_on_a_gpu_get(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,7 @@ def test_in_a_hurry_on_the_cpu_it_is_the_network_alone() -> None:
     assert isinstance(estimator, RefinedEstimator)
     assert not estimator.refines(torch.device("cpu"))
     assert estimator.refines(torch.device("cuda"))
+    assert estimator.parameters["refinement"] is None, "to ask changes nothing"
 
 
 def test_who_asks_for_refinement_gets_it() -> None:

@@ -29,6 +29,7 @@ from fullfield.io import (
     read_flow,
     write_flow,
     write_st_map,
+    write_vectors,
 )
 
 EXACT = (".flo", ".flo5", ".pfm", ".npy", ".exr")
@@ -108,6 +109,31 @@ def test_every_exr_compression_is_exact(tmp_path: Path, compression: str) -> Non
     stored = oiio.ImageInput.open(str(path)).spec()
     assert stored.getattribute("compression").startswith(compression)
     assert str(stored.format) == "float"
+
+
+def packed_as(path: Path) -> str:
+    return str(oiio.ImageInput.open(str(path)).spec().getattribute("compression")).partition(":")[0]
+
+
+@pytest.mark.parametrize(("height", "width"), [(60, 83), (1, 300)])
+def test_vectors_are_packed_where_that_makes_them_smaller(tmp_path: Path, height: int, width: int) -> None:
+    x, y = torch.meshgrid(torch.arange(width) / 40, torch.arange(height) / 40, indexing="xy")
+    smooth = torch.stack((3 * torch.sin(x + y), torch.cos(2 * x)))
+    # 23 bits of mantissa, of which deflate makes little.
+    noise = smooth + 0.01 * torch.randn(smooth.shape, generator=torch.Generator().manual_seed(2))
+    still = torch.zeros(2, height, width)
+    for flow, dtype, expected in ((noise, None, "none"), (noise, "half", "zip"), (still, None, "zip")):
+        where = tmp_path / "a.exr"
+        write_flow(where, flow, dtype=dtype)  # type: ignore[arg-type]
+        assert packed_as(where) == expected, (dtype, expected)
+        size = where.stat().st_size
+        write_vectors(where, {"forward": flow}, dtype=dtype)  # type: ignore[arg-type]
+        assert packed_as(where) == expected
+        write_flow(where, flow, dtype=dtype, compression="zip")  # type: ignore[arg-type]
+        assert packed_as(where) == "zip"
+        assert size <= 1.4 * where.stat().st_size
+    write_flow(tmp_path / "tiny.exr", noise[:, :1, :1])
+    assert read_flow(tmp_path / "tiny.exr").flow.equal(noise[:, :1, :1])
 
 
 @pytest.mark.parametrize("compression", ["gzip", "none"])

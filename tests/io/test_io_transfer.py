@@ -266,3 +266,31 @@ def test_nothing_to_do_costs_nothing() -> None:
 
 def test_this_openimageio_has_opencolorio() -> None:
     assert oiio.supportsOpenColorIO
+
+
+@pytest.mark.parametrize("transfer", ["srgb", "linear", "cineon"])
+def test_half_floats_read_as_the_same_values_in_floats(tmp_path: Path, transfer: str) -> None:
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    halves = bits.view(np.float16)
+    halves = halves[np.isfinite(halves) & (halves < 10)]
+    halves = np.random.default_rng(3).permutation(halves)[: 3 * 97 * 150].reshape(97, 150, 3)
+    where = {"origin": (2, -3), "display": (0, 0, 140, 120)}
+    half = save(tmp_path / "h.exr", ExrPart(halves, RGB, **where))  # type: ignore[arg-type]
+    full = save(tmp_path / "f.exr", ExrPart(halves.astype(np.float32), RGB, **where))  # type: ignore[arg-type]
+    assert torch.equal(read_frame(half, transfer=transfer), read_frame(full, transfer=transfer))
+
+
+@pytest.mark.parametrize(
+    ("value", "transfer"), [(np.nan, "srgb"), (-np.inf, "linear"), (np.inf, "cineon"), (60000, "cineon")]
+)
+def test_half_floats_that_cannot_be_shown_are_named_as_floats_are(tmp_path: Path, value: float, transfer: str) -> None:
+    pixels = np.full((9, 12, 3), 0.25, np.float16)
+    pixels[5, 7, 1] = pixels[6, 2, 0] = value
+    told = []
+    for dtype in (np.float16, np.float32):
+        path = save(tmp_path / "a.exr", ExrPart(pixels.astype(dtype), RGB))
+        with pytest.raises(InputError) as error:
+            read_frame(path, transfer=transfer)
+        told.append(str(error.value))
+    assert told[0] == told[1]
+    assert ("2 pixels are NaN or infinite, the first at x = 7, y = 5" in told[0]) == (value != 60000)

@@ -108,7 +108,7 @@ struct Warp {
 };
 struct Block {
     uint3 index;
-    int warps, alive, waiting, any, turn;
+    int warps, alive, waiting, any, told, turn;
     int named[16], turns[16];      // threads at the barriers with numbers, and how often these have opened
     bool running;
     char *shared;
@@ -120,7 +120,7 @@ struct Block {
 struct Machine {
     Context main;
     Block block[MOST_RESIDENT];
-    int resident, threads, shared, reversed, late, cluster;
+    int resident, threads, shared, reversed, late, backwards, cluster;
     int met, meetings;             // threads at the cluster's barrier, and how often that has opened
     uint3 blocks, threads3;
     unsigned next;
@@ -148,7 +148,8 @@ static bool start_block(Block &b) {
     if (machine.cluster > 1 && &b != machine.block + part) return false;
     for (int i = 0; machine.cluster > 1 && part == 0 && i < machine.cluster; i++)  // one cluster after the other
         if (machine.block[i].running) return false;
-    b.index = {machine.next++, 0, 0};
+    b.index = {machine.backwards ? machine.blocks.x - 1 - machine.next : machine.next, 0, 0};
+    machine.next++;
     b.warps = (machine.threads + LANES - 1) / LANES;
     b.alive = machine.threads;
     b.waiting = b.any = 0;
@@ -214,7 +215,7 @@ static void pass_on() {
     cuda_switch(&from->context, &to->context);
 }
 static void release(Block &b) {
-    b.waiting = 0;
+    b.waiting = 0, b.told = b.any;
     for (int t = 0; t < machine.threads; t++)
         if (b.fibers[t].state == IN_BLOCK) {
             b.fibers[t].state = READY;
@@ -276,7 +277,7 @@ static int meet(int any) {
         self->warp->ready--;
         give_way(machine.resident > 1);
     }
-    return b.any;
+    return b.told;  // not what the first who came to the next meeting said
 }
 
 // A cluster's barrier: who arrives may go on, and waits later for all to have arrived.
@@ -534,6 +535,7 @@ static inline float __expf(float x) { return __builtin_expf(x); }
 static inline float powf(float x, float y) { return __builtin_powf(x, y); }
 static inline float log1pf(float x) { return __builtin_log1pf(x); }
 static inline float log2f(float x) { return __builtin_log2f(x); }
+static inline float exp2f(float x) { return __builtin_exp2f(x); }
 static inline double floor(double x) { return __builtin_floor(x); }
 static inline double fmin(double a, double b) { return __builtin_fmin(a, b); }
 static inline double fmax(double a, double b) { return __builtin_fmax(a, b); }
@@ -781,7 +783,8 @@ PTX_PRODUCT(ptx_mma_bf16, true)
 extern const cuda::Entry cuda_entries[];
 extern const int cuda_entry_count;
 
-// What went wrong, or null. schedule: bit 0: the last threads first; bit 1: asynchronous copies as late as possible; resident: blocks
+// What went wrong, or null. schedule: bit 0: the last threads first; bit 1: asynchronous copies as late as possible; bit 2: the last
+// blocks first, where there are no clusters; resident: blocks
 // that run side by side, which a kernel with static shared memory cannot.
 extern "C" __attribute__((visibility("default"))) const char *cuda_launch(int entry, int blocks, int threads, int shared, void **arguments,
                                                                           int schedule, int resident) {
@@ -803,6 +806,7 @@ extern "C" __attribute__((visibility("default"))) const char *cuda_launch(int en
     m.shared = (shared + 15) / 16 * 16;
     m.reversed = schedule & 1;
     m.late = schedule >> 1 & 1;
+    m.backwards = schedule >> 2 & e.cluster == 1;
     m.blocks = {(unsigned)blocks, 1, 1};
     m.threads3 = {(unsigned)threads, 1, 1};
     m.next = 0;

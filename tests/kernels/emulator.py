@@ -307,7 +307,8 @@ def _version() -> tuple[str, str]:
 class Emulator:
     """Takes the place of ``nvrtc.Libraries``.
 
-    ``schedule``: bit 0: the last threads first; bit 1: asynchronous copies as late as possible. ``resident``: blocks
+    ``schedule``: bit 0: the last threads first; bit 1: asynchronous copies as late as possible; bit 2: the last blocks
+    first, where there are no clusters. ``resident``: blocks
     that take turns, at most 8, for kernels without static shared memory. ``flags``: of g++.
     """
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import emulator
 import pytest
 import torch
-from emulator import AMPERE, Emulator
 
 from fullfield.ops.fused import cuda
 
@@ -19,15 +18,9 @@ from test_passes import NAMES, compare
 pytestmark = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
 
 
-@pytest.fixture(scope="module")
-def machine() -> Emulator:
-    return Emulator(AMPERE.shared)
-
-
 @pytest.fixture(autouse=True)
-def _emulated(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    machine.installed(monkeypatch, AMPERE, cuda)
-    with machine.used():
+def _emulated() -> Iterator[None]:
+    with emulator.kernels_of(cuda):
         yield
 
 

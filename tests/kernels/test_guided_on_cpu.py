@@ -117,6 +117,14 @@ def test_fewer_rounds_than_the_configuration_s() -> None:
     assert torch.equal(refiner(**inputs)[0], whole)
 
 
+def test_made_in_inference_mode_and_used_in_and_outside() -> None:
+    inputs, config = inputs_of(20, 30), RefinementConfig(warps=1, rounds=1, iterations=2)
+    with torch.inference_mode():
+        refiner = Refiner(20, 30, config, CPU, SMALL)
+        within = refiner(**inputs)[0]
+    assert torch.equal(refiner(**inputs)[0], within)
+
+
 def test_memory_is_what_the_formula_says() -> None:
     refiner = Refiner(30, 50, RefinementConfig(), CPU, SMALL)
     assert refiner._planes.numel() * 4 == guided_cuda.bytes_of(30, 50) == 21 * 30 * 64 * 4

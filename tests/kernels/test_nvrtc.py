@@ -9,9 +9,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import assembled
+import kept
 import pytest
 import torch
-from kept import kept
+from assembled import compiled, said_of, understood
 
 from benchmarks.cases.points import listing as points_listing
 from benchmarks.cases.tvl1 import romera, tuning
@@ -42,36 +44,14 @@ def request_of(channels: int = 256, radius: int = 4, dtype: torch.dtype = torch.
     return Request(1, channels, (64, 96), sizes, radius, dtype, torch.device("cuda", 0), True, True)
 
 
-def said_of(source: Source, arch: str) -> str:
-    """What the compiler and the assembler say of every kernel."""
-    verbose, compiler = Source(source.text, (*source.options, "--ptxas-options=-v")), nvrtc.nvrtc()
-    file = Path(compiler.library._name)
-    size = file.stat().st_size if file.is_absolute() else 0
-    made_from = (compiler.version, size, nvrtc.OPTIONS, verbose, arch)
-    log = kept(made_from, lambda place: place.write_text(compiler.compile(verbose, arch)[1], "utf-8")).read_text(
-        "utf-8"
-    )
-    assert "error" not in log
-    return log
-
-
 def compiles(source: Source, arch: str) -> list[str]:
-    """The kernels' names. Not with ``--Ofast-compile``: in NVRTC 13.0 what is compiled afterwards then spills too."""
-    return re.findall(r"Compiling entry function '(\w+)'", said_of(source, arch))
+    """The kernels' names."""
+    return [*said_of(source, arch).kernels]
 
 
 def resources(source: Source, arch: str) -> dict[str, tuple[int, int]]:
     """Registers and spilled bytes of every kernel, as the assembler reports them."""
-    found: dict[str, tuple[int, int]] = {}
-    name, spilled = "", 0
-    for line in said_of(source, arch).splitlines():
-        if entry := re.search(r"Compiling entry function '(\w+)'", line):
-            name = entry[1]
-        elif spill := re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", line):
-            spilled = int(spill[1]) + int(spill[2])
-        elif used := re.search(r"Used (\d+) registers", line):
-            found[name] = (int(used[1]), spilled)
-    return found
+    return said_of(source, arch).kernels
 
 
 def lookup_source(request: Request, arch: str, out: int = 0, channels_last: bool = False) -> Source:
@@ -132,9 +112,41 @@ def test_the_measure_sees_spills() -> None:
     use = " + ".join(f"v{i} * v{199 - i} * s" for i in range(200))
     text = 'extern "C" __global__ void __launch_bounds__(1024, 2) spilling(volatile float *from, float *to, int n) {'
     text += f"{many} for (float s = 0.f; s < n; s++) to[(int)s] = {use}; }}"
-    registers, spilled = resources(Source(text), "sm_80")["spilling"]
+    registers, spilled = compiled(Source(text), "sm_80").kernels["spilling"]
     assert registers <= 32
     assert spilled > 256
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ARCHS)
+def test_what_is_stored_is_what_the_compiler_says(arch: str) -> None:
+    for source in (tvl1.pyramid_source(), shapes.coords_source(shapes.forward_config(request_of(), False), 0)):
+        assert said_of(source, arch) == compiled(source, arch)
+
+
+@needs_nvrtc
+def test_what_is_not_stored_is_compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(kept, "folder", lambda: tmp_path)
+    monkeypatch.delenv(assembled.NOTES, raising=False)
+    other = Source(TRIVIAL.text, ("-DVALUE=30",))
+    assert said_of(other, "sm_80") == said_of(other, "sm_80") == compiled(other, "sm_80")
+    assert [*compiled(other, "sm_80").kernels] == ["nothing"]
+    assert len(list(tmp_path.iterdir())) == 1  # of this text, these options and this architecture
+    said_of(Source(TRIVIAL.text, ("-DVALUE=31",)), "sm_80")
+    said_of(other, "sm_90a")
+    assert len(list(tmp_path.iterdir())) == 3
+    with pytest.raises(KernelError, match="cannot compile for sm_80"):
+        said_of(Source("nonsense"), "sm_80")
+
+
+def test_logs_are_understood() -> None:
+    log = "ptxas info    : Compiling entry function 'one' for 'sm_80'\nptxas         .     8 bytes stack frame, "
+    log += "12 bytes spill stores, 4 bytes spill loads\nptxas info    : Used 40 registers, used 1 barriers"
+    assert understood(log) == ({"one": (40, 16)}, False)
+    assert understood(f"{log}\nwgmma is serialized").waits
+    for wrong in (f"{log}\nptxas error   : no", log.replace("Used", "used")):
+        with pytest.raises(ValueError, match="Compiling entry function 'one'"):
+            understood(wrong)
 
 
 # Everything a user may ask for compiles: radii, several blocks of channels, every result. Shared memory and Hopper

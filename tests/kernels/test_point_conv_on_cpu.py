@@ -296,11 +296,47 @@ def test_segments_with_a_share_in_common(
     monkeypatch.setattr(launch, "_COMMON_BYTES", 2 * 27 * 64 * 64 * 4)
     monkeypatch.setattr(config, "_BANDS", 0)
     sets = []
-    for schedule, resident in ((0, 4), (3, 8)):
+    for schedule, resident in ((0, 4), (3, 8), (4, 2)):  # the last: blocks start in the opposite order
         machine.schedule, machine.resident = schedule, resident
         sets.append(check(geometry, (64, 64), 1, dtype, bucket_sums=True)[2])
-    assert torch.equal(*sets)
+    assert all(torch.equal(sets[0], other) for other in sets[1:])
     assert float((sets[0].double() - exact).norm() / exact.norm()) < torch.finfo(dtype).eps
+
+
+def test_sums_of_a_cell_that_float16_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two points in a cell, many, and more than are looked at together; the gradient itself is small."""
+    monkeypatch.setattr(launching, "device_at", lambda _: HOPPER)
+    monkeypatch.setattr(config, "_BANDS", 0)
+    generator = torch.Generator().manual_seed(5)
+    centers = torch.cat((torch.randint(60, (700,), generator=generator), torch.full((90,), 17)))
+    cells = torch.cat((torch.randint(5, (700,), generator=generator), torch.full((90,), 20)))
+    pairs = torch.randperm(120, generator=generator)
+    points = torch.cat((torch.randint(100, (700,), generator=generator), pairs[:90]))
+    kept = torch.unique(torch.stack((centers, points)), dim=1, return_inverse=True)[1]
+    first = torch.zeros(int(kept.max()) + 1, dtype=torch.long).scatter_(0, kept.flip(0), torch.arange(790).flip(0))
+    geometry = triplet_geometry(centers[first], points[first], cells[first], (60, 120), 3)
+    features, weight, bias, grad = draw(geometry, (64, 64), 1, torch.float16)
+    large = (20_000 + 40_000 * torch.rand(features.shape, generator=generator)) * features.sign()
+    large[:, :20] = large[:, :20].abs()  # of one sign: sums of two are too large, too
+    large[:, 40:44] = features[:, 40:44]  # beside small ones
+    tensors = [large.half(), weight, bias, (grad * 1e-4).half()]
+    given = tensors[0], tensors[3]
+    request = Request(torch.device("cuda", 0), torch.float16, (64, 64), 1, 27, 60, 120, len(first))
+    assert isinstance(config.outer_config(request, config.operands_of(request, False), HOPPER), config.OuterHopper)
+    found = launch.outer(request, *given, geometry.forward)
+    exact = results([t.double() for t in tensors], geometry, 1, "reference")[2]
+    buckets = weight_of_sums(geometry, *given, 1)
+    assert float(exact.abs().max()) < 60_000
+    i, j, k = geometry.triplets()
+    sums = torch.zeros(60 * 27, 64, dtype=torch.float64).index_add_(0, i * 27 + k, given[0].double()[j])
+    assert float(sums.abs().max()) > 16 * 65504
+    away = (found.double() - exact).abs()
+    eps = torch.finfo(torch.float16).eps
+    assert bool((away <= eps * exact.abs() + 1.01 * eps / 2 * buckets + 1e-3 * exact.abs().amax(2, True)).all())
+    assert bool((away[:, 40:44] <= 2e-3 * exact[:, 40:44].abs().max()).all())
+    spoiled = tensors[0].clone()
+    spoiled[int(points[first][0])] = torch.inf  # comes to an end
+    assert not launch.outer(request, spoiled, given[1], geometry.forward).isfinite().all()
 
 
 @pytest.mark.parametrize("rows", [95_000, 1_000_000])

@@ -17,7 +17,7 @@ from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda import passes
 from fullfield.ops.tvl1.cuda.pipeline import Shape
 from fullfield.ops.tvl1.cuda.state import Level
-from fullfield.testing.tvl1_iterations import Term, allowed, iterated, load, make_term, result
+from tests.oracles.tvl1_iterations import Term, allowed, iterated, load, make_term, result
 
 pytestmark = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
 GPU = AMPERE

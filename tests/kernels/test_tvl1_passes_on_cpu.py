@@ -30,7 +30,7 @@ from fullfield.ops.tvl1.cuda import solver as solver_module
 from fullfield.ops.tvl1.cuda.engine import Engine
 from fullfield.ops.tvl1.cuda.passes import Passes, planes_of
 from fullfield.ops.tvl1.cuda.state import Level, pitch_of
-from fullfield.testing.tvl1 import VARIANTS
+from tests.oracles.tvl1 import VARIANTS
 
 pytestmark = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
 CPU = torch.device("cpu")

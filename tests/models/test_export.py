@@ -68,7 +68,11 @@ def test_onnx_of_one_size(tmp_path: Path) -> None:
     nodes = [*stored.graph.node]
     loops = [n for n in nodes if n.op_type == "Loop"]
     assert len(loops) == 1
-    assert {n.domain for n in [*nodes, *loops[0].attribute[0].g.node]} == {""}
+    body = loops[0].attribute[0].g
+    assert {n.domain for n in [*nodes, *body.node]} == {""}
+    # TensorRT knows no condition inside that the Loop was not given.
+    assert loops[0].input[1] == ""
+    assert not [n for n in body.node if body.input[1].name in n.input]
     updates = next(i for i in stored.graph.initializer if i.name == "updates")
     for count in (0, 7):
         updates.CopyFrom(onnx.helper.make_tensor("updates", onnx.TensorProto.INT64, [], [count]))

@@ -105,3 +105,36 @@ def test_a_network_is_asked_once_for_both_ways(direction: str, monkeypatch: pyte
     part = list(estimate_sequence(open_plates(frames, "2"), network, setting=setting))
     assert part[0].backward is not None
     assert torch.equal(part[0].backward.flow, found[1].backward.flow)
+
+
+def test_both_directions_of_a_network_are_one_call_a_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    frames = moving(5)
+    network = NetworkEstimator("fullfield-s", NetworkConfig(updates=1))
+    asked: list[int] = []
+    real = NetworkEstimator.both_ways
+
+    def counted(self: NetworkEstimator, *pair: Tensor, **more: Any) -> Any:
+        asked.append(1)
+        return real(self, *pair, **more)
+
+    monkeypatch.setattr(NetworkEstimator, "both_ways", counted)
+    with monkeypatch.context() as only:
+        only.setattr(NetworkEstimator, "__call__", lambda *_, **__: pytest.fail("asked one way"))
+        found = list(estimate_sequence(frames, network, direction="both"))
+        assert len(asked) == 4
+        part = list(estimate_sequence(open_plates(frames, "2,4"), network, direction="both"))
+    for flows in part:
+        whole = found[flows.number - 1]
+        for flow, same, other in (
+            (flows.forward, whole.forward, flows.number + 1),
+            (flows.backward, whole.backward, flows.number - 1),
+        ):
+            assert flow is not None
+            assert same is not None
+            assert torch.equal(flow.flow, same.flow)
+            alone = estimate(frames[flows.number - 1], frames[other - 1], network)
+            torch.testing.assert_close(flow.flow, alone.flow, atol=1e-3, rtol=0)
+    asked.clear()
+    cascaded = NetworkEstimator("fullfield-s", NetworkConfig(updates=1, cascade=True))  # which has no such call
+    assert all(f.problems == () for f in estimate_sequence(frames[:3], cascaded, direction="both"))
+    assert len(asked) == 1

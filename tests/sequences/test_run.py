@@ -21,6 +21,8 @@ from sequence_shots import HEIGHT, QUICK, WIDTH, moving, slow_flow
 from fullfield import Flow, estimate
 from fullfield.cli.main import main
 from fullfield.io import FrameWindow, flow_window, read_flow, read_metadata, read_vectors, write_image
+from fullfield.sequences import outputs
+from fullfield.sequences.run import _most_waiting
 
 oiio = pytest.importorskip("OpenImageIO")
 
@@ -467,3 +469,40 @@ def test_mistakes_are_one_line(flow: Cli, arguments: tuple[str, ...], word: str)
     assert word in err
     assert err.count("\n") == 1
     assert out == ""
+
+
+def test_large_results_wait_in_bounded_memory() -> None:
+    for height, width in ((436, 1024), (1024, 2048), (2160, 4096), (4320, 8192), (8640, 16384)):
+        size = 16 * height * width
+        waiting = _most_waiting(size, 12)
+        assert waiting == 12 if size < 50e6 else 1 <= waiting < 12
+        assert waiting == 1 or (waiting + 1) * size <= 1 << 30
+    assert _most_waiting(16 * 2160 * 4096, 12) >= 4
+
+
+def test_files_of_a_shot_are_packed_in_the_threads_that_write_them(
+    shot: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import OpenImageIO as oiio
+
+    from fullfield.io.oiio import one_thread_a_file
+
+    seen: list[int] = []
+    real = outputs.write_vectors
+
+    def watched(*args: Any, **more: Any) -> None:
+        seen.append(oiio.get_int_attribute("exr_threads"))
+        real(*args, **more)
+
+    monkeypatch.setattr(outputs, "write_vectors", watched)
+    before = oiio.get_int_attribute("exr_threads")
+    assert main(["flow", f"{shot}/plate.%04d.png", "--frames", "11-13", *QUICK, "-o", f"{tmp_path}/m.%04d.exr"]) == 0
+    assert seen == [-1, -1, -1]
+    assert oiio.get_int_attribute("exr_threads") == before
+    with one_thread_a_file, one_thread_a_file:
+        pass
+    with one_thread_a_file:
+        with pytest.raises(KeyError), one_thread_a_file:
+            raise KeyError
+        assert oiio.get_int_attribute("exr_threads") == -1
+    assert oiio.get_int_attribute("exr_threads") == before

@@ -1,12 +1,15 @@
 """A shot of EXR plates to EXR vectors as ``fullfield flow`` makes them, beside the estimation of its pairs alone.
 
-The estimation alone takes as many pairs, from frames that lie on the device. What the whole takes longer is reading,
-sending, fetching and writing that estimation did not hide. Of several devices the start of the processes is told apart:
-between the first file and the last the devices are at work.
+The estimation alone takes as many pairs (of a long shot some of them, and their time is scaled), from frames that lie
+on the device, as the engine asks for them: both ways in one call where the estimator has that. What the whole takes
+longer is reading, sending, fetching and writing that estimation did not hide. Of several devices the start of the
+processes is told apart: between the first file and the last the devices are at work.
 """
 
 from __future__ import annotations
 
+import itertools
+import os
 import statistics
 import tempfile
 import time
@@ -34,6 +37,8 @@ ALONE, SHOT = "estimation alone", "files to files"
 _KEPT = 9  # plates that the estimation alone goes round in
 _STEP = 3  # pixels that the picture moves by from plate to plate
 _GRAIN = 0.01  # what a camera adds, without which plates would pack too well
+_ALONE = 64  # pairs of the estimation alone at most
+_TELLS = 4  # words on the way through a shot
 _ALLOWED = 0.02  # pixels that a stored vector may be off
 
 
@@ -52,7 +57,12 @@ class Plan:
     dtype: str | None = None
     compression: str | None = None
     folder: str | None = None
-    repeats: int = 3
+    repeats: int = 2
+
+    @property
+    def pairs(self) -> int:
+        """Of the estimation alone."""
+        return min(self.frames - 1, _ALONE)
 
 
 def cases(plan: Plan, note: Note) -> Cases:
@@ -67,23 +77,30 @@ def cases(plan: Plan, note: Note) -> Cases:
 
 
 def make_plates(folder: Path, size: tuple[int, int], count: int) -> None:
-    """``plate.0001.exr`` and so on: a texture that goes by, with grain, in linear half floats."""
+    """``plate.0001.exr`` and so on: a texture that goes by, with grain, in linear half floats.
+
+    There and back, so that the texture need not be as long as the shot; what comes again is the same file.
+    """
     height, width = size
+    distinct = 2 * (_KEPT - 1)
     texture = textured_scene(height, width + _STEP * (_KEPT - 1), seed=4).frame1
 
+    def path(number: int) -> Path:
+        return folder / f"plate.{number:04d}.exr"
+
     def write(number: int) -> None:
-        # There and back, so that the texture need not be as long as the shot.
-        way = number % (2 * (_KEPT - 1))
-        left = _STEP * min(way, 2 * (_KEPT - 1) - way)
+        way = number % distinct
+        left = _STEP * min(way, distinct - way)
         grain = torch.randn(3, height, width, generator=torch.Generator().manual_seed(number))
         frame = (texture[:, :, left : left + width] + _GRAIN * grain).clamp(0, 1)
         linear = (frame**2.2).permute(1, 2, 0).contiguous().half().numpy()
-        path = folder / f"plate.{number:04d}.exr"
-        write_picture(path, "openexr", linear, channels=("R", "G", "B"), attributes={"compression": "zip"})
+        write_picture(path(number), "openexr", linear, channels=("R", "G", "B"), attributes={"compression": "zip"})
 
     with ThreadPoolExecutor() as pool:
-        for _ in pool.map(write, range(1, count + 1)):
+        for _ in pool.map(write, range(1, min(count, distinct) + 1)):
             pass
+    for number in range(distinct + 1, count + 1):
+        os.link(path((number - 1) % distinct + 1), path(number))
 
 
 def _case(plan: Plan, folder: Path, preset: str, size: tuple[int, int], note: Note) -> Result:
@@ -104,7 +121,14 @@ def _case(plan: Plan, folder: Path, preset: str, size: tuple[int, int], note: No
     spans: list[tuple[float, float]] = []
 
     def shot() -> Outcome:
-        runs.append(run(work, plates.numbers, estimator=estimator, plates=work.open(None)))
+        written = itertools.count(1)
+
+        def tell(_: int) -> None:
+            number = next(written)
+            if number * _TELLS // plan.frames > (number - 1) * _TELLS // plan.frames:
+                note(f"{number} of {plan.frames} frames")
+
+        runs.append(run(work, plates.numbers, estimator=estimator, plates=work.open(None), tell=tell))
         return runs[-1]
 
     def spread_out() -> Outcome:
@@ -122,8 +146,10 @@ def _case(plan: Plan, folder: Path, preset: str, size: tuple[int, int], note: No
     ]
     if plan.devices:
         candidates.append(Candidate(f"on {len(plan.devices)} devices", spread_out, right))
-    alone, *others = interleaved(candidates, plan.repeats, note)
-    rows = [{**_row(alone), "frames_per_s": plan.frames / alone.median}]
+    measured, *others = interleaved(candidates, plan.repeats, note)
+    whole = (plan.frames - 1) / plan.pairs
+    alone = Timing(ALONE, tuple(second * whole for second in measured.seconds), measured.facts)
+    rows = [{**_row(alone), "pairs_timed": plan.pairs, "frames_per_s": plan.frames / alone.median}]
     rows.append(_of_shot(plan, others[0], alone, runs[1:]))  # the first run of each was the check
     if plan.devices:
         rows.append(_of_devices(plan, others[1], alone, spans[1:]))
@@ -143,11 +169,14 @@ def _case(plan: Plan, folder: Path, preset: str, size: tuple[int, int], note: No
 
 
 def _alone(plan: Plan, estimator: Estimator, kept: Sequence[Tensor]) -> None:
-    """As many pairs as the shot has."""
+    """The pairs that are timed, as the engine asks for them."""
     ways = 2 if plan.direction == "both" else 1
-    for number in range(plan.frames - 1):
+    together = getattr(estimator, "both_ways", None) if ways == 2 else None
+    for number in range(plan.pairs):
         at = number % (len(kept) - 1)
         pair = kept[at], kept[at + 1]
+        if together is not None and together(*pair) is not None:
+            continue
         for first, second in (pair, pair[::-1])[:ways]:
             estimator(first, second)
     if plan.device.type == "cuda":
@@ -213,7 +242,8 @@ def report(results: dict[str, Any]) -> list[str]:
 def _words(row: dict[str, Any]) -> str:
     parts = [f"{row['median_s']:.3f} s ({row['min']:.3f} ... {row['max']:.3f})", f"{row['frames_per_s']:.1f} frames/s"]
     if "device_share" in row:
-        parts.append(f"{row['times_alone']:.2f} × alone, {100 * row['device_share']:.0f} % of the time is estimation")
+        busy = f"the device estimates {100 * row['estimating_share']:.0f} % of the time"
+        parts.append(f"{row['times_alone']:.2f} × alone, {busy}")
     if "first_file_s" in row:
         parts.append(f"first file after {row['first_file_s']:.1f} s, then {row['times_alone']:.2f} × alone")
     return ", ".join(parts)

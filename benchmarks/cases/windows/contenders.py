@@ -76,6 +76,8 @@ def _compiled() -> Sampler:
 
     def call(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
         patch, dilation, stride = window
+        if not fmap1.is_cuda and fmap1.element_size() < 4:  # it would end the process
+            raise Unsupported("has no 16-bit features on the CPU")
         found: Tensor = sample(fmap1, fmap2, patch_size=patch, dilation_patch=dilation, stride=stride)
         return found
 

@@ -9,7 +9,7 @@ import importlib.util
 import io
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,18 @@ def caching_in(folder: Path | None) -> Iterator[None]:
         yield
     finally:
         config.CACHE_DIR, caching.IndexDataCacheFile = before, plain
+
+
+def jit_in(folder: Path | None) -> Callable[[Any], Any]:
+    """The decorator of a module's kernels, whose code is kept in ``folder``: they release the GIL, and a division by
+    zero is no exception."""
+    from numba import njit
+
+    def jit(function: Any) -> Any:
+        with caching_in(folder):
+            return njit(nogil=True, error_model="numpy", cache=folder is not None)(function)
+
+    return jit
 
 
 @functools.cache

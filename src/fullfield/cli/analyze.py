@@ -30,7 +30,6 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         "analyze",
         help="say which part of the correlation volume a network reads",
         description="Look into recordings of a network at work.",
-        allow_abbrev=False,
     )
     targets = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     lookups: argparse.ArgumentParser = targets.add_parser(
@@ -39,8 +38,6 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         description="The share of the all-pairs matrix, source pixels by target pixels, that lies in blocks which are "
         "read in any update: by size and layout of the blocks, and by pyramid level.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     lookups.add_argument(
         "files", nargs="+", metavar="FILE", help="recorded positions minus pixel grid, one pair each: .npy [U, 2, H, W]"
@@ -67,14 +64,9 @@ def run(args: argparse.Namespace) -> int:
     """Read, count, print."""
     from fullfield._check import InputError
 
-    for path in args.files:
-        paths.check_input(path, "FILE")
     if args.levels > 8:
         raise InputError(f"--levels: expected 1 to 8, got {args.levels}")
-    if args.plot:
-        paths.check_suffix(args.plot, "--plot", (".png",))
-        paths.check_output(args.plot, "--plot")
-        paths.check_distinct([("--plot", args.plot)], args.files)
+    paths.check_files([("FILE", path) for path in args.files], [("--plot", args.plot or None, (".png",))])
 
     from fullfield.cli.errors import naming
     from fullfield.ops.correlation.analysis import read_shares, recorded_positions, window_statistics

@@ -18,6 +18,14 @@ def integer(text: str) -> int:
     return int(text)
 
 
+def natural(text: str) -> int:
+    """A whole number of at most 18 digits, at least 0."""
+    value = integer(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"expected a whole number >= 0, got {value}")
+    return value
+
+
 def number(text: str) -> float:
     """A finite decimal number."""
     value = float(text) if _NUMBER.fullmatch(text) else float("inf")

@@ -32,8 +32,6 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         help="convert flow to another format or to an ST map",
         description="Convert flow between formats, by suffix. What the new format cannot hold is reported on stderr.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("input", metavar="IN", help=f"flow: {' '.join(FLOW_SUFFIXES)} (.png: KITTI)")
     parser.add_argument("output", metavar="OUT", help=f"flow: {' '.join(FLOW_WRITE_SUFFIXES)}")
@@ -48,16 +46,11 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
 def run(args: argparse.Namespace) -> int:
     """Read, write, compare what was written with what was read."""
     paths.check_suffix(args.input, "IN", FLOW_SUFFIXES)
-    if args.st_map:
-        paths.check_suffix(args.output, "OUT of --st-map", (".exr",))
-    else:
-        paths.check_suffix(args.output, "OUT", FLOW_WRITE_SUFFIXES)
+    out = ("OUT of --st-map", args.output, (".exr",)) if args.st_map else ("OUT", args.output, FLOW_WRITE_SUFFIXES)
+    paths.check_files([("IN", args.input)], [out])
     packing = packing_arguments(args)
     if args.st_map and packing:
         raise InputError("--half and --compression: an ST map is always float and ZIP; leave them out")
-    paths.check_input(args.input, "IN")
-    paths.check_output(args.output, "OUT")
-    paths.check_distinct([("OUT", args.output)], [args.input])
 
     from fullfield.io import read_flow, write_flow, write_st_map
 
@@ -76,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     for line in loss.lines(st_map=args.st_map):
         report.note(f"{args.output}: {line}")
     if args.json:
-        report.print_json(
+        report.print_facts(
             {
                 "input": args.input,
                 "output": args.output,
@@ -85,7 +78,6 @@ def run(args: argparse.Namespace) -> int:
                 "size": {"width": flow.shape[-1], "height": flow.shape[-2]},
                 "unknown": unknown,
                 "loss": loss._asdict(),
-                "versions": report.versions(),
             }
         )
     else:

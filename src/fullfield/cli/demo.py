@@ -28,7 +28,6 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         help="estimate, score and draw a made-up scene",
         description="Make a textured scene with known motion, estimate its flow, score it against the truth and write "
         "the frames, the flow and the pictures into a folder.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "-o", "--output", metavar="DIR", default="fullfield-demo", help="folder for the files [%(default)s]"
@@ -118,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
         watch.lap("write")
     seconds = watch.seconds()
     if args.json:
-        report.print_json(
+        report.print_run(
             {
                 "output": str(folder),
                 "files": list(FILES),
@@ -130,8 +129,6 @@ def run(args: argparse.Namespace) -> int:
                 "scores": scores,
                 "max_motion": scene.scale,
                 "seconds": seconds,
-                "peak_memory_bytes": report.peak_memory_bytes(),
-                "versions": report.versions(),
             }
         )
         return 0

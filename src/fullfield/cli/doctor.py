@@ -41,10 +41,12 @@ _EXTRAS = {
     "dev": (("pytest", "hypothesis", "mypy", "ruff"), "tests and checks of fullfield itself"),
 }
 """What each extra of the package brings: modules (for CUDA distributions), and what works with them."""
-_OPERATORS = ("correlation", "neighbors", "point_conv", "tvl1", "refinement")
+_OPERATORS = ("correlation", "spatial_correlation", "matching", "neighbors", "point_conv", "tvl1", "refinement")
 _ELSEWHERE = {"refinement": ("tvl1", "refinement_backends")}
 """Operators that have no module of their own: where their backends are told."""
 _ON_POINTS = ("neighbors", "point_conv")
+_ON_FRAMES = ("spatial_correlation", "matching", "tvl1", "refinement")
+"""Those whose backends on GPUs are told one after the other; correlation's come first."""
 
 
 def add_parser(verbs: Any) -> argparse.ArgumentParser:
@@ -54,7 +56,6 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         help="say what works on this machine",
         description="Say which versions and devices are here, which backend each operator uses and why others do not "
         "run, and try the main job on a tiny scene. Exits with 2 when it fails.",
-        allow_abbrev=False,
     )
     report.add_report_options(parser)
     return parser
@@ -70,9 +71,7 @@ def run(args: argparse.Namespace) -> int:
         "system": _attempt(_system)[0],
         "devices": _attempt(_devices)[0],
         "operators": {name: _attempt(partial(_backends, name))[0] for name in _OPERATORS},
-        "correlation_on_gpus": _attempt(partial(_on_gpus, "correlation"))[0],
-        "tvl1_on_gpus": _attempt(partial(_on_gpus, "tvl1"))[0],
-        "refinement_on_gpus": _attempt(partial(_on_gpus, "refinement"))[0],
+        **{f"{name}_on_gpus": _attempt(partial(_on_gpus, name))[0] for name in ("correlation", *_ON_FRAMES)},
         "points_on_gpus": _attempt(_points_on_gpus)[0],
         "fast_networks": _attempt(_fast_networks)[0],
         "networks": _attempt(_networks)[0],
@@ -234,7 +233,7 @@ def _main_job() -> dict[str, object]:
 
 
 def _print_backends(operator: str, where: str, found: dict[str, Any] | None) -> None:
-    print(f"{operator:<14}{where}backend {found['backend'] if found else None}")
+    print(f"{operator:<13} {where}backend {found['backend'] if found else None}")
     for name, reason in (found["others"] if found else {}).items():
         print(f"{'':<14}{name}: {reason}")
 
@@ -265,7 +264,7 @@ def _print(findings: dict[str, Any]) -> None:
         _print_backends("correlation", f"on {gpu}: ", found)
     if not gpus:
         print("correlation   on GPUs: there is none that PyTorch can use")
-    for operator in ("tvl1", "refinement"):
+    for operator in _ON_FRAMES:
         for gpu, found in (findings[f"{operator}_on_gpus"] or {}).items():
             _print_backends(operator, f"on {gpu}: ", found)
     for gpu, operators in (findings["points_on_gpus"] or {}).items():

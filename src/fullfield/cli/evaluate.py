@@ -45,8 +45,6 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         "pair of point clouds, store it, and score it. What is stored is not estimated again; another configuration "
         "does not mix with it.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     methods.add_method_options(parser, positional=True, others=evaluate_scans.METHODS)
     parser.add_argument(
@@ -233,9 +231,8 @@ def _stored(args: argparse.Namespace, folder: Path, scale: Any) -> Run:
 
 def _report(args: argparse.Namespace, folder: Path, result: dict[str, Any], files: int, *, title: str) -> None:
     if args.json:
-        report.print_json(
+        report.print_facts(
             {"run": str(folder), "dataset": args.dataset, **result, "submission": args.submission, "files": files}
-            | {"versions": report.versions()}
         )
         return
     stored = result["config"]["dataset"]

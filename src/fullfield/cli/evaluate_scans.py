@@ -36,7 +36,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
     add("--samples", type=_counts, metavar="N,...", help=f"matches at most, a run for each number [{_SAMPLES}]")
     add("--voxel", type=argtypes.positive, metavar="X", help="edge of a voxel, in the clouds' units [auto]")
-    add("--seed", type=argtypes.integer, metavar="N", help="of the random draws [0]")
+    add("--seed", type=argtypes.natural, metavar="N", help="of the random draws [0]")
     add("--ransac", type=argtypes.count, metavar="N", help="triples that RANSAC draws [50000]")
     add("--max-rre", type=argtypes.positive, metavar="DEG", help="rotation error of a pair that counts [KITTI: 5]")
     add("--max-rte", type=argtypes.positive, metavar="M", help="translation error of a pair that counts [KITTI: 2]")
@@ -75,8 +75,6 @@ def run(args: argparse.Namespace, share: Share, weights: str | None = None) -> i
     told = {dest.removeprefix(_DEST): value for dest, value in vars(args).items() if dest.startswith(_DEST)}
     if args.score_only:
         refuse((f"--{name}" for name in ("voxel", "seed", "ransac") if name in told), "--score-only registers nothing")
-    if told.get("seed", 0) < 0:
-        raise InputError(f"--seed: expected a whole number >= 0, got {told['seed']}")
     if told.get("inlier_ratio", 0.0) >= 1.0:
         raise InputError(f"--inlier-ratio: expected a share below 1, got {told['inlier_ratio']:g}")
     learned = args.method == "learned"
@@ -165,7 +163,7 @@ def _report(args: argparse.Namespace, folder: Path, results: dict[Path, dict[str
             {"run": str(place), **{key: value for key, value in result.items() if key != "pairs"}}
             for place, result in results.items()
         ]
-        report.print_json({"dataset": args.dataset, "runs": runs, "versions": report.versions()})
+        report.print_facts({"dataset": args.dataset, "runs": runs})
         return
     scores = next(iter(results.values()))["scores"]
     counted = f"{scores['pairs']} pairs, {scores['counted']} of them count for RR, RRE, RTE"

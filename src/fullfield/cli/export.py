@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +15,6 @@ from fullfield.estimators.registry import ALIASES
 from fullfield.models.weights import DEFAULTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from fullfield.models import RAFT, SEARAFT
 
 LOOKUPS = ("linear", "dense")
@@ -38,8 +35,6 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         description="Write a network with its weights as a graph: inputs frame1 and frame2 [B, 3, H, W], RGB 0 ... 1, "
         "output flow [B, 2, H, W] in pixels. ONNX needs fullfield[export].",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("-o", "--output", required=True, metavar="OUT", help=f"what to write: {', '.join(SUFFIXES)}")
     parser.add_argument("--method", type=_method, metavar="NAME", default="raft", help="the network [%(default)s]")
@@ -95,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     updates = model.config.updates if args.updates is None else args.updates
     written = Path(args.output).stat().st_size
     if args.json:
-        report.print_json(
+        report.print_facts(
             {
                 "output": args.output,
                 "method": args.method,
@@ -107,7 +102,6 @@ def run(args: argparse.Namespace) -> int:
                 "lookup": (args.lookup or LOOKUPS[0]) if suffix == ".onnx" else None,
                 "bytes": written,
                 "seconds": watch.seconds(),
-                "versions": report.versions(),
             }
         )
     else:
@@ -131,9 +125,5 @@ def _network(args: argparse.Namespace) -> tuple[RAFT | SEARAFT, str]:
         torch.manual_seed(0)
         return build_model(args.method), origin.name
     with Progress("export", quiet=args.quiet) as progress:
-        found = origin.fetched(partial(_tell, progress, origin.name))
+        found = origin.fetched(fetching(progress, origin.name))
         return load_weights(args.method, found.path), origin.name
-
-
-def _tell(progress: Callable[[float, str], None], name: str, have: int, total: int | None) -> None:
-    progress(*fetching(name, have, total))

@@ -53,8 +53,6 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         description="Estimate the flow from frame A to frame B, or that of every frame of a shot. The suffix of OUT "
         "picks the format.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "frame1",
@@ -168,19 +166,12 @@ def _check_files(args: argparse.Namespace) -> None:
     if args.previous is not None and suffix != ".exr":
         raise InputError(f"--previous: only .exr holds both directions, and the output is {args.output}")
     check_flow_choice(args, "initial", args.initial_flow, "--initial-flow")
-    if args.st_map is not None:
-        paths.check_suffix(args.st_map, "--st-map", (".exr",))
     for name in MAPS:
-        file = getattr(args, name)
-        if file == IN_OUTPUT and suffix != ".exr":
+        if getattr(args, name) == IN_OUTPUT and suffix != ".exr":
             raise InputError(
                 f"--{name}: only .exr holds it beside the flow, and the output is {args.output}; name a file"
             )
-        if file:
-            paths.check_suffix(file, f"--{name}", IMAGE_WRITE_SUFFIXES)
-    if args.viz is not None:
-        paths.check_suffix(args.viz, "--viz", IMAGE_WRITE_SUFFIXES)
-    else:
+    if args.viz is None:
         for option, value in (("--viz-kind", args.viz_kind), ("--max-motion", args.max_motion)):
             if value is not None:
                 raise InputError(f"{option}: describes the picture of --viz, which is absent")
@@ -192,15 +183,9 @@ def _check_files(args: argparse.Namespace) -> None:
         ("--previous", args.previous),
         ("--initial-flow", args.initial_flow),
     ]
-    for what, path in inputs:
-        if path is not None:
-            paths.check_input(path, what)
-    outputs = [("--output", args.output), ("--st-map", args.st_map), ("--viz", args.viz)]
-    outputs += [(f"--{name}", getattr(args, name) or None) for name in MAPS]
-    for option, path in outputs:
-        if path is not None:
-            paths.check_output(path, option)
-    paths.check_distinct(outputs, [path for _, path in inputs])
+    drawn = [("--viz", args.viz), *((f"--{name}", getattr(args, name) or None) for name in MAPS)]
+    outputs = [("--output", args.output, FLOW_WRITE_SUFFIXES), ("--st-map", args.st_map, (".exr",))]
+    paths.check_files(inputs, [*outputs, *((option, path, IMAGE_WRITE_SUFFIXES) for option, path in drawn)])
 
 
 def _initial_flow(args: argparse.Namespace, frame: Tensor, window: FrameWindow | None) -> Tensor:
@@ -292,7 +277,7 @@ def _report(
             print(f"{report.printable(args.viz)}: {scene.legend(kind)}")
         return
     height, width = flow.flow.shape[-2:]
-    report.print_json(
+    report.print_run(
         {
             "output": outcome.path,
             "problem": outcome.problem,
@@ -313,7 +298,5 @@ def _report(
             "longest_motion": longest,
             "seconds": seconds,
             "estimate_seconds": {name: round(part, 3) for name, part in flow.stages.items()},
-            "peak_memory_bytes": report.peak_memory_bytes(),
-            "versions": report.versions(),
         }
     )

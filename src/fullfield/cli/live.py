@@ -49,8 +49,6 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         description="The flow of the newest pair of frames, again and again, until SOURCE or Ctrl-C ends it. Pairs "
         "whose turn does not come are dropped, and counted.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument(
         "source", metavar="SOURCE", help=f"a video file at its own rate, {CAMERA}0 or the address of a stream"
@@ -84,14 +82,9 @@ def _check(args: argparse.Namespace) -> None:
     if args.max_motion is not None and args.viz is None and not args.preview:
         raise InputError("--max-motion: describes the pictures of --viz or --preview, which are absent")
     is_file = not args.source.startswith(CAMERA) and "://" not in args.source
-    if is_file:
-        paths.check_input(args.source, "SOURCE")
-    elif args.rate not in (None, "source"):
+    if not is_file and args.rate not in (None, "source"):
         raise InputError(f"--rate: {args.source} comes at its own rate; leave it out")
-    if args.viz is not None:
-        paths.check_suffix(args.viz, "--viz", VIDEO_WRITE_SUFFIXES)
-        paths.check_output(args.viz, "--viz")
-        paths.check_distinct([("--viz", args.viz)], [args.source if is_file else None])
+    paths.check_files([("SOURCE", args.source if is_file else None)], [("--viz", args.viz, VIDEO_WRITE_SUFFIXES)])
 
 
 def run(args: argparse.Namespace) -> int:
@@ -366,7 +359,7 @@ def _report(
             words = f"{screen.shown} pictures, {picture['dropped']} flows without one"
             print(f"{report.printable(args.viz)}: {words if screen.shown else 'not written, no picture came'}")
         return
-    report.print_json(
+    report.print_run(
         {
             "source": args.source,
             "size": {"width": source.width, "height": source.height},
@@ -379,7 +372,5 @@ def _report(
             "parameters": dict(chosen.estimator.parameters),
             "backend": backend,
             "device": chosen.device,
-            "peak_memory_bytes": report.peak_memory_bytes(),
-            "versions": report.versions(),
         }
     )

@@ -82,6 +82,10 @@ class Parser(argparse.ArgumentParser):
 
     _given: Sequence[str] = ()
 
+    def __init__(self, *, epilog: str | None = None, **more: Any) -> None:
+        form = argparse.HelpFormatter if epilog is None else argparse.RawDescriptionHelpFormatter  # keeps the examples
+        super().__init__(epilog=epilog, formatter_class=form, allow_abbrev=False, **more)
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self._given = list(sys.argv[1:] if args is None else args)
         return super().parse_known_args(args, namespace)
@@ -127,7 +131,7 @@ def _nearest(word: str, known: Sequence[str], said: str = "") -> str:
 
 def build_parser() -> Parser:
     """The parser of all verbs; imports nothing heavy."""
-    parser = Parser(prog="fullfield", description=DESCRIPTION, allow_abbrev=False)
+    parser = Parser(prog="fullfield", description=DESCRIPTION)
     parser.example = EXAMPLE
     parser.add_argument("--version", action="version", version=f"fullfield {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")

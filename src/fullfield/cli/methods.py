@@ -70,11 +70,7 @@ class Chosen:
 
         if getattr(self.config, "alt_cuda_corr", None) is not None and not quiet:
             note(f"compiling alt_cuda_corr from {self.config.alt_cuda_corr}, about a minute")
-
-        def told(have: int, total: int | None) -> None:
-            progress(*fetching(f"the weights of {self.method}", have, total))
-
-        self.estimator.prepare(place, size, fetching=told)
+        self.estimator.prepare(place, size, fetching=fetching(progress, f"the weights of {self.method}"))
 
     def estimate(self, frame1: Tensor, frame2: Tensor, **more: Any) -> Flow:
         """``fullfield.estimate`` with these settings."""
@@ -87,10 +83,14 @@ class Chosen:
 _DEST = "parameter "
 
 
-def fetching(what: str, have: int, total: int | None) -> tuple[float, str]:
-    """The fraction of a file that has arrived, and words for it."""
-    whole = "" if total is None else f" of {total / 1e6:.1f}"
-    return have / total if total else 0.0, f"fetching {what}, {have / 1e6:.1f}{whole} MB"
+def fetching(progress: Callable[[float, str], None], what: str) -> Callable[[int, int | None], None]:
+    """What tells ``progress`` of the bytes of a file that have arrived, and of their number."""
+
+    def told(have: int, total: int | None) -> None:
+        whole = "" if total is None else f" of {total / 1e6:.1f}"
+        progress(have / total if total else 0.0, f"fetching {what}, {have / 1e6:.1f}{whole} MB")
+
+    return told
 
 
 @dataclass(frozen=True)

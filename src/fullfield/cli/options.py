@@ -77,7 +77,9 @@ def add_packing_options(group: Any) -> None:
     """``--half`` and ``--compression``, for the flow that is written."""
     names = dict.fromkeys(name for found in _COMPRESSIONS.values() for name in found)
     group.add_argument("--half", action="store_true", help=".exr: half floats instead of floats")
-    group.add_argument("--compression", choices=names, help="of .exr [zip] or .flo5 [gzip]")
+    group.add_argument(
+        "--compression", choices=names, help="of .exr [zip, or none where zip gains little] or .flo5 [gzip]"
+    )
 
 
 def packing_arguments(args: argparse.Namespace) -> dict[str, Any]:

@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from fullfield._check import InputError
-from fullfield.cli import argtypes, paths, report
+from fullfield.cli import argtypes, methods, paths, report
 from fullfield.cli.errors import naming
 from fullfield.cli.progress import Progress
 
@@ -30,15 +29,13 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         "with exact flow, occlusions and where the flow is known. The folder is the data set 'made'. A GPU makes "
         "thousands of pairs a second; a CPU needs seconds for each.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="folder of the data set")
     parser.add_argument("--count", type=argtypes.count, default=20, metavar="N", help="pairs [%(default)s]")
     parser.add_argument(
         "--size", type=argtypes.size, default="640x360", metavar="WxH", help="of the frames [%(default)s]"
     )
-    parser.add_argument("--seed", type=argtypes.integer, default=0, metavar="N", help="of everything [%(default)s]")
+    parser.add_argument("--seed", type=argtypes.natural, default=0, metavar="N", help="of everything [%(default)s]")
     parser.add_argument(
         "--textures", metavar="PACK", help="pictures of a pack (fullfield textures) [drawn from a fixed seed]"
     )
@@ -55,18 +52,13 @@ def run(args: argparse.Namespace) -> int:
     """Check, make, write, report."""
     if args.textures is not None:
         paths.check_input(args.textures, "--textures")
-    if args.seed < 0:
-        raise InputError(f"--seed: expected a whole number >= 0, got {args.seed}")
     paths.check_new_folder(args.output, "--output")
-
-    import torch
 
     from fullfield.training.flow.pair_files import write_pairs
     from fullfield.training.flow.pairs import PairMaker
     from fullfield.training.flow.pictures import load_pictures
 
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
+    methods.use_threads(args.threads)
     watch = report.Stopwatch()
     with Progress("pairs", quiet=args.quiet) as progress, naming(size="--size", device="--device"):
         progress(0.0, "reading pictures")
@@ -85,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     seconds = watch.seconds()
     if args.json:
         height, width = args.size
-        report.print_json(
+        report.print_run(
             {
                 "output": args.output,
                 "made": written.made,
@@ -94,8 +86,6 @@ def run(args: argparse.Namespace) -> int:
                 "seed": args.seed,
                 "textures": args.textures,
                 "seconds": seconds,
-                "peak_memory_bytes": report.peak_memory_bytes(),
-                "versions": report.versions(),
             }
         )
         return 0

@@ -82,6 +82,25 @@ def free_name(path: str, suffix: str) -> str:
     return next(name for name in names if not os.path.lexists(name))
 
 
+def check_files(
+    inputs: Collection[tuple[str, str | None]], outputs: Collection[tuple[str, str | None, Collection[str]]]
+) -> None:
+    """Inputs are there; outputs have one of their suffixes, can be created, and are no input and no other output.
+
+    Each with its option; None stands for an absent file.
+    """
+    for option, path, suffixes in outputs:
+        if path is not None:
+            check_suffix(path, option, suffixes)
+    for what, path in inputs:
+        if path is not None:
+            check_input(path, what)
+    for option, path, _ in outputs:
+        if path is not None:
+            check_output(path, option)
+    check_distinct([(option, path) for option, path, _ in outputs], [path for _, path in inputs])
+
+
 def check_distinct(outputs: Iterable[tuple[str, str | None]], inputs: Iterable[str | None] = ()) -> None:
     """No output is an input or another output. Outputs are (option, path); None stands for an absent one."""
     taken = {_identity(path): "an input" for path in inputs if path is not None}

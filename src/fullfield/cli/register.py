@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fullfield._check import InputError
-from fullfield.cli import argtypes, paths, report
+from fullfield.cli import argtypes, methods, paths, report
 from fullfield.cli.progress import Progress
 from fullfield.io.names import IMAGE_WRITE_SUFFIXES, POINT_SUFFIXES, POINT_WRITE_SUFFIXES
 
@@ -44,8 +44,6 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         help="find the pose that brings one point cloud onto another",
         description="Find the rigid transform that brings the cloud SRC onto the cloud DST, from any pose.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("source", metavar="SRC", help=f"cloud to move: {' '.join(POINT_SUFFIXES)} (.bin: KITTI)")
     parser.add_argument("target", metavar="DST", help="cloud that stays")
@@ -65,7 +63,7 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         help="of a learned descriptor, as fullfield train descriptor writes it [the one that comes with fullfield]",
     )
     search.add_argument(
-        "--seed", type=argtypes.integer, default=0, metavar="N", help="of the random draws [%(default)s]"
+        "--seed", type=argtypes.natural, default=0, metavar="N", help="of the random draws [%(default)s]"
     )
     search.add_argument(
         "--iterations", type=argtypes.count, default=50_000, metavar="N", help="of RANSAC [%(default)s]"
@@ -93,10 +91,7 @@ def run(args: argparse.Namespace) -> int:
     from fullfield.registration import LearnedDescriptor, read_pose
     from fullfield.registration.register import Settings, registered
 
-    if args.threads is not None:
-        import torch
-
-        torch.set_num_threads(args.threads)
+    methods.use_threads(args.threads)
     init = None if args.init is None else read_pose(args.init)
     descriptor = args.descriptor if args.weights is None else LearnedDescriptor.load(args.weights)
     with Progress("register", quiet=args.quiet) as progress:
@@ -124,21 +119,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_files(args: argparse.Namespace) -> None:
     inputs = (("SRC", args.source), ("DST", args.target), ("--init", args.init), ("--weights", args.weights))
-    for what, path in inputs:
-        if path is not None:
-            paths.check_input(path, what)
+    outputs = (("--output", args.output, POINT_WRITE_SUFFIXES), ("--viz", args.viz, IMAGE_WRITE_SUFFIXES))
+    paths.check_files(inputs, outputs)
     for what, path in inputs[:2]:
         paths.check_suffix(path, what, POINT_SUFFIXES)
-    outputs = (("--output", args.output, POINT_WRITE_SUFFIXES), ("--viz", args.viz, IMAGE_WRITE_SUFFIXES))
-    for option, path, suffixes in outputs:
-        if path is not None:
-            paths.check_suffix(path, option, suffixes)
-            paths.check_output(path, option)
-    paths.check_distinct([(option, path) for option, path, _ in outputs], [path for _, path in inputs])
     if args.max_error is not None and args.viz is None:
         raise InputError("--max-error: is the scale of --viz, which is absent")
-    if args.seed < 0:
-        raise InputError(f"--seed: expected a whole number >= 0, got {args.seed}")
 
 
 def _check_points(path: str, cloud: PointCloud) -> None:
@@ -196,7 +182,7 @@ def _advice(args: argparse.Namespace, found: Registration) -> str:
 def _report(args: argparse.Namespace, found: Registration, points: list[int], seconds: dict[str, float]) -> None:
     if args.json:
         written = found.success
-        report.print_json(
+        report.print_run(
             {
                 "source": args.source,
                 "target": args.target,
@@ -218,8 +204,6 @@ def _report(args: argparse.Namespace, found: Registration, points: list[int], se
                 "output": args.output if written else None,
                 "picture": args.viz if written else None,
                 "seconds": seconds,
-                "peak_memory_bytes": report.peak_memory_bytes(),
-                "versions": report.versions(),
             }
         )
         return

@@ -31,8 +31,6 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         description="Render a shot with Blender: frames, and flow with four true values for each pixel, with masks of "
         "what is unknown and what is occluded. Motion blur, volumes, lens flares and compositing are switched off.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("scene", metavar="SCENE", help=f"a .blend file, or {OWN_SCENE}: fullfield's own scene")
     parser.add_argument("-o", "--output", metavar="SHOT", required=True, help="folder of the shot")
@@ -70,10 +68,7 @@ def run(args: argparse.Namespace) -> int:
     if last <= first:
         raise InputError(f"--frames: expected a first before a last, got {first} {last}")
     target = Path(args.output)
-    if target.exists() and not target.is_dir():
-        raise InputError(f"{target}: is a file; --output takes the name of a folder")
-    existing = next(folder for folder in (target, *target.absolute().parents) if folder.is_dir())
-    paths.check_folder(existing, f"--output {target}")
+    paths.check_new_folder(args.output, "--output")
 
     from fullfield.rendering import Blender, Shot, render_shot
 
@@ -84,13 +79,12 @@ def run(args: argparse.Namespace) -> int:
     watch.lap("render")
     seconds = watch.seconds()
     if args.json:
-        report.print_json(
+        report.print_facts(
             {
                 "output": str(target),
                 "frames": [first, last],
                 "flow": [str(path) for path in flows],
                 "seconds": seconds,
-                "versions": report.versions(),
             }
         )
     else:

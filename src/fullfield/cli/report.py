@@ -49,6 +49,16 @@ def print_json(report: Mapping[str, object]) -> None:
     print(json.dumps(_plain(report), indent=2, allow_nan=False))
 
 
+def print_facts(report: Mapping[str, object]) -> None:
+    """:func:`print_json`, with the versions of what made it."""
+    print_json({**report, "versions": versions()})
+
+
+def print_run(report: Mapping[str, object]) -> None:
+    """:func:`print_facts` of a run, with the memory that it took."""
+    print_facts({**report, "peak_memory_bytes": peak_memory_bytes()})
+
+
 def _plain(value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return None

@@ -35,8 +35,6 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         description="Output frames count on from the first one; between two plates they are made from both, along "
         "forward and backward flow, and what only one of the two shows is taken from it alone.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("plates", metavar="PLATES", help="a shot: plate.%%04d.exr, a folder, a glob")
     parser.add_argument(

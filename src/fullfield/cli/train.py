@@ -17,7 +17,6 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         help="train a descriptor of points, or a network of flow",
         description="Train a descriptor of points (see fullfield train descriptor --help), or a network of flow (see "
         "fullfield train flow --help).",
-        allow_abbrev=False,
     )
     kinds = parser.add_subparsers(dest="what", metavar="|".join(_KINDS), required=True)
     for module in _KINDS.values():

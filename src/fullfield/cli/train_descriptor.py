@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from fullfield._check import InputError
-from fullfield.cli import argtypes, paths, report
+from fullfield.cli import argtypes, methods, paths, report
 from fullfield.cli.errors import naming
 from fullfield.cli.progress import Progress
 from fullfield.io.names import POINT_SUFFIXES
@@ -28,8 +27,6 @@ def add_parser(kinds: Any) -> argparse.ArgumentParser:
         description="Train a descriptor of points on pairs of partial clouds, cut from made-up scenes and from your "
         "own clouds, turned at random, thinned, made noisy and partly hidden.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="folder of the run")
     data = parser.add_argument_group("data")
@@ -66,7 +63,7 @@ def add_parser(kinds: Any) -> argparse.ArgumentParser:
         "--reuse", type=argtypes.count, default=4, metavar="N", help="times each pair is shown [%(default)s]"
     )
     loop.add_argument("--learning-rate", type=argtypes.positive, default=1e-3, metavar="X", help="[%(default)s]")
-    loop.add_argument("--seed", type=argtypes.integer, default=0, metavar="N", help="of everything [%(default)s]")
+    loop.add_argument("--seed", type=argtypes.natural, default=0, metavar="N", help="of everything [%(default)s]")
     loop.add_argument(
         "--every", type=argtypes.count, default=500, metavar="N", help="steps between checkpoints [%(default)s]"
     )
@@ -86,17 +83,12 @@ def run(args: argparse.Namespace) -> int:
         paths.check_suffix(path, option, POINT_SUFFIXES)
     for *_, pose in args.scans:
         paths.check_input(pose, "--scans")
-    if args.seed < 0:
-        raise InputError(f"--seed: expected a whole number >= 0, got {args.seed}")
     paths.check_new_folder(args.output, "--output")
-
-    import torch
 
     from fullfield.registration import DescriptorConfig
     from fullfield.training import DescriptorTraining, train_descriptor
 
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
+    methods.use_threads(args.threads)
     watch = report.Stopwatch()
     options = ("channels", "layers", "steps", "pairs", "block", "reuse", "cells", "synthetic", "device")
     with (
@@ -123,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     last = trained.history[-1]
     weights = f"{args.output.rstrip('/')}/weights.safetensors"
     if args.json:
-        report.print_json(
+        report.print_run(
             {
                 "output": args.output,
                 "weights": weights,
@@ -133,8 +125,6 @@ def run(args: argparse.Namespace) -> int:
                 "history": [row._asdict() for row in trained.history],
                 "device": args.device,
                 "seconds": watch.seconds(),
-                "peak_memory_bytes": report.peak_memory_bytes(),
-                "versions": report.versions(),
             }
         )
         return 0

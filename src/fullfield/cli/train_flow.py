@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fullfield._check import InputError
-from fullfield.cli import argtypes, paths, report
+from fullfield.cli import argtypes, methods, paths, report
 from fullfield.cli.errors import naming
 from fullfield.cli.progress import Progress
 
@@ -52,8 +52,6 @@ def add_parser(kinds: Any) -> argparse.ArgumentParser:
         description="Train a network of optical flow on pairs that are made on the way, on data sets, or on mixtures "
         "of them.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="folder of the run")
     parser.add_argument(
@@ -146,7 +144,7 @@ def _add_training_options(group: Any) -> None:
     )
     group.add_argument("--graph", action="store_true", help="record the step as a CUDA graph: no work for the host")
     group.add_argument("--freeze-norms", action="store_true", help="batch norms keep their statistics")
-    group.add_argument("--seed", type=argtypes.integer, default=0, metavar="N", help="of everything [%(default)s]")
+    group.add_argument("--seed", type=argtypes.natural, default=0, metavar="N", help="of everything [%(default)s]")
 
 
 def _add_run_options(group: Any) -> None:
@@ -181,19 +179,14 @@ def run(args: argparse.Namespace) -> int:
         raise InputError("--init: the weights come from --after; give one of the two")
     if args.pictures is not None:
         paths.check_input(args.pictures, "--pictures")
-    if args.seed < 0:
-        raise InputError(f"--seed: expected a whole number >= 0, got {args.seed}")
     if not 0 <= args.workers <= 1024:
         raise InputError(f"--workers: expected a number from 0 to 1024, got {args.workers}")
-
-    import torch
 
     from fullfield import _check
     from fullfield.training.flow import FlowRun, FlowTraining, train_flow
     from fullfield.training.flow.ranks import own_device, ranks
 
-    if args.threads is not None:
-        torch.set_num_threads(args.threads)
+    methods.use_threads(args.threads)
     words = {**_WORDS, "seconds": "--minutes", "pause": "--pause", "device": "--device", "size": "--size"}
     words |= {"tensorboard": "--tensorboard", "curves": "--curves"}
     watch = report.Stopwatch()
@@ -374,7 +367,7 @@ def _report(
     last = trained.history[-1]
     weights = f"{args.output.rstrip('/')}/weights.safetensors"
     if args.json:
-        report.print_json(
+        report.print_run(
             {
                 "output": args.output,
                 "weights": weights,
@@ -384,8 +377,6 @@ def _report(
                 "validation": None if validation is None else validation.errors,
                 "device": args.device,
                 "seconds": watch.seconds(),
-                "peak_memory_bytes": report.peak_memory_bytes(),
-                "versions": report.versions(),
             }
         )
         return

@@ -106,7 +106,7 @@ def tell(args: argparse.Namespace, written: Sequence[int], problems: Sequence[st
         report.note(problem, kind="error")
     if args.json:
         facts = {"output": args.output, "written": format_frames(written), "problems": list(problems), **more}
-        report.print_json({**facts, "versions": report.versions()})
+        report.print_facts({**facts})
     else:
         lost = f", {len(problems)} problems" if problems else ""
         print(f"{args.output}: {len(written)} frames written{lost}")

@@ -36,8 +36,6 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         description="One page with everything in it, for any browser, without network: flow over the frames, arrows, "
         "occlusion, confidence, a wipe to the neighbour pulled onto the frame, the vector under the pointer.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("flow", metavar="OUT", help="stored flow of a shot: mv.%%04d.exr")
     parser.add_argument("--plates", metavar="SHOT", help="the plates [those that the flow was made from]")
@@ -79,14 +77,13 @@ def run(args: argparse.Namespace) -> int:
     for problem in problems:
         report.note(problem, kind="error")
     if args.json:
-        report.print_json(
+        report.print_facts(
             {
                 "output": page,
                 "frames": format_frames(numbers),
                 "max_motion": scale,
                 "problems": problems,
                 "bytes": len(text),
-                "versions": report.versions(),
             }
         )
     else:

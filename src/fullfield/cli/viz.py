@@ -43,8 +43,6 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         help="draw a flow",
         description="Draw a flow in colours, over its frame, as a warped frame, as an error, or a sheet of all.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("flow", metavar="FLOW", help=f"flow: {' '.join(FLOW_SUFFIXES)} (.png: KITTI)")
     parser.add_argument(
@@ -80,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
     scene = pictures.Scene(flow, valid, frame1, frame2, truth, known, args.max_motion, args.max_error)
     write_image(args.output, scene.light(args.kind, args.output))
     if args.json:
-        report.print_json(
+        report.print_facts(
             {
                 "output": args.output,
                 "flow": args.flow,
@@ -88,7 +86,6 @@ def run(args: argparse.Namespace) -> int:
                 **scene.scales(args.kind),
                 "truth_values": None if truth is None else truth_values(truth),
                 "size": {"width": flow.shape[-1], "height": flow.shape[-2]},
-                "versions": report.versions(),
             }
         )
     else:
@@ -98,7 +95,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(args: argparse.Namespace) -> None:
     paths.check_suffix(args.flow, "FLOW", FLOW_SUFFIXES)
-    paths.check_suffix(args.output, "--output", IMAGE_WRITE_SUFFIXES)
     for name in pictures.NEEDS[args.kind]:
         if getattr(args, name) is None:
             raise InputError(f"--kind {args.kind}: needs {_OPTIONS[name]}")
@@ -119,11 +115,7 @@ def _check(args: argparse.Namespace) -> None:
     if unused:
         raise InputError(f"{unused[0]}: says how frames are read, and none is given; leave it out")
     inputs = [("FLOW", args.flow), ("--frame", args.frame1), ("--frame2", args.frame2), ("--truth", args.truth)]
-    for what, path in inputs:
-        if path is not None:
-            paths.check_input(path, what)
-    paths.check_output(args.output, "--output")
-    paths.check_distinct([("--output", args.output)], [path for _, path in inputs])
+    paths.check_files(inputs, [("--output", args.output, IMAGE_WRITE_SUFFIXES)])
 
 
 def _truth(args: argparse.Namespace, flow: Tensor, area: Box | None) -> tuple[Tensor | None, Tensor | None]:

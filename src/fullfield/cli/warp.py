@@ -33,8 +33,6 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         description="With --reference: a picture made on that frame, pulled onto every frame by the flow on the way. "
         "Without: each frame's neighbour pulled onto it. All channels, in float; 0 where nothing is known.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("image", metavar="IMAGE", help="a picture, or a shot: plate.%%04d.exr, a folder, a glob")
     parser.add_argument("--reference", type=argtypes.integer, metavar="FRAME", help="the frame that IMAGE belongs to")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from fullfield._check import InputError
@@ -13,8 +12,6 @@ from fullfield.cli.methods import fetching
 from fullfield.cli.progress import Progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from fullfield.models import WeightsEntry
 
 EPILOG = """\
@@ -33,21 +30,19 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         description="The published weights of networks. Files lie in the folder 'weights' of fullfield's cache, where "
         "they may also be put by hand.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     tasks = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     told = "names, methods and training of all published weights, and which of them are here"
-    listed = tasks.add_parser("list", help=told, description=told.capitalize() + ".", allow_abbrev=False)
+    listed = tasks.add_parser("list", help=told, description=told.capitalize() + ".")
     report.add_report_options(listed)
     listed.set_defaults(run_task=_list)
     told = "download weights, check them and keep them in the cache"
-    fetched = tasks.add_parser("fetch", help=told, description=told.capitalize() + ".", allow_abbrev=False)
+    fetched = tasks.add_parser("fetch", help=told, description=told.capitalize() + ".")
     fetched.add_argument("names", nargs="+", metavar="NAME", help="entries of the list")
     report.add_report_options(fetched, progress=True)
     fetched.set_defaults(run_task=_fetch)
     told = "print where the file of an entry is"
-    path = tasks.add_parser("path", help=told, description=told.capitalize() + ".", allow_abbrev=False)
+    path = tasks.add_parser("path", help=told, description=told.capitalize() + ".")
     path.add_argument("name", metavar="NAME", help="an entry of the list")
     report.add_report_options(path)
     path.set_defaults(run_task=_path)
@@ -100,17 +95,13 @@ def _fetch(args: argparse.Namespace) -> int:
     with Progress("weights", quiet=args.quiet) as progress:
         for index, entry in enumerate(entries):
             part = progress.part(index / len(entries), (index + 1) / len(entries))
-            path = fetch_weights(entry, partial(_tell, part, entry.name))
+            path = fetch_weights(entry, fetching(part, entry.name))
             found[entry.name] = str(path)
             if not args.json:
                 print(report.printable(path))
     if args.json:
         report.print_json({"paths": found})
     return 0
-
-
-def _tell(progress: Callable[[float, str], None], name: str, have: int, total: int | None) -> None:
-    progress(*fetching(name, have, total))
 
 
 def _path(args: argparse.Namespace) -> int:

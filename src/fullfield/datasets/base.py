@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import overload
 
 import torch
 from torch import Tensor
 
 from fullfield._check import InputError
+from fullfield.datasets.listed import Listed
 from fullfield.datasets.sample import FlowSample, Record, Truth
 from fullfield.metrics import four_values
 
 _ALL = slice(None)
 
 
-class FlowDataset(Sequence[FlowSample]):
+class FlowDataset(Listed[Record, FlowSample]):
     """Pairs of frames with their true flow, read when they are asked for.
 
     Attributes:
@@ -27,43 +25,10 @@ class FlowDataset(Sequence[FlowSample]):
         doubled: whether the truth has twice the frame's size, four values for each pixel; None: where it has.
     """
 
+    of = "frames"
     doubled: bool | None = False
 
-    name: str
-    root: Path
-    records: tuple[Record, ...]
-
-    def __init__(self, name: str, root: str | os.PathLike[str], records: Sequence[Record]) -> None:
-        self.name = name
-        self.root = Path(root)
-        if not records:
-            raise InputError(f"{root}: expected pairs of frames of {name}, found none")
-        self.records = tuple(records)
-        seen: set[str] = set()
-        for record in self.records:
-            if record.name in seen:
-                raise InputError(f"{record.frame1}: {name} has two pairs called {record.name}")
-            seen.add(record.name)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(self.root)!r}): {self.name}, {len(self)} pairs"
-
-    def __len__(self) -> int:
-        return len(self.records)
-
-    def __iter__(self) -> Iterator[FlowSample]:
-        return (self[index] for index in range(len(self)))
-
-    @overload
-    def __getitem__(self, index: int) -> FlowSample: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[FlowSample]: ...
-
-    def __getitem__(self, index: int | slice) -> FlowSample | Sequence[FlowSample]:
-        """Read one pair. Raises InputError naming the file for what cannot be used, OSError for a missing one."""
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+    def _sample(self, index: int) -> FlowSample:
         frame1, frame2 = self.frames(index)
         truth = self.truth(index)
         flow, valid, occluded = (None, None, None) if truth is None else truth

@@ -75,6 +75,15 @@ def read_lines(path: Path) -> list[str]:
         ) from None
 
 
+def listed(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """The lines of a list of pairs: which one it is, for complaints, and its words. Tabs between them where there are
+    any; empty lines and those that begin with # are skipped."""
+    for count, line in enumerate(read_lines(path), 1):
+        if line.strip() and not line.lstrip().startswith("#"):
+            words = line.split("\t") if "\t" in line else line.split()
+            yield f"{path}: line {count}", [word.strip() for word in words]
+
+
 def existing(path: Path, beside: Path) -> Path:
     """``path``, which must be a file because ``beside`` is there."""
     if not path.is_file():

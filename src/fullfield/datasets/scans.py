@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fullfield._check import InputError
+from fullfield.datasets.listed import Listed
 from fullfield.io import PointCloud, read_point_cloud
 
 _ROUNDED = 1e-2
@@ -78,7 +77,7 @@ def rigid(pose: Tensor, where: str) -> Tensor:
     return pose
 
 
-class ScanDataset(Sequence[ScanSample]):
+class ScanDataset(Listed[ScanRecord, ScanSample]):
     """Pairs of point clouds with their true pose, read when they are asked for.
 
     Attributes:
@@ -90,41 +89,12 @@ class ScanDataset(Sequence[ScanSample]):
         coarse: whether the true poses are to be refined before they judge.
     """
 
+    of = "clouds"
     criteria = Criteria(max_rmse=0.2)
     reach = 0.05
     coarse = False
 
-    def __init__(self, name: str, root: str | os.PathLike[str], records: Sequence[ScanRecord]) -> None:
-        self.name = name
-        self.root = Path(root)
-        if not records:
-            raise InputError(f"{root}: expected pairs of clouds of {name}, found none")
-        self.records = tuple(records)
-        seen: set[str] = set()
-        for record in self.records:
-            if record.name in seen:
-                raise InputError(f"{record.source}: {name} has two pairs called {record.name}")
-            seen.add(record.name)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(self.root)!r}): {self.name}, {len(self)} pairs"
-
-    def __len__(self) -> int:
-        return len(self.records)
-
-    def __iter__(self) -> Iterator[ScanSample]:
-        return (self[index] for index in range(len(self)))
-
-    @overload
-    def __getitem__(self, index: int) -> ScanSample: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[ScanSample]: ...
-
-    def __getitem__(self, index: int | slice) -> ScanSample | Sequence[ScanSample]:
-        """Read one pair. Raises InputError naming the file for what cannot be used, OSError for a missing one."""
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+    def _sample(self, index: int) -> ScanSample:
         record = self.records[index]
         source, target = (read_point_cloud(path) for path in record.inputs)
         return ScanSample(record.name, source, target, record.truth, record.information)

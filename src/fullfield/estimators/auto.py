@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
-from torch import Tensor
 
 from fullfield.estimators.network import NetworkEstimator
 from fullfield.estimators.network_config import NetworkConfig
@@ -34,18 +31,4 @@ class AutoEstimator(RefinedEstimator):
 
     def refines(self, device: torch.device) -> bool:
         """Whether frames on the device are refined."""
-        self._refine = not (self._hurries and device.type == "cpu")
-        return self._refine
-
-    def __call__(
-        self,
-        frame1: Tensor,
-        frame2: Tensor,
-        *,
-        initial_flow: Tensor | None = None,
-        progress: Callable[[float, str], None] | None = None,
-    ) -> Tensor:
-        """Frames [B, C, H, W] to flow [B, 2, H, W]; see :class:`Estimator`."""
-        if self.refines(frame1.device):
-            return super().__call__(frame1, frame2, initial_flow=initial_flow, progress=progress)
-        return self.estimator(frame1, frame2, initial_flow=initial_flow, progress=progress)
+        return not (self._hurries and device.type == "cpu")

@@ -49,6 +49,7 @@ class RefinedEstimator(WrappingEstimator):
         self.config = RefinementConfig() if config is None else config
         _check.require(isinstance(self.config, RefinementConfig), "config", "a RefinementConfig", self.config)
         self._refine = refine
+        self._device = torch.device("cpu")  # where it was last prepared or called
         self._refiner: FlowRefiner | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -57,7 +58,7 @@ class RefinedEstimator(WrappingEstimator):
     @property
     def parameters(self) -> Mapping[str, Any]:
         """The estimator's, and ``refinement``: the refinement's parameters and backend, or None without one."""
-        if not self._refine:
+        if not self.refines(self._device):
             return {**self.estimator.parameters, "refinement": None}
         backend = "automatic" if self._refiner is None else self._refiner.backend
         return {**self.estimator.parameters, "refinement": {**self.config.as_dict(), "backend": backend}}
@@ -69,7 +70,7 @@ class RefinedEstimator(WrappingEstimator):
     def prepare(self, device: str | torch.device = "cpu", size: tuple[int, int] | None = None, **more: Any) -> None:
         """Prepare the estimator, where it can be, and the refinement."""
         super().prepare(device, size, **more)
-        place = _check.device(device)
+        self._device = place = _check.device(device)
         if size is not None and self.refines(place):
             self._ready(size, place, torch.float32)
 
@@ -82,6 +83,9 @@ class RefinedEstimator(WrappingEstimator):
         progress: Callable[[float, str], None] | None = None,
     ) -> Tensor:
         """Frames [B, C, H, W] to flow [B, 2, H, W]; see :class:`Estimator`."""
+        self._device = frame1.device
+        if not self.refines(self._device):
+            return self.estimator(frame1, frame2, initial_flow=initial_flow, progress=progress)
         return self.directions(frame1, frame2, initial_flow=initial_flow, progress=progress).forward
 
     def directions(
@@ -94,6 +98,7 @@ class RefinedEstimator(WrappingEstimator):
     ) -> Directions:
         """As a call, with the flow back and the time of every part. ``initial_flow`` is for the way forward."""
         seconds: dict[str, float] = {}
+        self._device = frame1.device
 
         def timed(name: str, begin: float) -> None:
             if frame1.device.type == "cuda":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import time
 from typing import Any
 
@@ -12,7 +11,7 @@ from fullfield._check import InputError
 from fullfield.datasets import FlowDataset
 from fullfield.estimators import Estimator
 from fullfield.evaluation.predict import Setting, check_estimator, configured, noting_shortage, predict, prepare
-from fullfield.evaluation.run import FAILURE, RESULT, Run, check_entries
+from fullfield.evaluation.run import FAILURE, RESULT, Run, check_entries, runtime
 from fullfield.evaluation.scoring import Scorer
 from fullfield.evaluation.sharing import wait_for_all
 
@@ -104,14 +103,7 @@ def _runtime(dataset: FlowDataset, run: Run) -> dict[str, Any]:
     peaks = [fact["peak_bytes"] for fact in facts if fact["peak_bytes"] is not None]
     return {
         "config": run.config,
-        "runtime": {
-            "mean_s": statistics.fmean(seconds),
-            "std_s": statistics.pstdev(seconds),
-            "median_s": statistics.median(seconds),
-            "min_s": min(seconds),
-            "max_s": max(seconds),
-            "alone": all(fact.get("alone", False) for fact in facts),
-        },
+        "runtime": {**runtime(seconds), "alone": all(fact.get("alone", False) for fact in facts)},
         "peak_bytes": max(peaks) if peaks else None,
         "backends": sorted({str(fact["backend"]) for fact in facts}),
         "threads": sorted({int(fact["threads"]) for fact in facts}),

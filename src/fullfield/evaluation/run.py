@@ -7,15 +7,17 @@ import hashlib
 import json
 import os
 import secrets
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from fullfield import __version__
 from fullfield._check import InputError
+from fullfield.datasets.listed import Listed
 from fullfield.io import atomic_path, read_flow, write_flow
 from fullfield.io.files import one_line
 from fullfield.metrics import AVERAGING
@@ -36,26 +38,6 @@ OUT_OF_MEMORY = "out of memory"
 AUTOMATIC = "automatic"
 
 _Folder = TypeVar("_Folder", bound="RunFolder")
-
-
-class Recorded(Protocol):
-    """A pair of a data set."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def inputs(self) -> tuple[Path, ...]: ...
-
-
-class Dataset(Protocol):
-    """What a run needs to know of a data set, of flow or of poses."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def records(self) -> Sequence[Recorded]: ...
 
 
 class RunFolder:
@@ -101,7 +83,7 @@ class RunFolder:
             raise InputError(f"{folder}: expected the folder of a run, which has a {CONFIG}")
         return cls(folder, read_json(stored))
 
-    def check_dataset(self, dataset: Dataset) -> None:
+    def check_dataset(self, dataset: Listed[Any, Any]) -> None:
         """Raise InputError unless the predictions are of these files."""
         before, now = self.config.get("dataset"), described(dataset)["dataset"]
         if before != now:
@@ -233,7 +215,7 @@ def _text(content: Mapping[str, Any]) -> str:
     return json.dumps(_plain(content), indent=1, allow_nan=False) + "\n"
 
 
-def described(dataset: Dataset) -> dict[str, Any]:
+def described(dataset: Listed[Any, Any]) -> dict[str, Any]:
     """The part of a configuration that does not depend on the estimator, as plain values."""
     import torch
 
@@ -254,7 +236,7 @@ def file_states(paths: Iterable[Path]) -> str:
     return digest.hexdigest()[:_DIGITS]
 
 
-def _fingerprint(dataset: Dataset) -> str:
+def _fingerprint(dataset: Listed[Any, Any]) -> str:
     """Of the inputs, wherever they lie: names, sizes, and samples of the content (many formats have but one size)."""
     digest = hashlib.sha256()
     seen: dict[Path, bytes] = {}
@@ -275,6 +257,17 @@ def _sampled(path: Path) -> bytes:
             file.seek(max(0, size - _SAMPLE_BYTES) * part // (_SAMPLES - 1))
             digest.update(file.read(_SAMPLE_BYTES))
     return digest.digest()
+
+
+def runtime(seconds: Sequence[float]) -> dict[str, float]:
+    """Mean, standard deviation, median and extremes of the seconds of pairs."""
+    return {
+        "mean_s": statistics.fmean(seconds),
+        "std_s": statistics.pstdev(seconds),
+        "median_s": statistics.median(seconds),
+        "min_s": min(seconds),
+        "max_s": max(seconds),
+    }
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +24,7 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.datasets import Criteria, ScanDataset, ScanSample
 from fullfield.evaluation.predict import Setting
-from fullfield.evaluation.run import RESULT, described
+from fullfield.evaluation.run import RESULT, described, runtime
 from fullfield.evaluation.scan_run import ScanRun
 from fullfield.evaluation.scan_scores import row, totals
 from fullfield.evaluation.sharing import wait_for_all
@@ -158,13 +157,7 @@ def score_scans(
         "criteria": vars(criteria),
         **totals(dataset.records, rows),
         "pairs": rows,
-        "runtime": {
-            "mean_s": statistics.fmean(seconds),
-            "std_s": statistics.pstdev(seconds),
-            "median_s": statistics.median(seconds),
-            "min_s": min(seconds),
-            "max_s": max(seconds),
-        },
+        "runtime": runtime(seconds),
     }
     if setting.share.rank == 0:
         run.write(RESULT, result)

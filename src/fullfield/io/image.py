@@ -16,7 +16,7 @@ from fullfield._check import values as held
 from fullfield.io.files import PathLike, atomic_path, check_window
 from fullfield.io.names import IMAGE_WRITE_SUFFIXES
 from fullfield.io.oiio import Part, Source, check_name, describe_parts, layers, opened, sniff, write_picture
-from fullfield.io.transfer import Curve, Planes, curve, decode_srgb
+from fullfield.io.transfer import Curve, Planes, curve, decode_srgb, half_table
 from fullfield.io.windows import Box, FrameWindow, Window, check_window_choice, select
 
 Alpha: TypeAlias = Literal["ignore", "apply"]
@@ -182,6 +182,8 @@ def _read_planes(source: Source, part: Part, colour: list[int], transfer: str, a
 
     opacity = _straight_alpha(part, colour) if alpha == "apply" else None
     wanted = colour if opacity is None else [*colour, opacity]
+    table = half_table(to_display) if forms == {"half"} and opacity is None else None
+    form = form if table is None else "half"
     planes: Planes | None = None
     finite = _Finite(path)
     for start, band in source.bands(part, wanted, (top, bottom), form):
@@ -191,7 +193,12 @@ def _read_planes(source: Source, part: Part, colour: list[int], transfer: str, a
         row = start - frame[1]
         slab = planes[:, row : row + len(band), left - frame[0] : right - frame[0]]
         pixels = band[:, left - x : right - x]
-        for channel, plane in enumerate(slab):
+        if table is not None:
+            for channel, plane in enumerate(slab):
+                np.take(table, pixels[..., channel].view(np.uint16), out=plane, mode="clip")
+            if np.isfinite(slab).all():
+                continue
+        for channel, plane in enumerate(slab):  # of half floats too, for the complaint
             if full == 1:
                 plane[:] = pixels[..., channel]
             else:

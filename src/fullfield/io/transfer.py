@@ -52,6 +52,25 @@ def curve(transfer: str, auto: str) -> Curve | None:
     return _ocio_curve(name, os.environ.get("OCIO") or OCIO_CONFIG)
 
 
+@lru_cache(maxsize=4)
+def half_table(to_display: Curve | None) -> Planes | None:
+    """What a curve makes of every half float, by its bits: the same values in a tenth of the time.
+
+    NaN for those that are not finite. None for a curve that mixes channels. ``to_display`` comes from :func:`curve`.
+    """
+    if to_display not in (None, encode_srgb, _from_cineon):
+        return None
+    halves = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    values = halves.astype(np.float32)
+    finite = np.isfinite(values)
+    values[~finite] = 0
+    if to_display is not None:
+        with np.errstate(over="ignore"):
+            to_display(values)
+    values[~finite] = np.nan
+    return values
+
+
 def encode_srgb(light: Planes) -> None:
     """IEC 61966-2-1, in place: negative light becomes 0, light above 1 follows the curve on."""
     # NumPy, not torch: there, a value's last bit depends on its place in the array and on the thread count.

@@ -58,7 +58,7 @@ def write_vectors(
     Raises InputError for other names, shapes or options, FlowRangeError for flow that half cannot hold, OSError where
     the file cannot be written; what stood there before stays.
     """
-    from fullfield.io.flow_formats import exr
+    from fullfield.io.flow_formats import exr, finite, or_nan
 
     where = Path(path)
     require(where.suffix.lower() == ".exr", str(where), "the suffix .exr", repr(where.suffix))
@@ -80,16 +80,14 @@ def write_vectors(
             names.append(name)
             planes.append(values)
             continue
-        known = np.isfinite(values).all(0)
-        u, v = np.where(known, values, np.float32("nan"))
+        u, v = or_nan(values, finite(values))
         names += [f"{name}.u", f"{name}.v"]
         planes += [u, v if y == "down" else -v]
     require(size is not None and 0 not in size, "parts", "at least one pixel", "none")
-    pixels = np.stack(planes, axis=-1)
-    check_flow_window(where, ".exr", window, pixels.shape[:2])
+    check_flow_window(where, ".exr", window, planes[0].shape)
     check_name(where)
-    stored = exr.as_stored(pixels, dtype)
-    attributes = {"compression": exr.packing(compression), exr.Y: y, **(notes or {})}
+    stored = exr.as_stored(planes, dtype)
+    attributes = {"compression": exr.packing(compression, stored), exr.Y: y, **(notes or {})}
     with atomic_path(where) as temporary:
         write_picture(
             temporary, "openexr", stored, channels=names, attributes=attributes, window=window, metadata=metadata

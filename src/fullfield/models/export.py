@@ -288,8 +288,12 @@ def _assembled(parts: tuple[onnx.ModelProto, onnx.ModelProto, onnx.ModelProto], 
     from onnx import TensorProto, helper
 
     begin, update, end = (part.graph for part in parts)
+    # A constant, not what comes in: TensorRT knows no condition that the Loop was not given.
+    keep = helper.make_node(
+        "Constant", [], ["keep.after"], value=helper.make_tensor("keep", TensorProto.BOOL, [], [True])
+    )
     body = helper.make_graph(
-        [helper.make_node("Identity", ["keep.before"], ["keep.after"]), *update.node],
+        [keep, *update.node],
         "update",
         [
             helper.make_tensor_value_info("number", TensorProto.INT64, []),

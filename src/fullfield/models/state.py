@@ -62,7 +62,7 @@ def read_state(source: str | os.PathLike[str] | Mapping[str, Tensor]) -> tuple[S
         raise InputError(f"{name}: the file is empty (0 bytes)")
     size = path.stat().st_size
     if _is_safetensors(head, size):
-        return _plain(_read_safetensors(path), name), name
+        return _plain(read_safetensors(path), name), name
     if head[:2] != b"PK" and head[:1] != b"\x80":
         told = next((words for begin, words in _INSTEAD.items() if head.lstrip().startswith(begin)), "something else")
         raise InputError(f"{name}: expected weights (a PyTorch or safetensors file), got {told}")
@@ -87,7 +87,8 @@ def _is_safetensors(head: bytes, size: int) -> bool:
     return len(head) >= 9 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size - 8
 
 
-def _read_safetensors(path: Path) -> State:
+def read_safetensors(path: Path) -> State:
+    """The tensors of a safetensors file as they are, on the CPU. InputError where it is none."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 

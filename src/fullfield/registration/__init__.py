@@ -1,8 +1,8 @@
 """Rigid registration of point clouds: descriptors, mutual matches, RANSAC, refinement, and a verdict on the pose."""
 
+from fullfield.io.pose import read_pose, rigid
 from fullfield.registration.learned import LearnedDescriptor
 from fullfield.registration.learned_network import DescriptorConfig
-from fullfield.registration.pose import read_pose, rigid
 from fullfield.registration.register import Registration, alignment_errors, register
 from fullfield.registration.resolution import choose_voxel
 

@@ -34,7 +34,6 @@ SHAPE_RADIUS = 2.0  # voxels
 SHIPPED = Path(__file__).with_name("descriptor.safetensors")
 _SHA256 = "e69b0c8d887c4807f224bbfa86c0b035c29db552c8281470e775e4f20ac8bbea"  # of that file
 _NAME = "descriptor"  # of the configuration in a file's header
-_MOST_HEADER = 1 << 20
 
 
 def shipped() -> Path:
@@ -148,13 +147,10 @@ class LearnedDescriptor:
 
 def _header(path: Path) -> dict[str, str]:
     """What a safetensors file says of itself; empty for other files."""
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        if not 0 < size <= _MOST_HEADER:
-            return {}
-        try:
-            header = json.loads(file.read(size))
-        except ValueError:
-            return {}
-    told = header.get("__metadata__") if isinstance(header, dict) else None
-    return told if isinstance(told, dict) else {}
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            return file.metadata() or {}
+    except SafetensorError:
+        return {}

@@ -9,10 +9,10 @@ import numpy as np
 
 from fullfield import _check
 from fullfield.io.pointcloud import as_point_cloud
+from fullfield.io.pose import rigid
 from fullfield.registration.descriptors import around, nearest
 from fullfield.registration.learned import LearnedDescriptor
 from fullfield.registration.matching import mutual_matches
-from fullfield.registration.pose import rigid
 from fullfield.registration.ransac import apply, hypotheses
 from fullfield.registration.refinement import Refiner
 from fullfield.registration.resolution import choose_voxel

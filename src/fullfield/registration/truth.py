@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from fullfield import _check
+from fullfield.io.pose import rigid
 from fullfield.ops.neighbors import grid_downsample
 from fullfield.registration.descriptors import nearest
-from fullfield.registration.pose import rigid
 from fullfield.registration.ransac import apply
 from fullfield.registration.refinement import Refiner
 from fullfield.registration.scan import finite_points

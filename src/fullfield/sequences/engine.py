@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -121,17 +122,18 @@ class Engine:
         self._stored = stored or (lambda _a, _b: None)
         self._device = _check.device(setting.device)
         self._refiner: RefinedEstimator | None = None
-        if isinstance(estimator, RefinedEstimator) and (setting.refine or estimator.refines(self._device)):
-            refines = estimator.refines(self._device)
-            self._refiner = estimator if refines else RefinedEstimator(estimator.estimator, estimator.config)
+        if isinstance(estimator, RefinedEstimator) and estimator.refines(self._device):
+            self._refiner, self._estimator = estimator, estimator.estimator
+        elif isinstance(estimator, RefinedEstimator) and setting.refine:
+            self._refiner = RefinedEstimator(estimator.estimator, estimator.config)
             self._estimator = estimator.estimator
         elif setting.refine:
             self._refiner = RefinedEstimator(estimator)
         self._refined: dict[tuple[int, int, int], Tensor | Problem] = {}
         self._log_scales: dict[tuple[int, int, int], Tensor] = {}
         # Both ways of a pair in one call, unless they start from different flows.
-        both_ways = setting.is_checked or self._refiner is not None
-        apart = not both_ways or (setting.warm_start and setting.direction == "both")
+        self._needs_back = setting.is_checked or self._refiner is not None
+        apart = setting.warm_start if setting.direction == "both" else not self._needs_back
         self._both_ways = None if apart else getattr(self._estimator, "both_ways", None)
         self._pending: dict[int, Future[tuple[Plate, Tensor]]] = {}
         self._ready: dict[int, Plate | Problem] = {}
@@ -229,8 +231,8 @@ class Engine:
             for frames in (self._ready, self._small, self._on_device):
                 frames.pop(number, None)
         reach = 2 if setting.warm_start else 1
-        both_ways = setting.is_checked or self._refiner is not None
-        oldest = following - reach * step if setting.warm_start or both_ways else following + step + 1
+        lasts = setting.warm_start or self._needs_back or self._both_ways is not None
+        oldest = following - reach * step if lasts else following + step + 1
         for flows in (self._flows, self._refined, self._log_scales):
             for pair in [p for p in flows if min(p[:2]) < oldest]:
                 del flows[pair]
@@ -366,7 +368,7 @@ class Engine:
                 flow = self._timed(lambda: self._estimator(one, two, initial_flow=start))
         except InputError as error:
             return problem_of(paths[0], error)
-        if self._device.type == "cpu" and not bool(flow.isfinite().all()):
+        if self._device.type == "cpu" and not np.isfinite(flow.numpy()).all():
             return Problem(paths[0], f"{self._estimator.method} gives a flow that is not finite")
         return flow
 
@@ -392,7 +394,7 @@ class Engine:
         ways = {(*order, key): found[0].forward, (*order[::-1], key): found[0].backward}
         for number, (pair, flow) in enumerate(ways.items()):
             self._flows.setdefault(pair, flow[0].to(torch.float32))
-            if found[0].log_scales is not None:
+            if self._setting.is_checked and found[0].log_scales is not None:
                 self._log_scales[pair] = found[0].log_scales[number][0]
         kept = self._flows[first, second, key]
         return None if isinstance(kept, Problem) else kept
@@ -434,7 +436,9 @@ class Engine:
             plate = self._ready[number]
             if isinstance(plate, Problem):
                 raise InputError(f"{self._plates.path(number)}: {plate.reason}")
-            self._on_device[number] = plate.frame[None].to(self._device, non_blocking=True)
+            # Not blocking on the way to a GPU alone: a copy back has to have arrived before it is read.
+            to_gpu = self._device.type == "cuda"
+            self._on_device[number] = plate.frame[None].to(self._device, non_blocking=to_gpu)
         return self._on_device[number]
 
     def _box(self, number: int) -> FrameWindow:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.estimators.warm_start import fill_holes
+from fullfield.estimators.warm_start import carried, fill_holes
 
 Field = Callable[[int], Tensor]
 """The flow [2, H, W] of a frame; NaN where it is not known. InputError where there is none."""
@@ -102,28 +102,3 @@ def between(first: Tensor, second: Tensor, forward: Tensor, backward: Tensor, at
     seen = weights > 0
     total = torch.where(seen, total / weights.clamp(min=1e-12), spare / spare_weights.clamp(min=1e-12))
     return Mixed(total, seen)
-
-
-def carried(flow: Tensor, part: float, trust: Tensor, known: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A flow [2, H, W] on the pixels that its vectors reach after ``part`` of their way.
-
-    Returns the vectors there, how far a pixel is covered [H, W], and the mean trust of what covers it. Every vector is
-    shared out bilinearly to four pixels, by weights that fall steeply with its trust.
-    """
-    height, width = flow.shape[-2:]
-    rows, columns = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    x, y = columns + part * flow[0], rows + part * flow[1]
-    left, top = x.floor(), y.floor()
-    strength = torch.exp(12 * trust) * known
-    sums = torch.zeros(5, height * width, dtype=torch.float32)  # u, v, weight, cover, trust
-    values = torch.stack([flow[0] * strength, flow[1] * strength, strength, known.float(), trust * strength])
-    for dy in (0, 1):
-        for dx in (0, 1):
-            px, py = left + dx, top + dy
-            share = (1 - (x - px).abs()) * (1 - (y - py).abs())
-            inside = (px >= 0) & (px < width) & (py >= 0) & (py < height) & (share > 0)
-            index = (py * width + px)[inside].long()
-            sums.index_add_(1, index, (values * share)[:, inside])
-    weight = sums[2].clamp(min=1e-12)
-    shaped = (sums[:2] / weight).view(2, height, width), sums[3].view(height, width), (sums[4] / weight)
-    return shaped[0], shaped[1], shaped[2].view(height, width)

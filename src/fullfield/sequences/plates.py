@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from fullfield._check import InputError
@@ -266,4 +268,6 @@ def _window(plate: Plate) -> FrameWindow:
 
 def pinned(plate: Plate) -> Plate:
     """The same in memory that a GPU copies from by itself."""
-    return plate._replace(frame=plate.frame.pin_memory())
+    frame = torch.empty(plate.frame.shape, dtype=plate.frame.dtype, pin_memory=True)
+    np.copyto(frame.numpy(), plate.frame.numpy())  # in this thread: PyTorch's copy would take all cores
+    return plate._replace(frame=frame)

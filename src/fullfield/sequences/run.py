@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,11 +22,12 @@ from fullfield._check import InputError
 from fullfield.estimators.protocol import Estimator
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.io.flow_formats import FlowRangeError
+from fullfield.io.oiio import one_thread_a_file
 from fullfield.sequences.engine import Engine, Estimated, Problem, Setting, problem_of
 from fullfield.sequences.outputs import Output, to_cpu
 from fullfield.sequences.plates import Plates, open_plates
 
-_LARGE = 1 << 26  # bytes of a result of which few at a time wait to be written
+_WAITING_BYTES = 1 << 30  # of results that are being written or wait to be
 _GONE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.EIO, errno.ENOTCONN,
          errno.EHOSTDOWN, errno.ENODEV}  # fmt: skip
 """Errors of writing after which the next file will fail as well."""
@@ -142,7 +144,7 @@ def run(
     outcome = Outcome()
     writer = _Writer(work, plates, outcome, tell)
     try:
-        with writer:
+        with one_thread_a_file, writer:
             for done in engine:
                 _note(outcome, done)
                 if any(name in done.parts for name in setting.ways) and set(done.missing) != set(setting.ways):
@@ -171,13 +173,19 @@ def _is_there(plates: Plates, number: int) -> bool:
     return path.parent.exists() or str(path).startswith("frame ")
 
 
+def _most_waiting(size: int, writers: int) -> int:
+    """How many results of ``size`` bytes may be on their way while the next one comes."""
+    return max(1, min(writers, _WAITING_BYTES // max(size, 1) - 1))
+
+
 class _Writer:
     """Writes results in threads of their own; a few wait at most."""
 
     def __init__(self, work: Work, plates: Plates, outcome: Outcome, tell: Tell | None) -> None:
         self._work, self._plates, self._outcome, self._tell = work, plates, outcome, tell
         cuda = torch.device(work.setting.device).type == "cuda"
-        self._count = max(2, min(8, (os.cpu_count() or 1) // 2)) if cuda else 2
+        # Beside a GPU most of a frame's time on the CPU is writing.
+        self._count = max(2, min(16, (os.cpu_count() or 1) * 3 // 4)) if cuda else 2
         self._pool = ThreadPoolExecutor(self._count, thread_name_prefix="fullfield-write")
         self._waiting: deque[Future[None]] = deque()
         self._lock = threading.Lock()
@@ -199,7 +207,7 @@ class _Writer:
 
     def __call__(self, done: Estimated) -> None:
         size = sum(part.nbytes for part in done.parts.values())
-        self._wait(1 if size > _LARGE else self._count)
+        self._wait(_most_waiting(size, self._count))
         event = None
         device = torch.device(self._work.setting.device)
         if device.type == "cuda":
@@ -233,7 +241,8 @@ class _Writer:
         ways = [name for name in self._work.setting.ways if name not in done.missing]
         path = self._work.output.path(done.number)
         for name in ways:
-            if event is not None and not bool(parts[name].isfinite().all()):
+            # NumPy: PyTorch would bring threads of its own for each of ours.
+            if event is not None and not np.isfinite(parts[name].numpy()).all():
                 self._complain(Problem(path, f"{self._work.method} gives a flow that is not finite ({name})"))
                 return
         replaced = [number for number in done.used if self._check_replaced(number, "while it was worked on", done.used)]
@@ -275,5 +284,7 @@ class _Writer:
                 host[name] = torch.empty(part.shape, dtype=part.dtype, pin_memory=True)
                 host[name].copy_(part, non_blocking=True)
                 part.record_stream(stream)
-            stream.synchronize()
+            copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            copied.record(stream)
+        copied.synchronize()  # asleep: a thread that waits for its stream takes a core
         return host

@@ -9,7 +9,16 @@ import torch
 from torch import Tensor
 
 from fullfield import InputError
-from fullfield.ops.matching import chunks, fused, global_attention, global_matching, local_attention, local_matching
+from fullfield.ops.matching import (
+    BACKENDS,
+    backends,
+    fused,
+    global_attention,
+    global_matching,
+    local_attention,
+    local_matching,
+    protocol,
+)
 
 GPU = pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")])
 
@@ -50,7 +59,7 @@ def off(found: Tensor, truth: Tensor) -> float:
 @pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("channels", [16, 13])
 def test_matching_is_the_matrix(device: str, channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "_ELEMENTS", 999)  # several parts
+    monkeypatch.setattr(protocol, "ELEMENTS", 999)  # several parts
     one, two, values = maps(2, channels, 9, 13, device=device)
     exact = [t.double() for t in (one, two, values)]
     found = graded(global_matching, one, two)
@@ -95,8 +104,44 @@ def test_the_columns_of_half_precision() -> None:
     assert off(whole.transpose(1, 2).view_as(truth), truth) < 1e-5
 
 
+def test_backends_are_told_and_named_ones_are_not_replaced() -> None:
+    found = dict(backends("cpu"))
+    assert list(found) == list(BACKENDS)
+    assert found["chunks"] is None
+    assert "runs on NVIDIA GPUs" in str(found["cuda"])
+    assert "float32, float16 or bfloat16" in str(dict(backends("cpu", torch.float64))["cuda"])
+    one, two, _ = maps(1, 4, 3, 5)
+    assert torch.equal(global_matching(one, two, backend="chunks"), global_matching(one, two))
+    for name in ("cuda", "fused"):
+        with pytest.raises(InputError, match=f"{name}: runs on NVIDIA GPUs, the tensors are on cpu.*chunks: can"):
+            global_matching(one, two, backend=name)
+    with pytest.raises(InputError, match="backend: expected"):
+        global_matching(one, two, backend="whole")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", ["cuda", "fused"])
+def test_backends_of_a_gpu(name: str, dtype: torch.dtype) -> None:
+    one, two, _ = maps(2, 64, 30, 47, dtype=dtype, device="cuda")
+    found = graded(lambda a, b: global_matching(a, b, backend=name), one, two)
+    truth = graded(lambda a, b: dense(a, b, grid(b)) - grid(a), one.double(), two.double())
+    cells = 1e-3 if name == "cuda" or dtype == torch.float32 else 0.3
+    assert float((found[0] - truth[0]).abs().max()) < cells
+    assert all(
+        off(a, b) < (1e-4 if dtype == torch.float32 else 0.05) for a, b in zip(found[1:], truth[1:], strict=True)
+    )
+
+
+def test_traced_code_asks_while_it_is_traced() -> None:
+    one, two, _ = maps(1, 8, 4, 6)
+    compiled = torch.compile(global_matching, fullgraph=True, backend="eager", dynamic=True)
+    assert torch.allclose(compiled(one, two), global_matching(one, two), atol=1e-5)
+
+
 def test_gradients_of_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunks, "_ELEMENTS", 30)
+    monkeypatch.setattr(protocol, "ELEMENTS", 30)
     one, two, values = (t.double().requires_grad_() for t in maps(1, 3, 3, 4, sharp=0.5))
     assert torch.autograd.gradcheck(global_matching, (one, two))
     assert torch.autograd.gradcheck(global_attention, (one, two, values))

@@ -45,10 +45,12 @@ def test_cuda_is_the_first_choice_on_a_gpu() -> None:
 @pytest.mark.parametrize("size", [(23, 37), (5, 130), (40, 1), (1, 40), (300, 411)])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_equals_the_reference_to_rounding(name: str, size: tuple[int, int]) -> None:
-    inputs = inputs_of(*size, batch=2)
+    small = size[0] * size[1] < 10_000  # whose reference, thousands of short steps, is sooner done on the CPU
+    inputs = inputs_of(*size, batch=2 if small else 1)
     refiner = FlowRefiner(*size, CONFIGS[name], device="cuda")
-    exact = refine_flow(**{key: value.double() for key, value in inputs.items()}, config=CONFIGS[name])
-    plain = refine_flow(**inputs, config=CONFIGS[name], backend="reference") - exact
+    read = {key: value.cpu() if small else value for key, value in inputs.items()}
+    exact = refine_flow(**{key: value.double() for key, value in read.items()}, config=CONFIGS[name]).cuda()
+    plain = refine_flow(**read, config=CONFIGS[name], backend="reference").cuda() - exact
     for _ in range(3):  # launched, recorded, replayed
         error = (refiner(**inputs) - exact).abs()
         assert error.mean() <= 2 * plain.abs().mean() + 1e-5

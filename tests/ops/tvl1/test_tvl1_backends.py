@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fullfield.ops.tvl1 import TVL1Config, TVL1Solver, reference
-from fullfield.testing.tvl1 import VARIANTS, tvl1_by_loops
+from tests.oracles.tvl1 import VARIANTS, tvl1_by_loops
 
 
 def scene(height: int, width: int, shift: float = 1.3, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

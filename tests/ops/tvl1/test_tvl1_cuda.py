@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fullfield import InputError, estimate
 from fullfield.ops.tvl1 import PersistentSolver, TVL1Config, TVL1Solver, backends, tvl1
-from fullfield.testing.tvl1 import VARIANTS
+from tests.oracles.tvl1 import VARIANTS
 
 pytestmark = [
     pytest.mark.gpu,

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullfield.models.prepared.encoder import PreparedEncoder
-from fullfield.models.prepared.motion import FlowHead, PreparedHead, PreparedMotion, mask_head, nan_guard
+from fullfield.models.prepared.motion import FlowHead, PreparedHead, mask_head
+from fullfield.models.prepared.paired import PreparedPairs
 from fullfield.models.prepared.weights import Form, folded, lanes, padded
 from fullfield.models.raft.model import RAFT
 from fullfield.nn import CorrelationPyramid
@@ -84,15 +84,13 @@ class _Half:
         passes.gate_update(state, gates, memory.maps[0], candidate, memory.maps[1], to)
 
 
-class PreparedRAFT:
+class PreparedRAFT(PreparedPairs):
     """RAFT, large or small."""
 
     def __init__(self, model: RAFT, form: Form, passes: Passes) -> None:
-        self.passes, self.form, self.config, self.backend = passes, form, model.config, model.correlation
+        super().__init__(model, form, passes, ((0,), (1,)))
         config, update = model.config, model.update_block
-        self.features = PreparedEncoder(form, passes, model.fnet, ((0,), (1,)))
-        self.context = PreparedEncoder(form, passes, model.cnet, ((0,), (1,)))
-        self.motion = PreparedMotion(form, passes, update.encoder)
+        self.hidden = config.hidden_channels
         gru: Any = update.gru
         ends = ("1", "2") if config.separable_gru else ("",)
         self.halves = [
@@ -113,11 +111,6 @@ class PreparedRAFT:
             self.channels += [size] if isinstance(size, int) else size
         self.channels += [*self.features.channels, *self.context.channels]
 
-    def seen(self, cells: Tensor) -> tuple[Tensor, Tensor]:
-        """Features [B, C, h, w] of both frames."""
-        first, second = (self.features(cells, variant).permute(0, 3, 1, 2) for variant in (0, 1))
-        return first, second
-
     def encode(
         self, cells: Tensor, coords: Tensor, grid: Tensor, way: int = 0, seen: tuple[Tensor, Tensor] | None = None
     ) -> RAFTPair:
@@ -125,13 +118,8 @@ class PreparedRAFT:
 
         ``way`` 1: from the second frame to the first. ``seen``: the features, where they are known already.
         """
-        config, hidden = self.config, self.config.hidden_channels
-        first, second = (self.seen(cells) if seen is None else seen)[:: 1 - 2 * way]
-        lookup = CorrelationPyramid(
-            first, second, config.levels, config.radius, backend=self.backend, out_dtype=self.form.dtype
-        )
-        guard = nan_guard(cells, first, second)
-        del first, second
+        hidden = self.hidden
+        lookup, guard = self.matched(cells, way, seen)
         both = self.context(cells, way)
         state = torch.tanh(both[..., :hidden])
         context = torch.relu(both[..., hidden:]).contiguous()
@@ -142,7 +130,7 @@ class PreparedRAFT:
 
     def step(self, pair: RAFTPair, coords: Tensor) -> None:
         """One update, of ``coords`` and the state in place."""
-        hidden, memories = self.config.hidden_channels, pair.halves
+        hidden, memories = self.hidden, pair.halves
         seen = [Target(part[..., hidden:], m.transposed) for m in memories for part in (m.joint, m.reset)]
         self.motion(pair.lookup, coords, seen)
         for number, half in enumerate(self.halves):

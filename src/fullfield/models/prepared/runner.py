@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -96,7 +96,8 @@ class PreparedFlow:
                 device=self.device,
             )
             if kit.fused and self.batch > 0:
-                self._record()
+                works = self._encode_now, self._step_now
+                (self._encode, self._step), self._pool = _recorded(self.device, works, self._try)
 
     def __call__(
         self,
@@ -211,26 +212,11 @@ class PreparedFlow:
 
     # ---- preparing
 
-    def _record(self) -> None:
-        """Both steps as CUDA graphs, in one pool of memory. A first run compiles and loads what they need."""
-        with torch.cuda.device(self.device):
-            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                self._encode_now()
-                self._step_now()
-                self._flow(self._pair, self._coords)
-                self._pair = None
-            stream.synchronize()
-            torch.cuda.empty_cache()
-            encode, step = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-            # Relaxed: other threads may allocate meanwhile.
-            with torch.cuda.graph(encode, stream=stream, capture_error_mode="relaxed"):
-                self._encode_now()
-            with torch.cuda.graph(step, pool=encode.pool(), stream=stream, capture_error_mode="relaxed"):
-                self._step_now()
-            torch.cuda.current_stream().wait_stream(stream)
-        self._encode, self._step, self._pool = encode.replay, step.replay, encode.pool()
+    def _try(self) -> None:
+        self._encode_now()
+        self._step_now()
+        self._flow(self._pair, self._coords)
+        self._pair = None
 
     def _tensors(self) -> Iterator[Tensor]:
         back = [] if self._both is None else self._both.coords
@@ -247,7 +233,8 @@ class _BothWays:
         self.encode: Callable[[], None] = self._encode_now
         self.steps: list[Callable[[], None]] = [partial(self._step_now, way) for way in range(2)]
         if owner._pool is not None:
-            self._record(owner)
+            works = self._encode_now, *self.steps
+            (self.encode, *self.steps), _ = _recorded(owner.device, works, self._try, owner._pool)
 
     def _encode_now(self) -> None:
         self.pairs = []
@@ -257,23 +244,32 @@ class _BothWays:
     def _step_now(self, way: int) -> None:
         self._network.step(self.pairs[way], self.coords[way])
 
-    def _record(self, owner: PreparedFlow) -> None:
-        with torch.cuda.device(owner.device):
-            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                self._encode_now()
-                for step in self.steps:
-                    step()
-                self.pairs = []
-            stream.synchronize()
-            torch.cuda.empty_cache()
-            graphs = [torch.cuda.CUDAGraph() for _ in range(3)]
-            for graph, work in zip(graphs, (self.encode, *self.steps), strict=True):
-                with torch.cuda.graph(graph, pool=owner._pool, stream=stream, capture_error_mode="relaxed"):
-                    work()
-            torch.cuda.current_stream().wait_stream(stream)
-        self.encode, *self.steps = [graph.replay for graph in graphs]
+    def _try(self) -> None:
+        self._encode_now()
+        for way in range(2):
+            self._step_now(way)
+        self.pairs = []
+
+
+def _recorded(
+    device: torch.device, works: Sequence[Callable[[], None]], tried: Callable[[], None], pool: Any = None
+) -> tuple[list[Callable[[], None]], Any]:
+    """``works`` as CUDA graphs, in one pool of memory. ``tried`` runs first: it compiles and loads what they need."""
+    with torch.cuda.device(device):
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            tried()
+        stream.synchronize()
+        torch.cuda.empty_cache()
+        graphs = [torch.cuda.CUDAGraph() for _ in works]
+        for graph, work in zip(graphs, works, strict=True):
+            # Relaxed: other threads may allocate meanwhile.
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="relaxed"):
+                work()
+            pool = graphs[0].pool() if pool is None else pool
+        torch.cuda.current_stream().wait_stream(stream)
+    return [graph.replay for graph in graphs], pool
 
 
 class PreparedSizes:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullfield.models.prepared.encoder import PreparedEncoder
-from fullfield.models.prepared.motion import FlowHead, PreparedMotion, mask_head, nan_guard
+from fullfield.models.prepared.motion import FlowHead, mask_head
+from fullfield.models.prepared.paired import PreparedPairs
 from fullfield.models.prepared.weights import Form, folded
 from fullfield.models.sea_raft.model import SEARAFT
 from fullfield.nn import CorrelationPyramid
@@ -59,28 +59,20 @@ class _Refinement:
         to.addmm_(wide, self.narrow)
 
 
-class PreparedSEARAFT:
+class PreparedSEARAFT(PreparedPairs):
     """SEA-RAFT of any configuration."""
 
     def __init__(self, model: SEARAFT, form: Form, passes: Passes) -> None:
-        self.passes, self.form, self.config, self.backend = passes, form, model.config, model.correlation
-        self.features = PreparedEncoder(form, passes, model.fnet, ((0,), (1,)))
-        self.context = PreparedEncoder(form, passes, model.cnet, ((0, 1), (1, 0)))
+        super().__init__(model, form, passes, ((0, 1), (1, 0)))
         weight, bias = folded(model.init_conv, None)
         self.initial = form.filters(weight), form.small(bias)
         update: Any = model.update_block
-        self.motion = PreparedMotion(form, passes, update.encoder)
         self.refine = [_Refinement(form, passes, block) for block in update.refine]
         flow: Any = model.flow_head
         self.flow_head = FlowHead(form, passes, flow[0], flow[2])
         self.mask = mask_head(form, passes, model.upsample_weight)
-        width = model.config.channels
-        self.channels = [*self.features.channels, *self.context.channels, width // 2]
-
-    def seen(self, cells: Tensor) -> tuple[Tensor, Tensor]:
-        """Features [B, C, h, w] of both frames."""
-        first, second = (self.features(cells, variant).permute(0, 3, 1, 2) for variant in (0, 1))
-        return first, second
+        self.width = model.config.channels
+        self.channels = [*self.features.channels, *self.context.channels, self.width // 2]
 
     def encode(
         self, cells: Tensor, coords: Tensor, grid: Tensor, way: int = 0, seen: tuple[Tensor, Tensor] | None = None
@@ -89,25 +81,20 @@ class PreparedSEARAFT:
 
         ``way`` 1: from the second frame to the first. ``seen``: the features, where they are known already.
         """
-        config, width = self.config, self.config.channels
+        width = self.width
         both = self.passes.convolve(self.context(cells, way), *self.initial, padding=(1, 1))
         joint = both.new_zeros((*both.shape[:3], 2 * width + self.motion.channels))
         joint[..., : 2 * width] = both
         state = both[..., :width].contiguous()
         del both
-        first, second = (self.seen(cells) if seen is None else seen)[:: 1 - 2 * way]
-        lookup = CorrelationPyramid(
-            first, second, config.levels, config.radius, backend=self.backend, out_dtype=self.form.dtype
-        )
-        guard = nan_guard(cells, first, second)
-        del first, second
+        lookup, guard = self.matched(cells, way, seen)
         coords.copy_(grid)
         self.flow_head.step_(state, coords)
         return SEARAFTPair(lookup, joint, state, guard)
 
     def step(self, pair: SEARAFTPair, coords: Tensor) -> None:
         """One update, of ``coords`` and the state in place."""
-        width = self.config.channels
+        width = self.width
         self.motion(pair.lookup, coords, [Target(pair.joint[..., 2 * width :])])
         for block in self.refine:
             block(pair.joint, pair.state)

@@ -12,9 +12,8 @@ Features lie as described in ``_cpu_simd``: source ``[batch][tile][channel][16]`
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
-from fullfield._kernels.numba_cache import cache_folder, caching_in
+from fullfield._kernels.numba_cache import cache_folder, jit_in
 from fullfield._kernels.simd import __file__ as _simd_file
 from fullfield._kernels.simd import load, splat, store
 from fullfield.ops.correlation._cpu_layout import LANES, LARGEST_RADIUS, TILE
@@ -29,12 +28,7 @@ LARGEST_UNION = 3.5
 _BLOCK = LANES * LANES
 
 CACHE = cache_folder(__file__, _own_simd_file, _simd_file, _layout_file)
-_OPTIONS = {"nogil": True, "error_model": "numpy", "cache": CACHE is not None}
-
-
-def _jit(function):  # type: ignore[no-untyped-def]
-    with caching_in(CACHE):
-        return njit(**_OPTIONS)(function)
+_jit = jit_in(CACHE)
 
 
 @_jit

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from fullfield import _check
-from fullfield.ops.matching import chunks, fused
+from fullfield.ops.backends import Backends
+from fullfield.ops.launching import is_eager
+from fullfield.ops.matching import chunks, fused, op
+from fullfield.ops.matching.protocol import Request, map_of, rows_of
 from fullfield.ops.spatial_correlation import spatial_correlation
 
+BACKENDS = ("cuda", "fused", "chunks")
+"""Of :func:`global_matching`, by preference."""
+MATCHERS = Backends("matching", f"{__package__}.", BACKENDS)
+_MATCHED: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {
+    "cuda": op.matched,
+    "fused": fused.matched,
+    "chunks": chunks.matched,
+}
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -22,50 +35,61 @@ def _check_maps(fmap1: Tensor, fmap2: Tensor) -> None:
     _check.require(fmap2.shape[2] > 0 and fmap2.shape[3] > 0, "fmap2", "at least one position", fmap2)
 
 
-def _rows(fmap: Tensor) -> Tensor:
-    """[B, H·W, C]."""
-    return fmap.flatten(2).transpose(1, 2)
+def _named(channels: int, dtype: torch.dtype, device: torch.device, eager: bool, backend: str | None) -> str:
+    return _chosen(Request(channels, dtype, device, eager), backend)
 
 
-def _map(rows: Tensor, like: Tensor) -> Tensor:
-    return torch.unflatten(rows.transpose(1, 2), 2, (like.shape[2], like.shape[3]))
+# As torch.compiler.assume_constant_result has it, which would import the compiler: traced code asks while it is traced.
+_named.__dict__["_dynamo_marked_constant"] = True
 
 
-def _grid(height: int, width: int, like: Tensor) -> Tensor:
-    """[2, H, W], (x, y), float32 or float64."""
-    exact = torch.float64 if like.dtype == torch.float64 else torch.float32
-    y = torch.arange(height, device=like.device, dtype=exact).view(-1, 1).expand(-1, width)
-    x = torch.arange(width, device=like.device, dtype=exact).expand(height, -1)
-    return torch.stack((x, y))
+@functools.lru_cache(256)
+def _chosen(request: Request, backend: str | None) -> str:
+    return MATCHERS.choose(backend, request)
+
+
+def backends(device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> list[tuple[str, str | None]]:
+    """(name, None) for every backend that can serve :func:`global_matching` of 128 channels here, (name, reason) for
+    the others.
+
+    Preferred first.
+    """
+    return MATCHERS.reasons(Request(128, dtype, torch.empty(0, device=device).device))
 
 
 def global_matching(
     fmap1: Tensor,  # [B, C, H1, W1]
     fmap2: Tensor,  # [B, C, H2, W2]
+    *,
+    backend: str | None = None,
 ) -> Tensor:  # [B, 2, H1, W1] (u, v), cells
     """Flow from every pixel to the mean position under ``softmax(⟨f1, f2⟩ / √C)`` over all positions of ``fmap2``.
 
-    Memory is linear in pixels, forward and backward: the matrix of all pairs is never there. On NVIDIA GPUs up to 256
-    channels run on PyTorch's fused attention; elsewhere, and for float64, some rows at a time (there memory is also
-    bounded, by 64 MiB of the matrix). float32 features are compared in float32; 16-bit ones are multiplied as they
-    are and summed in float32, and positions are then exact to about a hundredth of a cell for matches that are sharp.
-    The result is float32, float64 for float64. Differentiable in both maps.
+    Memory is linear in pixels, forward and backward: of the matrix of all pairs some rows are there at a time, 64 MiB
+    or one row; a smaller matrix is there as a whole. float32 features are compared in float32; 16-bit ones are
+    multiplied as they are and summed in float32, as is everything that follows. The result is float32, float64 for
+    float64. Differentiable in both maps. Deterministic but for gradients of "fused".
+
+    Args:
+        fmap1, fmap2: float32, float16, bfloat16 or float64, of one dtype, any strides.
+        backend: "cuda", "fused" or "chunks"; the first serves eager calls only. None takes the best that can; a named
+            one never falls back.
 
     Raises:
-        InputError: naming the argument that does not fit.
+        InputError: naming the argument that does not fit; for ``backend``, with every backend's reason.
 
     Source: Xu et al., GMFlow, 2022, equations 2 to 4.
     """
     _check_maps(fmap1, fmap2)
     scale = max(fmap1.shape[1], 1) ** -0.5
-    query, key = _rows(fmap1), _rows(fmap2)
-    size = (int(fmap2.shape[2]), int(fmap2.shape[3]))
-    if fused.serves(query):
-        found = fused.expected_positions(query, key, size, scale)
-    else:
-        value = _grid(*size, fmap1).flatten(1).transpose(0, 1)
-        found = chunks.attend(query, key, value.expand(query.shape[0], -1, -1), scale)
-    return _map(found, fmap1) - _grid(fmap1.shape[2], fmap1.shape[3], fmap1)
+    eager = is_eager(fmap1, fmap2)
+    channels = int(fmap1.shape[1])
+    if not eager:  # a symbol, perhaps; what is asked of it may not be one
+        channels = 0 if channels == 0 else 1 if channels <= fused.WIDEST else fused.WIDEST + 1
+    name = _named(channels, fmap1.dtype, fmap1.device, eager, backend)
+    if fmap1.numel() == 0:
+        return chunks.matched(fmap1, fmap2, scale)
+    return _MATCHED[name](fmap1, fmap2, scale)
 
 
 def global_attention(
@@ -86,15 +110,16 @@ def global_attention(
     _check_maps(fmap1, fmap2)
     place = (fmap2.shape[0], "V", *fmap2.shape[2:])
     _check.tensor(values, "values", place, dtypes=_FLOATS, device=fmap1.device)
-    query, key, value = _rows(fmap1), _rows(fmap2), _rows(values)
-    return _map(attend(query, key, value), fmap1).to(values.dtype)
+    query, key, value = rows_of(fmap1), rows_of(fmap2), rows_of(values)
+    return map_of(attend(query, key, value), fmap1).to(values.dtype)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """[B, N, V] of [B, N, C], [B, M, C], [B, M, V]: softmax(query · key / √C) times value, in linear memory."""
     scale = max(query.shape[-1], 1) ** -0.5
-    serve = fused.attend if fused.serves(query) and value.shape[-1] <= 256 else chunks.attend
-    return serve(query, key, value, scale)
+    request = Request(max(query.shape[-1], value.shape[-1]), query.dtype, query.device)
+    serves = query.numel() > 0 and fused.supports(request) is None
+    return fused.attend(query, key, value, scale) if serves else chunks.attend(query, key, value, scale)
 
 
 def local_matching(

@@ -9,9 +9,11 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from fullfield.ops.launching import is_eager
+from fullfield.ops.matching.protocol import Request, flow_of, positions, rows_at_a_time, rows_of, size_of
 
-# Elements of the matrix that are there at a time.
-_ELEMENTS = 1 << 24
+
+def supports(_request: Request) -> None:
+    """Always serves."""
 
 
 def _rows(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
@@ -22,16 +24,11 @@ def _rows(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         return torch.softmax(scores, -1) @ value.to(exact)
 
 
-def _at_a_time(key: Tensor) -> int:
-    """Rows."""
-    return max(_ELEMENTS // max(key.shape[-2] * key.shape[:-2].numel(), 1), 1)
-
-
 def _differentiable(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
     """By PyTorch's own gradients, what they need computed again."""
     found = [
         checkpoint(_rows, part, key, value, scale, use_reentrant=False, preserve_rng_state=False)
-        for part in torch.split(query, _at_a_time(key), -2)
+        for part in torch.split(query, rows_at_a_time(key), -2)
     ]
     return torch.cat(found, -2)
 
@@ -39,7 +36,7 @@ def _differentiable(query: Tensor, key: Tensor, value: Tensor, scale: float) -> 
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        parts = torch.split(query, _at_a_time(key), -2)
+        parts = torch.split(query, rows_at_a_time(key), -2)
         out = torch.cat([_rows(part, key, value, scale) for part in parts], -2)
         ctx.scale = scale
         ctx.save_for_backward(query, key, value, out)
@@ -66,7 +63,7 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     keys, values = key.to(out.dtype), value.to(out.dtype)
     of_query, of_key, of_value = (torch.zeros_like(t, dtype=out.dtype) for t in (query, key, value))
-    each = _at_a_time(key)
+    each = rows_at_a_time(key)
     for begin in range(0, query.shape[-2], each):
         at = slice(begin, begin + each)
         rows, part = query[..., at, :].to(out.dtype) * scale, grad[..., at, :]
@@ -89,3 +86,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         return _differentiable(query, key, value, scale)
     out: Tensor = _apply(query, key, value, scale)
     return out
+
+
+def matched(fmap1: Tensor, fmap2: Tensor, scale: float) -> Tensor:
+    """[B, 2, H1, W1] flow."""
+    value = positions(size_of(fmap2), fmap1).flatten(1).transpose(0, 1)
+    query, key = rows_of(fmap1), rows_of(fmap2)
+    return flow_of(attend(query, key, value.expand(query.shape[0], -1, -1), scale), fmap1)

@@ -11,20 +11,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-HALVES = (torch.float16, torch.bfloat16)
+from fullfield.ops.matching.protocol import HALVES, Request, flow_of, rows_of, size_of
+
 _CLOSE = 16  # cells between centres, where there is room for so many
-_WIDEST = 256
+WIDEST = 256
 
 
-def serves(query: Tensor) -> bool:
-    """Whether the fused kernels do."""
-    return (
-        query.device.type == "cuda"
-        and torch.version.hip is None
-        and query.dtype in (torch.float32, *HALVES)
-        and query.shape[-1] <= _WIDEST
-        and query.numel() > 0
-    )
+def supports(request: Request) -> str | None:
+    """None where the fused kernels serve, else the reason that they do not."""
+    if request.device.type != "cuda" or torch.version.hip is not None:
+        return f"runs on NVIDIA GPUs, the tensors are on {request.device.type}"
+    if request.dtype not in (torch.float32, *HALVES):
+        return "needs float32, float16 or bfloat16 features"
+    if not 0 < request.channels <= WIDEST:
+        return f"needs 1 to {WIDEST} channels"
+    return None
 
 
 def _padded(rows: Tensor, width: int) -> Tensor:
@@ -44,6 +45,11 @@ def attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         q, k, v = (part.unsqueeze(1) for part in parts)
         found = functional.scaled_dot_product_attention(q, k, v, scale=scale).squeeze(1)
     return found[..., :width]
+
+
+def matched(fmap1: Tensor, fmap2: Tensor, scale: float) -> Tensor:
+    """[B, 2, H1, W1] flow."""
+    return flow_of(expected_positions(rows_of(fmap1), rows_of(fmap2), size_of(fmap2), scale), fmap1)
 
 
 def expected_positions(query: Tensor, key: Tensor, size: tuple[int, int], scale: float) -> Tensor:

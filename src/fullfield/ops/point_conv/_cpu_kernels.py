@@ -9,9 +9,9 @@ channels, the last perhaps 16; a *pitch* is a number of output channels rounded 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
-from fullfield._kernels.numba_cache import cache_folder, caching_in
+from fullfield._kernels.numba_cache import cache_folder, jit_in
 from fullfield._kernels.simd import LANES
 from fullfield._kernels.simd import __file__ as _simd_file
 from fullfield.ops.point_conv._cpu_simd import MOST, PANEL, SQUARE, accumulate_panel, accumulate_single
@@ -22,12 +22,7 @@ BLOCK = 2 * LANES  # input channels of a weight gradient worked on together
 _WIDE = PANEL * LANES
 
 CACHE = cache_folder(__file__, _own_simd_file, _simd_file)
-_OPTIONS = {"nogil": True, "error_model": "numpy", "cache": CACHE is not None}
-
-
-def _jit(function):
-    with caching_in(CACHE):
-        return njit(**_OPTIONS)(function)
+_jit = jit_in(CACHE)
 
 
 @_jit

@@ -7,20 +7,15 @@ worked on together, one per vector lane.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
-from fullfield._kernels.numba_cache import cache_folder, caching_in
+from fullfield._kernels.numba_cache import cache_folder, jit_in
 from fullfield._kernels.simd import LANES, load, splat, store
 from fullfield._kernels.simd import __file__ as _simd_file
 
 GROUP = 3  # displacements that share their loads
 CACHE = cache_folder(__file__, _simd_file)
-_OPTIONS = {"nogil": True, "error_model": "numpy", "cache": CACHE is not None}
-
-
-def _jit(function):
-    with caching_in(CACHE):
-        return njit(**_OPTIONS)(function)
+_jit = jit_in(CACHE)
 
 
 @_jit

@@ -8,9 +8,9 @@ whole vectors can be read and written everywhere. Lanes beyond the width hold fi
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
-from fullfield._kernels.numba_cache import cache_folder, caching_in
+from fullfield._kernels.numba_cache import cache_folder, jit_in
 from fullfield._kernels.simd import __file__ as _simd_file
 from fullfield._kernels.simd import (
     floor,
@@ -39,12 +39,7 @@ _SKEW = 16
 _FLOOR = np.float32(GRADIENT_FLOOR)
 
 CACHE = cache_folder(__file__, _simd_file, _config_file)
-_OPTIONS = {"nogil": True, "error_model": "numpy", "cache": CACHE is not None}
-
-
-def _jit(function):
-    with caching_in(CACHE):
-        return njit(**_OPTIONS)(function)
+_jit = jit_in(CACHE)
 
 
 @_jit

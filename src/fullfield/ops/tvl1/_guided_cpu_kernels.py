@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
-from fullfield._kernels.numba_cache import cache_folder, caching_in
+from fullfield._kernels.numba_cache import cache_folder, jit_in
 from fullfield._kernels.simd import __file__ as _simd_file
 from fullfield._kernels.simd import (
     load,
@@ -27,12 +27,7 @@ AX, AY, AXX, AXY, AYY, COUPLING, FU, FV = range(12, 20)
 PLANES = 20
 
 CACHE = cache_folder(__file__, _simd_file, _shared_file, _config_file)
-_OPTIONS = {"nogil": True, "error_model": "numpy", "cache": CACHE is not None}
-
-
-def _jit(function):
-    with caching_in(CACHE):
-        return njit(**_OPTIONS)(function)
+_jit = jit_in(CACHE)
 
 
 @_jit

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from fullfield._check import choice, number
+from fullfield._config import Config
 
 BORDERS = ("adjoint", "clamp")
 DUAL_RESETS = ("warp", "scale", "never")
@@ -22,7 +23,7 @@ def _parameter(default: Any, help: str, choices: tuple[object, ...] | None = Non
 
 
 @dataclass(frozen=True)
-class TVL1Config:
+class TVL1Config(Config):
     """Parameters of TV-L1 optical flow (Zach, Pock and Bischof 2007). The defaults are the preset ``default``.
 
     Units: ``lambda_`` weighs the data term for intensities from 0 to 255 (frames in [0, 1] are scaled by 255 inside);
@@ -93,18 +94,10 @@ class TVL1Config:
         choice(name, "preset", PRESETS)
         return PRESETS[name]
 
-    def replace(self, **parameters: Any) -> TVL1Config:
-        """A copy with other values; an unknown name is a TypeError, a bad value an InputError."""
-        return replace(self, **parameters)
-
     @property
     def cuda_alone(self) -> str | None:
         """What no backend but CUDA can do of this, or None."""
         return None if self.precision == PRECISIONS[0] else f"precision {self.precision}"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Field names and values."""
-        return asdict(self)
 
 
 PRESETS: dict[str, TVL1Config] = {

@@ -21,6 +21,7 @@ from fullfield.ops.tvl1.frames import (
     check_frame,
     check_values,
     grey,
+    placed,
 )
 from fullfield.ops.tvl1.guided_config import RefinementConfig
 
@@ -66,15 +67,11 @@ class FlowRefiner:
         self.config = RefinementConfig() if config is None else config
         check_arguments(height, width, self.config, RefinementConfig, dtype)
         self.height, self.width = height, width
-        self.dtype, self.device = dtype, _check.device(device)
+        self.dtype, self.device = dtype, placed(_check.device(device))
         self.backend = REFINERS.choose(backend, self.device, dtype)
         self._lock, self._process = threading.Lock(), os.getpid()
         self._cpu = guided_cpu.Refiner(height, width, self.config) if self.backend == "cpu" else None
-        self._cuda = None
-        if self.backend == "cuda":
-            index = self.device.index
-            self.device = torch.device("cuda", torch.cuda.current_device() if index is None else index)
-            self._cuda = guided_cuda.Refiner(height, width, self.config, self.device)
+        self._cuda = guided_cuda.Refiner(height, width, self.config, self.device) if self.backend == "cuda" else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         size = (self.height, self.width, self.config)

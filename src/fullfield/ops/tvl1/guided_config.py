@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from fullfield._check import number
+from fullfield._config import Config
 
 # Every iteration of a warp goes over the frame once; a round ends with the weighted median.
 FILTER_RADIUS = 7
@@ -17,7 +18,7 @@ def _parameter(default: Any, help: str) -> Any:
 
 
 @dataclass(frozen=True)
-class RefinementConfig:
+class RefinementConfig(Config):
     """Parameters of :func:`fullfield.ops.tvl1.refine_flow`; the README beside this file states the energy.
 
     Intensities are 0 ... 255 (frames in [0, 1] are scaled by 255 inside), lengths are pixels.
@@ -59,11 +60,3 @@ class RefinementConfig:
         number(self.filter_colour, "filter_colour", low=1e-3, high=1e6)
         number(self.filter_reach, "filter_reach", low=1, high=1e6)
         number(self.filter_threshold, "filter_threshold", low=0, high=1e6)
-
-    def replace(self, **parameters: Any) -> RefinementConfig:
-        """A copy with other values; an unknown name is a TypeError, a bad value an InputError."""
-        return replace(self, **parameters)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Field names and values."""
-        return asdict(self)

@@ -81,6 +81,7 @@ class Refiner:
     """For one size of frame; holds every buffer. From its second call on a CUDA graph drives it, but for the two
     kernels that read the frames. Calls are put in order, on whatever streams they are."""
 
+    @torch.inference_mode(False)  # the buffers outlive a caller's inference mode
     def __init__(
         self, height: int, width: int, config: RefinementConfig, device: torch.device, shape: Shape = SHAPE
     ) -> None:

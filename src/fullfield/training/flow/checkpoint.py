@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fullfield._check import InputError
-from fullfield.models.state import fit
+from fullfield.models.state import fit, read_safetensors
 from fullfield.training.checkpoint import (
     MOMENTS,
     freeze_config,
@@ -83,16 +83,11 @@ class FlowFolder:
         begun = (self.folder / STATE / _POINTER).exists() or (self.folder / WEIGHTS).exists()
         freeze_config(self.folder / RECIPE, recipe, begun=begun)
 
-    @property
-    def weights(self) -> Path:
-        """The file of the averaged weights."""
-        return self.folder / WEIGHTS
-
     def save(self, stepper: Stepper, history: list[FlowRow], *, batches: int = 0, best: float = float("inf")) -> None:
         """Keep everything that the next step depends on."""
         state, step = self.folder / STATE, history[-1].step
         average = _tensors(stepper.average.model)
-        write_tensors(self.weights, average)
+        write_tensors(self.folder / WEIGHTS, average)
         named: dict[str, dict[str, Tensor]] = {"model": _tensors(stepper.model), "average": average}
         for part, name, value in moments(stepper.model, stepper.optimizer):
             # The counts of steps are one number each; they lie with the first moments.
@@ -119,16 +114,12 @@ class FlowFolder:
         """Keep these weights as the best so far."""
         write_tensors(self.folder / BEST, _tensors(model))
 
-    def restore(self, stepper: Stepper) -> Restored | None:
-        """Put back what :meth:`save` kept; None for a new run.
-
-        Raises InputError where a file is damaged or of another network.
-        """
-        return restore(self.folder, stepper)
-
 
 def restore(folder: Path, stepper: Stepper) -> Restored | None:
-    """As :meth:`FlowFolder.restore`, from the folder of any run of this network."""
+    """Put back what :meth:`FlowFolder.save` kept in the folder of any run of this network; None for a new run.
+
+    Raises InputError where a file is damaged or of another network.
+    """
     state = folder / STATE
     if not (state / _POINTER).is_file():
         return None
@@ -148,24 +139,13 @@ def restore(folder: Path, stepper: Stepper) -> Restored | None:
         path = state / f"{step}.{part}.safetensors"
         if not path.is_file():
             raise InputError(f"{path}: is named by {_POINTER}, but is not there")
-        held[part] = read_tensors(path), str(path)
+        held[part] = read_safetensors(path), str(path)
     fit(stepper.model, *held["model"], "this run")
     fit(stepper.average.model, *held["average"], "this run")
     both = held["exp_avg"][0] | held["exp_avg_sq"][0]
     restore_moments(stepper.model, stepper.optimizer, both, held["exp_avg"][1], partly=True)
     stepper.scaling = scaling.to(stepper.device)
     return Restored(history, batches, float("inf") if best is None else float(best), rng)
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file of ours; one without any is an empty dictionary."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path, device="cpu")
-    except SafetensorError as error:
-        raise InputError(f"{path}: expected a safetensors file, cannot be read ({str(error)[:120]})") from None
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -134,6 +134,7 @@ class Stepper:
         self._told = torch.zeros(
             6, dtype=torch.float32, device=self.device
         )  # loss, error, norm, skipped, now in a row, most in a row
+        self._whole = torch.ones((), dtype=torch.float32, device=self.device)
         self._steps = 0
 
     def step(self, batch: FlowBatch, number: int, *, rate: float, occluded: bool = True) -> None:
@@ -148,7 +149,7 @@ class Stepper:
         if self.training.channels_last:
             frame1, frame2 = (f.contiguous(memory_format=torch.channels_last) for f in (frame1, frame2))
         before = torch.cat([b.detach().reshape(-1) for b in self._buffers]) if self._buffers else None
-        share = torch.ones((), dtype=torch.float32, device=self.device)
+        share = self._whole
         if self.ranks.count > 1:  # the mean over all processes' pixels, not over the processes' means
             pixels = counted.sum().clamp(min=1).float()
             share = self.ranks.count * pixels / self.ranks.sum(pixels.clone())
@@ -163,12 +164,11 @@ class Stepper:
 
     def _backward(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients, loss and error of a step; from a CUDA graph once some steps were made without one."""
-        if self._recorded is None and self._unrecorded > 0:
-            self._unrecorded -= 1
-            self.optimizer.zero_grad(set_to_none=True)
-            return self._gradients(*inputs)
         if self._recorded is None:
-            self.optimizer.zero_grad(set_to_none=True)  # those of the graph are its own
+            self.optimizer.zero_grad(set_to_none=True)  # those of a graph are its own
+            if self._unrecorded > 0:
+                self._unrecorded -= 1
+                return self._gradients(*inputs)
             try:
                 self._recorded = _Recorded(self._gradients, inputs)
             except RuntimeError as error:

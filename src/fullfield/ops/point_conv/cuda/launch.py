@@ -165,7 +165,7 @@ def outer(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) 
     shares = torch.empty((slots, share), dtype=torch.float32, device=features.device)
     turns = None
     if segments > slots:
-        turns = torch.zeros(12 * slots * columns * cell_blocks, dtype=torch.int32, device=features.device)
+        turns = torch.zeros(12 * slots * columns * cell_blocks + 1, dtype=torch.int32, device=features.device)
     given, wanted = _both_aligned(features, grad, channels)
     main = _Outer(
         _triplets(triplets, request.cells), given.data_ptr(), wanted.data_ptr(), shares.data_ptr(), address(turns),

@@ -9,7 +9,7 @@ struct OuterParams {
     Triplets triplets;
     const Value *features, *grad;
     float *shares;                 // [slot][column][cell][INPUTS * OUTPUTS]
-    u32 *turns;                    // of the form with wgmma: [slot][column][cell_block][12] zeros; null where every segment has its own slot
+    u32 *turns;                    // of the form with wgmma: [slot][column][cell_block][12] zeros, and one that counts blocks; null where every segment has its own slot
     const u32 *magnitude;          // of the features and of the gradients
     i64 features_row, grad_row;    // elements from row to row
     int inputs, outputs;           // of joined groups, padded to multiples of 8

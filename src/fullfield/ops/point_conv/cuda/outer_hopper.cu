@@ -7,7 +7,8 @@
 // stage is multiplied, the next is filled. A row's words of the block's cells lie together; its lanes look at WINDOW of them at once and
 // list the first point of each bucket, which is copied past the registers (zeros where there is none), and the points besides,
 // which are brought into registers and added when the copies are there: two points as they are, which rounds once; more in float32,
-// rounded when they are stored.
+// rounded when they are stored. A sum that float16 does not hold is seen in its result: then all sums of the stage are made again and
+// stored divided by a power of two, 2^n, and the stage is multiplied 2^n times.
 //
 // Macros: those of outer.cuh, of which both are 64.
 
@@ -38,6 +39,18 @@ static __device__ __forceinline__ u32 added(u32 a, u32 b) {
 #endif
     return r;
 }
+
+#if BF16
+static __device__ __forceinline__ void look_at(u32 &, const uint4 &) {}
+#else
+// Bits 15 and 31 of `seen` are set by numbers that are not finite.
+static __device__ __forceinline__ void look_at(u32 &seen, const uint4 &v) {
+    const u32 given[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) seen |= (given[i] & 0x7c007c00) + 0x04000400;
+}
+#endif
+static __device__ __forceinline__ bool not_finite(u32 seen) { return (seen & 0x80008000) != 0; }
 
 // What a block does: cells and channels.
 struct Work {
@@ -208,16 +221,18 @@ struct Quad {
                 if (i < count) v[i] = *source.at(point.x);
             }
     }
-    // Adds the other points.
-    __device__ __forceinline__ void add(const Triplets &t, const Source &source, u8 *stage, int turn, i64 begin, i64 end) const {
+    // Adds the other points. Whether a sum is not finite.
+    __device__ __forceinline__ bool add(const Triplets &t, const Source &source, u8 *stage, int turn, i64 begin, i64 end) const {
         u8 *to = stage + own * 128 + ((threadIdx.x & 7) ^ (own & 7)) * 16;
         u32 left = extras;             // those that were not fetched
 #pragma unroll
         for (int i = 0; i < EXTRAS; i++) left = most > EXTRAS ? left & left - 1 : 0;
+        u32 seen = 0;
         if (most <= WINDOW) {
             auto step = [&](int place, const uint4 &v) {
                 uint4 *at = (uint4 *)(to + place), sum = *at;
-                *at = make_uint4(added(sum.x, v.x), added(sum.y, v.y), added(sum.z, v.z), added(sum.w, v.w));
+                *at = sum = make_uint4(added(sum.x, v.x), added(sum.y, v.y), added(sum.z, v.z), added(sum.w, v.w));
+                look_at(seen, sum);
             };
 #pragma unroll
             for (int i = 0; i < EXTRAS; i++)
@@ -226,15 +241,20 @@ struct Quad {
                 Word w = word(turn, __ffs(left) - 1);
                 step((w.cell_of(t) - source.cell) * CELL_BYTES, *source.at(w.index_of(t)));
             }
-            return;
+            return not_finite(seen);
         }
         Wide sum;
         int last = -1;
+        auto store = [&] {
+            const uint4 v = sum.rounded();
+            *(uint4 *)(to + last) = v;
+            look_at(seen, v);
+        };
         auto step = [&](int place, const uint4 &v) {
             if (place != last) sum.start(*(uint4 *)(to + place));
             last = place;
             sum.add(v);
-            *(uint4 *)(to + place) = sum.rounded();
+            store();
         };
 #pragma unroll
         for (int i = 0; i < EXTRAS; i++)
@@ -247,7 +267,7 @@ struct Quad {
         place_of_row.find(t, begin + own, end);
         Row rest(place_of_row.from, place_of_row.to);
         rest.cut(t, source.cell);
-        if (rest.size <= WINDOW) return;
+        if (rest.size <= WINDOW) return not_finite(seen);
         int place = (word(turn, WINDOW - 1).cell_of(t) - source.cell) * CELL_BYTES;
         if (place >= 0 && place < CELLS * CELL_BYTES && place != last) sum.start(*(uint4 *)(to + place));
         last = place;
@@ -262,9 +282,49 @@ struct Quad {
             else
                 sum.start(v);
             last = place;
-            *(uint4 *)(to + place) = sum.rounded();
+            store();
         }
+        return not_finite(seen);
     }
+#if !BF16
+    // Stores the sums of the lane's row once more, divided by 2^shift. Whether one does not fit though it is finite. Two channels at a
+    // time: registers are rare, and this is.
+    __device__ __forceinline__ bool shrink(const Triplets &t, const Source &source, u8 *stage, int shift, i64 begin, i64 end) const {
+        const float factor = __uint_as_float((u32)(127 - shift) << 23);
+        bool large = false;
+#pragma unroll 1
+        for (int part = 0; part < 4; part++) {
+            u8 *to = stage + own * 128 + ((threadIdx.x & 7) ^ (own & 7)) * 16 + 4 * part;
+            float x = 0.f, y = 0.f;
+            int last = -1;
+            const i64 row = begin + own;
+            if (row >= end) continue;
+#pragma unroll 1
+            for (i64 at = t.rows[row];; at++) {
+                int cell = CELLS;
+                Word w;
+                if (at < t.rows[row + 1]) {
+                    w.load(t, at);
+                    cell = (int)w.cell_of(t) - source.cell;
+                    if (cell < 0) continue;
+                }
+                if (cell != last) {
+                    if (last >= 0) {
+                        x *= factor, y *= factor;
+                        large = large || (fmaxf(fabsf(x), fabsf(y)) >= 65520.f && fabsf(x) + fabsf(y) < 1e38f);
+                        *(u32 *)(to + last * CELL_BYTES) = pack_pair(x, y);
+                    }
+                    x = y = 0.f;
+                    last = cell;
+                }
+                if (cell >= CELLS) break;
+                const u32 v = ((const u32 *)source.at(w.index_of(t)))[part];
+                x += widened((Value)v), y += widened((Value)(v >> 16));
+            }
+        }
+        return large;
+    }
+#endif
 };
 
 typedef float Sums[96];
@@ -278,8 +338,8 @@ static __device__ __forceinline__ void multiply(Sums &sums, u32 features, u32 gr
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// Segments that have a share in common add to it one after the other: a warp its part. Their blocks start in order, so those before
-// are under way.
+// Segments that have a share in common add to it one after the other: a warp its part. Blocks take their work in the order in which they
+// start, so those before are under way.
 struct Turn {
     volatile u32 *at;
     u32 link;
@@ -306,7 +366,6 @@ static __device__ __forceinline__ Turn turn_of(const OuterParams &p, int segment
 
 static __device__ __forceinline__ void add_to_share(const OuterParams &p, const Sums &sums, int item) {
     int own = threadIdx.x >> 7, member = threadIdx.x & 127;
-    asm volatile("" : "+r"(item));     // what follows is found only now
     Work work(p, item);
     Turn turn = turn_of(p, work.segment, work.column, work.cell / CELLS, threadIdx.x >> 5);
     turn.await();
@@ -333,7 +392,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) outer(const __grid_cons
     u8 *stages = (u8 *)shared + (((address(shared) + 1023) & ~1023u) - address(shared));  // swizzled: at multiples of 1024
     u32 *words = (u32 *)(stages + 2 * STAGE_BYTES);
     int *tables = (int *)(words + THREADS / 32 * (1 + BESIDE) * 2 * 4 * STRIDE);
-    int item = blockIdx.x, lane = threadIdx.x & 31, warp = __shfl_sync(ALL, (int)(threadIdx.x >> 5), 0), octet = lane & 7;
+    volatile int &kept_item = tables[CELLS_STRIDE - 1];  // no cell's: registers are rare
+    if (threadIdx.x == 0) kept_item = p.turns ? atomicAdd(p.turns + (i64)p.slots * p.columns * p.cell_blocks * 12, 1u) : blockIdx.x;
+    __syncthreads();
+    int item = kept_item, lane = threadIdx.x & 31, warp = __shfl_sync(ALL, (int)(threadIdx.x >> 5), 0), octet = lane & 7;
     Work work(p, item);
     i64 first = part_begin(t, work.segment, p.segments), end = part_begin(t, work.segment + 1, p.segments);
     // In place of channels that there are not: others, whose sums nobody reads.
@@ -362,19 +424,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) outer(const __grid_cons
     quad.look(t, work.cell, 1, first + ROWS, end);
     for (i64 begin = first; begin < end; begin += ROWS, turn ^= 1) {
         asm volatile("cp.async.wait_all;" ::: "memory");
-        quad.add(t, source, stages + turn * STAGE_BYTES, turn, begin, end);
+        bool large = quad.add(t, source, stages + turn * STAGE_BYTES, turn, begin, end);
         publish();
         asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+#if BF16
         __syncthreads();               // the stage is full, and the other is done with
+#else
+        int shift = 0;
+        if (__syncthreads_or(large)) { // the same
+            for (bool more = true; more; more = __syncthreads_or(large)) {
+                large = quad.shrink(t, source, stages + turn * STAGE_BYTES, ++shift, begin, end);
+                publish();
+            }
+            quad.begin(t, work.cell, begin + 2 * ROWS, end);  // what it holds already, for whose registers there was no room
+        }
+#endif
         u32 stage = at + turn * STAGE_BYTES;
         copy(begin + ROWS, at + (turn ^ 1) * STAGE_BYTES);
         quad.fetch(source);
         multiply(sums, stage + own_cells, stage + CELLS * CELL_BYTES);
+#if !BF16
+        for (int again = (1 << shift) - 1; again > 0; again--) multiply(sums, stage + own_cells, stage + CELLS * CELL_BYTES);
+#endif
         quad.look(t, work.cell, turn, begin + 2 * ROWS, end);
     }
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
     asm volatile("cp.async.wait_all;" ::: "memory");
 #pragma unroll
     for (int i = 0; i < 96; i++) asm volatile("" : "+f"(sums[i])::"memory");
-    add_to_share(p, sums, item);
+    add_to_share(p, sums, kept_item);
 }

@@ -1,0 +1,136 @@
+"""Tables of the operators' own pages, made of the stored results by ``scripts/tables.py``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
+BEGIN_LOOKUP_PEERS = "<!-- table of the lookup's peers: begin -->\n"
+BEGIN_LOOKUP_SIZES = "<!-- table of the lookup by size: begin -->\n"
+BEGIN_LAYERS = "<!-- table of layers on points: begin -->\n"
+BEGIN_VOXELS = "<!-- table of layers on voxels: begin -->\n"
+BEGIN_LAYER_FORMATS = "<!-- table of formats on points: begin -->\n"
+
+
+def _cases(name: str) -> list[dict[str, Any]]:
+    stored: dict[str, Any] = json.loads((RESULTS / name).read_text("utf-8"))
+    return list(stored["cases"])
+
+
+def _row(case: dict[str, Any], begin: str) -> dict[str, Any]:
+    found: dict[str, Any] = next(row for row in case["rows"] if row["name"].startswith(begin))
+    return found
+
+
+def _lines(rows: list[list[str]]) -> str:
+    from benchmarks.markdown import table
+
+    return "\n".join(table(rows)) + "\n"
+
+
+def _milliseconds(row: dict[str, Any], way: str) -> str:
+    value = 1e3 * row[way]["median_s"]
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+
+
+def lookup_peers() -> str:
+    """Milliseconds of a pair's lookups beside fused-local-corr and ptlflow, in the same runs."""
+    rows = [["", "`cuda`", "peer"]]
+    for name, peer, called, ways in (
+        ("fused", "fused-local-corr", "fused-local-corr", ("eager",)),
+        ("ptlflow", "ptlflow volume", "ptlflow 0.4.2 `CorrBlock`", ("graph", "eager")),
+        ("ptlflow_train", "ptlflow volume", "ptlflow 0.4.2 `CorrBlock`", ("graph",)),
+    ):
+        for case in _cases(f"correlation_h200_{name}.json"):
+            height, width = case["size"]
+            batch = f"{case['batch']} × " if case["batch"] > 1 else ""
+            both = " and backward, float32" if case["pass"] == "forward+backward" else ""
+            for way in ways:
+                title = f"{called}, {batch}{width}×{height}, {case['updates']} lookups{both}"
+                how = "eager" if way == "eager" else "graph replay"
+                times = [_milliseconds(_row(case, who), way) for who in ("cuda", peer)]
+                rows.append([f"{title}, {how}", *times])
+    return _lines(rows)
+
+
+def lookup_sizes() -> str:
+    """Milliseconds of 32 lookups by feature map, on a calm and on a fast scene."""
+    found: dict[tuple[int, int], dict[str, str]] = {}
+    for case in _cases("correlation_h200_sizes.json"):
+        height, width = case["size"]
+        found.setdefault((width, height), {})[case["scene"]] = _milliseconds(_row(case, "cuda"), "graph")
+    heads = [f"{width}×{height}" for width, height in found]
+    cells = [" / ".join(scenes[f"flow_{kind}_512x224"] for kind in ("easy", "medium")) for scenes in found.values()]
+    return _lines([["feature map", *heads], ["forward", *cells]])
+
+
+def _layer(row: dict[str, Any], kept: bool = True) -> str:
+    if row["status"] != "ok":
+        return str(row["status"])
+    times = " / ".join(_milliseconds(row, way) for way in ("forward", "training"))
+    beside = f", kept {row['kept_bytes'] / 1e6:.0f}" if kept else ""
+    return f"{times}, {row['training_peak_bytes'] / 1e6:.0f} MB{beside}"
+
+
+def layers() -> str:
+    """One layer on real scans: forward / with gradients in milliseconds, memory, what is kept beside."""
+    names = ("cuda", "pointelligence", "the supplement's listing", "gather-GEMM-scatter")
+    heads = ["", "`cuda`", "pointelligence v1.5.0", "the supplement's listing, written anew"]
+    rows = [[*heads, "gather–GEMM–scatter in PyTorch"]]
+    wanted = (("bfloat16", [64, 64]), ("float16", [64, 64]), ("bfloat16", [64, 128]))
+    for scans, called in (("indoor_dense,", "three indoor scans"), ("indoor_dense, 2 cm", "the same on a 2 cm grid")):
+        for kind, channels in wanted:
+            case = next(
+                case
+                for case in _cases("points_h200.json")
+                if case["part"] == "layer"
+                and case["label"].startswith(scans)
+                and (case["dtype"], case["channels"], case["kernel"]) == (kind, channels, [3, 3, 3])
+            )
+            title = f"{kind}, {channels[0]}→{channels[1]}"
+            if (kind, channels) == wanted[0]:
+                title = f"{called}, {case['points']:,} points, {case['triplets'] / 1e6:.3g} M triplets, {title}"
+            rows.append([title, *(_layer(_row(case, name), channels == [64, 64]) for name in names)])
+    return _lines(rows)
+
+
+def voxels() -> str:
+    """One layer on voxels, beside libraries of sparse convolution."""
+    rows = [["voxels, one point each, float16, 64→64", "`cuda`", "spconv 2.3.8", "ocnn 2.3.3"]]
+    cases = [case for case in _cases("points_h200.json") if case["part"] == "voxels"]
+    for case in cases:
+        if case["size"] in (100_000, 1_000_000, 10_000_000):
+            size = f"{case['size'] / 1e6:g} million, {case['series'].removeprefix('voxels ')}"
+            rows.append([size, *(_layer(_row(case, name)) for name in ("cuda", "spconv", "ocnn"))])
+    return _lines(rows)
+
+
+def layer_formats() -> str:
+    """The CUDA backend's layer on the three scans, in the formats that are stored."""
+    rows = [
+        ["whole operator", "forward", "forward and backward", "64 → 128", "and backward", "beyond arguments, training"]
+    ]
+    for kind in ("bfloat16", "float16"):
+        found = [
+            _row(case, "cuda")
+            for channels in ([64, 64], [64, 128])
+            for case in _cases("points_h200.json")
+            if case["part"] == "layer"
+            and case["label"].startswith("indoor_dense, 64")
+            and (case["dtype"], case["channels"], case["kernel"]) == (kind, channels, [3, 3, 3])
+        ]
+        times = [f"{1e3 * row[way]['median_s']:.3f}" for row in found for way in ("forward", "training")]
+        memory = " / ".join(f"{row['training_peak_bytes'] / 1e6:.0f}" for row in found)
+        rows.append([kind, *times, f"{memory} MB"])
+    return _lines(rows)
+
+
+PAGES = {
+    "src/fullfield/ops/correlation/README.md": ((BEGIN_LOOKUP_PEERS, lookup_peers),),
+    "src/fullfield/ops/correlation/cuda/README.md": ((BEGIN_LOOKUP_SIZES, lookup_sizes),),
+    "src/fullfield/ops/point_conv/README.md": ((BEGIN_LAYERS, layers), (BEGIN_VOXELS, voxels)),
+    "src/fullfield/ops/point_conv/cuda/README.md": ((BEGIN_LAYER_FORMATS, layer_formats),),
+}
+"""As in ``tables.py``: page, then the mark and the table of each part."""

@@ -1,0 +1,142 @@
+"""Matching on NVIDIA GPUs: cuBLAS multiplies some rows at a time, one kernel makes positions of them.
+
+Products of 16-bit features stay float32, and so does everything that is computed of them.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fullfield._kernels.nvrtc import Libraries, Source
+from fullfield.ops import launching
+from fullfield.ops.launching import CODES, structures
+from fullfield.ops.matching.protocol import HALVES, Request, rows_at_a_time
+
+LIBRARIES = Libraries("kernels of matching by a softmax")
+_THREADS, _ALIGNED, _LOG2_E = 256, 8, 1.4426950408889634
+_SOURCE = Path(__file__).with_name("positions.cu")
+_Params = structures(launching.HALVES, launching.VALUES, _SOURCE)["PositionParams"]
+# Products of 16-bit features that stay float32: PyTorch 2.8.
+_WIDENS = hasattr(torch.ops.aten.bmm, "dtype")
+
+
+def supports(request: Request) -> str | None:
+    """None where the kernels serve, else the reason that they do not."""
+    if request.dtype not in CODES:
+        return "needs float32, float16 or bfloat16 features"
+    if not request.eager:
+        return "is not for traced or transformed code"
+    return launching.why_not(request.device)
+
+
+@functools.cache
+def source(dtype: torch.dtype) -> Source:
+    """Both kernels for features of a dtype."""
+    text = launching.read_source(launching.HALVES, launching.VALUES, _SOURCE)
+    return Source(text, (f"-DIN={CODES[dtype]}",))
+
+
+def rows(fmap: Tensor, aligned: bool = False) -> Tensor:
+    """[B, N, C] in memory; if ``aligned`` with rows of zeros behind them, which no kernel counts."""
+    found = fmap.flatten(2).transpose(1, 2)
+    lacking = -found.shape[1] % _ALIGNED if aligned else 0
+    return functional.pad(found, (0, 0, 0, lacking)) if lacking else found.contiguous()
+
+
+def _products(one: Tensor, two: Tensor) -> Tensor:
+    """[B, N, M] of [B, N, C] and [B, C, M], float32 whatever they are."""
+    if one.is_cuda and one.dtype in HALVES and _WIDENS:
+        return torch.bmm(one, two, out_dtype=torch.float32)
+    return torch.bmm(one.float(), two.float())
+
+
+class _Rows:
+    """What all kernels of a call are told, and the rows of the matrix that are there."""
+
+    def __init__(
+        self, query: Tensor, key: Tensor, sizes: tuple[tuple[int, int], tuple[int, int]], scale: float
+    ) -> None:
+        self.query, self.key = query, key
+        self.batch, self.count = query.shape[:2]
+        own, searched = sizes
+        self.params = p = _Params()
+        p.pixels, p.count, p.pitch = self.count, searched[0] * searched[1], key.shape[1]
+        p.own_width, p.width = own[1], searched[1]
+        p.sharpness, p.scale = scale * _LOG2_E, scale
+        self.kernels = launching.kernels(LIBRARIES, source(query.dtype), query.get_device())
+
+    def parts(self) -> list[slice]:
+        """Rows that are there together."""
+        each = rows_at_a_time(self.key)
+        each -= each % 64 if each > 64 else 0
+        return [slice(at, min(at + each, self.count)) for at in range(0, self.count, each)]
+
+    def products(self, part: slice) -> Tensor:
+        """Of these rows [B, n, M]; the kernels are told of them."""
+        found = _products(self.query[:, part], self.key.transpose(1, 2))
+        self.params.products, self.params.begin = found.data_ptr(), part.start
+        self.params.rows = part.stop - part.start
+        return found
+
+    def launch(self, name: str) -> None:
+        self.kernels.launch(name, self.batch * self.params.rows, _THREADS, self.params)
+
+
+def forward(
+    query: Tensor,  # [B, N, C]
+    key: Tensor,  # [B, M, C], aligned
+    sizes: tuple[tuple[int, int], tuple[int, int]],  # of the first map and of the second
+    scale: float,
+) -> tuple[Tensor, Tensor]:  # [B, 2, N] flow, [B, N] logarithms of the softmax's sums, for `backward`
+    """Some rows at a time."""
+    flow = query.new_empty((query.shape[0], 2, query.shape[1]), dtype=torch.float32)
+    logarithms = query.new_empty(query.shape[:2], dtype=torch.float32)
+    work = _Rows(query, key, sizes, scale)
+    work.params.flow, work.params.logarithms = flow.data_ptr(), logarithms.data_ptr()
+    with torch.autocast(query.device.type, enabled=False):
+        for part in work.parts():
+            held = work.products(part)
+            work.launch("positions")
+            del held
+    return flow, logarithms
+
+
+def backward(
+    saved: tuple[Tensor, Tensor, Tensor, Tensor],  # query, key, flow, logarithms
+    grad: Tensor,  # [B, 2, N]
+    sizes: tuple[tuple[int, int], tuple[int, int]],
+    scale: float,
+) -> tuple[Tensor, Tensor]:  # [B, N, C], [B, M, C] float32
+    """Gradients of queries and keys: the products are made again."""
+    query, key, flow, logarithms = saved
+    grad = grad.contiguous()
+    work = _Rows(query, key, sizes, scale)
+    p: Any = work.params
+    p.flow, p.logarithms, p.grad = flow.data_ptr(), logarithms.data_ptr(), grad.data_ptr()
+    unit = None
+    if query.dtype == torch.float16:  # whose range a loss's small gradients would leave
+        unit = grad.abs().amax()
+        unit = torch.where(unit.isfinite() & (unit > 0), unit, 1.0)
+        p.unit = unit.data_ptr()
+    half = query.dtype in HALVES
+    of_query = query.new_empty(query.shape, dtype=torch.float32)
+    of_key = key.new_zeros(key.shape, dtype=torch.float32)
+    with torch.autocast(query.device.type, enabled=False):
+        for part in work.parts():
+            held = work.products(part)
+            moved = held.new_empty(held.shape, dtype=query.dtype) if half else held
+            p.grad_products = moved.data_ptr()
+            work.launch("gradient")
+            del held
+            of_query[:, part] = _products(moved, key)
+            of_key += _products(moved.transpose(1, 2), query[:, part])
+    if unit is not None:
+        of_query *= unit
+        of_key *= unit
+    return of_query, of_key

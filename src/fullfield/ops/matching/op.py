@@ -1,0 +1,63 @@
+"""The kernels' matching with its gradients, for eager code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fullfield.ops.matching import chunks, cuda
+
+
+class _Matched(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, fmap1: Tensor, fmap2: Tensor, scale: float) -> Tensor:
+        found, query, key, logarithms = _forward(fmap1, fmap2, scale)
+        ctx.scale = scale
+        ctx.save_for_backward(fmap1, fmap2, query, key, found, logarithms)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        fmap1, fmap2, query, key, found, logarithms = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:2]
+        if torch.is_grad_enabled():  # for gradients of the gradient
+            kept = [fmap for fmap, want in zip((fmap1, fmap2), wanted, strict=True) if want]
+            again = chunks.matched(fmap1, fmap2, ctx.scale)
+            left = iter(torch.autograd.grad(again, kept, grad, create_graph=True))
+            return *(next(left) if want else None for want in wanted), None
+        saved = (query, key, found.flatten(2), logarithms)
+        both = cuda.backward(saved, grad.flatten(2), _sizes(fmap1, fmap2), ctx.scale)
+        return *(
+            _gradient(one, fmap) if want else None for one, fmap, want in zip(both, (fmap1, fmap2), wanted, strict=True)
+        ), None
+
+
+def _sizes(fmap1: Tensor, fmap2: Tensor) -> tuple[tuple[int, int], tuple[int, int]]:
+    (height, width), (height2, width2) = fmap1.shape[2:], fmap2.shape[2:]
+    return (height, width), (height2, width2)
+
+
+def _forward(fmap1: Tensor, fmap2: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    query, key = cuda.rows(fmap1), cuda.rows(fmap2, aligned=True)
+    flow, logarithms = cuda.forward(query, key, _sizes(fmap1, fmap2), scale)
+    return torch.unflatten(flow, 2, tuple(fmap1.shape[2:])), query, key, logarithms
+
+
+def _gradient(found: Tensor, fmap: Tensor) -> Tensor:
+    """[B, C, H, W] of rows, of which some may be beyond the map."""
+    kept = found[:, : fmap.shape[2] * fmap.shape[3]].to(fmap.dtype)
+    return torch.unflatten(kept.transpose(1, 2), 2, tuple(fmap.shape[2:]))
+
+
+# ``_Matched.apply`` without what it does for functorch's transforms and for ``setup_context``.
+_apply: Any = super(torch.autograd.Function, _Matched).apply
+
+
+def matched(fmap1: Tensor, fmap2: Tensor, scale: float) -> Tensor:
+    """[B, 2, H1, W1] flow."""
+    if torch.is_grad_enabled() and (fmap1.requires_grad or fmap2.requires_grad):
+        out: Tensor = _apply(fmap1, fmap2, scale)
+        return out
+    return _forward(fmap1, fmap2, scale)[0]

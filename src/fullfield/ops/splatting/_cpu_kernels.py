@@ -1,0 +1,139 @@
+"""numba kernels of the CPU backend. Importing this module needs numba; nothing compiles until asked.
+
+Fields are [2, H, W] float32, masks [H, W] uint8.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, types
+
+from fullfield._kernels.numba_cache import cache_folder, caching_in
+
+CACHE = cache_folder(__file__)
+_OPTIONS = {"nogil": True, "error_model": "numpy", "cache": CACHE is not None}
+
+
+def _jit(function):
+    with caching_in(CACHE):
+        return njit(**_OPTIONS)(function)
+
+
+@_jit
+def scatter_longest(flow, moved, known):
+    """Every finite vector to the pixel nearest to its end; the longest stays, of equally long ones the last."""
+    height, width = known.shape
+    longest = np.full((height, width), np.float32(-1.0))
+    for y in range(height):
+        for x in range(width):
+            u, v = flow[0, y, x], flow[1, y, x]
+            if not (np.isfinite(u) and np.isfinite(v)):
+                continue
+            to_x, to_y = np.rint(np.float32(x) + u), np.rint(np.float32(y) + v)
+            if not (0 <= to_x < width and 0 <= to_y < height):
+                continue
+            i, j = int(to_y), int(to_x)
+            length = u * u + v * v
+            if length >= longest[i, j]:
+                longest[i, j] = length
+                moved[0, i, j] = u
+                moved[1, i, j] = v
+                known[i, j] = 1
+
+
+@_jit
+def fill_rings(field, known):
+    """Fill pixels that are not known (0) from those that are (1), in place; 2 marks the ring that is next."""
+    height, width = known.shape
+    holes = 0
+    for y in range(height):
+        for x in range(width):
+            holes += known[y, x] == 0
+    ring = np.empty(holes, np.int64)
+    means = np.empty((2, holes), np.float32)
+    end = 0
+    for y in range(height):
+        for x in range(width):
+            if known[y, x] == 0 and _touches(known, y, x):
+                ring[end] = y * width + x
+                end += 1
+    for k in range(end):
+        known[ring[k] // width, ring[k] % width] = 2
+    begin = 0
+    while begin < end:
+        for k in range(begin, end):
+            y, x = ring[k] // width, ring[k] % width
+            u, v, count = np.float32(0.0), np.float32(0.0), np.float32(0.0)
+            for i in range(max(y - 1, 0), min(y + 2, height)):
+                for j in range(max(x - 1, 0), min(x + 2, width)):
+                    if known[i, j] == 1:
+                        u += field[0, i, j]
+                        v += field[1, i, j]
+                        count += np.float32(1.0)
+            means[0, k], means[1, k] = u / count, v / count
+        for k in range(begin, end):
+            y, x = ring[k] // width, ring[k] % width
+            field[0, y, x], field[1, y, x] = means[0, k], means[1, k]
+            known[y, x] = 1
+        last = end
+        for k in range(begin, last):
+            y, x = ring[k] // width, ring[k] % width
+            for i in range(max(y - 1, 0), min(y + 2, height)):
+                for j in range(max(x - 1, 0), min(x + 2, width)):
+                    if known[i, j] == 0:
+                        known[i, j] = 2
+                        ring[end] = i * width + j
+                        end += 1
+        begin = last
+
+
+@_jit
+def _touches(known, y, x):
+    height, width = known.shape
+    for i in range(max(y - 1, 0), min(y + 2, height)):
+        for j in range(max(x - 1, 0), min(x + 2, width)):
+            if known[i, j] == 1:
+                return True
+    return False
+
+
+@_jit
+def share_out(flow, part, weights, known, sums):
+    """Every known vector to four pixels around ``part`` of its way. ``weights``: strength, trust; ``sums``: strength
+    times u and v, strength, share, strength times trust."""
+    height, width = known.shape
+    way = np.float32(part)
+    one = np.float32(1.0)
+    for y in range(height):
+        for x in range(width):
+            if known[y, x] == 0:
+                continue
+            u, v = flow[0, y, x], flow[1, y, x]
+            to_x, to_y = np.float32(x) + way * u, np.float32(y) + way * v
+            left, top = np.floor(to_x), np.floor(to_y)
+            if not (-1 <= left < width and -1 <= top < height):
+                continue
+            strength, trust = weights[0, y, x], weights[1, y, x]
+            right, below = to_x - left, to_y - top
+            for dy in range(2):
+                i = int(top) + dy
+                for dx in range(2):
+                    j = int(left) + dx
+                    share = (right if dx else one - right) * (below if dy else one - below)
+                    if share > 0 and 0 <= i < height and 0 <= j < width:
+                        weight = strength * share
+                        sums[0, i, j] += u * weight
+                        sums[1, i, j] += v * weight
+                        sums[2, i, j] += weight
+                        sums[3, i, j] += share
+                        sums[4, i, j] += trust * weight
+
+
+_field = types.float32[:, :, ::1]
+_mask = types.uint8[:, ::1]
+
+ENTRY_POINTS = {
+    "scatter_longest": (scatter_longest, types.void(_field, _field, _mask)),
+    "fill_rings": (fill_rings, types.void(_field, _mask)),
+    "share_out": (share_out, types.void(_field, types.float64, _field, _mask, _field)),
+}

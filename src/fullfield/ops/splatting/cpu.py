@@ -1,0 +1,41 @@
+"""float32 on the CPU by compiled kernels of one thread, which release the GIL."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fullfield._kernels.numba_cache import Kernels, why_not
+
+_kernels = Kernels(f"{__package__}._cpu_kernels", "splatting kernels")
+
+
+def serves(flow: Tensor) -> bool:
+    """Whether the kernels take it."""
+    return flow.device.type == "cpu" and flow.dtype == torch.float32 and why_not() is None
+
+
+def moved_forward(flow: Tensor) -> Tensor:
+    known = torch.zeros(flow.shape[1:], dtype=torch.uint8)
+    moved = torch.zeros(flow.shape, dtype=torch.float32)
+    kernels = _kernels()
+    kernels.scatter_longest(flow.detach().contiguous().numpy(), moved.numpy(), known.numpy())
+    kernels.fill_rings(moved.numpy(), known.numpy())
+    return moved
+
+
+def fill_holes(flow: Tensor, known: Tensor) -> Tensor:
+    have = known.to(torch.uint8).contiguous().clone()
+    field = torch.where(known, flow.detach(), 0.0)
+    _kernels().fill_rings(field.numpy(), have.numpy())
+    return field
+
+
+def carried(flow: Tensor, part: float, trust: Tensor, known: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    trust = trust.detach().to(torch.float32)
+    weights = torch.stack((torch.exp(12 * trust), trust))
+    sums = torch.zeros(5, *flow.shape[1:], dtype=torch.float32)
+    have = known.to(torch.uint8).contiguous()
+    _kernels().share_out(flow.detach().contiguous().numpy(), float(part), weights.numpy(), have.numpy(), sums.numpy())
+    weight = sums[2].clamp(min=1e-12)
+    return sums[:2] / weight, sums[3], sums[4] / weight

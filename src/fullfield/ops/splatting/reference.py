@@ -1,0 +1,76 @@
+"""Plain PyTorch, on any device: defines what is computed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+def moved_forward(flow: Tensor) -> Tensor:  # [2, H, W] -> [2, H, W]
+    height, width = flow.shape[-2:]
+    finite = flow.isfinite().all(0)
+    ys, xs = torch.meshgrid(
+        torch.arange(height, device=flow.device), torch.arange(width, device=flow.device), indexing="ij"
+    )
+    safe = torch.where(finite, flow, 0.0)
+    x, y = (xs + safe[0]).round().long(), (ys + safe[1]).round().long()
+    inside = finite & (x >= 0) & (x < width) & (y >= 0) & (y < height)
+    vectors = flow[:, inside]
+    target = (y * width + x)[inside]
+    length = vectors.square().sum(0)
+    longest = length.new_full((height * width,), -1.0).scatter_reduce_(0, target, length, "amax")
+    index = torch.arange(len(target), device=flow.device)
+    winner = torch.full((height * width,), -1, dtype=torch.long, device=flow.device)
+    winner.scatter_reduce_(0, target, torch.where(length == longest[target], index, -1), "amax")
+    known = winner >= 0
+    moved = torch.zeros(2, height * width, dtype=flow.dtype, device=flow.device)
+    moved[:, known] = vectors[:, winner[known]]
+    return fill_holes(moved.view(2, height, width), known.view(height, width))
+
+
+def fill_holes(flow: Tensor, known: Tensor) -> Tensor:
+    height, width = known.shape
+    if not bool(known.any()):
+        return torch.zeros_like(flow)
+    stride = width + 2  # a border of unknown pixels that are never filled
+    steps = torch.tensor([dy * stride + dx for dy in (-1, 0, 1) for dx in (-1, 0, 1) if dy or dx], device=flow.device)
+    field = functional.pad(torch.where(known, flow, 0.0), (1, 1, 1, 1)).flatten(1)
+    have = functional.pad(known, (1, 1, 1, 1)).flatten()
+    fillable = functional.pad(~known, (1, 1, 1, 1)).flatten()
+    near = functional.max_pool2d(known[None].to(flow.dtype), 3, 1, 1)[0] > 0
+    ring = (functional.pad(near, (1, 1, 1, 1)).flatten() & fillable).nonzero()[:, 0]
+    mark = torch.empty(have.shape, dtype=torch.int32, device=flow.device)
+    while len(ring):
+        around = ring[:, None] + steps
+        weight = have[around].to(flow.dtype)
+        means = (field[:, around] * weight).sum(2) / weight.sum(1)
+        field[:, ring] = means
+        have[ring], fillable[ring] = True, False
+        ring = around[fillable[around]]
+        order = torch.arange(len(ring), dtype=torch.int32, device=flow.device)
+        mark[ring] = order
+        ring = ring[mark[ring] == order]  # each once
+    return field.view(2, height + 2, stride)[:, 1:-1, 1:-1].contiguous()
+
+
+def carried(flow: Tensor, part: float, trust: Tensor, known: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    height, width = flow.shape[-2:]
+    rows, columns = torch.meshgrid(
+        torch.arange(height, device=flow.device), torch.arange(width, device=flow.device), indexing="ij"
+    )
+    x, y = columns + part * flow[0], rows + part * flow[1]
+    left, top = x.floor(), y.floor()
+    strength = torch.exp(12 * trust) * known
+    sums = torch.zeros(5, height * width, dtype=flow.dtype, device=flow.device)  # u, v, weight, cover, trust
+    values = torch.stack([flow[0] * strength, flow[1] * strength, strength, known.to(flow.dtype), trust * strength])
+    for dy in (0, 1):
+        for dx in (0, 1):
+            px, py = left + dx, top + dy
+            share = (1 - (x - px).abs()) * (1 - (y - py).abs())
+            inside = (px >= 0) & (px < width) & (py >= 0) & (py < height) & (share > 0)
+            index = (py.long() * width + px.long())[inside]  # float32 holds no index beyond 2^24
+            sums.index_add_(1, index, (values * share)[:, inside])
+    weight = sums[2].clamp(min=1e-12)
+    vectors, cover, sure = sums[:2] / weight, sums[3], sums[4] / weight
+    return vectors.view(2, height, width), cover.view(height, width), sure.view(height, width)
