@@ -178,8 +178,8 @@ def _window_cells(f1, i1, f2, i2, plane, blocks, height, width, window, lane_x, 
 
 
 @_jit
-def _blend(cells, offsets, pitch, window, fx, fy, line, taps):  # type: ignore[no-untyped-def]
-    """taps[dx, dy][lane] from the lanes' windows: along x first, then between two rows."""
+def _blend(cells, at, offsets, pitch, window, fx, fy, line, taps):  # type: ignore[no-untyped-def]
+    """taps[dx, dy][lane] from the lanes' windows in the cells from ``at`` on: along x, then between two rows."""
     side = window - 1
     one = splat(np.float32(1.0))
     right = load(fx, 0)
@@ -187,9 +187,9 @@ def _blend(cells, offsets, pitch, window, fx, fy, line, taps):  # type: ignore[n
     below = load(fy, 0)
     above = one - below
     for row in range(window):
-        before = gather(cells, offsets, row * pitch * LANES)
+        before = gather(cells, offsets, at + row * pitch * LANES)
         for dx in range(side):
-            here = gather(cells, offsets, (row * pitch + dx + 1) * LANES)
+            here = gather(cells, offsets, at + (row * pitch + dx + 1) * LANES)
             value = left * before + right * here
             if row > 0:
                 store(taps, (dx * side + row - 1) * LANES, above * load(line, dx * LANES) + below * value)
@@ -294,7 +294,7 @@ def lookup_tiles(f1, f2, levels, scales, coords, window, blocks, grad, out, firs
                     lane_x, lane_y, pixel, line, offsets, cells,
                 )  # fmt: skip
                 if grad.size == 0:
-                    _blend(cells, offsets, pitch, window, fx, fy, line, taps)
+                    _blend(cells, 0, offsets, pitch, window, fx, fy, line, taps)
                 else:
                     _read(taps, grad, b, channel, side * side, tile)
                     _slopes(cells, offsets, pitch, window, fx, fy, taps, slope[2 * LANES :], slope[3 * LANES :])

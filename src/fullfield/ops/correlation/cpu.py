@@ -15,6 +15,7 @@ from torch import Tensor
 from fullfield._kernels.numba_cache import Kernels, why_not
 from fullfield._kernels.threads import run_parts
 from fullfield.ops.correlation._cpu_layout import LANES, LARGEST_RADIUS, TILE
+from fullfield.ops.correlation.cpu_patches import Patches
 from fullfield.ops.correlation.protocol import Gradients, Prepared, Request, empty_out
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ def _level_views(request: Request, target: Tensor) -> list[Tensor]:
 
 
 _kernels = Kernels(f"{__package__}._cpu_backward_kernels", "correlation kernels")
+_patch_kernels = Kernels(f"{__package__}._cpu_patch_kernels", "correlation kernels that keep products")
 
 
 def _parallel(count: int, grain: int, task: Any) -> None:
@@ -118,6 +120,8 @@ class Cpu(Prepared):
         self._scales = np.array([0.5**level for level in range(request.levels)], np.float32)
         self._window = 2 * request.radius + 2
         self._tiles = _tiles(request)[0] * _tiles(request)[1]
+        self._patches: Patches | None = None
+        self._looked_up = False
 
     def _run(self, coords: Tensor, grad: Tensor | None, out: Tensor) -> None:
         import numpy as np
@@ -133,10 +137,36 @@ class Cpu(Prepared):
 
         _parallel(r.batch * self._tiles, 4, task)
 
+    def _kept(self) -> Patches | None:
+        """The products to look among, from the second lookup on (asked for by name: from the first)."""
+        if self._patches is None and self.request.reuse is not False:
+            if self._looked_up or self.request.reuse:
+                self._patches = Patches(self.request, self.request.batch * self._tiles)
+            self._looked_up = True
+        return self._patches
+
+    def _run_with(self, kept: Patches, coords: Tensor, out: Tensor) -> None:
+        kernel = _patch_kernels().lookup_tiles_with_patches
+        r = self.request
+        arrays = (_floats(self.state[0]), _floats(self.state[1]), self._levels, self._scales, _floats(coords))
+        result = out.numpy()
+
+        def task(first: int, last: int) -> None:
+            kernel(*arrays, self._window, _blocks(r), kept.slots, kept.cells, kept.notes, result, first, last)
+
+        _parallel(r.batch * self._tiles, 4, task)
+
     def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
         out = empty_out(self.request, self.state[0], torch.float32, channels_last)
         if out.numel():
-            self._run(coords, None, out)
+            kept = self._kept()
+            if kept is None or not kept.lock.acquire(blocking=False):
+                self._run(coords, None, out)
+            else:
+                try:
+                    self._run_with(kept, coords, out)
+                finally:
+                    kept.lock.release()
         return out.to(out_dtype)
 
     def backward(self, grad_out: Tensor, coords: Tensor, grads: Gradients, coords_grad: bool) -> Tensor | None:

@@ -49,6 +49,8 @@ class Request:
     pooled: bool = False
     """Whether the levels are the repeated 2×2 average pooling of the finest."""
     precision: Precision = "highest"
+    reuse: bool | None = False
+    """Whether lookups keep products for the next ones; None: where it pays."""
 
     @property
     def levels(self) -> int:
