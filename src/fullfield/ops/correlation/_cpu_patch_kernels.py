@@ -33,7 +33,7 @@ from fullfield.ops.correlation._cpu_kernels import (
     _write,
     largest_union,
 )
-from fullfield.ops.correlation._cpu_simd import MOST
+from fullfield.ops.correlation._cpu_simd import MOST, fetch
 
 # What is noted about a slot: what it holds, then x0, y0, columns, rows of its rectangle or of every lane's.
 NOTES = 1 + 4 * LANES
@@ -176,6 +176,18 @@ def _kept_cells(
 
 
 @_jit
+def _fetch(patches, at, capacity, note):
+    """Ask for what a slot holds."""
+    cells = 0
+    if note[0] == _UNION:
+        cells = note[4] * _pitch(note[3])
+    elif note[0] == _SINGLE:
+        cells = capacity
+    for cell in range(cells):
+        fetch(patches, at + cell * LANES)
+
+
+@_jit
 def lookup_tiles_with_patches(
     f1, f2, levels, scales, coords, window, blocks, slots, patches, notes, out, first, last
 ):
@@ -203,6 +215,11 @@ def lookup_tiles_with_patches(
             height = levels[level, 1]
             width = levels[level, 2]
             plane = levels[level, 3]
+            # While this level is worked on, the next one's products come.
+            ahead = level + 1 if level + 1 < levels.shape[0] else 0
+            beside = index if ahead > 0 else min(index + 1, last - 1)
+            here = (beside * slots[levels.shape[0], 0] + slots[ahead, 0]) * LANES
+            _fetch(patches, here, slots[ahead, 1], notes[beside, ahead])
             seen = _place(coords, scales, b, level, tile, window, height, width, lane_x, lane_y, fx, fy)
             if seen == 0:
                 taps[:] = np.float32(0.0)

@@ -32,6 +32,7 @@ WIDE = bool(llvm.get_host_cpu_features().get("avx512f", False))
 MOST = 24 if WIDE else 6
 WIDTHS = tuple(range(2, MOST + 1, 2))
 UNROLL = 4
+_NEARNESS = 2  # of what is fetched: the second cache
 
 
 def _int(value: int) -> ir.Constant:
@@ -190,6 +191,21 @@ def dots(
 
     i = types.intp
     return types.void(i, pixel, i, planes, i, i, i, out, i), codegen
+
+
+@intrinsic
+def fetch(typingctx: Any, array: Any, index: Any) -> Any:
+    """Ask for the cache line of ``array[index]``; whoever reads it later waits less."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        byte, number = ir.PointerType(ir.IntType(8)), ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        place = builder.bitcast(_data(context, builder, sig.args[0], *args), byte)
+        builder.call(function, [place, *(ir.Constant(number, value) for value in (0, _NEARNESS, 1))])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), codegen
 
 
 @intrinsic

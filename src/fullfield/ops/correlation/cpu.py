@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+REUSES = True
 # Elements behind the last level, where a row's last product may read.
 _TAIL = 2 * LANES
 # Tiles whose windows' gradients are kept at a time.
@@ -105,7 +106,10 @@ def _floats(tensor: Tensor) -> NDArray[np.float32]:
 
 
 class Cpu(Prepared):
-    """State: fmap1 / √C as [B, tile, channel, 16 pixels], all levels as [B, C // 16, H, W, 16]; both flat float32."""
+    """State: fmap1 / √C as [B, tile, channel, 16 pixels], all levels as [B, C // 16, H, W, 16]; both flat float32.
+
+    Beside it the products that lookups keep, from the second one on: a single lookup should not pay for others.
+    """
 
     def __init__(self, request: Request, state: tuple[Tensor, ...]) -> None:
         import numpy as np
@@ -138,12 +142,14 @@ class Cpu(Prepared):
         _parallel(r.batch * self._tiles, 4, task)
 
     def _kept(self) -> Patches | None:
-        """The products to look among, from the second lookup on (asked for by name: from the first)."""
-        if self._patches is None and self.request.reuse is not False:
-            if self._looked_up or self.request.reuse:
-                self._patches = Patches(self.request, self.request.batch * self._tiles)
-            self._looked_up = True
+        """What the lookups keep, if this one is to use it: with ``reuse=True`` the first does, too."""
+        if self._patches is None and (self.request.reuse or (self.request.reuse is None and self._looked_up)):
+            self._patches = Patches(self.request, self.request.batch * self._tiles)
+        self._looked_up = True
         return self._patches
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_patches": None}
 
     def _run_with(self, kept: Patches, coords: Tensor, out: Tensor) -> None:
         kernel = _patch_kernels().lookup_tiles_with_patches

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 # Beside the windows of a tile whose pixels move alike, a slot has room for so many more columns and rows.
-_ROOM = 3
+_ROOM = 2
 
 
 def slot_cells(radius: int, level: int) -> int:
