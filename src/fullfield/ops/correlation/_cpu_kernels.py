@@ -17,15 +17,13 @@ from numba import njit
 from fullfield._kernels.numba_cache import cache_folder, caching_in
 from fullfield._kernels.simd import __file__ as _simd_file
 from fullfield._kernels.simd import load, splat, store
-from fullfield.ops.correlation._cpu_layout import LANES, LARGEST_RADIUS, TILE
+from fullfield.ops.correlation._cpu_layout import LANES, LARGEST_RADIUS, LARGEST_UNION, TILE
 from fullfield.ops.correlation._cpu_layout import __file__ as _layout_file
-from fullfield.ops.correlation._cpu_simd import MOST, dots, gather, products
+from fullfield.ops.correlation._cpu_simd import MOST, dots, gather, products, put_half
 from fullfield.ops.correlation._cpu_simd import __file__ as _own_simd_file
 
 TILE_HEIGHT, TILE_WIDTH = TILE
 LARGEST_WINDOW = 2 * LARGEST_RADIUS + 2
-# A union of more than so many windows is computed pixel by pixel: see benchmarks/notes/correlation_cuda.md.
-LARGEST_UNION = 3.5
 _BLOCK = LANES * LANES
 
 CACHE = cache_folder(__file__, _own_simd_file, _simd_file, _layout_file)
@@ -205,9 +203,14 @@ def _write(taps, out, b, channel, channels, tile):  # type: ignore[no-untyped-de
     top = tile // across * TILE_HEIGHT
     left = tile % across * TILE_WIDTH
     columns = min(TILE_WIDTH, width - left)
+    by_b, by_channel, by_y, by_x = out.strides
+    whole = columns == TILE_WIDTH and by_x == 4
     for k in range(channels):
         for y in range(min(TILE_HEIGHT, height - top)):
             at = k * LANES + y * TILE_WIDTH
+            if whole:
+                put_half(out, b * by_b + (channel + k) * by_channel + (top + y) * by_y + left * by_x, taps, at)
+                continue
             for x in range(columns):
                 out[b, channel + k, top + y, left + x] = taps[at + x]
 

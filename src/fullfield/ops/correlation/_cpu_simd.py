@@ -23,6 +23,7 @@ _INDEX = ir.IntType(64)
 _VECTOR = ir.VectorType(_FLOAT, LANES)
 _OFFSETS = ir.VectorType(ir.IntType(32), LANES)
 _POINTERS = ir.VectorType(ir.PointerType(_FLOAT), LANES)
+_BYTES = ir.PointerType(ir.IntType(8))
 _MASK = ir.VectorType(ir.IntType(1), LANES)
 _FLAGS = ("contract", "nsz")
 _REORDER = ("contract", "nsz", "reassoc")
@@ -194,14 +195,31 @@ def dots(
 
 
 @intrinsic
+def put_half(typingctx: Any, array: Any, offset: Any, values: Any, index: Any) -> Any:
+    """Eight floats of ``values`` from ``index`` on to ``offset`` bytes behind the begin of ``array``, of any strides."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        half = ir.PointerType(ir.VectorType(_FLOAT, LANES // 2))
+        begin = builder.bitcast(context.make_array(sig.args[0])(context, builder, args[0]).data, _BYTES)
+        source = builder.bitcast(_data(context, builder, sig.args[2], *args[2:]), half)
+        value = builder.load(source)
+        value.align = 4
+        done = builder.store(value, builder.bitcast(builder.gep(begin, [args[1]]), half))
+        done.align = 4
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, values, types.intp), codegen
+
+
+@intrinsic
 def fetch(typingctx: Any, array: Any, index: Any) -> Any:
     """Ask for the cache line of ``array[index]``; whoever reads it later waits less."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        byte, number = ir.PointerType(ir.IntType(8)), ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [byte, number, number, number])
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [_BYTES, number, number, number])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        place = builder.bitcast(_data(context, builder, sig.args[0], *args), byte)
+        place = builder.bitcast(_data(context, builder, sig.args[0], *args), _BYTES)
         builder.call(function, [place, *(ir.Constant(number, value) for value in (0, _NEARNESS, 1))])
         return context.get_dummy_value()
 

@@ -5,27 +5,25 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from fullfield.ops.correlation._cpu_layout import LANES, TILE
+from fullfield.ops.correlation._cpu_layout import LANES, LARGEST_UNION, TILE
 from fullfield.ops.correlation.protocol import Request
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-# Beside the windows of a tile whose pixels move alike, a slot has room for so many more columns and rows.
-_ROOM = 2
+# Beside the windows of a tile whose pixels move alike, a coarser level's slot has room for so many columns and rows.
+_ROOM = 3
 
 
 def slot_cells(radius: int, level: int) -> int:
-    """Cells that a tile's slot has on a level: windows that lie side by side, and room for them to move."""
+    """Cells that a tile's slot has on a level: on the finest, where windows differ most, for any that are one product."""
     window = 2 * radius + 2
+    if level == 0:
+        return int(LARGEST_UNION * window**2)
     columns = window + -(-(TILE[1] - 1) // 2**level) + _ROOM
     rows = window + -(-(TILE[0] - 1) // 2**level) + _ROOM
     return (columns + 2) // 2 * 2 * rows
-
-
-def cells_per_tile(request: Request) -> int:
-    return sum(slot_cells(request.radius, level) for level in range(request.levels))
 
 
 class Patches:
@@ -39,11 +37,9 @@ class Patches:
 
         from fullfield.ops.correlation._cpu_patch_kernels import NOTES
 
-        starts = [0]
-        for level in range(request.levels):
-            starts.append(starts[-1] + slot_cells(request.radius, level))
         sizes = [slot_cells(request.radius, level) for level in range(request.levels)]
+        starts = [sum(sizes[:level]) for level in range(request.levels + 1)]
         self.slots: NDArray[np.int64] = np.array(list(zip(starts, [*sizes, 0], strict=True)), np.int64)
-        self.cells: NDArray[np.float32] = np.empty(tiles * starts[-1] * LANES, np.float32)
+        self.cells: NDArray[np.float32] = np.empty(tiles * sum(sizes) * LANES, np.float32)
         self.notes: NDArray[np.int32] = np.zeros((tiles, request.levels, NOTES), np.int32)
         self.lock = threading.Lock()
