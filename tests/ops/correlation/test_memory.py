@@ -61,7 +61,7 @@ def linear_bytes(size: tuple[int, int], grad: bool) -> int:
 
 
 # What the cpu backend keeps between lookups, of every pixel.
-KEPT = 4200 + 65
+KEPT = 4200 + 66
 
 # Chunks, notes of 128 tiles, and what the allocator keeps.
 WORKING = 112 << 20

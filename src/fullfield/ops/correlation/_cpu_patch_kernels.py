@@ -35,11 +35,21 @@ from fullfield.ops.correlation._cpu_kernels import (
 )
 from fullfield.ops.correlation._cpu_simd import MOST, fetch
 
-# What is noted about a slot: what it holds, then x0, y0, columns, rows of its rectangle or of every lane's.
-NOTES = 1 + 4 * LANES
+# What is noted about a slot: what it holds (below 0: nothing, for so many lookups more), then x0, y0, columns, rows of
+# its rectangle or of every lane's, then how long it rests when it is of no use again.
+NOTES = 2 + 4 * LANES
+_LONGEST_REST = 16
 _UNION, _SINGLE = 1, 2
 # A new strip beside a rectangle is at least so wide where there is room: its products would wait for each other.
 _STRIP = 4
+# A lane's rectangle grows by so much at most: what is far away is not looked at again.
+_ROOM = 3
+
+
+@_jit
+def _single_side(window, capacity):
+    """Columns and rows that every lane has where the lanes have a rectangle each."""
+    return min(int(np.sqrt(capacity)), window + _ROOM)
 
 
 @_jit
@@ -70,8 +80,9 @@ def _fill(one, y, begin, end, f1, i1, f2, i2, plane, blocks, height, width, patc
 
 @_jit
 def _renew(
-    one, x0, y0, columns, rows, f1, i1, f2, i2, plane, blocks, height, width, patches, at, limit, note, cells, line, lane
-):
+    one, x0, y0, columns, rows, f1, i1, f2, i2, plane, blocks, height, width,
+    patches, at, limit, note, cells, line, lane,
+):  # fmt: skip
     """Let the rectangle that ``note`` describes hold [y0, y0 + rows) × [x0, x0 + columns).
 
     ``limit``: the slot's cells for one rectangle, else the side of every lane's.
@@ -83,13 +94,15 @@ def _renew(
     if kc > 0:
         # Around both, if there is room: with a wider strip, without, or the new alone.
         for strip in (_STRIP, 0):
-            l, t, r, b = min(x0, kx), min(y0, ky), max(x0 + columns, kx + kc), max(y0 + rows, ky + kr)
-            if l < kx:
-                l = min(l, kx - strip)
-            if r > kx + kc:
-                r = max(r, kx + kc + strip)
-            if (one and (b - t) * _pitch(r - l) <= limit) or (not one and b - t <= limit and r - l <= limit):
-                left, top, right, bottom = l, t, r, b
+            begin, end = min(x0, kx), max(x0 + columns, kx + kc)
+            if begin < kx:
+                begin = min(begin, kx - strip)
+            if end > kx + kc:
+                end = max(end, kx + kc + strip)
+            up, down = min(y0, ky), max(y0 + rows, ky + kr)
+            across, along = end - begin, down - up
+            if (one and along * _pitch(across) <= limit) or (not one and along <= limit and across <= limit):
+                left, top, right, bottom = begin, up, end, down
                 break
     # What stays.
     xs, xe = max(left, kx), min(right, kx + kc)
@@ -131,18 +144,59 @@ def _renew(
 
 
 @_jit
+def _shares(note, x, y, columns, rows):
+    """Whether a rectangle has a cell of the noted one."""
+    return (
+        x < note[0] + note[2] and note[0] < x + columns
+        and y < note[1] + note[3] and note[1] < y + rows
+    )  # fmt: skip
+
+
+@_jit
+def _rests(note, x0, y0, columns, rows, lane_x, lane_y, window):
+    """Whether a slot is left alone, because the windows have nothing to do with those before, again and again."""
+    last = NOTES - 1
+    if note[0] < 0:
+        note[0] += 1
+        return True
+    missed = 0
+    seen = 1
+    if note[0] == _UNION:
+        missed = 0 if _shares(note[1:], x0, y0, columns, rows) else 1
+    elif note[0] == _SINGLE:
+        seen = 0
+        for lane in range(LANES):
+            if lane_x[lane] > -(1 << 30):
+                seen += 1
+                if not _shares(note[1 + 4 * lane :], lane_x[lane], lane_y[lane], window, window):
+                    missed += 1
+    if 2 * missed <= seen:
+        if note[0] > 0:
+            note[last] = 0
+        return False
+    rest = note[last]
+    note[last] = min(max(2 * rest, 1), _LONGEST_REST)
+    if rest == 0:
+        return False
+    note[0] = -rest
+    return True
+
+
+@_jit
 def _kept_cells(
     f1, i1, f2, i2, plane, blocks, height, width, window, lane_x, lane_y, pixel, line, offsets, cells,
     patches, at, capacity, note,
 ):  # fmt: skip
-    """As _window_cells, in the slot from ``at`` on; returns its pitch, or 0 if it is too small."""
+    """As _window_cells, in the slot from ``at`` on; returns its pitch, or 0 if it is too small or rests."""
     x0, y0, columns, rows = _union(lane_x, lane_y, window)
     one = rows * _pitch(columns) <= largest_union(window)
     if one and rows * _pitch(columns) > capacity:
         return 0
+    if _rests(note, x0, y0, columns, rows, lane_x, lane_y, window):
+        return 0
     kind = _UNION if one else _SINGLE
     if note[0] != kind:
-        note[:] = 0
+        note[: NOTES - 1] = 0
         note[0] = kind
     if one:
         _renew(
@@ -155,7 +209,7 @@ def _kept_cells(
             if lane_x[lane] > -(1 << 30):
                 offsets[lane] += ((lane_y[lane] - note[2]) * pitch + lane_x[lane] - note[1]) * LANES
         return pitch
-    pitch = int(np.sqrt(capacity))
+    pitch = _single_side(window, capacity)
     for lane in range(LANES):
         offsets[lane] = lane
         if lane_x[lane] > -(1 << 30):
@@ -176,25 +230,23 @@ def _kept_cells(
 
 
 @_jit
-def _fetch(patches, at, capacity, note):
+def _fetch(patches, at, window, capacity, note):
     """Ask for what a slot holds."""
     cells = 0
     if note[0] == _UNION:
         cells = note[4] * _pitch(note[3])
     elif note[0] == _SINGLE:
-        cells = capacity
+        cells = _single_side(window, capacity) ** 2
     for cell in range(cells):
         fetch(patches, at + cell * LANES)
 
 
 @_jit
-def lookup_tiles_with_patches(
-    f1, f2, levels, scales, coords, window, blocks, slots, patches, notes, out, first, last
-):
+def lookup_tiles_with_patches(f1, f2, levels, scales, coords, window, blocks, slots, patches, notes, out, first, last):
     """As ``lookup_tiles``, with the products that ``patches`` keeps.
 
-    ``slots`` holds a row (first cell of a tile's patches, cells) per level and the end of all; ``notes`` [tiles, levels,
-    NOTES] says what is kept, and is zero at first.
+    ``slots`` holds a row (first cell of a tile's patches, cells) per level and the end of all; ``notes``
+    [tiles, levels, NOTES] says what is kept, and is zero at first.
     """
     side = window - 1
     tiles = ((coords.shape[2] + TILE_HEIGHT - 1) // TILE_HEIGHT) * ((coords.shape[3] + TILE_WIDTH - 1) // TILE_WIDTH)
@@ -219,7 +271,7 @@ def lookup_tiles_with_patches(
             ahead = level + 1 if level + 1 < levels.shape[0] else 0
             beside = index if ahead > 0 else min(index + 1, last - 1)
             here = (beside * slots[levels.shape[0], 0] + slots[ahead, 0]) * LANES
-            _fetch(patches, here, slots[ahead, 1], notes[beside, ahead])
+            _fetch(patches, here, window, slots[ahead, 1], notes[beside, ahead])
             seen = _place(coords, scales, b, level, tile, window, height, width, lane_x, lane_y, fx, fy)
             if seen == 0:
                 taps[:] = np.float32(0.0)

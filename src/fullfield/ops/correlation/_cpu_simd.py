@@ -196,7 +196,7 @@ def dots(
 
 @intrinsic
 def put_half(typingctx: Any, array: Any, offset: Any, values: Any, index: Any) -> Any:
-    """Eight floats of ``values`` from ``index`` on to ``offset`` bytes behind the begin of ``array``, of any strides."""
+    """Write eight of ``values``, from ``index`` on, ``offset`` bytes behind the begin of ``array``."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         half = ir.PointerType(ir.VectorType(_FLOAT, LANES // 2))

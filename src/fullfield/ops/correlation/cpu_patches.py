@@ -17,9 +17,9 @@ _ROOM = 3
 
 
 def slot_cells(radius: int, level: int) -> int:
-    """Cells that a tile's slot has on a level: on the finest, where windows differ most, for any that are one product."""
+    """Cells that a tile's slot has on a level."""
     window = 2 * radius + 2
-    if level == 0:
+    if level == 0:  # where windows differ most: any rectangle around them that is one product
         return int(LARGEST_UNION * window**2)
     columns = window + -(-(TILE[1] - 1) // 2**level) + _ROOM
     rows = window + -(-(TILE[0] - 1) // 2**level) + _ROOM
