@@ -32,7 +32,7 @@ class CorrelationPyramid:
 
     Between two updates of a network the windows hardly move. The "cpu" backend therefore keeps the products that it
     computed, and computes those that a window newly reaches: results are the same to the bit, whatever was looked up
-    before, and later lookups of a pair take about a quarter of the time. At radius 4 with four levels it takes
+    before, and later lookups of a pair take a quarter to a third of the time. At radius 4 with four levels it takes
     4.2 kB for every pixel of ``fmap1``, until the pair is gone. The first lookup of a pair neither keeps anything nor
     takes longer.
 

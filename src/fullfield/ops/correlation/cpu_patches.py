@@ -21,8 +21,8 @@ def slot_cells(radius: int, level: int) -> int:
     window = 2 * radius + 2
     if level == 0:  # where windows differ most: any rectangle around them that is one product
         return int(LARGEST_UNION * window**2)
-    columns = window + -(-(TILE[1] - 1) // 2**level) + _ROOM
-    rows = window + -(-(TILE[0] - 1) // 2**level) + _ROOM
+    columns = window + -(-(TILE[1] - 1) // (1 << level)) + _ROOM
+    rows = window + -(-(TILE[0] - 1) // (1 << level)) + _ROOM
     return (columns + 2) // 2 * 2 * rows
 
 
