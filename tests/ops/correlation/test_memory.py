@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -45,6 +46,7 @@ for grad in (False, True):
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 
 
+@functools.cache
 def peaks(backend: str, size: tuple[int, int], reuse: str = "off") -> list[int]:
     """Without and with gradients."""
     arguments = [sys.executable, "-c", SCRIPT, backend, *map(str, size), reuse]
