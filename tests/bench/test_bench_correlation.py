@@ -111,6 +111,7 @@ def test_every_backend_is_checked_and_timed(backward: bool, channels_last: bool)
     who = contenders.our_contenders(["cpu", "dense", "blocks", "reference"])
     (case,) = measured(plan(*who, backward=backward, channels_last=channels_last, batch=2))
     assert not failed([case])
+    assert [row["name"] for row in case["rows"]] == ["cpu", "cpu, reuse off", "dense", "blocks", "reference"]
     assert case["checked_pixels"] == 12 * 20
     for row in case["rows"]:
         if row["status"] == "cannot":  # numba may be absent

@@ -14,6 +14,7 @@ from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig
 from fullfield.models.cascade import Cascade
 from fullfield.models.prepared import PreparedFlow, PreparedSizes, motion
 from fullfield.models.prepared.weights import Form, folded, stem
+from fullfield.ops.correlation import cpu
 from fullfield.ops.fused import reference
 from fullfield.ops.fused.protocol import CELL_CHANNELS, Frame
 
@@ -286,3 +287,23 @@ def test_a_folded_norm_is_the_norm() -> None:
         folded(conv, nn.GroupNorm(2, 8))
     form = Form(torch.device("cpu"), torch.float32)
     assert form.filters(weight).is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("name", ["raft", "sea-raft"])
+def test_updates_keep_products_on_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the second lookup of a pair on, and to the same bits."""
+    pytest.importorskip("numba")
+    made: list[tuple[int, ...]] = []
+
+    class Noted(cpu.Patches):
+        def __init__(self, request: Any, tiles: int) -> None:
+            made.append(request.size1)
+            super().__init__(request, tiles)
+
+    monkeypatch.setattr(cpu, "Patches", Noted)
+    fast = PreparedFlow(network(name), *SIZE)
+    one, several = fast(*frames(), 1), fast(*frames(), 4)
+    assert made == [(9, 12)]
+    monkeypatch.setattr(cpu.Cpu, "_kept", lambda _: None)
+    assert torch.equal(one, fast(*frames(), 1))
+    assert torch.equal(several, fast(*frames(), 4))

@@ -81,15 +81,17 @@ class Contender:
 
 
 def our_contenders(names: Sequence[str] = BACKENDS) -> list[Contender]:
-    """Backends of the correlation lookup."""
+    """Backends of the correlation lookup; one that keeps products between lookups also without."""
     found = []
     for name in names:
         no_graph = "waits for the device (its block mask)" if name == "blocks" else None
         found.append(Contender(name, _pyramid(name), _admission(name), True, no_graph))
+        if getattr(LOOKUPS.load(name), "REUSES", False):
+            found.append(Contender(f"{name}, reuse off", _pyramid(name, reuse=False), _admission(name), True))
     return found
 
 
-def _pyramid(backend: str) -> Callable[[Problem, Tensor, Tensor], Lookup]:
+def _pyramid(backend: str, reuse: bool | None = None) -> Callable[[Problem, Tensor, Tensor], Lookup]:
     def prepare(problem: Problem, fmap1: Tensor, fmap2: Tensor) -> Lookup:
         return CorrelationPyramid(
             fmap1,
@@ -99,6 +101,7 @@ def _pyramid(backend: str) -> Callable[[Problem, Tensor, Tensor], Lookup]:
             backend=backend,
             out_dtype=problem.out_dtype,
             memory_format=problem.memory_format,
+            reuse=reuse,
         )
 
     return prepare

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fullfield import _check
 from fullfield.ops.correlation.arguments import (
     check_coords,
     check_features,
@@ -29,11 +30,19 @@ class CorrelationPyramid:
     must require their gradient when the pair is prepared. See :func:`fullfield.ops.correlation.correlation_lookup`
     for the operator, its order of channels and its options.
 
+    Between two updates of a network the windows hardly move. The "cpu" backend therefore keeps the products that it
+    computed, and computes those that a window newly reaches: results are the same to the bit, whatever was looked up
+    before, and later lookups of a pair take a quarter to a third of the time. At radius 4 with four levels it takes
+    4.2 kB for every pixel of ``fmap1``, until the pair is gone. The first lookup of a pair neither keeps anything nor
+    takes longer.
+
     Args:
         fmap1: [B, C, H1, W1] float32, float16, bfloat16 or float64.
         fmap2: [B, C, H2, W2] of the same dtype, any size.
         levels: 1 to 8; each halves the one before.
         radius: 1 to 8.
+        reuse: None keeps products from the second lookup on, where the backend can. True does from the first on, and
+            refuses backends that cannot and traced code. False keeps nothing: less memory.
 
     Raises:
         InputError: naming the argument that does not fit.
@@ -49,6 +58,7 @@ class CorrelationPyramid:
         backend: str | None = None,
         out_dtype: torch.dtype | None = None,
         memory_format: torch.memory_format = torch.contiguous_format,
+        reuse: bool | None = None,
     ) -> None:
         check_window(levels, radius)
         check_features(fmap1, [fmap2], ["fmap2"])
@@ -60,7 +70,8 @@ class CorrelationPyramid:
         self._size = (fmap1.shape[0], 2, fmap1.shape[2], fmap1.shape[3])
         self._out_dtype = output_dtype(out_dtype, fmap1.dtype)
         self._channels_last = is_channels_last(memory_format)
-        self._lookups = Lookups(fmap1, [fmap2], levels, radius, backend)
+        _check.require(reuse is None or isinstance(reuse, bool), "reuse", "True, False or None", reuse)
+        self._lookups = Lookups(fmap1, [fmap2], levels, radius, backend, reuse)
 
     @property
     def backend(self) -> str | None:

@@ -368,7 +368,7 @@ class Engine:
                 flow = self._timed(lambda: self._estimator(one, two, initial_flow=start))
         except InputError as error:
             return problem_of(paths[0], error)
-        if self._device.type == "cpu" and not np.isfinite(flow.numpy()).all():
+        if self._device.type == "cpu" and not np.isfinite(flow.detach().numpy()).all():
             return Problem(paths[0], f"{self._estimator.method} gives a flow that is not finite")
         return flow
 
@@ -436,9 +436,7 @@ class Engine:
             plate = self._ready[number]
             if isinstance(plate, Problem):
                 raise InputError(f"{self._plates.path(number)}: {plate.reason}")
-            # Not blocking on the way to a GPU alone: a copy back has to have arrived before it is read.
-            to_gpu = self._device.type == "cuda"
-            self._on_device[number] = plate.frame[None].to(self._device, non_blocking=to_gpu)
+            self._on_device[number] = plate.frame[None].to(self._device, non_blocking=True)  # from pinned memory
         return self._on_device[number]
 
     def _box(self, number: int) -> FrameWindow:

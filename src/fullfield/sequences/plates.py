@@ -29,7 +29,7 @@ class Plate(NamedTuple):
     """One frame of a shot."""
 
     frame: Tensor
-    """float32 [C, H, W], display-referred, as :func:`fullfield.io.read_frame` reads it."""
+    """float32 [C, H, W] in the host's memory, display-referred, as :func:`fullfield.io.read_frame` reads it."""
     window: FrameWindow | None = None
     """Of an EXR: its windows; the data window is what ``frame`` holds."""
     metadata: tuple[Attribute, ...] = ()
@@ -167,7 +167,8 @@ class ListedPlates:
 
         if not self.has(number):
             raise InputError(f"frame {number}: the list has {len(self._frames)}")
-        return Plate(as_frame(self._frames[number - 1], self.path(number), **self._reading))
+        # Plates lie in the host's memory, wherever the frames came from; the engine takes them where it computes.
+        return Plate(as_frame(self._frames[number - 1], self.path(number), **self._reading).cpu())
 
     def close(self) -> None:
         pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import subprocess
 import sys
@@ -27,7 +28,7 @@ def work(height, width, grad):
     maps = [torch.randn(1, channels, height, width, requires_grad=grad) for _ in range(2)]
     y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     coords = torch.stack((x, y))[None].float() + torch.rand(1, 2, height, width)
-    look = CorrelationPyramid(*maps, 4, 4, backend=backend)
+    look = CorrelationPyramid(*maps, 4, 4, backend=backend, reuse={"on": None, "off": False}[sys.argv[4]])
     outs = [look(coords + i) for i in range(2)]
     if grad:
         sum(out.sum() for out in outs).backward()
@@ -45,9 +46,10 @@ for grad in (False, True):
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 
 
-def peaks(backend: str, size: tuple[int, int]) -> list[int]:
+@functools.cache
+def peaks(backend: str, size: tuple[int, int], reuse: str = "off") -> list[int]:
     """Without and with gradients."""
-    arguments = [sys.executable, "-c", SCRIPT, backend, *map(str, size)]
+    arguments = [sys.executable, "-c", SCRIPT, backend, *map(str, size), reuse]
     done = subprocess.run(arguments, capture_output=True, text=True, check=True)
     return [int(json.loads(line)) for line in done.stdout.splitlines()[-2:]]
 
@@ -60,6 +62,9 @@ def linear_bytes(size: tuple[int, int], grad: bool) -> int:
     return features * 6 + results * 2 if grad else features * 3 + results
 
 
+# What the cpu backend keeps between lookups, of every pixel.
+KEPT = 4200 + 66
+
 # Chunks, notes of 128 tiles, and what the allocator keeps.
 WORKING = 112 << 20
 
@@ -70,6 +75,15 @@ def test_peak_is_linear(backend: str) -> None:
     size = (48, 128) if backend == "reference" else (192, 224)
     for found, grad in zip(peaks(backend, size), (False, True), strict=True):
         assert found < linear_bytes(size, grad) + WORKING
+
+
+def test_what_lookups_keep_is_counted() -> None:
+    size = (192, 224)
+    kept = KEPT * size[0] * size[1]
+    with_, without = peaks("cpu", size, "on"), peaks("cpu", size)
+    for found, grad in zip(with_, (False, True), strict=True):
+        assert found < linear_bytes(size, grad) + kept + WORKING
+    assert with_[0] > without[0] + kept / 4  # not all of it is used
 
 
 def test_the_measure_tells_a_volume() -> None:

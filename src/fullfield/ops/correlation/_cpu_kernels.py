@@ -16,15 +16,13 @@ import numpy as np
 from fullfield._kernels.numba_cache import cache_folder, jit_in
 from fullfield._kernels.simd import __file__ as _simd_file
 from fullfield._kernels.simd import load, splat, store
-from fullfield.ops.correlation._cpu_layout import LANES, LARGEST_RADIUS, TILE
+from fullfield.ops.correlation._cpu_layout import LANES, LARGEST_RADIUS, LARGEST_UNION, TILE
 from fullfield.ops.correlation._cpu_layout import __file__ as _layout_file
-from fullfield.ops.correlation._cpu_simd import MOST, dots, gather, products
+from fullfield.ops.correlation._cpu_simd import MOST, dots, gather, products, put_half
 from fullfield.ops.correlation._cpu_simd import __file__ as _own_simd_file
 
 TILE_HEIGHT, TILE_WIDTH = TILE
 LARGEST_WINDOW = 2 * LARGEST_RADIUS + 2
-# A union of more than so many windows is computed pixel by pixel: see benchmarks/notes/correlation_cuda.md.
-LARGEST_UNION = 3.5
 _BLOCK = LANES * LANES
 
 CACHE = cache_folder(__file__, _own_simd_file, _simd_file, _layout_file)
@@ -172,8 +170,8 @@ def _window_cells(f1, i1, f2, i2, plane, blocks, height, width, window, lane_x, 
 
 
 @_jit
-def _blend(cells, offsets, pitch, window, fx, fy, line, taps):  # type: ignore[no-untyped-def]
-    """taps[dx, dy][lane] from the lanes' windows: along x first, then between two rows."""
+def _blend(cells, at, offsets, pitch, window, fx, fy, line, taps):  # type: ignore[no-untyped-def]
+    """taps[dx, dy][lane] from the lanes' windows in the cells from ``at`` on: along x, then between two rows."""
     side = window - 1
     one = splat(np.float32(1.0))
     right = load(fx, 0)
@@ -181,9 +179,9 @@ def _blend(cells, offsets, pitch, window, fx, fy, line, taps):  # type: ignore[n
     below = load(fy, 0)
     above = one - below
     for row in range(window):
-        before = gather(cells, offsets, row * pitch * LANES)
+        before = gather(cells, offsets, at + row * pitch * LANES)
         for dx in range(side):
-            here = gather(cells, offsets, (row * pitch + dx + 1) * LANES)
+            here = gather(cells, offsets, at + (row * pitch + dx + 1) * LANES)
             value = left * before + right * here
             if row > 0:
                 store(taps, (dx * side + row - 1) * LANES, above * load(line, dx * LANES) + below * value)
@@ -199,9 +197,14 @@ def _write(taps, out, b, channel, channels, tile):  # type: ignore[no-untyped-de
     top = tile // across * TILE_HEIGHT
     left = tile % across * TILE_WIDTH
     columns = min(TILE_WIDTH, width - left)
+    by_b, by_channel, by_y, by_x = out.strides
+    whole = columns == TILE_WIDTH and by_x == 4
     for k in range(channels):
         for y in range(min(TILE_HEIGHT, height - top)):
             at = k * LANES + y * TILE_WIDTH
+            if whole:
+                put_half(out, b * by_b + (channel + k) * by_channel + (top + y) * by_y + left * by_x, taps, at)
+                continue
             for x in range(columns):
                 out[b, channel + k, top + y, left + x] = taps[at + x]
 
@@ -288,7 +291,7 @@ def lookup_tiles(f1, f2, levels, scales, coords, window, blocks, grad, out, firs
                     lane_x, lane_y, pixel, line, offsets, cells,
                 )  # fmt: skip
                 if grad.size == 0:
-                    _blend(cells, offsets, pitch, window, fx, fy, line, taps)
+                    _blend(cells, 0, offsets, pitch, window, fx, fy, line, taps)
                 else:
                     _read(taps, grad, b, channel, side * side, tile)
                     _slopes(cells, offsets, pitch, window, fx, fy, taps, slope[2 * LANES :], slope[3 * LANES :])

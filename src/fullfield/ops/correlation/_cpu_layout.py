@@ -3,3 +3,5 @@
 LANES = 16
 TILE = (2, 8)  # rows, columns of the 16 source pixels that are worked on together
 LARGEST_RADIUS = 8
+# A union of more than so many windows is computed pixel by pixel: see benchmarks/notes/correlation_cuda.md.
+LARGEST_UNION = 3.5

@@ -23,6 +23,7 @@ _INDEX = ir.IntType(64)
 _VECTOR = ir.VectorType(_FLOAT, LANES)
 _OFFSETS = ir.VectorType(ir.IntType(32), LANES)
 _POINTERS = ir.VectorType(ir.PointerType(_FLOAT), LANES)
+_BYTES = ir.PointerType(ir.IntType(8))
 _MASK = ir.VectorType(ir.IntType(1), LANES)
 _FLAGS = ("contract", "nsz")
 _REORDER = ("contract", "nsz", "reassoc")
@@ -32,6 +33,7 @@ WIDE = bool(llvm.get_host_cpu_features().get("avx512f", False))
 MOST = 24 if WIDE else 6
 WIDTHS = tuple(range(2, MOST + 1, 2))
 UNROLL = 4
+_NEARNESS = 2  # of what is fetched: the second cache
 
 
 def _int(value: int) -> ir.Constant:
@@ -190,6 +192,38 @@ def dots(
 
     i = types.intp
     return types.void(i, pixel, i, planes, i, i, i, out, i), codegen
+
+
+@intrinsic
+def put_half(typingctx: Any, array: Any, offset: Any, values: Any, index: Any) -> Any:
+    """Write eight of ``values``, from ``index`` on, ``offset`` bytes behind the begin of ``array``."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        half = ir.PointerType(ir.VectorType(_FLOAT, LANES // 2))
+        begin = builder.bitcast(context.make_array(sig.args[0])(context, builder, args[0]).data, _BYTES)
+        source = builder.bitcast(_data(context, builder, sig.args[2], *args[2:]), half)
+        value = builder.load(source)
+        value.align = 4
+        done = builder.store(value, builder.bitcast(builder.gep(begin, [args[1]]), half))
+        done.align = 4
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, values, types.intp), codegen
+
+
+@intrinsic
+def fetch(typingctx: Any, array: Any, index: Any) -> Any:
+    """Ask for the cache line of ``array[index]``; whoever reads it later waits less."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [_BYTES, number, number, number])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        place = builder.bitcast(_data(context, builder, sig.args[0], *args), _BYTES)
+        builder.call(function, [place, *(ir.Constant(number, value) for value in (0, _NEARNESS, 1))])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), codegen
 
 
 @intrinsic

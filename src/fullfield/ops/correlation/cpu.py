@@ -15,12 +15,14 @@ from torch import Tensor
 from fullfield._kernels.numba_cache import Kernels, why_not
 from fullfield._kernels.threads import run_parts
 from fullfield.ops.correlation._cpu_layout import LANES, LARGEST_RADIUS, TILE
+from fullfield.ops.correlation.cpu_patches import Patches
 from fullfield.ops.correlation.protocol import Gradients, Prepared, Request, empty_out
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+REUSES = True
 # Elements behind the last level, where a row's last product may read.
 _TAIL = 2 * LANES
 # Tiles whose windows' gradients are kept at a time.
@@ -91,6 +93,7 @@ def _level_views(request: Request, target: Tensor) -> list[Tensor]:
 
 
 _kernels = Kernels(f"{__package__}._cpu_backward_kernels", "correlation kernels")
+_patch_kernels = Kernels(f"{__package__}._cpu_patch_kernels", "correlation kernels that keep products")
 
 
 def _parallel(count: int, grain: int, task: Any) -> None:
@@ -103,7 +106,10 @@ def _floats(tensor: Tensor) -> NDArray[np.float32]:
 
 
 class Cpu(Prepared):
-    """State: fmap1 / √C as [B, tile, channel, 16 pixels], all levels as [B, C // 16, H, W, 16]; both flat float32."""
+    """State: fmap1 / √C as [B, tile, channel, 16 pixels], all levels as [B, C // 16, H, W, 16]; both flat float32.
+
+    Beside it the products that lookups keep, from the second one on: a single lookup should not pay for others.
+    """
 
     def __init__(self, request: Request, state: tuple[Tensor, ...]) -> None:
         import numpy as np
@@ -118,6 +124,8 @@ class Cpu(Prepared):
         self._scales = np.array([0.5**level for level in range(request.levels)], np.float32)
         self._window = 2 * request.radius + 2
         self._tiles = _tiles(request)[0] * _tiles(request)[1]
+        self._patches: Patches | None = None
+        self._looked_up = False
 
     def _run(self, coords: Tensor, grad: Tensor | None, out: Tensor) -> None:
         import numpy as np
@@ -133,10 +141,38 @@ class Cpu(Prepared):
 
         _parallel(r.batch * self._tiles, 4, task)
 
+    def _kept(self) -> Patches | None:
+        """What the lookups keep, if this one is to use it: with ``reuse=True`` the first does, too."""
+        if self._patches is None and (self.request.reuse or (self.request.reuse is None and self._looked_up)):
+            self._patches = Patches(self.request, self.request.batch * self._tiles)
+        self._looked_up = True
+        return self._patches
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_patches": None}
+
+    def _run_with(self, kept: Patches, coords: Tensor, out: Tensor) -> None:
+        kernel = _patch_kernels().lookup_tiles_with_patches
+        r = self.request
+        arrays = (_floats(self.state[0]), _floats(self.state[1]), self._levels, self._scales, _floats(coords))
+        result = out.numpy()
+
+        def task(first: int, last: int) -> None:
+            kernel(*arrays, self._window, _blocks(r), kept.slots, kept.cells, kept.notes, result, first, last)
+
+        _parallel(r.batch * self._tiles, 4, task)
+
     def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
         out = empty_out(self.request, self.state[0], torch.float32, channels_last)
         if out.numel():
-            self._run(coords, None, out)
+            kept = self._kept()
+            if kept is None or not kept.lock.acquire(blocking=False):
+                self._run(coords, None, out)
+            else:
+                try:
+                    self._run_with(kept, coords, out)
+                finally:
+                    kept.lock.release()
         return out.to(out_dtype)
 
     def backward(self, grad_out: Tensor, coords: Tensor, grads: Gradients, coords_grad: bool) -> Tensor | None:

@@ -21,6 +21,12 @@ class _Lookups(Backends):
             return request[0].device.type != "cpu" and not _too_large(request[0])
         return name != "blocks"
 
+    def why_not(self, name: str, *request: Request) -> str | None:
+        reason = super().why_not(name, *request)
+        if reason is None and request[0].reuse and not getattr(self.load(name), "REUSES", False):
+            return "keeps no products between lookups (reuse=True)"
+        return reason
+
 
 LOOKUPS = _Lookups("correlation_lookup", f"{__package__}.", BACKENDS)
 

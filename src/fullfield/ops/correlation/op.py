@@ -8,11 +8,13 @@ lookup returns its own gradient of the features and the graph sums them: in floa
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fullfield import _check
 from fullfield.ops.correlation.arguments import request_of, shape_of
 from fullfield.ops.correlation.dispatch import LOOKUPS
 from fullfield.ops.correlation.prepared import LookupNode, Pair, PrepareNode, add_lookup, feature_gradients, prepare
@@ -188,10 +190,18 @@ class Lookups:
     """A prepared pair for eager and traced code alike. Arguments are checked by the caller.
 
     ``maps`` are all levels, or the finest alone, which is then pooled. ``backend`` is the backend's name; in traced
-    code None where it was left open.
+    code None where it was left open. ``reuse`` as for :class:`fullfield.nn.CorrelationPyramid`.
     """
 
-    def __init__(self, fmap1: Tensor, maps: Sequence[Tensor], levels: int, radius: int, backend: str | None) -> None:
+    def __init__(
+        self,
+        fmap1: Tensor,
+        maps: Sequence[Tensor],
+        levels: int,
+        radius: int,
+        backend: str | None,
+        reuse: bool | None = False,
+    ) -> None:
         wanted = (fmap1.requires_grad, any(m.requires_grad for m in maps))
         grad = torch.is_grad_enabled() and any(wanted)
         self._shape = shape_of(fmap1, maps, levels)
@@ -200,12 +210,14 @@ class Lookups:
         self._pair: Pair | None = None
         self._preparation: Tensor | None = None
         if is_traced(fmap1, *maps):
+            _check.require(not reuse, "reuse", "None or False in traced code, whose lookups share no memory", "True")
             detached = [m.detach() for m in maps]
             prepare_traced = torch.ops.fullfield.correlation_prepare
             self._state = prepare_traced(fmap1.detach(), detached, levels, radius, backend, precision, grad)
         else:
             pooled = len(maps) == 1
             request = request_of(self._shape, pooled, radius, precision, grad, fmap1.dtype, fmap1.device)
+            request = replace(request, reuse=reuse)
             backend = LOOKUPS.choose(backend, request)
             self._pair = Pair(prepare(request, backend, fmap1, maps), wanted)
             self._state = list(self._pair.prepared.state)

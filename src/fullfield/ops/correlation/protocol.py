@@ -13,6 +13,8 @@ A backend is a module with
     Uninitialised tensors with the shapes, dtypes and strides of that state, made by ``like.new_empty``; only
     arithmetic on sizes, for they may be symbolic.
 
+A backend whose pairs keep products between lookups where ``request.reuse`` is not False says ``REUSES = True``.
+
 A state shares no memory with the maps it was made from. Autocast may be on around any of these calls.
 Backends never import each other. Levels of size zero and empty batches reach them and must give zeros.
 """
@@ -49,6 +51,8 @@ class Request:
     pooled: bool = False
     """Whether the levels are the repeated 2×2 average pooling of the finest."""
     precision: Precision = "highest"
+    reuse: bool | None = False
+    """Whether lookups keep products for the next ones of the pair; None: if the backend can."""
 
     @property
     def levels(self) -> int:
@@ -80,7 +84,8 @@ class Gradients:
 
 
 class Prepared(ABC):
-    """A pair of feature maps in a backend's layout. Immutable: any number of lookups may share it."""
+    """A pair of feature maps in a backend's layout. Any number of lookups may share it, at once too, and none changes
+    what another returns."""
 
     def __init__(self, request: Request, state: tuple[Tensor, ...]) -> None:
         self.request = request
