@@ -399,7 +399,7 @@ def saved(made: Any) -> Path:
 
 @case("estimate", "estimators.estimate", "Flow", "estimators.Flow", "estimators.TVL1Estimator", "estimators.as_frame")
 def _() -> Any:
-    made = [estimate(*frames(3, 40, 48), preset="fast").flow]
+    made = [estimate(*frames(3, 40, 48), "tvl1", preset="fast").flow]
     for frame in (
         np.arange(60, dtype=np.uint16).reshape(6, 10),
         np.linspace(0, 1, 60, dtype=np.float16).reshape(6, 10),

@@ -92,13 +92,13 @@ def run(args: argparse.Namespace) -> int:
     methods.use_threads(args.threads)
     words = {**methods.words(args.method), "height": "--size", "width": "--size", "seed": "--seed"}
     with Progress("demo", quiet=args.quiet) as progress, naming(**words):
-        chosen.prepare((height, width), progress.part(0.0, 0.1), quiet=args.quiet)
-        watch.lap("compile")
-
-        progress(0.1, "making the scene")
+        progress(0.0, "making the scene")
         made = textured_scene(height, width, seed=args.seed)
         frame1, frame2 = _as_stored(made.frame1), _as_stored(made.frame2)
         watch.lap("scene")
+
+        chosen.prepare((height, width), progress.part(0.1, 0.2), quiet=args.quiet)
+        watch.lap("compile")
 
         flow = chosen.estimate(frame1, frame2, progress=progress.part(0.2, 0.8))
         watch.lap("estimate")
