@@ -15,9 +15,9 @@ _BLUR = (0.054488685, 0.24420134, 0.40261996, 0.24420134, 0.054488685)  # Gaussi
 _FARTHEST = 20.0
 OCCLUSION_SLOPE = 4.0
 OCCLUSION_MIDDLE = 3.0
-CONFIDENCE = (2.175, -0.843, -0.429)
+CONFIDENCE = (2.329, -0.957, -0.567)
 """Of a logistic regression: bias, logarithms of distance and residual."""
-CONFIDENCE_WITH_OWN = (2.890, -0.643, -0.453, -2.650)
+CONFIDENCE_WITH_OWN = (2.854, -0.650, -0.434, -2.509)
 """The same with the network's own logarithm of its error. Fitted with fullfield-s (scripts/calibrate_confidence.py)."""
 
 
