@@ -176,7 +176,10 @@ def test_weights_of_the_cache(cli: Any, weights: str, cache: Path) -> None:
         (("--method", "sea-raft", "--padding", "kitti"), "--padding: belongs to --method raft, raft-small, not to"),
         (("--method", "raft", "--preset", "paper"), "--preset: raft has default, fast, got 'paper'"),
         (("--method", "raft-small", "--weights", "w.pth", "--backend", "best"), "--backend: expected one of cuda,"),
-        (("--cascade",), "--cascade: belongs to --method auto, fullfield-s, raft, raft-small, sea-raft-s, "),
+        (
+            ("--method", "tvl1", "--cascade"),
+            "--cascade: belongs to --method auto, fullfield-s, raft, raft-small, sea-raft-s, ",
+        ),
         (("--method", "raft", "--no-patched"), "--patched: belongs to --method ptlflow:NAME, not to raft"),
         (("--method", "ptlflow:"), "--method: invalid choice: 'ptlflow:'"),
         (("--method", "ptlflow:NAME"), "--method: invalid choice: 'ptlflow:NAME'"),

@@ -137,6 +137,8 @@ def test_bad_names(tmp_path: Path) -> None:
         estimate(SCENE.frame1, SCENE.frame2, "craft")
     with pytest.raises(InputError, match=r"lamda: expected a parameter of tvl1 \(lambda_, theta"):
         estimate(SCENE.frame1, SCENE.frame2, "tvl1", lamda=1)
+    with pytest.raises(InputError, match=r"^warps: expected a parameter of auto \(.*\), got one of method='tvl1'$"):
+        estimate(SCENE.frame1, SCENE.frame2, warps=3)
     with pytest.raises(InputError, match="preset: expected one of default, realtime, fast, paper, got 'best'"):
         estimate(SCENE.frame1, SCENE.frame2, "tvl1", preset="best")
     with pytest.raises(InputError, match="device: expected a device of this machine, got 'gpu7'"):

@@ -14,7 +14,7 @@ from fullfield.ops.tvl1 import RefinementConfig, TVL1Config, refine_flow
 from fullfield.testing import textured_scene
 
 SCENE = textured_scene(60, 80, seed=3)
-FAST = {"preset": "fast", "warps": 2}
+FAST = {"method": "tvl1", "preset": "fast", "warps": 2}
 
 
 def test_refine_is_the_operator_on_both_directions() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ from fullfield.estimators.frames import as_frames
 from fullfield.estimators.protocol import Estimator
 from fullfield.estimators.ptlflow_config import PREFIX
 from fullfield.estimators.refined import RefinedEstimator
-from fullfield.estimators.registry import DEFAULT_METHOD, DEFAULT_PRESET, canonical, method_of
+from fullfield.estimators.registry import DEFAULT_METHOD, DEFAULT_PRESET, METHODS, canonical, method_of
 from fullfield.estimators.reliability import occlusion_and_confidence
 from fullfield.estimators.tvl1 import TVL1Estimator
 
@@ -52,8 +53,12 @@ def build(
         _check.require(preset is None, "preset", "none beside a config", repr(preset))
     known = config.as_dict()
     for parameter in parameters:
-        expected = f"a parameter of {name} ({', '.join(known)})"
-        _check.require(parameter in known, parameter, expected, "an unknown one")
+        if parameter not in known:
+            whose = [
+                other for other in METHODS if parameter in {field.name for field in fields(method_of(other).load())}
+            ]
+            came = f"one of method={' or '.join(map(repr, whose))}" if whose else "an unknown one"
+            raise InputError(f"{parameter}: expected a parameter of {name} ({', '.join(known)}), got {came}")
     config = config.replace(**parameters)
     if name == "tvl1":
         return TVL1Estimator(config, backend=backend)
