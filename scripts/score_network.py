@@ -19,7 +19,7 @@ from fullfield.metrics import epe
 
 ROOT = Path(__file__).resolve().parent.parent
 FLOW = Path(os.environ.get("FULLFIELD_DATA", ROOT.parent / "shared" / "data")) / "flow"
-METHODS = ("fullfield-s", "tvl1")
+METHODS = ("auto", "fullfield-s", "tvl1")
 MIDDLEBURY = ("Dimetrodon", "Grove2", "Grove3", "RubberWhale", "Urban2", "Venus")
 
 

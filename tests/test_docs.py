@@ -145,7 +145,7 @@ def test_where_to_find_things() -> None:
     assert not absent(page)
     assert absent(page.replace("io/flow.py", "io/flows.py")) == ["io/flows.py"]
     assert misplaced(page) == []
-    assert misplaced(page.replace("ops/backends.py", "ops/correlation/dispatch.py")) == ["choose", "why_not"]
+    assert misplaced(page.replace("ops/backends.py", "ops/recording.py")) == ["choose", "why_not"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))

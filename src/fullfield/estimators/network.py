@@ -136,7 +136,7 @@ class NetworkEstimator:
             network = self._ready(place, fetching)
             if self.config.precision == "exact":
                 blank = torch.zeros(1, 3, *_TINY, device=place, dtype=torch.float32)
-                self._exact(network, PairSize.of(blank))(blank, blank, updates=1)
+                self._exact(network, PairSize.of(blank))(blank, blank, updates=2)  # the second lookup's kernels too
             elif size is not None:
                 levels = self._levels(PairSize(1, *size, place))
                 for level in levels:
