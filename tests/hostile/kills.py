@@ -154,7 +154,19 @@ def kill_a_shot(draw: random.Random, folder: Path, options: tuple[str, ...], kil
     from fullfield.cli.main import main as fullfield
 
     _plates(folder, frames)
-    command = ["flow", str(folder / "plate.%04d.png"), *options, "--preset", "fast", "--threads", "1", "-q", "-o"]
+    command = [
+        "flow",
+        str(folder / "plate.%04d.png"),
+        *options,
+        "--method",
+        "tvl1",
+        "--preset",
+        "fast",
+        "--threads",
+        "1",
+        "-q",
+        "-o",
+    ]
     with contextlib.redirect_stdout(io.StringIO()):
         assert fullfield([*command, str(folder / "whole.%04d.exr")]) == 0
     whole = {path.name: _content(path) for path in folder.glob("whole.*.exr")}

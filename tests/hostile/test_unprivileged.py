@@ -38,8 +38,8 @@ _COMMANDS: dict[str, list[str]] = {
     "score": ["score", "flow.flo", "secret.flo"],
     "convert": ["convert", "flow.flo", "locked/flow.npy"],
     "viz": ["viz", "secret.flo", "-o", "viz.png"],
-    "evaluate": ["evaluate", "tvl1", "pairs:.", "-o", "locked/run", *_QUICK],
-    "evaluate, begun": ["evaluate", "tvl1", "pairs:.", "-o", "begun", *_QUICK],
+    "evaluate": ["evaluate", "tvl1", "pairs:.", "-o", "locked/run", *_QUICK[2:]],
+    "evaluate, begun": ["evaluate", "tvl1", "pairs:.", "-o", "begun", *_QUICK[2:]],
     "weights": ["export", "--method", "raft-small", "--weights", "secret.pth", "-o", "net.pt2", "--size", "64x64"],
 }
 _PROCESS = """

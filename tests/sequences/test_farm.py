@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from sequence_shots import QUICK
+from sequence_shots import CHANGED, QUICK
 
 from fullfield.cli.main import main
 from fullfield.io import read_vectors
@@ -43,7 +43,7 @@ def test_the_tasks_of_a_farm_make_the_shot(shot: Path, capsys: pytest.CaptureFix
     assert [command[command.index("--frames") + 1] for command in commands] == ["11-13", "14-16", "17-18"]
     assert {command[0] for command in commands} == {"fullfield"}
     for command in reversed(commands):  # farms keep no order
-        assert main([*command[1:], *QUICK[2:]]) == 0
+        assert main([*command[1:], *CHANGED]) == 0
         assert capsys.readouterr().out.count("openjd_progress: 100.0") == 1
     assert main(["flow", "plate.%04d.png", "-o", "one.%04d.exr", "--direction", "both", *QUICK]) == 0
     for number in range(11, 19):
@@ -52,5 +52,5 @@ def test_the_tasks_of_a_farm_make_the_shot(shot: Path, capsys: pytest.CaptureFix
     (shot / "plate.0015.png").write_bytes(b"")
     for name in ("mv.0014.exr", "mv.0015.exr"):
         (shot / name).unlink()
-    assert main([*commands[1][1:], *QUICK[2:]]) == 2, "a task that lacks anything fails"
-    assert main([*commands[0][1:], *QUICK[2:]]) == 0
+    assert main([*commands[1][1:], *CHANGED]) == 2, "a task that lacks anything fails"
+    assert main([*commands[0][1:], *CHANGED]) == 0

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from sequence_shots import QUICK
+from sequence_shots import CHANGED, QUICK
 
 from fullfield.cli.main import main
 from fullfield.io import read_vectors
@@ -57,7 +57,7 @@ def test_the_commands_of_the_layer_make_the_shot(by: str, shot: Path, monkeypatc
     assert not layer.get("gpus")
     for command in reversed(commands):  # farms keep no order
         assert command[0] == "fullfield"
-        assert main([*command[1:], *QUICK[2:]]) == 0
+        assert main([*command[1:], *CHANGED]) == 0
     assert main(["flow", "plate.%04d.png", "-o", "one.%04d.exr", "--direction", "both", *QUICK]) == 0
     for number in range(11, 19):
         task, alone = (read_vectors(f"{name}.{number:04d}.exr") for name in ("mv", "one"))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from sequence_shots import HEIGHT, QUICK, WIDTH, moving
+from sequence_shots import CHANGED, HEIGHT, WIDTH, moving
 
 from fullfield import estimate_sequence
 from fullfield.cli.main import main
@@ -30,7 +30,7 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert len(commands) == 3
     for command in commands:
         words = shlex.split(command)[1:]
-        assert main([*words, *(QUICK[2:] if words[0] == "flow" else ())]) == 0, command
+        assert main([*words, *(CHANGED if words[0] == "flow" else ())]) == 0, command
     assert len(list(tmp_path.glob("mv.*.exr"))) == 6
     assert len(list(tmp_path.glob("paint_on.*.exr"))) == 4
     assert len(list(tmp_path.glob("slow.*.exr"))) == 13
@@ -41,7 +41,7 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert "import estimate_sequence" in code
 
     def quicker(frames: str, **more: object) -> object:
-        return estimate_sequence(frames, iterations=4, warps=2, **more)  # type: ignore[arg-type]
+        return estimate_sequence(frames, "tvl1", iterations=4, warps=2, **more)  # type: ignore[arg-type]
 
     exec(code.split("\n", 1)[1], {"estimate_sequence": quicker})
     assert len(list(tmp_path.glob("forward.*.exr"))) == 5
