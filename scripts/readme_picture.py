@@ -182,7 +182,7 @@ def shortcut(estimate: Callable[[Tensor, Tensor], Tensor], first: Tensor, second
         torch.from_numpy(np.array(picture(frame).reduce(SHORTCUT))).permute(2, 0, 1).contiguous()
         for frame in (first, second)
     ]
-    flow = SHORTCUT * estimate(*small)[None]
+    flow = SHORTCUT * estimate(*small, "tvl1")[None]
     return interpolate(flow, (HEIGHT, WIDTH), mode="bilinear", align_corners=False)[0]
 
 
@@ -232,7 +232,7 @@ def main(arguments: list[str]) -> int:
 
     first, second, truth = scene()
     found = {
-        "fullfield": estimate(first, second),
+        "fullfield": estimate(first, second, "tvl1"),
         f"at {WIDTH // SHORTCUT} x {HEIGHT // SHORTCUT}, enlarged": shortcut(estimate, first, second),
     }
     with atomic_path(target) as temporary:

@@ -175,8 +175,8 @@ def test_a_frame_in_between_is_like_the_true_one() -> None:
     for seed in (1, 5):
         scene = textured_scene(96, 128, seed=seed, max_motion=8)
         truth = textured_scene(96, 128, seed=seed, max_motion=4).frame2
-        there = estimate(scene.frame1, scene.frame2).flow
-        back = estimate(scene.frame2, scene.frame1).flow
+        there = estimate(scene.frame1, scene.frame2, "tvl1").flow
+        back = estimate(scene.frame2, scene.frame1, "tvl1").flow
         made = between(scene.frame1, scene.frame2, there, back, 0.5)
         mixed = (scene.frame1 + scene.frame2) / 2
         better.append(psnr(made.picture, truth) - psnr(mixed, truth))

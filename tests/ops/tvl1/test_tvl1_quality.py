@@ -15,7 +15,7 @@ SCENES = ("Dimetrodon", "Grove2", "Grove3", "RubberWhale", "Urban2", "Venus")
 
 def mean_error(folder: Path, preset: str) -> float:
     truth = read_flow(folder / "flow10.flo")
-    flow = estimate(folder / "frame10.png", folder / "frame11.png", preset=preset).flow
+    flow = estimate(folder / "frame10.png", folder / "frame11.png", "tvl1", preset=preset).flow
     return float((flow - truth.flow).norm(dim=0)[truth.valid].mean())
 
 
@@ -36,6 +36,6 @@ def test_paper_preset_is_near_the_published_scenes(data_dir: Path) -> None:
 def test_sintel(data_dir: Path, version: str, bar: float) -> None:
     frames = data_dir / "flow" / "sintel" / version
     truth = read_flow(data_dir / "flow" / "sintel" / "truth" / "frame_0002.flo")
-    flow = estimate(frames / "frame_0002.png", frames / "frame_0003.png").flow
+    flow = estimate(frames / "frame_0002.png", frames / "frame_0003.png", "tvl1").flow
     assert torch.isfinite(flow).all()
     assert float((flow - truth.flow).norm(dim=0).mean()) <= bar
