@@ -80,10 +80,8 @@ def test_the_command_goes_on_from_its_files(
     assert "refinement" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("direction", ["both", "backward"])
-def test_a_network_is_asked_once_for_both_ways(direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    frames = moving(3)
-    network = NetworkEstimator("fullfield-s", NetworkConfig(updates=1))
+def counted_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by one with every call of ``NetworkEstimator.both_ways``."""
     asked: list[int] = []
     real = NetworkEstimator.both_ways
 
@@ -92,6 +90,14 @@ def test_a_network_is_asked_once_for_both_ways(direction: str, monkeypatch: pyte
         return real(self, *pair, **more)
 
     monkeypatch.setattr(NetworkEstimator, "both_ways", counted)
+    return asked
+
+
+@pytest.mark.parametrize("direction", ["both", "backward"])
+def test_a_network_is_asked_once_for_both_ways(direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    frames = moving(3)
+    network = NetworkEstimator("fullfield-s", NetworkConfig(updates=1))
+    asked = counted_calls(monkeypatch)
     monkeypatch.setattr(NetworkEstimator, "__call__", lambda *_, **__: pytest.fail("asked one way"))
     setting = Setting(direction, refine=True, confidence=True)
     found = list(estimate_sequence(frames, network, setting=setting))
@@ -110,14 +116,7 @@ def test_a_network_is_asked_once_for_both_ways(direction: str, monkeypatch: pyte
 def test_both_directions_of_a_network_are_one_call_a_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     frames = moving(5)
     network = NetworkEstimator("fullfield-s", NetworkConfig(updates=1))
-    asked: list[int] = []
-    real = NetworkEstimator.both_ways
-
-    def counted(self: NetworkEstimator, *pair: Tensor, **more: Any) -> Any:
-        asked.append(1)
-        return real(self, *pair, **more)
-
-    monkeypatch.setattr(NetworkEstimator, "both_ways", counted)
+    asked = counted_calls(monkeypatch)
     with monkeypatch.context() as only:
         only.setattr(NetworkEstimator, "__call__", lambda *_, **__: pytest.fail("asked one way"))
         found = list(estimate_sequence(frames, network, direction="both"))
