@@ -1,25 +1,29 @@
-"""How sure is the confidence? Fits it anew on the shared pairs with true flow, and prints how often it is right.
+"""How sure is the confidence? Fits it anew on the shared pairs with true flow, and stores how often it is right.
 
-python scripts/calibrate_confidence.py [METHOD [WEIGHTS]]      fullfield-s by default, refined; needs FULLFIELD_DATA
+python scripts/calibrate_confidence.py      fullfield-s, refined; needs FULLFIELD_DATA
 
-Every pair is judged by constants fitted on all others. To be run again, and the constants in
-src/fullfield/estimators/reliability.py replaced, when the weights change.
+Every pair is judged by constants fitted on all other scenes. Writes benchmarks/results/confidence_cpu.json. To be run
+again, and the constants in src/fullfield/estimators/reliability.py replaced, when the weights change.
 """
 
 from __future__ import annotations
 
+import json
 import sys
+import time
 from itertools import pairwise
+from typing import Any
 
 import torch
-from compare_methods import every_pair
+from score_methods import RESULT, pairs
 from torch import Tensor
 
+import fullfield
 from fullfield.estimators import RefinedEstimator
 from fullfield.estimators.estimation import build
 from fullfield.estimators.frames import as_frames
 from fullfield.estimators.reliability import evidence
-from fullfield.io import read_flow
+from fullfield.io import atomic_path, read_flow
 
 RIGHT = 1.0
 """Pixels: a flow is right if it is less off."""
@@ -27,10 +31,10 @@ _SAMPLES = 20_000
 _NAMES = ("bias", "log distance", "log residual", "own log scale")
 
 
-def samples(method: str, weights: str | None) -> dict[str, tuple[Tensor, Tensor]]:
+def samples() -> dict[str, tuple[Tensor, Tensor]]:
     """Evidence [N, 4] and the error [N] of pixels of every pair."""
-    estimator, found = RefinedEstimator(build(method, weights=weights)), {}
-    for name, (first, second, truth) in every_pair().items():
+    estimator, found = RefinedEstimator(build("fullfield-s")), {}
+    for name, (first, second, truth) in pairs().items():
         frames = [frame[None] for frame in as_frames((first, second), ("frame1", "frame2"), "auto")]
         known = read_flow(truth)
         ways = estimator.directions(*frames)
@@ -67,49 +71,50 @@ def judged(found: dict[str, tuple[Tensor, Tensor]], columns: list[int]) -> tuple
     return torch.cat(confidence), torch.cat([error for _, error in found.values()])
 
 
-def table(confidence: Tensor, error: Tensor) -> None:
+def reliability(confidence: Tensor, error: Tensor) -> dict[str, Any]:
     """How large the error is at each confidence."""
-    edges = [0, 0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0001]
-    print("| confidence | share of pixels | mean confidence | under 1 px | median error, px | mean error, px |")
-    print("|---|---|---|---|---|---|")
-    gap = 0.0
+    edges, parts, gap = [0, 0.1, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0], [], 0.0
+    right = (error < RIGHT).double()
     for low, high in pairwise(edges):
-        inside = (confidence >= low) & (confidence < high)
+        inside = (confidence >= low) & ((confidence < high) | (high == 1.0))
         if not bool(inside.any()):
             continue
-        share, mean = float(inside.double().mean()), float(confidence[inside].mean())
-        right = float((error[inside] < RIGHT).double().mean())
-        gap += share * abs(right - mean)
-        numbers = f"{share:.3f} | {mean:.3f} | {right:.3f}"
-        errors = f"{float(error[inside].median()):.2f} | {float(error[inside].mean()):.2f}"
-        print(f"| {low:g} to {min(high, 1):g} | {numbers} | {errors} |")
-    right = (error < RIGHT).double()
-    brier = float(((confidence - right) ** 2).mean())
+        part = {
+            "between": [low, high],
+            "share": float(inside.double().mean()),
+            "confidence": float(confidence[inside].mean()),
+            "right": float(right[inside].mean()),
+            "median": float(error[inside].median()),
+            "mean": float(error[inside].mean()),
+        }
+        gap += part["share"] * abs(part["right"] - part["confidence"])
+        parts.append(part)
     order = confidence.argsort()
     ranks = torch.empty_like(confidence)
     ranks[order] = torch.arange(1, len(order) + 1, dtype=confidence.dtype)
     ones = right.sum()
     area = float((ranks[right > 0].sum() - ones * (ones + 1) / 2) / (ones * (len(right) - ones)))
-    print(f"calibration error {gap:.4f}, Brier score {brier:.4f}, area under the ROC curve {area:.4f}\n")
+    return {"gap": gap, "brier": float(((confidence - right) ** 2).mean()), "area": area, "parts": parts}
 
 
-def main(method: str = "fullfield-s", weights: str | None = None) -> int:
-    """Print constants and tables."""
-    found = samples(method, weights)
-    for columns in ([0, 1, 2], [0, 1, 2, 3]):
+def main() -> int:
+    """Print the constants, store the tables."""
+    found = samples()
+    versions = {"fullfield": fullfield.__version__, "torch": torch.__version__}
+    stored: dict[str, Any] = {
+        "what": "fullfield-s, refined: confidence against a true error under 1 px, each scene judged by the others",
+        "made": {"versions": versions, "date": time.strftime("%Y-%m-%d")},
+    }
+    for name, columns in (("without", [0, 1, 2]), ("own", [0, 1, 2, 3])):
         constants = fitted(list(found.values()), columns)
-        pairs = zip((_NAMES[c] for c in columns), constants.tolist(), strict=True)
-        print(", ".join(f"{name} {value:.3f}" for name, value in pairs))
-        table(*judged(found, columns))
-    from fullfield.estimators.reliability import CONFIDENCE, CONFIDENCE_WITH_OWN
-
-    for constants in (CONFIDENCE, CONFIDENCE_WITH_OWN):
-        print("as it is now:", constants)
-        all_ = torch.cat([rows for rows, _ in found.values()])[:, : len(constants)]
-        confidence = torch.sigmoid(all_ @ torch.tensor(constants, dtype=torch.float64))
-        table(confidence, torch.cat([error for _, error in found.values()]))
+        named = zip((_NAMES[c] for c in columns), constants.tolist(), strict=True)
+        print(", ".join(f"{what} {value:.3f}" for what, value in named))
+        stored[name] = {"constants": [round(value, 4) for value in constants.tolist()]}
+        stored[name] |= reliability(*judged(found, columns))
+    with atomic_path(RESULT.with_name("confidence_cpu.json")) as part:
+        part.write_text(json.dumps(stored, indent=1) + "\n", "utf-8")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main())

@@ -11,6 +11,7 @@ BEGIN_LOOKUP_PEERS = "<!-- table of the lookup's peers: begin -->\n"
 BEGIN_LOOKUP_SIZES = "<!-- table of the lookup by size: begin -->\n"
 BEGIN_LAYERS = "<!-- table of layers on points: begin -->\n"
 BEGIN_VOXELS = "<!-- table of layers on voxels: begin -->\n"
+BEGIN_NEIGHBORS = "<!-- table of neighbour search: begin -->\n"
 BEGIN_LAYER_FORMATS = "<!-- table of formats on points: begin -->\n"
 
 
@@ -127,7 +128,20 @@ def layer_formats() -> str:
     return _lines(rows)
 
 
+def neighbors() -> str:
+    """Milliseconds and memory of searches, and of what is built of them."""
+    cases = [case for case in _cases("points_h200.json") if case["part"] == "build"]
+    titles = [f"{case['points']:,} points, {case['triplets'] / 1e6:.3g} M pairs" for case in cases]
+    rows = [["one H200", *titles]]
+    for row in cases[0]["rows"]:
+        found = [_row(case, row["name"]) for case in cases]
+        times = (f"{_milliseconds(one, 'build')} ms, {one['build_peak_bytes'] / 1e6:.0f} MB" for one in found)
+        rows.append([row["name"].replace("the same, strided", "the same, centres thinned"), *times])
+    return _lines(rows)
+
+
 PAGES = {
+    "src/fullfield/ops/neighbors/README.md": ((BEGIN_NEIGHBORS, neighbors),),
     "src/fullfield/ops/correlation/README.md": ((BEGIN_LOOKUP_PEERS, lookup_peers),),
     "src/fullfield/ops/correlation/cuda/README.md": ((BEGIN_LOOKUP_SIZES, lookup_sizes),),
     "src/fullfield/ops/point_conv/README.md": ((BEGIN_LAYERS, layers), (BEGIN_VOXELS, voxels)),

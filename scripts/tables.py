@@ -16,10 +16,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 sys.path[:0] = str(ROOT), str(ROOT / "scripts")  # for what the benchmarks know of their results
-import operator_tables  # noqa: E402  lies beside this file
+import error_tables  # noqa: E402  lies beside this file
+import operator_tables  # noqa: E402  this one too
 
 BEGIN_SHORT = "<!-- what it beats: begin -->\n"
-BEGIN_NETWORK = "<!-- errors of fullfield-s: begin -->\n"
 BEGIN_CORRELATION = "<!-- table of the correlation lookup: begin -->\n"
 BEGIN_MODELS = "<!-- table of the networks: begin -->\n"
 BEGIN_POINTS = "<!-- table of convolution on points: begin -->\n"
@@ -388,19 +388,6 @@ def short_table() -> str:
     return "\n".join(markdown_table(rows)) + "\n"
 
 
-def network_errors() -> str:
-    """Errors of the network that comes along beside TV-L1's."""
-    errors = read("fullfield_s_cpu.json")["errors"]
-    rows = [["mean end-point error, px", "six Middlebury pairs", "alley_1, clean", "alley_1, final"]]
-    rows[0] += ["market_5", "sequence_2"]
-    for method, found in errors.items():
-        six = [value for name, value in found.items() if name.startswith("middlebury ")]
-        names = ("clean alley_1", "final alley_1", "market_5", "sequence_2")
-        values = [sum(six) / len(six), *(found[f"sintel {name}"] for name in names)]
-        rows.append([f"`{method}`", *(f"{value:#.3g}" for value in values)])
-    return "\n".join(markdown_table(rows)) + "\n"
-
-
 def cascade_table() -> str:
     """Errors of RAFT with and without a cascade, on frames that were enlarged or moved."""
     stored = {case["case"]: case for case in read("cascade_h200.json")["cases"]}
@@ -554,7 +541,6 @@ def descriptors_table() -> str:
 
 PAGES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
     "README.md": ((BEGIN_SHORT, short_table),),
-    "docs/start.md": ((BEGIN_NETWORK, network_errors),),
     "docs/measured.md": (
         (BEGIN_MODELS, models_table),
         (BEGIN, table),
@@ -569,8 +555,10 @@ PAGES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
     "docs/models.md": ((BEGIN_CASCADE, cascade_table), (BEGIN_FAST, fast_table)),
     "docs/registration.md": ((BEGIN_DESCRIPTORS, descriptors_table),),
     "docs/tvl1.md": ((BEGIN_TVL1_RATES, tvl1_rates), (BEGIN_TVL1_PAGE, tvl1_gpu_page)),
-    **operator_tables.PAGES,
 }
+for _others in (operator_tables.PAGES, error_tables.PAGES):
+    for _page, _parts in _others.items():
+        PAGES[_page] = (*PAGES.get(_page, ()), *_parts)
 
 
 def filled(text: str, parts: tuple[tuple[str, Callable[[], str]], ...]) -> str:

@@ -53,7 +53,7 @@ METHODS = {
 }
 
 DEFAULT_METHOD = "auto"
-"""At least as good as TV-L1 on every shared pair: ``scripts/compare_methods.py``."""
+"""At least as good as TV-L1 on every shared pair: ``scripts/score_methods.py``."""
 
 AUTO_NETWORK = "fullfield-s"
 """What ``auto`` refines."""

@@ -1,0 +1,126 @@
+"""Tables of errors, made of the stored results by ``scripts/tables.py``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
+BEGIN_START = "<!-- errors of fullfield-s: begin -->\n"
+BEGIN_CARD = "<!-- errors by pair: begin -->\n"
+BEGIN_OFFICIAL = "<!-- errors of the official weights: begin -->\n"
+BEGIN_REFINED = "<!-- errors of refined networks: begin -->\n"
+BEGIN_CONFIDENCE = "<!-- table of the confidence: begin -->\n"
+BEGIN_PRECISIONS = "<!-- table of the precisions: begin -->\n"
+BEGIN_POSES = "<!-- errors of poses: begin -->\n"
+CALLED = {
+    "sintel clean alley_1": "Sintel alley_1, clean",
+    "sintel final alley_1": "Sintel alley_1, final",
+    "sintel market_5": "Sintel market_5, clean",
+    "sintel sequence_2": "Sintel sequence_2, clean",
+}
+SIX = "mean of the six"
+
+
+def _read(name: str) -> Any:
+    return json.loads((RESULTS / name).read_text("utf-8"))
+
+
+def _lines(rows: list[list[str]]) -> str:
+    from benchmarks.markdown import table
+
+    return "\n".join(table(rows)) + "\n"
+
+
+def _errors() -> dict[str, dict[str, float]]:
+    """By method and pair; the mean of Middlebury's six after them."""
+    found: dict[str, dict[str, float]] = {}
+    for method, errors in _read("errors_cpu.json")["errors"].items():
+        six = {name.removeprefix("middlebury "): value for name, value in errors.items() if "middlebury" in name}
+        rest = {name: value for name, value in errors.items() if "middlebury" not in name}
+        found[method] = {**six, SIX: mean(six.values()), **rest}
+    return found
+
+
+def _by_pair(methods: list[str], digits: str, pairs: int | None = None) -> str:
+    errors = _errors()
+    rows = [["pair", *methods]]
+    for name in list(errors[methods[0]])[:pairs]:
+        called = CALLED.get(name, name.replace("flyingchairs", "FlyingChairs"))
+        rows.append([called, *(format(errors[method][name], digits) for method in methods)])
+    return _lines(rows)
+
+
+def start() -> str:
+    """Of what needs no file from somewhere else."""
+    names = (SIX, *CALLED)
+    rows = [["mean end-point error, px", "six Middlebury pairs", *(name.removeprefix("sintel ") for name in CALLED)]]
+    errors = _errors()
+    for method in ("auto", "fullfield-s", "tvl1"):
+        rows.append([f"`{method}`", *(f"{errors[method][name]:#.3g}" for name in names)])
+    return _lines(rows)
+
+
+def card() -> str:
+    return _by_pair(["fullfield-s", "auto", "tvl1", "raft-small"], "#.3g")
+
+
+def official() -> str:
+    return _by_pair(["raft-things", "raft-small", "raft-sintel"], ".4f")
+
+
+def refined() -> str:
+    return _by_pair(["raft-sintel", "raft-sintel, refined", "raft-small", "raft-small, refined"], ".3f")
+
+
+def confidence() -> str:
+    """How large the error is at each confidence, of pairs that did not fit the constants."""
+    stored = _read("confidence_cpu.json")
+    rows = [["confidence", "share of pixels", "mean confidence", "under 1 px", "median error, px", "mean error, px"]]
+    for part in stored["own"]["parts"]:
+        low, high = part["between"]
+        shares = (f"{part[name]:.3f}" for name in ("share", "confidence", "right"))
+        rows.append([f"{low:g} to {high:g}", *shares, *(f"{part[name]:.2f}" for name in ("median", "mean"))])
+    heads = {"calibration error": "gap", "Brier score": "brier", "area under the ROC curve": "area"}
+    values = [[f"{stored[kind][name]:.3f}" for kind in ("own", "without")] for name in heads.values()]
+    rest = [["", "with the network's own uncertainty", "without"]]
+    rest += [[head, *both] for head, both in zip(heads, values, strict=True)]
+    return f"{_lines(rows)}\n{_lines(rest)}"
+
+
+def precisions() -> str:
+    """Of the included network on a GPU, against the module in float32."""
+    stored = _read("precisions_h200.json")
+    others = ("TF32", "fast", "bfloat16")
+    rows = [["pair", "float32", *others, "mean distance of fast from TF32, px"]]
+    for row in stored["rows"]:
+        errors, pair = row["errors"], row["pair"].removeprefix("middlebury ")
+        shares = (f"{100 * (errors[form] / errors['float32'] - 1):+.2f} %" for form in others)
+        called = CALLED.get(pair, pair.replace("flyingchairs", "FlyingChairs"))
+        rows.append([called, f"{errors['float32']:.4f}", *shares, f"{row['fast from TF32']:.4f}"])
+    return _lines(rows)
+
+
+def poses() -> str:
+    """Of the shared pairs of clouds as they are, FPFH: medians of three starting poses."""
+    rows = [["pair", "matches", "inliers %", "RRE", "RTE", "RMSE", "seconds"]]
+    for pair, by_change in _read("descriptors_cpu.json")["rows"].items():
+        runs = by_change["as it is"]["FPFH"]
+        middle = {name: median(run[name] for run in runs) for name in runs[0]}
+        lengths = (f"{middle[name]:.3f} m" for name in ("rte", "rmse"))
+        cells = [pair, f"{middle['matches']:.0f}", f"{100 * middle['ir']:.0f}", f"{middle['rre']:.2f}°", *lengths]
+        rows.append([*cells, f"{middle['seconds']:.1f}"])
+    return _lines(rows)
+
+
+PAGES = {
+    "docs/start.md": ((BEGIN_START, start),),
+    "docs/fullfield-s.md": ((BEGIN_CARD, card), (BEGIN_CONFIDENCE, confidence)),
+    "docs/models.md": ((BEGIN_OFFICIAL, official),),
+    "docs/registration.md": ((BEGIN_POSES, poses),),
+    "src/fullfield/models/prepared/README.md": ((BEGIN_PRECISIONS, precisions),),
+    "src/fullfield/ops/tvl1/README.md": ((BEGIN_REFINED, refined),),
+}
+"""As in ``tables.py``: page, then the mark and the table of each part."""

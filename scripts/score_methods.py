@@ -1,0 +1,92 @@
+"""Mean end-point errors of the methods on every shared pair with true flow, stored; is `auto` rightly the default?
+
+python scripts/score_methods.py             all methods; needs FULLFIELD_DATA
+python scripts/score_methods.py auto tvl1   these anew, the others as they are stored
+
+Writes benchmarks/results/errors_cpu.json; exits with 1 while `auto` loses a pair to TV-L1.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fullfield
+from fullfield.io import atomic_path, read_flow
+from fullfield.metrics import epe
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA = Path(os.environ.get("FULLFIELD_DATA", ROOT.parent / "shared" / "data"))
+RESULT = ROOT / "benchmarks" / "results" / "errors_cpu.json"
+RAFT = {
+    name: {"method": kind, "weights": DATA / "weights" / f"{name}.pth"}
+    for name, kind in (("raft-things", "raft"), ("raft-small", "raft-small"), ("raft-sintel", "raft"))
+}
+METHODS: dict[str, dict[str, Any]] = {
+    **{name: {"method": name} for name in ("auto", "fullfield-s", "tvl1")},
+    **RAFT,
+    **{f"{name}, refined": {**RAFT[name], "refine": True} for name in ("raft-sintel", "raft-small")},
+}
+MIDDLEBURY = ("Dimetrodon", "Grove2", "Grove3", "RubberWhale", "Urban2", "Venus")
+
+
+def pairs() -> dict[str, tuple[Path, Path, Path]]:
+    """First frame, second frame and true flow of every pair, by name."""
+    flow, found = DATA / "flow", {}
+    for name in MIDDLEBURY:
+        folder = flow / "middlebury" / name
+        found[f"middlebury {name}"] = (folder / "frame10.png", folder / "frame11.png", folder / "flow10.flo")
+    truth = next((flow / "sintel" / "truth").rglob("*.flo"))
+    for kind in ("clean", "final"):
+        first, second = (next((flow / "sintel" / kind).rglob(f"frame_000{number}.png")) for number in (2, 3))
+        found[f"sintel {kind} alley_1"] = (first, second, truth)
+    for name in ("market_5", "sequence_2"):
+        folder = flow / "sintel" / "hard" / name
+        found[f"sintel {name}"] = (folder / "frame_0001.png", folder / "frame_0002.png", folder / "frame_0001.flo")
+    for number in ("0000000", "0000003", "0000006"):
+        folder = flow / "flyingchairs"
+        files = (folder / f"{number}-{name}" for name in ("img0.ppm", "img1.ppm", "gt.flo"))
+        found[f"flyingchairs {number}"] = tuple(files)
+    return found
+
+
+def main(wanted: list[str]) -> int:
+    """Estimate, score, store after every method, and print the verdict."""
+    unknown = [name for name in wanted if name not in METHODS]
+    if unknown:
+        print(f"expected some of {', '.join(METHODS)}, got {', '.join(unknown)}", file=sys.stderr)
+        return 2
+    stored = json.loads(RESULT.read_text("utf-8")) if RESULT.is_file() else {}
+    errors: dict[str, dict[str, float]] = stored.get("errors", {})
+    made: dict[str, Any] = stored.get("made", {})
+    for method in wanted or METHODS:
+        errors[method] = {}
+        for name, (first, second, truth) in pairs().items():
+            known, begin = read_flow(truth), time.perf_counter()
+            estimated = fullfield.estimate(first, second, **METHODS[method])
+            seconds = time.perf_counter() - begin
+            errors[method][name] = round(epe(estimated.flow, known.flow, known.valid), 4)
+            print(f"{method}: {name} {errors[method][name]:.3f} px, {seconds:.1f} s", flush=True)
+        versions = {"fullfield": fullfield.__version__, "torch": torch.__version__}
+        made[method] = {"versions": versions, "date": time.strftime("%Y-%m-%d")}
+        told = {"what": "mean end-point error in px, default settings, on the CPU"}
+        order = [name for name in METHODS if name in errors]
+        for key, by_method in (("errors", errors), ("made", made)):
+            told[key] = {name: by_method[name] for name in order}
+        with atomic_path(RESULT) as part:
+            part.write_text(json.dumps(told, indent=1) + "\n", "utf-8")
+    if not {"auto", "tvl1"} <= errors.keys():
+        return 0
+    lost = [name for name, error in errors["auto"].items() if error > errors["tvl1"][name]]
+    print(f"auto loses to TV-L1: {', '.join(lost)}" if lost else "auto is at least as good as TV-L1 on every pair")
+    return 1 if lost else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
