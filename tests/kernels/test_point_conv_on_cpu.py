@@ -35,7 +35,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 @pytest.fixture(scope="module")
 def machine() -> Emulator:
-    return Emulator(HOPPER.shared)
+    return Emulator(HOPPER.shared, flags=emulator.QUICKLY)
 
 
 @pytest.fixture(autouse=True)
