@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
 
-# Modules of PyTorch and of its exporters are a million objects: by Python's own thresholds a third of the time goes into
+# PyTorch and its exporters are a million objects: by Python's own thresholds a quarter of the processor time goes into
 # looking at them again.
 gc.set_threshold(10_000, 10, 50)
 
