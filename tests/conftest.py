@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import io
 import json
@@ -14,6 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A busy machine is no failure.
+settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy")
+
+# PyTorch and its exporters are a million objects: by Python's own thresholds a quarter of the processor time goes into
+# looking at them again.
+gc.set_threshold(10_000, 10, 50)
 
 _DATA = Path(os.environ.get("FULLFIELD_DATA") or Path(__file__).resolve().parents[2] / "shared" / "data")
 
@@ -46,6 +56,12 @@ def _one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
 
 # The longest first: at the end no process waits for another's.
 _LONG = ("tests/models/test_export", "tests/test_modes", "tests/kernels/test_numba_cache")
+
+
+def pytest_collection_finish() -> None:
+    """What is there now stays to the end."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(trylast=True)

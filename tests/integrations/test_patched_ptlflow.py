@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -78,45 +78,52 @@ def run(model: Any, images: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch
 Gradients = dict[str, torch.Tensor]
 
 
-def reruns(model: Any, images: torch.Tensor) -> list[Gradients]:
+def reruns(model: Any, images: torch.Tensor) -> Iterator[Gradients]:
     """The original's gradients for frames that differ in the last bits: what rounding alone does to them."""
-    found = []
     for seed in range(4):
         noise = torch.rand(images.shape, generator=torch.Generator().manual_seed(seed)) - 0.5
-        found.append(run(model, images * (1 + 8 * torch.finfo(images.dtype).eps * noise))[1])
-    return found
+        yield run(model, images * (1 + 8 * torch.finfo(images.dtype).eps * noise))[1]
 
 
-def check_gradients(found: Gradients, expected: Gradients, again: Callable[[], list[Gradients]]) -> None:
+def check_gradients(found: Gradients, expected: Gradients, again: Iterator[Gradients]) -> None:
     """Within 1e-3, or within twice of what the original's own gradients move when the frames' last bits do.
 
-    Where a ReLU's input is zero but for rounding, the gradient jumps: another order of sums is enough.
+    Where a ReLU's input is zero but for rounding, the gradient jumps: another order of sums is enough. No more of
+    ``again`` is computed than the gradients need.
     """
     assert found.keys() == expected.keys()
     largest = max(float(g.abs().max()) for g in expected.values())
-    moved = None
+    moved: list[Gradients] = []
+
+    def reran() -> Iterator[Gradients]:
+        yield from moved
+        for gradients in again:
+            moved.append(gradients)
+            yield gradients
+
     for parameter, grad in expected.items():
         # Some gradients vanish but for rounding, as a bias before a normalisation.
         allowed = 1e-3 * max(float(grad.abs().max()), 1e-3 * largest)
         off = float((found[parameter] - grad).abs().max())
-        if off >= allowed:
-            moved = moved or again()
-            allowed = 2 * max(float((other[parameter] - grad).abs().max()) for other in moved)
-        assert off <= allowed, parameter
+        if not off < allowed:
+            assert any(off <= 2 * float((other[parameter] - grad).abs().max()) for other in reran()), parameter
 
 
 def test_a_wrong_gradient_is_found() -> None:
     expected = {"weight": torch.tensor([1.0, 2.0]), "bias": torch.tensor([1e-7])}
     rerun = {"weight": torch.tensor([1.0, 2.01]), "bias": torch.tensor([1e-7])}
 
-    def unneeded() -> list[Gradients]:
-        raise AssertionError
+    def needed(*gradients: Gradients) -> Iterator[Gradients]:
+        yield from gradients
+        raise RuntimeError
 
-    check_gradients({**expected, "bias": torch.zeros(1)}, expected, unneeded)
-    check_gradients({**expected, "weight": torch.tensor([1.0, 2.015])}, expected, lambda: [expected, rerun])
+    check_gradients({**expected, "bias": torch.zeros(1)}, expected, needed())
+    check_gradients({**expected, "weight": torch.tensor([1.0, 2.015])}, expected, needed(expected, rerun))
+    two = {**expected, "bias": torch.tensor([2e-3])}, {**expected, "bias": torch.tensor([4e-3])}
+    check_gradients({**two[0], "weight": torch.tensor([1.0, 2.015])}, expected, needed(rerun, two[1]))
     for wrong in (torch.tensor([1.0, 2.025]), torch.tensor([1.0, float("nan")])):
         with pytest.raises(AssertionError, match="weight"):
-            check_gradients({**expected, "weight": wrong}, expected, lambda: [expected, rerun])
+            check_gradients({**expected, "weight": wrong}, expected, iter([expected, rerun]))
 
 
 def farthest(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -142,7 +149,7 @@ def test_patched_is_the_original(name: str, build: Callable[[str], Any]) -> None
 
     assert handle.replaced
     assert farthest(patched_flow, flow) < 1e-3
-    check_gradients(patched_grads, grads, lambda: reruns(model, images))
+    check_gradients(patched_grads, grads, reruns(model, images))
     assert not torch.equal(patched_flow, flow), "bit-identical: was anything replaced?"
 
     with torch.no_grad():

@@ -367,15 +367,17 @@ template <class T, class F> static inline T reduce(T value, F choose) {
 struct Product { uint32_t a[4]; int eights; float **d; const uint32_t (*b)[2]; };
 typedef uint32_t Bits __attribute__((vector_size(32)));
 typedef float Floats __attribute__((vector_size(32)));
-template <bool BF16> static inline Floats widened(const uint16_t *half) {
-    Bits h;
-    for (int j = 0; j < 8; j++) h[j] = half[j];
+typedef uint16_t Halves __attribute__((vector_size(16)));
+template <bool BF16> __attribute__((always_inline, optimize("O2"))) static inline Floats widened(const uint16_t *half) {
+    Halves words;
+    memcpy(&words, half, sizeof words);
+    const Bits h = __builtin_convertvector(words, Bits);
     if (BF16) return (Floats)(h << 16);
     Floats x = (Floats)((h & 0x7fff) << 13) * 0x1p112f;
     Bits special = (Bits)((h & 0x7c00) == 0x7c00);
     return (Floats)((special & (0x7f800000 | (h & 0x3ff) << 13)) | (~special & (Bits)x) | (h & 0x8000) << 16);
 }
-template <bool BF16> static void multiply(Product **all) {
+template <bool BF16> __attribute__((optimize("O2"))) static void multiply(Product **all) {
     uint16_t half[16][16];
     union { Floats v[32]; float a[16][16]; };
     union { Floats sums[16]; float d[16][8]; };

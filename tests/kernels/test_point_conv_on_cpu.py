@@ -448,17 +448,28 @@ def test_voxel_mode_is_a_dense_convolution(kernel: int | tuple[int, int, int]) -
     torch.testing.assert_close(got.double(), volume[0, :, x, y, z].T, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:Input #")
-def test_gradcheck() -> None:
-    """Second derivatives too; float32 makes the steps coarse."""
+def test_first_and_second_derivatives() -> None:
+    """Those of indexed products in float64, which share nothing with the operator."""
     geometry = random_geometry(4, 6, 15, kernel=2)
-    inputs = [t.requires_grad_() for t in draw(geometry, (2, 4), 2, torch.float32)[:3]]
+    tensors = draw(geometry, (2, 4), 2, torch.float32)
+    i, j, k = geometry.triplets()
 
-    def run(*tensors: Tensor) -> Tensor:
-        return point_conv(tensors[0], tensors[1], geometry, tensors[2], 2, backend="cuda")
+    def plain(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        products = torch.einsum("tgi,tigo->tgo", features[j].view(-1, 2, 1), weight[k].view(-1, 1, 2, 2))
+        return bias.expand(4, 4).index_add(0, i, products.flatten(1))
 
-    assert torch.autograd.gradcheck(run, inputs, eps=0.1, atol=1e-3, rtol=1e-3)
-    assert torch.autograd.gradgradcheck(run, inputs, eps=0.1, atol=1e-3, rtol=1e-3)
+    def ours(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return point_conv(features, weight, geometry, bias, 2, backend="cuda")
+
+    def derivatives(convolve: Any, dtype: torch.dtype) -> tuple[Tensor, ...]:
+        features, weight, bias, grad = (t.to(dtype).requires_grad_() for t in tensors)
+        out = convolve(features, weight, bias)
+        first = torch.autograd.grad(out, (features, weight, bias), grad, create_graph=True)
+        second = torch.autograd.grad(first, (features, weight, grad), [(t.detach() + 1).cos() for t in first])
+        return tuple(found.detach() for found in (*first, *second))
+
+    for got, exact in zip(derivatives(ours, torch.float32), derivatives(plain, torch.float64), strict=True):
+        assert float((got.double() - exact).abs().max()) <= 1e-5 * float(exact.abs().max())
 
 
 def test_rows_that_are_not_aligned() -> None:

@@ -27,7 +27,7 @@ TOLERANCE = {torch.float32: 2e-6, torch.float16: 1.5e-3, torch.bfloat16: 1.2e-2}
 
 @pytest.fixture(scope="module")
 def machine() -> Emulator:
-    return Emulator(163 << 10, flags=emulator.QUICKLY)
+    return Emulator(163 << 10)
 
 
 @pytest.fixture(autouse=True)

@@ -38,7 +38,7 @@ SHAPES = {
 @pytest.fixture(scope="module")
 def machine() -> Emulator:
     # Registers that nobody wrote are NaN in half precision.
-    return Emulator(GPU.shared, flags=(*emulator.QUICKLY, "-ftrivial-auto-var-init=pattern"))
+    return Emulator(GPU.shared, flags=(*emulator.FLAGS, "-ftrivial-auto-var-init=pattern"))
 
 
 @pytest.fixture(autouse=True)

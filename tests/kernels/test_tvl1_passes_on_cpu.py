@@ -42,7 +42,7 @@ SIZES = [(1, 40), (40, 1), (7, 5), (19, 67), (34, 70)]
 
 @pytest.fixture(scope="module")
 def machine() -> Emulator:
-    return Emulator(163 << 10, flags=emulator.QUICKLY)
+    return Emulator(163 << 10)
 
 
 @pytest.fixture(autouse=True)

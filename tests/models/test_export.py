@@ -14,7 +14,7 @@ from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig, export
 from fullfield.models.export import export_onnx, export_program
 
 Network = RAFT | SEARAFT
-SEA_RAFT = SEARAFTConfig.small(stem_channels=8, stage_channels=(8, 12, 16), channels=16, updates=3)
+SEA_RAFT = SEARAFTConfig.small(stem_channels=8, stage_channels=(8, 12, 16), channels=16, refinements=1, updates=3)
 SMALL = RAFTConfig.small(
     encoder_channels=(8, 12, 16), feature_channels=16, hidden_channels=16, context_channels=8, updates=3
 )
@@ -24,8 +24,12 @@ LARGE = RAFTConfig.large(
 
 
 def network(config: RAFTConfig | SEARAFTConfig) -> Network:
+    """With one block for each of the encoders' stages: the others are of the first stage's kind."""
     torch.manual_seed(1)
     model: Network = SEARAFT(config) if isinstance(config, SEARAFTConfig) else RAFT(config)
+    for encoder in (model.fnet, model.cnet):
+        for stage in (encoder.layer1, encoder.layer2, encoder.layer3):
+            del stage[1:]
     for name, parameter in model.named_parameters():
         if name.endswith("gamma"):
             parameter.data.fill_(0.3)

@@ -95,6 +95,7 @@ class Plan:
 def cases(plan: Plan, note: Note) -> Cases:
     """All cases of a plan, by part."""
     scene = plan.scene.to(plan.device)
+    frozen_before = gc.get_freeze_count()
     gc.collect()
     gc.freeze()  # what is here already is not looked at again, so that collecting takes no time below
     try:
@@ -104,7 +105,8 @@ def cases(plan: Plan, note: Note) -> Cases:
                 case.part = part
                 yield case
     finally:
-        gc.unfreeze()
+        if not frozen_before:
+            gc.unfreeze()
 
 
 # ---- one layer
