@@ -488,13 +488,13 @@ def test_files_of_a_shot_are_packed_in_the_threads_that_write_them(
     from fullfield.io.oiio import one_thread_a_file
 
     seen: list[int] = []
-    real = outputs.write_vectors
+    real = outputs.write_vector_lines
 
     def watched(*args: Any, **more: Any) -> None:
         seen.append(oiio.get_int_attribute("exr_threads"))
         real(*args, **more)
 
-    monkeypatch.setattr(outputs, "write_vectors", watched)
+    monkeypatch.setattr(outputs, "write_vector_lines", watched)
     before = oiio.get_int_attribute("exr_threads")
     assert main(["flow", f"{shot}/plate.%04d.png", "--frames", "11-13", *QUICK, "-o", f"{tmp_path}/m.%04d.exr"]) == 0
     assert seen == [-1, -1, -1]

@@ -23,6 +23,7 @@ Alpha: TypeAlias = Literal["ignore", "apply"]
 
 _COLOURS = (("r", "g", "b"), ("red", "green", "blue"), ("y",))
 _ALPHAS = ("a", "alpha")
+_LOOKED_UP = 1 << 15  # pixels
 _LAB = (8, 9, 10)
 _SIDEWAYS = (5, 6, 7, 8)
 _DPX_TRANSFERS = {"Printing density": "cineon", "Logarithmic": "cineon", "Linear": "linear"}
@@ -194,8 +195,7 @@ def _read_planes(source: Source, part: Part, colour: list[int], transfer: str, a
         slab = planes[:, row : row + len(band), left - frame[0] : right - frame[0]]
         pixels = band[:, left - x : right - x]
         if table is not None:
-            for channel, plane in enumerate(slab):
-                np.take(table, pixels[..., channel].view(np.uint16), out=plane, mode="clip")
+            _look_up(table, pixels.view(np.uint16), slab)
             if np.isfinite(slab).all():
                 continue
         for channel, plane in enumerate(slab):  # of half floats too, for the complaint
@@ -213,6 +213,17 @@ def _read_planes(source: Source, part: Part, colour: list[int], transfer: str, a
     if planes is None:
         raise source.unreadable("it has no rows")
     return _upright(planes, spec.get_int_attribute("Orientation", 1))
+
+
+def _look_up(table: Planes, bits: NDArray[np.uint16], planes: Planes) -> None:
+    """``planes[c, y, x] = table[bits[y, x, c]]``, few rows at a time: NumPy's indices are four times the pixels."""
+    rows = max(1, _LOOKED_UP // bits.shape[1])
+    index = np.empty((min(rows, len(bits)), bits.shape[1]), np.intp)
+    for top in range(0, len(bits), rows):
+        some = bits[top : top + rows]
+        for channel, plane in enumerate(planes[:, top : top + rows]):
+            index[: len(some)] = some[..., channel]
+            np.take(table, index[: len(some)], out=plane, mode="clip")
 
 
 def _stored_as(kind: str, spec: Any, forms: set[str]) -> str:

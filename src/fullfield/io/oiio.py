@@ -47,6 +47,10 @@ _PIXELS_PER_BYTE_UNPACKED = 256
 _FORMS = {"uint8": "uint8", "uint16": "uint16", "float16": "half", "float32": "float"}
 _MAX_PARTS = 1024
 _BAND_PIXELS = 1 << 22
+_BAND_PIXELS_ALONE = 1 << 17  # of one thread, which works on them in its cache
+_BLOCKS = {"none": 1, "rle": 1, "zips": 1, "zip": 16, "piz": 32, "pxr24": 16, "b44": 32, "b44a": 32, "dwaa": 32}
+_BLOCK = 256  # of dwab, OpenEXR's highest
+"""Rows that OpenEXR packs together."""
 _HARMLESS = ("extraneous bytes before marker 0xd9", "unknown JFIF revision", "Invalid SOS parameters")
 
 
@@ -61,6 +65,11 @@ class _OneThreadAFile:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._inside, self._before = 0, 0
+
+    @property
+    def is_on(self) -> bool:
+        """Whether somebody is inside."""
+        return self._inside > 0
 
     def __enter__(self) -> None:
         import OpenImageIO as oiio
@@ -181,8 +190,9 @@ class Source:
             raise InputError(f"{self.path}: HTJ2K compression is not supported; convert the file to ZIP or DWAA")
         per_byte = _PIXELS_PER_BYTE.get(self.kind, _PIXELS_PER_BYTE_UNPACKED)
         check_pixels(self.path, spec.width, spec.height, self.size, per_byte)
-        step = max(1, _BAND_PIXELS // spec.width)
-        unit = max(spec.tile_height, 256 if self.kind == "openexr" else 1)
+        step = max(1, (_BAND_PIXELS_ALONE if one_thread_a_file.is_on else _BAND_PIXELS) // spec.width)
+        block = _BLOCKS.get(spec.get_string_attribute("compression"), _BLOCK) if self.kind == "openexr" else 1
+        unit = max(spec.tile_height, block)
         step = max(step // unit, 1) * unit
         start = spec.y + (rows[0] - spec.y) // unit * unit
         for top in range(start, rows[1], step):

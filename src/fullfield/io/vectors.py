@@ -61,6 +61,9 @@ def write_vectors(
     the file cannot be written; what stood there before stays.
     """
     where = Path(path)
+    require(where.suffix.lower() == ".exr", str(where), "the suffix .exr", repr(where.suffix))
+    choice(compression, "compression", (None, *EXR_COMPRESSIONS))
+    choice(dtype, "dtype", (None, "float", "half"))
     choice(y, "y", ("up", "down"))
     require(len(parts) > 0, "parts", "at least one layer", "none")
     values: dict[str, NDArray[np.float32]] = {}
@@ -72,22 +75,8 @@ def write_vectors(
         values[name] = held(part, name).detach().to("cpu", torch.float32).numpy()
         size = values[name].shape[-2:]
     require(size is not None and 0 not in size, "parts", "at least one pixel", "none")
-    check_vectors_file(where, dtype, compression, window, size or ())
     lines = vector_lines(values, dtype, y)
-    write_vector_lines(
-        where, lines, compression=compression, y=y, window=window, metadata=metadata, notes=notes
-    )
-
-
-def check_vectors_file(
-    path: Path, dtype: str | None, compression: str | None, window: FrameWindow | None, size: tuple[int, ...]
-) -> None:
-    """InputError for what no file of vectors can be."""
-    require(path.suffix.lower() == ".exr", str(path), "the suffix .exr", repr(path.suffix))
-    choice(compression, "compression", (None, *EXR_COMPRESSIONS))
-    choice(dtype, "dtype", (None, "float", "half"))
-    check_flow_window(path, ".exr", window, size)
-    check_name(path)
+    write_vector_lines(where, lines, compression=compression, y=y, window=window, metadata=metadata, notes=notes)
 
 
 def vector_lines(
@@ -140,7 +129,10 @@ def write_vector_lines(
     """Write lines of vectors as :func:`write_vectors` does."""
     from fullfield.io.flow_formats import exr
 
-    with atomic_path(path) as temporary:
+    where, planes = Path(path), lines.planes
+    check_flow_window(where, ".exr", window, (planes.shape[0], planes.shape[2]))
+    check_name(where)
+    with atomic_path(where) as temporary:
         attributes = {exr.Y: y, **(notes or {})}
         exr.save(temporary, lines, compression, attributes=attributes, window=window, metadata=metadata)
 

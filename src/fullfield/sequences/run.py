@@ -7,8 +7,9 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from fullfield.estimators.protocol import Estimator
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.io.flow_formats import FlowRangeError
 from fullfield.io.oiio import one_thread_a_file
+from fullfield.io.scanlines import Scanlines, body_shape
+from fullfield.io.vectors import vector_lines_there
 from fullfield.sequences.engine import Engine, Estimated, Problem, Setting, problem_of
 from fullfield.sequences.outputs import Output, to_cpu
 from fullfield.sequences.plates import Plates, open_plates
@@ -190,6 +193,7 @@ class _Writer:
         self._waiting: deque[Future[None]] = deque()
         self._lock = threading.Lock()
         self._mine = threading.local()
+        self._rooms = _Rooms(pinned=cuda)
         self._read: dict[int, Any] = {}
         self._reported: set[int] = set()
 
@@ -237,14 +241,30 @@ class _Writer:
             self._tell(done.number)
 
     def _write_now(self, done: Estimated, event: Any) -> None:
-        parts = to_cpu(done.parts) if event is None else self._copied(done.parts, event)
+        output = self._work.output
         ways = [name for name in self._work.setting.ways if name not in done.missing]
-        path = self._work.output.path(done.number)
+        if output.is_vectors:
+            with self._rooms.room(done.parts, output.dtype == "half") as room:
+                if event is None:
+                    self._write_file(done, output.lines(to_cpu(done.parts), room.numpy()), ways)
+                    return
+                lines = self._fetched(done.parts, event, room)
+                if lines is not None:
+                    self._write_file(done, lines, ways)
+                    return
+        if event is None:
+            self._write_file(done, to_cpu(done.parts), ways)
+            return
+        parts = self._copied(done.parts, event)
         for name in ways:
             # NumPy: PyTorch would bring threads of its own for each of ours.
-            if event is not None and not np.isfinite(parts[name].numpy()).all():
-                self._complain(Problem(path, f"{self._work.method} gives a flow that is not finite ({name})"))
+            if not np.isfinite(parts[name].numpy()).all():
+                what = f"{self._work.method} gives a flow that is not finite ({name})"
+                self._complain(Problem(output.path(done.number), what))
                 return
+        self._write_file(done, parts, ways)
+
+    def _write_file(self, done: Estimated, parts: dict[str, Tensor] | Scanlines, ways: Sequence[str]) -> None:
         replaced = [number for number in done.used if self._check_replaced(number, "while it was worked on", done.used)]
         if replaced:
             return
@@ -272,19 +292,56 @@ class _Writer:
             if problem not in self._outcome.problems:
                 self._outcome.problems.append(problem)
 
+    def _fetched(self, parts: dict[str, Tensor], event: Any, room: Tensor) -> Scanlines | None:
+        """The lines of a file, made on the GPU and fetched into ``room``; None where a file cannot hold the values."""
+        output = self._work.output
+        good = torch.empty((), dtype=torch.bool, pin_memory=True)
+        with self._beside(parts, event):
+            names, body, is_good = vector_lines_there(parts, output.dtype, output.y)
+            room.copy_(body, non_blocking=True)
+            good.copy_(is_good, non_blocking=True)
+        return Scanlines(names, room.numpy(), output.dtype == "half") if bool(good) else None
+
     def _copied(self, parts: dict[str, Tensor], event: Any) -> dict[str, Tensor]:
-        """From the GPU, on a stream of this thread's own."""
+        """The parts from the GPU."""
+        host = {name: torch.empty(part.shape, dtype=part.dtype, pin_memory=True) for name, part in parts.items()}
+        with self._beside(parts, event):
+            for name, part in parts.items():
+                host[name].copy_(part, non_blocking=True)
+        return host
+
+    @contextmanager
+    def _beside(self, parts: dict[str, Tensor], event: Any) -> Iterator[None]:
+        """Inside, the GPU works on a stream of this thread's own, after ``event``; at the end it is waited for."""
         if not hasattr(self._mine, "stream"):
             self._mine.stream = torch.cuda.Stream(self._work.setting.device)  # type: ignore[no-untyped-call]
         stream = self._mine.stream
-        host = {}
         with torch.cuda.stream(stream):
             stream.wait_event(event)
-            for name, part in parts.items():
-                host[name] = torch.empty(part.shape, dtype=part.dtype, pin_memory=True)
-                host[name].copy_(part, non_blocking=True)
+            for part in parts.values():
                 part.record_stream(stream)
-            copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-            copied.record(stream)
-        copied.synchronize()  # asleep: a thread that waits for its stream takes a core
-        return host
+            yield
+            done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            done.record(stream)
+        done.synchronize()  # asleep: a thread that waits for its stream takes a core
+
+
+class _Rooms:
+    """Memory for the lines of files, used again and again: new memory of that size costs as much time as filling it."""
+
+    def __init__(self, pinned: bool) -> None:
+        self._pinned = pinned
+        self._free: list[Tensor] = []
+
+    @contextmanager
+    def room(self, parts: dict[str, Tensor], half: bool) -> Iterator[Tensor]:
+        """uint8 of the shape that the lines of ``parts`` have, for nobody else meanwhile."""
+        height, width = next(iter(parts.values())).shape[-2:]
+        shape = body_shape((height, width), sum(part.ndim - 1 for part in parts.values()), half)
+        room = self._free.pop() if self._free else None
+        if room is None or room.shape != shape:
+            room = torch.empty(shape, dtype=torch.uint8, pin_memory=self._pinned)
+        try:
+            yield room
+        finally:
+            self._free.append(room)
