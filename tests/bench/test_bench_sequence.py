@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -61,7 +62,8 @@ def test_a_wrong_shot_gets_no_time(cli: Callable[..., Any], monkeypatch: pytest.
     def harmed(self: Any, done: Any, parts: Any, ways: Any) -> None:
         if harm == "missing" and done.number == 3:
             raise OSError(5, "Input/output error", self.path(3))
-        real(self, done, {name: part + 1 for name, part in parts.items()}, ways)
+        parts.planes[:] += 1
+        real(self, done, parts, ways)
 
     monkeypatch.setattr(outputs.Output, "write", harmed)
     ran = cli(*TINY, "--device", "cpu")
@@ -98,7 +100,7 @@ def test_the_estimation_alone_asks_as_the_engine_does(monkeypatch: pytest.Monkey
 
         def both_ways(self, *_: Any) -> object:
             asked.append("both")
-            return object()
+            return SimpleNamespace(forward=0, backward=0)
 
     cpu = torch.device("cpu")
     for direction, expected in (("both", ["both"] * 5), ("forward", ["one way"] * 5)):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -62,17 +65,41 @@ def read_frame(
             layer or transfer; one line that names the file.
         OSError: a missing file, a folder, or no permission.
     """
-    choice(alpha, "alpha", ("ignore", "apply"))
-    check_window_choice(window)
-    where = Path(path)
-    kind, _ = sniff(where)
-    if kind == "pfm":
-        return torch.from_numpy(_placed(_read_pfm(where, transfer, part, layer), window))
-    with opened(where) as source:
-        chosen, colour = _find_colour(source, part, layer)
-        if kind == "openexr":
-            return torch.from_numpy(_read_planes(source, chosen, colour, transfer, alpha, window))
-        return torch.from_numpy(_placed(_read_planes(source, chosen, colour, transfer, alpha, "data"), window))
+    return FrameReader(transfer, part, layer, alpha, window).read(path)
+
+
+def pinned_planes(shape: tuple[int, ...]) -> Planes:
+    """New memory that a GPU copies from by itself, for :attr:`FrameReader.new`."""
+    planes: Planes = torch.empty(shape, dtype=torch.float32, pin_memory=True).numpy()
+    return planes
+
+
+@dataclass(frozen=True)
+class FrameReader:
+    """:func:`read_frame` with its arguments, for many files."""
+
+    transfer: str = "auto"
+    part: int | str | None = None
+    layer: str | None = None
+    alpha: Alpha = "ignore"
+    window: Window = "display"
+    new: Callable[[tuple[int, ...]], Planes] = partial(np.empty, dtype=np.float32)
+    """Makes the memory that frames are read into, where their format and orientation allow."""
+
+    def read(self, path: PathLike) -> Tensor:
+        """The frame; errors are those of :func:`read_frame`."""
+        choice(self.alpha, "alpha", ("ignore", "apply"))
+        check_window_choice(self.window)
+        where = Path(path)
+        kind, _ = sniff(where)
+        if kind == "pfm":
+            return torch.from_numpy(_placed(_read_pfm(where, self.transfer, self.part, self.layer), self.window))
+        with opened(where) as source:
+            chosen, colour = _find_colour(source, self.part, self.layer)
+            if kind == "openexr":
+                return torch.from_numpy(_read_planes(source, chosen, colour, self))
+            whole = _read_planes(source, chosen, colour, replace(self, window="data"))
+            return torch.from_numpy(_placed(whole, self.window))
 
 
 def frame_window(path: PathLike, *, part: int | str | None = None, layer: str | None = None) -> FrameWindow:
@@ -158,8 +185,8 @@ def _find_colour(source: Source, part: int | str | None, layer: str | None) -> t
     raise InputError(f"{source.path}: no {wanted}; the file has {describe_parts(seen)}")
 
 
-def _read_planes(source: Source, part: Part, colour: list[int], transfer: str, alpha: Alpha, window: Window) -> Planes:
-    path, spec = source.path, part.spec
+def _read_planes(source: Source, part: Part, colour: list[int], how: FrameReader) -> Planes:
+    path, spec, window = source.path, part.spec, how.window
     if spec.deep:
         raise InputError(f"{path}: part {part.index} holds deep data (several samples a pixel); flatten it first")
     if spec.get_int_attribute("tiff:PhotometricInterpretation") in _LAB:
@@ -169,7 +196,7 @@ def _read_planes(source: Source, part: Part, colour: list[int], transfer: str, a
         raise InputError(f"{path}: expected half or float colour, got {', '.join(sorted(forms))}")
     form = next(iter(forms)) if forms in ({"uint8"}, {"uint16"}) else "float"
     full = {"uint8": 255, "uint16": 65535}.get(form, 1)
-    to_display = curve(transfer, _stored_as(source.kind, spec, forms))
+    to_display = curve(how.transfer, _stored_as(source.kind, spec, forms))
 
     x, y, width, height = part.data_window
     frame: Box = select(window, part.data_window, part.display_window)
@@ -181,7 +208,7 @@ def _read_planes(source: Source, part: Part, colour: list[int], transfer: str, a
     if left >= right or top >= bottom:
         return np.zeros(shape, np.float32)
 
-    opacity = _straight_alpha(part, colour) if alpha == "apply" else None
+    opacity = _straight_alpha(part, colour) if how.alpha == "apply" else None
     wanted = colour if opacity is None else [*colour, opacity]
     table = half_table(to_display) if forms == {"half"} and opacity is None else None
     form = form if table is None else "half"
@@ -190,7 +217,7 @@ def _read_planes(source: Source, part: Part, colour: list[int], transfer: str, a
     for start, band in source.bands(part, wanted, (top, bottom), form):
         if planes is None:
             covered = (left, top, right - left, bottom - top) == frame
-            planes = np.empty(shape, np.float32) if covered else np.zeros(shape, np.float32)
+            planes = how.new(shape) if covered else np.zeros(shape, np.float32)
         row = start - frame[1]
         slab = planes[:, row : row + len(band), left - frame[0] : right - frame[0]]
         pixels = band[:, left - x : right - x]

@@ -21,7 +21,8 @@ from fullfield.estimators.warm_start import moved_forward
 from fullfield.io import FrameWindow
 from fullfield.io.files import reason
 from fullfield.sequences.changes import is_cut, is_held, small
-from fullfield.sequences.plates import Plate, Plates, common_box, pinned, placed
+from fullfield.sequences.plates import FilePlates, Plate, Plates, common_box, pinned, placed
+from fullfield.sequences.stages import Stages
 
 DIRECTIONS = ("forward", "backward", "both")
 _AHEAD_BYTES = 1 << 30
@@ -107,7 +108,8 @@ Stored = Callable[[int, int], "Tensor | None"]
 class Engine:
     """Goes through a shot; iterate over it once.
 
-    ``busy_s`` is afterwards the seconds that the estimator took, on a GPU by its own clock.
+    ``busy_s`` is afterwards the seconds that the estimator took, on a GPU by its own clock; ``stages`` tells what every
+    part of the work took.
     """
 
     def __init__(
@@ -121,6 +123,8 @@ class Engine:
         self._plates, self._numbers, self._estimator, self._setting = plates, sorted(numbers), estimator, setting
         self._stored = stored or (lambda _a, _b: None)
         self._device = _check.device(setting.device)
+        if isinstance(plates, FilePlates):
+            plates.pinned = self._device.type == "cuda"
         self._refiner: RefinedEstimator | None = None
         if isinstance(estimator, RefinedEstimator) and estimator.refines(self._device):
             self._refiner, self._estimator = estimator, estimator.estimator
@@ -144,6 +148,7 @@ class Engine:
             raise InputError("warm_start: expected frames on one window, got window='data'")
         self._changes: dict[tuple[int, int], str] = {}
         self._size: torch.Size | None = None
+        self.stages = Stages()
         self._cpu_s = 0.0
         self._events: list[tuple[Any, Any]] = []
 
@@ -172,13 +177,15 @@ class Engine:
                     while position < len(needed) and (needed[position] <= wanted or len(self._pending) < ahead):
                         self._pending[needed[position]] = pool.submit(self._read, needed[position])
                         position += 1
-                    for frame in frames:
-                        self._fetch(frame)
+                    with self.stages.stage("wait for plates"):
+                        for frame in frames:
+                            self._fetch(frame)
                     ahead = self._depth()
                     while position < len(needed) and len(self._pending) < ahead:
                         self._pending[needed[position]] = pool.submit(self._read, needed[position])
                         position += 1
-                    done = self._frame(number)
+                    with self.stages.stage("estimate"):
+                        done = self._frame(number)
                     following = self._numbers[index + 1] if index + 1 < len(self._numbers) else None
                     self._forget(following)
                     yield done
@@ -196,11 +203,16 @@ class Engine:
     def _read(self, number: int) -> tuple[Plate, Tensor]:
         if self._plates.has(number) is False:
             raise FileNotFoundError(2, "no such file", self._plates.path(number))
-        plate = self._plates.read(number)
+        with self.stages.stage("read"):
+            plate = self._plates.read(number)
         if plate.frame[0].numel() < 2:
             raise InputError(f"{self._plates.path(number)}: expected more than one pixel")
-        picture = small(plate.frame)
-        return (pinned(plate) if self._device.type == "cuda" else plate), picture
+        with self.stages.stage("reduce"):
+            picture = small(plate.frame)
+        if self._device.type == "cuda" and not plate.frame.is_pinned():
+            with self.stages.stage("pin"):
+                plate = pinned(plate)
+        return plate, picture
 
     def _fetch(self, number: int) -> None:
         if number in self._ready:
@@ -468,10 +480,11 @@ class Engine:
             found = ""
             if all(isinstance(plate, Plate) for plate in plates):
                 a, b = (plate.frame for plate in plates if isinstance(plate, Plate))
-                if is_held(a, b, compressed=self._plates.readers == 1):
-                    found = "held"
-                elif is_cut(self._small[first], self._small[second]):
-                    found = "cut"
+                with self.stages.stage("look for cuts"):
+                    if is_held(a, b, compressed=self._plates.readers == 1):
+                        found = "held"
+                    elif is_cut(self._small[first], self._small[second]):
+                        found = "cut"
             self._changes[pair] = found
         return self._changes[pair]
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.io import FrameWindow, frame_window, open_video, read_frame, read_metadata
+from fullfield.io import FrameWindow, frame_window, open_video, read_metadata
+from fullfield.io.image import FrameReader, pinned_planes
 from fullfield.io.metadata import Attribute
 from fullfield.io.oiio import sniff
 from fullfield.sequences.names import Found, choose, find_frames
@@ -86,11 +87,12 @@ def open_plates(
 
 
 class FilePlates:
-    """Frames in files of their own."""
+    """Frames in files of their own. ``pinned``: read them into memory that a GPU copies from by itself."""
 
     def __init__(self, found: Found, numbers: Sequence[int], **reading: Any) -> None:
         self._found = found
         self._reading = {name: value for name, value in reading.items() if value is not None}
+        self.pinned = False
         self._channels = {name: self._reading[name] for name in ("part", "layer") if name in self._reading}
         self.numbers = list(numbers)
         self.by_data = self._reading.get("window") == "data"
@@ -123,7 +125,8 @@ class FilePlates:
                 if self.by_data or sniff(Path(path))[0] == "openexr":
                     window = frame_window(path, **self._channels)
                     window = window if self.by_data else window._replace(data=window.display)
-                frame = read_frame(path, **self._reading)
+                new = {"new": pinned_planes} if self.pinned else {}
+                frame = FrameReader(**self._reading, **new).read(path)
                 metadata = read_metadata(path, part=self._channels.get("part"))
             except (InputError, OSError):
                 if again and before is not None and self.stamp(number) != before:

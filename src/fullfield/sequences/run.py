@@ -29,6 +29,7 @@ from fullfield.io.vectors import vector_lines_there
 from fullfield.sequences.engine import Engine, Estimated, Problem, Setting, problem_of
 from fullfield.sequences.outputs import Output, to_cpu
 from fullfield.sequences.plates import Plates, open_plates
+from fullfield.sequences.stages import Spent, Stages
 
 _WAITING_BYTES = 1 << 30  # of results that are being written or wait to be
 _GONE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.EIO, errno.ENOTCONN,
@@ -97,6 +98,10 @@ class Outcome:
     """Why the run ended before its time."""
     busy_s: float = 0.0
     wall_s: float = 0.0
+    stages: dict[str, Spent] = field(default_factory=dict)
+    """What the parts of the work took: ``read``, ``reduce`` (for the search of cuts), ``pin``, ``wait for plates``,
+    ``estimate`` (with ``look for cuts``; on a GPU only launching), ``wait for writers``, ``fetch``, ``lay out``,
+    ``write``."""
 
     def add(self, other: Outcome) -> None:
         """Take in another part's."""
@@ -105,6 +110,10 @@ class Outcome:
             mine += [item for item in getattr(other, name) if item not in mine]
         self.stopped = self.stopped or other.stopped
         self.busy_s += other.busy_s
+        total = Stages()
+        total.add(self.stages)
+        total.add(other.stages)
+        self.stages = total.spent
 
     @property
     def is_good(self) -> bool:
@@ -145,7 +154,7 @@ def run(
 
     engine = Engine(plates, numbers, estimator, setting, stored)
     outcome = Outcome()
-    writer = _Writer(work, plates, outcome, tell)
+    writer = _Writer(work, plates, outcome, engine.stages, tell)
     try:
         with one_thread_a_file, writer:
             for done in engine:
@@ -162,6 +171,7 @@ def run(
         plates.close()
     outcome.written.sort()
     outcome.busy_s, outcome.wall_s = engine.busy_s, time.perf_counter() - begin
+    outcome.stages = engine.stages.spent
     return outcome
 
 
@@ -184,8 +194,9 @@ def _most_waiting(size: int, writers: int) -> int:
 class _Writer:
     """Writes results in threads of their own; a few wait at most."""
 
-    def __init__(self, work: Work, plates: Plates, outcome: Outcome, tell: Tell | None) -> None:
+    def __init__(self, work: Work, plates: Plates, outcome: Outcome, stages: Stages, tell: Tell | None) -> None:
         self._work, self._plates, self._outcome, self._tell = work, plates, outcome, tell
+        self._stage = stages.stage
         cuda = torch.device(work.setting.device).type == "cuda"
         # Beside a GPU most of a frame's time on the CPU is writing.
         self._count = max(2, min(16, (os.cpu_count() or 1) * 3 // 4)) if cuda else 2
@@ -221,8 +232,9 @@ class _Writer:
         self._waiting.append(self._pool.submit(self._write, done, event))
 
     def _wait(self, most: int) -> None:
-        while len(self._waiting) > most:
-            self._waiting.popleft().result()
+        with self._stage("wait for writers"):
+            while len(self._waiting) > most:
+                self._waiting.popleft().result()
 
     def _write(self, done: Estimated, event: Any) -> None:
         path = self._work.output.path(done.number)
@@ -245,17 +257,21 @@ class _Writer:
         ways = [name for name in self._work.setting.ways if name not in done.missing]
         if output.is_vectors:
             with self._rooms.room(done.parts, output.dtype == "half") as room:
+                lines: Scanlines | None
                 if event is None:
-                    self._write_file(done, output.lines(to_cpu(done.parts), room.numpy()), ways)
-                    return
-                lines = self._fetched(done.parts, event, room)
+                    with self._stage("lay out"):
+                        lines = output.lines(to_cpu(done.parts), room.numpy())
+                else:
+                    with self._stage("fetch"):
+                        lines = self._fetched(done.parts, event, room)
                 if lines is not None:
                     self._write_file(done, lines, ways)
                     return
         if event is None:
             self._write_file(done, to_cpu(done.parts), ways)
             return
-        parts = self._copied(done.parts, event)
+        with self._stage("fetch"):
+            parts = self._copied(done.parts, event)
         for name in ways:
             # NumPy: PyTorch would bring threads of its own for each of ours.
             if not np.isfinite(parts[name].numpy()).all():
@@ -272,7 +288,8 @@ class _Writer:
             self._read.update({number: stamp for number, stamp in done.used.items() if stamp is not None})
             for number in [n for n in self._read if n < done.number - 64 * self._work.setting.step]:
                 del self._read[number]  # the far past is not watched
-        self._work.output.write(done, parts, ways)
+        with self._stage("write"):
+            self._work.output.write(done, parts, ways)
         with self._lock:
             self._outcome.written.append(done.number)
             if done.missing:
