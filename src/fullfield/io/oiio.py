@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
@@ -57,14 +58,17 @@ _HARMLESS = ("extraneous bytes before marker 0xd9", "unknown JFIF revision", "In
 class _OneThreadAFile:
     """Inside, OpenEXR packs and unpacks a file in the thread that asks for it.
 
-    For whoever has many files in hand at once: handing rows to OpenEXR's own threads, a pool of the process's, takes a
-    fifth more time of the CPU. The switch is OpenImageIO's, for the whole process; the last one who leaves puts it
-    back.
+    For whoever has many files in hand at once: handing rows to the pools of OpenEXR (which packs) and OpenImageIO
+    (which unpacks) takes a fifth more time of the CPU. The switches are OpenImageIO's, for the whole process; the last
+    one who leaves puts them back.
     """
+
+    _ALONE = MappingProxyType({"exr_threads": -1, "threads": 1})
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._inside, self._before = 0, 0
+        self._inside = 0
+        self._before: dict[str, int] = {}
 
     @property
     def is_on(self) -> bool:
@@ -76,8 +80,9 @@ class _OneThreadAFile:
 
         with self._lock:
             if self._inside == 0:
-                self._before = oiio.get_int_attribute("exr_threads")
-                oiio.attribute("exr_threads", -1)
+                self._before = {name: oiio.get_int_attribute(name) for name in self._ALONE}
+                for name, value in self._ALONE.items():
+                    oiio.attribute(name, value)
             self._inside += 1
 
     def __exit__(self, *_: object) -> None:
@@ -86,7 +91,8 @@ class _OneThreadAFile:
         with self._lock:
             self._inside -= 1
             if self._inside == 0:
-                oiio.attribute("exr_threads", self._before)
+                for name, value in self._before.items():
+                    oiio.attribute(name, value)
 
 
 one_thread_a_file = _OneThreadAFile()
