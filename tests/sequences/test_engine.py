@@ -174,8 +174,8 @@ def test_cuts_are_not_seen_in_motion(seed: int) -> None:
     a, b, c = (small(frame) for frame in (scene.frame1, scene.frame2, other.frame1))
     assert not is_cut(a, b)
     assert is_cut(a, c)
-    assert is_cut(a, torch.zeros_like(a))
-    assert not is_cut(torch.zeros_like(a), torch.zeros_like(a))
+    assert is_cut(a, np.zeros_like(a))
+    assert not is_cut(np.zeros_like(a), np.zeros_like(a))
     assert not is_cut(a, a * 0.8), "a change of exposure"
     assert is_held(scene.frame1, scene.frame1.clone(), compressed=False)
     assert not is_held(scene.frame1, scene.frame1 + 1e-3, compressed=False)

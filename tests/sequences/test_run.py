@@ -385,11 +385,11 @@ def test_processes_make_the_same_files_and_one_that_dies_costs_nothing(
 
     real, killed = pool._hear, []
 
-    def heard(worker: Any, outcome: Any, tell: Any) -> bool:
+    def heard(worker: Any, outcome: Any, left: Any, tell: Any) -> bool:
         if not killed and worker.finished:
             killed.append(worker.process.pid)
             worker.process.kill()
-        return real(worker, outcome, tell)
+        return real(worker, outcome, left, tell)
 
     monkeypatch.setattr(pool, "_hear", heard)
     options = ("--direction", "both", "--occlusion")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -20,13 +21,14 @@ from fullfield.estimators.reliability import occlusion_and_confidence
 from fullfield.estimators.warm_start import moved_forward
 from fullfield.io import FrameWindow
 from fullfield.io.files import reason
-from fullfield.sequences.changes import is_cut, is_held, small
+from fullfield.sequences.changes import Small, is_cut, is_held, small
 from fullfield.sequences.plates import FilePlates, Plate, Plates, common_box, pinned, placed
 from fullfield.sequences.stages import Stages
 
 DIRECTIONS = ("forward", "backward", "both")
 _AHEAD_BYTES = 1 << 30
 _FEWEST = 2
+_MORE_AT = 8  # frames left at which more are asked for
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,8 @@ class Estimated:
 
 Stored = Callable[[int, int], "Tensor | None"]
 """The stored flow [2, H, W] from a frame to another one, if there is any."""
+More = Callable[[], Sequence[int]]
+"""Further frames, all of them after the ones that are known; none: there are no more."""
 
 
 class Engine:
@@ -119,7 +123,9 @@ class Engine:
         estimator: Estimator,
         setting: Setting,
         stored: Stored | None = None,
+        more: More | None = None,
     ) -> None:
+        self._more = more
         self._plates, self._numbers, self._estimator, self._setting = plates, sorted(numbers), estimator, setting
         self._stored = stored or (lambda _a, _b: None)
         self._device = _check.device(setting.device)
@@ -139,9 +145,9 @@ class Engine:
         self._needs_back = setting.is_checked or self._refiner is not None
         apart = setting.warm_start if setting.direction == "both" else not self._needs_back
         self._both_ways = None if apart else getattr(self._estimator, "both_ways", None)
-        self._pending: dict[int, Future[tuple[Plate, Tensor]]] = {}
+        self._pending: dict[int, Future[tuple[Plate, Small]]] = {}
         self._ready: dict[int, Plate | Problem] = {}
-        self._small: dict[int, Tensor] = {}
+        self._small: dict[int, Small] = {}
         self._on_device: dict[int, Tensor] = {}
         self._flows: dict[tuple[int, int, int], Tensor | Problem] = {}
         if setting.warm_start and plates.by_data:
@@ -167,31 +173,49 @@ class Engine:
 
     def __iter__(self) -> Iterator[Estimated]:
         """One :class:`Estimated` a frame, in order."""
-        needed = sorted({n for t in self._numbers for n in self._frames(t)})
-        position, ahead = 0, _FEWEST
+        left, needed = deque(self._numbers), deque(self._around(self._numbers))
+        ahead = _FEWEST
         with ThreadPoolExecutor(self._plates.readers, thread_name_prefix="fullfield-read") as pool:
             try:
-                for index, number in enumerate(self._numbers):
+                while left:
+                    number = left.popleft()
                     frames = self._frames(number)
                     wanted = max(frames)
-                    while position < len(needed) and (needed[position] <= wanted or len(self._pending) < ahead):
-                        self._pending[needed[position]] = pool.submit(self._read, needed[position])
-                        position += 1
+                    self._read_ahead(pool, needed, lambda frame: frame <= wanted or len(self._pending) < ahead)
                     with self.stages.stage("wait for plates"):
                         for frame in frames:
                             self._fetch(frame)
                     ahead = self._depth()
-                    while position < len(needed) and len(self._pending) < ahead:
-                        self._pending[needed[position]] = pool.submit(self._read, needed[position])
-                        position += 1
+                    self._extend(left, needed)
+                    self._read_ahead(pool, needed, lambda _: len(self._pending) < ahead)
                     with self.stages.stage("estimate"):
                         done = self._frame(number)
-                    following = self._numbers[index + 1] if index + 1 < len(self._numbers) else None
-                    self._forget(following)
+                    self._forget(left[0] if left else None)
                     yield done
             finally:
                 for future in self._pending.values():
                     future.cancel()
+
+    def _around(self, numbers: Sequence[int]) -> list[int]:
+        """The frames that are read for the results of ``numbers``."""
+        return sorted({frame for number in numbers for frame in self._frames(number)})
+
+    def _read_ahead(self, pool: ThreadPoolExecutor, needed: deque[int], wanted: Callable[[int], bool]) -> None:
+        while needed and wanted(needed[0]):
+            frame = needed.popleft()
+            self._pending[frame] = pool.submit(self._read, frame)
+
+    def _extend(self, left: deque[int], needed: deque[int]) -> None:
+        """Ask for more frames before those that are known run out."""
+        if self._more is None or len(left) >= _MORE_AT:
+            return
+        further = sorted(self._more())
+        if not further:
+            self._more = None
+            return
+        left.extend(further)
+        known = {*needed, *self._pending, *self._ready}
+        needed.extend(frame for frame in self._around(further) if frame not in known)
 
     # ---- reading
 
@@ -200,7 +224,7 @@ class Engine:
         others = [number + way for way in self._setting.ways.values() if self._plates.has(number + way) is not None]
         return [number, *sorted(others)]
 
-    def _read(self, number: int) -> tuple[Plate, Tensor]:
+    def _read(self, number: int) -> tuple[Plate, Small]:
         if self._plates.has(number) is False:
             raise FileNotFoundError(2, "no such file", self._plates.path(number))
         with self.stages.stage("read"):

@@ -26,7 +26,7 @@ from fullfield.io.flow_formats import FlowRangeError
 from fullfield.io.oiio import one_thread_a_file
 from fullfield.io.scanlines import Scanlines, body_shape
 from fullfield.io.vectors import vector_lines_there
-from fullfield.sequences.engine import Engine, Estimated, Problem, Setting, problem_of
+from fullfield.sequences.engine import Engine, Estimated, More, Problem, Setting, problem_of
 from fullfield.sequences.outputs import Output, to_cpu
 from fullfield.sequences.plates import Plates, open_plates
 from fullfield.sequences.stages import Spent, Stages
@@ -135,8 +135,11 @@ def run(
     estimator: Estimator | None = None,
     plates: Plates | None = None,
     tell: Tell | None = None,
+    more: More | None = None,
 ) -> Outcome:
     """Make the files of ``numbers``, whatever stands there; ``tell`` is called with every frame that is finished.
+
+    ``more`` is asked for further frames before those that are known run out, until it has none.
 
     Bad plates and files that cannot be written are told in the result. Where no further file can be written (a full
     disk, a folder that is gone), the run stops; what is written stays.
@@ -152,7 +155,12 @@ def run(
     def stored(first: int, second: int) -> Tensor | None:
         return work.output.stored(first, second, setting.ways) if first in inside else None
 
-    engine = Engine(plates, numbers, estimator, setting, stored)
+    def further() -> Sequence[int]:
+        found = [] if more is None else more()
+        inside.difference_update(found)
+        return found
+
+    engine = Engine(plates, numbers, estimator, setting, stored, further)
     outcome = Outcome()
     writer = _Writer(work, plates, outcome, engine.stages, tell)
     try:
