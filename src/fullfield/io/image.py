@@ -26,7 +26,7 @@ Alpha: TypeAlias = Literal["ignore", "apply"]
 
 _COLOURS = (("r", "g", "b"), ("red", "green", "blue"), ("y",))
 _ALPHAS = ("a", "alpha")
-_LOOKED_UP = 1 << 15  # pixels
+_LOOKED_UP = 1 << 17  # pixels
 _LAB = (8, 9, 10)
 _SIDEWAYS = (5, 6, 7, 8)
 _DPX_TRANSFERS = {"Printing density": "cineon", "Logarithmic": "cineon", "Linear": "linear"}
