@@ -191,9 +191,7 @@ def test_small_pictures_and_blocks_are_pytorch_s_averages() -> None:
         lines = torch.stack([r.mean((0, 1)) for r in _bins(frame, rows)])[None]
         expected = torch.nn.functional.adaptive_avg_pool2d(lines, (rows, columns))[0]
         np.testing.assert_allclose(found, expected.numpy(), atol=1e-6)
-        blocks = torch.nn.functional.avg_pool2d(
-            torch.from_numpy(found)[None, None], 9, 1, 4, count_include_pad=False
-        )
+        blocks = torch.nn.functional.avg_pool2d(torch.from_numpy(found)[None, None], 9, 1, 4, count_include_pad=False)
         np.testing.assert_allclose(_blocks(found), blocks[0, 0].numpy(), atol=1e-9)
 
 

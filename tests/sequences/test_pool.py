@@ -14,7 +14,7 @@ from fullfield.sequences.stages import Spent, Stages
 
 def test_processes_begin_far_apart_and_go_on_side_by_side() -> None:
     every = chunks(range(1, 201), 2, 12)
-    assert sum(every, []) == list(range(1, 201))
+    assert [number for chunk in every for number in chunk] == list(range(1, 201))
     left = _Chunks(every)
     one, first = left.first([])
     two, second = left.first([one])

@@ -278,7 +278,9 @@ def report(results: dict[str, Any]) -> list[str]:
         for row in case["rows"]:
             lines.append(f"  {row['name']:<20}{_words(row)}")
             for name, spent in row.get("stages_ms", {}).items():
-                lines.append(f"    {name:<18}{spent['wall']:8.2f} ms a frame, {spent['cpu']:.2f} of them of a processor")
+                lines.append(
+                    f"    {name:<18}{spent['wall']:8.2f} ms a frame, {spent['cpu']:.2f} of them of a processor"
+                )
         lines.append("")
     return lines
 

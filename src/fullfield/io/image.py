@@ -5,9 +5,8 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 from fullfield._check import InputError, choice, require
 from fullfield._check import values as held
 from fullfield.io.files import PathLike, atomic_path, check_window
+from fullfield.io.metadata import Attribute, metadata_of
 from fullfield.io.names import IMAGE_WRITE_SUFFIXES
 from fullfield.io.oiio import Part, Source, check_name, describe_parts, layers, opened, sniff, write_picture
 from fullfield.io.transfer import Curve, Planes, curve, decode_srgb, half_table
@@ -65,7 +65,22 @@ def read_frame(
             layer or transfer; one line that names the file.
         OSError: a missing file, a folder, or no permission.
     """
-    return FrameReader(transfer, part, layer, alpha, window).read(path)
+    return FrameReader(transfer, part, layer, alpha, window).read(path).frame
+
+
+class ReadFrame(NamedTuple):
+    """A frame and what its file says beside the pixels."""
+
+    frame: Tensor
+    """As :func:`read_frame` returns it."""
+    window: FrameWindow | None = None
+    """Of an EXR: its windows."""
+    metadata: tuple[Attribute, ...] = ()
+    """As :func:`fullfield.io.read_metadata` returns them."""
+
+
+def _planes(shape: tuple[int, ...]) -> Planes:
+    return np.empty(shape, np.float32)
 
 
 def pinned_planes(shape: tuple[int, ...]) -> Planes:
@@ -83,23 +98,25 @@ class FrameReader:
     layer: str | None = None
     alpha: Alpha = "ignore"
     window: Window = "display"
-    new: Callable[[tuple[int, ...]], Planes] = partial(np.empty, dtype=np.float32)
+    new: Callable[[tuple[int, ...]], Planes] = _planes
     """Makes the memory that frames are read into, where their format and orientation allow."""
 
-    def read(self, path: PathLike) -> Tensor:
+    def read(self, path: PathLike) -> ReadFrame:
         """The frame; errors are those of :func:`read_frame`."""
         choice(self.alpha, "alpha", ("ignore", "apply"))
         check_window_choice(self.window)
         where = Path(path)
         kind, _ = sniff(where)
         if kind == "pfm":
-            return torch.from_numpy(_placed(_read_pfm(where, self.transfer, self.part, self.layer), self.window))
+            planes = _placed(_read_pfm(where, self.transfer, self.part, self.layer), self.window)
+            return ReadFrame(torch.from_numpy(planes))
         with opened(where) as source:
             chosen, colour = _find_colour(source, self.part, self.layer)
+            metadata = metadata_of(source, self.part)
             if kind == "openexr":
-                return torch.from_numpy(_read_planes(source, chosen, colour, self))
+                return ReadFrame(torch.from_numpy(_read_planes(source, chosen, colour, self)), chosen.window, metadata)
             whole = _read_planes(source, chosen, colour, replace(self, window="data"))
-            return torch.from_numpy(_placed(whole, self.window))
+            return ReadFrame(torch.from_numpy(_placed(whole, self.window)), None, metadata)
 
 
 def frame_window(path: PathLike, *, part: int | str | None = None, layer: str | None = None) -> FrameWindow:

@@ -95,7 +95,9 @@ def vector_lines(
     return exr.as_stored(channels, dtype, room)
 
 
-def vector_lines_there(parts: Mapping[str, Tensor], dtype: str | None, y: str) -> tuple[tuple[str, ...], Tensor, Tensor]:
+def vector_lines_there(
+    parts: Mapping[str, Tensor], dtype: str | None, y: str
+) -> tuple[tuple[str, ...], Tensor, Tensor]:
     """The same where the parts are: the channels' names, the bytes of the lines, and whether a file can hold them as
     they are (one bool): all vectors are finite, and no half float has become infinite."""
     from fullfield.io.flow_formats import exr

@@ -1,7 +1,7 @@
 """What happens between two frames besides motion: a cut, or nothing at all.
 
-All of it in NumPy, in the thread that asks: these pictures are too small for PyTorch's threads, which take all cores and
-wait for each other.
+All of it in NumPy, in the thread that asks: these pictures are too small for PyTorch's threads, which take all cores
+and wait for each other.
 """
 
 from __future__ import annotations

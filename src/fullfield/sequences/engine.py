@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -180,14 +181,13 @@ class Engine:
                 while left:
                     number = left.popleft()
                     frames = self._frames(number)
-                    wanted = max(frames)
-                    self._read_ahead(pool, needed, lambda frame: frame <= wanted or len(self._pending) < ahead)
+                    self._read_ahead(pool, needed, ahead, max(frames))
                     with self.stages.stage("wait for plates"):
                         for frame in frames:
                             self._fetch(frame)
                     ahead = self._depth()
                     self._extend(left, needed)
-                    self._read_ahead(pool, needed, lambda _: len(self._pending) < ahead)
+                    self._read_ahead(pool, needed, ahead)
                     with self.stages.stage("estimate"):
                         done = self._frame(number)
                     self._forget(left[0] if left else None)
@@ -200,8 +200,9 @@ class Engine:
         """The frames that are read for the results of ``numbers``."""
         return sorted({frame for number in numbers for frame in self._frames(number)})
 
-    def _read_ahead(self, pool: ThreadPoolExecutor, needed: deque[int], wanted: Callable[[int], bool]) -> None:
-        while needed and wanted(needed[0]):
+    def _read_ahead(self, pool: ThreadPoolExecutor, needed: deque[int], ahead: int, wanted: float = -math.inf) -> None:
+        """Begin to read: up to the frame ``wanted`` in any case, further while fewer than ``ahead`` are on their way."""
+        while needed and (needed[0] <= wanted or len(self._pending) < ahead):
             frame = needed.popleft()
             self._pending[frame] = pool.submit(self._read, frame)
 
