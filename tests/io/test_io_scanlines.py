@@ -1,4 +1,4 @@
-"""Vectors laid out as the lines of an unpacked EXR and written as they are: the files are OpenImageIO's, byte by byte."""
+"""Vectors laid out as lines of an unpacked EXR and written as they are: the files are OpenImageIO's, byte by byte."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ class Engine:
         return sorted({frame for number in numbers for frame in self._frames(number)})
 
     def _read_ahead(self, pool: ThreadPoolExecutor, needed: deque[int], ahead: int, wanted: float = -math.inf) -> None:
-        """Begin to read: up to the frame ``wanted`` in any case, further while fewer than ``ahead`` are on their way."""
+        """Begin to read: up to the frame ``wanted``, and further while fewer than ``ahead`` are on their way."""
         while needed and (needed[0] <= wanted or len(self._pending) < ahead):
             frame = needed.popleft()
             self._pending[frame] = pool.submit(self._read, frame)
