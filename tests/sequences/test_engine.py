@@ -183,6 +183,24 @@ def test_cuts_are_not_seen_in_motion(seed: int) -> None:
     assert is_held(scene.frame1, scene.frame1 + 1e-3, compressed=True)
 
 
+def test_plates_are_read_into_the_memory_that_a_gpu_wants(shot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[np.ndarray] = []
+
+    def new(shape: tuple[int, ...]) -> np.ndarray:
+        made.append(np.empty(shape, np.float32))
+        return made[-1]
+
+    monkeypatch.setattr("fullfield.sequences.plates.pinned_planes", new)
+    plates = open_plates(f"{shot}/plate.%04d.png")
+    Engine(plates, plates.numbers, quick(), Setting())
+    plain = plates.read(11).frame
+    assert not made, "the CPU wants no such memory"
+    plates.pinned = True  # type: ignore[attr-defined]  # as an engine for a GPU says
+    frame = plates.read(11).frame
+    assert [array.ctypes.data for array in made] == [frame.data_ptr()]
+    assert torch.equal(frame, plain)
+
+
 def test_small_pictures_and_blocks_are_pytorch_s_averages() -> None:
     for shape in ((3, 120, 160), (1, 7, 5), (3, 37, 101), (1, 300, 2)):
         frame = torch.rand(shape, generator=torch.Generator().manual_seed(1))

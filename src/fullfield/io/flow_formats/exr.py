@@ -36,7 +36,7 @@ from fullfield.io.windows import FrameWindow, Window, select
 _PAIRS = (("u", "v"), ("x", "y"))
 _HALF_MAX = 65504.0
 _WORTH = 0.8  # packed to more of its size, a file saves less than packing and unpacking it costs
-_TRIED = 1 << 16  # bytes of a picture on which packing is tried
+_TRIED = 1 << 15  # bytes of a picture on which packing is tried
 Y = "fullfield/y"
 """Entry of the header: ``up`` or ``down``. Files without it point up."""
 
