@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.cases.sequences import shots
+from fullfield.estimators.refined import RefinedEstimator
 from fullfield.io import read_frame
 from fullfield.sequences import Outcome, Work, outputs
 from fullfield.sequences.run import run
@@ -32,6 +35,9 @@ def test_files_and_estimation_are_timed_in_turns(cli: Callable[..., Any], tmp_pa
     assert shot["times_alone"] == pytest.approx(shot["median_s"] / alone["median_s"])
     assert shot["device_share"] == pytest.approx(alone["median_s"] / shot["median_s"])
     assert 0 < shot["estimating_share"] <= 1
+    assert {"read", "estimate", "lay out", "write"} <= shot["stages_ms"].keys()
+    assert shot["stages_ms"]["estimate"]["wall"] * 4 < 1000 * max(shot["seconds"])
+    assert re.search(r"write +[0-9.]+ ms a frame, [0-9.]+ of them of a processor", ran.out)
     assert len(shot["seconds"]) == 2
     assert "tvl1 fast, 4 frames of 48×32, both, on cpu; plates and vectors (half, default)" in ran.out
     assert not list((tmp_path / "here").iterdir()), "plates and vectors go away"
@@ -52,6 +58,8 @@ def test_several_devices_are_told_apart_from_their_start(
     row = ran.json["cases"][0]["rows"][2]
     assert (row["name"], row["devices"]) == ("on 2 devices", ["cpu", "cpu"])
     assert 0.3 < row["first_file_s"] < row["median_s"]
+    assert row["times_one_with_start"] == pytest.approx(ran.json["cases"][0]["rows"][1]["median_s"] / row["median_s"])
+    assert row["times_one"] > row["times_one_with_start"], "the start is left out"
 
 
 @pytest.mark.parametrize("harm", ["missing", "other"])
@@ -61,7 +69,8 @@ def test_a_wrong_shot_gets_no_time(cli: Callable[..., Any], monkeypatch: pytest.
     def harmed(self: Any, done: Any, parts: Any, ways: Any) -> None:
         if harm == "missing" and done.number == 3:
             raise OSError(5, "Input/output error", self.path(3))
-        real(self, done, {name: part + 1 for name, part in parts.items()}, ways)
+        parts.planes[:] += 1
+        real(self, done, parts, ways)
 
     monkeypatch.setattr(outputs.Output, "write", harmed)
     ran = cli(*TINY, "--device", "cpu")
@@ -98,7 +107,7 @@ def test_the_estimation_alone_asks_as_the_engine_does(monkeypatch: pytest.Monkey
 
         def both_ways(self, *_: Any) -> object:
             asked.append("both")
-            return object()
+            return SimpleNamespace(forward=0, backward=0)
 
     cpu = torch.device("cpu")
     for direction, expected in (("both", ["both"] * 5), ("forward", ["one way"] * 5)):
@@ -109,7 +118,39 @@ def test_the_estimation_alone_asks_as_the_engine_does(monkeypatch: pytest.Monkey
     assert shots.Plan("tvl1", ("fast",), ((8, 8),), 4, cpu).pairs == 3
 
 
+def test_a_refining_estimator_is_asked_once_for_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Plain:
+        method, backend, parameters = "plain", "none", MappingProxyType({})
+
+        def __call__(self, *_: Any, **__: Any) -> torch.Tensor:
+            asked.append("one way")
+            return torch.zeros(1, 2, 8, 8)
+
+        def both_ways(self, *_: Any) -> SimpleNamespace:
+            asked.append("both")
+            return SimpleNamespace(forward=torch.full((1, 2, 8, 8), 1.0), backward=torch.full((1, 2, 8, 8), 2.0))
+
+    estimator = RefinedEstimator(Plain())
+    told: list[tuple[float, ...]] = []
+
+    def refined(one: torch.Tensor, _: torch.Tensor, flow: torch.Tensor, back: torch.Tensor) -> torch.Tensor:
+        told.append((float(one.max()), float(flow.max()), float(back.max())))
+        return flow + 10
+
+    monkeypatch.setattr(estimator, "refined", refined)
+    frames = torch.zeros(1, 3, 8, 8), torch.ones(1, 3, 8, 8)
+    flows = shots.one_pair(estimator, *frames, ("forward", "backward"))
+    assert asked == ["both"]
+    assert sorted(told) == [(0.0, 1.0, 2.0), (1.0, 2.0, 1.0)]
+    assert (float(flows["forward"].max()), float(flows["backward"].max())) == (11, 12)
+    assert list(shots.one_pair(estimator, *frames, ("forward",))) == ["forward"]
+    assert asked == ["both"] * 2, "the way back decides how far a flow is trusted"
+
+
 def test_mistakes_are_one_line(refused: Callable[..., str]) -> None:
+    assert "--devices 3: expected GPUs, and PyTorch finds" in refused("sequence", "--devices", "3", "--device", "cpu")
     assert "--presets: tvl1 has" in refused("sequence", "--method", "tvl1", "--presets", "fastest")
     assert "--frames: expected 3 or more" in refused("sequence", "--frames", "2")
     assert "does not exist" in refused("sequence", "--folder", "nowhere")

@@ -18,7 +18,8 @@ from fullfield.estimators.frames import as_frame
 from fullfield.estimators.reliability import occlusion_and_confidence
 from fullfield.io import write_image
 from fullfield.sequences import Setting, open_plates
-from fullfield.sequences.changes import is_cut, is_held, small
+from fullfield.sequences.changes import _blocks, is_cut, is_held, small
+from fullfield.sequences.engine import Engine
 from fullfield.testing import textured_scene
 
 
@@ -174,12 +175,100 @@ def test_cuts_are_not_seen_in_motion(seed: int) -> None:
     a, b, c = (small(frame) for frame in (scene.frame1, scene.frame2, other.frame1))
     assert not is_cut(a, b)
     assert is_cut(a, c)
-    assert is_cut(a, torch.zeros_like(a))
-    assert not is_cut(torch.zeros_like(a), torch.zeros_like(a))
+    assert is_cut(a, np.zeros_like(a))
+    assert not is_cut(np.zeros_like(a), np.zeros_like(a))
     assert not is_cut(a, a * 0.8), "a change of exposure"
     assert is_held(scene.frame1, scene.frame1.clone(), compressed=False)
     assert not is_held(scene.frame1, scene.frame1 + 1e-3, compressed=False)
     assert is_held(scene.frame1, scene.frame1 + 1e-3, compressed=True)
+
+
+def test_plates_are_read_into_the_memory_that_a_gpu_wants(shot: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[np.ndarray] = []
+
+    def new(shape: tuple[int, ...]) -> np.ndarray:
+        made.append(np.empty(shape, np.float32))
+        return made[-1]
+
+    monkeypatch.setattr("fullfield.sequences.plates.pinned_planes", new)
+    plates = open_plates(f"{shot}/plate.%04d.png")
+    Engine(plates, plates.numbers, quick(), Setting())
+    plain = plates.read(11).frame
+    assert not made, "the CPU wants no such memory"
+    plates.pinned = True  # type: ignore[attr-defined]  # as an engine for a GPU says
+    frame = plates.read(11).frame
+    assert [array.ctypes.data for array in made] == [frame.data_ptr()]
+    assert torch.equal(frame, plain)
+
+
+def test_small_pictures_and_blocks_are_pytorch_s_averages() -> None:
+    for shape in ((3, 120, 160), (1, 7, 5), (3, 37, 101), (1, 300, 2)):
+        frame = torch.rand(shape, generator=torch.Generator().manual_seed(1))
+        found = small(frame)
+        rows, columns = found.shape
+        lines = torch.stack([r.mean((0, 1)) for r in _bins(frame, rows)])[None]
+        expected = torch.nn.functional.adaptive_avg_pool2d(lines, (rows, columns))[0]
+        np.testing.assert_allclose(found, expected.numpy(), atol=1e-6)
+        blocks = torch.nn.functional.avg_pool2d(torch.from_numpy(found)[None, None], 9, 1, 4, count_include_pad=False)
+        np.testing.assert_allclose(_blocks(found), blocks[0, 0].numpy(), atol=1e-9)
+
+
+def _bins(frame: torch.Tensor, rows: int) -> list[torch.Tensor]:
+    height = frame.shape[1]
+    return [frame[:, i * height // rows : -(-(i + 1) * height // rows)] for i in range(rows)]
+
+
+def test_a_look_for_cuts_takes_no_threads_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    frames = [textured_scene(120, 160, seed=seed).frame1 for seed in (1, 2)]
+
+    def forbidden(*_: object, **__: object) -> None:
+        raise AssertionError("its threads take all cores from whoever estimates")
+
+    for name in ("equal", "stack", "from_numpy"):
+        monkeypatch.setattr(torch, name, forbidden)
+    monkeypatch.setattr(torch.Tensor, "__sub__", forbidden)
+    for name in ("adaptive_avg_pool2d", "avg_pool2d", "pad"):
+        monkeypatch.setattr(torch.nn.functional, name, forbidden)
+    assert is_cut(*(small(frame) for frame in frames))
+    assert not is_held(*frames, compressed=True)
+    assert not is_held(*frames, compressed=False)
+
+
+def test_a_held_frame_is_held_in_every_row() -> None:
+    frame = textured_scene(120, 160, seed=1).frame1
+    for row in (0, 1, 59, 119):
+        other = frame.clone()
+        other[1, row, 7] += 0.1
+        assert not is_held(frame, other, compressed=False), row
+        assert not is_held(frame, other, compressed=True), row
+
+
+@pytest.mark.parametrize("direction", ["forward", "both"])
+def test_frames_that_are_told_later_are_gone_on_with(estimator: TVL1Estimator, direction: str) -> None:
+    frames = moving(20)
+    whole = {done.number: done for done in Engine(open_plates(frames), range(1, 21), estimator, Setting(direction))}
+    plates, read, asked = open_plates(frames), list[int](), list[tuple[int, ...]]()
+    real = plates.read
+    plates.read = lambda number: read.append(number) or real(number)  # type: ignore[method-assign,func-returns-value]
+    further = iter([[5, 6, 7, 8, 9], [10], list(range(11, 21)), []])
+
+    class Counting:
+        method, backend, parameters = estimator.method, estimator.backend, estimator.parameters
+
+        def __call__(self, one: torch.Tensor, two: torch.Tensor, **more: object) -> torch.Tensor:
+            asked.append((one.data_ptr(), two.data_ptr()))
+            return estimator(one, two, **more)  # type: ignore[arg-type]
+
+    engine = Engine(plates, range(1, 5), Counting(), Setting(direction), more=lambda: next(further))
+    numbers = []
+    for done in engine:
+        numbers.append(done.number)
+        for name, flow in whole[done.number].parts.items():
+            assert torch.equal(done.parts[name], flow), (done.number, name)
+    assert numbers == list(range(1, 21))
+    assert sorted(read) == list(range(1, 21)), "each plate once"
+    assert len(asked) == 19 * (2 if direction == "both" else 1), "each pair once"
+    assert engine.stages.spent["read"].times == 20
 
 
 def test_occlusion_comes_with_the_flows(estimator: TVL1Estimator) -> None:

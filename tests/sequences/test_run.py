@@ -385,11 +385,11 @@ def test_processes_make_the_same_files_and_one_that_dies_costs_nothing(
 
     real, killed = pool._hear, []
 
-    def heard(worker: Any, outcome: Any, tell: Any) -> bool:
+    def heard(worker: Any, outcome: Any, left: Any, tell: Any) -> bool:
         if not killed and worker.finished:
             killed.append(worker.process.pid)
             worker.process.kill()
-        return real(worker, outcome, tell)
+        return real(worker, outcome, left, tell)
 
     monkeypatch.setattr(pool, "_hear", heard)
     options = ("--direction", "both", "--occlusion")
@@ -487,22 +487,25 @@ def test_files_of_a_shot_are_packed_in_the_threads_that_write_them(
 
     from fullfield.io.oiio import one_thread_a_file
 
-    seen: list[int] = []
-    real = outputs.write_vectors
+    def switches() -> tuple[int, int]:
+        return oiio.get_int_attribute("exr_threads"), oiio.get_int_attribute("threads")
+
+    seen: list[tuple[int, int]] = []
+    real = outputs.write_vector_lines
 
     def watched(*args: Any, **more: Any) -> None:
-        seen.append(oiio.get_int_attribute("exr_threads"))
+        seen.append(switches())
         real(*args, **more)
 
-    monkeypatch.setattr(outputs, "write_vectors", watched)
-    before = oiio.get_int_attribute("exr_threads")
+    monkeypatch.setattr(outputs, "write_vector_lines", watched)
+    before = switches()
     assert main(["flow", f"{shot}/plate.%04d.png", "--frames", "11-13", *QUICK, "-o", f"{tmp_path}/m.%04d.exr"]) == 0
-    assert seen == [-1, -1, -1]
-    assert oiio.get_int_attribute("exr_threads") == before
+    assert seen == [(-1, 1)] * 3
+    assert switches() == before
     with one_thread_a_file, one_thread_a_file:
         pass
     with one_thread_a_file:
         with pytest.raises(KeyError), one_thread_a_file:
             raise KeyError
-        assert oiio.get_int_attribute("exr_threads") == -1
-    assert oiio.get_int_attribute("exr_threads") == before
+        assert switches() == (-1, 1)
+    assert switches() == before

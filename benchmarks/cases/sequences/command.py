@@ -18,24 +18,26 @@ if TYPE_CHECKING:
 DESCRIPTION = """\
 Make a shot of EXR plates, then time "fullfield flow SHOT" from the plates to the written files beside the estimation of
 the same pairs alone, from frames that are on the device already (64 of them at most, and their time is scaled). Told
-are the seconds, how many times the estimation the whole takes, and what share of the time the device estimates.
+are the seconds, how many times the estimation the whole takes, what share of the time the device estimates, and what
+every stage of a frame takes.
 """
 EPILOG = """\
 examples:
   python -m benchmarks sequence --frames 200 --sizes 2048x1024 -o results.json
-  python -m benchmarks sequence --devices cuda:0,cuda:1 --presets fast --half
+  python -m benchmarks sequence --devices 2 --frames 100 --repeats 1 --folder /dev/shm
+  python -m benchmarks sequence --method fullfield-s --presets fast --half
 """
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--method", default="fullfield-s", help="of the estimation [fullfield-s]")
+    parser.add_argument("--method", default="auto", help="of the estimation [auto]")
     parser.add_argument("--presets", nargs="+", metavar="NAME", default=["default"], help="of the method [default]")
     parser.add_argument("--frames", type=count, default=200, metavar="N", help="of the shot [200]")
     parser.add_argument(
         "--sizes", nargs="+", type=size, metavar="WxH", help="frames [2048x1024 on a GPU, else 256x128]"
     )
     parser.add_argument("--direction", choices=("forward", "backward", "both"), default="both", help="flow [both]")
-    parser.add_argument("--devices", metavar="LIST", help="also with a process for each: all, or cuda:0,cuda:1")
+    parser.add_argument("--devices", metavar="LIST", help="also with a process for each: all, 2, or cuda:0,cuda:1")
     parser.add_argument("--half", action="store_true", help="vectors as half floats")
     parser.add_argument("--compression", choices=EXR_COMPRESSIONS, help="of the vectors [as fullfield flow]")
     parser.add_argument("--threads", type=count, metavar="N", help="of PyTorch in this process [as it is]")
@@ -73,10 +75,12 @@ def _plan(args: argparse.Namespace) -> Plan:
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     devices: tuple[str, ...] = ()
-    if args.devices == "all":
-        devices = tuple(f"cuda:{index}" for index in range(torch.cuda.device_count()))
-        if not devices:
-            raise InputError("--devices all: expected GPUs, and PyTorch finds none here")
+    if args.devices is not None and (args.devices == "all" or args.devices.isdecimal()):
+        there = torch.cuda.device_count()
+        asked = there if args.devices == "all" else int(args.devices)
+        if not 0 < asked <= there:
+            raise InputError(f"--devices {args.devices}: expected GPUs, and PyTorch finds {there} here")
+        devices = tuple(f"cuda:{index}" for index in range(asked))
     elif args.devices is not None:
         devices = tuple(str(timing_device(name.strip())) for name in args.devices.split(","))
     return Plan(

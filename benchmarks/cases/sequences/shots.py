@@ -1,9 +1,12 @@
 """A shot of EXR plates to EXR vectors as ``fullfield flow`` makes them, beside the estimation of its pairs alone.
 
 The estimation alone takes as many pairs (of a long shot some of them, and their time is scaled), from frames that lie
-on the device, as the engine asks for them: both ways in one call where the estimator has that. What the whole takes
-longer is reading, sending, fetching and writing that estimation did not hide. Of several devices the start of the
-processes is told apart: between the first file and the last the devices are at work.
+on the device, as the engine asks for them: both ways in one call where the estimator has that, each refined with the
+other where it refines. What the whole takes longer is reading, sending, fetching and writing that estimation did not
+hide; what each stage took, in all threads, is told beside. Of several devices the start of the processes is told apart:
+between the first file and the last the devices are at work.
+
+Before times count, a short shot warms up and is checked; the timed ones are checked too.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -24,8 +27,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.bench import Case, Cases, Note, Result
-from benchmarks.harness import Candidate, Timing, interleaved
+from benchmarks.harness import Candidate, CheckFailed, Timing, interleaved
 from fullfield.estimators.protocol import Estimator
+from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import canonical, method_of
 from fullfield.io import read_vectors
 from fullfield.io.oiio import write_picture
@@ -39,6 +43,7 @@ _STEP = 3  # pixels that the picture moves by from plate to plate
 _GRAIN = 0.01  # what a camera adds, without which plates would pack too well
 _ALONE = 64  # pairs of the estimation alone at most
 _TELLS = 4  # words on the way through a shot
+_WARM = 24  # frames of the shot that is checked before times count
 _ALLOWED = 0.02  # pixels that a stored vector may be off
 
 
@@ -119,27 +124,34 @@ def _case(plan: Plan, folder: Path, preset: str, size: tuple[int, int], note: No
     kept = [plates.read(number).frame[None].to(plan.device) for number in plates.numbers[:_KEPT]]
     runs: list[Outcome] = []
     spans: list[tuple[float, float]] = []
+    warm = [*plates.numbers[:_WARM]]
+
+    def numbers(seen: Sequence[object]) -> list[int]:
+        return plates.numbers if seen else warm
+
+    def good(outcome: Outcome, asked: Sequence[int]) -> Outcome:
+        if (problem := _unfinished(outcome, asked)) is not None:
+            raise CheckFailed(f"{problem}; no time is reported")
+        return outcome
 
     def shot() -> Outcome:
-        written = itertools.count(1)
+        asked, written = numbers(runs), itertools.count(1)
 
         def tell(_: int) -> None:
             number = next(written)
-            if number * _TELLS // plan.frames > (number - 1) * _TELLS // plan.frames:
-                note(f"{number} of {plan.frames} frames")
+            if number * _TELLS // len(asked) > (number - 1) * _TELLS // len(asked):
+                note(f"{number} of {len(asked)} frames")
 
-        runs.append(run(work, plates.numbers, estimator=estimator, plates=work.open(None), tell=tell))
+        runs.append(good(run(work, asked, estimator=estimator, plates=work.open(asked), tell=tell), asked))
         return runs[-1]
 
     def spread_out() -> Outcome:
-        begin, told = time.perf_counter(), list[float]()
-        outcome = run_on_devices(
-            work, plates.numbers, plan.devices, tell=lambda _: told.append(time.perf_counter() - begin)
-        )
+        asked, begin, told = numbers(spans), time.perf_counter(), list[float]()
+        outcome = run_on_devices(work, asked, plan.devices, tell=lambda _: told.append(time.perf_counter() - begin))
         spans.append((told[0], told[-1]) if told else (0.0, 0.0))
-        return outcome
+        return good(outcome, asked)
 
-    right = partial(_wrong, work, plates.numbers, estimator, kept)
+    right = partial(_wrong, work, estimator, kept)
     candidates = [
         Candidate(ALONE, partial(_alone, plan, estimator, kept), lambda _: None),
         Candidate(SHOT, shot, right),
@@ -152,7 +164,7 @@ def _case(plan: Plan, folder: Path, preset: str, size: tuple[int, int], note: No
     rows = [{**_row(alone), "pairs_timed": plan.pairs, "frames_per_s": plan.frames / alone.median}]
     rows.append(_of_shot(plan, others[0], alone, runs[1:]))  # the first run of each was the check
     if plan.devices:
-        rows.append(_of_devices(plan, others[1], alone, spans[1:]))
+        rows.append(_of_devices(plan, others[1], alone, others[0], spans[1:]))
     return {
         "method": method,
         "preset": preset,
@@ -169,30 +181,48 @@ def _case(plan: Plan, folder: Path, preset: str, size: tuple[int, int], note: No
 
 
 def _alone(plan: Plan, estimator: Estimator, kept: Sequence[Tensor]) -> None:
-    """The pairs that are timed, as the engine asks for them."""
-    ways = 2 if plan.direction == "both" else 1
-    together = getattr(estimator, "both_ways", None) if ways == 2 else None
+    """The pairs that are timed."""
+    ways = Setting(plan.direction).ways
     for number in range(plan.pairs):
         at = number % (len(kept) - 1)
-        pair = kept[at], kept[at + 1]
-        if together is not None and together(*pair) is not None:
-            continue
-        for first, second in (pair, pair[::-1])[:ways]:
-            estimator(first, second)
+        one_pair(estimator, kept[at], kept[at + 1], ways)
     if plan.device.type == "cuda":
         torch.cuda.synchronize(plan.device)
 
 
-def _wrong(
-    work: Work, numbers: Sequence[int], estimator: Estimator, kept: Sequence[Tensor], outcome: Outcome
-) -> str | None:
-    """What is wrong with a run: a file that is not there, or vectors that are not those of the pair alone."""
-    if not outcome.is_good or outcome.written != list(numbers):
-        told = "; ".join(map(str, outcome.problems)) or outcome.stopped or "no reason"
-        return f"{len(outcome.written)} of {len(numbers)} files were written ({told})"
+def one_pair(estimator: Estimator, first: Tensor, second: Tensor, ways: Iterable[str]) -> dict[str, Tensor]:
+    """The flows of a pair as the engine asks for them: ``forward`` is from the first frame, ``backward`` from the
+    second."""
+    refiner = estimator if isinstance(estimator, RefinedEstimator) and estimator.refines(first.device) else None
+    plain = estimator if refiner is None else refiner.estimator
+    wanted = set(ways)
+    both = refiner is not None or len(wanted) == 2
+    frames = {"forward": (first, second), "backward": (second, first)}
+    together = getattr(plain, "both_ways", None) if both else None
+    found = None if together is None else together(first, second)
+    if found is None:
+        flows = {name: plain(*frames[name]) for name in (frames if both else wanted)}
+    else:
+        flows = {"forward": found.forward, "backward": found.backward}
+    if refiner is None:
+        return flows
+    back = {"forward": "backward", "backward": "forward"}
+    return {name: refiner.refined(*frames[name], flows[name], flows[back[name]]) for name in wanted}
+
+
+def _unfinished(outcome: Outcome, numbers: Sequence[int]) -> str | None:
+    if outcome.is_good and outcome.written == list(numbers):
+        return None
+    told = "; ".join(map(str, outcome.problems)) or outcome.stopped or "no reason"
+    return f"{len(outcome.written)} of {len(numbers)} files were written ({told})"
+
+
+def _wrong(work: Work, estimator: Estimator, kept: Sequence[Tensor], outcome: Outcome) -> str | None:
+    """What is wrong with a run: vectors in its second file that are not those of the pairs alone."""
     for direction, way in work.setting.ways.items():
-        flow = estimator(kept[1], kept[1 + way])[0].cpu()
-        off = (read_vectors(work.output.path(numbers[1]))[direction] - flow).abs()
+        at = min(1, 1 + way)
+        flow = one_pair(estimator, kept[at], kept[at + 1], work.setting.ways)[direction][0].cpu()
+        off = (read_vectors(work.output.path(outcome.written[1]))[direction] - flow).abs()
         limit = _ALLOWED + (flow.abs() / 1024 if work.output.dtype == "half" else 0)
         if not bool((off <= limit).all()):
             return f"{direction} vectors are off by {float(off.max()):.3g} px"
@@ -213,16 +243,27 @@ def _of_shot(plan: Plan, timing: Timing, alone: Timing, runs: Sequence[Outcome])
         "times_alone": timing.median / alone.median,
         "device_share": alone.median / timing.median,
         "estimating_share": statistics.median(outcome.busy_s / outcome.wall_s for outcome in runs),
+        "stages_ms": {
+            name: {
+                "wall": 1000 * spent.wall_s / plan.frames,
+                "cpu": 1000 * spent.cpu_s / plan.frames,
+            }
+            for name, spent in runs[-1].stages.items()
+        },
     }
 
 
-def _of_devices(plan: Plan, timing: Timing, alone: Timing, spans: Sequence[tuple[float, float]]) -> dict[str, Any]:
+def _of_devices(
+    plan: Plan, timing: Timing, alone: Timing, one: Timing, spans: Sequence[tuple[float, float]]
+) -> dict[str, Any]:
     steady = statistics.median((plan.frames - 1) / max(last - first, 1e-9) for first, last in spans)
     return {
         **_row(timing),
         "devices": list(plan.devices),
         "first_file_s": statistics.median(first for first, _ in spans),
         "frames_per_s": steady,
+        "times_one": steady * one.median / plan.frames,
+        "times_one_with_start": one.median / timing.median,
         "times_alone": len(plan.devices) * plan.frames / alone.median / steady,
     }
 
@@ -234,7 +275,12 @@ def report(results: dict[str, Any]) -> list[str]:
         vectors = f"{case['vectors']['dtype']}, {case['vectors']['compression']}"
         sizes = f"{case['plate_bytes'] / 1e6:.1f} and {case['vector_bytes'] / 1e6:.1f} MB"
         lines.append(f"{case['label']}, on {case['device']}; plates and vectors ({vectors}) of {sizes}")
-        lines += [f"  {row['name']:<20}{_words(row)}" for row in case["rows"]]
+        for row in case["rows"]:
+            lines.append(f"  {row['name']:<20}{_words(row)}")
+            for name, spent in row.get("stages_ms", {}).items():
+                lines.append(
+                    f"    {name:<18}{spent['wall']:8.2f} ms a frame, {spent['cpu']:.2f} of them of a processor"
+                )
         lines.append("")
     return lines
 
@@ -246,4 +292,5 @@ def _words(row: dict[str, Any]) -> str:
         parts.append(f"{row['times_alone']:.2f} × alone, {busy}")
     if "first_file_s" in row:
         parts.append(f"first file after {row['first_file_s']:.1f} s, then {row['times_alone']:.2f} × alone")
+        parts.append(f"{row['times_one']:.2f} × as fast as one, with the start {row['times_one_with_start']:.2f}")
     return ", ".join(parts)

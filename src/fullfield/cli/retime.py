@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fullfield.io.raw import Raw
+    from fullfield.sequences.changes import Small
 
 EPILOG = """\
 examples:
@@ -91,7 +92,7 @@ class _Reader:
         self._fields = {name: flow.field(name) for name in ("forward", "backward")}
         self._plates: dict[int, Raw] = {}
         self._flows: dict[tuple[str, int], Tensor] = {}
-        self._small: dict[int, Tensor] = {}
+        self._small: dict[int, Small] = {}
         self._checked: dict[tuple[int, int], bool] = {}
         self.cuts: list[tuple[int, int]] = []
         """Pairs of frames across which the shot changes."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -14,6 +16,7 @@ from torch import Tensor
 from fullfield._check import InputError, choice, require
 from fullfield._check import values as held
 from fullfield.io.files import PathLike, atomic_path, check_window
+from fullfield.io.metadata import Attribute, metadata_of
 from fullfield.io.names import IMAGE_WRITE_SUFFIXES
 from fullfield.io.oiio import Part, Source, check_name, describe_parts, layers, opened, sniff, write_picture
 from fullfield.io.transfer import Curve, Planes, curve, decode_srgb, half_table
@@ -23,6 +26,7 @@ Alpha: TypeAlias = Literal["ignore", "apply"]
 
 _COLOURS = (("r", "g", "b"), ("red", "green", "blue"), ("y",))
 _ALPHAS = ("a", "alpha")
+_LOOKED_UP = 1 << 17  # pixels
 _LAB = (8, 9, 10)
 _SIDEWAYS = (5, 6, 7, 8)
 _DPX_TRANSFERS = {"Printing density": "cineon", "Logarithmic": "cineon", "Linear": "linear"}
@@ -61,17 +65,58 @@ def read_frame(
             layer or transfer; one line that names the file.
         OSError: a missing file, a folder, or no permission.
     """
-    choice(alpha, "alpha", ("ignore", "apply"))
-    check_window_choice(window)
-    where = Path(path)
-    kind, _ = sniff(where)
-    if kind == "pfm":
-        return torch.from_numpy(_placed(_read_pfm(where, transfer, part, layer), window))
-    with opened(where) as source:
-        chosen, colour = _find_colour(source, part, layer)
-        if kind == "openexr":
-            return torch.from_numpy(_read_planes(source, chosen, colour, transfer, alpha, window))
-        return torch.from_numpy(_placed(_read_planes(source, chosen, colour, transfer, alpha, "data"), window))
+    return FrameReader(transfer, part, layer, alpha, window).read(path).frame
+
+
+class ReadFrame(NamedTuple):
+    """A frame and what its file says beside the pixels."""
+
+    frame: Tensor
+    """As :func:`read_frame` returns it."""
+    window: FrameWindow | None = None
+    """Of an EXR: its windows."""
+    metadata: tuple[Attribute, ...] = ()
+    """As :func:`fullfield.io.read_metadata` returns them."""
+
+
+def _planes(shape: tuple[int, ...]) -> Planes:
+    return np.empty(shape, np.float32)
+
+
+def pinned_planes(shape: tuple[int, ...]) -> Planes:
+    """New memory that a GPU copies from by itself, for :attr:`FrameReader.new`."""
+    planes: Planes = torch.empty(shape, dtype=torch.float32, pin_memory=True).numpy()
+    return planes
+
+
+@dataclass(frozen=True)
+class FrameReader:
+    """:func:`read_frame` with its arguments, for many files."""
+
+    transfer: str = "auto"
+    part: int | str | None = None
+    layer: str | None = None
+    alpha: Alpha = "ignore"
+    window: Window = "display"
+    new: Callable[[tuple[int, ...]], Planes] = _planes
+    """Makes the memory that frames are read into, where their format and orientation allow."""
+
+    def read(self, path: PathLike) -> ReadFrame:
+        """The frame; errors are those of :func:`read_frame`."""
+        choice(self.alpha, "alpha", ("ignore", "apply"))
+        check_window_choice(self.window)
+        where = Path(path)
+        kind, _ = sniff(where)
+        if kind == "pfm":
+            planes = _placed(_read_pfm(where, self.transfer, self.part, self.layer), self.window)
+            return ReadFrame(torch.from_numpy(planes))
+        with opened(where) as source:
+            chosen, colour = _find_colour(source, self.part, self.layer)
+            metadata = metadata_of(source, self.part)
+            if kind == "openexr":
+                return ReadFrame(torch.from_numpy(_read_planes(source, chosen, colour, self)), chosen.window, metadata)
+            whole = _read_planes(source, chosen, colour, replace(self, window="data"))
+            return ReadFrame(torch.from_numpy(_placed(whole, self.window)), None, metadata)
 
 
 def frame_window(path: PathLike, *, part: int | str | None = None, layer: str | None = None) -> FrameWindow:
@@ -157,8 +202,8 @@ def _find_colour(source: Source, part: int | str | None, layer: str | None) -> t
     raise InputError(f"{source.path}: no {wanted}; the file has {describe_parts(seen)}")
 
 
-def _read_planes(source: Source, part: Part, colour: list[int], transfer: str, alpha: Alpha, window: Window) -> Planes:
-    path, spec = source.path, part.spec
+def _read_planes(source: Source, part: Part, colour: list[int], how: FrameReader) -> Planes:
+    path, spec, window = source.path, part.spec, how.window
     if spec.deep:
         raise InputError(f"{path}: part {part.index} holds deep data (several samples a pixel); flatten it first")
     if spec.get_int_attribute("tiff:PhotometricInterpretation") in _LAB:
@@ -168,7 +213,7 @@ def _read_planes(source: Source, part: Part, colour: list[int], transfer: str, a
         raise InputError(f"{path}: expected half or float colour, got {', '.join(sorted(forms))}")
     form = next(iter(forms)) if forms in ({"uint8"}, {"uint16"}) else "float"
     full = {"uint8": 255, "uint16": 65535}.get(form, 1)
-    to_display = curve(transfer, _stored_as(source.kind, spec, forms))
+    to_display = curve(how.transfer, _stored_as(source.kind, spec, forms))
 
     x, y, width, height = part.data_window
     frame: Box = select(window, part.data_window, part.display_window)
@@ -180,7 +225,7 @@ def _read_planes(source: Source, part: Part, colour: list[int], transfer: str, a
     if left >= right or top >= bottom:
         return np.zeros(shape, np.float32)
 
-    opacity = _straight_alpha(part, colour) if alpha == "apply" else None
+    opacity = _straight_alpha(part, colour) if how.alpha == "apply" else None
     wanted = colour if opacity is None else [*colour, opacity]
     table = half_table(to_display) if forms == {"half"} and opacity is None else None
     form = form if table is None else "half"
@@ -189,13 +234,12 @@ def _read_planes(source: Source, part: Part, colour: list[int], transfer: str, a
     for start, band in source.bands(part, wanted, (top, bottom), form):
         if planes is None:
             covered = (left, top, right - left, bottom - top) == frame
-            planes = np.empty(shape, np.float32) if covered else np.zeros(shape, np.float32)
+            planes = how.new(shape) if covered else np.zeros(shape, np.float32)
         row = start - frame[1]
         slab = planes[:, row : row + len(band), left - frame[0] : right - frame[0]]
         pixels = band[:, left - x : right - x]
         if table is not None:
-            for channel, plane in enumerate(slab):
-                np.take(table, pixels[..., channel].view(np.uint16), out=plane, mode="clip")
+            _look_up(table, pixels.view(np.uint16), slab)
             if np.isfinite(slab).all():
                 continue
         for channel, plane in enumerate(slab):  # of half floats too, for the complaint
@@ -213,6 +257,17 @@ def _read_planes(source: Source, part: Part, colour: list[int], transfer: str, a
     if planes is None:
         raise source.unreadable("it has no rows")
     return _upright(planes, spec.get_int_attribute("Orientation", 1))
+
+
+def _look_up(table: Planes, bits: NDArray[np.uint16], planes: Planes) -> None:
+    """``planes[c, y, x] = table[bits[y, x, c]]``, few rows at a time: NumPy's indices are four times the pixels."""
+    rows = max(1, _LOOKED_UP // bits.shape[1])
+    index = np.empty((min(rows, len(bits)), bits.shape[1]), np.intp)
+    for top in range(0, len(bits), rows):
+        some = bits[top : top + rows]
+        for channel, plane in enumerate(planes[:, top : top + rows]):
+            index[: len(some)] = some[..., channel]
+            np.take(table, index[: len(some)], out=plane, mode="clip")
 
 
 def _stored_as(kind: str, spec: Any, forms: set[str]) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fullfield.io.files import PathLike
-from fullfield.io.oiio import opened, sniff
+from fullfield.io.oiio import Source, opened, sniff
 
 # How pixels are stored, which another file with other pixels says for itself; and claims about them.
 _OWN = {
@@ -36,7 +36,14 @@ def read_metadata(path: PathLike, *, part: int | str | None = None) -> tuple[Att
     if sniff(where)[0] not in _KINDS:
         return ()
     with opened(where) as source:
-        return carried((source.first_part() if part is None else source.part(part)).spec)
+        return metadata_of(source, part)
+
+
+def metadata_of(source: Source, part: int | str | None = None) -> tuple[Attribute, ...]:
+    """The same of an open file."""
+    if source.kind not in _KINDS:
+        return ()
+    return carried((source.first_part() if part is None else source.part(part)).spec)
 
 
 def carried(spec: Any) -> tuple[Attribute, ...]:

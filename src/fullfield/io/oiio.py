@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 
 from fullfield._check import InputError
 from fullfield.io.files import check_inflated, check_pixels, check_readable, one_line
+from fullfield.io.scanlines import HEAD, Scanlines
 from fullfield.io.windows import FrameWindow
 
 if TYPE_CHECKING:
@@ -46,28 +48,41 @@ _PIXELS_PER_BYTE_UNPACKED = 256
 _FORMS = {"uint8": "uint8", "uint16": "uint16", "float16": "half", "float32": "float"}
 _MAX_PARTS = 1024
 _BAND_PIXELS = 1 << 22
+_BAND_PIXELS_ALONE = 1 << 17  # of one thread, which works on them in its cache
+_BLOCKS = {"none": 1, "rle": 1, "zips": 1, "zip": 16, "piz": 32, "pxr24": 16, "b44": 32, "b44a": 32, "dwaa": 32}
+_BLOCK = 256  # of dwab, OpenEXR's highest
+"""Rows that OpenEXR packs together."""
 _HARMLESS = ("extraneous bytes before marker 0xd9", "unknown JFIF revision", "Invalid SOS parameters")
 
 
 class _OneThreadAFile:
     """Inside, OpenEXR packs and unpacks a file in the thread that asks for it.
 
-    For whoever has many files in hand at once: handing rows to OpenEXR's own threads, a pool of the process's, takes a
-    fifth more time of the CPU. The switch is OpenImageIO's, for the whole process; the last one who leaves puts it
-    back.
+    For whoever has many files in hand at once: handing rows to the pools of OpenEXR (which packs) and OpenImageIO
+    (which unpacks) takes a fifth more time of the CPU. The switches are OpenImageIO's, for the whole process; the last
+    one who leaves puts them back.
     """
+
+    _ALONE = MappingProxyType({"exr_threads": -1, "threads": 1})
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._inside, self._before = 0, 0
+        self._inside = 0
+        self._before: dict[str, int] = {}
+
+    @property
+    def is_on(self) -> bool:
+        """Whether somebody is inside."""
+        return self._inside > 0
 
     def __enter__(self) -> None:
         import OpenImageIO as oiio
 
         with self._lock:
             if self._inside == 0:
-                self._before = oiio.get_int_attribute("exr_threads")
-                oiio.attribute("exr_threads", -1)
+                self._before = {name: oiio.get_int_attribute(name) for name in self._ALONE}
+                for name, value in self._ALONE.items():
+                    oiio.attribute(name, value)
             self._inside += 1
 
     def __exit__(self, *_: object) -> None:
@@ -76,7 +91,8 @@ class _OneThreadAFile:
         with self._lock:
             self._inside -= 1
             if self._inside == 0:
-                oiio.attribute("exr_threads", self._before)
+                for name, value in self._before.items():
+                    oiio.attribute(name, value)
 
 
 one_thread_a_file = _OneThreadAFile()
@@ -180,8 +196,9 @@ class Source:
             raise InputError(f"{self.path}: HTJ2K compression is not supported; convert the file to ZIP or DWAA")
         per_byte = _PIXELS_PER_BYTE.get(self.kind, _PIXELS_PER_BYTE_UNPACKED)
         check_pixels(self.path, spec.width, spec.height, self.size, per_byte)
-        step = max(1, _BAND_PIXELS // spec.width)
-        unit = max(spec.tile_height, 256 if self.kind == "openexr" else 1)
+        step = max(1, (_BAND_PIXELS_ALONE if one_thread_a_file.is_on else _BAND_PIXELS) // spec.width)
+        block = _BLOCKS.get(spec.get_string_attribute("compression"), _BLOCK) if self.kind == "openexr" else 1
+        unit = max(spec.tile_height, block)
         step = max(step // unit, 1) * unit
         start = spec.y + (rows[0] - spec.y) // unit * unit
         for top in range(start, rows[1], step):
@@ -352,35 +369,95 @@ def write_picture(
 
     Raises :class:`OSError` when it did not: in some formats a full disk shows only in what was written.
     """
+    spec = _spec(pixels.shape, pixels.dtype.name, channels, attributes or {}, window, metadata)
+    _write(path, kind, spec, np.ascontiguousarray(pixels))
+    _check_written(path, kind)
+
+
+def write_scanlines(
+    path: Path,
+    lines: Scanlines,
+    *,
+    attributes: Mapping[str, str | int | float] | None = None,
+    window: FrameWindow | None = None,
+    metadata: Sequence[Attribute] = (),
+) -> None:
+    """Write an OpenEXR that is not packed, the same file as :func:`write_picture` makes of these channels.
+
+    OpenImageIO writes the header, with a table of zeros behind it. The places of the lines go there, and the lines
+    themselves, in one piece, behind.
+    """
+    planes = lines.planes
+    height, count, width = planes.shape
+    unpacked = {**(attributes or {}), "compression": "none"}
+    spec = _spec((height, width, count), planes.dtype.name, lines.names, unpacked, window, metadata)
+    _write(path, "openexr", spec, None)
+    rows, size = lines.body.shape
+    heads = np.empty((rows, 2), "<i4")
+    heads[:, 0], heads[:, 1] = np.arange(spec.y, spec.y + rows), size - HEAD
+    lines.body[:, :HEAD] = heads.view(np.uint8)
+    with path.open("r+b") as file:
+        begin = file.seek(0, os.SEEK_END)
+        file.seek(begin - 8 * rows)
+        file.write((begin + size * np.arange(rows)).astype("<u8").tobytes())
+        file.write(lines.body.data)
+    _check_written(path, "openexr", lines)
+
+
+def _spec(
+    shape: Sequence[int],
+    dtype: str,
+    channels: Sequence[str],
+    attributes: Mapping[str, str | int | float],
+    window: FrameWindow | None,
+    metadata: Sequence[Attribute],
+) -> Any:
     import OpenImageIO as oiio
 
-    height, width, count = pixels.shape
-    spec = oiio.ImageSpec(width, height, count, _FORMS[pixels.dtype.name])
+    height, width, count = shape
+    spec = oiio.ImageSpec(width, height, count, _FORMS[dtype])
     if channels:
         spec.channelnames = tuple(channels)
     for entry in metadata:
         spec.attribute(entry.name, entry.type, entry.value)
-    for name, value in (attributes or {}).items():
+    for name, value in attributes.items():
         spec.attribute(name, value)
     if window is not None:
         spec.x, spec.y = window.data[:2]
         spec.full_x, spec.full_y, spec.full_width, spec.full_height = window.display
         spec.attribute("PixelAspectRatio", float(window.pixel_aspect))
+    return spec
+
+
+def _write(path: Path, kind: str, spec: Any, pixels: NDArray[Any] | None) -> None:
+    """A whole file, or of ``pixels`` None the header alone."""
+    import OpenImageIO as oiio
+
     output = oiio.ImageOutput.create(kind)
     if output is None:
         raise OSError(f"{path}: this OpenImageIO cannot write {kind}")
-    written = output.open(str(path), spec) and output.write_image(np.ascontiguousarray(pixels))
+    written = output.open(str(path), spec) and (pixels is None or output.write_image(pixels))
     complaint = output.geterror()
     closed = output.close()
     if not (written and closed) or complaint:
         reason = complaint or output.geterror() or "the file could not be completed"
-        if shutil.disk_usage(path.parent).free < pixels.nbytes:  # which the library does not tell
+        wanted = spec.image_bytes() if pixels is None else pixels.nbytes
+        if shutil.disk_usage(path.parent).free < wanted:  # which the library does not tell
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         raise OSError(errno.EIO, one_line(reason.replace(f' "{path}"', "")), str(path))
+
+
+def _check_written(path: Path, kind: str, lines: Scanlines | None = None) -> None:
+    """Read a file's last row; of ``lines``, its values are looked at."""
     try:
         with opened(path) as source:
             part = source.first_part()
-            if kind != "png":  # whose checksums were looked at
-                source.last_row(part)
+            if kind == "png":  # whose checksums were looked at
+                return
+            found = source.last_row(part).reshape(-1)
     except InputError as error:
         raise OSError(errno.EIO, "the file could not be completed", str(path)) from error
+    if lines is not None:
+        row = lines.planes[-1, lines.names.index(part.channels[0])].astype(np.float32)
+        if not np.array_equal(found, row, equal_nan=True):
+            raise OSError(errno.EIO, "the file holds something else than was written", str(path))

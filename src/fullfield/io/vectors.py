@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield._check import InputError, choice, require, tensor
@@ -16,7 +17,8 @@ from fullfield.io.files import PathLike, atomic_path
 from fullfield.io.flow import Precision, check_flow_window, read_flow
 from fullfield.io.metadata import Attribute
 from fullfield.io.names import EXR_COMPRESSIONS
-from fullfield.io.oiio import check_name, layers, opened, sniff, write_picture
+from fullfield.io.oiio import check_name, layers, opened, sniff
+from fullfield.io.scanlines import Channel, Scanlines, body_shape, planes_of
 from fullfield.io.windows import FrameWindow
 
 Axis: TypeAlias = Literal["up", "down"]
@@ -58,40 +60,83 @@ def write_vectors(
     Raises InputError for other names, shapes or options, FlowRangeError for flow that half cannot hold, OSError where
     the file cannot be written; what stood there before stays.
     """
-    from fullfield.io.flow_formats import exr, finite, or_nan
-
     where = Path(path)
     require(where.suffix.lower() == ".exr", str(where), "the suffix .exr", repr(where.suffix))
     choice(compression, "compression", (None, *EXR_COMPRESSIONS))
     choice(dtype, "dtype", (None, "float", "half"))
     choice(y, "y", ("up", "down"))
     require(len(parts) > 0, "parts", "at least one layer", "none")
-    names: list[str] = []
-    planes = []
+    values: dict[str, NDArray[np.float32]] = {}
     size: tuple[int, ...] | None = None
     for name, part in parts.items():
         choice(name, "parts", (*DIRECTIONS, *PLANES))
-        vector = name in DIRECTIONS
         wanted: Sequence[int | str] = ("H", "W") if size is None else size
-        tensor(part, name, (2, *wanted) if vector else wanted)
-        values = held(part, name).detach().to("cpu", torch.float32).numpy()
-        size = values.shape[-2:]
-        if not vector:
-            names.append(name)
-            planes.append(values)
-            continue
-        u, v = or_nan(values, finite(values))
-        names += [f"{name}.u", f"{name}.v"]
-        planes += [u, v if y == "down" else -v]
+        tensor(part, name, (2, *wanted) if name in DIRECTIONS else wanted)
+        values[name] = held(part, name).detach().to("cpu", torch.float32).numpy()
+        size = values[name].shape[-2:]
     require(size is not None and 0 not in size, "parts", "at least one pixel", "none")
-    check_flow_window(where, ".exr", window, planes[0].shape)
+    lines = vector_lines(values, dtype, y)
+    write_vector_lines(where, lines, compression=compression, y=y, window=window, metadata=metadata, notes=notes)
+
+
+def vector_lines(
+    parts: Mapping[str, NDArray[np.float32]], dtype: str | None, y: str, room: NDArray[np.uint8] | None = None
+) -> Scanlines:
+    """The lines of a file of vectors; ``room`` is memory that may be taken for them. FlowRangeError as there."""
+    from fullfield.io.flow_formats import exr, finite, or_nan
+
+    channels: list[Channel] = []
+    for name, values in parts.items():
+        if name not in DIRECTIONS:
+            channels.append(Channel(name, values))
+            continue
+        known = finite(values)
+        channels += exr.vectors(name, values if known.all() else or_nan(values, known), y)
+    return exr.as_stored(channels, dtype, room)
+
+
+def vector_lines_there(
+    parts: Mapping[str, Tensor], dtype: str | None, y: str
+) -> tuple[tuple[str, ...], Tensor, Tensor]:
+    """The same where the parts are: the channels' names, the bytes of the lines, and whether a file can hold them as
+    they are (one bool): all vectors are finite, and no half float has become infinite."""
+    from fullfield.io.flow_formats import exr
+
+    channels = [
+        channel
+        for name, part in parts.items()
+        for channel in (exr.vectors(name, part, y) if name in DIRECTIONS else [Channel(name, part)])
+    ]
+    channels.sort(key=lambda channel: channel.name)
+    first, half = channels[0].plane, dtype == "half"
+    body = torch.empty(body_shape(first.shape, len(channels), half), dtype=torch.uint8, device=first.device)
+    planes = planes_of(body, len(channels), torch.float16 if half else torch.float32)
+    for index, (_, plane, negated) in enumerate(channels):
+        planes[:, index] = -plane if negated else plane
+    vectors = [torch.isfinite(part).all() for name, part in parts.items() if name in DIRECTIONS]
+    good = torch.stack([*vectors, ~torch.isinf(planes).any()]).all()
+    return tuple(channel.name for channel in channels), body, good
+
+
+def write_vector_lines(
+    path: PathLike,
+    lines: Scanlines,
+    *,
+    compression: str | None = None,
+    y: str = "up",
+    window: FrameWindow | None = None,
+    metadata: Sequence[Attribute] = (),
+    notes: Mapping[str, str] | None = None,
+) -> None:
+    """Write lines of vectors as :func:`write_vectors` does."""
+    from fullfield.io.flow_formats import exr
+
+    where, planes = Path(path), lines.planes
+    check_flow_window(where, ".exr", window, (planes.shape[0], planes.shape[2]))
     check_name(where)
-    stored = exr.as_stored(planes, dtype)
-    attributes = {"compression": exr.packing(compression, stored), exr.Y: y, **(notes or {})}
     with atomic_path(where) as temporary:
-        write_picture(
-            temporary, "openexr", stored, channels=names, attributes=attributes, window=window, metadata=metadata
-        )
+        attributes = {exr.Y: y, **(notes or {})}
+        exr.save(temporary, lines, compression, attributes=attributes, window=window, metadata=metadata)
 
 
 def read_vectors(path: PathLike) -> dict[str, Tensor]:

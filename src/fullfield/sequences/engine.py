@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -20,12 +22,14 @@ from fullfield.estimators.reliability import occlusion_and_confidence
 from fullfield.estimators.warm_start import moved_forward
 from fullfield.io import FrameWindow
 from fullfield.io.files import reason
-from fullfield.sequences.changes import is_cut, is_held, small
-from fullfield.sequences.plates import Plate, Plates, common_box, pinned, placed
+from fullfield.sequences.changes import Small, is_cut, is_held, small
+from fullfield.sequences.plates import FilePlates, Plate, Plates, common_box, pinned, placed
+from fullfield.sequences.stages import Stages
 
 DIRECTIONS = ("forward", "backward", "both")
 _AHEAD_BYTES = 1 << 30
 _FEWEST = 2
+_MORE_AT = 8  # frames left at which more are asked for
 
 
 @dataclass(frozen=True)
@@ -102,12 +106,15 @@ class Estimated:
 
 Stored = Callable[[int, int], "Tensor | None"]
 """The stored flow [2, H, W] from a frame to another one, if there is any."""
+More = Callable[[], Sequence[int]]
+"""Further frames, all of them after the ones that are known; none: there are no more."""
 
 
 class Engine:
     """Goes through a shot; iterate over it once.
 
-    ``busy_s`` is afterwards the seconds that the estimator took, on a GPU by its own clock.
+    ``busy_s`` is afterwards the seconds that the estimator took, on a GPU by its own clock; ``stages`` tells what every
+    part of the work took.
     """
 
     def __init__(
@@ -117,10 +124,14 @@ class Engine:
         estimator: Estimator,
         setting: Setting,
         stored: Stored | None = None,
+        more: More | None = None,
     ) -> None:
+        self._more = more
         self._plates, self._numbers, self._estimator, self._setting = plates, sorted(numbers), estimator, setting
         self._stored = stored or (lambda _a, _b: None)
         self._device = _check.device(setting.device)
+        if isinstance(plates, FilePlates):
+            plates.pinned = self._device.type == "cuda"
         self._refiner: RefinedEstimator | None = None
         if isinstance(estimator, RefinedEstimator) and estimator.refines(self._device):
             self._refiner, self._estimator = estimator, estimator.estimator
@@ -135,15 +146,16 @@ class Engine:
         self._needs_back = setting.is_checked or self._refiner is not None
         apart = setting.warm_start if setting.direction == "both" else not self._needs_back
         self._both_ways = None if apart else getattr(self._estimator, "both_ways", None)
-        self._pending: dict[int, Future[tuple[Plate, Tensor]]] = {}
+        self._pending: dict[int, Future[tuple[Plate, Small]]] = {}
         self._ready: dict[int, Plate | Problem] = {}
-        self._small: dict[int, Tensor] = {}
+        self._small: dict[int, Small] = {}
         self._on_device: dict[int, Tensor] = {}
         self._flows: dict[tuple[int, int, int], Tensor | Problem] = {}
         if setting.warm_start and plates.by_data:
             raise InputError("warm_start: expected frames on one window, got window='data'")
         self._changes: dict[tuple[int, int], str] = {}
         self._size: torch.Size | None = None
+        self.stages = Stages()
         self._cpu_s = 0.0
         self._events: list[tuple[Any, Any]] = []
 
@@ -162,29 +174,49 @@ class Engine:
 
     def __iter__(self) -> Iterator[Estimated]:
         """One :class:`Estimated` a frame, in order."""
-        needed = sorted({n for t in self._numbers for n in self._frames(t)})
-        position, ahead = 0, _FEWEST
+        left, needed = deque(self._numbers), deque(self._around(self._numbers))
+        ahead = _FEWEST
         with ThreadPoolExecutor(self._plates.readers, thread_name_prefix="fullfield-read") as pool:
             try:
-                for index, number in enumerate(self._numbers):
+                while left:
+                    number = left.popleft()
                     frames = self._frames(number)
-                    wanted = max(frames)
-                    while position < len(needed) and (needed[position] <= wanted or len(self._pending) < ahead):
-                        self._pending[needed[position]] = pool.submit(self._read, needed[position])
-                        position += 1
-                    for frame in frames:
-                        self._fetch(frame)
+                    self._read_ahead(pool, needed, ahead, max(frames))
+                    with self.stages.stage("wait for plates"):
+                        for frame in frames:
+                            self._fetch(frame)
                     ahead = self._depth()
-                    while position < len(needed) and len(self._pending) < ahead:
-                        self._pending[needed[position]] = pool.submit(self._read, needed[position])
-                        position += 1
-                    done = self._frame(number)
-                    following = self._numbers[index + 1] if index + 1 < len(self._numbers) else None
-                    self._forget(following)
+                    self._extend(left, needed)
+                    self._read_ahead(pool, needed, ahead)
+                    with self.stages.stage("estimate"):
+                        done = self._frame(number)
+                    self._forget(left[0] if left else None)
                     yield done
             finally:
                 for future in self._pending.values():
                     future.cancel()
+
+    def _around(self, numbers: Sequence[int]) -> list[int]:
+        """The frames that are read for the results of ``numbers``."""
+        return sorted({frame for number in numbers for frame in self._frames(number)})
+
+    def _read_ahead(self, pool: ThreadPoolExecutor, needed: deque[int], ahead: int, wanted: float = -math.inf) -> None:
+        """Begin to read: up to the frame ``wanted``, and further while fewer than ``ahead`` are on their way."""
+        while needed and (needed[0] <= wanted or len(self._pending) < ahead):
+            frame = needed.popleft()
+            self._pending[frame] = pool.submit(self._read, frame)
+
+    def _extend(self, left: deque[int], needed: deque[int]) -> None:
+        """Ask for more frames before those that are known run out."""
+        if self._more is None or len(left) >= _MORE_AT:
+            return
+        further = sorted(self._more())
+        if not further:
+            self._more = None
+            return
+        left.extend(further)
+        known = {*needed, *self._pending, *self._ready}
+        needed.extend(frame for frame in self._around(further) if frame not in known)
 
     # ---- reading
 
@@ -193,14 +225,19 @@ class Engine:
         others = [number + way for way in self._setting.ways.values() if self._plates.has(number + way) is not None]
         return [number, *sorted(others)]
 
-    def _read(self, number: int) -> tuple[Plate, Tensor]:
+    def _read(self, number: int) -> tuple[Plate, Small]:
         if self._plates.has(number) is False:
             raise FileNotFoundError(2, "no such file", self._plates.path(number))
-        plate = self._plates.read(number)
+        with self.stages.stage("read"):
+            plate = self._plates.read(number)
         if plate.frame[0].numel() < 2:
             raise InputError(f"{self._plates.path(number)}: expected more than one pixel")
-        picture = small(plate.frame)
-        return (pinned(plate) if self._device.type == "cuda" else plate), picture
+        with self.stages.stage("reduce"):
+            picture = small(plate.frame)
+        if self._device.type == "cuda" and not plate.frame.is_pinned():
+            with self.stages.stage("pin"):
+                plate = pinned(plate)
+        return plate, picture
 
     def _fetch(self, number: int) -> None:
         if number in self._ready:
@@ -468,10 +505,11 @@ class Engine:
             found = ""
             if all(isinstance(plate, Plate) for plate in plates):
                 a, b = (plate.frame for plate in plates if isinstance(plate, Plate))
-                if is_held(a, b, compressed=self._plates.readers == 1):
-                    found = "held"
-                elif is_cut(self._small[first], self._small[second]):
-                    found = "cut"
+                with self.stages.stage("look for cuts"):
+                    if is_held(a, b, compressed=self._plates.readers == 1):
+                        found = "held"
+                    elif is_cut(self._small[first], self._small[second]):
+                        found = "cut"
             self._changes[pair] = found
         return self._changes[pair]
 

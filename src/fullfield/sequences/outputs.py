@@ -11,12 +11,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.io import atomic_path, read_flow, write_flow, write_st_map, write_vectors
-from fullfield.io.vectors import ENDS_NOTE, INCOMPLETE_NOTE, read_note
+from fullfield.io import atomic_path, read_flow, write_flow, write_st_map
+from fullfield.io.scanlines import Scanlines
+from fullfield.io.vectors import ENDS_NOTE, INCOMPLETE_NOTE, read_note, vector_lines, write_vector_lines
 from fullfield.sequences.engine import Estimated
 from fullfield.sequences.names import Pattern
 from fullfield.sequences.ranges import format_frames, parse_frames
@@ -73,26 +76,39 @@ class Output:
         more = {"layer": direction} if self.suffix == ".exr" else {}
         return read_flow(self.path(first), **more).flow  # type: ignore[arg-type]
 
-    def write(self, done: Estimated, parts: dict[str, Tensor], directions: Sequence[str]) -> None:
-        """Write a frame's files. ``parts`` are on the CPU. Errors are those of :func:`fullfield.io.write_vectors`."""
+    @property
+    def is_vectors(self) -> bool:
+        """Whether a frame has one file, an EXR, and nothing beside."""
+        return self.suffix == ".exr" and self.st_map is None
+
+    def lines(self, parts: Mapping[str, Tensor], room: NDArray[np.uint8] | None = None) -> Scanlines:
+        """What an EXR holds of ``parts``, which are on the CPU; ``room`` is memory that may be taken for it."""
+        return vector_lines({name: part.numpy() for name, part in parts.items()}, self.dtype, self.y, room)
+
+    def write(self, done: Estimated, parts: Mapping[str, Tensor] | Scanlines, directions: Sequence[str]) -> None:
+        """Write a frame's files. ``parts`` are on the CPU; of a frame that is one EXR they may be its lines.
+
+        Errors are those of :func:`fullfield.io.write_vectors`.
+        """
         path = self.path(done.number)
-        if self.st_map is not None:
-            write_st_map(Pattern.parse(self.st_map).path(done.number), parts[directions[0]], window=done.window)
-        if self.suffix != ".exr":
-            packing: dict[str, Any] = {} if self.compression is None else {"compression": self.compression}
-            write_flow(path, parts[directions[0]], **packing)
-            return
+        if isinstance(parts, Mapping):
+            if self.st_map is not None:
+                flow = parts[directions[0]]
+                write_st_map(Pattern.parse(self.st_map).path(done.number), flow, window=done.window)
+            if self.suffix != ".exr":
+                packing: dict[str, Any] = {} if self.compression is None else {"compression": self.compression}
+                write_flow(path, parts[directions[0]], **packing)
+                return
         notes = {"fullfield/frame": str(done.number)}
         if done.missing:
             notes[INCOMPLETE_NOTE] = ",".join(sorted(set(done.missing)))
         if done.ends:
             notes[ENDS_NOTE] = ",".join(done.ends)
-        write_vectors(
+        write_vector_lines(
             path,
-            parts,
-            dtype=self.dtype,  # type: ignore[arg-type]  # checked there
+            self.lines(parts) if isinstance(parts, Mapping) else parts,
             compression=self.compression,
-            y=self.y,  # type: ignore[arg-type]  # checked there
+            y=self.y,
             window=done.window,
             metadata=() if done.plate is None else done.plate.metadata,
             notes=notes,

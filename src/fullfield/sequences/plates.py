@@ -6,6 +6,7 @@ import itertools
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -14,9 +15,9 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.io import FrameWindow, frame_window, open_video, read_frame, read_metadata
+from fullfield.io import FrameWindow, frame_window, open_video
+from fullfield.io.image import FrameReader, pinned_planes
 from fullfield.io.metadata import Attribute
-from fullfield.io.oiio import sniff
 from fullfield.sequences.names import Found, choose, find_frames
 
 if TYPE_CHECKING:
@@ -86,11 +87,12 @@ def open_plates(
 
 
 class FilePlates:
-    """Frames in files of their own."""
+    """Frames in files of their own. ``pinned``: read them into memory that a GPU copies from by itself."""
 
     def __init__(self, found: Found, numbers: Sequence[int], **reading: Any) -> None:
         self._found = found
         self._reading = {name: value for name, value in reading.items() if value is not None}
+        self.pinned = False
         self._channels = {name: self._reading[name] for name in ("part", "layer") if name in self._reading}
         self.numbers = list(numbers)
         self.by_data = self._reading.get("window") == "data"
@@ -116,21 +118,23 @@ class FilePlates:
     def read(self, number: int) -> Plate:
         """The frame; read once more where it is replaced meanwhile."""
         path = self.path(number)
+        reader = FrameReader(**self._reading)
+        reader = replace(reader, new=pinned_planes) if self.pinned else reader
         for again in (True, False):
             before = self.stamp(number)
             try:
-                window = None
-                if self.by_data or sniff(Path(path))[0] == "openexr":
-                    window = frame_window(path, **self._channels)
-                    window = window if self.by_data else window._replace(data=window.display)
-                frame = read_frame(path, **self._reading)
-                metadata = read_metadata(path, part=self._channels.get("part"))
+                found = reader.read(path)
+                window = found.window
+                if self.by_data:
+                    window = window or frame_window(path, **self._channels)
+                elif window is not None:
+                    window = window._replace(data=window.display)
             except (InputError, OSError):
                 if again and before is not None and self.stamp(number) != before:
                     continue
                 raise
             if self.stamp(number) == before:
-                return Plate(frame, window, metadata, before)
+                return Plate(found.frame, window, found.metadata, before)
         raise InputError(f"{path}: is being written while it is read")
 
     def close(self) -> None:

@@ -1,15 +1,19 @@
-"""One machine's GPUs on a shot: a process for each, which takes chunk after chunk."""
+"""One machine's GPUs on a shot: a process for each, which takes chunk after chunk.
+
+Before a process has done its chunk it asks for more. It gets the neighbouring one, so that it goes on without a pause
+and estimates no pair twice; where that is taken it begins anew in the middle of what another one would come to last.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import signal
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
@@ -21,19 +25,53 @@ from fullfield.sequences.run import Outcome, Tell, Work, prepare, run
 
 _LEAST = 8
 _TURNS = 4  # chunks of every process, so that none waits long for the last
+_EXTENDED = 3  # times as many where a process goes on from chunk to chunk
 _LIVES = 2  # a chunk is given up when so many processes have died of it
 
 
-def chunks(numbers: Sequence[int], workers: int) -> list[list[int]]:
-    """Runs of neighbours, about four for each worker: what lies side by side shares its frames."""
+def chunks(numbers: Sequence[int], workers: int, turns: int = _TURNS) -> list[list[int]]:
+    """Runs of neighbours, about ``turns`` for each worker: what lies side by side shares its frames."""
     ordered = sorted(numbers)
-    size = max(_LEAST, -(-len(ordered) // (workers * _TURNS)))
+    size = max(_LEAST, -(-len(ordered) // (workers * turns)))
     size = min(size, -(-len(ordered) // workers))
     return [ordered[at : at + size] for at in range(0, len(ordered), size)]
 
 
+class _Chunks:
+    """What is left to do, by the place of a chunk in the shot."""
+
+    def __init__(self, every: Sequence[list[int]]) -> None:
+        self._left = dict(enumerate(every))
+        self._apart = len(every)
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    def first(self, reached: Sequence[int]) -> tuple[int, list[int]]:
+        """Where to begin, and the chunk there: at the start of the longest run of chunks, or in its middle where one
+        of the places ``reached`` is just before it."""
+        best, most = -1, 0
+        for place in sorted(self._left):
+            if place - 1 in self._left:
+                continue
+            count = next(n for n in itertools.count(1) if place + n not in self._left)
+            begin = count // 2 if place - 1 in reached else 0
+            if count - begin > most:
+                best, most = place + begin, count - begin
+        return best, self._left.pop(best)
+
+    def following(self, place: int) -> list[int]:
+        """The chunk behind that place; empty where it is not left."""
+        return self._left.pop(place + 1, [])
+
+    def back(self, chunk: list[int]) -> None:
+        """Lay a chunk back, or a part of one."""
+        self._apart += 2  # next to no other place
+        self._left[self._apart] = chunk
+
+
 class _Worker:
-    """A process and the chunk it has in hand."""
+    """A process and the frames it has in hand."""
 
     def __init__(self, work: Work, every: Sequence[int], device: str, threads: int | None) -> None:
         context = multiprocessing.get_context("spawn")
@@ -43,11 +81,22 @@ class _Worker:
         self.process.start()
         theirs.close()
         self.device = device
+        self.place = -1
         self.chunk: list[int] = []
         self.finished: set[int] = set()
 
-    def give(self, chunk: list[int]) -> None:
-        self.chunk, self.finished = chunk, set()
+    def give(self, place: int, chunk: list[int]) -> None:
+        """A chunk to begin with."""
+        self.place, self.chunk, self.finished = place, chunk, set()
+        self._send(chunk)
+
+    def extend(self, chunk: list[int]) -> None:
+        """The chunk behind the one in hand; empty: there is none for this one."""
+        if chunk:
+            self.place, self.chunk = self.place + 1, [*self.chunk, *chunk]
+        self._send(chunk)
+
+    def _send(self, chunk: list[int]) -> None:
         with contextlib.suppress(OSError):  # a dead one is found when it is listened to
             self.pipe.send(chunk)
 
@@ -74,23 +123,24 @@ def run_on_devices(
     """
     begin = time.perf_counter()
     every = numbers if every is None else every
-    outcome, left, deaths = Outcome(), deque(chunks(numbers, len(devices))), dict[int, int]()
+    outcome, deaths = Outcome(), dict[int, int]()
+    left = _Chunks(chunks(numbers, len(devices), _TURNS * _EXTENDED))
     shared = max(1, (os.cpu_count() or 1) // len(devices)) if work.threads is None else work.threads
     workers = [_Worker(work, every, device, shared) for device in devices[: len(left)]]
     try:
         for worker in workers:
-            worker.give(left.popleft())
+            worker.give(*left.first([other.place for other in workers if other.chunk]))
         while any(worker.chunk for worker in workers):
             for pipe in wait([worker.pipe for worker in workers if worker.chunk]):
                 worker = next(worker for worker in workers if worker.pipe is pipe)
-                if not _hear(worker, outcome, tell):
+                if not _hear(worker, outcome, left, tell):
                     _bury(worker, outcome, left, deaths)
                     workers.remove(worker)
-                    if left:
+                    if len(left):
                         workers.append(_Worker(work, every, worker.device, shared))
-                        workers[-1].give(left.popleft())
-                elif not worker.chunk and left and outcome.stopped is None:
-                    worker.give(left.popleft())
+                if outcome.stopped is None:
+                    for idle in [worker for worker in workers if not worker.chunk][: len(left)]:
+                        idle.give(*left.first([other.place for other in workers if other.chunk]))
     finally:
         for worker in workers:
             worker.end()
@@ -100,7 +150,7 @@ def run_on_devices(
     return outcome
 
 
-def _hear(worker: _Worker, outcome: Outcome, tell: Tell | None) -> bool:
+def _hear(worker: _Worker, outcome: Outcome, left: _Chunks, tell: Tell | None) -> bool:
     """Take one message; False where the process is dead."""
     try:
         kind, what = worker.pipe.recv()
@@ -110,6 +160,8 @@ def _hear(worker: _Worker, outcome: Outcome, tell: Tell | None) -> bool:
         worker.finished.add(what)
         if tell is not None:
             tell(what)
+    elif kind == "more":
+        worker.extend([] if outcome.stopped else left.following(worker.place))
     elif kind == "chunk":
         outcome.add(what)
         worker.chunk = []
@@ -120,7 +172,7 @@ def _hear(worker: _Worker, outcome: Outcome, tell: Tell | None) -> bool:
     return True
 
 
-def _bury(worker: _Worker, outcome: Outcome, left: deque[list[int]], deaths: dict[int, int]) -> None:
+def _bury(worker: _Worker, outcome: Outcome, left: _Chunks, deaths: dict[int, int]) -> None:
     """What a dead process had in hand goes back, at most twice."""
     worker.process.join(10)
     code = worker.process.exitcode
@@ -135,7 +187,7 @@ def _bury(worker: _Worker, outcome: Outcome, left: deque[list[int]], deaths: dic
             Problem(f"frames {format_frames(rest)}", f"the process on {worker.device} died twice of them (exit {code})")
         )
         return
-    left.appendleft(rest)
+    left.back(rest)
 
 
 def _serve(work: Work, every: list[int], pipe: Connection) -> None:
@@ -172,7 +224,13 @@ def _work_off(work: Work, every: list[int], pipe: Connection) -> None:
         with lock:
             pipe.send(("frame", number))
 
+    def more() -> list[int]:
+        with lock:
+            pipe.send(("more", None))
+        further: list[int] = pipe.recv()
+        return further
+
     while True:
         chunk = pipe.recv()
-        outcome = run(work, chunk, estimator=estimator, plates=work.open(every), tell=tell)
+        outcome = run(work, chunk, estimator=estimator, plates=work.open(every), tell=tell, more=more)
         pipe.send(("chunk", outcome))

@@ -7,8 +7,9 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,12 @@ from fullfield.estimators.protocol import Estimator
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.io.flow_formats import FlowRangeError
 from fullfield.io.oiio import one_thread_a_file
-from fullfield.sequences.engine import Engine, Estimated, Problem, Setting, problem_of
+from fullfield.io.scanlines import Scanlines, body_shape
+from fullfield.io.vectors import vector_lines_there
+from fullfield.sequences.engine import Engine, Estimated, More, Problem, Setting, problem_of
 from fullfield.sequences.outputs import Output, to_cpu
 from fullfield.sequences.plates import Plates, open_plates
+from fullfield.sequences.stages import Spent, Stages
 
 _WAITING_BYTES = 1 << 30  # of results that are being written or wait to be
 _GONE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.EIO, errno.ENOTCONN,
@@ -94,6 +98,10 @@ class Outcome:
     """Why the run ended before its time."""
     busy_s: float = 0.0
     wall_s: float = 0.0
+    stages: dict[str, Spent] = field(default_factory=dict)
+    """What the parts of the work took: ``read``, ``reduce`` (for the search of cuts), ``pin``, ``wait for plates``,
+    ``estimate`` (with ``look for cuts``; on a GPU only launching), ``wait for writers``, ``fetch``, ``lay out``,
+    ``write``."""
 
     def add(self, other: Outcome) -> None:
         """Take in another part's."""
@@ -102,6 +110,10 @@ class Outcome:
             mine += [item for item in getattr(other, name) if item not in mine]
         self.stopped = self.stopped or other.stopped
         self.busy_s += other.busy_s
+        total = Stages()
+        total.add(self.stages)
+        total.add(other.stages)
+        self.stages = total.spent
 
     @property
     def is_good(self) -> bool:
@@ -123,8 +135,11 @@ def run(
     estimator: Estimator | None = None,
     plates: Plates | None = None,
     tell: Tell | None = None,
+    more: More | None = None,
 ) -> Outcome:
     """Make the files of ``numbers``, whatever stands there; ``tell`` is called with every frame that is finished.
+
+    ``more`` is asked for further frames before those that are known run out, until it has none.
 
     Bad plates and files that cannot be written are told in the result. Where no further file can be written (a full
     disk, a folder that is gone), the run stops; what is written stays.
@@ -140,9 +155,14 @@ def run(
     def stored(first: int, second: int) -> Tensor | None:
         return work.output.stored(first, second, setting.ways) if first in inside else None
 
-    engine = Engine(plates, numbers, estimator, setting, stored)
+    def further() -> Sequence[int]:
+        found = [] if more is None else more()
+        inside.difference_update(found)
+        return found
+
+    engine = Engine(plates, numbers, estimator, setting, stored, further)
     outcome = Outcome()
-    writer = _Writer(work, plates, outcome, tell)
+    writer = _Writer(work, plates, outcome, engine.stages, tell)
     try:
         with one_thread_a_file, writer:
             for done in engine:
@@ -159,6 +179,7 @@ def run(
         plates.close()
     outcome.written.sort()
     outcome.busy_s, outcome.wall_s = engine.busy_s, time.perf_counter() - begin
+    outcome.stages = engine.stages.spent
     return outcome
 
 
@@ -181,8 +202,9 @@ def _most_waiting(size: int, writers: int) -> int:
 class _Writer:
     """Writes results in threads of their own; a few wait at most."""
 
-    def __init__(self, work: Work, plates: Plates, outcome: Outcome, tell: Tell | None) -> None:
+    def __init__(self, work: Work, plates: Plates, outcome: Outcome, stages: Stages, tell: Tell | None) -> None:
         self._work, self._plates, self._outcome, self._tell = work, plates, outcome, tell
+        self._stage = stages.stage
         cuda = torch.device(work.setting.device).type == "cuda"
         # Beside a GPU most of a frame's time on the CPU is writing.
         self._count = max(2, min(16, (os.cpu_count() or 1) * 3 // 4)) if cuda else 2
@@ -190,6 +212,7 @@ class _Writer:
         self._waiting: deque[Future[None]] = deque()
         self._lock = threading.Lock()
         self._mine = threading.local()
+        self._rooms = _Rooms(pinned=cuda)
         self._read: dict[int, Any] = {}
         self._reported: set[int] = set()
 
@@ -217,8 +240,9 @@ class _Writer:
         self._waiting.append(self._pool.submit(self._write, done, event))
 
     def _wait(self, most: int) -> None:
-        while len(self._waiting) > most:
-            self._waiting.popleft().result()
+        with self._stage("wait for writers"):
+            while len(self._waiting) > most:
+                self._waiting.popleft().result()
 
     def _write(self, done: Estimated, event: Any) -> None:
         path = self._work.output.path(done.number)
@@ -237,14 +261,34 @@ class _Writer:
             self._tell(done.number)
 
     def _write_now(self, done: Estimated, event: Any) -> None:
-        parts = to_cpu(done.parts) if event is None else self._copied(done.parts, event)
+        output = self._work.output
         ways = [name for name in self._work.setting.ways if name not in done.missing]
-        path = self._work.output.path(done.number)
+        if output.is_vectors:
+            with self._rooms.room(done.parts, output.dtype == "half") as room:
+                lines: Scanlines | None
+                if event is None:
+                    with self._stage("lay out"):
+                        lines = output.lines(to_cpu(done.parts), room.numpy())
+                else:
+                    with self._stage("fetch"):
+                        lines = self._fetched(done.parts, event, room)
+                if lines is not None:
+                    self._write_file(done, lines, ways)
+                    return
+        if event is None:
+            self._write_file(done, to_cpu(done.parts), ways)
+            return
+        with self._stage("fetch"):
+            parts = self._copied(done.parts, event)
         for name in ways:
             # NumPy: PyTorch would bring threads of its own for each of ours.
-            if event is not None and not np.isfinite(parts[name].numpy()).all():
-                self._complain(Problem(path, f"{self._work.method} gives a flow that is not finite ({name})"))
+            if not np.isfinite(parts[name].numpy()).all():
+                what = f"{self._work.method} gives a flow that is not finite ({name})"
+                self._complain(Problem(output.path(done.number), what))
                 return
+        self._write_file(done, parts, ways)
+
+    def _write_file(self, done: Estimated, parts: dict[str, Tensor] | Scanlines, ways: Sequence[str]) -> None:
         replaced = [number for number in done.used if self._check_replaced(number, "while it was worked on", done.used)]
         if replaced:
             return
@@ -252,7 +296,8 @@ class _Writer:
             self._read.update({number: stamp for number, stamp in done.used.items() if stamp is not None})
             for number in [n for n in self._read if n < done.number - 64 * self._work.setting.step]:
                 del self._read[number]  # the far past is not watched
-        self._work.output.write(done, parts, ways)
+        with self._stage("write"):
+            self._work.output.write(done, parts, ways)
         with self._lock:
             self._outcome.written.append(done.number)
             if done.missing:
@@ -272,19 +317,56 @@ class _Writer:
             if problem not in self._outcome.problems:
                 self._outcome.problems.append(problem)
 
+    def _fetched(self, parts: dict[str, Tensor], event: Any, room: Tensor) -> Scanlines | None:
+        """The lines of a file, made on the GPU and fetched into ``room``; None where a file cannot hold the values."""
+        output = self._work.output
+        good = torch.empty((), dtype=torch.bool, pin_memory=True)
+        with self._beside(parts, event):
+            names, body, is_good = vector_lines_there(parts, output.dtype, output.y)
+            room.copy_(body, non_blocking=True)
+            good.copy_(is_good, non_blocking=True)
+        return Scanlines(names, room.numpy(), output.dtype == "half") if bool(good) else None
+
     def _copied(self, parts: dict[str, Tensor], event: Any) -> dict[str, Tensor]:
-        """From the GPU, on a stream of this thread's own."""
+        """The parts from the GPU."""
+        host = {name: torch.empty(part.shape, dtype=part.dtype, pin_memory=True) for name, part in parts.items()}
+        with self._beside(parts, event):
+            for name, part in parts.items():
+                host[name].copy_(part, non_blocking=True)
+        return host
+
+    @contextmanager
+    def _beside(self, parts: dict[str, Tensor], event: Any) -> Iterator[None]:
+        """Inside, the GPU works on a stream of this thread's own, after ``event``; at the end it is waited for."""
         if not hasattr(self._mine, "stream"):
             self._mine.stream = torch.cuda.Stream(self._work.setting.device)  # type: ignore[no-untyped-call]
         stream = self._mine.stream
-        host = {}
         with torch.cuda.stream(stream):
             stream.wait_event(event)
-            for name, part in parts.items():
-                host[name] = torch.empty(part.shape, dtype=part.dtype, pin_memory=True)
-                host[name].copy_(part, non_blocking=True)
+            for part in parts.values():
                 part.record_stream(stream)
-            copied = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
-            copied.record(stream)
-        copied.synchronize()  # asleep: a thread that waits for its stream takes a core
-        return host
+            yield
+            done = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            done.record(stream)
+        done.synchronize()  # asleep: a thread that waits for its stream takes a core
+
+
+class _Rooms:
+    """Memory for the lines of files, used again and again: new memory of that size costs as much time as filling it."""
+
+    def __init__(self, pinned: bool) -> None:
+        self._pinned = pinned
+        self._free: list[Tensor] = []
+
+    @contextmanager
+    def room(self, parts: dict[str, Tensor], half: bool) -> Iterator[Tensor]:
+        """uint8 of the shape that the lines of ``parts`` have, for nobody else meanwhile."""
+        height, width = next(iter(parts.values())).shape[-2:]
+        shape = body_shape((height, width), sum(part.ndim - 1 for part in parts.values()), half)
+        room = self._free.pop() if self._free else None
+        if room is None or room.shape != shape:
+            room = torch.empty(shape, dtype=torch.uint8, pin_memory=self._pinned)
+        try:
+            yield room
+        finally:
+            self._free.append(room)

@@ -20,14 +20,23 @@ from numpy.typing import NDArray
 from fullfield._check import InputError
 from fullfield.io.files import check_window
 from fullfield.io.flow_formats import FlowRangeError, Mask, Planes, finite, or_nan
-from fullfield.io.oiio import Part, Source, describe_parts, layers, opened, sniff, write_picture
+from fullfield.io.oiio import (
+    Part,
+    Source,
+    describe_parts,
+    layers,
+    opened,
+    sniff,
+    write_picture,
+    write_scanlines,
+)
+from fullfield.io.scanlines import Channel, Scanlines, lay_out
 from fullfield.io.windows import FrameWindow, Window, select
 
 _PAIRS = (("u", "v"), ("x", "y"))
 _HALF_MAX = 65504.0
-_HALF_INFINITE = 0x7C00
 _WORTH = 0.8  # packed to more of its size, a file saves less than packing and unpacking it costs
-_TRIED = 1 << 16  # bytes of a picture on which packing is tried
+_TRIED = 1 << 15  # bytes of a picture on which packing is tried
 Y = "fullfield/y"
 """Entry of the header: ``up`` or ``down``. Files without it point up."""
 
@@ -112,54 +121,61 @@ def write(
     dtype: str | None = None,
     window: FrameWindow | None = None,
 ) -> None:
-    names = ["forward.u", "forward.v"]
-    u, v = or_nan(flow, valid)
-    planes = [u, -v]
+    channels = vectors("forward", or_nan(flow, valid))
     backward, more = Extras() if extras is None else extras
     if backward is not None:
-        names += ["backward.u", "backward.v"]
-        u, v = or_nan(backward, finite(backward))
-        planes += [u, -v]
-    names += more
-    planes += more.values()
-    pixels = as_stored(planes, dtype)
-    packed = {"compression": packing(compression, pixels)}
-    write_picture(path, "openexr", pixels, channels=names, attributes=packed, window=window)
+        channels += vectors("backward", or_nan(backward, finite(backward)))
+    channels += [Channel(name, plane) for name, plane in more.items()]
+    save(path, as_stored(channels, dtype), compression, window=window)
 
 
-def packing(compression: str | None, pixels: NDArray[Any]) -> str:
-    """OpenImageIO's name for how ``[H, W, C]`` is packed: what was asked for, else zip, or none where zip gains little.
+def vectors(layer: str, flow: Any, y: str = "up") -> list[Channel]:
+    """The channels of a flow [2, H, W], in NumPy's or PyTorch's memory."""
+    return [Channel(f"{layer}.u", flow[0]), Channel(f"{layer}.v", flow[1], y == "up")]
+
+
+def save(path: Path, lines: Scanlines, compression: str | None = None, **more: Any) -> None:
+    """Write a file, packed as :func:`packing` says; ``more`` is for :func:`fullfield.io.oiio.write_picture`."""
+    chosen = packing(compression, lines.planes)
+    attributes = {"compression": chosen, **more.pop("attributes", {})}
+    if chosen == "none":
+        write_scanlines(path, lines, attributes=attributes, **more)
+        return
+    pixels = lines.planes.transpose(0, 2, 1)
+    write_picture(path, "openexr", pixels, channels=lines.names, attributes=attributes, **more)
+
+
+def packing(compression: str | None, planes: NDArray[Any]) -> str:
+    """OpenImageIO's name for how ``[H, C, W]`` is packed: what was asked for, else zip, or none where zip gains little.
 
     Zip's first level makes vectors 0.5 % larger (half floats: 4 %) than the usual fourth in a quarter less time.
     """
-    chosen = compression or ("zip" if _packs(pixels) else "none")
+    chosen = compression or ("zip" if _packs(planes) else "none")
     return f"{chosen}:1" if chosen in ("zip", "zips") else chosen
 
 
-def _packs(pixels: NDArray[Any]) -> bool:
+def _packs(planes: NDArray[Any]) -> bool:
     """Whether zip makes it clearly smaller: tried on a few rows, rearranged as OpenEXR does before it deflates."""
-    height, width, count = pixels.shape
-    row: int = width * count * pixels.itemsize
+    height, count, width = planes.shape
+    row: int = width * count * planes.itemsize
     rows = np.linspace(0, height - 1, min(height, max(4, _TRIED // row))).round().astype(np.intp)
     size = 0
-    for line in pixels[rows]:
-        values = np.ascontiguousarray(line.T).reshape(-1).view(np.uint8)
+    for line in planes[rows]:
+        values = line.reshape(-1).view(np.uint8)
         split = np.concatenate((values[0::2], values[1::2]))
         split[1:] = np.diff(split)
         size += len(zlib.compress(split.tobytes(), 1))
     return bool(size < _WORTH * row * len(rows))
 
 
-def as_stored(planes: Sequence[Planes], dtype: str | None) -> NDArray[Any]:
-    """Channels ``[H, W]`` as ``[H, W, C]`` in the file's type; FlowRangeError where half cannot hold them."""
-    pixels = np.empty((*planes[0].shape, len(planes)), np.float16 if dtype == "half" else np.float32)
-    with np.errstate(over="ignore"):
-        for channel, plane in enumerate(planes):
-            pixels[..., channel] = plane
-    if dtype == "half" and bool(((pixels.view(np.uint16) & 0x7FFF) == _HALF_INFINITE).any()):
-        most = max(float(np.nanmax(np.abs(plane))) for plane in planes if not np.isnan(plane).all())
+def as_stored(channels: Sequence[Channel], dtype: str | None, room: NDArray[np.uint8] | None = None) -> Scanlines:
+    """Channels in NumPy's memory in the file's type; FlowRangeError where half cannot hold them."""
+    lines = lay_out(channels, dtype == "half", room)
+    if lines.half and bool(np.isinf(lines.planes).any()):
+        known = [plane for _, plane, _ in channels if not np.isnan(plane).all()]
+        most = max(float(np.nanmax(np.abs(plane))) for plane in known)
         raise FlowRangeError(f"flow: half precision holds up to {_HALF_MAX:g} px, got {most:g}")
-    return pixels
+    return lines
 
 
 def write_st_map(path: Path, flow: Planes, window: FrameWindow | None = None) -> None:
@@ -171,6 +187,4 @@ def write_st_map(path: Path, flow: Planes, window: FrameWindow | None = None) ->
         left, top, width, height = window.display
     s = (x - left + flow[0].astype(np.float64) + 0.5) / width
     t = 1 - (y - top + flow[1].astype(np.float64) + 0.5) / height
-    pixels = np.stack((s, t), axis=-1).astype(np.float32)
-    attributes = {"compression": packing(None, pixels)}
-    write_picture(path, "openexr", pixels, channels=("R", "G"), attributes=attributes, window=window)
+    save(path, as_stored([Channel("R", s), Channel("G", t)], None), window=window)

@@ -1,0 +1,68 @@
+"""A picture as the scan lines of an unpacked OpenEXR hold it, so that they need only be written.
+
+The planes are laid out where they are, on the CPU or on a GPU: one pass over them, and nothing is interleaved that
+OpenEXR would take apart again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+HEAD = 8
+"""Bytes in front of every line: its y and its size, int32 each."""
+
+
+class Channel(NamedTuple):
+    """A plane [H, W] of a file, float32, in NumPy's or PyTorch's memory."""
+
+    name: str
+    plane: Any
+    negated: bool = False
+    """The file holds its negative."""
+
+
+class Scanlines(NamedTuple):
+    """All lines of a picture in the host's memory."""
+
+    names: tuple[str, ...]
+    """Of the channels, ascending, as OpenEXR orders them."""
+    body: NDArray[np.uint8]
+    """[H, 8 + C · W · 2 or 4]: the head, which the writer fills, then channel by channel."""
+    half: bool
+
+    @property
+    def planes(self) -> NDArray[Any]:
+        """[H, C, W] float32 or float16: the channels inside ``body``."""
+        planes: NDArray[Any] = planes_of(self.body, len(self.names), np.float16 if self.half else np.float32)
+        return planes
+
+
+def body_shape(size: Sequence[int], channels: int, half: bool) -> tuple[int, int]:
+    """Of the lines of a picture of ``size`` (height, width)."""
+    height, width = size
+    return height, HEAD + channels * width * (2 if half else 4)
+
+
+def planes_of(body: Any, channels: int, dtype: Any) -> Any:
+    """[H, C, W] of NumPy's or PyTorch's type ``dtype`` inside the lines' bytes."""
+    return body[:, HEAD:].view(dtype).reshape(len(body), channels, -1)
+
+
+def lay_out(channels: Sequence[Channel], half: bool, room: NDArray[np.uint8] | None = None) -> Scanlines:
+    """The lines of channels in NumPy's memory; ``room`` is memory for them, taken where it is as large as they are."""
+    ordered = sorted(channels, key=lambda channel: channel.name)
+    shape = body_shape(ordered[0].plane.shape, len(ordered), half)
+    body = room if room is not None and room.shape == shape else np.empty(shape, np.uint8)
+    lines = Scanlines(tuple(channel.name for channel in ordered), body, half)
+    planes = lines.planes
+    with np.errstate(over="ignore"):
+        for index, (_, plane, negated) in enumerate(ordered):
+            if negated:
+                np.negative(plane, out=planes[:, index], casting="same_kind")
+            else:
+                planes[:, index] = plane
+    return lines

@@ -1,0 +1,162 @@
+"""Vectors laid out as lines of an unpacked EXR and written as they are: the files are OpenImageIO's, byte by byte."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fullfield.io import FrameWindow, read_frame, read_vectors, write_vectors
+from fullfield.io.flow_formats import FlowRangeError, exr
+from fullfield.io.metadata import read_metadata
+from fullfield.io.oiio import one_thread_a_file, opened, write_picture, write_scanlines
+from fullfield.io.scanlines import HEAD, Channel, Scanlines, lay_out
+from fullfield.io.transfer import encode_srgb
+from fullfield.io.vectors import vector_lines, vector_lines_there
+
+pytest.importorskip("OpenImageIO")
+
+WINDOW = FrameWindow((-3, 5, 9, 7), (0, 0, 20, 30), 2.0)
+
+
+def without_time(path: Path) -> bytes:
+    return re.sub(rb"\d{4}:\d\d:\d\d \d\d:\d\d:\d\d", b"", path.read_bytes())
+
+
+def planes(count: int, height: int = 7, width: int = 9) -> np.ndarray:
+    found = np.random.default_rng(count).normal(size=(count, height, width)).astype(np.float32)
+    found[0, 0, 0] = np.nan
+    return found
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("window", [None, WINDOW])
+@pytest.mark.parametrize("names", [("u",), ("v", "u"), ("forward.u", "forward.v", "occlusion.forward")])
+def test_lines_are_what_openimageio_writes(
+    tmp_path: Path, names: tuple[str, ...], window: FrameWindow | None, half: bool
+) -> None:
+    found = planes(len(names))
+    channels = [Channel(name, plane, name.endswith("v")) for name, plane in zip(names, found, strict=True)]
+    lines = lay_out(channels, half)
+    assert lines.names == tuple(sorted(names))
+    notes = {"compression": "none", "fullfield/y": "up"}
+    write_scanlines(tmp_path / "ours.exr", lines, attributes=notes, window=window)
+    stored = [-plane if name.endswith("v") else plane for name, plane in zip(names, found, strict=True)]
+    pixels = np.stack(stored, axis=-1).astype(np.float16 if half else np.float32)
+    write_picture(tmp_path / "theirs.exr", "openexr", pixels, channels=names, attributes=notes, window=window)
+    assert without_time(tmp_path / "ours.exr") == without_time(tmp_path / "theirs.exr")
+
+
+def test_a_frame_s_metadata_is_in_the_header_too(tmp_path: Path) -> None:
+    pixels = np.zeros((4, 5, 3), np.float16)
+    plate = tmp_path / "plate.exr"
+    write_picture(plate, "openexr", pixels, channels=("R", "G", "B"), attributes={"owner": "me", "nuke/node": "x"})
+    kept = read_metadata(plate)
+    write_scanlines(tmp_path / "mv.exr", lay_out([Channel("u", np.ones((4, 5), np.float32))], False), metadata=kept)
+    assert {entry.name: entry.value for entry in read_metadata(tmp_path / "mv.exr")} == {
+        entry.name: entry.value for entry in kept
+    }
+
+
+def test_a_file_that_holds_something_else_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = lay_out([Channel("u", np.ones((6, 5), np.float32))], False)
+    real = Path.open
+
+    class Forgetful:
+        def __init__(self, file: Any) -> None:
+            self.file = file
+
+        def __enter__(self) -> Forgetful:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.file.close()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.file, name)
+
+        def write(self, data: Any) -> int:
+            if isinstance(data, bytes):
+                return int(self.file.write(data))
+            wrong = np.array(data)
+            wrong[:, HEAD:] = 7
+            return int(self.file.write(wrong.tobytes()))
+
+    def harmed(self: Path, mode: str = "r", *rest: Any, **more: Any) -> Any:
+        file = real(self, mode, *rest, **more)
+        return Forgetful(file) if mode == "r+b" else file
+
+    monkeypatch.setattr(Path, "open", harmed)
+    with pytest.raises(OSError, match="something else than was written"):
+        write_scanlines(tmp_path / "mv.exr", lines)
+
+
+def test_memory_is_taken_where_it_fits_and_nowhere_else() -> None:
+    flow = planes(2)
+    room = np.empty((7, HEAD + 2 * 9 * 4), np.uint8)
+    channels = exr.vectors("forward", flow)
+    assert lay_out(channels, False, room).body is room
+    assert lay_out(channels, True, room).body.shape == (7, HEAD + 2 * 9 * 2)
+    assert np.array_equal(lay_out(channels, False, room).planes[:, 0], flow[0], equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [None, "half"])
+@pytest.mark.parametrize("y", ["up", "down"])
+def test_lines_made_where_the_vectors_are_have_the_same_bytes(dtype: str | None, y: str) -> None:
+    flow = 1000 * torch.randn(2, 7, 9, generator=torch.Generator().manual_seed(1))
+    parts = {"forward": flow, "occlusion.forward": torch.rand(7, 9), "backward": torch.zeros(2, 7, 9)}
+    names, body, good = vector_lines_there(parts, dtype, y)
+    there = Scanlines(names, body.numpy(), dtype == "half")
+    here = vector_lines({name: part.numpy() for name, part in parts.items()}, dtype, y)
+    assert bool(good)
+    assert there.names == here.names
+    assert there.planes.tobytes() == here.planes.tobytes()
+
+
+@pytest.mark.parametrize(("value", "dtype"), [(float("nan"), None), (float("inf"), None), (7e4, "half")])
+def test_vectors_that_no_file_holds_are_told(value: float, dtype: str | None) -> None:
+    flow = torch.zeros(2, 7, 9)
+    flow[1, 3, 4] = value
+    assert not bool(vector_lines_there({"forward": flow}, dtype, "up")[2])
+    if dtype is not None:
+        with pytest.raises(FlowRangeError, match="half precision holds up to 65504 px, got 70000"):
+            vector_lines({"forward": flow.numpy()}, dtype, "up")
+
+
+def test_vectors_go_through_every_packing(tmp_path: Path) -> None:
+    flow = torch.randn(2, 40, 24, generator=torch.Generator().manual_seed(1))
+    flow[:, 3, 5] = float("nan")
+    mask = torch.rand(40, 24)
+    for packing in ("none", "rle", "zips", "zip", "piz", "dwaa", "dwab"):
+        path = tmp_path / f"{packing}.exr"
+        write_vectors(path, {"forward": flow, "backward": -flow, "confidence.forward": mask}, compression=packing)  # type: ignore[arg-type]
+        found = read_vectors(path)
+        assert torch.equal(found["forward"].nan_to_num(7), flow.nan_to_num(7)), packing
+        assert torch.equal(found["backward"].nan_to_num(7), (-flow).nan_to_num(7)), packing
+        assert torch.equal(found["confidence.forward"], mask), packing
+
+
+@pytest.mark.parametrize("packing", ["none", "rle", "zips", "zip", "piz", "b44", "dwaa", "dwab"])
+def test_frames_read_few_rows_at_a_time_are_the_same(
+    tmp_path: Path, packing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fullfield.io.image as image
+    import fullfield.io.oiio as oiio
+
+    pixels = np.random.default_rng(3).random((301, 40, 3)).astype(np.float16)
+    path = tmp_path / "plate.exr"
+    write_picture(path, "openexr", pixels, channels=("R", "G", "B"), attributes={"compression": packing})
+    whole = read_frame(path)
+    with opened(path) as source:
+        (band,) = [band for _, band in source.bands(source.first_part(), [0, 1, 2], (0, 301), "float")]
+    expected = band.transpose(2, 0, 1).copy()
+    encode_srgb(expected)
+    np.testing.assert_allclose(whole.numpy(), expected, atol=1e-6)
+    monkeypatch.setattr(oiio, "_BAND_PIXELS_ALONE", 40)
+    monkeypatch.setattr(image, "_LOOKED_UP", 97)
+    with one_thread_a_file:
+        assert torch.equal(read_frame(path), whole)
