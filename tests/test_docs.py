@@ -19,6 +19,7 @@ import torch
 
 from fullfield.cli.main import build_parser
 from fullfield.integrations.handle import is_patched
+from fullfield.io import write_image
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
@@ -280,6 +281,8 @@ def test_the_page_of_training_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     loop, *others = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert len([line for line in loop.splitlines() if line.strip()]) <= 20
     monkeypatch.chdir(tmp_path)
+    for number, frame in enumerate(torch.rand(2, 3, 24, 32, generator=torch.Generator().manual_seed(1)), 1):
+        write_image(f"frame_{number:04d}.png", frame)
     names: dict[str, Any] = {}
     torch.manual_seed(0)
     for block in (loop, *others):
@@ -292,6 +295,7 @@ def test_the_page_of_training_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert float(names["loss"].detach()) < 10
     assert names["trained"].history[-1].step == 4
     assert (tmp_path / "runs" / "mine" / "weights.safetensors").is_file()
+    assert names["flow"].shape == (2, 24, 32)
     assert names["batch"].frame1.shape == (4, 3, 40, 48)
 
 

@@ -265,3 +265,12 @@ def test_options_of_files_are_refused_beside_arrays() -> None:
     frame = torch.zeros(3, 20, 30)
     with pytest.raises(InputError, match="layer: expected none beside an array or tensor"):
         estimate(frame, frame, layer="beauty")
+
+
+def test_a_flow_of_another_size_is_refused() -> None:
+    class Half(TVL1Estimator):
+        def __call__(self, frame1: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+            return torch.zeros(1, 2, frame1.shape[2], frame1.shape[3] // 2)
+
+    with pytest.raises(InputError, match=r"^the flow of tvl1: expected shape \[1, 2, 24, 32\], got .*24, 16"):
+        estimate(torch.zeros(3, 24, 32), torch.zeros(3, 24, 32), Half())

@@ -154,6 +154,7 @@ def estimate(
             stages["reliability"] = time.perf_counter() - begin_maps
     else:
         flow = estimator(*pair, initial_flow=start_flow, progress=progress)
+    _check.tensor(flow, f"the flow of {maker.method}", (1, 2, *first.shape[1:]))
     flow = flow[0].to("cpu", torch.float32)
     seconds = time.perf_counter() - begin
     lost = int((~flow.isfinite()).any(0).sum())

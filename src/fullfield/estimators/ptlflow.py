@@ -282,6 +282,7 @@ def import_ptlflow() -> Any:
     except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that does not fit this PyTorch
         raise InputError(
             f"method: {PREFIX}NAME needs the package ptlflow, which cannot be imported: {' '.join(str(error).split())}"
+            " (it needs torchvision of this PyTorch's release)"
         ) from None
 
 

@@ -190,7 +190,8 @@ def _timed(
         stream.synchronize()
         torch.cuda.reset_peak_memory_stats(device)
     begin = time.perf_counter()
-    flow = estimator(frame1, frame2, initial_flow=start)[0].to(torch.float32)
+    flow = estimator(frame1, frame2, initial_flow=start)
+    flow = _check.tensor(flow, f"the flow of {estimator.method}", (1, 2, *frame1.shape[2:]))[0].to(torch.float32)
     if stream is not None:
         stream.synchronize()  # not the device: scoring of the pair before may go on
     seconds = time.perf_counter() - begin

@@ -74,6 +74,7 @@ def patch(model: torch.nn.Module, *, backend: str | None = None) -> Handle:
         kind = f"{type(model).__module__}.{type(model).__qualname__}"
         raise InputError(
             "model: expected a network with RAFT's correlation block (RAFT, SEA-RAFT, torchvision's RAFT, or a model "
-            f"of ptlflow {ptlflow.TESTED}: see docs/integrations.md), found none in {kind}"
+            f"of ptlflow {ptlflow.TESTED}: see docs/integrations.md), found none in {kind}; "
+            "for a lookup in code of your own there is fullfield.nn.CorrelationPyramid"
         )
     return Handle(model, changes, backend)
