@@ -51,6 +51,9 @@ class Refiner:
         self._blurred = np.empty((2, height, width), np.float32)
         self._guide = np.empty(0, np.float32)
         self._kernel = np.array(gaussian_kernel(config.blur), np.float32)
+        steps = np.arange(-FILTER_RADIUS, FILTER_RADIUS + 1)
+        away = (steps[:, None] ** 2 + steps**2) / config.filter_reach**2
+        self._near = np.maximum(1 - away, 0).astype(np.float32).ravel()
         self._threads = 1
 
     @property
@@ -110,7 +113,7 @@ class Refiner:
     def _linearise(self, top: int, bottom: int) -> None:
         level, config = self._level, self._config
         weights, corners = np.empty(128, np.float32), np.empty(32, np.int32)
-        constants = (np.float32(config.lambda_), np.float32(config.epsilon), np.float32(1 / config.step))
+        constants = map(np.float32, (config.lambda_, config.epsilon, 1 / config.step, config.filter_residual))
         where = (level.size, level.pitch, self._height, self._width, top, bottom)
         self._k.linearise_rows(self._state, *where, self._packed, *constants, weights, corners)
 
@@ -137,11 +140,7 @@ class Refiner:
     def _weighted_median(self, channels: int, scratch: Plane, top: int, bottom: int) -> None:
         level, config = self._level, self._config
         where = (level.size, level.pitch, self._height, self._width, top, bottom)
-        limits = (
-            np.float32(config.filter_colour),
-            np.float32(config.filter_reach),
-            np.float32(config.filter_threshold),
-        )
-        buffer = np.empty(3 * (2 * FILTER_RADIUS + 1) ** 2 * 16, np.float32)
+        limits = (np.float32(config.filter_colour), self._near, np.float32(config.filter_threshold))
+        buffer = np.empty(len(self._near) * 16, np.float32)
         jumps = np.empty(2 * level.pitch, np.float32)
         self._k.filter_rows(self._state, *where, self._guide, channels, scratch, *limits, jumps, buffer)
