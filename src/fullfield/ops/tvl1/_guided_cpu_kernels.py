@@ -298,8 +298,8 @@ def blur_rows(source, target, height, width, top, bottom, kernel, line):
 
 
 @_jit
-def first_planes(s, size, pitch, height, width, top, bottom, image, prior, coupling):
-    """Derivatives of the first frame, the given flow and the coupling."""
+def first_planes(s, size, pitch, height, width, top, bottom, image, prior):
+    """Derivatives of the first frame and the given flow."""
     half = np.float32(0.5)
     for y in range(top, bottom):
         row = (y + 1) * pitch + LEFT
@@ -318,7 +318,35 @@ def first_planes(s, size, pitch, height, width, top, bottom, image, prior, coupl
             s[row + x + AYY * size] = half * (by - ay)
             s[row + x + FU * size] = prior[0, y, x]
             s[row + x + FV * size] = prior[1, y, x]
-            s[row + x + COUPLING * size] = coupling[y, x]
+
+
+@_jit
+def coupling_rows(s, size, pitch, height, width, top, bottom, prior, backward, base, consistent, distance):
+    """The coupling, by the forward-backward distance as ``ops.consistency`` has it; ``base`` alone where ``backward``
+    has no rows."""
+    one = np.float32(1.0)
+    scale = one / (distance * distance)
+    for y in range(top, bottom):
+        row = (y + 1) * pitch + LEFT
+        for x in range(width):
+            weight = base
+            px = np.float32(x) + prior[0, y, x]
+            py = np.float32(y) + prior[1, y, x]
+            if len(backward[0]) > 0 and 0 <= px <= width - 1 and 0 <= py <= height - 1:
+                left = min(int(px), max(width - 2, 0))
+                above = min(int(py), max(height - 2, 0))
+                right = min(left + 1, width - 1)
+                below = min(above + 1, height - 1)
+                tx = px - np.float32(left)
+                ty = py - np.float32(above)
+                squared = np.float32(0.0)
+                for n in range(2):
+                    upper = backward[n, above, left] * (one - tx) + backward[n, above, right] * tx
+                    lower = backward[n, below, left] * (one - tx) + backward[n, below, right] * tx
+                    there = upper * (one - ty) + lower * ty + prior[n, y, x]
+                    squared += there * there
+                weight += consistent / (one + squared * scale)
+            s[row + x + COUPLING * size] = weight
 
 
 @_jit
@@ -366,7 +394,8 @@ ENTRY_POINTS = {
     "sweep_seam": (sweep_seam, (_flat, *[_i] * 6, _f, _f)),
     "linearise_rows": (linearise_rows, (_flat, *[_i] * 6, _flat, *[_f] * 4, _flat, types.int32[::1])),
     "blur_rows": (blur_rows, (_image, _image, *[_i] * 4, _flat, _flat)),
-    "first_planes": (first_planes, (_flat, *[_i] * 6, _image, _stack, _image)),
+    "first_planes": (first_planes, (_flat, *[_i] * 6, _image, _stack)),
+    "coupling_rows": (coupling_rows, (_flat, *[_i] * 6, _stack, _stack, _f, _f, _f)),
     "edge_rows": (edge_rows, (_flat, *[_i] * 6, _stack, _f, _flat)),
     "blend_rows": (blend_rows, (_flat, *[_i] * 5, _f, _stack)),
     "filter_rows": (filter_rows, (_flat, *[_i] * 6, _flat, _i, _flat, _f, _flat, _f, _flat, _flat)),

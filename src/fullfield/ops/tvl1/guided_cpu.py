@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # Iterations per pass over a strip.
 _DEPTH = 10
+# In place of a flow back.
+_NONE = np.empty((2, 0, 0), np.float32)
 # Beyond the frame's sides no neighbour has a colour like this.
 _NO_COLOUR = 1e4
 kernels = numba_cache.Kernels(f"{__package__}._guided_cpu_kernels", "refinement kernels")
@@ -62,12 +64,19 @@ class Refiner:
         held = (self._state, self._packed, self._blurred)
         return sum(part.nbytes for part in held) + 3 * self._level.size * 4
 
-    def __call__(self, pair: Sequence[Plane], threads: int, rounds: int) -> Plane:
-        """``pair`` holds the arrays of a ``guided_reference.Pair``; the result is the flow [2, H, W]."""
-        colours, first, second, prior, coupling = pair
+    def __call__(
+        self,
+        frames: tuple[Plane, Plane, Plane],  # first frame [C, H, W], both in grey [H, W]; 0 ... 255
+        prior: Plane,  # [2, H, W]
+        backward: Plane | None,  # [2, H, W]
+        threads: int,
+        rounds: int,
+    ) -> Plane:  # [2, H, W]
+        """The refined flow."""
+        colours, first, second = frames
         k, level, config = self._k, self._level, self._config
         self._threads = threads
-        self._load(colours, first, second, prior, coupling)
+        self._load(colours, first, second, prior, _NONE if backward is None else backward)
         for _ in range(rounds):
             for warp in range(config.warps):
                 self._over_rows(self._linearise)
@@ -85,7 +94,7 @@ class Refiner:
         strips = rows(self._height, parts * self._threads)
         run([partial(kernel, top, bottom) for top, bottom in strips], self._threads)
 
-    def _load(self, colours: Plane, first: Plane, second: Plane, prior: Plane, coupling: Plane) -> None:
+    def _load(self, colours: Plane, first: Plane, second: Plane, prior: Plane, backward: Plane) -> None:
         """Bring the pair into the kernels' layouts."""
         k, level, state, config = self._k, self._level, self._state, self._config
         where = (level.size, level.pitch, self._height, self._width)
@@ -93,6 +102,9 @@ class Refiner:
         if len(self._guide) != count:
             self._guide = np.full(count, _NO_COLOUR, np.float32)
         state[: (k.P22 + 1) * level.size] = 0.0
+        coupling = [
+            np.float32(value) for value in (config.coupling, config.consistent_coupling, config.consistent_distance)
+        ]
 
         def blur(top: int, bottom: int) -> None:
             for target, source in zip(self._blurred, (first, second), strict=True):
@@ -100,7 +112,8 @@ class Refiner:
                 k.blur_rows(source, target, self._height, self._width, top, bottom, self._kernel, line)
 
         def load(top: int, bottom: int) -> None:
-            k.first_planes(state, *where, top, bottom, self._blurred[0], prior, coupling)
+            k.first_planes(state, *where, top, bottom, self._blurred[0], prior)
+            k.coupling_rows(state, *where, top, bottom, prior, backward, *coupling)
             k.edge_rows(state, *where, top, bottom, colours, np.float32(config.edges), self._guide)
             padded = bottom + 3 if bottom == self._height else bottom
             self._shared.second_rows(self._blurred[1], self._packed, self._height, self._width, top, padded)
