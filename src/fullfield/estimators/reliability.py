@@ -17,9 +17,9 @@ _PARTS = 4096
 OCCLUSION = (-3.5, 0.5, 1.9, -1.6)
 """Of a logistic function: bias, logarithms of distance and residual, share of the pixel that the flow back reaches.
 Fitted on made pairs with RAFT-sintel, RAFT-small and fullfield-s; the bias is one between theirs and Sintel's."""
-CONFIDENCE = (2.329, -0.957, -0.567)
+CONFIDENCE = (2.320, -0.938, -0.537)
 """Of a logistic regression: bias, logarithms of distance and residual."""
-CONFIDENCE_WITH_OWN = (2.854, -0.650, -0.434, -2.509)
+CONFIDENCE_WITH_OWN = (2.855, -0.629, -0.401, -2.513)
 """The same with the network's own logarithm of its error. Fitted with fullfield-s (scripts/calibrate_confidence.py)."""
 
 

@@ -15,7 +15,17 @@ from fullfield._kernels.simd import (
     store,
     within,
 )
-from fullfield.ops.tvl1._cpu_kernels import LEFT, PANEL, _gradient, _sample, _segment, _targets
+from fullfield.ops.tvl1._cpu_kernels import ENTRY_POINTS as SOLVER
+from fullfield.ops.tvl1._cpu_kernels import (
+    LEFT,
+    PANEL,
+    _gradient,
+    _sample,
+    _segment,
+    _targets,
+    median_rows,
+    second_rows,
+)
 from fullfield.ops.tvl1._cpu_kernels import __file__ as _shared_file
 from fullfield.ops.tvl1.guided_config import FILTER_RADIUS as RADIUS
 from fullfield.ops.tvl1.guided_config import FILTER_STEPS as STEPS
@@ -390,6 +400,8 @@ _image = types.float32[:, ::1]
 _stack = types.float32[:, :, ::1]
 
 ENTRY_POINTS = {
+    "second_rows": (second_rows, SOLVER["second_rows"][1]),  # of the solver's these two alone
+    "median_rows": (median_rows, SOLVER["median_rows"][1]),
     "sweep_strip": (sweep_strip, (_flat, *[_i] * 7, _f, _f)),
     "sweep_seam": (sweep_seam, (_flat, *[_i] * 6, _f, _f)),
     "linearise_rows": (linearise_rows, (_flat, *[_i] * 6, _flat, *[_f] * 4, _flat, types.int32[::1])),

@@ -13,7 +13,6 @@ from fullfield._kernels import numba_cache
 from fullfield._kernels.missing import Missing
 from fullfield._kernels.threads import rows, run
 from fullfield.ops.tvl1.cpu import _aligned, _Level
-from fullfield.ops.tvl1.cpu import kernels as solver_kernels
 from fullfield.ops.tvl1.guided_config import FILTER_RADIUS, RefinementConfig
 from fullfield.ops.tvl1.guided_reference import gaussian_kernel
 
@@ -46,7 +45,6 @@ class Refiner:
     def __init__(self, height: int, width: int, config: RefinementConfig) -> None:
         self._config, self._height, self._width = config, height, width
         self._k = k = kernels()
-        self._shared = solver_kernels()
         self._level = _Level(height, width, k.LEFT)
         self._state = _aligned((k.PLANES + 2) * self._level.size)
         self._packed = np.zeros((height + 3) * (width + 3) * 4 + k.LEFT, np.float32)
@@ -116,7 +114,7 @@ class Refiner:
             k.coupling_rows(state, *where, top, bottom, prior, backward, *coupling)
             k.edge_rows(state, *where, top, bottom, colours, np.float32(config.edges), self._guide)
             padded = bottom + 3 if bottom == self._height else bottom
-            self._shared.second_rows(self._blurred[1], self._packed, self._height, self._width, top, padded)
+            k.second_rows(self._blurred[1], self._packed, self._height, self._width, top, padded)
 
         self._over_rows(blur)
         self._over_rows(load)
@@ -148,7 +146,7 @@ class Refiner:
     def _median(self, scratch: Plane, top: int, bottom: int) -> None:
         level, line = self._level, np.zeros(6 * self._level.pitch, np.float32)
         where = (level.size, level.pitch, self._height, self._width, top, bottom)
-        self._shared.median_rows(self._state, *where, scratch, 5, line)
+        self._k.median_rows(self._state, *where, scratch, 5, line)
 
     def _weighted_median(self, channels: int, scratch: Plane, top: int, bottom: int) -> None:
         level, config = self._level, self._config
