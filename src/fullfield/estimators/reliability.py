@@ -14,7 +14,7 @@ from fullfield.ops.consistency import forward_backward_distance, sample
 _BLUR = (0.054488685, 0.24420134, 0.40261996, 0.24420134, 0.054488685)  # Gaussian of sigma 1
 _FARTHEST = 20.0
 _PARTS = 4096
-OCCLUSION = (-3.5, 0.5, 1.9, -1.6)
+OCCLUSION = (-3.4, 0.5, 1.9, -1.6)
 """Of a logistic function: bias, logarithms of distance and residual, share of the pixel that the flow back reaches.
 Fitted on made pairs with RAFT-sintel, RAFT-small and fullfield-s; the bias is one between theirs and Sintel's."""
 CONFIDENCE = (2.320, -0.938, -0.537)
