@@ -72,7 +72,8 @@ def official() -> str:
 
 
 def refined() -> str:
-    return _by_pair(["raft-sintel", "raft-sintel, refined", "raft-small", "raft-small, refined"], ".3f")
+    forms = ("", ", refined", ", three passes")
+    return _by_pair([f"{name}{form}" for name in ("raft-sintel", "raft-small") for form in forms], ".3f")
 
 
 def confidence() -> str:

@@ -18,8 +18,11 @@ from typing import Any
 import torch
 
 import fullfield
+from fullfield.estimators import RefinedEstimator
+from fullfield.estimators.estimation import build
 from fullfield.io import atomic_path, read_flow
 from fullfield.metrics import epe
+from fullfield.ops.tvl1 import RefinementConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("FULLFIELD_DATA", ROOT.parent / "shared" / "data"))
@@ -32,6 +35,7 @@ METHODS: dict[str, dict[str, Any]] = {
     **{name: {"method": name} for name in ("auto", "fullfield-s", "tvl1")},
     **RAFT,
     **{f"{name}, refined": {**RAFT[name], "refine": True} for name in ("raft-sintel", "raft-small")},
+    **{f"{name}, three passes": {**RAFT[name], "passes": 3} for name in ("raft-sintel", "raft-small")},
 }
 MIDDLEBURY = ("Dimetrodon", "Grove2", "Grove3", "RubberWhale", "Urban2", "Venus")
 
@@ -56,6 +60,14 @@ def pairs() -> dict[str, tuple[Path, Path, Path]]:
     return found
 
 
+def estimated(first: Path, second: Path, method: str, passes: int | None = None, **how: Any) -> fullfield.Flow:
+    """By one of :data:`METHODS`."""
+    if passes is None:
+        return fullfield.estimate(first, second, method, **how)
+    refined = RefinedEstimator(build(method, **how), RefinementConfig(passes=passes, rounds=1))
+    return fullfield.estimate(first, second, refined)
+
+
 def main(wanted: list[str]) -> int:
     """Estimate, score, store after every method, and print the verdict."""
     unknown = [name for name in wanted if name not in METHODS]
@@ -69,9 +81,9 @@ def main(wanted: list[str]) -> int:
         errors[method] = {}
         for name, (first, second, truth) in pairs().items():
             known, begin = read_flow(truth), time.perf_counter()
-            estimated = fullfield.estimate(first, second, **METHODS[method])
+            found = estimated(first, second, **METHODS[method])
             seconds = time.perf_counter() - begin
-            errors[method][name] = round(epe(estimated.flow, known.flow, known.valid), 4)
+            errors[method][name] = round(epe(found.flow, known.flow, known.valid), 4)
             print(f"{method}: {name} {errors[method][name]:.3f} px, {seconds:.1f} s", flush=True)
         versions = {"fullfield": fullfield.__version__, "torch": torch.__version__}
         made[method] = {"versions": versions, "date": time.strftime("%Y-%m-%d")}

@@ -9,7 +9,7 @@ import torch
 
 from fullfield import InputError, estimate
 from fullfield.estimators import RefinedEstimator, TVL1Estimator
-from fullfield.estimators.reliability import occlusion_and_confidence
+from fullfield.estimators.reliability import occlusion_and_confidence, reached
 from fullfield.ops.tvl1 import RefinementConfig, TVL1Config, refine_flow
 from fullfield.testing import textured_scene
 
@@ -64,6 +64,22 @@ def test_what_is_hidden_and_what_is_wrong() -> None:
     assert (less[0, 46:54] < confidence[0, 46:54] - 0.2).float().mean() > 0.9
     out = torch.full((1, 2, 60, 90), 200.0)
     assert (occlusion_and_confidence(first[None], second[None], out, back)[0] == 1).all()
+
+
+def test_what_the_flow_back_does_not_reach_is_rather_hidden() -> None:
+    back = torch.zeros(2, 2, 5, 8)
+    back[0, 0, :, 4:] = -0.25
+    back[1, 1] = 40.0
+    expected = torch.ones(2, 5, 8)
+    expected[0, :, 7], expected[1] = 0.75, 0.0
+    assert torch.equal(reached(back), expected)
+    flat = torch.full((1, 3, 60, 90), 0.5)  # nothing to see in the frames
+    flow, back = torch.zeros(1, 2, 60, 90), torch.zeros(1, 2, 60, 90)
+    flow[:, 0, 20:40, 20:40] = 10
+    back[:, 0, 20:40, 30:50] = -10
+    hidden = occlusion_and_confidence(flat, flat, flow, back)[0][0]
+    assert hidden[22:38, 42:48].min() > 0.3
+    assert hidden[:15].max() < 0.05
 
 
 def test_the_estimator_and_refusals() -> None:

@@ -127,4 +127,4 @@ def test_made_in_inference_mode_and_used_in_and_outside() -> None:
 
 def test_memory_is_what_the_formula_says() -> None:
     refiner = Refiner(30, 50, RefinementConfig(), CPU, SMALL)
-    assert refiner._planes.numel() * 4 == guided_cuda.bytes_of(30, 50) == 21 * 30 * 64 * 4
+    assert refiner._planes.numel() * 4 == guided_cuda.bytes_of(30, 50) == 22 * 30 * 64 * 4

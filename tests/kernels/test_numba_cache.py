@@ -189,3 +189,17 @@ def test_a_folder_open_to_all_is_not_trusted(tmp_path: Path) -> None:
     folder.mkdir()
     folder.chmod(0o777)
     assert not cache_folder.usable(folder)
+
+
+def test_two_modules_may_share_a_kernel(tmp_path: Path) -> None:
+    from numba import types
+
+    shared = numba_cache.jit_in(tmp_path)(_twice)
+    for what in ("first kernels", "second kernels"):
+        numba_cache.compile_all({"twice": (shared, (types.float32,))}, tmp_path, what)
+    assert shared(2.0) == 4.0
+    assert len(shared.overloads) == 1
+
+
+def _twice(x: Any) -> Any:
+    return 2 * x

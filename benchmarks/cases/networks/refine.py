@@ -18,8 +18,9 @@ from fullfield.ops.tvl1 import FlowRefiner, RefinementConfig, guided_cuda, refin
 from fullfield.testing import textured_scene
 
 # Planes of float32 a pixel if every kernel reads its inputs once and writes its results once: the two that load; for
-# each warp linearising, all iterations, the median; the colours and the given flow for the weighted ones.
-LOADING, LINEARISING, ITERATING, FILTERING, COLOURS, GIVEN = 8 + 15, 12, 18, 4, 3, 2
+# each warp linearising, all iterations, the median; for the weighted ones the colours, how well the gradients fit
+# (written and read), and the given flow.
+LOADING, LINEARISING, ITERATING, FILTERING, COLOURS, FIT, GIVEN = 8 + 15, 12, 18, 4, 3, 2, 2
 # What the reference is compared on: in float64 it holds the window's 225 neighbours of every pixel.
 _LARGEST = {"cuda": (1080, 1920), "cpu": (120, 160)}
 _SCENE, _PATCH = 2048, 32
@@ -28,7 +29,7 @@ _Inputs = dict[str, Any]
 
 def planes_moved(config: RefinementConfig) -> int:
     """The floor, in float32 values a pixel."""
-    each = config.warps * (LINEARISING + ITERATING + FILTERING) + COLOURS
+    each = config.warps * (LINEARISING + ITERATING + FILTERING) + COLOURS + FIT
     once = LOADING + GIVEN - 4  # the dual variable is zero at first
     return (once + config.rounds * each) + 2 * (config.passes - 1) * (once + each)
 

@@ -141,7 +141,8 @@ def compile_all(functions: dict[str, tuple[Any, Any]], folder: Path | None, what
     cold = not is_warm(folder, what)
     with announced(what, "this CPU", folder) if cold else nullcontext():
         for dispatcher, signature in functions.values():
-            dispatcher.compile(signature)
+            if signature not in dispatcher.overloads:  # as a kernel that two modules share may be
+                dispatcher.compile(signature)
             dispatcher.disable_compile()  # a call with other types is a mistake, not a second specialisation
     if cold and folder is not None:
         with suppress(OSError):  # only the announcement would come again

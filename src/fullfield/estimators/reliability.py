@@ -10,14 +10,16 @@ from torch.nn.functional import conv2d, pad
 
 from fullfield.ops.consistency import forward_backward_distance, sample
 
-# Fitted on Middlebury, Sintel and FlyingChairs with RAFT-sintel and RAFT-small; pixels, and values of 0 ... 255.
+# Pixels, and values of 0 ... 255.
 _BLUR = (0.054488685, 0.24420134, 0.40261996, 0.24420134, 0.054488685)  # Gaussian of sigma 1
 _FARTHEST = 20.0
-OCCLUSION_SLOPE = 4.0
-OCCLUSION_MIDDLE = 3.0
-CONFIDENCE = (2.329, -0.957, -0.567)
+_PARTS = 4096
+OCCLUSION = (-3.4, 0.5, 1.9, -1.6)
+"""Of a logistic function: bias, logarithms of distance and residual, share of the pixel that the flow back reaches.
+Fitted on made pairs with RAFT-sintel, RAFT-small and fullfield-s; the bias is one between theirs and Sintel's."""
+CONFIDENCE = (2.320, -0.938, -0.537)
 """Of a logistic regression: bias, logarithms of distance and residual."""
-CONFIDENCE_WITH_OWN = (2.854, -0.650, -0.434, -2.509)
+CONFIDENCE_WITH_OWN = (2.855, -0.629, -0.401, -2.513)
 """The same with the network's own logarithm of its error. Fitted with fullfield-s (scripts/calibrate_confidence.py)."""
 
 
@@ -59,14 +61,16 @@ def occlusion_and_confidence(
     """How likely each pixel of the first frame is to be hidden in the second, and how likely its flow is to be right.
 
     Both look at the forward-backward distance and at the difference of the first frame and the warped second one, the
-    confidence also at ``log_scale`` where it is given. An occlusion over 0.5 says hidden; where the flow leaves the
-    frame it is 1. The confidence is the probability of an error under one pixel.
+    occlusion also at whether the flow back reaches the pixel, the confidence at ``log_scale`` where it is given. An
+    occlusion over 0.5 says hidden; where the flow leaves the frame it is 1. The confidence is the probability of an
+    error under one pixel.
     """
     with torch.autocast(flow.device.type, enabled=False):
         signs = evidence(frame1, frame2, flow, backward)
-        squared = signs.distance.clamp(max=_FARTHEST) ** 2
-        hidden = torch.log(signs.residual + 3.0) + 0.75 * squared / (1.0 + squared)
-        occlusion = torch.where(signs.inside, torch.sigmoid(OCCLUSION_SLOPE * (hidden - OCCLUSION_MIDDLE)), 1.0)
+        bias, by_distance, by_residual, by_reached = OCCLUSION
+        hidden = by_residual * torch.log(signs.residual + 3.0) + by_reached * _smooth(reached(backward))
+        hidden = bias + by_distance * signs.log_distance + hidden
+        occlusion = torch.where(signs.inside, torch.sigmoid(hidden), 1.0)
         if log_scale is None:
             bias, by_distance, by_residual = CONFIDENCE
             own: Tensor | float = 0.0
@@ -75,6 +79,24 @@ def occlusion_and_confidence(
             own = by_own * log_scale
         trust = by_distance * signs.log_distance + by_residual * signs.log_residual + own
         return occlusion, torch.sigmoid(bias + trust)
+
+
+def reached(backward: Tensor) -> Tensor:  # [B, 2, H, W] -> [B, H, W], 0 ... 1
+    """How much of each pixel of the first frame those of the second cover, which ``backward`` moves (bilinear)."""
+    batch, _, height, width = backward.shape
+    x = torch.arange(width, device=backward.device, dtype=backward.dtype) + backward[:, 0]
+    y = torch.arange(height, device=backward.device, dtype=backward.dtype)[:, None] + backward[:, 1]
+    left, top = x.floor(), y.floor()
+    tx, ty = x - left, y - top
+    sums = torch.zeros(batch, height * width, device=backward.device, dtype=torch.int32)
+    for across, column in ((1 - tx, left), (tx, left + 1)):
+        for down, row in ((1 - ty, top), (ty, top + 1)):
+            inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
+            # Whole numbers, whose sum does not depend on the order. Indices by integers: float32 ends at 2^24.
+            share = torch.where(inside, across * down * _PARTS, 0.0).to(torch.int32).flatten(1)
+            place = torch.where(inside, row, 0.0).long() * width + torch.where(inside, column, 0.0).long()
+            sums.scatter_add_(1, place.flatten(1), share)
+    return (sums.to(backward.dtype) / _PARTS).clamp(max=1.0).view(batch, height, width)
 
 
 def _smooth(planes: Tensor) -> Tensor:

@@ -143,6 +143,23 @@ def test_where_both_directions_agree_the_flow_is_kept_more() -> None:
     assert kept.median() < 0.3 * free.median()
 
 
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_neighbours_whose_gradients_do_not_fit_count_less(backend: str) -> None:
+    """A strip of 6 columns is new in the second frame, and its flow wrong; all colours are alike."""
+    texture = 0.5 + 0.04 * torch.rand(1, 3, 48, 64, generator=torch.Generator().manual_seed(3))
+    second = texture.clone()
+    second[..., 30:36] = torch.rand(1, 3, 48, 6, generator=torch.Generator().manual_seed(4))
+    flow = torch.zeros(1, 2, 48, 64)
+    flow[:, 1, :, 30:36] = 5.0
+    still = {"lambda_": 0.0, "edges": 0.0, "iterations": 1, "warps": 1, "rounds": 1, "coupling": 1e6, "trust": 0.0}
+    blind, seeing = (
+        refine_flow(texture, second, flow, config=RefinementConfig(filter_residual=one, **still), backend=backend)
+        for one in (1e6, 5.0)
+    )
+    hidden = slice(31, 34)
+    assert seeing[:, 1, 12:-12, hidden].mean() < 0.5 * blind[:, 1, 12:-12, hidden].mean()
+
+
 def test_forward_backward_distance() -> None:
     flow = torch.zeros(1, 2, 4, 6)
     flow[:, 0] = 2.5

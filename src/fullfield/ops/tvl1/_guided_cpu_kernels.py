@@ -15,16 +15,28 @@ from fullfield._kernels.simd import (
     store,
     within,
 )
-from fullfield.ops.tvl1._cpu_kernels import LEFT, PANEL, _gradient, _sample, _segment, _targets
+from fullfield.ops.tvl1._cpu_kernels import ENTRY_POINTS as SOLVER
+from fullfield.ops.tvl1._cpu_kernels import (
+    LEFT,
+    PANEL,
+    _gradient,
+    _sample,
+    _segment,
+    _targets,
+    median_rows,
+    second_rows,
+)
 from fullfield.ops.tvl1._cpu_kernels import __file__ as _shared_file
 from fullfield.ops.tvl1.guided_config import FILTER_RADIUS as RADIUS
 from fullfield.ops.tvl1.guided_config import FILTER_STEPS as STEPS
+from fullfield.ops.tvl1.guided_config import LEAST_FIT
 from fullfield.ops.tvl1.guided_config import __file__ as _config_file
 
 # Planes of the state, in units of the plane size.
 U, V, P11, P12, P21, P22, M11, M12, M22, B1, B2, EDGE = range(12)
-AX, AY, AXX, AXY, AYY, COUPLING, FU, FV = range(12, 20)
-PLANES = 20
+AX, AY, AXX, AXY, AYY, COUPLING, FU, FV, FIT = range(12, 21)
+PLANES = 21
+SPAN = 2 * RADIUS + 1
 
 CACHE = cache_folder(__file__, _simd_file, _shared_file, _config_file)
 _jit = jit_in(CACHE)
@@ -120,7 +132,9 @@ def sweep_seam(s, size, pitch, height, width, seam, depth, slowness, sigma):
 
 
 @_jit
-def linearise_rows(s, size, pitch, height, width, top, bottom, packed, lambda_, epsilon, slowness, weights, corners):
+def linearise_rows(
+    s, size, pitch, height, width, top, bottom, packed, lambda_, epsilon, slowness, residual, weights, corners
+):
     """The 2x2 systems of rows [top, bottom): M = (A + c + 1/tau)^-1 and B = M (r + c f), around the present flow.
 
     ``packed`` is the second frame as ``_cpu_kernels.second_rows`` lays it out, of which the gradient is used;
@@ -134,6 +148,8 @@ def linearise_rows(s, size, pitch, height, width, top, bottom, packed, lambda_, 
     k = splat(slowness)
     one = splat(np.float32(1.0))
     strength = splat(lambda_)
+    half_at = splat(residual * residual)
+    least = splat(np.float32(LEAST_FIT))
     for y in range(top, bottom):
         row = (y + 1) * pitch + LEFT
         for x in range(0, width, 16):
@@ -153,6 +169,7 @@ def linearise_rows(s, size, pitch, height, width, top, bottom, packed, lambda_, 
             data = inside * strength
             wx = data / sqrt(rx * rx + small)
             wy = data / sqrt(ry * ry + small)
+            store(s, i + FIT * size, inside * half_at / (half_at + (rx * rx + ry * ry)) + least)
             cx = xx * u + xy * v - rx
             cy = xy * u + yy * v - ry
             fu = load(s, i + FU * size)
@@ -191,14 +208,13 @@ def _row_jumps(s, size, pitch, height, width, y, top, jumps):
 
 @_jit
 def filter_rows(
-    s, size, pitch, height, width, top, bottom, colours, channels, target, range_, reach, threshold, jumps, buffer
+    s, size, pitch, height, width, top, bottom, colours, channels, target, range_, near, threshold, jumps, buffer
 ):
     """Weighted median of the flow near motion boundaries, into ``target`` (two planes of the same layout).
 
-    ``colours``: planes in the state's layout, 1e4 beyond the frame's sides; ``jumps`` (2 pitches) and ``buffer``
-    (3 * (2 RADIUS + 1)^2 * 16) are scratch.
+    ``colours``: planes in the state's layout, 1e4 beyond the frame's sides; ``near``: the neighbours' weights by
+    distance, row after row; ``jumps`` (2 pitches) and ``buffer`` (SPAN^2 * 16) are scratch.
     """
-    n = (2 * RADIUS + 1) * (2 * RADIUS + 1) * 16
     one = splat(np.float32(1.0))
     zero = splat(np.float32(0.0))
     limit = splat(threshold)
@@ -233,21 +249,19 @@ def filter_rows(
             cu = u
             cv = v
             if some > 0:
+                red = load(colours, i)
                 k = 0
                 for yy in range(first, last + 1):
-                    for dx in range(-RADIUS, RADIUS + 1):
-                        away = np.float32(dx * dx + (yy - y) * (yy - y)) / (reach * reach)
-                        if away >= np.float32(1.0):
-                            continue
-                        j = (yy + 1) * pitch + LEFT + x + dx
-                        d = zero
-                        for c in range(channels):
-                            e = load(colours, j + c * size) - load(colours, i + c * size)
+                    j = (yy + 1) * pitch + LEFT + x - RADIUS
+                    far = (yy - y + RADIUS) * SPAN
+                    for dx in range(SPAN):
+                        e = load(colours, j + dx) - red
+                        d = e * e
+                        for c in range(1, channels):
+                            e = load(colours, j + dx + c * size) - load(colours, i + c * size)
                             d = d + e * e
                         w = maximum(one - d * scale, zero)
-                        store(buffer, k, splat(np.float32(1.0) - away) * w * w)
-                        store(buffer, k + n, load(s, j))
-                        store(buffer, k + 2 * n, load(s, j + size))
+                        store(buffer, k, splat(near[far + dx]) * w * w * load(s, j + dx + FIT * size))
                         k += 16
                 soft = np.float32(0.64)
                 for _ in range(STEPS):
@@ -255,13 +269,19 @@ def filter_rows(
                     su = zero
                     sv = zero
                     sw = splat(np.float32(1e-12))
-                    for q in range(0, k, 16):
-                        a = load(buffer, q + n)
-                        b = load(buffer, q + 2 * n)
-                        w = load(buffer, q) / sqrt((a - cu) * (a - cu) + (b - cv) * (b - cv) + e2)
-                        su = su + w * a
-                        sv = sv + w * b
-                        sw = sw + w
+                    q = 0
+                    for yy in range(first, last + 1):
+                        j = (yy + 1) * pitch + LEFT + x - RADIUS
+                        for dx in range(j, j + SPAN):
+                            a = load(s, dx)
+                            b = load(s, dx + size)
+                            du = a - cu
+                            dv = b - cv
+                            w = load(buffer, q) / sqrt(du * du + (dv * dv + e2))
+                            su = su + w * a
+                            sv = sv + w * b
+                            sw = sw + w
+                            q += 16
                     cu = su / sw
                     cv = sv / sw
                     soft = soft * np.float32(0.5)
@@ -288,8 +308,8 @@ def blur_rows(source, target, height, width, top, bottom, kernel, line):
 
 
 @_jit
-def first_planes(s, size, pitch, height, width, top, bottom, image, prior, coupling):
-    """Derivatives of the first frame, the given flow and the coupling."""
+def first_planes(s, size, pitch, height, width, top, bottom, image, prior):
+    """Derivatives of the first frame and the given flow."""
     half = np.float32(0.5)
     for y in range(top, bottom):
         row = (y + 1) * pitch + LEFT
@@ -308,7 +328,35 @@ def first_planes(s, size, pitch, height, width, top, bottom, image, prior, coupl
             s[row + x + AYY * size] = half * (by - ay)
             s[row + x + FU * size] = prior[0, y, x]
             s[row + x + FV * size] = prior[1, y, x]
-            s[row + x + COUPLING * size] = coupling[y, x]
+
+
+@_jit
+def coupling_rows(s, size, pitch, height, width, top, bottom, prior, backward, base, consistent, distance):
+    """The coupling, by the forward-backward distance as ``ops.consistency`` has it; ``base`` alone where ``backward``
+    has no rows."""
+    one = np.float32(1.0)
+    scale = one / (distance * distance)
+    for y in range(top, bottom):
+        row = (y + 1) * pitch + LEFT
+        for x in range(width):
+            weight = base
+            px = np.float32(x) + prior[0, y, x]
+            py = np.float32(y) + prior[1, y, x]
+            if len(backward[0]) > 0 and 0 <= px <= width - 1 and 0 <= py <= height - 1:
+                left = min(int(px), max(width - 2, 0))
+                above = min(int(py), max(height - 2, 0))
+                right = min(left + 1, width - 1)
+                below = min(above + 1, height - 1)
+                tx = px - np.float32(left)
+                ty = py - np.float32(above)
+                squared = np.float32(0.0)
+                for n in range(2):
+                    upper = backward[n, above, left] * (one - tx) + backward[n, above, right] * tx
+                    lower = backward[n, below, left] * (one - tx) + backward[n, below, right] * tx
+                    there = upper * (one - ty) + lower * ty + prior[n, y, x]
+                    squared += there * there
+                weight += consistent / (one + squared * scale)
+            s[row + x + COUPLING * size] = weight
 
 
 @_jit
@@ -352,12 +400,15 @@ _image = types.float32[:, ::1]
 _stack = types.float32[:, :, ::1]
 
 ENTRY_POINTS = {
+    "second_rows": (second_rows, SOLVER["second_rows"][1]),  # of the solver's these two alone
+    "median_rows": (median_rows, SOLVER["median_rows"][1]),
     "sweep_strip": (sweep_strip, (_flat, *[_i] * 7, _f, _f)),
     "sweep_seam": (sweep_seam, (_flat, *[_i] * 6, _f, _f)),
-    "linearise_rows": (linearise_rows, (_flat, *[_i] * 6, _flat, _f, _f, _f, _flat, types.int32[::1])),
+    "linearise_rows": (linearise_rows, (_flat, *[_i] * 6, _flat, *[_f] * 4, _flat, types.int32[::1])),
     "blur_rows": (blur_rows, (_image, _image, *[_i] * 4, _flat, _flat)),
-    "first_planes": (first_planes, (_flat, *[_i] * 6, _image, _stack, _image)),
+    "first_planes": (first_planes, (_flat, *[_i] * 6, _image, _stack)),
+    "coupling_rows": (coupling_rows, (_flat, *[_i] * 6, _stack, _stack, _f, _f, _f)),
     "edge_rows": (edge_rows, (_flat, *[_i] * 6, _stack, _f, _flat)),
     "blend_rows": (blend_rows, (_flat, *[_i] * 5, _f, _stack)),
-    "filter_rows": (filter_rows, (_flat, *[_i] * 6, _flat, _i, _flat, _f, _f, _f, _flat, _flat)),
+    "filter_rows": (filter_rows, (_flat, *[_i] * 6, _flat, _i, _flat, _f, _flat, _f, _flat, _flat)),
 }

@@ -116,12 +116,12 @@ class FlowRefiner:
             refined, flags = self._cuda(first, second, prior, back, rounds)
             self._complain(int(flags))
             return refined
-        coupling = coupling_weights(prior, back, self.config)
         grey1, grey2 = grey(first), grey(second)
         refined = torch.empty_like(prior)
         for item in range(len(first)):
-            pair = guided_reference.Pair(first[item] * 255.0, grey1[item], grey2[item], prior[item], coupling[item])
-            refined[item] = self._refine(pair, rounds)
+            frames = first[item] * 255.0, grey1[item], grey2[item]
+            backward = None if back is None else back[item]
+            refined[item] = self._refine(frames, prior[item], backward, rounds)
         check_finite(refined, "flow", FINITE_FLOW)
         return refined
 
@@ -136,11 +136,19 @@ class FlowRefiner:
             _check.require(not flags & bit, name, "finite values", "NaN or infinity")
         raise _check.InputError(f"flow: expected {FINITE_FLOW}, got NaN or infinity")
 
-    def _refine(self, pair: guided_reference.Pair, rounds: int) -> Tensor:
+    def _refine(
+        self, frames: tuple[Tensor, Tensor, Tensor], prior: Tensor, backward: Tensor | None, rounds: int
+    ) -> Tensor:
         if self._cpu is None:
-            return guided_reference.refine(pair, self.config.replace(rounds=rounds))
-        planes = [part.contiguous().numpy() for part in pair]
-        return torch.from_numpy(self._cpu(planes, torch.get_num_threads(), rounds))
+            back = None if backward is None else backward[None]
+            coupling = coupling_weights(prior[None], back, self.config)[0]
+            return guided_reference.refine(
+                guided_reference.Pair(*frames, prior, coupling), self.config.replace(rounds=rounds)
+            )
+        colours, first, second = (part.contiguous().numpy() for part in frames)
+        back_plane = None if backward is None else backward.numpy()
+        flow = self._cpu((colours, first, second), prior.numpy(), back_plane, torch.get_num_threads(), rounds)
+        return torch.from_numpy(flow)
 
     def _checked(self, frame: Tensor, name: str) -> Tensor:
         """In the refiner's dtype."""

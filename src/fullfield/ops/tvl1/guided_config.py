@@ -11,6 +11,8 @@ from fullfield._config import Config
 # Every iteration of a warp goes over the frame once; a round ends with the weighted median.
 FILTER_RADIUS = 7
 FILTER_STEPS = 6
+# Of a neighbour in the weighted median whose gradient says nothing for its flow.
+LEAST_FIT = 0.01
 
 
 def _parameter(default: Any, help: str) -> Any:
@@ -44,6 +46,9 @@ class RefinementConfig(Config):
     step: float = _parameter(0.15, "primal step; the dual step is a quarter of its inverse")
     filter_colour: float = _parameter(28.0, "root mean square difference of colour at which a neighbour counts no more")
     filter_reach: float = _parameter(20.0, "distance at which a neighbour counts no more")
+    filter_residual: float = _parameter(
+        5.0, "difference of gradients, 0 ... 255, at which a neighbour's flow counts half"
+    )
     filter_threshold: float = _parameter(0.1, "change of the flow between neighbours that makes a motion boundary")
     trust: float = _parameter(6.0, "change of the flow of which exp(-1) remains; 0: everything remains")
 
@@ -59,4 +64,5 @@ class RefinementConfig(Config):
         number(self.step, "step", low=1e-4, high=1e4)
         number(self.filter_colour, "filter_colour", low=1e-3, high=1e6)
         number(self.filter_reach, "filter_reach", low=1, high=1e6)
+        number(self.filter_residual, "filter_residual", low=1e-3, high=1e6)
         number(self.filter_threshold, "filter_threshold", low=0, high=1e6)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,6 @@ from fullfield._kernels import numba_cache
 from fullfield._kernels.missing import Missing
 from fullfield._kernels.threads import rows, run
 from fullfield.ops.tvl1.cpu import _aligned, _Level
-from fullfield.ops.tvl1.cpu import kernels as solver_kernels
 from fullfield.ops.tvl1.guided_config import FILTER_RADIUS, RefinementConfig
 from fullfield.ops.tvl1.guided_reference import gaussian_kernel
 
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
 
 # Iterations per pass over a strip.
 _DEPTH = 10
+# In place of a flow back.
+_NONE = np.empty((2, 0, 0), np.float32)
 # Beyond the frame's sides no neighbour has a colour like this.
 _NO_COLOUR = 1e4
 kernels = numba_cache.Kernels(f"{__package__}._guided_cpu_kernels", "refinement kernels")
@@ -44,13 +45,15 @@ class Refiner:
     def __init__(self, height: int, width: int, config: RefinementConfig) -> None:
         self._config, self._height, self._width = config, height, width
         self._k = k = kernels()
-        self._shared = solver_kernels()
         self._level = _Level(height, width, k.LEFT)
         self._state = _aligned((k.PLANES + 2) * self._level.size)
         self._packed = np.zeros((height + 3) * (width + 3) * 4 + k.LEFT, np.float32)
         self._blurred = np.empty((2, height, width), np.float32)
         self._guide = np.empty(0, np.float32)
         self._kernel = np.array(gaussian_kernel(config.blur), np.float32)
+        steps = np.arange(-FILTER_RADIUS, FILTER_RADIUS + 1)
+        away = (steps[:, None] ** 2 + steps**2) / config.filter_reach**2
+        self._near = np.maximum(1 - away, 0).astype(np.float32).ravel()
         self._threads = 1
 
     @property
@@ -59,12 +62,19 @@ class Refiner:
         held = (self._state, self._packed, self._blurred)
         return sum(part.nbytes for part in held) + 3 * self._level.size * 4
 
-    def __call__(self, pair: Sequence[Plane], threads: int, rounds: int) -> Plane:
-        """``pair`` holds the arrays of a ``guided_reference.Pair``; the result is the flow [2, H, W]."""
-        colours, first, second, prior, coupling = pair
+    def __call__(
+        self,
+        frames: tuple[Plane, Plane, Plane],  # first frame [C, H, W], both in grey [H, W]; 0 ... 255
+        prior: Plane,  # [2, H, W]
+        backward: Plane | None,  # [2, H, W]
+        threads: int,
+        rounds: int,
+    ) -> Plane:  # [2, H, W]
+        """The refined flow."""
+        colours, first, second = frames
         k, level, config = self._k, self._level, self._config
         self._threads = threads
-        self._load(colours, first, second, prior, coupling)
+        self._load(colours, first, second, prior, _NONE if backward is None else backward)
         for _ in range(rounds):
             for warp in range(config.warps):
                 self._over_rows(self._linearise)
@@ -82,7 +92,7 @@ class Refiner:
         strips = rows(self._height, parts * self._threads)
         run([partial(kernel, top, bottom) for top, bottom in strips], self._threads)
 
-    def _load(self, colours: Plane, first: Plane, second: Plane, prior: Plane, coupling: Plane) -> None:
+    def _load(self, colours: Plane, first: Plane, second: Plane, prior: Plane, backward: Plane) -> None:
         """Bring the pair into the kernels' layouts."""
         k, level, state, config = self._k, self._level, self._state, self._config
         where = (level.size, level.pitch, self._height, self._width)
@@ -90,6 +100,9 @@ class Refiner:
         if len(self._guide) != count:
             self._guide = np.full(count, _NO_COLOUR, np.float32)
         state[: (k.P22 + 1) * level.size] = 0.0
+        coupling = [
+            np.float32(value) for value in (config.coupling, config.consistent_coupling, config.consistent_distance)
+        ]
 
         def blur(top: int, bottom: int) -> None:
             for target, source in zip(self._blurred, (first, second), strict=True):
@@ -97,10 +110,11 @@ class Refiner:
                 k.blur_rows(source, target, self._height, self._width, top, bottom, self._kernel, line)
 
         def load(top: int, bottom: int) -> None:
-            k.first_planes(state, *where, top, bottom, self._blurred[0], prior, coupling)
+            k.first_planes(state, *where, top, bottom, self._blurred[0], prior)
+            k.coupling_rows(state, *where, top, bottom, prior, backward, *coupling)
             k.edge_rows(state, *where, top, bottom, colours, np.float32(config.edges), self._guide)
             padded = bottom + 3 if bottom == self._height else bottom
-            self._shared.second_rows(self._blurred[1], self._packed, self._height, self._width, top, padded)
+            k.second_rows(self._blurred[1], self._packed, self._height, self._width, top, padded)
 
         self._over_rows(blur)
         self._over_rows(load)
@@ -110,7 +124,7 @@ class Refiner:
     def _linearise(self, top: int, bottom: int) -> None:
         level, config = self._level, self._config
         weights, corners = np.empty(128, np.float32), np.empty(32, np.int32)
-        constants = (np.float32(config.lambda_), np.float32(config.epsilon), np.float32(1 / config.step))
+        constants = map(np.float32, (config.lambda_, config.epsilon, 1 / config.step, config.filter_residual))
         where = (level.size, level.pitch, self._height, self._width, top, bottom)
         self._k.linearise_rows(self._state, *where, self._packed, *constants, weights, corners)
 
@@ -132,16 +146,12 @@ class Refiner:
     def _median(self, scratch: Plane, top: int, bottom: int) -> None:
         level, line = self._level, np.zeros(6 * self._level.pitch, np.float32)
         where = (level.size, level.pitch, self._height, self._width, top, bottom)
-        self._shared.median_rows(self._state, *where, scratch, 5, line)
+        self._k.median_rows(self._state, *where, scratch, 5, line)
 
     def _weighted_median(self, channels: int, scratch: Plane, top: int, bottom: int) -> None:
         level, config = self._level, self._config
         where = (level.size, level.pitch, self._height, self._width, top, bottom)
-        limits = (
-            np.float32(config.filter_colour),
-            np.float32(config.filter_reach),
-            np.float32(config.filter_threshold),
-        )
-        buffer = np.empty(3 * (2 * FILTER_RADIUS + 1) ** 2 * 16, np.float32)
+        limits = (np.float32(config.filter_colour), self._near, np.float32(config.filter_threshold))
+        buffer = np.empty(len(self._near) * 16, np.float32)
         jumps = np.empty(2 * level.pitch, np.float32)
         self._k.filter_rows(self._state, *where, self._guide, channels, scratch, *limits, jumps, buffer)

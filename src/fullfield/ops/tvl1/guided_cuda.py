@@ -17,7 +17,7 @@ from fullfield.ops.launching import Launch, address, raw_stream, read_source, st
 from fullfield.ops.recording import InOrder, record
 from fullfield.ops.tvl1.cuda.state import pitch_of
 from fullfield.ops.tvl1.frames import BRIGHTEST
-from fullfield.ops.tvl1.guided_config import FILTER_RADIUS, FILTER_STEPS, RefinementConfig
+from fullfield.ops.tvl1.guided_config import FILTER_RADIUS, FILTER_STEPS, LEAST_FIT, RefinementConfig
 from fullfield.ops.tvl1.guided_reference import gaussian_kernel
 
 LIBRARIES = Libraries("refinement kernels")
@@ -28,7 +28,7 @@ _FOLDER = Path(__file__).with_name("cuda")
 _Guided = structures(_FOLDER / "guided.cu")["GuidedParams"]
 _Median = structures(_FOLDER / "median.cu")["MedianParams"]
 # Planes of the state.
-_GREY, _FLOWS, _DUALS, _SYSTEM, _EDGE, _COUPLING, PLANES = 0, (2, 4), (6, 10), 14, 19, 20, 21
+_GREY, _FLOWS, _DUALS, _SYSTEM, _EDGE, _COUPLING, _FIT, PLANES = 0, (2, 4), (6, 10), 14, 19, 20, 21, 22
 
 
 @dataclass(frozen=True)
@@ -145,13 +145,14 @@ class Refiner:
         config = self._config
         p: ctypes.Structure = _Guided()
         p.inputs, p.flags, p.kernel = address(self._inputs), address(self._flags), address(self._kernel)
-        p.grey, p.system, p.edge, p.coupling = (self._at(n) for n in (_GREY, _SYSTEM, _EDGE, _COUPLING))
+        p.grey, p.system, p.edge, p.coupling, p.fit = (self._at(n) for n in (_GREY, _SYSTEM, _EDGE, _COUPLING, _FIT))
         p.plane, p.pitch, p.taps, p.channels = self._planes.stride(0), self._pitch, len(self._kernel), channels
         p.height, p.width = self._size
         p.brightest, p.sensitivity = BRIGHTEST, config.edges
         p.base, p.consistent = config.coupling, config.consistent_coupling
         p.squared_distance = config.consistent_distance**2
         p.lambda_, p.squared_epsilon = config.lambda_, config.epsilon**2
+        p.squared_residual, p.least_fit = config.filter_residual**2, LEAST_FIT
         p.slowness, p.sigma = 1 / config.step, 0.25 / config.step
         p.colour_scale, p.per_reach = 1 / (config.filter_colour**2 * channels), 1 / config.filter_reach**2
         p.threshold, p.per_trust = config.filter_threshold, 1 / config.trust**2 if config.trust else 0.0
@@ -184,7 +185,7 @@ class Refiner:
         for turn in range(rounds):
             for warp in range(config.warps):
                 p = self._params(channels)
-                p.flow = self._at(_FLOWS[flow])
+                p.flow, p.last = self._at(_FLOWS[flow]), int(warp == config.warps - 1)
                 made.append(("linearise", self._launch("guided_linearise", p, (8, 32))))
                 for number, depth in enumerate(depths):
                     p = self._params(channels)

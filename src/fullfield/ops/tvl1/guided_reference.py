@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import max_pool2d, pad
 
-from fullfield.ops.tvl1.guided_config import FILTER_RADIUS, FILTER_STEPS, RefinementConfig
+from fullfield.ops.tvl1.guided_config import FILTER_RADIUS, FILTER_STEPS, LEAST_FIT, RefinementConfig
 from fullfield.ops.tvl1.reference import divergence, forward_gradient, image_gradient, median_filter, warp_bicubic
 
 
@@ -41,12 +41,12 @@ def refine(pair: Pair, config: RefinementConfig) -> Tensor:
     flow, dual = prior, torch.zeros_like(prior).repeat(2, 1, 1)
     for _ in range(config.rounds):
         for warp in range(config.warps):
-            system = linearise(one, two, (xx, xy, yy), flow, prior, coupling, config)
+            *system, fit = linearise(one, two, (xx, xy, yy), flow, prior, coupling, config)
             for _ in range(config.iterations):
-                flow, dual = iterate(flow, dual, system, edge, config)
+                flow, dual = iterate(flow, dual, tuple(system), edge, config)
             if warp < config.warps - 1:
                 flow = median_filter(flow, 5)
-        flow = weighted_median(flow, colours, config)
+        flow = weighted_median(flow, colours, fit, config)
     return blended(prior, flow, config.trust)
 
 
@@ -86,7 +86,10 @@ def linearise(
     coupling: Tensor,
     config: RefinementConfig,
 ) -> tuple[Tensor, ...]:
-    """(M11, M12, M22, B1, B2): M = (A + c + 1/step)^-1, B = M (r + c prior), with the data term's A u - r."""
+    """(M11, M12, M22, B1, B2, fit): M = (A + c + 1/step)^-1, B = M (r + c prior), with the data term's A u - r.
+
+    ``fit``: how well the gradients say that the flow is right, for the weighted median.
+    """
     (sampled_x, sampled_y), inside = warp_bicubic(two, flow)
     xx, xy, yy = second_derivatives
     rx, ry = sampled_x - one[0], sampled_y - one[1]
@@ -100,14 +103,15 @@ def linearise(
     inverse = 1 / (a * d - b * b)
     r1 = wx * xx * cx + wy * xy * cy + coupling * prior[0]
     r2 = wx * xy * cx + wy * yy * cy + coupling * prior[1]
-    return d * inverse, -b * inverse, a * inverse, (d * r1 - b * r2) * inverse, (a * r2 - b * r1) * inverse
+    fit = LEAST_FIT + inside.to(flow.dtype) / (1 + (rx * rx + ry * ry) / config.filter_residual**2)
+    return d * inverse, -b * inverse, a * inverse, (d * r1 - b * r2) * inverse, (a * r2 - b * r1) * inverse, fit
 
 
 def iterate(
     flow: Tensor, dual: Tensor, system: tuple[Tensor, ...], edge: Tensor, config: RefinementConfig
 ) -> tuple[Tensor, Tensor]:
     """One iteration: flow [2, H, W], dual [4, H, W]."""
-    m11, m12, m22, b1, b2 = system
+    m11, m12, m22, b1, b2, *_ = system
     ru, rv = (flow[n] / config.step + divergence(dual[2 * n], dual[2 * n + 1], "adjoint") for n in range(2))
     flow = torch.stack([m11 * ru + m12 * rv + b1, m12 * ru + m22 * rv + b2])
     sigma = 0.25 / config.step
@@ -120,7 +124,7 @@ def iterate(
     return flow, torch.stack(found)
 
 
-def weighted_median(flow: Tensor, colours: Tensor, config: RefinementConfig) -> Tensor:
+def weighted_median(flow: Tensor, colours: Tensor, fit: Tensor, config: RefinementConfig) -> Tensor:
     """Near motion boundaries: the point with the least weighted distance to the flows around, by Weiszfeld's steps."""
     radius = FILTER_RADIUS
     _, height, width = flow.shape
@@ -130,7 +134,7 @@ def weighted_median(flow: Tensor, colours: Tensor, config: RefinementConfig) -> 
     weights, flows = [], []
     far = pad(flow, (radius,) * 4)
     guide = pad(colours, (radius,) * 4)
-    exists = pad(torch.ones_like(flow[0]), (radius,) * 4)
+    fit = pad(fit, (radius,) * 4)
     for dy in range(span):
         for dx in range(span):
             near = 1 - ((dy - radius) ** 2 + (dx - radius) ** 2) / config.filter_reach**2
@@ -139,7 +143,7 @@ def weighted_median(flow: Tensor, colours: Tensor, config: RefinementConfig) -> 
             rows, columns = slice(dy, dy + height), slice(dx, dx + width)
             squared = ((guide[:, rows, columns] - colours) ** 2).sum(0)
             alike = (1 - squared / (config.filter_colour**2 * len(colours))).clamp_min(0)
-            weights.append(near * alike * alike * exists[rows, columns])
+            weights.append(near * alike * alike * fit[rows, columns])
             flows.append(far[:, rows, columns])
     present, soft = flow, 0.64
     for _ in range(FILTER_STEPS):

@@ -22,11 +22,11 @@ struct GuidedParams {
     float *scratch, *grey;             // 2 planes each: of the first and the second frame
     const float *flow, *dual;          // 2 and 4 planes
     float *flow_out, *dual_out;
-    float *system, *edge, *coupling;   // 5, 1 and 1
+    float *system, *edge, *coupling, *fit;  // 5, and 1 each
     int *flags;
     i64 plane;
     float brightest, sensitivity, base, consistent, squared_distance;  // coupling: base + consistent / (1 + d^2 / squared_distance)
-    float lambda, squared_epsilon, slowness, sigma;
+    float lambda, squared_epsilon, slowness, sigma, squared_residual, least_fit;
     float colour_scale, per_reach, threshold, per_trust;               // 1 / (C colour^2), 1 / reach^2; 1 / trust^2, 0: everything remains
     int height, width, pitch, channels, taps, tiles, iterations, zero_dual, last;
 };
@@ -130,7 +130,7 @@ static __device__ __forceinline__ Gradient gradient_at(const GuidedParams &p, in
             0.5f * (p.grey[(i64)min(y + 1, p.height - 1) * p.pitch + x] - p.grey[(i64)max(y - 1, 0) * p.pitch + x])};
 }
 
-// Around the present flow: M11, M12, M22, B1, B2. A block: 32×8 pixels.
+// Around the present flow: M11, M12, M22, B1, B2; before a weighted median also how well the gradients fit. A block: 32×8 pixels.
 extern "C" __global__ void __launch_bounds__(256) guided_linearise(const __grid_constant__ GuidedParams p) {
     const int x = blockIdx.x % p.tiles * 32 + threadIdx.x % 32, y = blockIdx.x / p.tiles * 8 + threadIdx.x / 32;
     if (x >= p.width || y >= p.height) return;
@@ -148,6 +148,7 @@ extern "C" __global__ void __launch_bounds__(256) guided_linearise(const __grid_
     const float xx = 0.5f * (right.x - left.x), xy = 0.5f * (right.y - left.y), yy = 0.5f * (below.y - above.y);
     const float rx = 0.5f * s.gx - own.x, ry = 0.5f * s.gy - own.y, data = inside ? p.lambda : 0.f;
     const float wx = data * per_root(rx * rx + p.squared_epsilon), wy = data * per_root(ry * ry + p.squared_epsilon);
+    if (p.last) p.fit[at] = (inside ? p.squared_residual / (p.squared_residual + (rx * rx + ry * ry)) : 0.f) + p.least_fit;
     const float cx = xx * u + xy * v - rx, cy = xy * u + yy * v - ry;
     const float k = c + p.slowness;
     const float a = wx * xx * xx + wy * xy * xy + k, b = wx * xx * xy + wy * xy * yy, d = wx * xy * xy + wy * yy * yy + k;
@@ -344,6 +345,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) guided_median(const __grid_
             const float *at = in.frame + y * in.y + x * in.x;
             colour.x = 255.f * at[0];
             if (p.channels == 3) colour.y = 255.f * at[in.c], colour.z = 255.f * at[2 * in.c];
+            colour.w = p.fit[(i64)y * p.pitch + x];
         }
         colours[n] = colour;
     }
@@ -364,7 +366,7 @@ extern "C" __global__ void __launch_bounds__(256, 2) guided_median(const __grid_
                 const float r = other.x - own.x, g = other.y - own.y, b = other.z - own.z;
                 const float alike = fmaxf(1.f - p.colour_scale * (r * r + g * g + b * b), 0.f);
                 const float near = fmaxf(1.f - p.per_reach * (dx * dx + (j - RADIUS) * (j - RADIUS)), 0.f);
-                weight[j][i] = dx <= RADIUS ? near * alike * alike : 0.f;
+                weight[j][i] = dx <= RADIUS ? near * alike * alike * other.w : 0.f;
             }
         float u = before.x, v = before.y, soft = 0.64f * 0.64f;
         for (int step = 0; step < STEPS; step++) {
