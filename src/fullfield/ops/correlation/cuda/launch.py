@@ -135,9 +135,12 @@ def first_sources(request: Request) -> list[Source]:
     device, config = launching.device_of(request.device), config_of(request)
     dtype, scaled = CODES[request.dtype], shapes.is_scaled(request)
     sources = [shapes.prepare_source(config, dtype, scaled, False)]
-    usual = shapes.lookup_config(config, 0, False, device.shared, pixels_of(request))
+    form = shapes.kept_form(config, 0, False) if keeps(request) else 0
+    usual = shapes.lookup_config(replace(config, kept=form), 0, False, device.shared, pixels_of(request))
     if usual is not None:
         sources.append(shapes.lookup_source(usual, 0, False))
+        if form:
+            sources.append(shapes.sample_kept_source(usual, 0, False))
     if request.grad:
         sources += [shapes.prepare_source(config, dtype, scaled, True), *gradient_sources(config, 0, device.shared)]
     return sources
