@@ -87,7 +87,7 @@ def test_bits_do_not_depend_on_what_was_looked_up(
     expected = [look(case, out_dtype=out)(at) for at in there]  # of a first lookup, which finds nothing
     plain = [look(case, out_dtype=out, reuse=False)(at) for at in there]
     for got, want in zip(expected, plain, strict=True):
-        eps = max(2.0**-15, torch.finfo(out).eps * 2) if dtype != torch.float32 else 2.0**-21
+        eps = max(2.0**-15, torch.finfo(out).eps * 2) if dtype != torch.float32 else 2.0**-19
         assert_within(got, want, eps * float(want.abs().max()), "rounded products")
     machine.launched.clear()
     for reuse in (True, None):
@@ -95,4 +95,4 @@ def test_bits_do_not_depend_on_what_was_looked_up(
             pair = look(case, out_dtype=out, reuse=reuse)
             for number, (at, want) in enumerate(list(zip(there, expected, strict=True))[::order]):
                 assert torch.equal(pair(at), want), f"lookup {number}, order {order}"
-    assert machine.launched["sample_kept"] == 4 * len(there) - 2
+    assert machine.launched["sample_kept"] == machine.launched["check_kept"] == 4 * len(there) - 2

@@ -84,7 +84,7 @@ def test_bits_do_not_depend_on_what_was_looked_up(
     there, kind = journey(case), {"out_dtype": out, "memory_format": layout}
     expected = [pair_of(case, **kind)(at) for at in there]  # of a first lookup, which finds nothing
     plain = pair_of(case, **kind, reuse=False)
-    eps = 2 * torch.finfo(out).eps if out != F32 else 2.0**-21 if dtype == F32 else 2.0**-15
+    eps = 2 * torch.finfo(out).eps if out != F32 else 2.0**-19 if dtype == F32 else 2.0**-15
     for got, at in zip(expected, there, strict=True):
         want = plain(at)
         assert_within(got, want, eps * float(want.abs().max()), "rounded products")

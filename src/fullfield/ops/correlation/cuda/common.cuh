@@ -41,7 +41,7 @@
 struct Kept {
     u8 *patches;                   // null: this lookup computes everything and keeps nothing
     u32 *counts;                   // zeros: costly entries, other entries, blocks that are done
-    u32 *entries;                  // what the lookup has to compute, see Entry; costly ones from the front, others from the back
+    u32 *entries;                  // what the lookup has to compute, two words each; costly ones from the front, others from the back
     u32 *stamps;                   // [slots]: the preparation of the pair that what a slot says belongs to
     u32 *filled;                   // [slots, pixels / 32]: bits of pixels whose products are kept
     u32 *wanted;                   // the same: pixels whose windows the lookup has to compute
@@ -129,11 +129,11 @@ static __device__ constexpr int widest() {
     return widths[sizeof(widths) / sizeof(int) - 1];
 }
 
-// A tile and the levels begin .. end-1. fill: patches are written, too.
+// A tile and the levels begin .. end-1. fill: patches are written, too; scattered: every pixel is worked on alone.
 struct Item {
     int batch, tile_x, tile_y, begin, end;
 #if KEPT
-    bool fill;
+    bool fill, scattered;
 #endif
 };
 
@@ -150,7 +150,7 @@ static __device__ __forceinline__ Item decode_tile(const Params &p, u32 tile, in
     it.begin = begin;
     it.end = end;
 #if KEPT
-    it.fill = false;
+    it.fill = it.scattered = false;
 #endif
     return it;
 }
@@ -163,24 +163,33 @@ static __device__ __forceinline__ Item decode_item(const Params &p, int item) {
 }
 
 #if KEPT
-// Something to compute: slot << 5 | fill << 4 | the parts of the tile, a quarter of its rows each.
+// Something to compute: slot << 2 | scattered << 1 | fill, and which of a tile's parts, of 4 * GROUPS pixels each.
+struct Entry { u32 what, parts; };
 #define BIAS 64
 static __device__ __forceinline__ int slot_of(const Params &p, const Item &it, int level) {
     return (((it.batch * p.tiles_y) + it.tile_y) * p.tiles_x + it.tile_x) * p.levels + level;
 }
-static __device__ __forceinline__ Item decode_entry(const Params &p, u32 entry) {
-    u32 slot = entry >> 5, tile = slot / (u32)p.levels, row = tile / (u32)p.tiles_x, batch = row / (u32)p.tiles_y;
+static __device__ __forceinline__ Item decode_entry(const Params &p, Entry entry) {
+    u32 slot = entry.what >> 2, tile = slot / (u32)p.levels, row = tile / (u32)p.tiles_x, batch = row / (u32)p.tiles_y;
     Item it;
     it.batch = batch;
     it.tile_y = row - batch * p.tiles_y;
     it.tile_x = tile - row * p.tiles_x;
     it.begin = slot - tile * p.levels;
     it.end = it.begin + 1;
-    it.fill = entry >> 4 & 1;
+    it.fill = entry.what & 1;
+    it.scattered = entry.what >> 1 & 1;
     return it;
 }
-static __device__ __forceinline__ u32 entry_at(const Params &p, int i, int costly) {
-    return ((const volatile u32 *)p.kept.entries)[i < costly ? i : p.kept.most_entries - 1 - (i - costly)];
+static __device__ __forceinline__ Entry entry_at(const Params &p, int i, int costly) {
+    const volatile u32 *at = p.kept.entries + 2 * (i < costly ? i : p.kept.most_entries - 1 - (i - costly));
+    Entry entry = {at[0], at[1]};
+    return entry;
+}
+// Windows so far apart are hardly computed together. Where most neighbours in a row are, no product of the tile is kept and every pixel
+// worked on alone: that is decided by the present windows only, for such products may differ in their last bits.
+static __device__ __forceinline__ bool apart(int x, int y, int other_x, int other_y) {
+    return (u32)(x - other_x + KP / 2) > KP || (u32)(y - other_y + KP / 2) > KP;
 }
 // So many columns, or rows, of a patch lie before the window that it is made for: half of those that it has more, the larger half on
 // the side that is nearer.
@@ -189,12 +198,12 @@ static __device__ __forceinline__ int lead(float fraction, int side) {
     return (more & 1 && fraction < 0.5f) + more / 2;
 }
 // Only the wanted pixels of an entry's parts keep their coordinates.
-static __device__ __forceinline__ void forget_others(const Params &p, u32 entry, float (&x)[LANE_PIXELS], float (&y)[LANE_PIXELS]) {
-    const volatile u32 *wanted = p.kept.wanted + (entry >> 5) * LANE_PIXELS;
+static __device__ __forceinline__ void forget_others(const Params &p, Entry entry, float (&x)[LANE_PIXELS], float (&y)[LANE_PIXELS]) {
+    const volatile u32 *wanted = p.kept.wanted + (entry.what >> 2) * LANE_PIXELS;
 #pragma unroll
     for (int i = 0; i < LANE_PIXELS; i++) {
-        int part = (i * 32 + (int)lane_id()) / (16 * GROUPS);
-        if (!(wanted[i] >> lane_id() & 1 && entry >> part & 1)) x[i] = __int_as_float(0x7fc00000);
+        int part = (i * 32 + (int)lane_id()) / (4 * GROUPS);
+        if (!(wanted[i] >> lane_id() & 1 && entry.parts >> part & 1)) x[i] = __int_as_float(0x7fc00000);
     }
 }
 #endif
@@ -225,8 +234,7 @@ static __device__ __forceinline__ void load_coords(const Params &p, const Item &
 
 // Walks a tile's levels; for each level its strips (ranges of window origins narrow enough for one chunk width); for each
 // strip the rows that some pixel asks for. Run by a full warp; lane i knows pixels i, i+32, i+64, ... of the tile.
-// What is kept must not depend on how a product was computed: there no pixel is scattered. Strips that would be are cut into ones
-// that are as narrow as can be.
+// Where products are kept, strips whose pixels would be scattered are cut into ones that are as narrow as can be.
 struct Plan {
     float x[LANE_PIXELS], y[LANE_PIXELS];
     int ix[LANE_PIXELS], iy[LANE_PIXELS];
@@ -235,7 +243,7 @@ struct Plan {
     bool walking, gaps;
 #if KEPT
     int side;                      // of what is computed for a pixel: its window, or its patch
-    bool fill, narrow;
+    bool fill, scattered, narrow;
     int cursor, narrow_end;
 #define SIDE side
 #else
@@ -249,6 +257,7 @@ struct Plan {
         walking = false;
 #if KEPT
         fill = it.fill;
+        scattered = it.scattered;
         narrow = false;
         side = KP;
 #endif
@@ -423,16 +432,34 @@ struct Plan {
             strips = 0;
             if (lo == BIG) continue;
             const int span = widest() - SIDE + 1;  // window origins that fit into one chunk width
+#if KEPT
+            bool alone = scattered;
+            if (!p.kept.patches) {
+                int pairs = 0, far = 0;
+#pragma unroll
+                for (int i = 0; i < LANE_PIXELS; i++) {
+                    int other_x = __shfl_up_sync(0xffffffffu, ix[i], 1), other_y = __shfl_up_sync(0xffffffffu, iy[i], 1);
+                    bool pair = lane_id() % BLOCK_W && ix[i] != -BIG && other_x != -BIG;
+                    pairs += __popc(__ballot_sync(0xffffffffu, pair));
+                    far += __popc(__ballot_sync(0xffffffffu, pair && apart(ix[i], iy[i], other_x, other_y)));
+                }
+                alone = 2 * far > pairs;
+            }
+#endif
             strips = (hi - lo) / span + 1;
             xmin = lo;
             bin = (hi - lo) / strips + 1;
-            if (strips > MAXSTRIPS) {
 #if KEPT
+            if (strips > MAXSTRIPS && !alone) {
                 strips = 1;
                 narrow = true;
                 cursor = lo;
                 narrow_end = hi + 1;
                 continue;
+            }
+            if (alone) {
+#else
+            if (strips > MAXSTRIPS) {
 #endif
                 strips = 0;
                 step.kind = SCATTERED;

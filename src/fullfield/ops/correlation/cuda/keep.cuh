@@ -2,10 +2,15 @@
 // pixel of a tile: [row][column][pixel], the upper and the lower bytes of 24 bits one after the other. Every result is made of
 // products in this form, kept or not, so that it never matters when one was computed.
 
+#ifndef KEPT_TYPE
+#define KEPT_TYPE OUT
+#endif
+typedef Element<KEPT_TYPE> KeptElement;
+
 // The product as it would come back from a patch; of 16 bits multiplied with the scale already.
 static __device__ __forceinline__ float as_kept(float product, float scale) {
 #if KEPT == 1
-    return Element<OUT>::unpack(Element<OUT>::pack(product * scale));
+    return KeptElement::unpack(KeptElement::pack(product * scale));
 #elif KEPT == 2
     return __uint_as_float(__float_as_uint(product) & 0xffffff00u);
 #else
@@ -21,7 +26,7 @@ static __device__ __forceinline__ u8 *patch_of(const Params &p, i64 tile, int le
 // index: of the product in the patch.
 static __device__ __forceinline__ void keep_product(u8 *patch, int side, int index, float product) {
 #if KEPT == 1
-    ((u16 *)patch)[index] = Element<OUT>::pack(product);
+    ((u16 *)patch)[index] = KeptElement::pack(product);
 #elif KEPT == 2
     u32 bits = __float_as_uint(product);
     ((u16 *)patch)[index] = bits >> 16;

@@ -39,8 +39,8 @@ class Patches:
     def __init__(self, request: Request, config: Config, tiles: int, like: Tensor) -> None:
         pixels, slots, sizes = 64 * config.groups, tiles * request.levels, patch_bytes(config, request.levels)
         self._sizes, self._sides = sizes, patch_sides(config.radius, request.levels)
-        self._entries = 4 * slots
-        lengths = [4, self._entries, slots, slots * pixels // 32, slots * pixels // 32, slots * pixels]
+        self._entries = 16 * slots
+        lengths = [4, 2 * self._entries, slots, slots * pixels // 32, slots * pixels // 32, slots * pixels]
         self.patches = torch.empty(tiles * sum(sizes), dtype=torch.uint8, device=like.device)
         self.notes = torch.zeros(sum(lengths), dtype=torch.int32, device=like.device)
         self._begins = [4 * sum(lengths[:i]) for i in range(len(lengths))]

@@ -171,7 +171,7 @@ def keeps(request: Request) -> bool:
 class _LookupLaunch:
     """The launch of one kind of result, its arguments prepared; its parameters are shared, hence the lock."""
 
-    __slots__ = ("config", "keeps", "launch", "lock", "maps", "params", "persistent", "sample", "shape", "stamp")
+    __slots__ = ("check", "config", "launch", "listed", "lock", "maps", "params", "persistent", "sample", "shape", "stamp")
 
     def __init__(
         self, request: Request, config: Config, out: int, channels_last: bool, state: Sequence[Tensor]
@@ -200,12 +200,19 @@ class _LookupLaunch:
         self.shape = (request.batch, request.out_channels, *request.size1)
         self.lock = threading.Lock()
         self.config, self.stamp = config, state[2].data_ptr() + 12
+        self.check: Launch | None = None
         self.sample: Launch | None = None
+        self.listed = self.launch
         if config.kept:
-            ahead = launching.kernels(LIBRARIES, shapes.sample_kept_source(config, out, channels_last), device.index)
+            beyond = launching.kernels(LIBRARIES, shapes.sample_kept_source(config, out, channels_last), device.index)
+            early = config.hopper
             height, width = request.size1
             regions = request.batch * -(-width // 16) * -(-height // 8) * request.levels
-            self.sample = Launch(ahead, "sample_kept", regions, 128, self.params)
+            self.check = Launch(beyond, "check_kept", regions, 128, self.params)
+            self.listed = Launch(
+                kernels, "lookup", blocks, config.threads, self.params, shared, *beside, early=early
+            )
+            self.sample = Launch(beyond, "sample_kept", regions, 128, self.params, early=early)
 
     def patches(self, request: Request, like: Tensor) -> keep.Patches:
         """Empty ones for such lookups."""
@@ -213,14 +220,14 @@ class _LookupLaunch:
 
     def run(self, stream: int, patches: keep.Patches | None) -> None:
         """Under the lock, with the other parameters set."""
-        if patches is None:
+        if patches is None or self.check is None or self.sample is None:
             self.params.kept.patches = None
-        else:
-            patches.fill(self.params.kept, self.stamp)
-            if self.sample is None:
-                raise RuntimeError("a lookup that keeps nothing was given patches")
-            self.sample(stream)
-        self.launch(stream)
+            self.launch(stream)
+            return
+        patches.fill(self.params.kept, self.stamp)
+        self.check(stream)
+        self.listed(stream)
+        self.sample(stream)
 
 
 class Cuda(Prepared):

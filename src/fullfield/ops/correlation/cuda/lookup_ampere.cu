@@ -28,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(co
         items = costly + ((const volatile u32 *)p.kept.counts)[1];
     }
     for (int item = blockIdx.x; item < items; item += gridDim.x) {
-    u32 entry = 0;
+    Entry entry = {0, 0};
     if (p.kept.patches) entry = entry_at(p, item, costly);
     Item it = p.kept.patches ? decode_entry(p, entry) : decode_item(p, item);
     load_coords(p, it, plan.x, plan.y);
@@ -132,18 +132,15 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(co
                 if (fill) keep_chunk(px, p, it, warp, step, staging);
 #endif
             }
-        }
-#if !KEPT
-        else {
+        } else {
             __syncwarp();
-            px.handled = px.handled || px.active && px.ix >= step.first && px.ix < step.last;
+            px.handled = px.handled || px.active && is_member(px, step);
             scattered_pixels(p, step.level, step.first, step.last, scale, it, warp, coords + warp * 32, staging, buffer);
             if (KB == 1) {
 #pragma unroll
                 for (int part = 0; part < PARTS; part++) load_pixels(a[part], p, it, warp, part * CPAD / 16);
             }
         }
-#endif
     }
     }
 #if KEPT

@@ -145,7 +145,7 @@ static __device__ __forceinline__ void plan_tiles(const Params &p, const Maps &m
     auto read_item = [&](int number) {
 #if KEPT
         if (p.kept.patches) {
-            u32 entry = entry_at(p, number, costly);
+            Entry entry = entry_at(p, number, costly);
             Item found = decode_entry(p, entry);
             load_coords(p, found, x, y);
             forget_others(p, entry, x, y);
@@ -384,12 +384,7 @@ static __device__ __forceinline__ void multiply_and_sample(const Params &p, u32 
             if (++level < end) enter_level(px, p, note->x[lane & 15], note->y[lane & 15], scale, level, FILLS);
         }
         if (step.kind == EXIT) break;
-#if KEPT
-        constexpr bool scattered = false;
-#else
-        bool scattered = step.kind == SCATTERED;
-#endif
-        if (!scattered) {
+        if (step.kind == ITEM) {
             begin = it.begin;
             end = it.end;
             level = begin - 1;
@@ -401,10 +396,8 @@ static __device__ __forceinline__ void multiply_and_sample(const Params &p, u32 
             if (lane == 0) note->it = it;
             enter_tile(px, p, it, warp, buffer);
             __syncwarp();
-        }
-#if !KEPT
-        else {
-            px.handled = px.handled || px.active && px.ix >= step.first && px.ix < step.last;
+        } else {
+            px.handled = px.handled || px.active && is_member(px, step);
             it = note->it;
             scattered_pixels(p, step.level, step.first, step.last, scale, it, warp, note->x, staging, buffer);
 #pragma unroll
@@ -414,7 +407,6 @@ static __device__ __forceinline__ void multiply_and_sample(const Params &p, u32 
                 for (int part = 0; part < PARTS; part++) load_pixels(a[part], p, it, warp, part * CPAD / 16);
             }
         }
-#endif
     }
 }
 
@@ -422,6 +414,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lookup(const __grid_con
     extern __shared__ u8 raw[];
     u32 base = (smem_address(raw) + 1023) & ~1023u;
     asm volatile("" : "+r"(base));  // kept, not recomputed
+#if KEPT
+    // After check_kept; sample_kept may begin wherever nothing is left to do.
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
     u8 *smem = (u8 *)__cvta_shared_to_generic(base);
     int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0);
     if (threadIdx.x == 0) {

@@ -192,7 +192,6 @@ static __device__ __forceinline__ void gather_pixel(u32 *own, const Params &p, i
     }
 }
 
-#if !KEPT
 // A warp's own share (16 pixels) of a scattered strip: per pixel, the products with its (2r+2)^2 positions, read straight from
 // memory. scratch: SCATTER_FLOATS floats of the warp. xs, ys: coordinates of the warp's pixels.
 static __device__ __forceinline__ void scattered_pixels(const Params &p, int level, int first, int last, float scale, const Item &it, int row,
@@ -230,8 +229,6 @@ static __device__ __forceinline__ void scattered_pixels(const Params &p, int lev
     }
     __syncwarp();
 }
-
-#endif
 
 // For the features of the first map, which are read once: with STREAMED they leave the L2 to the second's.
 static __device__ __forceinline__ u64 streaming_policy() {

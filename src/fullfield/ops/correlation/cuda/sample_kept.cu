@@ -1,6 +1,7 @@
-// Runs ahead of a lookup of a pair that keeps products. A block is 16x8 source pixels and a level, one or two tiles of the lookup. Pixels whose
-// windows lie in their patches are blended from them; what the lookup has to compute for the others is written down. #include'd after
-// common, dots, keep and sample.
+// What runs beside a lookup of a pair that keeps products. check_kept, ahead of it, writes down which pixels it has to compute: those whose
+// windows do not lie in their patches, and perhaps their neighbours. sample_kept blends the others from their patches, on multiprocessors
+// that the lookup leaves. A block is 16x8 source pixels and a level, one or two tiles of the lookup. #include'd after common, dots, keep
+// and sample.
 //
 // Macros: NEAR, COHERENT, COSTLY, DIVIDED see below.
 
@@ -13,10 +14,10 @@
 #define COHERENT 1.5f // windows of a tile are coherent if a box around them is at most so many times what it is without motion
 #endif
 #ifndef COSTLY
-#define COSTLY 12     // entries with more chunks than this come first
+#define COSTLY 12     // entries of more chunks than this come first
 #endif
 #ifndef DIVIDED
-#define DIVIDED 24    // and those with more than this are divided into four
+#define DIVIDED 20    // and those of more than this are divided into four, of three times as many into sixteen
 #endif
 #ifndef SAMPLE_BLOCKS
 #define SAMPLE_BLOCKS 8
@@ -26,7 +27,7 @@ static_assert(128 % TILE_PIXELS == 0 && (TILE_W == 8 || TILE_W == 16) && TILE_H 
 // What the pixels of a tile say together.
 struct Vote {
     u32 missing[TILE_PIXELS / 32], valid[TILE_PIXELS / 32], near[TILE_PIXELS / 32], unknown[TILE_PIXELS / 32];
-    int left, right, top, bottom;
+    int left, right, top, bottom, pairs, far;
 };
 
 template <int N>
@@ -34,7 +35,7 @@ static __device__ __forceinline__ void load_row(float (&v)[N], const u8 *patch, 
 #pragma unroll
     for (int c = 0; c < N; c++) {
 #if KEPT == 1
-        v[c] = Element<OUT>::unpack(((const u16 *)patch)[c * TILE_PIXELS]);
+        v[c] = KeptElement::unpack(((const u16 *)patch)[c * TILE_PIXELS]);
 #elif KEPT == 2
         v[c] = __uint_as_float((u32)((const u16 *)patch)[c * TILE_PIXELS] << 16 | (u32)lower[c * TILE_PIXELS] << 8);
 #else
@@ -51,55 +52,84 @@ static __device__ __forceinline__ void put_result(out_t *at, float x) {
 #endif
 }
 
-extern "C" __global__ void __launch_bounds__(128, SAMPLE_BLOCKS) sample_kept(const __grid_constant__ Params p) {
-    __shared__ Vote votes[TILES];
-#if CLAST
-    __shared__ out_t results[128 * KW * KW];
-    __shared__ u32 blended_pixels[4];
-#endif
-    int regions_x = (p.width + 15) / 16, regions_y = (p.height + 7) / 8, level = blockIdx.x % p.levels, region = blockIdx.x / p.levels;
-    int region_row = region / regions_x, batch = region_row / regions_y;
-    int column = threadIdx.x & 15, line = threadIdx.x >> 4, which = TILE_W == 8 ? column >> 3 : line / TILE_H;
-    int x = (region - region_row * regions_x) * 16 + column, y = (region_row - batch * regions_y) * 8 + line;
-    int pixel = TILE_W == 8 ? line * 8 + (column & 7) : line % TILE_H * 16 + column, tile_x = x / TILE_W, tile_y = y / TILE_H;
-    bool in_image = x < p.width && y < p.height, has_tile = tile_x < p.tiles_x && tile_y < p.tiles_y;
-    i64 tile = has_tile ? ((i64)batch * p.tiles_y + tile_y) * p.tiles_x + tile_x : 0;
-    u32 slot = tile * p.levels + level;
-    int h = p.level_h[level], w = p.level_w[level], side = p.kept.side[level];
-    float px = __int_as_float(0x7fc00000), py = px, fx, fy;
-    if (in_image) {
-        const float *at = p.coords + batch * p.coord_b + y * p.coord_y + x * p.coord_x;
+
+// A thread's pixel.
+struct KeptPixel {
+    int batch, level, x, y, pixel, which;  // of the image; in its tile, and which of the block's tiles that is
+    bool in_image, has_tile, valid;
+    i64 tile;
+    u32 slot;
+    int ix, iy;
+    float fx, fy;
+};
+
+static __device__ __forceinline__ KeptPixel kept_pixel(const Params &p) {
+    KeptPixel own;
+    int regions_x = (p.width + 15) / 16, regions_y = (p.height + 7) / 8, region = blockIdx.x / p.levels, region_row = region / regions_x;
+    int column = threadIdx.x & 15, line = threadIdx.x >> 4;
+    own.level = blockIdx.x - region * p.levels;
+    own.batch = region_row / regions_y;
+    own.x = (region - region_row * regions_x) * 16 + column;
+    own.y = (region_row - own.batch * regions_y) * 8 + line;
+    own.which = TILE_W == 8 ? column >> 3 : line / TILE_H;
+    own.pixel = TILE_W == 8 ? line * 8 + (column & 7) : line % TILE_H * 16 + column;
+    int tile_x = own.x / TILE_W, tile_y = own.y / TILE_H;
+    own.in_image = own.x < p.width && own.y < p.height;
+    own.has_tile = tile_x < p.tiles_x && tile_y < p.tiles_y;
+    own.tile = own.has_tile ? ((i64)own.batch * p.tiles_y + tile_y) * p.tiles_x + tile_x : 0;
+    own.slot = own.tile * p.levels + own.level;
+    float px = __int_as_float(0x7fc00000), py = px;
+    if (own.in_image) {
+        const float *at = p.coords + own.batch * p.coord_b + own.y * p.coord_y + own.x * p.coord_x;
         px = at[0];
         py = at[p.coord_c];
     }
-    u32 origin = p.kept.origins[(i64)slot * TILE_PIXELS + pixel], before = p.kept.filled[slot * (TILE_PIXELS / 32) + pixel / 32];
-    bool stale = p.kept.stamps[slot] != *p.kept.stamp;
-    int ix, iy;
-    bool valid = window(px, py, level, h, w, ix, iy, fx, fy) && in_image;
+    own.valid = window(px, py, own.level, p.level_h[own.level], p.level_w[own.level], own.ix, own.iy, own.fx, own.fy) && own.in_image;
+    return own;
+}
+
+static __device__ __forceinline__ int in_patch(u32 origin, int ix, int shift) { return ix - ((int)(origin >> shift & 0xffff) - BIAS); }
+
+extern "C" __global__ void __launch_bounds__(128) check_kept(const __grid_constant__ Params p) {
+    __shared__ Vote votes[TILES];
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+    KeptPixel own = kept_pixel(p);
+    const int level = own.level, pixel = own.pixel, side = p.kept.side[level], word = own.slot * (TILE_PIXELS / 32) + pixel / 32;
+    u32 *noted = p.kept.origins + (i64)own.slot * TILE_PIXELS + pixel, origin = *noted, before = p.kept.filled[word];
+    bool stale = p.kept.stamps[own.slot] != *p.kept.stamp;
     if (stale) before = 0;
-    int dx = ix - ((int)(origin & 0xffff) - BIAS), dy = iy - ((int)(origin >> 16) - BIAS);  // of the window in its patch
-    bool hit = valid && before >> (pixel & 31) & 1 && (u32)dx <= (u32)(side - KP) && (u32)dy <= (u32)(side - KP), miss = valid && !hit;
-    if (__syncthreads_or(miss)) {
-        Vote &vote = votes[which];
+    int dx = in_patch(origin, own.ix, 0), dy = in_patch(origin, own.iy, 16);
+    bool hit = before >> (pixel & 31) & 1 && (u32)dx <= (u32)(side - KP) && (u32)dy <= (u32)(side - KP), miss = own.valid && !hit;
+    int other_x = __shfl_up_sync(0xffffffffu, own.ix, 1), other_y = __shfl_up_sync(0xffffffffu, own.iy, 1);
+    bool other_valid = __shfl_up_sync(0xffffffffu, (int)own.valid, 1);
+    bool pair = own.x % TILE_W && own.valid && other_valid, far = pair && apart(own.ix, own.iy, other_x, other_y);
+    u32 wanted = 0;
+    if (__syncthreads_or(miss || far)) {
+        Vote &vote = votes[own.which];
         if (threadIdx.x < TILES) {
-            Vote &own = votes[threadIdx.x];
-            for (int i = 0; i < TILE_PIXELS / 32; i++) own.missing[i] = own.valid[i] = own.near[i] = own.unknown[i] = 0;
-            own.left = own.top = BIG;
-            own.right = own.bottom = -BIG;
+            Vote &first = votes[threadIdx.x];
+            for (int i = 0; i < TILE_PIXELS / 32; i++) first.missing[i] = first.valid[i] = first.near[i] = first.unknown[i] = 0;
+            first.left = first.top = BIG;
+            first.right = first.bottom = -BIG;
+            first.pairs = first.far = 0;
         }
         __syncthreads();
-        int from_x = lead(fx, side), from_y = lead(fy, side);
-        if (valid) {
+        int from_x = lead(own.fx, side), from_y = lead(own.fy, side);
+        if (own.valid) {
             u32 bit = 1u << (pixel & 31);
+            bool known = !stale && origin != 0;
             atomicOr(vote.valid + pixel / 32, bit);
             if (miss) atomicOr(vote.missing + pixel / 32, bit);
-            bool known = !stale && origin != 0;
             if (miss && !known) atomicOr(vote.unknown + pixel / 32, bit);
-            if (miss && known && ((u32)(dx - from_x + NEAR) <= 2 * NEAR && (u32)(dy - from_y + NEAR) <= 2 * NEAR)) atomicOr(vote.near + pixel / 32, bit);
-            atomicMin(&vote.left, ix);
-            atomicMin(&vote.top, iy);
-            atomicMax(&vote.right, ix);
-            atomicMax(&vote.bottom, iy);
+            if (miss && known && (u32)(dx - from_x + NEAR) <= 2 * NEAR && (u32)(dy - from_y + NEAR) <= 2 * NEAR) atomicOr(vote.near + pixel / 32, bit);
+            if (pair) atomicAdd(&vote.pairs, 1);
+            if (far) atomicAdd(&vote.far, 1);
+            atomicMin(&vote.left, own.ix);
+            atomicMin(&vote.top, own.iy);
+            atomicMax(&vote.right, own.ix);
+            atomicMax(&vote.bottom, own.iy);
         }
         __syncthreads();
         int missing = 0, near = 0, unknown = 0, count = 0;
@@ -110,49 +140,59 @@ extern "C" __global__ void __launch_bounds__(128, SAMPLE_BLOCKS) sample_kept(con
             unknown += __popc(vote.unknown[i]);
             count += __popc(vote.valid[i]);
         }
-        if (missing) {
+        bool scattered = 2 * vote.far > vote.pairs;
+        if (missing || scattered) {
             float area = ((float)(vote.right - vote.left) + side) * ((float)(vote.bottom - vote.top) + side);
-            bool coherent = area <= COHERENT * ((TILE_W >> level) + side) * ((TILE_H >> level) + side);
-            bool fill = 2 * (near + (coherent ? unknown : 0)) >= missing, all = fill && coherent;
-            u32 wanted = (all ? vote.valid : vote.missing)[pixel / 32];
-            if (wanted >> (pixel & 31) & 1) {
-                p.kept.origins[(i64)slot * TILE_PIXELS + pixel] = (u32)(ix - from_x + BIAS) | (u32)(iy - from_y + BIAS) << 16;
-                hit = false;
-            }
-            if (has_tile && (pixel & 31) == 0) {
-                p.kept.wanted[slot * (TILE_PIXELS / 32) + pixel / 32] = wanted;
-                p.kept.filled[slot * (TILE_PIXELS / 32) + pixel / 32] = fill ? before | wanted : before & ~wanted;
-            }
-            if (has_tile && pixel == 0) {
-                p.kept.stamps[slot] = *p.kept.stamp;
-                int each = fill ? 3 : 2, pixels = all ? count : missing;
-                int chunks = min((int)min(area / (NCOL * 2 / 3), 1e6f) + 1, pixels * each);
-                u32 entry = slot << 5 | (u32)fill << 4;
-                if (chunks > DIVIDED) {
-                    for (int part = 0; part < 4; part++)
-                        p.kept.entries[atomicAdd(p.kept.counts, 1u)] = entry | 1u << part;
-                } else if (chunks > COSTLY)
-                    p.kept.entries[atomicAdd(p.kept.counts, 1u)] = entry | 15;
-                else
-                    p.kept.entries[p.kept.most_entries - 1 - (int)atomicAdd(p.kept.counts + 1, 1u)] = entry | 15;
+            float least = ((TILE_W >> level) + side) * ((TILE_H >> level) + side);
+            bool coherent = area <= COHERENT * least;
+            bool fill = !scattered && 2 * (near + (coherent ? unknown : 0)) >= missing, all = scattered || fill && coherent;
+            wanted = (all ? vote.valid : vote.missing)[pixel / 32];
+            if (wanted >> (pixel & 31) & 1) *noted = (u32)(own.ix - from_x + BIAS) | (u32)(own.iy - from_y + BIAS) << 16;
+            if (own.has_tile && (pixel & 31) == 0) p.kept.filled[word] = fill ? before | wanted : before & ~wanted;
+            if (own.has_tile && pixel == 0) {
+                p.kept.stamps[own.slot] = *p.kept.stamp;
+                int chunks = (all ? count : missing) * (fill ? 3 : 2);
+                if (!scattered) chunks = min(chunks, (int)(min(area, least * (1.f + vote.far * (8.f / TILE_PIXELS))) / (NCOL * 2 / 3)) + 1);
+                int parts = chunks > 3 * DIVIDED ? 16 : chunks > DIVIDED ? 4 : 1, at = (int)atomicAdd(p.kept.counts + (chunks <= COSTLY), (u32)parts);
+                for (int part = 0; part < parts; part++, at++) {
+                    u32 *entry = p.kept.entries + 2 * (chunks > COSTLY ? at : p.kept.most_entries - 1 - at);
+                    entry[0] = own.slot << 2 | (u32)scattered << 1 | (u32)fill;
+                    entry[1] = ((1u << 16 / parts) - 1) << part * (16 / parts);
+                }
             }
         }
     }
+    if (own.has_tile && (pixel & 31) == 0) p.kept.wanted[word] = wanted;
+}
+
+extern "C" __global__ void __launch_bounds__(128, SAMPLE_BLOCKS) sample_kept(const __grid_constant__ Params p) {
+#if CLAST
+    __shared__ out_t results[128 * KW * KW];
+    __shared__ u32 blended_pixels[4];
+#endif
+    KeptPixel own = kept_pixel(p);
+    const int level = own.level, pixel = own.pixel, side = p.kept.side[level];
+    // Not through the L1: these change from lookup to lookup.
+    const volatile u32 *wanted = p.kept.wanted + own.slot * (TILE_PIXELS / 32) + pixel / 32, *origins = p.kept.origins + (i64)own.slot * TILE_PIXELS;
+    bool ours = own.valid && !(*wanted >> (pixel & 31) & 1);
     u32 step_y = (CLAST ? 1 : (u32)p.height * (u32)p.width) * sizeof(out_t), step_x = KW * step_y;
 #if CLAST
     u64 to = (u64)(results + threadIdx.x * (KW * KW));
 #else
-    u64 to = (u64)((out_t *)p.out + ((i64)batch * p.levels + level) * (KW * KW) * ((i64)p.height * p.width) + (i64)y * p.width + x);
+    i64 tap = ((i64)own.batch * p.levels + level) * (KW * KW);
+    u64 to = (u64)((out_t *)p.out + tap * ((i64)p.height * p.width) + (i64)own.y * p.width + own.x);
 #endif
-    if (in_image && !valid) {
+    if (own.in_image && !own.valid) {
 #pragma unroll 1
         for (int o = 0; o < KW * KW; o++) put_result((out_t *)(to + (u64)step_y * (u32)o), 0.f);
     }
-    if (hit) {
-        float scale = KEPT == 1 ? 1.f : *p.scale, wx0 = (1.f - fx) * scale, wx1 = fx * scale, wy0 = 1.f - fy, wy1 = fy;
+    if (ours) {
+        u32 origin = origins[pixel];
+        int dx = in_patch(origin, own.ix, 0), dy = in_patch(origin, own.iy, 16);
+        float scale = KEPT == 1 ? 1.f : *p.scale, wx0 = (1.f - own.fx) * scale, wx1 = own.fx * scale, wy0 = 1.f - own.fy, wy1 = own.fy;
         float previous[KW];
         constexpr int bytes = KEPT == 3 ? 4 : 2;
-        const u8 *patch = patch_of(p, tile, level), *lower = patch + side * side * (2 * TILE_PIXELS);
+        const u8 *patch = patch_of(p, own.tile, level), *lower = patch + side * side * (2 * TILE_PIXELS);
         int first = (dy * side + dx) * TILE_PIXELS + pixel;
         patch += first * bytes;
         lower += first;
@@ -174,18 +214,21 @@ extern "C" __global__ void __launch_bounds__(128, SAMPLE_BLOCKS) sample_kept(con
         }
     }
 #if CLAST
-    u32 written = __ballot_sync(0xffffffffu, hit || in_image && !valid);
+    u32 written = __ballot_sync(0xffffffffu, ours || own.in_image && !own.valid);
     if ((threadIdx.x & 31) == 0) blended_pixels[threadIdx.x / 32] = written;
     __syncthreads();
-    int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+    int lane = threadIdx.x & 31;
     i64 step = (i64)p.levels * KW * KW;
-    out_t *image = (out_t *)p.out + (i64)batch * p.height * p.width * step + level * (KW * KW);
-    for (int i = warp; i < 128; i += 4)
+    out_t *image = (out_t *)p.out + (i64)own.batch * p.height * p.width * step + level * (KW * KW);
+    for (int i = threadIdx.x / 32; i < 128; i += 4)
         if (blended_pixels[i / 32] >> (i & 31) & 1) {
-            out_t *pixel_out = image + ((i64)(y - line + (i >> 4)) * p.width + x - column + (i & 15)) * step;
+            out_t *at = image + ((i64)(own.y - (int)(threadIdx.x >> 4) + (i >> 4)) * p.width + own.x - (int)(threadIdx.x & 15) + (i & 15)) * step;
 #pragma unroll
             for (int c = 0; c < KW * KW; c += 32)
-                if (c + lane < KW * KW) store_streaming(pixel_out + c + lane, results[i * KW * KW + c + lane]);
+                if (c + lane < KW * KW) store_streaming(at + c + lane, results[i * KW * KW + c + lane]);
         }
+#endif
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");  // whoever comes next waits for the lookup, too
 #endif
 }
