@@ -41,58 +41,70 @@ def journey(case: Case) -> list[Tensor]:
     start = case.coords
     height, width = case.fmap2.shape[-2:]
     generator = torch.Generator().manual_seed(3)
-    found = [start, start.clone()]
-    for step in range(3):  # every pixel by itself, in all directions
-        found.append(found[-1] + torch.randn(start.shape, generator=generator) * (0.4 + 0.6 * step))
-    found += [start + torch.tensor([d, -d]).view(1, 2, 1, 1) for d in (0.6, 1.7, -3.9)]
+    found = [start, start + 0.4 * torch.randn(start.shape, generator=generator)]
+    found.append(found[-1] + torch.randn(start.shape, generator=generator))  # every pixel by itself
+    found.append(start + torch.tensor([1.7, -3.9]).view(1, 2, 1, 1))
     found.append(torch.rand(start.shape, generator=generator) * torch.tensor([width, height]).view(1, 2, 1, 1))
     found.append(found[-1] + 1.3)  # windows far apart that move, too
-    found.append(found[-1] - torch.tensor([2.1, 0.4]).view(1, 2, 1, 1))
-    found.append(start * 0 + torch.tensor([-2.5, height + 1.5]).view(1, 2, 1, 1))  # partly outside
-    broken = start.clone()
-    broken[..., ::2] = torch.nan
-    far = torch.where(torch.rand(start.shape, generator=generator) < 0.5, start, -1e9)
-    return [*found, broken, start, far, start + 0.25, start]
+    broken = start - torch.tensor([2.5, -3.5]).view(1, 2, 1, 1)  # partly outside
+    broken[..., ::3] = torch.nan
+    far = torch.where(torch.rand(start.shape, generator=generator) < 0.1, start + 14.0, start)
+    return [*found, broken, start, far, start + 0.25]
 
 
 def look(case: Case, **options: Any) -> CorrelationPyramid:
     return CorrelationPyramid(case.fmap1, case.fmap2, case.levels, case.radius, backend="cuda", **options)
 
 
-SHAPES = [
-    # size1, size2, batch, channels, levels, radius
-    ((9, 21), (11, 30), 2, 20, 3, 3),
-    ((17, 18), (60, 40), 1, 70, 2, 2),
-    ((3, 5), (6, 3), 1, 8, 4, 1),  # levels that pool to nothing
-]
-
-
 @pytest.mark.parametrize(
-    ("dtype", "out"),
+    ("dtype", "out", "size1", "size2", "batch", "channels", "levels", "radius"),
     [
-        (torch.float16, torch.float32),
-        (torch.bfloat16, torch.bfloat16),
-        (torch.float32, torch.float32),
+        (torch.float16, torch.float32, (9, 21), (11, 30), 1, 20, 2, 3),
+        (torch.bfloat16, torch.bfloat16, (5, 9), (40, 60), 2, 8, 2, 2),
+        (torch.float32, torch.float32, (6, 18), (7, 20), 1, 8, 4, 1),  # levels that pool to nothing
     ],
     ids=str,
 )
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_bits_do_not_depend_on_what_was_looked_up(
-    dtype: torch.dtype, out: torch.dtype, shape: tuple[Any, ...], machine: Emulator
+    dtype: torch.dtype,
+    out: torch.dtype,
+    size1: tuple[int, int],
+    size2: tuple[int, int],
+    batch: int,
+    channels: int,
+    levels: int,
+    radius: int,
+    machine: Emulator,
 ) -> None:
-    size1, size2, batch, channels, levels, radius = shape
     case = rounded(make_case(size1, size2, batch=batch, channels=channels, levels=levels, radius=radius), dtype)
     case = replace(case, fmap1=case.fmap1.to(dtype), fmap2=case.fmap2.to(dtype))
     there = journey(case)
     expected = [look(case, out_dtype=out)(at) for at in there]  # of a first lookup, which finds nothing
-    plain = [look(case, out_dtype=out, reuse=False)(at) for at in there]
-    for got, want in zip(expected, plain, strict=True):
-        eps = max(2.0**-15, torch.finfo(out).eps * 2) if dtype != torch.float32 else 2.0**-19
+    plain = look(case, out_dtype=out, reuse=False)
+    eps = 2.0**-19 if dtype == torch.float32 else max(2.0**-15, torch.finfo(out).eps * 2)
+    for got, at in zip(expected, there, strict=True):
+        want = plain(at)
         assert_within(got, want, eps * float(want.abs().max()), "rounded products")
     machine.launched.clear()
-    for reuse in (True, None):
-        for order in (1, -1):
-            pair = look(case, out_dtype=out, reuse=reuse)
-            for number, (at, want) in enumerate(list(zip(there, expected, strict=True))[::order]):
-                assert torch.equal(pair(at), want), f"lookup {number}, order {order}"
-    assert machine.launched["sample_kept"] == machine.launched["check_kept"] == 4 * len(there) - 2
+    for reuse, order in ((True, 1), (None, -1)):
+        pair = look(case, out_dtype=out, reuse=reuse)
+        for number, (at, want) in enumerate(list(zip(there, expected, strict=True))[::order]):
+            assert torch.equal(pair(at), want), f"lookup {number}, order {order}"
+    assert machine.launched["sample_kept"] == machine.launched["check_kept"] == 2 * len(there) - 1
+
+
+def test_products_are_kept() -> None:
+    """Behind the pair's back its features become zero: what is read afterwards had been kept."""
+    case = make_case((6, 18), batch=1, channels=8, levels=1, radius=1)
+    case = replace(case, coords=case.coords.floor() + 0.5)
+    pair = look(case, reuse=True)
+    first = pair(case.coords)
+    found = pair._lookups._pair
+    assert found is not None
+    found.prepared.state[0].zero_()
+    for shift in (0.0, 1.0, -1.0):  # as far as a patch's margin
+        moved = case.coords + torch.tensor([shift, 0.0]).view(1, 2, 1, 1)
+        assert torch.equal(pair(moved), look(case)(moved))
+    assert torch.equal(pair(case.coords), first)
+    assert not pair(case.coords + torch.tensor([9.0, 0.0]).view(1, 2, 1, 1))[..., :8].any()  # where no window had been
+    assert not look(case, reuse=False)._lookups._pair.prepared._keeper  # type: ignore[union-attr,attr-defined]
