@@ -1,4 +1,4 @@
-"""Products that CUDA lookups keep for the next ones, run on the CPU by ``emulator``: the same bits whatever was looked up before."""
+"""Products that CUDA lookups keep for the next ones, run on the CPU by ``emulator``: the same bits as without."""
 
 from __future__ import annotations
 

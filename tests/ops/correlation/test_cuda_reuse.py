@@ -1,4 +1,4 @@
-"""Products that lookups on a GPU keep for the next ones of their pair: the same bits whatever was looked up before, in graphs too."""
+"""Products that lookups on a GPU keep for the next ones of a pair: the same bits whatever came before, in graphs too."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def journey(case: Case) -> list[Tensor]:
 
 def on_gpu(case: Case, dtype: torch.dtype) -> Case:
     case = rounded(case, dtype)
-    return replace(case, fmap1=case.fmap1.to("cuda", dtype), fmap2=case.fmap2.to("cuda", dtype), coords=case.coords.cuda())
+    return replace(
+        case, fmap1=case.fmap1.to("cuda", dtype), fmap2=case.fmap2.to("cuda", dtype), coords=case.coords.cuda()
+    )
 
 
 def pair_of(case: Case, **options: Any) -> CorrelationPyramid:
@@ -232,5 +234,5 @@ def test_memory_is_what_the_page_says() -> None:
             taken[reuse] = torch.cuda.max_memory_allocated() - before
             del pair
         pixels = size[0] * size[1]
-        assert taken[None] - taken[False] <= pixels * (4 * 144 * each + 19) + (1 << 21)
+        assert taken[None] - taken[False] <= pixels * (4 * 144 * each + 26) + (1 << 21)
         assert taken[None] <= 1.5 * taken[False]

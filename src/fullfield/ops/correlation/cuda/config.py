@@ -210,7 +210,9 @@ def lookup_config(
     """
     if config.hopper:
         block = 8 if not config.split and (channels_last or out == 0) else 16
-        tiled = replace(config, block=block, widths=_widths(config.radius, block, config.kept), streamed=pixels >= _MANY_PIXELS)
+        tiled = replace(
+            config, block=block, widths=_widths(config.radius, block, config.kept), streamed=pixels >= _MANY_PIXELS
+        )
         teams = ((3, 1), (2, 1), (1, 1))[pixels < _FEW_PIXELS :] if not config.split else ((1, 2), (1, 1))
         for team, groups in teams:
             wider = with_stages(replace(tiled, teams=team, groups=groups), out, channels_last)

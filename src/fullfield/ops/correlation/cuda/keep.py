@@ -72,9 +72,9 @@ class _Context:
 class Keeper:
     """Decides which lookups of a pair keep products.
 
-    Outside of graphs, and in every graph that is captured, those of one stream and of one kind of result: the first that
-    come. A graph's patches are made while it is captured, so a replay finds what the replay itself has left there.
-    Lookups beside them compute everything, with the same result.
+    Outside of graphs, and in every graph that is captured, those of one stream and of one kind of result: the first
+    that come. A graph's patches are made while it is captured, so a replay finds what the replay itself has left
+    there. Lookups beside them compute everything, with the same result.
     """
 
     def __init__(self, at_once: bool) -> None:

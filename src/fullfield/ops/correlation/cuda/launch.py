@@ -171,7 +171,19 @@ def keeps(request: Request) -> bool:
 class _LookupLaunch:
     """The launch of one kind of result, its arguments prepared; its parameters are shared, hence the lock."""
 
-    __slots__ = ("check", "config", "launch", "listed", "lock", "maps", "params", "persistent", "sample", "shape", "stamp")
+    __slots__ = (
+        "check",
+        "config",
+        "launch",
+        "listed",
+        "lock",
+        "maps",
+        "params",
+        "persistent",
+        "sample",
+        "shape",
+        "stamp",
+    )
 
     def __init__(
         self, request: Request, config: Config, out: int, channels_last: bool, state: Sequence[Tensor]
@@ -209,9 +221,7 @@ class _LookupLaunch:
             height, width = request.size1
             regions = request.batch * -(-width // 16) * -(-height // 8) * request.levels
             self.check = Launch(beyond, "check_kept", regions, 128, self.params)
-            self.listed = Launch(
-                kernels, "lookup", blocks, config.threads, self.params, shared, *beside, early=early
-            )
+            self.listed = Launch(kernels, "lookup", blocks, config.threads, self.params, shared, *beside, early=early)
             self.sample = Launch(beyond, "sample_kept", regions, 128, self.params, early=early)
 
     def patches(self, request: Request, like: Tensor) -> keep.Patches:
