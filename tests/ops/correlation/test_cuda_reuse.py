@@ -1,4 +1,4 @@
-"""Products that lookups on a GPU keep for the next ones of a pair: the same bits whatever came before, in graphs too."""
+"""Products that lookups on a GPU keep for the next ones of a pair: the same bits whatever came before, graphs too."""
 
 from __future__ import annotations
 

@@ -269,8 +269,8 @@ class Cuda(Prepared):
             code = CODES[dtype]
             pixels = pixels_of(self.request)
             form = shapes.kept_form(self._config, code, channels_last) if self._keeper is not None else 0
-            config = replace(self._config, kept=form)
-            config = shapes.lookup_config(config, code, channels_last, self._device.shared, pixels)
+            wanted = replace(self._config, kept=form)
+            config = shapes.lookup_config(wanted, code, channels_last, self._device.shared, pixels)
             if config is not None:
                 made = _LookupLaunch(self.request, config, code, channels_last, self.state)
         self._launches[dtype, channels_last] = made
@@ -293,18 +293,14 @@ class Cuda(Prepared):
         if stream not in self._streams:
             self._use_on(stream)
         counters, own = self._queues.take(stream) if call.persistent else (None, None)
-        patches = None
-        if self._keeper is not None and call.sample is not None:
-            context = self._keeper.take(stream, kind)
-            if context is not None:
-                if context.patches is None:
-                    context.patches = call.patches(self.request, self.state[0])
-                patches = context.patches
+        context = self._keeper.take(stream, kind) if self._keeper is not None and call.sample is not None else None
         params = call.params
         with call.lock:
+            if context is not None and context.patches is None:
+                context.patches = call.patches(self.request, self.state[0])
             params.coords, params.out, params.queue = coords.data_ptr(), out.data_ptr(), counters
             params.coord_b, params.coord_c, params.coord_y, params.coord_x = coords.stride()
-            call.run(stream, patches)
+            call.run(stream, None if context is None else context.patches)
         del own
         return out
 
