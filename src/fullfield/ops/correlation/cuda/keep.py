@@ -14,7 +14,7 @@ from fullfield.ops.correlation.cuda.config import KEPT_BYTES, Config
 from fullfield.ops.correlation.protocol import Request
 
 # Columns and rows that a patch has beside the window, by level.
-_MARGINS = (2,)
+_MARGINS = (2, 2, 2, 1)
 # A map's positions and what a patch's origin may lie before them are 16-bit numbers.
 LARGEST_SIDE = (1 << 16) - 256
 
