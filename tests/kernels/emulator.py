@@ -121,8 +121,6 @@ PTX = {
     _WAIT.format("try"): "ptx_barrier_try",
     _WAIT.format("test"): "ptx_barrier_try",
     "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];": "ptx_copy_bulk",
-    "griddepcontrol.wait;": "ptx_nothing",
-    "griddepcontrol.launch_dependents;": "ptx_nothing",
     "wgmma.fence.sync.aligned;": "ptx_nothing",
     "wgmma.commit_group.sync.aligned;": "ptx_nothing",
     "wgmma.wait_group.sync.aligned 0;": "ptx_nothing",

@@ -256,8 +256,6 @@ def test_structures_are_as_long_as_the_kernels_think(machine: Emulator) -> None:
         "prepare_deep": ctypes.sizeof(structs.PrepareParams),
         "magnitude": ctypes.sizeof(structs.PrepareParams),
         "lookup": ctypes.sizeof(structs.Params),
-        "check_kept": ctypes.sizeof(structs.Params),
-        "sample_kept": ctypes.sizeof(structs.Params),
         "collect": ctypes.sizeof(structs.GradientParams),
         "multiply_out": ctypes.sizeof(structs.GradientParams),
         "coords_gradient": ctypes.sizeof(structs.CoordsParams),

@@ -32,7 +32,9 @@ SIZES = {
     "ops/tvl1/cuda/fused_warp.cu": {"FusedParams": 176},
     "ops/tvl1/cuda/iterate_registers.cu": {"IterateParams": 104},
     "ops/tvl1/cuda/guided.cu": {"GuidedInputs": 48, "GuidedParams": 280},
-    "ops/correlation/cuda/common.cuh ops/correlation/cuda/gradients.cuh": {"Kept": 144, "Params": 456, "GradientParams": 696},
+    "ops/correlation/cuda/common.cuh ops/correlation/cuda/gradients.cuh": {
+        "Kept": 144, "Params": 456, "GradientParams": 696,
+    },
     "ops/correlation/cuda/common.cuh ops/correlation/cuda/coords_gradient.cu": {"CoordsParams": 504},
     "ops/correlation/cuda/common.cuh ops/correlation/cuda/prepare.cu": {"Source": 48, "PrepareParams": 296},
     "ops/point_conv/cuda/common.cuh ops/point_conv/cuda/multiply.cuh": {

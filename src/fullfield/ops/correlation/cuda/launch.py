@@ -135,7 +135,7 @@ def first_sources(request: Request) -> list[Source]:
     device, config = launching.device_of(request.device), config_of(request)
     dtype, scaled = CODES[request.dtype], shapes.is_scaled(request)
     sources = [shapes.prepare_source(config, dtype, scaled, False)]
-    form = shapes.kept_form(config, 0, False) if keeps(request) else 0
+    form = shapes.kept_form(config, 0, False) if keeps(request, out=0) else 0
     usual = shapes.lookup_config(replace(config, kept=form), 0, False, device.shared, pixels_of(request))
     if usual is not None:
         sources.append(shapes.lookup_source(usual, 0, False))
@@ -162,20 +162,21 @@ def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cuda:
 # ---- lookups
 
 
-def keeps(request: Request) -> bool:
-    """Whether lookups of such a pair keep products: by default where no backward may follow."""
+def keeps(request: Request, out: int = 1) -> bool:
+    """Whether lookups of such a pair keep the products behind results of the type with code ``out``.
+
+    By default where it pays most: 16-bit results, and no backward that may follow.
+    """
     small = max(*request.size1, *(side for size in request.sizes2 for side in size)) <= keep.LARGEST_SIDE
-    return small and (not request.grad if request.reuse is None else request.reuse)
+    return small and (out != 0 and not request.grad if request.reuse is None else request.reuse)
 
 
 class _LookupLaunch:
     """The launch of one kind of result, its arguments prepared; its parameters are shared, hence the lock."""
 
     __slots__ = (
-        "check",
         "config",
         "launch",
-        "listed",
         "lock",
         "maps",
         "params",
@@ -212,17 +213,12 @@ class _LookupLaunch:
         self.shape = (request.batch, request.out_channels, *request.size1)
         self.lock = threading.Lock()
         self.config, self.stamp = config, state[2].data_ptr() + 12
-        self.check: Launch | None = None
         self.sample: Launch | None = None
-        self.listed = self.launch
         if config.kept:
-            beyond = launching.kernels(LIBRARIES, shapes.sample_kept_source(config, out, channels_last), device.index)
-            early = config.hopper
+            ahead = launching.kernels(LIBRARIES, shapes.sample_kept_source(config, out, channels_last), device.index)
             height, width = request.size1
             regions = request.batch * -(-width // 16) * -(-height // 8) * request.levels
-            self.check = Launch(beyond, "check_kept", regions, 128, self.params)
-            self.listed = Launch(kernels, "lookup", blocks, config.threads, self.params, shared, *beside, early=early)
-            self.sample = Launch(beyond, "sample_kept", regions, 128, self.params, early=early)
+            self.sample = Launch(ahead, "sample_kept", regions, 128, self.params)
 
     def patches(self, request: Request, like: Tensor) -> keep.Patches:
         """Empty ones for such lookups."""
@@ -230,14 +226,12 @@ class _LookupLaunch:
 
     def run(self, stream: int, patches: keep.Patches | None) -> None:
         """Under the lock, with the other parameters set."""
-        if patches is None or self.check is None or self.sample is None:
+        if patches is None or self.sample is None:
             self.params.kept.patches = None
-            self.launch(stream)
-            return
-        patches.fill(self.params.kept, self.stamp)
-        self.check(stream)
-        self.listed(stream)
-        self.sample(stream)
+        else:
+            patches.fill(self.params.kept, self.stamp)
+            self.sample(stream)
+        self.launch(stream)
 
 
 class Cuda(Prepared):
@@ -268,7 +262,7 @@ class Cuda(Prepared):
         if dtype in CODES:
             code = CODES[dtype]
             pixels = pixels_of(self.request)
-            form = shapes.kept_form(self._config, code, channels_last) if self._keeper is not None else 0
+            form = shapes.kept_form(self._config, code, channels_last) if keeps(self.request, out=code) else 0
             wanted = replace(self._config, kept=form)
             config = shapes.lookup_config(wanted, code, channels_last, self._device.shared, pixels)
             if config is not None:

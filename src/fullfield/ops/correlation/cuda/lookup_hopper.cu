@@ -414,11 +414,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lookup(const __grid_con
     extern __shared__ u8 raw[];
     u32 base = (smem_address(raw) + 1023) & ~1023u;
     asm volatile("" : "+r"(base));  // kept, not recomputed
-#if KEPT
-    // After check_kept; sample_kept may begin wherever nothing is left to do.
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
     u8 *smem = (u8 *)__cvta_shared_to_generic(base);
     int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0);
     if (threadIdx.x == 0) {

@@ -1,7 +1,6 @@
-// What runs beside a lookup of a pair that keeps products. check_kept, ahead of it, writes down which pixels it has to compute: those whose
-// windows do not lie in their patches, and perhaps their neighbours. sample_kept blends the others from their patches, on multiprocessors
-// that the lookup leaves. A block is 16x8 source pixels and a level, one or two tiles of the lookup. #include'd after common, dots, keep
-// and sample.
+// Runs ahead of a lookup of a pair that keeps products. Pixels whose windows lie in their patches are blended from them; the others, and
+// perhaps their neighbours, are written down for the lookup. A block is 16x8 source pixels and a level, one or two tiles of the lookup.
+// #include'd after common, dots, keep and sample.
 //
 // Macros: NEAR, COHERENT, COSTLY, DIVIDED see below.
 
@@ -90,17 +89,15 @@ static __device__ __forceinline__ KeptPixel kept_pixel(const Params &p) {
 
 static __device__ __forceinline__ int in_patch(u32 origin, int ix, int shift) { return ix - ((int)(origin >> shift & 0xffff) - BIAS); }
 
-extern "C" __global__ void __launch_bounds__(128) check_kept(const __grid_constant__ Params p) {
-    __shared__ Vote votes[TILES];
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-    KeptPixel own = kept_pixel(p);
+// Whether the lookup has nothing to do for the pixel; notes what it has to do for others. x, y: where the window begins in the patch.
+static __device__ __forceinline__ bool check_pixel(const Params &p, const KeptPixel &own, Vote *votes, int &x, int &y) {
     const int level = own.level, pixel = own.pixel, side = p.kept.side[level], word = own.slot * (TILE_PIXELS / 32) + pixel / 32;
     u32 *noted = p.kept.origins + (i64)own.slot * TILE_PIXELS + pixel, origin = *noted, before = p.kept.filled[word];
     bool stale = p.kept.stamps[own.slot] != *p.kept.stamp;
     if (stale) before = 0;
     int dx = in_patch(origin, own.ix, 0), dy = in_patch(origin, own.iy, 16);
+    x = dx;
+    y = dy;
     bool hit = before >> (pixel & 31) & 1 && (u32)dx <= (u32)(side - KP) && (u32)dy <= (u32)(side - KP), miss = own.valid && !hit;
     int other_x = __shfl_up_sync(0xffffffffu, own.ix, 1), other_y = __shfl_up_sync(0xffffffffu, own.iy, 1);
     bool other_valid = __shfl_up_sync(0xffffffffu, (int)own.valid, 1);
@@ -148,12 +145,15 @@ extern "C" __global__ void __launch_bounds__(128) check_kept(const __grid_consta
             bool fill = !scattered && 2 * (near + (coherent ? unknown : 0)) >= missing, all = scattered || fill && coherent;
             wanted = (all ? vote.valid : vote.missing)[pixel / 32];
             if (wanted >> (pixel & 31) & 1) *noted = (u32)(own.ix - from_x + BIAS) | (u32)(own.iy - from_y + BIAS) << 16;
-            if (own.has_tile && (pixel & 31) == 0) p.kept.filled[word] = fill ? before | wanted : before & ~wanted;
+            if (own.has_tile && (pixel & 31) == 0) {
+                p.kept.wanted[word] = wanted;
+                p.kept.filled[word] = fill ? before | wanted : before & ~wanted;
+            }
             if (own.has_tile && pixel == 0) {
                 p.kept.stamps[own.slot] = *p.kept.stamp;
                 int chunks = (all ? count : missing) * (fill ? 3 : 2);
                 if (!scattered) chunks = min(chunks, (int)(min(area, least * (1.f + vote.far * (8.f / TILE_PIXELS))) / (NCOL * 2 / 3)) + 1);
-                int parts = chunks > 3 * DIVIDED ? 16 : chunks > DIVIDED ? 4 : 1, at = (int)atomicAdd(p.kept.counts + (chunks <= COSTLY), (u32)parts);
+                int parts = scattered || chunks <= DIVIDED ? 1 : chunks > 3 * DIVIDED ? 16 : 4, at = (int)atomicAdd(p.kept.counts + (chunks <= COSTLY), (u32)parts);
                 for (int part = 0; part < parts; part++, at++) {
                     u32 *entry = p.kept.entries + 2 * (chunks > COSTLY ? at : p.kept.most_entries - 1 - at);
                     entry[0] = own.slot << 2 | (u32)scattered << 1 | (u32)fill;
@@ -162,19 +162,19 @@ extern "C" __global__ void __launch_bounds__(128) check_kept(const __grid_consta
             }
         }
     }
-    if (own.has_tile && (pixel & 31) == 0) p.kept.wanted[word] = wanted;
+    return own.valid && !(wanted >> (pixel & 31) & 1);
 }
 
 extern "C" __global__ void __launch_bounds__(128, SAMPLE_BLOCKS) sample_kept(const __grid_constant__ Params p) {
+    __shared__ Vote votes[TILES];
 #if CLAST
     __shared__ out_t results[128 * KW * KW];
     __shared__ u32 blended_pixels[4];
 #endif
     KeptPixel own = kept_pixel(p);
     const int level = own.level, pixel = own.pixel, side = p.kept.side[level];
-    // Not through the L1: these change from lookup to lookup.
-    const volatile u32 *wanted = p.kept.wanted + own.slot * (TILE_PIXELS / 32) + pixel / 32, *origins = p.kept.origins + (i64)own.slot * TILE_PIXELS;
-    bool ours = own.valid && !(*wanted >> (pixel & 31) & 1);
+    int dx, dy;
+    bool ours = check_pixel(p, own, votes, dx, dy);
     u32 step_y = (CLAST ? 1 : (u32)p.height * (u32)p.width) * sizeof(out_t), step_x = KW * step_y;
 #if CLAST
     u64 to = (u64)(results + threadIdx.x * (KW * KW));
@@ -187,8 +187,6 @@ extern "C" __global__ void __launch_bounds__(128, SAMPLE_BLOCKS) sample_kept(con
         for (int o = 0; o < KW * KW; o++) put_result((out_t *)(to + (u64)step_y * (u32)o), 0.f);
     }
     if (ours) {
-        u32 origin = origins[pixel];
-        int dx = in_patch(origin, own.ix, 0), dy = in_patch(origin, own.iy, 16);
         float scale = KEPT == 1 ? 1.f : *p.scale, wx0 = (1.f - own.fx) * scale, wx1 = own.fx * scale, wy0 = 1.f - own.fy, wy1 = own.fy;
         float previous[KW];
         constexpr int bytes = KEPT == 3 ? 4 : 2;
@@ -227,8 +225,5 @@ extern "C" __global__ void __launch_bounds__(128, SAMPLE_BLOCKS) sample_kept(con
             for (int c = 0; c < KW * KW; c += 32)
                 if (c + lane < KW * KW) store_streaming(at + c + lane, results[i * KW * KW + c + lane]);
         }
-#endif
-#if __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");  // whoever comes next waits for the lookup, too
 #endif
 }
