@@ -43,9 +43,9 @@ class CorrelationPyramid:
         fmap2: [B, C, H2, W2] of the same dtype, any size.
         levels: 1 to 8; each halves the one before.
         radius: 1 to 8.
-        reuse: None keeps products from the second lookup on, where the backend can; on a GPU not where gradients may
-            follow. True does from the first on, and refuses backends that cannot and traced code. False keeps nothing:
-            less memory, and on a GPU products that are not rounded.
+        reuse: None keeps products from the second lookup on, where the backend can; on a GPU for 16-bit results, and
+            not where gradients may follow. True does from the first on, whatever the result, and refuses backends that
+            cannot and traced code. False keeps nothing: less memory, and on a GPU products that are not rounded.
 
     Raises:
         InputError: naming the argument that does not fit.
