@@ -82,6 +82,12 @@ def test_updates_between_recorded_ones_are_interpolated() -> None:
         between(recorded[:5], 8)
 
 
+def test_updates_that_are_all_recorded_are_taken_as_they_are() -> None:
+    recorded = torch.arange(9.0).square().view(-1, 1, 1, 1).expand(-1, 2, 3, 4)
+    found = lookups.Scene("all", recorded).positions((3, 4), 7, 2, torch.device("cpu"))
+    assert [float(at[1, 0, 0, 0]) for at in found] == [update**2 for update in range(7)]
+
+
 @pytest.mark.parametrize("size", [(6, 10), (24, 30)])
 def test_offsets_scale_with_the_map(size: tuple[int, int]) -> None:
     offsets = torch.ones(1, 2, 12, 20) * torch.tensor([4.0, 6.0]).view(2, 1, 1)
@@ -504,7 +510,7 @@ def test_mistakes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["--channels", "32", "64", "--sweep", "size"], "--sweep channels"),
         (["--sizes", "8x8", "9x9", "--sweep", "updates"], "--sizes"),
         (["--lookups", "none.npy"], "none.npy"),
-        (["--lookups", str(tmp_path / "five.npy")], "expected the 8 updates"),
+        (["--lookups", str(tmp_path / "five.npy"), "--updates", "6"], "expected the 8 updates"),
         (["--compare", str(tmp_path / "other.json")], "--plots"),
         (["--compare", str(tmp_path / "other.json"), "--plots", str(tmp_path)], "expected results"),
         (["--compare", str(tmp_path / "broken.json"), "--plots", str(tmp_path)], "got something else"),

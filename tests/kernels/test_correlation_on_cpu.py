@@ -249,13 +249,16 @@ def test_empty_batches_and_maps() -> None:
 
 
 def test_structures_are_as_long_as_the_kernels_think(machine: Emulator) -> None:
-    run(make_case((4, 5)), torch.ones(2, 147, 4, 5), backend="cuda", dtype=torch.float32)
+    case = make_case((4, 5))
+    run(case, torch.ones(2, 147, 4, 5), backend="cuda", dtype=torch.float32)
+    CorrelationPyramid(case.fmap1, case.fmap2, 3, 3, backend="cuda", out_dtype=torch.float16)(case.coords)
     found = {name: kernel.parameters for kernels in machine.loaded for name, kernel in kernels.items()}
     assert found == {
         "prepare": ctypes.sizeof(structs.PrepareParams),
         "prepare_deep": ctypes.sizeof(structs.PrepareParams),
         "magnitude": ctypes.sizeof(structs.PrepareParams),
         "lookup": ctypes.sizeof(structs.Params),
+        "sample_kept": ctypes.sizeof(structs.Params),
         "collect": ctypes.sizeof(structs.GradientParams),
         "multiply_out": ctypes.sizeof(structs.GradientParams),
         "coords_gradient": ctypes.sizeof(structs.CoordsParams),

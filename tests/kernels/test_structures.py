@@ -32,8 +32,10 @@ SIZES = {
     "ops/tvl1/cuda/fused_warp.cu": {"FusedParams": 176},
     "ops/tvl1/cuda/iterate_registers.cu": {"IterateParams": 104},
     "ops/tvl1/cuda/guided.cu": {"GuidedInputs": 48, "GuidedParams": 280},
-    "ops/correlation/cuda/common.cuh ops/correlation/cuda/gradients.cuh": {"Params": 312, "GradientParams": 552},
-    "ops/correlation/cuda/common.cuh ops/correlation/cuda/coords_gradient.cu": {"CoordsParams": 360},
+    "ops/correlation/cuda/common.cuh ops/correlation/cuda/gradients.cuh": {
+        "Kept": 144, "Params": 456, "GradientParams": 696,
+    },
+    "ops/correlation/cuda/common.cuh ops/correlation/cuda/coords_gradient.cu": {"CoordsParams": 504},
     "ops/correlation/cuda/common.cuh ops/correlation/cuda/prepare.cu": {"Source": 48, "PrepareParams": 296},
     "ops/point_conv/cuda/common.cuh ops/point_conv/cuda/multiply.cuh": {
         "Triplets": 40, "MagnitudeParams": 24, "PackParams": 64, "MultiplyParams": 128,
@@ -81,7 +83,11 @@ def source() -> str:
     for number, (files, sizes) in enumerate(SIZES.items()):
         text, declared = text_of(files), Structures(text_of(files))
         parts += [f"namespace n{number} {{", *re.findall(r"^#define \w+ +\d+.*$", text, re.MULTILINE)]
-        wanted = {*sizes, *(["Targets"] if "Targets {" in text else []), *(["Params"] if "Params p;" in text else [])}
+        wanted = {
+            *sizes,
+            *(["Targets"] if "Targets {" in text else []),
+            *(["Kept", "Params"] if "Params p;" in text else []),
+        }
         for name, body in re.findall(r"^struct (\w+) (\{.*?\};)", text, re.MULTILINE | re.DOTALL):
             if name in {*wanted, "Triplets"}:
                 parts.append(f"struct {name} {body}")

@@ -49,7 +49,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=(),
         metavar="FILE",
-        help="recorded positions minus grid, .npy [8, 2, H, W] of updates 0, 1, 2, 4, 8, 12, 20, 31",
+        help="recorded positions minus grid, .npy [U, 2, H, W]: of all updates, or of 0, 1, 2, 4, 8, 12, 20 and 31",
     )
     what.add_argument(
         "--positions",
@@ -153,7 +153,7 @@ def _plan(args: argparse.Namespace, device: torch.device, note: Note) -> Plan:
     )
     return Plan(
         problem,
-        _scenes(args),
+        _scenes(args, max(args.updates or values["updates"])),
         _contenders(args, device, note),
         sizes=args.sizes or values["sizes"],
         updates=args.updates or values["updates"],
@@ -164,16 +164,16 @@ def _plan(args: argparse.Namespace, device: torch.device, note: Note) -> Plan:
     )
 
 
-def _scenes(args: argparse.Namespace) -> list[Scene]:
+def _scenes(args: argparse.Namespace, updates: int) -> list[Scene]:
     from benchmarks.cases.correlation.positions import Scene
     from fullfield.ops.correlation.recorded import RECORDED, load_recorded
 
     scenes = []
     for path in args.lookups:
         recorded = load_recorded(path)
-        if recorded.shape[0] != len(RECORDED):
+        if recorded.shape[0] < updates and recorded.shape[0] != len(RECORDED):
             listed = ", ".join(map(str, RECORDED))
-            raise InputError(f"{path}: expected the 8 updates {listed}, got {recorded.shape[0]}")
+            raise InputError(f"{path}: expected the 8 updates {listed}, or all {updates}, got {recorded.shape[0]}")
         scenes.append(Scene(Path(path).stem, recorded))
     if args.positions or not scenes:
         scenes.append(Scene(args.positions or "smooth"))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fullfield.ops.correlation.analysis import recorded_positions, window_statistics
-from fullfield.ops.correlation.recorded import between, resized
+from fullfield.ops.correlation.recorded import RECORDED, between, resized
 
 KINDS = ("smooth", "random")
 
@@ -43,12 +43,15 @@ class Scene:
 
     name: str
     recorded: Tensor | None = None
-    """[8, 2, H, W]; None for made-up positions of the kind that ``name`` says."""
+    """[U, 2, H, W]: all updates from the first on, or the eight of ``RECORDED``, between which positions are
+    interpolated; None for made-up positions of the kind that ``name`` says."""
 
     def positions(self, size: tuple[int, int], updates: int, batch: int, device: torch.device) -> list[Tensor]:
         """Positions of every update, each [batch, 2, H, W] float32; recorded ones are the same in the whole batch."""
         if self.recorded is not None:
-            offsets = between(resized(self.recorded, size), updates)
+            few = self.recorded.shape[0] == len(RECORDED)
+            recorded = resized(self.recorded if few else self.recorded[:updates], size)
+            offsets = between(recorded, updates) if few else recorded
             found = recorded_positions(offsets)[None].expand(batch, -1, -1, -1, -1)
         else:
             make = random if self.name == "random" else smooth

@@ -12,23 +12,46 @@
 //   GROUPS   pixel groups (of 64) of a tile; BLOCK_W width of a warp's 16 pixels, 16 or 8
 //   STREAMED 1: the first map's features are not kept in the L2
 //   NCOL     columns (positions of the second map) of one chunk; WIDTHS: admissible chunk widths, ascending
+//   KEPT     how products are kept between the lookups of a pair: 0 not at all, 1 in 16 bits of the results' type, 2 in 24 bits,
+//            3 in float32; see keep.cuh
 
 #define KW (2 * RADIUS + 1)        // taps per axis
 #define KP (2 * RADIUS + 2)        // integer positions per axis
 #define PARTS (1 + SPLIT)
 #define CPAD (KB * CBLK)           // channels of one part
 #define ROWLEN (CPAD * PARTS)      // 16-bit elements of one feature vector
+#define KEPT_PIXELS (64 * GROUPS)  // of a tile
 #define TILE_W BLOCK_W             // a tile is GROUPS * 4 blocks, one below the other
 #define TILE_H (64 * GROUPS / BLOCK_W)
 #define BLOCK_H (16 / BLOCK_W)     // a block: the 16 pixels of a warp
 #define LANE_PIXELS (2 * GROUPS)
 #define MAXSTRIPS 8
+#define MOST_MARGIN 4              // of a patch beside the window
 #define MAXLEVELS 8
 #define PARTS_MOST 8
 #define BIG 0x3fffffff
+#ifndef KEPT
+#define KEPT 0
+#endif
 #ifndef CHUNKS_PER_PIXEL
 #define CHUNKS_PER_PIXEL 2
 #endif
+
+// What lookups keep for those that follow. A slot is a level of a tile.
+struct Kept {
+    u8 *patches;                   // null: this lookup computes everything and keeps nothing
+    u32 *counts;                   // zeros: costly entries, other entries, blocks that are done
+    u32 *entries;                  // what the lookup has to compute, two words each; costly ones from the front, others from the back
+    u32 *stamps;                   // [slots]: the preparation of the pair that what a slot says belongs to
+    u32 *filled;                   // [slots, pixels / 32]: bits of pixels whose products are kept
+    u32 *wanted;                   // the same: pixels whose windows the lookup has to compute
+    u32 *origins;                  // [slots, pixels]: where a pixel's patch begins, x + BIAS | y + BIAS << 16; 0: unknown
+    const u32 *stamp;              // of the present preparation
+    i64 tile_bytes;                // of a tile's patches
+    int offset[MAXLEVELS];         // in bytes, of a level's patches
+    int side[MAXLEVELS];           // of a level's patch, at least KP
+    int most_entries;
+};
 
 struct Params {
     const u16 *f1;                 // [B, H, ceil(W/8), PARTS, CPAD/32, 32 lanes, 8]: A fragments of 8 pixels and 32 channels
@@ -44,6 +67,7 @@ struct Params {
     int tiles_x, tiles_y, tiles, items, parts;
     int part_begin[PARTS_MOST], part_end[PARTS_MOST];  // levels of a part of a tile
     int whole;                     // so many tiles are one item each, the others are in parts
+    Kept kept;
 };
 
 struct __align__(64) TensorMap { u64 opaque[16]; };
@@ -105,7 +129,13 @@ static __device__ constexpr int widest() {
     return widths[sizeof(widths) / sizeof(int) - 1];
 }
 
-struct Item { int batch, tile_x, tile_y, begin, end; };  // a tile and the levels begin .. end-1
+// A tile and the levels begin .. end-1. fill: patches are written, too; scattered: every pixel is worked on alone.
+struct Item {
+    int batch, tile_x, tile_y, begin, end;
+#if KEPT
+    bool fill, scattered;
+#endif
+};
 
 // Tiles are counted in strips of 256 pixels' width, so that those worked on at a time share much of the second map.
 #define STRIP (256 / TILE_W)
@@ -119,6 +149,9 @@ static __device__ __forceinline__ Item decode_tile(const Params &p, u32 tile, in
     it.tile_y = row;
     it.begin = begin;
     it.end = end;
+#if KEPT
+    it.fill = it.scattered = false;
+#endif
     return it;
 }
 
@@ -128,6 +161,52 @@ static __device__ __forceinline__ Item decode_item(const Params &p, int item) {
     u32 count = p.tiles - p.whole, part = (u32)(item - p.whole) / count;
     return decode_tile(p, item - part * count, p.part_begin[part], p.part_end[part]);
 }
+
+#if KEPT
+// Something to compute: slot << 2 | scattered << 1 | fill, and which of a tile's parts, of 4 * GROUPS pixels each.
+struct Entry { u32 what, parts; };
+#define BIAS 64
+static __device__ __forceinline__ int slot_of(const Params &p, const Item &it, int level) {
+    return (((it.batch * p.tiles_y) + it.tile_y) * p.tiles_x + it.tile_x) * p.levels + level;
+}
+static __device__ __forceinline__ Item decode_entry(const Params &p, Entry entry) {
+    u32 slot = entry.what >> 2, tile = slot / (u32)p.levels, row = tile / (u32)p.tiles_x, batch = row / (u32)p.tiles_y;
+    Item it;
+    it.batch = batch;
+    it.tile_y = row - batch * p.tiles_y;
+    it.tile_x = tile - row * p.tiles_x;
+    it.begin = slot - tile * p.levels;
+    it.end = it.begin + 1;
+    it.fill = entry.what & 1;
+    it.scattered = entry.what >> 1 & 1;
+    return it;
+}
+static __device__ __forceinline__ Entry entry_at(const Params &p, int i, int costly) {
+    const volatile u32 *at = p.kept.entries + 2 * (i < costly ? i : p.kept.most_entries - 1 - (i - costly));
+    Entry entry = {at[0], at[1]};
+    return entry;
+}
+// Windows so far apart are hardly computed together. Where most neighbours in a row are, no product of the tile is kept and every pixel
+// worked on alone: that is decided by the present windows only, for such products may differ in their last bits.
+static __device__ __forceinline__ bool apart(int x, int y, int other_x, int other_y) {
+    return (u32)(x - other_x + KP / 2) > KP || (u32)(y - other_y + KP / 2) > KP;
+}
+// So many columns, or rows, of a patch lie before the window that it is made for: half of those that it has more, the larger half on
+// the side that is nearer.
+static __device__ __forceinline__ int lead(float fraction, int side) {
+    int more = side - KP;
+    return (more & 1 && fraction < 0.5f) + more / 2;
+}
+// Only the wanted pixels of an entry's parts keep their coordinates.
+static __device__ __forceinline__ void forget_others(const Params &p, Entry entry, float (&x)[LANE_PIXELS], float (&y)[LANE_PIXELS]) {
+    const volatile u32 *wanted = p.kept.wanted + (entry.what >> 2) * LANE_PIXELS;
+#pragma unroll
+    for (int i = 0; i < LANE_PIXELS; i++) {
+        int part = (i * 32 + (int)lane_id()) / (4 * GROUPS);
+        if (!(wanted[i] >> lane_id() & 1 && entry.parts >> part & 1)) x[i] = __int_as_float(0x7fc00000);
+    }
+}
+#endif
 
 // One step of work on a tile: either a chunk (a rectangle of the second map, multiplied with the pixels of the tile), or
 // a strip whose pixels are scattered so widely that each takes its own dot products.
@@ -155,18 +234,33 @@ static __device__ __forceinline__ void load_coords(const Params &p, const Item &
 
 // Walks a tile's levels; for each level its strips (ranges of window origins narrow enough for one chunk width); for each
 // strip the rows that some pixel asks for. Run by a full warp; lane i knows pixels i, i+32, i+64, ... of the tile.
+// Where products are kept, strips whose pixels would be scattered are cut into ones that are as narrow as can be.
 struct Plan {
     float x[LANE_PIXELS], y[LANE_PIXELS];
     int ix[LANE_PIXELS], iy[LANE_PIXELS];
     int level, level_end, strip, strips, xmin, bin, sx, width_index, width, rows, row, bottom;
     int group_top[GROUPS], group_bottom[GROUPS];
     bool walking, gaps;
+#if KEPT
+    int side;                      // of what is computed for a pixel: its window, or its patch
+    bool fill, scattered, narrow;
+    int cursor, narrow_end;
+#define SIDE side
+#else
+#define SIDE KP
+#endif
 
     __device__ __forceinline__ void start(const Item &it) {
         level = it.begin - 1;
         level_end = it.end;
         strip = strips = 0;
         walking = false;
+#if KEPT
+        fill = it.fill;
+        scattered = it.scattered;
+        narrow = false;
+        side = KP;
+#endif
     }
     // Whether the windows of level 0 spread so widely that the tile may cost several times what others cost.
     __device__ __forceinline__ bool spread(const Params &p) const {
@@ -192,17 +286,42 @@ struct Plan {
         int n = BIG;
 #pragma unroll
         for (int i = 0; i < LANE_PIXELS; i++)
-            if (member(i, a, b) && iy[i] + KP > from) n = min(n, max(iy[i], from));
+            if (member(i, a, b) && iy[i] + SIDE > from) n = min(n, max(iy[i], from));
         return warp_min(n);
     }
 
+#if KEPT
+    __device__ __forceinline__ int narrow_bin() const { return chunk_width(chunk_width_index(side)) - side + 1; }
+#endif
+
     __device__ __forceinline__ bool next(const Params &p, Step &step) {
         while (true) {
+#if KEPT
+            if (!walking && narrow) {
+                int from = BIG;
+#pragma unroll
+                for (int i = 0; i < LANE_PIXELS; i++)
+                    if (member(i, cursor, narrow_end)) from = min(from, ix[i]);
+                cursor = warp_min(from);
+                if (cursor == BIG) {
+                    narrow = false;
+                    strip++;
+                }
+            }
+            int a = narrow ? cursor : xmin + strip * bin, b = narrow ? min(a + narrow_bin(), narrow_end) : a + bin;
+#else
             int a = xmin + strip * bin, b = a + bin;
+#endif
             if (walking) {
                 int next_row = gaps ? next_needed(a, b, row) : row;
                 if (next_row >= bottom) {
                     walking = false;
+#if KEPT
+                    if (narrow) {
+                        cursor = b;
+                        continue;
+                    }
+#endif
                     strip++;
                     continue;
                 }
@@ -237,7 +356,7 @@ struct Plan {
                             u = max(u, iy[i]);
                         }
                     group_top[g] = warp_min(t);
-                    group_bottom[g] = warp_max(u) + KP;
+                    group_bottom[g] = warp_max(u) + SIDE;
                     top = min(top, group_top[g]);
                 }
                 lo = warp_min(lo);
@@ -250,11 +369,15 @@ struct Plan {
 #pragma unroll
                 for (int g = 1; g < GROUPS; g++) bottom = max(bottom, group_bottom[g]);
                 sx = lo;
-                width_index = chunk_width_index(hi - lo + KP);
+                width_index = chunk_width_index(hi - lo + SIDE);
                 width = chunk_width(width_index);
                 rows = NCOL / width;
                 row = top;
-                gaps = bottom - top > TILE_H + KP + 8;
+                gaps = bottom - top > TILE_H + SIDE + 8;
+#if KEPT
+                if (narrow) gaps = true;
+                else
+#endif
                 if (gaps) {
                     int pixels = 0, chunks = 0;
 #pragma unroll
@@ -264,6 +387,12 @@ struct Plan {
                         if (r >= BIG) break;
                     }
                     if (chunks > CHUNKS_PER_PIXEL * pixels) {
+#if KEPT
+                        narrow = true;
+                        cursor = a;
+                        narrow_end = b;
+                        continue;
+#endif
                         step.kind = SCATTERED;
                         step.level = level;
                         step.width = step.rows = 0;
@@ -284,20 +413,54 @@ struct Plan {
             for (int i = 0; i < LANE_PIXELS; i++) {
                 float fx, fy;
                 if (window(x[i], y[i], level, h, w, ix[i], iy[i], fx, fy)) {
+#if KEPT
+                    if (fill) {
+                        ix[i] -= lead(fx, p.kept.side[level]);
+                        iy[i] -= lead(fy, p.kept.side[level]);
+                    }
+#endif
                     lo = min(lo, ix[i]);
                     hi = max(hi, ix[i]);
                 }
             }
+#if KEPT
+            side = fill ? p.kept.side[level] : KP;
+#endif
             lo = warp_min(lo);
             hi = warp_max(hi);
             strip = 0;
             strips = 0;
             if (lo == BIG) continue;
-            constexpr int span = widest() - KP + 1;  // window origins that fit into one chunk width
+            const int span = widest() - SIDE + 1;  // window origins that fit into one chunk width
+#if KEPT
+            bool alone = scattered;
+            if (!p.kept.patches) {
+                int pairs = 0, far = 0;
+#pragma unroll
+                for (int i = 0; i < LANE_PIXELS; i++) {
+                    int other_x = __shfl_up_sync(0xffffffffu, ix[i], 1), other_y = __shfl_up_sync(0xffffffffu, iy[i], 1);
+                    bool pair = lane_id() % BLOCK_W && ix[i] != -BIG && other_x != -BIG;
+                    pairs += __popc(__ballot_sync(0xffffffffu, pair));
+                    far += __popc(__ballot_sync(0xffffffffu, pair && apart(ix[i], iy[i], other_x, other_y)));
+                }
+                alone = 2 * far > pairs;
+            }
+#endif
             strips = (hi - lo) / span + 1;
             xmin = lo;
             bin = (hi - lo) / strips + 1;
+#if KEPT
+            if (strips > MAXSTRIPS && !alone) {
+                strips = 1;
+                narrow = true;
+                cursor = lo;
+                narrow_end = hi + 1;
+                continue;
+            }
+            if (alone) {
+#else
             if (strips > MAXSTRIPS) {
+#endif
                 strips = 0;
                 step.kind = SCATTERED;
                 step.level = level;

@@ -6,6 +6,7 @@ import ctypes
 import math
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from fullfield._kernels.nvrtc import Source
 from fullfield.ops import launching
 from fullfield.ops.correlation.cuda import config as shapes
-from fullfield.ops.correlation.cuda import queues
+from fullfield.ops.correlation.cuda import keep, queues
 from fullfield.ops.correlation.cuda.config import Config
 from fullfield.ops.correlation.cuda.device import LIBRARIES, fill, offsets
 from fullfield.ops.correlation.cuda.launch_backward import (
@@ -51,7 +52,7 @@ def pixels_of(request: Request) -> int:
 
 def empty_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
     """f1 as the products' operands of 8 pixels each, f2's levels one after the other, the factors of the products, of
-    fmap1's gradients and of fmap2's; with grad f1 as f2."""
+    fmap1's gradients and of fmap2's, the number of the preparation; with grad f1 as f2."""
     config = config_of(request)
     pixels = pixels_of(request)
     padded = request.batch * shapes.vectors(*request.size1)
@@ -60,7 +61,7 @@ def empty_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
     def new(vectors: int) -> Tensor:
         return like.new_empty((vectors * config.row_length,), dtype=torch.int16)
 
-    state = (new(padded), new(targets), like.new_empty((3,), dtype=torch.float32))
+    state = (new(padded), new(targets), like.new_empty((4,), dtype=torch.float32))
     return (*state, new(pixels)) if request.grad else state
 
 
@@ -134,9 +135,12 @@ def first_sources(request: Request) -> list[Source]:
     device, config = launching.device_of(request.device), config_of(request)
     dtype, scaled = CODES[request.dtype], shapes.is_scaled(request)
     sources = [shapes.prepare_source(config, dtype, scaled, False)]
-    usual = shapes.lookup_config(config, 0, False, device.shared, pixels_of(request))
+    form = shapes.kept_form(config, 0, False) if keeps(request, out=0) else 0
+    usual = shapes.lookup_config(replace(config, kept=form), 0, False, device.shared, pixels_of(request))
     if usual is not None:
         sources.append(shapes.lookup_source(usual, 0, False))
+        if form:
+            sources.append(shapes.sample_kept_source(usual, 0, False))
     if request.grad:
         sources += [shapes.prepare_source(config, dtype, scaled, True), *gradient_sources(config, 0, device.shared)]
     return sources
@@ -158,10 +162,29 @@ def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cuda:
 # ---- lookups
 
 
+def keeps(request: Request, out: int = 1) -> bool:
+    """Whether lookups of such a pair keep the products behind results of the type with code ``out``.
+
+    By default where it pays most: 16-bit results, and no backward that may follow.
+    """
+    small = max(*request.size1, *(side for size in request.sizes2 for side in size)) <= keep.LARGEST_SIDE
+    return small and (out != 0 and not request.grad if request.reuse is None else request.reuse)
+
+
 class _LookupLaunch:
     """The launch of one kind of result, its arguments prepared; its parameters are shared, hence the lock."""
 
-    __slots__ = ("launch", "lock", "maps", "params", "persistent", "shape")
+    __slots__ = (
+        "config",
+        "launch",
+        "lock",
+        "maps",
+        "params",
+        "persistent",
+        "sample",
+        "shape",
+        "stamp",
+    )
 
     def __init__(
         self, request: Request, config: Config, out: int, channels_last: bool, state: Sequence[Tensor]
@@ -189,6 +212,26 @@ class _LookupLaunch:
         self.launch = Launch(kernels, "lookup", blocks, config.threads, self.params, shared, *beside)
         self.shape = (request.batch, request.out_channels, *request.size1)
         self.lock = threading.Lock()
+        self.config, self.stamp = config, state[2].data_ptr() + 12
+        self.sample: Launch | None = None
+        if config.kept:
+            ahead = launching.kernels(LIBRARIES, shapes.sample_kept_source(config, out, channels_last), device.index)
+            height, width = request.size1
+            regions = request.batch * -(-width // 16) * -(-height // 8) * request.levels
+            self.sample = Launch(ahead, "sample_kept", regions, 128, self.params)
+
+    def patches(self, request: Request, like: Tensor) -> keep.Patches:
+        """Empty ones for such lookups."""
+        return keep.Patches(request, self.config, self.params.tiles, like)
+
+    def run(self, stream: int, patches: keep.Patches | None) -> None:
+        """Under the lock, with the other parameters set."""
+        if patches is None or self.sample is None:
+            self.params.kept.patches = None
+        else:
+            patches.fill(self.params.kept, self.stamp)
+            self.sample(stream)
+        self.launch(stream)
 
 
 class Cuda(Prepared):
@@ -202,6 +245,7 @@ class Cuda(Prepared):
         self._queues = queues.of_device(request.device, self._device.index)
         self._streams = {raw_stream(self._device.index)}
         self._features: FeatureGradients | None = None
+        self._keeper = keep.Keeper(request.reuse is True) if keeps(request) else None
 
     def _use_on(self, stream: int) -> None:
         """Keep the state's memory from being given away while ``stream`` still reads it."""
@@ -218,7 +262,9 @@ class Cuda(Prepared):
         if dtype in CODES:
             code = CODES[dtype]
             pixels = pixels_of(self.request)
-            config = shapes.lookup_config(self._config, code, channels_last, self._device.shared, pixels)
+            form = shapes.kept_form(self._config, code, channels_last) if keeps(self.request, out=code) else 0
+            wanted = replace(self._config, kept=form)
+            config = shapes.lookup_config(wanted, code, channels_last, self._device.shared, pixels)
             if config is not None:
                 made = _LookupLaunch(self.request, config, code, channels_last, self.state)
         self._launches[dtype, channels_last] = made
@@ -241,11 +287,14 @@ class Cuda(Prepared):
         if stream not in self._streams:
             self._use_on(stream)
         counters, own = self._queues.take(stream) if call.persistent else (None, None)
+        context = self._keeper.take(stream, kind) if self._keeper is not None and call.sample is not None else None
         params = call.params
         with call.lock:
+            if context is not None and context.patches is None:
+                context.patches = call.patches(self.request, self.state[0])
             params.coords, params.out, params.queue = coords.data_ptr(), out.data_ptr(), counters
             params.coord_b, params.coord_c, params.coord_y, params.coord_x = coords.stride()
-            call.launch(stream)
+            call.run(stream, None if context is None else context.patches)
         del own
         return out
 

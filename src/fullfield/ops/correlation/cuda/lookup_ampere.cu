@@ -17,11 +17,29 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(co
     float *staging = (float *)(smem + STAGING_OFFSET) + warp * STAGING_FLOATS;
     out_t *buffer = (out_t *)(smem + BUFFER_OFFSET + warp * OUT_BUFFER_BYTES);
     float scale = *p.scale;
-    Item it = decode_item(p, blockIdx.x);
     WarpPixel px;
     set_steps(px, p);
     Plan plan;  // every warp walks the same plan
+#if KEPT
+    // What is asked for, or everything: then a block has one item.
+    int costly = 0, items = blockIdx.x + 1;
+    if (p.kept.patches) {
+        costly = ((const volatile u32 *)p.kept.counts)[0];
+        items = costly + ((const volatile u32 *)p.kept.counts)[1];
+    }
+    for (int item = blockIdx.x; item < items; item += gridDim.x) {
+    Entry entry = {0, 0};
+    if (p.kept.patches) entry = entry_at(p, item, costly);
+    Item it = p.kept.patches ? decode_entry(p, entry) : decode_item(p, item);
     load_coords(p, it, plan.x, plan.y);
+    if (p.kept.patches) forget_others(p, entry, plan.x, plan.y);
+    bool fill = it.fill;
+#else
+    {
+    Item it = decode_item(p, blockIdx.x);
+    load_coords(p, it, plan.x, plan.y);
+    constexpr bool fill = false;
+#endif
     plan.start(it);
     enter_tile(px, p, it, warp, buffer);
     float own_x, own_y;
@@ -55,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(co
 #if CLAST
             if (level >= it.begin) leave_level(p, it, level, warp, px, buffer);
 #endif
-            if (++level < it.end) enter_level(px, p, own_x, own_y, scale, level);
+            if (++level < it.end) enter_level(px, p, own_x, own_y, scale, level, fill);
         }
         if (!more) break;
         if (step.kind == CHUNK) {
@@ -107,13 +125,16 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(co
             }
             if (warp_needs(px, step)) {
                 __syncwarp();
-                put_products(d, staging);
+                put_products(d, staging, scale);
                 __syncwarp();
                 sample_chunk(px, step, staging);
+#if KEPT
+                if (fill) keep_chunk(px, p, it, warp, step, staging);
+#endif
             }
         } else {
             __syncwarp();
-            px.handled = px.handled || px.active && px.ix >= step.first && px.ix < step.last;
+            px.handled = px.handled || px.active && is_member(px, step);
             scattered_pixels(p, step.level, step.first, step.last, scale, it, warp, coords + warp * 32, staging, buffer);
             if (KB == 1) {
 #pragma unroll
@@ -121,4 +142,11 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(co
             }
         }
     }
+    }
+#if KEPT
+    if (p.kept.patches) {          // the last block of all leaves the counts as it found them
+        __syncthreads();
+        if (threadIdx.x == 0 && atomicAdd(p.kept.counts + 2, 1u) == gridDim.x - 1) p.kept.counts[0] = p.kept.counts[1] = p.kept.counts[2] = 0;
+    }
+#endif
 }

@@ -82,7 +82,7 @@ static __device__ __forceinline__ Step read_message(const Message *from) {
 struct __align__(16) Note {
     float x[16], y[16];
     Item it;
-    int pad[3];
+    int pad[8 - sizeof(Item) / 4];
     Message chunk;
 };
 static_assert(sizeof(Note) == 192, "the layout of shared memory counts on it");
@@ -132,7 +132,32 @@ static __device__ __forceinline__ void plan_tiles(const Params &p, const Maps &m
     Ring ring = {0, 0};
     Plan plan;
     float x[LANE_PIXELS], y[LANE_PIXELS];  // coordinates of the next item, read while this one's chunks are copied
-    if (item < p.items) load_coords(p, decode_item(p, item), x, y);
+#if KEPT
+    int costly = 0, items = p.items;
+    if (p.kept.patches) {          // what is asked for instead of everything
+        costly = ((const volatile u32 *)p.kept.counts)[0];
+        items = costly + ((const volatile u32 *)p.kept.counts)[1];
+    }
+#else
+    const int items = p.items;
+#endif
+    // The item of this number and its pixels' coordinates.
+    auto read_item = [&](int number) {
+#if KEPT
+        if (p.kept.patches) {
+            Entry entry = entry_at(p, number, costly);
+            Item found = decode_entry(p, entry);
+            load_coords(p, found, x, y);
+            forget_others(p, entry, x, y);
+            return found;
+        }
+#endif
+        Item found = decode_item(p, number);
+        load_coords(p, found, x, y);
+        return found;
+    };
+    Item coming;
+    if (item < items) coming = read_item(item);
     while (true) {
         Item it;
         Step step;
@@ -142,9 +167,9 @@ static __device__ __forceinline__ void plan_tiles(const Params &p, const Maps &m
             it = decode_tile(p, tile, 1, p.levels);
             load_coords(p, it, plan.x, plan.y);
         } else {
-            if (item >= p.items) break;
+            if (item >= items) break;
             if (lane == 0) following = crew + atomicAdd(p.queue, 1);
-            it = decode_item(p, item);
+            it = coming;
 #pragma unroll
             for (int i = 0; i < LANE_PIXELS; i++) {
                 plan.x[i] = x[i];
@@ -166,6 +191,9 @@ static __device__ __forceinline__ void plan_tiles(const Params &p, const Maps &m
         __syncwarp();
         if (lane == 0) {
             Message m = {(u32)(ITEM | it.begin << 2 | it.end << 6), it.tile_x, it.tile_y, it.batch};
+#if KEPT
+            m.packed |= (u32)it.fill << 13;
+#endif
             messages[ring.at] = m;
         }
         __syncwarp();
@@ -202,13 +230,13 @@ static __device__ __forceinline__ void plan_tiles(const Params &p, const Maps &m
             if (!ahead) {
                 ahead = true;
                 item = __shfl_sync(0xffffffffu, following, 0);
-                if (item < p.items) load_coords(p, decode_item(p, item), x, y);
+                if (item < items) coming = read_item(item);
             }
             more = plan.next(p, step);
         }
         if (!ahead) {
             item = __shfl_sync(0xffffffffu, following, 0);
-            if (item < p.items) load_coords(p, decode_item(p, item), x, y);
+            if (item < items) coming = read_item(item);
         }
     }
     barrier_wait(empty + ring.at * 8, ring.phase ^ 1);
@@ -218,6 +246,9 @@ static __device__ __forceinline__ void plan_tiles(const Params &p, const Maps &m
         if (atomicAdd(p.queue + 1, 1) == crew - 1) {
             p.queue[0] = 0;
             p.queue[1] = 0;
+#if KEPT
+            if (p.kept.patches) p.kept.counts[0] = p.kept.counts[1] = 0;
+#endif
         }
     }
     __syncwarp();
@@ -238,6 +269,18 @@ static __device__ __forceinline__ void multiply_and_sample(const Params &p, u32 
     u32 a[PARTS][STEPS][4];
     int level = -1, begin = 0, end = 0;
     bool staged = false;           // products of the chunk in note->chunk wait in shared memory
+#if KEPT
+#define FILLS note->it.fill
+#else
+#define FILLS false
+#endif
+    auto sample_staged = [&]() {
+        Step step = read_message(&note->chunk);
+        sample_chunk(px, step, staging);
+#if KEPT
+        if (FILLS) keep_chunk(px, p, note->it, warp, step, staging);
+#endif
+    };
     while (true) {
         barrier_wait(bars + FULL + ring.at * 8, ring.phase);
         const Message *message = (const Message *)(smem + TEAM_OFFSET + team * TEAM_BYTES) + ring.at;
@@ -276,14 +319,14 @@ static __device__ __forceinline__ void multiply_and_sample(const Params &p, u32 
                                      SPLIT ? half == 0 || s > STEPS / PARTS : kb > 0 || s > 0);
                         asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
                         if (kb == 0 && half == 0) {
-                            if (staged) sample_chunk(px, read_message(&note->chunk), staging);
+                            if (staged) sample_staged();
                             Step step = read_message((const Message *)(smem + TEAM_OFFSET + team * TEAM_BYTES) + ring.at);
                             while (level < step.level) {
 #if CLAST
                                 if (level >= begin) leave_level(p, note->it, level, warp, px, buffer);
 #endif
                                 level++;
-                                enter_level(px, p, note->x[lane & 15], note->y[lane & 15], scale, level);
+                                enter_level(px, p, note->x[lane & 15], note->y[lane & 15], scale, level, FILLS);
                             }
                             needed = warp_needs(px, step);
                             __syncwarp();  // other lanes may still sample what is overwritten now
@@ -299,7 +342,7 @@ static __device__ __forceinline__ void multiply_and_sample(const Params &p, u32 
                             warp_arrive(bars + EMPTY + ring.at * 8);
                             ring.advance();
                         }
-                        if (needed && (SPLIT || kb == KB - 1)) put_products(d, staging, kb + half > 0 && SPLIT);
+                        if (needed && (SPLIT || kb == KB - 1)) put_products(d, staging, scale, kb + half > 0 && SPLIT, kb + half == KB + PARTS - 2);
                     }
                 }
                 staged = needed;
@@ -322,12 +365,15 @@ static __device__ __forceinline__ void multiply_and_sample(const Params &p, u32 
         __syncwarp();
         warp_arrive(bars + EMPTY + ring.at * 8);
         ring.advance();
-        Item it = {step.first, step.x, step.y, step.level, step.groups};
+        Item it = {step.first, step.x, step.y, step.level, step.groups & 15};
+#if KEPT
+        it.fill = step.groups >> 7;
+#endif
         if (KB == 1 && step.kind == ITEM) {  // on their way while the last chunk is sampled
 #pragma unroll
             for (int part = 0; part < PARTS; part++) load_pixels(a[part], p, it, warp, part * CPAD / 16);
         }
-        if (staged) sample_chunk(px, read_message(&note->chunk), staging);
+        if (staged) sample_staged();
         staged = false;
         __syncwarp();
         int until = step.kind == SCATTERED ? step.level : end;
@@ -335,7 +381,7 @@ static __device__ __forceinline__ void multiply_and_sample(const Params &p, u32 
 #if CLAST
             if (level >= begin) leave_level(p, note->it, level, warp, px, buffer);
 #endif
-            if (++level < end) enter_level(px, p, note->x[lane & 15], note->y[lane & 15], scale, level);
+            if (++level < end) enter_level(px, p, note->x[lane & 15], note->y[lane & 15], scale, level, FILLS);
         }
         if (step.kind == EXIT) break;
         if (step.kind == ITEM) {
@@ -351,7 +397,7 @@ static __device__ __forceinline__ void multiply_and_sample(const Params &p, u32 
             enter_tile(px, p, it, warp, buffer);
             __syncwarp();
         } else {
-            px.handled = px.handled || px.active && px.ix >= step.first && px.ix < step.last;
+            px.handled = px.handled || px.active && is_member(px, step);
             it = note->it;
             scattered_pixels(p, step.level, step.first, step.last, scale, it, warp, note->x, staging, buffer);
 #pragma unroll

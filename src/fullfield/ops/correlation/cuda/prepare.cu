@@ -8,7 +8,8 @@ struct Source { const src_t *data; i64 b, c, y, x; int height, width; };
 struct PrepareParams {
     Source source[2];
     u16 *f1, *f2;
-    float *scale;                  // out: what products, gradients of the first map and of the second must be multiplied with
+    float *scale;                  // out: what products, gradients of the first map and of the second must be multiplied with; then
+                                   // a number that every preparation raises
     u32 *magnitude;                // two words, zeroed by the caller: bits of the largest magnitude of each map
     float *deep;                   // [B, h3, w3, CPAD] float32 when levels > 4, else null
     i64 level_offset[MAXLEVELS];
@@ -80,6 +81,7 @@ extern "C" __global__ void __launch_bounds__(256) prepare(const __grid_constant_
         p.scale[0] = p.inverse_root / one / two;
         p.scale[1] = p.inverse_root / two;
         p.scale[2] = p.inverse_root / one;
+        ((u32 *)p.scale)[3]++;         // what was kept of an earlier preparation is worth nothing now
     }
     int x0 = tx * 32, y0 = ty * 8, c0 = group * 32;
     const src_t *from = s.data + batch * s.b + y0 * s.y + x0 * s.x + c0 * s.c;

@@ -21,10 +21,16 @@ struct WarpPixel {
     bool handled;                  // its taps of this level are written by this item
     int ix, iy;
     float wx0, wx1, wy0, wy1;
+#if KEPT
+    u32 patch;                     // columns and rows of what is computed before its window, its side, 1 if it is kept: bytes
+#endif
     float previous[DX1];
     out_t *base;                   // where the lane's first tap goes
     u32 step_x, step_y;            // bytes from tap to tap
 };
+
+// w0 * a + w1 * b, rounded in one way everywhere.
+static __device__ __forceinline__ float blended(float w0, float a, float w1, float b) { return fmaf(w1, b, __fmul_rn(w0, a)); }
 
 // Image coordinates of pixel i of the warp's block.
 static __device__ __forceinline__ int block_x(const Item &it, int i) { return it.tile_x * TILE_W + i % BLOCK_W; }
@@ -49,13 +55,22 @@ static __device__ __forceinline__ void enter_tile(WarpPixel &px, const Params &p
 #endif
 }
 
-// Prepares the pixel, whose coordinates are x and y, for the next level; pixels without a window get their zeros here.
-static __device__ __forceinline__ void enter_level(WarpPixel &px, const Params &p, float x, float y, float scale, int level) {
+// Prepares the pixel, whose coordinates are x and y, for the next level; pixels without a window get their zeros here. fill: its
+// patch is to be written.
+static __device__ __forceinline__ void enter_level(WarpPixel &px, const Params &p, float x, float y, float scale, int level, bool fill = false) {
     int upper = lane_id() >> 4;
     float fx, fy;
     bool valid = window(x, y, level, p.level_h[level], p.level_w[level], px.ix, px.iy, fx, fy);
     px.active = valid && px.inside;
     px.handled = px.inside && !valid;
+#if KEPT
+    int side = p.kept.side[level];
+    px.patch = fill ? lead(fx, side) | lead(fy, side) << 8 | side << 16 | 1 << 24 : KP << 16;
+    if (p.kept.patches) px.handled = false;  // written by who asked for the others
+#endif
+#if KEPT == 1
+    scale = 1.f;
+#endif
     px.wx0 = (1.f - fx) * scale;
     px.wx1 = fx * scale;
     px.wy0 = 1.f - fy;
@@ -108,9 +123,19 @@ static __device__ __forceinline__ void store_if(bool yes, u64 at, float x) {
 #endif
 }
 
+// Whether the pixel takes part in the chunk.
+static __device__ __forceinline__ bool is_member(const WarpPixel &px, const Step &step) {
+#if KEPT
+    int x = px.ix - (int)(px.patch & 255);
+#else
+    int x = px.ix;
+#endif
+    return x >= step.first && x < step.last;
+}
+
 static __device__ __forceinline__ void sample_chunk(WarpPixel &px, const Step &step, const float *staging) {
     int lane = lane_id(), upper = lane >> 4;
-    bool member = px.active && step.rows > 0 && px.ix >= step.first && px.ix < step.last;
+    bool member = px.active && step.rows > 0 && is_member(px, step);
     int k = member ? step.y - px.iy : KP;
     px.handled = px.handled || member;
     const float *column = staging + (member ? px.ix - step.x + upper * DX0 : 0) * STAGING_STRIDE + (lane & 15);
@@ -130,9 +155,9 @@ static __device__ __forceinline__ void sample_chunk(WarpPixel &px, const Step &s
         u64 to = base + (u64)px.step_y * (u32)(first ? k - 1 : 0), then = base + (u64)px.step_y * (u32)(second ? k : 0);
 #pragma unroll
         for (int c = 0; c < DX1; c++) {
-            float h = px.wx0 * v[c] + px.wx1 * v[c + 1], g = px.wx0 * u[c] + px.wx1 * u[c + 1];
-            store_if(c < DX0 ? first : first && upper, to + (u64)px.step_x * c, px.wy0 * px.previous[c] + px.wy1 * h);
-            store_if(c < DX0 ? second : second && upper, then + (u64)px.step_x * c, px.wy0 * h + px.wy1 * g);
+            float h = blended(px.wx0, v[c], px.wx1, v[c + 1]), g = blended(px.wx0, u[c], px.wx1, u[c + 1]);
+            store_if(c < DX0 ? first : first && upper, to + (u64)px.step_x * c, blended(px.wy0, px.previous[c], px.wy1, h));
+            store_if(c < DX0 ? second : second && upper, then + (u64)px.step_x * c, blended(px.wy0, h, px.wy1, g));
             px.previous[c] = both ? g : h;
         }
     }
@@ -140,7 +165,12 @@ static __device__ __forceinline__ void sample_chunk(WarpPixel &px, const Step &s
 
 // Whether one of the warp's pixels needs a row of the chunk.
 static __device__ __forceinline__ bool warp_needs(const WarpPixel &px, const Step &step) {
-    return __any_sync(0xffffffffu, px.active && px.ix >= step.first && px.ix < step.last && px.iy < step.y + step.rows && px.iy + KP > step.y);
+#if KEPT
+    int y = px.iy - (int)(px.patch >> 8 & 255), side = px.patch >> 16 & 255;
+#else
+    int y = px.iy, side = KP;
+#endif
+    return __any_sync(0xffffffffu, px.active && is_member(px, step) && y < step.y + step.rows && y + side > step.y);
 }
 
 // Where the features of 8 pixels begin, those from 8 * octet on in row y of the image; the nearest ones if these are outside.
@@ -229,16 +259,42 @@ static __device__ __forceinline__ void load_pixels(u32 (&a)[N][4], const Params 
     }
 }
 
-// A warp's 16 rows of the accumulators of a 64 x NCOL product, in the layout shared by mma.sync and wgmma; add: to what is there.
+// A warp's 16 rows of the accumulators of a 64 x NCOL product, in the layout shared by mma.sync and wgmma; add: to what is there;
+// last: nothing will be added.
 template <int N>
-static __device__ __forceinline__ void put_products(const float (&d)[N], float *staging, bool add = false) {
+static __device__ __forceinline__ void put_products(const float (&d)[N], float *staging, float scale, bool add = false, bool last = true) {
     int lane = lane_id();
     float *at = staging + (lane & 3) * 2 * STAGING_STRIDE + (lane >> 2);
 #pragma unroll
     for (int j = 0; j < N / 4; j++)
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            float *to = at + (8 * j + (i & 1)) * STAGING_STRIDE + (i >> 1) * 8;
-            *to = add ? *to + d[4 * j + i] : d[4 * j + i];
+            float *to = at + (8 * j + (i & 1)) * STAGING_STRIDE + (i >> 1) * 8, sum = add ? *to + d[4 * j + i] : d[4 * j + i];
+            *to = last ? as_kept(sum, scale) : sum;
         }
 }
+
+#if KEPT
+// Writes those of a chunk's products that belong to the patches of the warp's 16 pixels; as_kept. Two lanes serve a pixel, the lower half
+// of the warp the first columns.
+static __device__ __forceinline__ void keep_chunk(const WarpPixel &px, const Params &p, const Item &it, int row, const Step &step, const float *staging) {
+    constexpr int most = (KP + MOST_MARGIN + 1) / 2;
+    int lane = lane_id(), upper = lane >> 4, side = px.patch >> 16 & 255, half = (side + 1) / 2, count = upper ? side - half : half;
+    int x = px.ix - (int)(px.patch & 255), k = step.y - px.iy + (int)(px.patch >> 8 & 255);
+    bool member = px.active && is_member(px, step);
+    u8 *patch = patch_of(p, ((i64)it.batch * p.tiles_y + it.tile_y) * p.tiles_x + it.tile_x, step.level);
+    const float *column = staging + (member ? x - step.x + upper * half : 0) * STAGING_STRIDE + (lane & 15);
+    int index = (k * side + upper * half) * KEPT_PIXELS + row * 16 + (lane & 15), stride = step.width * STAGING_STRIDE;
+#pragma unroll 1
+    for (int ry = 0; ry < step.rows; ry++, k++, column += stride, index += side * KEPT_PIXELS)
+        if (member && (u32)k < (u32)side) {
+            float v[most];
+#pragma unroll
+            for (int c = 0; c < most; c++)
+                if (c < count) v[c] = column[c * STAGING_STRIDE];
+#pragma unroll
+            for (int c = 0; c < most; c++)
+                if (c < count) keep_product(patch, side, index + c * KEPT_PIXELS, v[c]);
+        }
+}
+#endif

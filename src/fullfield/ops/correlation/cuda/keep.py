@@ -1,0 +1,97 @@
+"""Products that the lookups of a pair keep for those that follow: how much, where, and which lookups may touch them."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fullfield._kernels.nvrtc import capture_id
+from fullfield.ops.correlation.cuda.config import KEPT_BYTES, Config
+from fullfield.ops.correlation.protocol import Request
+
+# Columns and rows that a patch has beside the window, by level.
+_MARGINS = (2, 2, 2, 1)
+# A map's positions and what a patch's origin may lie before them are 16-bit numbers.
+LARGEST_SIDE = (1 << 16) - 256
+
+
+def patch_sides(radius: int, levels: int) -> list[int]:
+    """Of every level's patches."""
+    return [2 * radius + 2 + _MARGINS[min(level, len(_MARGINS) - 1)] for level in range(levels)]
+
+
+def patch_bytes(config: Config, levels: int) -> list[int]:
+    """Of a tile's patches on every level."""
+    pixels = 64 * config.groups
+    return [side * side * pixels * KEPT_BYTES[config.kept] for side in patch_sides(config.radius, levels)]
+
+
+class Patches:
+    """The patches of one pair and one kind of result; nothing is in them at first.
+
+    ``tiles``: of the lookup of this configuration.
+    """
+
+    def __init__(self, request: Request, config: Config, tiles: int, like: Tensor) -> None:
+        pixels, slots, sizes = 64 * config.groups, tiles * request.levels, patch_bytes(config, request.levels)
+        self._sizes, self._sides = sizes, patch_sides(config.radius, request.levels)
+        self._entries = 16 * slots
+        lengths = [4, 2 * self._entries, slots, slots * pixels // 32, slots * pixels // 32, slots * pixels]
+        self.patches = torch.empty(tiles * sum(sizes), dtype=torch.uint8, device=like.device)
+        self.notes = torch.zeros(sum(lengths), dtype=torch.int32, device=like.device)
+        self._begins = [4 * sum(lengths[:i]) for i in range(len(lengths))]
+
+    def fill(self, kept: ctypes.Structure, stamp: int) -> None:
+        """Tell a lookup where everything is; ``stamp``: the address of the preparation's number."""
+        kept.patches = self.patches.data_ptr()
+        notes = self.notes.data_ptr()
+        for name, begin in zip(
+            ("counts", "entries", "stamps", "filled", "wanted", "origins"), self._begins, strict=True
+        ):
+            setattr(kept, name, notes + begin)
+        kept.stamp, kept.tile_bytes, kept.most_entries = stamp, sum(self._sizes), self._entries
+        for level, side in enumerate(self._sides):
+            kept.side[level] = side
+            kept.offset[level] = sum(self._sizes[:level])
+
+
+@dataclass
+class _Context:
+    """The lookups of a pair that run one after another: those outside of graphs, or those of one graph."""
+
+    stream: int
+    kind: object
+    lookups: int = 0
+    patches: Patches | None = None
+
+
+class Keeper:
+    """Decides which lookups of a pair keep products.
+
+    Outside of graphs, and in every graph that is captured, those of one stream and of one kind of result: the first
+    that come. A graph's patches are made while it is captured, so a replay finds what the replay itself has left
+    there. Lookups beside them compute everything, with the same result.
+    """
+
+    def __init__(self, at_once: bool) -> None:
+        self._at_once = at_once  # the first lookup keeps, too
+        self._contexts: dict[int, _Context] = {}
+        self._lock = threading.Lock()
+
+    def take(self, stream: int, kind: object) -> _Context | None:
+        """The context whose patches this lookup may use, or None."""
+        # The default stream, 0, cannot be captured.
+        capturing = stream and torch._C._cuda_isCurrentStreamCapturing()  # type: ignore[attr-defined, unused-ignore]
+        graph = capture_id(stream) if capturing else 0
+        context = self._contexts.get(graph)
+        if context is None:
+            with self._lock:
+                context = self._contexts.setdefault(graph, _Context(stream, kind))
+        if context.stream != stream or context.kind != kind:
+            return None
+        context.lookups += 1
+        return context if self._at_once or context.lookups > 1 else None

@@ -1,0 +1,111 @@
+"""Products that CUDA lookups keep for the next ones, run on the CPU by ``emulator``: the same bits as without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import emulator
+import pytest
+import torch
+from emulator import AMPERE, Emulator
+from torch import Tensor
+
+from fullfield.nn import CorrelationPyramid
+from fullfield.ops.correlation import cuda
+from fullfield.ops.correlation.cuda import launch, launch_backward
+from fullfield.testing.correlation import Case, assert_within, make_case, rounded
+
+pytestmark = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
+
+
+@pytest.fixture(scope="module")
+def machine() -> Emulator:
+    return Emulator(AMPERE.shared)
+
+
+@pytest.fixture(autouse=True)
+def _emulated(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    machine.installed(monkeypatch, AMPERE, launch, launch_backward)
+    for module in (launch, launch_backward):
+        monkeypatch.setattr(module, "raw_stream", lambda _: 0)
+    monkeypatch.setattr(launch, "current_device", lambda: 0)
+    monkeypatch.setattr(cuda, "supports", lambda _: None)
+    with machine.used():
+        yield
+
+
+def journey(case: Case) -> list[Tensor]:
+    """Positions as a network's, then as none would have them: small steps, jumps, borders, and what is no number."""
+    start = case.coords
+    height, width = case.fmap2.shape[-2:]
+    generator = torch.Generator().manual_seed(3)
+    found = [start, start + 0.4 * torch.randn(start.shape, generator=generator)]
+    found.append(found[-1] + torch.randn(start.shape, generator=generator))  # every pixel by itself
+    found.append(start + torch.tensor([1.7, -3.9]).view(1, 2, 1, 1))
+    found.append(torch.rand(start.shape, generator=generator) * torch.tensor([width, height]).view(1, 2, 1, 1))
+    found.append(found[-1] + 1.3)  # windows far apart that move, too
+    broken = start - torch.tensor([2.5, -3.5]).view(1, 2, 1, 1)  # partly outside
+    broken[..., ::3] = torch.nan
+    far = torch.where(torch.rand(start.shape, generator=generator) < 0.1, start + 14.0, start)
+    return [*found, broken, start, far, start + 0.25]
+
+
+def look(case: Case, **options: Any) -> CorrelationPyramid:
+    return CorrelationPyramid(case.fmap1, case.fmap2, case.levels, case.radius, backend="cuda", **options)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "out", "size1", "size2", "batch", "channels", "levels", "radius"),
+    [
+        (torch.float16, torch.float32, (9, 21), (11, 30), 1, 20, 2, 3),
+        (torch.bfloat16, torch.bfloat16, (5, 9), (40, 60), 2, 8, 2, 2),
+        (torch.float32, torch.float32, (6, 18), (7, 20), 1, 8, 4, 1),  # levels that pool to nothing
+    ],
+    ids=str,
+)
+def test_bits_do_not_depend_on_what_was_looked_up(
+    dtype: torch.dtype,
+    out: torch.dtype,
+    size1: tuple[int, int],
+    size2: tuple[int, int],
+    batch: int,
+    channels: int,
+    levels: int,
+    radius: int,
+    machine: Emulator,
+) -> None:
+    case = rounded(make_case(size1, size2, batch=batch, channels=channels, levels=levels, radius=radius), dtype)
+    case = replace(case, fmap1=case.fmap1.to(dtype), fmap2=case.fmap2.to(dtype))
+    there = journey(case)
+    expected = [look(case, out_dtype=out, reuse=True)(at) for at in there]  # of a first lookup, which finds nothing
+    by_default = None if out != torch.float32 else True
+    plain = look(case, out_dtype=out, reuse=False)
+    eps = 2.0**-19 if dtype == torch.float32 else max(2.0**-15, torch.finfo(out).eps * 2)
+    for got, at in zip(expected, there, strict=True):
+        want = plain(at)
+        assert_within(got, want, eps * float(want.abs().max()), "rounded products")
+    machine.launched.clear()
+    for reuse, order in ((True, 1), (by_default, -1)):
+        pair = look(case, out_dtype=out, reuse=reuse)
+        for number, (at, want) in enumerate(list(zip(there, expected, strict=True))[::order]):
+            assert torch.equal(pair(at), want), f"lookup {number}, order {order}"
+    assert machine.launched["sample_kept"] == 2 * len(there) - (by_default is None)
+
+
+def test_products_are_kept() -> None:
+    """Behind the pair's back its features become zero: what is read afterwards had been kept."""
+    case = make_case((6, 18), batch=1, channels=8, levels=1, radius=1)
+    case = replace(case, coords=case.coords.floor() + 0.5)
+    pair = look(case, reuse=True)
+    first = pair(case.coords)
+    found = pair._lookups._pair
+    assert found is not None
+    found.prepared.state[0].zero_()
+    for shift in (0.0, 1.0, -1.0):  # as far as a patch's margin
+        moved = case.coords + torch.tensor([shift, 0.0]).view(1, 2, 1, 1)
+        assert torch.equal(pair(moved), look(case, reuse=True)(moved))
+    assert torch.equal(pair(case.coords), first)
+    assert not pair(case.coords + torch.tensor([9.0, 0.0]).view(1, 2, 1, 1))[..., :8].any()  # where no window had been
+    assert not look(case, reuse=False)._lookups._pair.prepared._keeper  # type: ignore[union-attr,attr-defined]
