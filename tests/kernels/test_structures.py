@@ -31,7 +31,7 @@ SIZES = {
     "ops/tvl1/cuda/median.cu": {"MedianParams": 88},
     "ops/tvl1/cuda/fused_warp.cu": {"FusedParams": 176},
     "ops/tvl1/cuda/iterate_registers.cu": {"IterateParams": 104},
-    "ops/tvl1/cuda/guided.cu": {"GuidedInputs": 48, "GuidedParams": 280},
+    "ops/tvl1/cuda/guided.cu": {"GuidedInputs": 48, "GuidedParams": 296},
     "ops/correlation/cuda/common.cuh ops/correlation/cuda/gradients.cuh": {
         "Kept": 144, "Params": 456, "GradientParams": 696,
     },
