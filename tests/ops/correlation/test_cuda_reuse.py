@@ -87,6 +87,7 @@ def test_bits_do_not_depend_on_what_was_looked_up(
     expected = [pair_of(case, **kind, reuse=True)(at) for at in there]  # of a first lookup, which finds nothing
     plain = pair_of(case, **kind, reuse=False)
     eps = 2 * torch.finfo(out).eps if out != F32 else 2.0**-19 if dtype == F32 else 2.0**-15
+    eps *= max(1.0, channels / 256)  # several blocks' sums
     for got, at in zip(expected, there, strict=True):
         want = plain(at)
         assert_within(got, want, eps * float(want.abs().max()), "rounded products")

@@ -286,7 +286,12 @@ def test_opcheck(grad: bool, dtype: torch.dtype) -> None:
     ops = torch.ops.fullfield
     given = (fmap1, [fmap2], 3, 2, "cuda", "highest", grad)
     state = ops.correlation_prepare(*given)
-    torch.library.opcheck(ops.correlation_prepare, given)
+    checks = ("test_schema", "test_autograd_registration", "test_faketensor")
+    torch.library.opcheck(ops.correlation_prepare, given, test_utils=checks)
+    traced = torch.compile(lambda *maps: ops.correlation_prepare(maps[0], [maps[1]], *given[2:]), backend="aot_eager")
+    for number, (one, other) in enumerate(zip(traced(fmap1, fmap2), ops.correlation_prepare(*given), strict=True)):
+        # Without the last of the factors, which counts preparations: no two are the same.
+        assert torch.equal(*((part[:3] if number == 2 else part) for part in (one, other)))
     shape = [2, 17, 6, 9, 7, 8, 3, 4, 1, 2]
     carriers = (fmap1.float(), [fmap2.float()], coords)
     if grad:
