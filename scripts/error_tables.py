@@ -13,7 +13,6 @@ BEGIN_CARD = "<!-- errors by pair: begin -->\n"
 BEGIN_OFFICIAL = "<!-- errors of the official weights: begin -->\n"
 BEGIN_REFINED = "<!-- errors of refined networks: begin -->\n"
 BEGIN_CONFIDENCE = "<!-- table of the confidence: begin -->\n"
-BEGIN_PRECISIONS = "<!-- table of the precisions: begin -->\n"
 BEGIN_POSES = "<!-- errors of poses: begin -->\n"
 CALLED = {
     "sintel clean alley_1": "Sintel alley_1, clean",
@@ -91,19 +90,6 @@ def confidence() -> str:
     return f"{_lines(rows)}\n{_lines(rest)}"
 
 
-def precisions() -> str:
-    """Of the included network on a GPU, against the module in float32."""
-    stored = _read("precisions_h200.json")
-    others = ("TF32", "fast", "bfloat16")
-    rows = [["pair", "float32", *others, "mean distance of fast from TF32, px"]]
-    for row in stored["rows"]:
-        errors, pair = row["errors"], row["pair"].removeprefix("middlebury ")
-        shares = (f"{100 * (errors[form] / errors['float32'] - 1):+.2f} %" for form in others)
-        called = CALLED.get(pair, pair.replace("flyingchairs", "FlyingChairs"))
-        rows.append([called, f"{errors['float32']:.4f}", *shares, f"{row['fast from TF32']:.4f}"])
-    return _lines(rows)
-
-
 def poses() -> str:
     """Of the shared pairs of clouds as they are, FPFH: medians of three starting poses."""
     rows = [["pair", "matches", "inliers %", "RRE", "RTE", "RMSE", "seconds"]]
@@ -121,7 +107,6 @@ PAGES = {
     "docs/fullfield-s.md": ((BEGIN_CARD, card), (BEGIN_CONFIDENCE, confidence)),
     "docs/models.md": ((BEGIN_OFFICIAL, official),),
     "docs/registration.md": ((BEGIN_POSES, poses),),
-    "src/fullfield/models/prepared/README.md": ((BEGIN_PRECISIONS, precisions),),
     "src/fullfield/ops/tvl1/README.md": ((BEGIN_REFINED, refined),),
 }
 """As in ``tables.py``: page, then the mark and the table of each part."""

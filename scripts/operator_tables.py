@@ -9,6 +9,7 @@ from typing import Any
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
 BEGIN_LOOKUP_PEERS = "<!-- table of the lookup's peers: begin -->\n"
 BEGIN_LOOKUP_SIZES = "<!-- table of the lookup by size: begin -->\n"
+BEGIN_LOOKUPS_KEPT = "<!-- table of lookups that keep: begin -->\n"
 BEGIN_LAYERS = "<!-- table of layers on points: begin -->\n"
 BEGIN_VOXELS = "<!-- table of layers on voxels: begin -->\n"
 BEGIN_NEIGHBORS = "<!-- table of neighbour search: begin -->\n"
@@ -65,6 +66,18 @@ def lookup_sizes() -> str:
     heads = [f"{width}×{height}" for width, height in found]
     cells = [" / ".join(scenes[f"flow_{kind}_512x224"] for kind in ("easy", "medium")) for scenes in found.values()]
     return _lines([["feature map", *heads], ["forward", *cells]])
+
+
+def lookups_kept() -> str:
+    """Milliseconds of a pair's lookups without and with products that are kept between them."""
+    stored = json.loads((RESULTS / "correlation_h200_reuse.json").read_text("utf-8"))["rows"]
+    called = {"calm": "calm", "veryfast": "very fast", "random": "random, 8 lookups"}
+    rows = [["feature map, motion", "float32 results, without", "with", "float16 results, without", "with"]]
+    for both in zip(stored[::2], stored[1::2], strict=True):
+        height, width = both[0]["size"]
+        times = [f"{row[how]['median']:.3g}" for row in both for how in ("without_ms", "with_ms")]
+        rows.append([f"{width}×{height}, {called[both[0]['scene']]}", *times])
+    return _lines(rows)
 
 
 def _layer(row: dict[str, Any], kept: bool = True) -> str:
@@ -143,7 +156,10 @@ def neighbors() -> str:
 PAGES = {
     "src/fullfield/ops/neighbors/README.md": ((BEGIN_NEIGHBORS, neighbors),),
     "src/fullfield/ops/correlation/README.md": ((BEGIN_LOOKUP_PEERS, lookup_peers),),
-    "src/fullfield/ops/correlation/cuda/README.md": ((BEGIN_LOOKUP_SIZES, lookup_sizes),),
+    "src/fullfield/ops/correlation/cuda/README.md": (
+        (BEGIN_LOOKUP_SIZES, lookup_sizes),
+        (BEGIN_LOOKUPS_KEPT, lookups_kept),
+    ),
     "src/fullfield/ops/point_conv/README.md": ((BEGIN_LAYERS, layers), (BEGIN_VOXELS, voxels)),
     "src/fullfield/ops/point_conv/cuda/README.md": ((BEGIN_LAYER_FORMATS, layer_formats),),
 }
