@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from reuse_cases import journey
 from torch import Tensor
 
 from fullfield.nn import CorrelationPyramid
@@ -22,24 +23,8 @@ NCHW, LAST = torch.contiguous_format, torch.channels_last
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 
 
-def journey(case: Case) -> list[Tensor]:
-    """Positions as a network's, then as none would have them: small steps, jumps, borders, and what is no number."""
-    start = case.coords.cpu()
-    height, width = case.fmap2.shape[-2:]
-    generator = torch.Generator().manual_seed(3)
-    found = [start, start.clone()]
-    for step in range(5):  # every pixel by itself, in all directions
-        found.append(found[-1] + torch.randn(start.shape, generator=generator) * (0.4 + 0.4 * step))
-    found += [start + torch.tensor([d, -d]).view(1, 2, 1, 1) for d in (0.6, 1.7, 2.5, -1.2, -3.9)]
-    found.append(torch.rand(start.shape, generator=generator) * torch.tensor([width, height]).view(1, 2, 1, 1))
-    found.append(found[-1] + 1.3)  # windows far apart that move, too
-    found.append(found[-1] - torch.tensor([2.1, 0.4]).view(1, 2, 1, 1))
-    found.append(start * 0 + torch.tensor([-4.5, height + 2.5]).view(1, 2, 1, 1))  # partly outside
-    broken = start.clone()
-    broken[..., ::2] = torch.nan
-    broken[..., :1, 1::3] = torch.inf
-    far = torch.where(torch.rand(start.shape, generator=generator) < 0.5, start, -1e9)
-    return [at.cuda() for at in (*found, broken, start, far, start + 0.25, start)]
+def positions(case: Case) -> list[Tensor]:
+    return [at.cuda() for at in journey(replace(case, coords=case.coords.cpu()))]
 
 
 def on_gpu(case: Case, dtype: torch.dtype) -> Case:
@@ -83,7 +68,7 @@ def test_bits_do_not_depend_on_what_was_looked_up(
     size1, size2, batch, channels, levels, radius = shape
     case = make_case(size1, size2, batch=batch, channels=channels, levels=levels, radius=radius)
     case = on_gpu(case, dtype)
-    there, kind = journey(case), {"out_dtype": out, "memory_format": layout}
+    there, kind = positions(case), {"out_dtype": out, "memory_format": layout}
     expected = [pair_of(case, **kind, reuse=True)(at) for at in there]  # of a first lookup, which finds nothing
     plain = pair_of(case, **kind, reuse=False)
     eps = 2 * torch.finfo(out).eps if out != F32 else 2.0**-19 if dtype == F32 else 2.0**-15
@@ -201,7 +186,7 @@ def test_a_graph_beside_eager_lookups_of_its_pair() -> None:
 
 def test_lookups_on_several_streams_and_threads() -> None:
     case = on_gpu(make_case((64, 96), batch=1, channels=64, levels=4, radius=4), F16)
-    there = journey(case)
+    there = positions(case)
     expected = [pair_of(case, reuse=True)(at) for at in there]
     pair = pair_of(case, reuse=True)
     torch.cuda.synchronize()
