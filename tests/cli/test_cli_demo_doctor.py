@@ -242,5 +242,6 @@ def test_doctor_says_that_ptlflow_cannot_be_imported(cli: Any, tmp_path: Path, m
     for name in [name for name in sys.modules if name.partition(".")[0] == "ptlflow"]:
         monkeypatch.delitem(sys.modules, name)
     ran = cli("doctor", "--json")
-    assert ran.json["ptlflow"] == {"version": "9.9", "problem": "operator nms does not exist"}
-    assert "ptlflow       9.9, cannot be imported: operator nms does not exist" in cli("doctor").out
+    problem = "operator nms does not exist (it needs torchvision of this PyTorch's release)"
+    assert ran.json["ptlflow"] == {"version": "9.9", "problem": problem}
+    assert f"ptlflow       9.9, cannot be imported: {problem}" in cli("doctor").out
