@@ -22,7 +22,7 @@ from fullfield import Flow, estimate
 from fullfield.cli.main import main
 from fullfield.io import FrameWindow, flow_window, read_flow, read_metadata, read_vectors, write_image
 from fullfield.sequences import outputs
-from fullfield.sequences.run import _most_waiting
+from fullfield.sequences.run import _most_waiting, _Rooms
 
 oiio = pytest.importorskip("OpenImageIO")
 
@@ -509,3 +509,19 @@ def test_files_of_a_shot_are_packed_in_the_threads_that_write_them(
             raise KeyError
         assert switches() == (-1, 1)
     assert switches() == before
+
+
+def test_rooms_for_lines_outlive_a_thread_that_was_quicker() -> None:
+    class Taken(list[torch.Tensor]):
+        """Empty once it is looked into."""
+
+        def __bool__(self) -> bool:
+            return True
+
+    rooms = _Rooms(pinned=False)
+    rooms._free = Taken()
+    parts = {"forward": torch.zeros(2, 4, 6)}
+    with rooms.room(parts, half=False) as first:
+        assert first.shape == (4, 8 + 2 * 6 * 4)
+    with rooms.room(parts, half=False) as second:
+        assert second.data_ptr() == first.data_ptr()

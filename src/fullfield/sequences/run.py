@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
@@ -9,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -335,7 +335,7 @@ class _Writer:
                 host[name].copy_(part, non_blocking=True)
         return host
 
-    @contextmanager
+    @contextlib.contextmanager
     def _beside(self, parts: dict[str, Tensor], event: Any) -> Iterator[None]:
         """Inside, the GPU works on a stream of this thread's own, after ``event``; at the end it is waited for."""
         if not hasattr(self._mine, "stream"):
@@ -358,12 +358,14 @@ class _Rooms:
         self._pinned = pinned
         self._free: list[Tensor] = []
 
-    @contextmanager
+    @contextlib.contextmanager
     def room(self, parts: dict[str, Tensor], half: bool) -> Iterator[Tensor]:
         """uint8 of the shape that the lines of ``parts`` have, for nobody else meanwhile."""
         height, width = next(iter(parts.values())).shape[-2:]
         shape = body_shape((height, width), sum(part.ndim - 1 for part in parts.values()), half)
-        room = self._free.pop() if self._free else None
+        room = None
+        with contextlib.suppress(IndexError):  # several writers take from it at once
+            room = self._free.pop()
         if room is None or room.shape != shape:
             room = torch.empty(shape, dtype=torch.uint8, pin_memory=self._pinned)
         try:
