@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
+from operator_tables import RESULTS, lines
+
 BEGIN_START = "<!-- errors of fullfield-s: begin -->\n"
 BEGIN_CARD = "<!-- errors by pair: begin -->\n"
 BEGIN_OFFICIAL = "<!-- errors of the official weights: begin -->\n"
@@ -27,12 +27,6 @@ def _read(name: str) -> Any:
     return json.loads((RESULTS / name).read_text("utf-8"))
 
 
-def _lines(rows: list[list[str]]) -> str:
-    from benchmarks.markdown import table
-
-    return "\n".join(table(rows)) + "\n"
-
-
 def _errors() -> dict[str, dict[str, float]]:
     """By method and pair; the mean of Middlebury's six after them."""
     found: dict[str, dict[str, float]] = {}
@@ -49,7 +43,7 @@ def _by_pair(methods: list[str], digits: str, pairs: int | None = None) -> str:
     for name in list(errors[methods[0]])[:pairs]:
         called = CALLED.get(name, name.replace("flyingchairs", "FlyingChairs"))
         rows.append([called, *(format(errors[method][name], digits) for method in methods)])
-    return _lines(rows)
+    return lines(rows)
 
 
 def start() -> str:
@@ -59,7 +53,7 @@ def start() -> str:
     errors = _errors()
     for method in ("auto", "fullfield-s", "tvl1"):
         rows.append([f"`{method}`", *(f"{errors[method][name]:#.3g}" for name in names)])
-    return _lines(rows)
+    return lines(rows)
 
 
 def card() -> str:
@@ -87,7 +81,7 @@ def confidence() -> str:
     values = [[f"{stored[kind][name]:.3f}" for kind in ("own", "without")] for name in heads.values()]
     rest = [["", "with the network's own uncertainty", "without"]]
     rest += [[head, *both] for head, both in zip(heads, values, strict=True)]
-    return f"{_lines(rows)}\n{_lines(rest)}"
+    return f"{lines(rows)}\n{lines(rest)}"
 
 
 def poses() -> str:
@@ -99,7 +93,7 @@ def poses() -> str:
         lengths = (f"{middle[name]:.3f} m" for name in ("rte", "rmse"))
         cells = [pair, f"{middle['matches']:.0f}", f"{100 * middle['ir']:.0f}", f"{middle['rre']:.2f}°", *lengths]
         rows.append([*cells, f"{middle['seconds']:.1f}"])
-    return _lines(rows)
+    return lines(rows)
 
 
 PAGES = {

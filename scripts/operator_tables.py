@@ -26,7 +26,7 @@ def _row(case: dict[str, Any], begin: str) -> dict[str, Any]:
     return found
 
 
-def _lines(rows: list[list[str]]) -> str:
+def lines(rows: list[list[str]]) -> str:
     from benchmarks.markdown import table
 
     return "\n".join(table(rows)) + "\n"
@@ -54,7 +54,7 @@ def lookup_peers() -> str:
                 how = "eager" if way == "eager" else "graph replay"
                 times = [_milliseconds(_row(case, who), way) for who in ("cuda", peer)]
                 rows.append([f"{title}, {how}", *times])
-    return _lines(rows)
+    return lines(rows)
 
 
 def lookup_sizes() -> str:
@@ -65,7 +65,7 @@ def lookup_sizes() -> str:
         found.setdefault((width, height), {})[case["scene"]] = _milliseconds(_row(case, "cuda"), "graph")
     heads = [f"{width}×{height}" for width, height in found]
     cells = [" / ".join(scenes[f"flow_{kind}_512x224"] for kind in ("easy", "medium")) for scenes in found.values()]
-    return _lines([["feature map", *heads], ["forward", *cells]])
+    return lines([["feature map", *heads], ["forward", *cells]])
 
 
 def lookups_kept() -> str:
@@ -77,7 +77,7 @@ def lookups_kept() -> str:
         height, width = both[0]["size"]
         times = [f"{row[how]['median']:.3g}" for row in both for how in ("without_ms", "with_ms")]
         rows.append([f"{width}×{height}, {called[both[0]['scene']]}", *times])
-    return _lines(rows)
+    return lines(rows)
 
 
 def _layer(row: dict[str, Any], kept: bool = True) -> str:
@@ -107,7 +107,7 @@ def layers() -> str:
             if (kind, channels) == wanted[0]:
                 title = f"{called}, {case['points']:,} points, {case['triplets'] / 1e6:.3g} M triplets, {title}"
             rows.append([title, *(_layer(_row(case, name), channels == [64, 64]) for name in names)])
-    return _lines(rows)
+    return lines(rows)
 
 
 def voxels() -> str:
@@ -118,7 +118,7 @@ def voxels() -> str:
         if case["size"] in (100_000, 1_000_000, 10_000_000):
             size = f"{case['size'] / 1e6:g} million, {case['series'].removeprefix('voxels ')}"
             rows.append([size, *(_layer(_row(case, name)) for name in ("cuda", "spconv", "ocnn"))])
-    return _lines(rows)
+    return lines(rows)
 
 
 def layer_formats() -> str:
@@ -138,7 +138,7 @@ def layer_formats() -> str:
         times = [f"{1e3 * row[way]['median_s']:.3f}" for row in found for way in ("forward", "training")]
         memory = " / ".join(f"{row['training_peak_bytes'] / 1e6:.0f}" for row in found)
         rows.append([kind, *times, f"{memory} MB"])
-    return _lines(rows)
+    return lines(rows)
 
 
 def neighbors() -> str:
@@ -150,7 +150,7 @@ def neighbors() -> str:
         found = [_row(case, row["name"]) for case in cases]
         times = (f"{_milliseconds(one, 'build')} ms, {one['build_peak_bytes'] / 1e6:.0f} MB" for one in found)
         rows.append([row["name"].replace("the same, strided", "the same, centres thinned"), *times])
-    return _lines(rows)
+    return lines(rows)
 
 
 PAGES = {

@@ -9,12 +9,11 @@ from typing import Any
 import emulator
 import pytest
 import torch
+from correlation_emulated import correlation_on
 from emulator import AMPERE, Emulator
 from torch import Tensor
 
 from fullfield.nn import CorrelationPyramid
-from fullfield.ops.correlation import cuda
-from fullfield.ops.correlation.cuda import launch, launch_backward
 from fullfield.testing.correlation import Case, assert_within, make_case, rounded
 
 pytestmark = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
@@ -27,12 +26,7 @@ def machine() -> Emulator:
 
 @pytest.fixture(autouse=True)
 def _emulated(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    machine.installed(monkeypatch, AMPERE, launch, launch_backward)
-    for module in (launch, launch_backward):
-        monkeypatch.setattr(module, "raw_stream", lambda _: 0)
-    monkeypatch.setattr(launch, "current_device", lambda: 0)
-    monkeypatch.setattr(cuda, "supports", lambda _: None)
-    with machine.used():
+    with correlation_on(machine, monkeypatch):
         yield
 
 

@@ -13,13 +13,14 @@ from dataclasses import replace
 import emulator
 import pytest
 import torch
+from correlation_emulated import correlation_on
 from emulator import AMPERE, Emulated, Emulator, Memory
 from torch import Tensor
 
 from fullfield._kernels.nvrtc import Source
 from fullfield.nn import CorrelationPyramid
-from fullfield.ops.correlation import correlation_lookup, cuda
-from fullfield.ops.correlation.cuda import config, launch, launch_backward, structs
+from fullfield.ops.correlation import correlation_lookup
+from fullfield.ops.correlation.cuda import config, launch, structs
 from fullfield.testing.correlation import Case, Results, assert_within, budget, make_case, rounded, run
 
 pytestmark = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
@@ -36,13 +37,7 @@ def machine() -> Emulator:
 
 @pytest.fixture(autouse=True)
 def _emulated(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The backend "cuda" for tensors of the CPU, in memory that is poisoned and watched."""
-    machine.installed(monkeypatch, AMPERE, launch, launch_backward)
-    for module in (launch, launch_backward):
-        monkeypatch.setattr(module, "raw_stream", lambda _: 0)
-    monkeypatch.setattr(launch, "current_device", lambda: 0)
-    monkeypatch.setattr(cuda, "supports", lambda _: None)
-    with machine.used():
+    with correlation_on(machine, monkeypatch):
         yield
 
 

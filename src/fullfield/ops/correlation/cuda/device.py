@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import ctypes
 
+import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import Libraries
+from fullfield._kernels.nvrtc import Libraries, capture_id
 from fullfield.ops.correlation.cuda.config import Config
 from fullfield.ops.correlation.protocol import Request
 
 LIBRARIES = Libraries("correlation kernels")
+
+
+def captured_by(stream: int) -> int:
+    """The graph that ``stream``, the current one, is captured into; 0: none. The default stream, 0, never is."""
+    capturing = stream and torch._C._cuda_isCurrentStreamCapturing()  # type: ignore[attr-defined, unused-ignore]
+    return capture_id(stream) if capturing else 0
 
 
 def offsets(request: Request, config: Config) -> list[int]:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import capture_id
 from fullfield.ops.correlation.cuda.config import KEPT_BYTES, Config
+from fullfield.ops.correlation.cuda.device import captured_by
 from fullfield.ops.correlation.protocol import Request
 
 # Columns and rows that a patch has beside the window, by level.
@@ -84,9 +84,7 @@ class Keeper:
 
     def take(self, stream: int, kind: object) -> _Context | None:
         """The context whose patches this lookup may use, or None."""
-        # The default stream, 0, cannot be captured.
-        capturing = stream and torch._C._cuda_isCurrentStreamCapturing()  # type: ignore[attr-defined, unused-ignore]
-        graph = capture_id(stream) if capturing else 0
+        graph = captured_by(stream)
         context = self._contexts.get(graph)
         if context is None:
             with self._lock:

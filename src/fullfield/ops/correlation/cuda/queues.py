@@ -13,7 +13,7 @@ import threading
 import torch
 from torch import Tensor
 
-from fullfield._kernels.nvrtc import capture_id
+from fullfield.ops.correlation.cuda.device import captured_by
 
 SLOT = 16  # bytes, of which the kernel uses eight
 COUNT = 4096
@@ -31,8 +31,7 @@ class Queues:
 
     def take(self, stream: int) -> tuple[int, Tensor | None]:
         """The address of zeroed counters for a lookup on ``stream``, and what must live until it is launched."""
-        capturing = torch._C._cuda_isCurrentStreamCapturing()  # type: ignore[attr-defined, unused-ignore]
-        key = (stream, capture_id(stream) if capturing else 0)
+        key = (stream, captured_by(stream))
         address = self._slots.get(key)
         if address is not None:
             return address, None
