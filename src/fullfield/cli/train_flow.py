@@ -26,8 +26,8 @@ _ENDLESS = 10**9  # steps of a run that is limited by minutes alone
 _STEPS = 100_000
 # Fields of FlowTraining and their options.
 _TRAINING = (
-    "batch", "schedule", "learning_rate", "warmup", "decay", "last", "weight_decay", "clip", "average", "loss", "l1",
-    "gamma", "max_flow", "visible", "updates", "channels_last", "compile", "graph", "freeze_norms", "seed",
+    "batch", "schedule", "learning_rate", "warmup", "decay", "last", "weight_decay", "clip", "average", "loss", "gamma",
+    "max_flow", "visible", "updates", "channels_last", "compile", "graph", "freeze_norms", "seed",
 )  # fmt: skip
 _WORDS = {name: f"--{name.replace('_', '-')}" for name in (*_TRAINING, "steps", "precision", "every", "after")}
 _PART = re.compile(r"(?P<name>[^:=]+)(:(?P<folder>.+?))?(=(?P<weight>[0-9.]+([eE][+-]?[0-9]+)?))?")
@@ -127,7 +127,6 @@ def _add_training_options(group: Any) -> None:
         ("--decay", 0.2, "of --schedule stable: share in which it falls; 0: none"),
         ("--last", 0.001, "share of the rate that is left at the end"),
         ("--average", 0.999, "of the weights' moving average: what a step keeps"),
-        ("--l1", 0.0, "of --loss mixture: weight of the L1 error beside it, for what is occluded"),
         ("--gamma", 0.85, "weight of a prediction, in parts of the next one's"),
         ("--visible", 1 / 3, "share of the training in which occluded pixels do not count"),
     ):

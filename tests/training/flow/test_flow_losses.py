@@ -43,9 +43,6 @@ def test_the_mixture_is_the_likelihood_of_its_definition() -> None:
                 wanted -= 0.7 ** (2 - index) * math.log(density(error, info[b, :, y, x].tolist(), -1.0, 3.0))
     found = laplace_mixture_loss(pairs, flow, counted, gamma=0.7, log_scale_min=-1.0, log_scale_max=3.0)
     assert float(found) == pytest.approx(wanted / (2 * int(counted.sum())), rel=1e-5)
-    both = laplace_mixture_loss(pairs, flow, counted, gamma=0.7, log_scale_min=-1.0, log_scale_max=3.0, l1=0.6)
-    apart = sequence_loss([predicted for predicted, _ in pairs], flow, counted, gamma=0.7)
-    assert float(both) == pytest.approx(float(found + 0.6 * apart), rel=1e-6)
 
 
 def test_the_sequence_is_the_weighted_mean_of_errors() -> None:

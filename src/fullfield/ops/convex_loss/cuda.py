@@ -37,7 +37,7 @@ def source(dtype: torch.dtype) -> Source:
 
 
 def loss(
-    field: Tensor, mask: Tensor, truth: Tensor, counted: Tensor, low: float, high: float, l1: float
+    field: Tensor, mask: Tensor, truth: Tensor, counted: Tensor, low: float, high: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The sums [2] of the loss and of the end-point errors, and the gradients of the first by field and mask."""
     batch, _, height, width = field.shape
@@ -54,7 +54,7 @@ def loss(
     for name, tensor in zip(_POINTERS, held, strict=True):
         setattr(p, name, tensor.data_ptr())
     p.mask_b, p.mask_c, p.mask_y, p.mask_x = mask.stride()
-    p.batch, p.height, p.width, p.low, p.high, p.l1 = batch, height, width, low, high, l1
+    p.batch, p.height, p.width, p.low, p.high = batch, height, width, low, high
     kernels = launching.kernels(LIBRARIES, source(mask.dtype), field.get_device())
     kernels.launch("loss", blocks, _THREADS, p)
     kernels.launch("gather", -(-cells // _THREADS), _THREADS, p)

@@ -15,7 +15,7 @@ struct LossParams {
     float *sums;             // [blocks, 2]: of the loss and of the end-point errors
     i64 mask_b, mask_c, mask_y, mask_x;
     int batch, height, width;
-    float low, high, l1;
+    float low, high;
 };
 
 constexpr int SIDE = 8, FINE = SIDE * SIDE, CELLS = 4, VALUES = 6, KEPT = 64;
@@ -84,10 +84,10 @@ extern "C" __global__ void __launch_bounds__(256) loss(const __grid_constant__ L
                 const float away = fine[c] - p.truth[(2 * b + c) * pixels + pixel], error = fabsf(away);
                 const float wide = fine[2] - scale1 - error * rate1, narrow = fine[3] - scale2 - error * rate2;
                 const float larger = fmaxf(wide, narrow), difference = fabsf(wide - narrow);
-                surprise += both - larger - log1pf(__expf(-difference)) + 0.69314718f + p.l1 * error;
+                surprise += both - larger - log1pf(__expf(-difference)) + 0.69314718f;
                 const float q1 = 1.f / (1.f + __expf(narrow - wide)), q2 = 1.f - q1;
                 distance += error * error;
-                const float slope = q1 * rate1 + q2 * rate2 + p.l1;
+                const float slope = q1 * rate1 + q2 * rate2;
                 g[c] = away > 0.f ? slope : away < 0.f ? -slope : 0.f;
                 g[2] += share1 - q1;
                 of_scale1 += q1 * (1.f - error * rate1);

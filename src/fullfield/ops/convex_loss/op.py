@@ -21,16 +21,14 @@ def convex_mixture_loss(
     factor: int = 8,
     log_scale_min: float = 0.0,
     log_scale_max: float = 10.0,
-    l1: float = 0.0,
 ) -> tuple[Tensor, Tensor]:  # scalars
     """Minus the logarithm of the likelihood of the true flow, summed over the pixels that count and both components;
     and the sum of these pixels' end-point errors, which has no gradient.
 
     ``field`` holds a flow in fine pixels and the mixture around it: logits of a wide and a narrow Laplacian, and the
     logarithms of their scales, see :func:`mixture_surprise`. It is up-sampled with the weights ``mask`` as by
-    :func:`fullfield.nn.upsampling.convex_upsample`. ``l1`` times the L1 error is added to the loss. On NVIDIA GPUs with
-    factor 8 and float32 fields, two kernels give the loss and all gradients; elsewhere PyTorch's operators do.
-    Differentiable by field and mask, once.
+    :func:`fullfield.nn.upsampling.convex_upsample`. On NVIDIA GPUs with factor 8 and float32 fields, two kernels give
+    the loss and all gradients; elsewhere PyTorch's operators do. Differentiable by field and mask, once.
 
     Raises:
         InputError: naming the argument that does not fit.
@@ -43,16 +41,16 @@ def convex_mixture_loss(
     _check.tensor(truth, "truth", (batch, 2, *fine), dtypes=[torch.float32], device=field.device)
     _check.tensor(counted, "counted", (batch, *fine), dtypes=[torch.bool], device=field.device)
     if not field.numel() or not usable("convex_mixture_loss", "cuda", cuda.supports(field, mask, factor)):
-        return reference.loss(field, mask, truth, counted, factor, log_scale_min, log_scale_max, l1)
-    sums: Tensor = _loss(field, mask, truth, counted, float(log_scale_min), float(log_scale_max), float(l1))[0]
+        return reference.loss(field, mask, truth, counted, factor, log_scale_min, log_scale_max)
+    sums: Tensor = _loss(field, mask, truth, counted, float(log_scale_min), float(log_scale_max))[0]
     return sums[0], sums[1].detach()
 
 
 @torch.library.custom_op("fullfield::convex_mixture_loss", mutates_args=())
 def _loss(
-    field: Tensor, mask: Tensor, truth: Tensor, counted: Tensor, low: float, high: float, l1: float
+    field: Tensor, mask: Tensor, truth: Tensor, counted: Tensor, low: float, high: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return cuda.loss(field, mask, truth, counted, low, high, l1)
+    return cuda.loss(field, mask, truth, counted, low, high)
 
 
 @_loss.register_fake
@@ -67,7 +65,7 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 
 def _gradients(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     of_field, of_mask = ctx.saved_tensors
-    return of_field * grad[0], of_mask * grad[0].to(of_mask.dtype), None, None, None, None, None
+    return of_field * grad[0], of_mask * grad[0].to(of_mask.dtype), None, None, None, None
 
 
 _loss.register_autograd(_gradients, setup_context=_keep)

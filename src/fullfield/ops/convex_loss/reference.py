@@ -31,19 +31,12 @@ def mixture_surprise(
 
 
 def loss(
-    field: Tensor,
-    mask: Tensor,
-    truth: Tensor,
-    counted: Tensor,
-    factor: int,
-    log_scale_min: float,
-    log_scale_max: float,
-    l1: float,
+    field: Tensor, mask: Tensor, truth: Tensor, counted: Tensor, factor: int, log_scale_min: float, log_scale_max: float
 ) -> tuple[Tensor, Tensor]:
     """As :func:`fullfield.ops.convex_loss.convex_mixture_loss`."""
     fine = convex_upsample(field, mask, factor)
     inside = counted[:, None]
     known = torch.where(inside, truth, 0.0)
     surprise = mixture_surprise(fine[:, :2], fine[:, 2:], known, log_scale_min, log_scale_max)
-    away = torch.where(inside, fine[:, :2] - known, 0.0)
-    return torch.where(inside, surprise, 0.0).sum() + l1 * away.abs().sum(), away.detach().norm(dim=1).sum()
+    away = torch.where(inside, fine[:, :2].detach() - known, 0.0)
+    return torch.where(inside, surprise, 0.0).sum(), away.norm(dim=1).sum()

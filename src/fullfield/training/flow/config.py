@@ -41,9 +41,6 @@ class FlowTraining(Config):
     """Of the moving average of the weights, which is what training gives: how much of it a step keeps."""
     loss: str = "auto"
     """``"sequence"``, or ``"mixture"`` for networks with ``predictions_with_info``; auto takes the second for those."""
-    l1: float = 0.0
-    """Of the loss ``"mixture"``: the weight of the L1 error beside the likelihood, which hardly feels the errors of
-    pixels that the network is unsure of, such as occluded ones."""
     gamma: float = 0.85
     max_flow: float = 400.0
     """Pixels that move further do not count."""
@@ -79,7 +76,6 @@ class FlowTraining(Config):
         total = self.warmup + (self.decay if self.schedule == "stable" else 0.0)
         _check.require(total <= 1.0, "warmup", "shares of warm-up and decay of 1 at most together", f"{total:g}")
         _check.number(self.weight_decay, "weight_decay", low=0.0)
-        _check.number(self.l1, "l1", low=0.0)
         _check.number(self.average, "average", low=0.0, below=1.0)
         _check.number(self.gamma, "gamma", above=0.0, high=1.0)
         if self.updates is not None:

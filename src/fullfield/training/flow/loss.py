@@ -57,7 +57,6 @@ def laplace_mixture_loss(
     gamma: float = 0.85,
     log_scale_min: float = 0.0,
     log_scale_max: float = 10.0,
-    l1: float = 0.0,
 ) -> Tensor:  # scalar
     """The negative logarithm of the likelihood of the true flow under a mixture of two Laplacians, weighted as in
     :func:`sequence_loss`.
@@ -72,14 +71,11 @@ def laplace_mixture_loss(
     truth, inside, pixels = _prepared([flow for flow, _ in predictions], flow, counted, gamma)
     _check.number(log_scale_min, "log_scale_min", high=0)
     _check.number(log_scale_max, "log_scale_max", low=0)
-    _check.number(l1, "l1", low=0)
     batch, _, height, width = flow.shape
     total = torch.zeros((), dtype=torch.float32, device=flow.device)
     for weight, (predicted, info) in zip(_weights(len(predictions), gamma), predictions, strict=True):
         _check.tensor(info, "predictions", (batch, 4, height, width))
-        predicted = predicted.float()
-        surprise = mixture_surprise(predicted, info.float(), truth, log_scale_min, log_scale_max)
-        surprise = surprise + l1 * (predicted - truth).abs()
+        surprise = mixture_surprise(predicted.float(), info.float(), truth, log_scale_min, log_scale_max)
         total = total + weight * torch.where(inside, surprise, 0.0).sum()
     return total / (2 * pixels)
 
@@ -92,7 +88,6 @@ def coarse_mixture_loss(
     *,
     gamma: float = 0.85,
     limits: tuple[float, float] = (0.0, 10.0),
-    l1: float = 0.0,
 ) -> tuple[Tensor, Tensor]:  # scalars
     """:func:`laplace_mixture_loss` of predictions before their up-sampling, as
     :meth:`fullfield.models.SEARAFT.coarse_predictions` gives, and the mean end-point error of the last one.
@@ -104,7 +99,6 @@ def coarse_mixture_loss(
     """
     _check.require(len(predictions) > 0, "predictions", "one at least", "none")
     _check.number(gamma, "gamma", above=0.0, high=1.0)
-    _check.number(l1, "l1", low=0)
     low, high = limits
     pixels = counted.sum().clamp(min=1)
     if any(padding):
@@ -112,7 +106,7 @@ def coarse_mixture_loss(
     total = torch.zeros((), dtype=torch.float32, device=flow.device)
     error = total
     for weight, (field, mask) in zip(_weights(len(predictions), gamma), predictions, strict=True):
-        loss, error = convex_mixture_loss(field, mask, flow, counted, log_scale_min=low, log_scale_max=high, l1=l1)
+        loss, error = convex_mixture_loss(field, mask, flow, counted, log_scale_min=low, log_scale_max=high)
         total = total + weight * loss
     return total / (2 * pixels), error / pixels
 

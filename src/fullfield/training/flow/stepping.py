@@ -53,7 +53,7 @@ class Objective(nn.Module):
         if not mixture:
             _check.require(plain, "model", "a network with predictions(frame1, frame2)", named)
         self._updates: dict[str, Any] = {} if training.updates is None else {"updates": training.updates}
-        self._gamma, self._l1 = training.gamma, training.l1
+        self._gamma = training.gamma
         self._limits: tuple[float, float] | None = None
         if mixture:
             config = getattr(network, "config", None)
@@ -73,15 +73,11 @@ class Objective(nn.Module):
             last = predictions[-1]
         elif callable(getattr(network, "coarse_predictions", None)):
             padding, coarse = network.coarse_predictions(frame1, frame2, **self._updates)
-            return coarse_mixture_loss(
-                coarse, padding, flow, counted, gamma=self._gamma, limits=self._limits, l1=self._l1
-            )
+            return coarse_mixture_loss(coarse, padding, flow, counted, gamma=self._gamma, limits=self._limits)
         else:
             pairs = network.predictions_with_info(frame1, frame2, **self._updates)
             low, high = self._limits
-            loss = laplace_mixture_loss(
-                pairs, flow, counted, gamma=self._gamma, log_scale_min=low, log_scale_max=high, l1=self._l1
-            )
+            loss = laplace_mixture_loss(pairs, flow, counted, gamma=self._gamma, log_scale_min=low, log_scale_max=high)
             last = pairs[-1][0]
         return loss, mean_error(last.detach(), flow, counted)
 
