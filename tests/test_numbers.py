@@ -133,7 +133,10 @@ ALLOWED: dict[str, tuple[str, tuple[str, ...]]] = {
         "a matrix of all pairs, counted; sizes that the code sets",
         ("it would take 48 GB", "multiples of 16 bytes", "64 MiB of float32", "32 MiB more"),
     ),
-    "src/fullfield/ops/neighbors/README.md": ("bytes that the code sets", ("4 bytes each", "28 to 36 bytes", "radius 1.86 cells")),
+    "src/fullfield/ops/neighbors/README.md": (
+        "bytes that the code sets",
+        ("4 bytes each", "28 to 36 bytes", "radius 1.86 cells"),
+    ),
     "src/fullfield/ops/point_conv/README.md": (
         "sizes that the code sets; a formula's values",
         ("chunk (16 MB", "up to 64 MB", "1.86, 3.10, 4.34 grid", "radius 1.86 grid"),
@@ -155,10 +158,10 @@ ALLOWED: dict[str, tuple[str, tuple[str, ...]]] = {
         ("34 bytes a pixel", "moves 60 bytes", "more than 256 px", "two pixels a word"),
     ),
 }
-UNITS = (
-    r"ms|µs|us|ns|s|seconds?|minutes?|hours?|days?|px|[KMGT]iB|[kKMGT]B|bytes|%|per ?cent|[GT]FLOP\S*|fps|G?Hz|nJ|W|°|degrees"
+UNITS = r"ms|µs|us|ns|s|seconds?|minutes?|hours?|days?|px|[KMGT]iB|[kKMGT]B|bytes|%|per ?cent|[GT]FLOP\S*|fps|G?Hz|nJ|W|°|degrees"
+COUNTS = (
+    "half|two|three|four|five|six|seven|eight|nine|ten|twelve|fifteen|twenty|thirty|forty|fifty|hundred|several|twice"
 )
-COUNTS = "half|two|three|four|five|six|seven|eight|nine|ten|twelve|fifteen|twenty|thirty|forty|fifty|hundred|several|twice"
 NUMBER = r"(?<![\w.,/×^·-])\d(?:[\d,.]*\d)?"
 MEASURED = re.compile(
     rf"{NUMBER}\s?(?:{UNITS})(?![\w/²³])"  # 3.5 ms
@@ -177,7 +180,9 @@ LEFT_OUT = (  # in this order
     re.compile(r"(?<=\n)\n(?: {4}.*\n)+"),  # indented: formulas
     re.compile(r"(?<=\])\([^)\s]*\)"),  # where links lead
     re.compile(rf"\b(?:{NAMES}) \d[\d.]*"),  # versions
-    re.compile(r", (?:train|test), (?:EPE|Fl|1px %) [\d.]+"),  # the authors' own, which tests/models/test_weights.py checks
+    re.compile(
+        r", (?:train|test), (?:EPE|Fl|1px %) [\d.]+"
+    ),  # the authors' own, which tests/models/test_weights.py checks
 )
 
 
