@@ -43,8 +43,8 @@ def points() -> str:
     return (
         f"The best other library takes {times('sizes', 'forward')} as long in the forward and "
         f"{times('sizes', 'training')} with gradients,\n"
-        f"on voxels {times('voxels', 'forward')} and {times('voxels', 'training')}. Ours is ahead of all others, or level, in "
-        f"time and in memory in\n{len(verdicts) - len(behind)} of {len(verdicts)} cases.{listed}\n"
+        f"on voxels {times('voxels', 'forward')} and {times('voxels', 'training')}. "
+        f"Ours is ahead of all others, or level, in time and in memory in\n{len(verdicts) - len(behind)} of {len(verdicts)} cases.{listed}\n"
     )
 
 

@@ -1,7 +1,7 @@
 """No page states a measured number that is not made from a stored result.
 
-What looks like a measurement, a number with a unit or a ratio, may stand in a block that ``scripts/tables.py`` writes, in code, or
-in ALLOWED below with the reason why it is none.
+What looks like a measurement, a number with a unit or a ratio, may stand in a block that ``scripts/tables.py`` writes, in
+code, or in ALLOWED below with the reason why it is none.
 """
 
 from __future__ import annotations
@@ -158,7 +158,10 @@ ALLOWED: dict[str, tuple[str, tuple[str, ...]]] = {
         ("34 bytes a pixel", "moves 60 bytes", "more than 256 px", "two pixels a word"),
     ),
 }
-UNITS = r"ms|µs|us|ns|s|seconds?|minutes?|hours?|days?|px|[KMGT]iB|[kKMGT]B|bytes|%|per ?cent|[GT]FLOP\S*|fps|G?Hz|nJ|W|°|degrees"
+UNITS = (
+    r"ms|µs|us|ns|s|seconds?|minutes?|hours?|days?|px|[KMGT]iB|[kKMGT]B|bytes|"
+    r"%|per ?cent|[GT]FLOP\S*|fps|G?Hz|nJ|W|°|degrees"
+)
 COUNTS = (
     "half|two|three|four|five|six|seven|eight|nine|ten|twelve|fifteen|twenty|thirty|forty|fifty|hundred|several|twice"
 )
@@ -166,7 +169,8 @@ NUMBER = r"(?<![\w.,/×^·-])\d(?:[\d,.]*\d)?"
 MEASURED = re.compile(
     rf"{NUMBER}\s?(?:{UNITS})(?![\w/²³])"  # 3.5 ms
     rf"|{NUMBER}(?:\s?×(?!\s?[\d(]|\s?\w\b)|\stimes\b(?! \d))"  # 3.5×, 3.5 times
-    rf"|\b(?:{COUNTS}) (?:times (?:as|faster|slower|longer|less|more|the)|as (?:fast|long|much)|the (?:time|memory|error))"
+    rf"|\b(?:{COUNTS}) times (?:as|faster|slower|longer|less|more|the)"
+    rf"|\b(?:{COUNTS}) (?:as (?:fast|long|much)|the (?:time|memory|error))"
     rf"|\b(?:{COUNTS}|half an?) (?:milliseconds?|seconds?|minutes?|hours?|per ?cent|pixels)\b"
     r"|(?<![\w.])\d+(?:\.\d+)?e-\d+"  # 3e-6
     r"|\d\s?·\s?10⁻"  # 3·10⁻⁶
