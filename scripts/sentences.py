@@ -40,11 +40,12 @@ def points() -> str:
     behind = [verdict for verdict in verdicts if "NOT ahead" in verdict]
     said = [f"`{one.partition(': ')[0]}`, {one.split('NOT ahead in ')[1].partition(';')[0]}" for one in behind]
     listed = f" The exception: {'; '.join(said)}." if said else ""
+    ahead = f"{len(verdicts) - len(behind)} of {len(verdicts)} cases"
     return (
         f"The best other library takes {times('sizes', 'forward')} as long in the forward and "
         f"{times('sizes', 'training')} with gradients,\n"
         f"on voxels {times('voxels', 'forward')} and {times('voxels', 'training')}. "
-        f"Ours is ahead of all others, or level, in time and in memory in\n{len(verdicts) - len(behind)} of {len(verdicts)} cases.{listed}\n"
+        f"Ours is ahead of all others, or level, in time and in memory in\n{ahead}.{listed}\n"
     )
 
 

@@ -1,7 +1,7 @@
 """No page states a measured number that is not made from a stored result.
 
-What looks like a measurement, a number with a unit or a ratio, may stand in a block that ``scripts/tables.py`` writes, in
-code, or in ALLOWED below with the reason why it is none.
+What looks like a measurement (a number with a unit, or a ratio) may stand in a block that ``scripts/tables.py`` writes,
+in code, or in ALLOWED below with the reason why it is none.
 """
 
 from __future__ import annotations
