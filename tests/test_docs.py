@@ -98,6 +98,9 @@ def test_the_sites_sidebar_is_made_of_the_index(monkeypatch: pytest.MonkeyPatch)
     source = ["[a](../examples/made_pairs.py) [b](images) [c](index.md) ![d](images/flow.jpg) [e](#f) [g](h://i)"]
     conf["prepare"](None, "docs/measured", source)
     assert source == ["[a](/docs/gallery/made_pairs) b [c](index.md) ![d](images/flow.jpg) [e](#f) [g](h://i)"]
+    noted = ["[n](../benchmarks/notes/networks.md#raft)"]
+    conf["prepare"](None, "docs/models", noted)
+    assert noted == ["n (`benchmarks/notes/networks.md`)"]
 
 
 def test_pages_are_short() -> None:
