@@ -7,6 +7,8 @@ in code, or in ALLOWED below with the reason why it is none.
 from __future__ import annotations
 
 import re
+import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -205,6 +207,25 @@ def test_numbers_are_made_from_stored_results(page: Path) -> None:
     if not name.startswith(tuple(FREE)):
         _, phrases = ALLOWED.get(name, ("", ()))
         assert found_in(page.read_text("utf-8"), phrases) == []
+
+
+WRITTEN_BY_OTHERS = {"options", "support", "measured"}
+"""By ``scripts/commands.py``; held to code and results by tests/integrations/test_support_table.py."""
+
+
+def strange_marks(text: str, known: set[str]) -> list[str]:
+    """Names of blocks that a page marks as made by a script, and none makes."""
+    return [name for name in re.findall(r"<!-- ([^>]*): begin -->", text) if name not in known | WRITTEN_BY_OTHERS]
+
+
+def test_every_marked_block_is_made_by_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    made = runpy.run_path(str(ROOT / "scripts" / "tables.py"))["PAGES"]
+    for page in PAGES:
+        name = page.relative_to(ROOT).as_posix()
+        known = {begin.removeprefix("<!-- ").removesuffix(": begin -->\n") for begin, _ in made.get(name, ())}
+        assert strange_marks(page.read_text("utf-8"), known) == [], name
+    assert strange_marks("<!-- mine: begin -->\n3 ms\n<!-- mine: end -->\n<!-- x: begin -->", {"x"}) == ["mine"]
 
 
 def test_what_is_allowed_is_there() -> None:
