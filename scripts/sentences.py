@@ -11,6 +11,7 @@ from operator_tables import RESULTS, lines
 BEGIN_POINTS = "<!-- points beside others: begin -->\n"
 BEGIN_PATCHED = "<!-- patched at 4K: begin -->\n"
 BEGIN_POSES = "<!-- poses of both descriptors: begin -->\n"
+BEGIN_TRAINING = "<!-- trainings of fullfield-s: begin -->\n"
 BEGIN_NETWORK = "<!-- times of fullfield-s: begin -->\n"
 
 
@@ -81,10 +82,22 @@ def network() -> str:
     return lines(rows)
 
 
+def training() -> str:
+    """The runs that made fullfield-s: pairs, sizes, seeds and time."""
+    rows = [["run", "frames", "seed", "pairs", "seconds of training", "code at"]]
+    for number, run in enumerate(_read("fullfield_s_training.json")["runs"], 1):
+        for i, piece in enumerate(run["pieces"]):
+            pairs = 2 * piece["pairs_a_gpu"] * piece["steps"]
+            whole = ["", ""] if i else [f"{run['history'][-1]['seconds']:.0f}", run["commit"]]
+            cells = ["" if i else str(number), piece["size"].replace("x", "×"), str(piece["seed"]), f"{pairs:,}"]
+            rows.append([*cells, *whole])
+    return lines(rows)
+
+
 PAGES = {
     "src/fullfield/ops/point_conv/README.md": ((BEGIN_POINTS, points),),
     "docs/integrations.md": ((BEGIN_PATCHED, patched),),
     "docs/registration.md": ((BEGIN_POSES, poses),),
-    "docs/fullfield-s.md": ((BEGIN_NETWORK, network),),
+    "docs/fullfield-s.md": ((BEGIN_TRAINING, training), (BEGIN_NETWORK, network)),
 }
 """As in ``tables.py``: page, then the mark and the words of each part."""
