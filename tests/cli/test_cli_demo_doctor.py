@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
 import re
 import sys
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ import fullfield.estimators
 import fullfield.io
 import fullfield.ops.tvl1
 from fullfield.cli.demo import FILES
+from fullfield.cli.extras import install_command
 from fullfield.io import read_flow, read_frame
 from fullfield.ops import launching
 
@@ -123,8 +127,35 @@ def test_doctor_lists_every_extra_and_what_it_would_add(cli: Any, monkeypatch: p
     assert "pytest" not in found["dev"]["missing"]
     out = cli("doctor").out
     assert "extra         register: lacks small_gicp" in out
-    assert "pip install 'fullfield[register]'; for `register`, and LAS clouds" in out
+    assert f"{install_command('register')}; for `register`, and LAS clouds" in out
     assert all(f"extra         {name}: " in out for name in declared)
+
+
+@pytest.mark.parametrize("directory", ["checkout", "with space", "vanished"])
+@pytest.mark.parametrize("how", ["index", "file", "checkout", "editable"])
+def test_extras_are_installed_from_where_the_package_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, directory: str
+) -> None:
+    checkout = tmp_path / directory
+    checkout.mkdir()
+    if directory != "vanished":
+        (checkout / "pyproject.toml").touch()
+    told = {
+        "index": None,
+        "file": {"url": "file:///somewhere/fullfield-0.2.0-py3-none-any.whl", "archive_info": {}},
+        "checkout": {"url": checkout.as_uri(), "dir_info": {}},
+        "editable": {"url": checkout.as_uri(), "dir_info": {"editable": True}},
+    }[how]
+    stored = SimpleNamespace(read_text=lambda _: told and json.dumps(told))
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda _: stored)
+    monkeypatch.chdir(tmp_path)
+    by_name = how in ("index", "file") or directory == "vanished"
+    options = "-e " if how == "editable" else ""
+    assert install_command("ray") == (
+        "pip install 'fullfield[ray]'" if by_name else f"pip install {options}'{checkout}[ray]'"
+    )
+    monkeypatch.chdir(checkout)
+    assert install_command("ray") == ("pip install 'fullfield[ray]'" if by_name else f"pip install {options}'.[ray]'")
 
 
 def test_doctor_says_what_tensors_on_a_gpu_get(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from fullfield.cli import report
+from fullfield.cli.extras import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -78,7 +79,10 @@ def run(args: argparse.Namespace) -> int:
         "ptlflow": _attempt(_ptlflow)[0],
         "kernel_cache": {"problem": cache_problem} if cache is None else cache,
         "packages": packages,
-        "extras": {name: {"missing": _missing(brings), "adds": adds} for name, (brings, adds) in _EXTRAS.items()},
+        "extras": {
+            name: {"missing": _missing(brings), "adds": adds, "command": install_command(name)}
+            for name, (brings, adds) in _EXTRAS.items()
+        },
         "colour_management": _attempt(_colour_management)[0],
         "main_job": {"works": problem is None, "problem": problem, **(works or {})},
     }
@@ -255,7 +259,7 @@ def _print(findings: dict[str, Any]) -> None:
         if problem is not None:
             print(f"package       {package}, for {_PACKAGES[package]}: {problem}")
     for name, extra in findings["extras"].items():
-        lacks = f"lacks {', '.join(extra['missing'])}: pip install 'fullfield[{name}]'; " if extra["missing"] else ""
+        lacks = f"lacks {', '.join(extra['missing'])}: {extra['command']}; " if extra["missing"] else ""
         print(f"extra         {name}: {lacks or 'installed; '}for {extra['adds']}")
     for operator, found in findings["operators"].items():
         _print_backends(operator, "", found)
@@ -278,7 +282,8 @@ def _print(findings: dict[str, Any]) -> None:
         print(f"{method:<14}{found['path'] or missing}")
     print(f"ptlflow       {_on_ptlflow(findings['ptlflow'])}")
     cache = findings["kernel_cache"]
-    state = cache.get("problem") or f"{cache['folder']} ({'warm' if cache['warm'] else 'cold'})"
+    compiled = "are there" if cache.get("warm") else "are compiled at their first use"
+    state = cache.get("problem") or f"{cache['folder']}; the kernels of tvl1 {compiled}"
     print(f"kernel cache  {state}")
     colour = findings["colour_management"]
     print(f"OpenColorIO   {colour['problem'] or colour['config'] if colour else 'needs OpenImageIO'}")
