@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import fullfield.estimators
 import fullfield.io
@@ -239,7 +240,11 @@ def test_doctor_says_whether_the_fast_form_of_networks_runs(cli: Any, monkeypatc
     out = cli("doctor").out
     assert "fast networks on cuda:0: needs compute capability 8.0, got 7.5" in out
     assert "fast networks on cuda:1: half precision, fused kernels" in out
-    assert "fast networks on the CPU: float32" in out
+    for dtype in (torch.bfloat16, torch.float32):
+        monkeypatch.setattr("fullfield.models.prepared.cpu_dtype", lambda dtype=dtype: dtype)
+        name = str(dtype).removeprefix("torch.")
+        assert f"fast networks on the CPU: {name}" in cli("doctor").out
+        assert cli("doctor", "--json").json["fast_networks_on_cpu"] == name
     monkeypatch.setattr("torch.backends.cudnn.is_available", lambda: False)
     assert cli("doctor", "--json").json["fast_networks"]["cuda:1"] == "cuDNN is missing"
     monkeypatch.setattr("fullfield._kernels.nvrtc.why_not", lambda: "NVRTC was not found")

@@ -75,6 +75,7 @@ def run(args: argparse.Namespace) -> int:
         **{f"{name}_on_gpus": _attempt(partial(_on_gpus, name))[0] for name in ("correlation", *_ON_FRAMES)},
         "points_on_gpus": _attempt(_points_on_gpus)[0],
         "fast_networks": _attempt(_fast_networks)[0],
+        "fast_networks_on_cpu": _attempt(_fast_networks_on_cpu)[0],
         "networks": _attempt(_networks)[0],
         "ptlflow": _attempt(_ptlflow)[0],
         "kernel_cache": {"problem": cache_problem} if cache is None else cache,
@@ -174,6 +175,13 @@ def _fast_networks() -> dict[str, str | None]:
     from fullfield.models.prepared import why_not
 
     return {gpu: why_not(torch.device(gpu)) for gpu in _gpus()}
+
+
+def _fast_networks_on_cpu() -> str:
+    """What networks compute in there in their fast form."""
+    from fullfield.models.prepared import cpu_dtype
+
+    return str(cpu_dtype()).removeprefix("torch.")
 
 
 def _networks() -> dict[str, dict[str, str | None]]:
@@ -276,7 +284,9 @@ def _print(findings: dict[str, Any]) -> None:
             _print_backends(operator, f"on {gpu}: ", found)
     for gpu, reason in (findings["fast_networks"] or {}).items():
         print(f"{'fast networks':<14}on {gpu}: {'half precision, fused kernels' if reason is None else reason}")
-    print(f"{'fast networks':<14}on the CPU: float32, the preset fast is exact there")
+    native = findings["fast_networks_on_cpu"] == "bfloat16"
+    told = "bfloat16" if native else "float32, for want of AVX-512 BF16"
+    print(f"{'fast networks':<14}on the CPU: {told}")
     for method, found in (findings["networks"] or {}).items():
         missing = f"weights {found['weights']} are not here: fullfield weights fetch {found['weights']}"
         print(f"{method:<14}{found['path'] or missing}")
