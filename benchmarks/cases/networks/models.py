@@ -147,8 +147,10 @@ def network(plan: Plan, method: str, first: Tensor, second: Tensor) -> Network:
 
 
 def _file(plan: Plan, method: str) -> str | None:
-    packaged = cached_weights(WEIGHTS[PACKAGED]) if method == PACKAGED else None
-    return (plan.weights or {}).get(method, packaged and str(packaged))
+    given = (plan.weights or {}).get(method)
+    if given is not None or method != PACKAGED:
+        return given
+    return str(cached_weights(WEIGHTS[PACKAGED]))
 
 
 @contextmanager
