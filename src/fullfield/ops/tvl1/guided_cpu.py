@@ -152,6 +152,6 @@ class Refiner:
         level, config = self._level, self._config
         where = (level.size, level.pitch, self._height, self._width, top, bottom)
         limits = (np.float32(config.filter_colour), self._near, np.float32(config.filter_threshold))
+        lines = np.empty((self._k.SPAN + 2) * level.pitch, np.float32)
         buffer = np.empty(len(self._near) * 16, np.float32)
-        jumps = np.empty(2 * level.pitch, np.float32)
-        self._k.filter_rows(self._state, *where, self._guide, channels, scratch, *limits, jumps, buffer)
+        self._k.filter_rows(self._state, *where, self._guide, channels, scratch, *limits, lines, buffer)
