@@ -17,8 +17,8 @@ from fullfield.ops.launching import Launch, address, raw_stream, read_source, st
 from fullfield.ops.recording import InOrder, record
 from fullfield.ops.tvl1.cuda.state import pitch_of
 from fullfield.ops.tvl1.frames import BRIGHTEST
-from fullfield.ops.tvl1.guided_config import FILTER_RADIUS, FILTER_STEPS, LEAST_FIT, RefinementConfig
-from fullfield.ops.tvl1.guided_reference import gaussian_kernel
+from fullfield.ops.tvl1.guided_config import FILTER_RADIUS, FILTER_STEPS, JUDGED, LEAST_FIT, RefinementConfig
+from fullfield.ops.tvl1.guided_reference import gaussian_kernel, misfits
 
 LIBRARIES = Libraries("refinement kernels")
 BAD_FRAMES, BAD_RESULT, BAD_FLOW, BAD_BACKWARD = (1, 2), 4, 8, 16
@@ -28,7 +28,9 @@ _FOLDER = Path(__file__).with_name("cuda")
 _Guided = structures(_FOLDER / "guided.cu")["GuidedParams"]
 _Median = structures(_FOLDER / "median.cu")["MedianParams"]
 # Planes of the state.
-_GREY, _FLOWS, _DUALS, _SYSTEM, _EDGE, _COUPLING, _FIT, PLANES = 0, (2, 4), (6, 10), 14, 19, 20, 21, 22
+_GREY, _FLOWS, _DUALS, _SYSTEM, _EDGE, _COUPLING, _FIT = 0, (2, 4), (6, 10), 14, 19, 20, 21
+_FITS = _FIT + 1  # before each round that is judged
+PLANES = _FITS + JUDGED
 
 
 @dataclass(frozen=True)
@@ -105,16 +107,21 @@ class Refiner:
         flow: Tensor,  # [B, 2, H, W], contiguous
         backward: Tensor | None,  # [B, 2, H, W], contiguous
         rounds: int | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """The refined flow [B, 2, H, W], and the flags on the device. ``rounds``: by default the configuration's."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The refined flow [B, 2, H, W], the flags, and the misfits [B, N] as ``guided_reference.refine`` gives them,
+        all on the device. ``rounds``: by default the configuration's."""
+        rounds = self._config.rounds if rounds is None else rounds
         refined = torch.empty(flow.shape, dtype=torch.float32, device=self._device)
+        misfit = torch.empty(len(flow), min(rounds, JUDGED), dtype=torch.float64, device=self._device)
+        fits = self._planes[_FITS : _FITS + min(rounds, JUDGED), :, : self._size[1]]
         with self._in_order(self._tensors):
             self._flags.zero_()
             for item in range(len(flow)):
                 back = None if backward is None else backward[item]
                 self._load((frame1[item], frame2[item]), flow[item], back, refined[item])
-                self._run(frame1.shape[1], self._config.rounds if rounds is None else rounds)
-            return refined, self._flags.clone()
+                self._run(frame1.shape[1], rounds)
+                misfit[item] = misfits(fits)
+            return refined, self._flags.clone(), misfit
 
     def _tensors(self) -> Iterator[Tensor]:
         yield from (self._planes, self._inputs, self._flags, self._kernel)
@@ -185,7 +192,9 @@ class Refiner:
         for turn in range(rounds):
             for warp in range(config.warps):
                 p = self._params(channels)
-                p.flow, p.last = self._at(_FLOWS[flow]), int(warp == config.warps - 1)
+                judged = warp == 0 and turn < JUDGED
+                fit = self._at(_FITS + turn if judged else _FIT)
+                p.flow, p.fit, p.last = self._at(_FLOWS[flow]), fit, int(judged or warp == config.warps - 1)
                 made.append(("linearise", self._launch("guided_linearise", p, (8, 32))))
                 for number, depth in enumerate(depths):
                     p = self._params(channels)
@@ -199,7 +208,7 @@ class Refiner:
                     made.append(("median", self._plain_median(flow)))
                 else:
                     p = self._params(channels)
-                    p.flow, p.flow_out = self._at(_FLOWS[flow]), self._at(_FLOWS[1 - flow])
+                    p.flow, p.flow_out, p.fit = self._at(_FLOWS[flow]), self._at(_FLOWS[1 - flow]), fit
                     p.last = int(turn == rounds - 1)
                     made.append(("weighted median", self._launch("guided_median", p, (_DOWN, _ACROSS))))
                 flow = 1 - flow
