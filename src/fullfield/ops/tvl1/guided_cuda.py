@@ -112,10 +112,10 @@ class Refiner:
         all on the device. ``rounds``: by default the configuration's."""
         rounds = self._config.rounds if rounds is None else rounds
         refined = torch.empty(flow.shape, dtype=torch.float32, device=self._device)
-        misfit = torch.empty(len(flow), min(rounds, JUDGED), dtype=torch.float64, device=self._device)
         fits = self._planes[_FITS : _FITS + min(rounds, JUDGED), :, : self._size[1]]
         with self._in_order(self._tensors):
             self._flags.zero_()
+            misfit = torch.empty(len(flow), len(fits), dtype=torch.float64, device=self._device)
             for item in range(len(flow)):
                 back = None if backward is None else backward[item]
                 self._load((frame1[item], frame2[item]), flow[item], back, refined[item])

@@ -31,7 +31,7 @@ class Pair(NamedTuple):
 
 
 def refine(pair: Pair, config: RefinementConfig) -> tuple[Tensor, Tensor]:
-    """The refined flow [2, H, W] of one pair, and the misfits before the first and, if there is one, the second round."""
+    """The refined flow [2, H, W] of one pair, and the misfits before its first two rounds or the only one."""
     colours, first, second, prior, coupling = pair
     edge = edge_weights(colours, config.edges)
     first, second = gaussian_blur(first, config.blur), gaussian_blur(second, config.blur)
@@ -54,7 +54,7 @@ def refine(pair: Pair, config: RefinementConfig) -> tuple[Tensor, Tensor]:
 
 
 def misfits(fits: Tensor) -> Tensor:
-    """float64 [N], 0 ... 1: how badly the gradients agree, of each of the ``fits`` [N, H, W], over targets in the frame."""
+    """float64 [N], 0 ... 1: how badly the gradients agree over targets in the frame, for each of ``fits`` [N, H, W]."""
     seen = (fits > 1.001 * LEAST_FIT).sum((1, 2))
     # Row by row, so that no number of threads changes the order.
     total = fits.sum(2, dtype=torch.float64).sum(1) - LEAST_FIT * fits[0].numel()
