@@ -13,7 +13,7 @@ from fullfield._kernels import numba_cache
 from fullfield._kernels.missing import Missing
 from fullfield._kernels.threads import rows, run
 from fullfield.ops.tvl1.cpu import _aligned, _Level
-from fullfield.ops.tvl1.guided_config import FILTER_RADIUS, JUDGED, RefinementConfig
+from fullfield.ops.tvl1.guided_config import FILTER_RADIUS, JUDGED, LEAST_FIT, RefinementConfig
 from fullfield.ops.tvl1.guided_reference import gaussian_kernel, misfits
 
 if TYPE_CHECKING:
@@ -75,12 +75,12 @@ class Refiner:
         k, level, config = self._k, self._level, self._config
         self._threads = threads
         self._load(colours, first, second, prior, _NONE if backward is None else backward)
-        fit, found = torch.from_numpy(level.view(self._state, k.FIT))[None], []
+        fit, found = torch.from_numpy(level.view(self._state, k.FIT)), []
         for turn in range(rounds):
             for warp in range(config.warps):
                 self._over_rows(self._linearise)
                 if warp == 0 and turn < JUDGED:
-                    found.append(misfits(fit))
+                    found.append(misfits(fit[None] - LEAST_FIT))
                 for done in range(0, config.iterations, _DEPTH):
                     self._sweep(min(_DEPTH, config.iterations - done))
                 if warp < config.warps - 1:

@@ -94,6 +94,7 @@ class Refiner:
         self._planes = torch.empty((PLANES, height, self._pitch), dtype=torch.float32, device=device)
         self._inputs = torch.zeros(6, dtype=torch.int64, device=device)
         self._flags = torch.zeros(1, dtype=torch.int32, device=device)
+        self._misfits = torch.zeros(JUDGED, dtype=torch.float64, device=device)
         self._kernel = torch.tensor(gaussian_kernel(config.blur), dtype=torch.float32, device=device)
         self.launches: dict[tuple[int, int], list[tuple[str, Launch]]] = {}
         """By channels and rounds: the kernels that follow those that read the frames, in order."""
@@ -112,38 +113,39 @@ class Refiner:
         all on the device. ``rounds``: by default the configuration's."""
         rounds = self._config.rounds if rounds is None else rounds
         refined = torch.empty(flow.shape, dtype=torch.float32, device=self._device)
-        fits = self._planes[_FITS : _FITS + min(rounds, JUDGED), :, : self._size[1]]
         with self._in_order(self._tensors):
             self._flags.zero_()
-            misfit = torch.empty(len(flow), len(fits), dtype=torch.float64, device=self._device)
+            misfit = torch.empty(len(flow), min(rounds, JUDGED), dtype=torch.float64, device=self._device)
             for item in range(len(flow)):
                 back = None if backward is None else backward[item]
                 self._load((frame1[item], frame2[item]), flow[item], back, refined[item])
                 self._run(frame1.shape[1], rounds)
-                misfit[item] = misfits(fits)
+                misfit[item] = self._misfits[: misfit.shape[1]]
             return refined, self._flags.clone(), misfit
 
     def _tensors(self) -> Iterator[Tensor]:
-        yield from (self._planes, self._inputs, self._flags, self._kernel)
+        yield from (self._planes, self._inputs, self._flags, self._kernel, self._misfits)
 
     def _run(self, channels: int, rounds: int) -> None:
         key = channels, rounds
         launches, graph = self.launches.get(key), self._graphs.get(key)
         if launches is None:
             launches = self.launches[key] = self._made(channels, rounds)
-            self._launch_all(launches)
+            self._launch_all(launches, rounds)
             return
         if self._device.type != "cuda" or torch.cuda.is_current_stream_capturing():
-            self._launch_all(launches)
+            self._launch_all(launches, rounds)
             return
         if graph is None:
-            graph = self._graphs[key] = record(partial(self._launch_all, launches), self._device)
+            graph = self._graphs[key] = record(partial(self._launch_all, launches, rounds), self._device)
         graph.replay()
 
-    def _launch_all(self, launches: list[tuple[str, Launch]]) -> None:
+    def _launch_all(self, launches: list[tuple[str, Launch]], rounds: int) -> None:
         stream = raw_stream(self._about.index)
         for _, launch in launches:
             launch(stream)
+        judged = min(rounds, JUDGED)
+        self._misfits[:judged] = misfits(self._planes[_FITS : _FITS + judged, :, : self._size[1]])
 
     def _at(self, plane: int) -> int:
         return self._planes[plane].data_ptr()
@@ -191,11 +193,10 @@ class Refiner:
         depths = [min(shape.depth, config.iterations - done) for done in range(0, config.iterations, shape.depth)]
         for turn in range(rounds):
             for warp in range(config.warps):
-                p = self._params(channels)
-                judged = warp == 0 and turn < JUDGED
-                fit = self._at(_FITS + turn if judged else _FIT)
-                p.flow, p.fit, p.last = self._at(_FLOWS[flow]), fit, int(judged or warp == config.warps - 1)
-                made.append(("linearise", self._launch("guided_linearise", p, (8, 32))))
+                if warp == 0 and turn < JUDGED:
+                    made.append(("linearise", self._linearising(flow, channels, judged=turn)))
+                if warp > 0 or turn >= JUDGED or config.warps == 1:  # the median's fit is another
+                    made.append(("linearise", self._linearising(flow, channels, last=warp == config.warps - 1)))
                 for number, depth in enumerate(depths):
                     p = self._params(channels)
                     p.iterations, p.zero_dual = depth, int(turn == warp == number == 0)
@@ -208,11 +209,19 @@ class Refiner:
                     made.append(("median", self._plain_median(flow)))
                 else:
                     p = self._params(channels)
-                    p.flow, p.flow_out, p.fit = self._at(_FLOWS[flow]), self._at(_FLOWS[1 - flow]), fit
+                    p.flow, p.flow_out = self._at(_FLOWS[flow]), self._at(_FLOWS[1 - flow])
                     p.last = int(turn == rounds - 1)
                     made.append(("weighted median", self._launch("guided_median", p, (_DOWN, _ACROSS))))
                 flow = 1 - flow
         return made
+
+    def _linearising(self, flow: int, channels: int, *, judged: int | None = None, last: bool = False) -> Launch:
+        """``judged``: the number of the round, whose fit is kept."""
+        p = self._params(channels)
+        p.flow, p.last = self._at(_FLOWS[flow]), int(last)
+        if judged is not None:
+            p.last, p.fit, p.least_fit = 1, self._at(_FITS + judged), 0.0
+        return self._launch("guided_linearise", p, (8, 32))
 
     def _plain_median(self, flow: int) -> Launch:
         height, width = self._size

@@ -44,7 +44,7 @@ def refine(pair: Pair, config: RefinementConfig) -> tuple[Tensor, Tensor]:
         for warp in range(config.warps):
             *system, fit = linearise(one, two, (xx, xy, yy), flow, prior, coupling, config)
             if warp == 0 and turn < JUDGED:
-                fits.append(fit)
+                fits.append(fit - LEAST_FIT)
             for _ in range(config.iterations):
                 flow, dual = iterate(flow, dual, tuple(system), edge, config)
             if warp < config.warps - 1:
@@ -54,10 +54,12 @@ def refine(pair: Pair, config: RefinementConfig) -> tuple[Tensor, Tensor]:
 
 
 def misfits(fits: Tensor) -> Tensor:
-    """float64 [N], 0 ... 1: how badly the gradients agree over targets in the frame, for each of ``fits`` [N, H, W]."""
-    seen = (fits > 1.001 * LEAST_FIT).sum((1, 2))
-    # Row by row, so that no number of threads changes the order.
-    total = fits.sum(2, dtype=torch.float64).sum(1) - LEAST_FIT * fits[0].numel()
+    """float64 [N], 0 ... 1: how badly the gradients agree over targets in the frame, for each of ``fits`` [N, H, W].
+
+    Those are 0 where the target lies outside.
+    """
+    # Row by row: no number of threads changes the order, and nothing of the planes' size is made.
+    total, seen = (rows.double().sum(1) for rows in (fits.sum(2), torch.linalg.vector_norm(fits, 0, 2)))
     return 1 - total / seen.clamp_min(1)
 
 
