@@ -81,7 +81,15 @@ def confidence() -> str:
     values = [[f"{stored[kind][name]:.3f}" for kind in ("own", "without")] for name in heads.values()]
     rest = [["", "with the network's own uncertainty", "without"]]
     rest += [[head, *both] for head, both in zip(heads, values, strict=True)]
-    return f"{lines(rows)}\n{lines(rest)}"
+    kinds = ("own", "without", "distance")
+    areas = [
+        ["area under the sparsification curve", "with its own uncertainty", "without", "forward-backward distance"]
+    ]
+    for pair in stored["own"]["sparsification"]:
+        areas.append([CALLED.get(pair, pair.split()[-1]), *(f"{stored[k]['sparsification'][pair]:.3f}" for k in kinds)])
+    means = [sum(values := list(stored[k]["sparsification"].values())) / len(values) for k in kinds]
+    areas.append(["mean", *(f"{mean:.3f}" for mean in means)])
+    return f"{lines(rows)}\n{lines(rest)}\n{lines(areas)}"
 
 
 def poses() -> str:
