@@ -16,7 +16,10 @@ _FARTHEST = 20.0
 _PARTS = 4096
 OCCLUSION = (-3.4, 0.5, 1.9, -1.6)
 """Of a logistic function: bias, logarithms of distance and residual, share of the pixel that the flow back reaches.
-Fitted on made pairs with RAFT-sintel, RAFT-small and fullfield-s; the bias is one between theirs and Sintel's."""
+Fitted on made pairs with RAFT-sintel, RAFT-small and fullfield-s; the bias, against the pair's own median, on these and
+on alley_1."""
+_APART = 4
+"""Rows and columns between the pixels of which that median is found."""
 CONFIDENCE = (1.911, -0.810, -0.859, 0.548)
 """Of a logistic regression: bias, logarithms of distance, residual and contrast."""
 CONFIDENCE_WITH_OWN = (2.685, -0.587, -0.503, 0.185, -2.380)
@@ -79,14 +82,16 @@ def occlusion_and_confidence(
 
     Both look at the forward-backward distance and at the difference of the first frame and the warped second one. The
     occlusion also looks at whether the flow back reaches the pixel, the confidence at the first frame's contrast and at
-    ``log_scale`` where it is given. An occlusion over 0.5 says hidden; where the flow leaves the frame it is 1. The
-    confidence is the probability of an error under one pixel.
+    ``log_scale`` where it is given. An occlusion over 0.5 says hidden; where the flow leaves the frame it is 1. What
+    speaks for it is compared with the frame's median, so that noise hides nothing. The confidence is the probability of
+    an error under one pixel.
     """
     with torch.autocast(flow.device.type, enabled=False):
         signs = evidence(frame1, frame2, flow, backward)
         bias, by_distance, by_residual, by_reached = OCCLUSION
         hidden = by_residual * torch.log(signs.residual + 3.0) + by_reached * _smooth(reached(backward))
-        hidden = bias + by_distance * signs.log_distance + hidden
+        hidden = by_distance * signs.log_distance + hidden
+        hidden = bias + hidden - _median(torch.where(signs.inside, hidden, torch.inf)[:, ::_APART, ::_APART])
         occlusion = torch.where(signs.inside, torch.sigmoid(hidden), 1.0)
         if log_scale is None:
             bias, by_distance, by_residual, by_contrast = CONFIDENCE
@@ -115,6 +120,13 @@ def reached(backward: Tensor) -> Tensor:  # [B, 2, H, W] -> [B, H, W], 0 ... 1
             place = torch.where(inside, row, 0.0).long() * width + torch.where(inside, column, 0.0).long()
             sums.scatter_add_(1, place.flatten(1), share)
     return (sums.to(backward.dtype) / _PARTS).clamp(max=1.0).view(batch, height, width)
+
+
+def _median(planes: Tensor) -> Tensor:  # [B, H, W] -> [B, 1, 1]
+    """Of finite values; infinity without any."""
+    ordered = planes.flatten(1).sort(1).values
+    middle = (ordered.isfinite().sum(1, keepdim=True) // 2).clamp(max=ordered.shape[1] - 1)
+    return ordered.gather(1, middle)[..., None]
 
 
 def _smooth(planes: Tensor) -> Tensor:
