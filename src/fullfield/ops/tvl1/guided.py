@@ -94,8 +94,9 @@ class FlowRefiner:
     ) -> Tensor:  # [B, 2, H, W]
         """``flow``, refined. Not differentiable.
 
-        With ``backward`` the refinement stays nearer to ``flow`` where both agree. Raises InputError for tensors of
-        another size, type or device than the refiner's, and for values that are NaN or infinite.
+        With ``backward`` the refinement stays nearer to ``flow`` where both agree. Of the change remains what the first
+        round earned by letting the frames' gradients fit better (``least_fall``, ``passes_fall``). Raises InputError
+        for tensors of another size, type or device than the refiner's, and for values that are NaN or infinite.
         """
         first, second = self._checked(frame1, "frame1"), self._checked(frame2, "frame2")
         _check.require(frame1.shape == frame2.shape, "frame2", f"shape {list(frame1.shape)} like frame1", frame2)
