@@ -10,6 +10,7 @@ import torch
 from emulator import AMPERE, Emulator
 from torch import Tensor
 
+from fullfield import InputError
 from fullfield.ops.tvl1 import FlowRefiner, RefinementConfig, guided_cuda
 from fullfield.ops.tvl1.guided_cuda import Refiner, Shape
 from fullfield.testing import textured_scene
@@ -108,6 +109,33 @@ def test_bad_values_are_noted(name: str, spoil: Callable[[Tensor], None], bit: i
     _, flags, _ = Refiner(10, 12, RefinementConfig(rounds=1, warps=1, iterations=2), CPU, SMALL)(**inputs)
     assert int(flags) & bit
     assert not int(flags) & ~(bit | 4)
+
+
+def by_kernels(height: int, width: int, config: RefinementConfig) -> FlowRefiner:
+    """The public refiner, on the emulated kernels."""
+    refiner = FlowRefiner(height, width, config, backend="reference")
+    refiner._cuda = Refiner(height, width, config, CPU, SMALL)
+    return refiner
+
+
+def test_passes_and_what_remains_of_them() -> None:
+    inputs, config = inputs_of(23, 37), RefinementConfig(passes=3, rounds=1, warps=2, least_fall=0.9)
+    exact = FlowRefiner(23, 37, config, dtype=torch.float64)(**{name: value.double() for name, value in inputs.items()})
+    found = by_kernels(23, 37, config)(**inputs)
+    assert (found - exact).abs().max() < 2e-3
+    everything = by_kernels(23, 37, config.replace(least_fall=0.0))(**inputs)
+    assert (found - everything).abs().max() > 0.05
+
+
+@pytest.mark.parametrize(("name", "spoil", "_bit"), SPOILT)
+@pytest.mark.parametrize("passes", [1, 2])
+def test_bad_values_are_refused_by_name_after_the_last_pass(
+    name: str, spoil: Callable[[Tensor], None], _bit: int, passes: int
+) -> None:
+    inputs = inputs_of(10, 12)
+    spoil(inputs[name])
+    with pytest.raises(InputError, match=f"^{name}: expected finite values"):
+        by_kernels(10, 12, RefinementConfig(passes=passes, rounds=1, warps=1, iterations=2))(**inputs)
 
 
 def test_fewer_rounds_than_the_configuration_s() -> None:
