@@ -2,8 +2,9 @@
 
 python scripts/calibrate_confidence.py      fullfield-s, refined; needs FULLFIELD_DATA
 
-Every pair is judged by constants fitted on all other scenes. Writes benchmarks/results/confidence_cpu.json. To be run
-again, and the constants in src/fullfield/estimators/reliability.py replaced, when the weights change.
+Every pair is judged by constants fitted on all other scenes, and beside them by the forward-backward distance alone.
+Writes benchmarks/results/confidence_cpu.json. To be run again, and the constants in
+src/fullfield/estimators/reliability.py replaced, when the weights change.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from fullfield.io import atomic_path, read_flow
 RIGHT = 1.0
 """Pixels: a flow is right if it is less off."""
 _SAMPLES = 20_000
-_NAMES = ("bias", "log distance", "log residual", "own log scale")
+_NAMES = ("bias", "log distance", "log residual", "log contrast", "own log scale")
 
 
 def samples() -> dict[str, tuple[Tensor, Tensor]]:
-    """Evidence [N, 4] and the error [N] of pixels of every pair."""
+    """Evidence [N, 6], the last the plain distance, and the error [N] of pixels of every pair."""
     estimator, found = RefinedEstimator(build("fullfield-s")), {}
     for name, (first, second, truth) in pairs().items():
         frames = [frame[None] for frame in as_frames((first, second), ("frame1", "frame2"), "auto")]
@@ -40,7 +41,8 @@ def samples() -> dict[str, tuple[Tensor, Tensor]]:
         ways = estimator.directions(*frames)
         signs = evidence(*frames, ways.forward, ways.backward)
         own = torch.zeros_like(signs.distance) if ways.log_scale is None else ways.log_scale
-        columns = torch.stack([torch.ones_like(own), signs.log_distance, signs.log_residual, own], 1)[0]
+        logs = signs.log_distance, signs.log_residual, signs.log_contrast
+        columns = torch.stack([torch.ones_like(own), *logs, own, signs.distance.clamp(max=1e6)], 1)[0]
         error = (ways.forward[0] - known.flow).norm(dim=0)[known.valid]
         rows = columns.movedim(0, -1)[known.valid]
         chosen = torch.randperm(len(error), generator=torch.Generator().manual_seed(0))[:_SAMPLES]
@@ -62,13 +64,21 @@ def fitted(parts: list[tuple[Tensor, Tensor]], columns: list[int]) -> Tensor:
     return w
 
 
-def judged(found: dict[str, tuple[Tensor, Tensor]], columns: list[int]) -> tuple[Tensor, Tensor]:
-    """Confidence and error of all pixels, each pair's by the others."""
-    confidence = []
+def judged(found: dict[str, tuple[Tensor, Tensor]], columns: list[int]) -> dict[str, Tensor]:
+    """Confidence of every pair's pixels, by the others."""
+    confidence = {}
     for name, (rows, _) in found.items():
         others = [part for other, part in found.items() if other.split()[-1] != name.split()[-1]]
-        confidence.append(torch.sigmoid(rows[:, columns] @ fitted(others, columns)))
-    return torch.cat(confidence), torch.cat([error for _, error in found.values()])
+        confidence[name] = torch.sigmoid(rows[:, columns] @ fitted(others, columns))
+    return confidence
+
+
+def sparsification(confidence: Tensor, error: Tensor) -> float:
+    """Area between two curves over the mean error: how the mean falls while the least sure pixels leave, and while
+    those with the largest error do."""
+    kept = torch.arange(1, len(error) + 1)
+    sure, best = (error[order].cumsum(0) / kept for order in (confidence.argsort(descending=True), error.argsort()))
+    return float((sure - best).mean() / error.mean())
 
 
 def reliability(confidence: Tensor, error: Tensor) -> dict[str, Any]:
@@ -105,12 +115,17 @@ def main() -> int:
         "what": "fullfield-s, refined: confidence against a true error under 1 px, each scene judged by the others",
         "made": {"versions": versions, "date": time.strftime("%Y-%m-%d")},
     }
-    for name, columns in (("without", [0, 1, 2]), ("own", [0, 1, 2, 3])):
+    errors = {name: error for name, (_, error) in found.items()}
+    distance = {name: sparsification(-rows[:, -1], errors[name]) for name, (rows, _) in found.items()}
+    stored["distance"] = {"sparsification": distance}
+    for name, columns in (("without", [0, 1, 2, 3]), ("own", [0, 1, 2, 3, 4])):
         constants = fitted(list(found.values()), columns)
         named = zip((_NAMES[c] for c in columns), constants.tolist(), strict=True)
         print(", ".join(f"{what} {value:.3f}" for what, value in named))
         stored[name] = {"constants": [round(value, 4) for value in constants.tolist()]}
-        stored[name] |= reliability(*judged(found, columns))
+        confidence = judged(found, columns)
+        stored[name] |= reliability(torch.cat(list(confidence.values())), torch.cat(list(errors.values())))
+        stored[name]["sparsification"] = {pair: sparsification(confidence[pair], errors[pair]) for pair in errors}
     with atomic_path(RESULT.with_name("confidence_cpu.json")) as part:
         part.write_text(json.dumps(stored, indent=1) + "\n", "utf-8")
     return 0

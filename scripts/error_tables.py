@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from statistics import mean, median
+from statistics import geometric_mean, mean, median
 from typing import Any
 
 from operator_tables import RESULTS, lines
@@ -13,6 +13,8 @@ BEGIN_CARD = "<!-- errors by pair: begin -->\n"
 BEGIN_OFFICIAL = "<!-- errors of the official weights: begin -->\n"
 BEGIN_REFINED = "<!-- errors of refined networks: begin -->\n"
 BEGIN_CONFIDENCE = "<!-- table of the confidence: begin -->\n"
+BEGIN_REMAINING = "<!-- errors of what remains: begin -->\n"
+BEGIN_OCCLUSION = "<!-- table of the occlusion: begin -->\n"
 BEGIN_POSES = "<!-- errors of poses: begin -->\n"
 CALLED = {
     "sintel clean alley_1": "Sintel alley_1, clean",
@@ -81,7 +83,43 @@ def confidence() -> str:
     values = [[f"{stored[kind][name]:.3f}" for kind in ("own", "without")] for name in heads.values()]
     rest = [["", "with the network's own uncertainty", "without"]]
     rest += [[head, *both] for head, both in zip(heads, values, strict=True)]
-    return f"{lines(rows)}\n{lines(rest)}"
+    kinds = ("own", "without", "distance")
+    areas = [
+        ["area under the sparsification curve", "with its own uncertainty", "without", "forward-backward distance"]
+    ]
+    for pair in stored["own"]["sparsification"]:
+        areas.append([CALLED.get(pair, pair.split()[-1]), *(f"{stored[k]['sparsification'][pair]:.3f}" for k in kinds)])
+    means = [sum(values := list(stored[k]["sparsification"].values())) / len(values) for k in kinds]
+    areas.append(["mean", *(f"{mean:.3f}" for mean in means)])
+    return f"{lines(rows)}\n{lines(rest)}\n{lines(areas)}"
+
+
+def remaining() -> str:
+    """Three passes on made pairs against the network: geometric mean of the ratios, and the worst one."""
+    stored = _read("made_pairs_cpu.json")["pairs"]
+    rows = [["made pairs", "of the change", *stored]]
+    for group in ("seed 911", "seed 4242"):
+        for kept, called in (("everything", "everything"), ("remaining", "what remains")):
+            cells = []
+            for by_group in stored.values():
+                ratios = [pair[kept] / pair["network"] for pair in by_group[group].values()]
+                cells.append(f"{100 * geometric_mean(ratios) - 100:+.1f} %, {100 * max(ratios) - 100:+.1f} %")
+            rows.append([f"{group}, {len(ratios)} pairs", called, *cells])
+    return lines(rows)
+
+
+def occlusion() -> str:
+    """Average precision and F1, in brackets of the plain check."""
+    stored = _read("made_pairs_cpu.json")["pairs"]
+    rows = [["pairs", *stored]]
+    for group in ("alley_1", "seed 911", "seed 4242"):
+        cells = []
+        for by_group in stored.values():
+            pairs = [pair for pair in by_group[group].values() if "occlusion" in pair]
+            ours, plain = ([mean(pair[kind][n] for pair in pairs) for n in (0, 1)] for kind in ("occlusion", "plain"))
+            cells.append(f"{ours[0]:.2f}, {ours[1]:.2f} ({plain[0]:.2f}, {plain[1]:.2f})")
+        rows.append([group.replace("seed", "made, seed"), *cells])
+    return lines(rows)
 
 
 def poses() -> str:
@@ -98,9 +136,9 @@ def poses() -> str:
 
 PAGES = {
     "docs/start.md": ((BEGIN_START, start),),
-    "docs/fullfield-s.md": ((BEGIN_CARD, card), (BEGIN_CONFIDENCE, confidence)),
+    "docs/fullfield-s.md": ((BEGIN_CARD, card), (BEGIN_CONFIDENCE, confidence), (BEGIN_OCCLUSION, occlusion)),
     "docs/models.md": ((BEGIN_OFFICIAL, official),),
     "docs/registration.md": ((BEGIN_POSES, poses),),
-    "src/fullfield/ops/tvl1/README.md": ((BEGIN_REFINED, refined),),
+    "src/fullfield/ops/tvl1/README.md": ((BEGIN_REFINED, refined), (BEGIN_REMAINING, remaining)),
 }
 """As in ``tables.py``: page, then the mark and the table of each part."""

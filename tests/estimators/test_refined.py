@@ -104,3 +104,24 @@ def test_a_network_s_own_doubt_lowers_the_confidence() -> None:
     level = occlusion_and_confidence(first, second, flow, flow, torch.zeros_like(scale))[1]
     assert (confidence[..., :16] > level[..., :16]).all()
     assert (confidence[..., 16:] < 0.5 * level[..., 16:]).all()
+
+
+def test_where_the_frame_has_contrast_a_residual_says_less() -> None:
+    first = torch.full((1, 3, 32, 64), 0.5)
+    first[..., 32:] = torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    still = torch.zeros(1, 2, 32, 64)
+    for scale in (None, torch.zeros(1, 32, 64)):
+        confidence = occlusion_and_confidence(first, first + 0.02, still, still, scale)[1]
+        assert confidence[..., 36:].min() > confidence[..., :28].max()
+
+
+def test_noise_hides_nothing() -> None:
+    noise = torch.Generator().manual_seed(0)
+    first, second = (0.5 + 0.15 * torch.randn(2, 3, 48, 64, generator=noise) for _ in range(2))
+    second[1] = first[1]
+    still = torch.zeros(2, 2, 48, 64)
+    assert (occlusion_and_confidence(first, second, still, still)[0] > 0.5).float().mean() < 0.01
+    second[1, ..., 20:40] = torch.rand(3, 48, 20, generator=noise)
+    hidden = occlusion_and_confidence(first, second, still, still)[0]
+    assert (hidden[0] > 0.5).float().mean() < 0.01, "every pair by itself"
+    assert (hidden[1, :, 22:38] > 0.5).float().mean() > 0.9

@@ -10,7 +10,8 @@ import torch
 from emulator import AMPERE, Emulator
 from torch import Tensor
 
-from fullfield.ops.tvl1 import RefinementConfig, guided_cuda, refine_flow
+from fullfield import InputError
+from fullfield.ops.tvl1 import FlowRefiner, RefinementConfig, guided_cuda
 from fullfield.ops.tvl1.guided_cuda import Refiner, Shape
 from fullfield.testing import textured_scene
 
@@ -47,14 +48,19 @@ def inputs_of(height: int, width: int, channels: int = 3, seed: int = 0) -> dict
     return {name: value[None, ..., :height, :width].clone() for name, value in all_.items()}
 
 
-def exact(inputs: dict[str, Tensor], config: RefinementConfig) -> Tensor:
-    return refine_flow(**{name: value.double() for name, value in inputs.items()}, config=config, backend="reference")
-
-
-def close(found: Tensor, inputs: dict[str, Tensor], config: RefinementConfig) -> None:
-    error = (found - exact(inputs, config)).abs()
+def close(found: tuple[Tensor, ...], inputs: dict[str, Tensor], config: RefinementConfig) -> None:
+    """Flow and misfits; and nothing was noted."""
+    frames, flows = (
+        [inputs[name].double() for name in names] for names in (("frame1", "frame2"), ("flow", "backward"))
+    )
+    reference = FlowRefiner(*flows[0].shape[-2:], config, dtype=torch.float64, backend="reference")
+    flow, misfit, _ = reference._made(*frames, *flows, rounds=config.rounds)
+    error = (found[0] - flow).abs()
     assert error.max() < 2e-3
     assert error.mean() < 1e-5
+    assert int(found[1]) == 0
+    assert found[2].shape == (len(flow), min(config.rounds, 2))
+    assert torch.allclose(found[2], misfit, rtol=2e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("size", [(23, 37), (5, 130), (40, 1), (1, 40), (70, 101)])
@@ -64,9 +70,7 @@ def test_the_kernels_are_the_reference(name: str, size: tuple[int, int], machine
     refiner = Refiner(*size, config, CPU, SMALL)
     for schedule in (0, 1):
         machine.schedule = schedule
-        found, flags = refiner(**inputs)
-        assert int(flags) == 0
-        close(found, inputs, config)
+        close(refiner(**inputs), inputs, config)
 
 
 @pytest.mark.parametrize("shape", guided_cuda.SHAPES, ids=str)
@@ -83,12 +87,10 @@ def test_a_batch_and_frames_of_any_strides() -> None:
     for name in ("frame1", "frame2"):
         inputs[name] = inputs[name].permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2).flip(-1).flip(-1)
     refiner = Refiner(24, 40, config, CPU, SMALL)
-    found, flags = refiner(**inputs)
-    assert int(flags) == 0
-    close(found, inputs, config)
+    close(refiner(**inputs), inputs, config)
     colour = inputs_of(24, 40)
     colour["frame1"] = colour["frame1"].permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
-    close(refiner(**colour)[0], colour, config)  # channels may change from call to call
+    close(refiner(**colour), colour, config)  # channels may change from call to call
 
 
 SPOILT: list[tuple[str, Callable[[Tensor], None], int]] = [
@@ -104,16 +106,43 @@ SPOILT: list[tuple[str, Callable[[Tensor], None], int]] = [
 def test_bad_values_are_noted(name: str, spoil: Callable[[Tensor], None], bit: int) -> None:
     inputs = inputs_of(10, 12)
     spoil(inputs[name])
-    _, flags = Refiner(10, 12, RefinementConfig(rounds=1, warps=1, iterations=2), CPU, SMALL)(**inputs)
+    _, flags, _ = Refiner(10, 12, RefinementConfig(rounds=1, warps=1, iterations=2), CPU, SMALL)(**inputs)
     assert int(flags) & bit
     assert not int(flags) & ~(bit | 4)
+
+
+def by_kernels(height: int, width: int, config: RefinementConfig) -> FlowRefiner:
+    """The public refiner, on the emulated kernels."""
+    refiner = FlowRefiner(height, width, config, backend="reference")
+    refiner._cuda = Refiner(height, width, config, CPU, SMALL)
+    return refiner
+
+
+def test_passes_and_what_remains_of_them() -> None:
+    inputs, config = inputs_of(23, 37), RefinementConfig(passes=3, rounds=1, warps=2, least_fall=0.9)
+    exact = FlowRefiner(23, 37, config, dtype=torch.float64)(**{name: value.double() for name, value in inputs.items()})
+    found = by_kernels(23, 37, config)(**inputs)
+    assert (found - exact).abs().max() < 2e-3
+    everything = by_kernels(23, 37, config.replace(least_fall=0.0))(**inputs)
+    assert (found - everything).abs().max() > 0.05
+
+
+@pytest.mark.parametrize(("name", "spoil", "_bit"), SPOILT)
+@pytest.mark.parametrize("passes", [1, 2])
+def test_bad_values_are_refused_by_name_after_the_last_pass(
+    name: str, spoil: Callable[[Tensor], None], _bit: int, passes: int
+) -> None:
+    inputs = inputs_of(10, 12)
+    spoil(inputs[name])
+    with pytest.raises(InputError, match=f"^{name}: expected finite values"):
+        by_kernels(10, 12, RefinementConfig(passes=passes, rounds=1, warps=1, iterations=2))(**inputs)
 
 
 def test_fewer_rounds_than_the_configuration_s() -> None:
     inputs, config = inputs_of(20, 30), RefinementConfig(warps=1)
     refiner = Refiner(20, 30, config, CPU, SMALL)
     whole = refiner(**inputs)[0]
-    close(refiner(**inputs, rounds=1)[0], inputs, config.replace(rounds=1))
+    close(refiner(**inputs, rounds=1), inputs, config.replace(rounds=1))
     assert torch.equal(refiner(**inputs)[0], whole)
 
 
@@ -127,4 +156,4 @@ def test_made_in_inference_mode_and_used_in_and_outside() -> None:
 
 def test_memory_is_what_the_formula_says() -> None:
     refiner = Refiner(30, 50, RefinementConfig(), CPU, SMALL)
-    assert refiner._planes.numel() * 4 == guided_cuda.bytes_of(30, 50) == 22 * 30 * 64 * 4
+    assert refiner._planes.numel() * 4 == guided_cuda.bytes_of(30, 50) == 24 * 30 * 64 * 4

@@ -68,3 +68,18 @@ def _wrong(a, out):  # type: ignore[no-untyped-def]
 def test_mixing_with_scalars_is_a_typing_error() -> None:
     with pytest.raises(numba.core.errors.TypingError):
         _wrong(np.zeros(16, np.float32), np.zeros(1, np.float32))
+
+
+@numba.njit
+def _estimated(a, out):  # type: ignore[no-untyped-def]
+    x = simd.load(a, 0)
+    simd.store(out, 0, simd.rough_rsqrt(x))
+    return simd.some(x - simd.splat(np.float32(2.0)))
+
+
+@pytest.mark.parametrize(("largest", "some"), [(1.5, False), (2.5, True)])
+def test_the_rough_root_and_whether_some_lane_is_above(largest: float, some: bool) -> None:
+    a, out = RNG.uniform(1e-4, 1.5, 16).astype(np.float32), np.zeros(16, np.float32)
+    a[RNG.integers(16)] = largest
+    assert bool(_estimated(a, out)) is some
+    np.testing.assert_allclose(out, 1 / np.sqrt(a), rtol=2**-13)

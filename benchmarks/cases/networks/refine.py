@@ -15,12 +15,14 @@ from torch.nn.functional import interpolate, max_pool2d
 from benchmarks.bench import Case, Cases, Note, Result
 from benchmarks.harness import given_up, peak_bytes
 from fullfield.ops.tvl1 import FlowRefiner, RefinementConfig, guided_cuda, refine_flow
+from fullfield.ops.tvl1.guided_config import JUDGED
 from fullfield.testing import textured_scene
 
 # Planes of float32 a pixel if every kernel reads its inputs once and writes its results once: the two that load; for
 # each warp linearising, all iterations, the median; for the weighted ones the colours, how well the gradients fit
-# (written and read), and the given flow.
+# (written and read), and the given flow; for the misfit of a round the fit, written and read twice; two flows mixed.
 LOADING, LINEARISING, ITERATING, FILTERING, COLOURS, FIT, GIVEN = 8 + 15, 12, 18, 4, 3, 2, 2
+MISFIT, MIXING = 3, 6
 # What the reference is compared on: in float64 it holds the window's 225 neighbours of every pixel.
 _LARGEST = {"cuda": (1080, 1920), "cpu": (120, 160)}
 _SCENE, _PATCH = 2048, 32
@@ -31,7 +33,8 @@ def planes_moved(config: RefinementConfig) -> int:
     """The floor, in float32 values a pixel."""
     each = config.warps * (LINEARISING + ITERATING + FILTERING) + COLOURS + FIT
     once = LOADING + GIVEN - 4  # the dual variable is zero at first
-    return (once + config.rounds * each) + 2 * (config.passes - 1) * (once + each)
+    last = once + config.rounds * each + min(config.rounds, JUDGED) * MISFIT + MIXING
+    return last + 2 * (config.passes - 1) * (once + each + MISFIT) + MIXING * (config.passes > 1)
 
 
 @dataclass(frozen=True)

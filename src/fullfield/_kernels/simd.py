@@ -176,6 +176,22 @@ def sqrt(typingctx: Any, x: Any) -> Any:
 
 
 @intrinsic
+def rough_rsqrt(typingctx: Any, x: Any) -> Any:
+    """``1 / sqrt(x)`` of positive values, off by at most 2^-13 of itself: AVX-512's estimate as it is, where there is
+    one; elsewhere what ``1 / sqrt(x)`` gives."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        one, mask = _constant(1.0), ir.IntType(LANES)
+        if "+avx512f" not in context.codegen()._tm_features.split(","):
+            return builder.fdiv(one, _llvm("sqrt", 1)(context, builder, sig, args), flags=_DIVISION_FLAGS)
+        kind = ir.FunctionType(_VECTOR, [_VECTOR, _VECTOR, mask])
+        estimate = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.rsqrt14.ps.512")
+        return builder.call(estimate, [args[0], one, ir.Constant(mask, -1)])
+
+    return float32x16(float32x16), codegen
+
+
+@intrinsic
 def floor(typingctx: Any, x: Any) -> Any:
     """Largest whole number not above, lane by lane."""
     return float32x16(float32x16), _llvm("floor", 1)
@@ -191,6 +207,17 @@ def within(typingctx: Any, x: Any, low: Any, high: Any) -> Any:
         return builder.select(inside, _constant(1.0), _constant(0.0))
 
     return float32x16(*[float32x16] * 3), codegen
+
+
+@intrinsic
+def some(typingctx: Any, x: Any) -> Any:
+    """Whether a lane is above 0."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        bits = builder.bitcast(builder.fcmp_ordered(">", args[0], _constant(0.0)), ir.IntType(LANES))
+        return builder.icmp_unsigned("!=", bits, ir.Constant(ir.IntType(LANES), 0))
+
+    return types.boolean(float32x16), codegen
 
 
 def _select(comparison: str) -> Callable[..., Any]:

@@ -14,6 +14,8 @@ from fullfield.ops.tvl1 import RefinementConfig
 class AutoEstimator(RefinedEstimator):
     """The network in the package, refined (:class:`RefinedEstimator`) in three passes of one round.
 
+    Of what they change remains what the frames bear out.
+
     With ``precision`` other than exact it is one pass of two rounds, and on the CPU the network alone, once, for
     speed.
 

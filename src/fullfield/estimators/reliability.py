@@ -16,10 +16,13 @@ _FARTHEST = 20.0
 _PARTS = 4096
 OCCLUSION = (-3.4, 0.5, 1.9, -1.6)
 """Of a logistic function: bias, logarithms of distance and residual, share of the pixel that the flow back reaches.
-Fitted on made pairs with RAFT-sintel, RAFT-small and fullfield-s; the bias is one between theirs and Sintel's."""
-CONFIDENCE = (2.320, -0.938, -0.537)
-"""Of a logistic regression: bias, logarithms of distance and residual."""
-CONFIDENCE_WITH_OWN = (2.855, -0.629, -0.401, -2.513)
+Fitted on made pairs with RAFT-sintel, RAFT-small and fullfield-s; the bias, against the pair's own median, on these and
+on alley_1."""
+_APART = 4
+"""Rows and columns between the pixels of which that median is found."""
+CONFIDENCE = (1.911, -0.810, -0.859, 0.548)
+"""Of a logistic regression: bias, logarithms of distance, residual and contrast."""
+CONFIDENCE_WITH_OWN = (2.685, -0.587, -0.503, 0.185, -2.380)
 """The same with the network's own logarithm of its error. Fitted with fullfield-s (scripts/calibrate_confidence.py)."""
 
 
@@ -32,6 +35,9 @@ class Evidence(NamedTuple):
     """Smoothed difference of the first frame and the warped second one, 0 ... 255."""
     inside: Tensor
     """Whether the flow stays in the frame."""
+    contrast: Tensor
+    """Smoothed length of the first frame's gradient, 0 ... 255 a pixel: where it is large, a small error of the flow
+    leaves a large residual."""
 
     @property
     def log_distance(self) -> Tensor:
@@ -43,12 +49,26 @@ class Evidence(NamedTuple):
         """As the confidence takes it."""
         return torch.log(self.residual + 1.0)
 
+    @property
+    def log_contrast(self) -> Tensor:
+        """As the confidence takes it."""
+        return torch.log(self.contrast + 1.0)
+
 
 def evidence(frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor) -> Evidence:
     """Arguments as of :func:`occlusion_and_confidence`."""
     distance = forward_backward_distance(flow, backward)
     warped, inside = sample(frame2, flow)
-    return Evidence(distance, _smooth((frame1 - warped).abs().mean(1) * 255.0), inside)
+    across, down = ((after - before) / 2 for before, after in _neighbours(frame1))
+    contrast = torch.sqrt(across * across + down * down).mean(1)
+    residual = (frame1 - warped).abs().mean(1)
+    return Evidence(distance, _smooth(residual * 255.0), inside, _smooth(contrast * 255.0))
+
+
+def _neighbours(frame: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Left and right, above and below of every pixel of [B, C, H, W], borders replicated."""
+    wide, high = pad(frame, (1, 1, 0, 0), mode="replicate"), pad(frame, (0, 0, 1, 1), mode="replicate")
+    return (wide[..., :-2], wide[..., 2:]), (high[..., :-2, :], high[..., 2:, :])
 
 
 def occlusion_and_confidence(
@@ -60,24 +80,27 @@ def occlusion_and_confidence(
 ) -> tuple[Tensor, Tensor]:  # [B, H, W] each, 0 ... 1
     """How likely each pixel of the first frame is to be hidden in the second, and how likely its flow is to be right.
 
-    Both look at the forward-backward distance and at the difference of the first frame and the warped second one, the
-    occlusion also at whether the flow back reaches the pixel, the confidence at ``log_scale`` where it is given. An
-    occlusion over 0.5 says hidden; where the flow leaves the frame it is 1. The confidence is the probability of an
-    error under one pixel.
+    Both look at the forward-backward distance and at the difference of the first frame and the warped second one. The
+    occlusion also looks at whether the flow back reaches the pixel, the confidence at the first frame's contrast and at
+    ``log_scale`` where it is given. An occlusion over 0.5 says hidden; where the flow leaves the frame it is 1. What
+    speaks for it is compared with the frame's median, so that noise hides nothing. The confidence is the probability of
+    an error under one pixel.
     """
     with torch.autocast(flow.device.type, enabled=False):
         signs = evidence(frame1, frame2, flow, backward)
         bias, by_distance, by_residual, by_reached = OCCLUSION
         hidden = by_residual * torch.log(signs.residual + 3.0) + by_reached * _smooth(reached(backward))
-        hidden = bias + by_distance * signs.log_distance + hidden
+        hidden = by_distance * signs.log_distance + hidden
+        hidden = bias + hidden - _median(torch.where(signs.inside, hidden, torch.inf)[:, ::_APART, ::_APART])
         occlusion = torch.where(signs.inside, torch.sigmoid(hidden), 1.0)
         if log_scale is None:
-            bias, by_distance, by_residual = CONFIDENCE
+            bias, by_distance, by_residual, by_contrast = CONFIDENCE
             own: Tensor | float = 0.0
         else:
-            bias, by_distance, by_residual, by_own = CONFIDENCE_WITH_OWN
+            bias, by_distance, by_residual, by_contrast, by_own = CONFIDENCE_WITH_OWN
             own = by_own * log_scale
         trust = by_distance * signs.log_distance + by_residual * signs.log_residual + own
+        trust = trust + by_contrast * signs.log_contrast
         return occlusion, torch.sigmoid(bias + trust)
 
 
@@ -97,6 +120,13 @@ def reached(backward: Tensor) -> Tensor:  # [B, 2, H, W] -> [B, H, W], 0 ... 1
             place = torch.where(inside, row, 0.0).long() * width + torch.where(inside, column, 0.0).long()
             sums.scatter_add_(1, place.flatten(1), share)
     return (sums.to(backward.dtype) / _PARTS).clamp(max=1.0).view(batch, height, width)
+
+
+def _median(planes: Tensor) -> Tensor:  # [B, H, W] -> [B, 1, 1]
+    """Of finite values; infinity without any."""
+    ordered = planes.flatten(1).sort(1).values
+    middle = (ordered.isfinite().sum(1, keepdim=True) // 2).clamp(max=ordered.shape[1] - 1)
+    return ordered.gather(1, middle)[..., None]
 
 
 def _smooth(planes: Tensor) -> Tensor:

@@ -217,16 +217,61 @@ def test_memory_is_that_of_the_buffers() -> None:
 
 def test_a_second_pass_begins_with_both_flows_refined() -> None:
     inputs = pair(60, 80)
-    config = RefinementConfig(rounds=1)
+    everything = {"least_fall": 0.0, "passes_fall": 0.0}
+    config = RefinementConfig(rounds=1, **everything)
     there = refine_flow(**inputs, config=config)
     turned = {"frame1": inputs["frame2"], "frame2": inputs["frame1"]}
     back = refine_flow(**turned, flow=inputs["backward"], backward=inputs["flow"], config=config)
-    expected = refine_flow(inputs["frame1"], inputs["frame2"], there, back, RefinementConfig())
-    assert torch.equal(refine_flow(**inputs, config=RefinementConfig(passes=2)), expected)
-    three = refine_flow(**inputs, config=RefinementConfig(passes=3))
-    once_more = {"flow": there, "backward": back, "config": RefinementConfig(passes=2)}
+    expected = refine_flow(inputs["frame1"], inputs["frame2"], there, back, RefinementConfig(**everything))
+    assert torch.equal(refine_flow(**inputs, config=RefinementConfig(passes=2, **everything)), expected)
+
+    three = refine_flow(**inputs, config=RefinementConfig(passes=3, **everything))
+    once_more = {"flow": there, "backward": back, "config": RefinementConfig(passes=2, **everything)}
     assert torch.equal(refine_flow(inputs["frame1"], inputs["frame2"], **once_more), three)
     inputs.pop("backward")
     assert torch.equal(refine_flow(**inputs, config=RefinementConfig(passes=2)), refine_flow(**inputs)), (
         "without a flow back there is nothing to find anew"
     )
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+@pytest.mark.parametrize("passes", [{}, {"passes": 2, "rounds": 1}], ids=["one pass", "two passes"])
+def test_an_exact_flow_of_noisy_frames_is_left_more(passes: dict[str, int], backend: str) -> None:
+    """A round hardly lets their gradients fit better."""
+    scene = textured_scene(64, 96, seed=2, max_motion=2)
+    noise = torch.Generator().manual_seed(3)
+    frames = [part + 0.05 * torch.randn(part.shape, generator=noise) for part in (scene.frame1, scene.frame2)]
+    inputs = *(frame[None] for frame in frames), scene.flow[None], -scene.flow[None]
+    everything, judged = (
+        refine_flow(*inputs, config=RefinementConfig(**passes, **kept), backend=backend) - inputs[2]
+        for kept in ({"least_fall": 0.0, "passes_fall": 0.0}, {})
+    )
+    assert everything.norm(dim=1).mean() > 0.2
+    assert judged.norm(dim=1).mean() < 0.6 * everything.norm(dim=1).mean()
+
+
+def test_later_passes_need_a_larger_fall_of_the_misfit() -> None:
+    inputs = pair(60, 80)
+    once = refine_flow(**inputs, config=RefinementConfig(rounds=1))
+    low = RefinementConfig(passes=2, rounds=1, passes_fall=0.0, least_fall=0.0)
+    assert not torch.equal(refine_flow(**inputs, config=low), once)
+    assert torch.equal(refine_flow(**inputs, config=low.replace(passes_fall=1.0)), once)
+
+
+def test_what_remains() -> None:
+    config = RefinementConfig(least_fall=0.1, passes_fall=0.2)
+    misfits = torch.tensor([[0.1, 0.11], [0.1, 0.095], [0.1, 0.0825], [0.1, 0.08], [0.0, 0.0]], dtype=torch.float64)
+    first, later = guided.remaining(misfits, config)
+    assert first.shape == later.shape == (5, 1, 1, 1)
+    assert torch.allclose(first.flatten(), torch.tensor([0, 0.5, 1, 1, 1], dtype=torch.float64))
+    assert torch.allclose(later.flatten(), torch.tensor([0, 0, 0.5, 1, 1], dtype=torch.float64))
+    assert torch.equal(guided.remaining(misfits[:, :1], config)[0].flatten(), torch.ones(5, dtype=torch.float64))
+
+
+def test_every_pair_of_a_batch_is_judged_by_itself() -> None:
+    clean, spoilt = pair(60, 80), pair(60, 80)
+    noise = torch.Generator().manual_seed(3)
+    for name in ("frame1", "frame2"):
+        spoilt[name] = spoilt[name] + 0.05 * torch.randn(spoilt[name].shape, generator=noise)
+    together = refine_flow(**{name: torch.cat([clean[name], spoilt[name]]) for name in clean})
+    assert torch.equal(together, torch.cat([refine_flow(**clean), refine_flow(**spoilt)]))

@@ -10,6 +10,8 @@ from fullfield._kernels.simd import __file__ as _simd_file
 from fullfield._kernels.simd import (
     load,
     maximum,
+    rough_rsqrt,
+    some,
     splat,
     sqrt,
     store,
@@ -189,104 +191,124 @@ def linearise_rows(
 
 
 @_jit
-def _row_jumps(s, size, pitch, height, width, y, top, jumps):
-    """jumps[x] <- the larger of it and the forward differences in row ``y``; ``top``: there is none yet."""
+def _row_jumps(s, size, pitch, height, width, y, jumps, at):
+    """jumps[at + x] <- the largest forward difference in row ``y``, 0 beyond the frame's sides."""
     zero = splat(np.float32(0.0))
     row = (y + 1) * pitch + LEFT
     down = pitch if y < height - 1 else 0
     for x in range(0, width, 16):
         i = row + x
-        most = zero if top else load(jumps, LEFT + x)
+        most = zero
         for _ in range(2):
             u = load(s, i)
             across = load(s, i + 1) - u
             below = load(s, i + down) - u
             most = maximum(most, maximum(maximum(across, zero - across), maximum(below, zero - below)))
             i += size
-        store(jumps, LEFT + x, most)
+        store(jumps, at + x, most)
+    for x in range(at + width, at - LEFT + pitch):
+        jumps[x] = np.float32(0.0)
+
+
+@_jit
+def _near_jumps(jumps, pitch, width, first, last, threshold, active):
+    """active[x] <- 1 where a jump of rows [first, last] over ``threshold`` is at most RADIUS columns away, else 0; row
+    y of ``jumps`` is its ``y % SPAN``-th, the one behind them is scratch."""
+    zero = splat(np.float32(0.0))
+    one = splat(np.float32(1.0))
+    low = splat(np.float32(-3e38))
+    limit = splat(threshold)
+    line = SPAN * pitch + LEFT
+    for x in range(0, width, 16):
+        most = zero
+        for y in range(first, last + 1):
+            most = maximum(most, load(jumps, y % SPAN * pitch + LEFT + x))
+        store(jumps, line + x, most)
+    for x in range(0, width, 16):
+        most = zero
+        for dx in range(-RADIUS, RADIUS + 1):
+            most = maximum(most, load(jumps, line + x + dx))
+        store(active, x, one - within(most, low, limit))
 
 
 @_jit
 def filter_rows(
-    s, size, pitch, height, width, top, bottom, colours, channels, target, range_, near, threshold, jumps, buffer
+    s, size, pitch, height, width, top, bottom, colours, channels, target, range_, near, threshold, lines, buffer
 ):
     """Weighted median of the flow near motion boundaries, into ``target`` (two planes of the same layout).
 
     ``colours``: planes in the state's layout, 1e4 beyond the frame's sides; ``near``: the neighbours' weights by
-    distance, row after row; ``jumps`` (2 pitches) and ``buffer`` (SPAN^2 * 16) are scratch.
+    distance, row after row; ``lines`` ((SPAN + 2) pitches) and ``buffer`` (SPAN^2 * 16) are scratch.
     """
     one = splat(np.float32(1.0))
     zero = splat(np.float32(0.0))
-    limit = splat(threshold)
-    huge = splat(np.float32(3e38))
     scale = splat(np.float32(1.0) / (range_ * range_ * np.float32(channels)))
-    for x in range(2 * pitch):
-        jumps[x] = np.float32(0.0)
+    jumps = lines[: (SPAN + 1) * pitch]
+    active = lines[(SPAN + 1) * pitch :]
+    for x in range((SPAN + 2) * pitch):
+        lines[x] = np.float32(0.0)
     for plane in range(2):
         for y in range(max(0, top - RADIUS), min(height, bottom + RADIUS)):
             i = (y + 1) * pitch + LEFT + width + plane * size
             s[i] = s[i - 1]
+    for y in range(max(0, top - RADIUS), min(height, top + RADIUS)):
+        _row_jumps(s, size, pitch, height, width, y, jumps, y % SPAN * pitch + LEFT)
     for y in range(top, bottom):
         row = (y + 1) * pitch + LEFT
         first = max(0, y - RADIUS)
         last = min(height - 1, y + RADIUS)
-        for yy in range(first, last + 1):
-            _row_jumps(s, size, pitch, height, width, yy, yy == first, jumps)
-        for x in range(width, pitch - LEFT):
-            jumps[LEFT + x] = np.float32(0.0)
+        if last == y + RADIUS:
+            _row_jumps(s, size, pitch, height, width, last, jumps, last % SPAN * pitch + LEFT)
+        _near_jumps(jumps, pitch, width, first, last, threshold, active)
         for x in range(0, width, 16):
             i = row + x
-            most = load(jumps, LEFT + x)
-            for dx in range(-RADIUS, RADIUS + 1):
-                most = maximum(most, load(jumps, LEFT + x + dx))
-            active = one - within(most, zero - huge, limit)
-            store(jumps, pitch, active)
-            some = np.float32(0.0)
-            for lane in range(16):
-                some += jumps[pitch + lane]
+            near_jump = load(active, x)
             u = load(s, i)
             v = load(s, i + size)
+            if not some(near_jump):
+                store(target, i, u)
+                store(target, i + size, v)
+                continue
+            red = load(colours, i)
+            k = 0
+            for yy in range(first, last + 1):
+                j = (yy + 1) * pitch + LEFT + x - RADIUS
+                far = (yy - y + RADIUS) * SPAN
+                for dx in range(SPAN):
+                    e = load(colours, j + dx) - red
+                    d = e * e
+                    for c in range(1, channels):
+                        e = load(colours, j + dx + c * size) - load(colours, i + c * size)
+                        d = d + e * e
+                    w = maximum(one - d * scale, zero)
+                    store(buffer, k, splat(near[far + dx]) * w * w * load(s, j + dx + FIT * size))
+                    k += 16
             cu = u
             cv = v
-            if some > 0:
-                red = load(colours, i)
-                k = 0
+            soft = np.float32(0.64)
+            for _ in range(STEPS):
+                e2 = splat(soft * soft)
+                su = zero
+                sv = zero
+                sw = splat(np.float32(1e-12))
+                q = 0
                 for yy in range(first, last + 1):
                     j = (yy + 1) * pitch + LEFT + x - RADIUS
-                    far = (yy - y + RADIUS) * SPAN
-                    for dx in range(SPAN):
-                        e = load(colours, j + dx) - red
-                        d = e * e
-                        for c in range(1, channels):
-                            e = load(colours, j + dx + c * size) - load(colours, i + c * size)
-                            d = d + e * e
-                        w = maximum(one - d * scale, zero)
-                        store(buffer, k, splat(near[far + dx]) * w * w * load(s, j + dx + FIT * size))
-                        k += 16
-                soft = np.float32(0.64)
-                for _ in range(STEPS):
-                    e2 = splat(soft * soft)
-                    su = zero
-                    sv = zero
-                    sw = splat(np.float32(1e-12))
-                    q = 0
-                    for yy in range(first, last + 1):
-                        j = (yy + 1) * pitch + LEFT + x - RADIUS
-                        for dx in range(j, j + SPAN):
-                            a = load(s, dx)
-                            b = load(s, dx + size)
-                            du = a - cu
-                            dv = b - cv
-                            w = load(buffer, q) / sqrt(du * du + (dv * dv + e2))
-                            su = su + w * a
-                            sv = sv + w * b
-                            sw = sw + w
-                            q += 16
-                    cu = su / sw
-                    cv = sv / sw
-                    soft = soft * np.float32(0.5)
-            store(target, i, u + active * (cu - u))
-            store(target, i + size, v + active * (cv - v))
+                    for dx in range(j, j + SPAN):
+                        a = load(s, dx)
+                        b = load(s, dx + size)
+                        du = a - cu
+                        dv = b - cv
+                        w = load(buffer, q) * rough_rsqrt(du * du + (dv * dv + e2))
+                        su = su + w * a
+                        sv = sv + w * b
+                        sw = sw + w
+                        q += 16
+                cu = su / sw
+                cv = sv / sw
+                soft = soft * np.float32(0.5)
+            store(target, i, u + near_jump * (cu - u))
+            store(target, i + size, v + near_jump * (cv - v))
 
 
 @_jit

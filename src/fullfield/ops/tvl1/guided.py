@@ -23,7 +23,7 @@ from fullfield.ops.tvl1.frames import (
     grey,
     placed,
 )
-from fullfield.ops.tvl1.guided_config import RefinementConfig
+from fullfield.ops.tvl1.guided_config import JUDGED, RefinementConfig
 
 REFINEMENT_BACKENDS = ("cuda", "cpu", "reference")
 """In order of preference."""
@@ -94,8 +94,9 @@ class FlowRefiner:
     ) -> Tensor:  # [B, 2, H, W]
         """``flow``, refined. Not differentiable.
 
-        With ``backward`` the refinement stays nearer to ``flow`` where both agree. Raises InputError for tensors of
-        another size, type or device than the refiner's, and for values that are NaN or infinite.
+        With ``backward`` the refinement stays nearer to ``flow`` where both agree. Of the change remains what the first
+        round earned by letting the frames' gradients fit better (``least_fall``, ``passes_fall``). Raises InputError
+        for tensors of another size, type or device than the refiner's, and for values that are NaN or infinite.
         """
         first, second = self._checked(frame1, "frame1"), self._checked(frame2, "frame2")
         _check.require(frame1.shape == frame2.shape, "frame2", f"shape {list(frame1.shape)} like frame1", frame2)
@@ -104,26 +105,47 @@ class FlowRefiner:
         if self._process != os.getpid():  # forked, perhaps while a thread of the parent held the lock
             self._lock, self._process = threading.Lock(), os.getpid()
         with self._lock:
-            if back is not None:
-                for _ in range(self.config.passes - 1):
-                    ways = (first, second, prior, back), (second, first, back, prior)
-                    prior, back = (self._made(*way, rounds=1) for way in ways)
-            return self._made(first, second, prior, back, rounds=self.config.rounds)
+            return self._passed(first, second, prior, back)
 
-    def _made(self, first: Tensor, second: Tensor, prior: Tensor, back: Tensor | None, *, rounds: int) -> Tensor:
-        """One pass over checked tensors."""
-        if self._cuda is not None:
-            refined, flags = self._cuda(first, second, prior, back, rounds)
-            self._complain(int(flags))
+    def _passed(self, first: Tensor, second: Tensor, given: Tensor, back: Tensor | None) -> Tensor:
+        """All passes over checked tensors. What the device has noted is read once, at the end."""
+        present, once, misfit, flags = given, None, list[Tensor](), list[Tensor]()
+        if back is not None:
+            for _ in range(self.config.passes - 1):
+                ways = (first, second, present, back), (second, first, back, present)
+                (present, before, noted), (back, _, also) = (self._made(*way, rounds=1) for way in ways)
+                once = present if once is None else once
+                misfit.append(before)
+                flags += [noted, also]
+        refined, before, noted = self._made(first, second, present, back, rounds=self.config.rounds)
+        misfit.append(before)
+        flags.append(noted)
+        first_share, later_share = (share.to(given) for share in remaining(torch.cat(misfit, 1), self.config))
+        if once is not None:
+            torch.lerp(once, refined, later_share, out=refined)
+        torch.lerp(given, refined, first_share, out=refined)
+        if self._cuda is None:
             return refined
+        later = torch.stack(flags[1:]).any() if flags[1:] else 0
+        self._complain(int(flags[0] | later * guided_cuda.BAD_RESULT))
+        return refined
+
+    def _made(
+        self, first: Tensor, second: Tensor, prior: Tensor, back: Tensor | None, *, rounds: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """One pass: flow, misfits [B, N], flags."""
+        if self._cuda is not None:
+            refined, flags, misfit = self._cuda(first, second, prior, back, rounds)
+            return refined, misfit, flags
         grey1, grey2 = grey(first), grey(second)
         refined = torch.empty_like(prior)
+        misfit = torch.empty(len(first), min(rounds, JUDGED), dtype=torch.float64, device=prior.device)
         for item in range(len(first)):
             frames = first[item] * 255.0, grey1[item], grey2[item]
             backward = None if back is None else back[item]
-            refined[item] = self._refine(frames, prior[item], backward, rounds)
+            refined[item], misfit[item] = self._refine(frames, prior[item], backward, rounds)
         check_finite(refined, "flow", FINITE_FLOW)
-        return refined
+        return refined, misfit, torch.zeros(1, dtype=torch.int32)
 
     def _complain(self, flags: int) -> None:
         """Of what the kernels noted."""
@@ -138,7 +160,7 @@ class FlowRefiner:
 
     def _refine(
         self, frames: tuple[Tensor, Tensor, Tensor], prior: Tensor, backward: Tensor | None, rounds: int
-    ) -> Tensor:
+    ) -> tuple[Tensor, Tensor]:
         if self._cpu is None:
             back = None if backward is None else backward[None]
             coupling = coupling_weights(prior[None], back, self.config)[0]
@@ -147,8 +169,9 @@ class FlowRefiner:
             )
         colours, first, second = (part.contiguous().numpy() for part in frames)
         back_plane = None if backward is None else backward.numpy()
-        flow = self._cpu((colours, first, second), prior.numpy(), back_plane, torch.get_num_threads(), rounds)
-        return torch.from_numpy(flow)
+        threads = torch.get_num_threads()
+        flow, misfit = self._cpu((colours, first, second), prior.numpy(), back_plane, threads, rounds)
+        return torch.from_numpy(flow), misfit
 
     def _checked(self, frame: Tensor, name: str) -> Tensor:
         """In the refiner's dtype."""
@@ -177,6 +200,21 @@ def coupling_weights(
         return flow.new_full((len(flow), *flow.shape[2:]), config.coupling)
     distance = forward_backward_distance(flow, backward) / config.consistent_distance
     return config.coupling + config.consistent_coupling / (1 + distance * distance)
+
+
+def remaining(
+    misfits: Tensor,  # [B, N], before each round that was judged
+    config: RefinementConfig,
+) -> tuple[Tensor, Tensor]:  # [B, 1, 1, 1] each, 0 ... 1
+    """How much of the flow's change remains, and how much of what later passes changed: by the share of itself that the
+    misfit lost in the first round. Everything where there is no second misfit."""
+    ones = misfits.new_ones(len(misfits), 1, 1, 1)
+    if misfits.shape[1] < 2:
+        return ones, ones
+    fall = ones - (misfits[:, 1] / misfits[:, 0].clamp_min(1e-12)).view_as(ones)
+    first = fall / config.least_fall if config.least_fall else ones
+    later = 4 * fall / config.passes_fall - 3 if config.passes_fall else ones
+    return first.clamp(0, 1), later.clamp(0, 1)
 
 
 def _rebuilt(height: int, width: int, config: RefinementConfig, options: dict[str, Any]) -> FlowRefiner:

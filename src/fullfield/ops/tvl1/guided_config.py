@@ -13,6 +13,8 @@ FILTER_RADIUS = 7
 FILTER_STEPS = 6
 # Of a neighbour in the weighted median whose gradient says nothing for its flow.
 LEAST_FIT = 0.01
+# Rounds before which the misfit is found.
+JUDGED = 2
 
 
 def _parameter(default: Any, help: str) -> Any:
@@ -50,6 +52,15 @@ class RefinementConfig(Config):
         5.0, "difference of gradients, 0 ... 255, at which a neighbour's flow counts half"
     )
     filter_threshold: float = _parameter(0.1, "change of the flow between neighbours that makes a motion boundary")
+    least_fall: float = _parameter(
+        0.1,
+        "share by which the misfit has to fall in the first round for all of the change to remain; "
+        "none remains where it rises; 0: everything remains",
+    )
+    passes_fall: float = _parameter(
+        0.2,
+        "the same for what passes after the first one change; none of that remains below three quarters of it",
+    )
     trust: float = _parameter(6.0, "change of the flow of which exp(-1) remains; 0: everything remains")
 
     def __post_init__(self) -> None:
@@ -66,3 +77,5 @@ class RefinementConfig(Config):
         number(self.filter_reach, "filter_reach", low=1, high=1e6)
         number(self.filter_residual, "filter_residual", low=1e-3, high=1e6)
         number(self.filter_threshold, "filter_threshold", low=0, high=1e6)
+        number(self.least_fall, "least_fall", low=0, high=1)
+        number(self.passes_fall, "passes_fall", low=0, high=1)

@@ -13,8 +13,8 @@ from fullfield._kernels import numba_cache
 from fullfield._kernels.missing import Missing
 from fullfield._kernels.threads import rows, run
 from fullfield.ops.tvl1.cpu import _aligned, _Level
-from fullfield.ops.tvl1.guided_config import FILTER_RADIUS, RefinementConfig
-from fullfield.ops.tvl1.guided_reference import gaussian_kernel
+from fullfield.ops.tvl1.guided_config import FILTER_RADIUS, JUDGED, LEAST_FIT, RefinementConfig
+from fullfield.ops.tvl1.guided_reference import gaussian_kernel, misfits
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -69,15 +69,18 @@ class Refiner:
         backward: Plane | None,  # [2, H, W]
         threads: int,
         rounds: int,
-    ) -> Plane:  # [2, H, W]
-        """The refined flow."""
+    ) -> tuple[Plane, torch.Tensor]:  # [2, H, W]
+        """The refined flow, and the misfits as ``guided_reference.refine`` gives them."""
         colours, first, second = frames
         k, level, config = self._k, self._level, self._config
         self._threads = threads
         self._load(colours, first, second, prior, _NONE if backward is None else backward)
-        for _ in range(rounds):
+        fit, found = torch.from_numpy(level.view(self._state, k.FIT)), []
+        for turn in range(rounds):
             for warp in range(config.warps):
                 self._over_rows(self._linearise)
+                if warp == 0 and turn < JUDGED:
+                    found.append(misfits(fit[None] - LEAST_FIT))
                 for done in range(0, config.iterations, _DEPTH):
                     self._sweep(min(_DEPTH, config.iterations - done))
                 if warp < config.warps - 1:
@@ -86,7 +89,7 @@ class Refiner:
         flow = np.empty((2, self._height, self._width), np.float32)
         where = (self._state, level.size, level.pitch, self._width)
         self._over_rows(lambda top, bottom: k.blend_rows(*where, top, bottom, np.float32(config.trust), flow))
-        return flow
+        return flow, torch.cat(found)
 
     def _over_rows(self, kernel: Callable[[int, int], None], parts: int = 1) -> None:
         strips = rows(self._height, parts * self._threads)
@@ -152,6 +155,6 @@ class Refiner:
         level, config = self._level, self._config
         where = (level.size, level.pitch, self._height, self._width, top, bottom)
         limits = (np.float32(config.filter_colour), self._near, np.float32(config.filter_threshold))
+        lines = np.empty((self._k.SPAN + 2) * level.pitch, np.float32)
         buffer = np.empty(len(self._near) * 16, np.float32)
-        jumps = np.empty(2 * level.pitch, np.float32)
-        self._k.filter_rows(self._state, *where, self._guide, channels, scratch, *limits, jumps, buffer)
+        self._k.filter_rows(self._state, *where, self._guide, channels, scratch, *limits, lines, buffer)

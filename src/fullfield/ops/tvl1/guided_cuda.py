@@ -17,8 +17,8 @@ from fullfield.ops.launching import Launch, address, raw_stream, read_source, st
 from fullfield.ops.recording import InOrder, record
 from fullfield.ops.tvl1.cuda.state import pitch_of
 from fullfield.ops.tvl1.frames import BRIGHTEST
-from fullfield.ops.tvl1.guided_config import FILTER_RADIUS, FILTER_STEPS, LEAST_FIT, RefinementConfig
-from fullfield.ops.tvl1.guided_reference import gaussian_kernel
+from fullfield.ops.tvl1.guided_config import FILTER_RADIUS, FILTER_STEPS, JUDGED, LEAST_FIT, RefinementConfig
+from fullfield.ops.tvl1.guided_reference import gaussian_kernel, misfits
 
 LIBRARIES = Libraries("refinement kernels")
 BAD_FRAMES, BAD_RESULT, BAD_FLOW, BAD_BACKWARD = (1, 2), 4, 8, 16
@@ -28,7 +28,9 @@ _FOLDER = Path(__file__).with_name("cuda")
 _Guided = structures(_FOLDER / "guided.cu")["GuidedParams"]
 _Median = structures(_FOLDER / "median.cu")["MedianParams"]
 # Planes of the state.
-_GREY, _FLOWS, _DUALS, _SYSTEM, _EDGE, _COUPLING, _FIT, PLANES = 0, (2, 4), (6, 10), 14, 19, 20, 21, 22
+_GREY, _FLOWS, _DUALS, _SYSTEM, _EDGE, _COUPLING, _FIT = 0, (2, 4), (6, 10), 14, 19, 20, 21
+_FITS = _FIT + 1  # before each round that is judged
+PLANES = _FITS + JUDGED
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ class Refiner:
         self._planes = torch.empty((PLANES, height, self._pitch), dtype=torch.float32, device=device)
         self._inputs = torch.zeros(6, dtype=torch.int64, device=device)
         self._flags = torch.zeros(1, dtype=torch.int32, device=device)
+        self._misfits = torch.zeros(JUDGED, dtype=torch.float64, device=device)
         self._kernel = torch.tensor(gaussian_kernel(config.blur), dtype=torch.float32, device=device)
         self.launches: dict[tuple[int, int], list[tuple[str, Launch]]] = {}
         """By channels and rounds: the kernels that follow those that read the frames, in order."""
@@ -105,38 +108,44 @@ class Refiner:
         flow: Tensor,  # [B, 2, H, W], contiguous
         backward: Tensor | None,  # [B, 2, H, W], contiguous
         rounds: int | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """The refined flow [B, 2, H, W], and the flags on the device. ``rounds``: by default the configuration's."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The refined flow [B, 2, H, W], the flags, and the misfits [B, N] as ``guided_reference.refine`` gives them,
+        all on the device. ``rounds``: by default the configuration's."""
+        rounds = self._config.rounds if rounds is None else rounds
         refined = torch.empty(flow.shape, dtype=torch.float32, device=self._device)
         with self._in_order(self._tensors):
             self._flags.zero_()
+            misfit = torch.empty(len(flow), min(rounds, JUDGED), dtype=torch.float64, device=self._device)
             for item in range(len(flow)):
                 back = None if backward is None else backward[item]
                 self._load((frame1[item], frame2[item]), flow[item], back, refined[item])
-                self._run(frame1.shape[1], self._config.rounds if rounds is None else rounds)
-            return refined, self._flags.clone()
+                self._run(frame1.shape[1], rounds)
+                misfit[item] = self._misfits[: misfit.shape[1]]
+            return refined, self._flags.clone(), misfit
 
     def _tensors(self) -> Iterator[Tensor]:
-        yield from (self._planes, self._inputs, self._flags, self._kernel)
+        yield from (self._planes, self._inputs, self._flags, self._kernel, self._misfits)
 
     def _run(self, channels: int, rounds: int) -> None:
         key = channels, rounds
         launches, graph = self.launches.get(key), self._graphs.get(key)
         if launches is None:
             launches = self.launches[key] = self._made(channels, rounds)
-            self._launch_all(launches)
+            self._launch_all(launches, rounds)
             return
         if self._device.type != "cuda" or torch.cuda.is_current_stream_capturing():
-            self._launch_all(launches)
+            self._launch_all(launches, rounds)
             return
         if graph is None:
-            graph = self._graphs[key] = record(partial(self._launch_all, launches), self._device)
+            graph = self._graphs[key] = record(partial(self._launch_all, launches, rounds), self._device)
         graph.replay()
 
-    def _launch_all(self, launches: list[tuple[str, Launch]]) -> None:
+    def _launch_all(self, launches: list[tuple[str, Launch]], rounds: int) -> None:
         stream = raw_stream(self._about.index)
         for _, launch in launches:
             launch(stream)
+        judged = min(rounds, JUDGED)
+        self._misfits[:judged] = misfits(self._planes[_FITS : _FITS + judged, :, : self._size[1]])
 
     def _at(self, plane: int) -> int:
         return self._planes[plane].data_ptr()
@@ -184,9 +193,10 @@ class Refiner:
         depths = [min(shape.depth, config.iterations - done) for done in range(0, config.iterations, shape.depth)]
         for turn in range(rounds):
             for warp in range(config.warps):
-                p = self._params(channels)
-                p.flow, p.last = self._at(_FLOWS[flow]), int(warp == config.warps - 1)
-                made.append(("linearise", self._launch("guided_linearise", p, (8, 32))))
+                if warp == 0 and turn < JUDGED:
+                    made.append(("linearise", self._linearising(flow, channels, judged=turn)))
+                if warp > 0 or turn >= JUDGED or config.warps == 1:  # the median's fit is another
+                    made.append(("linearise", self._linearising(flow, channels, last=warp == config.warps - 1)))
                 for number, depth in enumerate(depths):
                     p = self._params(channels)
                     p.iterations, p.zero_dual = depth, int(turn == warp == number == 0)
@@ -204,6 +214,14 @@ class Refiner:
                     made.append(("weighted median", self._launch("guided_median", p, (_DOWN, _ACROSS))))
                 flow = 1 - flow
         return made
+
+    def _linearising(self, flow: int, channels: int, *, judged: int | None = None, last: bool = False) -> Launch:
+        """``judged``: the number of the round, whose fit is kept."""
+        p = self._params(channels)
+        p.flow, p.last = self._at(_FLOWS[flow]), int(last)
+        if judged is not None:
+            p.last, p.fit, p.least_fit = 1, self._at(_FITS + judged), 0.0
+        return self._launch("guided_linearise", p, (8, 32))
 
     def _plain_median(self, flow: int) -> Launch:
         height, width = self._size

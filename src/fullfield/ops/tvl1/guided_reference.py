@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import max_pool2d, pad
 
-from fullfield.ops.tvl1.guided_config import FILTER_RADIUS, FILTER_STEPS, LEAST_FIT, RefinementConfig
+from fullfield.ops.tvl1.guided_config import FILTER_RADIUS, FILTER_STEPS, JUDGED, LEAST_FIT, RefinementConfig
 from fullfield.ops.tvl1.reference import divergence, forward_gradient, image_gradient, median_filter, warp_bicubic
 
 
@@ -30,8 +30,8 @@ class Pair(NamedTuple):
     coupling: Tensor  # [H, W]
 
 
-def refine(pair: Pair, config: RefinementConfig) -> Tensor:
-    """The refined flow [2, H, W] of one pair."""
+def refine(pair: Pair, config: RefinementConfig) -> tuple[Tensor, Tensor]:
+    """The refined flow [2, H, W] of one pair, and the misfits before its first two rounds or the only one."""
     colours, first, second, prior, coupling = pair
     edge = edge_weights(colours, config.edges)
     first, second = gaussian_blur(first, config.blur), gaussian_blur(second, config.blur)
@@ -39,15 +39,28 @@ def refine(pair: Pair, config: RefinementConfig) -> Tensor:
     xx, xy = image_gradient(one[0])
     yy = image_gradient(one[1])[1]
     flow, dual = prior, torch.zeros_like(prior).repeat(2, 1, 1)
-    for _ in range(config.rounds):
+    fits = []
+    for turn in range(config.rounds):
         for warp in range(config.warps):
             *system, fit = linearise(one, two, (xx, xy, yy), flow, prior, coupling, config)
+            if warp == 0 and turn < JUDGED:
+                fits.append(fit - LEAST_FIT)
             for _ in range(config.iterations):
                 flow, dual = iterate(flow, dual, tuple(system), edge, config)
             if warp < config.warps - 1:
                 flow = median_filter(flow, 5)
         flow = weighted_median(flow, colours, fit, config)
-    return blended(prior, flow, config.trust)
+    return blended(prior, flow, config.trust), misfits(torch.stack(fits))
+
+
+def misfits(fits: Tensor) -> Tensor:
+    """float64 [N], 0 ... 1: how badly the gradients agree over targets in the frame, for each of ``fits`` [N, H, W].
+
+    Those are 0 where the target lies outside.
+    """
+    # Row by row: no number of threads changes the order, and nothing of the planes' size is made.
+    total, seen = (rows.double().sum(1) for rows in (fits.sum(2), torch.linalg.vector_norm(fits, 0, 2)))
+    return 1 - total / seen.clamp_min(1)
 
 
 def gaussian_kernel(sigma: float) -> list[float]:

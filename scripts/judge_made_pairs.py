@@ -1,0 +1,135 @@
+"""The refinement, the occlusion and the confidence on pairs that fitted few constants or none; stored.
+
+python scripts/judge_made_pairs.py      needs FULLFIELD_DATA, for the weights and alley_1
+
+Writes benchmarks/results/made_pairs_cpu.json. Seed 911 chose ``least_fall``, ``passes_fall`` and the bias of the
+occlusion, as alley_1 did; seed 4242 chose nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from calibrate_confidence import sparsification
+from score_methods import DATA, RAFT, RESULT, pairs
+from torch import Tensor
+
+import fullfield
+from fullfield.estimators import RefinedEstimator
+from fullfield.estimators.estimation import build
+from fullfield.estimators.frames import as_frames
+from fullfield.estimators.refined import Directions
+from fullfield.estimators.reliability import occlusion_and_confidence
+from fullfield.io import atomic_path, read_flow, read_frame
+from fullfield.metrics import epe
+from fullfield.ops.consistency import forward_backward_distance, sample
+from fullfield.ops.tvl1 import RefinementConfig, refine_flow
+from fullfield.training.flow.pairs import PairMaker
+from fullfield.training.flow.scene import SceneStyle
+
+NETWORKS = {**{name: RAFT[name] for name in ("raft-sintel", "raft-small")}, "fullfield-s": {"method": "fullfield-s"}}
+SIZE = (368, 496)
+STYLES = {
+    "usual": SceneStyle(),
+    "small": SceneStyle(camera_motion=2.5, object_motion=3.0, noise=0.01),
+    "large": SceneStyle(camera_motion=25, object_motion=30),
+}
+COUNTS = {911: (5, 5, 3), 4242: (4, 5, 2)}
+"""Pairs of each style, by seed."""
+_FEWEST = 50
+"""Hidden pixels, below which a pair does not judge the occlusion."""
+
+
+class Known(NamedTuple):
+    """A pair and what is true of it."""
+
+    frames: tuple[Tensor, Tensor]  # [1, 3, H, W] each
+    flow: Tensor  # [2, H, W]
+    valid: Tensor  # [H, W]
+    hidden: Tensor  # [H, W]
+
+
+def known() -> Iterator[tuple[str, str, Known]]:
+    """Set, name and pair."""
+    for name, (first, second, truth) in pairs().items():
+        if "alley_1" in name:
+            one, other = (frame[None] for frame in as_frames((first, second), ("frame1", "frame2"), "auto"))
+            mask = read_frame(next((DATA / "flow" / "sintel" / "truth").rglob("occlusions_*.png")), transfer="srgb")
+            flow = read_flow(truth)
+            yield "alley_1", name, Known((one, other), flow.flow, flow.valid, mask.amax(0) > 0)
+    for seed, counts in COUNTS.items():
+        for (style, how), count in zip(STYLES.items(), counts, strict=True):
+            made = PairMaker(SIZE, seed=seed, style=how).batch(0, count)
+            for n in range(count):
+                frames = made.frame1[n : n + 1], made.frame2[n : n + 1]
+                yield f"seed {seed}", f"{style} {n}", Known(frames, made.flow[n], made.valid[n], made.occluded[n])
+
+
+def directions(network: str, group: str, name: str, pair: Known) -> Directions:  # noqa: ARG001 - for stored flows
+    """The network's flow both ways."""
+    return RefinedEstimator(build(**NETWORKS[network]), refine=False).directions(*pair.frames)
+
+
+def judged(pair: Known, ways: Directions) -> dict[str, Any]:
+    """Errors in px of the network, and in three passes with all of their change and with what remains of it; of one
+    pass the occlusion and the confidence beside the forward-backward distance."""
+    first, second = pair.frames
+    three = RefinementConfig(passes=3, rounds=1)
+    flows = [ways.forward] + [
+        refine_flow(first, second, ways.forward, ways.backward, config)
+        for config in (three.replace(least_fall=0.0, passes_fall=0.0), three, RefinementConfig())
+    ]
+    errors = [epe(flow[0], pair.flow, pair.valid) for flow in flows]
+    told: dict[str, Any] = dict(zip(("network", "everything", "remaining", "one pass"), errors, strict=True))
+    flow, back = flows[-1], ways.backward
+    occlusion, confidence = (
+        plane[0][pair.valid] for plane in occlusion_and_confidence(first, second, flow, back, ways.log_scale)
+    )
+    distance = forward_backward_distance(flow, back)[0]
+    backward, inside = sample(back, flow)
+    plain = (flow + backward).square().sum(1) / (0.01 * (flow.square() + backward.square()).sum(1) + 0.5)
+    plain = torch.where(inside, plain, torch.inf)[0][pair.valid]
+    error = (flow[0] - pair.flow).norm(dim=0)[pair.valid].double()
+    told["sparsification"] = sparsification(confidence, error), sparsification(-distance[pair.valid], error)
+    hidden = pair.hidden[pair.valid]
+    if int(hidden.sum()) >= _FEWEST:
+        told["occlusion"] = precision_and_f1(occlusion, hidden, 0.5)
+        told["plain"] = precision_and_f1(plain, hidden, 1.0)
+    return told
+
+
+def precision_and_f1(score: Tensor, hidden: Tensor, threshold: float) -> tuple[float, float]:
+    """Average precision of the order, F1 of what lies above the threshold."""
+    right = hidden[score.argsort(descending=True)].double()
+    precision = right.cumsum(0) / torch.arange(1, len(right) + 1)
+    above = score > threshold
+    both = int((above & hidden).sum())
+    return float((precision * right).sum() / right.sum()), 2 * both / (int(above.sum()) + int(hidden.sum()))
+
+
+def main() -> int:
+    """Judge every pair with every network, and store what was found."""
+    found: dict[str, dict[str, dict[str, Any]]] = {network: {} for network in NETWORKS}
+    for group, name, pair in known():
+        for network, by_group in found.items():
+            told = by_group.setdefault(group, {})[name] = judged(pair, directions(network, group, name, pair))
+            line = ", ".join(f"{what} {value:.3f}" for what, value in told.items() if isinstance(value, float))
+            print(f"{network}, {group}, {name}: {line}", file=sys.stderr, flush=True)
+    versions = {"fullfield": fullfield.__version__, "torch": torch.__version__}
+    stored = {
+        "what": "refinement in three passes (px), occlusion (average precision, F1), confidence (sparsification)",
+        "made": {"versions": versions, "date": time.strftime("%Y-%m-%d")},
+        "pairs": found,
+    }
+    with atomic_path(RESULT.with_name("made_pairs_cpu.json")) as part:
+        part.write_text(json.dumps(stored, indent=1) + "\n", "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
