@@ -521,6 +521,7 @@ template <class T> static inline unsigned __match_any_sync(unsigned, T value) {
 }
 template <class T> static inline T __reduce_min_sync(unsigned, T value) { return cuda::reduce(value, [](T a, T b) { return a < b ? a : b; }); }
 template <class T> static inline T __reduce_max_sync(unsigned, T value) { return cuda::reduce(value, [](T a, T b) { return a > b ? a : b; }); }
+static inline unsigned __reduce_or_sync(unsigned, unsigned value) { return cuda::reduce(value, [](unsigned a, unsigned b) { return a | b; }); }
 
 template <class A, class B> static inline auto min(A a, B b) -> decltype(a + b) { return decltype(a + b)(a) < decltype(a + b)(b) ? a : b; }
 template <class A, class B> static inline auto max(A a, B b) -> decltype(a + b) { return decltype(a + b)(a) > decltype(a + b)(b) ? a : b; }

@@ -25,7 +25,9 @@
 #define TILE_H (64 * GROUPS / BLOCK_W)
 #define BLOCK_H (16 / BLOCK_W)     // a block: the 16 pixels of a warp
 #define LANE_PIXELS (2 * GROUPS)
+#ifndef MAXSTRIPS
 #define MAXSTRIPS 8
+#endif
 #define MOST_MARGIN 4              // of a patch beside the window
 #define MAXLEVELS 8
 #define PARTS_MOST 8

@@ -19,8 +19,18 @@ static __device__ __forceinline__ void window_products(float *dots, const u32 *o
         float d[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll 4
         for (int g = 0; g < CPAD / 32; g++) {
+#ifdef NATURAL
+            const u16 *na = fa - quad * 8, *nb = fb - quad * 8;
+            uint2 a0 = make_uint2(0, 0), a1 = a0, b0 = a0, b1 = a0;
+            if (ina) a0 = *(const uint2 *)(na + g * 32 + quad * 4), a1 = *(const uint2 *)(na + g * 32 + 16 + quad * 4);
+            if (inb) b0 = *(const uint2 *)(nb + g * 32 + quad * 4), b1 = *(const uint2 *)(nb + g * 32 + 16 + quad * 4);
+            uint4 va = make_uint4(a0.x, a0.y, a1.x, a1.y), vb = make_uint4(b0.x, b0.y, b1.x, b1.y);
+            uint2 c0 = *(const uint2 *)(own + g * 16 + quad * 2), c1 = *(const uint2 *)(own + g * 16 + 8 + quad * 2);
+            uint4 b = make_uint4(c0.x, c0.y, c1.x, c1.y);
+#else
             uint4 va = load_feature(fa + g * 32, ina), vb = load_feature(fb + g * 32, inb);
             uint4 b = *(const uint4 *)(own + g * 16 + quad * 4);
+#endif
             mma_16816(d, va.x, vb.x, va.y, vb.y, b.x, b.y);
             mma_16816(d, va.z, vb.z, va.w, vb.w, b.z, b.w);
 #if SPLIT

@@ -217,8 +217,11 @@ class _LookupLaunch:
         if config.kept:
             ahead = launching.kernels(LIBRARIES, shapes.sample_kept_source(config, out, channels_last), device.index)
             height, width = request.size1
-            regions = request.batch * -(-width // 16) * -(-height // 8) * request.levels
-            self.sample = Launch(ahead, "sample_kept", regions, 128, self.params)
+            wide, staged = shapes.EXPERIMENT.get("wide", 16), shapes.EXPERIMENT.get("staged", False)
+            regions = request.batch * -(-width // wide) * -(-height // (128 // wide)) * request.levels
+            most = max(keep.patch_sides(config.radius, request.levels)) ** 2
+            shared_sample = 128 * most * shapes.KEPT_BYTES[config.kept] if staged else 0
+            self.sample = Launch(ahead, "sample_kept", regions, 128, self.params, shared_sample)
 
     def patches(self, request: Request, like: Tensor) -> keep.Patches:
         """Empty ones for such lookups."""

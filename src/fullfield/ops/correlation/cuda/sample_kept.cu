@@ -5,6 +5,10 @@
 // Macros: NEAR, COHERENT, COSTLY, DIVIDED see below.
 
 #define TILE_PIXELS KEPT_PIXELS
+#ifndef REGION_W
+#define REGION_W 16
+#endif
+#define REGION_H (128 / REGION_W)
 #define TILES (128 / TILE_PIXELS)
 #ifndef NEAR
 #define NEAR 2        // a window that moved by so many cells at most since it was last seen will stay in a patch made now
@@ -17,6 +21,17 @@
 #endif
 #ifndef DIVIDED
 #define DIVIDED 20    // and those of more than this are divided into four, of three times as many into sixteen
+#endif
+#ifndef ALLIF
+#define ALLIF
+#endif
+#ifndef ROWS_UNROLLED
+#define ROWS_UNROLLED 1
+#endif
+#ifdef STAGED
+#define ROW_CELL 32
+#else
+#define ROW_CELL TILE_PIXELS
 #endif
 #ifndef SAMPLE_BLOCKS
 #define SAMPLE_BLOCKS 8
@@ -34,15 +49,16 @@ static __device__ __forceinline__ void load_row(float (&v)[N], const u8 *patch, 
 #pragma unroll
     for (int c = 0; c < N; c++) {
 #if KEPT == 1
-        v[c] = KeptElement::unpack(((const u16 *)patch)[c * TILE_PIXELS]);
+        v[c] = KeptElement::unpack(((const u16 *)patch)[c * ROW_CELL]);
 #elif KEPT == 2
-        v[c] = __uint_as_float((u32)((const u16 *)patch)[c * TILE_PIXELS] << 16 | (u32)lower[c * TILE_PIXELS] << 8);
+        v[c] = __uint_as_float((u32)((const u16 *)patch)[c * ROW_CELL] << 16 | (u32)lower[c * ROW_CELL] << 8);
 #else
-        v[c] = ((const float *)patch)[c * TILE_PIXELS];
+        v[c] = ((const float *)patch)[c * ROW_CELL];
 #endif
     }
 }
 
+// not yet
 static __device__ __forceinline__ void put_result(out_t *at, float x) {
 #if CLAST || !defined(SAMPLE_STREAMING)
     *at = OutElement::pack(x);
@@ -64,14 +80,14 @@ struct KeptPixel {
 
 static __device__ __forceinline__ KeptPixel kept_pixel(const Params &p) {
     KeptPixel own;
-    int regions_x = (p.width + 15) / 16, regions_y = (p.height + 7) / 8, region = blockIdx.x / p.levels, region_row = region / regions_x;
-    int column = threadIdx.x & 15, line = threadIdx.x >> 4;
+    int regions_x = (p.width + REGION_W - 1) / REGION_W, regions_y = (p.height + REGION_H - 1) / REGION_H, region = blockIdx.x / p.levels, region_row = region / regions_x;
+    int column = threadIdx.x % REGION_W, line = threadIdx.x / REGION_W;
     own.level = blockIdx.x - region * p.levels;
     own.batch = region_row / regions_y;
-    own.x = (region - region_row * regions_x) * 16 + column;
-    own.y = (region_row - own.batch * regions_y) * 8 + line;
-    own.which = TILE_W == 8 ? column >> 3 : line / TILE_H;
-    own.pixel = TILE_W == 8 ? line * 8 + (column & 7) : line % TILE_H * 16 + column;
+    own.x = (region - region_row * regions_x) * REGION_W + column;
+    own.y = (region_row - own.batch * regions_y) * REGION_H + line;
+    own.which = column / TILE_W + line / TILE_H;
+    own.pixel = line % TILE_H * TILE_W + column % TILE_W;
     int tile_x = own.x / TILE_W, tile_y = own.y / TILE_H;
     own.in_image = own.x < p.width && own.y < p.height;
     own.has_tile = tile_x < p.tiles_x && tile_y < p.tiles_y;
@@ -142,7 +158,7 @@ static __device__ __forceinline__ bool check_pixel(const Params &p, const KeptPi
             float area = ((float)(vote.right - vote.left) + side) * ((float)(vote.bottom - vote.top) + side);
             float least = ((TILE_W >> level) + side) * ((TILE_H >> level) + side);
             bool coherent = area <= COHERENT * least;
-            bool fill = !scattered && 2 * (near + (coherent ? unknown : 0)) >= missing, all = scattered || fill && coherent;
+            bool fill = !scattered && 2 * (near + (coherent ? unknown : 0)) >= missing, all = scattered || fill && coherent ALLIF;
             wanted = (all ? vote.valid : vote.missing)[pixel / 32];
             if (wanted >> (pixel & 31) & 1) *noted = (u32)(own.ix - from_x + BIAS) | (u32)(own.iy - from_y + BIAS) << 16;
             if (own.has_tile && (pixel & 31) == 0) {
@@ -165,7 +181,52 @@ static __device__ __forceinline__ bool check_pixel(const Params &p, const KeptPi
     return own.valid && !(wanted >> (pixel & 31) & 1);
 }
 
+#ifdef STAGED
+// A warp's pixels are two groups of 16 that follow one another in a tile.
+static __device__ __forceinline__ int group_of(int pixel) { return TILE_W == 8 ? threadIdx.x >> 3 & 1 : threadIdx.x >> 4 & 1; }
+
+// Copies those cells of the warp's patches that its pixels ask for to shared memory: [row][column][two groups of 16 pixels].
+static __device__ __forceinline__ void stage_patches(const Params &p, const KeptPixel &own, bool ours, int dx, int dy, u8 *stage) {
+    int lane = threadIdx.x & 31, side = p.kept.side[own.level], group = group_of(own.pixel);
+    u32 columns = __reduce_or_sync(0xffffffffu, ours ? 1u << (16 * group + dx) : 0u), rows = __reduce_or_sync(0xffffffffu, ours ? 1u << (16 * group + dy) : 0u);
+    constexpr int bytes = KEPT == 3 ? 4 : 2, pieces = bytes;
+    const u8 *patch = patch_of(p, own.tile, own.level) + (own.pixel & ~15) * bytes, *lower = patch_of(p, own.tile, own.level) + side * side * (2 * TILE_PIXELS) + (own.pixel & ~15);
+    u32 to = smem_address(stage);
+#pragma unroll
+    for (int g = 0; g < 2; g++) {
+        int from = TILE_W == 8 ? g * 8 : g * 16;
+        u64 source = __shfl_sync(0xffffffffu, (u64)patch, from), source_lower = __shfl_sync(0xffffffffu, (u64)lower, from);
+        u32 x = columns >> (16 * g) & 0xffff, y = rows >> (16 * g) & 0xffff;
+        if (!x) continue;
+        int x0 = __ffs(x) - 1, y0 = __ffs(y) - 1, width = 31 - __clz(x) - x0 + KP, height = 31 - __clz(y) - y0 + KP;
+        int c = lane / pieces, cell = y0 * side + x0 + c, last = (y0 + height - 1) * side + x0 + width - 1;
+        while (c >= width) c -= width, cell += side - width;
+        while (cell <= last) {
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + cell * (32 * bytes) + g * (16 * bytes) + lane % pieces * 16), "l"((const void *)(source + cell * (TILE_PIXELS * bytes) + lane % pieces * 16)) : "memory");
+            c += 32 / pieces;
+            cell += 32 / pieces;
+            while (c >= width) c -= width, cell += side - width;
+        }
+#if KEPT == 2
+        c = lane, cell = y0 * side + x0 + c;
+        while (c >= width) c -= width, cell += side - width;
+        while (cell <= last) {
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to + side * side * 64 + cell * 32 + g * 16), "l"((const void *)(source_lower + cell * TILE_PIXELS)) : "memory");
+            c += 32;
+            cell += 32;
+            while (c >= width) c -= width, cell += side - width;
+        }
+#endif
+    }
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncwarp();
+}
+#endif
+
 extern "C" __global__ void __launch_bounds__(128, SAMPLE_BLOCKS) sample_kept(const __grid_constant__ Params p) {
+#ifdef STAGED
+    extern __shared__ __align__(16) u8 staged_patches[];
+#endif
     __shared__ Vote votes[TILES];
 #if CLAST
     __shared__ out_t results[128 * KW * KW];
@@ -186,21 +247,48 @@ extern "C" __global__ void __launch_bounds__(128, SAMPLE_BLOCKS) sample_kept(con
 #pragma unroll 1
         for (int o = 0; o < KW * KW; o++) put_result((out_t *)(to + (u64)step_y * (u32)o), 0.f);
     }
+#ifdef STAGED
+    u8 *stage = staged_patches + (threadIdx.x / 32) * (32 * STAGED);
+    stage_patches(p, own, ours, dx, dy, stage);
+    constexpr int CELL = 32;
+#else
+    constexpr int CELL = TILE_PIXELS;
+#endif
     if (ours) {
         float scale = KEPT == 1 ? 1.f : *p.scale, wx0 = (1.f - own.fx) * scale, wx1 = own.fx * scale, wy0 = 1.f - own.fy, wy1 = own.fy;
         float previous[KW];
         constexpr int bytes = KEPT == 3 ? 4 : 2;
+#ifdef STAGED
+        const u8 *patch = stage, *lower = stage + side * side * (2 * 32);
+        int first = (dy * side + dx) * CELL + group_of(pixel) * 16 + (pixel & 15);
+#else
         const u8 *patch = patch_of(p, own.tile, level), *lower = patch + side * side * (2 * TILE_PIXELS);
         int first = (dy * side + dx) * TILE_PIXELS + pixel;
+#endif
         patch += first * bytes;
         lower += first;
-#pragma unroll 1
+#ifdef PIPELINED
+        float v[KP], u[KP];
+        load_row(v, patch, lower);
+        load_row(u, patch + side * (CELL * bytes), lower + side * CELL);
+#endif
+#pragma unroll ROWS_UNROLLED
         for (int row = 0; row < KP; row += 2) {
+#ifdef PIPELINED
+            float next_v[KP], next_u[KP];
+            patch += 2 * side * (CELL * bytes);
+            lower += 2 * side * CELL;
+            if (row + 2 < KP) {
+                load_row(next_v, patch, lower);
+                load_row(next_u, patch + side * (CELL * bytes), lower + side * CELL);
+            }
+#else
             float v[KP], u[KP];
             load_row(v, patch, lower);
-            load_row(u, patch + side * (TILE_PIXELS * bytes), lower + side * TILE_PIXELS);
-            patch += 2 * side * (TILE_PIXELS * bytes);
-            lower += 2 * side * TILE_PIXELS;
+            load_row(u, patch + side * (CELL * bytes), lower + side * CELL);
+            patch += 2 * side * (CELL * bytes);
+            lower += 2 * side * CELL;
+#endif
 #pragma unroll
             for (int c = 0; c < KW; c++) {
                 float above = blended(wx0, v[c], wx1, v[c + 1]), below = blended(wx0, u[c], wx1, u[c + 1]);
@@ -209,6 +297,10 @@ extern "C" __global__ void __launch_bounds__(128, SAMPLE_BLOCKS) sample_kept(con
                 previous[c] = below;
             }
             to += 2 * (u64)step_y;
+#ifdef PIPELINED
+#pragma unroll
+            for (int c = 0; c < KP; c++) v[c] = next_v[c], u[c] = next_u[c];
+#endif
         }
     }
 #if CLAST
