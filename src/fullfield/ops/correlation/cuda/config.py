@@ -269,7 +269,6 @@ def _read(*names: str) -> str:
     return read_source(HALVES, PRODUCTS, *(_FOLDER / name for name in ("common.cuh", *names)))
 
 
-@functools.lru_cache(64)
 def lookup_source(config: Config, out: int, channels_last: bool) -> Source:
     """The kernel ``lookup`` that writes the type with code ``out``; ``config`` from :func:`lookup_config`."""
     two_fit = lookup_shared(config, out, channels_last) <= 99 << 10 and not config.split
@@ -282,6 +281,8 @@ def lookup_source(config: Config, out: int, channels_last: bool) -> Source:
     product = product_with_registers(config.columns, config.bf16, _SWIZZLED)
     text = shared + product + read_source(_FOLDER / "lookup_hopper.cu")
     registers = (f"-DCONSUMER_REGISTERS={consumer}", f"-DPRODUCER_REGISTERS={producer}")
+    if config.kept and EXPERIMENT.get("early"):
+        registers += ("-DEARLY",)
     return Source(text, (*options, f"-DMAPS={config.maps}", *registers))
 
 
@@ -296,6 +297,8 @@ def keep_sides(config):
 def sample_kept_source(config: Config, out: int, channels_last: bool) -> Source:
     """``sample_kept``, which runs ahead of the lookup of the same configuration."""
     options = (*config.defines(), f"-DOUT={out}", f"-DCLAST={int(channels_last)}", *EXPERIMENT.get("options", ()))
+    if EXPERIMENT.get("early"):
+        options += ("-DEARLY",)
     if EXPERIMENT.get("wide"):
         options += (f"-DREGION_W={EXPERIMENT['wide']}",)
     if EXPERIMENT.get("staged"):

@@ -176,6 +176,7 @@ class _LookupLaunch:
 
     __slots__ = (
         "config",
+        "later",
         "launch",
         "lock",
         "maps",
@@ -210,6 +211,7 @@ class _LookupLaunch:
         kernels = launching.kernels(LIBRARIES, source, device.index)
         shared = shapes.lookup_shared(config, out, channels_last)
         self.launch = Launch(kernels, "lookup", blocks, config.threads, self.params, shared, *beside)
+        self.later = Launch(kernels, "lookup", blocks, config.threads, self.params, shared, *beside, early=bool(shapes.EXPERIMENT.get("early")))
         self.shape = (request.batch, request.out_channels, *request.size1)
         self.lock = threading.Lock()
         self.config, self.stamp = config, state[2].data_ptr() + 12
@@ -221,6 +223,8 @@ class _LookupLaunch:
             regions = request.batch * -(-width // wide) * -(-height // (128 // wide)) * request.levels
             most = max(keep.patch_sides(config.radius, request.levels)) ** 2
             shared_sample = 128 * most * shapes.KEPT_BYTES[config.kept] if staged else 0
+            if any(o.startswith("-DHERE=") for o in shapes.EXPERIMENT.get("options", ())):
+                shared_sample = max(shared_sample, 32 * (config.row_length * 2 + 16) + 128 * 12)
             self.sample = Launch(ahead, "sample_kept", regions, 128, self.params, shared_sample)
 
     def patches(self, request: Request, like: Tensor) -> keep.Patches:
@@ -234,6 +238,8 @@ class _LookupLaunch:
         else:
             patches.fill(self.params.kept, self.stamp)
             self.sample(stream)
+            self.later(stream)
+            return
         self.launch(stream)
 
 

@@ -247,7 +247,7 @@ static __device__ __forceinline__ void plan_tiles(const Params &p, const Maps &m
             p.queue[0] = 0;
             p.queue[1] = 0;
 #if KEPT
-            if (p.kept.patches) p.kept.counts[0] = p.kept.counts[1] = 0;
+            if (p.kept.patches) p.kept.counts[0] = p.kept.counts[1] = p.kept.counts[3] = 0;
 #endif
         }
     }
@@ -428,6 +428,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lookup(const __grid_con
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
+#ifdef EARLY
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
     if (warp < TEAMS * WARPS) {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
         int team = TEAMS == 1 ? 0 : warp / WARPS;

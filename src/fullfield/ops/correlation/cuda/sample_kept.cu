@@ -4,6 +4,9 @@
 //
 // Macros: NEAR, COHERENT, COSTLY, DIVIDED see below.
 
+#if KEPT == 3
+#undef HERE
+#endif
 #define TILE_PIXELS KEPT_PIXELS
 #ifndef REGION_W
 #define REGION_W 16
@@ -42,7 +45,23 @@ static_assert(128 % TILE_PIXELS == 0 && (TILE_W == 8 || TILE_W == 16) && TILE_H 
 struct Vote {
     u32 missing[TILE_PIXELS / 32], valid[TILE_PIXELS / 32], near[TILE_PIXELS / 32], unknown[TILE_PIXELS / 32];
     int left, right, top, bottom, pairs, far;
+#ifdef HERE
+    int miss_left, miss_right, miss_top, miss_bottom, here;
+#endif
 };
+#ifdef HERE
+struct Filling { int who[TILE_PIXELS], x[TILE_PIXELS], y[TILE_PIXELS]; };  // the pixels whose patches are written by this block, where these begin
+#ifndef FILL_INLINE
+#define FILL_INLINE __forceinline__
+#endif
+#define HERE_PITCH (ROWLEN / 2 + 4)   // words from pixel to pixel, so that operands do not conflict
+#ifndef AT_ONCE
+#define AT_ONCE 32
+#endif
+#ifndef HERE_AREA
+#define HERE_AREA 512
+#endif
+#endif
 
 template <int N>
 static __device__ __forceinline__ void load_row(float (&v)[N], const u8 *patch, const u8 *lower) {
@@ -103,10 +122,94 @@ static __device__ __forceinline__ KeptPixel kept_pixel(const Params &p) {
     return own;
 }
 
+#ifdef HERE
+// Writes the patches of a tile's pixels that are noted in what. features: of AT_ONCE pixels.
+static __device__ FILL_INLINE void fill_here(const Params &p, int level, int batch, int left, int top, int count, const Filling &what, u32 *features) {
+    const int side = p.kept.side[level], h = p.level_h[level], w = p.level_w[level];
+    const int lane = threadIdx.x & 31, warp = threadIdx.x / 32, quad = lane & 3, r = lane >> 2;
+    i64 tile = ((i64)batch * p.tiles_y + top / TILE_H) * p.tiles_x + left / TILE_W;
+    u8 *patch = patch_of(p, tile, level);
+    const u16 *f2 = p.f2 + p.level_offset[level] + (i64)batch * h * w * ROWLEN;
+    float scale = *p.scale;
+#pragma unroll 1
+    for (int begin = 0; begin < count; begin += AT_ONCE) {
+        int n = min(AT_ONCE, count - begin), eights = (n + 7) / 8;
+        __syncthreads();
+#pragma unroll 1
+        for (int c = lane; c < ROWLEN / 8; c += 32) {
+#pragma unroll 1
+            for (int i0 = 0; i0 < AT_ONCE / 4; i0 += 4) {
+            uint4 v[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int who = what.who[begin + min((i0 + i) * 4 + warp, n - 1)], x = left + who % TILE_W;
+                v[i] = *((const uint4 *)pixel_octet(p, batch, top + who / TILE_W, x / 8) + (x & 7) * 4 + (c >> 2) * 32 + (c & 3));
+            }
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                u32 *to = features + ((i0 + i) * 4 + warp) * HERE_PITCH + (c >> 2) * 16 + (c & 3);
+                to[0] = v[i].x;
+                to[4] = v[i].y;
+                to[8] = v[i].z;
+                to[12] = v[i].w;
+            }
+            }
+        }
+        int x0 = BIG, y0 = BIG, x1 = -BIG, y1 = -BIG;
+        for (int i = lane; i < n; i += 32) {
+            x0 = min(x0, what.x[begin + i]);
+            y0 = min(y0, what.y[begin + i]);
+            x1 = max(x1, what.x[begin + i]);
+            y1 = max(y1, what.y[begin + i]);
+        }
+        x0 = warp_min(x0), y0 = warp_min(y0), x1 = warp_max(x1) + side, y1 = warp_max(y1) + side;
+        int width = x1 - x0, cells = width * (y1 - y0);
+        __syncthreads();
+#pragma unroll 1
+        for (int t = warp * 16; t < cells; t += 64) {
+            int ya = y0 + (t + r) / width, xa = x0 + (t + r) % width, yb = y0 + (t + r + 8) / width, xb = x0 + (t + r + 8) % width;
+            bool ina = (u32)xa < (u32)w && (u32)ya < (u32)h, inb = (u32)xb < (u32)w && (u32)yb < (u32)h;
+            const uint2 *fa = (const uint2 *)(f2 + ((i64)ya * w + xa) * ROWLEN) + quad, *fb = (const uint2 *)(f2 + ((i64)yb * w + xb) * ROWLEN) + quad;
+            float d[AT_ONCE / 8][4];
+#pragma unroll
+            for (int i = 0; i < AT_ONCE / 8; i++) d[i][0] = d[i][1] = d[i][2] = d[i][3] = 0.f;
+#pragma unroll 1
+            for (int s = 0; s < CPAD / 16; s += 4) {
+                uint2 a[4], b[4];
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    a[j] = b[j] = make_uint2(0, 0);
+                    if (ina) a[j] = fa[(s + j) * 4];
+                    if (inb) b[j] = fb[(s + j) * 4];
+                }
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+#pragma unroll
+                    for (int i = 0; i < AT_ONCE / 8; i++)
+                        if (i < eights) {
+                            uint2 c = *(const uint2 *)(features + (i * 8 + r) * HERE_PITCH + (s + j) * 8 + quad * 2);
+                            mma_16816(d[i], a[j].x, b[j].x, a[j].y, b[j].y, c.x, c.y);
+                        }
+            }
+#pragma unroll
+            for (int i = 0; i < AT_ONCE / 8; i++)
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    int number = i * 8 + quad * 2 + (j & 1);
+                    if (number >= n) continue;
+                    int x = (j < 2 ? xa : xb) - what.x[begin + number], y = (j < 2 ? ya : yb) - what.y[begin + number];
+                    if ((u32)x < (u32)side && (u32)y < (u32)side)
+                        keep_product(patch, side, (y * side + x) * TILE_PIXELS + what.who[begin + number], as_kept(d[i][j], scale));
+                }
+        }
+    }
+}
+#endif
+
 static __device__ __forceinline__ int in_patch(u32 origin, int ix, int shift) { return ix - ((int)(origin >> shift & 0xffff) - BIAS); }
 
 // Whether the lookup has nothing to do for the pixel; notes what it has to do for others. x, y: where the window begins in the patch.
-static __device__ __forceinline__ bool check_pixel(const Params &p, const KeptPixel &own, Vote *votes, int &x, int &y) {
+static __device__ __forceinline__ bool check_pixel(const Params &p, const KeptPixel &own, Vote *votes, u32 *features, int &x, int &y) {
     const int level = own.level, pixel = own.pixel, side = p.kept.side[level], word = own.slot * (TILE_PIXELS / 32) + pixel / 32;
     u32 *noted = p.kept.origins + (i64)own.slot * TILE_PIXELS + pixel, origin = *noted, before = p.kept.filled[word];
     bool stale = p.kept.stamps[own.slot] != *p.kept.stamp;
@@ -127,6 +230,11 @@ static __device__ __forceinline__ bool check_pixel(const Params &p, const KeptPi
             first.left = first.top = BIG;
             first.right = first.bottom = -BIG;
             first.pairs = first.far = 0;
+#ifdef HERE
+            first.miss_left = first.miss_top = BIG;
+            first.miss_right = first.miss_bottom = -BIG;
+            first.here = 0;
+#endif
         }
         __syncthreads();
         int from_x = lead(own.fx, side), from_y = lead(own.fy, side);
@@ -135,6 +243,14 @@ static __device__ __forceinline__ bool check_pixel(const Params &p, const KeptPi
             bool known = !stale && origin != 0;
             atomicOr(vote.valid + pixel / 32, bit);
             if (miss) atomicOr(vote.missing + pixel / 32, bit);
+#ifdef HERE
+            if (miss) {
+                atomicMin(&vote.miss_left, own.ix);
+                atomicMin(&vote.miss_top, own.iy);
+                atomicMax(&vote.miss_right, own.ix);
+                atomicMax(&vote.miss_bottom, own.iy);
+            }
+#endif
             if (miss && !known) atomicOr(vote.unknown + pixel / 32, bit);
             if (miss && known && (u32)(dx - from_x + NEAR) <= 2 * NEAR && (u32)(dy - from_y + NEAR) <= 2 * NEAR) atomicOr(vote.near + pixel / 32, bit);
             if (pair) atomicAdd(&vote.pairs, 1);
@@ -160,6 +276,12 @@ static __device__ __forceinline__ bool check_pixel(const Params &p, const KeptPi
             bool coherent = area <= COHERENT * least;
             bool fill = !scattered && 2 * (near + (coherent ? unknown : 0)) >= missing, all = scattered || fill && coherent ALLIF;
             wanted = (all ? vote.valid : vote.missing)[pixel / 32];
+#ifdef HERE
+            if (own.has_tile && pixel == 0 && fill) {
+                int wide = all ? vote.right - vote.left : vote.miss_right - vote.miss_left, high = all ? vote.bottom - vote.top : vote.miss_bottom - vote.miss_top;
+                if ((wide + side) * (high + side) <= HERE_AREA && *(volatile u32 *)(p.kept.counts + 3) < HERE) vote.here = atomicAdd(p.kept.counts + 3, 1u) < HERE ? all ? count : missing : 0;
+            }
+#endif
             if (wanted >> (pixel & 31) & 1) *noted = (u32)(own.ix - from_x + BIAS) | (u32)(own.iy - from_y + BIAS) << 16;
             if (own.has_tile && (pixel & 31) == 0) {
                 p.kept.wanted[word] = wanted;
@@ -167,6 +289,9 @@ static __device__ __forceinline__ bool check_pixel(const Params &p, const KeptPi
             }
             if (own.has_tile && pixel == 0) {
                 p.kept.stamps[own.slot] = *p.kept.stamp;
+#ifdef HERE
+                if (!vote.here) {
+#endif
                 int chunks = (all ? count : missing) * (fill ? 3 : 2);
                 if (!scattered) chunks = min(chunks, (int)(min(area, least * (1.f + vote.far * (8.f / TILE_PIXELS))) / (NCOL * 2 / 3)) + 1);
                 int parts = scattered || chunks <= DIVIDED ? 1 : chunks > 3 * DIVIDED ? 16 : 4, at = (int)atomicAdd(p.kept.counts + (chunks <= COSTLY), (u32)parts);
@@ -175,8 +300,32 @@ static __device__ __forceinline__ bool check_pixel(const Params &p, const KeptPi
                     entry[0] = own.slot << 2 | (u32)scattered << 1 | (u32)fill;
                     entry[1] = ((1u << 16 / parts) - 1) << part * (16 / parts);
                 }
+#ifdef HERE
+                }
+#endif
             }
         }
+#ifdef HERE
+        __syncthreads();
+        if (vote.here && wanted >> (pixel & 31) & 1) {
+            int rank = __popc(wanted & ((1u << (pixel & 31)) - 1));
+            for (int i = 0; i < pixel / 32; i++) rank += __popc(vote.here == count ? vote.valid[i] : vote.missing[i]);
+            Filling &to = ((Filling *)(features + AT_ONCE * HERE_PITCH))[own.which];
+            to.who[rank] = pixel;
+            to.x[rank] = own.ix - from_x;
+            to.y[rank] = own.iy - from_y;
+            x = from_x;
+            y = from_y;
+            wanted = 0;
+        }
+        __syncthreads();
+        for (int i = 0; i < TILES; i++)
+            if (votes[i].here) {
+                int left = own.x - (int)(threadIdx.x % REGION_W) + (REGION_W > TILE_W ? i * TILE_W : 0), top = own.y - (int)(threadIdx.x / REGION_W) + (REGION_W > TILE_W ? 0 : i * TILE_H);
+                fill_here(p, own.level, own.batch, left, top, votes[i].here, ((const Filling *)(features + AT_ONCE * HERE_PITCH))[i], features);
+            }
+        __syncthreads();
+#endif
     }
     return own.valid && !(wanted >> (pixel & 31) & 1);
 }
@@ -232,10 +381,18 @@ extern "C" __global__ void __launch_bounds__(128, SAMPLE_BLOCKS) sample_kept(con
     __shared__ out_t results[128 * KW * KW];
     __shared__ u32 blended_pixels[4];
 #endif
+#ifdef EARLY
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
     KeptPixel own = kept_pixel(p);
     const int level = own.level, pixel = own.pixel, side = p.kept.side[level];
     int dx, dy;
-    bool ours = check_pixel(p, own, votes, dx, dy);
+#ifdef STAGED
+    u32 *features = (u32 *)staged_patches;
+#else
+    u32 *features = nullptr;
+#endif
+    bool ours = check_pixel(p, own, votes, features, dx, dy);
     u32 step_y = (CLAST ? 1 : (u32)p.height * (u32)p.width) * sizeof(out_t), step_x = KW * step_y;
 #if CLAST
     u64 to = (u64)(results + threadIdx.x * (KW * KW));
