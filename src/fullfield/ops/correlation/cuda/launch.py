@@ -224,7 +224,8 @@ class _LookupLaunch:
             most = max(keep.patch_sides(config.radius, request.levels)) ** 2
             shared_sample = 128 * most * shapes.KEPT_BYTES[config.kept] if staged else 0
             if any(o.startswith("-DHERE=") for o in shapes.EXPERIMENT.get("options", ())):
-                shared_sample = max(shared_sample, 32 * (config.row_length * 2 + 16) + 128 * 12)
+                once = 64 if "-DAT_ONCE=64" in shapes.EXPERIMENT["options"] else 32
+                shared_sample = max(shared_sample, once * (config.row_length * 2 + 16) + 128 * 12)
             self.sample = Launch(ahead, "sample_kept", regions, 128, self.params, shared_sample)
 
     def patches(self, request: Request, like: Tensor) -> keep.Patches:
@@ -238,7 +239,9 @@ class _LookupLaunch:
         else:
             patches.fill(self.params.kept, self.stamp)
             self.sample(stream)
-            self.later(stream)
+            if not shapes.EXPERIMENT.get("alone") or not hasattr(patches, "ran"):
+                self.later(stream)
+            patches.ran = True
             return
         self.launch(stream)
 

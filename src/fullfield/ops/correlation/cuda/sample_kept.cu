@@ -65,6 +65,10 @@ struct Filling { int who[TILE_PIXELS], x[TILE_PIXELS], y[TILE_PIXELS]; };  // th
 
 template <int N>
 static __device__ __forceinline__ void load_row(float (&v)[N], const u8 *patch, const u8 *lower) {
+#ifdef NO_LOAD
+    for (int c = 0; c < N; c++) v[c] = (float)((u64)patch + c);
+    return;
+#endif
 #pragma unroll
     for (int c = 0; c < N; c++) {
 #if KEPT == 1
@@ -79,6 +83,9 @@ static __device__ __forceinline__ void load_row(float (&v)[N], const u8 *patch, 
 
 // not yet
 static __device__ __forceinline__ void put_result(out_t *at, float x) {
+#ifdef NO_STORE
+    if (x != 12345.f) return;
+#endif
 #if CLAST || !defined(SAMPLE_STREAMING)
     *at = OutElement::pack(x);
 #else
@@ -373,7 +380,7 @@ static __device__ __forceinline__ void stage_patches(const Params &p, const Kept
 #endif
 
 extern "C" __global__ void __launch_bounds__(128, SAMPLE_BLOCKS) sample_kept(const __grid_constant__ Params p) {
-#ifdef STAGED
+#if defined(STAGED) || defined(HERE)
     extern __shared__ __align__(16) u8 staged_patches[];
 #endif
     __shared__ Vote votes[TILES];
@@ -387,7 +394,7 @@ extern "C" __global__ void __launch_bounds__(128, SAMPLE_BLOCKS) sample_kept(con
     KeptPixel own = kept_pixel(p);
     const int level = own.level, pixel = own.pixel, side = p.kept.side[level];
     int dx, dy;
-#ifdef STAGED
+#ifdef HERE
     u32 *features = (u32 *)staged_patches;
 #else
     u32 *features = nullptr;
