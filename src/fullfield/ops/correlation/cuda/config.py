@@ -28,11 +28,15 @@ _WIDTHS = {8: (11, 14, 18, 28), 16: (12, 14, 18, 26, 28)}
 # And where products are kept: windows may be wider by a patch's margin, and pixels far from others are worked on alone.
 _KEPT_WIDTHS = {8: (11, 14, 16, 18, 20, 28), 16: (11, 12, 14, 16, 18, 20, 26, 28)}
 _MOST_STAGES = 8
+_MOST_MARGIN = 4  # of a patch beside the window
 # Registers of the threads that multiply and of those that copy, by warpgroups that multiply.
 _REGISTERS = {1: (208, 96), 2: (208, 88), 3: (144, 80)}
 # Fewer source pixels than this do not occupy three teams; the features of more than that do not stay in the L2.
 _FEW_PIXELS = 1 << 14
 _MANY_PIXELS = 1 << 16
+
+
+EXPERIMENT: dict = {}
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,7 @@ class Config:
             "BLOCK_W": self.block,
             "TEAMS": self.teams,
             "STREAMED": int(self.streamed),
+            "HOPPER": int(self.hopper),
             "KEPT": self.kept,
         }
         return tuple(f"-D{name}={value}" for name, value in values.items())
@@ -112,7 +117,7 @@ class Config:
 
 def _widths(radius: int, block: int, kept: int = 0) -> tuple[int, ...]:
     widest = (_COLUMNS,) if radius > 5 else ()
-    widths = _KEPT_WIDTHS if kept else _WIDTHS
+    widths = {8: (12, 14, 16, 21, 32), 16: (12, 14, 16, 21, 32)} if kept and EXPERIMENT.get("columns") == 64 else _KEPT_WIDTHS if kept else _WIDTHS
     return tuple(w for w in (*widths[block], *widest) if w >= 2 * radius + 2)
 
 
@@ -183,7 +188,7 @@ def _stage(config: Config) -> int:
 
 def lookup_shared(config: Config, out: int, channels_last: bool) -> int:
     """Of a block of the lookup that writes the type with code ``out``."""
-    positions = (2 * config.radius + 2) ** 2
+    positions = (2 * config.radius + 2 + (_MOST_MARGIN if config.kept else 0)) ** 2
     scatter = config.row_length // 2 + (positions + 15) // 16 * 16
     warp = 4 * max(config.columns * 20, scatter)
     if channels_last:
@@ -208,6 +213,8 @@ def lookup_config(
     Square tiles read the least; rows of 16 pixels fill the sectors that 16-bit planes are written in.
     ``pixels``: of the first map.
     """
+    if config.kept and EXPERIMENT.get("columns") and config.hopper:
+        config = replace(config, columns=EXPERIMENT["columns"])
     if config.hopper:
         block = 8 if not config.split and (channels_last or out == 0) else 16
         tiled = replace(
@@ -284,9 +291,6 @@ def lookup_source(config: Config, out: int, channels_last: bool) -> Source:
     if config.kept and EXPERIMENT.get("early"):
         registers += ("-DEARLY",)
     return Source(text, (*options, f"-DMAPS={config.maps}", *registers))
-
-
-EXPERIMENT: dict = {}
 
 
 def keep_sides(config):

@@ -44,7 +44,7 @@ static_assert(128 % TILE_PIXELS == 0 && (TILE_W == 8 || TILE_W == 16) && TILE_H 
 // What the pixels of a tile say together.
 struct Vote {
     u32 missing[TILE_PIXELS / 32], valid[TILE_PIXELS / 32], near[TILE_PIXELS / 32], unknown[TILE_PIXELS / 32];
-    int left, right, top, bottom, pairs, far;
+    int left, right, top, bottom, far;
 #ifdef HERE
     int miss_left, miss_right, miss_top, miss_bottom, here;
 #endif
@@ -225,18 +225,15 @@ static __device__ __forceinline__ bool check_pixel(const Params &p, const KeptPi
     x = dx;
     y = dy;
     bool hit = before >> (pixel & 31) & 1 && (u32)dx <= (u32)(side - KP) && (u32)dy <= (u32)(side - KP), miss = own.valid && !hit;
-    int other_x = __shfl_up_sync(0xffffffffu, own.ix, 1), other_y = __shfl_up_sync(0xffffffffu, own.iy, 1);
-    bool other_valid = __shfl_up_sync(0xffffffffu, (int)own.valid, 1);
-    bool pair = own.x % TILE_W && own.valid && other_valid, far = pair && apart(own.ix, own.iy, other_x, other_y);
     u32 wanted = 0;
-    if (__syncthreads_or(miss || far)) {
+    if (__syncthreads_or(miss)) {
         Vote &vote = votes[own.which];
         if (threadIdx.x < TILES) {
             Vote &first = votes[threadIdx.x];
             for (int i = 0; i < TILE_PIXELS / 32; i++) first.missing[i] = first.valid[i] = first.near[i] = first.unknown[i] = 0;
             first.left = first.top = BIG;
             first.right = first.bottom = -BIG;
-            first.pairs = first.far = 0;
+            first.far = 0;
 #ifdef HERE
             first.miss_left = first.miss_top = BIG;
             first.miss_right = first.miss_bottom = -BIG;
@@ -244,6 +241,10 @@ static __device__ __forceinline__ bool check_pixel(const Params &p, const KeptPi
 #endif
         }
         __syncthreads();
+        // Neighbours so far apart are hardly computed together.
+        int other_x = __shfl_up_sync(0xffffffffu, own.ix, 1), other_y = __shfl_up_sync(0xffffffffu, own.iy, 1);
+        bool other_valid = __shfl_up_sync(0xffffffffu, (int)own.valid, 1);
+        bool far = own.x % TILE_W && own.valid && other_valid && ((u32)(own.ix - other_x + KP / 2) > KP || (u32)(own.iy - other_y + KP / 2) > KP);
         int from_x = lead(own.fx, side), from_y = lead(own.fy, side);
         if (own.valid) {
             u32 bit = 1u << (pixel & 31);
@@ -260,7 +261,6 @@ static __device__ __forceinline__ bool check_pixel(const Params &p, const KeptPi
 #endif
             if (miss && !known) atomicOr(vote.unknown + pixel / 32, bit);
             if (miss && known && (u32)(dx - from_x + NEAR) <= 2 * NEAR && (u32)(dy - from_y + NEAR) <= 2 * NEAR) atomicOr(vote.near + pixel / 32, bit);
-            if (pair) atomicAdd(&vote.pairs, 1);
             if (far) atomicAdd(&vote.far, 1);
             atomicMin(&vote.left, own.ix);
             atomicMin(&vote.top, own.iy);
@@ -276,12 +276,12 @@ static __device__ __forceinline__ bool check_pixel(const Params &p, const KeptPi
             unknown += __popc(vote.unknown[i]);
             count += __popc(vote.valid[i]);
         }
-        bool scattered = 2 * vote.far > vote.pairs;
-        if (missing || scattered) {
+        bool scattered = 2 * vote.far > count;
+        if (missing) {
             float area = ((float)(vote.right - vote.left) + side) * ((float)(vote.bottom - vote.top) + side);
             float least = ((TILE_W >> level) + side) * ((TILE_H >> level) + side);
             bool coherent = area <= COHERENT * least;
-            bool fill = !scattered && 2 * (near + (coherent ? unknown : 0)) >= missing, all = scattered || fill && coherent ALLIF;
+            bool fill = 2 * (near + (coherent ? unknown : 0)) >= missing, all = fill && coherent ALLIF;
             wanted = (all ? vote.valid : vote.missing)[pixel / 32];
 #ifdef HERE
             if (own.has_tile && pixel == 0 && fill) {
@@ -304,7 +304,7 @@ static __device__ __forceinline__ bool check_pixel(const Params &p, const KeptPi
                 int parts = scattered || chunks <= DIVIDED ? 1 : chunks > 3 * DIVIDED ? 16 : 4, at = (int)atomicAdd(p.kept.counts + (chunks <= COSTLY), (u32)parts);
                 for (int part = 0; part < parts; part++, at++) {
                     u32 *entry = p.kept.entries + 2 * (chunks > COSTLY ? at : p.kept.most_entries - 1 - at);
-                    entry[0] = own.slot << 2 | (u32)scattered << 1 | (u32)fill;
+                    entry[0] = own.slot << 1 | (u32)fill;
                     entry[1] = ((1u << 16 / parts) - 1) << part * (16 / parts);
                 }
 #ifdef HERE
