@@ -290,6 +290,7 @@ def lookup_source(config: Config, out: int, channels_last: bool) -> Source:
     registers = (f"-DCONSUMER_REGISTERS={consumer}", f"-DPRODUCER_REGISTERS={producer}")
     if config.kept and EXPERIMENT.get("early"):
         registers += ("-DEARLY",)
+    registers += EXPERIMENT.get("lookup", ())
     return Source(text, (*options, f"-DMAPS={config.maps}", *registers))
 
 

@@ -297,6 +297,37 @@ static __device__ __forceinline__ void put_products(const float (&d)[N], float *
 }
 
 #if KEPT
+#ifndef OLD_KEEP
+// Writes those of a chunk's products that belong to the patches of the warp's 16 pixels; as_kept. Eight lanes serve all 16, two at a time
+// where these are about the same row of their patches; four columns at a time.
+static __device__ __forceinline__ void keep_chunk(const WarpPixel &px, const Params &p, const Item &it, int row, const Step &step, const float *staging) {
+    int lane = lane_id(), side = p.kept.side[step.level], left = px.ix - (int)(px.patch & 255) - step.x, k = step.y - px.iy + (int)(px.patch >> 8 & 255);
+    bool member = px.active && is_member(px, step) && k < side && k + step.rows > 0;
+    u32 mine = member ? (u32)left | (u32)(k + 64) << 8 | 1u << 16 : 0u;
+    u32 one = __shfl_sync(0xffffffffu, mine, (lane & 7) * 2), two = __shfl_sync(0xffffffffu, mine, (lane & 7) * 2 + 1);
+    u8 *patch = patch_of(p, ((i64)it.batch * p.tiles_y + it.tile_y) * p.tiles_x + it.tile_x, step.level);
+    int first = (int)(one >> 8 & 255) - 64, second = (int)(two >> 8 & 255) - 64, stride = step.width * STAGING_STRIDE;
+    const float *from = staging + ((one & 255) + (lane >> 3)) * STAGING_STRIDE + (lane & 7) * 2, *then = staging + ((two & 255) + (lane >> 3)) * STAGING_STRIDE + (lane & 7) * 2 + 1;
+    int begin = row * 16 + (lane & 7) * 2;
+#pragma unroll 1
+    for (int ry = 0; ry < step.rows; ry++, first++, second++, from += stride, then += stride) {
+        bool here = one && (u32)first < (u32)side, there = two && (u32)second < (u32)side;
+        int index = (first * side + (lane >> 3)) * KEPT_PIXELS + begin;
+        if (here && there && first == second) {
+#pragma unroll
+            for (int c = 0; c < KP + MOST_MARGIN; c += 4)
+                if (c + (lane >> 3) < side) keep_products(patch, side, index + c * KEPT_PIXELS, from[c * STAGING_STRIDE], then[c * STAGING_STRIDE]);
+        } else if (here || there) {
+            int other = (second * side + (lane >> 3)) * KEPT_PIXELS + begin + 1;
+#pragma unroll 1
+            for (int c = 0; c + (lane >> 3) < side; c += 4) {
+                if (here) keep_product(patch, side, index + c * KEPT_PIXELS, from[c * STAGING_STRIDE]);
+                if (there) keep_product(patch, side, other + c * KEPT_PIXELS, then[c * STAGING_STRIDE]);
+            }
+        }
+    }
+}
+#else
 // Writes those of a chunk's products that belong to the patches of the warp's 16 pixels; as_kept. Two lanes serve a pixel, the lower half
 // of the warp the first columns.
 static __device__ __forceinline__ void keep_chunk(const WarpPixel &px, const Params &p, const Item &it, int row, const Step &step, const float *staging) {
@@ -319,4 +350,5 @@ static __device__ __forceinline__ void keep_chunk(const WarpPixel &px, const Par
                 if (c < count) keep_product(patch, side, index + c * KEPT_PIXELS, v[c]);
         }
 }
+#endif
 #endif
