@@ -45,7 +45,7 @@ static __device__ __forceinline__ void keep_products(u8 *patch, int side, int in
     *(u32 *)((u16 *)patch + index) = a >> 16 | (b & 0xffff0000u);
     *(u16 *)(patch + side * side * (2 * KEPT_PIXELS) + index) = (u16)((a >> 8 & 0xff) | (b & 0xff00u));
 #else
-    *(float2 *)((float *)patch + index) = make_float2(first, second);
+    *(uint2 *)((float *)patch + index) = make_uint2(__float_as_uint(first), __float_as_uint(second));
 #endif
 }
 #endif
