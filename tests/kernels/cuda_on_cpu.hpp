@@ -367,7 +367,6 @@ template <class T, class F> static inline T reduce(T value, F choose) {
 struct Product { uint32_t a[4]; int eights; float **d; const uint32_t (*b)[2]; };
 typedef uint32_t Bits __attribute__((vector_size(32)));
 typedef float Floats __attribute__((vector_size(32)));
-typedef double Doubles __attribute__((vector_size(64)));
 typedef uint16_t Halves __attribute__((vector_size(16)));
 template <bool BF16> __attribute__((always_inline, optimize("O2"))) static inline Floats widened(const uint16_t *half) {
     Halves words;
@@ -397,9 +396,9 @@ template <bool BF16> __attribute__((optimize("O2"))) static void multiply(Produc
         }
         for (int k = 0; k < 16; k++) b[k] = widened<BF16>(half[0] + 8 * k);
         for (int m = 0; m < 16; m++) {
-            Doubles sum = __builtin_convertvector(sums[m], Doubles);  // whatever the order: rounded once, as by the tensor cores
-            for (int k = 0; k < 16; k++) sum += __builtin_convertvector(a[m][k] * b[k], Doubles);
-            sums[m] = __builtin_convertvector(sum, Floats);
+            Floats sum = sums[m];
+            for (int k = 0; k < 16; k++) sum += a[m][k] * b[k];
+            sums[m] = sum;
         }
         for (int lane = 0; lane < LANES; lane++) {
             int g = lane >> 2, t = (lane & 3) * 2;
@@ -522,7 +521,6 @@ template <class T> static inline unsigned __match_any_sync(unsigned, T value) {
 }
 template <class T> static inline T __reduce_min_sync(unsigned, T value) { return cuda::reduce(value, [](T a, T b) { return a < b ? a : b; }); }
 template <class T> static inline T __reduce_max_sync(unsigned, T value) { return cuda::reduce(value, [](T a, T b) { return a > b ? a : b; }); }
-static inline unsigned __reduce_or_sync(unsigned, unsigned value) { return cuda::reduce(value, [](unsigned a, unsigned b) { return a | b; }); }
 
 template <class A, class B> static inline auto min(A a, B b) -> decltype(a + b) { return decltype(a + b)(a) < decltype(a + b)(b) ? a : b; }
 template <class A, class B> static inline auto max(A a, B b) -> decltype(a + b) { return decltype(a + b)(a) > decltype(a + b)(b) ? a : b; }

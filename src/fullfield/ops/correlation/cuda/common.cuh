@@ -12,7 +12,6 @@
 //   GROUPS   pixel groups (of 64) of a tile; BLOCK_W width of a warp's 16 pixels, 16 or 8
 //   STREAMED 1: the first map's features are not kept in the L2
 //   NCOL     columns (positions of the second map) of one chunk; WIDTHS: admissible chunk widths, ascending
-//   HOPPER   1: the lookup is that of lookup_hopper.cu
 //   KEPT     how products are kept between the lookups of a pair: 0 not at all, 1 in 16 bits of the results' type, 2 in 24 bits,
 //            3 in float32; see keep.cuh
 
@@ -130,11 +129,11 @@ static __device__ constexpr int widest() {
     return widths[sizeof(widths) / sizeof(int) - 1];
 }
 
-// A tile and the levels begin .. end-1. fill: patches are written, too.
+// A tile and the levels begin .. end-1. fill: patches are written, too; scattered: every pixel is worked on alone.
 struct Item {
     int batch, tile_x, tile_y, begin, end;
 #if KEPT
-    bool fill;
+    bool fill, scattered;
 #endif
 };
 
@@ -151,7 +150,7 @@ static __device__ __forceinline__ Item decode_tile(const Params &p, u32 tile, in
     it.begin = begin;
     it.end = end;
 #if KEPT
-    it.fill = false;
+    it.fill = it.scattered = false;
 #endif
     return it;
 }
@@ -164,14 +163,14 @@ static __device__ __forceinline__ Item decode_item(const Params &p, int item) {
 }
 
 #if KEPT
-// Something to compute: slot << 1 | fill, and which of a tile's parts, of 4 * GROUPS pixels each.
+// Something to compute: slot << 2 | scattered << 1 | fill, and which of a tile's parts, of 4 * GROUPS pixels each.
 struct Entry { u32 what, parts; };
 #define BIAS 64
 static __device__ __forceinline__ int slot_of(const Params &p, const Item &it, int level) {
     return (((it.batch * p.tiles_y) + it.tile_y) * p.tiles_x + it.tile_x) * p.levels + level;
 }
 static __device__ __forceinline__ Item decode_entry(const Params &p, Entry entry) {
-    u32 slot = entry.what >> 1, tile = slot / (u32)p.levels, row = tile / (u32)p.tiles_x, batch = row / (u32)p.tiles_y;
+    u32 slot = entry.what >> 2, tile = slot / (u32)p.levels, row = tile / (u32)p.tiles_x, batch = row / (u32)p.tiles_y;
     Item it;
     it.batch = batch;
     it.tile_y = row - batch * p.tiles_y;
@@ -179,12 +178,18 @@ static __device__ __forceinline__ Item decode_entry(const Params &p, Entry entry
     it.begin = slot - tile * p.levels;
     it.end = it.begin + 1;
     it.fill = entry.what & 1;
+    it.scattered = entry.what >> 1 & 1;
     return it;
 }
 static __device__ __forceinline__ Entry entry_at(const Params &p, int i, int costly) {
     const volatile u32 *at = p.kept.entries + 2 * (i < costly ? i : p.kept.most_entries - 1 - (i - costly));
     Entry entry = {at[0], at[1]};
     return entry;
+}
+// Windows so far apart are hardly computed together. Where most neighbours in a row are, no product of the tile is kept and every pixel
+// worked on alone: that is decided by the present windows only, for such products may differ in their last bits.
+static __device__ __forceinline__ bool apart(int x, int y, int other_x, int other_y) {
+    return (u32)(x - other_x + KP / 2) > KP || (u32)(y - other_y + KP / 2) > KP;
 }
 // So many columns, or rows, of a patch lie before the window that it is made for: half of those that it has more, the larger half on
 // the side that is nearer.
@@ -194,7 +199,7 @@ static __device__ __forceinline__ int lead(float fraction, int side) {
 }
 // Only the wanted pixels of an entry's parts keep their coordinates.
 static __device__ __forceinline__ void forget_others(const Params &p, Entry entry, float (&x)[LANE_PIXELS], float (&y)[LANE_PIXELS]) {
-    const volatile u32 *wanted = p.kept.wanted + (entry.what >> 1) * LANE_PIXELS;
+    const volatile u32 *wanted = p.kept.wanted + (entry.what >> 2) * LANE_PIXELS;
 #pragma unroll
     for (int i = 0; i < LANE_PIXELS; i++) {
         int part = (i * 32 + (int)lane_id()) / (4 * GROUPS);
@@ -229,6 +234,7 @@ static __device__ __forceinline__ void load_coords(const Params &p, const Item &
 
 // Walks a tile's levels; for each level its strips (ranges of window origins narrow enough for one chunk width); for each
 // strip the rows that some pixel asks for. Run by a full warp; lane i knows pixels i, i+32, i+64, ... of the tile.
+// Where products are kept, strips whose pixels would be scattered are cut into ones that are as narrow as can be.
 struct Plan {
     float x[LANE_PIXELS], y[LANE_PIXELS];
     int ix[LANE_PIXELS], iy[LANE_PIXELS];
@@ -237,7 +243,8 @@ struct Plan {
     bool walking, gaps;
 #if KEPT
     int side;                      // of what is computed for a pixel: its window, or its patch
-    bool fill;
+    bool fill, scattered, narrow;
+    int cursor, narrow_end;
 #define SIDE side
 #else
 #define SIDE KP
@@ -250,6 +257,8 @@ struct Plan {
         walking = false;
 #if KEPT
         fill = it.fill;
+        scattered = it.scattered;
+        narrow = false;
         side = KP;
 #endif
     }
@@ -281,13 +290,38 @@ struct Plan {
         return warp_min(n);
     }
 
+#if KEPT
+    __device__ __forceinline__ int narrow_bin() const { return chunk_width(chunk_width_index(side)) - side + 1; }
+#endif
+
     __device__ __forceinline__ bool next(const Params &p, Step &step) {
         while (true) {
+#if KEPT
+            if (!walking && narrow) {
+                int from = BIG;
+#pragma unroll
+                for (int i = 0; i < LANE_PIXELS; i++)
+                    if (member(i, cursor, narrow_end)) from = min(from, ix[i]);
+                cursor = warp_min(from);
+                if (cursor == BIG) {
+                    narrow = false;
+                    strip++;
+                }
+            }
+            int a = narrow ? cursor : xmin + strip * bin, b = narrow ? min(a + narrow_bin(), narrow_end) : a + bin;
+#else
             int a = xmin + strip * bin, b = a + bin;
+#endif
             if (walking) {
                 int next_row = gaps ? next_needed(a, b, row) : row;
                 if (next_row >= bottom) {
                     walking = false;
+#if KEPT
+                    if (narrow) {
+                        cursor = b;
+                        continue;
+                    }
+#endif
                     strip++;
                     continue;
                 }
@@ -340,6 +374,10 @@ struct Plan {
                 rows = NCOL / width;
                 row = top;
                 gaps = bottom - top > TILE_H + SIDE + 8;
+#if KEPT
+                if (narrow) gaps = true;
+                else
+#endif
                 if (gaps) {
                     int pixels = 0, chunks = 0;
 #pragma unroll
@@ -349,6 +387,12 @@ struct Plan {
                         if (r >= BIG) break;
                     }
                     if (chunks > CHUNKS_PER_PIXEL * pixels) {
+#if KEPT
+                        narrow = true;
+                        cursor = a;
+                        narrow_end = b;
+                        continue;
+#endif
                         step.kind = SCATTERED;
                         step.level = level;
                         step.width = step.rows = 0;
@@ -388,10 +432,35 @@ struct Plan {
             strips = 0;
             if (lo == BIG) continue;
             const int span = widest() - SIDE + 1;  // window origins that fit into one chunk width
+#if KEPT
+            bool alone = scattered;
+            if (!p.kept.patches) {
+                int pairs = 0, far = 0;
+#pragma unroll
+                for (int i = 0; i < LANE_PIXELS; i++) {
+                    int other_x = __shfl_up_sync(0xffffffffu, ix[i], 1), other_y = __shfl_up_sync(0xffffffffu, iy[i], 1);
+                    bool pair = lane_id() % BLOCK_W && ix[i] != -BIG && other_x != -BIG;
+                    pairs += __popc(__ballot_sync(0xffffffffu, pair));
+                    far += __popc(__ballot_sync(0xffffffffu, pair && apart(ix[i], iy[i], other_x, other_y)));
+                }
+                alone = 2 * far > pairs;
+            }
+#endif
             strips = (hi - lo) / span + 1;
             xmin = lo;
             bin = (hi - lo) / strips + 1;
+#if KEPT
+            if (strips > MAXSTRIPS && !alone) {
+                strips = 1;
+                narrow = true;
+                cursor = lo;
+                narrow_end = hi + 1;
+                continue;
+            }
+            if (alone) {
+#else
             if (strips > MAXSTRIPS) {
+#endif
                 strips = 0;
                 step.kind = SCATTERED;
                 step.level = level;

@@ -28,7 +28,6 @@ _WIDTHS = {8: (11, 14, 18, 28), 16: (12, 14, 18, 26, 28)}
 # And where products are kept: windows may be wider by a patch's margin, and pixels far from others are worked on alone.
 _KEPT_WIDTHS = {8: (11, 14, 16, 18, 20, 28), 16: (11, 12, 14, 16, 18, 20, 26, 28)}
 _MOST_STAGES = 8
-_MOST_MARGIN = 4  # of a patch beside the window
 # Registers of the threads that multiply and of those that copy, by warpgroups that multiply.
 _REGISTERS = {1: (208, 96), 2: (208, 88), 3: (144, 80)}
 # Fewer source pixels than this do not occupy three teams; the features of more than that do not stay in the L2.
@@ -109,7 +108,6 @@ class Config:
             "BLOCK_W": self.block,
             "TEAMS": self.teams,
             "STREAMED": int(self.streamed),
-            "HOPPER": int(self.hopper),
             "KEPT": self.kept,
         }
         return tuple(f"-D{name}={value}" for name, value in values.items())
@@ -188,7 +186,7 @@ def _stage(config: Config) -> int:
 
 def lookup_shared(config: Config, out: int, channels_last: bool) -> int:
     """Of a block of the lookup that writes the type with code ``out``."""
-    positions = (2 * config.radius + 2 + (_MOST_MARGIN if config.kept else 0)) ** 2
+    positions = (2 * config.radius + 2) ** 2
     scatter = config.row_length // 2 + (positions + 15) // 16 * 16
     warp = 4 * max(config.columns * 20, scatter)
     if channels_last:

@@ -35,17 +35,4 @@ static __device__ __forceinline__ void keep_product(u8 *patch, int side, int ind
     ((float *)patch)[index] = product;
 #endif
 }
-
-// Of two pixels next to each other, the first an even one.
-static __device__ __forceinline__ void keep_products(u8 *patch, int side, int index, float first, float second) {
-#if KEPT == 1
-    *(u32 *)((u16 *)patch + index) = (u32)KeptElement::pack(first) | (u32)KeptElement::pack(second) << 16;
-#elif KEPT == 2
-    u32 a = __float_as_uint(first), b = __float_as_uint(second);
-    *(u32 *)((u16 *)patch + index) = a >> 16 | (b & 0xffff0000u);
-    *(u16 *)(patch + side * side * (2 * KEPT_PIXELS) + index) = (u16)((a >> 8 & 0xff) | (b & 0xff00u));
-#else
-    *(uint2 *)((float *)patch + index) = make_uint2(__float_as_uint(first), __float_as_uint(second));
-#endif
-}
 #endif

@@ -146,7 +146,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(co
 #if KEPT
     if (p.kept.patches) {          // the last block of all leaves the counts as it found them
         __syncthreads();
-        if (threadIdx.x == 0 && atomicAdd(p.kept.counts + 2, 1u) == gridDim.x - 1) p.kept.counts[0] = p.kept.counts[1] = p.kept.counts[2] = p.kept.counts[3] = 0;
+        if (threadIdx.x == 0 && atomicAdd(p.kept.counts + 2, 1u) == gridDim.x - 1) p.kept.counts[0] = p.kept.counts[1] = p.kept.counts[2] = 0;
     }
 #endif
 }

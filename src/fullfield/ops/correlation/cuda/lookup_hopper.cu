@@ -247,7 +247,7 @@ static __device__ __forceinline__ void plan_tiles(const Params &p, const Maps &m
             p.queue[0] = 0;
             p.queue[1] = 0;
 #if KEPT
-            if (p.kept.patches) p.kept.counts[0] = p.kept.counts[1] = p.kept.counts[3] = 0;
+            if (p.kept.patches) p.kept.counts[0] = p.kept.counts[1] = 0;
 #endif
         }
     }

@@ -2,8 +2,7 @@
 // memory, and each pixel streams over the rows of its own window: blend along x, keep the previous row, blend along y, write
 // the finished row. Two lanes serve a pixel: the lower half of the warp the first taps in x, the upper half the others.
 
-#define MOST_SIDE (KEPT ? KP + MOST_MARGIN : KP)
-#define SCATTER_FLOATS (ROWLEN / 2 + (MOST_SIDE * MOST_SIDE + 15) / 16 * 16)
+#define SCATTER_FLOATS (ROWLEN / 2 + (KP * KP + 15) / 16 * 16)
 #define STAGING_STRIDE 20          // 16 pixels and 4: neither the writes nor the reads of coherent windows collide
 #define STAGING_FLOATS (NCOL * STAGING_STRIDE > SCATTER_FLOATS ? NCOL * STAGING_STRIDE : SCATTER_FLOATS)  // of a warp
 #define DX0 (KW / 2)
@@ -193,8 +192,8 @@ static __device__ __forceinline__ void gather_pixel(u32 *own, const Params &p, i
     }
 }
 
-// A warp's own share (16 pixels) of a scattered strip: per pixel, the products with its (2r+2)^2 positions, or with those of its patch,
-// read straight from memory. scratch: SCATTER_FLOATS floats of the warp. xs, ys: coordinates of the warp's pixels.
+// A warp's own share (16 pixels) of a scattered strip: per pixel, the products with its (2r+2)^2 positions, read straight from
+// memory. scratch: SCATTER_FLOATS floats of the warp. xs, ys: coordinates of the warp's pixels.
 static __device__ __forceinline__ void scattered_pixels(const Params &p, int level, int first, int last, float scale, const Item &it, int row,
                                                      const float *xs, float *scratch, out_t *buffer) {
     const float *ys = xs + 16;
@@ -207,41 +206,20 @@ static __device__ __forceinline__ void scattered_pixels(const Params &p, int lev
     i64 plane = (i64)p.height * p.width;
 #pragma unroll 1
     for (int i = 0; i < 16; i++) {
-        int ix, iy, x = block_x(it, i), y = block_y(it, row, i), side = KP;
+        int ix, iy, x = block_x(it, i), y = block_y(it, row, i);
         float fx, fy;
         if (x >= p.width || y >= p.height) continue;
-        if (!window(xs[i], ys[i], level, h, w, ix, iy, fx, fy)) continue;
-#if KEPT
-        int left = 0, above = 0;
-        if (it.fill) {
-            side = p.kept.side[level];
-            left = lead(fx, side);
-            above = lead(fy, side);
-            ix -= left;
-            iy -= above;
-        }
-#endif
-        if (ix < first || ix >= last) continue;
+        if (!window(xs[i], ys[i], level, h, w, ix, iy, fx, fy) || ix < first || ix >= last) continue;
         __syncwarp();
         gather_pixel(own, p, batch, y, x);
         __syncwarp();
-        window_products(dots, own, f2, h, w, ix, iy, side);
-        const float *window = dots;
-#if KEPT
-        if (it.fill) {
-            u8 *patch = patch_of(p, ((i64)it.batch * p.tiles_y + it.tile_y) * p.tiles_x + it.tile_x, level);
-#pragma unroll 1
-            for (int o = lane; o < side * side; o += 32) keep_product(patch, side, o * KEPT_PIXELS + row * 16 + i, as_kept(dots[o], scale));
-            window += above * side + left;
-        }
-#endif
-        float factor = KEPT == 1 ? 1.f : scale;
+        window_products(dots, own, f2, h, w, ix, iy);
 #pragma unroll 1
         for (int o = lane; o < KW * KW; o += 32) {
-            const float *v = window + o % KW * side + o / KW;
-            float upper = blended((1.f - fx) * factor, as_kept(v[0], scale), fx * factor, as_kept(v[1], scale));
-            float lower = blended((1.f - fx) * factor, as_kept(v[side], scale), fx * factor, as_kept(v[side + 1], scale));
-            out_t packed = OutElement::pack(blended(1.f - fy, upper, fy, lower));
+            int dx = o / KW, dy = o % KW;
+            const float *v = dots + dy * KP + dx;
+            float value = (1.f - fy) * ((1.f - fx) * v[0] + fx * v[1]) + fy * ((1.f - fx) * v[KP] + fx * v[KP + 1]);
+            out_t packed = OutElement::pack(value * scale);
 #if CLAST
             buffer[i * KW * KW + o] = packed;
 #else
@@ -297,37 +275,6 @@ static __device__ __forceinline__ void put_products(const float (&d)[N], float *
 }
 
 #if KEPT
-#ifndef OLD_KEEP
-// Writes those of a chunk's products that belong to the patches of the warp's 16 pixels; as_kept. Eight lanes serve all 16, two at a time
-// where these are about the same row of their patches; four columns at a time.
-static __device__ __forceinline__ void keep_chunk(const WarpPixel &px, const Params &p, const Item &it, int row, const Step &step, const float *staging) {
-    int lane = lane_id(), side = p.kept.side[step.level], left = px.ix - (int)(px.patch & 255) - step.x, k = step.y - px.iy + (int)(px.patch >> 8 & 255);
-    bool member = px.active && is_member(px, step) && k < side && k + step.rows > 0;
-    u32 mine = member ? (u32)left | (u32)(k + 64) << 8 | 1u << 16 : 0u;
-    u32 one = __shfl_sync(0xffffffffu, mine, (lane & 7) * 2), two = __shfl_sync(0xffffffffu, mine, (lane & 7) * 2 + 1);
-    u8 *patch = patch_of(p, ((i64)it.batch * p.tiles_y + it.tile_y) * p.tiles_x + it.tile_x, step.level);
-    int first = (int)(one >> 8 & 255) - 64, second = (int)(two >> 8 & 255) - 64, stride = step.width * STAGING_STRIDE;
-    const float *from = staging + ((one & 255) + (lane >> 3)) * STAGING_STRIDE + (lane & 7) * 2, *then = staging + ((two & 255) + (lane >> 3)) * STAGING_STRIDE + (lane & 7) * 2 + 1;
-    int begin = row * 16 + (lane & 7) * 2;
-#pragma unroll 1
-    for (int ry = 0; ry < step.rows; ry++, first++, second++, from += stride, then += stride) {
-        bool here = one && (u32)first < (u32)side, there = two && (u32)second < (u32)side;
-        int index = (first * side + (lane >> 3)) * KEPT_PIXELS + begin;
-        if (here && there && first == second) {
-#pragma unroll
-            for (int c = 0; c < KP + MOST_MARGIN; c += 4)
-                if (c + (lane >> 3) < side) keep_products(patch, side, index + c * KEPT_PIXELS, from[c * STAGING_STRIDE], then[c * STAGING_STRIDE]);
-        } else if (here || there) {
-            int other = (second * side + (lane >> 3)) * KEPT_PIXELS + begin + 1;
-#pragma unroll 1
-            for (int c = 0; c + (lane >> 3) < side; c += 4) {
-                if (here) keep_product(patch, side, index + c * KEPT_PIXELS, from[c * STAGING_STRIDE]);
-                if (there) keep_product(patch, side, other + c * KEPT_PIXELS, then[c * STAGING_STRIDE]);
-            }
-        }
-    }
-}
-#else
 // Writes those of a chunk's products that belong to the patches of the warp's 16 pixels; as_kept. Two lanes serve a pixel, the lower half
 // of the warp the first columns.
 static __device__ __forceinline__ void keep_chunk(const WarpPixel &px, const Params &p, const Item &it, int row, const Step &step, const float *staging) {
@@ -350,5 +297,4 @@ static __device__ __forceinline__ void keep_chunk(const WarpPixel &px, const Par
                 if (c < count) keep_product(patch, side, index + c * KEPT_PIXELS, v[c]);
         }
 }
-#endif
 #endif
