@@ -20,7 +20,8 @@
 #define PARTS (1 + SPLIT)
 #define CPAD (KB * CBLK)           // channels of one part
 #define ROWLEN (CPAD * PARTS)      // 16-bit elements of one feature vector
-#define KEPT_PIXELS (64 * GROUPS)  // of a tile
+#define KEPT_TILES (2 / GROUPS)    // whose patches lie together, side by side in the image
+#define KEPT_PIXELS 128            // of these tiles
 #define TILE_W BLOCK_W             // a tile is GROUPS * 4 blocks, one below the other
 #define TILE_H (64 * GROUPS / BLOCK_W)
 #define BLOCK_H (16 / BLOCK_W)     // a block: the 16 pixels of a warp
@@ -47,7 +48,7 @@ struct Kept {
     u32 *wanted;                   // the same: pixels whose windows the lookup has to compute
     u32 *origins;                  // [slots, pixels]: where a pixel's patch begins, x + BIAS | y + BIAS << 16; 0: unknown
     const u32 *stamp;              // of the present preparation
-    i64 tile_bytes;                // of a tile's patches
+    i64 group_bytes;               // of the patches of KEPT_TILES tiles
     int offset[MAXLEVELS];         // in bytes, of a level's patches
     int side[MAXLEVELS];           // of a level's patch, at least KP
     int most_entries;

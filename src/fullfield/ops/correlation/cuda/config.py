@@ -292,20 +292,11 @@ def lookup_source(config: Config, out: int, channels_last: bool) -> Source:
     return Source(text, (*options, f"-DMAPS={config.maps}", *registers))
 
 
-def keep_sides(config):
-    from fullfield.ops.correlation.cuda.keep import patch_sides
-    return patch_sides(config.radius, config.levels)
-
-
 def sample_kept_source(config: Config, out: int, channels_last: bool) -> Source:
     """``sample_kept``, which runs ahead of the lookup of the same configuration."""
     options = (*config.defines(), f"-DOUT={out}", f"-DCLAST={int(channels_last)}", *EXPERIMENT.get("options", ()))
     if EXPERIMENT.get("early"):
         options += ("-DEARLY",)
-    if EXPERIMENT.get("wide"):
-        options += (f"-DREGION_W={EXPERIMENT['wide']}",)
-    if EXPERIMENT.get("staged"):
-        options += (f"-DSTAGED={max(keep_sides(config)) ** 2 * KEPT_BYTES[config.kept]}",)
     return Source(_read("dots.cuh", "keep.cuh", "sample.cuh", "sample_kept.cu"), options)
 
 

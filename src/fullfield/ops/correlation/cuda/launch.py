@@ -218,19 +218,15 @@ class _LookupLaunch:
         self.sample: Launch | None = None
         if config.kept:
             ahead = launching.kernels(LIBRARIES, shapes.sample_kept_source(config, out, channels_last), device.index)
-            height, width = request.size1
-            wide, staged = shapes.EXPERIMENT.get("wide", 16), shapes.EXPERIMENT.get("staged", False)
-            regions = request.batch * -(-width // wide) * -(-height // (128 // wide)) * request.levels
-            most = max(keep.patch_sides(config.radius, request.levels)) ** 2
-            shared_sample = 128 * most * shapes.KEPT_BYTES[config.kept] if staged else 0
-            if any(o.startswith("-DHERE=") for o in shapes.EXPERIMENT.get("options", ())):
-                once = 64 if "-DAT_ONCE=64" in shapes.EXPERIMENT["options"] else 32
-                shared_sample = max(shared_sample, once * (config.row_length * 2 + 16) + 128 * 12)
-            self.sample = Launch(ahead, "sample_kept", regions, 128, self.params, shared_sample)
+            self.sample = Launch(ahead, "sample_kept", self._groups() * request.levels, keep.GROUP, self.params)
+
+    def _groups(self) -> int:
+        """Of tiles whose patches lie together."""
+        return self.params.tiles // self.params.tiles_x * -(-self.params.tiles_x * 64 * self.config.groups // keep.GROUP)
 
     def patches(self, request: Request, like: Tensor) -> keep.Patches:
         """Empty ones for such lookups."""
-        return keep.Patches(request, self.config, self.params.tiles, like)
+        return keep.Patches(request, self.config, self.params.tiles, self._groups(), like)
 
     def run(self, stream: int, patches: keep.Patches | None) -> None:
         """Under the lock, with the other parameters set."""

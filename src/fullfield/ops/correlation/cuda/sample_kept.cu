@@ -1,13 +1,10 @@
 // Runs ahead of a lookup of a pair that keeps products. Pixels whose windows lie in their patches are blended from them; the others, and
-// perhaps their neighbours, are written down for the lookup. A block is 16x8 source pixels and a level, one or two tiles of the lookup.
+// perhaps their neighbours, are written down for the lookup. A block is 128 source pixels, whose patches lie together, and a level.
 // #include'd after common, dots, keep and sample.
 //
 // Macros: NEAR, COHERENT, COSTLY, DIVIDED see below.
 
-#define TILE_PIXELS KEPT_PIXELS
-#define WORDS (TILE_PIXELS / 32)
-#define WARP_TILES (TILE_W == 8 ? 2 : 1)  // of which a warp has pixels
-#define TILES (128 / TILE_PIXELS)
+#define TILE_PIXELS (64 * GROUPS)
 #ifndef NEAR
 #define NEAR 2        // a window that moved by so many cells at most since it was last seen will stay in a patch made now
 #endif
@@ -23,7 +20,6 @@
 #ifndef SAMPLE_BLOCKS
 #define SAMPLE_BLOCKS 8
 #endif
-static_assert(128 % TILE_PIXELS == 0 && (TILE_W == 8 || TILE_W == 16) && TILE_H <= 8, "tiles must fill 16x8 pixels");
 
 // What the pixels of a tile say together.
 struct Vote {
@@ -36,11 +32,11 @@ static __device__ __forceinline__ void load_row(float (&v)[N], const u8 *patch, 
 #pragma unroll
     for (int c = 0; c < N; c++) {
 #if KEPT == 1
-        v[c] = KeptElement::unpack(((const u16 *)patch)[c * TILE_PIXELS]);
+        v[c] = KeptElement::unpack(((const u16 *)patch)[c * KEPT_PIXELS]);
 #elif KEPT == 2
-        v[c] = __uint_as_float((u32)((const u16 *)patch)[c * TILE_PIXELS] << 16 | (u32)lower[c * TILE_PIXELS] << 8);
+        v[c] = __uint_as_float((u32)((const u16 *)patch)[c * KEPT_PIXELS] << 16 | (u32)lower[c * KEPT_PIXELS] << 8);
 #else
-        v[c] = ((const float *)patch)[c * TILE_PIXELS];
+        v[c] = ((const float *)patch)[c * KEPT_PIXELS];
 #endif
     }
 }
@@ -56,29 +52,28 @@ static __device__ __forceinline__ void put_result(out_t *at, float x) {
 
 // A thread's pixel.
 struct KeptPixel {
-    int batch, level, x, y, pixel, which;  // of the image; in its tile, and which of the block's tiles that is
+    int batch, level, x, y, tile_x, tile_y, pixel, which;  // of the image; its tile, in its tile, and which of the block's tiles that is
     bool in_image, has_tile, valid;
-    i64 tile;
     u32 slot;
     int ix, iy;
     float fx, fy;
 };
 
-static __device__ __forceinline__ KeptPixel kept_pixel(const Params &p) {
+// Of thread i of the block: 16 pixels of a tile, then as many of the one beside it, as patches have them.
+static __device__ __forceinline__ KeptPixel kept_pixel(const Params &p, int i) {
     KeptPixel own;
-    int regions_x = (p.width + 15) / 16, regions_y = (p.height + 7) / 8, region = blockIdx.x / p.levels, region_row = region / regions_x;
-    int column = threadIdx.x & 15, line = threadIdx.x >> 4;
-    own.level = blockIdx.x - region * p.levels;
-    own.batch = region_row / regions_y;
-    own.x = (region - region_row * regions_x) * 16 + column;
-    own.y = (region_row - own.batch * regions_y) * 8 + line;
-    own.which = TILE_W == 8 ? column >> 3 : line / TILE_H;
-    own.pixel = TILE_W == 8 ? line * 8 + (column & 7) : line % TILE_H * 16 + column;
-    int tile_x = own.x / TILE_W, tile_y = own.y / TILE_H;
+    u32 across = (p.tiles_x + KEPT_TILES - 1) / KEPT_TILES, group = blockIdx.x / p.levels, row = group / across;
+    own.which = GROUPS == 1 ? i >> 4 & 1 : 0;
+    own.pixel = GROUPS == 1 ? (i >> 5) * 16 + (i & 15) : i;
+    own.level = blockIdx.x - group * p.levels;
+    own.batch = row / p.tiles_y;
+    own.tile_x = (group - row * across) * KEPT_TILES + own.which;
+    own.tile_y = row - own.batch * p.tiles_y;
+    own.x = own.tile_x * TILE_W + own.pixel % TILE_W;
+    own.y = own.tile_y * TILE_H + own.pixel / TILE_W;
+    own.has_tile = own.tile_x < p.tiles_x;
+    own.slot = own.has_tile ? ((own.batch * p.tiles_y + own.tile_y) * p.tiles_x + own.tile_x) * p.levels + own.level : 0;
     own.in_image = own.x < p.width && own.y < p.height;
-    own.has_tile = tile_x < p.tiles_x && tile_y < p.tiles_y;
-    own.tile = own.has_tile ? ((i64)own.batch * p.tiles_y + tile_y) * p.tiles_x + tile_x : 0;
-    own.slot = own.tile * p.levels + own.level;
     float px = __int_as_float(0x7fc00000), py = px;
     if (own.in_image) {
         const float *at = p.coords + own.batch * p.coord_b + own.y * p.coord_y + own.x * p.coord_x;
@@ -87,16 +82,6 @@ static __device__ __forceinline__ KeptPixel kept_pixel(const Params &p) {
     }
     own.valid = window(px, py, own.level, p.level_h[own.level], p.level_w[own.level], own.ix, own.iy, own.fx, own.fy) && own.in_image;
     return own;
-}
-
-// Of the warp's pixels, those of its tile `which`: bits of the lanes to bits of the pixels. pixel: the first lane's.
-static __device__ __forceinline__ void put_bits(u32 *to, u32 lanes, int which, int pixel) {
-    if (WARP_TILES == 1)
-        to[pixel / 32] = lanes;
-    else {
-        lanes >>= 8 * which;
-        ((u16 *)to)[pixel / 16] = (u16)((lanes & 0xff) | (lanes >> 8 & 0xff00));
-    }
 }
 
 static __device__ __forceinline__ int in_patch(u32 origin, int ix, int shift) { return ix - ((int)(origin >> shift & 0xffff) - BIAS); }
@@ -117,7 +102,7 @@ static __device__ __forceinline__ bool check_pixel(const Params &p, const KeptPi
     u32 wanted = 0;
     if (__syncthreads_or(miss || far)) {
         Vote &vote = votes[own.which];
-        if (threadIdx.x < TILES) {
+        if (threadIdx.x < KEPT_TILES) {
             Vote &first = votes[threadIdx.x];
             first.left = first.top = BIG;
             first.right = first.bottom = -BIG;
@@ -129,27 +114,26 @@ static __device__ __forceinline__ bool check_pixel(const Params &p, const KeptPi
         bool close = known && (u32)(dx - from_x + NEAR) <= 2 * NEAR && (u32)(dy - from_y + NEAR) <= 2 * NEAR;
         u32 valids = __ballot_sync(0xffffffffu, own.valid), misses = __ballot_sync(0xffffffffu, miss), nears = __ballot_sync(0xffffffffu, miss && close);
         u32 unknowns = __ballot_sync(0xffffffffu, miss && !known), pairs = __ballot_sync(0xffffffffu, pair), fars = __ballot_sync(0xffffffffu, far);
+        int left = own.valid ? own.ix : BIG, top = own.valid ? own.iy : BIG, right = own.valid ? own.ix : -BIG, bottom = own.valid ? own.iy : -BIG;
 #pragma unroll
-        for (int i = 0; i < WARP_TILES; i++) {
-            u32 mask = WARP_TILES == 1 ? 0xffffffffu : 0xff00ffu << 8 * i;
-            bool mine = own.valid && (WARP_TILES == 1 || own.which == i);
-            int left = warp_min(mine ? own.ix : BIG), top = warp_min(mine ? own.iy : BIG);
-            int right = warp_max(mine ? own.ix : -BIG), bottom = warp_max(mine ? own.iy : -BIG);
-            Vote &to = WARP_TILES == 1 ? vote : votes[i];
-            if ((threadIdx.x & 31) == 0) {
-                put_bits(to.valid, valids, i, pixel);
-                put_bits(to.missing, misses, i, pixel);
-                put_bits(to.near, nears, i, pixel);
-                put_bits(to.unknown, unknowns, i, pixel);
-                if (valids & mask) {
-                    atomicAdd(&to.pairs, __popc(pairs & mask));
-                    atomicAdd(&to.far, __popc(fars & mask));
-                    atomicMin(&to.left, left);
-                    atomicMin(&to.top, top);
-                    atomicMax(&to.right, right);
-                    atomicMax(&to.bottom, bottom);
-                }
-            }
+        for (int i = 8; i; i >>= 1) {
+            left = min(left, __shfl_xor_sync(0xffffffffu, left, i));
+            top = min(top, __shfl_xor_sync(0xffffffffu, top, i));
+            right = max(right, __shfl_xor_sync(0xffffffffu, right, i));
+            bottom = max(bottom, __shfl_xor_sync(0xffffffffu, bottom, i));
+        }
+        if ((threadIdx.x & 15) == 0) {
+            int at = threadIdx.x & 16, word = pixel / 16;
+            ((u16 *)vote.valid)[word] = (u16)(valids >> at);
+            ((u16 *)vote.missing)[word] = (u16)(misses >> at);
+            ((u16 *)vote.near)[word] = (u16)(nears >> at);
+            ((u16 *)vote.unknown)[word] = (u16)(unknowns >> at);
+            atomicAdd(&vote.pairs, __popc(pairs >> at & 0xffff));
+            atomicAdd(&vote.far, __popc(fars >> at & 0xffff));
+            atomicMin(&vote.left, left);
+            atomicMin(&vote.top, top);
+            atomicMax(&vote.right, right);
+            atomicMax(&vote.bottom, bottom);
         }
         __syncthreads();
         int missing = 0, near = 0, unknown = 0, count = 0;
@@ -189,7 +173,7 @@ static __device__ __forceinline__ bool check_pixel(const Params &p, const KeptPi
 }
 
 extern "C" __global__ void __launch_bounds__(128, SAMPLE_BLOCKS) sample_kept(const __grid_constant__ Params p) {
-    __shared__ Vote votes[TILES];
+    __shared__ Vote votes[KEPT_TILES];
 #if CLAST
     __shared__ out_t results[128 * KW * KW];
     __shared__ u32 blended_pixels[4];
@@ -197,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(128, SAMPLE_BLOCKS) sample_kept(con
 #ifdef EARLY
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
-    KeptPixel own = kept_pixel(p);
+    KeptPixel own = kept_pixel(p, threadIdx.x);
     const int level = own.level, pixel = own.pixel, side = p.kept.side[level];
     int dx, dy;
     bool ours = check_pixel(p, own, votes, dx, dy);
@@ -216,17 +200,17 @@ extern "C" __global__ void __launch_bounds__(128, SAMPLE_BLOCKS) sample_kept(con
         float scale = KEPT == 1 ? 1.f : *p.scale, wx0 = (1.f - own.fx) * scale, wx1 = own.fx * scale, wy0 = 1.f - own.fy, wy1 = own.fy;
         float previous[KW];
         constexpr int bytes = KEPT == 3 ? 4 : 2;
-        const u8 *patch = patch_of(p, own.tile, level), *lower = patch + side * side * (2 * TILE_PIXELS);
-        int first = (dy * side + dx) * TILE_PIXELS + pixel;
+        const u8 *patch = patches_of(p, own.batch, own.tile_x, own.tile_y, level), *lower = patch + side * side * (2 * KEPT_PIXELS);
+        int first = (dy * side + dx) * KEPT_PIXELS + threadIdx.x;
         patch += first * bytes;
         lower += first;
 #pragma unroll 1
         for (int row = 0; row < KP; row += 2) {
             float v[KP], u[KP];
             load_row(v, patch, lower);
-            load_row(u, patch + side * (TILE_PIXELS * bytes), lower + side * TILE_PIXELS);
-            patch += 2 * side * (TILE_PIXELS * bytes);
-            lower += 2 * side * TILE_PIXELS;
+            load_row(u, patch + side * (KEPT_PIXELS * bytes), lower + side * KEPT_PIXELS);
+            patch += 2 * side * (KEPT_PIXELS * bytes);
+            lower += 2 * side * KEPT_PIXELS;
 #pragma unroll
             for (int c = 0; c < KW; c++) {
                 float above = blended(wx0, v[c], wx1, v[c + 1]), below = blended(wx0, u[c], wx1, u[c + 1]);
@@ -244,9 +228,11 @@ extern "C" __global__ void __launch_bounds__(128, SAMPLE_BLOCKS) sample_kept(con
     int lane = threadIdx.x & 31;
     i64 step = (i64)p.levels * KW * KW;
     out_t *image = (out_t *)p.out + (i64)own.batch * p.height * p.width * step + level * (KW * KW);
+    int left = (own.tile_x - own.which) * TILE_W, top = own.tile_y * TILE_H;
     for (int i = threadIdx.x / 32; i < 128; i += 4)
         if (blended_pixels[i / 32] >> (i & 31) & 1) {
-            out_t *at = image + ((i64)(own.y - (int)(threadIdx.x >> 4) + (i >> 4)) * p.width + own.x - (int)(threadIdx.x & 15) + (i & 15)) * step;
+            int which = GROUPS == 1 ? i >> 4 & 1 : 0, at_pixel = GROUPS == 1 ? (i >> 5) * 16 + (i & 15) : i;
+            out_t *at = image + ((i64)(top + at_pixel / TILE_W) * p.width + left + which * TILE_W + at_pixel % TILE_W) * step;
 #pragma unroll
             for (int c = 0; c < KW * KW; c += 32)
                 if (c + lane < KW * KW) store_streaming(at + c + lane, results[i * KW * KW + c + lane]);
