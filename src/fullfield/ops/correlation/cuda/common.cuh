@@ -389,10 +389,12 @@ struct Plan {
                     }
                     if (chunks > CHUNKS_PER_PIXEL * pixels) {
 #if KEPT
-                        narrow = true;
-                        cursor = a;
-                        narrow_end = b;
-                        continue;
+                        if (!scattered) {
+                            narrow = true;
+                            cursor = a;
+                            narrow_end = b;
+                            continue;
+                        }
 #endif
                         step.kind = SCATTERED;
                         step.level = level;
@@ -434,7 +436,6 @@ struct Plan {
             if (lo == BIG) continue;
             const int span = widest() - SIDE + 1;  // window origins that fit into one chunk width
 #if KEPT
-            bool alone = scattered;
             if (!p.kept.patches) {
                 int pairs = 0, far = 0;
 #pragma unroll
@@ -444,24 +445,22 @@ struct Plan {
                     pairs += __popc(__ballot_sync(0xffffffffu, pair));
                     far += __popc(__ballot_sync(0xffffffffu, pair && apart(ix[i], iy[i], other_x, other_y)));
                 }
-                alone = 2 * far > pairs;
+                scattered = 2 * far > pairs;
             }
 #endif
             strips = (hi - lo) / span + 1;
             xmin = lo;
             bin = (hi - lo) / strips + 1;
 #if KEPT
-            if (strips > MAXSTRIPS && !alone) {
+            if (strips > MAXSTRIPS && !scattered) {
                 strips = 1;
                 narrow = true;
                 cursor = lo;
                 narrow_end = hi + 1;
                 continue;
             }
-            if (alone) {
-#else
-            if (strips > MAXSTRIPS) {
 #endif
+            if (strips > MAXSTRIPS) {
                 strips = 0;
                 step.kind = SCATTERED;
                 step.level = level;

@@ -160,9 +160,15 @@ static __device__ __forceinline__ bool check_pixel(const Params &p, const KeptPi
                 p.kept.stamps[own.slot] = *p.kept.stamp;
                 int chunks = (all ? count : missing) * (fill ? 3 : 2);
                 if (!scattered) chunks = min(chunks, (int)(min(area, least * (1.f + vote.far * (8.f / TILE_PIXELS))) / (NCOL * 2 / 3)) + 1);
-                int parts = scattered || chunks <= DIVIDED ? 1 : chunks > 3 * DIVIDED ? 16 : 4, at = (int)atomicAdd(p.kept.counts + (chunks <= COSTLY), (u32)parts);
+                int parts = scattered || chunks <= DIVIDED ? 1 : chunks > 3 * DIVIDED ? 16 : 4;
+#ifdef FIRST_LEVEL
+                bool costly = scattered ? level == 0 : chunks > COSTLY;
+#else
+                bool costly = chunks > COSTLY;
+#endif
+                int at = (int)atomicAdd(p.kept.counts + !costly, (u32)parts);
                 for (int part = 0; part < parts; part++, at++) {
-                    u32 *entry = p.kept.entries + 2 * (chunks > COSTLY ? at : p.kept.most_entries - 1 - at);
+                    u32 *entry = p.kept.entries + 2 * (costly ? at : p.kept.most_entries - 1 - at);
                     entry[0] = own.slot << 2 | (u32)scattered << 1 | (u32)fill;
                     entry[1] = ((1u << 16 / parts) - 1) << part * (16 / parts);
                 }
