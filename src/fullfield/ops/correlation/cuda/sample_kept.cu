@@ -17,6 +17,12 @@
 #ifndef DIVIDED
 #define DIVIDED 20    // and those of more than this are divided into four, of three times as many into sixteen
 #endif
+#ifndef ALLIF
+#define ALLIF
+#endif
+#ifndef FARS
+#define FARS 1
+#endif
 #ifndef SAMPLE_BLOCKS
 #define SAMPLE_BLOCKS 8
 #endif
@@ -149,7 +155,7 @@ static __device__ __forceinline__ bool check_pixel(const Params &p, const KeptPi
             float area = ((float)(vote.right - vote.left) + side) * ((float)(vote.bottom - vote.top) + side);
             float least = ((TILE_W >> level) + side) * ((TILE_H >> level) + side);
             bool coherent = area <= COHERENT * least;
-            bool fill = !scattered && 2 * (near + (coherent ? unknown : 0)) >= missing, all = scattered || fill && coherent;
+            bool fill = !scattered && FARS && 2 * (near + (coherent ? unknown : 0)) >= missing, all = scattered || fill && coherent ALLIF;
             wanted = (all ? vote.valid : vote.missing)[pixel / 32];
             if (wanted >> (pixel & 31) & 1) *noted = (u32)(own.ix - from_x + BIAS) | (u32)(own.iy - from_y + BIAS) << 16;
             if (own.has_tile && (pixel & 31) == 0) {
