@@ -17,6 +17,9 @@
 #ifndef DIVIDED
 #define DIVIDED 20    // and those of more than this are divided into four, of three times as many into sixteen
 #endif
+#ifndef LEVEL_MAJOR
+#define LEVEL_MAJOR 0
+#endif
 #ifndef ALLIF
 #define ALLIF
 #endif
@@ -68,10 +71,10 @@ struct KeptPixel {
 // Of thread i of the block: 16 pixels of a tile, then as many of the one beside it, as patches have them.
 static __device__ __forceinline__ KeptPixel kept_pixel(const Params &p, int i) {
     KeptPixel own;
-    u32 across = (p.tiles_x + KEPT_TILES - 1) / KEPT_TILES, group = blockIdx.x / p.levels, row = group / across;
+    u32 across = (p.tiles_x + KEPT_TILES - 1) / KEPT_TILES, group = LEVEL_MAJOR ? blockIdx.x % (gridDim.x / p.levels) : blockIdx.x / p.levels, row = group / across;
     own.which = GROUPS == 1 ? i >> 4 & 1 : 0;
     own.pixel = GROUPS == 1 ? (i >> 5) * 16 + (i & 15) : i;
-    own.level = blockIdx.x - group * p.levels;
+    own.level = LEVEL_MAJOR ? blockIdx.x / (gridDim.x / p.levels) : blockIdx.x - group * p.levels;
     own.batch = row / p.tiles_y;
     own.tile_x = (group - row * across) * KEPT_TILES + own.which;
     own.tile_y = row - own.batch * p.tiles_y;
