@@ -27,15 +27,15 @@ _COLUMNS = 56
 _WIDTHS = {8: (11, 14, 18, 28), 16: (12, 14, 18, 26, 28)}
 # And where products are kept: windows may be wider by a patch's margin, and pixels far from others are worked on alone.
 _KEPT_WIDTHS = {8: (11, 14, 16, 18, 20, 28), 16: (11, 12, 14, 16, 18, 20, 26, 28)}
+# On Hopper these fill 64 columns better, with patches' margins.
+_HOPPER_KEPT_COLUMNS = 64
+_HOPPER_KEPT_WIDTHS = (12, 14, 16, 18, 21, 28, 32)
 _MOST_STAGES = 8
 # Registers of the threads that multiply and of those that copy, by warpgroups that multiply.
 _REGISTERS = {1: (208, 96), 2: (208, 88), 3: (144, 80)}
 # Fewer source pixels than this do not occupy three teams; the features of more than that do not stay in the L2.
 _FEW_PIXELS = 1 << 14
 _MANY_PIXELS = 1 << 16
-
-
-EXPERIMENT: dict = {}
 
 
 @dataclass(frozen=True)
@@ -108,15 +108,16 @@ class Config:
             "BLOCK_W": self.block,
             "TEAMS": self.teams,
             "STREAMED": int(self.streamed),
+            "HOPPER": int(self.hopper),
             "KEPT": self.kept,
         }
         return tuple(f"-D{name}={value}" for name, value in values.items())
 
 
-def _widths(radius: int, block: int, kept: int = 0) -> tuple[int, ...]:
-    widest = (_COLUMNS,) if radius > 5 else ()
-    widths = {8: (12, 14, 16, 21, 32), 16: (12, 14, 16, 21, 32)} if kept and EXPERIMENT.get("columns") == 64 else _KEPT_WIDTHS if kept else _WIDTHS
-    return tuple(w for w in (*widths[block], *widest) if w >= 2 * radius + 2)
+def _widths(radius: int, block: int, kept: int = 0, columns: int = _COLUMNS) -> tuple[int, ...]:
+    widest = (columns,) if radius > 5 else ()
+    widths = _HOPPER_KEPT_WIDTHS if columns != _COLUMNS else (_KEPT_WIDTHS if kept else _WIDTHS)[block]
+    return tuple(w for w in (*widths, *widest) if w >= 2 * radius + 2)
 
 
 def vectors(height: int, width: int) -> int:
@@ -211,13 +212,11 @@ def lookup_config(
     Square tiles read the least; rows of 16 pixels fill the sectors that 16-bit planes are written in.
     ``pixels``: of the first map.
     """
-    if config.kept and EXPERIMENT.get("columns") and config.hopper:
-        config = replace(config, columns=EXPERIMENT["columns"])
     if config.hopper:
         block = 8 if not config.split and (channels_last or out == 0) else 16
-        tiled = replace(
-            config, block=block, widths=_widths(config.radius, block, config.kept), streamed=pixels >= _MANY_PIXELS
-        )
+        columns = _HOPPER_KEPT_COLUMNS if config.kept and not config.split else config.columns
+        widths = _widths(config.radius, block, config.kept, columns)
+        tiled = replace(config, block=block, columns=columns, widths=widths, streamed=pixels >= _MANY_PIXELS)
         teams = ((3, 1), (2, 1), (1, 1))[pixels < _FEW_PIXELS :] if not config.split else ((1, 2), (1, 1))
         for team, groups in teams:
             wider = with_stages(replace(tiled, teams=team, groups=groups), out, channels_last)
@@ -274,6 +273,7 @@ def _read(*names: str) -> str:
     return read_source(HALVES, PRODUCTS, *(_FOLDER / name for name in ("common.cuh", *names)))
 
 
+@functools.lru_cache(64)
 def lookup_source(config: Config, out: int, channels_last: bool) -> Source:
     """The kernel ``lookup`` that writes the type with code ``out``; ``config`` from :func:`lookup_config`."""
     two_fit = lookup_shared(config, out, channels_last) <= 99 << 10 and not config.split
@@ -286,17 +286,13 @@ def lookup_source(config: Config, out: int, channels_last: bool) -> Source:
     product = product_with_registers(config.columns, config.bf16, _SWIZZLED)
     text = shared + product + read_source(_FOLDER / "lookup_hopper.cu")
     registers = (f"-DCONSUMER_REGISTERS={consumer}", f"-DPRODUCER_REGISTERS={producer}")
-    if config.kept and EXPERIMENT.get("early"):
-        registers += ("-DEARLY",)
-    registers += EXPERIMENT.get("lookup", ())
     return Source(text, (*options, f"-DMAPS={config.maps}", *registers))
 
 
+@functools.lru_cache(64)
 def sample_kept_source(config: Config, out: int, channels_last: bool) -> Source:
     """``sample_kept``, which runs ahead of the lookup of the same configuration."""
-    options = (*config.defines(), f"-DOUT={out}", f"-DCLAST={int(channels_last)}", *EXPERIMENT.get("options", ()))
-    if EXPERIMENT.get("early"):
-        options += ("-DEARLY",)
+    options = (*config.defines(), f"-DOUT={out}", f"-DCLAST={int(channels_last)}")
     return Source(_read("dots.cuh", "keep.cuh", "sample.cuh", "sample_kept.cu"), options)
 
 

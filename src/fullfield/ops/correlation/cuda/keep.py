@@ -14,7 +14,7 @@ from fullfield.ops.correlation.cuda.device import captured_by
 from fullfield.ops.correlation.protocol import Request
 
 # Columns and rows that a patch has beside the window, by level.
-_MARGINS = (2, 2, 2, 1)
+_MARGINS = (3, 2, 2, 1)
 # Source pixels whose patches lie together: those of one tile, or of two side by side.
 GROUP = 128
 # A map's positions and what a patch's origin may lie before them are 16-bit numbers.

@@ -175,8 +175,8 @@ class _LookupLaunch:
     """The launch of one kind of result, its arguments prepared; its parameters are shared, hence the lock."""
 
     __slots__ = (
+        "behind",
         "config",
-        "later",
         "launch",
         "lock",
         "maps",
@@ -210,13 +210,15 @@ class _LookupLaunch:
             blocks = min(-(-blocks // config.teams), device.processors)
         kernels = launching.kernels(LIBRARIES, source, device.index)
         shared = shapes.lookup_shared(config, out, channels_last)
-        self.launch = Launch(kernels, "lookup", blocks, config.threads, self.params, shared, *beside)
-        self.later = Launch(kernels, "lookup", blocks, config.threads, self.params, shared, *beside, early=bool(shapes.EXPERIMENT.get("early")))
+        arguments = (kernels, "lookup", blocks, config.threads, self.params, shared, *beside)
+        self.launch = Launch(*arguments)
         self.shape = (request.batch, request.out_channels, *request.size1)
         self.lock = threading.Lock()
         self.config, self.stamp = config, state[2].data_ptr() + 12
         self.sample: Launch | None = None
+        self.behind = self.launch  # sample_kept
         if config.kept:
+            self.behind = Launch(*arguments, early=config.hopper)
             ahead = launching.kernels(LIBRARIES, shapes.sample_kept_source(config, out, channels_last), device.index)
             self.sample = Launch(ahead, "sample_kept", self._groups() * request.levels, keep.GROUP, self.params)
 
@@ -232,14 +234,11 @@ class _LookupLaunch:
         """Under the lock, with the other parameters set."""
         if patches is None or self.sample is None:
             self.params.kept.patches = None
+            self.launch(stream)
         else:
             patches.fill(self.params.kept, self.stamp)
             self.sample(stream)
-            if not shapes.EXPERIMENT.get("alone") or not hasattr(patches, "ran"):
-                self.later(stream)
-            patches.ran = True
-            return
-        self.launch(stream)
+            self.behind(stream)
 
 
 class Cuda(Prepared):

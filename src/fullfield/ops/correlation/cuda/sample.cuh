@@ -7,8 +7,6 @@
 #define STAGING_FLOATS (NCOL * STAGING_STRIDE > SCATTER_FLOATS ? NCOL * STAGING_STRIDE : SCATTER_FLOATS)  // of a warp
 #define DX0 (KW / 2)
 #define DX1 (KW - DX0)
-typedef Element<OUT> OutElement;
-typedef OutElement::type out_t;
 #if CLAST
 #define OUT_BUFFER_BYTES ((16 * KW * KW * (OUT == 0 ? 4 : 2) + 15) / 16 * 16)  // of a warp
 #else

@@ -1,34 +1,12 @@
 // Runs ahead of a lookup of a pair that keeps products. Pixels whose windows lie in their patches are blended from them; the others, and
 // perhaps their neighbours, are written down for the lookup. A block is 128 source pixels, whose patches lie together, and a level.
 // #include'd after common, dots, keep and sample.
-//
-// Macros: NEAR, COHERENT, COSTLY, DIVIDED see below.
 
 #define TILE_PIXELS (64 * GROUPS)
-#ifndef NEAR
-#define NEAR 2        // a window that moved by so many cells at most since it was last seen will stay in a patch made now
-#endif
-#ifndef COHERENT
-#define COHERENT 1.5f // windows of a tile are coherent if a box around them is at most so many times what it is without motion
-#endif
-#ifndef COSTLY
-#define COSTLY 12     // entries of more chunks than this come first
-#endif
-#ifndef DIVIDED
-#define DIVIDED 20    // and those of more than this are divided into four, of three times as many into sixteen
-#endif
-#ifndef LEVEL_MAJOR
-#define LEVEL_MAJOR 0
-#endif
-#ifndef ALLIF
-#define ALLIF
-#endif
-#ifndef FARS
-#define FARS 1
-#endif
-#ifndef SAMPLE_BLOCKS
-#define SAMPLE_BLOCKS 8
-#endif
+#define NEAR 1         // a window that moved by so many cells at most since it was last seen will stay in a patch made now
+#define COHERENT 1.5f  // windows of a tile are coherent if a box around them is at most so many times what it is without motion
+#define COSTLY 12      // entries of more chunks than this come first
+#define DIVIDED 20     // and those of more than this are divided into four, of three times as many into sixteen
 
 // What the pixels of a tile say together.
 struct Vote {
@@ -41,7 +19,7 @@ static __device__ __forceinline__ void load_row(float (&v)[N], const u8 *patch, 
 #pragma unroll
     for (int c = 0; c < N; c++) {
 #if KEPT == 1
-        v[c] = KeptElement::unpack(((const u16 *)patch)[c * KEPT_PIXELS]);
+        v[c] = OutElement::unpack(((const u16 *)patch)[c * KEPT_PIXELS]);
 #elif KEPT == 2
         v[c] = __uint_as_float((u32)((const u16 *)patch)[c * KEPT_PIXELS] << 16 | (u32)lower[c * KEPT_PIXELS] << 8);
 #else
@@ -49,15 +27,6 @@ static __device__ __forceinline__ void load_row(float (&v)[N], const u8 *patch, 
 #endif
     }
 }
-
-static __device__ __forceinline__ void put_result(out_t *at, float x) {
-#if CLAST || !defined(SAMPLE_STREAMING)
-    *at = OutElement::pack(x);
-#else
-    store_streaming(at, OutElement::pack(x));
-#endif
-}
-
 
 // A thread's pixel.
 struct KeptPixel {
@@ -71,10 +40,10 @@ struct KeptPixel {
 // Of thread i of the block: 16 pixels of a tile, then as many of the one beside it, as patches have them.
 static __device__ __forceinline__ KeptPixel kept_pixel(const Params &p, int i) {
     KeptPixel own;
-    u32 across = (p.tiles_x + KEPT_TILES - 1) / KEPT_TILES, group = LEVEL_MAJOR ? blockIdx.x % (gridDim.x / p.levels) : blockIdx.x / p.levels, row = group / across;
+    u32 across = (p.tiles_x + KEPT_TILES - 1) / KEPT_TILES, group = blockIdx.x / p.levels, row = group / across;
     own.which = GROUPS == 1 ? i >> 4 & 1 : 0;
     own.pixel = GROUPS == 1 ? (i >> 5) * 16 + (i & 15) : i;
-    own.level = LEVEL_MAJOR ? blockIdx.x / (gridDim.x / p.levels) : blockIdx.x - group * p.levels;
+    own.level = blockIdx.x - group * p.levels;
     own.batch = row / p.tiles_y;
     own.tile_x = (group - row * across) * KEPT_TILES + own.which;
     own.tile_y = row - own.batch * p.tiles_y;
@@ -158,7 +127,7 @@ static __device__ __forceinline__ bool check_pixel(const Params &p, const KeptPi
             float area = ((float)(vote.right - vote.left) + side) * ((float)(vote.bottom - vote.top) + side);
             float least = ((TILE_W >> level) + side) * ((TILE_H >> level) + side);
             bool coherent = area <= COHERENT * least;
-            bool fill = !scattered && FARS && 2 * (near + (coherent ? unknown : 0)) >= missing, all = scattered || fill && coherent ALLIF;
+            bool fill = !scattered && 2 * (near + (coherent ? unknown : 0)) >= missing, all = scattered || fill && coherent;
             wanted = (all ? vote.valid : vote.missing)[pixel / 32];
             if (wanted >> (pixel & 31) & 1) *noted = (u32)(own.ix - from_x + BIAS) | (u32)(own.iy - from_y + BIAS) << 16;
             if (own.has_tile && (pixel & 31) == 0) {
@@ -170,11 +139,7 @@ static __device__ __forceinline__ bool check_pixel(const Params &p, const KeptPi
                 int chunks = (all ? count : missing) * (fill ? 3 : 2);
                 if (!scattered) chunks = min(chunks, (int)(min(area, least * (1.f + vote.far * (8.f / TILE_PIXELS))) / (NCOL * 2 / 3)) + 1);
                 int parts = scattered || chunks <= DIVIDED ? 1 : chunks > 3 * DIVIDED ? 16 : 4;
-#ifdef FIRST_LEVEL
-                bool costly = scattered ? level == 0 : chunks > COSTLY;
-#else
-                bool costly = chunks > COSTLY;
-#endif
+                bool costly = scattered ? level == 0 : chunks > COSTLY;  // only the finest level's map does not stay in the L2
                 int at = (int)atomicAdd(p.kept.counts + !costly, (u32)parts);
                 for (int part = 0; part < parts; part++, at++) {
                     u32 *entry = p.kept.entries + 2 * (costly ? at : p.kept.most_entries - 1 - at);
@@ -187,14 +152,14 @@ static __device__ __forceinline__ bool check_pixel(const Params &p, const KeptPi
     return own.valid && !(wanted >> (pixel & 31) & 1);
 }
 
-extern "C" __global__ void __launch_bounds__(128, SAMPLE_BLOCKS) sample_kept(const __grid_constant__ Params p) {
+extern "C" __global__ void __launch_bounds__(KEPT_PIXELS, 6) sample_kept(const __grid_constant__ Params p) {
     __shared__ Vote votes[KEPT_TILES];
 #if CLAST
     __shared__ out_t results[128 * KW * KW];
     __shared__ u32 blended_pixels[4];
 #endif
-#ifdef EARLY
-    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#if HOPPER
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");  // the lookup's blocks take the place of those that end
 #endif
     KeptPixel own = kept_pixel(p, threadIdx.x);
     const int level = own.level, pixel = own.pixel, side = p.kept.side[level];
@@ -209,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(128, SAMPLE_BLOCKS) sample_kept(con
 #endif
     if (own.in_image && !own.valid) {
 #pragma unroll 1
-        for (int o = 0; o < KW * KW; o++) put_result((out_t *)(to + (u64)step_y * (u32)o), 0.f);
+        for (int o = 0; o < KW * KW; o++) *(out_t *)(to + (u64)step_y * (u32)o) = OutElement::pack(0.f);
     }
     if (ours) {
         float scale = KEPT == 1 ? 1.f : *p.scale, wx0 = (1.f - own.fx) * scale, wx1 = own.fx * scale, wy0 = 1.f - own.fy, wy1 = own.fy;
@@ -229,8 +194,8 @@ extern "C" __global__ void __launch_bounds__(128, SAMPLE_BLOCKS) sample_kept(con
 #pragma unroll
             for (int c = 0; c < KW; c++) {
                 float above = blended(wx0, v[c], wx1, v[c + 1]), below = blended(wx0, u[c], wx1, u[c + 1]);
-                if (row) put_result((out_t *)(to - step_y + (u64)step_x * c), blended(wy0, previous[c], wy1, above));
-                put_result((out_t *)(to + (u64)step_x * c), blended(wy0, above, wy1, below));
+                if (row) *(out_t *)(to - step_y + (u64)step_x * c) = OutElement::pack(blended(wy0, previous[c], wy1, above));
+                *(out_t *)(to + (u64)step_x * c) = OutElement::pack(blended(wy0, above, wy1, below));
                 previous[c] = below;
             }
             to += 2 * (u64)step_y;
