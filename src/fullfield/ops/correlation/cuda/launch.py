@@ -224,7 +224,9 @@ class _LookupLaunch:
 
     def _groups(self) -> int:
         """Of tiles whose patches lie together."""
-        return self.params.tiles // self.params.tiles_x * -(-self.params.tiles_x * 64 * self.config.groups // keep.GROUP)
+        across: int = -(-self.params.tiles_x * 64 * self.config.groups // keep.GROUP)
+        rows: int = self.params.batch * self.params.tiles_y
+        return rows * across
 
     def patches(self, request: Request, like: Tensor) -> keep.Patches:
         """Empty ones for such lookups."""
