@@ -23,13 +23,14 @@ def absolute(text: str, repository: str, tag: str) -> str:
 
 
 class PageOfTheIndex(MetadataHookInterface):
-    """Reads the address where GitHub's workflows have it: GITHUB_SERVER_URL and GITHUB_REPOSITORY."""
+    """Takes the address from ``repository`` in pyproject.toml, or where GitHub's workflows have it."""
 
     def update(self, metadata: dict[str, Any]) -> None:
         text = Path(self.root, "README.md").read_text("utf-8")
-        name = os.environ.get("GITHUB_REPOSITORY")
-        if name:
+        repository, name = self.config.get("repository"), os.environ.get("GITHUB_REPOSITORY")
+        if name and not repository:
             repository = f"{os.environ.get('GITHUB_SERVER_URL', 'https://github.com')}/{name}"
+        if repository:
             text = absolute(text, repository, f"v{metadata['version']}")
             metadata["urls"] = {"Repository": repository, "Documentation": f"{repository}/blob/HEAD/docs/index.md"}
         metadata["readme"] = {"content-type": "text/markdown", "text": text}

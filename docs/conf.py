@@ -26,7 +26,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_gallery.gen_gallery",
 ]
-exclude_patterns = ["examples", "docs/gallery/*.ipynb"]
+exclude_patterns = ["examples", "docs/gallery/*.ipynb", "benchmarks/notes"]
 suppress_warnings = [
     "toc.not_included",
     "ref.python",
@@ -86,7 +86,7 @@ def gallery(link: str) -> str:
 
 
 def prepare(_app: Any, name: str, source: list[str]) -> None:
-    """Links to examples lead to their pages; links to folders, of which a site has none, become their words."""
+    """Links to examples lead to their pages; of those to folders and notes, which the site lacks, the words stay."""
     folder = (PAGES / name).parent
     text = source[0]
     if name == root_doc:
@@ -102,6 +102,8 @@ def prepare(_app: Any, name: str, source: list[str]) -> None:
         there = (folder / target.partition("#")[0]).resolve()
         if there.is_dir():
             return words
+        if there.parent == PAGES / "benchmarks" / "notes":
+            return f"{words} (`benchmarks/notes/{there.name}`)"
         if there.suffix == ".py" and there.parent == PAGES / "examples":
             return f"[{words}](/{gallery(target)})"
         return found[0]

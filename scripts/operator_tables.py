@@ -10,6 +10,8 @@ RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
 BEGIN_LOOKUP_PEERS = "<!-- table of the lookup's peers: begin -->\n"
 BEGIN_LOOKUP_SIZES = "<!-- table of the lookup by size: begin -->\n"
 BEGIN_LOOKUPS_KEPT = "<!-- table of lookups that keep: begin -->\n"
+BEGIN_CPU_KEPT = "<!-- table of what the CPU keeps: begin -->\n"
+BEGIN_LOOKUP_FORMS = "<!-- table of the lookup's other forms: begin -->\n"
 BEGIN_LAYERS = "<!-- table of layers on points: begin -->\n"
 BEGIN_VOXELS = "<!-- table of layers on voxels: begin -->\n"
 BEGIN_NEIGHBORS = "<!-- table of neighbour search: begin -->\n"
@@ -77,6 +79,37 @@ def lookups_kept() -> str:
         height, width = both[0]["size"]
         times = [f"{row[how]['median']:.3g}" for row in both for how in ("without_ms", "with_ms")]
         rows.append([f"{width}×{height}, {called[both[0]['scene']]}", *times])
+    return lines(rows)
+
+
+def cpu_kept() -> str:
+    """Milliseconds of a pair's lookups on the CPU with and without products that are kept between them."""
+    stored = json.loads((RESULTS / "correlation_cpu_reuse.json").read_text("utf-8"))
+    rows = [["feature map, motion", "kept", "nothing kept"]]
+    for case in stored["cases"]:
+        height, width = case["size"]
+        motion = {"easy": "calm", "medium": "medium"}[case["scene"].split("_")[1]]
+        times = [_milliseconds(_row(case, name), "eager") for name in ("cpu", "cpu, reuse off")]
+        rows.append([f"{width}×{height}, {motion}, {case['updates']} lookups", *times])
+    about = stored["environment"]
+    machine = f"{about['threads']} threads of an {about['cpu']}, shared with other work: the ratios count"
+    return f"{lines(rows)}\n{machine}; commit {about['commit'][:7]}, {about['date']}.\n"
+
+
+def lookup_forms() -> str:
+    """Milliseconds of a pair's lookups with other positions, formats and passes."""
+    rows = [["", "graph replay", "eager"]]
+    for name in ("random", "formats", "highest", "backward", "train"):
+        for case in _cases(f"correlation_h200_{name}.json"):
+            height, width = case["size"]
+            batch = f"{case['batch']} × " if case["batch"] > 1 else ""
+            scene = {"random": "uniformly random positions", "flow_medium_512x224": "fast scene"}
+            form = f"{case['dtype']} to {case['out_dtype']}"
+            words = [form, {"nchw": ""}.get(case["layout"], case["layout"]), scene.get(case["scene"], "calm scene")]
+            words.append('products at "highest"' if case["dtype"] == "float32" else "")
+            words.append("with backward" if case["pass"] == "forward+backward" else "")
+            title = f"{batch}{width}×{height}, {case['updates']} lookups, {', '.join(filter(None, words))}"
+            rows.append([title, *(_milliseconds(_row(case, "cuda"), way) for way in ("graph", "eager"))])
     return lines(rows)
 
 
@@ -155,9 +188,10 @@ def neighbors() -> str:
 
 PAGES = {
     "src/fullfield/ops/neighbors/README.md": ((BEGIN_NEIGHBORS, neighbors),),
-    "src/fullfield/ops/correlation/README.md": ((BEGIN_LOOKUP_PEERS, lookup_peers),),
+    "src/fullfield/ops/correlation/README.md": ((BEGIN_CPU_KEPT, cpu_kept), (BEGIN_LOOKUP_PEERS, lookup_peers)),
     "src/fullfield/ops/correlation/cuda/README.md": (
         (BEGIN_LOOKUP_SIZES, lookup_sizes),
+        (BEGIN_LOOKUP_FORMS, lookup_forms),
         (BEGIN_LOOKUPS_KEPT, lookups_kept),
     ),
     "src/fullfield/ops/point_conv/README.md": ((BEGIN_LAYERS, layers), (BEGIN_VOXELS, voxels)),

@@ -1,4 +1,4 @@
-"""Write the tables of measurements in README.md and docs from the stored results.
+"""Write the tables of measurements, and sentences with such numbers, into README.md and docs from the stored results.
 
 python scripts/tables.py           write them
 python scripts/tables.py --check   exit with 1 when a page says something else
@@ -18,6 +18,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 sys.path[:0] = str(ROOT), str(ROOT / "scripts")  # for what the benchmarks know of their results
 import error_tables  # noqa: E402  lies beside this file
 import operator_tables  # noqa: E402  this one too
+import sentences  # noqa: E402  and this one
 
 BEGIN_SHORT = "<!-- what it beats: begin -->\n"
 BEGIN_CORRELATION = "<!-- table of the correlation lookup: begin -->\n"
@@ -34,7 +35,7 @@ BEGIN_TRAINING = "<!-- table of training steps: begin -->\n"
 BEGIN_PACKING = "<!-- table of packing: begin -->\n"
 BEGIN_TVL1_PAGE = "<!-- tables of TV-L1 on the GPU: begin -->\n"
 OTHERS = {"opencv cpu": "OpenCV", "scikit-image cpu": "scikit-image (all scales of ½)"}
-BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->"
+BEGIN = "<!-- table: begin -->\n"
 
 
 def markdown_table(rows: list[list[str]]) -> list[str]:
@@ -499,12 +500,14 @@ def packing_table() -> str:
 
 def training_table() -> str:
     results = read("training_h200.json")
-    rows = [["a step of training", "fullfield", "dense volume"]]
+    rows = [["a step of training", "fullfield", "dense volume", "localcorr 0.1.1"]]
+
+    def told(row: dict[str, Any]) -> str:
+        fits = row["status"] == "ok"
+        return f"{1e3 * row['median_s']:.0f} ms, {row['peak_bytes'] / 2**30:.1f} GiB" if fits else row["status"]
+
     for case in results["cases"]:
-        cells = [
-            f"{1e3 * row['median_s']:.0f} ms, {row['peak_bytes'] / 2**30:.1f} GiB"
-            for row in (row_of(case, name) for name in ("fullfield", "dense"))
-        ]
+        cells = [told(row_of(case, name)) for name in ("fullfield", "dense", "localcorr")]
         rows.append([f"{case['label']}, {case['updates']} updates, {case['precision']}", *cells])
     return "\n".join([*markdown_table(rows), "", conditions(results, "training")])
 
@@ -556,17 +559,18 @@ PAGES: dict[str, tuple[tuple[str, Callable[[], str]], ...]] = {
     "docs/registration.md": ((BEGIN_DESCRIPTORS, descriptors_table),),
     "docs/tvl1.md": ((BEGIN_TVL1_RATES, tvl1_rates), (BEGIN_TVL1_PAGE, tvl1_gpu_page)),
 }
-for _others in (operator_tables.PAGES, error_tables.PAGES):
+for _others in (operator_tables.PAGES, error_tables.PAGES, sentences.PAGES):
     for _page, _parts in _others.items():
         PAGES[_page] = (*PAGES.get(_page, ()), *_parts)
 
 
 def filled(text: str, parts: tuple[tuple[str, Callable[[], str]], ...]) -> str:
-    """The page with its tables as they should be."""
+    """The page with its tables and sentences, each up to the next mark, as they should be."""
     for begin, make in parts:
         head, marked, rest = text.partition(begin)
-        if marked:
-            text = head + begin + make() + END + rest.split(END, 1)[1]
+        if not marked:
+            raise ValueError(f"the page has no line {begin!r}")
+        text = head + begin + make() + rest[rest.index("<!-- ") :]
     return text
 
 

@@ -98,6 +98,9 @@ def test_the_sites_sidebar_is_made_of_the_index(monkeypatch: pytest.MonkeyPatch)
     source = ["[a](../examples/made_pairs.py) [b](images) [c](index.md) ![d](images/flow.jpg) [e](#f) [g](h://i)"]
     conf["prepare"](None, "docs/measured", source)
     assert source == ["[a](/docs/gallery/made_pairs) b [c](index.md) ![d](images/flow.jpg) [e](#f) [g](h://i)"]
+    noted = ["[n](../benchmarks/notes/networks.md#raft)"]
+    conf["prepare"](None, "docs/models", noted)
+    assert noted == ["n (`benchmarks/notes/networks.md`)"]
 
 
 def test_pages_are_short() -> None:
@@ -187,7 +190,7 @@ def test_the_page_of_the_package_index_has_absolute_links(monkeypatch: pytest.Mo
     interface = SimpleNamespace(MetadataHookInterface=object)  # hatchling is there only where packages are built
     monkeypatch.setitem(sys.modules, "hatchling.metadata.plugin.interface", interface)
     hook = runpy.run_path(str(ROOT / "hatch_build.py"))["PageOfTheIndex"]()
-    hook.root = str(ROOT)
+    hook.root, hook.config = str(ROOT), {}
     found: dict[str, Any] = {"version": "1.2.3"}
     monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
     hook.update(found)
@@ -200,6 +203,35 @@ def test_the_page_of_the_package_index_has_absolute_links(monkeypatch: pytest.Mo
     assert "](https://hub.test/some/body/blob/v1.2.3/docs/index.md)" in text
     assert "git clone https://hub.test/some/body fullfield" in text
     assert all("://" in target for target in re.findall(r"\]\(([^)\s]+)\)", text))
+    hook.config = {"repository": "https://hub.test/written/down"}
+    hook.update(found)
+    assert "git clone https://hub.test/written/down fullfield" in found["readme"]["text"]
+    assert found["urls"]["Repository"] == "https://hub.test/written/down"
+
+
+ADDRESSED = {
+    "README.md": "git clone {} fullfield",
+    "CITATION.cff": "repository-code: {}\n",
+    "recipe/recipe.yaml": "  repository: {}\n",
+}
+
+
+def without_address(root: Path, address: str) -> list[str]:
+    """Files that should name the repository's address, and do not."""
+    return [name for name, words in ADDRESSED.items() if words.format(address) not in (root / name).read_text("utf-8")]
+
+
+def test_the_repositorys_address_stands_wherever_it_belongs(tmp_path: Path) -> None:
+    """Once it is in pyproject.toml."""
+    (address,) = re.findall(r'^repository = "(.*?)"', (ROOT / "pyproject.toml").read_text("utf-8"), re.MULTILINE)
+    assert not address or without_address(ROOT, address) == []
+    for name, words in ADDRESSED.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(words.format("https://hub.test/a/fullfield"), "utf-8")
+    assert without_address(tmp_path, "https://hub.test/a/fullfield") == []
+    assert without_address(tmp_path, "https://hub.test/b/fullfield") == [*ADDRESSED]
+    checklist = (ROOT / "docs" / "releasing.md").read_text("utf-8")
+    assert [name for name in (*ADDRESSED, "pyproject.toml") if f"`{name}`" not in checklist] == []
 
 
 def test_a_wheel_that_lacks_something_is_found(tmp_path: Path) -> None:

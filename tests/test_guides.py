@@ -104,7 +104,7 @@ def run(block: str, given: dict[str, Any]) -> dict[str, Any]:
     return given
 
 
-@pytest.mark.parametrize("page", ["start.md", "point-clouds.md", "live.md"])
+@pytest.mark.parametrize("page", ["start.md", "compositors.md", "point-clouds.md", "live.md"])
 def test_the_python_runs(page: str, here: Path) -> None:
     assert blocks(page, "python")
     for block in blocks(page, "python"):

@@ -132,6 +132,17 @@ def number(
 
 
 def choice(value: object, name: str, options: Collection[object]) -> None:
-    """Check that ``value`` is one of ``options``."""
-    listed = ", ".join(str(o) for o in options)
-    require(value in options, name, f"one of {listed}", repr(value) if isinstance(value, str) else value)
+    """Check that ``value`` is one of ``options``; the complaint about a name ends with the nearest one."""
+    if value not in options:
+        known = [str(option) for option in options]
+        came = f"{value!r}{nearest(value, known)}" if isinstance(value, str) else value
+        require(False, name, f"one of {', '.join(known)}", came)
+
+
+def nearest(word: str, known: Sequence[str], said: str = "") -> str:
+    """The end of a complaint about ``word``: the known name that is most like it, if one is; ``said`` is repeated."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(word, known, 1)
+    instead = f" instead of {said}" if said else ""
+    return f"; did you mean {close[0]}{instead}?" if close else ""

@@ -17,6 +17,7 @@ from benchmarks.cases.networks import models
 from benchmarks.cases.networks.models import Entry, Plan
 from benchmarks.harness import TooLarge
 from benchmarks.runner import main
+from fullfield.models.prepared import cpu_dtype
 
 SIZE = (64, 96)
 CPU = torch.device("cpu")
@@ -27,7 +28,7 @@ def quiet(_: object) -> None:
 
 
 def plan(**changes: Any) -> Plan:
-    settings: dict[str, Any] = {"updates": 1, "repeats": 1, "peers": False, **changes}
+    settings: dict[str, Any] = {"updates": (1,), "repeats": 1, "peers": False, **changes}
     return Plan(("raft-small",), (SIZE,), CPU, **settings)
 
 
@@ -45,9 +46,10 @@ def test_forms_are_checked_and_timed() -> None:
     assert seen == [1]
     found = rows(case)
     assert list(found) == ["fast", "exact", "fast, cascaded", "exact, cascaded"]
-    for row in found.values():
+    for name, row in found.items():
         assert row["status"] == "ok"
-        assert row["check"]["error"] < 1e-4
+        half = "fast" in name and cpu_dtype() == torch.bfloat16
+        assert row["check"]["error"] < (models.ALLOWED if half else 1e-4)
         assert row["median_s"] > 0
     assert found["exact"]["from_exact_px"] == 0
     assert case["weights"] == "random"
@@ -109,7 +111,7 @@ def test_given_frames_are_resized_and_made_up_ones_move() -> None:
 
 @pytest.mark.usefixtures("ptlflow")
 def test_peers_get_our_weights() -> None:
-    given = Plan(("raft-small",), ((128, 136),), CPU, updates=1, repeats=1, forms=("exact",))
+    given = Plan(("raft-small",), ((128, 136),), CPU, updates=(1,), repeats=1, forms=("exact",))
     (case,) = measured(given, quiet, quiet)
     row = rows(case)["ptlflow, dense"]
     assert row["status"] == "ok"
@@ -137,17 +139,21 @@ def test_a_volume_that_cannot_be_is_not_tried() -> None:
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "results.json"
-    asked = ["models", "--methods", "raft-small", "--sizes", "96x64", "--updates", "1", "--repeats", "1"]
+    asked = ["models", "--methods", "raft-small", "fullfield-s", "--sizes", "96x64", "--updates", "2", "1"]
+    asked += ["--repeats", "1", "--forms", "exact"]
     assert main([*asked, "--device", "cpu", "--no-peers", "--json", "-q", "-o", str(out)]) == 0
     said = json.loads(capsys.readouterr().out)
     stored = json.loads(out.read_text())
     assert said["cases"] == stored["cases"]
+    told = [(case["method"], case["updates"], case["weights"]) for case in said["cases"]]
+    assert told == [("raft-small", 2, "random"), ("fullfield-s", 1, "given")]
     assert stored["environment"]["versions"]["torch"] == torch.__version__
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--updates", "1", "2", "3"], "--updates: expected one number or one for each of 2 methods"),
         (["--weights", "raft"], "--weights: expected METHOD=FILE"),
         (["--weights", "gma=x.pth"], "--weights: expected METHOD=FILE"),
         (["--weights", "raft=missing.pth"], "missing.pth"),

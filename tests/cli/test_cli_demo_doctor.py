@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
 import re
 import sys
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import fullfield.estimators
 import fullfield.io
 import fullfield.ops.tvl1
 from fullfield.cli.demo import FILES
+from fullfield.cli.extras import install_command
 from fullfield.io import read_flow, read_frame
 from fullfield.ops import launching
 
@@ -123,8 +128,35 @@ def test_doctor_lists_every_extra_and_what_it_would_add(cli: Any, monkeypatch: p
     assert "pytest" not in found["dev"]["missing"]
     out = cli("doctor").out
     assert "extra         register: lacks small_gicp" in out
-    assert "pip install 'fullfield[register]'; for `register`, and LAS clouds" in out
+    assert f"{install_command('register')}; for `register`, and LAS clouds" in out
     assert all(f"extra         {name}: " in out for name in declared)
+
+
+@pytest.mark.parametrize("directory", ["checkout", "with space", "vanished"])
+@pytest.mark.parametrize("how", ["index", "file", "checkout", "editable"])
+def test_extras_are_installed_from_where_the_package_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, directory: str
+) -> None:
+    checkout = tmp_path / directory
+    checkout.mkdir()
+    if directory != "vanished":
+        (checkout / "pyproject.toml").touch()
+    told = {
+        "index": None,
+        "file": {"url": "file:///somewhere/fullfield-0.2.0-py3-none-any.whl", "archive_info": {}},
+        "checkout": {"url": checkout.as_uri(), "dir_info": {}},
+        "editable": {"url": checkout.as_uri(), "dir_info": {"editable": True}},
+    }[how]
+    stored = SimpleNamespace(read_text=lambda _: told and json.dumps(told))
+    monkeypatch.setattr(importlib.metadata, "distribution", lambda _: stored)
+    monkeypatch.chdir(tmp_path)
+    by_name = how in ("index", "file") or directory == "vanished"
+    options = "-e " if how == "editable" else ""
+    assert install_command("ray") == (
+        "pip install 'fullfield[ray]'" if by_name else f"pip install {options}'{checkout}[ray]'"
+    )
+    monkeypatch.chdir(checkout)
+    assert install_command("ray") == ("pip install 'fullfield[ray]'" if by_name else f"pip install {options}'.[ray]'")
 
 
 def test_doctor_says_what_tensors_on_a_gpu_get(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +240,11 @@ def test_doctor_says_whether_the_fast_form_of_networks_runs(cli: Any, monkeypatc
     out = cli("doctor").out
     assert "fast networks on cuda:0: needs compute capability 8.0, got 7.5" in out
     assert "fast networks on cuda:1: half precision, fused kernels" in out
-    assert "fast networks on the CPU: float32" in out
+    for dtype in (torch.bfloat16, torch.float32):
+        monkeypatch.setattr("fullfield.models.prepared.cpu_dtype", lambda dtype=dtype: dtype)
+        name = str(dtype).removeprefix("torch.")
+        assert f"fast networks on the CPU: {name}" in cli("doctor").out
+        assert cli("doctor", "--json").json["fast_networks_on_cpu"] == name
     monkeypatch.setattr("torch.backends.cudnn.is_available", lambda: False)
     assert cli("doctor", "--json").json["fast_networks"]["cuda:1"] == "cuDNN is missing"
     monkeypatch.setattr("fullfield._kernels.nvrtc.why_not", lambda: "NVRTC was not found")

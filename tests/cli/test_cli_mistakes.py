@@ -124,6 +124,16 @@ NEAREST = [
     (("flow", "a.png", "b.png", "--outptu=x.flo"), "required: -o/--output; did you mean --output instead of --outptu?"),
     (("flow", "a.png", "b.png", "-o", "out.flo", "--preset", "fst"), "did you mean fast?"),
     (("flow", "a.png", "b.png", "-o", "out.flo", "--method", "fullfeld-s"), "did you mean fullfield-s?"),
+    (("evaluate", "tvl1", "sintl-final:x"), "got 'sintl-final:x'; did you mean sintel-final?"),
+    (("evaluate", "fpfh", "3dmach:x"), "got '3dmach:x'; did you mean 3dmatch?"),
+    (
+        ("train", "flow", "-o", "run", "--network", "raft", "--data", "chair:x", "--steps", "1"),
+        "got 'chair'; did you mean chairs?",
+    ),
+    (
+        ("flow", "a.png", "b.png", "-o", "out.flo", "--method", "raft", "--weights", "raft-thing"),
+        "did you mean raft-things?",
+    ),
     (("weights", "lst"), "did you mean list? (see fullfield weights --help)"),
     (("weights", "list", "--jsno"), "did you mean --json instead of --jsno? (see fullfield weights list --help)"),
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from fullfield import estimate
@@ -39,7 +40,8 @@ def test_in_a_hurry_on_the_cpu_it_is_the_network_alone() -> None:
     assert estimator.parameters["refinement"] is None, "to ask changes nothing"
 
 
-def test_who_asks_for_refinement_gets_it() -> None:
+def test_who_asks_for_refinement_gets_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fullfield.models.prepared.runner.cpu_dtype", lambda: torch.float32)
     found = estimate(SCENE.frame1, SCENE.frame2, "auto", preset="fast", refine=True, **QUICK)
     expected = estimate(SCENE.frame1, SCENE.frame2, AUTO_NETWORK, refine=True, **QUICK)
     torch.testing.assert_close(found.flow, expected.flow, atol=1e-3, rtol=0)

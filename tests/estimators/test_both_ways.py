@@ -50,7 +50,8 @@ def test_what_has_no_such_call_is_asked_twice(change: dict[str, object]) -> None
 
 
 @pytest.mark.parametrize("method", NETWORKS)
-def test_both_ways_in_the_fast_form(method: str) -> None:
+def test_both_ways_in_the_fast_form(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fullfield.models.prepared.runner.cpu_dtype", lambda: torch.float32)
     estimator = NetworkEstimator(method, NETWORKS[method].replace(precision="fast"))
     start = 0.5 * SCENE.flow[None]
     there, back = estimator(*PAIR, initial_flow=start), estimator(*PAIR[::-1])

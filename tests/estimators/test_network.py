@@ -294,9 +294,10 @@ def test_backends(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
             make("cuda")(*PAIR)
 
 
-def test_fast_forms_are_kept_for_the_sizes_of_the_last_call(make: Made) -> None:
+def test_fast_forms_are_kept_for_the_sizes_of_the_last_call(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     from fullfield.models.prepared import runner
 
+    monkeypatch.setattr(runner, "cpu_dtype", lambda: torch.float32)
     assert set(PRECISIONS) == set(runner.PRECISIONS)
     estimator = make(updates=2, precision="fast")
     assert torch.allclose(estimator(*PAIR), make(updates=2)(*PAIR), atol=1e-3)

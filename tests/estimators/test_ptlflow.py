@@ -116,7 +116,9 @@ def test_a_checkpoint_is_fetched_once(
 
 def test_mistakes(tmp_path: Path, frames: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FULLFIELD_CACHE_DIR", str(tmp_path))
-    with pytest.raises(InputError, match=r"expected ptlflow: and one of ccmr, .*, got 'raftt'"):
+    with pytest.raises(
+        InputError, match=r"expected ptlflow: and one of ccmr, .*, got 'raftt'; did you mean ptlflow:raft\?"
+    ):
         PtlflowEstimator("raftt")
     with pytest.raises(InputError, match="memfof needs 3 frames"):
         PtlflowEstimator("memfof")

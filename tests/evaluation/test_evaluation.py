@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import os
@@ -161,6 +162,45 @@ def test_frames_of_the_same_size_are_told_apart(pairs: FlowDataset, tmp_path: Pa
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"dataset\.frames was"):
         evaluate(Counting(), Pairs(copied, name="mine"), tmp_path / "run")
+
+
+MINE = """
+import torch
+
+class Mine:
+    method, backend, parameters = "mine", "none", {}
+
+    def __call__(self, frame1, frame2, **more):
+        return torch.full((len(frame1), 2, *frame1.shape[2:]), VALUE)
+"""
+
+
+def mine(folder: Path, value: str, written: bool = True) -> Any:
+    """Somebody's method without parameters, in a file of its own or typed in."""
+    text, names = MINE.replace("VALUE", value), {"__name__": "nowhere"}
+    if not written:
+        exec(compile(text, "<input>", "exec"), names)
+        return names["Mine"]()
+    path = folder / "their_method.py"
+    path.write_text(text, "utf-8")
+    spec = importlib.util.spec_from_file_location("their_method", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["their_method"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.Mine()
+
+
+@pytest.mark.parametrize("written", [True, False], ids=["in a file", "typed in"])
+def test_another_version_of_ones_own_method_is_told_apart(pairs: FlowDataset, tmp_path: Path, written: bool) -> None:
+    for scale in ("1", "1/2"):
+        folder = tmp_path / scale.replace("/", "of")
+        first = evaluate(AtScale(mine(tmp_path, "1.0", written), scale), pairs, folder)
+        same = evaluate(AtScale(mine(tmp_path, "1.0", written), scale), pairs, folder)
+        assert (first["this_call"]["estimated"], same["this_call"]["estimated"]) == (len(pairs), 0)
+        with pytest.raises(InputError, match=r"another configuration \(source was '\w+', is '\w+'\)"):
+            evaluate(AtScale(mine(tmp_path, "2.0", written), scale), pairs, folder)
+    assert "source" not in evaluate(Counting(), pairs, tmp_path / "ours")["config"]
 
 
 def test_pairs_with_and_without_truth(tmp_path: Path) -> None:

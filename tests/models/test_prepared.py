@@ -1,4 +1,4 @@
-"""The fast form of a network: on the CPU in float32 the same numbers as the plain module."""
+"""The fast form of a network: in float32 the same numbers as the plain module, in bfloat16 near them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fullfield import InputError
 from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig
 from fullfield.models.cascade import Cascade
-from fullfield.models.prepared import PreparedFlow, PreparedSizes, motion
+from fullfield.models.prepared import PreparedFlow, PreparedSizes, cpu_dtype, motion
 from fullfield.models.prepared.weights import Form, folded, stem
 from fullfield.ops.correlation import cpu
 from fullfield.ops.fused import reference
@@ -69,7 +69,7 @@ def close(got: Tensor, right: Tensor) -> None:
 def test_same_flow_as_the_module(name: str) -> None:
     model = network(name)
     first, second = frames(2)
-    fast = PreparedFlow(model, *SIZE, batch=2)
+    fast = PreparedFlow(model, *SIZE, batch=2, precision="exact")
     start = 3 * torch.randn(2, 2, 12, 9)
     with torch.no_grad():
         right = model(first, second, updates=3)
@@ -83,6 +83,25 @@ def test_same_flow_as_the_module(name: str) -> None:
         close(fast(*eight_bit, updates=1), model(*eight_bit, updates=1))
 
 
+@pytest.mark.parametrize("name", SHAPES)
+def test_bfloat16_on_the_cpu(name: str) -> None:
+    model = network(name)
+    first, second = frames(2)
+    half = PreparedFlow(model, *SIZE, batch=2, precision="bfloat16")
+    assert half.dtype == torch.bfloat16
+    with torch.no_grad():
+        got, right = half(first, second, updates=3), model(first, second, updates=3)
+    assert 1e-5 < float((got - right).norm() / right.norm()) < 0.05
+    there, back = half.both_ways(first, second, updates=3)
+    assert torch.equal(there, got)
+    assert torch.equal(back, half(second, first, updates=3))
+    native = cpu_dtype()
+    fast = PreparedFlow(model, *SIZE, batch=2)
+    assert fast.dtype == native
+    same = half if native == torch.bfloat16 else PreparedFlow(model, *SIZE, batch=2, precision="exact")
+    assert torch.equal(fast(first, second, updates=1), same(first, second, updates=1))
+
+
 @pytest.mark.parametrize("padding", ["sintel", "kitti"])
 def test_padding_of_the_configuration(padding: str) -> None:
     torch.manual_seed(0)
@@ -91,21 +110,21 @@ def test_padding_of_the_configuration(padding: str) -> None:
     model = RAFT(shape.replace(padding=padding)).eval()
     first, second = frames()
     with torch.no_grad():
-        close(PreparedFlow(model, *SIZE)(first, second, updates=1), model(first, second, updates=1))
+        close(PreparedFlow(model, *SIZE, precision="exact")(first, second, updates=1), model(first, second, updates=1))
 
 
 def test_regressed_start_of_sea_raft() -> None:
     model = network("sea-raft")
     first, second = frames()
     with torch.no_grad():
-        close(PreparedFlow(model, *SIZE)(first, second, updates=0), model(first, second, updates=0))
+        close(PreparedFlow(model, *SIZE, precision="exact")(first, second, updates=0), model(first, second, updates=0))
 
 
 def test_whatever_mode_the_caller_is_in() -> None:
     model = network("raft")
     first, second = frames()
     with torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
-        fast = PreparedFlow(model, *SIZE)
+        fast = PreparedFlow(model, *SIZE, precision="exact")
         inside = fast(first, second, updates=2)
     after = fast(first.requires_grad_(), second, updates=2)
     assert not after.requires_grad
@@ -115,7 +134,7 @@ def test_whatever_mode_the_caller_is_in() -> None:
 def test_later_changes_of_the_model_are_not_seen() -> None:
     model = network("raft")
     first, second = frames()
-    fast = PreparedFlow(model, *SIZE)
+    fast = PreparedFlow(model, *SIZE, precision="exact")
     before = fast(first, second, updates=1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -156,7 +175,7 @@ def test_a_flow_of_what_is_not_finite_shows(name: str, where: str, monkeypatch: 
     else:
         with torch.no_grad():
             layers[where].weight.fill_(float("nan") if where == "state" else 1e38)
-    flow = PreparedFlow(model, *SIZE, batch=2)(first, second, updates=2)
+    flow = PreparedFlow(model, *SIZE, batch=2, precision="exact")(first, second, updates=2)
     assert bool(flow[0].isnan().all())
     assert bool(flow[1].isfinite().all()) == (where == "frames")
 
@@ -175,7 +194,7 @@ def tensors_of(thing: object, seen: set[int]) -> list[Tensor]:
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_parameter_is_known_to_the_form(name: str) -> None:
     """Their memory must outlive what streams have still to do."""
-    fast = PreparedFlow(network(name), *SIZE)
+    fast = PreparedFlow(network(name), *SIZE, precision="exact")
     found = tensors_of(fast._network, set())
     assert len(found) > 20
     assert {id(values) for values in found} <= {id(values) for values in fast._parameters}
@@ -199,7 +218,7 @@ def test_no_pairs_have_no_flow_as_in_the_module(name: str) -> None:
 
 
 def test_results_are_new_memory() -> None:
-    fast = PreparedFlow(network("raft"), *SIZE)
+    fast = PreparedFlow(network("raft"), *SIZE, precision="exact")
     first, second = frames()
     one = fast(first, second, updates=1)
     kept = one.clone()
@@ -210,7 +229,7 @@ def test_results_are_new_memory() -> None:
 def test_mistakes() -> None:
     model = network("raft")
     first, second = frames()
-    fast = PreparedFlow(model, *SIZE)
+    fast = PreparedFlow(model, *SIZE, precision="exact")
     with pytest.raises(
         InputError, match=r"frame1: expected the prepared size \[1, 3, 70, 93\], got .*\[1, 3, 64, 64\]"
     ):
@@ -221,8 +240,6 @@ def test_mistakes() -> None:
         fast(first, second, initial_flow=torch.zeros(2, 2, 8, 8))
     with pytest.raises(InputError, match="precision: expected one of fast, bfloat16, exact"):
         PreparedFlow(model, *SIZE, precision="half")
-    with pytest.raises(InputError, match="precision: expected fast or exact on the CPU, got 'bfloat16'"):
-        PreparedFlow(model, *SIZE, precision="bfloat16")
     with pytest.raises(InputError, match="height: expected an integer >= 1"):
         PreparedFlow(model, 0, 8)
     with pytest.raises(InputError, match="model: expected a RAFT or SEARAFT"):
@@ -257,7 +274,7 @@ def test_in_a_cascade() -> None:
     first, second = frames(size=(150, 190))
     with torch.no_grad():
         right = Cascade(model, updates=1, coarse_updates=2, threshold=100)(first, second)
-        close(Cascade(PreparedSizes(model), updates=1, coarse_updates=2, threshold=100)(first, second), right)
+        close(Cascade(PreparedSizes(model, "exact"), updates=1, coarse_updates=2, threshold=100)(first, second), right)
 
 
 def test_a_stem_on_cells_is_the_convolution() -> None:
@@ -301,7 +318,7 @@ def test_updates_keep_products_on_the_cpu(name: str, monkeypatch: pytest.MonkeyP
             super().__init__(request, tiles)
 
     monkeypatch.setattr(cpu, "Patches", Noted)
-    fast = PreparedFlow(network(name), *SIZE)
+    fast = PreparedFlow(network(name), *SIZE, precision="exact")
     one, several = fast(*frames(), 1), fast(*frames(), 4)
     assert made == [(9, 12)]
     monkeypatch.setattr(cpu.Cpu, "_kept", lambda _: None)

@@ -271,6 +271,17 @@ def test_frames_that_are_told_later_are_gone_on_with(estimator: TVL1Estimator, d
     assert engine.stages.spent["read"].times == 20
 
 
+def test_a_flow_of_another_size_is_refused(estimator: TVL1Estimator) -> None:
+    class Half:
+        method, backend, parameters = "half", "none", dict[str, object]()
+
+        def __call__(self, one: torch.Tensor, two: torch.Tensor, **more: object) -> torch.Tensor:
+            return estimator(one, two, **more)[..., ::2]  # type: ignore[arg-type]
+
+    first = next(iter(estimate_sequence(moving(2), Half())))
+    assert f"the flow of half: expected shape [2, {HEIGHT}, {WIDTH}]" in first.problems[0].reason
+
+
 def test_occlusion_comes_with_the_flows(estimator: TVL1Estimator) -> None:
     frames = moving(3)
     for direction in ("forward", "both"):

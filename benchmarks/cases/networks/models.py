@@ -38,15 +38,16 @@ from fullfield.models import RAFT, SEARAFT
 from fullfield.models.cascade import Cascade
 from fullfield.models.framing import STRIDE
 from fullfield.models.prepared import PreparedSizes
-from fullfield.models.weights import NETWORKS, build_model
+from fullfield.models.weights import NETWORKS, WEIGHTS, build_model, cached_weights
 
 Network: TypeAlias = RAFT | SEARAFT
 Flow = Callable[[Tensor, Tensor, int], Tensor]
 """From two frames and a number of updates to the flow."""
 
-SHAPES = {name: shape for name, shape in NETWORKS.items() if name != "fullfield-s"}
+PACKAGED = "fullfield-s"
+"""Comes with its weights."""
 FORMS = ("fast", "exact")
-PEERS = {name: name.replace("-", "_") for name in SHAPES}
+PEERS = {name: name.replace("-", "_") for name in NETWORKS if name != PACKAGED}
 """What ptlflow calls them."""
 # Updates after which results are compared: rounding grows from update to update where weights are random.
 CHECKED_UPDATES = 4
@@ -62,7 +63,8 @@ class Plan:
     sizes: Sequence[tuple[int, int]]
     """Height, width of the frames."""
     device: torch.device
-    updates: int | None = None
+    updates: Sequence[int] | None = None
+    """Of each method; each network's own number where there is none."""
     forms: Sequence[str] = FORMS
     cascade: bool = False
     """Also ours cascaded."""
@@ -70,7 +72,7 @@ class Plan:
     extension: Any = None
     """RAFT's compiled alt_cuda_corr."""
     weights: dict[str, str] | None = None
-    """Files by method; random where there is none."""
+    """Files by method; where there is none the package's own, or random ones."""
     pair: tuple[Tensor, Tensor] | None = None
     """Frames [3, H, W], 0 ... 1, that are resized; made up where there are none."""
     repeats: int = 5
@@ -87,10 +89,10 @@ class Entry(NamedTuple):
 
 def cases(plan: Plan, note: Note) -> Cases:
     """All cases of a plan."""
-    for method in plan.methods:
+    numbers = plan.updates or [NETWORKS[method].updates for method in plan.methods]
+    for method, updates in zip(plan.methods, numbers, strict=True):
         for size in plan.sizes:
             note(f"{method}, {size[1]}×{size[0]}")
-            updates = SHAPES[method].updates if plan.updates is None else plan.updates
             label = f"{method} {size[1]}×{size[0]}, {updates} updates"
             yield Case(label, partial(_case, plan, method, size, updates, note))
 
@@ -126,8 +128,8 @@ def network(plan: Plan, method: str, first: Tensor, second: Tensor) -> Network:
     """The method's network with the plan's weights, or random ones whose batch norms have seen the frames."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = build_model(SHAPES[method])
-    path = (plan.weights or {}).get(method)
+        model = build_model(NETWORKS[method])
+    path = _file(plan, method)
     model.to(plan.device)
     if path is not None:
         model.load_checkpoint(path)
@@ -142,6 +144,13 @@ def network(plan: Plan, method: str, first: Tensor, second: Tensor) -> Network:
         size = (min(first.shape[-2], 192), min(first.shape[-1], 384))
         model.train()(*(functional.interpolate(f, size, mode="bilinear") for f in (first, second)), updates=1)
     return model.eval()
+
+
+def _file(plan: Plan, method: str) -> str | None:
+    given = (plan.weights or {}).get(method)
+    if given is not None or method != PACKAGED:
+        return given
+    return str(cached_weights(WEIGHTS[PACKAGED]))
 
 
 @contextmanager
@@ -174,7 +183,7 @@ def entries(plan: Plan, method: str, model: Network, size: tuple[int, int], note
     found = [Entry(form, True, partial(_ours, model, form)) for form in plan.forms]
     if plan.cascade:
         found += [Entry(f"{form}, cascaded", True, partial(_cascaded, model, form)) for form in plan.forms]
-    if not plan.peers:
+    if not plan.peers or method not in PEERS:
         return found
     try:
         peer = _ptlflow(PEERS[method])
@@ -287,7 +296,7 @@ def _case(plan: Plan, method: str, size: tuple[int, int], updates: int, note: No
         "method": method,
         "size": list(size),
         "updates": updates,
-        "weights": "given" if method in (plan.weights or {}) else "random",
+        "weights": "random" if _file(plan, method) is None else "given",
         "frames": "made up" if plan.pair is None else "given",
         "flow_px": None if truth.flow is None else float(truth.flow.norm(dim=1).mean()),
         "lookups": truth.lookups,

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from benchmarks.cases.networks.models import Plan
 
-METHODS = ("raft", "raft-small", "sea-raft-s", "sea-raft-m", "sea-raft-l")
+METHODS = ("fullfield-s", "raft", "raft-small", "sea-raft-s", "sea-raft-m", "sea-raft-l")
 FORMS = ("fast", "exact")
 DESCRIPTION = """\
 Time networks end to end on a pair that is already on the device: our forms and, where it is installed, ptlflow's model
@@ -26,6 +26,7 @@ form's before its time counts; all take turns. Peak memory and the positions tha
 EPILOG = """\
 examples:
   python -m benchmarks models --weights raft=raft-sintel.pth --pair frame_0002.png frame_0003.png -o results.json
+  python -m benchmarks models --methods raft-small fullfield-s --updates 12 4 --sizes 1024x436
   python -m benchmarks models --methods sea-raft-m --sizes 8192x3432 --cascade --alt-cuda-corr RAFT/alt_cuda_corr
 """
 
@@ -36,7 +37,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--sizes", nargs="+", type=size, metavar="WxH", help="frames [2048x864 and 8192x3432 on a GPU, else 256x128]"
     )
-    what.add_argument("--updates", type=count, metavar="N", help="of the flow [each network's own number]")
+    what.add_argument("--updates", nargs="+", type=count, metavar="N", help="of each method [the network's own number]")
     what.add_argument("--cascade", action="store_true", help="also cascaded")
     what.add_argument(
         "--weights", nargs="+", default=(), metavar="METHOD=FILE", help="weights [random, with settled batch norms]"
@@ -65,6 +66,8 @@ def _check(args: argparse.Namespace) -> list[str]:
     for path in args.pair or ():
         paths.check_input(path, "--pair")
     options.check_extension(args)
+    if args.updates and len(args.updates) not in (1, len(args.methods)):
+        raise InputError(f"--updates: expected one number or one for each of {len(args.methods)} methods")
     if args.alt_cuda_corr and args.no_peers:
         raise InputError("--alt-cuda-corr: is for ptlflow's models, which --no-peers leaves out")
     return inputs
@@ -92,7 +95,7 @@ def _plan(args: argparse.Namespace, note: Note) -> Plan:
         args.methods,
         args.sizes or usual,
         device,
-        updates=args.updates,
+        updates=args.updates and args.updates * (len(args.methods) if len(args.updates) == 1 else 1),
         forms=args.forms,
         cascade=args.cascade,
         peers=not args.no_peers,

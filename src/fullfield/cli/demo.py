@@ -135,5 +135,5 @@ def run(args: argparse.Namespace) -> int:
     print(f"{width}x{height} pixels, {chosen.title}, {seconds['estimate']:.2f} s")
     print_table(scores, "pooled")
     print(f"{report.printable(folder)}: {', '.join(FILES)}")
-    print(f"{report.printable(folder / 'sheet.png')}: the full colour is {scene.scale:.4g} px")
+    print(f"{report.printable(folder / 'sheet.png')}: full colour at {scene.scale:.4g} px of motion")
     return 0

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from fullfield.cli import report
+from fullfield.cli.extras import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,11 +75,15 @@ def run(args: argparse.Namespace) -> int:
         **{f"{name}_on_gpus": _attempt(partial(_on_gpus, name))[0] for name in ("correlation", *_ON_FRAMES)},
         "points_on_gpus": _attempt(_points_on_gpus)[0],
         "fast_networks": _attempt(_fast_networks)[0],
+        "fast_networks_on_cpu": _attempt(_fast_networks_on_cpu)[0],
         "networks": _attempt(_networks)[0],
         "ptlflow": _attempt(_ptlflow)[0],
         "kernel_cache": {"problem": cache_problem} if cache is None else cache,
         "packages": packages,
-        "extras": {name: {"missing": _missing(brings), "adds": adds} for name, (brings, adds) in _EXTRAS.items()},
+        "extras": {
+            name: {"missing": _missing(brings), "adds": adds, "command": install_command(name)}
+            for name, (brings, adds) in _EXTRAS.items()
+        },
         "colour_management": _attempt(_colour_management)[0],
         "main_job": {"works": problem is None, "problem": problem, **(works or {})},
     }
@@ -172,6 +177,13 @@ def _fast_networks() -> dict[str, str | None]:
     return {gpu: why_not(torch.device(gpu)) for gpu in _gpus()}
 
 
+def _fast_networks_on_cpu() -> str:
+    """What networks compute in there in their fast form."""
+    from fullfield.models.prepared import cpu_dtype
+
+    return str(cpu_dtype()).removeprefix("torch.")
+
+
 def _networks() -> dict[str, dict[str, str | None]]:
     """The weights each network takes by itself, and where they are."""
     from fullfield.models.weights import DEFAULTS, WEIGHTS, cached_weights
@@ -255,7 +267,7 @@ def _print(findings: dict[str, Any]) -> None:
         if problem is not None:
             print(f"package       {package}, for {_PACKAGES[package]}: {problem}")
     for name, extra in findings["extras"].items():
-        lacks = f"lacks {', '.join(extra['missing'])}: pip install 'fullfield[{name}]'; " if extra["missing"] else ""
+        lacks = f"lacks {', '.join(extra['missing'])}: {extra['command']}; " if extra["missing"] else ""
         print(f"extra         {name}: {lacks or 'installed; '}for {extra['adds']}")
     for operator, found in findings["operators"].items():
         _print_backends(operator, "", found)
@@ -272,13 +284,16 @@ def _print(findings: dict[str, Any]) -> None:
             _print_backends(operator, f"on {gpu}: ", found)
     for gpu, reason in (findings["fast_networks"] or {}).items():
         print(f"{'fast networks':<14}on {gpu}: {'half precision, fused kernels' if reason is None else reason}")
-    print(f"{'fast networks':<14}on the CPU: float32, the preset fast is exact there")
+    native = findings["fast_networks_on_cpu"] == "bfloat16"
+    told = "bfloat16" if native else "float32, for want of AVX-512 BF16"
+    print(f"{'fast networks':<14}on the CPU: {told}")
     for method, found in (findings["networks"] or {}).items():
         missing = f"weights {found['weights']} are not here: fullfield weights fetch {found['weights']}"
         print(f"{method:<14}{found['path'] or missing}")
     print(f"ptlflow       {_on_ptlflow(findings['ptlflow'])}")
     cache = findings["kernel_cache"]
-    state = cache.get("problem") or f"{cache['folder']} ({'warm' if cache['warm'] else 'cold'})"
+    compiled = "are there" if cache.get("warm") else "are compiled at their first use"
+    state = cache.get("problem") or f"{cache['folder']}; the kernels of tvl1 {compiled}"
     print(f"kernel cache  {state}")
     colour = findings["colour_management"]
     print(f"OpenColorIO   {colour['problem'] or colour['config'] if colour else 'needs OpenImageIO'}")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fullfield._check import InputError
+from fullfield._check import InputError, nearest
 from fullfield.cli import argtypes, evaluate_scans, methods, paths, report
 from fullfield.cli.errors import naming
 from fullfield.cli.progress import Progress
@@ -175,7 +175,8 @@ def opened(word: str, option: str) -> FlowDataset:
             f"{option}: {name} has pairs of point clouds, which 'fullfield evaluate' takes with MODEL {models}"
         )
     if not (colon and folder and name in DATASETS):
-        raise InputError(f"{option}: expected NAME:FOLDER with NAME one of {', '.join(DATASETS)}, got {word!r}")
+        hint = nearest(name, [*DATASETS])
+        raise InputError(f"{option}: expected NAME:FOLDER with NAME one of {', '.join(DATASETS)}, got {word!r}{hint}")
     return open_dataset(name, Path(folder).expanduser())
 
 

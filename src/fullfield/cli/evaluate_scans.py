@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fullfield._check import InputError
+from fullfield._check import InputError, nearest
 from fullfield.cli import argtypes, paths, report
 from fullfield.cli.errors import naming
 from fullfield.cli.progress import Progress
@@ -131,8 +131,9 @@ def _opened(word: str) -> ScanDataset:
 
     name, colon, folder = word.partition(":")
     if not (colon and folder and name in SCANS):
+        hint = nearest(name, [*SCANS])
         raise InputError(
-            f"NAME:FOLDER: expected NAME one of {', '.join(SCANS)}, which are pairs of point clouds, got {word!r}"
+            f"NAME:FOLDER: expected NAME one of {', '.join(SCANS)}, which are pairs of point clouds, got {word!r}{hint}"
         )
     return open_scans(name, Path(folder).expanduser())
 

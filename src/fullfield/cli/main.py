@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
 
 from fullfield import __version__
-from fullfield._check import InputError
+from fullfield._check import InputError, nearest
 from fullfield.cli.report import note, printable
 
 if TYPE_CHECKING:
@@ -99,11 +99,11 @@ class Parser(argparse.ArgumentParser):
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
 
     def error(self, message: str) -> NoReturn:
-        hints = [_nearest(*choice) for choice in _choices(message)]
+        hints = [nearest(*choice) for choice in _choices(message)]
         if not self._verbs() or message.startswith("unrecognized"):
             options = [word.partition("=")[0] for word in self._given if word.startswith("--") and len(word) > 2]
             known = list(self._option_string_actions)
-            hints += [_nearest(option, known, option) for option in options if option not in known]
+            hints += [nearest(option, known, option) for option in options if option not in known]
         raise InputError(f"{message}{''.join(hints)} (see {self.prog} --help)")
 
     def format_help(self) -> str:
@@ -119,14 +119,6 @@ def _choices(message: str) -> list[tuple[str, list[str]]]:
     """What was asked for and what there is, where argparse complains about a choice."""
     found = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
     return [(found[1], [name.strip("' ") for name in found[2].split(",")])] if found else []
-
-
-def _nearest(word: str, known: Sequence[str], said: str = "") -> str:
-    from difflib import get_close_matches
-
-    close = get_close_matches(word, known, 1)
-    instead = f" instead of {said}" if said else ""
-    return f"; did you mean {close[0]}{instead}?" if close else ""
 
 
 def build_parser() -> Parser:

@@ -67,7 +67,7 @@ class Scene:
         scales = self.scales(kind)
         words = [kind]
         if scales["max_motion"] is not None:
-            words.append(f"the full colour is {scales['max_motion']:.4g} px")
+            words.append(f"full colour at {scales['max_motion']:.4g} px of motion")
         if scales["max_error"] is not None:
             words.append(f"the scale of the error ends at {scales['max_error']:.4g} px")
         return ", ".join(words)

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fullfield._check import InputError
+from fullfield._check import InputError, nearest
 from fullfield.cli import argtypes, methods, paths, report
 from fullfield.cli.errors import naming
 from fullfield.cli.progress import Progress
@@ -270,7 +270,8 @@ def _opened(name: str, folder: str, option: str) -> Any:
     from fullfield.datasets import DATASETS, open_dataset
 
     if name not in DATASETS:
-        raise InputError(f"{option} {name}:{folder}: expected one of {', '.join(DATASETS)}, got {name!r}")
+        hint = nearest(name, [*DATASETS])
+        raise InputError(f"{option} {name}:{folder}: expected one of {', '.join(DATASETS)}, got {name!r}{hint}")
     return open_dataset(name, folder)
 
 

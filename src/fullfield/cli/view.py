@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
             }
         )
     else:
-        print(f"{page}: {len(numbers)} frames, {len(text) / 1e6:.1f} MB, the full colour is {scale:.4g} px")
+        print(f"{page}: {len(numbers)} frames, {len(text) / 1e6:.1f} MB, full colour at {scale:.4g} px of motion")
     return 2 if problems else 0
 
 

@@ -14,8 +14,8 @@ from fullfield.ops.tvl1 import RefinementConfig
 class AutoEstimator(RefinedEstimator):
     """The network in the package, refined (:class:`RefinedEstimator`) in three passes of one round.
 
-    With ``precision`` other than exact it is one pass of two rounds, and on the CPU the network alone, once, which
-    takes less than half the time.
+    With ``precision`` other than exact it is one pass of two rounds, and on the CPU the network alone, once, for
+    speed.
 
     ``method`` is the network's: results say what made them; ``parameters`` tell of the refinement.
 

@@ -45,8 +45,8 @@ class NetworkConfig(Config):
 
     precision: str = _parameter(
         "exact",
-        "exact: float32, convolutions too; fast: half precision on a GPU, prepared once per size, float32 on the CPU; "
-        "bfloat16: as fast with more range and less precision",
+        "exact: float32, convolutions too; fast: half precision (on a CPU if it has AVX-512 BF16), prepared once per "
+        "size; bfloat16: as fast with more range and less precision",
         PRECISIONS,
     )
 

@@ -61,14 +61,15 @@ class PtlflowEstimator:
         from fullfield.integrations.ptlflow import MORE_FRAMES
 
         self._name = name.removeprefix(PREFIX)
+        self.method = PREFIX + self._name
         self.config = PtlflowConfig() if config is None else config
         _check.require(isinstance(self.config, PtlflowConfig), "config", "a PtlflowConfig", self.config)
         names = import_ptlflow().get_model_names()
         if self._name not in names:
-            raise InputError(f"method: expected {PREFIX} and one of {', '.join(names)}, got {name!r}")
+            hint = _check.nearest(self.method, [PREFIX + known for known in names])
+            raise InputError(f"method: expected {PREFIX} and one of {', '.join(names)}, got {name!r}{hint}")
         if self._name in MORE_FRAMES:
             raise InputError(f"method: {self._name} needs {MORE_FRAMES[self._name]} frames, an estimator is given two")
-        self.method = PREFIX + self._name
         own = ON_DEMAND if self.config.alt_cuda_corr is not None else None if self.config.patched else "patched=False"
         fits = backend is None or own is None
         _check.require(fits, "backend", f"None beside {own}, where the lookup is the model's own", repr(backend))

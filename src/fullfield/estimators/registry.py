@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from fullfield._check import InputError
+from fullfield._check import InputError, nearest
 from fullfield.estimators.ptlflow_config import PREFIX
 
 PTLFLOW = f"{PREFIX}NAME"
@@ -68,7 +68,8 @@ def canonical(method: str) -> str:
     """The name a method is known by; InputError lists the methods."""
     name = ALIASES.get(method, method)
     if name in (PREFIX, PTLFLOW) or not (name in METHODS or name.startswith(PREFIX)):
-        raise InputError(f"method: expected one of {', '.join(METHODS)}, got {method!r}")
+        hint = nearest(name, [*METHODS, *ALIASES])
+        raise InputError(f"method: expected one of {', '.join(METHODS)}, got {method!r}{hint}")
     return name
 
 

@@ -23,6 +23,7 @@ from fullfield.evaluation.loading import OnDevice, read_ahead
 from fullfield.evaluation.run import AUTOMATIC, FAILURE, OUT_OF_MEMORY, Run, described
 from fullfield.evaluation.scoring import Scorer
 from fullfield.evaluation.sharing import Share
+from fullfield.evaluation.source import source_of
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ def configured(dataset: FlowDataset, estimator: Estimator, setting: Setting) -> 
         "float32": _float32(device),
         "method": estimator.method,
         "parameters": {**estimator.parameters, "warm_start": setting.warm_start},
+        **source_of(estimator),
         "backend": getattr(estimator, "asked_backend", None) or AUTOMATIC,
     }
 

@@ -28,6 +28,7 @@ from fullfield.evaluation.run import RESULT, described, runtime
 from fullfield.evaluation.scan_run import ScanRun
 from fullfield.evaluation.scan_scores import row, totals
 from fullfield.evaluation.sharing import wait_for_all
+from fullfield.evaluation.source import source_of
 from fullfield.metrics import second_moment
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def evaluate_scans(
     """
     setting = setting or Setting()
     _check.require(setting.device == "cpu", "device", "cpu, where point clouds are registered", repr(setting.device))
-    config = {**described(dataset), "method": method.method, "parameters": dict(method.parameters)}
+    config = {**described(dataset), "method": method.method, "parameters": dict(method.parameters), **source_of(method)}
     run = ScanRun(folder, config)
     begin = time.perf_counter()
     estimated = predict_scans(method, dataset, run, setting)

@@ -269,7 +269,9 @@ NETWORKS: Mapping[str, RAFTConfig | SEARAFTConfig] = MappingProxyType({shape.nam
 
 def weights_entry(name: str) -> WeightsEntry:
     """The entry called ``name``; InputError lists those there are."""
-    _check.require(name in WEIGHTS, "weights", f"a file or one of {', '.join(WEIGHTS)}", repr(name))
+    if name not in WEIGHTS:
+        hint = _check.nearest(name, [*WEIGHTS])
+        _check.require(False, "weights", f"a file or one of {', '.join(WEIGHTS)}", f"{name!r}{hint}")
     return WEIGHTS[name]
 
 

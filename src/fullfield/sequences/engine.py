@@ -23,7 +23,7 @@ from fullfield.estimators.warm_start import moved_forward
 from fullfield.io import FrameWindow
 from fullfield.io.files import reason
 from fullfield.sequences.changes import Small, is_cut, is_held, small
-from fullfield.sequences.plates import FilePlates, Plate, Plates, common_box, pinned, placed
+from fullfield.sequences.plates import Plate, Plates, common_box, pinned, placed
 from fullfield.sequences.stages import Stages
 
 DIRECTIONS = ("forward", "backward", "both")
@@ -130,8 +130,7 @@ class Engine:
         self._plates, self._numbers, self._estimator, self._setting = plates, sorted(numbers), estimator, setting
         self._stored = stored or (lambda _a, _b: None)
         self._device = _check.device(setting.device)
-        if isinstance(plates, FilePlates):
-            plates.pinned = self._device.type == "cuda"
+        plates.pinned = self._device.type == "cuda"
         self._refiner: RefinedEstimator | None = None
         if isinstance(estimator, RefinedEstimator) and estimator.refines(self._device):
             self._refiner, self._estimator = estimator, estimator.estimator
@@ -403,6 +402,7 @@ class Engine:
             flow = None if together is None else self._together(together, first, second, grid, start)
             if flow is None:
                 flow = self._timed(lambda: self._estimator(one, two, initial_flow=start))
+            _check.tensor(flow, f"the flow of {self._estimator.method}", (2, *one.shape[-2:]))
         except InputError as error:
             return problem_of(paths[0], error)
         if self._device.type == "cpu" and not np.isfinite(flow.detach().numpy()).all():

@@ -47,6 +47,8 @@ class Plates(Protocol):
     """Whether frames are read on their own data windows, and laid where they belong by whoever compares them."""
     readers: int
     """How many threads may read at once; 1: frames are to be asked for in ascending order."""
+    pinned: bool
+    """Whether to read into memory that a GPU copies from by itself, where the plates can; False at first."""
 
     def path(self, number: int) -> str: ...
 
@@ -87,7 +89,7 @@ def open_plates(
 
 
 class FilePlates:
-    """Frames in files of their own. ``pinned``: read them into memory that a GPU copies from by itself."""
+    """Frames in files of their own."""
 
     def __init__(self, found: Found, numbers: Sequence[int], **reading: Any) -> None:
         self._found = found
@@ -152,7 +154,7 @@ class ListedPlates:
             raise InputError("reading: a list of frames takes transfer alone; read the frames first")
         listed = parse_frames(numbers) if isinstance(numbers, str) else numbers
         self.numbers = list(range(1, len(frames) + 1)) if listed is None else sorted(set(listed))
-        self.by_data, self.readers = False, 2
+        self.by_data, self.readers, self.pinned = False, 2, False
 
     def path(self, number: int) -> str:
         inside = 1 <= number <= len(self._frames)
@@ -184,7 +186,7 @@ class VideoPlates:
     Videos of more than 8 bits are read with all of them.
     """
 
-    readers = 1
+    readers, pinned = 1, False
     by_data = False
 
     def __init__(self, found: Found, numbers: Sequence[int] | None, transfer: str | None = None, **_: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 PRECISIONS = ("fast", "bfloat16", "exact")
 _DTYPES = {"fast": torch.float16, "bfloat16": torch.bfloat16, "exact": torch.float32}
 # Cells whose up-sampling weights are held at a time.
-_STRIP = 1 << 16
+_STRIP, _CPU_STRIP = 1 << 16, 1 << 11
 
 
 class PreparedFlow:
@@ -56,8 +57,8 @@ class PreparedFlow:
         model: on the device that is to be used; batch norms work as in eval mode.
         height, width: of the frames, before padding.
         batch: pairs at a time; of none the flow is empty.
-        precision: ``"fast"`` is float16 on a GPU (float32 on the CPU), ``"bfloat16"`` has less precision and more
-            range, ``"exact"`` is float32 in plain PyTorch.
+        precision: ``"fast"`` is float16 on a GPU; on a CPU bfloat16 where it has instructions for it (AVX-512 BF16),
+            else float32. ``"bfloat16"`` has less precision and more range, ``"exact"`` is float32 in plain PyTorch.
 
     Raises:
         InputError: naming the argument that does not fit, or saying why this device has no fast form.
@@ -195,7 +196,7 @@ class PreparedFlow:
         rows, columns = flow.shape[-2:]
         hidden = mask.hidden(pair.state)
         out = torch.empty((self.batch, 2, *self.size), device=self.device, dtype=torch.float32)
-        at_once = max(1, _STRIP // columns)
+        at_once = max(1, (_CPU_STRIP if self.device.type == "cpu" else _STRIP) // columns)
         for item in range(self.batch):
             for first in range(0, rows, at_once):
                 weights = mask.products(hidden[item, first : first + at_once])
@@ -330,8 +331,7 @@ def _kit(model: RAFT | SEARAFT, precision: str) -> _Kit:
     _check.require(isinstance(model, (RAFT, SEARAFT)), "model", "a RAFT or SEARAFT", _check.describe(model))
     _check.choice(precision, "precision", PRECISIONS)
     device = next(model.parameters()).device
-    on_cpu = precision == "fast" and device.type == "cpu"
-    dtype = torch.float32 if on_cpu else _DTYPES[precision]
+    dtype = cpu_dtype() if precision == "fast" and device.type == "cpu" else _DTYPES[precision]
     passes, fused = _passes(device, dtype, precision)
     form = Form(device, dtype)
     with _undisturbed(device):
@@ -345,16 +345,22 @@ def _kit(model: RAFT | SEARAFT, precision: str) -> _Kit:
 
 
 def _passes(device: torch.device, dtype: torch.dtype, precision: str) -> tuple[Passes, bool]:
-    if dtype == torch.float32:
+    if dtype == torch.float32 or device.type == "cpu":
         return reference, False
-    if device.type == "cpu":
-        raise InputError(f"precision: expected fast or exact on the CPU, got {precision!r}")
     reason = why_not(device)
     if reason is not None:
         raise InputError(f"precision: {precision!r} has no fast form here ({reason}); expected exact")
     from fullfield.ops.fused import cuda
 
     return cuda, True
+
+
+@functools.cache
+def cpu_dtype() -> torch.dtype:
+    """What the fast form computes in on this CPU: bfloat16 where it has instructions for it; without, that is slow."""
+    from fullfield._kernels import processor
+
+    return torch.bfloat16 if processor.has("avx512bf16") else torch.float32
 
 
 def why_not(device: torch.device) -> str | None:

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from fullfield._kernels import processor
 from fullfield._kernels.simd import LANES, float32x16
 
 _FLOAT = ir.FloatType()
@@ -29,7 +29,7 @@ _FLAGS = ("contract", "nsz")
 _REORDER = ("contract", "nsz", "reassoc")
 
 # How many 16-lane accumulators fit in registers: 32 of 512 bits with AVX-512, else the equivalent of 8.
-WIDE = bool(llvm.get_host_cpu_features().get("avx512f", False))
+WIDE = processor.has("avx512f")
 MOST = 24 if WIDE else 6
 WIDTHS = tuple(range(2, MOST + 1, 2))
 UNROLL = 4

@@ -10,6 +10,8 @@ from torch.nn import functional
 
 from fullfield.ops.fused.protocol import Frame, Norm, Target
 
+_CACHED = 1 << 19  # values
+
 
 def convolve(
     x: Tensor,
@@ -38,9 +40,19 @@ def frames_to_cells(frame1: Tensor, frame2: Tensor, frame: Frame, out: Tensor) -
 
 
 def affine_(y: Tensor, norm: Norm, x: Tensor | None = None, x_norm: Norm | None = None) -> Tensor:
+    if y.device.type != "cpu":
+        return _affine_(y, norm, x, x_norm)
+    rows = max(1, _CACHED // (y.shape[2] * y.shape[3]))  # whose float32 values stay in a core's cache
+    for first in range(0, y.shape[1], rows):
+        part = slice(first, first + rows)
+        _affine_(y[:, part], norm, None if x is None else x[:, part], x_norm)
+    return y
+
+
+def _affine_(y: Tensor, norm: Norm, x: Tensor | None, x_norm: Norm | None) -> Tensor:
     done = _normed(y, norm).relu_()
     if x is not None:
-        done = (done + (x if x_norm is None else _normed(x, x_norm))).relu_()
+        done = done.add_(x if x_norm is None else _normed(x, x_norm)).relu_()
     return y.copy_(done)
 
 
@@ -48,8 +60,8 @@ def _normed(x: Tensor, norm: Norm) -> Tensor:
     def per_item(values: Tensor) -> Tensor:
         return values[:, None, None] if values.ndim == 2 else values
 
-    scaled = x.to(torch.float32) if norm.scale is None else x * per_item(norm.scale)
-    return scaled + per_item(norm.shift)
+    shift = per_item(norm.shift)  # float32, and so is the sum
+    return x + shift if norm.scale is None else torch.addcmul(shift, x, per_item(norm.scale))
 
 
 def moments(y: Tensor, epsilon: float) -> Norm:

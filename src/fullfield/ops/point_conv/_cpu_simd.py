@@ -6,11 +6,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
+from fullfield._kernels import processor
 from fullfield._kernels.simd import LANES
 
 _FLOAT = ir.FloatType()
@@ -19,7 +19,7 @@ _VECTOR = ir.VectorType(_FLOAT, LANES)
 _FLAGS = ("contract", "nsz")
 
 # With AVX-512, 24 of its 32 registers hold accumulators; elsewhere 16 lanes are two registers of 16.
-WIDE = bool(llvm.get_host_cpu_features().get("avx512f", False))
+WIDE = processor.has("avx512f")
 PANEL = 2 if WIDE else 1  # vectors of 16 output channels worked on together
 MOST = 12 if WIDE else 6  # rows worked on together
 SQUARE = 8 if WIDE else 4  # divides 16

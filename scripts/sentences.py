@@ -1,0 +1,103 @@
+"""Sentences with measured numbers, and short tables, made of the stored results by ``scripts/tables.py``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from operator_tables import RESULTS, lines
+
+BEGIN_POINTS = "<!-- points beside others: begin -->\n"
+BEGIN_PATCHED = "<!-- patched at 4K: begin -->\n"
+BEGIN_POSES = "<!-- poses of both descriptors: begin -->\n"
+BEGIN_TRAINING = "<!-- trainings of fullfield-s: begin -->\n"
+BEGIN_NETWORK = "<!-- times of fullfield-s: begin -->\n"
+
+
+def _read(name: str) -> Any:
+    return json.loads((RESULTS / name).read_text("utf-8"))
+
+
+def _span(ratios: Iterable[float]) -> str:
+    found = list(ratios)
+    low, high = f"{min(found):.1f}", f"{max(found):.1f}"
+    return f"{low} times" if low == high else f"{low} to {high} times"
+
+
+def points() -> str:
+    """How many times as long the best other library takes, by part, and where ours is not ahead."""
+    stored = _read("points_h200.json")
+
+    def times(part: str, way: str) -> str:
+        found = []
+        for case in stored["cases"]:
+            if case["part"] == part:
+                rows = [row[way]["median_s"] for row in case["rows"] if row["status"] == "ok"]
+                found.append(min(rows[1:]) / rows[0])
+        return _span(found)
+
+    verdicts = stored["verdicts"][:-1]
+    behind = [verdict for verdict in verdicts if "NOT ahead" in verdict]
+    said = [f"`{one.partition(': ')[0]}`, {one.split('NOT ahead in ')[1].partition(';')[0]}" for one in behind]
+    listed = f" The exception: {'; '.join(said)}." if said else ""
+    ahead = f"{len(verdicts) - len(behind)} of {len(verdicts)} cases"
+    return (
+        f"The best other library takes {times('sizes', 'forward')} as long in the forward and "
+        f"{times('sizes', 'training')} with gradients,\n"
+        f"on voxels {times('voxels', 'forward')} and {times('voxels', 'training')}. "
+        f"Ours is ahead of all others, or level, in time and in memory in\n{ahead}.{listed}\n"
+    )
+
+
+def patched() -> str:
+    """Models of ptlflow at 4096×1716 as they are and patched."""
+    rows = [["model", "as it is", "patched"]]
+    about = []
+    for name in ("patched_h200_4k.json", "patched_h200_4k_ccmr_dpflow.json"):
+        stored = _read(name)
+        for case in stored["cases"]:
+            found = {row["name"]: row for row in case["rows"]}
+            both = (found["as it is"], found["patched"])
+            cells = (f"{row['median_s']:.2f} s, {row['peak_bytes'] / 2**30:.1f} GiB" for row in both)
+            rows.append([f"`{case['model']}`", *cells])
+        about.append(f"[{stored['environment']['date']}](../benchmarks/results/{name})")
+    return f"{lines(rows)}\nOne H200, {', '.join(about)}.\n"
+
+
+def poses() -> str:
+    """Medians of the errors of all poses that were found."""
+    unseen = _read("descriptors_cpu.json")["unseen"]
+    fpfh, learned = (f"{unseen[name]['rre']:.2f}°, {unseen[name]['rte']:.3f} m" for name in ("FPFH", "learned"))
+    return f"Medians of all poses found: FPFH {fpfh}; learned {learned}, harder pairs among them.\n"
+
+
+def network() -> str:
+    """Times and memory of fullfield-s by size of the frames."""
+    cases = _read("fullfield_s_h200.json")["network"]
+    rows = [["frames", "time", "memory"]]
+    for name in ("1024x436", "1920x1080", "8192x3432", "8192x3432 cascaded"):
+        case = cases[name]
+        rows.append([name.replace("x", "×"), f"{case['median_ms']:.1f} ms", f"{case['memory_gib']:.2f} GiB"])
+    return lines(rows)
+
+
+def training() -> str:
+    """The runs that made fullfield-s: pairs, sizes, seeds and time."""
+    rows = [["run", "frames", "seed", "pairs", "seconds of training", "code at"]]
+    for number, run in enumerate(_read("fullfield_s_training.json")["runs"], 1):
+        for i, piece in enumerate(run["pieces"]):
+            pairs = 2 * piece["pairs_a_gpu"] * piece["steps"]
+            whole = ["", ""] if i else [f"{run['history'][-1]['seconds']:.0f}", run["commit"]]
+            cells = ["" if i else str(number), piece["size"].replace("x", "×"), str(piece["seed"]), f"{pairs:,}"]
+            rows.append([*cells, *whole])
+    return lines(rows)
+
+
+PAGES = {
+    "src/fullfield/ops/point_conv/README.md": ((BEGIN_POINTS, points),),
+    "docs/integrations.md": ((BEGIN_PATCHED, patched),),
+    "docs/registration.md": ((BEGIN_POSES, poses),),
+    "docs/fullfield-s.md": ((BEGIN_TRAINING, training), (BEGIN_NETWORK, network)),
+}
+"""As in ``tables.py``: page, then the mark and the words of each part."""
