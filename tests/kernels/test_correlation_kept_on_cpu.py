@@ -14,6 +14,7 @@ from emulator import AMPERE, Emulator
 from torch import Tensor
 
 from fullfield.nn import CorrelationPyramid
+from fullfield.ops.correlation.cuda import launch, launch_backward
 from fullfield.testing.correlation import Case, assert_within, make_case, rounded
 
 pytestmark = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
@@ -86,6 +87,22 @@ def test_bits_do_not_depend_on_what_was_looked_up(
         for number, (at, want) in enumerate(list(zip(there, expected, strict=True))[::order]):
             assert torch.equal(pair(at), want), f"lookup {number}, order {order}"
     assert machine.launched["sample_kept"] == 2 * len(there) - (by_default is None)
+
+
+def test_tiles_whose_patches_lie_together(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two of 16×4 pixels, as on a GPU with little shared memory; an odd one has none beside it."""
+    machine.installed(monkeypatch, replace(AMPERE, shared=36 << 10), launch, launch_backward)
+    case = make_case((9, 40), (11, 30), batch=2, channels=20, levels=2, radius=2)
+    case = replace(case, fmap1=case.fmap1.half(), fmap2=case.fmap2.half())
+    there = journey(case)
+    pair = look(case, out_dtype=torch.float16, reuse=True)
+    for number, at in enumerate(there):
+        assert torch.equal(pair(at), look(case, out_dtype=torch.float16, reuse=True)(at)), f"lookup {number}"
+    found = pair._lookups._pair
+    assert found is not None
+    (call,) = found.prepared._launches.values()  # type: ignore[attr-defined]
+    assert call.config.groups == 1
+    assert call.params.tiles_x == 3
 
 
 def test_products_are_kept() -> None:

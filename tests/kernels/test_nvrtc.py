@@ -101,7 +101,9 @@ def test_resources_of_lookups_that_keep(arch: str, dtype: torch.dtype, out: int,
     assert spilled <= (1536 if arch != "sm_90a" else 320 if config.split else 0)
     beyond = resources(shapes.sample_kept_source(config, out, last), arch)
     assert set(beyond) == {"sample_kept"}
-    assert all(registers <= 64 and spilled == 0 for registers, spilled in beyond.values())
+    assert all(
+        registers <= 80 and spilled == 0 for registers, spilled in beyond.values()
+    )  # six blocks a multiprocessor
 
 
 @needs_nvrtc

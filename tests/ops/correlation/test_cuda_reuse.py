@@ -220,5 +220,5 @@ def test_memory_is_what_the_page_says() -> None:
             taken[reuse] = torch.cuda.max_memory_allocated() - before
             del pair
         pixels = size[0] * size[1]
-        assert taken[True] - taken[False] <= pixels * (4 * 144 * each + 26) + (1 << 21)
+        assert taken[True] - taken[False] <= pixels * (578 * each + 28) + (1 << 21)
         assert taken[True] <= 1.5 * taken[False]

@@ -12,6 +12,7 @@
 //   GROUPS   pixel groups (of 64) of a tile; BLOCK_W width of a warp's 16 pixels, 16 or 8
 //   STREAMED 1: the first map's features are not kept in the L2
 //   NCOL     columns (positions of the second map) of one chunk; WIDTHS: admissible chunk widths, ascending
+//   HOPPER   1: the lookup is that of lookup_hopper.cu
 //   KEPT     how products are kept between the lookups of a pair: 0 not at all, 1 in 16 bits of the results' type, 2 in 24 bits,
 //            3 in float32; see keep.cuh
 
@@ -20,7 +21,8 @@
 #define PARTS (1 + SPLIT)
 #define CPAD (KB * CBLK)           // channels of one part
 #define ROWLEN (CPAD * PARTS)      // 16-bit elements of one feature vector
-#define KEPT_PIXELS (64 * GROUPS)  // of a tile
+#define KEPT_TILES (2 / GROUPS)    // whose patches lie together, side by side in the image
+#define KEPT_PIXELS 128            // of these tiles
 #define TILE_W BLOCK_W             // a tile is GROUPS * 4 blocks, one below the other
 #define TILE_H (64 * GROUPS / BLOCK_W)
 #define BLOCK_H (16 / BLOCK_W)     // a block: the 16 pixels of a warp
@@ -47,7 +49,7 @@ struct Kept {
     u32 *wanted;                   // the same: pixels whose windows the lookup has to compute
     u32 *origins;                  // [slots, pixels]: where a pixel's patch begins, x + BIAS | y + BIAS << 16; 0: unknown
     const u32 *stamp;              // of the present preparation
-    i64 tile_bytes;                // of a tile's patches
+    i64 group_bytes;               // of the patches of KEPT_TILES tiles
     int offset[MAXLEVELS];         // in bytes, of a level's patches
     int side[MAXLEVELS];           // of a level's patch, at least KP
     int most_entries;
@@ -83,6 +85,8 @@ template <> struct Element<1> { typedef u16 type; static __device__ __forceinlin
                                 static __device__ __forceinline__ float unpack(u16 x) { return from_f16(x); } };
 template <> struct Element<2> { typedef u16 type; static __device__ __forceinline__ u16 pack(float x) { return to_bf16(x); }
                                 static __device__ __forceinline__ float unpack(u16 x) { return from_bf16(x); } };
+typedef Element<OUT> OutElement;
+typedef OutElement::type out_t;
 
 static __device__ __forceinline__ void store_streaming(float *p, float x) { asm volatile("st.global.cs.f32 [%0], %1;" ::"l"(p), "f"(x) : "memory"); }
 static __device__ __forceinline__ void store_streaming(u16 *p, u16 x) { asm volatile("st.global.cs.u16 [%0], %1;" ::"l"(p), "h"(x) : "memory"); }
@@ -129,7 +133,7 @@ static __device__ constexpr int widest() {
     return widths[sizeof(widths) / sizeof(int) - 1];
 }
 
-// A tile and the levels begin .. end-1. fill: patches are written, too; scattered: every pixel is worked on alone.
+// A tile and the levels begin .. end-1. fill: patches are written, too; scattered: most windows lie apart.
 struct Item {
     int batch, tile_x, tile_y, begin, end;
 #if KEPT
@@ -186,7 +190,7 @@ static __device__ __forceinline__ Entry entry_at(const Params &p, int i, int cos
     Entry entry = {at[0], at[1]};
     return entry;
 }
-// Windows so far apart are hardly computed together. Where most neighbours in a row are, no product of the tile is kept and every pixel
+// Windows so far apart are hardly computed together. Where most neighbours in a row are, no product of the tile is kept and pixels may be
 // worked on alone: that is decided by the present windows only, for such products may differ in their last bits.
 static __device__ __forceinline__ bool apart(int x, int y, int other_x, int other_y) {
     return (u32)(x - other_x + KP / 2) > KP || (u32)(y - other_y + KP / 2) > KP;
@@ -234,7 +238,8 @@ static __device__ __forceinline__ void load_coords(const Params &p, const Item &
 
 // Walks a tile's levels; for each level its strips (ranges of window origins narrow enough for one chunk width); for each
 // strip the rows that some pixel asks for. Run by a full warp; lane i knows pixels i, i+32, i+64, ... of the tile.
-// Where products are kept, strips whose pixels would be scattered are cut into ones that are as narrow as can be.
+// Where products are kept, strips whose pixels would be scattered are cut into ones that are as narrow as can be, unless most windows of
+// the tile lie apart.
 struct Plan {
     float x[LANE_PIXELS], y[LANE_PIXELS];
     int ix[LANE_PIXELS], iy[LANE_PIXELS];
@@ -243,7 +248,8 @@ struct Plan {
     bool walking, gaps;
 #if KEPT
     int side;                      // of what is computed for a pixel: its window, or its patch
-    bool fill, scattered, narrow;
+    enum { FILL = 1, APART = 2, NARROW = 4 };
+    u32 is;                        // patches are written, most windows lie apart, a strip is being cut: one word, for registers are scarce
     int cursor, narrow_end;
 #define SIDE side
 #else
@@ -256,9 +262,7 @@ struct Plan {
         strip = strips = 0;
         walking = false;
 #if KEPT
-        fill = it.fill;
-        scattered = it.scattered;
-        narrow = false;
+        is = (it.fill ? FILL : 0) | (it.scattered ? APART : 0);
         side = KP;
 #endif
     }
@@ -297,18 +301,18 @@ struct Plan {
     __device__ __forceinline__ bool next(const Params &p, Step &step) {
         while (true) {
 #if KEPT
-            if (!walking && narrow) {
+            if (!walking && is & NARROW) {
                 int from = BIG;
 #pragma unroll
                 for (int i = 0; i < LANE_PIXELS; i++)
                     if (member(i, cursor, narrow_end)) from = min(from, ix[i]);
                 cursor = warp_min(from);
                 if (cursor == BIG) {
-                    narrow = false;
+                    is &= ~NARROW;
                     strip++;
                 }
             }
-            int a = narrow ? cursor : xmin + strip * bin, b = narrow ? min(a + narrow_bin(), narrow_end) : a + bin;
+            int a = is & NARROW ? cursor : xmin + strip * bin, b = is & NARROW ? min(a + narrow_bin(), narrow_end) : a + bin;
 #else
             int a = xmin + strip * bin, b = a + bin;
 #endif
@@ -317,7 +321,7 @@ struct Plan {
                 if (next_row >= bottom) {
                     walking = false;
 #if KEPT
-                    if (narrow) {
+                    if (is & NARROW) {
                         cursor = b;
                         continue;
                     }
@@ -375,7 +379,7 @@ struct Plan {
                 row = top;
                 gaps = bottom - top > TILE_H + SIDE + 8;
 #if KEPT
-                if (narrow) gaps = true;
+                if (is & NARROW) gaps = true;
                 else
 #endif
                 if (gaps) {
@@ -388,10 +392,12 @@ struct Plan {
                     }
                     if (chunks > CHUNKS_PER_PIXEL * pixels) {
 #if KEPT
-                        narrow = true;
-                        cursor = a;
-                        narrow_end = b;
-                        continue;
+                        if (!(is & APART)) {
+                            is |= NARROW;
+                            cursor = a;
+                            narrow_end = b;
+                            continue;
+                        }
 #endif
                         step.kind = SCATTERED;
                         step.level = level;
@@ -414,7 +420,7 @@ struct Plan {
                 float fx, fy;
                 if (window(x[i], y[i], level, h, w, ix[i], iy[i], fx, fy)) {
 #if KEPT
-                    if (fill) {
+                    if (is & FILL) {
                         ix[i] -= lead(fx, p.kept.side[level]);
                         iy[i] -= lead(fy, p.kept.side[level]);
                     }
@@ -424,7 +430,7 @@ struct Plan {
                 }
             }
 #if KEPT
-            side = fill ? p.kept.side[level] : KP;
+            side = is & FILL ? p.kept.side[level] : KP;
 #endif
             lo = warp_min(lo);
             hi = warp_max(hi);
@@ -433,7 +439,6 @@ struct Plan {
             if (lo == BIG) continue;
             const int span = widest() - SIDE + 1;  // window origins that fit into one chunk width
 #if KEPT
-            bool alone = scattered;
             if (!p.kept.patches) {
                 int pairs = 0, far = 0;
 #pragma unroll
@@ -443,24 +448,22 @@ struct Plan {
                     pairs += __popc(__ballot_sync(0xffffffffu, pair));
                     far += __popc(__ballot_sync(0xffffffffu, pair && apart(ix[i], iy[i], other_x, other_y)));
                 }
-                alone = 2 * far > pairs;
+                is = 2 * far > pairs ? is | APART : is & ~APART;
             }
 #endif
             strips = (hi - lo) / span + 1;
             xmin = lo;
             bin = (hi - lo) / strips + 1;
 #if KEPT
-            if (strips > MAXSTRIPS && !alone) {
+            if (strips > MAXSTRIPS && !(is & APART)) {
                 strips = 1;
-                narrow = true;
+                is |= NARROW;
                 cursor = lo;
                 narrow_end = hi + 1;
                 continue;
             }
-            if (alone) {
-#else
-            if (strips > MAXSTRIPS) {
 #endif
+            if (strips > MAXSTRIPS) {
                 strips = 0;
                 step.kind = SCATTERED;
                 step.level = level;

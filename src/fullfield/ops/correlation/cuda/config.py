@@ -27,6 +27,9 @@ _COLUMNS = 56
 _WIDTHS = {8: (11, 14, 18, 28), 16: (12, 14, 18, 26, 28)}
 # And where products are kept: windows may be wider by a patch's margin, and pixels far from others are worked on alone.
 _KEPT_WIDTHS = {8: (11, 14, 16, 18, 20, 28), 16: (11, 12, 14, 16, 18, 20, 26, 28)}
+# On Hopper these fill 64 columns better, with patches' margins.
+_HOPPER_KEPT_COLUMNS = 64
+_HOPPER_KEPT_WIDTHS = (12, 14, 16, 18, 21, 28, 32)
 _MOST_STAGES = 8
 # Registers of the threads that multiply and of those that copy, by warpgroups that multiply.
 _REGISTERS = {1: (208, 96), 2: (208, 88), 3: (144, 80)}
@@ -105,15 +108,16 @@ class Config:
             "BLOCK_W": self.block,
             "TEAMS": self.teams,
             "STREAMED": int(self.streamed),
+            "HOPPER": int(self.hopper),
             "KEPT": self.kept,
         }
         return tuple(f"-D{name}={value}" for name, value in values.items())
 
 
-def _widths(radius: int, block: int, kept: int = 0) -> tuple[int, ...]:
-    widest = (_COLUMNS,) if radius > 5 else ()
-    widths = _KEPT_WIDTHS if kept else _WIDTHS
-    return tuple(w for w in (*widths[block], *widest) if w >= 2 * radius + 2)
+def _widths(radius: int, block: int, kept: int = 0, columns: int = _COLUMNS) -> tuple[int, ...]:
+    widest = (columns,) if radius > 5 else ()
+    widths = _HOPPER_KEPT_WIDTHS if columns != _COLUMNS else (_KEPT_WIDTHS if kept else _WIDTHS)[block]
+    return tuple(w for w in (*widths, *widest) if w >= 2 * radius + 2)
 
 
 def vectors(height: int, width: int) -> int:
@@ -210,9 +214,9 @@ def lookup_config(
     """
     if config.hopper:
         block = 8 if not config.split and (channels_last or out == 0) else 16
-        tiled = replace(
-            config, block=block, widths=_widths(config.radius, block, config.kept), streamed=pixels >= _MANY_PIXELS
-        )
+        columns = _HOPPER_KEPT_COLUMNS if config.kept and not config.split else config.columns
+        widths = _widths(config.radius, block, config.kept, columns)
+        tiled = replace(config, block=block, columns=columns, widths=widths, streamed=pixels >= _MANY_PIXELS)
         teams = ((3, 1), (2, 1), (1, 1))[pixels < _FEW_PIXELS :] if not config.split else ((1, 2), (1, 1))
         for team, groups in teams:
             wider = with_stages(replace(tiled, teams=team, groups=groups), out, channels_last)

@@ -14,7 +14,9 @@ from fullfield.ops.correlation.cuda.device import captured_by
 from fullfield.ops.correlation.protocol import Request
 
 # Columns and rows that a patch has beside the window, by level.
-_MARGINS = (2, 2, 2, 1)
+_MARGINS = (3, 2, 2, 1)
+# Source pixels whose patches lie together: those of one tile, or of two side by side.
+GROUP = 128
 # A map's positions and what a patch's origin may lie before them are 16-bit numbers.
 LARGEST_SIDE = (1 << 16) - 256
 
@@ -25,23 +27,22 @@ def patch_sides(radius: int, levels: int) -> list[int]:
 
 
 def patch_bytes(config: Config, levels: int) -> list[int]:
-    """Of a tile's patches on every level."""
-    pixels = 64 * config.groups
-    return [side * side * pixels * KEPT_BYTES[config.kept] for side in patch_sides(config.radius, levels)]
+    """Of the patches that lie together, on every level."""
+    return [side * side * GROUP * KEPT_BYTES[config.kept] for side in patch_sides(config.radius, levels)]
 
 
 class Patches:
     """The patches of one pair and one kind of result; nothing is in them at first.
 
-    ``tiles``: of the lookup of this configuration.
+    ``tiles``: of the lookup of this configuration; ``groups``: of those that lie together.
     """
 
-    def __init__(self, request: Request, config: Config, tiles: int, like: Tensor) -> None:
+    def __init__(self, request: Request, config: Config, tiles: int, groups: int, like: Tensor) -> None:
         pixels, slots, sizes = 64 * config.groups, tiles * request.levels, patch_bytes(config, request.levels)
         self._sizes, self._sides = sizes, patch_sides(config.radius, request.levels)
         self._entries = 16 * slots
         lengths = [4, 2 * self._entries, slots, slots * pixels // 32, slots * pixels // 32, slots * pixels]
-        self.patches = torch.empty(tiles * sum(sizes), dtype=torch.uint8, device=like.device)
+        self.patches = torch.empty(groups * sum(sizes), dtype=torch.uint8, device=like.device)
         self.notes = torch.zeros(sum(lengths), dtype=torch.int32, device=like.device)
         self._begins = [4 * sum(lengths[:i]) for i in range(len(lengths))]
 
@@ -53,7 +54,7 @@ class Patches:
             ("counts", "entries", "stamps", "filled", "wanted", "origins"), self._begins, strict=True
         ):
             setattr(kept, name, notes + begin)
-        kept.stamp, kept.tile_bytes, kept.most_entries = stamp, sum(self._sizes), self._entries
+        kept.stamp, kept.group_bytes, kept.most_entries = stamp, sum(self._sizes), self._entries
         for level, side in enumerate(self._sides):
             kept.side[level] = side
             kept.offset[level] = sum(self._sizes[:level])

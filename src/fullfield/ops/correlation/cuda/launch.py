@@ -175,6 +175,7 @@ class _LookupLaunch:
     """The launch of one kind of result, its arguments prepared; its parameters are shared, hence the lock."""
 
     __slots__ = (
+        "behind",
         "config",
         "launch",
         "lock",
@@ -209,29 +210,37 @@ class _LookupLaunch:
             blocks = min(-(-blocks // config.teams), device.processors)
         kernels = launching.kernels(LIBRARIES, source, device.index)
         shared = shapes.lookup_shared(config, out, channels_last)
-        self.launch = Launch(kernels, "lookup", blocks, config.threads, self.params, shared, *beside)
+        arguments = (kernels, "lookup", blocks, config.threads, self.params, shared, *beside)
+        self.launch = Launch(*arguments)
         self.shape = (request.batch, request.out_channels, *request.size1)
         self.lock = threading.Lock()
         self.config, self.stamp = config, state[2].data_ptr() + 12
         self.sample: Launch | None = None
+        self.behind = self.launch  # sample_kept
         if config.kept:
+            self.behind = Launch(*arguments, early=config.hopper)
             ahead = launching.kernels(LIBRARIES, shapes.sample_kept_source(config, out, channels_last), device.index)
-            height, width = request.size1
-            regions = request.batch * -(-width // 16) * -(-height // 8) * request.levels
-            self.sample = Launch(ahead, "sample_kept", regions, 128, self.params)
+            self.sample = Launch(ahead, "sample_kept", self._groups() * request.levels, keep.GROUP, self.params)
+
+    def _groups(self) -> int:
+        """Of tiles whose patches lie together."""
+        across: int = -(-self.params.tiles_x * 64 * self.config.groups // keep.GROUP)
+        rows: int = self.params.batch * self.params.tiles_y
+        return rows * across
 
     def patches(self, request: Request, like: Tensor) -> keep.Patches:
         """Empty ones for such lookups."""
-        return keep.Patches(request, self.config, self.params.tiles, like)
+        return keep.Patches(request, self.config, self.params.tiles, self._groups(), like)
 
     def run(self, stream: int, patches: keep.Patches | None) -> None:
         """Under the lock, with the other parameters set."""
         if patches is None or self.sample is None:
             self.params.kept.patches = None
+            self.launch(stream)
         else:
             patches.fill(self.params.kept, self.stamp)
             self.sample(stream)
-        self.launch(stream)
+            self.behind(stream)
 
 
 class Cuda(Prepared):

@@ -428,6 +428,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) lookup(const __grid_con
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     __syncthreads();
+#if KEPT
+    asm volatile("griddepcontrol.wait;" ::: "memory");  // for sample_kept, if that ran ahead
+#endif
     if (warp < TEAMS * WARPS) {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
         int team = TEAMS == 1 ? 0 : warp / WARPS;

@@ -7,8 +7,6 @@
 #define STAGING_FLOATS (NCOL * STAGING_STRIDE > SCATTER_FLOATS ? NCOL * STAGING_STRIDE : SCATTER_FLOATS)  // of a warp
 #define DX0 (KW / 2)
 #define DX1 (KW - DX0)
-typedef Element<OUT> OutElement;
-typedef OutElement::type out_t;
 #if CLAST
 #define OUT_BUFFER_BYTES ((16 * KW * KW * (OUT == 0 ? 4 : 2) + 15) / 16 * 16)  // of a warp
 #else
@@ -282,9 +280,9 @@ static __device__ __forceinline__ void keep_chunk(const WarpPixel &px, const Par
     int lane = lane_id(), upper = lane >> 4, side = px.patch >> 16 & 255, half = (side + 1) / 2, count = upper ? side - half : half;
     int x = px.ix - (int)(px.patch & 255), k = step.y - px.iy + (int)(px.patch >> 8 & 255);
     bool member = px.active && is_member(px, step);
-    u8 *patch = patch_of(p, ((i64)it.batch * p.tiles_y + it.tile_y) * p.tiles_x + it.tile_x, step.level);
+    u8 *patch = patches_of(p, it.batch, it.tile_x, it.tile_y, step.level);
     const float *column = staging + (member ? x - step.x + upper * half : 0) * STAGING_STRIDE + (lane & 15);
-    int index = (k * side + upper * half) * KEPT_PIXELS + row * 16 + (lane & 15), stride = step.width * STAGING_STRIDE;
+    int index = (k * side + upper * half) * KEPT_PIXELS + kept_place(it.tile_x, row * 16 + (lane & 15)), stride = step.width * STAGING_STRIDE;
 #pragma unroll 1
     for (int ry = 0; ry < step.rows; ry++, k++, column += stride, index += side * KEPT_PIXELS)
         if (member && (u32)k < (u32)side) {

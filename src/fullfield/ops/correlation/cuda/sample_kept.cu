@@ -1,27 +1,12 @@
 // Runs ahead of a lookup of a pair that keeps products. Pixels whose windows lie in their patches are blended from them; the others, and
-// perhaps their neighbours, are written down for the lookup. A block is 16x8 source pixels and a level, one or two tiles of the lookup.
+// perhaps their neighbours, are written down for the lookup. A block is 128 source pixels, whose patches lie together, and a level.
 // #include'd after common, dots, keep and sample.
-//
-// Macros: NEAR, COHERENT, COSTLY, DIVIDED see below.
 
-#define TILE_PIXELS KEPT_PIXELS
-#define TILES (128 / TILE_PIXELS)
-#ifndef NEAR
-#define NEAR 2        // a window that moved by so many cells at most since it was last seen will stay in a patch made now
-#endif
-#ifndef COHERENT
-#define COHERENT 1.5f // windows of a tile are coherent if a box around them is at most so many times what it is without motion
-#endif
-#ifndef COSTLY
-#define COSTLY 12     // entries of more chunks than this come first
-#endif
-#ifndef DIVIDED
-#define DIVIDED 20    // and those of more than this are divided into four, of three times as many into sixteen
-#endif
-#ifndef SAMPLE_BLOCKS
-#define SAMPLE_BLOCKS 8
-#endif
-static_assert(128 % TILE_PIXELS == 0 && (TILE_W == 8 || TILE_W == 16) && TILE_H <= 8, "tiles must fill 16x8 pixels");
+#define TILE_PIXELS (64 * GROUPS)
+#define NEAR 1         // a window that moved by so many cells at most since it was last seen will stay in a patch made now
+#define COHERENT 1.5f  // windows of a tile are coherent if a box around them is at most so many times what it is without motion
+#define COSTLY 12      // entries of more chunks than this come first
+#define DIVIDED 20     // and those of more than this are divided into four, of three times as many into sixteen
 
 // What the pixels of a tile say together.
 struct Vote {
@@ -34,49 +19,39 @@ static __device__ __forceinline__ void load_row(float (&v)[N], const u8 *patch, 
 #pragma unroll
     for (int c = 0; c < N; c++) {
 #if KEPT == 1
-        v[c] = KeptElement::unpack(((const u16 *)patch)[c * TILE_PIXELS]);
+        v[c] = OutElement::unpack(((const u16 *)patch)[c * KEPT_PIXELS]);
 #elif KEPT == 2
-        v[c] = __uint_as_float((u32)((const u16 *)patch)[c * TILE_PIXELS] << 16 | (u32)lower[c * TILE_PIXELS] << 8);
+        v[c] = __uint_as_float((u32)((const u16 *)patch)[c * KEPT_PIXELS] << 16 | (u32)lower[c * KEPT_PIXELS] << 8);
 #else
-        v[c] = ((const float *)patch)[c * TILE_PIXELS];
+        v[c] = ((const float *)patch)[c * KEPT_PIXELS];
 #endif
     }
 }
 
-static __device__ __forceinline__ void put_result(out_t *at, float x) {
-#if CLAST || !defined(SAMPLE_STREAMING)
-    *at = OutElement::pack(x);
-#else
-    store_streaming(at, OutElement::pack(x));
-#endif
-}
-
-
 // A thread's pixel.
 struct KeptPixel {
-    int batch, level, x, y, pixel, which;  // of the image; in its tile, and which of the block's tiles that is
+    int batch, level, x, y, tile_x, tile_y, pixel, which;  // of the image; its tile, in its tile, and which of the block's tiles that is
     bool in_image, has_tile, valid;
-    i64 tile;
     u32 slot;
     int ix, iy;
     float fx, fy;
 };
 
-static __device__ __forceinline__ KeptPixel kept_pixel(const Params &p) {
+// Of thread i of the block: 16 pixels of a tile, then as many of the one beside it, as patches have them.
+static __device__ __forceinline__ KeptPixel kept_pixel(const Params &p, int i) {
     KeptPixel own;
-    int regions_x = (p.width + 15) / 16, regions_y = (p.height + 7) / 8, region = blockIdx.x / p.levels, region_row = region / regions_x;
-    int column = threadIdx.x & 15, line = threadIdx.x >> 4;
-    own.level = blockIdx.x - region * p.levels;
-    own.batch = region_row / regions_y;
-    own.x = (region - region_row * regions_x) * 16 + column;
-    own.y = (region_row - own.batch * regions_y) * 8 + line;
-    own.which = TILE_W == 8 ? column >> 3 : line / TILE_H;
-    own.pixel = TILE_W == 8 ? line * 8 + (column & 7) : line % TILE_H * 16 + column;
-    int tile_x = own.x / TILE_W, tile_y = own.y / TILE_H;
+    u32 across = (p.tiles_x + KEPT_TILES - 1) / KEPT_TILES, group = blockIdx.x / p.levels, row = group / across;
+    own.which = GROUPS == 1 ? i >> 4 & 1 : 0;
+    own.pixel = GROUPS == 1 ? (i >> 5) * 16 + (i & 15) : i;
+    own.level = blockIdx.x - group * p.levels;
+    own.batch = row / p.tiles_y;
+    own.tile_x = (group - row * across) * KEPT_TILES + own.which;
+    own.tile_y = row - own.batch * p.tiles_y;
+    own.x = own.tile_x * TILE_W + own.pixel % TILE_W;
+    own.y = own.tile_y * TILE_H + own.pixel / TILE_W;
+    own.has_tile = own.tile_x < p.tiles_x;
+    own.slot = own.has_tile ? ((own.batch * p.tiles_y + own.tile_y) * p.tiles_x + own.tile_x) * p.levels + own.level : 0;
     own.in_image = own.x < p.width && own.y < p.height;
-    own.has_tile = tile_x < p.tiles_x && tile_y < p.tiles_y;
-    own.tile = own.has_tile ? ((i64)own.batch * p.tiles_y + tile_y) * p.tiles_x + tile_x : 0;
-    own.slot = own.tile * p.levels + own.level;
     float px = __int_as_float(0x7fc00000), py = px;
     if (own.in_image) {
         const float *at = p.coords + own.batch * p.coord_b + own.y * p.coord_y + own.x * p.coord_x;
@@ -105,28 +80,38 @@ static __device__ __forceinline__ bool check_pixel(const Params &p, const KeptPi
     u32 wanted = 0;
     if (__syncthreads_or(miss || far)) {
         Vote &vote = votes[own.which];
-        if (threadIdx.x < TILES) {
+        if (threadIdx.x < KEPT_TILES) {
             Vote &first = votes[threadIdx.x];
-            for (int i = 0; i < TILE_PIXELS / 32; i++) first.missing[i] = first.valid[i] = first.near[i] = first.unknown[i] = 0;
             first.left = first.top = BIG;
             first.right = first.bottom = -BIG;
             first.pairs = first.far = 0;
         }
         __syncthreads();
         int from_x = lead(own.fx, side), from_y = lead(own.fy, side);
-        if (own.valid) {
-            u32 bit = 1u << (pixel & 31);
-            bool known = !stale && origin != 0;
-            atomicOr(vote.valid + pixel / 32, bit);
-            if (miss) atomicOr(vote.missing + pixel / 32, bit);
-            if (miss && !known) atomicOr(vote.unknown + pixel / 32, bit);
-            if (miss && known && (u32)(dx - from_x + NEAR) <= 2 * NEAR && (u32)(dy - from_y + NEAR) <= 2 * NEAR) atomicOr(vote.near + pixel / 32, bit);
-            if (pair) atomicAdd(&vote.pairs, 1);
-            if (far) atomicAdd(&vote.far, 1);
-            atomicMin(&vote.left, own.ix);
-            atomicMin(&vote.top, own.iy);
-            atomicMax(&vote.right, own.ix);
-            atomicMax(&vote.bottom, own.iy);
+        bool known = !stale && origin != 0;
+        bool close = known && (u32)(dx - from_x + NEAR) <= 2 * NEAR && (u32)(dy - from_y + NEAR) <= 2 * NEAR;
+        u32 valids = __ballot_sync(0xffffffffu, own.valid), misses = __ballot_sync(0xffffffffu, miss), nears = __ballot_sync(0xffffffffu, miss && close);
+        u32 unknowns = __ballot_sync(0xffffffffu, miss && !known), pairs = __ballot_sync(0xffffffffu, pair), fars = __ballot_sync(0xffffffffu, far);
+        int left = own.valid ? own.ix : BIG, top = own.valid ? own.iy : BIG, right = own.valid ? own.ix : -BIG, bottom = own.valid ? own.iy : -BIG;
+#pragma unroll
+        for (int i = 8; i; i >>= 1) {
+            left = min(left, __shfl_xor_sync(0xffffffffu, left, i));
+            top = min(top, __shfl_xor_sync(0xffffffffu, top, i));
+            right = max(right, __shfl_xor_sync(0xffffffffu, right, i));
+            bottom = max(bottom, __shfl_xor_sync(0xffffffffu, bottom, i));
+        }
+        if ((threadIdx.x & 15) == 0) {
+            int at = threadIdx.x & 16, word = pixel / 16;
+            ((u16 *)vote.valid)[word] = (u16)(valids >> at);
+            ((u16 *)vote.missing)[word] = (u16)(misses >> at);
+            ((u16 *)vote.near)[word] = (u16)(nears >> at);
+            ((u16 *)vote.unknown)[word] = (u16)(unknowns >> at);
+            atomicAdd(&vote.pairs, __popc(pairs >> at & 0xffff));
+            atomicAdd(&vote.far, __popc(fars >> at & 0xffff));
+            atomicMin(&vote.left, left);
+            atomicMin(&vote.top, top);
+            atomicMax(&vote.right, right);
+            atomicMax(&vote.bottom, bottom);
         }
         __syncthreads();
         int missing = 0, near = 0, unknown = 0, count = 0;
@@ -153,9 +138,11 @@ static __device__ __forceinline__ bool check_pixel(const Params &p, const KeptPi
                 p.kept.stamps[own.slot] = *p.kept.stamp;
                 int chunks = (all ? count : missing) * (fill ? 3 : 2);
                 if (!scattered) chunks = min(chunks, (int)(min(area, least * (1.f + vote.far * (8.f / TILE_PIXELS))) / (NCOL * 2 / 3)) + 1);
-                int parts = scattered || chunks <= DIVIDED ? 1 : chunks > 3 * DIVIDED ? 16 : 4, at = (int)atomicAdd(p.kept.counts + (chunks <= COSTLY), (u32)parts);
+                int parts = scattered || chunks <= DIVIDED ? 1 : chunks > 3 * DIVIDED ? 16 : 4;
+                bool costly = scattered ? level == 0 : chunks > COSTLY;  // only the finest level's map does not stay in the L2
+                int at = (int)atomicAdd(p.kept.counts + !costly, (u32)parts);
                 for (int part = 0; part < parts; part++, at++) {
-                    u32 *entry = p.kept.entries + 2 * (chunks > COSTLY ? at : p.kept.most_entries - 1 - at);
+                    u32 *entry = p.kept.entries + 2 * (costly ? at : p.kept.most_entries - 1 - at);
                     entry[0] = own.slot << 2 | (u32)scattered << 1 | (u32)fill;
                     entry[1] = ((1u << 16 / parts) - 1) << part * (16 / parts);
                 }
@@ -165,13 +152,16 @@ static __device__ __forceinline__ bool check_pixel(const Params &p, const KeptPi
     return own.valid && !(wanted >> (pixel & 31) & 1);
 }
 
-extern "C" __global__ void __launch_bounds__(128, SAMPLE_BLOCKS) sample_kept(const __grid_constant__ Params p) {
-    __shared__ Vote votes[TILES];
+extern "C" __global__ void __launch_bounds__(KEPT_PIXELS, 6) sample_kept(const __grid_constant__ Params p) {
+    __shared__ Vote votes[KEPT_TILES];
 #if CLAST
     __shared__ out_t results[128 * KW * KW];
     __shared__ u32 blended_pixels[4];
 #endif
-    KeptPixel own = kept_pixel(p);
+#if HOPPER
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");  // the lookup's blocks take the place of those that end
+#endif
+    KeptPixel own = kept_pixel(p, threadIdx.x);
     const int level = own.level, pixel = own.pixel, side = p.kept.side[level];
     int dx, dy;
     bool ours = check_pixel(p, own, votes, dx, dy);
@@ -184,28 +174,28 @@ extern "C" __global__ void __launch_bounds__(128, SAMPLE_BLOCKS) sample_kept(con
 #endif
     if (own.in_image && !own.valid) {
 #pragma unroll 1
-        for (int o = 0; o < KW * KW; o++) put_result((out_t *)(to + (u64)step_y * (u32)o), 0.f);
+        for (int o = 0; o < KW * KW; o++) *(out_t *)(to + (u64)step_y * (u32)o) = OutElement::pack(0.f);
     }
     if (ours) {
         float scale = KEPT == 1 ? 1.f : *p.scale, wx0 = (1.f - own.fx) * scale, wx1 = own.fx * scale, wy0 = 1.f - own.fy, wy1 = own.fy;
         float previous[KW];
         constexpr int bytes = KEPT == 3 ? 4 : 2;
-        const u8 *patch = patch_of(p, own.tile, level), *lower = patch + side * side * (2 * TILE_PIXELS);
-        int first = (dy * side + dx) * TILE_PIXELS + pixel;
+        const u8 *patch = patches_of(p, own.batch, own.tile_x, own.tile_y, level), *lower = patch + side * side * (2 * KEPT_PIXELS);
+        int first = (dy * side + dx) * KEPT_PIXELS + threadIdx.x;
         patch += first * bytes;
         lower += first;
 #pragma unroll 1
         for (int row = 0; row < KP; row += 2) {
             float v[KP], u[KP];
             load_row(v, patch, lower);
-            load_row(u, patch + side * (TILE_PIXELS * bytes), lower + side * TILE_PIXELS);
-            patch += 2 * side * (TILE_PIXELS * bytes);
-            lower += 2 * side * TILE_PIXELS;
+            load_row(u, patch + side * (KEPT_PIXELS * bytes), lower + side * KEPT_PIXELS);
+            patch += 2 * side * (KEPT_PIXELS * bytes);
+            lower += 2 * side * KEPT_PIXELS;
 #pragma unroll
             for (int c = 0; c < KW; c++) {
                 float above = blended(wx0, v[c], wx1, v[c + 1]), below = blended(wx0, u[c], wx1, u[c + 1]);
-                if (row) put_result((out_t *)(to - step_y + (u64)step_x * c), blended(wy0, previous[c], wy1, above));
-                put_result((out_t *)(to + (u64)step_x * c), blended(wy0, above, wy1, below));
+                if (row) *(out_t *)(to - step_y + (u64)step_x * c) = OutElement::pack(blended(wy0, previous[c], wy1, above));
+                *(out_t *)(to + (u64)step_x * c) = OutElement::pack(blended(wy0, above, wy1, below));
                 previous[c] = below;
             }
             to += 2 * (u64)step_y;
@@ -218,9 +208,11 @@ extern "C" __global__ void __launch_bounds__(128, SAMPLE_BLOCKS) sample_kept(con
     int lane = threadIdx.x & 31;
     i64 step = (i64)p.levels * KW * KW;
     out_t *image = (out_t *)p.out + (i64)own.batch * p.height * p.width * step + level * (KW * KW);
+    int left = (own.tile_x - own.which) * TILE_W, top = own.tile_y * TILE_H;
     for (int i = threadIdx.x / 32; i < 128; i += 4)
         if (blended_pixels[i / 32] >> (i & 31) & 1) {
-            out_t *at = image + ((i64)(own.y - (int)(threadIdx.x >> 4) + (i >> 4)) * p.width + own.x - (int)(threadIdx.x & 15) + (i & 15)) * step;
+            int which = GROUPS == 1 ? i >> 4 & 1 : 0, at_pixel = GROUPS == 1 ? (i >> 5) * 16 + (i & 15) : i;
+            out_t *at = image + ((i64)(top + at_pixel / TILE_W) * p.width + left + which * TILE_W + at_pixel % TILE_W) * step;
 #pragma unroll
             for (int c = 0; c < KW * KW; c += 32)
                 if (c + lane < KW * KW) store_streaming(at + c + lane, results[i * KW * KW + c + lane]);
