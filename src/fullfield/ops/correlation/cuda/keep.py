@@ -13,22 +13,24 @@ from fullfield.ops.correlation.cuda.config import KEPT_BYTES, Config
 from fullfield.ops.correlation.cuda.device import captured_by
 from fullfield.ops.correlation.protocol import Request
 
-# Columns and rows that a patch has beside the window, by level.
-_MARGINS = (3, 2, 2, 1)
+# Columns and rows that a patch has beside the window, by level: as many as pay and, products of more bytes, as take
+# half as much memory again at most.
+_MARGINS, _TIGHT_MARGINS = (3, 2, 2, 1), (2, 2, 2, 1)
 # Source pixels whose patches lie together: those of one tile, or of two side by side.
 GROUP = 128
 # A map's positions and what a patch's origin may lie before them are 16-bit numbers.
 LARGEST_SIDE = (1 << 16) - 256
 
 
-def patch_sides(radius: int, levels: int) -> list[int]:
+def patch_sides(config: Config, levels: int) -> list[int]:
     """Of every level's patches."""
-    return [2 * radius + 2 + _MARGINS[min(level, len(_MARGINS) - 1)] for level in range(levels)]
+    margins = _MARGINS if KEPT_BYTES[config.kept] == 2 else _TIGHT_MARGINS
+    return [2 * config.radius + 2 + margins[min(level, len(margins) - 1)] for level in range(levels)]
 
 
 def patch_bytes(config: Config, levels: int) -> list[int]:
     """Of the patches that lie together, on every level."""
-    return [side * side * GROUP * KEPT_BYTES[config.kept] for side in patch_sides(config.radius, levels)]
+    return [side * side * GROUP * KEPT_BYTES[config.kept] for side in patch_sides(config, levels)]
 
 
 class Patches:
@@ -39,7 +41,7 @@ class Patches:
 
     def __init__(self, request: Request, config: Config, tiles: int, groups: int, like: Tensor) -> None:
         pixels, slots, sizes = 64 * config.groups, tiles * request.levels, patch_bytes(config, request.levels)
-        self._sizes, self._sides = sizes, patch_sides(config.radius, request.levels)
+        self._sizes, self._sides = sizes, patch_sides(config, request.levels)
         self._entries = 16 * slots
         lengths = [4, 2 * self._entries, slots, slots * pixels // 32, slots * pixels // 32, slots * pixels]
         self.patches = torch.empty(groups * sum(sizes), dtype=torch.uint8, device=like.device)
