@@ -8,6 +8,7 @@ import importlib
 import io
 import json
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -86,6 +87,18 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[]
         return json.loads(place.read_text("utf-8"))
 
     return made
+
+
+@pytest.fixture(scope="session")
+def forked() -> Iterator[Callable[..., str]]:
+    """``forked(script, *arguments)``: what the script printed in a process of its own, whose PyTorch is imported."""
+    if not sys.platform.startswith("linux"):
+        pytest.skip("memory is read from Linux's /proc")
+    from forked import Server
+
+    server = Server()
+    yield server.run
+    server.close()
 
 
 @pytest.fixture(scope="session")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
 import warnings
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -247,7 +246,7 @@ def test_in_dataloader_workers(start: str, workers: int) -> None:
     assert torch.equal(torch.cat(list(loader)), expected)
 
 
-def test_memory_is_linear_and_bounded() -> None:
+def test_memory_is_linear_and_bounded(forked: Callable[..., str]) -> None:
     script = """
         import torch
         from fullfield.ops.tvl1 import TVL1Config, TVL1Solver
@@ -264,10 +263,7 @@ def test_memory_is_linear_and_bounded() -> None:
         TVL1Solver(height, width, config)(*frames)
         print((peak() - before) / (height * width * 4))
     """
-    if sys.platform != "linux":
-        pytest.skip("no /proc here")
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
-    planes = float(done.stdout)
+    planes = float(forked(textwrap.dedent(script)))
     # 15 of state, 4 packed, 2 × 5.26 of pyramids; then the frames, two copies of the flow, and its parts.
     assert 29 < planes < 40
 
