@@ -232,18 +232,27 @@ def test_callers_on_many_threads() -> None:
 
 
 class Pairs(Dataset):  # type: ignore[type-arg]
+    """Flow by the function, and by a used solver, which has to travel to the workers."""
+
+    def __init__(self) -> None:
+        self.solver = TVL1Solver(40, 56, QUICK)
+        self.solver(*frames())
+
     def __len__(self) -> int:
         return 4
 
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return tvl1(*frames(seed=index), QUICK)[0]
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        pair = frames(seed=index)
+        return {"function": tvl1(*pair, QUICK)[0], "solver": self.solver(*pair)[0]}
 
 
 @pytest.mark.parametrize(("start", "workers"), [("fork", 2), ("spawn", 1)])  # a spawned one imports PyTorch
 def test_in_dataloader_workers(start: str, workers: int) -> None:
-    expected = torch.stack([tvl1(*frames(seed=index), QUICK)[0] for index in range(4)])
-    loader = DataLoader(Pairs(), batch_size=2, num_workers=workers, multiprocessing_context=start)
-    assert torch.equal(torch.cat(list(loader)), expected)
+    pairs = Pairs()
+    expected = [pairs[index] for index in range(4)]
+    found = list(DataLoader(pairs, batch_size=2, num_workers=workers, multiprocessing_context=start))
+    for way in ("function", "solver"):
+        assert torch.equal(torch.cat([batch[way] for batch in found]), torch.stack([pair[way] for pair in expected]))
 
 
 def test_memory_is_linear_and_bounded(forked: Callable[..., str]) -> None:
@@ -266,29 +275,6 @@ def test_memory_is_linear_and_bounded(forked: Callable[..., str]) -> None:
     planes = float(forked(textwrap.dedent(script)))
     # 15 of state, 4 packed, 2 × 5.26 of pyramids; then the frames, two copies of the flow, and its parts.
     assert 29 < planes < 40
-
-
-def _with_solver(solver: TVL1Solver, index: int) -> torch.Tensor:
-    return solver(*frames(seed=index))[0]
-
-
-class PairsWithSolver(Pairs):
-    """Holds a used solver: it has to travel to the workers."""
-
-    def __init__(self) -> None:
-        self.solver = TVL1Solver(40, 56, QUICK)
-        self.solver(*frames())
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return _with_solver(self.solver, index)
-
-
-@pytest.mark.parametrize(("start", "workers"), [("fork", 2), ("spawn", 1)])  # a spawned one imports PyTorch
-def test_a_solver_travels_to_workers(start: str, workers: int) -> None:
-    pairs = PairsWithSolver()
-    expected = torch.stack([pairs[index] for index in range(4)])
-    loader = DataLoader(pairs, batch_size=2, num_workers=workers, multiprocessing_context=start)
-    assert torch.equal(torch.cat(list(loader)), expected)
 
 
 def test_copies_are_independent() -> None:
