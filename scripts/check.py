@@ -21,7 +21,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CORES = os.cpu_count() or 1
 GPU = shutil.which("nvidia-smi") is not None
-TESTS = ["pytest", f"--numprocesses={min(CORES, 10)}", "--dist=worksteal"]
+WORKERS = min(CORES, 10)
+TESTS = ["pytest", f"--numprocesses={WORKERS}", "--dist=worksteal"]
 TOOLS = {
     "lint": ["ruff", "check", "."],
     "spelling": ["codespell_lib"],
@@ -42,7 +43,12 @@ def commands(step: str, further: list[str]) -> list[list[str]]:
 
 
 def suite(further: list[str], marked: str = "") -> list[list[str]]:
-    """One command; on a GPU's machine two: first what measures time or fills the memory, beside no other."""
+    """One command; on a GPU's machine two: first what measures time or fills the memory, beside no other.
+
+    Every process has its share of the cores, and threads without work sleep: else they hold up the other processes.
+    """
+    ENVIRONMENT.setdefault("OMP_NUM_THREADS", str(CORES // WORKERS))
+    ENVIRONMENT.setdefault("OMP_WAIT_POLICY", "passive")
     if not GPU or "-m" in further:
         return [["-m", *TESTS, *further]]
     return [
@@ -81,7 +87,6 @@ def gpu(target: Path) -> int:
         return 2
     worst, parts = 0, []
     files = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "mark.gpu" in path.read_text("utf-8")]
-    ENVIRONMENT.setdefault("OMP_NUM_THREADS", str(max(1, CORES // 10)))
     for command in suite([os.fspath(path.relative_to(ROOT)) for path in files], "gpu and "):
         start = time.perf_counter()
         with tempfile.TemporaryDirectory() as folder:

@@ -8,6 +8,7 @@ import importlib
 import io
 import json
 import os
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -65,6 +66,14 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """So does what a file's tests leave behind: the compilers and other people's models that they imported."""
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(_LONG))
 
@@ -86,6 +95,18 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[]
         return json.loads(place.read_text("utf-8"))
 
     return made
+
+
+@pytest.fixture(scope="session")
+def forked() -> Iterator[Callable[..., str]]:
+    """``forked(script, *arguments)``: what the script printed in a process of its own, whose PyTorch is imported."""
+    if not sys.platform.startswith("linux"):
+        pytest.skip("memory is read from Linux's /proc")
+    from forked import Server
+
+    server = Server()
+    yield server.run
+    server.close()
 
 
 @pytest.fixture(scope="session")

@@ -37,6 +37,15 @@ def test_on_a_gpu_some_tests_run_alone(check: ModuleType, monkeypatch: pytest.Mo
     assert len(check.commands("tests", ["-m", "slow"])) == 1
 
 
+def test_processes_share_the_cores(check: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "CORES", 7)
+    monkeypatch.setattr(check, "WORKERS", 3)
+    monkeypatch.setattr(check, "ENVIRONMENT", {"OMP_WAIT_POLICY": "active"})
+    check.commands("tests", [])
+    assert check.ENVIRONMENT == {"OMP_WAIT_POLICY": "active", "OMP_NUM_THREADS": "2"}
+    assert f"--numprocesses={min(os.cpu_count() or 1, 10)}" in check.TESTS
+
+
 def test_spelling_and_the_site_are_steps(check: ModuleType) -> None:
     assert check.STEPS == ("lint", "spelling", "format", "types", "site", "tests")
     (site,) = check.commands("site", ["--quick"])

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.runner import main
 from fullfield.cli.main import main as fullfield
 from fullfield.io import write_flow, write_image
-from fullfield.testing import textured_scene
+from known_scenes import known_scene
 
 
 class Ran(NamedTuple):
@@ -29,7 +29,7 @@ class Ran(NamedTuple):
 @pytest.fixture
 def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An own folder, also the working directory, with a.png, b.png and truth.flo."""
-    made = textured_scene(48, 64)
+    made = known_scene(48, 64)
     write_image(tmp_path / "a.png", made.frame1)
     write_image(tmp_path / "b.png", made.frame2)
     write_flow(tmp_path / "truth.flo", made.flow)

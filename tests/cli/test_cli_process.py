@@ -48,7 +48,7 @@ def test_a_mistake_is_found_before_anything_heavy_is_loaded(scene: Path, spent: 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX shell")
 def test_without_stdin_home_or_utf8(scene: Path) -> None:
-    kept = ("PATH", "LD_LIBRARY_PATH", "FULLFIELD_CACHE_DIR", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV")
+    kept = ("PATH", "LD_LIBRARY_PATH", "FULLFIELD_CACHE_DIR", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV", "OMP_NUM_THREADS")
     environment = {name: os.environ[name] for name in kept if name in os.environ}
     environment["LC_ALL"] = "C"
     (scene / "première.png").write_bytes((scene / "a.png").read_bytes())

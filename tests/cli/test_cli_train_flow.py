@@ -13,8 +13,8 @@ from safetensors.torch import load_file
 
 from fullfield.io import write_flow, write_image
 from fullfield.models.weights import build_model
-from fullfield.testing import textured_scene
 from fullfield.training.flow import pictures
+from known_scenes import known_scene
 
 TINY = ("--size", "40x32", "--batch", "2", "--steps", "2", "--every", "1", "--updates", "1", "-q")
 RAFT = ("--network", "raft-small", "--correlation", "dense")
@@ -27,7 +27,7 @@ def pairs(scene: Path) -> Path:
     (root / "frames").mkdir(parents=True)
     (root / "flow").mkdir()
     for seed in range(3):
-        made = textured_scene(48, 64, seed=seed, max_motion=2.0)
+        made = known_scene(48, 64, seed, 2.0)
         write_image(root / "frames" / f"shot_{2 * seed:04}.png", made.frame1)
         write_image(root / "frames" / f"shot_{2 * seed + 1:04}.png", made.frame2)
         for number in (2 * seed, 2 * seed + 1):

@@ -288,7 +288,7 @@ def test_middlebury(tmp_path: Path, layout: str) -> None:
 
 @pytest.mark.parametrize("listing", ["data_ranges.json", "config.json"])
 def test_kubric(tmp_path: Path, listing: str) -> None:
-    import cv2
+    cv2 = pytest.importorskip("cv2")
 
     scene = tmp_path / "8k" / "000"
     u, v = np.full((H, W), 12.5), np.full((H, W), -3.25)

@@ -241,20 +241,21 @@ def test_a_learned_descriptor_is_a_method_of_its_own(pairs: Listed, tmp_path: Pa
     for seed, file in enumerate(files):
         torch.manual_seed(seed)
         LearnedDescriptor(DescriptorNetwork(config)).save(file)
-    method = Registrar(weights=files[0], samples=200)
+    few = {"samples": 200, "iterations": 2000}
+    method = Registrar(weights=files[0], **few)
     result = evaluate_scans(method, pairs, tmp_path / "run")
     assert result["config"]["method"] == method.method == "learned"
-    plain = evaluate_scans(Registrar(samples=200), pairs, tmp_path / "fpfh")
+    plain = evaluate_scans(Registrar(**few), pairs, tmp_path / "fpfh")
     assert plain["config"]["method"] == "fpfh"
     assert [row["ir"] for row in result["pairs"].values()] != [row["ir"] for row in plain["pairs"].values()]
     with pytest.raises(InputError, match=r"parameters\.weights was"):
-        evaluate_scans(Registrar(weights=files[1], samples=200), pairs, tmp_path / "run")
+        evaluate_scans(Registrar(weights=files[1], **few), pairs, tmp_path / "run")
 
 
 def test_an_empty_cloud_is_named(pairs: Listed, tmp_path: Path) -> None:
     write_point_cloud(pairs.records[2].source, PointCloud(np.full((5, 3), np.nan)))
     with pytest.raises(InputError, match=r"b/2: source: expected at least 1 finite point"):
-        evaluate_scans(Registrar(), pairs, tmp_path / "run")
+        evaluate_scans(Registrar(iterations=2000), pairs, tmp_path / "run")
 
 
 def test_a_true_pose_is_refined_on_the_points() -> None:

@@ -30,6 +30,8 @@ def build(ptlflow: Any) -> Callable[[str], Any]:
             warnings.simplefilter("ignore")
             family = importlib.import_module(ptlflow.get_model_reference(name).__module__)
             _without_extensions(name, family, monkeypatch)
+            for draw in ("uniform_", "normal_") if name.startswith(_LARGE) else ():
+                monkeypatch.setattr(torch.Tensor, draw, _repeated(getattr(torch.Tensor, draw)))
             torch.manual_seed(0)
             # Three levels are enough to see two blocks; with four its frames would have to be four times as large.
             model = ptlflow.get_model_reference(name)(corr_levels=3) if name == "memfof" else ptlflow.get_model(name)
@@ -40,6 +42,24 @@ def build(ptlflow: Any) -> Callable[[str], Any]:
         return model.eval()
 
     return make
+
+
+# With backbones of 100 million weights, of which they keep a few.
+_LARGE = ("memfof", "streamflow", "videoflow")
+_DRAWN = 65_537  # a prime number: no two rows of a weight are the same
+
+
+def _repeated(draw: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Draws the first values of a large weight alone, and repeats them."""
+
+    def drawn(weight: torch.Tensor, *arguments: Any, **options: Any) -> torch.Tensor:
+        if weight.numel() <= _DRAWN:
+            return draw(weight, *arguments, **options)
+        some = draw(weight.new_empty(_DRAWN), *arguments, **options)
+        times = -(-weight.numel() // _DRAWN)
+        return weight.copy_(some.repeat(times)[: weight.numel()].view_as(weight))
+
+    return drawn
 
 
 def _without_extensions(name: str, family: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import subprocess
 import sys
 from pathlib import Path
 
@@ -451,10 +450,9 @@ print((peak() - before) / (4 * 3432 * 4096))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no /proc here")
-def test_peak_memory_is_a_few_planes():
+def test_peak_memory_is_a_few_planes(forked):
     """Half of an 8192x3432 frame, in a process of its own; the unit is one float32 plane."""
-    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
-    assert 0.5 < float(done.stdout) <= 3.5
+    assert 0.5 < float(forked(MEMORY)) <= 3.5
 
 
 def test_the_comparison_itself_can_fail():

@@ -86,14 +86,15 @@ def named_gradients(module: nn.Module) -> dict[str, Tensor]:
 @pytest.mark.parametrize("training", [False, True])
 def test_predictions_and_gradients_equal_ptlflow(ptlflow: Any, training: bool) -> None:
     theirs, ours = pair(ptlflow, "s")
-    frame1, frame2 = frames(128, 136, batch=2)
+    batch = 2 if training else 1  # which statistics are of
+    frame1, frame2 = frames(128, 136, batch=batch)
     # ptlflow returns what losses need only in training mode.
     for module in (theirs, ours):
         module.train()
         for norm in (m for m in module.modules() if isinstance(m, nn.BatchNorm2d)):
             norm.train(training)
     images = as_images(frame1, frame2)
-    out = theirs({**images, "flows": torch.zeros(2, 1, 2, 128, 136)})
+    out = theirs({**images, "flows": torch.zeros(batch, 1, 2, 128, 136)})
     got = ours.predictions_with_info(frame1, frame2)
     assert len(got) == len(out["flow_preds"]) == 5
     generator = torch.Generator().manual_seed(3)

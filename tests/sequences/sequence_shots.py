@@ -11,14 +11,14 @@ from fullfield.cli.main import main
 from fullfield.estimators import TVL1Estimator
 from fullfield.ops.tvl1 import PRESETS
 from fullfield.sequences.engine import Engine, Estimated
-from fullfield.testing import textured_scene
+from known_scenes import known_scene
 
 HEIGHT, WIDTH = 40, 56
 
 
 def moving(count: int, seed: int = 4, step: int = 2) -> list[Tensor]:
     """Frames [3, 40, 56] of a texture that moves by ``step`` px to the left each."""
-    texture = textured_scene(HEIGHT, WIDTH + step * count, seed=seed).frame1
+    texture = known_scene(HEIGHT, WIDTH + step * count, seed).frame1
     return [texture[:, :, step * n : step * n + WIDTH].contiguous() for n in range(count)]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import colorsys
 import math
-import subprocess
 import sys
 
 import numpy as np
@@ -468,7 +467,6 @@ print((peak() - before) / (3 * 3432 * 4096))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no /proc here")
-def test_peak_memory_is_the_picture():
+def test_peak_memory_is_the_picture(forked):
     """Half of an 8192x3432 frame, in a process of its own; the unit is the finished picture."""
-    done = subprocess.run([sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True)
-    assert 0.9 < float(done.stdout) <= 2.5
+    assert 0.9 < float(forked(MEMORY)) <= 2.5

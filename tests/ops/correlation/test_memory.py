@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,13 +43,21 @@ for grad in (False, True):
 # getrusage would do elsewhere, but starts from the peak of the process that forked.
 pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
 
+Peaks = Callable[..., list[int]]
 
-@functools.cache
-def peaks(backend: str, size: tuple[int, int], reuse: str = "off") -> list[int]:
-    """Without and with gradients."""
-    arguments = [sys.executable, "-c", SCRIPT, backend, *map(str, size), reuse]
-    done = subprocess.run(arguments, capture_output=True, text=True, check=True)
-    return [int(json.loads(line)) for line in done.stdout.splitlines()[-2:]]
+
+@pytest.fixture(scope="module")
+def peaks(forked: Callable[..., str]) -> Peaks:
+    """``peaks(backend, size, reuse="off")``: without and with gradients."""
+    known: dict[object, list[int]] = {}
+
+    def asked(backend: str, size: tuple[int, int], reuse: str = "off") -> list[int]:
+        if (backend, size, reuse) not in known:
+            lines = forked(SCRIPT, backend, *size, reuse).splitlines()
+            known[backend, size, reuse] = [int(json.loads(line)) for line in lines[-2:]]
+        return known[backend, size, reuse]
+
+    return asked
 
 
 def linear_bytes(size: tuple[int, int], grad: bool) -> int:
@@ -71,13 +77,13 @@ WORKING = 112 << 20
 
 # The volumes of these maps would take 10 GB and 0.2 GB.
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
-def test_peak_is_linear(backend: str) -> None:
+def test_peak_is_linear(backend: str, peaks: Peaks) -> None:
     size = (48, 128) if backend == "reference" else (192, 224)
     for found, grad in zip(peaks(backend, size), (False, True), strict=True):
         assert found < linear_bytes(size, grad) + WORKING
 
 
-def test_what_lookups_keep_is_counted() -> None:
+def test_what_lookups_keep_is_counted(peaks: Peaks) -> None:
     size = (192, 224)
     kept = KEPT * size[0] * size[1]
     with_, without = peaks("cpu", size, "on"), peaks("cpu", size)
@@ -86,6 +92,6 @@ def test_what_lookups_keep_is_counted() -> None:
     assert with_[0] > without[0] + kept / 4  # not all of it is used
 
 
-def test_the_measure_tells_a_volume() -> None:
+def test_the_measure_tells_a_volume(peaks: Peaks) -> None:
     size = (96, 112)
     assert peaks("dense", size)[0] > linear_bytes(size, False) + WORKING

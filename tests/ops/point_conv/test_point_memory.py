@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,9 +36,8 @@ print(peak() - before, points * each * channels * 4 // 1024)
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads peak memory from /proc")
-def test_peak_memory() -> None:
+def test_peak_memory(forked: Callable[..., str]) -> None:
     """Of both backends and of pooling, with gradients."""
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
-    grown, triplets = (int(word) for word in done.stdout.split())
+    grown, triplets = (int(word) for word in forked(SCRIPT).split())
     # features, result and gradients are 1.5 MB each, a chunk 16 MB
     assert grown < triplets / 3, f"{grown} KiB, triplets times channels are {triplets}"

@@ -16,6 +16,7 @@ from fullfield.ops.consistency import forward_backward_distance
 from fullfield.ops.tvl1 import FlowRefiner, RefinementConfig, guided, refine_flow
 from fullfield.ops.tvl1 import guided_reference as reference
 from fullfield.testing import textured_scene
+from known_scenes import known_scene
 
 CONFIGS = {
     "default": RefinementConfig(),
@@ -27,7 +28,7 @@ CONFIGS = {
 
 def pair(height: int, width: int, channels: int = 3, batch: int = 1) -> dict[str, torch.Tensor]:
     """Frames, a flow a good half pixel off with a motion boundary, and a flow back."""
-    scenes = [textured_scene(height, width, seed=seed, max_motion=4) for seed in range(batch)]
+    scenes = [known_scene(height, width, seed, 4) for seed in range(batch)]
     noise = torch.Generator().manual_seed(1)
     truth = torch.stack([scene.flow for scene in scenes])
     flow = truth + 0.4 * torch.randn(1, 2, 1, 1, generator=noise) + 0.1 * torch.randn(truth.shape, generator=noise)

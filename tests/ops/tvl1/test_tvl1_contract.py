@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 import os
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
 import warnings
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -233,21 +232,30 @@ def test_callers_on_many_threads() -> None:
 
 
 class Pairs(Dataset):  # type: ignore[type-arg]
+    """Flow by the function, and by a used solver, which has to travel to the workers."""
+
+    def __init__(self) -> None:
+        self.solver = TVL1Solver(40, 56, QUICK)
+        self.solver(*frames())
+
     def __len__(self) -> int:
         return 4
 
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return tvl1(*frames(seed=index), QUICK)[0]
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        pair = frames(seed=index)
+        return {"function": tvl1(*pair, QUICK)[0], "solver": self.solver(*pair)[0]}
 
 
 @pytest.mark.parametrize(("start", "workers"), [("fork", 2), ("spawn", 1)])  # a spawned one imports PyTorch
 def test_in_dataloader_workers(start: str, workers: int) -> None:
-    expected = torch.stack([tvl1(*frames(seed=index), QUICK)[0] for index in range(4)])
-    loader = DataLoader(Pairs(), batch_size=2, num_workers=workers, multiprocessing_context=start)
-    assert torch.equal(torch.cat(list(loader)), expected)
+    pairs = Pairs()
+    expected = [pairs[index] for index in range(4)]
+    found = list(DataLoader(pairs, batch_size=2, num_workers=workers, multiprocessing_context=start))
+    for way in ("function", "solver"):
+        assert torch.equal(torch.cat([batch[way] for batch in found]), torch.stack([pair[way] for pair in expected]))
 
 
-def test_memory_is_linear_and_bounded() -> None:
+def test_memory_is_linear_and_bounded(forked: Callable[..., str]) -> None:
     script = """
         import torch
         from fullfield.ops.tvl1 import TVL1Config, TVL1Solver
@@ -264,35 +272,9 @@ def test_memory_is_linear_and_bounded() -> None:
         TVL1Solver(height, width, config)(*frames)
         print((peak() - before) / (height * width * 4))
     """
-    if sys.platform != "linux":
-        pytest.skip("no /proc here")
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
-    planes = float(done.stdout)
+    planes = float(forked(textwrap.dedent(script)))
     # 15 of state, 4 packed, 2 × 5.26 of pyramids; then the frames, two copies of the flow, and its parts.
     assert 29 < planes < 40
-
-
-def _with_solver(solver: TVL1Solver, index: int) -> torch.Tensor:
-    return solver(*frames(seed=index))[0]
-
-
-class PairsWithSolver(Pairs):
-    """Holds a used solver: it has to travel to the workers."""
-
-    def __init__(self) -> None:
-        self.solver = TVL1Solver(40, 56, QUICK)
-        self.solver(*frames())
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        return _with_solver(self.solver, index)
-
-
-@pytest.mark.parametrize(("start", "workers"), [("fork", 2), ("spawn", 1)])  # a spawned one imports PyTorch
-def test_a_solver_travels_to_workers(start: str, workers: int) -> None:
-    pairs = PairsWithSolver()
-    expected = torch.stack([pairs[index] for index in range(4)])
-    loader = DataLoader(pairs, batch_size=2, num_workers=workers, multiprocessing_context=start)
-    assert torch.equal(torch.cat(list(loader)), expected)
 
 
 def test_copies_are_independent() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor, nn
 
@@ -54,12 +56,17 @@ def network(kind: type[nn.Module] = Tiny, **more: object) -> nn.Module:
         return kind(**more)
 
 
+@functools.cache
+def _parts(number: int) -> list[Tensor]:
+    scenes = [textured_scene(HEIGHT, WIDTH, seed=seed, max_motion=4.0) for seed in range(number)]
+    return [torch.stack([getattr(scene, name) for scene in scenes]) for name in FlowBatch._fields]
+
+
 class Scenes:
     """Pair k of a batch is scene number index · count + k, so that two processes' batches of one make one of two."""
 
     def __init__(self, number: int = 6) -> None:
-        scenes = [textured_scene(HEIGHT, WIDTH, seed=seed, max_motion=4.0) for seed in range(number)]
-        self.parts = [torch.stack([getattr(scene, name) for scene in scenes]) for name in FlowBatch._fields]
+        self.parts = _parts(number)  # a batch is a copy
         self.asked: list[tuple[int, int]] = []
 
     def batch(self, index: int, count: int) -> FlowBatch:
