@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from fullfield.evaluation import (
     predict,
     read_scale,
     score,
+    source,
     write_submission,
 )
 from fullfield.evaluation.predict import configured
@@ -189,6 +191,14 @@ def mine(folder: Path, value: str, written: bool = True) -> Any:
     module = sys.modules["their_method"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.Mine()
+
+
+def test_the_source_does_not_depend_on_the_order_of_sets() -> None:
+    class Backwards(frozenset[str]):
+        def __iter__(self) -> Iterator[str]:
+            return iter(sorted({"b", "a"}, reverse=True))
+
+    assert source._constant(Backwards("ab")) == source._constant(frozenset("ab"))
 
 
 @pytest.mark.parametrize("written", [True, False], ids=["in a file", "typed in"])

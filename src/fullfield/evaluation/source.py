@@ -41,5 +41,11 @@ def _functions(kind: type) -> Iterator[str]:
 
 def _instructions(code: CodeType) -> str:
     """Bytes, names and constants; not where the code stands."""
-    constants = [_instructions(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts]
+    constants = [_constant(one) for one in code.co_consts]
     return f"{code.co_code.hex()} {code.co_names} {constants}"
+
+
+def _constant(one: object) -> str:
+    if isinstance(one, CodeType):
+        return _instructions(one)
+    return repr(sorted(map(repr, one)) if isinstance(one, frozenset) else one)  # sets have no order of their own
