@@ -13,6 +13,7 @@ BEGIN_PATCHED = "<!-- patched at 4K: begin -->\n"
 BEGIN_POSES = "<!-- poses of both descriptors: begin -->\n"
 BEGIN_TRAINING = "<!-- trainings of fullfield-s: begin -->\n"
 BEGIN_NETWORK = "<!-- times of fullfield-s: begin -->\n"
+BEGIN_CPU = "<!-- times on the CPU: begin -->\n"
 
 
 def _read(name: str) -> Any:
@@ -82,6 +83,18 @@ def network() -> str:
     return lines(rows)
 
 
+def on_cpu() -> str:
+    """Times of fullfield-s and RAFT on the CPU, exact and fast."""
+    stored = _read("models_cpu.json")
+    rows = [["network", "updates", "exact", "fast"]]
+    for case in stored["cases"]:
+        found = {row["name"]: f"{row['median_s']:.2f} s" for row in case["rows"]}
+        rows.append([f"`{case['method']}`", str(case["updates"]), found["exact"], found["fast"]])
+    about = stored["environment"]
+    where = f"{about['cores']} cores, {about['cpu']}, PyTorch {about['versions']['torch']}, {about['date']}."
+    return f"{lines(rows)}\n{where}\n"
+
+
 def training() -> str:
     """The runs that made fullfield-s: pairs, sizes, seeds and time."""
     rows = [["run", "frames", "seed", "pairs", "seconds of training", "code at"]]
@@ -98,6 +111,6 @@ PAGES = {
     "src/fullfield/ops/point_conv/README.md": ((BEGIN_POINTS, points),),
     "docs/integrations.md": ((BEGIN_PATCHED, patched),),
     "docs/registration.md": ((BEGIN_POSES, poses),),
-    "docs/fullfield-s.md": ((BEGIN_TRAINING, training), (BEGIN_NETWORK, network)),
+    "docs/fullfield-s.md": ((BEGIN_TRAINING, training), (BEGIN_NETWORK, network), (BEGIN_CPU, on_cpu)),
 }
 """As in ``tables.py``: page, then the mark and the words of each part."""
