@@ -133,6 +133,17 @@ def test_warm_start(make: Made, model: RAFT) -> None:
         make(updates=0)(*PAIR)
 
 
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+def test_what_runs_at_the_first_call_is_compiled_before(
+    make: Made, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_up: list[torch.Size] = []
+    real = CorrelationPyramid.__call__
+    monkeypatch.setattr(CorrelationPyramid, "__call__", lambda self, at: looked_up.append(at.shape) or real(self, at))
+    make(updates=3, precision=precision).prepare(size=(48, 64))
+    assert looked_up == [(1, 2, 2, 2)] * 2, "twice: the second lookup may keep products"
+
+
 def test_the_network_is_kept_and_follows_its_file(make: Made, weights: Path, loads: list[nn.Module]) -> None:
     estimator = make(updates=1)
     estimator.prepare()

@@ -134,10 +134,12 @@ class NetworkEstimator:
         place = torch.empty(0, device=_check.device(device)).device  # with its index
         with self._lock, torch.no_grad():
             network = self._ready(place, fetching)
+            blank = torch.zeros(1, 3, *_TINY, device=place, dtype=torch.float32)
             if self.config.precision == "exact":
-                blank = torch.zeros(1, 3, *_TINY, device=place, dtype=torch.float32)
                 self._exact(network, PairSize.of(blank))(blank, blank, updates=2)  # the second lookup's kernels too
-            elif size is not None:
+            elif place.type == "cpu" and self._fast is None:  # a size is made without a run there
+                self._prepared(network, PairSize.of(blank), 1)(blank, blank, updates=2)
+            if self.config.precision != "exact" and size is not None:
                 levels = self._levels(PairSize(1, *size, place))
                 for level in levels:
                     self._prepared(network, level, len(levels))
