@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from statistics import geometric_mean, mean, median
-from typing import Any
 
-from operator_tables import RESULTS, lines
+from operator_tables import lines, read
 
 BEGIN_START = "<!-- errors of fullfield-s: begin -->\n"
 BEGIN_CARD = "<!-- errors by pair: begin -->\n"
@@ -25,14 +23,10 @@ CALLED = {
 SIX = "mean of the six"
 
 
-def _read(name: str) -> Any:
-    return json.loads((RESULTS / name).read_text("utf-8"))
-
-
 def _errors() -> dict[str, dict[str, float]]:
     """By method and pair; the mean of Middlebury's six after them."""
     found: dict[str, dict[str, float]] = {}
-    for method, errors in _read("errors_cpu.json")["errors"].items():
+    for method, errors in read("errors_cpu.json")["errors"].items():
         six = {name.removeprefix("middlebury "): value for name, value in errors.items() if "middlebury" in name}
         rest = {name: value for name, value in errors.items() if "middlebury" not in name}
         found[method] = {**six, SIX: mean(six.values()), **rest}
@@ -73,7 +67,7 @@ def refined() -> str:
 
 def confidence() -> str:
     """How large the error is at each confidence, of pairs that did not fit the constants."""
-    stored = _read("confidence_cpu.json")
+    stored = read("confidence_cpu.json")
     rows = [["confidence", "share of pixels", "mean confidence", "under 1 px", "median error, px", "mean error, px"]]
     for part in stored["own"]["parts"]:
         low, high = part["between"]
@@ -96,7 +90,7 @@ def confidence() -> str:
 
 def remaining() -> str:
     """Three passes on made pairs against the network: geometric mean of the ratios, and the worst one."""
-    stored = _read("made_pairs_cpu.json")["pairs"]
+    stored = read("made_pairs_cpu.json")["pairs"]
     rows = [["made pairs", "of the change", *stored]]
     for group in ("seed 911", "seed 4242"):
         for kept, called in (("everything", "everything"), ("remaining", "what remains")):
@@ -110,7 +104,7 @@ def remaining() -> str:
 
 def occlusion() -> str:
     """Average precision and F1, in brackets of the plain check."""
-    stored = _read("made_pairs_cpu.json")["pairs"]
+    stored = read("made_pairs_cpu.json")["pairs"]
     rows = [["pairs", *stored]]
     for group in ("alley_1", "seed 911", "seed 4242"):
         cells = []
@@ -125,7 +119,7 @@ def occlusion() -> str:
 def poses() -> str:
     """Of the shared pairs of clouds as they are, FPFH: medians of three starting poses."""
     rows = [["pair", "matches", "inliers %", "RRE", "RTE", "RMSE", "seconds"]]
-    for pair, by_change in _read("descriptors_cpu.json")["rows"].items():
+    for pair, by_change in read("descriptors_cpu.json")["rows"].items():
         runs = by_change["as it is"]["FPFH"]
         middle = {name: median(run[name] for run in runs) for name in runs[0]}
         lengths = (f"{middle[name]:.3f} m" for name in ("rte", "rmse"))

@@ -18,9 +18,13 @@ BEGIN_NEIGHBORS = "<!-- table of neighbour search: begin -->\n"
 BEGIN_LAYER_FORMATS = "<!-- table of formats on points: begin -->\n"
 
 
+def read(name: str) -> Any:
+    """A stored result."""
+    return json.loads((RESULTS / name).read_text("utf-8"))
+
+
 def _cases(name: str) -> list[dict[str, Any]]:
-    stored: dict[str, Any] = json.loads((RESULTS / name).read_text("utf-8"))
-    return list(stored["cases"])
+    return list(read(name)["cases"])
 
 
 def _row(case: dict[str, Any], begin: str) -> dict[str, Any]:
@@ -72,7 +76,7 @@ def lookup_sizes() -> str:
 
 def lookups_kept() -> str:
     """Milliseconds of a pair's lookups without and with products that are kept between them."""
-    stored = json.loads((RESULTS / "correlation_h200_reuse.json").read_text("utf-8"))["rows"]
+    stored = read("correlation_h200_reuse.json")["rows"]
     called = {"calm": "calm", "veryfast": "very fast", "random": "random, 8 lookups"}
     rows = [["feature map, motion", "float32 results, without", "with", "float16 results, without", "with"]]
     for both in zip(stored[::2], stored[1::2], strict=True):
@@ -84,7 +88,7 @@ def lookups_kept() -> str:
 
 def cpu_kept() -> str:
     """Milliseconds of a pair's lookups on the CPU with and without products that are kept between them."""
-    stored = json.loads((RESULTS / "correlation_cpu_reuse.json").read_text("utf-8"))
+    stored = read("correlation_cpu_reuse.json")
     rows = [["feature map, motion", "kept", "nothing kept"]]
     for case in stored["cases"]:
         height, width = case["size"]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from typing import Any
 
-from operator_tables import RESULTS, lines
+from operator_tables import lines, read
 
 BEGIN_POINTS = "<!-- points beside others: begin -->\n"
 BEGIN_PATCHED = "<!-- patched at 4K: begin -->\n"
@@ -14,10 +12,6 @@ BEGIN_POSES = "<!-- poses of both descriptors: begin -->\n"
 BEGIN_TRAINING = "<!-- trainings of fullfield-s: begin -->\n"
 BEGIN_NETWORK = "<!-- times of fullfield-s: begin -->\n"
 BEGIN_CPU = "<!-- times on the CPU: begin -->\n"
-
-
-def _read(name: str) -> Any:
-    return json.loads((RESULTS / name).read_text("utf-8"))
 
 
 def _span(ratios: Iterable[float]) -> str:
@@ -28,7 +22,7 @@ def _span(ratios: Iterable[float]) -> str:
 
 def points() -> str:
     """How many times as long the best other library takes, by part, and where ours is not ahead."""
-    stored = _read("points_h200.json")
+    stored = read("points_h200.json")
 
     def times(part: str, way: str) -> str:
         found = []
@@ -56,7 +50,7 @@ def patched() -> str:
     rows = [["model", "as it is", "patched"]]
     about = []
     for name in ("patched_h200_4k.json", "patched_h200_4k_ccmr_dpflow.json"):
-        stored = _read(name)
+        stored = read(name)
         for case in stored["cases"]:
             found = {row["name"]: row for row in case["rows"]}
             both = (found["as it is"], found["patched"])
@@ -68,14 +62,14 @@ def patched() -> str:
 
 def poses() -> str:
     """Medians of the errors of all poses that were found."""
-    unseen = _read("descriptors_cpu.json")["unseen"]
+    unseen = read("descriptors_cpu.json")["unseen"]
     fpfh, learned = (f"{unseen[name]['rre']:.2f}°, {unseen[name]['rte']:.3f} m" for name in ("FPFH", "learned"))
     return f"Medians of all poses found: FPFH {fpfh}; learned {learned}, harder pairs among them.\n"
 
 
 def network() -> str:
     """Times and memory of fullfield-s by size of the frames."""
-    cases = _read("fullfield_s_h200.json")["network"]
+    cases = read("fullfield_s_h200.json")["network"]
     rows = [["frames", "time", "memory"]]
     for name in ("1024x436", "1920x1080", "8192x3432", "8192x3432 cascaded"):
         case = cases[name]
@@ -85,7 +79,7 @@ def network() -> str:
 
 def on_cpu() -> str:
     """Times of fullfield-s and RAFT on the CPU, exact and fast."""
-    stored = _read("models_cpu.json")
+    stored = read("models_cpu.json")
     rows = [["network", "updates", "exact", "fast"]]
     for case in stored["cases"]:
         found = {row["name"]: f"{row['median_s']:.2f} s" for row in case["rows"]}
@@ -98,7 +92,7 @@ def on_cpu() -> str:
 def training() -> str:
     """The runs that made fullfield-s: pairs, sizes, seeds and time."""
     rows = [["run", "frames", "seed", "pairs", "seconds of training", "code at"]]
-    for number, run in enumerate(_read("fullfield_s_training.json")["runs"], 1):
+    for number, run in enumerate(read("fullfield_s_training.json")["runs"], 1):
         for i, piece in enumerate(run["pieces"]):
             pairs = 2 * piece["pairs_a_gpu"] * piece["steps"]
             whole = ["", ""] if i else [f"{run['history'][-1]['seconds']:.0f}", run["commit"]]

@@ -6,7 +6,6 @@ python scripts/tables.py --check   exit with 1 when a page says something else
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,11 +13,11 @@ from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
 sys.path[:0] = str(ROOT), str(ROOT / "scripts")  # for what the benchmarks know of their results
 import error_tables  # noqa: E402  lies beside this file
 import operator_tables  # noqa: E402  this one too
 import sentences  # noqa: E402  and this one
+from operator_tables import read  # noqa: E402
 
 BEGIN_SHORT = "<!-- what it beats: begin -->\n"
 BEGIN_CORRELATION = "<!-- table of the correlation lookup: begin -->\n"
@@ -42,10 +41,6 @@ def markdown_table(rows: list[list[str]]) -> list[str]:
     from benchmarks.markdown import table
 
     return table(rows)
-
-
-def read(name: str) -> Any:
-    return json.loads((RESULTS / name).read_text("utf-8"))
 
 
 def row_of(case: dict[str, Any], name: str) -> Any:

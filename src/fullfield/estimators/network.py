@@ -134,12 +134,13 @@ class NetworkEstimator:
         place = torch.empty(0, device=_check.device(device)).device  # with its index
         with self._lock, torch.no_grad():
             network = self._ready(place, fetching)
-            blank = torch.zeros(1, 3, *_TINY, device=place, dtype=torch.float32)
-            if self.config.precision == "exact":
-                self._exact(network, PairSize.of(blank))(blank, blank, updates=2)  # the second lookup's kernels too
-            elif place.type == "cpu" and self._fast is None:  # a size is made without a run there
-                self._prepared(network, PairSize.of(blank), 1)(blank, blank, updates=2)
-            if self.config.precision != "exact" and size is not None:
+            exact = self.config.precision == "exact"
+            if exact or (place.type == "cpu" and self._fast is None):  # on a GPU the fast form runs while it is made
+                blank = torch.zeros(1, 3, *_TINY, device=place, dtype=torch.float32)
+                tiny = PairSize.of(blank)
+                run = self._exact(network, tiny) if exact else self._prepared(network, tiny, 1)
+                run(blank, blank, updates=2)  # the second lookup's kernels too
+            if not exact and size is not None:
                 levels = self._levels(PairSize(1, *size, place))
                 for level in levels:
                     self._prepared(network, level, len(levels))
