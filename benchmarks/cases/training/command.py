@@ -28,6 +28,7 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", nargs="+", type=size, metavar="WxH", default=[(368, 496)], help="[496x368]")
     parser.add_argument("--batches", nargs="+", type=count, metavar="N", default=[8], help="pairs, for each size [8]")
     parser.add_argument("--updates", type=count, metavar="N", help="of the flow [12 of RAFT, 4 of fullfield-s]")
+    parser.add_argument("--graph", action="store_true", help="forward and backward recorded as a CUDA graph")
     parser.add_argument("--precision", choices=("float32", "bfloat16", "float16"), help="[bfloat16 on a GPU]")
 
 
@@ -45,14 +46,14 @@ def _open(args: argparse.Namespace, note: Note) -> Session:
     batches = args.batches * len(args.sizes) if len(args.batches) == 1 else args.batches
     precision = args.precision or ("bfloat16" if device.type == "cuda" else "float32")
     problems = tuple(zip(args.sizes, batches, strict=True))
-    plan = Plan(args.networks, args.correlations, problems, device, args.updates, precision, args.repeats)
+    plan = Plan(args.networks, args.correlations, problems, device, args.updates, precision, args.graph, args.repeats)
     return Session(cases(plan, note), device=device)
 
 
 def _report(results: Result) -> list[str]:
     lines = []
     for case in results["cases"]:
-        lines.append(f"{case['label']}, {case['precision']}:")
+        lines.append(f"{case['label']}, {case['precision']}{', recorded' if case.get('graph') else ''}:")
         for row in case["rows"]:
             told = row.get("reason", row["status"])
             if row["status"] == "ok":
