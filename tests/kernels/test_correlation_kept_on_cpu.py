@@ -14,7 +14,7 @@ from emulator import AMPERE, Emulator
 from torch import Tensor
 
 from fullfield.nn import CorrelationPyramid
-from fullfield.ops.correlation.cuda import launch, launch_backward
+from fullfield.ops.correlation.cuda import keep, launch, launch_backward
 from fullfield.testing.correlation import Case, assert_within, make_case, rounded
 
 pytestmark = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
@@ -120,3 +120,37 @@ def test_products_are_kept() -> None:
     assert torch.equal(pair(case.coords), first)
     assert not pair(case.coords + torch.tensor([9.0, 0.0]).view(1, 2, 1, 1))[..., :8].any()  # where no window had been
     assert not look(case, reuse=False)._lookups._pair.prepared._keeper  # type: ignore[union-attr,attr-defined]
+
+
+def test_patches_made_with_the_pair_serve_the_first_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a network's update is recorded after its preparation; ``graph``: what is being captured."""
+    graph = 1
+    monkeypatch.setattr(keep, "captured_by", lambda _: graph)
+    case = make_case((6, 18), batch=1, channels=8, levels=1, radius=1)
+    pair = look(case, reuse=True)
+    found = pair._lookups._pair
+    assert found is not None
+    keeper = found.prepared._keeper  # type: ignore[attr-defined]
+    made = keeper._offered.patches
+    graph = 0
+    assert keeper.take(17, "another stream and kind").patches is None
+    graph = 2
+    first = pair(case.coords)
+    assert keeper._contexts[2].patches is made
+    found.prepared.state[0].zero_()
+    assert torch.equal(pair(case.coords), first)
+    graph = 3  # has patches of its own
+    assert not pair(case.coords).any()
+    assert keeper._contexts[3].patches is not made
+
+
+def test_a_number_for_every_preparation() -> None:
+    """Whatever lay in the memory that holds it, as in replays of a graph where another tensor has used it before."""
+    case = make_case((6, 18), batch=1, channels=8, levels=1, radius=1)
+    numbers = set()
+    for _ in range(3):
+        found = look(case)._lookups._pair
+        assert found is not None
+        numbers.add(int(found.prepared.state[2].view(torch.int32)[3]))
+        found.prepared.state[2].view(torch.int32)[3] = 5
+    assert len(numbers) == 3

@@ -43,9 +43,10 @@ class CorrelationPyramid:
         fmap2: [B, C, H2, W2] of the same dtype, any size.
         levels: 1 to 8; each halves the one before.
         radius: 1 to 8.
-        reuse: None keeps products from the second lookup on, where the backend can; on a GPU for 16-bit results, and
-            not where gradients may follow. True does from the first on, whatever the result, and refuses backends that
-            cannot and traced code. False keeps nothing: less memory, and on a GPU products that are not rounded.
+        reuse: None keeps products from the second lookup on (in a CUDA graph from its second), where the backend can;
+            on a GPU for 16-bit results, and not where gradients may follow. True does from the first on, whatever the
+            result, and refuses backends that cannot and traced code. False keeps nothing: less memory, and on a GPU
+            products that are not rounded.
 
     Raises:
         InputError: naming the argument that does not fit.
@@ -75,6 +76,8 @@ class CorrelationPyramid:
         self._channels_last = is_channels_last(memory_format)
         _check.require(reuse is None or isinstance(reuse, bool), "reuse", "True, False or None", reuse)
         self._lookups = Lookups(fmap1, [fmap2], levels, radius, backend, reuse)
+        if reuse:
+            self._lookups.expect(self._out_dtype, self._channels_last)
 
     @property
     def backend(self) -> str | None:

@@ -184,6 +184,44 @@ def test_a_graph_beside_eager_lookups_of_its_pair() -> None:
                     assert torch.equal(out, pair_of(case, out_dtype=F16)(one.coords + shift))
 
 
+def test_replays_of_one_lookup_keep_from_one_to_the_next() -> None:
+    """As a recorded update of a network is replayed: once the features are gone, what was kept still is there."""
+    case, other = (on_gpu(make_case((48, 64), batch=1, channels=64, levels=4, radius=4, seed=s), F16) for s in (0, 1))
+    given = replace(case, fmap1=case.fmap1.clone())
+    made: list[CorrelationPyramid] = []
+
+    def prepare() -> None:
+        made.clear()
+        torch.zeros(64 << 10, device="cuda")  # memory that what follows may get, and that every replay writes first
+        made.append(pair_of(given, out_dtype=F16, reuse=True))
+
+    def look() -> Tensor:
+        torch.zeros(8 << 20, device="cuda")
+        return made[0](grid)
+
+    y, x = torch.meshgrid(torch.arange(48.0), torch.arange(64.0), indexing="ij")
+    grid = torch.stack((x, y))[None].cuda() + 0.3
+    with torch.no_grad():
+        preparing, _ = captured(prepare)
+        looking, out = captured(look)
+        for features in (case.fmap1, other.fmap1, case.fmap1):
+            given.fmap1.copy_(features)
+            preparing.replay()
+            right = pair_of(given, out_dtype=F16)(grid)
+            for _ in range(2):
+                looking.replay()
+                assert torch.equal(out, right)
+        found = made[0]._lookups._pair
+        assert found is not None
+        found.prepared.state[0].zero_()
+        looking.replay()
+        assert torch.equal(out, right)
+        preparing.replay()  # a new preparation, and nothing is known
+        found.prepared.state[0].zero_()
+        looking.replay()
+        assert not out.any()
+
+
 def test_lookups_on_several_streams_and_threads() -> None:
     case = on_gpu(make_case((64, 96), batch=1, channels=64, levels=4, radius=4), F16)
     there = positions(case)

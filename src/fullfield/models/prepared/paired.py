@@ -18,12 +18,18 @@ class PreparedPairs:
 
     Args:
         reads: what the context encoder reads of a cell, from the first frame and from the second one.
+        reuse: of the lookup, see :class:`fullfield.nn.CorrelationPyramid`.
     """
 
     def __init__(
-        self, model: RAFT | SEARAFT, form: Form, passes: Passes, reads: tuple[tuple[int, ...], tuple[int, ...]]
+        self,
+        model: RAFT | SEARAFT,
+        form: Form,
+        passes: Passes,
+        reads: tuple[tuple[int, ...], tuple[int, ...]],
+        reuse: bool | None,
     ) -> None:
-        self.passes, self.form, self.backend = passes, form, model.correlation
+        self.passes, self.form, self.backend, self.reuse = passes, form, model.correlation, reuse
         self.features = PreparedEncoder(form, passes, model.fnet, ((0,), (1,)))
         self.context = PreparedEncoder(form, passes, model.cnet, reads)
         self.motion = PreparedMotion(form, passes, model.update_block.encoder)
@@ -40,6 +46,12 @@ class PreparedPairs:
         """``way`` 1: from the second frame to the first. ``seen``: the features, where they are known already."""
         first, second = (self.seen(cells) if seen is None else seen)[:: 1 - 2 * way]
         lookup = CorrelationPyramid(
-            first, second, self.levels, self.radius, backend=self.backend, out_dtype=self.form.dtype
+            first,
+            second,
+            self.levels,
+            self.radius,
+            backend=self.backend,
+            out_dtype=self.form.dtype,
+            reuse=self.reuse,
         )
         return lookup, nan_guard(cells, first, second)

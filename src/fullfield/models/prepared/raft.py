@@ -87,8 +87,8 @@ class _Half:
 class PreparedRAFT(PreparedPairs):
     """RAFT, large or small."""
 
-    def __init__(self, model: RAFT, form: Form, passes: Passes) -> None:
-        super().__init__(model, form, passes, ((0,), (1,)))
+    def __init__(self, model: RAFT, form: Form, passes: Passes, reuse: bool | None) -> None:
+        super().__init__(model, form, passes, ((0,), (1,)), reuse)
         config, update = model.config, model.update_block
         self.hidden = config.hidden_channels
         gru: Any = update.gru

@@ -59,13 +59,23 @@ class PreparedFlow:
         batch: pairs at a time; of none the flow is empty.
         precision: ``"fast"`` is float16 on a GPU; on a CPU bfloat16 where it has instructions for it (AVX-512 BF16),
             else float32. ``"bfloat16"`` has less precision and more range, ``"exact"`` is float32 in plain PyTorch.
+        reuse: whether the lookups of a pair keep products, as for :class:`fullfield.nn.CorrelationPyramid`. None: where
+            it pays; on a GPU that is RAFT with its many updates, for 1.1 kB of memory a cell of 8×8 pixels.
 
     Raises:
         InputError: naming the argument that does not fit, or saying why this device has no fast form.
     """
 
-    def __init__(self, model: RAFT | SEARAFT, height: int, width: int, batch: int = 1, precision: str = "fast") -> None:
-        self._set_up(_kit(model, precision), height, width, batch)
+    def __init__(
+        self,
+        model: RAFT | SEARAFT,
+        height: int,
+        width: int,
+        batch: int = 1,
+        precision: str = "fast",
+        reuse: bool | None = None,
+    ) -> None:
+        self._set_up(_kit(model, precision, reuse), height, width, batch)
 
     def _set_up(self, kit: _Kit, height: int, width: int, batch: int) -> None:
         for name, value, low in (("height", height, 1), ("width", width, 1), ("batch", batch, 0)):
@@ -282,13 +292,15 @@ class PreparedSizes:
         flow = Cascade(fast)(frame1, frame2)       # every level's size is prepared once
 
     Args:
-        model, precision: as for :class:`PreparedFlow`. The weights are copied once, here.
+        model, precision, reuse: as for :class:`PreparedFlow`. The weights are copied once, here.
         sizes: how many are kept; the least recently used one makes room.
     """
 
-    def __init__(self, model: RAFT | SEARAFT, precision: str = "fast", sizes: int = 4) -> None:
+    def __init__(
+        self, model: RAFT | SEARAFT, precision: str = "fast", sizes: int = 4, reuse: bool | None = None
+    ) -> None:
         _check.number(sizes, "sizes", integer=True, low=1)
-        self._kit = _kit(model, precision)
+        self._kit = _kit(model, precision, reuse)
         self.model = model
         self.sizes = int(sizes)
         self._kept: OrderedDict[tuple[int, int, int], PreparedFlow] = OrderedDict()
@@ -327,15 +339,20 @@ class _Kit(NamedTuple):
     network: Prepared
 
 
-def _kit(model: RAFT | SEARAFT, precision: str) -> _Kit:
+def _kit(model: RAFT | SEARAFT, precision: str, reuse: bool | None) -> _Kit:
     _check.require(isinstance(model, (RAFT, SEARAFT)), "model", "a RAFT or SEARAFT", _check.describe(model))
     _check.choice(precision, "precision", PRECISIONS)
+    _check.require(reuse is None or isinstance(reuse, bool), "reuse", "True, False or None", reuse)
     device = next(model.parameters()).device
     dtype = cpu_dtype() if precision == "fast" and device.type == "cpu" else _DTYPES[precision]
     passes, fused = _passes(device, dtype, precision)
     form = Form(device, dtype)
+    if reuse is None and fused and isinstance(model, RAFT) and model.correlation in (None, "cuda"):
+        # A recorded update holds one lookup, which by default would be a pair's first and keep nothing. The few
+        # updates of SEA-RAFT do not win back what filling costs.
+        reuse = True
     with _undisturbed(device):
-        network = _prepared(model, form, passes)
+        network = _prepared(model, form, passes, reuse)
     odd = [count for count in network.channels if count % LANE]
     if odd:
         raise InputError(f"model: expected channels in multiples of {LANE}, got {odd[0]} in {model.config.name}")
@@ -372,14 +389,14 @@ def why_not(device: torch.device) -> str | None:
     return "cuDNN is missing" if reason is None and not has_cudnn else reason
 
 
-def _prepared(model: RAFT | SEARAFT, form: Form, passes: Passes) -> Prepared:
+def _prepared(model: RAFT | SEARAFT, form: Form, passes: Passes, reuse: bool | None) -> Prepared:
     if isinstance(model, RAFT):
         from fullfield.models.prepared.raft import PreparedRAFT
 
-        return PreparedRAFT(model, form, passes)
+        return PreparedRAFT(model, form, passes, reuse)
     from fullfield.models.prepared.sea_raft import PreparedSEARAFT
 
-    return PreparedSEARAFT(model, form, passes)
+    return PreparedSEARAFT(model, form, passes, reuse)
 
 
 @contextmanager

@@ -62,8 +62,8 @@ class _Refinement:
 class PreparedSEARAFT(PreparedPairs):
     """SEA-RAFT of any configuration."""
 
-    def __init__(self, model: SEARAFT, form: Form, passes: Passes) -> None:
-        super().__init__(model, form, passes, ((0, 1), (1, 0)))
+    def __init__(self, model: SEARAFT, form: Form, passes: Passes, reuse: bool | None) -> None:
+        super().__init__(model, form, passes, ((0, 1), (1, 0)), reuse)
         weight, bias = folded(model.init_conv, None)
         self.initial = form.filters(weight), form.small(bias)
         update: Any = model.update_block

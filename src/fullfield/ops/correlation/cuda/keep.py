@@ -76,14 +76,20 @@ class Keeper:
     """Decides which lookups of a pair keep products.
 
     Outside of graphs, and in every graph that is captured, those of one stream and of one kind of result: the first
-    that come. A graph's patches are made while it is captured, so a replay finds what the replay itself has left
-    there. Lookups beside them compute everything, with the same result.
+    that come. Patches that were made with the pair go to the first of these; others are made, and noted to be empty,
+    where they are first used: while a graph is captured, so that a replay finds what the replay itself has left there.
+    Lookups beside them compute everything, with the same result.
     """
 
     def __init__(self, at_once: bool) -> None:
         self._at_once = at_once  # the first lookup keeps, too
         self._contexts: dict[int, _Context] = {}
+        self._offered: _Context | None = None
         self._lock = threading.Lock()
+
+    def offer(self, stream: int, kind: object, patches: Patches) -> None:
+        """Patches for the first lookups that come, if they are of this stream and kind."""
+        self._offered = _Context(stream, kind, patches=patches)
 
     def take(self, stream: int, kind: object) -> _Context | None:
         """The context whose patches this lookup may use, or None."""
@@ -91,7 +97,10 @@ class Keeper:
         context = self._contexts.get(graph)
         if context is None:
             with self._lock:
-                context = self._contexts.setdefault(graph, _Context(stream, kind))
+                new = _Context(stream, kind)
+                if self._offered is not None and (self._offered.stream, self._offered.kind) == (stream, kind):
+                    new, self._offered = self._offered, None
+                context = self._contexts.setdefault(graph, new)
         if context.stream != stream or context.kind != kind:
             return None
         context.lookups += 1
