@@ -297,7 +297,7 @@ def test_backends(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     mixed(*[torch.rand(1, 3, 16, 16)] * 2)
     assert mixed.backend == "dense"
     with pytest.raises(
-        InputError, match="backend: expected one of cuda, cpu, dense, reference, blocks, mixed, got 'gpu'$"
+        InputError, match=r"backend: expected one of cuda, cpu, dense, reference, blocks, mixed, got 'gpu'$"
     ):
         make("gpu")
     with pytest.raises(InputError, match="backend: expected another one than mixed"):
