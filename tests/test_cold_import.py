@@ -8,6 +8,8 @@ import sys
 from collections.abc import Callable
 
 HEAVY = ["torch", "numpy", "numba", "llvmlite", "triton", "cv2", "OpenImageIO", "h5py", "PIL", "matplotlib", "scipy"]
+# PyTorch's compiler: it takes as long to import as all the rest of PyTorch.
+HEAVY += ["torch._dynamo"]
 
 
 def loaded(statement: str) -> dict[str, bool]:
@@ -26,9 +28,16 @@ def test_the_check_can_fail() -> None:
 
 
 def test_estimators_do_not_load_what_they_may_not_need() -> None:
-    there = loaded("from fullfield import estimate")
+    there = loaded(
+        "import torch, fullfield.integrations.patching, fullfield.models.pointcnnpp, fullfield.training.flow.loop\n"
+        "from fullfield import estimate\n"
+        "from fullfield.models import RAFT, RAFTConfig\n"
+        "RAFT(RAFTConfig.small())(*torch.zeros(2, 1, 3, 128, 128), 1)"
+    )
     assert there["torch"]
-    assert not any(there[name] for name in ("numba", "triton", "cv2", "OpenImageIO", "h5py", "PIL", "matplotlib"))
+    assert not any(there[name] for name in HEAVY if name not in ("torch", "numpy", "numba", "llvmlite", "scipy"))
+    there = loaded("from fullfield import estimate")
+    assert not there["numba"]
 
 
 def test_torch_is_left_as_it_was() -> None:

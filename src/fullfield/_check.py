@@ -139,10 +139,13 @@ def choice(value: object, name: str, options: Collection[object]) -> None:
         require(False, name, f"one of {', '.join(known)}", came)
 
 
+_LIKE = 0.7  # of 1: a slip is told, another word ("gpu" beside "cpu") is not
+
+
 def nearest(word: str, known: Sequence[str], said: str = "") -> str:
     """The end of a complaint about ``word``: the known name that is most like it, if one is; ``said`` is repeated."""
     from difflib import get_close_matches
 
-    close = get_close_matches(word, known, 1)
+    close = get_close_matches(word, known, 1, _LIKE)
     instead = f" instead of {said}" if said else ""
     return f"; did you mean {close[0]}{instead}?" if close else ""

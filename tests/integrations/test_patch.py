@@ -274,7 +274,7 @@ def test_refusals(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
     refused("raft", "model: expected a torch.nn.Module")
     refused(torch.nn.Conv2d(1, 1, 1), "found none in torch.nn")
-    refused(model, "backend", backend="fast")
+    refused(model, "backend: expected one of .*, got 'gpu'$", backend="gpu")
     refused(model, "'cuda' cannot serve it on cpu", backend="cuda")
     learned = foreign_network.Network()
     learned.block2 = type("LearnedCorrBlock", (torch.nn.Module,), {})()

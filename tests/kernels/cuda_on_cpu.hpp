@@ -1,13 +1,12 @@
-// Enough of CUDA to run this project's kernels on a CPU, one block after the other: see emulator.py.
+// Enough of CUDA to run this project's kernels on a CPU, one block after the other: see emulator.py. What every kernel's library would
+// compile anew is in cuda_machine.cpp, one library for all of them.
 //
 // Every thread of a block is a fiber. A fiber runs until it must wait: for the rest of its warp (shuffles, ballots, ldmatrix, mma,
 // __syncwarp), for the block (__syncthreads), or for another block (SPIN, written by emulator.py into loops that poll memory; a
 // cluster's blocks run side by side). The order in which those that can run do run is chosen by the schedule. What all lanes of a warp must do together, and do not, is an
 // error, as are a standstill, misaligned or outside addresses of shared memory in PTX, and writing beside the dynamic shared memory.
 #include <stdint.h>
-#include <stdio.h>
 #include <string.h>
-#include <sys/mman.h>
 #if !defined(__x86_64__)
 #include <ucontext.h>
 #endif
@@ -36,9 +35,11 @@ static inline float4 make_float4(float x, float y, float z, float w) { return {x
 extern char __start_cuda_shared[] __attribute__((weak, visibility("hidden")));
 extern char __stop_cuda_shared[] __attribute__((weak, visibility("hidden")));
 
+#define MACHINE __attribute__((visibility("default")))  // defined in cuda_machine.cpp
+
 namespace cuda {
 
-constexpr int LANES = 32, MOST_THREADS = 1024, MOST_RESIDENT = 8, STACK = 256 << 10, BESIDE = 4096;
+constexpr int LANES = 32, MOST_THREADS = 1024, MOST_RESIDENT = 8, STACK = 256 << 10, BESIDE = 4096, MOST_SHARED = 256 << 10;
 constexpr unsigned SHARED_BASE = 2064;  // of dynamic shared memory; of 16 bytes, no more
 enum State { DONE, READY, IN_WARP, IN_BLOCK };
 
@@ -47,45 +48,8 @@ struct Copy { char *to; const char *from; int size, valid, group; };
 
 #if defined(__x86_64__)
 struct Context { void *stack; };
-extern "C" void cuda_switch(Context *from, Context *to) __attribute__((visibility("hidden")));
-asm(R"(
-.text
-.hidden cuda_switch
-.globl cuda_switch
-.type cuda_switch, @function
-cuda_switch:
-    pushq %rbp
-    pushq %rbx
-    pushq %r12
-    pushq %r13
-    pushq %r14
-    pushq %r15
-    movq %rsp, (%rdi)
-    movq (%rsi), %rsp
-    popq %r15
-    popq %r14
-    popq %r13
-    popq %r12
-    popq %rbx
-    popq %rbp
-    ret
-.size cuda_switch, .-cuda_switch
-)");
-static void make(Context &c, char *stack, void (*body)()) {
-    void **top = (void **)(stack + STACK) - 2;  // as if called: the stack is aligned but for the return address
-    top[-2] = (void *)body;
-    c.stack = top - 8;
-}
 #else
 struct Context { ucontext_t c; };
-static void cuda_switch(Context *from, Context *to) { swapcontext(&from->c, &to->c); }
-static void make(Context &c, char *stack, void (*body)()) {
-    getcontext(&c.c);
-    c.c.uc_stack.ss_sp = stack;
-    c.c.uc_stack.ss_size = STACK;
-    c.c.uc_link = nullptr;
-    makecontext(&c.c, body, 0);
-}
 #endif
 
 struct Warp;
@@ -127,121 +91,18 @@ struct Machine {
     long spins;
     void (*kernel)(const void *);
     const void *parameters;
+    char *begin, *end;             // of static shared memory
     char error[400];
 };
-extern Machine machine __attribute__((visibility("hidden")));
-extern Fiber *self __attribute__((visibility("hidden")));
-Machine machine;
-Fiber *self;
+extern MACHINE Machine machine;
+extern MACHINE Fiber *self;
 
-[[noreturn]] static void fail(const char *what) {
-    snprintf(machine.error, sizeof machine.error, "%s (block %u, thread %u)", what, self->block->index.x, self->thread.x);
-    Context lost;
-    cuda_switch(&lost, &machine.main);
-    __builtin_unreachable();
-}
-
-static void run_thread();
-static bool start_block(Block &b) {
-    if (machine.next == machine.blocks.x) return false;
-    const int part = machine.next % machine.cluster;
-    if (machine.cluster > 1 && &b != machine.block + part) return false;
-    for (int i = 0; machine.cluster > 1 && part == 0 && i < machine.cluster; i++)  // one cluster after the other
-        if (machine.block[i].running) return false;
-    b.index = {machine.backwards ? machine.blocks.x - 1 - machine.next : machine.next, 0, 0};
-    machine.next++;
-    b.warps = (machine.threads + LANES - 1) / LANES;
-    b.alive = machine.threads;
-    b.waiting = b.any = 0;
-    for (int i = 0; i < 16; i++) b.named[i] = b.turns[i] = 0;
-    b.turn = machine.reversed ? b.warps - 1 : 0;
-    b.running = true;
-    memset(b.shared - BESIDE, 0xff, machine.shared + 2 * BESIDE);
-    if (__start_cuda_shared != __stop_cuda_shared) memset(__start_cuda_shared, 0xff, __stop_cuda_shared - __start_cuda_shared);
-    for (int w = 0; w < b.warps; w++) b.warp[w] = {0, 0, 0, 0, {}, b.fibers + w * LANES};
-    for (int t = 0; t < machine.threads; t++) {
-        Fiber &f = b.fibers[t];
-        f.lane = t % LANES;
-        f.thread = {(unsigned)t, 0, 0};
-        f.warp = b.warp + t / LANES;
-        f.block = &b;
-        f.state = READY;
-        f.copies = f.group = 0;
-        f.meetings = machine.meetings;
-        f.warp->ready++;
-        f.warp->alive++;
-        make(f.context, b.stacks + (size_t)t * STACK, run_thread);
-    }
-    if (part + 1 < machine.cluster) start_block(machine.block[part + 1]);
-    return true;
-}
-
-// The lane of the warp that goes on after `lane`.
-static Fiber *lane_after(Warp &w, int lane) {
-    for (int i = 1; i <= LANES; i++) {
-        int at = (machine.reversed ? lane - i : lane + i) & (LANES - 1);
-        if (w.fibers + at < w.fibers + LANES && w.fibers[at].state == READY) return w.fibers + at;
-    }
-    return nullptr;
-}
-static Fiber *thread_of(Block &b) {
-    if (!b.running) return nullptr;
-    for (int i = 0; i < b.warps; i++) {
-        int at = (b.turn + (machine.reversed ? b.warps - i : i)) % b.warps;
-        if (b.warp[at].ready == 0) continue;
-        b.turn = at;
-        return lane_after(b.warp[at], machine.reversed ? 0 : LANES - 1);
-    }
-    return nullptr;
-}
+[[noreturn]] MACHINE void fail(const char *what);
 // Goes on with another thread: of the warp, else of the block, else of another block; with `leave` of another block or warp first.
-static void give_way(bool leave = false) {
-    Fiber *from = self, *to = nullptr;
-    if (!leave && from->warp->ready) to = lane_after(*from->warp, from->lane);
-    int own = (int)(from->block - machine.block);
-    if (leave) from->block->turn = (from->block->turn + (machine.reversed ? from->block->warps - 1 : 1)) % from->block->warps;
-    for (int i = leave ? 1 : 0; !to && i <= machine.resident; i++) to = thread_of(machine.block[(own + i) % machine.resident]);
-    if (!to) fail("every thread waits");
-    if (to == from) return;
-    self = to;
-    cuda_switch(&from->context, &to->context);
-}
+MACHINE void give_way(bool leave = false);
 // For a thread that polls: the other lanes of its warp go on, then other warps.
-static void pass_on() {
-    if (++machine.spins > 20000000) fail("waits for ever");
-    Fiber *from = self, *to = lane_after(*from->warp, from->lane);
-    if (machine.reversed ? to->lane >= from->lane : to->lane <= from->lane) return give_way(true);
-    self = to;
-    cuda_switch(&from->context, &to->context);
-}
-static void release(Block &b) {
-    b.waiting = 0, b.told = b.any;
-    for (int t = 0; t < machine.threads; t++)
-        if (b.fibers[t].state == IN_BLOCK) {
-            b.fibers[t].state = READY;
-            b.fibers[t].warp->ready++;
-        }
-}
-static void run_thread() {
-    machine.kernel(machine.parameters);
-    Block &b = *self->block;
-    Warp &w = *self->warp;
-    self->state = DONE;
-    w.ready--;
-    w.alive--;
-    b.alive--;
-    if (w.arrived) fail("a thread ended while its warp waits for it");
-    if (b.alive && b.waiting == b.alive) release(b);
-    if (b.alive == 0) {
-        b.running = false;
-        for (int i = 0; i < BESIDE; i++)
-            if ((b.shared[-1 - i] & b.shared[machine.shared + i] & 255) != 255) fail("written beside the dynamic shared memory");
-        Context ended;
-        cuda_switch(&ended, &machine.main);
-    }
-    give_way();
-    __builtin_unreachable();
-}
+MACHINE void pass_on();
+MACHINE int meet(int any);
 
 enum Kind { SYNC = 1, BALLOT, SHUFFLE, REDUCE, MATCH, MATRICES, PRODUCT };
 // What a warp does together: `whole` is called once, with what every lane gave.
@@ -264,22 +125,6 @@ template <class T, class F> static inline void together(int kind, T &mine, F who
     w.ready = LANES;
 }
 
-static int meet(int any) {
-    Block &b = *self->block;
-    b.any = b.waiting ? b.any | any : any;
-    if (self->warp->arrived) fail("a thread is at __syncthreads while its warp waits for it");
-    b.waiting++;
-    if (b.waiting == b.alive) {
-        release(b);
-        give_way(true);
-    } else {
-        self->state = IN_BLOCK;
-        self->warp->ready--;
-        give_way(machine.resident > 1);
-    }
-    return b.told;  // not what the first who came to the next meeting said
-}
-
 // A cluster's barrier: who arrives may go on, and waits later for all to have arrived.
 static inline void cluster_arrive() {
     Machine &m = machine;
@@ -291,57 +136,15 @@ static inline void cluster_wait() {
 }
 
 static inline unsigned shared_address(const void *p) { return (unsigned)((const char *)p - self->block->shared) + SHARED_BASE; }
-static inline char *shared_memory(unsigned at, unsigned size, unsigned alignment) {
-    char *shared = at >> 24 ? machine.block[(at >> 24) - 1].shared : self->block->shared;  // of a block of the cluster
-    unsigned offset = (at & 0xffffff) - SHARED_BASE;
-    if (at % alignment) fail("a misaligned address of shared memory");
-    if (offset > (unsigned)machine.shared || offset + size > (unsigned)machine.shared) fail("an address outside of shared memory");
-    return shared + offset;
-}
+MACHINE char *shared_memory(unsigned at, unsigned size, unsigned alignment);
 static inline void aligned(const void *p, unsigned alignment) {
     if ((uintptr_t)p % alignment) fail("a misaligned address");
 }
 
-static inline float half_to_float(uint16_t h) {
-    uint32_t bits = (uint32_t)(h & 0x7fff) << 13, sign = (uint32_t)(h & 0x8000) << 16;
-    float x;
-    memcpy(&x, &bits, 4);
-    x *= 0x1p112f;
-    memcpy(&bits, &x, 4);
-    bits = (h & 0x7c00) == 0x7c00 ? 0x7f800000u | (uint32_t)(h & 0x3ff) << 13 : bits;
-    bits |= sign;
-    memcpy(&x, &bits, 4);
-    return x;
-}
-static inline uint16_t float_to_half(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    uint32_t sign = bits >> 16 & 0x8000;
-    bits &= 0x7fffffff;
-    if (bits > 0x7f800000) return 0x7fff;
-    if (bits >= 0x477ff000) return sign | 0x7c00;
-    if (bits < 0x38800000) {
-        float a;
-        memcpy(&a, &bits, 4);
-        a += 0.5f;
-        memcpy(&bits, &a, 4);
-        return sign | (bits - 0x3f000000);
-    }
-    bits += 0xfff + (bits >> 13 & 1);
-    return sign | (bits - 0x38000000) >> 13;
-}
-static inline float bf16_to_float(uint16_t h) {
-    uint32_t bits = (uint32_t)h << 16;
-    float x;
-    memcpy(&x, &bits, 4);
-    return x;
-}
-static inline uint16_t float_to_bf16(float x) {
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fff;
-    return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-}
+MACHINE float half_to_float(uint16_t h);
+MACHINE uint16_t float_to_half(float x);
+MACHINE float bf16_to_float(uint16_t h);
+MACHINE uint16_t float_to_bf16(float x);
 
 template <class T> struct Shuffled { T value, got; int other; };
 template <class T> static inline T shuffle(T value, int other) {
@@ -365,97 +168,16 @@ template <class T, class F> static inline T reduce(T value, F choose) {
 // Multiplied and added in float32, k in order; hardware truncates and orders otherwise. A lane gives its words of the first operand, and of
 // every eight columns its sums and words of the second.
 struct Product { uint32_t a[4]; int eights; float **d; const uint32_t (*b)[2]; };
-typedef uint32_t Bits __attribute__((vector_size(32)));
-typedef float Floats __attribute__((vector_size(32)));
-typedef uint16_t Halves __attribute__((vector_size(16)));
-template <bool BF16> __attribute__((always_inline, optimize("O2"))) static inline Floats widened(const uint16_t *half) {
-    Halves words;
-    memcpy(&words, half, sizeof words);
-    const Bits h = __builtin_convertvector(words, Bits);
-    if (BF16) return (Floats)(h << 16);
-    Floats x = (Floats)((h & 0x7fff) << 13) * 0x1p112f;
-    Bits special = (Bits)((h & 0x7c00) == 0x7c00);
-    return (Floats)((special & (0x7f800000 | (h & 0x3ff) << 13)) | (~special & (Bits)x) | (h & 0x8000) << 16);
-}
-template <bool BF16> __attribute__((optimize("O2"))) static void multiply(Product **all) {
-    uint16_t half[16][16];
-    union { Floats v[32]; float a[16][16]; };
-    union { Floats sums[16]; float d[16][8]; };
-    for (int lane = 0; lane < LANES; lane++) {
-        int g = lane >> 2, t = (lane & 3) * 2;
-        for (int i = 0; i < 4; i++) memcpy(&half[(i & 1) * 8 + g][(i >> 1) * 8 + t], &all[lane]->a[i], 4);
-    }
-    for (int i = 0; i < 32; i++) v[i] = widened<BF16>(half[0] + 8 * i);
-    for (int n = 0; n < all[0]->eights; n++) {
-        Floats b[16];
-        for (int lane = 0; lane < LANES; lane++) {
-            int g = lane >> 2, t = (lane & 3) * 2;
-            const Product &p = *all[lane];
-            for (int i = 0; i < 4; i++) half[(i >> 1) * 4 + t / 2][(i & 1) * 8 + g] = (uint16_t)(p.b[n][i >> 1] >> (i & 1) * 16);
-            for (int i = 0; i < 4; i++) d[(i >> 1) * 8 + g][t + (i & 1)] = *p.d[4 * n + i];
-        }
-        for (int k = 0; k < 16; k++) b[k] = widened<BF16>(half[0] + 8 * k);
-        for (int m = 0; m < 16; m++) {
-            Floats sum = sums[m];
-            for (int k = 0; k < 16; k++) sum += a[m][k] * b[k];
-            sums[m] = sum;
-        }
-        for (int lane = 0; lane < LANES; lane++) {
-            int g = lane >> 2, t = (lane & 3) * 2;
-            for (int i = 0; i < 4; i++) *all[lane]->d[4 * n + i] = d[(i >> 1) * 8 + g][t + (i & 1)];
-        }
-    }
-}
+template <bool BF16> MACHINE void multiply(Product **all);
 
 struct Loaded { uint32_t *r[4]; const char *row; };
-template <int COUNT, bool TRANSPOSED> static void load_matrices(Loaded **all) {
-    for (int m = 0; m < COUNT; m++) {
-        uint16_t matrix[8][8];
-        for (int i = 0; i < 8; i++) memcpy(matrix[i], all[m * 8 + i]->row, 16);
-        for (int lane = 0; lane < LANES; lane++) {
-            int g = lane >> 2, t = (lane & 3) * 2;
-            uint32_t low = TRANSPOSED ? matrix[t][g] : matrix[g][t], high = TRANSPOSED ? matrix[t + 1][g] : matrix[g][t + 1];
-            *all[lane]->r[m] = low | high << 16;
-        }
-    }
-}
+template <int COUNT, bool TRANSPOSED> MACHINE void load_matrices(Loaded **all);
 
-static inline void copy_now(const Copy &c) {
-    if (c.valid) memcpy(c.to, c.from, c.valid);
-    memset(c.to + c.valid, 0, c.size - c.valid);
-}
-static inline void copy_later(unsigned to, const void *from, int size, int valid) {
-    Fiber &f = *self;
-    aligned(from, size);
-    Copy copy = {shared_memory(to, size, size), (const char *)from, size, valid, f.group};
-    if (machine.late) {
-        if (f.copies == 1024) fail("too many copies under way");
-        f.copy[f.copies++] = copy;
-    } else
-        copy_now(copy);
-}
+MACHINE void copy_later(unsigned to, const void *from, int size, int valid);
 // All but those of the last `groups` groups; with -1 those of no group too.
-static inline void wait_for_copies(int groups = -1) {
-    Fiber &f = *self;
-    int left = 0;
-    for (int i = 0; i < f.copies; i++)
-        if (f.copy[i].group < f.group - groups)
-            copy_now(f.copy[i]);
-        else
-            f.copy[left++] = f.copy[i];
-    f.copies = left;
-}
-
+MACHINE void wait_for_copies(int groups = -1);
 // A barrier with a number, of so many threads.
-static inline void meet_at(int number, int threads) {
-    Block &b = *self->block;
-    int before = b.turns[number];
-    if (++b.named[number] == threads) {
-        b.named[number] = 0;
-        b.turns[number]++;
-    }
-    while (b.turns[number] == before) pass_on();
-}
+MACHINE void meet_at(int number, int threads);
 
 // An mbarrier. Bulk copies happen at once.
 struct Barrier {
@@ -473,6 +195,10 @@ struct Barrier {
 static inline Barrier &barrier_at(unsigned at) { return *(Barrier *)shared_memory(at, 8, 8); }
 
 struct Entry { const char *name; size_t parameters; int most_threads, cluster; void (*call)(const void *); };
+// What went wrong, or null. schedule: bit 0: the last threads first; bit 1: asynchronous copies as late as possible; bit 2: the last
+// blocks first, where there are no clusters; resident: blocks that run side by side, of a kernel without static shared memory.
+MACHINE const char *launch(const Entry &entry, char *begin, char *end, int blocks, int threads, int shared, const void *parameters,
+                           int schedule, int resident);
 
 }  // namespace cuda
 
@@ -782,69 +508,15 @@ PTX_PRODUCT(ptx_mma_bf16, true)
 
 // ---- launching
 
+#if !defined(CUDA_MACHINE)
 extern const cuda::Entry cuda_entries[];
 extern const int cuda_entry_count;
 
-// What went wrong, or null. schedule: bit 0: the last threads first; bit 1: asynchronous copies as late as possible; bit 2: the last
-// blocks first, where there are no clusters; resident: blocks
-// that run side by side, which a kernel with static shared memory cannot.
-extern "C" __attribute__((visibility("default"))) const char *cuda_launch(int entry, int blocks, int threads, int shared, void **arguments,
-                                                                          int schedule, int resident) {
-    using namespace cuda;
-    Machine &m = machine;
-    const Entry &e = cuda_entries[entry];
-    if (threads > e.most_threads || threads > MOST_THREADS || threads % LANES) return "more threads than __launch_bounds__";
-    if (blocks <= 0) return "an empty grid";
-    alignas(16) static char parameters[4096];
-    memcpy(parameters, arguments[0], e.parameters);
-    m.cluster = e.cluster;
-    m.met = m.meetings = 0;
-    if (e.cluster > 1) resident = e.cluster;
-    if (blocks % e.cluster) return "a part of a cluster";
-    m.resident = resident < blocks ? resident : blocks;
-    if (m.resident > MOST_RESIDENT) m.resident = MOST_RESIDENT;
-    if (__start_cuda_shared != __stop_cuda_shared) m.resident = 1;
-    m.threads = threads;
-    m.shared = (shared + 15) / 16 * 16;
-    m.reversed = schedule & 1;
-    m.late = schedule >> 1 & 1;
-    m.backwards = schedule >> 2 & e.cluster == 1;
-    m.blocks = {(unsigned)blocks, 1, 1};
-    m.threads3 = {(unsigned)threads, 1, 1};
-    m.next = 0;
-    m.spins = 0;
-    m.kernel = e.call;
-    m.parameters = parameters;
-    m.error[0] = 0;
-    size_t fibers = sizeof(Fiber) * threads, stacks = (size_t)STACK * threads, memory = m.shared + 2 * BESIDE + 64;
-    for (int i = 0; i < m.resident; i++) {
-        Block &b = m.block[i];
-        b.fibers = (Fiber *)mmap(nullptr, fibers, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        b.stacks = (char *)mmap(nullptr, stacks, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        b.shared = (char *)mmap(nullptr, memory, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) + BESIDE;
-    }
-    for (int i = m.resident; i < MOST_RESIDENT; i++) m.block[i].running = false;
-    for (int i = 0; i < m.resident; i++) start_block(m.block[i]);
-    for (int i = 0; i < m.resident && !m.error[0];) {  // comes back when a block has ended
-        if (m.block[i].running || start_block(m.block[i])) {
-            self = thread_of(m.block[i]);
-            if (self) {
-                cuda_switch(&m.main, &self->context);
-                i = 0;
-                continue;
-            }
-        }
-        i++;
-    }
-    for (int i = 0; i < m.resident; i++) {
-        munmap(m.block[i].fibers, fibers);
-        munmap(m.block[i].stacks, stacks);
-        munmap(m.block[i].shared - BESIDE, memory);
-    }
-    return m.error[0] ? m.error : nullptr;
-}
-
 #define CUDA_EXPORT extern "C" __attribute__((visibility("default")))
+CUDA_EXPORT const char *cuda_launch(int entry, int blocks, int threads, int shared, void **arguments, int schedule, int resident) {
+    return cuda::launch(cuda_entries[entry], __start_cuda_shared, __stop_cuda_shared, blocks, threads, shared, arguments[0], schedule, resident);
+}
 CUDA_EXPORT int cuda_count() { return cuda_entry_count; }
 CUDA_EXPORT const char *cuda_name(int entry) { return cuda_entries[entry].name; }
 CUDA_EXPORT int cuda_parameters(int entry) { return (int)cuda_entries[entry].parameters; }
+#endif

@@ -34,6 +34,7 @@ from fullfield.ops import launching
 from fullfield.ops.launching import Device
 
 HEADER = Path(__file__).with_name("cuda_on_cpu.hpp")
+MACHINE = Path(__file__).with_name("cuda_machine.cpp")
 GXX = shutil.which("g++") if sys.platform == "linux" else None
 WHY_NOT = None if GXX else "g++ on Linux, which compiles the kernels for this machine, is absent"
 AMPERE = Device(0, "emulated", "sm_80", 3, 163 << 10)
@@ -41,8 +42,9 @@ HOPPER = Device(0, "emulated", "sm_90a", 3, 227 << 10)
 # Products are vectors of eight. Not -mfma: sums would be rounded otherwise.
 _CPU = Path("/proc/cpuinfo")
 _WIDE = ("-mavx2",) if GXX and _CPU.exists() and " avx2 " in _CPU.read_text("utf-8") else ()
-# -Og compiles in half of the time of -O1; what runs long has its own level in the header.
-FLAGS = ("-std=c++17", "-Og", "-fPIC", "-shared", "-w", "-fno-strict-aliasing", "-fvisibility=hidden", *_WIDE)
+# -Og compiles in half of the time of -O1; what runs long is in the machine, which is compiled once.
+_FLAGS = ("-std=c++17", "-fPIC", "-shared", "-w", "-fno-strict-aliasing", "-fvisibility=hidden", *_WIDE)
+FLAGS = ("-Og", *_FLAGS)
 
 _MMA = "mma.sync.aligned.m16n8k16.row.col.f32.{0}.{0}.f32 {{%0,%1,%2,%3}}, {{%4,%5,%6,%7}}, {{%8,%9}}, {{%0,%1,%2,%3}};"
 _STORE_IF = "{{\n.reg .pred p;\nsetp.ne.u32 p, %2, 0;\n@p st.global.cs.{0} [%0], %1;\n}}"
@@ -303,6 +305,14 @@ def _version() -> tuple[str, str]:
     return _gxx(["--version"], ""), HEADER.read_text("utf-8")
 
 
+@functools.cache
+def _machine() -> ctypes.CDLL:
+    """What the kernels' libraries find their functions in."""
+    arguments = ["-O2", *_FLAGS, str(MACHINE), "-o"]
+    place = kept((_version(), arguments, MACHINE.read_text("utf-8")), lambda place: _gxx([*arguments, str(place)], ""))
+    return ctypes.CDLL(str(place), mode=ctypes.RTLD_GLOBAL)
+
+
 class Emulator:
     """Takes the place of ``nvrtc.Libraries``.
 
@@ -335,6 +345,7 @@ class Emulator:
         return kept((_version(), self.flags, text), lambda place: _gxx([*arguments, str(place)], text))
 
     def _open(self, place: Path) -> dict[str, Kernel]:
+        _machine()
         library = ctypes.CDLL(str(place))
         library.cuda_launch.restype = ctypes.c_char_p
         library.cuda_launch.argtypes = [ctypes.c_int] * 4 + [ctypes.c_void_p] + [ctypes.c_int] * 2

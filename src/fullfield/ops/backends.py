@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from fullfield._check import InputError, NoRoomError, require
+from fullfield._check import InputError, NoRoomError, choice
 from fullfield._kernels.missing import Missing
 
 _PACKAGE = str(Path(__file__).parents[1])
@@ -89,8 +89,7 @@ class Backends:
                 NoRoomError, which is one, if memory is all that the named one lacks.
         """
         if backend is not None:
-            # Without the nearest name: that of "gpu" is "cpu".
-            require(backend in self.names, "backend", f"one of {', '.join(self.names)}", repr(backend))
+            choice(backend, "backend", self.names)
             reason = self.why_not(backend, *request)
             if reason is None:
                 return backend

@@ -355,22 +355,19 @@ class _Until(Scenes):
 
 
 FIRST_STEP = """
-import os
-os.environ["MASTER_PORT"] = sys.argv[2]  # where the first run met may not be closed yet
 train_flow(sys.argv[1] + "/1", network(norm=False), Scenes(), training.replace(steps=1))
 """
 
 
 def test_two_processes_are_one(tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a batch norm, which sees each process's pairs alone."""
-    with socket.socket() as free, socket.socket() as other_free:
-        for place in (free, other_free):
-            place.bind(("127.0.0.1", 0))
-        port, port2 = (str(place.getsockname()[1]) for place in (free, other_free))
+    """Without a batch norm, which sees each process's pairs alone; two runs one after the other, by one address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
     several = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # as torchrun sets them
     script = SCRIPT.format(steps=8, network={"norm": False}) + FIRST_STEP
     other = subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path / "two"), port2], env={**environment, **several, "RANK": "1"}
+        [sys.executable, "-c", script, str(tmp_path / "two")], env={**environment, **several, "RANK": "1"}
     )
     for folder in ("two", "one"):
         for name in several:
@@ -380,8 +377,6 @@ def test_two_processes_are_one(tmp_path: Path, environment: dict[str, str], monk
             for name, value in several.items():
                 monkeypatch.setenv(name, value)
         trained(tmp_path / folder, network(norm=False))
-        if folder == "two":
-            monkeypatch.setenv("MASTER_PORT", port2)
         trained(tmp_path / folder / "1", network(norm=False), training=TRAINING.replace(steps=1))
     assert other.wait(60) == 0
     found = [json.loads((tmp_path / folder / "state" / "state.json").read_text()) for folder in ("one", "two")]

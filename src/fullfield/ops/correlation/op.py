@@ -38,9 +38,12 @@ _LIBRARY.define(
 )
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _precision() -> str:
     return torch.get_float32_matmul_precision()
+
+
+# As torch.compiler.assume_constant_result has it, which would import the compiler: traced code asks while it is traced.
+_precision.__dict__["_dynamo_marked_constant"] = True
 
 
 def _module(request: Request, backend: str | None) -> Any:

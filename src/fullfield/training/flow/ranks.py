@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import count as count_up
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, distributed
 
 from fullfield import _check
 from fullfield._check import InputError
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
 
 _PATIENCE = timedelta(minutes=30)  # the first process may compile, save and validate while the others wait
 
@@ -75,6 +81,21 @@ def own_device(device: torch.device) -> torch.device:
     return _check.device(f"cuda:{local}")
 
 
+# In one process: groups that follow each other have keys of their own, so that none reads what another left.
+_groups = count_up()
+
+
+@functools.cache
+def _meeting_place(_address: str | None, _port: str | None) -> Store:
+    """Where the processes find each other. Open to the end: of one that is closed and opened again, a process that
+    is earlier than the others would reach the old one and wait there for ever.
+    """
+    from torch.distributed.rendezvous import rendezvous
+
+    store: Store = next(rendezvous("env://", timeout=_PATIENCE))[0]
+    return store
+
+
 @contextmanager
 def ranks(device: torch.device) -> Iterator[Ranks]:
     """The processes that ``torchrun`` has started, joined by NCCL on GPUs and by gloo elsewhere.
@@ -95,11 +116,19 @@ def ranks(device: torch.device) -> Iterator[Ranks]:
     if count == "1":
         yield Ranks()
         return
+    from torch.distributed.distributed_c10d import PrefixStore
+
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.set_device(device)
+    store = _meeting_place(os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
     distributed.init_process_group(
-        "nccl" if on_gpu else "gloo", timeout=_PATIENCE, device_id=device if on_gpu else None
+        "nccl" if on_gpu else "gloo",
+        timeout=_PATIENCE,
+        store=PrefixStore(f"fullfield/{next(_groups)}", store),
+        rank=int(rank),
+        world_size=int(count),
+        device_id=device if on_gpu else None,
     )
     try:
         yield Ranks(int(rank), int(count))
