@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from fullfield.models import framing
 from fullfield.models.raft.checkpoint import from_torchvision
 from fullfield.models.raft.config import RAFTConfig
 from fullfield.models.raft.encoder import Encoder
-from fullfield.models.raft.update import UpdateBlock
+from fullfield.models.raft.update import Joined, UpdateBlock
 from fullfield.models.state import fit, read_state, recognise, without_aliases
 from fullfield.nn import CorrelationPyramid
 from fullfield.nn.upsampling import convex_upsample
@@ -172,8 +172,10 @@ class RAFT(nn.Module):
     ) -> Iterator[Tensor]:
         fmap1, fmap2, net, context = encoded
         lookup = self.pyramid(fmap1, fmap2)
+        trains = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        joined = self.update_block.gru.joined() if trains else None
         for update in range(updates):
-            net, coords = self.step(lookup, net, context, coords, grid)
+            net, coords = self.step(lookup, net, context, coords, grid, joined)
             if every or update == updates - 1:
                 yield padding.crop(self.upsample(coords - grid, self.mask(net)))
 
@@ -202,11 +204,13 @@ class RAFT(nn.Module):
         context: Tensor,  # [B, context_channels, h, w]
         coords: Tensor,  # [B, 2, h, w] float32: where each cell went, (x, y)
         grid: Tensor,  # [B, 2, h, w] float32: where it was
+        joined: Sequence[Joined | None] | None = None,
     ) -> tuple[Tensor, Tensor]:  # net, coords
-        """One update. No gradient flows through the coordinates that come in."""
+        """One update. No gradient flows through the coordinates that come in. ``joined``: see
+        :meth:`fullfield.models.raft.update.SquareGRU.joined`."""
         coords = coords.detach()
         features = lookup(coords).to(net.dtype)
-        net, delta = self.update_block(net, context, features, (coords - grid).to(net.dtype))
+        net, delta = self.update_block(net, context, features, (coords - grid).to(net.dtype), joined)
         return net, coords + delta.to(coords.dtype)
 
     def mask(self, net: Tensor) -> Tensor | None:
