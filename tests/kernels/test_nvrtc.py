@@ -423,10 +423,8 @@ def test_early_launches_tell_the_driver_so(monkeypatch: pytest.MonkeyPatch) -> N
             seen.append((sizes, ctypes.c_void_p.from_address(at + 32).value, count, kind, value, handle))
             return 0
 
-    monkeypatch.setattr(nvrtc, "driver", Driver)
-    monkeypatch.setattr(nvrtc, "make_current", lambda _: None)
     kernel = nvrtc.Kernel.__new__(nvrtc.Kernel)
-    kernel._handle = ctypes.c_void_p(5)
+    kernel._handle, kernel._launch = ctypes.c_void_p(5), Driver().cuLaunchKernelEx
     kernel.launch((7, 2), 96, 1024, 0, 99, (ctypes.c_void_p * 1)(), True)
     assert seen == [((7, 2, 1, 96, 1, 1, 1024), 99, 1, 6, 1, kernel._handle)]
     assert ctypes.sizeof(nvrtc._Attribute) == 72
