@@ -276,6 +276,33 @@ def test_both_gates_are_one_convolution_in_training(
         assert float((one - other).norm()) <= rounding * float(other.norm())
 
 
+def test_predictions_are_up_sampled_together(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, frames = RAFT(config(size)).eval(), pair(130, 136, 2)
+    cells = 2 * 17 * 17
+    sizes: list[int] = []
+    mask = model.mask
+
+    def seen(net: Tensor) -> Tensor | None:
+        sizes.append(net.shape[0] // 2)
+        return mask(net)
+
+    monkeypatch.setattr(model, "mask", seen)
+
+    def predicted(together: int) -> list[Tensor]:
+        sizes.clear()
+        monkeypatch.setattr("fullfield.models.raft.model._TOGETHER_CELLS", {"cpu": together * cells})
+        return model.predictions(*frames, updates=5)
+
+    alone = predicted(0)
+    assert sizes == [1] * 5
+    for together, groups in ((2, [2, 2, 1]), (9, [5])):
+        found = predicted(together)
+        assert sizes == groups
+        for one, other in zip(found, alone, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
 def test_frozen_batch_norms_stay_frozen() -> None:
     model = RAFT(RAFTConfig.large())
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]

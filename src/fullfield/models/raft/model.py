@@ -20,6 +20,9 @@ from fullfield.models.state import fit, read_state, recognise, without_aliases
 from fullfield.nn import CorrelationPyramid
 from fullfield.nn.upsampling import convex_upsample
 
+# Cells of flows whose predictions are up-sampled together: fewer launches, and memory for the gradients of all of them.
+_TOGETHER_CELLS = {"cuda": 3 << 17}
+
 
 class Encoded(NamedTuple):
     """What is computed once per pair, at 1/8 of the padded frames."""
@@ -172,12 +175,26 @@ class RAFT(nn.Module):
     ) -> Iterator[Tensor]:
         fmap1, fmap2, net, context = encoded
         lookup = self.pyramid(fmap1, fmap2)
-        trains = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        joined = self.update_block.gru.joined() if trains else None
+        plain = torch.compiler.is_compiling()  # sizes would become conditions
+        joined = self.update_block.gru.joined() if torch.is_grad_enabled() and not plain else None
+        together = _TOGETHER_CELLS.get(coords.device.type, 0) if every and not plain else 0
+        most = max(1, 2 * together // max(1, coords.numel()))
+        waiting: list[tuple[Tensor, Tensor]] = []
         for update in range(updates):
             net, coords = self.step(lookup, net, context, coords, grid, joined)
-            if every or update == updates - 1:
-                yield padding.crop(self.upsample(coords - grid, self.mask(net)))
+            last = update == updates - 1
+            if every or last:
+                waiting.append((coords - grid, net))
+            if last or len(waiting) == most:
+                yield from self._fine(waiting, padding)
+                waiting = []
+
+    def _fine(self, coarse: Sequence[tuple[Tensor, Tensor]], padding: framing.Padding) -> Sequence[Tensor]:
+        """The frames' flows of flows in cells and their hidden states, in one pass."""
+        flows, nets = zip(*coarse, strict=True)
+        if len(coarse) == 1:
+            return [padding.crop(self.upsample(flows[0], self.mask(nets[0])))]
+        return padding.crop(self.upsample(torch.cat(flows), self.mask(torch.cat(nets)))).chunk(len(coarse))
 
     def prepare(self, frame: Tensor, padding: framing.Padding) -> Tensor:
         """Values and size as the encoders want them, in the dtype of the parameters."""
