@@ -211,8 +211,10 @@ class RAFT(nn.Module):
         return torch.tanh(net), torch.relu(context)
 
     def pyramid(self, fmap1: Tensor, fmap2: Tensor) -> CorrelationPyramid:
-        """The pair's correlation lookup."""
-        return CorrelationPyramid(fmap1, fmap2, self.config.levels, self.config.radius, backend=self.correlation)
+        """The pair's correlation lookup; in training on a GPU with results of the features' type, which saves casts."""
+        c, learns = self.config, torch.is_grad_enabled() and fmap1.requires_grad and fmap1.is_cuda
+        dtype = fmap1.dtype if learns else None
+        return CorrelationPyramid(fmap1, fmap2, c.levels, c.radius, backend=self.correlation, out_dtype=dtype)
 
     def step(
         self,
