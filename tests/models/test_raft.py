@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -301,6 +302,19 @@ def test_predictions_are_up_sampled_together(size: str, monkeypatch: pytest.Monk
         assert sizes == groups
         for one, other in zip(found, alone, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+
+
+def test_lookups_give_the_features_type_in_training_on_a_gpu(small: RAFT, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fullfield.models.raft.model.CorrelationPyramid", lambda *_, **options: options["out_dtype"])
+
+    def asked(on_gpu: bool, learns: bool) -> object:
+        fmap: Any = SimpleNamespace(dtype=torch.bfloat16, is_cuda=on_gpu, requires_grad=learns)
+        return small.pyramid(fmap, fmap)
+
+    assert asked(True, True) is torch.bfloat16
+    assert asked(False, True) is asked(True, False) is None
+    with torch.no_grad():
+        assert asked(True, True) is None
 
 
 def test_frozen_batch_norms_stay_frozen() -> None:
