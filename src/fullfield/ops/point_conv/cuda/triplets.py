@@ -93,8 +93,8 @@ def transpose_all(wanted: Sequence[Transposition]) -> list[Triplets]:
     made, none = [], wanted[0].triplets.rows.new_empty(0, dtype=torch.uint8)
     for t in wanted:
         rows, entries, _ = t.triplets
-        beside = _beside(rows, rows.numel() - 1, entries.numel(), t.cells, none)
-        made.append(Triplets(rows.new_empty(t.columns + 1), torch.empty_like(entries), beside))
+        room = _beside(rows, rows.numel() - 1, entries.numel(), t.cells, none)
+        made.append(Triplets(rows.new_empty(t.columns + 1), torch.empty_like(entries), room))
     beside = [(bool(out.cells.numel()), bool(t.triplets.cells.numel())) for out, t in zip(made, wanted, strict=True)]
     for places in _grouped(beside):
         _transpose([wanted[place] for place in places], [made[place] for place in places], source(*beside[places[0]]))
