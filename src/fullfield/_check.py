@@ -113,22 +113,24 @@ def number(
 ) -> None:
     """Check a finite real number: ``low <= value <= high``, ``above < value < below``."""
     kind: type = numbers.Integral if integer else numbers.Real  # NumPy's scalars are registered as these
-    right = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)  # type: ignore[arg-type]  # just checked
-    bounds = [
+    usual = type(value) is int or (type(value) is float and not integer)
+    if usual or (isinstance(value, kind) and not isinstance(value, bool)):
+        real = float(value)  # type: ignore[arg-type]  # a number
+        if (
+            math.isfinite(real)
+            and (low is None or real >= low)
+            and (high is None or real <= high)
+            and (above is None or real > above)
+            and (below is None or real < below)
+        ):
+            return
+    bounds = [  # worded only here: layers ask often
         f"{sign} {bound:g}"
         for sign, bound in ((">=", low), (">", above), ("<=", high), ("<", below))
         if bound is not None
     ]
     expected = ("an integer " if integer else "a number ") + " and ".join(bounds)
-    require(right, name, expected.strip(), describe(value))
-    real = float(value)  # type: ignore[arg-type]  # a number, or the line above had raised
-    inside = (
-        (low is None or real >= low)
-        and (high is None or real <= high)
-        and (above is None or real > above)
-        and (below is None or real < below)
-    )
-    require(inside, name, expected.strip(), value)
+    require(False, name, expected.strip(), describe(value))
 
 
 def choice(value: object, name: str, options: Collection[object]) -> None:

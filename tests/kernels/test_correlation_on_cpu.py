@@ -187,6 +187,21 @@ def test_patches_begun_anew_in_parts(machine: Emulator, grad: torch.dtype) -> No
         assert_within(got, true, 2.0**-6 * float(true.abs().max()), name)
 
 
+def test_results_of_the_features_type_are_those_that_a_cast_gives() -> None:
+    """RAFT's training asks for them: the same bits, and those of the gradients."""
+    case = rounded(make_case((5, 9), levels=2, radius=RADIUS), torch.bfloat16)
+    maps = [m.to(torch.bfloat16).requires_grad_() for m in (case.fmap1, case.fmap2)]
+    grads = [weight.to(torch.bfloat16) for weight in weights(case, 2)]
+
+    def found(out_dtype: torch.dtype | None) -> tuple[Tensor, ...]:
+        pair = CorrelationPyramid(*maps, case.levels, case.radius, backend="cuda", out_dtype=out_dtype)
+        results = [pair(case.coords + s).to(torch.bfloat16) for s in (0.0, 2.3)]
+        return *results, *torch.autograd.grad(results, maps, grads)
+
+    for one, other in zip(found(torch.bfloat16), found(None), strict=True):
+        assert torch.equal(one, other)
+
+
 # ---- corners of the semantics
 
 

@@ -409,25 +409,32 @@ def test_places_of_wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert list(nvrtc.candidates()) == [*map(str, places), *names]
 
 
-def test_early_launches_tell_the_driver_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By CUlaunchConfig and CUlaunchAttribute as cuda.h lays them out."""
+def test_launches_as_the_driver_reads_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUlaunchConfig and CUlaunchAttribute as cuda.h lays them out; the context is made current where there is none."""
     seen: list[tuple[object, ...]] = []
+    current: list[int] = []
 
-    class Driver:
-        def cuLaunchKernelEx(self, config: Any, handle: object, _arguments: object, _extra: object) -> int:
-            at = ctypes.addressof(config._obj)
-            attributes, count = ctypes.c_void_p.from_address(at + 40).value, ctypes.c_uint.from_address(at + 48).value
-            assert attributes is not None
-            kind, value = ctypes.c_int.from_address(attributes).value, ctypes.c_int.from_address(attributes + 8).value
-            sizes = tuple((ctypes.c_uint * 7).from_address(at))
-            seen.append((sizes, ctypes.c_void_p.from_address(at + 32).value, count, kind, value, handle))
-            return 0
+    def launch(config: Any, handle: object, _arguments: object, _extra: object) -> int:
+        if not current:
+            return nvrtc._INVALID_CONTEXT
+        at = ctypes.addressof(config._obj)
+        attributes, count = ctypes.c_void_p.from_address(at + 40).value, ctypes.c_uint.from_address(at + 48).value
+        early = None
+        if attributes is not None:
+            early = ctypes.c_int.from_address(attributes).value, ctypes.c_int.from_address(attributes + 8).value
+        sizes = tuple((ctypes.c_uint * 7).from_address(at))
+        seen.append((sizes, ctypes.c_void_p.from_address(at + 32).value, count, early, handle))
+        return 0
 
-    monkeypatch.setattr(nvrtc, "driver", Driver)
-    monkeypatch.setattr(nvrtc, "make_current", lambda _: None)
+    monkeypatch.setattr(nvrtc, "make_current", current.append)
     kernel = nvrtc.Kernel.__new__(nvrtc.Kernel)
-    kernel._handle = ctypes.c_void_p(5)
-    kernel.launch((7, 2), 96, 1024, 0, 99, (ctypes.c_void_p * 1)(), True)
-    assert seen == [((7, 2, 1, 96, 1, 1, 1024), 99, 1, 6, 1, kernel._handle)]
+    kernel._handle, kernel._launch = ctypes.c_void_p(5), launch
+    kernel.launch((7, 2), 96, 1024, 3, 99, (ctypes.c_void_p * 1)(), True)
+    kernel.launch((8, 1), 32, 0, 3, 2**40 + 1, (ctypes.c_void_p * 1)())
+    assert seen == [
+        ((7, 2, 1, 96, 1, 1, 1024), 99, 1, (6, 1), kernel._handle),
+        ((8, 1, 1, 32, 1, 1, 0), 2**40 + 1, 0, None, kernel._handle),
+    ]
+    assert current == [3]
     assert ctypes.sizeof(nvrtc._Attribute) == 72
     assert ctypes.sizeof(nvrtc._Launch) == 56

@@ -26,6 +26,7 @@ SIZES = {
     },
     "ops/fused/depthwise.cu": {"DepthwiseParams": 48},
     "ops/fused/convex.cu": {"ConvexParams": 152},
+    "ops/fused/convex_gradients.cu": {"ConvexGradientParams": 96},
     "ops/tvl1/cuda/pyramid.cu": {"GreyParams": 160, "ResampleParams": 160},
     "ops/tvl1/cuda/warp.cu": {"WarpParams": 96},
     "ops/tvl1/cuda/median.cu": {"MedianParams": 88},

@@ -45,6 +45,12 @@ def test_padding_repeats_the_border() -> None:
     assert not torch.equal(padded[..., -4], padded[..., -1])
 
 
+def test_nothing_is_cut_where_nothing_was_added() -> None:
+    field = torch.zeros(1, 2, 16, 24)
+    assert padding_for(16, 24).crop(field) is field
+    assert padding_for(15, 24).crop(field).shape == (1, 2, 15, 24)
+
+
 def test_padding_of_another_name_is_refused() -> None:
     with pytest.raises(InputError, match="padding: expected one of sintel, kitti"):
         padding_for(64, 64, "spring")

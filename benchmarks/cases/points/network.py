@@ -26,6 +26,7 @@ class _Work:
         self.scene, self.dtype = scene, dtype
         device = scene.points.device
         self.net = PointResNet(PointResNetConfig(grid=grid)).to(device=device, dtype=dtype)
+        self.parameters = list(self.net.parameters())
         generator = torch.Generator(device).manual_seed(0)
         count = scene.points.shape[0]
         self.features = torch.randn(count, 3, generator=generator, device=device).to(dtype)
@@ -40,8 +41,9 @@ class _Work:
         return logits
 
     def train(self, pyramid: PointPyramid) -> Tensor:
-        """Forward and the gradients of all parameters."""
-        self.net.zero_grad(set_to_none=True)
+        """Forward and the gradients of all parameters, which are let go of before as an optimizer does."""
+        for parameter in self.parameters:
+            parameter.grad = None
         loss = torch.nn.functional.cross_entropy(self.net(self.features, pyramid).float(), self.labels)
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()

@@ -269,8 +269,7 @@ def driver() -> ctypes.CDLL:
         library = ctypes.CDLL("nvcuda.dll" if WINDOWS else "libcuda.so.1")
     except OSError as error:
         raise KernelError("no NVIDIA driver is installed") from error
-    number, pointer = ctypes.c_uint, ctypes.c_void_p
-    library.cuLaunchKernel.argtypes = [pointer, *[number] * 7, pointer, pointer, pointer]
+    pointer = ctypes.c_void_p
     library.cuStreamIsCapturing.argtypes = [pointer, pointer]
     library.cuStreamGetCaptureInfo_v2.argtypes = [pointer] * 6
     return library
@@ -327,8 +326,9 @@ class _Launch(ctypes.Structure):
     """CUlaunchConfig."""
 
     _fields_ = (
-        ("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint),
-        ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p), ("count", ctypes.c_uint),
+        *((f"{what}_{axis}", ctypes.c_uint) for what in ("grid", "block") for axis in "xyz"),
+        ("shared", ctypes.c_uint), ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.c_void_p), ("count", ctypes.c_uint),
     )  # fmt: skip
 
 
@@ -340,7 +340,7 @@ class Kernel:
     def __init__(self, library: Library, name: str) -> None:
         self._handle = ctypes.c_void_p()
         check(driver().cuLibraryGetKernel(ctypes.byref(self._handle), library.handle, name.encode()))
-        self._launch = driver().cuLaunchKernel
+        self._launch = driver().cuLaunchKernelEx
         self._shared: dict[int, int] = {}
 
     def allow_shared(self, device: int, size: int) -> None:
@@ -360,18 +360,16 @@ class Kernel:
         arguments: ctypes.Array[ctypes.c_void_p],  # addresses; what they point to is copied before this returns
         early: bool = False,  # from sm_90 on: begins before the kernel ahead of it ends, and waits for that itself
     ) -> None:
+        # Four arguments instead of eleven, each of which ctypes takes time for.
+        how = _Launch(grid[0], grid[1], 1, threads, 1, 1, shared, stream)
         if early:
             attribute = _Attribute(id=_EARLY)
             attribute.value[0] = 1
-            block = (ctypes.c_uint * 3)(threads, 1, 1)
-            how = _Launch((ctypes.c_uint * 3)(*grid, 1), block, shared, stream, ctypes.addressof(attribute), 1)
-            make_current(device)
-            check(driver().cuLaunchKernelEx(ctypes.byref(how), self._handle, arguments, None))
-            return
-        code = self._launch(self._handle, grid[0], grid[1], 1, threads, 1, 1, shared, stream, arguments, None)
+            how.attributes, how.count = ctypes.addressof(attribute), 1
+        code = self._launch(ctypes.byref(how), self._handle, arguments, None)
         if code == _INVALID_CONTEXT:
             make_current(device)
-            code = self._launch(self._handle, grid[0], grid[1], 1, threads, 1, 1, shared, stream, arguments, None)
+            code = self._launch(ctypes.byref(how), self._handle, arguments, None)
         if code:
             check(code)
 

@@ -35,7 +35,9 @@ class Padding(NamedTuple):
         return functional.pad(frame, tuple(self), mode="replicate")
 
     def crop(self, field: Tensor) -> Tensor:
-        """A view of [B, C, H, W] without what :meth:`pad` added."""
+        """A view of [B, C, H, W] without what :meth:`pad` added; the field itself where that is nothing."""
+        if not any(self):
+            return field
         height, width = field.shape[-2:]
         return field[..., self.top : height - self.bottom, self.left : width - self.right]
 

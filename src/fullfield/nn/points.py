@@ -171,12 +171,12 @@ class CloudPool(nn.Module):
             raise _check.InputError(f"sizes: expected {features.shape[0]} points in all, got {sum(sizes)}")
         exact = torch.float64 if features.dtype == torch.float64 else torch.float32
         rows = []
-        for part in torch.split(features, list(sizes)):
+        for part in torch.split(features, list(sizes)) if len(sizes) != 1 else (features,):
             if not part.shape[0]:
                 rows.append(part.new_zeros(part.shape[1]))
             else:
                 rows.append(part.amax(0) if self.mode == "max" else part.mean(0, dtype=exact).to(features.dtype))
-        return torch.stack(rows)
+        return torch.stack(rows) if len(rows) != 1 else rows[0][None]
 
 
 def _hooked(module: nn.Module) -> bool:

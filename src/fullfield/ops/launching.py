@@ -161,7 +161,9 @@ class Kernels:
             return
         if blocks > MOST_BLOCKS:
             raise ValueError(f"{name}: expected at most {MOST_BLOCKS} blocks, got {blocks}")
-        index, kernel = self.index, self.kernel(name, shared)
+        index, kernel = self.index, self._library[name]
+        if shared > _SHARED_BY_DEFAULT:
+            kernel.allow_shared(index, shared)
         pointer = _ONE_ARGUMENT(ctypes.addressof(params))
         if current_device() == index:  # a context takes the host as long as a launch
             kernel.launch((blocks, rows), threads, shared, index, raw_stream(index), pointer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -64,7 +65,7 @@ class PointPyramid:
                 clouds[source], clouds[target], side, sides, kernel_radius(side, sides), gradient
             )
         geometries = dict(zip(requests, radius_geometries(list(requests.values())), strict=True))
-        sizes = tuple(tuple(int(n) for n in cloud.offsets.diff().tolist()) for cloud in clouds)
+        sizes = tuple(tuple(end - begin for begin, end in pairwise(cloud.offsets.tolist())) for cloud in clouds)
         return cls(tuple(cloud.points for cloud in clouds), tuple(one.kept for one in fewer), sizes, geometries)
 
     def to(self, device: str | torch.device) -> PointPyramid:

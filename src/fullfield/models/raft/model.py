@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,10 +15,13 @@ from fullfield.models import framing
 from fullfield.models.raft.checkpoint import from_torchvision
 from fullfield.models.raft.config import RAFTConfig
 from fullfield.models.raft.encoder import Encoder
-from fullfield.models.raft.update import UpdateBlock
+from fullfield.models.raft.update import Joined, UpdateBlock
 from fullfield.models.state import fit, read_state, recognise, without_aliases
 from fullfield.nn import CorrelationPyramid
 from fullfield.nn.upsampling import convex_upsample
+
+# Cells of flows whose predictions are up-sampled together: fewer launches, and memory for the gradients of all of them.
+_TOGETHER_CELLS = {"cuda": 3 << 17}
 
 
 class Encoded(NamedTuple):
@@ -172,10 +175,26 @@ class RAFT(nn.Module):
     ) -> Iterator[Tensor]:
         fmap1, fmap2, net, context = encoded
         lookup = self.pyramid(fmap1, fmap2)
+        plain = torch.compiler.is_compiling()  # sizes would become conditions
+        joined = self.update_block.gru.joined() if torch.is_grad_enabled() and not plain else None
+        together = _TOGETHER_CELLS.get(coords.device.type, 0) if every and not plain else 0
+        most = max(1, 2 * together // max(1, coords.numel()))
+        waiting: list[tuple[Tensor, Tensor]] = []
         for update in range(updates):
-            net, coords = self.step(lookup, net, context, coords, grid)
-            if every or update == updates - 1:
-                yield padding.crop(self.upsample(coords - grid, self.mask(net)))
+            net, coords = self.step(lookup, net, context, coords, grid, joined)
+            last = update == updates - 1
+            if every or last:
+                waiting.append((coords - grid, net))
+            if last or len(waiting) == most:
+                yield from self._fine(waiting, padding)
+                waiting = []
+
+    def _fine(self, coarse: Sequence[tuple[Tensor, Tensor]], padding: framing.Padding) -> Sequence[Tensor]:
+        """The frames' flows of flows in cells and their hidden states, in one pass."""
+        flows, nets = zip(*coarse, strict=True)
+        if len(coarse) == 1:
+            return [padding.crop(self.upsample(flows[0], self.mask(nets[0])))]
+        return padding.crop(self.upsample(torch.cat(flows), self.mask(torch.cat(nets)))).chunk(len(coarse))
 
     def prepare(self, frame: Tensor, padding: framing.Padding) -> Tensor:
         """Values and size as the encoders want them, in the dtype of the parameters."""
@@ -192,8 +211,10 @@ class RAFT(nn.Module):
         return torch.tanh(net), torch.relu(context)
 
     def pyramid(self, fmap1: Tensor, fmap2: Tensor) -> CorrelationPyramid:
-        """The pair's correlation lookup."""
-        return CorrelationPyramid(fmap1, fmap2, self.config.levels, self.config.radius, backend=self.correlation)
+        """The pair's correlation lookup; in training on a GPU with results of the features' type, which saves casts."""
+        c, learns = self.config, torch.is_grad_enabled() and fmap1.requires_grad and fmap1.is_cuda
+        dtype = fmap1.dtype if learns else None
+        return CorrelationPyramid(fmap1, fmap2, c.levels, c.radius, backend=self.correlation, out_dtype=dtype)
 
     def step(
         self,
@@ -202,11 +223,13 @@ class RAFT(nn.Module):
         context: Tensor,  # [B, context_channels, h, w]
         coords: Tensor,  # [B, 2, h, w] float32: where each cell went, (x, y)
         grid: Tensor,  # [B, 2, h, w] float32: where it was
+        joined: Sequence[Joined | None] | None = None,
     ) -> tuple[Tensor, Tensor]:  # net, coords
-        """One update. No gradient flows through the coordinates that come in."""
+        """One update. No gradient flows through the coordinates that come in. ``joined``: see
+        :meth:`fullfield.models.raft.update.SquareGRU.joined`."""
         coords = coords.detach()
         features = lookup(coords).to(net.dtype)
-        net, delta = self.update_block(net, context, features, (coords - grid).to(net.dtype))
+        net, delta = self.update_block(net, context, features, (coords - grid).to(net.dtype), joined)
         return net, coords + delta.to(coords.dtype)
 
     def mask(self, net: Tensor) -> Tensor | None:

@@ -18,9 +18,11 @@ from fullfield.ops.launching import CODES, FRAMES, Kernels, address, read_source
 
 LIBRARIES = Libraries("kernels of the networks")
 LARGEST_FACTOR = 8
+GRADIENTS_FACTOR, _GRADIENTS_CELLS, _MOST_FIELDS = 8, 4, 7
 _THREADS = 256
 _FOLDER = Path(__file__).parent
 _DECLARED = structures(*(_FOLDER / name for name in ("passes.cu", "depthwise.cu", "convex.cu")))
+_Gradients = structures(_FOLDER / "convex_gradients.cu")["ConvexGradientParams"]
 MOST_TARGETS = _DECLARED.number("TARGETS")
 
 
@@ -48,6 +50,13 @@ def depthwise_source(dtype: torch.dtype, channels: int) -> Source:
 def convex_source(dtype: torch.dtype, factor: int, channels_last: bool) -> Source:
     """``convex`` for weights of ``dtype`` and a factor of 2 to 8."""
     return _source("convex.cu", TYPE=CODES[dtype], FACTOR=factor, CLAST=int(channels_last))
+
+
+@functools.cache
+def convex_gradients_source(dtype: torch.dtype, channels: int) -> Source:
+    """``convex_gradients`` for weights of ``dtype`` and a field of so many channels."""
+    text = read_source(launching.HALVES, launching.VALUES, _FOLDER / "convex_gradients.cu")
+    return Source(text, (f"-DIN={CODES[dtype]}", f"-DCHANNELS={channels}"))
 
 
 # ---- launching
@@ -283,3 +292,31 @@ def convex_why_not(field: Tensor, mask: Tensor, factor: int) -> str | None:
     if not 2 <= factor <= LARGEST_FACTOR:
         return f"needs a factor of 2 to {LARGEST_FACTOR}, got {factor}"
     return launching.why_not(field.device)
+
+
+def convex_gradients(field: Tensor, mask: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the field [B, C, h, w] and the mask [B, 576, h, w], from that of the whole result [B, C, 8h, 8w]."""
+    batch, channels, height, width = field.shape
+    cells = batch * height * width
+    grad_mask, grad_field = torch.empty_like(mask), torch.empty_like(field, memory_format=torch.contiguous_format)
+    if grad_mask.stride() != mask.stride():
+        mask = mask.contiguous()
+        grad_mask = torch.empty_like(mask)
+    partial = field.new_empty((cells, -(-9 * channels // 32) * 32))
+    field, grad = field.contiguous(), grad.contiguous()
+    params = _Gradients()
+    params.mask, params.field, params.grad = mask.data_ptr(), field.data_ptr(), grad.data_ptr()
+    params.grad_mask, params.partial, params.grad_field = map(address, (grad_mask, partial, grad_field))
+    params.mask_b, params.mask_c, params.mask_y, params.mask_x = mask.stride()
+    params.batch, params.height, params.width = batch, height, width
+    kernels = _kernels(convex_gradients_source(mask.dtype, channels), mask)
+    kernels.launch("convex_gradients", -(-cells // _GRADIENTS_CELLS), _THREADS, params)
+    kernels.launch("convex_gather", -(-cells // _THREADS), _THREADS, params)
+    return grad_field, grad_mask
+
+
+def convex_gradients_why_not(field: Tensor, mask: Tensor, factor: int) -> str | None:
+    """None if :func:`convex_gradients` can do this, else the reason."""
+    if factor != GRADIENTS_FACTOR or not 1 <= field.shape[1] <= _MOST_FIELDS or not field.numel():
+        return f"needs a factor of {GRADIENTS_FACTOR} and 1 to {_MOST_FIELDS} channels"
+    return convex_why_not(field, mask, factor)

@@ -13,6 +13,7 @@ from fullfield.ops.point_conv import op
 from fullfield.ops.point_conv.api import point_conv
 from fullfield.ops.point_conv.arguments import check_conv
 from fullfield.ops.point_conv.geometry import PointGeometry
+from fullfield.ops.point_conv.protocol import Request
 from fullfield.ops.point_norm import Running, point_norm
 from fullfield.ops.point_norm import cuda as kernels
 from fullfield.ops.point_norm.op import gradients_again
@@ -35,20 +36,30 @@ def point_conv_norm(
     backend: str | None = None,
 ) -> Tensor:  # [M, Cout]
     """:func:`point_norm` of what :func:`point_conv` gives without a bias; arguments and results are theirs."""
-    tensors = (features, weight, scale, shift, residual)
-    fast = kind == "layer" and is_eager(*tensors) and not torch.is_autocast_enabled(features.device.type)
-    wanted = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    fits = residual is None or residual.shape == (geometry.centers, weight.shape[-1])
-    if fast and wanted and fits and kernels.supports(features, scale, shift, residual, groups=1) is None:
+    if (
+        kind == "layer"
+        and is_eager(features, weight, scale, shift, residual)
+        and kernels.supports(features, scale, shift, residual, groups=1) is None
+        and not torch.is_autocast_enabled(features.device.type)
+        and (residual is None or residual.shape == (geometry.centers, weight.shape[-1]))
+    ):
         check_conv(features, weight, None, geometry.points, geometry.cells, geometry.device, groups)
         if scale.shape == shift.shape == weight.shape[2:] and 0 < weight.shape[2] <= kernels.MOST_CHANNELS:
-            if features.requires_grad:
-                geometry.require_gradient()
             residual = None if residual is None else residual.contiguous()
-            rest = (*geometry.directions(), geometry.mirrored, groups, backend)
             made = kernels.Norm(kind, eps, (), relu)
-            found: Tensor = _apply(features, weight, scale, shift, residual, rest, made)
-            return found
+            if torch.is_grad_enabled() and (
+                features.requires_grad
+                or weight.requires_grad
+                or scale.requires_grad
+                or shift.requires_grad
+                or (residual is not None and residual.requires_grad)
+            ):
+                if features.requires_grad:
+                    geometry.require_gradient()
+                found: Tensor = _apply(features, weight, scale, shift, residual, geometry, groups, backend, made)
+                return found
+            rest = (*geometry.directions(), geometry.mirrored, groups, backend)
+            return made.forward(op.product(features, weight, None, *rest), scale, shift, residual, None)
     convolved = point_conv(features, weight, geometry, None, groups, backend=backend)
     return point_norm(convolved, scale, shift, kind, eps, sizes=sizes, running=running, residual=residual, relu=relu)
 
@@ -62,31 +73,46 @@ class _ConvNorm(torch.autograd.Function):
         scale: Tensor,
         shift: Tensor,
         residual: Tensor | None,
-        rest: tuple[Any, ...],
+        geometry: PointGeometry,
+        groups: int,
+        backend: str | None,
         made: kernels.Norm,
     ) -> Tensor:
-        convolved = op.product(features, weight, None, *rest)
+        triplets = geometry.forward
+        module, request = op.serve(features, weight.shape[2], triplets, weight.shape[0], groups, backend)
+        convolved = module.multiply(request, features.contiguous(), weight.contiguous(), None, triplets)
         out = made.forward(convolved, scale, shift, residual, None)
         ctx.save_for_backward(features, weight, scale, shift, convolved, out if made.relu else None)
-        ctx.rest, ctx.made = rest, made
+        ctx.geometry, ctx.backend, ctx.made = geometry, backend, made
+        ctx.module, ctx.request = module, request
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         features, weight, scale, shift, convolved, out = ctx.saved_tensors
-        made, rest, wanted = ctx.made, ctx.rest, ctx.needs_input_grad
+        geometry, made, wanted = ctx.geometry, ctx.made, ctx.needs_input_grad
+        module, request = ctx.module, ctx.request
+        if request.dtype is torch.float32:
+            request = request._replace(precision=torch.get_float32_matmul_precision())
+        nothing = (None,) * 4  # of what is no tensor
         if torch.is_grad_enabled():  # for gradients of the gradient: step by step
+            rest = (*geometry.directions(), geometry.mirrored, request.groups, ctx.backend)
             again = point_norm(op.convolve(features, weight, None, *rest), scale, shift, made.kind, made.eps)
-            return *gradients_again(again, (features, weight, scale, shift), out, grad, wanted[:5]), None, None
+            return *gradients_again(again, (features, weight, scale, shift), out, grad, wanted[:5]), *nothing
         found = made.backward(convolved, out, scale, grad.contiguous(), wanted[4])
         grad_convolved, of_residual, of_scale, of_shift = found
-        two = None
-        if wanted[1]:
-            forward, backward, mirrored, groups, backend = rest
-            given = (features, grad_convolved, forward, backward, mirrored)
-            two = op.weight_product(*given, weight.shape[0], groups, backend)
-        one = op.transposed_product(grad_convolved, weight, *rest) if wanted[0] else None
-        return one, two, of_scale, of_shift, of_residual, None, None
+        one = two = None
+        with op.plain_mode(grad.device.type):
+            if wanted[1]:
+                two = module.outer(request, features.contiguous(), grad_convolved, geometry.forward)
+            if wanted[0]:
+                triplets = geometry.forward if geometry.mirrored else geometry.backward
+                turned = Request(
+                    request.device, request.dtype, (request.channels[1], request.channels[0]), request.groups,
+                    request.cells, request.columns, request.rows, request.entries, request.precision,
+                )  # fmt: skip
+                one = op.multiply_transposed(module, turned, grad_convolved, weight, triplets, geometry.mirrored)
+        return one, two, of_scale, of_shift, of_residual, *nothing
 
 
 # Without what ``apply`` does for functorch's transforms and for ``setup_context``.

@@ -35,9 +35,10 @@ _LIBRARY.define(
 _BLOCK = 1024
 
 
-def _serve(
+def serve(
     features: Tensor, channels_out: int, triplets: Triplets, cells: int, groups: int, backend: str | None
 ) -> tuple[Any, Request]:
+    """The backend's module, and what it is asked."""
     rows, entries, _ = triplets
     dtype, shape = features.dtype, features.shape
     # The precision is asked for only where it matters: the question takes the host long.
@@ -52,7 +53,7 @@ def _serve(
 _AS_IT_IS = nullcontext()
 
 
-def _plain_mode(device: str) -> AbstractContextManager[Any]:
+def plain_mode(device: str) -> AbstractContextManager[Any]:
     """No graph, no autocast; entered only where there is something to leave, for that costs the host."""
     if not torch.is_grad_enabled() and not torch.is_autocast_enabled(device):
         return _AS_IT_IS
@@ -73,8 +74,8 @@ def product(
     backend: str | None,
 ) -> Tensor:
     triplets = Triplets(*forward)
-    module, request = _serve(features, weight.shape[2], triplets, weight.shape[0], groups, backend)
-    with _plain_mode(features.device.type):
+    module, request = serve(features, weight.shape[2], triplets, weight.shape[0], groups, backend)
+    with plain_mode(features.device.type):
         given = (features.contiguous(), weight.contiguous(), None if bias is None else bias.contiguous())
         out: Tensor = module.multiply(request, *given, triplets)
     return out
@@ -86,14 +87,21 @@ def transposed_product(
 ) -> Tensor:  # fmt: skip
     """The gradient of the features; where the backend can, without a transposed copy of the weights."""
     triplets = Triplets(*(forward if mirrored else backward))
-    module, request = _serve(grad, weight.shape[1] * groups, triplets, weight.shape[0], groups, backend)
-    with _plain_mode(grad.device.type):
-        if getattr(module, "TRANSPOSES", False):
-            given = (grad.contiguous(), weight.contiguous(), None, triplets, 2 if mirrored else 1)
-            out: Tensor = module.multiply(request, *given)
-        else:
-            transposed = adjoint_weight(weight, groups, mirrored).contiguous()
-            out = module.multiply(request, grad.contiguous(), transposed, None, triplets)
+    module, request = serve(grad, weight.shape[1] * groups, triplets, weight.shape[0], groups, backend)
+    with plain_mode(grad.device.type):
+        return multiply_transposed(module, request, grad.contiguous(), weight, triplets, mirrored)
+
+
+def multiply_transposed(
+    module: Any, request: Request, grad: Tensor, weight: Tensor, triplets: Triplets | None, mirrored: bool
+) -> Tensor:
+    """:func:`transposed_product` by the backend's module."""
+    out: Tensor
+    if getattr(module, "TRANSPOSES", False):
+        out = module.multiply(request, grad, weight.contiguous(), None, triplets, 2 if mirrored else 1)
+    else:
+        transposed = adjoint_weight(weight, request.groups, mirrored).contiguous()
+        out = module.multiply(request, grad, transposed, None, triplets)
     return out
 
 
@@ -121,8 +129,8 @@ def weight_product(
     backend: str | None,
 ) -> Tensor:
     triplets = Triplets(*forward)
-    module, request = _serve(features, grad.shape[1], triplets, cells, groups, backend)
-    with _plain_mode(features.device.type):
+    module, request = serve(features, grad.shape[1], triplets, cells, groups, backend)
+    with plain_mode(features.device.type):
         out: Tensor = module.outer(request, features.contiguous(), grad.contiguous(), triplets)
     return out
 

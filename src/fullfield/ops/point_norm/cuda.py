@@ -133,7 +133,7 @@ class Norm:
         p.grad_weight, p.grad_bias = of_weight.data_ptr(), of_bias.data_ptr()
         kernels = _kernels(x, weight, p.y, p.grad, p.out, p.grad_residual)
         self._divide(p)
-        partial = torch.empty((p.chunks + p.groups, 2, channels), dtype=torch.float32, device=x.device)
+        partial = x.new_empty((p.chunks + p.groups, 2, channels), dtype=torch.float32)
         p.partial = partial.data_ptr()
         if self.kind == "layer":
             kernels.launch("layer_backward", p.chunks, _THREADS, p)

@@ -8,12 +8,11 @@ bits in every run on one kind of GPU.
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from fullfield.ops import launching
+from fullfield.ops.point_conv.cuda.launch import multiply, outer
 from fullfield.ops.point_conv.cuda.triplets import assemble, assemble_all, builds, transpose, transpose_all
 from fullfield.ops.point_conv.protocol import Request
-from fullfield.ops.point_conv.triplets import Triplets
 
 TRANSPOSES = True
 
@@ -34,17 +33,3 @@ def supports(request: Request) -> str | None:
     if request.dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"needs float32, float16 or bfloat16 features, got {request.dtype}"
     return launching.why_not(request.device)
-
-
-def multiply(
-    request: Request, features: Tensor, weight: Tensor, bias: Tensor | None, triplets: Triplets, transposed: int = 0
-) -> Tensor:
-    from fullfield.ops.point_conv.cuda import launch
-
-    return launch.multiply(request, features, weight, bias, triplets, transposed)
-
-
-def outer(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) -> Tensor:
-    from fullfield.ops.point_conv.cuda import launch
-
-    return launch.outer(request, features, grad, triplets)

@@ -15,7 +15,6 @@ from fullfield.ops.launching import MOST_BLOCKS, Device, Kernels, address, struc
 from fullfield.ops.point_conv.cuda.config import (
     Channels,
     Multiply,
-    Operands,
     Outer,
     OuterHopper,
     channels_of,
@@ -37,18 +36,19 @@ _Triplets, _Magnitude, _Pack, _Multiply, _Outer, _Shares = map(
 
 
 class _MultiplyPlan(NamedTuple):
-    """What a forward product's launches take beside addresses."""
+    """What a forward product's launches take beside addresses and rows."""
 
     source: Source
     scaled: bool
     groups: int
     padded: int
-    vectors: int
-    """Of 16 bytes, of all weights in the kernels' order."""
+    weights: int
+    """Bytes of all weights in the kernels' order, behind which the queue lies."""
+    room: int
     pack_blocks: int
-    pack: tuple[int, ...]
-    main: tuple[int, ...]
-    """The last numbers of the kernels' parameters."""
+    pack: Any
+    main: Any
+    """The kernels' parameters."""
     columns: int
     most: int
     """Blocks of a column that fill the device."""
@@ -68,22 +68,52 @@ def _multiply_plan(device: Device, request: Request, beside: bool) -> _MultiplyP
     most = max(1, device.processors * config.blocks // columns)
     if isinstance(config, Multiply) and config.sharing > 1:  # no rows are handed out: a block has its own
         most = MOST_BLOCKS
+    pack = _Pack(None, None, None, request.cells, request.groups, *own, config.slabs, blocks)
+    row = channels.groups * channels.padded_inputs
+    last = (row, request.channels[1], channels.padded_inputs, channels.outputs, config.slabs, blocks, columns)
+    triplets = _Triplets(None, None, None, 0, index_bits(request.cells), request.cells)
     return _MultiplyPlan(
-        config.source(operands), operands.scaled, channels.groups, channels.padded_inputs, vectors,
-        -(-vectors // operands.parts // 256), (request.cells, request.groups, *own, config.slabs, blocks),
-        (channels.padded_inputs, channels.outputs, config.slabs, blocks, columns), columns,
-        most, config.unit, config.threads,
+        config.source(operands), operands.scaled, channels.groups, channels.padded_inputs,
+        16 * vectors, 16 * vectors + 4 * columns, -(-vectors // operands.parts // 256), pack,
+        _Multiply(triplets, None, None, None, None, None, *last), columns, most, config.unit, config.threads,
         config.shared(request.cells, operands.parts),
     )  # fmt: skip
 
 
+class _OuterPlan(NamedTuple):
+    """The same of the weights' gradient."""
+
+    source: Source
+    scaled: bool
+    channels: Channels
+    config: Outer | OuterHopper
+    columns: int
+    cell_blocks: int
+    main: Any
+    shares: Any
+    threads: int
+    shared: int
+
+
 @functools.lru_cache(4096)
-def _outer_plan(
-    device: Device, request: Request, beside: bool
-) -> tuple[Operands, Channels, Source, Outer | OuterHopper]:
-    operands = operands_of(request, beside)
+def _outer_plan(device: Device, request: Request, beside: bool) -> _OuterPlan:
+    operands, channels = operands_of(request, beside), channels_of(request)
     config = outer_config(request, operands, device)
-    return operands, channels_of(request), config.source(operands), config
+    input_blocks = -(-channels.inputs // (config.inputs * config.halves)) * config.halves
+    output_blocks = -(-channels.outputs // config.outputs)
+    columns, cell_blocks = channels.groups * input_blocks * output_blocks, -(-request.cells // config.cells)
+    rows = (channels.groups * channels.padded_inputs, channels.groups * channels.padded_outputs)
+    triplets = _Triplets(None, None, None, 0, index_bits(request.cells), request.cells)
+    main = _Outer(
+        triplets, None, None, None, None, None, *rows, channels.padded_inputs, channels.padded_outputs, input_blocks,
+        output_blocks, columns, cell_blocks,
+    )  # fmt: skip
+    own = (channels.inputs // channels.joined, channels.outputs // channels.joined, channels.joined)
+    shares = _Shares(None, None, None, request.cells, request.groups, *own, input_blocks, output_blocks)
+    return _OuterPlan(
+        config.source(operands), operands.scaled, channels, config, columns, cell_blocks, main, shares,
+        32 * config.warps, config.shared(operands.parts),
+    )  # fmt: skip
 
 
 def _alike(request: Request) -> Request:
@@ -103,20 +133,15 @@ def _magnitudes(kernels: Kernels, device: Device, values: tuple[Tensor, ...]) ->
     return found
 
 
-def _triplets(triplets: Triplets, cells: int) -> Any:
-    rows, entries, beside = triplets
-    bits = index_bits(cells)
-    return _Triplets(rows.data_ptr(), entries.data_ptr(), beside.data_ptr(), rows.numel() - 1, bits, cells)
-
-
 def _aligned(values: Tensor, groups: int, padded: int) -> Tensor:
     """Rows of groups of ``padded`` channels at multiples of 16 bytes: a copy where they are not."""
-    own = values.shape[1] // groups
-    if own != padded:
-        wide = values.new_zeros(values.shape[0], groups, padded)
-        wide[:, :, :own] = values.view(values.shape[0], groups, own)
-        return wide.view(values.shape[0], groups * padded)
-    return values if values.data_ptr() % 16 == 0 else values.clone()
+    rows, channels = values.shape
+    if channels == groups * padded:
+        return values.clone() if values.data_ptr() % 16 else values
+    own = channels // groups
+    wide = values.new_zeros(rows, groups, padded)
+    wide[:, :, :own] = values.view(rows, groups, own)
+    return wide.view(rows, groups * padded)
 
 
 def multiply(
@@ -128,20 +153,23 @@ def multiply(
     if not request.channels[0] or not request.entries:
         return out.copy_(bias) if bias is not None else out.zero_()
     device = launching.device_at(features.get_device())
-    plan = _multiply_plan(device, _alike(request), triplets.cells.numel() > 0)
+    rows, entries, beside = triplets
+    plan = _multiply_plan(device, _alike(request), beside.numel() > 0)
     kernels = launching.kernels(LIBRARIES, plan.source, device.index)
     magnitude = _magnitudes(kernels, device, (features, weight)) if plan.scaled else None
-    of_weight = None if magnitude is None else magnitude.data_ptr() + 4
-    room = torch.empty(16 * plan.vectors + 4 * plan.columns, dtype=torch.uint8, device=features.device)
+    room = features.new_empty((plan.room,), dtype=torch.uint8)
     packed = room.data_ptr()
-    queue = packed + 16 * plan.vectors
-    params = _Pack(weight.data_ptr(), packed, of_weight, *plan.pack, transposed, queue)
-    kernels.launch("pack", plan.pack_blocks, 256, params)
+    p = _Pack.from_buffer_copy(plan.pack)
+    p.weight, p.packed, p.transposed, p.queue = weight.data_ptr(), packed, transposed, packed + plan.weights
+    if magnitude is not None:
+        p.magnitude = magnitude.data_ptr() + 4
+    kernels.launch("pack", plan.pack_blocks, 256, p)
     given = _aligned(features, plan.groups, plan.padded)
-    main = _Multiply(
-        _triplets(triplets, request.cells), given.data_ptr(), packed, address(bias), out.data_ptr(),
-        address(magnitude), given.shape[1], request.channels[1], *plan.main, queue,
-    )  # fmt: skip
+    main = _Multiply.from_buffer_copy(plan.main)
+    t = main.triplets
+    t.rows, t.entries, t.beside, t.count = rows.data_ptr(), entries.data_ptr(), beside.data_ptr(), request.rows
+    main.features, main.weights, main.bias, main.out = given.data_ptr(), packed, address(bias), out.data_ptr()
+    main.magnitude, main.queue = address(magnitude), packed + plan.weights
     each = min(plan.most, -(-request.rows // plan.unit))
     kernels.launch("multiply", plan.columns * each, plan.threads, main, plan.shared)
     return out
@@ -154,40 +182,30 @@ def outer(request: Request, features: Tensor, grad: Tensor, triplets: Triplets) 
     if not request.entries:
         return out.zero_()
     device = launching.device_at(features.get_device())
-    operands, channels, source, config = _outer_plan(device, _alike(request), triplets.cells.numel() > 0)
-    kernels = launching.kernels(LIBRARIES, source, device.index)
-    magnitude = _magnitudes(kernels, device, (features, grad)) if operands.scaled else None
-    input_blocks = -(-channels.inputs // (config.inputs * config.halves)) * config.halves
-    output_blocks = -(-channels.outputs // config.outputs)
-    columns = channels.groups * input_blocks * output_blocks
-    cell_blocks = -(-request.cells // config.cells)
+    rows, entries, beside = triplets
+    plan = _outer_plan(device, _alike(request), beside.numel() > 0)
+    kernels = launching.kernels(LIBRARIES, plan.source, device.index)
+    magnitude = _magnitudes(kernels, device, (features, grad)) if plan.scaled else None
+    config, columns, cell_blocks = plan.config, plan.columns, plan.cell_blocks
     segments, slots, share = _segments(request, columns, cell_blocks, config, device)
-    shares = torch.empty((slots, share), dtype=torch.float32, device=features.device)
+    shares = features.new_empty((slots * share,), dtype=torch.float32)
     turns = None
     if segments > slots:
-        turns = torch.zeros(12 * slots * columns * cell_blocks + 1, dtype=torch.int32, device=features.device)
-    given, wanted = _both_aligned(features, grad, channels)
-    main = _Outer(
-        _triplets(triplets, request.cells), given.data_ptr(), wanted.data_ptr(), shares.data_ptr(), address(turns),
-        address(magnitude), given.shape[1], wanted.shape[1], channels.padded_inputs, channels.padded_outputs,
-        input_blocks, output_blocks, columns, cell_blocks, segments, slots,
-    )  # fmt: skip
+        turns = features.new_zeros((12 * slots * columns * cell_blocks + 1,), dtype=torch.int32)
+    groups, inputs, outputs = plan.channels.groups, plan.channels.padded_inputs, plan.channels.padded_outputs
+    given, wanted = _aligned(features, groups, inputs), _aligned(grad, groups, outputs)
+    main = _Outer.from_buffer_copy(plan.main)
+    t = main.triplets
+    t.rows, t.entries, t.beside, t.count = rows.data_ptr(), entries.data_ptr(), beside.data_ptr(), request.rows
+    main.features, main.grad, main.shares = given.data_ptr(), wanted.data_ptr(), shares.data_ptr()
+    main.turns, main.magnitude = address(turns), address(magnitude)
+    main.segments, main.slots = segments, slots
     blocks = segments * (columns // config.halves) * cell_blocks
-    kernels.launch("outer", blocks, 32 * config.warps, main, config.shared(operands.parts))
-    params = _Shares(
-        shares.data_ptr(), out.data_ptr(), address(magnitude), request.cells, request.groups,
-        channels.inputs // channels.joined, channels.outputs // channels.joined, channels.joined, input_blocks,
-        output_blocks, slots,
-    )  # fmt: skip
-    kernels.launch("add_shares", -(-out.numel() // 256), 256, params)
+    kernels.launch("outer", blocks, plan.threads, main, plan.shared)
+    p = _Shares.from_buffer_copy(plan.shares)
+    p.shares, p.out, p.magnitude, p.segments = shares.data_ptr(), out.data_ptr(), address(magnitude), slots
+    kernels.launch("add_shares", -(-out.numel() // 256), 256, p)
     return out
-
-
-def _both_aligned(features: Tensor, grad: Tensor, channels: Channels) -> tuple[Tensor, Tensor]:
-    return (
-        _aligned(features, channels.groups, channels.padded_inputs),
-        _aligned(grad, channels.groups, channels.padded_outputs),
-    )
 
 
 def _segments(

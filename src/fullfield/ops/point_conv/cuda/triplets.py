@@ -37,11 +37,9 @@ def source(beside: bool, given: bool = False) -> Source:
     return Source(text, (f"-DKEY={key}", f"-DROOM={_ROOM}", f"-DBESIDE={int(beside)}", f"-DGIVEN={int(given)}"))
 
 
-def _empty(rows: Tensor, columns: int, entries: int, cells: int, new: bool = True) -> Triplets:
-    """``new``: with room for the entries."""
-    beside = 0 if fits(columns, cells) else entries
-    words = rows.new_empty(entries if new else 0, dtype=torch.int32)
-    return Triplets(rows, words, rows.new_empty(beside, dtype=torch.uint8))
+def _beside(rows: Tensor, columns: int, entries: int, cells: int, none: Tensor) -> Tensor:
+    """Room for what stands beside the words; ``none``, which is empty, where nothing does."""
+    return none if fits(columns, cells) else rows.new_empty(entries, dtype=torch.uint8)
 
 
 def _grouped(keys: Sequence[object]) -> Iterator[list[int]]:
@@ -56,11 +54,12 @@ def _grouped(keys: Sequence[object]) -> Iterator[list[int]]:
 
 def assemble_all(wanted: Sequence[Wanted], *, reuse: bool = True) -> list[Triplets]:
     """:func:`assemble` of each, in one launch as far as may be; ``reuse``: written over the neighbours' numbers."""
-    made = []
+    made, none = [], wanted[0].points.new_empty(0, dtype=torch.uint8)
     for one in wanted:
-        cells = math.prod(one.kernel_size)
-        out = _empty(one.neighbors[0].contiguous(), one.points.shape[0], one.neighbors[1].numel(), cells, not reuse)
-        made.append(out._replace(entries=one.neighbors[1]) if reuse else out)
+        rows, numbers = one.neighbors[0].contiguous(), one.neighbors[1]
+        words = numbers if reuse else torch.empty_like(numbers, memory_format=torch.contiguous_format)
+        beside = _beside(rows, one.points.shape[0], numbers.numel(), math.prod(one.kernel_size), none)
+        made.append(Triplets(rows, words, beside))
     for places in _grouped([bool(out.cells.numel()) for out in made]):
         batch, kept, blocks = _Batch(), [], []
         for p, place in zip(batch.each, places, strict=False):
@@ -91,12 +90,11 @@ def assemble(
 
 def transpose_all(wanted: Sequence[Transposition]) -> list[Triplets]:
     """:func:`transpose` of each, in the same four launches as far as may be."""
-    made = [
-        _empty(
-            t.triplets.rows.new_empty(t.columns + 1), t.triplets.rows.numel() - 1, t.triplets.entries.numel(), t.cells
-        )
-        for t in wanted
-    ]
+    made, none = [], wanted[0].triplets.rows.new_empty(0, dtype=torch.uint8)
+    for t in wanted:
+        rows, entries, _ = t.triplets
+        room = _beside(rows, rows.numel() - 1, entries.numel(), t.cells, none)
+        made.append(Triplets(rows.new_empty(t.columns + 1), torch.empty_like(entries), room))
     beside = [(bool(out.cells.numel()), bool(t.triplets.cells.numel())) for out, t in zip(made, wanted, strict=True)]
     for places in _grouped(beside):
         _transpose([wanted[place] for place in places], [made[place] for place in places], source(*beside[places[0]]))

@@ -1,0 +1,98 @@
+"""The gradients of convex up-sampling by kernels, run on the CPU by ``emulator``, against PyTorch's autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import emulator
+import pytest
+import torch
+from test_nvrtc import ARCHS, needs_nvrtc, resources
+from torch import Tensor
+
+from fullfield.nn import upsampling
+from fullfield.nn.upsampling import convex_upsample
+from fullfield.ops import launching
+from fullfield.ops.fused import cuda, reference
+
+ALLOWED = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+on_this_cpu = pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
+
+
+@pytest.fixture
+def _emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with emulator.kernels_of(cuda):
+        monkeypatch.setattr(upsampling, "why_not", launching.why_not)  # as the emulator has it
+        yield
+
+
+def draw(batch: int, channels: int, height: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Field, weights before their softmax, gradient of the result."""
+    generator = torch.Generator().manual_seed(height * width)
+    sizes = (channels, height, width), (576, height, width), (channels, 8 * height, 8 * width)
+    field, mask, grad = (torch.randn(batch, *size, generator=generator) for size in sizes)
+    return 3 * field, (2 * mask).to(dtype), grad
+
+
+@on_this_cpu
+@pytest.mark.usefixtures("_emulated")
+@pytest.mark.parametrize(
+    ("shape", "dtype", "channels_last"),
+    [
+        ((2, 2, 3, 5), torch.float32, False),
+        ((1, 2, 4, 3), torch.bfloat16, True),
+        ((3, 6, 1, 1), torch.float16, True),
+        ((1, 7, 2, 5), torch.float32, False),
+    ],
+    ids=str,
+)
+def test_result_and_gradients(shape: tuple[int, int, int, int], dtype: torch.dtype, channels_last: bool) -> None:
+    field, mask, grad = draw(*shape, dtype)
+    if channels_last:
+        mask = mask.contiguous(memory_format=torch.channels_last)
+    inputs = field.requires_grad_(), mask.requires_grad_()
+    out = convex_upsample(*inputs, 8)
+    assert type(out.grad_fn).__name__ == "_ConvexBackward"
+    found = out.detach(), *torch.autograd.grad(out, inputs, grad.transpose(2, 3).contiguous().transpose(2, 3))
+    twice = field.detach().double().requires_grad_(), mask.detach().double().requires_grad_()
+    exact_out = reference.convex_upsample(*twice, 8)
+    exact = exact_out.detach(), *torch.autograd.grad(exact_out, twice, grad.double())
+    for name, one, other, kind in zip(
+        ("result", "field", "mask"), found, exact, (torch.float32,) * 2 + (dtype,), strict=True
+    ):
+        assert one.dtype == kind, name
+        assert float((one.double() - other).abs().max()) <= ALLOWED[kind] * float(other.abs().max()), name
+
+
+@on_this_cpu
+@pytest.mark.usefixtures("_emulated")
+def test_gradients_of_gradients_go_step_by_step() -> None:
+    field, mask, grad = draw(1, 2, 2, 3, torch.float32)
+    inputs = field.requires_grad_(), mask.requires_grad_()
+
+    def seconds(result: Tensor) -> tuple[Tensor, ...]:
+        first = torch.autograd.grad(result, inputs, grad, create_graph=True)
+        return torch.autograd.grad(sum((g.square().sum() for g in first), torch.zeros(())), inputs)
+
+    for one, other in zip(
+        seconds(convex_upsample(*inputs, 8)), seconds(reference.convex_upsample(*inputs, 8)), strict=True
+    ):
+        torch.testing.assert_close(one, other)
+
+
+@on_this_cpu
+@pytest.mark.usefixtures("_emulated")
+def test_what_the_kernels_do_not_serve() -> None:
+    field, mask, _ = draw(1, 8, 2, 3, torch.float32)
+    assert "1 to 7 channels" in str(cuda.convex_gradients_why_not(field, mask, 8))
+    assert type(convex_upsample(field.requires_grad_(), mask, 8).grad_fn).__name__ != "_ConvexBackward"
+    assert "a factor of 8" in str(cuda.convex_gradients_why_not(field[:, :2], mask, 4))
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("channels", [2, 6, 7])
+def test_resources(arch: str, channels: int) -> None:
+    for registers, spilled in resources(cuda.convex_gradients_source(torch.bfloat16, channels), arch).values():
+        assert registers <= 255
+        assert spilled == 0
