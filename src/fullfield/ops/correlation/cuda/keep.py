@@ -42,20 +42,23 @@ class Patches:
     def __init__(self, request: Request, config: Config, tiles: int, groups: int, like: Tensor) -> None:
         pixels, slots, sizes = 64 * config.groups, tiles * request.levels, patch_bytes(config, request.levels)
         self._sizes, self._sides = sizes, patch_sides(config, request.levels)
-        self._entries = 16 * slots
-        lengths = [4, 2 * self._entries, slots, slots * pixels // 32, slots * pixels // 32, slots * pixels]
+        self._entries = slots
+        lengths = [8, 5 * slots, slots, slots * pixels // 32, slots * pixels // 32, slots * pixels]
         self.patches = torch.empty(groups * sum(sizes), dtype=torch.uint8, device=like.device)
         self.notes = torch.zeros(sum(lengths), dtype=torch.int32, device=like.device)
         self._begins = [4 * sum(lengths[:i]) for i in range(len(lengths))]
 
-    def fill(self, kept: ctypes.Structure, stamp: int) -> None:
-        """Tell a lookup where everything is; ``stamp``: the address of the preparation's number."""
+    def fill(self, kept: ctypes.Structure, stamp: int, everything: bool) -> None:
+        """Tell a lookup where everything is; ``stamp``: the address of the preparation's number; ``everything``: it is
+        computed, whatever the patches hold."""
         kept.patches = self.patches.data_ptr()
         notes = self.notes.data_ptr()
         for name, begin in zip(
             ("counts", "entries", "stamps", "filled", "wanted", "origins"), self._begins, strict=True
         ):
             setattr(kept, name, notes + begin)
+        if everything:
+            kept.entries = None
         kept.stamp, kept.group_bytes, kept.most_entries = stamp, sum(self._sizes), self._entries
         for level, side in enumerate(self._sides):
             kept.side[level] = side

@@ -232,13 +232,17 @@ class _LookupLaunch:
         """Empty ones for such lookups."""
         return keep.Patches(request, self.config, self.params.tiles, self._groups(), like)
 
-    def run(self, stream: int, patches: keep.Patches | None) -> None:
-        """Under the lock, with the other parameters set."""
+    def run(self, stream: int, patches: keep.Patches | None, everything: bool) -> None:
+        """Under the lock, with the other parameters set; ``everything``: nothing is in the patches."""
+        kept = self.params.kept
         if patches is None or self.sample is None:
-            self.params.kept.patches = None
+            kept.patches = kept.entries = None
+            self.launch(stream)
+        elif everything:
+            patches.fill(kept, self.stamp, True)
             self.launch(stream)
         else:
-            patches.fill(self.params.kept, self.stamp)
+            patches.fill(kept, self.stamp, False)
             self.sample(stream)
             self.behind(stream)
 
@@ -299,11 +303,12 @@ class Cuda(Prepared):
         context = self._keeper.take(stream, kind) if self._keeper is not None and call.sample is not None else None
         params = call.params
         with call.lock:
+            first = context is not None and context.patches is None
             if context is not None and context.patches is None:
                 context.patches = call.patches(self.request, self.state[0])
             params.coords, params.out, params.queue = coords.data_ptr(), out.data_ptr(), counters
             params.coord_b, params.coord_c, params.coord_y, params.coord_x = coords.stride()
-            call.run(stream, None if context is None else context.patches)
+            call.run(stream, None if context is None else context.patches, first)
         del own
         return out
 
