@@ -30,7 +30,7 @@
 #define MAXSTRIPS 8
 #define MOST_MARGIN 4              // of a patch beside the window
 #define MAXLEVELS 8
-#define CLASSES 5                  // of what a lookup that keeps has to compute, costly entries first
+#define CLASSES 5                  // lists of what a lookup that keeps has to compute, see class_of
 #define PARTS_MOST 8
 #define BIG 0x3fffffff
 #ifndef KEPT
@@ -187,6 +187,9 @@ static __device__ __forceinline__ void load_coords(const Params &p, const Item &
 static __device__ __forceinline__ int slot_of(const Params &p, const Item &it, int level) {
     return (((it.batch * p.tiles_y) + it.tile_y) * p.tiles_x + it.tile_x) * p.levels + level;
 }
+// The list of an entry of so many chunks. Scattered ones, which are never divided, are in the first if they are of the finest level,
+// of whose map only a part stays in the L2, and in the last.
+static __device__ __forceinline__ int class_of(int chunks) { return chunks > 40 ? 1 : chunks > 20 ? 2 : chunks > 6 ? 3 : 4; }
 // How the entries of all classes are dealt out as items: lane c of a warp knows where those of class c begin, and in how many parts each is.
 struct Dealt {
     int begin, parts, items;
@@ -197,7 +200,7 @@ static __device__ __forceinline__ Dealt deal(const Params &p, int crew) {
     const volatile u32 *counts = p.kept.counts;
     int own = (int)lane_id(), count = own < CLASSES ? (int)counts[own] : 0, fair = (int)counts[CLASSES] / (2 * crew);
     Dealt dealt;
-    dealt.parts = own == 1 ? (fair < 40 ? 16 : 4) : own == 2 ? (fair < 10 ? 16 : fair < 40 ? 4 : 1) : own == 3 && fair < 8 ? 4 : 1;
+    dealt.parts = own == 1 ? (fair < 20 ? 16 : 4) : own == 2 ? (fair < 10 ? 16 : fair < 20 ? 4 : 1) : own == 3 && fair < 8 ? 4 : 1;
     int end = count * dealt.parts;
     dealt.begin = end;
 #pragma unroll
@@ -323,27 +326,24 @@ struct Plan {
     }
 
 #if KEPT
-    // What sample_kept says of the levels of tiles that it lists.
-    __device__ __forceinline__ void judge(const Params &p, int h, int w) {
+    // What sample_kept says of the levels of tiles that it lists. With SPLIT it always does: there are no registers for their boxes.
+    __device__ __forceinline__ void judge(const Params &p) {
         int pairs = 0, far = 0, left = BIG, right = -BIG, top = BIG, bottom = -BIG;
 #pragma unroll
         for (int i = 0; i < LANE_PIXELS; i++) {
-            int wx, wy;
-            float fx, fy;
-            bool valid = window(x[i], y[i], level, h, w, wx, wy, fx, fy);
-            int other_x = __shfl_up_sync(0xffffffffu, wx, 1), other_y = __shfl_up_sync(0xffffffffu, wy, 1);
-            bool pair = lane_id() % BLOCK_W && valid && other_x != -BIG;
+            int other_x = __shfl_up_sync(0xffffffffu, ix[i], 1), other_y = __shfl_up_sync(0xffffffffu, iy[i], 1);
+            bool pair = lane_id() % BLOCK_W && ix[i] != -BIG && other_x != -BIG;
             pairs += __popc(__ballot_sync(0xffffffffu, pair));
-            far += __popc(__ballot_sync(0xffffffffu, pair && apart(wx, wy, other_x, other_y)));
-            if (valid) {
-                left = min(left, wx);
-                right = max(right, wx);
-                top = min(top, wy);
-                bottom = max(bottom, wy);
+            far += __popc(__ballot_sync(0xffffffffu, pair && apart(ix[i], iy[i], other_x, other_y)));
+            if (ix[i] != -BIG) {
+                left = min(left, ix[i]);
+                right = max(right, ix[i]);
+                top = min(top, iy[i]);
+                bottom = max(bottom, iy[i]);
             }
         }
         is = 2 * far > pairs ? APART : 0;
-        if (!is && p.kept.patches && coherent(warp_min(left), warp_max(right), warp_min(top), warp_max(bottom), level, p.kept.side[level])) is = FILL;
+        if (!SPLIT && !is && p.kept.patches && coherent(warp_min(left), warp_max(right), warp_min(top), warp_max(bottom), level, p.kept.side[level])) is = FILL;
     }
     __device__ __forceinline__ int narrow_bin() const { return chunk_width(chunk_width_index(side)) - side + 1; }
 #endif
@@ -469,7 +469,9 @@ struct Plan {
             int h = p.level_h[level], w = p.level_w[level];
             int lo = BIG, hi = -BIG;
 #if KEPT
-            if (!p.kept.entries) judge(p, h, w);
+            if (!p.kept.entries) is = 0;
+#pragma unroll 1
+            for (bool judged = p.kept.entries;; judged = true) {  // again with what belongs to patches, if that is found
 #endif
 #pragma unroll
             for (int i = 0; i < LANE_PIXELS; i++) {
@@ -486,6 +488,12 @@ struct Plan {
                 }
             }
 #if KEPT
+                if (judged) break;
+                judge(p);
+                if (SPLIT || !(is & FILL)) break;
+                lo = BIG;
+                hi = -BIG;
+            }
             side = is & FILL ? p.kept.side[level] : KP;
 #endif
             lo = warp_min(lo);

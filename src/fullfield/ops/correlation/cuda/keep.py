@@ -16,6 +16,8 @@ from fullfield.ops.correlation.protocol import Request
 # Columns and rows that a patch has beside the window, by level: as many as pay and, products of more bytes, as take
 # half as much memory again at most.
 _MARGINS, _TIGHT_MARGINS = (3, 2, 2, 1), (2, 2, 2, 1)
+# Lists of what has to be computed, as in common.cuh.
+_CLASSES = 5
 # Source pixels whose patches lie together: those of one tile, or of two side by side.
 GROUP = 128
 # A map's positions and what a patch's origin may lie before them are 16-bit numbers.
@@ -43,21 +45,21 @@ class Patches:
         pixels, slots, sizes = 64 * config.groups, tiles * request.levels, patch_bytes(config, request.levels)
         self._sizes, self._sides = sizes, patch_sides(config, request.levels)
         self._entries = slots
-        lengths = [8, 5 * slots, slots, slots * pixels // 32, slots * pixels // 32, slots * pixels]
+        lengths = [8, _CLASSES * slots, slots, slots * pixels // 32, slots * pixels // 32, slots * pixels]
         self.patches = torch.empty(groups * sum(sizes), dtype=torch.uint8, device=like.device)
         self.notes = torch.zeros(sum(lengths), dtype=torch.int32, device=like.device)
         self._begins = [4 * sum(lengths[:i]) for i in range(len(lengths))]
 
-    def fill(self, kept: ctypes.Structure, stamp: int, everything: bool) -> None:
-        """Tell a lookup where everything is; ``stamp``: the address of the preparation's number; ``everything``: it is
-        computed, whatever the patches hold."""
+    def fill(self, kept: ctypes.Structure, stamp: int, empty: bool) -> None:
+        """Tell a lookup where everything is; ``stamp``: the address of the preparation's number; ``empty``: nothing is
+        in the patches, so it computes all windows."""
         kept.patches = self.patches.data_ptr()
         notes = self.notes.data_ptr()
         for name, begin in zip(
             ("counts", "entries", "stamps", "filled", "wanted", "origins"), self._begins, strict=True
         ):
             setattr(kept, name, notes + begin)
-        if everything:
+        if empty:
             kept.entries = None
         kept.stamp, kept.group_bytes, kept.most_entries = stamp, sum(self._sizes), self._entries
         for level, side in enumerate(self._sides):
@@ -71,6 +73,8 @@ class _Context:
 
     stream: int
     kind: object
+    prepared: bool
+    """Whether the pair was prepared among them: then nothing can be in the patches when the first of them keeps."""
     lookups: int = 0
     patches: Patches | None = None
 
@@ -80,11 +84,12 @@ class Keeper:
 
     Outside of graphs, and in every graph that is captured, those of one stream and of one kind of result: the first
     that come. A graph's patches are made while it is captured, so a replay finds what the replay itself has left
-    there. Lookups beside them compute everything, with the same result.
+    there. Lookups beside them compute everything, with the same result. ``stream``: of the preparation.
     """
 
-    def __init__(self, at_once: bool) -> None:
+    def __init__(self, at_once: bool, stream: int) -> None:
         self._at_once = at_once  # the first lookup keeps, too
+        self._prepared_in = captured_by(stream)
         self._contexts: dict[int, _Context] = {}
         self._lock = threading.Lock()
 
@@ -94,7 +99,7 @@ class Keeper:
         context = self._contexts.get(graph)
         if context is None:
             with self._lock:
-                context = self._contexts.setdefault(graph, _Context(stream, kind))
+                context = self._contexts.setdefault(graph, _Context(stream, kind, graph == self._prepared_in))
         if context.stream != stream or context.kind != kind:
             return None
         context.lookups += 1

@@ -163,8 +163,7 @@ static __device__ __forceinline__ bool check_pixel(const Params &p, const KeptPi
         for (int i = 1; i < MAXSTRIPS; i *= 2) chunks += __shfl_xor_sync(0xffffffffu, chunks, i);
         if (any && own.has_tile && pixel == 0) {
             p.kept.stamps[own.slot] = *p.kept.stamp;
-            // Of scattered ones those of the finest level come first, of whose map only a part stays in the L2.
-            int which = scattered ? (level ? CLASSES - 1 : 0) : chunks > 40 ? 1 : chunks > 20 ? 2 : chunks > 6 ? 3 : 4;
+            int which = scattered ? (level ? CLASSES - 1 : 0) : class_of(chunks);
             int at = (int)atomicAdd(p.kept.counts + which, 1u);
             atomicAdd(p.kept.counts + CLASSES, (u32)(scattered ? 2 * count : chunks));
             p.kept.entries[which * p.kept.most_entries + at] = own.slot << 2 | (u32)scattered << 1 | (u32)fill;
