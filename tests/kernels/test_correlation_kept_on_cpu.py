@@ -86,7 +86,9 @@ def test_bits_do_not_depend_on_what_was_looked_up(
         pair = look(case, out_dtype=out, reuse=reuse)
         for number, (at, want) in enumerate(list(zip(there, expected, strict=True))[::order]):
             assert torch.equal(pair(at), want), f"lookup {number}, order {order}"
-    assert machine.launched["sample_kept"] == 2 * len(there) - (by_default is None)
+    # The first lookup that keeps computes everything, as there is nothing to sample; not for split features.
+    first = 2 * (dtype != torch.float32)
+    assert machine.launched["sample_kept"] == 2 * len(there) - first - (by_default is None)
 
 
 def test_tiles_whose_patches_lie_together(machine: Emulator, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +133,7 @@ def test_patches_made_with_the_pair_serve_the_first_that_fits(monkeypatch: pytes
     found = pair._lookups._pair
     assert found is not None
     keeper = found.prepared._keeper  # type: ignore[attr-defined]
-    made = keeper._offered.patches
+    made = keeper._offered[2]
     graph = 0
     assert keeper.take(17, "another stream and kind").patches is None
     graph = 2
@@ -154,3 +156,51 @@ def test_a_number_for_every_preparation() -> None:
         numbers.add(int(found.prepared.state[2].view(torch.int32)[3]))
         found.prepared.state[2].view(torch.int32)[3] = 5
     assert len(numbers) == 3
+
+
+@pytest.mark.parametrize(("prepared", "captured", "looked"), [(0, 0, 2), (0, 7, 3), (7, 7, 2), (7, 0, 3)])
+def test_what_another_replay_has_left_is_looked_at(
+    prepared: int, captured: int, looked: int, machine: Emulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only lookups captured together with the preparation, or neither of them captured, know that nothing is there."""
+    case = make_case((6, 18), batch=1, channels=8, levels=1, radius=1)
+    case = replace(case, fmap1=case.fmap1.half(), fmap2=case.fmap2.half())
+    there = journey(case)[:3]
+    expected = [look(case, reuse=True)(at) for at in there]
+    graphs = iter([prepared] + 3 * [captured])
+    monkeypatch.setattr(keep, "captured_by", lambda _: next(graphs))
+    pair = look(case, reuse=True)
+    machine.launched.clear()
+    for at, want in zip(there, expected, strict=True):
+        assert torch.equal(pair(at), want)
+    assert machine.launched["sample_kept"] == looked
+
+
+def test_parts_of_costly_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bits stay, whichever parts an entry is in: of so few entries those of every class but the last are divided."""
+    seen: set[int] = set()
+    run = launch._LookupLaunch.run
+
+    def noting(self: launch._LookupLaunch, stream: int, patches: keep.Patches | None, empty: bool) -> None:
+        behind = self.behind
+
+        def counted(stream: int) -> None:
+            assert patches is not None
+            seen.update(torch.nonzero(patches.notes[:5]).flatten().tolist())
+            behind(stream)
+
+        self.behind = counted  # type: ignore[assignment]
+        run(self, stream, patches, empty)
+        self.behind = behind
+
+    monkeypatch.setattr(launch._LookupLaunch, "run", noting)
+    case = make_case((16, 32), (60, 90), batch=1, channels=8, levels=2, radius=2)
+    case = replace(case, fmap1=case.fmap1.half(), fmap2=case.fmap2.half())
+    generator = torch.Generator().manual_seed(1)
+    edges = 20 * torch.rand(case.coords.shape, generator=generator).round()
+    spread = [step * torch.randn(case.coords.shape, generator=generator) for step in (0.7, 1.5, 4.0, 9.0, 20.0)]
+    pair = look(case, out_dtype=torch.float16, reuse=True)
+    for number, moved in enumerate([torch.zeros_like(edges), edges, *spread]):
+        at = case.coords + moved
+        assert torch.equal(pair(at), look(case, out_dtype=torch.float16, reuse=True)(at)), f"lookup {number}"
+    assert seen == {0, 1, 2, 3, 4}

@@ -30,6 +30,7 @@
 #define MAXSTRIPS 8
 #define MOST_MARGIN 4              // of a patch beside the window
 #define MAXLEVELS 8
+#define CLASSES 5                  // lists of what a lookup that keeps has to compute, see class_of
 #define PARTS_MOST 8
 #define BIG 0x3fffffff
 #ifndef KEPT
@@ -41,9 +42,9 @@
 
 // What lookups keep for those that follow. A slot is a level of a tile.
 struct Kept {
-    u8 *patches;                   // null: this lookup computes everything and keeps nothing
-    u32 *counts;                   // zeros: costly entries, other entries, blocks that are done
-    u32 *entries;                  // what the lookup has to compute, two words each; costly ones from the front, others from the back
+    u8 *patches;                   // null: this lookup keeps nothing
+    u32 *counts;                   // zeros: entries of each class, the chunks of all, blocks that are done
+    u32 *entries;                  // [CLASSES, most_entries]: what the lookup has to compute, slot << 2 | scattered << 1 | fill; null: everything
     u32 *stamps;                   // [slots]: the preparation of the pair that what a slot says belongs to
     u32 *filled;                   // [slots, pixels / 32]: bits of pixels whose products are kept
     u32 *wanted;                   // the same: pixels whose windows the lookup has to compute
@@ -52,7 +53,7 @@ struct Kept {
     i64 group_bytes;               // of the patches of KEPT_TILES tiles
     int offset[MAXLEVELS];         // in bytes, of a level's patches
     int side[MAXLEVELS];           // of a level's patch, at least KP
-    int most_entries;
+    int most_entries;              // of a class
 };
 
 struct Params {
@@ -166,61 +167,6 @@ static __device__ __forceinline__ Item decode_item(const Params &p, int item) {
     return decode_tile(p, item - part * count, p.part_begin[part], p.part_end[part]);
 }
 
-#if KEPT
-// Something to compute: slot << 2 | scattered << 1 | fill, and which of a tile's parts, of 4 * GROUPS pixels each.
-struct Entry { u32 what, parts; };
-#define BIAS 64
-static __device__ __forceinline__ int slot_of(const Params &p, const Item &it, int level) {
-    return (((it.batch * p.tiles_y) + it.tile_y) * p.tiles_x + it.tile_x) * p.levels + level;
-}
-static __device__ __forceinline__ Item decode_entry(const Params &p, Entry entry) {
-    u32 slot = entry.what >> 2, tile = slot / (u32)p.levels, row = tile / (u32)p.tiles_x, batch = row / (u32)p.tiles_y;
-    Item it;
-    it.batch = batch;
-    it.tile_y = row - batch * p.tiles_y;
-    it.tile_x = tile - row * p.tiles_x;
-    it.begin = slot - tile * p.levels;
-    it.end = it.begin + 1;
-    it.fill = entry.what & 1;
-    it.scattered = entry.what >> 1 & 1;
-    return it;
-}
-static __device__ __forceinline__ Entry entry_at(const Params &p, int i, int costly) {
-    const volatile u32 *at = p.kept.entries + 2 * (i < costly ? i : p.kept.most_entries - 1 - (i - costly));
-    Entry entry = {at[0], at[1]};
-    return entry;
-}
-// Windows so far apart are hardly computed together. Where most neighbours in a row are, no product of the tile is kept and pixels may be
-// worked on alone: that is decided by the present windows only, for such products may differ in their last bits.
-static __device__ __forceinline__ bool apart(int x, int y, int other_x, int other_y) {
-    return (u32)(x - other_x + KP / 2) > KP || (u32)(y - other_y + KP / 2) > KP;
-}
-// So many columns, or rows, of a patch lie before the window that it is made for: half of those that it has more, the larger half on
-// the side that is nearer.
-static __device__ __forceinline__ int lead(float fraction, int side) {
-    int more = side - KP;
-    return (more & 1 && fraction < 0.5f) + more / 2;
-}
-// Only the wanted pixels of an entry's parts keep their coordinates.
-static __device__ __forceinline__ void forget_others(const Params &p, Entry entry, float (&x)[LANE_PIXELS], float (&y)[LANE_PIXELS]) {
-    const volatile u32 *wanted = p.kept.wanted + (entry.what >> 2) * LANE_PIXELS;
-#pragma unroll
-    for (int i = 0; i < LANE_PIXELS; i++) {
-        int part = (i * 32 + (int)lane_id()) / (4 * GROUPS);
-        if (!(wanted[i] >> lane_id() & 1 && entry.parts >> part & 1)) x[i] = __int_as_float(0x7fc00000);
-    }
-}
-#endif
-
-// One step of work on a tile: either a chunk (a rectangle of the second map, multiplied with the pixels of the tile), or
-// a strip whose pixels are scattered so widely that each takes its own dot products.
-enum { CHUNK = 0, SCATTERED = 1, ITEM = 2, EXIT = 3 };
-struct Step {
-    int kind, level, x, y, width_index, width, rows;
-    int first, last;               // the pixels whose windows begin in columns first .. last-1 take part
-    int groups;                    // bit g: some pixel of group g (64 pixels) needs this chunk
-};
-
 // The coordinates of the lane's pixels; NaN outside the image.
 static __device__ __forceinline__ void load_coords(const Params &p, const Item &it, float (&x)[LANE_PIXELS], float (&y)[LANE_PIXELS]) {
     int lane = lane_id(), px = it.tile_x * TILE_W + lane % BLOCK_W, py = it.tile_y * TILE_H + lane / BLOCK_W;
@@ -235,6 +181,91 @@ static __device__ __forceinline__ void load_coords(const Params &p, const Item &
         }
     }
 }
+
+#if KEPT
+#define BIAS 64
+static __device__ __forceinline__ int slot_of(const Params &p, const Item &it, int level) {
+    return (((it.batch * p.tiles_y) + it.tile_y) * p.tiles_x + it.tile_x) * p.levels + level;
+}
+// The list of an entry of so many chunks. Scattered ones, which are never divided, are in the first if they are of the finest level,
+// of whose map only a part stays in the L2, and in the last.
+static __device__ __forceinline__ int class_of(int chunks) { return chunks > 40 ? 1 : chunks > 20 ? 2 : chunks > 6 ? 3 : 4; }
+// How the entries of all classes are dealt out as items: lane c of a warp knows where those of class c begin, and in how many parts each is.
+struct Dealt {
+    int begin, parts, items;
+};
+// crew: so many work on items at a time. An entry is divided if it would take as long as half of what each of them has to do; the parts
+// of one take more chunks together than the whole.
+static __device__ __forceinline__ Dealt deal(const Params &p, int crew) {
+    const volatile u32 *counts = p.kept.counts;
+    int own = (int)lane_id(), count = own < CLASSES ? (int)counts[own] : 0, fair = (int)counts[CLASSES] / (2 * crew);
+    Dealt dealt;
+    dealt.parts = own == 1 ? (fair < 20 ? 16 : 4) : own == 2 ? (fair < 10 ? 16 : fair < 20 ? 4 : 1) : own == 3 && fair < 8 ? 4 : 1;
+    int end = count * dealt.parts;
+    dealt.begin = end;
+#pragma unroll
+    for (int i = 1; i < CLASSES; i *= 2) {
+        int before = __shfl_up_sync(0xffffffffu, end, i);
+        if (own >= i) end += before;
+    }
+    dealt.begin = own < CLASSES ? end - dealt.begin : BIG;
+    dealt.items = __shfl_sync(0xffffffffu, end, CLASSES - 1);
+    return dealt;
+}
+// Which of an entry's pixels are meant, 4 * GROUPS to a bit: blocks of 16 * GROUPS of them are as square as can be.
+static __device__ __forceinline__ u32 part_pixels(int part, int parts) {
+    constexpr int across = BLOCK_W / (4 * GROUPS);
+    if (parts == 1) return 0xffffu;
+    if (parts == 16) return 1u << part;
+    return across == 4 ? 0x1111u << part : across == 2 ? 0x55u << ((part & 1) + (part >> 1) * 8) : 0xfu << (part * 4);
+}
+// The item of this number; only its wanted pixels keep their coordinates.
+static __device__ __forceinline__ Item dealt_item(const Params &p, const Dealt &dealt, int number, float (&x)[LANE_PIXELS], float (&y)[LANE_PIXELS]) {
+    int which = __popc(__ballot_sync(0xffffffffu, number >= dealt.begin)) - 1, parts = __shfl_sync(0xffffffffu, dealt.parts, which);
+    number -= __shfl_sync(0xffffffffu, dealt.begin, which);
+    u32 entry = ((const volatile u32 *)p.kept.entries)[which * p.kept.most_entries + number / parts], pixels = part_pixels(number % parts, parts);
+    u32 slot = entry >> 2, tile = slot / (u32)p.levels, row = tile / (u32)p.tiles_x, batch = row / (u32)p.tiles_y;
+    Item it;
+    it.batch = batch;
+    it.tile_y = row - batch * p.tiles_y;
+    it.tile_x = tile - row * p.tiles_x;
+    it.begin = slot - tile * p.levels;
+    it.end = it.begin + 1;
+    it.fill = entry & 1;
+    it.scattered = entry >> 1 & 1;
+    load_coords(p, it, x, y);
+    const volatile u32 *wanted = p.kept.wanted + slot * LANE_PIXELS;
+#pragma unroll
+    for (int i = 0; i < LANE_PIXELS; i++)
+        if (!(wanted[i] >> lane_id() & 1 && pixels >> (i * 32 + (int)lane_id()) / (4 * GROUPS) & 1)) x[i] = __int_as_float(0x7fc00000);
+    return it;
+}
+// Windows so far apart are hardly computed together. Where most neighbours in a row are, no product of the tile is kept and pixels may be
+// worked on alone: that is decided by the present windows only, for such products may differ in their last bits.
+static __device__ __forceinline__ bool apart(int x, int y, int other_x, int other_y) {
+    return (u32)(x - other_x + KP / 2) > KP || (u32)(y - other_y + KP / 2) > KP;
+}
+// Whether windows that begin in these columns and rows lie together: a box around a tile's is hardly larger than it is without motion.
+static __device__ __forceinline__ bool coherent(int left, int right, int top, int bottom, int level, int side) {
+    float least = ((TILE_W >> level) + side) * ((TILE_H >> level) + side);
+    return ((float)(right - left) + side) * ((float)(bottom - top) + side) <= 1.5f * least;
+}
+// So many columns, or rows, of a patch lie before the window that it is made for: half of those that it has more, the larger half on
+// the side that is nearer.
+static __device__ __forceinline__ int lead(float fraction, int side) {
+    int more = side - KP;
+    return (more & 1 && fraction < 0.5f) + more / 2;
+}
+#endif
+
+// One step of work on a tile: either a chunk (a rectangle of the second map, multiplied with the pixels of the tile), or
+// a strip whose pixels are scattered so widely that each takes its own dot products.
+enum { CHUNK = 0, SCATTERED = 1, ITEM = 2, EXIT = 3 };
+struct Step {
+    int kind, level, x, y, width_index, width, rows;
+    int first, last;               // the pixels whose windows begin in columns first .. last-1 take part
+    int groups;                    // bit g: some pixel of group g (64 pixels) needs this chunk; bit 7: its products are kept
+};
 
 // Walks a tile's levels; for each level its strips (ranges of window origins narrow enough for one chunk width); for each
 // strip the rows that some pixel asks for. Run by a full warp; lane i knows pixels i, i+32, i+64, ... of the tile.
@@ -295,6 +326,25 @@ struct Plan {
     }
 
 #if KEPT
+    // What sample_kept says of the levels of tiles that it lists. With SPLIT it always does: there are no registers for their boxes.
+    __device__ __forceinline__ void judge(const Params &p) {
+        int pairs = 0, far = 0, left = BIG, right = -BIG, top = BIG, bottom = -BIG;
+#pragma unroll
+        for (int i = 0; i < LANE_PIXELS; i++) {
+            int other_x = __shfl_up_sync(0xffffffffu, ix[i], 1), other_y = __shfl_up_sync(0xffffffffu, iy[i], 1);
+            bool pair = lane_id() % BLOCK_W && ix[i] != -BIG && other_x != -BIG;
+            pairs += __popc(__ballot_sync(0xffffffffu, pair));
+            far += __popc(__ballot_sync(0xffffffffu, pair && apart(ix[i], iy[i], other_x, other_y)));
+            if (ix[i] != -BIG) {
+                left = min(left, ix[i]);
+                right = max(right, ix[i]);
+                top = min(top, iy[i]);
+                bottom = max(bottom, iy[i]);
+            }
+        }
+        is = 2 * far > pairs ? APART : 0;
+        if (!SPLIT && !is && p.kept.patches && coherent(warp_min(left), warp_max(right), warp_min(top), warp_max(bottom), level, p.kept.side[level])) is = FILL;
+    }
     __device__ __forceinline__ int narrow_bin() const { return chunk_width(chunk_width_index(side)) - side + 1; }
 #endif
 
@@ -342,6 +392,9 @@ struct Plan {
                 step.rows = rows;
                 step.first = a;
                 step.last = b;
+#if KEPT
+                if (is & FILL) groups |= 128;
+#endif
                 step.groups = groups;
                 row = next_row + rows;
                 return true;
@@ -415,6 +468,11 @@ struct Plan {
             if (++level >= level_end) return false;
             int h = p.level_h[level], w = p.level_w[level];
             int lo = BIG, hi = -BIG;
+#if KEPT
+            if (!p.kept.entries) is = 0;
+#pragma unroll 1
+            for (bool judged = p.kept.entries;; judged = true) {  // again with what belongs to patches, if that is found
+#endif
 #pragma unroll
             for (int i = 0; i < LANE_PIXELS; i++) {
                 float fx, fy;
@@ -430,6 +488,12 @@ struct Plan {
                 }
             }
 #if KEPT
+                if (judged) break;
+                judge(p);
+                if (SPLIT || !(is & FILL)) break;
+                lo = BIG;
+                hi = -BIG;
+            }
             side = is & FILL ? p.kept.side[level] : KP;
 #endif
             lo = warp_min(lo);
@@ -438,19 +502,6 @@ struct Plan {
             strips = 0;
             if (lo == BIG) continue;
             const int span = widest() - SIDE + 1;  // window origins that fit into one chunk width
-#if KEPT
-            if (!p.kept.patches) {
-                int pairs = 0, far = 0;
-#pragma unroll
-                for (int i = 0; i < LANE_PIXELS; i++) {
-                    int other_x = __shfl_up_sync(0xffffffffu, ix[i], 1), other_y = __shfl_up_sync(0xffffffffu, iy[i], 1);
-                    bool pair = lane_id() % BLOCK_W && ix[i] != -BIG && other_x != -BIG;
-                    pairs += __popc(__ballot_sync(0xffffffffu, pair));
-                    far += __popc(__ballot_sync(0xffffffffu, pair && apart(ix[i], iy[i], other_x, other_y)));
-                }
-                is = 2 * far > pairs ? is | APART : is & ~APART;
-            }
-#endif
             strips = (hi - lo) / span + 1;
             xmin = lo;
             bin = (hi - lo) / strips + 1;

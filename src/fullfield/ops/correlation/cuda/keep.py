@@ -16,6 +16,8 @@ from fullfield.ops.correlation.protocol import Request
 # Columns and rows that a patch has beside the window, by level: as many as pay and, products of more bytes, as take
 # half as much memory again at most.
 _MARGINS, _TIGHT_MARGINS = (3, 2, 2, 1), (2, 2, 2, 1)
+# Lists of what has to be computed, as in common.cuh.
+_CLASSES = 5
 # Source pixels whose patches lie together: those of one tile, or of two side by side.
 GROUP = 128
 # A map's positions and what a patch's origin may lie before them are 16-bit numbers.
@@ -42,20 +44,23 @@ class Patches:
     def __init__(self, request: Request, config: Config, tiles: int, groups: int, like: Tensor) -> None:
         pixels, slots, sizes = 64 * config.groups, tiles * request.levels, patch_bytes(config, request.levels)
         self._sizes, self._sides = sizes, patch_sides(config, request.levels)
-        self._entries = 16 * slots
-        lengths = [4, 2 * self._entries, slots, slots * pixels // 32, slots * pixels // 32, slots * pixels]
+        self._entries = slots
+        lengths = [8, _CLASSES * slots, slots, slots * pixels // 32, slots * pixels // 32, slots * pixels]
         self.patches = torch.empty(groups * sum(sizes), dtype=torch.uint8, device=like.device)
         self.notes = torch.zeros(sum(lengths), dtype=torch.int32, device=like.device)
         self._begins = [4 * sum(lengths[:i]) for i in range(len(lengths))]
 
-    def fill(self, kept: ctypes.Structure, stamp: int) -> None:
-        """Tell a lookup where everything is; ``stamp``: the address of the preparation's number."""
+    def fill(self, kept: ctypes.Structure, stamp: int, empty: bool) -> None:
+        """Tell a lookup where everything is; ``stamp``: the address of the preparation's number; ``empty``: nothing is
+        in the patches, so it computes all windows."""
         kept.patches = self.patches.data_ptr()
         notes = self.notes.data_ptr()
         for name, begin in zip(
             ("counts", "entries", "stamps", "filled", "wanted", "origins"), self._begins, strict=True
         ):
             setattr(kept, name, notes + begin)
+        if empty:
+            kept.entries = None
         kept.stamp, kept.group_bytes, kept.most_entries = stamp, sum(self._sizes), self._entries
         for level, side in enumerate(self._sides):
             kept.side[level] = side
@@ -68,6 +73,8 @@ class _Context:
 
     stream: int
     kind: object
+    empty: bool
+    """Whether nothing can be in the patches: the pair was prepared among them, and none of them has kept anything."""
     lookups: int = 0
     patches: Patches | None = None
 
@@ -78,18 +85,19 @@ class Keeper:
     Outside of graphs, and in every graph that is captured, those of one stream and of one kind of result: the first
     that come. Patches that were made with the pair go to the first of these; others are made, and noted to be empty,
     where they are first used: while a graph is captured, so that a replay finds what the replay itself has left there.
-    Lookups beside them compute everything, with the same result.
+    Lookups beside them compute everything, with the same result. ``stream``: of the preparation.
     """
 
-    def __init__(self, at_once: bool) -> None:
+    def __init__(self, at_once: bool, stream: int) -> None:
         self._at_once = at_once  # the first lookup keeps, too
+        self._prepared_in = captured_by(stream)
         self._contexts: dict[int, _Context] = {}
-        self._offered: _Context | None = None
+        self._offered: tuple[int, object, Patches] | None = None
         self._lock = threading.Lock()
 
     def offer(self, stream: int, kind: object, patches: Patches) -> None:
         """Patches for the first lookups that come, if they are of this stream and kind."""
-        self._offered = _Context(stream, kind, patches=patches)
+        self._offered = stream, kind, patches
 
     def take(self, stream: int, kind: object) -> _Context | None:
         """The context whose patches this lookup may use, or None."""
@@ -97,9 +105,9 @@ class Keeper:
         context = self._contexts.get(graph)
         if context is None:
             with self._lock:
-                new = _Context(stream, kind)
-                if self._offered is not None and (self._offered.stream, self._offered.kind) == (stream, kind):
-                    new, self._offered = self._offered, None
+                new = _Context(stream, kind, graph == self._prepared_in)
+                if self._offered is not None and self._offered[:2] == (stream, kind):
+                    new.patches, self._offered = self._offered[2], None
                 context = self._contexts.setdefault(graph, new)
         if context.stream != stream or context.kind != kind:
             return None

@@ -232,13 +232,16 @@ class _LookupLaunch:
         """Empty ones for such lookups."""
         return keep.Patches(request, self.config, self.params.tiles, self._groups(), like)
 
-    def run(self, stream: int, patches: keep.Patches | None) -> None:
-        """Under the lock, with the other parameters set."""
-        if patches is None or self.sample is None:
-            self.params.kept.patches = None
+    def run(self, stream: int, patches: keep.Patches | None, empty: bool) -> None:
+        """Under the lock, with the other parameters set; ``empty``: nothing is in the patches."""
+        kept = self.params.kept
+        if patches is None:
+            kept.patches = kept.entries = None
+        else:
+            patches.fill(kept, self.stamp, empty)
+        if patches is None or self.sample is None or empty:
             self.launch(stream)
         else:
-            patches.fill(self.params.kept, self.stamp)
             self.sample(stream)
             self.behind(stream)
 
@@ -252,9 +255,10 @@ class Cuda(Prepared):
         self._config = config_of(request)
         self._launches: dict[tuple[torch.dtype, bool], _LookupLaunch | None] = {}
         self._queues = queues.of_device(request.device, self._device.index)
-        self._streams = {raw_stream(self._device.index)}
+        stream = raw_stream(self._device.index)
+        self._streams = {stream}
         self._features: FeatureGradients | None = None
-        self._keeper = keep.Keeper(request.reuse is True) if keeps(request) else None
+        self._keeper = keep.Keeper(request.reuse is True, stream) if keeps(request) else None
 
     def _use_on(self, stream: int) -> None:
         """Keep the state's memory from being given away while ``stream`` still reads it."""
@@ -307,11 +311,15 @@ class Cuda(Prepared):
         context = self._keeper.take(stream, kind) if self._keeper is not None and call.sample is not None else None
         params = call.params
         with call.lock:
-            if context is not None and context.patches is None:
-                context.patches = call.patches(self.request, self.state[0])
+            empty = False
+            if context is not None:
+                if context.patches is None:
+                    context.patches = call.patches(self.request, self.state[0])
+                empty = context.empty and not call.config.split  # whose planner has no registers to judge tiles by
+                context.empty = False
             params.coords, params.out, params.queue = coords.data_ptr(), out.data_ptr(), counters
             params.coord_b, params.coord_c, params.coord_y, params.coord_x = coords.stride()
-            call.run(stream, None if context is None else context.patches)
+            call.run(stream, None if context is None else context.patches, empty)
         del own
         return out
 

@@ -22,23 +22,23 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(co
     Plan plan;  // every warp walks the same plan
 #if KEPT
     // What is asked for, or everything: then a block has one item.
-    int costly = 0, items = blockIdx.x + 1;
-    if (p.kept.patches) {
-        costly = ((const volatile u32 *)p.kept.counts)[0];
-        items = costly + ((const volatile u32 *)p.kept.counts)[1];
+    int items = blockIdx.x + 1;
+    Dealt dealt;
+    if (p.kept.entries) {
+        dealt = deal(p, gridDim.x);
+        items = dealt.items;
     }
     for (int item = blockIdx.x; item < items; item += gridDim.x) {
-    Entry entry = {0, 0};
-    if (p.kept.patches) entry = entry_at(p, item, costly);
-    Item it = p.kept.patches ? decode_entry(p, entry) : decode_item(p, item);
-    load_coords(p, it, plan.x, plan.y);
-    if (p.kept.patches) forget_others(p, entry, plan.x, plan.y);
-    bool fill = it.fill;
+    Item it;
+    if (p.kept.entries) it = dealt_item(p, dealt, item, plan.x, plan.y);
+    else {
+        it = decode_item(p, item);
+        load_coords(p, it, plan.x, plan.y);
+    }
 #else
     {
     Item it = decode_item(p, blockIdx.x);
     load_coords(p, it, plan.x, plan.y);
-    constexpr bool fill = false;
 #endif
     plan.start(it);
     enter_tile(px, p, it, warp, buffer);
@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(co
 #if CLAST
             if (level >= it.begin) leave_level(p, it, level, warp, px, buffer);
 #endif
-            if (++level < it.end) enter_level(px, p, own_x, own_y, scale, level, fill);
+            if (++level < it.end) enter_level(px, p, it, warp, own_x, own_y, scale, level, more && level == step.level && step.groups >> 7);
         }
         if (!more) break;
         if (step.kind == CHUNK) {
@@ -129,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(co
                 __syncwarp();
                 sample_chunk(px, step, staging);
 #if KEPT
-                if (fill) keep_chunk(px, p, it, warp, step, staging);
+                if (px.patch >> 24) keep_chunk(px, p, it, warp, step, staging);
 #endif
             }
         } else {
@@ -144,9 +144,10 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(co
     }
     }
 #if KEPT
-    if (p.kept.patches) {          // the last block of all leaves the counts as it found them
+    if (p.kept.entries) {          // the last block of all leaves the counts as it found them
         __syncthreads();
-        if (threadIdx.x == 0 && atomicAdd(p.kept.counts + 2, 1u) == gridDim.x - 1) p.kept.counts[0] = p.kept.counts[1] = p.kept.counts[2] = 0;
+        if (threadIdx.x == 0 && atomicAdd(p.kept.counts + CLASSES + 1, 1u) == gridDim.x - 1)
+            for (int i = 0; i < CLASSES + 2; i++) p.kept.counts[i] = 0;
     }
 #endif
 }

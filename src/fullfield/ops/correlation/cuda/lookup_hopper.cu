@@ -133,10 +133,11 @@ static __device__ __forceinline__ void plan_tiles(const Params &p, const Maps &m
     Plan plan;
     float x[LANE_PIXELS], y[LANE_PIXELS];  // coordinates of the next item, read while this one's chunks are copied
 #if KEPT
-    int costly = 0, items = p.items;
-    if (p.kept.patches) {          // what is asked for instead of everything
-        costly = ((const volatile u32 *)p.kept.counts)[0];
-        items = costly + ((const volatile u32 *)p.kept.counts)[1];
+    int items = p.items;
+    Dealt dealt;
+    if (p.kept.entries) {          // what is asked for instead of everything
+        dealt = deal(p, crew);
+        items = dealt.items;
     }
 #else
     const int items = p.items;
@@ -144,13 +145,7 @@ static __device__ __forceinline__ void plan_tiles(const Params &p, const Maps &m
     // The item of this number and its pixels' coordinates.
     auto read_item = [&](int number) {
 #if KEPT
-        if (p.kept.patches) {
-            Entry entry = entry_at(p, number, costly);
-            Item found = decode_entry(p, entry);
-            load_coords(p, found, x, y);
-            forget_others(p, entry, x, y);
-            return found;
-        }
+        if (p.kept.entries) return dealt_item(p, dealt, number, x, y);
 #endif
         Item found = decode_item(p, number);
         load_coords(p, found, x, y);
@@ -191,9 +186,6 @@ static __device__ __forceinline__ void plan_tiles(const Params &p, const Maps &m
         __syncwarp();
         if (lane == 0) {
             Message m = {(u32)(ITEM | it.begin << 2 | it.end << 6), it.tile_x, it.tile_y, it.batch};
-#if KEPT
-            m.packed |= (u32)it.fill << 13;
-#endif
             messages[ring.at] = m;
         }
         __syncwarp();
@@ -247,7 +239,8 @@ static __device__ __forceinline__ void plan_tiles(const Params &p, const Maps &m
             p.queue[0] = 0;
             p.queue[1] = 0;
 #if KEPT
-            if (p.kept.patches) p.kept.counts[0] = p.kept.counts[1] = 0;
+            if (p.kept.entries)
+                for (int i = 0; i <= CLASSES; i++) p.kept.counts[i] = 0;
 #endif
         }
     }
@@ -269,16 +262,11 @@ static __device__ __forceinline__ void multiply_and_sample(const Params &p, u32 
     u32 a[PARTS][STEPS][4];
     int level = -1, begin = 0, end = 0;
     bool staged = false;           // products of the chunk in note->chunk wait in shared memory
-#if KEPT
-#define FILLS note->it.fill
-#else
-#define FILLS false
-#endif
     auto sample_staged = [&]() {
         Step step = read_message(&note->chunk);
         sample_chunk(px, step, staging);
 #if KEPT
-        if (FILLS) keep_chunk(px, p, note->it, warp, step, staging);
+        if (px.patch >> 24) keep_chunk(px, p, note->it, warp, step, staging);
 #endif
     };
     while (true) {
@@ -326,7 +314,8 @@ static __device__ __forceinline__ void multiply_and_sample(const Params &p, u32 
                                 if (level >= begin) leave_level(p, note->it, level, warp, px, buffer);
 #endif
                                 level++;
-                                enter_level(px, p, note->x[lane & 15], note->y[lane & 15], scale, level, FILLS);
+                                bool fill = level == step.level && step.groups >> 7;
+                                enter_level(px, p, note->it, warp, note->x[lane & 15], note->y[lane & 15], scale, level, fill);
                             }
                             needed = warp_needs(px, step);
                             __syncwarp();  // other lanes may still sample what is overwritten now
@@ -365,10 +354,7 @@ static __device__ __forceinline__ void multiply_and_sample(const Params &p, u32 
         __syncwarp();
         warp_arrive(bars + EMPTY + ring.at * 8);
         ring.advance();
-        Item it = {step.first, step.x, step.y, step.level, step.groups & 15};
-#if KEPT
-        it.fill = step.groups >> 7;
-#endif
+        Item it = {step.first, step.x, step.y, step.level, step.groups};
         if (KB == 1 && step.kind == ITEM) {  // on their way while the last chunk is sampled
 #pragma unroll
             for (int part = 0; part < PARTS; part++) load_pixels(a[part], p, it, warp, part * CPAD / 16);
@@ -381,7 +367,7 @@ static __device__ __forceinline__ void multiply_and_sample(const Params &p, u32 
 #if CLAST
             if (level >= begin) leave_level(p, note->it, level, warp, px, buffer);
 #endif
-            if (++level < end) enter_level(px, p, note->x[lane & 15], note->y[lane & 15], scale, level, FILLS);
+            if (++level < end) enter_level(px, p, note->it, warp, note->x[lane & 15], note->y[lane & 15], scale, level);
         }
         if (step.kind == EXIT) break;
         if (step.kind == ITEM) {

@@ -54,17 +54,24 @@ static __device__ __forceinline__ void enter_tile(WarpPixel &px, const Params &p
 }
 
 // Prepares the pixel, whose coordinates are x and y, for the next level; pixels without a window get their zeros here. fill: its
-// patch is to be written.
-static __device__ __forceinline__ void enter_level(WarpPixel &px, const Params &p, float x, float y, float scale, int level, bool fill = false) {
+// patch is to be written; row: the warp's block of the tile.
+static __device__ __forceinline__ void enter_level(WarpPixel &px, const Params &p, const Item &it, int row, float x, float y, float scale, int level,
+                                                   bool fill = false) {
     int upper = lane_id() >> 4;
     float fx, fy;
     bool valid = window(x, y, level, p.level_h[level], p.level_w[level], px.ix, px.iy, fx, fy);
     px.active = valid && px.inside;
     px.handled = px.inside && !valid;
 #if KEPT
-    int side = p.kept.side[level];
-    px.patch = fill ? lead(fx, side) | lead(fy, side) << 8 | side << 16 | 1 << 24 : KP << 16;
-    if (p.kept.patches) px.handled = false;  // written by who asked for the others
+    int side = p.kept.side[level], from_x = lead(fx, side), from_y = lead(fy, side);
+    px.patch = fill ? from_x | from_y << 8 | side << 16 | 1 << 24 : KP << 16;
+    if (p.kept.entries) px.handled = false;  // written by who asked for the others
+    else if (p.kept.patches) {     // nobody else writes down what is kept
+        u32 slot = slot_of(p, it, level), valid = __ballot_sync(0xffffffffu, px.active), lane = lane_id();
+        if (lane < 16) p.kept.origins[slot * (64 * GROUPS) + row * 16 + lane] = px.active ? (u32)(px.ix - from_x + BIAS) | (u32)(px.iy - from_y + BIAS) << 16 : 0;
+        if (lane == 0) ((u16 *)p.kept.filled)[slot * (4 * GROUPS) + row] = fill ? (u16)valid : 0;
+        if (lane == 0 && row == 0) p.kept.stamps[slot] = *p.kept.stamp;
+    }
 #endif
 #if KEPT == 1
     scale = 1.f;

@@ -4,12 +4,13 @@
 
 #define TILE_PIXELS (64 * GROUPS)
 #define NEAR 1         // a window that moved by so many cells at most since it was last seen will stay in a patch made now
-#define COHERENT 1.5f  // windows of a tile are coherent if a box around them is at most so many times what it is without motion
-#define COSTLY 12      // entries of more chunks than this come first
-#define DIVIDED 20     // and those of more than this are divided into four, of three times as many into sixteen
+
+// Those of a tile's wanted pixels whose windows begin in the same columns.
+struct Strip { int left, right, top, bottom, count; };
 
 // What the pixels of a tile say together.
 struct Vote {
+    Strip strips[MAXSTRIPS];
     u32 missing[TILE_PIXELS / 32], valid[TILE_PIXELS / 32], near[TILE_PIXELS / 32], unknown[TILE_PIXELS / 32];
     int left, right, top, bottom, pairs, far;
 };
@@ -86,6 +87,10 @@ static __device__ __forceinline__ bool check_pixel(const Params &p, const KeptPi
             first.right = first.bottom = -BIG;
             first.pairs = first.far = 0;
         }
+        if (threadIdx.x < KEPT_TILES * MAXSTRIPS) {
+            Strip none = {BIG, -BIG, BIG, -BIG, 0};
+            votes[threadIdx.x / MAXSTRIPS].strips[threadIdx.x % MAXSTRIPS] = none;
+        }
         __syncthreads();
         int from_x = lead(own.fx, side), from_y = lead(own.fy, side);
         bool known = !stale && origin != 0;
@@ -123,30 +128,45 @@ static __device__ __forceinline__ bool check_pixel(const Params &p, const KeptPi
             count += __popc(vote.valid[i]);
         }
         bool scattered = 2 * vote.far > vote.pairs;
-        if (missing || scattered) {
-            float area = ((float)(vote.right - vote.left) + side) * ((float)(vote.bottom - vote.top) + side);
-            float least = ((TILE_W >> level) + side) * ((TILE_H >> level) + side);
-            bool coherent = area <= COHERENT * least;
-            bool fill = !scattered && 2 * (near + (coherent ? unknown : 0)) >= missing, all = scattered || fill && coherent;
-            wanted = (all ? vote.valid : vote.missing)[pixel / 32];
-            if (wanted >> (pixel & 31) & 1) *noted = (u32)(own.ix - from_x + BIAS) | (u32)(own.iy - from_y + BIAS) << 16;
+        bool together = coherent(vote.left, vote.right, vote.top, vote.bottom, level, side), any = missing || scattered;
+        bool fill = !scattered && 2 * (near + (together ? unknown : 0)) >= missing, all = scattered || fill && together;
+        if (any) wanted = (all ? vote.valid : vote.missing)[pixel / 32];
+        bool own_wanted = wanted >> (pixel & 31) & 1;
+        int cells = fill ? side : KP, span = widest() - cells + 1;
+        bool wide = any && !scattered && vote.right - vote.left >= span;
+        if (__syncthreads_or(wide)) {
+            if (wide && own_wanted) {
+                Strip &strip = vote.strips[min((own.ix - vote.left) / span, MAXSTRIPS - 1)];
+                atomicMin(&strip.left, own.ix);
+                atomicMin(&strip.top, own.iy);
+                atomicMax(&strip.right, own.ix);
+                atomicMax(&strip.bottom, own.iy);
+                atomicAdd(&strip.count, 1);
+            }
+            __syncthreads();
+        }
+        if (any) {
+            if (own_wanted) *noted = (u32)(own.ix - from_x + BIAS) | (u32)(own.iy - from_y + BIAS) << 16;
             if (own.has_tile && (pixel & 31) == 0) {
                 p.kept.wanted[word] = wanted;
                 p.kept.filled[word] = fill ? before | wanted : before & ~wanted;
             }
-            if (own.has_tile && pixel == 0) {
-                p.kept.stamps[own.slot] = *p.kept.stamp;
-                int chunks = (all ? count : missing) * (fill ? 3 : 2);
-                if (!scattered) chunks = min(chunks, (int)(min(area, least * (1.f + vote.far * (8.f / TILE_PIXELS))) / (NCOL * 2 / 3)) + 1);
-                int parts = scattered || chunks <= DIVIDED ? 1 : chunks > 3 * DIVIDED ? 16 : 4;
-                bool costly = scattered ? level == 0 : chunks > COSTLY;  // only the finest level's map does not stay in the L2
-                int at = (int)atomicAdd(p.kept.counts + !costly, (u32)parts);
-                for (int part = 0; part < parts; part++, at++) {
-                    u32 *entry = p.kept.entries + 2 * (costly ? at : p.kept.most_entries - 1 - at);
-                    entry[0] = own.slot << 2 | (u32)scattered << 1 | (u32)fill;
-                    entry[1] = ((1u << 16 / parts) - 1) << part * (16 / parts);
-                }
-            }
+        }
+        int chunks = 0;
+        if (pixel < MAXSTRIPS) {
+            Strip strip = {vote.left, vote.right, vote.top, vote.bottom, pixel ? 0 : all ? count : missing};
+            if (wide) strip = vote.strips[pixel];
+            int rows = NCOL / chunk_width(chunk_width_index(strip.right - strip.left + cells));
+            if (strip.count) chunks = min((strip.bottom - strip.top + cells + rows - 1) / rows, strip.count * (fill ? 3 : 2));
+        }
+#pragma unroll
+        for (int i = 1; i < MAXSTRIPS; i *= 2) chunks += __shfl_xor_sync(0xffffffffu, chunks, i);
+        if (any && own.has_tile && pixel == 0) {
+            p.kept.stamps[own.slot] = *p.kept.stamp;
+            int which = scattered ? (level ? CLASSES - 1 : 0) : class_of(chunks);
+            int at = (int)atomicAdd(p.kept.counts + which, 1u);
+            atomicAdd(p.kept.counts + CLASSES, (u32)(scattered ? 2 * count : chunks));
+            p.kept.entries[which * p.kept.most_entries + at] = own.slot << 2 | (u32)scattered << 1 | (u32)fill;
         }
     }
     return own.valid && !(wanted >> (pixel & 31) & 1);
