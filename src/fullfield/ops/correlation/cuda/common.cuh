@@ -470,7 +470,7 @@ struct Plan {
             int lo = BIG, hi = -BIG;
 #if KEPT
             if (!p.kept.entries) is = 0;
-#pragma unroll 1
+#pragma unroll 2
             for (bool judged = p.kept.entries;; judged = true) {  // again with what belongs to patches, if that is found
 #endif
 #pragma unroll
