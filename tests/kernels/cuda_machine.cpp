@@ -225,42 +225,49 @@ uint16_t float_to_bf16(float x) {
 
 typedef uint32_t Bits __attribute__((vector_size(32)));
 typedef float Floats __attribute__((vector_size(32)));
-typedef uint16_t Halves __attribute__((vector_size(16)));
-template <bool BF16> static inline Floats widened(const uint16_t *half) {
-    Halves words;
-    memcpy(&words, half, sizeof words);
-    const Bits h = __builtin_convertvector(words, Bits);
+// Eight numbers of half precision in the low halves of words.
+template <bool BF16> static inline Floats widened(Bits h) {
     if (BF16) return (Floats)(h << 16);
     Floats x = (Floats)((h & 0x7fff) << 13) * 0x1p112f;
     Bits special = (Bits)((h & 0x7c00) == 0x7c00);
     return (Floats)((special & (0x7f800000 | (h & 0x3ff) << 13)) | (~special & (Bits)x) | (h & 0x8000) << 16);
 }
 template <bool BF16> void multiply(Product **all) {
-    uint16_t half[16][16];
-    union { Floats v[32]; float a[16][16]; };
+    // A word has a pair of k; the second operand's are ordered k by columns.
+    union { Bits pairs[16]; uint32_t word[16][8]; };
+    union { Floats wide[32]; float a[16][2][8]; };  // of a row the even k, then the odd
     union { Floats sums[16]; float d[16][8]; };
     for (int lane = 0; lane < LANES; lane++) {
-        int g = lane >> 2, t = (lane & 3) * 2;
-        for (int i = 0; i < 4; i++) memcpy(&half[(i & 1) * 8 + g][(i >> 1) * 8 + t], &all[lane]->a[i], 4);
+        int g = lane >> 2, t = lane & 3;
+        for (int i = 0; i < 4; i++) word[(i & 1) * 8 + g][(i >> 1) * 4 + t] = all[lane]->a[i];
     }
-    for (int i = 0; i < 32; i++) v[i] = widened<BF16>(half[0] + 8 * i);
+    for (int m = 0; m < 16; m++) {
+        wide[2 * m] = widened<BF16>(pairs[m] & 0xffff);
+        wide[2 * m + 1] = widened<BF16>(pairs[m] >> 16);
+    }
     for (int n = 0; n < all[0]->eights; n++) {
         Floats b[16];
         for (int lane = 0; lane < LANES; lane++) {
-            int g = lane >> 2, t = (lane & 3) * 2;
+            int g = lane >> 2, t = lane & 3;
             const Product &p = *all[lane];
-            for (int i = 0; i < 4; i++) half[(i >> 1) * 4 + t / 2][(i & 1) * 8 + g] = (uint16_t)(p.b[n][i >> 1] >> (i & 1) * 16);
-            for (int i = 0; i < 4; i++) d[(i >> 1) * 8 + g][t + (i & 1)] = *p.d[4 * n + i];
+            for (int i = 0; i < 2; i++) word[i * 4 + t][g] = p.b[n][i];
+            for (int i = 0; i < 4; i++) d[(i >> 1) * 8 + g][2 * t + (i & 1)] = *p.d[4 * n + i];
         }
-        for (int k = 0; k < 16; k++) b[k] = widened<BF16>(half[0] + 8 * k);
-        for (int m = 0; m < 16; m++) {
-            Floats sum = sums[m];
-            for (int k = 0; k < 16; k++) sum += a[m][k] * b[k];
-            sums[m] = sum;
+        for (int k = 0; k < 8; k++) {
+            b[2 * k] = widened<BF16>(pairs[k] & 0xffff);
+            b[2 * k + 1] = widened<BF16>(pairs[k] >> 16);
+        }
+        for (int m = 0; m < 16; m += 4) {  // of four rows together: a sum waits for the one before
+            Floats sum[4] = {sums[m], sums[m + 1], sums[m + 2], sums[m + 3]};
+#pragma GCC unroll 16
+            for (int k = 0; k < 16; k++)
+#pragma GCC unroll 4
+                for (int i = 0; i < 4; i++) sum[i] += a[m + i][k & 1][k >> 1] * b[k];
+            for (int i = 0; i < 4; i++) sums[m + i] = sum[i];
         }
         for (int lane = 0; lane < LANES; lane++) {
-            int g = lane >> 2, t = (lane & 3) * 2;
-            for (int i = 0; i < 4; i++) *all[lane]->d[4 * n + i] = d[(i >> 1) * 8 + g][t + (i & 1)];
+            int g = lane >> 2, t = lane & 3;
+            for (int i = 0; i < 4; i++) *all[lane]->d[4 * n + i] = d[(i >> 1) * 8 + g][2 * t + (i & 1)];
         }
     }
 }
