@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import emulator
 import pytest
@@ -67,16 +67,18 @@ def test_result_and_gradients(shape: tuple[int, int, int, int], dtype: torch.dty
 @on_this_cpu
 @pytest.mark.usefixtures("_emulated")
 def test_gradients_of_gradients_go_step_by_step() -> None:
+    """Also where the mask was made of the field, and for many gradients at once."""
     field, mask, grad = draw(1, 2, 2, 3, torch.float32)
     inputs = field.requires_grad_(), mask.requires_grad_()
 
-    def seconds(result: Tensor) -> tuple[Tensor, ...]:
+    def found(up: Callable[[Tensor, Tensor, int], Tensor]) -> list[Tensor]:
+        result = up(field, mask + field.mean().sin(), 8) + up(field, mask * field.mean(), 8)
+        batched = torch.autograd.grad(result, inputs, grad[None].repeat(2, 1, 1, 1, 1), True, is_grads_batched=True)
         first = torch.autograd.grad(result, inputs, grad, create_graph=True)
-        return torch.autograd.grad(sum((g.square().sum() for g in first), torch.zeros(())), inputs)
+        second = torch.autograd.grad(sum((g.square().sum() for g in first), torch.zeros(())), inputs)
+        return [*batched, *(g.detach() for g in first), *second]
 
-    for one, other in zip(
-        seconds(convex_upsample(*inputs, 8)), seconds(reference.convex_upsample(*inputs, 8)), strict=True
-    ):
+    for one, other in zip(found(convex_upsample), found(reference.convex_upsample), strict=True):
         torch.testing.assert_close(one, other)
 
 

@@ -124,7 +124,7 @@ def test_products_are_kept() -> None:
     assert not look(case, reuse=False)._lookups._pair.prepared._keeper  # type: ignore[union-attr,attr-defined]
 
 
-def test_patches_made_with_the_pair_serve_the_first_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patches_made_with_the_pair_serve_the_first_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where a network's update is recorded after its preparation; ``graph``: what is being captured."""
     graph = 1
     monkeypatch.setattr(keep, "captured_by", lambda _: graph)
@@ -133,9 +133,9 @@ def test_patches_made_with_the_pair_serve_the_first_that_fits(monkeypatch: pytes
     found = pair._lookups._pair
     assert found is not None
     keeper = found.prepared._keeper  # type: ignore[attr-defined]
-    made = keeper._offered[2]
+    made = keeper._offered[1]
     graph = 0
-    assert keeper.take(17, "another stream and kind").patches is None
+    assert keeper.take(0, keeper._offered[0]).patches is None  # not captured: makes its own
     graph = 2
     first = pair(case.coords)
     assert keeper._contexts[2].patches is made

@@ -133,6 +133,16 @@ def test_a_convolution_and_its_norm_are_the_two(residual: bool, relu: bool) -> N
     torch.testing.assert_close(found[0][2], found[1][2], rtol=1e-3, atol=1e-3)
 
 
+def test_gradients_of_gradients_where_the_scale_was_made_of_the_features() -> None:
+    features = torch.randn(40, 8, generator=torch.Generator().manual_seed(1)).requires_grad_()
+
+    def gradient(create_graph: bool) -> Tensor:
+        out = point_norm(features, features.mean(0), features.amax(0))
+        return torch.autograd.grad(out.square().sum(), features, create_graph=create_graph)[0].detach()
+
+    torch.testing.assert_close(gradient(True), gradient(False))
+
+
 def test_a_residual_of_another_type_is_named() -> None:
     geometry = radius_geometry(torch.rand(20, 3, generator=torch.Generator().manual_seed(1)), 0.2)
     features, weight = torch.ones(20, 4, dtype=torch.float16), torch.ones(27, 4, 16, dtype=torch.float16)

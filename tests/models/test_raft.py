@@ -232,51 +232,6 @@ def test_no_gradient_flows_through_the_coordinates(small: RAFT) -> None:
     assert start.grad is None or float(start.grad.abs().max()) == 0
 
 
-@pytest.mark.parametrize("precision", [None, torch.bfloat16], ids=str)
-def test_both_gates_are_one_convolution_in_training(
-    size: str, precision: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the same results, and gradients up to rounding; two convolutions again where somebody watches one."""
-    torch.manual_seed(0)
-    model, frames = RAFT(config(size)), pair(128, 136)
-    gates = [module for name, module in model.update_block.gru.named_children() if name[4] in "zr"]
-    seen: list[tuple[int, torch.dtype]] = []
-    plain = functional.conv2d
-
-    def conv2d(x: Tensor, weight: Tensor, *rest: Any, **more: Any) -> Tensor:
-        if weight.shape[1] == gates[0].weight.shape[1]:  # type: ignore[union-attr]
-            seen.append((weight.shape[0], weight.dtype))
-        return plain(x, weight, *rest, **more)
-
-    monkeypatch.setattr(functional, "conv2d", conv2d)
-
-    def trained() -> tuple[list[Tensor], list[Tensor]]:
-        seen.clear()
-        model.zero_grad()
-        with torch.autocast("cpu", precision, enabled=precision is not None):
-            found = model.predictions(*frames, updates=2)
-        sum((f.abs().mean() for f in found), torch.zeros(())).backward()  # type: ignore[no-untyped-call]
-        own = [g.weight.grad for g in gates]
-        return [f.detach() for f in found], [grad for grad in own if isinstance(grad, Tensor)]
-
-    flows, grads = trained()
-    hidden = model.config.hidden_channels
-    joint, updates = (2 * hidden, precision or torch.float32), 2
-    assert [s for s in seen if s[0] == 2 * hidden] == [joint] * (updates * len(gates) // 2)
-    handle = gates[0].register_forward_hook(lambda *_: None)
-    if size == "large":
-        gates[2].register_forward_hook(lambda *_: None)
-    apart, others = trained()
-    handle.remove()
-    assert not [s for s in seen if s[0] == 2 * hidden]
-    assert len(grads) == len(others) == len(gates)
-    rounding = 1e-5 if precision is None else 2e-2
-    for one, other in zip(flows, apart, strict=True):
-        torch.testing.assert_close(one, other, rtol=rounding, atol=rounding * float(other.abs().max()))
-    for one, other in zip(grads, others, strict=True):
-        assert float((one - other).norm()) <= rounding * float(other.norm())
-
-
 def test_predictions_are_up_sampled_together(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model, frames = RAFT(config(size)).eval(), pair(130, 136, 2)

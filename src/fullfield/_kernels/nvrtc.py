@@ -360,7 +360,7 @@ class Kernel:
         arguments: ctypes.Array[ctypes.c_void_p],  # addresses; what they point to is copied before this returns
         early: bool = False,  # from sm_90 on: begins before the kernel ahead of it ends, and waits for that itself
     ) -> None:
-        # Four arguments instead of eleven, each of which ctypes takes time for.
+        # Not cuLaunchKernel: ctypes takes time for each of its eleven arguments.
         how = _Launch(grid[0], grid[1], 1, threads, 1, 1, shared, stream)
         if early:
             attribute = _Attribute(id=_EARLY)

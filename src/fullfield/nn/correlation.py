@@ -33,7 +33,7 @@ class CorrelationPyramid:
     Between two updates of a network the windows hardly move. The "cpu" and "cuda" backends therefore keep the products
     that they computed, and compute those that a window newly reaches: results are the same to the bit, whatever was
     looked up before. On the CPU later lookups of a pair take a quarter to a third of the time. At radius 4 with four
-    levels it takes 4.2 kB for every pixel of ``fmap1``, on a GPU 1.1 kB for 16-bit results, 1.7 for float32 and 2.2 for
+    levels it takes 4.2 kB for every pixel of ``fmap1``, on a GPU 1.2 kB for 16-bit results, 1.7 for float32 and 2.2 for
     those of float32 features at "highest", until the pair is gone. The first lookup of a pair keeps nothing. On a GPU
     products of other than float32 features are rounded for it: behind 16-bit results to their type, behind float32 to
     16 bits of mantissa.

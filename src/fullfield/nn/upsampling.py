@@ -72,10 +72,14 @@ class _Convex(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         field, mask = ctx.saved_tensors
-        if torch.is_grad_enabled():  # for gradients of the gradient
-            again = reference.convex_upsample(field, mask, _kernels().GRADIENTS_FACTOR)
-            wanted = [tensor for tensor, want in zip((field, mask), ctx.needs_input_grad, strict=True) if want]
-            found = iter(torch.autograd.grad(again, wanted, grad, create_graph=True))
+        again = torch.is_grad_enabled()  # gradients of the gradient
+        if again or not is_eager(grad) or torch._C._functorch.is_legacy_batchedtensor(grad):  # is_grads_batched=
+            # Aliases: where the mask was made of the field, the engine goes that way itself.
+            with torch.enable_grad():
+                aliases = [t.view_as(t) if again else t.detach().requires_grad_() for t in (field, mask)]
+                result = reference.convex_upsample(aliases[0], aliases[1], _kernels().GRADIENTS_FACTOR)
+            wanted = [tensor for tensor, want in zip(aliases, ctx.needs_input_grad, strict=True) if want]
+            found = iter(torch.autograd.grad(result, wanted, grad, create_graph=again))
             return tuple(next(found) if want else None for want in ctx.needs_input_grad)  # type: ignore[return-value]
         of_field, of_mask = _kernels().convex_gradients(field, mask, grad)
         return of_field, of_mask

@@ -59,8 +59,8 @@ class PreparedFlow:
         batch: pairs at a time; of none the flow is empty.
         precision: ``"fast"`` is float16 on a GPU; on a CPU bfloat16 where it has instructions for it (AVX-512 BF16),
             else float32. ``"bfloat16"`` has less precision and more range, ``"exact"`` is float32 in plain PyTorch.
-        reuse: whether the lookups of a pair keep products, as for :class:`fullfield.nn.CorrelationPyramid`. None: where
-            it pays; on a GPU that is RAFT with its many updates, for 1.1 kB of memory a cell of 8×8 pixels.
+        reuse: whether the lookups of a pair keep products, as for :class:`fullfield.nn.CorrelationPyramid`. None: on a
+            GPU RAFT does, whose many updates win it back but on very fast motion, for 1.2 kB a cell of 8×8 pixels.
 
     Raises:
         InputError: naming the argument that does not fit, or saying why this device has no fast form.

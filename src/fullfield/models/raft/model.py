@@ -15,12 +15,12 @@ from fullfield.models import framing
 from fullfield.models.raft.checkpoint import from_torchvision
 from fullfield.models.raft.config import RAFTConfig
 from fullfield.models.raft.encoder import Encoder
-from fullfield.models.raft.update import Joined, UpdateBlock
+from fullfield.models.raft.update import UpdateBlock
 from fullfield.models.state import fit, read_state, recognise, without_aliases
 from fullfield.nn import CorrelationPyramid
 from fullfield.nn.upsampling import convex_upsample
 
-# Cells of flows whose predictions are up-sampled together: fewer launches, and memory for the gradients of all of them.
+# Cells of flows whose predictions are up-sampled together in training: fewer launches, and memory for all of them.
 _TOGETHER_CELLS = {"cuda": 3 << 17}
 
 
@@ -175,13 +175,13 @@ class RAFT(nn.Module):
     ) -> Iterator[Tensor]:
         fmap1, fmap2, net, context = encoded
         lookup = self.pyramid(fmap1, fmap2)
-        plain = torch.compiler.is_compiling()  # sizes would become conditions
-        joined = self.update_block.gru.joined() if torch.is_grad_enabled() and not plain else None
-        together = _TOGETHER_CELLS.get(coords.device.type, 0) if every and not plain else 0
+        # Compiled, sizes would become conditions.
+        trains = every and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        together = _TOGETHER_CELLS.get(coords.device.type, 0) if trains else 0
         most = max(1, 2 * together // max(1, coords.numel()))
         waiting: list[tuple[Tensor, Tensor]] = []
         for update in range(updates):
-            net, coords = self.step(lookup, net, context, coords, grid, joined)
+            net, coords = self.step(lookup, net, context, coords, grid)
             last = update == updates - 1
             if every or last:
                 waiting.append((coords - grid, net))
@@ -194,7 +194,9 @@ class RAFT(nn.Module):
         flows, nets = zip(*coarse, strict=True)
         if len(coarse) == 1:
             return [padding.crop(self.upsample(flows[0], self.mask(nets[0])))]
-        return padding.crop(self.upsample(torch.cat(flows), self.mask(torch.cat(nets)))).chunk(len(coarse))
+        fine = padding.crop(self.upsample(torch.cat(flows), self.mask(torch.cat(nets))))
+        batch = len(flows[0])  # slices, which may be written to, as the pieces that chunk gives may not
+        return [fine[first : first + batch] for first in range(0, len(fine), batch)]
 
     def prepare(self, frame: Tensor, padding: framing.Padding) -> Tensor:
         """Values and size as the encoders want them, in the dtype of the parameters."""
@@ -223,13 +225,11 @@ class RAFT(nn.Module):
         context: Tensor,  # [B, context_channels, h, w]
         coords: Tensor,  # [B, 2, h, w] float32: where each cell went, (x, y)
         grid: Tensor,  # [B, 2, h, w] float32: where it was
-        joined: Sequence[Joined | None] | None = None,
     ) -> tuple[Tensor, Tensor]:  # net, coords
-        """One update. No gradient flows through the coordinates that come in. ``joined``: see
-        :meth:`fullfield.models.raft.update.SquareGRU.joined`."""
+        """One update. No gradient flows through the coordinates that come in."""
         coords = coords.detach()
         features = lookup(coords).to(net.dtype)
-        net, delta = self.update_block(net, context, features, (coords - grid).to(net.dtype), joined)
+        net, delta = self.update_block(net, context, features, (coords - grid).to(net.dtype))
         return net, coords + delta.to(coords.dtype)
 
     def mask(self, net: Tensor) -> Tensor | None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fullfield.models.raft.config import RAFTConfig
 
@@ -34,33 +31,11 @@ class MotionEncoder(nn.Module):
         return torch.cat((both, flow), 1)
 
 
-Joined = tuple[Tensor, Tensor]
-"""Weight and bias of two convolutions as one."""
-
-
-def _joined(first: nn.Module, second: nn.Module) -> Joined | None:
-    """None where a call of one of them does more than a convolution."""
-    for module in (first, second):
-        watched = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
-        if type(module) is not nn.Conv2d or module.bias is None or watched:
-            return None
-    parts = [torch.cat((getattr(first, name), getattr(second, name))) for name in ("weight", "bias")]
-    kind = parts[0].device.type
-    if torch.is_autocast_enabled(kind):  # which would cast them again in every update: they are no parameters
-        parts = [part.to(torch.get_autocast_dtype(kind)) for part in parts]
-    return parts[0], parts[1]
-
-
-def _gated(net: Tensor, x: Tensor, convs: Sequence[nn.Conv2d], joined: Joined | None) -> Tensor:
+def _gated(net: Tensor, x: Tensor, convz: nn.Module, convr: nn.Module, convq: nn.Module) -> Tensor:
     """One step of a gated recurrent unit with convolutions for its products."""
-    convz, convr, convq = convs
     joint = torch.cat((net, x), 1)
-    if joined is None:
-        update = torch.sigmoid(convz(joint))
-        reset = torch.sigmoid(convr(joint))
-    else:
-        both = functional.conv2d(joint, *joined, padding=convz.padding)
-        update, reset = torch.sigmoid(both).chunk(2, 1)
+    update = torch.sigmoid(convz(joint))
+    reset = torch.sigmoid(convr(joint))
     candidate = torch.tanh(convq(torch.cat((reset * net, x), 1)))
     return (1 - update) * net + update * candidate
 
@@ -72,13 +47,9 @@ class SquareGRU(nn.Module):
         super().__init__()
         self.convz, self.convr, self.convq = (nn.Conv2d(hidden + inputs, hidden, 3, padding=1) for _ in range(3))
 
-    def joined(self) -> list[Joined | None]:
-        """What :meth:`forward` takes in every update of a training step: half as many convolutions for the gates."""
-        return [_joined(self.convz, self.convr)]
-
-    def forward(self, net: Tensor, x: Tensor, joined: Sequence[Joined | None] = (None,)) -> Tensor:
+    def forward(self, net: Tensor, x: Tensor) -> Tensor:
         """The next hidden state."""
-        return _gated(net, x, (self.convz, self.convr, self.convq), joined[0])
+        return _gated(net, x, self.convz, self.convr, self.convq)
 
 
 class SeparableGRU(nn.Module):
@@ -93,14 +64,10 @@ class SeparableGRU(nn.Module):
         self.convz1, self.convr1, self.convq1 = (along((1, 5)) for _ in range(3))
         self.convz2, self.convr2, self.convq2 = (along((5, 1)) for _ in range(3))
 
-    def joined(self) -> list[Joined | None]:
-        """As of :class:`SquareGRU`."""
-        return [_joined(self.convz1, self.convr1), _joined(self.convz2, self.convr2)]
-
-    def forward(self, net: Tensor, x: Tensor, joined: Sequence[Joined | None] = (None, None)) -> Tensor:
+    def forward(self, net: Tensor, x: Tensor) -> Tensor:
         """The next hidden state."""
-        net = _gated(net, x, (self.convz1, self.convr1, self.convq1), joined[0])
-        return _gated(net, x, (self.convz2, self.convr2, self.convq2), joined[1])
+        net = _gated(net, x, self.convz1, self.convr1, self.convq1)
+        return _gated(net, x, self.convz2, self.convr2, self.convq2)
 
 
 class FlowHead(nn.Module):
@@ -132,15 +99,7 @@ class UpdateBlock(nn.Module):
             head = nn.Conv2d(hidden, config.head_channels, 3, padding=1)
             self.mask = nn.Sequential(head, nn.ReLU(inplace=True), nn.Conv2d(config.head_channels, 9 * 8 * 8, 1))
 
-    def forward(
-        self,
-        net: Tensor,
-        context: Tensor,
-        features: Tensor,
-        flow: Tensor,
-        joined: Sequence[Joined | None] | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """The next hidden state and the step of the flow; ``joined`` is the unit's."""
-        x = torch.cat((context, self.encoder(flow, features)), 1)
-        net = self.gru(net, x) if joined is None else self.gru(net, x, joined)
+    def forward(self, net: Tensor, context: Tensor, features: Tensor, flow: Tensor) -> tuple[Tensor, Tensor]:
+        """The next hidden state and the step of the flow."""
+        net = self.gru(net, torch.cat((context, self.encoder(flow, features)), 1))
         return net, self.flow_head(net)

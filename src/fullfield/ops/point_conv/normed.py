@@ -97,7 +97,10 @@ class _ConvNorm(torch.autograd.Function):
         nothing = (None,) * 4  # of what is no tensor
         if torch.is_grad_enabled():  # for gradients of the gradient: step by step
             rest = (*geometry.directions(), geometry.mirrored, request.groups, ctx.backend)
-            again = point_norm(op.convolve(features, weight, None, *rest), scale, shift, made.kind, made.eps)
+
+            def again(features: Tensor, weight: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+                return point_norm(op.convolve(features, weight, None, *rest), scale, shift, made.kind, made.eps)
+
             return *gradients_again(again, (features, weight, scale, shift), out, grad, wanted[:5]), *nothing
         found = made.backward(convolved, out, scale, grad.contiguous(), wanted[4])
         grad_convolved, of_residual, of_scale, of_shift = found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -100,16 +100,18 @@ def _check_norm(
 
 
 def gradients_again(
-    again: Tensor, inputs: Sequence[Tensor], out: Tensor | None, grad: Tensor, wanted: Sequence[bool]
+    again: Callable[..., Tensor], inputs: Sequence[Tensor], out: Tensor | None, grad: Tensor, wanted: Sequence[bool]
 ) -> list[Tensor | None]:
     """Gradients that can be differentiated: of the wanted inputs, by way of ``again``, and of the residual behind them.
 
     ``out``: the result where a ReLU cut it.
     """
+    # Aliases: where one input was made of another, the engine goes that way itself.
+    inputs = [tensor.view_as(tensor) for tensor in inputs]
     through = grad if out is None else grad.masked_fill(out <= 0, 0)
     *asked, of_residual = wanted
     kept = [tensor for tensor, want in zip(inputs, asked, strict=True) if want]
-    found = iter(torch.autograd.grad(again, kept, through, create_graph=True) if kept else ())
+    found = iter(torch.autograd.grad(again(*inputs), kept, through, create_graph=True) if kept else ())
     return [*(next(found) if want else None for want in asked), through if of_residual else None]
 
 
@@ -136,7 +138,10 @@ class _Norm(torch.autograd.Function):
         wanted = ctx.needs_input_grad[:4]
         if torch.is_grad_enabled():  # for gradients of the gradient
             running = None if ctx.running is None else ctx.running._replace(momentum=0.0)
-            again = normalised(features, weight, bias, made.kind, made.eps, made.sizes, running, None, False)
+
+            def again(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+                return normalised(features, weight, bias, made.kind, made.eps, made.sizes, running, None, False)
+
             return *gradients_again(again, (features, weight, bias), out, grad, wanted), None, None
         one, two, three, four = made.backward(features, out, weight, grad.contiguous(), wanted[3])
         return one, three, four, two, None, None

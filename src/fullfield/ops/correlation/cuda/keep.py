@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -83,21 +84,24 @@ class Keeper:
     """Decides which lookups of a pair keep products.
 
     Outside of graphs, and in every graph that is captured, those of one stream and of one kind of result: the first
-    that come. Patches that were made with the pair go to the first of these; others are made, and noted to be empty,
-    where they are first used: while a graph is captured, so that a replay finds what the replay itself has left there.
-    Lookups beside them compute everything, with the same result. ``stream``: of the preparation.
+    that come. Patches that were made with the pair, while a graph was captured, go to the first captured lookups: the
+    replays of their graph then find what those before have left. Others are made, and noted to be empty, where they are
+    first used; while a graph is captured, each replay finds what it has left itself. Lookups beside them compute
+    everything, with the same result. ``stream``: of the preparation.
     """
 
     def __init__(self, at_once: bool, stream: int) -> None:
         self._at_once = at_once  # the first lookup keeps, too
         self._prepared_in = captured_by(stream)
         self._contexts: dict[int, _Context] = {}
-        self._offered: tuple[int, object, Patches] | None = None
+        self._offered: tuple[object, Patches] | None = None
         self._lock = threading.Lock()
 
-    def offer(self, stream: int, kind: object, patches: Patches) -> None:
-        """Patches for the first lookups that come, if they are of this stream and kind."""
-        self._offered = stream, kind, patches
+    def offer(self, kind: object, make: Callable[[], Patches]) -> None:
+        """Patches for the first lookups of this kind that are captured, where the preparation is; only with the replay
+        of the preparation are they noted to be empty."""
+        if self._prepared_in:
+            self._offered = kind, make()
 
     def take(self, stream: int, kind: object) -> _Context | None:
         """The context whose patches this lookup may use, or None."""
@@ -106,8 +110,8 @@ class Keeper:
         if context is None:
             with self._lock:
                 new = _Context(stream, kind, graph == self._prepared_in)
-                if self._offered is not None and self._offered[:2] == (stream, kind):
-                    new.patches, self._offered = self._offered[2], None
+                if graph and self._offered is not None and self._offered[0] == kind:
+                    new.patches, self._offered = self._offered[1], None
                 context = self._contexts.setdefault(graph, new)
         if context.stream != stream or context.kind != kind:
             return None

@@ -7,6 +7,7 @@ import math
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -284,12 +285,13 @@ class Cuda(Prepared):
         return made
 
     def expect(self, out_dtype: torch.dtype, channels_last: bool) -> None:
-        """Make the patches: a graph that makes them empties them in every replay."""
+        """Where the preparation is captured, make the patches: another graph that made them would empty them in every
+        replay."""
         kind, index = (out_dtype, channels_last), self._device.index
         with torch.cuda.device(index):
             call = self._make_launch(*kind)
             if self._keeper is not None and call is not None and call.sample is not None:
-                self._keeper.offer(raw_stream(index), kind, call.patches(self.request, self.state[0]))
+                self._keeper.offer(kind, partial(call.patches, self.request, self.state[0]))
 
     def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
         index = self._device.index
