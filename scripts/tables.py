@@ -154,7 +154,7 @@ def models_table() -> str:
         height, width = case["size"]
         title = f"{titles[case['method']]}, {case['updates']} updates, {width}×{height}"
         rows.append([title, *(cell(case, name) for name in names)])
-    for case, title in zip(kept_cases(), ("the same, products kept", "the same, faster motion"), strict=True):
+    for case, title in zip(kept_cases(), ("products kept", "products kept, faster motion"), strict=True):
         rows.append([f"RAFT, {case['updates']} updates, 8192×3432, {title}", cell(case, "fast"), *4 * [""]])
     environment = stored["environment"]
     inside = [case["lookups"]["inside"] for case in stored["cases"]]
@@ -179,7 +179,7 @@ KEPT = "models_h200_raft_8k_reuse.json"
 
 
 def kept_cases() -> list[dict[str, Any]]:
-    """RAFT at 8192×3432 with products kept: on the frames of the other rows, and on faster motion."""
+    """RAFT at 8192×3432 with products kept: on a pair much like that of the other rows, and on faster motion."""
     return [case for case in read(KEPT)["cases"] if "products kept" in case["label"]]
 
 
