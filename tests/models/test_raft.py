@@ -257,6 +257,9 @@ def test_predictions_are_up_sampled_together(size: str, monkeypatch: pytest.Monk
         assert sizes == groups
         for one, other in zip(found, alone, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    found[0].mul_(2)  # each may be written to
+    none = torch.zeros(0, 3, 130, 136)
+    assert [flow.shape[0] for flow in model.predictions(none, none, updates=5)] == [0] * 5
 
 
 def test_lookups_give_the_features_type_in_training_on_a_gpu(small: RAFT, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,7 +196,7 @@ class RAFT(nn.Module):
             return [padding.crop(self.upsample(flows[0], self.mask(nets[0])))]
         fine = padding.crop(self.upsample(torch.cat(flows), self.mask(torch.cat(nets))))
         batch = len(flows[0])  # slices, which may be written to, as the pieces that chunk gives may not
-        return [fine[first : first + batch] for first in range(0, len(fine), batch)]
+        return [fine[batch * number : batch * (number + 1)] for number in range(len(coarse))]
 
     def prepare(self, frame: Tensor, padding: framing.Padding) -> Tensor:
         """Values and size as the encoders want them, in the dtype of the parameters."""
