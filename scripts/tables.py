@@ -134,28 +134,32 @@ def correlation_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+FORMS = ("fast", "fast, cascaded", "exact", "ptlflow, dense", "ptlflow, alt_cuda_corr")
+
+
+def times_and_memory(case: dict[str, Any], told: str) -> list[str]:
+    """Seconds and peak GiB of each of ``FORMS``, put into ``told``; why not, or nothing where it was not timed."""
+    by_name = {row["name"]: row for row in case["rows"]}
+    found = (by_name.get(name, {"status": ""}) for name in FORMS)
+    return [
+        told.format(row["median_s"], row["peak_bytes"] / 2**30) if row["status"] == "ok" else str(row["status"])
+        for row in found
+    ]
+
+
 def models_table() -> str:
     """Seconds and peak memory of whole networks on the GPU, beside ptlflow's."""
     stored, largest = read("models_h200.json"), read("models_h200_16k.json")
-    names = ("fast", "fast, cascaded", "exact", "ptlflow, dense", "ptlflow, alt_cuda_corr")
-
-    def cell(case: dict[str, Any], name: str) -> str:
-        row = next((row for row in case["rows"] if row["name"] == name), None)
-        if row is None:
-            return ""
-        if row["status"] != "ok":
-            return str(row["status"])
-        return f"{row['median_s']:.3g} s, {row['peak_bytes'] / 2**30:.1f} GiB"
-
-    heads = ("one pair of frames, one H200", "fullfield `fast`", "cascaded", "module*", *names[3:])
+    heads = ("one pair of frames, one H200", "fullfield `fast`", "cascaded", "module*", *FORMS[3:])
     rows = [list(heads)]
     titles = {"sea-raft-m": "SEA-RAFT (M)", "raft": "RAFT"}
     for case in sorted([*stored["cases"], *largest["cases"]], key=lambda case: (case["method"], case["size"][1])):
         height, width = case["size"]
         title = f"{titles[case['method']]}, {case['updates']} updates, {width}×{height}"
-        rows.append([title, *(cell(case, name) for name in names)])
-    for case, title in zip(kept_cases(), ("products kept", "products kept, faster motion"), strict=True):
-        rows.append([f"RAFT, {case['updates']} updates, 8192×3432, {title}", cell(case, "fast"), *4 * [""]])
+        rows.append([title, *times_and_memory(case, "{:.3g} s, {:.1f} GiB")])
+    for title, case in kept_cases().items():
+        title = f"RAFT, {case['updates']} updates, 8192×3432, {title}"
+        rows.append([title, *times_and_memory(case, "{:.3g} s, {:.1f} GiB")])
     environment = stored["environment"]
     inside = [case["lookups"]["inside"] for case in stored["cases"]]
     windows = [case["lookups"]["mean_window"] for case in stored["cases"]]
@@ -178,9 +182,10 @@ def models_table() -> str:
 KEPT = "models_h200_raft_8k_reuse.json"
 
 
-def kept_cases() -> list[dict[str, Any]]:
+def kept_cases() -> dict[str, dict[str, Any]]:
     """RAFT at 8192×3432 with products kept: on a pair much like that of the other rows, and on faster motion."""
-    return [case for case in read(KEPT)["cases"] if "products kept" in case["label"]]
+    cases = [case for case in read(KEPT)["cases"] if "products kept" in case["label"]]
+    return dict(zip(("products kept", "products kept, faster motion"), cases, strict=True))
 
 
 def tvl1_gpu_table() -> str:
@@ -346,7 +351,7 @@ def short_table() -> str:
         return next(each for each in cases if all(each.get(key) == value for key, value in wanted.items()))
 
     network = case(read("models_h200.json")["cases"], method="raft", size=[3432, 8192])
-    ours, theirs = row_of(kept_cases()[0], "fast"), row_of(network, "ptlflow, alt_cuda_corr")
+    ours, theirs = row_of(kept_cases()["products kept"], "fast"), row_of(network, "ptlflow, alt_cuda_corr")
     dense = row_of(network, "ptlflow, dense")["status"]
     rows = [["on one H200, unless said", "fullfield", "others"]]
     rows.append(
@@ -434,22 +439,11 @@ def fast_table() -> str:
     found.sort(key=lambda case: (case["method"], case["size"]))
     called = {"raft": "RAFT", "sea-raft": "SEA-RAFT (M)", "sea-raft-m": "SEA-RAFT (M)"}
     rows = [["", "fast", "the same, cascaded", "exact", "ptlflow 0.4.2, dense", "ptlflow 0.4.2, alt_cuda_corr"]]
-    names = ("fast", "fast, cascaded", "exact", "ptlflow, dense", "ptlflow, alt_cuda_corr")
     for case in found:
-        by_name = {row["name"]: row for row in case["rows"]}
-        cells = [
-            ""
-            if name not in by_name
-            else f"{by_name[name]['median_s']:.3g} / {by_name[name]['peak_bytes'] / 2**30:.3g}"
-            if by_name[name]["status"] == "ok"
-            else str(by_name[name]["status"])
-            for name in names
-        ]
-        rows.append([f"{called[case['method']]} {case['size'][1]}×{case['size'][0]}", *cells])
-    for case, title in zip(kept_cases(), ("products kept", "products kept, faster motion"), strict=True):
-        ours = row_of(case, "fast")
-        told = f"{ours['median_s']:.3g} / {ours['peak_bytes'] / 2**30:.3g}"
-        rows.append([f"RAFT 8192×3432, {title}", told, *4 * [""]])
+        title = f"{called[case['method']]} {case['size'][1]}×{case['size'][0]}"
+        rows.append([title, *times_and_memory(case, "{:.3g} / {:.3g}")])
+    for title, case in kept_cases().items():
+        rows.append([f"RAFT 8192×3432, {title}", *times_and_memory(case, "{:.3g} / {:.3g}")])
     return "\n".join(markdown_table(rows)) + "\n"
 
 

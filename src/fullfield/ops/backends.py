@@ -96,10 +96,8 @@ class Backends:
             kind = NoRoomError if isinstance(reason, NoRoom) else InputError
             raise kind(f"backend: {backend!r} cannot serve this request ({self._told(*request)})")
         for name in self.names:
-            if self.considers(name, *request):
-                reason = self.why_not(name, *request)
-                if reason is None or usable(self.operator, name, reason):
-                    return name
+            if self.considers(name, *request) and usable(self.operator, name, self.why_not(name, *request)):
+                return name
         raise InputError(f"backend: none can serve this request ({self._told(*request)})")
 
     def _told(self, *request: Any) -> str:

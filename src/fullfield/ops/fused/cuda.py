@@ -18,11 +18,13 @@ from fullfield.ops.launching import CODES, FRAMES, Kernels, address, read_source
 
 LIBRARIES = Libraries("kernels of the networks")
 LARGEST_FACTOR = 8
-GRADIENTS_FACTOR, _GRADIENTS_CELLS, _MOST_FIELDS = 8, 4, 7
+_MOST_FIELDS = 7  # channels whose gradients kernels give
 _THREADS = 256
 _FOLDER = Path(__file__).parent
 _DECLARED = structures(*(_FOLDER / name for name in ("passes.cu", "depthwise.cu", "convex.cu")))
-_Gradients = structures(_FOLDER / "convex_gradients.cu")["ConvexGradientParams"]
+_OF_GRADIENTS = structures(_FOLDER / "convex_gradients.cu")
+_Gradients = _OF_GRADIENTS["ConvexGradientParams"]
+GRADIENTS_FACTOR, _GRADIENTS_CELLS = (_OF_GRADIENTS.number(name) for name in ("SIDE", "CELLS"))
 MOST_TARGETS = _DECLARED.number("TARGETS")
 
 

@@ -13,7 +13,6 @@ from fullfield.ops.point_conv import op
 from fullfield.ops.point_conv.api import point_conv
 from fullfield.ops.point_conv.arguments import check_conv
 from fullfield.ops.point_conv.geometry import PointGeometry
-from fullfield.ops.point_conv.protocol import Request
 from fullfield.ops.point_norm import Running, point_norm
 from fullfield.ops.point_norm import cuda as kernels
 from fullfield.ops.point_norm.op import gradients_again
@@ -110,11 +109,10 @@ class _ConvNorm(torch.autograd.Function):
                 two = module.outer(request, features.contiguous(), grad_convolved, geometry.forward)
             if wanted[0]:
                 triplets = geometry.forward if geometry.mirrored else geometry.backward
-                turned = Request(
-                    request.device, request.dtype, (request.channels[1], request.channels[0]), request.groups,
-                    request.cells, request.columns, request.rows, request.entries, request.precision,
-                )  # fmt: skip
-                one = op.multiply_transposed(module, turned, grad_convolved, weight, triplets, geometry.mirrored)
+                transposed = request._replace(
+                    channels=request.channels[::-1], rows=request.columns, columns=request.rows
+                )
+                one = op.multiply_transposed(module, transposed, grad_convolved, weight, triplets, geometry.mirrored)
         return one, two, of_scale, of_shift, of_residual, *nothing
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -12,13 +11,12 @@ from torch import Tensor
 
 from fullfield.ops.correlation.cuda.config import KEPT_BYTES, Config
 from fullfield.ops.correlation.cuda.device import captured_by
+from fullfield.ops.correlation.cuda.structs import CLASSES
 from fullfield.ops.correlation.protocol import Request
 
 # Columns and rows that a patch has beside the window, by level: as many as pay and, products of more bytes, as take
 # half as much memory again at most.
 _MARGINS, _TIGHT_MARGINS = (3, 2, 2, 1), (2, 2, 2, 1)
-# Lists of what has to be computed, as in common.cuh.
-_CLASSES = 5
 # Source pixels whose patches lie together: those of one tile, or of two side by side.
 GROUP = 128
 # A map's positions and what a patch's origin may lie before them are 16-bit numbers.
@@ -46,7 +44,7 @@ class Patches:
         pixels, slots, sizes = 64 * config.groups, tiles * request.levels, patch_bytes(config, request.levels)
         self._sizes, self._sides = sizes, patch_sides(config, request.levels)
         self._entries = slots
-        lengths = [8, _CLASSES * slots, slots, slots * pixels // 32, slots * pixels // 32, slots * pixels]
+        lengths = [8, CLASSES * slots, slots, slots * pixels // 32, slots * pixels // 32, slots * pixels]
         self.patches = torch.empty(groups * sum(sizes), dtype=torch.uint8, device=like.device)
         self.notes = torch.zeros(sum(lengths), dtype=torch.int32, device=like.device)
         self._begins = [4 * sum(lengths[:i]) for i in range(len(lengths))]
@@ -92,16 +90,15 @@ class Keeper:
 
     def __init__(self, at_once: bool, stream: int) -> None:
         self._at_once = at_once  # the first lookup keeps, too
-        self._prepared_in = captured_by(stream)
+        self.prepared_in = captured_by(stream)
         self._contexts: dict[int, _Context] = {}
         self._offered: tuple[object, Patches] | None = None
         self._lock = threading.Lock()
 
-    def offer(self, kind: object, make: Callable[[], Patches]) -> None:
-        """Patches for the first lookups of this kind that are captured, where the preparation is; only with the replay
-        of the preparation are they noted to be empty."""
-        if self._prepared_in:
-            self._offered = kind, make()
+    def offer(self, kind: object, patches: Patches) -> None:
+        """Patches for the first captured lookups of this kind, made where the pair's preparation is captured: only its
+        replay notes them to be empty."""
+        self._offered = kind, patches
 
     def take(self, stream: int, kind: object) -> _Context | None:
         """The context whose patches this lookup may use, or None."""
@@ -109,7 +106,7 @@ class Keeper:
         context = self._contexts.get(graph)
         if context is None:
             with self._lock:
-                new = _Context(stream, kind, graph == self._prepared_in)
+                new = _Context(stream, kind, graph == self.prepared_in)
                 if graph and self._offered is not None and self._offered[0] == kind:
                     new.patches, self._offered = self._offered[1], None
                 context = self._contexts.setdefault(graph, new)

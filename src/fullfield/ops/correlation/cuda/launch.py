@@ -7,7 +7,6 @@ import math
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -287,11 +286,13 @@ class Cuda(Prepared):
     def expect(self, out_dtype: torch.dtype, channels_last: bool) -> None:
         """Where the preparation is captured, make the patches: another graph that made them would empty them in every
         replay."""
-        kind, index = (out_dtype, channels_last), self._device.index
-        with torch.cuda.device(index):
+        if self._keeper is None or not self._keeper.prepared_in:
+            return
+        kind = (out_dtype, channels_last)
+        with torch.cuda.device(self._device.index):
             call = self._make_launch(*kind)
-            if self._keeper is not None and call is not None and call.sample is not None:
-                self._keeper.offer(kind, partial(call.patches, self.request, self.state[0]))
+            if call is not None and call.sample is not None:
+                self._keeper.offer(kind, call.patches(self.request, self.state[0]))
 
     def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
         index = self._device.index

@@ -17,6 +17,8 @@ Params, GradientParams, CoordsParams, MapSource, PrepareParams = map(
     _DECLARED.__getitem__, ("Params", "GradientParams", "CoordsParams", "Source", "PrepareParams")
 )
 
+CLASSES = _DECLARED.number("CLASSES")
+
 
 def split_levels(params: ctypes.Structure, levels: int, parts: int, whole: int = 0) -> None:
     """Make every tile's levels ``parts`` items (1 to 4), the finest ones apart, the others together; of the first
