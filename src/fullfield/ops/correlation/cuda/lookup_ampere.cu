@@ -23,14 +23,10 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(co
 #if KEPT
     // What is asked for, or everything: then a block has one item.
     int items = blockIdx.x + 1;
-    Dealt dealt;
-    if (p.kept.entries) {
-        dealt = deal(p);
-        items = dealt.items;
-    }
+    if (p.kept.entries) items = deal(p).items;
     for (int item = blockIdx.x; item < items; item += gridDim.x) {
     Item it;
-    if (p.kept.entries) it = dealt_item(p, dealt, item, plan.x, plan.y);
+    if (p.kept.entries) it = dealt_item(p, deal(p), item, plan.x, plan.y);
     else {
         it = decode_item(p, item);
         load_coords(p, it, plan.x, plan.y);
