@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from fullfield._check import InputError
+from fullfield.registration.arrays import Floats
 from fullfield.registration.descriptors import around
 from fullfield.registration.ransac import apply
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
 
 _NEIGHBORS = 20
 _FEWEST = 3

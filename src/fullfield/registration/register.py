@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fullfield import _check
 from fullfield.io.pointcloud import as_point_cloud
 from fullfield.io.pose import rigid
+from fullfield.registration.arrays import Floats, Ints
 from fullfield.registration.descriptors import around, nearest
 from fullfield.registration.learned import LearnedDescriptor
 from fullfield.registration.matching import mutual_matches
@@ -19,14 +22,7 @@ from fullfield.registration.resolution import choose_voxel
 from fullfield.registration.scan import Scan, finite_points, prepare
 from fullfield.registration.verdict import FPFH_LIMITS, LEARNED_LIMITS, REACH, Evidence, Limits, matches_needed, weigh
 
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
-    Progress = Callable[[float, str], None]
+Progress = Callable[[float, str], None]
 
 ITERATIONS = 50_000
 SAMPLES = 5000
@@ -252,7 +248,7 @@ def _reflected(ends: Floats, search: _Search) -> int:
     return int((away <= REACH).sum())
 
 
-def _hypotheses(first: Scan, second: Scan, matches: NDArray[np.int64], search: _Search) -> list[Floats]:
+def _hypotheses(first: Scan, second: Scan, matches: Ints, search: _Search) -> list[Floats]:
     ends = first.points[matches[:, 0]], second.points[matches[:, 1]]
     found = hypotheses(*ends, _INLIER, iterations=search.iterations, seed=search.seed, most=_CANDIDATES)
     least = max(matches_needed(len(matches)), _WORTH * found[0].inliers) if found else 0
@@ -260,7 +256,7 @@ def _hypotheses(first: Scan, second: Scan, matches: NDArray[np.int64], search: _
 
 
 def _weighed(
-    poses: list[Floats], first: Scan, second: Scan, matches: NDArray[np.int64], limits: Limits
+    poses: list[Floats], first: Scan, second: Scan, matches: Ints, limits: Limits
 ) -> list[tuple[Evidence, Floats]]:
     """Each with its evidence, the best first."""
     found = ((weigh(pose, first, second, matches, limits), pose) for pose in poses)

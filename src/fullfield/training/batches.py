@@ -10,24 +10,21 @@ import threading
 from collections import deque
 from collections.abc import Generator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fullfield._check import InputError
+from fullfield.registration.arrays import Floats
 from fullfield.registration.learned import NetworkInput, network_input
 from fullfield.registration.learned_network import DescriptorNetwork, surroundings
 from fullfield.training.config import DescriptorTraining
 from fullfield.training.pairs import cut_pair
 from fullfield.training.scenes import synthetic_scene
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
-    Scenes = Sequence[tuple[Floats, Floats | None]]  # a cloud each, or two scans in one frame
+Scenes = Sequence[tuple[Floats, Floats | None]]  # a cloud each, or two scans in one frame
 
 _ATTEMPTS = 20
 _MADE_UP = 16  # points a cell

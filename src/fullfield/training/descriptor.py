@@ -11,13 +11,12 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.registration import LearnedDescriptor, read_pose, rigid
+from fullfield.registration.arrays import Floats
 from fullfield.registration.learned_network import DescriptorNetwork
 from fullfield.registration.ransac import apply
 from fullfield.registration.scan import finite_points
@@ -26,7 +25,6 @@ from fullfield.training.checkpoint import Row, TrainingFolder
 from fullfield.training.config import DescriptorTraining
 from fullfield.training.loss import contrastive_loss, matching_ratio
 
-Floats = NDArray[np.float64]
 Progress = Callable[[float, str], None]
 
 _HELD_OUT = 8  # pairs

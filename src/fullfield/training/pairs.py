@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from fullfield.registration.arrays import Floats, Ints
 from fullfield.registration.descriptors import nearest
 from fullfield.registration.ransac import apply
 from fullfield.registration.resolution import CELLS, choose_voxel
 from fullfield.registration.scan import kept
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
-    Draw = np.random.Generator
+Draw = np.random.Generator
 
 PARTNER = 1.0
 """Voxels within which mutual nearest points are the same place."""
@@ -30,7 +28,7 @@ class Side(NamedTuple):
     """One cloud of a pair, in voxels around its own middle."""
 
     fine: Floats  # [F, 3], one point per half voxel
-    rows: NDArray[np.int64]  # [N], those that are described
+    rows: Ints  # [N], those that are described
 
 
 class Pair(NamedTuple):
@@ -39,7 +37,7 @@ class Pair(NamedTuple):
     source: Side
     target: Side
     truth: Floats  # [4, 4], source into target
-    matches: NDArray[np.int64]  # [K, 2] into the two rows: mutual nearest within PARTNER
+    matches: Ints  # [K, 2] into the two rows: mutual nearest within PARTNER
 
     @property
     def moved(self) -> Floats:
@@ -90,7 +88,7 @@ def _fewer(points: Floats, draw: Draw, most: int) -> Floats:
     return points if len(points) <= most else points[draw.choice(len(points), most, replace=False)]
 
 
-def same_places(moved: Floats, target: Floats) -> NDArray[np.int64]:
+def same_places(moved: Floats, target: Floats) -> Ints:
     """[K, 2]: rows of ``moved`` and ``target`` that are each other's nearest, within :data:`PARTNER`."""
     if not len(moved) or not len(target):
         return np.empty((0, 2), np.int64)
