@@ -83,7 +83,8 @@ def train_descriptor(
     ]
     for number, (source, target, pose) in enumerate(scans):
         name = f"scans[{number}]"
-        moved = apply(_pose(pose, name), _finite(source, f"{name}[0]"))
+        truth = read_pose(pose) if isinstance(pose, (str, os.PathLike)) else rigid(pose, f"{name}[2]")
+        moved = apply(truth, _finite(source, f"{name}[0]"))
         real.append((moved, _finite(target, f"{name}[1]")))
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(training.seed)
@@ -164,10 +165,6 @@ def _ratio(model: DescriptorNetwork, unseen: Sequence[Example], reach: float) ->
 
 def _finite(value: Any, name: str) -> Floats:
     return finite_points(value, os.fspath(value) if isinstance(value, (str, os.PathLike)) else name, _FEWEST)
-
-
-def _pose(value: Any, name: str) -> Floats:
-    return read_pose(value) if isinstance(value, (str, os.PathLike)) else rigid(value, f"{name}[2]")
 
 
 def _told(points: Floats) -> dict[str, Any]:
