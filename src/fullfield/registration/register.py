@@ -280,7 +280,9 @@ def _judged(weighed: list[tuple[Evidence, Floats]], points: Floats, edge: float)
     """The best pose, its translation in the clouds' units, or why it is not accepted."""
     evidence, pose = weighed[0]
     complaint = evidence.complaint
-    if complaint is None and any(_rivals(evidence, pose, *other, points) for other in weighed[1:]):
+    near = _RIVAL * evidence.score
+    rivals = [elsewhere for other, elsewhere in weighed[1:] if other.accepted and other.score >= near]
+    if complaint is None and any(_apart(pose, elsewhere, points) > 2.0 for elsewhere in rivals):
         complaint = "two poses fit equally well: the scene repeats itself"
     scaled = pose.copy()
     scaled[:3, 3] *= edge
@@ -295,10 +297,6 @@ def _judged(weighed: list[tuple[Evidence, Floats]], points: Floats, edge: float)
         rmse=evidence.rmse * edge,
         voxel=edge,
     )
-
-
-def _rivals(best: Evidence, pose: Floats, other: Evidence, elsewhere: Floats, points: Floats) -> bool:
-    return other.accepted and other.score >= _RIVAL * best.score and _apart(pose, elsewhere, points) > 2.0
 
 
 def _hopeless(scan: Scan, name: str, edge: float) -> str | None:

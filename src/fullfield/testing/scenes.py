@@ -119,14 +119,10 @@ def _layers(height: int, width: int, seed: int, max_motion: float) -> list[_Laye
     side, diagonal = min(height, width), math.hypot(height, width)
     middle = torch.tensor([(width - 1) / 2, (height - 1) / 2], dtype=torch.float64)
     way = uniform(0, 2 * math.pi)
-    background = _Layer(
-        texture(0, palettes[0], 0.22 * side, middle, generator),
-        None,
-        middle,
-        0.12 * max_motion * _vector(way),
-        _turn(2 * max_motion / diagonal, 0.16 * uniform(0.7, 1.0) * _sign(uniform), 0.16 * uniform(0.7, 1.0)),
-    )
-    layers = [background]
+    backdrop = texture(0, palettes[0], 0.22 * side, middle, generator)
+    rotation = 0.16 * uniform(0.7, 1.0) * (1 if uniform(0, 1) < 0.5 else -1)
+    turn = _turn(2 * max_motion / diagonal, rotation, 0.16 * uniform(0.7, 1.0))
+    layers = [_Layer(backdrop, None, middle, 0.12 * max_motion * _vector(way), turn)]
     for index, (kind, across, down, part) in enumerate(_CAST):
         place = torch.tensor(
             [(across + uniform(-0.03, 0.03)) * width, (down + uniform(-0.04, 0.04)) * height], dtype=torch.float64
@@ -154,10 +150,6 @@ def _layers(height: int, width: int, seed: int, max_motion: float) -> list[_Laye
 
 def _vector(angle: float) -> Tensor:
     return torch.tensor([math.cos(angle), math.sin(angle)], dtype=torch.float64)
-
-
-def _sign(uniform: Callable[[float, float], float]) -> float:
-    return 1.0 if uniform(0, 1) < 0.5 else -1.0
 
 
 def _turn(rate: float, rotation: float, growth: float) -> Tensor:
