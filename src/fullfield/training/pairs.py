@@ -109,7 +109,8 @@ def _turn(draw: Draw) -> Floats:
 def _part(points: Floats, draw: Draw) -> Floats:
     part = points[draw.random(len(points)) < _density(points, draw)]
     if len(part) and draw.random() < 0.25:
-        part = part[_seen(part, _viewpoint(part, draw))]
+        low, high = part.min(0), part.max(0)  # the eye is in the box around the points, or a little outside
+        part = part[_seen(part, (low + high) / 2 + draw.uniform(-0.65, 0.65, 3) * (high - low))]
     if len(part) and draw.random() < 0.6:
         direction = draw.normal(size=3)
         along = part @ direction
@@ -139,13 +140,6 @@ def _density(points: Floats, draw: Draw) -> Floats:
     along = points @ (direction / np.linalg.norm(direction))
     thinned: Floats = most * np.exp(-draw.uniform(0.0, 2.0) * (along - along.min()) / max(float(np.ptp(along)), 1e-9))
     return thinned
-
-
-def _viewpoint(points: Floats, draw: Draw) -> Floats:
-    """Somewhere in the box around the points, or a little outside."""
-    low, high = points.min(0), points.max(0)
-    place: Floats = (low + high) / 2 + draw.uniform(-0.65, 0.65, 3) * (high - low)
-    return place
 
 
 def _seen(points: Floats, eye: Floats) -> NDArray[np.bool_]:

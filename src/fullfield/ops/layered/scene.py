@@ -96,9 +96,8 @@ class LayeredScenes(NamedTuple):
     sensor: Tensor  # [B, 2] float32: exponent of the values, standard deviation of the noise that is then added
     noise: Tensor  # [B] int32: what the noise is drawn from
 
-    def check(self) -> tuple[int, int, int]:
-        """Batch, layers and exposures.
-
+    def check(self) -> None:
+        """
         Raises:
             InputError: naming the field that does not fit the others.
         """
@@ -119,7 +118,6 @@ class LayeredScenes(NamedTuple):
         for name, shape in shapes.items():
             dtype = torch.int32 if name in ("ids", "counts", "noise") else torch.float32
             _check.tensor(getattr(self, name), name, shape, dtypes=(dtype,), device=device)
-        return batch, layers, matrices - 1
 
     def to(self, device: torch.device | str) -> LayeredScenes:
         """The same on a device."""

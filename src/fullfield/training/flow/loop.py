@@ -42,21 +42,19 @@ class Ahead:
     def __init__(self, source: PairSource, count: int, device: torch.device, ranks: Ranks) -> None:
         self._source, self._count, self._device, self._ranks = source, count, device, ranks
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._waiting: tuple[int, FlowBatch] | None = None
+        self._waiting: dict[int, FlowBatch] = {}
         self._told: int | None = None
 
     def make(self, step: int) -> None:
         """Begin with the batch of a step; what the device has to do for it does not wait for the step before."""
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
-            self._waiting = step, self._made(step)
+            self._waiting = {step: self._made(step)}
 
     def take(self, step: int) -> FlowBatch:
         """The batch of a step, ready for the device's current stream."""
-        if self._waiting is None or self._waiting[0] != step:
+        if step not in self._waiting:
             self.make(step)
-        if self._waiting is None:
-            raise RuntimeError("no batch was made")
-        batch, self._waiting = self._waiting[1], None
+        batch = self._waiting.pop(step)
         if self._stream is not None:
             here = torch.cuda.current_stream(self._device)
             here.wait_stream(self._stream)
