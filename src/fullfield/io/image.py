@@ -215,29 +215,21 @@ def _read_planes(source: Source, part: Part, colour: list[int], how: FrameReader
     full = {"uint8": 255, "uint16": 65535}.get(form, 1)
     to_display = curve(how.transfer, _stored_as(source.kind, spec, forms))
 
-    x, y, width, height = part.data_window
     frame: Box = select(window, part.data_window, part.display_window)
     if not isinstance(window, tuple):
         check_window(path, frame[2], frame[3], source.size)
-    left, right = max(x, frame[0]), min(x + width, frame[0] + frame[2])
-    top, bottom = max(y, frame[1]), min(y + height, frame[1] + frame[3])
     shape = (len(colour), frame[3], frame[2])
-    if left >= right or top >= bottom:
-        return np.zeros(shape, np.float32)
-
+    covered = part.window.union(FrameWindow(frame, frame)).data == part.data_window
     opacity = _straight_alpha(part, colour) if how.alpha == "apply" else None
     wanted = colour if opacity is None else [*colour, opacity]
     table = half_table(to_display) if forms == {"half"} and opacity is None else None
     form = form if table is None else "half"
     planes: Planes | None = None
     finite = _Finite(path)
-    for start, band in source.bands(part, wanted, (top, bottom), form):
-        if planes is None:
-            covered = (left, top, right - left, bottom - top) == frame
+    for area, pixels in source.inside(part, wanted, frame, form):
+        if planes is None:  # only now is the size known to be plausible
             planes = how.new(shape) if covered else np.zeros(shape, np.float32)
-        row = start - frame[1]
-        slab = planes[:, row : row + len(band), left - frame[0] : right - frame[0]]
-        pixels = band[:, left - x : right - x]
+        slab = planes[:, area[0], area[1]]
         if table is not None:
             _look_up(table, pixels.view(np.uint16), slab)
             if np.isfinite(slab).all():
@@ -250,12 +242,12 @@ def _read_planes(source: Source, part: Part, colour: list[int], how: FrameReader
         if opacity is not None:
             slab *= pixels[..., -1].astype(np.float32) / np.float32(full)
         if full == 1:
-            finite.look(slab, row, left - frame[0])
+            finite.look(slab, area[0].start, area[1].start)
         if not finite.bad:
             _display(path, to_display, slab)
     finite.verdict()
-    if planes is None:
-        raise source.unreadable("it has no rows")
+    if planes is None:  # nothing of the picture is in the box
+        return np.zeros(shape, np.float32)
     return _upright(planes, spec.get_int_attribute("Orientation", 1))
 
 

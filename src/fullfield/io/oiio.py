@@ -7,22 +7,21 @@ import math
 import os
 import shutil
 import struct
-import threading
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
+from fullfield._switch import Switch
 from fullfield.io.files import check_inflated, check_pixels, check_readable, one_line
 from fullfield.io.scanlines import HEAD, Scanlines
-from fullfield.io.windows import FrameWindow
+from fullfield.io.windows import Box, FrameWindow
 
 if TYPE_CHECKING:
     from fullfield.io.metadata import Attribute
@@ -52,50 +51,28 @@ _BAND_PIXELS_ALONE = 1 << 17  # of one thread, which works on them in its cache
 _BLOCKS = {"none": 1, "rle": 1, "zips": 1, "zip": 16, "piz": 32, "pxr24": 16, "b44": 32, "b44a": 32, "dwaa": 32}
 _BLOCK = 256  # of dwab, OpenEXR's highest
 """Rows that OpenEXR packs together."""
+_ALONE = {"exr_threads": -1, "threads": 1}
 _HARMLESS = ("extraneous bytes before marker 0xd9", "unknown JFIF revision", "Invalid SOS parameters")
 
 
-class _OneThreadAFile:
-    """Inside, OpenEXR packs and unpacks a file in the thread that asks for it.
+def _one_thread() -> Callable[[], None]:
+    import OpenImageIO as oiio
 
-    For whoever has many files in hand at once: handing rows to the pools of OpenEXR (which packs) and OpenImageIO
-    (which unpacks) takes a fifth more time of the CPU. The switches are OpenImageIO's, for the whole process; the last
-    one who leaves puts them back.
-    """
+    def put(values: Mapping[str, int]) -> None:
+        for name, value in values.items():
+            oiio.attribute(name, value)
 
-    _ALONE = MappingProxyType({"exr_threads": -1, "threads": 1})
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside = 0
-        self._before: dict[str, int] = {}
-
-    @property
-    def is_on(self) -> bool:
-        """Whether somebody is inside."""
-        return self._inside > 0
-
-    def __enter__(self) -> None:
-        import OpenImageIO as oiio
-
-        with self._lock:
-            if self._inside == 0:
-                self._before = {name: oiio.get_int_attribute(name) for name in self._ALONE}
-                for name, value in self._ALONE.items():
-                    oiio.attribute(name, value)
-            self._inside += 1
-
-    def __exit__(self, *_: object) -> None:
-        import OpenImageIO as oiio
-
-        with self._lock:
-            self._inside -= 1
-            if self._inside == 0:
-                for name, value in self._before.items():
-                    oiio.attribute(name, value)
+    before = {name: oiio.get_int_attribute(name) for name in _ALONE}
+    put(_ALONE)
+    return lambda: put(before)
 
 
-one_thread_a_file = _OneThreadAFile()
+one_thread_a_file = Switch(_one_thread)
+"""Inside, OpenEXR packs and unpacks a file in the thread that asks for it.
+
+For whoever has many files in hand at once: handing rows to the pools of OpenEXR (which packs) and OpenImageIO (which
+unpacks) takes a fifth more time of the CPU. The switches are OpenImageIO's, for the whole process.
+"""
 
 
 def sniff(path: Path) -> tuple[str, int]:
@@ -131,13 +108,13 @@ class Part:
     spec: Any
 
     @property
-    def data_window(self) -> tuple[int, int, int, int]:
-        """x, y, width, height of the stored pixels."""
+    def data_window(self) -> Box:
+        """The stored pixels."""
         return self.spec.x, self.spec.y, self.spec.width, self.spec.height
 
     @property
-    def display_window(self) -> tuple[int, int, int, int]:
-        """x, y, width, height of the frame they belong to."""
+    def display_window(self) -> Box:
+        """The frame they belong to."""
         return self.spec.full_x, self.spec.full_y, self.spec.full_width, self.spec.full_height
 
     @property
@@ -206,6 +183,20 @@ class Source:
             band = self._rows(part, channels, (top, bottom), form)
             skip = max(rows[0] - top, 0)
             yield top + skip, band[skip : rows[1] - top]
+
+    def inside(
+        self, part: Part, channels: Sequence[int], box: Box, form: str
+    ) -> Iterator[tuple[tuple[slice, slice], NDArray[Any]]]:
+        """What is stored inside a box, by :meth:`bands`: the rows and columns of the box, and their pixels."""
+        x, y, width, height = part.data_window
+        left, right = max(x, box[0]), min(x + width, box[0] + box[2])
+        top, bottom = max(y, box[1]), min(y + height, box[1] + box[3])
+        if left >= right or top >= bottom:
+            return
+        columns = slice(left - box[0], right - box[0])
+        for start, band in self.bands(part, channels, (top, bottom), form):
+            rows = slice(start - box[1], start - box[1] + len(band))
+            yield (rows, columns), band[:, left - x : right - x]
 
     def _rows(self, part: Part, channels: Sequence[int], rows: tuple[int, int], form: str) -> NDArray[Any]:
         first, last = min(channels), max(channels) + 1

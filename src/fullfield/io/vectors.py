@@ -183,15 +183,9 @@ def _plane(path: Path, name: str) -> Tensor:
     with opened(path) as source:
         part = source.first_part()
         channel = next(i for i, have in enumerate(part.channels) if have.lower() == name)
-        x, y, width, height = part.data_window
-        fx, fy, full_width, full_height = part.display_window
-        plane = np.zeros((full_height, full_width), np.float32)
-        left, right = max(x, fx), min(x + width, fx + full_width)
-        top, bottom = max(y, fy), min(y + height, fy + full_height)
-        if left < right and top < bottom:
-            for start, band in source.bands(part, [channel], (top, bottom), "float"):
-                rows = slice(start - fy, start - fy + len(band))
-                plane[rows, left - fx : right - fx] = band[:, left - x : right - x, 0]
+        plane = np.zeros(part.display_window[3:1:-1], np.float32)
+        for area, pixels in source.inside(part, [channel], part.display_window, "float"):
+            plane[area] = pixels[..., 0]
     if not np.isfinite(plane).all():
         raise InputError(f"{path}: {name} has values that are not finite")
     return torch.from_numpy(plane)

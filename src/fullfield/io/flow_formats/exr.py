@@ -83,21 +83,15 @@ def _read(source: Source, part: Part, pair: list[int], window: Window) -> tuple[
     forms = {str(spec.channelformats[c]) if spec.channelformats else str(spec.format) for c in pair}
     if not forms <= {"half", "float"}:
         raise InputError(f"{path}: expected half or float flow, got {', '.join(sorted(forms))}")
-    x, y, width, height = part.data_window
-    fx, fy, full_width, full_height = select(window, part.data_window, part.display_window)
+    box = select(window, part.data_window, part.display_window)
+    _, _, width, height = box
     if not isinstance(window, tuple):
-        check_window(path, full_width, full_height, source.size)
+        check_window(path, width, height, source.size)
     # Zeros that nobody writes take no memory: only the data window's pixels do.
-    flow = np.zeros((2, full_height, full_width), np.float32)
-    valid = np.zeros((full_height, full_width), np.bool_)
-    left, right = max(x, fx), min(x + width, fx + full_width)
-    top, bottom = max(y, fy), min(y + height, fy + full_height)
-    if left >= right or top >= bottom:
-        return flow, valid
+    flow = np.zeros((2, height, width), np.float32)
+    valid = np.zeros((height, width), np.bool_)
     down = spec.get_string_attribute(Y) == "down"
-    for start, band in source.bands(part, pair, (top, bottom), "float"):
-        area = slice(start - fy, start - fy + len(band)), slice(left - fx, right - fx)
-        pixels = band[:, left - x : right - x]
+    for area, pixels in source.inside(part, pair, box, "float"):
         known = np.isfinite(pixels).all(axis=-1)
         np.copyto(flow[0][area], pixels[..., 0], where=known)
         np.copyto(flow[1][area], pixels[..., 1] if down else -pixels[..., 1], where=known)
