@@ -6,7 +6,6 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fullfield._check import InputError
 from fullfield.cli.errors import same_size
 from fullfield.cli.options import reading_arguments
 
@@ -32,12 +31,13 @@ def read_frames(
     from fullfield.estimators.frames import warn_of_range
     from fullfield.io import frame_window, read_frame
     from fullfield.io.oiio import sniff
+    from fullfield.io.windows import common_window
 
     reading = reading_arguments(args)
     channels = {name: reading[name] for name in ("part", "layer") if name in reading}
     window = None
     if reading.get("window") == "data":
-        window = _union(frames, [frame_window(frame, **channels) for frame in frames])
+        window = common_window({frame: frame_window(frame, **channels) for frame in frames})
         if area is not None:
             window = window._replace(data=area)
         reading["window"] = window.data
@@ -50,22 +50,3 @@ def read_frames(
     if any(warn_of_range(tensor, frame) for frame, tensor in zip(frames, read, strict=True)):
         warnings.filterwarnings("ignore", ".*: frames are expected in 0 ", UserWarning)  # said once is enough
     return read, window
-
-
-def _union(frames: Sequence[str], windows: Sequence[FrameWindow]) -> FrameWindow:
-    first = union = windows[0]
-    for frame, other in zip(frames[1:], windows[1:], strict=True):
-        if other.display != first.display:
-            raise InputError(
-                f"{frame}: its display window is {_box(other.display)}, but that of {frames[0]} is "
-                f"{_box(first.display)}; --window data needs the same one"
-            )
-        if not other.overlaps(first):  # which also bounds what the union can claim
-            raise InputError(f"{frame}: its data window has no pixel in common with that of {frames[0]}")
-        union = union.union(other)
-    return union
-
-
-def _box(box: Box) -> str:
-    x, y, width, height = box
-    return f"{width}x{height} at ({x}, {y})"

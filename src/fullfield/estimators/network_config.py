@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from fullfield._check import choice, number, require
-from fullfield._config import Config
+from fullfield._config import Config, parameter
 from fullfield.models.raft.config import PADDINGS
 
 RANDOM = "random"
 """As weights: seeded random numbers, for timing."""
 
 PRECISIONS = ("exact", "fast", "bfloat16")
-
-
-def _parameter(default: Any, help: str, choices: tuple[object, ...] | None = None, metavar: str | None = None) -> Any:
-    return field(default=default, metadata={"help": help, "choices": choices, "metavar": metavar})
 
 
 @dataclass(frozen=True)
@@ -27,23 +22,21 @@ class NetworkConfig(Config):
     See :class:`fullfield.models.cascade.Cascade` for the cascade.
     """
 
-    weights: str | None = _parameter(
+    weights: str | None = parameter(
         None,
         "file, or name of published weights ('fullfield weights list'; for ptlflow's models ptlflow's names), or "
         "random (seeded, for timing); 'auto' is the method's own choice",
         metavar="PATH|NAME",
     )
-    updates: int | None = _parameter(
-        None, "flow updates; 'auto': 32 of RAFT, 4 of SEA-RAFT, 12 of its L, ptlflow's own"
-    )
-    cascade: bool = _parameter(
+    updates: int | None = parameter(None, "flow updates; 'auto': 32 of RAFT, 4 of SEA-RAFT, 12 of its L, ptlflow's own")
+    cascade: bool = parameter(
         False, "estimate frames whose smaller side exceeds 800 pixels at a quarter of their size first, recursively"
     )
-    coarse_updates: int | None = _parameter(
+    coarse_updates: int | None = parameter(
         None, "updates of every level of a cascade but the finest; 'auto': as many as of the finest"
     )
 
-    precision: str = _parameter(
+    precision: str = parameter(
         "exact",
         "exact: float32, convolutions too; fast: half precision (on a CPU if it has AVX-512 BF16), prepared once per "
         "size; bfloat16: as fast with more range and less precision",
@@ -69,7 +62,7 @@ class NetworkConfig(Config):
 class RAFTEstimatorConfig(NetworkConfig):
     """How RAFT estimates."""
 
-    padding: str = _parameter(
+    padding: str = parameter(
         "sintel", "how frames reach multiples of 8: sintel on all sides, kitti only below and left and right", PADDINGS
     )
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
+
+from fullfield import _check
+
+Progress: TypeAlias = Callable[[float, str], None]
+"""Called with the fraction done and what is being worked on."""
 
 
 @runtime_checkable
@@ -30,5 +35,10 @@ class Estimator(Protocol):
         frame2: Tensor,  # [B, C, H, W]
         *,
         initial_flow: Tensor | None = None,  # [B, 2, H, W]
-        progress: Callable[[float, str], None] | None = None,
+        progress: Progress | None = None,
     ) -> Tensor: ...  # [B, 2, H, W] float32, (u, v), pixels of the first frame
+
+
+def check_estimator(value: object, name: str = "estimator", expected: str = "an Estimator") -> None:
+    """InputError for anything but an object that follows :class:`Estimator`; its class is none."""
+    _check.require(isinstance(value, Estimator) and not isinstance(value, type), name, expected, value)

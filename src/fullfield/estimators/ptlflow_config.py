@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from fullfield._check import number, require
-from fullfield._config import Config
+from fullfield._config import Config, parameter
 
 PREFIX = "ptlflow:"
 """Before the name of one of ptlflow's models: ``ptlflow:dpflow`` is a method."""
@@ -15,29 +14,25 @@ PREFIX = "ptlflow:"
 RANDOM = "random"
 
 
-def _parameter(default: Any, help: str, metavar: str | None = None) -> Any:
-    return field(default=default, metadata={"help": help, "choices": None, "metavar": metavar})
-
-
 @dataclass(frozen=True)
 class PtlflowConfig(Config):
     """The weights and updates of a model of ptlflow, and on whose correlation lookups it runs."""
 
-    weights: str | None = _parameter(
+    weights: str | None = parameter(
         None,
         "file, or name of one of the model's checkpoints at ptlflow, or random (seeded, for timing); 'auto' is its "
         "checkpoint sintel, else things, else its first",
-        "PATH|NAME",
+        metavar="PATH|NAME",
     )
-    updates: int | None = _parameter(None, "flow updates; 'auto': the model's own")
-    patched: bool = _parameter(
+    updates: int | None = parameter(None, "flow updates; 'auto': the model's own")
+    patched: bool = parameter(
         True, "run a model that has RAFT's correlation block on our lookups; others run as they are"
     )
-    alt_cuda_corr: str | None = _parameter(
+    alt_cuda_corr: str | None = parameter(
         None,
         "instead: the model's own lookup on demand, with RAFT's CUDA extension compiled from this folder of a checkout "
         "of RAFT, about a minute; 'auto': none, a model that is not patched stores its volume",
-        "DIR",
+        metavar="DIR",
     )
 
     def __post_init__(self) -> None:

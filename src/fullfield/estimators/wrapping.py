@@ -6,13 +6,15 @@ from typing import Any
 
 import torch
 
-from fullfield.estimators.protocol import Estimator
+from fullfield.estimators.protocol import Estimator, check_estimator
 
 
 class WrappingEstimator:
     """Called and reported as ``estimator``, which it holds."""
 
-    estimator: Estimator
+    def __init__(self, estimator: Estimator) -> None:
+        check_estimator(estimator)
+        self.estimator = estimator
 
     @property
     def method(self) -> str:

@@ -17,6 +17,7 @@ from fullfield import _check
 from fullfield._check import NoRoomError
 from fullfield.datasets import FlowDataset
 from fullfield.estimators import Estimator
+from fullfield.estimators.protocol import Progress, check_estimator
 from fullfield.estimators.warm_start import moved_forward
 from fullfield.evaluation.finishing import Finisher
 from fullfield.evaluation.loading import OnDevice, read_ahead
@@ -24,6 +25,8 @@ from fullfield.evaluation.run import AUTOMATIC, FAILURE, OUT_OF_MEMORY, Run, des
 from fullfield.evaluation.scoring import Scorer
 from fullfield.evaluation.sharing import Share
 from fullfield.evaluation.source import source_of
+
+ESTIMATOR = "an Estimator (method, backend, parameters and a call: see docs/evaluation.md)"
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Setting:
     warm_start: bool = False
     alone: bool = False
     share: Share = field(default_factory=Share)
-    progress: Callable[[float, str], None] | None = None
+    progress: Progress | None = None
 
 
 def configured(dataset: FlowDataset, estimator: Estimator, setting: Setting) -> dict[str, Any]:
@@ -63,13 +66,6 @@ def configured(dataset: FlowDataset, estimator: Estimator, setting: Setting) -> 
         **source_of(estimator),
         "backend": getattr(estimator, "asked_backend", None) or AUTOMATIC,
     }
-
-
-def check_estimator(estimator: object) -> None:
-    """InputError for anything but an object that follows :class:`fullfield.estimators.Estimator`."""
-    fits = isinstance(estimator, Estimator) and not isinstance(estimator, type)
-    expected = "an Estimator (method, backend, parameters and a call: see docs/evaluation.md)"
-    _check.require(fits, "estimator", expected, type(estimator).__name__)
 
 
 def prepare(estimator: Estimator, setting: Setting) -> None:
@@ -126,7 +122,7 @@ def predict(
     the estimator, the run's folder notes it.
     """
     setting = setting or Setting()
-    check_estimator(estimator)
+    check_estimator(estimator, expected=ESTIMATOR)
     device = _check.device(setting.device)
     mine = setting.share.of_sequences(dataset) if setting.warm_start else setting.share.of(dataset)
     missing = [index for index in mine if run.facts(dataset.records[index].name) is None]

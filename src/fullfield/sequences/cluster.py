@@ -73,10 +73,7 @@ def run_on_cluster(
     finally:
         if not theirs:
             ray.shutdown()
-    for name in ("written", "incomplete", "cuts", "held"):
-        getattr(outcome, name).sort()
-    outcome.wall_s = time.perf_counter() - begin
-    return outcome
+    return outcome.end(begin)
 
 
 def _take(ray: Any, done: Any, chunk: list[int], outcome: Outcome, tell: Tell | None) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.estimators.protocol import Estimator
-from fullfield.estimators.refined import RefinedEstimator
+from fullfield.estimators.refined import refiner_of
 from fullfield.estimators.reliability import occlusion_and_confidence
 from fullfield.estimators.warm_start import moved_forward
 from fullfield.io import FrameWindow
@@ -131,14 +131,9 @@ class Engine:
         self._stored = stored or (lambda _a, _b: None)
         self._device = _check.device(setting.device)
         plates.pinned = self._device.type == "cuda"
-        self._refiner: RefinedEstimator | None = None
-        if isinstance(estimator, RefinedEstimator) and estimator.refines(self._device):
-            self._refiner, self._estimator = estimator, estimator.estimator
-        elif isinstance(estimator, RefinedEstimator) and setting.refine:
-            self._refiner = RefinedEstimator(estimator.estimator, estimator.config)
-            self._estimator = estimator.estimator
-        elif setting.refine:
-            self._refiner = RefinedEstimator(estimator)
+        self._refiner = refiner_of(estimator, self._device, refine=setting.refine)
+        if self._refiner is not None:
+            self._estimator = self._refiner.estimator
         self._refined: dict[tuple[int, int, int], Tensor | Problem] = {}
         self._log_scales: dict[tuple[int, int, int], Tensor] = {}
         # Both ways of a pair in one call, unless they start from different flows.
@@ -258,9 +253,9 @@ class Engine:
     def _forget(self, following: int | None) -> None:
         """Let go of what no later frame needs."""
         if following is None:
-            for kept in (self._ready, self._small, self._on_device, self._flows, self._refined, self._changes):
+            pictures = self._ready, self._small, self._on_device
+            for kept in (*pictures, self._flows, self._refined, self._log_scales, self._changes):
                 kept.clear()
-            self._log_scales.clear()
             return
         step, setting = self._setting.step, self._setting
         for number in [n for n in self._ready if n < following - step]:
@@ -463,18 +458,19 @@ class Engine:
         return [self._placed(number, box) for number in (first, second)]
 
     def _placed(self, number: int, box: tuple[int, int, int, int]) -> Tensor:
-        plate = self._ready[number]
-        if isinstance(plate, Problem):
-            raise InputError(f"{self._plates.path(number)}: {plate.reason}")
-        return placed(plate, box)[None].to(self._device)
+        return placed(self._plate(number), box)[None].to(self._device)
 
     def _sent(self, number: int) -> Tensor:
         if number not in self._on_device:
-            plate = self._ready[number]
-            if isinstance(plate, Problem):
-                raise InputError(f"{self._plates.path(number)}: {plate.reason}")
-            self._on_device[number] = plate.frame[None].to(self._device, non_blocking=True)  # from pinned memory
+            frame = self._plate(number).frame[None]
+            self._on_device[number] = frame.to(self._device, non_blocking=True)  # from pinned memory
         return self._on_device[number]
+
+    def _plate(self, number: int) -> Plate:
+        plate = self._ready[number]
+        if isinstance(plate, Problem):
+            raise InputError(f"{self._plates.path(number)}: {plate.reason}")
+        return plate
 
     def _box(self, number: int) -> FrameWindow:
         """The window of a frame's result: its own, widened to those of the frames it is compared with."""

@@ -11,7 +11,7 @@ import torch
 
 from fullfield import _check
 from fullfield.estimators import Estimator, Flow
-from fullfield.estimators.estimation import build
+from fullfield.estimators.estimation import estimator_of
 from fullfield.estimators.registry import DEFAULT_METHOD
 from fullfield.io import FrameWindow
 from fullfield.io.metadata import Attribute
@@ -80,14 +80,7 @@ def estimate_sequence(
     ...     if flows.forward is not None:
     ...         flows.forward.save(f"mv.{flows.number:04d}.exr")
     """
-    if isinstance(method, str):
-        estimator = build(method, **parameters)
-    else:
-        fits = isinstance(method, Estimator) and not isinstance(method, type)
-        _check.require(fits, "method", "a name or an Estimator", method)
-        names = ", ".join(parameters)
-        _check.require(not parameters, names, "no parameters beside an Estimator", f"{len(parameters)}")
-        estimator = method
+    estimator = estimator_of(method, **parameters)
     chosen = Setting(direction, step) if setting is None else setting
     _check.require(isinstance(chosen, Setting), "setting", "a Setting", chosen)
     listed = isinstance(frames, (str, os.PathLike, list, tuple))

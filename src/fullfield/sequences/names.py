@@ -137,15 +137,13 @@ def find_frames(text: str) -> Found:
         raise InputError(f"{text}: no such file")
     if where.is_dir():
         return _grouped(text, [p for p in where.iterdir() if p.suffix.lower() in FRAME_SUFFIXES and _shown(p)])
-    asked = None
-    spelled = text
-    if not is_pattern(text) or _OUTER.fullmatch(text):
-        behind = _OUTER.fullmatch(text)
-        if behind is not None and is_pattern(behind[1]):
-            spelled, asked = behind[1], parse_frames(behind[2], text)
-    inside = _INNER.search(os.path.split(spelled)[1])
+    spelled, asked = text, None
+    behind = _OUTER.fullmatch(text)
+    if behind is not None and is_pattern(behind[1]):
+        spelled, asked = behind[1], parse_frames(behind[2], text)
+    name = os.path.split(spelled)[1]
+    inside = _INNER.search(name)
     if inside is not None:
-        name = os.path.split(spelled)[1]
         asked = parse_frames(inside[1], text)
         spelled = spelled[: len(spelled) - len(name)] + name[: inside.start()] + name[inside.end() :]
     if _FIELD.search(os.path.split(spelled)[1]):

@@ -144,10 +144,7 @@ def run_on_devices(
     finally:
         for worker in workers:
             worker.end()
-    for name in ("written", "incomplete", "cuts", "held"):
-        getattr(outcome, name).sort()
-    outcome.wall_s = time.perf_counter() - begin
-    return outcome
+    return outcome.end(begin)
 
 
 def _hear(worker: _Worker, outcome: Outcome, left: _Chunks, tell: Tell | None) -> bool:
