@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fullfield.cli import paths, report
 from fullfield.cli.argtypes import count
@@ -17,33 +17,31 @@ if TYPE_CHECKING:
 
 LAYOUTS = ("row-major", "patch-major")
 BLOCKS = (1, 2, 4, 8, 16)
-EPILOG = """\
+_EXAMPLES = """\
 examples:
   fullfield analyze lookups flow_easy_256x112.npy flow_medium_256x112.npy
   fullfield analyze lookups lookups.npy --levels 4 --updates 32 --plot sampling.png
 """
 
+HELP = "say which part of the correlation volume a network reads"
+DESCRIPTION = "Look into recordings of a network at work."
 
-def add_parser(verbs: Any) -> argparse.ArgumentParser:
-    """Add ``fullfield analyze`` and what it can look into."""
-    parser: argparse.ArgumentParser = verbs.add_parser(
-        "analyze",
-        help="say which part of the correlation volume a network reads",
-        description="Look into recordings of a network at work.",
-    )
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of ``fullfield analyze``."""
     targets = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     lookups: argparse.ArgumentParser = targets.add_parser(
         "lookups",
         help="the share of the all-pairs matrix that lookups read",
         description="The share of the all-pairs matrix, source pixels by target pixels, that lies in blocks which are "
         "read in any update: by size and layout of the blocks, and by pyramid level.",
-        epilog=EPILOG,
+        epilog=_EXAMPLES,
     )
     lookups.add_argument(
         "files", nargs="+", metavar="FILE", help="recorded positions minus pixel grid, one pair each: .npy [U, 2, H, W]"
     )
-    lookups.add_argument("--radius", type=count, default=4, metavar="N", help="of the windows [%(default)s]")
-    lookups.add_argument("--levels", type=count, default=1, metavar="N", help="of the pyramid, 1 to 8 [%(default)s]")
+    lookups.add_argument("--radius", type=count, default=4, help="of the windows")
+    lookups.add_argument("--levels", type=count, default=1, help="of the pyramid, 1 to 8")
     lookups.add_argument(
         "--blocks", nargs="+", type=count, default=BLOCKS, metavar="B", help="sides of the blocks [1 2 4 8 16]"
     )
@@ -51,13 +49,11 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     lookups.add_argument(
         "--updates",
         type=count,
-        metavar="N",
         help="the first N lookups of 32, interpolated between the recorded 0, 1, 2, 4, 8, 12, 20, 31 "
         "[those in the file, as they are]",
     )
     lookups.add_argument("--plot", metavar="OUT.png", help="draw the matrix and the shares of the first file")
     report.add_report_options(lookups, progress=True)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

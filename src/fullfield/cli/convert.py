@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from fullfield.io import FrameWindow
 
+HELP = "convert flow to another format or to an ST map"
+DESCRIPTION = "Convert flow between formats, by suffix. What the new format cannot hold is reported on stderr."
 EPILOG = """\
 examples:
   fullfield convert flow.flo flow.exr --half --compression dwaa
@@ -25,14 +27,8 @@ examples:
 """
 
 
-def add_parser(verbs: Any) -> argparse.ArgumentParser:
-    """Add ``fullfield convert``."""
-    parser: argparse.ArgumentParser = verbs.add_parser(
-        "convert",
-        help="convert flow to another format or to an ST map",
-        description="Convert flow between formats, by suffix. What the new format cannot hold is reported on stderr.",
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of ``fullfield convert``."""
     parser.add_argument("input", metavar="IN", help=f"flow: {' '.join(FLOW_SUFFIXES)} (.png: KITTI)")
     parser.add_argument("output", metavar="OUT", help=f"flow: {' '.join(FLOW_WRITE_SUFFIXES)}")
     parser.add_argument("--st-map", action="store_true", help="write OUT.exr as an ST map instead of flow")
@@ -40,7 +36,6 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     parser.add_argument("--part", metavar="PART", help="EXR part to read, by name or number [the first with flow]")
     add_packing_options(parser)
     report.add_report_options(parser)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,20 +63,16 @@ def run(args: argparse.Namespace) -> int:
             loss = _compare(flow, valid, *read_flow(args.output, **shown))
     for line in loss.lines(st_map=args.st_map):
         report.note(f"{args.output}: {line}")
-    if args.json:
-        report.print_facts(
-            {
-                "input": args.input,
-                "output": args.output,
-                "st_map": args.st_map,
-                "backward": backward is not None,
-                "size": {"width": flow.shape[-1], "height": flow.shape[-2]},
-                "unknown": unknown,
-                "loss": loss._asdict(),
-            }
-        )
-    else:
-        print(f"{report.printable(args.output)}: {size(flow)}, {unknown} unknown vectors")
+    facts = {
+        "input": args.input,
+        "output": args.output,
+        "st_map": args.st_map,
+        "backward": backward is not None,
+        "size": {"width": flow.shape[-1], "height": flow.shape[-2]},
+        "unknown": unknown,
+        "loss": loss._asdict(),
+    }
+    report.tell(args, facts, f"{report.printable(args.output)}: {size(flow)}, {unknown} unknown vectors")
     return 0
 
 

@@ -49,17 +49,16 @@ _ON_POINTS = ("neighbors", "point_conv")
 _ON_FRAMES = ("spatial_correlation", "matching", "tvl1", "refinement")
 """Those whose backends on GPUs are told one after the other; correlation's come first."""
 
+HELP = "say what works on this machine"
+DESCRIPTION = (
+    "Say which versions and devices are here, which backend each operator uses and why others do not "
+    "run, and try the main job on a tiny scene. Exits with 2 when it fails."
+)
 
-def add_parser(verbs: Any) -> argparse.ArgumentParser:
-    """Add ``fullfield doctor``."""
-    parser: argparse.ArgumentParser = verbs.add_parser(
-        "doctor",
-        help="say what works on this machine",
-        description="Say which versions and devices are here, which backend each operator uses and why others do not "
-        "run, and try the main job on a tiny scene. Exits with 2 when it fails.",
-    )
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of ``fullfield doctor``."""
     report.add_report_options(parser)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:

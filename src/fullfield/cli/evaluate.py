@@ -12,7 +12,7 @@ from fullfield._check import InputError, nearest
 from fullfield.cli import argtypes, evaluate_scans, methods, paths, report
 from fullfield.cli.errors import naming
 from fullfield.cli.progress import Progress
-from fullfield.cli.score import gate, print_table
+from fullfield.cli.score import gate, table
 from fullfield.estimators.registry import DEFAULT_PRESET
 
 if TYPE_CHECKING:
@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 _FETCH = (0.0, 0.02)
 _ESTIMATE = (0.02, 1.0)
 
+HELP = "run a method on a data set and score it"
+DESCRIPTION = (
+    "Estimate the flow of every pair of a data set, or with MODEL fpfh or learned the pose of every "
+    "pair of point clouds, store it, and score it. What is stored is not estimated again; another configuration "
+    "does not mix with it."
+)
 EPILOG = """\
 examples:
   fullfield evaluate tvl1 sintel-final:/data/sintel
@@ -36,16 +42,8 @@ A run that was stopped goes on where it was.
 """
 
 
-def add_parser(verbs: Any) -> argparse.ArgumentParser:
-    """Add ``fullfield evaluate``."""
-    parser: argparse.ArgumentParser = verbs.add_parser(
-        "evaluate",
-        help="run a method on a data set and score it",
-        description="Estimate the flow of every pair of a data set, or with MODEL fpfh or learned the pose of every "
-        "pair of point clouds, store it, and score it. What is stored is not estimated again; another configuration "
-        "does not mix with it.",
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of ``fullfield evaluate``."""
     methods.add_method_options(parser, positional=True, others=evaluate_scans.METHODS)
     parser.add_argument(
         "dataset",
@@ -58,7 +56,7 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         "-o", "--output", metavar="RUN", help="folder of the run [runs/DATASET/MODEL, and -1of4 with --scale 1/4]"
     )
     running.add_argument(
-        "--scale", default="1", metavar="1/N", help="reduce the frames to this part of their sides first [%(default)s]"
+        "--scale", default="1", metavar="1/N", help="reduce the frames to this part of their sides first"
     )
     running.add_argument(
         "--warm-start", action="store_true", help="start each pair of a sequence from the flow of the one before"
@@ -69,10 +67,7 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     running.add_argument("--score-only", action="store_true", help="score the stored run again; estimate nothing")
     scoring = parser.add_argument_group("scoring")
     scoring.add_argument(
-        "--averaging",
-        choices=("pooled", "per_image"),
-        default="pooled",
-        help="mean over all pixels, or over images [%(default)s]",
+        "--averaging", choices=("pooled", "per_image"), default="pooled", help="mean over all pixels, or over images"
     )
     scoring.add_argument("--max-epe", type=argtypes.positive, metavar="PX", help="exit with 1 when epe exceeds PX")
     scoring.add_argument(
@@ -81,7 +76,6 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     evaluate_scans.add_options(parser)
     report.add_report_options(parser, progress=True)
     methods.add_parameter_options(parser)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -240,7 +234,7 @@ def _report(args: argparse.Namespace, folder: Path, result: dict[str, Any], file
     name, backends = report.printable(stored["name"]), ", ".join(result["backends"])
     print(f"{report.printable(folder)}: {title} on {name}, {stored['pairs']} pairs ({backends})")
     if result["scores"] is not None:
-        print_table(result["scores"], result["averaging"])
+        print("\n".join(table(result["scores"], result["averaging"])))
     runtime = result["runtime"]
     print(
         f"{'runtime':<14}{runtime['median_s']:>10.4f} {'s':<8} a pair, median; {runtime['min_s']:.4f} to "

@@ -35,14 +35,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         search.add_argument(option, dest=dest, default=argparse.SUPPRESS, **more)
 
     add("--samples", type=_counts, metavar="N,...", help=f"matches at most, a run for each number [{_SAMPLES}]")
-    add("--voxel", type=argtypes.positive, metavar="X", help="edge of a voxel, in the clouds' units [auto]")
-    add("--seed", type=argtypes.natural, metavar="N", help="of the random draws [0]")
-    add("--ransac", type=argtypes.count, metavar="N", help="triples that RANSAC draws [50000]")
+    add("--voxel", type=argtypes.positive, help="edge of a voxel, in the clouds' units [auto]")
+    add("--seed", type=argtypes.natural, help="of the random draws [0]")
+    add("--ransac", type=argtypes.count, help="triples that RANSAC draws [50000]")
     add("--max-rre", type=argtypes.positive, metavar="DEG", help="rotation error of a pair that counts [KITTI: 5]")
     add("--max-rte", type=argtypes.positive, metavar="M", help="translation error of a pair that counts [KITTI: 2]")
     add("--max-rmse", type=argtypes.positive, metavar="M", help="RMSE of a pair that counts [3DMatch: 0.2]")
     add("--inlier-distance", type=argtypes.positive, metavar="M", help="of a good match [3DMatch 0.1, KITTI 0.6]")
-    add("--inlier-ratio", type=argtypes.positive, metavar="X", help="of a pair whose features match [0.05]")
+    add("--inlier-ratio", type=argtypes.positive, help="of a pair whose features match [0.05]")
 
 
 def _counts(text: str) -> tuple[int, ...]:

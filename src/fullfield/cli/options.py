@@ -10,6 +10,16 @@ from fullfield.io.names import EXR_COMPRESSIONS, TRANSFERS
 
 if TYPE_CHECKING:
     import argparse
+    from types import ModuleType
+
+
+def add_verb(verbs: Any, name: str, module: ModuleType) -> None:
+    """A verb by its module: ``HELP``, ``DESCRIPTION``, ``EPILOG`` (its examples) where there are some,
+    ``add_options(parser)``, and ``run(args) -> int`` unless the options are those of verbs below it, which have it."""
+    epilog = getattr(module, "EPILOG", None)
+    parser = verbs.add_parser(name, help=module.HELP, description=module.DESCRIPTION, epilog=epilog)
+    parser.set_defaults(run=getattr(module, "run", None))
+    module.add_options(parser)
 
 
 def add_reading_options(parser: argparse.ArgumentParser) -> None:

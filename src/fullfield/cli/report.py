@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fullfield import __version__
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Mapping, Sequence
 
 _DIRECTIONS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")  # they change the order of what follows
@@ -57,6 +58,16 @@ def print_facts(report: Mapping[str, object]) -> None:
 def print_run(report: Mapping[str, object]) -> None:
     """:func:`print_facts` of a run, with the memory that it took."""
     print_facts({**report, "peak_memory_bytes": peak_memory_bytes()})
+
+
+def tell(args: argparse.Namespace, report: Mapping[str, object], text: str, *, memory: bool = False) -> None:
+    """The end of a verb: the facts with ``--json``, with ``memory`` as :func:`print_run`, else a person's text."""
+    if not args.json:
+        print(text)
+    elif memory:
+        print_run(report)
+    else:
+        print_facts(report)
 
 
 def _plain(value: object) -> object:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fullfield._check import InputError
 from fullfield.cli import argtypes, report, vectors
-from fullfield.cli.progress import Progress
-from fullfield.sequences.names import choose, find_frames
+from fullfield.sequences.names import choose
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from fullfield.io.raw import Raw
     from fullfield.sequences.changes import Small
 
+HELP = "make a shot slower or faster, with frames in between by stored flow"
+DESCRIPTION = (
+    "Output frames count on from the first one; between two plates they are made from both, along "
+    "forward and backward flow, and what only one of the two shows is taken from it alone."
+)
 EPILOG = """\
 examples:
   fullfield flow 'plate.%04d.exr' --direction both -o 'mv.%04d.exr' --device cuda
@@ -28,28 +33,18 @@ examples:
 _MOST = 1_000_000
 
 
-def add_parser(verbs: Any) -> argparse.ArgumentParser:
-    """Add ``fullfield retime``."""
-    parser: argparse.ArgumentParser = verbs.add_parser(
-        "retime",
-        help="make a shot slower or faster, with frames in between by stored flow",
-        description="Output frames count on from the first one; between two plates they are made from both, along "
-        "forward and backward flow, and what only one of the two shows is taken from it alone.",
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of ``fullfield retime``."""
     parser.add_argument("plates", metavar="PLATES", help="a shot: plate.%%04d.exr, a folder, a glob")
     parser.add_argument(
         "--factor", type=argtypes.positive, metavar="F", required=True, help="2: half the speed; 0.5: twice the speed"
     )
     vectors.add_options(parser)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Check, make, write, report."""
-    shot = find_frames(args.plates)
-    if shot.video is not None:
-        raise InputError(f"{args.plates}: is a video; write its frames as files first")
+    shot = vectors.find_shot(args.plates)
     sources = choose(shot, args.frames)
     flow = vectors.Vectors(args.flow)
     factor = Fraction(args.factor).limit_denominator(10_000)
@@ -62,21 +57,9 @@ def run(args: argparse.Namespace) -> int:
     made = {"plates": Path(args.plates).name, "flow": Path(args.flow).name, "factor": str(factor), "first": first}
     name, left = vectors.check_output(args, numbers, [str(path) for path in shot.files.values()], made)
 
-    from fullfield.io.raw import write_raw
-
     reader = _Reader(shot.path, flow)
-    problems: list[str] = []
-    written: list[int] = []
-    with Progress("retime", quiet=args.quiet) as progress:
-        for count, number in enumerate(left):
-            progress(count / len(left), f"frame {number}")
-            time = first + Fraction(number - first) / factor
-            try:
-                write_raw(name(number), reader.at(time))
-                written.append(number)
-            except (InputError, OSError) as error:
-                if str(error) not in problems:
-                    problems.append(str(error))
+    pictures = ((number, partial(reader.at, first + Fraction(number - first) / factor)) for number in left)
+    written, problems = vectors.write_all(args, "retime", left, pictures, name)
     if not args.quiet:
         for a, b in reader.cuts:
             report.note(f"the shot changes between the frames {a} and {b}; nothing is made from both")

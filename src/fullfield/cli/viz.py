@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     from fullfield.io.windows import Box
 
+HELP = "draw a flow"
+DESCRIPTION = "Draw a flow in colours, over its frame, as a warped frame, as an error, or a sheet of all."
 EPILOG = """\
 examples:
   fullfield viz flow.flo -o flow.png --max-motion 20
@@ -36,19 +38,13 @@ KINDS = tuple(pictures.NEEDS)
 _OPTIONS = {"frame1": "--frame", "frame2": "--frame2", "truth": "--truth"}
 
 
-def add_parser(verbs: Any) -> argparse.ArgumentParser:
-    """Add ``fullfield viz``."""
-    parser: argparse.ArgumentParser = verbs.add_parser(
-        "viz",
-        help="draw a flow",
-        description="Draw a flow in colours, over its frame, as a warped frame, as an error, or a sheet of all.",
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of ``fullfield viz``."""
     parser.add_argument("flow", metavar="FLOW", help=f"flow: {' '.join(FLOW_SUFFIXES)} (.png: KITTI)")
     parser.add_argument(
         "-o", "--output", metavar="OUT", required=True, help=f"picture: {' '.join(IMAGE_WRITE_SUFFIXES)}"
     )
-    parser.add_argument("--kind", choices=KINDS, default="flow", help="what to draw [%(default)s]")
+    parser.add_argument("--kind", choices=KINDS, default="flow", help="what to draw")
     parser.add_argument("--frame", metavar="A", dest="frame1", help="first frame, for overlay and sheet")
     parser.add_argument("--frame2", metavar="B", help="second frame, for warped and sheet")
     parser.add_argument("--truth", metavar="FILE", help="true flow, for error and sheet")
@@ -59,7 +55,6 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     add_four_values(parser)
     add_reading_options(parser)
     report.add_report_options(parser)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -77,19 +72,15 @@ def run(args: argparse.Namespace) -> int:
     frame1, frame2 = _frames(args, flow, area)
     scene = pictures.Scene(flow, valid, frame1, frame2, truth, known, args.max_motion, args.max_error)
     write_image(args.output, scene.light(args.kind, args.output))
-    if args.json:
-        report.print_facts(
-            {
-                "output": args.output,
-                "flow": args.flow,
-                "kind": args.kind,
-                **scene.scales(args.kind),
-                "truth_values": None if truth is None else truth_values(truth),
-                "size": {"width": flow.shape[-1], "height": flow.shape[-2]},
-            }
-        )
-    else:
-        print(f"{report.printable(args.output)}: {scene.legend(args.kind)}")
+    facts = {
+        "output": args.output,
+        "flow": args.flow,
+        "kind": args.kind,
+        **scene.scales(args.kind),
+        "truth_values": None if truth is None else truth_values(truth),
+        "size": {"width": flow.shape[-1], "height": flow.shape[-2]},
+    }
+    report.tell(args, facts, f"{report.printable(args.output)}: {scene.legend(args.kind)}")
     return 0
 
 
