@@ -98,7 +98,16 @@ def _run(args: argparse.Namespace, share: Share) -> int:
         evaluate_scans.refuse(others, f"MODEL {args.method} registers point clouds")
         return evaluate_scans.run(args, share, weights)
     evaluate_scans.refuse(evaluate_scans.given(args), f"MODEL {args.method} estimates flow")
-    from fullfield.evaluation import Run, Setting, evaluate, noting_shortage, read_scale, score, write_submission
+    from fullfield.evaluation import (
+        AtScale,
+        Run,
+        Setting,
+        evaluate,
+        noting_shortage,
+        read_scale,
+        score,
+        write_submission,
+    )
     from fullfield.evaluation.leaderboards import check_submission
     from fullfield.evaluation.scale import reduced
     from fullfield.evaluation.sharing import wait_for_all
@@ -128,9 +137,10 @@ def _run(args: argparse.Namespace, share: Share) -> int:
             chosen = replace(chosen, device=setting.device)
             if not first:
                 wait_for_all(share)  # the first one fetches the weights and compiles for all
-            estimator = _at_scale(chosen.estimator, scale)
+            estimator = chosen.estimator if scale == 1 else AtScale(chosen.estimator, scale)
+            height, width = dataset.read_frame(dataset.records[0].frame1).shape[-2:]
             with noting_shortage(estimator, dataset, folder, setting):
-                chosen.prepare(reduced(_first_size(dataset), scale), progress.part(*_FETCH), quiet=quiet)
+                chosen.prepare(reduced((height, width), scale), progress.part(*_FETCH), quiet=quiet)
             if first:
                 wait_for_all(share)
             setting = replace(setting, progress=progress.part(*_ESTIMATE))
@@ -192,17 +202,6 @@ def _device(name: str) -> str:
     device = f"cuda:{local}"
     torch.cuda.set_device(_check.device(device))
     return device
-
-
-def _first_size(dataset: FlowDataset) -> tuple[int, int]:
-    height, width = dataset.read_frame(dataset.records[0].frame1).shape[-2:]
-    return height, width
-
-
-def _at_scale(estimator: Any, scale: Any) -> Any:
-    from fullfield.evaluation import AtScale
-
-    return estimator if scale == 1 else AtScale(estimator, scale)
 
 
 def _stored(args: argparse.Namespace, folder: Path, scale: Any) -> Run:

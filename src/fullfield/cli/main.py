@@ -15,18 +15,16 @@ import signal
 import sys
 import threading
 import warnings
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
+from typing import Any, NoReturn, TextIO, cast
 
 from fullfield import __version__
 from fullfield._check import InputError, nearest
 from fullfield.cli import argtypes
 from fullfield.cli.options import add_verb
 from fullfield.cli.report import note, printable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 VERBS = (
     "flow",

@@ -167,41 +167,37 @@ def _advice(args: argparse.Namespace, found: Registration) -> str:
 
 
 def _report(args: argparse.Namespace, found: Registration, points: list[int], seconds: dict[str, float]) -> None:
-    if args.json:
-        written = found.success
-        report.print_run(
-            {
-                "source": args.source,
-                "target": args.target,
-                "points": points,
-                "success": found.success,
-                "reason": found.reason,
-                "untried": list(found.untried),
-                "transform": None if found.transform is None else found.transform.tolist(),
-                "confidence": found.confidence,
-                "matches": found.matches,
-                "inliers": found.inliers,
-                "fitness": found.fitness,
-                "rmse": found.rmse,
-                "voxel": found.voxel,
-                "seed": args.seed,
-                "init": args.init,
-                "descriptor": "fpfh" if args.weights is None and args.descriptor != "learned" else "learned",
-                "weights": args.weights,
-                "output": args.output if written else None,
-                "picture": args.viz if written else None,
-                "seconds": seconds,
-            }
-        )
-        return
-    if found.transform is None:
+    if found.transform is None and not args.json:
         unwritten = [Path(path).name for path in (args.output, args.viz) if path is not None]
         nothing = f"; {' and '.join(unwritten)} not written" if unwritten else ""
         report.note(f"not registered: {found.reason}{nothing}{_advice(args, found)}", kind="register")
         return
-    for row in found.transform:
-        print(" ".join(f"{value:>17.10g}" for value in row))
-    print(
+    pose = None if found.transform is None else found.transform.tolist()
+    facts = {
+        "source": args.source,
+        "target": args.target,
+        "points": points,
+        "success": found.success,
+        "reason": found.reason,
+        "untried": list(found.untried),
+        "transform": pose,
+        "confidence": found.confidence,
+        "matches": found.matches,
+        "inliers": found.inliers,
+        "fitness": found.fitness,
+        "rmse": found.rmse,
+        "voxel": found.voxel,
+        "seed": args.seed,
+        "init": args.init,
+        "descriptor": "fpfh" if args.weights is None and args.descriptor != "learned" else "learned",
+        "weights": args.weights,
+        "output": args.output if found.success else None,
+        "picture": args.viz if found.success else None,
+        "seconds": seconds,
+    }
+    lines = [" ".join(f"{value:>17.10g}" for value in row) for row in pose or ()]
+    lines.append(
         f"confidence {found.confidence:.3f}, {found.inliers} of {found.matches} matches agree, "
         f"{found.fitness:.1%} of the source touches the target within {found.voxel:.4g}, RMSE {found.rmse:.4g}"
     )
+    report.tell(args, facts, "\n".join(lines), memory=True)

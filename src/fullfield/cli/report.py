@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import math
@@ -9,15 +10,12 @@ import platform
 import sys
 import time
 import unicodedata
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fullfield import __version__
-
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping, Sequence
 
 _DIRECTIONS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")  # they change the order of what follows
 
@@ -55,19 +53,12 @@ def print_facts(report: Mapping[str, object]) -> None:
     print_json({**report, "versions": versions()})
 
 
-def print_run(report: Mapping[str, object]) -> None:
-    """:func:`print_facts` of a run, with the memory that it took."""
-    print_facts({**report, "peak_memory_bytes": peak_memory_bytes()})
-
-
 def tell(args: argparse.Namespace, report: Mapping[str, object], text: str, *, memory: bool = False) -> None:
-    """The end of a verb: the facts with ``--json``, with ``memory`` as :func:`print_run`, else a person's text."""
-    if not args.json:
-        print(text)
-    elif memory:
-        print_run(report)
+    """The end of a verb: the facts with ``--json``, and the ``memory`` that it took, else a person's text."""
+    if args.json:
+        print_facts({**report, "peak_memory_bytes": peak_memory_bytes()} if memory else report)
     else:
-        print_facts(report)
+        print(text)
 
 
 def _plain(value: object) -> object:

@@ -11,8 +11,8 @@ from fullfield._check import InputError
 from fullfield.cli import paths, report
 from fullfield.cli.argtypes import positive
 from fullfield.cli.errors import naming, size
+from fullfield.cli.frames import FOUR_VALUES, add_four_values, read_truth, truth_values
 from fullfield.cli.options import add_flow_choice, flow_choice
-from fullfield.cli.truth import FOUR_VALUES, add_four_values, read_truth, truth_values
 from fullfield.io.names import FLOW_SUFFIXES, IMAGE_WRITE_SUFFIXES
 
 if TYPE_CHECKING:

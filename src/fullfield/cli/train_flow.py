@@ -112,17 +112,14 @@ def _add_training_options(group: Any) -> None:
         ("--weight-decay", 1e-5, "of AdamW"),
         ("--clip", 1.0, "longest gradient"),
         ("--max-flow", 400.0, "pixels that move further do not count"),
-    ):
-        group.add_argument(option, type=argtypes.number, default=default, help=words)
-    for option, default, words in (
         ("--warmup", 0.05, "share of the training in which the rate rises"),
         ("--decay", 0.2, "of --schedule stable: share in which it falls; 0: none"),
         ("--last", 0.001, "share of the rate that is left at the end"),
         ("--average", 0.999, "of the weights' moving average: what a step keeps"),
         ("--gamma", 0.85, "weight of a prediction, in parts of the next one's"),
-        ("--visible", 1 / 3, "share of the training in which occluded pixels do not count"),
+        ("--visible", 1 / 3, "share of the training in which occluded pixels do not count [0.333]"),
     ):
-        group.add_argument(option, type=argtypes.number, default=default, help=f"{words} [{default:.3g}]")
+        group.add_argument(option, type=argtypes.number, default=default, help=words)
     group.add_argument(
         "--loss", default="auto", metavar="NAME", help="sequence, or mixture for networks with an uncertainty [auto]"
     )

@@ -9,6 +9,7 @@ from fullfield._check import InputError
 from fullfield.cli import paths, pictures, report
 from fullfield.cli.argtypes import positive
 from fullfield.cli.errors import naming, same_size
+from fullfield.cli.frames import FOUR_VALUES, add_four_values, read_truth, truth_values
 from fullfield.cli.options import (
     READING_WORDS,
     add_flow_choice,
@@ -17,7 +18,6 @@ from fullfield.cli.options import (
     flow_choice,
     unused_reading_options,
 )
-from fullfield.cli.truth import FOUR_VALUES, add_four_values, read_truth, truth_values
 from fullfield.io.names import FLOW_SUFFIXES, IMAGE_WRITE_SUFFIXES
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.estimators.protocol import Estimator, Progress
-from fullfield.estimators.wrapping import WrappingEstimator
+from fullfield.estimators.protocol import Estimator, Progress, WrappingEstimator
 from fullfield.models.cascade import THRESHOLD, Cascade, cascade_sizes, resample_flow
 
 

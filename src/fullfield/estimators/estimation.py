@@ -15,9 +15,9 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.estimators.flow import Flow
-from fullfield.estimators.frames import as_frames
+from fullfield.estimators.frames import as_frames, label
+from fullfield.estimators.network_config import PREFIX
 from fullfield.estimators.protocol import Estimator, Progress, check_estimator
-from fullfield.estimators.ptlflow_config import PREFIX
 from fullfield.estimators.refined import RefinedEstimator, refiner_of
 from fullfield.estimators.registry import DEFAULT_METHOD, DEFAULT_PRESET, METHODS, canonical, method_of
 from fullfield.estimators.reliability import occlusion_and_confidence
@@ -125,7 +125,7 @@ def estimate(
     refine, reliability = (_switch(name, parameters.pop(name, False)) for name in ("refine", "reliability"))
     estimator = estimator_of(method, **parameters)
     place = _check.device(device)
-    labels = _label(frame1, "frame1"), _label(frame2, "frame2")
+    labels = label(frame1, "frame1"), label(frame2, "frame2")
     first, second = _matched(*as_frames((frame1, frame2), labels, transfer, **reading), *labels)
     start_flow = None if initial_flow is None else _initial(initial_flow, (2, *first.shape[1:]))[None].to(place)
     pair = first[None].to(place), second[None].to(place)
@@ -175,10 +175,6 @@ def _window(frame: object, reading: dict[str, Any]) -> FrameWindow | None:
 
     found = frame_window(frame, **{name: reading[name] for name in ("part", "layer") if name in reading})
     return found._replace(data=select(reading.get("window", "display"), found.data, found.display))
-
-
-def _label(frame: object, name: str) -> str:
-    return os.fspath(frame) if isinstance(frame, (str, os.PathLike)) else name
 
 
 def _initial(flow: Flow | Frame, shape: tuple[int, ...]) -> Tensor:

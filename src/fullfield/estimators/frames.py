@@ -39,8 +39,13 @@ def as_frame(frame: Frame, name: str = "frame", *, transfer: str = "auto", **rea
     0 ... 1.
     """
     tensor = _read(frame, name, transfer, **reading)
-    warn_of_range(tensor, os.fspath(frame) if isinstance(frame, (str, os.PathLike)) else name)
+    warn_of_range(tensor, label(frame, name))
     return tensor
+
+
+def label(frame: object, name: str) -> str:
+    """What messages call a frame: its path, or ``name``."""
+    return os.fspath(frame) if isinstance(frame, (str, os.PathLike)) else name
 
 
 def as_frames(

@@ -15,8 +15,8 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.estimators.frames import check_pair
+from fullfield.estimators.network_config import PREFIX, RANDOM, PtlflowConfig
 from fullfield.estimators.protocol import Progress
-from fullfield.estimators.ptlflow_config import PREFIX, RANDOM, PtlflowConfig
 from fullfield.models.downloads import DownloadError, digest, download
 from fullfield.models.downloads import Progress as Fetching
 from fullfield.models.state import fit, read_state
@@ -249,11 +249,9 @@ class PtlflowEstimator:
         support = support_of(model)
         if support is None or support.state != OTHER:
             return True
-        _check.require(self._asked is None, "backend", f"None, as {self.method} {_NO_LOOKUP}", repr(self._asked))
+        why = f"None, as {self.method} has no correlation that is known"
+        _check.require(self._asked is None, "backend", why, repr(self._asked))
         return False
-
-
-_NO_LOOKUP = "has no correlation that is known"
 
 
 def _fetched(url: str, fetching: Fetching | None) -> Path:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.estimators.protocol import Estimator, Progress
-from fullfield.estimators.wrapping import WrappingEstimator
+from fullfield.estimators.protocol import Estimator, Progress, WrappingEstimator
 from fullfield.ops.tvl1 import FlowRefiner, RefinementConfig
 
 # Of the progress of a call: what each of the two directions takes, the rest is the refinement.

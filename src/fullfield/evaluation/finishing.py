@@ -6,7 +6,6 @@ import os
 import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -46,9 +45,9 @@ class Finisher:
     def __enter__(self) -> Finisher:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         try:
-            if error is None:
+            if kind is None:
                 self.drain()
         finally:
             self._pool.shutdown()

@@ -53,7 +53,7 @@ def configured(dataset: FlowDataset, estimator: Estimator, setting: Setting) -> 
     """The configuration of the run that :func:`predict` makes.
 
     Runs of two backends do not mix: an estimator that can be asked for one tells it as ``asked_backend``. An estimator
-    that can be prepared must be, by :func:`prepare`: only then does a network know the checksum of its weights.
+    that can be prepared must be: only then does a network know the checksum of its weights.
     """
     device = _check.device(setting.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
@@ -66,13 +66,6 @@ def configured(dataset: FlowDataset, estimator: Estimator, setting: Setting) -> 
         **source_of(estimator),
         "backend": getattr(estimator, "asked_backend", None) or AUTOMATIC,
     }
-
-
-def prepare(estimator: Estimator, setting: Setting) -> None:
-    """Prepare an estimator that can be for the device."""
-    prepared = getattr(estimator, "prepare", None)
-    if prepared is not None:
-        prepared(_check.device(setting.device))
 
 
 @contextmanager

@@ -12,8 +12,7 @@ from torch.nn import functional
 
 from fullfield._check import InputError
 from fullfield.estimators import Estimator
-from fullfield.estimators.protocol import Progress
-from fullfield.estimators.wrapping import WrappingEstimator
+from fullfield.estimators.protocol import Progress, WrappingEstimator
 
 
 def read_scale(text: str | float | Fraction) -> Fraction:

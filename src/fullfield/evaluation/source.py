@@ -9,7 +9,7 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-from fullfield.estimators.wrapping import WrappingEstimator
+from fullfield.estimators.protocol import WrappingEstimator
 
 _DIGITS = 16
 

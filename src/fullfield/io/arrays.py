@@ -101,6 +101,13 @@ def read_npy(path: Path, size: int, *, empty: bool = False) -> NDArray[Any]:
     return values
 
 
+def write_npy(path: Path, values: NDArray[Any]) -> None:
+    """Write an array whose memory is contiguous. Not through NumPy, which does not notice a full disk."""
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(values))
+        file.write(values.data)
+
+
 @contextmanager
 def opened_archive(path: Path) -> Iterator[tuple[zipfile.ZipFile, list[str]]]:
     """A ``.npz`` file and the names of its arrays. InputError for whatever is wrong with it, here or inside."""

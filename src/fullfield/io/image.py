@@ -170,9 +170,8 @@ def _read_pfm(path: Path, transfer: str, part: int | str | None, layer: str | No
 
     _check_pfm(path, part, layer)
     planes = pfm.read_planes(path)
-    complain = _Finite(path)
-    complain.look(planes, 0)
-    complain.verdict()
+    if not np.isfinite(planes).all():
+        raise _not_finite(path, planes)
     _display(path, curve(transfer, "linear"), planes)
     return planes
 
@@ -225,7 +224,7 @@ def _read_planes(source: Source, part: Part, colour: list[int], how: FrameReader
     table = half_table(to_display) if forms == {"half"} and opacity is None else None
     form = form if table is None else "half"
     planes: Planes | None = None
-    finite = _Finite(path)
+    bad = False
     for area, pixels in source.inside(part, wanted, frame, form):
         if planes is None:  # only now is the size known to be plausible
             planes = how.new(shape) if covered else np.zeros(shape, np.float32)
@@ -241,13 +240,13 @@ def _read_planes(source: Source, part: Part, colour: list[int], how: FrameReader
                 np.divide(pixels[..., channel], np.float32(full), out=plane, dtype=np.float32)
         if opacity is not None:
             slab *= pixels[..., -1].astype(np.float32) / np.float32(full)
-        if full == 1:
-            finite.look(slab, area[0].start, area[1].start)
-        if not finite.bad:
+        bad = bad or (full == 1 and not np.isfinite(slab).all())
+        if not bad:
             _display(path, to_display, slab)
-    finite.verdict()
     if planes is None:  # nothing of the picture is in the box
         return np.zeros(shape, np.float32)
+    if bad:
+        raise _not_finite(path, planes)
     return _upright(planes, spec.get_int_attribute("Orientation", 1))
 
 
@@ -281,29 +280,12 @@ def _straight_alpha(part: Part, colour: list[int]) -> int | None:
     return None
 
 
-class _Finite:
-    """Counts the pixels of a frame that are not finite, band by band."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.bad = 0
-        self.first = (0, 0)
-
-    def look(self, planes: Planes, row: int, column: int = 0) -> None:
-        wrong = ~np.isfinite(planes)
-        if not wrong.any():
-            return
-        pixels = wrong.any(axis=0)
-        if not self.bad:
-            y, x = divmod(int(pixels.argmax()), pixels.shape[1])
-            self.first = (x + column, y + row)
-        self.bad += int(pixels.sum())
-
-    def verdict(self) -> None:
-        if self.bad:
-            pixels = "1 pixel is" if self.bad == 1 else f"{self.bad} pixels are"
-            x, y = self.first
-            raise InputError(f"{self.path}: {pixels} NaN or infinite, the first at x = {x}, y = {y}")
+def _not_finite(path: Path, planes: Planes) -> InputError:
+    wrong = ~np.isfinite(planes).all(axis=0)
+    count = int(wrong.sum())
+    y, x = divmod(int(wrong.argmax()), wrong.shape[1])
+    pixels = "1 pixel is" if count == 1 else f"{count} pixels are"
+    return InputError(f"{path}: {pixels} NaN or infinite, the first at x = {x}, y = {y}")
 
 
 def _display(path: Path, to_display: Curve | None, planes: Planes) -> None:

@@ -240,11 +240,16 @@ def _unreadable(path: Path, kind: str, complaint: str) -> InputError:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Source]:
-    """Open a frame by its content. Whatever is wrong with it raises :class:`InputError` naming the file."""
+def opened(path: Path, *wanted: str) -> Iterator[Source]:
+    """Open a frame by its content. Whatever is wrong with it raises :class:`InputError` naming the file.
+
+    ``wanted`` is a format and what should be there in it, where no other will do.
+    """
     import OpenImageIO as oiio
 
     kind, size = sniff(path)
+    if wanted and kind != wanted[0]:
+        raise InputError(f"{path}: expected {wanted[1]}, got a {kind} file")
     check_name(path)
     if kind == "png":
         check_png(path)

@@ -21,8 +21,6 @@ from fullfield.io.files import atomic_path, check_readable, reason
 from fullfield.io.names import CAMERA
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from fullfield.io.files import PathLike
 
 # Of the time stamps of written frames: divisible by the usual rates, and fine enough for any other.
@@ -293,9 +291,7 @@ class VideoWriter:
     def __enter__(self) -> VideoWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is None:
             self.close()
         else:

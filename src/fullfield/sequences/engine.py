@@ -103,6 +103,11 @@ class Estimated:
     used: dict[int, Any] = field(default_factory=dict)
     """The frames that went into it, with the stamps of their files."""
 
+    def lack(self, direction: str, problem: Problem) -> None:
+        """Note a direction whose pair could not be estimated, and why."""
+        self.problems.append(problem)
+        self.missing.append(direction)
+
 
 Stored = Callable[[int, int], "Tensor | None"]
 """The stored flow [2, H, W] from a frame to another one, if there is any."""
@@ -297,8 +302,7 @@ class Engine:
                 continue
             flow = self._flow(number, other, done)
             if isinstance(flow, Problem):
-                done.problems.append(flow)
-                done.missing.append(direction)
+                done.lack(direction, flow)
                 self._add_end(done, direction, size)
                 continue
             partner = self._ready[other]
@@ -319,10 +323,9 @@ class Engine:
             self._refined[pair] = self._made_exact(done, direction, number, other)
         found = self._refined[pair]
         if isinstance(found, Problem):
-            done.problems.append(found)
-            done.missing.append(direction)
-            return
-        done.parts[direction] = found
+            done.lack(direction, found)
+        else:
+            done.parts[direction] = found
 
     def _made_exact(self, done: Estimated, direction: str, number: int, other: int) -> Tensor | Problem:
         refiner, back = self._refiner, self._flow(other, number, done)
@@ -344,8 +347,7 @@ class Engine:
     def _check(self, done: Estimated, direction: str, number: int, other: int) -> None:
         back = self._flow(other, number, done)
         if isinstance(back, Problem):
-            done.problems.append(back)
-            done.missing.append(direction)
+            done.lack(direction, back)
             return
         first, second = self._alike(number, other, self._grid(number))
         own = self._log_scales.get((number, other, self._grid(number)))

@@ -173,20 +173,20 @@ def _nearest(pattern: Pattern) -> str:
 
 def _grouped(text: str, files: list[Path]) -> Found:
     """Frames by the last number of their names, which must belong to one sequence."""
-    groups: dict[tuple[str, str, str], dict[int, Path]] = {}
+    groups: dict[tuple[str, str], dict[int, Path]] = {}
     plain: list[Path] = []
-    widths: dict[tuple[str, str, str], set[int]] = {}
+    widths: list[int] = []
     for path in sorted(files):
         match = re.fullmatch(r"(.*?)(\d+)(\D*)", path.stem)
         if match is None:
             plain.append(path)
             continue
         before, number, after = match[1], int(match[2]), match[3]
-        key = (str(path.parent / before) if before else str(path.parent) + os.sep, after + path.suffix, "")
+        key = (str(path.parent / before) if before else str(path.parent) + os.sep, after + path.suffix)
         if number in groups.get(key, {}):
             raise InputError(f"{text}: expected one file a frame, got {groups[key][number]} and {path}")
         groups.setdefault(key, {})[number] = path
-        widths.setdefault(key, set()).add(len(match[2]))
+        widths.append(len(match[2]))
     if not groups and not plain:
         raise InputError(f"{text}: expected frames ({', '.join(FRAME_SUFFIXES)}), found none")
     if not groups:
@@ -197,8 +197,8 @@ def _grouped(text: str, files: list[Path]) -> Found:
             f"{text}: expected one sequence, got {len(groups) + bool(plain)} ({', '.join(names[:4])}); name one by a "
             "pattern such as plate.####.exr"
         )
-    (before, after, _), numbered = next(iter(groups.items()))
-    return Found(text, dict(sorted(numbered.items())), Pattern(before, min(next(iter(widths.values()))), after, True))
+    ((before, after), numbered) = next(iter(groups.items()))  # one group, whose widths these are
+    return Found(text, dict(sorted(numbered.items())), Pattern(before, min(widths), after, True))
 
 
 def choose(found: Found, text: str | None, name: str = "--frames") -> list[int]:

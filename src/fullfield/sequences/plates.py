@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
+from fullfield.estimators.frames import label
 from fullfield.io import FrameWindow, frame_window, open_video
 from fullfield.io.image import FrameReader, pinned_planes
 from fullfield.io.metadata import Attribute
@@ -158,8 +159,7 @@ class ListedPlates(Plates):
 
     def path(self, number: int) -> str:
         inside = 1 <= number <= len(self._frames)
-        frame = self._frames[number - 1] if inside else None
-        return os.fspath(frame) if isinstance(frame, (str, os.PathLike)) else f"frame {number}"
+        return label(self._frames[number - 1] if inside else None, f"frame {number}")
 
     def has(self, number: int) -> bool | None:
         return True if 1 <= number <= len(self._frames) else None

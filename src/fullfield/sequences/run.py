@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.estimators.protocol import Estimator
+from fullfield.estimators.protocol import Estimator, prepare_estimator
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.io.flow_formats import FlowRangeError
 from fullfield.io.oiio import one_thread_a_file
@@ -134,9 +134,7 @@ class Outcome:
 
 def prepare(work: Work, estimator: Estimator, size: tuple[int, int] | None = None, **more: Any) -> None:
     """Load or compile what the estimator runs on."""
-    ready = getattr(estimator, "prepare", None)
-    if ready is not None:
-        ready(_check.device(work.setting.device), size, **more)
+    prepare_estimator(estimator, _check.device(work.setting.device), size, **more)
 
 
 def run(

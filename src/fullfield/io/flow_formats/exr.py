@@ -8,25 +8,22 @@ invalid too.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
 from fullfield.io.files import check_window
-from fullfield.io.flow_formats import FlowRangeError, Mask, Planes, finite, or_nan
+from fullfield.io.flow_formats import FlowRangeError, Mask, Planes
 from fullfield.io.oiio import (
     Part,
     Source,
     describe_parts,
     layers,
     opened,
-    sniff,
     write_picture,
     write_scanlines,
 )
@@ -44,23 +41,14 @@ Y = "fullfield/y"
 def read(
     path: Path, part: int | str | None = None, layer: str | None = None, window: Window = "display"
 ) -> tuple[Planes, Mask]:
-    with _opened(path) as source:
+    with opened(path, "openexr", "flow in OpenEXR") as source:
         chosen, pair = _find(source, part, layer)
         return _read(source, chosen, pair, window)
 
 
 def read_window(path: Path, part: int | str | None = None, layer: str | None = None) -> FrameWindow:
-    with _opened(path) as source:
+    with opened(path, "openexr", "flow in OpenEXR") as source:
         return _find(source, part, layer)[0].window
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Source]:
-    kind, _ = sniff(path)
-    if kind != "openexr":
-        raise InputError(f"{path}: expected flow in OpenEXR, got a {kind} file")
-    with opened(path) as source:
-        yield source
 
 
 def _find(source: Source, part: int | str | None, layer: str | None) -> tuple[Part, list[int]]:
@@ -97,30 +85,6 @@ def _read(source: Source, part: Part, pair: list[int], window: Window) -> tuple[
         np.copyto(flow[1][area], pixels[..., 1] if down else -pixels[..., 1], where=known)
         valid[area] = known
     return flow, valid
-
-
-class Extras(NamedTuple):
-    """What is written beside the flow: flow to the frame before, and single channels [H, W] by name."""
-
-    backward: Planes | None = None
-    planes: Mapping[str, Planes] = MappingProxyType({})
-
-
-def write(
-    path: Path,
-    flow: Planes,
-    valid: Mask,
-    extras: Extras | None = None,
-    compression: str | None = None,
-    dtype: str | None = None,
-    window: FrameWindow | None = None,
-) -> None:
-    channels = vectors("forward", or_nan(flow, valid))
-    backward, more = Extras() if extras is None else extras
-    if backward is not None:
-        channels += vectors("backward", or_nan(backward, finite(backward)))
-    channels += [Channel(name, plane) for name, plane in more.items()]
-    save(path, as_stored(channels, dtype), compression, window=window)
 
 
 def vectors(layer: str, flow: Any, y: str = "up") -> list[Channel]:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.io.arrays import member_shape, opened_archive, read_member, read_npy
+from fullfield.io.arrays import member_shape, opened_archive, read_member, read_npy, write_npy
 from fullfield.io.files import check_readable, one_line
 from fullfield.io.flow_formats import Mask, Planes, finite, or_nan
 
@@ -45,8 +45,4 @@ def _finish(values: NDArray[Any]) -> tuple[Planes, Mask]:
 
 
 def write(path: Path, flow: Planes, valid: Mask) -> None:
-    pixels = np.ascontiguousarray(or_nan(flow, valid).transpose(1, 2, 0), "<f4")
-    with path.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(pixels))
-        # Not through NumPy, which does not notice a full disk.
-        file.write(pixels.data)
+    write_npy(path, np.ascontiguousarray(or_nan(flow, valid).transpose(1, 2, 0), "<f4"))

@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import io
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.io.arrays import member_shape, opened_archive, read_member, read_npy
+from fullfield.io.arrays import member_shape, opened_archive, read_member, read_npy, write_npy
 from fullfield.io.files import check_readable, one_line
 from fullfield.io.point_formats import PointCloud, as_coordinates
 
@@ -82,13 +81,7 @@ def check_nameless(path: Path, cloud: PointCloud) -> None:
 
 def write_array(path: Path, cloud: PointCloud) -> None:
     columns = [cloud.points, *(values[:, None] for values in cloud.attributes.values())]
-    _write(path, np.concatenate(columns, axis=1).astype(cloud.points.dtype, copy=False))
-
-
-def _write(path: Path, values: NDArray[Any]) -> None:
-    buffer = io.BytesIO()
-    np.save(buffer, values, allow_pickle=False)
-    path.write_bytes(buffer.getbuffer())  # not through NumPy, which does not notice a full disk
+    write_npy(path, np.ascontiguousarray(np.concatenate(columns, axis=1), cloud.points.dtype))
 
 
 def write_archive(path: Path, cloud: PointCloud) -> None:
