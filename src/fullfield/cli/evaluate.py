@@ -224,25 +224,22 @@ def _stored(args: argparse.Namespace, folder: Path, scale: Any) -> Run:
 
 
 def _report(args: argparse.Namespace, folder: Path, result: dict[str, Any], files: int, *, title: str) -> None:
-    if args.json:
-        report.print_facts(
-            {"run": str(folder), "dataset": args.dataset, **result, "submission": args.submission, "files": files}
-        )
-        return
     stored = result["config"]["dataset"]
     name, backends = report.printable(stored["name"]), ", ".join(result["backends"])
-    print(f"{report.printable(folder)}: {title} on {name}, {stored['pairs']} pairs ({backends})")
+    lines = [f"{report.printable(folder)}: {title} on {name}, {stored['pairs']} pairs ({backends})"]
     if result["scores"] is not None:
-        print("\n".join(table(result["scores"], result["averaging"])))
+        lines += table(result["scores"], result["averaging"])
     runtime = result["runtime"]
-    print(
+    lines.append(
         f"{'runtime':<14}{runtime['median_s']:>10.4f} {'s':<8} a pair, median; {runtime['min_s']:.4f} to "
         f"{runtime['max_s']:.4f}"
     )
     if result["peak_bytes"] is not None:
-        print(f"{'peak memory':<14}{result['peak_bytes'] / 2**30:>10.3f} {'GiB':<8} of the GPU")
+        lines.append(f"{'peak memory':<14}{result['peak_bytes'] / 2**30:>10.3f} {'GiB':<8} of the GPU")
     work = result.get("this_call")
     if work is not None and work["estimated"]:
-        print(f"{'utilisation':<14}{100 * work['utilisation']:>10.1f} {'%':<8} of the time spent estimating")
+        lines.append(f"{'utilisation':<14}{100 * work['utilisation']:>10.1f} {'%':<8} of the time spent estimating")
     if files:
-        print(f"{report.printable(args.submission)}: {files} files to submit")
+        lines.append(f"{report.printable(args.submission)}: {files} files to submit")
+    facts = {"run": str(folder), "dataset": args.dataset, **result, "submission": args.submission, "files": files}
+    report.tell(args, facts, "\n".join(lines))

@@ -159,20 +159,20 @@ _COLUMNS = (
 
 
 def _report(args: argparse.Namespace, folder: Path, results: dict[Path, dict[str, Any]]) -> None:
-    if args.json:
-        runs = [
-            {"run": str(place), **{key: value for key, value in result.items() if key != "pairs"}}
-            for place, result in results.items()
-        ]
-        report.print_facts({"dataset": args.dataset, "runs": runs})
-        return
-    scores = next(iter(results.values()))["scores"]
+    runs = [
+        {"run": str(place), **{key: value for key, value in result.items() if key != "pairs"}}
+        for place, result in results.items()
+    ]
+    scores = runs[0]["scores"]
     counted = f"{scores['pairs']} pairs, {scores['counted']} of them count for RR, RRE, RTE"
-    print(f"{report.printable(folder)}: {args.method}, {counted}")
-    print(f"{'#samples':<9}" + "".join(f"{title:>11}" for _, title, _, _ in _COLUMNS) + f"{'s a pair':>11}")
-    for result in results.values():
+    lines = [
+        f"{report.printable(folder)}: {args.method}, {counted}",
+        f"{'#samples':<9}" + "".join(f"{title:>11}" for _, title, _, _ in _COLUMNS) + f"{'s a pair':>11}",
+    ]
+    for result in runs:
         cells = (f"{times * result['scores'][key]:>11{form}}" for key, _, times, form in _COLUMNS)
         samples = result["config"]["parameters"]["samples"]
-        print(f"{samples:<9}" + "".join(cells) + f"{result['runtime']['median_s']:>11.2f}")
-    limits = result["criteria"].items()
-    print("counts as registered, or as a match: " + ", ".join(f"{k} {v:g}" for k, v in limits if v is not None))
+        lines.append(f"{samples:<9}" + "".join(cells) + f"{result['runtime']['median_s']:>11.2f}")
+    limits = ", ".join(f"{name} {limit:g}" for name, limit in runs[0]["criteria"].items() if limit is not None)
+    lines.append(f"counts as registered, or as a match: {limits}")
+    report.tell(args, {"dataset": args.dataset, "runs": runs}, "\n".join(lines))

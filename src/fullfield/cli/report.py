@@ -48,15 +48,11 @@ def print_json(report: Mapping[str, object]) -> None:
     print(json.dumps(_plain(report), indent=2, allow_nan=False))
 
 
-def print_facts(report: Mapping[str, object]) -> None:
-    """:func:`print_json`, with the versions of what made it."""
-    print_json({**report, "versions": versions()})
-
-
 def tell(args: argparse.Namespace, report: Mapping[str, object], text: str, *, memory: bool = False) -> None:
-    """The end of a verb: the facts with ``--json``, and the ``memory`` that it took, else a person's text."""
+    """The end of a verb: with ``--json`` its facts and versions, and the ``memory`` it took, else a person's text."""
     if args.json:
-        print_facts({**report, "peak_memory_bytes": peak_memory_bytes()} if memory else report)
+        taken = {"peak_memory_bytes": peak_memory_bytes()} if memory else {}
+        print_json({**report, **taken, "versions": versions()})
     else:
         print(text)
 

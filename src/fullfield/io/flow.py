@@ -16,7 +16,7 @@ from fullfield.io.files import PathLike, atomic_path
 from fullfield.io.flow_formats import FlowRangeError as FlowRangeError
 from fullfield.io.flow_formats import finite, or_nan
 from fullfield.io.names import EXR_COMPRESSIONS, FLOW_SUFFIXES, FLOW_WRITE_SUFFIXES
-from fullfield.io.oiio import check_name
+from fullfield.io.oiio import Header, check_name
 from fullfield.io.scanlines import Channel
 from fullfield.io.windows import FrameWindow, Window, check_window_choice
 
@@ -142,7 +142,7 @@ def write_flow(
                 back = _values(backward, "backward", tuple(flow.shape))
                 channels += exr.vectors("backward", or_nan(back, finite(back)))
             channels += [Channel(name, _values(p, name, values.shape[1:])) for name, p in (planes or {}).items()]
-            exr.save(temporary, exr.as_stored(channels, dtype), compression, window=window)
+            exr.save(temporary, exr.as_stored(channels, dtype), compression, Header(window=window))
         elif suffix == ".flo5":
             flo5.write(temporary, values, known, compression)
         else:

@@ -18,7 +18,7 @@ from fullfield._check import values as held
 from fullfield.io.files import PathLike, atomic_path, check_window
 from fullfield.io.metadata import Attribute, metadata_of
 from fullfield.io.names import IMAGE_WRITE_SUFFIXES
-from fullfield.io.oiio import Part, Source, check_name, describe_parts, layers, opened, sniff, write_picture
+from fullfield.io.oiio import Header, Part, Source, check_name, describe_parts, layers, opened, sniff, write_picture
 from fullfield.io.transfer import Curve, Planes, curve, decode_srgb, half_table
 from fullfield.io.windows import Box, FrameWindow, Window, check_window_choice, select
 
@@ -341,7 +341,7 @@ def write_image(path: PathLike, image: Tensor | NDArray[Any]) -> None:
     attributes: dict[str, str | int] = {"png:compressionLevel": 4} if kind == "png" else {"compression": "zip"}
     names = ("R", "G", "B") if pixels.shape[2] == 3 else ("Y",)
     with atomic_path(where) as temporary:
-        write_picture(temporary, kind, pixels, channels=names, attributes=attributes)
+        write_picture(temporary, kind, pixels, names, Header(attributes))
 
 
 def _interleaved(image: Tensor | NDArray[Any]) -> NDArray[Any]:

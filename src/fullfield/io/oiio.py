@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -349,35 +350,31 @@ def describe_parts(parts: Sequence[Part]) -> str:
     return "; ".join(shown) + ("; …" if len(parts) > 12 else "")
 
 
+class Header(NamedTuple):
+    """What a file says before its pixels."""
+
+    attributes: Mapping[str, str | int | float] = MappingProxyType({})
+    window: FrameWindow | None = None
+    """Of an EXR; the data window has the size of the pixels."""
+    metadata: Sequence[Attribute] = ()
+
+
+_EMPTY = Header()
+
+
 def write_picture(
-    path: Path,
-    kind: str,
-    pixels: NDArray[Any],
-    *,
-    channels: Sequence[str] = (),
-    attributes: Mapping[str, str | int | float] | None = None,
-    window: FrameWindow | None = None,
-    metadata: Sequence[Attribute] = (),
+    path: Path, kind: str, pixels: NDArray[Any], channels: Sequence[str] = (), header: Header = _EMPTY
 ) -> None:
     """Write ``[H, W, C]`` as one ``kind`` file, and make sure that all of it arrived.
 
-    ``window`` is for EXR; its data window has the size of the pixels. ``metadata`` goes into the header as it is.
-
     Raises :class:`OSError` when it did not: in some formats a full disk shows only in what was written.
     """
-    spec = _spec(pixels.shape, pixels.dtype.name, channels, attributes or {}, window, metadata)
+    spec = _spec(pixels.shape, pixels.dtype.name, channels, header)
     _write(path, kind, spec, np.ascontiguousarray(pixels))
     _check_written(path, kind)
 
 
-def write_scanlines(
-    path: Path,
-    lines: Scanlines,
-    *,
-    attributes: Mapping[str, str | int | float] | None = None,
-    window: FrameWindow | None = None,
-    metadata: Sequence[Attribute] = (),
-) -> None:
+def write_scanlines(path: Path, lines: Scanlines, header: Header = _EMPTY) -> None:
     """Write an OpenEXR that is not packed, the same file as :func:`write_picture` makes of these channels.
 
     OpenImageIO writes the header, with a table of zeros behind it. The places of the lines go there, and the lines
@@ -385,8 +382,8 @@ def write_scanlines(
     """
     planes = lines.planes
     height, count, width = planes.shape
-    unpacked = {**(attributes or {}), "compression": "none"}
-    spec = _spec((height, width, count), planes.dtype.name, lines.names, unpacked, window, metadata)
+    unpacked = header._replace(attributes={**header.attributes, "compression": "none"})
+    spec = _spec((height, width, count), planes.dtype.name, lines.names, unpacked)
     _write(path, "openexr", spec, None)
     rows, size = lines.body.shape
     heads = np.empty((rows, 2), "<i4")
@@ -400,24 +397,18 @@ def write_scanlines(
     _check_written(path, "openexr", lines)
 
 
-def _spec(
-    shape: Sequence[int],
-    dtype: str,
-    channels: Sequence[str],
-    attributes: Mapping[str, str | int | float],
-    window: FrameWindow | None,
-    metadata: Sequence[Attribute],
-) -> Any:
+def _spec(shape: Sequence[int], dtype: str, channels: Sequence[str], header: Header) -> Any:
     import OpenImageIO as oiio
 
     height, width, count = shape
     spec = oiio.ImageSpec(width, height, count, _FORMS[dtype])
     if channels:
         spec.channelnames = tuple(channels)
-    for entry in metadata:
+    for entry in header.metadata:
         spec.attribute(entry.name, entry.type, entry.value)
-    for name, value in attributes.items():
+    for name, value in header.attributes.items():
         spec.attribute(name, value)
+    window = header.window
     if window is not None:
         spec.x, spec.y = window.data[:2]
         spec.full_x, spec.full_y, spec.full_width, spec.full_height = window.display

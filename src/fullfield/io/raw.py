@@ -13,7 +13,7 @@ from torch import Tensor
 from fullfield._check import InputError
 from fullfield.io.files import PathLike, atomic_path, check_window
 from fullfield.io.metadata import Attribute, carried
-from fullfield.io.oiio import check_name, opened, write_picture
+from fullfield.io.oiio import Header, check_name, opened, write_picture
 from fullfield.io.transfer import decode_srgb
 from fullfield.io.windows import FrameWindow
 
@@ -99,17 +99,9 @@ def write_raw(path: PathLike, raw: Raw) -> None:
         with np.errstate(over="ignore"):
             pixels = pixels.astype(np.float16)
     kind = {".png": "png", ".exr": "openexr"}.get(suffix, "tiff")
-    window = raw.window if suffix == ".exr" else None
+    header = Header(attributes, raw.window, raw.metadata) if suffix == ".exr" else Header(attributes)
     with atomic_path(where) as temporary:
-        write_picture(
-            temporary,
-            kind,
-            pixels,
-            channels=raw.channels,
-            attributes=attributes,
-            window=window,
-            metadata=raw.metadata if suffix == ".exr" else (),
-        )
+        write_picture(temporary, kind, pixels, raw.channels, header)
 
 
 def _to_light(planes: NDArray[np.float32], others: list[int], alpha: int | None) -> None:

@@ -17,7 +17,7 @@ from fullfield.io.files import PathLike, atomic_path
 from fullfield.io.flow import Precision, check_flow_window, read_flow
 from fullfield.io.metadata import Attribute
 from fullfield.io.names import EXR_COMPRESSIONS
-from fullfield.io.oiio import check_name, layers, opened, sniff
+from fullfield.io.oiio import Header, check_name, layers, opened, sniff
 from fullfield.io.scanlines import Channel, Scanlines, body_shape, planes_of
 from fullfield.io.windows import FrameWindow
 
@@ -135,8 +135,7 @@ def write_vector_lines(
     check_flow_window(where, ".exr", window, (planes.shape[0], planes.shape[2]))
     check_name(where)
     with atomic_path(where) as temporary:
-        attributes = {exr.Y: y, **(notes or {})}
-        exr.save(temporary, lines, compression, attributes=attributes, window=window, metadata=metadata)
+        exr.save(temporary, lines, compression, Header({exr.Y: y, **(notes or {})}, window, metadata))
 
 
 def read_vectors(path: PathLike) -> dict[str, Tensor]:

@@ -248,9 +248,8 @@ class VideoWriter:
     def __init__(self, path: PathLike, width: int, height: int, rate: float) -> None:
         av = importlib.import_module("av")
         self._av, self._size, self._last = av, (height, width), -1
-        self._stack = ExitStack()
-        temporary = self._stack.enter_context(atomic_path(path))
-        try:
+        with ExitStack() as stack:
+            temporary = stack.enter_context(atomic_path(path))
             self._container = av.open(str(temporary), "w")
             codec = next((name for name in _CODECS if name in av.codecs_available), None)
             if codec is None:
@@ -261,9 +260,7 @@ class VideoWriter:
             self._stream.time_base = self._stream.codec_context.time_base = Fraction(1, _TICKS)
             if codec == "libx264":
                 self._stream.options = {"preset": "veryfast", "crf": "18"}
-        except BaseException:
-            self._stack.__exit__(*sys.exc_info())
-            raise
+            self._stack = stack.pop_all()
 
     def write(
         self,

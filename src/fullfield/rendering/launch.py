@@ -84,14 +84,8 @@ class Shot:
         scene = ["--own-scene", str(self.seed)] if self.source is None else ["--blend", os.path.abspath(self.source)]  # noqa: PTH100
         numbers = ["--frames", str(self.first), str(self.last), "--width", str(self.width)]
         rest = ["--samples", str(self.samples), "--device", "GPU" if self.gpu else "CPU"]
-        return [
-            *scene,
-            "--output",
-            os.fspath(folder.absolute()),
-            *numbers,
-            *rest,
-            *(["--checks"] if self.checks else []),
-        ]
+        checks = ["--checks"] if self.checks else []
+        return [*scene, "--output", os.fspath(folder.absolute()), *numbers, *rest, *checks]
 
 
 def render_shot(

@@ -19,6 +19,7 @@ from fullfield._check import InputError
 from fullfield.io.files import check_window
 from fullfield.io.flow_formats import FlowRangeError, Mask, Planes
 from fullfield.io.oiio import (
+    Header,
     Part,
     Source,
     describe_parts,
@@ -92,15 +93,14 @@ def vectors(layer: str, flow: Any, y: str = "up") -> list[Channel]:
     return [Channel(f"{layer}.u", flow[0]), Channel(f"{layer}.v", flow[1], y == "up")]
 
 
-def save(path: Path, lines: Scanlines, compression: str | None = None, **more: Any) -> None:
-    """Write a file, packed as :func:`packing` says; ``more`` is for :func:`fullfield.io.oiio.write_picture`."""
+def save(path: Path, lines: Scanlines, compression: str | None, header: Header) -> None:
+    """Write a file, packed as :func:`packing` says."""
     chosen = packing(compression, lines.planes)
-    attributes = {"compression": chosen, **more.pop("attributes", {})}
+    header = header._replace(attributes={"compression": chosen, **header.attributes})
     if chosen == "none":
-        write_scanlines(path, lines, attributes=attributes, **more)
-        return
-    pixels = lines.planes.transpose(0, 2, 1)
-    write_picture(path, "openexr", pixels, channels=lines.names, attributes=attributes, **more)
+        write_scanlines(path, lines, header)
+    else:
+        write_picture(path, "openexr", lines.planes.transpose(0, 2, 1), lines.names, header)
 
 
 def packing(compression: str | None, planes: NDArray[Any]) -> str:
@@ -145,4 +145,4 @@ def write_st_map(path: Path, flow: Planes, window: FrameWindow | None = None) ->
         left, top, width, height = window.display
     s = (x - left + flow[0].astype(np.float64) + 0.5) / width
     t = 1 - (y - top + flow[1].astype(np.float64) + 0.5) / height
-    save(path, as_stored([Channel("R", s), Channel("G", t)], None), window=window)
+    save(path, as_stored([Channel("R", s), Channel("G", t)], None), None, Header(window=window))

@@ -20,10 +20,7 @@ _TYPES = {
     "uint16": "u2", "int": "i4", "int32": "i4", "uint": "u4", "uint32": "u4", "float": "f4", "float32": "f4",
     "double": "f8", "float64": "f8",
 }  # fmt: skip
-_NAMES = {
-    "i1": "char", "u1": "uchar", "i2": "short", "u2": "ushort", "i4": "int", "u4": "uint",
-    "f4": "float", "f8": "double",
-}  # fmt: skip
+_NAMES = {code: name for name, code in reversed(_TYPES.items())}  # the first of two
 _ORDERS = {"ascii": "", "binary_little_endian": "<", "binary_big_endian": ">"}
 _LONGEST_HEADER = 1 << 16
 
