@@ -286,12 +286,9 @@ def _print(findings: dict[str, Any]) -> None:
         print(f"extra         {name}: {lacks or 'installed; '}for {extra['adds']}")
     for operator, found in findings["operators"].items():
         _print_backends(operator, "", found)
-    gpus = findings["correlation_on_gpus"]
-    for gpu, found in (gpus or {}).items():
-        _print_backends("correlation", f"on {gpu}: ", found)
-    if not gpus:
+    if not findings["correlation_on_gpus"]:
         print("correlation   on GPUs: there is none that PyTorch can use")
-    for operator in _ON_FRAMES:
+    for operator in ("correlation", *_ON_FRAMES):
         for gpu, found in (findings[f"{operator}_on_gpus"] or {}).items():
             _print_backends(operator, f"on {gpu}: ", found)
     for gpu, operators in (findings["points_on_gpus"] or {}).items():

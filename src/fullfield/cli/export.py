@@ -70,9 +70,8 @@ def run(args: argparse.Namespace) -> int:
     watch.lap("load")
 
     height, width = args.size
-    words = {"height": "--size", "width": "--size", "updates": "--updates", "batch": "--batch"}
     common = {"batch": args.batch, "updates": args.updates, "dynamic": args.dynamic}
-    with naming(**words):
+    with naming(height="--size", width="--size", updates="--updates", batch="--batch"):
         if suffix == ".onnx":
             export_onnx(model, args.output, height, width, lookup=args.lookup or LOOKUPS[0], **common)
         else:

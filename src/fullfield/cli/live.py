@@ -97,7 +97,8 @@ def run(args: argparse.Namespace) -> int:
         threads: list[threading.Thread] = []
         stack.callback(_close, source, threads)
         screen = _Screen.of(args, chosen.device, source, stack)
-        compute = _computation(chosen, source)
+        compute = _Persistent(chosen) if _can_persist(chosen) else _Computation(chosen)
+        compute.prepare((source.height, source.width))  # nothing is compiled while frames come
         status = _Status(args, source)
         interrupted = _play(args, source, compute, screen, tally, status, threads)
         if tally.frames < 2 and not interrupted:
@@ -175,13 +176,6 @@ def _finished(flow: Tensor) -> Tensor:
 
         torch.cuda.current_stream(flow.device).synchronize()
     return flow
-
-
-def _computation(chosen: methods.Chosen, source: VideoSource) -> _Computation | _Persistent:
-    """What computes the flow, ready for the source's size: nothing is compiled while frames come."""
-    compute = _Persistent(chosen) if _can_persist(chosen) else _Computation(chosen)
-    compute.prepare((source.height, source.width))
-    return compute
 
 
 def _can_persist(chosen: methods.Chosen) -> bool:

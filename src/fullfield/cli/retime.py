@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from fractions import Fraction
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,10 +15,7 @@ from fullfield.sequences.names import choose
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import Tensor
-
     from fullfield.io.raw import Raw
-    from fullfield.sequences.changes import Small
 
 HELP = "make a shot slower or faster, with frames in between by stored flow"
 DESCRIPTION = (
@@ -71,11 +68,15 @@ class _Reader:
     """Plates and flows by time; what the last picture needed is kept."""
 
     def __init__(self, path: Callable[[int], str], flow: vectors.Vectors) -> None:
+        from fullfield.io import read_frame
+        from fullfield.io.raw import read_raw
+        from fullfield.sequences.changes import small
+
+        fields = {name: flow.field(name) for name in ("forward", "backward")}
         self._path = path
-        self._fields = {name: flow.field(name) for name in ("forward", "backward")}
-        self._plates: dict[int, Raw] = {}
-        self._flows: dict[tuple[str, int], Tensor] = {}
-        self._small: dict[int, Small] = {}
+        self._plate = lru_cache(maxsize=2)(lambda number: read_raw(path(number)))
+        self._flow = lru_cache(maxsize=2)(lambda direction, number: fields[direction](number))
+        self._small = lru_cache(maxsize=2)(lambda number: small(read_frame(path(number))))
         self._checked: dict[tuple[int, int], bool] = {}
         self.cuts: list[tuple[int, int]] = []
         """Pairs of frames across which the shot changes."""
@@ -102,33 +103,13 @@ class _Reader:
 
     def _is_cut(self, number: int) -> bool:
         """Whether the shot changes behind that frame, as ``fullfield flow`` tells it: by what a display shows."""
-        from fullfield.io import read_frame
-        from fullfield.sequences.changes import is_cut, small
+        from fullfield.sequences.changes import is_cut
 
         pair = (number, number + 1)
         if pair not in self._checked:
-            self._small = {n: picture for n, picture in self._small.items() if n >= number}
             try:
-                for one in pair:
-                    if one not in self._small:
-                        self._small[one] = small(read_frame(self._path(one)))
-                self._checked[pair] = is_cut(self._small[number], self._small[number + 1])
+                self._checked[pair] = is_cut(self._small(number), self._small(number + 1))
             except InputError:  # nothing that a display shows: depth, masks
                 self._checked[pair] = False
             self.cuts += [pair] if self._checked[pair] else []
         return self._checked[pair]
-
-    def _plate(self, number: int) -> Raw:
-        from fullfield.io.raw import read_raw
-
-        if number not in self._plates:
-            self._plates = {n: plate for n, plate in self._plates.items() if n >= number - 1}
-            self._plates[number] = read_raw(self._path(number))
-        return self._plates[number]
-
-    def _flow(self, direction: str, number: int) -> Tensor:
-        key = (direction, number)
-        if key not in self._flows:
-            self._flows = {k: flow for k, flow in self._flows.items() if k[1] >= number - 1}
-            self._flows[key] = self._fields[direction](number)
-        return self._flows[key]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, vectors
+from fullfield.cli.errors import size
 from fullfield.sequences.names import choose, find_frames, is_sequence
 
 if TYPE_CHECKING:
@@ -110,6 +111,5 @@ def _pulled(number: int, field: Tensor | InputError | None, path: str, flow: str
     if field is None:
         return raw
     if field.shape[-2:] != raw.pixels.shape[-2:]:
-        sizes = [f"{part.shape[-1]}x{part.shape[-2]}" for part in (raw.pixels, field)]
-        raise InputError(f"{path}: is {sizes[0]}, but the flow {flow} is {sizes[1]}")
+        raise InputError(f"{path}: is {size(raw.pixels)}, but the flow {flow} is {size(field)}")
     return raw._replace(pixels=pull(raw.pixels, field))

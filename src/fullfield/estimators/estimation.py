@@ -15,7 +15,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.estimators.flow import Flow
-from fullfield.estimators.frames import as_frames, label
+from fullfield.estimators.frames import Frame, as_frames, label
 from fullfield.estimators.network_config import PREFIX
 from fullfield.estimators.protocol import Estimator, Progress, check_estimator
 from fullfield.estimators.refined import RefinedEstimator, refiner_of
@@ -24,7 +24,6 @@ from fullfield.estimators.reliability import occlusion_and_confidence
 from fullfield.estimators.tvl1 import TVL1Estimator
 
 if TYPE_CHECKING:
-    from fullfield.estimators.frames import Frame
     from fullfield.io import FrameWindow
 
 

@@ -16,9 +16,20 @@ from torch import Tensor
 from fullfield._check import InputError, choice, require
 from fullfield._check import values as held
 from fullfield.io.files import PathLike, atomic_path, check_window
-from fullfield.io.metadata import Attribute, metadata_of
+from fullfield.io.metadata import metadata_of
 from fullfield.io.names import IMAGE_WRITE_SUFFIXES
-from fullfield.io.oiio import Header, Part, Source, check_name, describe_parts, layers, opened, sniff, write_picture
+from fullfield.io.oiio import (
+    Attribute,
+    Header,
+    Part,
+    Source,
+    check_name,
+    describe_parts,
+    layers,
+    opened,
+    sniff,
+    write_picture,
+)
 from fullfield.io.transfer import Curve, Planes, curve, decode_srgb, half_table
 from fullfield.io.windows import Box, FrameWindow, Window, check_window_choice, select
 
@@ -79,14 +90,14 @@ class ReadFrame(NamedTuple):
     """As :func:`fullfield.io.read_metadata` returns them."""
 
 
-def _planes(shape: tuple[int, ...]) -> Planes:
-    return np.empty(shape, np.float32)
-
-
 def pinned_planes(shape: tuple[int, ...]) -> Planes:
     """New memory that a GPU copies from by itself, for :attr:`FrameReader.new`."""
     planes: Planes = torch.empty(shape, dtype=torch.float32, pin_memory=True).numpy()
     return planes
+
+
+def _planes(shape: tuple[int, ...]) -> Planes:
+    return np.empty(shape, np.float32)
 
 
 @dataclass(frozen=True)

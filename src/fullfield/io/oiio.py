@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +23,6 @@ from fullfield._switch import Switch
 from fullfield.io.files import check_inflated, check_pixels, check_readable, one_line
 from fullfield.io.scanlines import HEAD, Scanlines
 from fullfield.io.windows import Box, FrameWindow
-
-if TYPE_CHECKING:
-    from fullfield.io.metadata import Attribute
 
 _MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"\x89PNG\r\n\x1a\n", "png"),
@@ -348,6 +345,14 @@ def describe_parts(parts: Sequence[Part]) -> str:
         listed = [one_line(channel, 40) for channel in part.channels[:24]]
         shown.append(name + ", ".join(listed) + (", …" if len(part.channels) > 24 else ""))
     return "; ".join(shown) + ("; …" if len(parts) > 12 else "")
+
+
+class Attribute(NamedTuple):
+    """One entry of a header: its name, OpenImageIO's type for it, and its value."""
+
+    name: str
+    type: Any
+    value: Any
 
 
 class Header(NamedTuple):

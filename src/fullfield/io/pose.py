@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.io.arrays import read_npy
 from fullfield.io.files import PathLike, check_readable, complaining
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 _MOST_BYTES = 1 << 16
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fullfield._check import InputError
 from fullfield.io.files import PathLike, atomic_path, check_window
-from fullfield.io.metadata import Attribute, carried
-from fullfield.io.oiio import Header, check_name, opened, write_picture
+from fullfield.io.metadata import carried
+from fullfield.io.oiio import Attribute, Header, check_name, opened, write_picture
 from fullfield.io.transfer import decode_srgb
 from fullfield.io.windows import FrameWindow
 

@@ -10,18 +10,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.io.files import atomic_path, check_readable, reason
+from fullfield.io.files import PathLike, atomic_path, check_readable, reason
 from fullfield.io.names import CAMERA
-
-if TYPE_CHECKING:
-    from fullfield.io.files import PathLike
 
 # Of the time stamps of written frames: divisible by the usual rates, and fine enough for any other.
 _TICKS = 90_000

@@ -309,9 +309,9 @@ class Engine:
             done.used[other] = partner.stamp if isinstance(partner, Plate) else None
             done.parts[direction] = flow
         if self._refiner is not None:  # backward first: from that flow the pair back of the other direction starts
-            for direction in [name for name in ("backward", "forward") if name in done.parts and name not in done.ends]:
-                if direction not in done.missing:
-                    self._refine(done, direction, number, number + setting.ways[direction])
+            made = [name for name in setting.ways if name not in (*done.ends, *done.missing)]
+            for direction in sorted(made):
+                self._refine(done, direction, number, number + setting.ways[direction])
         if setting.is_checked:  # after both directions, from which the pairs back may start
             for direction in [name for name in setting.ways if name not in (*done.ends, *done.missing)]:
                 self._check(done, direction, number, number + setting.ways[direction])
@@ -457,10 +457,7 @@ class Engine:
         if not self._plates.by_data:
             return [self._sent(number) for number in (first, second)]
         box = self._box(grid).data
-        return [self._placed(number, box) for number in (first, second)]
-
-    def _placed(self, number: int, box: tuple[int, int, int, int]) -> Tensor:
-        return placed(self._plate(number), box)[None].to(self._device)
+        return [placed(self._plate(number), box)[None].to(self._device) for number in (first, second)]
 
     def _sent(self, number: int) -> Tensor:
         if number not in self._on_device:

@@ -136,7 +136,8 @@ def find_frames(text: str) -> Found:
     if where.suffix.lower() in VIDEO_SUFFIXES and not is_pattern(text):
         raise InputError(f"{text}: no such file")
     if where.is_dir():
-        return _grouped(text, [p for p in where.iterdir() if p.suffix.lower() in FRAME_SUFFIXES and _shown(p)])
+        named = [p for p in where.iterdir() if p.suffix.lower() in FRAME_SUFFIXES and not p.name.startswith(".")]
+        return _grouped(text, [p for p in named if p.is_file()])
     spelled, asked = text, None
     behind = _OUTER.fullmatch(text)
     if behind is not None and is_pattern(behind[1]):
@@ -156,10 +157,6 @@ def find_frames(text: str) -> Found:
         matches = [Path(name) for name in glob.glob(text)]  # noqa: PTH207 - Path.glob takes no absolute pattern
         return _grouped(text, [p for p in matches if p.is_file()])
     raise InputError(f"{text}: no such file or folder")
-
-
-def _shown(path: Path) -> bool:
-    return not path.name.startswith(".") and path.is_file()
 
 
 def _nearest(pattern: Pattern) -> str:

@@ -7,22 +7,19 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.estimators.frames import label
+from fullfield.estimators.frames import Frame, label
 from fullfield.io import FrameWindow, frame_window, open_video
 from fullfield.io.image import FrameReader, pinned_planes
-from fullfield.io.metadata import Attribute
+from fullfield.io.oiio import Attribute
 from fullfield.io.windows import common_window
 from fullfield.sequences.names import Found, choose, find_frames
-
-if TYPE_CHECKING:
-    from fullfield.estimators.frames import Frame
 
 Stamp = tuple[int, int, int]
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from fullfield._check import InputError
 from fullfield.io.files import check_window
-from fullfield.io.flow_formats import FlowRangeError, Mask, Planes
+from fullfield.io.flow_formats import Y_NOTE, FlowRangeError, Mask, Planes
 from fullfield.io.oiio import (
     Header,
     Part,
@@ -35,8 +35,6 @@ _PAIRS = (("u", "v"), ("x", "y"))
 _HALF_MAX = 65504.0
 _WORTH = 0.8  # packed to more of its size, a file saves less than packing and unpacking it costs
 _TRIED = 1 << 15  # bytes of a picture on which packing is tried
-Y = "fullfield/y"
-"""Entry of the header: ``up`` or ``down``. Files without it point up."""
 
 
 def read(
@@ -79,7 +77,7 @@ def _read(source: Source, part: Part, pair: list[int], window: Window) -> tuple[
     # Zeros that nobody writes take no memory: only the data window's pixels do.
     flow = np.zeros((2, height, width), np.float32)
     valid = np.zeros((height, width), np.bool_)
-    down = spec.get_string_attribute(Y) == "down"
+    down = spec.get_string_attribute(Y_NOTE) == "down"
     for area, pixels in source.inside(part, pair, box, "float"):
         known = np.isfinite(pixels).all(axis=-1)
         np.copyto(flow[0][area], pixels[..., 0], where=known)
