@@ -10,7 +10,7 @@ from fullfield._check import InputError
 from fullfield.cli import paths, report
 from fullfield.cli.errors import naming, size
 from fullfield.cli.options import add_packing_options, packing_arguments
-from fullfield.io.names import FLOW_SUFFIXES, FLOW_WRITE_SUFFIXES
+from fullfield.io.names import FLOW_SUFFIXES, FLOW_WRITE_SUFFIXES, is_exr
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -103,7 +103,7 @@ def _window(args: argparse.Namespace) -> FrameWindow | None:
     """The windows that stay: of an EXR that becomes one. Elsewhere the display window is converted."""
     from fullfield.io import flow_window
 
-    if not all(path.lower().endswith(".exr") for path in (args.input, args.output)):
+    if not all(is_exr(path) for path in (args.input, args.output)):
         return None
     return flow_window(args.input, layer=args.layer, part=args.part)
 
@@ -113,14 +113,14 @@ def _backward(args: argparse.Namespace) -> Tensor | None:
     from fullfield.io import read_flow
     from fullfield.io.oiio import layers, opened
 
-    if args.layer is not None or not args.input.lower().endswith(".exr"):
+    if args.layer is not None or not is_exr(args.input):
         return None
     with opened(Path(args.input)) as source:
         parts = [source.part(args.part)] if args.part is not None else list(source.parts())
         there = any({"u", "v"} <= layers(part.channels).get("backward", {}).keys() for part in parts)
     if not there:
         return None
-    if args.st_map or not args.output.lower().endswith(".exr"):
+    if args.st_map or not is_exr(args.output):
         report.note(f"{args.output}: holds the forward layer only; --layer backward converts the other")
         return None
     flow, valid = read_flow(args.input, layer="backward", part=args.part, window="data")

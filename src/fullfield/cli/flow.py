@@ -18,7 +18,7 @@ from fullfield.cli.options import (
     packing_arguments,
 )
 from fullfield.cli.progress import Progress
-from fullfield.io.names import FLOW_WRITE_SUFFIXES, IMAGE_WRITE_SUFFIXES
+from fullfield.io.names import FLOW_WRITE_SUFFIXES, IMAGE_WRITE_SUFFIXES, is_exr
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -113,7 +113,7 @@ class _Live(argparse.Action):
 
 def run(args: argparse.Namespace) -> int:
     """Check everything that can be checked, read, estimate, write, report."""
-    if sequence.is_asked(args):
+    if args.frame2 is None:  # a whole shot
         return sequence.run(args)
     watch = report.Stopwatch()
     chosen = methods.chosen(args)
@@ -189,7 +189,7 @@ def _initial_flow(args: argparse.Namespace, frame: Tensor, window: FrameWindow |
     from fullfield.io import read_flow
 
     choice: dict[str, Any] = flow_choice(args, "initial")
-    if window is not None and args.window == "data" and _is_exr(args.initial_flow):
+    if window is not None and args.window == "data" and is_exr(args.initial_flow):
         choice["window"] = window.data
     flow, valid = read_flow(args.initial_flow, **choice)
     same_size(frame, args.frame1, flow, args.initial_flow)
@@ -212,10 +212,6 @@ def _say_levels(chosen: methods.Chosen, frame: Tensor) -> None:
         report.note(f"--scales {asked}: {width}x{height} has {used} levels; a side of the next would be under 16")
 
 
-def _is_exr(path: str) -> bool:
-    return path.lower().endswith(".exr")
-
-
 class _Outcome(NamedTuple):
     """Where the flow is, and why it is not where it was asked for."""
 
@@ -228,12 +224,12 @@ def _write(
 ) -> _Outcome:
     from fullfield.io import FlowRangeError, write_flow, write_image, write_st_map
 
-    kept: dict[str, Any] = {"window": window, **beside} if _is_exr(args.output) else {}
+    kept: dict[str, Any] = {"window": window, **beside} if is_exr(args.output) else {}
     outcome = _Outcome(args.output)
     try:
         write_flow(args.output, scene.flow, scene.valid, **kept, **packing_arguments(args))
     except FlowRangeError as error:  # keep the work
-        rescue = paths.free_name(args.output, ".float.exr" if _is_exr(args.output) else ".npy")
+        rescue = paths.free_name(args.output, ".float.exr" if is_exr(args.output) else ".npy")
         write_flow(rescue, scene.flow, scene.valid, **kept)
         reason = str(error).removeprefix("flow: ")
         outcome = _Outcome(rescue, f"{args.output}: {reason}; the flow is kept in {rescue}")

@@ -49,11 +49,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--farm", choices=("openjd",), help="progress on stdout as a render farm reads it")
 
 
-def is_asked(args: argparse.Namespace) -> bool:
-    """Whether the command line is about a whole shot."""
-    return args.frame2 is None
-
-
 def check_absent(args: argparse.Namespace) -> None:
     """The options of a shot mean nothing for a pair."""
     _refuse(args, _OWN, "is for a whole shot (one pattern, folder or video in place of A and B)")

@@ -264,13 +264,12 @@ def _source(args: argparse.Namespace, device: torch.device, maker: _Maker) -> Pa
     from fullfield.training.flow import Augmentation, Augmented, DatasetPairs, Mixture
 
     height, width = args.size
+    usual = augmentation = Augmentation.usual((height, width))
     if args.augment == "usual":
-        augmentation = Augmentation.usual((height, width))
         least = augmentation.scale[0] * 2 ** (-augmentation.stretch / 2)
         window = (round(height / least), round(width / least))
     else:
-        colours = Augmentation.usual((height, width))
-        augmentation = Augmentation(colour=colours.colour, eraser=colours.eraser)
+        augmentation = Augmentation(colour=usual.colour, eraser=usual.eraser)
         window = (height, width)
     parts: list[tuple[PairSource, float]] = []
     for text in args.data:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fullfield._check import InputError
 from fullfield.cli import paths, report
 from fullfield.cli.progress import Progress
-from fullfield.io.names import FLOW_SUFFIXES
+from fullfield.io.names import FLOW_SUFFIXES, is_exr
 from fullfield.sequences.names import Found, Pattern, find_frames, is_pattern
 from fullfield.sequences.ranges import format_frames
 
@@ -54,12 +54,12 @@ class Vectors:
             path = self._path(number)
             if number not in self.numbers:
                 raise InputError(f"{path}: no such file")
-            if path.lower().endswith(".exr"):
+            if is_exr(path):
                 gone = [read_note(path, note).split(",") for note in (ENDS_NOTE, INCOMPLETE_NOTE)]
                 if direction in gone[0] + gone[1]:
                     raise InputError(f"{path}: has no {direction} vectors (the shot ends there, or a plate was bad)")
             if not hide:
-                layer: dict[str, Any] = {"layer": direction} if path.lower().endswith(".exr") else {}
+                layer: dict[str, Any] = {"layer": direction} if is_exr(path) else {}
                 flow, valid = read_flow(path, **layer)
                 return flow.masked_fill(~valid, float("nan"))
             parts = read_vectors(path)

@@ -18,7 +18,7 @@ from fullfield.cli.options import (
     flow_choice,
     unused_reading_options,
 )
-from fullfield.io.names import FLOW_SUFFIXES, IMAGE_WRITE_SUFFIXES
+from fullfield.io.names import FLOW_SUFFIXES, IMAGE_WRITE_SUFFIXES, is_exr
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     from fullfield.io import flow_window, read_flow, write_image
 
     choice: dict[str, Any] = flow_choice(args, "flow")
-    if args.window == "data" and args.flow.lower().endswith(".exr"):
+    if args.window == "data" and is_exr(args.flow):
         choice["window"] = flow_window(args.flow, **choice).data
     flow, valid = read_flow(args.flow, **choice)
     area = choice.get("window")
@@ -101,7 +101,7 @@ def _check(args: argparse.Namespace) -> None:
     if args.four_values and args.truth is None:
         raise InputError("--four-values: describes --truth, which is absent")
     unused = unused_reading_options(args) if args.frame1 is None and args.frame2 is None else []
-    if args.flow.lower().endswith(".exr") and "--window" in unused:
+    if is_exr(args.flow) and "--window" in unused:
         unused.remove("--window")
     if unused:
         raise InputError(f"{unused[0]}: says how frames are read, and none is given; leave it out")
@@ -113,7 +113,7 @@ def _truth(args: argparse.Namespace, flow: Tensor, area: Box | None) -> tuple[Te
     if args.truth is None:
         return None, None
     choice: dict[str, Any] = flow_choice(args, "truth")
-    if area is not None and args.truth.lower().endswith(".exr"):
+    if area is not None and is_exr(args.truth):
         choice["window"] = area
     truth, known = read_truth(args.truth, flow, args.flow, four=args.four_values, **choice)
     if truth_values(truth) == 4 and not args.four_values:

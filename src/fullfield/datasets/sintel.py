@@ -48,6 +48,6 @@ class Sintel(FlowDataset):
             for first, second in consecutive(files(scene, (".png",))):
                 name = f"{scene.name}/{first.stem}"
                 truth = within(flow, f"{name}.flo", first)
-                masks = [within(place, f"{scene.name}/{first.name}", first) for place in maps]
-                records.append(Record(name, first, second, truth, *masks, sequence=scene.name, index=number(first)))
+                hidden, unscored = (within(place, f"{scene.name}/{first.name}", first) for place in maps)
+                records.append(Record(name, first, second, truth, hidden, unscored, scene.name, number(first)))
         super().__init__(f"sintel-{render}" if split == "training" else f"sintel-{render}-test", root, records)

@@ -59,7 +59,7 @@ class Plates(Protocol):
         return None
 
     def close(self) -> None:
-        pass
+        return None
 
 
 def open_plates(
@@ -211,6 +211,7 @@ class VideoPlates(Plates):
         with self._lock:
             if number < self._next:
                 self._open()
+            frame: Any = None
             while self._next <= number:
                 self._next += 1
                 frame = next(self._frames, None)

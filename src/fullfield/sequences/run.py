@@ -62,6 +62,14 @@ class Work:
 
         return build(self.method, config=self.config, backend=self.backend)
 
+    def ready(self) -> Estimator:
+        """A new estimator, prepared, in a process of its own that has this work's threads."""
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        estimator = self.estimator()
+        prepare(self, estimator)
+        return estimator
+
     def settings(self, estimator: Estimator) -> dict[str, Any]:
         """What decides the files' contents, for the notes beside them. The estimator is prepared."""
         setting = self.setting
