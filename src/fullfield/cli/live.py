@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 _STATUS_SECONDS = {True: 0.5, False: 10.0}  # between two of them, on a terminal and elsewhere
 _PATIENCE = 5.0
 
-
 HELP = "estimate the flow of a camera, a stream or a video while its frames come"
 DESCRIPTION = (
     "The flow of the newest pair of frames, again and again, until SOURCE or Ctrl-C ends it. Pairs "

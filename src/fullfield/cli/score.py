@@ -194,8 +194,8 @@ def _load(pair: Pair, args: argparse.Namespace) -> tuple[Tensor, Tensor, Tensor,
 
     choice: dict[str, Any] = flow_choice(args, "pred")
     pred, predicted = read_flow(pair.pred, **choice)
-    of_truth = flow_choice(args, "truth")
-    truth, known = read_truth(pair.truth, pred, pair.pred, scale=args.truth_scale, four=args.four_values, **of_truth)
+    choice = {"scale": args.truth_scale, "four": args.four_values, **flow_choice(args, "truth")}
+    truth, known = read_truth(pair.truth, pred, pair.pred, **choice)
     for option, path, wanted in (("--valid", pair.valid, True), ("--invalid", pair.invalid, False)):
         if path is not None:
             known = known & (_read_mask(option, path, pred) == wanted)

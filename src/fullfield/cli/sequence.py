@@ -204,9 +204,8 @@ def _on_cluster(
 ) -> Outcome:
     from fullfield.sequences.cluster import run_on_cluster
 
-    absolute = {"pattern": str(Path(work.output.pattern).absolute())}
-    if work.output.st_map is not None:
-        absolute["st_map"] = str(Path(work.output.st_map).absolute())
+    patterns = {"pattern": work.output.pattern, "st_map": work.output.st_map}
+    absolute: dict[str, Any] = {name: text and str(Path(text).absolute()) for name, text in patterns.items()}
     whole = replace(work, source=str(Path(work.source).absolute()), output=replace(work.output, **absolute))
     with contextlib.redirect_stdout(sys.stderr):  # where Ray's own words belong
         return run_on_cluster(whole, left, args.ray, every=numbers, tell=tell)

@@ -38,7 +38,6 @@ class NetworkConfig(Config):
     coarse_updates: int | None = parameter(
         None, "updates of every level of a cascade but the finest; 'auto': as many as of the finest"
     )
-
     precision: str = parameter(
         "exact",
         "exact: float32, convolutions too; fast: half precision (on a CPU if it has AVX-512 BF16), prepared once per "

@@ -21,10 +21,9 @@ from fullfield.estimators.protocol import Progress, check_estimator
 from fullfield.estimators.warm_start import moved_forward
 from fullfield.evaluation.finishing import Finisher
 from fullfield.evaluation.loading import OnDevice, read_ahead
-from fullfield.evaluation.run import AUTOMATIC, FAILURE, OUT_OF_MEMORY, Run, described
+from fullfield.evaluation.run import AUTOMATIC, FAILURE, OUT_OF_MEMORY, Run, described, source_of
 from fullfield.evaluation.scoring import Scorer
 from fullfield.evaluation.sharing import Share
-from fullfield.evaluation.source import source_of
 
 ESTIMATOR = "an Estimator (method, backend, parameters and a call: see docs/evaluation.md)"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import inspect
 import json
 import os
 import secrets
@@ -11,6 +12,7 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import CodeType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -20,6 +22,7 @@ from torch import Tensor
 from fullfield import __version__
 from fullfield._check import InputError
 from fullfield.datasets.listed import Listed
+from fullfield.estimators.protocol import WrappingEstimator
 from fullfield.io import atomic_path, read_flow, write_flow
 from fullfield.io.arrays import read_npy
 from fullfield.io.files import check_readable, one_line
@@ -301,6 +304,43 @@ def described(dataset: Listed[Any, Any]) -> dict[str, Any]:
         "torch": torch.__version__,
         "dataset": {"name": dataset.name, "pairs": len(dataset.records), "frames": _fingerprint(dataset)},
     }
+
+
+def source_of(method: Any) -> dict[str, str]:
+    """The entry ``source`` of a run's configuration; nothing for a method that has parameters.
+
+    The beginning of a checksum of the file in which the method's class is written. A class that was typed into an
+    interpreter or a notebook has no file: the checksum is that of its functions.
+    """
+    while isinstance(method, WrappingEstimator):
+        method = method.estimator
+    if method.parameters:
+        return {}
+    kind = type(method)
+    try:
+        content = Path(inspect.getfile(kind)).read_bytes()
+    except (TypeError, OSError):
+        content = "\n".join(part for base in kind.__mro__ if base is not object for part in _functions(base)).encode()
+    return {"source": hashlib.sha256(content).hexdigest()[:_DIGITS]}
+
+
+def _functions(kind: type) -> Iterator[str]:
+    for name, value in vars(kind).items():
+        code = getattr(getattr(value, "fget", getattr(value, "__func__", value)), "__code__", None)
+        if isinstance(code, CodeType):
+            yield f"{name} {_instructions(code)}"
+
+
+def _instructions(code: CodeType) -> str:
+    """Bytes, names and constants; not where the code stands."""
+    constants = [_constant(one) for one in code.co_consts]
+    return f"{code.co_code.hex()} {code.co_names} {constants}"
+
+
+def _constant(one: object) -> str:
+    if isinstance(one, CodeType):
+        return _instructions(one)
+    return repr(sorted(map(repr, one)) if isinstance(one, frozenset) else one)  # sets have no order of their own
 
 
 def file_states(paths: Iterable[Path]) -> str:

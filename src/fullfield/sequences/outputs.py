@@ -176,8 +176,8 @@ class Output:
             found = json.loads(self.sidecar.read_text("utf-8"))
         except FileNotFoundError:
             return None
-        except (ValueError, UnicodeDecodeError):
-            raise InputError(f"{self.sidecar}: expected the notes of an earlier run; remove it") from None
+        except ValueError:
+            found = None
         if not isinstance(found, dict):
             raise InputError(f"{self.sidecar}: expected the notes of an earlier run; remove it")
         return found

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.viz._pixels import BACKGROUND, check_image
-from fullfield.viz._text import draw_text, font, shorten
+from fullfield.viz._pixels import BACKGROUND, check_image, draw_text, font, shorten
 
 Panel = tuple[str, Tensor] | tuple[str, Tensor, Tensor]
 

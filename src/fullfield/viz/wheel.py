@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.viz._pixels import BACKGROUND, blocks, check_flow, known
-from fullfield.viz._text import draw_text, font
+from fullfield.viz._pixels import BACKGROUND, blocks, check_flow, draw_text, font, known
 
 # Numbers of colours from one corner of the RGB cube to the next: which channel moves, and which way.
 _ARCS = ((15, 1, 1), (6, 0, -1), (4, 2, 1), (11, 1, -1), (13, 0, 1), (6, 2, -1))
