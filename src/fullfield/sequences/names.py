@@ -194,7 +194,7 @@ def _grouped(text: str, files: list[Path]) -> Found:
             f"{text}: expected one sequence, got {len(groups) + bool(plain)} ({', '.join(names[:4])}); name one by a "
             "pattern such as plate.####.exr"
         )
-    ((before, after), numbered) = next(iter(groups.items()))  # one group, whose widths these are
+    (before, after), numbered = next(iter(groups.items()))  # one group, whose widths these are
     return Found(text, dict(sorted(numbered.items())), Pattern(before, min(widths), after, True))
 
 
