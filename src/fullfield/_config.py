@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 _Config = TypeVar("_Config", bound="Config")
+
+
+def parameter(default: Any, help: str, choices: tuple[object, ...] | None = None, metavar: str | None = None) -> Any:
+    """A field, and what the command line says of it."""
+    return field(default=default, metadata={"help": help, "choices": choices, "metavar": metavar})
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import fullfield.estimators
 import fullfield.io
 import fullfield.ops.tvl1
 from fullfield.cli.demo import FILES
-from fullfield.cli.extras import install_command
+from fullfield.cli.doctor import install_command
 from fullfield.io import read_flow, read_frame
 from fullfield.ops import launching
 

@@ -26,7 +26,7 @@ from fullfield.io import (
     write_flow,
     write_image,
 )
-from fullfield.io.oiio import write_picture
+from fullfield.io.oiio import Header, write_picture
 from fullfield.metrics import epe
 from fullfield.ops.tvl1.config import PRESETS
 from fullfield.testing import Scene, textured_scene
@@ -108,7 +108,7 @@ def _plates(corners: dict[str, tuple[int, int]]) -> None:
     for name, (x, y) in corners.items():
         pixels = np.ascontiguousarray(texture[:, y : y + 48, x : x + 64].permute(1, 2, 0).numpy())
         window = FrameWindow((x, y, 64, 48), (10, 0, 100, 90), 2.0)
-        write_picture(Path(f"{name}.exr"), "openexr", pixels, channels=("R", "G", "B"), window=window)
+        write_picture(Path(f"{name}.exr"), "openexr", pixels, ("R", "G", "B"), Header(window=window))
 
 
 def test_data_windows_are_laid_where_they_belong(cli: Any) -> None:

@@ -14,8 +14,9 @@ import torch
 
 from fullfield import InputError
 from fullfield.estimators import Estimator
+from fullfield.estimators.network_config import PTLFLOW_PRESETS as PRESETS
+from fullfield.estimators.network_config import PtlflowConfig
 from fullfield.estimators.ptlflow import PtlflowEstimator
-from fullfield.estimators.ptlflow_config import PRESETS, PtlflowConfig
 from fullfield.integrations import alt_cuda_corr
 from fullfield.integrations.alt_cuda_corr import SOURCES, Extension
 from fullfield.nn import CorrelationPyramid

@@ -30,10 +30,10 @@ from fullfield.evaluation import (
     predict,
     read_scale,
     score,
-    source,
     write_submission,
 )
 from fullfield.evaluation.predict import configured
+from fullfield.evaluation.run import _constant
 from fullfield.evaluation.sharing import Share, this_share
 from fullfield.io import read_flow, write_flow, write_image
 
@@ -198,7 +198,7 @@ def test_the_source_does_not_depend_on_the_order_of_sets() -> None:
         def __iter__(self) -> Iterator[str]:
             return iter(sorted({"b", "a"}, reverse=True))
 
-    assert source._constant(Backwards("ab")) == source._constant(frozenset("ab"))
+    assert _constant(Backwards("ab")) == _constant(frozenset("ab"))
 
 
 @pytest.mark.parametrize("written", [True, False], ids=["in a file", "typed in"])

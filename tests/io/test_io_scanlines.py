@@ -13,7 +13,7 @@ import torch
 from fullfield.io import FrameWindow, read_frame, read_vectors, write_vectors
 from fullfield.io.flow_formats import FlowRangeError, exr
 from fullfield.io.metadata import read_metadata
-from fullfield.io.oiio import one_thread_a_file, opened, write_picture, write_scanlines
+from fullfield.io.oiio import Header, one_thread_a_file, opened, write_picture, write_scanlines
 from fullfield.io.scanlines import HEAD, Channel, Scanlines, lay_out
 from fullfield.io.transfer import encode_srgb
 from fullfield.io.vectors import vector_lines, vector_lines_there
@@ -44,19 +44,21 @@ def test_lines_are_what_openimageio_writes(
     lines = lay_out(channels, half)
     assert lines.names == tuple(sorted(names))
     notes = {"compression": "none", "fullfield/y": "up"}
-    write_scanlines(tmp_path / "ours.exr", lines, attributes=notes, window=window)
+    write_scanlines(tmp_path / "ours.exr", lines, Header(notes, window))
     stored = [-plane if name.endswith("v") else plane for name, plane in zip(names, found, strict=True)]
     pixels = np.stack(stored, axis=-1).astype(np.float16 if half else np.float32)
-    write_picture(tmp_path / "theirs.exr", "openexr", pixels, channels=names, attributes=notes, window=window)
+    write_picture(tmp_path / "theirs.exr", "openexr", pixels, names, Header(notes, window))
     assert without_time(tmp_path / "ours.exr") == without_time(tmp_path / "theirs.exr")
 
 
 def test_a_frame_s_metadata_is_in_the_header_too(tmp_path: Path) -> None:
     pixels = np.zeros((4, 5, 3), np.float16)
     plate = tmp_path / "plate.exr"
-    write_picture(plate, "openexr", pixels, channels=("R", "G", "B"), attributes={"owner": "me", "nuke/node": "x"})
+    write_picture(plate, "openexr", pixels, ("R", "G", "B"), Header({"owner": "me", "nuke/node": "x"}))
     kept = read_metadata(plate)
-    write_scanlines(tmp_path / "mv.exr", lay_out([Channel("u", np.ones((4, 5), np.float32))], False), metadata=kept)
+    write_scanlines(
+        tmp_path / "mv.exr", lay_out([Channel("u", np.ones((4, 5), np.float32))], False), Header(metadata=kept)
+    )
     assert {entry.name: entry.value for entry in read_metadata(tmp_path / "mv.exr")} == {
         entry.name: entry.value for entry in kept
     }
@@ -149,7 +151,7 @@ def test_frames_read_few_rows_at_a_time_are_the_same(
 
     pixels = np.random.default_rng(3).random((301, 40, 3)).astype(np.float16)
     path = tmp_path / "plate.exr"
-    write_picture(path, "openexr", pixels, channels=("R", "G", "B"), attributes={"compression": packing})
+    write_picture(path, "openexr", pixels, ("R", "G", "B"), Header({"compression": packing}))
     whole = read_frame(path)
     with opened(path) as source:
         (band,) = [band for _, band in source.bands(source.first_part(), [0, 1, 2], (0, 301), "float")]

@@ -97,9 +97,9 @@ def _case(path: str, kind: str, repeats: int, folder: str | None, note: Note) ->
 
 
 def _packed(file: Path, pixels: np.ndarray[Any, Any], packing: str) -> None:
-    from fullfield.io.oiio import write_picture
+    from fullfield.io.oiio import Header, write_picture
 
-    write_picture(file, "openexr", pixels, channels=_CHANNELS, attributes={"compression": packing})
+    write_picture(file, "openexr", pixels, _CHANNELS, Header({"compression": packing}))
 
 
 def _unpacked(file: Path, kind: str) -> np.ndarray[Any, Any]:

@@ -32,7 +32,7 @@ from fullfield.estimators.protocol import Estimator
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.estimators.registry import canonical, method_of
 from fullfield.io import read_vectors
-from fullfield.io.oiio import write_picture
+from fullfield.io.oiio import Header, write_picture
 from fullfield.sequences import Outcome, Output, Setting, Work, run_on_devices
 from fullfield.sequences.run import prepare, run
 from fullfield.testing import textured_scene
@@ -99,7 +99,7 @@ def make_plates(folder: Path, size: tuple[int, int], count: int) -> None:
         grain = torch.randn(3, height, width, generator=torch.Generator().manual_seed(number))
         frame = (texture[:, :, left : left + width] + _GRAIN * grain).clamp(0, 1)
         linear = (frame**2.2).permute(1, 2, 0).contiguous().half().numpy()
-        write_picture(path(number), "openexr", linear, channels=("R", "G", "B"), attributes={"compression": "zip"})
+        write_picture(path(number), "openexr", linear, ("R", "G", "B"), Header({"compression": "zip"}))
 
     with ThreadPoolExecutor() as pool:
         for _ in pool.map(write, range(1, min(count, distinct) + 1)):

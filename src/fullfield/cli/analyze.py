@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fullfield.cli import paths, report
 from fullfield.cli.argtypes import count
@@ -13,37 +14,38 @@ from fullfield.cli.progress import Progress
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch import Tensor
+
     from fullfield.ops.correlation.analysis import Share
 
 LAYOUTS = ("row-major", "patch-major")
 BLOCKS = (1, 2, 4, 8, 16)
-EPILOG = """\
+_WIDEST = 128  # of the map that the picture of the matrix is made from
+_EXAMPLES = """\
 examples:
   fullfield analyze lookups flow_easy_256x112.npy flow_medium_256x112.npy
   fullfield analyze lookups lookups.npy --levels 4 --updates 32 --plot sampling.png
 """
 
+HELP = "say which part of the correlation volume a network reads"
+DESCRIPTION = "Look into recordings of a network at work."
 
-def add_parser(verbs: Any) -> argparse.ArgumentParser:
-    """Add ``fullfield analyze`` and what it can look into."""
-    parser: argparse.ArgumentParser = verbs.add_parser(
-        "analyze",
-        help="say which part of the correlation volume a network reads",
-        description="Look into recordings of a network at work.",
-    )
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of ``fullfield analyze``."""
     targets = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     lookups: argparse.ArgumentParser = targets.add_parser(
         "lookups",
         help="the share of the all-pairs matrix that lookups read",
         description="The share of the all-pairs matrix, source pixels by target pixels, that lies in blocks which are "
         "read in any update: by size and layout of the blocks, and by pyramid level.",
-        epilog=EPILOG,
+        epilog=_EXAMPLES,
     )
     lookups.add_argument(
         "files", nargs="+", metavar="FILE", help="recorded positions minus pixel grid, one pair each: .npy [U, 2, H, W]"
     )
-    lookups.add_argument("--radius", type=count, default=4, metavar="N", help="of the windows [%(default)s]")
-    lookups.add_argument("--levels", type=count, default=1, metavar="N", help="of the pyramid, 1 to 8 [%(default)s]")
+    lookups.add_argument("--radius", type=count, default=4, help="of the windows")
+    lookups.add_argument("--levels", type=count, default=1, help="of the pyramid, 1 to 8")
     lookups.add_argument(
         "--blocks", nargs="+", type=count, default=BLOCKS, metavar="B", help="sides of the blocks [1 2 4 8 16]"
     )
@@ -51,13 +53,11 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     lookups.add_argument(
         "--updates",
         type=count,
-        metavar="N",
         help="the first N lookups of 32, interpolated between the recorded 0, 1, 2, 4, 8, 12, 20, 31 "
         "[those in the file, as they are]",
     )
     lookups.add_argument("--plot", metavar="OUT.png", help="draw the matrix and the shares of the first file")
     report.add_report_options(lookups, progress=True)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -99,10 +99,8 @@ def run(args: argparse.Namespace) -> int:
                 }
             )
         if args.plot:
-            from fullfield.cli.analyze_picture import draw_lookups
-
             progress(1.0, "drawing")
-            draw_lookups(recordings[0], found[0], args.radius, Path(args.plot))
+            _draw(recordings[0], found[0], args.radius, Path(args.plot))
     if args.json:
         report.print_json({"radius": args.radius, "levels": args.levels, "files": files, "plot": args.plot})
         return 0
@@ -149,3 +147,40 @@ def _table(found: Sequence[Sequence[Share]], layouts: Sequence[str]) -> list[str
         line = [f"{block}²", *(cell(block, layout, level) for level in levels for layout in layouts)]
         table.append(line + ([saved(block, level) for level in levels] if both else []))
     return ["Share of the all-pairs cells in blocks that are read, %, union over all updates", *report.aligned(table)]
+
+
+def _draw(offsets: Tensor, shares: Sequence[Share], radius: int, path: Path) -> None:
+    """The matrix in both layouts, and the finest level's shares over the block's size: figure 3 of Briedis et al."""
+    from fullfield.io import atomic_path
+    from fullfield.ops.correlation.analysis import sampling_matrix
+    from fullfield.ops.correlation.recorded import resized
+
+    height, width = offsets.shape[-2:]
+    small = offsets
+    if width > _WIDEST:
+        small = resized(offsets, (max(1, round(height * _WIDEST / width)), _WIDEST))
+    block = 8
+    # Not through pyplot, which would look for a display.
+    figure = import_module("matplotlib.figure").Figure(figsize=(13.2, 4.4), layout="constrained")
+    axes = figure.subplots(1, 3)
+    for one, layout in zip(axes, LAYOUTS, strict=False):
+        matrix = sampling_matrix(small, radius, block, layout)
+        one.imshow(matrix.sqrt().numpy(), cmap="magma", interpolation="nearest")
+        one.set_title(f"{layout}, {100 * float(matrix.mean()):.2f} % of the cells read", fontsize=9)
+        one.set_xlabel("target pixels")
+        one.set_ylabel(f"source pixels of a {small.shape[3]}×{small.shape[2]} map")
+        one.set_xticks([])
+        one.set_yticks([])
+    for layout in LAYOUTS:
+        points = sorted((s.block, 100 * s.share) for s in shares if s.layout == layout and s.level == 0)
+        if points:
+            axes[2].plot(*zip(*points, strict=True), marker="o", label=layout)
+    axes[2].set_xscale("log", base=2)
+    sides = sorted({share.block for share in shares})
+    axes[2].set_xticks(sides, [str(side) for side in sides])
+    axes[2].minorticks_off()
+    axes[2].set_xlabel("block, B of B² pixels")
+    axes[2].set_ylabel(f"cells in blocks that are read, %, {width}×{height}")
+    axes[2].legend(fontsize=8)
+    with atomic_path(path) as temporary:
+        figure.savefig(temporary, dpi=150, format="png")

@@ -10,13 +10,15 @@ from fullfield._check import InputError
 from fullfield.cli import paths, report
 from fullfield.cli.errors import naming, size
 from fullfield.cli.options import add_packing_options, packing_arguments
-from fullfield.io.names import FLOW_SUFFIXES, FLOW_WRITE_SUFFIXES
+from fullfield.io.names import FLOW_SUFFIXES, FLOW_WRITE_SUFFIXES, is_exr
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fullfield.io import FrameWindow
 
+HELP = "convert flow to another format or to an ST map"
+DESCRIPTION = "Convert flow between formats, by suffix. What the new format cannot hold is reported on stderr."
 EPILOG = """\
 examples:
   fullfield convert flow.flo flow.exr --half --compression dwaa
@@ -25,14 +27,8 @@ examples:
 """
 
 
-def add_parser(verbs: Any) -> argparse.ArgumentParser:
-    """Add ``fullfield convert``."""
-    parser: argparse.ArgumentParser = verbs.add_parser(
-        "convert",
-        help="convert flow to another format or to an ST map",
-        description="Convert flow between formats, by suffix. What the new format cannot hold is reported on stderr.",
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of ``fullfield convert``."""
     parser.add_argument("input", metavar="IN", help=f"flow: {' '.join(FLOW_SUFFIXES)} (.png: KITTI)")
     parser.add_argument("output", metavar="OUT", help=f"flow: {' '.join(FLOW_WRITE_SUFFIXES)}")
     parser.add_argument("--st-map", action="store_true", help="write OUT.exr as an ST map instead of flow")
@@ -40,7 +36,6 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     parser.add_argument("--part", metavar="PART", help="EXR part to read, by name or number [the first with flow]")
     add_packing_options(parser)
     report.add_report_options(parser)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,20 +63,16 @@ def run(args: argparse.Namespace) -> int:
             loss = _compare(flow, valid, *read_flow(args.output, **shown))
     for line in loss.lines(st_map=args.st_map):
         report.note(f"{args.output}: {line}")
-    if args.json:
-        report.print_facts(
-            {
-                "input": args.input,
-                "output": args.output,
-                "st_map": args.st_map,
-                "backward": backward is not None,
-                "size": {"width": flow.shape[-1], "height": flow.shape[-2]},
-                "unknown": unknown,
-                "loss": loss._asdict(),
-            }
-        )
-    else:
-        print(f"{report.printable(args.output)}: {size(flow)}, {unknown} unknown vectors")
+    facts = {
+        "input": args.input,
+        "output": args.output,
+        "st_map": args.st_map,
+        "backward": backward is not None,
+        "size": {"width": flow.shape[-1], "height": flow.shape[-2]},
+        "unknown": unknown,
+        "loss": loss._asdict(),
+    }
+    report.tell(args, facts, f"{report.printable(args.output)}: {size(flow)}, {unknown} unknown vectors")
     return 0
 
 
@@ -112,7 +103,7 @@ def _window(args: argparse.Namespace) -> FrameWindow | None:
     """The windows that stay: of an EXR that becomes one. Elsewhere the display window is converted."""
     from fullfield.io import flow_window
 
-    if not all(path.lower().endswith(".exr") for path in (args.input, args.output)):
+    if not all(is_exr(path) for path in (args.input, args.output)):
         return None
     return flow_window(args.input, layer=args.layer, part=args.part)
 
@@ -122,14 +113,14 @@ def _backward(args: argparse.Namespace) -> Tensor | None:
     from fullfield.io import read_flow
     from fullfield.io.oiio import layers, opened
 
-    if args.layer is not None or not args.input.lower().endswith(".exr"):
+    if args.layer is not None or not is_exr(args.input):
         return None
     with opened(Path(args.input)) as source:
         parts = [source.part(args.part)] if args.part is not None else list(source.parts())
         there = any({"u", "v"} <= layers(part.channels).get("backward", {}).keys() for part in parts)
     if not there:
         return None
-    if args.st_map or not args.output.lower().endswith(".exr"):
+    if args.st_map or not is_exr(args.output):
         report.note(f"{args.output}: holds the forward layer only; --layer backward converts the other")
         return None
     flow, valid = read_flow(args.input, layer="backward", part=args.part, window="data")

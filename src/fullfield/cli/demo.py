@@ -7,41 +7,34 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fullfield._check import InputError
 from fullfield.cli import argtypes, methods, paths, pictures, report
 from fullfield.cli.errors import naming
 from fullfield.cli.progress import Progress
-from fullfield.cli.score import print_table
+from fullfield.cli.score import table
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 FILES = ("frame1.png", "frame2.png", "truth.flo", "flow.flo", "flow.png", "error.png", "sheet.png")
 
+HELP = "estimate, score and draw a made-up scene"
+DESCRIPTION = (
+    "Make a textured scene with known motion, estimate its flow, score it against the truth and write "
+    "the frames, the flow and the pictures into a folder."
+)
 
-def add_parser(verbs: Any) -> argparse.ArgumentParser:
-    """Add ``fullfield demo``."""
-    parser: argparse.ArgumentParser = verbs.add_parser(
-        "demo",
-        help="estimate, score and draw a made-up scene",
-        description="Make a textured scene with known motion, estimate its flow, score it against the truth and write "
-        "the frames, the flow and the pictures into a folder.",
-    )
-    parser.add_argument(
-        "-o", "--output", metavar="DIR", default="fullfield-demo", help="folder for the files [%(default)s]"
-    )
-    parser.add_argument(
-        "--size", metavar="WxH", type=argtypes.size, default="640x360", help="size of the frames [%(default)s]"
-    )
-    parser.add_argument(
-        "--seed", metavar="N", type=argtypes.integer, default=0, help="another number, another scene [%(default)s]"
-    )
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of ``fullfield demo``."""
+    parser.add_argument("-o", "--output", metavar="DIR", default="fullfield-demo", help="folder for the files")
+    parser.add_argument("--size", type=argtypes.size, default="640x360", help="size of the frames")
+    parser.add_argument("--seed", type=argtypes.integer, default=0, help="another number, another scene")
     methods.add_method_options(parser)
     report.add_report_options(parser, progress=True)
     methods.add_parameter_options(parser)
-    return parser
 
 
 def _check_leftovers(folder: Path) -> None:
@@ -116,24 +109,23 @@ def run(args: argparse.Namespace) -> int:
                 write_image(hidden / f"{name}.png", picture)
         watch.lap("write")
     seconds = watch.seconds()
-    if args.json:
-        report.print_run(
-            {
-                "output": str(folder),
-                "files": list(FILES),
-                "size": {"width": width, "height": height},
-                "method": chosen.method,
-                "preset": chosen.preset,
-                "parameters": dict(flow.parameters),
-                "backend": flow.backend,
-                "scores": scores,
-                "max_motion": scene.scale,
-                "seconds": seconds,
-            }
-        )
-        return 0
-    print(f"{width}x{height} pixels, {chosen.title}, {seconds['estimate']:.2f} s")
-    print_table(scores, "pooled")
-    print(f"{report.printable(folder)}: {', '.join(FILES)}")
-    print(f"{report.printable(folder / 'sheet.png')}: full colour at {scene.scale:.4g} px of motion")
+    facts = {
+        "output": str(folder),
+        "files": list(FILES),
+        "size": {"width": width, "height": height},
+        "method": chosen.method,
+        "preset": chosen.preset,
+        "parameters": dict(flow.parameters),
+        "backend": flow.backend,
+        "scores": scores,
+        "max_motion": scene.scale,
+        "seconds": seconds,
+    }
+    lines = [
+        f"{width}x{height} pixels, {chosen.title}, {seconds['estimate']:.2f} s",
+        *table(scores, "pooled"),
+        f"{report.printable(folder)}: {', '.join(FILES)}",
+        f"{report.printable(folder / 'sheet.png')}: full colour at {scene.scale:.4g} px of motion",
+    ]
+    report.tell(args, facts, "\n".join(lines), memory=True)
     return 0

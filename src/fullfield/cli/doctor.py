@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from importlib import import_module, metadata
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from fullfield.cli import report
-from fullfield.cli.extras import install_command
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _PACKAGES = {
     "torch": "everything",
@@ -49,17 +48,16 @@ _ON_POINTS = ("neighbors", "point_conv")
 _ON_FRAMES = ("spatial_correlation", "matching", "tvl1", "refinement")
 """Those whose backends on GPUs are told one after the other; correlation's come first."""
 
+HELP = "say what works on this machine"
+DESCRIPTION = (
+    "Say which versions and devices are here, which backend each operator uses and why others do not "
+    "run, and try the main job on a tiny scene. Exits with 2 when it fails."
+)
 
-def add_parser(verbs: Any) -> argparse.ArgumentParser:
-    """Add ``fullfield doctor``."""
-    parser: argparse.ArgumentParser = verbs.add_parser(
-        "doctor",
-        help="say what works on this machine",
-        description="Say which versions and devices are here, which backend each operator uses and why others do not "
-        "run, and try the main job on a tiny scene. Exits with 2 when it fails.",
-    )
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of ``fullfield doctor``."""
     report.add_report_options(parser)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -100,6 +98,23 @@ def _attempt(look: Callable[[], Any]) -> tuple[Any, str | None]:
         return look(), None
     except Exception as error:  # noqa: BLE001
         return None, f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def install_command(extra: str) -> str:
+    """The command of pip: by the checkout that the package was installed from (``-e`` as it was), else by its name."""
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
+    try:
+        told = json.loads(metadata.distribution("fullfield").read_text("direct_url.json") or "{}")
+    except metadata.PackageNotFoundError:
+        told = {}
+    checkout = Path(url2pathname(urlsplit(told["url"]).path)) if "dir_info" in told else None
+    if checkout is None or not (checkout / "pyproject.toml").is_file():
+        return f"pip install 'fullfield[{extra}]'"
+    here = checkout.resolve() == Path.cwd().resolve()
+    editable = "-e " if told["dir_info"].get("editable") else ""
+    return f"pip install {editable}'{'.' if here else checkout}[{extra}]'"
 
 
 def _missing(brings: tuple[str, ...]) -> list[str]:
@@ -188,11 +203,11 @@ def _networks() -> dict[str, dict[str, str | None]]:
     """The weights each network takes by itself, and where they are."""
     from fullfield.models.weights import DEFAULTS, WEIGHTS, cached_weights
 
-    places = {method: cached_weights(WEIGHTS[name]) for method, name in DEFAULTS.items()}
-    return {
-        method: {"weights": name, "path": None if places[method] is None else str(places[method])}
-        for method, name in DEFAULTS.items()
-    }
+    found = {}
+    for method, name in DEFAULTS.items():
+        path = cached_weights(WEIGHTS[name])
+        found[method] = {"weights": name, "path": None if path is None else str(path)}
+    return found
 
 
 def _ptlflow() -> dict[str, str | None] | None:
@@ -271,12 +286,9 @@ def _print(findings: dict[str, Any]) -> None:
         print(f"extra         {name}: {lacks or 'installed; '}for {extra['adds']}")
     for operator, found in findings["operators"].items():
         _print_backends(operator, "", found)
-    gpus = findings["correlation_on_gpus"]
-    for gpu, found in (gpus or {}).items():
-        _print_backends("correlation", f"on {gpu}: ", found)
-    if not gpus:
+    if not findings["correlation_on_gpus"]:
         print("correlation   on GPUs: there is none that PyTorch can use")
-    for operator in _ON_FRAMES:
+    for operator in ("correlation", *_ON_FRAMES):
         for gpu, found in (findings[f"{operator}_on_gpus"] or {}).items():
             _print_backends(operator, f"on {gpu}: ", found)
     for gpu, operators in (findings["points_on_gpus"] or {}).items():

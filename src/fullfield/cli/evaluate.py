@@ -12,7 +12,7 @@ from fullfield._check import InputError, nearest
 from fullfield.cli import argtypes, evaluate_scans, methods, paths, report
 from fullfield.cli.errors import naming
 from fullfield.cli.progress import Progress
-from fullfield.cli.score import gate, print_table
+from fullfield.cli.score import gate, table
 from fullfield.estimators.registry import DEFAULT_PRESET
 
 if TYPE_CHECKING:
@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 _FETCH = (0.0, 0.02)
 _ESTIMATE = (0.02, 1.0)
 
+HELP = "run a method on a data set and score it"
+DESCRIPTION = (
+    "Estimate the flow of every pair of a data set, or with MODEL fpfh or learned the pose of every "
+    "pair of point clouds, store it, and score it. What is stored is not estimated again; another configuration "
+    "does not mix with it."
+)
 EPILOG = """\
 examples:
   fullfield evaluate tvl1 sintel-final:/data/sintel
@@ -36,16 +42,8 @@ A run that was stopped goes on where it was.
 """
 
 
-def add_parser(verbs: Any) -> argparse.ArgumentParser:
-    """Add ``fullfield evaluate``."""
-    parser: argparse.ArgumentParser = verbs.add_parser(
-        "evaluate",
-        help="run a method on a data set and score it",
-        description="Estimate the flow of every pair of a data set, or with MODEL fpfh or learned the pose of every "
-        "pair of point clouds, store it, and score it. What is stored is not estimated again; another configuration "
-        "does not mix with it.",
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of ``fullfield evaluate``."""
     methods.add_method_options(parser, positional=True, others=evaluate_scans.METHODS)
     parser.add_argument(
         "dataset",
@@ -58,7 +56,7 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         "-o", "--output", metavar="RUN", help="folder of the run [runs/DATASET/MODEL, and -1of4 with --scale 1/4]"
     )
     running.add_argument(
-        "--scale", default="1", metavar="1/N", help="reduce the frames to this part of their sides first [%(default)s]"
+        "--scale", default="1", metavar="1/N", help="reduce the frames to this part of their sides first"
     )
     running.add_argument(
         "--warm-start", action="store_true", help="start each pair of a sequence from the flow of the one before"
@@ -69,10 +67,7 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     running.add_argument("--score-only", action="store_true", help="score the stored run again; estimate nothing")
     scoring = parser.add_argument_group("scoring")
     scoring.add_argument(
-        "--averaging",
-        choices=("pooled", "per_image"),
-        default="pooled",
-        help="mean over all pixels, or over images [%(default)s]",
+        "--averaging", choices=("pooled", "per_image"), default="pooled", help="mean over all pixels, or over images"
     )
     scoring.add_argument("--max-epe", type=argtypes.positive, metavar="PX", help="exit with 1 when epe exceeds PX")
     scoring.add_argument(
@@ -81,7 +76,6 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     evaluate_scans.add_options(parser)
     report.add_report_options(parser, progress=True)
     methods.add_parameter_options(parser)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -104,7 +98,16 @@ def _run(args: argparse.Namespace, share: Share) -> int:
         evaluate_scans.refuse(others, f"MODEL {args.method} registers point clouds")
         return evaluate_scans.run(args, share, weights)
     evaluate_scans.refuse(evaluate_scans.given(args), f"MODEL {args.method} estimates flow")
-    from fullfield.evaluation import Run, Setting, evaluate, noting_shortage, read_scale, score, write_submission
+    from fullfield.evaluation import (
+        AtScale,
+        Run,
+        Setting,
+        evaluate,
+        noting_shortage,
+        read_scale,
+        score,
+        write_submission,
+    )
     from fullfield.evaluation.leaderboards import check_submission
     from fullfield.evaluation.scale import reduced
     from fullfield.evaluation.sharing import wait_for_all
@@ -134,9 +137,10 @@ def _run(args: argparse.Namespace, share: Share) -> int:
             chosen = replace(chosen, device=setting.device)
             if not first:
                 wait_for_all(share)  # the first one fetches the weights and compiles for all
-            estimator = _at_scale(chosen.estimator, scale)
+            estimator = chosen.estimator if scale == 1 else AtScale(chosen.estimator, scale)
+            height, width = dataset.read_frame(dataset.records[0].frame1).shape[-2:]
             with noting_shortage(estimator, dataset, folder, setting):
-                chosen.prepare(reduced(_first_size(dataset), scale), progress.part(*_FETCH), quiet=quiet)
+                chosen.prepare(reduced((height, width), scale), progress.part(*_FETCH), quiet=quiet)
             if first:
                 wait_for_all(share)
             setting = replace(setting, progress=progress.part(*_ESTIMATE))
@@ -200,17 +204,6 @@ def _device(name: str) -> str:
     return device
 
 
-def _first_size(dataset: FlowDataset) -> tuple[int, int]:
-    height, width = dataset.read_frame(dataset.records[0].frame1).shape[-2:]
-    return height, width
-
-
-def _at_scale(estimator: Any, scale: Any) -> Any:
-    from fullfield.evaluation import AtScale
-
-    return estimator if scale == 1 else AtScale(estimator, scale)
-
-
 def _stored(args: argparse.Namespace, folder: Path, scale: Any) -> Run:
     """The run to score again, which must be of this method; how it estimated is not said again."""
     from fullfield.evaluation import Run
@@ -231,25 +224,22 @@ def _stored(args: argparse.Namespace, folder: Path, scale: Any) -> Run:
 
 
 def _report(args: argparse.Namespace, folder: Path, result: dict[str, Any], files: int, *, title: str) -> None:
-    if args.json:
-        report.print_facts(
-            {"run": str(folder), "dataset": args.dataset, **result, "submission": args.submission, "files": files}
-        )
-        return
     stored = result["config"]["dataset"]
     name, backends = report.printable(stored["name"]), ", ".join(result["backends"])
-    print(f"{report.printable(folder)}: {title} on {name}, {stored['pairs']} pairs ({backends})")
+    lines = [f"{report.printable(folder)}: {title} on {name}, {stored['pairs']} pairs ({backends})"]
     if result["scores"] is not None:
-        print_table(result["scores"], result["averaging"])
+        lines += table(result["scores"], result["averaging"])
     runtime = result["runtime"]
-    print(
+    lines.append(
         f"{'runtime':<14}{runtime['median_s']:>10.4f} {'s':<8} a pair, median; {runtime['min_s']:.4f} to "
         f"{runtime['max_s']:.4f}"
     )
     if result["peak_bytes"] is not None:
-        print(f"{'peak memory':<14}{result['peak_bytes'] / 2**30:>10.3f} {'GiB':<8} of the GPU")
+        lines.append(f"{'peak memory':<14}{result['peak_bytes'] / 2**30:>10.3f} {'GiB':<8} of the GPU")
     work = result.get("this_call")
     if work is not None and work["estimated"]:
-        print(f"{'utilisation':<14}{100 * work['utilisation']:>10.1f} {'%':<8} of the time spent estimating")
+        lines.append(f"{'utilisation':<14}{100 * work['utilisation']:>10.1f} {'%':<8} of the time spent estimating")
     if files:
-        print(f"{report.printable(args.submission)}: {files} files to submit")
+        lines.append(f"{report.printable(args.submission)}: {files} files to submit")
+    facts = {"run": str(folder), "dataset": args.dataset, **result, "submission": args.submission, "files": files}
+    report.tell(args, facts, "\n".join(lines))

@@ -35,14 +35,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         search.add_argument(option, dest=dest, default=argparse.SUPPRESS, **more)
 
     add("--samples", type=_counts, metavar="N,...", help=f"matches at most, a run for each number [{_SAMPLES}]")
-    add("--voxel", type=argtypes.positive, metavar="X", help="edge of a voxel, in the clouds' units [auto]")
-    add("--seed", type=argtypes.natural, metavar="N", help="of the random draws [0]")
-    add("--ransac", type=argtypes.count, metavar="N", help="triples that RANSAC draws [50000]")
+    add("--voxel", type=argtypes.positive, help="edge of a voxel, in the clouds' units [auto]")
+    add("--seed", type=argtypes.natural, help="of the random draws [0]")
+    add("--ransac", type=argtypes.count, help="triples that RANSAC draws [50000]")
     add("--max-rre", type=argtypes.positive, metavar="DEG", help="rotation error of a pair that counts [KITTI: 5]")
     add("--max-rte", type=argtypes.positive, metavar="M", help="translation error of a pair that counts [KITTI: 2]")
     add("--max-rmse", type=argtypes.positive, metavar="M", help="RMSE of a pair that counts [3DMatch: 0.2]")
     add("--inlier-distance", type=argtypes.positive, metavar="M", help="of a good match [3DMatch 0.1, KITTI 0.6]")
-    add("--inlier-ratio", type=argtypes.positive, metavar="X", help="of a pair whose features match [0.05]")
+    add("--inlier-ratio", type=argtypes.positive, help="of a pair whose features match [0.05]")
 
 
 def _counts(text: str) -> tuple[int, ...]:
@@ -159,20 +159,20 @@ _COLUMNS = (
 
 
 def _report(args: argparse.Namespace, folder: Path, results: dict[Path, dict[str, Any]]) -> None:
-    if args.json:
-        runs = [
-            {"run": str(place), **{key: value for key, value in result.items() if key != "pairs"}}
-            for place, result in results.items()
-        ]
-        report.print_facts({"dataset": args.dataset, "runs": runs})
-        return
-    scores = next(iter(results.values()))["scores"]
+    runs = [
+        {"run": str(place), **{key: value for key, value in result.items() if key != "pairs"}}
+        for place, result in results.items()
+    ]
+    scores = runs[0]["scores"]
     counted = f"{scores['pairs']} pairs, {scores['counted']} of them count for RR, RRE, RTE"
-    print(f"{report.printable(folder)}: {args.method}, {counted}")
-    print(f"{'#samples':<9}" + "".join(f"{title:>11}" for _, title, _, _ in _COLUMNS) + f"{'s a pair':>11}")
-    for result in results.values():
+    lines = [
+        f"{report.printable(folder)}: {args.method}, {counted}",
+        f"{'#samples':<9}" + "".join(f"{title:>11}" for _, title, _, _ in _COLUMNS) + f"{'s a pair':>11}",
+    ]
+    for result in runs:
         cells = (f"{times * result['scores'][key]:>11{form}}" for key, _, times, form in _COLUMNS)
         samples = result["config"]["parameters"]["samples"]
-        print(f"{samples:<9}" + "".join(cells) + f"{result['runtime']['median_s']:>11.2f}")
-    limits = result["criteria"].items()
-    print("counts as registered, or as a match: " + ", ".join(f"{k} {v:g}" for k, v in limits if v is not None))
+        lines.append(f"{samples:<9}" + "".join(cells) + f"{result['runtime']['median_s']:>11.2f}")
+    limits = ", ".join(f"{name} {limit:g}" for name, limit in runs[0]["criteria"].items() if limit is not None)
+    lines.append(f"counts as registered, or as a match: {limits}")
+    report.tell(args, {"dataset": args.dataset, "runs": runs}, "\n".join(lines))

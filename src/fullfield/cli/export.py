@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, report
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 LOOKUPS = ("linear", "dense")
 SUFFIXES = (".onnx", ".pt2")
+HELP = "write a network as ONNX, or as a program of torch.export"
+DESCRIPTION = (
+    "Write a network with its weights as a graph: inputs frame1 and frame2 [B, 3, H, W], RGB 0 ... 1, "
+    "output flow [B, 2, H, W] in pixels. ONNX needs fullfield[export]."
+)
 EPILOG = """\
 examples:
   fullfield export -o raft.onnx --method raft --size 1024x440 --updates 12
@@ -27,27 +32,19 @@ examples:
 """
 
 
-def add_parser(verbs: Any) -> argparse.ArgumentParser:
-    """Add ``fullfield export``."""
-    parser: argparse.ArgumentParser = verbs.add_parser(
-        "export",
-        help="write a network as ONNX, or as a program of torch.export",
-        description="Write a network with its weights as a graph: inputs frame1 and frame2 [B, 3, H, W], RGB 0 ... 1, "
-        "output flow [B, 2, H, W] in pixels. ONNX needs fullfield[export].",
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of ``fullfield export``."""
     parser.add_argument("-o", "--output", required=True, metavar="OUT", help=f"what to write: {', '.join(SUFFIXES)}")
-    parser.add_argument("--method", type=_method, metavar="NAME", default="raft", help="the network [%(default)s]")
+    parser.add_argument("--method", type=_method, metavar="NAME", default="raft", help="the network")
     parser.add_argument("--weights", metavar="FILE|NAME", help="a file, an entry of the list, or random [the method's]")
-    parser.add_argument("--size", type=argtypes.size, required=True, metavar="WxH", help="of the frames")
+    parser.add_argument("--size", type=argtypes.size, required=True, help="of the frames")
     parser.add_argument("--dynamic", action="store_true", help="any size in multiples of 8, from 128x128")
-    parser.add_argument("--batch", type=argtypes.count, default=1, metavar="N", help="pairs at a time [%(default)s]")
-    parser.add_argument("--updates", type=argtypes.integer, metavar="N", help="flow updates [the method's]")
+    parser.add_argument("--batch", type=argtypes.count, default=1, help="pairs at a time")
+    parser.add_argument("--updates", type=argtypes.integer, help="flow updates [the method's]")
     parser.add_argument(
         "--lookup", choices=LOOKUPS, help="of ONNX: features gathered per update, or the volume of all pairs [linear]"
     )
     report.add_report_options(parser, progress=True)
-    return parser
 
 
 def _method(text: str) -> str:
@@ -73,9 +70,8 @@ def run(args: argparse.Namespace) -> int:
     watch.lap("load")
 
     height, width = args.size
-    words = {"height": "--size", "width": "--size", "updates": "--updates", "batch": "--batch"}
     common = {"batch": args.batch, "updates": args.updates, "dynamic": args.dynamic}
-    with naming(**words):
+    with naming(height="--size", width="--size", updates="--updates", batch="--batch"):
         if suffix == ".onnx":
             export_onnx(model, args.output, height, width, lookup=args.lookup or LOOKUPS[0], **common)
         else:
@@ -89,25 +85,21 @@ def run(args: argparse.Namespace) -> int:
     watch.lap("export")
     updates = model.config.updates if args.updates is None else args.updates
     written = Path(args.output).stat().st_size
-    if args.json:
-        report.print_facts(
-            {
-                "output": args.output,
-                "method": args.method,
-                "weights": weights,
-                "updates": updates,
-                "size": {"width": width, "height": height},
-                "dynamic": args.dynamic,
-                "batch": args.batch,
-                "lookup": (args.lookup or LOOKUPS[0]) if suffix == ".onnx" else None,
-                "bytes": written,
-                "seconds": watch.seconds(),
-            }
-        )
-    else:
-        sizes = "any size" if args.dynamic else f"{width}x{height}"
-        told = f"{args.method}, weights {weights}, {sizes}, {updates} updates, {written / 1e6:.1f} MB"
-        print(f"{report.printable(args.output)}: {told}")
+    facts = {
+        "output": args.output,
+        "method": args.method,
+        "weights": weights,
+        "updates": updates,
+        "size": {"width": width, "height": height},
+        "dynamic": args.dynamic,
+        "batch": args.batch,
+        "lookup": (args.lookup or LOOKUPS[0]) if suffix == ".onnx" else None,
+        "bytes": written,
+        "seconds": watch.seconds(),
+    }
+    sizes = "any size" if args.dynamic else f"{width}x{height}"
+    told = f"{args.method}, weights {weights}, {sizes}, {updates} updates, {written / 1e6:.1f} MB"
+    report.tell(args, facts, f"{report.printable(args.output)}: {told}")
     return 0
 
 

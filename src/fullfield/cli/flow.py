@@ -18,7 +18,7 @@ from fullfield.cli.options import (
     packing_arguments,
 )
 from fullfield.cli.progress import Progress
-from fullfield.io.names import FLOW_WRITE_SUFFIXES, IMAGE_WRITE_SUFFIXES
+from fullfield.io.names import FLOW_WRITE_SUFFIXES, IMAGE_WRITE_SUFFIXES, is_exr
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,6 +36,10 @@ KINDS = ("sheet", "flow", "overlay", "warped")
 _FETCH = (0.0, 0.02)
 _ESTIMATE = (0.02, 0.95)  # its part of the progress bar, between reading and writing
 
+HELP = "estimate the flow between two frames, or of a whole shot"
+DESCRIPTION = (
+    "Estimate the flow from frame A to frame B, or that of every frame of a shot. The suffix of OUT picks the format."
+)
 EPILOG = """\
 examples:
   fullfield flow frame_0001.png frame_0002.png -o flow.flo --viz flow.png
@@ -45,15 +49,8 @@ examples:
 """
 
 
-def add_parser(verbs: Any) -> argparse.ArgumentParser:
-    """Add ``fullfield flow``."""
-    parser: argparse.ArgumentParser = verbs.add_parser(
-        "flow",
-        help="estimate the flow between two frames, or of a whole shot",
-        description="Estimate the flow from frame A to frame B, or that of every frame of a shot. The suffix of OUT "
-        "picks the format.",
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of ``fullfield flow``."""
     parser.add_argument(
         "frame1",
         metavar="A",
@@ -104,7 +101,6 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     add_reading_options(parser)
     report.add_report_options(parser, progress=True)
     methods.add_parameter_options(parser)
-    return parser
 
 
 class _Live(argparse.Action):
@@ -117,7 +113,7 @@ class _Live(argparse.Action):
 
 def run(args: argparse.Namespace) -> int:
     """Check everything that can be checked, read, estimate, write, report."""
-    if sequence.is_asked(args):
+    if args.frame2 is None:  # a whole shot
         return sequence.run(args)
     watch = report.Stopwatch()
     chosen = methods.chosen(args)
@@ -193,7 +189,7 @@ def _initial_flow(args: argparse.Namespace, frame: Tensor, window: FrameWindow |
     from fullfield.io import read_flow
 
     choice: dict[str, Any] = flow_choice(args, "initial")
-    if window is not None and args.window == "data" and _is_exr(args.initial_flow):
+    if window is not None and args.window == "data" and is_exr(args.initial_flow):
         choice["window"] = window.data
     flow, valid = read_flow(args.initial_flow, **choice)
     same_size(frame, args.frame1, flow, args.initial_flow)
@@ -216,10 +212,6 @@ def _say_levels(chosen: methods.Chosen, frame: Tensor) -> None:
         report.note(f"--scales {asked}: {width}x{height} has {used} levels; a side of the next would be under 16")
 
 
-def _is_exr(path: str) -> bool:
-    return path.lower().endswith(".exr")
-
-
 class _Outcome(NamedTuple):
     """Where the flow is, and why it is not where it was asked for."""
 
@@ -232,12 +224,12 @@ def _write(
 ) -> _Outcome:
     from fullfield.io import FlowRangeError, write_flow, write_image, write_st_map
 
-    kept: dict[str, Any] = {"window": window, **beside} if _is_exr(args.output) else {}
+    kept: dict[str, Any] = {"window": window, **beside} if is_exr(args.output) else {}
     outcome = _Outcome(args.output)
     try:
         write_flow(args.output, scene.flow, scene.valid, **kept, **packing_arguments(args))
     except FlowRangeError as error:  # keep the work
-        rescue = paths.free_name(args.output, ".float.exr" if _is_exr(args.output) else ".npy")
+        rescue = paths.free_name(args.output, ".float.exr" if is_exr(args.output) else ".npy")
         write_flow(rescue, scene.flow, scene.valid, **kept)
         reason = str(error).removeprefix("flow: ")
         outcome = _Outcome(rescue, f"{args.output}: {reason}; the flow is kept in {rescue}")
@@ -266,37 +258,32 @@ def _report(
     flow = flows[0]
     longest = max(flow_scale(part.flow, part.valid) for part in flows)
     refined = flow.parameters.get("refinement") is not None
-    if not args.json:
-        made_by = f"{chosen.title}{'' if flow.method == chosen.method else f': {flow.method}'}"
-        print(
-            f"{report.printable(outcome.path)}: {size(flow.flow)}, {made_by}{', refined' if refined else ''} "
-            f"({flow.backend}), "
-            f"longest motion {longest:.4g} px, {seconds['estimate']:.2f} s"
-        )
-        if args.viz is not None:
-            print(f"{report.printable(args.viz)}: {scene.legend(kind)}")
-        return
-    height, width = flow.flow.shape[-2:]
-    report.print_run(
-        {
-            "output": outcome.path,
-            "problem": outcome.problem,
-            "st_map": args.st_map,
-            "picture": None
-            if args.viz is None
-            else {"path": args.viz, "kind": kind, "max_motion": scene.scales(kind)["max_motion"]},
-            **{name: getattr(args, name) or None for name in MAPS},
-            "method": flow.method,
-            "asked_method": chosen.method,
-            "refined": refined,
-            "preset": chosen.preset,
-            "parameters": dict(flow.parameters),
-            "backend": flow.backend,
-            "device": chosen.device,
-            "previous": args.previous,
-            "size": {"width": width, "height": height},
-            "longest_motion": longest,
-            "seconds": seconds,
-            "estimate_seconds": {name: round(part, 3) for name, part in flow.stages.items()},
-        }
+    made_by = f"{chosen.title}{'' if flow.method == chosen.method else f': {flow.method}'}"
+    text = (
+        f"{report.printable(outcome.path)}: {size(flow.flow)}, {made_by}{', refined' if refined else ''} "
+        f"({flow.backend}), longest motion {longest:.4g} px, {seconds['estimate']:.2f} s"
     )
+    picture = None
+    if args.viz is not None:
+        picture = {"path": args.viz, "kind": kind, "max_motion": scene.scales(kind)["max_motion"]}
+        text += f"\n{report.printable(args.viz)}: {scene.legend(kind)}"
+    facts = {
+        "output": outcome.path,
+        "problem": outcome.problem,
+        "st_map": args.st_map,
+        "picture": picture,
+        **{name: getattr(args, name) or None for name in MAPS},
+        "method": flow.method,
+        "asked_method": chosen.method,
+        "refined": refined,
+        "preset": chosen.preset,
+        "parameters": dict(flow.parameters),
+        "backend": flow.backend,
+        "device": chosen.device,
+        "previous": args.previous,
+        "size": {"width": flow.width, "height": flow.height},
+        "longest_motion": longest,
+        "seconds": seconds,
+        "estimate_seconds": {name: round(part, 3) for name, part in flow.stages.items()},
+    }
+    report.tell(args, facts, text, memory=True)

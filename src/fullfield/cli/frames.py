@@ -1,13 +1,13 @@
-"""Frames that belong together, read on one grid."""
+"""Frames that belong together, read on one grid, and true flow beside an estimated one."""
 
 from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fullfield._check import InputError
-from fullfield.cli.errors import same_size
+from fullfield.cli.errors import same_size, size
 from fullfield.cli.options import reading_arguments
 
 if TYPE_CHECKING:
@@ -32,12 +32,13 @@ def read_frames(
     from fullfield.estimators.frames import warn_of_range
     from fullfield.io import frame_window, read_frame
     from fullfield.io.oiio import sniff
+    from fullfield.io.windows import common_window
 
     reading = reading_arguments(args)
     channels = {name: reading[name] for name in ("part", "layer") if name in reading}
     window = None
     if reading.get("window") == "data":
-        window = _union(frames, [frame_window(frame, **channels) for frame in frames])
+        window = common_window({frame: frame_window(frame, **channels) for frame in frames})
         if area is not None:
             window = window._replace(data=area)
         reading["window"] = window.data
@@ -52,20 +53,56 @@ def read_frames(
     return read, window
 
 
-def _union(frames: Sequence[str], windows: Sequence[FrameWindow]) -> FrameWindow:
-    first = union = windows[0]
-    for frame, other in zip(frames[1:], windows[1:], strict=True):
-        if other.display != first.display:
-            raise InputError(
-                f"{frame}: its display window is {_box(other.display)}, but that of {frames[0]} is "
-                f"{_box(first.display)}; --window data needs the same one"
-            )
-        if not other.overlaps(first):  # which also bounds what the union can claim
-            raise InputError(f"{frame}: its data window has no pixel in common with that of {frames[0]}")
-        union = union.union(other)
-    return union
+def add_four_values(group: Any) -> None:
+    """``--four-values``: what truth of twice the size means."""
+    group.add_argument(
+        "--four-values",
+        action="store_true",
+        help="truth of twice the size holds four values a pixel; known of .flo5 (Spring), must be said of others",
+    )
 
 
-def _box(box: Box) -> str:
-    x, y, width, height = box
-    return f"{width}x{height} at ({x}, {y})"
+def read_truth(
+    path: str,
+    pred: Tensor,
+    pred_path: str,
+    *,
+    scale: float = 1.0,
+    four: bool = False,
+    **choice: Any,
+) -> tuple[Tensor, Tensor]:
+    """The truth for ``pred`` ``[2, H, W]`` and where it is known (bool ``[H, W]``).
+
+    ``[2, H, W]``, or ``[4, 2, H, W]`` where the file has twice the size and is Spring's .flo5, or ``four`` says so.
+    ``choice`` goes to ``read_flow``. InputError where the sizes do not fit.
+    """
+    from fullfield.io import read_flow
+    from fullfield.metrics import four_values
+
+    truth, known = read_flow(path, **choice)
+    if scale != 1:
+        truth = truth * scale
+    height, width = pred.shape[-2:]
+    twice = truth.shape[-2:] == (2 * height, 2 * width)
+    if twice and (four or Path(path).suffix.lower() == ".flo5"):
+        values = four_values(truth, known)
+        return values, values.isfinite().all(1).all(0)
+    if four:
+        raise InputError(
+            f"--four-values: {path} is {size(truth)}, expected twice the size of {pred_path}, {size(pred)}"
+        )
+    if truth.shape[-2:] != pred.shape[-2:]:
+        hint = "; if it holds four values a pixel, say --four-values" if twice else ""
+        raise InputError(
+            f"{pred_path}: is {size(pred)}, but {path} is {size(truth)}; they must have the same size{hint}"
+        )
+    return truth, known
+
+
+def truth_values(truth: Tensor) -> int:
+    """How many values the truth has for a pixel."""
+    return 4 if truth.ndim == 4 else 1
+
+
+FOUR_VALUES = "is twice the size, so four true values for each pixel (Spring); the nearest one counts"
+"""Said of a truth whose format, not the user, told that it has four values."""

@@ -32,7 +32,11 @@ if TYPE_CHECKING:
 _STATUS_SECONDS = {True: 0.5, False: 10.0}  # between two of them, on a terminal and elsewhere
 _PATIENCE = 5.0
 
-
+HELP = "estimate the flow of a camera, a stream or a video while its frames come"
+DESCRIPTION = (
+    "The flow of the newest pair of frames, again and again, until SOURCE or Ctrl-C ends it. Pairs "
+    "whose turn does not come are dropped, and counted."
+)
 EPILOG = """\
 examples:
   fullfield live clip.mp4 --preset fast --viz flow.mp4
@@ -41,24 +45,15 @@ examples:
 """
 
 
-def add_parser(verbs: Any) -> argparse.ArgumentParser:
-    """Add ``fullfield live``."""
-    parser: argparse.ArgumentParser = verbs.add_parser(
-        "live",
-        help="estimate the flow of a camera, a stream or a video while its frames come",
-        description="The flow of the newest pair of frames, again and again, until SOURCE or Ctrl-C ends it. Pairs "
-        "whose turn does not come are dropped, and counted.",
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of ``fullfield live``."""
     parser.add_argument(
         "source", metavar="SOURCE", help=f"a video file at its own rate, {CAMERA}0 or the address of a stream"
     )
     parser.add_argument(
         "--rate", type=_rate, metavar="RATE", help="of a file: source, max (drop nothing) or frames a second [source]"
     )
-    parser.add_argument(
-        "--flows", type=argtypes.count, metavar="N", help="end after so many [when SOURCE or Ctrl-C does]"
-    )
+    parser.add_argument("--flows", type=argtypes.count, help="end after so many [when SOURCE or Ctrl-C does]")
     picture = parser.add_argument_group("picture")
     picture.add_argument("--viz", metavar="FILE", help=f"write a video of the flow: {' '.join(VIDEO_WRITE_SUFFIXES)}")
     pictures.add_max_motion(picture)
@@ -66,7 +61,6 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     methods.add_method_options(parser, default="tvl1")
     report.add_report_options(parser, progress=True)
     methods.add_parameter_options(parser)
-    return parser
 
 
 def _rate(text: str) -> str | float:
@@ -102,7 +96,8 @@ def run(args: argparse.Namespace) -> int:
         threads: list[threading.Thread] = []
         stack.callback(_close, source, threads)
         screen = _Screen.of(args, chosen.device, source, stack)
-        compute = _computation(chosen, source)
+        compute = _Persistent(chosen) if _can_persist(chosen) else _Computation(chosen)
+        compute.prepare((source.height, source.width))  # nothing is compiled while frames come
         status = _Status(args, source)
         interrupted = _play(args, source, compute, screen, tally, status, threads)
         if tally.frames < 2 and not interrupted:
@@ -180,13 +175,6 @@ def _finished(flow: Tensor) -> Tensor:
 
         torch.cuda.current_stream(flow.device).synchronize()
     return flow
-
-
-def _computation(chosen: methods.Chosen, source: VideoSource) -> _Computation | _Persistent:
-    """What computes the flow, ready for the source's size: nothing is compiled while frames come."""
-    compute = _Persistent(chosen) if _can_persist(chosen) else _Computation(chosen)
-    compute.prepare((source.height, source.width))
-    return compute
 
 
 def _can_persist(chosen: methods.Chosen) -> bool:
@@ -351,26 +339,23 @@ def _report(
             "dropped": told["flows"] - screen.shown,
             "max_motion": screen.colors.max_motion,
         }
-    if not args.json:
-        rate = "" if source.rate is None else f" at {source.rate:.4g} frames a second"
-        what = f"{source.width}x{source.height}{rate}, {chosen.title} ({backend})"
-        print(f"{report.printable(args.source)}: {what}: {summary(tally)}")
-        if args.viz is not None and picture is not None:
-            words = f"{screen.shown} pictures, {picture['dropped']} flows without one"
-            print(f"{report.printable(args.viz)}: {words if screen.shown else 'not written, no picture came'}")
-        return
-    report.print_run(
-        {
-            "source": args.source,
-            "size": {"width": source.width, "height": source.height},
-            "rate": {"source": source.rate, "asked": "source" if args.rate is None else args.rate},
-            **told,
-            "interrupted": interrupted,
-            "picture": picture,
-            "method": chosen.method,
-            "preset": chosen.preset,
-            "parameters": dict(chosen.estimator.parameters),
-            "backend": backend,
-            "device": chosen.device,
-        }
-    )
+    rate = "" if source.rate is None else f" at {source.rate:.4g} frames a second"
+    what = f"{source.width}x{source.height}{rate}, {chosen.title} ({backend})"
+    text = f"{report.printable(args.source)}: {what}: {summary(tally)}"
+    if args.viz is not None and picture is not None:
+        words = f"{screen.shown} pictures, {picture['dropped']} flows without one"
+        text += f"\n{report.printable(args.viz)}: {words if screen.shown else 'not written, no picture came'}"
+    facts = {
+        "source": args.source,
+        "size": {"width": source.width, "height": source.height},
+        "rate": {"source": source.rate, "asked": "source" if args.rate is None else args.rate},
+        **told,
+        "interrupted": interrupted,
+        "picture": picture,
+        "method": chosen.method,
+        "preset": chosen.preset,
+        "parameters": dict(chosen.estimator.parameters),
+        "backend": backend,
+        "device": chosen.device,
+    }
+    report.tell(args, facts, text, memory=True)

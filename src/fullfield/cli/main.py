@@ -15,16 +15,16 @@ import signal
 import sys
 import threading
 import warnings
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO, cast
+from typing import Any, NoReturn, TextIO, cast
 
 from fullfield import __version__
 from fullfield._check import InputError, nearest
+from fullfield.cli import argtypes
+from fullfield.cli.options import add_verb
 from fullfield.cli.report import note, printable
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
 
 VERBS = (
     "flow",
@@ -47,7 +47,7 @@ VERBS = (
     "doctor",
     "analyze",
 )
-"""Each is a module of this package with ``add_parser(verbs)`` and ``run(args) -> int``."""
+"""Each is a module of this package: see :func:`fullfield.cli.options.add_verb`."""
 
 DESCRIPTION = "Dense correspondence at full resolution: optical flow between frames, its scores and its pictures."
 
@@ -74,6 +74,29 @@ _PACKAGES = {
 }
 
 
+_METAVARS: dict[object, str] = {
+    **dict.fromkeys((argtypes.integer, argtypes.natural, argtypes.count, argtypes.threads), "N"),
+    **dict.fromkeys((argtypes.number, argtypes.positive), "X"),
+    argtypes.size: "WxH",
+}
+
+
+class _Help(argparse.HelpFormatter):
+    """Calls a value by its type, and tells the default of every option whose help has nothing in brackets."""
+
+    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
+        return _METAVARS.get(action.type) or super()._get_default_metavar_for_optional(action)
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = action.help or ""
+        told = isinstance(action.default, (str, int, float)) and not isinstance(action.default, bool)
+        return text if "[" in text or not told or action.default == argparse.SUPPRESS else f"{text} [%(default)s]"
+
+
+class _HelpWithExamples(_Help, argparse.RawDescriptionHelpFormatter):
+    """Keeps the lines of the examples."""
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser whose complaints become the one line that every other mistake gets, with the nearest name."""
 
@@ -83,7 +106,7 @@ class Parser(argparse.ArgumentParser):
     _given: Sequence[str] = ()
 
     def __init__(self, *, epilog: str | None = None, **more: Any) -> None:
-        form = argparse.HelpFormatter if epilog is None else argparse.RawDescriptionHelpFormatter  # keeps the examples
+        form = _Help if epilog is None else _HelpWithExamples
         super().__init__(epilog=epilog, formatter_class=form, allow_abbrev=False, **more)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
@@ -128,8 +151,7 @@ def build_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"fullfield {__version__}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     for name in VERBS:
-        module = import_module(f"fullfield.cli.{name}")
-        module.add_parser(verbs).set_defaults(run=module.run)
+        add_verb(verbs, name, import_module(f"fullfield.cli.{name}"))
     return parser
 
 

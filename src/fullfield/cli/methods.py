@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import types
 import typing
@@ -67,7 +68,6 @@ class Chosen:
             return
         if self.origin is not None and self.origin.is_missing and not quiet:
             note(f"fetching the weights {self.origin.name}")
-
         if getattr(self.config, "alt_cuda_corr", None) is not None and not quiet:
             note(f"compiling alt_cuda_corr from {self.config.alt_cuda_corr}, about a minute")
         self.estimator.prepare(place, size, fetching=fetching(progress, f"the weights of {self.method}"))
@@ -171,19 +171,11 @@ def add_method_options(
         known = partial(_method, others=others)
         parser.add_argument("method", type=known, metavar="MODEL", help=", ".join((*METHODS, *others)))
     else:
-        group.add_argument(
-            "--method",
-            type=_method,
-            metavar="NAME",
-            default=default,
-            help=f"{', '.join(METHODS)} [%(default)s]",
-        )
-    group.add_argument(
-        "--preset", choices=presets, default=DEFAULT_PRESET, help="starting point of the parameters [%(default)s]"
-    )
+        group.add_argument("--method", type=_method, metavar="NAME", default=default, help=f"{', '.join(METHODS)}")
+    group.add_argument("--preset", choices=presets, default=DEFAULT_PRESET, help="starting point of the parameters")
     group.add_argument("--backend", metavar="NAME", help="this backend or none; see fullfield doctor [the best here]")
-    group.add_argument("--device", metavar="NAME", default="cpu", help="cpu, cuda, cuda:1, ... [%(default)s]")
-    group.add_argument("--threads", type=argtypes.threads, metavar="N", help="CPU threads [all]")
+    group.add_argument("--device", metavar="NAME", default="cpu", help="cpu, cuda, cuda:1, ...")
+    group.add_argument("--threads", type=argtypes.threads, help="CPU threads [all]")
     return group
 
 
@@ -322,63 +314,45 @@ def _show(value: object) -> str:
     return "auto" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _union(annotation: object) -> tuple[object, ...] | None:
-    """The members of ``A | B`` or ``Optional[A]``."""
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return typing.get_args(annotation)
-    return None
+def _parts(annotation: object) -> tuple[object, tuple[object, ...]]:
+    """``Union`` (also of ``A | B``), ``tuple`` or ``Literal`` with what is in its brackets; None of a plain type."""
+    origin = typing.get_origin(annotation)
+    return typing.Union if origin is types.UnionType else origin, typing.get_args(annotation)
 
 
 def _metavar(annotation: object) -> str:
-    members = _union(annotation)
-    if members is not None:
-        return "|".join(_metavar(member) for member in members)
-    if typing.get_origin(annotation) is tuple:
-        items = typing.get_args(annotation)
-        if items[-1] is Ellipsis:
-            return f"{_metavar(items[0])},..."
-        return ",".join(map(_metavar, items))
-    if typing.get_origin(annotation) is typing.Literal:
-        return "{" + ",".join(map(str, typing.get_args(annotation))) + "}"
+    origin, inner = _parts(annotation)
+    if origin is typing.Union:
+        return "|".join(map(_metavar, inner))
+    if origin is tuple:
+        return f"{_metavar(inner[0])},..." if inner[-1] is Ellipsis else ",".join(map(_metavar, inner))
+    if origin is typing.Literal:
+        return "{" + ",".join(map(str, inner)) + "}"
     names: dict[object, str] = {int: "INT", float: "NUMBER", str: "TEXT", bool: "true|false", type(None): "auto"}
     return names[annotation]
 
 
 def _read(annotation: object, text: str) -> object:
     """Parse ``text`` as ``annotation``; ValueError where it does not fit."""
-    members = _union(annotation)
-    if members is not None:
-        return _first_that_fits(members, text)
-    if typing.get_origin(annotation) is tuple:
-        items = typing.get_args(annotation)
+    origin, inner = _parts(annotation)
+    if origin is typing.Union:
+        for member in sorted(inner, key=lambda member: member is not type(None)):
+            with contextlib.suppress(ValueError):
+                return _read(member, text)
+        raise ValueError(text)
+    if origin is tuple:
         parts = text.split(",")
-        kinds = [items[0]] * len(parts) if items[-1] is Ellipsis else list(items)
-        if len(kinds) != len(parts):
-            raise ValueError(text)
+        kinds = [inner[0]] * len(parts) if inner[-1] is Ellipsis else inner
         return tuple(_read(kind, part.strip()) for kind, part in zip(kinds, parts, strict=True))
-    if typing.get_origin(annotation) is typing.Literal:
-        return next(filter(lambda choice: str(choice) == text, typing.get_args(annotation)), text)
-    if annotation is type(None):
-        if text.lower() != "auto":
+    if origin is typing.Literal:
+        return next((choice for choice in inner if str(choice) == text), text)
+    words: dict[object, dict[str, object]] = {type(None): {"auto": None}, bool: {"true": True, "false": False}}
+    if annotation in words:
+        if text.lower() not in words[annotation]:
             raise ValueError(text)
-        return None
-    if annotation is bool:
-        return {"true": True, "false": False}[text.lower()] if text.lower() in ("true", "false") else _refuse(text)
+        return words[annotation][text.lower()]
     readers: dict[object, typing.Callable[[str], object]] = {int: argtypes.integer, float: argtypes.number, str: str}
     try:
         return readers[annotation](text)
     except argparse.ArgumentTypeError as error:
         raise ValueError(text) from error
-
-
-def _first_that_fits(members: tuple[object, ...], text: str) -> object:
-    for member in sorted(members, key=lambda member: member is not type(None)):
-        try:
-            return _read(member, text)
-        except ValueError:
-            continue
-    raise ValueError(text)
-
-
-def _refuse(text: str) -> object:
-    raise ValueError(text)

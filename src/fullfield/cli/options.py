@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 from fullfield._check import InputError
 from fullfield.io.names import EXR_COMPRESSIONS, TRANSFERS
 
-if TYPE_CHECKING:
-    import argparse
+
+def add_verb(verbs: Any, name: str, module: ModuleType) -> None:
+    """A verb by its module: ``HELP``, ``DESCRIPTION``, ``EPILOG`` (its examples) where there are some,
+    ``add_options(parser)``, and ``run(args) -> int`` unless the options are those of verbs below it, which have it."""
+    epilog = getattr(module, "EPILOG", None)
+    parser = verbs.add_parser(name, help=module.HELP, description=module.DESCRIPTION, epilog=epilog)
+    parser.set_defaults(run=getattr(module, "run", None))
+    module.add_options(parser)
 
 
 def add_reading_options(parser: argparse.ArgumentParser) -> None:
@@ -26,28 +34,25 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--layer", metavar="NAME", help="EXR layer: NAME.R, NAME.G, NAME.B [R, G, B]")
 
 
-_READING = {
+READING_WORDS = {
     "transfer": "--input-transfer",
     "alpha": "--alpha",
     "window": "--window",
     "part": "--part",
     "layer": "--layer",
 }
+"""Arguments of ``read_frame`` in the user's words, for :func:`fullfield.cli.errors.naming`."""
 
 
 def reading_arguments(args: argparse.Namespace) -> dict[str, Any]:
     """The arguments of ``read_frame`` that were given."""
-    values = {name: getattr(args, option[2:].replace("-", "_")) for name, option in _READING.items()}
+    values = {name: getattr(args, option[2:].replace("-", "_")) for name, option in READING_WORDS.items()}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def unused_reading_options(args: argparse.Namespace) -> list[str]:
     """The reading options that were given, for a command that reads no frame."""
-    return [_READING[name] for name in reading_arguments(args)]
-
-
-READING_WORDS = {"transfer": "--input-transfer", "part": "--part", "layer": "--layer"}
-"""Arguments of ``read_frame`` in the user's words, for :func:`fullfield.cli.errors.naming`."""
+    return [READING_WORDS[name] for name in reading_arguments(args)]
 
 
 def add_flow_choice(group: Any, prefix: str, what: str) -> None:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import itertools
 import os
 import tempfile
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fullfield._check import InputError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
 
 
 def check_input(path: str, what: str) -> None:

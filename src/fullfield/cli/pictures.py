@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fullfield._check import InputError
 from fullfield.cli.argtypes import positive
+from fullfield.io.names import is_exr
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -107,7 +108,7 @@ class Scene:
 
     def light(self, kind: str, path: str) -> Tensor:
         """:meth:`draw`; of kind ``warped`` into an EXR the frame's own floats, highlights and all."""
-        return self._pulled_back()[0] if kind == "warped" and path.lower().endswith(".exr") else self.draw(kind)
+        return self._pulled_back()[0] if kind == "warped" and is_exr(path) else self.draw(kind)
 
     def _warped(self) -> Tensor:
         from fullfield.viz import frame_to_image

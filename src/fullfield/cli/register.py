@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fullfield._check import InputError
 from fullfield.cli import argtypes, methods, paths, report
@@ -26,6 +26,8 @@ NOT_REGISTERED = 3
 _ERROR_VOXELS = 2.0  # top of the picture's scale
 _SEARCHED, _SAMPLED = 8.0, 20_000  # times the top, points: within which, and of how many, the median is measured
 
+HELP = "find the pose that brings one point cloud onto another"
+DESCRIPTION = "Find the rigid transform that brings the cloud SRC onto the cloud DST, from any pose."
 EPILOG = """\
 examples:
   fullfield register scan_02.ply scan_01.ply -o aligned.ply --viz check.png
@@ -37,20 +39,12 @@ Exits with 3 when no pose can be accepted, and says why.
 """
 
 
-def add_parser(verbs: Any) -> argparse.ArgumentParser:
-    """Add ``fullfield register``."""
-    parser: argparse.ArgumentParser = verbs.add_parser(
-        "register",
-        help="find the pose that brings one point cloud onto another",
-        description="Find the rigid transform that brings the cloud SRC onto the cloud DST, from any pose.",
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of ``fullfield register``."""
     parser.add_argument("source", metavar="SRC", help=f"cloud to move: {' '.join(POINT_SUFFIXES)} (.bin: KITTI)")
     parser.add_argument("target", metavar="DST", help="cloud that stays")
     search = parser.add_argument_group("search")
-    search.add_argument(
-        "--voxel", type=argtypes.positive, metavar="X", help="edge of a voxel, in the clouds' units [auto]"
-    )
+    search.add_argument("--voxel", type=argtypes.positive, help="edge of a voxel, in the clouds' units [auto]")
     search.add_argument(
         "--init", metavar="POSE", help="start from this pose instead of searching: text or .npy, 4x4 or 3x4"
     )
@@ -62,21 +56,14 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         metavar="FILE",
         help="of a learned descriptor, as fullfield train descriptor writes it [the one that comes with fullfield]",
     )
-    search.add_argument(
-        "--seed", type=argtypes.natural, default=0, metavar="N", help="of the random draws [%(default)s]"
-    )
-    search.add_argument(
-        "--iterations", type=argtypes.count, default=50_000, metavar="N", help="of RANSAC [%(default)s]"
-    )
-    search.add_argument("--threads", type=argtypes.threads, metavar="N", help="CPU threads [all]")
+    search.add_argument("--seed", type=argtypes.natural, default=0, help="of the random draws")
+    search.add_argument("--iterations", type=argtypes.count, default=50_000, help="of RANSAC")
+    search.add_argument("--threads", type=argtypes.threads, help="CPU threads [all]")
     output = parser.add_argument_group("output")
     output.add_argument("-o", "--output", metavar="FILE", help=f"write SRC, moved: {' '.join(POINT_WRITE_SUFFIXES)}")
     output.add_argument("--viz", metavar="FILE", help="write a picture, before and after, coloured by alignment error")
-    output.add_argument(
-        "--max-error", type=argtypes.positive, metavar="X", help="error at the end of its scale [2 voxels]"
-    )
+    output.add_argument("--max-error", type=argtypes.positive, help="error at the end of its scale [2 voxels]")
     report.add_report_options(output, progress=True)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -180,41 +167,37 @@ def _advice(args: argparse.Namespace, found: Registration) -> str:
 
 
 def _report(args: argparse.Namespace, found: Registration, points: list[int], seconds: dict[str, float]) -> None:
-    if args.json:
-        written = found.success
-        report.print_run(
-            {
-                "source": args.source,
-                "target": args.target,
-                "points": points,
-                "success": found.success,
-                "reason": found.reason,
-                "untried": list(found.untried),
-                "transform": None if found.transform is None else found.transform.tolist(),
-                "confidence": found.confidence,
-                "matches": found.matches,
-                "inliers": found.inliers,
-                "fitness": found.fitness,
-                "rmse": found.rmse,
-                "voxel": found.voxel,
-                "seed": args.seed,
-                "init": args.init,
-                "descriptor": "fpfh" if args.weights is None and args.descriptor != "learned" else "learned",
-                "weights": args.weights,
-                "output": args.output if written else None,
-                "picture": args.viz if written else None,
-                "seconds": seconds,
-            }
-        )
-        return
-    if found.transform is None:
+    if found.transform is None and not args.json:
         unwritten = [Path(path).name for path in (args.output, args.viz) if path is not None]
         nothing = f"; {' and '.join(unwritten)} not written" if unwritten else ""
         report.note(f"not registered: {found.reason}{nothing}{_advice(args, found)}", kind="register")
         return
-    for row in found.transform:
-        print(" ".join(f"{value:>17.10g}" for value in row))
-    print(
+    pose = None if found.transform is None else found.transform.tolist()
+    facts = {
+        "source": args.source,
+        "target": args.target,
+        "points": points,
+        "success": found.success,
+        "reason": found.reason,
+        "untried": list(found.untried),
+        "transform": pose,
+        "confidence": found.confidence,
+        "matches": found.matches,
+        "inliers": found.inliers,
+        "fitness": found.fitness,
+        "rmse": found.rmse,
+        "voxel": found.voxel,
+        "seed": args.seed,
+        "init": args.init,
+        "descriptor": "fpfh" if args.weights is None and args.descriptor != "learned" else "learned",
+        "weights": args.weights,
+        "output": args.output if found.success else None,
+        "picture": args.viz if found.success else None,
+        "seconds": seconds,
+    }
+    lines = [" ".join(f"{value:>17.10g}" for value in row) for row in pose or ()]
+    lines.append(
         f"confidence {found.confidence:.3f}, {found.inliers} of {found.matches} matches agree, "
         f"{found.fitness:.1%} of the source touches the target within {found.voxel:.4g}, RMSE {found.rmse:.4g}"
     )
+    report.tell(args, facts, "\n".join(lines), memory=True)

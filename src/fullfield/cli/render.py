@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, report
@@ -12,6 +11,11 @@ from fullfield.cli.progress import Progress
 
 OWN_SCENE = "own"
 
+HELP = "render frames with true flow, by Blender"
+DESCRIPTION = (
+    "Render a shot with Blender: frames, and flow with four true values for each pixel, with masks of "
+    "what is unknown and what is occluded. Motion blur, volumes, lens flares and compositing are switched off."
+)
 EPILOG = """\
 examples:
   fullfield render own -o scene/demo --frames 1 4 --width 960 --samples 64
@@ -23,15 +27,8 @@ A render that was stopped goes on where it was. The folder that holds the shots 
 """
 
 
-def add_parser(verbs: Any) -> argparse.ArgumentParser:
-    """Add ``fullfield render``."""
-    parser: argparse.ArgumentParser = verbs.add_parser(
-        "render",
-        help="render frames with true flow, by Blender",
-        description="Render a shot with Blender: frames, and flow with four true values for each pixel, with masks of "
-        "what is unknown and what is occluded. Motion blur, volumes, lens flares and compositing are switched off.",
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of ``fullfield render``."""
     parser.add_argument("scene", metavar="SCENE", help=f"a .blend file, or {OWN_SCENE}: fullfield's own scene")
     parser.add_argument("-o", "--output", metavar="SHOT", required=True, help="folder of the shot")
     parser.add_argument(
@@ -41,17 +38,14 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         metavar=("FIRST", "LAST"),
         help="both rendered, the last without truth [1 4 of the own scene; those of Charge-8K for its three shots]",
     )
-    parser.add_argument("--width", type=argtypes.count, default=8192, metavar="PX", help="of the frames [%(default)s]")
-    parser.add_argument(
-        "--samples", type=argtypes.count, default=1024, metavar="N", help="rays for each pixel [%(default)s]"
-    )
-    parser.add_argument("--seed", type=argtypes.integer, metavar="N", help="of the own scene [0]")
+    parser.add_argument("--width", type=argtypes.count, default=8192, metavar="PX", help="of the frames")
+    parser.add_argument("--samples", type=argtypes.count, default=1024, help="rays for each pixel")
+    parser.add_argument("--seed", type=argtypes.integer, help="of the own scene [0]")
     blender = parser.add_argument_group("Blender (4.2 or newer; it runs in a process of its own)")
     blender.add_argument("--blender", metavar="FILE", help="Blender itself [blender]")
     blender.add_argument("--python", metavar="FILE", help="instead: the Python of an environment with bpy")
     blender.add_argument("--gpu", action="store_true", help="let Cycles use the GPU of Blender's preferences")
     report.add_report_options(parser, progress=True)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -78,18 +72,10 @@ def run(args: argparse.Namespace) -> int:
         flows = render_shot(shot, target, Blender(args.blender or "blender", args.python), progress=progress)
     watch.lap("render")
     seconds = watch.seconds()
-    if args.json:
-        report.print_facts(
-            {
-                "output": str(target),
-                "frames": [first, last],
-                "flow": [str(path) for path in flows],
-                "seconds": seconds,
-            }
-        )
-    else:
-        told = f"frames {first} to {last}, {len(flows)} with true flow, {seconds['render']:.1f} s"
-        print(f"{report.printable(target)}: {told}")
+    files = [str(path) for path in flows]
+    facts = {"output": str(target), "frames": [first, last], "flow": files, "seconds": seconds}
+    told = f"frames {first} to {last}, {len(flows)} with true flow, {seconds['render']:.1f} s"
+    report.tell(args, facts, f"{report.printable(target)}: {told}")
     return 0
 
 

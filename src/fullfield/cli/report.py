@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import math
@@ -9,14 +10,12 @@ import platform
 import sys
 import time
 import unicodedata
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fullfield import __version__
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 _DIRECTIONS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")  # they change the order of what follows
 
@@ -49,14 +48,13 @@ def print_json(report: Mapping[str, object]) -> None:
     print(json.dumps(_plain(report), indent=2, allow_nan=False))
 
 
-def print_facts(report: Mapping[str, object]) -> None:
-    """:func:`print_json`, with the versions of what made it."""
-    print_json({**report, "versions": versions()})
-
-
-def print_run(report: Mapping[str, object]) -> None:
-    """:func:`print_facts` of a run, with the memory that it took."""
-    print_facts({**report, "peak_memory_bytes": peak_memory_bytes()})
+def tell(args: argparse.Namespace, report: Mapping[str, object], text: str, *, memory: bool = False) -> None:
+    """The end of a verb: with ``--json`` its facts and versions, and the ``memory`` it took, else a person's text."""
+    if args.json:
+        taken = {"peak_memory_bytes": peak_memory_bytes()} if memory else {}
+        print_json({**report, **taken, "versions": versions()})
+    else:
+        print(text)
 
 
 def _plain(value: object) -> object:

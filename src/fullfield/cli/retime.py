@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import argparse
 from fractions import Fraction
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fullfield._check import InputError
 from fullfield.cli import argtypes, report, vectors
-from fullfield.cli.progress import Progress
-from fullfield.sequences.names import choose, find_frames
+from fullfield.sequences.names import choose
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from torch import Tensor
-
     from fullfield.io.raw import Raw
-    from fullfield.sequences.changes import Small
 
+HELP = "make a shot slower or faster, with frames in between by stored flow"
+DESCRIPTION = (
+    "Output frames count on from the first one; between two plates they are made from both, along "
+    "forward and backward flow, and what only one of the two shows is taken from it alone."
+)
 EPILOG = """\
 examples:
   fullfield flow 'plate.%04d.exr' --direction both -o 'mv.%04d.exr' --device cuda
@@ -28,28 +30,18 @@ examples:
 _MOST = 1_000_000
 
 
-def add_parser(verbs: Any) -> argparse.ArgumentParser:
-    """Add ``fullfield retime``."""
-    parser: argparse.ArgumentParser = verbs.add_parser(
-        "retime",
-        help="make a shot slower or faster, with frames in between by stored flow",
-        description="Output frames count on from the first one; between two plates they are made from both, along "
-        "forward and backward flow, and what only one of the two shows is taken from it alone.",
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of ``fullfield retime``."""
     parser.add_argument("plates", metavar="PLATES", help="a shot: plate.%%04d.exr, a folder, a glob")
     parser.add_argument(
         "--factor", type=argtypes.positive, metavar="F", required=True, help="2: half the speed; 0.5: twice the speed"
     )
     vectors.add_options(parser)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Check, make, write, report."""
-    shot = find_frames(args.plates)
-    if shot.video is not None:
-        raise InputError(f"{args.plates}: is a video; write its frames as files first")
+    shot = vectors.find_shot(args.plates)
     sources = choose(shot, args.frames)
     flow = vectors.Vectors(args.flow)
     factor = Fraction(args.factor).limit_denominator(10_000)
@@ -62,21 +54,9 @@ def run(args: argparse.Namespace) -> int:
     made = {"plates": Path(args.plates).name, "flow": Path(args.flow).name, "factor": str(factor), "first": first}
     name, left = vectors.check_output(args, numbers, [str(path) for path in shot.files.values()], made)
 
-    from fullfield.io.raw import write_raw
-
     reader = _Reader(shot.path, flow)
-    problems: list[str] = []
-    written: list[int] = []
-    with Progress("retime", quiet=args.quiet) as progress:
-        for count, number in enumerate(left):
-            progress(count / len(left), f"frame {number}")
-            time = first + Fraction(number - first) / factor
-            try:
-                write_raw(name(number), reader.at(time))
-                written.append(number)
-            except (InputError, OSError) as error:
-                if str(error) not in problems:
-                    problems.append(str(error))
+    pictures = ((number, partial(reader.at, first + Fraction(number - first) / factor)) for number in left)
+    written, problems = vectors.write_all(args, "retime", left, pictures, name)
     if not args.quiet:
         for a, b in reader.cuts:
             report.note(f"the shot changes between the frames {a} and {b}; nothing is made from both")
@@ -88,11 +68,15 @@ class _Reader:
     """Plates and flows by time; what the last picture needed is kept."""
 
     def __init__(self, path: Callable[[int], str], flow: vectors.Vectors) -> None:
+        from fullfield.io import read_frame
+        from fullfield.io.raw import read_raw
+        from fullfield.sequences.changes import small
+
+        fields = {name: flow.field(name) for name in ("forward", "backward")}
         self._path = path
-        self._fields = {name: flow.field(name) for name in ("forward", "backward")}
-        self._plates: dict[int, Raw] = {}
-        self._flows: dict[tuple[str, int], Tensor] = {}
-        self._small: dict[int, Small] = {}
+        self._plate = lru_cache(maxsize=2)(lambda number: read_raw(path(number)))
+        self._flow = lru_cache(maxsize=2)(lambda direction, number: fields[direction](number))
+        self._small = lru_cache(maxsize=2)(lambda number: small(read_frame(path(number))))
         self._checked: dict[tuple[int, int], bool] = {}
         self.cuts: list[tuple[int, int]] = []
         """Pairs of frames across which the shot changes."""
@@ -119,33 +103,13 @@ class _Reader:
 
     def _is_cut(self, number: int) -> bool:
         """Whether the shot changes behind that frame, as ``fullfield flow`` tells it: by what a display shows."""
-        from fullfield.io import read_frame
-        from fullfield.sequences.changes import is_cut, small
+        from fullfield.sequences.changes import is_cut
 
         pair = (number, number + 1)
         if pair not in self._checked:
-            self._small = {n: picture for n, picture in self._small.items() if n >= number}
             try:
-                for one in pair:
-                    if one not in self._small:
-                        self._small[one] = small(read_frame(self._path(one)))
-                self._checked[pair] = is_cut(self._small[number], self._small[number + 1])
+                self._checked[pair] = is_cut(self._small(number), self._small(number + 1))
             except InputError:  # nothing that a display shows: depth, masks
                 self._checked[pair] = False
             self.cuts += [pair] if self._checked[pair] else []
         return self._checked[pair]
-
-    def _plate(self, number: int) -> Raw:
-        from fullfield.io.raw import read_raw
-
-        if number not in self._plates:
-            self._plates = {n: plate for n, plate in self._plates.items() if n >= number - 1}
-            self._plates[number] = read_raw(self._path(number))
-        return self._plates[number]
-
-    def _flow(self, direction: str, number: int) -> Tensor:
-        key = (direction, number)
-        if key not in self._flows:
-            self._flows = {k: flow for k, flow in self._flows.items() if k[1] >= number - 1}
-            self._flows[key] = self._fields[direction](number)
-        return self._flows[key]

@@ -11,13 +11,15 @@ from fullfield._check import InputError
 from fullfield.cli import paths, report
 from fullfield.cli.argtypes import positive
 from fullfield.cli.errors import naming, size
+from fullfield.cli.frames import FOUR_VALUES, add_four_values, read_truth, truth_values
 from fullfield.cli.options import add_flow_choice, flow_choice
-from fullfield.cli.truth import FOUR_VALUES, add_four_values, read_truth, truth_values
 from fullfield.io.names import FLOW_SUFFIXES, IMAGE_WRITE_SUFFIXES
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+HELP = "compare flow with the truth"
+DESCRIPTION = "Compare a flow with the truth: two files, or two folders whose files match by name."
 EPILOG = """\
 examples:
   fullfield score flow.flo truth.flo
@@ -56,14 +58,8 @@ class Pair(NamedTuple):
     invalid: str | None
 
 
-def add_parser(verbs: Any) -> argparse.ArgumentParser:
-    """Add ``fullfield score``."""
-    parser: argparse.ArgumentParser = verbs.add_parser(
-        "score",
-        help="compare flow with the truth",
-        description="Compare a flow with the truth: two files, or two folders whose files match by name.",
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of ``fullfield score``."""
     parser.add_argument("pred", metavar="PRED", help="estimated flow, or a folder of them")
     parser.add_argument("truth", metavar="TRUTH", help="true flow, or a folder of them")
     for prefix in ("pred", "truth"):
@@ -76,9 +72,7 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
         "--skip-missing", action="store_true", help="leave out pixels without a prediction instead of refusing them"
     )
     scoring = parser.add_argument_group("scoring")
-    scoring.add_argument(
-        "--truth-scale", type=positive, default=1.0, metavar="X", help="multiply the true vectors by X [1]"
-    )
+    scoring.add_argument("--truth-scale", type=positive, default=1.0, help="multiply the true vectors by X [1]")
     add_four_values(scoring)
     scoring.add_argument(
         "--averaging", choices=("pooled", "per_image"), help="folders: mean over all pixels, or over images [pooled]"
@@ -88,7 +82,6 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     output.add_argument("--error-map", metavar="FILE", help="write a picture of the end-point error (two files only)")
     output.add_argument("--max-error", type=positive, metavar="PX", help="error at the end of its scale")
     report.add_report_options(output)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -116,20 +109,16 @@ def run(args: argparse.Namespace) -> int:
     values = metrics.compute()
     if not values["pixels"]:
         report.note("no pixel is scored: the truth is unknown everywhere, or the masks leave nothing", kind="warning")
-    if args.json:
-        report.print_facts(
-            {
-                "pred": args.pred,
-                "truth": args.truth,
-                "averaging": metrics.averaging,
-                **values,
-                "missing": missing,
-                "truth_values": values_each,
-                "classes": metrics.breakdown(),
-            }
-        )
-    else:
-        print_table(values, metrics.averaging, missing)
+    facts = {
+        "pred": args.pred,
+        "truth": args.truth,
+        "averaging": metrics.averaging,
+        **values,
+        "missing": missing,
+        "truth_values": values_each,
+        "classes": metrics.breakdown(),
+    }
+    report.tell(args, facts, "\n".join(table(values, metrics.averaging, missing)))
     return gate(values["epe"], args.max_epe)
 
 
@@ -205,8 +194,8 @@ def _load(pair: Pair, args: argparse.Namespace) -> tuple[Tensor, Tensor, Tensor,
 
     choice: dict[str, Any] = flow_choice(args, "pred")
     pred, predicted = read_flow(pair.pred, **choice)
-    of_truth = flow_choice(args, "truth")
-    truth, known = read_truth(pair.truth, pred, pair.pred, scale=args.truth_scale, four=args.four_values, **of_truth)
+    choice = {"scale": args.truth_scale, "four": args.four_values, **flow_choice(args, "truth")}
+    truth, known = read_truth(pair.truth, pred, pair.pred, **choice)
     for option, path, wanted in (("--valid", pair.valid, True), ("--invalid", pair.invalid, False)):
         if path is not None:
             known = known & (_read_mask(option, path, pred) == wanted)
@@ -237,15 +226,17 @@ def _write_error_map(args: argparse.Namespace, pred: Tensor, truth: Tensor, vali
     write_image(args.error_map, error_map(pred, truth, valid, max_error=args.max_error))
 
 
-def print_table(values: dict[str, float], averaging: str, missing: int = 0) -> None:
-    """Print the metrics that are over any pixels, for a person."""
-    for key, meaning, unit in _LINES:
-        if not math.isnan(values[key]):
-            print(f"{key:<14}{values[key]:>10.4f} {unit:<8} {meaning}")
+def table(values: dict[str, float], averaging: str, missing: int = 0) -> list[str]:
+    """The metrics that are over any pixels, for a person."""
+    lines = [
+        f"{key:<14}{values[key]:>10.4f} {unit:<8} {meaning}"
+        for key, meaning, unit in _LINES
+        if not math.isnan(values[key])
+    ]
     images = int(values["images"])
     over = f", {images} images, averaging {averaging}" if images > 1 else ""
     left_out = f", {missing} without prediction left out" if missing else ""
-    print(f"{int(values['pixels'])} pixels scored{over}{left_out}")
+    return [*lines, f"{int(values['pixels'])} pixels scored{over}{left_out}"]
 
 
 def gate(epe: float, limit: float | None, kind: str = "score") -> int:

@@ -27,26 +27,8 @@ if TYPE_CHECKING:
 
 _WAYS = ("forward", "backward", "both")
 # Of the verb's options, those about one pair.
-_REFUSED = {
-    "previous": "--previous",
-    "viz": "--viz",
-    "viz_kind": "--viz-kind",
-    "max_motion": "--max-motion",
-    "initial_flow": "--initial-flow",
-    "initial_layer": "--initial-layer",
-    "initial_part": "--initial-part",
-}
-_OWN = {
-    "frames": "--frames",
-    "direction": "--direction",
-    "step": "--step",
-    "warm_start": "--warm-start",
-    "y_axis": "--y-axis",
-    "overwrite": "--overwrite",
-    "devices": "--devices",
-    "ray": "--ray",
-    "farm": "--farm",
-}
+_REFUSED = ("previous", "viz", "viz_kind", "max_motion", "initial_flow", "initial_layer", "initial_part")
+_OWN = ("frames", "direction", "step", "warm_start", "y_axis", "overwrite", "devices", "ray", "farm")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -67,16 +49,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--farm", choices=("openjd",), help="progress on stdout as a render farm reads it")
 
 
-def is_asked(args: argparse.Namespace) -> bool:
-    """Whether the command line is about a whole shot."""
-    return args.frame2 is None
-
-
 def check_absent(args: argparse.Namespace) -> None:
     """The options of a shot mean nothing for a pair."""
-    for name, option in _OWN.items():
+    _refuse(args, _OWN, "is for a whole shot (one pattern, folder or video in place of A and B)")
+
+
+def _refuse(args: argparse.Namespace, names: Sequence[str], why: str) -> None:
+    for name in names:
         if getattr(args, name):
-            raise InputError(f"{option}: is for a whole shot (one pattern, folder or video in place of A and B)")
+            raise InputError(f"--{name.replace('_', '-')}: {why}")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -124,9 +105,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> tuple[Found, Any]:
-    for name, option in _REFUSED.items():
-        if getattr(args, name):
-            raise InputError(f"{option}: is for one pair of frames; leave it out")
+    _refuse(args, _REFUSED, "is for one pair of frames; leave it out")
     if not is_sequence(args.frame1) and Path(args.frame1).is_file():
         raise InputError(f"{args.frame1}: is one frame; give the second one, or a sequence such as plate.%04d.exr")
     found = find_frames(args.frame1)
@@ -225,9 +204,8 @@ def _on_cluster(
 ) -> Outcome:
     from fullfield.sequences.cluster import run_on_cluster
 
-    absolute = {"pattern": str(Path(work.output.pattern).absolute())}
-    if work.output.st_map is not None:
-        absolute["st_map"] = str(Path(work.output.st_map).absolute())
+    patterns = {"pattern": work.output.pattern, "st_map": work.output.st_map}
+    absolute: dict[str, Any] = {name: text and str(Path(text).absolute()) for name, text in patterns.items()}
     whole = replace(work, source=str(Path(work.source).absolute()), output=replace(work.output, **absolute))
     with contextlib.redirect_stdout(sys.stderr):  # where Ray's own words belong
         return run_on_cluster(whole, left, args.ray, every=numbers, tell=tell)
@@ -282,39 +260,30 @@ def _report(
         report.note(f"stopped: {outcome.stopped}; run the same command again to go on", kind="error")
     unmade = sorted(set(left) - set(outcome.written))
     refined = work.setting.refine or chosen.estimator.parameters.get("refinement") is not None
-    if args.json:
-        report.print_run(
-            {
-                "output": args.output,
-                "frames": format_frames(numbers),
-                "written": format_frames(outcome.written),
-                "there_before": len(numbers) - len(left),
-                "not_made": format_frames(unmade),
-                "incomplete": format_frames(outcome.incomplete),
-                "problems": [{"path": problem.path, "reason": problem.reason} for problem in outcome.problems],
-                "stopped": outcome.stopped,
-                "cuts": [list(pair) for pair in outcome.cuts],
-                "held": [list(pair) for pair in outcome.held],
-                "direction": work.setting.direction,
-                "step": work.setting.step,
-                "method": chosen.estimator.method,
-                "asked_method": chosen.method,
-                "refined": refined,
-                "preset": chosen.preset,
-                "parameters": dict(chosen.estimator.parameters),
-                "backend": chosen.estimator.backend,
-                "devices": list(devices),
-                "seconds": {"estimate": outcome.busy_s, "total": outcome.wall_s},
-            }
-        )
-        return
-    lost = f", {len(unmade)} not made ({format_frames(unmade)})" if unmade else ""
-    part = (
-        f", {len(outcome.incomplete)} lack a direction ({format_frames(outcome.incomplete)})"
-        if outcome.incomplete
-        else ""
-    )
-    print(
-        f"{args.output}: {len(outcome.written)} frames written, {len(numbers) - len(left)} there before{lost}{part}, "
-        f"{chosen.title}{', refined' if refined else ''}, {outcome.wall_s:.1f} s"
-    )
+    facts = {
+        "output": args.output,
+        "frames": format_frames(numbers),
+        "written": format_frames(outcome.written),
+        "there_before": len(numbers) - len(left),
+        "not_made": format_frames(unmade),
+        "incomplete": format_frames(outcome.incomplete),
+        "problems": [problem._asdict() for problem in outcome.problems],
+        "stopped": outcome.stopped,
+        "cuts": outcome.cuts,
+        "held": outcome.held,
+        "direction": work.setting.direction,
+        "step": work.setting.step,
+        "method": chosen.estimator.method,
+        "asked_method": chosen.method,
+        "refined": refined,
+        "preset": chosen.preset,
+        "parameters": dict(chosen.estimator.parameters),
+        "backend": chosen.estimator.backend,
+        "devices": list(devices),
+        "seconds": {"estimate": outcome.busy_s, "total": outcome.wall_s},
+    }
+    told = f"{len(outcome.written)} frames written, {len(numbers) - len(left)} there before"
+    for frames, what in ((unmade, "not made"), (outcome.incomplete, "lack a direction")):
+        told += f", {len(frames)} {what} ({format_frames(frames)})" if frames else ""
+    told += f", {chosen.title}{', refined' if refined else ''}, {outcome.wall_s:.1f} s"
+    report.tell(args, facts, f"{args.output}: {told}", memory=True)

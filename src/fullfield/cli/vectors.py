@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fullfield._check import InputError
 from fullfield.cli import paths, report
-from fullfield.io.names import FLOW_SUFFIXES
-from fullfield.sequences.names import Pattern, find_frames, is_pattern
+from fullfield.cli.progress import Progress
+from fullfield.io.names import FLOW_SUFFIXES, is_exr
+from fullfield.sequences.names import Found, Pattern, find_frames, is_pattern
 from fullfield.sequences.ranges import format_frames
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from fullfield.io.raw import Raw
 
 SUFFIXES = (".exr", ".tif", ".tiff", ".png")
 
@@ -51,12 +54,12 @@ class Vectors:
             path = self._path(number)
             if number not in self.numbers:
                 raise InputError(f"{path}: no such file")
-            if path.lower().endswith(".exr"):
+            if is_exr(path):
                 gone = [read_note(path, note).split(",") for note in (ENDS_NOTE, INCOMPLETE_NOTE)]
                 if direction in gone[0] + gone[1]:
                     raise InputError(f"{path}: has no {direction} vectors (the shot ends there, or a plate was bad)")
             if not hide:
-                layer: dict[str, Any] = {"layer": direction} if path.lower().endswith(".exr") else {}
+                layer: dict[str, Any] = {"layer": direction} if is_exr(path) else {}
                 flow, valid = read_flow(path, **layer)
                 return flow.masked_fill(~valid, float("nan"))
             parts = read_vectors(path)
@@ -100,14 +103,43 @@ def check_output(
     return pattern.path, left
 
 
+def find_shot(text: str) -> Found:
+    """The frames that a shot has as files."""
+    shot = find_frames(text)
+    if shot.video is not None:
+        raise InputError(f"{text}: is a video; write its frames as files first")
+    return shot
+
+
+def write_all(
+    args: argparse.Namespace,
+    verb: str,
+    left: Sequence[int],
+    pictures: Iterable[tuple[int, Callable[[], Raw]]],
+    name: Callable[[int], str],
+) -> tuple[list[int], list[str]]:
+    """Make and write the pictures of ``left``, in whatever order: which are written, and every problem once."""
+    from fullfield.io.raw import write_raw
+
+    written: list[int] = []
+    problems: list[str] = []
+    with Progress(verb, quiet=args.quiet) as progress:
+        for done, (number, picture) in enumerate(pictures):
+            progress(done / len(left), f"frame {number}")
+            try:
+                write_raw(name(number), picture())
+                written.append(number)
+            except (InputError, OSError) as error:
+                if str(error) not in problems:
+                    problems.append(str(error))
+    return sorted(written), problems
+
+
 def tell(args: argparse.Namespace, written: Sequence[int], problems: Sequence[str], **more: Any) -> int:
     """The end of either verb: problems, the report, the exit code."""
     for problem in problems:
         report.note(problem, kind="error")
-    if args.json:
-        facts = {"output": args.output, "written": format_frames(written), "problems": list(problems), **more}
-        report.print_facts({**facts})
-    else:
-        lost = f", {len(problems)} problems" if problems else ""
-        print(f"{args.output}: {len(written)} frames written{lost}")
+    facts = {"output": args.output, "written": format_frames(written), "problems": list(problems), **more}
+    lost = f", {len(problems)} problems" if problems else ""
+    report.tell(args, facts, f"{args.output}: {len(written)} frames written{lost}")
     return 2 if problems else 0

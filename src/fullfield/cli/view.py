@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, pictures, report
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from fullfield.sequences import Plates
     from fullfield.viz import Shown
 
+HELP = "make one HTML page of a shot's motion, to scrub and to question"
+DESCRIPTION = (
+    "One page with everything in it, for any browser, without network: flow over the frames, arrows, "
+    "occlusion, confidence, a wipe to the neighbour pulled onto the frame, the vector under the pointer."
+)
 EPILOG = """\
 examples:
   fullfield view 'mv.%04d.exr'
@@ -28,23 +33,15 @@ examples:
 """
 
 
-def add_parser(verbs: Any) -> argparse.ArgumentParser:
-    """Add ``fullfield view``."""
-    parser: argparse.ArgumentParser = verbs.add_parser(
-        "view",
-        help="make one HTML page of a shot's motion, to scrub and to question",
-        description="One page with everything in it, for any browser, without network: flow over the frames, arrows, "
-        "occlusion, confidence, a wipe to the neighbour pulled onto the frame, the vector under the pointer.",
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of ``fullfield view``."""
     parser.add_argument("flow", metavar="OUT", help="stored flow of a shot: mv.%%04d.exr")
     parser.add_argument("--plates", metavar="SHOT", help="the plates [those that the flow was made from]")
     parser.add_argument("--frames", metavar="RANGE", help="1001-1100, 1-10,20 [all that are there]")
     parser.add_argument("-o", "--output", metavar="PAGE", help="the page, .html [beside the flow]")
-    parser.add_argument("--width", type=argtypes.count, default=960, metavar="N", help="of the pictures, at most [960]")
+    parser.add_argument("--width", type=argtypes.count, default=960, help="of the pictures, at most [960]")
     pictures.add_max_motion(parser)
     report.add_report_options(parser, progress=True)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -76,18 +73,10 @@ def run(args: argparse.Namespace) -> int:
         temporary.write_text(text, "utf-8")
     for problem in problems:
         report.note(problem, kind="error")
-    if args.json:
-        report.print_facts(
-            {
-                "output": page,
-                "frames": format_frames(numbers),
-                "max_motion": scale,
-                "problems": problems,
-                "bytes": len(text),
-            }
-        )
-    else:
-        print(f"{page}: {len(numbers)} frames, {len(text) / 1e6:.1f} MB, full colour at {scale:.4g} px of motion")
+    frames = format_frames(numbers)
+    facts = {"output": page, "frames": frames, "max_motion": scale, "problems": problems, "bytes": len(text)}
+    told = f"{len(numbers)} frames, {len(text) / 1e6:.1f} MB, full colour at {scale:.4g} px of motion"
+    report.tell(args, facts, f"{page}: {told}")
     return 2 if problems else 0
 
 

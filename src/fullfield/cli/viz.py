@@ -9,6 +9,7 @@ from fullfield._check import InputError
 from fullfield.cli import paths, pictures, report
 from fullfield.cli.argtypes import positive
 from fullfield.cli.errors import naming, same_size
+from fullfield.cli.frames import FOUR_VALUES, add_four_values, read_truth, truth_values
 from fullfield.cli.options import (
     READING_WORDS,
     add_flow_choice,
@@ -17,14 +18,15 @@ from fullfield.cli.options import (
     flow_choice,
     unused_reading_options,
 )
-from fullfield.cli.truth import FOUR_VALUES, add_four_values, read_truth, truth_values
-from fullfield.io.names import FLOW_SUFFIXES, IMAGE_WRITE_SUFFIXES
+from fullfield.io.names import FLOW_SUFFIXES, IMAGE_WRITE_SUFFIXES, is_exr
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fullfield.io.windows import Box
 
+HELP = "draw a flow"
+DESCRIPTION = "Draw a flow in colours, over its frame, as a warped frame, as an error, or a sheet of all."
 EPILOG = """\
 examples:
   fullfield viz flow.flo -o flow.png --max-motion 20
@@ -36,19 +38,13 @@ KINDS = tuple(pictures.NEEDS)
 _OPTIONS = {"frame1": "--frame", "frame2": "--frame2", "truth": "--truth"}
 
 
-def add_parser(verbs: Any) -> argparse.ArgumentParser:
-    """Add ``fullfield viz``."""
-    parser: argparse.ArgumentParser = verbs.add_parser(
-        "viz",
-        help="draw a flow",
-        description="Draw a flow in colours, over its frame, as a warped frame, as an error, or a sheet of all.",
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of ``fullfield viz``."""
     parser.add_argument("flow", metavar="FLOW", help=f"flow: {' '.join(FLOW_SUFFIXES)} (.png: KITTI)")
     parser.add_argument(
         "-o", "--output", metavar="OUT", required=True, help=f"picture: {' '.join(IMAGE_WRITE_SUFFIXES)}"
     )
-    parser.add_argument("--kind", choices=KINDS, default="flow", help="what to draw [%(default)s]")
+    parser.add_argument("--kind", choices=KINDS, default="flow", help="what to draw")
     parser.add_argument("--frame", metavar="A", dest="frame1", help="first frame, for overlay and sheet")
     parser.add_argument("--frame2", metavar="B", help="second frame, for warped and sheet")
     parser.add_argument("--truth", metavar="FILE", help="true flow, for error and sheet")
@@ -59,7 +55,6 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     add_four_values(parser)
     add_reading_options(parser)
     report.add_report_options(parser)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     from fullfield.io import flow_window, read_flow, write_image
 
     choice: dict[str, Any] = flow_choice(args, "flow")
-    if args.window == "data" and args.flow.lower().endswith(".exr"):
+    if args.window == "data" and is_exr(args.flow):
         choice["window"] = flow_window(args.flow, **choice).data
     flow, valid = read_flow(args.flow, **choice)
     area = choice.get("window")
@@ -77,19 +72,15 @@ def run(args: argparse.Namespace) -> int:
     frame1, frame2 = _frames(args, flow, area)
     scene = pictures.Scene(flow, valid, frame1, frame2, truth, known, args.max_motion, args.max_error)
     write_image(args.output, scene.light(args.kind, args.output))
-    if args.json:
-        report.print_facts(
-            {
-                "output": args.output,
-                "flow": args.flow,
-                "kind": args.kind,
-                **scene.scales(args.kind),
-                "truth_values": None if truth is None else truth_values(truth),
-                "size": {"width": flow.shape[-1], "height": flow.shape[-2]},
-            }
-        )
-    else:
-        print(f"{report.printable(args.output)}: {scene.legend(args.kind)}")
+    facts = {
+        "output": args.output,
+        "flow": args.flow,
+        "kind": args.kind,
+        **scene.scales(args.kind),
+        "truth_values": None if truth is None else truth_values(truth),
+        "size": {"width": flow.shape[-1], "height": flow.shape[-2]},
+    }
+    report.tell(args, facts, f"{report.printable(args.output)}: {scene.legend(args.kind)}")
     return 0
 
 
@@ -110,7 +101,7 @@ def _check(args: argparse.Namespace) -> None:
     if args.four_values and args.truth is None:
         raise InputError("--four-values: describes --truth, which is absent")
     unused = unused_reading_options(args) if args.frame1 is None and args.frame2 is None else []
-    if args.flow.lower().endswith(".exr") and "--window" in unused:
+    if is_exr(args.flow) and "--window" in unused:
         unused.remove("--window")
     if unused:
         raise InputError(f"{unused[0]}: says how frames are read, and none is given; leave it out")
@@ -122,7 +113,7 @@ def _truth(args: argparse.Namespace, flow: Tensor, area: Box | None) -> tuple[Te
     if args.truth is None:
         return None, None
     choice: dict[str, Any] = flow_choice(args, "truth")
-    if area is not None and args.truth.lower().endswith(".exr"):
+    if area is not None and is_exr(args.truth):
         choice["window"] = area
     truth, known = read_truth(args.truth, flow, args.flow, four=args.four_values, **choice)
     if truth_values(truth) == 4 and not args.four_values:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, vectors
-from fullfield.cli.progress import Progress
+from fullfield.cli.errors import size
 from fullfield.sequences.names import choose, find_frames, is_sequence
 
 if TYPE_CHECKING:
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
 
     from fullfield.io.raw import Raw
 
+HELP = "pull a plate, a matte or a paint-over along by stored flow"
+DESCRIPTION = (
+    "With --reference: a picture made on that frame, pulled onto every frame by the flow on the way. "
+    "Without: each frame's neighbour pulled onto it. All channels, in float; 0 where nothing is known."
+)
 EPILOG = """\
 examples:
   fullfield warp paint.1001.exr --reference 1001 --flow 'mv.%04d.exr' --frames 1001-1040 -o 'paint_on.%04d.exr'
@@ -25,15 +31,8 @@ examples:
 """
 
 
-def add_parser(verbs: Any) -> argparse.ArgumentParser:
-    """Add ``fullfield warp``."""
-    parser: argparse.ArgumentParser = verbs.add_parser(
-        "warp",
-        help="pull a plate, a matte or a paint-over along by stored flow",
-        description="With --reference: a picture made on that frame, pulled onto every frame by the flow on the way. "
-        "Without: each frame's neighbour pulled onto it. All channels, in float; 0 where nothing is known.",
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of ``fullfield warp``."""
     parser.add_argument("image", metavar="IMAGE", help="a picture, or a shot: plate.%%04d.exr, a folder, a glob")
     parser.add_argument("--reference", type=argtypes.integer, metavar="FRAME", help="the frame that IMAGE belongs to")
     parser.add_argument(
@@ -41,16 +40,13 @@ def add_parser(verbs: Any) -> argparse.ArgumentParser:
     )
     parser.add_argument("--hide-occluded", action="store_true", help="0 where the flow's occlusion layers say hidden")
     vectors.add_options(parser)
-    return parser
 
 
 def run(args: argparse.Namespace) -> int:
     """Check, pull, write, report."""
-    shot = find_frames(args.image) if is_sequence(args.image) else None
+    shot = vectors.find_shot(args.image) if is_sequence(args.image) else None
     if shot is None:
         paths.check_input(args.image, "IMAGE")
-    elif shot.video is not None:
-        raise InputError(f"{args.image}: is a video; write its frames as files first")
     if args.reference is not None and args.direction is not None:
         raise InputError("--direction: is for neighbours, without --reference; leave it out")
     flow = vectors.Vectors(args.flow)
@@ -67,25 +63,10 @@ def run(args: argparse.Namespace) -> int:
     }
     name, left = vectors.check_output(args, numbers, plates, made)
 
-    from fullfield.io.raw import read_raw, write_raw
-
-    problems: list[str] = []
-    written: list[int] = []
-    with Progress("warp", quiet=args.quiet) as progress:
-        for number, path, field in _fields(args, flow, left, shot) if left else ():
-            progress(len(written) / len(left), f"frame {number}")
-            try:
-                if isinstance(field, InputError):
-                    raise InputError(f"frame {number}: {field}")
-                raw = read_raw(path)
-                write_raw(name(number), _pulled(raw, field, path, args.flow))
-                written.append(number)
-            except (InputError, OSError) as error:
-                if str(error) not in problems:
-                    problems.append(str(error))
-    return vectors.tell(
-        args, sorted(written), problems, there_before=len(numbers) - len(left), reference=args.reference
-    )
+    fields = _fields(args, flow, left, shot) if left else ()
+    pictures = ((number, partial(_pulled, number, field, path, args.flow)) for number, path, field in fields)
+    written, problems = vectors.write_all(args, "warp", left, pictures, name)
+    return vectors.tell(args, written, problems, there_before=len(numbers) - len(left), reference=args.reference)
 
 
 def _numbers(args: argparse.Namespace, flow: vectors.Vectors) -> list[int]:
@@ -120,12 +101,15 @@ def _fields(
         yield number, path, total
 
 
-def _pulled(raw: Raw, field: Tensor | None, path: str, flow: str) -> Raw:
+def _pulled(number: int, field: Tensor | InputError | None, path: str, flow: str) -> Raw:
+    from fullfield.io.raw import read_raw
     from fullfield.sequences.motion import pull
 
+    if isinstance(field, InputError):
+        raise InputError(f"frame {number}: {field}")
+    raw = read_raw(path)
     if field is None:
         return raw
     if field.shape[-2:] != raw.pixels.shape[-2:]:
-        sizes = [f"{part.shape[-1]}x{part.shape[-2]}" for part in (raw.pixels, field)]
-        raise InputError(f"{path}: is {sizes[0]}, but the flow {flow} is {sizes[1]}")
+        raise InputError(f"{path}: is {size(raw.pixels)}, but the flow {flow} is {size(field)}")
     return raw._replace(pixels=pull(raw.pixels, field))

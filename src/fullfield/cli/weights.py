@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fullfield._check import InputError
 from fullfield.cli import report
@@ -14,6 +14,11 @@ from fullfield.cli.progress import Progress
 if TYPE_CHECKING:
     from fullfield.models import WeightsEntry
 
+HELP = "list, fetch or locate published weights of networks"
+DESCRIPTION = (
+    "The published weights of networks. Files lie in the folder 'weights' of fullfield's cache, where "
+    "they may also be put by hand."
+)
 EPILOG = """\
 examples:
   fullfield weights list
@@ -22,37 +27,21 @@ examples:
 """
 
 
-def add_parser(verbs: Any) -> argparse.ArgumentParser:
-    """Add ``fullfield weights`` and what can be done with them."""
-    parser: argparse.ArgumentParser = verbs.add_parser(
-        "weights",
-        help="list, fetch or locate published weights of networks",
-        description="The published weights of networks. Files lie in the folder 'weights' of fullfield's cache, where "
-        "they may also be put by hand.",
-        epilog=EPILOG,
-    )
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Those of ``fullfield weights``."""
     tasks = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
-    told = "names, methods and training of all published weights, and which of them are here"
-    listed = tasks.add_parser("list", help=told, description=told.capitalize() + ".")
-    report.add_report_options(listed)
-    listed.set_defaults(run_task=_list)
-    told = "download weights, check them and keep them in the cache"
-    fetched = tasks.add_parser("fetch", help=told, description=told.capitalize() + ".")
-    fetched.add_argument("names", nargs="+", metavar="NAME", help="entries of the list")
-    report.add_report_options(fetched, progress=True)
-    fetched.set_defaults(run_task=_fetch)
-    told = "print where the file of an entry is"
-    path = tasks.add_parser("path", help=told, description=told.capitalize() + ".")
-    path.add_argument("name", metavar="NAME", help="an entry of the list")
-    report.add_report_options(path)
-    path.set_defaults(run_task=_path)
-    return parser
-
-
-def run(args: argparse.Namespace) -> int:
-    """Do what was asked."""
-    code: int = args.run_task(args)
-    return code
+    for name, run, told in (
+        ("list", _list, "names, methods and training of all published weights, and which of them are here"),
+        ("fetch", _fetch, "download weights, check them and keep them in the cache"),
+        ("path", _path, "print where the file of an entry is"),
+    ):
+        task = tasks.add_parser(name, help=told, description=told.capitalize() + ".")
+        if name == "fetch":
+            task.add_argument("names", nargs="+", metavar="NAME", help="entries of the list")
+        elif name == "path":
+            task.add_argument("name", metavar="NAME", help="an entry of the list")
+        report.add_report_options(task, progress=name == "fetch")
+        task.set_defaults(run=run)
 
 
 def _list(args: argparse.Namespace) -> int:

@@ -28,16 +28,9 @@ class HD1K(FlowDataset):
     def __init__(self, root: str | os.PathLike[str]) -> None:
         frames = folder(Path(root), "hd1k_input", "image_2", what="HD1K's frames")
         truth = folder(Path(root), "hd1k_flow_gt", "flow_occ", what="HD1K's true flow")
-        records = [
-            Record(
-                first.stem,
-                first,
-                second,
-                truth / first.name,
-                sequence=first.stem.rsplit("_", 1)[0],
-                index=number(first),
-            )
-            for first, second in consecutive(files(frames, (".png",)))
-            if (truth / first.name).is_file()
-        ]
+        records = []
+        for first, second in consecutive(files(frames, (".png",))):
+            flow, sequence = truth / first.name, first.stem.rsplit("_", 1)[0]
+            if flow.is_file():
+                records.append(Record(first.stem, first, second, flow, sequence=sequence, index=number(first)))
         super().__init__("hd1k", root, records)

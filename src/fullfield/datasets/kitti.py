@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.datasets.base import FlowDataset
-from fullfield.datasets.layout import existing, files, folder, number
+from fullfield.datasets.layout import existing, files, folder, number, optional, within
 from fullfield.datasets.sample import Record
 
 
@@ -24,23 +24,14 @@ class _KITTI(FlowDataset):
         found = next((name for name in self.frame_folders if (base / split / name).is_dir()), self.frame_folders[0])
         frames = folder(base, split, found, what=f"KITTI {self.year}'s frames")
         truth = folder(base, split, "flow_occ", what="KITTI's true flow") if split == "training" else None
-        visible = base / split / "flow_noc"
+        visible = None if truth is None else optional(base, split, "flow_noc")
         records = []
         for first in files(frames, (".png",)):
             if not first.stem.endswith("_10"):
                 continue
             second = existing(frames / first.name.replace("_10.", "_11."), first)
-            records.append(
-                Record(
-                    first.stem,
-                    first,
-                    second,
-                    None if truth is None else existing(truth / first.name, first),
-                    occlusion=existing(visible / first.name, first) if truth is not None and visible.is_dir() else None,
-                    sequence=first.stem,
-                    index=number(first),
-                )
-            )
+            flow, seen = (within(place, first.name, first) for place in (truth, visible))
+            records.append(Record(first.stem, first, second, flow, seen, sequence=first.stem, index=number(first)))
         name = f"kitti-{self.year}"
         super().__init__(name if split == "training" else f"{name}-test", root, records)
 

@@ -49,9 +49,7 @@ class KITTIOdometry(ScanDataset):
     def __init__(self, root: str | os.PathLike[str], *, split: str = "test") -> None:
         _check.choice(split, "split", SEQUENCES)
         given = Path(root)
-        top = given if (given / "sequences").is_dir() else given / "dataset"
-        if not (top / "sequences").is_dir():
-            top = given
+        top = next((place for place in (given, given / "dataset") if (place / "sequences").is_dir()), given)
         layout.folder(top, "sequences", what="KITTI's odometry sequences")
         records = [record for number in SEQUENCES[split] for record in _sequence(top, f"{number:02d}")]
         super().__init__("kitti-odometry" + ("" if split == "test" else f"-{split}"), root, records)

@@ -46,9 +46,8 @@ class KubricNK(FlowDataset):
             for first, second in consecutive(frames):
                 count = first.stem.removeprefix("rgba_")
                 flow = existing(scene / f"forward_flow_{count}.png", first)
-                records.append(
-                    Record(f"{scene.name}/rgba_{count}", first, second, flow, sequence=scene.name, index=number(first))
-                )
+                name = f"{scene.name}/rgba_{count}"
+                records.append(Record(name, first, second, flow, sequence=scene.name, index=number(first)))
         super().__init__(f"kubric-{resolution}", root, records)
 
     def read_flow(self, path: Path) -> tuple[Tensor, Tensor]:

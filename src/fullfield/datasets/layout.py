@@ -51,11 +51,14 @@ def series(path: Path) -> str:
     return path.stem[: match.start()] if match else path.stem
 
 
-def consecutive(frames: list[Path]) -> Iterator[tuple[Path, Path]]:
-    """Each frame with the one of the same name whose number is one higher."""
-    for first, second in itertools.pairwise(frames):
-        if number(second) == number(first) + 1 and series(second) == series(first):
-            yield first, second
+def consecutive(frames: list[Path], *, backward: bool = False) -> list[tuple[Path, Path]]:
+    """Each frame with the one of the same name whose number is one higher; ``backward``: one lower, the last first."""
+    pairs = [
+        (first, second)
+        for first, second in itertools.pairwise(frames)
+        if number(second) == number(first) + 1 and series(second) == series(first)
+    ]
+    return [(second, first) for first, second in reversed(pairs)] if backward else pairs
 
 
 def nonempty(items: list[Path], where: Path, what: str) -> list[Path]:
@@ -89,3 +92,27 @@ def existing(path: Path, beside: Path) -> Path:
     if not path.is_file():
         raise InputError(f"{path}: does not exist, but {beside.name} asks for it")
     return path
+
+
+def optional(root: Path, *parts: str) -> Path | None:
+    """The folder ``root/parts``, where it is there."""
+    path = root.joinpath(*parts)
+    return path if path.is_dir() else None
+
+
+def within(root: Path | None, name: str, beside: Path) -> Path | None:
+    """:func:`existing` of a file in a folder; None where there is no such folder."""
+    return None if root is None else existing(root / name, beside)
+
+
+def named(root: Path, word: str, line: str) -> Path:
+    """The file that ``line`` of a list in ``root`` names."""
+    path = root / word
+    if not path.is_file():
+        raise InputError(f"{line} names {path}, which does not exist")
+    return path
+
+
+def plain(word: str) -> str:
+    """A file of a list as the name of a pair, which is a relative path."""
+    return Path(word).with_suffix("").as_posix().replace("..", "_").lstrip("/")

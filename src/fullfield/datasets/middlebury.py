@@ -49,15 +49,10 @@ class Middlebury(FlowDataset):
                 frames = frames / "other-data"
         else:
             truth = base
-        records = [
-            Record(
-                scene.name,
-                scene / "frame10.png",
-                existing(scene / "frame11.png", scene / "frame10.png"),
-                truth / scene.name / "flow10.flo",
-                sequence=scene.name,
-            )
-            for scene in subfolders(frames)
-            if (scene / "frame10.png").is_file() and (truth / scene.name / "flow10.flo").is_file()
-        ]
+        records = []
+        for scene in subfolders(frames):
+            first, flow = scene / "frame10.png", truth / scene.name / "flow10.flo"
+            if first.is_file() and flow.is_file():
+                second = existing(scene / "frame11.png", first)
+                records.append(Record(scene.name, first, second, flow, sequence=scene.name))
         super().__init__("middlebury", root, records)

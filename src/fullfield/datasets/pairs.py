@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fullfield._check import InputError
 from fullfield.datasets.base import FlowDataset
-from fullfield.datasets.layout import consecutive, files, folder, listed, number, series
+from fullfield.datasets.layout import consecutive, files, folder, listed, named, number, plain, series
 from fullfield.datasets.sample import Record
 from fullfield.io.names import FLOW_SUFFIXES, FRAME_SUFFIXES
 
@@ -61,17 +61,14 @@ def _listed(listing: Path) -> list[Record]:
     for line, words in listed(listing):
         if not 2 <= len(words) <= len(_COLUMNS):
             raise InputError(f"{line} should hold 2 to {len(_COLUMNS)} files, got {len(words)}")
-        paths = [None if word == "-" else listing.parent / word for word in words]
-        frame1, frame2 = paths[:2]
-        if frame1 is None or frame2 is None:
+        if "-" in words[:2]:
             raise InputError(f"{line} names no frame")
-        for path in paths:
-            if path is not None and not path.is_file():
-                raise InputError(f"{line} names {path}, which does not exist")
-        flow, occlusion, invalid = [*paths[2:], None, None, None][:3]
+        frame1, frame2 = (named(listing.parent, word, line) for word in words[:2])
+        paths = [None if word == "-" else named(listing.parent, word, line) for word in words[2:]]
+        flow, occlusion, invalid = [*paths, None, None, None][:3]
         if flow is None and (occlusion or invalid):
             raise InputError(f"{line} has a mask but no flow")
-        name = Path(words[0]).with_suffix("").as_posix().replace("..", "_").lstrip("/")
+        name = plain(words[0])
         records.append(Record(name, frame1, frame2, flow, occlusion, invalid, sequence=name))
     return records
 

@@ -7,7 +7,17 @@ from pathlib import Path
 
 from fullfield._check import InputError
 from fullfield.datasets.base import FlowDataset
-from fullfield.datasets.layout import consecutive, existing, files, folder, nonempty, number, subfolders
+from fullfield.datasets.layout import (
+    consecutive,
+    existing,
+    files,
+    folder,
+    nonempty,
+    number,
+    optional,
+    subfolders,
+    within,
+)
 from fullfield.datasets.sample import Record
 from fullfield.io.names import FRAME_SUFFIXES
 
@@ -44,27 +54,12 @@ class Rendered(FlowDataset):
         for shot in nonempty(subfolders(base), base, "a folder for each shot"):
             frames = folder(shot, "frames", what="rendered frames")
             flow = folder(shot, "flow", what="rendered flow")
+            hidden, unscored = optional(shot, "occlusions"), optional(shot, "invalid")
             for first, second in consecutive(files(frames, FRAME_SUFFIXES)):
                 count = first.stem.rsplit("_", 1)[-1]
-                masks = {
-                    kind: existing(path, first) if path.parent.is_dir() else None
-                    for kind, path in (
-                        ("occlusion", shot / "occlusions" / f"occlusion_{count}.png"),
-                        ("invalid", shot / "invalid" / f"invalid_{count}.png"),
-                    )
-                }
-                truth = existing(flow / f"flow_{count}.flo5", first)
-                records.append(
-                    Record(
-                        f"{shot.name}/frame_{count}",
-                        first,
-                        second,
-                        truth,
-                        **masks,
-                        sequence=shot.name,
-                        index=number(first),
-                    )
-                )
+                pair, truth = f"{shot.name}/frame_{count}", existing(flow / f"flow_{count}.flo5", first)
+                masks = within(hidden, f"occlusion_{count}.png", first), within(unscored, f"invalid_{count}.png", first)
+                records.append(Record(pair, first, second, truth, *masks, sequence=shot.name, index=number(first)))
         super().__init__(name, root, records)
 
 

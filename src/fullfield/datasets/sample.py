@@ -33,12 +33,11 @@ class FlowSample(NamedTuple):
     occluded: Tensor | None
 
     def __repr__(self) -> str:
-        held = (f"{field}={_shown(value)}" for field, value in zip(self._fields[1:], self[1:], strict=True))
+        held = [
+            f"{field}={None if value is None else _check.describe(value)}"
+            for field, value in zip(self._fields[1:], self[1:], strict=True)
+        ]
         return f"FlowSample({self.name!r}, {', '.join(held)})"
-
-
-def _shown(value: object) -> str:
-    return "None" if value is None else _check.describe(value)
 
 
 def _batched(samples: Sequence[FlowSample], **options: Any) -> FlowSample:

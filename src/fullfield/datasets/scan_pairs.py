@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from fullfield._check import InputError
-from fullfield.datasets.layout import folder, listed
+from fullfield.datasets.layout import folder, listed, named, plain
 from fullfield.datasets.pairs import LIST
 from fullfield.datasets.scans import ScanDataset, ScanRecord
 from fullfield.io.pose import read_pose
@@ -42,9 +42,5 @@ class ScanPairs(ScanDataset):
 def _record(listing: Path, line: str, words: list[str]) -> ScanRecord:
     if len(words) != 3:
         raise InputError(f"{line} should hold SOURCE TARGET POSE, got {len(words)} words")
-    source, target, pose = (listing.parent / word for word in words)
-    for path in (source, target, pose):
-        if not path.is_file():
-            raise InputError(f"{line} names {path}, which does not exist")
-    name = "_".join(Path(word).with_suffix("").as_posix().replace("..", "_").lstrip("/") for word in words[:2])
-    return ScanRecord(name, source, target, torch.from_numpy(read_pose(pose)))
+    source, target, pose = (named(listing.parent, word, line) for word in words)
+    return ScanRecord("_".join(map(plain, words[:2])), source, target, torch.from_numpy(read_pose(pose)))

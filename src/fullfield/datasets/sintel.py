@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fullfield import _check
 from fullfield.datasets.base import FlowDataset
-from fullfield.datasets.layout import consecutive, existing, files, folder, nonempty, number, subfolders
+from fullfield.datasets.layout import consecutive, files, folder, nonempty, number, optional, subfolders, within
 from fullfield.datasets.sample import Record
 
 
@@ -42,26 +42,12 @@ class Sintel(FlowDataset):
         base = Path(root)
         frames = folder(base, split, render, what="Sintel's frames")
         flow = folder(base, split, "flow", what="Sintel's true flow") if split == "training" else None
-        maps = {name: base / split / name for name in ("occlusions", "invalid")}
+        maps = [None if flow is None else optional(base, split, name) for name in ("occlusions", "invalid")]
         records = []
         for scene in nonempty(subfolders(frames), frames, "a folder for each scene"):
             for first, second in consecutive(files(scene, (".png",))):
-                masks = {
-                    name: existing(path / scene.name / first.name, first)
-                    if flow is not None and path.is_dir()
-                    else None
-                    for name, path in maps.items()
-                }
-                records.append(
-                    Record(
-                        f"{scene.name}/{first.stem}",
-                        first,
-                        second,
-                        None if flow is None else existing(flow / scene.name / f"{first.stem}.flo", first),
-                        occlusion=masks["occlusions"],
-                        invalid=masks["invalid"],
-                        sequence=scene.name,
-                        index=number(first),
-                    )
-                )
+                name = f"{scene.name}/{first.stem}"
+                truth = within(flow, f"{name}.flo", first)
+                hidden, unscored = (within(place, f"{scene.name}/{first.name}", first) for place in maps)
+                records.append(Record(name, first, second, truth, hidden, unscored, scene.name, number(first)))
         super().__init__(f"sintel-{render}" if split == "training" else f"sintel-{render}-test", root, records)

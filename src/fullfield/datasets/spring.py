@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.datasets.base import FlowDataset
-from fullfield.datasets.layout import consecutive, existing, files, folder, nonempty, number, subfolders
+from fullfield.datasets.layout import consecutive, files, folder, nonempty, number, optional, subfolders, within
 from fullfield.datasets.sample import Record
 
 
@@ -53,24 +53,13 @@ class Spring(FlowDataset):
         for scene in nonempty(subfolders(scenes), scenes, "a folder for each sequence"):
             frames = folder(scene, f"frame_{camera}", what="Spring's frames")
             flow = folder(scene, stem, what="Spring's true flow") if split == "train" else None
-            matches = scene / "maps" / f"matchmap_{stem}"
-            pairs = list(consecutive(files(frames, (".png",))))
-            if direction == "BW":
-                pairs = [(second, first) for first, second in reversed(pairs)]
-            for first, second in pairs:
-                count = f"{number(first):04d}"
-                match = matches / f"matchmap_{stem}_{count}.png"
-                records.append(
-                    Record(
-                        f"{scene.name}/{stem}_{count}",
-                        first,
-                        second,
-                        None if flow is None else existing(flow / f"{stem}_{count}.flo5", first),
-                        occlusion=existing(match, first) if flow is not None and matches.is_dir() else None,
-                        sequence=f"{scene.name}/{stem}",
-                        index=number(first) if direction == "FW" else -number(first),
-                    )
-                )
+            matches = None if flow is None else optional(scene, "maps", f"matchmap_{stem}")
+            sequence = f"{scene.name}/{stem}"
+            for first, second in consecutive(files(frames, (".png",)), backward=direction == "BW"):
+                name = f"{stem}_{number(first):04d}"
+                truth, match = within(flow, f"{name}.flo5", first), within(matches, f"matchmap_{name}.png", first)
+                index = number(first) if direction == "FW" else -number(first)
+                records.append(Record(f"{scene.name}/{name}", first, second, truth, match, None, sequence, index))
         tail = "".join(f"-{word}" for word, usual in ((camera, "left"), (direction.lower(), "fw")) if word != usual)
         super().__init__(f"spring{tail}" if split == "train" else f"spring{tail}-test", root, records)
 

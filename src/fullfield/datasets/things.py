@@ -53,19 +53,13 @@ class FlyingThings3D(FlowDataset):
         for letter in nonempty(subfolders(passes), passes, "the folders A, B, C"):
             for scene in subfolders(letter):
                 frames = folder(scene, camera, what="FlyingThings3D's frames")
-                flow = folder(
-                    flows, letter.name, scene.name, f"into_{direction}", camera, what="FlyingThings3D's true flow"
-                )
-                pairs = list(consecutive(files(frames, (".png", ".webp"))))
-                if direction == "past":
-                    pairs = [(second, first) for first, second in reversed(pairs)]
-                for first, second in pairs:
+                parts = letter.name, scene.name, f"into_{direction}", camera
+                flow = folder(flows, *parts, what="FlyingThings3D's true flow")
+                sequence = f"{letter.name}/{scene.name}/{camera}_{direction}"
+                for first, second in consecutive(files(frames, (".png", ".webp")), backward=direction == "past"):
                     file = f"OpticalFlowInto{direction.capitalize()}_{first.stem}_{camera[0].upper()}.pfm"
-                    name = f"{letter.name}/{scene.name}/{camera}_{direction}_{first.stem}"
+                    name, truth = f"{sequence}_{first.stem}", existing(flow / file, first)
                     index = number(first) if direction == "future" else -number(first)
-                    sequence = f"{letter.name}/{scene.name}/{camera}_{direction}"
-                    records.append(
-                        Record(name, first, second, existing(flow / file, first), None, None, sequence, index)
-                    )
+                    records.append(Record(name, first, second, truth, None, None, sequence, index))
         words = [("-test", split == "TEST"), ("-right", camera == "right"), ("-past", direction == "past")]
         super().__init__(f"things-{render}" + "".join(word for word, said in words if said), root, records)

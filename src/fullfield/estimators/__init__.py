@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from fullfield.estimators.frames import as_frame as as_frame
     from fullfield.estimators.network import NetworkEstimator as NetworkEstimator
     from fullfield.estimators.network_config import NetworkConfig as NetworkConfig
+    from fullfield.estimators.network_config import PtlflowConfig as PtlflowConfig
     from fullfield.estimators.network_config import RAFTEstimatorConfig as RAFTEstimatorConfig
     from fullfield.estimators.protocol import Estimator as Estimator
     from fullfield.estimators.ptlflow import PtlflowEstimator as PtlflowEstimator
-    from fullfield.estimators.ptlflow_config import PtlflowConfig as PtlflowConfig
     from fullfield.estimators.refined import RefinedEstimator as RefinedEstimator
     from fullfield.estimators.registry import METHODS as METHODS
     from fullfield.estimators.tvl1 import TVL1Estimator as TVL1Estimator
@@ -30,10 +30,9 @@ __all__, __getattr__, __dir__ = lazy(
         "flow": "Flow",
         "frames": "as_frame",
         "network": "NetworkEstimator",
-        "network_config": "NetworkConfig RAFTEstimatorConfig",
+        "network_config": "NetworkConfig PtlflowConfig RAFTEstimatorConfig",
         "protocol": "Estimator",
         "ptlflow": "PtlflowEstimator",
-        "ptlflow_config": "PtlflowConfig",
         "refined": "RefinedEstimator",
         "registry": "METHODS",
         "tvl1": "TVL1Estimator",

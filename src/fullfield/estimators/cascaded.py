@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.estimators.protocol import Estimator
-from fullfield.estimators.wrapping import WrappingEstimator
+from fullfield.estimators.protocol import Estimator, Progress, WrappingEstimator
 from fullfield.models.cascade import THRESHOLD, Cascade, cascade_sizes, resample_flow
 
 
@@ -24,10 +23,8 @@ class CascadedEstimator(WrappingEstimator):
     """
 
     def __init__(self, estimator: Estimator, *, threshold: int = THRESHOLD) -> None:
-        fits = isinstance(estimator, Estimator) and not isinstance(estimator, type)
-        _check.require(fits, "estimator", "an Estimator", estimator)
+        super().__init__(estimator)
         _check.number(threshold, "threshold", integer=True, low=1)
-        self.estimator = estimator
         self.threshold = threshold
 
     @property
@@ -36,12 +33,7 @@ class CascadedEstimator(WrappingEstimator):
         return {**self.estimator.parameters, "cascade": True}
 
     def __call__(
-        self,
-        frame1: Tensor,
-        frame2: Tensor,
-        *,
-        initial_flow: Tensor | None = None,
-        progress: Callable[[float, str], None] | None = None,
+        self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None
     ) -> Tensor:
         """Frames [B, C, H, W] to flow [B, 2, H, W]; see :class:`Estimator`."""
         _check.tensor(frame1, "frame1", ("B", "C", "H", "W"))

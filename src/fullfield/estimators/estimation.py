@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from dataclasses import fields
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -16,16 +15,15 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.estimators.flow import Flow
-from fullfield.estimators.frames import as_frames
-from fullfield.estimators.protocol import Estimator
-from fullfield.estimators.ptlflow_config import PREFIX
-from fullfield.estimators.refined import RefinedEstimator
+from fullfield.estimators.frames import Frame, as_frames, label
+from fullfield.estimators.network_config import PREFIX
+from fullfield.estimators.protocol import Estimator, Progress, check_estimator
+from fullfield.estimators.refined import RefinedEstimator, refiner_of
 from fullfield.estimators.registry import DEFAULT_METHOD, DEFAULT_PRESET, METHODS, canonical, method_of
 from fullfield.estimators.reliability import occlusion_and_confidence
 from fullfield.estimators.tvl1 import TVL1Estimator
 
 if TYPE_CHECKING:
-    from fullfield.estimators.frames import Frame
     from fullfield.io import FrameWindow
 
 
@@ -34,11 +32,7 @@ _MAPS = ("occlusion", "confidence")
 
 
 def build(
-    method: str,
-    preset: str | None = None,
-    config: Any = None,
-    backend: str | None = None,
-    **parameters: Any,
+    method: str, preset: str | None = None, config: Any = None, backend: str | None = None, **parameters: Any
 ) -> Estimator:
     """The estimator called ``method`` with the parameters of a preset or a config, and changes to them."""
     name = canonical(method)
@@ -54,9 +48,7 @@ def build(
     known = config.as_dict()
     for parameter in parameters:
         if parameter not in known:
-            whose = [
-                other for other in METHODS if parameter in {field.name for field in fields(method_of(other).load())}
-            ]
+            whose = [name for name, other in METHODS.items() if parameter in {f.name for f in fields(other.load())}]
             came = f"one of method={' or '.join(map(repr, whose))}" if whose else "an unknown one"
             raise InputError(f"{parameter}: expected a parameter of {name} ({', '.join(known)}), got {came}")
     config = config.replace(**parameters)
@@ -81,6 +73,15 @@ def _kept(name: str, config: Any, backend: str | None) -> Estimator:
     return NetworkEstimator(name, config, backend=backend)
 
 
+def estimator_of(method: str | Estimator, **parameters: Any) -> Estimator:
+    """:func:`build` of a name; an estimator itself, beside which there are no parameters."""
+    if isinstance(method, str):
+        return build(method, **parameters)
+    check_estimator(method, "method", "a name or an Estimator")
+    _check.require(not parameters, ", ".join(parameters), "no parameters beside an Estimator", f"{len(parameters)}")
+    return method
+
+
 def estimate(
     frame1: Frame,
     frame2: Frame,
@@ -89,7 +90,7 @@ def estimate(
     transfer: str = "auto",
     device: str | torch.device = "cpu",
     initial_flow: Flow | Frame | None = None,
-    progress: Callable[[float, str], None] | None = None,
+    progress: Progress | None = None,
     **parameters: Any,
 ) -> Flow:
     """Optical flow from ``frame1`` to ``frame2``: where each pixel of the first frame went.
@@ -121,16 +122,9 @@ def estimate(
     """
     reading = {name: parameters.pop(name) for name in _READING if name in parameters}
     refine, reliability = (_switch(name, parameters.pop(name, False)) for name in ("refine", "reliability"))
-    if isinstance(method, str):
-        estimator = build(method, **parameters)
-    else:
-        fits = isinstance(method, Estimator) and not isinstance(method, type)
-        _check.require(fits, "method", "a name or an Estimator", method)
-        estimator = method
-        names = ", ".join(parameters)
-        _check.require(not parameters, names, "no parameters beside an Estimator", f"{len(parameters)}")
+    estimator = estimator_of(method, **parameters)
     place = _check.device(device)
-    labels = _label(frame1, "frame1"), _label(frame2, "frame2")
+    labels = label(frame1, "frame1"), label(frame2, "frame2")
     first, second = _matched(*as_frames((frame1, frame2), labels, transfer, **reading), *labels)
     start_flow = None if initial_flow is None else _initial(initial_flow, (2, *first.shape[1:]))[None].to(place)
     pair = first[None].to(place), second[None].to(place)
@@ -138,12 +132,10 @@ def estimate(
     maker: Estimator = estimator
     stages: dict[str, float] = {}
     maps: dict[str, Tensor] = {}
-    both = estimator if isinstance(estimator, RefinedEstimator) else None
-    if refine or reliability or (both is not None and both.refines(place)):
-        if both is None:
-            both = RefinedEstimator(estimator, refine=refine)
-        elif refine and not both.refines(place):
-            both = RefinedEstimator(both.estimator, both.config)
+    both = refiner_of(estimator, place, refine=refine)
+    if both is None and reliability:
+        both = estimator if isinstance(estimator, RefinedEstimator) else RefinedEstimator(estimator, refine=False)
+    if both is not None:
         found = both.directions(*pair, initial_flow=start_flow, progress=progress)
         maker, flow = both, found.forward
         stages.update(found.seconds)
@@ -182,10 +174,6 @@ def _window(frame: object, reading: dict[str, Any]) -> FrameWindow | None:
 
     found = frame_window(frame, **{name: reading[name] for name in ("part", "layer") if name in reading})
     return found._replace(data=select(reading.get("window", "display"), found.data, found.display))
-
-
-def _label(frame: object, name: str) -> str:
-    return os.fspath(frame) if isinstance(frame, (str, os.PathLike)) else name
 
 
 def _initial(flow: Flow | Frame, shape: tuple[int, ...]) -> Tensor:

@@ -76,18 +76,16 @@ class Flow:
         """Write the flow in the format of the suffix, with its window where that is ``.exr``; see
         :func:`fullfield.io.write_flow`."""
         from fullfield.io import write_flow
+        from fullfield.io.names import is_exr
 
-        write_flow(path, self.flow, self.valid, window=self.window if _is_exr(path) else None)
+        write_flow(path, self.flow, self.valid, window=self.window if is_exr(path) else None)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Flow:
         """Read a flow file; see :func:`fullfield.io.read_flow`."""
         from fullfield.io import flow_window, read_flow
+        from fullfield.io.names import is_exr
 
         data = read_flow(path)
-        found = flow_window(path) if _is_exr(path) else None
+        found = flow_window(path) if is_exr(path) else None
         return cls(data.flow, data.valid, window=None if found is None else found._replace(data=found.display))
-
-
-def _is_exr(path: str | os.PathLike[str]) -> bool:
-    return os.fspath(path).lower().endswith(".exr")

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import os
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield import _check
 
-if TYPE_CHECKING:
-    from typing import TypeAlias
-
-    from numpy.typing import NDArray
-
-    Frame: TypeAlias = str | os.PathLike[str] | NDArray[Any] | Tensor
+Frame: TypeAlias = str | os.PathLike[str] | NDArray[Any] | Tensor
 
 # Linear highlights, sRGB-encoded, reach about 100 (half's maximum), but not on average. Resampling undershoots black.
 _BRIGHTEST, _BRIGHT_ON_AVERAGE, _DARKEST = 128.0, 1.0, -0.1
@@ -39,8 +35,13 @@ def as_frame(frame: Frame, name: str = "frame", *, transfer: str = "auto", **rea
     0 ... 1.
     """
     tensor = _read(frame, name, transfer, **reading)
-    warn_of_range(tensor, os.fspath(frame) if isinstance(frame, (str, os.PathLike)) else name)
+    warn_of_range(tensor, label(frame, name))
     return tensor
+
+
+def label(frame: object, name: str) -> str:
+    """What messages call a frame: its path, or ``name``."""
+    return os.fspath(frame) if isinstance(frame, (str, os.PathLike)) else name
 
 
 def as_frames(

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fullfield import _check
+from fullfield._switch import Switch
 from fullfield.estimators.frames import check_pair
 from fullfield.estimators.network_config import NetworkConfig, RAFTEstimatorConfig
 from fullfield.estimators.origins import Origin, origin_of
+from fullfield.estimators.protocol import Progress
 from fullfield.estimators.registry import canonical
 from fullfield.models.cascade import Cascade, cascade_sizes
+from fullfield.models.downloads import Progress as Fetching
 from fullfield.models.downloads import digest
 from fullfield.models.mixed import PairSize, dense_fits, lookup_request
 from fullfield.models.raft.config import RAFTConfig
@@ -122,7 +125,7 @@ class NetworkEstimator:
         self,
         device: str | torch.device = "cpu",
         size: tuple[int, int] | None = None,
-        fetching: Callable[[int, int | None], None] | None = None,
+        fetching: Fetching | None = None,
     ) -> None:
         """Load the network onto ``device`` and compile what it runs on now instead of at the first call.
 
@@ -146,12 +149,7 @@ class NetworkEstimator:
                     self._prepared(network, level, len(levels))
 
     def __call__(
-        self,
-        frame1: Tensor,
-        frame2: Tensor,
-        *,
-        initial_flow: Tensor | None = None,
-        progress: Callable[[float, str], None] | None = None,
+        self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None
     ) -> Tensor:
         """Frames [B, C, H, W] to flow [B, 2, H, W]; see :class:`Estimator`."""
         check_pair(frame1, frame2)
@@ -182,12 +180,7 @@ class NetworkEstimator:
             return Cascade(level, updates=fine, coarse_updates=coarse)(first, second, initial_flow=initial_flow)
 
     def both_ways(
-        self,
-        frame1: Tensor,
-        frame2: Tensor,
-        *,
-        initial_flow: Tensor | None = None,
-        progress: Callable[[float, str], None] | None = None,
+        self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None
     ) -> BothWays | None:
         """The flow there and back, the features of the frames computed once; see :class:`Estimator`.
 
@@ -248,7 +241,7 @@ class NetworkEstimator:
         self._fast.sizes = sizes
         return self._fast.prepared(size.height, size.width, size.batch)
 
-    def _ready(self, device: torch.device, fetching: Callable[[int, int | None], None] | None = None) -> Network:
+    def _ready(self, device: torch.device, fetching: Fetching | None = None) -> Network:
         """The network with its weights, on ``device``."""
         origin = self._weights
         if origin is None or (origin.path is not None and not origin.path.is_file()):
@@ -276,41 +269,12 @@ class NetworkEstimator:
         return network
 
 
-@contextmanager
-def float32_convolutions(device: torch.device) -> Iterator[None]:
+def float32_convolutions(device: torch.device) -> AbstractContextManager[None]:
     """Inside, cuDNN multiplies float32 as float32: PyTorch's default there is TF32, with 10 bits of mantissa.
 
     The switch is the process's: it holds for every thread until the last one has left, and is then put back.
     """
-    if device.type != "cuda":
-        yield
-        return
-    _SWITCH.enter()
-    try:
-        yield
-    finally:
-        _SWITCH.leave()
-
-
-class _Switch:
-    """Counts who wants float32, so that threads do not put back what another one has set."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside = 0
-        self._restore: Callable[[], None] | None = None
-
-    def enter(self) -> None:
-        with self._lock:
-            if self._inside == 0:
-                self._restore = _float32()
-            self._inside += 1
-
-    def leave(self) -> None:
-        with self._lock:
-            self._inside -= 1
-            if self._inside == 0 and self._restore is not None:
-                self._restore()
+    return _FLOAT32 if device.type == "cuda" else nullcontext()
 
 
 def _float32() -> Callable[[], None]:
@@ -324,13 +288,13 @@ def _float32() -> Callable[[], None]:
     return lambda: setattr(owner, name, before)
 
 
-_SWITCH = _Switch()
+_FLOAT32 = Switch(_float32)
 
 
 class _Told:
     """Tells ``progress`` of every level, and of every update where those can be heard of."""
 
-    def __init__(self, progress: Callable[[float, str], None] | None, work: int) -> None:
+    def __init__(self, progress: Progress | None, work: int) -> None:
         self._progress = progress
         self._work = max(work, 1)
         self._done = 0

@@ -1,23 +1,21 @@
-"""How a network estimates. Light: imports neither torch nor numpy."""
+"""How a network estimates, ours or a model of ptlflow. Light: imports neither torch nor numpy."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from fullfield._check import choice, number, require
-from fullfield._config import Config
+from fullfield._config import Config, parameter
 from fullfield.models.raft.config import PADDINGS
 
 RANDOM = "random"
 """As weights: seeded random numbers, for timing."""
 
+PREFIX = "ptlflow:"
+"""Before the name of one of ptlflow's models: ``ptlflow:dpflow`` is a method."""
+
 PRECISIONS = ("exact", "fast", "bfloat16")
-
-
-def _parameter(default: Any, help: str, choices: tuple[object, ...] | None = None, metavar: str | None = None) -> Any:
-    return field(default=default, metadata={"help": help, "choices": choices, "metavar": metavar})
 
 
 @dataclass(frozen=True)
@@ -27,23 +25,20 @@ class NetworkConfig(Config):
     See :class:`fullfield.models.cascade.Cascade` for the cascade.
     """
 
-    weights: str | None = _parameter(
+    weights: str | None = parameter(
         None,
         "file, or name of published weights ('fullfield weights list'; for ptlflow's models ptlflow's names), or "
         "random (seeded, for timing); 'auto' is the method's own choice",
         metavar="PATH|NAME",
     )
-    updates: int | None = _parameter(
-        None, "flow updates; 'auto': 32 of RAFT, 4 of SEA-RAFT, 12 of its L, ptlflow's own"
-    )
-    cascade: bool = _parameter(
+    updates: int | None = parameter(None, "flow updates; 'auto': 32 of RAFT, 4 of SEA-RAFT, 12 of its L, ptlflow's own")
+    cascade: bool = parameter(
         False, "estimate frames whose smaller side exceeds 800 pixels at a quarter of their size first, recursively"
     )
-    coarse_updates: int | None = _parameter(
+    coarse_updates: int | None = parameter(
         None, "updates of every level of a cascade but the finest; 'auto': as many as of the finest"
     )
-
-    precision: str = _parameter(
+    precision: str = parameter(
         "exact",
         "exact: float32, convolutions too; fast: half precision (on a CPU if it has AVX-512 BF16), prepared once per "
         "size; bfloat16: as fast with more range and less precision",
@@ -69,7 +64,7 @@ class NetworkConfig(Config):
 class RAFTEstimatorConfig(NetworkConfig):
     """How RAFT estimates."""
 
-    padding: str = _parameter(
+    padding: str = parameter(
         "sintel", "how frames reach multiples of 8: sintel on all sides, kitti only below and left and right", PADDINGS
     )
 
@@ -78,8 +73,42 @@ class RAFTEstimatorConfig(NetworkConfig):
         choice(self.padding, "padding", PADDINGS)
 
 
+@dataclass(frozen=True)
+class PtlflowConfig(Config):
+    """The weights and updates of a model of ptlflow, and on whose correlation lookups it runs."""
+
+    weights: str | None = parameter(
+        None,
+        "file, or name of one of the model's checkpoints at ptlflow, or random (seeded, for timing); 'auto' is its "
+        "checkpoint sintel, else things, else its first",
+        metavar="PATH|NAME",
+    )
+    updates: int | None = parameter(None, "flow updates; 'auto': the model's own")
+    patched: bool = parameter(
+        True, "run a model that has RAFT's correlation block on our lookups; others run as they are"
+    )
+    alt_cuda_corr: str | None = parameter(
+        None,
+        "instead: the model's own lookup on demand, with RAFT's CUDA extension compiled from this folder of a checkout "
+        "of RAFT, about a minute; 'auto': none, a model that is not patched stores its volume",
+        metavar="DIR",
+    )
+
+    def __post_init__(self) -> None:
+        if self.weights is not None:
+            object.__setattr__(self, "weights", str(self.weights))
+            require(self.weights != "", "weights", "a file or the name of a checkpoint", "nothing")
+        if self.updates is not None:
+            number(self.updates, "updates", integer=True, low=1)
+            object.__setattr__(self, "updates", int(self.updates))
+        require(isinstance(self.patched, bool), "patched", "True or False", self.patched)
+        if self.alt_cuda_corr is not None:
+            object.__setattr__(self, "alt_cuda_corr", str(self.alt_cuda_corr))
+
+
 RAFT_PRESETS: Mapping[str, RAFTEstimatorConfig] = {
     "default": RAFTEstimatorConfig(),
     "fast": RAFTEstimatorConfig(precision="fast"),
 }
 PRESETS: Mapping[str, NetworkConfig] = {"default": NetworkConfig(), "fast": NetworkConfig(precision="fast")}
+PTLFLOW_PRESETS: Mapping[str, PtlflowConfig] = {"default": PtlflowConfig()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,10 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.estimators.frames import check_pair
-from fullfield.estimators.ptlflow_config import PREFIX, RANDOM, PtlflowConfig
+from fullfield.estimators.network_config import PREFIX, RANDOM, PtlflowConfig
+from fullfield.estimators.protocol import Progress
 from fullfield.models.downloads import DownloadError, digest, download
+from fullfield.models.downloads import Progress as Fetching
 from fullfield.models.state import fit, read_state
 from fullfield.models.weights import weights_folder
 
@@ -116,7 +118,7 @@ class PtlflowEstimator:
         self,
         device: str | torch.device = "cpu",
         size: tuple[int, int] | None = None,
-        fetching: Callable[[int, int | None], None] | None = None,
+        fetching: Fetching | None = None,
     ) -> None:
         """Build, load and patch the model now instead of at the first call.
 
@@ -130,12 +132,7 @@ class PtlflowEstimator:
             self._ready(torch.empty(0, device=_check.device(device)).device, fetching)
 
     def __call__(
-        self,
-        frame1: Tensor,
-        frame2: Tensor,
-        *,
-        initial_flow: Tensor | None = None,
-        progress: Callable[[float, str], None] | None = None,
+        self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None
     ) -> Tensor:
         """Frames [B, C, H, W] to flow [B, 2, H, W]; see :class:`Estimator`. ``initial_flow`` must be None."""
         check_pair(frame1, frame2)
@@ -171,9 +168,7 @@ class PtlflowEstimator:
             raise RuntimeError(f"{self.method} returned a flow {list(flow.shape)} for frames {list(images.shape)}")
         return flow
 
-    def _ready(
-        self, device: torch.device, fetching: Callable[[int, int | None], None] | None = None
-    ) -> torch.nn.Module:
+    def _ready(self, device: torch.device, fetching: Fetching | None = None) -> torch.nn.Module:
         if self._model is None:
             self._load(fetching)
         model = self._model
@@ -187,7 +182,7 @@ class PtlflowEstimator:
             self._handle = patch(model, backend=self._asked)
         return model
 
-    def _load(self, fetching: Callable[[int, int | None], None] | None) -> None:
+    def _load(self, fetching: Fetching | None) -> None:
         ptlflow = import_ptlflow()
         if self.config.alt_cuda_corr is not None:
             from fullfield.integrations.alt_cuda_corr import alt_cuda_corr_sources
@@ -219,7 +214,7 @@ class PtlflowEstimator:
         }
         self._model = model.eval()
 
-    def _weights(self, ptlflow: Any, fetching: Callable[[int, int | None], None] | None) -> tuple[str, Path | None]:
+    def _weights(self, ptlflow: Any, fetching: Fetching | None) -> tuple[str, Path | None]:
         """The name and the file."""
         wanted = self.config.weights
         if wanted == RANDOM:
@@ -254,14 +249,12 @@ class PtlflowEstimator:
         support = support_of(model)
         if support is None or support.state != OTHER:
             return True
-        _check.require(self._asked is None, "backend", f"None, as {self.method} {_NO_LOOKUP}", repr(self._asked))
+        why = f"None, as {self.method} has no correlation that is known"
+        _check.require(self._asked is None, "backend", why, repr(self._asked))
         return False
 
 
-_NO_LOOKUP = "has no correlation that is known"
-
-
-def _fetched(url: str, fetching: Callable[[int, int | None], None] | None) -> Path:
+def _fetched(url: str, fetching: Fetching | None) -> Path:
     file = url.rpartition("/")[2]
     target = weights_folder() / file
     if not target.is_file():

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.estimators.protocol import Estimator
-from fullfield.estimators.wrapping import WrappingEstimator
+from fullfield.estimators.protocol import Estimator, Progress, WrappingEstimator
 from fullfield.ops.tvl1 import FlowRefiner, RefinementConfig
 
 # Of the progress of a call: what each of the two directions takes, the rest is the refinement.
@@ -43,9 +42,7 @@ class RefinedEstimator(WrappingEstimator):
     """
 
     def __init__(self, estimator: Estimator, config: RefinementConfig | None = None, *, refine: bool = True) -> None:
-        fits = isinstance(estimator, Estimator) and not isinstance(estimator, type)
-        _check.require(fits, "estimator", "an Estimator", estimator)
-        self.estimator = estimator
+        super().__init__(estimator)
         self.config = RefinementConfig() if config is None else config
         _check.require(isinstance(self.config, RefinementConfig), "config", "a RefinementConfig", self.config)
         self._refine = refine
@@ -75,12 +72,7 @@ class RefinedEstimator(WrappingEstimator):
             self._ready(size, place, torch.float32)
 
     def __call__(
-        self,
-        frame1: Tensor,
-        frame2: Tensor,
-        *,
-        initial_flow: Tensor | None = None,
-        progress: Callable[[float, str], None] | None = None,
+        self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None
     ) -> Tensor:
         """Frames [B, C, H, W] to flow [B, 2, H, W]; see :class:`Estimator`."""
         self._device = frame1.device
@@ -89,12 +81,7 @@ class RefinedEstimator(WrappingEstimator):
         return self.directions(frame1, frame2, initial_flow=initial_flow, progress=progress).forward
 
     def directions(
-        self,
-        frame1: Tensor,
-        frame2: Tensor,
-        *,
-        initial_flow: Tensor | None = None,
-        progress: Callable[[float, str], None] | None = None,
+        self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None
     ) -> Directions:
         """As a call, with the flow back and the time of every part. ``initial_flow`` is for the way forward."""
         seconds: dict[str, float] = {}
@@ -143,9 +130,16 @@ class RefinedEstimator(WrappingEstimator):
         return kept
 
 
-def _part(
-    progress: Callable[[float, str], None] | None, begin: float, share: float = _DIRECTION
-) -> Callable[[float, str], None] | None:
+def refiner_of(estimator: Estimator, device: torch.device, *, refine: bool) -> RefinedEstimator | None:
+    """What refines flow on the device: the estimator, or with ``refine`` one around what it asks; None if nothing."""
+    if isinstance(estimator, RefinedEstimator) and estimator.refines(device):
+        return estimator
+    if refine and isinstance(estimator, RefinedEstimator):
+        return RefinedEstimator(estimator.estimator, estimator.config)
+    return RefinedEstimator(estimator) if refine else None
+
+
+def _part(progress: Progress | None, begin: float, share: float = _DIRECTION) -> Progress | None:
     if progress is None:
         return None
     return lambda fraction, where: progress(begin + share * fraction, where)

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from fullfield._check import InputError, nearest
-from fullfield.estimators.ptlflow_config import PREFIX
+from fullfield.estimators.network_config import PREFIX
 
 PTLFLOW = f"{PREFIX}NAME"
 """Stands for every model of ptlflow."""
@@ -49,7 +49,7 @@ METHODS = {
     "sea-raft-s": Method("SEA-RAFT (S)", _NETWORK, "NetworkConfig"),
     "sea-raft-m": Method("SEA-RAFT (M)", _NETWORK, "NetworkConfig"),
     "sea-raft-l": Method("SEA-RAFT (L)", _NETWORK, "NetworkConfig"),
-    PTLFLOW: Method("ptlflow's models", "fullfield.estimators.ptlflow_config", "PtlflowConfig"),
+    PTLFLOW: Method("ptlflow's models", _NETWORK, "PtlflowConfig", "PTLFLOW_PRESETS"),
 }
 
 DEFAULT_METHOD = "auto"

@@ -10,7 +10,8 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.datasets import FlowDataset
 from fullfield.estimators import Estimator
-from fullfield.evaluation.predict import Setting, check_estimator, configured, noting_shortage, predict, prepare
+from fullfield.estimators.protocol import check_estimator, prepare_estimator
+from fullfield.evaluation.predict import ESTIMATOR, Setting, configured, noting_shortage, predict
 from fullfield.evaluation.run import FAILURE, RESULT, Run, check_entries, runtime
 from fullfield.evaluation.scoring import Scorer
 from fullfield.evaluation.sharing import wait_for_all
@@ -42,9 +43,9 @@ def evaluate(
             it, the run's folder notes it.
     """
     setting = setting or Setting()
-    check_estimator(estimator)
+    check_estimator(estimator, expected=ESTIMATOR)
     with noting_shortage(estimator, dataset, folder, setting):
-        prepare(estimator, setting)
+        prepare_estimator(estimator, _check.device(setting.device))
     run = Run(folder, configured(dataset, estimator, setting))
     has_truth = any(record.flow is not None for record in dataset.records)
     begin = time.perf_counter()

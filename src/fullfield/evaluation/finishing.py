@@ -6,7 +6,6 @@ import os
 import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -46,9 +45,9 @@ class Finisher:
     def __enter__(self) -> Finisher:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         try:
-            if error is None:
+            if kind is None:
                 self.drain()
         finally:
             self._pool.shutdown()
@@ -58,18 +57,15 @@ class Finisher:
 
         Raises InputError naming the pair whose flow is not finite, and what finishing an earlier one raised.
         """
-        self._wait(0 if flow.nbytes > _LARGE else self._workers - 1)
+        self.drain(0 if flow.nbytes > _LARGE else self._workers - 1)
         if self._beside:
             self._waiting.append(self._pool.submit(self._finished, index, name, flow, truth, facts))
         else:
             state = self._checked(index, name, flow, truth)
             self._waiting.append(self._pool.submit(self._store, index, name, flow, facts, state))
 
-    def drain(self) -> None:
-        """Wait until everything is stored."""
-        self._wait(0)
-
-    def _wait(self, most: int) -> None:
+    def drain(self, most: int = 0) -> None:
+        """Wait until ``most`` flows at most are not stored yet."""
         while len(self._waiting) > most:
             self._waiting.popleft().result()
 

@@ -69,7 +69,7 @@ def read_ahead(
                 while left and len(waiting) < ahead:
                     index = left.popleft()
                     record = dataset.records[index]
-                    files = [record.frame1, record.frame2] if frames else []
+                    files = record.inputs if frames else ()
                     for path in files:
                         if path not in shared:
                             shared[path] = pool.submit(read, path)
@@ -83,7 +83,7 @@ def read_ahead(
                 if pair and pair[0].shape != pair[1].shape:
                     sizes = [f"{image.shape[-1]}×{image.shape[-2]}" for image in pair]
                     raise InputError(f"{record.frame2}: is {sizes[1]}, but {record.frame1} is {sizes[0]}")
-                still = {path for other, *_ in waiting for path in _frames(dataset, other)}
+                still = {path for other, *_ in waiting for path in dataset.records[other].inputs}
                 kept = still | {record.frame2}
                 shared = {path: image for path, image in shared.items() if path in kept}
                 ahead = _depth(pair, known) if beside else 1
@@ -93,11 +93,6 @@ def read_ahead(
                 for future in (*images, true):
                     if future is not None:
                         future.cancel()
-
-
-def _frames(dataset: FlowDataset, index: int) -> tuple[Path, Path]:
-    record = dataset.records[index]
-    return record.frame1, record.frame2
 
 
 def _depth(pair: list[Tensor], truth: Truth | None) -> int:

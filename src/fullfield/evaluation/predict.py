@@ -17,13 +17,15 @@ from fullfield import _check
 from fullfield._check import NoRoomError
 from fullfield.datasets import FlowDataset
 from fullfield.estimators import Estimator
+from fullfield.estimators.protocol import Progress, check_estimator
 from fullfield.estimators.warm_start import moved_forward
 from fullfield.evaluation.finishing import Finisher
 from fullfield.evaluation.loading import OnDevice, read_ahead
-from fullfield.evaluation.run import AUTOMATIC, FAILURE, OUT_OF_MEMORY, Run, described
+from fullfield.evaluation.run import AUTOMATIC, FAILURE, OUT_OF_MEMORY, Run, described, source_of
 from fullfield.evaluation.scoring import Scorer
 from fullfield.evaluation.sharing import Share
-from fullfield.evaluation.source import source_of
+
+ESTIMATOR = "an Estimator (method, backend, parameters and a call: see docs/evaluation.md)"
 
 
 @dataclass(frozen=True)
@@ -43,14 +45,14 @@ class Setting:
     warm_start: bool = False
     alone: bool = False
     share: Share = field(default_factory=Share)
-    progress: Callable[[float, str], None] | None = None
+    progress: Progress | None = None
 
 
 def configured(dataset: FlowDataset, estimator: Estimator, setting: Setting) -> dict[str, Any]:
     """The configuration of the run that :func:`predict` makes.
 
     Runs of two backends do not mix: an estimator that can be asked for one tells it as ``asked_backend``. An estimator
-    that can be prepared must be, by :func:`prepare`: only then does a network know the checksum of its weights.
+    that can be prepared must be: only then does a network know the checksum of its weights.
     """
     device = _check.device(setting.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
@@ -63,20 +65,6 @@ def configured(dataset: FlowDataset, estimator: Estimator, setting: Setting) -> 
         **source_of(estimator),
         "backend": getattr(estimator, "asked_backend", None) or AUTOMATIC,
     }
-
-
-def check_estimator(estimator: object) -> None:
-    """InputError for anything but an object that follows :class:`fullfield.estimators.Estimator`."""
-    fits = isinstance(estimator, Estimator) and not isinstance(estimator, type)
-    expected = "an Estimator (method, backend, parameters and a call: see docs/evaluation.md)"
-    _check.require(fits, "estimator", expected, type(estimator).__name__)
-
-
-def prepare(estimator: Estimator, setting: Setting) -> None:
-    """Prepare an estimator that can be for the device."""
-    prepared = getattr(estimator, "prepare", None)
-    if prepared is not None:
-        prepared(_check.device(setting.device))
 
 
 @contextmanager
@@ -126,7 +114,7 @@ def predict(
     the estimator, the run's folder notes it.
     """
     setting = setting or Setting()
-    check_estimator(estimator)
+    check_estimator(estimator, expected=ESTIMATOR)
     device = _check.device(setting.device)
     mine = setting.share.of_sequences(dataset) if setting.warm_start else setting.share.of(dataset)
     missing = [index for index in mine if run.facts(dataset.records[index].name) is None]

@@ -1,9 +1,10 @@
-"""A folder of predictions and the configuration that made them."""
+"""Folders of predictions, flow or transforms, and the configuration that made them."""
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import inspect
 import json
 import os
 import secrets
@@ -11,15 +12,20 @@ import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import CodeType
 from typing import Any, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield import __version__
 from fullfield._check import InputError
 from fullfield.datasets.listed import Listed
+from fullfield.estimators.protocol import WrappingEstimator
 from fullfield.io import atomic_path, read_flow, write_flow
-from fullfield.io.files import one_line
+from fullfield.io.arrays import read_npy
+from fullfield.io.files import check_readable, one_line
 from fullfield.metrics import AVERAGING
 
 try:
@@ -130,7 +136,7 @@ class Run(RunFolder):
     def facts(self, name: str) -> dict[str, Any] | None:
         """What was noted of a prediction; None where it is not there whole."""
         path = self.path(name)
-        return whole_facts(path, path.with_suffix(".json"))
+        return _whole_facts(path, path.with_suffix(".json"))
 
     def save(self, name: str, flow: Tensor, facts: Mapping[str, Any]) -> None:
         """Store a prediction [2, H, W] and its facts; the scores of one that was not whole go.
@@ -178,7 +184,80 @@ class Run(RunFolder):
         return self.folder / "scores" / averaging / f"{name}.json"
 
 
-def whole_facts(path: Path, noted: Path) -> dict[str, Any] | None:
+class ScanRun(RunFolder):
+    """Transforms of one registration method, in one configuration, on one list of pairs.
+
+    ::
+
+        FOLDER/
+          config.json              what made the predictions; another configuration is refused
+          predictions/NAME.json    a pair's transform, or why there is none; its seconds
+          predictions/NAME.npy     its matched points [M, 2, 3], of source and target
+          truth/NAME.json          its true pose as it judges, and the moments of the overlap
+          result.json              the scores of the last scoring
+    """
+
+    def facts(self, name: str) -> dict[str, Any] | None:
+        """What was found of a pair; None where it is not there whole."""
+        noted = self._noted(name)
+        facts = _whole_facts(self._matched(name), noted)
+        if facts is not None:
+            check_entries(noted, facts, success="true or false", reason="text or null", seconds="number")
+            check_entries(noted, facts, transform="4 rows of 4" if facts["success"] else "4 rows of 4 or null")
+        return facts
+
+    def save(self, name: str, facts: Mapping[str, Any], matched: NDArray[np.float64]) -> None:
+        """Store what was found of a pair, and its matched points [M, 2, 3], unless another process was faster."""
+        path = self._matched(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with self.alone():
+            if self.facts(name) is not None:
+                return
+            self._noted(name).unlink(missing_ok=True)
+            with atomic_path(path) as temporary:
+                np.save(temporary, matched)
+            self.write(self._noted(name).relative_to(self.folder), {**facts, "bytes": path.stat().st_size})
+
+    def matched(self, name: str) -> NDArray[np.float64]:
+        """A pair's matched points [M, 2, 3]."""
+        path = self._matched(name)
+        points = read_npy(path, check_readable(path), empty=True)
+        if points.ndim != 3 or points.shape[1:] != (2, 3):
+            raise InputError(f"{path}: expected matched points [M, 2, 3], got {list(points.shape)}")
+        return points.astype(np.float64, copy=False)
+
+    def truth(self, name: str, key: str) -> dict[str, Any] | None:
+        """What was noted of a pair's truth, where it was made of the same, as ``key`` tells."""
+        path = self._true(name)
+        stored = read_json(path) if path.is_file() else {}
+        if stored.get("key") != key:
+            return None
+        check_entries(path, stored, pose="4 rows of 4", overlap="number or null")
+        check_entries(path, stored, moment="4 rows of 4, each a number or null")
+        return stored
+
+    def keep_truth(self, name: str, key: str, content: Mapping[str, Any]) -> None:
+        """Note a pair's truth."""
+        self.write(self._true(name).relative_to(self.folder), {"key": key, **content})
+
+    def needed(self, name: str) -> dict[str, Any]:
+        """:meth:`facts`; InputError where there are none."""
+        facts = self.facts(name)
+        if facts is None:
+            raise InputError(f"{self._noted(name)}: there is no whole prediction of {name}; predict again")
+        return facts
+
+    def _noted(self, name: str) -> Path:
+        return self.folder / "predictions" / f"{name}.json"
+
+    def _matched(self, name: str) -> Path:
+        return self.folder / "predictions" / f"{name}.npy"
+
+    def _true(self, name: str) -> Path:
+        return self.folder / "truth" / f"{name}.json"
+
+
+def _whole_facts(path: Path, noted: Path) -> dict[str, Any] | None:
     """What ``noted`` says of the file ``path``; None where either is missing, or the file has another size."""
     try:
         facts = read_json(noted)
@@ -225,6 +304,43 @@ def described(dataset: Listed[Any, Any]) -> dict[str, Any]:
         "torch": torch.__version__,
         "dataset": {"name": dataset.name, "pairs": len(dataset.records), "frames": _fingerprint(dataset)},
     }
+
+
+def source_of(method: Any) -> dict[str, str]:
+    """The entry ``source`` of a run's configuration; nothing for a method that has parameters.
+
+    The beginning of a checksum of the file in which the method's class is written. A class that was typed into an
+    interpreter or a notebook has no file: the checksum is that of its functions.
+    """
+    while isinstance(method, WrappingEstimator):
+        method = method.estimator
+    if method.parameters:
+        return {}
+    kind = type(method)
+    try:
+        content = Path(inspect.getfile(kind)).read_bytes()
+    except (TypeError, OSError):
+        content = "\n".join(part for base in kind.__mro__ if base is not object for part in _functions(base)).encode()
+    return {"source": hashlib.sha256(content).hexdigest()[:_DIGITS]}
+
+
+def _functions(kind: type) -> Iterator[str]:
+    for name, value in vars(kind).items():
+        code = getattr(getattr(value, "fget", getattr(value, "__func__", value)), "__code__", None)
+        if isinstance(code, CodeType):
+            yield f"{name} {_instructions(code)}"
+
+
+def _instructions(code: CodeType) -> str:
+    """Bytes, names and constants; not where the code stands."""
+    constants = [_constant(one) for one in code.co_consts]
+    return f"{code.co_code.hex()} {code.co_names} {constants}"
+
+
+def _constant(one: object) -> str:
+    if isinstance(one, CodeType):
+        return _instructions(one)
+    return repr(sorted(map(repr, one)) if isinstance(one, frozenset) else one)  # sets have no order of their own
 
 
 def file_states(paths: Iterable[Path]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from fullfield._check import InputError
 from fullfield.estimators import Estimator
-from fullfield.estimators.wrapping import WrappingEstimator
+from fullfield.estimators.protocol import Progress, WrappingEstimator
 
 
 def read_scale(text: str | float | Fraction) -> Fraction:
@@ -44,7 +44,7 @@ class AtScale(WrappingEstimator):
     """
 
     def __init__(self, estimator: Estimator, scale: str | float | Fraction) -> None:
-        self.estimator = estimator
+        super().__init__(estimator)
         self.scale = read_scale(scale)
 
     @property
@@ -57,12 +57,7 @@ class AtScale(WrappingEstimator):
         super().prepare(device, None if size is None else reduced(size, self.scale), **more)
 
     def __call__(
-        self,
-        frame1: Tensor,
-        frame2: Tensor,
-        *,
-        initial_flow: Tensor | None = None,
-        progress: Callable[[float, str], None] | None = None,
+        self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None
     ) -> Tensor:
         """Frames [B, C, H, W] to flow [B, 2, H, W]; see :class:`fullfield.estimators.Estimator`."""
         if self.scale == 1:

@@ -24,11 +24,9 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.datasets import Criteria, ScanDataset, ScanSample
 from fullfield.evaluation.predict import Setting
-from fullfield.evaluation.run import RESULT, described, runtime
-from fullfield.evaluation.scan_run import ScanRun
+from fullfield.evaluation.run import RESULT, ScanRun, described, runtime, source_of
 from fullfield.evaluation.scan_scores import row, totals
 from fullfield.evaluation.sharing import wait_for_all
-from fullfield.evaluation.source import source_of
 from fullfield.metrics import second_moment
 
 if TYPE_CHECKING:

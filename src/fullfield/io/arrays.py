@@ -7,6 +7,8 @@ import re
 import struct
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -14,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.io.files import check_inflated, one_line, reason
+from fullfield.io.files import check_inflated, check_readable, complaining, one_line
 
-BROKEN_ZIP = (
+_BROKEN = (
     zipfile.BadZipFile, zlib.error, EOFError, OSError, RuntimeError, UnicodeError, struct.error, OverflowError,
     ValueError,
 )  # fmt: skip
@@ -60,7 +62,7 @@ def _kind(descr: str) -> str:
 
 def _entries(path: Path, what: str, stream: IO[bytes]) -> dict[str, str]:
     """The three entries of the header, as it spells them."""
-    try:
+    with complaining(path, f"{what} is not in NumPy's format", *_BROKEN):
         head = stream.read(len(_MAGIC) + 2)
         version = tuple(head[len(_MAGIC) :])
         if head[: len(_MAGIC)] != _MAGIC:
@@ -82,8 +84,6 @@ def _entries(path: Path, what: str, stream: IO[bytes]) -> dict[str, str]:
             at = entry.end()
         if text[:1] != "{" or text[-1:] != "}" or at < len(inner) or len(found) != 3:
             raise ValueError(f"header {one_line(text, 60)!r}")
-    except (*BROKEN_ZIP, struct.error) as error:
-        raise InputError(f"{path}: {what} is not in NumPy's format: {reason(error)}") from error
     return found
 
 
@@ -101,8 +101,23 @@ def read_npy(path: Path, size: int, *, empty: bool = False) -> NDArray[Any]:
     return values
 
 
-def member_names(path: Path, archive: zipfile.ZipFile) -> list[str]:
-    """Names of the arrays in a ``.npz`` file. InputError if one stands in it twice, or two share bytes."""
+def write_npy(path: Path, values: NDArray[Any]) -> None:
+    """Write an array whose memory is contiguous. Not through NumPy, which does not notice a full disk."""
+    with path.open("wb") as file:
+        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(values))
+        file.write(values.data)
+
+
+@contextmanager
+def opened_archive(path: Path) -> Iterator[tuple[zipfile.ZipFile, list[str]]]:
+    """A ``.npz`` file and the names of its arrays. InputError for whatever is wrong with it, here or inside."""
+    check_readable(path)
+    with complaining(path, "truncated or corrupt .npz file", *_BROKEN), zipfile.ZipFile(path) as archive:
+        yield archive, _member_names(path, archive)
+
+
+def _member_names(path: Path, archive: zipfile.ZipFile) -> list[str]:
+    """InputError if an array stands in it twice, or two share bytes."""
     end, names = 0, set[str]()
     for info in sorted(archive.infolist(), key=lambda info: info.header_offset):
         if info.header_offset < end or info.filename in names:

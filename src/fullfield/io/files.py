@@ -72,6 +72,17 @@ def reason(error: Exception) -> str:
 
 
 @contextmanager
+def complaining(path: Path, what: str, *errors: type[Exception]) -> Iterator[None]:
+    """Inside, these errors of a library become an InputError that says what is wrong with the file."""
+    try:
+        yield
+    except InputError:
+        raise
+    except errors as error:
+        raise InputError(f"{path}: {what}: {reason(error)}") from error
+
+
+@contextmanager
 def atomic_path(path: PathLike) -> Iterator[Path]:
     """Yield a temporary path beside ``path`` with its suffix; it becomes ``path`` when the block succeeds.
 

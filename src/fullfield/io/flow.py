@@ -14,9 +14,10 @@ from torch import Tensor
 from fullfield._check import InputError, choice, number, require, tensor, values
 from fullfield.io.files import PathLike, atomic_path
 from fullfield.io.flow_formats import FlowRangeError as FlowRangeError
-from fullfield.io.flow_formats import finite
+from fullfield.io.flow_formats import finite, or_nan
 from fullfield.io.names import EXR_COMPRESSIONS, FLOW_SUFFIXES, FLOW_WRITE_SUFFIXES
-from fullfield.io.oiio import check_name
+from fullfield.io.oiio import Header, check_name
+from fullfield.io.scanlines import Channel
 from fullfield.io.windows import FrameWindow, Window, check_window_choice
 
 Precision: TypeAlias = Literal["float", "half"]
@@ -136,9 +137,12 @@ def write_flow(
     writers = {".flo": flo.write, ".png": kitti.write, ".pfm": pfm.write, ".npy": npy.write}
     with atomic_path(where) as temporary:
         if suffix == ".exr":
-            back = None if backward is None else _values(backward, "backward", tuple(flow.shape))
-            more = {name: _values(plane, name, values.shape[1:]) for name, plane in (planes or {}).items()}
-            exr.write(temporary, values, known, exr.Extras(back, more), compression, dtype, window)
+            channels = exr.vectors("forward", or_nan(values, known))
+            if backward is not None:
+                back = _values(backward, "backward", tuple(flow.shape))
+                channels += exr.vectors("backward", or_nan(back, finite(back)))
+            channels += [Channel(name, _values(p, name, values.shape[1:])) for name, p in (planes or {}).items()]
+            exr.save(temporary, exr.as_stored(channels, dtype), compression, Header(window=window))
         elif suffix == ".flo5":
             flo5.write(temporary, values, known, compression)
         else:

@@ -16,9 +16,20 @@ from torch import Tensor
 from fullfield._check import InputError, choice, require
 from fullfield._check import values as held
 from fullfield.io.files import PathLike, atomic_path, check_window
-from fullfield.io.metadata import Attribute, metadata_of
+from fullfield.io.metadata import metadata_of
 from fullfield.io.names import IMAGE_WRITE_SUFFIXES
-from fullfield.io.oiio import Part, Source, check_name, describe_parts, layers, opened, sniff, write_picture
+from fullfield.io.oiio import (
+    Attribute,
+    Header,
+    Part,
+    Source,
+    check_name,
+    describe_parts,
+    layers,
+    opened,
+    sniff,
+    write_picture,
+)
 from fullfield.io.transfer import Curve, Planes, curve, decode_srgb, half_table
 from fullfield.io.windows import Box, FrameWindow, Window, check_window_choice, select
 
@@ -79,14 +90,14 @@ class ReadFrame(NamedTuple):
     """As :func:`fullfield.io.read_metadata` returns them."""
 
 
-def _planes(shape: tuple[int, ...]) -> Planes:
-    return np.empty(shape, np.float32)
-
-
 def pinned_planes(shape: tuple[int, ...]) -> Planes:
     """New memory that a GPU copies from by itself, for :attr:`FrameReader.new`."""
     planes: Planes = torch.empty(shape, dtype=torch.float32, pin_memory=True).numpy()
     return planes
+
+
+def _planes(shape: tuple[int, ...]) -> Planes:
+    return np.empty(shape, np.float32)
 
 
 @dataclass(frozen=True)
@@ -170,9 +181,8 @@ def _read_pfm(path: Path, transfer: str, part: int | str | None, layer: str | No
 
     _check_pfm(path, part, layer)
     planes = pfm.read_planes(path)
-    complain = _Finite(path)
-    complain.look(planes, 0)
-    complain.verdict()
+    if not np.isfinite(planes).all():
+        raise _not_finite(path, planes)
     _display(path, curve(transfer, "linear"), planes)
     return planes
 
@@ -215,29 +225,21 @@ def _read_planes(source: Source, part: Part, colour: list[int], how: FrameReader
     full = {"uint8": 255, "uint16": 65535}.get(form, 1)
     to_display = curve(how.transfer, _stored_as(source.kind, spec, forms))
 
-    x, y, width, height = part.data_window
     frame: Box = select(window, part.data_window, part.display_window)
     if not isinstance(window, tuple):
         check_window(path, frame[2], frame[3], source.size)
-    left, right = max(x, frame[0]), min(x + width, frame[0] + frame[2])
-    top, bottom = max(y, frame[1]), min(y + height, frame[1] + frame[3])
     shape = (len(colour), frame[3], frame[2])
-    if left >= right or top >= bottom:
-        return np.zeros(shape, np.float32)
-
+    covered = part.window.union(FrameWindow(frame, frame)).data == part.data_window
     opacity = _straight_alpha(part, colour) if how.alpha == "apply" else None
     wanted = colour if opacity is None else [*colour, opacity]
     table = half_table(to_display) if forms == {"half"} and opacity is None else None
     form = form if table is None else "half"
     planes: Planes | None = None
-    finite = _Finite(path)
-    for start, band in source.bands(part, wanted, (top, bottom), form):
-        if planes is None:
-            covered = (left, top, right - left, bottom - top) == frame
+    bad = False
+    for area, pixels in source.inside(part, wanted, frame, form):
+        if planes is None:  # only now is the size known to be plausible
             planes = how.new(shape) if covered else np.zeros(shape, np.float32)
-        row = start - frame[1]
-        slab = planes[:, row : row + len(band), left - frame[0] : right - frame[0]]
-        pixels = band[:, left - x : right - x]
+        slab = planes[:, area[0], area[1]]
         if table is not None:
             _look_up(table, pixels.view(np.uint16), slab)
             if np.isfinite(slab).all():
@@ -249,13 +251,13 @@ def _read_planes(source: Source, part: Part, colour: list[int], how: FrameReader
                 np.divide(pixels[..., channel], np.float32(full), out=plane, dtype=np.float32)
         if opacity is not None:
             slab *= pixels[..., -1].astype(np.float32) / np.float32(full)
-        if full == 1:
-            finite.look(slab, row, left - frame[0])
-        if not finite.bad:
+        bad = bad or (full == 1 and not np.isfinite(slab).all())
+        if not bad:
             _display(path, to_display, slab)
-    finite.verdict()
-    if planes is None:
-        raise source.unreadable("it has no rows")
+    if planes is None:  # nothing of the picture is in the box
+        return np.zeros(shape, np.float32)
+    if bad:
+        raise _not_finite(path, planes)
     return _upright(planes, spec.get_int_attribute("Orientation", 1))
 
 
@@ -289,29 +291,12 @@ def _straight_alpha(part: Part, colour: list[int]) -> int | None:
     return None
 
 
-class _Finite:
-    """Counts the pixels of a frame that are not finite, band by band."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.bad = 0
-        self.first = (0, 0)
-
-    def look(self, planes: Planes, row: int, column: int = 0) -> None:
-        wrong = ~np.isfinite(planes)
-        if not wrong.any():
-            return
-        pixels = wrong.any(axis=0)
-        if not self.bad:
-            y, x = divmod(int(pixels.argmax()), pixels.shape[1])
-            self.first = (x + column, y + row)
-        self.bad += int(pixels.sum())
-
-    def verdict(self) -> None:
-        if self.bad:
-            pixels = "1 pixel is" if self.bad == 1 else f"{self.bad} pixels are"
-            x, y = self.first
-            raise InputError(f"{self.path}: {pixels} NaN or infinite, the first at x = {x}, y = {y}")
+def _not_finite(path: Path, planes: Planes) -> InputError:
+    wrong = ~np.isfinite(planes).all(axis=0)
+    count = int(wrong.sum())
+    y, x = divmod(int(wrong.argmax()), wrong.shape[1])
+    pixels = "1 pixel is" if count == 1 else f"{count} pixels are"
+    return InputError(f"{path}: {pixels} NaN or infinite, the first at x = {x}, y = {y}")
 
 
 def _display(path: Path, to_display: Curve | None, planes: Planes) -> None:
@@ -367,7 +352,7 @@ def write_image(path: PathLike, image: Tensor | NDArray[Any]) -> None:
     attributes: dict[str, str | int] = {"png:compressionLevel": 4} if kind == "png" else {"compression": "zip"}
     names = ("R", "G", "B") if pixels.shape[2] == 3 else ("Y",)
     with atomic_path(where) as temporary:
-        write_picture(temporary, kind, pixels, channels=names, attributes=attributes)
+        write_picture(temporary, kind, pixels, names, Header(attributes))
 
 
 def _interleaved(image: Tensor | NDArray[Any]) -> NDArray[Any]:

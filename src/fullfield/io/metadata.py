@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fullfield.io.files import PathLike
-from fullfield.io.oiio import Source, opened, sniff
+from fullfield.io.oiio import Attribute, Source, opened, sniff
 
 # How pixels are stored, which another file with other pixels says for itself; and claims about them.
 _OWN = {
@@ -16,14 +16,6 @@ _OWN = {
 }  # fmt: skip
 _OWN_PREFIXES = ("oiio:", "openexr:", "dpx:", "tiff:", "png:", "exif:", "iptc:", "fullfield/")
 _KINDS = ("openexr", "dpx")
-
-
-class Attribute(NamedTuple):
-    """One entry of a header: its name, OpenImageIO's type for it, and its value."""
-
-    name: str
-    type: Any
-    value: Any
 
 
 def read_metadata(path: PathLike, *, part: int | str | None = None) -> tuple[Attribute, ...]:

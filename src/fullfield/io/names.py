@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 FRAME_SUFFIXES = (
     ".png", ".jpg", ".jpeg", ".tif", ".tiff", ".exr", ".dpx", ".ppm", ".pgm", ".pbm", ".pnm", ".pfm",
     ".hdr", ".bmp", ".tga",
@@ -23,6 +25,12 @@ CAMERA = "camera:"
 VIDEO_WRITE_SUFFIXES = (".mp4", ".mkv", ".mov")
 
 EXR_COMPRESSIONS = ("none", "rle", "zips", "zip", "piz", "dwaa", "dwab")
+
+
+def is_exr(path: str | os.PathLike[str]) -> bool:
+    """Whether a file is named as an OpenEXR."""
+    return os.fspath(path).lower().endswith(".exr")
+
 
 OCIO_CONFIG = "ocio://studio-config-latest"
 """The configuration, built into OpenColorIO, that holds the cameras' curves."""

@@ -7,25 +7,22 @@ import math
 import os
 import shutil
 import struct
-import threading
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
+from fullfield._switch import Switch
 from fullfield.io.files import check_inflated, check_pixels, check_readable, one_line
 from fullfield.io.scanlines import HEAD, Scanlines
-from fullfield.io.windows import FrameWindow
-
-if TYPE_CHECKING:
-    from fullfield.io.metadata import Attribute
+from fullfield.io.windows import Box, FrameWindow
 
 _MAGIC: tuple[tuple[bytes, str], ...] = (
     (b"\x89PNG\r\n\x1a\n", "png"),
@@ -52,50 +49,28 @@ _BAND_PIXELS_ALONE = 1 << 17  # of one thread, which works on them in its cache
 _BLOCKS = {"none": 1, "rle": 1, "zips": 1, "zip": 16, "piz": 32, "pxr24": 16, "b44": 32, "b44a": 32, "dwaa": 32}
 _BLOCK = 256  # of dwab, OpenEXR's highest
 """Rows that OpenEXR packs together."""
+_ALONE = {"exr_threads": -1, "threads": 1}
 _HARMLESS = ("extraneous bytes before marker 0xd9", "unknown JFIF revision", "Invalid SOS parameters")
 
 
-class _OneThreadAFile:
-    """Inside, OpenEXR packs and unpacks a file in the thread that asks for it.
+def _one_thread() -> Callable[[], None]:
+    import OpenImageIO as oiio
 
-    For whoever has many files in hand at once: handing rows to the pools of OpenEXR (which packs) and OpenImageIO
-    (which unpacks) takes a fifth more time of the CPU. The switches are OpenImageIO's, for the whole process; the last
-    one who leaves puts them back.
-    """
+    def put(values: Mapping[str, int]) -> None:
+        for name, value in values.items():
+            oiio.attribute(name, value)
 
-    _ALONE = MappingProxyType({"exr_threads": -1, "threads": 1})
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._inside = 0
-        self._before: dict[str, int] = {}
-
-    @property
-    def is_on(self) -> bool:
-        """Whether somebody is inside."""
-        return self._inside > 0
-
-    def __enter__(self) -> None:
-        import OpenImageIO as oiio
-
-        with self._lock:
-            if self._inside == 0:
-                self._before = {name: oiio.get_int_attribute(name) for name in self._ALONE}
-                for name, value in self._ALONE.items():
-                    oiio.attribute(name, value)
-            self._inside += 1
-
-    def __exit__(self, *_: object) -> None:
-        import OpenImageIO as oiio
-
-        with self._lock:
-            self._inside -= 1
-            if self._inside == 0:
-                for name, value in self._before.items():
-                    oiio.attribute(name, value)
+    before = {name: oiio.get_int_attribute(name) for name in _ALONE}
+    put(_ALONE)
+    return lambda: put(before)
 
 
-one_thread_a_file = _OneThreadAFile()
+one_thread_a_file = Switch(_one_thread)
+"""Inside, OpenEXR packs and unpacks a file in the thread that asks for it.
+
+For whoever has many files in hand at once: handing rows to the pools of OpenEXR (which packs) and OpenImageIO (which
+unpacks) takes a fifth more time of the CPU. The switches are OpenImageIO's, for the whole process.
+"""
 
 
 def sniff(path: Path) -> tuple[str, int]:
@@ -131,13 +106,13 @@ class Part:
     spec: Any
 
     @property
-    def data_window(self) -> tuple[int, int, int, int]:
-        """x, y, width, height of the stored pixels."""
+    def data_window(self) -> Box:
+        """The stored pixels."""
         return self.spec.x, self.spec.y, self.spec.width, self.spec.height
 
     @property
-    def display_window(self) -> tuple[int, int, int, int]:
-        """x, y, width, height of the frame they belong to."""
+    def display_window(self) -> Box:
+        """The frame they belong to."""
         return self.spec.full_x, self.spec.full_y, self.spec.full_width, self.spec.full_height
 
     @property
@@ -207,6 +182,20 @@ class Source:
             skip = max(rows[0] - top, 0)
             yield top + skip, band[skip : rows[1] - top]
 
+    def inside(
+        self, part: Part, channels: Sequence[int], box: Box, form: str
+    ) -> Iterator[tuple[tuple[slice, slice], NDArray[Any]]]:
+        """What is stored inside a box, by :meth:`bands`: the rows and columns of the box, and their pixels."""
+        x, y, width, height = part.data_window
+        left, right = max(x, box[0]), min(x + width, box[0] + box[2])
+        top, bottom = max(y, box[1]), min(y + height, box[1] + box[3])
+        if left >= right or top >= bottom:
+            return
+        columns = slice(left - box[0], right - box[0])
+        for start, band in self.bands(part, channels, (top, bottom), form):
+            rows = slice(start - box[1], start - box[1] + len(band))
+            yield (rows, columns), band[:, left - x : right - x]
+
     def _rows(self, part: Part, channels: Sequence[int], rows: tuple[int, int], form: str) -> NDArray[Any]:
         first, last = min(channels), max(channels) + 1
         if last - first <= 2 * len(channels) + 2:
@@ -249,11 +238,16 @@ def _unreadable(path: Path, kind: str, complaint: str) -> InputError:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Source]:
-    """Open a frame by its content. Whatever is wrong with it raises :class:`InputError` naming the file."""
+def opened(path: Path, *wanted: str) -> Iterator[Source]:
+    """Open a frame by its content. Whatever is wrong with it raises :class:`InputError` naming the file.
+
+    ``wanted`` is a format and what should be there in it, where no other will do.
+    """
     import OpenImageIO as oiio
 
     kind, size = sniff(path)
+    if wanted and kind != wanted[0]:
+        raise InputError(f"{path}: expected {wanted[1]}, got a {kind} file")
     check_name(path)
     if kind == "png":
         check_png(path)
@@ -353,35 +347,39 @@ def describe_parts(parts: Sequence[Part]) -> str:
     return "; ".join(shown) + ("; …" if len(parts) > 12 else "")
 
 
+class Attribute(NamedTuple):
+    """One entry of a header: its name, OpenImageIO's type for it, and its value."""
+
+    name: str
+    type: Any
+    value: Any
+
+
+class Header(NamedTuple):
+    """What a file says before its pixels."""
+
+    attributes: Mapping[str, str | int | float] = MappingProxyType({})
+    window: FrameWindow | None = None
+    """Of an EXR; the data window has the size of the pixels."""
+    metadata: Sequence[Attribute] = ()
+
+
+_EMPTY = Header()
+
+
 def write_picture(
-    path: Path,
-    kind: str,
-    pixels: NDArray[Any],
-    *,
-    channels: Sequence[str] = (),
-    attributes: Mapping[str, str | int | float] | None = None,
-    window: FrameWindow | None = None,
-    metadata: Sequence[Attribute] = (),
+    path: Path, kind: str, pixels: NDArray[Any], channels: Sequence[str] = (), header: Header = _EMPTY
 ) -> None:
     """Write ``[H, W, C]`` as one ``kind`` file, and make sure that all of it arrived.
 
-    ``window`` is for EXR; its data window has the size of the pixels. ``metadata`` goes into the header as it is.
-
     Raises :class:`OSError` when it did not: in some formats a full disk shows only in what was written.
     """
-    spec = _spec(pixels.shape, pixels.dtype.name, channels, attributes or {}, window, metadata)
+    spec = _spec(pixels.shape, pixels.dtype.name, channels, header)
     _write(path, kind, spec, np.ascontiguousarray(pixels))
     _check_written(path, kind)
 
 
-def write_scanlines(
-    path: Path,
-    lines: Scanlines,
-    *,
-    attributes: Mapping[str, str | int | float] | None = None,
-    window: FrameWindow | None = None,
-    metadata: Sequence[Attribute] = (),
-) -> None:
+def write_scanlines(path: Path, lines: Scanlines, header: Header = _EMPTY) -> None:
     """Write an OpenEXR that is not packed, the same file as :func:`write_picture` makes of these channels.
 
     OpenImageIO writes the header, with a table of zeros behind it. The places of the lines go there, and the lines
@@ -389,8 +387,8 @@ def write_scanlines(
     """
     planes = lines.planes
     height, count, width = planes.shape
-    unpacked = {**(attributes or {}), "compression": "none"}
-    spec = _spec((height, width, count), planes.dtype.name, lines.names, unpacked, window, metadata)
+    unpacked = header._replace(attributes={**header.attributes, "compression": "none"})
+    spec = _spec((height, width, count), planes.dtype.name, lines.names, unpacked)
     _write(path, "openexr", spec, None)
     rows, size = lines.body.shape
     heads = np.empty((rows, 2), "<i4")
@@ -404,24 +402,18 @@ def write_scanlines(
     _check_written(path, "openexr", lines)
 
 
-def _spec(
-    shape: Sequence[int],
-    dtype: str,
-    channels: Sequence[str],
-    attributes: Mapping[str, str | int | float],
-    window: FrameWindow | None,
-    metadata: Sequence[Attribute],
-) -> Any:
+def _spec(shape: Sequence[int], dtype: str, channels: Sequence[str], header: Header) -> Any:
     import OpenImageIO as oiio
 
     height, width, count = shape
     spec = oiio.ImageSpec(width, height, count, _FORMS[dtype])
     if channels:
         spec.channelnames = tuple(channels)
-    for entry in metadata:
+    for entry in header.metadata:
         spec.attribute(entry.name, entry.type, entry.value)
-    for name, value in attributes.items():
+    for name, value in header.attributes.items():
         spec.attribute(name, value)
+    window = header.window
     if window is not None:
         spec.x, spec.y = window.data[:2]
         spec.full_x, spec.full_y, spec.full_width, spec.full_height = window.display

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.io.arrays import read_npy
-from fullfield.io.files import PathLike, check_readable, reason
+from fullfield.io.files import PathLike, check_readable, complaining
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 _MOST_BYTES = 1 << 16
 
@@ -32,15 +30,10 @@ def read_pose(path: PathLike) -> Floats:
     size = check_readable(file)
     if size > _MOST_BYTES:
         raise InputError(f"{file}: expected a pose, 12 or 16 numbers, got a file of {size} bytes")
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # no numbers at all: said below
-            text = file.suffix.lower() != ".npy"
-            values = np.loadtxt(file, np.float64, ndmin=2) if text else read_npy(file, size)
-    except InputError:
-        raise
-    except (ValueError, OSError) as error:
-        raise InputError(f"{file}: expected a pose, 12 or 16 numbers: {reason(error)}") from error
+    with complaining(file, "expected a pose, 12 or 16 numbers", ValueError, OSError), warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # no numbers at all: said below
+        text = file.suffix.lower() != ".npy"
+        values = np.loadtxt(file, np.float64, ndmin=2) if text else read_npy(file, size)
     if values.size == 12 and values.dtype.kind in "fiu":
         values = np.concatenate([values.reshape(3, 4), [[0.0, 0.0, 0.0, 1.0]]])
     return rigid(values.reshape(4, 4) if values.size == 16 else values, str(file))

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fullfield._check import InputError
 from fullfield.io.files import PathLike, atomic_path, check_window
-from fullfield.io.metadata import Attribute, carried
-from fullfield.io.oiio import check_name, opened, write_picture
+from fullfield.io.metadata import carried
+from fullfield.io.oiio import Attribute, Header, check_name, opened, write_picture
 from fullfield.io.transfer import decode_srgb
 from fullfield.io.windows import FrameWindow
 
@@ -50,15 +50,11 @@ def read_raw(path: PathLike) -> Raw:
             raise InputError(f"{where}: holds deep data (several samples a pixel); flatten it first")
         forms = {str(form) for form in spec.channelformats} or {str(spec.format)}
         exr = source.kind == "openexr"
-        x, y, width, height = part.data_window
-        left, top, wide, high = part.display_window if exr else part.data_window
-        check_window(where, wide, high, source.size)
-        planes = np.zeros((len(part.channels), high, wide), np.float32)
-        x0, x1, y0, y1 = max(x, left), min(x + width, left + wide), max(y, top), min(y + height, top + high)
-        if x0 < x1 and y0 < y1:
-            for start, band in source.bands(part, list(range(len(part.channels))), (y0, y1), "float"):
-                rows = slice(start - top, start - top + len(band))
-                planes[:, rows, x0 - left : x1 - left] = band[:, x0 - x : x1 - x].transpose(2, 0, 1)
+        box = part.display_window if exr else part.data_window
+        check_window(where, box[2], box[3], source.size)
+        planes = np.zeros((len(part.channels), box[3], box[2]), np.float32)
+        for area, pixels in source.inside(part, list(range(len(part.channels))), box, "float"):
+            planes[:, area[0], area[1]] = pixels.transpose(2, 0, 1)
         window = part.window._replace(data=part.display_window) if exr else None
         form = next((name for name in ("float", "double", "half", "uint16", "uint8") if name in forms), "float")
         form = "float" if form == "double" else form
@@ -103,17 +99,9 @@ def write_raw(path: PathLike, raw: Raw) -> None:
         with np.errstate(over="ignore"):
             pixels = pixels.astype(np.float16)
     kind = {".png": "png", ".exr": "openexr"}.get(suffix, "tiff")
-    window = raw.window if suffix == ".exr" else None
+    header = Header(attributes, raw.window, raw.metadata) if suffix == ".exr" else Header(attributes)
     with atomic_path(where) as temporary:
-        write_picture(
-            temporary,
-            kind,
-            pixels,
-            channels=raw.channels,
-            attributes=attributes,
-            window=window,
-            metadata=raw.metadata if suffix == ".exr" else (),
-        )
+        write_picture(temporary, kind, pixels, raw.channels, header)
 
 
 def _to_light(planes: NDArray[np.float32], others: list[int], alpha: int | None) -> None:

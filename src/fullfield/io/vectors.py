@@ -15,9 +15,9 @@ from fullfield._check import InputError, choice, require, tensor
 from fullfield._check import values as held
 from fullfield.io.files import PathLike, atomic_path
 from fullfield.io.flow import Precision, check_flow_window, read_flow
-from fullfield.io.metadata import Attribute
+from fullfield.io.flow_formats import Y_NOTE
 from fullfield.io.names import EXR_COMPRESSIONS
-from fullfield.io.oiio import check_name, layers, opened, sniff
+from fullfield.io.oiio import Attribute, Header, check_name, layers, opened, sniff
 from fullfield.io.scanlines import Channel, Scanlines, body_shape, planes_of
 from fullfield.io.windows import FrameWindow
 
@@ -75,8 +75,8 @@ def write_vectors(
         values[name] = held(part, name).detach().to("cpu", torch.float32).numpy()
         size = values[name].shape[-2:]
     require(size is not None and 0 not in size, "parts", "at least one pixel", "none")
-    lines = vector_lines(values, dtype, y)
-    write_vector_lines(where, lines, compression=compression, y=y, window=window, metadata=metadata, notes=notes)
+    header = Header({Y_NOTE: y, **(notes or {})}, window, metadata)
+    write_vector_lines(where, vector_lines(values, dtype, y), compression, header)
 
 
 def vector_lines(
@@ -118,25 +118,15 @@ def vector_lines_there(
     return tuple(channel.name for channel in channels), body, good
 
 
-def write_vector_lines(
-    path: PathLike,
-    lines: Scanlines,
-    *,
-    compression: str | None = None,
-    y: str = "up",
-    window: FrameWindow | None = None,
-    metadata: Sequence[Attribute] = (),
-    notes: Mapping[str, str] | None = None,
-) -> None:
-    """Write lines of vectors as :func:`write_vectors` does."""
+def write_vector_lines(path: PathLike, lines: Scanlines, compression: str | None, header: Header) -> None:
+    """Write lines of vectors as :func:`write_vectors` does; the header says where y points."""
     from fullfield.io.flow_formats import exr
 
     where, planes = Path(path), lines.planes
-    check_flow_window(where, ".exr", window, (planes.shape[0], planes.shape[2]))
+    check_flow_window(where, ".exr", header.window, (planes.shape[0], planes.shape[2]))
     check_name(where)
     with atomic_path(where) as temporary:
-        attributes = {exr.Y: y, **(notes or {})}
-        exr.save(temporary, lines, compression, attributes=attributes, window=window, metadata=metadata)
+        exr.save(temporary, lines, compression, header)
 
 
 def read_vectors(path: PathLike) -> dict[str, Tensor]:
@@ -183,15 +173,9 @@ def _plane(path: Path, name: str) -> Tensor:
     with opened(path) as source:
         part = source.first_part()
         channel = next(i for i, have in enumerate(part.channels) if have.lower() == name)
-        x, y, width, height = part.data_window
-        fx, fy, full_width, full_height = part.display_window
-        plane = np.zeros((full_height, full_width), np.float32)
-        left, right = max(x, fx), min(x + width, fx + full_width)
-        top, bottom = max(y, fy), min(y + height, fy + full_height)
-        if left < right and top < bottom:
-            for start, band in source.bands(part, [channel], (top, bottom), "float"):
-                rows = slice(start - fy, start - fy + len(band))
-                plane[rows, left - fx : right - fx] = band[:, left - x : right - x, 0]
+        plane = np.zeros(part.display_window[3:1:-1], np.float32)
+        for area, pixels in source.inside(part, [channel], part.display_window, "float"):
+            plane[area] = pixels[..., 0]
     if not np.isfinite(plane).all():
         raise InputError(f"{path}: {name} has values that are not finite")
     return torch.from_numpy(plane)

@@ -10,20 +10,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.io.files import atomic_path, check_readable, reason
+from fullfield.io.files import PathLike, atomic_path, check_readable, reason
 from fullfield.io.names import CAMERA
-
-if TYPE_CHECKING:
-    from types import TracebackType
-
-    from fullfield.io.files import PathLike
 
 # Of the time stamps of written frames: divisible by the usual rates, and fine enough for any other.
 _TICKS = 90_000
@@ -250,9 +245,8 @@ class VideoWriter:
     def __init__(self, path: PathLike, width: int, height: int, rate: float) -> None:
         av = importlib.import_module("av")
         self._av, self._size, self._last = av, (height, width), -1
-        self._stack = ExitStack()
-        temporary = self._stack.enter_context(atomic_path(path))
-        try:
+        with ExitStack() as stack:
+            temporary = stack.enter_context(atomic_path(path))
             self._container = av.open(str(temporary), "w")
             codec = next((name for name in _CODECS if name in av.codecs_available), None)
             if codec is None:
@@ -263,9 +257,7 @@ class VideoWriter:
             self._stream.time_base = self._stream.codec_context.time_base = Fraction(1, _TICKS)
             if codec == "libx264":
                 self._stream.options = {"preset": "veryfast", "crf": "18"}
-        except BaseException:
-            self._stack.__exit__(*sys.exc_info())
-            raise
+            self._stack = stack.pop_all()
 
     def write(
         self,
@@ -293,9 +285,7 @@ class VideoWriter:
     def __enter__(self) -> VideoWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is None:
             self.close()
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, NamedTuple, TypeAlias
 
 from fullfield._check import InputError
@@ -32,6 +33,27 @@ class FrameWindow(NamedTuple):
         """Whether the data windows have a pixel in common."""
         both = self.union(other).data
         return all(both[i] < self.data[i] + other.data[i] for i in (2, 3))
+
+
+def common_window(windows: Mapping[str, FrameWindow]) -> FrameWindow:
+    """The first one's window, widened to the data windows of all, by path; InputError names what does not fit."""
+    (first_path, first), *others = windows.items()
+    union = first
+    for path, other in others:
+        if other.display != first.display:
+            raise InputError(
+                f"{path}: its display window is {_shown(other.display)}, but that of {first_path} is "
+                f"{_shown(first.display)}; --window data needs the same one"
+            )
+        if not other.overlaps(first):  # which also bounds what the union can claim
+            raise InputError(f"{path}: its data window has no pixel in common with that of {first_path}")
+        union = union.union(other)
+    return union
+
+
+def _shown(box: Box) -> str:
+    x, y, width, height = box
+    return f"{width}x{height} at ({x}, {y})"
 
 
 def check_window_choice(window: object) -> None:

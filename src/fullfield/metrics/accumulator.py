@@ -95,15 +95,10 @@ class FlowMetrics:
             for name, value in others.items():
                 fits = value is None or (isinstance(value, Tensor) and value.shape[:1] == pred.shape[:1])
                 _check.require(fits, name, f"a batch of {len(pred)} like pred", value)
-            images = [
-                self._image(
-                    pred[i],
-                    truth[i],
-                    valid if valid is None else valid[i],
-                    occluded if occluded is None else occluded[i],
-                )
-                for i in range(len(pred))
-            ]
+            images = []
+            for i in range(len(pred)):
+                masks = [None if mask is None else mask[i] for mask in (valid, occluded)]
+                images.append(self._image(pred[i], truth[i], *masks))
         for counts, sums in images:
             self._add(counts, sums)
 
@@ -180,11 +175,8 @@ class FlowMetrics:
             columns[0], columns[-1] = 1.0, bad
             for column, (part, _, _) in zip(columns[1:-1], MEASURES.values(), strict=True):
                 column.copy_(part(block)).masked_fill_(~counted, 0.0)
-            members = self._members(
-                block,
-                None if occluded is None else occluded[rows].to(bad.device),
-                None if distance is None else distance[rows].to(bad.device),
-            )
+            maps = [None if plane is None else plane[rows].to(bad.device) for plane in (occluded, distance)]
+            members = self._members(block, *maps)
             # Row by row, so that the sums do not depend on the number of threads.
             sums = (members.to(columns.dtype).transpose(0, 1) @ columns.permute(1, 2, 0)).sum(0)
             total = sums if total is None else total + sums

@@ -84,14 +84,8 @@ class Shot:
         scene = ["--own-scene", str(self.seed)] if self.source is None else ["--blend", os.path.abspath(self.source)]  # noqa: PTH100
         numbers = ["--frames", str(self.first), str(self.last), "--width", str(self.width)]
         rest = ["--samples", str(self.samples), "--device", "GPU" if self.gpu else "CPU"]
-        return [
-            *scene,
-            "--output",
-            os.fspath(folder.absolute()),
-            *numbers,
-            *rest,
-            *(["--checks"] if self.checks else []),
-        ]
+        checks = ["--checks"] if self.checks else []
+        return [*scene, "--output", os.fspath(folder.absolute()), *numbers, *rest, *checks]
 
 
 def render_shot(
@@ -123,11 +117,8 @@ def render_shot(
         if lacking is not None:
             raise InputError(f"Blender: ended without writing {lacking}: {said}")
 
-    def collecting(fraction: float, text: str) -> None:
-        if progress is not None:
-            progress(0.95 + 0.05 * fraction, text)
-
-    return collect_truth(target, shot.first, shot.last, progress=collecting)
+    last = None if progress is None else lambda fraction, text: progress(0.95 + 0.05 * fraction, text)
+    return collect_truth(target, shot.first, shot.last, progress=last)
 
 
 def _refuse_other_settings(shot: Shot, folder: Path) -> None:

@@ -9,17 +9,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield._check import InputError
 from fullfield.io import write_flow, write_image
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 SCALE = 2
 """Vectors are rendered at this many times the frame's size."""

@@ -11,7 +11,7 @@ from fullfield._check import InputError
 from fullfield.sequences.engine import Problem
 from fullfield.sequences.pool import chunks
 from fullfield.sequences.ranges import format_frames
-from fullfield.sequences.run import Outcome, Tell, Work, prepare, run
+from fullfield.sequences.run import Outcome, Tell, Work, run
 
 _RETRIES = 2
 
@@ -19,14 +19,9 @@ _RETRIES = 2
 class Maker:
     """What an actor is: an estimator that is kept, and chunks of frames that come."""
 
-    def __init__(self, work: Work, every: list[int], threads: int | None) -> None:
-        import torch
-
-        if threads is not None:
-            torch.set_num_threads(threads)
+    def __init__(self, work: Work, every: list[int]) -> None:
         self._work, self._every = work, every
-        self._estimator = work.estimator()
-        prepare(work, self._estimator)
+        self._estimator = work.ready()
 
     def make(self, chunk: list[int]) -> tuple[str, Any]:
         """The outcome of a chunk, or why it was refused."""
@@ -56,9 +51,9 @@ def run_on_cluster(
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise InputError(f"--ray {address}: no such cluster ({str(error).splitlines()[0]})") from error
     try:
-        makers, shared = _makers(work, list(numbers if every is None else every))
+        makers = _makers(work, list(numbers if every is None else every))
         outcome = Outcome()
-        left = chunks(numbers, shared)
+        left = chunks(numbers, len(makers))
         busy: dict[Any, tuple[Any, list[int]]] = {}
         for maker in makers[: len(left)]:
             chunk = left.pop(0)
@@ -73,10 +68,7 @@ def run_on_cluster(
     finally:
         if not theirs:
             ray.shutdown()
-    for name in ("written", "incomplete", "cuts", "held"):
-        getattr(outcome, name).sort()
-    outcome.wall_s = time.perf_counter() - begin
-    return outcome
+    return outcome.end(begin)
 
 
 def _take(ray: Any, done: Any, chunk: list[int], outcome: Outcome, tell: Tell | None) -> None:
@@ -94,8 +86,8 @@ def _take(ray: Any, done: Any, chunk: list[int], outcome: Outcome, tell: Tell | 
             tell(number)
 
 
-def _makers(work: Work, every: list[int]) -> tuple[list[Any], int]:
-    """The actors, and how many there are."""
+def _makers(work: Work, every: list[int]) -> list[Any]:
+    """The actors."""
     import ray
 
     nodes = [node for node in ray.nodes() if node["Alive"]]
@@ -116,5 +108,5 @@ def _makers(work: Work, every: list[int]) -> tuple[list[Any], int]:
     for resources in wanted:
         threads = work.threads if on_gpu or work.threads is not None else resources["num_cpus"]
         chosen = kind.options(**resources, max_restarts=_RETRIES, max_task_retries=_RETRIES)
-        made.append(chosen.remote(mine, every, threads))
-    return made, len(made)
+        made.append(chosen.remote(replace(mine, threads=threads), every))
+    return made

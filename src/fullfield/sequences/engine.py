@@ -17,7 +17,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.estimators.protocol import Estimator
-from fullfield.estimators.refined import RefinedEstimator
+from fullfield.estimators.refined import refiner_of
 from fullfield.estimators.reliability import occlusion_and_confidence
 from fullfield.estimators.warm_start import moved_forward
 from fullfield.io import FrameWindow
@@ -103,6 +103,11 @@ class Estimated:
     used: dict[int, Any] = field(default_factory=dict)
     """The frames that went into it, with the stamps of their files."""
 
+    def lack(self, direction: str, problem: Problem) -> None:
+        """Note a direction whose pair could not be estimated, and why."""
+        self.problems.append(problem)
+        self.missing.append(direction)
+
 
 Stored = Callable[[int, int], "Tensor | None"]
 """The stored flow [2, H, W] from a frame to another one, if there is any."""
@@ -131,14 +136,9 @@ class Engine:
         self._stored = stored or (lambda _a, _b: None)
         self._device = _check.device(setting.device)
         plates.pinned = self._device.type == "cuda"
-        self._refiner: RefinedEstimator | None = None
-        if isinstance(estimator, RefinedEstimator) and estimator.refines(self._device):
-            self._refiner, self._estimator = estimator, estimator.estimator
-        elif isinstance(estimator, RefinedEstimator) and setting.refine:
-            self._refiner = RefinedEstimator(estimator.estimator, estimator.config)
-            self._estimator = estimator.estimator
-        elif setting.refine:
-            self._refiner = RefinedEstimator(estimator)
+        self._refiner = refiner_of(estimator, self._device, refine=setting.refine)
+        if self._refiner is not None:
+            self._estimator = self._refiner.estimator
         self._refined: dict[tuple[int, int, int], Tensor | Problem] = {}
         self._log_scales: dict[tuple[int, int, int], Tensor] = {}
         # Both ways of a pair in one call, unless they start from different flows.
@@ -258,9 +258,9 @@ class Engine:
     def _forget(self, following: int | None) -> None:
         """Let go of what no later frame needs."""
         if following is None:
-            for kept in (self._ready, self._small, self._on_device, self._flows, self._refined, self._changes):
+            pictures = self._ready, self._small, self._on_device
+            for kept in (*pictures, self._flows, self._refined, self._log_scales, self._changes):
                 kept.clear()
-            self._log_scales.clear()
             return
         step, setting = self._setting.step, self._setting
         for number in [n for n in self._ready if n < following - step]:
@@ -302,17 +302,16 @@ class Engine:
                 continue
             flow = self._flow(number, other, done)
             if isinstance(flow, Problem):
-                done.problems.append(flow)
-                done.missing.append(direction)
+                done.lack(direction, flow)
                 self._add_end(done, direction, size)
                 continue
             partner = self._ready[other]
             done.used[other] = partner.stamp if isinstance(partner, Plate) else None
             done.parts[direction] = flow
         if self._refiner is not None:  # backward first: from that flow the pair back of the other direction starts
-            for direction in [name for name in ("backward", "forward") if name in done.parts and name not in done.ends]:
-                if direction not in done.missing:
-                    self._refine(done, direction, number, number + setting.ways[direction])
+            made = [name for name in setting.ways if name not in (*done.ends, *done.missing)]
+            for direction in sorted(made):
+                self._refine(done, direction, number, number + setting.ways[direction])
         if setting.is_checked:  # after both directions, from which the pairs back may start
             for direction in [name for name in setting.ways if name not in (*done.ends, *done.missing)]:
                 self._check(done, direction, number, number + setting.ways[direction])
@@ -324,10 +323,9 @@ class Engine:
             self._refined[pair] = self._made_exact(done, direction, number, other)
         found = self._refined[pair]
         if isinstance(found, Problem):
-            done.problems.append(found)
-            done.missing.append(direction)
-            return
-        done.parts[direction] = found
+            done.lack(direction, found)
+        else:
+            done.parts[direction] = found
 
     def _made_exact(self, done: Estimated, direction: str, number: int, other: int) -> Tensor | Problem:
         refiner, back = self._refiner, self._flow(other, number, done)
@@ -349,8 +347,7 @@ class Engine:
     def _check(self, done: Estimated, direction: str, number: int, other: int) -> None:
         back = self._flow(other, number, done)
         if isinstance(back, Problem):
-            done.problems.append(back)
-            done.missing.append(direction)
+            done.lack(direction, back)
             return
         first, second = self._alike(number, other, self._grid(number))
         own = self._log_scales.get((number, other, self._grid(number)))
@@ -460,21 +457,19 @@ class Engine:
         if not self._plates.by_data:
             return [self._sent(number) for number in (first, second)]
         box = self._box(grid).data
-        return [self._placed(number, box) for number in (first, second)]
-
-    def _placed(self, number: int, box: tuple[int, int, int, int]) -> Tensor:
-        plate = self._ready[number]
-        if isinstance(plate, Problem):
-            raise InputError(f"{self._plates.path(number)}: {plate.reason}")
-        return placed(plate, box)[None].to(self._device)
+        return [placed(self._plate(number), box)[None].to(self._device) for number in (first, second)]
 
     def _sent(self, number: int) -> Tensor:
         if number not in self._on_device:
-            plate = self._ready[number]
-            if isinstance(plate, Problem):
-                raise InputError(f"{self._plates.path(number)}: {plate.reason}")
-            self._on_device[number] = plate.frame[None].to(self._device, non_blocking=True)  # from pinned memory
+            frame = self._plate(number).frame[None]
+            self._on_device[number] = frame.to(self._device, non_blocking=True)  # from pinned memory
         return self._on_device[number]
+
+    def _plate(self, number: int) -> Plate:
+        plate = self._ready[number]
+        if isinstance(plate, Problem):
+            raise InputError(f"{self._plates.path(number)}: {plate.reason}")
+        return plate
 
     def _box(self, number: int) -> FrameWindow:
         """The window of a frame's result: its own, widened to those of the frames it is compared with."""

@@ -5,24 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from fullfield import _check
 from fullfield.estimators import Estimator, Flow
-from fullfield.estimators.estimation import build
+from fullfield.estimators.estimation import estimator_of
+from fullfield.estimators.frames import Frame
 from fullfield.estimators.registry import DEFAULT_METHOD
 from fullfield.io import FrameWindow
-from fullfield.io.metadata import Attribute
+from fullfield.io.oiio import Attribute
 from fullfield.sequences.engine import Engine, Estimated, Problem, Setting
 from fullfield.sequences.outputs import to_cpu
 from fullfield.sequences.plates import Plates, open_plates
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from fullfield.estimators.frames import Frame
 
 
 @dataclass(frozen=True)
@@ -80,14 +77,7 @@ def estimate_sequence(
     ...     if flows.forward is not None:
     ...         flows.forward.save(f"mv.{flows.number:04d}.exr")
     """
-    if isinstance(method, str):
-        estimator = build(method, **parameters)
-    else:
-        fits = isinstance(method, Estimator) and not isinstance(method, type)
-        _check.require(fits, "method", "a name or an Estimator", method)
-        names = ", ".join(parameters)
-        _check.require(not parameters, names, "no parameters beside an Estimator", f"{len(parameters)}")
-        estimator = method
+    estimator = estimator_of(method, **parameters)
     chosen = Setting(direction, step) if setting is None else setting
     _check.require(isinstance(chosen, Setting), "setting", "a Setting", chosen)
     listed = isinstance(frames, (str, os.PathLike, list, tuple))

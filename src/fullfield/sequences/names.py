@@ -136,16 +136,15 @@ def find_frames(text: str) -> Found:
     if where.suffix.lower() in VIDEO_SUFFIXES and not is_pattern(text):
         raise InputError(f"{text}: no such file")
     if where.is_dir():
-        return _grouped(text, [p for p in where.iterdir() if p.suffix.lower() in FRAME_SUFFIXES and _shown(p)])
-    asked = None
-    spelled = text
-    if not is_pattern(text) or _OUTER.fullmatch(text):
-        behind = _OUTER.fullmatch(text)
-        if behind is not None and is_pattern(behind[1]):
-            spelled, asked = behind[1], parse_frames(behind[2], text)
-    inside = _INNER.search(os.path.split(spelled)[1])
+        named = [p for p in where.iterdir() if p.suffix.lower() in FRAME_SUFFIXES and not p.name.startswith(".")]
+        return _grouped(text, [p for p in named if p.is_file()])
+    spelled, asked = text, None
+    behind = _OUTER.fullmatch(text)
+    if behind is not None and is_pattern(behind[1]):
+        spelled, asked = behind[1], parse_frames(behind[2], text)
+    name = os.path.split(spelled)[1]
+    inside = _INNER.search(name)
     if inside is not None:
-        name = os.path.split(spelled)[1]
         asked = parse_frames(inside[1], text)
         spelled = spelled[: len(spelled) - len(name)] + name[: inside.start()] + name[inside.end() :]
     if _FIELD.search(os.path.split(spelled)[1]):
@@ -160,10 +159,6 @@ def find_frames(text: str) -> Found:
     raise InputError(f"{text}: no such file or folder")
 
 
-def _shown(path: Path) -> bool:
-    return not path.name.startswith(".") and path.is_file()
-
-
 def _nearest(pattern: Pattern) -> str:
     """What stands there with other digits, for a complaint."""
     near = Pattern(pattern.before, 1, pattern.after, any_padding=True).found()
@@ -175,20 +170,20 @@ def _nearest(pattern: Pattern) -> str:
 
 def _grouped(text: str, files: list[Path]) -> Found:
     """Frames by the last number of their names, which must belong to one sequence."""
-    groups: dict[tuple[str, str, str], dict[int, Path]] = {}
+    groups: dict[tuple[str, str], dict[int, Path]] = {}
     plain: list[Path] = []
-    widths: dict[tuple[str, str, str], set[int]] = {}
+    widths: list[int] = []
     for path in sorted(files):
         match = re.fullmatch(r"(.*?)(\d+)(\D*)", path.stem)
         if match is None:
             plain.append(path)
             continue
         before, number, after = match[1], int(match[2]), match[3]
-        key = (str(path.parent / before) if before else str(path.parent) + os.sep, after + path.suffix, "")
+        key = (str(path.parent / before) if before else str(path.parent) + os.sep, after + path.suffix)
         if number in groups.get(key, {}):
             raise InputError(f"{text}: expected one file a frame, got {groups[key][number]} and {path}")
         groups.setdefault(key, {})[number] = path
-        widths.setdefault(key, set()).add(len(match[2]))
+        widths.append(len(match[2]))
     if not groups and not plain:
         raise InputError(f"{text}: expected frames ({', '.join(FRAME_SUFFIXES)}), found none")
     if not groups:
@@ -199,8 +194,8 @@ def _grouped(text: str, files: list[Path]) -> Found:
             f"{text}: expected one sequence, got {len(groups) + bool(plain)} ({', '.join(names[:4])}); name one by a "
             "pattern such as plate.####.exr"
         )
-    (before, after, _), numbered = next(iter(groups.items()))
-    return Found(text, dict(sorted(numbered.items())), Pattern(before, min(next(iter(widths.values()))), after, True))
+    (before, after), numbered = next(iter(groups.items()))  # one group, whose widths these are
+    return Found(text, dict(sorted(numbered.items())), Pattern(before, min(widths), after, True))
 
 
 def choose(found: Found, text: str | None, name: str = "--frames") -> list[int]:

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from fullfield._check import InputError
 from fullfield.io import atomic_path, read_flow, write_flow, write_st_map
+from fullfield.io.flow_formats import Y_NOTE
+from fullfield.io.oiio import Header
 from fullfield.io.scanlines import Scanlines
 from fullfield.io.vectors import ENDS_NOTE, INCOMPLETE_NOTE, read_note, vector_lines, write_vector_lines
 from fullfield.sequences.engine import Estimated
@@ -99,20 +101,14 @@ class Output:
                 packing: dict[str, Any] = {} if self.compression is None else {"compression": self.compression}
                 write_flow(path, parts[directions[0]], **packing)
                 return
-        notes = {"fullfield/frame": str(done.number)}
+        notes = {Y_NOTE: self.y, "fullfield/frame": str(done.number)}
         if done.missing:
             notes[INCOMPLETE_NOTE] = ",".join(sorted(set(done.missing)))
         if done.ends:
             notes[ENDS_NOTE] = ",".join(done.ends)
-        write_vector_lines(
-            path,
-            self.lines(parts) if isinstance(parts, Mapping) else parts,
-            compression=self.compression,
-            y=self.y,
-            window=done.window,
-            metadata=() if done.plate is None else done.plate.metadata,
-            notes=notes,
-        )
+        lines = self.lines(parts) if isinstance(parts, Mapping) else parts
+        header = Header(notes, done.window, () if done.plate is None else done.plate.metadata)
+        write_vector_lines(path, lines, self.compression, header)
 
     def sweep(self, numbers: Sequence[int]) -> None:
         """Remove what a killed run left of these frames' files."""
@@ -180,8 +176,8 @@ class Output:
             found = json.loads(self.sidecar.read_text("utf-8"))
         except FileNotFoundError:
             return None
-        except (ValueError, UnicodeDecodeError):
-            raise InputError(f"{self.sidecar}: expected the notes of an earlier run; remove it") from None
+        except ValueError:
+            found = None
         if not isinstance(found, dict):
             raise InputError(f"{self.sidecar}: expected the notes of an earlier run; remove it")
         return found

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fullfield._check import InputError
+from fullfield.estimators.frames import Frame, label
 from fullfield.io import FrameWindow, frame_window, open_video
 from fullfield.io.image import FrameReader, pinned_planes
-from fullfield.io.metadata import Attribute
+from fullfield.io.oiio import Attribute
+from fullfield.io.windows import common_window
 from fullfield.sequences.names import Found, choose, find_frames
-
-if TYPE_CHECKING:
-    from fullfield.estimators.frames import Frame
 
 Stamp = tuple[int, int, int]
 
@@ -56,9 +54,12 @@ class Plates(Protocol):
 
     def read(self, number: int) -> Plate: ...
 
-    def stamp(self, number: int) -> Stamp | None: ...
+    def stamp(self, number: int) -> Stamp | None:  # None: not of a file
+        del number
+        return None
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        return None
 
 
 def open_plates(
@@ -88,7 +89,7 @@ def open_plates(
     return FilePlates(found, chosen, **reading)
 
 
-class FilePlates:
+class FilePlates(Plates):
     """Frames in files of their own."""
 
     def __init__(self, found: Found, numbers: Sequence[int], **reading: Any) -> None:
@@ -139,11 +140,8 @@ class FilePlates:
                 return Plate(found.frame, window, found.metadata, before)
         raise InputError(f"{path}: is being written while it is read")
 
-    def close(self) -> None:
-        pass
 
-
-class ListedPlates:
+class ListedPlates(Plates):
     """Frames from a list."""
 
     def __init__(self, frames: Sequence[Frame], numbers: str | Sequence[int] | None, **reading: Any) -> None:
@@ -158,15 +156,10 @@ class ListedPlates:
 
     def path(self, number: int) -> str:
         inside = 1 <= number <= len(self._frames)
-        frame = self._frames[number - 1] if inside else None
-        return os.fspath(frame) if isinstance(frame, (str, os.PathLike)) else f"frame {number}"
+        return label(self._frames[number - 1] if inside else None, f"frame {number}")
 
     def has(self, number: int) -> bool | None:
         return True if 1 <= number <= len(self._frames) else None
-
-    def stamp(self, number: int) -> Stamp | None:
-        del number
-        return None
 
     def read(self, number: int) -> Plate:
         from fullfield.estimators import as_frame
@@ -176,11 +169,8 @@ class ListedPlates:
         # Plates lie in the host's memory, wherever the frames came from; the engine takes them where it computes.
         return Plate(as_frame(self._frames[number - 1], self.path(number), **self._reading).cpu())
 
-    def close(self) -> None:
-        pass
 
-
-class VideoPlates:
+class VideoPlates(Plates):
     """The frames of a video, counted from 1 and decoded in order; one that was passed is decoded from the start again.
 
     Videos of more than 8 bits are read with all of them.
@@ -217,22 +207,16 @@ class VideoPlates:
         low, high = min(1, self.numbers[0]), max(self._length, self.numbers[-1])
         return 1 <= number <= self._length if low <= number <= high else None
 
-    def stamp(self, number: int) -> Stamp | None:
-        del number
-        return None
-
     def read(self, number: int) -> Plate:
         with self._lock:
             if number < self._next:
                 self._open()
-            for _ in range(self._next, number):
+            frame: Any = None
+            while self._next <= number:
                 self._next += 1
-                if next(self._frames, None) is None:
+                frame = next(self._frames, None)
+                if frame is None:
                     raise InputError(f"{self._path}: has no frame {number}; it ends before")
-            self._next += 1
-            frame = next(self._frames, None)
-            if frame is None:
-                raise InputError(f"{self._path}: has no frame {number}; it ends before")
             values: Tensor = frame.values()
         if self._curve is not None:
             self._curve(values.numpy())
@@ -255,17 +239,8 @@ def placed(plate: Plate, box: tuple[int, int, int, int]) -> Tensor:
 
 
 def common_box(plates: Mapping[str, Plate]) -> FrameWindow:
-    """The first one's window, widened to the data windows of all, by path; InputError names what does not fit."""
-    paths = list(plates)
-    first = union = _window(plates[paths[0]])
-    for path in itertools.islice(paths, 1, None):
-        other = _window(plates[path])
-        if other.display != first.display:
-            raise InputError(f"{path}: its display window is not that of {paths[0]}; --window data needs the same one")
-        if not other.overlaps(first):
-            raise InputError(f"{path}: its data window has no pixel in common with that of {paths[0]}")
-        union = union.union(other)
-    return union
+    """:func:`fullfield.io.windows.common_window` of plates, by path."""
+    return common_window({path: _window(plate) for path, plate in plates.items()})
 
 
 def _window(plate: Plate) -> FrameWindow:

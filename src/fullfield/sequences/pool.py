@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection, wait
 from fullfield._check import InputError
 from fullfield.sequences.engine import Problem
 from fullfield.sequences.ranges import format_frames
-from fullfield.sequences.run import Outcome, Tell, Work, prepare, run
+from fullfield.sequences.run import Outcome, Tell, Work, run
 
 _LEAST = 8
 _TURNS = 4  # chunks of every process, so that none waits long for the last
@@ -144,10 +144,7 @@ def run_on_devices(
     finally:
         for worker in workers:
             worker.end()
-    for name in ("written", "incomplete", "cuts", "held"):
-        getattr(outcome, name).sort()
-    outcome.wall_s = time.perf_counter() - begin
-    return outcome
+    return outcome.end(begin)
 
 
 def _hear(worker: _Worker, outcome: Outcome, left: _Chunks, tell: Tell | None) -> bool:
@@ -212,12 +209,7 @@ def _serve(work: Work, every: list[int], pipe: Connection) -> None:
 
 
 def _work_off(work: Work, every: list[int], pipe: Connection) -> None:
-    import torch
-
-    if work.threads is not None:
-        torch.set_num_threads(work.threads)
-    estimator = work.estimator()
-    prepare(work, estimator)
+    estimator = work.ready()
     lock = threading.Lock()  # several threads write files
 
     def tell(number: int) -> None:

@@ -35,13 +35,11 @@ def parse_frames(text: str, name: str = "frames") -> list[int]:
         if abs(last - first) // step >= MOST:
             raise InputError(f"{name}: expected at most {MOST} frames, got {part!r}")
         way = 1 if last >= first else -1
-        every = range(first, last + way, way * step)
+        whole = range(first, last + way, way)
         if match[3] == "y":
-            found.update(set(range(first, last + way, way)).difference(every))
-        elif match[3] == ":":
-            found.update(range(first, last + way, way))
+            found.update(set(whole).difference(whole[::step]))
         else:
-            found.update(every)
+            found.update(whole if match[3] == ":" else whole[::step])
         if len(found) > MOST:
             raise InputError(f"{name}: expected at most {MOST} frames, got more")
     if not found:
@@ -54,17 +52,11 @@ def format_frames(numbers: Iterable[int]) -> str:
     left = sorted(set(numbers))
     parts: list[str] = []
     while left:
-        count, step = 1, 1
-        if len(left) > 1:
-            step = left[1] - left[0]
-            count = 2
-            while count < len(left) and left[count] - left[count - 1] == step:
-                count += 1
-        if count == 2 and step > 1:
-            count = 1
-        if count == 1:
-            parts.append(f"{left[0]}")
-        else:
-            parts.append(f"{left[0]}-{left[count - 1]}" + (f"x{step}" if step > 1 else ""))
+        step = left[1] - left[0] if len(left) > 1 else 1
+        count = next((n for n in range(1, len(left)) if left[n] - left[n - 1] != step), len(left))
+        if count == 1 or (count == 2 and step > 1):
+            parts.append(f"{left.pop(0)}")
+            continue
+        parts.append(f"{left[0]}-{left[count - 1]}" + (f"x{step}" if step > 1 else ""))
         left = left[count:]
     return ",".join(parts)

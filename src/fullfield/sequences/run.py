@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.estimators.protocol import Estimator
+from fullfield.estimators.protocol import Estimator, prepare_estimator
 from fullfield.estimators.refined import RefinedEstimator
 from fullfield.io.flow_formats import FlowRangeError
 from fullfield.io.oiio import one_thread_a_file
@@ -61,6 +61,14 @@ class Work:
         from fullfield.estimators.estimation import build
 
         return build(self.method, config=self.config, backend=self.backend)
+
+    def ready(self) -> Estimator:
+        """A new estimator, prepared, in a process of its own that has this work's threads."""
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
+        estimator = self.estimator()
+        prepare(self, estimator)
+        return estimator
 
     def settings(self, estimator: Estimator) -> dict[str, Any]:
         """What decides the files' contents, for the notes beside them. The estimator is prepared."""
@@ -105,15 +113,26 @@ class Outcome:
 
     def add(self, other: Outcome) -> None:
         """Take in another part's."""
-        for name in ("written", "incomplete", "cuts", "held", "problems"):
-            mine = getattr(self, name)
-            mine += [item for item in getattr(other, name) if item not in mine]
+        self.note(other, "written", "incomplete", "cuts", "held", "problems")
         self.stopped = self.stopped or other.stopped
         self.busy_s += other.busy_s
         total = Stages()
         total.add(self.stages)
         total.add(other.stages)
         self.stages = total.spent
+
+    def note(self, other: Outcome | Estimated, *names: str) -> None:
+        """Take what the lists of these names do not have yet."""
+        for name in names:
+            mine = getattr(self, name)
+            mine += [item for item in getattr(other, name) if item not in mine]
+
+    def end(self, begin: float) -> Outcome:
+        """All of it in order, and the time since ``begin``."""
+        for items in (self.written, self.incomplete, self.cuts, self.held):
+            items.sort()
+        self.wall_s = time.perf_counter() - begin
+        return self
 
     @property
     def is_good(self) -> bool:
@@ -123,9 +142,7 @@ class Outcome:
 
 def prepare(work: Work, estimator: Estimator, size: tuple[int, int] | None = None, **more: Any) -> None:
     """Load or compile what the estimator runs on."""
-    ready = getattr(estimator, "prepare", None)
-    if ready is not None:
-        ready(_check.device(work.setting.device), size, **more)
+    prepare_estimator(estimator, _check.device(work.setting.device), size, **more)
 
 
 def run(
@@ -166,7 +183,7 @@ def run(
     try:
         with one_thread_a_file, writer:
             for done in engine:
-                _note(outcome, done)
+                outcome.note(done, "problems", "cuts", "held")
                 if any(name in done.parts for name in setting.ways) and set(done.missing) != set(setting.ways):
                     writer(done)
                 elif tell is not None:
@@ -181,12 +198,6 @@ def run(
     outcome.busy_s, outcome.wall_s = engine.busy_s, time.perf_counter() - begin
     outcome.stages = engine.stages.spent
     return outcome
-
-
-def _note(outcome: Outcome, done: Estimated) -> None:
-    for name in ("problems", "cuts", "held"):
-        mine = getattr(outcome, name)
-        mine += [item for item in getattr(done, name) if item not in mine]
 
 
 def _is_there(plates: Plates, number: int) -> bool:
@@ -251,11 +262,9 @@ class _Writer:
                 self._write_now(done, event)
         except FlowRangeError as error:
             self._complain(Problem(path, str(error).removeprefix("flow: ")))
-        except InputError as error:
+        except (InputError, OSError) as error:
             self._complain(problem_of(path, error))
-        except OSError as error:
-            self._complain(problem_of(path, error))
-            if error.errno in _GONE:
+            if isinstance(error, OSError) and error.errno in _GONE:
                 self._outcome.stopped = f"{path}: {error.strerror}"
         if self._tell is not None:
             self._tell(done.number)

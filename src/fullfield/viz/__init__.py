@@ -9,8 +9,7 @@ from fullfield.viz.overlays import overlay
 from fullfield.viz.page import Shown, view_page
 from fullfield.viz.points import alignment_legend, alignment_view
 from fullfield.viz.sheets import sheet
-from fullfield.viz.table import FlowColors
-from fullfield.viz.wheel import color_wheel, flow_scale, flow_to_image, wheel_legend
+from fullfield.viz.wheel import FlowColors, color_wheel, flow_scale, flow_to_image, wheel_legend
 
 __all__ = [
     "FlowColors",

@@ -1,13 +1,17 @@
-"""What every picture needs: rows in blocks, known vectors, the colours of the surroundings."""
+"""What every picture needs: rows in blocks, known vectors, the colours of the surroundings, words."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from fullfield import _check
+
+if TYPE_CHECKING:
+    from PIL.ImageFont import FreeTypeFont
 
 UNKNOWN_BEYOND = 1e9  # the mark of an unknown vector in .flo files
 BACKGROUND = (24, 26, 31)
@@ -42,3 +46,50 @@ def check_image(image: Tensor, name: str) -> None:
     """Refuse anything but a picture: uint8 ``[3, H, W]`` on the CPU, not empty."""
     _check.tensor(image, name, (3, "H", "W"), dtypes=(torch.uint8,), device=torch.device("cpu"))
     _check.require(image.numel() > 0, name, "at least one pixel", image)
+
+
+def font(size: float) -> FreeTypeFont:
+    """Pillow's default font at ``size`` pixels."""
+    from PIL import ImageFont
+
+    result = ImageFont.load_default(max(size, 6.0))
+    if not isinstance(result, ImageFont.FreeTypeFont):
+        raise OSError("Pillow was built without FreeType and cannot draw labels: install its binary wheel")
+    return result
+
+
+def draw_text(
+    image: Tensor,
+    text: str,
+    place: tuple[float, float],
+    size: float,
+    *,
+    anchor: str = "lm",
+    color: tuple[int, int, int] = INK,
+) -> None:
+    """Write ``text`` into uint8 ``[3, H, W]`` at ``place`` (x, y); ``anchor`` is Pillow's."""
+    from PIL import Image, ImageDraw
+
+    height, width = image.shape[-2:]
+    mask = Image.new("L", (width, height))
+    ImageDraw.Draw(mask).text(place, text, fill=255, font=font(size), anchor=anchor)
+    box = mask.getbbox()
+    if box is None:
+        return
+    left, top, right, bottom = box
+    part = mask.crop(box)
+    cover = torch.frombuffer(bytearray(part.tobytes()), dtype=torch.uint8).reshape(bottom - top, right - left)
+    cover = cover.float() / 255
+    under = image[:, top:bottom, left:right]
+    ink = torch.tensor(color, dtype=torch.float32).reshape(3, 1, 1)
+    under.copy_((under * (1 - cover) + ink * cover).round())
+
+
+def shorten(text: str, size: float, width: float) -> str:
+    """``text``, or as much of it as fits ``width`` pixels, with an ellipsis."""
+    writing = font(size)
+    if writing.getlength(text) <= width:
+        return text
+    while text and writing.getlength(text + "…") > width:
+        text = text[:-1]
+    return text.rstrip() + "…" if text else ""

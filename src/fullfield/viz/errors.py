@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.viz._pixels import BACKGROUND, FLOATS, blocks, check_flow, known
-from fullfield.viz._text import draw_text
+from fullfield.viz._pixels import BACKGROUND, FLOATS, blocks, check_flow, draw_text, known
 
 DEFAULT_MAX_ERROR = 16.0
 _OCTAVES = 8

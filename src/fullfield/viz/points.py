@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.viz._pixels import BACKGROUND
-from fullfield.viz._text import draw_text
+from fullfield.viz._pixels import BACKGROUND, draw_text
 
 _TARGET = (112, 118, 128)
 _SCALE = ((43, 92, 255), (0, 190, 255), (190, 245, 150), (255, 190, 40), (255, 38, 38))  # small errors to large ones

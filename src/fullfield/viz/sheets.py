@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.viz._pixels import BACKGROUND, check_image
-from fullfield.viz._text import draw_text, font, shorten
+from fullfield.viz._pixels import BACKGROUND, check_image, draw_text, font, shorten
 
 Panel = tuple[str, Tensor] | tuple[str, Tensor, Tensor]
 
@@ -43,7 +42,7 @@ def sheet(panels: Sequence[Panel], *, columns: int | None = None, max_width: int
     gap = max(2, min(cell, max_width // columns) // 48)
     cell = max(1, min(cell, (max_width - gap) // columns - gap))
     title = max(14, round(cell / 13) if any(len(panel) == 3 for panel in panels) else round(cell / 19))
-    pictures = [_fit(panel[1], cell) for panel in panels]
+    pictures = [_shrink(panel[1], cell / panel[1].shape[-1]) for panel in panels]
     rows = [range(start, min(start + columns, len(panels))) for start in range(0, len(panels), columns)]
     heights = [max(pictures[i].shape[-2] for i in row) for row in rows]
     size = (3, gap + sum(heights) + len(rows) * (title + gap), gap + columns * (cell + gap))
@@ -73,10 +72,6 @@ def _title(strip: Tensor, name: str, key: Tensor | None) -> None:
     while size > 9 and font(size).getlength(name) > room:
         size *= 0.94
     draw_text(strip, shorten(name, size, room), (0, height / 2), size)
-
-
-def _fit(picture: Tensor, width: int) -> Tensor:
-    return _shrink(picture, width / picture.shape[-1])
 
 
 def _shrink(picture: Tensor, factor: float) -> Tensor:

@@ -15,6 +15,8 @@ from fullfield._check import InputError
 
 Planes = NDArray[np.float32]
 Mask = NDArray[np.bool_]
+Y_NOTE = "fullfield/y"
+"""Entry of an OpenEXR header: ``up`` or ``down``. Files without it point up."""
 
 
 class FlowRangeError(InputError):

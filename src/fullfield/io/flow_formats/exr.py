@@ -8,25 +8,23 @@ invalid too.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
 from fullfield.io.files import check_window
-from fullfield.io.flow_formats import FlowRangeError, Mask, Planes, finite, or_nan
+from fullfield.io.flow_formats import Y_NOTE, FlowRangeError, Mask, Planes
 from fullfield.io.oiio import (
+    Header,
     Part,
     Source,
     describe_parts,
     layers,
     opened,
-    sniff,
     write_picture,
     write_scanlines,
 )
@@ -37,30 +35,19 @@ _PAIRS = (("u", "v"), ("x", "y"))
 _HALF_MAX = 65504.0
 _WORTH = 0.8  # packed to more of its size, a file saves less than packing and unpacking it costs
 _TRIED = 1 << 15  # bytes of a picture on which packing is tried
-Y = "fullfield/y"
-"""Entry of the header: ``up`` or ``down``. Files without it point up."""
 
 
 def read(
     path: Path, part: int | str | None = None, layer: str | None = None, window: Window = "display"
 ) -> tuple[Planes, Mask]:
-    with _opened(path) as source:
+    with opened(path, "openexr", "flow in OpenEXR") as source:
         chosen, pair = _find(source, part, layer)
         return _read(source, chosen, pair, window)
 
 
 def read_window(path: Path, part: int | str | None = None, layer: str | None = None) -> FrameWindow:
-    with _opened(path) as source:
+    with opened(path, "openexr", "flow in OpenEXR") as source:
         return _find(source, part, layer)[0].window
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[Source]:
-    kind, _ = sniff(path)
-    if kind != "openexr":
-        raise InputError(f"{path}: expected flow in OpenEXR, got a {kind} file")
-    with opened(path) as source:
-        yield source
 
 
 def _find(source: Source, part: int | str | None, layer: str | None) -> tuple[Part, list[int]]:
@@ -83,21 +70,15 @@ def _read(source: Source, part: Part, pair: list[int], window: Window) -> tuple[
     forms = {str(spec.channelformats[c]) if spec.channelformats else str(spec.format) for c in pair}
     if not forms <= {"half", "float"}:
         raise InputError(f"{path}: expected half or float flow, got {', '.join(sorted(forms))}")
-    x, y, width, height = part.data_window
-    fx, fy, full_width, full_height = select(window, part.data_window, part.display_window)
+    box = select(window, part.data_window, part.display_window)
+    _, _, width, height = box
     if not isinstance(window, tuple):
-        check_window(path, full_width, full_height, source.size)
+        check_window(path, width, height, source.size)
     # Zeros that nobody writes take no memory: only the data window's pixels do.
-    flow = np.zeros((2, full_height, full_width), np.float32)
-    valid = np.zeros((full_height, full_width), np.bool_)
-    left, right = max(x, fx), min(x + width, fx + full_width)
-    top, bottom = max(y, fy), min(y + height, fy + full_height)
-    if left >= right or top >= bottom:
-        return flow, valid
-    down = spec.get_string_attribute(Y) == "down"
-    for start, band in source.bands(part, pair, (top, bottom), "float"):
-        area = slice(start - fy, start - fy + len(band)), slice(left - fx, right - fx)
-        pixels = band[:, left - x : right - x]
+    flow = np.zeros((2, height, width), np.float32)
+    valid = np.zeros((height, width), np.bool_)
+    down = spec.get_string_attribute(Y_NOTE) == "down"
+    for area, pixels in source.inside(part, pair, box, "float"):
         known = np.isfinite(pixels).all(axis=-1)
         np.copyto(flow[0][area], pixels[..., 0], where=known)
         np.copyto(flow[1][area], pixels[..., 1] if down else -pixels[..., 1], where=known)
@@ -105,44 +86,19 @@ def _read(source: Source, part: Part, pair: list[int], window: Window) -> tuple[
     return flow, valid
 
 
-class Extras(NamedTuple):
-    """What is written beside the flow: flow to the frame before, and single channels [H, W] by name."""
-
-    backward: Planes | None = None
-    planes: Mapping[str, Planes] = MappingProxyType({})
-
-
-def write(
-    path: Path,
-    flow: Planes,
-    valid: Mask,
-    extras: Extras | None = None,
-    compression: str | None = None,
-    dtype: str | None = None,
-    window: FrameWindow | None = None,
-) -> None:
-    channels = vectors("forward", or_nan(flow, valid))
-    backward, more = Extras() if extras is None else extras
-    if backward is not None:
-        channels += vectors("backward", or_nan(backward, finite(backward)))
-    channels += [Channel(name, plane) for name, plane in more.items()]
-    save(path, as_stored(channels, dtype), compression, window=window)
-
-
 def vectors(layer: str, flow: Any, y: str = "up") -> list[Channel]:
     """The channels of a flow [2, H, W], in NumPy's or PyTorch's memory."""
     return [Channel(f"{layer}.u", flow[0]), Channel(f"{layer}.v", flow[1], y == "up")]
 
 
-def save(path: Path, lines: Scanlines, compression: str | None = None, **more: Any) -> None:
-    """Write a file, packed as :func:`packing` says; ``more`` is for :func:`fullfield.io.oiio.write_picture`."""
+def save(path: Path, lines: Scanlines, compression: str | None, header: Header) -> None:
+    """Write a file, packed as :func:`packing` says."""
     chosen = packing(compression, lines.planes)
-    attributes = {"compression": chosen, **more.pop("attributes", {})}
+    header = header._replace(attributes={"compression": chosen, **header.attributes})
     if chosen == "none":
-        write_scanlines(path, lines, attributes=attributes, **more)
-        return
-    pixels = lines.planes.transpose(0, 2, 1)
-    write_picture(path, "openexr", pixels, channels=lines.names, attributes=attributes, **more)
+        write_scanlines(path, lines, header)
+    else:
+        write_picture(path, "openexr", lines.planes.transpose(0, 2, 1), lines.names, header)
 
 
 def packing(compression: str | None, planes: NDArray[Any]) -> str:
@@ -187,4 +143,4 @@ def write_st_map(path: Path, flow: Planes, window: FrameWindow | None = None) ->
         left, top, width, height = window.display
     s = (x - left + flow[0].astype(np.float64) + 0.5) / width
     t = 1 - (y - top + flow[1].astype(np.float64) + 0.5) / height
-    save(path, as_stored([Channel("R", s), Channel("G", t)], None), window=window)
+    save(path, as_stored([Channel("R", s), Channel("G", t)], None), None, Header(window=window))

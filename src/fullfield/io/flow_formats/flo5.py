@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.io.files import check_inflated, check_readable, one_line, reason
+from fullfield.io.files import check_inflated, check_readable, complaining, one_line
 from fullfield.io.flow_formats import Mask, Planes, finite, or_nan
 
 COMPRESSIONS = ("gzip", "none")
@@ -22,13 +22,12 @@ def read(path: Path) -> tuple[Planes, Mask]:
     size = check_readable(path)
     if not h5py.is_hdf5(path):
         raise InputError(f"{path}: not a .flo5 file: it does not start like HDF5")
-    try:
-        with h5py.File(path, "r", locking=False) as file:
-            values = _values(path, file, size)
-    except (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{path}: truncated or corrupt .flo5 file: {reason(error)}") from error
+    errors = (OSError, RuntimeError, KeyError, ValueError, TypeError, OverflowError)
+    with (
+        complaining(path, "truncated or corrupt .flo5 file", *errors),
+        h5py.File(path, "r", locking=False) as file,
+    ):
+        values = _values(path, file, size)
     with np.errstate(over="ignore"):
         flow = np.ascontiguousarray(values.transpose(2, 0, 1), np.float32)
     return flow, finite(flow)

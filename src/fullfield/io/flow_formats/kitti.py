@@ -8,21 +8,19 @@ import numpy as np
 
 from fullfield._check import InputError
 from fullfield.io.flow_formats import FlowRangeError, Mask, Planes
-from fullfield.io.oiio import opened, sniff, write_picture
+from fullfield.io.oiio import opened, write_picture
 
+_WHAT = "flow in a 16-bit RGB PNG (KITTI)"
 _LOWEST, _HIGHEST = -512.0, 65535 / 64 - 512
 
 
 def read(path: Path) -> tuple[Planes, Mask]:
-    kind, _ = sniff(path)
-    if kind != "png":
-        raise InputError(f"{path}: expected flow in a 16-bit RGB PNG (KITTI), got a {kind} file")
-    with opened(path) as source:
+    with opened(path, "png", _WHAT) as source:
         part = source.first_part()
         spec = part.spec
         form = str(spec.format)
         if form != "uint16" or spec.nchannels != 3:
-            raise InputError(f"{path}: expected flow in a 16-bit RGB PNG (KITTI), got {form} × {spec.nchannels}")
+            raise InputError(f"{path}: expected {_WHAT}, got {form} × {spec.nchannels}")
         flow = np.empty((2, spec.height, spec.width), np.float32)
         valid = np.empty((spec.height, spec.width), np.bool_)
         for start, band in source.bands(part, [0, 1, 2], (spec.y, spec.y + spec.height), form):

@@ -6,16 +6,15 @@ opened.
 
 from __future__ import annotations
 
-import zipfile
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.io.arrays import BROKEN_ZIP, member_names, member_shape, read_member, read_npy
-from fullfield.io.files import check_readable, one_line, reason
+from fullfield.io.arrays import member_shape, opened_archive, read_member, read_npy, write_npy
+from fullfield.io.files import check_readable, one_line
 from fullfield.io.flow_formats import Mask, Planes, finite, or_nan
 
 
@@ -27,27 +26,15 @@ def read(path: Path) -> tuple[Planes, Mask]:
 
 
 def read_viper(path: Path) -> tuple[Planes, Mask]:
-    check_readable(path)
-    with path.open("rb") as file:
-        return _read_viper(path, file)
-
-
-def _read_viper(path: Path, file: IO[bytes]) -> tuple[Planes, Mask]:
-    try:
-        with zipfile.ZipFile(file) as archive:
-            names = member_names(path, archive)
-            if not {"u", "v"} <= set(names):
-                listed = ", ".join(one_line(f"{n}.npy", 40) for n in names[:20]) or "nothing"
-                raise InputError(f"{path}: expected the arrays u and v (VIPER), got {listed}")
-            shapes = [member_shape(path, archive, name) for name in ("u", "v")]
-            if len(shapes[0]) != 2 or shapes[0] != shapes[1]:
-                told = " and ".join(str(list(shape)) for shape in shapes)
-                raise InputError(f"{path}: expected u and v of one shape [H, W], got {told}")
-            u, v = (read_member(path, archive, name) for name in ("u", "v"))
-    except InputError:
-        raise
-    except BROKEN_ZIP as error:
-        raise InputError(f"{path}: truncated or corrupt .npz file: {reason(error)}") from error
+    with opened_archive(path) as (archive, names):
+        if not {"u", "v"} <= set(names):
+            listed = ", ".join(one_line(f"{n}.npy", 40) for n in names[:20]) or "nothing"
+            raise InputError(f"{path}: expected the arrays u and v (VIPER), got {listed}")
+        shapes = [member_shape(path, archive, name) for name in ("u", "v")]
+        if len(shapes[0]) != 2 or shapes[0] != shapes[1]:
+            told = " and ".join(str(list(shape)) for shape in shapes)
+            raise InputError(f"{path}: expected u and v of one shape [H, W], got {told}")
+        u, v = (read_member(path, archive, name) for name in ("u", "v"))
     return _finish(np.stack((u, v)))
 
 
@@ -58,8 +45,4 @@ def _finish(values: NDArray[Any]) -> tuple[Planes, Mask]:
 
 
 def write(path: Path, flow: Planes, valid: Mask) -> None:
-    pixels = np.ascontiguousarray(or_nan(flow, valid).transpose(1, 2, 0), "<f4")
-    with path.open("wb") as file:
-        np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(pixels))
-        # Not through NumPy, which does not notice a full disk.
-        file.write(pixels.data)
+    write_npy(path, np.ascontiguousarray(or_nan(flow, valid).transpose(1, 2, 0), "<f4"))

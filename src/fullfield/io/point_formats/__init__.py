@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.io.files import one_line
+from fullfield.io.files import complaining, one_line
 
 _COLORS = (("red", "green", "blue"), ("diffuse_red", "diffuse_green", "diffuse_blue"))
 _NORMALS = (("nx", "ny", "nz"), ("normal_x", "normal_y", "normal_z"))
@@ -45,6 +45,38 @@ def from_columns(path: Path, columns: dict[str, NDArray[Any]]) -> PointCloud:
     colors, normals = (_group(columns, names) for names in (_COLORS, _NORMALS))
     native = {name: column.astype(column.dtype.newbyteorder("="), copy=False) for name, column in columns.items()}
     return PointCloud(points, colors, normals, native)
+
+
+def text_columns(
+    path: Path, file: IO[bytes], named: Sequence[tuple[str, str]], count: int, left: int, skipped: int = 0
+) -> dict[str, NDArray[Any]]:
+    """``count`` rows of text as columns of these names and types, behind ``skipped`` lines, in ``left`` bytes."""
+    width = len(named)
+    if count * 2 * max(width, 1) > left + 1 or skipped > left:
+        raise InputError(f"{path}: the header says {count} points, which {left} bytes of text cannot hold")
+    for _ in range(skipped):
+        file.readline()
+    values = np.empty((0, width))
+    if count:
+        lines = (line.decode("ascii", "replace") for _, line in zip(range(count), file, strict=False))
+        with complaining(path, f"a point that is no row of {width} numbers", ValueError):
+            values = np.loadtxt(lines, np.float64, comments=None, ndmin=2)
+    if values.shape != (count, width):
+        raise InputError(f"{path}: expected {count} points of {width} numbers, got {len(values)} of {values.shape[1]}")
+    with np.errstate(invalid="ignore", over="ignore"):
+        return {name: values[:, i].astype(kind) for i, (name, kind) in enumerate(named)}
+
+
+def binary_columns(
+    path: Path, file: IO[bytes], dtype: np.dtype[Any], count: int, left: int, skipped: int = 0
+) -> dict[str, NDArray[Any]]:
+    """``count`` rows of ``dtype`` as columns, behind ``skipped`` bytes, in ``left`` bytes."""
+    wanted = count * dtype.itemsize
+    if skipped + wanted > left:
+        raise InputError(f"{path}: the header says {count} points, {wanted} bytes; {left - skipped} are stored")
+    file.seek(skipped, 1)
+    rows = np.frombuffer(file.read(wanted), dtype)
+    return {name: rows[name] for name in dtype.names or ()}
 
 
 def without_axes(path: Path, names: Iterable[str]) -> InputError:

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from fullfield._check import InputError
 from fullfield.io.files import check_inflated, check_readable, one_line
-from fullfield.io.point_formats import PointCloud, from_columns
-from fullfield.io.point_formats.ply import parse_text
+from fullfield.io.point_formats import PointCloud, binary_columns, from_columns, text_columns
 
 _LONGEST_HEADER = 1 << 16
 _LZF_RATIO = 88  # three bytes can stand for 264
@@ -30,9 +29,9 @@ def read(path: Path) -> PointCloud:
         form = " ".join(header["DATA"])
         left = size - file.tell()
         if form == "ascii":
-            columns = _ascii(path, file, fields, count, left)
+            columns = text_columns(path, file, _named(fields), count, left)
         elif form == "binary":
-            columns = _binary(path, file.read(), fields, count)
+            columns = binary_columns(path, file, _dtype(path, fields), count, left)
         elif form == "binary_compressed":
             columns = _compressed(path, file.read(), fields, count)
         else:
@@ -91,28 +90,6 @@ def _named(fields: list[tuple[str, str, int]]) -> list[tuple[str, str]]:
         for i in range(many):
             flat.append((f"{_PADDING}{len(flat)}" if name == _PADDING else name if many == 1 else f"{name}_{i}", kind))
     return flat
-
-
-def _ascii(
-    path: Path, file: IO[bytes], fields: list[tuple[str, str, int]], count: int, left: int
-) -> dict[str, NDArray[Any]]:
-    named = _named(fields)
-    if count * 2 * len(named) > left + 1:
-        raise InputError(f"{path}: the header says {count} points, which {left} bytes of text cannot hold")
-    lines = (line for _, line in zip(range(count), file, strict=False))
-    values = parse_text(path, lines, len(named), count)
-    with np.errstate(invalid="ignore", over="ignore"):
-        return {name: values[:, i].astype(kind) for i, (name, kind) in enumerate(named)}
-
-
-def _binary(path: Path, data: bytes, fields: list[tuple[str, str, int]], count: int) -> dict[str, NDArray[Any]]:
-    dtype = _dtype(path, fields)
-    if count * dtype.itemsize > len(data):
-        raise InputError(
-            f"{path}: the header says {count} points, {count * dtype.itemsize} bytes; {len(data)} are stored"
-        )
-    rows = np.frombuffer(data, dtype, count)
-    return {name: rows[name] for name in dtype.names or ()}
 
 
 def _dtype(path: Path, fields: list[tuple[str, str, int]]) -> np.dtype[Any]:

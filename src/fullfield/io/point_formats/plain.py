@@ -7,7 +7,6 @@
 
 from __future__ import annotations
 
-import io
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.io.arrays import BROKEN_ZIP, member_names, member_shape, read_member, read_npy
-from fullfield.io.files import check_readable, one_line, reason
+from fullfield.io.arrays import member_shape, opened_archive, read_member, read_npy, write_npy
+from fullfield.io.files import check_readable, one_line
 from fullfield.io.point_formats import PointCloud, as_coordinates
 
 _POINTS = ("points", "xyz", "pos", "arr_0")
@@ -38,21 +37,14 @@ def from_array(values: NDArray[Any], name: str) -> PointCloud:
 
 
 def read_archive(path: Path) -> PointCloud:
-    check_readable(path)
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = member_names(path, archive)
-            chosen = next((n for n in _POINTS if n in names), names[0] if len(names) == 1 else None)
-            if chosen is None:
-                listed = ", ".join(one_line(n, 20) for n in names[:20]) or "nothing"
-                raise InputError(f"{path}: expected an array called {' or '.join(_POINTS[:3])}, got {listed}")
-            shapes = {name: member_shape(path, archive, name) for name in names}
-            _check_shapes(path, chosen, shapes)
-            arrays = {name: read_member(path, archive, name) for name in names}
-    except InputError:
-        raise
-    except BROKEN_ZIP as error:
-        raise InputError(f"{path}: truncated or corrupt .npz file: {reason(error)}") from error
+    with opened_archive(path) as (archive, names):
+        chosen = next((n for n in _POINTS if n in names), names[0] if len(names) == 1 else None)
+        if chosen is None:
+            listed = ", ".join(one_line(n, 20) for n in names[:20]) or "nothing"
+            raise InputError(f"{path}: expected an array called {' or '.join(_POINTS[:3])}, got {listed}")
+        shapes = {name: member_shape(path, archive, name) for name in names}
+        _check_shapes(path, chosen, shapes)
+        arrays = {name: read_member(path, archive, name) for name in names}
     cloud = from_array(arrays.pop(chosen), f"{path}: array {chosen}")
     triples = {name: arrays.pop(name, None) for name in _TRIPLES}
     return PointCloud(cloud.points, **triples, attributes={**cloud.attributes, **arrays})
@@ -89,13 +81,7 @@ def check_nameless(path: Path, cloud: PointCloud) -> None:
 
 def write_array(path: Path, cloud: PointCloud) -> None:
     columns = [cloud.points, *(values[:, None] for values in cloud.attributes.values())]
-    _write(path, np.concatenate(columns, axis=1).astype(cloud.points.dtype, copy=False))
-
-
-def _write(path: Path, values: NDArray[Any]) -> None:
-    buffer = io.BytesIO()
-    np.save(buffer, values, allow_pickle=False)
-    path.write_bytes(buffer.getbuffer())  # not through NumPy, which does not notice a full disk
+    write_npy(path, np.ascontiguousarray(np.concatenate(columns, axis=1), cloud.points.dtype))
 
 
 def write_archive(path: Path, cloud: PointCloud) -> None:

@@ -12,18 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
-from fullfield.io.files import check_readable, one_line, reason
-from fullfield.io.point_formats import PointCloud, from_columns, without_axes
+from fullfield.io.files import check_readable, one_line
+from fullfield.io.point_formats import PointCloud, binary_columns, from_columns, text_columns, without_axes
 
 _TYPES = {
     "char": "i1", "int8": "i1", "uchar": "u1", "uint8": "u1", "short": "i2", "int16": "i2", "ushort": "u2",
     "uint16": "u2", "int": "i4", "int32": "i4", "uint": "u4", "uint32": "u4", "float": "f4", "float32": "f4",
     "double": "f8", "float64": "f8",
 }  # fmt: skip
-_NAMES = {
-    "i1": "char", "u1": "uchar", "i2": "short", "u2": "ushort", "i4": "int", "u4": "uint",
-    "f4": "float", "f8": "double",
-}  # fmt: skip
+_NAMES = {code: name for name, code in reversed(_TYPES.items())}  # the first of two
 _ORDERS = {"ascii": "", "binary_little_endian": "<", "binary_big_endian": ">"}
 _LONGEST_HEADER = 1 << 16
 
@@ -49,10 +46,14 @@ def read(path: Path) -> PointCloud:
         if not {"x", "y", "z"} <= {name for name, _ in vertex.properties}:
             raise without_axes(path, (name for name, _ in vertex.properties))
         if form == "ascii":
-            rows = _ascii(path, file, vertex, sum(e.rows for e in before), left)
-        else:
-            rows = _binary(path, file, vertex, before, _ORDERS[form], left)
-    return from_columns(path, rows)
+            skipped = sum(e.rows for e in before)
+            return from_columns(path, text_columns(path, file, vertex.properties, vertex.rows, left, skipped))
+        skipped = sum(e.rows * _row(e, form).itemsize for e in before)
+        return from_columns(path, binary_columns(path, file, _row(vertex, form), vertex.rows, left, skipped))
+
+
+def _row(element: _Element, form: str) -> np.dtype[Any]:
+    return np.dtype([(name, _ORDERS[form] + kind) for name, kind in element.properties])
 
 
 def _header(path: Path, file: IO[bytes]) -> tuple[str, list[_Element]]:
@@ -89,50 +90,6 @@ def _header(path: Path, file: IO[bytes]) -> tuple[str, list[_Element]]:
         if len(set(names)) < len(names):
             raise refuse(f"element {element.name} has a property twice")
     return form, elements
-
-
-def _binary(
-    path: Path, file: IO[bytes], vertex: _Element, before: list[_Element], order: str, left: int
-) -> dict[str, NDArray[Any]]:
-    def row(element: _Element) -> np.dtype[Any]:
-        return np.dtype([(name, order + kind) for name, kind in element.properties])
-
-    skipped = sum(e.rows * row(e).itemsize for e in before)
-    dtype = row(vertex)
-    wanted = vertex.rows * dtype.itemsize
-    if skipped + wanted > left:
-        raise InputError(f"{path}: the header says {vertex.rows} points, {wanted} bytes; {left - skipped} are stored")
-    file.seek(skipped, 1)
-    rows = np.frombuffer(file.read(wanted), dtype)
-    return {name: rows[name] for name in dtype.names or ()}
-
-
-def _ascii(path: Path, file: IO[bytes], vertex: _Element, skipped: int, left: int) -> dict[str, NDArray[Any]]:
-    shortest = 2 * max(len(vertex.properties), 1)
-    if vertex.rows * shortest > left + 1 or skipped > left:
-        raise InputError(f"{path}: the header says {vertex.rows} points, which {left} bytes of text cannot hold")
-    for _ in range(skipped):
-        file.readline()
-    lines = (line for _, line in zip(range(vertex.rows), file, strict=False))
-    kinds = [kind for _, kind in vertex.properties]
-    columns = parse_text(path, lines, len(kinds), vertex.rows)
-    with np.errstate(invalid="ignore", over="ignore"):
-        return {name: columns[:, i].astype(kind) for i, (name, kind) in enumerate(vertex.properties)}
-
-
-def parse_text(path: Path, lines: Any, width: int, count: int) -> NDArray[np.float64]:
-    """[count, width] numbers from lines of text."""
-    if not count:
-        return np.empty((0, width))
-    try:
-        values = np.loadtxt((line.decode("ascii", "replace") for line in lines), np.float64, comments=None, ndmin=2)
-    except ValueError as error:
-        raise InputError(f"{path}: a point that is no row of {width} numbers: {reason(error)}") from error
-    if values.shape != (count, width):
-        raise InputError(
-            f"{path}: expected {count} points of {width} numbers, got {values.shape[0]} of {values.shape[1]}"
-        )
-    return values
 
 
 def write(path: Path, cloud: PointCloud) -> None:
