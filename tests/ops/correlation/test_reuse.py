@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fullfield import InputError
 from fullfield.nn import CorrelationPyramid
-from fullfield.ops.correlation import cpu, cpu_patches
+from fullfield.ops.correlation import cpu
 from fullfield.testing.correlation import Case, make_case, rounded
 
 pytest.importorskip("numba")
@@ -193,14 +193,14 @@ def test_memory_is_what_the_page_says() -> None:
     pixels = 2 * 32 * 64
     assert kept.cells.nbytes == pixels * 4200
     assert kept.notes.nbytes == pixels / 16 * 4 * 264
-    assert sum(cpu_patches.slot_cells(4, level) for level in range(4)) * 4 == 4200
+    assert sum(cpu.slot_cells(4, level) for level in range(4)) * 4 == 4200
 
 
 def test_slots_hold_the_windows_of_every_radius() -> None:
     for radius in range(1, 9):
         window = 2 * radius + 2
         for level in range(8):
-            assert np.sqrt(cpu_patches.slot_cells(radius, level)) >= window + 1
+            assert np.sqrt(cpu.slot_cells(radius, level)) >= window + 1
 
 
 def test_refusals_are_named() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
@@ -61,24 +63,19 @@ def spatial_correlation(
     return run(fmap1, fmap2, window, backend)
 
 
-_KEPT: dict[tuple[object, ...], Window] = {}
-
-
 def _window(patch_size: int | Pair, dilation_patch: int | Pair, stride: int | Pair, padding: int | Pair) -> Window:
     """Checked, and kept for the calls that follow."""
     given = (patch_size, dilation_patch, stride, padding)
     keeps = not torch.compiler.is_compiling() and all(type(value) is int for value in given)
-    if keeps and given in _KEPT:
-        return _KEPT[given]
-    made = Window(
-        _pair(patch_size, "patch_size", 1),
-        _pair(dilation_patch, "dilation_patch", 1),
-        _pair(stride, "stride", 1),
-        _pair(padding, "padding", 0),
-    )
-    if keeps:
-        _KEPT[given] = made
-    return made
+    return (_kept_window if keeps else _made_window)(*given)
+
+
+def _made_window(*given: object) -> Window:
+    names = ("patch_size", "dilation_patch", "stride", "padding")
+    return Window(*(_pair(value, name, int(name != "padding")) for value, name in zip(given, names, strict=True)))
+
+
+_kept_window = functools.lru_cache(256)(_made_window)
 
 
 def _pair(value: object, name: str, low: int) -> Pair:

@@ -18,19 +18,8 @@ from fullfield.ops.correlation.cuda import config as shapes
 from fullfield.ops.correlation.cuda import keep, queues
 from fullfield.ops.correlation.cuda.config import Config
 from fullfield.ops.correlation.cuda.device import LIBRARIES, fill, offsets
-from fullfield.ops.correlation.cuda.launch_backward import (
-    FeatureGradients,
-    Sums,
-    coords_gradient,
-    gradient_sources,
-)
-from fullfield.ops.correlation.cuda.structs import (
-    MapSource,
-    Params,
-    PrepareParams,
-    split_levels,
-    tensor_maps,
-)
+from fullfield.ops.correlation.cuda.launch_backward import FeatureGradients, Sums, coords_gradient, gradient_sources
+from fullfield.ops.correlation.cuda.structs import MapSource, Params, PrepareParams, split_levels, tensor_maps
 from fullfield.ops.correlation.protocol import Gradients, Prepared, Request, laid_out
 from fullfield.ops.launching import CODES, Launch, current_device, raw_stream
 
@@ -173,19 +162,6 @@ def keeps(request: Request, out: int = 1) -> bool:
 
 class _LookupLaunch:
     """The launch of one kind of result, its arguments prepared; its parameters are shared, hence the lock."""
-
-    __slots__ = (
-        "behind",
-        "config",
-        "launch",
-        "lock",
-        "maps",
-        "params",
-        "persistent",
-        "sample",
-        "shape",
-        "stamp",
-    )
 
     def __init__(
         self, request: Request, config: Config, out: int, channels_last: bool, state: Sequence[Tensor]
@@ -358,11 +334,9 @@ class Cuda(Prepared):
             if not isinstance(grads, Sums):
                 raise TypeError("these accumulators were not made by the cuda backend")
             self._feature_gradients().add(grad_out, coords, grads, stream)
-        return (
-            coords_gradient(self.request, self._config, self._device, self.state, grad_out, coords)
-            if coords_grad
-            else None
-        )
+        if not coords_grad:
+            return None
+        return coords_gradient(self.request, self._config, self._device, self.state, grad_out, coords)
 
 
 restore = Cuda

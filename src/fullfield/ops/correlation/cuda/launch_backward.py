@@ -59,10 +59,7 @@ class FeatureGradients:
         self.request, self.device = request, device
         self._config, self._forward = shapes.gradient_config(config), config
         self._state = state
-        side, block = (
-            shapes.patch_side(self._config, device.shared),
-            shapes.channel_block(self._config, device.shared),
-        )
+        side, block = shapes.patch_side(self._config, device.shared), shapes.channel_block(self._config, device.shared)
         self._collect_shared = shapes.collect_shared(side)
         self._multiply_shared = shapes.multiply_shared(self._config, block)
         self._side = side
