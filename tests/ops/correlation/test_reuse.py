@@ -164,7 +164,7 @@ def test_a_lookup_that_fails_leaves_the_products_to_others(monkeypatch: pytest.M
     look = pyramid(case, reuse=True)
     first = look(case.coords)
     with monkeypatch.context() as patched:
-        patched.setattr(cpu, "_parallel", lambda *_: 1 / 0)
+        patched.setattr(cpu, "run_parts", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             look(case.coords)
     kept = prepared(look)._patches

@@ -18,6 +18,7 @@ from torch import Tensor
 from fullfield.ops.correlation.dispatch import LOOKUPS
 from fullfield.ops.correlation.protocol import Gradients, Prepared, Request
 from fullfield.ops.correlation.pyramid import fold, pool
+from fullfield.ops.launching import raw_stream
 
 
 def prepare(request: Request, name: str, fmap1: Tensor, maps: Sequence[Tensor]) -> Prepared:
@@ -63,7 +64,7 @@ class Pair:
         if found is None:
             grads = self.prepared.accumulators(*self._wanted)
             if task >= 0:  # if this pass stops before the features, nobody else takes them
-                torch.autograd.Variable._execution_engine.queue_callback(partial(self._forget, task))
+                torch.autograd.Variable._execution_engine.queue_callback(partial(self._open.pop, task, None))
         else:
             grads, last = found
             if last == stream:
@@ -71,9 +72,6 @@ class Pair:
             self._wait(last)  # lookups of one pair on several streams add to the same memory
         self._open[task] = (grads, stream)
         return grads
-
-    def _forget(self, task: int) -> None:
-        self._open.pop(task, None)
 
     def finish(self) -> Gradients | None:
         """Take what the present pass accumulated, if anything."""
@@ -84,10 +82,7 @@ class Pair:
 
     def _stream(self) -> int:
         """The current stream's handle; one number on devices other than CUDA."""
-        if self._device is None:
-            return 0
-        stream: int = torch._C._cuda_getCurrentRawStream(self._index)  # type: ignore[attr-defined, unused-ignore]
-        return stream
+        return 0 if self._device is None else raw_stream(self._index)
 
     def _wait(self, stream: int) -> None:
         """Let the current stream wait for what ``stream`` has been given so far."""

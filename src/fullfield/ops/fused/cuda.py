@@ -188,14 +188,9 @@ def pack(source: Tensor, bias: Tensor | None, to: Sequence[Target], flow: tuple[
 def flow_patches(coords: Tensor, side: int, out: Tensor) -> None:
     _whole(coords, out)
     params = _DECLARED["PatchesParams"]()
-    params.coords, params.out, params.pixels, params.channels = (
-        coords.data_ptr(),
-        out.data_ptr(),
-        _pixels(out),
-        out.shape[3],
-    )
-    params.plane, params.width, params.height = out.shape[1] * out.shape[2], out.shape[2], out.shape[1]
-    params.side = side
+    _, height, width, params.channels = out.shape
+    params.coords, params.out, params.pixels, params.side = coords.data_ptr(), out.data_ptr(), _pixels(out), side
+    params.plane, params.width, params.height = height * width, width, height
     _pass(out, "flow_patches", out.numel() // _vector(out.dtype), params)
 
 

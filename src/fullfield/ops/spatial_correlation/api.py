@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.spatial_correlation import dispatch
-from fullfield.ops.spatial_correlation.dispatch import BACKENDS
 from fullfield.ops.spatial_correlation.op import run
-from fullfield.ops.spatial_correlation.protocol import FEATURES, Pair, Request, Window
+from fullfield.ops.spatial_correlation.protocol import BACKENDS, FEATURES, SAMPLERS, Pair, Request, Window
 
 __all__ = ["BACKENDS", "backends", "spatial_correlation"]
 _FLOATS = (*FEATURES, torch.float64)
@@ -23,7 +21,7 @@ def backends(device: str | torch.device = "cpu", dtype: torch.dtype = torch.floa
     Preferred first.
     """
     request = Request(Window((9, 9)), (112, 256), dtype, torch.empty(0, device=device).device)
-    return dispatch.SAMPLERS.reasons(request)
+    return SAMPLERS.reasons(request)
 
 
 def spatial_correlation(

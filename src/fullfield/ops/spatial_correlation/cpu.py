@@ -22,7 +22,6 @@ _LANES = 16
 
 
 def supports(request: Request) -> str | None:
-    """None where the kernels serve the request, else the reason that they do not."""
     if request.device.type != "cpu":
         return f"runs on the CPU, the maps are on {request.device}"
     if request.dtype not in FEATURES:
@@ -83,7 +82,6 @@ def _pitch(columns: int) -> int:
 
 
 def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
-    """[B, PH, PW, OH, OW] of the maps' dtype."""
     batch, channels, height, width = fmap1.shape
     out_size, (rows, columns) = window.out_size((height, width)), window.patch
     out = torch.empty(batch, rows, columns, *out_size, dtype=torch.float32)
@@ -113,7 +111,6 @@ def _with_tail(rows: Tensor) -> Tensor:
 
 
 def backward(fmap1: Tensor, fmap2: Tensor, grad: Tensor, window: Window, wanted: tuple[bool, bool]) -> list[Tensor]:
-    """Gradients of the wanted maps, in order."""
     grad = grad.float()
     found = []
     for second, want in zip((False, True), wanted, strict=True):

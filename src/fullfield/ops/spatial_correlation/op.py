@@ -12,8 +12,7 @@ from torch.autograd import forward_ad
 
 from fullfield.ops.launching import is_eager
 from fullfield.ops.operators import gradients_again, register, wants_gradient
-from fullfield.ops.spatial_correlation import dispatch
-from fullfield.ops.spatial_correlation.protocol import Window
+from fullfield.ops.spatial_correlation.protocol import Module, Window, choose
 from fullfield.ops.spatial_correlation.reference import compared
 
 
@@ -28,7 +27,7 @@ def _numbers(window: Window) -> list[int]:
 
 def _forward(fmap1: Tensor, fmap2: Tensor, window: list[int], backend: str | None) -> Tensor:
     found = _window(window)
-    return dispatch.choose(found, fmap1, backend).forward(fmap1.contiguous(), fmap2.contiguous(), found)
+    return choose(found, fmap1, backend).forward(fmap1.contiguous(), fmap2.contiguous(), found)
 
 
 def _forward_fake(fmap1: Tensor, fmap2: Tensor, window: list[int], backend: str | None) -> Tensor:  # noqa: ARG001
@@ -41,7 +40,7 @@ def _backward(
 ) -> list[Tensor]:
     found = _window(window)
     maps = (fmap1.contiguous(), fmap2.contiguous(), grad.contiguous())
-    return dispatch.choose(found, fmap1, backend).backward(*maps, found, (wanted[0], wanted[1]))
+    return choose(found, fmap1, backend).backward(*maps, found, (wanted[0], wanted[1]))
 
 
 def _backward_fake(fmap1: Tensor, fmap2: Tensor, *rest: Any) -> list[Tensor]:
@@ -75,7 +74,7 @@ register(
 
 class _Compared(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, fmap1: Tensor, fmap2: Tensor, window: Window, module: dispatch.Module) -> Tensor:
+    def forward(ctx: Any, fmap1: Tensor, fmap2: Tensor, window: Window, module: Module) -> Tensor:
         ctx.window, ctx.module = window, module
         ctx.save_for_backward(fmap1, fmap2)
         return module.forward(fmap1, fmap2, window)
@@ -103,7 +102,7 @@ def run(fmap1: Tensor, fmap2: Tensor, window: Window, backend: str | None) -> Te
             return compared(fmap1, fmap2, window)
         found: Tensor = torch.ops.fullfield.spatial_correlation(fmap1, fmap2, _numbers(window), backend)
         return found
-    module = dispatch.choose(window, fmap1, backend)
+    module = choose(window, fmap1, backend)
     fmap1, fmap2 = fmap1.contiguous(), fmap2.contiguous()
     if wants_gradient(fmap1, fmap2):
         out: Tensor = _apply(fmap1, fmap2, window, module)

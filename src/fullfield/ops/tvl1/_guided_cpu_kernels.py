@@ -7,16 +7,7 @@ from numba import types
 
 from fullfield._kernels.numba_cache import cache_folder, jit_in
 from fullfield._kernels.simd import __file__ as _simd_file
-from fullfield._kernels.simd import (
-    load,
-    maximum,
-    rough_rsqrt,
-    some,
-    splat,
-    sqrt,
-    store,
-    within,
-)
+from fullfield._kernels.simd import load, maximum, rough_rsqrt, some, splat, sqrt, store, within
 from fullfield.ops.tvl1._cpu_kernels import (
     B1,
     B2,

@@ -29,7 +29,6 @@ DEPTH = 15
 
 
 def supports(device: torch.device, dtype: torch.dtype, config: TVL1Config) -> str | None:
-    """None where this backend can run, else the reason it cannot."""
     if device.type != "cpu":
         return f"runs on cpu only, got {device.type}"
     if dtype != torch.float32:

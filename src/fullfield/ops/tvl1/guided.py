@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from functools import partial
 from typing import Any
 
 import torch
@@ -74,8 +75,8 @@ class FlowRefiner:
         self._cuda = guided_cuda.Refiner(height, width, self.config, self.device) if self.backend == "cuda" else None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        size = (self.height, self.width, self.config)
-        return _rebuilt, (*size, {"dtype": self.dtype, "device": self.device, "backend": self.backend})
+        options = {"dtype": self.dtype, "device": self.device, "backend": self.backend}
+        return partial(FlowRefiner, **options), (self.height, self.width, self.config)
 
     @property
     def memory_bytes(self) -> int | None:
@@ -215,10 +216,6 @@ def remaining(
     first = fall / config.least_fall if config.least_fall else ones
     later = 4 * fall / config.passes_fall - 3 if config.passes_fall else ones
     return first.clamp(0, 1), later.clamp(0, 1)
-
-
-def _rebuilt(height: int, width: int, config: RefinementConfig, options: dict[str, Any]) -> FlowRefiner:
-    return FlowRefiner(height, width, config, **options)
 
 
 def refine_flow(

@@ -31,7 +31,6 @@ kernels = numba_cache.Kernels(f"{__package__}._guided_cpu_kernels", "refinement 
 
 
 def supports(device: torch.device, dtype: torch.dtype) -> str | None:
-    """None where this backend can run, else the reason it cannot."""
     if dtype != torch.float32:
         return f"computes in float32 only, got {str(dtype).removeprefix('torch.')}"
     if device.type != "cpu":

@@ -57,7 +57,6 @@ SHAPES = (SHAPE, Shape(depth=5), Shape(16, 3), Shape(8, 4, 5, 2), Shape(8, 5, 5,
 
 
 def supports(device: torch.device, dtype: torch.dtype) -> str | None:
-    """None where this backend can run, else the reason it cannot."""
     reason = launching.why_not(device)
     if reason is None and dtype != torch.float32:
         reason = f"computes in float32 only, got {str(dtype).removeprefix('torch.')}"

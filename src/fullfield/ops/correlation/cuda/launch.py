@@ -17,9 +17,17 @@ from fullfield.ops import launching
 from fullfield.ops.correlation.cuda import config as shapes
 from fullfield.ops.correlation.cuda import keep, queues
 from fullfield.ops.correlation.cuda.config import Config
-from fullfield.ops.correlation.cuda.device import LIBRARIES, fill, offsets
 from fullfield.ops.correlation.cuda.launch_backward import FeatureGradients, Sums, coords_gradient, gradient_sources
-from fullfield.ops.correlation.cuda.structs import MapSource, Params, PrepareParams, split_levels, tensor_maps
+from fullfield.ops.correlation.cuda.structs import (
+    LIBRARIES,
+    MapSource,
+    Params,
+    PrepareParams,
+    fill,
+    offsets,
+    split_levels,
+    tensor_maps,
+)
 from fullfield.ops.correlation.protocol import Gradients, Prepared, Request, laid_out
 from fullfield.ops.launching import CODES, Launch, current_device, raw_stream
 

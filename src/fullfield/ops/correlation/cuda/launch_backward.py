@@ -12,8 +12,7 @@ from fullfield._kernels.nvrtc import Source
 from fullfield.ops import launching
 from fullfield.ops.correlation.cuda import config as shapes
 from fullfield.ops.correlation.cuda.config import MOST_LEVELS, Config
-from fullfield.ops.correlation.cuda.device import LIBRARIES, fill
-from fullfield.ops.correlation.cuda.structs import CoordsParams, GradientParams, Params
+from fullfield.ops.correlation.cuda.structs import LIBRARIES, CoordsParams, GradientParams, Params, fill
 from fullfield.ops.correlation.protocol import Gradients, Request
 from fullfield.ops.launching import CODES, Device, Launch, raw_stream
 

@@ -33,7 +33,6 @@ _Radii = launching.batch(_Radius)
 
 
 def supports(device: torch.device) -> str | None:
-    """None where the kernels run on the device, else the reason that they do not."""
     return launching.why_not(device)
 
 

@@ -20,7 +20,6 @@ _Params = structures(_SOURCE)["PoolParams"]
 
 
 def supports(features: Tensor) -> str | None:
-    """None where these kernels serve the features, else the reason that they do not."""
     return launching.why_not(features.device) if features.dtype in _CODES else f"has no kernels for {features.dtype}"
 
 

@@ -25,7 +25,6 @@ _Batch = launching.batch(structures(_SOURCE)["TripletParams"])
 
 
 def builds(device: torch.device) -> str | None:
-    """None where these kernels run on the device, else the reason that they do not."""
     return launching.why_not(device)
 
 

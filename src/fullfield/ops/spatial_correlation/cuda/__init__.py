@@ -33,7 +33,6 @@ _Forward, _Backward = (
 
 
 def supports(request: Request) -> str | None:
-    """None where the kernels serve the request, else the reason that they do not."""
     if request.dtype not in FEATURES:
         return f"needs float32, float16 or bfloat16 features, got {request.dtype}"
     if not request.window.is_aligned:
@@ -188,7 +187,6 @@ def _is_wide(window: Window, width: int, starts: tuple[int, ...], *tensors: Tens
 
 
 def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
-    """[B, PH, PW, OH, OW] of contiguous maps."""
     batch, channels, height, width = fmap1.shape
     out_size = window.out_size((height, width))
     out = fmap1.new_empty((batch, *window.patch, *out_size))
@@ -214,7 +212,6 @@ def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
 
 
 def backward(fmap1: Tensor, fmap2: Tensor, grad: Tensor, window: Window, wanted: tuple[bool, bool]) -> list[Tensor]:
-    """Gradients of the wanted maps, in order; all contiguous."""
     return [
         _gradient(fmap1 if second else fmap2, grad, window, second)
         for second, want in zip((False, True), wanted, strict=True)
