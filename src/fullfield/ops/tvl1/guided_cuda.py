@@ -66,11 +66,8 @@ def supports(device: torch.device, dtype: torch.dtype) -> str | None:
 def source(shape: Shape) -> Source:
     """All kernels."""
     names = ("images.cuh", "sampling.cuh", "medians.cuh", "median.cu", "guided.cu")
-    macros = {
-        "HALF": 0, "WARPS": shape.warps, "ROWS": shape.rows, "BLOCKS": shape.blocks,
-        "RADIUS": FILTER_RADIUS, "STEPS": FILTER_STEPS,
-    }  # fmt: skip
-    return Source(read_source(*(_FOLDER / name for name in names)), tuple(f"-D{k}={v}" for k, v in macros.items()))
+    text, own = read_source(*(_FOLDER / name for name in names)), {"RADIUS": FILTER_RADIUS, "STEPS": FILTER_STEPS}
+    return Source.defining(text, HALF=0, WARPS=shape.warps, ROWS=shape.rows, BLOCKS=shape.blocks, **own)
 
 
 def bytes_of(height: int, width: int) -> int:

@@ -40,14 +40,14 @@ def supports(device: torch.device) -> str | None:
 def radius_source() -> Source:
     """Radius search."""
     text = launching.read_source(_CLOUDS, launching.BATCHES, launching.SORT_ROWS, _HERE / "radius.cu")
-    return Source(text, ("-DKEY=unsigned", f"-DROOM={_ROOM}"))
+    return Source.defining(text, KEY="unsigned", ROOM=_ROOM)
 
 
 @functools.cache
 def tree_source(k: int) -> Source:
     """kNN search of at most ``k`` neighbours."""
     slots = 1 << max(0, (-(-k // _BRANCHES) - 1).bit_length())
-    return Source(launching.read_source(_CLOUDS, _HERE / "knn.cu"), (f"-DSLOTS={slots}",))
+    return Source.defining(launching.read_source(_CLOUDS, _HERE / "knn.cu"), SLOTS=slots)
 
 
 @functools.cache

@@ -47,8 +47,7 @@ class Operands:
 
     @property
     def options(self) -> tuple[str, ...]:
-        flags = {"IN": self.code, "BF16": int(self.bf16), "SPLIT": int(self.split), "BESIDE": int(self.beside)}
-        return tuple(f"-D{name}={value}" for name, value in flags.items())
+        return Source.defining("", IN=self.code, BF16=self.bf16, SPLIT=self.split, BESIDE=self.beside).options
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ class _Form:
     @functools.lru_cache(256)  # noqa: B019 - a few small values
     def source(self, operands: Operands) -> Source:
         text, flags = self._described(operands.bf16)
-        return Source(text, (*operands.options, *(f"-D{name}={value}" for name, value in flags.items())))
+        return Source.defining(text, *operands.options, **flags)
 
     def _described(self, bf16: bool) -> tuple[str, dict[str, int]]:
         """Text and macros."""

@@ -71,8 +71,7 @@ class Pass(NamedTuple):
 
 @functools.cache
 def _source(half: bool, **options: int) -> Source:
-    text = read_source(COMMON, _FILE)
-    return Source(text, (f"-DHALF={int(half)}", *(f"-D{name}={value}" for name, value in options.items())))
+    return Source.defining(read_source(COMMON, _FILE), HALF=half, **options)
 
 
 def one_pass(level: Level, shape: Shape, depth: int, device: Device) -> Pass:
