@@ -110,9 +110,7 @@ def products(
     """
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        a = place(context, builder, sig, args, 1)
-        b = place(context, builder, sig, args, 3)
-        c = place(context, builder, sig, args, 7)
+        a, b, c = (place(context, builder, sig, args, which) for which in (1, 3, 7))
 
         def emit(width: int) -> None:
             cells = _zeros(builder, width)
@@ -145,9 +143,7 @@ def dots(
     """``out[o + q] =`` sum over channels of ``pixel[t + c] * planes[position q, channel c]``; else as products."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        a = place(context, builder, sig, args, 1)
-        b = place(context, builder, sig, args, 3)
-        c = place(context, builder, sig, args, 7)
+        a, b, c = (place(context, builder, sig, args, which) for which in (1, 3, 7))
 
         def emit(width: int) -> None:
             cells = _zeros(builder, width)
@@ -216,9 +212,7 @@ def _pull(width: int) -> Callable[..., None]:
         out: Any, o: Any,
     ) -> Any:  # fmt: skip
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            a = place(context, builder, sig, args, 0)
-            b = place(context, builder, sig, args, 3)
-            c = place(context, builder, sig, args, 8)
+            a, b, c = (place(context, builder, sig, args, which) for which in (0, 3, 8))
             totals = _zeros(builder, width)
             with cgutils.for_range(builder, args[7]) as outer:
                 left = builder.gep(a, [builder.mul(outer.index, args[2])])
@@ -248,9 +242,7 @@ def push(typingctx: Any, taps: Any, t: Any, block: Any, k: Any, count: Any, out:
     """``out[o + 16 q + c] += sum over lanes of taps[t + 16 q + lane] * block[k + 16 lane + c]`` for q < count."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        a = place(context, builder, sig, args, 0)
-        b = place(context, builder, sig, args, 2)
-        c = place(context, builder, sig, args, 5)
+        a, b, c = (place(context, builder, sig, args, which) for which in (0, 2, 5))
         pixels = [put_load(builder, b, number(lane * LANES)) for lane in range(LANES)]
         with cgutils.for_range(builder, args[4]) as loop:
             here = builder.mul(loop.index, number(LANES))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -152,11 +153,7 @@ class Cpu(Prepared):
     def _run(self, kernel: Callable[..., None], coords: Tensor, out: Tensor, *beside: Any) -> None:
         r = self.request
         given = (_floats(self.state[0]), _floats(self.state[1]), self._levels, self._scales, _floats(coords))
-        given, result = (*given, self._window, _blocks(r), *beside), out.numpy()
-
-        def task(first: int, last: int) -> None:
-            kernel(*given, result, first, last)
-
+        task = partial(kernel, *given, self._window, _blocks(r), *beside, out.numpy())
         run_parts(r.batch * self._tiles, 4, torch.get_num_threads(), task)
 
     def _kept(self) -> Patches | None:

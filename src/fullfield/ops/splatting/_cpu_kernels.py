@@ -6,17 +6,12 @@ Fields are [2, H, W] float32, masks [H, W] uint8.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
-from fullfield._kernels.numba_cache import cache_folder, caching_in
+from fullfield._kernels.numba_cache import cache_folder, jit_in
 
 CACHE = cache_folder(__file__)
-_OPTIONS = {"nogil": True, "error_model": "numpy", "cache": CACHE is not None}
-
-
-def _jit(function):
-    with caching_in(CACHE):
-        return njit(**_OPTIONS)(function)
+_jit = jit_in(CACHE)
 
 
 @_jit

@@ -141,10 +141,20 @@ class FlowRefiner:
         grey1, grey2 = grey(first), grey(second)
         refined = torch.empty_like(prior)
         misfit = torch.empty(len(first), min(rounds, JUDGED), dtype=torch.float64, device=prior.device)
+        threads, config = torch.get_num_threads(), self.config.replace(rounds=rounds)
         for item in range(len(first)):
             frames = first[item] * 255.0, grey1[item], grey2[item]
-            backward = None if back is None else back[item]
-            refined[item], misfit[item] = self._refine(frames, prior[item], backward, rounds)
+            part = slice(item, item + 1)
+            backward = None if back is None else back[part]
+            if self._cpu is None:
+                coupling = coupling_weights(prior[part], backward, config)[0]
+                pair = guided_reference.Pair(*frames, prior[item], coupling)
+                refined[item], misfit[item] = guided_reference.refine(pair, config)
+            else:
+                colours, one, two = (plane.contiguous().numpy() for plane in frames)
+                other = None if backward is None else backward[0].numpy()
+                flow, misfit[item] = self._cpu((colours, one, two), prior[item].numpy(), other, threads, rounds)
+                refined[item] = torch.from_numpy(flow)
         check_finite(refined, "flow", FINITE_FLOW)
         return refined, misfit, torch.zeros(1, dtype=torch.int32)
 
@@ -158,21 +168,6 @@ class FlowRefiner:
         for bit, name in ((guided_cuda.BAD_FLOW, "flow"), (guided_cuda.BAD_BACKWARD, "backward")):
             _check.require(not flags & bit, name, "finite values", "NaN or infinity")
         raise _check.InputError(f"flow: expected {FINITE_FLOW}, got NaN or infinity")
-
-    def _refine(
-        self, frames: tuple[Tensor, Tensor, Tensor], prior: Tensor, backward: Tensor | None, rounds: int
-    ) -> tuple[Tensor, Tensor]:
-        if self._cpu is None:
-            back = None if backward is None else backward[None]
-            coupling = coupling_weights(prior[None], back, self.config)[0]
-            return guided_reference.refine(
-                guided_reference.Pair(*frames, prior, coupling), self.config.replace(rounds=rounds)
-            )
-        colours, first, second = (part.contiguous().numpy() for part in frames)
-        back_plane = None if backward is None else backward.numpy()
-        threads = torch.get_num_threads()
-        flow, misfit = self._cpu((colours, first, second), prior.numpy(), back_plane, threads, rounds)
-        return torch.from_numpy(flow), misfit
 
     def _checked(self, frame: Tensor, name: str) -> Tensor:
         """In the refiner's dtype."""

@@ -176,12 +176,10 @@ def radius_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offset
 
 def _knn_rows(sizes: Tensor, asked: Tensor, total: int, device: torch.device) -> Tensor:
     """Row offsets [M + 1] where every query of cloud b has ``sizes[b]`` neighbours; ``asked``: offsets of queries."""
+    if sizes.numel() == 1 and not total:
+        return torch.zeros(int(asked[-1]) + 1, dtype=torch.int64, device=device)
     if sizes.numel() == 1:
-        return (
-            torch.arange(0, total + 1, int(sizes[0]), device=device)
-            if total
-            else torch.zeros(int(asked[-1]) + 1, dtype=torch.int64, device=device)
-        )
+        return torch.arange(0, total + 1, int(sizes[0]), device=device)
     each = torch.repeat_interleave(sizes.to(device), asked.diff().to(device), output_size=int(asked[-1]))
     return torch.cat([each.new_zeros(1), each.cumsum(0)])
 
