@@ -15,7 +15,7 @@ from torch import Tensor
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import launching
 from fullfield.ops.launching import CODES, Kernels, address, structures
-from fullfield.ops.point_norm.reference import Running
+from fullfield.ops.point_norm.protocol import Running
 
 LIBRARIES = Libraries("normalisation kernels")
 _SOURCE = Path(__file__).with_name("norm.cu")

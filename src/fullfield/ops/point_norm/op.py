@@ -13,7 +13,8 @@ from fullfield.ops.backends import usable
 from fullfield.ops.launching import is_eager
 from fullfield.ops.operators import gradients_again, wants_gradient
 from fullfield.ops.point_norm import cuda
-from fullfield.ops.point_norm.reference import Running, normalised
+from fullfield.ops.point_norm.protocol import Running
+from fullfield.ops.point_norm.reference import normalised
 
 KINDS = ("layer", "batch", "instance")
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)

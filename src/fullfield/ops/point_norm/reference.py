@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-
-class Running(NamedTuple):
-    """A batch norm's running statistics."""
-
-    mean: Tensor  # [C]
-    var: Tensor  # [C]
-    momentum: float
-    update: bool
-    """Whether they move to those of the present rows, which are normalised by their own then; else they are used."""
+from fullfield.ops.point_norm.protocol import Running
 
 
 def normalised(
