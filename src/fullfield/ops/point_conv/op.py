@@ -52,15 +52,9 @@ def plain_mode(device: str) -> AbstractContextManager[Any]:
 
 
 def product(
-    features: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    forward: list[Tensor],
-    backward: list[Tensor],  # noqa: ARG001 - for the gradient
-    mirrored: bool,  # noqa: ARG001
-    groups: int,
-    backend: str | None,
-) -> Tensor:
+    features: Tensor, weight: Tensor, bias: Tensor | None, forward: list[Tensor], _backward: list[Tensor],
+    _mirrored: bool, groups: int, backend: str | None,
+) -> Tensor:  # fmt: skip
     triplets = Triplets(*forward)
     module, request = serve(features, weight.shape[2], triplets, weight.shape[0], groups, backend)
     with plain_mode(features.device.type):
@@ -93,20 +87,14 @@ def multiply_transposed(
     return out
 
 
-def _conv_fake(features: Tensor, weight: Tensor, bias: Tensor | None, forward: list[Tensor], *_: Any) -> Tensor:  # noqa: ARG001
+def _conv_fake(features: Tensor, weight: Tensor, _bias: Tensor | None, forward: list[Tensor], *_: Any) -> Tensor:
     return features.new_empty(forward[0].shape[0] - 1, weight.shape[2])
 
 
 def weight_product(
-    features: Tensor,
-    grad: Tensor,
-    forward: list[Tensor],
-    backward: list[Tensor],  # noqa: ARG001
-    mirrored: bool,  # noqa: ARG001
-    cells: int,
-    groups: int,
-    backend: str | None,
-) -> Tensor:
+    features: Tensor, grad: Tensor, forward: list[Tensor], _backward: list[Tensor], _mirrored: bool, cells: int,
+    groups: int, backend: str | None,
+) -> Tensor:  # fmt: skip
     triplets = Triplets(*forward)
     module, request = serve(features, grad.shape[1], triplets, cells, groups, backend)
     with plain_mode(features.device.type):
