@@ -130,13 +130,13 @@ def _conv_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # n
     ctx.count = (len(forward), len(backward))
 
 
-def _saved(ctx: Any) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
+def _saved(ctx: Any) -> tuple[Tensor, Tensor, tuple[list[Tensor], list[Tensor]]]:
     one, two, *rest = ctx.saved_tensors
-    return one, two, rest[: ctx.count[0]], rest[ctx.count[0] :]
+    return one, two, (rest[: ctx.count[0]], rest[ctx.count[0] :])
 
 
 def _conv_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    features, weight, *directions = _saved(ctx)
+    features, weight, directions = _saved(ctx)
     mirrored, groups, backend = ctx.options
     wanted = ctx.needs_input_grad
     two = None
@@ -164,7 +164,7 @@ def _weight_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  #
 
 
 def _weight_backward(ctx: Any, grad_weight: Tensor) -> tuple[Any, ...]:
-    features, grad, *directions = _saved(ctx)
+    features, grad, directions = _saved(ctx)
     wanted = ctx.needs_input_grad
     one = _adjoint(grad, grad_weight, *directions, *ctx.options) if wanted[0] else None
     two = _CONVOLVE(features, grad_weight, None, *directions, *ctx.options) if wanted[1] else None

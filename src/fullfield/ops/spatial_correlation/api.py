@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -73,7 +74,7 @@ def _made_window(*given: object) -> Window:
     return Window(*(_pair(value, name, int(name != "padding")) for value, name in zip(given, names, strict=True)))
 
 
-_kept_window = functools.lru_cache(256)(_made_window)
+_kept_window: Callable[..., Window] = functools.lru_cache(256)(_made_window)
 
 
 def _pair(value: object, name: str, low: int) -> Pair:

@@ -267,14 +267,14 @@ def lookup_source(config: Config, out: int, channels_last: bool) -> Source:
     """The kernel ``lookup`` that writes the type with code ``out``; ``config`` from :func:`lookup_config`."""
     two_fit = lookup_shared(config, out, channels_last) <= 99 << 10 and not config.split
     shared = _read("dots.cuh", "keep.cuh", "sample.cuh")
-    given = {"out": out, "channels_last": channels_last}
+    made = functools.partial(config.source, out=out, channels_last=channels_last)
     if not config.hopper:
-        return config.source(shared + read_source(_FOLDER / "lookup_ampere.cu"), **given, MIN_BLOCKS=1 + two_fit)
+        return made(shared + read_source(_FOLDER / "lookup_ampere.cu"), MIN_BLOCKS=1 + two_fit)
     consumer, producer = _REGISTERS[config.groups * config.teams]
     product = product_with_registers(config.columns, config.bf16, _SWIZZLED)
     registers = {"CONSUMER_REGISTERS": consumer, "PRODUCER_REGISTERS": producer}
     text = shared + product + read_source(_FOLDER / "lookup_hopper.cu")
-    return config.source(text, **given, MAPS=config.maps, **registers)
+    return made(text, MAPS=config.maps, **registers)
 
 
 @functools.lru_cache(64)
