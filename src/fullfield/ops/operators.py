@@ -53,7 +53,7 @@ def register_for_func(
         # What is registered has a place for each tensor of a list, a function of autograd one for the list.
         return tuple(None if isinstance(found, list) else found for found in gradient(ctx, *grads))
 
-    forms = {"forward": registered, "setup_context": setup, "backward": backward}
+    forms: dict[str, Any] = {"forward": registered, "setup_context": setup, "backward": backward}
     function: Any = type(name, (torch.autograd.Function,), {key: staticmethod(form) for key, form in forms.items()})
 
     def call(*arguments: Any) -> Any:

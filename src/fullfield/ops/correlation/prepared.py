@@ -64,7 +64,7 @@ class Pair:
         if found is None:
             grads = self.prepared.accumulators(*self._wanted)
             if task >= 0:  # if this pass stops before the features, nobody else takes them
-                torch.autograd.Variable._execution_engine.queue_callback(partial(self._open.pop, task, None))
+                torch.autograd.Variable._execution_engine.queue_callback(partial(self._forget, task))
         else:
             grads, last = found
             if last == stream:
@@ -72,6 +72,9 @@ class Pair:
             self._wait(last)  # lookups of one pair on several streams add to the same memory
         self._open[task] = (grads, stream)
         return grads
+
+    def _forget(self, task: int) -> None:
+        self._open.pop(task, None)
 
     def finish(self) -> Gradients | None:
         """Take what the present pass accumulated, if anything."""

@@ -68,7 +68,7 @@ class TVL1Solver:
         self._solver = SOLVERS.load(self.backend).make_solver(height, width, self.config, self.device, dtype)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        options = {"dtype": self.dtype, "device": self.device, "backend": self.backend}
+        options: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "backend": self.backend}
         return partial(TVL1Solver, **options), (self.height, self.width, self.config)
 
     def __call__(

@@ -75,7 +75,7 @@ class FlowRefiner:
         self._cuda = guided_cuda.Refiner(height, width, self.config, self.device) if self.backend == "cuda" else None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        options = {"dtype": self.dtype, "device": self.device, "backend": self.backend}
+        options: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "backend": self.backend}
         return partial(FlowRefiner, **options), (self.height, self.width, self.config)
 
     @property

@@ -272,9 +272,8 @@ def lookup_source(config: Config, out: int, channels_last: bool) -> Source:
         return made(shared + read_source(_FOLDER / "lookup_ampere.cu"), MIN_BLOCKS=1 + two_fit)
     consumer, producer = _REGISTERS[config.groups * config.teams]
     product = product_with_registers(config.columns, config.bf16, _SWIZZLED)
-    registers = {"CONSUMER_REGISTERS": consumer, "PRODUCER_REGISTERS": producer}
     text = shared + product + read_source(_FOLDER / "lookup_hopper.cu")
-    return made(text, MAPS=config.maps, **registers)
+    return made(text, MAPS=config.maps, CONSUMER_REGISTERS=consumer, PRODUCER_REGISTERS=producer)
 
 
 @functools.lru_cache(64)
