@@ -16,9 +16,8 @@ from fullfield import InputError
 from fullfield.estimators import Estimator
 from fullfield.estimators.ptlflow import PtlflowEstimator
 from fullfield.estimators.ptlflow_config import PRESETS, PtlflowConfig
-from fullfield.integrations import on_demand
-from fullfield.integrations.alt_cuda_corr import SOURCES
-from fullfield.integrations.on_demand import Extension
+from fullfield.integrations import alt_cuda_corr
+from fullfield.integrations.alt_cuda_corr import SOURCES, Extension
 from fullfield.nn import CorrelationPyramid
 
 pytestmark = pytest.mark.usefixtures("ptlflow")
@@ -210,7 +209,7 @@ class Compiled:
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in SOURCES:
         (tmp_path / name).write_text("// " + name)
-    monkeypatch.setattr(on_demand, "alt_cuda_corr_extension", lambda *_: Compiled())
+    monkeypatch.setattr(alt_cuda_corr, "alt_cuda_corr_extension", lambda *_: Compiled())
     return tmp_path
 
 

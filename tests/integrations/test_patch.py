@@ -39,16 +39,16 @@ def model() -> foreign_network.Network:
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """The blocks of ours that were built."""
-    from fullfield.integrations import princeton
+    from fullfield.integrations import forms
 
     blocks: list[Any] = []
-    original = princeton.Builder.__call__
+    original = forms.Builder.__call__
 
     def noted(self: Any, *args: Any, **kwargs: Any) -> Any:
         blocks.append(original(self, *args, **kwargs))
         return blocks[-1]
 
-    monkeypatch.setattr(princeton.Builder, "__call__", noted)
+    monkeypatch.setattr(forms.Builder, "__call__", noted)
     return iter([blocks])
 
 

@@ -107,6 +107,17 @@ def test_tiles_whose_patches_lie_together(machine: Emulator, monkeypatch: pytest
     assert call.params.tiles_x == 3
 
 
+def test_entries_are_divided_by_what_runs_at_once() -> None:
+    """Not by a launch's blocks, which before Hopper are one for every item."""
+    case = make_case((33, 80), batch=1, channels=8, levels=2, radius=1)
+    case = replace(case, fmap1=case.fmap1.half(), fmap2=case.fmap2.half())
+    pair = look(case, reuse=True)
+    pair(case.coords)
+    (call,) = pair._lookups._pair.prepared._launches.values()  # type: ignore[union-attr,attr-defined]
+    assert call.params.crew == 2 * AMPERE.processors
+    assert call.launch.blocks > call.params.crew
+
+
 def test_products_are_kept() -> None:
     """Behind the pair's back its features become zero: what is read afterwards had been kept."""
     case = make_case((6, 18), batch=1, channels=8, levels=1, radius=1)

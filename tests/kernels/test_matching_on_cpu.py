@@ -35,7 +35,7 @@ def maps(dtype: torch.dtype, channels: int, *sizes: tuple[int, int], sharp: floa
 def whole(one: Tensor, two: Tensor) -> Tensor:
     """GMFlow's own form in float64."""
     scores = one.flatten(2).transpose(1, 2) @ two.flatten(2) / one.shape[1] ** 0.5
-    own, searched = (protocol.positions(protocol.size_of(m), m) for m in (one, two))
+    own, searched = (protocol.positions_of(m) for m in (one, two))
     return (scores.softmax(-1) @ searched.flatten(1).T).transpose(1, 2).unflatten(2, one.shape[2:]) - own
 
 

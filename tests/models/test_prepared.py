@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fullfield import InputError
 from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig
 from fullfield.models.cascade import Cascade
-from fullfield.models.prepared import PreparedFlow, PreparedSizes, cpu_dtype, motion
+from fullfield.models.prepared import PreparedFlow, PreparedSizes, cpu_dtype, shared
 from fullfield.models.prepared.weights import Form, folded, stem
 from fullfield.ops.correlation import cpu
 from fullfield.ops.fused import reference
@@ -147,14 +147,14 @@ def test_later_changes_of_the_model_are_not_seen() -> None:
 def test_a_flow_of_what_is_not_finite_shows(name: str, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though rectifiers make 0 of NaN, as those of some libraries do."""
     model: Any = network(name)
-    convolve, products = reference.convolve, motion.rectified_products
+    convolve, products = reference.convolve, shared.rectified_products
 
     def swallowing(*arguments: Any, relu: bool = False, **options: Any) -> Tensor:
         done = convolve(*arguments, relu=relu, **options)
         return done.nan_to_num_(0.0, float("inf")) if relu else done
 
     monkeypatch.setattr(reference, "convolve", swallowing)
-    monkeypatch.setattr(motion, "rectified_products", lambda *a, **o: products(*a, **o).nan_to_num_(0.0, float("inf")))
+    monkeypatch.setattr(shared, "rectified_products", lambda *a, **o: products(*a, **o).nan_to_num_(0.0, float("inf")))
     first, second = (frame.clone() for frame in frames(2))
     update = model.update_block
     last = (

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from fullfield import InputError
 from fullfield.models import RAFT, RAFTConfig
-from fullfield.models.raft.checkpoint import from_torchvision
+from fullfield.models.state import from_torchvision
 
 SIZES = ["large", "small"]
 

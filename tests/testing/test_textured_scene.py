@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fullfield._check import InputError
 from fullfield.testing import scenes, textured_scene
-from fullfield.testing.textures import Noise, texture
+from fullfield.testing.scenes import Noise, texture
 
 
 def bilinear(image, x, y):

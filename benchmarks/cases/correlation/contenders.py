@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks.harness import TooLarge, Unsupported
 from fullfield.integrations.alt_cuda_corr import alt_cuda_corr_extension as alt_cuda_corr_extension
-from fullfield.integrations.quiet import quiet
+from fullfield.integrations.forms import quiet
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops.correlation import BACKENDS, correlation_pyramid
 from fullfield.ops.correlation.dense import volume_bytes

@@ -33,7 +33,7 @@ from benchmarks.harness import (
     is_out_of_memory,
     release,
 )
-from fullfield.integrations.quiet import quiet
+from fullfield.integrations.forms import quiet
 from fullfield.models import RAFT, SEARAFT
 from fullfield.models.cascade import Cascade
 from fullfield.models.framing import STRIDE

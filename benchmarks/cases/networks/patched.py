@@ -23,7 +23,7 @@ from benchmarks.cases.networks.models import frames
 from benchmarks.harness import Candidate, clock_of, given_up, interleaved, peak_bytes, release
 from fullfield._check import InputError
 from fullfield.integrations import patch
-from fullfield.integrations.quiet import quiet
+from fullfield.integrations.forms import quiet
 from fullfield.nn import CorrelationPyramid
 
 # Of the largest value. Convolutions in float32, not TF32, while it is found.

@@ -13,7 +13,7 @@ from pathlib import Path
 from torch import Tensor
 
 from benchmarks.harness import Unsupported, first_line
-from fullfield.integrations.quiet import quiet
+from fullfield.integrations.forms import quiet
 from fullfield.ops.matching import global_matching
 from fullfield.ops.spatial_correlation import spatial_correlation
 

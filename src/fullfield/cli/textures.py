@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
 def _list(args: argparse.Namespace) -> int:
     paths.check_input(args.list, "--list")
 
-    from fullfield.training.flow.picture_licences import licence_text
+    from fullfield.training.flow.picture_sources import licence_text
     from fullfield.training.flow.pictures import licence_list
 
     manifest = licence_list(args.list)

@@ -22,7 +22,7 @@ from fullfield.models.weights import weights_folder
 
 if TYPE_CHECKING:
     from fullfield.integrations import Handle
-    from fullfield.integrations.on_demand import Extension
+    from fullfield.integrations.alt_cuda_corr import Extension
 
 ORIGINAL = "ptlflow"
 """As backend: the model's own correlation."""
@@ -205,7 +205,7 @@ class PtlflowEstimator:
         if path is not None:
             fit(model, read_state(path)[0], str(path), f"ptlflow's {self._name}")
         if self.config.alt_cuda_corr is not None:
-            from fullfield.integrations.on_demand import Extension
+            from fullfield.integrations.alt_cuda_corr import Extension
 
             self._extension = Extension.of(self.config.alt_cuda_corr)
             self._extension.give(model, self.method)
@@ -288,6 +288,6 @@ def import_ptlflow() -> Any:
 
 
 def _quiet() -> AbstractContextManager[None]:
-    from fullfield.integrations.quiet import quiet
+    from fullfield.integrations.forms import quiet
 
     return quiet()

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.integrations.forms import pyramid
 from fullfield.nn import CorrelationPyramid, RAFTCorrBlock, SEARAFTCorrBlock
 from fullfield.ops.correlation import backends, correlation_lookup
 
+PYRAMID = "fullfield's CorrelationPyramid"
 # Bytes of two feature maps from which on a lean block does not keep them in the kernel's layout.
 LEAN_BYTES = 64 << 20
 
@@ -135,3 +135,13 @@ def require_kernel(device: torch.device, backend: str | None) -> None:
     reason = dict(backends(device=device))[name]
     if reason is not None:
         raise InputError(f"model: the backend {name!r} cannot serve it on {device}: {reason}")
+
+
+def pyramid(fmap2: Tensor, levels: int, radius: int, stops: bool) -> list[Tensor]:
+    """``fmap2`` and its halvings; with ``stops``, a map whose shorter side is at most the window's stays as it is."""
+    maps = [fmap2]
+    for _ in range(levels - 1):
+        last = maps[-1]
+        keep = stops and min(last.shape[-2:]) <= 2 * radius + 1
+        maps.append(last if keep else torch.nn.functional.avg_pool2d(last, 2))
+    return maps

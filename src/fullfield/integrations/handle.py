@@ -44,6 +44,11 @@ class Change:
     kept: tuple[str, ...] = ()
     """Attributes that our methods assign; their values come back with the original class."""
 
+    @classmethod
+    def of(cls, where: str, target: Any, overrides: dict[str, Any], by: str, kept: tuple[str, ...] = ()) -> Change:
+        """Of a whole block, which stands at ``where``."""
+        return cls(target, overrides, [Replacement(where, type(target).__qualname__, by)], kept)
+
 
 class Handle:
     """A patched model's way back; also a context manager that restores on leaving.

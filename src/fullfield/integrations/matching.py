@@ -10,73 +10,35 @@ from torch import Tensor
 
 from fullfield._check import InputError
 from fullfield.integrations.blocks import prepared_features
+from fullfield.integrations.forms import check
 from fullfield.integrations.handle import Change, Replacement
 from fullfield.integrations.methods import Recogniser
-from fullfield.integrations.quiet import quiet
 from fullfield.nn import FlowPropagation
 from fullfield.ops.matching import global_matching, local_matching
 from fullfield.ops.matching.api import attend
 
-_TOLERANCE = 1e-4  # of the largest value; float32
-_ATTENTION = ("q_proj", "k_proj", "forward_local_window_attn")
-
-
-def recognisers() -> dict[str, Recogniser]:
-    """What to make of the names under which methods reach the functions."""
-    return {
-        "^global_correlation_softmax$": _recogniser(_global, _try_global),
-        "^local_correlation_softmax$": _recogniser(_local, _try_local),
-        "^single_head_full_attention$": _recogniser(attend, _try_full),
-        "^single_head_split_window_attention$": _recogniser(_windows, _try_windows),
-        "^generate_shift_window_attn_mask$": _recogniser(_no_mask, _try_mask),
-    }
-
-
-def find(model: torch.nn.Module) -> list[Change]:
-    """The parts that propagate flow, and NeuFlow's matching, an attribute of its model."""
-    found = []
-    for path, part in model.named_modules():
-        if all(hasattr(part, name) for name in _ATTENTION):
-            found.append(_propagation(path, part))
-        for name, value in vars(part).items():
-            if callable(getattr(value, "global_correlation_softmax", None)):
-                found.append(_matching(f"{path}.{name}".lstrip("."), value))
-    return found
+_KNOWN = "GMFlow's"
 
 
 class _Ours:
     """A function of ours with a name for people."""
 
-    def __init__(self, function: Callable[..., Any], name: str) -> None:
-        self._function, self._name = function, name
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._function(*args, **kwargs)
 
     def __str__(self) -> str:
-        return self._name
+        return "fullfield's matching in linear memory"
 
 
 def _recogniser(ours: Callable[..., Any], trial: Callable[[Any], tuple[Tensor, Tensor]]) -> Recogniser:
     def recognise(name: str, original: Any, where: str, accompanied: bool, backend: str | None) -> Any:  # noqa: ARG001
-        _try(f"the {name} of {where}", lambda: trial(original))
-        return _Ours(ours, "fullfield's matching in linear memory")
+        check(f"the {name} of {where}", None, _KNOWN, lambda: trial(original))
+        return _Ours(ours)
 
     return recognise
-
-
-def _try(what: str, trial: Callable[[], tuple[Tensor, Tensor]]) -> None:
-    """(theirs, ours) must agree."""
-    with torch.no_grad(), torch.device("cpu"), torch.autocast("cpu", enabled=False), quiet():
-        try:
-            theirs, ours = trial()
-        except Exception as error:  # noqa: BLE001 - foreign code, whatever it raises is the answer
-            raise InputError(f"model: {what} is not GMFlow's: it raised {type(error).__name__} ({error})") from None
-    if theirs.shape != ours.shape:
-        raise InputError(f"model: {what} is not GMFlow's: it returned {list(theirs.shape)}, ours {list(ours.shape)}")
-    off = float((theirs - ours).abs().max() / theirs.abs().max().clamp(min=1e-6))
-    if not off <= _TOLERANCE:
-        raise InputError(f"model: {what} is not GMFlow's: its values are off by {off:.2g} of the largest")
 
 
 def _draw(*shape: int) -> Tensor:
@@ -106,18 +68,17 @@ def _local(feature0: Tensor, feature1: Tensor, local_radius: int, padding_mode: 
     return _flow(local_matching(first, second, local_radius), feature0), None
 
 
-def _try_global(original: Any) -> tuple[Tensor, Tensor]:
-    one, two = _draw(2, 2, 8, 5, 7).unbind()
-    return original(one, two, True)[0], _global(one, two, True)[0]
+def _matcher(ours: Callable[..., tuple[Tensor, None]], option: int) -> Recogniser:
+    def trial(original: Any) -> tuple[Tensor, Tensor]:
+        one, two = _draw(2, 2, 8, 5, 7).unbind()
+        return original(one, two, option)[0], ours(one, two, option)[0]
+
+    return _recogniser(ours, trial)
 
 
-def _try_local(original: Any) -> tuple[Tensor, Tensor]:
-    one, two = _draw(2, 2, 8, 5, 7).unbind()
-    return original(one, two, 2)[0], _local(one, two, 2)[0]
-
-
-def _matching(name: str, matcher: Any) -> Change:
-    kind = type(matcher)
+def matcher(name: str, block: Any, backend: str | None) -> Change:  # noqa: ARG001 - it has no choice
+    """Of NeuFlow's matching, an attribute of its model."""
+    kind = type(block)
 
     def trial() -> tuple[Tensor, Tensor]:
         one, two = _draw(2, 1, 8, 5, 7).unbind()
@@ -128,13 +89,13 @@ def _matching(name: str, matcher: Any) -> Change:
             theirs.init_grid(1, 5, 7, one.dtype, one.device)
         return theirs.global_correlation_softmax(one, two), _global(one, two)[0]
 
-    _try(f"{name} ({kind.__module__}.{kind.__qualname__})", trial)
+    check(name, kind, _KNOWN, trial)
 
     def global_correlation_softmax(self: Any, feature0: Tensor, feature1: Tensor) -> Tensor:  # noqa: ARG001
         return _global(feature0, feature1)[0]
 
     made = Replacement(name, "global_correlation_softmax", "fullfield's global_matching")
-    return Change(matcher, {"global_correlation_softmax": global_correlation_softmax}, [made])
+    return Change(block, {"global_correlation_softmax": global_correlation_softmax}, [made])
 
 
 # ---- attention over windows
@@ -238,7 +199,8 @@ def _propagate(self: Any, feature0: Tensor, flow: Tensor, radius: int | None) ->
     return FlowPropagation.forward(self, feature0, flow, radius)  # which reads the weights by their names
 
 
-def _propagation(name: str, part: Any) -> Change:
+def propagation(name: str, part: Any, backend: str | None) -> Change:  # noqa: ARG001 - it has no choice
+    """Of a part that propagates flow."""
     kind = type(part)
 
     def trial() -> tuple[Tensor, Tensor]:
@@ -250,7 +212,7 @@ def _propagation(name: str, part: Any) -> Change:
         ours = [_propagate(theirs, feature, flow, radius) for radius in (None, 1)]
         return torch.cat(found), torch.cat(ours)
 
-    _try(f"{name} ({kind.__module__}.{kind.__qualname__})", trial)
+    check(name, kind, _KNOWN, trial)
 
     def forward(
         self: Any,
@@ -262,5 +224,14 @@ def _propagation(name: str, part: Any) -> Change:
     ) -> Tensor:
         return _propagate(self, feature0, flow, local_window_radius if local_window_attn else None)
 
-    made = Replacement(name, kind.__qualname__, "fullfield's attention in linear memory")
-    return Change(part, {"forward": forward}, [made])
+    return Change.of(name, part, {"forward": forward}, "fullfield's attention in linear memory")
+
+
+RECOGNISERS = {
+    "^global_correlation_softmax$": _matcher(_global, True),
+    "^local_correlation_softmax$": _matcher(_local, 2),
+    "^single_head_full_attention$": _recogniser(attend, _try_full),
+    "^single_head_split_window_attention$": _recogniser(_windows, _try_windows),
+    "^generate_shift_window_attn_mask$": _recogniser(_no_mask, _try_mask),
+}
+"""What to make of the names under which methods reach the functions."""

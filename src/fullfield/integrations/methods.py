@@ -6,6 +6,7 @@ which the names mean ours. The module they come from, its ``corr.py`` and other 
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType
@@ -52,7 +53,9 @@ def _methods(
     overrides: dict[str, FunctionType] = {}
     replaced: list[Replacement] = []
     for name, owner, function, hiding in _functions(kind):
-        inner = _unwrapped(function)
+        inner = inspect.unwrap(function)
+        if not isinstance(inner, FunctionType):
+            inner = function
         names = _names(inner, recognisers)
         if not names or (hiding is not None and "super" not in hiding.__code__.co_names):
             continue
@@ -76,13 +79,6 @@ def _functions(kind: type) -> Iterator[tuple[str, type, FunctionType, FunctionTy
             if name != "__init__" and isinstance(value, FunctionType):
                 yield name, owner, value, first.get(name)
                 first.setdefault(name, value)
-
-
-def _unwrapped(function: FunctionType) -> FunctionType:
-    inner: Any = function
-    while hasattr(inner, "__wrapped__"):
-        inner = inner.__wrapped__
-    return inner if isinstance(inner, FunctionType) else function
 
 
 def _names(function: FunctionType, recognisers: Mapping[str, Recogniser]) -> list[str]:

@@ -6,10 +6,19 @@ import torch
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.integrations import matching, methods, princeton, ptlflow, torchvision, windows
+from fullfield.integrations import forms, matching, methods, ptlflow, torchvision, windows
 from fullfield.integrations.blocks import require_kernel
-from fullfield.integrations.handle import Handle, is_patched
+from fullfield.integrations.handle import Change, Handle, is_patched
 from fullfield.ops.correlation import BACKENDS
+
+# What patches a part of a model that has these methods, or such an attribute of a part.
+_PARTS = {
+    ("build_pyramid", "index_pyramid"): torchvision.change,
+    ("compute_cost_volume",): ptlflow.lcv,
+    ("q_proj", "k_proj", "forward_local_window_attn"): matching.propagation,
+}
+_ATTRIBUTES = {"init_corr_pyr": ptlflow.neuflow, "global_correlation_softmax": matching.matcher}
+_RECOGNISERS = {**forms.RECOGNISERS, **matching.RECOGNISERS, **windows.RECOGNISERS}
 
 
 def patch(model: torch.nn.Module, *, backend: str | None = None) -> Handle:
@@ -53,19 +62,8 @@ def patch(model: torch.nn.Module, *, backend: str | None = None) -> Handle:
             raise InputError(
                 f"model: ptlflow's {type(part).__name__} has no correlation that is known ({support.note})"
             )
-    recognisers = {
-        **princeton.recognisers(),
-        **matching.recognisers(),
-        **windows.recognisers(),
-        **ptlflow.recognisers(model),
-    }
-    changes = [
-        *torchvision.find(model, backend),
-        *ptlflow.find(model, backend),
-        *windows.find(model, backend),
-        *matching.find(model),
-        *methods.find(model, recognisers, backend),
-    ]
+    recognisers = {**_RECOGNISERS, **ptlflow.recognisers(model)}
+    changes = [*_blocks(model, backend), *windows.find(model, backend), *methods.find(model, recognisers, backend)]
     found = [id(change.target) for change in changes]
     for name, part in model.named_modules():
         if "CorrBlock" in type(part).__name__ and id(part) not in found:
@@ -78,3 +76,17 @@ def patch(model: torch.nn.Module, *, backend: str | None = None) -> Handle:
             "for a lookup in code of your own there is fullfield.nn.CorrelationPyramid"
         )
     return Handle(model, changes, backend)
+
+
+def _blocks(model: torch.nn.Module, backend: str | None) -> list[Change]:
+    """The parts and attributes of the tables."""
+    found = []
+    for path, part in model.named_modules():
+        for names, change in _PARTS.items():
+            if all(callable(getattr(part, name, None)) for name in names):
+                found.append(change(path, part, backend))
+        for name, value in vars(part).items():
+            for method, change in _ATTRIBUTES.items():
+                if callable(getattr(value, method, None)):
+                    found.append(change(f"{path}.{name}".lstrip("."), value, backend))
+    return found

@@ -1,6 +1,6 @@
 """ptlflow: which of its models hold the operator, and the blocks that only its models have.
 
-Most models are RAFT's kind and are found by :mod:`fullfield.integrations.princeton`. Here are the others, and for every
+Most models are RAFT's kind and are found by :mod:`fullfield.integrations.forms`. Here are the others, and for every
 model of the tested version what a patch of it is.
 """
 
@@ -13,11 +13,19 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.integrations.blocks import StoppingBlock, backend_for, lookup_pyramid, prepared_features, stops_here
-from fullfield.integrations.forms import try_lookup
-from fullfield.integrations.handle import Change, Replacement
+from fullfield.integrations.blocks import (
+    PYRAMID,
+    StoppingBlock,
+    backend_for,
+    lookup_pyramid,
+    prepared_features,
+    stops_here,
+)
+from fullfield.integrations.forms import check_lookup
+from fullfield.integrations.handle import Change
 from fullfield.integrations.methods import Recogniser
 from fullfield.ops.correlation import correlation_lookup
+from fullfield.ops.positions import positions
 
 TESTED = "0.4.2"
 
@@ -84,11 +92,7 @@ SUPPORT = (
     _of("starflow", NOTED, _WINDOW + _MASKS),
     _of("fastflownet", EXACT, _WINDOW),
     _of("hd3 hd3_ctxt", EXACT, _WINDOW),
-    _of(
-        "maskflownet maskflownet_s",
-        EXACT,
-        _WINDOW + "; checked with a stand-in for its deformable convolution",
-    ),
+    _of("maskflownet maskflownet_s", EXACT, _WINDOW + "; checked with a stand-in for its deformable convolution"),
     _of("liteflownet", NOTED, "windows of 7×7, every pixel or every second" + _MASKS),
     _of("liteflownet2 liteflownet2_pseudoreg", EXACT, "windows of 7×7, every pixel or every second"),
     _of("liteflownet3 liteflownet3_pseudoreg liteflownet3s liteflownet3s_pseudoreg", EXACT, "windows of 7×7 and 9×9"),
@@ -123,22 +127,6 @@ def recognisers(model: torch.nn.Module) -> dict[str, Recogniser]:
     return {"^local_correlation_with_flow$": _unimatch} if getattr(model, "reg_refine", False) else {}
 
 
-def find(model: torch.nn.Module, backend: str | None) -> list[Change]:
-    """The blocks that are attributes of the model's parts: LCV's and NeuFlow's."""
-    found = []
-    for path, part in model.named_modules():
-        if callable(getattr(part, "compute_cost_volume", None)):
-            found.append(_lcv(path, part, backend))
-        for name, value in vars(part).items():
-            if callable(getattr(value, "init_corr_pyr", None)):
-                found.append(_neuflow(f"{path}.{name}".lstrip("."), value, backend))
-    return found
-
-
-def _refuse(name: str, kind: type, differs: str) -> InputError:
-    return InputError(f"model: {name} ({kind.__module__}.{kind.__qualname__}) is not the all-pairs lookup: {differs}")
-
-
 def _unimatch(name: str, original: Any, where: str, accompanied: bool, backend: str | None) -> Any:  # noqa: ARG001
     def taps(found: Tensor) -> Tensor:
         """dy slow to dx slow, or back."""
@@ -148,9 +136,7 @@ def _unimatch(name: str, original: Any, where: str, accompanied: bool, backend: 
     def theirs(fmap1: Tensor, fmap2: Tensor, coords: Tensor, _: int, radius: int) -> Tensor:
         return taps(original(fmap1, fmap2, coords - _grid(coords), radius))
 
-    differs = try_lookup(theirs, levels=1)
-    if isinstance(differs, str):
-        raise InputError(f"model: the {name} of {where} is not the local lookup: {differs}")
+    check_lookup(f"the {name} of {where}", None, theirs, levels=1, known="the local lookup")
 
     def lookup(
         feature0: Tensor,
@@ -173,16 +159,11 @@ def _unimatch(name: str, original: Any, where: str, accompanied: bool, backend: 
 
 
 def _grid(like: Tensor) -> Tensor:
-    height, width = like.shape[-2:]
-    y, x = torch.meshgrid(
-        torch.arange(height, device=like.device, dtype=torch.float32),
-        torch.arange(width, device=like.device, dtype=torch.float32),
-        indexing="ij",
-    )
-    return torch.stack((x, y))
+    return positions(like.shape[-2:], like.device)
 
 
-def _neuflow(name: str, block: Any, backend: str | None) -> Change:
+def neuflow(name: str, block: Any, backend: str | None) -> Change:
+    """Of NeuFlow's block, an attribute of its model."""
     kind = type(block)
 
     def theirs(fmap1: Tensor, fmap2: Tensor, coords: Tensor, levels: int, radius: int) -> Tensor:
@@ -192,9 +173,7 @@ def _neuflow(name: str, block: Any, backend: str | None) -> Change:
         found: Tensor = trial(trial.init_corr_pyr(fmap1, fmap2), coords - _grid(coords))
         return found
 
-    differs = try_lookup(theirs)
-    if isinstance(differs, str) or differs:
-        raise _refuse(name, kind, str(differs))
+    check_lookup(name, kind, theirs)
 
     def init_corr_pyr(self: Any, feature0: Tensor, feature1: Tensor) -> Any:
         return lookup_pyramid(feature0, feature1, self.levels, self.radius, backend)
@@ -203,11 +182,11 @@ def _neuflow(name: str, block: Any, backend: str | None) -> Change:
         found: Tensor = corr_pyramid((self.grid + flow).float())
         return found
 
-    made = Replacement(name, kind.__qualname__, "fullfield's CorrelationPyramid")
-    return Change(block, {"init_corr_pyr": init_corr_pyr, "__call__": call}, [made])
+    return Change.of(name, block, {"init_corr_pyr": init_corr_pyr, "__call__": call}, PYRAMID)
 
 
-def _lcv(name: str, block: Any, backend: str | None) -> Change:
+def lcv(name: str, block: Any, backend: str | None) -> Change:
+    """Of LCV's block, whose learned metric is multiplied into the first features."""
     kind = type(block)
 
     def theirs(fmap1: Tensor, fmap2: Tensor, coords: Tensor, levels: int, radius: int) -> Tensor:
@@ -215,9 +194,7 @@ def _lcv(name: str, block: Any, backend: str | None) -> Change:
         found: Tensor = trial(trial.compute_cost_volume(fmap1, fmap2), coords)
         return found
 
-    stops = try_lookup(theirs)
-    if isinstance(stops, str):
-        raise _refuse(name, kind, stops)
+    stops = check_lookup(name, kind, theirs, may_stop=True)
 
     def compute_cost_volume(self: Any, fmap1: Tensor, fmap2: Tensor) -> Any:
         one = fmap1[..., :1, :1].contiguous()
@@ -232,5 +209,4 @@ def _lcv(name: str, block: Any, backend: str | None) -> Change:
         found: Tensor = corr_pyramid(coords.float())
         return found
 
-    made = Replacement(name, kind.__qualname__, "fullfield's CorrelationPyramid")
-    return Change(block, {"compute_cost_volume": compute_cost_volume, "forward": forward}, [made])
+    return Change.of(name, block, {"compute_cost_volume": compute_cost_volume, "forward": forward}, PYRAMID)

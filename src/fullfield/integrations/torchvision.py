@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from fullfield._check import InputError
-from fullfield.integrations.blocks import lookup_pyramid
-from fullfield.integrations.forms import try_lookup
-from fullfield.integrations.handle import Change, Replacement
+from fullfield.integrations.blocks import PYRAMID, lookup_pyramid
+from fullfield.integrations.forms import check_lookup
+from fullfield.integrations.handle import Change
 
 
 class _Held:
@@ -27,16 +25,8 @@ class _Held:
         return _Held, (None,)
 
 
-def find(model: torch.nn.Module, backend: str | None) -> list[Change]:
-    """Every block of torchvision's kind among the model's parts."""
-    return [
-        _change(name, part, backend)
-        for name, part in model.named_modules()
-        if callable(getattr(part, "build_pyramid", None)) and callable(getattr(part, "index_pyramid", None))
-    ]
-
-
-def _change(name: str, block: Any, backend: str | None) -> Change:
+def change(name: str, block: Any, backend: str | None) -> Change:
+    """Of a block of torchvision's kind."""
     kind = type(block)
 
     def theirs(fmap1: Tensor, fmap2: Tensor, coords: Tensor, levels: int, radius: int) -> Tensor:
@@ -45,11 +35,7 @@ def _change(name: str, block: Any, backend: str | None) -> Change:
         found: Tensor = trial.index_pyramid(centroids_coords=coords)
         return found
 
-    differs = try_lookup(theirs)
-    if isinstance(differs, str) or differs:
-        raise InputError(
-            f"model: its {name} ({kind.__module__}.{kind.__qualname__}) is not the all-pairs lookup: {differs}"
-        )
+    check_lookup(name, kind, theirs)
 
     def build_pyramid(self: Any, fmap1: Tensor, fmap2: Tensor) -> None:
         self.corr_pyramid = _Held(lookup_pyramid(fmap1, fmap2, self.num_levels, self.radius, backend))
@@ -58,5 +44,4 @@ def _change(name: str, block: Any, backend: str | None) -> Change:
         return self.corr_pyramid.lookup(centroids_coords.float())  # type: ignore[no-any-return]
 
     overrides = {"build_pyramid": build_pyramid, "index_pyramid": index_pyramid}
-    made = Replacement(name, kind.__qualname__, "fullfield's CorrelationPyramid")
-    return Change(block, overrides, [made], kept=("corr_pyramid",))
+    return Change.of(name, block, overrides, PYRAMID, kept=("corr_pyramid",))

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from fullfield._check import InputError
 from fullfield.integrations.blocks import backend_for
+from fullfield.integrations.forms import check, refused
 from fullfield.integrations.handle import Change, Replacement
 from fullfield.integrations.methods import Recogniser
-from fullfield.integrations.quiet import quiet
 from fullfield.ops.spatial_correlation import BACKENDS, spatial_correlation
 
 BY = "fullfield's spatial_correlation"
-_TOLERANCE = 1e-4  # of the largest value; float32
+_KNOWN = "the fixed window"
+Compared: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 _FLOWNET = {"patch_size": 21, "dilation_patch": 2}
 
 
@@ -58,23 +59,20 @@ def _sampler(name: str, sampler: Any, backend: str | None) -> Change:
     kind = type(sampler)
     for part in ("kernel_size", "dilation"):
         if getattr(sampler, part) not in (1, (1, 1)):
-            raise _refuse(name, kind, f"its {part} is {getattr(sampler, part)}")
-    _place(torch.device("cpu"), backend)
-    _try(name, kind, lambda one, two: kind.forward(sampler, one, two), _window(sampler))
+            raise refused(name, kind, _KNOWN, f"its {part} is {getattr(sampler, part)}")
+    _try(name, kind, lambda one, two: kind.forward(sampler, one, two), _window(sampler), backend)
 
     def forward(self: Any, input1: Tensor, input2: Tensor) -> Tensor:
         return _compared(input1, input2, backend, **_window(self))
 
-    return Change(sampler, {"forward": forward}, [Replacement(name, kind.__qualname__, BY)])
+    return Change.of(name, sampler, {"forward": forward}, BY)
 
 
-def _flownet(name: str, part: Any, function: Callable[[Tensor, Tensor], Tensor], backend: str | None) -> Change:
-    _place(torch.device("cpu"), backend)
-
+def _flownet(name: str, part: Any, function: Compared, backend: str | None) -> Change:
     def theirs(one: Tensor, two: Tensor) -> Tensor:
         return torch.unflatten(function(one, two), 1, (21, 21)) * one.shape[1]
 
-    _try(name, type(part), theirs, _FLOWNET)
+    _try(name, type(part), theirs, _FLOWNET, backend)
 
     def correlate(input1: Tensor, input2: Tensor) -> Tensor:
         return _compared(input1, input2, backend, **_FLOWNET).flatten(1, 2) / input1.shape[1]
@@ -84,19 +82,12 @@ def _flownet(name: str, part: Any, function: Callable[[Tensor, Tensor], Tensor],
     return Change(part, {"corr": property(lambda _: correlate)}, [made])
 
 
-def recognisers() -> dict[str, Recogniser]:
-    """What to make of the name under which IRR-PWC's method reaches its function."""
-    return {"^compute_cost_volume$": _cost_volume}
-
-
 def _cost_volume(name: str, original: Any, where: str, accompanied: bool, backend: str | None) -> Any:  # noqa: ARG001
-    _place(torch.device("cpu"), backend)
-
     def theirs(one: Tensor, two: Tensor) -> Tensor:
         found: Tensor = original(one, two, {"max_disp": 2}) * one.shape[1]
         return torch.unflatten(found, 1, (5, 5))
 
-    _try(f"the {name} of {where}", type(original), theirs, {"patch_size": 5})
+    _try(f"the {name} of {where}", None, theirs, {"patch_size": 5}, backend)
 
     def compute_cost_volume(feat1: Tensor, feat2: Tensor, param_dict: dict[str, int]) -> Tensor:
         side = 2 * param_dict["max_disp"] + 1
@@ -105,21 +96,16 @@ def _cost_volume(name: str, original: Any, where: str, accompanied: bool, backen
     return compute_cost_volume
 
 
-def _try(name: str, kind: type, theirs: Callable[[Tensor, Tensor], Tensor], window: dict[str, Any]) -> None:
-    generator = torch.Generator().manual_seed(0)
-    one, two = torch.randn(2, 1, 4, 9, 11, generator=generator, dtype=torch.float32).unbind()
-    with torch.no_grad(), torch.device("cpu"), torch.autocast("cpu", enabled=False), quiet():
-        ours = spatial_correlation(one, two, **window, backend="reference")
-        try:
-            found = theirs(one, two)
-        except Exception as error:  # noqa: BLE001 - foreign code, whatever it raises is the answer
-            raise _refuse(name, kind, f"it raised {type(error).__name__} ({error}) on a trial pair") from None
-    if found.shape != ours.shape:
-        raise _refuse(name, kind, f"on a trial pair it returned {list(found.shape)}, the window {list(ours.shape)}")
-    off = float((found - ours).abs().max() / ours.abs().max())
-    if not off <= _TOLERANCE:
-        raise _refuse(name, kind, f"on a trial pair its values are off by {off:.2g} of the largest")
+def _try(what: str, kind: type | None, theirs: Compared, window: dict[str, Any], backend: str | None) -> None:
+    _place(torch.device("cpu"), backend)
+
+    def trial() -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(0)
+        one, two = torch.randn(2, 1, 4, 9, 11, generator=generator, dtype=torch.float32).unbind()
+        return theirs(one, two), spatial_correlation(one, two, **window, backend="reference")
+
+    check(what, kind, _KNOWN, trial)
 
 
-def _refuse(name: str, kind: type, differs: str) -> InputError:
-    return InputError(f"model: {name} ({kind.__module__}.{kind.__qualname__}) is not the fixed window: {differs}")
+RECOGNISERS: dict[str, Recogniser] = {"^compute_cost_volume$": _cost_volume}
+"""What to make of the name under which IRR-PWC's method reaches its function."""

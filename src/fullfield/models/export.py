@@ -17,7 +17,7 @@ from torch.export import Dim, ExportedProgram
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.models.framing import STRIDE, Padding, coordinate_grid, padding_for
+from fullfield.models.framing import STRIDE, coordinate_grid, padding_for
 from fullfield.models.raft import RAFT
 from fullfield.models.sea_raft import SEARAFT
 from fullfield.ops.correlation.traceable import FORMS, traceable_lookup, traceable_state
@@ -119,67 +119,54 @@ def require_onnx() -> None:
         raise InputError(f"export: {' and '.join(missing)} {verb} not installed (pip install 'fullfield[export]')")
 
 
-class _Pair(nn.Module):
-    """A network as a function of two frames."""
+class _Part(nn.Module):
+    """A part of a network as a function of tensors; ``given`` is what it is told beside them."""
 
-    def __init__(self, network: RAFT | SEARAFT, updates: int | None) -> None:
+    def __init__(self, network: RAFT | SEARAFT, given: Any) -> None:
         super().__init__()
-        self.network = network
-        self.updates = updates
+        self.network, self.given = network, given
+
+
+class _Pair(_Part):
+    """All of it, for two frames and a number of updates."""
 
     def forward(self, frame1: Tensor, frame2: Tensor) -> Tensor:
-        flow: Tensor = self.network(frame1, frame2, self.updates)
+        flow: Tensor = self.network(frame1, frame2, self.given)
         return flow
 
 
-class _Begin(nn.Module):
-    """What is done once per pair."""
-
-    def __init__(self, network: RAFT | SEARAFT, form: str) -> None:
-        super().__init__()
-        self.network = network
-        self.form = form
+class _Begin(_Part):
+    """What is done once per pair, for a form of lookup."""
 
     def forward(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, ...]:  # net, coords, context, state
         model = self.network
-        padding = _padding(model, frame1.shape[-2], frame1.shape[-1])
+        padding = padding_for(frame1.shape[-2], frame1.shape[-1], model.config.padding)
         fmap1, fmap2, net, context = model.encode(model.prepare(frame1, padding), model.prepare(frame2, padding))
         coords = _grid(net)
         coords = coords + model.start(net) if isinstance(model, SEARAFT) else coords.clone()
-        return net, coords, context, *traceable_state(fmap1, fmap2, model.config.levels, self.form)
+        return net, coords, context, *traceable_state(fmap1, fmap2, model.config.levels, self.given)
 
 
-class _Step(nn.Module):
-    """One update."""
-
-    def __init__(self, network: RAFT | SEARAFT, form: str) -> None:
-        super().__init__()
-        self.network = network
-        self.form = form
+class _Step(_Part):
+    """One update, for a form of lookup."""
 
     def forward(self, net: Tensor, coords: Tensor, context: Tensor, state: list[Tensor]) -> tuple[Tensor, Tensor]:
         def lookup(where: Tensor) -> Tensor:
-            return traceable_lookup(state, where, self.network.config.radius, self.form)
+            return traceable_lookup(state, where, self.network.config.radius, self.given)
 
         return self.network.step(lookup, net, context, coords, _grid(net))
 
 
-class _Finish(nn.Module):
-    """From the last update to the flow of the frame of ``height`` × ``width``; None where nothing was padded."""
-
-    def __init__(self, network: RAFT | SEARAFT, size: tuple[int, int] | None) -> None:
-        super().__init__()
-        self.network = network
-        self.size = size
+class _Finish(_Part):
+    """From the last update to the flow of a frame of that height and width; None where nothing was padded."""
 
     def forward(self, net: Tensor, coords: Tensor) -> Tensor:
         model: Any = self.network  # each takes the mask it makes
         flow: Tensor = model.upsample(coords - _grid(net), model.mask(net))
-        return flow if self.size is None else _padding(model, *self.size).crop(flow)
-
-
-def _padding(model: RAFT | SEARAFT, height: int, width: int) -> Padding:
-    return padding_for(height, width, model.config.padding if isinstance(model, RAFT) else "sintel")
+        if self.given is None:
+            return flow
+        height, width = self.given
+        return padding_for(height, width, model.config.padding).crop(flow)
 
 
 def _grid(net: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fullfield import _check
+from fullfield.ops.positions import positions
 
 STRIDE = 8
 # A map of one cell has no variance for an instance norm, so a side is padded to two cells at least.
@@ -40,6 +41,10 @@ class Padding(NamedTuple):
             return field
         height, width = field.shape[-2:]
         return field[..., self.top : height - self.bottom, self.left : width - self.right]
+
+    def cells(self, height: int, width: int) -> tuple[int, int]:
+        """Rows and columns of the 1/8 grid of a frame of this size, once it is padded."""
+        return (height + self.top + self.bottom) // STRIDE, (width + self.left + self.right) // STRIDE
 
 
 def padding_for(height: int, width: int, mode: str = "sintel") -> Padding:
@@ -90,10 +95,7 @@ def encoded(encoder: Callable[[Tensor], Tensor], frame1: Tensor, frame2: Tensor)
 
 def coordinate_grid(batch: int, height: int, width: int, device: torch.device) -> Tensor:
     """[B, 2, H, W] float32, the (x, y) of every cell; cell 0 is at 0.0."""
-    ys = torch.arange(height, device=device, dtype=torch.float32)
-    xs = torch.arange(width, device=device, dtype=torch.float32)
-    grid = torch.stack((xs.expand(height, width), ys[:, None].expand(height, width)))
-    return grid.expand(batch, 2, height, width)
+    return positions((height, width), device).expand(batch, -1, -1, -1)
 
 
 def start_on_grid(
@@ -117,8 +119,7 @@ def start_on_grid(
         raise _check.InputError(f"initial_flow: expected at least one cell, got {_check.describe(flow)}")
     flow = flow.to(torch.float32)
     own_height, own_width = flow.shape[-2:]
-    rows = (height + padding.top + padding.bottom) // STRIDE
-    columns = (width + padding.left + padding.right) // STRIDE
+    rows, columns = padding.cells(height, width)
     if (own_height, own_width, *padding) != (rows, columns, 0, 0, 0, 0):
         flow = _at_centres(flow, -2, rows, padding.top, own_height / height)
         flow = _at_centres(flow, -1, columns, padding.left, own_width / width)

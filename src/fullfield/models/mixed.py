@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fullfield.models.framing import STRIDE, padding_for
+from fullfield.models.framing import padding_for
 from fullfield.models.raft.config import RAFTConfig
 from fullfield.models.sea_raft.config import SEARAFTConfig
 from fullfield.ops.correlation.dense import volume_bytes
@@ -42,9 +42,7 @@ class PairSize(NamedTuple):
 
 def lookup_request(config: RAFTConfig | SEARAFTConfig, size: PairSize) -> Request:
     """What a network in float32 asks of the correlation lookup for frames of this size."""
-    padding = padding_for(size.height, size.width)
-    rows = (size.height + padding.top + padding.bottom) // STRIDE
-    columns = (size.width + padding.left + padding.right) // STRIDE
+    rows, columns = padding_for(size.height, size.width).cells(size.height, size.width)
     return Request(
         batch=size.batch,
         channels=config.feature_channels if isinstance(config, RAFTConfig) else 2 * config.channels,

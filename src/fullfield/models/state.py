@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import struct
 import warnings
 import zipfile
@@ -40,6 +41,20 @@ _BROKEN = (
     zipfile.BadZipFile,
     struct.error,
 )
+
+# Of torchvision's names of RAFT's weights; "convnormrelu2.1" is the norm behind the second convolution, and so on.
+_ENCODERS = {"feature_encoder": "fnet", "context_encoder": "cnet"}
+_UPDATE = {
+    "motion_encoder.convcorr1.0": "encoder.convc1",
+    "motion_encoder.convcorr2.0": "encoder.convc2",
+    "motion_encoder.convflow1.0": "encoder.convf1",
+    "motion_encoder.convflow2.0": "encoder.convf2",
+    "motion_encoder.conv.0": "encoder.conv",
+    "flow_head.conv1": "flow_head.conv1",
+    "flow_head.conv2": "flow_head.conv2",
+}
+_MASK = {"mask_predictor.convrelu.0": "mask.0", "mask_predictor.conv": "mask.2"}
+_BLOCK = re.compile(r"(?P<place>(?:layer\d\.\d\.)?)convnormrelu(?P<number>\d?)\.(?P<part>[01])")
 
 
 def read_state(source: str | os.PathLike[str] | Mapping[str, Tensor]) -> tuple[State, str]:
@@ -126,11 +141,8 @@ def _odd(value: Tensor) -> str | None:
         return "a tensor without data (on the device meta)"
     if value.is_quantized:
         return "a quantised tensor"
-    if value.layout != torch.strided:
-        return f"a {str(value.layout).removeprefix('torch.')} tensor"
-    if value.is_complex():
-        return f"a {str(value.dtype).removeprefix('torch.')} tensor"
-    return None
+    kind = value.layout if value.layout != torch.strided else value.dtype if value.is_complex() else None
+    return None if kind is None else f"a {str(kind).removeprefix('torch.')} tensor"
 
 
 def recognise(state: Mapping[str, Tensor]) -> str | None:
@@ -203,3 +215,33 @@ def fit(module: nn.Module, state: Mapping[str, Tensor], name: str, wanted: str, 
 def _some(keys: list[str], shown: int) -> str:
     more = f" and {len(keys) - shown} more" if len(keys) > shown else ""
     return ", ".join(keys[:shown]) + more
+
+
+def from_torchvision(state: Mapping[str, Tensor]) -> State:
+    """Weights of torchvision's RAFT under our names; names that are not torchvision's stay."""
+    one_gru = "update_block.recurrent_block.convgru2.convz.weight" not in state
+    return {_renamed(key, one_gru): value for key, value in state.items()}
+
+
+def _renamed(key: str, one_gru: bool) -> str:
+    stem, _, field = key.rpartition(".")
+    first, _, rest = stem.partition(".")
+    if first in _ENCODERS:
+        return f"{_ENCODERS[first]}.{_encoder_part(rest)}.{field}"
+    if stem in _MASK:
+        return f"update_block.{_MASK[stem]}.{field}"
+    if first == "update_block" and rest in _UPDATE:
+        return f"update_block.{_UPDATE[rest]}.{field}"
+    gru = re.fullmatch(r"recurrent_block\.convgru([12])\.(conv[zrq])", rest)
+    if first == "update_block" and gru:
+        return f"update_block.gru.{gru[2]}{'' if one_gru else gru[1]}.{field}"
+    return key
+
+
+def _encoder_part(rest: str) -> str:
+    if rest == "conv":
+        return "conv2"
+    block = _BLOCK.fullmatch(rest)
+    if block is None:
+        return rest
+    return f"{block['place']}{'norm' if block['part'] == '1' else 'conv'}{block['number'] or '1'}"

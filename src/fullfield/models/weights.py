@@ -74,11 +74,12 @@ _C, _CT = "FlyingChairs", "FlyingChairs, FlyingThings3D"
 _CTS = f"{_CT}; then Sintel, KITTI 2015, HD1K and FlyingThings3D"
 _CTK = f"{_CTS}; then KITTI 2015"
 _OURS = "computed from the file"
+_PORTED = "torchvision 0.28, of its port"
 _TOLD = "as reported by a user of it, whose sums of the other three files are right"
 
 
 def _princeton(
-    name: str, training: str, sha256: str, checked: str, metrics: Mapping[str, float], source: str
+    name: str, training: str, sha256: str, metrics: Mapping[str, float], source: str = _PORTED, checked: str = _OURS
 ) -> WeightsEntry:
     return WeightsEntry(
         name,
@@ -145,6 +146,15 @@ def _sea_raft(
     )
 
 
+def _train(clean: float, final: float, kitti: float) -> dict[str, float]:
+    return {"Sintel clean, train, EPE": clean, "Sintel final, train, EPE": final, "KITTI 2015, train, Fl": kitti}
+
+
+def _test(clean: float, final: float) -> dict[str, float]:
+    return {"Sintel clean, test, EPE": clean, "Sintel final, test, EPE": final}
+
+
+_PORT, _PORT_SMALL = _train(1.4411, 2.7894, 17.4506), _train(2.1231, 3.2790, 25.2801)
 _TARTAN = f"TartanAir, {_CT}; then FlyingThings3D, Sintel, KITTI and HD1K"
 
 _ENTRIES = (
@@ -157,71 +167,28 @@ _ENTRIES = (
         licence="Apache-2.0",
         packaged=True,
     ),
-    _princeton("raft-chairs", _C, "c6c75465cf995d137f89ca2e2d08594ed390befbb8859f7f65c48bcc8feb0fd7", _TOLD, {}, ""),
+    _princeton("raft-chairs", _C, "c6c75465cf995d137f89ca2e2d08594ed390befbb8859f7f65c48bcc8feb0fd7", {}, "", _TOLD),
+    _princeton("raft-things", _CT, "fcfa4125d6418f4de95d84aec20a3c5f4e205101715a79f193243c186ac9a7e1", _PORT),
     _princeton(
-        "raft-things",
-        _CT,
-        "fcfa4125d6418f4de95d84aec20a3c5f4e205101715a79f193243c186ac9a7e1",
-        _OURS,
-        {"Sintel clean, train, EPE": 1.4411, "Sintel final, train, EPE": 2.7894, "KITTI 2015, train, Fl": 17.4506},
-        "torchvision 0.28, of its port",
-    ),
-    _princeton(
-        "raft-sintel",
-        _CTS,
-        "90630d2e7d488a0d3ccb5e8194524850c4c05c732ea4ff99799822c7fa5c5cbf",
-        _OURS,
-        {"Sintel clean, test, EPE": 1.94, "Sintel final, test, EPE": 3.18},
-        "torchvision 0.28, of its port",
+        "raft-sintel", _CTS, "90630d2e7d488a0d3ccb5e8194524850c4c05c732ea4ff99799822c7fa5c5cbf", _test(1.94, 3.18)
     ),
     _princeton(
         "raft-kitti",
         _CTK,
         "b9d170362415e1a27bd8402ee966a3ddf0d60df9b2df2c0b4949f5ced490a9e6",
-        _TOLD,
         {"KITTI 2015, test, Fl": 5.10},
         "RAFT, 2020, abstract",
+        _TOLD,
     ),
-    _princeton(
-        "raft-small",
-        _CT,
-        "c7d41b9cc88442bb8aa911dbb33086dac55a226394b142937ff22d5578717332",
-        _OURS,
-        {"Sintel clean, train, EPE": 2.1231, "Sintel final, train, EPE": 3.2790, "KITTI 2015, train, Fl": 25.2801},
-        "torchvision 0.28, of its port",
-    ),
-    _torchvision(
-        "large_C_T_V1",
-        "22a6c225",
-        _CT,
-        {"Sintel clean, train, EPE": 1.4411, "Sintel final, train, EPE": 2.7894, "KITTI 2015, train, Fl": 17.4506},
-    ),
-    _torchvision(
-        "large_C_T_V2",
-        "1bb1363a",
-        _CT,
-        {"Sintel clean, train, EPE": 1.3822, "Sintel final, train, EPE": 2.7161, "KITTI 2015, train, Fl": 16.0679},
-    ),
-    _torchvision(
-        "large_C_T_SKHT_V1", "0b8c9e55", _CTS, {"Sintel clean, test, EPE": 1.94, "Sintel final, test, EPE": 3.18}
-    ),
-    _torchvision(
-        "large_C_T_SKHT_V2", "ff5fadd5", _CTS, {"Sintel clean, test, EPE": 1.819, "Sintel final, test, EPE": 3.067}
-    ),
+    _princeton("raft-small", _CT, "c7d41b9cc88442bb8aa911dbb33086dac55a226394b142937ff22d5578717332", _PORT_SMALL),
+    _torchvision("large_C_T_V1", "22a6c225", _CT, _PORT),
+    _torchvision("large_C_T_V2", "1bb1363a", _CT, _train(1.3822, 2.7161, 16.0679)),
+    _torchvision("large_C_T_SKHT_V1", "0b8c9e55", _CTS, _test(1.94, 3.18)),
+    _torchvision("large_C_T_SKHT_V2", "ff5fadd5", _CTS, _test(1.819, 3.067)),
     _torchvision("large_C_T_SKHT_K_V1", "4a6a5039", _CTK, {"KITTI 2015, test, Fl": 5.10}),
     _torchvision("large_C_T_SKHT_K_V2", "b5c70766", _CTK, {"KITTI 2015, test, Fl": 5.19}),
-    _torchvision(
-        "small_C_T_V1",
-        "ad48884c",
-        _CT,
-        {"Sintel clean, train, EPE": 2.1231, "Sintel final, train, EPE": 3.2790, "KITTI 2015, train, Fl": 25.2801},
-    ),
-    _torchvision(
-        "small_C_T_V2",
-        "01064c6d",
-        _CT,
-        {"Sintel clean, train, EPE": 1.9901, "Sintel final, train, EPE": 3.2831, "KITTI 2015, train, Fl": 25.2369},
-    ),
+    _torchvision("small_C_T_V1", "ad48884c", _CT, _PORT_SMALL),
+    _torchvision("small_C_T_V2", "01064c6d", _CT, _train(1.9901, 3.2831, 25.2369)),
     _sea_raft(
         "S",
         "sintel",

@@ -6,12 +6,12 @@ from fullfield.nn.corr_blocks import (
     MMFlowCorrLookup,
     RAFTCorrBlock,
     SEARAFTCorrBlock,
+    StereoCorrBlock,
     TorchvisionCorrBlock,
     local_correlation_with_flow,
 )
 from fullfield.nn.correlation import CorrelationPyramid
 from fullfield.nn.points import CloudPool, PointConv, PointNorm, PointPool
-from fullfield.nn.rows import StereoCorrBlock
 from fullfield.nn.upsampling import convex_upsample
 from fullfield.nn.windows import FlowPropagation, SpatialCorrelationSampler
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -123,15 +124,10 @@ class PointNorm(nn.Module):
 
     def _learned(self) -> tuple[Tensor, Tensor]:
         """Scale and shift."""
-        own = self.norm or self
-        weight, bias = own.weight, own.bias
-        assert isinstance(weight, Tensor)  # as built
-        assert isinstance(bias, Tensor)
-        return weight, bias
+        own: Any = self.norm or self
+        return own.weight, own.bias
 
-    def _running(self, norm: nn.BatchNorm1d, rows: int) -> Running:
-        assert norm.running_mean is not None  # as built
-        assert norm.running_var is not None
+    def _running(self, norm: Any, rows: int) -> Running:
         counted = norm.num_batches_tracked
         if self.training and rows > 1 and counted is not None:
             counted.add_(1)

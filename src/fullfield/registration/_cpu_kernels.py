@@ -168,10 +168,7 @@ _long = types.int64[::1]
 _int = types.int32[::1]
 ENTRY_POINTS = {
     "pair_histograms": (pair_histograms, (_points, _points, _long, _int, _points, _i, _i)),
-    "sorted_cells": (
-        sorted_cells,
-        (_single, _single, _long, _int, types.float32[::1], _single, _long, _long, _i, _i),
-    ),
+    "sorted_cells": (sorted_cells, (_single, _single, _long, _int, types.float32[::1], _single, _long, _long, _i, _i)),
     "spreads": (spreads, (_points, _points, _long, _int, _points, _i, _i)),
     "weighted_histograms": (weighted_histograms, (_points, _long, _int, _points, _points, _i, _i)),
 }

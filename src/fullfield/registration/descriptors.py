@@ -7,33 +7,30 @@ counts.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fullfield._kernels.numba_cache import Kernels
 from fullfield._kernels.threads import run_parts
 from fullfield.ops.neighbors import knn_search, radius_search
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
+from fullfield.registration.arrays import Floats, Ints
 
 BINS = 11
 _GRAIN = 16  # points of a part, at the least
 _FINENESS, _MOST_CELLS = 4, 10_000_000  # of around: cells within its reach, and in all
 
 
-def nearest(points: Floats, queries: Floats, k: int = 1) -> tuple[Floats, NDArray[np.int64]]:
+def nearest(points: Floats, queries: Floats, k: int = 1) -> tuple[Floats, Ints]:
     """Distances and indices [M, k] of the nearest points; there are at least ``k``."""
     found = knn_search(_tensor(points), k, _tensor(queries))
     indices = found.indices.numpy().astype(np.int64).reshape(len(queries), k)
     return np.linalg.norm(points[indices] - queries[:, None], axis=2), indices
 
 
-def nearest_within(points: Floats, queries: Floats, radius: float) -> tuple[Floats, NDArray[np.int64]]:
+def nearest_within(points: Floats, queries: Floats, radius: float) -> tuple[Floats, Ints]:
     """Distances and indices [M] of the nearest points, infinite and -1 where none is within ``radius``.
 
     For a radius with few points, queries that are far from all of them cost next to nothing.

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,14 +19,10 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.io.files import atomic_path
 from fullfield.models.state import fit, read_state, recognise
+from fullfield.registration.arrays import Floats, Ints
 from fullfield.registration.descriptors import local_shapes, plane_normals
 from fullfield.registration.learned_network import DescriptorConfig, DescriptorNetwork, surroundings
 from fullfield.registration.scan import NORMAL_RADIUS, fpfh
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
 
 MOST_BYTES = 10_000_000
 """Of a file of weights."""
@@ -51,7 +47,7 @@ class NetworkInput(NamedTuple):
     features: Tensor  # [N, INPUTS] float32
 
 
-def network_input(fine: Floats, rows: NDArray[np.int64], normals: Floats | None = None) -> NetworkInput:
+def network_input(fine: Floats, rows: Ints, normals: Floats | None = None) -> NetworkInput:
     """``fine`` [F, 3] in voxels, one a half voxel, which of them are described, and their normals if they are known."""
     points = fine[rows]
     if normals is None:
@@ -134,7 +130,7 @@ class LearnedDescriptor:
         with atomic_path(path) as temporary:
             temporary.write_bytes(content)
 
-    def __call__(self, fine: Floats, rows: NDArray[np.int64], normals: Floats | None = None) -> Floats:
+    def __call__(self, fine: Floats, rows: Ints, normals: Floats | None = None) -> Floats:
         """Features [N, C] of ``fine[rows]``; ``fine`` [F, 3] in voxels, one a half; ``normals`` [N, 3] if known."""
         device = next(self.model.parameters()).device
         given = NetworkInput(*(part.to(device) for part in network_input(fine, rows, normals)))

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from fullfield.registration.arrays import Floats, Ints
 
 _BLOCK = 2048
 
 
 @torch.autocast("cpu", enabled=False)  # type: ignore[untyped-decorator]
-def mutual_matches(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.int64]:
+def mutual_matches(first: Floats, second: Floats) -> Ints:
     """[M, 2] rows of ``first`` [A, C] and ``second`` [B, C] that are each other's nearest, by Euclidean distance."""
     if not len(first) or not len(second):
         return np.empty((0, 2), np.int64)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
+from fullfield.registration.arrays import Floats, Ints
 
 EDGE_RATIO = 0.9
 """How alike the lengths of a triangle's edges are in both clouds, at least."""
@@ -84,7 +81,7 @@ def hypotheses(
     return _distinct(poses[np.argsort(-counts, kind="stable")], source, target, threshold, most)
 
 
-def _count(poses: Floats, source: Floats, target: Floats, threshold: float) -> NDArray[np.int64]:
+def _count(poses: Floats, source: Floats, target: Floats, threshold: float) -> Ints:
     counts = np.empty(len(poses), np.int64)
     step = max(1, _RESIDUALS // len(source))
     for first in range(0, len(poses), step):

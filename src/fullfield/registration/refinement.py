@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from fullfield._check import InputError
+from fullfield.registration.arrays import Floats
 from fullfield.registration.descriptors import around
 from fullfield.registration.ransac import apply
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
 
 _NEIGHBORS = 20
 _FEWEST = 3
@@ -50,20 +45,16 @@ class Refiner:
         self._gicp.estimate_covariances(cloud, tree, min(_NEIGHBORS, len(points)))
         return cloud, tree
 
-    def _source_near(self, transform: Floats, reach: float) -> Any:
-        """The points of the source that may find a partner: a search for the others would take most of the time."""
-        near = self._points[around(self._goal, apply(transform, self._points), 2 * reach + _SLACK)]
-        return self._prepared(near)[0] if len(near) >= _FEWEST else None
-
     def __call__(self, transform: Floats, reaches: Sequence[float], *, iterations: int = 30) -> Floats:
         """``transform`` refined with partners at most each of ``reaches`` away, in turn."""
         for reach in reaches:
-            source = self._source_near(transform, reach)
-            if source is None:
+            # The points that may find a partner: a search for the others would take most of the time.
+            near = self._points[around(self._goal, apply(transform, self._points), 2 * reach + _SLACK)]
+            if len(near) < _FEWEST:
                 break
             found = self._gicp.align(
                 self._target,
-                source,
+                self._prepared(near)[0],
                 self._tree,
                 transform,
                 registration_type="GICP",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fullfield import _check
 from fullfield.io.pointcloud import as_point_cloud
 from fullfield.io.pose import rigid
+from fullfield.registration.arrays import Floats, Ints
 from fullfield.registration.descriptors import around, nearest
 from fullfield.registration.learned import LearnedDescriptor
 from fullfield.registration.matching import mutual_matches
@@ -19,14 +22,7 @@ from fullfield.registration.resolution import choose_voxel
 from fullfield.registration.scan import Scan, finite_points, prepare
 from fullfield.registration.verdict import FPFH_LIMITS, LEARNED_LIMITS, REACH, Evidence, Limits, matches_needed, weigh
 
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
-    Progress = Callable[[float, str], None]
+Progress = Callable[[float, str], None]
 
 ITERATIONS = 50_000
 SAMPLES = 5000
@@ -252,7 +248,7 @@ def _reflected(ends: Floats, search: _Search) -> int:
     return int((away <= REACH).sum())
 
 
-def _hypotheses(first: Scan, second: Scan, matches: NDArray[np.int64], search: _Search) -> list[Floats]:
+def _hypotheses(first: Scan, second: Scan, matches: Ints, search: _Search) -> list[Floats]:
     ends = first.points[matches[:, 0]], second.points[matches[:, 1]]
     found = hypotheses(*ends, _INLIER, iterations=search.iterations, seed=search.seed, most=_CANDIDATES)
     least = max(matches_needed(len(matches)), _WORTH * found[0].inliers) if found else 0
@@ -260,7 +256,7 @@ def _hypotheses(first: Scan, second: Scan, matches: NDArray[np.int64], search: _
 
 
 def _weighed(
-    poses: list[Floats], first: Scan, second: Scan, matches: NDArray[np.int64], limits: Limits
+    poses: list[Floats], first: Scan, second: Scan, matches: Ints, limits: Limits
 ) -> list[tuple[Evidence, Floats]]:
     """Each with its evidence, the best first."""
     found = ((weigh(pose, first, second, matches, limits), pose) for pose in poses)
@@ -284,7 +280,9 @@ def _judged(weighed: list[tuple[Evidence, Floats]], points: Floats, edge: float)
     """The best pose, its translation in the clouds' units, or why it is not accepted."""
     evidence, pose = weighed[0]
     complaint = evidence.complaint
-    if complaint is None and any(_rivals(evidence, pose, *other, points) for other in weighed[1:]):
+    near = _RIVAL * evidence.score
+    rivals = [elsewhere for other, elsewhere in weighed[1:] if other.accepted and other.score >= near]
+    if complaint is None and any(_apart(pose, elsewhere, points) > 2.0 for elsewhere in rivals):
         complaint = "two poses fit equally well: the scene repeats itself"
     scaled = pose.copy()
     scaled[:3, 3] *= edge
@@ -299,10 +297,6 @@ def _judged(weighed: list[tuple[Evidence, Floats]], points: Floats, edge: float)
         rmse=evidence.rmse * edge,
         voxel=edge,
     )
-
-
-def _rivals(best: Evidence, pose: Floats, other: Evidence, elsewhere: Floats, points: Floats) -> bool:
-    return other.accepted and other.score >= _RIVAL * best.score and _apart(pose, elsewhere, points) > 2.0
 
 
 def _hopeless(scan: Scan, name: str, edge: float) -> str | None:

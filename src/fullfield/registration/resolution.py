@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from fullfield.registration.arrays import Floats
 from fullfield.registration.descriptors import nearest
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
 
 CELLS = 5000
 """Occupied voxels of the larger cloud: enough for descriptors to tell places apart, few enough for seconds."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -10,15 +11,10 @@ import torch
 from fullfield import _check
 from fullfield.io.pointcloud import as_point_cloud
 from fullfield.ops.neighbors import grid_downsample
+from fullfield.registration.arrays import Floats, Ints
 from fullfield.registration.descriptors import BINS, histograms, plane_normals
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
-    Describe = Callable[[Floats, NDArray[np.int64], Floats], Floats]
+Describe = Callable[[Floats, Ints, Floats], Floats]
 
 NORMAL_RADIUS = 3.0
 FEATURE_RADIUS = 8.0
@@ -73,7 +69,7 @@ def fpfh(points: Floats, normals: Floats) -> Floats:
     return np.sqrt(histograms(points, normals, FEATURE_RADIUS))
 
 
-def kept(points: Floats, cell: float) -> NDArray[np.int64]:
+def kept(points: Floats, cell: float) -> Ints:
     """Which of ``points`` are left when each cell keeps one."""
-    indices: NDArray[np.int64] = grid_downsample(torch.from_numpy(np.ascontiguousarray(points)), cell).indices.numpy()
+    indices: Ints = grid_downsample(torch.from_numpy(np.ascontiguousarray(points)), cell).indices.numpy()
     return indices

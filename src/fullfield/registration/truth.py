@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from fullfield import _check
 from fullfield.io.pose import rigid
-from fullfield.ops.neighbors import grid_downsample
+from fullfield.registration.arrays import Floats
 from fullfield.registration.descriptors import nearest
 from fullfield.registration.ransac import apply
 from fullfield.registration.refinement import Refiner
-from fullfield.registration.scan import finite_points
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
+from fullfield.registration.scan import finite_points, kept
 
 _REACHES = (8.0, 4.0, 2.0, 1.0)
 _MOST_TURN, _MOST_SHIFT = 5.0, 2.0  # degrees, metres: what a refinement may change
@@ -48,9 +42,9 @@ def true_overlap(source: Any, target: Any, transform: Any, *, reach: float, refi
     clouds = [finite_points(value, name) for value, name in ((source, "source"), (target, "target"))]
     middle = (clouds[1].min(0) + clouds[1].max(0)) / 2 if len(clouds[1]) else np.zeros(3)
     moved, goal = apply(pose, clouds[0]) - middle, clouds[1] - middle  # small numbers, whatever the coordinates
-    few = _thinned(moved, reach)
+    few = moved[kept(moved, reach)]
     if refine and min(len(few), len(goal)) >= _FEWEST:
-        correction = Refiner(few / reach, _thinned(goal, reach) / reach)(np.eye(4), _REACHES)
+        correction = Refiner(few / reach, goal[kept(goal, reach)] / reach)(np.eye(4), _REACHES)
         correction[:3, 3] *= reach
         if _is_small(correction):
             few = apply(correction, few)
@@ -66,11 +60,3 @@ def _is_small(correction: Floats) -> bool:
     cosine = (np.trace(correction[:3, :3]) - 1) / 2
     turn = np.degrees(np.arccos(np.clip(cosine, -1.0, 1.0)))
     return bool(turn <= _MOST_TURN and np.linalg.norm(correction[:3, 3]) <= _MOST_SHIFT)
-
-
-def _thinned(points: Floats, cell: float) -> Floats:
-    if not len(points):
-        return points
-    kept = grid_downsample(torch.from_numpy(np.ascontiguousarray(points)), cell).indices
-    thinned: Floats = points[kept.numpy()]
-    return thinned

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from fullfield.registration.arrays import Floats, Ints
 from fullfield.registration.descriptors import nearest_within
 from fullfield.registration.ransac import apply
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from fullfield.registration.scan import Scan
-
-    Floats = NDArray[np.float64]
+from fullfield.registration.scan import Scan
 
 REACH = 2.0
 """Voxels between the partners of a match that counts as an inlier."""
@@ -88,9 +83,7 @@ class Evidence(NamedTuple):
         )
 
 
-def weigh(
-    transform: Floats, source: Scan, target: Scan, matches: NDArray[np.int64], limits: Limits = FPFH_LIMITS
-) -> Evidence:
+def weigh(transform: Floats, source: Scan, target: Scan, matches: Ints, limits: Limits = FPFH_LIMITS) -> Evidence:
     """The evidence for ``transform``, in voxels, given the rows of ``matches`` [M, 2]."""
     moved = apply(transform, source.points)
     away = np.linalg.norm(moved[matches[:, 0]] - target.points[matches[:, 1]], axis=1)

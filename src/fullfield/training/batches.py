@@ -8,26 +8,24 @@ import os
 import shutil
 import threading
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fullfield._check import InputError
+from fullfield.registration.arrays import Floats
 from fullfield.registration.learned import NetworkInput, network_input
 from fullfield.registration.learned_network import DescriptorNetwork, surroundings
 from fullfield.training.config import DescriptorTraining
 from fullfield.training.pairs import cut_pair
 from fullfield.training.scenes import synthetic_scene
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
-    Scenes = Sequence[tuple[Floats, Floats | None]]  # a cloud each, or two scans in one frame
+Scenes = Sequence[tuple[Floats, Floats | None]]  # a cloud each, or two scans in one frame
 
 _ATTEMPTS = 20
 _MADE_UP = 16  # points a cell
@@ -78,11 +76,10 @@ class Cutter:
     """Cuts pairs meanwhile: by a thread or, for more than one worker, by processes. Close it."""
 
     def __init__(self, training: DescriptorTraining, scenes: Scenes, workers: int) -> None:
-        self._alone = workers == 1
         self._pool: Executor
-        if self._alone:
+        if workers == 1:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="fullfield-cut")
-            self._held = training, scenes
+            self._cut: Callable[[tuple[int, ...]], Example] = partial(example, training, scenes)
             return
         # Forks of this process would inherit CUDA and its threads; of a server that has imported this once, neither.
         served = "forkserver" in multiprocessing.get_all_start_methods()
@@ -92,12 +89,11 @@ class Cutter:
         self._pool = ProcessPoolExecutor(
             workers, start, initializer=_begin, initargs=(training, scenes, multiprocessing.util.get_temp_dir())
         )
+        self._cut = _cut
 
     def __call__(self, *stream: int) -> Future[Example]:
         """The pair of these numbers, to be."""
-        if self._alone:
-            return self._pool.submit(example, *self._held, stream)
-        return self._pool.submit(_cut, stream)
+        return self._pool.submit(self._cut, stream)
 
     def close(self) -> None:
         """Stop; what has not been begun is dropped."""

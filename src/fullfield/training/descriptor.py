@@ -11,13 +11,12 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.registration import LearnedDescriptor, read_pose, rigid
+from fullfield.registration.arrays import Floats
 from fullfield.registration.learned_network import DescriptorNetwork
 from fullfield.registration.ransac import apply
 from fullfield.registration.scan import finite_points
@@ -26,7 +25,6 @@ from fullfield.training.checkpoint import Row, TrainingFolder
 from fullfield.training.config import DescriptorTraining
 from fullfield.training.loss import contrastive_loss, matching_ratio
 
-Floats = NDArray[np.float64]
 Progress = Callable[[float, str], None]
 
 _HELD_OUT = 8  # pairs
@@ -85,7 +83,8 @@ def train_descriptor(
     ]
     for number, (source, target, pose) in enumerate(scans):
         name = f"scans[{number}]"
-        moved = apply(_pose(pose, name), _finite(source, f"{name}[0]"))
+        truth = read_pose(pose) if isinstance(pose, (str, os.PathLike)) else rigid(pose, f"{name}[2]")
+        moved = apply(truth, _finite(source, f"{name}[0]"))
         real.append((moved, _finite(target, f"{name}[1]")))
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(training.seed)
@@ -166,10 +165,6 @@ def _ratio(model: DescriptorNetwork, unseen: Sequence[Example], reach: float) ->
 
 def _finite(value: Any, name: str) -> Floats:
     return finite_points(value, os.fspath(value) if isinstance(value, (str, os.PathLike)) else name, _FEWEST)
-
-
-def _pose(value: Any, name: str) -> Floats:
-    return read_pose(value) if isinstance(value, (str, os.PathLike)) else rigid(value, f"{name}[2]")
 
 
 def _told(points: Floats) -> dict[str, Any]:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
+from fullfield.registration.arrays import Floats, Ints
 from fullfield.registration.descriptors import nearest
 from fullfield.registration.ransac import apply
 from fullfield.registration.resolution import CELLS, choose_voxel
 from fullfield.registration.scan import kept
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
-    Draw = np.random.Generator
+Draw = np.random.Generator
 
 PARTNER = 1.0
 """Voxels within which mutual nearest points are the same place."""
@@ -30,7 +28,7 @@ class Side(NamedTuple):
     """One cloud of a pair, in voxels around its own middle."""
 
     fine: Floats  # [F, 3], one point per half voxel
-    rows: NDArray[np.int64]  # [N], those that are described
+    rows: Ints  # [N], those that are described
 
 
 class Pair(NamedTuple):
@@ -39,7 +37,7 @@ class Pair(NamedTuple):
     source: Side
     target: Side
     truth: Floats  # [4, 4], source into target
-    matches: NDArray[np.int64]  # [K, 2] into the two rows: mutual nearest within PARTNER
+    matches: Ints  # [K, 2] into the two rows: mutual nearest within PARTNER
 
     @property
     def moved(self) -> Floats:
@@ -90,7 +88,7 @@ def _fewer(points: Floats, draw: Draw, most: int) -> Floats:
     return points if len(points) <= most else points[draw.choice(len(points), most, replace=False)]
 
 
-def same_places(moved: Floats, target: Floats) -> NDArray[np.int64]:
+def same_places(moved: Floats, target: Floats) -> Ints:
     """[K, 2]: rows of ``moved`` and ``target`` that are each other's nearest, within :data:`PARTNER`."""
     if not len(moved) or not len(target):
         return np.empty((0, 2), np.int64)
@@ -111,7 +109,8 @@ def _turn(draw: Draw) -> Floats:
 def _part(points: Floats, draw: Draw) -> Floats:
     part = points[draw.random(len(points)) < _density(points, draw)]
     if len(part) and draw.random() < 0.25:
-        part = part[_seen(part, _viewpoint(part, draw))]
+        low, high = part.min(0), part.max(0)  # the eye is in the box around the points, or a little outside
+        part = part[_seen(part, (low + high) / 2 + draw.uniform(-0.65, 0.65, 3) * (high - low))]
     if len(part) and draw.random() < 0.6:
         direction = draw.normal(size=3)
         along = part @ direction
@@ -141,13 +140,6 @@ def _density(points: Floats, draw: Draw) -> Floats:
     along = points @ (direction / np.linalg.norm(direction))
     thinned: Floats = most * np.exp(-draw.uniform(0.0, 2.0) * (along - along.min()) / max(float(np.ptp(along)), 1e-9))
     return thinned
-
-
-def _viewpoint(points: Floats, draw: Draw) -> Floats:
-    """Somewhere in the box around the points, or a little outside."""
-    low, high = points.min(0), points.max(0)
-    place: Floats = (low + high) / 2 + draw.uniform(-0.65, 0.65, 3) * (high - low)
-    return place
 
 
 def _seen(points: Floats, eye: Floats) -> NDArray[np.bool_]:

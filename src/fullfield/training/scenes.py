@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
+from fullfield.registration.arrays import Floats
 
-    Floats = NDArray[np.float64]
-    Draw = np.random.Generator
-    Relief = Callable[[Floats, Floats], Floats]  # heights over two coordinates along the surface, metres
+Draw = np.random.Generator
+Relief = Callable[[Floats, Floats], Floats]  # heights over two coordinates along the surface, metres
 
 _STREETS = 0.3
 """Share of scenes that are out of doors."""
@@ -25,7 +23,7 @@ class Surface(NamedTuple):
     at: Callable[[Floats, Floats], Floats]  # [n], [n] in 0 to 1 → [n, 3]
 
 
-def synthetic_scene(draw: np.random.Generator, points: int = 60_000) -> NDArray[np.float64]:
+def synthetic_scene(draw: np.random.Generator, points: int = 60_000) -> Floats:
     """[points, 3] metres on the surfaces of a random room or street, seen from everywhere.
 
     The same state of ``draw`` gives the same scene.

@@ -287,8 +287,8 @@ def test_kernels_keep_what_is_not_finite(bad: float, dtype: torch.dtype) -> None
 @gpu
 @needs_cuda
 def test_rectified_convolutions_and_products_overflow_to_infinity() -> None:
-    """What they make of NaN is left open: fullfield.models.prepared.motion.nan_guard."""
-    from fullfield.models.prepared.motion import rectified_products
+    """What they make of NaN is left open: fullfield.models.prepared.shared.nan_guard."""
+    from fullfield.models.prepared.shared import rectified_products
     from fullfield.ops.fused import cuda
 
     x = torch.rand(1, 16, 24, 64, device="cuda").half()

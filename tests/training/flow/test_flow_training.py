@@ -25,9 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fullfield import InputError
 from fullfield.training.flow import FlowBatch, FlowRun, FlowTraining, Stepper, train_flow
-from fullfield.training.flow.averaging import AveragedWeights
 from fullfield.training.flow.checkpoint import restore
-from fullfield.training.flow.stepping import Objective
+from fullfield.training.flow.stepping import AveragedWeights, Objective
 
 TRAINING = FlowTraining(steps=8, batch=2, learning_rate=5e-3, average=0.9, seed=3)
 RUN = FlowRun(every=2, read=3)

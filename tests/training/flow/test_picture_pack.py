@@ -19,28 +19,34 @@ from PIL import Image
 from fullfield import InputError
 from fullfield.io import write_image
 from fullfield.training.flow import picture_pack
-from fullfield.training.flow.picture_checks import (
+from fullfield.training.flow.picture_pack import (
     MARGIN,
     brightened,
+    build_pack,
     fingerprint,
     is_duplicate,
     is_same_shape,
     named_as_map,
+    pack_masks,
     shape_fingerprint,
     silhouette,
+    unpack_masks,
+    views,
     why_not_texture,
 )
-from fullfield.training.flow.picture_licences import DebianCopyright, Terms, licence_text, usable
-from fullfield.training.flow.picture_pack import build_pack, pack_masks, unpack_masks, views
 from fullfield.training.flow.picture_sources import (
+    DebianCopyright,
     Package,
+    Terms,
     bpy_pictures,
     debian_pictures,
     fetch,
+    licence_text,
     openclipart_pictures,
     own_pictures,
     pmndrs_pictures,
     skimage_pictures,
+    usable,
 )
 from fullfield.training.flow.pictures import PicturePack, licence_list, load_pictures, procedural_pictures, squared
 from fullfield.training.flow.procedural import procedural_shapes

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullfield.models.prepared.motion import FlowHead, PreparedHead, mask_head
-from fullfield.models.prepared.paired import PreparedPairs
+from fullfield.models.prepared.shared import FlowHead, PreparedHead, PreparedPairs, mask_head
 from fullfield.models.prepared.weights import Form, folded, lanes, padded
 from fullfield.models.raft.model import RAFT
 from fullfield.nn import CorrelationPyramid

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,7 +17,9 @@ from torch.nn import functional
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.models import framing
-from fullfield.models.prepared.motion import nan_guard
+from fullfield.models.prepared.raft import PreparedRAFT
+from fullfield.models.prepared.sea_raft import PreparedSEARAFT
+from fullfield.models.prepared.shared import nan_guard
 from fullfield.models.prepared.weights import LANE, Form
 from fullfield.models.raft.model import RAFT
 from fullfield.models.sea_raft.model import SEARAFT
@@ -25,11 +27,7 @@ from fullfield.ops.fused import reference
 from fullfield.ops.fused.protocol import CELL_CHANNELS, Frame, Passes
 from fullfield.ops.recording import InOrder
 
-if TYPE_CHECKING:
-    from fullfield.models.prepared.raft import PreparedRAFT
-    from fullfield.models.prepared.sea_raft import PreparedSEARAFT
-
-    Prepared: TypeAlias = PreparedRAFT | PreparedSEARAFT
+Prepared: TypeAlias = PreparedRAFT | PreparedSEARAFT
 
 PRECISIONS = ("fast", "bfloat16", "exact")
 _DTYPES = {"fast": torch.float16, "bfloat16": torch.bfloat16, "exact": torch.float32}
@@ -84,31 +82,24 @@ class PreparedFlow:
         self.device, self.dtype = kit.form.device, kit.form.dtype
         self.size = (int(height), int(width))
         self.batch = int(batch)
-        mode = getattr(kit.model.config, "padding", "sintel")
-        self.padding = framing.padding_for(*self.size, mode)
+        self.padding = framing.padding_for(*self.size, kit.model.config.padding)
         left, right, top, bottom = self.padding
         self._frame = Frame(top, left, self.size[0] + top + bottom, self.size[1] + left + right)
         self._lock = threading.Lock()
         self._in_order = InOrder(self.device)
         self._parameters = kit.form.made
         self._passes, self._network = kit.passes, kit.network
-        self._pair: Any = None
-        self._both: _BothWays | None = None
+        self._fused = kit.passes is not reference and self.batch > 0
         self._pool: Any = None
-        self._encode: Callable[[], None] = self._encode_now
-        self._step: Callable[[], None] = self._step_now
         with _undisturbed(self.device):
-            rows, columns = self._frame.height // framing.STRIDE, self._frame.width // framing.STRIDE
-            self._grid = framing.coordinate_grid(self.batch, rows, columns, self.device).contiguous()
-            self._coords = self._grid.clone()
+            cells = self.padding.cells(*self.size)
+            self._grid = framing.coordinate_grid(self.batch, *cells, self.device).contiguous()
             self._cells = torch.zeros(
                 (self.batch, self._frame.height // 2 + 3, self._frame.width // 2 + 3, CELL_CHANNELS),
                 dtype=self.dtype,
                 device=self.device,
             )
-            if kit.fused and self.batch > 0:
-                works = self._encode_now, self._step_now
-                (self._encode, self._step), self._pool = _recorded(self.device, works, self._try)
+            self._ways = {1: _Ways(self, 1)}
 
     def __call__(
         self,
@@ -119,19 +110,7 @@ class PreparedFlow:
     ) -> Tensor:  # [B, 2, H, W] float32, (u, v) in pixels
         """As the model's own call. The result is new memory; the frames may be of any layout."""
         number = self._asked(frame1, frame2, updates, initial_flow)
-        with self._lock, _undisturbed(self.device), self._in_order(self._tensors):
-            start = self._start(initial_flow)
-            if self.batch == 0:
-                return torch.empty((0, 2, *self.size), device=self.device, dtype=torch.float32)
-            if number == 0 and start is not None and not isinstance(self.model, SEARAFT):
-                return _enlarged(start - self._grid, self.padding, corners=False)
-            self._read(frame1, frame2)
-            self._encode()
-            if start is not None:
-                self._coords.copy_(start)
-            for _ in range(number):
-                self._step()
-            return self._flow(self._pair, self._coords)
+        return self._flows(1, frame1, frame2, number, initial_flow)[0]
 
     def both_ways(
         self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
@@ -139,26 +118,8 @@ class PreparedFlow:
         """The flow from the first frame to the second, and from the second to the first: the features of both frames
         are computed once. ``initial_flow`` is for the way there; ``updates`` is 1 at least for RAFT. The first call
         prepares, and takes the memory of another pair."""
-        number = self._asked(frame1, frame2, updates, None)
-        with self._lock, _undisturbed(self.device), self._in_order(self._tensors):
-            start = self._start(initial_flow)
-            if self.batch == 0:
-                empty = torch.empty((0, 2, *self.size), device=self.device, dtype=torch.float32)
-                return empty, empty.clone()
-            if self._both is None:
-                self._both = _BothWays(self)
-                self._in_order.forget()  # of its tensors
-            both = self._both
-            self._read(frame1, frame2)
-            both.encode()
-            if start is not None:
-                both.coords[0].copy_(start)
-            flows = []
-            for way in range(2):
-                for _ in range(number):
-                    both.steps[way]()
-                flows.append(self._flow(both.pairs[way], both.coords[way]))
-            return flows[0], flows[1]
+        there, back = self._flows(2, frame1, frame2, self._asked(frame1, frame2, updates, None), initial_flow)
+        return there, back
 
     def _asked(self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None) -> int:
         """The number of updates; InputError where something does not fit."""
@@ -172,31 +133,41 @@ class PreparedFlow:
         _check.number(number, "updates", integer=True, low=0 if learned or initial_flow is not None else 1)
         return int(number)
 
-    def _start(self, initial_flow: Tensor | None) -> Tensor | None:
-        """Where the cells go at first, if that is told."""
-        if initial_flow is None:
-            return None
-        _check.tensor(initial_flow, "initial_flow", (self.batch, 2, "h", "w"), device=self.device)
-        return self._grid + framing.start_on_grid(initial_flow, *self.size, self.padding)
-
-    def _read(self, frame1: Tensor, frame2: Tensor) -> None:
-        first, second = (f.float() if f.dtype == torch.float64 else f for f in (frame1, frame2))
-        self._passes.frames_to_cells(first, second, self._frame, self._cells)
+    def _flows(
+        self, count: int, frame1: Tensor, frame2: Tensor, number: int, initial_flow: Tensor | None
+    ) -> list[Tensor]:
+        """There, and for a ``count`` of 2 back."""
+        with self._lock, _undisturbed(self.device), self._in_order(self._tensors):
+            start = None
+            if initial_flow is not None:
+                _check.tensor(initial_flow, "initial_flow", (self.batch, 2, "h", "w"), device=self.device)
+                start = self._grid + framing.start_on_grid(initial_flow, *self.size, self.padding)
+            if self.batch == 0:
+                return [torch.empty((0, 2, *self.size), device=self.device, dtype=torch.float32) for _ in range(count)]
+            if number == 0 and start is not None and not isinstance(self.model, SEARAFT):
+                return [_enlarged(start - self._grid, self.padding, corners=False)]
+            if count not in self._ways:
+                self._ways[count] = _Ways(self, count)
+                self._in_order.forget()  # of its tensors
+            ways = self._ways[count]
+            first, second = (f.float() if f.dtype == torch.float64 else f for f in (frame1, frame2))
+            self._passes.frames_to_cells(first, second, self._frame, self._cells)
+            ways.encode()
+            if start is not None:
+                ways.coords[0].copy_(start)
+            flows = []
+            for step, pair, coords in zip(ways.steps, ways.pairs, ways.coords, strict=True):
+                for _ in range(number):
+                    step()
+                flows.append(self._flow(pair, coords))
+            return flows
 
     @property
     def backend(self) -> str | None:
         """The correlation lookup's; None before the first pair where nothing is recorded."""
-        backend: str | None = None if self._pair is None else self._pair.lookup.backend
+        pairs = self._ways[1].pairs
+        backend: str | None = pairs[0].lookup.backend if pairs else None
         return backend
-
-    # ---- steps
-
-    def _encode_now(self) -> None:
-        self._pair = None
-        self._pair = self._network.encode(self._cells, self._coords, self._grid)
-
-    def _step_now(self) -> None:
-        self._network.step(self._pair, self._coords)
 
     def _flow(self, pair: Any, coords: Tensor) -> Tensor:
         mask = self._network.mask
@@ -221,44 +192,39 @@ class PreparedFlow:
                 )
         return out
 
-    # ---- preparing
-
-    def _try(self) -> None:
-        self._encode_now()
-        self._step_now()
-        self._flow(self._pair, self._coords)
-        self._pair = None
-
     def _tensors(self) -> Iterator[Tensor]:
-        back = [] if self._both is None else self._both.coords
-        yield from (self._grid, self._coords, self._cells, *back, *self._parameters)
+        coords = (one for ways in self._ways.values() for one in ways.coords)
+        yield from (self._grid, self._cells, *coords, *self._parameters)
 
 
-class _BothWays:
-    """What :meth:`PreparedFlow.both_ways` runs: recorded where its owner records. ``pairs`` are there and back."""
+class _Ways:
+    """The steps of a pair there, or there and back: recorded where the owner's passes are kernels."""
 
-    def __init__(self, owner: PreparedFlow) -> None:
+    def __init__(self, owner: PreparedFlow, count: int) -> None:
         self._network, self._cells, self._grid = owner._network, owner._cells, owner._grid
-        self.coords = [owner._grid.clone() for _ in range(2)]
+        self.coords = [owner._grid.clone() for _ in range(count)]
         self.pairs: list[Any] = []
         self.encode: Callable[[], None] = self._encode_now
-        self.steps: list[Callable[[], None]] = [partial(self._step_now, way) for way in range(2)]
-        if owner._pool is not None:
-            works = self._encode_now, *self.steps
-            (self.encode, *self.steps), _ = _recorded(owner.device, works, self._try, owner._pool)
+        self.steps: list[Callable[[], None]] = [partial(self._step_now, way) for way in range(count)]
+        if owner._fused:
+            works, tried = (self._encode_now, *self.steps), partial(self._try, owner._flow)
+            (self.encode, *self.steps), owner._pool = _recorded(owner.device, works, tried, owner._pool)
 
     def _encode_now(self) -> None:
         self.pairs = []
-        seen = self._network.seen(self._cells)
-        self.pairs = [self._network.encode(self._cells, self.coords[way], self._grid, way, seen) for way in range(2)]
+        seen = self._network.seen(self._cells) if len(self.coords) > 1 else None
+        self.pairs = [
+            self._network.encode(self._cells, coords, self._grid, way, seen) for way, coords in enumerate(self.coords)
+        ]
 
     def _step_now(self, way: int) -> None:
         self._network.step(self.pairs[way], self.coords[way])
 
-    def _try(self) -> None:
+    def _try(self, finish: Callable[[Any, Tensor], Tensor]) -> None:
         self._encode_now()
-        for way in range(2):
-            self._step_now(way)
+        for step in self.steps:
+            step()
+        finish(self.pairs[0], self.coords[0])
         self.pairs = []
 
 
@@ -334,8 +300,6 @@ class _Kit(NamedTuple):
     model: RAFT | SEARAFT
     form: Form
     passes: Passes
-    fused: bool
-    """Whether the passes are kernels."""
     network: Prepared
 
 
@@ -345,31 +309,35 @@ def _kit(model: RAFT | SEARAFT, precision: str, reuse: bool | None) -> _Kit:
     _check.require(reuse is None or isinstance(reuse, bool), "reuse", "True, False or None", reuse)
     device = next(model.parameters()).device
     dtype = cpu_dtype() if precision == "fast" and device.type == "cpu" else _DTYPES[precision]
-    passes, fused = _passes(device, dtype, precision)
-    form = Form(device, dtype)
+    passes, form = _passes(device, dtype, precision), Form(device, dtype)
+    fused = passes is not reference
     if reuse is None and fused and isinstance(model, RAFT) and model.correlation in (None, "cuda"):
         # A recorded update holds one lookup, which by default would be a pair's first and keep nothing. The few
         # updates of SEA-RAFT do not win back what filling costs.
         reuse = True
     with _undisturbed(device):
-        network = _prepared(model, form, passes, reuse)
+        network: Prepared = (
+            PreparedRAFT(model, form, passes, reuse)
+            if isinstance(model, RAFT)
+            else PreparedSEARAFT(model, form, passes, reuse)
+        )
     odd = [count for count in network.channels if count % LANE]
     if odd:
         raise InputError(f"model: expected channels in multiples of {LANE}, got {odd[0]} in {model.config.name}")
     if fused and isinstance(model, SEARAFT) and model.config.channels % 64:
         raise InputError(f"model: expected a multiple of 64 channels, got {model.config.channels}")
-    return _Kit(model, form, passes, fused, network)
+    return _Kit(model, form, passes, network)
 
 
-def _passes(device: torch.device, dtype: torch.dtype, precision: str) -> tuple[Passes, bool]:
+def _passes(device: torch.device, dtype: torch.dtype, precision: str) -> Passes:
     if dtype == torch.float32 or device.type == "cpu":
-        return reference, False
+        return reference
     reason = why_not(device)
     if reason is not None:
         raise InputError(f"precision: {precision!r} has no fast form here ({reason}); expected exact")
     from fullfield.ops.fused import cuda
 
-    return cuda, True
+    return cuda
 
 
 @functools.cache
@@ -387,16 +355,6 @@ def why_not(device: torch.device) -> str | None:
     reason = launching.why_not(device)
     has_cudnn: bool = torch.backends.cudnn.is_available()  # type: ignore[no-untyped-call, unused-ignore]
     return "cuDNN is missing" if reason is None and not has_cudnn else reason
-
-
-def _prepared(model: RAFT | SEARAFT, form: Form, passes: Passes, reuse: bool | None) -> Prepared:
-    if isinstance(model, RAFT):
-        from fullfield.models.prepared.raft import PreparedRAFT
-
-        return PreparedRAFT(model, form, passes, reuse)
-    from fullfield.models.prepared.sea_raft import PreparedSEARAFT
-
-    return PreparedSEARAFT(model, form, passes, reuse)
 
 
 @contextmanager

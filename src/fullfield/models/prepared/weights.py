@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from fullfield.ops.fused.protocol import CELL_CHANNELS
 
@@ -87,17 +88,8 @@ def stem(weight: Tensor, frames: tuple[int, ...]) -> Tensor:
 
 def padded(weight: Tensor, outputs: int, inputs: int | None = None) -> Tensor:
     """[C', C, ...] with zero filters up to ``outputs``, and zero channels up to ``inputs``."""
-    inputs = weight.shape[1] if inputs is None else inputs
-    out = weight.new_zeros(outputs, inputs, *weight.shape[2:])
-    out[: weight.shape[0], : weight.shape[1]] = weight
-    return out
-
-
-def lengthened(bias: Tensor, size: int) -> Tensor:
-    """``bias`` with zeros up to ``size``."""
-    out = bias.new_zeros(size)
-    out[: bias.shape[0]] = bias
-    return out
+    more = 0 if inputs is None else inputs - weight.shape[1]
+    return functional.pad(weight, [0, 0] * (weight.ndim - 2) + [0, more, 0, outputs - len(weight)])
 
 
 def taps(weight: Tensor) -> Tensor:

@@ -8,10 +8,4 @@ if TYPE_CHECKING:
     from fullfield.models.raft.config import RAFTConfig as RAFTConfig
     from fullfield.models.raft.model import RAFT as RAFT
 
-__all__, __getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "config": "RAFTConfig",
-        "model": "RAFT",
-    },
-)
+__all__, __getattr__, __dir__ = lazy(__name__, {"config": "RAFTConfig", "model": "RAFT"})

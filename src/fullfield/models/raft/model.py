@@ -12,11 +12,9 @@ from torch.nn import functional
 
 from fullfield import _check
 from fullfield.models import framing
-from fullfield.models.raft.checkpoint import from_torchvision
 from fullfield.models.raft.config import RAFTConfig
-from fullfield.models.raft.encoder import Encoder
-from fullfield.models.raft.update import UpdateBlock
-from fullfield.models.state import fit, read_state, recognise, without_aliases
+from fullfield.models.raft.layers import Encoder, UpdateBlock
+from fullfield.models.state import fit, from_torchvision, read_state, recognise, without_aliases
 from fullfield.nn import CorrelationPyramid
 from fullfield.nn.upsampling import convex_upsample
 
@@ -159,12 +157,7 @@ class RAFT(nn.Module):
         number = self.config.updates if updates is None else updates
         _check.number(number, "updates", integer=True, low=fewest)
         padding = framing.padding_for(height, width, self.config.padding)
-        grid = framing.coordinate_grid(
-            batch,
-            (height + padding.top + padding.bottom) // framing.STRIDE,
-            (width + padding.left + padding.right) // framing.STRIDE,
-            frame1.device,
-        )
+        grid = framing.coordinate_grid(batch, *padding.cells(height, width), frame1.device)
         if initial_flow is None:
             return number, padding, grid, grid
         _check.tensor(initial_flow, "initial_flow", (batch, 2, "h", "w"), device=frame1.device)

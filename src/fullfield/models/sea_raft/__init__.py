@@ -9,10 +9,4 @@ if TYPE_CHECKING:
     from fullfield.models.sea_raft.model import SEARAFT as SEARAFT
     from fullfield.models.sea_raft.model import expected_log_scale as expected_log_scale
 
-__all__, __getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "config": "SEARAFTConfig",
-        "model": "SEARAFT expected_log_scale",
-    },
-)
+__all__, __getattr__, __dir__ = lazy(__name__, {"config": "SEARAFTConfig", "model": "SEARAFT expected_log_scale"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from fullfield._check import InputError, choice, number, require
 from fullfield._config import Config
@@ -46,6 +46,7 @@ class SEARAFTConfig(Config):
     updates: int = 4
     log_scale_min: float = 0.0
     log_scale_max: float = 10.0
+    padding: ClassVar[str] = "sintel"  # of the frames, see :func:`fullfield.models.framing.padding_for`
 
     def __post_init__(self) -> None:
         choice(self.backbone, "backbone", BACKBONES)

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from fullfield import _check
 from fullfield.models import framing
+from fullfield.models.raft.layers import two_convolutions
 from fullfield.models.sea_raft.config import SEARAFTConfig
-from fullfield.models.sea_raft.encoder import Encoder
-from fullfield.models.sea_raft.update import HEAD_CHANNELS, MASK_CHANNELS, UpdateBlock, head
+from fullfield.models.sea_raft.layers import HEAD_CHANNELS, MASK_CHANNELS, Encoder, UpdateBlock
 from fullfield.models.state import fit, read_state, without_aliases
 from fullfield.nn import CorrelationPyramid
 from fullfield.nn.upsampling import convex_upsample
@@ -64,8 +64,8 @@ class SEARAFT(nn.Module):
         width = self.config.channels
         self.cnet = Encoder(self.config, 6)
         self.init_conv = nn.Conv2d(2 * width, 2 * width, 3, padding=1)
-        self.upsample_weight = head(self.config, MASK_CHANNELS, 1)
-        self.flow_head = head(self.config, HEAD_CHANNELS, 3)
+        self.upsample_weight = two_convolutions(width, 2 * width, MASK_CHANNELS, 1)
+        self.flow_head = two_convolutions(width, 2 * width, HEAD_CHANNELS, 3)
         self.fnet = Encoder(self.config, 3)
         self.update_block = UpdateBlock(self.config)
 
@@ -98,7 +98,8 @@ class SEARAFT(nn.Module):
         Raises:
             InputError: naming the argument that does not fit.
         """
-        state, padding = self._last(frame1, frame2, updates, initial_flow)
+        padding, states = self._run(frame1, frame2, updates, initial_flow)
+        state = _last(states)
         return padding.crop(self.upsample(state.flow, self.mask(state.net)))
 
     def flow_with_info(
@@ -109,8 +110,8 @@ class SEARAFT(nn.Module):
         The mixture's channels: logits of the two weights, logarithms of the two scales (in pixels), before they are
         limited. :func:`expected_log_scale` makes an uncertainty of them.
         """
-        state, padding = self._last(frame1, frame2, updates, initial_flow)
-        return self._enlarged(state, padding)
+        padding, states = self._run(frame1, frame2, updates, initial_flow)
+        return self._enlarged(_last(states), padding)
 
     def both_ways(
         self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
@@ -120,9 +121,10 @@ class SEARAFT(nn.Module):
         count, padding, flow = self._checked(frame1, frame2, updates, initial_flow)
         one, two = self.prepare(frame1, padding), self.prepare(frame2, padding)
         fmap1, fmap2 = self._features(one, two)
-        there = self._enlarged(self._last_of(Encoded(fmap1, fmap2, *self._context(one, two)), flow, count), padding)
-        back = self._last_of(Encoded(fmap2, fmap1, *self._context(two, one)), None, count)
-        return there, self._enlarged(back, padding)
+        there = self._states(Encoded(fmap1, fmap2, *self._context(one, two)), flow, count)
+        found = self._enlarged(_last(there), padding)
+        back = self._states(Encoded(fmap2, fmap1, *self._context(two, one)), None, count)
+        return found, self._enlarged(_last(back), padding)
 
     def predictions(
         self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
@@ -213,20 +215,6 @@ class SEARAFT(nn.Module):
         both = convex_upsample(torch.cat((8 * state.flow, state.info), 1), self.mask(state.net), 8)
         return padding.crop(both[:, :2]), padding.crop(both[:, 2:])
 
-    def _last(
-        self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None
-    ) -> tuple[_State, framing.Padding]:
-        count, padding, flow = self._checked(frame1, frame2, updates, initial_flow)
-        encoded = self.encode(self.prepare(frame1, padding), self.prepare(frame2, padding))
-        return self._last_of(encoded, flow, count), padding
-
-    def _last_of(self, encoded: Encoded, flow: Tensor | None, updates: int) -> _State:
-        states = self._states(encoded, flow, updates)
-        state = next(states)
-        for later in states:
-            state = later
-        return state
-
     def _run(
         self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None
     ) -> tuple[framing.Padding, Iterator[_State]]:
@@ -261,6 +249,12 @@ class SEARAFT(nn.Module):
         for _ in range(updates):
             state = self._update(lookup, state.net, context, state.flow, grid)
             yield state
+
+
+def _last(states: Iterator[_State]) -> _State:
+    for state in states:
+        last = state
+    return last
 
 
 def expected_log_scale(

@@ -6,8 +6,7 @@ import torch
 
 from fullfield import _check
 from fullfield.ops.backends import Backends
-from fullfield.ops.layered.atlas import PictureAtlas
-from fullfield.ops.layered.scene import SQUARE, LayeredScenes, RenderedPairs
+from fullfield.ops.layered.scene import SQUARE, LayeredScenes, PictureAtlas, RenderedPairs
 
 RENDERERS = Backends("render_pairs", f"{__package__}.", ("cuda", "reference"))
 _LARGEST = 1 << 15
@@ -35,14 +34,9 @@ def render_pairs(
     for side in size:
         _check.number(side, "size", integer=True, low=1, high=_LARGEST)
     renderer = RENDERERS.load(RENDERERS.choose(backend, device))
-    if device.type == "cpu":
-        _check_ids(scenes, atlas)
-    rendered: RenderedPairs = renderer.render(scenes, atlas, size)
-    return rendered
-
-
-def _check_ids(scenes: LayeredScenes, atlas: PictureAtlas) -> None:
-    for part, low, high in ((0, 0, atlas.count), (1, SQUARE, len(atlas.shapes))):
+    for part, low, high in ((0, 0, atlas.count), (1, SQUARE, len(atlas.shapes))) if device.type == "cpu" else ():
         ids = scenes.ids[..., part]
         fits = ids.numel() == 0 or (int(ids.min()) >= low and int(ids.max()) < high)
         _check.require(fits, "ids", f"{low} ... {high - 1}", ids)
+    rendered: RenderedPairs = renderer.render(scenes, atlas, size)
+    return rendered

@@ -10,17 +10,13 @@ import torch
 from fullfield._kernels.nvrtc import Libraries, Source
 from fullfield.ops import launching
 from fullfield.ops.launching import structures
-from fullfield.ops.layered.atlas import PictureAtlas
-from fullfield.ops.layered.scene import LayeredScenes, RenderedPairs
+from fullfield.ops.layered.scene import LayeredScenes, PictureAtlas, RenderedPairs
 
 LIBRARIES = Libraries("kernels of layered scenes")
 _THREADS = 256
 _SOURCE = Path(__file__).with_name("render.cu")
 _POINTERS = ("to_card", "to_frame", "paint", "ids", "counts", "exposed", "fog", "sensor", "noise", "texels", "shapes")
 _RESULTS = ("frame1", "frame2", "flow", "valid", "occluded")
-_NUMBERS = (
-    "batch", "height", "width", "layers", "exposures", "pictures", "side", "levels", "shape_count", "shape_side",
-)  # fmt: skip
 _Params = structures(_SOURCE)["LayeredParams"]
 
 
@@ -45,22 +41,11 @@ def render(scenes: LayeredScenes, atlas: PictureAtlas, size: tuple[int, int]) ->
         *(torch.empty((batch, channels, height, width), device=device, dtype=torch.float32) for channels in (3, 3, 2)),
         *(torch.empty((batch, height, width), dtype=torch.bool, device=device) for _ in range(2)),
     )
-    p = _Params()
+    p = _Params(batch=batch, height=height, width=width, layers=layers, exposures=matrices - 1)
     for name, tensor in zip((*_POINTERS, *_RESULTS), (*scenes, atlas.texels, atlas.shapes, *results), strict=True):
         setattr(p, name, tensor.data_ptr())
-    numbers = (
-        batch,
-        height,
-        width,
-        layers,
-        matrices - 1,
-        atlas.count,
-        atlas.side,
-        atlas.levels,
-        *atlas.shapes.shape[:2],
-    )
-    for name, value in zip(_NUMBERS, numbers, strict=True):
-        setattr(p, name, value)
+    p.pictures, p.side, p.levels = atlas.count, atlas.side, atlas.levels
+    p.shape_count, p.shape_side = atlas.shapes.shape[:2]
     pixels, kernels = batch * height * width, launching.kernels(LIBRARIES, source(), scenes.to_card.get_device())
     kernels.launch("render_truth", -(-pixels // _THREADS), _THREADS, p)
     kernels.launch("render_frames", -(-2 * pixels // _THREADS), _THREADS, p)

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fullfield.ops.layered.atlas import PictureAtlas
 from fullfield.ops.layered.scene import (
     BIAS,
     COLOURS,
@@ -18,8 +17,10 @@ from fullfield.ops.layered.scene import (
     SQUARE,
     TEXTURE,
     LayeredScenes,
+    PictureAtlas,
     RenderedPairs,
 )
+from fullfield.ops.positions import positions
 
 NEAREST = 1e-9  # of w
 _WORD, _DEVIATION = 0xFFFFFFFF, 147.8005  # the deviation of a sum of four bytes
@@ -42,13 +43,7 @@ class _Place(NamedTuple):
 
 def render(scenes: LayeredScenes, atlas: PictureAtlas, size: tuple[int, int]) -> RenderedPairs:
     """As :func:`fullfield.ops.layered.render_pairs`; arguments are checked."""
-    height, width = size
-    device = scenes.to_card.device
-    y, x = torch.meshgrid(
-        torch.arange(height, dtype=torch.float32, device=device),
-        torch.arange(width, dtype=torch.float32, device=device),
-        indexing="ij",
-    )
+    x, y = positions(size, scenes.to_card.device)
     first, second = (_picture(scenes, atlas, frame, x, y) for frame in (0, 1))
     flow, valid, occluded = _truth(scenes, atlas, x, y)
     return RenderedPairs(first, second, flow, valid, occluded)

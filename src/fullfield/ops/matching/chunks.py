@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from fullfield.ops.launching import is_eager
-from fullfield.ops.matching.protocol import Request, flow_of, positions, rows_at_a_time, rows_of, size_of
+from fullfield.ops.matching.protocol import Request, flow_of, positions_of, rows_at_a_time, rows_of
 from fullfield.ops.operators import gradients_again
 
 
@@ -90,6 +90,6 @@ def attend(query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
 
 def matched(fmap1: Tensor, fmap2: Tensor, scale: float) -> Tensor:
     """[B, 2, H1, W1] flow."""
-    value = positions(size_of(fmap2), fmap1).flatten(1).transpose(0, 1)
+    value = positions_of(fmap2).flatten(1).transpose(0, 1)
     query, key = rows_of(fmap1), rows_of(fmap2)
     return flow_of(attend(query, key, value.expand(query.shape[0], -1, -1), scale), fmap1)

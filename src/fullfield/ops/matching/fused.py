@@ -67,13 +67,8 @@ def expected_positions(query: Tensor, key: Tensor, size: tuple[int, int], scale:
         torch.arange(n, device=query.device, dtype=torch.float32)[:, None] - centre
         for n, centre in zip((width, height), centres, strict=True)
     ]
-    columns = torch.cat(
-        (
-            values[0].expand(height, width, len(centres[0])),
-            values[1][:, None].expand(height, width, len(centres[1])),
-        ),
-        -1,
-    )
+    parts = (values[0], values[1][:, None])
+    columns = torch.cat([part.expand(height, width, -1) for part in parts], -1)
     spread = columns.reshape(1, height * width, -1).expand(query.shape[0], -1, -1)
     found = torch.split(attend(query, key, spread, scale).float(), [len(c) for c in centres], -1)
     return torch.cat([_nearest(part, centre) for part, centre in zip(found, centres, strict=True)], -1)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fullfield.ops.matching import chunks, cuda
+from fullfield.ops.matching.protocol import map_of, size_of
 from fullfield.ops.operators import gradients_again, wants_gradient
 
 
@@ -28,27 +29,22 @@ class _Matched(torch.autograd.Function):
             again = partial(chunks.matched, scale=ctx.scale)
             return *gradients_again(again, (fmap1, fmap2), grad, wanted), None
         saved = (query, key, found.flatten(2), logarithms)
-        both = cuda.backward(saved, grad.flatten(2), _sizes(fmap1, fmap2), ctx.scale)
+        sizes = size_of(fmap1), size_of(fmap2)
+        both = cuda.backward(saved, grad.flatten(2), sizes, ctx.scale)
         return *(
             _gradient(one, fmap) if want else None for one, fmap, want in zip(both, (fmap1, fmap2), wanted, strict=True)
         ), None
 
 
-def _sizes(fmap1: Tensor, fmap2: Tensor) -> tuple[tuple[int, int], tuple[int, int]]:
-    (height, width), (height2, width2) = fmap1.shape[2:], fmap2.shape[2:]
-    return (height, width), (height2, width2)
-
-
 def _forward(fmap1: Tensor, fmap2: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     query, key = cuda.rows(fmap1), cuda.rows(fmap2, aligned=True)
-    flow, logarithms = cuda.forward(query, key, _sizes(fmap1, fmap2), scale)
+    flow, logarithms = cuda.forward(query, key, (size_of(fmap1), size_of(fmap2)), scale)
     return torch.unflatten(flow, 2, tuple(fmap1.shape[2:])), query, key, logarithms
 
 
 def _gradient(found: Tensor, fmap: Tensor) -> Tensor:
     """[B, C, H, W] of rows, of which some may be beyond the map."""
-    kept = found[:, : fmap.shape[2] * fmap.shape[3]].to(fmap.dtype)
-    return torch.unflatten(kept.transpose(1, 2), 2, tuple(fmap.shape[2:]))
+    return map_of(found[:, : fmap.shape[2] * fmap.shape[3]].to(fmap.dtype), fmap)
 
 
 # ``_Matched.apply`` without what it does for functorch's transforms and for ``setup_context``.

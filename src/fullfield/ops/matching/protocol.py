@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fullfield.ops.positions import positions
+
 HALVES = (torch.float16, torch.bfloat16)
 ELEMENTS = 1 << 24
 """Of the matrix, that are there at a time."""
@@ -43,15 +45,12 @@ def size_of(fmap: Tensor) -> tuple[int, int]:
     return int(fmap.shape[2]), int(fmap.shape[3])
 
 
-def positions(size: tuple[int, int], like: Tensor) -> Tensor:
+def positions_of(fmap: Tensor) -> Tensor:
     """[2, H, W], (x, y), float32 or float64."""
-    height, width = size
-    exact = torch.float64 if like.dtype == torch.float64 else torch.float32
-    y = torch.arange(height, device=like.device, dtype=exact).view(-1, 1).expand(-1, width)
-    x = torch.arange(width, device=like.device, dtype=exact).expand(height, -1)
-    return torch.stack((x, y))
+    exact = torch.float64 if fmap.dtype == torch.float64 else torch.float32
+    return positions(size_of(fmap), fmap.device, exact)
 
 
 def flow_of(found: Tensor, fmap1: Tensor) -> Tensor:
     """[B, 2, H1, W1] of the positions [B, H1·W1, 2] that pixels were matched with."""
-    return map_of(found, fmap1) - positions(size_of(fmap1), fmap1)
+    return map_of(found, fmap1) - positions_of(fmap1)

@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fullfield.ops.positions import positions
+
 
 def moved_forward(flow: Tensor) -> Tensor:  # [2, H, W] -> [2, H, W]
     height, width = flow.shape[-2:]
     finite = flow.isfinite().all(0)
-    ys, xs = torch.meshgrid(
-        torch.arange(height, device=flow.device), torch.arange(width, device=flow.device), indexing="ij"
-    )
+    xs, ys = positions((height, width), flow.device, flow.dtype)
     safe = torch.where(finite, flow, 0.0)
     x, y = (xs + safe[0]).round().long(), (ys + safe[1]).round().long()
     inside = finite & (x >= 0) & (x < width) & (y >= 0) & (y < height)
@@ -56,9 +56,7 @@ def fill_holes(flow: Tensor, known: Tensor) -> Tensor:
 
 def carried(flow: Tensor, part: float, trust: Tensor, known: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     height, width = flow.shape[-2:]
-    rows, columns = torch.meshgrid(
-        torch.arange(height, device=flow.device), torch.arange(width, device=flow.device), indexing="ij"
-    )
+    columns, rows = positions((height, width), flow.device, flow.dtype)
     x, y = columns + part * flow[0], rows + part * flow[1]
     left, top = x.floor(), y.floor()
     strength = torch.exp(12 * trust) * known

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from fullfield.training.flow.augmentation import Augmentation as Augmentation
     from fullfield.training.flow.augmentation import Augmented as Augmented
     from fullfield.training.flow.augmentation import augment as augment
-    from fullfield.training.flow.averaging import AveragedWeights as AveragedWeights
     from fullfield.training.flow.batch import FlowBatch as FlowBatch
     from fullfield.training.flow.batch import PairSource as PairSource
     from fullfield.training.flow.config import FlowTraining as FlowTraining
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from fullfield.training.flow.sources import Mixture as Mixture
     from fullfield.training.flow.sources import collate_flow as collate_flow
     from fullfield.training.flow.sources import cut_window as cut_window
+    from fullfield.training.flow.stepping import AveragedWeights as AveragedWeights
     from fullfield.training.flow.stepping import Stepper as Stepper
     from fullfield.training.flow.validation import FlowValidation as FlowValidation
 
@@ -35,7 +35,6 @@ __all__, __getattr__, __dir__ = lazy(
     __name__,
     {
         "augmentation": "Augmentation Augmented augment",
-        "averaging": "AveragedWeights",
         "batch": "FlowBatch PairSource",
         "config": "FlowTraining",
         "curves": "plot_history",
@@ -43,7 +42,7 @@ __all__, __getattr__, __dir__ = lazy(
         "loss": "counted_pixels laplace_mixture_loss mean_error sequence_loss",
         "pairs": "PairMaker",
         "sources": "DatasetPairs Mixture collate_flow cut_window",
-        "stepping": "Stepper",
+        "stepping": "AveragedWeights Stepper",
         "validation": "FlowValidation",
     },
 )

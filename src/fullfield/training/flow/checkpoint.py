@@ -101,7 +101,7 @@ class FlowFolder:
             "best": best if best < float("inf") else None,
             "scaling": stepper.scaling.tolist(),
             "rng": torch.get_rng_state().numpy().tobytes().hex(),
-            "history": [_plain(row) for row in history],
+            "history": [[None if value != value else value for value in row] for row in history],
         }
         write_json(state / _POINTER, pointer)
         write_history(self.folder / HISTORY, FlowRow._fields, history)
@@ -151,10 +151,6 @@ def restore(folder: Path, stepper: Stepper) -> Restored | None:
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
     """A state dict whose tensors share no memory."""
     return {key: value.detach().clone() for key, value in model.state_dict().items()}
-
-
-def _plain(row: FlowRow) -> list[float | None]:
-    return [None if value != value else value for value in row]
 
 
 def _row(values: list[Any]) -> FlowRow:

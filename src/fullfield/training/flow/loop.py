@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,9 +16,8 @@ from torch import nn
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.training.flow.ahead import Ahead
 from fullfield.training.flow.augmentation import Augmentation, Augmented
-from fullfield.training.flow.batch import PairSource
+from fullfield.training.flow.batch import FlowBatch, PairSource, check_batch, tell
 from fullfield.training.flow.checkpoint import CURVES, FlowFolder, FlowRow, restore
 from fullfield.training.flow.config import FlowTraining
 from fullfield.training.flow.curves import Board, plot_history
@@ -27,8 +26,52 @@ from fullfield.training.flow.stepping import Reading, Stepper, check_finite
 
 Progress = Callable[[float, str], None]
 Validation = Callable[[nn.Module], float]
-
 _SETTLED = 3  # steps after which the pace of a process counts: the first ones compile
+
+
+class Ahead:
+    """Batches of a source in their order, on a device; on a GPU each is made on a stream of its own beside the step.
+
+    Args:
+        source: of the pairs.
+        count: pairs a batch, of this process.
+        device: where they are wanted.
+        ranks: this process among those that share the source.
+    """
+
+    def __init__(self, source: PairSource, count: int, device: torch.device, ranks: Ranks) -> None:
+        self._source, self._count, self._device, self._ranks = source, count, device, ranks
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._waiting: dict[int, FlowBatch] = {}
+        self._told: int | None = None
+
+    def make(self, step: int) -> None:
+        """Begin with the batch of a step; what the device has to do for it does not wait for the step before."""
+        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            self._waiting = {step: self._made(step)}
+
+    def take(self, step: int) -> FlowBatch:
+        """The batch of a step, ready for the device's current stream."""
+        if step not in self._waiting:
+            self.make(step)
+        batch = self._waiting.pop(step)
+        if self._stream is not None:
+            here = torch.cuda.current_stream(self._device)
+            here.wait_stream(self._stream)
+            for part in batch:
+                part.record_stream(here)
+        return batch
+
+    def _made(self, step: int) -> FlowBatch:
+        index = step * self._ranks.count + self._ranks.rank
+        if self._told != step:
+            tell(self._source, index, self._ranks.count, lambda _: self._count)
+        self._told = step + 1
+        batch = self._source.batch(index, self._count)
+        check_batch(batch)
+        if batch.frame1.device != self._device:
+            batch = batch.to(self._device, non_blocking=True)
+        return batch
 
 
 @dataclass(frozen=True)
@@ -130,7 +173,7 @@ class _Clock:
     def __init__(self, before: float, step: int, team: Ranks, device: torch.device) -> None:
         self._before, self._begin = before, time.perf_counter()
         self._team, self._device = team, device
-        self._mark, self._pace = (step, before), 0.0
+        self._mark, self.pace = (step, before), 0.0  # seconds a step; 0 until it is known
         self._settled = step + _SETTLED
 
     @property
@@ -138,20 +181,15 @@ class _Clock:
         """Seconds since this process began."""
         return self._mark[1] - self._before
 
-    @property
-    def pace(self) -> float:
-        """Seconds a step; 0 until it is known."""
-        return self._pace
-
     def at(self, step: int) -> float:
         """Seconds of training at a step."""
-        return self._mark[1] + self._pace * (step - self._mark[0])
+        return self._mark[1] + self.pace * (step - self._mark[0])
 
     def read(self, step: int, *, worked: bool = True) -> float:
         """Look at the clock; ``worked``: there was nothing but steps since the last look."""
         seconds = self._team.number(self._before + time.perf_counter() - self._begin, self._device)
         if worked and self._mark[0] >= self._settled and step > self._mark[0]:
-            self._pace = (seconds - self._mark[1]) / (step - self._mark[0])
+            self.pace = (seconds - self._mark[1]) / (step - self._mark[0])
         self._mark = step, seconds
         return seconds
 
@@ -256,9 +294,8 @@ class _Loop:
         if self.progress is None or not self.team.first:
             return
         text = f"step {step}, loss {reading.loss:.3f}, error {reading.error:.2f} px"
-        pace = clock.pace
-        if pace > 0:
-            text += f", {self.training.batch / pace:.0f} pairs/s"
+        if clock.pace > 0:
+            text += f", {self.training.batch / clock.pace:.0f} pairs/s"
         if reading.skipped:
             text += f", {reading.skipped} of {reading.steps} steps skipped"
         self.progress(done, text)
@@ -273,10 +310,7 @@ def _torch_for_training(device: torch.device, seed: int) -> Iterator[None]:
         torch.manual_seed(seed)
         torch.backends.cudnn.benchmark = True
         try:
-            if on_gpu:
-                with torch.cuda.device(device):
-                    yield
-            else:
+            with torch.cuda.device(device) if on_gpu else nullcontext():
                 yield
         finally:
             torch.backends.cudnn.benchmark = benchmark

@@ -44,8 +44,7 @@ def sequence_loss(
     truth, inside, pixels = _prepared(predictions, flow, counted, gamma)
     total = torch.zeros((), dtype=torch.float32, device=flow.device)
     for weight, predicted in zip(_weights(len(predictions), gamma), predictions, strict=True):
-        error = (predicted.float() - truth).abs()
-        total = total + weight * torch.where(inside, error, 0.0).sum()
+        total = total + weight * torch.where(inside, (predicted.float() - truth).abs(), 0.0).sum()
     return total / (2 * pixels)
 
 

@@ -15,8 +15,9 @@ from torch import Tensor
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.io import atomic_path, write_flow, write_image
+from fullfield.training.checkpoint import write_json
 from fullfield.training.flow.pairs import PairMaker
-from fullfield.training.flow.picture_licences import licence_text
+from fullfield.training.flow.picture_sources import licence_text
 from fullfield.training.flow.pictures import licence_list
 
 MANIFEST, LICENCES = "made.json", "licences.md"
@@ -72,8 +73,9 @@ def write_pairs(
     for part in (*_PARTS, "flow"):
         (base / part).mkdir(parents=True, exist_ok=True)
     if textures is not None:
-        _write_text(base / LICENCES, licence_text(licence_list(textures)))
-    _write_text(base / MANIFEST, json.dumps({**manifest, "count": max(count, before)}, indent=2) + "\n")
+        with atomic_path(base / LICENCES) as temporary:
+            temporary.write_text(licence_text(licence_list(textures)), "utf-8")
+    write_json(base / MANIFEST, {**manifest, "count": max(count, before)})
     made = 0
     for start in range(0, count, together):
         numbers = [n for n in range(start, start + together) if not _flow_file(base, n, flow_format).exists()]
@@ -144,8 +146,3 @@ def _before(path: Path, manifest: dict[str, Any]) -> int:
             came = f"{name} {old.get(name)!r}, not {value!r}"
             raise InputError(f"{path}: its pairs were made with {came}; choose another folder")
     return count
-
-
-def _write_text(path: Path, text: str) -> None:
-    with atomic_path(path) as part:
-        part.write_text(text, "utf-8")

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.ops.layered import LayeredScenes, PictureAtlas, render_pairs
-from fullfield.training.flow.batch import Counts, FlowBatch
+from fullfield.training.flow.batch import Announced, Counts, FlowBatch
 from fullfield.training.flow.scene import SceneStyle, draw_scenes
-from fullfield.training.flow.workers import Announced
 
 if TYPE_CHECKING:
     from fullfield.training.flow.pictures import PicturePack

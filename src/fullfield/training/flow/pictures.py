@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,8 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield._check import InputError, number
-from fullfield.training.flow.picture_checks import SHAPE_SIZE, Pixels
-from fullfield.training.flow.picture_pack import FORMAT, MANIFEST, SHAPES, unpack_masks
+from fullfield.training.flow.picture_pack import FORMAT, MANIFEST, SHAPE_SIZE, SHAPES, Pixels, unpack_masks
 from fullfield.training.flow.procedural import procedural_shapes, procedural_textures
 
 _LARGEST_UPSCALE = 2.0
@@ -70,7 +70,10 @@ def load_pictures(
                 for crop, square in enumerate(squared(picture, size)):
                     squares.append(square)
                     names.append(f"{entry['package']}/{entry['path']}, {entry['view']}, crop {crop + 1}")
-            masks = _masks(where, file.read(SHAPES), len(entries["shapes"]))
+            data, packed = file.read(SHAPES), (len(entries["shapes"]), SHAPE_SIZE, SHAPE_SIZE // 2)
+            if len(data) != math.prod(packed):
+                raise InputError(f"{where}: expected {math.prod(packed)} bytes of silhouettes, got {len(data)}")
+            masks = unpack_masks(np.frombuffer(data, np.uint8).reshape(packed))
     except (zipfile.BadZipFile, KeyError, TypeError, ValueError, EOFError) as error:
         if isinstance(error, InputError):
             raise
@@ -172,10 +175,3 @@ def _decoded(data: bytes) -> Pixels:
             return np.asarray(image.convert("RGB"))
     except (OSError, UnidentifiedImageError) as error:
         raise ValueError(f"a picture in it: {error}") from error
-
-
-def _masks(path: Path, data: bytes, count: int) -> Pixels:
-    expected = count * SHAPE_SIZE * SHAPE_SIZE // 2
-    if len(data) != expected:
-        raise InputError(f"{path}: expected {expected} bytes of silhouettes, got {len(data)}")
-    return unpack_masks(np.frombuffer(data, np.uint8).reshape(count, SHAPE_SIZE, SHAPE_SIZE // 2))

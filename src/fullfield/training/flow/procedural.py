@@ -6,13 +6,12 @@ matrix product and no library's random numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fullfield.training.flow.picture_checks import MARGIN, SHAPE_SIZE, Pixels
+from fullfield.training.flow.picture_pack import MARGIN, SHAPE_SIZE, Pixels
 
 Field: TypeAlias = NDArray[np.float64]
 
@@ -62,8 +61,7 @@ def procedural_textures(count: int, size: int, seed: int) -> tuple[Pixels, tuple
     pictures = np.empty((count, size, size, 3), np.uint8)
     names = []
     for index in range(count):
-        kind = index % len(_TEXTURES)
-        name, draw = _TEXTURES[kind]
+        draw = _TEXTURES[index % len(_TEXTURES)]
         stream = Stream(seed, index, 1)
         colour = draw(stream, size)
         grain = stream.between(0.0, 0.06)
@@ -71,7 +69,7 @@ def procedural_textures(count: int, size: int, seed: int) -> tuple[Pixels, tuple
         shade = stream.between(0.0, 0.35)
         colour = colour * (1 - shade * noise(stream, size, 2.0, 2)[..., None])
         pictures[index] = np.floor(colour.clip(0, 1) * 255 + 0.5).astype(np.uint8)
-        names.append(f"procedural/{name} {index}")
+        names.append(f"procedural/{draw.__name__.lstrip('_')} {index}")
     return pictures, tuple(names)
 
 
@@ -273,18 +271,7 @@ def _faint(stream: Stream, size: int) -> Field:
     return found
 
 
-_TEXTURES: tuple[tuple[str, Callable[[Stream, int], Field]], ...] = (
-    ("clouds", _clouds),
-    ("leaves", _leaves),
-    ("cells", _cells),
-    ("marble", _marble),
-    ("bricks", _bricks),
-    ("speckles", _speckles),
-    ("stripes", _stripes),
-    ("gradient", _gradient),
-    ("checks", _checks),
-    ("faint", _faint),
-)
+_TEXTURES = (_clouds, _leaves, _cells, _marble, _bricks, _speckles, _stripes, _gradient, _checks, _faint)
 
 
 # -- shapes ------------------------------------------------------------------------------------------------------------

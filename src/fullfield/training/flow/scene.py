@@ -257,21 +257,14 @@ class _Bodies:
             ((-left, y, middle), (zero, zero, length), (zero, along, zero)),
             ((x, y, end), (across, zero, zero), (zero, along, zero)),
         )
-        for number, wall in enumerate(walls):
-            slot = _FIRST_WALL + number
-            for store, vector in zip((self.place, self.along, self.across), wall, strict=True):
-                store[:, slot] = (look @ np.stack(vector, -1)[..., None])[..., 0]
-            self.on[:, slot] = inside
-            self.depth[:, slot] = 1e3
-            self.shape[:, slot] = SQUARE
+        room = slice(_FIRST_WALL, _GROUND)
+        self.on[:, room], self.depth[:, room], self.shape[:, room] = inside[:, None], 1e3, SQUARE
         # A ground below the camera, and what is far away behind it.
         below = draw.scene(0.15, 0.6) * far * height / focal
-        for store, vector in zip(
-            (self.place, self.along, self.across),
-            ((zero, below, zero + far), (width / 2 / focal * far, zero, zero), (zero, zero, zero + far)),
-            strict=True,
-        ):
-            store[:, _GROUND] = (look @ np.stack(vector, -1)[..., None])[..., 0]
+        ground = ((zero, below, zero + far), (width / 2 / focal * far, zero, zero), (zero, zero, zero + far))
+        for slot, card in enumerate((*walls, ground), _FIRST_WALL):
+            for store, vector in zip((self.place, self.along, self.across), card, strict=True):
+                store[:, slot] = (look @ np.stack(vector, -1)[..., None])[..., 0]
         self.on[:, _GROUND] = self.kind == _OUTSIDE
         self.depth[:, _GROUND] = 1e4
         tilt = np.stack(
@@ -458,14 +451,8 @@ def _inverse(matrix: Floats) -> Floats:
     determinant = a * first + b * second + c * third
     determinant = np.where(np.abs(determinant) < 1e-30, 1e-30, determinant)
     rows = (
-        first,
-        c * h - b * i,
-        b * f - c * e,
-        second,
-        a * i - c * g,
-        c * d - a * f,
-        third,
-        b * g - a * h,
-        a * e - b * d,
+        (first, c * h - b * i, b * f - c * e),
+        (second, a * i - c * g, c * d - a * f),
+        (third, b * g - a * h, a * e - b * d),
     )
-    return np.stack(rows, -1).reshape(matrix.shape) / determinant[..., None, None]
+    return np.stack([value for row in rows for value in row], -1).reshape(matrix.shape) / determinant[..., None, None]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 import torch
@@ -13,8 +12,7 @@ from torch.nn import functional
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.datasets import FlowDataset, FlowSample
-from fullfield.training.flow.batch import Counts, FlowBatch, PairSource, join, tell
-from fullfield.training.flow.workers import Announced
+from fullfield.training.flow.batch import Announced, Counts, FlowBatch, PairSource, join, tell
 
 _GOLDEN = 0.6180339887498949
 
@@ -165,10 +163,7 @@ class Mixture:
     def ahead(self, index: int, stride: int, counts: Counts) -> None:
         """Tell the sources that can read ahead what will be asked of them."""
         for place, source in enumerate(self._sources):
-            tell(source, index, stride, partial(self._count_of, place, counts))
-
-    def _count_of(self, place: int, counts: Counts, index: int) -> int:
-        return self.counts(index, counts(index))[place]
+            tell(source, index, stride, lambda n, place=place: self.counts(n, counts(n))[place])  # type: ignore[misc]
 
     def batch(self, index: int, count: int) -> FlowBatch:
         """``count`` pairs, those of one source after those of the one before."""

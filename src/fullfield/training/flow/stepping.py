@@ -1,7 +1,8 @@
-"""One step of training, without a word to the host."""
+"""One step of training, without a word to the host, and the moving average of the weights."""
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -11,7 +12,6 @@ from torch import Tensor, nn
 
 from fullfield import _check
 from fullfield._check import InputError
-from fullfield.training.flow.averaging import AveragedWeights
 from fullfield.training.flow.batch import FlowBatch
 from fullfield.training.flow.config import FlowTraining
 from fullfield.training.flow.loss import (
@@ -27,6 +27,49 @@ _FIRST_SCALE, _MOST_SCALE = 2.0**14, 2.0**24
 _UNRECORDED = 4  # steps before a graph is recorded: they compile and choose algorithms
 _GROWTH = 1000  # finite steps after which float16's scale doubles
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class AveragedWeights:
+    """A copy of a network whose weights follow it slowly (exponential moving average).
+
+    Floating buffers, such as a batch norm's statistics, are averaged as well; others are copied. All of it takes a few
+    kernels a step.
+
+    Args:
+        model: the network that is trained.
+        keep: how much of the average a step keeps; less during the first steps, (1 + n) / (10 + n) of step n.
+
+    Attributes:
+        model: the copy, in evaluation mode.
+    """
+
+    def __init__(self, model: nn.Module, keep: float = 0.999) -> None:
+        _check.number(keep, "keep", low=0.0, below=1.0)
+        self.keep = keep
+        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+        pairs = [
+            (own, its)
+            for own, its in zip(_tensors(self.model), _tensors(model), strict=True)
+            if own.numel() and own.data_ptr() != its.data_ptr()
+        ]
+        self._own, self._its, self._own_other, self._its_other = (
+            [pair[side] for pair in pairs if pair[0].is_floating_point() == floating]
+            for floating in (True, False)
+            for side in (0, 1)
+        )
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Follow the network after ``step`` steps."""
+        keep = min(self.keep, (1 + step) / (10 + step))
+        if self._own:
+            torch._foreach_lerp_(self._own, self._its, 1 - keep)
+        if self._own_other:
+            torch._foreach_copy_(self._own_other, self._its_other)
+
+
+def _tensors(model: nn.Module) -> list[torch.Tensor]:
+    return [part.detach() for part in (*model.parameters(), *model.buffers())]
 
 
 class Objective(nn.Module):
@@ -127,13 +170,11 @@ class Stepper:
         self._recorded: _Recorded | None = None
         self._unrecorded = _UNRECORDED if training.graph and self.device.type == "cuda" else math.inf
         self._buffers = [b for b in model.buffers() if b.is_floating_point() and b.numel()]
-        self.scaling = torch.zeros(
-            2, dtype=torch.float32, device=self.device
-        )  # float16's scale, finite steps since it last changed
+        # Float16's scale, finite steps since it last changed.
+        self.scaling = torch.zeros(2, dtype=torch.float32, device=self.device)
         self.scaling[0] = _FIRST_SCALE if training.precision == "float16" else 1.0
-        self._told = torch.zeros(
-            6, dtype=torch.float32, device=self.device
-        )  # loss, error, norm, skipped, now in a row, most in a row
+        # Loss, error, norm, skipped, now in a row, most in a row.
+        self._told = torch.zeros(6, dtype=torch.float32, device=self.device)
         self._whole = torch.ones((), dtype=torch.float32, device=self.device)
         self._steps = 0
 
@@ -154,11 +195,10 @@ class Stepper:
             pixels = counted.sum().clamp(min=1).float()
             share = self.ranks.count * pixels / self.ranks.sum(pixels.clone())
         loss, error = self._backward(frame1, frame2, batch.flow, counted, share)
-        gradients = (
-            [self._gradient(p) for p in self._parameters]
-            if self.ranks.count > 1
-            else [p.grad for p in self._parameters if p.grad is not None]
-        )
+        for parameter in self._parameters if self.ranks.count > 1 else ():
+            if parameter.grad is None:  # this process's pairs did not reach it
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
         self.ranks.mean_of([*gradients, loss, error])
         self._update(gradients, loss, error, number, rate, before)
 
@@ -179,22 +219,12 @@ class Stepper:
     def _gradients(
         self, frame1: Tensor, frame2: Tensor, flow: Tensor, counted: Tensor, share: Tensor
     ) -> tuple[Tensor, Tensor]:
-        with torch.autocast(
-            self.device.type,
-            dtype=_DTYPES.get(self.training.precision),
-            enabled=self.training.precision != "float32",
-        ):
+        dtype = _DTYPES.get(self.training.precision)
+        with torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):
             loss, error = self._objective(frame1, frame2, flow, counted)
         loss = loss.float() * share
         (loss * self.scaling[0]).backward()  # type: ignore[no-untyped-call]
         return loss.detach(), error.float().detach() * share
-
-    @staticmethod
-    def _gradient(parameter: Tensor) -> Tensor:
-        """A parameter's gradient; zero where this process's pairs did not reach it."""
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        return parameter.grad
 
     @torch.no_grad()
     def _update(

@@ -70,6 +70,7 @@ struct Params {
     int tiles_x, tiles_y, tiles, items, parts;
     int part_begin[PARTS_MOST], part_end[PARTS_MOST];  // levels of a part of a tile
     int whole;                     // so many tiles are one item each, the others are in parts
+    int crew;                      // so many teams work on items at a time
     Kept kept;
 };
 
@@ -194,11 +195,11 @@ static __device__ __forceinline__ int class_of(int chunks) { return chunks > 40 
 struct Dealt {
     int begin, parts, items;
 };
-// crew: so many work on items at a time. An entry is divided if it would take as long as half of what each of them has to do; the parts
+// An entry is divided if it would take as long as half of what each of them has to do; the parts
 // of one take more chunks together than the whole.
-static __device__ __forceinline__ Dealt deal(const Params &p, int crew) {
+static __device__ __forceinline__ Dealt deal(const Params &p) {
     const volatile u32 *counts = p.kept.counts;
-    int own = (int)lane_id(), count = own < CLASSES ? (int)counts[own] : 0, fair = (int)counts[CLASSES] / (2 * crew);
+    int own = (int)lane_id(), count = own < CLASSES ? (int)counts[own] : 0, fair = (int)counts[CLASSES] / (2 * p.crew);
     Dealt dealt;
     dealt.parts = own == 1 ? (fair < 20 ? 16 : 4) : own == 2 ? (fair < 10 ? 16 : fair < 20 ? 4 : 1) : own == 3 && fair < 8 ? 4 : 1;
     int end = count * dealt.parts;

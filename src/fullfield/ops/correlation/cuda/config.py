@@ -253,6 +253,11 @@ def coords_shared(config: Config) -> int:
     return 8 * 4 * (config.row_length // 2 + (positions + 15) // 16 * 16)
 
 
+def resident_blocks(config: Config, out: int, channels_last: bool) -> int:
+    """Blocks of ``lookup`` that a multiprocessor runs at a time."""
+    return 1 + (not config.hopper and not config.split and lookup_shared(config, out, channels_last) <= 99 << 10)
+
+
 # ---- sources
 
 
@@ -265,11 +270,12 @@ def _read(*names: str) -> str:
 @functools.lru_cache(64)
 def lookup_source(config: Config, out: int, channels_last: bool) -> Source:
     """The kernel ``lookup`` that writes the type with code ``out``; ``config`` from :func:`lookup_config`."""
-    two_fit = lookup_shared(config, out, channels_last) <= 99 << 10 and not config.split
     shared = _read("dots.cuh", "keep.cuh", "sample.cuh")
     made = functools.partial(config.source, out=out, channels_last=channels_last)
     if not config.hopper:
-        return made(shared + read_source(_FOLDER / "lookup_ampere.cu"), MIN_BLOCKS=1 + two_fit)
+        return made(
+            shared + read_source(_FOLDER / "lookup_ampere.cu"), MIN_BLOCKS=resident_blocks(config, out, channels_last)
+        )
     consumer, producer = _REGISTERS[config.groups * config.teams]
     product = product_with_registers(config.columns, config.bf16, _SWIZZLED)
     text = shared + product + read_source(_FOLDER / "lookup_hopper.cu")

@@ -176,6 +176,9 @@ class _LookupLaunch:
             key = (request.sizes2, request.batch, config.row_length, config.columns, config.widths)
             self.maps, *beside = tensor_maps(state[1].data_ptr(), *key)
             blocks = min(-(-blocks // config.teams), device.processors)
+            self.params.crew = blocks * config.teams
+        else:
+            self.params.crew = shapes.resident_blocks(config, out, channels_last) * device.processors
         kernels = launching.kernels(LIBRARIES, source, device.index)
         shared = shapes.lookup_shared(config, out, channels_last)
         arguments = (kernels, "lookup", blocks, config.threads, self.params, shared, *beside)

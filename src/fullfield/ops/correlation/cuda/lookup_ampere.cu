@@ -23,10 +23,10 @@ extern "C" __global__ void __launch_bounds__(128 * GROUPS, MIN_BLOCKS) lookup(co
 #if KEPT
     // What is asked for, or everything: then a block has one item.
     int items = blockIdx.x + 1;
-    if (p.kept.entries) items = deal(p, gridDim.x).items;
+    if (p.kept.entries) items = deal(p).items;
     for (int item = blockIdx.x; item < items; item += gridDim.x) {
     Item it;
-    if (p.kept.entries) it = dealt_item(p, deal(p, gridDim.x), item, plan.x, plan.y);
+    if (p.kept.entries) it = dealt_item(p, deal(p), item, plan.x, plan.y);
     else {
         it = decode_item(p, item);
         load_coords(p, it, plan.x, plan.y);

@@ -128,7 +128,7 @@ static __device__ __forceinline__ void plan_tiles(const Params &p, const Maps &m
     u32 bars = base + TEAM_OFFSET + team * TEAM_BYTES, full = bars + FULL, empty = bars + EMPTY;
     u32 stages = base + team * (STAGES * STAGE_BYTES);
     u32 *shared = (u32 *)(smem + SHARED_OFFSET);
-    int lane = lane_id(), crew = gridDim.x * TEAMS, item = blockIdx.x + gridDim.x * team;
+    int lane = lane_id(), item = blockIdx.x + gridDim.x * team;
     Ring ring = {0, 0};
     Plan plan;
     float x[LANE_PIXELS], y[LANE_PIXELS];  // coordinates of the next item, read while this one's chunks are copied
@@ -136,7 +136,7 @@ static __device__ __forceinline__ void plan_tiles(const Params &p, const Maps &m
     int items = p.items;
     Dealt dealt;
     if (p.kept.entries) {          // what is asked for instead of everything
-        dealt = deal(p, crew);
+        dealt = deal(p);
         items = dealt.items;
     }
 #else
@@ -163,7 +163,7 @@ static __device__ __forceinline__ void plan_tiles(const Params &p, const Maps &m
             load_coords(p, it, plan.x, plan.y);
         } else {
             if (item >= items) break;
-            if (lane == 0) following = crew + atomicAdd(p.queue, 1);
+            if (lane == 0) following = p.crew + atomicAdd(p.queue, 1);
             it = coming;
 #pragma unroll
             for (int i = 0; i < LANE_PIXELS; i++) {
@@ -235,7 +235,7 @@ static __device__ __forceinline__ void plan_tiles(const Params &p, const Maps &m
     if (lane == 0) {
         messages[ring.at].packed = EXIT;
         __threadfence();           // the last planner of all leaves the queue as it found it
-        if (atomicAdd(p.queue + 1, 1) == crew - 1) {
+        if (atomicAdd(p.queue + 1, 1) == p.crew - 1) {
             p.queue[0] = 0;
             p.queue[1] = 0;
 #if KEPT

@@ -1,0 +1,171 @@
+"""Residual networks on native points, and a U-Net: from clouds to classes, or to a feature for every input point."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fullfield.models.pointcnnpp.config import PointResNetConfig, PointUNetConfig
+from fullfield.models.pointcnnpp.pyramid import PointPyramid, check_input
+from fullfield.nn.points import CloudPool, PointConv, PointNorm, PointPool
+
+
+class ConvNorm(nn.Module):
+    """Convolution from level to level, then normalisation, a residual added where one is given, a ReLU where asked."""
+
+    def __init__(self, inputs: int, outputs: int, step: tuple[int, int, int], norm: str) -> None:
+        super().__init__()
+        self.step = step
+        self.conv = PointConv(inputs, outputs, step[2], bias=False)
+        self.norm = PointNorm(outputs, norm)
+
+    def forward(
+        self, features: Tensor, pyramid: PointPyramid, residual: Tensor | None = None, *, relu: bool = False
+    ) -> Tensor:
+        geometry, sizes = pyramid.geometries[self.step], pyramid.sizes[self.step[1]]
+        return self.norm.of(self.conv, features, geometry, sizes, residual, relu=relu)
+
+
+class LinearNorm(nn.Module):
+    """The same for a kernel of one cell that sees only its centre."""
+
+    def __init__(self, inputs: int, outputs: int, level: int, norm: str) -> None:
+        super().__init__()
+        self.level = level
+        self.linear = nn.Linear(inputs, outputs, bias=False)
+        self.norm = PointNorm(outputs, norm)
+
+    def forward(
+        self, features: Tensor, pyramid: PointPyramid, residual: Tensor | None = None, *, relu: bool = False
+    ) -> Tensor:
+        out: Tensor = self.norm(self.linear(features), pyramid.sizes[self.level], residual, relu=relu)
+        return out
+
+
+class Residual(nn.Module):
+    """x + f(x), and a ReLU; f is two 3³ convolutions ("basic") or 1, 3³, 1 with a quarter of the outputs inside.
+
+    A step to the next level is the first 3³ convolution's; the shortcut then follows the points that are kept.
+    """
+
+    def __init__(self, inputs: int, outputs: int, source: int, target: int, norm: str, kind: str = "basic") -> None:
+        super().__init__()
+        self.source, self.target = source, target
+        inner = outputs if kind == "basic" else outputs // 4
+        step = (source, target, 3)
+        self.first = ConvNorm(inputs, inner, step, norm) if kind == "basic" else LinearNorm(inputs, inner, source, norm)
+        self.middle = None if kind == "basic" else ConvNorm(inner, inner, step, norm)
+        within = (target, target, 3)
+        self.last = (
+            ConvNorm(inner, outputs, within, norm) if kind == "basic" else LinearNorm(inner, outputs, target, norm)
+        )
+        changes = inputs != outputs or source != target
+        self.shortcut = LinearNorm(inputs, outputs, target, norm) if changes else None
+
+    def forward(self, features: Tensor, pyramid: PointPyramid) -> Tensor:
+        inner = self.first(features, pyramid, relu=True)
+        if self.middle is not None:
+            inner = self.middle(inner, pyramid, relu=True)
+        own = features if self.source == self.target else features.index_select(0, pyramid.kept[self.source])
+        own = own if self.shortcut is None else self.shortcut(own, pyramid)
+        out: Tensor = self.last(inner, pyramid, own, relu=True)
+        return out
+
+
+class _Network(nn.Module):
+    config: PointResNetConfig | PointUNetConfig
+
+    def prepare(self, points: Tensor, offsets: Tensor | None = None, *, gradient: bool = True) -> PointPyramid:
+        """What :meth:`forward` needs to know of points [N, 3]; ``gradient``: whether a backward will follow."""
+        c = self.config
+        return PointPyramid.prepare(points, c.grid, c.levels(), c.steps(), offsets=offsets, gradient=gradient)
+
+
+class PointResNet(_Network):
+    """A residual network: stem, max-pooling, stages, the mean over each cloud, a linear classifier."""
+
+    config: PointResNetConfig
+
+    def __init__(self, config: PointResNetConfig | None = None) -> None:
+        super().__init__()
+        self.config = config = config or PointResNetConfig()
+        wider = 4 if config.block == "bottleneck" else 1
+        self.stem = ConvNorm(config.in_channels, config.channels[0], (0, 1, config.stem_kernel), config.norm)
+        self.pool = PointPool("max")
+        self.stages = nn.ModuleList()
+        inputs = config.channels[0]
+        for number, (blocks, channels) in enumerate(zip(config.blocks, config.channels, strict=True)):
+            stage = nn.ModuleList()
+            for block in range(blocks):
+                level = 2 + number
+                source = level - 1 if block == 0 and number > 0 else level
+                stage.append(Residual(inputs, channels * wider, source, level, config.norm, config.block))
+                inputs = channels * wider
+            self.stages.append(stage)
+        self.mean = CloudPool("mean")
+        self.classifier = nn.Linear(inputs, config.classes)
+
+    def stage_features(self, features: Tensor, pyramid: PointPyramid) -> list[Tensor]:
+        """[N_l, C] of every stage; the first is on level 2."""
+        check_input(features, pyramid, self.config.in_channels, self.config.steps())
+        out: Tensor = self.stem(features, pyramid, relu=True)
+        out = self.pool(out, pyramid.geometries[1, 2, 3])
+        found = []
+        for stage in self.stages:
+            for block in stage:  # type: ignore[attr-defined]
+                out = block(out, pyramid)
+            found.append(out)
+        return found
+
+    def forward(self, features: Tensor, pyramid: PointPyramid) -> Tensor:
+        """Features [N, in_channels] of B clouds → logits [B, classes].
+
+        Raises:
+            InputError: for features that do not fit, or a pyramid prepared for another network.
+        """
+        last = self.stage_features(features, pyramid)[-1]
+        out: Tensor = self.classifier(self.mean(last, pyramid.sizes[-1]))
+        return out
+
+
+class PointUNet(_Network):
+    """Down to coarser clouds and up again, fully convolutional."""
+
+    config: PointUNetConfig
+
+    def __init__(self, config: PointUNetConfig | None = None) -> None:
+        super().__init__()
+        self.config = config = config or PointUNetConfig()
+        channels, norm = config.channels, config.norm
+        self.stem = ConvNorm(config.in_channels, channels[0], (0, 0, config.stem_kernel), norm)
+        self.down, self.up, self.join, self.encoder, self.decoder = (nn.ModuleList() for _ in range(5))
+        for level, (wide, blocks) in enumerate(zip(channels, config.blocks, strict=True)):
+            if level:
+                self.down.append(ConvNorm(channels[level - 1], wide, (level - 1, level, 3), norm))
+                self.up.append(ConvNorm(wide, channels[level - 1], (level, level - 1, 3), norm))
+                self.join.append(LinearNorm(2 * channels[level - 1], channels[level - 1], level - 1, norm))
+                self.decoder.append(Residual(channels[level - 1], channels[level - 1], level - 1, level - 1, norm))
+            self.encoder.append(nn.ModuleList(Residual(wide, wide, level, level, norm) for _ in range(blocks)))
+        self.head = nn.Linear(channels[0], config.out_channels)
+
+    def forward(self, features: Tensor, pyramid: PointPyramid) -> Tensor:
+        """Features [N, in_channels] → [N, out_channels].
+
+        Raises:
+            InputError: for features that do not fit, or a pyramid prepared for another network.
+        """
+        check_input(features, pyramid, self.config.in_channels, self.config.steps())
+        out: Tensor = self.stem(features, pyramid, relu=True)
+        beside = []
+        for level, blocks in enumerate(self.encoder):
+            if level:
+                beside.append(out)
+                out = self.down[level - 1](out, pyramid, relu=True)
+            for block in blocks:  # type: ignore[attr-defined]
+                out = block(out, pyramid)
+        for level in reversed(range(len(self.up))):
+            out = self.up[level](out, pyramid, relu=True)
+            out = self.join[level](torch.cat([out, beside[level]], 1), pyramid, relu=True)
+            out = self.decoder[level](out, pyramid)
+        out = self.head(out)
+        return nn.functional.normalize(out, dim=1) if self.config.unit_length else out

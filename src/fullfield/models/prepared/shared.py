@@ -1,0 +1,271 @@
+"""What RAFT and SEA-RAFT have in common: encoders on cells of 2×2 pixels, motion features, the heads on the state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fullfield.models.prepared.weights import Form, folded, lanes, padded, stem, taps
+from fullfield.models.raft.model import RAFT
+from fullfield.models.sea_raft.model import SEARAFT
+from fullfield.nn import CorrelationPyramid
+from fullfield.ops.fused.protocol import Norm, Passes, Target
+
+_SIDE = 7  # of the windows of the flow
+
+
+@dataclass(frozen=True)
+class _Convolution:
+    """A convolution and the norm behind it: folded in, or (``epsilon``) an instance norm."""
+
+    weight: Tensor
+    bias: Tensor
+    shift: Tensor
+    """The bias in float32."""
+    stride: int
+    padding: tuple[int, int]
+    epsilon: float | None
+
+    def raw(self, passes: Passes, x: Tensor) -> tuple[Tensor, Norm]:
+        """The result without bias, and what its norm does to it."""
+        y = passes.convolve(x, self.weight, stride=self.stride, padding=self.padding)
+        return y, Norm(None, self.shift) if self.epsilon is None else passes.moments(y, self.epsilon)
+
+    def relu(self, passes: Passes, x: Tensor) -> Tensor:
+        """The normed result, rectified."""
+        if self.epsilon is None:
+            return passes.convolve(x, self.weight, self.bias, relu=True, stride=self.stride, padding=self.padding)
+        return passes.affine_(*self.raw(passes, x))
+
+
+def _convolution(form: Form, conv: nn.Conv2d, norm: nn.Module | None) -> _Convolution:
+    epsilon = None
+    if isinstance(norm, nn.InstanceNorm2d):
+        # Any bias is part of the mean that it takes away.
+        epsilon, norm = norm.eps, None
+    weight, bias = folded(conv, norm)
+    stride, padding = conv.stride[0], (int(conv.padding[0]), int(conv.padding[1]))
+    return _Convolution(form.filters(weight), form.small(bias), form.exact(bias), stride, padding, epsilon)
+
+
+def _norms(block: nn.Module) -> list[nn.Module]:
+    names = ("norm1", "norm2", "norm3") if hasattr(block, "norm1") else ("bn1", "bn2", "bn3")
+    return [getattr(block, name) for name in names if hasattr(block, name)]
+
+
+class _Block:
+    """Convolutions beside a shortcut, as both networks' residual blocks."""
+
+    def __init__(self, form: Form, block: nn.Module) -> None:
+        convs = [getattr(block, name) for name in ("conv1", "conv2", "conv3") if hasattr(block, name)]
+        self.convs = [_convolution(form, conv, norm) for conv, norm in zip(convs, _norms(block), strict=True)]
+        shortcut: Any = block.downsample
+        plain = shortcut is None or isinstance(shortcut, nn.Identity)
+        self.shortcut = None if plain else _convolution(form, shortcut[0], shortcut[1])
+
+    def __call__(self, passes: Passes, x: Tensor) -> Tensor:
+        y = self.convs[0].relu(passes, x)
+        for conv in self.convs[1:-1]:
+            # Not with cuDNN's rectifier: it may make 0 of the NaN that an overflow before it becomes.
+            y = passes.affine_(*conv.raw(passes, y))
+        y, norm = self.convs[-1].raw(passes, y)
+        if self.shortcut is None:
+            return passes.affine_(y, norm, x)
+        return passes.affine_(y, norm, *self.shortcut.raw(passes, x))
+
+
+class PreparedEncoder:
+    """An encoder of either network, for one choice of frames of a cell at a time.
+
+    Args:
+        encoder: RAFT's or SEA-RAFT's.
+        reads: for every variant, the frames that its input consists of: ``((0,), (1,))`` for features of either.
+    """
+
+    def __init__(self, form: Form, passes: Passes, encoder: nn.Module, reads: tuple[tuple[int, ...], ...]) -> None:
+        self.passes = passes
+        module: Any = encoder
+        norm = _norms(module)[0]
+        first = _convolution(form, module.conv1, norm)
+        weight, _ = folded(module.conv1, None if first.epsilon is not None else norm)
+        self.stems = [
+            _Convolution(form.filters(stem(weight, frames)), first.bias, first.shift, 1, (0, 0), first.epsilon)
+            for frames in reads
+        ]
+        layers = (module.layer1, module.layer2, module.layer3)
+        self.blocks = [_Block(form, block) for layer in layers for block in layer]
+        last = module.conv2 if hasattr(module, "conv2") else module.final_conv
+        weight, bias = folded(last, None)
+        self.weight, self.bias = form.rows(weight.flatten(1)), form.small(bias)
+        convs = [conv for block in self.blocks for conv in block.convs]
+        self.channels = [*(c.weight.shape[0] for c in convs), *self.weight.shape]
+
+    def __call__(self, cells: Tensor, variant: int) -> Tensor:
+        """[B, H/2 + 3, W/2 + 3, 32] -> [B, H/8, W/8, C]."""
+        x = self.stems[variant].relu(self.passes, cells)
+        for block in self.blocks:
+            x = block(self.passes, x)
+        return torch.addmm(self.bias, x.flatten(0, 2), self.weight).view(*x.shape[:3], -1)
+
+
+def rectified_products(bias: Tensor, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+    """relu(x weight + bias) of rows."""
+    found: Tensor = torch.ops.aten._addmm_activation.out(bias, x, weight, out=out)
+    return found
+
+
+def nan_guard(*activations: Tensor) -> Tensor:
+    """[B, 1, 1, 1] float32: 0, or NaN for an item that is not finite somewhere in [B, ...].
+
+    Added to the flow: the rectifiers of cuDNN and cuBLAS may make 0 of NaN, after which an overflow looks like a flow.
+    """
+    sums = [values.sum(tuple(range(1, values.ndim)), dtype=torch.float32) for values in activations]  # in any layout
+    return 0 * torch.stack(sums).sum(0)[:, None, None, None]
+
+
+class PreparedMotion:
+    """Correlation and flow to motion features, the last two of which are the flow."""
+
+    def __init__(self, form: Form, passes: Passes, encoder: nn.Module) -> None:
+        self.passes = passes
+        module: Any = encoder
+        weight, bias = folded(module.convc1, None)
+        self.first = form.rows(weight.flatten(1)), form.small(bias)
+        self.second = None
+        if module.convc2 is not None:
+            weight, bias = folded(module.convc2, None)
+            self.second = form.filters(weight), form.exact(bias)
+        weight, bias = folded(module.convf1, None)
+        windows = weight.permute(0, 2, 3, 1).flatten(1)
+        self.windows = lanes(windows.shape[1])
+        self.flow_first = form.rows(padded(windows, len(windows), self.windows)), form.small(bias)
+        weight, bias = folded(module.convf2, None)
+        self.flow_second = form.filters(weight), form.exact(bias)
+        weight, bias = folded(module.conv, None)
+        self.flow_channel = len(weight)
+        self.channels = lanes(len(weight) + 2)
+        self.joint = (
+            form.filters(padded(weight, self.channels)),
+            form.exact(functional.pad(bias, (0, self.channels - len(bias)))),
+        )
+
+    def __call__(self, lookup: Callable[[Tensor], Tensor], coords: Tensor, to: Sequence[Target]) -> None:
+        """Motion features at ``coords`` [B, 2, h, w]."""
+        passes, (batch, _, height, width) = self.passes, coords.shape
+        dtype = self.first[0].dtype
+
+        def new(channels: int) -> Tensor:
+            return torch.empty((batch, height, width, channels), dtype=dtype, device=coords.device)
+
+        looked_up = lookup(coords)
+        weight, bias = self.first
+        from_correlation = new(weight.shape[1])
+        for item in range(batch):
+            rectified_products(bias, looked_up[item].flatten(1).t(), weight, from_correlation[item].flatten(0, 1))
+        del looked_up
+        offset = None
+        if self.second is not None:
+            weight, offset = self.second
+            from_correlation = passes.convolve(from_correlation, weight, padding=(1, 1))
+        weight, bias = self.flow_first
+        windows = new(self.windows)
+        passes.flow_patches(coords, _SIDE, windows)
+        from_flow = new(weight.shape[1])
+        rectified_products(bias, windows.flatten(0, 2), weight, from_flow.flatten(0, 2))
+        weight, shift = self.flow_second
+        from_flow = passes.convolve(from_flow, weight, padding=(1, 1))
+        joint = new(from_correlation.shape[3] + from_flow.shape[3])
+        passes.pack(from_correlation, offset, [Target(joint[..., : from_correlation.shape[3]])])
+        passes.pack(from_flow, shift, [Target(joint[..., from_correlation.shape[3] :])])
+        del from_correlation, from_flow, windows
+        weight, shift = self.joint
+        passes.pack(passes.convolve(joint, weight, padding=(1, 1)), shift, to, (coords, self.flow_channel))
+
+
+class PreparedHead:
+    """A 3×3 convolution, a rectifier, and a second convolution as products of single pixels.
+
+    Args:
+        first: 3×3.
+        last: [C', C] of a 1×1 convolution, or of :func:`fullfield.models.prepared.weights.taps`.
+        bias: of the second convolution.
+    """
+
+    def __init__(self, form: Form, passes: Passes, first: nn.Conv2d, last: Tensor, bias: Tensor | None) -> None:
+        self.passes = passes
+        weight, offset = folded(first, None)
+        self.first = form.filters(weight), form.small(offset)
+        self.weight = form.rows(last)
+        self.bias = form.small(last.new_zeros(len(last)) if bias is None else bias)
+
+    def hidden(self, state: Tensor) -> Tensor:
+        """[B, h, w, C] after the rectifier."""
+        return self.passes.convolve(state, *self.first, relu=True, padding=(1, 1))
+
+    def products(self, hidden: Tensor) -> Tensor:
+        """[..., C] -> [..., C']."""
+        return torch.addmm(self.bias, hidden.flatten(0, -2), self.weight).view(*hidden.shape[:-1], -1)
+
+
+class FlowHead:
+    """The step of the flow."""
+
+    def __init__(self, form: Form, passes: Passes, first: nn.Conv2d, last: nn.Conv2d) -> None:
+        weight, bias = folded(last, None)
+        self.passes = passes
+        self.head = PreparedHead(form, passes, first, taps(weight[:2]), None)
+        self.bias = form.exact(bias[:2])
+
+    def step_(self, state: Tensor, coords: Tensor) -> None:
+        """Add the step that ``state`` [B, h, w, C] asks for to ``coords``."""
+        self.passes.flow_step_(coords, self.head.products(self.head.hidden(state)), self.bias)
+
+
+def mask_head(form: Form, passes: Passes, head: nn.Module) -> PreparedHead:
+    """The weights of the convex up-sampling before their softmax."""
+    module: Any = head
+    weight, bias = folded(module[2], None)
+    return PreparedHead(form, passes, module[0], 0.25 * weight.flatten(1), 0.25 * bias)
+
+
+class PreparedPairs:
+    """The encoders, the lookup between their features, and the motion features made of it.
+
+    Args:
+        reads: what the context encoder reads of a cell, from the first frame and from the second one.
+        reuse: of the lookup, see :class:`fullfield.nn.CorrelationPyramid`.
+    """
+
+    def __init__(
+        self,
+        model: RAFT | SEARAFT,
+        form: Form,
+        passes: Passes,
+        reads: tuple[tuple[int, ...], tuple[int, ...]],
+        reuse: bool | None,
+    ) -> None:
+        self.passes, self.form, self.backend, self.reuse = passes, form, model.correlation, reuse
+        self.features = PreparedEncoder(form, passes, model.fnet, ((0,), (1,)))
+        self.context = PreparedEncoder(form, passes, model.cnet, reads)
+        self.motion = PreparedMotion(form, passes, model.update_block.encoder)
+        self.levels, self.radius = model.config.levels, model.config.radius
+
+    def seen(self, cells: Tensor) -> tuple[Tensor, Tensor]:
+        """Features [B, C, h, w] of both frames."""
+        first, second = (self.features(cells, variant).permute(0, 3, 1, 2) for variant in (0, 1))
+        return first, second
+
+    def matched(
+        self, cells: Tensor, way: int, seen: tuple[Tensor, Tensor] | None
+    ) -> tuple[CorrelationPyramid, Tensor]:  # the lookup; [B, 1, 1, 1], the guard of frames and features
+        """``way`` 1: from the second frame to the first. ``seen``: the features, where they are known already."""
+        first, second = (self.seen(cells) if seen is None else seen)[:: 1 - 2 * way]
+        lookup = CorrelationPyramid(
+            first, second, self.levels, self.radius, backend=self.backend, out_dtype=self.form.dtype, reuse=self.reuse
+        )
+        return lookup, nan_guard(cells, first, second)

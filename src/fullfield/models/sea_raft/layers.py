@@ -1,0 +1,85 @@
+"""SEA-RAFT's encoder, a residual network to features at 1/8; and its flow update."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fullfield.models.raft.layers import MotionEncoder, ResidualBlock
+from fullfield.models.sea_raft.config import BACKBONES, SEARAFTConfig
+
+
+class Encoder(nn.Module):
+    """The first three stages of a ResNet, and a 1×1 convolution."""
+
+    def __init__(self, config: SEARAFTConfig, in_channels: int) -> None:
+        super().__init__()
+        depths = BACKBONES[config.backbone]
+        first, second, third = config.stage_channels
+        self.conv1 = nn.Conv2d(in_channels, config.stem_channels, 7, 2, padding=3)
+        self.bn1 = nn.BatchNorm2d(config.stem_channels)
+        self.layer1 = _stage(config.stem_channels, first, 1, depths[0])
+        self.layer2 = _stage(first, second, 2, depths[1])
+        self.layer3 = _stage(second, third, 2, depths[2])
+        self.final_conv = nn.Conv2d(third, 2 * config.channels, 1)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def forward(self, frames: Tensor) -> Tensor:  # [B, in, H, W] -> [B, 2·channels, H/8, W/8]
+        x = functional.relu(self.bn1(self.conv1(frames)), inplace=True)
+        x = self.layer3(self.layer2(self.layer1(x)))
+        features: Tensor = self.final_conv(x)
+        return features
+
+
+def _stage(inner: int, outer: int, stride: int, depth: int) -> nn.Sequential:
+    shapes = [(inner, stride), *[(outer, 1)] * (depth - 1)]
+    blocks = (((inputs, outer, 3, step), (outer, outer, 3, 1)) for inputs, step in shapes)
+    return nn.Sequential(*(ResidualBlock(convs, nn.BatchNorm2d, "bn") for convs in blocks))
+
+
+# What the flow head gives: flow (2), weights of the two Laplacians (2), logarithms of their scales (2).
+HEAD_CHANNELS = 6
+# Every pixel of the 1/8 grid is enlarged to 8×8, each a mixture of 3×3 neighbours.
+MASK_CHANNELS = 8 * 8 * 9
+
+
+class ConvNeXtBlock(nn.Module):
+    """Depthwise 7×7, then a two-layer perceptron per pixel, scaled and added; a 1×1 convolution ends it."""
+
+    def __init__(self, inner: int, outer: int) -> None:
+        super().__init__()
+        self.dwconv = nn.Conv2d(inner, inner, 7, padding=3, groups=inner)
+        self.norm = nn.LayerNorm(inner, eps=1e-6)
+        self.pwconv1 = nn.Linear(inner, 4 * outer)
+        self.pwconv2 = nn.Linear(4 * outer, inner)
+        self.gamma = nn.Parameter(torch.full((inner,), 1e-6))
+        self.final = nn.Conv2d(inner, outer, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.dwconv(x).permute(0, 2, 3, 1))
+        y = self.gamma * self.pwconv2(functional.gelu(self.pwconv1(y)))
+        out: Tensor = self.final(x + y.permute(0, 3, 1, 2))
+        return out
+
+
+class UpdateBlock(nn.Module):
+    """The state after one update, from the state before, the context, the correlation and the flow."""
+
+    def __init__(self, config: SEARAFTConfig) -> None:
+        super().__init__()
+        width = config.channels
+        self.encoder = MotionEncoder(
+            config.levels * (2 * config.radius + 1) ** 2, (2 * width, width + width // 2), (width, width // 2), width
+        )
+        self.refine = nn.ModuleList(ConvNeXtBlock(3 * width, width) for _ in range(config.refinements))
+
+    def forward(self, net: Tensor, context: Tensor, correlation: Tensor, flow: Tensor) -> Tensor:
+        inputs = torch.cat((context, self.encoder(flow.to(correlation.dtype), correlation)), 1)
+        for block in self.refine:
+            net = block(torch.cat((net, inputs), 1))
+        return net
