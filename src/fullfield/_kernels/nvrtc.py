@@ -43,6 +43,11 @@ class Source(NamedTuple):
     text: str
     options: tuple[str, ...] = ()
 
+    @classmethod
+    def defining(cls, text: str, *options: str, **macros: int | str) -> Source:
+        """With further options, and these macros behind them; truths are 1 and 0."""
+        return cls(text, (*options, *(f"-D{k}={int(v) if v is True or v is False else v}" for k, v in macros.items())))
+
 
 # ---- finding the libraries
 

@@ -12,7 +12,8 @@ was cut. Addresses are not checked: callers pad their rows.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from llvmlite import ir
@@ -23,10 +24,9 @@ from numba.extending import intrinsic, models, register_model
 
 LANES = 16
 
-_FLOAT = ir.FloatType()
-_VECTOR = ir.VectorType(_FLOAT, LANES)
-_LANE_INDEX = ir.VectorType(ir.IntType(32), LANES)
-_UNDEFINED = ir.Constant(_VECTOR, ir.Undefined)
+FLOAT, INDEX = ir.FloatType(), ir.IntType(64)
+VECTOR = ir.VectorType(FLOAT, LANES)
+INTEGERS = ir.VectorType(ir.IntType(32), LANES)
 # Fused multiply-add and refined reciprocal estimates are wanted; reordering sums is not.
 _FLAGS = ("arcp", "contract", "nsz")
 # LLVM takes the refined reciprocal estimate only where it may assume a finite denominator.
@@ -46,16 +46,68 @@ float32x16 = Float32x16()
 @register_model(Float32x16)
 class _Float32x16Model(models.PrimitiveModel):  # type: ignore[misc]
     def __init__(self, dmm: Any, fe_type: Any) -> None:
-        super().__init__(dmm, fe_type, _VECTOR)
+        super().__init__(dmm, fe_type, VECTOR)
 
 
-def _address(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
-    data = context.make_array(array_type)(context, builder, array).data
-    return builder.bitcast(builder.gep(data, [index]), ir.PointerType(_VECTOR))
+# ---- instructions, for intrinsics here and elsewhere
 
 
-def _constant(value: float) -> ir.Constant:
-    return ir.Constant(_VECTOR, [value] * LANES)
+def number(value: int) -> ir.Constant:
+    """An index."""
+    return ir.Constant(INDEX, value)
+
+
+def constant(value: float) -> ir.Constant:
+    """The same in all lanes."""
+    return ir.Constant(VECTOR, [value] * LANES)
+
+
+def place(context: Any, builder: Any, sig: Any, args: Any, which: int, index: Any = None) -> Any:
+    """A pointer into the array that is argument ``which``, at an index: by default the argument behind it."""
+    data = context.make_array(sig.args[which])(context, builder, args[which]).data
+    return builder.gep(data, [args[which + 1] if index is None else index])
+
+
+def put_load(builder: Any, pointer: Any, offset: Any = None, kind: Any = VECTOR) -> Any:
+    """A vector from any address, ``offset`` elements behind ``pointer``."""
+    at = pointer if offset is None else builder.gep(pointer, [offset])
+    value = builder.load(builder.bitcast(at, ir.PointerType(kind)))
+    value.align = 4
+    return value
+
+
+def put_store(builder: Any, value: Any, pointer: Any, offset: Any = None) -> None:
+    """A vector to any address."""
+    at = pointer if offset is None else builder.gep(pointer, [offset])
+    builder.store(value, builder.bitcast(at, ir.PointerType(value.type))).align = 4
+
+
+def put_splat(builder: Any, scalar: Any, lanes: int = LANES) -> Any:
+    """The same scalar in all lanes."""
+    undefined = ir.Constant(ir.VectorType(scalar.type, lanes), ir.Undefined)
+    first = builder.insert_element(undefined, scalar, ir.Constant(ir.IntType(32), 0))
+    return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes))
+
+
+def put_cases(builder: Any, value: Any, cases: Iterable[int], put: Callable[[int], None]) -> None:
+    """A branch to what ``put`` makes of the case that the value is; nothing for others."""
+    end = builder.append_basic_block("cases.end")
+    switch = builder.switch(value, end)
+    for case in cases:
+        block = builder.append_basic_block(f"case{case}")
+        switch.add_case(number(case), block)
+        builder.position_at_end(block)
+        put(case)
+        builder.branch(end)
+    builder.position_at_end(end)
+
+
+def _made(put: Callable[..., Any]) -> Callable[..., Any]:
+    """The code of an intrinsic that only the values of its arguments matter to: ``put(builder, *values)``."""
+    return lambda _context, builder, _sig, args: put(builder, *args)
+
+
+# ---- intrinsics
 
 
 @intrinsic
@@ -63,9 +115,7 @@ def load(typingctx: Any, array: Any, index: Any) -> Any:
     """``array[index : index + 16]`` as a vector."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        value = builder.load(_address(context, builder, sig.args[0], *args))
-        value.align = 4
-        return value
+        return put_load(builder, place(context, builder, sig, args, 0))
 
     return float32x16(array, types.intp), codegen
 
@@ -75,8 +125,18 @@ def store(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
     """``array[index : index + 16] = value``."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        done = builder.store(args[2], _address(context, builder, sig.args[0], args[0], args[1]))
-        done.align = 4
+        put_store(builder, args[2], place(context, builder, sig, args, 0))
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp, float32x16), codegen
+
+
+@intrinsic
+def store_int32(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
+    """``array[index : index + 16] = value`` for an int32 array; fractions are cut off."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        put_store(builder, builder.fptosi(args[2], INTEGERS), place(context, builder, sig, args, 0))
         return context.get_dummy_value()
 
     return types.void(array, types.intp, float32x16), codegen
@@ -85,12 +145,7 @@ def store(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
 @intrinsic
 def splat(typingctx: Any, scalar: Any) -> Any:
     """The same float32 in all 16 lanes."""
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        first = builder.insert_element(_UNDEFINED, args[0], ir.Constant(ir.IntType(32), 0))
-        return builder.shuffle_vector(first, _UNDEFINED, ir.Constant(_LANE_INDEX, [0] * LANES))
-
-    return float32x16(types.float32), codegen
+    return float32x16(types.float32), _made(put_splat)
 
 
 @intrinsic
@@ -99,16 +154,12 @@ def weighted4(typingctx: Any, vector: Any, a: Any, b: Any, c: Any, d: Any) -> An
     result = types.UniTuple(types.float32, 4)  # type: ignore[attr-defined]
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        quad = ir.VectorType(_FLOAT, 4)
-        quad_index = ir.VectorType(ir.IntType(32), 4)
-        undefined = ir.Constant(quad, ir.Undefined)
+        undefined, quad_index = ir.Constant(VECTOR, ir.Undefined), ir.VectorType(ir.IntType(32), 4)
         total = None
         for group, weight in enumerate(args[1:]):
             lanes = ir.Constant(quad_index, list(range(4 * group, 4 * group + 4)))
-            part = builder.shuffle_vector(args[0], _UNDEFINED, lanes)
-            first = builder.insert_element(undefined, weight, ir.Constant(ir.IntType(32), 0))
-            spread = builder.shuffle_vector(first, undefined, ir.Constant(quad_index, [0] * 4))
-            term = builder.fmul(part, spread, flags=_FLAGS)
+            part = builder.shuffle_vector(args[0], undefined, lanes)
+            term = builder.fmul(part, put_splat(builder, weight, 4), flags=_FLAGS)
             total = term if total is None else builder.fadd(total, term, flags=_FLAGS)
         values = [builder.extract_element(total, ir.Constant(ir.IntType(32), lane)) for lane in range(4)]
         return context.make_tuple(builder, sig.return_type, values)
@@ -117,28 +168,9 @@ def weighted4(typingctx: Any, vector: Any, a: Any, b: Any, c: Any, d: Any) -> An
 
 
 @intrinsic
-def store_int32(typingctx: Any, array: Any, index: Any, value: Any) -> Any:
-    """``array[index : index + 16] = value`` for an int32 array; fractions are cut off."""
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        whole = ir.VectorType(ir.IntType(32), LANES)
-        data = context.make_array(sig.args[0])(context, builder, args[0]).data
-        address = builder.bitcast(builder.gep(data, [args[1]]), ir.PointerType(whole))
-        done = builder.store(builder.fptosi(args[2], whole), address)
-        done.align = 4
-        return context.get_dummy_value()
-
-    return types.void(array, types.intp, float32x16), codegen
-
-
-@intrinsic
 def lane_numbers(typingctx: Any) -> Any:
     """``[0, 1, ..., 15]``."""
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return ir.Constant(_VECTOR, [float(lane) for lane in range(LANES)])
-
-    return float32x16(), codegen
+    return float32x16(), _made(lambda _: ir.Constant(VECTOR, [float(lane) for lane in range(LANES)]))
 
 
 def _binary(symbol: Callable[[Any, Any], Any], instruction: str, flags: tuple[str, ...] = _FLAGS) -> None:
@@ -160,19 +192,23 @@ _binary(operator.mul, "fmul")
 _binary(operator.truediv, "fdiv", _DIVISION_FLAGS)
 
 
-def _llvm(name: str, arity: int) -> Callable[..., Any]:
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        kind = ir.FunctionType(_VECTOR, [_VECTOR] * arity)
-        function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}.v{LANES}f32")
-        return builder.call(function, args, fastmath=_FLAGS)
-
-    return codegen
+def _root(builder: Any, x: Any, name: str = "sqrt") -> Any:
+    """LLVM's function of this name."""
+    kind = ir.FunctionType(VECTOR, [VECTOR])
+    function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}.v{LANES}f32")
+    return builder.call(function, [x], fastmath=_FLAGS)
 
 
 @intrinsic
 def sqrt(typingctx: Any, x: Any) -> Any:
     """Square root, lane by lane."""
-    return float32x16(float32x16), _llvm("sqrt", 1)
+    return float32x16(float32x16), _made(_root)
+
+
+@intrinsic
+def floor(typingctx: Any, x: Any) -> Any:
+    """Largest whole number not above, lane by lane."""
+    return float32x16(float32x16), _made(lambda builder, x: _root(builder, x, "floor"))
 
 
 @intrinsic
@@ -181,10 +217,10 @@ def rough_rsqrt(typingctx: Any, x: Any) -> Any:
     one; elsewhere what ``1 / sqrt(x)`` gives."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        one, mask = _constant(1.0), ir.IntType(LANES)
+        one, mask = constant(1.0), ir.IntType(LANES)
         if "+avx512f" not in context.codegen()._tm_features.split(","):
-            return builder.fdiv(one, _llvm("sqrt", 1)(context, builder, sig, args), flags=_DIVISION_FLAGS)
-        kind = ir.FunctionType(_VECTOR, [_VECTOR, _VECTOR, mask])
+            return builder.fdiv(one, _root(builder, args[0]), flags=_DIVISION_FLAGS)
+        kind = ir.FunctionType(VECTOR, [VECTOR, VECTOR, mask])
         estimate = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.rsqrt14.ps.512")
         return builder.call(estimate, [args[0], one, ir.Constant(mask, -1)])
 
@@ -192,63 +228,68 @@ def rough_rsqrt(typingctx: Any, x: Any) -> Any:
 
 
 @intrinsic
-def floor(typingctx: Any, x: Any) -> Any:
-    """Largest whole number not above, lane by lane."""
-    return float32x16(float32x16), _llvm("floor", 1)
-
-
-@intrinsic
 def within(typingctx: Any, x: Any, low: Any, high: Any) -> Any:
     """1 where ``low <= x <= high``, else 0."""
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        x, low, high = args
+    def put(builder: Any, x: Any, low: Any, high: Any) -> Any:
         inside = builder.and_(builder.fcmp_ordered(">=", x, low), builder.fcmp_ordered("<=", x, high))
-        return builder.select(inside, _constant(1.0), _constant(0.0))
+        return builder.select(inside, constant(1.0), constant(0.0))
 
-    return float32x16(*[float32x16] * 3), codegen
+    return float32x16(*[float32x16] * 3), _made(put)
 
 
 @intrinsic
 def some(typingctx: Any, x: Any) -> Any:
     """Whether a lane is above 0."""
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        bits = builder.bitcast(builder.fcmp_ordered(">", args[0], _constant(0.0)), ir.IntType(LANES))
+    def put(builder: Any, x: Any) -> Any:
+        bits = builder.bitcast(builder.fcmp_ordered(">", x, constant(0.0)), ir.IntType(LANES))
         return builder.icmp_unsigned("!=", bits, ir.Constant(ir.IntType(LANES), 0))
 
-    return types.boolean(float32x16), codegen
+    return types.boolean(float32x16), _made(put)
 
 
-def _select(comparison: str) -> Callable[..., Any]:
+def _selected(sign: str, builder: Any, x: Any, y: Any) -> Any:
     # Compare and select is one instruction on every target; LLVM's minnum also orders NaN, which costs three.
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.select(builder.fcmp_ordered(comparison, *args), *args)
-
-    return codegen
+    return builder.select(builder.fcmp_ordered(sign, x, y), x, y)
 
 
 @intrinsic
 def minimum(typingctx: Any, x: Any, y: Any) -> Any:
     """Smaller value, lane by lane (neither may be NaN)."""
-    return float32x16(float32x16, float32x16), _select("<")
+    return float32x16(float32x16, float32x16), _made(partial(_selected, "<"))
 
 
 @intrinsic
 def maximum(typingctx: Any, x: Any, y: Any) -> Any:
     """Larger value, lane by lane (neither may be NaN)."""
-    return float32x16(float32x16, float32x16), _select(">")
+    return float32x16(float32x16, float32x16), _made(partial(_selected, ">"))
+
+
+def exchanges(*pairs: tuple[int, int], kept: Sequence[int]) -> Any:
+    """An intrinsic of a tuple of vectors (none may be NaN): of the values at each pair of places, lane by lane, the
+    smaller goes to the first and the larger to the second; in the end those at the places ``kept`` are returned."""
+
+    @intrinsic
+    def exchange(typingctx: Any, values: Any) -> Any:
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            at = cgutils.unpack_tuple(builder, args[0])
+            for low, high in pairs:
+                both = (at[low], at[high])
+                at[low], at[high] = (_selected(sign, builder, *both) for sign in "<>")
+            return context.make_tuple(builder, sig.return_type, [at[place] for place in kept])
+
+        return types.UniTuple(float32x16, len(kept))(values), codegen  # type: ignore[attr-defined]
+
+    return exchange
 
 
 @intrinsic
 def reciprocal_where(typingctx: Any, x: Any, floor: Any) -> Any:
     """``1 / x`` where ``x > floor``, else 0."""
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        value, floor = args
-        large = builder.fcmp_ordered(">", value, floor)
-        one = _constant(1.0)
-        quotient = builder.fdiv(one, builder.select(large, value, one))
-        return builder.select(large, quotient, _constant(0.0))
+    def put(builder: Any, x: Any, floor: Any) -> Any:
+        large, one = builder.fcmp_ordered(">", x, floor), constant(1.0)
+        return builder.select(large, builder.fdiv(one, builder.select(large, x, one)), constant(0.0))
 
-    return float32x16(float32x16, float32x16), codegen
+    return float32x16(float32x16, float32x16), _made(put)

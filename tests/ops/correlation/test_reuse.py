@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fullfield import InputError
 from fullfield.nn import CorrelationPyramid
-from fullfield.ops.correlation import cpu, cpu_patches
+from fullfield.ops.correlation import cpu
 from fullfield.testing.correlation import Case, make_case, rounded
 
 pytest.importorskip("numba")
@@ -164,7 +164,7 @@ def test_a_lookup_that_fails_leaves_the_products_to_others(monkeypatch: pytest.M
     look = pyramid(case, reuse=True)
     first = look(case.coords)
     with monkeypatch.context() as patched:
-        patched.setattr(cpu, "_parallel", lambda *_: 1 / 0)
+        patched.setattr(cpu, "run_parts", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             look(case.coords)
     kept = prepared(look)._patches
@@ -193,14 +193,14 @@ def test_memory_is_what_the_page_says() -> None:
     pixels = 2 * 32 * 64
     assert kept.cells.nbytes == pixels * 4200
     assert kept.notes.nbytes == pixels / 16 * 4 * 264
-    assert sum(cpu_patches.slot_cells(4, level) for level in range(4)) * 4 == 4200
+    assert sum(cpu.slot_cells(4, level) for level in range(4)) * 4 == 4200
 
 
 def test_slots_hold_the_windows_of_every_radius() -> None:
     for radius in range(1, 9):
         window = 2 * radius + 2
         for level in range(8):
-            assert np.sqrt(cpu_patches.slot_cells(radius, level)) >= window + 1
+            assert np.sqrt(cpu.slot_cells(radius, level)) >= window + 1
 
 
 def test_refusals_are_named() -> None:

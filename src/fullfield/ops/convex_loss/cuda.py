@@ -33,7 +33,7 @@ def supports(field: Tensor, mask: Tensor, factor: int) -> str | None:
 def source(dtype: torch.dtype) -> Source:
     """Both kernels for weights of a dtype."""
     text = launching.read_source(launching.HALVES, launching.VALUES, _SOURCE)
-    return Source(text, (f"-DIN={CODES[dtype]}",))
+    return Source.defining(text, IN=CODES[dtype])
 
 
 def loss(

@@ -17,8 +17,6 @@ from fullfield._kernels.simd import load, splat, store
 from fullfield.ops.correlation._cpu_kernels import (
     CACHE,  # noqa: F401 - of these kernels too
     LANES,
-    TILE_HEIGHT,
-    TILE_WIDTH,
     _clip,
     _jit,
     _pitch,
@@ -27,6 +25,9 @@ from fullfield.ops.correlation._cpu_kernels import (
     _union,
     largest_union,
     lookup_tiles,
+    shares,
+    tiles_of,
+    workspace,
 )
 from fullfield.ops.correlation._cpu_simd import PULL, STEP, push, scatter
 
@@ -42,16 +43,9 @@ def gradients_of_dots(levels, scales, coords, grad, window, origin, first, last,
     """Gradient of the dot products of tiles [first, last), into slots counted from tile ``origin``."""
     side = window - 1
     slot = (largest_union(window) + 2) * LANES
-    tiles = ((coords.shape[2] + TILE_HEIGHT - 1) // TILE_HEIGHT) * ((coords.shape[3] + TILE_WIDTH - 1) // TILE_WIDTH)
-    taps = np.zeros(side * side * LANES, np.float32)
-    line = np.zeros((side + 2) * LANES, np.float32)
-    offsets = np.zeros(LANES, np.int32)
-    lane_x = np.zeros(LANES, np.int64)
-    lane_y = np.zeros(LANES, np.int64)
-    fx = np.zeros(LANES, np.float32)
-    fy = np.zeros(LANES, np.float32)
+    tiles = tiles_of(coords)
+    _, _, line, taps, offsets, lane_x, lane_y, fx, fy = workspace(window, 0)
     zero = splat(np.float32(0.0))
-    one = splat(np.float32(1.0))
     for index in range(first, last):
         b = index // tiles
         tile = index % tiles
@@ -90,10 +84,7 @@ def gradients_of_dots(levels, scales, coords, grad, window, origin, first, last,
                 if notes[at, 0] == _SINGLE:
                     notes[at, 1 + lane] = lane_x[lane]
                     notes[at, 1 + LANES + lane] = lane_y[lane]
-            right = load(fx, 0)
-            left = one - right
-            below = load(fy, 0)
-            above = one - below
+            left, right, above, below = shares(fx, fy)
             for row in range(window):
                 for dx in range(side):
                     value = zero

@@ -30,6 +30,42 @@ _jit = jit_in(CACHE)
 
 
 @_jit
+def tiles_of(coords):  # type: ignore[no-untyped-def]
+    """Tiles of an image."""
+    return ((coords.shape[2] + TILE_HEIGHT - 1) // TILE_HEIGHT) * ((coords.shape[3] + TILE_WIDTH - 1) // TILE_WIDTH)
+
+
+@_jit
+def _corner(tile, width):  # type: ignore[no-untyped-def]
+    """First row and column of a tile."""
+    across = (width + TILE_WIDTH - 1) // TILE_WIDTH
+    return tile // across * TILE_HEIGHT, tile % across * TILE_WIDTH
+
+
+@_jit
+def workspace(window, blocks):  # type: ignore[no-untyped-def]
+    """Cells, a pixel's channels, a line, taps; of each lane where it gathers, its window's x and y and fractions."""
+    integers = np.zeros((2, LANES), np.int64)
+    fractions = np.zeros((2, LANES), np.float32)
+    return (
+        np.zeros((2 * largest_union(window) + 2 * MOST) * LANES, np.float32),
+        np.zeros(blocks * LANES, np.float32),
+        np.zeros(max(LARGEST_WINDOW + 1, MOST) * LANES, np.float32),
+        np.zeros((window - 1) ** 2 * LANES, np.float32),
+        np.zeros(LANES, np.int32), integers[0], integers[1], fractions[0], fractions[1],
+    )  # fmt: skip
+
+
+@_jit
+def shares(fx, fy):  # type: ignore[no-untyped-def]
+    """Of the left, right, upper and lower neighbours."""
+    one = splat(np.float32(1.0))
+    right = load(fx, 0)
+    below = load(fy, 0)
+    return one - right, right, one - below, below
+
+
+@_jit
 def _row(dense, n, a, i, b, j, stride, blocks, out, o):  # type: ignore[no-untyped-def]
     """One row of a window, at most MOST positions at a time."""
     done = 0
@@ -51,9 +87,7 @@ def _place(coords, scales, b, level, tile, window, height2, width2, lane_x, lane
     """
     height1 = coords.shape[2]
     width1 = coords.shape[3]
-    across = (width1 + TILE_WIDTH - 1) // TILE_WIDTH
-    top = tile // across * TILE_HEIGHT
-    left = tile % across * TILE_WIDTH
+    top, left = _corner(tile, width1)
     radius = (window - 2) // 2
     seen = 0
     for lane in range(LANES):
@@ -173,11 +207,7 @@ def _window_cells(f1, i1, f2, i2, plane, blocks, height, width, window, lane_x, 
 def _blend(cells, at, offsets, pitch, window, fx, fy, line, taps):  # type: ignore[no-untyped-def]
     """taps[dx, dy][lane] from the lanes' windows in the cells from ``at`` on: along x, then between two rows."""
     side = window - 1
-    one = splat(np.float32(1.0))
-    right = load(fx, 0)
-    left = one - right
-    below = load(fy, 0)
-    above = one - below
+    left, right, above, below = shares(fx, fy)
     for row in range(window):
         before = gather(cells, offsets, at + row * pitch * LANES)
         for dx in range(side):
@@ -193,9 +223,7 @@ def _blend(cells, at, offsets, pitch, window, fx, fy, line, taps):  # type: igno
 def _write(taps, out, b, channel, channels, tile):  # type: ignore[no-untyped-def]
     height = out.shape[2]
     width = out.shape[3]
-    across = (width + TILE_WIDTH - 1) // TILE_WIDTH
-    top = tile // across * TILE_HEIGHT
-    left = tile % across * TILE_WIDTH
+    top, left = _corner(tile, width)
     columns = min(TILE_WIDTH, width - left)
     by_b, by_channel, by_y, by_x = out.strides
     whole = columns == TILE_WIDTH and by_x == 4
@@ -214,9 +242,7 @@ def _read(taps, source, b, channel, channels, tile):  # type: ignore[no-untyped-
     """The adjoint of _write: lanes outside the image read zero."""
     height = source.shape[2]
     width = source.shape[3]
-    across = (width + TILE_WIDTH - 1) // TILE_WIDTH
-    top = tile // across * TILE_HEIGHT
-    left = tile % across * TILE_WIDTH
+    top, left = _corner(tile, width)
     columns = min(TILE_WIDTH, width - left)
     zero = splat(np.float32(0.0))
     for k in range(channels):
@@ -231,11 +257,7 @@ def _read(taps, source, b, channel, channels, tile):  # type: ignore[no-untyped-
 def _slopes(cells, offsets, pitch, window, fx, fy, grad, gx, gy):  # type: ignore[no-untyped-def]
     """Add sum over taps of grad * d tap / d (x, y) to gx, gy (16 lanes each)."""
     side = window - 1
-    one = splat(np.float32(1.0))
-    right = load(fx, 0)
-    left = one - right
-    below = load(fy, 0)
-    above = one - below
+    left, right, above, below = shares(fx, fy)
     sum_x = splat(np.float32(0.0))
     sum_y = splat(np.float32(0.0))
     for row in range(side):
@@ -263,16 +285,8 @@ def lookup_tiles(f1, f2, levels, scales, coords, window, blocks, grad, out, firs
     gradient of that, and the gradient of the coordinates is written into ``out`` [B, 2, H1, W1].
     """
     side = window - 1
-    tiles = ((coords.shape[2] + TILE_HEIGHT - 1) // TILE_HEIGHT) * ((coords.shape[3] + TILE_WIDTH - 1) // TILE_WIDTH)
-    cells = np.zeros((2 * largest_union(window) + 2 * MOST) * LANES, np.float32)
-    pixel = np.zeros(blocks * LANES, np.float32)
-    line = np.zeros(max(LARGEST_WINDOW, MOST) * LANES, np.float32)
-    taps = np.zeros(side * side * LANES, np.float32)
-    offsets = np.zeros(LANES, np.int32)
-    lane_x = np.zeros(LANES, np.int64)
-    lane_y = np.zeros(LANES, np.int64)
-    fx = np.zeros(LANES, np.float32)
-    fy = np.zeros(LANES, np.float32)
+    tiles = tiles_of(coords)
+    cells, pixel, line, taps, offsets, lane_x, lane_y, fx, fy = workspace(window, blocks)
     slope = np.zeros(4 * LANES, np.float32)
     for index in range(first, last):
         b = index // tiles

@@ -20,9 +20,6 @@ from fullfield.ops.correlation._cpu_kernels import (
     _BLOCK,
     CACHE,  # noqa: F401 - of these kernels too
     LANES,
-    LARGEST_WINDOW,
-    TILE_HEIGHT,
-    TILE_WIDTH,
     _blend,
     _jit,
     _pitch,
@@ -32,8 +29,10 @@ from fullfield.ops.correlation._cpu_kernels import (
     _window_cells,
     _write,
     largest_union,
+    tiles_of,
+    workspace,
 )
-from fullfield.ops.correlation._cpu_simd import MOST, fetch
+from fullfield.ops.correlation._cpu_simd import fetch
 
 # What is noted about a slot: what it holds (below 0: nothing, for so many lookups more), then x0, y0, columns, rows of
 # its rectangle or of every lane's, then how long it rests when it is of no use again.
@@ -130,15 +129,10 @@ def _renew(
                 else:
                     patches[row + (x - left) * LANES + lane] = cells[n]
                 n += 1
+        begin, end = (xs, xe) if ys <= y < ye else (right, right)
+        for first, last in ((left, begin), (end, right)):
             _fill(
-                one, y, left, xs, f1, i1, f2, i2, plane, blocks, height, width, patches, row, left, line, lane
-            )  # fmt: skip
-            _fill(
-                one, y, xe, right, f1, i1, f2, i2, plane, blocks, height, width, patches, row, left, line, lane
-            )  # fmt: skip
-        else:
-            _fill(
-                one, y, left, right, f1, i1, f2, i2, plane, blocks, height, width, patches, row, left, line, lane
+                one, y, first, last, f1, i1, f2, i2, plane, blocks, height, width, patches, row, left, line, lane
             )  # fmt: skip
     note[0], note[1], note[2], note[3] = left, top, right - left, bottom - top
 
@@ -249,16 +243,8 @@ def lookup_tiles_with_patches(f1, f2, levels, scales, coords, window, blocks, sl
     [tiles, levels, NOTES] says what is kept, and is zero at first.
     """
     side = window - 1
-    tiles = ((coords.shape[2] + TILE_HEIGHT - 1) // TILE_HEIGHT) * ((coords.shape[3] + TILE_WIDTH - 1) // TILE_WIDTH)
-    cells = np.zeros((2 * largest_union(window) + 2 * MOST) * LANES, np.float32)
-    pixel = np.zeros(blocks * LANES, np.float32)
-    line = np.zeros(max(LARGEST_WINDOW, MOST) * LANES, np.float32)
-    taps = np.zeros(side * side * LANES, np.float32)
-    offsets = np.zeros(LANES, np.int32)
-    lane_x = np.zeros(LANES, np.int64)
-    lane_y = np.zeros(LANES, np.int64)
-    fx = np.zeros(LANES, np.float32)
-    fy = np.zeros(LANES, np.float32)
+    tiles = tiles_of(coords)
+    cells, pixel, line, taps, offsets, lane_x, lane_y, fx, fy = workspace(window, blocks)
     for index in range(first, last):
         b = index // tiles
         tile = index % tiles

@@ -16,13 +16,22 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from fullfield._kernels import processor
-from fullfield._kernels.simd import LANES, float32x16
+from fullfield._kernels.simd import (
+    FLOAT,
+    INTEGERS,
+    LANES,
+    VECTOR,
+    constant,
+    float32x16,
+    number,
+    place,
+    put_cases,
+    put_load,
+    put_splat,
+    put_store,
+)
 
-_FLOAT = ir.FloatType()
-_INDEX = ir.IntType(64)
-_VECTOR = ir.VectorType(_FLOAT, LANES)
-_OFFSETS = ir.VectorType(ir.IntType(32), LANES)
-_POINTERS = ir.VectorType(ir.PointerType(_FLOAT), LANES)
+_POINTERS = ir.VectorType(ir.PointerType(FLOAT), LANES)
 _BYTES = ir.PointerType(ir.IntType(8))
 _MASK = ir.VectorType(ir.IntType(1), LANES)
 _FLAGS = ("contract", "nsz")
@@ -36,45 +45,20 @@ UNROLL = 4
 _NEARNESS = 2  # of what is fetched: the second cache
 
 
-def _int(value: int) -> ir.Constant:
-    return ir.Constant(_INDEX, value)
-
-
-def _data(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
-    return builder.gep(context.make_array(array_type)(context, builder, array).data, [index])
-
-
-def _load(builder: Any, pointer: Any, offset: Any) -> Any:
-    value = builder.load(builder.bitcast(builder.gep(pointer, [offset]), ir.PointerType(_VECTOR)))
-    value.align = 4
-    return value
-
-
-def _store(builder: Any, pointer: Any, offset: Any, value: Any) -> None:
-    done = builder.store(value, builder.bitcast(builder.gep(pointer, [offset]), ir.PointerType(_VECTOR)))
-    done.align = 4
-
-
-def _splat(builder: Any, scalar: Any) -> Any:
-    undefined = ir.Constant(_VECTOR, ir.Undefined)
-    first = builder.insert_element(undefined, scalar, ir.Constant(ir.IntType(32), 0))
-    return builder.shuffle_vector(first, undefined, ir.Constant(_OFFSETS, [0] * LANES))
-
-
 def _multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
     return builder.fadd(builder.fmul(a, b, flags=_FLAGS), c, flags=_FLAGS)
 
 
 def _sum(builder: Any, vector: Any) -> Any:
-    kind = ir.FunctionType(_FLOAT, [_FLOAT, _VECTOR])
+    kind = ir.FunctionType(FLOAT, [FLOAT, VECTOR])
     reduce = cgutils.get_or_insert_function(builder.module, kind, f"llvm.vector.reduce.fadd.v{LANES}f32")
-    return builder.call(reduce, [ir.Constant(_FLOAT, 0.0), vector], fastmath=_REORDER)
+    return builder.call(reduce, [ir.Constant(FLOAT, 0.0), vector], fastmath=_REORDER)
 
 
 def _zeros(builder: Any, count: int) -> list[Any]:
-    cells = [cgutils.alloca_once(builder, _VECTOR) for _ in range(count)]
+    cells = [cgutils.alloca_once(builder, VECTOR) for _ in range(count)]
     for cell in cells:
-        builder.store(ir.Constant(_VECTOR, [0.0] * LANES), cell)
+        builder.store(constant(0.0), cell)
     return cells
 
 
@@ -94,37 +78,25 @@ def gather(typingctx: Any, array: Any, offsets: Any, shift: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         pointers = _lane_pointers(context, builder, sig, args)
         name = "llvm.masked.gather.v16f32.v16p0"
-        kind = ir.FunctionType(_VECTOR, [_POINTERS, ir.IntType(32), _MASK, _VECTOR])
+        kind = ir.FunctionType(VECTOR, [_POINTERS, ir.IntType(32), _MASK, VECTOR])
         function = cgutils.get_or_insert_function(builder.module, kind, name)
         whole = ir.Constant(_MASK, [1] * LANES)
         align = ir.Constant(ir.IntType(32), 4)
-        return builder.call(function, [pointers, align, whole, ir.Constant(_VECTOR, ir.Undefined)])
+        return builder.call(function, [pointers, align, whole, ir.Constant(VECTOR, ir.Undefined)])
 
     return float32x16(array, offsets, types.intp), codegen
 
 
 def _lane_pointers(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-    base = _data(context, builder, sig.args[0], args[0], args[2])
-    at = _data(context, builder, sig.args[1], args[1], _int(0))
-    lanes = builder.load(builder.bitcast(at, ir.PointerType(_OFFSETS)))
-    lanes.align = 4
-    first = builder.insert_element(ir.Constant(_POINTERS, ir.Undefined), base, ir.Constant(ir.IntType(32), 0))
-    everywhere = builder.shuffle_vector(first, ir.Constant(_POINTERS, ir.Undefined), ir.Constant(_OFFSETS, [0] * LANES))
-    return builder.gep(everywhere, [lanes], source_etype=_FLOAT)
+    base = place(context, builder, sig, args, 0, args[2])
+    at = place(context, builder, sig, args, 1, number(0))
+    return builder.gep(put_splat(builder, base), [put_load(builder, at, kind=INTEGERS)], source_etype=FLOAT)
 
 
-def _by_width(builder: Any, count: Any, emit: Callable[[int], None]) -> None:
+def _by_width(builder: Any, count: Any, put: Callable[[int], None]) -> None:
     """Branch to the code for the smallest of WIDTHS that is at least ``count`` (1 ... MOST)."""
-    end = builder.append_basic_block("widths.end")
-    half = builder.lshr(builder.add(count, _int(1)), _int(1))
-    switch = builder.switch(half, end)
-    for width in WIDTHS:
-        block = builder.append_basic_block(f"width{width}")
-        switch.add_case(_int(width // 2), block)
-        builder.position_at_end(block)
-        emit(width)
-        builder.branch(end)
-    builder.position_at_end(end)
+    half = builder.lshr(builder.add(count, number(1)), number(1))
+    put_cases(builder, half, [width // 2 for width in WIDTHS], lambda half: put(2 * half))
 
 
 @intrinsic
@@ -138,26 +110,24 @@ def products(
     """
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        a = _data(context, builder, sig.args[1], args[1], args[2])
-        b = _data(context, builder, sig.args[3], args[3], args[4])
-        c = _data(context, builder, sig.args[7], args[7], args[8])
+        a, b, c = (place(context, builder, sig, args, which) for which in (1, 3, 7))
 
         def emit(width: int) -> None:
             cells = _zeros(builder, width)
             with cgutils.for_range(builder, args[6]) as outer:
                 here = builder.gep(b, [builder.mul(outer.index, args[5])])
-                left = builder.gep(a, [builder.mul(outer.index, _int(LANES * LANES))])
-                with cgutils.for_range(builder, _int(LANES // UNROLL)) as inner:
-                    first = builder.mul(inner.index, _int(UNROLL))
+                left = builder.gep(a, [builder.mul(outer.index, number(LANES * LANES))])
+                with cgutils.for_range(builder, number(LANES // UNROLL)) as inner:
+                    first = builder.mul(inner.index, number(UNROLL))
                     for step in range(UNROLL):
-                        channel = builder.add(first, _int(step))
-                        pixels = _load(builder, left, builder.mul(channel, _int(LANES)))
+                        channel = builder.add(first, number(step))
+                        pixels = put_load(builder, left, builder.mul(channel, number(LANES)))
                         row = builder.gep(here, [channel])
                         for position, cell in enumerate(cells):
-                            value = builder.load(builder.gep(row, [_int(position * LANES)]))
-                            _accumulate(builder, cell, pixels, _splat(builder, value))
+                            value = builder.load(builder.gep(row, [number(position * LANES)]))
+                            _accumulate(builder, cell, pixels, put_splat(builder, value))
             for position, cell in enumerate(cells):
-                _store(builder, c, _int(position * LANES), builder.load(cell))
+                put_store(builder, builder.load(cell), c, number(position * LANES))
 
         _by_width(builder, args[0], emit)
         return context.get_dummy_value()
@@ -173,19 +143,17 @@ def dots(
     """``out[o + q] =`` sum over channels of ``pixel[t + c] * planes[position q, channel c]``; else as products."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        a = _data(context, builder, sig.args[1], args[1], args[2])
-        b = _data(context, builder, sig.args[3], args[3], args[4])
-        c = _data(context, builder, sig.args[7], args[7], args[8])
+        a, b, c = (place(context, builder, sig, args, which) for which in (1, 3, 7))
 
         def emit(width: int) -> None:
             cells = _zeros(builder, width)
             with cgutils.for_range(builder, args[6]) as loop:
                 here = builder.gep(b, [builder.mul(loop.index, args[5])])
-                channels = _load(builder, a, builder.mul(loop.index, _int(LANES)))
+                channels = put_load(builder, a, builder.mul(loop.index, number(LANES)))
                 for position, cell in enumerate(cells):
-                    _accumulate(builder, cell, channels, _load(builder, here, _int(position * LANES)))
+                    _accumulate(builder, cell, channels, put_load(builder, here, number(position * LANES)))
             for position, cell in enumerate(cells):
-                builder.store(_sum(builder, builder.load(cell)), builder.gep(c, [_int(position)]))
+                builder.store(_sum(builder, builder.load(cell)), builder.gep(c, [number(position)]))
 
         _by_width(builder, args[0], emit)
         return context.get_dummy_value()
@@ -199,13 +167,9 @@ def put_half(typingctx: Any, array: Any, offset: Any, values: Any, index: Any) -
     """Write eight of ``values``, from ``index`` on, ``offset`` bytes behind the begin of ``array``."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        half = ir.PointerType(ir.VectorType(_FLOAT, LANES // 2))
-        begin = builder.bitcast(context.make_array(sig.args[0])(context, builder, args[0]).data, _BYTES)
-        source = builder.bitcast(_data(context, builder, sig.args[2], *args[2:]), half)
-        value = builder.load(source)
-        value.align = 4
-        done = builder.store(value, builder.bitcast(builder.gep(begin, [args[1]]), half))
-        done.align = 4
+        half = ir.VectorType(FLOAT, LANES // 2)
+        begin = builder.bitcast(place(context, builder, sig, args, 0, number(0)), _BYTES)
+        put_store(builder, put_load(builder, place(context, builder, sig, args, 2), kind=half), begin, args[1])
         return context.get_dummy_value()
 
     return types.void(array, types.intp, values, types.intp), codegen
@@ -216,11 +180,11 @@ def fetch(typingctx: Any, array: Any, index: Any) -> Any:
     """Ask for the cache line of ``array[index]``; whoever reads it later waits less."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        number = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [_BYTES, number, number, number])
+        flag = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [_BYTES, flag, flag, flag])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        place = builder.bitcast(_data(context, builder, sig.args[0], *args), _BYTES)
-        builder.call(function, [place, *(ir.Constant(number, value) for value in (0, _NEARNESS, 1))])
+        line = builder.bitcast(place(context, builder, sig, args, 0), _BYTES)
+        builder.call(function, [line, *(ir.Constant(flag, value) for value in (0, _NEARNESS, 1))])
         return context.get_dummy_value()
 
     return types.void(array, types.intp), codegen
@@ -232,7 +196,7 @@ def scatter(typingctx: Any, array: Any, offsets: Any, shift: Any, value: Any) ->
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         pointers = _lane_pointers(context, builder, sig, args)
-        kind = ir.FunctionType(ir.VoidType(), [_VECTOR, _POINTERS, ir.IntType(32), _MASK])
+        kind = ir.FunctionType(ir.VoidType(), [VECTOR, _POINTERS, ir.IntType(32), _MASK])
         function = cgutils.get_or_insert_function(builder.module, kind, "llvm.masked.scatter.v16f32.v16p0")
         whole = ir.Constant(_MASK, [1] * LANES)
         builder.call(function, [args[3], pointers, ir.Constant(ir.IntType(32), 4), whole])
@@ -248,25 +212,23 @@ def _pull(width: int) -> Callable[..., None]:
         out: Any, o: Any,
     ) -> Any:  # fmt: skip
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            a = _data(context, builder, sig.args[0], args[0], args[1])
-            b = _data(context, builder, sig.args[3], args[3], args[4])
-            c = _data(context, builder, sig.args[8], args[8], args[9])
+            a, b, c = (place(context, builder, sig, args, which) for which in (0, 3, 8))
             totals = _zeros(builder, width)
             with cgutils.for_range(builder, args[7]) as outer:
                 left = builder.gep(a, [builder.mul(outer.index, args[2])])
                 right = builder.gep(b, [builder.mul(outer.index, args[5])])
                 cells = _zeros(builder, width)
                 with cgutils.for_range(builder, args[6]) as inner:
-                    here = builder.mul(inner.index, _int(LANES))
-                    pixels = _load(builder, left, here)
+                    here = builder.mul(inner.index, number(LANES))
+                    pixels = put_load(builder, left, here)
                     row = builder.gep(right, [here])
                     for channel, cell in enumerate(cells):
-                        value = builder.load(builder.gep(row, [_int(channel)]))
-                        _accumulate(builder, cell, pixels, _splat(builder, value))
+                        value = builder.load(builder.gep(row, [number(channel)]))
+                        _accumulate(builder, cell, pixels, put_splat(builder, value))
                 _add(builder, totals, cells)
             for channel, cell in enumerate(totals):
-                at = _int(channel * LANES)
-                _store(builder, c, at, builder.fadd(_load(builder, c, at), builder.load(cell), flags=_FLAGS))
+                at = number(channel * LANES)
+                put_store(builder, builder.fadd(put_load(builder, c, at), builder.load(cell), flags=_FLAGS), c, at)
             return context.get_dummy_value()
 
         i = types.intp
@@ -280,18 +242,16 @@ def push(typingctx: Any, taps: Any, t: Any, block: Any, k: Any, count: Any, out:
     """``out[o + 16 q + c] += sum over lanes of taps[t + 16 q + lane] * block[k + 16 lane + c]`` for q < count."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        a = _data(context, builder, sig.args[0], args[0], args[1])
-        b = _data(context, builder, sig.args[2], args[2], args[3])
-        c = _data(context, builder, sig.args[5], args[5], args[6])
-        pixels = [_load(builder, b, _int(lane * LANES)) for lane in range(LANES)]
+        a, b, c = (place(context, builder, sig, args, which) for which in (0, 2, 5))
+        pixels = [put_load(builder, b, number(lane * LANES)) for lane in range(LANES)]
         with cgutils.for_range(builder, args[4]) as loop:
-            here = builder.mul(loop.index, _int(LANES))
+            here = builder.mul(loop.index, number(LANES))
             row = builder.gep(a, [here])
-            sums = [_load(builder, c, here), ir.Constant(_VECTOR, [0.0] * LANES)]
+            sums = [put_load(builder, c, here), constant(0.0)]
             for lane, channels in enumerate(pixels):
-                value = _splat(builder, builder.load(builder.gep(row, [_int(lane)])))
+                value = put_splat(builder, builder.load(builder.gep(row, [number(lane)])))
                 sums[lane % 2] = _multiply_add(builder, value, channels, sums[lane % 2])
-            _store(builder, c, here, builder.fadd(*sums, flags=_FLAGS))
+            put_store(builder, builder.fadd(*sums, flags=_FLAGS), c, here)
         return context.get_dummy_value()
 
     i = types.intp

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield.ops.correlation.blocks import grid, place_in_patches
-from fullfield.ops.correlation.window import place
+from fullfield.ops.correlation.window import cells, place
+from fullfield.ops.positions import positions
 
 BLOCKS = (1, 2, 4, 8, 16)
 LAYOUTS = ("row-major", "patch-major")
@@ -43,9 +44,7 @@ def recorded_positions(
 ) -> Tensor:  # [U, 2, H, W] float32 positions, as a lookup takes them
     """Lookup positions from recorded flow."""
     _check.tensor(offsets, "offsets", ("U", 2, "H", "W"))
-    height, width = offsets.shape[-2:]
-    y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
-    return offsets.float() + torch.stack((x, y)).to(offsets.device)
+    return offsets.float() + positions(offsets.shape[-2:], offsets.device)
 
 
 def read_shares(
@@ -203,16 +202,13 @@ def sampling_matrix(
         order = (patch * block**2 + cell).argsort(stable=True)
     bins = torch.arange(count) * pixels // count
     coords = recorded_positions(offsets).flatten(2)[:, :, order]  # [U, 2, n]
-    steps = torch.arange(2 * radius + 2)
     picture = torch.zeros(pixels, pixels)
     for start in range(0, count, 1024):
         some = coords[:, :, start : start + 1024]
         mask = torch.zeros(some.shape[2], count, dtype=torch.bool)
-        for positions in some:
-            window = place(positions.T, 0, size, radius)
-            x = (window.x[:, None] + steps)[:, None, :].expand(-1, len(steps), -1)
-            y = (window.y[:, None] + steps)[:, :, None].expand(-1, -1, len(steps))
-            inside = (x >= 0) & (x < size[1]) & (y >= 0) & (y < size[0])
+        for update in some:
+            window = place(update.T, 0, size, radius)
+            x, y, inside = cells(window, size, radius)
             row = torch.arange(len(x))[:, None, None].expand_as(x)
             mask[row[inside], (y * size[1] + x)[inside]] = True
         columns = torch.zeros(some.shape[2], pixels).index_add_(1, bins, mask[:, order].float())

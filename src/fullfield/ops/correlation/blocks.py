@@ -13,17 +13,12 @@ import torch
 from torch import Tensor
 
 from fullfield.ops.correlation.in_pytorch import PreparedInPyTorch
-from fullfield.ops.correlation.protocol import FEATURES, Gradients, Request
+from fullfield.ops.correlation.in_pytorch import supports as supports
+from fullfield.ops.correlation.protocol import Gradients, Request
 
 BLOCK = 8
 # Pairs of patches multiplied at a time.
 CHUNK_BYTES = 64 << 20
-
-
-def supports(request: Request) -> str | None:
-    if request.dtype not in FEATURES:
-        return f"needs floating point features, got {request.dtype}"
-    return None
 
 
 def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Blocks:

@@ -6,27 +6,28 @@ not depend on the number of threads. The kernels release the GIL.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield._kernels.numba_cache import Kernels, why_not
 from fullfield._kernels.threads import run_parts
-from fullfield.ops.correlation._cpu_layout import LANES, LARGEST_RADIUS, TILE
-from fullfield.ops.correlation.cpu_patches import Patches
+from fullfield.ops.correlation._cpu_layout import LANES, LARGEST_RADIUS, LARGEST_UNION, TILE
 from fullfield.ops.correlation.protocol import Gradients, Prepared, Request, empty_out
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 REUSES = True
 # Elements behind the last level, where a row's last product may read.
 _TAIL = 2 * LANES
 # Tiles whose windows' gradients are kept at a time.
 _CHUNK = 128
+# Beside the windows of a tile whose pixels move alike, a coarser level's slot has room for so many columns and rows.
+_ROOM = 3
 
 
 def supports(request: Request) -> str | None:
@@ -93,16 +94,40 @@ def _level_views(request: Request, target: Tensor) -> list[Tensor]:
 
 
 _kernels = Kernels(f"{__package__}._cpu_backward_kernels", "correlation kernels")
+_NOTHING = np.zeros((0, 0, 0, 0), np.float32)  # in place of a gradient
 _patch_kernels = Kernels(f"{__package__}._cpu_patch_kernels", "correlation kernels that keep products")
-
-
-def _parallel(count: int, grain: int, task: Any) -> None:
-    run_parts(count, grain, torch.get_num_threads(), task)
 
 
 def _floats(tensor: Tensor) -> NDArray[np.float32]:
     array: NDArray[np.float32] = tensor.detach().to(torch.float32).numpy()
     return array
+
+
+def slot_cells(radius: int, level: int) -> int:
+    """Cells that a tile's slot has on a level."""
+    window = 2 * radius + 2
+    if level == 0:  # where windows differ most: any rectangle around them that is one product
+        return int(LARGEST_UNION * window**2)
+    columns = window + -(-(TILE[1] - 1) // (1 << level)) + _ROOM
+    rows = window + -(-(TILE[0] - 1) // (1 << level)) + _ROOM
+    return (columns + 2) // 2 * 2 * rows
+
+
+class Patches:
+    """The patches of one pair; empty at first.
+
+    ``lock`` is held by the lookup that uses them. A second one at the same time does without: its result is the same.
+    """
+
+    def __init__(self, request: Request, tiles: int) -> None:
+        from fullfield.ops.correlation._cpu_patch_kernels import NOTES
+
+        sizes = [slot_cells(request.radius, level) for level in range(request.levels)]
+        starts = [sum(sizes[:level]) for level in range(request.levels + 1)]
+        self.slots: NDArray[np.int64] = np.array(list(zip(starts, [*sizes, 0], strict=True)), np.int64)
+        self.cells: NDArray[np.float32] = np.empty(tiles * sum(sizes) * LANES, np.float32)
+        self.notes: NDArray[np.int32] = np.zeros((tiles, request.levels, NOTES), np.int32)
+        self.lock = threading.Lock()
 
 
 class Cpu(Prepared):
@@ -112,8 +137,6 @@ class Cpu(Prepared):
     """
 
     def __init__(self, request: Request, state: tuple[Tensor, ...]) -> None:
-        import numpy as np
-
         super().__init__(request, state)
         blocks, start, table = _blocks(request), 0, []
         for height, width in request.sizes2:
@@ -127,19 +150,11 @@ class Cpu(Prepared):
         self._patches: Patches | None = None
         self._looked_up = False
 
-    def _run(self, coords: Tensor, grad: Tensor | None, out: Tensor) -> None:
-        import numpy as np
-
-        kernel = _kernels().lookup_tiles
+    def _run(self, kernel: Callable[..., None], coords: Tensor, out: Tensor, *beside: Any) -> None:
         r = self.request
-        arrays = (_floats(self.state[0]), _floats(self.state[1]), self._levels, self._scales, _floats(coords))
-        grads = np.zeros((0, 0, 0, 0), np.float32) if grad is None else _floats(grad)
-        result = out.numpy()
-
-        def task(first: int, last: int) -> None:
-            kernel(*arrays, self._window, _blocks(r), grads, result, first, last)
-
-        _parallel(r.batch * self._tiles, 4, task)
+        given = (_floats(self.state[0]), _floats(self.state[1]), self._levels, self._scales, _floats(coords))
+        task = partial(kernel, *given, self._window, _blocks(r), *beside, out.numpy())
+        run_parts(r.batch * self._tiles, 4, torch.get_num_threads(), task)
 
     def _kept(self) -> Patches | None:
         """What the lookups keep, if this one is to use it: with ``reuse=True`` the first does, too."""
@@ -151,26 +166,16 @@ class Cpu(Prepared):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_patches": None}
 
-    def _run_with(self, kept: Patches, coords: Tensor, out: Tensor) -> None:
-        kernel = _patch_kernels().lookup_tiles_with_patches
-        r = self.request
-        arrays = (_floats(self.state[0]), _floats(self.state[1]), self._levels, self._scales, _floats(coords))
-        result = out.numpy()
-
-        def task(first: int, last: int) -> None:
-            kernel(*arrays, self._window, _blocks(r), kept.slots, kept.cells, kept.notes, result, first, last)
-
-        _parallel(r.batch * self._tiles, 4, task)
-
     def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
         out = empty_out(self.request, self.state[0], torch.float32, channels_last)
         if out.numel():
             kept = self._kept()
             if kept is None or not kept.lock.acquire(blocking=False):
-                self._run(coords, None, out)
+                self._run(_kernels().lookup_tiles, coords, out, _NOTHING)
             else:
                 try:
-                    self._run_with(kept, coords, out)
+                    kernel = _patch_kernels().lookup_tiles_with_patches
+                    self._run(kernel, coords, out, kept.slots, kept.cells, kept.notes)
                 finally:
                     kept.lock.release()
         return out.to(out_dtype)
@@ -182,12 +187,10 @@ class Cpu(Prepared):
             return None
         out = torch.zeros(coords.shape, dtype=torch.float32)
         if out.numel():
-            self._run(coords, grad_out, out)
+            self._run(_kernels().lookup_tiles, coords, out, _floats(grad_out))
         return out.to(coords.dtype)
 
     def _accumulate(self, grad_out: Tensor, coords: Tensor, grads: Gradients) -> None:
-        import numpy as np
-
         from fullfield.ops.correlation._cpu_backward_kernels import NOTES
         from fullfield.ops.correlation._cpu_kernels import largest_union
 
@@ -217,8 +220,9 @@ class Cpu(Prepared):
                     origin, end, first, last, grad1, grad2,
                 )  # fmt: skip
 
-            _parallel(end - origin, 4, gradients_of_dots)
-            _parallel(blocks, 1, collect)
+            threads = torch.get_num_threads()
+            run_parts(end - origin, 4, threads, gradients_of_dots)
+            run_parts(blocks, 1, threads, collect)
 
     def gradients(self, grads: Gradients) -> Gradients:
         """The accumulators are in the state's layout; ``levels`` is a list of one."""

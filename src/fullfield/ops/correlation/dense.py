@@ -12,14 +12,12 @@ import torch
 from torch import Tensor
 
 from fullfield.ops.backends import NoRoom
-from fullfield.ops.correlation.in_pytorch import PreparedInPyTorch
-from fullfield.ops.correlation.protocol import FEATURES, Gradients, Request, as_written
+from fullfield.ops.correlation import in_pytorch
+from fullfield.ops.correlation.protocol import Gradients, Request, as_written
 
 
 def supports(request: Request) -> str | None:
-    if request.dtype not in FEATURES:
-        return f"needs floating point features, got {request.dtype}"
-    return no_room(request)
+    return in_pytorch.supports(request) or no_room(request)
 
 
 def no_room(request: Request) -> str | None:
@@ -59,7 +57,7 @@ def empty_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
     return (*volumes, *features)
 
 
-class Dense(PreparedInPyTorch):
+class Dense(in_pytorch.PreparedInPyTorch):
     """State: volumes [B, H1·W1, H2·W2] of all levels; with grad also fmap1 and all levels as [B, C, H·W]."""
 
     def chunk(self) -> int:

@@ -8,8 +8,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from fullfield.ops.correlation.protocol import Gradients, Prepared, as_written, laid_out
+from fullfield.ops.correlation.protocol import FEATURES, Gradients, Prepared, Request, as_written, laid_out
 from fullfield.ops.correlation.window import Window, blend, blend_adjoint, cells, place, slopes
+
+
+def supports(request: Request) -> str | None:
+    return None if request.dtype in FEATURES else f"needs floating point features, got {request.dtype}"
 
 
 class PreparedInPyTorch(Prepared):

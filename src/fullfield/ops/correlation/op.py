@@ -20,22 +20,7 @@ from fullfield.ops.correlation.dispatch import LOOKUPS
 from fullfield.ops.correlation.prepared import LookupNode, Pair, PrepareNode, add_lookup, feature_gradients, prepare
 from fullfield.ops.correlation.protocol import Gradients, Prepared, Request
 from fullfield.ops.launching import is_traced
-
-_LIBRARY: Any = torch.library.Library("fullfield", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define(
-    "correlation_prepare(Tensor fmap1, Tensor[] maps, int levels, int radius, str? backend, str precision, bool grad) "
-    "-> Tensor[]"
-)
-# fmap1 and maps only carry the gradient: without one they are empty. shape: B, C, H1, W1, then H2, W2 per level.
-_LIBRARY.define(
-    "correlation_lookup(Tensor fmap1, Tensor[] maps, Tensor coords, Tensor[] state, SymInt[] shape, bool pooled, "
-    "int radius, str? backend, str precision, bool grad, ScalarType dtype, ScalarType out_dtype, bool channels_last) "
-    "-> Tensor"
-)
-_LIBRARY.define(
-    "correlation_lookup_backward(Tensor grad_out, Tensor coords, Tensor[] state, SymInt[] shape, bool pooled, "
-    "int radius, str? backend, str precision, ScalarType dtype, bool[] wanted) -> Tensor[]"
-)
+from fullfield.ops.operators import register
 
 
 def _precision() -> str:
@@ -46,83 +31,50 @@ def _precision() -> str:
 _precision.__dict__["_dynamo_marked_constant"] = True
 
 
-def _module(request: Request, backend: str | None) -> Any:
-    return LOOKUPS.load(LOOKUPS.choose(backend, request))
-
-
-def _prepare(
+def _prepare_request(
     fmap1: Tensor, maps: list[Tensor], levels: int, radius: int, backend: str | None, precision: str, grad: bool
-) -> list[Tensor]:
+) -> tuple[Request, str]:
+    """And the backend's name."""
     shape = shape_of(fmap1, maps, levels)
     request = request_of(shape, len(maps) == 1, radius, precision, grad, fmap1.dtype, fmap1.device)
-    return list(prepare(request, LOOKUPS.choose(backend, request), fmap1, maps).state)
+    return request, LOOKUPS.choose(backend, request)
 
 
-def _prepare_fake(
-    fmap1: Tensor, maps: list[Tensor], levels: int, radius: int, backend: str | None, precision: str, grad: bool
-) -> list[Tensor]:
-    shape = shape_of(fmap1, maps, levels)
-    request = request_of(shape, len(maps) == 1, radius, precision, grad, fmap1.dtype, fmap1.device)
-    return list(_module(request, backend).empty_state(request, fmap1))
+def _prepare(fmap1: Tensor, maps: list[Tensor], *options: Any) -> list[Tensor]:
+    return list(prepare(*_prepare_request(fmap1, maps, *options), fmap1, maps).state)
 
 
-def _lookup(
-    fmap1: Tensor,  # noqa: ARG001 - see the schema
-    maps: list[Tensor],  # noqa: ARG001
-    coords: Tensor,
-    state: list[Tensor],
-    shape: list[int],
-    pooled: bool,
-    radius: int,
-    backend: str | None,
-    precision: str,
-    grad: bool,
-    dtype: torch.dtype,
-    out_dtype: torch.dtype,
-    channels_last: bool,
-) -> Tensor:
+def _prepare_fake(fmap1: Tensor, maps: list[Tensor], *options: Any) -> list[Tensor]:
+    request, name = _prepare_request(fmap1, maps, *options)
+    return list(LOOKUPS.load(name).empty_state(request, fmap1))
+
+
+def _restored(
+    coords: Tensor, state: list[Tensor], shape: list[int], pooled: bool, radius: int, backend: str | None,
+    precision: str, grad: bool, dtype: torch.dtype,
+) -> Prepared:  # fmt: skip
     request = request_of(shape, pooled, radius, precision, grad, dtype, coords.device)
-    restored: Prepared = _module(request, backend).restore(request, tuple(state))
-    return restored.lookup(coords, out_dtype, channels_last)
+    restored: Prepared = LOOKUPS.load(LOOKUPS.choose(backend, request)).restore(request, tuple(state))
+    return restored
 
 
-def _lookup_fake(
-    fmap1: Tensor,  # noqa: ARG001
-    maps: list[Tensor],  # noqa: ARG001
-    coords: Tensor,
-    state: list[Tensor],  # noqa: ARG001
-    shape: list[int],
-    pooled: bool,  # noqa: ARG001
-    radius: int,
-    backend: str | None,  # noqa: ARG001
-    precision: str,  # noqa: ARG001
-    grad: bool,  # noqa: ARG001
-    dtype: torch.dtype,  # noqa: ARG001
-    out_dtype: torch.dtype,
-    channels_last: bool,
-) -> Tensor:
+def _lookup(_fmap1: Tensor, _maps: list[Tensor], coords: Tensor, *options: Any) -> Tensor:
+    *pair, out_dtype, channels_last = options
+    return _restored(coords, *pair).lookup(coords, out_dtype, channels_last)
+
+
+def _lookup_fake(_fmap1: Tensor, _maps: list[Tensor], coords: Tensor, *options: Any) -> Tensor:
+    _, shape, _, radius, *_, out_dtype, channels_last = options
     channels = (len(shape) - 4) // 2 * (2 * radius + 1) ** 2
     layout = torch.channels_last if channels_last else torch.contiguous_format
     size = (shape[0], channels, shape[2], shape[3])
     return torch.empty(size, dtype=out_dtype, device=coords.device, memory_format=layout)
 
 
-def _backward(
-    grad_out: Tensor,
-    coords: Tensor,
-    state: list[Tensor],
-    shape: list[int],
-    pooled: bool,
-    radius: int,
-    backend: str | None,
-    precision: str,
-    dtype: torch.dtype,
-    wanted: list[bool],
-) -> list[Tensor]:
+def _backward(grad_out: Tensor, coords: Tensor, state: list[Tensor], *options: Any) -> list[Tensor]:
     """Gradients of fmap1, the maps and coords; empty where not wanted."""
-    request = request_of(shape, pooled, radius, precision, True, dtype, coords.device)
-    restored: Prepared = _module(request, backend).restore(request, tuple(state))
-    first, second, third = wanted
+    shape, pooled, radius, backend, precision, dtype, (first, second, third) = options
+    restored = _restored(coords, state, shape, pooled, radius, backend, precision, True, dtype)
     grads = restored.accumulators(first, second) if first or second else Gradients(None, None, (False, False))
     grad_coords = restored.backward(grad_out, coords, grads, third)
     one, rest = feature_gradients(restored, grads) if first or second else (None, [None] * _maps(shape, pooled))
@@ -130,18 +82,8 @@ def _backward(
     return [empty(0) if g is None else g.contiguous() for g in (one, *rest, grad_coords)]
 
 
-def _backward_fake(
-    grad_out: Tensor,  # noqa: ARG001
-    coords: Tensor,
-    state: list[Tensor],  # noqa: ARG001
-    shape: list[int],
-    pooled: bool,
-    radius: int,  # noqa: ARG001
-    backend: str | None,  # noqa: ARG001
-    precision: str,  # noqa: ARG001
-    dtype: torch.dtype,
-    wanted: list[bool],
-) -> list[Tensor]:
+def _backward_fake(_grad_out: Tensor, coords: Tensor, _state: list[Tensor], *options: Any) -> list[Tensor]:
+    shape, pooled, *_, dtype, wanted = options
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     sizes = [(shape[4 + 2 * i], shape[5 + 2 * i]) for i in range(_maps(shape, pooled))]
 
@@ -179,14 +121,23 @@ def _autograd(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
     )
 
 
-for _name, _real, _fake in (
-    ("correlation_prepare", _prepare, _prepare_fake),
-    ("correlation_lookup", _lookup, _lookup_fake),
-    ("correlation_lookup_backward", _backward, _backward_fake),
-):
-    _LIBRARY.impl(_name, _real, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"fullfield::{_name}", _fake, lib=_LIBRARY)
-torch.library.register_autograd("fullfield::correlation_lookup", _autograd, setup_context=_setup, lib=_LIBRARY)
+register(
+    "correlation_prepare(Tensor fmap1, Tensor[] maps, int levels, int radius, str? backend, str precision, bool grad) "
+    "-> Tensor[]",
+    _prepare, _prepare_fake,
+)  # fmt: skip
+# fmap1 and maps only carry the gradient: without one they are empty. shape: B, C, H1, W1, then H2, W2 per level.
+register(
+    "correlation_lookup(Tensor fmap1, Tensor[] maps, Tensor coords, Tensor[] state, SymInt[] shape, bool pooled, "
+    "int radius, str? backend, str precision, bool grad, ScalarType dtype, ScalarType out_dtype, bool channels_last) "
+    "-> Tensor",
+    _lookup, _lookup_fake, _setup, _autograd,
+)  # fmt: skip
+register(
+    "correlation_lookup_backward(Tensor grad_out, Tensor coords, Tensor[] state, SymInt[] shape, bool pooled, "
+    "int radius, str? backend, str precision, ScalarType dtype, bool[] wanted) -> Tensor[]",
+    _backward, _backward_fake,
+)  # fmt: skip
 
 
 class Lookups:
@@ -215,8 +166,9 @@ class Lookups:
         if is_traced(fmap1, *maps):
             _check.require(not reuse, "reuse", "None or False in traced code, whose lookups share no memory", "True")
             detached = [m.detach() for m in maps]
-            prepare_traced = torch.ops.fullfield.correlation_prepare
-            self._state = prepare_traced(fmap1.detach(), detached, levels, radius, backend, precision, grad)
+            self._state = torch.ops.fullfield.correlation_prepare(
+                fmap1.detach(), detached, levels, radius, backend, precision, grad
+            )
         else:
             pooled = len(maps) == 1
             request = request_of(self._shape, pooled, radius, precision, grad, fmap1.dtype, fmap1.device)

@@ -18,6 +18,7 @@ from torch import Tensor
 from fullfield.ops.correlation.dispatch import LOOKUPS
 from fullfield.ops.correlation.protocol import Gradients, Prepared, Request
 from fullfield.ops.correlation.pyramid import fold, pool
+from fullfield.ops.launching import raw_stream
 
 
 def prepare(request: Request, name: str, fmap1: Tensor, maps: Sequence[Tensor]) -> Prepared:
@@ -84,10 +85,7 @@ class Pair:
 
     def _stream(self) -> int:
         """The current stream's handle; one number on devices other than CUDA."""
-        if self._device is None:
-            return 0
-        stream: int = torch._C._cuda_getCurrentRawStream(self._index)  # type: ignore[attr-defined, unused-ignore]
-        return stream
+        return 0 if self._device is None else raw_stream(self._index)
 
     def _wait(self, stream: int) -> None:
         """Let the current stream wait for what ``stream`` has been given so far."""

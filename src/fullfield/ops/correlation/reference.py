@@ -12,16 +12,11 @@ import torch
 from torch import Tensor
 
 from fullfield.ops.correlation.in_pytorch import PreparedInPyTorch
-from fullfield.ops.correlation.protocol import FEATURES, Gradients, Request
+from fullfield.ops.correlation.in_pytorch import supports as supports
+from fullfield.ops.correlation.protocol import Gradients, Request
 
 # Gathered features worked on at a time.
 CHUNK_BYTES = 32 << 20
-
-
-def supports(request: Request) -> str | None:
-    if request.dtype not in FEATURES:
-        return f"needs floating point features, got {request.dtype}"
-    return None
 
 
 def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Reference:

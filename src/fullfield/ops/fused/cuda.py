@@ -32,8 +32,7 @@ MOST_TARGETS = _DECLARED.number("TARGETS")
 
 
 def _source(name: str, **values: int) -> Source:
-    text = read_source(_FOLDER / "common.cuh", _FOLDER / name)
-    return Source(text, tuple(f"-D{macro}={value}" for macro, value in values.items()))
+    return Source.defining(read_source(_FOLDER / "common.cuh", _FOLDER / name), **values)
 
 
 @functools.cache
@@ -51,14 +50,14 @@ def depthwise_source(dtype: torch.dtype, channels: int) -> Source:
 @functools.cache
 def convex_source(dtype: torch.dtype, factor: int, channels_last: bool) -> Source:
     """``convex`` for weights of ``dtype`` and a factor of 2 to 8."""
-    return _source("convex.cu", TYPE=CODES[dtype], FACTOR=factor, CLAST=int(channels_last))
+    return _source("convex.cu", TYPE=CODES[dtype], FACTOR=factor, CLAST=channels_last)
 
 
 @functools.cache
 def convex_gradients_source(dtype: torch.dtype, channels: int) -> Source:
     """``convex_gradients`` for weights of ``dtype`` and a field of so many channels."""
     text = read_source(launching.HALVES, launching.VALUES, _FOLDER / "convex_gradients.cu")
-    return Source(text, (f"-DIN={CODES[dtype]}", f"-DCHANNELS={channels}"))
+    return Source.defining(text, IN=CODES[dtype], CHANNELS=channels)
 
 
 # ---- launching
@@ -188,14 +187,9 @@ def pack(source: Tensor, bias: Tensor | None, to: Sequence[Target], flow: tuple[
 def flow_patches(coords: Tensor, side: int, out: Tensor) -> None:
     _whole(coords, out)
     params = _DECLARED["PatchesParams"]()
-    params.coords, params.out, params.pixels, params.channels = (
-        coords.data_ptr(),
-        out.data_ptr(),
-        _pixels(out),
-        out.shape[3],
-    )
-    params.plane, params.width, params.height = out.shape[1] * out.shape[2], out.shape[2], out.shape[1]
-    params.side = side
+    _, height, width, params.channels = out.shape
+    params.coords, params.out, params.pixels, params.side = coords.data_ptr(), out.data_ptr(), _pixels(out), side
+    params.plane, params.width, params.height = height * width, width, height
     _pass(out, "flow_patches", out.numel() // _vector(out.dtype), params)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fullfield.ops.fused.protocol import Frame, Norm, Target
+from fullfield.ops.positions import positions
 
 _CACHED = 1 << 19  # values
 
@@ -85,10 +86,7 @@ def _store(values: Tensor, to: Sequence[Target]) -> None:
 
 
 def _flow(coords: Tensor) -> Tensor:
-    height, width = coords.shape[-2:]
-    ys = torch.arange(height, device=coords.device, dtype=coords.dtype)[:, None].expand(height, width)
-    xs = torch.arange(width, device=coords.device, dtype=coords.dtype).expand(height, width)
-    return coords - torch.stack((xs, ys))
+    return coords - positions(coords.shape[-2:], coords.device, coords.dtype)
 
 
 def flow_patches(coords: Tensor, side: int, out: Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fullfield.ops.launching import is_eager
 from fullfield.ops.matching.protocol import Request, flow_of, positions_of, rows_at_a_time, rows_of
+from fullfield.ops.operators import gradients_again
 
 
 def supports(_request: Request) -> None:
@@ -47,10 +49,8 @@ class _Attention(torch.autograd.Function):
         query, key, value, out = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]
         if torch.is_grad_enabled():  # for gradients of the gradient
-            kept = [t for t, want in zip((query, key, value), wanted, strict=True) if want]
-            again = _differentiable(query, key, value, ctx.scale)
-            left = iter(torch.autograd.grad(again, kept, grad, create_graph=True))
-            return *(next(left) if want else None for want in wanted), None
+            again = partial(_differentiable, scale=ctx.scale)
+            return *gradients_again(again, (query, key, value), grad, wanted), None
         with torch.autocast(query.device.type, enabled=False):
             found = _gradients(query, key, value, out, grad, ctx.scale)
         return *(

@@ -39,7 +39,7 @@ def supports(request: Request) -> str | None:
 def source(dtype: torch.dtype) -> Source:
     """Both kernels for features of a dtype."""
     text = launching.read_source(launching.HALVES, launching.VALUES, _SOURCE)
-    return Source(text, (f"-DIN={CODES[dtype]}",))
+    return Source.defining(text, IN=CODES[dtype])
 
 
 def rows(fmap: Tensor, aligned: bool = False) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from fullfield.ops.matching import chunks, cuda
 from fullfield.ops.matching.protocol import map_of, size_of
+from fullfield.ops.operators import gradients_again, wants_gradient
 
 
 class _Matched(torch.autograd.Function):
@@ -24,10 +26,8 @@ class _Matched(torch.autograd.Function):
         fmap1, fmap2, query, key, found, logarithms = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:2]
         if torch.is_grad_enabled():  # for gradients of the gradient
-            kept = [fmap for fmap, want in zip((fmap1, fmap2), wanted, strict=True) if want]
-            again = chunks.matched(fmap1, fmap2, ctx.scale)
-            left = iter(torch.autograd.grad(again, kept, grad, create_graph=True))
-            return *(next(left) if want else None for want in wanted), None
+            again = partial(chunks.matched, scale=ctx.scale)
+            return *gradients_again(again, (fmap1, fmap2), grad, wanted), None
         saved = (query, key, found.flatten(2), logarithms)
         sizes = size_of(fmap1), size_of(fmap2)
         both = cuda.backward(saved, grad.flatten(2), sizes, ctx.scale)
@@ -53,7 +53,7 @@ _apply: Any = super(torch.autograd.Function, _Matched).apply
 
 def matched(fmap1: Tensor, fmap2: Tensor, scale: float) -> Tensor:
     """[B, 2, H1, W1] flow."""
-    if torch.is_grad_enabled() and (fmap1.requires_grad or fmap2.requires_grad):
+    if wants_gradient(fmap1, fmap2):
         out: Tensor = _apply(fmap1, fmap2, scale)
         return out
     return _forward(fmap1, fmap2, scale)[0]

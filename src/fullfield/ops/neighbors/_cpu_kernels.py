@@ -71,21 +71,17 @@ def radius_rows(points, order, keys, starts, shape, queries, cells, visit, limit
         if not same:
             _runs(keys, starts, shape, cells, q, runs)
         before = q
-        if fill:
-            at = rows[q]
-            for run in range(9):
-                for i in range(runs[run, 0], runs[run, 1]):
-                    if _squared(points, i, queries, q) <= limit:
+        at = rows[q] if fill else 0
+        for run in range(9):
+            for i in range(runs[run, 0], runs[run, 1]):
+                if _squared(points, i, queries, q) <= limit:
+                    if fill:
                         indices[at] = order[i]
-                        at += 1
+                    at += 1
+        if fill:
             indices[rows[q] : at].sort()
         else:
-            count = 0
-            for run in range(9):
-                for i in range(runs[run, 0], runs[run, 1]):
-                    if _squared(points, i, queries, q) <= limit:
-                        count += 1
-            rows[q + 1] = count
+            rows[q + 1] = at
 
 
 @_jit

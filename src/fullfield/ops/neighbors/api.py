@@ -43,7 +43,10 @@ def radius_search(
     """
     check_length(radius, "radius")
     cloud, asked = check_pair(points, queries, offsets, query_offsets)
-    return neighbors_within(cloud, asked, recentred(cloud, asked), float(radius), backend)
+    found: Neighbors = _chosen(backend, points).radius_search(
+        *recentred(cloud, asked), cloud.offsets, asked.offsets, float(radius)
+    )
+    return found
 
 
 def knn_search(
@@ -67,16 +70,8 @@ def knn_search(
     return nearest_neighbors(cloud, asked, recentred(cloud, asked), int(k), backend)
 
 
-def neighbors_within(
-    cloud: Cloud, asked: Cloud, pair: tuple[Tensor, Tensor], radius: float, backend: str | None = None
-) -> Neighbors:
-    """:func:`radius_search` of clouds that are checked, ``pair`` as :func:`recentred` gives it."""
-    found: Neighbors = _chosen(backend, pair[0]).radius_search(*pair, cloud.offsets, asked.offsets, radius)
-    return found
-
-
 def several_within(searches: Sequence[tuple[Cloud, Cloud, tuple[Tensor, Tensor], float]]) -> list[Neighbors]:
-    """:func:`neighbors_within` several times, on GPUs with one wait for all."""
+    """:func:`radius_search` of checked clouds, with what :func:`recentred` gives of them; on GPUs one wait for all."""
     if not searches:
         return []
     module = _chosen(None, searches[0][2][0])

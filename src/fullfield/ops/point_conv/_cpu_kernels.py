@@ -258,19 +258,13 @@ _ids = types.Array(types.int32, 1, "C")
 _triplets = (_long, _words, _cells, _i)
 
 ENTRY_POINTS = {
-    "multiply_tiles": (
-        multiply_tiles,
-        types.void(_floats, _flat, _flat, *_triplets, _i, _i, _i, _i, _floats, _i, _i),
-    ),
-    "outer_tiles": (
-        outer_tiles,
-        types.void(_floats, _floats, *_triplets, _i, _i, _i, _i, _i, _flat, _i, _i),
-    ),
+    "multiply_tiles": (multiply_tiles, (_floats, _flat, _flat, *_triplets, *[_i] * 4, _floats, _i, _i)),
+    "outer_tiles": (outer_tiles, (_floats, _floats, *_triplets, *[_i] * 5, _flat, _i, _i)),
     "assemble_rows": (
         assemble_rows,
-        types.void(_long, _ids, _floats, _floats, types.float32, _long, _i, _words, _cells, _i, _i),
+        (_long, _ids, _floats, _floats, types.float32, _long, _i, _words, _cells, _i, _i),
     ),
-    "scatter_rows": (scatter_rows, types.void(*_triplets, _long, _words, _cells)),
-    "sort_rows": (sort_rows, types.void(*_triplets, _i, _i)),
-    "count_entries": (count_entries, types.void(_words, _cells, _i, _long)),
+    "scatter_rows": (scatter_rows, (*_triplets, _long, _words, _cells)),
+    "sort_rows": (sort_rows, (*_triplets, _i, _i)),
+    "count_entries": (count_entries, (_words, _cells, _i, _long)),
 }

@@ -6,16 +6,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
 from fullfield._kernels import processor
-from fullfield._kernels.simd import LANES
+from fullfield._kernels.simd import LANES, VECTOR, number, place, put_cases, put_load, put_splat, put_store
 
-_FLOAT = ir.FloatType()
-_INDEX = ir.IntType(64)
-_VECTOR = ir.VectorType(_FLOAT, LANES)
 _FLAGS = ("contract", "nsz")
 
 # With AVX-512, 24 of its 32 registers hold accumulators; elsewhere 16 lanes are two registers of 16.
@@ -25,26 +21,6 @@ MOST = 12 if WIDE else 6  # rows worked on together
 SQUARE = 8 if WIDE else 4  # divides 16
 
 
-def _load(builder: Any, pointer: Any) -> Any:
-    value = builder.load(builder.bitcast(pointer, ir.PointerType(_VECTOR)))
-    value.align = 4
-    return value
-
-
-def _store(builder: Any, pointer: Any, value: Any) -> None:
-    builder.store(value, builder.bitcast(pointer, ir.PointerType(_VECTOR))).align = 4
-
-
-def _splat(builder: Any, scalar: Any) -> Any:
-    undefined = ir.Constant(_VECTOR, ir.Undefined)
-    first = builder.insert_element(undefined, scalar, ir.Constant(ir.IntType(32), 0))
-    return builder.shuffle_vector(first, undefined, ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES))
-
-
-def _int(value: int) -> ir.Constant:
-    return ir.Constant(_INDEX, value)
-
-
 def _accumulate(vectors: int, widths: tuple[int, ...]) -> Any:
     @intrinsic
     def accumulate(
@@ -52,44 +28,33 @@ def _accumulate(vectors: int, widths: tuple[int, ...]) -> Any:
         b: Any, bi: Any, offsets: Any, out: Any, oi: Any, places: Any, p: Any,
     ) -> Any:  # fmt: skip
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            def data(which: int, index: Any) -> Any:
-                return builder.gep(context.make_array(sig.args[which])(context, builder, args[which]).data, [index])
-
-            left, right, target = data(2, args[3]), data(6, args[7]), data(9, args[10])
-            steps, rows = data(8, _int(0)), data(11, args[12])
+            left, right, target = (place(context, builder, sig, args, which) for which in (2, 6, 9))
+            steps, rows = place(context, builder, sig, args, 8, number(0)), place(context, builder, sig, args, 11)
             row_step, depth_step = args[4], args[5]
 
             def emit(width: int) -> None:
                 cells, homes = [], []
                 for r in range(width):
-                    home = builder.gep(target, [builder.load(builder.gep(rows, [_int(r)]))])
+                    home = builder.gep(target, [builder.load(builder.gep(rows, [number(r)]))])
                     for v in range(vectors):
-                        homes.append(builder.gep(home, [_int(v * LANES)]))
-                        cells.append(cgutils.alloca_once(builder, _VECTOR))
-                        builder.store(_load(builder, homes[-1]), cells[-1])
-                starts = [builder.gep(left, [builder.mul(row_step, _int(r))]) for r in range(width)]
+                        homes.append(builder.gep(home, [number(v * LANES)]))
+                        cells.append(cgutils.alloca_once(builder, VECTOR))
+                        builder.store(put_load(builder, homes[-1]), cells[-1])
+                starts = [builder.gep(left, [builder.mul(row_step, number(r))]) for r in range(width)]
                 with cgutils.for_range(builder, args[1]) as loop:
                     here = builder.gep(right, [builder.load(builder.gep(steps, [loop.index]))])
-                    across = [_load(builder, builder.gep(here, [_int(v * LANES)])) for v in range(vectors)]
+                    across = [put_load(builder, builder.gep(here, [number(v * LANES)])) for v in range(vectors)]
                     along = builder.mul(loop.index, depth_step)
                     for r in range(width):
-                        value = _splat(builder, builder.load(builder.gep(starts[r], [along])))
+                        value = put_splat(builder, builder.load(builder.gep(starts[r], [along])))
                         for v in range(vectors):
                             cell = cells[r * vectors + v]
                             product = builder.fmul(value, across[v], flags=_FLAGS)
                             builder.store(builder.fadd(product, builder.load(cell), flags=_FLAGS), cell)
                 for home, cell in zip(homes, cells, strict=True):
-                    _store(builder, home, builder.load(cell))
+                    put_store(builder, builder.load(cell), home)
 
-            end = builder.append_basic_block("widths.end")
-            switch = builder.switch(args[0], end)
-            for width in widths:
-                block = builder.append_basic_block(f"width{width}")
-                switch.add_case(_int(width), block)
-                builder.position_at_end(block)
-                emit(width)
-                builder.branch(end)
-            builder.position_at_end(end)
+            put_cases(builder, args[0], widths, emit)
             return context.get_dummy_value()
 
         i = types.intp

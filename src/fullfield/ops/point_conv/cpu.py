@@ -5,19 +5,17 @@ Products and sums are float32; 16-bit features are widened once a call.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield._kernels.numba_cache import Kernels, why_not
 from fullfield._kernels.threads import run_parts
 from fullfield.ops.point_conv.protocol import Request
 from fullfield.ops.point_conv.triplets import Triplets, fits, index_bits, rows_of
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 LANES = 16
 # The weight gradient is summed in so many segments of rows at most, of no fewer tiles, in no more bytes.
@@ -49,8 +47,6 @@ def _floats(tensor: Tensor) -> NDArray[np.float32]:
 
 
 def _arrays(triplets: Triplets, cells: int) -> tuple[Any, Any, Any, int]:
-    import numpy as np
-
     rows, entries, beside = (t.numpy() for t in triplets)
     return rows, entries.view(np.uint32), beside, index_bits(cells)
 
@@ -137,8 +133,6 @@ def assemble(
     grid: float,
     kernel_size: tuple[int, int, int],
 ) -> Triplets:
-    import numpy as np
-
     kernel = _kernels().assemble_rows
     rows, indices = neighbors
     count = kernel_size[0] * kernel_size[1] * kernel_size[2]

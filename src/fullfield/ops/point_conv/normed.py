@@ -9,13 +9,14 @@ import torch
 from torch import Tensor
 
 from fullfield.ops.launching import is_eager
+from fullfield.ops.operators import wants_gradient
 from fullfield.ops.point_conv import op
 from fullfield.ops.point_conv.api import point_conv
 from fullfield.ops.point_conv.arguments import check_conv
 from fullfield.ops.point_conv.geometry import PointGeometry
 from fullfield.ops.point_norm import Running, point_norm
 from fullfield.ops.point_norm import cuda as kernels
-from fullfield.ops.point_norm.op import gradients_again
+from fullfield.ops.point_norm.op import gradients_before_relu
 
 
 def point_conv_norm(
@@ -46,13 +47,7 @@ def point_conv_norm(
         if scale.shape == shift.shape == weight.shape[2:] and 0 < weight.shape[2] <= kernels.MOST_CHANNELS:
             residual = None if residual is None else residual.contiguous()
             made = kernels.Norm(kind, eps, (), relu)
-            if torch.is_grad_enabled() and (
-                features.requires_grad
-                or weight.requires_grad
-                or scale.requires_grad
-                or shift.requires_grad
-                or (residual is not None and residual.requires_grad)
-            ):
+            if wants_gradient(features, weight, scale, shift, residual):
                 if features.requires_grad:
                     geometry.require_gradient()
                 found: Tensor = _apply(features, weight, scale, shift, residual, geometry, groups, backend, made)
@@ -100,7 +95,7 @@ class _ConvNorm(torch.autograd.Function):
             def again(features: Tensor, weight: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
                 return point_norm(op.convolve(features, weight, None, *rest), scale, shift, made.kind, made.eps)
 
-            return *gradients_again(again, (features, weight, scale, shift), out, grad, wanted[:5]), *nothing
+            return *gradients_before_relu(again, (features, weight, scale, shift), out, grad, wanted[:5]), *nothing
         found = made.backward(convolved, out, scale, grad.contiguous(), wanted[4])
         grad_convolved, of_residual, of_scale, of_shift = found
         one = two = None

@@ -14,22 +14,10 @@ import torch
 from torch import Tensor
 
 from fullfield.ops.launching import is_eager, refuse_forward_mode
+from fullfield.ops.operators import register_for_func, wants_gradient
 from fullfield.ops.point_conv.dispatch import CONVOLUTIONS
 from fullfield.ops.point_conv.protocol import Request
 from fullfield.ops.point_conv.triplets import Triplets
-
-_LIBRARY: Any = torch.library.Library("fullfield", "FRAGMENT")  # type: ignore[no-untyped-call]
-# forward and backward: rows, entries, cells of either direction. mirrored: they are the same tensors, and the cell of
-# the other direction is K - 1 - k. An empty list stands for a direction that was not prepared.
-_LIBRARY.define(
-    "point_conv(Tensor features, Tensor weight, Tensor? bias, Tensor[] forward, Tensor[] backward, bool mirrored, "
-    "int groups, str? backend) -> Tensor"
-)
-_LIBRARY.define(
-    "point_conv_weight(Tensor features, Tensor grad, Tensor[] forward, Tensor[] backward, bool mirrored, "
-    "SymInt cells, int groups, str? backend) -> Tensor"
-)
-
 
 # Rows summed at a time in a bias gradient.
 _BLOCK = 1024
@@ -64,15 +52,9 @@ def plain_mode(device: str) -> AbstractContextManager[Any]:
 
 
 def product(
-    features: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    forward: list[Tensor],
-    backward: list[Tensor],  # noqa: ARG001 - for the gradient
-    mirrored: bool,  # noqa: ARG001
-    groups: int,
-    backend: str | None,
-) -> Tensor:
+    features: Tensor, weight: Tensor, bias: Tensor | None, forward: list[Tensor], _backward: list[Tensor],
+    _mirrored: bool, groups: int, backend: str | None,
+) -> Tensor:  # fmt: skip
     triplets = Triplets(*forward)
     module, request = serve(features, weight.shape[2], triplets, weight.shape[0], groups, backend)
     with plain_mode(features.device.type):
@@ -105,29 +87,14 @@ def multiply_transposed(
     return out
 
 
-def _conv_fake(
-    features: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,  # noqa: ARG001
-    forward: list[Tensor],
-    backward: list[Tensor],  # noqa: ARG001
-    mirrored: bool,  # noqa: ARG001
-    groups: int,  # noqa: ARG001
-    backend: str | None,  # noqa: ARG001
-) -> Tensor:
+def _conv_fake(features: Tensor, weight: Tensor, _bias: Tensor | None, forward: list[Tensor], *_: Any) -> Tensor:
     return features.new_empty(forward[0].shape[0] - 1, weight.shape[2])
 
 
 def weight_product(
-    features: Tensor,
-    grad: Tensor,
-    forward: list[Tensor],
-    backward: list[Tensor],  # noqa: ARG001
-    mirrored: bool,  # noqa: ARG001
-    cells: int,
-    groups: int,
-    backend: str | None,
-) -> Tensor:
+    features: Tensor, grad: Tensor, forward: list[Tensor], _backward: list[Tensor], _mirrored: bool, cells: int,
+    groups: int, backend: str | None,
+) -> Tensor:  # fmt: skip
     triplets = Triplets(*forward)
     module, request = serve(features, grad.shape[1], triplets, cells, groups, backend)
     with plain_mode(features.device.type):
@@ -135,16 +102,8 @@ def weight_product(
     return out
 
 
-def _weight_fake(
-    features: Tensor,
-    grad: Tensor,
-    forward: list[Tensor],  # noqa: ARG001
-    backward: list[Tensor],  # noqa: ARG001
-    mirrored: bool,  # noqa: ARG001
-    cells: int,
-    groups: int,
-    backend: str | None,  # noqa: ARG001
-) -> Tensor:
+def _weight_fake(features: Tensor, grad: Tensor, *rest: Any) -> Tensor:
+    *_, cells, groups, _ = rest
     return features.new_empty(cells, features.shape[1] // groups, grad.shape[1])
 
 
@@ -157,40 +116,34 @@ def adjoint_weight(weight: Tensor, groups: int, mirrored: bool) -> Tensor:
 
 
 def _adjoint(
-    grad: Tensor, weight: Tensor, forward: list[Tensor], backward: list[Tensor], mirrored: bool, *rest: Any,
-    by: Any = torch.ops.fullfield.point_conv,
-) -> Tensor:  # fmt: skip
-    """The gradient of the features as a convolution, ``by`` what can be differentiated again."""
-    transposed = adjoint_weight(weight, rest[0], mirrored)
+    grad: Tensor, weight: Tensor, forward: list[Tensor], backward: list[Tensor], mirrored: bool, *rest: Any
+) -> Tensor:
+    """The gradient of the features as a convolution, which can be differentiated again."""
     directions = (forward, backward) if mirrored else (backward, forward)
-    out: Tensor = by(grad, transposed, None, *directions, mirrored, *rest)
+    out: Tensor = _CONVOLVE(grad, adjoint_weight(weight, rest[0], mirrored), None, *directions, mirrored, *rest)
     return out
 
 
 def _conv_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
-    features, weight, bias, forward, backward, mirrored, groups, backend = inputs
+    features, weight, _, forward, backward, *ctx.options = inputs
     ctx.save_for_backward(features, weight, *forward, *backward)
-    ctx.options = (mirrored, groups, backend)
-    ctx.has_bias = bias is not None
     ctx.count = (len(forward), len(backward))
 
 
-def _directions(ctx: Any, saved: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    return saved[: ctx.count[0]], saved[ctx.count[0] :]
+def _saved(ctx: Any) -> tuple[Tensor, Tensor, tuple[list[Tensor], list[Tensor]]]:
+    one, two, *rest = ctx.saved_tensors
+    return one, two, (rest[: ctx.count[0]], rest[ctx.count[0] :])
 
 
 def _conv_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    features, weight, *saved = ctx.saved_tensors
-    directions = _directions(ctx, saved)
+    features, weight, directions = _saved(ctx)
     mirrored, groups, backend = ctx.options
     wanted = ctx.needs_input_grad
     two = None
     if wanted[1]:
-        two = torch.ops.fullfield.point_conv_weight(
-            features, grad, *directions, mirrored, weight.shape[0], groups, backend
-        )
+        two = _WEIGHT(features, grad, *directions, mirrored, weight.shape[0], groups, backend)
     one = _adjoint(grad, weight, *directions, *ctx.options) if wanted[0] else None
-    three = _column_sums(grad) if ctx.has_bias and wanted[2] else None
+    three = _column_sums(grad) if wanted[2] else None
     return (one, two, three, [None] * ctx.count[0], [None] * ctx.count[1], None, None, None)
 
 
@@ -211,23 +164,25 @@ def _weight_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  #
 
 
 def _weight_backward(ctx: Any, grad_weight: Tensor) -> tuple[Any, ...]:
-    features, grad, *saved = ctx.saved_tensors
-    directions = _directions(ctx, saved)
+    features, grad, directions = _saved(ctx)
     wanted = ctx.needs_input_grad
     one = _adjoint(grad, grad_weight, *directions, *ctx.options) if wanted[0] else None
-    two = None
-    if wanted[1]:
-        two = torch.ops.fullfield.point_conv(features, grad_weight, None, *directions, *ctx.options)
+    two = _CONVOLVE(features, grad_weight, None, *directions, *ctx.options) if wanted[1] else None
     return (one, two, [None] * ctx.count[0], [None] * ctx.count[1], None, None, None, None)
 
 
-for _name, _real, _fake, _gradient, _setup in (
-    ("point_conv", product, _conv_fake, _conv_backward, _conv_setup),
-    ("point_conv_weight", weight_product, _weight_fake, _weight_backward, _weight_setup),
-):
-    _LIBRARY.impl(_name, _real, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"fullfield::{_name}", _fake, lib=_LIBRARY)
-    torch.library.register_autograd(f"fullfield::{_name}", _gradient, setup_context=_setup, lib=_LIBRARY)
+# forward and backward: rows, entries, cells of either direction. mirrored: they are the same tensors, and the cell of
+# the other direction is K - 1 - k. An empty list stands for a direction that was not prepared.
+_CONVOLVE = register_for_func(
+    "point_conv(Tensor features, Tensor weight, Tensor? bias, Tensor[] forward, Tensor[] backward, bool mirrored, "
+    "int groups, str? backend) -> Tensor",
+    product, _conv_fake, _conv_setup, _conv_backward,
+)  # fmt: skip
+_WEIGHT = register_for_func(
+    "point_conv_weight(Tensor features, Tensor grad, Tensor[] forward, Tensor[] backward, bool mirrored, "
+    "SymInt cells, int groups, str? backend) -> Tensor",
+    weight_product, _weight_fake, _weight_setup, _weight_backward,
+)  # fmt: skip
 
 
 class _Eager(torch.autograd.Function):
@@ -236,7 +191,7 @@ class _Eager(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
         ctx.save_for_backward(features, weight)
-        ctx.rest, ctx.has_bias = rest, bias is not None
+        ctx.rest = rest
         return product(features, weight, bias, *rest)
 
     @staticmethod
@@ -246,12 +201,12 @@ class _Eager(torch.autograd.Function):
         again = torch.is_grad_enabled()  # for gradients of the gradient
         one = two = three = None
         if wanted[1]:
-            outer = torch.ops.fullfield.point_conv_weight if again else weight_product
             forward, backward, mirrored, groups, backend = ctx.rest
+            outer = _WEIGHT if again else weight_product
             two = outer(features, grad, forward, backward, mirrored, weight.shape[0], groups, backend)
         if wanted[0]:  # last: the other's partial sums are free by then
             one = (_adjoint if again else transposed_product)(grad, weight, *ctx.rest)
-        if ctx.has_bias and wanted[2]:
+        if wanted[2]:
             three = _column_sums(grad)
         return (one, two, three, None, None, None, None, None)
 
@@ -260,61 +215,13 @@ class _Eager(torch.autograd.Function):
 _apply: Any = super(torch.autograd.Function, _Eager).apply
 
 
-class _Convolve(torch.autograd.Function):
-    """The convolution under torch.func's grad, vjp and jacrev, which cannot see through registered operators."""
-
-    @staticmethod
-    def forward(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
-        return convolve(features, weight, bias, *rest)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
-        ctx.save_for_backward(inputs[0], inputs[1])
-        ctx.rest, ctx.has_bias = inputs[3:], inputs[2] is not None
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        features, weight = ctx.saved_tensors
-        wanted = ctx.needs_input_grad
-        one = _adjoint(grad, weight, *ctx.rest, by=convolve) if wanted[0] else None
-        two = _Outer.apply(features, grad, weight.shape[0], *ctx.rest) if wanted[1] else None  # type: ignore[no-untyped-call]
-        three = _column_sums(grad) if ctx.has_bias and wanted[2] else None
-        return (one, two, three, None, None, None, None, None)
-
-
-class _Outer(torch.autograd.Function):
-    """The gradient of the weights likewise."""
-
-    @staticmethod
-    def forward(features: Tensor, grad: Tensor, cells: int, *rest: Any) -> Tensor:
-        forward, backward, mirrored, groups, backend = rest
-        return weight_product(features, grad, forward, backward, mirrored, cells, groups, backend)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
-        ctx.save_for_backward(inputs[0], inputs[1])
-        ctx.rest = inputs[3:]
-
-    @staticmethod
-    def backward(ctx: Any, grad_weight: Tensor) -> tuple[Any, ...]:
-        features, grad = ctx.saved_tensors
-        wanted = ctx.needs_input_grad
-        one = _adjoint(grad, grad_weight, *ctx.rest, by=convolve) if wanted[0] else None
-        two = convolve(features, grad_weight, None, *ctx.rest) if wanted[1] else None
-        return (one, two, None, None, None, None, None, None)
-
-
 def convolve(features: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
     """``fullfield::point_conv`` by the shortest way; ``rest``: both directions, mirrored, groups, backend."""
     if not is_eager(features, weight, bias):
         refuse_forward_mode(features=features, weight=weight, bias=bias)
-        traced = torch.compiler.is_compiling() or not torch._C._are_functorch_transforms_active()
-        call = torch.ops.fullfield.point_conv if traced else _Convolve.apply
-        out: Tensor = call(features, weight, bias, *rest)  # type: ignore[no-untyped-call]
+        out: Tensor = _CONVOLVE(features, weight, bias, *rest)
         return out
-    if torch.is_grad_enabled() and (
-        features.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
-    ):
+    if wants_gradient(features, weight, bias):
         found: Tensor = _apply(features, weight, bias, *rest)
         return found
     return product(features, weight, bias, *rest)

@@ -13,6 +13,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield.ops.backends import usable
 from fullfield.ops.launching import is_eager, refuse_forward_mode
+from fullfield.ops.operators import register_for_func
 from fullfield.ops.point_conv.arguments import check_rows
 from fullfield.ops.point_conv.cuda import pooling as kernels
 from fullfield.ops.point_conv.geometry import PointGeometry
@@ -20,13 +21,6 @@ from fullfield.ops.point_conv.triplets import Triplets, row_chunks, row_of_entry
 
 # Gathered features worked on at a time.
 CHUNK_BYTES = 16 << 20
-
-_LIBRARY: Any = torch.library.Library("fullfield", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define("point_sum(Tensor features, Tensor[] forward, Tensor[] backward, int cells) -> Tensor")
-_LIBRARY.define(
-    "point_max(Tensor features, Tensor[] forward, Tensor[] backward, int cells) -> (Tensor out, Tensor winners)"
-)
-_LIBRARY.define("point_max_backward(Tensor grad, Tensor winners, Tensor[] backward, int cells) -> Tensor")
 
 
 def point_pool(
@@ -59,19 +53,13 @@ def point_pool(
             wanted = torch.is_grad_enabled() and features.requires_grad
             found: Tensor = _Max.apply(features, *directions) if wanted else _max(features, *directions)[0]  # type: ignore[no-untyped-call]
             return found
-        call = _FunctionalMax.apply if _in_torch_func() else torch.ops.fullfield.point_max
-        out, _ = call(features, *directions)  # type: ignore[no-untyped-call]
+        out = _MAX(features, *directions)[0]
         return out
     counts = geometry.forward.rows.diff().clamp(min=1)[:, None]
     exact = torch.float64 if features.dtype == torch.float64 else torch.float32
     # divided before rounding: a sum of many may not fit 16 bits
-    add = _FunctionalSum.apply if _in_torch_func() else torch.ops.fullfield.point_sum
-    out = add(features.to(exact), *directions)  # type: ignore[no-untyped-call]
+    out = _SUM(features.to(exact), *directions)
     return (out / counts).to(features.dtype)
-
-
-def _in_torch_func() -> bool:
-    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
 def _limit(features: Tensor) -> int:
@@ -91,7 +79,7 @@ def _sum(features: Tensor, forward: list[Tensor], backward: list[Tensor], cells:
     return out
 
 
-def _sum_fake(features: Tensor, forward: list[Tensor], backward: list[Tensor], cells: int) -> Tensor:  # noqa: ARG001
+def _sum_fake(features: Tensor, forward: list[Tensor], *_: Any) -> Tensor:
     return features.new_empty(forward[0].shape[0] - 1, features.shape[1])
 
 
@@ -118,8 +106,8 @@ def _max(features: Tensor, forward: list[Tensor], backward: list[Tensor], cells:
     return out.masked_fill_(none, 0), winners.masked_fill_(none, -1)
 
 
-def _max_fake(features: Tensor, forward: list[Tensor], backward: list[Tensor], cells: int) -> tuple[Tensor, Tensor]:
-    out = _sum_fake(features, forward, backward, cells)
+def _max_fake(features: Tensor, forward: list[Tensor], *_: Any) -> tuple[Tensor, Tensor]:
+    out = _sum_fake(features, forward)
     return out, torch.empty_like(out, dtype=torch.int32)
 
 
@@ -153,14 +141,14 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def _sum_gradient(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     saved = list(ctx.saved_tensors)
     forward, backward = saved[: ctx.count[0]], saved[ctx.count[0] :]
-    grads = torch.ops.fullfield.point_sum(grad.contiguous(), backward, forward, ctx.cells)
+    grads = _SUM(grad.contiguous(), backward, forward, ctx.cells)
     return grads, [None] * ctx.count[0], [None] * ctx.count[1], None
 
 
 def _max_gradient(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
     saved = list(ctx.saved_tensors)
     backward, winners = saved[ctx.count[0] : -1], saved[-1]
-    grads = torch.ops.fullfield.point_max_backward(grad, winners, backward, ctx.cells)
+    grads = _COLLECT(grad, winners, backward, ctx.cells)
     return grads, [None] * ctx.count[0], [None] * ctx.count[1], None
 
 
@@ -172,23 +160,22 @@ def _again_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noq
 def _again(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """The backward is linear in its gradient: its own gradient reads where the winners are."""
     (winners,) = ctx.saved_tensors
-    return _taken(grad, winners), None, [None] * ctx.count, None
-
-
-def _taken(grad: Tensor, winners: Tensor) -> Tensor:
-    """[M, C] of [N, C]: what is where the winners are."""
     taken = grad.gather(0, winners.clamp(min=0).to(torch.int64)) if grad.shape[0] else grad.new_zeros(winners.shape)
-    return taken.masked_fill(winners < 0, 0)
+    return taken.masked_fill(winners < 0, 0), None, [None] * ctx.count, None
 
 
-for _name, _real, _fake, _gradient, _prepare in (
-    ("point_sum", _sum, _sum_fake, _sum_gradient, _setup),
-    ("point_max", _max, _max_fake, _max_gradient, _setup),
-    ("point_max_backward", _max_backward, _max_backward_fake, _again, _again_setup),
-):
-    _LIBRARY.impl(_name, _real, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"fullfield::{_name}", _fake, lib=_LIBRARY)
-    torch.library.register_autograd(f"fullfield::{_name}", _gradient, setup_context=_prepare, lib=_LIBRARY)
+_SUM = register_for_func(
+    "point_sum(Tensor features, Tensor[] forward, Tensor[] backward, int cells) -> Tensor",
+    _sum, _sum_fake, _setup, _sum_gradient,
+)  # fmt: skip
+_MAX = register_for_func(
+    "point_max(Tensor features, Tensor[] forward, Tensor[] backward, int cells) -> (Tensor out, Tensor winners)",
+    _max, _max_fake, _setup, _max_gradient,
+)  # fmt: skip
+_COLLECT = register_for_func(
+    "point_max_backward(Tensor grad, Tensor winners, Tensor[] backward, int cells) -> Tensor",
+    _max_backward, _max_backward_fake, _again_setup, _again,
+)  # fmt: skip
 
 
 class _Max(torch.autograd.Function):
@@ -205,61 +192,5 @@ class _Max(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         (winners,) = ctx.saved_tensors
         again = torch.is_grad_enabled()  # for gradients of the gradient
-        collect = torch.ops.fullfield.point_max_backward if again else _max_backward
+        collect = _COLLECT if again else _max_backward
         return collect(grad, winners, ctx.backward_rows, ctx.cells), None, None, None
-
-
-class _FunctionalSum(torch.autograd.Function):
-    """The sum under torch.func's grad, vjp and jacrev, which cannot see through registered operators."""
-
-    @staticmethod
-    def forward(features: Tensor, forward: list[Tensor], backward: list[Tensor], cells: int) -> Tensor:
-        out: Tensor = torch.ops.fullfield.point_sum(features, forward, backward, cells)
-        return out
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
-        ctx.rest = inputs[1:]
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        forward, backward, cells = ctx.rest
-        return _FunctionalSum.apply(grad, backward, forward, cells), None, None, None  # type: ignore[no-untyped-call]
-
-
-class _FunctionalMax(torch.autograd.Function):
-    """The maximum likewise, with where it came from."""
-
-    @staticmethod
-    def forward(features: Tensor, forward: list[Tensor], backward: list[Tensor], cells: int) -> tuple[Tensor, Tensor]:
-        out: tuple[Tensor, Tensor] = torch.ops.fullfield.point_max(features, forward, backward, cells)
-        return out
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.rest = inputs[2:]
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(output[1])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
-        (winners,) = ctx.saved_tensors
-        return _FunctionalCollect.apply(grad, winners, *ctx.rest), None, None, None  # type: ignore[no-untyped-call]
-
-
-class _FunctionalCollect(torch.autograd.Function):
-    """The maximum's gradient likewise."""
-
-    @staticmethod
-    def forward(grad: Tensor, winners: Tensor, backward: list[Tensor], cells: int) -> Tensor:
-        out: Tensor = torch.ops.fullfield.point_max_backward(grad, winners, backward, cells)
-        return out
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG004
-        ctx.save_for_backward(inputs[1])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        (winners,) = ctx.saved_tensors
-        return _taken(grad, winners), None, None, None

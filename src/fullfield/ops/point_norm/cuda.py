@@ -61,8 +61,7 @@ def source(dtype: torch.dtype, learned: torch.dtype, channels: int, wide: bool) 
     vector = 16 // dtype.itemsize if wide else 1
     lanes, steps = _layout(channels, vector)
     text = launching.read_source(launching.HALVES, launching.VALUES, _SOURCE)
-    flags = {"IN": CODES[dtype], "PARAM": CODES[learned], "VEC": vector, "LANES": lanes, "STEPS": steps}
-    return Source(text, tuple(f"-D{name}={value}" for name, value in flags.items()))
+    return Source.defining(text, IN=CODES[dtype], PARAM=CODES[learned], VEC=vector, LANES=lanes, STEPS=steps)
 
 
 def _kernels(x: Tensor, weight: Tensor, *rows: int | None) -> Kernels:

@@ -11,6 +11,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield.ops.backends import usable
 from fullfield.ops.launching import is_eager
+from fullfield.ops.operators import gradients_again, wants_gradient
 from fullfield.ops.point_norm import cuda
 from fullfield.ops.point_norm.protocol import Running
 from fullfield.ops.point_norm.reference import normalised
@@ -66,12 +67,7 @@ def point_norm(
     made = cuda.Norm(kind, eps, sizes, relu)
     features = features.contiguous()
     residual = None if residual is None else residual.contiguous()
-    if torch.is_grad_enabled() and (
-        features.requires_grad
-        or weight.requires_grad
-        or bias.requires_grad
-        or (residual is not None and residual.requires_grad)
-    ):
+    if wants_gradient(features, weight, bias, residual):
         out: Tensor = _apply(features, weight, bias, residual, made, running)
         return out
     return made.forward(features, weight, bias, residual, running)
@@ -99,20 +95,13 @@ def _check_norm(
         _check.require(False, "features", "at least two points to train a batch norm", features)
 
 
-def gradients_again(
+def gradients_before_relu(
     again: Callable[..., Tensor], inputs: Sequence[Tensor], out: Tensor | None, grad: Tensor, wanted: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Gradients that can be differentiated: of the wanted inputs, by way of ``again``, and of the residual behind them.
-
-    ``out``: the result where a ReLU cut it.
-    """
-    # Aliases: where one input was made of another, the engine goes that way itself.
-    inputs = [tensor.view_as(tensor) for tensor in inputs]
+    """:func:`gradients_again`, and that of the residual behind them; ``out``: the result where a ReLU cut it."""
     through = grad if out is None else grad.masked_fill(out <= 0, 0)
     *asked, of_residual = wanted
-    kept = [tensor for tensor, want in zip(inputs, asked, strict=True) if want]
-    found = iter(torch.autograd.grad(again(*inputs), kept, through, create_graph=True) if kept else ())
-    return [*(next(found) if want else None for want in asked), through if of_residual else None]
+    return [*gradients_again(again, inputs, through, asked), through if of_residual else None]
 
 
 class _Norm(torch.autograd.Function):
@@ -142,7 +131,7 @@ class _Norm(torch.autograd.Function):
             def again(features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
                 return normalised(features, weight, bias, made.kind, made.eps, made.sizes, running, None, False)
 
-            return *gradients_again(again, (features, weight, bias), out, grad, wanted), None, None
+            return *gradients_before_relu(again, (features, weight, bias), out, grad, wanted), None, None
         one, two, three, four = made.backward(features, out, weight, grad.contiguous(), wanted[3])
         return one, three, four, two, None, None
 

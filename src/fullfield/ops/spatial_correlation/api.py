@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.ops.spatial_correlation import dispatch
-from fullfield.ops.spatial_correlation.dispatch import BACKENDS
 from fullfield.ops.spatial_correlation.op import run
-from fullfield.ops.spatial_correlation.protocol import FEATURES, Pair, Request, Window
+from fullfield.ops.spatial_correlation.protocol import BACKENDS, FEATURES, SAMPLERS, Pair, Request, Window
 
 __all__ = ["BACKENDS", "backends", "spatial_correlation"]
 _FLOATS = (*FEATURES, torch.float64)
@@ -21,7 +22,7 @@ def backends(device: str | torch.device = "cpu", dtype: torch.dtype = torch.floa
     Preferred first.
     """
     request = Request(Window((9, 9)), (112, 256), dtype, torch.empty(0, device=device).device)
-    return dispatch.SAMPLERS.reasons(request)
+    return SAMPLERS.reasons(request)
 
 
 def spatial_correlation(
@@ -61,24 +62,19 @@ def spatial_correlation(
     return run(fmap1, fmap2, window, backend)
 
 
-_KEPT: dict[tuple[object, ...], Window] = {}
-
-
 def _window(patch_size: int | Pair, dilation_patch: int | Pair, stride: int | Pair, padding: int | Pair) -> Window:
     """Checked, and kept for the calls that follow."""
     given = (patch_size, dilation_patch, stride, padding)
     keeps = not torch.compiler.is_compiling() and all(type(value) is int for value in given)
-    if keeps and given in _KEPT:
-        return _KEPT[given]
-    made = Window(
-        _pair(patch_size, "patch_size", 1),
-        _pair(dilation_patch, "dilation_patch", 1),
-        _pair(stride, "stride", 1),
-        _pair(padding, "padding", 0),
-    )
-    if keeps:
-        _KEPT[given] = made
-    return made
+    return (_kept_window if keeps else _made_window)(*given)
+
+
+def _made_window(*given: object) -> Window:
+    names = ("patch_size", "dilation_patch", "stride", "padding")
+    return Window(*(_pair(value, name, int(name != "padding")) for value, name in zip(given, names, strict=True)))
+
+
+_kept_window: Callable[..., Window] = functools.lru_cache(256)(_made_window)
 
 
 def _pair(value: object, name: str, low: int) -> Pair:

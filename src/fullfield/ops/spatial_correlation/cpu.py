@@ -7,9 +7,11 @@ number of threads.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,7 +24,6 @@ _LANES = 16
 
 
 def supports(request: Request) -> str | None:
-    """None where the kernels serve the request, else the reason that they do not."""
     if request.device.type != "cpu":
         return f"runs on the CPU, the maps are on {request.device}"
     if request.dtype not in FEATURES:
@@ -70,12 +71,15 @@ def _inside(start: int, step: int, count: int, size: int) -> tuple[slice, slice]
 
 
 def _rows(fmap: Tensor, y: tuple[int, int, int], x: tuple[int, int, int], channels: int, pitch: int) -> Tensor:
-    """Flat [B·rows][channels][pitch] of the pixels ``(start, step, count)``, zeros where there are none."""
-    out = torch.zeros(fmap.shape[0], y[2], channels, pitch, dtype=torch.float32)
+    """Flat [B·rows][channels][pitch] of the pixels ``(start, step, count)``, zeros where there are none, and behind the
+    last row, where its last product may read."""
+    shape = (fmap.shape[0], y[2], channels, pitch)
+    flat = torch.zeros(math.prod(shape) + 4 * _LANES, dtype=torch.float32)
+    out = flat[: -4 * _LANES].view(shape)
     (to_y, from_y), (to_x, from_x) = _inside(*y, fmap.shape[2]), _inside(*x, fmap.shape[3])
     if to_y.stop > to_y.start and to_x.stop > to_x.start:
         out[:, to_y, : fmap.shape[1], to_x] = fmap.detach()[:, :, from_y, from_x].transpose(1, 2)
-    return out.view(-1)
+    return flat
 
 
 def _pitch(columns: int) -> int:
@@ -83,7 +87,6 @@ def _pitch(columns: int) -> int:
 
 
 def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
-    """[B, PH, PW, OH, OW] of the maps' dtype."""
     batch, channels, height, width = fmap1.shape
     out_size, (rows, columns) = window.out_size((height, width)), window.patch
     out = torch.empty(batch, rows, columns, *out_size, dtype=torch.float32)
@@ -96,24 +99,13 @@ def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
         one = _rows(fmap1, (y.one, y.step, y.length), (x.one, x.step, x.length), channels, pitch1)
         more = (y.length + rows - 1, x.length + columns - 1)
         two = _rows(fmap2, (y.two, y.step, more[0]), (x.two, x.step, more[1]), channels, pitch2)
-        one, two = _with_tail(one), _with_tail(two)
         arrays = (one.numpy(), two.numpy(), channels, pitch1, pitch2)
         result = out[:, :, :, y.first :: y.classes, x.first :: x.classes].numpy()
-
-        def task(first: int, last: int, arrays: Any = arrays, result: Any = result) -> None:
-            kernel(*arrays, result, first, last)
-
-        run_parts(batch * y.length, 1, torch.get_num_threads(), task)
+        run_parts(batch * y.length, 1, torch.get_num_threads(), partial(kernel, *arrays, result))
     return out.to(fmap1.dtype)
 
 
-def _with_tail(rows: Tensor) -> Tensor:
-    """Behind the last row, where its last product may read."""
-    return torch.nn.functional.pad(rows, (0, 4 * _LANES))
-
-
 def backward(fmap1: Tensor, fmap2: Tensor, grad: Tensor, window: Window, wanted: tuple[bool, bool]) -> list[Tensor]:
-    """Gradients of the wanted maps, in order."""
     grad = grad.float()
     found = []
     for second, want in zip((False, True), wanted, strict=True):
@@ -136,15 +128,11 @@ def _gradient(features: Tensor, grad: Tensor, window: Window, second: bool) -> T
         pitch = _pitch(wide)
         pitch_in = pitch + -(-columns // 16) * 16
         sizes = (y.step, high + rows - 1), (x.step, wide + columns - 1)
-        given = _with_tail(_rows(features, (start_y, *sizes[0]), (start_x, *sizes[1]), padded, pitch_in))
+        given = _rows(features, (start_y, *sizes[0]), (start_x, *sizes[1]), padded, pitch_in)
         made = torch.empty(batch, high, padded, pitch, dtype=torch.float32)
         part = grad.detach()[:, :, :, y.first :: y.classes, x.first :: x.classes].numpy()
         before = (given.numpy(), padded, pitch_in, part, second, wide, made.view(-1).numpy(), pitch)
-
-        def task(first: int, last: int, before: Any = before) -> None:
-            kernel(*before, first, last)
-
-        run_parts(batch * high, 1, torch.get_num_threads(), task)
+        run_parts(batch * high, 1, torch.get_num_threads(), partial(kernel, *before))
         from_y, to_y = _inside(y.two if second else y.one, y.step, high, height)
         from_x, to_x = _inside(x.two if second else x.one, x.step, wide, width)
         if from_y.stop > from_y.start and from_x.stop > from_x.start:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,17 +11,9 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from fullfield.ops.launching import is_eager
-from fullfield.ops.spatial_correlation import dispatch
-from fullfield.ops.spatial_correlation.protocol import Window
+from fullfield.ops.operators import gradients_again, register, wants_gradient
+from fullfield.ops.spatial_correlation.protocol import Module, Window, choose
 from fullfield.ops.spatial_correlation.reference import compared
-
-_LIBRARY: Any = torch.library.Library("fullfield", "FRAGMENT")  # type: ignore[no-untyped-call]
-# window: patch, dilation_patch, stride, padding; height before width.
-_LIBRARY.define("spatial_correlation(Tensor fmap1, Tensor fmap2, int[] window, str? backend) -> Tensor")
-_LIBRARY.define(
-    "spatial_correlation_backward(Tensor fmap1, Tensor fmap2, Tensor grad, int[] window, str? backend, bool[] wanted) "
-    "-> Tensor[]"
-)
 
 
 def _window(numbers: Sequence[int]) -> Window:
@@ -34,7 +27,7 @@ def _numbers(window: Window) -> list[int]:
 
 def _forward(fmap1: Tensor, fmap2: Tensor, window: list[int], backend: str | None) -> Tensor:
     found = _window(window)
-    return dispatch.choose(found, fmap1, backend).forward(fmap1.contiguous(), fmap2.contiguous(), found)
+    return choose(found, fmap1, backend).forward(fmap1.contiguous(), fmap2.contiguous(), found)
 
 
 def _forward_fake(fmap1: Tensor, fmap2: Tensor, window: list[int], backend: str | None) -> Tensor:  # noqa: ARG001
@@ -47,18 +40,11 @@ def _backward(
 ) -> list[Tensor]:
     found = _window(window)
     maps = (fmap1.contiguous(), fmap2.contiguous(), grad.contiguous())
-    return dispatch.choose(found, fmap1, backend).backward(*maps, found, (wanted[0], wanted[1]))
+    return choose(found, fmap1, backend).backward(*maps, found, (wanted[0], wanted[1]))
 
 
-def _backward_fake(
-    fmap1: Tensor,
-    fmap2: Tensor,
-    grad: Tensor,  # noqa: ARG001
-    window: list[int],  # noqa: ARG001
-    backend: str | None,  # noqa: ARG001
-    wanted: list[bool],
-) -> list[Tensor]:
-    return [m.new_empty(m.shape) for m, want in zip((fmap1, fmap2), wanted, strict=True) if want]
+def _backward_fake(fmap1: Tensor, fmap2: Tensor, *rest: Any) -> list[Tensor]:
+    return [m.new_empty(m.shape) for m, want in zip((fmap1, fmap2), rest[-1], strict=True) if want]
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
@@ -74,18 +60,21 @@ def _autograd(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return *(next(found) if want else None for want in wanted), None, None
 
 
-for _name, _real, _fake in (
-    ("spatial_correlation", _forward, _forward_fake),
-    ("spatial_correlation_backward", _backward, _backward_fake),
-):
-    _LIBRARY.impl(_name, _real, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"fullfield::{_name}", _fake, lib=_LIBRARY)
-torch.library.register_autograd("fullfield::spatial_correlation", _autograd, setup_context=_setup, lib=_LIBRARY)
+# window: patch, dilation_patch, stride, padding; height before width.
+register(
+    "spatial_correlation(Tensor fmap1, Tensor fmap2, int[] window, str? backend) -> Tensor",
+    _forward, _forward_fake, _setup, _autograd,
+)  # fmt: skip
+register(
+    "spatial_correlation_backward(Tensor fmap1, Tensor fmap2, Tensor grad, int[] window, str? backend, bool[] wanted) "
+    "-> Tensor[]",
+    _backward, _backward_fake,
+)  # fmt: skip
 
 
 class _Compared(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, fmap1: Tensor, fmap2: Tensor, window: Window, module: dispatch.Module) -> Tensor:
+    def forward(ctx: Any, fmap1: Tensor, fmap2: Tensor, window: Window, module: Module) -> Tensor:
         ctx.window, ctx.module = window, module
         ctx.save_for_backward(fmap1, fmap2)
         return module.forward(fmap1, fmap2, window)
@@ -95,11 +84,9 @@ class _Compared(torch.autograd.Function):
         fmap1, fmap2 = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:2]
         if torch.is_grad_enabled():  # for gradients of the gradient
-            kept = [m for m, want in zip((fmap1, fmap2), wanted, strict=True) if want]
-            found = torch.autograd.grad(compared(fmap1, fmap2, ctx.window), kept, grad, create_graph=True)
-        else:
-            found = ctx.module.backward(fmap1, fmap2, grad.contiguous(), ctx.window, wanted)
-        left = iter(found)
+            again = partial(compared, window=ctx.window)
+            return *gradients_again(again, (fmap1, fmap2), grad, wanted), None, None
+        left = iter(ctx.module.backward(fmap1, fmap2, grad.contiguous(), ctx.window, wanted))
         return *(next(left) if want else None for want in wanted), None, None
 
 
@@ -115,9 +102,9 @@ def run(fmap1: Tensor, fmap2: Tensor, window: Window, backend: str | None) -> Te
             return compared(fmap1, fmap2, window)
         found: Tensor = torch.ops.fullfield.spatial_correlation(fmap1, fmap2, _numbers(window), backend)
         return found
-    module = dispatch.choose(window, fmap1, backend)
+    module = choose(window, fmap1, backend)
     fmap1, fmap2 = fmap1.contiguous(), fmap2.contiguous()
-    if torch.is_grad_enabled() and (fmap1.requires_grad or fmap2.requires_grad):
+    if wants_gradient(fmap1, fmap2):
         out: Tensor = _apply(fmap1, fmap2, window, module)
         return out
     return module.forward(fmap1, fmap2, window)

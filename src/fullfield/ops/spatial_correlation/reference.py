@@ -10,7 +10,6 @@ from fullfield.ops.spatial_correlation.protocol import Request, Window
 
 
 def supports(request: Request) -> str | None:  # noqa: ARG001 - the others' signature
-    """Every request."""
     return None
 
 
@@ -35,12 +34,10 @@ def compared(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
 
 
 def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
-    """[B, PH, PW, OH, OW]."""
     return compared(fmap1, fmap2, window)
 
 
 def backward(fmap1: Tensor, fmap2: Tensor, grad: Tensor, window: Window, wanted: tuple[bool, bool]) -> list[Tensor]:
-    """Gradients of the wanted maps, in order."""
     with torch.enable_grad():
         maps = [fmap1.detach(), fmap2.detach()]
         kept = [m.requires_grad_() for m, want in zip(maps, wanted, strict=True) if want]

@@ -13,6 +13,7 @@ from numba import types
 from fullfield._kernels.numba_cache import cache_folder, jit_in
 from fullfield._kernels.simd import __file__ as _simd_file
 from fullfield._kernels.simd import (
+    exchanges,
     floor,
     lane_numbers,
     load,
@@ -33,6 +34,10 @@ LEFT = 16
 # Planes of the state, in units of the plane size.
 U, V, P11, P12, P21, P22, GX, GY, RHO, INV, I1, I1X, I1Y = range(13)
 PLANES = 13
+# And of the guided refinement's, behind the same flow and dual variable.
+M11, M12, M22, B1, B2, EDGE = range(6, 12)
+# Of an iteration: the solver's with either border, the refinement's.
+CLAMP, ADJOINT, GUIDED = range(3)
 # Columns swept at a time: the rows of one step stay in L1, sixteen rows of ten planes in L2.
 PANEL = 512
 _SKEW = 16
@@ -92,21 +97,40 @@ def _row_p(s, size, start, stop, down, slope):
 
 
 @_jit
-def _update_u(s, size, pitch, width, y, x0, x1, last, adjoint, bound, theta):
-    row = (y + 1) * pitch + LEFT
-    _row_u(s, size, row + x0, row + x1, pitch if adjoint or y > 0 else 0, bound, theta)
-    if last:  # the forward difference vanishes at the right border
-        s[row + width + U * size] = s[row + width - 1 + U * size]
-        s[row + width + V * size] = s[row + width - 1 + V * size]
+def _guided_row_u(s, size, start, stop, up, slowness):
+    """u <- M (u / tau + div p) + B on one row segment."""
+    k = splat(slowness)
+    for i in range(start, stop, 16):
+        p = i + P11 * size
+        q = i + P12 * size
+        ru = k * load(s, i + U * size) + ((load(s, p) - load(s, p - 1)) + (load(s, q) - load(s, q - up)))
+        p = i + P21 * size
+        q = i + P22 * size
+        rv = k * load(s, i + V * size) + ((load(s, p) - load(s, p - 1)) + (load(s, q) - load(s, q - up)))
+        m = load(s, i + M12 * size)
+        store(s, i + U * size, load(s, i + M11 * size) * ru + m * rv + load(s, i + B1 * size))
+        store(s, i + V * size, m * ru + load(s, i + M22 * size) * rv + load(s, i + B2 * size))
 
 
 @_jit
-def _update_p(s, size, pitch, height, y, x0, x1, adjoint, slope):
-    row = (y + 1) * pitch + LEFT
-    _row_p(s, size, row + x0, row + x1, pitch if y < height - 1 else 0, slope)
-    if x0 == 0 and not adjoint:
-        s[row - 1 + P11 * size] = s[row + P11 * size]
-        s[row - 1 + P21 * size] = s[row + P21 * size]
+def _guided_row_p(s, size, start, stop, down, sigma):
+    """p <- p + sigma grad u, pulled back to |p| <= edge, on one row segment."""
+    k = splat(sigma)
+    least = splat(np.float32(1e-6))
+    for i in range(start, stop, 16):
+        edge = load(s, i + EDGE * size)
+        u = load(s, i + U * size)
+        a = load(s, i + P11 * size) + k * (load(s, i + U * size + 1) - u)
+        b = load(s, i + P12 * size) + k * (load(s, i + U * size + down) - u)
+        shrink = edge / maximum(maximum(edge, least), sqrt(a * a + b * b))
+        store(s, i + P11 * size, a * shrink)
+        store(s, i + P12 * size, b * shrink)
+        u = load(s, i + V * size)
+        a = load(s, i + P21 * size) + k * (load(s, i + V * size + 1) - u)
+        b = load(s, i + P22 * size) + k * (load(s, i + V * size + down) - u)
+        shrink = edge / maximum(maximum(edge, least), sqrt(a * a + b * b))
+        store(s, i + P21 * size, a * shrink)
+        store(s, i + P22 * size, b * shrink)
 
 
 @_jit
@@ -118,25 +142,41 @@ def _segment(panel, columns, k):
 
 
 @_jit
-def _u_segment(s, size, pitch, width, columns, panel, k, y, adjoint, bound, theta):
+def _u_segment(s, size, pitch, width, columns, panel, k, y, kind, rule):
     x0, x1 = _segment(panel, columns, k)
     if x0 < x1:
-        _update_u(s, size, pitch, width, y, x0, x1, x1 == columns, adjoint, bound, theta)
+        row = (y + 1) * pitch + LEFT
+        if kind == GUIDED:
+            _guided_row_u(s, size, row + x0, row + x1, pitch, rule[0])
+        else:
+            _row_u(s, size, row + x0, row + x1, pitch if kind == ADJOINT or y > 0 else 0, rule[0], rule[1])
+        if x1 == columns:  # the forward difference vanishes at the right border
+            s[row + width + U * size] = s[row + width - 1 + U * size]
+            s[row + width + V * size] = s[row + width - 1 + V * size]
 
 
 @_jit
-def _p_segment(s, size, pitch, height, columns, panel, k, y, adjoint, slope):
+def _p_segment(s, size, pitch, height, columns, panel, k, y, kind, rule):
     x0, x1 = _segment(panel, columns, k + 1)
     if x0 < x1:
-        _update_p(s, size, pitch, height, y, x0, x1, adjoint, slope)
+        row = (y + 1) * pitch + LEFT
+        down = pitch if y < height - 1 else 0
+        if kind == GUIDED:
+            _guided_row_p(s, size, row + x0, row + x1, down, rule[1])
+        else:
+            _row_p(s, size, row + x0, row + x1, down, rule[2])
+        if x0 == 0 and kind == CLAMP:
+            s[row - 1 + P11 * size] = s[row + P11 * size]
+            s[row - 1 + P21 * size] = s[row + P21 * size]
 
 
 @_jit
-def sweep_strip(s, size, pitch, height, width, top, bottom, depth, adjoint, bound, theta, slope):
+def sweep_strip(s, size, pitch, height, width, top, bottom, depth, kind, rule):
     """``depth`` iterations of rows [top, bottom) in one pass, as far as the strip's own rows allow.
 
     Inner borders recede by a row per iteration; ``sweep_seam`` fills what is left. In place and free of
-    redundant work: every value a seam needs is still there when all strips are done.
+    redundant work: every value a seam needs is still there when all strips are done. ``kind``: of the iteration, and
+    ``rule`` its constants: (bound, theta, slope), of GUIDED (slowness, sigma, 0).
     """
     columns = (width + 15) // 16 * 16
     panels = (columns + PANEL - 1) // PANEL
@@ -150,22 +190,22 @@ def sweep_strip(s, size, pitch, height, width, top, bottom, depth, adjoint, boun
                 if y < low:
                     break
                 if y < (bottom if final else bottom - k):
-                    _u_segment(s, size, pitch, width, columns, panel, k, y, adjoint, bound, theta)
+                    _u_segment(s, size, pitch, width, columns, panel, k, y, kind, rule)
                 if low <= y - 1 < (bottom if final else bottom - 1 - k):
-                    _p_segment(s, size, pitch, height, columns, panel, k, y - 1, adjoint, slope)
+                    _p_segment(s, size, pitch, height, columns, panel, k, y - 1, kind, rule)
 
 
 @_jit
-def sweep_seam(s, size, pitch, height, width, seam, depth, adjoint, bound, theta, slope):
+def sweep_seam(s, size, pitch, height, width, seam, depth, kind, rule):
     """The rows around ``seam`` (the first row of the lower strip) that two finished strips left behind."""
     columns = (width + 15) // 16 * 16
     panels = (columns + PANEL - 1) // PANEL
     for panel in range(panels):
         for k in range(depth):
             for y in range(seam - k, seam + k):
-                _u_segment(s, size, pitch, width, columns, panel, k, y, adjoint, bound, theta)
+                _u_segment(s, size, pitch, width, columns, panel, k, y, kind, rule)
             for y in range(seam - k - 1, seam + k):
-                _p_segment(s, size, pitch, height, columns, panel, k, y, adjoint, slope)
+                _p_segment(s, size, pitch, height, columns, panel, k, y, kind, rule)
 
 
 @_jit
@@ -301,18 +341,7 @@ def warp_rows(s, size, pitch, height, width, top, bottom, packed, blend, weights
 
 @_jit
 def resample_rows(
-    source,
-    source_pitch,
-    width_in,
-    target,
-    target_pitch,
-    width_out,
-    tables_y,
-    tables_x,
-    scale,
-    line,
-    top,
-    bottom,
+    source, source_pitch, width_in, target, target_pitch, width_out, tables_y, tables_x, scale, line, top, bottom
 ):
     """Separable resampling of rows [top, bottom): target[y, x] = scale * sum of weight_y * weight_x * source.
 
@@ -336,31 +365,16 @@ def resample_rows(
             target[out + x] = value
 
 
-@_jit
-def _sort2(a, b):
-    return minimum(a, b), maximum(a, b)
-
-
-@_jit
-def _sort3(a, b, c):
-    a, b = _sort2(a, b)
-    b, c = _sort2(b, c)
-    a, b = _sort2(a, b)
-    return a, b, c
-
-
-@_jit
-def _sort5(a, b, c, d, e):
-    a, b = _sort2(a, b)
-    d, e = _sort2(d, e)
-    c, e = _sort2(c, e)
-    c, d = _sort2(c, d)
-    a, d = _sort2(a, d)
-    a, c = _sort2(a, c)
-    b, e = _sort2(b, e)
-    b, d = _sort2(b, d)
-    b, c = _sort2(b, c)
-    return a, b, c, d, e
+_sort3 = exchanges((0, 1), (1, 2), (0, 1), kept=(0, 1, 2))
+_sort5 = exchanges((0, 1), (3, 4), (2, 4), (2, 3), (0, 3), (0, 2), (1, 4), (1, 3), (1, 2), kept=(0, 1, 2, 3, 4))
+# Of so many values all but the smallest and the largest.
+_inner8 = exchanges(
+    (0, 1), (2, 3), (4, 5), (6, 7), (0, 2), (4, 6), (0, 4), (1, 3), (5, 7), (3, 7), kept=(2, 1, 4, 3, 6, 5)
+)
+_inner7 = exchanges((0, 1), (2, 3), (4, 5), (0, 2), (0, 4), (0, 6), (1, 3), (3, 5), (5, 6), kept=(2, 1, 4, 3, 5))
+_inner6 = exchanges((0, 1), (2, 3), (4, 5), (0, 2), (0, 4), (1, 3), (3, 5), kept=(2, 1, 4, 3))
+_inner5 = exchanges((0, 1), (2, 3), (0, 2), (0, 4), (1, 3), (3, 4), kept=(2, 1, 3))
+_inner4 = exchanges((0, 1), (2, 3), (0, 2), (1, 3), kept=(2, 1))
 
 
 @_jit
@@ -384,7 +398,7 @@ def _median3x3(s, target, plane, pitch, height, width, top, bottom, line):
         below = row + pitch if y < height - 1 else row
         n = pitch
         for x in range(0, width, 16):
-            a, b, c = _sort3(load(s, above + x), load(s, row + x), load(s, below + x))
+            a, b, c = _sort3((load(s, above + x), load(s, row + x), load(s, below + x)))
             store(line, LEFT + x, a)
             store(line, LEFT + x + n, b)
             store(line, LEFT + x + 2 * n, c)
@@ -402,66 +416,7 @@ def _median3x3(s, target, plane, pitch, height, width, top, bottom, line):
 
 @_jit
 def _sorted_rank(line, i):
-    return _sort5(load(line, i - 2), load(line, i - 1), load(line, i), load(line, i + 1), load(line, i + 2))
-
-
-@_jit
-def _drop_extremes8(a, b, c, d, e, f, g, h):
-    a, b = _sort2(a, b)
-    c, d = _sort2(c, d)
-    e, f = _sort2(e, f)
-    g, h = _sort2(g, h)
-    a, c = _sort2(a, c)
-    e, g = _sort2(e, g)
-    a, e = _sort2(a, e)
-    d, b = _sort2(b, d)
-    h, f = _sort2(f, h)
-    f, b = _sort2(b, f)
-    return c, d, e, f, g, h
-
-
-@_jit
-def _drop_extremes7(a, b, c, d, e, f, g):
-    a, b = _sort2(a, b)
-    c, d = _sort2(c, d)
-    e, f = _sort2(e, f)
-    a, c = _sort2(a, c)
-    a, e = _sort2(a, e)
-    a, g = _sort2(a, g)
-    d, b = _sort2(b, d)
-    f, b = _sort2(b, f)
-    g, b = _sort2(b, g)
-    return c, d, e, f, g
-
-
-@_jit
-def _drop_extremes6(a, b, c, d, e, f):
-    a, b = _sort2(a, b)
-    c, d = _sort2(c, d)
-    e, f = _sort2(e, f)
-    a, c = _sort2(a, c)
-    a, e = _sort2(a, e)
-    d, b = _sort2(b, d)
-    f, b = _sort2(b, f)
-    return c, d, e, f
-
-
-@_jit
-def _drop_extremes5(a, b, c, d, e):
-    a, b = _sort2(a, b)
-    c, d = _sort2(c, d)
-    a, c = _sort2(a, c)
-    a, e = _sort2(a, e)
-    d, b = _sort2(b, d)
-    e, b = _sort2(b, e)
-    return c, d, e
-
-
-@_jit
-def _drop_extremes4(a, b, c, d):
-    a, b = _sort2(a, b)
-    c, d = _sort2(c, d)
-    return maximum(a, c), minimum(b, d)
+    return _sort5((load(line, i - 2), load(line, i - 1), load(line, i), load(line, i + 1), load(line, i + 2)))
 
 
 @_jit
@@ -480,7 +435,7 @@ def _median5x5(s, target, plane, pitch, height, width, top, bottom, line):
         down2 = plane + (min(y + 2, height - 1) + 1) * pitch + LEFT
         for x in range(0, width, 16):
             a, b, c, d, e = _sort5(
-                load(s, up2 + x), load(s, up1 + x), load(s, row + x), load(s, down1 + x), load(s, down2 + x)
+                (load(s, up2 + x), load(s, up1 + x), load(s, row + x), load(s, down1 + x), load(s, down2 + x))
             )
             store(line, LEFT + x, a)
             store(line, LEFT + x + n, b)
@@ -496,11 +451,11 @@ def _median5x5(s, target, plane, pitch, height, width, top, bottom, line):
             _, c1, c2, c3, _ = _sorted_rank(line, i + 2 * n)
             d0, d1, d2, _, _ = _sorted_rank(line, i + 3 * n)
             e0, e1, _, _, _ = _sorted_rank(line, i + 4 * n)
-            p, q, r, t, w, z = _drop_extremes8(a3, a4, b2, b4, c2, d0, d2, e0)
-            p, q, r, t, w = _drop_extremes7(p, q, r, t, w, z, b3)
-            p, q, r, t = _drop_extremes6(p, q, r, t, w, c1)
-            p, q, r = _drop_extremes5(p, q, r, t, c3)
-            p, q = _drop_extremes4(p, q, r, d1)
+            p, q, r, t, w, z = _inner8((a3, a4, b2, b4, c2, d0, d2, e0))
+            p, q, r, t, w = _inner7((p, q, r, t, w, z, b3))
+            p, q, r, t = _inner6((p, q, r, t, w, c1))
+            p, q, r = _inner5((p, q, r, t, c3))
+            p, q = _inner4((p, q, r, d1))
             store(target, row + x, _median3(p, q, e1))
 
 
@@ -521,8 +476,8 @@ _image = types.float32[:, ::1]
 _table = types.Tuple((types.int32[:, ::1], types.float32[:, ::1]))
 
 ENTRY_POINTS = {
-    "sweep_strip": (sweep_strip, (_flat, *[_i] * 7, types.boolean, _f, _f, _f)),
-    "sweep_seam": (sweep_seam, (_flat, *[_i] * 6, types.boolean, _f, _f, _f)),
+    "sweep_strip": (sweep_strip, (_flat, *[_i] * 8, types.UniTuple(_f, 3))),
+    "sweep_seam": (sweep_seam, (_flat, *[_i] * 7, types.UniTuple(_f, 3))),
     "squared_change": (squared_change, (_flat, *[_i] * 5, _flat, types.float64[::1])),
     "first_rows": (first_rows, (_flat, *[_i] * 6, _image)),
     "second_rows": (second_rows, (_image, _flat, *[_i] * 4)),

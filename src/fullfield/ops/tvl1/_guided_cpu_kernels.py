@@ -7,27 +7,28 @@ from numba import types
 
 from fullfield._kernels.numba_cache import cache_folder, jit_in
 from fullfield._kernels.simd import __file__ as _simd_file
-from fullfield._kernels.simd import (
-    load,
-    maximum,
-    rough_rsqrt,
-    some,
-    splat,
-    sqrt,
-    store,
-    within,
-)
-from fullfield.ops.tvl1._cpu_kernels import ENTRY_POINTS as SOLVER
+from fullfield._kernels.simd import load, maximum, rough_rsqrt, some, splat, sqrt, store, within
 from fullfield.ops.tvl1._cpu_kernels import (
+    B1,
+    B2,
+    EDGE,
+    GUIDED,  # noqa: F401 - of this module, too
     LEFT,
-    PANEL,
+    M11,
+    M12,
+    M22,
+    P22,  # noqa: F401
+    U,
+    V,
     _gradient,
     _sample,
-    _segment,
     _targets,
-    median_rows,
-    second_rows,
+    median_rows,  # noqa: F401
+    second_rows,  # noqa: F401
+    sweep_seam,  # noqa: F401
+    sweep_strip,  # noqa: F401
 )
+from fullfield.ops.tvl1._cpu_kernels import ENTRY_POINTS as SOLVER
 from fullfield.ops.tvl1._cpu_kernels import __file__ as _shared_file
 from fullfield.ops.tvl1.guided_config import FILTER_RADIUS as RADIUS
 from fullfield.ops.tvl1.guided_config import FILTER_STEPS as STEPS
@@ -35,102 +36,12 @@ from fullfield.ops.tvl1.guided_config import LEAST_FIT
 from fullfield.ops.tvl1.guided_config import __file__ as _config_file
 
 # Planes of the state, in units of the plane size.
-U, V, P11, P12, P21, P22, M11, M12, M22, B1, B2, EDGE = range(12)
 AX, AY, AXX, AXY, AYY, COUPLING, FU, FV, FIT = range(12, 21)
 PLANES = 21
 SPAN = 2 * RADIUS + 1
 
 CACHE = cache_folder(__file__, _simd_file, _shared_file, _config_file)
 _jit = jit_in(CACHE)
-
-
-@_jit
-def _row_u(s, size, start, stop, up, slowness):
-    """u <- M (u / tau + div p) + B on one row segment."""
-    k = splat(slowness)
-    for i in range(start, stop, 16):
-        p = i + P11 * size
-        q = i + P12 * size
-        ru = k * load(s, i + U * size) + ((load(s, p) - load(s, p - 1)) + (load(s, q) - load(s, q - up)))
-        p = i + P21 * size
-        q = i + P22 * size
-        rv = k * load(s, i + V * size) + ((load(s, p) - load(s, p - 1)) + (load(s, q) - load(s, q - up)))
-        m = load(s, i + M12 * size)
-        store(s, i + U * size, load(s, i + M11 * size) * ru + m * rv + load(s, i + B1 * size))
-        store(s, i + V * size, m * ru + load(s, i + M22 * size) * rv + load(s, i + B2 * size))
-
-
-@_jit
-def _row_p(s, size, start, stop, down, sigma):
-    """p <- p + sigma grad u, pulled back to |p| <= edge, on one row segment."""
-    k = splat(sigma)
-    least = splat(np.float32(1e-6))
-    for i in range(start, stop, 16):
-        edge = load(s, i + EDGE * size)
-        u = load(s, i + U * size)
-        a = load(s, i + P11 * size) + k * (load(s, i + U * size + 1) - u)
-        b = load(s, i + P12 * size) + k * (load(s, i + U * size + down) - u)
-        shrink = edge / maximum(maximum(edge, least), sqrt(a * a + b * b))
-        store(s, i + P11 * size, a * shrink)
-        store(s, i + P12 * size, b * shrink)
-        u = load(s, i + V * size)
-        a = load(s, i + P21 * size) + k * (load(s, i + V * size + 1) - u)
-        b = load(s, i + P22 * size) + k * (load(s, i + V * size + down) - u)
-        shrink = edge / maximum(maximum(edge, least), sqrt(a * a + b * b))
-        store(s, i + P21 * size, a * shrink)
-        store(s, i + P22 * size, b * shrink)
-
-
-@_jit
-def _u_segment(s, size, pitch, width, columns, panel, k, y, slowness):
-    x0, x1 = _segment(panel, columns, k)
-    if x0 < x1:
-        row = (y + 1) * pitch + LEFT
-        _row_u(s, size, row + x0, row + x1, pitch, slowness)
-        if x1 == columns:  # the forward difference vanishes at the right border
-            s[row + width + U * size] = s[row + width - 1 + U * size]
-            s[row + width + V * size] = s[row + width - 1 + V * size]
-
-
-@_jit
-def _p_segment(s, size, pitch, height, columns, panel, k, y, sigma):
-    x0, x1 = _segment(panel, columns, k + 1)
-    if x0 < x1:
-        row = (y + 1) * pitch + LEFT
-        _row_p(s, size, row + x0, row + x1, pitch if y < height - 1 else 0, sigma)
-
-
-@_jit
-def sweep_strip(s, size, pitch, height, width, top, bottom, depth, slowness, sigma):
-    """``depth`` iterations of rows [top, bottom) in one pass, as ``_cpu_kernels.sweep_strip`` does them."""
-    columns = (width + 15) // 16 * 16
-    panels = (columns + PANEL - 1) // PANEL
-    first = top == 0
-    final = bottom == height
-    for panel in range(panels):
-        for step in range(top, bottom + depth):
-            for k in range(depth):
-                y = step - k
-                low = top if first else top + k
-                if y < low:
-                    break
-                if y < (bottom if final else bottom - k):
-                    _u_segment(s, size, pitch, width, columns, panel, k, y, slowness)
-                if low <= y - 1 < (bottom if final else bottom - 1 - k):
-                    _p_segment(s, size, pitch, height, columns, panel, k, y - 1, sigma)
-
-
-@_jit
-def sweep_seam(s, size, pitch, height, width, seam, depth, slowness, sigma):
-    """The rows around ``seam`` that two finished strips left behind."""
-    columns = (width + 15) // 16 * 16
-    panels = (columns + PANEL - 1) // PANEL
-    for panel in range(panels):
-        for k in range(depth):
-            for y in range(seam - k, seam + k):
-                _u_segment(s, size, pitch, width, columns, panel, k, y, slowness)
-            for y in range(seam - k - 1, seam + k):
-                _p_segment(s, size, pitch, height, columns, panel, k, y, sigma)
 
 
 @_jit
@@ -422,10 +333,7 @@ _image = types.float32[:, ::1]
 _stack = types.float32[:, :, ::1]
 
 ENTRY_POINTS = {
-    "second_rows": (second_rows, SOLVER["second_rows"][1]),  # of the solver's these two alone
-    "median_rows": (median_rows, SOLVER["median_rows"][1]),
-    "sweep_strip": (sweep_strip, (_flat, *[_i] * 7, _f, _f)),
-    "sweep_seam": (sweep_seam, (_flat, *[_i] * 6, _f, _f)),
+    **{name: SOLVER[name] for name in ("second_rows", "median_rows", "sweep_strip", "sweep_seam")},
     "linearise_rows": (linearise_rows, (_flat, *[_i] * 6, _flat, *[_f] * 4, _flat, types.int32[::1])),
     "blur_rows": (blur_rows, (_image, _image, *[_i] * 4, _flat, _flat)),
     "first_planes": (first_planes, (_flat, *[_i] * 6, _image, _stack)),

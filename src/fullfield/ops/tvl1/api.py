@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,8 +68,8 @@ class TVL1Solver:
         self._solver = SOLVERS.load(self.backend).make_solver(height, width, self.config, self.device, dtype)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        size = (self.height, self.width, self.config)
-        return _rebuilt, (*size, {"dtype": self.dtype, "device": self.device, "backend": self.backend})
+        options: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "backend": self.backend}
+        return partial(TVL1Solver, **options), (self.height, self.width, self.config)
 
     def __call__(
         self,
@@ -98,7 +99,3 @@ class TVL1Solver:
         with self._lock:
             flow: Tensor = self._solver(first, second, start, progress)
         return flow
-
-
-def _rebuilt(height: int, width: int, config: TVL1Config, options: dict[str, Any]) -> TVL1Solver:
-    return TVL1Solver(height, width, config, **options)

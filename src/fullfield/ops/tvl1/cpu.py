@@ -29,7 +29,6 @@ DEPTH = 15
 
 
 def supports(device: torch.device, dtype: torch.dtype, config: TVL1Config) -> str | None:
-    """None where this backend can run, else the reason it cannot."""
     if device.type != "cpu":
         return f"runs on cpu only, got {device.type}"
     if dtype != torch.float32:
@@ -155,20 +154,8 @@ class Solver:
 
         def kernel(top: int, bottom: int) -> None:
             line = np.empty(width_in, np.float32)
-            self._k.resample_rows(
-                flat,
-                width_in,
-                width_in,
-                target,
-                pitch,
-                width,
-                vertical,
-                horizontal,
-                np.float32(scale),
-                line,
-                top,
-                bottom,
-            )
+            given = (flat, width_in, width_in, target, pitch, width, vertical, horizontal, np.float32(scale))
+            self._k.resample_rows(*given, line, top, bottom)
 
         self._over_rows(height, kernel)
 
@@ -242,8 +229,9 @@ class Solver:
         """``depth`` iterations; ``first`` is done by each strip on its own rows before."""
         config, k = self._config, self._k
         size = (self._state, level.size, level.pitch, level.height, level.width)
-        bound, theta = np.float32(config.lambda_ * config.theta), np.float32(config.theta)
-        rule = (depth, config.borders == "adjoint", bound, theta, np.float32(config.tau / config.theta))
+        constants = (config.lambda_ * config.theta, config.theta, config.tau / config.theta)
+        kind = k.ADJOINT if config.borders == "adjoint" else k.CLAMP
+        rule = (depth, kind, tuple(map(np.float32, constants)))
 
         def strip(top: int, bottom: int) -> None:
             if first is not None:

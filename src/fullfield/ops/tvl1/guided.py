@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from functools import partial
 from typing import Any
 
 import torch
@@ -74,8 +75,8 @@ class FlowRefiner:
         self._cuda = guided_cuda.Refiner(height, width, self.config, self.device) if self.backend == "cuda" else None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        size = (self.height, self.width, self.config)
-        return _rebuilt, (*size, {"dtype": self.dtype, "device": self.device, "backend": self.backend})
+        options: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "backend": self.backend}
+        return partial(FlowRefiner, **options), (self.height, self.width, self.config)
 
     @property
     def memory_bytes(self) -> int | None:
@@ -140,10 +141,20 @@ class FlowRefiner:
         grey1, grey2 = grey(first), grey(second)
         refined = torch.empty_like(prior)
         misfit = torch.empty(len(first), min(rounds, JUDGED), dtype=torch.float64, device=prior.device)
+        threads, config = torch.get_num_threads(), self.config.replace(rounds=rounds)
         for item in range(len(first)):
             frames = first[item] * 255.0, grey1[item], grey2[item]
-            backward = None if back is None else back[item]
-            refined[item], misfit[item] = self._refine(frames, prior[item], backward, rounds)
+            part = slice(item, item + 1)
+            backward = None if back is None else back[part]
+            if self._cpu is None:
+                coupling = coupling_weights(prior[part], backward, config)[0]
+                pair = guided_reference.Pair(*frames, prior[item], coupling)
+                refined[item], misfit[item] = guided_reference.refine(pair, config)
+            else:
+                colours, one, two = (plane.contiguous().numpy() for plane in frames)
+                other = None if backward is None else backward[0].numpy()
+                flow, misfit[item] = self._cpu((colours, one, two), prior[item].numpy(), other, threads, rounds)
+                refined[item] = torch.from_numpy(flow)
         check_finite(refined, "flow", FINITE_FLOW)
         return refined, misfit, torch.zeros(1, dtype=torch.int32)
 
@@ -157,21 +168,6 @@ class FlowRefiner:
         for bit, name in ((guided_cuda.BAD_FLOW, "flow"), (guided_cuda.BAD_BACKWARD, "backward")):
             _check.require(not flags & bit, name, "finite values", "NaN or infinity")
         raise _check.InputError(f"flow: expected {FINITE_FLOW}, got NaN or infinity")
-
-    def _refine(
-        self, frames: tuple[Tensor, Tensor, Tensor], prior: Tensor, backward: Tensor | None, rounds: int
-    ) -> tuple[Tensor, Tensor]:
-        if self._cpu is None:
-            back = None if backward is None else backward[None]
-            coupling = coupling_weights(prior[None], back, self.config)[0]
-            return guided_reference.refine(
-                guided_reference.Pair(*frames, prior, coupling), self.config.replace(rounds=rounds)
-            )
-        colours, first, second = (part.contiguous().numpy() for part in frames)
-        back_plane = None if backward is None else backward.numpy()
-        threads = torch.get_num_threads()
-        flow, misfit = self._cpu((colours, first, second), prior.numpy(), back_plane, threads, rounds)
-        return torch.from_numpy(flow), misfit
 
     def _checked(self, frame: Tensor, name: str) -> Tensor:
         """In the refiner's dtype."""
@@ -215,10 +211,6 @@ def remaining(
     first = fall / config.least_fall if config.least_fall else ones
     later = 4 * fall / config.passes_fall - 3 if config.passes_fall else ones
     return first.clamp(0, 1), later.clamp(0, 1)
-
-
-def _rebuilt(height: int, width: int, config: RefinementConfig, options: dict[str, Any]) -> FlowRefiner:
-    return FlowRefiner(height, width, config, **options)
 
 
 def refine_flow(

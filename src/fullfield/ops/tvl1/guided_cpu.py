@@ -31,7 +31,6 @@ kernels = numba_cache.Kernels(f"{__package__}._guided_cpu_kernels", "refinement 
 
 
 def supports(device: torch.device, dtype: torch.dtype) -> str | None:
-    """None where this backend can run, else the reason it cannot."""
     if dtype != torch.float32:
         return f"computes in float32 only, got {str(dtype).removeprefix('torch.')}"
     if device.type != "cpu":
@@ -134,7 +133,7 @@ class Refiner:
     def _sweep(self, depth: int) -> None:
         level, step = self._level, self._config.step
         size = (self._state, level.size, level.pitch, self._height, self._width)
-        rule = (depth, np.float32(1 / step), np.float32(0.25 / step))
+        rule = (depth, self._k.GUIDED, (np.float32(1 / step), np.float32(0.25 / step), np.float32(0)))
         strips = rows(self._height, self._threads, grain=2 * depth + 2)
         run([partial(self._k.sweep_strip, *size, top, bottom, *rule) for top, bottom in strips], self._threads)
         run([partial(self._k.sweep_seam, *size, top, *rule) for top, _ in strips[1:]], self._threads)

@@ -57,7 +57,6 @@ SHAPES = (SHAPE, Shape(depth=5), Shape(16, 3), Shape(8, 4, 5, 2), Shape(8, 5, 5,
 
 
 def supports(device: torch.device, dtype: torch.dtype) -> str | None:
-    """None where this backend can run, else the reason it cannot."""
     reason = launching.why_not(device)
     if reason is None and dtype != torch.float32:
         reason = f"computes in float32 only, got {str(dtype).removeprefix('torch.')}"
@@ -67,11 +66,8 @@ def supports(device: torch.device, dtype: torch.dtype) -> str | None:
 def source(shape: Shape) -> Source:
     """All kernels."""
     names = ("images.cuh", "sampling.cuh", "medians.cuh", "median.cu", "guided.cu")
-    macros = {
-        "HALF": 0, "WARPS": shape.warps, "ROWS": shape.rows, "BLOCKS": shape.blocks,
-        "RADIUS": FILTER_RADIUS, "STEPS": FILTER_STEPS,
-    }  # fmt: skip
-    return Source(read_source(*(_FOLDER / name for name in names)), tuple(f"-D{k}={v}" for k, v in macros.items()))
+    text, own = read_source(*(_FOLDER / name for name in names)), {"RADIUS": FILTER_RADIUS, "STEPS": FILTER_STEPS}
+    return Source.defining(text, HALF=0, WARPS=shape.warps, ROWS=shape.rows, BLOCKS=shape.blocks, **own)
 
 
 def bytes_of(height: int, width: int) -> int:

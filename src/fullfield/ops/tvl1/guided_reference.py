@@ -14,7 +14,6 @@ from fullfield.ops.tvl1.reference import divergence, forward_gradient, image_gra
 
 
 def supports(device: torch.device, dtype: torch.dtype) -> str | None:  # noqa: ARG001 - all backends'
-    """None where this backend can run, else the reason it cannot."""
     if dtype not in (torch.float32, torch.float64):
         return f"computes in float32 or float64, got {str(dtype).removeprefix('torch.')}"
     return None

@@ -80,8 +80,8 @@ class PersistentSolver:
         with torch.cuda.device(self.device), torch.inference_mode(False), torch.no_grad():
             self._engine = self._make_engine(batch, height, width)
             self._warm_up()
-            self._pair = record(self._both, self.device)
-            self._steps = [record(partial(self._next, place), self.device) for place in (0, 1)]
+            self._pair = record(partial(self._work, 0, 2), self.device)
+            self._steps = [record(partial(self._work, place, 1), self.device) for place in (0, 1)]
         self._times: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
         self._count = 0
 
@@ -177,15 +177,10 @@ class PersistentSolver:
 
     # ---- what is recorded
 
-    def _both(self) -> None:
-        self._engine.pyramid(0, 2)
-        self._engine.solve(0)
-        if self.warm_start:
-            self._engine.begin_at_last()
-
-    def _next(self, place: int) -> None:
-        self._engine.pyramid(place)
-        self._engine.solve(1 - place)
+    def _work(self, place: int, frames: int) -> None:
+        """From both frames, or to the one at ``place`` from the one before."""
+        self._engine.pyramid(place, frames)
+        self._engine.solve(0 if frames == 2 else 1 - place)
         if self.warm_start:
             self._engine.begin_at_last()
 
@@ -198,9 +193,8 @@ class PersistentSolver:
         frame = torch.zeros(self.shape, dtype=self.dtype, device=self.device)
         flow = self._flow(None)
         self._engine.read((frame, frame), 0, flow)
-        self._both()
-        for place in (0, 1):
-            self._next(place)
+        for place, frames in ((0, 2), (0, 1), (1, 1)):
+            self._work(place, frames)
         del flow  # not before: tables that are made on the way would get its memory while it is still to be written
 
 

@@ -20,14 +20,12 @@ if TYPE_CHECKING:
 
 
 def supports(device: torch.device, dtype: torch.dtype, config: TVL1Config) -> str | None:  # noqa: ARG001 - all backends'
-    """None where this backend can run, else the reason it cannot."""
     if dtype not in (torch.float32, torch.float64):
         return f"computes in float32 or float64, got {str(dtype).removeprefix('torch.')}"
     return None if config.cuda_alone is None else f"has no {config.cuda_alone}"
 
 
 def make_solver(height: int, width: int, config: TVL1Config, device: torch.device, dtype: torch.dtype) -> Any:  # noqa: ARG001
-    """Takes checked frames [B, C, H, W], a start [B, 2, H, W] or None, and a progress; makes the flow [B, 2, H, W]."""
     return partial(pair_by_pair, partial(solve, config=config), dtype)
 
 

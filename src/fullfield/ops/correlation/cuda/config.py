@@ -93,25 +93,14 @@ class Config:
         """Of a block of the lookup."""
         return 128 * (self.groups * self.teams + 1) if self.hopper else 128 * self.groups
 
-    def defines(self) -> tuple[str, ...]:
-        values = {
-            "RADIUS": self.radius,
-            "CBLK": self.cblk,
-            "KB": self.kb,
-            "SPLIT": int(self.split),
-            "BF16": int(self.bf16),
-            "NCOL": self.columns,
-            "WIDTHS": ",".join(map(str, self.widths)),
-            "WCOUNT": len(self.widths),
-            "GROUPS": self.groups,
-            "STAGES": self.stages,
-            "BLOCK_W": self.block,
-            "TEAMS": self.teams,
-            "STREAMED": int(self.streamed),
-            "HOPPER": int(self.hopper),
-            "KEPT": self.kept,
-        }
-        return tuple(f"-D{name}={value}" for name, value in values.items())
+    def source(self, text: str, *, out: int = 0, channels_last: bool = False, **macros: int) -> Source:
+        """With the macros of every kernel, and its own."""
+        return Source.defining(
+            text, RADIUS=self.radius, CBLK=self.cblk, KB=self.kb, SPLIT=self.split, BF16=self.bf16, NCOL=self.columns,
+            WIDTHS=",".join(map(str, self.widths)), WCOUNT=len(self.widths), GROUPS=self.groups, STAGES=self.stages,
+            BLOCK_W=self.block, TEAMS=self.teams, STREAMED=self.streamed, HOPPER=self.hopper, KEPT=self.kept,
+            OUT=out, CLAST=channels_last, **macros,
+        )  # fmt: skip
 
 
 def _widths(radius: int, block: int, kept: int = 0, columns: int = _COLUMNS) -> tuple[int, ...]:
@@ -281,49 +270,46 @@ def _read(*names: str) -> str:
 @functools.lru_cache(64)
 def lookup_source(config: Config, out: int, channels_last: bool) -> Source:
     """The kernel ``lookup`` that writes the type with code ``out``; ``config`` from :func:`lookup_config`."""
-    options = (*config.defines(), f"-DOUT={out}", f"-DCLAST={int(channels_last)}")
-    if not config.hopper:
-        source = _read("dots.cuh", "keep.cuh", "sample.cuh", "lookup_ampere.cu")
-        return Source(source, (*options, f"-DMIN_BLOCKS={resident_blocks(config, out, channels_last)}"))
-    consumer, producer = _REGISTERS[config.groups * config.teams]
     shared = _read("dots.cuh", "keep.cuh", "sample.cuh")
+    made = functools.partial(config.source, out=out, channels_last=channels_last)
+    if not config.hopper:
+        return made(
+            shared + read_source(_FOLDER / "lookup_ampere.cu"), MIN_BLOCKS=resident_blocks(config, out, channels_last)
+        )
+    consumer, producer = _REGISTERS[config.groups * config.teams]
     product = product_with_registers(config.columns, config.bf16, _SWIZZLED)
     text = shared + product + read_source(_FOLDER / "lookup_hopper.cu")
-    registers = (f"-DCONSUMER_REGISTERS={consumer}", f"-DPRODUCER_REGISTERS={producer}")
-    return Source(text, (*options, f"-DMAPS={config.maps}", *registers))
+    return made(text, MAPS=config.maps, CONSUMER_REGISTERS=consumer, PRODUCER_REGISTERS=producer)
 
 
 @functools.lru_cache(64)
 def sample_kept_source(config: Config, out: int, channels_last: bool) -> Source:
     """``sample_kept``, which runs ahead of the lookup of the same configuration."""
-    options = (*config.defines(), f"-DOUT={out}", f"-DCLAST={int(channels_last)}")
-    return Source(_read("dots.cuh", "keep.cuh", "sample.cuh", "sample_kept.cu"), options)
+    text = _read("dots.cuh", "keep.cuh", "sample.cuh", "sample_kept.cu")
+    return config.source(text, out=out, channels_last=channels_last)
 
 
 @functools.lru_cache(64)
 def prepare_source(config: Config, source: int, scaled: bool, plain: bool) -> Source:
     """``prepare``, ``prepare_deep``, ``magnitude`` for features of type ``source``; plain: both maps in f2's layout."""
-    options = (*config.defines(), "-DOUT=0", "-DCLAST=0", f"-DSRC={source}", f"-DSCALED={int(scaled)}")
-    return Source(_read("prepare.cu"), (*options, "-DF1_PLAIN") if plain else options)
+    made = config.source(_read("prepare.cu"), SRC=source, SCALED=scaled)
+    return made._replace(options=(*made.options, "-DF1_PLAIN")) if plain else made
 
 
 @functools.lru_cache(64)
 def collect_source(config: Config, grad: int, side: int) -> Source:
     """``collect`` for incoming gradients of the type with code ``grad``; ``config`` from :func:`gradient_config`."""
-    options = (*config.defines(), "-DOUT=0", "-DCLAST=0", f"-DGRAD={grad}", f"-DPATCH={side}")
-    return Source(_read("gradients.cuh", "collect.cu"), options)
+    return config.source(_read("gradients.cuh", "collect.cu"), GRAD=grad, PATCH=side)
 
 
 @functools.lru_cache(64)
 def multiply_source(config: Config, side: int, block: int) -> Source:
     """``multiply_out``; ``config`` from :func:`gradient_config`."""
-    options = (*config.defines(), "-DOUT=0", "-DCLAST=0", f"-DPATCH={side}", f"-DNCH={block}")
-    blocks = 1 if config.split else 2
-    return Source(_read("gradients.cuh", "anew.cuh", "multiply_out.cu"), (*options, f"-DMIN_BLOCKS={blocks}"))
+    text = _read("gradients.cuh", "anew.cuh", "multiply_out.cu")
+    return config.source(text, PATCH=side, NCH=block, MIN_BLOCKS=1 if config.split else 2)
 
 
 @functools.lru_cache(64)
 def coords_source(config: Config, grad: int) -> Source:
     """``coords_gradient`` for incoming gradients of the type with code ``grad``, from the forward's layout."""
-    options = (*config.defines(), "-DOUT=0", "-DCLAST=0", f"-DGRAD={grad}")
-    return Source(_read("dots.cuh", "keep.cuh", "sample.cuh", "coords_gradient.cu"), options)
+    return config.source(_read("dots.cuh", "keep.cuh", "sample.cuh", "coords_gradient.cu"), GRAD=grad)

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from fullfield.ops.correlation.cuda.config import KEPT_BYTES, Config
-from fullfield.ops.correlation.cuda.device import captured_by
-from fullfield.ops.correlation.cuda.structs import CLASSES
+from fullfield.ops.correlation.cuda.structs import CLASSES, captured_by
 from fullfield.ops.correlation.protocol import Request
 
 # Columns and rows that a patch has beside the window, by level: as many as pay and, products of more bytes, as take

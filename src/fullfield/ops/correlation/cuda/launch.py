@@ -17,17 +17,14 @@ from fullfield.ops import launching
 from fullfield.ops.correlation.cuda import config as shapes
 from fullfield.ops.correlation.cuda import keep, queues
 from fullfield.ops.correlation.cuda.config import Config
-from fullfield.ops.correlation.cuda.device import LIBRARIES, fill, offsets
-from fullfield.ops.correlation.cuda.launch_backward import (
-    FeatureGradients,
-    Sums,
-    coords_gradient,
-    gradient_sources,
-)
+from fullfield.ops.correlation.cuda.launch_backward import FeatureGradients, Sums, coords_gradient, gradient_sources
 from fullfield.ops.correlation.cuda.structs import (
+    LIBRARIES,
     MapSource,
     Params,
     PrepareParams,
+    fill,
+    offsets,
     split_levels,
     tensor_maps,
 )
@@ -68,66 +65,51 @@ def empty_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
 # ---- preparing
 
 
-class Layout:
-    """Brings feature maps into the layout of one configuration."""
-
-    def __init__(self, request: Request, config: Config, scaled: bool, plain: bool) -> None:
-        self.request = request
-        self.config = config
-        self.scaled = scaled
-        self.source = shapes.prepare_source(config, CODES[request.dtype], scaled, plain)
-
-    def run(self, fmap1: Tensor, maps: Sequence[Tensor], f1: Tensor, f2: Tensor | None, scale: Tensor) -> None:
-        """Write f1, all levels of f2 (pooled here if ``maps`` is one) and the products' factor."""
-        r = self.request
-        device = launching.device_of(r.device)
-        kernels = launching.kernels(LIBRARIES, self.source, device.index)
-        factor = torch.zeros(2, dtype=torch.int32, device=f1.device) if self.scaled else None
-        launches = [self._params(fmap1 if i == 0 else None, maps, i, f1, f2, scale) for i in range(len(maps))]
-        if factor is not None:
-            for params in launches:
-                params.magnitude = factor.data_ptr()
-                kernels.launch("magnitude", 1024, 256, params)
-        groups = r.batch * (self.config.channels // 32)
+def _lay_out(r: Request, fmap1: Tensor, maps: Sequence[Tensor], f1: Tensor, f2: Tensor | None, scale: Tensor) -> None:
+    """Write f1, all levels of f2 (pooled here if ``maps`` is one) and the products' factor; without f2, f1 as f2."""
+    config, scaled = config_of(r), shapes.is_scaled(r)
+    source = shapes.prepare_source(config, CODES[r.dtype], scaled, f2 is None)
+    kernels = launching.kernels(LIBRARIES, source, launching.device_of(r.device).index)
+    factor = torch.zeros(2, dtype=torch.int32, device=f1.device) if scaled else None
+    launches = [_prepare_params(r, config, fmap1 if i == 0 else None, maps, i, f1, f2, scale) for i in range(len(maps))]
+    if factor is not None:
         for params in launches:
-            blocks = groups * sum(params.tiles_x[i] * params.tiles_y[i] for i in (0, 1))
-            deep = self._deep(params, f1)
-            kernels.launch("prepare", blocks, 256, params)
-            octets = sum(h * w for h, w in r.sizes2[4:]) * r.batch * self.config.channels // 8
-            if deep is not None:
-                kernels.launch("prepare_deep", -(-octets // 256), 256, params)
+            params.magnitude = factor.data_ptr()
+            kernels.launch("magnitude", 1024, 256, params)
+    for params in launches:
+        blocks = r.batch * (config.channels // 32) * sum(params.tiles_x[i] * params.tiles_y[i] for i in (0, 1))
+        deep = None  # room for level 3 in float32, from which the further levels are pooled
+        if params.levels > 4 and params.f2:
+            deep = f1.new_empty(
+                (r.batch * params.level_h[3] * params.level_w[3] * config.channels,), dtype=torch.float32
+            )
+            params.deep = deep.data_ptr()
+        kernels.launch("prepare", blocks, 256, params)
+        octets = sum(h * w for h, w in r.sizes2[4:]) * r.batch * config.channels // 8
+        if deep is not None:
+            kernels.launch("prepare_deep", -(-octets // 256), 256, params)
 
-    def _params(
-        self, fmap1: Tensor | None, maps: Sequence[Tensor], index: int, f1: Tensor, f2: Tensor | None, scale: Tensor
-    ) -> Any:
-        r, params = self.request, PrepareParams()
-        begins = offsets(r, self.config)
-        levels = r.levels if len(maps) == 1 else 1
-        for level in range(levels):
-            params.level_offset[level] = begins[level]
-            params.level_h[level], params.level_w[level] = r.sizes2[index + level]
-        for i, fmap in enumerate((fmap1, maps[index] if f2 is not None else None)):
-            if fmap is not None and fmap.numel():
-                height, width = fmap.shape[-2:]
-                params.source[i] = MapSource(fmap.data_ptr(), *fmap.stride(), height, width)
-                params.tiles_x[i], params.tiles_y[i] = -(-width // 32), -(-height // 8)
-        params.f1, params.scale = f1.data_ptr(), scale.data_ptr()
-        if f2 is not None:
-            params.f2 = f2.data_ptr() + 2 * begins[index]
-        params.batch, params.channels, params.levels = r.batch, r.channels, levels
-        params.inverse_root = 1 / math.sqrt(r.channels)
-        return params
 
-    def _deep(self, params: ctypes.Structure, like: Tensor) -> Tensor | None:
-        """Room for level 3 in float32, from which the further levels are pooled."""
-        if params.levels <= 4 or not params.f2:
-            return None
-        count = self.request.batch * params.level_h[3] * params.level_w[3] * self.config.channels
-        if count == 0:
-            return None
-        deep = like.new_empty((count,), dtype=torch.float32)
-        params.deep = deep.data_ptr()
-        return deep
+def _prepare_params(
+    r: Request, config: Config, fmap1: Tensor | None, maps: Sequence[Tensor], index: int, f1: Tensor,
+    f2: Tensor | None, scale: Tensor,
+) -> Any:  # fmt: skip
+    params, begins = PrepareParams(), offsets(r, config)
+    levels = r.levels if len(maps) == 1 else 1
+    for level in range(levels):
+        params.level_offset[level] = begins[level]
+        params.level_h[level], params.level_w[level] = r.sizes2[index + level]
+    for i, fmap in enumerate((fmap1, maps[index] if f2 is not None else None)):
+        if fmap is not None and fmap.numel():
+            height, width = fmap.shape[-2:]
+            params.source[i] = MapSource(fmap.data_ptr(), *fmap.stride(), height, width)
+            params.tiles_x[i], params.tiles_y[i] = -(-width // 32), -(-height // 8)
+    params.f1, params.scale = f1.data_ptr(), scale.data_ptr()
+    if f2 is not None:
+        params.f2 = f2.data_ptr() + 2 * begins[index]
+    params.batch, params.channels, params.levels = r.batch, r.channels, levels
+    params.inverse_root = 1 / math.sqrt(r.channels)
+    return params
 
 
 def first_sources(request: Request) -> list[Source]:
@@ -152,10 +134,9 @@ def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cuda:
         launching.several(LIBRARIES, first_sources(request), device.index)
         state = empty_state(request, fmap1)
         f1, f2, scale, *rest = state
-        config, scaled = config_of(request), shapes.is_scaled(request)
-        Layout(request, config, scaled, False).run(fmap1, maps, f1, f2, scale)
+        _lay_out(request, fmap1, maps, f1, f2, scale)
         if rest:
-            Layout(request, config, scaled, True).run(fmap1, maps[:1], rest[0], None, torch.empty_like(scale))
+            _lay_out(request, fmap1, maps[:1], rest[0], None, torch.empty_like(scale))
         return Cuda(request, state)
 
 
@@ -173,19 +154,6 @@ def keeps(request: Request, out: int = 1) -> bool:
 
 class _LookupLaunch:
     """The launch of one kind of result, its arguments prepared; its parameters are shared, hence the lock."""
-
-    __slots__ = (
-        "behind",
-        "config",
-        "launch",
-        "lock",
-        "maps",
-        "params",
-        "persistent",
-        "sample",
-        "shape",
-        "stamp",
-    )
 
     def __init__(
         self, request: Request, config: Config, out: int, channels_last: bool, state: Sequence[Tensor]
@@ -361,11 +329,9 @@ class Cuda(Prepared):
             if not isinstance(grads, Sums):
                 raise TypeError("these accumulators were not made by the cuda backend")
             self._feature_gradients().add(grad_out, coords, grads, stream)
-        return (
-            coords_gradient(self.request, self._config, self._device, self.state, grad_out, coords)
-            if coords_grad
-            else None
-        )
+        if not coords_grad:
+            return None
+        return coords_gradient(self.request, self._config, self._device, self.state, grad_out, coords)
 
 
 restore = Cuda

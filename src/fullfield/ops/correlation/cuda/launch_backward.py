@@ -12,8 +12,7 @@ from fullfield._kernels.nvrtc import Source
 from fullfield.ops import launching
 from fullfield.ops.correlation.cuda import config as shapes
 from fullfield.ops.correlation.cuda.config import MOST_LEVELS, Config
-from fullfield.ops.correlation.cuda.device import LIBRARIES, fill
-from fullfield.ops.correlation.cuda.structs import CoordsParams, GradientParams, Params
+from fullfield.ops.correlation.cuda.structs import LIBRARIES, CoordsParams, GradientParams, Params, fill
 from fullfield.ops.correlation.protocol import Gradients, Request
 from fullfield.ops.launching import CODES, Device, Launch, raw_stream
 
@@ -59,10 +58,7 @@ class FeatureGradients:
         self.request, self.device = request, device
         self._config, self._forward = shapes.gradient_config(config), config
         self._state = state
-        side, block = (
-            shapes.patch_side(self._config, device.shared),
-            shapes.channel_block(self._config, device.shared),
-        )
+        side, block = shapes.patch_side(self._config, device.shared), shapes.channel_block(self._config, device.shared)
         self._collect_shared = shapes.collect_shared(side)
         self._multiply_shared = shapes.multiply_shared(self._config, block)
         self._side = side

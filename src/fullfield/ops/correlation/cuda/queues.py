@@ -13,7 +13,7 @@ import threading
 import torch
 from torch import Tensor
 
-from fullfield.ops.correlation.cuda.device import captured_by
+from fullfield.ops.correlation.cuda.structs import captured_by
 
 SLOT = 16  # bytes, of which the kernel uses eight
 COUNT = 4096

@@ -33,7 +33,6 @@ _Radii = launching.batch(_Radius)
 
 
 def supports(device: torch.device) -> str | None:
-    """None where the kernels run on the device, else the reason that they do not."""
     return launching.why_not(device)
 
 
@@ -41,14 +40,14 @@ def supports(device: torch.device) -> str | None:
 def radius_source() -> Source:
     """Radius search."""
     text = launching.read_source(_CLOUDS, launching.BATCHES, launching.SORT_ROWS, _HERE / "radius.cu")
-    return Source(text, ("-DKEY=unsigned", f"-DROOM={_ROOM}"))
+    return Source.defining(text, KEY="unsigned", ROOM=_ROOM)
 
 
 @functools.cache
 def tree_source(k: int) -> Source:
     """kNN search of at most ``k`` neighbours."""
     slots = 1 << max(0, (-(-k // _BRANCHES) - 1).bit_length())
-    return Source(launching.read_source(_CLOUDS, _HERE / "knn.cu"), (f"-DSLOTS={slots}",))
+    return Source.defining(launching.read_source(_CLOUDS, _HERE / "knn.cu"), SLOTS=slots)
 
 
 @functools.cache
@@ -177,12 +176,10 @@ def radius_search(points: Tensor, queries: Tensor, offsets: Tensor, query_offset
 
 def _knn_rows(sizes: Tensor, asked: Tensor, total: int, device: torch.device) -> Tensor:
     """Row offsets [M + 1] where every query of cloud b has ``sizes[b]`` neighbours; ``asked``: offsets of queries."""
+    if sizes.numel() == 1 and not total:
+        return torch.zeros(int(asked[-1]) + 1, dtype=torch.int64, device=device)
     if sizes.numel() == 1:
-        return (
-            torch.arange(0, total + 1, int(sizes[0]), device=device)
-            if total
-            else torch.zeros(int(asked[-1]) + 1, dtype=torch.int64, device=device)
-        )
+        return torch.arange(0, total + 1, int(sizes[0]), device=device)
     each = torch.repeat_interleave(sizes.to(device), asked.diff().to(device), output_size=int(asked[-1]))
     return torch.cat([each.new_zeros(1), each.cumsum(0)])
 

@@ -10,23 +10,16 @@ from __future__ import annotations
 import torch
 
 from fullfield.ops import launching
-from fullfield.ops.point_conv.cuda.launch import multiply, outer
-from fullfield.ops.point_conv.cuda.triplets import assemble, assemble_all, builds, transpose, transpose_all
+from fullfield.ops.point_conv.cuda.launch import multiply as multiply
+from fullfield.ops.point_conv.cuda.launch import outer as outer
+from fullfield.ops.point_conv.cuda.triplets import assemble as assemble
+from fullfield.ops.point_conv.cuda.triplets import assemble_all as assemble_all
+from fullfield.ops.point_conv.cuda.triplets import builds as builds
+from fullfield.ops.point_conv.cuda.triplets import transpose as transpose
+from fullfield.ops.point_conv.cuda.triplets import transpose_all as transpose_all
 from fullfield.ops.point_conv.protocol import Request
 
 TRANSPOSES = True
-
-__all__ = [
-    "TRANSPOSES",
-    "assemble",
-    "assemble_all",
-    "builds",
-    "multiply",
-    "outer",
-    "supports",
-    "transpose",
-    "transpose_all",
-]
 
 
 def supports(request: Request) -> str | None:

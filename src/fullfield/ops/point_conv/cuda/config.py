@@ -47,8 +47,7 @@ class Operands:
 
     @property
     def options(self) -> tuple[str, ...]:
-        flags = {"IN": self.code, "BF16": int(self.bf16), "SPLIT": int(self.split), "BESIDE": int(self.beside)}
-        return tuple(f"-D{name}={value}" for name, value in flags.items())
+        return Source.defining("", IN=self.code, BF16=self.bf16, SPLIT=self.split, BESIDE=self.beside).options
 
 
 @dataclass(frozen=True)
@@ -91,20 +90,14 @@ def _block(channels: int) -> int:
 class _Form:
     """How a product is made, of plain values."""
 
+    @functools.lru_cache(256)  # noqa: B019 - a few small values
     def source(self, operands: Operands) -> Source:
-        return _source(self, operands)
+        text, flags = self._described(operands.bf16)
+        return Source.defining(text, *operands.options, **flags)
 
-    def _text(self, operands: Operands) -> str:
+    def _described(self, bf16: bool) -> tuple[str, dict[str, int]]:
+        """Text and macros."""
         raise NotImplementedError
-
-    def _flags(self) -> dict[str, int]:
-        raise NotImplementedError
-
-
-@functools.lru_cache(256)
-def _source(form: _Form, operands: Operands) -> Source:
-    flags = tuple(f"-D{name}={value}" for name, value in form._flags().items())
-    return Source(form._text(operands), (*operands.options, *flags))
 
 
 @dataclass(frozen=True)
@@ -148,13 +141,11 @@ class Multiply(_Forward):
         sums = self.sharing * self.unit * self.columns * 4 if self.sharing > 1 else 0
         return 16 * self.vectors(cells, parts) if self.resident else sums
 
-    def _text(self, operands: Operands) -> str:  # noqa: ARG002 - as others have it
-        return _read("multiply.cuh", "multiply.cu")
-
-    def _flags(self) -> dict[str, int]:
+    def _described(self, bf16: bool) -> tuple[str, dict[str, int]]:  # noqa: ARG002 - as others have it
         flags = {"WGMMA": 0, "KEEPS": 0, "DEPTH": 1, "COLUMNS": self.columns, "TILES": self.tiles}
         flags |= {"RESIDENT": int(self.resident), "THREADS": self.threads, "BLOCKS": self.blocks}
-        return flags | {"SLAB_PARTS": self.slab_parts, "CELL_PARTS": self.cell_parts}
+        flags |= {"SLAB_PARTS": self.slab_parts, "CELL_PARTS": self.cell_parts}
+        return _read("multiply.cuh", "multiply.cu"), flags
 
 
 @dataclass(frozen=True)
@@ -190,14 +181,12 @@ class MultiplyHopper(_Forward):
         ring = self.stages * 16 * self.vectors(1, parts) * self.depth // self.slabs
         return ring + 16 * self.stages + 280 * self.groups * self.slots
 
-    def _text(self, operands: Operands) -> str:
-        product = product_with_registers(self.columns, operands.bf16, _BESIDE)
-        return _read("multiply.cuh") + product + read_source(_FOLDER / "multiply_hopper.cu")
-
-    def _flags(self) -> dict[str, int]:
+    def _described(self, bf16: bool) -> tuple[str, dict[str, int]]:
+        product = product_with_registers(self.columns, bf16, _BESIDE)
         flags = {"WGMMA": 1, "KEEPS": int(self.whole), "COLUMNS": self.columns, "DEPTH": self.depth}
         flags |= {"CHUNKED": int(self.slabs > self.depth), "GROUPS": self.groups, "STAGES": self.stages}
-        return flags | {"REGISTERS": self.registers, "LISTING": self.listing, "SLOTS": self.slots}
+        flags |= {"REGISTERS": self.registers, "LISTING": self.listing, "SLOTS": self.slots}
+        return _read("multiply.cuh") + product + read_source(_FOLDER / "multiply_hopper.cu"), flags
 
 
 def _read(*names: str) -> str:
@@ -285,12 +274,10 @@ class Outer(_Form):
         places = self.tile * (8 + 4 * (self.cells + 1))
         return features + gradients + places + self.warps * _LISTS * 32 * 6
 
-    def _text(self, operands: Operands) -> str:  # noqa: ARG002 - as others have it
-        return _read("outer.cuh", "outer.cu")
-
-    def _flags(self) -> dict[str, int]:
+    def _described(self, bf16: bool) -> tuple[str, dict[str, int]]:  # noqa: ARG002 - as others have it
         flags = {"CELLS": self.cells, "HALVES": self.halves, "THREADS": 32 * self.warps, "TILE": self.tile}
-        return flags | {"WGMMA": 0, "INPUTS": self.inputs, "OUTPUTS": self.outputs, "BUFFERS": self.buffers}
+        flags |= {"WGMMA": 0, "INPUTS": self.inputs, "OUTPUTS": self.outputs, "BUFFERS": self.buffers}
+        return _read("outer.cuh", "outer.cu"), flags
 
 
 @dataclass(frozen=True)
@@ -310,11 +297,9 @@ class OuterHopper(_Form):
         stages = 2 * (self.cells + 1) * 48 * 128
         return 1024 + stages + 48 * (4 * 36 + 12 + 8) * 4
 
-    def _text(self, operands: Operands) -> str:
-        return _read("outer.cuh") + _wgmma_shared(operands.bf16) + read_source(_FOLDER / "outer_hopper.cu")
-
-    def _flags(self) -> dict[str, int]:
-        return {"WGMMA": 1, "INPUTS": self.inputs, "OUTPUTS": self.outputs}
+    def _described(self, bf16: bool) -> tuple[str, dict[str, int]]:
+        text = _read("outer.cuh") + _wgmma_shared(bf16) + read_source(_FOLDER / "outer_hopper.cu")
+        return text, {"WGMMA": 1, "INPUTS": self.inputs, "OUTPUTS": self.outputs}
 
 
 def _wgmma_shared(bf16: bool) -> str:

@@ -20,7 +20,6 @@ _Params = structures(_SOURCE)["PoolParams"]
 
 
 def supports(features: Tensor) -> str | None:
-    """None where these kernels serve the features, else the reason that they do not."""
     return launching.why_not(features.device) if features.dtype in _CODES else f"has no kernels for {features.dtype}"
 
 
@@ -28,7 +27,7 @@ def supports(features: Tensor) -> str | None:
 def source(dtype: torch.dtype, beside: bool) -> Source:
     """All of them, for triplets whose cells are in or beside the words."""
     text = launching.read_source(launching.HALVES, _SOURCE)
-    return Source(text, (f"-DIN={_CODES[dtype]}", f"-DBESIDE={int(beside)}"))
+    return Source.defining(text, IN=_CODES[dtype], BESIDE=beside)
 
 
 def _run(name: str, features: Tensor, winners: Tensor | None, triplets: Triplets, cells: int) -> Tensor:

@@ -25,7 +25,6 @@ _Batch = launching.batch(structures(_SOURCE)["TripletParams"])
 
 
 def builds(device: torch.device) -> str | None:
-    """None where these kernels run on the device, else the reason that they do not."""
     return launching.why_not(device)
 
 
@@ -34,7 +33,7 @@ def source(beside: bool, given: bool = False) -> Source:
     """All of them; ``beside``: whether cells stand beside the words that are written, ``given``: that are read."""
     key = "unsigned long long" if beside else "unsigned"
     text = launching.read_source(launching.BATCHES, launching.SORT_ROWS, _SOURCE)
-    return Source(text, (f"-DKEY={key}", f"-DROOM={_ROOM}", f"-DBESIDE={int(beside)}", f"-DGIVEN={int(given)}"))
+    return Source.defining(text, KEY=key, ROOM=_ROOM, BESIDE=beside, GIVEN=given)
 
 
 def _beside(rows: Tensor, columns: int, entries: int, cells: int, none: Tensor) -> Tensor:

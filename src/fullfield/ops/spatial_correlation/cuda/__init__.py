@@ -33,7 +33,6 @@ _Forward, _Backward = (
 
 
 def supports(request: Request) -> str | None:
-    """None where the kernels serve the request, else the reason that they do not."""
     if request.dtype not in FEATURES:
         return f"needs float32, float16 or bfloat16 features, got {request.dtype}"
     if not request.window.is_aligned:
@@ -66,29 +65,24 @@ def _read(columns: Columns) -> int:
     return read // 8 * 8 + (12 if read % 8 > 4 else 4)
 
 
-def _flags(dtype: torch.dtype, wide: bool, columns: Columns) -> tuple[str, ...]:
-    named = {"IN": CODES[dtype], "VEC": 4 if wide else 1, "JG": columns.group, "JN": columns.groups}
-    return tuple(f"-D{name}={value}" for name, value in named.items())
-
-
-def _text(name: str) -> str:
-    return launching.read_source(launching.HALVES, launching.VALUES, _COMMON, _HERE / name)
+def _source(name: str, dtype: torch.dtype, wide: bool, columns: Columns, **macros: int) -> Source:
+    text = launching.read_source(launching.HALVES, launching.VALUES, _COMMON, _HERE / name)
+    common = {"IN": CODES[dtype], "VEC": 4 if wide else 1, "JG": columns.group, "JN": columns.groups}
+    return Source.defining(text, **common, **macros)
 
 
 @functools.cache
 def forward_source(wide: bool, columns: Columns, rows: int) -> Source:
     """The forward kernel of float32 features; ``rows`` of displacements a block."""
-    flags = (*_flags(torch.float32, wide, columns), f"-DPI={rows}", f"-DCC={_CHANNELS}")
-    flags += (f"-DTHREADS={forward_threads(columns, rows)}",)
-    return Source(_text("forward.cu"), flags)
+    macros = {"PI": rows, "CC": _CHANNELS, "THREADS": forward_threads(columns, rows)}
+    return _source("forward.cu", torch.float32, wide, columns, **macros)
 
 
 @functools.cache
 def backward_source(dtype: torch.dtype, wide: bool, columns: Columns, spread: tuple[int, int]) -> Source:
     """``spread``: channels of a block, of a thread."""
-    flags = (*_flags(dtype, wide, columns), f"-DCB={spread[0]}", f"-DCR={spread[1]}")
-    flags += (f"-DTHREADS={backward_threads(spread)}",)
-    return Source(_text("backward.cu"), flags)
+    macros = {"CB": spread[0], "CR": spread[1], "THREADS": backward_threads(spread)}
+    return _source("backward.cu", dtype, wide, columns, **macros)
 
 
 class Half(NamedTuple):
@@ -126,12 +120,11 @@ def half_of(patch: tuple[int, int], others: int) -> Half:
 @functools.cache
 def half_source(dtype: torch.dtype, wide: bool, half: Half) -> Source:
     """The forward kernel of 16-bit features."""
-    named = {
-        "IN": CODES[dtype], "BF16": int(dtype == torch.bfloat16), "VEC": 4 if wide else 1, "JG": 1, "JN": 1, "CC": 32,
-        "PI": half.rows, "PJ": half.columns, "NT": half.octets, "THREADS": 256,
-    }  # fmt: skip
     files = (launching.HALVES, launching.VALUES, launching.PRODUCTS, _COMMON, _HERE / "forward_half.cu")
-    return Source(launching.read_source(*files), tuple(f"-D{name}={value}" for name, value in named.items()))
+    return Source.defining(
+        launching.read_source(*files), IN=CODES[dtype], BF16=dtype == torch.bfloat16, VEC=4 if wide else 1, JG=1, JN=1,
+        CC=32, PI=half.rows, PJ=half.columns, NT=half.octets, THREADS=256,
+    )  # fmt: skip
 
 
 def forward_threads(columns: Columns, rows: int) -> int:
@@ -188,7 +181,6 @@ def _is_wide(window: Window, width: int, starts: tuple[int, ...], *tensors: Tens
 
 
 def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
-    """[B, PH, PW, OH, OW] of contiguous maps."""
     batch, channels, height, width = fmap1.shape
     out_size = window.out_size((height, width))
     out = fmap1.new_empty((batch, *window.patch, *out_size))
@@ -214,7 +206,6 @@ def forward(fmap1: Tensor, fmap2: Tensor, window: Window) -> Tensor:
 
 
 def backward(fmap1: Tensor, fmap2: Tensor, grad: Tensor, window: Window, wanted: tuple[bool, bool]) -> list[Tensor]:
-    """Gradients of the wanted maps, in order; all contiguous."""
     return [
         _gradient(fmap1 if second else fmap2, grad, window, second)
         for second, want in zip((False, True), wanted, strict=True)

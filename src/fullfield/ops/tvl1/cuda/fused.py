@@ -191,12 +191,10 @@ def best(batch: int, height: int, width: int, config: TVL1Config, device: Device
 def _source(shape: Shape, small: bool, clamp: bool, reach: int, narrow: bool) -> Source:
     names = ("images.cuh", "iterate_common.cuh", "sampling.cuh", "medians.cuh", "fused_warp.cu")
     text = read_source(*(_FOLDER / name for name in names))
-    options = {
-        "HALF": 0, "GROUPS": shape.groups, "ROWS": shape.rows, "EACH": shape.each, "KEPT": int(shape.kept),
-        "CLUSTER": shape.cluster, "RESIDENT": shape.resident, "SPAN": shape.span,
-        "SMALL": int(small), "CLAMP": int(clamp), "REACH": reach, "NARROW": int(narrow),
-    }  # fmt: skip
-    return Source(text, tuple(f"-D{name}={value}" for name, value in options.items()))
+    return Source.defining(
+        text, HALF=0, GROUPS=shape.groups, ROWS=shape.rows, EACH=shape.each, KEPT=shape.kept, CLUSTER=shape.cluster,
+        RESIDENT=shape.resident, SPAN=shape.span, SMALL=small, CLAMP=clamp, REACH=reach, NARROW=narrow,
+    )  # fmt: skip
 
 
 class Warp(NamedTuple):

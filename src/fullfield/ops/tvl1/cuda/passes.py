@@ -47,14 +47,13 @@ def pyramid_source() -> Source:
 
 def warp_source(dtype: torch.dtype) -> Source:
     """``linearise`` for levels of ``dtype``."""
-    return Source(
-        _read("sampling.cuh", "warp.cu"), (f"-DHALF={int(dtype == torch.float16)}", f"-DFLOOR={GRADIENT_FLOOR!r}f")
-    )
+    text = _read("sampling.cuh", "warp.cu")
+    return Source.defining(text, HALF=dtype == torch.float16, FLOOR=f"{GRADIENT_FLOOR!r}f")
 
 
 def median_source(dtype: torch.dtype) -> Source:
     """``median0``, which filters nothing, ``median3`` and ``median5`` for levels of ``dtype``."""
-    return Source(_read("medians.cuh", "median.cu"), (f"-DHALF={int(dtype == torch.float16)}",))
+    return Source.defining(_read("medians.cuh", "median.cu"), HALF=dtype == torch.float16)
 
 
 class Planes(NamedTuple):

@@ -11,7 +11,7 @@ import torch
 
 from fullfield._kernels.nvrtc import Source
 from fullfield.ops import launching
-from fullfield.ops.launching import Device, Kernels, Launch, read_source, structures
+from fullfield.ops.launching import Device, Launch, read_source, structures
 from fullfield.ops.tvl1.config import TVL1Config
 from fullfield.ops.tvl1.cuda import passes
 from fullfield.ops.tvl1.cuda.state import Level
@@ -55,10 +55,7 @@ def plan(iterations: int, depth: int) -> list[int]:
 
 def strip_rows(height: int, rows: int, columns: int, at_once: int) -> int:
     """Rows of a strip: as asked, or so that all strips, ``columns`` in a row of them, run at once."""
-    if rows:
-        return rows
-    strips = max(1, at_once // columns)
-    return max(min(_LEAST_ROWS, height), -(-height // strips))
+    return rows or max(min(_LEAST_ROWS, height), -(-height // max(1, at_once // columns)))
 
 
 class Pass(NamedTuple):
@@ -74,8 +71,7 @@ class Pass(NamedTuple):
 
 @functools.cache
 def _source(half: bool, **options: int) -> Source:
-    text = read_source(COMMON, _FILE)
-    return Source(text, (f"-DHALF={int(half)}", *(f"-D{name}={value}" for name, value in options.items())))
+    return Source.defining(read_source(COMMON, _FILE), HALF=half, **options)
 
 
 def one_pass(level: Level, shape: Shape, depth: int, device: Device) -> Pass:
@@ -125,7 +121,8 @@ class RegisterPipeline:
         """Compile and load what ``iterate`` will launch on ``level``; before a capture."""
         device, shape = launching.device_of(level.device), self._shape_for(level)
         found = [one_pass(level, shape, depth, device) for depth in sorted(set(plan(iterations, shape.depth)))]
-        for one, kernels in zip(found, _kernels([one.source for one in found], device), strict=True):
+        loaded = launching.several(passes.LIBRARIES, [one.source for one in found], device.index)
+        for one, kernels in zip(found, loaded, strict=True):
             kernels.kernel(_NAME, one.shared)
 
     def iterate(
@@ -146,10 +143,6 @@ class RegisterPipeline:
             params: Any = _Params()
             fill(params, level, config, 1 - level.front, zero_dual=zero_dual)
             params.rows, params.columns = one.rows, one.columns
-            (kernels,) = _kernels([one.source], device)
+            kernels = launching.kernels(passes.LIBRARIES, one.source, device.index)
             Launch(kernels, _NAME, one.blocks, one.threads, params, one.shared)(stream)
             level.front, zero_dual = 1 - level.front, False
-
-
-def _kernels(sources: list[Source], device: Device) -> list[Kernels]:
-    return launching.several(passes.LIBRARIES, sources, device.index)
