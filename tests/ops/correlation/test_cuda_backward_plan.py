@@ -38,6 +38,7 @@ def _no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch_backward, "LIBRARIES", Libraries())
     monkeypatch.setattr(launch_backward, "raw_stream", lambda _: 0)
     monkeypatch.setattr(launching, "device_at", lambda _: HOPPER)
+    monkeypatch.setattr(launching, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
 
 
