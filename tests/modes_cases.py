@@ -361,7 +361,8 @@ def weighted(network: Any) -> Any:
 
 
 def network(kind: str = "raft") -> Any:
-    made = RAFT(RAFTConfig.small()) if kind == "raft" else SEARAFT(SEARAFTConfig.small())
+    sea = SEARAFTConfig.small(stem_channels=8, stage_channels=(8, 12, 16), channels=16, refinements=1)
+    made = RAFT(RAFTConfig.small()) if kind == "raft" else SEARAFT(sea)
     return weighted(made.to(F32)).eval()
 
 
@@ -483,7 +484,7 @@ def _() -> Any:
 
 
 def _scans() -> tuple[Any, Any]:
-    scan = room_scan(1, 3000)
+    scan = room_scan(1, 1500)
     turned = pose(3).cpu().numpy()
     return scan, scan @ turned[:3, :3].T + turned[:3, 3]
 
@@ -522,7 +523,7 @@ def _() -> Any:
 
     with tempfile.TemporaryDirectory() as folder:
         small = DescriptorTraining(
-            DescriptorConfig(channels=8, layers=1), steps=1, pairs=1, block=1, reuse=1, anchors=64, cells=600
+            DescriptorConfig(channels=8, layers=1), steps=1, pairs=1, block=1, reuse=1, anchors=64, cells=300
         )
         made = train_descriptor(folder, small)
         return list(made.descriptor.model.state_dict().values())
