@@ -361,8 +361,7 @@ def weighted(network: Any) -> Any:
 
 
 def network(kind: str = "raft") -> Any:
-    sea = SEARAFTConfig.small(stem_channels=8, stage_channels=(8, 12, 16), channels=16, refinements=1)
-    made = RAFT(RAFTConfig.small()) if kind == "raft" else SEARAFT(sea)
+    made = RAFT(RAFTConfig.small()) if kind == "raft" else SEARAFT(SEARAFTConfig.small())
     return weighted(made.to(F32)).eval()
 
 
