@@ -6,7 +6,6 @@ import contextlib
 import gc
 import importlib
 import io
-import json
 import os
 import sys
 import warnings
@@ -73,20 +72,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[], Any]], Any]:
     """``once(name, make)``: what ``make()`` returned, as JSON, in whichever of the run's processes was first to ask."""
-    from filelock import FileLock  # PyTorch needs it too
+    from made_once import made_once
 
-    own = tmp_path_factory.getbasetemp()
-    folder = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
-
-    def made(name: str, make: Callable[[], Any]) -> Any:
-        place = folder / f"once-{name}.json"
-        with FileLock(f"{place}.lock"):
-            if not place.exists():
-                text = json.dumps(make())
-                place.write_text(text, "utf-8")
-        return json.loads(place.read_text("utf-8"))
-
-    return made
+    return made_once(tmp_path_factory.getbasetemp())
 
 
 @pytest.fixture(scope="session")

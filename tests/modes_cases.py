@@ -483,7 +483,7 @@ def _() -> Any:
 
 
 def _scans() -> tuple[Any, Any]:
-    scan = room_scan(1, 3000)
+    scan = room_scan(1, 1500)
     turned = pose(3).cpu().numpy()
     return scan, scan @ turned[:3, :3].T + turned[:3, 3]
 
@@ -522,7 +522,7 @@ def _() -> Any:
 
     with tempfile.TemporaryDirectory() as folder:
         small = DescriptorTraining(
-            DescriptorConfig(channels=8, layers=1), steps=1, pairs=1, block=1, reuse=1, anchors=64, cells=600
+            DescriptorConfig(channels=8, layers=1), steps=1, pairs=1, block=1, reuse=1, anchors=64, cells=300
         )
         made = train_descriptor(folder, small)
         return list(made.descriptor.model.state_dict().values())

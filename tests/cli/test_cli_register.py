@@ -24,13 +24,13 @@ TRUTH = np.array([[0.0, -1, 0, 2], [1, 0, 0, -3], [0, 0, 1, 0.5], [0, 0, 0, 1]])
 @pytest.fixture
 def scans(scene: Path) -> Path:
     """The folder with two scans of a room, the first with colours and normals, and one of another room."""
-    first, second = room_scan(3), room_scan(3, scan=1)
+    first, second = room_scan(3, 4500), room_scan(3, 4500, scan=1)
     first, second = first[first[:, 0] < 3.8], second[second[:, 0] > 1.0]
     colors = np.arange(3 * len(first)).reshape(-1, 3).astype(np.uint8)
     normals = np.tile(np.float32([0, 1, 0]), (len(first), 1))
     write_point_cloud(scene / "a.ply", PointCloud(first.astype(np.float32), colors, normals))
     write_point_cloud(scene / "b.npy", PointCloud(second @ TRUTH[:3, :3].T + TRUTH[:3, 3]))
-    write_point_cloud(scene / "c.ply", PointCloud(room_scan(22)))
+    write_point_cloud(scene / "c.ply", PointCloud(room_scan(22, 4500)))
     return scene
 
 

@@ -18,7 +18,7 @@ TINY = (*SMALL, "--steps", "2", "--every", "1")
 @pytest.fixture
 def scans(scene: Path) -> Path:
     """The folder with two scans of a room that share two thirds, the second turned."""
-    first, second = room_scan(3), room_scan(3, scan=1)
+    first, second = room_scan(3, 4500), room_scan(3, 4500, scan=1)
     np.save(scene / "a.npy", first[first[:, 0] < 3.8])
     np.save(scene / "b.npy", second[second[:, 0] > 1.0] @ TURN.T)
     return scene

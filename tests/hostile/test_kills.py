@@ -22,7 +22,7 @@ def test_the_workers_of_a_killed_training_end(tmp_path: Path) -> None:
 
 
 def test_processes_evaluate_one_folder_at_once(tmp_path: Path) -> None:
-    evaluate_together(random.Random(0), tmp_path, 3, 4)
+    evaluate_together(random.Random(0), tmp_path, 2, 4)
 
 
 def test_a_whole_prediction_never_goes_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

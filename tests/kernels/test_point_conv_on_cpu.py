@@ -218,23 +218,24 @@ HOPPER_CASES = [
 def test_hopper(
     machine: Emulator, monkeypatch: pytest.MonkeyPatch, channels: tuple[int, int], groups: int, dtype: torch.dtype
 ) -> None:
-    """Several rounds of rows and of the ring of weights; a row with hundreds of triplets in a cell."""
-    monkeypatch.setattr(launching, "device_at", lambda _: HOPPER)
+    """Three units of rows for two blocks, several rounds of the ring of weights; hundreds of triplets in a cell."""
+    gpu = replace(HOPPER, processors=2)
+    monkeypatch.setattr(launching, "device_at", lambda _: gpu)
     monkeypatch.setattr(config, "_BANDS", 0)
     generator = torch.Generator().manual_seed(4)
-    i, j, k = (torch.randint(most, (3000,), generator=generator) for most in (800, 300, 27))
-    i[:700], k[:700] = 5, 3
+    i, j, k = (torch.randint(most, (2000,), generator=generator) for most in (560, 280, 27))
+    i[:500], k[:500] = 5, 3
     pairs = torch.unique(torch.stack((i, j)), dim=1)
-    geometry = triplet_geometry(*pairs, k[: pairs.shape[1]], (800, 300), 3)
+    geometry = triplet_geometry(*pairs, k[: pairs.shape[1]], (560, 280), 3)
     wide = dtype != torch.float32 and min(channels) // groups > 32
     sets = []
     for schedule in (0, 3):
         machine.schedule = schedule
         sets.append(check(geometry, channels, groups, dtype, bucket_sums=wide))
-    request = Request(torch.device("cuda", 0), dtype, channels, groups, 27, 800, 300, pairs.shape[1])
+    request = Request(torch.device("cuda", 0), dtype, channels, groups, 27, 560, 280, pairs.shape[1])
     operands = config.operands_of(request, False)
-    assert isinstance(config.multiply_config(request, operands, HOPPER), config.MultiplyHopper)
-    assert isinstance(config.outer_config(request, operands, HOPPER), config.OuterHopper) == wide
+    assert isinstance(config.multiply_config(request, operands, gpu), config.MultiplyHopper)
+    assert isinstance(config.outer_config(request, operands, gpu), config.OuterHopper) == wide
     for one, two in zip(*sets, strict=True):
         assert torch.equal(one, two)
 
@@ -253,7 +254,7 @@ def test_hopper_with_rows_and_cells_that_have_nothing(monkeypatch: pytest.Monkey
     k = torch.tensor([0, 0, 341, 300, 7, 342, 256])
     geometry = triplet_geometry(i, j, k, (1200, 10), 7)
     assert geometry.forward.cells.numel()
-    for channels in ((40, 24), (64, 72)):
+    for channels in ((40, 24), (64, 72)) if dtype == torch.bfloat16 else ((40, 24),):  # the other takes wgmma twice
         out = check(geometry, channels, 1, dtype)[0]
         assert torch.equal(out[900], draw(geometry, channels, 1, dtype)[2])
 

@@ -174,7 +174,7 @@ def test_the_usual_network_fits_into_ten_megabytes(tmp_path: Path) -> None:
 def test_an_untrained_network_is_of_use(tmp_path: Path) -> None:
     """Two thirds of a room, turned: what is known of the surroundings is enough."""
     pytest.importorskip("small_gicp")
-    first, second = room_scan(3), room_scan(3, scan=1)
+    first, second = room_scan(3, 4500), room_scan(3, 4500, scan=1)
     first, second = first[first[:, 0] < 3.8], second[second[:, 0] > 1.0] @ turn().T
     untrained().save(tmp_path / "w.safetensors")
     found = register(first, second, voxel=0.09, descriptor=tmp_path / "w.safetensors")
@@ -188,7 +188,7 @@ def test_an_untrained_network_is_of_use(tmp_path: Path) -> None:
 def test_the_shipped_descriptor_registers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("small_gicp")
     assert learned.SHIPPED.stat().st_size <= MOST_BYTES
-    first, second = room_scan(3), room_scan(3, scan=1)
+    first, second = room_scan(3, 4500), room_scan(3, 4500, scan=1)
     first, second = first[first[:, 0] < 3.8], second[second[:, 0] > 1.0] @ turn().T
     judged: list[Limits] = []
 

@@ -84,7 +84,7 @@ def test_a_start_pose_is_refined_and_judged(room: tuple[Floats, Floats]) -> None
 
 
 def test_different_rooms_are_refused() -> None:
-    found = register(room_scan(21), room_scan(22))
+    found = register(room_scan(21, 4500), room_scan(22, 4500))
     assert not found.success
     assert found.transform is None
     assert found.confidence < 0.5

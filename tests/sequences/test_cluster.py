@@ -8,8 +8,8 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from sequence_shots import QUICK
 from fullfield.cli.main import main
 from fullfield.io import read_vectors
 
-ray: Any = pytest.importorskip("ray", reason="Ray is not installed (pip install 'fullfield[ray]')")
+pytestmark = pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed (pip install 'fullfield[ray]')")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from fullfield.registration.arrays import Floats, Ints
 
 EDGE_RATIO = 0.9
 """How alike the lengths of a triangle's edges are in both clouds, at least."""
-_RESIDUALS = 1 << 21  # worked on at a time
+_RESIDUALS = 1 << 17  # worked on at a time: what fits the cache
 _REFITS = 3
 _PREVIEW, _PREVIEWED = 128, 1000  # matches that all poses are tried on, best poses that are tried on all matches
 
@@ -82,12 +82,19 @@ def hypotheses(
 
 
 def _count(poses: Floats, source: Floats, target: Floats, threshold: float) -> Ints:
+    """How many matches each pose brings within the threshold; coordinate by coordinate, which is far faster."""
     counts = np.empty(len(poses), np.int64)
+    points, ends = np.vstack((source.T, np.ones(len(source)))), target.T.copy()
     step = max(1, _RESIDUALS // len(source))
     for first in range(0, len(poses), step):
-        away = apply(poses[first : first + step], source[None]) - target
-        squared = (away * away).sum(2)
-        counts[first : first + step] = (squared <= threshold**2).sum(1)
+        part = poses[first : first + step, :3]
+        away = (part.reshape(-1, 4) @ points).reshape(len(part), 3, -1)
+        away -= ends
+        away *= away
+        squared = away[:, 0]
+        squared += away[:, 1]
+        squared += away[:, 2]
+        counts[first : first + step] = np.count_nonzero(squared <= threshold**2, axis=1)
     return counts
 
 
