@@ -494,6 +494,19 @@ def test_the_configuration_is_that_of_the_prepared_estimator(
         assert used.prepared == ("cpu", (15, 25))
 
 
+@pytest.mark.parametrize("scale", [None, "1/2"])
+def test_an_estimator_may_be_prepared_for_the_device_alone(
+    pairs: FlowDataset, tmp_path: Path, scale: str | None
+) -> None:
+    class OnDevice(Counting):
+        def prepare(self, device: object) -> None:  # all that docs/evaluation.md asks for
+            self.prepared = str(device)
+
+    inner = OnDevice()
+    evaluate(inner if scale is None else AtScale(inner, scale), pairs, tmp_path / "run")
+    assert inner.prepared == "cpu"
+
+
 def test_runs_of_two_backends_do_not_mix(pairs: FlowDataset, tmp_path: Path) -> None:
     result = evaluate(Counting(), pairs, tmp_path / "run")
     assert result["config"]["backend"] == "automatic"

@@ -264,8 +264,9 @@ def _source(args: argparse.Namespace, device: torch.device, maker: _Maker) -> Pa
     from fullfield.training.flow import Augmentation, Augmented, DatasetPairs, Mixture
 
     height, width = args.size
-    usual = augmentation = Augmentation.usual((height, width))
+    usual = Augmentation.usual((height, width))
     if args.augment == "usual":
+        augmentation = usual
         least = augmentation.scale[0] * 2 ** (-augmentation.stretch / 2)
         window = (round(height / least), round(width / least))
     else:

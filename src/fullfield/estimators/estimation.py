@@ -48,7 +48,9 @@ def build(
     known = config.as_dict()
     for parameter in parameters:
         if parameter not in known:
-            whose = [name for name, other in METHODS.items() if parameter in {f.name for f in fields(other.load())}]
+            whose = [
+                other for other, entry in METHODS.items() if parameter in {field.name for field in fields(entry.load())}
+            ]
             came = f"one of method={' or '.join(map(repr, whose))}" if whose else "an unknown one"
             raise InputError(f"{parameter}: expected a parameter of {name} ({', '.join(known)}), got {came}")
     config = config.replace(**parameters)

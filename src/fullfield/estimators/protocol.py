@@ -48,10 +48,13 @@ def check_estimator(value: object, name: str = "estimator", expected: str = "an 
 def prepare_estimator(
     estimator: Estimator, device: str | torch.device, size: tuple[int, int] | None = None, **more: Any
 ) -> None:
-    """Load or compile what the estimator runs on, where it can be prepared."""
+    """Load or compile what the estimator runs on, where it can be prepared.
+
+    Without a size it gets the device alone: a ``prepare(device)`` is enough for :func:`fullfield.evaluation.evaluate`.
+    """
     prepare = getattr(estimator, "prepare", None)
     if prepare is not None:
-        prepare(device, size, **more)
+        prepare(device, *(() if size is None else (size,)), **more)
 
 
 class WrappingEstimator:

@@ -229,6 +229,7 @@ def _read_planes(source: Source, part: Part, colour: list[int], how: FrameReader
     if not isinstance(window, tuple):
         check_window(path, frame[2], frame[3], source.size)
     shape = (len(colour), frame[3], frame[2])
+    # Whether the frame lies inside of what is stored, so that nothing of it has to be zero.
     covered = part.window.union(FrameWindow(frame, frame)).data == part.data_window
     opacity = _straight_alpha(part, colour) if how.alpha == "apply" else None
     wanted = colour if opacity is None else [*colour, opacity]

@@ -238,16 +238,18 @@ def _unreadable(path: Path, kind: str, complaint: str) -> InputError:
 
 
 @contextmanager
-def opened(path: Path, *wanted: str) -> Iterator[Source]:
+def opened(path: Path, wanted: str | None = None, what: str = "") -> Iterator[Source]:
     """Open a frame by its content. Whatever is wrong with it raises :class:`InputError` naming the file.
 
-    ``wanted`` is a format and what should be there in it, where no other will do.
+    Args:
+        wanted: the only format that will do, as :func:`sniff` calls it; any by default.
+        what: what should be there in that format, for the complaint about another.
     """
     import OpenImageIO as oiio
 
     kind, size = sniff(path)
-    if wanted and kind != wanted[0]:
-        raise InputError(f"{path}: expected {wanted[1]}, got a {kind} file")
+    if wanted is not None and kind != wanted:
+        raise InputError(f"{path}: expected {what}, got a {kind} file")
     check_name(path)
     if kind == "png":
         check_png(path)

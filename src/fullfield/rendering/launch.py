@@ -117,8 +117,11 @@ def render_shot(
         if lacking is not None:
             raise InputError(f"Blender: ended without writing {lacking}: {said}")
 
-    last = None if progress is None else lambda fraction, text: progress(0.95 + 0.05 * fraction, text)
-    return collect_truth(target, shot.first, shot.last, progress=last)
+    def collecting(fraction: float, text: str) -> None:
+        if progress is not None:
+            progress(0.95 + 0.05 * fraction, text)
+
+    return collect_truth(target, shot.first, shot.last, progress=collecting)
 
 
 def _refuse_other_settings(shot: Shot, folder: Path) -> None:
