@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from fullfield._check import choice, number
-from fullfield._config import Config
+from fullfield._config import Config, parameter
 
 BORDERS = ("adjoint", "clamp")
 DUAL_RESETS = ("warp", "scale", "never")
@@ -18,10 +17,6 @@ STOP_INTERVAL = 10
 GRADIENT_FLOOR = 1e-6
 
 
-def _parameter(default: Any, help: str, choices: tuple[object, ...] | None = None) -> Any:
-    return field(default=default, metadata={"help": help, "choices": choices})
-
-
 @dataclass(frozen=True)
 class TVL1Config(Config):
     """Parameters of TV-L1 optical flow (Zach, Pock and Bischof 2007). The defaults are the preset ``default``.
@@ -30,32 +25,32 @@ class TVL1Config(Config):
     ``epsilon`` is in pixels of the pyramid level at hand. Presets: see :meth:`preset`.
     """
 
-    lambda_: float = _parameter(0.35, "weight of the data term, for intensities 0 ... 255; larger follows detail")
-    theta: float = _parameter(0.15, "coupling of the data step and the smoothing step; smaller is tighter")
-    tau: float = _parameter(0.25, "step of the dual update; stable up to 0.25")
-    scales: int | None = _parameter(None, "pyramid levels; 'auto' goes on until a side would fall under 16 pixels")
-    scale_factor: float = _parameter(0.9, "size of a pyramid level over the next finer one")
-    warps: int = _parameter(10, "linearisations of the data term per level")
-    iterations: int = _parameter(10, "inner iterations per warp")
-    median: int = _parameter(5, "side of the median filter on the flow after each warp; 0 for none", MEDIANS)
-    gradient_blend: float = _parameter(
+    lambda_: float = parameter(0.35, "weight of the data term, for intensities 0 ... 255; larger follows detail")
+    theta: float = parameter(0.15, "coupling of the data step and the smoothing step; smaller is tighter")
+    tau: float = parameter(0.25, "step of the dual update; stable up to 0.25")
+    scales: int | None = parameter(None, "pyramid levels; 'auto' goes on until a side would fall under 16 pixels")
+    scale_factor: float = parameter(0.9, "size of a pyramid level over the next finer one")
+    warps: int = parameter(10, "linearisations of the data term per level")
+    iterations: int = parameter(10, "inner iterations per warp")
+    median: int = parameter(5, "side of the median filter on the flow after each warp; 0 for none", MEDIANS)
+    gradient_blend: float = parameter(
         0.5, "share of the first frame's gradient in the data term: 0 is the warped second frame's alone"
     )
-    borders: str = _parameter(
+    borders: str = parameter(
         "adjoint",
         "adjoint: divergence is the negative adjoint of the gradient; clamp: every index is clamped to the frame",
         BORDERS,
     )
-    dual_reset: str = _parameter(
+    dual_reset: str = parameter(
         "scale",
         "when the dual variable starts from zero again; never: it is carried up the pyramid",
         DUAL_RESETS,
     )
-    epsilon: float = _parameter(
+    epsilon: float = parameter(
         0.0,
         f"end a warp once the RMS change per iteration, over the last {STOP_INTERVAL}, is below this; 0: never",
     )
-    precision: str = _parameter(
+    precision: str = parameter(
         "float32", "arithmetic and storage of the inner iterations; float16: on the CUDA backend alone", PRECISIONS
     )
 
