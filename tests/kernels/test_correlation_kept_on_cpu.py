@@ -107,15 +107,16 @@ def test_tiles_whose_patches_lie_together(machine: Emulator, monkeypatch: pytest
     assert call.params.tiles_x == 3
 
 
-def test_entries_are_divided_by_what_runs_at_once() -> None:
-    """Not by a launch's blocks, which before Hopper are one for every item."""
-    case = make_case((33, 80), batch=1, channels=8, levels=2, radius=1)
+@pytest.mark.parametrize(("size", "full"), [((33, 80), True), ((6, 18), False)])
+def test_entries_are_divided_by_what_runs_at_once(size: tuple[int, int], full: bool) -> None:
+    """Not by a launch's blocks, which before Hopper are one for every item; they count where they are fewer."""
+    case = make_case(size, batch=1, channels=8, levels=2, radius=1)
     case = replace(case, fmap1=case.fmap1.half(), fmap2=case.fmap2.half())
     pair = look(case, reuse=True)
     pair(case.coords)
     (call,) = pair._lookups._pair.prepared._launches.values()  # type: ignore[union-attr,attr-defined]
-    assert call.params.crew == 2 * AMPERE.processors
-    assert call.launch.blocks > call.params.crew
+    assert call.params.crew == (2 * AMPERE.processors if full else call.launch.blocks)
+    assert (call.launch.blocks > 2 * AMPERE.processors) == full
 
 
 def test_products_are_kept() -> None:

@@ -46,7 +46,7 @@ class Source(NamedTuple):
     @classmethod
     def defining(cls, text: str, *options: str, **macros: int | str) -> Source:
         """With further options, and these macros behind them; truths are 1 and 0."""
-        return cls(text, (*options, *(f"-D{k}={int(v) if v is True or v is False else v}" for k, v in macros.items())))
+        return cls(text, (*options, *(f"-D{k}={int(v) if isinstance(v, bool) else v}" for k, v in macros.items())))
 
 
 # ---- finding the libraries

@@ -192,8 +192,8 @@ _binary(operator.mul, "fmul")
 _binary(operator.truediv, "fdiv", _DIVISION_FLAGS)
 
 
-def _root(builder: Any, x: Any, name: str = "sqrt") -> Any:
-    """LLVM's function of this name."""
+def _of_llvm(name: str, builder: Any, x: Any) -> Any:
+    """LLVM's function of this name, lane by lane."""
     kind = ir.FunctionType(VECTOR, [VECTOR])
     function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}.v{LANES}f32")
     return builder.call(function, [x], fastmath=_FLAGS)
@@ -202,13 +202,13 @@ def _root(builder: Any, x: Any, name: str = "sqrt") -> Any:
 @intrinsic
 def sqrt(typingctx: Any, x: Any) -> Any:
     """Square root, lane by lane."""
-    return float32x16(float32x16), _made(_root)
+    return float32x16(float32x16), _made(partial(_of_llvm, "sqrt"))
 
 
 @intrinsic
 def floor(typingctx: Any, x: Any) -> Any:
     """Largest whole number not above, lane by lane."""
-    return float32x16(float32x16), _made(lambda builder, x: _root(builder, x, "floor"))
+    return float32x16(float32x16), _made(partial(_of_llvm, "floor"))
 
 
 @intrinsic
@@ -219,7 +219,7 @@ def rough_rsqrt(typingctx: Any, x: Any) -> Any:
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         one, mask = constant(1.0), ir.IntType(LANES)
         if "+avx512f" not in context.codegen()._tm_features.split(","):
-            return builder.fdiv(one, _root(builder, args[0]), flags=_DIVISION_FLAGS)
+            return builder.fdiv(one, _of_llvm("sqrt", builder, args[0]), flags=_DIVISION_FLAGS)
         kind = ir.FunctionType(VECTOR, [VECTOR, VECTOR, mask])
         estimate = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512.rsqrt14.ps.512")
         return builder.call(estimate, [args[0], one, ir.Constant(mask, -1)])
@@ -275,9 +275,9 @@ def exchanges(*pairs: tuple[int, int], kept: Sequence[int]) -> Any:
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             at = cgutils.unpack_tuple(builder, args[0])
             for low, high in pairs:
-                both = (at[low], at[high])
-                at[low], at[high] = (_selected(sign, builder, *both) for sign in "<>")
-            return context.make_tuple(builder, sig.return_type, [at[place] for place in kept])
+                x, y = at[low], at[high]
+                at[low], at[high] = _selected("<", builder, x, y), _selected(">", builder, x, y)
+            return context.make_tuple(builder, sig.return_type, [at[i] for i in kept])
 
         return types.UniTuple(float32x16, len(kept))(values), codegen  # type: ignore[attr-defined]
 

@@ -128,7 +128,7 @@ def refuse_forward_mode(**tensors: Tensor | None) -> None:
             continue
         tangent = forward_ad.unpack_dual(tensor).tangent  # type: ignore[no-untyped-call]
         if tangent is not None:
-            raise NotImplementedError(f"{name}: has a forward-mode tangent; only reverse mode is there (vjp, jacrev)")
+            raise NotImplementedError(f"{name}: has a forward-mode tangent; only reverse mode is there (grad, vjp)")
 
 
 # Of a device its current stream, and the current device; without CUDA nobody asks.

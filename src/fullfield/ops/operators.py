@@ -39,9 +39,10 @@ def register(
 def register_for_func(
     schema: str, real: Callable[..., Any], fake: Callable[..., Any], setup: _Setup, gradient: _Gradient
 ) -> Callable[..., Any]:
-    """:func:`register`; what is returned calls it, and under torch.func's grad, vjp and jacrev has the same gradient.
+    """:func:`register`; what is returned calls it, and under torch.func's grad and vjp has the same gradient.
 
-    Tensors in lists have no gradient. Formulas that are to be differentiated call what this returns.
+    PyTorch refuses vmap of it. Tensors in lists have no gradient. Formulas that are to be differentiated call what this
+    returns.
     """
     register(schema, real, fake, setup, gradient)
     name = schema.partition("(")[0]

@@ -375,6 +375,9 @@ def test_gradients_through_torch_func(kind: str, groups: int) -> None:
     torch.testing.assert_close(again(features, weight, bias), torch.autograd.grad(lengths(expected), inputs))
     _, pull = torch.func.vjp(loss, features, weight, bias)
     torch.testing.assert_close(pull(torch.ones((), dtype=torch.float64)), expected)
+    torch.testing.assert_close(torch.func.jacrev(loss, (0, 1, 2), chunk_size=1)(features, weight, bias), expected)
+    with pytest.raises(RuntimeError, match="vmap over point_conv"):
+        torch.vmap(loss, (0, None, None))(features[None], weight, bias)
 
 
 @pytest.mark.parametrize("mode", ["max", "mean"])

@@ -94,8 +94,8 @@ def _level_views(request: Request, target: Tensor) -> list[Tensor]:
 
 
 _kernels = Kernels(f"{__package__}._cpu_backward_kernels", "correlation kernels")
-_NOTHING = np.zeros((0, 0, 0, 0), np.float32)  # in place of a gradient
 _patch_kernels = Kernels(f"{__package__}._cpu_patch_kernels", "correlation kernels that keep products")
+_NOTHING = np.zeros((0, 0, 0, 0), np.float32)  # in place of a gradient
 
 
 def _floats(tensor: Tensor) -> NDArray[np.float32]:

@@ -187,8 +187,9 @@ def pack(source: Tensor, bias: Tensor | None, to: Sequence[Target], flow: tuple[
 def flow_patches(coords: Tensor, side: int, out: Tensor) -> None:
     _whole(coords, out)
     params = _DECLARED["PatchesParams"]()
-    _, height, width, params.channels = out.shape
-    params.coords, params.out, params.pixels, params.side = coords.data_ptr(), out.data_ptr(), _pixels(out), side
+    _, height, width, channels = out.shape
+    params.coords, params.out = coords.data_ptr(), out.data_ptr()
+    params.pixels, params.channels, params.side = _pixels(out), channels, side
     params.plane, params.width, params.height = height * width, width, height
     _pass(out, "flow_patches", out.numel() // _vector(out.dtype), params)
 

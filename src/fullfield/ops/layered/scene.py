@@ -97,7 +97,8 @@ class LayeredScenes(NamedTuple):
     noise: Tensor  # [B] int32: what the noise is drawn from
 
     def check(self) -> None:
-        """
+        """That all fields are of the same scenes.
+
         Raises:
             InputError: naming the field that does not fit the others.
         """

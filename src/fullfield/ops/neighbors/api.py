@@ -43,9 +43,8 @@ def radius_search(
     """
     check_length(radius, "radius")
     cloud, asked = check_pair(points, queries, offsets, query_offsets)
-    found: Neighbors = _chosen(backend, points).radius_search(
-        *recentred(cloud, asked), cloud.offsets, asked.offsets, float(radius)
-    )
+    pair = recentred(cloud, asked)
+    found: Neighbors = _chosen(backend, points).radius_search(*pair, cloud.offsets, asked.offsets, float(radius))
     return found
 
 

@@ -125,8 +125,9 @@ def _adjoint(
 
 
 def _conv_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
-    features, weight, _, forward, backward, *ctx.options = inputs
+    features, weight, _, forward, backward, mirrored, groups, backend = inputs
     ctx.save_for_backward(features, weight, *forward, *backward)
+    ctx.options = (mirrored, groups, backend)
     ctx.count = (len(forward), len(backward))
 
 

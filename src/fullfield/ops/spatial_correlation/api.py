@@ -69,9 +69,13 @@ def _window(patch_size: int | Pair, dilation_patch: int | Pair, stride: int | Pa
     return (_kept_window if keeps else _made_window)(*given)
 
 
-def _made_window(*given: object) -> Window:
-    names = ("patch_size", "dilation_patch", "stride", "padding")
-    return Window(*(_pair(value, name, int(name != "padding")) for value, name in zip(given, names, strict=True)))
+def _made_window(patch_size: object, dilation_patch: object, stride: object, padding: object) -> Window:
+    return Window(
+        _pair(patch_size, "patch_size", 1),
+        _pair(dilation_patch, "dilation_patch", 1),
+        _pair(stride, "stride", 1),
+        _pair(padding, "padding", 0),
+    )
 
 
 _kept_window: Callable[..., Window] = functools.lru_cache(256)(_made_window)

@@ -36,7 +36,7 @@ U, V, P11, P12, P21, P22, GX, GY, RHO, INV, I1, I1X, I1Y = range(13)
 PLANES = 13
 # And of the guided refinement's, behind the same flow and dual variable.
 M11, M12, M22, B1, B2, EDGE = range(6, 12)
-# Of an iteration: the solver's with either border, the refinement's.
+# Kinds of an iteration: the solver's, with either border, and the guided refinement's.
 CLAMP, ADJOINT, GUIDED = range(3)
 # Columns swept at a time: the rows of one step stay in L1, sixteen rows of ten planes in L2.
 PANEL = 512

@@ -35,7 +35,7 @@ from fullfield.ops.tvl1.guided_config import FILTER_STEPS as STEPS
 from fullfield.ops.tvl1.guided_config import LEAST_FIT
 from fullfield.ops.tvl1.guided_config import __file__ as _config_file
 
-# Planes of the state, in units of the plane size.
+# Planes of the state behind those that `_cpu_kernels` names, in units of the plane size.
 AX, AY, AXX, AXY, AYY, COUPLING, FU, FV, FIT = range(12, 21)
 PLANES = 21
 SPAN = 2 * RADIUS + 1

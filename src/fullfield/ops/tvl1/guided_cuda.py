@@ -66,8 +66,10 @@ def supports(device: torch.device, dtype: torch.dtype) -> str | None:
 def source(shape: Shape) -> Source:
     """All kernels."""
     names = ("images.cuh", "sampling.cuh", "medians.cuh", "median.cu", "guided.cu")
-    text, own = read_source(*(_FOLDER / name for name in names)), {"RADIUS": FILTER_RADIUS, "STEPS": FILTER_STEPS}
-    return Source.defining(text, HALF=0, WARPS=shape.warps, ROWS=shape.rows, BLOCKS=shape.blocks, **own)
+    text = read_source(*(_FOLDER / name for name in names))
+    return Source.defining(
+        text, HALF=0, WARPS=shape.warps, ROWS=shape.rows, BLOCKS=shape.blocks, RADIUS=FILTER_RADIUS, STEPS=FILTER_STEPS
+    )
 
 
 def bytes_of(height: int, width: int) -> int:

@@ -178,7 +178,7 @@ class PersistentSolver:
     # ---- what is recorded
 
     def _work(self, place: int, frames: int) -> None:
-        """From both frames, or to the one at ``place`` from the one before."""
+        """Of 2 frames the pyramids and the flow; of 1, the pyramid of the one at ``place`` and the flow to it."""
         self._engine.pyramid(place, frames)
         self._engine.solve(0 if frames == 2 else 1 - place)
         if self.warm_start:

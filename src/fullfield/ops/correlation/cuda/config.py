@@ -255,7 +255,8 @@ def coords_shared(config: Config) -> int:
 
 def resident_blocks(config: Config, out: int, channels_last: bool) -> int:
     """Blocks of ``lookup`` that a multiprocessor runs at a time."""
-    return 1 + (not config.hopper and not config.split and lookup_shared(config, out, channels_last) <= 99 << 10)
+    two_fit = lookup_shared(config, out, channels_last) <= 99 << 10
+    return 2 if two_fit and not config.hopper and not config.split else 1
 
 
 # ---- sources

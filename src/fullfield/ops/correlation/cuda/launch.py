@@ -66,7 +66,10 @@ def empty_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
 
 
 def _lay_out(r: Request, fmap1: Tensor, maps: Sequence[Tensor], f1: Tensor, f2: Tensor | None, scale: Tensor) -> None:
-    """Write f1, all levels of f2 (pooled here if ``maps`` is one) and the products' factor; without f2, f1 as f2."""
+    """Write f1, all levels of f2 (pooled here if ``maps`` is one) and the products' factor.
+
+    Without f2: only f1, in f2's layout.
+    """
     config, scaled = config_of(r), shapes.is_scaled(r)
     source = shapes.prepare_source(config, CODES[r.dtype], scaled, f2 is None)
     kernels = launching.kernels(LIBRARIES, source, launching.device_of(r.device).index)
@@ -178,7 +181,8 @@ class _LookupLaunch:
             blocks = min(-(-blocks // config.teams), device.processors)
             self.params.crew = blocks * config.teams
         else:
-            self.params.crew = shapes.resident_blocks(config, out, channels_last) * device.processors
+            at_once = shapes.resident_blocks(config, out, channels_last) * device.processors
+            self.params.crew = min(blocks, at_once)
         kernels = launching.kernels(LIBRARIES, source, device.index)
         shared = shapes.lookup_shared(config, out, channels_last)
         arguments = (kernels, "lookup", blocks, config.threads, self.params, shared, *beside)

@@ -55,7 +55,10 @@ def plan(iterations: int, depth: int) -> list[int]:
 
 def strip_rows(height: int, rows: int, columns: int, at_once: int) -> int:
     """Rows of a strip: as asked, or so that all strips, ``columns`` in a row of them, run at once."""
-    return rows or max(min(_LEAST_ROWS, height), -(-height // max(1, at_once // columns)))
+    if rows:
+        return rows
+    strips = max(1, at_once // columns)
+    return max(min(_LEAST_ROWS, height), -(-height // strips))
 
 
 class Pass(NamedTuple):
