@@ -90,7 +90,8 @@ def kill_a_training(
     assert started >= 3, f"{started} processes: no workers to leave behind"
     time.sleep(draw.uniform(0.0, 1.0))
     process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process.wait()
+    process.stdout.close()  # its workers may still hold the other end
     end = time.monotonic() + wait
     while (left := alive(mark)) and time.monotonic() < end:
         time.sleep(0.1)
