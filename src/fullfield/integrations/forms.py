@@ -74,7 +74,7 @@ def differs(trial: Callable[[], tuple[Tensor, Tensor]]) -> str | None:
 
 
 def refused(what: str, kind: type | None, known: str, why: str) -> InputError:
-    """``what``, of a class ``kind`` where it has one to be told, is not what we know as ``known``."""
+    """``what`` is not ``known``, an operator of ours; ``kind`` is its class, where that helps to find it."""
     of = "" if kind is None else f" ({kind.__module__}.{kind.__qualname__})"
     return InputError(f"model: {what}{of} is not {known}: {why}")
 
