@@ -90,3 +90,24 @@ def test_full_streams(scene: Path) -> None:
             assert ran.returncode == 2
             assert ran.stderr == "fullfield: error: stdout: cannot write: No space left on device\n"
         assert subprocess.run([*COMMAND, "flow", "a.png", "none.png"], stderr=full, cwd=scene).returncode == 2
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="processes are told by /proc")
+def test_its_processes_end_with_it(tmp_path: Path) -> None:
+    """As the workers of a training do that something still refers to when it is done."""
+    script = tmp_path / "verb.py"
+    script.write_text(
+        "import multiprocessing, time\n"
+        "from fullfield.cli import main\n"
+        "def verb():\n"
+        "    worker = multiprocessing.get_context('spawn').Process(target=time.sleep, args=(60,), daemon=True)\n"
+        "    worker.start()\n"
+        "    print(worker.pid)\n"
+        "    return 1\n"
+        "if __name__ == '__main__':\n"
+        "    main.main = verb\n"
+        "    main.console()\n"
+    )
+    ran = subprocess.run([sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert ran.returncode == 1
+    assert not Path("/proc", ran.stdout.strip(), "stat").exists()

@@ -33,6 +33,16 @@ if __name__ == "__main__":
     )
     train_descriptor(sys.argv[1], tiny, workers=2, every=2, progress=lambda done, text: print(text, flush=True))
 """
+_TRAIN_FLOW = """
+import sys, time
+from fullfield.training.flow import PairMaker
+if __name__ == "__main__":
+    pairs = PairMaker((64, 96), workers=2)
+    pairs.ahead(0, 1, lambda _: 1)
+    for step in range(int(sys.argv[2])):
+        pairs.batch(step, 1)
+        print(step, flush=True)
+"""
 _EVALUATE = """
 import json, sys
 from fullfield.datasets import open_dataset
@@ -60,14 +70,17 @@ def alive(mark: str) -> list[int]:
     return found
 
 
-def kill_a_training(draw: random.Random, folder: Path, steps: int, wait: float = 30.0) -> None:
-    """Kill it once, at a random moment after its workers have begun, and look at what is left."""
+def kill_a_training(
+    draw: random.Random, folder: Path, steps: int, wait: float = 30.0, *, of_flow: bool = False
+) -> None:
+    """Kill it once, at a random moment after its workers have begun, and look at what is left. The training of flow is
+    its reading of pairs."""
     mark = f"{draw.getrandbits(64):x}"
     own = Path(tempfile.mkdtemp(prefix="ff-"))  # a short name: sockets in it have 108 bytes for theirs
     folder.mkdir(parents=True, exist_ok=True)
     semaphores = set(_semaphores())
     script = folder / "train.py"
-    script.write_text(_TRAIN)
+    script.write_text(_TRAIN_FLOW if of_flow else _TRAIN)
     command = [sys.executable, str(script), str(folder / "run"), str(steps)]
     environment = {**os.environ, _MARK: mark, "TMPDIR": str(own), "FULLFIELD_QUIET": "1"}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -77,7 +90,8 @@ def kill_a_training(draw: random.Random, folder: Path, steps: int, wait: float =
     assert started >= 3, f"{started} processes: no workers to leave behind"
     time.sleep(draw.uniform(0.0, 1.0))
     process.send_signal(signal.SIGKILL)
-    process.communicate()
+    process.wait()
+    process.stdout.close()  # its workers may still hold the other end
     end = time.monotonic() + wait
     while (left := alive(mark)) and time.monotonic() < end:
         time.sleep(0.1)

@@ -17,8 +17,9 @@ from fullfield.evaluation import run as runs
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").is_file(), reason="processes are told by /proc")
-def test_the_workers_of_a_killed_training_end(tmp_path: Path) -> None:
-    kill_a_training(random.Random(0), tmp_path, 10_000)
+@pytest.mark.parametrize("of_flow", [False, True])
+def test_the_workers_of_a_killed_training_end(of_flow: bool, tmp_path: Path) -> None:
+    kill_a_training(random.Random(0), tmp_path, 10_000, of_flow=of_flow)
 
 
 def test_processes_evaluate_one_folder_at_once(tmp_path: Path) -> None:

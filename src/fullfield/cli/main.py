@@ -162,6 +162,9 @@ def console() -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is not None and processes.active_children():
+        sys.exit(code)  # which ends them, too
     os._exit(code)
 
 

@@ -1,4 +1,5 @@
-"""RAFT's own CUDA extension, the lookup on demand that others measure against, compiled from a checkout of RAFT."""
+"""RAFT's own CUDA extension, the lookup on demand that others measure against, compiled from a checkout
+of RAFT and given to a model."""
 
 from __future__ import annotations
 

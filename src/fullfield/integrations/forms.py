@@ -74,7 +74,7 @@ def differs(trial: Callable[[], tuple[Tensor, Tensor]]) -> str | None:
 
 
 def refused(what: str, kind: type | None, known: str, why: str) -> InputError:
-    """``what``, of a class ``kind`` where it has one to be told, is not what we know as ``known``."""
+    """``what`` is not ``known``, an operator of ours; ``kind`` is its class, where that helps to find it."""
     of = "" if kind is None else f" ({kind.__module__}.{kind.__qualname__})"
     return InputError(f"model: {what}{of} is not {known}: {why}")
 
@@ -157,10 +157,12 @@ def try_lookup(theirs: Lookup, levels: int = 3) -> bool | str:
     """As :func:`try_block`, for a function that makes a block and looks up in it."""
     rules = [False, True]
     for size in _TRIALS:
-        found = {rule: differs(partial(_trial, theirs, size, levels, rule)) for rule in rules}
-        rules = [rule for rule in rules if found[rule] is None]
-        if not rules:
-            return [*found.values()][-1] or ""
+        for rule in tuple(rules):
+            why = differs(partial(_trial, theirs, size, levels, rule))
+            if why is not None:
+                rules.remove(rule)
+                if not rules:
+                    return why
     return rules == [True]
 
 
@@ -169,9 +171,11 @@ def check_lookup(
 ) -> bool:
     """What :func:`try_lookup` found. Raises InputError for another operator, or one that stops where it may not."""
     stops = try_lookup(theirs, levels)
-    if stops and (isinstance(stops, str) or not may_stop):
-        raise refused(what, kind, known, stops if isinstance(stops, str) else "it stops pooling where maps are small")
-    return bool(stops)
+    if isinstance(stops, str):
+        raise refused(what, kind, known, stops)
+    if stops and not may_stop:
+        raise refused(what, kind, known, "it stops pooling where maps are small")
+    return stops
 
 
 def _trial(theirs: Lookup, size: tuple[int, int], levels: int, stops: bool) -> tuple[Tensor, Tensor]:

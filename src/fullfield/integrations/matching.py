@@ -68,12 +68,14 @@ def _local(feature0: Tensor, feature1: Tensor, local_radius: int, padding_mode: 
     return _flow(local_matching(first, second, local_radius), feature0), None
 
 
-def _matcher(ours: Callable[..., tuple[Tensor, None]], option: int) -> Recogniser:
-    def trial(original: Any) -> tuple[Tensor, Tensor]:
-        one, two = _draw(2, 2, 8, 5, 7).unbind()
-        return original(one, two, option)[0], ours(one, two, option)[0]
+def _try_global(original: Any) -> tuple[Tensor, Tensor]:
+    one, two = _draw(2, 2, 8, 5, 7).unbind()
+    return original(one, two, True)[0], _global(one, two, True)[0]
 
-    return _recogniser(ours, trial)
+
+def _try_local(original: Any) -> tuple[Tensor, Tensor]:
+    one, two = _draw(2, 2, 8, 5, 7).unbind()
+    return original(one, two, 2)[0], _local(one, two, 2)[0]
 
 
 def matcher(name: str, block: Any, backend: str | None) -> Change:  # noqa: ARG001 - it has no choice
@@ -228,8 +230,8 @@ def propagation(name: str, part: Any, backend: str | None) -> Change:  # noqa: A
 
 
 RECOGNISERS = {
-    "^global_correlation_softmax$": _matcher(_global, True),
-    "^local_correlation_softmax$": _matcher(_local, 2),
+    "^global_correlation_softmax$": _recogniser(_global, _try_global),
+    "^local_correlation_softmax$": _recogniser(_local, _try_local),
     "^single_head_full_attention$": _recogniser(attend, _try_full),
     "^single_head_split_window_attention$": _recogniser(_windows, _try_windows),
     "^generate_shift_window_attn_mask$": _recogniser(_no_mask, _try_mask),

@@ -119,24 +119,28 @@ def require_onnx() -> None:
         raise InputError(f"export: {' and '.join(missing)} {verb} not installed (pip install 'fullfield[export]')")
 
 
-class _Part(nn.Module):
-    """A part of a network as a function of tensors; ``given`` is what it is told beside them."""
+class _Pair(nn.Module):
+    """A network as a function of two frames."""
 
-    def __init__(self, network: RAFT | SEARAFT, given: Any) -> None:
+    def __init__(self, network: RAFT | SEARAFT, updates: int | None) -> None:
         super().__init__()
-        self.network, self.given = network, given
-
-
-class _Pair(_Part):
-    """All of it, for two frames and a number of updates."""
+        self.network, self.updates = network, updates
 
     def forward(self, frame1: Tensor, frame2: Tensor) -> Tensor:
-        flow: Tensor = self.network(frame1, frame2, self.given)
+        flow: Tensor = self.network(frame1, frame2, self.updates)
         return flow
 
 
+class _Part(nn.Module):
+    """What an ONNX file holds a part of: a network, and the form of its lookup."""
+
+    def __init__(self, network: RAFT | SEARAFT, form: str) -> None:
+        super().__init__()
+        self.network, self.form = network, form
+
+
 class _Begin(_Part):
-    """What is done once per pair, for a form of lookup."""
+    """What is done once per pair."""
 
     def forward(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, ...]:  # net, coords, context, state
         model = self.network
@@ -144,29 +148,30 @@ class _Begin(_Part):
         fmap1, fmap2, net, context = model.encode(model.prepare(frame1, padding), model.prepare(frame2, padding))
         coords = _grid(net)
         coords = coords + model.start(net) if isinstance(model, SEARAFT) else coords.clone()
-        return net, coords, context, *traceable_state(fmap1, fmap2, model.config.levels, self.given)
+        return net, coords, context, *traceable_state(fmap1, fmap2, model.config.levels, self.form)
 
 
 class _Step(_Part):
-    """One update, for a form of lookup."""
+    """One update."""
 
     def forward(self, net: Tensor, coords: Tensor, context: Tensor, state: list[Tensor]) -> tuple[Tensor, Tensor]:
         def lookup(where: Tensor) -> Tensor:
-            return traceable_lookup(state, where, self.network.config.radius, self.given)
+            return traceable_lookup(state, where, self.network.config.radius, self.form)
 
         return self.network.step(lookup, net, context, coords, _grid(net))
 
 
-class _Finish(_Part):
-    """From the last update to the flow of a frame of that height and width; None where nothing was padded."""
+class _Finish(nn.Module):
+    """From the last update to the flow of a frame of ``size``, height and width; None where nothing was padded."""
+
+    def __init__(self, network: RAFT | SEARAFT, size: tuple[int, int] | None) -> None:
+        super().__init__()
+        self.network, self.size = network, size
 
     def forward(self, net: Tensor, coords: Tensor) -> Tensor:
         model: Any = self.network  # each takes the mask it makes
         flow: Tensor = model.upsample(coords - _grid(net), model.mask(net))
-        if self.given is None:
-            return flow
-        height, width = self.given
-        return padding_for(height, width, model.config.padding).crop(flow)
+        return flow if self.size is None else padding_for(*self.size, model.config.padding).crop(flow)
 
 
 def _grid(net: Tensor) -> Tensor:

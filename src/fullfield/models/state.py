@@ -141,8 +141,11 @@ def _odd(value: Tensor) -> str | None:
         return "a tensor without data (on the device meta)"
     if value.is_quantized:
         return "a quantised tensor"
-    kind = value.layout if value.layout != torch.strided else value.dtype if value.is_complex() else None
-    return None if kind is None else f"a {str(kind).removeprefix('torch.')} tensor"
+    if value.layout != torch.strided:
+        return f"a {str(value.layout).removeprefix('torch.')} tensor"
+    if value.is_complex():
+        return f"a {str(value.dtype).removeprefix('torch.')} tensor"
+    return None
 
 
 def recognise(state: Mapping[str, Tensor]) -> str | None:

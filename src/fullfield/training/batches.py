@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import multiprocessing.util
-import os
-import shutil
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
@@ -24,6 +21,7 @@ from fullfield.registration.learned_network import DescriptorNetwork, surroundin
 from fullfield.training.config import DescriptorTraining
 from fullfield.training.pairs import cut_pair
 from fullfield.training.scenes import synthetic_scene
+from fullfield.training.workers import end_with_the_parent, worker_context
 
 Scenes = Sequence[tuple[Floats, Floats | None]]  # a cloud each, or two scans in one frame
 
@@ -81,13 +79,11 @@ class Cutter:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="fullfield-cut")
             self._cut: Callable[[tuple[int, ...]], Example] = partial(example, training, scenes)
             return
-        # Forks of this process would inherit CUDA and its threads; of a server that has imported this once, neither.
-        served = "forkserver" in multiprocessing.get_all_start_methods()
-        start = multiprocessing.get_context("forkserver" if served else "spawn")
-        if served:
-            start.set_forkserver_preload([__name__])
         self._pool = ProcessPoolExecutor(
-            workers, start, initializer=_begin, initargs=(training, scenes, multiprocessing.util.get_temp_dir())
+            workers,
+            worker_context(__name__),
+            initializer=_begin,
+            initargs=(training, scenes, multiprocessing.util.get_temp_dir()),
         )
         self._cut = _cut
 
@@ -105,19 +101,9 @@ _held: tuple[DescriptorTraining, Scenes]  # of a process that cuts pairs
 
 def _begin(training: DescriptorTraining, scenes: Scenes, folder: str) -> None:
     global _held
-    threading.Thread(target=_end_with_the_parent, args=(folder,), daemon=True).start()
+    end_with_the_parent(folder)
     _held = training, scenes
     torch.set_num_threads(1)
-
-
-def _end_with_the_parent(folder: str) -> None:
-    """Wait for the end of the process that trains. Where it was killed it told nobody: its ``folder`` of sockets is
-    left, and this process would wait for work for ever, and hold its semaphores."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        shutil.rmtree(folder, ignore_errors=True)
-        os._exit(1)
 
 
 def _cut(stream: tuple[int, ...]) -> Example:

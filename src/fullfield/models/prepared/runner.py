@@ -207,8 +207,10 @@ class _Ways:
         self.encode: Callable[[], None] = self._encode_now
         self.steps: list[Callable[[], None]] = [partial(self._step_now, way) for way in range(count)]
         if owner._fused:
-            works, tried = (self._encode_now, *self.steps), partial(self._try, owner._flow)
-            (self.encode, *self.steps), owner._pool = _recorded(owner.device, works, tried, owner._pool)
+            works = self._encode_now, *self.steps
+            (self.encode, *self.steps), owner._pool = _recorded(
+                owner.device, works, partial(self._try, owner._flow), owner._pool
+            )
 
     def _encode_now(self) -> None:
         self.pairs = []

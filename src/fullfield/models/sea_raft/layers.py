@@ -37,9 +37,12 @@ class Encoder(nn.Module):
 
 
 def _stage(inner: int, outer: int, stride: int, depth: int) -> nn.Sequential:
-    shapes = [(inner, stride), *[(outer, 1)] * (depth - 1)]
-    blocks = (((inputs, outer, 3, step), (outer, outer, 3, 1)) for inputs, step in shapes)
-    return nn.Sequential(*(ResidualBlock(convs, nn.BatchNorm2d, "bn") for convs in blocks))
+    rest = (_block(outer, outer, 1) for _ in range(depth - 1))
+    return nn.Sequential(_block(inner, outer, stride), *rest)
+
+
+def _block(inner: int, outer: int, stride: int) -> ResidualBlock:
+    return ResidualBlock(((inner, outer, 3, stride), (outer, outer, 3, 1)), nn.BatchNorm2d, "bn")
 
 
 # What the flow head gives: flow (2), weights of the two Laplacians (2), logarithms of their scales (2).

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import multiprocessing.util
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count as numbers_from
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
+from fullfield.training.workers import end_with_the_parent, worker_context
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -126,19 +128,15 @@ class Announced(Generic[T]):
     def _loader(self, asked: Iterator[_Ask]) -> DataLoader[T]:
         from torch.utils.data import DataLoader
 
-        # Forks of this process would inherit CUDA and its threads; of a server that has imported this once, not.
-        served = "forkserver" in multiprocessing.get_all_start_methods()
-        start = multiprocessing.get_context("forkserver" if served else "spawn")
-        if served:
-            start.set_forkserver_preload([type(self).__module__, self._make.__module__])
         return DataLoader(
             _Made(self._make),  # type: ignore[arg-type]  # one without a base class
             batch_size=None,
             sampler=asked,  # without an end, and used once
             num_workers=self._workers,
             pin_memory=self._pin,
-            multiprocessing_context=start,
+            multiprocessing_context=worker_context(type(self).__module__, self._make.__module__),
             prefetch_factor=_AHEAD,
+            worker_init_fn=partial(end_with_the_parent, multiprocessing.util.get_temp_dir()),
         )
 
 

@@ -173,7 +173,8 @@ class _Clock:
     def __init__(self, before: float, step: int, team: Ranks, device: torch.device) -> None:
         self._before, self._begin = before, time.perf_counter()
         self._team, self._device = team, device
-        self._mark, self.pace = (step, before), 0.0  # seconds a step; 0 until it is known
+        self._mark = step, before
+        self.pace = 0.0  # seconds a step; 0 until it is known
         self._settled = step + _SETTLED
 
     @property

@@ -70,7 +70,8 @@ def load_pictures(
                 for crop, square in enumerate(squared(picture, size)):
                     squares.append(square)
                     names.append(f"{entry['package']}/{entry['path']}, {entry['view']}, crop {crop + 1}")
-            data, packed = file.read(SHAPES), (len(entries["shapes"]), SHAPE_SIZE, SHAPE_SIZE // 2)
+            data = file.read(SHAPES)
+            packed = len(entries["shapes"]), SHAPE_SIZE, SHAPE_SIZE // 2  # two texels a byte
             if len(data) != math.prod(packed):
                 raise InputError(f"{where}: expected {math.prod(packed)} bytes of silhouettes, got {len(data)}")
             masks = unpack_masks(np.frombuffer(data, np.uint8).reshape(packed))

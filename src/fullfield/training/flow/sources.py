@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -163,7 +164,10 @@ class Mixture:
     def ahead(self, index: int, stride: int, counts: Counts) -> None:
         """Tell the sources that can read ahead what will be asked of them."""
         for place, source in enumerate(self._sources):
-            tell(source, index, stride, lambda n, place=place: self.counts(n, counts(n))[place])  # type: ignore[misc]
+            tell(source, index, stride, partial(self._count_of, place, counts))
+
+    def _count_of(self, place: int, counts: Counts, index: int) -> int:
+        return self.counts(index, counts(index))[place]
 
     def batch(self, index: int, count: int) -> FlowBatch:
         """``count`` pairs, those of one source after those of the one before."""

@@ -52,11 +52,10 @@ class AveragedWeights:
             for own, its in zip(_tensors(self.model), _tensors(model), strict=True)
             if own.numel() and own.data_ptr() != its.data_ptr()
         ]
-        self._own, self._its, self._own_other, self._its_other = (
-            [pair[side] for pair in pairs if pair[0].is_floating_point() == floating]
-            for floating in (True, False)
-            for side in (0, 1)
-        )
+        floating = [pair for pair in pairs if pair[0].is_floating_point()]
+        other = [pair for pair in pairs if not pair[0].is_floating_point()]
+        self._own, self._its = [pair[0] for pair in floating], [pair[1] for pair in floating]
+        self._own_other, self._its_other = [pair[0] for pair in other], [pair[1] for pair in other]
 
     @torch.no_grad()
     def update(self, step: int) -> None:

@@ -1,0 +1,36 @@
+"""Processes that make batches: how they start, and that they end with the process that trains."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import threading
+from multiprocessing.context import BaseContext
+
+
+def worker_context(*modules: str) -> BaseContext:
+    """Of processes that begin with these modules imported, where the system allows it."""
+    # Forks of this process would inherit CUDA and its threads; of a server that has imported this once, neither.
+    served = "forkserver" in multiprocessing.get_all_start_methods()
+    context = multiprocessing.get_context("forkserver" if served else "spawn")
+    if served:
+        context.set_forkserver_preload([*modules])
+    return context
+
+
+def end_with_the_parent(folder: str, _worker: int = 0) -> None:
+    """Let this process end when the one that trains does.
+
+    Where that was killed it told nobody: its ``folder`` of sockets is left, and this process would wait for work for
+    ever, and hold its semaphores.
+    """
+    threading.Thread(target=_wait_for_the_end, args=(folder,), daemon=True).start()
+
+
+def _wait_for_the_end(folder: str) -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
