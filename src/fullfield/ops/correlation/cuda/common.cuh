@@ -195,7 +195,7 @@ static __device__ __forceinline__ int class_of(int chunks) { return chunks > 40 
 struct Dealt {
     int begin, parts, items;
 };
-// An entry is divided if it would take as long as half of what each of them has to do; the parts
+// An entry is divided if it would take as long as half of what each team has to do; the parts
 // of one take more chunks together than the whole.
 static __device__ __forceinline__ Dealt deal(const Params &p) {
     const volatile u32 *counts = p.kept.counts;
