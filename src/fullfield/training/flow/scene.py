@@ -20,6 +20,9 @@ Floats = NDArray[np.float64]
 # The slots of a scene: silhouettes, the faces of boxes, those of a room, a ground, what closes the view, and ghosts.
 _OBJECTS, _BOXES, _ROOM, _GHOSTS = 12, 3, 5, 2
 _FACES = 3  # of a box that can be seen
+# A jointed figure takes the last slots of the objects: its body, the upper parts of its limbs, the lower ones of some.
+_UPPER, _LOWER = 4, 3
+_BODY = _OBJECTS - 1 - _UPPER - _LOWER
 _FIRST_FACE = _OBJECTS
 _FIRST_WALL = _FIRST_FACE + _BOXES * _FACES
 _GROUND = _FIRST_WALL + _ROOM
@@ -57,6 +60,10 @@ class SceneStyle:
     """Largest standard deviation of the noise; values are 0 ... 1."""
     gamma: float = 1.6
     """Values are raised to an exponent between this and its inverse."""
+    thin: float = 0.0
+    """Share of objects drawn out to bars; above 0 scenes have more objects as well."""
+    figures: float = 0.0
+    """Share of scenes with a jointed figure: a body and limbs, some of two parts, that turn about their joints."""
 
     def __post_init__(self) -> None:
         for name in ("camera_motion", "object_motion", "largest"):
@@ -64,15 +71,15 @@ class SceneStyle:
         _check.number(self.spread, "spread", low=0.0, high=3.0)
         _check.number(self.noise, "noise", low=0.0, high=1.0)
         _check.number(self.gamma, "gamma", low=1.0, high=8.0)
-        for name in ("still_camera", "blur", "fog", "waves", "plain"):
+        for name in ("still_camera", "blur", "fog", "waves", "plain", "thin", "figures"):
             _check.number(getattr(self, name), name, low=0.0, high=1.0)
 
 
 class _Draw:
-    """Random numbers of some scenes: every scene's own, whatever is drawn beside it."""
+    """Random numbers of some scenes: every scene's own, whatever is drawn beside it; each stream gives others."""
 
-    def __init__(self, seed: int, numbers: Sequence[int]) -> None:
-        streams = [np.random.Generator(np.random.SFC64([seed, number])) for number in numbers]
+    def __init__(self, seed: int, numbers: Sequence[int], *stream: int) -> None:
+        streams = [np.random.Generator(np.random.SFC64([seed, number, *stream])) for number in numbers]
         self._scene = np.stack([stream.random(_OF_SCENE) for stream in streams])
         self._layer = np.stack([stream.random((_OF_LAYER, LAYERS)) for stream in streams])
         self._normal = np.stack([stream.standard_normal((_NORMAL, LAYERS)) for stream in streams])
@@ -123,9 +130,11 @@ def draw_scenes(
     _check.number(pictures, "pictures", integer=True, low=1)
     _check.number(shapes, "shapes", integer=True, low=0)
     draw = _Draw(seed, numbers)
+    # What came later has numbers of its own, so that scenes without it stay what they were.
+    later = _Draw(seed, numbers, 2) if style.thin or style.figures else None
     height, width = size
     unit = math.sqrt(height * width / (368 * 496))
-    bodies = _Bodies(draw, len(numbers), height, width, unit, style)
+    bodies = _Bodies(draw, later, len(numbers), height, width, unit, style)
     paint, ids = _painted(draw, bodies, pictures, shapes, unit, style)
     exposures, times = _exposed(draw, len(numbers), style)
     fog = bodies.fog(draw, style)
@@ -139,7 +148,16 @@ def draw_scenes(
 class _Bodies:
     """Where every card is when the first frame is taken, and how it moves until the second."""
 
-    def __init__(self, draw: _Draw, batch: int, height: int, width: int, unit: float, style: SceneStyle) -> None:
+    def __init__(
+        self,
+        draw: _Draw,
+        later: _Draw | None,
+        batch: int,
+        height: int,
+        width: int,
+        unit: float,
+        style: SceneStyle,
+    ) -> None:
         shape = (batch, LAYERS)
         self.size = height, width
         self.kind = np.searchsorted(np.cumsum((0.4, 0.25, 0.15)), draw.scene())  # open, inside, outside, flat
@@ -151,7 +169,10 @@ class _Bodies:
         self.turn, self.shift = np.zeros((*shape, 3)), np.zeros((*shape, 3))
         self.depth = np.full(shape, np.inf)  # what the cards are ordered by
         self.shape = np.full(shape, INFINITE)
-        self._objects(draw, unit, style)
+        self.alike = np.zeros(batch, bool)  # figures of one picture and colour
+        self._objects(draw, later, unit, style)
+        if later is not None:
+            self._figures(later, unit, style)
         self._boxes(draw, unit, style)
         self._walls(draw)
         self._camera(draw, unit, style)
@@ -189,15 +210,17 @@ class _Bodies:
         )
         self.turn[:, part] = np.clip(turns, -1.2, 1.2) * moves[..., None]
 
-    def _objects(self, draw: _Draw, unit: float, style: SceneStyle) -> None:
+    def _objects(self, draw: _Draw, later: _Draw | None, unit: float, style: SceneStyle) -> None:
         height, width = self.size
         part = slice(0, _OBJECTS)
-        count = np.floor(2 + (_OBJECTS - 1) * draw.scene() ** 1.5)
+        count = np.floor(2 + (_OBJECTS - 1) * draw.scene() ** (0.7 if style.thin else 1.5))
         self.on[:, part] = np.arange(_OBJECTS) < count[:, None]
         depth = np.exp(draw.layer(math.log(1.5), math.log(8.0)))[:, part]
         x, y = draw.layer(-0.1, 1.1)[:, part] * width, draw.layer(-0.1, 1.1)[:, part] * height
         half = 0.5 * height * np.exp(draw.layer(math.log(0.06), math.log(0.9)))[:, part]
         aspect = np.exp(draw.normal(0.25))[:, part]
+        if later is not None:
+            aspect *= np.exp(np.where(later.layer() < style.thin, later.normal(0.9), 0))[:, part]
         self.place[:, part] = self._ray(x, y) * depth[..., None]
         self.centre[:, part] = self.place[:, part]
         roll = draw.layer(0, 2 * np.pi)[:, part]
@@ -210,6 +233,59 @@ class _Bodies:
         self.depth[:, part] = depth
         self.shape[:, part] = 0  # a silhouette; which one is drawn with the pictures
         self._own_motion(draw, part, depth, unit, style, None)
+
+    def _figures(self, draw: _Draw, unit: float, style: SceneStyle) -> None:
+        """An object becomes a body; its limbs lie in its plane, hang on it or on each other, and turn in that plane."""
+        there = draw.scene() < style.figures
+        self.alike = there & (draw.scene() < 0.5)
+        self.on[there, _BODY:_OBJECTS] = True
+        height, width = self.size
+        depth = self.depth[:, _BODY]
+        half = 0.5 * height * np.exp(draw.scene(math.log(0.15), math.log(0.7))) * depth / self.focal
+        body = self._ray(draw.scene(0.1, 0.9)[:, None] * width, draw.scene(0.1, 0.9)[:, None] * height)[:, 0]
+        for store in (self.place, self.centre):
+            self._set(there, _BODY, store, body * depth[:, None])
+        flat = np.stack([axis[:, _BODY] for axis in (self.along, self.across)], -1)  # [B, 3, 2]
+        plane = flat / np.linalg.norm(flat, axis=1, keepdims=True)
+        reach = half[:, None] * np.exp(draw.scene(-0.7, 0.2)[:, None] * (1, 0))  # [B, 2], half the sides of the body
+        for store, axis in zip((self.along, self.across), np.moveaxis(plane * reach[:, None], -1, 0), strict=True):
+            self._set(there, _BODY, store, axis)
+        normal = np.cross(plane[..., 0], plane[..., 1])
+        around, bend = draw.layer(0, 2 * np.pi), draw.normal(0.7)
+        length = reach[:, 1:] * np.exp(draw.layer(math.log(0.6), math.log(1.8)))
+        thick = length * np.exp(draw.layer(math.log(0.04), math.log(0.35)))
+        far = self._distance(draw.layer(), draw.normal(), style.object_motion, unit, style) * depth[:, None]
+        angle = np.clip(far / (length * self.focal[:, None]), 0, 1.0) * np.where(draw.layer() < 0.5, 1, -1)
+        angle *= draw.layer() < 0.75
+        nearer, bar = draw.layer() < 0.6, draw.layer() < 0.75
+        aim = np.zeros_like(around)
+        for slot in range(_BODY + 1, _OBJECTS):
+            upper = slot <= _BODY + _UPPER
+            bone = _BODY if upper else slot - _UPPER  # what it hangs on
+            if upper:
+                out = 0.8 * reach * np.stack([np.cos(around[:, slot]), np.sin(around[:, slot])], -1)
+                joint = self.place[:, _BODY] + (plane @ out[..., None])[..., 0]
+                aim[:, slot] = np.arctan2(out[:, 1], out[:, 0]) + bend[:, slot]
+            else:
+                joint = self.centre[:, bone] + 2 * self.along[:, bone]
+                aim[:, slot] = aim[:, bone] + bend[:, slot]
+            turned = np.stack([np.cos(aim[:, slot]), np.sin(aim[:, slot])], -1)
+            ahead, beside = ((plane @ side[..., None])[..., 0] for side in (turned, turned[:, ::-1] * (-1, 1)))
+            arm = (_rotation(self.turn[:, bone]) @ (joint - self.centre[:, bone])[..., None])[..., 0]
+            along = ahead * length[:, [slot]] / 2
+            self._set(there, slot, self.centre, joint)
+            self._set(there, slot, self.along, along)
+            self._set(there, slot, self.across, beside * thick[:, [slot]] / 2)
+            self._set(there, slot, self.place, joint + along)
+            self._set(there, slot, self.shift, self.centre[:, bone] + self.shift[:, bone] + arm - joint)
+            self._set(there, slot, self.turn, self.turn[:, bone] + angle[:, [slot]] * normal)
+            step = np.where(nearer[:, slot if upper else bone], -1e-3, 1e-3) * (1 if upper else 2)
+            self._set(there, slot, self.depth, depth * (1 + step))
+            self._set(there & bar[:, slot], slot, self.shape, np.full(len(there), SQUARE))
+
+    @staticmethod
+    def _set(where: NDArray[np.bool_], slot: int, store: NDArray[Any], value: NDArray[Any]) -> None:
+        store[where, slot] = value[where]
 
     def _boxes(self, draw: _Draw, unit: float, style: SceneStyle) -> None:
         height, width = self.size
@@ -346,6 +422,8 @@ def _painted(
     ids = np.stack([np.floor(draw.layer() * pictures), np.floor(draw.layer() * max(shapes, 1))], -1).astype(np.int64)
     silhouette = bodies.shape == 0
     ids[..., 1] = np.where(silhouette, ids[..., 1] if shapes else SQUARE, bodies.shape)
+    alike, limbs = bodies.alike, slice(_BODY + 1, _OBJECTS)
+    ids[alike, limbs, 0] = ids[alike, _BODY, 0][:, None]
     # Texture: so many texels for a pixel where the card is looked at, turned as the card or as it likes.
     depth = np.linalg.norm(bodies.centre, axis=-1).clip(min=1.0)
     per_pixel = np.exp(draw.normal(0.45))
@@ -394,6 +472,7 @@ def _painted(
         offset = (middle * gain)[..., None] * tints - 0.5 * factor
         paint[..., COLOURS + 6 * frame : COLOURS + 6 * frame + 3] = factor
         paint[..., COLOURS + 6 * frame + 3 : COLOURS + 6 * frame + 6] = offset
+    paint[alike, limbs, COLOURS:] = paint[alike, _BODY, None, COLOURS:]
     return paint, ids
 
 
