@@ -76,7 +76,7 @@ class SceneStyle:
 
 
 class _Draw:
-    """Random numbers of some scenes: every scene's own, whatever is drawn beside it; each stream gives others."""
+    """Random numbers of some scenes: every scene's own, whatever is drawn beside it; another ``stream``, others."""
 
     def __init__(self, seed: int, numbers: Sequence[int], *stream: int) -> None:
         streams = [np.random.Generator(np.random.SFC64([seed, number, *stream])) for number in numbers]
@@ -130,11 +130,11 @@ def draw_scenes(
     _check.number(pictures, "pictures", integer=True, low=1)
     _check.number(shapes, "shapes", integer=True, low=0)
     draw = _Draw(seed, numbers)
-    # What came later has numbers of its own, so that scenes without it stay what they were.
-    later = _Draw(seed, numbers, 2) if style.thin or style.figures else None
+    # Bars and figures have numbers of their own, so that they change nothing else. (Stream 1: the blocks of JPEG.)
+    extra = _Draw(seed, numbers, 2) if style.thin or style.figures else None
     height, width = size
     unit = math.sqrt(height * width / (368 * 496))
-    bodies = _Bodies(draw, later, len(numbers), height, width, unit, style)
+    bodies = _Bodies(draw, extra, len(numbers), height, width, unit, style)
     paint, ids = _painted(draw, bodies, pictures, shapes, unit, style)
     exposures, times = _exposed(draw, len(numbers), style)
     fog = bodies.fog(draw, style)
@@ -151,7 +151,7 @@ class _Bodies:
     def __init__(
         self,
         draw: _Draw,
-        later: _Draw | None,
+        extra: _Draw | None,
         batch: int,
         height: int,
         width: int,
@@ -170,9 +170,9 @@ class _Bodies:
         self.depth = np.full(shape, np.inf)  # what the cards are ordered by
         self.shape = np.full(shape, INFINITE)
         self.alike = np.zeros(batch, bool)  # figures of one picture and colour
-        self._objects(draw, later, unit, style)
-        if later is not None:
-            self._figures(later, unit, style)
+        self._objects(draw, extra, unit, style)
+        if extra is not None:
+            self._figures(extra, unit, style)
         self._boxes(draw, unit, style)
         self._walls(draw)
         self._camera(draw, unit, style)
@@ -210,7 +210,7 @@ class _Bodies:
         )
         self.turn[:, part] = np.clip(turns, -1.2, 1.2) * moves[..., None]
 
-    def _objects(self, draw: _Draw, later: _Draw | None, unit: float, style: SceneStyle) -> None:
+    def _objects(self, draw: _Draw, extra: _Draw | None, unit: float, style: SceneStyle) -> None:
         height, width = self.size
         part = slice(0, _OBJECTS)
         count = np.floor(2 + (_OBJECTS - 1) * draw.scene() ** (0.7 if style.thin else 1.5))
@@ -219,8 +219,8 @@ class _Bodies:
         x, y = draw.layer(-0.1, 1.1)[:, part] * width, draw.layer(-0.1, 1.1)[:, part] * height
         half = 0.5 * height * np.exp(draw.layer(math.log(0.06), math.log(0.9)))[:, part]
         aspect = np.exp(draw.normal(0.25))[:, part]
-        if later is not None:
-            aspect *= np.exp(np.where(later.layer() < style.thin, later.normal(0.9), 0))[:, part]
+        if extra is not None:
+            aspect *= np.exp(np.where(extra.layer() < style.thin, extra.normal(0.9), 0))[:, part]
         self.place[:, part] = self._ray(x, y) * depth[..., None]
         self.centre[:, part] = self.place[:, part]
         roll = draw.layer(0, 2 * np.pi)[:, part]
@@ -235,57 +235,63 @@ class _Bodies:
         self._own_motion(draw, part, depth, unit, style, None)
 
     def _figures(self, draw: _Draw, unit: float, style: SceneStyle) -> None:
-        """An object becomes a body; its limbs lie in its plane, hang on it or on each other, and turn in that plane."""
+        """In some scenes the last objects become a figure: all scenes get one, some get their objects back."""
         there = draw.scene() < style.figures
         self.alike = there & (draw.scene() < 0.5)
-        self.on[there, _BODY:_OBJECTS] = True
+        cards = (self.on, self.shape, self.depth, self.place, self.along, self.across)
+        changed = [store[:, _BODY:_OBJECTS] for store in (*cards, self.centre, self.turn, self.shift)]
+        before = [part.copy() for part in changed]
+        self.on[:, _BODY:_OBJECTS] = True
+        self._limbs(draw, *self._body(draw), unit, style)
+        for part, old in zip(changed, before, strict=True):
+            part[~there] = old[~there]
+
+    def _body(self, draw: _Draw) -> tuple[Floats, Floats]:
+        """Move an object into view. Returns the directions of its sides [B, 3, 2] and half their lengths [B, 2]."""
         height, width = self.size
         depth = self.depth[:, _BODY]
         half = 0.5 * height * np.exp(draw.scene(math.log(0.15), math.log(0.7))) * depth / self.focal
-        body = self._ray(draw.scene(0.1, 0.9)[:, None] * width, draw.scene(0.1, 0.9)[:, None] * height)[:, 0]
-        for store in (self.place, self.centre):
-            self._set(there, _BODY, store, body * depth[:, None])
-        flat = np.stack([axis[:, _BODY] for axis in (self.along, self.across)], -1)  # [B, 3, 2]
-        plane = flat / np.linalg.norm(flat, axis=1, keepdims=True)
-        reach = half[:, None] * np.exp(draw.scene(-0.7, 0.2)[:, None] * (1, 0))  # [B, 2], half the sides of the body
-        for store, axis in zip((self.along, self.across), np.moveaxis(plane * reach[:, None], -1, 0), strict=True):
-            self._set(there, _BODY, store, axis)
-        normal = np.cross(plane[..., 0], plane[..., 1])
-        around, bend = draw.layer(0, 2 * np.pi), draw.normal(0.7)
+        ray = self._ray(draw.scene(0.1, 0.9)[:, None] * width, draw.scene(0.1, 0.9)[:, None] * height)[:, 0]
+        self.place[:, _BODY] = self.centre[:, _BODY] = ray * depth[:, None]
+        sides = np.stack([self.along[:, _BODY], self.across[:, _BODY]], -1)
+        plane = sides / np.linalg.norm(sides, axis=1, keepdims=True)
+        reach = half[:, None] * np.exp(draw.scene(-0.7, 0.2)[:, None] * (1, 0))
+        self.along[:, _BODY], self.across[:, _BODY] = np.moveaxis(plane * reach[:, None], -1, 0)
+        return plane, reach
+
+    def _limbs(self, draw: _Draw, plane: Floats, reach: Floats, unit: float, style: SceneStyle) -> None:
+        """Bars or silhouettes in the body's plane. Upper ones hang on the body, lower ones on the ends of upper ones;
+        each moves with what it hangs on, and turns about the joint besides."""
+        depth = self.depth[:, [_BODY]]
+        aim, bend = draw.layer(0, 2 * np.pi), draw.normal(0.7)
         length = reach[:, 1:] * np.exp(draw.layer(math.log(0.6), math.log(1.8)))
         thick = length * np.exp(draw.layer(math.log(0.04), math.log(0.35)))
-        far = self._distance(draw.layer(), draw.normal(), style.object_motion, unit, style) * depth[:, None]
+        far = self._distance(draw.layer(), draw.normal(), style.object_motion, unit, style) * depth
         angle = np.clip(far / (length * self.focal[:, None]), 0, 1.0) * np.where(draw.layer() < 0.5, 1, -1)
         angle *= draw.layer() < 0.75
-        nearer, bar = draw.layer() < 0.6, draw.layer() < 0.75
-        aim = np.zeros_like(around)
+        behind = np.where(draw.layer() < 0.6, -1e-3, 1e-3)  # nearer or farther than the body, as a share of its depth
+        limbs = slice(_BODY + 1, _OBJECTS)
+        self.shape[:, limbs] = np.where(draw.layer() < 0.75, SQUARE, self.shape)[:, limbs]
+        normal = np.cross(plane[..., 0], plane[..., 1])
         for slot in range(_BODY + 1, _OBJECTS):
-            upper = slot <= _BODY + _UPPER
-            bone = _BODY if upper else slot - _UPPER  # what it hangs on
-            if upper:
-                out = 0.8 * reach * np.stack([np.cos(around[:, slot]), np.sin(around[:, slot])], -1)
-                joint = self.place[:, _BODY] + (plane @ out[..., None])[..., 0]
+            if slot <= _BODY + _UPPER:
+                bone = _BODY
+                out = 0.8 * reach * np.stack([np.cos(aim[:, slot]), np.sin(aim[:, slot])], -1)
+                joint = self.centre[:, bone] + _times(plane, out)
                 aim[:, slot] = np.arctan2(out[:, 1], out[:, 0]) + bend[:, slot]
             else:
+                bone = slot - _UPPER
                 joint = self.centre[:, bone] + 2 * self.along[:, bone]
                 aim[:, slot] = aim[:, bone] + bend[:, slot]
-            turned = np.stack([np.cos(aim[:, slot]), np.sin(aim[:, slot])], -1)
-            ahead, beside = ((plane @ side[..., None])[..., 0] for side in (turned, turned[:, ::-1] * (-1, 1)))
-            arm = (_rotation(self.turn[:, bone]) @ (joint - self.centre[:, bone])[..., None])[..., 0]
-            along = ahead * length[:, [slot]] / 2
-            self._set(there, slot, self.centre, joint)
-            self._set(there, slot, self.along, along)
-            self._set(there, slot, self.across, beside * thick[:, [slot]] / 2)
-            self._set(there, slot, self.place, joint + along)
-            self._set(there, slot, self.shift, self.centre[:, bone] + self.shift[:, bone] + arm - joint)
-            self._set(there, slot, self.turn, self.turn[:, bone] + angle[:, [slot]] * normal)
-            step = np.where(nearer[:, slot if upper else bone], -1e-3, 1e-3) * (1 if upper else 2)
-            self._set(there, slot, self.depth, depth * (1 + step))
-            self._set(there & bar[:, slot], slot, self.shape, np.full(len(there), SQUARE))
-
-    @staticmethod
-    def _set(where: NDArray[np.bool_], slot: int, store: NDArray[Any], value: NDArray[Any]) -> None:
-        store[where, slot] = value[where]
+                behind[:, slot] = 2 * behind[:, bone]
+            ahead = np.stack([np.cos(aim[:, slot]), np.sin(aim[:, slot])], -1)
+            self.along[:, slot] = _times(plane, ahead) * length[:, [slot]] / 2
+            self.across[:, slot] = _times(plane, ahead[:, ::-1] * (-1, 1)) * thick[:, [slot]] / 2
+            self.centre[:, slot], self.place[:, slot] = joint, joint + self.along[:, slot]
+            carried = _times(_rotation(self.turn[:, bone]), joint - self.centre[:, bone])
+            self.shift[:, slot] = self.centre[:, bone] + self.shift[:, bone] + carried - joint
+            self.turn[:, slot] = self.turn[:, bone] + angle[:, [slot]] * normal
+        self.depth[:, limbs] = depth * (1 + behind[:, limbs])
 
     def _boxes(self, draw: _Draw, unit: float, style: SceneStyle) -> None:
         height, width = self.size
@@ -340,7 +346,7 @@ class _Bodies:
         ground = ((zero, below, zero + far), (width / 2 / focal * far, zero, zero), (zero, zero, zero + far))
         for slot, card in enumerate((*walls, ground), _FIRST_WALL):
             for store, vector in zip((self.place, self.along, self.across), card, strict=True):
-                store[:, slot] = (look @ np.stack(vector, -1)[..., None])[..., 0]
+                store[:, slot] = _times(look, np.stack(vector, -1))
         self.on[:, _GROUND] = self.kind == _OUTSIDE
         self.depth[:, _GROUND] = 1e4
         tilt = np.stack(
@@ -510,6 +516,12 @@ def _ordered(
     cards, frames, colours, exposures, fog, sensor = (torch.from_numpy(value.astype(np.float32)) for value in floats)
     which, there = (torch.from_numpy(value.astype(np.int32)) for value in (ids[scenes, order], counts))
     return LayeredScenes(cards, frames, colours, which, there, exposures, fog, sensor, torch.from_numpy(seeds))
+
+
+def _times(matrix: Floats, vector: Floats) -> Floats:
+    """[..., M, N] and [..., N] -> [..., M]."""
+    product: Floats = (matrix @ vector[..., None])[..., 0]
+    return product
 
 
 def _rotation(vector: Floats) -> Floats:
