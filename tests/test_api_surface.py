@@ -254,6 +254,7 @@ SURFACE = {
         "Mixture",
         "PairMaker",
         "PairSource",
+        "SceneStyle",
         "Stepper",
         "TrainedFlow",
         "augment",

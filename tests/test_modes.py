@@ -24,8 +24,8 @@ _DO_NOT = {
     "InputError", "Latency", "Neighbors", "noting_shortage", "open_plates", "Outcome", "Output", "Pair",
     "PairSource", "parse_frames", "patch", "Plate", "Plates", "plot_history", "PointGeometry", "Problem",
     "read_pose", "read_scale", "refinement_backends", "Registrar", "Registration", "render_shot", "Replacement",
-    "rigid", "Run", "run_on_devices", "ScanRun", "score", "score_scans", "Setting", "Shot", "Shown", "Trained",
-    "TrainedFlow", "Triplets", "view_page", "WeightsEntry", "Work", "write_submission",
+    "rigid", "Run", "run_on_devices", "ScanRun", "SceneStyle", "score", "score_scans", "Setting", "Shot", "Shown",
+    "Trained", "TrainedFlow", "Triplets", "view_page", "WeightsEntry", "Work", "write_submission",
 }  # fmt: skip
 _ROOMS = ("fullfield.datasets", "fullfield.io")
 _ON_A_GPU = {"PreparedFlow", "PreparedSizes", "PersistentSolver", "PtlflowEstimator"}  # and with a package

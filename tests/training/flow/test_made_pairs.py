@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+from unittest import mock
+
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch.nn import functional
 
 from fullfield import InputError
+from fullfield.ops.layered import SQUARE, LayeredScenes
+from fullfield.ops.layered.scene import COLOURS, TEXTURE
+from fullfield.training.flow import scene
 from fullfield.training.flow.pairs import PairMaker
 from fullfield.training.flow.pictures import PicturePack, procedural_pictures
 from fullfield.training.flow.scene import SceneStyle, draw_scenes
@@ -85,6 +93,135 @@ def test_scenes_have_the_motion_that_is_asked_for() -> None:
     )
 
 
+class Drawn(NamedTuple):
+    """Scenes, and the cards in their slots."""
+
+    scenes: LayeredScenes
+    bodies: scene._Bodies
+    matrices: scene.Floats  # [B, 2, L, 3, 3], to (depth x, depth y, depth) of both frames
+    paint: scene.Floats
+    ids: NDArray[np.int64]
+
+
+OBJECTS = slice(0, 12)
+BODY, UPPER, LOWER = 4, (5, 6, 7, 8), (9, 10, 11)
+HANGS_ON = dict.fromkeys(UPPER, BODY) | {9: 5, 10: 6, 11: 7}
+
+
+def drawn(count: int, **style: float) -> Drawn:
+    """``draw_scenes``, watched."""
+    with mock.patch.object(scene, "_ordered", wraps=scene._ordered) as ordered:
+        scenes = draw_scenes(range(count), (368, 496), seed=5, pictures=50, shapes=40, style=SceneStyle(**style))
+    bodies, _, paint, ids, *_ = ordered.call_args.args
+    return Drawn(scenes, bodies, bodies.matrices(), paint, ids)
+
+
+def with_a_figure(found: Drawn, plain: Drawn) -> NDArray[np.bool_]:
+    """[B]: the body or a limb is not where an object would be."""
+    there: NDArray[np.bool_] = (found.bodies.place != plain.bodies.place)[:, OBJECTS].any((1, 2))
+    return there
+
+
+def test_scenes_of_a_seed_stay_what_they_are() -> None:
+    """In every version. The usual ones were stored before there were bars and figures."""
+    usual, lively = drawn(8).scenes, drawn(8, thin=0.3, figures=0.5).scenes
+    assert all(torch.equal(one, two) for one, two in zip(usual, drawn(8, thin=0, figures=0).scenes, strict=True))
+    assert usual.counts.tolist() == [14, 20, 11, 20, 15, 13, 8, 15]
+    assert usual.ids[:, 0].tolist() == [[5, -2], [41, 19], [21, 5], [13, 29], [8, 31], [22, 3], [45, 2], [34, 6]]
+    middles = [(950.681, 494.0695, 2.9147), (571.8082, 153.9075, 2.4736), (359.5429, 365.0573, 2.4499)]
+    assert usual.to_frame[[0, 3, 7], 0, :, 2].numpy() == pytest.approx(np.array(middles), rel=1e-4)
+    texture = [(33.8962, -49.1426, 653.0815, 30.6688), (-5.2623, -10.0377, 1019.6526, 5.9976)]
+    assert usual.paint[[0, 7], 0, TEXTURE : TEXTURE + 4].numpy() == pytest.approx(np.array(texture), rel=1e-4)
+    assert lively.counts.tolist() == [21, 22, 16, 21, 16, 14, 18, 20]
+    assert lively.ids[:, 1, 0].tolist() == [13, 48, 21, 34, 45, 26, 5, 30]
+    along = [(-735.9251, 294.067), (13.4728, 9.8655), (49.8952, 75.1028)]
+    assert lively.to_frame[[0, 3, 7], 3, :2, 0].numpy() == pytest.approx(np.array(along), rel=1e-4)
+    for found in (usual, lively):
+        assert found.noise[[0, 3, 7]].tolist() == [721827976, 1650216091, 302239393]  # the last that is drawn
+
+
+def test_thin_things_are_longer_and_more() -> None:
+    def sides(found: Drawn) -> scene.Floats:
+        """How much longer the longer side of an object is."""
+        axes = (found.bodies.along, found.bodies.across)
+        ratio = np.divide(*(np.linalg.norm(axis[:, OBJECTS], axis=-1) for axis in axes))
+        return np.maximum(ratio, 1 / ratio)
+
+    plain, some, all_of_them = (drawn(200, thin=share) for share in (0, 0.3, 1))
+    assert np.quantile(sides(plain), 0.9) < 2.5
+    assert np.quantile(sides(all_of_them), (0.5, 0.9)) == pytest.approx((3.5, 20), rel=0.3)
+    changed = ~np.isclose(sides(some), sides(plain))
+    assert changed.mean() == pytest.approx(0.3, abs=0.04)
+    usual, more = (found.bodies.on[:, OBJECTS].sum(1) for found in (plain, some))
+    assert (more >= usual).all()
+    assert usual.mean() + 1 < more.mean() < 9.5
+    assert (some.scenes.counts - plain.scenes.counts).tolist() == (more - usual).tolist()
+
+
+def test_figures_are_in_the_share_of_scenes_that_is_asked_for() -> None:
+    plain, found = drawn(400), drawn(400, figures=0.3)
+    there = with_a_figure(found, plain)
+    assert there.mean() == pytest.approx(0.3, abs=0.07)
+    assert (drawn(400, figures=1).bodies.place != plain.bodies.place)[:, BODY:12].any(-1).all()
+    # All parts are there, however few objects the scene has, and the other objects stay.
+    few = plain.bodies.on[:, OBJECTS].sum(1) < BODY
+    assert (there & few).any()
+    assert found.bodies.on[there, BODY:12].all()
+    assert (found.bodies.on == plain.bodies.on)[:, :BODY].all()
+    assert (found.bodies.place == plain.bodies.place)[:, :BODY].all()
+    # Scenes without one are the same bits as in the usual style.
+    assert np.array_equal(found.matrices[~there], plain.matrices[~there])
+    assert np.array_equal(found.paint[~there], plain.paint[~there])
+    assert np.array_equal(found.ids[~there], plain.ids[~there])
+    for name in ("on", "depth"):
+        assert np.array_equal(getattr(found.bodies, name)[~there], getattr(plain.bodies, name)[~there])
+    for name in ("exposures", "fog", "sensor", "noise"):
+        assert torch.equal(getattr(found.scenes, name), getattr(plain.scenes, name))
+
+
+def test_joints_stay_joined_and_limbs_turn() -> None:
+    found = drawn(300, figures=1)
+    start, end = np.array([-1.0, 0, 1]), np.array([1.0, 0, 1])
+    swung, beside = [], []
+    for limb, bone in HANGS_ON.items():
+        first, second = (found.matrices[:, frame, limb] for frame in (0, 1))
+        on_bone, then_on_bone = (found.matrices[:, frame, bone] for frame in (0, 1))
+        joint, tip = (np.linalg.solve(on_bone, (first @ point)[..., None])[..., 0] for point in (start, end))
+        if bone == BODY:
+            assert np.hypot(joint[:, 0], joint[:, 1]) == pytest.approx(0.8)
+        else:
+            assert joint[:, :2] == pytest.approx(np.tile(end[:2], (300, 1)), abs=1e-6)
+        assert np.stack((joint[:, 2], tip[:, 2])) == pytest.approx(1)  # both cards lie in one plane
+        then = (then_on_bone @ joint[..., None])[..., 0]
+        assert second @ start == pytest.approx(then, rel=1e-6, abs=1e-6)
+        here, rigid = second @ end, (then_on_bone @ tip[..., None])[..., 0]
+        swung.append(np.linalg.norm(here[:, :2] / here[:, 2:] - rigid[:, :2] / rigid[:, 2:], axis=-1))
+        beside.append(found.bodies.depth[:, limb] / found.bodies.depth[:, bone] - 1)
+    away = np.stack(swung)
+    assert (away > 0.1).mean() == pytest.approx(0.75, abs=0.05)  # pixels; the others stand
+    assert 4 < np.median(away[away > 0.1]) < 20
+    # Limbs are nearer than the body or farther; lower ones go on in the direction of the upper ones.
+    order = np.sign(np.stack(beside))
+    assert (np.abs(np.stack(beside)) < 0.01).all()
+    assert (order[: len(UPPER)] < 0).mean() == pytest.approx(0.6, abs=0.05)
+    assert (order[len(UPPER) :] == order[: len(LOWER)]).all()
+
+
+def test_half_of_the_figures_have_one_picture_and_colour() -> None:
+    """The others are of as many as the other things."""
+    found = drawn(300, figures=0.6)
+    there = with_a_figure(found, drawn(300))
+    pictures, colours = found.ids[:, BODY:12, 0], found.paint[:, BODY:12, COLOURS:]
+    one = (pictures == pictures[:, :1]).all(1)
+    assert (one == (colours == colours[:, :1]).all((1, 2))).all()
+    assert not one[~there].any()
+    assert one[there].mean() == pytest.approx(0.5, abs=0.12)
+    assert len(np.unique(pictures[there, 0])) > 40
+    shapes = found.ids[there, BODY:12, 1]
+    assert (shapes[:, 0] >= 0).all()  # a body is a silhouette, most limbs are bars
+    assert (shapes[:, 1:] == SQUARE).mean() == pytest.approx(0.75, abs=0.05)
+
+
 def test_mistakes_are_named(pictures: PicturePack) -> None:
     for arguments, word in (
         ({"size": (4, 40)}, "size"),
@@ -93,7 +230,8 @@ def test_mistakes_are_named(pictures: PicturePack) -> None:
     ):
         with pytest.raises(InputError, match=f"^{word}: expected"):
             PairMaker(**{"size": SIZE, "pictures": pictures, **arguments})  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"^blur: expected"):
-        SceneStyle(blur=2)
+    for style in ({"blur": 2}, {"thin": 2}, {"figures": -1}):
+        with pytest.raises(InputError, match=f"^{next(iter(style))}: expected"):
+            SceneStyle(**style)
     with pytest.raises(InputError, match=r"^count: expected"):
         PairMaker(SIZE, pictures=pictures).batch(0, 0)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fullfield.training.flow.loss import mean_error as mean_error
     from fullfield.training.flow.loss import sequence_loss as sequence_loss
     from fullfield.training.flow.pairs import PairMaker as PairMaker
+    from fullfield.training.flow.scene import SceneStyle as SceneStyle
     from fullfield.training.flow.sources import DatasetPairs as DatasetPairs
     from fullfield.training.flow.sources import Mixture as Mixture
     from fullfield.training.flow.sources import collate_flow as collate_flow
@@ -41,6 +42,7 @@ __all__, __getattr__, __dir__ = lazy(
         "loop": "FlowRun TrainedFlow train_flow",
         "loss": "counted_pixels laplace_mixture_loss mean_error sequence_loss",
         "pairs": "PairMaker",
+        "scene": "SceneStyle",
         "sources": "DatasetPairs Mixture collate_flow cut_window",
         "stepping": "AveragedWeights Stepper",
         "validation": "FlowValidation",

@@ -19,6 +19,7 @@ from fullfield.training.checkpoint import write_json
 from fullfield.training.flow.pairs import PairMaker
 from fullfield.training.flow.picture_sources import licence_text
 from fullfield.training.flow.pictures import licence_list
+from fullfield.training.flow.scene import SceneStyle
 
 MANIFEST, LICENCES = "made.json", "licences.md"
 FLOW_FORMATS = ("flo", "png")
@@ -141,6 +142,8 @@ def _before(path: Path, manifest: dict[str, Any]) -> int:
         count = int(old.pop("count"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: expected what fullfield pairs writes, got {type(error).__name__}") from error
+    if isinstance(style := old.get("style"), dict):
+        old["style"] = asdict(SceneStyle()) | style  # fields that it was written without are off by default
     for name, value in manifest.items():
         if old.get(name) != value:
             came = f"{name} {old.get(name)!r}, not {value!r}"

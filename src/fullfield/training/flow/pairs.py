@@ -31,8 +31,9 @@ class PairMaker:
         batch.frame1, batch.flow, batch.valid    # [32, 3, 368, 496], [32, 2, ...], [32, ...]
 
     Scenes are planar cards in space, before a camera that moves: silhouettes, boxes, rooms, grounds, with motion blur,
-    fog, changes of light, things out of focus, shadows and noise; then the blocks of JPEG. See
-    :mod:`fullfield.ops.layered` for what is rendered and why the flow is exact.
+    fog, changes of light, things out of focus, shadows and noise; then the blocks of JPEG. The style says how much of
+    what there is; it can add thin bars and jointed figures, which are off by default. See :mod:`fullfield.ops.layered`
+    for what is rendered and why the flow is exact.
 
     Args:
         size: (height, width) of the frames, pixels, at least 8.
@@ -40,7 +41,7 @@ class PairMaker:
         device: where pairs are made.
         pictures: textures and silhouettes, as :func:`~fullfield.training.flow.pictures.load_pictures` gives; by
             default procedural ones, which need no file.
-        style: how scenes are made up.
+        style: how scenes are made up, for instance ``SceneStyle(figures=0.5, thin=0.3)``.
         compressed: share of the pairs with the blocks of JPEG.
         workers: processes that make up the scenes of a training ahead of time; 0: this one does.
 

@@ -41,6 +41,9 @@ class SceneStyle:
 
     The distances that things move follow log-normal distributions: ``*_motion`` is the median, ``spread`` the standard
     deviation of the logarithm, ``largest`` the end.
+
+    Raises:
+        InputError: naming the field that does not fit.
     """
 
     camera_motion: float = 9.0
@@ -52,6 +55,7 @@ class SceneStyle:
     blur: float = 0.35
     """Share of scenes with motion blur."""
     fog: float = 0.15
+    """Share of scenes with fog."""
     waves: float = 0.35
     """Share of objects that bend."""
     plain: float = 0.2
@@ -275,7 +279,7 @@ class _Bodies:
         normal = np.cross(plane[..., 0], plane[..., 1])
         for slot in range(_BODY + 1, _OBJECTS):
             if slot <= _BODY + _UPPER:
-                bone = _BODY
+                bone = _BODY  # what it hangs on
                 out = 0.8 * reach * np.stack([np.cos(aim[:, slot]), np.sin(aim[:, slot])], -1)
                 joint = self.centre[:, bone] + _times(plane, out)
                 aim[:, slot] = np.arctan2(out[:, 1], out[:, 0]) + bend[:, slot]
