@@ -132,6 +132,8 @@ def test_scenes_of_a_seed_stay_what_they_are() -> None:
     assert usual.to_frame[[0, 3, 7], 0, :, 2].numpy() == pytest.approx(np.array(middles), rel=1e-4)
     texture = [(33.8962, -49.1426, 653.0815, 30.6688), (-5.2623, -10.0377, 1019.6526, 5.9976)]
     assert usual.paint[[0, 7], 0, TEXTURE : TEXTURE + 4].numpy() == pytest.approx(np.array(texture), rel=1e-4)
+    colours = [(1.2404, 1.2353, 1.134), (0.8538, 0.7528, 1.0679)]
+    assert usual.paint[[0, 7], 0, COLOURS : COLOURS + 3].numpy() == pytest.approx(np.array(colours), rel=1e-3)
     assert lively.counts.tolist() == [21, 22, 16, 21, 16, 14, 18, 20]
     assert lively.ids[:, 1, 0].tolist() == [13, 48, 21, 34, 45, 26, 5, 30]
     along = [(-735.9251, 294.067), (13.4728, 9.8655), (49.8952, 75.1028)]

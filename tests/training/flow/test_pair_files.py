@@ -117,23 +117,26 @@ def test_other_pairs_are_not_mixed_in(pairs: PairMaker, tmp_path: Path) -> None:
         write_pairs(tmp_path / "made", pairs, 1, flow_format="png")
 
 
-def test_a_set_from_before_a_field_of_the_style_goes_on(pairs: PairMaker, tmp_path: Path) -> None:
+def test_a_set_from_before_a_field_of_the_style_goes_on(tmp_path: Path) -> None:
     """What its style does not name had no effect yet, as by default."""
+    pictures = procedural_pictures(2, size=32, shapes=2)
+    pairs, figures, usual = (
+        PairMaker(SIZE, pictures=pictures, style=style)
+        for style in (SceneStyle(fog=0.5), SceneStyle(fog=0.5, figures=0.5), SceneStyle())
+    )
     write_pairs(tmp_path / "made", pairs, 1)
     manifest = tmp_path / "made/made.json"
     old = json.loads(manifest.read_text("utf-8"))
     del old["style"]["thin"], old["style"]["figures"]
     manifest.write_text(json.dumps(old), "utf-8")
-    pictures = procedural_pictures(6, size=64, shapes=10)
-    figures = PairMaker(SIZE, seed=3, pictures=pictures, style=SceneStyle(figures=0.5))
-    with pytest.raises(InputError, match=r"style .*'figures': 0\.0.*, not .*'figures': 0\.5"):
-        write_pairs(tmp_path / "made", figures, 2)
-    manifest.write_text(json.dumps(old | {"style": None}), "utf-8")
-    with pytest.raises(InputError, match=r"made\.json: its pairs were made with style None, not "):
-        write_pairs(tmp_path / "made", pairs, 2)
-    manifest.write_text(json.dumps(old), "utf-8")
+    for other, word in ((figures, r".*'figures': 0\.0.*, not .*'figures': 0\.5"), (usual, r".*'fog': 0\.5.*, not ")):
+        with pytest.raises(InputError, match=rf"made\.json: its pairs were made with style {word}"):
+            write_pairs(tmp_path / "made", other, 2)
     written = write_pairs(tmp_path / "made", pairs, 2)
     assert (written.made, written.kept) == (1, 1)
+    manifest.write_text(json.dumps(old | {"style": "usual"}), "utf-8")
+    with pytest.raises(InputError, match=r"made\.json: its pairs were made with style 'usual', not "):
+        write_pairs(tmp_path / "made", pairs, 2)
 
 
 def test_damaged_sets(pairs: PairMaker, tmp_path: Path) -> None:
