@@ -91,13 +91,14 @@ def on_cpu() -> str:
 
 def training() -> str:
     """The runs that made fullfield-s: pairs, sizes, seeds and time."""
-    rows = [["run", "frames", "seed", "pairs", "seconds of training", "code at"]]
+    rows = [["run", "GPUs", "frames", "seed", "pairs", "seconds of training", "code at"]]
     for number, run in enumerate(read("fullfield_s_training.json")["runs"], 1):
         for i, piece in enumerate(run["pieces"]):
-            pairs = 2 * piece["pairs_a_gpu"] * piece["steps"]
-            whole = ["", ""] if i else [f"{run['history'][-1]['seconds']:.0f}", run["commit"]]
-            cells = ["" if i else str(number), piece["size"].replace("x", "×"), str(piece["seed"]), f"{pairs:,}"]
-            rows.append([*cells, *whole])
+            pairs = run["gpus"] * piece["pairs_a_gpu"] * piece["steps"]
+            first = ["", ""] if i else [str(number), str(run["gpus"])]
+            last = ["", ""] if i else [f"{run['history'][-1]['seconds']:.0f}", run["commit"]]
+            seed = "not kept" if piece["seed"] is None else str(piece["seed"])
+            rows.append([*first, piece["size"].replace("x", "×"), seed, f"{pairs:,}", *last])
     return lines(rows)
 
 

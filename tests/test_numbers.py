@@ -82,8 +82,8 @@ ALLOWED: dict[str, tuple[str, tuple[str, ...]]] = {
         "the recipe of the training; the size of the file; definitions",
         (
             "4.6 MB as float16",
-            "8e-4, then 5e-4; warm-up of 3 %, then 4 %",
-            "last 40 %, then 50 %; weight decay 1e-5",
+            "8e-4, then 5e-4; warm-up of 3 %, then 4 %, then 2 %",
+            "last 40 %, then 50 %, then 70 %; weight decay 1e-5",
             "γ 0.85",
             "after 30 % of",
             "weights 0.999",

@@ -49,5 +49,7 @@ def test_mistakes(refused: Callable[..., str], cli: Any, scene: Path) -> None:
     assert "file: is a file; --output" in refused("pairs", "-o", "file")
     assert "--size: expected" in refused("pairs", "-o", "made", "--size", "4x4")
     assert "--device: expected" in refused(*OUT, 1, "--device", "abacus")
+    assert "--style: expected one of usual, small, large, bars, figures" in refused(*OUT, 1, "--style", "thin")
     assert cli(*OUT, 1, "-q").code == 0
     assert "made.json: its pairs were made with seed 0, not 1" in refused(*OUT, 1, "--seed", "1")
+    assert "made.json: its pairs were made with style " in refused(*OUT, 1, "--style", "figures")

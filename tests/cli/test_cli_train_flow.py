@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from fullfield.io import write_flow, write_image
 from fullfield.models.weights import build_model
-from fullfield.training.flow import pictures
+from fullfield.training.flow import PairMaker, SceneStyle, pictures
 from known_scenes import known_scene
 
 TINY = ("--size", "40x32", "--batch", "2", "--steps", "2", "--every", "1", "--updates", "1", "-q")
@@ -46,9 +46,18 @@ def _one_thread() -> Any:
 def test_train_then_estimate(cli: Any, pairs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few = pictures.procedural_pictures(count=4, size=64, shapes=4)
     monkeypatch.setattr(pictures, "procedural_pictures", lambda: few)
-    command = ("train", "flow", "-o", "run", *RAFT, *TINY, "--data", "made=0.5", "pairs:mine=0.5")
+    makers: list[tuple[int, SceneStyle]] = []
+
+    class Told(PairMaker):
+        def __init__(self, size: tuple[int, int], *, seed: int, style: SceneStyle, **options: Any) -> None:
+            makers.append((seed, style))
+            super().__init__(size, seed=seed, style=style, **options)
+
+    monkeypatch.setattr("fullfield.training.flow.pairs.PairMaker", Told)
+    command = ("train", "flow", "-o", "run", *RAFT, *TINY, "--data", "made=0.3", "made-figures=0.2", "pairs:mine=0.5")
     ran = cli(*command, "--validate", "pairs:mine", "--validation-pairs", "2", "--curves", "--json")
     assert ran.code == 0, ran.err
+    assert makers == [(0, SceneStyle()), (1, SceneStyle.preset("figures"))]
     told = ran.json
     assert told["weights"] == "run/weights.safetensors"
     assert told["done"] == 1.0
@@ -56,7 +65,7 @@ def test_train_then_estimate(cli: Any, pairs: Path, monkeypatch: pytest.MonkeyPa
     assert told["recipe"]["training"]["batch"] == 2
     assert told["history"][-1]["validation"] == pytest.approx(told["validation"]["pairs:mine"])
     recipe = json.loads((pairs / "run" / "recipe.json").read_text())
-    assert recipe["data"] == ["made=0.5", "pairs:mine=0.5"]
+    assert recipe["data"] == ["made=0.3", "made-figures=0.2", "pairs:mine=0.5"]
     assert recipe["size"] == [32, 40]
     assert recipe["network"] == "raft-small"
     rows = list(csv.DictReader((pairs / "run" / "history.csv").open()))
@@ -123,6 +132,8 @@ def test_mistakes_are_one_line(refused: Any, pairs: Path) -> None:
         (*train, "--after", "nowhere"): "--after nowhere: no such folder",
         (*train, "--after", "mine"): "--after: expected the folder of a run with a checkpoint",
         (*train, "--data", "chairs"): "--data chairs: a data set needs its folder",
+        (*train, "--data", "made-figure"): "--data made-figure: expected one of usual, small, large, bars, figures",
+        (*train, "--validate", "made-thin"): "--validate made-thin: expected one of usual",
         (*train, "--data", "made:mine"): "mine",  # a set that fullfield pairs has written is a data set
         (*train, "--data", "pairs:mine=0"): "--data pairs:mine=0: expected a weight > 0",
         (*train, "--data", "films:mine"): "--data films:mine: expected one of sintel-clean",

@@ -19,6 +19,7 @@ EPILOG = """\
 examples:
   fullfield pairs -o made --count 10 --size 320x240
   fullfield pairs -o made-photos --count 1000 --textures pack.zip --device cuda
+  fullfield pairs -o made-figures --style figures --device cuda
   fullfield evaluate tvl1 made:made
 
 A run that was stopped goes on where it was, and a larger --count adds pairs: give the command again.
@@ -33,6 +34,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=argtypes.natural, default=0, help="of everything")
     parser.add_argument(
         "--textures", metavar="PACK", help="pictures of a pack (fullfield textures) [drawn from a fixed seed]"
+    )
+    parser.add_argument(
+        "--style",
+        default="usual",
+        metavar="NAME",
+        help="usual, small or large motion, bars (thin things), figures (with limbs)",
     )
     parser.add_argument("--flow-format", choices=("flo", "png"), default="flo", help="png is KITTI's 16-bit one")
     parser.add_argument("--device", default="cpu", metavar="NAME", help="where to make them")
@@ -49,14 +56,16 @@ def run(args: argparse.Namespace) -> int:
     from fullfield.training.flow.pair_files import write_pairs
     from fullfield.training.flow.pairs import PairMaker
     from fullfield.training.flow.pictures import load_pictures
+    from fullfield.training.flow.scene import SceneStyle
 
     methods.use_threads(args.threads)
     watch = report.Stopwatch()
-    with Progress("pairs", quiet=args.quiet) as progress, naming(size="--size", device="--device"):
+    with Progress("pairs", quiet=args.quiet) as progress, naming(size="--size", device="--device", style="--style"):
+        style = SceneStyle.preset(args.style)
         progress(0.0, "reading pictures")
         pictures = load_pictures(args.textures)
         watch.lap("pictures")
-        pairs = PairMaker(args.size, seed=args.seed, device=args.device, pictures=pictures)
+        pairs = PairMaker(args.size, seed=args.seed, device=args.device, pictures=pictures, style=style)
         written = write_pairs(
             args.output,
             pairs,
@@ -73,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
         "kept": written.kept,
         "size": {"width": args.size[1], "height": args.size[0]},
         "seed": args.seed,
+        "style": args.style,
         "textures": args.textures,
         "seconds": seconds,
     }

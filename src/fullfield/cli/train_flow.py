@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fullfield.models import RAFT, SEARAFT
     from fullfield.training.flow import FlowValidation, PairSource
     from fullfield.training.flow.pictures import PicturePack
+    from fullfield.training.flow.scene import SceneStyle
 
 _MADE = "made"
 _AUGMENTATIONS = ("usual", "colour", "none")
@@ -75,7 +76,8 @@ def _add_data_options(group: Any) -> None:
         nargs="+",
         default=[_MADE],
         metavar="NAME[:FOLDER][=WEIGHT]",
-        help="made (pairs made on the way), or a data set and its folder: made=0.7 chairs:/data/chairs=0.3 [made]",
+        help="made (pairs made on the way), made-STYLE (small, large, bars, figures), or a data set and its folder: "
+        "made=0.4 made-figures=0.3 chairs:/data/chairs=0.3 [made]",
     )
     group.add_argument("--size", type=argtypes.size, default=(368, 496), help="of the frames [496x368]")
     group.add_argument("--pictures", metavar="PACK", help="picture pack of the made pairs [textures made up as well]")
@@ -90,7 +92,7 @@ def _add_data_options(group: Any) -> None:
         nargs="+",
         default=[],
         metavar="NAME[:FOLDER]",
-        help="what validates: made (pairs of another seed), or data sets and their folders",
+        help="what validates: made or made-STYLE (pairs of another seed), or data sets and their folders",
     )
     group.add_argument("--validation-pairs", type=argtypes.count, default=64, help="of each at most")
 
@@ -245,9 +247,17 @@ def _split(text: str, option: str, *, weighted: bool) -> tuple[str, str | None, 
             weight = 0.0
         if not 0 < weight < float("inf"):
             raise InputError(f"{option} {text}: expected a weight > 0, got {match['weight']}")
-    if match["name"] != _MADE and match["folder"] is None:
+    if match["folder"] is None and match["name"].partition("-")[0] != _MADE:
         raise InputError(f"{option} {text}: a data set needs its folder, NAME:FOLDER")
     return match["name"], match["folder"], weight
+
+
+def _style(name: str, option: str) -> SceneStyle:
+    """Of ``made`` or ``made-STYLE``."""
+    from fullfield.training.flow.scene import SceneStyle
+
+    with naming(style=f"{option} {name}"):
+        return SceneStyle.preset(name.removeprefix(_MADE).removeprefix("-") or "usual")
 
 
 def _opened(name: str, folder: str, option: str) -> Any:
@@ -273,11 +283,13 @@ def _source(args: argparse.Namespace, device: torch.device, maker: _Maker) -> Pa
         augmentation = Augmentation(colour=usual.colour, eraser=usual.eraser)
         window = (height, width)
     parts: list[tuple[PairSource, float]] = []
+    seed = args.seed  # made pairs of every part have their own
     for text in args.data:
         name, folder, weight = _split(text, "--data", weighted=True)
         source: PairSource
         if folder is None:
-            source = maker(args.seed, args.workers)
+            source = maker(_style(name, "--data"), seed, args.workers)
+            seed += 1
         else:
             dataset = _opened(name, folder, "--data")
             source = DatasetPairs(dataset, window, seed=args.seed, device=device, workers=args.workers)
@@ -294,7 +306,7 @@ class _Maker:
         self._args, self._device = args, device
         self._pictures: PicturePack | None = None
 
-    def __call__(self, seed: int, workers: int = 0) -> PairSource:
+    def __call__(self, style: SceneStyle, seed: int, workers: int = 0) -> PairSource:
         from fullfield.training.flow.pairs import PairMaker
 
         if self._pictures is None:
@@ -302,7 +314,9 @@ class _Maker:
 
             pack = self._args.pictures
             self._pictures = procedural_pictures() if pack is None else load_pictures(pack)
-        return PairMaker(self._args.size, seed=seed, device=self._device, pictures=self._pictures, workers=workers)
+        return PairMaker(
+            self._args.size, seed=seed, device=self._device, pictures=self._pictures, style=style, workers=workers
+        )
 
 
 def _validation(args: argparse.Namespace, maker: _Maker, updates: int | None) -> FlowValidation | None:
@@ -315,7 +329,7 @@ def _validation(args: argparse.Namespace, maker: _Maker, updates: int | None) ->
         if text in sets:
             raise InputError(f"--validate {text}: is given twice")
         if folder is None:
-            sets[text] = maker(args.seed + _HELD_OUT)
+            sets[text] = maker(_style(name, "--validate"), args.seed + _HELD_OUT)
         else:
             sets[text] = _opened(name, folder, "--validate")
     return FlowValidation(sets, pairs=args.validation_pairs, updates=updates) if sets else None

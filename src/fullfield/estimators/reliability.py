@@ -20,9 +20,9 @@ Fitted on made pairs with RAFT-sintel, RAFT-small and fullfield-s; the bias, aga
 on alley_1."""
 _APART = 4
 """Rows and columns between the pixels of which that median is found."""
-CONFIDENCE = (1.911, -0.810, -0.859, 0.548)
+CONFIDENCE = (1.854, -0.779, -0.908, 0.625)
 """Of a logistic regression: bias, logarithms of distance, residual and contrast."""
-CONFIDENCE_WITH_OWN = (2.685, -0.587, -0.503, 0.185, -2.380)
+CONFIDENCE_WITH_OWN = (2.795, -0.562, -0.498, 0.183, -2.892)
 """The same with the network's own logarithm of its error. Fitted with fullfield-s (scripts/calibrate_confidence.py)."""
 
 

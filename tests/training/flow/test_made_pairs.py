@@ -17,7 +17,7 @@ from fullfield.ops.layered.scene import COLOURS, TEXTURE
 from fullfield.training.flow import scene
 from fullfield.training.flow.pairs import PairMaker
 from fullfield.training.flow.pictures import PicturePack, procedural_pictures
-from fullfield.training.flow.scene import SceneStyle, draw_scenes
+from fullfield.training.flow.scene import PRESETS, SceneStyle, draw_scenes
 
 SIZE = (40, 56)
 SMALL = (20, 28)  # for what is about which pair it is
@@ -237,3 +237,13 @@ def test_mistakes_are_named(pictures: PicturePack) -> None:
             SceneStyle(**style)
     with pytest.raises(InputError, match=r"^count: expected"):
         PairMaker(SIZE, pictures=pictures).batch(0, 0)
+
+
+def test_presets_are_styles_of_their_own() -> None:
+    assert SceneStyle.preset("usual") == SceneStyle()
+    assert len(set(PRESETS.values())) == len(PRESETS)
+    assert SceneStyle.preset("small").object_motion < SceneStyle().object_motion < PRESETS["large"].object_motion
+    assert PRESETS["bars"].thin > 0
+    assert PRESETS["figures"].figures == 1
+    with pytest.raises(InputError, match=r"^style: expected one of usual, small, large, bars, figures, got 'figure'"):
+        SceneStyle.preset("figure")

@@ -78,6 +78,24 @@ class SceneStyle:
         for name in ("still_camera", "blur", "fog", "waves", "plain", "thin", "figures"):
             _check.number(getattr(self, name), name, low=0.0, high=1.0)
 
+    @staticmethod
+    def preset(name: str) -> SceneStyle:
+        """The style named ``usual``, ``small``, ``large``, ``bars`` or ``figures``; InputError for another name.
+
+        ``small`` and ``large`` are about the motion. ``fullfield-s`` was trained on the usual style, bars and figures.
+        """
+        _check.choice(name, "style", PRESETS)
+        return PRESETS[name]
+
+
+PRESETS = {
+    "usual": SceneStyle(),
+    "small": SceneStyle(camera_motion=3.0, object_motion=4.0, spread=0.9),
+    "large": SceneStyle(camera_motion=20.0, object_motion=30.0),
+    "bars": SceneStyle(camera_motion=12.0, object_motion=9.0, blur=0.5, thin=0.5),
+    "figures": SceneStyle(object_motion=16.0, blur=0.4, thin=0.3, figures=1.0),
+}
+
 
 class _Draw:
     """Random numbers of some scenes: every scene's own, whatever is drawn beside it; another ``stream``, others."""
