@@ -91,15 +91,20 @@ def on_cpu() -> str:
 
 def training() -> str:
     """The runs that made fullfield-s: pairs, sizes, seeds and time."""
-    rows = [["run", "GPUs", "frames", "seed", "pairs", "seconds of training", "code at"]]
+    rows, total, again = [["run", "GPUs", "frames", "seed", "pairs", "seconds of training", "code at"]], 0, []
     for number, run in enumerate(read("fullfield_s_training.json")["runs"], 1):
-        for i, piece in enumerate(run["pieces"]):
-            pairs = run["gpus"] * piece["pairs_a_gpu"] * piece["steps"]
+        shown = [run["gpus"] * piece["pairs_a_gpu"] * piece["steps"] for piece in run["pieces"]]
+        for i, (piece, pairs) in enumerate(zip(run["pieces"], shown, strict=True)):
             first = ["", ""] if i else [str(number), str(run["gpus"])]
             last = ["", ""] if i else [f"{run['history'][-1]['seconds']:.0f}", run["commit"]]
             seed = "not kept" if piece["seed"] is None else str(piece["seed"])
             rows.append([*first, piece["size"].replace("x", "×"), seed, f"{pairs:,}", *last])
-    return lines(rows)
+        total += sum(shown)
+        if "different_pairs" in run:
+            again.append(f"in run {number} {run['different_pairs']:,} of {sum(shown):,} are different ones")
+    return (
+        f"{lines(rows)}\nIn all {total:,} pairs; {'; '.join(again)}, in the others no pair came twice within a run.\n"
+    )
 
 
 PAGES = {

@@ -133,6 +133,7 @@ def test_mistakes_are_one_line(refused: Any, pairs: Path) -> None:
         (*train, "--after", "mine"): "--after: expected the folder of a run with a checkpoint",
         (*train, "--data", "chairs"): "--data chairs: a data set needs its folder",
         (*train, "--data", "made-figure"): "--data made-figure: expected one of usual, small, large, bars, figures",
+        (*train, "--data", "made-"): "--data made-: expected one of usual",
         (*train, "--validate", "made-thin"): "--validate made-thin: expected one of usual",
         (*train, "--data", "made:mine"): "mine",  # a set that fullfield pairs has written is a data set
         (*train, "--data", "pairs:mine=0"): "--data pairs:mine=0: expected a weight > 0",

@@ -82,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
         "kept": written.kept,
         "size": {"width": args.size[1], "height": args.size[0]},
         "seed": args.seed,
+        "flow_format": args.flow_format,
+        "device": args.device,
         "style": args.style,
         "textures": args.textures,
         "seconds": seconds,

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from fullfield.models import RAFT, SEARAFT
+    from fullfield.ops.layered import PictureAtlas
     from fullfield.training.flow import FlowValidation, PairSource
     from fullfield.training.flow.pictures import PicturePack
     from fullfield.training.flow.scene import SceneStyle
@@ -39,6 +40,7 @@ EPILOG = """\
 examples:
   fullfield train flow -o runs/mine --network fullfield-s --batch 32 --minutes 30 --device cuda
   fullfield train flow -o runs/tuned --network raft --init raft-things --data sintel-final:/data/sintel made=0.3
+  fullfield train flow -o runs/limbs --network fullfield-s --init fullfield-s --data made=0.5 made-figures=0.5
   fullfield train flow -o runs/large --network fullfield-s --after runs/mine --size 960x432 --minutes 30 --device cuda
   torchrun --nproc-per-node 4 -m fullfield train flow -o runs/four --network raft-small --batch 64 --device cuda
   fullfield flow a.png b.png -o flow.flo --method fullfield-s --weights runs/mine/weights.safetensors
@@ -151,7 +153,7 @@ def _add_run_options(group: Any) -> None:
         "--workers",
         type=argtypes.integer,
         default=0,
-        help="processes that read data sets and make up scenes [this one]",
+        help="processes that read data sets and make up scenes, for each part of --data [this one]",
     )
     group.add_argument("--threads", type=argtypes.threads, help="CPU threads [all]")
 
@@ -257,7 +259,7 @@ def _style(name: str, option: str) -> SceneStyle:
     from fullfield.training.flow.scene import SceneStyle
 
     with naming(style=f"{option} {name}"):
-        return SceneStyle.preset(name.removeprefix(_MADE).removeprefix("-") or "usual")
+        return SceneStyle.preset("usual" if name == _MADE else name.removeprefix(f"{_MADE}-"))
 
 
 def _opened(name: str, folder: str, option: str) -> Any:
@@ -304,7 +306,7 @@ class _Maker:
 
     def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
         self._args, self._device = args, device
-        self._pictures: PicturePack | None = None
+        self._pictures: PicturePack | PictureAtlas | None = None
 
     def __call__(self, style: SceneStyle, seed: int, workers: int = 0) -> PairSource:
         from fullfield.training.flow.pairs import PairMaker
@@ -314,9 +316,11 @@ class _Maker:
 
             pack = self._args.pictures
             self._pictures = procedural_pictures() if pack is None else load_pictures(pack)
-        return PairMaker(
+        pairs = PairMaker(
             self._args.size, seed=seed, device=self._device, pictures=self._pictures, style=style, workers=workers
         )
+        self._pictures = pairs.atlas
+        return pairs
 
 
 def _validation(args: argparse.Namespace, maker: _Maker, updates: int | None) -> FlowValidation | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from pathlib import Path
 
@@ -171,9 +172,29 @@ def test_mixtures_keep_their_weights(count: int) -> None:
         assert seen[number] / (400 * count) == pytest.approx(weight, abs=0.01)
     mixture.ahead(5, 2, lambda _: count)
     for number, (source, _) in enumerate(parts):
-        assert source.told == [mixture.counts(5 + 2 * n, count)[number] for n in range(4)]
+        asked = [math.ceil(round((0.6, 0.3, 0.1)[number] * count, 9)) for _ in range(4)]
+        some = [mixture.counts(5 + 2 * n, count)[number] for n in range(4)]
+        assert source.told == [most if there else 0 for most, there in zip(asked, some, strict=True)]
     with pytest.raises(InputError, match="parts: expected a number > 0"):
         Mixture([(Numbered(0), 0.0)])
+
+
+@pytest.mark.parametrize(
+    ("weights", "count"), [((0.4, 0.3, 0.3), 32), ((0.7, 0.3), 8), ((0.5, 0.5), 2), ((9.0, 1.0), 3)]
+)
+def test_no_pair_of_a_mixture_comes_twice(weights: tuple[float, ...], count: int) -> None:
+    class Counted(Numbered):
+        """Numbers its pairs as ``PairMaker`` does."""
+
+        def batch(self, index: int, count: int) -> FlowBatch:
+            batch = super().batch(index, count)
+            return batch._replace(
+                frame1=batch.frame1 + torch.arange(index * count, (index + 1) * count)[:, None, None, None]
+            )
+
+    mixture = Mixture([(Counted(10_000 * place), weight) for place, weight in enumerate(weights)])
+    shown = [number for index in range(200) for number in mixture.batch(index, count).frame1[:, 0, 0, 0].tolist()]
+    assert len(set(shown)) == len(shown) == 200 * count
 
 
 def test_validation_is_the_mean_over_pairs_and_sets(dataset: Pairs, scenes: Scenes) -> None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from fullfield import InputError
-from fullfield.ops.layered import SQUARE, LayeredScenes
+from fullfield.ops.layered import SQUARE, LayeredScenes, PictureAtlas
 from fullfield.ops.layered.scene import COLOURS, TEXTURE
 from fullfield.training.flow import scene
 from fullfield.training.flow.pairs import PairMaker
@@ -55,6 +55,16 @@ def test_scenes_made_up_ahead_are_the_same(pictures: PicturePack) -> None:
     for index in (4, 7, 5, 10):
         assert all(torch.equal(one, two) for one, two in zip(here.batch(index, 2), ahead.batch(index, 2), strict=True))
     assert drawn == [5]
+
+
+def test_makers_share_an_atlas(pictures: PicturePack) -> None:
+    first = PairMaker(SMALL, seed=3, pictures=pictures)
+    second = PairMaker(SMALL, seed=3, pictures=first.atlas)
+    assert second.atlas is first.atlas
+    assert all(torch.equal(one, two) for one, two in zip(first.batch(0, 1), second.batch(0, 1), strict=True))
+    elsewhere = PictureAtlas(*(part.to("meta") for part in (pictures.pictures, pictures.shapes)))
+    with pytest.raises(InputError, match=r"^pictures: expected an atlas on cpu, got one on meta"):
+        PairMaker(SMALL, pictures=elsewhere)
 
 
 def test_the_flow_leads_to_the_same_colours(maker: PairMaker) -> None:

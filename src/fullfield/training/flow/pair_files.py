@@ -143,9 +143,12 @@ def _before(path: Path, manifest: dict[str, Any]) -> int:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path}: expected what fullfield pairs writes, got {type(error).__name__}") from error
     if isinstance(style := old.get("style"), dict):
-        old["style"] = asdict(SceneStyle()) | style  # fields that it was written without are off by default
+        old["style"] = asdict(SceneStyle()) | style  # fields that came later are off by default
     for name, value in manifest.items():
-        if old.get(name) != value:
-            came = f"{name} {old.get(name)!r}, not {value!r}"
+        if (was := old.get(name)) != value:
+            if isinstance(was, dict) and isinstance(value, dict):  # what differs of it
+                other = [key for key in was | value if was.get(key) != value.get(key)]
+                was, value = ({key: part.get(key) for key in other} for part in (was, value))
+            came = f"{name} {was!r}, not {value!r}"
             raise InputError(f"{path}: its pairs were made with {came}; choose another folder")
     return count

@@ -40,7 +40,8 @@ class PairMaker:
         seed: of everything.
         device: where pairs are made.
         pictures: textures and silhouettes, as :func:`~fullfield.training.flow.pictures.load_pictures` gives; by
-            default procedural ones, which need no file.
+            default procedural ones, which need no file. Or the ``atlas`` of another maker on this device, which both
+            then use.
         style: how scenes are made up, for instance ``SceneStyle(figures=0.5, thin=0.3)``.
         compressed: share of the pairs with the blocks of JPEG.
         workers: processes that make up the scenes of a training ahead of time; 0: this one does.
@@ -55,7 +56,7 @@ class PairMaker:
         *,
         seed: int = 0,
         device: torch.device | str = "cpu",
-        pictures: PicturePack | None = None,
+        pictures: PicturePack | PictureAtlas | None = None,
         style: SceneStyle | None = None,
         compressed: float = 0.25,
         workers: int = 0,
@@ -70,8 +71,11 @@ class PairMaker:
             from fullfield.training.flow.pictures import procedural_pictures
 
             pictures = procedural_pictures()
-        self.atlas = PictureAtlas(pictures.pictures.to(self.device), pictures.shapes.to(self.device))
-
+        if not isinstance(pictures, PictureAtlas):
+            pictures = PictureAtlas(pictures.pictures.to(self.device), pictures.shapes.to(self.device))
+        same = pictures.device.type == self.device.type
+        _check.require(same, "pictures", f"an atlas on {self.device}", f"one on {pictures.device}")
+        self.atlas = pictures
         drawn = _Drawn(self.size, seed, self.atlas.count, len(self.atlas.shapes), self.style, compressed)
         self._drawn = Announced(drawn, workers, pin=self.device.type == "cuda")
 

@@ -65,7 +65,7 @@ class SceneStyle:
     gamma: float = 1.6
     """Values are raised to an exponent between this and its inverse."""
     thin: float = 0.0
-    """Share of objects drawn out to bars; above 0 scenes have more objects as well."""
+    """Share of objects drawn out to bars. Scenes have more objects as soon as it is above 0, however little."""
     figures: float = 0.0
     """Share of scenes with a jointed figure: a body and limbs, some of two parts, that turn about their joints."""
 
@@ -80,9 +80,12 @@ class SceneStyle:
 
     @staticmethod
     def preset(name: str) -> SceneStyle:
-        """The style named ``usual``, ``small``, ``large``, ``bars`` or ``figures``; InputError for another name.
+        """The style named ``usual``, ``small``, ``large``, ``bars`` or ``figures``.
 
         ``small`` and ``large`` are about the motion. ``fullfield-s`` was trained on the usual style, bars and figures.
+
+        Raises:
+            InputError: for another name.
         """
         _check.choice(name, "style", PRESETS)
         return PRESETS[name]
@@ -152,7 +155,7 @@ def draw_scenes(
     _check.number(pictures, "pictures", integer=True, low=1)
     _check.number(shapes, "shapes", integer=True, low=0)
     draw = _Draw(seed, numbers)
-    # Bars and figures have numbers of their own, so that they change nothing else. (Stream 1: the blocks of JPEG.)
+    # Bars and figures have numbers of their own: what else is in a scene stays. (Stream 1: the blocks of JPEG.)
     extra = _Draw(seed, numbers, 2) if style.thin or style.figures else None
     height, width = size
     unit = math.sqrt(height * width / (368 * 496))
@@ -282,7 +285,7 @@ class _Bodies:
         return plane, reach
 
     def _limbs(self, draw: _Draw, plane: Floats, reach: Floats, unit: float, style: SceneStyle) -> None:
-        """Bars or silhouettes in the body's plane. Upper ones hang on the body, lower ones on the ends of upper ones;
+        """Bars or silhouettes near the body's plane. Upper ones hang on the body, lower ones on the ends of upper ones;
         each moves with what it hangs on, and turns about the joint besides."""
         depth = self.depth[:, [_BODY]]
         aim, bend = draw.layer(0, 2 * np.pi), draw.normal(0.7)

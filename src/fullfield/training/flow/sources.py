@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 
@@ -139,6 +140,9 @@ class _Windows:
 class Mixture:
     """Several sources by weight: every batch has of each the share it should, within one pair.
 
+    A source is asked for its share rounded up, and a pair too many is dropped: ``PairMaker`` numbers its pairs by index
+    times count, so that with changing counts some would come again.
+
     Args:
         parts: sources of pairs of one size, on one device, and their weights.
 
@@ -152,7 +156,8 @@ class Mixture:
             _check.number(weight, "parts", above=0.0)
         self._sources = [source for source, _ in parts]
         total = sum(weight for _, weight in parts)
-        self._bounds = np.cumsum([weight / total for _, weight in parts])
+        self._shares = [weight / total for _, weight in parts]
+        self._bounds = np.cumsum(self._shares)
 
     def counts(self, index: int, count: int) -> list[int]:
         """How many pairs of each source are in a batch."""
@@ -167,9 +172,18 @@ class Mixture:
             tell(source, index, stride, partial(self._count_of, place, counts))
 
     def _count_of(self, place: int, counts: Counts, index: int) -> int:
-        return self.counts(index, counts(index))[place]
+        count = counts(index)
+        return self._asked(place, count, self.counts(index, count)[place])
+
+    def _asked(self, place: int, count: int, some: int) -> int:
+        """How many pairs a source is asked for where a batch of ``count`` has ``some`` of it."""
+        return max(some, math.ceil(self._shares[place] * count - 1e-6)) if some else 0
 
     def batch(self, index: int, count: int) -> FlowBatch:
         """``count`` pairs, those of one source after those of the one before."""
-        asked = zip(self._sources, self.counts(index, count), strict=True)
-        return join([source.batch(index, some) for source, some in asked if some])
+        parts = []
+        for place, (source, some) in enumerate(zip(self._sources, self.counts(index, count), strict=True)):
+            if some:
+                whole = source.batch(index, self._asked(place, count, some))
+                parts.append(FlowBatch(*(part[:some] for part in whole)))
+        return join(parts)
