@@ -196,7 +196,7 @@ class _Bodies:
         self.shape = np.full(shape, INFINITE)
         self.alike = np.zeros(batch, bool)  # figures of one picture and colour
         self._objects(draw, extra, unit, style)
-        if extra is not None:
+        if extra is not None and style.figures:
             self._figures(extra, unit, style)
         self._boxes(draw, unit, style)
         self._walls(draw)
