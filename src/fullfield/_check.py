@@ -7,7 +7,7 @@ import numbers
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     import torch
 
@@ -151,3 +151,19 @@ def nearest(word: str, known: Sequence[str], said: str = "") -> str:
     close = get_close_matches(word, known, 1, _LIKE)
     instead = f" instead of {said}" if said else ""
     return f"; did you mean {close[0]}{instead}?" if close else ""
+
+
+def differences(before: Any, now: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """What differs between two nested configurations, a phrase each: ``style.fog was 0.15, is 0.5``.
+
+    A name that one of them lacks is None there; so is every one where ``before`` is no mapping.
+    """
+    before = before if isinstance(before, dict) else {}
+    found = []
+    for name in before | dict(now):
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            found += differences(old, new, f"{prefix}{name}.")
+        elif old != new:
+            found.append(f"{prefix}{name} was {old!r}, is {new!r}")
+    return found

@@ -133,7 +133,7 @@ def test_a_paint_over_follows_the_shot_with_its_highlights(call: Call) -> None:
     assert read_raw("on.0006.exr").pixels.max() > 40
     code, _, err = call("warp", "paint.exr", "--reference", "2", "--flow", "mv.%04d.exr", "-o", "on.%04d.exr")
     assert code == 2
-    assert "was begun with other settings (reference: 3, now 2)" in err
+    assert "was begun with other settings (reference was 3, is 2)" in err
     Path("on.exr.fullfield.json").unlink()
     code, _, err = call("warp", "paint.exr", "--reference", "3", "--flow", "mv.%04d.exr", "-o", "on.%04d.exr")
     assert code == 2

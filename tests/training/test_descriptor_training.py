@@ -133,7 +133,7 @@ def test_a_stopped_run_goes_on_where_it_was(whole: Path, tmp_path: Path, room: n
 
 def test_a_folder_of_another_run_is_refused(whole: Path, tmp_path: Path, room: np.ndarray) -> None:
     for clouds, training, message in (
-        ([room], DescriptorTraining(**{**vars(TINY), "seed": 5}), "training: seed was 0, is 5; use another folder"),
+        ([room], DescriptorTraining(**{**vars(TINY), "seed": 5}), r"\(training\.seed was 0, is 5\); use another"),
         ([room + 1], TINY, "clouds was"),
         ([], TINY, "clouds was"),
     ):

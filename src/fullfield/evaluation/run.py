@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield import __version__
-from fullfield._check import InputError
+from fullfield._check import InputError, differences
 from fullfield.datasets.listed import Listed
 from fullfield.estimators.protocol import WrappingEstimator
 from fullfield.io import atomic_path, read_flow, write_flow
@@ -66,7 +66,7 @@ class RunFolder:
         if not stored.is_file():
             self.folder.mkdir(parents=True, exist_ok=True)
             _write_first(stored, self.config)
-        changed = _differences(_whatever_path(read_json(stored)), _whatever_path(self.config))
+        changed = differences(_whatever_path(read_json(stored)), _whatever_path(self.config))
         if changed:
             raise InputError(
                 f"{self.folder}: holds predictions of another configuration ({'; '.join(changed)}); "
@@ -93,7 +93,7 @@ class RunFolder:
         """Raise InputError unless the predictions are of these files."""
         before, now = self.config.get("dataset"), described(dataset)["dataset"]
         if before != now:
-            changed = _differences(before if isinstance(before, dict) else {}, now, "dataset.")
+            changed = differences(before, now, "dataset.")
             raise InputError(f"{self.folder}: holds predictions of other frames ({'; '.join(changed)})")
 
     @contextmanager
@@ -434,14 +434,3 @@ def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
     """As it comes back from JSON, numbers that are not finite as null."""
     plain: dict[str, Any] = json.loads(json.dumps(config, default=str, sort_keys=False), parse_constant=_null)
     return plain
-
-
-def _differences(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
-    found = []
-    for key in {**before, **now}:
-        old, new = before.get(key), now.get(key)
-        if isinstance(old, dict) and isinstance(new, dict):
-            found += _differences(old, new, f"{prefix}{key}.")
-        elif old != new:
-            found.append(f"{prefix}{key} was {old!r}, is {new!r}")
-    return found

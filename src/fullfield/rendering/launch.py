@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fullfield._check import InputError
+from fullfield._check import InputError, differences
 from fullfield.rendering.truth import collect_truth
 
 _SCRIPT = Path(__file__).parent / "blender" / "render.py"
@@ -131,11 +131,10 @@ def _refuse_other_settings(shot: Shot, folder: Path) -> None:
         raise InputError(f"{noted}: expected the settings of the frames beside it, found nothing")
     try:
         before = json.loads(noted.read_text("utf-8"))
-        stored = {name: before.get(name) for name in now}
+        stored = {name: before.get(name) for name in now}  # it notes more
     except (ValueError, AttributeError) as error:
         raise InputError(f"{noted}: expected the settings that Blender noted ({error})") from None
-    changed = [f"{name} was {stored[name]!r}, is {value!r}" for name, value in now.items() if stored[name] != value]
-    if changed:
+    if changed := differences(stored, now):
         raise InputError(f"{folder} was rendered with other settings ({'; '.join(changed)})")
 
 

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fullfield._check import InputError
+from fullfield._check import InputError, differences
 from fullfield.io import atomic_path, read_flow, write_flow, write_st_map
 from fullfield.io.flow_formats import Y_NOTE
 from fullfield.io.oiio import Header
@@ -137,11 +137,9 @@ class Output:
                 "--overwrite, or another name"
             )
         if noted is not None and noted.get("settings") != wanted and not overwrite:
-            before = noted.get("settings", {})
-            changed = [key for key in {**before, **wanted} if before.get(key) != wanted.get(key)]
-            shown = "; ".join(f"{key}: {before.get(key)!r}, now {wanted.get(key)!r}" for key in changed[:3])
+            changed = "; ".join(differences(noted.get("settings"), wanted))
             raise InputError(
-                f"{self.pattern}: was begun with other settings ({shown}); use --overwrite, or another name"
+                f"{self.pattern}: was begun with other settings ({changed}); use --overwrite, or another name"
             )
         stale: dict[str, Any] | None = None if noted is None else noted.get("stale")
         if overwrite and there:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fullfield._check import InputError
+from fullfield._check import InputError, differences
 from fullfield.io import atomic_path
 from fullfield.models.state import fit, read_state
 
@@ -89,8 +89,8 @@ def freeze_config(path: Path, config: Mapping[str, Any], *, begun: bool) -> None
             stored = json.loads(path.read_text("utf-8"))
         except ValueError:
             raise InputError(f"{path}: expected a training run's configuration, cannot be read") from None
-        if stored != content:
-            raise InputError(f"{path}: is of another run: {_difference(stored, content)}; use another folder")
+        if changed := differences(stored, content):
+            raise InputError(f"{path}: is of another run ({'; '.join(changed)}); use another folder")
         return
     if begun:
         raise InputError(f"{path.parent}: holds a run without {path.name}; use another folder")
@@ -150,15 +150,3 @@ def restore_moments(
             part: value.to(place).reshape(()) if part == "step" else torch.empty_like(parameter.detach()).copy_(value)
             for part, value in own.items()
         }
-
-
-def _difference(stored: Any, content: Mapping[str, Any]) -> str:
-    """The first value that differs, in words."""
-    if not isinstance(stored, dict):
-        return "it is no configuration"
-    for key in content:
-        if stored.get(key) != content[key]:
-            if isinstance(content[key], dict) and isinstance(stored.get(key), dict):
-                return f"{key}: {_difference(stored[key], content[key])}"
-            return f"{key} was {str(stored.get(key))[:60]}, is {str(content[key])[:60]}"
-    return "it has more settings"

@@ -510,7 +510,7 @@ def test_frozen_norms_keep_their_statistics(tmp_path: Path) -> None:
 
 
 def test_other_runs_and_damaged_files_are_refused(whole: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="training: seed was 3, is 4; use another folder"):
+    with pytest.raises(InputError, match=r"is of another run \(training\.seed was 3, is 4\); use another folder"):
         trained(whole, training=TRAINING.replace(seed=4))
     with pytest.raises(InputError, match=r"recipe\.json: is of another run"):
         trained(whole, run=FlowRun(recipe={"network": "raft"}))

@@ -144,11 +144,6 @@ def _before(path: Path, manifest: dict[str, Any]) -> int:
         raise InputError(f"{path}: expected what fullfield pairs writes, got {type(error).__name__}") from error
     if isinstance(style := old.get("style"), dict):
         old["style"] = asdict(SceneStyle()) | style  # fields that came later are off by default
-    for name, value in manifest.items():
-        if (was := old.get(name)) != value:
-            if isinstance(was, dict) and isinstance(value, dict):  # what differs of it
-                other = [key for key in was | value if was.get(key) != value.get(key)]
-                was, value = ({key: part.get(key) for key in other} for part in (was, value))
-            came = f"{name} {was!r}, not {value!r}"
-            raise InputError(f"{path}: its pairs were made with {came}; choose another folder")
+    if changed := _check.differences(old, manifest):
+        raise InputError(f"{path}: its pairs were made otherwise ({'; '.join(changed)}); choose another folder")
     return count
