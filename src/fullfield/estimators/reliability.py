@@ -20,9 +20,9 @@ Fitted on made pairs with RAFT-sintel, RAFT-small and fullfield-s; the bias, aga
 on alley_1."""
 _APART = 4
 """Rows and columns between the pixels of which that median is found."""
-CONFIDENCE = (1.854, -0.779, -0.908, 0.625)
+CONFIDENCE = (1.846, -0.784, -0.904, 0.620)
 """Of a logistic regression: bias, logarithms of distance, residual and contrast."""
-CONFIDENCE_WITH_OWN = (2.795, -0.562, -0.498, 0.183, -2.892)
+CONFIDENCE_WITH_OWN = (2.673, -0.577, -0.511, 0.226, -2.838)
 """The same with the network's own logarithm of its error. Fitted with fullfield-s (scripts/calibrate_confidence.py)."""
 
 
