@@ -33,6 +33,7 @@ RAFT = {
 }
 METHODS: dict[str, dict[str, Any]] = {
     **{name: {"method": name} for name in ("auto", "fullfield-s", "tvl1")},
+    **{f"{name}, accurate": {"method": name, "preset": "accurate"} for name in ("auto", "fullfield-s")},
     **RAFT,
     **{f"{name}, refined": {**RAFT[name], "refine": True} for name in ("raft-sintel", "raft-small")},
     **{f"{name}, three passes": {**RAFT[name], "passes": 3} for name in ("raft-sintel", "raft-small")},

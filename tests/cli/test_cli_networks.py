@@ -76,6 +76,7 @@ def test_json(cli: Any, weights: str) -> None:
         "updates": 2,
         "cascade": True,
         "coarse_updates": 2,
+        "double": False,
         "precision": "fast",
         "padding": "sintel",
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import math
 import pickle
 import time
 from collections.abc import Callable
@@ -94,6 +95,7 @@ def test_the_flow_is_the_model_s(make: Made, model: RAFT, weights: Path) -> None
         "updates": 3,
         "cascade": False,
         "coarse_updates": None,
+        "double": False,
         "precision": "exact",
         "padding": "sintel",
     }
@@ -247,6 +249,58 @@ def test_the_cascade_is_two_calls(make: Made, model: RAFT) -> None:
     assert (parameters["updates"], parameters["coarse_updates"], parameters["cascade"]) == (1, 2, True)
     assert make(cascade=True).parameters["coarse_updates"] == 32
     assert torch.equal(make(updates=2, cascade=True, coarse_updates=9)(*PAIR), make(updates=2)(*PAIR))
+
+
+def test_double_takes_what_the_network_is_surer_of() -> None:
+    """Both ways as one way; per pixel the flow of one of the two sizes, by the uncertainty in pixels of the frames."""
+    told: list[tuple[float, str]] = []
+    estimator = NetworkEstimator("fullfield-s", NetworkConfig(double=True, updates=2))
+    frames = (PAIR[0].repeat(2, 1, 1, 1), PAIR[1].repeat(2, 1, 1, 1))
+    start = torch.full((2, 2, 6, 8), 0.5)
+    flow = estimator(*frames, initial_flow=start, progress=lambda done, where: told.append((done, where)))
+    both = estimator.both_ways(*frames, initial_flow=start)
+    assert both is not None
+    assert both.log_scales is not None
+    assert torch.allclose(both.forward, flow, atol=1e-4)
+    height, width = frames[0].shape[-2:]
+    assert {where for _, where in told} == {f"{width}x{height}", f"{2 * width}x{2 * height}"}
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert told[-1][0] == pytest.approx(1)
+    plain = NetworkEstimator("fullfield-s", NetworkConfig(updates=2))
+    twice = [nn.functional.interpolate(frame, scale_factor=2, mode="bilinear") for frame in frames]
+    own, large = (plain.both_ways(*pair, initial_flow=start) for pair in (frames, twice))
+    assert own is not None
+    assert large is not None
+    assert own.log_scales is not None
+    assert large.log_scales is not None
+    for n, (mine, small, big) in enumerate(
+        zip((both.forward, both.backward), (own.forward, own.backward), (large.forward, large.backward), strict=True)
+    ):
+        reduced = resample_flow(big, height, width)
+        expected = nn.functional.interpolate(large.log_scales[n][:, None], (height, width), mode="bilinear")[:, 0]
+        expected = expected - math.log(2)
+        better = expected < own.log_scales[n]
+        assert better.float().mean() > 0
+        assert torch.allclose(mine, torch.where(better[:, None], reduced, small), atol=1e-4)
+        assert torch.allclose(both.log_scales[n], torch.minimum(expected, own.log_scales[n]), atol=1e-5)
+
+
+@pytest.mark.parametrize("pair", ["sequence_2", "market_5"])
+def test_double_finds_thin_things_and_keeps_long_motion(data_dir: Path, pair: str) -> None:
+    folder = data_dir / "flow" / "sintel" / "hard" / pair
+    known = read_flow(folder / "frame_0001.flo")
+    errors = [
+        epe(
+            estimate(folder / "frame_0001.png", folder / "frame_0002.png", "fullfield-s", preset=preset).flow,
+            known.flow,
+            known.valid,
+        )
+        for preset in ("default", "accurate")
+    ]
+    if pair == "sequence_2":
+        assert errors[1] < 0.8 * errors[0]
+    else:  # at twice the size alone 30 px
+        assert errors[1] < 1.1 * errors[0]
 
 
 def test_every_estimator_can_be_cascaded(make: Made) -> None:
@@ -435,6 +489,10 @@ def test_mistakes(weights: Path) -> None:
         ({"updates": -1}, "updates: expected an integer >= 0"),
         ({"coarse_updates": 2}, "coarse_updates: expected None without a cascade, got 2"),
         ({"cascade": 1}, "cascade: expected True or False"),
+        ({"double": 1}, "double: expected True or False"),
+        ({"double": True, "cascade": True}, "double: expected False beside a cascade"),
+        ({"double": True, "precision": "fast"}, "double: expected False beside precision fast"),
+        ({"double": True}, "double: expected False for RAFT, which does not tell its uncertainty"),
         ({"precision": "half"}, "precision: expected one of exact, fast, bfloat16"),
         ({"weights": ""}, "weights: expected a file or the name of an entry"),
         ({"padding": "none"}, "padding: expected one of sintel, kitti"),

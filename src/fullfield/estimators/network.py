@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from fullfield.estimators.origins import Origin, origin_of
 from fullfield.estimators.protocol import Progress
 from fullfield.estimators.registry import canonical
 from fullfield.models.cascade import Cascade, cascade_sizes
+from fullfield.models.doubled import Judged, doubled_size, enlarged, surer
 from fullfield.models.downloads import Progress as Fetching
 from fullfield.models.downloads import digest
 from fullfield.models.mixed import PairSize, dense_fits, lookup_request
@@ -175,6 +176,8 @@ class NetworkEstimator:
                         self._used = prepared.backend
                 return flow
 
+            if self.config.double:
+                return self._doubled(network, first, second, fine, initial_flow, told)[0].flow
             if not self.config.cascade:
                 return level(first, second, updates=fine, initial_flow=initial_flow)
             return Cascade(level, updates=fine, coarse_updates=coarse)(first, second, initial_flow=initial_flow)
@@ -196,7 +199,11 @@ class NetworkEstimator:
         first, second = (frame.expand(-1, 3, -1, -1) for frame in (frame1, frame2))
         with self._lock, torch.no_grad(), torch.autocast(frame1.device.type, enabled=False):
             network, size = self._ready(frame1.device), PairSize.of(frame1)
-            told = _Told(progress, 2 * size.pixels * fine)
+            told = _Told(progress, 2 * sum(level.pixels for level in self._levels(size)) * fine)
+            if self.config.double:
+                there_back = self._doubled(network, first, second, fine, initial_flow, told, both=True)
+                (forward, error), (backward, error_back) = there_back
+                return BothWays(forward, backward, (error[:, 0], error_back[:, 0]))
             with told.level(network.update_block, size, 2 * fine):
                 if self.config.precision != "exact":
                     prepared = self._prepared(network, size, 1)
@@ -211,6 +218,29 @@ class NetworkEstimator:
                 scales = [expected_log_scale(one, network.config)[:, 0] for one in (info, info_back)]
                 return BothWays(there, back, (scales[0], scales[1]))
 
+    def _doubled(
+        self,
+        network: Network,
+        frame1: Tensor,
+        frame2: Tensor,
+        updates: int,
+        initial_flow: Tensor | None,
+        told: _Told,
+        *,
+        both: bool = False,
+    ) -> list[Judged]:
+        """The flow at the frames' own and at twice their size made one; with ``both`` also that back."""
+        sea_raft = cast("SEARAFT", network)  # RAFT's configuration refuses this
+        found = list[list[Judged]]()
+        for pair in ((frame1, frame2), (enlarged(frame1), enlarged(frame2))):
+            size = PairSize.of(pair[0])
+            self._exact(network, size)
+            with told.level(network.update_block, size, updates * (1 + both)), float32_convolutions(size.device):
+                arguments = (*pair, updates, initial_flow)
+                ways = sea_raft.both_ways(*arguments) if both else (sea_raft.flow_with_info(*arguments),)
+            found.append([Judged(flow, expected_log_scale(info, sea_raft.config)) for flow, info in ways])
+        return [surer(own, large) for own, large in zip(*found, strict=True)]
+
     def _updates(self) -> tuple[int, int]:
         """Of the finest level, and of the others."""
         fine = NETWORKS[self.method].updates if self.config.updates is None else self.config.updates
@@ -219,6 +249,8 @@ class NetworkEstimator:
     def _levels(self, size: PairSize) -> list[PairSize]:
         """The sizes that frames of ``size`` are seen at, finest first."""
         sizes = cascade_sizes(size.height, size.width) if self.config.cascade else [(size.height, size.width)]
+        if self.config.double:
+            sizes.append(doubled_size(size.height, size.width))
         return [PairSize(size.batch, height, width, size.device) for height, width in sizes]
 
     def _exact(self, network: Network, size: PairSize) -> Network:

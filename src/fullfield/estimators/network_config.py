@@ -22,7 +22,7 @@ PRECISIONS = ("exact", "fast", "bfloat16")
 class NetworkConfig(Config):
     """How SEA-RAFT, or any network of the family, estimates: its weights, its updates, and whether it cascades.
 
-    See :class:`fullfield.models.cascade.Cascade` for the cascade.
+    See :class:`fullfield.models.cascade.Cascade` for the cascade, :mod:`fullfield.models.doubled` for twice the size.
     """
 
     weights: str | None = parameter(
@@ -37,6 +37,11 @@ class NetworkConfig(Config):
     )
     coarse_updates: int | None = parameter(
         None, "updates of every level of a cascade but the finest; 'auto': as many as of the finest"
+    )
+    double: bool = parameter(
+        False,
+        "estimate the frames at twice their size as well, and take at every pixel what the network is surer of: five "
+        "times the time, for networks that tell their uncertainty, in exact precision",
     )
     precision: str = parameter(
         "exact",
@@ -58,6 +63,10 @@ class NetworkConfig(Config):
         require(isinstance(self.cascade, bool), "cascade", "True or False", self.cascade)
         beside = self.cascade or self.coarse_updates is None
         require(beside, "coarse_updates", "None without a cascade", repr(self.coarse_updates))
+        require(isinstance(self.double, bool), "double", "True or False", self.double)
+        if self.double:
+            require(not self.cascade, "double", "False beside a cascade", True)
+            require(self.precision == "exact", "double", f"False beside precision {self.precision}", True)
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,7 @@ class RAFTEstimatorConfig(NetworkConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         choice(self.padding, "padding", PADDINGS)
+        require(not self.double, "double", "False for RAFT, which does not tell its uncertainty", True)
 
 
 @dataclass(frozen=True)
@@ -110,5 +120,9 @@ RAFT_PRESETS: Mapping[str, RAFTEstimatorConfig] = {
     "default": RAFTEstimatorConfig(),
     "fast": RAFTEstimatorConfig(precision="fast"),
 }
-PRESETS: Mapping[str, NetworkConfig] = {"default": NetworkConfig(), "fast": NetworkConfig(precision="fast")}
+PRESETS: Mapping[str, NetworkConfig] = {
+    "default": NetworkConfig(),
+    "fast": NetworkConfig(precision="fast"),
+    "accurate": NetworkConfig(double=True),
+}
 PTLFLOW_PRESETS: Mapping[str, PtlflowConfig] = {"default": PtlflowConfig()}

@@ -1,0 +1,50 @@
+"""Inference at two sizes: frames are estimated as they are and at twice their size. Needs no training.
+
+Features have an eighth of the frames' size, so what is thinner than their cells is lost to what lies behind it, and
+the flow is rough at fractions of a pixel; at twice the size both are better, and motion beyond what the network was
+trained on is worse. A network that tells how uncertain it is decides between the two at every pixel.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fullfield.models.cascade import resample_flow
+
+
+class Judged(NamedTuple):
+    """A flow, and what the network itself thinks of it."""
+
+    flow: Tensor  # [B, 2, H, W], pixels
+    log_scale: Tensor  # [B, 1, H, W], logarithm of the expected error in pixels
+
+
+def doubled_size(height: int, width: int) -> tuple[int, int]:
+    """(height, width) that frames are enlarged to."""
+    return 2 * height, 2 * width
+
+
+def enlarged(frame: Tensor) -> Tensor:
+    """A floating frame [B, C, H, W] at twice its size, bilinear between the centres of pixels."""
+    return functional.interpolate(frame, size=doubled_size(*frame.shape[-2:]), mode="bilinear", align_corners=False)
+
+
+def surer(own: Judged, large: Judged) -> Judged:
+    """At every pixel the flow of which the network is surer, in pixels of ``own``.
+
+    Args:
+        own: of the frames as they are.
+        large: of the same frames at another size, in its pixels.
+    """
+    height, width = own.flow.shape[-2:]
+    ratio = math.sqrt(large.flow.shape[-2] * large.flow.shape[-1] / (height * width))
+    expected = functional.interpolate(large.log_scale, size=(height, width), mode="bilinear", align_corners=False)
+    expected = expected - math.log(ratio)
+    better = expected < own.log_scale
+    flow = torch.where(better, resample_flow(large.flow, height, width), own.flow)
+    return Judged(flow, torch.where(better, expected, own.log_scale))

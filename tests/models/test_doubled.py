@@ -1,0 +1,32 @@
+"""Two sizes of the same frames made one flow."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from fullfield.models.doubled import Judged, enlarged, surer
+
+
+def test_every_pixel_takes_the_surer_flow_in_its_own_pixels() -> None:
+    own = Judged(torch.full((1, 2, 3, 5), 1.0), torch.zeros(1, 1, 3, 5))
+    large = Judged(torch.full((1, 2, 6, 10), 8.0), torch.zeros(1, 1, 6, 10))
+    large.log_scale[..., 6:] = 1.0  # one pixel more of 10 is one and a half of 5, as likely as not
+    flow, log_scale = surer(own, large)
+    assert flow[0, 0].tolist() == [[4.0, 4.0, 4.0, 1.0, 1.0]] * 3
+    assert torch.allclose(log_scale[0, 0, 0], torch.tensor([-math.log(2.0)] * 3 + [0.0, 0.0]))
+
+
+def test_a_shift_stays_one_at_twice_the_size() -> None:
+    frame = torch.rand(2, 3, 8, 12, generator=torch.Generator().manual_seed(0))
+    large = enlarged(frame)
+    assert large.shape == (2, 3, 16, 24)
+    assert torch.allclose(torch.nn.functional.avg_pool2d(large, 2)[..., 1:-1, 1:-1], _blurred(frame), atol=1e-6)
+
+
+def _blurred(frame: torch.Tensor) -> torch.Tensor:
+    """What enlarging and averaging come to: (1, 6, 1) / 8 both ways, and no shift."""
+    kernel = torch.tensor([1.0, 6.0, 1.0]) / 8
+    weights = (kernel[:, None] * kernel).expand(frame.shape[1], 1, 3, 3)
+    return torch.nn.functional.conv2d(frame, weights, groups=frame.shape[1])
