@@ -92,8 +92,7 @@ class RunFolder:
     def check_dataset(self, dataset: Listed[Any, Any]) -> None:
         """Raise InputError unless the predictions are of these files."""
         before, now = self.config.get("dataset"), described(dataset)["dataset"]
-        if before != now:
-            changed = differences(before, now, "dataset.")
+        if changed := differences(before, now, "dataset."):
             raise InputError(f"{self.folder}: holds predictions of other frames ({'; '.join(changed)})")
 
     @contextmanager

@@ -136,11 +136,10 @@ class Output:
                 f"{self.path(there[0])}: is there already, and {self.sidecar} does not say how it was made; use "
                 "--overwrite, or another name"
             )
-        if noted is not None and noted.get("settings") != wanted and not overwrite:
-            changed = "; ".join(differences(noted.get("settings"), wanted))
-            raise InputError(
-                f"{self.pattern}: was begun with other settings ({changed}); use --overwrite, or another name"
-            )
+        changed = [] if noted is None else differences(noted.get("settings"), wanted)
+        if changed and not overwrite:
+            told = f"was begun with other settings ({'; '.join(changed)})"
+            raise InputError(f"{self.pattern}: {told}; use --overwrite, or another name")
         stale: dict[str, Any] | None = None if noted is None else noted.get("stale")
         if overwrite and there:
             stale = {"frames": format_frames(there), "before": self._now()}
