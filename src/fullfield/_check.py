@@ -156,8 +156,12 @@ def nearest(word: str, known: Sequence[str], said: str = "") -> str:
 def differences(before: Any, now: Mapping[str, Any], prefix: str = "") -> list[str]:
     """What differs between two nested configurations, a phrase each: ``style.fog was 0.15, is 0.5``.
 
-    A name that one of them lacks is None there; so is every one where ``before`` is no mapping.
+    A name that one of them lacks is None there; so is every one where ``before`` is no mapping. Long values are cut.
     """
+    from reprlib import Repr
+
+    short = Repr()
+    short.maxstring = short.maxother = 100
     before = before if isinstance(before, dict) else {}
     found = []
     for name in before | dict(now):
@@ -165,5 +169,5 @@ def differences(before: Any, now: Mapping[str, Any], prefix: str = "") -> list[s
         if isinstance(old, dict) and isinstance(new, dict):
             found += differences(old, new, f"{prefix}{name}.")
         elif old != new:
-            found.append(f"{prefix}{name} was {old!r}, is {new!r}")
+            found.append(f"{prefix}{name} was {short.repr(old)}, is {short.repr(new)}")
     return found

@@ -76,7 +76,6 @@ def test_json(cli: Any, weights: str) -> None:
         "updates": 2,
         "cascade": True,
         "coarse_updates": 2,
-        "double": False,
         "precision": "fast",
         "padding": "sintel",
     }

@@ -95,7 +95,6 @@ def test_the_flow_is_the_model_s(make: Made, model: RAFT, weights: Path) -> None
         "updates": 3,
         "cascade": False,
         "coarse_updates": None,
-        "double": False,
         "precision": "exact",
         "padding": "sintel",
     }
@@ -255,8 +254,10 @@ def test_double_takes_what_the_network_is_surer_of() -> None:
     """Both ways as one way; per pixel the flow of one of the two sizes, by the uncertainty in pixels of the frames."""
     told: list[tuple[float, str]] = []
     estimator = NetworkEstimator("fullfield-s", NetworkConfig(double=True, updates=2))
-    frames = (PAIR[0].repeat(2, 1, 1, 1), PAIR[1].repeat(2, 1, 1, 1))
-    start = torch.full((2, 2, 6, 8), 0.5)
+    scene = textured_scene(96, 128, seed=1)
+    first, second = (frame[None].expand(-1, 3, -1, -1) for frame in (scene.frame1, scene.frame2))
+    frames = (torch.cat((first, first)), torch.cat((second, second.roll((9, 41), (2, 3)))))  # short and long motion
+    start = torch.full((2, 2, 12, 16), 0.5)
     flow = estimator(*frames, initial_flow=start, progress=lambda done, where: told.append((done, where)))
     both = estimator.both_ways(*frames, initial_flow=start)
     assert both is not None
@@ -280,9 +281,16 @@ def test_double_takes_what_the_network_is_surer_of() -> None:
         expected = nn.functional.interpolate(large.log_scales[n][:, None], (height, width), mode="bilinear")[:, 0]
         expected = expected - math.log(2)
         better = expected < own.log_scales[n]
-        assert better.float().mean() > 0
+        assert 0.3 < better[1].float().mean() < 0.95
+        assert better[0].float().mean() > 0.95
         assert torch.allclose(mine, torch.where(better[:, None], reduced, small), atol=1e-4)
-        assert torch.allclose(both.log_scales[n], torch.minimum(expected, own.log_scales[n]), atol=1e-5)
+        assert torch.allclose(both.log_scales[n], torch.minimum(expected, own.log_scales[n]).clamp(0), atol=1e-4)
+
+
+def test_double_takes_bytes_as_numbers() -> None:
+    estimator = NetworkEstimator("fullfield-s", NetworkConfig(double=True, updates=1))
+    bytes_ = [(frame.expand(-1, 3, -1, -1) * 255).round().to(torch.uint8) for frame in PAIR]
+    assert torch.allclose(estimator(*bytes_), estimator(*(frame / 255 for frame in bytes_)), atol=1e-4)
 
 
 @pytest.mark.parametrize("pair", ["sequence_2", "market_5"])
@@ -490,9 +498,9 @@ def test_mistakes(weights: Path) -> None:
         ({"coarse_updates": 2}, "coarse_updates: expected None without a cascade, got 2"),
         ({"cascade": 1}, "cascade: expected True or False"),
         ({"double": 1}, "double: expected True or False"),
-        ({"double": True, "cascade": True}, "double: expected False beside a cascade"),
-        ({"double": True, "precision": "fast"}, "double: expected False beside precision fast"),
-        ({"double": True}, "double: expected False for RAFT, which does not tell its uncertainty"),
+        ({"double": True, "cascade": True}, r"cascade: expected False beside double \(--preset accurate\), got True"),
+        ({"double": True, "precision": "fast"}, "precision: expected exact beside double .*, got fast"),
+        ({"double": True}, "double: expected False for RAFT, which does not tell its uncertainty, got True"),
         ({"precision": "half"}, "precision: expected one of exact, fast, bfloat16"),
         ({"weights": ""}, "weights: expected a file or the name of an entry"),
         ({"padding": "none"}, "padding: expected one of sintel, kitti"),

@@ -267,7 +267,9 @@ def test_empty_batches_and_maps() -> None:
 def test_structures_are_as_long_as_the_kernels_think(machine: Emulator) -> None:
     case = make_case((4, 5))
     run(case, torch.ones(2, 147, 4, 5), backend="cuda", dtype=torch.float32)
-    CorrelationPyramid(case.fmap1, case.fmap2, 3, 3, backend="cuda", out_dtype=torch.float16)(case.coords)
+    keeping = CorrelationPyramid(case.fmap1, case.fmap2, 3, 3, backend="cuda", out_dtype=torch.float16, reuse=True)
+    for _ in range(2):
+        keeping(case.coords)
     found = {name: kernel.parameters for kernels in machine.loaded for name, kernel in kernels.items()}
     assert found == {
         "prepare": ctypes.sizeof(structs.PrepareParams),

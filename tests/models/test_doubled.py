@@ -11,14 +11,14 @@ from fullfield.models.doubled import Judged, enlarged, surer
 
 def test_every_pixel_takes_the_surer_flow_in_its_own_pixels() -> None:
     own = Judged(torch.full((1, 2, 3, 5), 1.0), torch.zeros(1, 1, 3, 5))
-    large = Judged(torch.full((1, 2, 6, 10), 8.0), torch.zeros(1, 1, 6, 10))
-    large.log_scale[..., 6:] = 1.0  # one pixel more of 10 is one and a half of 5, as likely as not
+    large = Judged(torch.tensor([8.0, 4.0])[None, :, None, None].expand(1, 2, 6, 10), torch.zeros(1, 1, 6, 10))
+    large.log_scale[..., 6:] = 1.0  # columns 6 to 9 of the large one are 3 and 4
     flow, log_scale = surer(own, large)
-    assert flow[0, 0].tolist() == [[4.0, 4.0, 4.0, 1.0, 1.0]] * 3
+    assert flow[0].tolist() == [[[4.0, 4.0, 4.0, 1.0, 1.0]] * 3, [[2.0, 2.0, 2.0, 1.0, 1.0]] * 3]
     assert torch.allclose(log_scale[0, 0, 0], torch.tensor([-math.log(2.0)] * 3 + [0.0, 0.0]))
 
 
-def test_a_shift_stays_one_at_twice_the_size() -> None:
+def test_what_is_enlarged_stays_in_its_place() -> None:
     frame = torch.rand(2, 3, 8, 12, generator=torch.Generator().manual_seed(0))
     large = enlarged(frame)
     assert large.shape == (2, 3, 16, 24)

@@ -147,7 +147,7 @@ def test_nothing_is_made_twice_and_nothing_overwritten(flow: Cli) -> None:
     assert {path: path.stat().st_mtime_ns for path in first} == first
     code, _, err = flow("plate.%04d.png", "-o", "mv.%04d.exr", "--median", "3")
     assert code == 2
-    assert "was begun with other settings (parameters." in err
+    assert "was begun with other settings (parameters.median" in err
     code, _, _ = flow("plate.%04d.png", "-o", "mv.%04d.exr", "--step", "2", "--overwrite")
     assert code == 0
     assert all(path.stat().st_mtime_ns > stamp for path, stamp in first.items())

@@ -110,7 +110,10 @@ class NetworkEstimator:
         was loaded, and ``weights_sha256`` the first 12 digits of the file's checksum (None for random weights)."""
         fine, coarse = self._updates()
         numbers = {"updates": fine, "coarse_updates": coarse if self.config.cascade else None}
-        return {**self.config.as_dict(), **numbers, **self._origin}
+        parameters = {**self.config.as_dict(), **numbers, **self._origin}
+        if not self.config.double:
+            del parameters["double"]  # as before there was such a thing: work that was begun then goes on
+        return parameters
 
     @property
     def asked_backend(self) -> str | None:
@@ -232,14 +235,17 @@ class NetworkEstimator:
         """The flow at the frames' own and at twice their size made one; with ``both`` also that back."""
         sea_raft = cast("SEARAFT", network)  # RAFT's configuration refuses this
         found = list[list[Judged]]()
-        for pair in ((frame1, frame2), (enlarged(frame1), enlarged(frame2))):
+        for large in (False, True):
+            pair = (enlarged(frame1), enlarged(frame2)) if large else (frame1, frame2)
             size = PairSize.of(pair[0])
             self._exact(network, size)
             with told.level(network.update_block, size, updates * (1 + both)), float32_convolutions(size.device):
                 arguments = (*pair, updates, initial_flow)
                 ways = sea_raft.both_ways(*arguments) if both else (sea_raft.flow_with_info(*arguments),)
             found.append([Judged(flow, expected_log_scale(info, sea_raft.config)) for flow, info in ways])
-        return [surer(own, large) for own, large in zip(*found, strict=True)]
+        chosen = [surer(*sizes) for sizes in zip(*found, strict=True)]
+        least = sea_raft.config.log_scale_min  # of one size: the confidence was fitted with no smaller ones
+        return [Judged(flow, log_scale.clamp(least)) for flow, log_scale in chosen]
 
     def _updates(self) -> tuple[int, int]:
         """Of the finest level, and of the others."""
@@ -247,7 +253,7 @@ class NetworkEstimator:
         return fine, fine if self.config.coarse_updates is None else self.config.coarse_updates
 
     def _levels(self, size: PairSize) -> list[PairSize]:
-        """The sizes that frames of ``size`` are seen at, finest first."""
+        """The sizes that frames of ``size`` are seen at: those of a cascade finest first, twice the size last."""
         sizes = cascade_sizes(size.height, size.width) if self.config.cascade else [(size.height, size.width)]
         if self.config.double:
             sizes.append(doubled_size(size.height, size.width))

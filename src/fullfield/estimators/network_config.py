@@ -41,7 +41,7 @@ class NetworkConfig(Config):
     double: bool = parameter(
         False,
         "estimate the frames at twice their size as well, and take at every pixel what the network is surer of: five "
-        "times the time, for networks that tell their uncertainty, in exact precision",
+        "times the work, for networks that tell their uncertainty, in exact precision",
     )
     precision: str = parameter(
         "exact",
@@ -65,8 +65,8 @@ class NetworkConfig(Config):
         require(beside, "coarse_updates", "None without a cascade", repr(self.coarse_updates))
         require(isinstance(self.double, bool), "double", "True or False", self.double)
         if self.double:
-            require(not self.cascade, "double", "False beside a cascade", True)
-            require(self.precision == "exact", "double", f"False beside precision {self.precision}", True)
+            require(not self.cascade, "cascade", "False beside double (--preset accurate)", "True")
+            require(self.precision == "exact", "precision", "exact beside double (--preset accurate)", self.precision)
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class RAFTEstimatorConfig(NetworkConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         choice(self.padding, "padding", PADDINGS)
-        require(not self.double, "double", "False for RAFT, which does not tell its uncertainty", True)
+        require(not self.double, "double", "False for RAFT, which does not tell its uncertainty", "True")
 
 
 @dataclass(frozen=True)

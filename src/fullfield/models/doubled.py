@@ -2,7 +2,8 @@
 
 Features have an eighth of the frames' size, so what is thinner than their cells is lost to what lies behind it, and
 the flow is rough at fractions of a pixel; at twice the size both are better, and motion beyond what the network was
-trained on is worse. A network that tells how uncertain it is decides between the two at every pixel.
+trained on is lost. A network that tells how uncertain it is decides between the two at every pixel. What it expects is
+seldom less than a pixel of the size that it sees, so where it is sure at both sizes the larger one is taken.
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ def doubled_size(height: int, width: int) -> tuple[int, int]:
 
 
 def enlarged(frame: Tensor) -> Tensor:
-    """A floating frame [B, C, H, W] at twice its size, bilinear between the centres of pixels."""
+    """A frame [B, C, H, W], uint8 or floating, at twice its size, bilinear between the centres of pixels."""
+    if frame.dtype == torch.uint8:
+        frame = frame.float() / 255
     return functional.interpolate(frame, size=doubled_size(*frame.shape[-2:]), mode="bilinear", align_corners=False)
 
 
 def surer(own: Judged, large: Judged) -> Judged:
-    """At every pixel the flow of which the network is surer, in pixels of ``own``.
+    """At every pixel the flow whose error the network expects to be smaller, in pixels of ``own``.
 
     Args:
         own: of the frames as they are.

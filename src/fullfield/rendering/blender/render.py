@@ -168,7 +168,7 @@ def note(args: argparse.Namespace, scene: bpy.types.Scene) -> None:
         settings["frames"] = list(args.frames)
     path = args.output / "render.json"
     if path.is_file():
-        before = json.loads(path.read_text("utf-8"))
+        before = json.loads(path.read_text("utf-8"))  # Blender's Python has no fullfield to compare them
         changed = [f"{k} was {before.get(k)!r}, is {v!r}" for k, v in settings.items() if before.get(k) != v]
         if changed:
             sys.exit(f"render.py: {args.output} was rendered with other settings ({'; '.join(changed)})")
