@@ -295,10 +295,12 @@ def _changes(args: argparse.Namespace, method: str) -> dict[str, Any]:
 
 def _values(owners: tuple[str, ...], field: str) -> str:
     """What the presets set: one value, or one per preset and method where they differ."""
-    told = {name: _preset_values(METHODS[name], field) for name in owners}
-    if len(set(told.values())) == 1:
-        return f" [{next(iter(told.values()))}]"
-    return " [" + "; ".join(f"{name}: {values}" for name, values in told.items()) + "]"
+    told: dict[str, list[str]] = {}
+    for name in owners:
+        told.setdefault(_preset_values(METHODS[name], field), []).append(name)
+    if len(told) == 1:
+        return f" [{next(iter(told))}]"
+    return " [" + "; ".join(f"{', '.join(names)}: {values}" for values, names in told.items()) + "]"
 
 
 def _preset_values(method: Method, field: str) -> str:

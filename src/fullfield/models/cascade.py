@@ -109,14 +109,15 @@ class Cascade:
         height, width = frame1.shape[-2:]
         pairs = [(frame1, frame2)]
         for size in cascade_sizes(height, width, self.threshold)[1:]:
-            pairs.append((_reduced(pairs[-1][0], size), _reduced(pairs[-1][1], size)))
+            pairs.append((resample_frame(pairs[-1][0], size), resample_frame(pairs[-1][1], size)))
         flow = initial_flow
         for first, second in reversed(pairs[1:]):
             flow = self.network(first, second, updates=coarse, initial_flow=flow)
         return self.network(frame1, frame2, updates=fine, initial_flow=flow)
 
 
-def _reduced(frame: Tensor, size: tuple[int, int]) -> Tensor:
+def resample_frame(frame: Tensor, size: tuple[int, int]) -> Tensor:
+    """A frame [B, C, H, W], uint8 or floating, at another (height, width), bilinear between the centres of pixels."""
     if frame.dtype == torch.uint8:
         frame = frame.to(torch.float32) / 255
     return functional.interpolate(frame, size=size, mode="bilinear", align_corners=False)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fullfield.models.cascade import resample_flow
+from fullfield.models.cascade import resample_flow, resample_frame
 
 
 class Judged(NamedTuple):
@@ -31,10 +31,8 @@ def doubled_size(height: int, width: int) -> tuple[int, int]:
 
 
 def enlarged(frame: Tensor) -> Tensor:
-    """A frame [B, C, H, W], uint8 or floating, at twice its size, bilinear between the centres of pixels."""
-    if frame.dtype == torch.uint8:
-        frame = frame.float() / 255
-    return functional.interpolate(frame, size=doubled_size(*frame.shape[-2:]), mode="bilinear", align_corners=False)
+    """A frame [B, C, H, W], uint8 or floating, at twice its size."""
+    return resample_frame(frame, doubled_size(*frame.shape[-2:]))
 
 
 def surer(own: Judged, large: Judged) -> Judged:
