@@ -5,8 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fullfield import InputError
 from fullfield.estimators import NetworkEstimator, RAFTEstimatorConfig, RefinedEstimator
 from fullfield.estimators.network_config import NetworkConfig
+from fullfield.models import PreparedFlow
+from fullfield.models.cascade import cascade_sizes
 from fullfield.testing import textured_scene
 
 SCENE = textured_scene(72, 100, seed=3)
@@ -40,9 +43,28 @@ def test_both_ways_are_two_calls(method: str) -> None:
         assert [scale.shape for scale in both.log_scales] == [(1, 72, 100)] * 2
 
 
-@pytest.mark.parametrize("change", [{"cascade": True}, {"updates": 0}])
-def test_what_has_no_such_call_is_asked_twice(change: dict[str, object]) -> None:
-    estimator = NetworkEstimator("fullfield-s", NETWORKS["fullfield-s"].replace(**change))
+@pytest.mark.parametrize("precision", ["exact", "fast"])
+@pytest.mark.parametrize("method", ["fullfield-s", "raft-small"])
+def test_a_cascade_goes_both_ways(method: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fullfield.models.prepared.runner.cpu_dtype", lambda: torch.float32)
+    monkeypatch.setattr("fullfield.estimators.network.cascade_sizes", lambda *size: cascade_sizes(*size, threshold=60))
+    estimator = NetworkEstimator(method, NETWORKS[method].replace(cascade=True, precision=precision))
+    start = 0.5 * SCENE.flow[None]
+    there, back = estimator(*PAIR, initial_flow=start), estimator(*PAIR[::-1])
+    told: list[tuple[float, str]] = []
+    both = estimator.both_ways(*PAIR, initial_flow=start, progress=lambda *said: told.append(said))
+    assert both is not None
+    torch.testing.assert_close(both.forward, there, atol=2e-4, rtol=0)
+    torch.testing.assert_close(both.backward, back, atol=2e-4, rtol=0)
+    assert list(dict.fromkeys(where for _, where in told)) == ["25x18", "100x72"]
+    assert told[-1][0] == pytest.approx(1)
+    assert (both.log_scales is not None) == ((method, precision) == ("fullfield-s", "exact"))
+    plain = NetworkEstimator(method, NETWORKS[method].replace(cascade=False, precision=precision))
+    assert (plain(*PAIR, initial_flow=start) - there).abs().max() > 0.01
+
+
+def test_what_has_no_such_call_is_asked_twice() -> None:
+    estimator = NetworkEstimator("fullfield-s", NETWORKS["fullfield-s"].replace(updates=0))
     assert estimator.both_ways(*PAIR) is None
     found = RefinedEstimator(estimator, refine=False).directions(*PAIR)
     assert found.seconds.keys() == {"forward", "backward"}
@@ -61,6 +83,14 @@ def test_both_ways_in_the_fast_form(method: str, monkeypatch: pytest.MonkeyPatch
     torch.testing.assert_close(both.forward, there, atol=2e-4, rtol=0)
     torch.testing.assert_close(both.backward, back, atol=2e-4, rtol=0)
     torch.testing.assert_close(estimator(*PAIR, initial_flow=start), there, atol=0, rtol=0)
+
+
+def test_a_start_of_the_way_back_that_does_not_fit_is_named() -> None:
+    network = NetworkEstimator("fullfield-s", NETWORKS["fullfield-s"])._ready(torch.device("cpu"))
+    pair = [frame.expand(-1, 3, -1, -1) for frame in PAIR]
+    for run in (network, PreparedFlow(network, 72, 100, precision="exact")):
+        with pytest.raises(InputError, match="initial_backward: expected"):
+            run.both_ways(*pair, 1, None, torch.zeros(1, 3, 9, 9))
 
 
 def test_a_refined_network_is_asked_once() -> None:

@@ -228,6 +228,9 @@ def test_both_ways_are_two_calls(name: str) -> None:
         found = fast.both_ways(first, second, updates=3, initial_flow=start)
         for got, right in zip(found, want, strict=True):
             assert off(got, right) < 2e-3
+        found = fast.both_ways(second, first, updates=3, initial_backward=start)
+        for got, right in zip(found, want[::-1], strict=True):
+            assert off(got, right) < 2e-3
     again = fast.both_ways(second, first, updates=3)
     assert off(again[0], want[1]) < 2e-3
 

@@ -63,14 +63,15 @@ class Chosen:
     def prepare(self, size: tuple[int, int] | None, progress: Callable[[float, str], None], *, quiet: bool) -> None:
         """Reach the device, fetch weights that are not here, and load or compile what frames of this size run on."""
         place = _check.device(self.device, "--device")
+        estimator = self.estimator  # refuses what does not fit before anything is fetched
         if not hasattr(self.config, "weights"):
-            self.estimator.prepare(place, size)
+            estimator.prepare(place, size)
             return
         if self.origin is not None and self.origin.is_missing and not quiet:
             note(f"fetching the weights {self.origin.name}")
         if getattr(self.config, "alt_cuda_corr", None) is not None and not quiet:
             note(f"compiling alt_cuda_corr from {self.config.alt_cuda_corr}, about a minute")
-        self.estimator.prepare(place, size, fetching=fetching(progress, f"the weights of {self.method}"))
+        estimator.prepare(place, size, fetching=fetching(progress, f"the weights of {self.method}"))
 
     def estimate(self, frame1: Tensor, frame2: Tensor, **more: Any) -> Flow:
         """``fullfield.estimate`` with these settings."""
@@ -110,7 +111,7 @@ class Parameter:
 
     @property
     def is_switch(self) -> bool:
-        return self.annotation is bool
+        return self.annotation in (bool, bool | None)
 
     @property
     def metavar(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -16,9 +16,9 @@ from fullfield.estimators.frames import check_pair
 from fullfield.estimators.network_config import NetworkConfig, RAFTEstimatorConfig
 from fullfield.estimators.origins import Origin, origin_of
 from fullfield.estimators.protocol import Progress
-from fullfield.estimators.registry import canonical
-from fullfield.models.cascade import Cascade, cascade_sizes
-from fullfield.models.doubled import Judged, doubled_size, enlarged, surer
+from fullfield.estimators.registry import AUTO_NETWORK, canonical
+from fullfield.models.cascade import cascade_pairs, cascade_sizes
+from fullfield.models.doubled import Judged, enlarged, surer
 from fullfield.models.downloads import Progress as Fetching
 from fullfield.models.downloads import digest
 from fullfield.models.mixed import PairSize, dense_fits, lookup_request
@@ -56,6 +56,13 @@ class BothWays(NamedTuple):
     """Twice [B, H, W]: what the network itself thinks of both, the logarithm of its error in pixels; SEA-RAFT's."""
 
 
+class _Found(NamedTuple):
+    """One way of a pair, as :class:`Judged` where the network was asked what it thinks of its flow."""
+
+    flow: Tensor
+    log_scale: Tensor | None = None
+
+
 class NetworkEstimator:
     """RAFT or SEA-RAFT on pairs of frames of any size. The network is loaded at the first call and kept.
 
@@ -66,7 +73,7 @@ class NetworkEstimator:
     Args:
         method: ``"fullfield-s"``, ``"raft"``, ``"raft-small"``, ``"sea-raft-s"``, ``"sea-raft-m"`` or ``"sea-raft-l"``.
         config: a :class:`RAFTEstimatorConfig` for RAFT, a :class:`NetworkConfig` for SEA-RAFT; by default the method's
-            own weights and number of updates, exact, without a cascade.
+            own weights and number of updates, exact; ``"fullfield-s"`` cascades.
         backend: of the correlation lookup, as for :class:`fullfield.nn.CorrelationPyramid`; or ``"mixed"``, for exact
             precision: dense at sizes whose volume takes up to 40 % of the GPU's free memory (2 GiB on the CPU), the
             best other one above.
@@ -78,8 +85,10 @@ class NetworkEstimator:
         self.method = canonical(method)
         _check.choice(self.method, "method", NETWORKS)
         kind = RAFTEstimatorConfig if self.method.startswith("raft") else NetworkConfig
-        self.config = kind() if config is None else config
-        _check.require(type(self.config) is kind, "config", f"a {kind.__name__}", _check.describe(self.config))
+        config = kind() if config is None else config
+        _check.require(type(config) is kind, "config", f"a {kind.__name__}", _check.describe(config))
+        cascade = self.method == AUTO_NETWORK if config.cascade is None else config.cascade
+        self.config = config.replace(cascade=cascade)
         if backend is not None:
             _check.choice(backend, "backend", (*BACKENDS, MIXED))
             fits = backend != MIXED or self.config.precision == "exact"
@@ -156,96 +165,87 @@ class NetworkEstimator:
         self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None
     ) -> Tensor:
         """Frames [B, C, H, W] to flow [B, 2, H, W]; see :class:`Estimator`."""
-        check_pair(frame1, frame2)
-        first, second = (frame.expand(-1, 3, -1, -1) for frame in (frame1, frame2))
-        fine, coarse = self._updates()
-        with self._lock, torch.no_grad(), torch.autocast(frame1.device.type, enabled=False):
-            network = self._ready(frame1.device)
-            levels = self._levels(PairSize.of(frame1))
-            told = _Told(progress, sum(size.pixels * (coarse if n else fine) for n, size in enumerate(levels)))
-
-            def level(
-                one: Tensor, two: Tensor, *, updates: int | None = None, initial_flow: Tensor | None = None
-            ) -> Tensor:
-                size = PairSize.of(one)
-                flow: Tensor
-                with told.level(network.update_block, size, fine if updates is None else updates):
-                    if self.config.precision == "exact":
-                        with float32_convolutions(size.device):
-                            flow = self._exact(network, size)(one, two, updates=updates, initial_flow=initial_flow)
-                    else:
-                        prepared = self._prepared(network, size, len(levels))
-                        flow = prepared(one, two, updates=updates, initial_flow=initial_flow)
-                        self._used = prepared.backend
-                return flow
-
-            if self.config.double:
-                return self._doubled(network, first, second, fine, initial_flow, told)[0].flow
-            if not self.config.cascade:
-                return level(first, second, updates=fine, initial_flow=initial_flow)
-            return Cascade(level, updates=fine, coarse_updates=coarse)(first, second, initial_flow=initial_flow)
+        return self._estimated(frame1, frame2, [initial_flow], progress)[0].flow
 
     def both_ways(
         self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None
     ) -> BothWays | None:
         """The flow there and back, the features of the frames computed once; see :class:`Estimator`.
 
-        None where that would compute something else than two calls: with a cascade, or without updates. What the
-        network thinks of its error comes with exact precision alone.
+        None without updates. ``initial_flow`` is for the way there. What the network thinks of its error comes with
+        exact precision alone.
         """
-        from fullfield.models.raft import RAFT
-
-        fine, _ = self._updates()
-        if self.config.cascade or fine == 0:
+        if 0 in self._updates():
             return None
-        check_pair(frame1, frame2)
-        first, second = (frame.expand(-1, 3, -1, -1) for frame in (frame1, frame2))
-        with self._lock, torch.no_grad(), torch.autocast(frame1.device.type, enabled=False):
-            network, size = self._ready(frame1.device), PairSize.of(frame1)
-            told = _Told(progress, 2 * sum(level.pixels for level in self._levels(size)) * fine)
-            if self.config.double:
-                there_back = self._doubled(network, first, second, fine, initial_flow, told, both=True)
-                (forward, error), (backward, error_back) = there_back
-                return BothWays(forward, backward, (error[:, 0], error_back[:, 0]))
-            with told.level(network.update_block, size, 2 * fine):
-                if self.config.precision != "exact":
-                    prepared = self._prepared(network, size, 1)
-                    flows = prepared.both_ways(first, second, fine, initial_flow)
-                    self._used = prepared.backend
-                    return BothWays(*flows)
-                self._exact(network, size)
-                with float32_convolutions(size.device):
-                    if isinstance(network, RAFT):
-                        return BothWays(*network.both_ways(first, second, fine, initial_flow))
-                    (there, info), (back, info_back) = network.both_ways(first, second, fine, initial_flow)
-                scales = [expected_log_scale(one, network.config)[:, 0] for one in (info, info_back)]
-                return BothWays(there, back, (scales[0], scales[1]))
+        there, back = self._estimated(frame1, frame2, [initial_flow, None], progress)
+        scales = None
+        if there.log_scale is not None and back.log_scale is not None:
+            scales = there.log_scale[:, 0], back.log_scale[:, 0]
+        return BothWays(there.flow, back.flow, scales)
 
-    def _doubled(
+    def _estimated(
+        self, frame1: Tensor, frame2: Tensor, starts: Sequence[Tensor | None], progress: Progress | None
+    ) -> list[_Found]:
+        """The flow there, with two ``starts`` also that back, from the smallest size to the largest."""
+        check_pair(frame1, frame2)
+        pair = frame1.expand(-1, 3, -1, -1), frame2.expand(-1, 3, -1, -1)
+        fine, coarse = self._updates()
+        with self._lock, torch.no_grad(), torch.autocast(frame1.device.type, enabled=False):
+            network = self._ready(frame1.device)
+            pairs = cascade_pairs(*pair, [(size.height, size.width) for size in self._levels(PairSize.of(frame1))])
+            levels = [*((smaller, coarse) for smaller in pairs[:0:-1]), (pair, fine)]
+            if self.config.double:
+                levels.append(((enlarged(pair[0]), enlarged(pair[1])), fine))
+            work = sum(updates * PairSize.of(one).pixels for (one, _), updates in levels)
+            told = _Told(progress, len(starts) * work)
+            found: list[list[_Found]] = []
+            for frames, updates in levels:
+                found.append(self._at(network, frames, updates, starts, told, len(levels)))
+                if len(pairs) > 1:
+                    starts = [way.flow for way in found[-1]]
+            if not self.config.double:
+                return found[-1]
+            # RAFT's configuration refuses this. The confidence was fitted with no smaller scales than one size's.
+            least = cast("SEARAFT", network).config.log_scale_min
+            ways = cast("Iterator[tuple[Judged, Judged]]", zip(*found[-2:], strict=True))
+            return [_Found(way.flow, way.log_scale.clamp(least)) for way in (surer(*sizes) for sizes in ways)]
+
+    def _at(
         self,
         network: Network,
-        frame1: Tensor,
-        frame2: Tensor,
+        frames: tuple[Tensor, Tensor],
         updates: int,
-        initial_flow: Tensor | None,
+        starts: Sequence[Tensor | None],
         told: _Told,
-        *,
-        both: bool = False,
-    ) -> list[Judged]:
-        """The flow at the frames' own and at twice their size made one; with ``both`` also that back."""
-        sea_raft = cast("SEARAFT", network)  # RAFT's configuration refuses this
-        found = list[list[Judged]]()
-        for large in (False, True):
-            pair = (enlarged(frame1), enlarged(frame2)) if large else (frame1, frame2)
-            size = PairSize.of(pair[0])
+        sizes: int,
+    ) -> list[_Found]:
+        """:meth:`_estimated` at one of some ``sizes``."""
+        from fullfield.models.raft import RAFT
+
+        size, both = PairSize.of(frames[0]), len(starts) > 1
+        with told.level(network.update_block, size, len(starts) * updates):
+            if self.config.precision != "exact":
+                prepared = self._prepared(network, size, sizes)
+                flows = (
+                    prepared.both_ways(*frames, updates, *starts) if both else (prepared(*frames, updates, *starts),)
+                )
+                self._used = prepared.backend
+                return [_Found(flow) for flow in flows]
             self._exact(network, size)
-            with told.level(network.update_block, size, updates * (1 + both)), float32_convolutions(size.device):
-                arguments = (*pair, updates, initial_flow)
-                ways = sea_raft.both_ways(*arguments) if both else (sea_raft.flow_with_info(*arguments),)
-            found.append([Judged(flow, expected_log_scale(info, sea_raft.config)) for flow, info in ways])
-        chosen = [surer(*sizes) for sizes in zip(*found, strict=True)]
-        least = sea_raft.config.log_scale_min  # of one size: the confidence was fitted with no smaller ones
-        return [Judged(flow, log_scale.clamp(least)) for flow, log_scale in chosen]
+            with float32_convolutions(size.device):
+                if isinstance(network, RAFT):
+                    flows = (
+                        network.both_ways(*frames, updates, *starts) if both else (network(*frames, updates, *starts),)
+                    )
+                    return [_Found(flow) for flow in flows]
+                informed: Sequence[tuple[Tensor, Tensor]]
+                if both:
+                    informed = network.both_ways(*frames, updates, *starts)
+                elif self.config.double:
+                    informed = (network.flow_with_info(*frames, updates, *starts),)
+                else:
+                    return [_Found(network(*frames, updates, *starts))]
+            return [_Found(flow, expected_log_scale(info, network.config)) for flow, info in informed]
 
     def _updates(self) -> tuple[int, int]:
         """Of the finest level, and of the others."""
@@ -253,10 +253,8 @@ class NetworkEstimator:
         return fine, fine if self.config.coarse_updates is None else self.config.coarse_updates
 
     def _levels(self, size: PairSize) -> list[PairSize]:
-        """The sizes that frames of ``size`` are seen at: those of a cascade finest first, twice the size last."""
+        """The sizes that frames of ``size`` are seen at, finest first."""
         sizes = cascade_sizes(size.height, size.width) if self.config.cascade else [(size.height, size.width)]
-        if self.config.double:
-            sizes.append(doubled_size(size.height, size.width))
         return [PairSize(size.batch, height, width, size.device) for height, width in sizes]
 
     def _exact(self, network: Network, size: PairSize) -> Network:

@@ -22,6 +22,8 @@ PRECISIONS = ("exact", "fast", "bfloat16")
 class NetworkConfig(Config):
     """How SEA-RAFT, or any network of the family, estimates: its weights, its updates, and whether it cascades.
 
+    None is the method's own choice.
+
     See :class:`fullfield.models.cascade.Cascade` for the cascade, :mod:`fullfield.models.doubled` for twice the size.
     """
 
@@ -32,8 +34,10 @@ class NetworkConfig(Config):
         metavar="PATH|NAME",
     )
     updates: int | None = parameter(None, "flow updates; 'auto': 32 of RAFT, 4 of SEA-RAFT, 12 of its L, ptlflow's own")
-    cascade: bool = parameter(
-        False, "estimate frames whose smaller side exceeds 800 pixels at a quarter of their size first, recursively"
+    cascade: bool | None = parameter(
+        None,
+        "estimate frames whose smaller side exceeds 800 pixels at a quarter of their size first, recursively; 'auto': "
+        "auto and fullfield-s do, the others do not",
     )
     coarse_updates: int | None = parameter(
         None, "updates of every level of a cascade but the finest; 'auto': as many as of the finest"
@@ -60,12 +64,11 @@ class NetworkConfig(Config):
             if value is not None:
                 number(value, name, integer=True, low=0)
                 object.__setattr__(self, name, int(value))
-        require(isinstance(self.cascade, bool), "cascade", "True or False", self.cascade)
-        beside = self.cascade or self.coarse_updates is None
+        require(isinstance(self.cascade, bool | None), "cascade", "True, False or None", self.cascade)
+        beside = self.cascade is not False or self.coarse_updates is None
         require(beside, "coarse_updates", "None without a cascade", repr(self.coarse_updates))
         require(isinstance(self.double, bool), "double", "True or False", self.double)
         if self.double:
-            require(not self.cascade, "cascade", "False beside double (--preset accurate)", "True")
             require(self.precision == "exact", "precision", "exact beside double (--preset accurate)", self.precision)
 
 

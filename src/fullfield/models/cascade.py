@@ -5,6 +5,7 @@ Source: Briedis, Gross and Schroers, arXiv 2505.16942, section 6.2, for SEA-RAFT
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -53,6 +54,14 @@ def resample_flow(flow: Tensor, height: int, width: int) -> Tensor:
         return flow
     scale = flow.new_tensor([width / flow.shape[-1], height / flow.shape[-2]]).view(1, 2, 1, 1)
     return functional.interpolate(flow, size=(height, width), mode="bilinear", align_corners=False) * scale
+
+
+def cascade_pairs(frame1: Tensor, frame2: Tensor, sizes: Sequence[tuple[int, int]]) -> list[tuple[Tensor, Tensor]]:
+    """Both frames at every one of the ``sizes``, each made from the one before; the first is the frames' own."""
+    pairs = [(frame1, frame2)]
+    for size in sizes[1:]:
+        pairs.append((resample_frame(pairs[-1][0], size), resample_frame(pairs[-1][1], size)))
+    return pairs
 
 
 class Cascade:
@@ -107,9 +116,7 @@ class Cascade:
         fine = self.updates if updates is None else updates
         coarse = fine if self.coarse_updates is None else self.coarse_updates
         height, width = frame1.shape[-2:]
-        pairs = [(frame1, frame2)]
-        for size in cascade_sizes(height, width, self.threshold)[1:]:
-            pairs.append((resample_frame(pairs[-1][0], size), resample_frame(pairs[-1][1], size)))
+        pairs = cascade_pairs(frame1, frame2, cascade_sizes(height, width, self.threshold))
         flow = initial_flow
         for first, second in reversed(pairs[1:]):
             flow = self.network(first, second, updates=coarse, initial_flow=flow)

@@ -25,14 +25,10 @@ class Judged(NamedTuple):
     log_scale: Tensor  # [B, 1, H, W], logarithm of the expected error in pixels
 
 
-def doubled_size(height: int, width: int) -> tuple[int, int]:
-    """(height, width) that frames are enlarged to."""
-    return 2 * height, 2 * width
-
-
 def enlarged(frame: Tensor) -> Tensor:
     """A frame [B, C, H, W], uint8 or floating, at twice its size."""
-    return resample_frame(frame, doubled_size(*frame.shape[-2:]))
+    height, width = frame.shape[-2:]
+    return resample_frame(frame, (2 * height, 2 * width))
 
 
 def surer(own: Judged, large: Judged) -> Judged:

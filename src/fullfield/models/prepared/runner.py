@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
@@ -110,15 +110,21 @@ class PreparedFlow:
     ) -> Tensor:  # [B, 2, H, W] float32, (u, v) in pixels
         """As the model's own call. The result is new memory; the frames may be of any layout."""
         number = self._asked(frame1, frame2, updates, initial_flow)
-        return self._flows(1, frame1, frame2, number, initial_flow)[0]
+        return self._flows(frame1, frame2, number, {"initial_flow": initial_flow})[0]
 
     def both_ways(
-        self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
+        self,
+        frame1: Tensor,
+        frame2: Tensor,
+        updates: int | None = None,
+        initial_flow: Tensor | None = None,
+        initial_backward: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # [B, 2, H, W] float32 twice
         """The flow from the first frame to the second, and from the second to the first: the features of both frames
-        are computed once. ``initial_flow`` is for the way there; ``updates`` is 1 at least for RAFT. The first call
-        prepares, and takes the memory of another pair."""
-        there, back = self._flows(2, frame1, frame2, self._asked(frame1, frame2, updates, None), initial_flow)
+        are computed once. ``initial_flow`` is where the way there starts, ``initial_backward`` the way back;
+        ``updates`` is 1 at least for RAFT. The first call prepares, and takes the memory of another pair."""
+        starts = {"initial_flow": initial_flow, "initial_backward": initial_backward}
+        there, back = self._flows(frame1, frame2, self._asked(frame1, frame2, updates, None), starts)
         return there, back
 
     def _asked(self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None) -> int:
@@ -133,19 +139,21 @@ class PreparedFlow:
         _check.number(number, "updates", integer=True, low=0 if learned or initial_flow is not None else 1)
         return int(number)
 
-    def _flows(
-        self, count: int, frame1: Tensor, frame2: Tensor, number: int, initial_flow: Tensor | None
-    ) -> list[Tensor]:
-        """There, and for a ``count`` of 2 back."""
+    def _flows(self, frame1: Tensor, frame2: Tensor, number: int, given: Mapping[str, Tensor | None]) -> list[Tensor]:
+        """There, and back where two starts are ``given``, by the names of the arguments."""
+        count = len(given)
         with self._lock, _undisturbed(self.device), self._in_order(self._tensors):
-            start = None
-            if initial_flow is not None:
-                _check.tensor(initial_flow, "initial_flow", (self.batch, 2, "h", "w"), device=self.device)
-                start = self._grid + framing.start_on_grid(initial_flow, *self.size, self.padding)
+            starts: list[Tensor | None] = []
+            for name, flow in given.items():
+                if flow is None:
+                    starts.append(None)
+                    continue
+                _check.tensor(flow, name, (self.batch, 2, "h", "w"), device=self.device)
+                starts.append(self._grid + framing.start_on_grid(flow, *self.size, self.padding))
             if self.batch == 0:
                 return [torch.empty((0, 2, *self.size), device=self.device, dtype=torch.float32) for _ in range(count)]
-            if number == 0 and start is not None and not isinstance(self.model, SEARAFT):
-                return [_enlarged(start - self._grid, self.padding, corners=False)]
+            if number == 0 and starts[0] is not None and not isinstance(self.model, SEARAFT):
+                return [_enlarged(starts[0] - self._grid, self.padding, corners=False)]
             if count not in self._ways:
                 self._ways[count] = _Ways(self, count)
                 self._in_order.forget()  # of its tensors
@@ -153,8 +161,9 @@ class PreparedFlow:
             first, second = (f.float() if f.dtype == torch.float64 else f for f in (frame1, frame2))
             self._passes.frames_to_cells(first, second, self._frame, self._cells)
             ways.encode()
-            if start is not None:
-                ways.coords[0].copy_(start)
+            for coords, start in zip(ways.coords, starts, strict=True):
+                if start is not None:
+                    coords.copy_(start)
             flows = []
             for step, pair, coords in zip(ways.steps, ways.pairs, ways.coords, strict=True):
                 for _ in range(number):

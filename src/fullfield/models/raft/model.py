@@ -115,16 +115,22 @@ class RAFT(nn.Module):
         return last
 
     def both_ways(
-        self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
+        self,
+        frame1: Tensor,
+        frame2: Tensor,
+        updates: int | None = None,
+        initial_flow: Tensor | None = None,
+        initial_backward: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # [B, 2, H, W] float32 twice
         """The flow from the first frame to the second, and from the second to the first: the features of both frames
-        are computed once. ``initial_flow`` is for the way there; ``updates`` is 1 at least, the rest as in
-        :meth:`forward`."""
+        are computed once. ``initial_flow`` is where the way there starts, ``initial_backward`` the way back;
+        ``updates`` is 1 at least, the rest as in :meth:`forward`."""
         number, padding, grid, start = self._checked(frame1, frame2, updates, initial_flow, fewest=1)
+        start_back = self._checked(frame2, frame1, updates, initial_backward, fewest=1, name="initial_backward")[3]
         one, two = self.prepare(frame1, padding), self.prepare(frame2, padding)
         fmap1, fmap2 = framing.encoded(self.fnet, one, two)
         flows = []
-        for first, second, frame, coords in ((fmap1, fmap2, one, start), (fmap2, fmap1, two, grid)):
+        for first, second, frame, coords in ((fmap1, fmap2, one, start), (fmap2, fmap1, two, start_back)):
             encoded = Encoded(first, second, *self._context(frame))
             *_, last = self._flows(encoded, coords, grid, number, padding, every=False)
             flows.append(last)
@@ -150,7 +156,14 @@ class RAFT(nn.Module):
         yield from self._flows(encoded, coords, grid, number, padding, every=every)
 
     def _checked(
-        self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None, *, fewest: int
+        self,
+        frame1: Tensor,
+        frame2: Tensor,
+        updates: int | None,
+        initial_flow: Tensor | None,
+        *,
+        fewest: int,
+        name: str = "initial_flow",
     ) -> tuple[int, framing.Padding, Tensor, Tensor]:
         """The number of updates, the padding, the grid, and where its cells go at first."""
         batch, height, width = framing.check_frames(frame1, frame2, self.fnet.conv1.weight.device)
@@ -160,7 +173,7 @@ class RAFT(nn.Module):
         grid = framing.coordinate_grid(batch, *padding.cells(height, width), frame1.device)
         if initial_flow is None:
             return number, padding, grid, grid
-        _check.tensor(initial_flow, "initial_flow", (batch, 2, "h", "w"), device=frame1.device)
+        _check.tensor(initial_flow, name, (batch, 2, "h", "w"), device=frame1.device)
         return number, padding, grid, grid + framing.start_on_grid(initial_flow, height, width, padding)
 
     def _flows(

@@ -114,16 +114,23 @@ class SEARAFT(nn.Module):
         return self._enlarged(_last(states), padding)
 
     def both_ways(
-        self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
+        self,
+        frame1: Tensor,
+        frame2: Tensor,
+        updates: int | None = None,
+        initial_flow: Tensor | None = None,
+        initial_backward: Tensor | None = None,
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:  # twice [B, 2, H, W], [B, 4, H, W], float32
         """:meth:`flow_with_info` from the first frame to the second and from the second to the first: the features of
-        both frames are computed once. ``initial_flow`` is for the way there; other arguments as for :meth:`forward`."""
-        count, padding, flow = self._checked(frame1, frame2, updates, initial_flow)
+        both frames are computed once. ``initial_flow`` is where the way there starts, ``initial_backward`` the way
+        back; other arguments as for :meth:`forward`."""
+        count, padding, start = self._checked(frame1, frame2, updates, initial_flow)
+        start_back = self._checked(frame2, frame1, updates, initial_backward, "initial_backward")[2]
         one, two = self.prepare(frame1, padding), self.prepare(frame2, padding)
         fmap1, fmap2 = self._features(one, two)
-        there = self._states(Encoded(fmap1, fmap2, *self._context(one, two)), flow, count)
+        there = self._states(Encoded(fmap1, fmap2, *self._context(one, two)), start, count)
         found = self._enlarged(_last(there), padding)
-        back = self._states(Encoded(fmap2, fmap1, *self._context(two, one)), None, count)
+        back = self._states(Encoded(fmap2, fmap1, *self._context(two, one)), start_back, count)
         return found, self._enlarged(_last(back), padding)
 
     def predictions(
@@ -224,7 +231,12 @@ class SEARAFT(nn.Module):
         return padding, self._states(encoded, flow, count)
 
     def _checked(
-        self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None
+        self,
+        frame1: Tensor,
+        frame2: Tensor,
+        updates: int | None,
+        initial_flow: Tensor | None,
+        name: str = "initial_flow",
     ) -> tuple[int, framing.Padding, Tensor | None]:
         """The number of updates, the padding, and where to start, in cells."""
         batch, height, width = framing.check_frames(frame1, frame2, self.init_conv.weight.device)
@@ -233,7 +245,7 @@ class SEARAFT(nn.Module):
         padding = framing.padding_for(height, width)
         flow = None
         if initial_flow is not None:
-            _check.tensor(initial_flow, "initial_flow", (batch, 2, "h", "w"), device=frame1.device)
+            _check.tensor(initial_flow, name, (batch, 2, "h", "w"), device=frame1.device)
             flow = framing.start_on_grid(initial_flow, height, width, padding)
         return count, padding, flow
 
