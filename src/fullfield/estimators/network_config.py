@@ -37,7 +37,7 @@ class NetworkConfig(Config):
     cascade: bool | None = parameter(
         None,
         "estimate frames whose smaller side exceeds 800 pixels at a quarter of their size first, recursively; 'auto': "
-        "auto and fullfield-s do, the others do not",
+        "the methods auto and fullfield-s do, others do not",
     )
     coarse_updates: int | None = parameter(
         None, "updates of every level of a cascade but the finest; 'auto': as many as of the finest"
