@@ -58,7 +58,7 @@ def test_a_cascade_goes_both_ways(method: str, precision: str, monkeypatch: pyte
     torch.testing.assert_close(both.backward, back, atol=2e-4, rtol=0)
     assert list(dict.fromkeys(where for _, where in told)) == ["25x18", "100x72"]
     assert told[-1][0] == pytest.approx(1)
-    assert (both.log_scales is not None) == ((method, precision) == ("fullfield-s", "exact"))
+    assert (both.log_scales is not None) == (method == "fullfield-s")
     plain = NetworkEstimator(method, NETWORKS[method].replace(cascade=False, precision=precision))
     assert (plain(*PAIR, initial_flow=start) - there).abs().max() > 0.01
 
@@ -79,7 +79,11 @@ def test_both_ways_in_the_fast_form(method: str, monkeypatch: pytest.MonkeyPatch
     there, back = estimator(*PAIR, initial_flow=start), estimator(*PAIR[::-1])
     both = estimator.both_ways(*PAIR, initial_flow=start)
     assert both is not None
-    assert both.log_scales is None
+    exact = NetworkEstimator(method, NETWORKS[method]).both_ways(*PAIR, initial_flow=start)
+    assert exact is not None
+    assert (both.log_scales is None) == (exact.log_scales is None) == (method != "fullfield-s")
+    if both.log_scales is not None and exact.log_scales is not None:
+        torch.testing.assert_close(both.log_scales, exact.log_scales, atol=2e-4, rtol=0)
     torch.testing.assert_close(both.forward, there, atol=2e-4, rtol=0)
     torch.testing.assert_close(both.backward, back, atol=2e-4, rtol=0)
     torch.testing.assert_close(estimator(*PAIR, initial_flow=start), there, atol=0, rtol=0)
@@ -90,7 +94,7 @@ def test_a_start_of_the_way_back_that_does_not_fit_is_named() -> None:
     pair = [frame.expand(-1, 3, -1, -1) for frame in PAIR]
     for run in (network, PreparedFlow(network, 72, 100, precision="exact")):
         with pytest.raises(InputError, match="initial_backward: expected"):
-            run.both_ways(*pair, 1, None, torch.zeros(1, 3, 9, 9))
+            run.both_ways_with_info(*pair, 1, None, torch.zeros(1, 3, 9, 9))
 
 
 def test_a_refined_network_is_asked_once() -> None:

@@ -274,7 +274,7 @@ def test_with_a_cascade_twice_the_size_starts_from_the_flow_of_the_frames() -> N
     network = NetworkEstimator("fullfield-s")._ready(torch.device("cpu"))
     twice = [nn.functional.interpolate(frame, scale_factor=2, mode="bilinear") for frame in frames]
     with torch.no_grad():
-        large = network.both_ways(*twice, 1, own.forward, own.backward)
+        large = network.both_ways_with_info(*twice, 1, own.forward, own.backward)
     for mine, small, (big, _) in zip(found[:2], own[:2], large, strict=True):
         reduced = resample_flow(big, 804, 812)
         near = [(mine - flow).abs().amax(1) < 1e-3 for flow in (small, reduced)]
@@ -317,6 +317,22 @@ def test_double_takes_what_the_network_is_surer_of() -> None:
         assert better[0].float().mean() > 0.95
         assert torch.allclose(mine, torch.where(better[:, None], reduced, small), atol=1e-4)
         assert torch.allclose(both.log_scales[n], torch.minimum(expected, own.log_scales[n]).clamp(0), atol=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["fast", "bfloat16"])
+def test_double_in_the_fast_form(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fullfield.models.prepared.runner.cpu_dtype", lambda: torch.float32)
+    config = NetworkConfig(double=True, updates=2)
+    exact, fast = (NetworkEstimator("fullfield-s", config.replace(precision=one)) for one in ("exact", precision))
+    fast.prepare("cpu", (48, 64))
+    assert fast._fast is not None
+    assert {size[1:] for size in fast._fast._kept} >= {(48, 64), (96, 128)}
+    flow = fast(*PAIR)
+    assert float((flow - exact(*PAIR)).norm(dim=1).median()) < (1e-4 if precision == "fast" else 0.05)
+    both = fast.both_ways(*PAIR)
+    assert both is not None
+    assert torch.equal(both.forward, flow)
+    assert both.log_scales is not None
 
 
 def test_double_takes_bytes_as_numbers() -> None:
@@ -530,7 +546,6 @@ def test_mistakes(weights: Path) -> None:
         ({"coarse_updates": 2, "cascade": False}, "coarse_updates: expected None without a cascade, got 2"),
         ({"cascade": 1}, "cascade: expected True, False or None"),
         ({"double": 1}, "double: expected True or False"),
-        ({"double": True, "precision": "fast"}, "precision: expected exact beside double .*, got fast"),
         ({"double": True}, "double: expected False for RAFT, which does not tell its uncertainty, got True"),
         ({"precision": "half"}, "precision: expected one of exact, fast, bfloat16"),
         ({"weights": ""}, "weights: expected a file or the name of an entry"),

@@ -158,6 +158,8 @@ class NetworkEstimator:
                 run(blank, blank, updates=2)  # the second lookup's kernels too
             if not exact and size is not None:
                 levels = self._levels(PairSize(1, *size, place))
+                if self.config.double:
+                    levels.append(PairSize(1, 2 * size[0], 2 * size[1], place))
                 for level in levels:
                     self._prepared(network, level, len(levels))
 
@@ -172,8 +174,7 @@ class NetworkEstimator:
     ) -> BothWays | None:
         """The flow there and back, the features of the frames computed once; see :class:`Estimator`.
 
-        None without updates. ``initial_flow`` is for the way there. What the network thinks of its error comes with
-        exact precision alone.
+        None without updates. ``initial_flow`` is for the way there.
         """
         if 0 in self._updates():
             return None
@@ -220,32 +221,19 @@ class NetworkEstimator:
         sizes: int,
     ) -> list[_Found]:
         """:meth:`_estimated` at one of some ``sizes``."""
-        from fullfield.models.raft import RAFT
-
-        size, both = PairSize.of(frames[0]), len(starts) > 1
+        size, asked = PairSize.of(frames[0]), (*frames, updates, *starts)
+        exact, both = self.config.precision == "exact", len(starts) > 1
         with told.level(network.update_block, size, len(starts) * updates):
-            if self.config.precision != "exact":
-                prepared = self._prepared(network, size, sizes)
-                flows = (
-                    prepared.both_ways(*frames, updates, *starts) if both else (prepared(*frames, updates, *starts),)
-                )
-                self._used = prepared.backend
-                return [_Found(flow) for flow in flows]
-            self._exact(network, size)
-            with float32_convolutions(size.device):
-                if isinstance(network, RAFT):
-                    flows = (
-                        network.both_ways(*frames, updates, *starts) if both else (network(*frames, updates, *starts),)
-                    )
-                    return [_Found(flow) for flow in flows]
-                informed: Sequence[tuple[Tensor, Tensor]]
-                if both:
-                    informed = network.both_ways(*frames, updates, *starts)
-                elif self.config.double:
-                    informed = (network.flow_with_info(*frames, updates, *starts),)
+            runner: Any = self._exact(network, size) if exact else self._prepared(network, size, sizes)
+            with float32_convolutions(size.device) if exact else nullcontext():
+                if isinstance(network.config, RAFTConfig) or not (both or self.config.double):
+                    found = [_Found(flow) for flow in (runner.both_ways(*asked) if both else (runner(*asked),))]
                 else:
-                    return [_Found(network(*frames, updates, *starts))]
-            return [_Found(flow, expected_log_scale(info, network.config)) for flow, info in informed]
+                    ways = runner.both_ways_with_info(*asked) if both else (runner.flow_with_info(*asked),)
+                    found = [_Found(flow, expected_log_scale(info, network.config)) for flow, info in ways]
+        if not exact:
+            self._used = runner.backend
+        return found
 
     def _updates(self) -> tuple[int, int]:
         """Of the finest level, and of the others."""

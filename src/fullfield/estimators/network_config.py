@@ -45,7 +45,7 @@ class NetworkConfig(Config):
     double: bool = parameter(
         False,
         "estimate the frames at twice their size as well, and take at every pixel what the network is surer of: five "
-        "times the work, for networks that tell their uncertainty, in exact precision",
+        "times the work, for networks that tell their uncertainty",
     )
     precision: str = parameter(
         "exact",
@@ -68,8 +68,6 @@ class NetworkConfig(Config):
         beside = self.cascade is not False or self.coarse_updates is None
         require(beside, "coarse_updates", "None without a cascade", repr(self.coarse_updates))
         require(isinstance(self.double, bool), "double", "True or False", self.double)
-        if self.double:
-            require(self.precision == "exact", "precision", "exact beside double (--preset accurate)", self.precision)
 
 
 @dataclass(frozen=True)

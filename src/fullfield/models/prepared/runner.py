@@ -112,6 +112,13 @@ class PreparedFlow:
         number = self._asked(frame1, frame2, updates, initial_flow)
         return self._flows(frame1, frame2, number, {"initial_flow": initial_flow})[0]
 
+    def flow_with_info(
+        self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:  # [B, 2, H, W], [B, 4, H, W], float32
+        """The flow with its mixture, as :meth:`SEARAFT.flow_with_info`; RAFT has none."""
+        number = self._asked(frame1, frame2, updates, initial_flow)
+        return _split(self._flows(frame1, frame2, number, {"initial_flow": initial_flow}, informed=True)[0])
+
     def both_ways(
         self,
         frame1: Tensor,
@@ -127,6 +134,20 @@ class PreparedFlow:
         there, back = self._flows(frame1, frame2, self._asked(frame1, frame2, updates, None), starts)
         return there, back
 
+    def both_ways_with_info(
+        self,
+        frame1: Tensor,
+        frame2: Tensor,
+        updates: int | None = None,
+        initial_flow: Tensor | None = None,
+        initial_backward: Tensor | None = None,
+    ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """:meth:`both_ways`, each flow with its mixture as of :meth:`flow_with_info`."""
+        starts = {"initial_flow": initial_flow, "initial_backward": initial_backward}
+        number = self._asked(frame1, frame2, updates, None)
+        there, back = self._flows(frame1, frame2, number, starts, informed=True)
+        return _split(there), _split(back)
+
     def _asked(self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None) -> int:
         """The number of updates; InputError where something does not fit."""
         shape = framing.check_frames(frame1, frame2)
@@ -139,8 +160,18 @@ class PreparedFlow:
         _check.number(number, "updates", integer=True, low=0 if learned or initial_flow is not None else 1)
         return int(number)
 
-    def _flows(self, frame1: Tensor, frame2: Tensor, number: int, given: Mapping[str, Tensor | None]) -> list[Tensor]:
+    def _flows(
+        self,
+        frame1: Tensor,
+        frame2: Tensor,
+        number: int,
+        given: Mapping[str, Tensor | None],
+        *,
+        informed: bool = False,
+    ) -> list[Tensor]:  # [B, 2, H, W]; informed [B, 6, H, W]
         """There, and back where two starts are ``given``, by the names of the arguments."""
+        if informed:
+            _check.require(isinstance(self.model, SEARAFT), "model", "SEA-RAFT, which tells of its error", self.model)
         count = len(given)
         with self._lock, _undisturbed(self.device), self._in_order(self._tensors):
             starts: list[Tensor | None] = []
@@ -151,7 +182,8 @@ class PreparedFlow:
                 _check.tensor(flow, name, (self.batch, 2, "h", "w"), device=self.device)
                 starts.append(self._grid + framing.start_on_grid(flow, *self.size, self.padding))
             if self.batch == 0:
-                return [torch.empty((0, 2, *self.size), device=self.device, dtype=torch.float32) for _ in range(count)]
+                shape = (0, 2 + 4 * informed, *self.size)
+                return [torch.empty(shape, device=self.device, dtype=torch.float32) for _ in given]
             if number == 0 and starts[0] is not None and not isinstance(self.model, SEARAFT):
                 return [_enlarged(starts[0] - self._grid, self.padding, corners=False)]
             if count not in self._ways:
@@ -168,7 +200,7 @@ class PreparedFlow:
             for step, pair, coords in zip(ways.steps, ways.pairs, ways.coords, strict=True):
                 for _ in range(number):
                     step()
-                flows.append(self._flow(pair, coords))
+                flows.append(self._flow(pair, coords, informed=informed))
             return flows
 
     @property
@@ -178,14 +210,16 @@ class PreparedFlow:
         backend: str | None = pairs[0].lookup.backend if pairs else None
         return backend
 
-    def _flow(self, pair: Any, coords: Tensor) -> Tensor:
+    def _flow(self, pair: Any, coords: Tensor, *, informed: bool = False) -> Tensor:
         mask = self._network.mask
         flow = coords - self._grid + (pair.nan_guard + nan_guard(pair.state))
         if mask is None:
             return _enlarged(flow, self.padding, corners=True)
-        rows, columns = flow.shape[-2:]
+        if informed:  # divided by what the up-sampling multiplies by
+            flow = torch.cat((flow, self._network.flow_head.info(pair.state) / framing.STRIDE), 1)
+        channels, rows, columns = flow.shape[1:]
         hidden = mask.hidden(pair.state)
-        out = torch.empty((self.batch, 2, *self.size), device=self.device, dtype=torch.float32)
+        out = torch.empty((self.batch, channels, *self.size), device=self.device, dtype=torch.float32)
         at_once = max(1, (_CPU_STRIP if self.device.type == "cpu" else _STRIP) // columns)
         for item in range(self.batch):
             for first in range(0, rows, at_once):
@@ -204,6 +238,10 @@ class PreparedFlow:
     def _tensors(self) -> Iterator[Tensor]:
         coords = (one for ways in self._ways.values() for one in ways.coords)
         yield from (self._grid, self._cells, *coords, *self._parameters)
+
+
+def _split(both: Tensor) -> tuple[Tensor, Tensor]:
+    return both[:, :2], both[:, 2:]
 
 
 class _Ways:

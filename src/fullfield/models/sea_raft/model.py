@@ -113,7 +113,7 @@ class SEARAFT(nn.Module):
         padding, states = self._run(frame1, frame2, updates, initial_flow)
         return self._enlarged(_last(states), padding)
 
-    def both_ways(
+    def both_ways_with_info(
         self,
         frame1: Tensor,
         frame2: Tensor,
