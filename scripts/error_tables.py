@@ -8,6 +8,7 @@ from operator_tables import lines, read
 
 BEGIN_START = "<!-- errors of fullfield-s: begin -->\n"
 BEGIN_CARD = "<!-- errors by pair: begin -->\n"
+BEGIN_LARGE = "<!-- errors in large frames: begin -->\n"
 BEGIN_OFFICIAL = "<!-- errors of the official weights: begin -->\n"
 BEGIN_REFINED = "<!-- errors of refined networks: begin -->\n"
 BEGIN_CONFIDENCE = "<!-- table of the confidence: begin -->\n"
@@ -131,10 +132,24 @@ def poses() -> str:
     return lines(rows)
 
 
+def large_frames() -> str:
+    """Long motion in large frames, with and without a cascade."""
+    rows = [["made pairs", "mean motion", "no cascade", "cascade", "better, worse"]]
+    for case in read("fullfield_s_forms_h200.json")["large frames"]["sets"]:
+        height, width = case["size"]
+        ways = [case["ways"][name] for name in ("no cascade", "cascade")]
+        cells = [f"{geometric_mean(way['pairs_px']):.3g} px, {100 * way['over_1px']:.1f} %" for way in ways]
+        ratios = [after / before for before, after in zip(*(way["pairs_px"] for way in ways), strict=True)]
+        moved = f"{sum(ratio < 0.95 for ratio in ratios)}, {sum(ratio > 1.05 for ratio in ratios)}"
+        motion = f"{mean(case['motion_px']):.0f} px"
+        rows.append([f"{len(ratios)} of {width}×{height}, {case['style']}", motion, *cells, moved])
+    return lines(rows)
+
+
 PAGES = {
     "docs/start.md": ((BEGIN_START, start),),
     "docs/fullfield-s.md": ((BEGIN_CARD, card), (BEGIN_CONFIDENCE, confidence), (BEGIN_OCCLUSION, occlusion)),
-    "docs/models.md": ((BEGIN_OFFICIAL, official),),
+    "docs/models.md": ((BEGIN_LARGE, large_frames), (BEGIN_OFFICIAL, official)),
     "docs/registration.md": ((BEGIN_POSES, poses),),
     "src/fullfield/ops/tvl1/README.md": ((BEGIN_REFINED, refined), (BEGIN_REMAINING, remaining)),
 }

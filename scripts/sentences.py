@@ -11,6 +11,7 @@ BEGIN_PATCHED = "<!-- patched at 4K: begin -->\n"
 BEGIN_POSES = "<!-- poses of both descriptors: begin -->\n"
 BEGIN_TRAINING = "<!-- trainings of fullfield-s: begin -->\n"
 BEGIN_NETWORK = "<!-- times of fullfield-s: begin -->\n"
+BEGIN_FORMS = "<!-- times by form: begin -->\n"
 BEGIN_CPU = "<!-- times on the CPU: begin -->\n"
 
 
@@ -77,6 +78,21 @@ def network() -> str:
     return lines(rows)
 
 
+def forms() -> str:
+    """Times of fullfield-s as an estimator: exact, fast, and with twice the size."""
+    stored = read("fullfield_s_forms_h200.json")
+    columns = ("exact", "accurate", "fast", "accurate, fast")
+    found: dict[str, dict[str, str]] = {}
+    for case in stored["cases"]:
+        if case["ways"] == 1:
+            height, width = case["size"]
+            found.setdefault(f"{width}×{height}", {})[case["form"]] = f"{case['median_ms']:.3g} ms"
+    rows = [["frames", *columns]]
+    rows += [[size, *(times[name] for name in columns)] for size, times in found.items() if set(columns) <= set(times)]
+    about = f"{stored['gpu']}, PyTorch {stored['torch']}, commit {stored['commit']}, {stored['date']}."
+    return f"{lines(rows)}\n{about}\n"
+
+
 def on_cpu() -> str:
     """Times of fullfield-s and RAFT on the CPU, exact and fast."""
     stored = read("models_cpu.json")
@@ -108,6 +124,7 @@ def training() -> str:
 
 
 PAGES = {
+    "docs/models.md": ((BEGIN_FORMS, forms),),
     "src/fullfield/ops/point_conv/README.md": ((BEGIN_POINTS, points),),
     "docs/integrations.md": ((BEGIN_PATCHED, patched),),
     "docs/registration.md": ((BEGIN_POSES, poses),),
