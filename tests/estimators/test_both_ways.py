@@ -41,6 +41,8 @@ def test_both_ways_are_two_calls(method: str) -> None:
     assert (both.log_scales is not None) == (method == "fullfield-s")
     if both.log_scales is not None:
         assert [scale.shape for scale in both.log_scales] == [(1, 72, 100)] * 2
+        flows = (both.forward, both.backward)
+        assert [flow.untyped_storage().nbytes() for flow in flows] == [4 * 2 * 72 * 100] * 2, "no mixture stays with it"
 
 
 @pytest.mark.parametrize("precision", ["exact", "fast"])

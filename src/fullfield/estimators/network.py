@@ -230,7 +230,8 @@ class NetworkEstimator:
                     found = [_Found(flow) for flow in (runner.both_ways(*asked) if both else (runner(*asked),))]
                 else:
                     ways = runner.both_ways_with_info(*asked) if both else (runner.flow_with_info(*asked),)
-                    found = [_Found(flow, expected_log_scale(info, network.config)) for flow, info in ways]
+                    # Copies: the flow is part of a tensor with the mixture, which would stay as long as the flow.
+                    found = [_Found(flow.clone(), expected_log_scale(info, network.config)) for flow, info in ways]
         if not exact:
             self._used = runner.backend
         return found
