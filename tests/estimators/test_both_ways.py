@@ -97,6 +97,8 @@ def test_a_start_of_the_way_back_that_does_not_fit_is_named() -> None:
     for run in (network, PreparedFlow(network, 72, 100, precision="exact")):
         with pytest.raises(InputError, match="initial_backward: expected"):
             run.both_ways_with_info(*pair, 1, None, torch.zeros(1, 3, 9, 9))
+        with pytest.raises(InputError, match="initial_backward: expected a floating dtype"):
+            run.both_ways_with_info(*pair, 1, None, torch.zeros(1, 2, 9, 9, dtype=torch.int64))
 
 
 def test_a_refined_network_is_asked_once() -> None:

@@ -260,6 +260,7 @@ def test_the_included_network_cascades_by_itself() -> None:
     assert errors[0] < 0.5 * errors[1]
     for method, cascades in (("fullfield-s", True), ("sea-raft-s", False), ("raft", False)):
         assert NetworkEstimator(method).parameters["cascade"] is cascades
+    assert NetworkEstimator("fullfield-s", NetworkConfig(updates=0)).parameters["cascade"] is False
     estimator = NetworkEstimator("fullfield-s", NetworkConfig(coarse_updates=2))
     assert (estimator.parameters["updates"], estimator.parameters["coarse_updates"]) == (4, 2)
 

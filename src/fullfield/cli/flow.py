@@ -93,7 +93,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     sequence.add_options(parser)
     parser.add_argument("--live", action=_Live, help=argparse.SUPPRESS)
     estimation = methods.add_method_options(parser)
-    estimation.add_argument("--initial-flow", metavar="FILE", help="start from this flow, of the frames' size")
+    estimation.add_argument(
+        "--initial-flow",
+        metavar="FILE",
+        help="start from this flow, of the frames' size; in a cascade it starts the smallest size",
+    )
     add_flow_choice(estimation, "initial", "--initial-flow")
     estimation.add_argument(
         "--refine", action="store_true", help="make the flow exact with TV-L1; the method is asked for the way back too"

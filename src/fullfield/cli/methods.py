@@ -248,7 +248,7 @@ def _add_parameter(group: Any, meanings: dict[str, Parameter]) -> None:
     alike: dict[str, list[str]] = {}
     for name, meaning in meanings.items():
         alike.setdefault(meaning.help, []).append(name)
-    texts = [f"{help}{_values(tuple(names), parameter.field)}" for help, names in alike.items()]
+    texts = [f"{help}{_values(tuple(names), parameter)}" for help, names in alike.items()]
     if len(alike) > 1:
         texts = [f"{', '.join(names)}: {text}" for text, names in zip(texts, alike.values(), strict=True)]
     common = {
@@ -294,11 +294,13 @@ def _changes(args: argparse.Namespace, method: str) -> dict[str, Any]:
     return chosen
 
 
-def _values(owners: tuple[str, ...], field: str) -> str:
+def _values(owners: tuple[str, ...], parameter: Parameter) -> str:
     """What the presets set: one value, or one per preset and method where they differ."""
     told: dict[str, list[str]] = {}
     for name in owners:
-        told.setdefault(_preset_values(METHODS[name], field), []).append(name)
+        told.setdefault(_preset_values(METHODS[name], parameter.field), []).append(name)
+    if parameter.is_switch and told.keys() == {_show(None)}:
+        return ""  # no word of the command line
     if len(told) == 1:
         return f" [{next(iter(told))}]"
     return " [" + "; ".join(f"{', '.join(names)}: {values}" for values, names in told.items()) + "]"

@@ -105,7 +105,8 @@ def estimate(
             is kept with its weights.
         transfer: how the frames' values are encoded; ``"auto"`` decides by file format.
         device: where to compute.
-        initial_flow: to start from: a :class:`Flow`, a path, a tensor [2, H, W] or an array [H, W, 2].
+        initial_flow: to start from: a :class:`Flow`, a path, a tensor [2, H, W] or an array [H, W, 2]. Where frames
+            cascade, it starts the smallest size; ``cascade=False`` starts the frames' own.
         progress: called with the fraction done and what is being worked on.
         **parameters: for a method given by name: ``preset`` or ``config``, ``backend``, and fields of the
             configuration to change, such as ``weights`` and ``updates`` of a network. For frames given by path

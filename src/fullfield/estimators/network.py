@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
@@ -16,7 +17,7 @@ from fullfield.estimators.frames import check_pair
 from fullfield.estimators.network_config import NetworkConfig, RAFTEstimatorConfig
 from fullfield.estimators.origins import Origin, origin_of
 from fullfield.estimators.protocol import Progress
-from fullfield.estimators.registry import AUTO_NETWORK, canonical
+from fullfield.estimators.registry import CASCADING, canonical
 from fullfield.models.cascade import cascade_pairs, cascade_sizes
 from fullfield.models.doubled import Judged, enlarged, surer
 from fullfield.models.downloads import Progress as Fetching
@@ -67,8 +68,8 @@ class NetworkEstimator:
     """RAFT or SEA-RAFT on pairs of frames of any size. The network is loaded at the first call and kept.
 
     Weights that are not on this machine are fetched then; a file that has changed is loaded anew. The fast form is
-    made once per size and kept for the sizes of the last call. Calls from several threads wait for each other. An
-    estimator can be pickled and copied; the copy loads for itself.
+    made once per size and kept for the sizes of the last call, those of a cascade among them. Calls from several
+    threads wait for each other. An estimator can be pickled and copied; the copy loads for itself.
 
     Args:
         method: ``"fullfield-s"``, ``"raft"``, ``"raft-small"``, ``"sea-raft-s"``, ``"sea-raft-m"`` or ``"sea-raft-l"``.
@@ -87,8 +88,9 @@ class NetworkEstimator:
         kind = RAFTEstimatorConfig if self.method.startswith("raft") else NetworkConfig
         config = kind() if config is None else config
         _check.require(type(config) is kind, "config", f"a {kind.__name__}", _check.describe(config))
-        cascade = self.method == AUTO_NETWORK if config.cascade is None else config.cascade
-        self.config = config.replace(cascade=cascade)
+        if config.cascade is None:  # without updates there is nothing that could start from a smaller size
+            config = config.replace(cascade=self.method in CASCADING and config.updates != 0)
+        self.config = config
         if backend is not None:
             _check.choice(backend, "backend", (*BACKENDS, MIXED))
             fits = backend != MIXED or self.config.precision == "exact"
@@ -194,21 +196,21 @@ class NetworkEstimator:
         with self._lock, torch.no_grad(), torch.autocast(frame1.device.type, enabled=False):
             network = self._ready(frame1.device)
             pairs = cascade_pairs(*pair, [(size.height, size.width) for size in self._levels(PairSize.of(frame1))])
-            levels = [*((smaller, coarse) for smaller in pairs[:0:-1]), (pair, fine)]
-            if self.config.double:
-                levels.append(((enlarged(pair[0]), enlarged(pair[1])), fine))
-            work = sum(updates * PairSize.of(one).pixels for (one, _), updates in levels)
-            told = _Told(progress, len(starts) * work)
-            found: list[list[_Found]] = []
-            for frames, updates in levels:
-                found.append(self._at(network, frames, updates, starts, told, len(levels)))
-                if len(pairs) > 1:
-                    starts = [way.flow for way in found[-1]]
+            own = fine * PairSize.of(pair[0]).pixels
+            smaller = sum(coarse * PairSize.of(one).pixels for one, _ in pairs[1:])
+            told = _Told(progress, len(starts) * (smaller + own + 4 * own * self.config.double))
+            at = partial(self._at, network, told=told, sizes=len(pairs) + self.config.double)
+            for frames in pairs[:0:-1]:
+                starts = [way.flow for way in at(frames, coarse, starts)]
+            found = [at(pair, fine, starts)]
             if not self.config.double:
-                return found[-1]
+                return found[0]
+            if len(pairs) > 1:
+                starts = [way.flow for way in found[0]]
+            found.append(at((enlarged(pair[0]), enlarged(pair[1])), fine, starts))
             # RAFT's configuration refuses this. The confidence was fitted with no smaller scales than one size's.
             least = cast("SEARAFT", network).config.log_scale_min
-            ways = cast("Iterator[tuple[Judged, Judged]]", zip(*found[-2:], strict=True))
+            ways = cast("Iterator[tuple[Judged, Judged]]", zip(*found, strict=True))
             return [_Found(way.flow, way.log_scale.clamp(least)) for way in (surer(*sizes) for sizes in ways)]
 
     def _at(
@@ -217,6 +219,7 @@ class NetworkEstimator:
         frames: tuple[Tensor, Tensor],
         updates: int,
         starts: Sequence[Tensor | None],
+        *,
         told: _Told,
         sizes: int,
     ) -> list[_Found]:

@@ -22,7 +22,7 @@ PRECISIONS = ("exact", "fast", "bfloat16")
 class NetworkConfig(Config):
     """How SEA-RAFT, or any network of the family, estimates: its weights, its updates, and whether it cascades.
 
-    None is the method's own choice.
+    A field that is None is chosen by the method.
 
     See :class:`fullfield.models.cascade.Cascade` for the cascade, :mod:`fullfield.models.doubled` for twice the size.
     """
@@ -36,8 +36,8 @@ class NetworkConfig(Config):
     updates: int | None = parameter(None, "flow updates; 'auto': 32 of RAFT, 4 of SEA-RAFT, 12 of its L, ptlflow's own")
     cascade: bool | None = parameter(
         None,
-        "estimate frames whose smaller side exceeds 800 pixels at a quarter of their size first, recursively; 'auto': "
-        "the methods auto and fullfield-s do, others do not",
+        "estimate frames whose smaller side exceeds 800 pixels at a quarter of their size first, recursively; by "
+        "default the methods auto and fullfield-s do, others do not",
     )
     coarse_updates: int | None = parameter(
         None, "updates of every level of a cascade but the finest; 'auto': as many as of the finest"

@@ -58,6 +58,9 @@ DEFAULT_METHOD = "auto"
 AUTO_NETWORK = "fullfield-s"
 """What ``auto`` refines."""
 
+CASCADING = frozenset({"fullfield-s"})
+"""Networks that cascade unless asked not to."""
+
 ALIASES = {"sea-raft": "sea-raft-m"}
 
 DEFAULT_PRESET = "default"

@@ -103,6 +103,7 @@ def start_on_grid(
     height: int,
     width: int,
     padding: Padding,
+    name: str = "initial_flow",
 ) -> Tensor:  # [B, 2, (H + rows) / 8, (W + columns) / 8] float32, in cells of the padded grid
     """A flow of any resolution, brought onto the 1/8 grid of the padded frame of ``height`` × ``width`` pixels.
 
@@ -111,12 +112,12 @@ def start_on_grid(
     it is.
 
     Raises:
-        InputError: if ``initial_flow`` is not a floating tensor [B, 2, h, w].
+        InputError: if ``initial_flow``, called ``name``, is not a floating tensor [B, 2, h, w].
     """
-    flow = _check.tensor(initial_flow, "initial_flow", ("B", 2, "h", "w"))
-    _check.require(flow.is_floating_point(), "initial_flow", "a floating dtype", flow)
+    flow = _check.tensor(initial_flow, name, ("B", 2, "h", "w"))
+    _check.require(flow.is_floating_point(), name, "a floating dtype", flow)
     if flow.shape[-2] == 0 or flow.shape[-1] == 0:
-        raise _check.InputError(f"initial_flow: expected at least one cell, got {_check.describe(flow)}")
+        raise _check.InputError(f"{name}: expected at least one cell, got {_check.describe(flow)}")
     flow = flow.to(torch.float32)
     own_height, own_width = flow.shape[-2:]
     rows, columns = padding.cells(height, width)

@@ -171,7 +171,9 @@ class PreparedFlow:
     ) -> list[Tensor]:  # [B, 2, H, W]; informed [B, 6, H, W]
         """There, and back where two starts are ``given``, by the names of the arguments."""
         if informed:
-            _check.require(isinstance(self.model, SEARAFT), "model", "SEA-RAFT, which tells of its error", self.model)
+            _check.require(
+                isinstance(self.model, SEARAFT), "flow_with_info", "SEA-RAFT, which has a mixture", self.model
+            )
         count = len(given)
         with self._lock, _undisturbed(self.device), self._in_order(self._tensors):
             starts: list[Tensor | None] = []
@@ -180,7 +182,7 @@ class PreparedFlow:
                     starts.append(None)
                     continue
                 _check.tensor(flow, name, (self.batch, 2, "h", "w"), device=self.device)
-                starts.append(self._grid + framing.start_on_grid(flow, *self.size, self.padding))
+                starts.append(self._grid + framing.start_on_grid(flow, *self.size, self.padding, name))
             if self.batch == 0:
                 shape = (0, 2 + 4 * informed, *self.size)
                 return [torch.empty(shape, device=self.device, dtype=torch.float32) for _ in given]

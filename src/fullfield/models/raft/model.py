@@ -174,7 +174,7 @@ class RAFT(nn.Module):
         if initial_flow is None:
             return number, padding, grid, grid
         _check.tensor(initial_flow, name, (batch, 2, "h", "w"), device=frame1.device)
-        return number, padding, grid, grid + framing.start_on_grid(initial_flow, height, width, padding)
+        return number, padding, grid, grid + framing.start_on_grid(initial_flow, height, width, padding, name)
 
     def _flows(
         self, encoded: Encoded, coords: Tensor, grid: Tensor, updates: int, padding: framing.Padding, *, every: bool

@@ -246,7 +246,7 @@ class SEARAFT(nn.Module):
         flow = None
         if initial_flow is not None:
             _check.tensor(initial_flow, name, (batch, 2, "h", "w"), device=frame1.device)
-            flow = framing.start_on_grid(initial_flow, height, width, padding)
+            flow = framing.start_on_grid(initial_flow, height, width, padding, name)
         return count, padding, flow
 
     def _states(self, encoded: Encoded, flow: Tensor | None, updates: int) -> Iterator[_State]:
