@@ -261,6 +261,8 @@ def test_the_included_network_cascades_by_itself() -> None:
     for method, cascades in (("fullfield-s", True), ("sea-raft-s", False), ("raft", False)):
         assert NetworkEstimator(method).parameters["cascade"] is cascades
     assert NetworkEstimator("fullfield-s", NetworkConfig(updates=0)).parameters["cascade"] is False
+    enlarging = NetworkEstimator("fullfield-s", NetworkConfig(updates=0, coarse_updates=4))
+    assert enlarging.parameters["cascade"] is True
     estimator = NetworkEstimator("fullfield-s", NetworkConfig(coarse_updates=2))
     assert (estimator.parameters["updates"], estimator.parameters["coarse_updates"]) == (4, 2)
 

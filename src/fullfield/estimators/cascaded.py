@@ -16,7 +16,7 @@ class CascadedEstimator(WrappingEstimator):
     """An estimator that starts from its own result at a quarter of the size; see :class:`fullfield.models.Cascade`.
 
     Networks do the same by their parameter ``cascade``, with a number of updates for either kind of level;
-    ``fullfield-s`` and ``auto`` do it by themselves and are no estimators to put in here.
+    ``fullfield-s`` and ``auto`` do it by themselves, so give them ``cascade=False`` here.
 
     Args:
         estimator: any, such as :class:`TVL1Estimator`.

@@ -88,8 +88,9 @@ class NetworkEstimator:
         kind = RAFTEstimatorConfig if self.method.startswith("raft") else NetworkConfig
         config = kind() if config is None else config
         _check.require(type(config) is kind, "config", f"a {kind.__name__}", _check.describe(config))
-        if config.cascade is None:  # without updates there is nothing that could start from a smaller size
-            config = config.replace(cascade=self.method in CASCADING and config.updates != 0)
+        if config.cascade is None:  # without any updates, a smaller size would only be coarser
+            updates = config.updates != 0 or bool(config.coarse_updates)
+            config = config.replace(cascade=self.method in CASCADING and updates)
         self.config = config
         if backend is not None:
             _check.choice(backend, "backend", (*BACKENDS, MIXED))
@@ -223,7 +224,7 @@ class NetworkEstimator:
         told: _Told,
         sizes: int,
     ) -> list[_Found]:
-        """:meth:`_estimated` at one of some ``sizes``."""
+        """One size of :meth:`_estimated`; the fast form keeps ``sizes`` of them."""
         size, asked = PairSize.of(frames[0]), (*frames, updates, *starts)
         exact, both = self.config.precision == "exact", len(starts) > 1
         with told.level(network.update_block, size, len(starts) * updates):
