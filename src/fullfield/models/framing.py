@@ -98,6 +98,16 @@ def coordinate_grid(batch: int, height: int, width: int, device: torch.device) -
     return positions((height, width), device).expand(batch, -1, -1, -1)
 
 
+def given_start(
+    initial_flow: Tensor | None, frame: Tensor, padding: Padding, name: str = "initial_flow"
+) -> Tensor | None:
+    """:func:`start_on_grid` of a start that must go with ``frame`` [B, C, H, W]; None stays None."""
+    if initial_flow is None:
+        return None
+    _check.tensor(initial_flow, name, (frame.shape[0], 2, "h", "w"), device=frame.device)
+    return start_on_grid(initial_flow, frame.shape[-2], frame.shape[-1], padding, name)
+
+
 def start_on_grid(
     initial_flow: Tensor,  # [B, 2, h, w], (u, v) in pixels of its own grid, covering the frame
     height: int,

@@ -176,13 +176,8 @@ class PreparedFlow:
             )
         count = len(given)
         with self._lock, _undisturbed(self.device), self._in_order(self._tensors):
-            starts: list[Tensor | None] = []
-            for name, flow in given.items():
-                if flow is None:
-                    starts.append(None)
-                    continue
-                _check.tensor(flow, name, (self.batch, 2, "h", "w"), device=self.device)
-                starts.append(self._grid + framing.start_on_grid(flow, *self.size, self.padding, name))
+            flows = [framing.given_start(flow, frame1, self.padding, name) for name, flow in given.items()]
+            starts = [None if flow is None else self._grid + flow for flow in flows]
             if self.batch == 0:
                 shape = (0, 2 + 4 * informed, *self.size)
                 return [torch.empty(shape, device=self.device, dtype=torch.float32) for _ in given]
@@ -198,12 +193,12 @@ class PreparedFlow:
             for coords, start in zip(ways.coords, starts, strict=True):
                 if start is not None:
                     coords.copy_(start)
-            flows = []
+            found = []
             for step, pair, coords in zip(ways.steps, ways.pairs, ways.coords, strict=True):
                 for _ in range(number):
                     step()
-                flows.append(self._flow(pair, coords, informed=informed))
-            return flows
+                found.append(self._flow(pair, coords, informed=informed))
+            return found
 
     @property
     def backend(self) -> str | None:

@@ -218,23 +218,24 @@ class FlowHead:
     def __init__(self, form: Form, passes: Passes, first: nn.Conv2d, last: nn.Conv2d) -> None:
         weight, bias = folded(last, None)
         self.passes = passes
-        self.twos = [
-            (PreparedHead(form, passes, first, taps(weight[n : n + 2]), None), form.exact(bias[n : n + 2]))
-            for n in range(0, len(weight), 2)
+        self.head = PreparedHead(form, passes, first, taps(weight[:2]), None)
+        self.bias = form.exact(bias[:2])
+        self.others = [
+            (form.rows(taps(weight[n : n + 2])), form.exact(bias[n : n + 2])) for n in range(2, len(weight), 2)
         ]
 
     def step_(self, state: Tensor, coords: Tensor) -> None:
         """Add the step that ``state`` [B, h, w, C] asks for to ``coords``."""
-        head, bias = self.twos[0]
-        self.passes.flow_step_(coords, head.products(head.hidden(state)), bias)
+        self.passes.flow_step_(coords, self.head.products(self.head.hidden(state)), self.bias)
 
     def info(self, state: Tensor) -> Tensor:
         """[B, C', h, w] float32: the channels behind the first two."""
-        hidden = self.twos[0][0].hidden(state)
+        hidden = self.head.hidden(state)
         batch, height, width, _ = hidden.shape
-        found = [hidden.new_zeros((batch, 2, height, width), dtype=torch.float32) for _ in self.twos[1:]]
-        for two, (head, bias) in zip(found, self.twos[1:], strict=True):
-            self.passes.flow_step_(two, head.products(hidden), bias)
+        found = [hidden.new_zeros((batch, 2, height, width), dtype=torch.float32) for _ in self.others]
+        for two, (weight, bias) in zip(found, self.others, strict=True):
+            products = hidden.flatten(0, 2) @ weight
+            self.passes.flow_step_(two, products.view(batch, height, width, -1), bias)
         return torch.cat(found, 1)
 
 

@@ -126,7 +126,8 @@ class RAFT(nn.Module):
         are computed once. ``initial_flow`` is where the way there starts, ``initial_backward`` the way back;
         ``updates`` is 1 at least, the rest as in :meth:`forward`."""
         number, padding, grid, start = self._checked(frame1, frame2, updates, initial_flow, fewest=1)
-        start_back = self._checked(frame2, frame1, updates, initial_backward, fewest=1, name="initial_backward")[3]
+        back = framing.given_start(initial_backward, frame2, padding, "initial_backward")
+        start_back = grid if back is None else grid + back
         one, two = self.prepare(frame1, padding), self.prepare(frame2, padding)
         fmap1, fmap2 = framing.encoded(self.fnet, one, two)
         flows = []
@@ -163,7 +164,6 @@ class RAFT(nn.Module):
         initial_flow: Tensor | None,
         *,
         fewest: int,
-        name: str = "initial_flow",
     ) -> tuple[int, framing.Padding, Tensor, Tensor]:
         """The number of updates, the padding, the grid, and where its cells go at first."""
         batch, height, width = framing.check_frames(frame1, frame2, self.fnet.conv1.weight.device)
@@ -171,10 +171,8 @@ class RAFT(nn.Module):
         _check.number(number, "updates", integer=True, low=fewest)
         padding = framing.padding_for(height, width, self.config.padding)
         grid = framing.coordinate_grid(batch, *padding.cells(height, width), frame1.device)
-        if initial_flow is None:
-            return number, padding, grid, grid
-        _check.tensor(initial_flow, name, (batch, 2, "h", "w"), device=frame1.device)
-        return number, padding, grid, grid + framing.start_on_grid(initial_flow, height, width, padding, name)
+        start = framing.given_start(initial_flow, frame1, padding)
+        return number, padding, grid, grid if start is None else grid + start
 
     def _flows(
         self, encoded: Encoded, coords: Tensor, grid: Tensor, updates: int, padding: framing.Padding, *, every: bool

@@ -125,7 +125,7 @@ class SEARAFT(nn.Module):
         both frames are computed once. ``initial_flow`` is where the way there starts, ``initial_backward`` the way
         back; other arguments as for :meth:`forward`."""
         count, padding, start = self._checked(frame1, frame2, updates, initial_flow)
-        start_back = self._checked(frame2, frame1, updates, initial_backward, "initial_backward")[2]
+        start_back = framing.given_start(initial_backward, frame2, padding, "initial_backward")
         one, two = self.prepare(frame1, padding), self.prepare(frame2, padding)
         fmap1, fmap2 = self._features(one, two)
         there = self._states(Encoded(fmap1, fmap2, *self._context(one, two)), start, count)
@@ -236,18 +236,13 @@ class SEARAFT(nn.Module):
         frame2: Tensor,
         updates: int | None,
         initial_flow: Tensor | None,
-        name: str = "initial_flow",
     ) -> tuple[int, framing.Padding, Tensor | None]:
         """The number of updates, the padding, and where to start, in cells."""
-        batch, height, width = framing.check_frames(frame1, frame2, self.init_conv.weight.device)
+        _, height, width = framing.check_frames(frame1, frame2, self.init_conv.weight.device)
         count = self.config.updates if updates is None else updates
         _check.number(count, "updates", integer=True, low=0)
         padding = framing.padding_for(height, width)
-        flow = None
-        if initial_flow is not None:
-            _check.tensor(initial_flow, name, (batch, 2, "h", "w"), device=frame1.device)
-            flow = framing.start_on_grid(initial_flow, height, width, padding, name)
-        return count, padding, flow
+        return count, padding, framing.given_start(initial_flow, frame1, padding)
 
     def _states(self, encoded: Encoded, flow: Tensor | None, updates: int) -> Iterator[_State]:
         fmap1, fmap2, net, context = encoded
