@@ -383,6 +383,9 @@ def test_every_estimator_can_be_cascaded(make: Made) -> None:
         CascadedEstimator(inner, threshold=0)
     with pytest.raises(InputError, match="estimator: expected an Estimator"):
         CascadedEstimator("tvl1")  # type: ignore[arg-type]
+    for cascading in (make(cascade=True), estimator):
+        with pytest.raises(InputError, match=r"estimator: expected one that does not cascade itself \(cascade=False\)"):
+            CascadedEstimator(cascading)
 
 
 def test_backends(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,15 +16,20 @@ class CascadedEstimator(WrappingEstimator):
     """An estimator that starts from its own result at a quarter of the size; see :class:`fullfield.models.Cascade`.
 
     Networks do the same by their parameter ``cascade``, with a number of updates for either kind of level;
-    ``fullfield-s`` and ``auto`` do it by themselves, so give them ``cascade=False`` here.
+    ``fullfield-s`` and ``auto`` do it by themselves and take ``cascade=False`` to be cascaded here.
 
     Args:
-        estimator: any, such as :class:`TVL1Estimator`.
+        estimator: any that does not cascade itself, such as :class:`TVL1Estimator`.
         threshold: frames whose smaller side is larger than this are estimated at a quarter first.
+
+    Raises:
+        InputError: naming the argument that does not fit.
     """
 
     def __init__(self, estimator: Estimator, *, threshold: int = THRESHOLD) -> None:
         super().__init__(estimator)
+        cascades = bool(estimator.parameters.get("cascade"))
+        _check.require(not cascades, "estimator", "one that does not cascade itself (cascade=False)", estimator.method)
         _check.number(threshold, "threshold", integer=True, low=1)
         self.threshold = threshold
 
