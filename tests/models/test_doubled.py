@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 
 from fullfield.models.doubled import Judged, enlarged, surer
@@ -16,6 +17,18 @@ def test_every_pixel_takes_the_surer_flow_in_its_own_pixels() -> None:
     flow, log_scale = surer(own, large)
     assert flow[0].tolist() == [[[4.0, 4.0, 4.0, 1.0, 1.0]] * 3, [[2.0, 2.0, 2.0, 1.0, 1.0]] * 3]
     assert torch.allclose(log_scale[0, 0, 0], torch.tensor([-math.log(2.0)] * 3 + [0.0, 0.0]))
+
+
+@pytest.mark.parametrize("which", ["own", "large"])
+@pytest.mark.parametrize("surest", [-1.0, 1.0])
+def test_an_overflow_at_either_size_shows(which: str, surest: float) -> None:
+    own = Judged(torch.zeros(1, 2, 3, 5), torch.full((1, 1, 3, 5), surest))
+    large = Judged(torch.zeros(1, 2, 6, 10), torch.zeros(1, 1, 6, 10))
+    spoilt = own if which == "own" else large
+    spoilt.flow[..., 0, 0] = math.nan
+    flow = surer(own, large).flow
+    assert flow[0, :, 0, 0].isnan().all()
+    assert flow[0, :, 2, 4].isfinite().all()
 
 
 def test_what_is_enlarged_stays_in_its_place() -> None:

@@ -294,7 +294,7 @@ def _source(args: argparse.Namespace, device: torch.device, maker: _Maker) -> Pa
             seed += 1
         else:
             dataset = _opened(name, folder, "--data")
-            source = DatasetPairs(dataset, window, seed=args.seed, device=device, workers=args.workers)
+            source = DatasetPairs(dataset, window, least=args.size, seed=args.seed, device=device, workers=args.workers)
             if args.augment != "none":
                 source = Augmented(source, augmentation, args.seed)
         parts.append((source, weight))
@@ -349,6 +349,7 @@ def _recipe(args: argparse.Namespace) -> dict[str, Any]:
         "pictures": None,
         "augment": args.augment,
         "validate": args.validate,
+        "validation_pairs": args.validation_pairs if args.validate else None,
     }
     if args.init is not None:
         recipe["init"] = {"name": args.init, "sha256": _digest(args.init)}

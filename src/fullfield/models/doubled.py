@@ -43,5 +43,7 @@ def surer(own: Judged, large: Judged) -> Judged:
     expected = functional.interpolate(large.log_scale, size=(height, width), mode="bilinear", align_corners=False)
     expected = expected - math.log(ratio)
     better = expected < own.log_scale
-    flow = torch.where(better, resample_flow(large.flow, height, width), own.flow)
+    other = resample_flow(large.flow, height, width)
+    flow = torch.where(better, other, own.flow)
+    flow = flow.masked_fill((other + own.flow).isnan(), math.nan)  # half precision that overflowed is to be seen
     return Judged(flow, torch.where(better, expected, own.log_scale))

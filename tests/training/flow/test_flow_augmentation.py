@@ -153,9 +153,15 @@ def test_erased_boxes_hide_what_leads_into_them() -> None:
         assert (into & ~after.occluded[pair]).sum() <= 0.15 * into.sum() + 12  # along the border, by rounding
         assert (told & ~into & inside).sum() <= 0.15 * told.sum() + 12
     untouched = ~changed.flatten(1).any(1)
-    assert torch.equal(
-        after.occluded[untouched], batch.occluded[untouched] | (after.occluded & ~batch.occluded)[untouched]
-    )
+    assert torch.equal(after.occluded[untouched], batch.occluded[untouched])
+
+
+@pytest.mark.parametrize("change", [{"size": (48, 48)}, {"scale": (1.5, 1.5)}, {"size": (40, 64), "flip": 1.0}])
+def test_what_leaves_the_part_that_is_cut_is_occluded(change: dict[str, Any]) -> None:
+    after = augment(smooth(8), KEPT.replace(**change), (0, 5))
+    leaving = hidden(after.flow)
+    assert leaving.any()
+    assert after.occluded[leaving & after.valid].all()
 
 
 def test_noise_and_seeds() -> None:

@@ -77,7 +77,10 @@ def test_windows_are_parts_of_pairs_with_their_truth(dataset: Pairs) -> None:
         assert sample.occluded is not None
         assert torch.equal(batch.frame2[pair], sample.frame2[part])
         assert torch.equal(batch.flow[pair], sample.flow[part])
-        assert torch.equal(batch.occluded[pair], sample.occluded[part])
+        y, x = torch.meshgrid(torch.arange(24.0), torch.arange(32.0), indexing="ij")
+        x, y = x + batch.flow[pair, 0], y + batch.flow[pair, 1]
+        out = (x < 0) | (x > 31) | (y < 0) | (y > 23)
+        assert torch.equal(batch.occluded[pair], sample.occluded[part] | out)
     assert len({index for index, *_ in seen}) == 4  # none twice
     assert len({place for _, *place in map(list, seen) for place in [tuple(place)]}) > 1
     again = DatasetPairs(dataset, (24, 32), seed=1).batch(3, 4)
@@ -109,6 +112,43 @@ def test_small_frames_are_repeated_outwards_and_not_valid(dataset: Pairs) -> Non
     assert window.valid[:HEIGHT].all()
     assert not window.valid[HEIGHT:].any()
     assert torch.equal(window.frame1[:, HEIGHT:], window.frame1[:, HEIGHT - 1 : HEIGHT].expand(-1, 10, -1))
+
+
+def test_windows_shrink_to_small_frames(dataset: Pairs) -> None:
+    """So nothing is added before a part is cut at random, as the command does it."""
+    padded = DatasetPairs(dataset, (60, 64)).batch(0, 4)
+    assert padded.frame1.shape[-2:] == (60, 64)
+    assert not padded.valid.all()
+    for least, size in (((24, 32), (40, 48)), ((48, 32), (48, 48))):
+        batch = DatasetPairs(dataset, (60, 64), least=least).batch(0, 4)
+        assert batch.frame1.shape[-2:] == size
+        assert batch.valid[:, :HEIGHT].all()
+        assert not batch.valid[:, HEIGHT:].any()
+    source = Augmented(DatasetPairs(dataset, (60, 64), least=(36, 40)), Augmentation.usual((36, 40)))
+    assert all(source.batch(index, 4).valid.all() for index in range(10))
+    with pytest.raises(InputError, match="least: expected an integer >= 8 and <= 24, got int 25"):
+        DatasetPairs(dataset, (24, 32), least=(25, 32))
+
+
+def test_frames_of_several_sizes_have_windows_of_the_smallest(tmp_path: Path) -> None:
+    for seed, size in enumerate(((40, 48), (30, 80))):
+        scene = textured_scene(*size, seed=seed, max_motion=3.0)
+        write_image(tmp_path / f"a{seed}.png", scene.frame1)
+        write_image(tmp_path / f"b{seed}.png", scene.frame2)
+        write_flow(tmp_path / f"f{seed}.flo", scene.flow)
+    (tmp_path / "pairs.txt").write_text("a0.png b0.png f0.flo\na1.png b1.png f1.flo\n")
+    batch = DatasetPairs(Pairs(tmp_path), (64, 64), least=(16, 16)).batch(0, 2)
+    assert batch.frame1.shape[-2:] == (30, 48)
+    assert batch.valid.all()
+
+
+def test_workers_take_no_random_numbers_of_the_training(dataset: Pairs) -> None:
+    """Else a run that stopped and read ahead again would go on with others."""
+    before = torch.get_rng_state()
+    source = DatasetPairs(dataset, (24, 32), workers=1)
+    source.ahead(0, 1, lambda _: 1)
+    source.batch(0, 1)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_several_true_values_and_holes() -> None:
@@ -215,6 +255,8 @@ def test_validation_is_the_mean_over_pairs_and_sets(dataset: Pairs, scenes: Scen
     assert both(model) == pytest.approx(sum(both.errors.values()) / 2)
     assert set(both.errors) == {"all", "made"}
     assert scenes.asked[-2:] == [(0, 4), (1, 4)]
+    FlowValidation({"made": scenes}, pairs=6)(model)
+    assert scenes.asked[-3:] == [(0, 4), (4, 1), (5, 1)]
 
 
 def test_training_on_a_mixture_goes_on_where_it_was(dataset: Pairs, tmp_path: Path) -> None:

@@ -403,7 +403,18 @@ def test_training_ends_with_its_time(tmp_path: Path) -> None:
     assert found.history[-1].rate < 0.2 * training.learning_rate
 
 
-def test_a_paused_run_and_one_that_goes_on_from_it(tmp_path: Path) -> None:
+def test_the_speed_leaves_out_what_validates(tmp_path: Path) -> None:
+    def slow(_: nn.Module) -> float:
+        time.sleep(1.0)
+        return 1.0
+
+    run = FlowRun(every=4, read=2)
+    history = train_flow(tmp_path, network(), Scenes(), TRAINING, run=run, validation=slow).history
+    assert history[1].seconds - history[0].seconds > 1.0
+    assert history[1].pairs_per_second > 2 * 4 * TRAINING.batch
+
+
+def test_a_paused_run_and_one_that_goes_on_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paused = FlowRun(every=100, read=2, pause=1e-6)
     found = train_flow(tmp_path / "first", network(), Scenes(), TRAINING, run=paused)
     assert found.done < 1
@@ -411,7 +422,11 @@ def test_a_paused_run_and_one_that_goes_on_from_it(tmp_path: Path) -> None:
     reached = found.history[-1].step
     source = Scenes()
     longer = TRAINING.replace(steps=2, schedule="stable", warmup=0.0, decay=0.0)
+    averaged: list[int] = []
+    update = AveragedWeights.update
+    monkeypatch.setattr(AveragedWeights, "update", lambda self, step: averaged.append(step) or update(self, step))  # type: ignore[func-returns-value]
     second = train_flow(tmp_path / "second", network(), source, longer, run=FlowRun(after=tmp_path / "first"))
+    assert averaged == [reached, reached + 1]  # the average does not begin anew
     assert [index for index, _ in source.asked] == [reached, reached + 1]  # pairs that the first run has not seen
     assert second.history[-1].rate == TRAINING.learning_rate
     stepper = Stepper(network().train(), TRAINING)
@@ -419,6 +434,13 @@ def test_a_paused_run_and_one_that_goes_on_from_it(tmp_path: Path) -> None:
     assert kept is not None
     assert kept.batches == reached
     assert float(stepper.optimizer.state[stepper.model.encode.weight]["step"]) == reached + 2
+    source = Scenes()  # another batch: pairs are numbered by index times count
+    other = longer.replace(batch=1, precision="float16")
+    train_flow(tmp_path / "other", network(), source, other, run=FlowRun(after=tmp_path / "second"))
+    assert [index for index, _ in source.asked] == [2 * reached + 4, 2 * reached + 5]
+    stepper = Stepper(network().train(), other)
+    assert restore(tmp_path / "other", stepper) is not None
+    assert float(stepper.scaling[0]) == 2.0**14  # float16's, not that of the run before
     with pytest.raises(InputError, match="after: expected the folder of a run"):
         train_flow(tmp_path / "third", network(), Scenes(), longer, run=FlowRun(after=tmp_path / "none"))
 
@@ -486,9 +508,15 @@ def test_curves_and_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ]
     assert not any(name == "validation" for name, *_ in written)  # nothing validated
     assert (tmp_path / "run" / "curves.png").read_bytes()[:4] == b"\x89PNG"
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(InputError, match="tensorboard: expected TensorBoard, which is not installed"):
-        train_flow(tmp_path / "none", network(), Scenes(), TRAINING, run=run)
+    source = Scenes()
+    for module, message in (
+        ("torch.utils.tensorboard", "tensorboard: expected TensorBoard, which is not installed"),
+        ("matplotlib.figure", "curves: expected matplotlib, which is not installed"),
+    ):
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(InputError, match=message):
+            train_flow(tmp_path / "none", network(), source, TRAINING, run=run)
+    assert not source.asked  # before any step
 
 
 def test_the_network_and_pytorch_are_left_as_they_were(tmp_path: Path) -> None:

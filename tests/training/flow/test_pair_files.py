@@ -12,6 +12,7 @@ from PIL import Image
 
 from fullfield import InputError
 from fullfield.datasets import Made, open_dataset
+from fullfield.training.flow import pair_files
 from fullfield.training.flow.pair_files import write_pairs
 from fullfield.training.flow.pairs import PairMaker
 from fullfield.training.flow.picture_pack import build_pack
@@ -84,7 +85,7 @@ def test_kitti_files_and_motion_that_they_cannot_hold(tmp_path: Path) -> None:
     assert (sample.flow[:, known] - far[0][:, known]).abs().max() <= 1 / 128
 
 
-def test_the_licences_of_the_pictures_lie_beside(tmp_path: Path) -> None:
+def test_the_licences_of_the_pictures_lie_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = np.random.default_rng(0).integers(0, 256, (9, 11, 3), np.uint8)
     (tmp_path / "photos").mkdir()
     Image.fromarray(small).resize((200, 160), Image.Resampling.BICUBIC).save(tmp_path / "photos/a.png")
@@ -101,6 +102,15 @@ def test_the_licences_of_the_pictures_lie_beside(tmp_path: Path) -> None:
     assert (manifest["seed"], manifest["width"], manifest["height"]) == (0, 32, 24)
     with pytest.raises(InputError, match=r"made\.json: its pairs were made otherwise \(textures\.from was "):
         write_pairs(tmp_path / "made", pairs, 1)
+
+    def stopped(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pair_files, "licence_list", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            write_pairs(tmp_path / "stopped", pairs, 1, textures=pack.path)
+    assert write_pairs(tmp_path / "stopped", pairs, 1, textures=pack.path).made == 1  # goes on
 
 
 def test_other_pairs_are_not_mixed_in(pairs: PairMaker, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import tarfile
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -430,6 +431,19 @@ def test_damaged_packs_get_one_line(tmp_path: Path) -> None:
         file.writestr("a.jpg", b"none")
     with pytest.raises(InputError, match=r"bad\.zip: not a picture pack, or a damaged one \(a picture in it"):
         load_pictures(bad)
+    for method in (zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA):
+        with zipfile.ZipFile(bad, "w", method) as file:
+            file.writestr("manifest.json", '{"format": 1, "pictures": [], "shapes": [{}]}')
+            file.writestr("shapes.bin", bytes(8192))
+        whole = bad.read_bytes()
+        for bit in range(0, 8 * len(whole), 19):
+            broken = bytearray(whole)
+            broken[bit // 8] ^= 1 << bit % 8
+            bad.write_bytes(broken)
+            with suppress(InputError):  # whatever else it raises fails
+                load_pictures(bad, drawn_shapes=0)
+            with suppress(InputError):
+                licence_list(bad)
     with pytest.raises(FileNotFoundError):
         load_pictures(tmp_path / "absent.zip")
 

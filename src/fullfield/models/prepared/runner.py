@@ -203,9 +203,8 @@ class PreparedFlow:
     @property
     def backend(self) -> str | None:
         """The correlation lookup's; None before the first pair where nothing is recorded."""
-        pairs = self._ways[1].pairs
-        backend: str | None = pairs[0].lookup.backend if pairs else None
-        return backend
+        backends = (pair.lookup.backend for ways in self._ways.values() for pair in ways.pairs)
+        return next(backends, None)
 
     def _flow(self, pair: Any, coords: Tensor, *, informed: bool = False) -> Tensor:
         mask = self._network.mask

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from fullfield import _check
 from fullfield._config import Config
-from fullfield.training.flow.batch import Counts, FlowBatch, PairSource, tell
+from fullfield.training.flow.batch import Counts, FlowBatch, PairSource, leaves, tell
 
 # Square pixels: where the flow of the four pixels around a place varies more, an edge lies between, and the nearest
 # one's is taken; and what float32 loses of the squares.
@@ -118,7 +118,7 @@ def augment(batch: FlowBatch, augmentation: Augmentation, seed: tuple[int, int])
     """The pairs of a batch [B, 3, H, W], augmented; the same for the same two numbers of ``seed``.
 
     Flow is scaled and turned with the pixels; it stays sharp where things end. A pixel whose flow leads into an erased
-    box becomes occluded.
+    box, or out of what was cut, becomes occluded.
 
     Raises:
         InputError: where the frames are smaller than the size that is to be cut.
@@ -187,7 +187,8 @@ def _move(batch: FlowBatch, augmentation: Augmentation, draw: list[Tensor]) -> F
     inner = (spread < _SMOOTH + _ROUNDING * squares).all(1, keepdim=True) & (blended[:, 4:] > 1 - 1e-4)
     moved = torch.where(inner, blended[:, :2], exact[:, :2])
     factor = torch.stack((across * mirror_x, down * mirror_y), 1)[:, :, None, None]
-    return FlowBatch(frames[:, :3], frames[:, 3:], moved * factor, exact[:, 2] > 0.5, exact[:, 3] > 0.5)
+    flow, valid = moved * factor, exact[:, 2] > 0.5
+    return FlowBatch(frames[:, :3], frames[:, 3:], flow, valid, (exact[:, 3] > 0.5) | (valid & leaves(flow)))
 
 
 def _recolour(batch: FlowBatch, augmentation: Augmentation, draw: list[Tensor]) -> FlowBatch:
@@ -248,7 +249,7 @@ def _erase(batch: FlowBatch, augmentation: Augmentation, draw: list[Tensor]) -> 
     y = torch.arange(height, device=device, dtype=torch.float32)[None, :, None]
     x = torch.arange(width, device=device, dtype=torch.float32)[None, None, :]
     low, high = (height * side for side in augmentation.box)
-    chosen = draw[0]  # under half the share: one box, under the share: two
+    chosen = draw[0]  # under half the share: two boxes, under the share: one
     inside = torch.zeros(batch.valid.shape, dtype=torch.bool, device=device)
     hidden = inside
     there_x, there_y = batch.flow[:, 0] + x, batch.flow[:, 1] + y

@@ -31,7 +31,7 @@ class FlowBatch(NamedTuple):
     frame2: Tensor  # [B, 3, H, W]
     flow: Tensor  # [B, 2, H, W] float32, (x, y), pixels of the first frame; anything where it is not known
     valid: Tensor  # [B, H, W] bool: where the true flow is known
-    occluded: Tensor  # [B, H, W] bool: not visible in the second frame; all False where a data set does not say
+    occluded: Tensor  # [B, H, W] bool: not visible in the second frame; at least what leaves what was cut
 
     def to(self, device: torch.device, *, non_blocking: bool = False) -> FlowBatch:
         """The same on a device."""
@@ -78,6 +78,15 @@ def join(batches: list[FlowBatch]) -> FlowBatch:
     if len(batches) == 1:
         return batches[0]
     return FlowBatch(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
+
+
+def leaves(flow: Tensor) -> Tensor:
+    """[B, H, W] bool: where a flow [B, 2, H, W] leads out of its frame, beyond the centres of the outermost pixels."""
+    height, width = flow.shape[-2:]
+    x = flow[:, 0] + torch.arange(width, device=flow.device, dtype=torch.float32)
+    y = flow[:, 1] + torch.arange(height, device=flow.device, dtype=torch.float32)[:, None]
+    inside: Tensor = (x >= 0) & (x <= width - 1) & (y >= 0) & (y <= height - 1)
+    return ~inside
 
 
 def tell(source: PairSource, index: int, stride: int, counts: Counts) -> None:
@@ -136,6 +145,7 @@ class Announced(Generic[T]):
             pin_memory=self._pin,
             multiprocessing_context=worker_context(type(self).__module__, self._make.__module__),
             prefetch_factor=_AHEAD,
+            generator=torch.Generator(),  # else it would take numbers from the training's
             worker_init_fn=partial(end_with_the_parent, multiprocessing.util.get_temp_dir()),
         )
 

@@ -49,7 +49,8 @@ class Restored(NamedTuple):
     """Where a run was."""
 
     history: list[FlowRow]
-    batches: int  # shown before this run, by those it went on from
+    batches: int  # that this run's first step comes after: those it went on from have shown as many pairs
+    pairs: int  # shown so far, by those it went on from too
     best: float  # lowest validation error; infinite without one
     rng: Tensor | None  # PyTorch's random state on the CPU
 
@@ -83,8 +84,8 @@ class FlowFolder:
         begun = (self.folder / STATE / _POINTER).exists() or (self.folder / WEIGHTS).exists()
         freeze_config(self.folder / RECIPE, recipe, begun=begun)
 
-    def save(self, stepper: Stepper, history: list[FlowRow], *, batches: int = 0, best: float = float("inf")) -> None:
-        """Keep everything that the next step depends on."""
+    def save(self, stepper: Stepper, history: list[FlowRow], *, batches: int, pairs: int, best: float) -> None:
+        """Keep everything that the next step depends on; the numbers are those of :class:`Restored`."""
         state, step = self.folder / STATE, history[-1].step
         average = _tensors(stepper.average.model)
         write_tensors(self.folder / WEIGHTS, average)
@@ -98,6 +99,7 @@ class FlowFolder:
         pointer = {
             "step": step,
             "batches": batches,
+            "pairs": pairs,
             "best": best if best < float("inf") else None,
             "scaling": stepper.scaling.tolist(),
             "rng": torch.get_rng_state().numpy().tobytes().hex(),
@@ -128,7 +130,7 @@ def restore(folder: Path, stepper: Stepper) -> Restored | None:
         step, history = int(pointer["step"]), [_row(values) for values in pointer["history"]]
         scaling = torch.tensor(pointer["scaling"], dtype=torch.float32)
         rng = torch.frombuffer(bytearray.fromhex(pointer["rng"]), dtype=torch.uint8)
-        batches, best = int(pointer["batches"]), pointer["best"]
+        batches, pairs, best = int(pointer["batches"]), int(pointer["pairs"]), pointer["best"]
         whole = bool(history) and scaling.shape == (2,)
     except (ValueError, KeyError, TypeError):
         whole = False
@@ -145,7 +147,7 @@ def restore(folder: Path, stepper: Stepper) -> Restored | None:
     both = held["exp_avg"][0] | held["exp_avg_sq"][0]
     restore_moments(stepper.model, stepper.optimizer, both, held["exp_avg"][1], partly=True)
     stepper.scaling = scaling.to(stepper.device)
-    return Restored(history, batches, float("inf") if best is None else float(best), rng)
+    return Restored(history, batches, pairs, float("inf") if best is None else float(best), rng)
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -12,9 +12,24 @@ from fullfield._check import InputError
 from fullfield.io import atomic_path
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from fullfield.training.flow.checkpoint import FlowRow
 
 _TOLD = ("loss", "error", "norm", "rate", "skipped", "pairs_per_second", "validation")
+
+
+def figure_class() -> type[Figure]:
+    """Matplotlib's.
+
+    Raises:
+        InputError: without matplotlib.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise InputError("curves: expected matplotlib, which is not installed; pip install matplotlib") from None
+    return Figure
 
 
 def plot_history(path: str | os.PathLike[str], history: Sequence[FlowRow]) -> None:
@@ -23,13 +38,10 @@ def plot_history(path: str | os.PathLike[str], history: Sequence[FlowRow]) -> No
     Raises:
         InputError: without matplotlib, or for an empty history.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InputError("curves: expected matplotlib, which is not installed; pip install matplotlib") from None
+    figure_of = figure_class()
     if not history:
         raise InputError("history: expected one row at least, got none")
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    figure = figure_of(figsize=(12, 3.6), layout="constrained")
     loss, error, rate = figure.subplots(1, 3)
     steps = [row.step for row in history]
     loss.plot(steps, [row.loss for row in history])

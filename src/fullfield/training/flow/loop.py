@@ -20,7 +20,7 @@ from fullfield.training.flow.augmentation import Augmentation, Augmented
 from fullfield.training.flow.batch import FlowBatch, PairSource, check_batch, tell
 from fullfield.training.flow.checkpoint import CURVES, FlowFolder, FlowRow, restore
 from fullfield.training.flow.config import FlowTraining
-from fullfield.training.flow.curves import Board, plot_history
+from fullfield.training.flow.curves import Board, figure_class, plot_history
 from fullfield.training.flow.ranks import Ranks, ranks
 from fullfield.training.flow.stepping import Reading, Stepper, check_finite
 
@@ -124,7 +124,8 @@ def train_flow(
     """Train a network of flow; a run that was stopped goes on where it was.
 
     On the CPU the same arguments give the same weights, bit for bit, with any stops, unless ``training`` says
-    ``seconds``. Under ``torchrun`` the processes share each batch, and the first one writes.
+    ``seconds``; where the network draws random numbers, in one process. Under ``torchrun`` the processes share each
+    batch, and the first one writes.
 
     Args:
         folder: see :class:`~fullfield.training.flow.checkpoint.FlowFolder`.
@@ -225,10 +226,15 @@ class _Loop:
             if found.rng is not None and self.team.first:
                 torch.set_rng_state(found.rng)
         elif run.after is not None:
+            scaling = stepper.scaling  # of this run's precision
             before = restore(Path(run.after), stepper)
             if before is None:
                 raise InputError(f"after: expected the folder of a run with a checkpoint, got {os.fspath(run.after)}")
-            self.batches = before.batches + before.history[-1].step
+            stepper.scaling = scaling
+            self.batches = -(-before.pairs // self.training.batch)
+        self.noted = self.history[-1].seconds if self.history else 0.0  # of training, when the last row was done with
+        if run.curves:
+            figure_class()
         self.board = Board(folder) if run.tensorboard and self.team.first else None
         self.readings: list[Reading] = []
         self.rows = 0
@@ -241,7 +247,7 @@ class _Loop:
         while done < 1.0 and not paused:
             rate = training.rate(done)
             batch = self.ahead.take(self.batches + step)
-            self.stepper.step(batch, step, rate=rate, occluded=done >= training.visible)
+            self.stepper.step(batch, self.batches + step, rate=rate, occluded=done >= training.visible)
             step += 1
             done = training.done(step, clock.at(step))
             if done < 1.0:
@@ -258,14 +264,15 @@ class _Loop:
             self._tell(done, step, reading, clock)
             if noted or paused or done >= 1.0:
                 self._note(step, seconds, rate, last=paused or done >= 1.0)
-                done = training.done(step, clock.read(step, worked=False))
+                self.noted = clock.read(step, worked=False)
+                done = training.done(step, self.noted)
         return TrainedFlow(self.stepper.average.model, self.history, done)
 
     def _note(self, step: int, seconds: float, rate: float, *, last: bool) -> None:
         """A row of the history and a checkpoint."""
         before = self.history[-1] if self.history else None
         steps = step - (before.step if before else 0)
-        took = seconds - (before.seconds if before else 0.0)
+        took = seconds - self.noted
         good = [(r.steps - r.skipped, r) for r in self.readings if r.steps > r.skipped]
         total = sum(count for count, _ in good)
         loss, seen, norm = (
@@ -285,7 +292,8 @@ class _Loop:
         if error < self.best:
             self.best = error
             self.kept.keep_best(self.stepper.average.model)
-        self.kept.save(self.stepper, self.history, batches=self.batches, best=self.best)
+        pairs = (self.batches + step) * self.training.batch
+        self.kept.save(self.stepper, self.history, batches=self.batches, pairs=pairs, best=self.best)
         if self.run.curves:
             plot_history(self.kept.folder / CURVES, self.history)
         if self.board is not None:

@@ -71,12 +71,13 @@ def write_pairs(
     base = Path(folder)
     manifest = _manifest(pairs, textures, flow_format)
     before = _before(base / MANIFEST, manifest)
+    base.mkdir(parents=True, exist_ok=True)
+    write_json(base / MANIFEST, {**manifest, "count": max(count, before)})  # first: a run that stops here goes on
     for part in (*_PARTS, "flow"):
-        (base / part).mkdir(parents=True, exist_ok=True)
+        (base / part).mkdir(exist_ok=True)
     if textures is not None:
         with atomic_path(base / LICENCES) as temporary:
             temporary.write_text(licence_text(licence_list(textures)), "utf-8")
-    write_json(base / MANIFEST, {**manifest, "count": max(count, before)})
     made = 0
     for start in range(0, count, together):
         numbers = [n for n in range(start, start + together) if not _flow_file(base, n, flow_format).exists()]

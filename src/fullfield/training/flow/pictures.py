@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+import lzma
 import math
 import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +23,18 @@ from fullfield.training.flow.picture_pack import FORMAT, MANIFEST, SHAPE_SIZE, S
 from fullfield.training.flow.procedural import procedural_shapes, procedural_textures
 
 _LARGEST_UPSCALE = 2.0
+# What damaged packs raise; RuntimeError: methods of packing that Python does not know, passwords.
+_DAMAGED = (
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    EOFError,
+    KeyError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 class PicturePack(NamedTuple):
@@ -62,23 +78,18 @@ def load_pictures(
     where = Path(path)
     squares: list[Pixels] = []
     names: list[str] = []
-    try:
-        with zipfile.ZipFile(where) as file:
-            entries = _manifest(where, file)
-            for entry in entries["pictures"]:
-                picture = _decoded(file.read(entry["file"]))
-                for crop, square in enumerate(squared(picture, size)):
-                    squares.append(square)
-                    names.append(f"{entry['package']}/{entry['path']}, {entry['view']}, crop {crop + 1}")
-            data = file.read(SHAPES)
-            packed = len(entries["shapes"]), SHAPE_SIZE, SHAPE_SIZE // 2  # two texels a byte
-            if len(data) != math.prod(packed):
-                raise InputError(f"{where}: expected {math.prod(packed)} bytes of silhouettes, got {len(data)}")
-            masks = unpack_masks(np.frombuffer(data, np.uint8).reshape(packed))
-    except (zipfile.BadZipFile, KeyError, TypeError, ValueError, EOFError) as error:
-        if isinstance(error, InputError):
-            raise
-        raise InputError(f"{where}: not a picture pack, or a damaged one ({error})") from error
+    with _whole(where), zipfile.ZipFile(where) as file:
+        entries = _manifest(where, file)
+        for entry in entries["pictures"]:
+            picture = _decoded(file.read(entry["file"]))
+            for crop, square in enumerate(squared(picture, size)):
+                squares.append(square)
+                names.append(f"{entry['package']}/{entry['path']}, {entry['view']}, crop {crop + 1}")
+        data = file.read(SHAPES)
+        packed = len(entries["shapes"]), SHAPE_SIZE, SHAPE_SIZE // 2  # two texels a byte
+        if len(data) != math.prod(packed):
+            raise InputError(f"{where}: expected {math.prod(packed)} bytes of silhouettes, got {len(data)}")
+        masks = unpack_masks(np.frombuffer(data, np.uint8).reshape(packed))
     if count is not None and count < len(squares):
         kept = [index * len(squares) // count for index in range(count)]
         squares, names = [squares[index] for index in kept], [names[index] for index in kept]
@@ -116,11 +127,17 @@ def licence_list(path: str | Path) -> dict[str, Any]:
         InputError: a file that is no picture pack or is damaged; one line that names it.
         OSError: it cannot be opened.
     """
+    with _whole(Path(path)), zipfile.ZipFile(path) as file:
+        return _manifest(Path(path), file)
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    """Inside, what a damaged pack raises becomes one line; that a file cannot be opened stays."""
     try:
-        with zipfile.ZipFile(path) as file:
-            return _manifest(Path(path), file)
-    except (zipfile.BadZipFile, KeyError, ValueError, EOFError) as error:
-        if isinstance(error, InputError):
+        yield
+    except _DAMAGED as error:
+        if isinstance(error, InputError) or getattr(error, "filename", None) is not None:
             raise
         raise InputError(f"{path}: not a picture pack, or a damaged one ({error})") from error
 

@@ -82,7 +82,7 @@ class SceneStyle:
     def preset(name: str) -> SceneStyle:
         """The style named ``usual``, ``small``, ``large``, ``bars`` or ``figures``.
 
-        ``small`` and ``large`` are about the motion. ``fullfield-s`` was trained on the usual style, bars and figures.
+        ``small`` and ``large`` are about the motion. ``fullfield-s`` was trained on all of them but ``small``.
 
         Raises:
             InputError: for another name.

@@ -14,7 +14,7 @@ from torch.nn import functional
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.datasets import FlowDataset, FlowSample
-from fullfield.training.flow.batch import Announced, Counts, FlowBatch, PairSource, join, tell
+from fullfield.training.flow.batch import Announced, Counts, FlowBatch, PairSource, join, leaves, tell
 
 _GOLDEN = 0.6180339887498949
 
@@ -40,13 +40,16 @@ def collate_flow(samples: Sequence[FlowSample | FlowBatch]) -> FlowBatch:
 def cut_window(sample: FlowSample, size: tuple[int, int], seed: Sequence[int] = (0,)) -> FlowBatch:
     """A window of ``size`` (height, width) at a random place of a pair, without a batch dimension.
 
-    A frame that is smaller is repeated outwards; what is added is not valid. The same numbers ``seed`` give the same
-    place.
+    A frame that is smaller is repeated outwards; what is added is not valid. A pixel whose flow leads out of the window
+    counts as occluded. The same numbers ``seed`` give the same place.
 
     Raises:
         InputError: for a sample without truth.
     """
-    pair = _pair(sample)
+    return _cut(_pair(sample), size, seed)
+
+
+def _cut(pair: FlowBatch, size: tuple[int, int], seed: Sequence[int]) -> FlowBatch:
     height, width = pair.frame1.shape[-2:]
     below, right = max(0, size[0] - height), max(0, size[1] - width)
     draw = np.random.default_rng(tuple(seed))
@@ -60,7 +63,8 @@ def cut_window(sample: FlowSample, size: tuple[int, int], seed: Sequence[int] = 
             return functional.pad(part[None], (0, right, 0, below), mode="replicate")[0]
         return functional.pad(part, (0, right, 0, below))
 
-    return FlowBatch(*(window(part, name.startswith("frame")) for name, part in zip(pair._fields, pair, strict=True)))
+    cut = FlowBatch(*(window(part, name.startswith("frame")) for name, part in zip(pair._fields, pair, strict=True)))
+    return cut._replace(occluded=cut.occluded | (cut.valid & leaves(cut.flow[None])[0]))
 
 
 def _pair(sample: FlowSample) -> FlowBatch:
@@ -84,6 +88,8 @@ class DatasetPairs:
     Args:
         dataset: any of :mod:`fullfield.datasets`.
         size: (height, width) of the windows, pixels.
+        least: (height, width) that the windows of a batch may shrink to where frames are smaller than ``size``, so that
+            nothing has to be added; by default ``size``: smaller frames are repeated outwards.
         seed: of the draws.
         device: where batches are wanted.
         workers: processes that read; 0: this one does.
@@ -97,18 +103,21 @@ class DatasetPairs:
         dataset: FlowDataset,
         size: tuple[int, int],
         *,
+        least: tuple[int, int] | None = None,
         seed: int = 0,
         device: torch.device | str = "cpu",
         workers: int = 0,
     ) -> None:
-        for side in size:
+        least = size if least is None else least
+        for side, small in zip(size, least, strict=True):
             _check.number(side, "size", integer=True, low=8)
+            _check.number(small, "least", integer=True, low=8, high=side)
         self.dataset, self.size, self.seed = dataset, size, seed
         self.device = _check.device(device)
         known = [index for index, record in enumerate(dataset.records) if record.flow is not None]
         if not known:
             raise InputError(f"{dataset.root}: {dataset.name} has no true flow to train on")
-        windows = _Windows(dataset, known, size, seed)
+        windows = _Windows(dataset, known, size, least, seed)
         self._windows = Announced(windows, workers, pin=self.device.type == "cuda")
 
     def ahead(self, index: int, stride: int, counts: Counts) -> None:
@@ -123,18 +132,28 @@ class DatasetPairs:
 class _Windows:
     """Windows of some pairs of a data set, by a batch's index and count."""
 
-    def __init__(self, dataset: FlowDataset, known: list[int], size: tuple[int, int], seed: int) -> None:
-        self._dataset, self._known, self._size, self._seed = dataset, known, size, seed
+    def __init__(
+        self, dataset: FlowDataset, known: list[int], size: tuple[int, int], least: tuple[int, int], seed: int
+    ) -> None:
+        self._dataset, self._known, self._size, self._least, self._seed = dataset, known, size, least, seed
 
     def __call__(self, index: int, count: int) -> FlowBatch:
         draw = np.random.default_rng((self._seed, index, count))
         chosen = draw.choice(len(self._known), count, replace=count > len(self._known)).tolist()
+        windows = [
+            self._window(self._dataset[self._known[pair]], (self._seed, index, slot))
+            for slot, pair in enumerate(chosen)
+        ]
+        height, width = (min(window.frame1.shape[side] for window in windows) for side in (1, 2))
         return collate_flow(
-            [
-                cut_window(self._dataset[self._known[pair]], self._size, (self._seed, index, slot))
-                for slot, pair in enumerate(chosen)
-            ]
+            [_cut(window, (height, width), (self._seed, index, slot, 1)) for slot, window in enumerate(windows)]
         )
+
+    def _window(self, sample: FlowSample, seed: Sequence[int]) -> FlowBatch:
+        """As large as it may be and the frames are."""
+        sides = zip(self._size, self._least, sample.frame1.shape[1:], strict=True)
+        height, width = (min(side, max(small, have)) for side, small, have in sides)
+        return cut_window(sample, (height, width), seed)
 
 
 class Mixture:

@@ -178,10 +178,11 @@ class Stepper:
         self._steps = 0
 
     def step(self, batch: FlowBatch, number: int, *, rate: float, occluded: bool = True) -> None:
-        """Make step ``number`` (from 0) at the learning rate ``rate``.
+        """Make a step at the learning rate ``rate``.
 
         Args:
             batch: this process's pairs, on the device.
+            number: of the step, from 0, those of the runs that this one goes on from among them.
             occluded: whether occluded pixels count.
         """
         counted = counted_pixels(batch, max_flow=self.training.max_flow, occluded=occluded)
@@ -257,11 +258,7 @@ class Stepper:
         self._steps += 1
 
     def read(self) -> Reading:
-        """What came of the steps since the last reading. Waits for the device.
-
-        Raises:
-            InputError: where too many steps in a row were not finite.
-        """
+        """What came of the steps since the last reading. Waits for the device."""
         loss, error, norm, skipped, _, worst = self._told.tolist()
         steps, good = self._steps, self._steps - int(skipped)
         self._told[:4].zero_()

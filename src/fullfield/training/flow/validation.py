@@ -70,9 +70,11 @@ class FlowValidation:
                     yield sample.frame1[None], sample.frame2[None], sample.flow[None], sample.valid[None]
 
     def _made(self, source: PairSource) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        together = min(_MADE_TOGETHER, self._pairs)
-        for index in range(self._pairs // together):
-            batch = source.batch(index, together)
+        whole = self._pairs // _MADE_TOGETHER
+        asked = [(index, _MADE_TOGETHER) for index in range(whole)]
+        asked += [(number, 1) for number in range(whole * _MADE_TOGETHER, self._pairs)]
+        for index, count in asked:
+            batch = source.batch(index, count)
             yield batch.frame1, batch.frame2, batch.flow, batch.valid
 
 
