@@ -328,7 +328,7 @@ def test_the_page_of_training_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert len(moved) > 0.9 * len(fresh)
     assert float(names["loss"].detach()) < 10
     assert names["trained"].history[-1].step == 4
-    assert (tmp_path / "runs" / "mine" / "weights.safetensors").is_file()
+    assert (tmp_path / "runs" / "own" / "weights.safetensors").is_file()
     assert names["flow"].shape == (2, 24, 32)
     assert names["batch"].frame1.shape == (4, 3, 40, 48)
 

@@ -161,6 +161,7 @@ def test_models_are_recognised(torchvision: Any, ptlflow: Any) -> None:
     assert recognise(RAFT(RAFTConfig.small()).state_dict()) == "RAFT-small"
     assert recognise(SEARAFT(SEARAFTConfig.small()).state_dict()) == "SEA-RAFT (S)"
     assert recognise(SEARAFT(SEARAFTConfig.medium()).state_dict()) == "SEA-RAFT (L or M)"
+    assert recognise(SEARAFT(SEARAFTConfig.fullfield_s()).state_dict()) == "fullfield-s"
     models = torchvision.models.optical_flow
     assert recognise(models.raft_large(weights=None).state_dict()) == "torchvision's raft_large"
     assert recognise(models.raft_small(weights=None).state_dict()) == "torchvision's raft_small"

@@ -31,7 +31,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FOLDER", required=True, help="folder of the data set")
     parser.add_argument("--count", type=argtypes.count, default=20, help="pairs")
     parser.add_argument("--size", type=argtypes.size, default="640x360", help="of the frames")
-    parser.add_argument("--seed", type=argtypes.natural, default=0, help="of everything")
+    parser.add_argument(
+        "--seed",
+        type=argtypes.natural,
+        default=0,
+        help="of everything; training begins at 0 too, so take another one for pairs to judge by",
+    )
     parser.add_argument(
         "--textures", metavar="PACK", help="pictures of a pack (fullfield textures) [drawn from a fixed seed]"
     )

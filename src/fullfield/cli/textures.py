@@ -51,7 +51,8 @@ def run(args: argparse.Namespace) -> int:
     folders = (("--pictures", args.pictures), ("--cutouts", args.cutouts))
     for option, folder in folders:
         if folder is not None and not Path(folder).is_dir():
-            raise InputError(f"{option} {folder}: expected a folder, which is not there")
+            came = "a file" if Path(folder).exists() else "nothing of that name"
+            raise InputError(f"{option} {folder}: expected a folder, got {came}")
     if args.archives is not None:
         paths.check_new_folder(args.archives, "--archives")
     if args.no_packages and args.pictures is None and args.cutouts is None:

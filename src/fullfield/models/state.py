@@ -23,6 +23,7 @@ State: TypeAlias = dict[str, Tensor]
 # What some training programs wrap their state dicts in, outermost first.
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "params")
 _SHOWN = 3
+_STEM = 32  # channels of fullfield-s' first convolution, where SEA-RAFT (S) has 64
 # What a file is instead, by its first bytes.
 _INSTEAD = {
     b"<": "a web page, not the weights: download it again",
@@ -156,7 +157,11 @@ def recognise(state: Mapping[str, Tensor]) -> str | None:
     if "upsample_weight.0.weight" in state and "cnet.conv1.weight" in state:
         deep = "cnet.layer1.2.conv1.weight" in state
         wide = "update_block.refine.2.dwconv.weight" in state
-        return f"SEA-RAFT ({'L or M' if deep else 'S'})" if not wide else "SEA-RAFT"
+        if wide:
+            return "SEA-RAFT"
+        if deep:
+            return "SEA-RAFT (L or M)"
+        return "fullfield-s" if len(state["cnet.conv1.weight"]) == _STEM else "SEA-RAFT (S)"
     if "update_block.gru.convz.weight" in state and "fnet.layer1.0.conv3.weight" in state:
         return "RAFT-small"
     if any(key.startswith("att.") for key in state) and "update_block.aggregator.gamma" in state:

@@ -519,6 +519,30 @@ def test_curves_and_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert not source.asked  # before any step
 
 
+def test_a_finished_run_gives_again_what_was_lost(tmp_path: Path) -> None:
+    weights = trained(tmp_path)
+    (tmp_path / WEIGHTS).write_bytes(weights[:100])
+    (tmp_path / "history.csv").unlink()
+    source = Scenes()
+    assert trained(tmp_path, source=source, run=FlowRun(every=2, read=3, curves=True)) == weights
+    assert not source.asked
+    assert (tmp_path / "history.csv").exists()
+    assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_weights_without_their_state_are_not_written_over(tmp_path: Path) -> None:
+    weights = trained(tmp_path)
+    (tmp_path / "state" / "state.json").unlink()
+    with pytest.raises(InputError, match=r"holds weights\.safetensors without the state to go on from"):
+        trained(tmp_path)
+    assert (tmp_path / WEIGHTS).read_bytes() == weights
+
+
+def test_updates_for_a_network_without_them(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="updates: expected None for a network without them, got Plain"):
+        trained(tmp_path, network(Plain), training=TRAINING.replace(updates=3))
+
+
 def test_the_network_and_pytorch_are_left_as_they_were(tmp_path: Path) -> None:
     before = torch.random.get_rng_state()
     benchmark = torch.backends.cudnn.benchmark

@@ -396,7 +396,11 @@ def test_own_pictures(tmp_path: Path) -> None:
 def test_most_silhouettes(tmp_path: Path) -> None:
     for seed in range(4):
         save(tmp_path / f"cut/{seed}.png", cutout(seed))
-    own = list(own_pictures(tmp_path / "cut", "mine", "Me", cutout=True))
+    cut = list(own_pictures(tmp_path / "cut", "mine", "Me", cutout=True))
+    with pytest.raises(InputError, match="nothing to put into it: expected a picture"):  # silhouettes of nothing
+        build_pack(tmp_path / "a.zip", packages=[], own=cut)
+    save(tmp_path / "photos/a.png", photo(1))
+    own = [*cut, *own_pictures(tmp_path / "photos", "mine", "Me", cutout=False)]
     kept = build_pack(tmp_path / "a.zip", packages=[], own=own, most_shapes=2)
     assert kept.shapes == 2
     assert kept.left_out["more silhouettes than asked for"] == 2

@@ -78,7 +78,9 @@ class SEARAFT(nn.Module):
             OSError: if the file cannot be read.
         """
         state, name = read_state(source)
-        fit(self, without_aliases(state, name, "bn"), name, f"SEA-RAFT ({_SIZES[self.config.backbone]})")
+        own = self.config.name == "fullfield-s"
+        wanted = self.config.name if own else f"SEA-RAFT ({_SIZES[self.config.backbone]})"
+        fit(self, without_aliases(state, name, "bn"), name, wanted)
 
     def forward(
         self,

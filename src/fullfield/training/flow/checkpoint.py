@@ -71,25 +71,28 @@ class FlowFolder:
             STEP.model.safetensors    weights; .average, .exp_avg and .exp_avg_sq likewise: one file of at most four
                                       bytes a parameter each
 
-    Every file is written in one piece, ``state.json`` last: a run killed at any moment goes on from the checkpoint
-    before.
+    Every file is written in one piece, ``state.json`` after all that lies beside it: a run killed at any moment goes on
+    from the checkpoint before. The weights and the history are written after it, and anew when a run goes on.
 
     Raises:
-        InputError: where the folder belongs to another recipe.
+        InputError: where the folder belongs to another recipe, or has weights of a run without its state.
     """
 
     def __init__(self, folder: str | os.PathLike[str], recipe: Mapping[str, Any]) -> None:
         self.folder = Path(folder)
         (self.folder / STATE).mkdir(parents=True, exist_ok=True)
-        begun = (self.folder / STATE / _POINTER).exists() or (self.folder / WEIGHTS).exists()
-        freeze_config(self.folder / RECIPE, recipe, begun=begun)
+        begun, weights = ((self.folder / file).exists() for file in (f"{STATE}/{_POINTER}", WEIGHTS))
+        freeze_config(self.folder / RECIPE, recipe, begun=begun or weights)
+        if weights and not begun:
+            raise InputError(
+                f"{self.folder}: holds {WEIGHTS} without the {STATE} to go on from; use another folder (weights to "
+                "begin with: --init)"
+            )
 
     def save(self, stepper: Stepper, history: list[FlowRow], *, batches: int, pairs: int, best: float) -> None:
         """Keep everything that the next step depends on; the numbers are those of :class:`Restored`."""
         state, step = self.folder / STATE, history[-1].step
-        average = _tensors(stepper.average.model)
-        write_tensors(self.folder / WEIGHTS, average)
-        named: dict[str, dict[str, Tensor]] = {"model": _tensors(stepper.model), "average": average}
+        named = {"model": _tensors(stepper.model), "average": _tensors(stepper.average.model)}
         for part, name, value in moments(stepper.model, stepper.optimizer):
             # The counts of steps are one number each; they lie with the first moments.
             where, key = ("exp_avg", f"step.{name}") if part == "step" else (part, f"{part}.{name}")
@@ -106,11 +109,16 @@ class FlowFolder:
             "history": [[None if value != value else value for value in row] for row in history],
         }
         write_json(state / _POINTER, pointer)
-        write_history(self.folder / HISTORY, FlowRow._fields, history)
+        self.publish(stepper, history)
         current = {f"{step}.{part}.safetensors" for part in _PARTS} | {_POINTER}
         for path in state.iterdir():
             if path.name not in current:
                 path.unlink(missing_ok=True)
+
+    def publish(self, stepper: Stepper, history: list[FlowRow]) -> None:
+        """Write what a run gives: the averaged weights and the history."""
+        write_tensors(self.folder / WEIGHTS, _tensors(stepper.average.model))
+        write_history(self.folder / HISTORY, FlowRow._fields, history)
 
     def keep_best(self, model: nn.Module) -> None:
         """Keep these weights as the best so far."""

@@ -238,6 +238,10 @@ class _Loop:
         self.board = Board(folder) if run.tensorboard and self.team.first else None
         self.readings: list[Reading] = []
         self.rows = 0
+        if self.kept is not None and self.history:  # some may have been lost since, or a picture is wanted only now
+            self.kept.publish(stepper, self.history)
+            if run.curves:
+                plot_history(self.kept.folder / CURVES, self.history)
 
     def train(self) -> TrainedFlow:
         training, run = self.training, self.run

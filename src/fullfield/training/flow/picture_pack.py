@@ -271,8 +271,9 @@ class _Chosen:
         self.shapes.append((candidate, mask))
 
     def write(self, path: Path) -> Pack:
-        if not self.pictures and not self.shapes:
-            raise InputError(f"{path}: nothing to put into it: no picture may be used and is of use")
+        if not self.pictures:
+            why = "".join(f"; {number} {reason}" for reason, number in self.left_out.items())
+            raise InputError(f"{path}: nothing to put into it: expected a picture that may be used and is of use{why}")
         shapes = self.shapes
         if len(shapes) > self.most_shapes:  # which ones does not depend on folders' order
             ranked = sorted(shapes, key=lambda s: hashlib.sha256(s[0].path.encode()).digest())[: self.most_shapes]

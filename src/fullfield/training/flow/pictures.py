@@ -90,6 +90,8 @@ def load_pictures(
         if len(data) != math.prod(packed):
             raise InputError(f"{where}: expected {math.prod(packed)} bytes of silhouettes, got {len(data)}")
         masks = unpack_masks(np.frombuffer(data, np.uint8).reshape(packed))
+        if not squares:
+            raise InputError(f"{where}: expected a picture at least, holds silhouettes alone; build it with --pictures")
     if count is not None and count < len(squares):
         kept = [index * len(squares) // count for index in range(count)]
         squares, names = [squares[index] for index in kept], [names[index] for index in kept]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -95,6 +96,11 @@ class Objective(nn.Module):
         if not mixture:
             _check.require(plain, "model", "a network with predictions(frame1, frame2)", named)
         self._updates: dict[str, Any] = {} if training.updates is None else {"updates": training.updates}
+        if self._updates:
+            called: Any = network.predictions if plain else network.predictions_with_info
+            taken = inspect.signature(called).parameters
+            any_name = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values())
+            _check.require("updates" in taken or any_name, "updates", "None for a network without them", named)
         self._gamma = training.gamma
         self._limits: tuple[float, float] | None = None
         if mixture:
@@ -294,5 +300,5 @@ def check_finite(reading: Reading, step: int, training: FlowTraining, most: int 
     if reading.in_a_row >= most:
         raise InputError(
             f"learning_rate: loss or gradient was not finite in {reading.in_a_row} steps in a row until step {step}; "
-            f"take less than {training.learning_rate:g}"
+            f"take less than {training.learning_rate:g}, or see whether the network gives NaN for its first pairs"
         )
