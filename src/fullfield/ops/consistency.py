@@ -23,15 +23,21 @@ def forward_backward_distance(
     return torch.where(inside, distance, torch.inf)
 
 
+def targets(flow: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Where a flow [B, 2, H, W] leads: x, y, and whether that is inside the frame, [B, H, W] each."""
+    height, width = flow.shape[-2:]
+    x = torch.arange(width, device=flow.device, dtype=flow.dtype) + flow[:, 0]
+    y = torch.arange(height, device=flow.device, dtype=flow.dtype)[:, None] + flow[:, 1]
+    return x, y, (x >= 0) & (x <= width - 1) & (y >= 0) & (y <= height - 1)
+
+
 def sample(planes: Tensor, flow: Tensor) -> tuple[Tensor, Tensor]:
     """``planes`` [B, N, H, W] at x + flow, bilinear, and the mask [B, H, W] of targets inside the frame.
 
     Beside the frame the border is repeated.
     """
     batch, _, height, width = flow.shape
-    x = torch.arange(width, device=flow.device, dtype=flow.dtype) + flow[:, 0]
-    y = torch.arange(height, device=flow.device, dtype=flow.dtype)[:, None] + flow[:, 1]
-    inside = (x >= 0) & (x <= width - 1) & (y >= 0) & (y <= height - 1)
+    x, y, inside = targets(flow)
     x, y = x.nan_to_num().clamp(0, width - 1), y.nan_to_num().clamp(0, height - 1)
     left, top = x.floor().clamp(max=max(width - 2, 0)), y.floor().clamp(max=max(height - 2, 0))
     tx, ty = (x - left)[:, None], (y - top)[:, None]

@@ -14,11 +14,9 @@ from fullfield.models import framing
 from fullfield.models.raft.layers import two_convolutions
 from fullfield.models.sea_raft.config import SEARAFTConfig
 from fullfield.models.sea_raft.layers import HEAD_CHANNELS, MASK_CHANNELS, Encoder, UpdateBlock
-from fullfield.models.state import fit, read_state, without_aliases
+from fullfield.models.state import fit, read_state, recognise, without_aliases
 from fullfield.nn import CorrelationPyramid
 from fullfield.nn.upsampling import convex_upsample
-
-_SIZES = {"resnet18": "S", "resnet34": "L or M"}
 
 
 class Encoded(NamedTuple):
@@ -78,9 +76,7 @@ class SEARAFT(nn.Module):
             OSError: if the file cannot be read.
         """
         state, name = read_state(source)
-        own = self.config.name == "fullfield-s"
-        wanted = self.config.name if own else f"SEA-RAFT ({_SIZES[self.config.backbone]})"
-        fit(self, without_aliases(state, name, "bn"), name, wanted)
+        fit(self, without_aliases(state, name, "bn"), name, recognise(self.state_dict()) or "SEA-RAFT")
 
     def forward(
         self,

@@ -12,7 +12,8 @@ from torch.nn import functional
 
 from fullfield import _check
 from fullfield._config import Config
-from fullfield.training.flow.batch import Counts, FlowBatch, PairSource, leaves, tell
+from fullfield.ops.consistency import targets
+from fullfield.training.flow.batch import Counts, FlowBatch, PairSource, tell
 
 # Square pixels: where the flow of the four pixels around a place varies more, an edge lies between, and the nearest
 # one's is taken; and what float32 loses of the squares.
@@ -188,7 +189,8 @@ def _move(batch: FlowBatch, augmentation: Augmentation, draw: list[Tensor]) -> F
     moved = torch.where(inner, blended[:, :2], exact[:, :2])
     factor = torch.stack((across * mirror_x, down * mirror_y), 1)[:, :, None, None]
     flow, valid = moved * factor, exact[:, 2] > 0.5
-    return FlowBatch(frames[:, :3], frames[:, 3:], flow, valid, (exact[:, 3] > 0.5) | (valid & leaves(flow)))
+    _, _, inside = targets(flow)
+    return FlowBatch(frames[:, :3], frames[:, 3:], flow, valid, (exact[:, 3] > 0.5) | (valid & ~inside))
 
 
 def _recolour(batch: FlowBatch, augmentation: Augmentation, draw: list[Tensor]) -> FlowBatch:
@@ -252,7 +254,7 @@ def _erase(batch: FlowBatch, augmentation: Augmentation, draw: list[Tensor]) -> 
     chosen = draw[0]  # under half the share: two boxes, under the share: one
     inside = torch.zeros(batch.valid.shape, dtype=torch.bool, device=device)
     hidden = inside
-    there_x, there_y = batch.flow[:, 0] + x, batch.flow[:, 1] + y
+    there_x, there_y, _ = targets(batch.flow)
     for index in range(_BOXES):
         centre_x, centre_y, wide, tall = draw[1 + 4 * index : 5 + 4 * index]
         left, top = (centre_x * width)[:, None, None], (centre_y * height)[:, None, None]

@@ -80,15 +80,6 @@ def join(batches: list[FlowBatch]) -> FlowBatch:
     return FlowBatch(*(torch.cat(parts) for parts in zip(*batches, strict=True)))
 
 
-def leaves(flow: Tensor) -> Tensor:
-    """[B, H, W] bool: where a flow [B, 2, H, W] leads out of its frame, beyond the centres of the outermost pixels."""
-    height, width = flow.shape[-2:]
-    x = flow[:, 0] + torch.arange(width, device=flow.device, dtype=torch.float32)
-    y = flow[:, 1] + torch.arange(height, device=flow.device, dtype=torch.float32)[:, None]
-    inside: Tensor = (x >= 0) & (x <= width - 1) & (y >= 0) & (y <= height - 1)
-    return ~inside
-
-
 def tell(source: PairSource, index: int, stride: int, counts: Counts) -> None:
     """Announce the batches ``index``, ``index + stride`` and so on, of ``counts(index)`` pairs each.
 

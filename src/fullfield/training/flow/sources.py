@@ -14,7 +14,8 @@ from torch.nn import functional
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.datasets import FlowDataset, FlowSample
-from fullfield.training.flow.batch import Announced, Counts, FlowBatch, PairSource, join, leaves, tell
+from fullfield.ops.consistency import targets
+from fullfield.training.flow.batch import Announced, Counts, FlowBatch, PairSource, join, tell
 
 _GOLDEN = 0.6180339887498949
 
@@ -64,7 +65,8 @@ def _cut(pair: FlowBatch, size: tuple[int, int], seed: Sequence[int]) -> FlowBat
         return functional.pad(part, (0, right, 0, below))
 
     cut = FlowBatch(*(window(part, name.startswith("frame")) for name, part in zip(pair._fields, pair, strict=True)))
-    return cut._replace(occluded=cut.occluded | (cut.valid & leaves(cut.flow[None])[0]))
+    _, _, inside = targets(cut.flow[None])
+    return cut._replace(occluded=cut.occluded | (cut.valid & ~inside[0]))
 
 
 def _pair(sample: FlowSample) -> FlowBatch:
@@ -144,10 +146,13 @@ class _Windows:
             self._window(self._dataset[self._known[pair]], (self._seed, index, slot))
             for slot, pair in enumerate(chosen)
         ]
-        height, width = (min(window.frame1.shape[side] for window in windows) for side in (1, 2))
-        return collate_flow(
-            [_cut(window, (height, width), (self._seed, index, slot, 1)) for slot, window in enumerate(windows)]
-        )
+        sizes = {tuple(window.frame1.shape[1:]) for window in windows}
+        if len(sizes) > 1:
+            height, width = (min(sides) for sides in zip(*sizes, strict=True))
+            windows = [
+                _cut(window, (height, width), (self._seed, index, slot, 1)) for slot, window in enumerate(windows)
+            ]
+        return collate_flow(windows)
 
     def _window(self, sample: FlowSample, seed: Sequence[int]) -> FlowBatch:
         """As large as it may be and the frames are."""
