@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
 from fullfield import InputError
 from fullfield.ops.layered import INFINITE, SQUARE, LayeredScenes, PictureAtlas, reference, render_pairs
-from fullfield.ops.layered.scene import COLOURS, GHOST, OPACITY, PAINT, SOFTNESS, TEXTURE
+from fullfield.ops.layered.scene import (
+    COLOURS,
+    ELLIPSOID,
+    FOG_SHEET,
+    GHOST,
+    LIGHT,
+    OPACITY,
+    PAINT,
+    SOFTNESS,
+    TEXTURE,
+)
+from fullfield.ops.positions import positions
 
 HEIGHT, WIDTH = 24, 32
 
@@ -43,13 +56,14 @@ def scene(front_shape: int = SQUARE, step: tuple[float, float] = (5.0, -3.0), *,
     ids = torch.tensor([[[0, front_shape], [1, INFINITE]]], dtype=torch.int32)
     return LayeredScenes(
         to_card.contiguous(),
-        frames[1][None],
+        torch.zeros(*to_card.shape[:4], 3),
+        torch.nn.functional.pad(frames[1], (0, 1))[None],
         paint,
         ids,
         torch.tensor([2], dtype=torch.int32),
         torch.zeros(1, 2, 1, 3),
         torch.zeros(1, 4),
-        torch.tensor([[1.0, 0.0]]),
+        torch.tensor([[1.0, 1.0, 0.0]]),
         torch.zeros(1, dtype=torch.int32),
     )
 
@@ -126,3 +140,88 @@ def test_kernels_on_a_gpu() -> None:
         assert float((away > 5e-3).float().mean()) < 5e-3, name
     again = render_pairs(scenes, held, (96, 130))
     assert all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
+
+
+def ball(step: float = 6.0, spin: float = 0.7) -> tuple[LayeredScenes, Tensor, Tensor]:
+    """Return a textured, stretched ball that moves and turns before a plane, and A (3×3) and c of it in both frames."""
+    focal, middle = 40.0, torch.tensor([15.5, 11.5])
+    camera = torch.tensor([[focal, 0, middle[0]], [0, focal, middle[1]], [0, 0, 1]], dtype=torch.float64)
+    cosine, sine = math.cos(spin), math.sin(spin)
+    turned = torch.tensor([[cosine, 0, sine], [0, 1, 0], [-sine, 0, cosine]], dtype=torch.float64)
+    axes = torch.diag(torch.tensor([0.9, 0.7, 0.5], dtype=torch.float64))
+    shapes = torch.stack((axes, turned @ axes * 1.1))
+    centres = torch.tensor([[0.1, 0.0, 5.0], [0.1 + step * 5 / focal, 0.1, 5.4]], dtype=torch.float64)
+    inverse = torch.linalg.inv(shapes)
+    base = scene()
+    base.to_card[0, :, :, 0] = (inverse @ torch.linalg.inv(camera))[:, None].float()
+    base.centres[0, :, :, 0] = (inverse @ centres[:, :, None])[:, None, :, 0].float()
+    base.to_frame[0, 0] = (camera @ torch.cat((shapes[1], centres[1][:, None]), 1)).float()
+    base.ids[0, 0, 1] = ELLIPSOID
+    base.paint[0, 0, LIGHT : LIGHT + 3] = torch.tensor([0.2, -0.1, -0.3])
+    return base, shapes, centres
+
+
+def test_flow_of_an_ellipsoid_against_marched_rays() -> None:
+    """A ray marched in small steps until it enters the ellipsoid finds the same point, flow and visibility."""
+    scenes, shapes, centres = ball()
+    found = render_pairs(scenes, atlas(), (HEIGHT, WIDTH))
+    focal, middle = 40.0, (15.5, 11.5)
+    depths = torch.arange(3.5, 7.0, 2e-4, dtype=torch.float64)
+
+    def entered(frame: int, x: float, y: float) -> Tensor | None:
+        ray = torch.tensor([(x - middle[0]) / focal, (y - middle[1]) / focal, 1.0], dtype=torch.float64)
+        points = torch.linalg.solve(shapes[frame], (depths[:, None] * ray - centres[frame]).T).T
+        hits = (points.square().sum(1) < 1).nonzero()
+        return points[int(hits[0])] if len(hits) else None
+
+    seen = hidden = 0
+    for y in range(HEIGHT):
+        for x in range(WIDTH):
+            if (point := entered(0, x, y)) is None:
+                continue
+            place = shapes[1] @ point + centres[1]
+            to = place[:2] / place[2] * focal + torch.tensor(middle, dtype=torch.float64)
+            torch.testing.assert_close(found.flow[0, :, y, x].double(), to - torch.tensor([x, y]), atol=0.05, rtol=0)
+            if not (0 <= to[0] <= WIDTH - 1 and 0 <= to[1] <= HEIGHT - 1):
+                assert found.occluded[0, y, x]
+                continue
+            first = entered(1, float(to[0]), float(to[1]))
+            if first is None or 0.02 < (first - point).norm() < 0.2:
+                continue  # too close to the outline for marched rays
+            visible = bool((first - point).norm() <= 0.02)
+            assert bool(found.occluded[0, y, x]) is not visible
+            seen, hidden = seen + visible, hidden + (not visible)
+    assert seen > 40
+    assert hidden > 2
+
+
+def test_light_and_texture_of_an_ellipsoid_move_with_it() -> None:
+    scenes, _, _ = ball(spin=0.2)
+    scenes.paint[0, 0, LIGHT + 3 : LIGHT + 6] = scenes.paint[0, 0, LIGHT : LIGHT + 3]
+    found = render_pairs(scenes, atlas(), (HEIGHT, WIDTH))
+    x, y = positions((HEIGHT, WIDTH), found.flow.device)
+    to_x, to_y = x + found.flow[0, 0], y + found.flow[0, 1]
+    grid = torch.stack((2 * to_x / (WIDTH - 1) - 1, 2 * to_y / (HEIGHT - 1) - 1), -1)[None]
+    carried = torch.nn.functional.grid_sample(found.frame2, grid, align_corners=True)
+    inner = torch.zeros(HEIGHT, WIDTH, dtype=torch.bool)
+    inner[9:14, 13:18] = True
+    assert (found.frame1 - carried)[0, :, inner & ~found.occluded[0]].abs().mean() < 0.02
+
+
+def test_a_sheet_of_fog_hides_by_its_texture_and_owns_no_flow() -> None:
+    scenes = scene()
+    scenes.paint[0, 0, GHOST] = FOG_SHEET
+    found, clear = (
+        render_pairs(scenes, atlas(), (HEIGHT, WIDTH)),
+        render_pairs(scene(ghost=True), atlas(), (HEIGHT, WIDTH)),
+    )
+    assert found.flow[0, 0].unique().tolist() == [1.0]
+    assert not torch.equal(found.frame1, clear.frame1)
+
+
+def test_gain_clips() -> None:
+    scenes = scene()
+    dark, bright = (scenes._replace(sensor=torch.tensor([[gain, 1.0, 0.0]])) for gain in (0.1, 8.0))
+    plain, low, high = (render_pairs(one, atlas(), (HEIGHT, WIDTH)).frame1 for one in (scenes, dark, bright))
+    torch.testing.assert_close(low, (0.1 * plain).clamp(min=1e-4))
+    torch.testing.assert_close(high, (8 * plain).clamp(max=1))

@@ -89,7 +89,7 @@ def test_scenes_have_the_motion_that_is_asked_for() -> None:
     def shift(style: SceneStyle) -> float:
         scenes = draw_scenes(numbers, (368, 496), style=style, **kwargs)
         middle = torch.tensor([0.0, 0.0, 1.0])
-        there = scenes.to_frame @ middle
+        there = scenes.to_frame[..., :3] @ middle
         here = torch.linalg.inv(scenes.to_card[:, 0, 0].double()).float() @ middle
         away = (there[..., :2] / there[..., 2:] - here[..., :2] / here[..., 2:]).norm(dim=-1)
         live = torch.arange(away.shape[1]) < scenes.counts[:, None]
@@ -255,5 +255,7 @@ def test_presets_are_styles_of_their_own() -> None:
     assert SceneStyle.preset("small").object_motion < SceneStyle().object_motion < PRESETS["large"].object_motion
     assert PRESETS["bars"].thin > 0
     assert PRESETS["figures"].figures == 1
-    with pytest.raises(InputError, match=r"^style: expected one of usual, small, large, bars, figures, got 'figure'"):
+    with pytest.raises(
+        InputError, match=r"^style: expected one of usual, small, large, bars, figures, bodies, got 'figure'"
+    ):
         SceneStyle.preset("figure")

@@ -6,7 +6,7 @@ import torch
 
 from fullfield import _check
 from fullfield.ops.backends import Backends
-from fullfield.ops.layered.scene import SQUARE, LayeredScenes, PictureAtlas, RenderedPairs
+from fullfield.ops.layered.scene import ELLIPSOID, LayeredScenes, PictureAtlas, RenderedPairs
 
 RENDERERS = Backends("render_pairs", f"{__package__}.", ("cuda", "reference"))
 _LARGEST = 1 << 15
@@ -16,11 +16,11 @@ _LARGEST = 1 << 15
 def render_pairs(
     scenes: LayeredScenes, atlas: PictureAtlas, size: tuple[int, int], *, backend: str | None = None
 ) -> RenderedPairs:
-    """Both frames of every scene, ``size`` = (height, width), the flow between them, validity and occlusion.
+    """Render both frames of every scene, the flow between them, its validity and its occlusion.
 
     Args:
         scenes, atlas: on one device.
-        size: in pixels.
+        size: (height, width), pixels.
         backend: ``"cuda"``, ``"reference"``, or None for the best that the device has.
 
     Raises:
@@ -35,7 +35,7 @@ def render_pairs(
         _check.number(side, "size", integer=True, low=1, high=_LARGEST)
     renderer = RENDERERS.load(RENDERERS.choose(backend, device))
     if device.type == "cpu":
-        for part, low, high in ((0, 0, atlas.count), (1, SQUARE, len(atlas.shapes))):
+        for part, low, high in ((0, 0, atlas.count), (1, ELLIPSOID, len(atlas.shapes))):
             ids = scenes.ids[..., part]
             fits = ids.numel() == 0 or (int(ids.min()) >= low and int(ids.max()) < high)
             _check.require(fits, "ids", f"{low} ... {high - 1}", ids)

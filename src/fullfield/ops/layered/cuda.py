@@ -15,7 +15,10 @@ from fullfield.ops.layered.scene import LayeredScenes, PictureAtlas, RenderedPai
 LIBRARIES = Libraries("kernels of layered scenes")
 _THREADS = 256
 _SOURCE = Path(__file__).with_name("render.cu")
-_POINTERS = ("to_card", "to_frame", "paint", "ids", "counts", "exposed", "fog", "sensor", "noise", "texels", "shapes")
+_POINTERS = (
+    *("to_card", "centres", "to_frame", "paint", "ids", "counts", "exposed", "fog", "sensor", "noise"),
+    *("texels", "shapes"),
+)
 _RESULTS = ("frame1", "frame2", "flow", "valid", "occluded")
 _Params = structures(_SOURCE)["LayeredParams"]
 

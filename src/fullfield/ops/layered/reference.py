@@ -10,8 +10,12 @@ from torch import Tensor
 from fullfield.ops.layered.scene import (
     BIAS,
     COLOURS,
+    DEPTH_TEXTURE,
+    ELLIPSOID,
+    FOG_SHEET,
     GHOST,
     INFINITE,
+    LIGHT,
     OPACITY,
     SOFTNESS,
     SQUARE,
@@ -23,6 +27,7 @@ from fullfield.ops.layered.scene import (
 from fullfield.ops.positions import positions
 
 NEAREST = 1e-9  # of w
+GRAZING = 1e-3  # of the cosine at an ellipsoid's outline, where derivatives have no limit
 _WORD, _DEVIATION = 0xFFFFFFFF, 147.8005  # the deviation of a sum of four bytes
 CLEAR = 0.004  # of what is seen behind: less is not followed
 
@@ -32,13 +37,14 @@ def supports(device: torch.device) -> str | None:  # noqa: ARG001 - anywhere
 
 
 class _Place(NamedTuple):
-    """Where pixels are on a card: [B, H, W] each."""
+    """Points of a layer that pixels show: [B, H, W] each."""
 
-    a: Tensor
-    b: Tensor
-    w: Tensor
+    at: tuple[Tensor, Tensor, Tensor]  # (a, b, 0) of a card, s of an ellipsoid
+    w: Tensor  # 1 / depth
     front: Tensor
-    steps: tuple[Tensor, Tensor, Tensor, Tensor]  # of (a, a, b, b) a pixel to the (right, bottom, right, bottom)
+    right: tuple[Tensor, Tensor, Tensor]  # derivatives of ``at`` by the pixel
+    down: tuple[Tensor, Tensor, Tensor]
+    inside: Tensor  # distance inside an ellipsoid's outline, pixels
 
 
 def render(scenes: LayeredScenes, atlas: PictureAtlas, size: tuple[int, int]) -> RenderedPairs:
@@ -63,20 +69,80 @@ def _waved(paint: Tensor, x: Tensor, y: Tensor, share: Tensor) -> tuple[Tensor, 
     return moved_x, moved_y
 
 
-def _place(matrix: Tensor, x: Tensor, y: Tensor) -> _Place:
+def _place(matrix: Tensor, centre: Tensor, shape: Tensor, x: Tensor, y: Tensor) -> _Place:
+    """Intersect the rays of pixels with a layer: matrix [B, 3, 3], centre [B, 3], shape [B]."""
+    card = _on_card(matrix, x, y)
+    if not bool((shape == ELLIPSOID).any()):
+        return card
+    solid = _on_ellipsoid(matrix, centre, x, y)
+    is_solid = _per_pixel(shape == ELLIPSOID)
+
+    def chosen(one: Tensor, other: Tensor) -> Tensor:
+        return torch.where(is_solid, one, other)
+
+    def vectors(one: tuple[Tensor, ...], other: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Tensor]:
+        a, b, c = (chosen(*pair) for pair in zip(one, other, strict=True))
+        return a, b, c
+
+    return _Place(
+        vectors(solid.at, card.at),
+        chosen(solid.w, card.w),
+        chosen(solid.front, card.front),
+        vectors(solid.right, card.right),
+        vectors(solid.down, card.down),
+        chosen(solid.inside, card.inside),
+    )
+
+
+def _on_card(matrix: Tensor, x: Tensor, y: Tensor) -> _Place:
     m = [_per_pixel(matrix[:, row, column]) for row in range(3) for column in range(3)]
     w = m[6] * x + m[7] * y + m[8]
     front = w > NEAREST
     safe = torch.where(front, w, 1.0)
     a = (m[0] * x + m[1] * y + m[2]) / safe
     b = (m[3] * x + m[4] * y + m[5]) / safe
-    steps = ((m[0] - a * m[6]) / safe, (m[1] - a * m[7]) / safe, (m[3] - b * m[6]) / safe, (m[4] - b * m[7]) / safe)
-    return _Place(a, b, safe, front, steps)
+    zero = torch.zeros_like(a)
+    right = (m[0] - a * m[6]) / safe, (m[3] - b * m[6]) / safe, zero
+    down = (m[1] - a * m[7]) / safe, (m[4] - b * m[7]) / safe, zero
+    return _Place((a, b, zero), safe, front, right, down, zero)
+
+
+def _dot(one: list[Tensor], two: list[Tensor]) -> Tensor:
+    return one[0] * two[0] + one[1] * two[1] + one[2] * two[2]
+
+
+def _direction(matrix: Tensor, x: Tensor, y: Tensor) -> list[Tensor]:
+    """Return the directions u of pixels' rays in the coordinates of an ellipsoid."""
+    m = [[_per_pixel(matrix[:, row, column]) for column in range(3)] for row in range(3)]
+    return [row[0] * x + row[1] * y + row[2] for row in m]
+
+
+def _on_ellipsoid(matrix: Tensor, centre: Tensor, x: Tensor, y: Tensor) -> _Place:
+    across, below = ([_per_pixel(matrix[:, row, column]) for row in range(3)] for column in (0, 1))
+    v = [_per_pixel(centre[:, row]) for row in range(3)]
+    u = _direction(matrix, x, y)
+    uu, uv, outside = _dot(u, u), _dot(u, v), _dot(v, v) - 1
+    found = uv * uv - uu * outside
+    slope_x = 2 * (uv * _dot(across, v) - outside * _dot(across, u))
+    slope_y = 2 * (uv * _dot(below, v) - outside * _dot(below, u))
+    inside = found / (slope_x.square() + slope_y.square()).sqrt().clamp(min=1e-20)
+    depth = (uv - found.clamp(min=0).sqrt()) / uu
+    front = (outside > 0) & (uv > 0) & (depth > 0)
+    depth = torch.where(front, depth, 1.0)
+    s = [depth * ui - vi for ui, vi in zip(u, v, strict=True)]
+    towards = torch.minimum(_dot(s, u), -GRAZING * uu.sqrt())
+    steps = []
+    for column in (across, below):
+        slope = _dot(s, column) / towards
+        steps.append(tuple(depth * (mi - ui * slope) for mi, ui in zip(column, u, strict=True)))
+    right, down = steps
+    return _Place((s[0], s[1], s[2]), 1 / depth, front, right, down, inside)
 
 
 def _coverage(place: _Place, paint: Tensor, shape: Tensor, atlas: PictureAtlas) -> Tensor:
     """[B, H, W], 0 ... 1, before opacity; ``shape`` [B]."""
-    a, b, _, front, (ax, ay, bx, by) = place
+    (a, b, _), front = place.at, place.front
+    (ax, bx, _), (ay, by, _) = place.right, place.down
     softness = _per_pixel(paint[:, SOFTNESS])
     along, across = (ax * ax + ay * ay).sqrt(), (bx * bx + by * by).sqrt()
     inside = torch.minimum((1 - a.abs()) / along, (1 - b.abs()) / across)
@@ -102,17 +168,22 @@ def _coverage(place: _Place, paint: Tensor, shape: Tensor, atlas: PictureAtlas) 
         silhouette = square
     kind = _per_pixel(shape)
     covered = torch.where(kind == INFINITE, 1.0, torch.where(kind == SQUARE, square, silhouette))
+    covered = torch.where(kind == ELLIPSOID, (place.inside / softness + 0.5).clamp(0, 1), covered)
     return torch.where(front, covered, 0.0)
 
 
 def _texture(place: _Place, paint: Tensor, picture: Tensor, atlas: PictureAtlas) -> Tensor:
     """[B, H, W, 3], 0 ... 255."""
-    a, b, _, _, (ax, ay, bx, by) = place
     t = [_per_pixel(paint[:, TEXTURE + part]) for part in range(6)]
-    u, v = t[0] * a + t[1] * b + t[2], t[3] * a + t[4] * b + t[5]
-    right = (t[0] * ax + t[1] * bx).square() + (t[3] * ax + t[4] * bx).square()
-    down = (t[0] * ay + t[1] * by).square() + (t[3] * ay + t[4] * by).square()
-    texels = torch.maximum(right, down).clamp(min=1e-16)
+    d = [_per_pixel(paint[:, DEPTH_TEXTURE + part]) for part in range(2)]
+
+    def texels_of(point: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        a, b, c = point
+        return t[0] * a + t[1] * b + d[0] * c, t[3] * a + t[4] * b + d[1] * c
+
+    u, v = (part + offset for part, offset in zip(texels_of(place.at), (t[2], t[5]), strict=True))
+    steps = [x.square() + y.square() for x, y in (texels_of(place.right), texels_of(place.down))]
+    texels = torch.maximum(*steps).clamp(min=1e-16)
     level = (0.5 * texels.log2() + _per_pixel(paint[:, BIAS])).clamp(0, atlas.levels - 1)
     floor = level.floor()
     which = _per_pixel(picture).long().remainder(atlas.count)
@@ -147,6 +218,13 @@ def _bilinear(atlas: PictureAtlas, which: Tensor, u: Tensor, v: Tensor, level: T
     return total
 
 
+def _at(scenes: LayeredScenes, moment: tuple[int, int, int], x: Tensor, y: Tensor) -> _Place:
+    """Return the points that pixels show at a moment (frame, instant, layer)."""
+    frame, instant, layer = moment
+    centre = scenes.centres[:, frame, instant, layer]
+    return _place(scenes.to_card[:, frame, instant, layer], centre, scenes.ids[:, layer, 1], x, y)
+
+
 def _active(scenes: LayeredScenes, layer: int) -> Tensor:
     return _per_pixel(layer < scenes.counts)
 
@@ -163,14 +241,19 @@ def _picture(scenes: LayeredScenes, atlas: PictureAtlas, frame: int, x: Tensor, 
         seen = torch.zeros((*clear.shape, 3), dtype=torch.float32, device=x.device)
         for layer in range(scenes.to_card.shape[3]):
             paint, ids = scenes.paint[:, layer], scenes.ids[:, layer]
-            place = _place(scenes.to_card[:, frame, 1 + exposure, layer], *_waved(paint, at_x, at_y, share))
+            moment = frame, 1 + exposure, layer
+            place = _at(scenes, moment, *_waved(paint, at_x, at_y, share))
             alpha = _coverage(place, paint, ids[:, 1], atlas) * _per_pixel(paint[:, OPACITY])
             alpha = torch.where(_active(scenes, layer) & (clear > CLEAR), alpha, 0.0)
             if not bool((alpha > 0).any()):
                 continue
             first = COLOURS + 6 * frame
             factor, offset = (paint[:, None, None, at : at + 3] for at in (first, first + 3))
-            colour = (_texture(place, paint, ids[:, 0], atlas) / 255 * factor + offset).clamp(0, 1)
+            texture = _texture(place, paint, ids[:, 0], atlas) / 255
+            alpha = torch.where(_per_pixel(paint[:, GHOST] == FOG_SHEET), alpha * texture[..., 1], alpha)
+            light = [_per_pixel(paint[:, LIGHT + 3 * frame + part]) for part in range(3)]
+            lit = (1 + _dot(light, list(place.at))).clamp(min=0)[..., None]
+            colour = (lit * (texture * factor + offset)).clamp(0, 1)
             colour = torch.lerp(fog, colour, torch.exp(-_per_pixel(scenes.fog[:, 0]) / place.w)[..., None])
             seen = seen + (clear * alpha)[..., None] * colour
             clear = clear * (1 - alpha)
@@ -182,13 +265,13 @@ def _picture(scenes: LayeredScenes, atlas: PictureAtlas, frame: int, x: Tensor, 
 
 def _sensed(values: Tensor, scenes: LayeredScenes, frame: int) -> Tensor:
     """[B, 3, H, W] with its curve of tones and noise: four bytes of a hash make nearly a normal number."""
-    exponent, strength = (part[:, None, None, None] for part in scenes.sensor.unbind(1))
+    gain, exponent, strength = (part[:, None, None, None] for part in scenes.sensor.unbind(1))
     height, width = values.shape[2:]
     index = torch.arange(6 * height * width, device=values.device).view(2, 3, height, width)[frame]
     drawn = _hashed(index ^ _hashed(scenes.noise.long() & _WORD)[:, None, None, None])
     total = (drawn & 255) + ((drawn >> 8) & 255) + ((drawn >> 16) & 255) + (drawn >> 24)
     noise = (total - 510).float() * (1 / _DEVIATION)
-    return (values.clamp(1e-4, 1).pow(exponent) + strength * noise).clamp(0, 1)
+    return ((gain * values).clamp(1e-4, 1).pow(exponent) + strength * noise).clamp(0, 1)
 
 
 def _hashed(word: Tensor) -> Tensor:
@@ -204,27 +287,30 @@ def _truth(scenes: LayeredScenes, atlas: PictureAtlas, x: Tensor, y: Tensor) -> 
     shape = (batch, *x.shape)
     owner = torch.full(shape, layers, device=x.device)
     moved_x, moved_y = (torch.zeros(shape, dtype=torch.float32, device=x.device) for _ in range(2))
-    valid = torch.zeros(shape, dtype=torch.bool, device=x.device)
+    valid, turned = (torch.zeros(shape, dtype=torch.bool, device=x.device) for _ in range(2))
     whole = torch.ones(batch, dtype=torch.float32, device=x.device)
     for layer in range(layers):
         paint = scenes.paint[:, layer]
-        place = _place(scenes.to_card[:, 0, 0, layer], *_waved(paint, x, y, whole))
+        place = _at(scenes, (0, 0, layer), *_waved(paint, x, y, whole))
         covers = (_coverage(place, paint, scenes.ids[:, layer, 1], atlas) >= 0.5) & _solid(scenes, layer)
         covers &= owner == layers
-        m = [_per_pixel(scenes.to_frame[:, layer, row, column]) for row in range(3) for column in range(3)]
-        depth = m[6] * place.a + m[7] * place.b + m[8]
+        is_solid = _per_pixel(scenes.ids[:, layer, 1] == ELLIPSOID)
+        a, b, c = place.at
+        point = torch.stack((a, b, torch.where(is_solid, c, 1.0), is_solid.float().expand_as(a)), -1)
+        to_x, to_y, depth = torch.einsum("bij,bhwj->ibhw", scenes.to_frame[:, layer], point)
         there = covers & (depth > NEAREST)
         depth = torch.where(there, depth, 1.0)
-        moved_x = torch.where(there, (m[0] * place.a + m[1] * place.b + m[2]) / depth, moved_x)
-        moved_y = torch.where(there, (m[3] * place.a + m[4] * place.b + m[5]) / depth, moved_y)
+        moved_x, moved_y = torch.where(there, to_x / depth, moved_x), torch.where(there, to_y / depth, moved_y)
+        u = _direction(scenes.to_card[:, 1, 0, layer], moved_x, moved_y)
+        turned |= there & is_solid & (_dot([a, b, c], u) >= 0)
         valid |= there
         owner = torch.where(covers, layer, owner)
     height, width = x.shape
     inside = (moved_x >= 0) & (moved_x <= width - 1) & (moved_y >= 0) & (moved_y <= height - 1)
-    occluded = ~(valid & inside)
+    occluded = ~(valid & inside) | turned
     for layer in range(layers):
         paint = scenes.paint[:, layer]
-        place = _place(scenes.to_card[:, 1, 0, layer], *_waved(paint, moved_x, moved_y, 0 * whole))
+        place = _at(scenes, (1, 0, layer), moved_x, moved_y)
         covers = (_coverage(place, paint, scenes.ids[:, layer, 1], atlas) >= 0.5) & _solid(scenes, layer)
         occluded |= covers & (owner > layer)
     flow = torch.stack((moved_x - x, moved_y - y), 1)

@@ -6,13 +6,14 @@ typedef unsigned char u8;
 
 struct LayeredParams {
     const float *to_card;    // [B, 2, 1 + exposures, layers, 9]
-    const float *to_frame;   // [B, layers, 9]
-    const float *paint;      // [B, layers, 32]
+    const float *centres;    // [B, 2, 1 + exposures, layers, 3]
+    const float *to_frame;   // [B, layers, 12]
+    const float *paint;      // [B, layers, 40]
     const int *ids;          // [B, layers, 2]
     const int *counts;       // [B]
     const float *exposed;    // [B, 2, exposures, 3]
     const float *fog;        // [B, 4]
-    const float *sensor;     // [B, 2]
+    const float *sensor;     // [B, 3]
     const int *noise;        // [B]
     const u8 *texels;        // levels one after the other, RGBX
     const u8 *shapes;        // [shape_count, shape_side, shape_side]
@@ -26,10 +27,15 @@ struct LayeredParams {
 };
 
 constexpr float NEAREST = 1e-9f, CLEAR = 0.004f;
-constexpr int INFINITE = -1, SQUARE = -2;
-constexpr int TEXTURE = 10, SOFTNESS = 16, BIAS = 17, OPACITY = 18, GHOST = 19, COLOURS = 20, PAINT = 32;
+constexpr int INFINITE = -1, SQUARE = -2, ELLIPSOID = -3;
+constexpr int TEXTURE = 10, SOFTNESS = 16, BIAS = 17, OPACITY = 18, GHOST = 19, COLOURS = 20, DEPTH_TEXTURE = 32;
+constexpr int LIGHT = 34, PAINT = 40;
+constexpr float FOG_SHEET = 2.f;
+constexpr float GRAZING = 1e-3f;  // of the cosine at an ellipsoid's outline, where derivatives have no limit
 
-struct Place { float a, b, w, ax, ay, bx, by; };
+// A point of a layer: (a, b) of a card, (a, b, c) on the unit sphere of an ellipsoid; 1 / depth; derivatives by the
+// pixel; of an ellipsoid the distance inside its outline, pixels.
+struct Place { float a, b, c, w, ax, ay, bx, by, cx, cy, inside; };
 
 static __device__ __forceinline__ float held(float value, float low, float high) { return fminf(fmaxf(value, low), high); }
 
@@ -50,8 +56,8 @@ static __device__ __forceinline__ void wave(const float *paint, float share, flo
     }
 }
 
-// Whether the pixel is in front of the camera on this card.
-static __device__ __forceinline__ bool find(const float *m, float x, float y, Place &p) {
+// Return whether the pixel's ray meets this card in front of the camera.
+static __device__ __forceinline__ bool find_card(const float *m, float x, float y, Place &p) {
     p.w = m[6] * x + m[7] * y + m[8];
     if (!(p.w > NEAREST)) return false;
     const float inverse = 1.f / p.w;
@@ -61,12 +67,55 @@ static __device__ __forceinline__ bool find(const float *m, float x, float y, Pl
     p.ay = (m[1] - p.a * m[7]) * inverse;
     p.bx = (m[3] - p.b * m[6]) * inverse;
     p.by = (m[4] - p.b * m[7]) * inverse;
+    p.c = p.cx = p.cy = p.inside = 0.f;
     return true;
+}
+
+static __device__ __forceinline__ float dot(const float *one, const float *two) {
+    return one[0] * two[0] + one[1] * two[1] + one[2] * two[2];
+}
+
+// Return whether the pixel's ray comes within a few pixels of the ellipsoid's outline or meets it, in front of the camera.
+static __device__ bool find_ellipsoid(const float *m, const float *v, float x, float y, Place &p) {
+    const float across[3] = {m[0], m[3], m[6]}, down[3] = {m[1], m[4], m[7]};
+    float u[3];
+#pragma unroll
+    for (int i = 0; i < 3; ++i) u[i] = across[i] * x + down[i] * y + m[3 * i + 2];
+    const float uu = dot(u, u), uv = dot(u, v), outside = dot(v, v) - 1.f;
+    if (!(outside > 0.f && uv > 0.f)) return false;
+    const float found = uv * uv - uu * outside;
+    const float right = 2.f * (uv * dot(across, v) - outside * dot(across, u));
+    const float below = 2.f * (uv * dot(down, v) - outside * dot(down, u));
+    p.inside = found / fmaxf(sqrtf(right * right + below * below), 1e-20f);
+    const float depth = (uv - sqrtf(fmaxf(found, 0.f))) / uu;
+    if (!(depth > 0.f)) return false;
+    float s[3];
+#pragma unroll
+    for (int i = 0; i < 3; ++i) s[i] = depth * u[i] - v[i];
+    p.a = s[0], p.b = s[1], p.c = s[2], p.w = 1.f / depth;
+    const float towards = fminf(dot(s, u), -GRAZING * sqrtf(uu));
+    const float slope_x = dot(s, across) / towards, slope_y = dot(s, down) / towards;
+    p.ax = depth * (across[0] - u[0] * slope_x), p.ay = depth * (down[0] - u[0] * slope_y);
+    p.bx = depth * (across[1] - u[1] * slope_x), p.by = depth * (down[1] - u[1] * slope_y);
+    p.cx = depth * (across[2] - u[2] * slope_x), p.cy = depth * (down[2] - u[2] * slope_y);
+    return true;
+}
+
+static __device__ __forceinline__ bool find(const float *m, const float *v, float x, float y, int shape, Place &p) {
+    return shape == ELLIPSOID ? find_ellipsoid(m, v, x, y, p) : find_card(m, x, y, p);
+}
+
+// Return whether a point of the unit sphere looks towards the camera along a pixel's ray.
+static __device__ __forceinline__ bool faces(const float *m, float x, float y, const Place &p) {
+    const float u[3] = {m[0] * x + m[1] * y + m[2], m[3] * x + m[4] * y + m[5], m[6] * x + m[7] * y + m[8]};
+    const float s[3] = {p.a, p.b, p.c};
+    return dot(s, u) < 0.f;
 }
 
 static __device__ float coverage(const LayeredParams &p, const Place &at, const float *paint, int shape) {
     if (shape == INFINITE) return 1.f;
     const float softness = paint[SOFTNESS];
+    if (shape == ELLIPSOID) return held(at.inside / softness + 0.5f, 0.f, 1.f);
     const float along = sqrtf(at.ax * at.ax + at.ay * at.ay), across = sqrtf(at.bx * at.bx + at.by * at.by);
     if (shape == SQUARE || p.shape_count == 0) {
         const float inside = fminf((1.f - fabsf(at.a)) / along, (1.f - fabsf(at.b)) / across);
@@ -118,10 +167,10 @@ static __device__ void sample(const LayeredParams &p, int picture, float u, floa
 }
 
 static __device__ void texture(const LayeredParams &p, const Place &at, const float *paint, int picture, float *colour) {
-    const float *t = paint + TEXTURE;
-    const float u = t[0] * at.a + t[1] * at.b + t[2], v = t[3] * at.a + t[4] * at.b + t[5];
-    const float ux = t[0] * at.ax + t[1] * at.bx, vx = t[3] * at.ax + t[4] * at.bx;
-    const float uy = t[0] * at.ay + t[1] * at.by, vy = t[3] * at.ay + t[4] * at.by;
+    const float *t = paint + TEXTURE, *d = paint + DEPTH_TEXTURE;
+    const float u = t[0] * at.a + t[1] * at.b + d[0] * at.c + t[2], v = t[3] * at.a + t[4] * at.b + d[1] * at.c + t[5];
+    const float ux = t[0] * at.ax + t[1] * at.bx + d[0] * at.cx, vx = t[3] * at.ax + t[4] * at.bx + d[1] * at.cx;
+    const float uy = t[0] * at.ay + t[1] * at.by + d[0] * at.cy, vy = t[3] * at.ay + t[4] * at.by + d[1] * at.cy;
     const float texels = fmaxf(fmaxf(ux * ux + vx * vx, uy * uy + vy * vy), 1e-16f);
     const float level = held(0.5f * log2f(texels) + paint[BIAS], 0.f, (float)(p.levels - 1));
     const int floor = (int)level;
@@ -135,7 +184,8 @@ static __device__ void texture(const LayeredParams &p, const Place &at, const fl
 static __device__ void seen_at(const LayeredParams &p, int b, int frame, int exposure, float x, float y, float *sum) {
     const i64 cards = (i64)b * p.layers;
     const float *e = p.exposed + 3 * (((i64)b * 2 + frame) * p.exposures + exposure);
-    const float *matrices = p.to_card + 9 * ((((i64)b * 2 + frame) * (1 + p.exposures) + 1 + exposure) * p.layers);
+    const i64 instant = (((i64)b * 2 + frame) * (1 + p.exposures) + 1 + exposure) * p.layers;
+    const float *matrices = p.to_card + 9 * instant, *centres = p.centres + 3 * instant;
     const float *fog = p.fog + 4 * b;
     x += e[1];
     y += e[2];
@@ -146,16 +196,19 @@ static __device__ void seen_at(const LayeredParams &p, int b, int frame, int exp
         float at_x = x, at_y = y;
         wave(paint, e[0], at_x, at_y);
         Place at;
-        if (!find(matrices + 9 * layer, at_x, at_y, at)) continue;
-        const float alpha = coverage(p, at, paint, p.ids[2 * (cards + layer) + 1]) * paint[OPACITY];
+        const int shape = p.ids[2 * (cards + layer) + 1];
+        if (!find(matrices + 9 * layer, centres + 3 * layer, at_x, at_y, shape, at)) continue;
+        float alpha = coverage(p, at, paint, shape) * paint[OPACITY];
         if (!(alpha > 0.f)) continue;
         float colour[3];
         texture(p, at, paint, p.ids[2 * (cards + layer)], colour);
+        if (paint[GHOST] == FOG_SHEET) alpha *= colour[1] * (1.f / 255.f);
         const float through = expf(-fog[0] / at.w), seen = clear * alpha;
-        const float *c = paint + COLOURS + 6 * frame;
+        const float *c = paint + COLOURS + 6 * frame, *light = paint + LIGHT + 3 * frame;
+        const float lit = fmaxf(1.f + light[0] * at.a + light[1] * at.b + light[2] * at.c, 0.f);
 #pragma unroll
         for (int i = 0; i < 3; ++i) {
-            const float own = held(colour[i] * (1.f / 255.f) * c[i] + c[3 + i], 0.f, 1.f);
+            const float own = held(lit * (colour[i] * (1.f / 255.f) * c[i] + c[3 + i]), 0.f, 1.f);
             sum[i] += seen * (fog[1 + i] + through * (own - fog[1 + i]));
         }
         clear *= 1.f - alpha;
@@ -171,14 +224,15 @@ static __device__ int owner_at(
     const LayeredParams &p, int b, int frame, float x, float y, int limit, Place &found
 ) {
     const i64 cards = (i64)b * p.layers;
-    const float *matrices = p.to_card + 9 * (((i64)b * 2 + frame) * (1 + p.exposures) * p.layers);
+    const i64 instant = ((i64)b * 2 + frame) * (1 + p.exposures) * p.layers;
     for (int layer = 0; layer < limit; ++layer) {
         const float *paint = p.paint + PAINT * (cards + layer);
         if (paint[GHOST] != 0.f) continue;
         float at_x = x, at_y = y;
         if (frame == 0) wave(paint, 1.f, at_x, at_y);
-        if (find(matrices + 9 * layer, at_x, at_y, found) && coverage(p, found, paint, p.ids[2 * (cards + layer) + 1]) >= 0.5f)
-            return layer;
+        const int shape = p.ids[2 * (cards + layer) + 1];
+        const float *matrix = p.to_card + 9 * (instant + layer), *centre = p.centres + 3 * (instant + layer);
+        if (find(matrix, centre, at_x, at_y, shape, found) && coverage(p, found, paint, shape) >= 0.5f) return layer;
     }
     return limit;
 }
@@ -198,13 +252,13 @@ extern "C" __global__ void __launch_bounds__(256) render_frames(const __grid_con
     float sum[3] = {0.f, 0.f, 0.f};
     for (int exposure = 0; exposure < p.exposures; ++exposure) seen_at(p, b, frame, exposure, (float)x, (float)y, sum);
     float *out = (frame ? p.frame2 : p.frame1) + 3 * b * plane + pixel;
-    const float exponent = p.sensor[2 * b], strength = p.sensor[2 * b + 1];
+    const float gain = p.sensor[3 * b], exponent = p.sensor[3 * b + 1], strength = p.sensor[3 * b + 2];
     const unsigned seed = hashed((unsigned)p.noise[b]);
 #pragma unroll
     for (int i = 0; i < 3; ++i) {
         const unsigned word = hashed((unsigned)((3 * frame + i) * plane + pixel) ^ seed);
         const int total = (word & 255) + (word >> 8 & 255) + (word >> 16 & 255) + (word >> 24);
-        const float value = powf(held(sum[i] / p.exposures, 1e-4f, 1.f), exponent);
+        const float value = powf(held(gain * sum[i] / p.exposures, 1e-4f, 1.f), exponent);
         out[i * plane] = held(value + strength * ((total - 510) * (1.f / 147.8005f)), 0.f, 1.f);
     }
 }
@@ -220,14 +274,18 @@ extern "C" __global__ void __launch_bounds__(256) render_truth(const __grid_cons
     float to_x = 0.f, to_y = 0.f;
     bool valid = false, occluded = true;
     if (owner < count) {
-        const float *m = p.to_frame + 9 * ((i64)b * p.layers + owner);
-        const float depth = m[6] * place.a + m[7] * place.b + m[8];
+        const float *m = p.to_frame + 12 * ((i64)b * p.layers + owner);
+        const bool round = p.ids[2 * ((i64)b * p.layers + owner) + 1] == ELLIPSOID;
+        const float third = round ? place.c : 1.f, fourth = round ? 1.f : 0.f;
+        const float depth = m[8] * place.a + m[9] * place.b + m[10] * third + m[11] * fourth;
         valid = depth > NEAREST;
         if (valid) {
-            to_x = (m[0] * place.a + m[1] * place.b + m[2]) / depth;
-            to_y = (m[3] * place.a + m[4] * place.b + m[5]) / depth;
+            to_x = (m[0] * place.a + m[1] * place.b + m[2] * third + m[3] * fourth) / depth;
+            to_y = (m[4] * place.a + m[5] * place.b + m[6] * third + m[7] * fourth) / depth;
             const bool inside = to_x >= 0.f && to_x <= p.width - 1 && to_y >= 0.f && to_y <= p.height - 1;
-            occluded = !inside || owner_at(p, b, 1, to_x, to_y, owner, place) < owner;
+            const float *second = p.to_card + 9 * (((i64)b * 2 + 1) * (1 + p.exposures) * p.layers + owner);
+            const bool turned = round && !faces(second, to_x, to_y, place);
+            occluded = !inside || turned || owner_at(p, b, 1, to_x, to_y, owner, place) < owner;
         }
     }
     p.flow[2 * b * plane + pixel] = valid ? to_x - x : 0.f;

@@ -13,10 +13,23 @@ from fullfield import _check
 _SMALLEST = 4  # texels across, of the last level
 _TOGETHER = 64  # pictures that are halved at a time
 
-# Shapes beside the silhouettes of an atlas: a plane without end, and the square from -1 to 1.
-INFINITE, SQUARE = -1, -2
-# Numbers of a layer in ``LayeredScenes.paint``: where each group begins, and how many there are.
-WAVES, TEXTURE, SOFTNESS, BIAS, OPACITY, GHOST, COLOURS, PAINT = 0, 10, 16, 17, 18, 19, 20, 32
+# Shapes besides the silhouettes of an atlas: an unbounded plane, the square from -1 to 1, and an ellipsoid.
+INFINITE, SQUARE, ELLIPSOID = -1, -2, -3
+# Layout of ``LayeredScenes.paint``: where each group of numbers begins, and how many numbers a layer has.
+WAVES, TEXTURE, SOFTNESS, BIAS, OPACITY, GHOST, COLOURS, DEPTH_TEXTURE, LIGHT, PAINT = (
+    0,
+    10,
+    16,
+    17,
+    18,
+    19,
+    20,
+    32,
+    34,
+    40,
+)
+# Values of ``paint[GHOST]``: a layer that owns flow, a transparent one, and one whose texture is its opacity.
+SOLID, TRANSPARENT, FOG_SHEET = 0, 1, 2
 
 
 class PictureAtlas:
@@ -73,31 +86,37 @@ def _halved(texels: Tensor) -> Tensor:
 
 
 class LayeredScenes(NamedTuple):
-    """B scenes of up to L planar cards, the nearest first.
+    """Batch of B scenes of up to L layers, the nearest first; a layer is a planar card or an ellipsoid.
 
-    A card has coordinates (a, b). ``to_card`` brings a homogeneous pixel (x, y, 1), centre of the first pixel (0, 0),
-    to (a w, b w, w) with w > 0 in front of the camera, where 1 / w is the depth. The first of a frame's 1 + E matrices
-    is that of its time, the others those of its exposures, which the picture is the mean of.
+    A card has coordinates (a, b). ``to_card`` maps a homogeneous pixel (x, y, 1), centre of the first pixel (0, 0),
+    to (a w, b w, w) with w > 0 in front of the camera, where 1 / w is the depth.
 
-    Before it is brought to a card, a pixel (x, y) of the first frame moves by the sum of the card's two waves,
-    (ax, ay) sin(kx x + ky y + phase); of an exposure by as much of it as ``exposures`` says. So the flow of a card is
-    in closed form: to the card with the waves, and back to the second frame without.
+    An ellipsoid is the unit sphere |s| = 1 in coordinates of its own. ``to_card`` maps a pixel to the direction u of
+    its ray and ``centres`` is v, so that the ray is s = t u - v with the depth t; the nearer hit is visible.
+
+    The first of a frame's 1 + E matrices describes its own time, the others the instants of its exposure, which the
+    picture averages.
+
+    Before it is mapped to a layer, a pixel (x, y) of the first frame moves by the sum of the layer's two waves,
+    (ax, ay) sin(kx x + ky y + phase); of an exposure by the share of it that ``exposures`` gives. So the flow of a
+    layer has a closed form: to the layer with the waves, and to the second frame without.
     """
 
     to_card: Tensor  # [B, 2, 1 + E, L, 3, 3] float32: of both frames
-    to_frame: Tensor  # [B, L, 3, 3] float32: from the card to the second frame
-    paint: Tensor  # [B, L, PAINT] float32: 2 × (ax, ay, kx, ky, phase); card to texels, 2×3; softness of the edge in
-    #   pixels; levels of blur; opacity; 1 for a ghost, which is seen but moves nothing; per frame factors and offsets
-    #   of the three colours
-    ids: Tensor  # [B, L, 2] int32: picture; silhouette, INFINITE or SQUARE
-    counts: Tensor  # [B] int32: cards of each scene
+    centres: Tensor  # [B, 2, 1 + E, L, 3] float32: v of ellipsoids, any value for cards
+    to_frame: Tensor  # [B, L, 3, 4] float32: from (a, b, 1, 0) of a card or (s, 1) of an ellipsoid to the second frame
+    paint: Tensor  # [B, L, PAINT] float32: 2 × (ax, ay, kx, ky, phase); layer to texels, 2×3; softness of the edge in
+    #   pixels; levels of blur; opacity; SOLID, TRANSPARENT or FOG_SHEET; factors and offsets of the three colours in
+    #   each frame; texels along the third coordinate of an ellipsoid, 2; its light in each frame, 2 × 3
+    ids: Tensor  # [B, L, 2] int32: picture; silhouette, INFINITE, SQUARE or ELLIPSOID
+    counts: Tensor  # [B] int32: layers of each scene
     exposures: Tensor  # [B, 2, E, 3] float32: share of the waves, offset of the sample from the pixel's centre (x, y)
     fog: Tensor  # [B, 4] float32: density per unit of depth, colour
-    sensor: Tensor  # [B, 2] float32: exponent of the values, standard deviation of the noise that is then added
-    noise: Tensor  # [B] int32: what the noise is drawn from
+    sensor: Tensor  # [B, 3] float32: gain, exponent of the values, standard deviation of the noise that is then added
+    noise: Tensor  # [B] int32: seed of the noise
 
     def check(self) -> None:
-        """That all fields are of the same scenes.
+        """Check that all fields describe the same scenes.
 
         Raises:
             InputError: naming the field that does not fit the others.
@@ -107,11 +126,12 @@ class LayeredScenes(NamedTuple):
         device = self.to_card.device
         _check.require(matrices >= 2, "to_card", "at least one exposure", self.to_card)
         shapes: dict[str, tuple[int, ...]] = {
-            "to_frame": (batch, layers, 3, 3),
+            "centres": (batch, 2, matrices, layers, 3),
+            "to_frame": (batch, layers, 3, 4),
             "paint": (batch, layers, PAINT),
             "exposures": (batch, 2, matrices - 1, 3),
             "fog": (batch, 4),
-            "sensor": (batch, 2),
+            "sensor": (batch, 3),
             "ids": (batch, layers, 2),
             "counts": (batch,),
             "noise": (batch,),

@@ -13,7 +13,20 @@ from numpy.typing import NDArray
 
 from fullfield import _check
 from fullfield.ops.layered import INFINITE, SQUARE, LayeredScenes
-from fullfield.ops.layered.scene import BIAS, COLOURS, GHOST, OPACITY, PAINT, SOFTNESS, TEXTURE
+from fullfield.ops.layered.scene import (
+    BIAS,
+    COLOURS,
+    DEPTH_TEXTURE,
+    ELLIPSOID,
+    FOG_SHEET,
+    GHOST,
+    LIGHT,
+    OPACITY,
+    PAINT,
+    SOFTNESS,
+    TEXTURE,
+)
+from fullfield.training.flow.bodies import BODIES, PARTS, Bodies, draw_bodies
 
 Floats = NDArray[np.float64]
 
@@ -28,11 +41,13 @@ _FIRST_WALL = _FIRST_FACE + _BOXES * _FACES
 _GROUND = _FIRST_WALL + _ROOM
 _BACKDROP = _GROUND + 1
 _FIRST_GHOST = _BACKDROP + 1
-LAYERS = _FIRST_GHOST + _GHOSTS
+_CARDS = _FIRST_GHOST + _GHOSTS
+LAYERS = _CARDS + BODIES * PARTS
 _OPEN, _INSIDE, _OUTSIDE, _FLAT = range(4)  # kinds of scenes
 _SAMPLES = np.array([(-0.125, -0.375), (0.375, -0.125), (-0.375, 0.125), (0.125, 0.375)])
 # Numbers drawn for a scene, and for each of its layers.
 _OF_SCENE, _OF_LAYER, _NORMAL = 64, 64, 24
+_OF_SOLIDS = 77  # of the stream for ellipsoids
 
 
 @dataclass(frozen=True)
@@ -69,13 +84,36 @@ class SceneStyle:
     figures: float = 0.0
     """Share of scenes with a jointed figure: a body and limbs, some of two parts, that turn about their joints."""
 
+    bodies: float = 0.0
+    """Share of scenes with bodies: chains of ellipsoids that move, turn, bend and stretch, often cut by the edge."""
+    smooth: float = 0.0
+    """Share of bodies and objects whose texture is out of focus or faint."""
+    sheets: float = 0.0
+    """Share of scenes with sheets of fog that drift before everything else."""
+    exposure: float = 0.0
+    """Share of scenes that are under- or overexposed."""
+    instants: int = 4
+    """Instants that an exposure averages."""
+
     def __post_init__(self) -> None:
         for name in ("camera_motion", "object_motion", "largest"):
             _check.number(getattr(self, name), name, above=0.0)
         _check.number(self.spread, "spread", low=0.0, high=3.0)
         _check.number(self.noise, "noise", low=0.0, high=1.0)
         _check.number(self.gamma, "gamma", low=1.0, high=8.0)
-        for name in ("still_camera", "blur", "fog", "waves", "plain", "thin", "figures"):
+        for name in (
+            "still_camera",
+            "blur",
+            "fog",
+            "waves",
+            "plain",
+            "thin",
+            "figures",
+            "bodies",
+            "smooth",
+            "sheets",
+            "exposure",
+        ):
             _check.number(getattr(self, name), name, low=0.0, high=1.0)
 
     @staticmethod
@@ -97,6 +135,17 @@ PRESETS = {
     "large": SceneStyle(camera_motion=20.0, object_motion=30.0),
     "bars": SceneStyle(camera_motion=12.0, object_motion=9.0, blur=0.5, thin=0.5),
     "figures": SceneStyle(object_motion=16.0, blur=0.4, thin=0.3, figures=1.0),
+    "bodies": SceneStyle(
+        camera_motion=10.0,
+        object_motion=16.0,
+        blur=0.5,
+        plain=0.3,
+        bodies=1.0,
+        smooth=0.4,
+        sheets=0.3,
+        exposure=0.4,
+        instants=12,
+    ),
 }
 
 
@@ -104,10 +153,19 @@ class _Draw:
     """Random numbers of some scenes: every scene's own, whatever is drawn beside it; another ``stream``, others."""
 
     def __init__(self, seed: int, numbers: Sequence[int], *stream: int) -> None:
-        streams = [np.random.Generator(np.random.SFC64([seed, number, *stream])) for number in numbers]
+        # Ellipsoids draw from a stream of their own, so that cards are the same with and without them.
+        streams, more = (
+            [np.random.Generator(np.random.SFC64([seed, number, *stream, *further])) for number in numbers]
+            for further in ((), (_OF_SOLIDS,))
+        )
+        solids = LAYERS - _CARDS
         self._scene = np.stack([stream.random(_OF_SCENE) for stream in streams])
-        self._layer = np.stack([stream.random((_OF_LAYER, LAYERS)) for stream in streams])
-        self._normal = np.stack([stream.standard_normal((_NORMAL, LAYERS)) for stream in streams])
+        layers = [stream.random((_OF_LAYER, _CARDS)) for stream in streams]
+        normals = [stream.standard_normal((_NORMAL, _CARDS)) for stream in streams]
+        further_layers = [stream.random((_OF_LAYER, solids)) for stream in more]
+        further_normals = [stream.standard_normal((_NORMAL, solids)) for stream in more]
+        self._layer = np.concatenate([np.stack(layers), np.stack(further_layers)], -1)
+        self._normal = np.concatenate([np.stack(normals), np.stack(further_normals)], -1)
         self._at = [0, 0, 0]
 
     def _next(self, which: int) -> int:
@@ -160,13 +218,21 @@ def draw_scenes(
     height, width = size
     unit = math.sqrt(height * width / (368 * 496))
     bodies = _Bodies(draw, extra, len(numbers), height, width, unit, style)
+    solids = None
+    if style.bodies:
+        solids = draw_bodies(numbers, size, bodies.focal, seed=seed, unit=unit, style=style)
+        bodies.add(solids)
     paint, ids = _painted(draw, bodies, pictures, shapes, unit, style)
+    further = _Draw(seed, numbers, 4) if style.bodies or style.smooth or style.sheets or style.exposure else None
+    gain = np.ones(len(numbers))
+    if further is not None:
+        gain = _filmed(further, bodies, solids, paint, ids, unit, style)
     exposures, times = _exposed(draw, len(numbers), style)
     fog = bodies.fog(draw, style)
     gamma = np.exp((2 * draw.scene() - 1) * math.log(style.gamma))
     noise = style.noise * draw.scene() ** 3 * (draw.scene() < 0.7)
     seeds = np.floor(draw.scene() * 2**31).astype(np.int32)
-    floats = (exposures, fog, np.stack([gamma, noise], 1))
+    floats = (exposures, fog, np.stack([gain, gamma, noise], 1))
     return _ordered(bodies, times, paint, ids, floats, seeds)
 
 
@@ -195,12 +261,43 @@ class _Bodies:
         self.depth = np.full(shape, np.inf)  # what the cards are ordered by
         self.shape = np.full(shape, INFINITE)
         self.alike = np.zeros(batch, bool)  # figures of one picture and colour
+        self.solids: Bodies | None = None
         self._objects(draw, extra, unit, style)
         if extra is not None and style.figures:
             self._figures(extra, unit, style)
         self._boxes(draw, unit, style)
         self._walls(draw)
         self._camera(draw, unit, style)
+
+    def add(self, solids: Bodies) -> None:
+        """Put ellipsoids into the last layers."""
+        part = slice(_CARDS, LAYERS)
+        self.on[:, part], self.shape[:, part] = solids.on, ELLIPSOID
+        self.centre[:, part] = solids.centre[:, :, 0]
+        # Closer to the camera than their surface, they would be seen from within.
+        clear = np.linalg.norm(np.linalg.solve(solids.shape, solids.centre[..., None])[..., 0], axis=-1) > 1.05
+        ahead = solids.centre[..., 2] > 0.1
+        self.on[:, part] &= (clear & ahead).all(-1)
+        self.depth[:, part] = np.maximum(np.linalg.norm(solids.centre[:, :, 0], axis=-1), 1e-6)
+        self.along[:, part], self.across[:, part] = np.moveaxis(solids.shape[:, :, 0, :, :2], -1, 0)
+        self.solids = solids
+
+    def ellipsoids(self, times: Floats) -> tuple[Floats, Floats, Floats]:
+        """Return u's matrices and v at ``times`` [B, 2, T], [B, 2, T, N, 3, 3] and [..., 3], and the way to frame 2."""
+        height, width = self.size
+        camera = np.swapaxes(_rotation(self.camera_turn), -1, -2)[:, None]
+        shape, centre = self.solids.shape.copy(), self.solids.centre.copy()
+        centre[:, :, 1] = _times(camera, centre[:, :, 1] - self.camera_shift[:, None])
+        shape[:, :, 1] = camera @ shape[:, :, 1]
+        at = times[:, :, :, None, None]
+        middle = centre[:, None, None, :, 0] + at * (centre[:, :, 1] - centre[:, :, 0])[:, None, None]
+        axes = shape[:, None, None, :, 0] + at[..., None] * (shape[:, :, 1] - shape[:, :, 0])[:, None, None]
+        project = np.zeros((len(shape), 3, 3))
+        project[:, 0, 0] = project[:, 1, 1] = self.focal
+        project[:, 0, 2], project[:, 1, 2], project[:, 2, 2] = (width - 1) / 2, (height - 1) / 2, 1
+        inverse = np.linalg.inv(axes)
+        onto = np.concatenate([shape[:, :, 1], centre[:, :, 1, :, None]], -1)
+        return inverse @ np.linalg.inv(project)[:, None, None, None], _times(inverse, middle), project[:, None] @ onto
 
     def _distance(self, uniform: Floats, normal: Floats, median: float, unit: float, style: SceneStyle) -> Floats:
         """How far something moves, pixels; ``uniform`` makes small motions, which matter too, more frequent."""
@@ -392,7 +489,7 @@ class _Bodies:
     def _ghosts(self, draw: _Draw) -> None:
         """Shadows, smoke, flares: large, soft, half transparent."""
         height, width = self.size
-        part = slice(_FIRST_GHOST, LAYERS)
+        part = slice(_FIRST_GHOST, _CARDS)
         depth = np.exp(draw.layer(math.log(1.5), math.log(9.0)))[:, part]
         self.on[:, part] = draw.layer()[:, part] < 0.2
         x, y = draw.layer()[:, part] * width, draw.layer()[:, part] * height
@@ -408,7 +505,7 @@ class _Bodies:
         moves = draw.scene() >= style.still_camera
         normal = np.sqrt(-2 * np.log(1 - draw.scene())) * np.cos(2 * np.pi * draw.scene())
         pixels = self._distance(draw.scene(), normal, style.camera_motion, unit, style) * moves
-        pixels = np.minimum(pixels, 120 * unit)
+        pixels = np.minimum(pixels, 160 * unit)
         share, heading, aim = draw.scene(), draw.scene(0, 2 * np.pi), draw.scene(0, 2 * np.pi)
         angle = pixels * (1 - share) / self.focal
         roll = 0.02 * (2 * draw.scene() - 1) * np.minimum(pixels / unit / 5, 2)
@@ -491,7 +588,7 @@ def _painted(
     changes = (draw.scene() < 0.3)[:, None]
     light = 1 + np.clip(draw.normal(0.08), -0.3, 0.3) * changes
     tints = np.stack([draw.layer(0.8, 1.2), draw.layer(0.8, 1.2), draw.layer(0.8, 1.2)], -1)
-    ghost = slice(_FIRST_GHOST, LAYERS)
+    ghost = slice(_FIRST_GHOST, _CARDS)
     paint[:, ghost, GHOST] = 1
     paint[:, ghost, OPACITY] = draw.layer(0.1, 0.6)[:, ghost]
     paint[:, ghost, SOFTNESS] = 30 * unit
@@ -509,7 +606,14 @@ def _painted(
 
 def _exposed(draw: _Draw, batch: int, style: SceneStyle) -> tuple[Floats, Floats]:
     """[B, 2, E, 3] for the renderer, and the times [B, 2, 1 + E] of its matrices."""
-    count = len(_SAMPLES)
+    count = int(style.instants)
+    samples = (
+        _SAMPLES
+        if count == 4
+        else np.stack(
+            [(np.arange(count) * 0.6180339887 + 0.5) % 1 - 0.5, (np.arange(count) * 0.7548776662 + 0.5) % 1 - 0.5], -1
+        )
+    )
     shutter = np.where(draw.scene() < style.blur, draw.scene(0.05, 0.9), 0.0)
     offsets = (np.arange(count) + 0.5) / count - 0.5
     times = np.zeros((batch, 2, 1 + count))
@@ -517,9 +621,94 @@ def _exposed(draw: _Draw, batch: int, style: SceneStyle) -> tuple[Floats, Floats
     times[:, 1] += 1
     exposures = np.empty((batch, 2, count, 3))
     exposures[..., 0] = 1 - times[:, :, 1:]
-    exposures[..., 1:] = _SAMPLES
+    exposures[..., 1:] = samples
     exposures[..., 0] = np.where(np.abs(exposures[..., 0]) < 1e-9, 0, exposures[..., 0])
     return exposures, times
+
+
+def _filmed(
+    draw: _Draw,
+    bodies: _Bodies,
+    solids: Bodies | None,
+    paint: Floats,
+    ids: NDArray[np.int64],
+    unit: float,
+    style: SceneStyle,
+) -> Floats:
+    """Paint bodies, smooth surfaces and sheets of fog; return the gain of every scene's exposure."""
+    objects = slice(0, _OBJECTS)
+    smooth = draw.layer() < style.smooth
+    levels, contrast = draw.layer(1.0, 4.5), draw.layer(0.1, 0.6)
+    paint[:, objects, BIAS] += np.where(smooth, levels, 0)[:, objects]
+    faint = smooth & (draw.layer() < 0.6)
+    strength, light = draw.layer(0.0, 0.7), np.stack([draw.layer(-1, 1), draw.layer(-1.5, 0.5), draw.layer(-1, 1)], -1)
+    if solids is not None:
+        part = slice(_CARDS, LAYERS)
+        core = _CARDS + np.repeat(np.arange(BODIES) * PARTS, PARTS)
+        paint[:, part, BIAS] = np.log2(paint[:, part, SOFTNESS]) + solids.smooth
+        faint[:, part] = (solids.smooth > 0) & (draw.layer()[:, part][:, core - _CARDS] < 0.6)
+        for chosen in (paint[..., COLOURS : COLOURS + 12], ids[..., :1]):
+            chosen[:, part] = np.where(solids.alike[..., None], chosen[:, core], chosen[:, part])
+        radius = np.linalg.norm(solids.shape[:, :, 0], axis=(-2, -1)) / math.sqrt(3)
+        texels = radius * bodies.focal[:, None] / bodies.depth[:, part] * np.exp(draw.normal(0.45))[:, part]
+        texels /= min(max(unit, 0.5), 2.0)
+        axes = _rotation(np.stack([draw.normal(1.5) for _ in range(3)], -1))[:, part] * texels[..., None, None]
+        paint[:, part, TEXTURE : TEXTURE + 2], paint[:, part, DEPTH_TEXTURE] = axes[..., 0, :2], axes[..., 0, 2]
+        paint[:, part, TEXTURE + 3 : TEXTURE + 5], paint[:, part, DEPTH_TEXTURE + 1] = axes[..., 1, :2], axes[..., 1, 2]
+        towards = light[:, [0]] + 0.3 * light[:, part]
+        for frame in (0, 1):
+            lit = _times(np.swapaxes(solids.shape[:, :, frame], -1, -2), towards + 0.2 * frame * light[:, [1]])
+            lit /= np.maximum(np.linalg.norm(lit, axis=-1, keepdims=True), 1e-9)
+            paint[:, part, LIGHT + 3 * frame : LIGHT + 3 * frame + 3] = lit * strength[:, :1, None]
+    # Less contrast around the same mean colour.
+    for first in (COLOURS, COLOURS + 6):
+        factor, offset = paint[..., first : first + 3], paint[..., first + 3 : first + 6]
+        weaker = np.where(faint, contrast, 1.0)[..., None]
+        offset += 0.5 * factor * (1 - weaker)
+        factor *= weaker
+    _add_sheets(draw, bodies, paint, ids, unit, style)
+    gain = np.exp(draw.scene(math.log(0.2), math.log(2.2)))
+    return np.where(draw.scene() < style.exposure, gain, 1.0)
+
+
+def _add_sheets(
+    draw: _Draw, bodies: _Bodies, paint: Floats, ids: NDArray[np.int64], unit: float, style: SceneStyle
+) -> None:
+    """Turn the transparent layers of some scenes into sheets of fog across the frame, which drift by themselves."""
+    part = slice(_FIRST_GHOST, _CARDS)
+    foggy = np.repeat((draw.scene() < style.sheets)[:, None], _GHOSTS, 1) & (draw.layer()[:, part] < 0.7)
+    grey = draw.scene(0.4, 1.0)[:, None, None] + 0.1 * np.stack([draw.scene(-1, 1) for _ in range(3)], -1)[:, None]
+    depth = np.exp(draw.layer(math.log(1.2), math.log(6.0)))[:, part]
+    drift = np.stack([draw.normal(0.1), draw.normal(0.1), 0 * draw.normal()], -1)[:, part] * depth[..., None]
+    wide = (depth / bodies.focal[:, None])[..., None]  # a pixel, there
+    bodies.on[:, part] |= foggy
+    for store, values in (
+        (bodies.depth, depth),
+        (bodies.place, np.stack([0 * depth, 0 * depth, depth], -1)),
+        (bodies.centre, np.stack([0 * depth, 0 * depth, depth], -1)),
+        (bodies.along, wide * (1, 0, 0)),
+        (bodies.across, wide * (0, 1, 0)),
+        (bodies.shift, drift),
+        (bodies.turn, np.zeros_like(drift)),
+    ):
+        chosen = foggy if values.ndim == 2 else foggy[..., None]
+        store[:, part] = np.where(chosen, values, store[:, part])
+    ids[:, part, 1] = np.where(foggy, INFINITE, ids[:, part, 1])
+    angle, scale = draw.layer(0, 2 * np.pi)[:, part], np.exp(draw.normal(0.4))[:, part] / unit
+    values = {
+        GHOST: FOG_SHEET + 0 * depth,
+        BIAS: draw.layer(2.0, 5.5)[:, part],
+        OPACITY: draw.layer(0.25, 1.0)[:, part],
+        TEXTURE: np.cos(angle) * scale,
+        TEXTURE + 1: -np.sin(angle) * scale,
+        TEXTURE + 3: np.sin(angle) * scale,
+        TEXTURE + 4: np.cos(angle) * scale,
+    }
+    for number, value in values.items():
+        paint[:, part, number] = np.where(foggy, value, paint[:, part, number])
+    for first in (COLOURS, COLOURS + 6):
+        colour = np.concatenate([0 * grey, grey.clip(0, 1)], -1)
+        paint[:, part, first : first + 6] = np.where(foggy[..., None], colour, paint[:, part, first : first + 6])
 
 
 def _ordered(
@@ -530,17 +719,35 @@ def _ordered(
     of_scenes: Sequence[Floats],
     seeds: NDArray[np.int32],
 ) -> LayeredScenes:
-    """The cards that are there, nearest first."""
+    """Return the layers that are on, nearest first."""
+    first, second = np.moveaxis(bodies.matrices(), 1, 0)  # [B, L, 3, 3]
+    # Between the frames cards go straight on, which is all that motion blur asks for.
+    cards = slice(0, _CARDS)
+    onto = first[:, None, None, cards] + times[..., None, None, None] * (second - first)[:, None, None, cards]
+    to_card = np.zeros((*times.shape, LAYERS, 3, 3))
+    centres = np.zeros((*times.shape, LAYERS, 3))
+    to_frame = np.zeros((len(times), LAYERS, 3, 4))
+    to_card[..., cards, :, :], to_frame[:, cards, :, :3] = _inverse(onto), second[:, cards]
+    if bodies.solids is not None:
+        part = slice(_CARDS, LAYERS)
+        to_card[..., part, :, :], centres[..., part, :], to_frame[:, part] = bodies.ellipsoids(times)
     counts = bodies.on.sum(1)
     order = np.argsort(np.where(bodies.on, bodies.depth, np.inf), axis=1, kind="stable")[:, : counts.max()]
     scenes = np.arange(len(order))[:, None]
-    first, second = (part[scenes, order] for part in np.moveaxis(bodies.matrices(), 1, 0))  # [B, L, 3, 3]
-    # Between the frames cards go straight on, which is all that motion blur asks for.
-    onto = first[:, None, None] + times[..., None, None, None] * (second - first)[:, None, None]
-    floats = (_inverse(onto), second, paint[scenes, order], *of_scenes)
-    cards, frames, colours, exposures, fog, sensor = (torch.from_numpy(value.astype(np.float32)) for value in floats)
+    chosen = (np.moveaxis(values, 3, 1)[scenes, order] for values in (to_card, centres))  # [B, L, 2, 1 + E, ...]
+    floats = (
+        *(np.moveaxis(values, 1, 3) for values in chosen),
+        to_frame[scenes, order],
+        paint[scenes, order],
+        *of_scenes,
+    )
+    cards_, middles, frames, colours, exposures, fog, sensor = (
+        torch.from_numpy(np.ascontiguousarray(value, dtype=np.float32)) for value in floats
+    )
     which, there = (torch.from_numpy(value.astype(np.int32)) for value in (ids[scenes, order], counts))
-    return LayeredScenes(cards, frames, colours, which, there, exposures, fog, sensor, torch.from_numpy(seeds))
+    return LayeredScenes(
+        cards_, middles, frames, colours, which, there, exposures, fog, sensor, torch.from_numpy(seeds)
+    )
 
 
 def _times(matrix: Floats, vector: Floats) -> Floats:

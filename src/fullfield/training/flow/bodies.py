@@ -1,0 +1,152 @@
+"""Bodies of synthetic scenes: chains of ellipsoids that move, turn, bend at their joints and stretch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from fullfield.training.flow.scene import SceneStyle
+
+Floats = NDArray[np.float64]
+
+BODIES, ROOTS = 2, 3
+PARTS = 1 + 2 * ROOTS  # the core, the limbs on it, and a limb at the end of each of these
+_STREAM = 3  # of a scene's random numbers: 1 is for compression, 2 for bars and figures
+_UNIFORM, _NORMAL = 24, 20
+
+
+class Bodies(NamedTuple):
+    """Ellipsoids of B scenes: the unit sphere s maps to shape · s + centre in the first camera's coordinates."""
+
+    on: NDArray[np.bool_]  # [B, N]
+    shape: Floats  # [B, N, 2, 3, 3]: in both frames
+    centre: Floats  # [B, N, 2, 3]
+    smooth: Floats  # [B, N]: levels of blur of the texture
+    alike: NDArray[np.bool_]  # [B, N]: whether a part looks like its core
+
+
+def draw_bodies(
+    numbers: Sequence[int], size: tuple[int, int], focal: Floats, *, seed: int, unit: float, style: SceneStyle
+) -> Bodies:
+    """Draw the bodies of scenes.
+
+    Args:
+        numbers: of the scenes, B.
+        size: (height, width) of the frames, pixels.
+        focal: [B] focal lengths, pixels.
+        seed: the seed of the generator.
+        unit: pixels of this size for a pixel of a frame of 496×368.
+        style: motion, and the shares of scenes with bodies and of smooth ones.
+    """
+    streams = [np.random.Generator(np.random.SFC64([seed, number, _STREAM])) for number in numbers]
+    uniform = iter(np.moveaxis(np.stack([stream.random((BODIES, _UNIFORM, PARTS)) for stream in streams]), 2, 0))
+    normal = iter(
+        np.moveaxis(np.stack([stream.standard_normal((BODIES, _NORMAL, PARTS, 3)) for stream in streams]), 2, 0)
+    )
+    height, width = size
+    focal = focal[:, None]
+
+    def one(low: float, high: float) -> Floats:
+        """[B, BODIES]: a uniform number for each body."""
+        return low + (high - low) * next(uniform)[..., 0]
+
+    def moved(far: Floats, chance: Floats) -> Floats:
+        """Pixels that something moves, from normal numbers; small motions are made more frequent."""
+        pixels = style.object_motion * np.exp(style.spread * far)
+        return unit * np.minimum(np.where(chance < 0.15, 0.2 * pixels, pixels), style.largest)
+
+    there = one(0, 1) < style.bodies
+    there[:, 1:] &= one(0, 1)[:, 1:] < 0.5
+    depth = np.exp(one(math.log(1.5), math.log(7.0)))
+    radius = 0.5 * height * np.exp(one(math.log(0.12), math.log(1.2))) * depth / focal
+    x, y = one(-0.1, 1.1) * width - (width - 1) / 2, one(-0.1, 1.1) * height - (height - 1) / 2
+    core = np.stack([x / focal, y / focal, np.ones_like(x)], -1) * depth[..., None]
+
+    shape = np.empty((*depth.shape, PARTS, 2, 3, 3))
+    centre = np.empty((*depth.shape, PARTS, 2, 3))
+    stretch = np.exp(0.3 * next(normal)[..., 0, :])
+    shape[..., 0, 0, :, :] = _rotation(next(normal)[..., 0, :]) * (radius[..., None] * stretch)[..., None, :]
+    centre[..., 0, 0, :] = core
+    moves = one(0, 1) < 0.85
+    reach = moved(next(normal)[..., 0, 0], one(0, 1)) * depth / focal * moves
+    heading = one(0, 2 * np.pi)
+    nearer = np.clip(0.08 * next(normal)[..., 0, 0], -0.3, 0.3) * depth * moves
+    shift = np.stack([reach * np.cos(heading), reach * np.sin(heading), nearer], -1)
+    turns = np.clip(0.12 * next(normal)[..., 0, :], -0.8, 0.8) * np.where(one(0, 1) < 0.15, 3, 1)[..., None]
+    bulge = np.exp(0.05 * next(normal)[..., 0, :])
+    shape[..., 0, 1, :, :] = _rotation(turns * moves[..., None]) @ shape[..., 0, 0, :, :] * bulge[..., None, :]
+    centre[..., 0, 1, :] = core + shift
+
+    away = _unit(next(normal))  # [B, BODIES, PARTS, 3]
+    bend = next(normal)
+    length = radius[..., None] * np.exp(_between(next(uniform), math.log(0.5), math.log(1.5)))
+    thick = length * np.exp(_between(next(uniform), math.log(0.12), math.log(0.55)))
+    axis = _unit(next(normal))
+    swing = moved(next(normal)[..., 0], next(uniform)) * depth[..., None] / (2 * length * focal[..., None])
+    swing = np.clip(swing, 0, 0.9) * (next(uniform) < 0.8)
+    limbs = next(uniform) < 0.75
+    for part in range(1, PARTS):
+        bone = 0 if part <= ROOTS else part - ROOTS
+        before, after = shape[..., bone, 0, :, :], shape[..., bone, 1, :, :]
+        if bone == 0:
+            point = 0.8 * away[..., part, :]
+            ahead = _unit(_times(before, point) + 0.4 * radius[..., None] * bend[..., part, :])
+        else:
+            point = np.broadcast_to(np.array([0.95, 0.0, 0.0]), away[..., part, :].shape)
+            ahead = _unit(_unit(before[..., :, 0]) + 0.5 * bend[..., part, :])
+            limbs[..., part] &= limbs[..., bone]
+        joint = centre[..., bone, 0, :] + _times(before, point)
+        half, across = length[..., part] / 2, thick[..., part] / 2
+        frame = _frame(ahead, away[..., part - 1, :])
+        own = frame * np.stack([half, across, across], -1)[..., None, :]
+        carried = _rotation(axis[..., part, :] * swing[..., part, None]) @ after @ np.linalg.inv(before)
+        shape[..., part, 0, :, :], shape[..., part, 1, :, :] = own, carried @ own
+        out = ahead * (0.9 * half)[..., None]
+        centre[..., part, 0, :] = joint + out
+        centre[..., part, 1, :] = centre[..., bone, 1, :] + _times(after, point) + _times(carried, out)
+    limbs[..., 0] = True
+    on = there[..., None] & limbs
+    levels = np.where(one(0, 1) < style.smooth, one(1.0, 4.5), 0.0)
+    alike = np.repeat((one(0, 1) < 0.7)[..., None], PARTS, -1)
+    smooth = np.repeat(levels[..., None], PARTS, -1)
+
+    def flat(values: NDArray[np.generic]) -> NDArray[np.generic]:
+        return values.reshape(len(numbers), BODIES * PARTS, *values.shape[3:])
+
+    return Bodies(*(flat(values) for values in (on, shape, centre, smooth, alike)))  # type: ignore[arg-type]
+
+
+def _between(uniform: Floats, low: float, high: float) -> Floats:
+    return low + (high - low) * uniform
+
+
+def _unit(vector: Floats) -> Floats:
+    length = np.linalg.norm(vector, axis=-1, keepdims=True)
+    unit: Floats = vector / np.maximum(length, 1e-12)
+    return unit
+
+
+def _times(matrix: Floats, vector: Floats) -> Floats:
+    product: Floats = (matrix @ vector[..., None])[..., 0]
+    return product
+
+
+def _frame(first: Floats, other: Floats) -> Floats:
+    """Return orthonormal axes in columns [..., 3, 3], the first as given."""
+    second = _unit(np.cross(first, other))
+    return np.stack([first, second, np.cross(first, second)], -1)
+
+
+def _rotation(vector: Floats) -> Floats:
+    """Return the matrices [..., 3, 3] of rotation vectors [..., 3], radians (Rodrigues)."""
+    angle = np.linalg.norm(vector, axis=-1)[..., None, None]
+    x, y, z = np.moveaxis(_unit(vector), -1, 0)
+    zero = np.zeros_like(x)
+    cross = np.stack([zero, -z, y, z, zero, -x, -y, x, zero], -1).reshape(*x.shape, 3, 3)
+    turned: Floats = np.eye(3) + np.sin(angle) * cross + (1 - np.cos(angle)) * (cross @ cross)
+    return turned
