@@ -30,7 +30,7 @@ def test_both_ways_are_two_calls(method: str) -> None:
     assert estimator._network is not None
     hook = estimator._network.fnet.register_forward_hook(lambda _m, given, _o: encoded.append(len(given[0])))
     told: list[float] = []
-    both = estimator.both_ways(*PAIR, initial_flow=start, progress=lambda part, _: told.append(part))
+    both = estimator.bidirectional(*PAIR, initial_flow=start, progress=lambda part, _: told.append(part))
     hook.remove()
     assert both is not None
     torch.testing.assert_close(both.forward, there, atol=2e-4, rtol=0)
@@ -54,7 +54,7 @@ def test_a_cascade_goes_both_ways(method: str, precision: str, monkeypatch: pyte
     start = 0.5 * SCENE.flow[None]
     there, back = estimator(*PAIR, initial_flow=start), estimator(*PAIR[::-1])
     told: list[tuple[float, str]] = []
-    both = estimator.both_ways(*PAIR, initial_flow=start, progress=lambda *said: told.append(said))
+    both = estimator.bidirectional(*PAIR, initial_flow=start, progress=lambda *said: told.append(said))
     assert both is not None
     torch.testing.assert_close(both.forward, there, atol=2e-4, rtol=0)
     torch.testing.assert_close(both.backward, back, atol=2e-4, rtol=0)
@@ -67,7 +67,7 @@ def test_a_cascade_goes_both_ways(method: str, precision: str, monkeypatch: pyte
 
 def test_what_has_no_such_call_is_asked_twice() -> None:
     estimator = NetworkEstimator("fullfield-s", NETWORKS["fullfield-s"].replace(updates=0))
-    assert estimator.both_ways(*PAIR) is None
+    assert estimator.bidirectional(*PAIR) is None
     found = RefinedEstimator(estimator, refine=False).directions(*PAIR)
     assert found.seconds.keys() == {"forward", "backward"}
     assert torch.equal(found.backward, estimator(*PAIR[::-1]))
@@ -79,9 +79,9 @@ def test_both_ways_in_the_fast_form(method: str, monkeypatch: pytest.MonkeyPatch
     estimator = NetworkEstimator(method, NETWORKS[method].replace(precision="fast"))
     start = 0.5 * SCENE.flow[None]
     there, back = estimator(*PAIR, initial_flow=start), estimator(*PAIR[::-1])
-    both = estimator.both_ways(*PAIR, initial_flow=start)
+    both = estimator.bidirectional(*PAIR, initial_flow=start)
     assert both is not None
-    exact = NetworkEstimator(method, NETWORKS[method]).both_ways(*PAIR, initial_flow=start)
+    exact = NetworkEstimator(method, NETWORKS[method]).bidirectional(*PAIR, initial_flow=start)
     assert exact is not None
     assert (both.log_scales is None) == (exact.log_scales is None) == (method != "fullfield-s")
     if both.log_scales is not None and exact.log_scales is not None:
@@ -96,15 +96,15 @@ def test_a_start_of_the_way_back_that_does_not_fit_is_named() -> None:
     pair = [frame.expand(-1, 3, -1, -1) for frame in PAIR]
     for run in (network, PreparedFlow(network, 72, 100, precision="exact")):
         with pytest.raises(InputError, match="initial_backward: expected"):
-            run.both_ways_with_info(*pair, 1, None, torch.zeros(1, 3, 9, 9))
+            run.bidirectional_with_info(*pair, 1, None, torch.zeros(1, 3, 9, 9))
         with pytest.raises(InputError, match="initial_backward: expected a floating dtype"):
-            run.both_ways_with_info(*pair, 1, None, torch.zeros(1, 2, 9, 9, dtype=torch.int64))
+            run.bidirectional_with_info(*pair, 1, None, torch.zeros(1, 2, 9, 9, dtype=torch.int64))
 
 
 def test_a_refined_network_is_asked_once() -> None:
     refined = RefinedEstimator(NetworkEstimator("fullfield-s", NETWORKS["fullfield-s"]))
     told: list[float] = []
     found = refined.directions(*PAIR, progress=lambda part, _: told.append(part))
-    assert found.seconds.keys() == {"both_ways", "refinement"}
+    assert found.seconds.keys() == {"bidirectional", "refinement"}
     assert found.log_scale is not None
     assert told == sorted(told)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -26,6 +27,8 @@ from fullfield.estimators.reliability import occlusion_and_confidence
 
 if TYPE_CHECKING:
     from fullfield.io import FrameWindow
+
+logger = logging.getLogger("fullfield")
 
 _READING = ("part", "layer", "alpha", "window")
 _HALF = ("fast", "bfloat16")
@@ -238,6 +241,8 @@ def _estimated(
     flow = _check.tensor(flow, f"the flow of {maker.method}", shape).to(torch.float32)
     _check_finite(flow, maker)  # waits for the device
     seconds = time.perf_counter() - begin
+    where = f"{shape[3]}x{shape[2]} on {place}"
+    logger.debug("%s at %s: backend %s, %.3f s", maker.method, where, maker.backend, seconds)
     valid = torch.ones(shape[2:], dtype=torch.bool, device=flow.device)
     facts = maker.method, maker.backend, dict(maker.parameters), seconds, window
     occlusion, confidence = ([None] * len(flow) if planes is None else planes for planes in maps)

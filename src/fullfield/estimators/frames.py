@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -16,10 +16,17 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.estimators.copies import to_device
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
-Frame: TypeAlias = "str | os.PathLike[str] | NDArray[Any] | Tensor | Image"
+class PilImage(Protocol):
+    """Image of PIL."""
+
+    @property
+    def mode(self) -> str: ...
+
+    def convert(self, mode: str, /) -> Any: ...
+
+
+Frame: TypeAlias = str | os.PathLike[str] | NDArray[Any] | Tensor | PilImage
 
 # Linear highlights, sRGB-encoded, reach about 100 (half's maximum), but not on average. Resampling undershoots black.
 _BRIGHTEST, _BRIGHT_ON_AVERAGE, _DARKEST = 128.0, 1.0, -0.1

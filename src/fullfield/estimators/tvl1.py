@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,8 +12,6 @@ from fullfield import _check
 from fullfield.estimators.forks import check_fork
 from fullfield.estimators.protocol import Progress
 from fullfield.ops.tvl1 import PersistentSolver, TVL1Config, TVL1Solver, backends
-
-logger = logging.getLogger("fullfield")
 
 
 class TVL1Estimator:
@@ -79,7 +76,6 @@ class TVL1Estimator:
             self._solver = None  # frees the old buffers first
             solver = TVL1Solver(height, width, self.config, dtype=dtype, device=frame1.device, backend=self._backend)
             self._solver = solver
-            logger.debug("TV-L1 at %dx%d on %s: backend %s", width, height, frame1.device, solver.backend)
         return solver(frame1, frame2, initial_flow=initial_flow, progress=progress)
 
     def persistent_solver(self, size: tuple[int, int], device: torch.device) -> PersistentSolver | None:

@@ -315,6 +315,10 @@ def _by_hand(entry: WeightsEntry, target: Path) -> str:
     return f"fetch {what} by hand{inside} and put it at {target}"
 
 
+class MissingFileError(InputError, FileNotFoundError):
+    """Name of a file of weights that does not exist."""
+
+
 @dataclass(frozen=True)
 class Origin:
     """Weights before they are loaded.
@@ -361,7 +365,8 @@ def origin_of(model: str, source: str | os.PathLike[str] | WeightsEntry | None =
         source: a file, an entry or its name, or ``"random"``; None is the model's entry in :data:`DEFAULTS`.
 
     Raises:
-        InputError: if the file does not exist, or the entry is unknown or another model's.
+        MissingFileError: if the file does not exist.
+        InputError: if the entry is unknown or another model's.
     """
     if source is None:
         _check.require(model in DEFAULTS, "weights", f"a file for {model}, which has no published weights", "None")
@@ -378,7 +383,7 @@ def origin_of(model: str, source: str | os.PathLike[str] | WeightsEntry | None =
                 return Origin(name, path=path)
             if path.name != name or path.suffix:
                 what = "is a folder" if path.is_dir() else "no such file"
-                raise InputError(f"weights: {name}: {what}; 'fullfield weights list' names the published ones")
+                raise MissingFileError(f"weights: {name}: {what}; 'fullfield weights list' names the published ones")
         entry = weights_entry(name)
     if model in DEFAULTS and model not in entry.models:
         raise InputError(

@@ -139,7 +139,7 @@ class RAFT(FlowNetwork):
     def predictions(
         self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
     ) -> list[Tensor]:  # updates × [B, 2, H, W] float32
-        """Return the flow after every update, for training; arguments as for :meth:`forward`, ``updates`` at least 1."""
+        """Return the flow after every update (at least 1), for training; arguments as for :meth:`forward`."""
         if updates is not None:
             _check.number(updates, "updates", integer=True, low=1)
         return list(self._run(frame1, frame2, updates, initial_flow, every=True))
@@ -213,7 +213,7 @@ class RAFT(FlowNetwork):
         return net, coords + delta.to(coords.dtype)
 
     def mask(self, net: Tensor) -> Tensor | None:
-        """Return the weights [B, 9·8·8, h, w] of the convex up-sampling before their softmax; None for the small model."""
+        """Return the weights [B, 9·8·8, h, w] of the up-sampling before their softmax; None for the small model."""
         head = self.update_block.mask
         return None if head is None else 0.25 * head(net)
 
