@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-import fullfield.estimators
+import fullfield.estimators.estimation
 import fullfield.io
 import fullfield.ops.tvl1
 from fullfield.cli.demo import FILES
@@ -63,7 +63,7 @@ def test_a_demo_that_fails_can_be_repeated(
     small = ("demo", "-o", folder, "--size", "64x48", "--preset", "fast")
     with monkeypatch.context() as patch:
         if cause == "estimate":
-            patch.setattr(fullfield.estimators, "estimate", interrupt)
+            patch.setattr(fullfield.estimators.estimation, "estimate_tensors", interrupt)
         elif cause == "write":
             patch.setattr(fullfield.io, "write_image", interrupt)
         ran = cli(*small, *(("--backend", "foo") if cause == "backend" else ()))

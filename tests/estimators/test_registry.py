@@ -37,7 +37,7 @@ class Shift:
     def parameters(self) -> dict[str, Any]:
         return self.config.as_dict()
 
-    def __call__(self, frame1: Tensor, frame2: Tensor, **_: object) -> Tensor:
+    def __call__(self, frame1: Tensor, _frame2: Tensor, **_: object) -> Tensor:
         return torch.full_like(frame1[:, :2], self.config.pixels)
 
 
@@ -67,5 +67,5 @@ def test_nearest_names() -> None:
         canonical("TVL1")
     with pytest.raises(InputError, match="raft-smal'; did you mean raft-small"):
         canonical("raft-smal")
-    with pytest.raises(InputError, match="lamda: .*an unknown one; did you mean lambda_"):
+    with pytest.raises(InputError, match=r"lamda: .*an unknown one; did you mean lambda_"):
         estimate(torch.rand(1, 8, 9), torch.rand(1, 8, 9), "tvl1", lamda=1)

@@ -181,6 +181,8 @@ def estimate_tensors(
 ) -> Flow:
     """Estimate the flow of frames [C, H, W] that :func:`fullfield.io.read_frame` returned; see :func:`estimate`."""
     place = _ready(device)
+    size = f"{frame1.shape[-1]}×{frame1.shape[-2]}"
+    _check.require(frame1[0].numel() > 1, "frame1", "more than one pixel", size)
     first, second = (to_device(frame, place)[None] for frame in (frame1, frame2))
     channels = max(first.shape[1], second.shape[1])
     pair = first.expand(-1, channels, -1, -1), second.expand(-1, channels, -1, -1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -11,7 +11,10 @@ from torch import Tensor
 from fullfield import _check
 from fullfield.estimators.forks import check_fork
 from fullfield.estimators.protocol import Progress
-from fullfield.ops.tvl1 import PersistentSolver, TVL1Config, TVL1Solver, backends
+from fullfield.ops.tvl1 import TVL1Config, TVL1Solver, backends
+
+if TYPE_CHECKING:
+    from fullfield.ops.tvl1 import PersistentSolver
 
 
 class TVL1Estimator:
@@ -84,4 +87,6 @@ class TVL1Estimator:
             return None
         if dict(backends(device, config=self.config))["cuda"] is not None:
             return None
+        from fullfield.ops.tvl1 import PersistentSolver
+
         return PersistentSolver((1, 1, *size), self.config, device=device)
