@@ -90,12 +90,17 @@ class Flow:
         place = torch.empty(0, device=_check.device(device)).device  # with its index
         if place == self.device:
             return self
-        tensors = {name: getattr(self, name) for name in ("flow", "valid", *_PLANES)}
-        moved = {
-            name: None if values is None else to_host(values) if place.type == "cpu" else to_device(values, place)
-            for name, values in tensors.items()
-        }
-        return replace(self, **moved)
+
+        def moved(values: Tensor) -> Tensor:
+            return to_host(values) if place.type == "cpu" else to_device(values, place)
+
+        return replace(
+            self,
+            flow=moved(self.flow),
+            valid=moved(self.valid),
+            occlusion=None if self.occlusion is None else moved(self.occlusion),
+            confidence=None if self.confidence is None else moved(self.confidence),
+        )
 
     def numpy(self) -> NDArray[np.float32]:
         """Return the flow as an array [H, W, 2] on the host."""

@@ -151,7 +151,7 @@ class _Source(NamedTuple):
     def is_whole(self) -> bool:
         """Whether the values are integers, which cannot leave 0 ... 1."""
         if isinstance(self.frame, np.ndarray):
-            return self.frame.dtype.kind == "u"
+            return bool(self.frame.dtype.kind == "u")
         return isinstance(self.frame, Tensor) and self.frame.dtype in _WHITE
 
     @property

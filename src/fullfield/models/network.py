@@ -54,7 +54,7 @@ class FlowNetwork(nn.Module):
         _, height, width = framing.check_frames(frame1, frame2, self.fnet.conv1.weight.device)
         count = self.config.updates if updates is None else updates
         _check.number(count, "updates", integer=True, low=fewest)
-        padding = framing.padding_for(height, width, self.config.padding)  # type: ignore[attr-defined]
+        padding = framing.padding_for(height, width, self.config.padding)
         return count, padding, framing.given_start(initial_flow, frame1, padding)
 
     def _both_encoded(

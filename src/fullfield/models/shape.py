@@ -30,6 +30,7 @@ class NetworkShape(Config):
     levels: int
     radius: int
     updates: int
+    padding: str
 
     @property
     def matched_channels(self) -> int:

@@ -51,7 +51,7 @@ class SEARAFTConfig(NetworkShape):
     updates: int = 4
     log_scale_min: float = 0.0
     log_scale_max: float = 10.0
-    padding: ClassVar[str] = "sintel"  # of the frames, see :func:`fullfield.models.framing.padding_for`
+    padding: ClassVar[str] = "sintel"  # type: ignore[misc]  # of frames, see :func:`fullfield.models.framing.padding_for`
 
     def __post_init__(self) -> None:
         choice(self.backbone, "backbone", BACKBONES)
