@@ -20,7 +20,7 @@ class Switch:
 
     @property
     def is_on(self) -> bool:
-        """Whether any thread is inside."""
+        """True if any thread is inside."""
         return self._inside > 0
 
     def __enter__(self) -> None:

@@ -249,7 +249,7 @@ def test_doctor(cli: Any, cache: Path, weights: str) -> None:
     (cache / "raft-small.pth").write_bytes(Path(weights).read_bytes())
     out = cli("doctor").out
     assert f"raft-small    {cache / 'raft-small.pth'}" in out
-    assert "raft          weights raft-sintel are not here: fullfield weights fetch raft-sintel" in out
+    assert "raft          weights raft-sintel are not on this machine: fullfield weights fetch raft-sintel" in out
     assert "\nptlflow       " in out
     report = cli("doctor", "--json").json
     assert report["networks"].keys() == DEFAULTS.keys()

@@ -95,10 +95,18 @@ def pair_of(size: tuple[int, int], device: torch.device, seed: int = 3) -> Pair:
 def _clock(device: torch.device) -> Callable[[Callable[[], Any]], float]:
     """Return a clock of wall time from an idle device to an idle device."""
 
+    def finished(call: Callable[[], Any]) -> Callable[[], None]:
+        def run() -> None:
+            call()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+
+        return run
+
     def clock(call: Callable[[], Any]) -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        return wall_clock(lambda: (call(), torch.cuda.synchronize(device) if device.type == "cuda" else None))
+        return wall_clock(finished(call))
 
     return clock
 
@@ -166,7 +174,8 @@ def _auto(plan: Plan, note: Note) -> Result:
     forms: dict[str, dict[str, Any]] = {
         "auto": {}, "auto, exact": {"precision": "exact"}, "auto, fast": {"precision": "fast"},
     }  # fmt: skip
-    rows, median, errors = [], {}, {}
+    rows, errors = [], {}
+    median: dict[str, float] = {}
     for name, more in forms.items():  # one after the other: estimate keeps one network by name
         call = partial(estimate, pair.first, pair.second, device=device, **more)
         found, taken = _timed(plan, [Candidate(name, call, right)], note)

@@ -112,7 +112,7 @@ class Parameter:
 
     @property
     def is_switch(self) -> bool:
-        """Whether the option is a switch with a ``--no-`` form."""
+        """True if the option is a switch with a ``--no-`` form."""
         return self.annotation in (bool, bool | None)
 
     @property

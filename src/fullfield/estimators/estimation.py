@@ -151,7 +151,11 @@ def estimate_batch(
         frames1: first frames: a tensor [B, C, H, W], which is not copied if it is float32 on ``device``, or a list of
             what :func:`estimate` takes.
         frames2: second frames, as many.
-        method, transfer, device, progress, **parameters: as for :func:`estimate`.
+        method: as for :func:`estimate`.
+        transfer: as for :func:`estimate`.
+        device: where to compute.
+        progress: as for :func:`estimate`.
+        **parameters: as for :func:`estimate`.
 
     Returns:
         One flow per pair. Their tensors share memory; ``seconds`` is the time of the whole call.
@@ -191,7 +195,7 @@ def estimate_tensors(
 
 
 class _Options:
-    """What the keyword arguments request apart from the method's parameters."""
+    """Requests of the keyword arguments other than the method's parameters."""
 
     def __init__(self, reading: dict[str, Any], refine: object, reliability: object) -> None:
         for name, value in (("refine", refine), ("reliability", reliability)):

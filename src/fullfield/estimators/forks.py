@@ -10,7 +10,7 @@ from fullfield._check import InputError
 
 
 class _State:
-    """What this process has computed, and whether its parent had computed before it forked."""
+    """State of this process: whether it has computed, and whether its parent had when it forked."""
 
     has_computed = False
     is_broken = False

@@ -44,12 +44,12 @@ class Values(NamedTuple):
 
     @property
     def is_display(self) -> bool:
-        """Whether these can be values of 0 ... 1, black to white of a display."""
+        """True if these can be values of 0 ... 1, black to white of a display."""
         return self.low >= _DARKEST and not self.is_bright
 
     @property
     def is_bright(self) -> bool:
-        """Whether these are far above 1, as values of 0 ... 255."""
+        """True if these are far above 1, as values of 0 ... 255."""
         return self.high > _BRIGHTEST or self.mean > _BRIGHT_ON_AVERAGE
 
     def __str__(self) -> str:
@@ -136,7 +136,7 @@ def warn_of_range(frame: Tensor, name: str) -> bool:
 
 
 class _Source(NamedTuple):
-    """A frame as the user passed it, with PIL images as arrays and without a batch dimension of one."""
+    """Frame as the user passed it, with PIL images as arrays and without a batch dimension of one."""
 
     frame: Any
     name: str
@@ -149,14 +149,14 @@ class _Source(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the values are integers, which cannot leave 0 ... 1."""
+        """True if the values are integers, which cannot leave 0 ... 1."""
         if isinstance(self.frame, np.ndarray):
             return bool(self.frame.dtype.kind == "u")
         return isinstance(self.frame, Tensor) and self.frame.dtype in _WHITE
 
     @property
     def may_be_refused(self) -> bool:
-        """Whether these are floats of which nothing says that they are linear light."""
+        """True if these are floats of which nothing says that they are linear light."""
         return not self.is_file and not self.is_whole and self.transfer in ("auto", "srgb")
 
     def tensor(self, device: torch.device) -> Tensor:

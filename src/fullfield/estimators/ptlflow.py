@@ -125,7 +125,7 @@ class PtlflowEstimator:
         size: tuple[int, int] | None = None,
         fetching: Fetching | None = None,
     ) -> None:
-        """Build, load and patch the model now instead of at the first call.
+        """Load and patch the model now instead of at the first call.
 
         Args:
             device: device of the frames.

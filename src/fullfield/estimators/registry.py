@@ -61,7 +61,7 @@ class Method:
 
     @property
     def has_weights(self) -> bool:
-        """Whether the method loads weights, so that its estimator is worth keeping between calls."""
+        """True if the method loads weights, so that its estimator is worth keeping between calls."""
         return any(field.name == "weights" for field in fields(self.load()))
 
     def build(self, name: str, config: Any, backend: str | None) -> Estimator:

@@ -335,12 +335,12 @@ class Origin:
 
     @property
     def is_random(self) -> bool:
-        """Whether these are random weights."""
+        """True if these are random weights."""
         return self.path is None and self.entry is None
 
     @property
     def is_missing(self) -> bool:
-        """Whether the file has to be downloaded."""
+        """True if the file has to be downloaded."""
         return self.entry is not None and self.path is None
 
     def fetched(self, progress: Progress | None = None) -> Origin:
