@@ -96,7 +96,7 @@ class Flow:
 
         return replace(
             self,
-            flow=moved(self.flow),
+            flow=moved(_check.values(self.flow, "flow")),
             valid=moved(self.valid),
             occlusion=None if self.occlusion is None else moved(self.occlusion),
             confidence=None if self.confidence is None else moved(self.confidence),
@@ -104,7 +104,7 @@ class Flow:
 
     def numpy(self) -> NDArray[np.float32]:
         """Return the flow as an array [H, W, 2] on the host."""
-        return to_host(self.flow.permute(1, 2, 0).contiguous()).numpy()
+        return to_host(_check.values(self.flow, "flow").permute(1, 2, 0).contiguous()).numpy()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the flow in the format of the suffix, with its window if that is ``.exr``.
@@ -114,7 +114,7 @@ class Flow:
         from fullfield.io import write_flow
         from fullfield.io.names import is_exr
 
-        flow, valid = to_host(self.flow), to_host(self.valid)
+        flow, valid = to_host(_check.values(self.flow, "flow")), to_host(self.valid)
         write_flow(path, flow, valid, window=self.window if is_exr(path) else None)
 
     @classmethod
