@@ -409,7 +409,7 @@ def saved(made: Any) -> Path:
 )
 def _() -> Any:
     made = [estimate(*frames(3, 40, 48), "tvl1", preset="fast").flow]
-    made += [flow.flow for flow in estimate_batch(*frames(3, 40, 48)[:, None], "tvl1", preset="fast")]
+    made += [flow.flow for flow in estimate_batch(*[frame[None] for frame in frames(3, 40, 48)], "tvl1", preset="fast")]
     for frame in (
         np.arange(60, dtype=np.uint16).reshape(6, 10),
         np.linspace(0, 1, 60, dtype=np.float16).reshape(6, 10),
