@@ -86,7 +86,7 @@ class NetworkEstimator:
             updates = config.updates != 0 or bool(config.coarse_updates)
             config = config.replace(cascade=entry.cascades and updates)
         self.config = config
-        if backend in _RENAMED:
+        if isinstance(backend, str) and backend in _RENAMED:
             warnings.warn(f"backend {backend!r} is deprecated, use {_RENAMED[backend]!r}", DeprecationWarning, 2)
             backend = _RENAMED[backend]
         if backend is not None:
