@@ -123,6 +123,7 @@ NEAREST = [
     ),
     (("flow", "a.png", "b.png", "--outptu=x.flo"), "required: -o/--output; did you mean --output instead of --outptu?"),
     (("flow", "a.png", "b.png", "-o", "out.flo", "--preset", "fst"), "did you mean fast?"),
+    (("flow", "a.png", "b.png", "-o", "out.flo", "--method", "TVL1"), "did you mean tvl1?"),
     (("flow", "a.png", "b.png", "-o", "out.flo", "--method", "fullfeld-s"), "did you mean fullfield-s?"),
     (("evaluate", "tvl1", "sintl-final:x"), "got 'sintl-final:x'; did you mean sintel-final?"),
     (("evaluate", "fpfh", "3dmach:x"), "got '3dmach:x'; did you mean 3dmatch?"),

@@ -122,7 +122,7 @@ class Parser(argparse.ArgumentParser):
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
 
     def error(self, message: str) -> NoReturn:
-        hints = [nearest(*choice) for choice in _choices(message)]
+        hints = [nearest(word.lower() if word.lower() in known else word, known) for word, known in _choices(message)]
         if not self._verbs() or message.startswith("unrecognized"):
             options = [word.partition("=")[0] for word in self._given if word.startswith("--") and len(word) > 2]
             known = list(self._option_string_actions)

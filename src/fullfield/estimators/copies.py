@@ -44,11 +44,11 @@ def _staged(values: Tensor, device: torch.device) -> Tensor:
     flat = values.contiguous().flatten()
     there = torch.empty(flat.shape, dtype=flat.dtype, device=device)
     step = max(1, _CHUNK // flat.element_size())
-    for part, target in zip(flat.split(step), there.split(step), strict=True):
+    for part, target in zip(torch.split(flat, step), torch.split(there, step), strict=True):
         target.copy_(_page_locked(part.shape, part.dtype).copy_(part), non_blocking=True)
     return there.view(values.shape)
 
 
 def _page_locked(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Return uninitialised page-locked memory."""
-    return torch.empty(shape, dtype=dtype, pin_memory=True)
+    return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
