@@ -35,27 +35,6 @@ _ARRAY_TYPES = ("uint8", "uint16", "float16", "float32", "float64")
 _PIL_MODES = ("L", "RGB", "RGBA", "I", "I;16", "I;16B", "F")
 
 
-class Values(NamedTuple):
-    """Extremes and mean of a frame; of a batch, the mean of its brightest item."""
-
-    low: float
-    high: float
-    mean: float
-
-    @property
-    def is_display(self) -> bool:
-        """True if these can be values of 0 ... 1, black to white of a display."""
-        return self.low >= _DARKEST and not self.is_bright
-
-    @property
-    def is_bright(self) -> bool:
-        """True if these are far above 1, as values of 0 ... 255."""
-        return self.high > _BRIGHTEST or self.mean > _BRIGHT_ON_AVERAGE
-
-    def __str__(self) -> str:
-        return f"{self.low:g} to {self.high:g}, {self.mean:.3g} on average"
-
-
 def as_frame(frame: Frame, name: str = "frame", *, transfer: str = "auto", **reading: Any) -> Tensor:
     """Return a frame as a tensor: float32 [C, H, W], C = 1 or 3, display-referred, nominally 0 ... 1.
 
@@ -79,16 +58,6 @@ def as_frame(frame: Frame, name: str = "frame", *, transfer: str = "auto", **rea
     values, sources = _batch([frame], name, transfer, _place(frame), reading)
     _check_values([(values, sources)])
     return values[0]
-
-
-def as_frames(
-    pair: tuple[Frame, Frame], names: tuple[str, str], transfer: str, **reading: Any
-) -> tuple[Tensor, Tensor]:
-    """Return both frames as :func:`as_frame` does, with one warning for the pair."""
-    batches = [_batch([frame], name, transfer, _place(frame), reading) for frame, name in zip(pair, names, strict=True)]
-    _check_values(batches)
-    first, second = (values[0] for values, _ in batches)
-    return first, second
 
 
 def as_batches(
@@ -132,7 +101,7 @@ def check_pair(frame1: Tensor, frame2: Tensor) -> None:
 
 def warn_of_range(frame: Tensor, name: str) -> bool:
     """Warn if the values of a frame [C, H, W] cannot be meant as 0 ... 1, and return whether it did."""
-    return _warn(Values(*_measured(frame[None]).tolist()), name, 4)
+    return _warn(_measured(frame[None]).tolist(), name, 4)
 
 
 class _Source(NamedTuple):
@@ -270,25 +239,34 @@ def _check_values(batches: Sequence[_Batch]) -> None:
     if not checked:
         return
     found = torch.stack([_measured(batch) for batch, _ in checked]).tolist()  # the one copy to the host
-    told = False
-    for (_, sources), numbers in zip(checked, found, strict=True):
-        values, source = Values(*numbers), sources[0]
-        finite = np.isfinite(values.low) and np.isfinite(values.high)
-        _check.require(bool(finite), source.name, "finite values", "NaN or infinity")
-        if values.is_bright and any(one.may_be_refused for one in sources):
+    warned = False
+    for (_, sources), values in zip(checked, found, strict=True):
+        name = sources[0].name
+        _check.require(bool(np.isfinite(values).all()), name, "finite values", "NaN or infinity")
+        if _is_bright(values) and any(source.may_be_refused for source in sources):
             raise InputError(
-                f"{source.name}: expected values of 0 ... 1, got {values}; divide by 255 or pass uint8, or name the "
-                "transfer of linear light or of a camera's curve"
+                f"{name}: expected values of 0 ... 1, got {_described(values)}; divide by 255 or pass uint8, or name "
+                "the transfer of linear light or of a camera's curve"
             )
-        told = told or _warn(values, source.name, 5)
+        warned = warned or _warn(values, name, 5)
 
 
-def _warn(values: Values, name: str, level: int) -> bool:
-    if values.is_display:
+def _is_bright(values: Sequence[float]) -> bool:
+    _, high, mean = values
+    return high > _BRIGHTEST or mean > _BRIGHT_ON_AVERAGE
+
+
+def _described(values: Sequence[float]) -> str:
+    low, high, mean = values
+    return f"{low:g} to {high:g}, {mean:.3g} on average"
+
+
+def _warn(values: Sequence[float], name: str, level: int) -> bool:
+    if values[0] >= _DARKEST and not _is_bright(values):
         return False
     warnings.warn(
-        f"{name}: frames are expected in 0 ... 1, black to white as a display shows them; got {values}. Bring them to "
-        "that range, or pass uint8 or uint16; name the transfer of linear light or of a camera's curve",
+        f"{name}: frames are expected in 0 ... 1, black to white as a display shows them; got {_described(values)}. "
+        "Bring them to that range, or pass uint8 or uint16; name the transfer of linear light or of a camera's curve",
         stacklevel=level,
     )
     return True
