@@ -244,7 +244,7 @@ def _estimated(
             stages["reliability"] = time.perf_counter() - begin_maps
     else:
         flow = estimator(*pair, initial_flow=start, progress=progress)
-    flow = _check.tensor(flow, f"the flow of {maker.method}", shape).to(torch.float32)
+    flow = _check.tensor(flow, f"the flow of {maker.method}", shape).to(place, torch.float32)
     _check_finite(flow, maker)  # waits for the device
     seconds = time.perf_counter() - begin
     where = f"{shape[3]}x{shape[2]} on {place}"

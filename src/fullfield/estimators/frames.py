@@ -118,7 +118,9 @@ class _Source(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """True if the values are integers, which cannot leave 0 ... 1."""
+        """True if the values are integers, which cannot leave 0 ... 1 unless a transfer changes them."""
+        if self.transfer not in ("auto", "srgb"):
+            return False
         if isinstance(self.frame, np.ndarray):
             return bool(self.frame.dtype.kind == "u")
         return isinstance(self.frame, Tensor) and self.frame.dtype in _WHITE
@@ -126,7 +128,7 @@ class _Source(NamedTuple):
     @property
     def may_be_refused(self) -> bool:
         """True if these are floats of which nothing says that they are linear light."""
-        return not self.is_file and not self.is_whole and self.transfer in ("auto", "srgb")
+        return self.transfer in ("auto", "srgb") and not self.is_file and not self.is_whole
 
     def tensor(self, device: torch.device) -> Tensor:
         """Return the frame as float32 [C, H, W] on ``device``, a batch as [B, C, H, W]."""

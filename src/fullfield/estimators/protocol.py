@@ -27,9 +27,9 @@ class Bidirectional(NamedTuple):
 class Estimator(Protocol):
     """Estimator of optical flow for frames of any size.
 
-    ``parameters`` are plain values, which are stored with results; ``backend`` names what computed the last flow. An
-    estimator that computes both directions faster than two calls also has a method ``bidirectional``, called with the
-    same arguments, which returns a :class:`Bidirectional`.
+    ``parameters`` are plain values, which are stored with results; ``backend`` names what computed the last flow. A
+    call returns new memory, which later calls do not change. An estimator that computes both directions faster than
+    two calls also has a method ``bidirectional`` with the same arguments, which returns a :class:`Bidirectional`.
     """
 
     @property
