@@ -219,7 +219,7 @@ def test_global_switches_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("name", ["raft", "raft-small", "sea-raft"])
-def test_both_ways_are_two_calls(name: str) -> None:
+def test_both_directions_are_two_calls(name: str) -> None:
     first, second = textured((99, 133))
     fast = PreparedFlow(network(name), 99, 133)
     start = 2 * torch.randn(1, 2, 9, 11, device="cuda")

@@ -1,4 +1,4 @@
-"""The flow there and back in one call: what two calls give, with the features computed once."""
+"""Forward and backward flow in one call equal two calls, with the features computed once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NETWORKS = {
 
 
 @pytest.mark.parametrize("method", NETWORKS)
-def test_both_ways_are_two_calls(method: str) -> None:
+def test_both_directions_are_two_calls(method: str) -> None:
     estimator = NetworkEstimator(method, NETWORKS[method])
     start = 0.5 * SCENE.flow[None]
     there, back = estimator(*PAIR, initial_flow=start), estimator(*PAIR[::-1])
@@ -47,7 +47,7 @@ def test_both_ways_are_two_calls(method: str) -> None:
 
 @pytest.mark.parametrize("precision", ["exact", "fast"])
 @pytest.mark.parametrize("method", ["fullfield-s", "raft-small"])
-def test_a_cascade_goes_both_ways(method: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cascade_computes_both_directions(method: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fullfield.models.prepared.runner.cpu_dtype", lambda: torch.float32)
     monkeypatch.setattr("fullfield.estimators.network.cascade_sizes", lambda *size: cascade_sizes(*size, threshold=60))
     estimator = NetworkEstimator(method, NETWORKS[method].replace(cascade=True, precision=precision))
@@ -74,7 +74,7 @@ def test_what_has_no_such_call_is_asked_twice() -> None:
 
 
 @pytest.mark.parametrize("method", NETWORKS)
-def test_both_ways_in_the_fast_form(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_directions_in_the_fast_form(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fullfield.models.prepared.runner.cpu_dtype", lambda: torch.float32)
     estimator = NetworkEstimator(method, NETWORKS[method].replace(precision="fast"))
     start = 0.5 * SCENE.flow[None]
