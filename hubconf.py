@@ -1,7 +1,7 @@
-"""Entries of torch.hub: ``torch.hub.load("OWNER/fullfield", "fullfield_s")``; of a checkout with ``source="local"``.
+"""Entries of torch.hub: ``torch.hub.load("OWNER/fullfield", "fullfield_s")``; for a checkout with ``source="local"``.
 
-Every network is called with two frames ``[B, 3, H, W]``, RGB from 0 to 1, and returns the flow ``[B, 2, H, W]`` in
-pixels of the first one: x right, y down.
+Every network takes two frames ``[B, 3, H, W]``, RGB from 0 to 1, and returns the flow ``[B, 2, H, W]`` in pixels of the
+first frame: x right, y down.
 """
 
 import sys
@@ -13,7 +13,7 @@ dependencies = ["torch", "numpy", "safetensors"]
 
 _SOURCE = str(Path(__file__).resolve().parent / "src")
 if _SOURCE not in sys.path:
-    sys.path.append(_SOURCE)  # behind what is installed; torch.hub keeps a checkout, which it does not install
+    sys.path.append(_SOURCE)  # after installed packages; torch.hub keeps a checkout, which it does not install
 
 
 def _network(method: str, weights: str | None) -> torch.nn.Module:
@@ -23,15 +23,15 @@ def _network(method: str, weights: str | None) -> torch.nn.Module:
 
 
 def fullfield_s(weights: str | None = None) -> torch.nn.Module:
-    """The small network whose weights are in the repository; ``weights``: a file of your own."""
+    """Return the small network whose weights are part of the repository, or with the file ``weights``."""
     return _network("fullfield-s", weights)
 
 
 def raft(weights: str | None = None) -> torch.nn.Module:
-    """RAFT; ``weights``: a file, an entry of ``fullfield weights list``, or None for raft-sintel, which is fetched."""
+    """Return RAFT with ``weights``: a file or an entry of ``fullfield weights list``; None downloads raft-sintel."""
     return _network("raft", weights)
 
 
 def sea_raft(weights: str | None = None) -> torch.nn.Module:
-    """SEA-RAFT (M); ``weights`` as for :func:`raft`, None for sea-raft-m-spring."""
+    """Return SEA-RAFT (M) with ``weights`` as for :func:`raft`; None downloads sea-raft-m-spring."""
     return _network("sea-raft-m", weights)

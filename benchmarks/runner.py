@@ -10,6 +10,7 @@ from pathlib import Path
 
 from benchmarks.bench import Bench, Note, Result, failed, measure
 from benchmarks.cases.correlation.command import CORRELATION
+from benchmarks.cases.front_door.command import FRONT_DOOR
 from benchmarks.cases.networks.models_command import MODELS
 from benchmarks.cases.networks.patched_command import PATCHED
 from benchmarks.cases.networks.refine_command import REFINE
@@ -28,7 +29,7 @@ from fullfield.cli.argtypes import count
 from fullfield.cli.main import Parser
 from fullfield.cli.main import main as run_command
 
-BENCHES = (TVL1, CORRELATION, WINDOWS, POINTS, MODELS, PATCHED, TRAINING, REFINE, SEQUENCE, PACKING)
+BENCHES = (TVL1, CORRELATION, WINDOWS, POINTS, MODELS, PATCHED, TRAINING, REFINE, SEQUENCE, PACKING, FRONT_DOOR)
 _SHOWING = ("stored", "plots", "tables", "json", "quiet")
 _BROKEN = (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError)
 

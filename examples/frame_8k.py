@@ -27,7 +27,7 @@ write_image("frame.0002.exr", scene.frame2)
 
 # %%
 # The flow. ``fullfield-s`` comes with the package, and starts frames above 800 rows at a quarter of their size, for
-# motion that is too long at full size; ``refine`` makes the result exact with TV-L1.
+# motion that is too long at full size; ``refine`` refines the result to sub-pixel accuracy with TV-L1.
 flow = estimate("frame.0001.exr", "frame.0002.exr", "fullfield-s", device=device, refine=True)
 error = (flow.flow.cpu() - scene.flow).norm(dim=0)[scene.valid & ~scene.occluded]
 print(f"{flow.width}×{flow.height}: mean error {float(error.mean()):.2f} px where both frames show the point")

@@ -22,7 +22,7 @@ from torch import Tensor
 import fullfield
 from fullfield.estimators import RefinedEstimator
 from fullfield.estimators.estimation import build
-from fullfield.estimators.frames import as_frames
+from fullfield.estimators.frames import as_batches
 from fullfield.estimators.reliability import evidence
 from fullfield.io import atomic_path, read_flow
 
@@ -36,7 +36,7 @@ def samples() -> dict[str, tuple[Tensor, Tensor]]:
     """Evidence [N, 6], the last the plain distance, and the error [N] of pixels of every pair."""
     estimator, found = RefinedEstimator(build("fullfield-s")), {}
     for name, (first, second, truth) in pairs().items():
-        frames = [frame[None] for frame in as_frames((first, second), ("frame1", "frame2"), "auto")]
+        frames = as_batches([first], [second], ("frame1", "frame2"), "auto", torch.device("cpu"))
         known = read_flow(truth)
         ways = estimator.directions(*frames)
         signs = evidence(*frames, ways.forward, ways.backward)

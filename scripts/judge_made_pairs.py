@@ -22,7 +22,7 @@ from torch import Tensor
 import fullfield
 from fullfield.estimators import RefinedEstimator
 from fullfield.estimators.estimation import build
-from fullfield.estimators.frames import as_frames
+from fullfield.estimators.frames import as_batches
 from fullfield.estimators.refined import Directions
 from fullfield.estimators.reliability import occlusion_and_confidence
 from fullfield.io import atomic_path, read_flow, read_frame
@@ -58,7 +58,7 @@ def known() -> Iterator[tuple[str, str, Known]]:
     """Set, name and pair."""
     for name, (first, second, truth) in pairs().items():
         if "alley_1" in name:
-            one, other = (frame[None] for frame in as_frames((first, second), ("frame1", "frame2"), "auto"))
+            one, other = as_batches([first], [second], ("frame1", "frame2"), "auto", torch.device("cpu"))
             mask = read_frame(next((DATA / "flow" / "sintel" / "truth").rglob("occlusions_*.png")), transfer="srgb")
             flow = read_flow(truth)
             yield "alley_1", name, Known((one, other), flow.flow, flow.valid, mask.amax(0) > 0)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fullfield import InputError, metrics, viz
 from fullfield import nn as ours
-from fullfield.estimators import NetworkEstimator, RefinedEstimator, TVL1Estimator, as_frame, estimate
+from fullfield.estimators import NetworkEstimator, RefinedEstimator, TVL1Estimator, as_frame, estimate, estimate_batch
 from fullfield.estimators.warm_start import moved_forward
 from fullfield.integrations import forms
 from fullfield.metrics import registration as poses
@@ -397,9 +397,19 @@ def saved(made: Any) -> Path:
     return path
 
 
-@case("estimate", "estimators.estimate", "Flow", "estimators.Flow", "estimators.TVL1Estimator", "estimators.as_frame")
+@case(
+    "estimate",
+    "estimators.estimate",
+    "estimate_batch",
+    "estimators.estimate_batch",
+    "Flow",
+    "estimators.Flow",
+    "estimators.TVL1Estimator",
+    "estimators.as_frame",
+)
 def _() -> Any:
     made = [estimate(*frames(3, 40, 48), "tvl1", preset="fast").flow]
+    made += [flow.flow for flow in estimate_batch(*[frame[None] for frame in frames(3, 40, 48)], "tvl1", preset="fast")]
     for frame in (
         np.arange(60, dtype=np.uint16).reshape(6, 10),
         np.linspace(0, 1, 60, dtype=np.float16).reshape(6, 10),

@@ -12,7 +12,7 @@ import pytest
 import fullfield
 
 SURFACE = {
-    "fullfield": ["Flow", "InputError", "__version__", "estimate", "estimate_sequence", "patch"],
+    "fullfield": ["Flow", "InputError", "__version__", "estimate", "estimate_batch", "estimate_sequence", "patch"],
     "fullfield.datasets": [
         "CHARGE_SHOTS",
         "Charge8K",
@@ -58,6 +58,7 @@ SURFACE = {
         "TVL1Estimator",
         "as_frame",
         "estimate",
+        "estimate_batch",
     ],
     "fullfield.evaluation": [
         "AtScale",

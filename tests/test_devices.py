@@ -59,7 +59,7 @@ CALLS: dict[str, tuple[str, Callable[[], Any]]] = {
     "write_vectors": ("forward", lambda: io.write_vectors("a.exr", {"forward": there(2, 8, 8)})),
     "write_image": ("image", lambda: io.write_image("a.png", there(3, 8, 8))),
     "write_point_cloud": ("points", lambda: io.write_point_cloud("a.ply", io.PointCloud(there(5, 3)))),  # type: ignore[arg-type]
-    "Flow.save": ("flow", lambda: Flow(there(2, 8, 8), torch.ones(8, 8, dtype=torch.bool), "x", "y", {}).save("a.flo")),
+    "Flow.save": ("flow", lambda: Flow(there(2, 8, 8), there(8, 8, dtype=torch.bool), "x", "y", {}).save("a.flo")),
     "warp": ("flow", lambda: viz.warp(here(3, 8, 8), there(2, 8, 8))),
     "flow_to_image": ("flow", lambda: viz.flow_to_image(there(2, 8, 8))),
     "overlay": ("frame", lambda: viz.overlay(here(2, 8, 8), there(3, 8, 8))),

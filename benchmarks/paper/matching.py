@@ -70,7 +70,8 @@ _BACKENDS = {
     "dense": "default",
     "ptlflow": "default",
     "reference": "on_demand",
-    "mixed": "mixed",
+    "prefer-dense": "mixed",
+    "mixed": "mixed",  # runs of version 0.2
     "cuda": "ours",
     "cpu": "ours",
     "blocks": "ours",

@@ -31,6 +31,8 @@ Value = float | str | None
 
 _METRICS = ("px1", "epe", "lm_px1", "lm_epe")
 
+_NOTED = ("prefer-dense", "mixed", "reference")
+
 
 @dataclass(frozen=True)
 class Column:
@@ -199,7 +201,7 @@ class Measured:
             averages = {str(run.result["averaging"]) for run in self._used.values() if run.result}
             if averages:
                 notes.append(f"Averaging: {', '.join(sorted(averages))}. The paper does not name its own.")
-            ours = {run.variant for run in self._used.values() if run.config.get("backend") in ("mixed", "reference")}
+            ours = {run.variant for run in self._used.values() if run.config.get("backend") in _NOTED}
             if "mixed" in ours:
                 notes.append(
                     "Mixed here: the dense volume where it fits, our lookup above; the paper's goes on demand."

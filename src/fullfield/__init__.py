@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fullfield._check import InputError as InputError
     from fullfield.estimators import Flow as Flow
     from fullfield.estimators import estimate as estimate
+    from fullfield.estimators import estimate_batch as estimate_batch
     from fullfield.integrations import patch as patch
     from fullfield.sequences import estimate_sequence as estimate_sequence
 
@@ -20,7 +21,7 @@ __all__, __getattr__, __dir__ = lazy(
     __name__,
     {
         "_check": "InputError",
-        "estimators": "Flow estimate",
+        "estimators": "Flow estimate estimate_batch",
         "integrations": "patch",
         "sequences": "estimate_sequence",
     },

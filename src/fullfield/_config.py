@@ -1,4 +1,4 @@
-"""What configurations have in common."""
+"""Base class of configurations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _Config = TypeVar("_Config", bound="Config")
 
 
 def parameter(default: Any, help: str, choices: tuple[object, ...] | None = None, metavar: str | None = None) -> Any:
-    """A field, and what the command line says of it."""
+    """Return a dataclass field with the description that the command line prints."""
     return field(default=default, metadata={"help": help, "choices": choices, "metavar": metavar})
 
 
@@ -18,9 +18,9 @@ class Config:
     """Base of frozen dataclasses whose fields are parameters."""
 
     def replace(self: _Config, **changes: Any) -> _Config:
-        """A copy with other values; an unknown name is a TypeError, a bad value an InputError."""
+        """Return a copy with other values; an unknown name is a TypeError, a bad value an InputError."""
         return replace(self, **changes)
 
     def as_dict(self) -> dict[str, Any]:
-        """Field names and values."""
+        """Return field names and values."""
         return asdict(self)

@@ -1,21 +1,23 @@
-"""Packages whose names are loaded on first use."""
+"""Public names: packages that load them on first use, and old names that warn."""
 
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from typing import Any
 
 
 def lazy(
     package: str, homes: Mapping[str, str], *present: str
 ) -> tuple[list[str], Callable[[str], object], Callable[[], list[str]]]:
-    """``__all__``, ``__getattr__`` and ``__dir__`` of a package, which also imports the names for type checkers.
+    """Return ``__all__``, ``__getattr__`` and ``__dir__`` of a package that also imports the names for type checkers.
 
     Args:
         package: its ``__name__``.
-        homes: module inside the package to the public names taken from there, with spaces between.
-        present: public names that the package has already.
+        homes: module inside the package to the public names taken from there, separated by spaces.
+        present: public names that the package defines itself.
     """
     home = {name: f"{package}.{module}" for module, names in homes.items() for name in names.split()}
     public = sorted({*home, *present})
@@ -28,3 +30,14 @@ def lazy(
         return value
 
     return public, load, lambda: public
+
+
+def renamed(old: str, new: str) -> Callable[..., Any]:
+    """Return a method that calls the method ``new`` and warns that ``old`` is deprecated."""
+
+    def call(self: Any, *arguments: Any, **named: Any) -> Any:
+        warnings.warn(f"{old} is deprecated, use {new}", DeprecationWarning, stacklevel=2)
+        return getattr(self, new)(*arguments, **named)
+
+    call.__name__, call.__doc__ = old, f"Deprecated name of :meth:`{new}`."
+    return call

@@ -1,4 +1,4 @@
-"""Settings of the whole process that several threads may want at once."""
+"""Process-wide settings that several threads may request at once."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 
 class Switch:
-    """Inside, a setting holds: the first thread that enters makes it, the last one that leaves puts it back.
+    """Context manager that holds a setting: the first thread to enter sets it, the last one to leave restores it.
 
-    ``make`` makes the setting and returns what puts back what was there.
+    ``make`` sets it and returns a function that restores the previous value.
     """
 
     def __init__(self, make: Callable[[], Callable[[], None]]) -> None:
@@ -20,7 +20,7 @@ class Switch:
 
     @property
     def is_on(self) -> bool:
-        """Whether somebody is inside."""
+        """True if any thread is inside."""
         return self._inside > 0
 
     def __enter__(self) -> None:

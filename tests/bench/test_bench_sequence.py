@@ -105,7 +105,7 @@ def test_the_estimation_alone_asks_as_the_engine_does(monkeypatch: pytest.Monkey
         def __call__(self, *_: Any) -> None:
             asked.append("one way")
 
-        def both_ways(self, *_: Any) -> object:
+        def bidirectional(self, *_: Any) -> object:
             asked.append("both")
             return SimpleNamespace(forward=0, backward=0)
 
@@ -128,7 +128,7 @@ def test_a_refining_estimator_is_asked_once_for_both_ways(monkeypatch: pytest.Mo
             asked.append("one way")
             return torch.zeros(1, 2, 8, 8)
 
-        def both_ways(self, *_: Any) -> SimpleNamespace:
+        def bidirectional(self, *_: Any) -> SimpleNamespace:
             asked.append("both")
             return SimpleNamespace(forward=torch.full((1, 2, 8, 8), 1.0), backward=torch.full((1, 2, 8, 8), 2.0))
 

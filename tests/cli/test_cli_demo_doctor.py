@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-import fullfield.estimators
+import fullfield.estimators.estimation
 import fullfield.io
 import fullfield.ops.tvl1
 from fullfield.cli.demo import FILES
@@ -63,7 +63,7 @@ def test_a_demo_that_fails_can_be_repeated(
     small = ("demo", "-o", folder, "--size", "64x48", "--preset", "fast")
     with monkeypatch.context() as patch:
         if cause == "estimate":
-            patch.setattr(fullfield.estimators, "estimate", interrupt)
+            patch.setattr(fullfield.estimators.estimation, "estimate_tensors", interrupt)
         elif cause == "write":
             patch.setattr(fullfield.io, "write_image", interrupt)
         ran = cli(*small, *(("--backend", "foo") if cause == "backend" else ()))
@@ -127,7 +127,7 @@ def test_doctor_lists_every_extra_and_what_it_would_add(cli: Any, monkeypatch: p
     assert "small_gicp" in found["register"]["missing"]
     assert "pytest" not in found["dev"]["missing"]
     out = cli("doctor").out
-    assert "extra         register: lacks small_gicp" in out
+    assert "extra         register: missing small_gicp" in out
     assert f"{install_command('register')}; for `register`, and LAS clouds" in out
     assert all(f"extra         {name}: " in out for name in declared)
 
@@ -167,7 +167,7 @@ def test_doctor_says_what_tensors_on_a_gpu_get(cli: Any, monkeypatch: pytest.Mon
     monkeypatch.setattr("fullfield.ops.correlation.backends", backends)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     ran = cli("doctor")
-    assert "correlation   on GPUs: there is none that PyTorch can use" in ran.out
+    assert "correlation   on GPUs: PyTorch finds no GPU" in ran.out
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     ran = cli("doctor")

@@ -46,6 +46,9 @@ def test_options_reach_the_exporter(cli: Any, monkeypatch: pytest.MonkeyPatch) -
         {"lookup": "linear", "batch": 1, "updates": None, "dynamic": False},
     )
     assert (report["weights"], report["updates"], report["lookup"], report["bytes"]) == ("random", 32, "linear", 5)
+    ran = cli("export", "-o", "a.onnx", "--size", "64x72")
+    assert ran.out.startswith("a.onnx: fullfield-s, weights fullfield-s, 64x72, 4 updates")  # no download by default
+    assert calls.pop()[0] == "fullfield-s"
     more = ("--weights", "random", "--dynamic", "--lookup", "dense", "--updates", "0", "--batch", "3")
     ran = cli("export", "-o", "a.onnx", "--method", "sea-raft", "--size", "128x136", *more)
     assert ran.out == "a.onnx: sea-raft-m, weights random, any size, 0 updates, 0.0 MB\n"

@@ -13,10 +13,11 @@ import OpenImageIO as oiio
 import pytest
 import torch
 
-import fullfield.estimators
+import fullfield.estimators.estimation
 import fullfield.io
 from fullfield._check import InputError
 from fullfield.estimators import estimate
+from fullfield.estimators.estimation import estimate_tensors
 from fullfield.io import (
     FLOW_WRITE_SUFFIXES,
     FrameWindow,
@@ -176,10 +177,10 @@ def test_quiet_holds_for_the_kernels(cli: Any, monkeypatch: pytest.MonkeyPatch) 
 
     def look(*args: Any, **named: Any) -> Any:
         seen.append(os.environ.get("FULLFIELD_QUIET"))
-        return estimate(*args, **named)
+        return estimate_tensors(*args, **named)
 
     monkeypatch.delenv("FULLFIELD_QUIET", raising=False)
-    monkeypatch.setattr(fullfield.estimators, "estimate", look)
+    monkeypatch.setattr(fullfield.estimators.estimation, "estimate_tensors", look)
     assert cli("flow", "a.png", "b.png", "-o", "out.flo", "--quiet", *FAST).err == ""
     assert set(seen) == {"1"}
     assert "FULLFIELD_QUIET" not in os.environ
@@ -252,10 +253,10 @@ def test_threads_do_not_change_the_flow(cli: Any) -> None:
 @pytest.fixture
 def far(monkeypatch: pytest.MonkeyPatch) -> None:
     def estimated(*args: Any, **named: Any) -> Any:
-        found = estimate(*args, **named)
+        found = estimate_tensors(*args, **named)
         return dataclasses.replace(found, flow=torch.full_like(found.flow, 70000.0))
 
-    monkeypatch.setattr(fullfield.estimators, "estimate", estimated)
+    monkeypatch.setattr(fullfield.estimators.estimation, "estimate_tensors", estimated)
 
 
 @pytest.mark.usefixtures("far")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fullfield import InputError
 from fullfield.cli import live
-from fullfield.cli.methods import Chosen
+from fullfield.estimators import TVL1Estimator
 from fullfield.io import open_video
 from fullfield.io.video import VideoWriter
 from fullfield.ops.tvl1 import PRESETS, TVL1Solver
@@ -184,8 +184,8 @@ def test_on_a_gpu_every_frame_goes_up_once(cli: Any, film: str, monkeypatch: pyt
     class Persistent:
         """On the CPU, from a cold start always."""
 
-        def __init__(self, shape: tuple[int, ...], config: Any, *, device: str) -> None:
-            assert (shape, device) == ((1, 1, 48, 64), "cpu")
+        def __init__(self, shape: tuple[int, ...], config: Any, *, device: torch.device) -> None:
+            assert (shape, device) == ((1, 1, 48, 64), torch.device("cpu"))
             self._solve = TVL1Solver(48, 64, config)
 
         def __call__(self, first: Tensor, second: Tensor) -> Tensor:
@@ -199,7 +199,7 @@ def test_on_a_gpu_every_frame_goes_up_once(cli: Any, film: str, monkeypatch: pyt
             before, self._before = self._before, frame
             return self._solve(before.float() / 255, frame.float() / 255)
 
-    monkeypatch.setattr(live, "_can_persist", lambda _: True)
+    monkeypatch.setattr("fullfield.estimators.tvl1.backends", lambda *_, **__: [("cuda", None)])
     monkeypatch.setattr(importlib.import_module("fullfield.ops.tvl1"), "PersistentSolver", Persistent, raising=False)
     told = cli("live", film, "--rate", "max", *QUICK, "--json").json
     assert told["backend"] == "cuda"
@@ -207,20 +207,21 @@ def test_on_a_gpu_every_frame_goes_up_once(cli: Any, film: str, monkeypatch: pyt
 
 
 def test_when_the_persistent_solver_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    def chosen(**changes: Any) -> Chosen:
-        values = {"method": "tvl1", "preset": "fast", "config": PRESETS["fast"], "backend": None, "device": "cpu"}
-        return Chosen(**(values | changes))
+    def runs(backend: str | None = None, **changes: Any) -> bool:
+        estimator = TVL1Estimator(PRESETS["fast"].replace(**changes), backend=backend)
+        return estimator.persistent_solver((48, 64), torch.device("cpu")) is not None
 
-    assert not live._can_persist(chosen())
+    assert not runs()
     reasons: dict[str, str | None] = {"cuda": None, "cpu": None}
-    monkeypatch.setattr(importlib.import_module("fullfield.ops.tvl1"), "backends", lambda *_, **__: reasons.items())
-    assert live._can_persist(chosen())
-    assert live._can_persist(chosen(backend="cuda"))
-    assert not live._can_persist(chosen(backend="reference"))
-    assert not live._can_persist(chosen(config=PRESETS["fast"].replace(epsilon=0.1)))
-    assert not live._can_persist(chosen(method="raft"))
+    monkeypatch.setattr("fullfield.estimators.tvl1.backends", lambda *_, **__: reasons.items())
+    solver = lambda *_, **__: object()  # noqa: E731
+    monkeypatch.setattr(importlib.import_module("fullfield.ops.tvl1"), "PersistentSolver", solver, raising=False)
+    assert runs()
+    assert runs("cuda")
+    assert not runs("reference")
+    assert not runs(epsilon=0.1)
     reasons["cuda"] = "NVRTC is not installed"
-    assert not live._can_persist(chosen()), "the solver then says so, and takes another backend"
+    assert not runs(), "the solver then says so, and takes another backend"
 
 
 def test_a_source_that_hangs_is_not_closed_under_its_reader(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:

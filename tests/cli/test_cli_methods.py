@@ -95,5 +95,5 @@ def test_help_names_what_the_presets_set(cli: Any) -> None:
         "tvl1: linearisations of the data term per level [default 10, realtime 6, fast 4, paper 1]; other: shared with"
         in text
     )
-    assert "--precision {float32,float16}|{exact,fast,bfloat16}" in text
+    assert "--precision {float32,float16}|{auto,exact,fast,bfloat16}" in text
     assert "[3,5]" in text

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-import fullfield.estimators
+import fullfield.estimators.estimation
 import fullfield.io
 from fullfield.cli.report import printable
 from fullfield.estimators import TVL1Estimator
@@ -123,6 +123,7 @@ NEAREST = [
     ),
     (("flow", "a.png", "b.png", "--outptu=x.flo"), "required: -o/--output; did you mean --output instead of --outptu?"),
     (("flow", "a.png", "b.png", "-o", "out.flo", "--preset", "fst"), "did you mean fast?"),
+    (("flow", "a.png", "b.png", "-o", "out.flo", "--method", "TVL1"), "did you mean tvl1?"),
     (("flow", "a.png", "b.png", "-o", "out.flo", "--method", "fullfeld-s"), "did you mean fullfield-s?"),
     (("evaluate", "tvl1", "sintl-final:x"), "got 'sintl-final:x'; did you mean sintel-final?"),
     (("evaluate", "fpfh", "3dmach:x"), "got '3dmach:x'; did you mean 3dmatch?"),
@@ -215,13 +216,13 @@ def test_memory_that_is_not_there(refused: Refused, monkeypatch: pytest.MonkeyPa
     def huge(*_: object, **__: object) -> None:
         torch.empty(2**60)
 
-    monkeypatch.setattr(fullfield.estimators, "estimate", huge)
+    monkeypatch.setattr(fullfield.estimators.estimation, "estimate_tensors", huge)
     assert "out of memory" in refused("flow", "a.png", "b.png", "-o", "out.flo")
 
     def huger(*_: object, **__: object) -> None:
         np.empty(2**50)
 
-    monkeypatch.setattr(fullfield.estimators, "estimate", huger)
+    monkeypatch.setattr(fullfield.estimators.estimation, "estimate_tensors", huger)
     assert "out of memory" in refused("flow", "a.png", "b.png", "-o", "out.flo")
 
 
@@ -239,7 +240,7 @@ def test_a_bug_keeps_its_traceback(cli: Any, monkeypatch: pytest.MonkeyPatch) ->
         def broken(*_: object, bug: Exception = bug, **__: object) -> None:
             raise bug
 
-        monkeypatch.setattr(fullfield.estimators, "estimate", broken)
+        monkeypatch.setattr(fullfield.estimators.estimation, "estimate_tensors", broken)
         with pytest.raises(type(bug)):
             cli("flow", "a.png", "b.png", "-o", "out.flo")
 
@@ -248,7 +249,7 @@ def test_interrupted(cli: Any, scene: Path, monkeypatch: pytest.MonkeyPatch) -> 
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(fullfield.estimators, "estimate", interrupt)
+    monkeypatch.setattr(fullfield.estimators.estimation, "estimate_tensors", interrupt)
     (scene / "out.flo").write_text("before")
     ran = cli("flow", "a.png", "b.png", "-o", "out.flo")
     assert (ran.code, ran.out) == (130, "")
@@ -273,7 +274,7 @@ def test_flow_that_is_not_finite(refused: Refused, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(TVL1Estimator, "__call__", nan)
     line = refused("flow", "a.png", "b.png", "-o", "out.flo", *FAST)
-    assert "--method tvl1: the flow is NaN or infinite at 1 pixels" in line
+    assert "--method tvl1: the flow is NaN or infinite at 1 pixel;" in line
     assert not Path("out.flo").exists()
 
 

@@ -147,7 +147,7 @@ def test_weights_of_the_cache(cli: Any, weights: str, cache: Path) -> None:
     ran = cli(*PAIR, "--method", "raft-small")
     assert ran.code == 2
     note, error = ran.err.splitlines()
-    assert note == "fullfield: note: fetching the weights raft-small"
+    assert note == "fullfield: note: downloading the weights raft-small"
     assert error.startswith("fullfield: error: raft-small: ")
     assert "cannot be reached; fetch " in error
     assert f"put it at {cache / 'raft-small.pth'}" in error
@@ -172,7 +172,7 @@ def test_weights_of_the_cache(cli: Any, weights: str, cache: Path) -> None:
         (("--method", "raft", "--updates", "-1"), "--updates: expected an integer >= 0"),
         (("--method", "raft-small", "--weights", "w.pth", "--updates", "0"), "--updates: expected an integer >= 1"),
         (("--method", "raft", "--coarse-updates", "3"), "--coarse-updates: expected None without a cascade"),
-        (("--method", "raft", "--precision", "half"), "--precision: expected one of exact, fast, bfloat16"),
+        (("--method", "raft", "--precision", "half"), "--precision: expected one of auto, exact, fast, bfloat16"),
         (("--method", "sea-raft", "--padding", "kitti"), "--padding: belongs to --method raft, raft-small, not to"),
         (("--method", "raft", "--preset", "paper"), "--preset: raft has default, fast, got 'paper'"),
         (("--method", "raft-small", "--weights", "w.pth", "--backend", "best"), "--backend: expected one of cuda,"),
@@ -214,7 +214,7 @@ def test_the_list_of_weights(cli: Any, cache: Path, weights: str) -> None:
 
 
 def test_where_weights_are(cli: Any, refused: Callable[..., str], cache: Path, weights: str) -> None:
-    assert "raft-small: is not here; 'fullfield weights fetch raft-small' brings it" in refused(
+    assert "raft-small: is not on this machine; run 'fullfield weights fetch raft-small'" in refused(
         "weights", "path", "raft-small"
     )
     assert "small: no such entry; see fullfield weights list" in refused("weights", "path", "small")
@@ -249,7 +249,7 @@ def test_doctor(cli: Any, cache: Path, weights: str) -> None:
     (cache / "raft-small.pth").write_bytes(Path(weights).read_bytes())
     out = cli("doctor").out
     assert f"raft-small    {cache / 'raft-small.pth'}" in out
-    assert "raft          weights raft-sintel are not here: fullfield weights fetch raft-sintel" in out
+    assert "raft          weights raft-sintel are not on this machine: fullfield weights fetch raft-sintel" in out
     assert "\nptlflow       " in out
     report = cli("doctor", "--json").json
     assert report["networks"].keys() == DEFAULTS.keys()

@@ -25,7 +25,7 @@ def test_auto_is_the_network_refined() -> None:
     assert torch.equal(found.flow, expected.flow)
     assert found.method == AUTO_NETWORK
     assert (found.parameters["refinement"]["passes"], found.parameters["refinement"]["rounds"]) == (3, 1)
-    assert found.stages.keys() == {"both_ways", "refinement"}
+    assert found.stages.keys() == {"bidirectional", "refinement"}
 
 
 def test_in_a_hurry_on_the_cpu_it_is_the_network_alone() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from fullfield import Flow, InputError, estimate
+from fullfield import Flow, InputError, estimate, estimate_batch
 from fullfield.estimators import Estimator, TVL1Estimator, as_frame
 from fullfield.io import FrameWindow, flow_window, write_image
 from fullfield.ops.tvl1 import TVL1Config
@@ -38,11 +38,98 @@ def test_kinds_of_frames_agree(tmp_path: Path) -> None:
         "array with alpha": [np.dstack([a, np.full(a.shape[:2], 7, np.uint8)]) for a in arrays],
         "flipped view": [a[::-1][::-1] for a in arrays],
         "float tensor": [f.float() / 255 for f in eight],
+        "batch of one": [f[None] for f in eight],
+        "array of one": [a[None] for a in arrays],
     }
     for name, frames in kinds.items():
         assert torch.allclose(estimate(*frames, **FAST).flow, expected, atol=1e-3), name
     half = estimate(*[(a / 255).astype(np.float16) for a in arrays], **FAST).flow
     assert (half - expected).norm(dim=0).mean() < 0.05
+
+
+def test_pil_images() -> None:
+    image = pytest.importorskip("PIL.Image")
+    eight = [(f.clamp(0, 1) * 255).round().to(torch.uint8) for f in (SCENE.frame1, SCENE.frame2)]
+    arrays = [f.permute(1, 2, 0).numpy() for f in eight]
+    images = [image.fromarray(a) for a in arrays]
+    assert torch.equal(estimate(*images, **FAST).flow, estimate(*eight, **FAST).flow)
+    for mode in ("RGBA", "CMYK"):
+        assert as_frame(images[0].convert(mode)).shape == (3, 48, 64), mode
+    grey = images[0].convert("L")
+    assert torch.equal(as_frame(grey), as_frame(np.asarray(grey)))
+    for mode in ("LA", "1"):
+        assert as_frame(images[0].convert(mode)).shape == (1, 48, 64), mode
+    palette = images[0].convert("P")
+    assert torch.equal(as_frame(palette), as_frame(np.asarray(palette.convert("RGB"))))
+    sixteen = image.fromarray(arrays[0][..., 0].astype(np.uint16) * 257)
+    assert torch.equal(as_frame(sixteen), eight[0][:1] / 255)
+
+
+def test_batches() -> None:
+    first = torch.stack((SCENE.frame1, SCENE.frame2, SCENE.frame1))
+    second = torch.stack((SCENE.frame2, SCENE.frame1, SCENE.frame1))
+    alone = [estimate(a, b, **FAST).flow for a, b in zip(first, second, strict=True)]
+    together = estimate_batch(first, second, **FAST)
+    listed = estimate_batch(list(first), [frame.numpy().transpose(1, 2, 0) for frame in second], **FAST)
+    for flows in (together, listed):
+        assert [flow.flow.shape for flow in flows] == [(2, 48, 64)] * 3
+        for flow, expected in zip(flows, alone, strict=True):
+            assert torch.allclose(flow.flow, expected, atol=1e-5)
+    maps = estimate_batch(first[:2], second[:2], "auto", preset="fast", reliability=True)
+    one = estimate(first[1], second[1], "auto", preset="fast", reliability=True)
+    assert one.confidence is not None
+    assert maps[1].confidence is not None
+    torch.testing.assert_close(maps[1].confidence, one.confidence, atol=1e-3, rtol=0)
+    with pytest.raises(InputError, match=r"frame1: expected one frame \(estimate_batch .*\), got a batch of 3"):
+        estimate(first, second)
+    with pytest.raises(InputError, match="frames2: expected 3 frames like frames1, got 2"):
+        estimate_batch(first, second[:2])
+    with pytest.raises(InputError, match=r"frames1\[1\]: expected 64×48 pixels like frames1\[0\], got 64×47"):
+        estimate_batch([first[0], first[1, :, 1:]], list(second[:2]))
+    with pytest.raises(InputError, match="frames1: expected a batch"):
+        estimate_batch([], [])
+
+
+def test_a_flow_moves() -> None:
+    flow = Flow(torch.zeros(2, 4, 5), torch.ones(4, 5, dtype=torch.bool))
+    assert flow.cpu() is flow
+    assert flow.device == torch.device("cpu")
+    there = Flow(flow.flow.to("meta"), flow.valid.to("meta"))
+    assert repr(there) == "Flow(5×4, on meta)"
+    with pytest.raises(InputError, match="valid: expected device meta"):
+        Flow(flow.flow.to("meta"), flow.valid)
+
+
+def test_values_are_checked_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One copy of a few numbers to the host for the frames, none for integers, and one of a bool for the flow."""
+    asked: list[tuple[int, ...]] = []
+    real = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda self: asked.append(tuple(self.shape)) or real(self))
+    estimate(SCENE.frame1, SCENE.frame2, **FAST)
+    assert asked == [(2, 3)]
+    eight = [(f.clamp(0, 1) * 255).round().to(torch.uint8) for f in (SCENE.frame1, SCENE.frame2)]
+    estimate(*eight, **FAST)
+    assert asked == [(2, 3)]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_results_stay_on_the_gpu(tmp_path: Path) -> None:
+    frames = [f.cuda() for f in (SCENE.frame1, SCENE.frame2)]
+    flow = estimate(*frames, "fullfield-s", device="cuda", reliability=True)
+    assert flow.confidence is not None
+    assert {t.device.type for t in (flow.flow, flow.valid, flow.confidence)} == {"cuda"}
+    host = flow.cpu()
+    assert host.flow.is_pinned()
+    assert torch.equal(host.flow, flow.flow.cpu())
+    assert np.array_equal(flow.numpy(), host.numpy())
+    flow.save(tmp_path / "a.flo")
+    assert torch.equal(Flow.load(tmp_path / "a.flo").flow, host.flow)
+    assert torch.equal(host.to("cuda").flow, flow.flow)
+    from_host = estimate(SCENE.frame1, SCENE.frame2, "fullfield-s", device="cuda")
+    assert torch.equal(from_host.flow, flow.flow)
+    again = estimate(*frames, "tvl1", device="cuda", initial_flow=flow)
+    assert again.device.type == "cuda"
 
 
 def test_grey_kinds() -> None:
@@ -116,7 +203,7 @@ def test_estimator_follows_size_and_frees_the_old_solver() -> None:
         ((np.zeros((1, 1), np.uint8),) * 2, "frame1: expected more than one pixel, got 1×1"),
         ((np.zeros((4, 5), np.uint8), np.zeros((5, 4), np.uint8)), "frame2: expected 5×4 pixels like frame1, got 4×5"),
         ((np.full((4, 4), np.nan, np.float32),) * 2, "frame1: expected finite values, got NaN"),
-        (([[1, 2], [3, 4]],) * 2, "frame1: expected a path, an array or a tensor, got list"),
+        (([[1, 2], [3, 4]],) * 2, "frame1: expected a path, an array, a PIL image or a tensor, got list"),
     ],
 )
 def test_bad_frames(frames: tuple[object, object], message: str) -> None:
@@ -155,23 +242,34 @@ def test_half_precision_is_refused_where_it_cannot_run() -> None:
         estimate(*frames, "tvl1", precision="float16")
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "told"),
-    [(255.0, 255.0, "got 255 to 255"), (0.0, 127.0, "got 0 to 127, 63.5 on average"), (-1.0, 1.0, "got -1 to 1, 0 on")],
-)
-def test_floats_of_another_range_are_questioned(low: float, high: float, told: str) -> None:
+@pytest.mark.parametrize(("low", "high"), [(255.0, 255.0), (0.0, 127.0), (0.0, 200.0)])
+def test_floats_of_0_to_255_are_refused(low: float, high: float) -> None:
     values = np.tile(np.array([low, high], np.float32), (4, 2))
-    with pytest.warns(UserWarning, match=rf"frame: frames are expected in 0 \.\.\. 1.*; {told}") as warned:
-        assert as_frame(values).min() == low
-    assert len(warned) == 1
-    with pytest.warns(UserWarning, match=told):
-        as_frame(torch.from_numpy(values)[None])
+    told = (
+        rf"^frame: expected values of 0 \.\.\. 1, got {low:g} to {high:g}, .* on average; divide by 255 or pass uint8"
+    )
+    for frame in (values, torch.from_numpy(values)[None]):
+        with pytest.raises(InputError, match=told):
+            as_frame(frame)
+        with pytest.raises(InputError, match="divide by 255"):
+            as_frame(frame, transfer="srgb")
+    with pytest.raises(InputError, match="frame2: expected values"):
+        estimate(np.zeros((4, 4), np.float32), values, "tvl1")
+    with pytest.raises(InputError, match="frames2: expected values"):
+        estimate_batch(torch.zeros(2, 1, 4, 4), torch.from_numpy(values)[None, None].expand(2, -1, -1, -1), "tvl1")
 
 
-def test_a_pair_is_questioned_once() -> None:
-    frames = torch.rand(2, 1, 20, 24) * 127
+def test_bright_linear_light_is_questioned_once() -> None:
+    frames = torch.rand(2, 1, 20, 24) * 4000
     with pytest.warns(UserWarning, match="frame1: frames are expected in 0") as warned:
-        estimate(*frames, "tvl1", preset="fast", iterations=1, warps=1)
+        estimate(*frames, "tvl1", preset="fast", iterations=1, warps=1, transfer="linear")
+    assert len(warned) == 1
+
+
+def test_floats_below_black_are_questioned() -> None:
+    values = np.tile(np.array([-1.0, 1.0], np.float32), (4, 2))
+    with pytest.warns(UserWarning, match=r"frame: frames are expected in 0 \.\.\. 1.*; got -1 to 1, 0 on") as warned:
+        assert as_frame(values).min() == -1
     assert len(warned) == 1
 
 

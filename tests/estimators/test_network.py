@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import fullfield.models.mixed as mixed_module
+import fullfield.models.lookups as lookups
 from fullfield import InputError, estimate
 from fullfield.estimators import (
     CascadedEstimator,
@@ -270,14 +270,14 @@ def test_the_included_network_cascades_by_itself() -> None:
 def test_with_a_cascade_twice_the_size_starts_from_the_flow_of_the_frames() -> None:
     scene = textured_scene(804, 812, seed=4)
     frames = [frame[None].expand(-1, 3, -1, -1) for frame in (scene.frame1, scene.frame2)]
-    found = NetworkEstimator("fullfield-s", NetworkConfig(updates=1, double=True)).both_ways(*frames)
-    own = NetworkEstimator("fullfield-s", NetworkConfig(updates=1)).both_ways(*frames)
+    found = NetworkEstimator("fullfield-s", NetworkConfig(updates=1, double=True)).bidirectional(*frames)
+    own = NetworkEstimator("fullfield-s", NetworkConfig(updates=1)).bidirectional(*frames)
     assert found is not None
     assert own is not None
     network = NetworkEstimator("fullfield-s")._ready(torch.device("cpu"))
     twice = [nn.functional.interpolate(frame, scale_factor=2, mode="bilinear") for frame in frames]
     with torch.no_grad():
-        large = network.both_ways_with_info(*twice, 1, own.forward, own.backward)
+        large = network.bidirectional_with_info(*twice, 1, own.forward, own.backward)
     for mine, small, (big, _) in zip(found[:2], own[:2], large, strict=True):
         reduced = resample_flow(big, 804, 812)
         near = [(mine - flow).abs().amax(1) < 1e-3 for flow in (small, reduced)]
@@ -294,7 +294,7 @@ def test_double_takes_what_the_network_is_surer_of() -> None:
     frames = (torch.cat((first, first)), torch.cat((second, second.roll((9, 41), (2, 3)))))  # short and long motion
     start = torch.full((2, 2, 12, 16), 0.5)
     flow = estimator(*frames, initial_flow=start, progress=lambda done, where: told.append((done, where)))
-    both = estimator.both_ways(*frames, initial_flow=start)
+    both = estimator.bidirectional(*frames, initial_flow=start)
     assert both is not None
     assert both.log_scales is not None
     assert torch.allclose(both.forward, flow, atol=1e-4)
@@ -304,7 +304,7 @@ def test_double_takes_what_the_network_is_surer_of() -> None:
     assert told[-1][0] == pytest.approx(1)
     plain = NetworkEstimator("fullfield-s", NetworkConfig(updates=2))
     twice = [nn.functional.interpolate(frame, scale_factor=2, mode="bilinear") for frame in frames]
-    own, large = (plain.both_ways(*pair, initial_flow=start) for pair in (frames, twice))
+    own, large = (plain.bidirectional(*pair, initial_flow=start) for pair in (frames, twice))
     assert own is not None
     assert large is not None
     assert own.log_scales is not None
@@ -332,7 +332,7 @@ def test_double_in_the_fast_form(precision: str, monkeypatch: pytest.MonkeyPatch
     assert {size[1:] for size in fast._fast._kept} >= {(48, 64), (96, 128)}
     flow = fast(*PAIR)
     assert float((flow - exact(*PAIR)).norm(dim=1).median()) < (1e-4 if precision == "fast" else 0.05)
-    both = fast.both_ways(*PAIR)
+    both = fast.bidirectional(*PAIR)
     assert both is not None
     assert torch.equal(both.forward, flow)
     assert both.log_scales is not None
@@ -402,22 +402,22 @@ def test_backends(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = automatic(*PAIR)
     assert torch.allclose(dense(*PAIR), expected, atol=1e-3)
     assert dense.backend == "dense"
-    mixed = make("mixed", updates=2)
-    mixed(*PAIR)
-    assert mixed.backend == "dense"
+    preferring = make("prefer-dense", updates=2)
+    preferring(*PAIR)
+    assert preferring.backend == "dense"
     assert used == [automatic.backend, "dense", "dense"]
-    monkeypatch.setattr(mixed_module, "_CPU_BYTES", 48 * 64 * 4 // 64 * 20)
-    mixed = make("mixed", updates=2)
-    assert torch.equal(mixed(*PAIR), expected)
-    assert mixed.backend == used[-1] == automatic.backend
-    mixed(*[torch.rand(1, 3, 16, 16)] * 2)
-    assert mixed.backend == "dense"
+    monkeypatch.setattr(lookups, "_CPU_BYTES", 48 * 64 * 4 // 64 * 20)
+    preferring = make("prefer-dense", updates=2)
+    assert torch.equal(preferring(*PAIR), expected)
+    assert preferring.backend == used[-1] == automatic.backend
+    preferring(*[torch.rand(1, 3, 16, 16)] * 2)
+    assert preferring.backend == "dense"
     with pytest.raises(
-        InputError, match=r"backend: expected one of cuda, cpu, dense, reference, blocks, mixed, got 'gpu'$"
+        InputError, match=r"backend: expected one of cuda, cpu, dense, reference, blocks, prefer-dense, got 'gpu'$"
     ):
         make("gpu")
-    with pytest.raises(InputError, match="backend: expected another one than mixed"):
-        make("mixed", precision="fast")
+    with pytest.raises(InputError, match="backend: expected another one than prefer-dense"):
+        make("prefer-dense", precision="fast")
     if not torch.cuda.is_available():
         with pytest.raises(InputError, match="backend: 'cuda' cannot serve this request"):
             make("cuda")(*PAIR)
@@ -427,7 +427,8 @@ def test_fast_forms_are_kept_for_the_sizes_of_the_last_call(make: Made, monkeypa
     from fullfield.models.prepared import runner
 
     monkeypatch.setattr(runner, "cpu_dtype", lambda: torch.float32)
-    assert set(PRECISIONS) == set(runner.PRECISIONS)
+    assert set(PRECISIONS) == {"auto", *runner.PRECISIONS}
+    monkeypatch.setattr("fullfield.estimators.network._SMALL_PIXELS", 0)
     estimator = make(updates=2, precision="fast")
     assert torch.allclose(estimator(*PAIR), make(updates=2)(*PAIR), atol=1e-3)
     assert estimator._fast is not None
@@ -443,6 +444,62 @@ def test_fast_forms_are_kept_for_the_sizes_of_the_last_call(make: Made, monkeypa
     assert told == [0, 1]
 
 
+def test_automatic_precision_is_half_on_a_gpu_with_kernels(
+    make: Made, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reasons: list[str | None] = [None]
+    monkeypatch.setattr("fullfield.models.prepared.why_not", lambda _: reasons[0])
+    gpu, cpu = torch.device("cuda", 0), torch.device("cpu")
+    used = {
+        (backend, place): make(backend)._is_exact(place)
+        for backend in (None, "cuda", "dense", "reference", "prefer-dense")
+        for place in (gpu, cpu)
+    }
+    assert [key for key, exact in used.items() if not exact] == [(None, gpu), ("cuda", gpu)]
+    estimator = make()
+    assert estimator.parameters["precision"] == "auto"
+    estimator._is_exact(gpu)
+    assert estimator.parameters["precision"] == "fast"
+    estimator.prepare()
+    assert estimator.parameters["precision"] == "exact", "as a run on the CPU noted it before there was auto"
+    reasons[0] = "cuda-core is missing"
+    with caplog.at_level("DEBUG", "fullfield"):
+        assert make()._is_exact(gpu)
+    assert "cuda-core is missing" in caplog.text
+    assert not make(precision="fast")._is_exact(gpu)
+    assert make(precision="exact")._is_exact(gpu)
+
+
+def test_backends_and_weights_are_logged(make: Made, weights: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("DEBUG", "fullfield"):
+        estimate(SCENE.frame1, SCENE.frame2, make(updates=1))
+    told = "\n".join(record.getMessage() for record in caplog.records)
+    assert f"loaded weights {weights}" in told
+    assert "raft-small at 64x48 on cpu: lookup cpu, float32" in told
+    assert "raft-small at 64x48 on cpu: backend" in told
+
+
+def test_small_sizes_stay_prepared(make: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fullfield.models.prepared.runner.cpu_dtype", lambda: torch.float32)
+    estimator = make(updates=1, precision="fast")
+    sizes = [(16, 24), (24, 16), (16, 32), (32, 16), (24, 24)]
+    for size in sizes:
+        estimator(*[torch.rand(1, 3, *size)] * 2)
+    assert estimator._fast is not None
+    assert [key[1:] for key in estimator._fast._kept] == sizes[1:]
+
+
+def test_old_names_warn(make: Made) -> None:
+    with pytest.warns(DeprecationWarning, match="backend 'mixed' is deprecated, use 'prefer-dense'"):
+        assert make("mixed").asked_backend == "prefer-dense"
+    estimator = make(updates=1)
+    with pytest.warns(DeprecationWarning, match="both_ways is deprecated, use bidirectional"):
+        both = estimator.both_ways(*PAIR)
+    expected = estimator.bidirectional(*PAIR)
+    assert expected is not None
+    assert torch.equal(both.backward, expected.backward)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -456,11 +513,11 @@ def test_on_the_gpu(make: Made, precision: str) -> None:
         assert flow.is_cuda
         assert estimator.backend == "cuda"
         difference = (flow.cpu() - expected).norm(dim=1).mean() / expected.norm(dim=1).mean()
-        assert difference < {"exact": 1e-4, "fast": 0.05, "bfloat16": 0.2}[precision]
+        assert difference < {"exact": 1e-4, "auto": 0.05, "fast": 0.05, "bfloat16": 0.2}[precision]
         if precision == "exact":
-            mixed = make("mixed", updates=3)
-            assert torch.allclose(mixed(*frames).cpu(), expected, rtol=1e-3, atol=1e-2)
-            assert mixed.backend == "dense"
+            preferring = make("prefer-dense", updates=3)
+            assert torch.allclose(preferring(*frames).cpu(), expected, rtol=1e-3, atol=1e-2)
+            assert preferring.backend == "dense"
 
 
 @pytest.mark.gpu
@@ -531,7 +588,7 @@ def test_weights_that_are_not_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
             "weights: expected a file or one of fullfield-s, raft-chairs, .*, got 'no-such-thing'",
         ),
         ("raft", "folder/none.pth", "weights: folder/none.pth: no such file"),
-        ("raft", "none.pth", "weights: none.pth: no such file; 'fullfield weights list' names what is published"),
+        ("raft", "none.pth", "weights: none.pth: no such file; 'fullfield weights list' names the published ones"),
         ("raft", "raft-small", "weights: expected some for raft, got raft-small, which is for raft-small"),
         ("sea-raft-s", "sea-raft-m-spring", "weights: expected some for sea-raft-s, got sea-raft-m-spring"),
     ],
@@ -552,8 +609,8 @@ def test_mistakes(weights: Path) -> None:
         ({"coarse_updates": 2, "cascade": False}, "coarse_updates: expected None without a cascade, got 2"),
         ({"cascade": 1}, "cascade: expected True, False or None"),
         ({"double": 1}, "double: expected True or False"),
-        ({"double": True}, "double: expected False for RAFT, which does not tell its uncertainty, got True"),
-        ({"precision": "half"}, "precision: expected one of exact, fast, bfloat16"),
+        ({"double": True}, "double: expected False for RAFT, which does not estimate its uncertainty, got True"),
+        ({"precision": "half"}, "precision: expected one of auto, exact, fast, bfloat16"),
         ({"weights": ""}, "weights: expected a file or the name of an entry"),
         ({"padding": "none"}, "padding: expected one of sintel, kitti"),
     ):

@@ -7,14 +7,14 @@ import math
 import pytest
 import torch
 
-from fullfield.models.doubled import Judged, enlarged, surer
+from fullfield.models.doubled import Judged, enlarged, more_confident
 
 
 def test_every_pixel_takes_the_surer_flow_in_its_own_pixels() -> None:
     own = Judged(torch.full((1, 2, 3, 5), 1.0), torch.zeros(1, 1, 3, 5))
     large = Judged(torch.tensor([8.0, 4.0])[None, :, None, None].expand(1, 2, 6, 10), torch.zeros(1, 1, 6, 10))
     large.log_scale[..., 6:] = 1.0  # columns 6 to 9 of the large one are 3 and 4
-    flow, log_scale = surer(own, large)
+    flow, log_scale = more_confident(own, large)
     assert flow[0].tolist() == [[[4.0, 4.0, 4.0, 1.0, 1.0]] * 3, [[2.0, 2.0, 2.0, 1.0, 1.0]] * 3]
     assert torch.allclose(log_scale[0, 0, 0], torch.tensor([-math.log(2.0)] * 3 + [0.0, 0.0]))
 
@@ -26,7 +26,7 @@ def test_an_overflow_at_either_size_shows(which: str, surest: float) -> None:
     large = Judged(torch.zeros(1, 2, 6, 10), torch.zeros(1, 1, 6, 10))
     spoilt = own if which == "own" else large
     spoilt.flow[..., 0, 0] = math.nan
-    flow = surer(own, large).flow
+    flow = more_confident(own, large).flow
     assert flow[0, :, 0, 0].isnan().all()
     assert flow[0, :, 2, 4].isfinite().all()
 

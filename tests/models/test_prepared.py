@@ -94,7 +94,7 @@ def test_bfloat16_on_the_cpu(name: str) -> None:
     assert 1e-5 < float((got - right).norm() / right.norm()) < 0.05
     assert PreparedFlow(model, *SIZE, precision="exact").backend is None
     both = PreparedFlow(model, *SIZE, batch=2, precision="bfloat16")
-    there, back = both.both_ways(first, second, updates=3)
+    there, back = both.bidirectional(first, second, updates=3)
     assert both.backend == half.backend is not None
     assert torch.equal(there, got)
     assert torch.equal(back, half(second, first, updates=3))

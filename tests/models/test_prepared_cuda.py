@@ -219,29 +219,29 @@ def test_global_switches_are_left_alone() -> None:
 
 
 @pytest.mark.parametrize("name", ["raft", "raft-small", "sea-raft"])
-def test_both_ways_are_two_calls(name: str) -> None:
+def test_both_directions_are_two_calls(name: str) -> None:
     first, second = textured((99, 133))
     fast = PreparedFlow(network(name), 99, 133)
     start = 2 * torch.randn(1, 2, 9, 11, device="cuda")
     for _ in range(2):  # recorded, replayed
         want = fast(first, second, updates=3, initial_flow=start), fast(second, first, updates=3)
-        found = fast.both_ways(first, second, updates=3, initial_flow=start)
+        found = fast.bidirectional(first, second, updates=3, initial_flow=start)
         for got, right in zip(found, want, strict=True):
             assert off(got, right) < 2e-3
-        found = fast.both_ways(second, first, updates=3, initial_backward=start)
+        found = fast.bidirectional(second, first, updates=3, initial_backward=start)
         for got, right in zip(found, want[::-1], strict=True):
             assert off(got, right) < 2e-3
     if name == "sea-raft":  # what is told of the flow's error
         model = network(name)
         with torch.no_grad():
-            there, back = model.both_ways_with_info(first, second, 3, start)
+            there, back = model.bidirectional_with_info(first, second, 3, start)
         for _ in range(2):
-            ways = fast.both_ways_with_info(first, second, 3, start)
+            ways = fast.bidirectional_with_info(first, second, 3, start)
             one = fast.flow_with_info(first, second, 3, start)
             for got, right in zip((*ways[0], *ways[1], *one), (*there, *back, *there), strict=True):
                 assert got.shape == right.shape
                 assert off(got, right) < 0.02
-    again = fast.both_ways(second, first, updates=3)
+    again = fast.bidirectional(second, first, updates=3)
     assert off(again[0], want[1]) < 2e-3
 
 

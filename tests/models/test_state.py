@@ -215,3 +215,17 @@ def test_deep_wrappers_are_refused_in_one_line(tmp_path: Path) -> None:
     torch.save({"state_dict": torch.ones(1)}, path)
     with pytest.raises(InputError, match="expected named tensors, got dict of many levels at 'wrapper'"):
         read_state(_deep())
+
+
+def test_weights_of_integers_are_refused() -> None:
+    module = torch.nn.BatchNorm2d(3)
+    state = {name: value.clone() for name, value in module.state_dict().items()}
+    state["weight"] = torch.tensor([1, 2, 3])
+    with pytest.raises(InputError, match=r"^f: expected floating weights of a norm, got int64 at 'weight'$"):
+        fit(module, state, "f", "a norm")
+    assert torch.equal(module.weight, torch.ones(3))
+    state["bias"] = torch.zeros(3, dtype=torch.bool)
+    with pytest.raises(InputError, match="at 'weight' and 1 more"):
+        fit(module, state, "f", "a norm")
+    fit(module, {**module.state_dict(), "num_batches_tracked": torch.tensor(2)}, "f", "a norm")
+    assert module.num_batches_tracked == 2

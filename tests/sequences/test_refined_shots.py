@@ -81,15 +81,15 @@ def test_the_command_goes_on_from_its_files(
 
 
 def counted_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows by one with every call of ``NetworkEstimator.both_ways``."""
+    """Grows by one with every call of ``NetworkEstimator.bidirectional``."""
     asked: list[int] = []
-    real = NetworkEstimator.both_ways
+    real = NetworkEstimator.bidirectional
 
     def counted(self: NetworkEstimator, *pair: Tensor, **more: Any) -> Any:
         asked.append(1)
         return real(self, *pair, **more)
 
-    monkeypatch.setattr(NetworkEstimator, "both_ways", counted)
+    monkeypatch.setattr(NetworkEstimator, "bidirectional", counted)
     return asked
 
 

@@ -56,3 +56,12 @@ def test_mistakes() -> None:
         FlowColors(0.0)
     with pytest.raises(InputError, match="flow"):
         FlowColors(1.0).draw(torch.zeros(3, 4, 4))
+
+
+def test_a_few_fast_vectors_do_not_make_the_picture_pale() -> None:
+    flow = torch.full((2, 80, 80), 2.0)
+    flow[:, :16, :16] = 60.0  # 4 % of the picture
+    colors = FlowColors()
+    picture = colors.draw(flow).float()
+    assert colors.max_motion < 3
+    assert (picture.amax(0) - picture.amin(0))[40:].mean() > 100

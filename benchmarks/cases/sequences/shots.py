@@ -198,7 +198,7 @@ def one_pair(estimator: Estimator, first: Tensor, second: Tensor, ways: Iterable
     wanted = set(ways)
     both = refiner is not None or len(wanted) == 2
     frames = {"forward": (first, second), "backward": (second, first)}
-    together = getattr(plain, "both_ways", None) if both else None
+    together = getattr(plain, "bidirectional", None) if both else None
     found = None if together is None else together(first, second)
     if found is None:
         flows = {name: plain(*frames[name]) for name in (frames if both else wanted)}

@@ -1,4 +1,4 @@
-"""``fullfield demo``: a scene with known motion, estimated, scored and drawn; needs no data."""
+"""``fullfield demo``: estimate, score and draw a synthetic scene with known motion; needs no data."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 FILES = ("frame1.png", "frame2.png", "truth.flo", "flow.flo", "flow.png", "error.png", "sheet.png")
 
-HELP = "estimate, score and draw a made-up scene"
+HELP = "estimate, score and draw a synthetic scene"
 DESCRIPTION = (
-    "Make a textured scene with known motion, estimate its flow, score it against the truth and write "
+    "Generate a textured scene with known motion, estimate its flow, score it against the truth and write "
     "the frames, the flow and the pictures into a folder."
 )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of ``fullfield demo``."""
+    """Add the options of ``fullfield demo``."""
     parser.add_argument("-o", "--output", metavar="DIR", default="fullfield-demo", help="folder for the files")
     parser.add_argument("--size", type=argtypes.size, default="640x360", help="size of the frames")
-    parser.add_argument("--seed", type=argtypes.integer, default=0, help="another number, another scene")
+    parser.add_argument("--seed", type=argtypes.integer, default=0, help="seed of the scene")
     methods.add_method_options(parser)
     report.add_report_options(parser, progress=True)
     methods.add_parameter_options(parser)
 
 
 def _check_leftovers(folder: Path) -> None:
-    """Files of these names are an earlier demo's, and may be replaced, only if all are there."""
+    """Refuse a folder that holds some of the files; only a complete set is an earlier demo's and may be replaced."""
     found = [name for name in FILES if (folder / name).exists()]
     if found and len(found) < len(FILES):
         raise InputError(f"--output {folder}: holds {found[0]}, which may not be a demo's; choose another folder")
@@ -46,7 +46,7 @@ def _check_leftovers(folder: Path) -> None:
 
 @contextmanager
 def _all_or_nothing(folder: Path) -> Iterator[Path]:
-    """Yield a hidden folder inside; its files appear in ``folder`` together, when the block succeeds."""
+    """Yield a hidden folder inside ``folder``, and move its files there together when the block succeeds."""
     fresh = not folder.exists()
     folder.mkdir(exist_ok=True)
     try:
@@ -62,12 +62,12 @@ def _all_or_nothing(folder: Path) -> Iterator[Path]:
 
 
 def _as_stored(frame: Tensor) -> Tensor:
-    """What an 8-bit file makes of a frame: whoever estimates from the files gets the same flow."""
+    """Round a frame to 8 bits, so that an estimate from the written files gives the same flow."""
     return (frame.clamp(0, 1) * 255).round() / 255
 
 
 def run(args: argparse.Namespace) -> int:
-    """Make, estimate, score, draw."""
+    """Generate the scene, estimate, score and draw."""
     watch = report.Stopwatch()
     chosen = methods.chosen(args)
     folder = Path(args.output)
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     methods.use_threads(args.threads)
     words = {**methods.words(args.method), "height": "--size", "width": "--size", "seed": "--seed"}
     with Progress("demo", quiet=args.quiet) as progress, naming(**words):
-        progress(0.0, "making the scene")
+        progress(0.0, "generating the scene")
         made = textured_scene(height, width, seed=args.seed)
         frame1, frame2 = _as_stored(made.frame1), _as_stored(made.frame2)
         watch.lap("scene")
@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> int:
         f"{width}x{height} pixels, {chosen.title}, {seconds['estimate']:.2f} s",
         *table(scores, "pooled"),
         f"{report.printable(folder)}: {', '.join(FILES)}",
-        f"{report.printable(folder / 'sheet.png')}: full colour at {scene.scale:.4g} px of motion",
+        f"{report.printable(folder / 'sheet.png')}: colour scale: 0 to {scene.scale:.4g} px",
     ]
     report.tell(args, facts, "\n".join(lines), memory=True)
     return 0

@@ -1,4 +1,4 @@
-"""``fullfield doctor``: what works here, on what, and why the rest does not."""
+"""``fullfield doctor``: list what works on this machine and what to install for the rest."""
 
 from __future__ import annotations
 
@@ -35,33 +35,33 @@ _EXTRAS = {
     "ray": (("ray",), "shots on a cluster: `flow --ray`"),
     "export": (("onnx", "onnxruntime", "onnxscript"), "networks as ONNX files: `export`"),
     "bench": (("cv2", "skimage", "matplotlib", "pynvml"), "cameras of `live`, plots, and what benchmarks compare with"),
-    "cuda12": (("nvidia-cuda-nvrtc-cu12",), "the compiler of our GPU kernels, where PyTorch for CUDA 12 lacks it"),
-    "cuda13": (("nvidia-cuda-nvrtc",), "the compiler of our GPU kernels, where PyTorch for CUDA 13 lacks it"),
+    "cuda12": (("nvidia-cuda-nvrtc-cu12",), "the compiler of our GPU kernels, if PyTorch for CUDA 12 has none"),
+    "cuda13": (("nvidia-cuda-nvrtc",), "the compiler of our GPU kernels, if PyTorch for CUDA 13 has none"),
     "docs": (("sphinx", "furo", "myst_parser", "sphinx_gallery", "sphinx_copybutton"), "the documentation site"),
     "dev": (("pytest", "hypothesis", "mypy", "ruff"), "tests and checks of fullfield itself"),
 }
-"""What each extra of the package brings: modules (for CUDA distributions), and what works with them."""
+"""Extras of the package: their modules (for CUDA distributions), and what needs them."""
 _OPERATORS = ("correlation", "spatial_correlation", "matching", "neighbors", "point_conv", "tvl1", "refinement")
 _ELSEWHERE = {"refinement": ("tvl1", "refinement_backends")}
-"""Operators that have no module of their own: where their backends are told."""
+"""Operators without a module of their own: module and function that list their backends."""
 _ON_POINTS = ("neighbors", "point_conv")
 _ON_FRAMES = ("spatial_correlation", "matching", "tvl1", "refinement")
-"""Those whose backends on GPUs are told one after the other; correlation's come first."""
+"""Operators whose backends on GPUs are listed after those of correlation."""
 
-HELP = "say what works on this machine"
+HELP = "list what works on this machine, and what to install for the rest"
 DESCRIPTION = (
-    "Say which versions and devices are here, which backend each operator uses and why others do not "
-    "run, and try the main job on a tiny scene. Exits with 2 when it fails."
+    "List versions and devices, the backend of each operator and the reasons why others do not run, and estimate a "
+    "tiny scene. Exits with 2 if that fails."
 )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of ``fullfield doctor``."""
+    """Add the options of ``fullfield doctor``."""
     report.add_report_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Look at everything, whatever fails, then try the main job."""
+    """Collect all findings, even if some fail, and try the main job."""
     packages = {name: _attempt(partial(import_module, name))[1] for name in _PACKAGES}
     cache, cache_problem = _attempt(_kernel_cache)
     works, problem = _attempt(_main_job)
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _attempt(look: Callable[[], Any]) -> tuple[Any, str | None]:
-    """What ``look`` finds, or why it could not: the report is for machines on which things are broken."""
+    """Return the result of ``look``, or its error, because doctor runs on broken machines."""
     try:
         return look(), None
     except Exception as error:  # noqa: BLE001
@@ -101,24 +101,24 @@ def _attempt(look: Callable[[], Any]) -> tuple[Any, str | None]:
 
 
 def install_command(extra: str) -> str:
-    """The command of pip: by the checkout that the package was installed from (``-e`` as it was), else by its name."""
+    """Return the pip command of an extra, by the checkout of the installation (with its ``-e``) or by name."""
     from urllib.parse import urlsplit
     from urllib.request import url2pathname
 
     try:
-        told = json.loads(metadata.distribution("fullfield").read_text("direct_url.json") or "{}")
+        origin = json.loads(metadata.distribution("fullfield").read_text("direct_url.json") or "{}")
     except metadata.PackageNotFoundError:
-        told = {}
-    checkout = Path(url2pathname(urlsplit(told["url"]).path)) if "dir_info" in told else None
+        origin = {}
+    checkout = Path(url2pathname(urlsplit(origin["url"]).path)) if "dir_info" in origin else None
     if checkout is None or not (checkout / "pyproject.toml").is_file():
         return f"pip install 'fullfield[{extra}]'"
     here = checkout.resolve() == Path.cwd().resolve()
-    editable = "-e " if told["dir_info"].get("editable") else ""
+    editable = "-e " if origin["dir_info"].get("editable") else ""
     return f"pip install {editable}'{'.' if here else checkout}[{extra}]'"
 
 
 def _missing(brings: tuple[str, ...]) -> list[str]:
-    """Those modules or distributions that are not installed."""
+    """Return the modules or distributions that are not installed."""
 
     def absent(name: str) -> bool:
         return not list(metadata.distributions(name=name)) if "-" in name else find_spec(name) is None
@@ -140,7 +140,7 @@ def _system() -> dict[str, object]:
 
 
 def _devices() -> dict[str, str | None]:
-    """Every kind of device: None where it can be used, else the reason it cannot."""
+    """Return every kind of device with None, or the reason why it cannot be used."""
     import torch
 
     found: dict[str, str | None] = {"cpu": None}
@@ -156,7 +156,7 @@ def _devices() -> dict[str, str | None]:
 
 
 def _backends(operator: str, *device: str) -> dict[str, Any]:
-    """The backend chosen on the device, by default the CPU, and why each other one is not."""
+    """Return the chosen backend on a device, by default the CPU, and why the others are not."""
     module, function = _ELSEWHERE.get(operator, (operator, "backends"))
     options = list(dict(getattr(import_module(f"fullfield.ops.{module}"), function)(*device)).items())
     chosen = next((name for name, reason in options if reason is None), None)
@@ -174,17 +174,17 @@ def _gpus() -> list[str]:
 
 
 def _on_gpus(operator: str) -> dict[str, Any]:
-    """What tensors on every GPU get of the operator."""
+    """Return the backends of the operator on every GPU."""
     return {gpu: _backends(operator, gpu) for gpu in _gpus()}
 
 
 def _points_on_gpus() -> dict[str, Any]:
-    """What tensors on every GPU get of the operators on points."""
+    """Return the backends of the point operators on every GPU."""
     return {gpu: {operator: _backends(operator, gpu) for operator in _ON_POINTS} for gpu in _gpus()}
 
 
 def _fast_networks() -> dict[str, str | None]:
-    """For every GPU None where networks have their fast form, else the reason they have none."""
+    """Return for every GPU None, or the reason why networks have no fast form there."""
     import torch
 
     from fullfield.models.prepared import why_not
@@ -193,14 +193,14 @@ def _fast_networks() -> dict[str, str | None]:
 
 
 def _fast_networks_on_cpu() -> str:
-    """What networks compute in there in their fast form."""
+    """Return the dtype of the networks' fast form on the CPU."""
     from fullfield.models.prepared import cpu_dtype
 
     return str(cpu_dtype()).removeprefix("torch.")
 
 
 def _networks() -> dict[str, dict[str, str | None]]:
-    """The weights each network takes by itself, and where they are."""
+    """Return the default weights of each network and their paths."""
     from fullfield.models.weights import DEFAULTS, WEIGHTS, cached_weights
 
     found = {}
@@ -211,7 +211,7 @@ def _networks() -> dict[str, dict[str, str | None]]:
 
 
 def _ptlflow() -> dict[str, str | None] | None:
-    """The version of ptlflow, whose models are methods too, and why it cannot be imported; None where it is absent."""
+    """Return the version of ptlflow and why it cannot be imported; None if it is not installed."""
     try:
         version = metadata.version("ptlflow")
     except metadata.PackageNotFoundError:
@@ -282,12 +282,12 @@ def _print(findings: dict[str, Any]) -> None:
         if problem is not None:
             print(f"package       {package}, for {_PACKAGES[package]}: {problem}")
     for name, extra in findings["extras"].items():
-        lacks = f"lacks {', '.join(extra['missing'])}: {extra['command']}; " if extra["missing"] else ""
-        print(f"extra         {name}: {lacks or 'installed; '}for {extra['adds']}")
+        missing = f"missing {', '.join(extra['missing'])}: {extra['command']}; " if extra["missing"] else ""
+        print(f"extra         {name}: {missing or 'installed; '}for {extra['adds']}")
     for operator, found in findings["operators"].items():
         _print_backends(operator, "", found)
     if not findings["correlation_on_gpus"]:
-        print("correlation   on GPUs: there is none that PyTorch can use")
+        print("correlation   on GPUs: PyTorch finds no GPU")
     for operator in ("correlation", *_ON_FRAMES):
         for gpu, found in (findings[f"{operator}_on_gpus"] or {}).items():
             _print_backends(operator, f"on {gpu}: ", found)
@@ -297,14 +297,14 @@ def _print(findings: dict[str, Any]) -> None:
     for gpu, reason in (findings["fast_networks"] or {}).items():
         print(f"{'fast networks':<14}on {gpu}: {'half precision, fused kernels' if reason is None else reason}")
     native = findings["fast_networks_on_cpu"] == "bfloat16"
-    told = "bfloat16" if native else "float32, for want of AVX-512 BF16"
-    print(f"{'fast networks':<14}on the CPU: {told}")
+    dtype = "bfloat16" if native else "float32, because AVX-512 BF16 is missing"
+    print(f"{'fast networks':<14}on the CPU: {dtype}")
     for method, found in (findings["networks"] or {}).items():
-        missing = f"weights {found['weights']} are not here: fullfield weights fetch {found['weights']}"
+        missing = f"weights {found['weights']} are not on this machine: fullfield weights fetch {found['weights']}"
         print(f"{method:<14}{found['path'] or missing}")
     print(f"ptlflow       {_on_ptlflow(findings['ptlflow'])}")
     cache = findings["kernel_cache"]
-    compiled = "are there" if cache.get("warm") else "are compiled at their first use"
+    compiled = "are compiled" if cache.get("warm") else "are compiled at first use"
     state = cache.get("problem") or f"{cache['folder']}; the kernels of tvl1 {compiled}"
     print(f"kernel cache  {state}")
     colour = findings["colour_management"]

@@ -11,11 +11,11 @@ from fullfield.cli import argtypes, paths, report
 from fullfield.cli.errors import naming
 from fullfield.cli.methods import fetching
 from fullfield.cli.progress import Progress
-from fullfield.estimators.registry import ALIASES
+from fullfield.estimators.registry import ALIASES, AUTO_NETWORK
 from fullfield.models.weights import DEFAULTS
 
 if TYPE_CHECKING:
-    from fullfield.models import RAFT, SEARAFT
+    from fullfield.models.network import FlowNetwork
 
 LOOKUPS = ("linear", "dense")
 SUFFIXES = (".onnx", ".pt2")
@@ -26,6 +26,7 @@ DESCRIPTION = (
 )
 EPILOG = """\
 examples:
+  fullfield export -o flow.onnx --size 1024x440
   fullfield export -o raft.onnx --method raft --size 1024x440 --updates 12
   fullfield export -o sea.onnx --method sea-raft-m --weights sea-raft-m-spring --size 960x544 --dynamic
   fullfield export -o raft.pt2 --method raft-small --size 1024x440
@@ -33,16 +34,18 @@ examples:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of ``fullfield export``."""
+    """Add the options of ``fullfield export``."""
     parser.add_argument("-o", "--output", required=True, metavar="OUT", help=f"what to write: {', '.join(SUFFIXES)}")
-    parser.add_argument("--method", type=_method, metavar="NAME", default="raft", help="the network")
-    parser.add_argument("--weights", metavar="FILE|NAME", help="a file, an entry of the list, or random [the method's]")
-    parser.add_argument("--size", type=argtypes.size, required=True, help="of the frames")
+    parser.add_argument("--method", type=_method, metavar="NAME", default=AUTO_NETWORK, help="network")
+    parser.add_argument("--weights", metavar="FILE|NAME", help="file, entry of the list, or random [the method's]")
+    parser.add_argument("--size", type=argtypes.size, required=True, help="size of the frames")
     parser.add_argument("--dynamic", action="store_true", help="any size in multiples of 8, from 128x128")
     parser.add_argument("--batch", type=argtypes.count, default=1, help="pairs at a time")
     parser.add_argument("--updates", type=argtypes.integer, help="flow updates [the method's]")
     parser.add_argument(
-        "--lookup", choices=LOOKUPS, help="of ONNX: features gathered per update, or the volume of all pairs [linear]"
+        "--lookup",
+        choices=LOOKUPS,
+        help="ONNX lookup: features gathered per update, or the volume of all pairs [linear]",
     )
     report.add_report_options(parser, progress=True)
 
@@ -55,7 +58,7 @@ def _method(text: str) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Load, export, tell."""
+    """Load the network, export it and report."""
     suffix = paths.check_suffix(args.output, "-o", SUFFIXES)
     paths.check_output(args.output, "-o")
     if suffix == ".pt2" and args.lookup is not None:
@@ -64,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
 
     from fullfield.models.export import export_onnx, export_program, require_onnx
 
-    if suffix == ".onnx":  # before weights are fetched
+    if suffix == ".onnx":  # before any download
         require_onnx()
     model, weights = _network(args)
     watch.lap("load")
@@ -98,24 +101,16 @@ def run(args: argparse.Namespace) -> int:
         "seconds": watch.seconds(),
     }
     sizes = "any size" if args.dynamic else f"{width}x{height}"
-    told = f"{args.method}, weights {weights}, {sizes}, {updates} updates, {written / 1e6:.1f} MB"
-    report.tell(args, facts, f"{report.printable(args.output)}: {told}")
+    summary = f"{args.method}, weights {weights}, {sizes}, {updates} updates, {written / 1e6:.1f} MB"
+    report.tell(args, facts, f"{report.printable(args.output)}: {summary}")
     return 0
 
 
-def _network(args: argparse.Namespace) -> tuple[RAFT | SEARAFT, str]:
-    """The network with its weights, and their name."""
-    from fullfield.estimators.origins import origin_of
+def _network(args: argparse.Namespace) -> tuple[FlowNetwork, str]:
+    """Return the network with its weights, and their name."""
+    from fullfield.models.weights import load_weights, origin_of
 
     with naming(weights="--weights"):
         origin = origin_of(args.method, args.weights)
-    from fullfield.models.weights import build_model, load_weights
-
-    if origin.is_random:
-        import torch
-
-        torch.manual_seed(0)
-        return build_model(args.method), origin.name
     with Progress("export", quiet=args.quiet) as progress:
-        found = origin.fetched(fetching(progress, origin.name))
-        return load_weights(args.method, found.path), origin.name
+        return load_weights(args.method, origin, fetching(progress, origin.name)), origin.name

@@ -1,4 +1,4 @@
-"""``fullfield live SOURCE``: flow while the frames come."""
+"""``fullfield live SOURCE``: flow of a camera, a stream or a video while its frames arrive."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from fullfield._check import InputError
 from fullfield.cli import argtypes, methods, paths, pictures, report
 from fullfield.cli.errors import naming
 from fullfield.cli.report import say
+from fullfield.estimators.registry import method_of
 from fullfield.io.names import CAMERA, VIDEO_WRITE_SUFFIXES
 
 if TYPE_CHECKING:
@@ -26,16 +27,17 @@ if TYPE_CHECKING:
 
     from fullfield.estimators.live import Done, Pair, Slot, Tally
     from fullfield.io.video import VideoSource, VideoWriter
+    from fullfield.ops.tvl1 import PersistentSolver
     from fullfield.viz import FlowColors
     from fullfield.viz.window import Window
 
-_STATUS_SECONDS = {True: 0.5, False: 10.0}  # between two of them, on a terminal and elsewhere
+_STATUS_SECONDS = {True: 0.5, False: 10.0}  # between two lines, on a terminal and elsewhere
 _PATIENCE = 5.0
 
-HELP = "estimate the flow of a camera, a stream or a video while its frames come"
+HELP = "estimate the flow of a camera, a stream or a video while its frames arrive"
 DESCRIPTION = (
-    "The flow of the newest pair of frames, again and again, until SOURCE or Ctrl-C ends it. Pairs "
-    "whose turn does not come are dropped, and counted."
+    "Estimate the flow of the newest pair of frames until SOURCE ends or Ctrl-C. Pairs that arrive too fast are "
+    "dropped and counted."
 )
 EPILOG = """\
 examples:
@@ -46,14 +48,17 @@ examples:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of ``fullfield live``."""
+    """Add the options of ``fullfield live``."""
     parser.add_argument(
-        "source", metavar="SOURCE", help=f"a video file at its own rate, {CAMERA}0 or the address of a stream"
+        "source", metavar="SOURCE", help=f"video file at its own rate, {CAMERA}0 or the address of a stream"
     )
     parser.add_argument(
-        "--rate", type=_rate, metavar="RATE", help="of a file: source, max (drop nothing) or frames a second [source]"
+        "--rate",
+        type=_rate,
+        metavar="RATE",
+        help="rate of a file: source, max (drop nothing) or frames a second [source]",
     )
-    parser.add_argument("--flows", type=argtypes.count, help="end after so many [when SOURCE or Ctrl-C does]")
+    parser.add_argument("--flows", type=argtypes.count, help="stop after N flows [at the end of SOURCE or Ctrl-C]")
     picture = parser.add_argument_group("picture")
     picture.add_argument("--viz", metavar="FILE", help=f"write a video of the flow: {' '.join(VIDEO_WRITE_SUFFIXES)}")
     pictures.add_max_motion(picture)
@@ -82,7 +87,7 @@ def _check(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check, open, compute until the source or the user ends it, report."""
+    """Check the options, estimate until the source ends or the user stops, and report."""
     chosen = methods.chosen(args)
     _check(args)
 
@@ -96,8 +101,7 @@ def run(args: argparse.Namespace) -> int:
         threads: list[threading.Thread] = []
         stack.callback(_close, source, threads)
         screen = _Screen.of(args, chosen.device, source, stack)
-        compute = _Persistent(chosen) if _can_persist(chosen) else _Computation(chosen)
-        compute.prepare((source.height, source.width))  # nothing is compiled while frames come
+        compute = _computation(chosen, (source.height, source.width))  # compiles before frames come
         status = _Status(args, source)
         interrupted = _play(args, source, compute, screen, tally, status, threads)
         if tally.frames < 2 and not interrupted:
@@ -107,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _close(source: VideoSource, threads: list[threading.Thread]) -> None:
-    """Unless a thread is still inside it: libraries do not survive that, and the process ends soon."""
+    """Close the source unless a thread still reads it, which would crash its library; the process ends soon."""
     if not any(thread.is_alive() for thread in threads):
         source.close()
 
@@ -115,45 +119,48 @@ def _close(source: VideoSource, threads: list[threading.Thread]) -> None:
 # ---- computing
 
 
-class _Computation:
-    """The flow of a pair, there when the call returns: by an estimator, frames uploaded for every pair."""
+def _computation(chosen: methods.Chosen, size: tuple[int, int]) -> _PerPair | _Persistent:
+    """Return what computes the flow of a pair, prepared for frames of ``size``."""
+    make = getattr(chosen.estimator, "persistent_solver", None)
+    solver = make and make(size, check.device(chosen.device, "--device"))
+    if solver is not None:
+        return _Persistent(solver, size, chosen.device)
+    chosen.prepare(size, lambda _fraction, _text: None, quiet=True)
+    return _PerPair(chosen)
+
+
+class _PerPair:
+    """Estimator whose frames are uploaded for every pair; the flow is complete when a call returns."""
 
     def __init__(self, chosen: methods.Chosen) -> None:
         self._chosen = chosen
+        self._is_grey = method_of(chosen.method).luminance_only
 
     @property
     def backend(self) -> str:
         return str(self._chosen.estimator.backend)
-
-    def prepare(self, size: tuple[int, int]) -> None:
-        self._chosen.prepare(size, lambda _fraction, _text: None, quiet=True)
 
     def __call__(self, pair: Pair) -> Tensor:
         first, second = (self._values(captured.frame) for captured in pair)
         return _finished(self._chosen.estimator(first, second)[0])
 
     def _values(self, frame: Any) -> Tensor:
-        pixels: Tensor = frame.luma() if self._chosen.method == "tvl1" else frame.rgb()
+        pixels: Tensor = frame.luma() if self._is_grey else frame.rgb()
         return pixels[None].to(self._chosen.device).float().div_(255)
 
 
 class _Persistent:
-    """TV-L1 on an NVIDIA GPU: a frame goes up once, and a pair that follows the last starts from its flow."""
+    """Solver on a GPU: each frame is uploaded once, and a pair that follows the last one starts from its flow."""
 
     backend = "cuda"
 
-    def __init__(self, chosen: methods.Chosen) -> None:
-        self._chosen = chosen
-        self._last: int | None = None
-
-    def prepare(self, size: tuple[int, int]) -> None:
+    def __init__(self, solver: PersistentSolver, size: tuple[int, int], device: str) -> None:
         import torch
 
-        from fullfield.ops.tvl1 import PersistentSolver
-
-        self._solver = PersistentSolver((1, 1, *size), self._chosen.config, device=self._chosen.device)
-        blank = torch.zeros(1, 1, *size, dtype=torch.uint8, device=self._chosen.device)
-        self._solver(blank, blank)
+        self._solver, self._device = solver, device
+        self._last: int | None = None
+        blank = torch.zeros(1, 1, *size, dtype=torch.uint8, device=device)
+        solver(blank, blank)
 
     def __call__(self, pair: Pair) -> Tensor:
         first, second = pair
@@ -162,11 +169,11 @@ class _Persistent:
         else:
             flow = self._solver(self._sent(first.frame), self._sent(second.frame))
         self._last = second.number
-        assert flow is not None  # step has a frame before
+        assert flow is not None  # step has a previous frame
         return _finished(flow[0])
 
     def _sent(self, frame: Any) -> Tensor:
-        return frame.luma()[None].to(self._chosen.device)  # type: ignore[no-any-return]
+        return frame.luma()[None].to(self._device)  # type: ignore[no-any-return]
 
 
 def _finished(flow: Tensor) -> Tensor:
@@ -177,21 +184,12 @@ def _finished(flow: Tensor) -> Tensor:
     return flow
 
 
-def _can_persist(chosen: methods.Chosen) -> bool:
-    device = check.device(chosen.device, "--device")
-    if chosen.method != "tvl1" or chosen.config.epsilon > 0 or chosen.backend not in (None, "cuda"):
-        return False
-    from fullfield.ops.tvl1 import backends
-
-    return dict(backends(device, config=chosen.config))["cuda"] is None
-
-
 # ---- showing
 
 
 @dataclass
 class _Screen:
-    """Where the pictures go: a file, a window, both or nowhere."""
+    """Outputs of the pictures: a file, a window, both or none."""
 
     colors: FlowColors | None
     writer: VideoWriter | None
@@ -210,11 +208,11 @@ class _Screen:
             stack.callback(window.close)
         if args.viz is not None:
             writer = VideoWriter(args.viz, source.width, source.height, source.rate or 30.0)
-            stack.callback(writer.close)  # however the run ends, what was recorded is kept
+            stack.callback(writer.close)  # keeps what was recorded however the run ends
         return cls(FlowColors(args.max_motion, device) if writer or window else None, writer, window)
 
     def show(self, done: Done) -> bool:
-        """Draw a flow; False once the user closes the window."""
+        """Draw a flow; return False once the user closes the window."""
         if self.colors is None:
             return True
         picture = self.colors.draw(done.flow).cpu()
@@ -225,7 +223,7 @@ class _Screen:
 
 
 class _Status:
-    """How it goes, in one line on stderr now and then."""
+    """Status line on stderr, printed at intervals."""
 
     def __init__(self, args: argparse.Namespace, source: VideoSource) -> None:
         self._quiet, self._live = args.quiet, sys.stderr.isatty()
@@ -250,15 +248,15 @@ class _Status:
 
 
 def summary(tally: Tally) -> str:
-    """Rates and latency in words."""
-    told = tally.as_dict()
-    latency = told["latency_s"]
+    """Return rates and latency as text."""
+    counts = tally.as_dict()
+    latency = counts["latency_s"]
     if latency is None:
-        return f"{told['frames']} frames, no flow yet"
-    rate = told["flows_per_second"]
-    missing = f"{told['missing']} frames missing, " if told["missing"] else ""
+        return f"{counts['frames']} frames, no flow yet"
+    rate = counts["flows_per_second"]
+    missing = f"{counts['missing']} frames missing, " if counts["missing"] else ""
     return (
-        f"{told['flows']} flows of {told['pairs']} pairs, {told['dropped']} dropped, {missing}"
+        f"{counts['flows']} flows of {counts['pairs']} pairs, {counts['dropped']} dropped, {missing}"
         f"{'' if rate is None else f'{rate:.1f} a second, '}capture to flow {1e3 * latency['median']:.1f} ms median, "
         f"{1e3 * latency['p99']:.1f} ms p99"
     )
@@ -276,8 +274,11 @@ def _play(
     status: _Status,
     threads: list[threading.Thread],
 ) -> bool:
-    """Capture and compute in threads of their own, which are added to ``threads``, show in this one; whether the user
-    ended it."""
+    """Capture and compute in threads, which are added to ``threads``, and show in this one.
+
+    Returns:
+        Whether the user interrupted it.
+    """
     from fullfield.estimators.live import Slot, arriving, capture, follow, paced
 
     everything = args.rate == "max"
@@ -330,13 +331,13 @@ def _report(
     tally: Tally,
     interrupted: bool,
 ) -> None:
-    told = tally.as_dict()
+    counts = tally.as_dict()
     picture = None
     if screen.colors is not None:
         picture = {
             "path": args.viz if screen.shown else None,
             "shown": screen.shown,
-            "dropped": told["flows"] - screen.shown,
+            "dropped": counts["flows"] - screen.shown,
             "max_motion": screen.colors.max_motion,
         }
     rate = "" if source.rate is None else f" at {source.rate:.4g} frames a second"
@@ -349,7 +350,7 @@ def _report(
         "source": args.source,
         "size": {"width": source.width, "height": source.height},
         "rate": {"source": source.rate, "asked": "source" if args.rate is None else args.rate},
-        **told,
+        **counts,
         "interrupted": interrupted,
         "picture": picture,
         "method": chosen.method,

@@ -1,7 +1,7 @@
-"""Entry point: parses the command line, runs one verb and turns the user's mistakes into one line and an exit code.
+"""Entry point: parse the command line, run one verb and turn the user's mistakes into one line and an exit code.
 
-Exit codes: 0 fine, 1 a gate failed, 2 usage or environment error, 3 ``register`` found no pose that it accepts,
-130 interrupted, 141 the reader of stdout went away.
+Exit codes: 0 success, 1 an error exceeded its limit, 2 usage or environment error, 3 ``register`` accepted no pose,
+130 interrupted, 141 the reader of stdout closed it.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ VERBS = (
     "doctor",
     "analyze",
 )
-"""Each is a module of this package: see :func:`fullfield.cli.options.add_verb`."""
+"""Names of the verbs, each a module of this package; see :func:`fullfield.cli.options.add_verb`."""
 
 DESCRIPTION = "Dense correspondence at full resolution: optical flow between frames, its scores and its pictures."
 
 EXAMPLE = "example: fullfield flow frame_0001.png frame_0002.png -o flow.flo --viz flow.png\n\n"
 
-_MOVED = ("bench", "reproduce")  # with everything that measures, into benchmarks/
+_MOVED = ("bench", "reproduce")  # into benchmarks/
 
 _QUIET = "FULLFIELD_QUIET"  # read where kernels are compiled
 
@@ -82,7 +82,7 @@ _METAVARS: dict[object, str] = {
 
 
 class _Help(argparse.HelpFormatter):
-    """Calls a value by its type, and tells the default of every option whose help has nothing in brackets."""
+    """Help that names a value by its type and shows the default of every option without brackets in its help."""
 
     def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
         return _METAVARS.get(action.type) or super()._get_default_metavar_for_optional(action)
@@ -94,14 +94,14 @@ class _Help(argparse.HelpFormatter):
 
 
 class _HelpWithExamples(_Help, argparse.RawDescriptionHelpFormatter):
-    """Keeps the lines of the examples."""
+    """Help that keeps the line breaks of the examples."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose complaints become the one line that every other mistake gets, with the nearest name."""
+    """Argument parser whose errors are one line with the nearest known name."""
 
     example = ""
-    """Shown at the top of the help."""
+    """Text at the top of the help."""
 
     _given: Sequence[str] = ()
 
@@ -114,7 +114,7 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        """Raise InputError for the arguments that the verb in use, or this parser, does not know."""
+        """Raise InputError for arguments that the verb, or this parser, does not know."""
         parser: Parser = self
         words = iter(self._given)
         while (below := parser._verbs()) and (verb := next((word for word in words if word in below), None)):
@@ -122,7 +122,7 @@ class Parser(argparse.ArgumentParser):
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
 
     def error(self, message: str) -> NoReturn:
-        hints = [nearest(*choice) for choice in _choices(message)]
+        hints = [nearest(word.lower() if word.lower() in known else word, known) for word, known in _choices(message)]
         if not self._verbs() or message.startswith("unrecognized"):
             options = [word.partition("=")[0] for word in self._given if word.startswith("--") and len(word) > 2]
             known = list(self._option_string_actions)
@@ -133,19 +133,19 @@ class Parser(argparse.ArgumentParser):
         return self.example + super().format_help()
 
     def _verbs(self) -> dict[str, Any]:
-        """The parsers below this one, by verb."""
+        """Return the parsers of the verbs by name."""
         actions = [action for action in self._actions if isinstance(action, argparse._SubParsersAction)]
         return dict(actions[0].choices) if actions else {}
 
 
 def _choices(message: str) -> list[tuple[str, list[str]]]:
-    """What was asked for and what there is, where argparse complains about a choice."""
+    """Return the given and the known names if argparse's ``message`` is about a choice."""
     found = re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message)
     return [(found[1], [name.strip("' ") for name in found[2].split(",")])] if found else []
 
 
 def build_parser() -> Parser:
-    """The parser of all verbs; imports nothing heavy."""
+    """Build the parser of all verbs; imports nothing heavy."""
     parser = Parser(prog="fullfield", description=DESCRIPTION)
     parser.example = EXAMPLE
     parser.add_argument("--version", action="version", version=f"fullfield {__version__}")
@@ -156,22 +156,22 @@ def build_parser() -> Parser:
 
 
 def console() -> NoReturn:
-    """The process of the ``fullfield`` command: :func:`main`, without the 0.4 s that taking torch down would cost."""
-    gc.set_threshold(20_000)  # imports allocate much and free nothing
+    """Run :func:`main` as the ``fullfield`` command and exit without the 0.4 s of torch's shutdown."""
+    gc.set_threshold(20_000)  # imports allocate much and free little
     code = main()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     processes = sys.modules.get("multiprocessing.process")
     if processes is not None and processes.active_children():
-        sys.exit(code)  # which ends them, too
+        sys.exit(code)  # ends them too
     os._exit(code)
 
 
 def main(argv: Sequence[str] | None = None, build: Callable[[], Parser] | None = None) -> int:
     """Run one command line (default: ``sys.argv[1:]``) and return its exit code.
 
-    ``build`` makes the parser of another command whose verbs have ``run``, as :func:`build_parser` does.
+    ``build`` returns the parser of another command, as :func:`build_parser` does for this one.
     """
     _prepare_streams()
     with _plain_warnings(), _terminate_cleanly(), _named_stdout():
@@ -225,7 +225,7 @@ def _run(argv: Sequence[str] | None, build: Callable[[], Parser]) -> int:
 
 @contextlib.contextmanager
 def _quiet_kernels(quiet: bool) -> Iterator[None]:
-    """Inside, ``--quiet`` holds for the words about compiling, too."""
+    """Silence messages about compilation too while ``--quiet`` is in effect."""
     before = os.environ.get(_QUIET)
     if quiet:
         os.environ[_QUIET] = "1"
@@ -239,7 +239,7 @@ def _quiet_kernels(quiet: bool) -> Iterator[None]:
 
 
 def _prepare_streams() -> None:
-    """Make stdout and stderr safe to print to: closed ones swallow, narrow encodings escape."""
+    """Make stdout and stderr safe to print to: closed ones discard, narrow encodings escape."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
@@ -269,13 +269,13 @@ def _explain_memory(error: BaseException) -> str:
 
 
 def _forget_stdout() -> None:
-    """Point stdout at nothing, so that the interpreter's last flush cannot complain a second time."""
+    """Redirect stdout to nothing, so that the interpreter's last flush does not fail a second time."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Stdout:
-    """A stream whose errors bear its name, as those of files do, and that steers no terminal."""
+    """Stream whose errors contain its name, and that escapes control characters."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream

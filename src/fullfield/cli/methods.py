@@ -1,4 +1,4 @@
-"""Options of the estimation methods, made from the fields of their configurations."""
+"""Options of the estimation methods, generated from the fields of their configurations."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from fullfield.cli.errors import naming
 from fullfield.cli.report import note
 from fullfield.estimators.network_config import RANDOM
 from fullfield.estimators.registry import (
-    AUTO_NETWORK,
     DEFAULT_METHOD,
     DEFAULT_PRESET,
     METHODS,
@@ -33,12 +32,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fullfield.estimators import Flow
-    from fullfield.estimators.origins import Origin
+    from fullfield.models.weights import Origin
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """A method with its settings, checked. Keeps its estimator."""
+    """Method with its checked settings. Keeps its estimator."""
 
     method: str
     preset: str
@@ -46,81 +45,85 @@ class Chosen:
     backend: str | None
     device: str
     origin: Origin | None = None
-    """Where the weights of a network come from."""
+    """Origin of a network's weights."""
 
     @cached_property
     def estimator(self) -> Any:
+        """Estimator, built on first use."""
         from fullfield.estimators.estimation import build
 
         return build(self.method, config=self.config, backend=self.backend)
 
     @property
     def title(self) -> str:
-        """Method and preset, and a warning where the weights are none."""
+        """Method and preset, with a note if the weights are random."""
         random = getattr(self.config, "weights", None) == RANDOM
         return f"{self.method} {self.preset}" + (", random weights" if random else "")
 
     def prepare(self, size: tuple[int, int] | None, progress: Callable[[float, str], None], *, quiet: bool) -> None:
-        """Reach the device, fetch weights that are not here, and load or compile what frames of this size run on."""
+        """Check the device, download missing weights, and load or compile what frames of this size run on."""
         place = _check.device(self.device, "--device")
-        estimator = self.estimator  # refuses what does not fit before anything is fetched
+        estimator = self.estimator  # refuses what does not fit before any download
         if not hasattr(self.config, "weights"):
             estimator.prepare(place, size)
             return
         if self.origin is not None and self.origin.is_missing and not quiet:
-            note(f"fetching the weights {self.origin.name}")
+            note(f"downloading the weights {self.origin.name}")
         if getattr(self.config, "alt_cuda_corr", None) is not None and not quiet:
             note(f"compiling alt_cuda_corr from {self.config.alt_cuda_corr}, about a minute")
         estimator.prepare(place, size, fetching=fetching(progress, f"the weights of {self.method}"))
 
     def estimate(self, frame1: Tensor, frame2: Tensor, **more: Any) -> Flow:
-        """``fullfield.estimate`` with these settings."""
-        from fullfield.estimators import estimate
+        """Estimate the flow of frames that were read from files; the result is on the host."""
+        from fullfield.estimators.estimation import estimate_tensors
 
         with naming(method=f"--method {self.method}"):
-            return estimate(frame1, frame2, self.estimator, device=self.device, **more)
+            return estimate_tensors(frame1, frame2, self.estimator, device=self.device, **more).cpu()
 
 
 _DEST = "parameter "
 
 
 def fetching(progress: Callable[[float, str], None], what: str) -> Callable[[int, int | None], None]:
-    """What tells ``progress`` of the bytes of a file that have arrived, and of their number."""
+    """Return a callback that reports downloaded and total bytes to ``progress``."""
 
-    def told(have: int, total: int | None) -> None:
+    def report(have: int, total: int | None) -> None:
         whole = "" if total is None else f" of {total / 1e6:.1f}"
-        progress(have / total if total else 0.0, f"fetching {what}, {have / 1e6:.1f}{whole} MB")
+        progress(have / total if total else 0.0, f"downloading {what}, {have / 1e6:.1f}{whole} MB")
 
-    return told
+    return report
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One field of a configuration as an option."""
+    """Field of a configuration as an option."""
 
     field: str
     annotation: object
     help: str
     choices: tuple[object, ...] | None
     named: str | None = None
-    """What stands for the value in the help."""
+    """Placeholder of the value in the help."""
 
     @property
     def option(self) -> str:
+        """Name on the command line."""
         return "--" + self.field.rstrip("_").replace("_", "-")
 
     @property
     def is_switch(self) -> bool:
+        """True if the option is a switch with a ``--no-`` form."""
         return self.annotation in (bool, bool | None)
 
     @property
     def metavar(self) -> str:
+        """Placeholder of the value."""
         if self.choices is not None:
             return "{" + ",".join(str(choice) for choice in self.choices) + "}"
         return self.named or _metavar(self.annotation)
 
     def read(self, text: str) -> object:
-        """The value that ``text`` stands for; InputError names the option."""
+        """Parse ``text``; InputError names the option."""
         try:
             value = _read(self.annotation, text)
         except ValueError:
@@ -131,7 +134,7 @@ class Parameter:
 
 
 def parameters(method: str) -> Mapping[str, Parameter]:
-    """The parameters of ``method`` by option."""
+    """Return the parameters of ``method`` by option."""
     return _parameters_of(method_of(method).load())
 
 
@@ -162,9 +165,13 @@ def add_method_options(
     others: Sequence[str] = (),
     default: str = DEFAULT_METHOD,
 ) -> Any:
-    """``--method``, or MODEL in its place, and what every method understands; returns the group.
+    """Add ``--method``, or MODEL in its place, and the options of every method; return the group.
 
-    ``others`` are taken as MODEL too; they are no methods of flow.
+    Args:
+        parser: parser to extend.
+        positional: whether to add MODEL.
+        others: further names of MODEL, which are no methods of flow.
+        default: method without ``--method``.
     """
     presets = dict.fromkeys(name for method in METHODS.values() for name in method.presets())
     group = parser.add_argument_group("estimation")
@@ -173,8 +180,8 @@ def add_method_options(
         parser.add_argument("method", type=known, metavar="MODEL", help=", ".join((*METHODS, *others)))
     else:
         group.add_argument("--method", type=_method, metavar="NAME", default=default, help=f"{', '.join(METHODS)}")
-    group.add_argument("--preset", choices=presets, default=DEFAULT_PRESET, help="starting point of the parameters")
-    group.add_argument("--backend", metavar="NAME", help="this backend or none; see fullfield doctor [the best here]")
+    group.add_argument("--preset", choices=presets, default=DEFAULT_PRESET, help="set of parameters to start from")
+    group.add_argument("--backend", metavar="NAME", help="use this backend or fail; see fullfield doctor [the best]")
     group.add_argument("--device", metavar="NAME", default="cpu", help="cpu, cuda, cuda:1, ...")
     group.add_argument("--threads", type=argtypes.threads, help="CPU threads [all]")
     return group
@@ -191,7 +198,7 @@ def _method(text: str, others: Sequence[str] = ()) -> str:
 
 
 def use_threads(count: int | None) -> None:
-    """Hold the process to ``count`` CPU threads."""
+    """Limit the process to ``count`` CPU threads."""
     if count is not None:
         import torch
 
@@ -199,7 +206,7 @@ def use_threads(count: int | None) -> None:
 
 
 def chosen(args: argparse.Namespace) -> Chosen:
-    """The method and its settings; InputError names the option that does not fit."""
+    """Return the method and its settings; InputError names the option that does not fit."""
     presets = method_of(args.method).presets()
     if args.preset not in presets:
         raise InputError(f"--preset: {args.method} has {', '.join(presets)}, got {args.preset!r}")
@@ -211,26 +218,24 @@ def chosen(args: argparse.Namespace) -> Chosen:
 
 
 def _origin(method: str, config: Any) -> Origin | None:
-    """Where the weights of a network come from; InputError names ``weights`` where there are none such."""
-    from fullfield.models.weights import DEFAULTS
-
-    method = AUTO_NETWORK if method == "auto" else method
-    if method not in DEFAULTS:
+    """Return the origin of a network's weights; InputError names ``weights`` if they do not exist."""
+    network = method_of(method).network
+    if network is None:
         return None
-    from fullfield.estimators.origins import origin_of
+    from fullfield.models.weights import origin_of
 
-    return origin_of(method, config.weights)
+    return origin_of(network, config.weights)
 
 
 def words(method: str) -> dict[str, str]:
-    """Arguments of ``estimate`` in the user's words, for :func:`fullfield.cli.errors.naming`."""
+    """Return the options of the arguments of ``estimate``, for :func:`fullfield.cli.errors.naming`."""
     own = {parameter.field: option for option, parameter in parameters(method).items()}
     general = {"method": "--method", "backend": "--backend", "device": "--device", "initial_flow": "--initial-flow"}
     return {**own, **general}
 
 
 def add_parameter_options(parser: argparse.ArgumentParser) -> None:
-    """A group of options per method, or per several methods that share them."""
+    """Add a group of options for each method, or for several methods that share them."""
     shared: dict[tuple[str, ...], dict[str, dict[str, Parameter]]] = {}
     for name in METHODS:
         for option, parameter in parameters(name).items():
@@ -243,7 +248,7 @@ def add_parameter_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_parameter(group: Any, meanings: dict[str, Parameter]) -> None:
-    """One option, with what it means to each method that has it."""
+    """Add one option, with its meaning for each method that has it."""
     parameter = next(iter(meanings.values()))
     alike: dict[str, list[str]] = {}
     for name, meaning in meanings.items():
@@ -264,23 +269,23 @@ def _add_parameter(group: Any, meanings: dict[str, Parameter]) -> None:
 
 
 def _owners(option: str) -> tuple[str, ...]:
-    """The methods that have the option."""
+    """Return the methods that have the option."""
     return tuple(name for name in METHODS if option in parameters(name))
 
 
 def given(args: argparse.Namespace) -> list[str]:
-    """The parameter options on the command line."""
+    """Return the parameter options on the command line."""
     return [dest.removeprefix(_DEST) for dest in vars(args) if dest.startswith(_DEST)]
 
 
 def text(args: argparse.Namespace, option: str) -> str | None:
-    """What a parameter option on the command line says; None where it is not there."""
+    """Return the text of a parameter option on the command line; None if it is absent."""
     found: str | None = getattr(args, _DEST + option, None)
     return found
 
 
 def _changes(args: argparse.Namespace, method: str) -> dict[str, Any]:
-    """The parameters given on the command line, by field; an option of another method is refused."""
+    """Return the parameters on the command line by field; an option of another method is refused."""
     own = parameters(method)
     chosen = {}
     for dest, value in vars(args).items():
@@ -295,12 +300,12 @@ def _changes(args: argparse.Namespace, method: str) -> dict[str, Any]:
 
 
 def _values(owners: tuple[str, ...], parameter: Parameter) -> str:
-    """What the presets set: one value, or one per preset and method where they differ."""
+    """Return the presets' values for the help: one, or one per preset and method if they differ."""
     told: dict[str, list[str]] = {}
     for name in owners:
         told.setdefault(_preset_values(METHODS[name], parameter.field), []).append(name)
     if parameter.is_switch and told.keys() == {_show(None)}:
-        return ""  # no word of the command line
+        return ""  # not a value of the command line
     if len(told) == 1:
         return f" [{next(iter(told))}]"
     return " [" + "; ".join(f"{', '.join(names)}: {values}" for values, names in told.items()) + "]"
@@ -320,7 +325,7 @@ def _show(value: object) -> str:
 
 
 def _parts(annotation: object) -> tuple[object, tuple[object, ...]]:
-    """``Union`` (also of ``A | B``), ``tuple`` or ``Literal`` with what is in its brackets; None of a plain type."""
+    """Split ``Union`` (also ``A | B``), ``tuple`` or ``Literal`` from its arguments; a plain type gives None."""
     origin = typing.get_origin(annotation)
     return typing.Union if origin is types.UnionType else origin, typing.get_args(annotation)
 
@@ -338,7 +343,7 @@ def _metavar(annotation: object) -> str:
 
 
 def _read(annotation: object, text: str) -> object:
-    """Parse ``text`` as ``annotation``; ValueError where it does not fit."""
+    """Parse ``text`` as ``annotation``; ValueError if it does not fit."""
     origin, inner = _parts(annotation)
     if origin is typing.Union:
         for member in sorted(inner, key=lambda member: member is not type(None)):

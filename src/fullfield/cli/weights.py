@@ -1,4 +1,4 @@
-"""``fullfield weights``: the published weights of networks, and bringing them here."""
+"""``fullfield weights``: list and download published weights of networks."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fullfield.cli.progress import Progress
 if TYPE_CHECKING:
     from fullfield.models import WeightsEntry
 
-HELP = "list, fetch or locate published weights of networks"
+HELP = "list, download or locate published weights of networks"
 DESCRIPTION = (
-    "The published weights of networks. Files lie in the folder 'weights' of fullfield's cache, where "
-    "they may also be put by hand."
+    "List and download published weights of networks. Files are kept in the folder 'weights' of fullfield's cache; "
+    "files that you put there by hand are used too."
 )
 EPILOG = """\
 examples:
@@ -28,18 +28,18 @@ examples:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of ``fullfield weights``."""
+    """Add the options of ``fullfield weights``."""
     tasks = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
-    for name, run, told in (
-        ("list", _list, "names, methods and training of all published weights, and which of them are here"),
+    for name, run, summary in (
+        ("list", _list, "list names, methods and training of all published weights, and which are on this machine"),
         ("fetch", _fetch, "download weights, check them and keep them in the cache"),
-        ("path", _path, "print where the file of an entry is"),
+        ("path", _path, "print the path of an entry's file"),
     ):
-        task = tasks.add_parser(name, help=told, description=told.capitalize() + ".")
+        task = tasks.add_parser(name, help=summary, description=summary.capitalize() + ".")
         if name == "fetch":
             task.add_argument("names", nargs="+", metavar="NAME", help="entries of the list")
         elif name == "path":
-            task.add_argument("name", metavar="NAME", help="an entry of the list")
+            task.add_argument("name", metavar="NAME", help="entry of the list")
         report.add_report_options(task, progress=name == "fetch")
         task.set_defaults(run=run)
 
@@ -66,8 +66,8 @@ def _list(args: argparse.Namespace) -> int:
         place = "here" if here[entry.name] is not None else "" if entry.url is not None else "by hand"
         print(f"{default} {entry.name:<{names}}  {place:<7}  {_methods(entry):<{methods}}  {entry.training}")
     print(
-        "* what a method takes unless --weights says otherwise; by hand: 'fetch' only says from where. Sources, "
-        "checksums, licences and metrics: --json"
+        "* default of a method; by hand: 'fetch' only prints the address. Sources, checksums, licences and metrics: "
+        "--json"
     )
     return 0
 
@@ -99,7 +99,7 @@ def _path(args: argparse.Namespace) -> int:
     entry = _entry(args.name)
     path = cached_weights(entry)
     if path is None:
-        raise InputError(f"{entry.name}: is not here; 'fullfield weights fetch {entry.name}' brings it")
+        raise InputError(f"{entry.name}: is not on this machine; run 'fullfield weights fetch {entry.name}'")
     if args.json:
         report.print_json({"name": entry.name, "path": str(path)})
     else:

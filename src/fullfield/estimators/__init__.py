@@ -1,4 +1,4 @@
-"""From two frames to a flow: :func:`estimate`, the result type :class:`Flow`, and the protocol of estimators.
+"""Estimation of optical flow: :func:`estimate`, the result type :class:`Flow`, and the protocol of estimators.
 
 Names are loaded on first use: the configurations and the list of methods need no PyTorch.
 """
@@ -10,6 +10,7 @@ from fullfield._lazy import lazy
 if TYPE_CHECKING:
     from fullfield.estimators.cascaded import CascadedEstimator as CascadedEstimator
     from fullfield.estimators.estimation import estimate as estimate
+    from fullfield.estimators.estimation import estimate_batch as estimate_batch
     from fullfield.estimators.flow import Flow as Flow
     from fullfield.estimators.frames import as_frame as as_frame
     from fullfield.estimators.network import NetworkEstimator as NetworkEstimator
@@ -26,7 +27,7 @@ __all__, __getattr__, __dir__ = lazy(
     __name__,
     {
         "cascaded": "CascadedEstimator",
-        "estimation": "estimate",
+        "estimation": "estimate estimate_batch",
         "flow": "Flow",
         "frames": "as_frame",
         "network": "NetworkEstimator",

@@ -1,4 +1,4 @@
-"""The method that chooses: the network that comes with fullfield, made exact."""
+"""Default method: the network in the package, refined to sub-pixel accuracy."""
 
 from __future__ import annotations
 
@@ -12,25 +12,23 @@ from fullfield.ops.tvl1 import RefinementConfig
 
 
 class AutoEstimator(RefinedEstimator):
-    """The network in the package, refined (:class:`RefinedEstimator`) in three passes of one round.
+    """Network in the package, refined (:class:`RefinedEstimator`) in three passes of one round.
 
-    Of what they change remains what the frames bear out.
+    Only changes that reduce the image mismatch are kept. With ``precision`` "fast" or "bfloat16" the refinement is one
+    pass of two rounds, and on the CPU the network runs alone.
 
-    With ``precision`` other than exact it is one pass of two rounds, and on the CPU the network alone, once, for
-    speed.
-
-    ``method`` is the network's: results say what made them; ``parameters`` tell of the refinement.
+    ``method`` is the network's, so that results name what computed them; ``parameters`` describe the refinement.
 
     Args:
-        config: the network's.
-        backend: of the correlation lookup.
+        config: configuration of the network.
+        backend: backend of the correlation lookup.
     """
 
     def __init__(self, config: NetworkConfig | None = None, *, backend: str | None = None) -> None:
-        self._hurries = config is not None and config.precision != "exact"
-        refinement = RefinementConfig() if self._hurries else RefinementConfig(passes=3, rounds=1)
+        self._is_fast = config is not None and config.precision not in ("auto", "exact")
+        refinement = RefinementConfig() if self._is_fast else RefinementConfig(passes=3, rounds=1)
         super().__init__(NetworkEstimator(AUTO_NETWORK, config, backend=backend), refinement)
 
     def refines(self, device: torch.device) -> bool:
-        """Whether frames on the device are refined."""
-        return not (self._hurries and device.type == "cpu")
+        """Return whether frames on the device are refined."""
+        return not (self._is_fast and device.type == "cpu")

@@ -1,4 +1,4 @@
-"""Cascaded inference for every estimator."""
+"""Cascaded inference for any estimator."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from fullfield.models.cascade import THRESHOLD, Cascade, cascade_sizes, resample
 
 
 class CascadedEstimator(WrappingEstimator):
-    """An estimator that starts from its own result at a quarter of the size; see :class:`fullfield.models.Cascade`.
+    """Estimator that starts from its own result at a quarter of the size; see :class:`fullfield.models.Cascade`.
 
-    Networks do the same by their parameter ``cascade``, with a number of updates for either kind of level;
-    ``fullfield-s`` and ``auto`` do it by themselves and take ``cascade=False`` to be cascaded here.
+    Networks cascade themselves with the parameter ``cascade``, which also sets the updates of either kind of level.
+    ``fullfield-s`` and ``auto`` cascade by default; pass ``cascade=False`` to cascade them here.
 
     Args:
-        estimator: any that does not cascade itself, such as :class:`TVL1Estimator`.
-        threshold: frames whose smaller side is larger than this are estimated at a quarter first.
+        estimator: any estimator that does not cascade itself, such as :class:`TVL1Estimator`.
+        threshold: largest smaller side, in pixels, of frames that are not reduced to a quarter first.
 
     Raises:
         InputError: naming the argument that does not fit.
@@ -35,13 +35,13 @@ class CascadedEstimator(WrappingEstimator):
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """The estimator's, and ``cascade``."""
+        """Parameters of the estimator, and ``cascade``."""
         return {**self.estimator.parameters, "cascade": True}
 
     def __call__(
         self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None
     ) -> Tensor:
-        """Frames [B, C, H, W] to flow [B, 2, H, W]; see :class:`Estimator`."""
+        """Estimate the flow [B, 2, H, W] of frames [B, C, H, W]; see :class:`Estimator`."""
         _check.tensor(frame1, "frame1", ("B", "C", "H", "W"))
         height, width = frame1.shape[-2:]
         pixels = sum(h * w for h, w in cascade_sizes(height, width, self.threshold))
@@ -51,12 +51,12 @@ class CascadedEstimator(WrappingEstimator):
             first: Tensor, second: Tensor, *, updates: int | None = None, initial_flow: Tensor | None = None
         ) -> Tensor:
             nonlocal done
-            del updates  # the estimator's own number
+            del updates  # the estimator has its own number
             rows, columns = first.shape[-2:]
             begin, share = done, rows * columns / pixels
             start = None if initial_flow is None else resample_flow(initial_flow, rows, columns)
-            told = None if progress is None else lambda part, where: progress(begin + share * part, where)
-            flow = self.estimator(first, second, initial_flow=start, progress=told)
+            part_of = None if progress is None else lambda part, where: progress(begin + share * part, where)
+            flow = self.estimator(first, second, initial_flow=start, progress=part_of)
             done += share
             return flow
 

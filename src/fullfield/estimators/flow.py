@@ -1,16 +1,17 @@
-"""The result of an estimation."""
+"""Result of an estimation."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from fullfield import _check
+from fullfield.estimators.copies import to_device, to_host
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,22 +19,25 @@ if TYPE_CHECKING:
 
     from fullfield.io import FrameWindow
 
+_PLANES = ("occlusion", "confidence")
+
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """Optical flow between two frames, and how it was found.
+    """Optical flow between two frames, and how it was computed.
+
+    The tensors lie on the device that computed them. :meth:`cpu`, :meth:`numpy` and :meth:`save` copy them to the host.
 
     Attributes:
-        flow: [2, H, W] float32 on the CPU: (u, v), x to the right, y down, in pixels of the first frame.
+        flow: [2, H, W] float32: (u, v), x to the right, y down, in pixels of the first frame.
         valid: [H, W] bool: where the flow is known (everywhere for an estimate; as stored for a file).
         method, backend, parameters: what computed it; empty for a flow that was read from a file.
         seconds: time of the estimation alone, without reading and writing.
-        window: where the flow lies in the first frame, and the shape of its pixels, of an OpenEXR file; :meth:`save`
-            writes it to one. None: all of the frame, square pixels.
-        occlusion: [H, W] float32, 0 … 1, if it was asked for: how likely a pixel is to be hidden in the second frame;
-            over 0.5 says hidden.
-        confidence: [H, W] float32, 0 … 1, if it was asked for: the probability of an error under one pixel.
-        stages: seconds of each part of the estimation, where it has parts.
+        window: the flow's place in the first frame and its pixel aspect, for an OpenEXR file; :meth:`save` writes it
+            to one. None: the whole frame, square pixels.
+        occlusion: [H, W] float32, 0 … 1, if requested: the probability that a pixel is hidden in the second frame.
+        confidence: [H, W] float32, 0 … 1, if requested: the probability of an error under one pixel.
+        stages: seconds of each part of the estimation, if it has parts.
     """
 
     flow: Tensor
@@ -48,37 +52,70 @@ class Flow:
     stages: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _check.tensor(self.flow, "flow", (2, "H", "W"), dtypes=[torch.float32])
-        _check.tensor(self.valid, "valid", self.flow.shape[1:], dtypes=[torch.bool])
-        for name in ("occlusion", "confidence"):
+        place = _check.tensor(self.flow, "flow", (2, "H", "W"), dtypes=[torch.float32]).device
+        _check.tensor(self.valid, "valid", self.flow.shape[1:], dtypes=[torch.bool], device=place)
+        for name in _PLANES:
             if getattr(self, name) is not None:
-                _check.tensor(getattr(self, name), name, self.flow.shape[1:], dtypes=[torch.float32])
+                _check.tensor(getattr(self, name), name, self.flow.shape[1:], dtypes=[torch.float32], device=place)
 
     def __repr__(self) -> str:
         how = f", {self.method} ({self.backend})" if self.method else ""
-        return f"Flow({self.width}×{self.height}{how})"
+        place = "" if self.device.type == "cpu" else f", on {self.device}"
+        return f"Flow({self.width}×{self.height}{how}{place})"
 
     @property
     def height(self) -> int:
-        """Rows."""
+        """Number of rows."""
         return self.flow.shape[1]
 
     @property
     def width(self) -> int:
-        """Columns."""
+        """Number of columns."""
         return self.flow.shape[2]
 
+    @property
+    def device(self) -> torch.device:
+        """Device that holds the tensors."""
+        return self.flow.device
+
+    def cpu(self) -> Flow:
+        """Return the same result with its tensors on the host; itself if they are there.
+
+        Tensors from a CUDA device come in page-locked memory; clone those that you keep in large numbers.
+        """
+        return self.to("cpu")
+
+    def to(self, device: str | torch.device) -> Flow:
+        """Return the same result with its tensors on ``device``; itself if they are there."""
+        place = torch.empty(0, device=_check.device(device)).device  # with its index
+        if place == self.device:
+            return self
+
+        def moved(values: Tensor) -> Tensor:
+            return to_host(values) if place.type == "cpu" else to_device(values, place)
+
+        return replace(
+            self,
+            flow=moved(_check.values(self.flow, "flow")),
+            valid=moved(self.valid),
+            occlusion=None if self.occlusion is None else moved(self.occlusion),
+            confidence=None if self.confidence is None else moved(self.confidence),
+        )
+
     def numpy(self) -> NDArray[np.float32]:
-        """The flow as an array [H, W, 2]."""
-        return self.flow.permute(1, 2, 0).contiguous().numpy()
+        """Return the flow as an array [H, W, 2] on the host."""
+        return to_host(_check.values(self.flow, "flow").permute(1, 2, 0).contiguous()).numpy()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the flow in the format of the suffix, with its window where that is ``.exr``; see
-        :func:`fullfield.io.write_flow`."""
+        """Write the flow in the format of the suffix, with its window if that is ``.exr``.
+
+        See :func:`fullfield.io.write_flow`.
+        """
         from fullfield.io import write_flow
         from fullfield.io.names import is_exr
 
-        write_flow(path, self.flow, self.valid, window=self.window if is_exr(path) else None)
+        flow, valid = to_host(_check.values(self.flow, "flow")), to_host(self.valid)
+        write_flow(path, flow, valid, window=self.window if is_exr(path) else None)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Flow:

@@ -1,10 +1,11 @@
-"""What users hand in as a frame: paths, arrays, tensors."""
+"""Conversion of what users pass as frames (paths, arrays, PIL images, tensors) to tensors."""
 
 from __future__ import annotations
 
 import os
 import warnings
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -12,113 +13,262 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield import _check
+from fullfield._check import InputError
+from fullfield.estimators.copies import to_device
 
-Frame: TypeAlias = str | os.PathLike[str] | NDArray[Any] | Tensor
+
+class PilImage(Protocol):
+    """Image of PIL."""
+
+    @property
+    def mode(self) -> str: ...
+
+    def convert(self, mode: str, /) -> Any: ...
+
+
+Frame: TypeAlias = str | os.PathLike[str] | NDArray[Any] | Tensor | PilImage
 
 # Linear highlights, sRGB-encoded, reach about 100 (half's maximum), but not on average. Resampling undershoots black.
 _BRIGHTEST, _BRIGHT_ON_AVERAGE, _DARKEST = 128.0, 1.0, -0.1
+_WHITE = {torch.uint8: 255.0, torch.uint16: 65535.0}
+_ARRAY_TYPES = ("uint8", "uint16", "float16", "float32", "float64")
+_PIL_MODES = ("L", "RGB", "RGBA", "I", "I;16", "I;16B", "F")
 
 
 def as_frame(frame: Frame, name: str = "frame", *, transfer: str = "auto", **reading: Any) -> Tensor:
-    """A frame tensor: float32 [C, H, W], C = 1 or 3, display-referred, nominally 0 ... 1.
+    """Return a frame as a tensor: float32 [C, H, W], C = 1 or 3, display-referred, nominally 0 ... 1.
 
     Args:
         frame: a path of an image file; an array [H, W], [H, W, 1] or [H, W, 3] (a fourth channel, alpha, is ignored);
-            or a tensor [C, H, W] with C = 1 or 3. Integers are uint8 or uint16 and divided by their maximum;
-            floats (half, single, double) are taken as they are and must be finite. RGB order.
-        name: what messages call it.
-        transfer: how the values are encoded, as for :func:`fullfield.io.read_frame`; for arrays and tensors
-            ``"auto"`` is ``"srgb"``.
+            a PIL image; or a tensor [C, H, W] with C = 1 or 3. Arrays and tensors may have a batch dimension of one in
+            front. Integers are uint8 or uint16 and divided by their maximum; floats (half, single, double) are taken
+            as they are and must be finite. RGB order.
+        name: name of the frame in messages.
+        transfer: encoding of the values, as for :func:`fullfield.io.read_frame`; for arrays and tensors ``"auto"`` is
+            ``"srgb"``.
         **reading: ``part``, ``layer``, ``alpha`` and ``window`` of a path, as for :func:`fullfield.io.read_frame`.
 
-    Raises InputError for anything else, FileNotFoundError for a missing file. Warns of values that cannot be meant as
-    0 ... 1.
+    Raises:
+        InputError: if the frame is anything else, or its values are those of 0 ... 255 in floating point.
+        FileNotFoundError: if the file does not exist.
+
+    Warns:
+        UserWarning: if values cannot be meant as 0 ... 1.
     """
-    tensor = _read(frame, name, transfer, **reading)
-    warn_of_range(tensor, label(frame, name))
-    return tensor
+    values, sources = _batch([frame], name, transfer, _place(frame), reading)
+    _check_values([(values, sources)])
+    return values[0]
 
 
-def label(frame: object, name: str) -> str:
-    """What messages call a frame: its path, or ``name``."""
-    return os.fspath(frame) if isinstance(frame, (str, os.PathLike)) else name
-
-
-def as_frames(
-    pair: tuple[Frame, Frame], names: tuple[str, str], transfer: str, **reading: Any
+def as_batches(
+    firsts: Tensor | Sequence[Frame],
+    seconds: Tensor | Sequence[Frame],
+    names: tuple[str, str],
+    transfer: str,
+    device: torch.device,
+    **reading: Any,
 ) -> tuple[Tensor, Tensor]:
-    """:func:`as_frame` of both, with one warning for the pair."""
-    first, second = (_read(frame, name, transfer, **reading) for frame, name in zip(pair, names, strict=True))
-    any(warn_of_range(frame, name) for frame, name in zip((first, second), names, strict=True))
+    """Return first and second frames as two batches [B, C, H, W] float32 on ``device``, of one size.
+
+    The values of all frames are checked on the device, with one copy of a few numbers to the host. If only one of the
+    two has colour, the other is expanded to three channels.
+    """
+    batches = [
+        _batch(frames, name, transfer, device, reading) for frames, name in zip((firsts, seconds), names, strict=True)
+    ]
+    (first, made1), (second, made2) = batches
+    _check.require(len(first) == len(second), names[1], f"{len(first)} frames like {names[0]}", f"{len(second)}")
+    sizes = [f"{frame.shape[3]}×{frame.shape[2]}" for frame in (first, second)]
+    _check.require(sizes[0] == sizes[1], made2[0].name, f"{sizes[0]} pixels like {made1[0].name}", sizes[1])
+    _check.require(first[0, 0].numel() > 1, made1[0].name, "more than one pixel", sizes[0])
+    _check_values(batches)
+    if first.shape[1] != second.shape[1]:
+        first, second = (frame.expand(-1, 3, -1, -1) for frame in (first, second))
     return first, second
 
 
-def _read(frame: Frame, name: str, transfer: str, **reading: Any) -> Tensor:
-    if isinstance(frame, (str, os.PathLike)):
-        from fullfield.io import read_frame
-
-        return read_frame(frame, transfer=transfer, **reading)
-    for option in reading:
-        _check.require(False, option, "none beside an array or tensor: it is of a file", repr(reading[option]))
-    if isinstance(frame, np.ndarray):
-        tensor = _from_array(frame, name)
-    elif isinstance(frame, Tensor):
-        _check.require(frame.ndim == 3 and frame.shape[0] in (1, 3), name, "a tensor [1 or 3, H, W]", frame)
-        tensor = frame.detach()
-    else:
-        raise _check.InputError(f"{name}: expected a path, an array or a tensor, got {_check.describe(frame)}")
-    _check.require(tensor.numel() > 0, name, "at least one pixel", tensor)
-    tensor = _scaled(tensor, name)
-    if transfer != "auto":
-        from fullfield.io.transfer import curve
-
-        to_display = curve(transfer, auto="srgb")
-        if to_display is not None:
-            values = tensor.cpu().clone()
-            to_display(values.numpy())
-            tensor = values.to(tensor.device)
-    return tensor
+def label(frame: object, name: str) -> str:
+    """Return the name of a frame in messages: its path, or ``name``."""
+    return os.fspath(frame) if isinstance(frame, (str, os.PathLike)) else name
 
 
 def check_pair(frame1: Tensor, frame2: Tensor) -> None:
-    """Refuse what is no pair [B, 1 or 3, H, W] of one size on one device; InputError names the frame."""
+    """Check that two frames are [B, 1 or 3, H, W] of one size on one device; InputError names the frame."""
     _check.tensor(frame1, "frame1", ("B", "C", "H", "W"))
     _check.require(frame1.shape[1] in (1, 3), "frame1", "1 or 3 channels", frame1)
     _check.tensor(frame2, "frame2", frame1.shape, device=frame1.device)
 
 
+def warn_of_range(frame: Tensor, name: str) -> bool:
+    """Warn if the values of a frame [C, H, W] cannot be meant as 0 ... 1, and return whether it did."""
+    return _warn(_measured(frame[None]).tolist(), name, 4)
+
+
+class _Source(NamedTuple):
+    """Frame as the user passed it, with PIL images as arrays and without a batch dimension of one."""
+
+    frame: Any
+    name: str
+    transfer: str
+    reading: dict[str, Any]
+
+    @property
+    def is_file(self) -> bool:
+        return isinstance(self.frame, (str, os.PathLike))
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the values are integers, which cannot leave 0 ... 1 unless a transfer changes them."""
+        if self.transfer not in ("auto", "srgb"):
+            return False
+        if isinstance(self.frame, np.ndarray):
+            return bool(self.frame.dtype.kind == "u")
+        return isinstance(self.frame, Tensor) and self.frame.dtype in _WHITE
+
+    @property
+    def may_be_refused(self) -> bool:
+        """True if these are floats of which nothing says that they are linear light."""
+        return self.transfer in ("auto", "srgb") and not self.is_file and not self.is_whole
+
+    def tensor(self, device: torch.device) -> Tensor:
+        """Return the frame as float32 [C, H, W] on ``device``, a batch as [B, C, H, W]."""
+        frame = self.frame
+        if self.is_file:
+            from fullfield.io import read_frame
+
+            return to_device(read_frame(frame, transfer=self.transfer, **self.reading), device)
+        for option in self.reading:
+            _check.require(False, option, "none beside an array or tensor: it is of a file", repr(self.reading[option]))
+        if isinstance(frame, np.ndarray):
+            frame = _from_array(frame, self.name)
+        if not isinstance(frame, Tensor):
+            raise InputError(
+                f"{self.name}: expected a path, an array, a PIL image or a tensor, got {_check.describe(frame)}"
+            )
+        _check.require(frame.numel() > 0, self.name, "at least one pixel", frame)
+        return _displayed(_check.values(frame.detach(), self.name), self.name, self.transfer, device)
+
+
+def _source(frame: Any, name: str, transfer: str, reading: dict[str, Any]) -> _Source:
+    if type(frame).__module__.partition(".")[0] == "PIL" and hasattr(frame, "mode"):
+        if frame.mode not in _PIL_MODES:
+            frame = frame.convert("L" if frame.mode in ("1", "LA", "La") else "RGB")
+        frame = np.asarray(frame)
+    if isinstance(frame, (np.ndarray, Tensor)) and frame.ndim == 4:
+        count = frame.shape[0]
+        _check.require(count == 1, name, "one frame (estimate_batch takes several)", f"a batch of {count}")
+        frame = frame[0]
+    if isinstance(frame, Tensor):
+        _check.require(frame.ndim == 3 and frame.shape[0] in (1, 3), name, "a tensor [1 or 3, H, W]", frame)
+    return _Source(frame, name, transfer, reading)
+
+
+def _displayed(values: Tensor, name: str, transfer: str, device: torch.device) -> Tensor:
+    """Return float32 values of 0 ... 1 on ``device``; integers are copied there before they are scaled."""
+    fits = values.is_floating_point() or values.dtype in _WHITE
+    _check.require(fits, name, "dtype uint8, uint16 or floating", values)
+    to_display = None
+    if transfer != "auto":
+        from fullfield.io.transfer import curve
+
+        to_display = curve(transfer, auto="srgb")
+    if to_display is None:
+        return _scaled(to_device(values, device))
+    converted = _scaled(values.cpu()).clone()  # the curves work on arrays
+    _check.require(bool(converted.isfinite().all()), name, "finite values", "NaN or infinity")
+    for frame in converted.view(-1, *converted.shape[-3:]):
+        to_display(frame.numpy())
+    return to_device(converted, device)
+
+
+_Batch: TypeAlias = "tuple[Tensor, list[_Source]]"
+
+
+def _batch(
+    frames: Tensor | Sequence[Frame], name: str, transfer: str, device: torch.device, reading: dict[str, Any]
+) -> _Batch:
+    """Return frames as one tensor [B, C, H, W] on ``device``; their values are not checked yet."""
+    if isinstance(frames, Tensor):
+        fits = frames.ndim == 4 and frames.shape[1] in (1, 3)
+        _check.require(fits, name, "a batch [B, 1 or 3, H, W] or a list of frames", frames)
+        source = _Source(frames, name, transfer, reading)
+        return source.tensor(device), [source]
+    fits = isinstance(frames, (list, tuple)) and len(frames) > 0
+    _check.require(fits, name, "a batch [B, 1 or 3, H, W] or a list of frames", frames)
+    names = [name] if len(frames) == 1 else [f"{name}[{number}]" for number in range(len(frames))]
+    sources = [_source(frame, label(frame, one), transfer, reading) for frame, one in zip(frames, names, strict=True)]
+    made = [source.tensor(device) for source in sources]
+    for frame, source in zip(made[1:], sources[1:], strict=True):
+        size, wanted = (f"{one.shape[2]}×{one.shape[1]}" for one in (frame, made[0]))
+        _check.require(size == wanted, source.name, f"{wanted} pixels like {sources[0].name}", size)
+    if len(made) == 1:
+        return made[0][None], sources
+    channels = max(frame.shape[0] for frame in made)
+    return torch.stack([frame.expand(channels, -1, -1) for frame in made]), sources
+
+
+def _place(frame: object) -> torch.device:
+    return frame.device if isinstance(frame, Tensor) else torch.device("cpu")
+
+
 def _from_array(array: NDArray[Any], name: str) -> Tensor:
     fits = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (1, 3, 4))
     _check.require(fits, name, "an array [H, W], [H, W, 1], [H, W, 3] or [H, W, 4]", array)
-    kinds = ("uint8", "uint16", "float16", "float32", "float64")
-    _check.require(array.dtype.name in kinds, name, f"dtype {', '.join(kinds)}", array)
+    _check.require(array.dtype.name in _ARRAY_TYPES, name, f"dtype {', '.join(_ARRAY_TYPES)}", array)
     planes = array[None] if array.ndim == 2 else np.moveaxis(array, 2, 0)[: 1 if array.shape[2] == 1 else 3]
     native = planes.astype(planes.dtype.newbyteorder("="), copy=False)
+    if not native.flags.writeable:  # PyTorch would warn
+        native = native.copy()
     return torch.from_numpy(np.ascontiguousarray(native))
 
 
-def _scaled(tensor: Tensor, name: str) -> Tensor:
-    _check.values(tensor, name)
-    whole = {torch.uint8: 255.0, torch.uint16: 65535.0}
-    if tensor.dtype in whole:
-        return tensor.to(torch.float32).div_(whole[tensor.dtype])
-    _check.require(tensor.is_floating_point(), name, "dtype uint8, uint16 or floating", tensor)
-    tensor = tensor.to(torch.float32)
-    low, high = (float(v) for v in torch.aminmax(tensor))
-    _check.require(np.isfinite(low) and np.isfinite(high), name, "finite values", "NaN or infinity")
-    return tensor
+def _scaled(tensor: Tensor) -> Tensor:
+    if tensor.dtype in _WHITE:
+        return tensor.to(torch.float32).div_(_WHITE[tensor.dtype])
+    return tensor.to(torch.float32)
 
 
-def warn_of_range(frame: Tensor, name: str) -> bool:
-    """Warn, and tell so, of a frame [C, H, W] whose values cannot be meant as 0 ... 1, black to white of a display."""
-    low, high = (float(value) for value in torch.aminmax(frame))
-    mean = float(frame.mean())
-    if low >= _DARKEST and high <= _BRIGHTEST and mean <= _BRIGHT_ON_AVERAGE:
+def _measured(batch: Tensor) -> Tensor:
+    """Return lowest, highest and mean value, the mean of the brightest item, as a tensor [3] on the batch's device."""
+    low, high = torch.aminmax(batch)
+    mean = batch.mean() if len(batch) == 1 else batch.flatten(1).mean(1).amax()
+    return torch.stack((low, high, mean))
+
+
+def _check_values(batches: Sequence[_Batch]) -> None:
+    """Refuse frames that are not finite or have values of 0 ... 255, and warn once of others beyond 0 ... 1."""
+    checked = [(batch, sources) for batch, sources in batches if not all(source.is_whole for source in sources)]
+    if not checked:
+        return
+    found = torch.stack([_measured(batch) for batch, _ in checked]).tolist()  # the one copy to the host
+    warned = False
+    for (_, sources), values in zip(checked, found, strict=True):
+        name = sources[0].name
+        _check.require(bool(np.isfinite(values).all()), name, "finite values", "NaN or infinity")
+        if _is_bright(values) and any(source.may_be_refused for source in sources):
+            raise InputError(
+                f"{name}: expected values of 0 ... 1, got {_described(values)}; divide by 255 or pass uint8, or name "
+                "the transfer of linear light or of a camera's curve"
+            )
+        warned = warned or _warn(values, name, 5)
+
+
+def _is_bright(values: Sequence[float]) -> bool:
+    _, high, mean = values
+    return high > _BRIGHTEST or mean > _BRIGHT_ON_AVERAGE
+
+
+def _described(values: Sequence[float]) -> str:
+    low, high, mean = values
+    return f"{low:g} to {high:g}, {mean:.3g} on average"
+
+
+def _warn(values: Sequence[float], name: str, level: int) -> bool:
+    if values[0] >= _DARKEST and not _is_bright(values):
         return False
     warnings.warn(
-        f"{name}: frames are expected in 0 ... 1, black to white as a display shows them; got {low:g} to {high:g}, "
-        f"{mean:.3g} on average. Bring them to that range, or pass uint8 or uint16; name the transfer of light that is "
-        "linear or of a camera's curve",
-        stacklevel=4,
+        f"{name}: frames are expected in 0 ... 1, black to white as a display shows them; got {_described(values)}. "
+        "Bring them to that range, or pass uint8 or uint16; name the transfer of linear light or of a camera's curve",
+        stacklevel=level,
     )
     return True

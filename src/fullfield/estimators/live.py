@@ -1,4 +1,4 @@
-"""Flow while the frames come: always of the newest pair, every frame without a flow counted."""
+"""Flow of live video: always of the newest pair of frames, with a count of the frames without a flow."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ _LONG_WAIT = 2.0  # seconds
 
 
 class Captured(NamedTuple):
-    """A frame, and when it was there by the clock of the run, seconds."""
+    """Frame with its time of capture, in seconds of the run's clock."""
 
     frame: VideoFrame
     number: int
     at: float
     late: bool = False
-    """Whether the frame after it was due before this one was decoded."""
+    """Whether the next frame was due before this one was decoded."""
 
 
 class Pair(NamedTuple):
-    """Two frames that follow each other in the video."""
+    """Two consecutive frames of the video."""
 
     first: Captured
     second: Captured
 
 
 class Slot(Generic[Item]):
-    """Room for one item between a thread that makes them and one that takes them.
+    """Buffer of one item between a producing and a consuming thread.
 
-    Without ``wait`` a new item replaces one that was not taken, which counts as dropped; with it, :meth:`put` waits.
+    A new item replaces one that was not taken, which counts as dropped. With ``wait``, :meth:`put` waits instead.
     """
 
     def __init__(self, *, wait: bool = False) -> None:
@@ -50,7 +50,7 @@ class Slot(Generic[Item]):
         self.dropped = 0
 
     def put(self, item: Item) -> bool:
-        """Hand over an item; False once the slot is closed."""
+        """Put an item in; return False once the slot is closed."""
         with self._changed:
             while self._wait and self._item is not None and not self._closed:
                 self._changed.wait()
@@ -63,7 +63,7 @@ class Slot(Generic[Item]):
             return True
 
     def take(self) -> Item | None:
-        """The newest item, waiting for one; None when the slot is closed and empty. Raises what the maker raised."""
+        """Wait for an item and return it; None if the slot is closed and empty. Errors of the producer are raised."""
         with self._changed:
             while self._item is None and not self._closed:
                 self._changed.wait()
@@ -74,7 +74,7 @@ class Slot(Generic[Item]):
             return item
 
     def close(self, error: BaseException | None = None) -> None:
-        """No more items: what is in the slot can still be taken. ``error`` is raised after it."""
+        """Close the slot: its item can still be taken, and ``error`` is raised after it."""
         with self._changed:
             self._closed = True
             self._error = self._error or error
@@ -89,11 +89,17 @@ def paced(
     speed: float = 1.0,
     waiting: Callable[[int, float], None] | None = None,
 ) -> Iterator[Captured]:
-    """The frames of a file at the times at which a camera would have made them.
+    """Yield the frames of a file at the times at which a camera would deliver them.
 
-    A frame counts as captured when it was due, so that what decoding takes is part of its latency. ``interval``:
-    seconds from frame to frame of the file; ``speed``: times as fast as the file says. ``waiting`` hears of a frame, by
-    its number, that is due only in so many seconds, where those are more than two.
+    A frame counts as captured when it was due, so that its latency includes decoding.
+
+    Args:
+        frames: decoded frames with their times.
+        clock: returns the time in seconds.
+        sleep: waits for a number of seconds.
+        interval: seconds between frames of the file.
+        speed: speed relative to the file's own.
+        waiting: receives the number of a frame and the seconds until it is due, if they exceed two.
     """
     start: float | None = None
     for number, frame in enumerate(frames):
@@ -108,31 +114,31 @@ def paced(
 
 
 def arriving(frames: Iterable[VideoFrame], clock: Callable[[], float]) -> Iterator[Captured]:
-    """The frames as they come, each captured when it came."""
+    """Yield frames as they arrive, with their time of arrival."""
     for number, frame in enumerate(frames):
         yield Captured(frame, number, clock())
 
 
 @dataclass
 class Tally:
-    """What became of the frames; times in seconds, of the last 10 000 flows or frames."""
+    """Statistics of a run; times in seconds, of the last 10 000 flows or frames."""
 
     frames: int = 0
     late: int = 0
-    """Frames that were decoded after the next one was due."""
+    """Number of frames that were decoded after the next one was due."""
     dropped: int = 0
-    """Pairs that a newer one replaced before their turn."""
+    """Number of pairs that a newer one replaced before they were computed."""
     flows: int = 0
     latencies: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
-    """From the capture of a pair's second frame to its flow."""
+    """Times from the capture of a pair's second frame to its flow."""
     computing: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
     distances: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
-    """From frame to frame, by the times that the source gives them."""
+    """Times between frames, by the source's time stamps."""
     _before: float | None = None
     _span: tuple[float, float] | None = None
 
     def captured(self, frame: Captured) -> None:
-        """A frame came."""
+        """Count a captured frame."""
         self.frames += 1
         self.late += frame.late
         at = frame.frame.time
@@ -141,7 +147,7 @@ class Tally:
         self._before = at
 
     def computed(self, pair: Pair, begun: float, done: float) -> None:
-        """A pair's flow is there."""
+        """Count a computed flow."""
         self.flows += 1
         self.latencies.append(done - pair.second.at)
         self.computing.append(done - begun)
@@ -149,24 +155,25 @@ class Tally:
 
     @property
     def rate(self) -> float | None:
-        """Flows a second, from the first pair's start to the last flow."""
+        """Flows per second, from the first pair's start to the last flow."""
         if self._span is None or self._span[1] <= self._span[0]:
             return None
         return self.flows / (self._span[1] - self._span[0])
 
     @property
     def missing(self) -> int:
-        """Frames that never came, by distances that are a multiple of the usual one: the source's decoder, driver or
-        network lost them, or its rate varies."""
-        kept = list(self.distances)  # at once: frames go on coming in another thread
+        """Number of frames that never arrived, by time stamps that are several usual intervals apart.
+
+        The source's decoder, driver or network lost them, or its rate varies.
+        """
+        kept = list(self.distances)  # a copy, because another thread adds frames
         usual = latency.spread(kept).median if kept else 0.0
         return sum(max(0, round(distance / usual) - 1) for distance in kept) if usual > 0 else 0
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values for JSON.
+        """Return plain values for JSON.
 
-        Every pair of frames that follow each other has a flow or was dropped, but for those that the end of the run
-        leaves in hand.
+        Every pair of consecutive frames has a flow or was dropped, except those in progress at the end of the run.
         """
         return {
             "frames": self.frames,
@@ -182,7 +189,7 @@ class Tally:
 
 
 def spread(seconds: Iterable[float]) -> dict[str, float] | None:
-    """Median, 99th percentile and maximum; None of nothing."""
+    """Return median, 99th percentile and maximum; None without values."""
     kept = list(seconds)
     if not kept:
         return None
@@ -191,9 +198,9 @@ def spread(seconds: Iterable[float]) -> dict[str, float] | None:
 
 
 def capture(frames: Iterable[Captured], pairs: Slot[Pair], tally: Tally) -> None:
-    """Hand over pair after pair until the frames end or nobody takes them; for a thread of its own.
+    """Put pairs into the slot until the frames end or it is closed; the body of a thread.
 
-    Errors of the source are raised where the pairs are taken.
+    Errors of the source are raised by :meth:`Slot.take`.
     """
     before: Captured | None = None
     try:
@@ -209,7 +216,7 @@ def capture(frames: Iterable[Captured], pairs: Slot[Pair], tally: Tally) -> None
 
 
 class Done(NamedTuple):
-    """A pair with its flow."""
+    """Pair with its flow."""
 
     pair: Pair
     flow: Any
@@ -223,9 +230,9 @@ def follow(
     clock: Callable[[], float],
     most: int | None = None,
 ) -> None:
-    """The flow of the newest pair, again and again, until the pairs end, nobody takes the flows or there are ``most``.
+    """Compute the flow of the newest pair until the pairs end, the results are closed or there are ``most`` flows.
 
-    ``compute`` returns when the flow is there. Errors are raised where the results are taken.
+    ``compute`` returns when the flow is complete. Errors are raised by :meth:`Slot.take` of the results.
     """
     try:
         while (most is None or tally.flows < most) and (pair := pairs.take()) is not None:

@@ -1,8 +1,10 @@
-"""RAFT and SEA-RAFT as estimators: the network stays on its device between calls."""
+"""Estimators of RAFT and SEA-RAFT, which keep the network on its device between calls."""
 
 from __future__ import annotations
 
+import logging
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
@@ -12,72 +14,63 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
+from fullfield._lazy import renamed
 from fullfield._switch import Switch
+from fullfield.estimators.forks import check_fork
 from fullfield.estimators.frames import check_pair
-from fullfield.estimators.network_config import NetworkConfig, RAFTEstimatorConfig
-from fullfield.estimators.origins import Origin, origin_of
-from fullfield.estimators.protocol import Progress
-from fullfield.estimators.registry import CASCADING, canonical
+from fullfield.estimators.network_config import NetworkConfig
+from fullfield.estimators.protocol import Bidirectional, Progress
+from fullfield.estimators.registry import canonical, method_of
 from fullfield.models.cascade import cascade_pairs, cascade_sizes
-from fullfield.models.doubled import Judged, enlarged, surer
-from fullfield.models.downloads import Progress as Fetching
+from fullfield.models.doubled import Judged, enlarged, more_confident
+from fullfield.models.downloads import Progress as Downloading
 from fullfield.models.downloads import digest
-from fullfield.models.mixed import PairSize, dense_fits, lookup_request
-from fullfield.models.raft.config import RAFTConfig
+from fullfield.models.lookups import PairSize, dense_fits, lookup_request
 from fullfield.models.sea_raft.model import expected_log_scale
-from fullfield.models.weights import NETWORKS, build_model
+from fullfield.models.weights import NETWORKS, Origin, load_weights, origin_of
 from fullfield.ops.correlation import BACKENDS
 from fullfield.ops.correlation.dispatch import LOOKUPS
 
 if TYPE_CHECKING:
-    from typing import TypeAlias
-
     from torch import nn
 
+    from fullfield.models.network import FlowNetwork
     from fullfield.models.prepared import PreparedFlow, PreparedSizes
-    from fullfield.models.raft import RAFT
-    from fullfield.models.sea_raft import SEARAFT
 
-    Network: TypeAlias = RAFT | SEARAFT
+PREFER_DENSE = "prefer-dense"
+"""Backend: the dense volume up to the largest size that fits, the best other backend above."""
+_RENAMED = {"mixed": PREFER_DENSE}
 
-MIXED = "mixed"
-"""As backend: the dense volume up to the largest size that fits, the best other backend above."""
+logger = logging.getLogger("fullfield")
 
-_SEED = 0
 _TINY = (16, 16)
 _DIGITS = 12
-
-
-class BothWays(NamedTuple):
-    """Of a pair of frames."""
-
-    forward: Tensor  # [B, 2, H, W]
-    backward: Tensor  # [B, 2, H, W]
-    log_scales: tuple[Tensor, Tensor] | None = None
-    """Twice [B, H, W]: what the network itself thinks of both, the logarithm of its error in pixels; SEA-RAFT's."""
+# Sizes that the fast form keeps at least, and the pixels of a pair up to which it does: a set of frames often mixes a
+# few sizes, and recording takes longer than estimating.
+_SIZES_KEPT, _SMALL_PIXELS = 4, 1 << 20
 
 
 class _Found(NamedTuple):
-    """One way of a pair, as :class:`Judged` where the network was asked what it thinks of its flow."""
+    """Flow in one direction, with its log scale as in :class:`Judged` if it was requested."""
 
     flow: Tensor
     log_scale: Tensor | None = None
 
 
 class NetworkEstimator:
-    """RAFT or SEA-RAFT on pairs of frames of any size. The network is loaded at the first call and kept.
+    """Estimator of RAFT or SEA-RAFT flow for frames of any size. The network is loaded at the first call and kept.
 
-    Weights that are not on this machine are fetched then; a file that has changed is loaded anew. The fast form is
-    made once per size and kept for the sizes of the last call, those of a cascade among them. Calls from several
-    threads wait for each other. An estimator can be pickled and copied; the copy loads for itself.
+    Weights that are not on this machine are downloaded then; a file that has changed is loaded again. The fast form is
+    made once per size and kept for the sizes of the last call (small frames: of the last few). Calls from several
+    threads wait for each other. An estimator can be pickled and copied; the copy loads its own network.
 
     Args:
         method: ``"fullfield-s"``, ``"raft"``, ``"raft-small"``, ``"sea-raft-s"``, ``"sea-raft-m"`` or ``"sea-raft-l"``.
         config: a :class:`RAFTEstimatorConfig` for RAFT, a :class:`NetworkConfig` for SEA-RAFT; by default the method's
-            own weights and number of updates, exact; ``"fullfield-s"`` cascades.
-        backend: of the correlation lookup, as for :class:`fullfield.nn.CorrelationPyramid`; or ``"mixed"``, for exact
-            precision: dense at sizes whose volume takes up to 40 % of the GPU's free memory (2 GiB on the CPU), the
-            best other one above.
+            own weights and number of updates, in half precision on a GPU; ``"fullfield-s"`` cascades.
+        backend: backend of the correlation lookup, as for :class:`fullfield.nn.CorrelationPyramid`; or
+            ``"prefer-dense"``, for exact precision: dense at sizes whose volume takes up to 40 % of the GPU's free
+            memory (2 GiB on the CPU), the best other one above.
     """
 
     def __init__(
@@ -85,27 +78,33 @@ class NetworkEstimator:
     ) -> None:
         self.method = canonical(method)
         _check.choice(self.method, "method", NETWORKS)
-        kind = RAFTEstimatorConfig if self.method.startswith("raft") else NetworkConfig
+        entry = method_of(self.method)
+        kind = entry.load()
         config = kind() if config is None else config
         _check.require(type(config) is kind, "config", f"a {kind.__name__}", _check.describe(config))
-        if config.cascade is None:  # without any updates, a smaller size would only be coarser
+        if config.cascade is None:  # without updates, a smaller size would only be coarser
             updates = config.updates != 0 or bool(config.coarse_updates)
-            config = config.replace(cascade=self.method in CASCADING and updates)
+            config = config.replace(cascade=entry.cascades and updates)
         self.config = config
+        if isinstance(backend, str) and backend in _RENAMED:
+            warnings.warn(f"backend {backend!r} is deprecated, use {_RENAMED[backend]!r}", DeprecationWarning, 2)
+            backend = _RENAMED[backend]
         if backend is not None:
-            _check.choice(backend, "backend", (*BACKENDS, MIXED))
-            fits = backend != MIXED or self.config.precision == "exact"
-            _check.require(fits, "backend", "another one than mixed, which is for exact precision", backend)
+            _check.choice(backend, "backend", (*BACKENDS, PREFER_DENSE))
+            fits = backend != PREFER_DENSE or self.config.precision in ("auto", "exact")
+            expected = f"another one than {PREFER_DENSE}, which is for exact precision"
+            _check.require(fits, "backend", expected, backend)
         self._asked = backend
         self._forget()
 
     def _forget(self) -> None:
         self._lock = threading.RLock()
-        self._network: Network | None = None
+        self._network: FlowNetwork | None = None
         self._weights: Origin | None = None
         self._stamp: tuple[object, ...] = ()
         self._origin: dict[str, str | None] = {}
         self._used: str | None = None
+        self._precision: str = self.config.precision
         self._dense: dict[PairSize, bool] = {}
         self._fast: PreparedSizes | None = None
 
@@ -118,42 +117,45 @@ class NetworkEstimator:
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """The configuration with its numbers filled in. Once the network is loaded, ``weights`` is the name of what
-        was loaded, and ``weights_sha256`` the first 12 digits of the file's checksum (None for random weights)."""
+        """Configuration with the numbers that the method chose.
+
+        Once the network is loaded, ``weights`` is the name of what was loaded, ``weights_sha256`` the first 12 digits
+        of the file's checksum (None for random weights), and ``precision`` is no longer "auto".
+        """
         fine, coarse = self._updates()
         numbers = {"updates": fine, "coarse_updates": coarse if self.config.cascade else None}
-        parameters = {**self.config.as_dict(), **numbers, **self._origin}
+        parameters = {**self.config.as_dict(), **numbers, "precision": self._precision, **self._origin}
         if not self.config.double:
-            del parameters["double"]  # as before there was such a thing: work that was begun then goes on
+            del parameters["double"]  # absent from the notes of shots that older versions began
         return parameters
 
     @property
     def asked_backend(self) -> str | None:
-        """The backend asked for; None leaves it open."""
+        """Backend that was requested; None if it is chosen."""
         return self._asked
 
     @property
     def backend(self) -> str:
-        """The correlation lookup's in the last call, at the finest level; or the one asked for."""
+        """Backend of the correlation lookup in the last call, at the finest level; before it the requested one."""
         return self._used or self._asked or "automatic"
 
     def prepare(
         self,
         device: str | torch.device = "cpu",
         size: tuple[int, int] | None = None,
-        fetching: Fetching | None = None,
+        fetching: Downloading | None = None,
     ) -> None:
         """Load the network onto ``device`` and compile what it runs on now instead of at the first call.
 
         Args:
-            device: where the frames will be.
+            device: device of the frames.
             size: their height and width; without it the fast form waits for the first call.
-            fetching: called with the bytes of the weights that have arrived and their number, while they are fetched.
+            fetching: receives the downloaded and the total bytes of the weights while they are downloaded.
         """
         place = torch.empty(0, device=_check.device(device)).device  # with its index
         with self._lock, torch.no_grad():
             network = self._ready(place, fetching)
-            exact = self.config.precision == "exact"
+            exact = self._is_exact(place)
             if exact or (place.type == "cpu" and self._fast is None):  # on a GPU the fast form runs while it is made
                 blank = torch.zeros(1, 3, *_TINY, device=place, dtype=torch.float32)
                 tiny = PairSize.of(blank)
@@ -169,29 +171,32 @@ class NetworkEstimator:
     def __call__(
         self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None
     ) -> Tensor:
-        """Frames [B, C, H, W] to flow [B, 2, H, W]; see :class:`Estimator`."""
+        """Estimate the flow [B, 2, H, W] of frames [B, C, H, W]; see :class:`Estimator`."""
         return self._estimated(frame1, frame2, [initial_flow], progress)[0].flow
 
-    def both_ways(
+    def bidirectional(
         self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None
-    ) -> BothWays | None:
-        """The flow there and back, the features of the frames computed once; see :class:`Estimator`.
+    ) -> Bidirectional | None:
+        """Estimate the forward and the backward flow; each frame goes through the feature encoder once.
 
-        None without updates. ``initial_flow`` is for the way there.
+        Without updates the result is None. ``initial_flow`` starts the forward flow.
         """
         if 0 in self._updates():
             return None
-        there, back = self._estimated(frame1, frame2, [initial_flow, None], progress)
+        forward, backward = self._estimated(frame1, frame2, [initial_flow, None], progress)
         scales = None
-        if there.log_scale is not None and back.log_scale is not None:
-            scales = there.log_scale[:, 0], back.log_scale[:, 0]
-        return BothWays(there.flow, back.flow, scales)
+        if forward.log_scale is not None and backward.log_scale is not None:
+            scales = forward.log_scale[:, 0], backward.log_scale[:, 0]
+        return Bidirectional(forward.flow, backward.flow, scales)
+
+    both_ways = renamed("both_ways", "bidirectional")
 
     def _estimated(
         self, frame1: Tensor, frame2: Tensor, starts: Sequence[Tensor | None], progress: Progress | None
     ) -> list[_Found]:
-        """The flow there, with two ``starts`` also that back, from the smallest size to the largest."""
+        """Return the forward flow, and with two ``starts`` the backward flow, from the smallest size to the largest."""
         check_pair(frame1, frame2)
+        check_fork(frame1.device)
         pair = frame1.expand(-1, 3, -1, -1), frame2.expand(-1, 3, -1, -1)
         fine, coarse = self._updates()
         with self._lock, torch.no_grad(), torch.autocast(frame1.device.type, enabled=False):
@@ -199,79 +204,108 @@ class NetworkEstimator:
             pairs = cascade_pairs(*pair, [(size.height, size.width) for size in self._levels(PairSize.of(frame1))])
             own = fine * PairSize.of(pair[0]).pixels
             smaller = sum(coarse * PairSize.of(one).pixels for one, _ in pairs[1:])
-            told = _Told(progress, len(starts) * (smaller + own + 4 * own * self.config.double))
-            at = partial(self._at, network, told=told, sizes=len(pairs) + self.config.double)
+            report = _Report(progress, len(starts) * (smaller + own + 4 * own * self.config.double))
+            at = partial(self._at, network, report=report, sizes=len(pairs) + self.config.double)
             for frames in pairs[:0:-1]:
-                starts = [way.flow for way in at(frames, coarse, starts)]
+                starts = [found.flow for found in at(frames, coarse, starts)]
             found = [at(pair, fine, starts)]
             if not self.config.double:
                 return found[0]
             if len(pairs) > 1:
-                starts = [way.flow for way in found[0]]
+                starts = [one.flow for one in found[0]]
             found.append(at((enlarged(pair[0]), enlarged(pair[1])), fine, starts))
-            # RAFT's configuration refuses this. The confidence was fitted with no smaller scales than one size's.
-            least = cast("SEARAFT", network).config.log_scale_min
-            ways = cast("Iterator[tuple[Judged, Judged]]", zip(*found, strict=True))
-            return [_Found(way.flow, way.log_scale.clamp(least)) for way in (surer(*sizes) for sizes in ways)]
+            # The confidence was fitted with no smaller scales than one size's.
+            least = cast("Any", network.config).log_scale_min
+            judged = cast("Iterator[tuple[Judged, Judged]]", zip(*found, strict=True))
+            return [
+                _Found(best.flow, best.log_scale.clamp(least)) for best in (more_confident(*sizes) for sizes in judged)
+            ]
 
     def _at(
         self,
-        network: Network,
+        network: FlowNetwork,
         frames: tuple[Tensor, Tensor],
         updates: int,
         starts: Sequence[Tensor | None],
         *,
-        told: _Told,
+        report: _Report,
         sizes: int,
     ) -> list[_Found]:
-        """One size of :meth:`_estimated`; the fast form keeps ``sizes`` of them."""
-        size, asked = PairSize.of(frames[0]), (*frames, updates, *starts)
-        exact, both = self.config.precision == "exact", len(starts) > 1
-        with told.level(network.update_block, size, len(starts) * updates):
+        """Estimate at one size for :meth:`_estimated`; the fast form keeps ``sizes`` of them."""
+        size, arguments = PairSize.of(frames[0]), (*frames, updates, *starts)
+        exact, both = self._is_exact(size.device), len(starts) > 1
+        block: Any = network.update_block
+        with report.level(block, size, len(starts) * updates):
             runner: Any = self._exact(network, size) if exact else self._prepared(network, size, sizes)
             with float32_convolutions(size.device) if exact else nullcontext():
-                if isinstance(network.config, RAFTConfig) or not (both or self.config.double):
-                    found = [_Found(flow) for flow in (runner.both_ways(*asked) if both else (runner(*asked),))]
+                if not network.config.has_mixture or not (both or self.config.double):
+                    flows = runner.bidirectional(*arguments) if both else (runner(*arguments),)
+                    found = [_Found(flow) for flow in flows]
                 else:
-                    ways = runner.both_ways_with_info(*asked) if both else (runner.flow_with_info(*asked),)
-                    # Copies: the flow is part of a tensor with the mixture, which would stay as long as the flow.
-                    found = [_Found(flow.clone(), expected_log_scale(info, network.config)) for flow, info in ways]
+                    informed = runner.bidirectional_with_info if both else runner.flow_with_info
+                    pairs = informed(*arguments) if both else (informed(*arguments),)
+                    config = cast("Any", network.config)
+                    # Copies, because the flow is part of a tensor with the mixture, which would stay in memory.
+                    found = [_Found(flow.clone(), expected_log_scale(info, config)) for flow, info in pairs]
         if not exact:
             self._used = runner.backend
         return found
 
+    def _is_exact(self, device: torch.device) -> bool:
+        """Return whether frames on ``device`` are estimated in float32, and note the precision that is used."""
+        precision = self.config.precision
+        if precision == "auto":
+            precision = "exact"
+            if device.type == "cuda" and self._asked in (None, "cuda"):
+                from fullfield.models.prepared import why_not
+
+                reason = why_not(device)
+                precision = "fast" if reason is None else "exact"
+                if reason is not None and self._precision == "auto":
+                    logger.debug(
+                        "%s on %s: float32, because half precision is not available: %s", self.method, device, reason
+                    )
+        self._precision = precision
+        return precision == "exact"
+
     def _updates(self) -> tuple[int, int]:
-        """Of the finest level, and of the others."""
+        """Return the number of updates at the finest level, and at the others."""
         fine = NETWORKS[self.method].updates if self.config.updates is None else self.config.updates
         return fine, fine if self.config.coarse_updates is None else self.config.coarse_updates
 
     def _levels(self, size: PairSize) -> list[PairSize]:
-        """The sizes that frames of ``size`` are seen at, finest first."""
+        """Return the sizes of the cascade for frames of ``size``, finest first."""
         sizes = cascade_sizes(size.height, size.width) if self.config.cascade else [(size.height, size.width)]
         return [PairSize(size.batch, height, width, size.device) for height, width in sizes]
 
-    def _exact(self, network: Network, size: PairSize) -> Network:
-        """The network, its correlation lookup by the backend chosen here for one size."""
+    def _exact(self, network: FlowNetwork, size: PairSize) -> FlowNetwork:
+        """Return the network with the backend of its correlation lookup chosen for one size."""
         request = lookup_request(network.config, size)
         backend = self._asked
-        if backend == MIXED:
+        if backend == PREFER_DENSE:
             if size not in self._dense:
                 self._dense[size] = dense_fits(request)
             backend = "dense" if self._dense[size] else None
-        self._used = network.correlation = LOOKUPS.choose(backend, request)
+        chosen = LOOKUPS.choose(backend, request)
+        if chosen != self._used:
+            logger.debug(
+                "%s at %dx%d on %s: lookup %s, float32", self.method, size.width, size.height, size.device, chosen
+            )
+        self._used = network.correlation = chosen
         return network
 
-    def _prepared(self, network: Network, size: PairSize, sizes: int) -> PreparedFlow:
-        """The fast form for one size, of ``sizes`` that are kept."""
+    def _prepared(self, network: FlowNetwork, size: PairSize, sizes: int) -> PreparedFlow:
+        """Return the fast form for one size, of ``sizes`` that are kept."""
         if self._fast is None:
             from fullfield.models.prepared import PreparedSizes
 
-            self._fast = PreparedSizes(network, self.config.precision)
-        self._fast.sizes = sizes
+            logger.debug("%s on %s: precision %s", self.method, size.device, self._precision)
+            self._fast = PreparedSizes(network, self._precision)
+        self._fast.sizes = max(sizes, _SIZES_KEPT) if size.batch * size.pixels <= _SMALL_PIXELS else sizes
         return self._fast.prepared(size.height, size.width, size.batch)
 
-    def _ready(self, device: torch.device, fetching: Fetching | None = None) -> Network:
-        """The network with its weights, on ``device``."""
+    def _ready(self, device: torch.device, fetching: Downloading | None = None) -> FlowNetwork:
+        """Return the network with its weights, on ``device``."""
         origin = self._weights
         if origin is None or (origin.path is not None and not origin.path.is_file()):
             origin = self._weights = origin_of(self.method, self.config.weights).fetched(fetching)
@@ -279,39 +313,30 @@ class NetworkEstimator:
         if self._network is None or self._stamp != stamp:
             self._network = None  # frees the old one first
             self._fast, self._dense = None, {}
-            self._network = self._loaded(origin).to(device)
+            shape = self.config.shaped(NETWORKS[self.method])
+            self._network = load_weights(shape, origin, correlation=self._asked).to(device)
+            checksum = None if origin.path is None else digest(origin.path)[:_DIGITS]
+            self._origin = {"weights": origin.name, "weights_sha256": checksum}
             self._stamp = stamp
+            logger.debug("%s on %s: loaded weights %s", self.method, device, origin.path or origin.name)
+        self._is_exact(device)
         return self._network
-
-    def _loaded(self, origin: Origin) -> Network:
-        shape = NETWORKS[self.method]
-        if isinstance(shape, RAFTConfig) and isinstance(self.config, RAFTEstimatorConfig):
-            shape = shape.replace(padding=self.config.padding)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(_SEED)
-            network = build_model(shape, self._asked)
-        checksum = None
-        if origin.path is not None:
-            network.load_checkpoint(origin.path)
-            checksum = digest(origin.path)[:_DIGITS]
-        self._origin = {"weights": origin.name, "weights_sha256": checksum}
-        return network
 
 
 def float32_convolutions(device: torch.device) -> AbstractContextManager[None]:
-    """Inside, cuDNN multiplies float32 as float32: PyTorch's default there is TF32, with 10 bits of mantissa.
+    """Return a context in which cuDNN multiplies float32 as float32; PyTorch's default is TF32, with 10 bits.
 
-    The switch is the process's: it holds for every thread until the last one has left, and is then put back.
+    The switch is process-wide: it holds for every thread until the last one has left, and is then restored.
     """
     return _FLOAT32 if device.type == "cuda" else nullcontext()
 
 
 def _float32() -> Callable[[], None]:
-    """Switch, and return what switches back."""
+    """Switch TF32 off, and return a function that restores it."""
     cudnn: Any = torch.backends.cudnn
     try:
         name, before, owner = "allow_tf32", cudnn.allow_tf32, cudnn
-    except RuntimeError:  # somebody has set the switches that PyTorch 2.9 brought; the two kinds do not mix
+    except RuntimeError:  # the switches of PyTorch 2.9 are in use; the two kinds do not mix
         name, before, owner = "fp32_precision", cudnn.conv.fp32_precision, cudnn.conv
     setattr(owner, name, False if name == "allow_tf32" else "ieee")
     return lambda: setattr(owner, name, before)
@@ -320,8 +345,8 @@ def _float32() -> Callable[[], None]:
 _FLOAT32 = Switch(_float32)
 
 
-class _Told:
-    """Tells ``progress`` of every level, and of every update where those can be heard of."""
+class _Report:
+    """Reports every level to ``progress``, and every update of the eager network."""
 
     def __init__(self, progress: Progress | None, work: int) -> None:
         self._progress = progress
@@ -330,7 +355,7 @@ class _Told:
 
     @contextmanager
     def level(self, block: nn.Module, size: PairSize, updates: int) -> Iterator[None]:
-        """Around the work at one size; every run of ``block`` is an update."""
+        """Enclose the work at one size; every run of ``block`` is an update."""
         if self._progress is None:
             yield
             return

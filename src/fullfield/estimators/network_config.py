@@ -1,4 +1,4 @@
-"""How a network estimates, ours or a model of ptlflow. Light: imports neither torch nor numpy."""
+"""Configurations of networks, ours and ptlflow's models. Light: imports neither torch nor numpy."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from dataclasses import dataclass
 from fullfield._check import choice, number, require
 from fullfield._config import Config, parameter
 from fullfield.models.raft.config import PADDINGS
-
-RANDOM = "random"
-"""As weights: seeded random numbers, for timing."""
+from fullfield.models.shape import NetworkShape
+from fullfield.models.weights import RANDOM as RANDOM
 
 PREFIX = "ptlflow:"
-"""Before the name of one of ptlflow's models: ``ptlflow:dpflow`` is a method."""
+"""Prefix of the names of ptlflow's models: ``ptlflow:dpflow`` is a method."""
 
-PRECISIONS = ("exact", "fast", "bfloat16")
+PRECISIONS = ("auto", "exact", "fast", "bfloat16")
 
 
 @dataclass(frozen=True)
 class NetworkConfig(Config):
-    """How SEA-RAFT, or any network of the family, estimates: its weights, its updates, and whether it cascades.
+    """Configuration of SEA-RAFT or any network of the family: weights, updates, cascade and precision.
 
-    A field that is None is chosen by the method.
+    The method chooses fields that are None.
 
     See :class:`fullfield.models.cascade.Cascade` for the cascade, :mod:`fullfield.models.doubled` for twice the size.
     """
@@ -33,24 +32,27 @@ class NetworkConfig(Config):
         "random (seeded, for timing); 'auto' is the method's own choice",
         metavar="PATH|NAME",
     )
-    updates: int | None = parameter(None, "flow updates; 'auto': 32 of RAFT, 4 of SEA-RAFT, 12 of its L, ptlflow's own")
+    updates: int | None = parameter(
+        None, "flow updates; 'auto': 32 for RAFT, 4 for SEA-RAFT, 12 for its L, ptlflow's own"
+    )
     cascade: bool | None = parameter(
         None,
         "estimate frames whose smaller side exceeds 800 pixels at a quarter of their size first, recursively; by "
         "default the methods auto and fullfield-s do, others do not",
     )
     coarse_updates: int | None = parameter(
-        None, "updates of every level of a cascade but the finest; 'auto': as many as of the finest"
+        None, "updates at every level of a cascade but the finest; 'auto': as many as at the finest"
     )
     double: bool = parameter(
         False,
-        "estimate the frames at twice their size as well, and take at every pixel what the network is surer of: five "
-        "times the work, for networks that tell their uncertainty",
+        "estimate the frames at twice their size as well and keep at every pixel the more confident flow: five times "
+        "the work, for networks that estimate their uncertainty",
     )
     precision: str = parameter(
-        "exact",
-        "exact: float32, convolutions too; fast: half precision (on a CPU if it has AVX-512 BF16), prepared once per "
-        "size; bfloat16: as fast with more range and less precision",
+        "auto",
+        "auto: fast on a GPU that has the kernels, else exact; exact: float32, convolutions too; fast: half precision "
+        "(on a CPU if it has AVX-512 BF16), prepared once per size; bfloat16: as fast with more range and less "
+        "precision",
         PRECISIONS,
     )
 
@@ -69,24 +71,34 @@ class NetworkConfig(Config):
         require(beside, "coarse_updates", "None without a cascade", repr(self.coarse_updates))
         require(isinstance(self.double, bool), "double", "True or False", self.double)
 
+    def shaped(self, shape: NetworkShape) -> NetworkShape:
+        """Return the network's shape with the settings that belong to it."""
+        return shape
+
 
 @dataclass(frozen=True)
 class RAFTEstimatorConfig(NetworkConfig):
-    """How RAFT estimates."""
+    """Configuration of RAFT."""
 
     padding: str = parameter(
-        "sintel", "how frames reach multiples of 8: sintel on all sides, kitti only below and left and right", PADDINGS
+        "sintel",
+        "padding of frames to multiples of 8: sintel on all sides, kitti only below and left and right",
+        PADDINGS,
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         choice(self.padding, "padding", PADDINGS)
-        require(not self.double, "double", "False for RAFT, which does not tell its uncertainty", "True")
+        require(not self.double, "double", "False for RAFT, which does not estimate its uncertainty", "True")
+
+    def shaped(self, shape: NetworkShape) -> NetworkShape:
+        """Return the network's shape with the padding."""
+        return shape.replace(padding=self.padding)
 
 
 @dataclass(frozen=True)
 class PtlflowConfig(Config):
-    """The weights and updates of a model of ptlflow, and on whose correlation lookups it runs."""
+    """Configuration of a model of ptlflow: weights, updates and correlation lookups."""
 
     weights: str | None = parameter(
         None,
@@ -124,6 +136,6 @@ RAFT_PRESETS: Mapping[str, RAFTEstimatorConfig] = {
 PRESETS: Mapping[str, NetworkConfig] = {
     "default": NetworkConfig(),
     "fast": NetworkConfig(precision="fast"),
-    "accurate": NetworkConfig(double=True),
+    "accurate": NetworkConfig(double=True, precision="exact"),
 }
 PTLFLOW_PRESETS: Mapping[str, PtlflowConfig] = {"default": PtlflowConfig()}

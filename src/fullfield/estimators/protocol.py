@@ -1,9 +1,9 @@
-"""What every estimator of flow offers, and what those that work through another one have in common."""
+"""Protocol of flow estimators, and the base of those that wrap another one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -11,14 +11,25 @@ from torch import Tensor
 from fullfield import _check
 
 Progress: TypeAlias = Callable[[float, str], None]
-"""Called with the fraction done and what is being worked on."""
+"""Callback that receives the fraction done and the current step."""
+
+
+class Bidirectional(NamedTuple):
+    """Forward and backward flow of a pair of frames."""
+
+    forward: Tensor  # [B, 2, H, W], from the first frame to the second
+    backward: Tensor  # [B, 2, H, W], from the second frame to the first, on the second's pixels
+    log_scales: tuple[Tensor, Tensor] | None = None
+    """Twice [B, H, W]: the network's own logarithm of the error of either flow, in pixels, if it has one."""
 
 
 @runtime_checkable
 class Estimator(Protocol):
-    """An estimator of optical flow, ready to be called on frames of any size.
+    """Estimator of optical flow for frames of any size.
 
-    ``parameters`` are plain values (they are stored beside results); ``backend`` names what computed the last flow.
+    ``parameters`` are plain values, which are stored with results; ``backend`` names what computed the last flow. A
+    call returns new memory, which later calls do not change. An estimator that computes both directions faster than
+    two calls also has a method ``bidirectional`` with the same arguments, which returns a :class:`Bidirectional`.
     """
 
     @property
@@ -41,16 +52,25 @@ class Estimator(Protocol):
 
 
 def check_estimator(value: object, name: str = "estimator", expected: str = "an Estimator") -> None:
-    """InputError for anything but an object that follows :class:`Estimator`; its class is none."""
+    """Check that ``value`` follows :class:`Estimator`; a class is refused."""
     _check.require(isinstance(value, Estimator) and not isinstance(value, type), name, expected, value)
+
+
+def bidirectional_of(estimator: Estimator) -> Callable[..., Bidirectional | None] | None:
+    """Return the estimator's method for both directions at once; None if it has none.
+
+    The method returns None for settings with which it needs two calls.
+    """
+    found: Callable[..., Bidirectional | None] | None = getattr(estimator, "bidirectional", None)
+    return found
 
 
 def prepare_estimator(
     estimator: Estimator, device: str | torch.device, size: tuple[int, int] | None = None, **more: Any
 ) -> None:
-    """Load or compile what the estimator runs on, where it can be prepared.
+    """Load and compile what the estimator runs on, if it has a method ``prepare``.
 
-    Without a size it gets the device alone: a ``prepare(device)`` is enough for :func:`fullfield.evaluation.evaluate`.
+    Without a size the method receives the device alone.
     """
     prepare = getattr(estimator, "prepare", None)
     if prepare is not None:
@@ -58,7 +78,7 @@ def prepare_estimator(
 
 
 class WrappingEstimator:
-    """Called and reported as ``estimator``, which it holds."""
+    """Base of estimators that wrap ``estimator`` and report its names as their own."""
 
     def __init__(self, estimator: Estimator) -> None:
         check_estimator(estimator)
@@ -66,19 +86,19 @@ class WrappingEstimator:
 
     @property
     def method(self) -> str:
-        """The estimator's."""
+        """Method of the wrapped estimator."""
         return self.estimator.method
 
     @property
     def asked_backend(self) -> str | None:
-        """The estimator's."""
+        """Backend that was requested of the wrapped estimator; None if it chooses."""
         return getattr(self.estimator, "asked_backend", None)
 
     @property
     def backend(self) -> str:
-        """The estimator's."""
+        """Backend of the wrapped estimator."""
         return self.estimator.backend
 
     def prepare(self, device: str | torch.device = "cpu", size: tuple[int, int] | None = None, **more: Any) -> None:
-        """Prepare the estimator, where it can be."""
+        """Prepare the wrapped estimator, if it can be prepared."""
         prepare_estimator(self.estimator, device, size, **more)

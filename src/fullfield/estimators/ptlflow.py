@@ -1,4 +1,4 @@
-"""ptlflow's models as estimators, on our correlation lookups where they have them."""
+"""Estimators of ptlflow's models, on our correlation lookups if they have such lookups."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fullfield import _check
 from fullfield._check import InputError
+from fullfield.estimators.forks import check_fork
 from fullfield.estimators.frames import check_pair
 from fullfield.estimators.network_config import PREFIX, RANDOM, PtlflowConfig
 from fullfield.estimators.protocol import Progress
@@ -27,33 +28,33 @@ if TYPE_CHECKING:
     from fullfield.integrations.alt_cuda_corr import Extension
 
 ORIGINAL = "ptlflow"
-"""As backend: the model's own correlation."""
+"""Backend: the model's own correlation."""
 ON_DEMAND = "alt_cuda_corr"
-"""As backend: the model's own lookup on demand, with RAFT's CUDA extension."""
+"""Backend: the model's own lookup on demand, with RAFT's CUDA extension."""
 
 _PREFERRED = ("sintel", "things")
 _SEED = 0
 _DIGITS = 12
-# Pixels that every model takes; four levels of 1/8 still have two cells.
+# Sides that every model accepts; four levels of 1/8 still have two cells.
 _SAFE_SIDE = 128
 # Characters of another package's message.
-_TOLD = 160
-# The checksum's first digits are part of a checkpoint's name.
+_SHOWN = 160
+# A checkpoint's name contains the first digits of its checksum.
 _DIGEST = re.compile(r"-([0-9a-f]{8,})\.\w+$")
-# Attributes that say how often a flow is updated, by model.
+# Attributes that hold the number of flow updates, by model.
 _UPDATES = ("iters", "decoder_depth", "num_reg_refine")
 
 
 class PtlflowEstimator:
-    """A model of ptlflow on pairs of frames of any size. It is built and loaded at the first call, and kept.
+    """Estimator of a ptlflow model for frames of any size. The model is built and loaded at the first call, and kept.
 
-    Checkpoints that ptlflow publishes are fetched then, into our cache. Calls from several threads wait for each other.
-    An estimator can be pickled; what reads it loads for itself.
+    Checkpoints that ptlflow publishes are downloaded then, into our cache. Calls from several threads wait for each
+    other. An estimator can be pickled; the copy loads its own model.
 
     Args:
-        name: as ptlflow calls the model, with or without ``"ptlflow:"``.
+        name: ptlflow's name of the model, with or without ``"ptlflow:"``.
         config: weights, updates and whether to patch.
-        backend: of the correlation lookup in a patched model, as for :func:`fullfield.patch`.
+        backend: backend of the correlation lookup in a patched model, as for :func:`fullfield.patch`.
 
     Raises:
         InputError: if ptlflow is not installed or cannot be imported, or has no such model for two frames.
@@ -94,20 +95,24 @@ class PtlflowEstimator:
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """The configuration. Once the model is loaded, what was loaded, with the first 12 digits of the file's
-        checksum, the number of updates, whether it is patched, the first 12 digits of the checksum of the extension's
-        sources, and ptlflow's version."""
+        """Configuration, and once the model is loaded what was loaded.
+
+        That is the weights with the first 12 digits of their checksum, the number of updates, whether the model is
+        patched, the first 12 digits of the checksum of the extension's sources, and ptlflow's version.
+        """
         return {**self.config.as_dict(), **self._origin}
 
     @property
     def asked_backend(self) -> str | None:
-        """The backend asked for; None leaves it open."""
+        """Backend that was requested; None if it is chosen."""
         return self._asked
 
     @property
     def backend(self) -> str:
-        """Of the correlation lookups: ours by name, ``"ptlflow"`` for the model's own, or ``"alt_cuda_corr"`` for its
-        own on demand."""
+        """Backend of the correlation lookups.
+
+        One of ours, ``"ptlflow"`` for the model's own, or ``"alt_cuda_corr"`` for its own on demand.
+        """
         if self._model is None:
             return self._asked or "automatic"
         if self._handle is None:
@@ -120,12 +125,12 @@ class PtlflowEstimator:
         size: tuple[int, int] | None = None,
         fetching: Fetching | None = None,
     ) -> None:
-        """Build, load and patch the model now instead of at the first call.
+        """Load and patch the model now instead of at the first call.
 
         Args:
-            device: where the frames will be.
+            device: device of the frames.
             size: not needed; models serve every size.
-            fetching: called with the bytes of the weights that have arrived and their number, while they are fetched.
+            fetching: receives the downloaded and the total bytes of the weights while they are downloaded.
         """
         del size
         with self._lock:
@@ -134,8 +139,9 @@ class PtlflowEstimator:
     def __call__(
         self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None
     ) -> Tensor:
-        """Frames [B, C, H, W] to flow [B, 2, H, W]; see :class:`Estimator`. ``initial_flow`` must be None."""
+        """Estimate the flow [B, 2, H, W] of frames [B, C, H, W]; ``initial_flow`` must be None."""
         check_pair(frame1, frame2)
+        check_fork(frame1.device)
         if initial_flow is not None:
             raise InputError(f"initial_flow: expected None, {self.method} takes no flow to start from")
         with self._lock, torch.no_grad():
@@ -144,7 +150,7 @@ class PtlflowEstimator:
                 progress(0.0, self._name)
             frames = torch.stack((frame1, frame2), 1).float().expand(-1, -1, 3, -1, -1)
             with _quiet():
-                flow = self._flow(model, frames.flip(2))  # it takes BGR
+                flow = self._flow(model, frames.flip(2))  # ptlflow takes BGR
             if self._extension is not None and not self._extension.calls:
                 raise InputError(f"{ON_DEMAND}: {self.method} does not look up with the extension; leave it out")
             if progress is not None:
@@ -152,7 +158,7 @@ class PtlflowEstimator:
         return flow.float().contiguous()
 
     def _flow(self, model: torch.nn.Module, images: Tensor) -> Tensor:
-        """Every model pads and crops for itself; some fail on frames whose coarsest level has no cell."""
+        """Run the model, which pads and crops itself; some fail on frames whose coarsest level has no cell."""
         height, width = images.shape[-2:]
         try:
             flow: Tensor = model({"images": images})["flows"][:, 0]
@@ -161,7 +167,7 @@ class PtlflowEstimator:
                 raise
             why = " ".join(str(error).split()) or type(error).__name__
             raise InputError(
-                f"frame1: {self.method} fails on frames of {width}x{height} ({why[:_TOLD]}); "
+                f"frame1: {self.method} fails on frames of {width}x{height} ({why[:_SHOWN]}); "
                 f"expected sides of {_SAFE_SIDE} at least"
             ) from error
         if flow.shape[-2:] != (height, width):
@@ -215,7 +221,7 @@ class PtlflowEstimator:
         self._model = model.eval()
 
     def _weights(self, ptlflow: Any, fetching: Fetching | None) -> tuple[str, Path | None]:
-        """The name and the file."""
+        """Return the name of the weights and their file."""
         wanted = self.config.weights
         if wanted == RANDOM:
             return RANDOM, None
@@ -233,7 +239,7 @@ class PtlflowEstimator:
         return wanted, _fetched(urls[wanted], fetching)
 
     def _updates(self, model: torch.nn.Module) -> int | None:
-        """The number of flow updates, after setting it if one was asked for."""
+        """Set the number of flow updates if one was requested, and return it."""
         name = next((n for n in _UPDATES if isinstance(getattr(model, n, None), int)), None)
         if self.config.updates is not None:
             if name is None:
@@ -267,7 +273,7 @@ def _fetched(url: str, fetching: Fetching | None) -> Path:
 
 
 def import_ptlflow() -> Any:
-    """The package. It prints and warns while it is imported."""
+    """Import ptlflow without its messages; InputError if it is missing."""
     try:
         with _quiet():
             import ptlflow

@@ -1,4 +1,4 @@
-"""Any estimator, both directions, made exact by TV-L1's guided refinement."""
+"""Estimators refined to sub-pixel accuracy by TV-L1, with the backward flow as a guide."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ import torch
 from torch import Tensor
 
 from fullfield import _check
-from fullfield.estimators.protocol import Estimator, Progress, WrappingEstimator
+from fullfield.estimators.protocol import Estimator, Progress, WrappingEstimator, bidirectional_of
 from fullfield.ops.tvl1 import FlowRefiner, RefinementConfig
 
-# Of the progress of a call: what each of the two directions takes, the rest is the refinement.
+# Share of each direction in the progress of a call; the rest is the refinement.
 _DIRECTION = 0.48
 
 
 class Directions(NamedTuple):
-    """Flow both ways. [B, 2, H, W] each."""
+    """Forward and backward flow of a pair, [B, 2, H, W] each, and how long they took."""
 
     forward: Tensor
-    """From the first frame to the second, refined if that was asked for."""
+    """Flow from the first frame to the second, refined if the estimator refines."""
     backward: Tensor
-    """From the second frame to the first, on the second's pixels, as the estimator gave it."""
+    """Flow from the second frame to the first, on the second's pixels, not refined."""
     seconds: Mapping[str, float]
-    """Of every part."""
+    """Seconds of each step."""
     log_scale: Tensor | None = None
-    """[B, H, W]: the estimator's own logarithm of the error in pixels of its flow forward, where it has one."""
+    """[B, H, W]: the estimator's own logarithm of the error of the forward flow, in pixels, if it has one."""
 
 
 class RefinedEstimator(WrappingEstimator):
-    """An estimator whose flow is refined; see :func:`fullfield.ops.tvl1.refine_flow`.
+    """Estimator whose flow is refined; see :func:`fullfield.ops.tvl1.refine_flow`.
 
-    The estimator is asked twice, for the flow back as well: the refinement stays nearer to the flow where both agree.
+    The wrapped estimator computes both directions: the refinement stays nearer to the flow where they agree.
 
     Args:
-        estimator: any, such as :class:`NetworkEstimator`.
+        estimator: any estimator, such as :class:`NetworkEstimator`.
         config: parameters of the refinement.
-        refine: False leaves the flow as it is, for the flow back alone (:meth:`directions`).
+        refine: False leaves the flow as it is; :meth:`directions` then adds the backward flow alone.
     """
 
     def __init__(self, estimator: Estimator, config: RefinementConfig | None = None, *, refine: bool = True) -> None:
@@ -46,26 +46,26 @@ class RefinedEstimator(WrappingEstimator):
         self.config = RefinementConfig() if config is None else config
         _check.require(isinstance(self.config, RefinementConfig), "config", "a RefinementConfig", self.config)
         self._refine = refine
-        self._device = torch.device("cpu")  # where it was last prepared or called
+        self._device = torch.device("cpu")  # of the last preparation or call
         self._refiner: FlowRefiner | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_refiner": None}  # its buffers are made anew where they are needed
+        return {**self.__dict__, "_refiner": None}  # its buffers are allocated again when needed
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """The estimator's, and ``refinement``: the refinement's parameters and backend, or None without one."""
+        """Parameters of the estimator, and ``refinement``: those of the refinement with its backend, or None."""
         if not self.refines(self._device):
             return {**self.estimator.parameters, "refinement": None}
         backend = "automatic" if self._refiner is None else self._refiner.backend
         return {**self.estimator.parameters, "refinement": {**self.config.as_dict(), "backend": backend}}
 
-    def refines(self, device: torch.device) -> bool:  # noqa: ARG002 - others decide by it
-        """Whether the flow of frames on the device is refined."""
+    def refines(self, device: torch.device) -> bool:  # noqa: ARG002 - subclasses decide by it
+        """Return whether the flow of frames on the device is refined."""
         return self._refine
 
     def prepare(self, device: str | torch.device = "cpu", size: tuple[int, int] | None = None, **more: Any) -> None:
-        """Prepare the estimator, where it can be, and the refinement."""
+        """Prepare the estimator, if it can be prepared, and the refinement."""
         super().prepare(device, size, **more)
         self._device = place = _check.device(device)
         if size is not None and self.refines(place):
@@ -74,7 +74,7 @@ class RefinedEstimator(WrappingEstimator):
     def __call__(
         self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None
     ) -> Tensor:
-        """Frames [B, C, H, W] to flow [B, 2, H, W]; see :class:`Estimator`."""
+        """Estimate the flow [B, 2, H, W] of frames [B, C, H, W]; see :class:`Estimator`."""
         self._device = frame1.device
         if not self.refines(self._device):
             return self.estimator(frame1, frame2, initial_flow=initial_flow, progress=progress)
@@ -83,7 +83,7 @@ class RefinedEstimator(WrappingEstimator):
     def directions(
         self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None
     ) -> Directions:
-        """As a call, with the flow back and the time of every part. ``initial_flow`` is for the way forward."""
+        """Estimate both directions and time each step. ``initial_flow`` starts the forward flow."""
         seconds: dict[str, float] = {}
         self._device = frame1.device
 
@@ -92,14 +92,14 @@ class RefinedEstimator(WrappingEstimator):
                 torch.cuda.synchronize(frame1.device)
             seconds[name] = time.perf_counter() - begin
 
-        begin = time.perf_counter()
-        together, log_scale = getattr(self.estimator, "both_ways", None), None
+        begin, log_scale = time.perf_counter(), None
+        together = bidirectional_of(self.estimator)
         both = together and together(
             frame1, frame2, initial_flow=initial_flow, progress=_part(progress, 0.0, 2 * _DIRECTION)
         )
         if both is not None:
             flow, backward, log_scale = both.forward, both.backward, both.log_scales and both.log_scales[0]
-            timed("both_ways", begin)
+            timed("bidirectional", begin)
         else:
             flow = self.estimator(frame1, frame2, initial_flow=initial_flow, progress=_part(progress, 0.0))
             timed("forward", begin)
@@ -117,7 +117,7 @@ class RefinedEstimator(WrappingEstimator):
         return Directions(flow, backward, seconds, log_scale)
 
     def refined(self, frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor | None = None) -> Tensor:
-        """The refinement alone, of a flow from wherever; as :class:`fullfield.ops.tvl1.FlowRefiner` is called."""
+        """Refine a given flow; arguments as for :class:`fullfield.ops.tvl1.FlowRefiner`."""
         return self._ready((frame1.shape[-2], frame1.shape[-1]), frame1.device, flow.dtype)(
             frame1, frame2, flow, backward
         )
@@ -125,13 +125,13 @@ class RefinedEstimator(WrappingEstimator):
     def _ready(self, size: tuple[int, int], device: torch.device, dtype: torch.dtype) -> FlowRefiner:
         kept = self._refiner
         if kept is None or ((kept.height, kept.width), kept.device, kept.dtype) != (size, device, dtype):
-            self._refiner = None  # frees the old buffers before the new ones are made
+            self._refiner = None  # frees the old buffers first
             kept = self._refiner = FlowRefiner(*size, self.config, dtype=dtype, device=device)
         return kept
 
 
 def refiner_of(estimator: Estimator, device: torch.device, *, refine: bool) -> RefinedEstimator | None:
-    """What refines flow on the device: the estimator, or with ``refine`` one around what it asks; None if nothing."""
+    """Return the estimator that refines on ``device``, with ``refine`` a new one if necessary; None if none does."""
     if isinstance(estimator, RefinedEstimator) and estimator.refines(device):
         return estimator
     if refine and isinstance(estimator, RefinedEstimator):

@@ -1,14 +1,20 @@
-"""The methods by name. Light: imports neither torch nor numpy."""
+"""Registry of the estimation methods. Light: imports neither torch nor numpy.
+
+To add a method, write its estimator and its configuration and add one :class:`Method` to :data:`METHODS`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fullfield._check import InputError, nearest
 from fullfield.estimators.network_config import PREFIX
+
+if TYPE_CHECKING:
+    from fullfield.estimators.protocol import Estimator
 
 PTLFLOW = f"{PREFIX}NAME"
 """Stands for every model of ptlflow."""
@@ -16,50 +22,102 @@ PTLFLOW = f"{PREFIX}NAME"
 
 @dataclass(frozen=True)
 class Method:
-    """What a method is called and where its configuration lives.
+    """Entry of an estimation method: its estimator, its configuration and its capabilities.
 
     A configuration is a frozen dataclass with a default for every field and
     ``metadata={"help": ..., "choices": ..., "metavar": ...}``; ``presets`` is a mapping beside it. Importing its
     module must stay cheap.
+
+    Attributes:
+        title: name in headings.
+        module: module of the configuration and its presets.
+        config: name of the configuration's class.
+        presets_name: name of the mapping of presets.
+        estimator: ``"module:class"`` of the estimator, built with the configuration and ``backend``.
+        is_family: whether the class also receives the method's name, as its first argument.
+        network: entry of :data:`fullfield.models.weights.NETWORKS` whose published weights it takes.
+        cascades: whether large frames are cascaded unless the configuration says otherwise.
+        luminance_only: whether colour adds nothing, so that live video may be read in grey.
     """
 
     title: str
     module: str
     config: str
     presets_name: str = "PRESETS"
+    estimator: str = ""
+    is_family: bool = False
+    network: str | None = None
+    cascades: bool = False
+    luminance_only: bool = False
 
     def load(self) -> Any:
-        """The configuration's class."""
+        """Return the configuration's class."""
         return getattr(import_module(self.module), self.config)
 
     def presets(self) -> Mapping[str, Any]:
-        """The configurations by name of preset."""
+        """Return the configurations by name of preset."""
         presets: Mapping[str, Any] = getattr(import_module(self.module), self.presets_name)
         return presets
 
+    @property
+    def has_weights(self) -> bool:
+        """True if the method loads weights, so that its estimator is worth keeping between calls."""
+        return any(field.name == "weights" for field in fields(self.load()))
 
-_NETWORK = "fullfield.estimators.network_config"
+    def build(self, name: str, config: Any, backend: str | None) -> Estimator:
+        """Return a new estimator of the method ``name``, which for ptlflow's models is longer than the entry's."""
+        module, _, kind = self.estimator.partition(":")
+        make = getattr(import_module(module), kind)
+        estimator: Estimator = make(*((name, config) if self.is_family else (config,)), backend=backend)
+        return estimator
+
+
+_CONFIGS = "fullfield.estimators.network_config"
+
+
+def _network(title: str, name: str, config: str = "NetworkConfig", presets: str = "PRESETS", **more: Any) -> Method:
+    """Return the entry of a network whose weights are published under ``name``."""
+    estimator = "fullfield.estimators.network:NetworkEstimator"
+    return Method(title, _CONFIGS, config, presets, estimator, is_family=True, network=name, **more)
+
 
 METHODS = {
-    "tvl1": Method("TV-L1", "fullfield.ops.tvl1.config", "TVL1Config"),
-    "auto": Method("auto", _NETWORK, "NetworkConfig"),
-    "fullfield-s": Method("fullfield-s", _NETWORK, "NetworkConfig"),
-    "raft": Method("RAFT", _NETWORK, "RAFTEstimatorConfig", "RAFT_PRESETS"),
-    "raft-small": Method("RAFT-small", _NETWORK, "RAFTEstimatorConfig", "RAFT_PRESETS"),
-    "sea-raft-s": Method("SEA-RAFT (S)", _NETWORK, "NetworkConfig"),
-    "sea-raft-m": Method("SEA-RAFT (M)", _NETWORK, "NetworkConfig"),
-    "sea-raft-l": Method("SEA-RAFT (L)", _NETWORK, "NetworkConfig"),
-    PTLFLOW: Method("ptlflow's models", _NETWORK, "PtlflowConfig", "PTLFLOW_PRESETS"),
+    "tvl1": Method(
+        "TV-L1",
+        "fullfield.ops.tvl1.config",
+        "TVL1Config",
+        estimator="fullfield.estimators.tvl1:TVL1Estimator",
+        luminance_only=True,
+    ),
+    "auto": Method(
+        "auto",
+        _CONFIGS,
+        "NetworkConfig",
+        estimator="fullfield.estimators.auto:AutoEstimator",
+        network="fullfield-s",
+        cascades=True,
+    ),
+    "fullfield-s": _network("fullfield-s", "fullfield-s", cascades=True),
+    "raft": _network("RAFT", "raft", "RAFTEstimatorConfig", "RAFT_PRESETS"),
+    "raft-small": _network("RAFT-small", "raft-small", "RAFTEstimatorConfig", "RAFT_PRESETS"),
+    "sea-raft-s": _network("SEA-RAFT (S)", "sea-raft-s"),
+    "sea-raft-m": _network("SEA-RAFT (M)", "sea-raft-m"),
+    "sea-raft-l": _network("SEA-RAFT (L)", "sea-raft-l"),
+    PTLFLOW: Method(
+        "ptlflow's models",
+        _CONFIGS,
+        "PtlflowConfig",
+        "PTLFLOW_PRESETS",
+        "fullfield.estimators.ptlflow:PtlflowEstimator",
+        is_family=True,
+    ),
 }
 
 DEFAULT_METHOD = "auto"
-"""At least as good as TV-L1 on every shared pair: ``scripts/score_methods.py``."""
+"""At least as accurate as TV-L1 on every shared pair: ``scripts/score_methods.py``."""
 
 AUTO_NETWORK = "fullfield-s"
-"""What ``auto`` refines."""
-
-CASCADING = frozenset({"fullfield-s"})
-"""Networks that cascade unless asked not to."""
+"""Network that ``auto`` refines."""
 
 ALIASES = {"sea-raft": "sea-raft-m"}
 
@@ -68,14 +126,15 @@ DEFAULT_PRESET = "default"
 
 
 def canonical(method: str) -> str:
-    """The name a method is known by; InputError lists the methods."""
+    """Return the canonical name of a method; InputError lists the methods."""
     name = ALIASES.get(method, method)
     if name in (PREFIX, PTLFLOW) or not (name in METHODS or name.startswith(PREFIX)):
-        hint = nearest(name, [*METHODS, *ALIASES])
+        lower = name.lower()
+        hint = f"; did you mean {lower}?" if lower in METHODS else nearest(name, [*METHODS, *ALIASES])
         raise InputError(f"method: expected one of {', '.join(METHODS)}, got {method!r}{hint}")
     return name
 
 
 def method_of(name: str) -> Method:
-    """The entry of a canonical name."""
+    """Return the entry of a canonical name."""
     return METHODS[PTLFLOW if name.startswith(PREFIX) else name]

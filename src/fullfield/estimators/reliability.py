@@ -1,4 +1,4 @@
-"""What two flows and two frames say about each pixel: is it hidden in the second frame, and is its flow right."""
+"""Occlusion and confidence of each pixel, from forward and backward flow and both frames."""
 
 from __future__ import annotations
 
@@ -15,48 +15,48 @@ _BLUR = (0.054488685, 0.24420134, 0.40261996, 0.24420134, 0.054488685)  # Gaussi
 _FARTHEST = 20.0
 _PARTS = 4096
 OCCLUSION = (-3.4, 0.5, 1.9, -1.6)
-"""Of a logistic function: bias, logarithms of distance and residual, share of the pixel that the flow back reaches.
-Fitted on made pairs with RAFT-sintel, RAFT-small and fullfield-s; the bias, against the pair's own median, on these and
-on alley_1."""
+"""Weights of a logistic function: bias, logarithms of distance and residual, share of the pixel that the backward flow
+reaches. Fitted on synthetic pairs with RAFT-sintel, RAFT-small and fullfield-s; the bias, relative to the pair's
+median, on these and on alley_1."""
 _APART = 4
-"""Rows and columns between the pixels of which that median is found."""
+"""Distance in rows and columns of the pixels whose median is taken."""
 CONFIDENCE = (1.846, -0.784, -0.904, 0.620)
-"""Of a logistic regression: bias, logarithms of distance, residual and contrast."""
+"""Weights of a logistic regression: bias, logarithms of distance, residual and contrast."""
 CONFIDENCE_WITH_OWN = (2.673, -0.577, -0.511, 0.226, -2.838)
-"""The same with the network's own logarithm of its error. Fitted with fullfield-s (scripts/calibrate_confidence.py)."""
+"""The same with the network's own log scale. Fitted with fullfield-s (scripts/calibrate_confidence.py)."""
 
 
 class Evidence(NamedTuple):
-    """What speaks for and against a flow. [B, H, W] each."""
+    """Measures of how well a flow fits its frames, [B, H, W] each."""
 
     distance: Tensor
-    """Forward-backward, pixels; infinite where the flow leaves the frame."""
+    """Forward-backward distance in pixels; infinite where the flow leaves the frame."""
     residual: Tensor
-    """Smoothed difference of the first frame and the warped second one, 0 ... 255."""
+    """Smoothed difference between the first frame and the warped second one, 0 ... 255."""
     inside: Tensor
-    """Whether the flow stays in the frame."""
+    """True where the flow stays in the frame."""
     contrast: Tensor
-    """Smoothed length of the first frame's gradient, 0 ... 255 a pixel: where it is large, a small error of the flow
+    """Smoothed length of the first frame's gradient, 0 ... 255 per pixel. Where it is large, a small error of the flow
     leaves a large residual."""
 
     @property
     def log_distance(self) -> Tensor:
-        """As the confidence takes it."""
+        """Logarithm of the limited distance."""
         return torch.log(self.distance.clamp(max=_FARTHEST) + 0.05)
 
     @property
     def log_residual(self) -> Tensor:
-        """As the confidence takes it."""
+        """Logarithm of the residual."""
         return torch.log(self.residual + 1.0)
 
     @property
     def log_contrast(self) -> Tensor:
-        """As the confidence takes it."""
+        """Logarithm of the contrast."""
         return torch.log(self.contrast + 1.0)
 
 
 def evidence(frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor) -> Evidence:
-    """Arguments as of :func:`occlusion_and_confidence`."""
+    """Compute the evidence; arguments as for :func:`occlusion_and_confidence`."""
     distance = forward_backward_distance(flow, backward)
     warped, inside = sample(frame2, flow)
     across, down = ((after - before) / 2 for before, after in _neighbours(frame1))
@@ -66,7 +66,7 @@ def evidence(frame1: Tensor, frame2: Tensor, flow: Tensor, backward: Tensor) -> 
 
 
 def _neighbours(frame: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Left and right, above and below of every pixel of [B, C, H, W], borders replicated."""
+    """Return the neighbours left and right, above and below of [B, C, H, W], with replicated borders."""
     wide, high = pad(frame, (1, 1, 0, 0), mode="replicate"), pad(frame, (0, 0, 1, 1), mode="replicate")
     return (wide[..., :-2], wide[..., 2:]), (high[..., :-2, :], high[..., 2:, :])
 
@@ -78,13 +78,12 @@ def occlusion_and_confidence(
     backward: Tensor,  # [B, 2, H, W]
     log_scale: Tensor | None = None,  # [B, H, W], a network's own logarithm of its error in pixels
 ) -> tuple[Tensor, Tensor]:  # [B, H, W] each, 0 ... 1
-    """How likely each pixel of the first frame is to be hidden in the second, and how likely its flow is to be right.
+    """Return each pixel's probability of being hidden in the second frame, and of an error under one pixel.
 
-    Both look at the forward-backward distance and at the difference of the first frame and the warped second one. The
-    occlusion also looks at whether the flow back reaches the pixel, the confidence at the first frame's contrast and at
-    ``log_scale`` where it is given. An occlusion over 0.5 says hidden; where the flow leaves the frame it is 1. What
-    speaks for it is compared with the frame's median, so that noise hides nothing. The confidence is the probability of
-    an error under one pixel.
+    Both use the forward-backward distance and the difference between the first frame and the warped second one. The
+    occlusion also uses whether the backward flow reaches the pixel; the confidence uses the first frame's contrast and
+    ``log_scale`` if it is given. An occlusion above 0.5 means hidden; it is 1 where the flow leaves the frame. The
+    evidence for it is relative to the frame's median, so that noise does not count as occlusion.
     """
     with torch.autocast(flow.device.type, enabled=False):
         signs = evidence(frame1, frame2, flow, backward)
@@ -105,7 +104,7 @@ def occlusion_and_confidence(
 
 
 def reached(backward: Tensor) -> Tensor:  # [B, 2, H, W] -> [B, H, W], 0 ... 1
-    """How much of each pixel of the first frame those of the second cover, which ``backward`` moves (bilinear)."""
+    """Return the share of each first-frame pixel that second-frame pixels cover after moving by ``backward``."""
     batch, _, height, width = backward.shape
     x = torch.arange(width, device=backward.device, dtype=backward.dtype) + backward[:, 0]
     y = torch.arange(height, device=backward.device, dtype=backward.dtype)[:, None] + backward[:, 1]
@@ -115,22 +114,22 @@ def reached(backward: Tensor) -> Tensor:  # [B, 2, H, W] -> [B, H, W], 0 ... 1
     for across, column in ((1 - tx, left), (tx, left + 1)):
         for down, row in ((1 - ty, top), (ty, top + 1)):
             inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
-            # Whole numbers, whose sum does not depend on the order. Indices by integers: float32 ends at 2^24.
+            # The sum of integers does not depend on the order. Indices are integers, for float32 ends at 2^24.
             share = torch.where(inside, across * down * _PARTS, 0.0).to(torch.int32).flatten(1)
-            place = torch.where(inside, row, 0.0).long() * width + torch.where(inside, column, 0.0).long()
-            sums.scatter_add_(1, place.flatten(1), share)
+            target = torch.where(inside, row, 0.0).long() * width + torch.where(inside, column, 0.0).long()
+            sums.scatter_add_(1, target.flatten(1), share)
     return (sums.to(backward.dtype) / _PARTS).clamp(max=1.0).view(batch, height, width)
 
 
 def _median(planes: Tensor) -> Tensor:  # [B, H, W] -> [B, 1, 1]
-    """Of finite values; infinity without any."""
+    """Return the median of the finite values; infinity if there are none."""
     ordered = planes.flatten(1).sort(1).values
     middle = (ordered.isfinite().sum(1, keepdim=True) // 2).clamp(max=ordered.shape[1] - 1)
     return ordered.gather(1, middle)[..., None]
 
 
 def _smooth(planes: Tensor) -> Tensor:
-    """Gaussian of [B, H, W], borders replicated."""
+    """Smooth [B, H, W] with a Gaussian, with replicated borders."""
     kernel = planes.new_tensor(_BLUR)
     rows = pad(planes[:, None], (2, 2, 2, 2), mode="replicate")
     return conv2d(conv2d(rows, kernel.view(1, 1, -1, 1)), kernel.view(1, 1, 1, -1))[:, 0]

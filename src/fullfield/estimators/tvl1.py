@@ -1,24 +1,28 @@
-"""TV-L1 as an estimator: keeps the solver of the last size."""
+"""Estimator of TV-L1."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from fullfield import _check
+from fullfield.estimators.forks import check_fork
 from fullfield.estimators.protocol import Progress
 from fullfield.ops.tvl1 import TVL1Config, TVL1Solver, backends
 
+if TYPE_CHECKING:
+    from fullfield.ops.tvl1 import PersistentSolver
+
 
 class TVL1Estimator:
-    """TV-L1 optical flow of any pair of frames; a new solver is built when the size or device changes.
+    """Estimator of TV-L1 flow that keeps the solver of the last size and device.
 
     Args:
         config: parameters; by default the preset ``default``.
-        backend: as for :class:`fullfield.ops.tvl1.TVL1Solver`.
+        backend: backend, as for :class:`fullfield.ops.tvl1.TVL1Solver`.
     """
 
     method = "tvl1"
@@ -30,26 +34,28 @@ class TVL1Estimator:
         self._solver: TVL1Solver | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_solver": None}  # its buffers are made anew where they are needed
+        return {**self.__dict__, "_solver": None}  # its buffers are allocated again when needed
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """The configuration's fields."""
+        """Fields of the configuration."""
         return self.config.as_dict()
 
     @property
     def asked_backend(self) -> str | None:
-        """The backend asked for; None leaves it open."""
+        """Backend that was requested; None if the solver chooses."""
         return self._backend
 
     @property
     def backend(self) -> str:
-        """The backend of the last call, or the one asked for."""
+        """Backend of the last call, or before it the requested one."""
         return self._solver.backend if self._solver is not None else self._backend or "automatic"
 
     def prepare(self, device: str | torch.device = "cpu", size: tuple[int, int] | None = None) -> None:
-        """Load or compile the kernels now instead of at the first call: on CUDA those of a pair of frames of ``size``,
-        whose solver is kept; elsewhere they serve every size."""
+        """Load or compile the kernels now instead of at the first call.
+
+        On CUDA they are those of frames of ``size``, whose solver is kept; elsewhere they serve every size.
+        """
         place = _check.device(device)
         able = next((name for name, reason in backends(place, config=self.config) if reason is None), None)
         if size is not None and (self._backend or able) == "cuda":
@@ -62,14 +68,25 @@ class TVL1Estimator:
     def __call__(
         self, frame1: Tensor, frame2: Tensor, *, initial_flow: Tensor | None = None, progress: Progress | None = None
     ) -> Tensor:
-        """Frames [B, C, H, W] to flow [B, 2, H, W]; see :class:`Estimator`."""
+        """Estimate the flow [B, 2, H, W] of frames [B, C, H, W]; see :class:`Estimator`."""
         _check.tensor(frame1, "frame1", ("B", "C", "H", "W"))
+        check_fork(frame1.device)
         height, width = frame1.shape[-2:]
         dtype = torch.float64 if frame1.dtype == torch.float64 else torch.float32
         solver = self._solver
         wanted = (height, width, frame1.device, dtype)
         if solver is None or (solver.height, solver.width, solver.device, solver.dtype) != wanted:
-            self._solver = None  # frees the old buffers before the new ones are made
+            self._solver = None  # frees the old buffers first
             solver = TVL1Solver(height, width, self.config, dtype=dtype, device=frame1.device, backend=self._backend)
             self._solver = solver
         return solver(frame1, frame2, initial_flow=initial_flow, progress=progress)
+
+    def persistent_solver(self, size: tuple[int, int], device: torch.device) -> PersistentSolver | None:
+        """Return a solver for video that keeps frames and flow on the GPU; None if one cannot run with this setting."""
+        if self.config.epsilon > 0 or self._backend not in (None, "cuda"):
+            return None
+        if dict(backends(device, config=self.config))["cuda"] is not None:
+            return None
+        from fullfield.ops.tvl1 import PersistentSolver
+
+        return PersistentSolver((1, 1, *size), self.config, device=device)

@@ -1,4 +1,4 @@
-"""The flow of the pair before as a start: every vector moves to where its pixel went."""
+"""Warm starts: the previous pair's flow, each vector moved to where its pixel went."""
 
 from fullfield.ops.splatting import carried as carried
 from fullfield.ops.splatting import fill_holes as fill_holes

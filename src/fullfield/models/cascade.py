@@ -15,11 +15,11 @@ from torch.nn import functional
 from fullfield import _check
 
 THRESHOLD = 800
-"""Frames whose smaller side is larger than this are estimated at a quarter of their size first."""
+"""Largest smaller side, in pixels, of frames that are not reduced to a quarter of their size first."""
 
 
 class Network(Protocol):
-    """What can be cascaded: RAFT, SEARAFT, their prepared forms, or anything that is called like them."""
+    """Callable that can be cascaded: RAFT, SEARAFT, their prepared forms, or anything with their arguments."""
 
     def __call__(
         self,
@@ -33,10 +33,10 @@ class Network(Protocol):
 
 
 def cascade_sizes(height: int, width: int, threshold: int = THRESHOLD) -> list[tuple[int, int]]:
-    """(height, width) of every level of a cascade, finest first.
+    """Return (height, width) of every level of a cascade, finest first.
 
     A quarter of a side is rounded to the nearest, halves up: 8192×3432, 2048×858, 512×215. Both fields still cover
-    the same picture, so frames and flow are scaled by the ratio of the sizes, which is 4 where 4 divides the side.
+    the same picture, so frames and flow are scaled by the ratio of the sizes, which is 4 if 4 divides the side.
     """
     sizes = [(height, width)]
     while min(sizes[-1]) > threshold:
@@ -46,9 +46,9 @@ def cascade_sizes(height: int, width: int, threshold: int = THRESHOLD) -> list[t
 
 
 def resample_flow(flow: Tensor, height: int, width: int) -> Tensor:
-    """A flow field [B, 2, h, w] as [B, 2, height, width] over the same picture, in pixels of the new size.
+    """Resample a flow [B, 2, h, w] to [B, 2, height, width] over the same picture, in pixels of the new size.
 
-    Bilinear between the centres of pixels; beyond the outermost centres the nearest value holds.
+    It is bilinear between the centres of pixels, and takes the nearest value beyond the outermost ones.
     """
     if flow.shape[-2:] == (height, width):
         return flow
@@ -57,7 +57,7 @@ def resample_flow(flow: Tensor, height: int, width: int) -> Tensor:
 
 
 def cascade_pairs(frame1: Tensor, frame2: Tensor, sizes: Sequence[tuple[int, int]]) -> list[tuple[Tensor, Tensor]]:
-    """Both frames at every one of the ``sizes``, each made from the one before; the first is the frames' own."""
+    """Return both frames at every one of ``sizes``, each reduced from the previous one; the first is their own."""
     pairs = [(frame1, frame2)]
     for size in sizes[1:]:
         pairs.append((resample_frame(pairs[-1][0], size), resample_frame(pairs[-1][1], size)))
@@ -65,17 +65,17 @@ def cascade_pairs(frame1: Tensor, frame2: Tensor, sizes: Sequence[tuple[int, int
 
 
 class Cascade:
-    """A network that starts from its own estimate at a quarter of the size, recursively.
+    """Network that starts from its own estimate at a quarter of the size, recursively.
 
     While the smaller side of the frames exceeds ``threshold``, they are reduced bilinearly to a quarter
-    (:func:`cascade_sizes`) and the flow found there is the next finer level's start. It replaces whatever the network
-    would have started from. Every level is padded by the network itself.
+    (:func:`cascade_sizes`) and the flow found there is the next finer level's initial flow, in place of the network's
+    own. The network pads every level itself.
 
     Args:
         network: called once per level, coarsest first.
-        updates: m, of the finest level, which is the only one where nothing cascades; None: the network's number.
-        coarse_updates: n, of every other level; None: as many as the finest. The paper's "nLR + mHR".
-        threshold: pixels.
+        updates: m, the updates of the finest level; None is the network's number.
+        coarse_updates: n, the updates of every other level; None is as many as the finest. The paper's "nLR + mHR".
+        threshold: largest smaller side of frames that are not reduced.
 
     >>> flow = Cascade(model, updates=4)(frame1, frame2)  # doctest: +SKIP
     """
@@ -105,9 +105,9 @@ class Cascade:
         updates: int | None = None,
         initial_flow: Tensor | None = None,  # [B, 2, h, w]: covers the frame, in pixels of its own grid
     ) -> Tensor:  # [B, 2, H, W]
-        """Flow from ``frame1`` to ``frame2``.
+        """Estimate the flow from ``frame1`` to ``frame2``.
 
-        ``updates`` replaces m (and n, where that is None). ``initial_flow`` starts the coarsest level.
+        ``updates`` replaces m (and n, if that is None). ``initial_flow`` starts the coarsest level.
         """
         _check.tensor(frame1, "frame1", ("B", "C", "H", "W"))
         fits = frame1.is_floating_point() or frame1.dtype == torch.uint8
@@ -124,7 +124,7 @@ class Cascade:
 
 
 def resample_frame(frame: Tensor, size: tuple[int, int]) -> Tensor:
-    """A frame [B, C, H, W], uint8 or floating, at another (height, width), bilinear between the centres of pixels."""
+    """Resample a frame [B, C, H, W], uint8 or floating, to another (height, width), bilinearly."""
     if frame.dtype == torch.uint8:
         frame = frame.to(torch.float32) / 255
     return functional.interpolate(frame, size=size, mode="bilinear", align_corners=False)

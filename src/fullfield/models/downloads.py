@@ -1,4 +1,4 @@
-"""A file from the web to a folder: resumed after a cut, checked, whole or not there. Light: no PyTorch."""
+"""Downloads that resume after a lost connection, are checked, and appear only when complete. Light: no PyTorch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, TypeAlias
 
 Progress: TypeAlias = Callable[[int, int | None], None]
-"""Called with the bytes that are there and those of the whole file, if known."""
+"""Callback that receives the downloaded bytes and the file's size, if known."""
 
 _BLOCK = 1 << 18
 _ATTEMPTS = 3
@@ -24,29 +24,31 @@ _LARGEST_MEMBER = 1 << 31
 
 
 class DownloadError(OSError):
-    """A file could not be fetched or is not the one that was meant. The message is one line."""
+    """Failed download, or a file with another checksum. The message is one line."""
 
 
 class _Cut(Exception):
-    """The connection ended before the file; what arrived is kept."""
+    """Lost connection; what arrived is kept."""
 
 
 def download(
     url: str, target: Path, *, sha256: str | None = None, progress: Progress | None = None, timeout: float = 30.0
 ) -> None:
-    """Fetch ``url`` to ``target``.
+    """Download ``url`` to ``target``.
 
-    What has arrived stays in ``target.part`` until all of it has, and a later call goes on from there if the server
-    still has the same file. ``target`` appears whole and checked, or not at all. Several processes may ask for the
-    same file: one fetches, the others wait and find it.
+    Incomplete downloads stay in ``target.part``; a later call resumes them if the server still has the same file.
+    ``target`` appears complete and checked, or not at all. If several processes request the same file, one downloads
+    it and the others wait.
 
     Args:
+        url: address of the file.
+        target: path of the file.
         sha256: the checksum in hexadecimal, or its first digits.
         progress: see :data:`Progress`.
-        timeout: seconds without a byte after which a connection counts as cut.
+        timeout: seconds without a byte after which a connection counts as lost.
 
     Raises:
-        DownloadError: saying what the server or the network answered, or that the checksum differs.
+        DownloadError: with the answer of the server or the network, or because the checksum differs.
         OSError: if the folder cannot be written.
     """
     part = target.with_name(target.name + ".part")
@@ -70,10 +72,16 @@ def download(
 
 
 def extract(archive: Path, member: str, target: Path, *, sha256: str | None = None) -> None:
-    """Write one member of a zip file to ``target``, whole and checked or not at all.
+    """Write one member of a zip file to ``target``, complete and checked or not at all.
+
+    Args:
+        archive: the zip file.
+        member: name of the member.
+        target: path of the file to write.
+        sha256: checksum of the member in hexadecimal, or its first digits.
 
     Raises:
-        DownloadError: if the archive is broken, lacks the member or holds another file of that name.
+        DownloadError: if the archive is broken, the member is missing or it has another checksum.
         OSError: if the folder cannot be written.
     """
     part = target.with_name(target.name + ".part")
@@ -102,7 +110,7 @@ def extract(archive: Path, member: str, target: Path, *, sha256: str | None = No
 
 
 def digest(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
+    """Return the SHA-256 of a file in hexadecimal."""
     found = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
@@ -111,7 +119,7 @@ def digest(path: Path) -> str:
 
 
 def _continue(url: str, part: Path, progress: Progress | None, timeout: float) -> None:
-    """Fetch what ``part`` lacks."""
+    """Download the rest of ``part``."""
     have = part.stat().st_size if part.is_file() else 0
     tag = _tag(part).read_text("utf-8") if have and _tag(part).is_file() else ""
     headers = {"User-Agent": "fullfield", "Accept-Encoding": "identity"}
@@ -140,11 +148,11 @@ def _continue(url: str, part: Path, progress: Progress | None, timeout: float) -
 
 
 def _extent(response: http.client.HTTPResponse, have: int) -> tuple[int, int | None]:
-    """Where the answer begins in the file, and how long the file is."""
+    """Return the offset of the answer in the file, and the length of the file."""
     if response.status == 206:
-        told = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
-        if told and int(told[1]) == have:
-            return have, None if told[2] == "*" else int(told[2])
+        extent = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
+        if extent and int(extent[1]) == have:
+            return have, None if extent[2] == "*" else int(extent[2])
         raise DownloadError(f"{response.url}: the server answered with another part of the file than was asked for")
     length = response.headers.get("Content-Length", "")
     return 0, int(length) if length.isdigit() else None
@@ -165,7 +173,7 @@ def _copy(source: IO[bytes], file: IO[bytes], have: int, total: int | None, prog
 
 
 def _validator(response: http.client.HTTPResponse) -> str:
-    """What the server calls this version of the file, fit for If-Range; empty if it says nothing of use."""
+    """Return the server's name of this version of the file for If-Range; empty if it has none."""
     tag = str(response.headers.get("ETag", ""))
     return tag if tag.startswith('"') else str(response.headers.get("Last-Modified", ""))
 
@@ -185,9 +193,9 @@ def _reason(error: object) -> str:
 
 @contextmanager
 def _alone(lock: Path) -> Iterator[None]:
-    """Hold ``lock``; whoever else wants it waits. The system lets go of it when a process ends, however it ends.
+    """Hold the file lock ``lock``, waiting for other holders. The system releases it when a process ends.
 
-    The empty file stays: removed while someone waits for it, it would no longer keep two apart.
+    The empty file stays: if it were removed while a process waits for it, two could hold the lock.
     """
     with lock.open("ab") as file:
         _acquire(file)

@@ -1,4 +1,4 @@
-"""Networks as graphs that leave this package: torch.export, and ONNX for other runtimes."""
+"""Export of networks as graphs: torch.export, and ONNX for other runtimes."""
 
 from __future__ import annotations
 
@@ -18,20 +18,19 @@ from torch.export import Dim, ExportedProgram
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.models.framing import STRIDE, coordinate_grid, padding_for
-from fullfield.models.raft import RAFT
-from fullfield.models.sea_raft import SEARAFT
+from fullfield.models.network import FlowNetwork
 from fullfield.ops.correlation.traceable import FORMS, traceable_lookup, traceable_state
 
 if TYPE_CHECKING:
     import onnx
 
 OPSET = 18
-# What an update carries on; names of edges in the ONNX graph.
+# Values that an update passes to the next; names of edges in the ONNX graph.
 _CARRIED = ("net", "coords")
 
 
 def export_program(
-    model: RAFT | SEARAFT,
+    model: FlowNetwork,
     height: int,
     width: int,
     *,
@@ -39,16 +38,18 @@ def export_program(
     updates: int | None = None,
     dynamic: bool = False,
 ) -> ExportedProgram:
-    """``torch.export`` of a network: frame1, frame2 [B, 3, H, W] float32 0 … 1 to flow [B, 2, H, W] float32.
+    """Export a network with ``torch.export``: frame1, frame2 [B, 3, H, W] float32 0 … 1 to flow [B, 2, H, W] float32.
 
     The updates are unrolled. The lookup stays two operators of this package (``fullfield::correlation_prepare`` and
-    ``_lookup``), on the backend that the model names or that is best where it is traced, so the program runs where
-    ``fullfield.nn`` is imported.
+    ``_lookup``), on the backend that the model names or that is best on the tracing machine, so the program needs
+    ``fullfield.nn`` to be imported.
 
     Args:
-        model: in eval mode, with float32 parameters; it is not changed.
-        height, width: of the frames; with ``dynamic``, of those to trace with.
-        updates: the configuration's unless given.
+        model: network in eval mode, with float32 parameters; it is not changed.
+        height: rows of the frames; with ``dynamic``, of those to trace with.
+        width: columns of the frames.
+        batch: pairs at a time.
+        updates: number of updates, by default the configuration's.
         dynamic: the program takes any height and width that are multiples of 8 and have two cells on every level:
             128 pixels at least for four levels.
 
@@ -61,7 +62,7 @@ def export_program(
 
 
 def export_onnx(
-    model: RAFT | SEARAFT,
+    model: FlowNetwork,
     path: str | os.PathLike[str],
     height: int,
     width: int,
@@ -73,12 +74,19 @@ def export_onnx(
 ) -> Path:
     """Write a network as one ONNX file: opset 18, standard operators, inputs frame1 and frame2, output flow.
 
-    Values and the other arguments as for :func:`export_program`. The updates are one Loop, so the graph does not grow
-    with their number. The file replaces ``path`` when it is complete. Needs ``fullfield[export]``.
+    The updates are one Loop, so the graph does not grow with their number. The file replaces ``path`` when it is
+    complete. Needs ``fullfield[export]``.
 
     Args:
+        model: as for :func:`export_program`, and so are the values of the frames.
+        path: file to write.
+        height: rows of the frames.
+        width: columns of the frames.
+        batch: pairs at a time.
+        updates: number of updates, by default the configuration's.
         lookup: ``"linear"`` gathers features in every update: (2r + 2)·C floats per cell and level at a time.
             ``"dense"`` keeps the volume of all pairs, quadratic in the number of cells, and gathers from it.
+        dynamic: as for :func:`export_program`.
 
     Raises:
         InputError: naming the argument that does not fit, or the package that is missing.
@@ -88,7 +96,7 @@ def export_onnx(
     _check.choice(lookup, "lookup", FORMS)
     frames = _frames(model, height, width, batch, dynamic)
     count = model.config.updates if updates is None else updates
-    _check.number(count, "updates", integer=True, low=0 if isinstance(model, SEARAFT) else 1)
+    _check.number(count, "updates", integer=True, low=0 if model.config.has_learned_start else 1)
     target = Path(path)
     if not target.parent.is_dir():
         raise FileNotFoundError(f"{target}: the folder {target.parent} does not exist")
@@ -112,7 +120,7 @@ def export_onnx(
 
 
 def require_onnx() -> None:
-    """InputError if a package that :func:`export_onnx` needs is not installed."""
+    """Check that the packages that :func:`export_onnx` needs are installed; InputError names the missing ones."""
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
         verb = "is" if len(missing) == 1 else "are"
@@ -120,9 +128,9 @@ def require_onnx() -> None:
 
 
 class _Pair(nn.Module):
-    """A network as a function of two frames."""
+    """Network as a function of two frames."""
 
-    def __init__(self, network: RAFT | SEARAFT, updates: int | None) -> None:
+    def __init__(self, network: FlowNetwork, updates: int | None) -> None:
         super().__init__()
         self.network, self.updates = network, updates
 
@@ -132,44 +140,46 @@ class _Pair(nn.Module):
 
 
 class _Part(nn.Module):
-    """What an ONNX file holds a part of: a network, and the form of its lookup."""
+    """Part of an ONNX file: a network, and the form of its lookup."""
 
-    def __init__(self, network: RAFT | SEARAFT, form: str) -> None:
+    def __init__(self, network: FlowNetwork, form: str) -> None:
         super().__init__()
         self.network, self.form = network, form
 
 
 class _Begin(_Part):
-    """What is done once per pair."""
+    """First part: what is computed once per pair."""
 
     def forward(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, ...]:  # net, coords, context, state
-        model = self.network
+        model: Any = self.network
         padding = padding_for(frame1.shape[-2], frame1.shape[-1], model.config.padding)
         fmap1, fmap2, net, context = model.encode(model.prepare(frame1, padding), model.prepare(frame2, padding))
         coords = _grid(net)
-        coords = coords + model.start(net) if isinstance(model, SEARAFT) else coords.clone()
+        coords = coords + model.start(net) if model.config.has_learned_start else coords.clone()
         return net, coords, context, *traceable_state(fmap1, fmap2, model.config.levels, self.form)
 
 
 class _Step(_Part):
-    """One update."""
+    """Second part: one update."""
 
     def forward(self, net: Tensor, coords: Tensor, context: Tensor, state: list[Tensor]) -> tuple[Tensor, Tensor]:
         def lookup(where: Tensor) -> Tensor:
             return traceable_lookup(state, where, self.network.config.radius, self.form)
 
-        return self.network.step(lookup, net, context, coords, _grid(net))
+        model: Any = self.network
+        after: tuple[Tensor, Tensor] = model.step(lookup, net, context, coords, _grid(net))
+        return after
 
 
 class _Finish(nn.Module):
-    """From the last update to the flow of a frame of ``size``, height and width; None where nothing was padded."""
+    """Last part: the flow of a frame of ``size``, height and width, or None if nothing was padded."""
 
-    def __init__(self, network: RAFT | SEARAFT, size: tuple[int, int] | None) -> None:
+    def __init__(self, network: FlowNetwork, size: tuple[int, int] | None) -> None:
         super().__init__()
         self.network, self.size = network, size
 
     def forward(self, net: Tensor, coords: Tensor) -> Tensor:
-        model: Any = self.network  # each takes the mask it makes
+        model: Any = self.network
         flow: Tensor = model.upsample(coords - _grid(net), model.mask(net))
         return flow if self.size is None else padding_for(*self.size, model.config.padding).crop(flow)
 
@@ -178,9 +188,9 @@ def _grid(net: Tensor) -> Tensor:
     return coordinate_grid(net.shape[0], net.shape[-2], net.shape[-1], net.device)
 
 
-def _frames(model: RAFT | SEARAFT, height: int, width: int, batch: int, dynamic: bool) -> tuple[Tensor, Tensor]:
-    """A pair to trace with, once everything is checked."""
-    _check.require(isinstance(model, (RAFT, SEARAFT)), "model", "a RAFT or SEARAFT network", type(model).__name__)
+def _frames(model: FlowNetwork, height: int, width: int, batch: int, dynamic: bool) -> tuple[Tensor, Tensor]:
+    """Check the arguments and return a pair to trace with."""
+    _check.require(isinstance(model, FlowNetwork), "model", "a RAFT or SEARAFT network", type(model).__name__)
     _check.require(not model.training, "model", "a network in eval mode", "one in training mode")
     dtypes = {str(p.dtype).removeprefix("torch.") for p in model.parameters()}
     _check.require(dtypes == {"float32"}, "model", "float32 parameters", ", ".join(sorted(dtypes)))
@@ -195,12 +205,12 @@ def _frames(model: RAFT | SEARAFT, height: int, width: int, batch: int, dynamic:
     return first, second
 
 
-def _frame_sides(model: RAFT | SEARAFT) -> dict[int, Any]:
+def _frame_sides(model: FlowNetwork) -> dict[int, Any]:
     rows, columns = _cell_sides(model)
     return {2: STRIDE * rows, 3: STRIDE * columns}
 
 
-def _cell_sides(model: RAFT | SEARAFT) -> tuple[Any, Any]:
+def _cell_sides(model: FlowNetwork) -> tuple[Any, Any]:
     least = 2**model.config.levels
     return Dim("rows", min=least), Dim("columns", min=least)
 
@@ -212,7 +222,7 @@ def _program(module: nn.Module, inputs: tuple[Any, ...], sides: Sequence[Any] | 
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Without gradients, and without what exporters say of themselves: deprecated calls, passes that had no effect."""
+    """Disable gradients, and hide what exporters print about deprecated calls and passes without effect."""
     logger = logging.getLogger("onnx_ir")
     level = logger.level
     with torch.no_grad(), warnings.catch_warnings():
@@ -225,9 +235,9 @@ def _quietly() -> Iterator[None]:
 
 
 def _parts(
-    model: RAFT | SEARAFT, frames: tuple[Tensor, Tensor], form: str, dynamic: bool
+    model: FlowNetwork, frames: tuple[Tensor, Tensor], form: str, dynamic: bool
 ) -> tuple[onnx.ModelProto, onnx.ModelProto, onnx.ModelProto]:
-    """Beginning, update and end as ONNX models, whose inputs and outputs have the names that join them."""
+    """Return first part, update and last part as ONNX models whose inputs and outputs have matching names."""
     begin, step = _Begin(model, form).eval(), _Step(model, form)
     finish = _Finish(model, None if dynamic else (frames[0].shape[-2], frames[0].shape[-1]))
     with torch.no_grad():
@@ -256,7 +266,7 @@ def _parts(
 
 
 def _onnx(program: ExportedProgram, prefix: str, inputs: list[str], outputs: list[str]) -> onnx.ModelProto:
-    """The program in ONNX; what is inside has names that begin with ``prefix``."""
+    """Convert the program to ONNX; inner names begin with ``prefix``."""
     from onnx import helper
     from onnx.compose import add_prefix
 
@@ -267,7 +277,7 @@ def _onnx(program: ExportedProgram, prefix: str, inputs: list[str], outputs: lis
     if made is None:
         raise RuntimeError("torch.onnx.export returned nothing")
     named: onnx.ModelProto = add_prefix(made.model_proto, f"{prefix}/", rename_inputs=False, rename_outputs=False)
-    # Their symbolic sizes have names of their own, which would be taken for those of the other parts.
+    # Names of symbolic sizes would clash with those of the other parts.
     del named.graph.value_info[:]
     made_by_nodes = {name for node in named.graph.node for name in node.output}
     constants = [name for name in outputs if name not in made_by_nodes]
@@ -276,11 +286,11 @@ def _onnx(program: ExportedProgram, prefix: str, inputs: list[str], outputs: lis
 
 
 def _assembled(parts: tuple[onnx.ModelProto, onnx.ModelProto, onnx.ModelProto], updates: int) -> onnx.ModelProto:
-    """Beginning, a Loop around the update (which reads the context and the lookup's state from outside), end."""
+    """Join the parts: the update becomes a Loop, which reads the context and the lookup's state from outside."""
     from onnx import TensorProto, helper
 
     begin, update, end = (part.graph for part in parts)
-    # A constant, not what comes in: TensorRT knows no condition that the Loop was not given.
+    # A constant instead of the incoming condition, which TensorRT does not support.
     keep = helper.make_node(
         "Constant", [], ["keep.after"], value=helper.make_tensor("keep", TensorProto.BOOL, [], [True])
     )

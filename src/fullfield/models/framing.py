@@ -1,4 +1,4 @@
-"""From frames to what a network sees and back: values, padding, and the grid its flow lives on."""
+"""Conversion between frames and a network's input and output: values, padding, and the grid of the flow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fullfield.ops.positions import positions
 STRIDE = 8
 # A map of one cell has no variance for an instance norm, so a side is padded to two cells at least.
 LEAST = 2 * STRIDE
-# Larger frames are encoded one after the other where no gradient is wanted, which halves the peak of the memory.
+# Without gradients larger frames are encoded one after the other, which halves the peak memory.
 _TOGETHER_PIXELS = 1 << 22
 
 _FRAME_DTYPES = (torch.uint8, torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -30,28 +30,28 @@ class Padding(NamedTuple):
     bottom: int
 
     def pad(self, frame: Tensor) -> Tensor:
-        """[B, C, H, W] with its border repeated outwards."""
+        """Pad [B, C, H, W] by repeating its border."""
         if not any(self):
             return frame
         return functional.pad(frame, tuple(self), mode="replicate")
 
     def crop(self, field: Tensor) -> Tensor:
-        """A view of [B, C, H, W] without what :meth:`pad` added; the field itself where that is nothing."""
+        """Return a view of [B, C, H, W] without what :meth:`pad` added; the field itself if that is nothing."""
         if not any(self):
             return field
         height, width = field.shape[-2:]
         return field[..., self.top : height - self.bottom, self.left : width - self.right]
 
     def cells(self, height: int, width: int) -> tuple[int, int]:
-        """Rows and columns of the 1/8 grid of a frame of this size, once it is padded."""
+        """Return rows and columns of the 1/8 grid of a padded frame of this size."""
         return (height + self.top + self.bottom) // STRIDE, (width + self.left + self.right) // STRIDE
 
 
 def padding_for(height: int, width: int, mode: str = "sintel") -> Padding:
-    """What brings a frame to multiples of eight, 16 at least.
+    """Return the padding that brings a frame to multiples of eight, at least 16.
 
-    ``"sintel"`` adds the same on both sides, an odd pixel right and below; ``"kitti"`` adds rows only below. Both are
-    those of princeton's evaluation.
+    ``"sintel"`` adds the same on both sides, an odd pixel right and below; ``"kitti"`` adds rows only below, both as
+    in princeton's evaluation.
     """
     _check.choice(mode, "padding", ("sintel", "kitti"))
     rows = (-height) % STRIDE if height > STRIDE else LEAST - height
@@ -61,7 +61,7 @@ def padding_for(height: int, width: int, mode: str = "sintel") -> Padding:
 
 
 def check_frames(frame1: Tensor, frame2: Tensor, device: torch.device | None = None) -> tuple[int, int, int]:
-    """Batch, height and width of a pair [B, 3, H, W] of one dtype and device: ``device``, where the weights are.
+    """Check a pair [B, 3, H, W] of one dtype on the weights' ``device``, and return batch, height and width.
 
     Raises:
         InputError: naming the frame that does not fit.
@@ -77,7 +77,7 @@ def check_frames(frame1: Tensor, frame2: Tensor, device: torch.device | None = N
 
 
 def normalized(frame: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Values −1 … 1 from uint8 0 … 255 or floating 0 … 1, as RAFT and SEA-RAFT were trained."""
+    """Convert uint8 0 … 255 or floating 0 … 1 to −1 … 1, as RAFT and SEA-RAFT were trained."""
     values = frame.to(dtype)
     if frame.dtype == torch.uint8:
         values = values / 255.0
@@ -85,7 +85,7 @@ def normalized(frame: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def encoded(encoder: Callable[[Tensor], Tensor], frame1: Tensor, frame2: Tensor) -> tuple[Tensor, Tensor]:
-    """Features of both frames [B, C, H, W]: in one pass, unless they are large."""
+    """Return the features of both frames [B, C, H, W], computed in one pass unless they are large."""
     together = torch.compiler.is_compiling() or torch.is_grad_enabled()  # a size would become a condition
     if together or frame1.numel() <= 3 * _TOGETHER_PIXELS:
         fmap1, fmap2 = encoder(torch.cat((frame1, frame2))).chunk(2)
@@ -94,14 +94,14 @@ def encoded(encoder: Callable[[Tensor], Tensor], frame1: Tensor, frame2: Tensor)
 
 
 def coordinate_grid(batch: int, height: int, width: int, device: torch.device) -> Tensor:
-    """[B, 2, H, W] float32, the (x, y) of every cell; cell 0 is at 0.0."""
+    """Return the (x, y) of every cell, [B, 2, H, W] float32; cell 0 is at 0.0."""
     return positions((height, width), device).expand(batch, -1, -1, -1)
 
 
 def given_start(
     initial_flow: Tensor | None, frame: Tensor, padding: Padding, name: str = "initial_flow"
 ) -> Tensor | None:
-    """:func:`start_on_grid` of a start that must go with ``frame`` [B, C, H, W]; None stays None."""
+    """Return :func:`start_on_grid` of an initial flow that belongs to ``frame`` [B, C, H, W]; None stays None."""
     if initial_flow is None:
         return None
     _check.tensor(initial_flow, name, (frame.shape[0], 2, "h", "w"), device=frame.device)
@@ -115,11 +115,10 @@ def start_on_grid(
     padding: Padding,
     name: str = "initial_flow",
 ) -> Tensor:  # [B, 2, (H + rows) / 8, (W + columns) / 8] float32, in cells of the padded grid
-    """A flow of any resolution, brought onto the 1/8 grid of the padded frame of ``height`` × ``width`` pixels.
+    """Resample a flow of any resolution to the 1/8 grid of the padded frame of ``height`` × ``width`` pixels.
 
-    Read bilinearly at the centres of the cells (the field's border goes on outside), values scaled with the size. So
-    half the resolution of a 1/4 field and half its values where the sides are multiples of eight, and a 1/8 field as
-    it is.
+    The flow is read bilinearly at the centres of the cells, its border continues outside, and values scale with the
+    size. A 1/8 field stays as it is if the sides are multiples of eight.
 
     Raises:
         InputError: if ``initial_flow``, called ``name``, is not a floating tensor [B, 2, h, w].
@@ -140,7 +139,7 @@ def start_on_grid(
 
 
 def _at_centres(field: Tensor, dim: int, cells: int, before: int, scale: float) -> Tensor:
-    """``field`` along ``dim`` at the centres of ``cells`` cells, the first beginning ``before`` pixels outside."""
+    """Sample ``field`` along ``dim`` at the centres of ``cells`` cells that begin ``before`` pixels outside."""
     last = field.shape[dim] - 1
     centres = torch.arange(cells, device=field.device, dtype=torch.float32) * STRIDE + (0.5 * STRIDE - before)
     position = (centres * scale - 0.5).clamp(0, last)

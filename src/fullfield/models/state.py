@@ -1,4 +1,4 @@
-"""Weight files: read without running what they hold, recognised, and fitted to a module with one clear line if not."""
+"""Reading of weight files without executing their contents, recognition, and loading into a module."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from fullfield._check import InputError
 
 State: TypeAlias = dict[str, Tensor]
 
-# What some training programs wrap their state dicts in, outermost first.
+# Keys under which training programs store their state dicts, outermost first.
 _WRAPPERS = ("state_dict", "model_state_dict", "model", "params")
 _SHOWN = 3
 _STEM = 32  # channels of fullfield-s' first convolution, where SEA-RAFT (S) has 64
-# What a file is instead, by its first bytes.
+# Other kinds of files, by their first bytes.
 _INSTEAD = {
     b"<": "a web page, not the weights: download it again",
     b"version https://git": "a pointer of Git LFS, not the weights: fetch them with git lfs pull",
 }
-# What torch.load raises for damaged files: found by damaging some.
+# Errors of torch.load for damaged files, found by damaging some.
 _BROKEN = (
     AssertionError,
     AttributeError,
@@ -43,7 +43,7 @@ _BROKEN = (
     struct.error,
 )
 
-# Of torchvision's names of RAFT's weights; "convnormrelu2.1" is the norm behind the second convolution, and so on.
+# torchvision's names of RAFT's weights; "convnormrelu2.1" is the norm after the second convolution, and so on.
 _ENCODERS = {"feature_encoder": "fnet", "context_encoder": "cnet"}
 _UPDATE = {
     "motion_encoder.convcorr1.0": "encoder.convc1",
@@ -59,13 +59,16 @@ _BLOCK = re.compile(r"(?P<place>(?:layer\d\.\d\.)?)convnormrelu(?P<number>\d?)\.
 
 
 def read_state(source: str | os.PathLike[str] | Mapping[str, Tensor]) -> tuple[State, str]:
-    """The tensors of a ``.safetensors`` or PyTorch file, or of a state dict, on the CPU, and what messages call it.
+    """Read the tensors of a ``.safetensors`` or PyTorch file, or of a state dict, onto the CPU.
 
-    Prefixes of wrappers (``module.`` of DataParallel, ``_orig_mod.`` of torch.compile) are gone; wrappers such as
+    Prefixes of wrappers (``module.`` of DataParallel, ``_orig_mod.`` of torch.compile) are removed and wrappers such as
     ``{"state_dict": …}`` are opened. Nothing in a file is executed.
 
+    Returns:
+        The tensors by name, and the name of the file in messages.
+
     Raises:
-        InputError: if it holds no such thing.
+        InputError: if the file holds no named tensors.
         OSError: if it cannot be read.
     """
     if isinstance(source, Mapping):
@@ -80,13 +83,13 @@ def read_state(source: str | os.PathLike[str] | Mapping[str, Tensor]) -> tuple[S
     if _is_safetensors(head, size):
         return _plain(read_safetensors(path), name), name
     if head[:2] != b"PK" and head[:1] != b"\x80":
-        told = next((words for begin, words in _INSTEAD.items() if head.lstrip().startswith(begin)), "something else")
-        raise InputError(f"{name}: expected weights (a PyTorch or safetensors file), got {told}")
+        other = next((words for begin, words in _INSTEAD.items() if head.lstrip().startswith(begin)), "something else")
+        raise InputError(f"{name}: expected weights (a PyTorch or safetensors file), got {other}")
     from safetensors import SafetensorError  # PyTorch goes by the suffix
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of files that are refused below anyway
+            warnings.simplefilter("ignore", UserWarning)  # about files that are refused below anyway
             held = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise InputError(
@@ -99,12 +102,12 @@ def read_state(source: str | os.PathLike[str] | Mapping[str, Tensor]) -> tuple[S
 
 
 def _is_safetensors(head: bytes, size: int) -> bool:
-    """Whether a file begins with the length of a header that fits into it, and the header."""
+    """Return whether a file begins with the length of a header that fits into it, and the header."""
     return len(head) >= 9 and head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size - 8
 
 
 def read_safetensors(path: Path) -> State:
-    """The tensors of a safetensors file as they are, on the CPU. InputError where it is none."""
+    """Read the tensors of a safetensors file onto the CPU; InputError if it is none."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -135,7 +138,7 @@ def _plain(held: object, name: str) -> State:
 
 
 def _odd(value: Tensor) -> str | None:
-    """What a tensor is that no weights of ours can be copied from; None for a plain one."""
+    """Describe a tensor that cannot hold weights; None for a plain one."""
     if value.is_nested:
         return "a nested tensor"
     if value.is_meta:
@@ -150,7 +153,7 @@ def _odd(value: Tensor) -> str | None:
 
 
 def recognise(state: Mapping[str, Tensor]) -> str | None:
-    """What a state dict is of, in words, or None: told from names and one or two shapes."""
+    """Return the name of the network of a state dict, by its names and one or two shapes; None if it is unknown."""
     if "feature_encoder.convnormrelu.0.weight" in state:
         small = "mask_predictor.conv.weight" not in state
         return f"torchvision's raft_{'small' if small else 'large'}"
@@ -172,14 +175,15 @@ def recognise(state: Mapping[str, Tensor]) -> str | None:
 
 
 def without_aliases(state: Mapping[str, Tensor], name: str, norm: str) -> State:
-    """With one name for the norm of a shortcut, ``downsample.1``.
+    """Return the state with one name for the norm of a shortcut, ``downsample.1``.
 
-    Princeton's blocks also call it by the number after their last convolution's: ``norm3``, or ``norm4`` behind a
-    bottleneck. Safetensors keep one of the two.
+    Princeton's blocks also number it after their last convolution: ``norm3``, or ``norm4`` after a bottleneck.
+    Safetensors keep one of the two names.
 
     Args:
-        name: the file, for the message.
-        norm: what the network calls its norms, ``norm`` or ``bn``.
+        state: tensors by name.
+        name: name of the file in messages.
+        norm: prefix of the network's norms, ``norm`` or ``bn``.
     """
     kept: State = {}
     for key, value in state.items():
@@ -193,12 +197,17 @@ def without_aliases(state: Mapping[str, Tensor], name: str, norm: str) -> State:
 
 
 def fit(module: nn.Module, state: Mapping[str, Tensor], name: str, wanted: str, looks: str | None = None) -> None:
-    """Load ``state`` into ``module`` if every name and shape fits, else raise and leave the module as it was.
+    """Load ``state`` into ``module`` if every name, shape and type fits.
 
     Args:
-        name: the file, for the message.
-        wanted: what the module is, for the message.
-        looks: what the state was recognised as; by default told from ``state``.
+        module: module to fill; it stays as it was if the state does not fit.
+        state: tensors by name.
+        name: name of the file in messages.
+        wanted: name of the module in messages.
+        looks: name of the network that the state was recognised as; by default :func:`recognise` decides.
+
+    Raises:
+        InputError: naming what does not fit.
     """
     own = module.state_dict()
     missing = sorted(own.keys() - state.keys())
@@ -207,16 +216,21 @@ def fit(module: nn.Module, state: Mapping[str, Tensor], name: str, wanted: str, 
     if missing or unexpected or wrong:
         looks = recognise(state) if looks is None else looks
         other = looks not in (None, wanted)
-        told = [f"it looks like {looks}"] if other else []
+        reasons = [f"it looks like {looks}"] if other else []
         shown = 1 if other else _SHOWN
-        told += [
+        reasons += [
             f"{word} {_some(keys, shown)}" for word, keys in (("missing", missing), ("unexpected", unexpected)) if keys
         ]
         if wrong:
             key = wrong[0]
             more = f" and {len(wrong) - 1} more of another shape" if len(wrong) > 1 else ""
-            told.append(f"{key} is {list(state[key].shape)} instead of {list(own[key].shape)}{more}")
-        raise InputError(f"{name}: expected weights of {wanted}; {'; '.join(told)}")
+            reasons.append(f"{key} is {list(state[key].shape)} instead of {list(own[key].shape)}{more}")
+        raise InputError(f"{name}: expected weights of {wanted}; {'; '.join(reasons)}")
+    rounded = [key for key in own if own[key].is_floating_point() and not state[key].is_floating_point()]
+    if rounded:
+        dtype = str(state[rounded[0]].dtype).removeprefix("torch.")
+        more = f" and {len(rounded) - 1} more" if len(rounded) > 1 else ""
+        raise InputError(f"{name}: expected floating weights of {wanted}, got {dtype} at {rounded[0]!r}{more}")
     module.load_state_dict(dict(state))
 
 
@@ -226,7 +240,7 @@ def _some(keys: list[str], shown: int) -> str:
 
 
 def from_torchvision(state: Mapping[str, Tensor]) -> State:
-    """Weights of torchvision's RAFT under our names; names that are not torchvision's stay."""
+    """Return weights of torchvision's RAFT under our names; other names stay."""
     one_gru = "update_block.recurrent_block.convgru2.convz.weight" not in state
     return {_renamed(key, one_gru): value for key, value in state.items()}
 

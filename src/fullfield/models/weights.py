@@ -1,4 +1,4 @@
-"""Published weights: what they are, where they come from, how they get here. Light: no PyTorch until they are loaded.
+"""Catalogue of published weights, and their download and loading. Light: no PyTorch until weights are loaded.
 
 Files are kept in the folder ``weights`` of fullfield's cache (``FULLFIELD_CACHE_DIR``, or the user's cache folder).
 """
@@ -18,10 +18,15 @@ from fullfield._kernels.cache_folder import candidates, usable
 from fullfield.models.downloads import DownloadError, Progress, download, extract
 from fullfield.models.raft.config import RAFTConfig
 from fullfield.models.sea_raft.config import SEARAFTConfig
+from fullfield.models.shape import NetworkShape
 
 if TYPE_CHECKING:
     from fullfield.models.raft.model import RAFT
     from fullfield.models.sea_raft.model import SEARAFT
+
+RANDOM = "random"
+"""Name of seeded random weights, for timing."""
+_SEED = 0
 
 _BSD = "code BSD-3-Clause; nothing is said of the weights"
 _RANGE = "RGB, scaled to -1 ... 1; sides padded to multiples of 8"
@@ -29,24 +34,25 @@ _RANGE = "RGB, scaled to -1 ... 1; sides padded to multiples of 8"
 
 @dataclass(frozen=True)
 class WeightsEntry:
-    """One published set of weights.
+    """Published set of weights.
 
     Attributes:
-        name: what the command line and :func:`load_weights` call it.
-        models: the models it is for, by their configurations' names.
-        file: what it is called in the cache folder.
+        name: name on the command line and in :func:`load_weights`.
+        models: names of the models' configurations that take it.
+        file: name of the file in the cache folder.
         training: data sets in their order.
-        page: where a person finds it.
-        url: where a program does; None if the authors publish no direct address that we have seen.
-        archive: what ``url`` is called in the cache folder, if it is a zip file, and ``member`` the file inside.
-        sha256: checksum of the file, or as many of its first digits as are published; None where none is published.
+        page: web page about the weights.
+        licence: licence that the authors state.
+        url: address of the file; None if the authors publish no direct address that we know.
+        archive: name of the download in the cache folder if it is a zip file.
+        member: name of the file inside ``archive``.
+        sha256: checksum of the file, or its published first digits; None if none is published.
         archive_sha256: checksum of the zip file.
-        checked: where the checksums come from.
-        licence: what the authors say.
-        preprocessing: what the network wants to see; :class:`RAFT` and :class:`SEARAFT` do it themselves.
+        checked: source of the checksums.
+        preprocessing: input that the network expects; :class:`RAFT` and :class:`SEARAFT` prepare it themselves.
         metrics: published results.
-        metrics_source: who published them.
-        packaged: whether the file comes with fullfield, in this folder.
+        metrics_source: publisher of the results.
+        packaged: whether the file is part of fullfield, in this folder.
     """
 
     name: str
@@ -224,18 +230,18 @@ DEFAULTS: Mapping[str, str] = MappingProxyType(
         "sea-raft-l": "sea-raft-m-spring",
     }
 )
-"""The entry that a model gets by default."""
+"""Entry that a model loads by default."""
 
 _SHAPES = (
     SEARAFTConfig.fullfield_s(), RAFTConfig.large(), RAFTConfig.small(),
     SEARAFTConfig.small(), SEARAFTConfig.medium(), SEARAFTConfig.large(),
 )  # fmt: skip
-NETWORKS: Mapping[str, RAFTConfig | SEARAFTConfig] = MappingProxyType({shape.name: shape for shape in _SHAPES})
-"""The shape of every network that has published weights, by the model's name."""
+NETWORKS: Mapping[str, NetworkShape] = MappingProxyType({shape.name: shape for shape in _SHAPES})
+"""Shape of every network that has published weights, by the model's name. A new network adds one entry."""
 
 
 def weights_entry(name: str) -> WeightsEntry:
-    """The entry called ``name``; InputError lists those there are."""
+    """Return the entry called ``name``; InputError lists the known ones."""
     if name not in WEIGHTS:
         hint = _check.nearest(name, [*WEIGHTS])
         _check.require(False, "weights", f"a file or one of {', '.join(WEIGHTS)}", f"{name!r}{hint}")
@@ -243,12 +249,12 @@ def weights_entry(name: str) -> WeightsEntry:
 
 
 def cached_weights(entry: WeightsEntry) -> Path | None:
-    """Where the file of ``entry`` is, or None."""
+    """Return the path of the entry's file, or None if it is not on this machine."""
     return Path(__file__).with_name(entry.file) if entry.packaged else _cached(entry.file)
 
 
 def _cached(file: str) -> Path | None:
-    """Where ``file`` is; another user's is taken only from the folder that ``FULLFIELD_CACHE_DIR`` names."""
+    """Return the path of ``file``; another user's is used only in the folder that ``FULLFIELD_CACHE_DIR`` names."""
     named = os.environ.get("FULLFIELD_CACHE_DIR")
     for parent in candidates():
         path = parent / "weights" / file
@@ -262,7 +268,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def weights_folder() -> Path:
-    """The folder that new files go to; made if it does not exist. OSError where none can be written."""
+    """Return the folder for new files, created if necessary; OSError if none can be written."""
     tried = [parent / "weights" for parent in candidates()]
     for folder in tried:
         if usable(folder):
@@ -271,14 +277,15 @@ def weights_folder() -> Path:
 
 
 def fetch_weights(entry: WeightsEntry | str, progress: Progress | None = None) -> Path:
-    """The file of ``entry``, fetched and checked if it is not in the cache.
+    """Return the path of the entry's file, downloaded and checked if it is not in the cache.
 
     Args:
-        progress: called with the bytes that have arrived and those of the whole file, if known.
+        entry: an entry or its name.
+        progress: receives the downloaded bytes and the file's size, if known.
 
     Raises:
-        InputError: for an unknown name.
-        OSError: if it cannot be fetched; the line says what to fetch by hand and where to put it.
+        InputError: if the name is unknown.
+        OSError: if the download fails; the line says what to download by hand and where to put it.
     """
     if isinstance(entry, str):
         entry = weights_entry(entry)
@@ -308,71 +315,136 @@ def _by_hand(entry: WeightsEntry, target: Path) -> str:
     return f"fetch {what} by hand{inside} and put it at {target}"
 
 
-def load_weights(
-    model: str | RAFT | SEARAFT,
-    source: str | os.PathLike[str] | WeightsEntry | None = None,
-    progress: Progress | None = None,
-) -> RAFT | SEARAFT:
-    """A model with weights, on the CPU, in evaluation mode if it is made here.
+class MissingFileError(InputError, FileNotFoundError):
+    """Name of a file of weights that does not exist."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Weights before they are loaded.
+
+    Attributes:
+        name: the entry's name, the file's as it was given, or ``"random"``.
+        entry: the entry of the catalogue, if it is one.
+        path: the file; None for random weights, and for an entry that is not in the cache yet.
+    """
+
+    name: str
+    entry: WeightsEntry | None = None
+    path: Path | None = None
+
+    @property
+    def is_random(self) -> bool:
+        """True if these are random weights."""
+        return self.path is None and self.entry is None
+
+    @property
+    def is_missing(self) -> bool:
+        """True if the file has to be downloaded."""
+        return self.entry is not None and self.path is None
+
+    def fetched(self, progress: Progress | None = None) -> Origin:
+        """Return the origin with its file, downloaded if necessary; arguments and errors as :func:`fetch_weights`."""
+        if self.entry is None or self.path is not None:
+            return self
+        return Origin(self.name, self.entry, fetch_weights(self.entry, progress))
+
+    def stamp(self) -> tuple[object, ...]:
+        """Return values that change when the weights do."""
+        if self.path is None:
+            return (self.name,)
+        state = self.path.stat()
+        return (str(self.path), state.st_mtime_ns, state.st_size)
+
+
+def origin_of(model: str, source: str | os.PathLike[str] | WeightsEntry | None = None) -> Origin:
+    """Return the weights that ``source`` names for the model called ``model``; nothing is downloaded.
 
     Args:
-        model: ``"fullfield-s"``, ``"raft"``, ``"raft-small"``, ``"sea-raft-s"``, ``"sea-raft-m"``, ``"sea-raft-l"``, or
-            a model to fill.
-        source: a file, an entry or its name; by default the model's entry in :data:`DEFAULTS`.
-        progress: as for :func:`fetch_weights`.
+        model: name of the model's configuration.
+        source: a file, an entry or its name, or ``"random"``; None is the model's entry in :data:`DEFAULTS`.
 
     Raises:
-        InputError: if the model, the name or the file does not fit.
-        OSError: if the file cannot be read or fetched.
+        MissingFileError: if the file does not exist.
+        InputError: if the entry is unknown or another model's.
     """
-    chosen = build_model(model) if isinstance(model, str) else model
-    name = chosen.config.name
     if source is None:
-        _check.require(name in DEFAULTS, "source", f"weights for {name}, which has none of its own", "None")
-        source = DEFAULTS[name]
-    if isinstance(source, str) and (source in WEIGHTS or _is_bare(source)):
-        source = weights_entry(source)
+        _check.require(model in DEFAULTS, "weights", f"a file for {model}, which has no published weights", "None")
+        source = DEFAULTS[model]
     if isinstance(source, WeightsEntry):
-        if name in DEFAULTS:
-            check_fits(source, name)
-        source = fetch_weights(source, progress)
-    chosen.load_checkpoint(source)
-    return chosen
-
-
-def _is_bare(source: str) -> bool:
-    """Whether this is a mistaken name rather than a file that is missing."""
-    path = Path(source)
-    return path.name == source and not path.suffix and not path.exists()
-
-
-def build_model(shape: str | RAFTConfig | SEARAFTConfig, correlation: str | None = None) -> RAFT | SEARAFT:
-    """A model of that shape, or of the name in :data:`NETWORKS`, its weights random, in evaluation mode.
-
-    Args:
-        correlation: backend of :class:`fullfield.nn.CorrelationPyramid`; None chooses.
-
-    Raises:
-        InputError: for an unknown name.
-    """
-    if isinstance(shape, str):
-        _check.choice(shape, "model", NETWORKS)
-        shape = NETWORKS[shape]
-    model: RAFT | SEARAFT
-    if isinstance(shape, RAFTConfig):
-        from fullfield.models.raft import RAFT
-
-        model = RAFT(shape, correlation=correlation)
+        entry = source
     else:
-        from fullfield.models.sea_raft import SEARAFT
-
-        model = SEARAFT(shape, correlation=correlation)
-    return model.float().eval()  # the files' dtype, whatever PyTorch's default is
-
-
-def check_fits(entry: WeightsEntry, model: str) -> None:
-    """InputError if ``entry`` is not for the model of that name."""
-    if model not in entry.models:
+        name = os.fspath(source)
+        if name == RANDOM:
+            return Origin(RANDOM)
+        path = Path(name)
+        if name not in WEIGHTS:
+            if path.is_file():
+                return Origin(name, path=path)
+            if path.name != name or path.suffix:
+                what = "is a folder" if path.is_dir() else "no such file"
+                raise MissingFileError(f"weights: {name}: {what}; 'fullfield weights list' names the published ones")
+        entry = weights_entry(name)
+    if model in DEFAULTS and model not in entry.models:
         raise InputError(
             f"weights: expected some for {model}, got {entry.name}, which is for {', '.join(entry.models)}"
         )
+    return Origin(entry.name, entry, cached_weights(entry))
+
+
+def load_weights(
+    model: str | NetworkShape | RAFT | SEARAFT,
+    source: str | os.PathLike[str] | WeightsEntry | Origin | None = None,
+    progress: Progress | None = None,
+    *,
+    correlation: str | None = None,
+) -> RAFT | SEARAFT:
+    """Return a model with weights, on the CPU; a new one is in evaluation mode.
+
+    Args:
+        model: ``"fullfield-s"``, ``"raft"``, ``"raft-small"``, ``"sea-raft-s"``, ``"sea-raft-m"``, ``"sea-raft-l"``, a
+            shape, or a model to fill.
+        source: a file, an entry or its name, ``"random"`` (for a new model), or a result of :func:`origin_of`; by
+            default the model's entry in :data:`DEFAULTS`.
+        progress: as for :func:`fetch_weights`.
+        correlation: for a new model, the backend of :class:`fullfield.nn.CorrelationPyramid`.
+
+    Raises:
+        InputError: if the model, the name or the file does not fit.
+        OSError: if the file cannot be read or downloaded.
+    """
+    is_new = isinstance(model, (str, NetworkShape))
+    chosen: RAFT | SEARAFT = build_model(model, correlation, seed=_SEED) if is_new else model  # type: ignore[arg-type,assignment]
+    origin = source if isinstance(source, Origin) else origin_of(chosen.config.name, source)
+    if origin.is_random:
+        _check.require(is_new, "weights", "a file or an entry for a model that exists", repr(RANDOM))
+        return chosen
+    path = origin.fetched(progress).path
+    if path is not None:
+        chosen.load_checkpoint(path)
+    return chosen
+
+
+def build_model(
+    shape: str | NetworkShape, correlation: str | None = None, *, seed: int | None = None
+) -> RAFT | SEARAFT:
+    """Return a model of that shape, or of the name in :data:`NETWORKS`, with random weights, in evaluation mode.
+
+    Args:
+        shape: a configuration, or a name.
+        correlation: backend of :class:`fullfield.nn.CorrelationPyramid`; None chooses.
+        seed: seed of the weights, which then leaves PyTorch's own generator as it was; None uses that generator.
+
+    Raises:
+        InputError: if the name is unknown.
+    """
+    import torch
+
+    if isinstance(shape, str):
+        _check.choice(shape, "model", NETWORKS)
+        shape = NETWORKS[shape]
+    with torch.random.fork_rng(devices=[], enabled=seed is not None):
+        if seed is not None:
+            torch.default_generator.manual_seed(seed)
+        model: RAFT | SEARAFT = shape.part("network")(shape, correlation=correlation)
+    return model.float().eval()  # the files' dtype, whatever PyTorch's default is

@@ -144,7 +144,7 @@ class Engine:
         # Both ways of a pair in one call, unless they start from different flows.
         self._needs_back = setting.is_checked or self._refiner is not None
         apart = setting.warm_start if setting.direction == "both" else not self._needs_back
-        self._both_ways = None if apart else getattr(self._estimator, "both_ways", None)
+        self._both_ways = None if apart else getattr(self._estimator, "bidirectional", None)
         self._pending: dict[int, Future[tuple[Plate, Small]]] = {}
         self._ready: dict[int, Plate | Problem] = {}
         self._small: dict[int, Small] = {}

@@ -16,7 +16,7 @@ _ARCS = ((15, 1, 1), (6, 0, -1), (4, 2, 1), (11, 1, -1), (13, 0, 1), (6, 2, -1))
 _SIDE = 511  # odd: no motion has an entry of its own
 _REACH = 1.1  # the table goes a little beyond the scale: longer vectors are all drawn as at its edge
 _FADING = 0.95  # of the followed scale, a picture
-_SAMPLED, _SHARE = 8, 0.995  # every 8th row and column; the share of vectors within the followed scale
+_SAMPLED, _SHARE = 8, 0.95  # every 8th row and column; the share of vectors within the followed scale
 _OUTSIDE = 0.75  # brightness of vectors longer than the scale
 
 

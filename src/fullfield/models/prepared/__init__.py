@@ -1,4 +1,4 @@
-"""The fast form of a network for one size: half precision, folded norms, fused passes, a CUDA graph per step."""
+"""Networks prepared for one size: half precision, folded norms, fused passes, a CUDA graph per step."""
 
 from fullfield.models.prepared.runner import PRECISIONS, PreparedFlow, PreparedSizes, cpu_dtype, why_not
 

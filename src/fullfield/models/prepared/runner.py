@@ -1,4 +1,4 @@
-"""A network prepared for pairs of one size."""
+"""Networks prepared for pairs of one size."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,22 +16,18 @@ from torch.nn import functional
 
 from fullfield import _check
 from fullfield._check import InputError
+from fullfield._lazy import renamed
 from fullfield.models import framing
-from fullfield.models.prepared.raft import PreparedRAFT
-from fullfield.models.prepared.sea_raft import PreparedSEARAFT
-from fullfield.models.prepared.shared import nan_guard
+from fullfield.models.network import FlowNetwork
+from fullfield.models.prepared.shared import PreparedPairs, nan_guard
 from fullfield.models.prepared.weights import LANE, Form
-from fullfield.models.raft.model import RAFT
-from fullfield.models.sea_raft.model import SEARAFT
 from fullfield.ops.fused import reference
 from fullfield.ops.fused.protocol import CELL_CHANNELS, Frame, Passes
 from fullfield.ops.recording import InOrder
 
-Prepared: TypeAlias = PreparedRAFT | PreparedSEARAFT
-
 PRECISIONS = ("fast", "bfloat16", "exact")
 _DTYPES = {"fast": torch.float16, "bfloat16": torch.bfloat16, "exact": torch.float32}
-# Cells whose up-sampling weights are held at a time.
+# Cells whose up-sampling weights are in memory at a time.
 _STRIP, _CPU_STRIP = 1 << 16, 1 << 11
 
 
@@ -43,30 +39,32 @@ class PreparedFlow:
         fast = PreparedFlow(model, 3432, 8192)     # once: copies the weights, compiles kernels, records CUDA graphs
         flow = fast(frame1, frame2)                # [B, 3, H, W] twice -> [B, 2, H, W] float32
 
-    Activations are float16, coordinates, sums of products and the flow float32. Norms are folded into convolutions
-    or into one pass behind them, everything between two convolutions is one pass, what the context adds to RAFT's
-    gates is computed once per pair, and encoder and update are each a CUDA graph, recorded by the constructor: calls
-    compile and allocate nothing but the result and the strips it is made of. Another size is another object.
+    Activations are float16; coordinates, sums of products and the flow are float32. Norms are folded into convolutions
+    or into one pass after them, everything between two convolutions is one pass, and the context's part of RAFT's
+    gates is computed once per pair. Encoder and update are one CUDA graph each, recorded by the constructor: calls
+    compile nothing and allocate only the result and its strips. Another size needs another object.
 
-    A call is ordered behind the one before, on whatever streams; calls from several threads wait for each other.
-    Nothing here takes part in autograd, and later changes of the model's parameters are not seen.
+    A call runs after the previous one, on any stream; calls from several threads wait for each other. Nothing here
+    takes part in autograd, and later changes of the model's parameters have no effect.
 
     Args:
-        model: on the device that is to be used; batch norms work as in eval mode.
-        height, width: of the frames, before padding.
-        batch: pairs at a time; of none the flow is empty.
-        precision: ``"fast"`` is float16 on a GPU; on a CPU bfloat16 where it has instructions for it (AVX-512 BF16),
-            else float32. ``"bfloat16"`` has less precision and more range, ``"exact"`` is float32 in plain PyTorch.
-        reuse: whether the lookups of a pair keep products, as for :class:`fullfield.nn.CorrelationPyramid`. None: on a
-            GPU RAFT does, whose many updates win it back but on very fast motion, for 1.2 kB a cell of 8×8 pixels.
+        model: on the device to use; batch norms work as in eval mode.
+        height: rows of the frames, before padding.
+        width: columns of the frames, before padding.
+        batch: pairs at a time; with 0 the flow is empty.
+        precision: ``"fast"`` is float16 on a GPU; on a CPU bfloat16 if it has instructions for it (AVX-512 BF16), else
+            float32. ``"bfloat16"`` has less precision and more range, ``"exact"`` is float32 in plain PyTorch.
+        reuse: whether lookups keep products between updates, as for :class:`fullfield.nn.CorrelationPyramid`. None: on
+            a GPU RAFT does, because its many updates are faster with them except on very fast motion; they take 1.2 kB
+            per cell of 8×8 pixels.
 
     Raises:
-        InputError: naming the argument that does not fit, or saying why this device has no fast form.
+        InputError: naming the argument that does not fit, or the reason why this device has no fast form.
     """
 
     def __init__(
         self,
-        model: RAFT | SEARAFT,
+        model: FlowNetwork,
         height: int,
         width: int,
         batch: int = 1,
@@ -99,7 +97,7 @@ class PreparedFlow:
                 dtype=self.dtype,
                 device=self.device,
             )
-            self._ways = {1: _Ways(self, 1)}
+            self._runs = {1: _Run(self, 1)}
 
     def __call__(
         self,
@@ -108,18 +106,18 @@ class PreparedFlow:
         updates: int | None = None,
         initial_flow: Tensor | None = None,  # [B, 2, h, w], any resolution, in pixels of its own grid
     ) -> Tensor:  # [B, 2, H, W] float32, (u, v) in pixels
-        """As the model's own call. The result is new memory; the frames may be of any layout."""
-        number = self._asked(frame1, frame2, updates, initial_flow)
+        """Estimate the flow as the model's own call does. The result is new memory; frames may have any layout."""
+        number = self._checked(frame1, frame2, updates, initial_flow)
         return self._flows(frame1, frame2, number, {"initial_flow": initial_flow})[0]
 
     def flow_with_info(
         self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:  # [B, 2, H, W], [B, 4, H, W], float32
-        """The flow with its mixture, as :meth:`SEARAFT.flow_with_info`; RAFT has none."""
-        number = self._asked(frame1, frame2, updates, initial_flow)
+        """Return the flow with its mixture, as :meth:`SEARAFT.flow_with_info`; RAFT has none."""
+        number = self._checked(frame1, frame2, updates, initial_flow)
         return _split(self._flows(frame1, frame2, number, {"initial_flow": initial_flow}, informed=True)[0])
 
-    def both_ways(
+    def bidirectional(
         self,
         frame1: Tensor,
         frame2: Tensor,
@@ -127,14 +125,22 @@ class PreparedFlow:
         initial_flow: Tensor | None = None,
         initial_backward: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # [B, 2, H, W] float32 twice
-        """The flow from the first frame to the second, and from the second to the first: the features of both frames
-        are computed once. ``initial_flow`` is where the way there starts, ``initial_backward`` the way back;
-        ``updates`` is 1 at least for RAFT. The first call prepares, and takes the memory of another pair."""
-        starts = {"initial_flow": initial_flow, "initial_backward": initial_backward}
-        there, back = self._flows(frame1, frame2, self._asked(frame1, frame2, updates, None), starts)
-        return there, back
+        """Return the forward and the backward flow; each frame goes through the feature encoder once.
 
-    def both_ways_with_info(
+        The first call prepares, and takes the memory of another pair.
+
+        Args:
+            frame1: first frame.
+            frame2: second frame.
+            updates: number of updates, for RAFT at least 1.
+            initial_flow: start of the forward flow.
+            initial_backward: start of the backward flow.
+        """
+        starts = {"initial_flow": initial_flow, "initial_backward": initial_backward}
+        forward, backward = self._flows(frame1, frame2, self._checked(frame1, frame2, updates, None), starts)
+        return forward, backward
+
+    def bidirectional_with_info(
         self,
         frame1: Tensor,
         frame2: Tensor,
@@ -142,22 +148,25 @@ class PreparedFlow:
         initial_flow: Tensor | None = None,
         initial_backward: Tensor | None = None,
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """:meth:`both_ways`, each flow with its mixture as of :meth:`flow_with_info`."""
+        """Return :meth:`bidirectional`, each flow with its mixture as in :meth:`flow_with_info`."""
         starts = {"initial_flow": initial_flow, "initial_backward": initial_backward}
-        number = self._asked(frame1, frame2, updates, None)
-        there, back = self._flows(frame1, frame2, number, starts, informed=True)
-        return _split(there), _split(back)
+        number = self._checked(frame1, frame2, updates, None)
+        forward, backward = self._flows(frame1, frame2, number, starts, informed=True)
+        return _split(forward), _split(backward)
 
-    def _asked(self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None) -> int:
-        """The number of updates; InputError where something does not fit."""
+    both_ways = renamed("both_ways", "bidirectional")
+    both_ways_with_info = renamed("both_ways_with_info", "bidirectional_with_info")
+
+    def _checked(self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None) -> int:
+        """Return the number of updates; InputError names the argument that does not fit."""
         shape = framing.check_frames(frame1, frame2)
         _check.require(
             shape == (self.batch, *self.size), "frame1", f"the prepared size {[self.batch, 3, *self.size]}", frame1
         )
         _check.require(frame1.device == self.device, "frame1", f"device {self.device}", frame1)
         number = self.model.config.updates if updates is None else updates
-        learned = isinstance(self.model, SEARAFT)
-        _check.number(number, "updates", integer=True, low=0 if learned or initial_flow is not None else 1)
+        optional = self.model.config.has_learned_start or initial_flow is not None
+        _check.number(number, "updates", integer=True, low=0 if optional else 1)
         return int(number)
 
     def _flows(
@@ -169,11 +178,10 @@ class PreparedFlow:
         *,
         informed: bool = False,
     ) -> list[Tensor]:  # [B, 2, H, W]; informed [B, 6, H, W]
-        """There, and back where two starts are ``given``, by the names of the arguments."""
+        """Return the forward flow, and the backward flow if two starts are ``given``, by the arguments' names."""
+        config = self.model.config
         if informed:
-            _check.require(
-                isinstance(self.model, SEARAFT), "flow_with_info", "SEA-RAFT, which has a mixture", self.model
-            )
+            _check.require(config.has_mixture, "flow_with_info", "SEA-RAFT, which has a mixture", self.model)
         count = len(given)
         with self._lock, _undisturbed(self.device), self._in_order(self._tensors):
             flows = [framing.given_start(flow, frame1, self.padding, name) for name, flow in given.items()]
@@ -181,20 +189,20 @@ class PreparedFlow:
             if self.batch == 0:
                 shape = (0, 2 + 4 * informed, *self.size)
                 return [torch.empty(shape, device=self.device, dtype=torch.float32) for _ in given]
-            if number == 0 and starts[0] is not None and not isinstance(self.model, SEARAFT):
+            if number == 0 and starts[0] is not None and not config.has_learned_start:
                 return [_enlarged(starts[0] - self._grid, self.padding, corners=False)]
-            if count not in self._ways:
-                self._ways[count] = _Ways(self, count)
-                self._in_order.forget()  # of its tensors
-            ways = self._ways[count]
+            if count not in self._runs:
+                self._runs[count] = _Run(self, count)
+                self._in_order.forget()  # it knows another set of tensors
+            run = self._runs[count]
             first, second = (f.float() if f.dtype == torch.float64 else f for f in (frame1, frame2))
             self._passes.frames_to_cells(first, second, self._frame, self._cells)
-            ways.encode()
-            for coords, start in zip(ways.coords, starts, strict=True):
+            run.encode()
+            for coords, start in zip(run.coords, starts, strict=True):
                 if start is not None:
                     coords.copy_(start)
             found = []
-            for step, pair, coords in zip(ways.steps, ways.pairs, ways.coords, strict=True):
+            for step, pair, coords in zip(run.steps, run.pairs, run.coords, strict=True):
                 for _ in range(number):
                     step()
                 found.append(self._flow(pair, coords, informed=informed))
@@ -202,8 +210,8 @@ class PreparedFlow:
 
     @property
     def backend(self) -> str | None:
-        """The correlation lookup's; None before the first pair where nothing is recorded."""
-        backends = (pair.lookup.backend for ways in self._ways.values() for pair in ways.pairs)
+        """Backend of the correlation lookup; None before the first pair if nothing is recorded."""
+        backends = (pair.lookup.backend for run in self._runs.values() for pair in run.pairs)
         return next(backends, None)
 
     def _flow(self, pair: Any, coords: Tensor, *, informed: bool = False) -> Tensor:
@@ -232,7 +240,7 @@ class PreparedFlow:
         return out
 
     def _tensors(self) -> Iterator[Tensor]:
-        coords = (one for ways in self._ways.values() for one in ways.coords)
+        coords = (one for run in self._runs.values() for one in run.coords)
         yield from (self._grid, self._cells, *coords, *self._parameters)
 
 
@@ -240,15 +248,15 @@ def _split(both: Tensor) -> tuple[Tensor, Tensor]:
     return both[:, :2], both[:, 2:]
 
 
-class _Ways:
-    """The steps of a pair there, or there and back: recorded where the owner's passes are kernels."""
+class _Run:
+    """Steps of a pair in one direction or both, recorded as CUDA graphs if the owner's passes are kernels."""
 
     def __init__(self, owner: PreparedFlow, count: int) -> None:
         self._network, self._cells, self._grid = owner._network, owner._cells, owner._grid
         self.coords = [owner._grid.clone() for _ in range(count)]
         self.pairs: list[Any] = []
         self.encode: Callable[[], None] = self._encode_now
-        self.steps: list[Callable[[], None]] = [partial(self._step_now, way) for way in range(count)]
+        self.steps: list[Callable[[], None]] = [partial(self._step_now, direction) for direction in range(count)]
         if owner._fused:
             works = self._encode_now, *self.steps
             (self.encode, *self.steps), owner._pool = _recorded(
@@ -257,13 +265,14 @@ class _Ways:
 
     def _encode_now(self) -> None:
         self.pairs = []
-        seen = self._network.seen(self._cells) if len(self.coords) > 1 else None
+        features = self._network.matched_features(self._cells) if len(self.coords) > 1 else None
         self.pairs = [
-            self._network.encode(self._cells, coords, self._grid, way, seen) for way, coords in enumerate(self.coords)
+            self._network.encode(self._cells, coords, self._grid, direction, features)
+            for direction, coords in enumerate(self.coords)
         ]
 
-    def _step_now(self, way: int) -> None:
-        self._network.step(self.pairs[way], self.coords[way])
+    def _step_now(self, direction: int) -> None:
+        self._network.step(self.pairs[direction], self.coords[direction])
 
     def _try(self, finish: Callable[[Any, Tensor], Tensor]) -> None:
         self._encode_now()
@@ -276,7 +285,7 @@ class _Ways:
 def _recorded(
     device: torch.device, works: Sequence[Callable[[], None]], tried: Callable[[], None], pool: Any = None
 ) -> tuple[list[Callable[[], None]], Any]:
-    """``works`` as CUDA graphs, in one pool of memory. ``tried`` runs first: it compiles and loads what they need."""
+    """Record ``works`` as CUDA graphs in one memory pool, after a run of ``tried``, which compiles what they need."""
     with torch.cuda.device(device):
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
@@ -286,7 +295,7 @@ def _recorded(
         torch.cuda.empty_cache()
         graphs = [torch.cuda.CUDAGraph() for _ in works]
         for graph, work in zip(graphs, works, strict=True):
-            # Relaxed: other threads may allocate meanwhile.
+            # Relaxed, because other threads may allocate meanwhile.
             with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="relaxed"):
                 work()
             pool = graphs[0].pool() if pool is None else pool
@@ -295,7 +304,7 @@ def _recorded(
 
 
 class PreparedSizes:
-    """A network in its fast form for frames of any size: a :class:`PreparedFlow` per size, made when it first comes.
+    """Network in its fast form for frames of any size, with a :class:`PreparedFlow` per size, made on first use.
 
     ::
 
@@ -303,13 +312,13 @@ class PreparedSizes:
         flow = Cascade(fast)(frame1, frame2)       # every level's size is prepared once
 
     Args:
-        model, precision, reuse: as for :class:`PreparedFlow`. The weights are copied once, here.
-        sizes: how many are kept; the least recently used one makes room.
+        model: as for :class:`PreparedFlow`. The weights are copied once, here.
+        precision: as for :class:`PreparedFlow`.
+        sizes: number of sizes to keep; the least recently used one is dropped.
+        reuse: as for :class:`PreparedFlow`.
     """
 
-    def __init__(
-        self, model: RAFT | SEARAFT, precision: str = "fast", sizes: int = 4, reuse: bool | None = None
-    ) -> None:
+    def __init__(self, model: FlowNetwork, precision: str = "fast", sizes: int = 4, reuse: bool | None = None) -> None:
         _check.number(sizes, "sizes", integer=True, low=1)
         self._kit = _kit(model, precision, reuse)
         self.model = model
@@ -318,7 +327,7 @@ class PreparedSizes:
         self._lock = threading.Lock()
 
     def prepared(self, height: int, width: int, batch: int = 1) -> PreparedFlow:
-        """The network for one size."""
+        """Return the network for one size."""
         key = (batch, height, width)
         with self._lock:
             found = self._kept.pop(key, None)
@@ -333,44 +342,40 @@ class PreparedSizes:
     def __call__(
         self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
     ) -> Tensor:
-        """As :meth:`PreparedFlow.__call__`."""
+        """Estimate the flow as :meth:`PreparedFlow.__call__` does."""
         batch, height, width = framing.check_frames(frame1, frame2)
         _check.require(frame1.device == self._kit.form.device, "frame1", f"device {self._kit.form.device}", frame1)
         return self.prepared(height, width, batch)(frame1, frame2, updates, initial_flow)
 
 
 class _Kit(NamedTuple):
-    """What all sizes share."""
+    """Parts that all sizes share."""
 
-    model: RAFT | SEARAFT
+    model: FlowNetwork
     form: Form
     passes: Passes
-    network: Prepared
+    network: PreparedPairs
 
 
-def _kit(model: RAFT | SEARAFT, precision: str, reuse: bool | None) -> _Kit:
-    _check.require(isinstance(model, (RAFT, SEARAFT)), "model", "a RAFT or SEARAFT", _check.describe(model))
+def _kit(model: FlowNetwork, precision: str, reuse: bool | None) -> _Kit:
+    _check.require(isinstance(model, FlowNetwork), "model", "a RAFT or SEARAFT", _check.describe(model))
     _check.choice(precision, "precision", PRECISIONS)
     _check.require(reuse is None or isinstance(reuse, bool), "reuse", "True, False or None", reuse)
     device = next(model.parameters()).device
     dtype = cpu_dtype() if precision == "fast" and device.type == "cpu" else _DTYPES[precision]
     passes, form = _passes(device, dtype, precision), Form(device, dtype)
     fused = passes is not reference
-    if reuse is None and fused and isinstance(model, RAFT) and model.correlation in (None, "cuda"):
-        # A recorded update holds one lookup, which by default would be a pair's first and keep nothing. The few
-        # updates of SEA-RAFT do not win back what filling costs.
+    if reuse is None and fused and model.config.prefers_reuse and model.correlation in (None, "cuda"):
+        # A recorded update holds one lookup, which by default would be a pair's first and keep nothing.
         reuse = True
     with _undisturbed(device):
-        network: Prepared = (
-            PreparedRAFT(model, form, passes, reuse)
-            if isinstance(model, RAFT)
-            else PreparedSEARAFT(model, form, passes, reuse)
-        )
+        network: PreparedPairs = model.config.part("prepared")(model, form, passes, reuse)
     odd = [count for count in network.channels if count % LANE]
     if odd:
         raise InputError(f"model: expected channels in multiples of {LANE}, got {odd[0]} in {model.config.name}")
-    if fused and isinstance(model, SEARAFT) and model.config.channels % 64:
-        raise InputError(f"model: expected a multiple of 64 channels, got {model.config.channels}")
+    state = network.state_channels
+    if fused and state is not None and state % 64:
+        raise InputError(f"model: expected a multiple of 64 channels, got {state}")
     return _Kit(model, form, passes, network)
 
 
@@ -387,14 +392,14 @@ def _passes(device: torch.device, dtype: torch.dtype, precision: str) -> Passes:
 
 @functools.cache
 def cpu_dtype() -> torch.dtype:
-    """What the fast form computes in on this CPU: bfloat16 where it has instructions for it; without, that is slow."""
+    """Return the fast form's dtype on this CPU: bfloat16 if it has instructions for it, else float32."""
     from fullfield._kernels import processor
 
     return torch.bfloat16 if processor.has("avx512bf16") else torch.float32
 
 
 def why_not(device: torch.device) -> str | None:
-    """None if the fast form runs in half precision on ``device``, else the reason."""
+    """Return why the fast form cannot run in half precision on ``device``; None if it can."""
     from fullfield.ops import launching
 
     reason = launching.why_not(device)
@@ -404,13 +409,13 @@ def why_not(device: torch.device) -> str | None:
 
 @contextmanager
 def _undisturbed(device: torch.device) -> Iterator[None]:
-    """Whatever mode the caller is in: no graph, no autocast, and tensors that later calls may write."""
+    """Disable autograd, inference mode (its tensors could not be written later) and autocast of the caller."""
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(device.type, enabled=False):
         yield
 
 
 def _enlarged(flow: Tensor, padding: framing.Padding, *, corners: bool) -> Tensor:
-    """Bilinearly, ``corners``: between the corners' centres."""
+    """Enlarge a flow bilinearly, with ``corners`` between the corners' centres."""
     size = (framing.STRIDE * flow.shape[-2], framing.STRIDE * flow.shape[-1])
     fine = functional.interpolate(framing.STRIDE * flow, size, mode="bilinear", align_corners=corners)
     return padding.crop(fine).contiguous()

@@ -1,4 +1,4 @@
-"""What RAFT and SEA-RAFT have in common: encoders on cells of 2×2 pixels, motion features, the heads on the state."""
+"""Parts of prepared networks: encoders on cells of 2×2 pixels, motion features, and heads on the state."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fullfield.models.network import FlowNetwork
 from fullfield.models.prepared.weights import Form, folded, lanes, padded, stem, taps
-from fullfield.models.raft.model import RAFT
-from fullfield.models.sea_raft.model import SEARAFT
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops.fused.protocol import Norm, Passes, Target
 
@@ -21,23 +20,23 @@ _SIDE = 7  # of the windows of the flow
 
 @dataclass(frozen=True)
 class _Convolution:
-    """A convolution and the norm behind it: folded in, or (``epsilon``) an instance norm."""
+    """Convolution with the norm after it, which is folded in or, with ``epsilon``, an instance norm."""
 
     weight: Tensor
     bias: Tensor
     shift: Tensor
-    """The bias in float32."""
+    """Bias in float32."""
     stride: int
     padding: tuple[int, int]
     epsilon: float | None
 
     def raw(self, passes: Passes, x: Tensor) -> tuple[Tensor, Norm]:
-        """The result without bias, and what its norm does to it."""
+        """Return the result without bias, and its norm."""
         y = passes.convolve(x, self.weight, stride=self.stride, padding=self.padding)
         return y, Norm(None, self.shift) if self.epsilon is None else passes.moments(y, self.epsilon)
 
     def relu(self, passes: Passes, x: Tensor) -> Tensor:
-        """The normed result, rectified."""
+        """Return the normed result, rectified."""
         if self.epsilon is None:
             return passes.convolve(x, self.weight, self.bias, relu=True, stride=self.stride, padding=self.padding)
         return passes.affine_(*self.raw(passes, x))
@@ -46,7 +45,7 @@ class _Convolution:
 def _convolution(form: Form, conv: nn.Conv2d, norm: nn.Module | None) -> _Convolution:
     epsilon = None
     if isinstance(norm, nn.InstanceNorm2d):
-        # Any bias is part of the mean that it takes away.
+        # A bias would be part of the mean that the norm subtracts.
         epsilon, norm = norm.eps, None
     weight, bias = folded(conv, norm)
     stride, padding = conv.stride[0], (int(conv.padding[0]), int(conv.padding[1]))
@@ -59,7 +58,7 @@ def _norms(block: nn.Module) -> list[nn.Module]:
 
 
 class _Block:
-    """Convolutions beside a shortcut, as both networks' residual blocks."""
+    """Residual block of either network: convolutions and a shortcut."""
 
     def __init__(self, form: Form, block: nn.Module) -> None:
         convs = [getattr(block, name) for name in ("conv1", "conv2", "conv3") if hasattr(block, name)]
@@ -71,7 +70,7 @@ class _Block:
     def __call__(self, passes: Passes, x: Tensor) -> Tensor:
         y = self.convs[0].relu(passes, x)
         for conv in self.convs[1:-1]:
-            # Not with cuDNN's rectifier: it may make 0 of the NaN that an overflow before it becomes.
+            # Not with cuDNN's rectifier, which may turn the NaN of an overflow into 0.
             y = passes.affine_(*conv.raw(passes, y))
         y, norm = self.convs[-1].raw(passes, y)
         if self.shortcut is None:
@@ -80,11 +79,13 @@ class _Block:
 
 
 class PreparedEncoder:
-    """An encoder of either network, for one choice of frames of a cell at a time.
+    """Encoder of either network, with one variant per choice of input frames.
 
     Args:
-        encoder: RAFT's or SEA-RAFT's.
-        reads: for every variant, the frames that its input consists of: ``((0,), (1,))`` for features of either.
+        form: place and dtype of the parameters.
+        passes: backend of the fused passes.
+        encoder: RAFT's or SEA-RAFT's encoder.
+        reads: for each variant the frames of a cell that it reads: ``((0,), (1,))`` for the features of either.
     """
 
     def __init__(self, form: Form, passes: Passes, encoder: nn.Module, reads: tuple[tuple[int, ...], ...]) -> None:
@@ -106,7 +107,7 @@ class PreparedEncoder:
         self.channels = [*(c.weight.shape[0] for c in convs), *self.weight.shape]
 
     def __call__(self, cells: Tensor, variant: int) -> Tensor:
-        """[B, H/2 + 3, W/2 + 3, 32] -> [B, H/8, W/8, C]."""
+        """Encode cells [B, H/2 + 3, W/2 + 3, 32] to features [B, H/8, W/8, C]."""
         x = self.stems[variant].relu(self.passes, cells)
         for block in self.blocks:
             x = block(self.passes, x)
@@ -114,22 +115,22 @@ class PreparedEncoder:
 
 
 def rectified_products(bias: Tensor, x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
-    """relu(x weight + bias) of rows."""
+    """Compute relu(x weight + bias) for rows."""
     found: Tensor = torch.ops.aten._addmm_activation.out(bias, x, weight, out=out)
     return found
 
 
 def nan_guard(*activations: Tensor) -> Tensor:
-    """[B, 1, 1, 1] float32: 0, or NaN for an item that is not finite somewhere in [B, ...].
+    """Return [B, 1, 1, 1] float32: 0, or NaN for an item of [B, ...] that is not finite everywhere.
 
-    Added to the flow: the rectifiers of cuDNN and cuBLAS may make 0 of NaN, after which an overflow looks like a flow.
+    It is added to the flow, because the rectifiers of cuDNN and cuBLAS may turn NaN into 0 and so hide an overflow.
     """
     sums = [values.sum(tuple(range(1, values.ndim)), dtype=torch.float32) for values in activations]  # in any layout
     return 0 * torch.stack(sums).sum(0)[:, None, None, None]
 
 
 class PreparedMotion:
-    """Correlation and flow to motion features, the last two of which are the flow."""
+    """Encoder of correlation and flow to motion features, the last two of which are the flow."""
 
     def __init__(self, form: Form, passes: Passes, encoder: nn.Module) -> None:
         self.passes = passes
@@ -155,7 +156,7 @@ class PreparedMotion:
         )
 
     def __call__(self, lookup: Callable[[Tensor], Tensor], coords: Tensor, to: Sequence[Target]) -> None:
-        """Motion features at ``coords`` [B, 2, h, w]."""
+        """Write the motion features at ``coords`` [B, 2, h, w] to the targets."""
         passes, (batch, _, height, width) = self.passes, coords.shape
         dtype = self.first[0].dtype
 
@@ -188,12 +189,14 @@ class PreparedMotion:
 
 
 class PreparedHead:
-    """A 3×3 convolution, a rectifier, and a second convolution as products of single pixels.
+    """Head of a 3×3 convolution, a rectifier, and a second convolution as products of single pixels.
 
     Args:
-        first: 3×3.
-        last: [C', C] of a 1×1 convolution, or of :func:`fullfield.models.prepared.weights.taps`.
-        bias: of the second convolution.
+        form: place and dtype of the parameters.
+        passes: backend of the fused passes.
+        first: 3×3 convolution.
+        last: weights [C', C] of a 1×1 convolution, or from :func:`fullfield.models.prepared.weights.taps`.
+        bias: bias of the second convolution.
     """
 
     def __init__(self, form: Form, passes: Passes, first: nn.Conv2d, last: Tensor, bias: Tensor | None) -> None:
@@ -204,16 +207,16 @@ class PreparedHead:
         self.bias = form.small(last.new_zeros(len(last)) if bias is None else bias)
 
     def hidden(self, state: Tensor) -> Tensor:
-        """[B, h, w, C] after the rectifier."""
+        """Return the activations [B, h, w, C] after the rectifier."""
         return self.passes.convolve(state, *self.first, relu=True, padding=(1, 1))
 
     def products(self, hidden: Tensor) -> Tensor:
-        """[..., C] -> [..., C']."""
+        """Multiply [..., C] with the second convolution's weights to [..., C']."""
         return torch.addmm(self.bias, hidden.flatten(0, -2), self.weight).view(*hidden.shape[:-1], -1)
 
 
 class FlowHead:
-    """The step of the flow; the channels of ``last`` behind the first two tell of the flow's error."""
+    """Head of the flow's step; channels of ``last`` after the first two describe the flow's error."""
 
     def __init__(self, form: Form, passes: Passes, first: nn.Conv2d, last: nn.Conv2d) -> None:
         weight, bias = folded(last, None)
@@ -225,11 +228,11 @@ class FlowHead:
         ]
 
     def step_(self, state: Tensor, coords: Tensor) -> None:
-        """Add the step that ``state`` [B, h, w, C] asks for to ``coords``."""
+        """Add the step predicted from ``state`` [B, h, w, C] to ``coords``."""
         self.passes.flow_step_(coords, self.head.products(self.head.hidden(state)), self.bias)
 
     def info(self, state: Tensor) -> Tensor:
-        """[B, C', h, w] float32: the channels behind the first two."""
+        """Return the channels after the first two, [B, C', h, w] float32."""
         hidden = self.head.hidden(state)
         batch, height, width, _ = hidden.shape
         found = [hidden.new_zeros((batch, 2, height, width), dtype=torch.float32) for _ in self.others]
@@ -240,23 +243,35 @@ class FlowHead:
 
 
 def mask_head(form: Form, passes: Passes, head: nn.Module) -> PreparedHead:
-    """The weights of the convex up-sampling before their softmax."""
+    """Return the head that predicts the weights of the convex up-sampling, before their softmax."""
     module: Any = head
     weight, bias = folded(module[2], None)
     return PreparedHead(form, passes, module[0], 0.25 * weight.flatten(1), 0.25 * bias)
 
 
 class PreparedPairs:
-    """The encoders, the lookup between their features, and the motion features made of it.
+    """Base of prepared networks: encoders, correlation lookup and motion features.
+
+    A network adds ``flow_head``, ``mask``, ``channels``, :meth:`encode` and :meth:`step`.
 
     Args:
-        reads: what the context encoder reads of a cell, from the first frame and from the second one.
-        reuse: of the lookup, see :class:`fullfield.nn.CorrelationPyramid`.
+        model: the network whose weights are copied.
+        form: place and dtype of the parameters.
+        passes: backend of the fused passes.
+        reads: frames that the context encoder reads in the forward and in the backward direction.
+        reuse: whether the lookup keeps products; see :class:`fullfield.nn.CorrelationPyramid`.
     """
+
+    flow_head: FlowHead
+    mask: PreparedHead | None
+    channels: list[int]
+    """Channel counts that the kernels need in multiples of eight."""
+    state_channels: int | None = None
+    """Channels of the state, if the kernels need a multiple of 64."""
 
     def __init__(
         self,
-        model: RAFT | SEARAFT,
+        model: FlowNetwork,
         form: Form,
         passes: Passes,
         reads: tuple[tuple[int, ...], tuple[int, ...]],
@@ -265,20 +280,42 @@ class PreparedPairs:
         self.passes, self.form, self.backend, self.reuse = passes, form, model.correlation, reuse
         self.features = PreparedEncoder(form, passes, model.fnet, ((0,), (1,)))
         self.context = PreparedEncoder(form, passes, model.cnet, reads)
-        self.motion = PreparedMotion(form, passes, model.update_block.encoder)
+        update: Any = model.update_block
+        self.motion = PreparedMotion(form, passes, update.encoder)
         self.levels, self.radius = model.config.levels, model.config.radius
 
-    def seen(self, cells: Tensor) -> tuple[Tensor, Tensor]:
-        """Features [B, C, h, w] of both frames."""
+    def matched_features(self, cells: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the features [B, C, h, w] of both frames."""
         first, second = (self.features(cells, variant).permute(0, 3, 1, 2) for variant in (0, 1))
         return first, second
 
     def matched(
-        self, cells: Tensor, way: int, seen: tuple[Tensor, Tensor] | None
+        self, cells: Tensor, direction: int, features: tuple[Tensor, Tensor] | None
     ) -> tuple[CorrelationPyramid, Tensor]:  # the lookup; [B, 1, 1, 1], the guard of frames and features
-        """``way`` 1: from the second frame to the first. ``seen``: the features, where they are known already."""
-        first, second = (self.seen(cells) if seen is None else seen)[:: 1 - 2 * way]
+        """Return the correlation lookup of a direction: 0 is forward, 1 backward.
+
+        Args:
+            cells: both frames in cells of 2×2 pixels.
+            direction: 0 or 1.
+            features: result of :meth:`matched_features`; None computes it.
+        """
+        first, second = (self.matched_features(cells) if features is None else features)[:: 1 - 2 * direction]
         lookup = CorrelationPyramid(
             first, second, self.levels, self.radius, backend=self.backend, out_dtype=self.form.dtype, reuse=self.reuse
         )
         return lookup, nan_guard(cells, first, second)
+
+    def encode(
+        self,
+        cells: Tensor,
+        coords: Tensor,
+        grid: Tensor,
+        direction: int = 0,
+        features: tuple[Tensor, Tensor] | None = None,
+    ) -> Any:
+        """Compute what is needed once per pair, and set ``coords`` to the initial flow; as :meth:`matched`."""
+        raise NotImplementedError
+
+    def step(self, pair: Any, coords: Tensor) -> None:
+        """Update ``coords`` and the state of ``pair``, the result of :meth:`encode`, in place."""
+        raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Parameters of a network in the form the fast passes want them."""
+"""Parameters of a network in the form that the fused passes take."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ _CELL = 12  # values of one frame in a cell of 2×2 pixels
 
 
 def lanes(channels: int) -> int:
-    """``channels`` with what they are padded by."""
+    """Return ``channels`` padded to a multiple of :data:`LANE`."""
     return -(-channels // LANE) * LANE
 
 
 @dataclass(frozen=True)
 class Form:
-    """Where prepared parameters live, and as what."""
+    """Device and dtype of prepared parameters."""
 
     device: torch.device
     dtype: torch.dtype
     made: list[Tensor] = field(default_factory=list, repr=False, compare=False)
-    """Every parameter so far."""
+    """Every parameter converted so far."""
 
     def filters(self, weight: Tensor) -> Tensor:
-        """Weights of a convolution [C', C, kh, kw], channels-last."""
+        """Convert weights of a convolution [C', C, kh, kw] to channels-last."""
         return self._kept(weight.to(self.device, self.dtype).contiguous(memory_format=torch.channels_last))
 
     def rows(self, weight: Tensor) -> Tensor:
-        """Weights [C', C] of a product with rows of channels: [C, C'], contiguous."""
+        """Convert weights [C', C] of a product with rows of channels to [C, C'], contiguous."""
         return self._kept(weight.t().to(self.device, self.dtype).contiguous())
 
     def small(self, values: Tensor) -> Tensor:
-        """A bias of a convolution or product."""
+        """Convert a bias of a convolution or product."""
         return self._kept(values.to(self.device, self.dtype).contiguous())
 
     def exact(self, values: Tensor) -> Tensor:
-        """What the passes read in float32."""
+        """Convert values that the passes read in float32."""
         return self._kept(values.to(self.device, torch.float32).contiguous())
 
     def _kept(self, values: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ class Form:
 
 
 def folded(conv: nn.Conv2d, norm: nn.Module | None) -> tuple[Tensor, Tensor]:
-    """Weight and bias (float64) of a convolution and the batch norm in eval mode that follows it, or none."""
+    """Return weight and bias (float64) of a convolution with the batch norm in eval mode after it, if any."""
     weight = conv.weight.detach().double()
     bias = weight.new_zeros(weight.shape[0]) if conv.bias is None else conv.bias.detach().double()
     if norm is None or isinstance(norm, nn.Identity):
@@ -67,10 +67,10 @@ def folded(conv: nn.Conv2d, norm: nn.Module | None) -> tuple[Tensor, Tensor]:
 
 
 def stem(weight: Tensor, frames: tuple[int, ...]) -> Tensor:
-    """A 7×7 convolution of stride 2 on frames as a 4×4 convolution on cells of 2×2 pixels.
+    """Convert a 7×7 convolution of stride 2 on frames to a 4×4 convolution on cells of 2×2 pixels.
 
     ``weight`` is [C', 3 · len(frames), 7, 7]; ``frames`` says which of a cell's two frames each group of three
-    channels reads. Gives [C', 32, 4, 4], zero for what is not read.
+    channels reads. The result is [C', 32, 4, 4], zero for what is not read.
     """
     out = weight.new_zeros(weight.shape[0], CELL_CHANNELS, 4, 4)
     for group, frame in enumerate(frames):
@@ -87,12 +87,15 @@ def stem(weight: Tensor, frames: tuple[int, ...]) -> Tensor:
 
 
 def padded(weight: Tensor, outputs: int, inputs: int | None = None) -> Tensor:
-    """[C', C, ...] with zero filters up to ``outputs``, and zero channels up to ``inputs``."""
+    """Pad [C', C, ...] with zero filters up to ``outputs`` and zero channels up to ``inputs``."""
     more = 0 if inputs is None else inputs - weight.shape[1]
     return functional.pad(weight, [0, 0] * (weight.ndim - 2) + [0, more, 0, outputs - len(weight)])
 
 
 def taps(weight: Tensor) -> Tensor:
-    """A 3×3 convolution [2, C, 3, 3] as products of single pixels [24, C]: row, column, output slow to fast, zeros."""
+    """Convert a 3×3 convolution [2, C, 3, 3] to products of single pixels [24, C].
+
+    Rows are ordered by kernel row, kernel column and output, slow to fast, and end with zeros.
+    """
     flat = weight.permute(2, 3, 0, 1).reshape(18, weight.shape[1])
     return padded(flat, lanes(18))

@@ -1,23 +1,27 @@
-"""RAFT's shape in one place. Light: imports neither torch nor numpy."""
+"""Configuration of RAFT's shape. Light: imports neither torch nor numpy."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from fullfield._check import choice, number, require
-from fullfield._config import Config
+from fullfield.models.shape import NetworkShape
 
 # How frames are padded to multiples of eight: evenly, or (KITTI) rows only below.
 PADDINGS = ("sintel", "kitti")
 
 
 @dataclass(frozen=True)
-class RAFTConfig(Config):
-    """What RAFT is made of; the defaults are the large model. See :meth:`large` and :meth:`small`.
+class RAFTConfig(NetworkShape):
+    """Shape of RAFT; the defaults are the large model. See :meth:`large` and :meth:`small`.
 
-    Sizes are channels. ``updates`` is how often the flow is updated unless a call says otherwise.
+    Sizes are channels. ``updates`` is the number of flow updates unless a call sets it.
     """
+
+    network: ClassVar[str] = "fullfield.models.raft.model:RAFT"
+    prepared: ClassVar[str] = "fullfield.models.raft.prepared:PreparedRAFT"
+    prefers_reuse: ClassVar[bool] = True
 
     name: str = "raft"
     bottleneck: bool = False  # the encoders' blocks: two 3×3 convolutions, or 1×1, 3×3, 1×1
@@ -55,14 +59,19 @@ class RAFTConfig(Config):
         number(self.updates, "updates", integer=True, low=1)
         choice(self.padding, "padding", PADDINGS)
 
+    @property
+    def matched_channels(self) -> int:
+        """Channels of the features that the correlation compares."""
+        return self.feature_channels
+
     @classmethod
     def large(cls, **changes: Any) -> RAFTConfig:
-        """RAFT as published, 5.3 million parameters; with other values for some fields."""
+        """Return RAFT as published, 5.3 million parameters, with ``changes`` to its fields."""
         return cls(**changes)
 
     @classmethod
     def small(cls, **changes: Any) -> RAFTConfig:
-        """The small model as published, 1 million parameters; with other values for some fields."""
+        """Return the small model as published, 1 million parameters, with ``changes`` to its fields."""
         small = cls(
             name="raft-small",
             bottleneck=True,

@@ -1,4 +1,4 @@
-"""RAFT's encoders, a frame at full size to features at 1/8, and its update, which makes a step of the flow of them."""
+"""Layers of RAFT: the encoder, from a frame to features at 1/8, and the flow update."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from fullfield.models.raft.config import RAFTConfig
 
 
 def norms(kind: str) -> Callable[[int], nn.Module]:
-    """What makes a norm for so many channels."""
+    """Return the constructor of a norm, which takes the number of channels."""
     return {"instance": nn.InstanceNorm2d, "batch": nn.BatchNorm2d, "none": nn.Identity}[kind]
 
 
 class ResidualBlock(nn.Module):
-    """Convolutions with norms, beside an identity or, where the shape changes, beside a 1×1 convolution with a norm.
+    """Residual block whose shortcut is a 1×1 convolution with a norm if the shape changes.
 
-    Parameters are called ``conv1``, ``norm1`` and so on, those of the shortcut ``downsample.0`` and ``.1``.
+    Parameters are named ``conv1``, ``norm1`` and so on, those of the shortcut ``downsample.0`` and ``.1``.
 
     Args:
         convs: inputs, outputs, side of the kernel and stride of each convolution.
-        norm: makes one for so many channels.
-        called: what the published files call norms.
+        norm: constructor of a norm, which takes the number of channels.
+        called: prefix of the norms in the published files.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class ResidualBlock(nn.Module):
             self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride), norm(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, inputs, H, W] -> [B, outputs, H / stride, W / stride]."""
+        """Apply the block to [B, inputs, H, W]; the result is [B, outputs, H / stride, W / stride]."""
         y = x
         for conv, norm in self._names:
             y = torch.relu_(getattr(self, norm)(getattr(self, conv)(y)))
@@ -49,7 +49,7 @@ class ResidualBlock(nn.Module):
 
 
 class Encoder(nn.Module):
-    """A 7×7 stem and three pairs of blocks at 1/2, 1/4 and 1/8 of the frame."""
+    """Encoder of a 7×7 stem and three pairs of blocks at 1/2, 1/4 and 1/8 of the frame."""
 
     def __init__(self, config: RAFTConfig, outputs: int, norm: str) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Encoder(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, frames: Tensor) -> Tensor:
-        """[B, 3, H, W] in −1 … 1, sides multiples of eight -> [B, outputs, H / 8, W / 8]."""
+        """Encode [B, 3, H, W] in −1 … 1, with sides in multiples of eight, to [B, outputs, H / 8, W / 8]."""
         x = torch.relu_(self.norm1(self.conv1(frames)))
         x = self.layer3(self.layer2(self.layer1(x)))
         out: Tensor = self.dropout(self.conv2(x))
@@ -81,13 +81,13 @@ class Encoder(nn.Module):
 
 
 class MotionEncoder(nn.Module):
-    """Correlation features and flow to motion features, the last two of which are the flow itself.
+    """Encoder of correlation and flow to motion features, the last two of which are the flow itself.
 
     Args:
         looked_up: channels of the correlation features.
-        correlation: those of a 1×1 and perhaps a 3×3 convolution on them.
-        flow: those of two convolutions on the flow.
-        motion: those of the result.
+        correlation: channels of a 1×1 and perhaps a 3×3 convolution on them.
+        flow: channels of two convolutions on the flow.
+        motion: channels of the result.
     """
 
     def __init__(self, looked_up: int, correlation: Sequence[int], flow: Sequence[int], motion: int) -> None:
@@ -99,7 +99,7 @@ class MotionEncoder(nn.Module):
         self.conv = nn.Conv2d(correlation[-1] + flow[-1], motion - 2, 3, padding=1)
 
     def forward(self, flow: Tensor, features: Tensor) -> Tensor:
-        """[B, 2, h, w] and [B, looked_up, h, w], of one dtype -> [B, motion, h, w]."""
+        """Encode flow [B, 2, h, w] and features [B, looked_up, h, w], of one dtype, to [B, motion, h, w]."""
         from_correlation = torch.relu_(self.convc1(features))
         if self.convc2 is not None:
             from_correlation = torch.relu_(self.convc2(from_correlation))
@@ -109,7 +109,7 @@ class MotionEncoder(nn.Module):
 
 
 def _gated(net: Tensor, x: Tensor, convz: nn.Module, convr: nn.Module, convq: nn.Module) -> Tensor:
-    """One step of a gated recurrent unit with convolutions for its products."""
+    """Apply one step of a gated recurrent unit whose products are convolutions."""
     joint = torch.cat((net, x), 1)
     update = torch.sigmoid(convz(joint))
     reset = torch.sigmoid(convr(joint))
@@ -118,19 +118,19 @@ def _gated(net: Tensor, x: Tensor, convz: nn.Module, convr: nn.Module, convq: nn
 
 
 class SquareGRU(nn.Module):
-    """A gated recurrent unit with 3×3 convolutions."""
+    """Gated recurrent unit with 3×3 convolutions."""
 
     def __init__(self, hidden: int, inputs: int) -> None:
         super().__init__()
         self.convz, self.convr, self.convq = (nn.Conv2d(hidden + inputs, hidden, 3, padding=1) for _ in range(3))
 
     def forward(self, net: Tensor, x: Tensor) -> Tensor:
-        """The next hidden state."""
+        """Return the next hidden state."""
         return _gated(net, x, self.convz, self.convr, self.convq)
 
 
 class SeparableGRU(nn.Module):
-    """Two gated recurrent units in turn: along rows, then along columns."""
+    """Two gated recurrent units, one along rows and then one along columns."""
 
     def __init__(self, hidden: int, inputs: int) -> None:
         super().__init__()
@@ -142,13 +142,13 @@ class SeparableGRU(nn.Module):
         self.convz2, self.convr2, self.convq2 = (along((5, 1)) for _ in range(3))
 
     def forward(self, net: Tensor, x: Tensor) -> Tensor:
-        """The next hidden state."""
+        """Return the next hidden state."""
         net = _gated(net, x, self.convz1, self.convr1, self.convq1)
         return _gated(net, x, self.convz2, self.convr2, self.convq2)
 
 
 class FlowHead(nn.Module):
-    """Hidden state to a step of the flow."""
+    """Head that predicts a step of the flow from the hidden state."""
 
     def __init__(self, hidden: int, channels: int) -> None:
         super().__init__()
@@ -156,13 +156,13 @@ class FlowHead(nn.Module):
         self.conv2 = nn.Conv2d(channels, 2, 3, padding=1)
 
     def forward(self, net: Tensor) -> Tensor:
-        """[B, hidden, h, w] -> [B, 2, h, w]."""
+        """Predict the step [B, 2, h, w] from [B, hidden, h, w]."""
         step: Tensor = self.conv2(torch.relu_(self.conv1(net)))
         return step
 
 
 def two_convolutions(inputs: int, inner: int, outputs: int, last_kernel: int) -> nn.Sequential:
-    """3×3, a rectifier, and another; indices 0 and 2 carry weights, as in the published files."""
+    """Return a 3×3 convolution, a rectifier and a second convolution; indices 0 and 2 have weights, as published."""
     return nn.Sequential(
         nn.Conv2d(inputs, inner, 3, padding=1),
         nn.ReLU(inplace=True),
@@ -171,7 +171,7 @@ def two_convolutions(inputs: int, inner: int, outputs: int, last_kernel: int) ->
 
 
 class UpdateBlock(nn.Module):
-    """Everything that runs once per update, and the head that predicts how to up-sample."""
+    """Layers that run once per update, and the head that predicts the up-sampling weights."""
 
     def __init__(self, config: RAFTConfig) -> None:
         super().__init__()
@@ -189,6 +189,6 @@ class UpdateBlock(nn.Module):
         self.mask = two_convolutions(hidden, config.head_channels, 9 * 8 * 8, 1) if learned else None
 
     def forward(self, net: Tensor, context: Tensor, features: Tensor, flow: Tensor) -> tuple[Tensor, Tensor]:
-        """The next hidden state and the step of the flow."""
+        """Return the next hidden state and the step of the flow."""
         net = self.gru(net, torch.cat((context, self.encoder(flow, features)), 1))
         return net, self.flow_head(net)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fullfield import _check
+from fullfield._lazy import renamed
 from fullfield.models import framing
+from fullfield.models.network import Encoded, FlowNetwork
 from fullfield.models.raft.config import RAFTConfig
 from fullfield.models.raft.layers import Encoder, UpdateBlock
 from fullfield.models.state import fit, from_torchvision, read_state, recognise, without_aliases
@@ -22,16 +23,7 @@ from fullfield.nn.upsampling import convex_upsample
 _TOGETHER_CELLS = {"cuda": 3 << 17}
 
 
-class Encoded(NamedTuple):
-    """What is computed once per pair, at 1/8 of the padded frames."""
-
-    fmap1: Tensor  # [B, feature_channels, h, w]
-    fmap2: Tensor
-    net: Tensor  # [B, hidden_channels, h, w], the hidden state to begin with
-    context: Tensor  # [B, context_channels, h, w]
-
-
-class RAFT(nn.Module):
+class RAFT(FlowNetwork):
     """RAFT, large or small, on the correlation lookup in linear memory.
 
     ::
@@ -41,13 +33,15 @@ class RAFT(nn.Module):
         with torch.inference_mode():
             flow = model(frame1, frame2)         # [B, 3, H, W] twice -> [B, 2, H, W]
 
-    Submodules are called as in princeton's checkpoints. Outputs are those of the original with the same weights, up to
+    Submodules have the names of princeton's checkpoints. Outputs equal the original's with the same weights up to
     rounding; where the original fails (a level of one cell, frames under 128 pixels) they are finite.
 
     Args:
         config: by default :meth:`RAFTConfig.large`.
         correlation: backend of :class:`fullfield.nn.CorrelationPyramid`; None chooses.
     """
+
+    config: RAFTConfig
 
     def __init__(self, config: RAFTConfig | None = None, *, correlation: str | None = None) -> None:
         super().__init__()
@@ -64,8 +58,8 @@ class RAFT(nn.Module):
         """Load a file (``.pth``, ``.safetensors``) or a state dict: princeton's, ptlflow's, torchvision's or our own.
 
         Raises:
-            InputError: one line that says what the file is instead, or which tensors do not fit; the weights are then
-                left as they were.
+            InputError: if the file is not of this network; names what it is or which tensors do not fit, and leaves
+                the weights as they were.
             OSError: if the file cannot be read.
         """
         state, name = read_state(source)
@@ -78,13 +72,13 @@ class RAFT(nn.Module):
     def freeze_batch_norm(self, frozen: bool = True) -> None:
         """Keep batch norms on their stored statistics in training mode too, as RAFT trains after its first data set.
 
-        Holds until it is called with False, :meth:`train` included. The parameters of the norms still train.
+        The setting survives :meth:`train` until a call with False. The parameters of the norms still train.
         """
         self._frozen = frozen
         self.train(self.training)
 
     def train(self, mode: bool = True) -> RAFT:
-        """As in any module, but see :meth:`freeze_batch_norm`."""
+        """Set training mode as in any module; frozen batch norms stay frozen (:meth:`freeze_batch_norm`)."""
         super().train(mode)
         if self._frozen:
             for module in self.modules():
@@ -99,13 +93,14 @@ class RAFT(nn.Module):
         updates: int | None = None,
         initial_flow: Tensor | None = None,  # [B, 2, h, w], any resolution
     ) -> Tensor:  # [B, 2, H, W] float32, (u, v) in pixels
-        """The flow after the last update; only this one is up-sampled.
+        """Return the flow after the last update; only this one is up-sampled.
 
         Args:
-            frame1, frame2: any size; padded as princeton's evaluation does (``config.padding``).
-            updates: by default ``config.updates``. With 0 the initial flow itself is up-sampled, bilinearly.
-            initial_flow: where to start (warm start), a field that covers the frame at any resolution, in pixels of
-                its own grid; see :func:`fullfield.models.framing.start_on_grid`.
+            frame1: first frame, of any size; padded as princeton's evaluation does (``config.padding``).
+            frame2: second frame, of the same size.
+            updates: number of updates, by default ``config.updates``. With 0 the initial flow itself is up-sampled.
+            initial_flow: flow to start from (warm start): a field that covers the frame at any resolution, in pixels
+                of its own grid; see :func:`fullfield.models.framing.start_on_grid`.
 
         Raises:
             InputError: naming the argument that does not fit.
@@ -114,7 +109,7 @@ class RAFT(nn.Module):
             last = flow
         return last
 
-    def both_ways(
+    def bidirectional(
         self,
         frame1: Tensor,
         frame2: Tensor,
@@ -122,25 +117,29 @@ class RAFT(nn.Module):
         initial_flow: Tensor | None = None,
         initial_backward: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:  # [B, 2, H, W] float32 twice
-        """The flow from the first frame to the second, and from the second to the first: the features of both frames
-        are computed once. ``initial_flow`` is where the way there starts, ``initial_backward`` the way back;
-        ``updates`` is 1 at least, the rest as in :meth:`forward`."""
-        number, padding, grid, start = self._checked(frame1, frame2, updates, initial_flow, fewest=1)
+        """Return the forward and the backward flow; each frame goes through the feature encoder once.
+
+        Args:
+            frame1: first frame, as for :meth:`forward`.
+            frame2: second frame.
+            updates: number of updates, at least 1.
+            initial_flow: start of the forward flow.
+            initial_backward: start of the backward flow.
+        """
+        number, padding, start = self._checked(frame1, frame2, updates, initial_flow, fewest=1)
         back = framing.given_start(initial_backward, frame2, padding, "initial_backward")
-        start_back = grid if back is None else grid + back
-        one, two = self.prepare(frame1, padding), self.prepare(frame2, padding)
-        fmap1, fmap2 = framing.encoded(self.fnet, one, two)
         flows = []
-        for first, second, frame, coords in ((fmap1, fmap2, one, start), (fmap2, fmap1, two, start_back)):
-            encoded = Encoded(first, second, *self._context(frame))
-            *_, last = self._flows(encoded, coords, grid, number, padding, every=False)
+        for encoded, flow in zip(self._both_encoded(frame1, frame2, padding), (start, back), strict=True):
+            *_, last = self._flows(encoded, flow, number, padding, every=False)
             flows.append(last)
         return flows[0], flows[1]
+
+    both_ways = renamed("both_ways", "bidirectional")
 
     def predictions(
         self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
     ) -> list[Tensor]:  # updates × [B, 2, H, W] float32
-        """The flow after every update, for training. Arguments as for :meth:`forward`; ``updates`` is 1 at least."""
+        """Return the flow after every update (at least 1), for training; arguments as for :meth:`forward`."""
         if updates is not None:
             _check.number(updates, "updates", integer=True, low=1)
         return list(self._run(frame1, frame2, updates, initial_flow, every=True))
@@ -149,35 +148,21 @@ class RAFT(nn.Module):
         self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None, *, every: bool
     ) -> Iterator[Tensor]:
         fewest = 0 if initial_flow is not None else 1
-        number, padding, grid, coords = self._checked(frame1, frame2, updates, initial_flow, fewest=fewest)
-        if number == 0:
-            yield padding.crop(8 * functional.interpolate(coords - grid, scale_factor=8, mode="bilinear"))
+        number, padding, start = self._checked(frame1, frame2, updates, initial_flow, fewest=fewest)
+        if number == 0 and start is not None:
+            grid = framing.coordinate_grid(*_grid_size(start), start.device)
+            start = (grid + start) - grid  # rounded as after an update
+            yield padding.crop(8 * functional.interpolate(start, scale_factor=8, mode="bilinear"))
             return
         encoded = self.encode(self.prepare(frame1, padding), self.prepare(frame2, padding))
-        yield from self._flows(encoded, coords, grid, number, padding, every=every)
-
-    def _checked(
-        self,
-        frame1: Tensor,
-        frame2: Tensor,
-        updates: int | None,
-        initial_flow: Tensor | None,
-        *,
-        fewest: int,
-    ) -> tuple[int, framing.Padding, Tensor, Tensor]:
-        """The number of updates, the padding, the grid, and where its cells go at first."""
-        batch, height, width = framing.check_frames(frame1, frame2, self.fnet.conv1.weight.device)
-        number = self.config.updates if updates is None else updates
-        _check.number(number, "updates", integer=True, low=fewest)
-        padding = framing.padding_for(height, width, self.config.padding)
-        grid = framing.coordinate_grid(batch, *padding.cells(height, width), frame1.device)
-        start = framing.given_start(initial_flow, frame1, padding)
-        return number, padding, grid, grid if start is None else grid + start
+        yield from self._flows(encoded, start, number, padding, every=every)
 
     def _flows(
-        self, encoded: Encoded, coords: Tensor, grid: Tensor, updates: int, padding: framing.Padding, *, every: bool
+        self, encoded: Encoded, start: Tensor | None, updates: int, padding: framing.Padding, *, every: bool
     ) -> Iterator[Tensor]:
         fmap1, fmap2, net, context = encoded
+        grid = framing.coordinate_grid(*_grid_size(net), net.device)
+        coords = grid if start is None else grid + start
         lookup = self.pyramid(fmap1, fmap2)
         # Compiled, sizes would become conditions.
         trains = every and torch.is_grad_enabled() and not torch.compiler.is_compiling()
@@ -194,7 +179,7 @@ class RAFT(nn.Module):
                 waiting = []
 
     def _fine(self, coarse: Sequence[tuple[Tensor, Tensor]], padding: framing.Padding) -> Sequence[Tensor]:
-        """The frames' flows of flows in cells and their hidden states, in one pass."""
+        """Enlarge flows in cells with their hidden states to the frames' size, in one pass."""
         flows, nets = zip(*coarse, strict=True)
         if len(coarse) == 1:
             return [padding.crop(self.upsample(flows[0], self.mask(nets[0])))]
@@ -202,22 +187,13 @@ class RAFT(nn.Module):
         batch = len(flows[0])  # slices, which may be written to, as the pieces that chunk gives may not
         return [fine[batch * number : batch * (number + 1)] for number in range(len(coarse))]
 
-    def prepare(self, frame: Tensor, padding: framing.Padding) -> Tensor:
-        """Values and size as the encoders want them, in the dtype of the parameters."""
-        return padding.pad(framing.normalized(frame, self.fnet.conv1.weight.dtype))
-
-    def encode(self, frame1: Tensor, frame2: Tensor) -> Encoded:
-        """Features, hidden state and context of prepared frames [B, 3, 8h, 8w]; both in one pass, unless large."""
-        fmap1, fmap2 = framing.encoded(self.fnet, frame1, frame2)
-        return Encoded(fmap1, fmap2, *self._context(frame1))
-
-    def _context(self, frame: Tensor) -> tuple[Tensor, Tensor]:
-        joint = self.cnet(frame)
+    def _context(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ARG002 - as in other networks
+        joint = self.cnet(frame1)
         net, context = joint.split((self.config.hidden_channels, self.config.context_channels), 1)
         return torch.tanh(net), torch.relu(context)
 
     def pyramid(self, fmap1: Tensor, fmap2: Tensor) -> CorrelationPyramid:
-        """The pair's correlation lookup; in training on a GPU with results of the features' type, which saves casts."""
+        """Return the pair's correlation lookup; in training on a GPU its results have the features' dtype."""
         c, learns = self.config, torch.is_grad_enabled() and fmap1.requires_grad and fmap1.is_cuda
         dtype = fmap1.dtype if learns else None
         return CorrelationPyramid(fmap1, fmap2, c.levels, c.radius, backend=self.correlation, out_dtype=dtype)
@@ -230,21 +206,27 @@ class RAFT(nn.Module):
         coords: Tensor,  # [B, 2, h, w] float32: where each cell went, (x, y)
         grid: Tensor,  # [B, 2, h, w] float32: where it was
     ) -> tuple[Tensor, Tensor]:  # net, coords
-        """One update. No gradient flows through the coordinates that come in."""
+        """Update once. No gradient flows through the incoming coordinates."""
         coords = coords.detach()
         features = lookup(coords).to(net.dtype)
         net, delta = self.update_block(net, context, features, (coords - grid).to(net.dtype))
         return net, coords + delta.to(coords.dtype)
 
     def mask(self, net: Tensor) -> Tensor | None:
-        """[B, 9·8·8, h, w] weights of the convex up-sampling before their softmax; None for the small model."""
+        """Return the weights [B, 9·8·8, h, w] of the up-sampling before their softmax; None for the small model."""
         head = self.update_block.mask
         return None if head is None else 0.25 * head(net)
 
     def upsample(self, flow: Tensor, mask: Tensor | None) -> Tensor:
-        """[B, 2, h, w] in cells -> [B, 2, 8h, 8w] in pixels."""
+        """Enlarge a flow [B, 2, h, w] in cells to [B, 2, 8h, 8w] in pixels."""
         flow = 8 * flow
         if mask is None:
             size = (8 * flow.shape[-2], 8 * flow.shape[-1])
             return functional.interpolate(flow, size, mode="bilinear", align_corners=True)
         return convex_upsample(flow, mask, 8)
+
+
+def _grid_size(field: Tensor) -> tuple[int, int, int]:
+    """Return batch, rows and columns of [B, C, h, w]."""
+    batch, _, rows, columns = field.shape
+    return batch, rows, columns

@@ -1,4 +1,4 @@
-"""SEA-RAFT's shape in one place. Light: imports neither torch nor numpy."""
+"""Configuration of SEA-RAFT's shape. Light: imports neither torch nor numpy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from fullfield._check import InputError, choice, number, require
-from fullfield._config import Config
+from fullfield.models.shape import NetworkShape
 
 # Residual blocks in the three stages of the encoders.
 BACKBONES = {"resnet18": (2, 2, 2), "resnet34": (3, 4, 6)}
@@ -24,16 +24,21 @@ _OFFICIAL = {
 
 
 @dataclass(frozen=True)
-class SEARAFTConfig(Config):
-    """What SEA-RAFT is made of; the defaults are M.
+class SEARAFTConfig(NetworkShape):
+    """Shape of SEA-RAFT; the defaults are M.
 
     See :meth:`small`, :meth:`medium` and :meth:`large`, and :meth:`fullfield_s` for the included network.
 
-    ``updates`` is how often the flow is updated unless a call says otherwise; 0 gives the regressed start. The limits
-    of the logarithms of the Laplacians' scales matter to losses and uncertainties, never to the flow.
+    ``updates`` is the number of flow updates unless a call sets it; 0 returns the regressed initial flow. The limits of
+    the logarithms of the Laplacians' scales affect losses and uncertainties, never the flow.
 
     Source: Wang, Lipson and Deng, SEA-RAFT, 2024 (arXiv 2405.14793), and the settings published with its weights.
     """
+
+    network: ClassVar[str] = "fullfield.models.sea_raft.model:SEARAFT"
+    prepared: ClassVar[str] = "fullfield.models.sea_raft.prepared:PreparedSEARAFT"
+    has_learned_start: ClassVar[bool] = True
+    has_mixture: ClassVar[bool] = True
 
     name: str = "sea-raft-m"
     backbone: str = "resnet34"  # of the encoders, which stop at 1/8
@@ -46,7 +51,7 @@ class SEARAFTConfig(Config):
     updates: int = 4
     log_scale_min: float = 0.0
     log_scale_max: float = 10.0
-    padding: ClassVar[str] = "sintel"  # of the frames, see :func:`fullfield.models.framing.padding_for`
+    padding: ClassVar[str] = "sintel"  # type: ignore[misc]  # of frames, see :func:`fullfield.models.framing.padding_for`
 
     def __post_init__(self) -> None:
         choice(self.backbone, "backbone", BACKBONES)
@@ -65,32 +70,37 @@ class SEARAFTConfig(Config):
         number(self.log_scale_min, "log_scale_min", high=0)
         number(self.log_scale_max, "log_scale_max", low=0)
 
+    @property
+    def matched_channels(self) -> int:
+        """Channels of the features that the correlation compares."""
+        return 2 * self.channels
+
     @classmethod
     def fullfield_s(cls, **changes: Any) -> SEARAFTConfig:
-        """The included network, 2.3 million parameters, 4 updates; with other values for some fields."""
+        """Return the included network, 2.3 million parameters, 4 updates, with ``changes`` to its fields."""
         widths: dict[str, Any] = {"stem_channels": 32, "stage_channels": (32, 64, 128), "channels": 64}
         return cls(name="fullfield-s", backbone="resnet18", **widths).replace(**changes)
 
     @classmethod
     def small(cls, **changes: Any) -> SEARAFTConfig:
-        """SEA-RAFT (S) as published, 8.9 million parameters, 4 updates; with other values for some fields."""
+        """Return SEA-RAFT (S) as published, 8.9 million parameters, 4 updates, with ``changes`` to its fields."""
         return cls(name="sea-raft-s", backbone="resnet18").replace(**changes)
 
     @classmethod
     def medium(cls, **changes: Any) -> SEARAFTConfig:
-        """SEA-RAFT (M) as published, 19.7 million parameters, 4 updates; with other values for some fields."""
+        """Return SEA-RAFT (M) as published, 19.7 million parameters, 4 updates, with ``changes`` to its fields."""
         return cls(**changes)
 
     @classmethod
     def large(cls, **changes: Any) -> SEARAFTConfig:
-        """SEA-RAFT (L) as published: M, weights and all, with 12 updates; with other values for some fields."""
+        """Return SEA-RAFT (L) as published: M and its weights with 12 updates, with ``changes`` to its fields."""
         return cls(name="sea-raft-l", updates=12).replace(**changes)
 
     @classmethod
     def from_official(cls, settings: Mapping[str, Any]) -> SEARAFTConfig:
-        """From the contents of one of the authors' settings files (``config/eval/spring-M.json``).
+        """Return the shape that one of the authors' settings files describes (``config/eval/spring-M.json``).
 
-        What concerns data sets and training is left out, and so is ``scale``: at −1, as for Spring, the authors halve
+        Settings of data sets and training are ignored, and so is ``scale``: at −1, as for Spring, the authors halve
         the frames before the network and enlarge the flow behind it.
 
         Raises:

@@ -1,4 +1,4 @@
-"""SEA-RAFT's encoder, a residual network to features at 1/8; and its flow update."""
+"""Layers of SEA-RAFT: the encoder, a residual network to features at 1/8, and the flow update."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fullfield.models.sea_raft.config import BACKBONES, SEARAFTConfig
 
 
 class Encoder(nn.Module):
-    """The first three stages of a ResNet, and a 1×1 convolution."""
+    """Encoder of the first three stages of a ResNet and a 1×1 convolution."""
 
     def __init__(self, config: SEARAFTConfig, in_channels: int) -> None:
         super().__init__()
@@ -45,9 +45,9 @@ def _block(inner: int, outer: int, stride: int) -> ResidualBlock:
     return ResidualBlock(((inner, outer, 3, stride), (outer, outer, 3, 1)), nn.BatchNorm2d, "bn")
 
 
-# What the flow head gives: flow (2), weights of the two Laplacians (2), logarithms of their scales (2).
+# Outputs of the flow head: flow (2), weights of the two Laplacians (2), logarithms of their scales (2).
 HEAD_CHANNELS = 6
-# Every pixel of the 1/8 grid is enlarged to 8×8, each a mixture of 3×3 neighbours.
+# Every cell of the 1/8 grid becomes 8×8 pixels, each a mixture of 3×3 neighbours.
 MASK_CHANNELS = 8 * 8 * 9
 
 
@@ -71,7 +71,7 @@ class ConvNeXtBlock(nn.Module):
 
 
 class UpdateBlock(nn.Module):
-    """The state after one update, from the state before, the context, the correlation and the flow."""
+    """Update of the state from the previous state, the context, the correlation and the flow."""
 
     def __init__(self, config: SEARAFTConfig) -> None:
         super().__init__()

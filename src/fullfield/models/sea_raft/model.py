@@ -1,4 +1,4 @@
-"""SEA-RAFT: a start regressed from both frames, and a few updates that look up the correlation around it."""
+"""SEA-RAFT: an initial flow regressed from both frames, and a few updates that look up the correlation around it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fullfield import _check
+from fullfield._lazy import renamed
 from fullfield.models import framing
+from fullfield.models.network import Encoded, FlowNetwork
 from fullfield.models.raft.layers import two_convolutions
 from fullfield.models.sea_raft.config import SEARAFTConfig
 from fullfield.models.sea_raft.layers import HEAD_CHANNELS, MASK_CHANNELS, Encoder, UpdateBlock
@@ -19,22 +21,13 @@ from fullfield.nn import CorrelationPyramid
 from fullfield.nn.upsampling import convex_upsample
 
 
-class Encoded(NamedTuple):
-    """What is computed once per pair, at 1/8 of the padded frames."""
-
-    fmap1: Tensor  # [B, 2·channels, h, w]
-    fmap2: Tensor
-    net: Tensor  # [B, channels, h, w], the state to begin with
-    context: Tensor  # [B, channels, h, w]
-
-
 class _State(NamedTuple):
     net: Tensor
     flow: Tensor  # [B, 2, h, w] float32, in cells
     info: Tensor  # [B, 4, h, w] float32
 
 
-class SEARAFT(nn.Module):
+class SEARAFT(FlowNetwork):
     """SEA-RAFT (S), (M) or (L), by its configuration.
 
     ::
@@ -44,15 +37,17 @@ class SEARAFT(nn.Module):
         with torch.inference_mode():
             flow = model(frame1, frame2)         # [B, 3, H, W] twice -> [B, 2, H, W]
 
-    Parameters are called as in the published files. Outputs are those of the original with the same weights, up to
+    Parameters have the names of the published files. Outputs equal the original's with the same weights up to
     rounding; where the original fails (a level of one cell, frames under 128 pixels) they are finite. In training
-    mode the batch norms see one frame of the pair at a time, as there. Under autocast, and after ``half()``, flow and
-    coordinates are float32.
+    mode the batch norms see one frame of the pair at a time, as in the original. Flow and coordinates are float32 even
+    under autocast and after ``half()``.
 
     Args:
         config: by default :meth:`SEARAFTConfig.medium`.
         correlation: backend of :class:`fullfield.nn.CorrelationPyramid`; None chooses.
     """
+
+    config: SEARAFTConfig
 
     def __init__(self, config: SEARAFTConfig | None = None, *, correlation: str | None = None) -> None:
         super().__init__()
@@ -71,8 +66,8 @@ class SEARAFT(nn.Module):
         """Load a file (``.pth``, ``.ckpt``, ``.safetensors``) or a state dict: princeton's, ptlflow's or our own.
 
         Raises:
-            InputError: one line that says what the file is instead, or which tensors do not fit; the weights are then
-                left as they were.
+            InputError: if the file is not of this network; names what it is or which tensors do not fit, and leaves
+                the weights as they were.
             OSError: if the file cannot be read.
         """
         state, name = read_state(source)
@@ -85,12 +80,13 @@ class SEARAFT(nn.Module):
         updates: int | None = None,
         initial_flow: Tensor | None = None,  # [B, 2, h, w], any resolution
     ) -> Tensor:  # [B, 2, H, W] float32, (u, v) in pixels
-        """The flow after the last update; only this one is up-sampled.
+        """Return the flow after the last update; only this one is up-sampled.
 
         Args:
-            frame1, frame2: any size; padded evenly to multiples of eight, as the original does.
-            updates: by default ``config.updates``. With 0 the start is up-sampled.
-            initial_flow: where to start instead of at the regressed flow, a field that covers the frame at any
+            frame1: first frame, of any size; padded evenly to multiples of eight, as the original does.
+            frame2: second frame, of the same size.
+            updates: number of updates, by default ``config.updates``. With 0 the initial flow is up-sampled.
+            initial_flow: flow to start from instead of the regressed one: a field that covers the frame at any
                 resolution, in pixels of its own grid; see :func:`fullfield.models.framing.start_on_grid`.
 
         Raises:
@@ -103,15 +99,15 @@ class SEARAFT(nn.Module):
     def flow_with_info(
         self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:  # [B, 2, H, W], [B, 4, H, W], float32
-        """:meth:`forward` and the mixture of two Laplacians that every pixel's flow is the centre of.
+        """Return the flow and the parameters of its error model, a mixture of two Laplacians at every pixel.
 
         The mixture's channels: logits of the two weights, logarithms of the two scales (in pixels), before they are
-        limited. :func:`expected_log_scale` makes an uncertainty of them.
+        limited. :func:`expected_log_scale` turns them into an uncertainty.
         """
         padding, states = self._run(frame1, frame2, updates, initial_flow)
         return self._enlarged(_last(states), padding)
 
-    def both_ways_with_info(
+    def bidirectional_with_info(
         self,
         frame1: Tensor,
         frame2: Tensor,
@@ -119,68 +115,64 @@ class SEARAFT(nn.Module):
         initial_flow: Tensor | None = None,
         initial_backward: Tensor | None = None,
     ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:  # twice [B, 2, H, W], [B, 4, H, W], float32
-        """:meth:`flow_with_info` from the first frame to the second and from the second to the first: the features of
-        both frames are computed once. ``initial_flow`` is where the way there starts, ``initial_backward`` the way
-        back; other arguments as for :meth:`forward`."""
-        count, padding, start = self._checked(frame1, frame2, updates, initial_flow)
-        start_back = framing.given_start(initial_backward, frame2, padding, "initial_backward")
-        one, two = self.prepare(frame1, padding), self.prepare(frame2, padding)
-        fmap1, fmap2 = self._features(one, two)
-        there = self._states(Encoded(fmap1, fmap2, *self._context(one, two)), start, count)
-        found = self._enlarged(_last(there), padding)
-        back = self._states(Encoded(fmap2, fmap1, *self._context(two, one)), start_back, count)
-        return found, self._enlarged(_last(back), padding)
+        """Return :meth:`flow_with_info` forward and backward; each frame goes through the feature encoder once.
+
+        Args:
+            frame1: first frame, as for :meth:`forward`.
+            frame2: second frame.
+            updates: number of updates.
+            initial_flow: start of the forward flow.
+            initial_backward: start of the backward flow.
+        """
+        count, padding, start = self._checked(frame1, frame2, updates, initial_flow, fewest=0)
+        back = framing.given_start(initial_backward, frame2, padding, "initial_backward")
+        forward, backward = self._both_encoded(frame1, frame2, padding)
+        found = self._enlarged(_last(self._states(forward, start, count)), padding)
+        return found, self._enlarged(_last(self._states(backward, back, count)), padding)
+
+    both_ways_with_info = renamed("both_ways_with_info", "bidirectional_with_info")
 
     def predictions(
         self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
     ) -> list[Tensor]:  # (1 + updates) × [B, 2, H, W] float32
-        """The start, then the flow after every update, for training. Arguments as for :meth:`forward`."""
+        """Return the initial flow and the flow after every update, for training; arguments as for :meth:`forward`."""
         return [flow for flow, _ in self.predictions_with_info(frame1, frame2, updates, initial_flow)]
 
     def predictions_with_info(
         self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
     ) -> list[tuple[Tensor, Tensor]]:
-        """:meth:`predictions`, each with its mixture as in :meth:`flow_with_info`."""
+        """Return :meth:`predictions`, each with its mixture as in :meth:`flow_with_info`."""
         padding, states = self._run(frame1, frame2, updates, initial_flow)
         return [self._enlarged(state, padding) for state in states]
 
     def coarse_predictions(
         self, frame1: Tensor, frame2: Tensor, updates: int | None = None, initial_flow: Tensor | None = None
     ) -> tuple[framing.Padding, list[tuple[Tensor, Tensor]]]:
-        """:meth:`predictions_with_info` before the convex up-sampling: the padding of the frames, and for every
-        prediction the flow in pixels with its mixture [B, 6, h, w] and the weights [B, 9·8·8, h, w]."""
+        """Return the frames' padding and :meth:`predictions_with_info` before the convex up-sampling.
+
+        Every prediction is the flow in pixels with its mixture [B, 6, h, w] and the weights [B, 9·8·8, h, w].
+        """
         padding, states = self._run(frame1, frame2, updates, initial_flow)
         return padding, [(torch.cat((8 * state.flow, state.info), 1), self.mask(state.net)) for state in states]
-
-    def prepare(self, frame: Tensor, padding: framing.Padding) -> Tensor:
-        """Values and size as the encoders want them, in the dtype of the parameters."""
-        return padding.pad(framing.normalized(frame, self.init_conv.weight.dtype))
-
-    def encode(self, frame1: Tensor, frame2: Tensor) -> Encoded:
-        """Features, state and context of prepared frames [B, 3, 8h, 8w].
-
-        In eval mode both frames go through the feature encoder in one pass, unless they are large.
-        """
-        return Encoded(*self._features(frame1, frame2), *self._context(frame1, frame2))
 
     def _features(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, Tensor]:
         if self.training:
             return self.fnet(frame1), self.fnet(frame2)
-        return framing.encoded(self.fnet, frame1, frame2)
+        return super()._features(frame1, frame2)
 
     def _context(self, frame1: Tensor, frame2: Tensor) -> tuple[Tensor, Tensor]:
         net, context = self.init_conv(self.cnet(torch.cat((frame1, frame2), 1))).chunk(2, 1)
         return net, context
 
     def pyramid(self, fmap1: Tensor, fmap2: Tensor) -> CorrelationPyramid:
-        """The pair's correlation lookup."""
+        """Return the pair's correlation lookup."""
         config = self.config
         return CorrelationPyramid(
             fmap1, fmap2, config.levels, config.radius, backend=self.correlation, out_dtype=fmap1.dtype
         )
 
     def start(self, net: Tensor) -> Tensor:
-        """[B, 2, h, w] float32, in cells: the flow regressed from :meth:`encode`'s state."""
+        """Return the initial flow [B, 2, h, w] float32 in cells, regressed from :meth:`encode`'s state."""
         return self._head(net)[0]
 
     def step(
@@ -191,17 +183,17 @@ class SEARAFT(nn.Module):
         coords: Tensor,  # [B, 2, h, w] float32: where each cell went, (x, y)
         grid: Tensor,  # [B, 2, h, w] float32: where it was
     ) -> tuple[Tensor, Tensor]:  # net, coords
-        """One update. No gradient flows through the coordinates that come in."""
+        """Update once. No gradient flows through the incoming coordinates."""
         state = self._update(lookup, net, context, coords - grid, grid)
         return state.net, grid + state.flow
 
     def mask(self, net: Tensor) -> Tensor:
-        """[B, 9·8·8, h, w] weights of the convex up-sampling before their softmax."""
+        """Return the weights [B, 9·8·8, h, w] of the convex up-sampling before their softmax."""
         mask: Tensor = 0.25 * self.upsample_weight(net)
         return mask
 
     def upsample(self, flow: Tensor, mask: Tensor) -> Tensor:
-        """[B, 2, h, w] in cells -> [B, 2, 8h, 8w] in pixels."""
+        """Enlarge a flow [B, 2, h, w] in cells to [B, 2, 8h, 8w] in pixels."""
         return convex_upsample(8 * flow, mask, 8)
 
     def _head(self, net: Tensor) -> tuple[Tensor, Tensor]:
@@ -223,24 +215,10 @@ class SEARAFT(nn.Module):
     def _run(
         self, frame1: Tensor, frame2: Tensor, updates: int | None, initial_flow: Tensor | None
     ) -> tuple[framing.Padding, Iterator[_State]]:
-        """The padding, and the states: at the start, and after every update."""
-        count, padding, flow = self._checked(frame1, frame2, updates, initial_flow)
+        """Return the padding, and the states: the initial one, and one after every update."""
+        count, padding, flow = self._checked(frame1, frame2, updates, initial_flow, fewest=0)
         encoded = self.encode(self.prepare(frame1, padding), self.prepare(frame2, padding))
         return padding, self._states(encoded, flow, count)
-
-    def _checked(
-        self,
-        frame1: Tensor,
-        frame2: Tensor,
-        updates: int | None,
-        initial_flow: Tensor | None,
-    ) -> tuple[int, framing.Padding, Tensor | None]:
-        """The number of updates, the padding, and where to start, in cells."""
-        _, height, width = framing.check_frames(frame1, frame2, self.init_conv.weight.device)
-        count = self.config.updates if updates is None else updates
-        _check.number(count, "updates", integer=True, low=0)
-        padding = framing.padding_for(height, width)
-        return count, padding, framing.given_start(initial_flow, frame1, padding)
 
     def _states(self, encoded: Encoded, flow: Tensor | None, updates: int) -> Iterator[_State]:
         fmap1, fmap2, net, context = encoded
@@ -263,10 +241,10 @@ def _last(states: Iterator[_State]) -> _State:
 
 
 def expected_log_scale(
-    info: Tensor,  # [B, 4, H, W], of :meth:`SEARAFT.flow_with_info`
+    info: Tensor,  # [B, 4, H, W], from :meth:`SEARAFT.flow_with_info`
     config: SEARAFTConfig,
 ) -> Tensor:  # [B, 1, H, W]
-    """How uncertain the flow is: the mean of the two Laplacians' log scales (limited as in training), in their weights.
+    """Return the uncertainty of a flow: the weighted mean of its two Laplacians' log scales, limited as in training.
 
     At most 0 means a scale of about one pixel or less.
     """

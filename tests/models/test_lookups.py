@@ -7,7 +7,7 @@ import torch
 
 from fullfield.models import RAFT, SEARAFT, RAFTConfig, SEARAFTConfig
 from fullfield.models.framing import padding_for
-from fullfield.models.mixed import PairSize, dense_fits, lookup_request
+from fullfield.models.lookups import PairSize, dense_fits, lookup_request
 
 CPU = torch.device("cpu")
 

@@ -1,4 +1,4 @@
-"""RAFT's steps in their fast form."""
+"""RAFT in its fast form."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fullfield.models.prepared.shared import FlowHead, PreparedHead, PreparedPairs, mask_head
+from fullfield.models.prepared.shared import FlowHead, PreparedPairs, mask_head
 from fullfield.models.prepared.weights import Form, folded, lanes, padded
 from fullfield.models.raft.model import RAFT
 from fullfield.nn import CorrelationPyramid
@@ -18,33 +18,33 @@ from fullfield.ops.fused.protocol import Passes, Target
 
 @dataclass
 class _Memory:
-    """What one half of the GRU reads: [B, h, w, C], or [B, w, h, C] for the half along columns."""
+    """Input of one half of the GRU: [B, h, w, C], or [B, w, h, C] for the half along columns."""
 
     joint: Tensor
     """State and motion."""
     reset: Tensor
-    """The same with the reset state."""
+    """Motion with the reset state."""
     maps: tuple[Tensor, Tensor]
-    """What the context adds to the gates and to the candidate."""
+    """The context's part of the gates and of the candidate."""
     transposed: bool
 
 
 @dataclass
 class RAFTPair:
-    """What belongs to one pair of frames."""
+    """State of one pair of frames."""
 
     lookup: CorrelationPyramid
     halves: list[_Memory]
     state: Tensor
     """[B, h, w, hidden] without gaps."""
     nan_guard: Tensor
-    """Of frames and features."""
+    """Guard of frames and features."""
 
 
 class _Half:
-    """One gated recurrent unit: along rows, along columns, or both.
+    """Gated recurrent unit along rows, along columns, or both.
 
-    Columns are worked on as rows of transposed activations: cuDNN is slower along columns.
+    Columns are processed as rows of transposed activations, because cuDNN is slower along columns.
     """
 
     def __init__(self, form: Form, passes: Passes, convs: Sequence[nn.Conv2d], hidden: int, context: int) -> None:
@@ -66,7 +66,7 @@ class _Half:
         ]
 
     def memory(self, context: Tensor, motion: int) -> _Memory:
-        """For a context [B, h, w, C] and a number of motion channels."""
+        """Return the input for a context [B, h, w, C] and a number of motion channels."""
         if self.transposed:
             context = context.transpose(1, 2).contiguous()
         gates, candidate = (
@@ -84,7 +84,7 @@ class _Half:
 
 
 class PreparedRAFT(PreparedPairs):
-    """RAFT, large or small."""
+    """RAFT, large or small, in its fast form."""
 
     def __init__(self, model: RAFT, form: Form, passes: Passes, reuse: bool | None) -> None:
         super().__init__(model, form, passes, ((0,), (1,)), reuse)
@@ -103,23 +103,25 @@ class PreparedRAFT(PreparedPairs):
             for end in ends
         ]
         self.flow_head = FlowHead(form, passes, update.flow_head.conv1, update.flow_head.conv2)
-        self.mask: PreparedHead | None = None if update.mask is None else mask_head(form, passes, update.mask)
+        self.mask = None if update.mask is None else mask_head(form, passes, update.mask)
         sizes = (config.hidden_channels, config.context_channels, config.flow_channels, config.correlation_channels)
-        self.channels: list[int] = []
+        self.channels = []
         for size in sizes:
             self.channels += [size] if isinstance(size, int) else size
         self.channels += [*self.features.channels, *self.context.channels]
 
     def encode(
-        self, cells: Tensor, coords: Tensor, grid: Tensor, way: int = 0, seen: tuple[Tensor, Tensor] | None = None
+        self,
+        cells: Tensor,
+        coords: Tensor,
+        grid: Tensor,
+        direction: int = 0,
+        features: tuple[Tensor, Tensor] | None = None,
     ) -> RAFTPair:
-        """Everything that is computed once per pair; ``coords`` are set to the grid.
-
-        ``way`` 1: from the second frame to the first. ``seen``: the features, where they are known already.
-        """
+        """Compute what is needed once per pair, and set ``coords`` to the grid; see :meth:`matched`."""
         hidden = self.hidden
-        lookup, guard = self.matched(cells, way, seen)
-        both = self.context(cells, way)
+        lookup, guard = self.matched(cells, direction, features)
+        both = self.context(cells, direction)
         state = torch.tanh(both[..., :hidden])
         context = torch.relu(both[..., hidden:]).contiguous()
         halves = [half.memory(context, self.motion.channels) for half in self.halves]
@@ -128,7 +130,7 @@ class PreparedRAFT(PreparedPairs):
         return RAFTPair(lookup, halves, state, guard)
 
     def step(self, pair: RAFTPair, coords: Tensor) -> None:
-        """One update, of ``coords`` and the state in place."""
+        """Update ``coords`` and the state in place."""
         hidden, memories = self.hidden, pair.halves
         seen = [Target(part[..., hidden:], m.transposed) for m in memories for part in (m.joint, m.reset)]
         self.motion(pair.lookup, coords, seen)

@@ -1,4 +1,4 @@
-"""The flow there and back in one call: what two calls give, with the features computed once."""
+"""Forward and backward flow in one call equal two calls, with the features computed once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NETWORKS = {
 
 
 @pytest.mark.parametrize("method", NETWORKS)
-def test_both_ways_are_two_calls(method: str) -> None:
+def test_both_directions_are_two_calls(method: str) -> None:
     estimator = NetworkEstimator(method, NETWORKS[method])
     start = 0.5 * SCENE.flow[None]
     there, back = estimator(*PAIR, initial_flow=start), estimator(*PAIR[::-1])
@@ -30,7 +30,7 @@ def test_both_ways_are_two_calls(method: str) -> None:
     assert estimator._network is not None
     hook = estimator._network.fnet.register_forward_hook(lambda _m, given, _o: encoded.append(len(given[0])))
     told: list[float] = []
-    both = estimator.both_ways(*PAIR, initial_flow=start, progress=lambda part, _: told.append(part))
+    both = estimator.bidirectional(*PAIR, initial_flow=start, progress=lambda part, _: told.append(part))
     hook.remove()
     assert both is not None
     torch.testing.assert_close(both.forward, there, atol=2e-4, rtol=0)
@@ -47,14 +47,14 @@ def test_both_ways_are_two_calls(method: str) -> None:
 
 @pytest.mark.parametrize("precision", ["exact", "fast"])
 @pytest.mark.parametrize("method", ["fullfield-s", "raft-small"])
-def test_a_cascade_goes_both_ways(method: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cascade_computes_both_directions(method: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fullfield.models.prepared.runner.cpu_dtype", lambda: torch.float32)
     monkeypatch.setattr("fullfield.estimators.network.cascade_sizes", lambda *size: cascade_sizes(*size, threshold=60))
     estimator = NetworkEstimator(method, NETWORKS[method].replace(cascade=True, precision=precision))
     start = 0.5 * SCENE.flow[None]
     there, back = estimator(*PAIR, initial_flow=start), estimator(*PAIR[::-1])
     told: list[tuple[float, str]] = []
-    both = estimator.both_ways(*PAIR, initial_flow=start, progress=lambda *said: told.append(said))
+    both = estimator.bidirectional(*PAIR, initial_flow=start, progress=lambda *said: told.append(said))
     assert both is not None
     torch.testing.assert_close(both.forward, there, atol=2e-4, rtol=0)
     torch.testing.assert_close(both.backward, back, atol=2e-4, rtol=0)
@@ -67,21 +67,21 @@ def test_a_cascade_goes_both_ways(method: str, precision: str, monkeypatch: pyte
 
 def test_what_has_no_such_call_is_asked_twice() -> None:
     estimator = NetworkEstimator("fullfield-s", NETWORKS["fullfield-s"].replace(updates=0))
-    assert estimator.both_ways(*PAIR) is None
+    assert estimator.bidirectional(*PAIR) is None
     found = RefinedEstimator(estimator, refine=False).directions(*PAIR)
     assert found.seconds.keys() == {"forward", "backward"}
     assert torch.equal(found.backward, estimator(*PAIR[::-1]))
 
 
 @pytest.mark.parametrize("method", NETWORKS)
-def test_both_ways_in_the_fast_form(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_directions_in_the_fast_form(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fullfield.models.prepared.runner.cpu_dtype", lambda: torch.float32)
     estimator = NetworkEstimator(method, NETWORKS[method].replace(precision="fast"))
     start = 0.5 * SCENE.flow[None]
     there, back = estimator(*PAIR, initial_flow=start), estimator(*PAIR[::-1])
-    both = estimator.both_ways(*PAIR, initial_flow=start)
+    both = estimator.bidirectional(*PAIR, initial_flow=start)
     assert both is not None
-    exact = NetworkEstimator(method, NETWORKS[method]).both_ways(*PAIR, initial_flow=start)
+    exact = NetworkEstimator(method, NETWORKS[method]).bidirectional(*PAIR, initial_flow=start)
     assert exact is not None
     assert (both.log_scales is None) == (exact.log_scales is None) == (method != "fullfield-s")
     if both.log_scales is not None and exact.log_scales is not None:
@@ -96,15 +96,15 @@ def test_a_start_of_the_way_back_that_does_not_fit_is_named() -> None:
     pair = [frame.expand(-1, 3, -1, -1) for frame in PAIR]
     for run in (network, PreparedFlow(network, 72, 100, precision="exact")):
         with pytest.raises(InputError, match="initial_backward: expected"):
-            run.both_ways_with_info(*pair, 1, None, torch.zeros(1, 3, 9, 9))
+            run.bidirectional_with_info(*pair, 1, None, torch.zeros(1, 3, 9, 9))
         with pytest.raises(InputError, match="initial_backward: expected a floating dtype"):
-            run.both_ways_with_info(*pair, 1, None, torch.zeros(1, 2, 9, 9, dtype=torch.int64))
+            run.bidirectional_with_info(*pair, 1, None, torch.zeros(1, 2, 9, 9, dtype=torch.int64))
 
 
 def test_a_refined_network_is_asked_once() -> None:
     refined = RefinedEstimator(NetworkEstimator("fullfield-s", NETWORKS["fullfield-s"]))
     told: list[float] = []
     found = refined.directions(*PAIR, progress=lambda part, _: told.append(part))
-    assert found.seconds.keys() == {"both_ways", "refinement"}
+    assert found.seconds.keys() == {"bidirectional", "refinement"}
     assert found.log_scale is not None
     assert told == sorted(told)

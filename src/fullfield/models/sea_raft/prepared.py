@@ -1,4 +1,4 @@
-"""SEA-RAFT's steps in their fast form."""
+"""SEA-RAFT in its fast form."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from fullfield.ops.fused.protocol import Passes, Target
 
 @dataclass
 class SEARAFTPair:
-    """What belongs to one pair of frames."""
+    """State of one pair of frames."""
 
     lookup: CorrelationPyramid
     joint: Tensor
     """[B, h, w, state, context and motion]."""
     state: Tensor
-    """[B, h, w, channels] once more, without gaps."""
+    """[B, h, w, channels], contiguous."""
     nan_guard: Tensor
-    """Of frames and features."""
+    """Guard of frames and features."""
 
 
 class _Refinement:
-    """A ConvNeXt block. Its last two linear layers are one, and so are the norm's and the first layer's weights."""
+    """ConvNeXt block with its last two linear layers merged, and the norm's weights merged into the first one's."""
 
     def __init__(self, form: Form, passes: Passes, block: nn.Module) -> None:
         self.passes = passes
@@ -48,7 +48,7 @@ class _Refinement:
         self.bias = form.small(scaled @ module.pwconv2.bias.detach().double() + final_bias)
 
     def __call__(self, x: Tensor, out: Tensor) -> None:
-        """[B, h, w, C] -> ``out`` [B, h, w, C']."""
+        """Apply the block to [B, h, w, C] and write to ``out`` [B, h, w, C']."""
         rows, to = x.flatten(0, 2), out.flatten(0, 2)
         normed = torch.empty_like(x)
         self.passes.depthwise_norm(x, self.filters, self.offset, self.epsilon, normed)
@@ -59,7 +59,7 @@ class _Refinement:
 
 
 class PreparedSEARAFT(PreparedPairs):
-    """SEA-RAFT of any configuration."""
+    """SEA-RAFT of any configuration in its fast form."""
 
     def __init__(self, model: SEARAFT, form: Form, passes: Passes, reuse: bool | None) -> None:
         super().__init__(model, form, passes, ((0, 1), (1, 0)), reuse)
@@ -70,29 +70,31 @@ class PreparedSEARAFT(PreparedPairs):
         flow: Any = model.flow_head
         self.flow_head = FlowHead(form, passes, flow[0], flow[2])
         self.mask = mask_head(form, passes, model.upsample_weight)
-        self.width = model.config.channels
+        self.width = self.state_channels = model.config.channels
         self.channels = [*self.features.channels, *self.context.channels, self.width // 2]
 
     def encode(
-        self, cells: Tensor, coords: Tensor, grid: Tensor, way: int = 0, seen: tuple[Tensor, Tensor] | None = None
+        self,
+        cells: Tensor,
+        coords: Tensor,
+        grid: Tensor,
+        direction: int = 0,
+        features: tuple[Tensor, Tensor] | None = None,
     ) -> SEARAFTPair:
-        """Everything that is computed once per pair; ``coords`` are set to the regressed flow.
-
-        ``way`` 1: from the second frame to the first. ``seen``: the features, where they are known already.
-        """
+        """Compute what is needed once per pair, and set ``coords`` to the regressed flow; see :meth:`matched`."""
         width = self.width
-        both = self.passes.convolve(self.context(cells, way), *self.initial, padding=(1, 1))
+        both = self.passes.convolve(self.context(cells, direction), *self.initial, padding=(1, 1))
         joint = both.new_zeros((*both.shape[:3], 2 * width + self.motion.channels))
         joint[..., : 2 * width] = both
         state = both[..., :width].contiguous()
         del both
-        lookup, guard = self.matched(cells, way, seen)
+        lookup, guard = self.matched(cells, direction, features)
         coords.copy_(grid)
         self.flow_head.step_(state, coords)
         return SEARAFTPair(lookup, joint, state, guard)
 
     def step(self, pair: SEARAFTPair, coords: Tensor) -> None:
-        """One update, of ``coords`` and the state in place."""
+        """Update ``coords`` and the state in place."""
         width = self.width
         self.motion(pair.lookup, coords, [Target(pair.joint[..., 2 * width :])])
         for block in self.refine:

@@ -1,4 +1,4 @@
-"""Which backend looks up the correlation at one size; "mixed" keeps the dense volume up to the largest that fits."""
+"""Choice of the correlation lookup for frames of one size: the dense volume if it fits, or the best other backend."""
 
 from __future__ import annotations
 
@@ -8,20 +8,19 @@ import torch
 from torch import Tensor
 
 from fullfield.models.framing import padding_for
-from fullfield.models.raft.config import RAFTConfig
-from fullfield.models.sea_raft.config import SEARAFTConfig
+from fullfield.models.shape import NetworkShape
 from fullfield.ops.correlation.dense import volume_bytes
 from fullfield.ops.correlation.dispatch import LOOKUPS
 from fullfield.ops.correlation.protocol import Request
 from fullfield.ops.correlation.pyramid import level_sizes
 
-# Of the free memory. Whoever comes next finds the volume's blocks still reserved, and needs as much again.
+# Share of the free memory. The next caller finds the volume's blocks still reserved, and needs as much again.
 _SHARE = 0.4
 _CPU_BYTES = 2 << 30
 
 
 class PairSize(NamedTuple):
-    """How many pairs of which size, and where."""
+    """Number, size and device of pairs of frames."""
 
     batch: int
     height: int
@@ -30,22 +29,22 @@ class PairSize(NamedTuple):
 
     @classmethod
     def of(cls, frame: Tensor) -> PairSize:
-        """Of frames [B, C, H, W]."""
+        """Return the size of frames [B, C, H, W]."""
         batch, _, height, width = frame.shape
         return cls(batch, height, width, frame.device)
 
     @property
     def pixels(self) -> int:
-        """Of one frame."""
+        """Number of pixels of one frame."""
         return self.height * self.width
 
 
-def lookup_request(config: RAFTConfig | SEARAFTConfig, size: PairSize) -> Request:
-    """What a network in float32 asks of the correlation lookup for frames of this size."""
+def lookup_request(config: NetworkShape, size: PairSize) -> Request:
+    """Return what a network in float32 requests of the correlation lookup for frames of this size."""
     rows, columns = padding_for(size.height, size.width).cells(size.height, size.width)
     return Request(
         batch=size.batch,
-        channels=config.feature_channels if isinstance(config, RAFTConfig) else 2 * config.channels,
+        channels=config.matched_channels,
         size1=(rows, columns),
         sizes2=level_sizes(rows, columns, config.levels),
         radius=config.radius,
@@ -57,10 +56,10 @@ def lookup_request(config: RAFTConfig | SEARAFTConfig, size: PairSize) -> Reques
 
 
 def dense_fits(request: Request) -> bool:
-    """Whether the volume takes at most 40 % of the GPU's free memory; elsewhere, 2 GiB."""
+    """Return whether the volume takes at most 40 % of the GPU's free memory, or 2 GiB on the CPU."""
     if request.device.type == "cuda":
         reserved = torch.cuda.memory_reserved(request.device) - torch.cuda.memory_allocated(request.device)
-        room = int(_SHARE * (torch.cuda.mem_get_info(request.device)[0] + reserved))
+        limit = int(_SHARE * (torch.cuda.mem_get_info(request.device)[0] + reserved))
     else:
-        room = _CPU_BYTES
-    return volume_bytes(request) <= room and LOOKUPS.why_not("dense", request) is None
+        limit = _CPU_BYTES
+    return volume_bytes(request) <= limit and LOOKUPS.why_not("dense", request) is None

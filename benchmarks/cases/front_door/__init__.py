@@ -1,0 +1,1 @@
+"""Public calls compared with the kernels under them."""

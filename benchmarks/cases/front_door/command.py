@@ -1,0 +1,70 @@
+"""``python -m benchmarks front-door``: what users call, compared with the prepared network alone."""
+
+from __future__ import annotations
+
+import argparse
+
+from benchmarks.bench import Bench, Note, Result, Session
+from fullfield.cli.argtypes import count, size
+
+PARTS = ("estimate", "auto", "batch", "files")
+DESCRIPTION = """\
+Time the public calls with frames on the device: estimate compared with the prepared network alone, its result on the
+host compared with the network and a copy at the bus's rate, the default method compared with its exact form, many
+small pairs in one call, and the way from PNG files to a stored flow. Every flow is compared with the network's own, or
+with the known motion, before its time counts.
+"""
+EPILOG = """\
+examples:
+  python -m benchmarks front-door --device cuda -o front_door_h200.json
+  python -m benchmarks front-door --parts estimate --sizes 1920x1080
+  python -m benchmarks front-door --device cpu --sizes 96x64 --auto-size 96x64 --file-size 96x64 --batch 2
+"""
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    sizes = [(1080, 1920), (3432, 8192)]
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to time [all]")
+    parser.add_argument(
+        "--sizes", nargs="+", type=size, default=sizes, metavar="WxH", help="estimate [1920x1080 8192x3432]"
+    )
+    parser.add_argument("--auto-size", type=size, default=(1080, 1920), help="default method [1920x1080]")
+    parser.add_argument("--batch", type=count, default=32, help="pairs in one call [%(default)s]")
+    parser.add_argument("--batch-size", type=size, default=(384, 512), help="size of each [512x384]")
+    parser.add_argument("--file-size", type=size, default=(2160, 3840), help="PNG files [3840x2160]")
+
+
+def _open(args: argparse.Namespace, note: Note) -> Session:
+    from benchmarks.cases.front_door import measure
+    from benchmarks.harness import timing_device
+
+    device = timing_device(args.device)
+    plan = measure.Plan(
+        device, args.repeats, args.parts, args.sizes, args.auto_size, args.batch, args.batch_size, args.file_size
+    )
+    return Session(measure.cases(plan, note), device=device)
+
+
+def _report(results: Result) -> list[str]:
+    lines = []
+    for case in results["cases"]:
+        lines.append(f"{case['label']}")
+        lines += [f"  {row['name']}: {1e3 * row['median_s']:.2f} ms" for row in case["rows"] if row["status"] == "ok"]
+        lines += [f"  {row['name']}: {row['status']}: {row['reason']}" for row in case["rows"] if row["status"] != "ok"]
+        lines += [f"  {name}: {value:.3f}" for name, value in case.get("facts", {}).items()]
+        for name, (value, bar) in case.get("bars", {}).items():
+            lines.append(f"  {name}: {value:.3f}, bar {bar:g}: {'met' if value <= bar else 'missed'}")
+    return lines
+
+
+FRONT_DOOR = Bench(
+    "front-door",
+    "public calls, compared with the prepared network alone",
+    DESCRIPTION,
+    EPILOG,
+    _add_options,
+    lambda _: [],
+    _open,
+    _report,
+    repeats=20,
+)

@@ -1,0 +1,43 @@
+"""Base class of the configurations that describe a network's shape. Light: imports neither torch nor numpy."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any, ClassVar
+
+from fullfield._config import Config
+
+
+class NetworkShape(Config):
+    """Shape of a network, and the classes that implement it.
+
+    Attributes:
+        network: ``"module:class"`` of the network, a :class:`fullfield.models.network.FlowNetwork`.
+        prepared: ``"module:class"`` of its form in half precision, a
+            :class:`fullfield.models.prepared.shared.PreparedPairs`.
+        has_learned_start: whether the network regresses an initial flow, and so can run without updates.
+        has_mixture: whether it estimates the uncertainty of its flow.
+        prefers_reuse: whether its updates are many enough that keeping products between lookups saves time.
+    """
+
+    network: ClassVar[str]
+    prepared: ClassVar[str]
+    has_learned_start: ClassVar[bool] = False
+    has_mixture: ClassVar[bool] = False
+    prefers_reuse: ClassVar[bool] = False
+
+    name: str
+    levels: int
+    radius: int
+    updates: int
+    padding: str
+
+    @property
+    def matched_channels(self) -> int:
+        """Channels of the features that the correlation compares."""
+        raise NotImplementedError
+
+    def part(self, name: str) -> Any:
+        """Return the class that ``network`` or ``prepared`` names."""
+        module, _, kind = str(getattr(self, name)).partition(":")
+        return getattr(import_module(module), kind)

@@ -1,0 +1,50 @@
+"""Copies between host and device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fullfield.estimators import copies
+
+
+def test_chunks_make_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def plain(shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        made.append(shape.numel())
+        return torch.empty(shape, dtype=dtype)
+
+    monkeypatch.setattr(copies, "_page_locked", plain)
+    monkeypatch.setattr(copies, "_CHUNK", 40)
+    for values in (torch.rand(3, 5, 7), torch.rand(5, 7, 3).permute(2, 0, 1), torch.arange(9, dtype=torch.uint8)):
+        made.clear()
+        assert torch.equal(copies._staged(values, torch.device("cpu")), values)
+        assert sum(made) == values.numel()
+        assert max(made) * values.element_size() <= 40
+
+
+def test_what_is_there_stays() -> None:
+    values = torch.rand(4)
+    assert copies.to_host(values) is values
+    assert copies.to_device(values, torch.device("cpu")) is values
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_between_host_and_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(copies, "_CHUNK", 1 << 20)
+    values = torch.rand(3, 1000, 1003)
+    there = copies.to_device(values, gpu)
+    values.zero_()  # the copy has left the caller's memory
+    back = copies.to_host(there)
+    assert back.is_pinned()
+    assert torch.equal(back, there.cpu())
+    assert float(back.mean()) > 0.4
+
+    def refused(*_: object) -> torch.Tensor:
+        raise RuntimeError("no page-locked memory")
+
+    monkeypatch.setattr(copies, "_page_locked", refused)
+    assert torch.equal(copies.to_host(copies.to_device(back, gpu)), back)

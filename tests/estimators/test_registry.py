@@ -1,0 +1,71 @@
+"""Methods as entries: one place to add one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fullfield import InputError, estimate
+from fullfield._config import Config, parameter
+from fullfield.estimators import registry
+from fullfield.estimators.estimation import build
+from fullfield.estimators.registry import METHODS, PTLFLOW, Method, canonical
+from fullfield.models.weights import DEFAULTS, NETWORKS
+
+
+@dataclass(frozen=True)
+class ShiftConfig(Config):
+    """Configuration of a method that does not exist."""
+
+    pixels: float = parameter(1.0, "shift")
+
+
+class Shift:
+    """Estimator of one shift everywhere."""
+
+    method, backend = "shift", "none"
+
+    def __init__(self, config: ShiftConfig, *, backend: str | None) -> None:
+        self.config, self.asked_backend = config, backend
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return self.config.as_dict()
+
+    def __call__(self, frame1: Tensor, _frame2: Tensor, **_: object) -> Tensor:
+        return torch.full_like(frame1[:, :2], self.config.pixels)
+
+
+def test_a_new_method_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = SimpleNamespace(ShiftConfig=ShiftConfig, PRESETS={"default": ShiftConfig()}, Shift=Shift)
+    monkeypatch.setitem(__import__("sys").modules, "shift_method", module)
+    entry = Method("Shift", "shift_method", "ShiftConfig", estimator="shift_method:Shift")
+    monkeypatch.setitem(registry.METHODS, "shift", entry)
+    flow = estimate(torch.rand(3, 8, 9), torch.rand(3, 8, 9), "shift", pixels=2.5)
+    assert torch.equal(flow.flow, torch.full((2, 8, 9), 2.5))
+    assert not entry.has_weights
+    assert build("shift", backend="fast").asked_backend == "fast"  # type: ignore[attr-defined]
+
+
+def test_entries_agree_with_the_networks() -> None:
+    for name, entry in METHODS.items():
+        assert entry.has_weights == (name != "tvl1"), name
+        assert entry.network is None or entry.network in DEFAULTS, name
+        if name != PTLFLOW:
+            estimator = build(name)
+            assert estimator.parameters.get("cascade", False) == entry.cascades, name
+    assert {entry.network for entry in METHODS.values()} - {None} == NETWORKS.keys()
+
+
+def test_nearest_names() -> None:
+    with pytest.raises(InputError, match="got 'TVL1'; did you mean tvl1"):
+        canonical("TVL1")
+    with pytest.raises(InputError, match="raft-smal'; did you mean raft-small"):
+        canonical("raft-smal")
+    with pytest.raises(InputError, match=r"lamda: .*an unknown one; did you mean lambda_"):
+        estimate(torch.rand(1, 8, 9), torch.rand(1, 8, 9), "tvl1", lamda=1)
