@@ -13,9 +13,12 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fullfield import __version__
+
+if TYPE_CHECKING:
+    from fullfield.sequences.outputs import Plan
 
 _DIRECTIONS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")  # they change the order of what follows
 
@@ -23,6 +26,16 @@ _DIRECTIONS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")  #
 def note(text: str, *, kind: str = "note") -> None:
     """Print ``fullfield: KIND: text`` as one line on stderr."""
     say(f"fullfield: {kind}: {printable(' '.join(text.split()))}")
+
+
+def note_plan(numbers: Sequence[int], plan: Plan) -> None:
+    """Print how many frames of a run are kept, and how many are made again and why."""
+    kept = len(numbers) - len(plan.left)
+    if kept:
+        note(f"{kept} of {len(numbers)} frames {'is' if kept == 1 else 'are'} there already")
+    if plan.again:
+        count = sum(map(len, plan.again.values()))
+        note(f"{count} of {len(numbers)} frames {'is' if count == 1 else 'are'} made again: {plan.told()}")
 
 
 def printable(text: object, kept: str = "") -> str:

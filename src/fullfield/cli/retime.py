@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fullfield.io.raw import Raw
+    from fullfield.sequences.records import Checksums
 
 HELP = "make a shot slower or faster, with frames in between by stored flow"
 DESCRIPTION = (
@@ -28,6 +29,7 @@ examples:
   fullfield retime 'plate.%04d.exr' --flow 'mv.%04d.exr' --factor 2.5 -o 'slow.%04d.exr'
 """
 _MOST = 1_000_000
+_FACTORS = (0.001, 1000.0)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +46,8 @@ def run(args: argparse.Namespace) -> int:
     shot = vectors.find_shot(args.plates)
     sources = choose(shot, args.frames)
     flow = vectors.Vectors(args.flow)
+    if not _FACTORS[0] <= args.factor <= _FACTORS[1]:
+        raise InputError(f"--factor: expected {_FACTORS[0]:g} to {_FACTORS[1]:g}, got {args.factor:g}")
     factor = Fraction(args.factor).limit_denominator(10_000)
     first, last = sources[0], sources[-1]
     if sources != list(range(first, last + 1)):
@@ -52,15 +56,30 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--factor: expected at most {_MOST} frames, got {int((last - first) * factor)}")
     numbers = list(range(first, first + int((last - first) * factor) + 1))
     made = {"plates": Path(args.plates).name, "flow": Path(args.flow).name, "factor": str(factor), "first": first}
-    name, left = vectors.check_output(args, numbers, [str(path) for path in shot.files.values()], made)
 
+    def time_of(number: int) -> Fraction:
+        return first + Fraction(number - first) / factor
+
+    def inputs(number: int, checksums: Checksums) -> dict[str, str | None]:
+        time = time_of(number)
+        before = int(time // 1)
+        if time == before:
+            return {"plate": checksums.of(shot.path(before))}
+        pairs = {
+            "plates": (shot.path(before), shot.path(before + 1)),
+            "flow": (flow.path(before), flow.path(before + 1)),
+        }
+        return {f"{name} {at}": checksums.of(path) for name, pair in pairs.items() for at, path in enumerate(pair)}
+
+    read = [*map(str, shot.files.values()), *flow.paths]
+    job = vectors.check_output(args, numbers, read, made, inputs)
     reader = _Reader(shot.path, flow)
-    pictures = ((number, partial(reader.at, first + Fraction(number - first) / factor)) for number in left)
-    written, problems = vectors.write_all(args, "retime", left, pictures, name)
+    pictures = ((number, partial(reader.at, time_of(number))) for number in job.plan.left)
+    written, problems = vectors.write_all(args, "retime", job, pictures, inputs)
     if not args.quiet:
         for a, b in reader.cuts:
             report.note(f"the shot changes between the frames {a} and {b}; nothing is made from both")
-    more = {"there_before": len(numbers) - len(left), "cuts": [list(pair) for pair in reader.cuts]}
+    more = {"there_before": len(numbers) - len(job.plan.left), "cuts": [list(pair) for pair in reader.cuts]}
     return vectors.tell(args, written, problems, factor=float(factor), **more)
 
 
@@ -71,13 +90,19 @@ class _Reader:
         from fullfield.io import read_frame
         from fullfield.io.raw import read_raw
         from fullfield.sequences.changes import small
+        from fullfield.sequences.records import stamp_of
 
         fields = {name: flow.field(name) for name in ("forward", "backward")}
         self._path = path
-        self._plate = lru_cache(maxsize=2)(lambda number: read_raw(path(number)))
-        self._flow = lru_cache(maxsize=2)(lambda direction, number: fields[direction](number))
-        self._small = lru_cache(maxsize=2)(lambda number: small(read_frame(path(number))))
-        self._checked: dict[tuple[int, int], bool] = {}
+        # A file that is replaced is read again: its stamp is part of the key.
+        plate = lru_cache(maxsize=2)(lambda number, _: read_raw(path(number)))
+        field = lru_cache(maxsize=2)(lambda direction, number, _: fields[direction](number))
+        picture = lru_cache(maxsize=2)(lambda number, _: small(read_frame(path(number))))
+        self._stamp = lambda number: stamp_of(path(number))
+        self._plate = lambda number: plate(number, self._stamp(number))
+        self._flow = lambda direction, number: field(direction, number, stamp_of(flow.path(number) or ""))
+        self._small = lambda number: picture(number, self._stamp(number))
+        self._checked: dict[tuple[object, ...], bool] = {}
         self.cuts: list[tuple[int, int]] = []
         """Pairs of frames across which the shot changes."""
 
@@ -106,10 +131,12 @@ class _Reader:
         from fullfield.sequences.changes import is_cut
 
         pair = (number, number + 1)
-        if pair not in self._checked:
+        key = (*pair, *map(self._stamp, pair))
+        if key not in self._checked:
             try:
-                self._checked[pair] = is_cut(self._small(number), self._small(number + 1))
+                self._checked[key] = is_cut(self._small(number), self._small(number + 1))
             except InputError:  # nothing that a display shows: depth, masks
-                self._checked[pair] = False
-            self.cuts += [pair] if self._checked[pair] else []
-        return self._checked[pair]
+                self._checked[key] = False
+            if self._checked[key] and pair not in self.cuts:
+                self.cuts.append(pair)
+        return self._checked[key]

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from fullfield.sequences import Outcome, Plates, Work
+    from fullfield.sequences.outputs import Plan
 
+_MANY = 3  # missing plates that are reported in one line
 _WAYS = ("forward", "backward", "both")
 # Of the verb's options, those about one pair.
 _REFUSED = ("previous", "viz", "viz_kind", "max_motion", "initial_flow", "initial_layer", "initial_part")
@@ -65,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     chosen = methods.chosen(args)
     found, output = _check(args)
 
-    from fullfield.sequences import Work, run_on_devices
+    from fullfield.sequences import Problem, Work, run_on_devices
     from fullfield.sequences.run import run as run_here
 
     methods.use_threads(args.threads)
@@ -88,10 +90,12 @@ def run(args: argparse.Namespace) -> int:
         progress(0.0, "preparing")
         size = _size(plates) if devices[0].startswith("cuda") else None
         replace(chosen, device=devices[0]).prepare(size, lambda *_: None, quiet=args.quiet)
-        left = output.settle(
-            work.settings(chosen.estimator), numbers, overwrite=args.overwrite, source=str(Path(args.frame1).absolute())
-        )
-        tell = _teller(args, progress, numbers, left)
+        settings = work.settings(chosen.estimator)
+        plan = work.settle(settings, plates, overwrite=args.overwrite)
+        work = replace(work, made_by=output.made_by(settings))
+        missing = _missing(args, plates, plan)
+        left = sorted(set(plan.left).difference(missing))
+        tell = _teller(args, progress, numbers, left, plan)
         if args.ray is not None and left:
             plates.close()
             outcome = _on_cluster(args, work, left, numbers, tell)
@@ -100,7 +104,13 @@ def run(args: argparse.Namespace) -> int:
             outcome = run_on_devices(replace(work), left, devices, tell=tell, every=numbers)
         else:
             outcome = run_here(work, left, estimator=chosen.estimator, plates=plates, tell=tell)
-    _report(args, chosen, work, devices, numbers, left, outcome)
+    missing_paths = {plates.path(number) for number in missing}
+    outcome.problems = [problem for problem in outcome.problems if problem.path not in missing_paths]
+    for problem in outcome.problems:
+        report.note(str(problem), kind="error")
+    if missing:
+        outcome.problems.insert(0, Problem(args.frame1, _missing_words(missing)))
+    _report(args, chosen, work, devices, numbers, plan, outcome)
     return 0 if outcome.is_good else 2
 
 
@@ -222,10 +232,23 @@ def _size(plates: Plates) -> tuple[int, int] | None:
     return None
 
 
+def _missing(args: argparse.Namespace, plates: Plates, plan: Plan) -> list[int]:
+    """Return the frames whose plates are missing, and report them at once where there are more than a few."""
+    missing = [number for number in plan.left if plates.has(number) is False]
+    if len(missing) < _MANY:
+        return []
+    report.note(f"{args.frame1}: {_missing_words(missing)}", kind="error")
+    return missing
+
+
+def _missing_words(missing: Sequence[int]) -> str:
+    return f"{len(missing)} plates are missing: {format_frames(missing)}"
+
+
 def _teller(
-    args: argparse.Namespace, progress: Progress, numbers: Sequence[int], left: Sequence[int]
+    args: argparse.Namespace, progress: Progress, numbers: Sequence[int], left: Sequence[int], plan: Plan
 ) -> Callable[[int], None]:
-    """Counts finished frames, from whatever thread."""
+    """Return a callback that counts finished frames, from any thread."""
     lock, count, stdout = threading.Lock(), [0], sys.stdout
 
     def tell(number: int) -> None:
@@ -235,8 +258,8 @@ def _teller(
             if args.farm == "openjd":
                 print(f"openjd_progress: {100 * count[0] / len(left):.1f}", file=stdout, flush=True)
 
-    if len(left) < len(numbers) and not args.quiet:
-        report.note(f"{len(numbers) - len(left)} of {len(numbers)} frames are there already")
+    if not args.quiet:
+        report.note_plan(numbers, plan)
     return tell
 
 
@@ -246,7 +269,7 @@ def _report(
     work: Work,
     devices: Sequence[str],
     numbers: Sequence[int],
-    left: Sequence[int],
+    plan: Plan,
     outcome: Outcome,
 ) -> None:
     if not args.quiet:
@@ -254,17 +277,16 @@ def _report(
             report.note(f"the shot changes between the frames {a} and {b}; the vectors across mean nothing")
         for a, b in outcome.held:
             report.note(f"the frames {a} and {b} are the same picture")
-    for problem in outcome.problems:
-        report.note(str(problem), kind="error")
     if outcome.stopped is not None:
         report.note(f"stopped: {outcome.stopped}; run the same command again to go on", kind="error")
-    unmade = sorted(set(left) - set(outcome.written))
+    unmade = sorted(set(plan.left) - set(outcome.written))
     refined = work.setting.refine or chosen.estimator.parameters.get("refinement") is not None
     facts = {
         "output": args.output,
         "frames": format_frames(numbers),
         "written": format_frames(outcome.written),
-        "there_before": len(numbers) - len(left),
+        "there_before": len(numbers) - len(plan.left),
+        "made_again": {reason: format_frames(frames) for reason, frames in plan.again.items()},
         "not_made": format_frames(unmade),
         "incomplete": format_frames(outcome.incomplete),
         "problems": [problem._asdict() for problem in outcome.problems],
@@ -282,7 +304,7 @@ def _report(
         "devices": list(devices),
         "seconds": {"estimate": outcome.busy_s, "total": outcome.wall_s},
     }
-    told = f"{len(outcome.written)} frames written, {len(numbers) - len(left)} there before"
+    told = f"{len(outcome.written)} frames written, {len(numbers) - len(plan.left)} there before"
     for frames, what in ((unmade, "not made"), (outcome.incomplete, "lack a direction")):
         told += f", {len(frames)} {what} ({format_frames(frames)})" if frames else ""
     told += f", {chosen.title}{', refined' if refined else ''}, {outcome.wall_s:.1f} s"

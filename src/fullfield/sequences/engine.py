@@ -24,6 +24,7 @@ from fullfield.io import FrameWindow
 from fullfield.io.files import reason
 from fullfield.sequences.changes import Small, is_cut, is_held, small
 from fullfield.sequences.plates import Plate, Plates, common_box, pinned, placed
+from fullfield.sequences.records import Identity
 from fullfield.sequences.stages import Stages
 
 DIRECTIONS = ("forward", "backward", "both")
@@ -68,6 +69,11 @@ class Setting:
         every = {"forward": self.step, "backward": -self.step}
         return {name: way for name, way in every.items() if self.direction in (name, "both")}
 
+    def frames(self, plates: Plates, number: int) -> list[int]:
+        """Return the frames that the result of a frame needs, itself first, ascending otherwise."""
+        others = [number + way for way in self.ways.values() if plates.has(number + way) is not None]
+        return [number, *sorted(others)]
+
     @property
     def is_checked(self) -> bool:
         """Whether occlusion or confidence is told, from pairs estimated there and back."""
@@ -100,8 +106,8 @@ class Estimated:
     held: list[tuple[int, int]] = field(default_factory=list)
     plate: Plate | None = None
     window: FrameWindow | None = None
-    used: dict[int, Any] = field(default_factory=dict)
-    """The frames that went into it, with the stamps of their files."""
+    used: dict[int, Identity | None] = field(default_factory=dict)
+    """The frames that went into it, with the versions of their files."""
 
     def lack(self, direction: str, problem: Problem) -> None:
         """Note a direction whose pair could not be estimated, and why."""
@@ -220,9 +226,7 @@ class Engine:
     # ---- reading
 
     def _frames(self, number: int) -> list[int]:
-        """The frames that the result of a frame needs, itself first, ascending otherwise."""
-        others = [number + way for way in self._setting.ways.values() if self._plates.has(number + way) is not None]
-        return [number, *sorted(others)]
+        return self._setting.frames(self._plates, number)
 
     def _read(self, number: int) -> tuple[Plate, Small]:
         if self._plates.has(number) is False:
@@ -286,7 +290,7 @@ class Engine:
             done.missing += setting.ways
             return done
         done.plate, done.window = own, own.window
-        done.used[number] = own.stamp
+        done.used[number] = own.identity
         if plates.by_data:
             try:
                 done.window = self._box(number)
@@ -306,7 +310,7 @@ class Engine:
                 self._add_end(done, direction, size)
                 continue
             partner = self._ready[other]
-            done.used[other] = partner.stamp if isinstance(partner, Plate) else None
+            done.used[other] = partner.identity if isinstance(partner, Plate) else None
             done.parts[direction] = flow
         if self._refiner is not None:  # backward first: from that flow the pair back of the other direction starts
             made = [name for name in setting.ways if name not in (*done.ends, *done.missing)]

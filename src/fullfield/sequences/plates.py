@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -20,8 +19,7 @@ from fullfield.io.image import FrameReader, pinned_planes
 from fullfield.io.oiio import Attribute
 from fullfield.io.windows import common_window
 from fullfield.sequences.names import Found, choose, find_frames
-
-Stamp = tuple[int, int, int]
+from fullfield.sequences.records import Identity, Stamp, checksum_of, stamp_of
 
 
 class Plate(NamedTuple):
@@ -32,8 +30,8 @@ class Plate(NamedTuple):
     window: FrameWindow | None = None
     """Of an EXR: its windows; the data window is what ``frame`` holds."""
     metadata: tuple[Attribute, ...] = ()
-    stamp: Stamp | None = None
-    """What the file system said of the file when it was read."""
+    identity: Identity | None = None
+    """The version of the file that was read."""
 
 
 class Plates(Protocol):
@@ -54,9 +52,13 @@ class Plates(Protocol):
 
     def read(self, number: int) -> Plate: ...
 
-    def stamp(self, number: int) -> Stamp | None:  # None: not of a file
+    def file(self, number: int) -> str | None:  # None: not in a file
         del number
         return None
+
+    def stamp(self, number: int) -> Stamp | None:  # None: not in a file
+        path = self.file(number)
+        return None if path is None else stamp_of(path)
 
     def close(self) -> None:
         return None
@@ -111,12 +113,8 @@ class FilePlates(Plates):
             return None
         return number in self._found.files
 
-    def stamp(self, number: int) -> Stamp | None:
-        try:
-            status = Path(self.path(number)).stat()
-        except OSError:
-            return None
-        return status.st_mtime_ns, status.st_size, status.st_ino
+    def file(self, number: int) -> str | None:
+        return self.path(number)
 
     def read(self, number: int) -> Plate:
         """The frame; read once more where it is replaced meanwhile."""
@@ -132,12 +130,13 @@ class FilePlates(Plates):
                     window = window or frame_window(path, **self._channels)
                 elif window is not None:
                     window = window._replace(data=window.display)
+                checksum = checksum_of(path)
             except (InputError, OSError):
                 if again and before is not None and self.stamp(number) != before:
                     continue
                 raise
-            if self.stamp(number) == before:
-                return Plate(found.frame, window, found.metadata, before)
+            if before is not None and self.stamp(number) == before:
+                return Plate(found.frame, window, found.metadata, Identity(before, checksum))
         raise InputError(f"{path}: is being written while it is read")
 
 
@@ -185,6 +184,8 @@ class VideoPlates(Plates):
         self._path = found.text
         self._curve = curve(transfer or "auto", auto="srgb")
         self._lock = threading.Lock()
+        stamp = stamp_of(self._path)
+        self._identity = None if stamp is None else Identity(stamp, checksum_of(self._path))
         self._open()
         self._length = self._source.count() if hasattr(self._source, "count") else 0
         self._open()
@@ -203,6 +204,10 @@ class VideoPlates(Plates):
     def path(self, number: int) -> str:
         return f"{self._path}, frame {number}"
 
+    def file(self, number: int) -> str | None:
+        del number
+        return self._path
+
     def has(self, number: int) -> bool | None:
         low, high = min(1, self.numbers[0]), max(self._length, self.numbers[-1])
         return 1 <= number <= self._length if low <= number <= high else None
@@ -220,7 +225,7 @@ class VideoPlates(Plates):
             values: Tensor = frame.values()
         if self._curve is not None:
             self._curve(values.numpy())
-        return Plate(values)
+        return Plate(values, identity=self._identity)
 
     def close(self) -> None:
         if hasattr(self, "_source"):
