@@ -186,6 +186,10 @@ def _check_files(args: argparse.Namespace) -> None:
     drawn = [("--viz", args.viz), *((f"--{name}", getattr(args, name) or None) for name in MAPS)]
     outputs = [("--output", args.output, FLOW_WRITE_SUFFIXES), ("--st-map", args.st_map, (".exr",))]
     paths.check_files(inputs, [*outputs, *((option, path, IMAGE_WRITE_SUFFIXES) for option, path in drawn)])
+    if not args.overwrite:
+        paths.check_own(
+            [(option, path) for option, path in (("--output", args.output), ("--st-map", args.st_map), *drawn)]
+        )
 
 
 def _initial_flow(args: argparse.Namespace, frame: Tensor, window: FrameWindow | None) -> Tensor:
@@ -231,20 +235,26 @@ def _write(
     kept: dict[str, Any] = {"window": window, **beside} if is_exr(args.output) else {}
     outcome = _Outcome(args.output)
     try:
-        write_flow(args.output, scene.flow, scene.valid, **kept, **packing_arguments(args))
+        with paths.noting(args.output):
+            write_flow(args.output, scene.flow, scene.valid, **kept, **packing_arguments(args))
     except FlowRangeError as error:  # keep the work
         rescue = paths.free_name(args.output, ".float.exr" if is_exr(args.output) else ".npy")
-        write_flow(rescue, scene.flow, scene.valid, **kept)
+        with paths.noting(rescue):
+            write_flow(rescue, scene.flow, scene.valid, **kept)
         reason = str(error).removeprefix("flow: ")
         outcome = _Outcome(rescue, f"{args.output}: {reason}; the flow is kept in {rescue}")
         report.note(f"{args.output}: {reason}; the flow is kept in {rescue}", kind="error")
     if args.st_map is not None:
-        write_st_map(args.st_map, scene.flow, window=window)
+        with paths.noting(args.st_map):
+            write_st_map(args.st_map, scene.flow, window=window)
     for name, plane in beside["planes"].items():
         if getattr(args, name):
-            write_image(getattr(args, name), plane)
+            with paths.noting(getattr(args, name)):
+                write_image(getattr(args, name), plane)
     if args.viz is not None:
-        write_image(args.viz, scene.light(args.viz_kind or KINDS[0], args.viz))
+        picture = scene.light(args.viz_kind or KINDS[0], args.viz)
+        with paths.noting(args.viz):
+            write_image(args.viz, picture)
     return outcome
 
 

@@ -6,6 +6,7 @@ import itertools
 import os
 import tempfile
 from collections.abc import Collection, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from fullfield._check import InputError
@@ -70,6 +71,35 @@ def check_new_folder(name: str, option: str) -> None:
         raise InputError(f"{folder}: is a file; {option} takes the name of a folder")
     existing = next(place for place in (folder, *folder.absolute().parents) if place.is_dir())
     check_folder(existing, f"{option} {folder}")
+
+
+def check_own(outputs: Iterable[tuple[str, str | None]]) -> None:
+    """Raise InputError where an output would replace a file that :func:`noting` has not seen.
+
+    Outputs are (option, path); None stands for an absent one. Empty files are replaced.
+    """
+    for option, path in outputs:
+        if path is None or not Path(path).is_file() or Path(path).stat().st_size == 0:
+            continue
+        from fullfield.sequences.records import Records
+
+        if not Records(_notes(path)).of(os.path.realpath(path)):
+            raise InputError(
+                f"{option} {path}: is there already, and 'fullfield flow' did not write it; use --overwrite, or "
+                "another name"
+            )
+
+
+def noting(path: str) -> AbstractContextManager[None]:
+    """Note a file that is written inside, in the hidden folder ``.fullfield`` beside it."""
+    from fullfield import __version__
+    from fullfield.sequences.records import Journal
+
+    return Journal(_notes(path), "pairs").noting(os.path.realpath(path), {"version": __version__})
+
+
+def _notes(path: str) -> Path:
+    return Path(os.path.realpath(path)).parent / ".fullfield"
 
 
 def free_name(path: str, suffix: str) -> str:

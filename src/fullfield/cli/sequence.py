@@ -30,7 +30,7 @@ _MANY = 3  # missing plates that are reported in one line
 _WAYS = ("forward", "backward", "both")
 # Of the verb's options, those about one pair.
 _REFUSED = ("previous", "viz", "viz_kind", "max_motion", "initial_flow", "initial_layer", "initial_part")
-_OWN = ("frames", "direction", "step", "warm_start", "y_axis", "overwrite", "devices", "ray", "farm")
+_OWN = ("frames", "direction", "step", "warm_start", "y_axis", "devices", "ray", "farm")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -43,7 +43,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--warm-start", action="store_true", help="start from the flow of the frame before")
     group.add_argument("--y-axis", choices=("up", "down"), help=".exr: where y points; Nuke's is up [up]")
-    group.add_argument("--overwrite", action="store_true", help="make files anew that are there")
+    group.add_argument(
+        "--overwrite", action="store_true", help="make files again that are there; of a pair: replace any file"
+    )
     group.add_argument("--devices", metavar="LIST", help="several GPUs: all, or cuda:0,cuda:1")
     group.add_argument(
         "--ray", metavar="ADDRESS", help="a Ray cluster: an actor for each GPU (pip install 'fullfield[ray]')"

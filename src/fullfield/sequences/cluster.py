@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,6 +15,7 @@ from fullfield.sequences.ranges import format_frames
 from fullfield.sequences.run import Outcome, Tell, Work, run
 
 _RETRIES = 2
+_ANSWER_S = 10
 
 
 class Maker:
@@ -43,6 +45,7 @@ def run_on_cluster(
     """
     import ray
 
+    _check_answer(address)
     begin = time.perf_counter()
     theirs = ray.is_initialized()
     try:
@@ -69,6 +72,18 @@ def run_on_cluster(
         if not theirs:
             ray.shutdown()
     return outcome.end(begin)
+
+
+def _check_answer(address: str) -> None:
+    """Raise InputError where nothing answers at ``HOST:PORT``; Ray itself would try for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():
+        return  # auto, local, or a session's name, which Ray looks up at once
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"--ray {address}: no cluster answers there ({reason}); check the address") from error
 
 
 def _take(ray: Any, done: Any, chunk: list[int], outcome: Outcome, tell: Tell | None) -> None:

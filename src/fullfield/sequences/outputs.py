@@ -215,9 +215,8 @@ class Output:
             facts = {"settings": wanted, "source": source, "records": True}
             with atomic_path(self.sidecar) as temporary:
                 temporary.write_text(json.dumps(facts, indent=1), "utf-8")
-        if plan.left:
-            for folder in {Path(path).parent for path in (self.pattern, self.st_map) if path is not None}:
-                remove_abandoned(folder)
+        for folder in {Path(path).parent for path in (self.pattern, self.st_map) if path is not None}:
+            remove_abandoned(folder)
         return plan
 
     def _compare(

@@ -270,8 +270,10 @@ class _Writer:
         if kind is not None:
             self._pool.shutdown(cancel_futures=True)
             return
-        self._wait(0)
-        self._pool.shutdown()
+        try:
+            self._wait(0)
+        finally:
+            self._pool.shutdown()
         for number in sorted(self._read):
             self._check_replaced(number, "after it was read; what was made from it is of the old one")
 
