@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -22,7 +21,6 @@ from fullfield.io import atomic_path, files, read_vectors, write_image, write_ve
 from fullfield.io.files import remove_abandoned
 from fullfield.sequences import Work, cluster, outputs
 from fullfield.sequences.records import Records
-from tests.hostile.histories import play
 
 Cli = Callable[..., tuple[int, str, str]]
 SHOT = ("flow", "plate.%04d.png", "-o", "mv.%04d.exr", *QUICK)
@@ -74,7 +72,9 @@ def test_overwriting_a_part_leaves_no_frame_of_the_old_settings(cli: Cli) -> Non
     assert told["made_again"] == {"made with other settings": "14-18"}
     assert "note: 5 of 8 frames are made again: 5 (made with other settings)" in err
     assert all(layers(number) == {"forward", "backward"} for number in range(11, 19))
-    assert {name: stamps()[name] for name in part if name < "mv.0014"} == {n: s for n, s in part.items() if n < "mv.0014"}
+    assert {name: stamps()[name] for name in part if name < "mv.0014"} == {
+        n: s for n, s in part.items() if n < "mv.0014"
+    }
 
 
 def test_overwriting_chunks_of_a_farm_end_with_one_setting(cli: Cli) -> None:
@@ -302,12 +302,16 @@ def test_neighbours_of_a_complete_shot_end_well(cli: Cli) -> None:
 def test_plates_in_place_of_flow_get_advice_that_helps(cli: Cli) -> None:
     from fullfield.io.raw import Raw, write_raw
 
-    for number in (1, 2):
-        write_raw(f"p.{number}.exr", Raw(torch.rand(3, HEIGHT, WIDTH), ("R", "G", "B"), "float"))
-    code, _, err = cli("retime", "p.%d.exr", "--flow", "p.%d.exr", "--factor", "2", "-o", "s.%d.exr")
-    assert code == 2
-    assert "it is no flow; give a file that 'fullfield flow' wrote" in err
-    assert "name another layer" not in err
+    for number, frame in enumerate(moving(2), 1):
+        write_raw(f"p.{number}.exr", Raw(frame, ("R", "G", "B"), "float"))
+    for command in (
+        ("retime", "p.%d.exr", "--flow", "p.%d.exr", "--factor", "2", "-o", "s.%d.exr"),
+        ("view", "p.%d.exr", "-o", "v.html"),
+    ):
+        code, _, err = cli(*command)
+        assert code == 2
+        assert "it is no flow; give a file that 'fullfield flow' wrote" in err
+        assert "name another layer" not in err
 
 
 def test_a_cluster_that_is_not_there_is_told_soon(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,8 +323,3 @@ def test_a_cluster_that_is_not_there_is_told_soon(cli: Cli, monkeypatch: pytest.
         assert code == 2
         assert f"--ray {address}: no cluster answers there" in err
         assert time.perf_counter() - begin < 15
-
-
-@pytest.mark.parametrize("number", range(5))
-def test_random_histories_of_a_shot(number: int, tmp_path: Path) -> None:
-    play(random.Random(f"0 {number}"), tmp_path / "shot")

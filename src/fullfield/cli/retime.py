@@ -15,7 +15,10 @@ from fullfield.sequences.names import choose
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch import Tensor
+
     from fullfield.io.raw import Raw
+    from fullfield.sequences.changes import Small
     from fullfield.sequences.records import Checksums
 
 HELP = "make a shot slower or faster, with frames in between by stored flow"
@@ -98,10 +101,11 @@ class _Reader:
         plate = lru_cache(maxsize=2)(lambda number, _: read_raw(path(number)))
         field = lru_cache(maxsize=2)(lambda direction, number, _: fields[direction](number))
         picture = lru_cache(maxsize=2)(lambda number, _: small(read_frame(path(number))))
-        self._stamp = lambda number: stamp_of(path(number))
-        self._plate = lambda number: plate(number, self._stamp(number))
-        self._flow = lambda direction, number: field(direction, number, stamp_of(flow.path(number) or ""))
-        self._small = lambda number: picture(number, self._stamp(number))
+        self._plate: Callable[[int], Raw] = lambda number: plate(number, stamp_of(path(number)))
+        self._small: Callable[[int], Small] = lambda number: picture(number, stamp_of(path(number)))
+        self._flow: Callable[[str, int], Tensor] = lambda direction, number: field(
+            direction, number, stamp_of(flow.path(number) or "")
+        )
         self._checked: dict[tuple[object, ...], bool] = {}
         self.cuts: list[tuple[int, int]] = []
         """Pairs of frames across which the shot changes."""
@@ -129,9 +133,10 @@ class _Reader:
     def _is_cut(self, number: int) -> bool:
         """Whether the shot changes behind that frame, as ``fullfield flow`` tells it: by what a display shows."""
         from fullfield.sequences.changes import is_cut
+        from fullfield.sequences.records import stamp_of
 
         pair = (number, number + 1)
-        key = (*pair, *map(self._stamp, pair))
+        key = (*pair, *(stamp_of(self._path(n)) for n in pair))
         if key not in self._checked:
             try:
                 self._checked[key] = is_cut(self._small(number), self._small(number + 1))

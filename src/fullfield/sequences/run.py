@@ -204,7 +204,7 @@ def run(
     engine = Engine(plates, numbers, estimator, setting, stored, further)
     outcome = Outcome()
     made_by = work.made_by or work.output.made_by(work.settings(estimator))
-    writer = _Writer(work, plates, outcome, engine.stages, tell, made_by)
+    writer = _Writer(work, plates, outcome, engine.stages, tell, made_by, inside)
     try:
         with one_thread_a_file, writer:
             for done in engine:
@@ -246,10 +246,11 @@ class _Writer:
         stages: Stages,
         tell: Tell | None,
         made_by: dict[str, Any],
+        kept: set[int],
     ) -> None:
         self._work, self._plates, self._outcome, self._tell = work, plates, outcome, tell
         self._made_by, self._journal = made_by, work.output.journal()
-        self._every, self._ids = set(plates.numbers), dict[int, str]()
+        self._every, self._kept, self._ids = set(plates.numbers), kept, dict[int, str]()
         self._records: Records | None = None
         self._stage = stages.stage
         cuda = torch.device(work.setting.device).type == "cuda"
@@ -301,6 +302,8 @@ class _Writer:
         """Return the digest of what made a frame, in this run or before; None for a frame of no concern to this run."""
         if number not in self._every:
             return None
+        if number not in self._ids and (number not in self._kept or not self._plates.has(number)):
+            return "not made"
         if number not in self._ids:
             self._records = self._records or Records(self._work.output.notes)
             found = self._records.of(self._work.output.path(number))
