@@ -36,7 +36,7 @@ _FACTORS = (0.001, 1000.0)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of ``fullfield retime``."""
+    """Add the options of ``fullfield retime``."""
     parser.add_argument("plates", metavar="PLATES", help="a shot: plate.%%04d.exr, a folder, a glob")
     parser.add_argument(
         "--factor", type=argtypes.positive, metavar="F", required=True, help="2: half the speed; 0.5: twice the speed"
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 class _Reader:
-    """Plates and flows by time; what the last picture needed is kept."""
+    """Pictures by time; keeps the plates and flows of the last one."""
 
     def __init__(self, path: Callable[[int], str], flow: vectors.Vectors) -> None:
         from fullfield.io import read_frame
@@ -111,7 +111,7 @@ class _Reader:
         """Pairs of frames across which the shot changes."""
 
     def at(self, time: Fraction) -> Raw:
-        """The picture of that time."""
+        """Return the picture of that time."""
         from fullfield.sequences.motion import between
 
         number = int(time // 1)
@@ -131,7 +131,7 @@ class _Reader:
         return nearer._replace(pixels=picture)
 
     def _is_cut(self, number: int) -> bool:
-        """Whether the shot changes behind that frame, as ``fullfield flow`` tells it: by what a display shows."""
+        """Return whether a cut follows that frame, as ``fullfield flow`` detects it: on display-referred pictures."""
         from fullfield.sequences.changes import is_cut
         from fullfield.sequences.records import stamp_of
 

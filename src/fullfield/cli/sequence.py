@@ -34,7 +34,7 @@ _OWN = ("frames", "direction", "step", "warm_start", "y_axis", "devices", "ray",
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of a whole shot, for the parser of ``flow``."""
+    """Add the options of a whole shot to the parser of ``flow``."""
     group = parser.add_argument_group("a whole shot: A is a pattern, a folder, a glob or a video, and B is absent")
     group.add_argument("--frames", metavar="RANGE", help="1001-1100, 1001-1100x2, 1-10,20 [all that are there]")
     group.add_argument("--direction", choices=_WAYS, help="flow to the frame after, before, or both (.exr) [forward]")
@@ -54,7 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check_absent(args: argparse.Namespace) -> None:
-    """The options of a shot mean nothing for a pair."""
+    """Raise InputError where a pair has options of a shot."""
     _refuse(args, _OWN, "is for a whole shot (one pattern, folder or video in place of A and B)")
 
 
@@ -158,7 +158,7 @@ def _check(args: argparse.Namespace) -> tuple[Found, Any]:
 
 
 def _check_distinct(args: argparse.Namespace, found: Found) -> None:
-    """No pattern of the output names a plate, or what another one names."""
+    """Raise InputError where an output pattern names a plate, or the files of the other one."""
     plates = {os.path.realpath(path) for path in found.files.values()}
     number = next(iter(found.files), 1)
     names = [(option, pattern) for option, pattern in (("--output", args.output), ("--st-map", args.st_map)) if pattern]
@@ -171,7 +171,7 @@ def _check_distinct(args: argparse.Namespace, found: Found) -> None:
 
 
 def _output_pattern(text: str, found: Found) -> str:
-    """A folder stands for files in it that are called like the plates."""
+    """Return the output pattern; for a folder, files in it with the names of the plates."""
     if not (Path(text).is_dir() or text.endswith(("/", os.sep))):
         return text
     paths.check_folder(Path(text), f"--output {text}")
@@ -224,7 +224,7 @@ def _on_cluster(
 
 
 def _size(plates: Plates) -> tuple[int, int] | None:
-    """Height and width of the first plate that can be read."""
+    """Return height and width of the first plate that can be read."""
     for number in plates.numbers:
         try:
             height, width = plates.read(number).frame.shape[-2:]

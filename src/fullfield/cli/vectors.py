@@ -25,7 +25,7 @@ SUFFIXES = (".exr", ".tif", ".tiff", ".png")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What both verbs take."""
+    """Add the options that both verbs take."""
     parser.add_argument("--flow", metavar="FLOW", required=True, help="stored flow: mv.%%04d.exr, or one file")
     parser.add_argument("-o", "--output", metavar="OUT", required=True, help=f"pictures: {' '.join(SUFFIXES)}")
     parser.add_argument("--frames", metavar="RANGE", help="1001-1100, 1-10,20 [all that are there]")
@@ -34,11 +34,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 class ShotEndsError(InputError):
-    """A direction that a frame at the end of the shot does not have."""
+    """Direction in which the shot has no further frame."""
 
 
 class Vectors:
-    """The flow files of a shot, by frame and direction."""
+    """Flow files of a shot, by frame and direction."""
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
@@ -71,7 +71,7 @@ class Vectors:
                 raise InputError(f"{self._path(number)}: was replaced while it was worked on; run the command again")
 
     def field(self, direction: str, *, hide: bool = False) -> Callable[[int], Tensor]:
-        """The flow of a frame in that direction, unknown vectors NaN; with ``hide`` those of occluded pixels too."""
+        """Return a reader of flow in that direction; unknown vectors are NaN, with ``hide`` also those of hidden pixels."""
         from fullfield.io import read_flow, read_vectors
         from fullfield.io.vectors import ENDS_NOTE, INCOMPLETE_NOTE, read_note
         from fullfield.sequences.records import stamp_of
@@ -102,7 +102,7 @@ class Vectors:
 
 
 class Job(NamedTuple):
-    """The pictures that a verb makes: their names, which are left to make, and how they are noted."""
+    """Pictures that a verb makes: their names, those that are left, and what their records say."""
 
     name: Callable[[int], str]
     plan: Plan
@@ -156,7 +156,7 @@ def check_output(
 
 
 def find_shot(text: str) -> Found:
-    """The frames that a shot has as files."""
+    """Return the frame files of a shot."""
     shot = find_frames(text)
     if shot.video is not None:
         raise InputError(f"{text}: is a video; write its frames as files first")
@@ -208,7 +208,7 @@ def write_all(
 
 
 def tell(args: argparse.Namespace, written: Sequence[int], problems: Sequence[str], **more: Any) -> int:
-    """The end of either verb: problems, the report, the exit code."""
+    """Print problems and the report, and return the exit code."""
     for problem in problems:
         report.note(problem, kind="error")
     facts = {"output": args.output, "written": format_frames(written), "problems": list(problems), **more}

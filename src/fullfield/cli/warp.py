@@ -35,7 +35,7 @@ examples:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of ``fullfield warp``."""
+    """Add the options of ``fullfield warp``."""
     parser.add_argument("image", metavar="IMAGE", help="a picture, or a shot: plate.%%04d.exr, a folder, a glob")
     parser.add_argument("--reference", type=argtypes.integer, metavar="FRAME", help="the frame that IMAGE belongs to")
     parser.add_argument(
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _inputs(args: argparse.Namespace, flow: vectors.Vectors, shot: Found | None) -> Inputs:
-    """Return what reports the inputs of a frame: the picture, and the flow of every frame on the way."""
+    """Return a callback for the inputs of a frame: the picture, and the flow of every frame on the way."""
     totals: dict[int, tuple[list[str | None], str]] = {}
 
     def inputs(number: int, checksums: Checksums) -> dict[str, str | None]:
@@ -101,7 +101,7 @@ def _inputs(args: argparse.Namespace, flow: vectors.Vectors, shot: Found | None)
 
 
 def _numbers(args: argparse.Namespace, flow: vectors.Vectors) -> list[int]:
-    """The frames to make."""
+    """Return the frames to make."""
     if args.frames is None:
         every = flow.numbers
         return every if args.reference is None else sorted({*every, args.reference})

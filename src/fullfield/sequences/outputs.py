@@ -1,4 +1,4 @@
-"""The files of a shot's motion: which are done, how they were made, and writing one."""
+"""The files of a shot's motion: writing them, and deciding which are out of date."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Output:
     """The files of a shot's motion.
 
     Attributes:
-        pattern: of the files; the suffix is the format. Of both directions, occlusion and confidence only ``.exr``.
+        pattern: of the files; the suffix is the format. Only ``.exr`` holds both directions, occlusion and confidence.
         dtype, compression: as for :func:`fullfield.io.write_flow`.
         y: of an EXR: where y points, ``up`` (Nuke) or ``down``.
         st_map: pattern of ST maps beside them (forward, or backward where that is the only direction).
@@ -76,12 +76,12 @@ class Output:
 
     @property
     def sidecar(self) -> Path:
-        """The settings of the shot, in a file beside the frames: ``mv.exr.fullfield.json``."""
+        """File with the settings of the shot, beside the frames: ``mv.exr.fullfield.json``."""
         return self._beside(".fullfield.json")
 
     @property
     def notes(self) -> Path:
-        """The folder of the records of what made each frame: ``mv.exr.fullfield``."""
+        """Folder of the records of what made each frame: ``mv.exr.fullfield``."""
         return self._beside(".fullfield")
 
     def _beside(self, ending: str) -> Path:
@@ -110,7 +110,7 @@ class Output:
             return False
 
     def stored(self, first: int, second: int, ways: Mapping[str, int]) -> Tensor | None:
-        """The flow between two frames as its file holds it."""
+        """Return the flow between two frames from its file; None where there is none."""
         direction = next((name for name, way in ways.items() if second - first == way), None)
         if direction is None or not self.is_done(first):
             return None
@@ -119,11 +119,11 @@ class Output:
 
     @property
     def is_vectors(self) -> bool:
-        """Whether a frame has one file, an EXR, and nothing beside."""
+        """True where a frame is one EXR file, without an ST map."""
         return self.suffix == ".exr" and self.st_map is None
 
     def lines(self, parts: Mapping[str, Tensor], room: NDArray[np.uint8] | None = None) -> Scanlines:
-        """What an EXR holds of ``parts``, which are on the CPU; ``room`` is memory that may be taken for it."""
+        """Return ``parts``, which are on the CPU, as lines of an EXR; ``room`` is memory that may be used for them."""
         return vector_lines({name: part.numpy() for name, part in parts.items()}, self.dtype, self.y, room)
 
     def write(
@@ -288,5 +288,5 @@ class Output:
 
 
 def to_cpu(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors on the CPU, waited for."""
+    """Return the tensors on the CPU."""
     return {name: part.to("cpu", torch.float32) for name, part in parts.items()}

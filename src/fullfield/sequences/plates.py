@@ -1,4 +1,4 @@
-"""The frames of a shot: where they are, and reading one with all that belongs to it."""
+"""The frames of a shot, read with their windows and metadata."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Plate(NamedTuple):
 
 
 class Plates(Protocol):
-    """A shot that can be read frame by frame."""
+    """Shot that can be read frame by frame."""
 
     numbers: list[int]
     """The frames to work on, ascending."""
@@ -67,7 +67,7 @@ class Plates(Protocol):
 def open_plates(
     source: str | os.PathLike[str] | Sequence[Frame], frames: str | Sequence[int] | None = None, **reading: Any
 ) -> Plates:
-    """The frames of a shot.
+    """Open the frames of a shot.
 
     Args:
         source: a pattern (``plate.%04d.exr``, ``plate.####.exr``), a folder, a glob or a video file, whose frames
@@ -92,7 +92,7 @@ def open_plates(
 
 
 class FilePlates(Plates):
-    """Frames in files of their own."""
+    """Frames in one file each."""
 
     def __init__(self, found: Found, numbers: Sequence[int], **reading: Any) -> None:
         self._found = found
@@ -117,7 +117,7 @@ class FilePlates(Plates):
         return self.path(number)
 
     def read(self, number: int) -> Plate:
-        """The frame; read once more where it is replaced meanwhile."""
+        """Read the frame; read it again where it was replaced during the first read."""
         path = self.path(number)
         reader = FrameReader(**self._reading)
         reader = replace(reader, new=pinned_planes) if self.pinned else reader
@@ -170,7 +170,7 @@ class ListedPlates(Plates):
 
 
 class VideoPlates(Plates):
-    """The frames of a video, counted from 1 and decoded in order; one that was passed is decoded from the start again.
+    """Frames of a video, counted from 1 and decoded in order; earlier frames need decoding from the start.
 
     Videos of more than 8 bits are read with all of them.
     """
@@ -233,7 +233,7 @@ class VideoPlates(Plates):
 
 
 def placed(plate: Plate, box: tuple[int, int, int, int]) -> Tensor:
-    """The frame in the box (x, y, width, height), black where it has no pixels."""
+    """Return the frame in the box (x, y, width, height), black where it has no pixels."""
     if plate.window is None or plate.window.data == box:
         return plate.frame
     x, y, width, height = plate.window.data
@@ -244,7 +244,7 @@ def placed(plate: Plate, box: tuple[int, int, int, int]) -> Tensor:
 
 
 def common_box(plates: Mapping[str, Plate]) -> FrameWindow:
-    """:func:`fullfield.io.windows.common_window` of plates, by path."""
+    """Return :func:`fullfield.io.windows.common_window` of plates, by path."""
     return common_window({path: _window(plate) for path, plate in plates.items()})
 
 
@@ -254,7 +254,7 @@ def _window(plate: Plate) -> FrameWindow:
 
 
 def pinned(plate: Plate) -> Plate:
-    """The same in memory that a GPU copies from by itself."""
+    """Return the plate in pinned memory."""
     frame = torch.empty(plate.frame.shape, dtype=plate.frame.dtype, pin_memory=True)
     np.copyto(frame.numpy(), plate.frame.numpy())  # in this thread: PyTorch's copy would take all cores
     return plate._replace(frame=frame)

@@ -1,4 +1,4 @@
-"""Frame ranges as Nuke and fileseq write them. Light: imports neither torch nor numpy."""
+"""Frame ranges as Nuke and fileseq write them; imports neither torch nor numpy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PART = re.compile(r"(-?[0-9]{1,9})(?:-(-?[0-9]{1,9})(?:([xy:])(-?[0-9]{1,9}))?)
 
 
 def parse_frames(text: str, name: str = "frames") -> list[int]:
-    """The frames of a range in ascending order, each once.
+    """Return the frames of a range in ascending order, each once.
 
     Parts are separated by commas or spaces: ``7``; ``1001-1100`` (also ``1100-1001``); ``1-10x2``, every second frame
     from the first one named; ``1-10y3``, fileseq's other frames, those that ``x3`` leaves out; ``1-10:3``, fileseq's
@@ -48,7 +48,7 @@ def parse_frames(text: str, name: str = "frames") -> list[int]:
 
 
 def format_frames(numbers: Iterable[int]) -> str:
-    """The shortest plain spelling: ``1-5,7,9-13x2``."""
+    """Return the shortest plain spelling of frames: ``1-5,7,9-13x2``."""
     every = sorted(set(numbers))
     parts: list[str] = []
     at = 0

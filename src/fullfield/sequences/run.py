@@ -1,4 +1,4 @@
-"""One process's part of a shot: estimate, and write behind the estimation."""
+"""Run of one process over a shot: estimation, with writing in threads behind it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Tell = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Work:
-    """A shot and what is to be made of it: plain values, which travel to other processes and machines."""
+    """Description of a run: plain values, which can be sent to other processes and machines."""
 
     source: str
     output: Output
@@ -57,17 +57,17 @@ class Work:
     """What records say of the run (:meth:`Output.made_by`); by default that of its own estimator."""
 
     def open(self, numbers: Sequence[int] | str | None) -> Plates:
-        """The plates, to work on some of them."""
+        """Open the plates, with the frames to work on."""
         return open_plates(self.source, numbers, **self.reading)
 
     def estimator(self) -> Estimator:
-        """A new estimator."""
+        """Return a new estimator."""
         from fullfield.estimators.estimation import build
 
         return build(self.method, config=self.config, backend=self.backend)
 
     def ready(self) -> Estimator:
-        """A new estimator, prepared, in a process of its own that has this work's threads."""
+        """Return a new, prepared estimator, and set this process's number of threads."""
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         estimator = self.estimator()
@@ -86,7 +86,7 @@ class Work:
         return self.output.settle(settings, numbers, inputs, overwrite=overwrite, source=source, start=start)
 
     def settings(self, estimator: Estimator) -> dict[str, Any]:
-        """What decides the files' contents, for the notes beside them. The estimator is prepared."""
+        """Return the settings that decide the files' contents. The estimator must be prepared."""
         setting = self.setting
         parameters = dict(estimator.parameters)
         if isinstance(parameters.get("refinement"), dict):  # whose backend is known once it has run
@@ -108,7 +108,7 @@ class Work:
 
 @dataclass
 class Outcome:
-    """What became of a shot, or of a part of it. Plain values."""
+    """Result of a run over a shot, or over a part of it, in plain values."""
 
     written: list[int] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
@@ -128,7 +128,7 @@ class Outcome:
     _seen: set[Any] = field(default_factory=set, repr=False, compare=False)
 
     def add(self, other: Outcome) -> None:
-        """Take in another part's."""
+        """Add the result of another part."""
         self.note(other, "written", "incomplete", "cuts", "held", "problems")
         self.stopped = self.stopped or other.stopped
         self.busy_s += other.busy_s
@@ -138,7 +138,7 @@ class Outcome:
         self.stages = total.spent
 
     def note(self, other: Outcome | Estimated, *names: str) -> None:
-        """Take what the lists of these names do not have yet."""
+        """Add the items of these lists that are new."""
         for name in names:
             for item in getattr(other, name):
                 if (name, item) not in self._seen:
@@ -146,7 +146,7 @@ class Outcome:
                     getattr(self, name).append(item)
 
     def end(self, begin: float) -> Outcome:
-        """All of it in order, and the time since ``begin``."""
+        """Sort the frames, and set the time since ``begin``."""
         for items in (self.written, self.incomplete, self.cuts, self.held):
             items.sort()
         self.wall_s = time.perf_counter() - begin
@@ -154,7 +154,7 @@ class Outcome:
 
     @property
     def is_good(self) -> bool:
-        """Whether everything is there."""
+        """True where everything was made."""
         return not self.problems and self.stopped is None
 
 
@@ -177,7 +177,7 @@ def run(
     tell: Tell | None = None,
     more: More | None = None,
 ) -> Outcome:
-    """Make the files of ``numbers``, whatever stands there; ``tell`` is called with every frame that is finished.
+    """Make the files of ``numbers`` and replace those that are there; call ``tell`` with every finished frame.
 
     ``more`` is asked for further frames before those that are known run out, until it has none.
 
@@ -231,12 +231,12 @@ def _is_there(plates: Plates, number: int) -> bool:
 
 
 def _most_waiting(size: int, writers: int) -> int:
-    """How many results of ``size`` bytes may be on their way while the next one comes."""
+    """Return how many results of ``size`` bytes may wait to be written."""
     return max(1, min(writers, _WAITING_BYTES // max(size, 1) - 1))
 
 
 class _Writer:
-    """Writes results in threads of their own; a few wait at most."""
+    """Threads that write results; few results wait at a time."""
 
     def __init__(
         self,
@@ -393,7 +393,7 @@ class _Writer:
                 self._outcome.problems.append(problem)
 
     def _fetched(self, parts: dict[str, Tensor], event: Any, room: Tensor) -> Scanlines | None:
-        """The lines of a file, made on the GPU and fetched into ``room``; None where a file cannot hold the values."""
+        """Return the lines of a file, copied from the GPU into ``room``; None where a file cannot hold the values."""
         output = self._work.output
         good = torch.empty((), dtype=torch.bool, pin_memory=True)
         with self._beside(parts, event):
@@ -403,7 +403,7 @@ class _Writer:
         return Scanlines(names, room.numpy(), output.dtype == "half") if bool(good) else None
 
     def _copied(self, parts: dict[str, Tensor], event: Any) -> dict[str, Tensor]:
-        """The parts from the GPU."""
+        """Return copies of the parts from the GPU."""
         host = {name: torch.empty(part.shape, dtype=part.dtype, pin_memory=True) for name, part in parts.items()}
         with self._beside(parts, event):
             for name, part in parts.items():
@@ -412,7 +412,7 @@ class _Writer:
 
     @contextlib.contextmanager
     def _beside(self, parts: dict[str, Tensor], event: Any) -> Iterator[None]:
-        """Inside, the GPU works on a stream of this thread's own, after ``event``; at the end it is waited for."""
+        """Run the work inside on a stream of this thread, after ``event``, and wait for it."""
         if not hasattr(self._mine, "stream"):
             self._mine.stream = torch.cuda.Stream(self._work.setting.device)  # type: ignore[no-untyped-call]
         stream = self._mine.stream
@@ -427,7 +427,7 @@ class _Writer:
 
 
 class _Rooms:
-    """Memory for the lines of files, used again and again: new memory of that size costs as much time as filling it."""
+    """Memory for the lines of files, used again: new memory of that size costs as much time as filling it."""
 
     def __init__(self, pinned: bool) -> None:
         self._pinned = pinned
@@ -435,7 +435,7 @@ class _Rooms:
 
     @contextlib.contextmanager
     def room(self, parts: dict[str, Tensor], half: bool) -> Iterator[Tensor]:
-        """uint8 of the shape that the lines of ``parts`` have, for nobody else meanwhile."""
+        """Lend uint8 memory of the shape that the lines of ``parts`` have."""
         height, width = next(iter(parts.values())).shape[-2:]
         shape = body_shape((height, width), sum(part.ndim - 1 for part in parts.values()), half)
         room = None
