@@ -63,15 +63,16 @@ class Vectors:
         return self._path(number) if number in self._known else None
 
     def check_unchanged(self) -> None:
-        """Raise InputError where a file was replaced since it was read."""
+        """Raise InputError where a file was replaced since it was read; each is checked once."""
         from fullfield.sequences.records import stamp_of
 
-        for number, stamp in self._stamps.items():
+        while self._stamps:
+            number, stamp = self._stamps.popitem()
             if stamp_of(self._path(number)) != stamp:
                 raise InputError(f"{self._path(number)}: was replaced while it was worked on; run the command again")
 
     def field(self, direction: str, *, hide: bool = False) -> Callable[[int], Tensor]:
-        """Return a reader of flow in that direction; unknown vectors are NaN, with ``hide`` also those of hidden pixels."""
+        """Return a reader of flow in that direction; unknown vectors, and with ``hide`` hidden ones, are NaN."""
         from fullfield.io import read_flow, read_vectors
         from fullfield.io.vectors import ENDS_NOTE, INCOMPLETE_NOTE, read_note
         from fullfield.sequences.records import stamp_of
@@ -192,7 +193,7 @@ def write_all(
                 if job.journal is None:
                     write_raw(job.name(number), made)
                 else:
-                    for path, identity in checksums.items():
+                    for path, identity in checksums.take_new():
                         job.journal.add_input(path, identity)
                     with job.journal.noting(job.name(number), {**job.made_by, "inputs": before, "start": None}):
                         write_raw(job.name(number), made)

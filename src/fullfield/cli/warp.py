@@ -6,6 +6,7 @@ import argparse
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, report, vectors
@@ -78,24 +79,27 @@ def run(args: argparse.Namespace) -> int:
 
 def _inputs(args: argparse.Namespace, flow: vectors.Vectors, shot: Found | None) -> Inputs:
     """Return a callback for the inputs of a frame: the picture, and the flow of every frame on the way."""
-    totals: dict[int, tuple[list[str | None], str]] = {}
+    known: WeakKeyDictionary[Checksums, dict[int, str]] = WeakKeyDictionary()
 
-    def inputs(number: int, checksums: Checksums) -> dict[str, str | None]:
+    def along(number: int, checksums: Checksums) -> str:
+        """Return the digest of the flow of all frames between the reference and ``number``, each looked at once."""
         from fullfield.sequences.records import digest
 
-        if args.reference is None:
-            way = -1 if args.direction == "backward" else 1
-            picture = args.image if shot is None else shot.path(number + way)
-            return {"picture": checksums.of(picture), "flow": checksums.of(flow.path(number))}
-        picture = args.image if shot is None else shot.path(args.reference)
+        totals = known.setdefault(checksums, {args.reference: ""})
         way = 1 if number > args.reference else -1
-        along = [checksums.of(flow.path(n)) for n in range(args.reference + way, number + way, way)]
-        if number == args.reference:
-            along = []
-        known = totals.get(number)
-        if known is None or known[0] != along:
-            totals[number] = known = (along, digest(along))
-        return {"picture": checksums.of(picture), "flow": known[1]}
+        at = number
+        while at not in totals:
+            at -= way
+        for n in range(at + way, number + way, way):
+            totals[n] = digest([totals[n - way], checksums.of(flow.path(n))])
+        return totals[number]
+
+    def inputs(number: int, checksums: Checksums) -> dict[str, str | None]:
+        if args.reference is not None:
+            picture = args.image if shot is None else shot.path(args.reference)
+            return {"picture": checksums.of(picture), "flow": along(number, checksums)}
+        picture = args.image if shot is None else shot.path(number + (-1 if args.direction == "backward" else 1))
+        return {"picture": checksums.of(picture), "flow": checksums.of(flow.path(number))}
 
     return inputs
 

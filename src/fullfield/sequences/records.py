@@ -67,6 +67,7 @@ class Checksums:
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, Stamp], str] = {}
+        self._new: list[tuple[str, Identity]] = []
 
     def add(self, path: str, identity: Identity) -> bool:
         """Keep a checksum; return whether it is new."""
@@ -74,6 +75,7 @@ class Checksums:
         if key in self._known:
             return False
         self._known[key] = identity.checksum
+        self._new.append((key[0], identity))
         return True
 
     def identity(self, path: str) -> Identity | None:
@@ -90,9 +92,10 @@ class Checksums:
             self.add(path, Identity(stamp, known))
         return Identity(stamp, known)
 
-    def items(self) -> list[tuple[str, Identity]]:
-        """Return the names and versions of all files that are known."""
-        return [(path, Identity(stamp, checksum)) for (path, stamp), checksum in self._known.items()]
+    def take_new(self) -> list[tuple[str, Identity]]:
+        """Return the names and versions of files that were added since the last call."""
+        new, self._new = self._new, []
+        return new
 
     def of(self, path: str | None) -> str | None:
         """Return the checksum of a file; None where there is none that can be read."""
