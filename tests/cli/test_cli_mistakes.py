@@ -184,7 +184,7 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize(("argv", "words"), [(("flow", *argv), words) for argv, words in FLOW] + OTHERS)
+@pytest.mark.parametrize(("argv", "words"), [(("flow", *argv, "--overwrite"), words) for argv, words in FLOW] + OTHERS)
 def test_mistakes(refused: Refused, scene: Path, argv: tuple[str, ...], words: str) -> None:
     _small(scene)
     for name in ("out.flo", "out.exr", "out.flo5", "out.xyz", "v.png"):
@@ -251,7 +251,7 @@ def test_interrupted(cli: Any, scene: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(fullfield.estimators.estimation, "estimate_tensors", interrupt)
     (scene / "out.flo").write_text("before")
-    ran = cli("flow", "a.png", "b.png", "-o", "out.flo")
+    ran = cli("flow", "a.png", "b.png", "-o", "out.flo", "--overwrite")
     assert (ran.code, ran.out) == (130, "")
     assert ran.err.count("\n") == 1
     assert (scene / "out.flo").read_text() == "before"

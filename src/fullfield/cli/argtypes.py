@@ -1,4 +1,4 @@
-"""Types of arguments that several verbs take. Numbers are written in ASCII, without underscores or spaces."""
+"""Types of arguments that several verbs take; numbers are ASCII, without underscores or spaces."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,4})?")
 
 
 def integer(text: str) -> int:
-    """A whole number of at most 18 digits."""
+    """Return a whole number of at most 18 digits."""
     if _INTEGER.fullmatch(text) is None:
         raise argparse.ArgumentTypeError(f"expected a whole number of at most 18 digits, got {text!r}")
     return int(text)
 
 
 def natural(text: str) -> int:
-    """A whole number of at most 18 digits, at least 0."""
+    """Return a whole number of at most 18 digits, at least 0."""
     value = integer(text)
     if value < 0:
         raise argparse.ArgumentTypeError(f"expected a whole number >= 0, got {value}")
@@ -27,7 +27,7 @@ def natural(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """A finite decimal number."""
+    """Return a finite decimal number."""
     value = float(text) if _NUMBER.fullmatch(text) else float("inf")
     if value in (float("inf"), float("-inf")):
         raise argparse.ArgumentTypeError(f"expected a finite number, got {text!r}")
@@ -35,7 +35,7 @@ def number(text: str) -> float:
 
 
 def positive(text: str) -> float:
-    """A finite number above 0."""
+    """Return a finite number above 0."""
     value = number(text)
     if value <= 0:
         raise argparse.ArgumentTypeError(f"expected a number > 0, got {text!r}")
@@ -43,14 +43,14 @@ def positive(text: str) -> float:
 
 
 def count(text: str) -> int:
-    """A whole number of at least 1."""
+    """Return a whole number of at least 1."""
     if not (re.fullmatch(r"[0-9]{1,10}", text) and 1 <= int(text) < 1 << 31):
         raise argparse.ArgumentTypeError(f"expected a whole number >= 1, got {text!r}")
     return int(text)
 
 
 def threads(text: str) -> int:
-    """A number of CPU threads."""
+    """Return a number of CPU threads."""
     value = count(text)
     if value > _MOST_THREADS:
         raise argparse.ArgumentTypeError(f"expected at most {_MOST_THREADS} threads, got {text}")
@@ -58,7 +58,7 @@ def threads(text: str) -> int:
 
 
 def size(text: str) -> tuple[int, int]:
-    """``WxH`` as height and width, each at least 1, together at most 16K."""
+    """Return ``WxH`` as height and width, each at least 1, together at most 16K."""
     match = re.fullmatch(r"([1-9][0-9]{0,5})[xX×]([1-9][0-9]{0,5})", text)
     if match is None:
         raise argparse.ArgumentTypeError(f"expected WxH such as 512x224, got {text!r}")

@@ -1,4 +1,4 @@
-"""Complaints in the user's words: files and options instead of the names of arguments."""
+"""Errors in the user's words: files and options instead of the names of arguments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def naming(**words: str) -> Iterator[None]:
-    """Inside, an InputError ``argument: ...`` becomes ``word: ...`` for every ``argument=word``."""
+    """Turn an InputError ``argument: ...`` inside into ``word: ...``, for every ``argument=word``."""
     try:
         yield
     except InputError as error:
@@ -27,12 +27,12 @@ def naming(**words: str) -> Iterator[None]:
 
 
 def size(image: Tensor) -> str:
-    """Width x height of ``[..., H, W]``, as a person reads it."""
+    """Return the size of ``[..., H, W]`` as text, width x height."""
     return f"{image.shape[-1]}x{image.shape[-2]}"
 
 
 def same_size(first: Tensor, first_path: str, second: Tensor, second_path: str) -> None:
-    """Both ``[..., H, W]`` are of one size; InputError names both files."""
+    """Check that both ``[..., H, W]`` have one size; the InputError names both files."""
     if first.shape[-2:] != second.shape[-2:]:
         raise InputError(
             f"{second_path}: is {size(second)}, but {first_path} is {size(first)}; they must have the same size"

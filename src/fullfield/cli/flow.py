@@ -50,7 +50,7 @@ examples:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of ``fullfield flow``."""
+    """Add the options of ``fullfield flow``."""
     parser.add_argument(
         "frame1",
         metavar="A",
@@ -82,7 +82,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             metavar="FILE",
             nargs="?",
             const=IN_OUTPUT,
-            help=f"tell it for every pixel: channels of OUT (.exr), and with a FILE a picture, {meaning}",
+            help=f"estimate it for every pixel: channels of OUT (.exr), and with a FILE a picture, {meaning}",
         )
 
     picture = parser.add_argument_group("picture")
@@ -100,7 +100,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_flow_choice(estimation, "initial", "--initial-flow")
     estimation.add_argument(
-        "--refine", action="store_true", help="make the flow exact with TV-L1; the method is asked for the way back too"
+        "--refine",
+        action="store_true",
+        help="refine the flow to sub-pixel accuracy with TV-L1; estimates the backward flow too",
     )
     add_reading_options(parser)
     report.add_report_options(parser, progress=True)
@@ -108,7 +110,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 class _Live(argparse.Action):
-    """The old spelling of a verb."""
+    """Refusal of ``--live``, which became a verb."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
         del parser, namespace, option
@@ -186,10 +188,14 @@ def _check_files(args: argparse.Namespace) -> None:
     drawn = [("--viz", args.viz), *((f"--{name}", getattr(args, name) or None) for name in MAPS)]
     outputs = [("--output", args.output, FLOW_WRITE_SUFFIXES), ("--st-map", args.st_map, (".exr",))]
     paths.check_files(inputs, [*outputs, *((option, path, IMAGE_WRITE_SUFFIXES) for option, path in drawn)])
+    if not args.overwrite:
+        paths.check_own(
+            [(option, path) for option, path in (("--output", args.output), ("--st-map", args.st_map), *drawn)]
+        )
 
 
 def _initial_flow(args: argparse.Namespace, frame: Tensor, window: FrameWindow | None) -> Tensor:
-    """The flow to start from; unknown vectors start from zero."""
+    """Return the initial flow; unknown vectors start from zero."""
     from fullfield.io import read_flow
 
     choice: dict[str, Any] = flow_choice(args, "initial")
@@ -204,7 +210,7 @@ def _initial_flow(args: argparse.Namespace, frame: Tensor, window: FrameWindow |
 
 
 def _say_levels(chosen: methods.Chosen, frame: Tensor) -> None:
-    """A note where the frames are too small for the levels that were asked for."""
+    """Print a note where the frames are too small for the requested levels."""
     asked, factor = (getattr(chosen.config, name, None) for name in ("scales", "scale_factor"))
     if asked is None or factor is None:
         return
@@ -217,7 +223,7 @@ def _say_levels(chosen: methods.Chosen, frame: Tensor) -> None:
 
 
 class _Outcome(NamedTuple):
-    """Where the flow is, and why it is not where it was asked for."""
+    """File of the flow, and why it is not the requested one."""
 
     path: str
     problem: str | None = None
@@ -231,20 +237,26 @@ def _write(
     kept: dict[str, Any] = {"window": window, **beside} if is_exr(args.output) else {}
     outcome = _Outcome(args.output)
     try:
-        write_flow(args.output, scene.flow, scene.valid, **kept, **packing_arguments(args))
+        with paths.noting(args.output):
+            write_flow(args.output, scene.flow, scene.valid, **kept, **packing_arguments(args))
     except FlowRangeError as error:  # keep the work
         rescue = paths.free_name(args.output, ".float.exr" if is_exr(args.output) else ".npy")
-        write_flow(rescue, scene.flow, scene.valid, **kept)
+        with paths.noting(rescue):
+            write_flow(rescue, scene.flow, scene.valid, **kept)
         reason = str(error).removeprefix("flow: ")
         outcome = _Outcome(rescue, f"{args.output}: {reason}; the flow is kept in {rescue}")
         report.note(f"{args.output}: {reason}; the flow is kept in {rescue}", kind="error")
     if args.st_map is not None:
-        write_st_map(args.st_map, scene.flow, window=window)
+        with paths.noting(args.st_map):
+            write_st_map(args.st_map, scene.flow, window=window)
     for name, plane in beside["planes"].items():
         if getattr(args, name):
-            write_image(getattr(args, name), plane)
+            with paths.noting(getattr(args, name)):
+                write_image(getattr(args, name), plane)
     if args.viz is not None:
-        write_image(args.viz, scene.light(args.viz_kind or KINDS[0], args.viz))
+        picture = scene.light(args.viz_kind or KINDS[0], args.viz)
+        with paths.noting(args.viz):
+            write_image(args.viz, picture)
     return outcome
 
 

@@ -1,4 +1,4 @@
-"""Frames that belong together, read on one grid, and true flow beside an estimated one."""
+"""Frames read on one grid, and true flow that fits an estimate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def read_frames(
     args: argparse.Namespace, frames: Sequence[str], area: Box | None = None
 ) -> tuple[list[Tensor], FrameWindow | None]:
-    """The frames, all of one size, and the window of the first, whose data window is what was read of all.
+    """Return the frames, all of one size, and the window of the first, with the data window that was read of all.
 
     With ``--window data`` that is ``area`` or else the smallest box that holds every data window, so that a pixel is
     at one place in all of them wherever the files' windows begin. Without, the window is None unless the first frame
@@ -54,7 +54,7 @@ def read_frames(
 
 
 def add_four_values(group: Any) -> None:
-    """``--four-values``: what truth of twice the size means."""
+    """Add ``--four-values``, for truth of twice the size."""
     group.add_argument(
         "--four-values",
         action="store_true",
@@ -71,7 +71,7 @@ def read_truth(
     four: bool = False,
     **choice: Any,
 ) -> tuple[Tensor, Tensor]:
-    """The truth for ``pred`` ``[2, H, W]`` and where it is known (bool ``[H, W]``).
+    """Return the truth for ``pred`` ``[2, H, W]`` and where it is known (bool ``[H, W]``).
 
     ``[2, H, W]``, or ``[4, 2, H, W]`` where the file has twice the size and is Spring's .flo5, or ``four`` says so.
     ``choice`` goes to ``read_flow``. InputError where the sizes do not fit.
@@ -100,7 +100,7 @@ def read_truth(
 
 
 def truth_values(truth: Tensor) -> int:
-    """How many values the truth has for a pixel."""
+    """Return how many values the truth has for a pixel."""
     return 4 if truth.ndim == 4 else 1
 
 

@@ -1,4 +1,4 @@
-"""Checks of files before any work: an hour's estimate must not be lost to a misspelt output folder."""
+"""Checks of files before any work."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import itertools
 import os
 import tempfile
 from collections.abc import Collection, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from fullfield._check import InputError
 
 
 def check_input(path: str, what: str) -> None:
-    """``path`` is there and is no folder. ``what`` names the argument in the complaint."""
+    """Check that ``path`` is a file. ``what`` names the argument in errors."""
     _check_name(path, what)
     if not Path(path).exists():
         raise InputError(f"{path}: no such file; check the path given as {what}")
@@ -21,7 +22,7 @@ def check_input(path: str, what: str) -> None:
 
 
 def check_suffix(path: str, what: str, suffixes: Collection[str]) -> str:
-    """The lower-case suffix of ``path``, which is one of ``suffixes``."""
+    """Return the lower-case suffix of ``path``; raise InputError unless it is one of ``suffixes``."""
     suffix = Path(path).suffix.lower()
     if suffix not in suffixes:
         came = f"unknown suffix {suffix!r}" if suffix else "no suffix"
@@ -30,7 +31,7 @@ def check_suffix(path: str, what: str, suffixes: Collection[str]) -> str:
 
 
 def check_output(path: str, what: str) -> None:
-    """A file can be created at ``path``: the folder exists and can be written, an old file may be replaced."""
+    """Check that a file can be created at ``path``; an old file may be replaced."""
     _check_name(path, what)
     target = Path(os.path.realpath(path))
     if target.is_symlink():
@@ -43,7 +44,7 @@ def check_output(path: str, what: str) -> None:
 
 
 def _check_name(path: str, what: str) -> None:
-    """There is a name, and it is UTF-8: OpenImageIO takes no other."""
+    """Check that the name is not empty and is UTF-8, which OpenImageIO requires."""
     if not path:
         raise InputError(f"{what}: expected the name of a file, got an empty one")
     try:
@@ -53,7 +54,7 @@ def _check_name(path: str, what: str) -> None:
 
 
 def check_folder(folder: Path, what: str) -> None:
-    """``folder`` exists and a file can be made in it."""
+    """Check that ``folder`` exists and is writable."""
     if not folder.is_dir():
         raise InputError(f"{what}: folder {folder} does not exist; make it first")
     try:
@@ -64,7 +65,7 @@ def check_folder(folder: Path, what: str) -> None:
 
 
 def check_new_folder(name: str, option: str) -> None:
-    """A folder ``name`` is there, or can be made with those above it, and files in it."""
+    """Check that folder ``name`` exists, or can be created, and is writable."""
     folder = Path(name)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: is a file; {option} takes the name of a folder")
@@ -72,8 +73,37 @@ def check_new_folder(name: str, option: str) -> None:
     check_folder(existing, f"{option} {folder}")
 
 
+def check_own(outputs: Iterable[tuple[str, str | None]]) -> None:
+    """Raise InputError where an output would replace a file that :func:`noting` has not seen.
+
+    Outputs are (option, path); None stands for an absent one. Empty files are replaced.
+    """
+    for option, path in outputs:
+        if path is None or not Path(path).is_file() or Path(path).stat().st_size == 0:
+            continue
+        from fullfield.sequences.records import Records
+
+        if not Records(_notes(path)).of(os.path.realpath(path)):
+            raise InputError(
+                f"{option} {path}: is there already, and 'fullfield flow' did not write it; use --overwrite, or "
+                "another name"
+            )
+
+
+def noting(path: str) -> AbstractContextManager[None]:
+    """Note a file that is written inside, in the hidden folder ``.fullfield`` beside it."""
+    from fullfield import __version__
+    from fullfield.sequences.records import Journal
+
+    return Journal(_notes(path), "pairs").noting(os.path.realpath(path), {"version": __version__})
+
+
+def _notes(path: str) -> Path:
+    return Path(os.path.realpath(path)).parent / ".fullfield"
+
+
 def free_name(path: str, suffix: str) -> str:
-    """``path`` with ``suffix``, numbered where something of that name is there: nothing is replaced."""
+    """Return ``path`` with ``suffix``, numbered where something of that name is there."""
     numbers = itertools.chain([""], (f".{n}" for n in itertools.count(1)))
     names = (f"{path}{number}{suffix}" for number in numbers)
     return next(name for name in names if not os.path.lexists(name))
@@ -82,7 +112,7 @@ def free_name(path: str, suffix: str) -> str:
 def check_files(
     inputs: Collection[tuple[str, str | None]], outputs: Collection[tuple[str, str | None, Collection[str]]]
 ) -> None:
-    """Inputs are there; outputs have one of their suffixes, can be created, and are no input and no other output.
+    """Check that inputs are there, and that outputs have a known suffix, can be created and are all distinct.
 
     Each with its option; None stands for an absent file.
     """
@@ -99,7 +129,7 @@ def check_files(
 
 
 def check_distinct(outputs: Iterable[tuple[str, str | None]], inputs: Iterable[str | None] = ()) -> None:
-    """No output is an input or another output. Outputs are (option, path); None stands for an absent one."""
+    """Check that no output is an input or another output. Outputs are (option, path); None stands for an absent one."""
     taken = {_identity(path): "an input" for path in inputs if path is not None}
     for option, path in outputs:
         if path is None:

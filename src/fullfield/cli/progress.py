@@ -1,4 +1,4 @@
-"""A progress bar on stderr: in place on a terminal, a line now and then elsewhere, nothing for short work."""
+"""Progress bar on stderr: in place on a terminal, a line at each tenth elsewhere, nothing for short work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ENOUGH = 0.02  # part of the work that tells the speed
 
 
 class Progress:
-    """Context manager and ``progress(fraction, text)`` callback. Leaves a terminal's line clean when it ends."""
+    """Context manager and ``progress(fraction, text)`` callback; clears the terminal's line when it ends."""
 
     def __init__(self, label: str, *, quiet: bool = False) -> None:
         self._label = label
@@ -50,7 +50,7 @@ class Progress:
         self._tenth, self._last = tenth, now
 
     def part(self, start: float, end: float) -> Callable[[float, str], None]:
-        """A callback for a piece of the work: its 0 to 1 is ``start`` to ``end`` of the whole."""
+        """Return a callback for a part of the work: its 0 to 1 is ``start`` to ``end`` of the whole."""
         self._origin = (time.monotonic(), start)
         return lambda fraction, text: self(start + fraction * (end - start), text)
 

@@ -1,4 +1,4 @@
-"""What a verb tells: one JSON object or lines on stdout, notes on stderr, and the facts every report carries."""
+"""Reports of verbs: one JSON object or lines on stdout, and notes on stderr."""
 
 from __future__ import annotations
 
@@ -13,9 +13,12 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fullfield import __version__
+
+if TYPE_CHECKING:
+    from fullfield.sequences.outputs import Plan
 
 _DIRECTIONS = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")  # they change the order of what follows
 
@@ -25,8 +28,18 @@ def note(text: str, *, kind: str = "note") -> None:
     say(f"fullfield: {kind}: {printable(' '.join(text.split()))}")
 
 
+def note_plan(numbers: Sequence[int], plan: Plan) -> None:
+    """Print how many frames of a run are kept, and how many are made again and why."""
+    kept = len(numbers) - len(plan.left)
+    if kept:
+        note(f"{kept} of {len(numbers)} frames {'is' if kept == 1 else 'are'} there already")
+    if plan.again:
+        count = sum(map(len, plan.again.values()))
+        note(f"{count} of {len(numbers)} frames {'is' if count == 1 else 'are'} made again: {plan.told()}")
+
+
 def printable(text: object, kept: str = "") -> str:
-    r"""``text`` with control characters, which could steer a terminal or forge a line, as ``\x1b`` and the like.
+    r"""Return ``text`` with control characters, which could forge a line, written as ``\x1b`` and the like.
 
     File names may have any, and so may what files hold. ``kept`` are characters to leave.
     """
@@ -49,7 +62,7 @@ def print_json(report: Mapping[str, object]) -> None:
 
 
 def tell(args: argparse.Namespace, report: Mapping[str, object], text: str, *, memory: bool = False) -> None:
-    """The end of a verb: with ``--json`` its facts and versions, and the ``memory`` it took, else a person's text."""
+    """Print the report of a verb: with ``--json`` facts, versions and the ``memory`` it took, else the text."""
     if args.json:
         taken = {"peak_memory_bytes": peak_memory_bytes()} if memory else {}
         print_json({**report, **taken, "versions": versions()})
@@ -68,14 +81,14 @@ def _plain(value: object) -> object:
 
 
 def add_report_options(parser: Any, *, progress: bool = False) -> None:
-    """``--json``, and ``--quiet`` for verbs that show progress."""
+    """Add ``--json``, and ``--quiet`` for verbs that show progress."""
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     if progress:
         parser.add_argument("-q", "--quiet", action="store_true", help="no progress and no notes on stderr")
 
 
 def versions() -> dict[str, str | None]:
-    """Versions of fullfield, Python and the packages that decide a result; None where one is absent."""
+    """Return the versions of fullfield, Python and the packages that decide a result; None for an absent one."""
     found: dict[str, str | None] = {"fullfield": __version__, "python": platform.python_version()}
     for package in ("torch", "numpy", "numba", "OpenImageIO", "h5py", "pillow"):
         try:
@@ -86,7 +99,7 @@ def versions() -> dict[str, str | None]:
 
 
 def peak_memory_bytes() -> int | None:
-    """The largest resident size of this process so far; None where the system does not tell."""
+    """Return the largest resident size of this process; None where the system does not report it."""
     with contextlib.suppress(OSError, IndexError, ValueError):
         # getrusage's maximum starts from the parent's; the kernel's own high-water mark does not.
         return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
@@ -99,7 +112,7 @@ def peak_memory_bytes() -> int | None:
 
 
 def processor_name() -> str:
-    """The processor's name as far as the system tells it."""
+    """Return the processor's name as far as the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -108,7 +121,7 @@ def processor_name() -> str:
 
 
 def aligned(table: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of text with their columns under each other, the first one to the left."""
+    """Return rows of text with aligned columns, the first one to the left."""
     widths = [max(len(row[i]) for row in table) for i in range(len(table[0]))]
     return [
         "  ".join(
@@ -119,7 +132,7 @@ def aligned(table: Sequence[Sequence[str]]) -> list[str]:
 
 
 class Stopwatch:
-    """Seconds of the named stages of a run: ``lap(name)`` adds the time since the last lap to that stage."""
+    """Seconds of the named stages of a verb; ``lap(name)`` adds the time since the last lap to that stage."""
 
     def __init__(self) -> None:
         self._start = self._last = time.perf_counter()
@@ -131,6 +144,6 @@ class Stopwatch:
         self._last = now
 
     def seconds(self) -> dict[str, float]:
-        """All stages and their ``total``, rounded to a millisecond."""
+        """Return all stages and their ``total``, rounded to a millisecond."""
         stages = {**self._stages, "total": self._last - self._start}
         return {name: round(value, 3) for name, value in stages.items()}

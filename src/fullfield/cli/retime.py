@@ -15,7 +15,11 @@ from fullfield.sequences.names import choose
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch import Tensor
+
     from fullfield.io.raw import Raw
+    from fullfield.sequences.changes import Small
+    from fullfield.sequences.records import Checksums
 
 HELP = "make a shot slower or faster, with frames in between by stored flow"
 DESCRIPTION = (
@@ -28,10 +32,11 @@ examples:
   fullfield retime 'plate.%04d.exr' --flow 'mv.%04d.exr' --factor 2.5 -o 'slow.%04d.exr'
 """
 _MOST = 1_000_000
+_FACTORS = (0.001, 1000.0)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of ``fullfield retime``."""
+    """Add the options of ``fullfield retime``."""
     parser.add_argument("plates", metavar="PLATES", help="a shot: plate.%%04d.exr, a folder, a glob")
     parser.add_argument(
         "--factor", type=argtypes.positive, metavar="F", required=True, help="2: half the speed; 0.5: twice the speed"
@@ -44,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
     shot = vectors.find_shot(args.plates)
     sources = choose(shot, args.frames)
     flow = vectors.Vectors(args.flow)
+    if not _FACTORS[0] <= args.factor <= _FACTORS[1]:
+        raise InputError(f"--factor: expected {_FACTORS[0]:g} to {_FACTORS[1]:g}, got {args.factor:g}")
     factor = Fraction(args.factor).limit_denominator(10_000)
     first, last = sources[0], sources[-1]
     if sources != list(range(first, last + 1)):
@@ -52,37 +59,59 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(f"--factor: expected at most {_MOST} frames, got {int((last - first) * factor)}")
     numbers = list(range(first, first + int((last - first) * factor) + 1))
     made = {"plates": Path(args.plates).name, "flow": Path(args.flow).name, "factor": str(factor), "first": first}
-    name, left = vectors.check_output(args, numbers, [str(path) for path in shot.files.values()], made)
 
+    def time_of(number: int) -> Fraction:
+        return first + Fraction(number - first) / factor
+
+    def inputs(number: int, checksums: Checksums) -> dict[str, str | None]:
+        time = time_of(number)
+        before = int(time // 1)
+        if time == before:
+            return {"plate": checksums.of(shot.path(before))}
+        pairs = {
+            "plates": (shot.path(before), shot.path(before + 1)),
+            "flow": (flow.path(before), flow.path(before + 1)),
+        }
+        return {f"{name} {at}": checksums.of(path) for name, pair in pairs.items() for at, path in enumerate(pair)}
+
+    read = [*map(str, shot.files.values()), *flow.paths]
+    job = vectors.check_output(args, numbers, read, made, inputs)
     reader = _Reader(shot.path, flow)
-    pictures = ((number, partial(reader.at, first + Fraction(number - first) / factor)) for number in left)
-    written, problems = vectors.write_all(args, "retime", left, pictures, name)
+    pictures = ((number, partial(reader.at, time_of(number))) for number in job.plan.left)
+    written, problems = vectors.write_all(args, "retime", job, pictures, inputs)
     if not args.quiet:
         for a, b in reader.cuts:
             report.note(f"the shot changes between the frames {a} and {b}; nothing is made from both")
-    more = {"there_before": len(numbers) - len(left), "cuts": [list(pair) for pair in reader.cuts]}
+    more = {"there_before": len(numbers) - len(job.plan.left), "cuts": [list(pair) for pair in reader.cuts]}
     return vectors.tell(args, written, problems, factor=float(factor), **more)
 
 
 class _Reader:
-    """Plates and flows by time; what the last picture needed is kept."""
+    """Pictures by time; keeps the plates and flows of the last one."""
 
     def __init__(self, path: Callable[[int], str], flow: vectors.Vectors) -> None:
         from fullfield.io import read_frame
         from fullfield.io.raw import read_raw
         from fullfield.sequences.changes import small
+        from fullfield.sequences.records import stamp_of
 
         fields = {name: flow.field(name) for name in ("forward", "backward")}
         self._path = path
-        self._plate = lru_cache(maxsize=2)(lambda number: read_raw(path(number)))
-        self._flow = lru_cache(maxsize=2)(lambda direction, number: fields[direction](number))
-        self._small = lru_cache(maxsize=2)(lambda number: small(read_frame(path(number))))
-        self._checked: dict[tuple[int, int], bool] = {}
+        # A file that is replaced is read again: its stamp is part of the key.
+        plate = lru_cache(maxsize=2)(lambda number, _: read_raw(path(number)))
+        field = lru_cache(maxsize=2)(lambda direction, number, _: fields[direction](number))
+        picture = lru_cache(maxsize=2)(lambda number, _: small(read_frame(path(number))))
+        self._plate: Callable[[int], Raw] = lambda number: plate(number, stamp_of(path(number)))
+        self._small: Callable[[int], Small] = lambda number: picture(number, stamp_of(path(number)))
+        self._flow: Callable[[str, int], Tensor] = lambda direction, number: field(
+            direction, number, stamp_of(flow.path(number) or "")
+        )
+        self._checked: dict[tuple[object, ...], bool] = {}
         self.cuts: list[tuple[int, int]] = []
         """Pairs of frames across which the shot changes."""
 
     def at(self, time: Fraction) -> Raw:
-        """The picture of that time."""
+        """Return the picture of that time."""
         from fullfield.sequences.motion import between
 
         number = int(time // 1)
@@ -102,14 +131,17 @@ class _Reader:
         return nearer._replace(pixels=picture)
 
     def _is_cut(self, number: int) -> bool:
-        """Whether the shot changes behind that frame, as ``fullfield flow`` tells it: by what a display shows."""
+        """Return whether a cut follows that frame, as ``fullfield flow`` detects it: on display-referred pictures."""
         from fullfield.sequences.changes import is_cut
+        from fullfield.sequences.records import stamp_of
 
         pair = (number, number + 1)
-        if pair not in self._checked:
+        key = (*pair, *(stamp_of(self._path(n)) for n in pair))
+        if key not in self._checked:
             try:
-                self._checked[pair] = is_cut(self._small(number), self._small(number + 1))
+                self._checked[key] = is_cut(self._small(number), self._small(number + 1))
             except InputError:  # nothing that a display shows: depth, masks
-                self._checked[pair] = False
-            self.cuts += [pair] if self._checked[pair] else []
-        return self._checked[pair]
+                self._checked[key] = False
+            if self._checked[key] and pair not in self.cuts:
+                self.cuts.append(pair)
+        return self._checked[key]

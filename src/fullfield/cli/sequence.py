@@ -24,15 +24,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from fullfield.sequences import Outcome, Plates, Work
+    from fullfield.sequences.outputs import Plan
 
+_MANY = 3  # missing plates that are reported in one line
 _WAYS = ("forward", "backward", "both")
 # Of the verb's options, those about one pair.
 _REFUSED = ("previous", "viz", "viz_kind", "max_motion", "initial_flow", "initial_layer", "initial_part")
-_OWN = ("frames", "direction", "step", "warm_start", "y_axis", "overwrite", "devices", "ray", "farm")
+_OWN = ("frames", "direction", "step", "warm_start", "y_axis", "devices", "ray", "farm")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """The options of a whole shot, for the parser of ``flow``."""
+    """Add the options of a whole shot to the parser of ``flow``."""
     group = parser.add_argument_group("a whole shot: A is a pattern, a folder, a glob or a video, and B is absent")
     group.add_argument("--frames", metavar="RANGE", help="1001-1100, 1001-1100x2, 1-10,20 [all that are there]")
     group.add_argument("--direction", choices=_WAYS, help="flow to the frame after, before, or both (.exr) [forward]")
@@ -41,7 +43,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--warm-start", action="store_true", help="start from the flow of the frame before")
     group.add_argument("--y-axis", choices=("up", "down"), help=".exr: where y points; Nuke's is up [up]")
-    group.add_argument("--overwrite", action="store_true", help="make files anew that are there")
+    group.add_argument(
+        "--overwrite", action="store_true", help="make files again that are there; of a pair: replace any file"
+    )
     group.add_argument("--devices", metavar="LIST", help="several GPUs: all, or cuda:0,cuda:1")
     group.add_argument(
         "--ray", metavar="ADDRESS", help="a Ray cluster: an actor for each GPU (pip install 'fullfield[ray]')"
@@ -50,7 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check_absent(args: argparse.Namespace) -> None:
-    """The options of a shot mean nothing for a pair."""
+    """Raise InputError where a pair has options of a shot."""
     _refuse(args, _OWN, "is for a whole shot (one pattern, folder or video in place of A and B)")
 
 
@@ -65,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     chosen = methods.chosen(args)
     found, output = _check(args)
 
-    from fullfield.sequences import Work, run_on_devices
+    from fullfield.sequences import Problem, Work, run_on_devices
     from fullfield.sequences.run import run as run_here
 
     methods.use_threads(args.threads)
@@ -88,10 +92,12 @@ def run(args: argparse.Namespace) -> int:
         progress(0.0, "preparing")
         size = _size(plates) if devices[0].startswith("cuda") else None
         replace(chosen, device=devices[0]).prepare(size, lambda *_: None, quiet=args.quiet)
-        left = output.settle(
-            work.settings(chosen.estimator), numbers, overwrite=args.overwrite, source=str(Path(args.frame1).absolute())
-        )
-        tell = _teller(args, progress, numbers, left)
+        settings = work.settings(chosen.estimator)
+        plan = work.settle(settings, plates, overwrite=args.overwrite)
+        work = replace(work, made_by=output.made_by(settings))
+        missing = _missing(args, plates, plan)
+        left = sorted(set(plan.left).difference(missing))
+        tell = _teller(args, progress, numbers, left, plan)
         if args.ray is not None and left:
             plates.close()
             outcome = _on_cluster(args, work, left, numbers, tell)
@@ -100,7 +106,13 @@ def run(args: argparse.Namespace) -> int:
             outcome = run_on_devices(replace(work), left, devices, tell=tell, every=numbers)
         else:
             outcome = run_here(work, left, estimator=chosen.estimator, plates=plates, tell=tell)
-    _report(args, chosen, work, devices, numbers, left, outcome)
+    missing_paths = {plates.path(number) for number in missing}
+    outcome.problems = [problem for problem in outcome.problems if problem.path not in missing_paths]
+    for problem in outcome.problems:
+        report.note(str(problem), kind="error")
+    if missing:
+        outcome.problems.insert(0, Problem(args.frame1, _missing_words(missing)))
+    _report(args, chosen, work, devices, numbers, plan, outcome)
     return 0 if outcome.is_good else 2
 
 
@@ -146,7 +158,7 @@ def _check(args: argparse.Namespace) -> tuple[Found, Any]:
 
 
 def _check_distinct(args: argparse.Namespace, found: Found) -> None:
-    """No pattern of the output names a plate, or what another one names."""
+    """Raise InputError where an output pattern names a plate, or the files of the other one."""
     plates = {os.path.realpath(path) for path in found.files.values()}
     number = next(iter(found.files), 1)
     names = [(option, pattern) for option, pattern in (("--output", args.output), ("--st-map", args.st_map)) if pattern]
@@ -159,7 +171,7 @@ def _check_distinct(args: argparse.Namespace, found: Found) -> None:
 
 
 def _output_pattern(text: str, found: Found) -> str:
-    """A folder stands for files in it that are called like the plates."""
+    """Return the output pattern; for a folder, files in it with the names of the plates."""
     if not (Path(text).is_dir() or text.endswith(("/", os.sep))):
         return text
     paths.check_folder(Path(text), f"--output {text}")
@@ -212,7 +224,7 @@ def _on_cluster(
 
 
 def _size(plates: Plates) -> tuple[int, int] | None:
-    """Height and width of the first plate that can be read."""
+    """Return height and width of the first plate that can be read."""
     for number in plates.numbers:
         try:
             height, width = plates.read(number).frame.shape[-2:]
@@ -222,10 +234,23 @@ def _size(plates: Plates) -> tuple[int, int] | None:
     return None
 
 
+def _missing(args: argparse.Namespace, plates: Plates, plan: Plan) -> list[int]:
+    """Return the frames whose plates are missing, and report them at once where there are more than a few."""
+    missing = [number for number in plan.left if plates.has(number) is False]
+    if len(missing) < _MANY:
+        return []
+    report.note(f"{args.frame1}: {_missing_words(missing)}", kind="error")
+    return missing
+
+
+def _missing_words(missing: Sequence[int]) -> str:
+    return f"{len(missing)} plates are missing: {format_frames(missing)}"
+
+
 def _teller(
-    args: argparse.Namespace, progress: Progress, numbers: Sequence[int], left: Sequence[int]
+    args: argparse.Namespace, progress: Progress, numbers: Sequence[int], left: Sequence[int], plan: Plan
 ) -> Callable[[int], None]:
-    """Counts finished frames, from whatever thread."""
+    """Return a callback that counts finished frames, from any thread."""
     lock, count, stdout = threading.Lock(), [0], sys.stdout
 
     def tell(number: int) -> None:
@@ -235,8 +260,8 @@ def _teller(
             if args.farm == "openjd":
                 print(f"openjd_progress: {100 * count[0] / len(left):.1f}", file=stdout, flush=True)
 
-    if len(left) < len(numbers) and not args.quiet:
-        report.note(f"{len(numbers) - len(left)} of {len(numbers)} frames are there already")
+    if not args.quiet:
+        report.note_plan(numbers, plan)
     return tell
 
 
@@ -246,7 +271,7 @@ def _report(
     work: Work,
     devices: Sequence[str],
     numbers: Sequence[int],
-    left: Sequence[int],
+    plan: Plan,
     outcome: Outcome,
 ) -> None:
     if not args.quiet:
@@ -254,17 +279,16 @@ def _report(
             report.note(f"the shot changes between the frames {a} and {b}; the vectors across mean nothing")
         for a, b in outcome.held:
             report.note(f"the frames {a} and {b} are the same picture")
-    for problem in outcome.problems:
-        report.note(str(problem), kind="error")
     if outcome.stopped is not None:
         report.note(f"stopped: {outcome.stopped}; run the same command again to go on", kind="error")
-    unmade = sorted(set(left) - set(outcome.written))
+    unmade = sorted(set(plan.left) - set(outcome.written))
     refined = work.setting.refine or chosen.estimator.parameters.get("refinement") is not None
     facts = {
         "output": args.output,
         "frames": format_frames(numbers),
         "written": format_frames(outcome.written),
-        "there_before": len(numbers) - len(left),
+        "there_before": len(numbers) - len(plan.left),
+        "made_again": {reason: format_frames(frames) for reason, frames in plan.again.items()},
         "not_made": format_frames(unmade),
         "incomplete": format_frames(outcome.incomplete),
         "problems": [problem._asdict() for problem in outcome.problems],
@@ -282,7 +306,7 @@ def _report(
         "devices": list(devices),
         "seconds": {"estimate": outcome.busy_s, "total": outcome.wall_s},
     }
-    told = f"{len(outcome.written)} frames written, {len(numbers) - len(left)} there before"
+    told = f"{len(outcome.written)} frames written, {len(numbers) - len(plan.left)} there before"
     for frames, what in ((unmade, "not made"), (outcome.incomplete, "lack a direction")):
         told += f", {len(frames)} {what} ({format_frames(frames)})" if frames else ""
     told += f", {chosen.title}{', refined' if refined else ''}, {outcome.wall_s:.1f} s"

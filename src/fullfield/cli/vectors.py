@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fullfield._check import InputError
 from fullfield.cli import paths, report
@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fullfield.io.raw import Raw
+    from fullfield.sequences.outputs import Inputs, Plan
+    from fullfield.sequences.records import Journal
 
 SUFFIXES = (".exr", ".tif", ".tiff", ".png")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What both verbs take."""
+    """Add the options that both verbs take."""
     parser.add_argument("--flow", metavar="FLOW", required=True, help="stored flow: mv.%%04d.exr, or one file")
     parser.add_argument("-o", "--output", metavar="OUT", required=True, help=f"pictures: {' '.join(SUFFIXES)}")
     parser.add_argument("--frames", metavar="RANGE", help="1001-1100, 1-10,20 [all that are there]")
@@ -31,8 +33,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     report.add_report_options(parser, progress=True)
 
 
+class ShotEndsError(InputError):
+    """Direction in which the shot has no further frame."""
+
+
 class Vectors:
-    """The flow files of a shot, by frame and direction."""
+    """Flow files of a shot, by frame and direction."""
 
     def __init__(self, pattern: str) -> None:
         self.pattern = pattern
@@ -43,21 +49,45 @@ class Vectors:
         else:
             paths.check_input(pattern, "--flow")
             self.numbers, self._path = [1], lambda _: pattern
+        self._known = set(self.numbers)
+        self._stamps: dict[int, object] = {}
         paths.check_suffix(self._path(self.numbers[0]), "--flow", FLOW_SUFFIXES)
 
+    @property
+    def paths(self) -> list[str]:
+        """The names of all files."""
+        return [self._path(number) for number in self.numbers]
+
+    def path(self, number: int) -> str | None:
+        """Return the name of a frame's file; None where there is none."""
+        return self._path(number) if number in self._known else None
+
+    def check_unchanged(self) -> None:
+        """Raise InputError where a file was replaced since it was read; each is checked once."""
+        from fullfield.sequences.records import stamp_of
+
+        while self._stamps:
+            number, stamp = self._stamps.popitem()
+            if stamp_of(self._path(number)) != stamp:
+                raise InputError(f"{self._path(number)}: was replaced while it was worked on; run the command again")
+
     def field(self, direction: str, *, hide: bool = False) -> Callable[[int], Tensor]:
-        """The flow of a frame in that direction, unknown vectors NaN; with ``hide`` those of occluded pixels too."""
+        """Return a reader of flow in that direction; unknown vectors, and with ``hide`` hidden ones, are NaN."""
         from fullfield.io import read_flow, read_vectors
         from fullfield.io.vectors import ENDS_NOTE, INCOMPLETE_NOTE, read_note
+        from fullfield.sequences.records import stamp_of
 
         def read(number: int) -> Tensor:
             path = self._path(number)
-            if number not in self.numbers:
+            if number not in self._known:
                 raise InputError(f"{path}: no such file")
+            self._stamps[number] = stamp_of(path)
             if is_exr(path):
                 gone = [read_note(path, note).split(",") for note in (ENDS_NOTE, INCOMPLETE_NOTE)]
-                if direction in gone[0] + gone[1]:
-                    raise InputError(f"{path}: has no {direction} vectors (the shot ends there, or a plate was bad)")
+                if direction in gone[0]:
+                    raise ShotEndsError(f"{path}: has no {direction} vectors: the shot ends there")
+                if direction in gone[1]:
+                    raise InputError(f"{path}: has no {direction} vectors: a plate was bad")
             if not hide:
                 layer: dict[str, Any] = {"layer": direction} if is_exr(path) else {}
                 flow, valid = read_flow(path, **layer)
@@ -72,39 +102,62 @@ class Vectors:
         return read
 
 
-def check_output(
-    args: argparse.Namespace, numbers: Sequence[int], plates: Sequence[str], settings: dict[str, Any]
-) -> tuple[Callable[[int], str], list[int]]:
-    """The name of each picture, and the frames that are to be made: those that are not there.
+class Job(NamedTuple):
+    """Pictures that a verb makes: their names, those that are left, and what their records say."""
 
-    ``settings`` decide what the pictures hold, and are noted beside them. InputError where pictures are there that were
-    made with others, or nobody knows how, without ``--overwrite``; and where one is a plate.
+    name: Callable[[int], str]
+    plan: Plan
+    made_by: dict[str, Any]
+    journal: Journal | None = None
+    """None for one picture that is no frame of a shot."""
+
+
+def check_output(
+    args: argparse.Namespace,
+    numbers: Sequence[int],
+    read: Sequence[str],
+    settings: dict[str, Any],
+    inputs: Inputs,
+) -> Job:
+    """Return the pictures of ``numbers`` that are to be made.
+
+    Args:
+        args: of the command line.
+        numbers: the frames.
+        read: all files that may be read; none of them is written.
+        settings: what decides the contents of the pictures.
+        inputs: what each picture is made from.
+
+    Raises:
+        InputError: pictures are there that were begun with other settings, or that fullfield did not write, and
+            ``--overwrite`` is absent; or an output is an input.
     """
+    from fullfield.sequences.outputs import Output, Plan
+
     paths.check_suffix(args.output, "--output", SUFFIXES)
     if len(numbers) == 1 and not is_pattern(args.output):
         paths.check_output(args.output, "--output")
-        paths.check_distinct([("--output", args.output)], plates)
+        paths.check_distinct([("--output", args.output)], read)
         if Path(args.output).exists() and not args.overwrite:
             raise InputError(f"{args.output}: is there already; use --overwrite, or another name")
-        return lambda _: str(args.output), list(numbers)
+        return Job(lambda _: str(args.output), Plan(list(numbers)), {})
     if not is_pattern(args.output):
         raise InputError(f"--output {args.output}: expected a pattern for the files, such as out.%04d.exr")
     pattern = Pattern.parse(args.output)
     paths.check_folder(Path(pattern.before).parent, f"--output {args.output}")
-    inputs = {str(Path(path).resolve()) for path in plates}
-    taken = [pattern.path(n) for n in numbers if str(Path(pattern.path(n)).resolve()) in inputs]
+    protected = {str(Path(path).resolve()) for path in read}
+    taken = [pattern.path(n) for n in numbers if str(Path(pattern.path(n)).resolve()) in protected]
     if taken:
         raise InputError(f"--output {args.output}: {taken[0]} is also an input; choose another name")
-    from fullfield.sequences.outputs import Output
-
-    left = Output(args.output).settle(settings, numbers, overwrite=args.overwrite)
-    if len(left) < len(numbers) and not args.quiet:
-        report.note(f"{len(numbers) - len(left)} of {len(numbers)} frames are there already")
-    return pattern.path, left
+    output = Output(args.output)
+    plan = output.settle(settings, numbers, inputs, overwrite=args.overwrite)
+    if not args.quiet:
+        report.note_plan(numbers, plan)
+    return Job(pattern.path, plan, output.made_by(settings), output.journal())
 
 
 def find_shot(text: str) -> Found:
-    """The frames that a shot has as files."""
+    """Return the frame files of a shot."""
     shot = find_frames(text)
     if shot.video is not None:
         raise InputError(f"{text}: is a video; write its frames as files first")
@@ -114,29 +167,49 @@ def find_shot(text: str) -> Found:
 def write_all(
     args: argparse.Namespace,
     verb: str,
-    left: Sequence[int],
+    job: Job,
     pictures: Iterable[tuple[int, Callable[[], Raw]]],
-    name: Callable[[int], str],
+    inputs: Inputs,
 ) -> tuple[list[int], list[str]]:
-    """Make and write the pictures of ``left``, in whatever order: which are written, and every problem once."""
+    """Make and write the pictures of ``job``; return which are written, and every problem once.
+
+    The run ends where no further file can be written, such as on a full disk.
+    """
     from fullfield.io.raw import write_raw
+    from fullfield.sequences.records import Checksums
+    from fullfield.sequences.run import ends_writing
 
     written: list[int] = []
-    problems: list[str] = []
+    problems: dict[str, None] = {}
+    checksums, left = Checksums(), job.plan.left
     with Progress(verb, quiet=args.quiet) as progress:
         for done, (number, picture) in enumerate(pictures):
             progress(done / len(left), f"frame {number}")
             try:
-                write_raw(name(number), picture())
+                before = inputs(number, checksums)
+                made = picture()
+                if inputs(number, checksums) != before:
+                    raise InputError(f"frame {number}: an input was replaced while it was worked on")
+                if job.journal is None:
+                    write_raw(job.name(number), made)
+                else:
+                    for path, identity in checksums.take_new():
+                        job.journal.add_input(path, identity)
+                    with job.journal.noting(job.name(number), {**job.made_by, "inputs": before, "start": None}):
+                        write_raw(job.name(number), made)
                 written.append(number)
-            except (InputError, OSError) as error:
-                if str(error) not in problems:
-                    problems.append(str(error))
-    return sorted(written), problems
+            except OSError as error:
+                problems[str(error)] = None
+                if ends_writing(error):
+                    problems[f"stopped: {error.strerror}; run the same command again to go on"] = None
+                    break
+            except InputError as error:
+                problems[str(error)] = None
+    return sorted(written), list(problems)
 
 
 def tell(args: argparse.Namespace, written: Sequence[int], problems: Sequence[str], **more: Any) -> int:
-    """The end of either verb: problems, the report, the exit code."""
+    """Print problems and the report, and return the exit code."""
     for problem in problems:
         report.note(problem, kind="error")
     facts = {"output": args.output, "written": format_frames(written), "problems": list(problems), **more}

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from fullfield._check import InputError
-from fullfield.cli import argtypes, paths, vectors
+from fullfield.cli import argtypes, paths, report, vectors
 from fullfield.cli.errors import size
-from fullfield.sequences.names import choose, find_frames, is_sequence
+from fullfield.sequences.names import Found, choose, find_frames, is_sequence
+from fullfield.sequences.ranges import format_frames
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fullfield.io.raw import Raw
+    from fullfield.sequences.outputs import Inputs
+    from fullfield.sequences.records import Checksums
 
 HELP = "pull a plate, a matte or a paint-over along by stored flow"
 DESCRIPTION = (
@@ -32,7 +36,7 @@ examples:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of ``fullfield warp``."""
+    """Add the options of ``fullfield warp``."""
     parser.add_argument("image", metavar="IMAGE", help="a picture, or a shot: plate.%%04d.exr, a folder, a glob")
     parser.add_argument("--reference", type=argtypes.integer, metavar="FRAME", help="the frame that IMAGE belongs to")
     parser.add_argument(
@@ -61,16 +65,47 @@ def run(args: argparse.Namespace) -> int:
         "direction": args.direction,
         "hide_occluded": args.hide_occluded,
     }
-    name, left = vectors.check_output(args, numbers, plates, made)
-
-    fields = _fields(args, flow, left, shot) if left else ()
-    pictures = ((number, partial(_pulled, number, field, path, args.flow)) for number, path, field in fields)
-    written, problems = vectors.write_all(args, "warp", left, pictures, name)
+    inputs = _inputs(args, flow, shot)
+    job = vectors.check_output(args, numbers, [*plates, *flow.paths], made, inputs)
+    left = job.plan.left
+    ends: list[int] = []
+    fields = _fields(args, flow, left, shot, ends) if left else ()
+    pictures = ((number, partial(_pulled, number, field, path, flow)) for number, path, field in fields)
+    written, problems = vectors.write_all(args, "warp", job, pictures, inputs)
+    if ends and not args.quiet:
+        report.note(f"nothing is made of {format_frames(ends)}: the shot ends there")
     return vectors.tell(args, written, problems, there_before=len(numbers) - len(left), reference=args.reference)
 
 
+def _inputs(args: argparse.Namespace, flow: vectors.Vectors, shot: Found | None) -> Inputs:
+    """Return a callback for the inputs of a frame: the picture, and the flow of every frame on the way."""
+    known: WeakKeyDictionary[Checksums, dict[int, str]] = WeakKeyDictionary()
+
+    def along(number: int, checksums: Checksums) -> str:
+        """Return the digest of the flow of all frames between the reference and ``number``, each looked at once."""
+        from fullfield.sequences.records import digest
+
+        totals = known.setdefault(checksums, {args.reference: ""})
+        way = 1 if number > args.reference else -1
+        at = number
+        while at not in totals:
+            at -= way
+        for n in range(at + way, number + way, way):
+            totals[n] = digest([totals[n - way], checksums.of(flow.path(n))])
+        return totals[number]
+
+    def inputs(number: int, checksums: Checksums) -> dict[str, str | None]:
+        if args.reference is not None:
+            picture = args.image if shot is None else shot.path(args.reference)
+            return {"picture": checksums.of(picture), "flow": along(number, checksums)}
+        picture = args.image if shot is None else shot.path(number + (-1 if args.direction == "backward" else 1))
+        return {"picture": checksums.of(picture), "flow": checksums.of(flow.path(number))}
+
+    return inputs
+
+
 def _numbers(args: argparse.Namespace, flow: vectors.Vectors) -> list[int]:
-    """The frames to make."""
+    """Return the frames to make."""
     if args.frames is None:
         every = flow.numbers
         return every if args.reference is None else sorted({*every, args.reference})
@@ -78,15 +113,21 @@ def _numbers(args: argparse.Namespace, flow: vectors.Vectors) -> list[int]:
 
 
 def _fields(
-    args: argparse.Namespace, flow: vectors.Vectors, numbers: Sequence[int], shot: Any
+    args: argparse.Namespace, flow: vectors.Vectors, numbers: Sequence[int], shot: Found | None, ends: list[int]
 ) -> Iterator[tuple[int, str, Tensor | InputError | None]]:
-    """Each frame, the picture to sample, and from where: None is where it is."""
+    """Return each frame, the picture to sample, and the positions to sample at: None for those of the picture itself.
+
+    Frames that have no neighbour are appended to ``ends``.
+    """
     if args.reference is None:
         way = -1 if args.direction == "backward" else 1
         field = flow.field(args.direction or "forward", hide=args.hide_occluded)
         for number in numbers:
             try:
                 step: Tensor | InputError = field(number)
+            except vectors.ShotEndsError:
+                ends.append(number)
+                continue
             except (InputError, OSError) as error:
                 step = error if isinstance(error, InputError) else InputError(str(error))
             yield number, args.image if shot is None else shot.path(number + way), step
@@ -101,15 +142,16 @@ def _fields(
         yield number, path, total
 
 
-def _pulled(number: int, field: Tensor | InputError | None, path: str, flow: str) -> Raw:
+def _pulled(number: int, field: Tensor | InputError | None, path: str, flow: vectors.Vectors) -> Raw:
     from fullfield.io.raw import read_raw
     from fullfield.sequences.motion import pull
 
     if isinstance(field, InputError):
         raise InputError(f"frame {number}: {field}")
+    flow.check_unchanged()
     raw = read_raw(path)
     if field is None:
         return raw
     if field.shape[-2:] != raw.pixels.shape[-2:]:
-        raise InputError(f"{path}: is {size(raw.pixels)}, but the flow {flow} is {size(field)}")
+        raise InputError(f"{path}: is {size(raw.pixels)}, but the flow {flow.pattern} is {size(field)}")
     return raw._replace(pixels=pull(raw.pixels, field))

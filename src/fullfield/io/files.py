@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
+import re
 import secrets
+import socket
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
@@ -18,6 +23,12 @@ PathLike: TypeAlias = str | os.PathLike[str]
 _DEFLATE_RATIO = 1032
 _PIXELS_ALWAYS = 1 << 22
 _WINDOW_ALWAYS = 1 << 27
+_STEM_BYTES = 64
+_PIECE = re.compile(r"\..*\.([0-9a-f]{8})-([0-9]{1,10})-([0-9a-f]{8})-[0-9a-f]{8}\.part(\.[^.]*)?", re.DOTALL)
+
+Finished: TypeAlias = Callable[[Path, Path], None]
+"""A callback ``(temporary, target)`` for a file that is complete and about to take its name."""
+_finished: ContextVar[Finished | None] = ContextVar("finished", default=None)
 
 
 def check_readable(path: Path) -> int:
@@ -86,9 +97,10 @@ def complaining(path: Path, what: str, *errors: type[Exception]) -> Iterator[Non
 def atomic_path(path: PathLike) -> Iterator[Path]:
     """Yield a temporary path beside ``path`` with its suffix; it becomes ``path`` when the block succeeds.
 
-    On any exception the temporary is removed and what stood at ``path`` before is left as it was; a killed
-    run leaves at most a hidden ``.NAME.XXXXXXXX.part.SUFFIX``. The new file's mode follows the umask. A link
-    is written through. Raises :class:`OSError` naming ``path`` or its folder where that cannot be written.
+    On any exception the temporary is removed and what stood at ``path`` before is left as it was. A killed run leaves
+    at most a hidden ``.NAME.WRITER-XXXXXXXX.part.SUFFIX``, which :func:`remove_abandoned` finds. The new file's mode
+    follows the umask. A link is written through. Raises :class:`OSError` naming ``path`` or its folder where that
+    cannot be written.
     """
     shown = os.fspath(path)
     target = Path(os.path.realpath(shown))
@@ -104,6 +116,9 @@ def atomic_path(path: PathLike) -> Iterator[Path]:
             yield temporary
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
+            finished = _finished.get()
+            if finished is not None:
+                finished(temporary, target)
             temporary.replace(target)
         except OSError as error:
             if error.errno is not None and error.filename in (None, str(temporary)):
@@ -113,9 +128,19 @@ def atomic_path(path: PathLike) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+@contextmanager
+def calling_when_finished(finished: Finished) -> Iterator[None]:
+    """Call ``finished`` with every file that :func:`atomic_path` completes inside, in this thread."""
+    token = _finished.set(finished)
+    try:
+        yield
+    finally:
+        _finished.reset(token)
+
+
 def _create_beside(target: Path) -> Path:
     while True:
-        name = f".{target.stem[:64]}.{secrets.token_hex(4)}.part{target.suffix}"
+        name = f".{cut_bytes(target.stem, _STEM_BYTES)}.{writer()}-{secrets.token_hex(4)}.part{target.suffix}"
         temporary = target.with_name(name)
         try:
             os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
@@ -125,3 +150,61 @@ def _create_beside(target: Path) -> Path:
             folder = str(target.parent)
             raise OSError(error.errno, f"cannot write into this folder: {error.strerror}", folder) from error
         return temporary
+
+
+def cut_bytes(text: str, most: int) -> str:
+    """Return the beginning of ``text`` that takes at most ``most`` bytes as a file name."""
+    return os.fsencode(text)[:most].decode("utf-8", "ignore")
+
+
+def remove_abandoned(folder: PathLike) -> None:
+    """Remove the temporary files that processes of this machine left in ``folder`` when they were killed."""
+    mine = _host()
+    for entry in Path(folder).iterdir():
+        match = _PIECE.fullmatch(entry.name)
+        if match is not None and match[1] == mine and not _is_running(int(match[2]), match[3]):
+            with suppress(OSError):
+                entry.unlink()
+
+
+def writer() -> str:
+    """Return the name of this process in temporary files: machine, process id and start time."""
+    return f"{_host()}-{os.getpid()}-{_start_of(os.getpid()) or '0' * 8}"
+
+
+@cache
+def _host() -> str:
+    """Return eight digits for this machine and its table of processes, which containers have for themselves."""
+    table = ""
+    with suppress(OSError):
+        table = str(Path("/proc/self/ns/pid").readlink())
+    return _digits(f"{socket.gethostname()} {table}")
+
+
+def _start_of(process: int) -> str | None:
+    """Return eight digits for the time when a process started; None where the system does not report it."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+        status = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return None
+    return _digits(f"{boot} {status.rpartition(')')[2].split()[19]}")
+
+
+def _is_running(process: int, start: str) -> bool:
+    """Return whether a process of this machine runs; True in doubt."""
+    if Path("/proc/self/stat").exists():
+        return _start_of(process) == start
+    if os.name != "posix":
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _digits(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()

@@ -1,12 +1,12 @@
-"""Shots: whole sequences of frames to motion vectors, and what one does with them.
+"""Shots: motion vectors of whole sequences, and pictures made along them.
 
-- ``ranges``, ``names``: which frames, and what their files are called (light: no PyTorch)
-- ``plates``: reading a frame with its windows and metadata; files, lists and videos
+- ``ranges``, ``names``: frame ranges and file names (without PyTorch)
+- ``plates``: frames with their windows and metadata, from files, lists and videos
 - ``changes``: cuts and held frames
 - ``engine``: reads ahead and estimates each pair once; ``estimation``: the same as an iterator
-- ``outputs``: the files, how they were made, which are done; ``run``: estimates and writes behind, in one process
-- ``pool``: several devices of one machine; ``cluster``: those of many, through Ray
-- ``motion``: pictures pulled along stored flow, frames in between
+- ``outputs``: the files of a shot; ``records``: what made each of them; ``run``: estimates and writes, in one process
+- ``pool``: several devices of one machine; ``cluster``: many machines, through Ray
+- ``motion``: pictures pulled along stored flow, and frames in between
 
 Names are loaded on first use.
 """

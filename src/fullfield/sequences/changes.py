@@ -1,4 +1,4 @@
-"""What happens between two frames besides motion: a cut, or nothing at all.
+"""Detection of cuts and of held frames.
 
 All of it in NumPy, in the thread that asks: these pictures are too small for PyTorch's threads, which take all cores
 and wait for each other.
@@ -21,7 +21,7 @@ Small = NDArray[np.float64]
 
 
 def small(frame: Tensor) -> Small:  # [C, H, W] -> [h, w]
-    """The frame's grey averaged to about 48 columns, for :func:`is_cut`."""
+    """Return the frame's grey averaged to about 48 columns, for :func:`is_cut`."""
     height, width = frame.shape[-2:]
     rows = max(1, min(height, round(_COLUMNS * height / width), 4 * _COLUMNS))
     columns = min(_COLUMNS, width)
@@ -36,7 +36,7 @@ def small(frame: Tensor) -> Small:  # [C, H, W] -> [h, w]
 
 
 def is_cut(first: Small, second: Small) -> bool:
-    """Whether two small pictures show different shots.
+    """Return whether two small pictures show different shots.
 
     Every block of the first looks for its like in the second, an eighth of the width around it; both are brought to
     the same mean and contrast before, so that a change of exposure is none of the shot.
@@ -60,7 +60,7 @@ def is_cut(first: Small, second: Small) -> bool:
 
 
 def _blocks(values: Small) -> Small:
-    """The mean of the block around every pixel, of what the picture has of it."""
+    """Return the mean of the block around every pixel, cut at the borders."""
     for axis in (0, 1):
         at = np.arange(values.shape[axis])
         low, high = np.maximum(at - _BLOCK // 2, 0), np.minimum(at + _BLOCK // 2 + 1, len(at))
@@ -70,7 +70,7 @@ def _blocks(values: Small) -> Small:
 
 
 def is_held(first: Tensor, second: Tensor, *, compressed: bool) -> bool:
-    """Whether two frames are the same picture; of a ``compressed`` video but for two codes of 255."""
+    """Return whether two frames are the same picture; in a ``compressed`` video they may differ by two codes of 255."""
     if first.shape != second.shape:
         return False
     step = max(1, first.shape[-2] // _LOOKS)

@@ -1,7 +1,8 @@
-"""A cluster on a shot, through Ray Core: an actor for each GPU; paths travel, pixels never do."""
+"""A Ray cluster on a shot: one actor for each GPU; only file names travel, never pixels."""
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,17 +15,18 @@ from fullfield.sequences.ranges import format_frames
 from fullfield.sequences.run import Outcome, Tell, Work, run
 
 _RETRIES = 2
+_ANSWER_S = 10
 
 
 class Maker:
-    """What an actor is: an estimator that is kept, and chunks of frames that come."""
+    """Actor that keeps an estimator and makes chunks of frames."""
 
     def __init__(self, work: Work, every: list[int]) -> None:
         self._work, self._every = work, every
         self._estimator = work.ready()
 
     def make(self, chunk: list[int]) -> tuple[str, Any]:
-        """The outcome of a chunk, or why it was refused."""
+        """Make a chunk; return its outcome, or why it was refused."""
         try:
             plates = self._work.open(self._every)
             return "chunk", run(self._work, chunk, estimator=self._estimator, plates=plates)
@@ -38,11 +40,12 @@ def run_on_cluster(
     """Make the files of ``numbers`` on the Ray cluster at ``address``; the files are those that one machine makes.
 
     With a device ``cuda`` there is an actor for every GPU of the cluster, with ``cpu`` one for every node. All of them
-    reach plates and output by the same names. An actor that dies is started anew, up to twice, and so is the chunk it
-    had in hand. Raises InputError where there is no such cluster or it has no GPU.
+    reach plates and output by the same names. An actor that dies is started again, up to twice, and so
+    is its chunk. Raises InputError where there is no such cluster or it has no GPU.
     """
     import ray
 
+    _check_answer(address)
     begin = time.perf_counter()
     theirs = ray.is_initialized()
     try:
@@ -71,6 +74,18 @@ def run_on_cluster(
     return outcome.end(begin)
 
 
+def _check_answer(address: str) -> None:
+    """Raise InputError where nothing answers at ``HOST:PORT``; Ray itself would try for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():
+        return  # auto, local, or a session's name, which Ray looks up at once
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_S).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"--ray {address}: no cluster answers there ({reason}); check the address") from error
+
+
 def _take(ray: Any, done: Any, chunk: list[int], outcome: Outcome, tell: Tell | None) -> None:
     try:
         kind, what = ray.get(done)
@@ -87,7 +102,7 @@ def _take(ray: Any, done: Any, chunk: list[int], outcome: Outcome, tell: Tell | 
 
 
 def _makers(work: Work, every: list[int]) -> list[Any]:
-    """The actors."""
+    """Start the actors and return them."""
     import ray
 
     nodes = [node for node in ray.nodes() if node["Alive"]]

@@ -1,4 +1,4 @@
-"""The engine: reads ahead, estimates each pair once, and tells frame by frame what came of it."""
+"""Engine of a shot: reads ahead, estimates each pair once, and yields the results frame by frame."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from fullfield.io import FrameWindow
 from fullfield.io.files import reason
 from fullfield.sequences.changes import Small, is_cut, is_held, small
 from fullfield.sequences.plates import Plate, Plates, common_box, pinned, placed
+from fullfield.sequences.records import Identity
 from fullfield.sequences.stages import Stages
 
 DIRECTIONS = ("forward", "backward", "both")
@@ -34,16 +35,16 @@ _MORE_AT = 8  # frames left at which more are asked for
 
 @dataclass(frozen=True)
 class Setting:
-    """How a shot is gone through.
+    """Settings of a run over a shot.
 
     Attributes:
         direction: ``forward``: from each frame to the one ``step`` after; ``backward``: to the one before; ``both``.
         step: how many frames apart the two frames of a pair are.
         warm_start: start from the flow of the frame before, moved along; not across a cut.
-        occlusion, confidence: tell them too, from the way there and back
+        occlusion, confidence: estimate them too, from both directions
             (:func:`fullfield.estimators.reliability.occlusion_and_confidence`).
-        refine: make the flows exact (:func:`fullfield.ops.tvl1.refine_flow`), with the way back. An estimator that
-            refines by itself does so without it, and is asked for every way once.
+        refine: refine the flows to sub-pixel accuracy (:func:`fullfield.ops.tvl1.refine_flow`), with the backward
+            flow. Estimators that always refine do so without it.
         device: where to compute.
         half: whether flows are stored as half floats; warm starts are then rounded alike, so that a run that goes on
             from its files gives what an undisturbed one does.
@@ -64,18 +65,23 @@ class Setting:
 
     @property
     def ways(self) -> dict[str, int]:
-        """The directions and the distance to their second frame."""
+        """Directions, with the distance to the second frame of their pairs."""
         every = {"forward": self.step, "backward": -self.step}
         return {name: way for name, way in every.items() if self.direction in (name, "both")}
 
+    def frames(self, plates: Plates, number: int) -> list[int]:
+        """Return the frames that the result of a frame needs, itself first, ascending otherwise."""
+        others = [number + way for way in self.ways.values() if plates.has(number + way) is not None]
+        return [number, *sorted(others)]
+
     @property
     def is_checked(self) -> bool:
-        """Whether occlusion or confidence is told, from pairs estimated there and back."""
+        """True where occlusion or confidence is requested, which need both directions of a pair."""
         return self.occlusion or self.confidence
 
 
 class Problem(NamedTuple):
-    """Something that could not be used, and why."""
+    """File that could not be used, and the reason."""
 
     path: str
     reason: str
@@ -86,7 +92,7 @@ class Problem(NamedTuple):
 
 @dataclass
 class Estimated:
-    """What is known of one frame. Tensors are on the device that computed them."""
+    """Result of one frame. Tensors are on the device that computed them."""
 
     number: int
     parts: dict[str, Tensor] = field(default_factory=dict)
@@ -100,8 +106,8 @@ class Estimated:
     held: list[tuple[int, int]] = field(default_factory=list)
     plate: Plate | None = None
     window: FrameWindow | None = None
-    used: dict[int, Any] = field(default_factory=dict)
-    """The frames that went into it, with the stamps of their files."""
+    used: dict[int, Identity | None] = field(default_factory=dict)
+    """The frames that went into it, with the versions of their files."""
 
     def lack(self, direction: str, problem: Problem) -> None:
         """Note a direction whose pair could not be estimated, and why."""
@@ -116,7 +122,7 @@ More = Callable[[], Sequence[int]]
 
 
 class Engine:
-    """Goes through a shot; iterate over it once.
+    """Iterator over the results of a shot; iterate over it once.
 
     ``busy_s`` is afterwards the seconds that the estimator took, on a GPU by its own clock; ``stages`` tells what every
     part of the work took.
@@ -160,19 +166,19 @@ class Engine:
 
     @property
     def maker(self) -> Estimator:
-        """Whose method and parameters made the flows."""
+        """Estimator whose method and parameters made the flows."""
         return self._estimator if self._refiner is None else self._refiner
 
     @property
     def busy_s(self) -> float:
-        """Seconds of estimation so far."""
+        """Seconds of estimation up to now."""
         if self._events:
             torch.cuda.synchronize(self._device)
         on_gpu: float = sum(begin.elapsed_time(end) for begin, end in self._events) / 1000
         return self._cpu_s + on_gpu
 
     def __iter__(self) -> Iterator[Estimated]:
-        """One :class:`Estimated` a frame, in order."""
+        """Yield one :class:`Estimated` for each frame, in order."""
         left, needed = deque(self._numbers), deque(self._around(self._numbers))
         ahead = _FEWEST
         with ThreadPoolExecutor(self._plates.readers, thread_name_prefix="fullfield-read") as pool:
@@ -196,11 +202,11 @@ class Engine:
                     future.cancel()
 
     def _around(self, numbers: Sequence[int]) -> list[int]:
-        """The frames that are read for the results of ``numbers``."""
+        """Return the frames that are read for the results of ``numbers``."""
         return sorted({frame for number in numbers for frame in self._frames(number)})
 
     def _read_ahead(self, pool: ThreadPoolExecutor, needed: deque[int], ahead: int, wanted: float = -math.inf) -> None:
-        """Begin to read: up to the frame ``wanted``, and further while fewer than ``ahead`` are on their way."""
+        """Begin to read up to the frame ``wanted``, and further while fewer than ``ahead`` reads are pending."""
         while needed and (needed[0] <= wanted or len(self._pending) < ahead):
             frame = needed.popleft()
             self._pending[frame] = pool.submit(self._read, frame)
@@ -220,9 +226,7 @@ class Engine:
     # ---- reading
 
     def _frames(self, number: int) -> list[int]:
-        """The frames that the result of a frame needs, itself first, ascending otherwise."""
-        others = [number + way for way in self._setting.ways.values() if self._plates.has(number + way) is not None]
-        return [number, *sorted(others)]
+        return self._setting.frames(self._plates, number)
 
     def _read(self, number: int) -> tuple[Plate, Small]:
         if self._plates.has(number) is False:
@@ -251,12 +255,12 @@ class Engine:
             self._size = plate.frame.shape[-2:]
 
     def _depth(self) -> int:
-        """How many frames to hold ahead."""
+        """Return how many frames to read ahead."""
         one = next((plate.frame.nbytes for plate in self._ready.values() if isinstance(plate, Plate)), 1)
         return max(_FEWEST, min(self._plates.readers + 1, _AHEAD_BYTES // max(one, 1)))
 
     def _forget(self, following: int | None) -> None:
-        """Let go of what no later frame needs."""
+        """Release what no later frame needs."""
         if following is None:
             pictures = self._ready, self._small, self._on_device
             for kept in (*pictures, self._flows, self._refined, self._log_scales, self._changes):
@@ -286,7 +290,7 @@ class Engine:
             done.missing += setting.ways
             return done
         done.plate, done.window = own, own.window
-        done.used[number] = own.stamp
+        done.used[number] = own.identity
         if plates.by_data:
             try:
                 done.window = self._box(number)
@@ -306,7 +310,7 @@ class Engine:
                 self._add_end(done, direction, size)
                 continue
             partner = self._ready[other]
-            done.used[other] = partner.stamp if isinstance(partner, Plate) else None
+            done.used[other] = partner.identity if isinstance(partner, Plate) else None
             done.parts[direction] = flow
         if self._refiner is not None:  # backward first: from that flow the pair back of the other direction starts
             made = [name for name in setting.ways if name not in (*done.ends, *done.missing)]
@@ -339,7 +343,7 @@ class Engine:
             return problem_of(self._plates.path(number), error)
 
     def _alike(self, first: int, second: int, grid: int) -> list[Tensor]:
-        """Both frames on the device, with as many channels."""
+        """Return both frames on the device, with the same number of channels."""
         frames = self._frames_on(first, second, grid)
         channels = max(frame.shape[1] for frame in frames)
         return [frame.expand(-1, channels, -1, -1) for frame in frames]
@@ -359,7 +363,7 @@ class Engine:
             done.parts[f"confidence.{direction}"] = confidence[0]
 
     def _add_end(self, done: Estimated, direction: str, size: Sequence[int]) -> None:
-        """No vectors: zero, nothing of it seen in the other frame, no confidence."""
+        """Add zero vectors with full occlusion and no confidence."""
         zero = torch.zeros(2, *size, dtype=torch.float32, device=self._device)
         done.parts[direction] = zero
         if self._setting.occlusion:
@@ -368,7 +372,7 @@ class Engine:
             done.parts[f"confidence.{direction}"] = torch.zeros_like(zero[0])
 
     def _flow(self, first: int, second: int, done: Estimated) -> Tensor | Problem:
-        """The flow [2, H, W] between two frames that are ready, each pair estimated once."""
+        """Return the flow [2, H, W] between two frames that are ready; each pair is estimated once."""
         pair = (first, second, self._grid(done.number))
         if pair not in self._flows:
             self._flows[pair] = self._estimate(first, second, done.number)
@@ -379,7 +383,7 @@ class Engine:
         return self._flows[pair]
 
     def _grid(self, number: int) -> int:
-        """Whose pixel grid a flow is on, where frames have their own."""
+        """Return the frame whose pixel grid a flow is on; 0 where all frames share one."""
         return number if self._plates.by_data else 0
 
     def _estimate(self, first: int, second: int, grid: int) -> Tensor | Problem:
@@ -407,7 +411,7 @@ class Engine:
         return flow
 
     def _together(self, together: Any, first: int, second: int, grid: int, start: Tensor | None) -> Tensor | None:
-        """The flow, and with it that of the way back; None where the estimator has no such call.
+        """Return the flow, and keep the backward flow of the same call; None where the estimator has no such call.
 
         The earlier frame comes first whichever is asked for, so that a run that goes on from files gives the same; but
         with a warm start, which belongs to the way asked for.
@@ -434,7 +438,7 @@ class Engine:
         return None if isinstance(kept, Problem) else kept
 
     def _timed(self, estimate: Callable[[], Tensor]) -> Tensor:
-        """The flow [2, H, W] that ``estimate`` makes one of, with its time."""
+        """Return the flow [2, H, W] of ``estimate``, and add its time."""
         if self._device.type != "cuda":
             begin = time.perf_counter()
             flow = estimate()[0].to(torch.float32)
@@ -453,7 +457,7 @@ class Engine:
         return flow
 
     def _frames_on(self, first: int, second: int, grid: int) -> list[Tensor]:
-        """Both frames [1, C, H, W] on the device, pixel upon pixel."""
+        """Return both frames [1, C, H, W] on the device and on one grid."""
         if not self._plates.by_data:
             return [self._sent(number) for number in (first, second)]
         box = self._box(grid).data
@@ -472,12 +476,12 @@ class Engine:
         return plate
 
     def _box(self, number: int) -> FrameWindow:
-        """The window of a frame's result: its own, widened to those of the frames it is compared with."""
+        """Return the window of a frame's result: its own, widened to those of the frames it is compared with."""
         plates = {n: self._ready.get(n) for n in self._frames(number)}
         return common_box({self._plates.path(n): p for n, p in plates.items() if isinstance(p, Plate)})
 
     def _start(self, first: int, second: int, size: torch.Size) -> Tensor | None:
-        """The flow of the pair before, moved along to this one; None across a cut and at the beginning."""
+        """Return the initial flow from the pair before; None across a cut and at the beginning."""
         setting, way = self._setting, second - first
         asked = way in setting.ways.values()
         if not setting.warm_start or not asked or self._change(*sorted((first, second))) == "cut":
@@ -510,6 +514,6 @@ class Engine:
 
 
 def problem_of(path: str, error: InputError | OSError) -> Problem:
-    """What is wrong with a file, without its name twice."""
+    """Return what is wrong with a file, without its name twice."""
     text = (error.strerror or reason(error)) if isinstance(error, OSError) else reason(error)
     return Problem(path, text.removeprefix(f"{path}: "))

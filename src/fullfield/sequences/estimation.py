@@ -1,4 +1,4 @@
-"""The one function for a shot in Python."""
+"""Flow of a shot, frame by frame, for Python."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fullfield.sequences.plates import Plates, open_plates
 
 @dataclass(frozen=True)
 class FrameFlows:
-    """What :func:`estimate_sequence` knows of one frame.
+    """Result of :func:`estimate_sequence` for one frame.
 
     Attributes:
         number: of the frame.
@@ -57,7 +57,7 @@ def estimate_sequence(
     setting: Setting | None = None,
     **parameters: Any,
 ) -> Iterator[FrameFlows]:
-    """The flow of every frame of a shot, one after the other, in memory that does not grow.
+    """Yield the flow of every frame of a shot, in order, in memory that does not grow.
 
     The next frames are read while a pair is estimated, and a frame is read once.
 

@@ -1,4 +1,4 @@
-"""What one does with vectors: pulling pictures along, over many frames, and making frames in between."""
+"""Pictures along stored flow: warping over many frames, and frames in between."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ Field = Callable[[int], Tensor]
 
 
 def pull(image: Tensor, flow: Tensor) -> Tensor:
-    """``out(x) = image(x + flow(x))``, bilinear, [C, H, W] float; 0 where that leaves the image or is not known."""
+    """Return ``out(x) = image(x + flow(x))``, bilinear, [C, H, W]; 0 outside the image and where flow is unknown."""
     from fullfield.viz import warp
 
     return warp(image, flow)[0]
 
 
 def follow_back(step: Tensor, rest: Tensor) -> Tensor:
-    """One flow after the other: ``out(x) = step(x) + rest(x + step(x))``, [2, H, W], NaN where either is not known."""
+    """Return the sum of flows, ``out(x) = step(x) + rest(x + step(x))``, [2, H, W]; NaN where either is unknown."""
     from fullfield.viz import warp
 
     further, inside = warp(rest, step)
@@ -34,7 +34,7 @@ def follow_back(step: Tensor, rest: Tensor) -> Tensor:
 def accumulated(
     reference: int, numbers: Sequence[int], forward: Field, backward: Field
 ) -> Iterator[tuple[int, Tensor | InputError]]:
-    """From each frame the displacement [2, H, W] to where its pixels are in the frame ``reference``.
+    """Yield for each frame the displacement [2, H, W] of its pixels to the frame ``reference``.
 
     Frames after the reference go back over the ``backward`` flow of every frame on the way, frames before it over the
     ``forward`` flow. The picture itself is then sampled once, however far it is. Where a flow is missing, that frame
@@ -55,7 +55,7 @@ def accumulated(
 
 
 class Mixed(NamedTuple):
-    """A picture between two."""
+    """Picture between two frames."""
 
     picture: Tensor
     seen: Tensor
@@ -63,7 +63,7 @@ class Mixed(NamedTuple):
 
 
 def between(first: Tensor, second: Tensor, forward: Tensor, backward: Tensor, at: float) -> Mixed:
-    """The picture [C, H, W] at a time between two frames.
+    """Return the picture [C, H, W] at a time between two frames.
 
     Both flows are carried to that time, each pixel with its vector; where several land, the one counts most whose way
     there and back agree (so what moves in front wins over what it hides). Each frame is then sampled once along the
@@ -71,7 +71,8 @@ def between(first: Tensor, second: Tensor, forward: Tensor, backward: Tensor, at
     shows is taken from it alone.
 
     Args:
-        first, second: [C, H, W] float, colour multiplied by alpha.
+        first: [C, H, W] float, colour multiplied by alpha.
+        second: likewise.
         forward: [2, H, W], from the first to the second, on the first's pixels.
         backward: [2, H, W], from the second to the first, on the second's pixels.
         at: 0 is the first, 1 the second.

@@ -26,7 +26,7 @@ _NUMBERED = re.compile(r"(.*?)(-?\d+)(\D*)")
 
 @dataclass(frozen=True)
 class Pattern:
-    """A file name with a place for the frame number.
+    """File name with a field for the frame number.
 
     ``%04d``, ``####`` and ``@@@@`` are four digits, with zeros in front; ``%d`` and ``@`` as many as the number has. A
     single ``#`` is four digits, as in fileseq and Houdini; ``$F4`` is Houdini's. A sign counts as a digit, as in C.
@@ -40,7 +40,7 @@ class Pattern:
 
     @classmethod
     def parse(cls, text: str) -> Pattern:
-        """The pattern that ``text`` spells; InputError where it has no place for the number, or several."""
+        """Return the pattern that ``text`` spells; raise InputError unless it has one field for the number."""
         folder, name = os.path.split(text)
         fields = list(_FIELD.finditer(name))
         if _FIELD.search(folder):
@@ -59,14 +59,14 @@ class Pattern:
         return cls(text[: len(text) - len(name)] + before, max(digits, 1), after, field[2] == "#")
 
     def path(self, number: int) -> str:
-        """The name of a frame."""
+        """Return the file name of a frame."""
         return f"{self.before}{number:0{self.digits}d}{self.after}"
 
     def __str__(self) -> str:
         return f"{self.before}%0{self.digits}d{self.after}"
 
     def found(self) -> dict[int, Path]:
-        """The frames that are there, by number, in ascending order."""
+        """Return the files that are there, by number, in ascending order."""
         folder, before = os.path.split(self.before)
         where = Path(folder or ".")
         if not where.is_dir():
@@ -86,7 +86,7 @@ class Pattern:
 
 @dataclass(frozen=True)
 class Found:
-    """A sequence that a text names.
+    """Sequence of frames that was found by name.
 
     ``files`` are the frames that are there by number (none of a video); ``asked`` those that the text itself names
     (``plate.1001-1100####.exr``), or None.
@@ -99,7 +99,7 @@ class Found:
     asked: list[int] | None = None
 
     def path(self, number: int) -> str:
-        """The name of a frame, there or not."""
+        """Return the file name of a frame, whether it exists or not."""
         if number in self.files:
             return str(self.files[number])
         if self.pattern is not None:
@@ -108,12 +108,12 @@ class Found:
 
 
 def is_pattern(text: str) -> bool:
-    """Whether the name has a place for the frame number."""
+    """Return whether the name has a field for the frame number."""
     return not Path(text).is_file() and _FIELD.search(os.path.split(text)[1]) is not None
 
 
 def is_sequence(text: str) -> bool:
-    """Whether ``text`` names more than one frame: a pattern, a folder, a glob or a video."""
+    """Return whether ``text`` names more than one frame: a pattern, a folder, a glob or a video."""
     where = Path(text)
     if where.is_file():
         return where.suffix.lower() in VIDEO_SUFFIXES
@@ -121,7 +121,7 @@ def is_sequence(text: str) -> bool:
 
 
 def find_frames(text: str) -> Found:
-    """The sequence that ``text`` names; InputError names what is wrong with it.
+    """Return the sequence that ``text`` names; raise InputError where there is none.
 
     A pattern (:class:`Pattern`), also with its frames inside or behind as fileseq and Nuke write them
     (``plate.1001-1100####.exr``, ``plate.%04d.exr 1001-1100``); a folder of frames; a glob; a video file.
@@ -160,7 +160,7 @@ def find_frames(text: str) -> Found:
 
 
 def _nearest(pattern: Pattern) -> str:
-    """What stands there with other digits, for a complaint."""
+    """Return a hint for errors: files of the pattern with other digits."""
     near = Pattern(pattern.before, 1, pattern.after, any_padding=True).found()
     if not near:
         return ""
@@ -169,7 +169,7 @@ def _nearest(pattern: Pattern) -> str:
 
 
 def _grouped(text: str, files: list[Path]) -> Found:
-    """Frames by the last number of their names, which must belong to one sequence."""
+    """Return files as one sequence, numbered by the last number of their names."""
     groups: dict[tuple[str, str], dict[int, Path]] = {}
     plain: list[Path] = []
     widths: list[int] = []
@@ -199,8 +199,11 @@ def _grouped(text: str, files: list[Path]) -> Found:
 
 
 def choose(found: Found, text: str | None, name: str = "--frames") -> list[int]:
-    """The frames to work on: those of the range ``text``, else those that the sequence's own spelling asks for, else
-    all that are there. InputError where none of them is there."""
+    """Return the frames to work on.
+
+    They are those of the range ``text``, else those of the sequence's own spelling, else all that are there. Raise
+    InputError where none of them is there.
+    """
     asked = found.asked if text is None else parse_frames(text, name)
     if found.video is not None or asked is None:
         return list(found.files) if asked is None else asked

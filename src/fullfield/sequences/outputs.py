@@ -1,13 +1,11 @@
-"""The files of a shot's motion: which are done, how they were made, and writing one."""
+"""The files of a shot's motion: writing them, and deciding which are out of date."""
 
 from __future__ import annotations
 
 import json
 import os
-import tempfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +14,48 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fullfield import __version__
 from fullfield._check import InputError, differences
 from fullfield.io import atomic_path, read_flow, write_flow, write_st_map
+from fullfield.io.files import cut_bytes, remove_abandoned
 from fullfield.io.flow_formats import Y_NOTE
 from fullfield.io.oiio import Header
 from fullfield.io.scanlines import Scanlines
 from fullfield.io.vectors import ENDS_NOTE, INCOMPLETE_NOTE, read_note, vector_lines, write_vector_lines
 from fullfield.sequences.engine import Estimated
 from fullfield.sequences.names import Pattern
-from fullfield.sequences.ranges import format_frames, parse_frames
+from fullfield.sequences.records import Checksums, Journal, Record, Records, checksum_of, digest
+
+Inputs = Callable[[int, Checksums], Mapping[str, "str | None"]]
+"""A callback that returns the checksums of what a frame is made from, by any names; None for a file that is missing."""
+
+_NAME_BYTES = 200
+_WEIGHTS = "weights_sha256"
+
+
+@dataclass
+class Plan:
+    """The frames of a run.
+
+    Attributes:
+        left: frames to make.
+        again: those of ``left`` whose file is there but out of date, by reason.
+    """
+
+    left: list[int] = field(default_factory=list)
+    again: dict[str, list[int]] = field(default_factory=dict)
+
+    def told(self) -> str:
+        """Return the numbers of frames that are made again, with the reasons."""
+        return ", ".join(f"{len(frames)} ({reason})" for reason, frames in self.again.items())
 
 
 @dataclass(frozen=True)
 class Output:
-    """Where a shot's motion goes.
+    """The files of a shot's motion.
 
     Attributes:
-        pattern: of the files; the suffix is the format. Of both directions, occlusion and confidence only ``.exr``.
+        pattern: of the files; the suffix is the format. Only ``.exr`` holds both directions, occlusion and confidence.
         dtype, compression: as for :func:`fullfield.io.write_flow`.
         y: of an EXR: where y points, ``up`` (Nuke) or ``down``.
         st_map: pattern of ST maps beside them (forward, or backward where that is the only direction).
@@ -53,13 +76,29 @@ class Output:
 
     @property
     def sidecar(self) -> Path:
-        """The small file beside the frames that says how they were made: ``mv.exr.fullfield.json``."""
+        """File with the settings of the shot, beside the frames: ``mv.exr.fullfield.json``."""
+        return self._beside(".fullfield.json")
+
+    @property
+    def notes(self) -> Path:
+        """Folder of the records of what made each frame: ``mv.exr.fullfield``."""
+        return self._beside(".fullfield")
+
+    def _beside(self, ending: str) -> Path:
         folder, name = os.path.split(Pattern.parse(self.pattern).before)
-        stem = name.rstrip("._- ")
-        return Path(folder) / f"{stem}{'.' if stem else ''}{self.suffix[1:]}.fullfield.json"
+        stem = cut_bytes(name.rstrip("._- "), _NAME_BYTES)
+        return Path(folder) / f"{stem}{'.' if stem else ''}{self.suffix[1:]}{ending}"
+
+    def st_map_path(self, number: int) -> str | None:
+        """Return the name of a frame's ST map."""
+        return None if self.st_map is None else Pattern.parse(self.st_map).path(number)
+
+    def journal(self) -> Journal:
+        """Return where this process notes what it writes."""
+        return Journal(self.notes)
 
     def is_done(self, number: int) -> bool:
-        """Whether the frame's file is whole: files appear only whole, and say where a direction is missing."""
+        """Return whether the frame has a file with every direction; files appear only when they are complete."""
         path = Path(self.path(number))
         if not path.is_file() or path.stat().st_size == 0:
             return False
@@ -71,7 +110,7 @@ class Output:
             return False
 
     def stored(self, first: int, second: int, ways: Mapping[str, int]) -> Tensor | None:
-        """The flow between two frames as its file holds it."""
+        """Return the flow between two frames from its file; None where there is none."""
         direction = next((name for name, way in ways.items() if second - first == way), None)
         if direction is None or not self.is_done(first):
             return None
@@ -80,55 +119,85 @@ class Output:
 
     @property
     def is_vectors(self) -> bool:
-        """Whether a frame has one file, an EXR, and nothing beside."""
+        """True where a frame is one EXR file, without an ST map."""
         return self.suffix == ".exr" and self.st_map is None
 
     def lines(self, parts: Mapping[str, Tensor], room: NDArray[np.uint8] | None = None) -> Scanlines:
-        """What an EXR holds of ``parts``, which are on the CPU; ``room`` is memory that may be taken for it."""
+        """Return ``parts``, which are on the CPU, as lines of an EXR; ``room`` is memory that may be used for them."""
         return vector_lines({name: part.numpy() for name, part in parts.items()}, self.dtype, self.y, room)
 
-    def write(self, done: Estimated, parts: Mapping[str, Tensor] | Scanlines, directions: Sequence[str]) -> None:
+    def write(
+        self,
+        done: Estimated,
+        parts: Mapping[str, Tensor] | Scanlines,
+        directions: Sequence[str],
+        journal: Journal,
+        made: Mapping[str, Any],
+    ) -> None:
         """Write a frame's files. ``parts`` are on the CPU; of a frame that is one EXR they may be its lines.
+
+        ``journal`` gets a record of the frame: what ``made`` it.
 
         Errors are those of :func:`fullfield.io.write_vectors`.
         """
-        path = self.path(done.number)
-        if isinstance(parts, Mapping):
-            if self.st_map is not None:
-                flow = parts[directions[0]]
-                write_st_map(Pattern.parse(self.st_map).path(done.number), flow, window=done.window)
-            if self.suffix != ".exr":
+        path, beside = self.path(done.number), None
+        st_map = self.st_map_path(done.number)
+        if isinstance(parts, Mapping) and st_map is not None:
+            write_st_map(st_map, parts[directions[0]], window=done.window)
+            beside = checksum_of(st_map)
+        with journal.noting(path, made, beside):
+            if isinstance(parts, Mapping) and self.suffix != ".exr":
                 packing: dict[str, Any] = {} if self.compression is None else {"compression": self.compression}
                 write_flow(path, parts[directions[0]], **packing)
                 return
-        notes = {Y_NOTE: self.y, "fullfield/frame": str(done.number)}
-        if done.missing:
-            notes[INCOMPLETE_NOTE] = ",".join(sorted(set(done.missing)))
-        if done.ends:
-            notes[ENDS_NOTE] = ",".join(done.ends)
-        lines = self.lines(parts) if isinstance(parts, Mapping) else parts
-        header = Header(notes, done.window, () if done.plate is None else done.plate.metadata)
-        write_vector_lines(path, lines, self.compression, header)
+            notes = {Y_NOTE: self.y, "fullfield/frame": str(done.number)}
+            if done.missing:
+                notes[INCOMPLETE_NOTE] = ",".join(sorted(set(done.missing)))
+            if done.ends:
+                notes[ENDS_NOTE] = ",".join(done.ends)
+            lines = self.lines(parts) if isinstance(parts, Mapping) else parts
+            header = Header(notes, done.window, () if done.plate is None else done.plate.metadata)
+            write_vector_lines(path, lines, self.compression, header)
 
-    def sweep(self, numbers: Sequence[int]) -> None:
-        """Remove what a killed run left of these frames' files."""
-        for number in numbers:
-            target = Path(self.path(number))
-            for left in target.parent.glob(f".{_plain(target.stem[:64])}.*.part{target.suffix}"):
-                with suppress(OSError):
-                    left.unlink()
+    # ---- what made them
 
-    # ---- how they were made
+    def made_by(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what every record of a run says: its settings, the checksum of the weights, the version."""
+        wanted, weights = self._wanted(settings)
+        return {"settings": digest(wanted), "weights": weights, "version": __version__}
+
+    def _wanted(self, settings: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+        """Return the settings as they are noted, and the checksum of the weights, which is noted for each frame."""
+        mine = {name: value for name, value in asdict(self).items() if name != "pattern"}
+        plain: dict[str, Any] = json.loads(json.dumps({**settings, **mine}))
+        parameters = plain.get("parameters")
+        weights = parameters.pop(_WEIGHTS, None) if isinstance(parameters, dict) else None
+        return plain, weights
 
     def settle(
-        self, settings: Mapping[str, Any], numbers: Sequence[int], *, overwrite: bool, source: str = ""
-    ) -> list[int]:
-        """The frames of ``numbers`` that are to be made; the settings are then noted beside the files.
+        self,
+        settings: Mapping[str, Any],
+        numbers: Sequence[int],
+        inputs: Inputs,
+        *,
+        overwrite: bool,
+        source: str = "",
+        start: int | None = None,
+    ) -> Plan:
+        """Return which frames of ``numbers`` are to be made: those without a file that agrees with this run.
 
-        Without ``overwrite`` nothing that is there is made again, and files that were made with other settings, or
-        nobody knows how, are an InputError. ``source``, where the plates are, is noted for whoever shows the result.
+        Args:
+            settings: what decides the contents of the files; noted beside them.
+            numbers: all frames of the run, ascending.
+            inputs: what each frame is made from.
+            overwrite: make every frame again.
+            source: where the plates are, noted for ``fullfield view``.
+            start: for a warm start, the distance to the frame whose flow another one starts from.
+
+        Raises:
+            InputError: files are there that were begun with other settings, or that fullfield did not write.
         """
-        wanted = json.loads(json.dumps({**settings, **{k: v for k, v in asdict(self).items() if k != "pattern"}}))
+        wanted, _ = self._wanted(settings)
         noted = self._noted()
         there = [number for number in numbers if Path(self.path(number)).exists()]
         if noted is None and there and not overwrite:
@@ -136,35 +205,73 @@ class Output:
                 f"{self.path(there[0])}: is there already, and {self.sidecar} does not say how it was made; use "
                 "--overwrite, or another name"
             )
-        changed = [] if noted is None else differences(noted.get("settings"), wanted)
+        before = None if noted is None else self._wanted(noted["settings"])[0]
+        changed = [] if before is None else differences(before, wanted)
         if changed and not overwrite:
             told = f"was begun with other settings ({'; '.join(changed)})"
             raise InputError(f"{self.pattern}: {told}; use --overwrite, or another name")
-        stale: dict[str, Any] | None = None if noted is None else noted.get("stale")
-        if overwrite and there:
-            stale = {"frames": format_frames(there), "before": self._now()}
-        if noted is None or noted.get("settings") != wanted or stale != noted.get("stale"):
+        plan = Plan(list(numbers)) if overwrite else self._compare(settings, numbers, inputs, start, noted or {})
+        if before != wanted:
+            facts = {"settings": wanted, "source": source, "records": True}
             with atomic_path(self.sidecar) as temporary:
-                temporary.write_text(
-                    json.dumps({"settings": wanted, "stale": stale, "source": source}, indent=1), "utf-8"
+                temporary.write_text(json.dumps(facts, indent=1), "utf-8")
+        for folder in {Path(path).parent for path in (self.pattern, self.st_map) if path is not None}:
+            remove_abandoned(folder)
+        return plan
+
+    def _compare(
+        self,
+        settings: Mapping[str, Any],
+        numbers: Sequence[int],
+        inputs: Inputs,
+        start: int | None,
+        noted: Mapping[str, Any],
+    ) -> Plan:
+        made_by, records = self.made_by(settings), Records(self.notes)
+        plan, kept, every = Plan(), dict[int, str](), set(numbers)
+        for number in numbers:
+            path = Path(self.path(number))
+            if not path.exists() or (path.is_file() and path.stat().st_size == 0):
+                plan.left.append(number)
+                continue
+            found = records.of(str(path))
+            if not found and noted.get("records"):
+                raise InputError(
+                    f"{path}: was not written by fullfield, or was changed since; use --overwrite, or another name"
                 )
-        old = set() if stale is None else set(parse_frames(stale["frames"]))
-        left = [
-            number for number in numbers if not self.is_done(number) or (number in old and self._is_old(number, stale))
-        ]
-        self.sweep(left)
-        return left
+            wanted = {**made_by, "inputs": dict(inputs(number, records.checksums)), "start": None}
+            chained = start is not None and number - start in every
+            if start is not None and chained:
+                wanted["start"] = kept.get(number - start, "made again")
+            reasons = [self._reason(number, record, wanted, records.checksums) for record in found]
+            if "" in reasons:
+                kept[number] = digest(wanted)
+                continue
+            plan.left.append(number)
+            if self.is_done(number):
+                reason = reasons[-1] if reasons else "made by an earlier version of fullfield"
+                plan.again.setdefault(reason, []).append(number)
+        return plan
 
-    def _is_old(self, number: int, stale: Mapping[str, Any] | None) -> bool:
-        return stale is not None and Path(self.path(number)).stat().st_mtime_ns <= int(stale["before"])
-
-    def _now(self) -> int:
-        """The time by the clock that stamps the files."""
-        with tempfile.TemporaryFile(dir=self.sidecar.parent) as file:
-            return os.fstat(file.fileno()).st_mtime_ns
+    def _reason(self, number: int, record: Record, wanted: Mapping[str, Any], checksums: Checksums) -> str:
+        """Return why a stored frame is out of date; empty where it is not."""
+        made = record.made
+        if made.get("settings") != wanted["settings"]:
+            return "made with other settings"
+        if made.get("version") != wanted["version"]:
+            return f"made by fullfield {made.get('version')}"
+        if made.get("weights") != wanted["weights"]:
+            return "made with other weights"
+        if made.get("inputs") != wanted["inputs"]:
+            return "inputs changed"
+        if made.get("start") != wanted["start"]:
+            return "the frame before changed"
+        if record.beside != checksums.of(self.st_map_path(number)):
+            return "ST map changed"
+        return "" if self.is_done(number) else "incomplete"
 
     def source(self) -> str | None:
-        """Where the plates were, by the notes beside the files."""
+        """Return where the plates were, by the notes beside the files."""
         noted = self._noted()
         return None if noted is None or not noted.get("source") else str(noted["source"])
 
@@ -173,18 +280,13 @@ class Output:
             found = json.loads(self.sidecar.read_text("utf-8"))
         except FileNotFoundError:
             return None
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
-        if not isinstance(found, dict):
+        if not isinstance(found, dict) or not isinstance(found.get("settings"), dict):
             raise InputError(f"{self.sidecar}: expected the notes of an earlier run; remove it")
         return found
 
 
-def _plain(text: str) -> str:
-    """A text that globs match as it is."""
-    return "".join(f"[{c}]" if c in "*?[" else c for c in text)
-
-
 def to_cpu(parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors on the CPU, waited for."""
+    """Return the tensors on the CPU."""
     return {name: part.to("cpu", torch.float32) for name, part in parts.items()}

@@ -1,4 +1,4 @@
-"""The frames of a shot: where they are, and reading one with all that belongs to it."""
+"""The frames of a shot, read with their windows and metadata."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -20,8 +19,7 @@ from fullfield.io.image import FrameReader, pinned_planes
 from fullfield.io.oiio import Attribute
 from fullfield.io.windows import common_window
 from fullfield.sequences.names import Found, choose, find_frames
-
-Stamp = tuple[int, int, int]
+from fullfield.sequences.records import Identity, Stamp, checksum_of, stamp_of
 
 
 class Plate(NamedTuple):
@@ -32,12 +30,12 @@ class Plate(NamedTuple):
     window: FrameWindow | None = None
     """Of an EXR: its windows; the data window is what ``frame`` holds."""
     metadata: tuple[Attribute, ...] = ()
-    stamp: Stamp | None = None
-    """What the file system said of the file when it was read."""
+    identity: Identity | None = None
+    """The version of the file that was read."""
 
 
 class Plates(Protocol):
-    """A shot that can be read frame by frame."""
+    """Shot that can be read frame by frame."""
 
     numbers: list[int]
     """The frames to work on, ascending."""
@@ -54,9 +52,13 @@ class Plates(Protocol):
 
     def read(self, number: int) -> Plate: ...
 
-    def stamp(self, number: int) -> Stamp | None:  # None: not of a file
+    def file(self, number: int) -> str | None:  # None: not in a file
         del number
         return None
+
+    def stamp(self, number: int) -> Stamp | None:  # None: not in a file
+        path = self.file(number)
+        return None if path is None else stamp_of(path)
 
     def close(self) -> None:
         return None
@@ -65,7 +67,7 @@ class Plates(Protocol):
 def open_plates(
     source: str | os.PathLike[str] | Sequence[Frame], frames: str | Sequence[int] | None = None, **reading: Any
 ) -> Plates:
-    """The frames of a shot.
+    """Open the frames of a shot.
 
     Args:
         source: a pattern (``plate.%04d.exr``, ``plate.####.exr``), a folder, a glob or a video file, whose frames
@@ -90,7 +92,7 @@ def open_plates(
 
 
 class FilePlates(Plates):
-    """Frames in files of their own."""
+    """Frames in one file each."""
 
     def __init__(self, found: Found, numbers: Sequence[int], **reading: Any) -> None:
         self._found = found
@@ -111,15 +113,11 @@ class FilePlates(Plates):
             return None
         return number in self._found.files
 
-    def stamp(self, number: int) -> Stamp | None:
-        try:
-            status = Path(self.path(number)).stat()
-        except OSError:
-            return None
-        return status.st_mtime_ns, status.st_size, status.st_ino
+    def file(self, number: int) -> str | None:
+        return self.path(number)
 
     def read(self, number: int) -> Plate:
-        """The frame; read once more where it is replaced meanwhile."""
+        """Read the frame; read it again where it was replaced during the first read."""
         path = self.path(number)
         reader = FrameReader(**self._reading)
         reader = replace(reader, new=pinned_planes) if self.pinned else reader
@@ -132,12 +130,13 @@ class FilePlates(Plates):
                     window = window or frame_window(path, **self._channels)
                 elif window is not None:
                     window = window._replace(data=window.display)
+                checksum = checksum_of(path)
             except (InputError, OSError):
                 if again and before is not None and self.stamp(number) != before:
                     continue
                 raise
-            if self.stamp(number) == before:
-                return Plate(found.frame, window, found.metadata, before)
+            if before is not None and self.stamp(number) == before:
+                return Plate(found.frame, window, found.metadata, Identity(before, checksum))
         raise InputError(f"{path}: is being written while it is read")
 
 
@@ -171,7 +170,7 @@ class ListedPlates(Plates):
 
 
 class VideoPlates(Plates):
-    """The frames of a video, counted from 1 and decoded in order; one that was passed is decoded from the start again.
+    """Frames of a video, counted from 1 and decoded in order; earlier frames need decoding from the start.
 
     Videos of more than 8 bits are read with all of them.
     """
@@ -185,6 +184,8 @@ class VideoPlates(Plates):
         self._path = found.text
         self._curve = curve(transfer or "auto", auto="srgb")
         self._lock = threading.Lock()
+        stamp = stamp_of(self._path)
+        self._identity = None if stamp is None else Identity(stamp, checksum_of(self._path))
         self._open()
         self._length = self._source.count() if hasattr(self._source, "count") else 0
         self._open()
@@ -203,6 +204,10 @@ class VideoPlates(Plates):
     def path(self, number: int) -> str:
         return f"{self._path}, frame {number}"
 
+    def file(self, number: int) -> str | None:
+        del number
+        return self._path
+
     def has(self, number: int) -> bool | None:
         low, high = min(1, self.numbers[0]), max(self._length, self.numbers[-1])
         return 1 <= number <= self._length if low <= number <= high else None
@@ -220,7 +225,7 @@ class VideoPlates(Plates):
             values: Tensor = frame.values()
         if self._curve is not None:
             self._curve(values.numpy())
-        return Plate(values)
+        return Plate(values, identity=self._identity)
 
     def close(self) -> None:
         if hasattr(self, "_source"):
@@ -228,7 +233,7 @@ class VideoPlates(Plates):
 
 
 def placed(plate: Plate, box: tuple[int, int, int, int]) -> Tensor:
-    """The frame in the box (x, y, width, height), black where it has no pixels."""
+    """Return the frame in the box (x, y, width, height), black where it has no pixels."""
     if plate.window is None or plate.window.data == box:
         return plate.frame
     x, y, width, height = plate.window.data
@@ -239,7 +244,7 @@ def placed(plate: Plate, box: tuple[int, int, int, int]) -> Tensor:
 
 
 def common_box(plates: Mapping[str, Plate]) -> FrameWindow:
-    """:func:`fullfield.io.windows.common_window` of plates, by path."""
+    """Return :func:`fullfield.io.windows.common_window` of plates, by path."""
     return common_window({path: _window(plate) for path, plate in plates.items()})
 
 
@@ -249,7 +254,7 @@ def _window(plate: Plate) -> FrameWindow:
 
 
 def pinned(plate: Plate) -> Plate:
-    """The same in memory that a GPU copies from by itself."""
+    """Return the plate in pinned memory."""
     frame = torch.empty(plate.frame.shape, dtype=plate.frame.dtype, pin_memory=True)
     np.copyto(frame.numpy(), plate.frame.numpy())  # in this thread: PyTorch's copy would take all cores
     return plate._replace(frame=frame)

@@ -1,7 +1,7 @@
-"""One machine's GPUs on a shot: a process for each, which takes chunk after chunk.
+"""Several devices of one machine on a shot: one process for each, which takes chunk after chunk.
 
-Before a process has done its chunk it asks for more. It gets the neighbouring one, so that it goes on without a pause
-and estimates no pair twice; where that is taken it begins anew in the middle of what another one would come to last.
+A process requests more work before its chunk is done. It gets the neighbouring chunk, so that it continues without a
+pause and estimates no pair twice. Where that chunk is taken, it begins in the middle of the longest run that is left.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LIVES = 2  # a chunk is given up when so many processes have died of it
 
 
 def chunks(numbers: Sequence[int], workers: int, turns: int = _TURNS) -> list[list[int]]:
-    """Runs of neighbours, about ``turns`` for each worker: what lies side by side shares its frames."""
+    """Return runs of neighbouring frames, about ``turns`` for each worker."""
     ordered = sorted(numbers)
     size = max(_LEAST, -(-len(ordered) // (workers * turns)))
     size = min(size, -(-len(ordered) // workers))
@@ -38,7 +38,7 @@ def chunks(numbers: Sequence[int], workers: int, turns: int = _TURNS) -> list[li
 
 
 class _Chunks:
-    """What is left to do, by the place of a chunk in the shot."""
+    """The chunks that are left, by their position in the shot."""
 
     def __init__(self, every: Sequence[list[int]]) -> None:
         self._left = dict(enumerate(every))
@@ -48,8 +48,11 @@ class _Chunks:
         return len(self._left)
 
     def first(self, reached: Sequence[int]) -> tuple[int, list[int]]:
-        """Where to begin, and the chunk there: at the start of the longest run of chunks, or in its middle where one
-        of the places ``reached`` is just before it."""
+        """Take a chunk to begin with, and return its position and frames.
+
+        It is the first of the longest run of chunks, or the middle one where a position of ``reached`` is just before
+        the run.
+        """
         best, most = -1, 0
         for place in sorted(self._left):
             if place - 1 in self._left:
@@ -61,17 +64,17 @@ class _Chunks:
         return best, self._left.pop(best)
 
     def following(self, place: int) -> list[int]:
-        """The chunk behind that place; empty where it is not left."""
+        """Take the chunk after that position; return no frames where it is taken."""
         return self._left.pop(place + 1, [])
 
     def back(self, chunk: list[int]) -> None:
-        """Lay a chunk back, or a part of one."""
+        """Return a chunk, or a part of one, to those that are left."""
         self._apart += 2  # next to no other place
         self._left[self._apart] = chunk
 
 
 class _Worker:
-    """A process and the frames it has in hand."""
+    """A process and the frames it is working on."""
 
     def __init__(self, work: Work, every: Sequence[int], device: str, threads: int | None) -> None:
         context = multiprocessing.get_context("spawn")
@@ -86,12 +89,12 @@ class _Worker:
         self.finished: set[int] = set()
 
     def give(self, place: int, chunk: list[int]) -> None:
-        """A chunk to begin with."""
+        """Send a chunk to begin with."""
         self.place, self.chunk, self.finished = place, chunk, set()
         self._send(chunk)
 
     def extend(self, chunk: list[int]) -> None:
-        """The chunk behind the one in hand; empty: there is none for this one."""
+        """Send the chunk after the current one; an empty one ends the run of chunks."""
         if chunk:
             self.place, self.chunk = self.place + 1, [*self.chunk, *chunk]
         self._send(chunk)
@@ -101,7 +104,7 @@ class _Worker:
             self.pipe.send(chunk)
 
     def end(self) -> None:
-        """At once where it has something in hand, else by itself."""
+        """End the process; at once where it still has frames."""
         if self.chunk:
             self.process.terminate()
         self.pipe.close()
@@ -119,7 +122,7 @@ def run_on_devices(
     """Make the files of ``numbers`` on several devices of this machine (``cuda:0``, ``cuda:1``; ``cpu`` counts too).
 
     ``every``: all frames of the run, those that are made already included. The files are those that one device makes.
-    When a process dies, what it had in hand goes to another one.
+    When a process dies, another one gets its frames.
     """
     begin = time.perf_counter()
     every = numbers if every is None else every
@@ -170,7 +173,7 @@ def _hear(worker: _Worker, outcome: Outcome, left: _Chunks, tell: Tell | None) -
 
 
 def _bury(worker: _Worker, outcome: Outcome, left: _Chunks, deaths: dict[int, int]) -> None:
-    """What a dead process had in hand goes back, at most twice."""
+    """Return the frames of a dead process to those that are left, at most twice."""
     worker.process.join(10)
     code = worker.process.exitcode
     rest = [number for number in worker.chunk if number not in worker.finished]
@@ -188,7 +191,7 @@ def _bury(worker: _Worker, outcome: Outcome, left: _Chunks, deaths: dict[int, in
 
 
 def _serve(work: Work, every: list[int], pipe: Connection) -> None:
-    """The process: chunks come, frames and outcomes go. Ends with the pipe."""
+    """Run the process: receive chunks, send frames and outcomes, until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
 
     def stop(*_: object) -> None:

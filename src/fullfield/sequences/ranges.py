@@ -1,4 +1,4 @@
-"""Frame ranges as Nuke and fileseq write them. Light: imports neither torch nor numpy."""
+"""Frame ranges as Nuke and fileseq write them; imports neither torch nor numpy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PART = re.compile(r"(-?[0-9]{1,9})(?:-(-?[0-9]{1,9})(?:([xy:])(-?[0-9]{1,9}))?)
 
 
 def parse_frames(text: str, name: str = "frames") -> list[int]:
-    """The frames of a range in ascending order, each once.
+    """Return the frames of a range in ascending order, each once.
 
     Parts are separated by commas or spaces: ``7``; ``1001-1100`` (also ``1100-1001``); ``1-10x2``, every second frame
     from the first one named; ``1-10y3``, fileseq's other frames, those that ``x3`` leaves out; ``1-10:3``, fileseq's
@@ -48,15 +48,19 @@ def parse_frames(text: str, name: str = "frames") -> list[int]:
 
 
 def format_frames(numbers: Iterable[int]) -> str:
-    """The shortest plain spelling: ``1-5,7,9-13x2``."""
-    left = sorted(set(numbers))
+    """Return the shortest plain spelling of frames: ``1-5,7,9-13x2``."""
+    every = sorted(set(numbers))
     parts: list[str] = []
-    while left:
-        step = left[1] - left[0] if len(left) > 1 else 1
-        count = next((n for n in range(1, len(left)) if left[n] - left[n - 1] != step), len(left))
-        if count == 1 or (count == 2 and step > 1):
-            parts.append(f"{left.pop(0)}")
+    at = 0
+    while at < len(every):
+        step = every[at + 1] - every[at] if at + 1 < len(every) else 1
+        end = at + 1
+        while end < len(every) and every[end] - every[end - 1] == step:
+            end += 1
+        if end - at == 1 or (end - at == 2 and step > 1):
+            parts.append(f"{every[at]}")
+            at += 1
             continue
-        parts.append(f"{left[0]}-{left[count - 1]}" + (f"x{step}" if step > 1 else ""))
-        left = left[count:]
+        parts.append(f"{every[at]}-{every[end - 1]}" + (f"x{step}" if step > 1 else ""))
+        at = end
     return ",".join(parts)

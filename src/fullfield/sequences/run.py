@@ -1,4 +1,4 @@
-"""One process's part of a shot: estimate, and write behind the estimation."""
+"""Run of one process over a shot: estimation, with writing in threads behind it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ from fullfield import _check
 from fullfield._check import InputError
 from fullfield.estimators.protocol import Estimator, prepare_estimator
 from fullfield.estimators.refined import RefinedEstimator
+from fullfield.estimators.registry import DEFAULT_METHOD
 from fullfield.io.flow_formats import FlowRangeError
 from fullfield.io.oiio import one_thread_a_file
 from fullfield.io.scanlines import Scanlines, body_shape
 from fullfield.io.vectors import vector_lines_there
 from fullfield.sequences.engine import Engine, Estimated, More, Problem, Setting, problem_of
-from fullfield.sequences.outputs import Output, to_cpu
+from fullfield.sequences.outputs import Output, Plan, to_cpu
 from fullfield.sequences.plates import Plates, open_plates
+from fullfield.sequences.records import Checksums, Identity, Records, digest
 from fullfield.sequences.stages import Spent, Stages
 
 _WAITING_BYTES = 1 << 30  # of results that are being written or wait to be
@@ -41,37 +43,50 @@ Tell = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Work:
-    """A shot and what is to be made of it: plain values, which travel to other processes and machines."""
+    """Description of a run: plain values, which can be sent to other processes and machines."""
 
     source: str
     output: Output
-    method: str = "tvl1"
+    method: str = DEFAULT_METHOD
     config: Any = None
     backend: str | None = None
     setting: Setting = field(default_factory=Setting)
     reading: dict[str, Any] = field(default_factory=dict)
     threads: int | None = None
+    made_by: dict[str, Any] | None = None
+    """What records say of the run (:meth:`Output.made_by`); by default that of its own estimator."""
 
     def open(self, numbers: Sequence[int] | str | None) -> Plates:
-        """The plates, to work on some of them."""
+        """Open the plates, with the frames to work on."""
         return open_plates(self.source, numbers, **self.reading)
 
     def estimator(self) -> Estimator:
-        """A new estimator."""
+        """Return a new estimator."""
         from fullfield.estimators.estimation import build
 
         return build(self.method, config=self.config, backend=self.backend)
 
     def ready(self) -> Estimator:
-        """A new estimator, prepared, in a process of its own that has this work's threads."""
+        """Return a new, prepared estimator, and set this process's number of threads."""
         if self.threads is not None:
             torch.set_num_threads(self.threads)
         estimator = self.estimator()
         prepare(self, estimator)
         return estimator
 
+    def settle(self, settings: dict[str, Any], plates: Plates, *, overwrite: bool) -> Plan:
+        """Return which frames of ``plates`` are to be made (:meth:`Output.settle`)."""
+
+        def inputs(number: int, checksums: Checksums) -> dict[str, str | None]:
+            frames = self.setting.frames(plates, number)
+            return {str(n - number): checksums.of(plates.file(n) if plates.has(n) else None) for n in frames}
+
+        source, start = str(Path(self.source).absolute()), self.setting.step if self.setting.warm_start else None
+        numbers = sorted(plates.numbers)
+        return self.output.settle(settings, numbers, inputs, overwrite=overwrite, source=source, start=start)
+
     def settings(self, estimator: Estimator) -> dict[str, Any]:
-        """What decides the files' contents, for the notes beside them. The estimator is prepared."""
+        """Return the settings that decide the files' contents. The estimator must be prepared."""
         setting = self.setting
         parameters = dict(estimator.parameters)
         if isinstance(parameters.get("refinement"), dict):  # whose backend is known once it has run
@@ -93,7 +108,7 @@ class Work:
 
 @dataclass
 class Outcome:
-    """What became of a shot, or of a part of it. Plain values."""
+    """Result of a run over a shot, or over a part of it, in plain values."""
 
     written: list[int] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
@@ -110,9 +125,10 @@ class Outcome:
     """What the parts of the work took: ``read``, ``reduce`` (for the search of cuts), ``pin``, ``wait for plates``,
     ``estimate`` (with ``look for cuts``; on a GPU only launching), ``wait for writers``, ``fetch``, ``lay out``,
     ``write``."""
+    _seen: set[Any] = field(default_factory=set, repr=False, compare=False)
 
     def add(self, other: Outcome) -> None:
-        """Take in another part's."""
+        """Add the result of another part."""
         self.note(other, "written", "incomplete", "cuts", "held", "problems")
         self.stopped = self.stopped or other.stopped
         self.busy_s += other.busy_s
@@ -122,13 +138,15 @@ class Outcome:
         self.stages = total.spent
 
     def note(self, other: Outcome | Estimated, *names: str) -> None:
-        """Take what the lists of these names do not have yet."""
+        """Add the items of these lists that are new."""
         for name in names:
-            mine = getattr(self, name)
-            mine += [item for item in getattr(other, name) if item not in mine]
+            for item in getattr(other, name):
+                if (name, item) not in self._seen:
+                    self._seen.add((name, item))
+                    getattr(self, name).append(item)
 
     def end(self, begin: float) -> Outcome:
-        """All of it in order, and the time since ``begin``."""
+        """Sort the frames, and set the time since ``begin``."""
         for items in (self.written, self.incomplete, self.cuts, self.held):
             items.sort()
         self.wall_s = time.perf_counter() - begin
@@ -136,8 +154,13 @@ class Outcome:
 
     @property
     def is_good(self) -> bool:
-        """Whether everything is there."""
+        """True where everything was made."""
         return not self.problems and self.stopped is None
+
+
+def ends_writing(error: OSError) -> bool:
+    """Return whether the next file cannot be written either."""
+    return error.errno in _GONE
 
 
 def prepare(work: Work, estimator: Estimator, size: tuple[int, int] | None = None, **more: Any) -> None:
@@ -154,7 +177,7 @@ def run(
     tell: Tell | None = None,
     more: More | None = None,
 ) -> Outcome:
-    """Make the files of ``numbers``, whatever stands there; ``tell`` is called with every frame that is finished.
+    """Make the files of ``numbers`` and replace those that are there; call ``tell`` with every finished frame.
 
     ``more`` is asked for further frames before those that are known run out, until it has none.
 
@@ -170,7 +193,8 @@ def run(
     inside = set(plates.numbers) - set(numbers)  # made before
 
     def stored(first: int, second: int) -> Tensor | None:
-        return work.output.stored(first, second, setting.ways) if first in inside else None
+        is_kept = first in inside and bool(plates.has(first))
+        return work.output.stored(first, second, setting.ways) if is_kept else None
 
     def further() -> Sequence[int]:
         found = [] if more is None else more()
@@ -179,7 +203,8 @@ def run(
 
     engine = Engine(plates, numbers, estimator, setting, stored, further)
     outcome = Outcome()
-    writer = _Writer(work, plates, outcome, engine.stages, tell)
+    made_by = work.made_by or work.output.made_by(work.settings(estimator))
+    writer = _Writer(work, plates, outcome, engine.stages, tell, made_by, inside)
     try:
         with one_thread_a_file, writer:
             for done in engine:
@@ -206,15 +231,27 @@ def _is_there(plates: Plates, number: int) -> bool:
 
 
 def _most_waiting(size: int, writers: int) -> int:
-    """How many results of ``size`` bytes may be on their way while the next one comes."""
+    """Return how many results of ``size`` bytes may wait to be written."""
     return max(1, min(writers, _WAITING_BYTES // max(size, 1) - 1))
 
 
 class _Writer:
-    """Writes results in threads of their own; a few wait at most."""
+    """Threads that write results; few results wait at a time."""
 
-    def __init__(self, work: Work, plates: Plates, outcome: Outcome, stages: Stages, tell: Tell | None) -> None:
+    def __init__(
+        self,
+        work: Work,
+        plates: Plates,
+        outcome: Outcome,
+        stages: Stages,
+        tell: Tell | None,
+        made_by: dict[str, Any],
+        kept: set[int],
+    ) -> None:
         self._work, self._plates, self._outcome, self._tell = work, plates, outcome, tell
+        self._made_by, self._journal = made_by, work.output.journal()
+        self._every, self._kept, self._ids = set(plates.numbers), kept, dict[int, str]()
+        self._records: Records | None = None
         self._stage = stages.stage
         cuda = torch.device(work.setting.device).type == "cuda"
         # Beside a GPU most of a frame's time on the CPU is writing.
@@ -224,7 +261,7 @@ class _Writer:
         self._lock = threading.Lock()
         self._mine = threading.local()
         self._rooms = _Rooms(pinned=cuda)
-        self._read: dict[int, Any] = {}
+        self._read: dict[int, Identity | None] = {}
         self._reported: set[int] = set()
 
     def __enter__(self) -> _Writer:
@@ -234,8 +271,10 @@ class _Writer:
         if kind is not None:
             self._pool.shutdown(cancel_futures=True)
             return
-        self._wait(0)
-        self._pool.shutdown()
+        try:
+            self._wait(0)
+        finally:
+            self._pool.shutdown()
         for number in sorted(self._read):
             self._check_replaced(number, "after it was read; what was made from it is of the old one")
 
@@ -248,28 +287,49 @@ class _Writer:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(torch.cuda.current_stream(device))
         done.plate = None if done.plate is None else done.plate._replace(frame=done.plate.frame[:0])
-        self._waiting.append(self._pool.submit(self._write, done, event))
+        self._waiting.append(self._pool.submit(self._write, done, event, self._made(done)))
+
+    def _made(self, done: Estimated) -> dict[str, Any]:
+        """Return what the record of a frame says of it."""
+        inputs = {str(n - done.number): None if used is None else used.checksum for n, used in done.used.items()}
+        made = {**self._made_by, "inputs": inputs, "start": None}
+        if self._work.setting.warm_start:
+            made["start"] = self._id(done.number - self._work.setting.step)
+            self._ids[done.number] = digest(made)
+        return made
+
+    def _id(self, number: int) -> str | None:
+        """Return the digest of what made a frame, in this run or before; None for a frame of no concern to this run."""
+        if number not in self._every:
+            return None
+        if number not in self._ids and (number not in self._kept or not self._plates.has(number)):
+            return "not made"
+        if number not in self._ids:
+            self._records = self._records or Records(self._work.output.notes)
+            found = self._records.of(self._work.output.path(number))
+            self._ids[number] = digest(found[-1].made) if found else "not made"
+        return self._ids[number]
 
     def _wait(self, most: int) -> None:
         with self._stage("wait for writers"):
             while len(self._waiting) > most:
                 self._waiting.popleft().result()
 
-    def _write(self, done: Estimated, event: Any) -> None:
+    def _write(self, done: Estimated, event: Any, made: dict[str, Any]) -> None:
         path = self._work.output.path(done.number)
         try:
             if self._outcome.stopped is None:
-                self._write_now(done, event)
+                self._write_now(done, event, made)
         except FlowRangeError as error:
             self._complain(Problem(path, str(error).removeprefix("flow: ")))
         except (InputError, OSError) as error:
             self._complain(problem_of(path, error))
-            if isinstance(error, OSError) and error.errno in _GONE:
+            if isinstance(error, OSError) and ends_writing(error):
                 self._outcome.stopped = f"{path}: {error.strerror}"
         if self._tell is not None:
             self._tell(done.number)
 
-    def _write_now(self, done: Estimated, event: Any) -> None:
+    def _write_now(self, done: Estimated, event: Any, made: dict[str, Any]) -> None:
         output = self._work.output
         ways = [name for name in self._work.setting.ways if name not in done.missing]
         if output.is_vectors:
@@ -282,10 +342,10 @@ class _Writer:
                     with self._stage("fetch"):
                         lines = self._fetched(done.parts, event, room)
                 if lines is not None:
-                    self._write_file(done, lines, ways)
+                    self._write_file(done, lines, ways, made)
                     return
         if event is None:
-            self._write_file(done, to_cpu(done.parts), ways)
+            self._write_file(done, to_cpu(done.parts), ways, made)
             return
         with self._stage("fetch"):
             parts = self._copied(done.parts, event)
@@ -295,26 +355,32 @@ class _Writer:
                 what = f"{self._work.method} gives a flow that is not finite ({name})"
                 self._complain(Problem(output.path(done.number), what))
                 return
-        self._write_file(done, parts, ways)
+        self._write_file(done, parts, ways, made)
 
-    def _write_file(self, done: Estimated, parts: dict[str, Tensor] | Scanlines, ways: Sequence[str]) -> None:
+    def _write_file(
+        self, done: Estimated, parts: dict[str, Tensor] | Scanlines, ways: Sequence[str], made: dict[str, Any]
+    ) -> None:
         replaced = [number for number in done.used if self._check_replaced(number, "while it was worked on", done.used)]
         if replaced:
             return
         with self._lock:
-            self._read.update({number: stamp for number, stamp in done.used.items() if stamp is not None})
+            self._read.update({number: read for number, read in done.used.items() if read is not None})
             for number in [n for n in self._read if n < done.number - 64 * self._work.setting.step]:
                 del self._read[number]  # the far past is not watched
         with self._stage("write"):
-            self._work.output.write(done, parts, ways)
+            for number, identity in done.used.items():
+                path = self._plates.file(number)
+                if path is not None and identity is not None:
+                    self._journal.add_input(path, identity)
+            self._work.output.write(done, parts, ways, self._journal, made)
         with self._lock:
             self._outcome.written.append(done.number)
             if done.missing:
                 self._outcome.incomplete.append(done.number)
 
-    def _check_replaced(self, number: int, words: str, used: dict[int, Any] | None = None) -> bool:
-        stamp = (self._read if used is None else used).get(number)
-        if stamp is None or self._plates.stamp(number) == stamp:
+    def _check_replaced(self, number: int, words: str, used: dict[int, Identity | None] | None = None) -> bool:
+        read = (self._read if used is None else used).get(number)
+        if read is None or self._plates.stamp(number) == read.stamp:
             return False
         if number not in self._reported:
             self._reported.add(number)
@@ -327,7 +393,7 @@ class _Writer:
                 self._outcome.problems.append(problem)
 
     def _fetched(self, parts: dict[str, Tensor], event: Any, room: Tensor) -> Scanlines | None:
-        """The lines of a file, made on the GPU and fetched into ``room``; None where a file cannot hold the values."""
+        """Return the lines of a file, copied from the GPU into ``room``; None where a file cannot hold the values."""
         output = self._work.output
         good = torch.empty((), dtype=torch.bool, pin_memory=True)
         with self._beside(parts, event):
@@ -337,7 +403,7 @@ class _Writer:
         return Scanlines(names, room.numpy(), output.dtype == "half") if bool(good) else None
 
     def _copied(self, parts: dict[str, Tensor], event: Any) -> dict[str, Tensor]:
-        """The parts from the GPU."""
+        """Return copies of the parts from the GPU."""
         host = {name: torch.empty(part.shape, dtype=part.dtype, pin_memory=True) for name, part in parts.items()}
         with self._beside(parts, event):
             for name, part in parts.items():
@@ -346,7 +412,7 @@ class _Writer:
 
     @contextlib.contextmanager
     def _beside(self, parts: dict[str, Tensor], event: Any) -> Iterator[None]:
-        """Inside, the GPU works on a stream of this thread's own, after ``event``; at the end it is waited for."""
+        """Run the work inside on a stream of this thread, after ``event``, and wait for it."""
         if not hasattr(self._mine, "stream"):
             self._mine.stream = torch.cuda.Stream(self._work.setting.device)  # type: ignore[no-untyped-call]
         stream = self._mine.stream
@@ -361,7 +427,7 @@ class _Writer:
 
 
 class _Rooms:
-    """Memory for the lines of files, used again and again: new memory of that size costs as much time as filling it."""
+    """Memory for the lines of files, used again: new memory of that size costs as much time as filling it."""
 
     def __init__(self, pinned: bool) -> None:
         self._pinned = pinned
@@ -369,7 +435,7 @@ class _Rooms:
 
     @contextlib.contextmanager
     def room(self, parts: dict[str, Tensor], half: bool) -> Iterator[Tensor]:
-        """uint8 of the shape that the lines of ``parts`` have, for nobody else meanwhile."""
+        """Lend uint8 memory of the shape that the lines of ``parts`` have."""
         height, width = next(iter(parts.values())).shape[-2:]
         shape = body_shape((height, width), sum(part.ndim - 1 for part in parts.values()), half)
         room = None

@@ -1,4 +1,4 @@
-"""Where the time of a shot goes."""
+"""Times of the stages of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Spent(NamedTuple):
-    """What one stage took, of all threads together."""
+    """Time of one stage, in all threads together."""
 
     times: int = 0
     wall_s: float = 0.0
@@ -19,12 +19,12 @@ class Spent(NamedTuple):
     """Of the processor, in the stage's own thread."""
 
     def plus(self, other: Spent) -> Spent:
-        """Both together."""
+        """Return the sum of both."""
         return Spent(self.times + other.times, self.wall_s + other.wall_s, self.cpu_s + other.cpu_s)
 
 
 class Stages:
-    """Adds up stages, from many threads. A stage inside another one counts in both."""
+    """Sums of stages over many threads; a stage inside another one counts in both."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -32,7 +32,7 @@ class Stages:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Around the work of a stage; one that ends with an error counts too."""
+        """Measure the work inside; work that ends with an error counts too."""
         wall, cpu = time.perf_counter(), time.thread_time()
         try:
             yield
@@ -40,7 +40,7 @@ class Stages:
             self.add({name: Spent(1, time.perf_counter() - wall, time.thread_time() - cpu)})
 
     def add(self, spent: dict[str, Spent]) -> None:
-        """Count what another one has counted."""
+        """Add the sums of another object."""
         with self._lock:
             for name, more in spent.items():
                 self.spent[name] = self.spent.get(name, Spent()).plus(more)

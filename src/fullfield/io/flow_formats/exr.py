@@ -60,7 +60,10 @@ def _find(source: Source, part: int | str | None, layer: str | None) -> tuple[Pa
                 if all(name in found for name in names):
                     return candidate, [found[name] for name in names]
     expected = f"channels {layer}.u, {layer}.v" if layer else "channels forward.u, forward.v (or u, v)"
-    raise InputError(f"{source.path}: no {expected}; name another layer. The file has {describe_parts(seen)}")
+    groups = [group for candidate in seen for group in layers(candidate.channels).values()]
+    has_pair = any(all(name in group for name in names) for group in groups for names in _PAIRS)
+    advice = "name another layer" if has_pair else "it is no flow; give a file that 'fullfield flow' wrote"
+    raise InputError(f"{source.path}: no {expected}; {advice}. The file has {describe_parts(seen)}")
 
 
 def _read(source: Source, part: Part, pair: list[int], window: Window) -> tuple[Planes, Mask]:

@@ -1,0 +1,311 @@
+"""Random histories of a shot: ``python -m tests.hostile.histories --count 200 --seed 1`` takes about twenty minutes.
+
+A history makes a shot, edits it and makes it again: other lengths, directions, chunks, kills, ``--overwrite``,
+``--frames``, replaced plates, other settings, and ``retime`` and ``warp`` along the flow. At its end the whole shot is
+asked for once, and every stored file must hold what a run in an empty folder makes, bit for bit. Every run that is not
+killed runs in this process; a kill stops a run as if its process had ended between two instructions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import os
+import random
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+HEIGHT, WIDTH = 24, 32
+METHOD = (
+    "--method",
+    "tvl1",
+    "--preset",
+    "fast",
+    "--iterations",
+    "2",
+    "--warps",
+    "1",
+    "--scales",
+    "2",
+    "--threads",
+    "1",
+)
+SETTINGS = ((), ("--lambda", "0.05"), ("--direction", "both"), ("--direction", "both", "--occlusion"),
+            ("--warm-start",), ("--warm-start", "--half"), ("--direction", "backward", "--step", "2"),
+            ("--st-map", "st.%04d.exr"))  # fmt: skip
+FORMATS = ("exr", "exr", "exr", "flo", "npy")
+
+
+class Killed(BaseException):
+    """The end of a process."""
+
+
+def smooth(seed: int, width: int) -> torch.Tensor:
+    """Return a random picture [3, HEIGHT, width]."""
+    coarse = torch.rand(1, 3, 8, width // 4, generator=torch.Generator().manual_seed(seed))
+    return torch.nn.functional.interpolate(coarse, (HEIGHT, width), mode="bilinear")[0]
+
+
+class History:
+    """A shot in a folder, and what happened to it.
+
+    Args:
+        draw: random numbers.
+        folder: an empty one.
+    """
+
+    def __init__(self, draw: random.Random, folder: Path) -> None:
+        self.draw, self.folder = draw, folder
+        self.events: list[str] = []
+        self.settings: tuple[str, ...] = draw.choice(SETTINGS)
+        plain = {"exr", "flo", "npy"} if not self._needs_exr() else {"exr"}
+        self.suffix = draw.choice([name for name in FORMATS if name in plain])
+        self.count = draw.randint(3, 7)
+        for number in range(1, self.count + 1):
+            self.write_plate(number)
+
+    def _needs_exr(self) -> bool:
+        return bool({"both", "--half", "--st-map"} & set(self.settings))
+
+    def note(self, text: str) -> None:
+        self.events.append(text)
+
+    # ---- events
+
+    def write_plate(self, number: int) -> None:
+        """Write a plate with the bytes of no other one: like its neighbours, or once in a while after a cut."""
+        from fullfield.io import write_image
+
+        texture = smooth(1 if self.draw.random() < 0.9 else self.draw.getrandbits(40), WIDTH + 32)
+        detail = smooth(self.draw.getrandbits(40), WIDTH)
+        frame = 0.85 * texture[..., number : number + WIDTH] + 0.15 * detail
+        write_image(self.folder / f"plate.{number:04d}.png", frame)
+
+    def replace_a_plate(self) -> None:
+        number = self.draw.randint(1, self.count)
+        path = self.folder / f"plate.{number:04d}.png"
+        how = self.draw.choice(("new", "in place", "touched", "copied"))
+        if how in ("new", "in place"):
+            old = path.stat()
+            self.write_plate(number)
+            if how == "in place" and path.stat().st_size == old.st_size:
+                os.utime(path, ns=(old.st_atime_ns, old.st_mtime_ns))
+        elif how == "touched":
+            path.touch()
+        else:
+            shutil.copyfile(path, path.with_suffix(".copy"))
+            path.with_suffix(".copy").replace(path)
+        self.note(f"plate {number} {how}")
+
+    def lengthen(self) -> None:
+        self.count += 1
+        self.write_plate(self.count)
+        self.note(f"plate {self.count} added")
+
+    def damage_a_plate(self) -> None:
+        """Damage a plate for one run."""
+        path = self.folder / f"plate.{self.draw.randint(1, self.count):04d}.png"
+        good = path.read_bytes()
+        path.write_bytes(good[:40])
+        self.note(f"{path.name} damaged")
+        self.make()
+        path.write_bytes(good)
+        self.note(f"{path.name} mended")
+
+    def change_settings(self) -> None:
+        allowed = [each for each in SETTINGS if self.suffix == "exr" or not {"both", "--half", "--st-map"} & set(each)]
+        self.settings = self.draw.choice(allowed)
+        frames = self._some_frames() if self.draw.random() < 0.6 else ()
+        self.make(*frames, "--overwrite")
+
+    def chunks(self) -> None:
+        """Make the shot in chunks, in any order, as a farm does."""
+        size = self.draw.randint(1, 3)
+        starts = list(range(1, self.count + 1, size))
+        self.draw.shuffle(starts)
+        flags = ("--overwrite",) if self.draw.random() < 0.4 else ()
+        for start in starts[: self.draw.randint(1, len(starts))]:
+            self.make("--frames", f"{start}-{min(start + size - 1, self.count)}", *flags)
+
+    def kill(self) -> None:
+        """Make the shot and end the process at a random file system call."""
+        flags = ("--overwrite",) if self.draw.random() < 0.5 else ()
+        left = [self.draw.randint(1, 14)]
+        with killing(left):
+            self.make(*flags)
+        self.note("killed" if left[0] <= 0 else "not killed")
+
+    def lose_a_frame(self) -> None:
+        stored = sorted(self.folder.glob(f"mv.*.{self.suffix}"))
+        if stored:
+            lost = self.draw.choice(stored)
+            lost.unlink()
+            self.note(f"{lost.name} removed")
+
+    def pictures(self) -> None:
+        """Retime and warp along the flow that is there now."""
+        self.make()
+        for verb in ("retime", "warp"):
+            self.derive(verb)
+
+    def _some_frames(self) -> tuple[str, ...]:
+        first = self.draw.randint(1, self.count)
+        return "--frames", f"{first}-{self.draw.randint(first, self.count)}"
+
+    def make(self, *more: str) -> int:
+        return self.call("flow", "plate.%04d.png", "-o", f"mv.%04d.{self.suffix}", *METHOD, *self.settings, *more)
+
+    def derive(self, verb: str) -> int | None:
+        """Make pictures along the flow; None where it does not hold what the verb needs."""
+        if verb == "retime" and ("both" not in self.settings or self.suffix != "exr"):
+            return None
+        if verb == "warp" and ("--step" in self.settings or "backward" in self.settings):
+            return None
+        flow = ("--flow", f"mv.%04d.{self.suffix}")
+        if verb == "retime":
+            return self.call("retime", "plate.%04d.png", *flow, "--factor", "2", "-o", "slow.%04d.png")
+        if "both" in self.settings:
+            return self.call("warp", "plate.%04d.png", *flow, "--reference", "2", "-o", "on.%04d.png")
+        frames = ("--frames", f"1-{self.count - 1}")
+        return self.call("warp", "plate.%04d.png", *flow, *frames, "-o", "next.%04d.png")
+
+    def call(self, *arguments: str) -> int:
+        """Run a command in the folder; a refusal for other settings is answered with ``--overwrite``."""
+        from fullfield.cli.main import main as fullfield
+
+        self.note(" ".join(arguments))
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.chdir(self.folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                code = fullfield(list(arguments))
+            except Killed:
+                return 137
+        self.note(f"  {code} {out.getvalue().strip()} {err.getvalue().strip()}")
+        if code == 2 and "was begun with other settings" in err.getvalue() and "--overwrite" not in arguments:
+            return self.call(*arguments, "--overwrite")
+        assert "Traceback" not in err.getvalue(), err.getvalue()
+        return code
+
+    # ---- the end
+
+    def check(self) -> None:
+        """Ask for the whole shot, and compare every file with those of a run in an empty folder."""
+        assert self.make() == 0, self.told()
+        derived = [verb for verb in ("retime", "warp") if self.derive(verb) is not None]
+        fresh = History.__new__(History)
+        fresh.draw, fresh.events, fresh.settings = self.draw, [], self.settings
+        fresh.suffix, fresh.count, fresh.folder = self.suffix, self.count, self.folder / "fresh"
+        fresh.folder.mkdir()
+        for path in self.folder.glob("plate.*.png"):
+            shutil.copyfile(path, fresh.folder / path.name)
+        assert fresh.make() == 0, fresh.told()
+        for verb in derived:
+            fresh.derive(verb)
+        assert not list(self.folder.glob(".*.part*")), f"pieces are left\n{self.told()}"
+        for path in sorted(fresh.folder.glob("[!p]*.*")):
+            if path.is_file() and ".fullfield" not in path.name:
+                here = self.folder / path.name
+                assert here.is_file(), f"{path.name} is missing\n{self.told()}"
+                assert content(here) == content(path), f"{path.name} differs\n{self.told()}"
+
+    def told(self) -> str:
+        return "\n".join(self.events)
+
+
+def content(path: Path) -> Any:
+    """Return what a file holds."""
+    from fullfield.io import read_vectors
+    from fullfield.io.raw import read_raw
+
+    if path.name.startswith("st."):
+        return read_raw(path).pixels.numpy().tobytes()
+    if path.name.startswith("mv."):
+        return {name: part.numpy().tobytes() for name, part in read_vectors(path).items()}
+    return path.read_bytes()
+
+
+@contextlib.contextmanager
+def killing(left: list[int]) -> Iterator[None]:
+    """End the process at the call of number ``left[0]`` out of those that write notes or give files their names.
+
+    Nothing of the run happens afterwards: temporary files stay, and every later call ends the process too.
+    """
+    real_replace, real_append, real_unlink = Path.replace, _journal()._append, Path.unlink
+
+    def ended(real: Callable[..., Any], counts: bool = True) -> Callable[..., Any]:
+        def call(*args: Any, **more: Any) -> Any:
+            left[0] -= counts and left[0] > 0
+            if left[0] <= 0:
+                raise Killed
+            return real(*args, **more)
+
+        return call
+
+    Path.replace = ended(real_replace)  # type: ignore[method-assign]
+    Path.unlink = ended(real_unlink, counts=False)  # type: ignore[method-assign]
+    _journal()._append = ended(real_append)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Path.replace, Path.unlink = real_replace, real_unlink  # type: ignore[method-assign]
+        _journal()._append = real_append  # type: ignore[method-assign]
+
+
+def _journal() -> Any:
+    from fullfield.sequences.records import Journal
+
+    return Journal
+
+
+def play(draw: random.Random, folder: Path) -> History:
+    """Play one history in ``folder`` and check its end."""
+    folder.mkdir(parents=True)
+    history = History(draw, folder)
+    events: list[Callable[[], object]] = [
+        history.make, history.replace_a_plate, history.replace_a_plate, history.lengthen, history.damage_a_plate,
+        history.change_settings, history.chunks, history.kill, history.lose_a_frame, history.pictures,
+        lambda: history.make(*history._some_frames()), lambda: history.make(*history._some_frames(), "--overwrite"),
+    ]  # fmt: skip
+    for _ in range(draw.randint(3, 9)):
+        draw.choice(events)()
+        for piece in folder.glob(".*.part*"):  # of a process that was killed, and is not this one
+            head, _, tail = piece.name.rpartition(f"-{os.getpid()}-")
+            if head:
+                piece.rename(piece.with_name(f"{head}-1-{'0' * 8}{tail[8:]}"))
+    history.check()
+    return history
+
+
+def main() -> None:
+    """Play histories as the command line asks."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep-going", action="store_true", help="report every history that fails, not the first")
+    options = parser.parse_args()
+    begin, failed = time.monotonic(), 0
+    with tempfile.TemporaryDirectory() as place:
+        for number in range(options.count):
+            folder = Path(place) / f"{number}"
+            try:
+                play(random.Random(f"{options.seed} {number}"), folder)
+            except AssertionError as error:
+                failed += 1
+                print(f"history {number} of seed {options.seed}: {error}", flush=True)  # noqa: T201
+                if not options.keep_going:
+                    raise SystemExit(1) from None
+            shutil.rmtree(folder, ignore_errors=True)
+            if (number + 1) % 10 == 0:
+                print(f"{number + 1} histories, {failed} failed, {time.monotonic() - begin:.0f} s", flush=True)  # noqa: T201
+    raise SystemExit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

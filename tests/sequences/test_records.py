@@ -1,0 +1,325 @@
+"""What made each stored frame: what runs keep, what they make again, and what they never touch."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sequence_shots import HEIGHT, QUICK, WIDTH, moving
+
+from fullfield.cli.main import main
+from fullfield.io import atomic_path, files, read_vectors, write_image, write_vectors
+from fullfield.io.files import remove_abandoned
+from fullfield.sequences import Work, cluster, outputs
+from fullfield.sequences.records import Records
+
+Cli = Callable[..., tuple[int, str, str]]
+SHOT = ("flow", "plate.%04d.png", "-o", "mv.%04d.exr", *QUICK)
+
+
+@pytest.fixture
+def cli(shot: Path, capsys: pytest.CaptureFixture[str]) -> Cli:  # noqa: ARG001 - sets the folder
+    def call(*argv: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        code = main([*map(str, argv)])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return code, out, err
+
+    return call
+
+
+def stamps(pattern: str = "mv.*.exr") -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in Path().glob(pattern)}
+
+
+def layers(number: int) -> set[str]:
+    return set(read_vectors(f"mv.{number:04d}.exr"))
+
+
+def made_here(*argv: str, pattern: str) -> dict[str, bytes]:
+    """What the command writes in an empty folder, by name."""
+    here, fresh = Path.cwd(), Path("fresh").absolute()
+    fresh.mkdir()
+    for path in here.glob("plate.*.png"):
+        shutil.copyfile(path, fresh / path.name)
+    os.chdir(fresh)
+    try:
+        assert main([*argv]) == 0
+        return {path.name: path.read_bytes() for path in Path().glob(pattern)}
+    finally:
+        os.chdir(here)
+
+
+def test_overwriting_a_part_leaves_no_frame_of_the_old_settings(cli: Cli) -> None:
+    assert cli(*SHOT)[0] == 0
+    new = ("--lambda", "0.05", "--direction", "both")
+    assert cli(*SHOT, *new, "--frames", "11-13", "--overwrite")[0] == 0
+    part = stamps()
+    code, out, err = cli(*SHOT, *new, "--json")
+    assert code == 0
+    told = json.loads(out)
+    assert (told["written"], told["there_before"]) == ("14-18", 3)
+    assert told["made_again"] == {"made with other settings": "14-18"}
+    assert "note: 5 of 8 frames are made again: 5 (made with other settings)" in err
+    assert all(layers(number) == {"forward", "backward"} for number in range(11, 19))
+    assert {name: stamps()[name] for name in part if name < "mv.0014"} == {
+        n: s for n, s in part.items() if n < "mv.0014"
+    }
+
+
+def test_overwriting_chunks_of_a_farm_end_with_one_setting(cli: Cli) -> None:
+    assert cli(*SHOT)[0] == 0
+    for frames in ("11-13", "16-18"):  # the chunk between them is lost
+        assert cli(*SHOT, "--direction", "backward", "--frames", frames, "--overwrite")[0] == 0
+    code, out, _ = cli(*SHOT, "--direction", "backward")
+    assert code == 0
+    assert "2 frames written, 6 there before" in out
+    assert all(layers(number) == {"backward"} for number in range(11, 19))
+
+
+def test_plates_of_another_folder_and_replaced_plates_are_noticed(cli: Cli, shot: Path) -> None:
+    assert cli(*SHOT)[0] == 0
+    write_image("plate.0014.png", torch.rand(3, HEIGHT, WIDTH))
+    code, out, err = cli(*SHOT)
+    assert code == 0
+    assert "2 frames written, 6 there before" in out
+    assert "2 of 8 frames are made again: 2 (inputs changed)" in err
+    (shot / "other").mkdir()
+    for number, frame in enumerate(moving(8, seed=9), 11):
+        write_image(f"other/plate.{number:04d}.png", frame)
+    code, out, _ = cli("flow", "other/plate.%04d.png", *SHOT[2:])
+    assert code == 0
+    assert "8 frames written, 0 there before" in out
+    (shot / "copy").mkdir()
+    for path in (shot / "other").iterdir():
+        shutil.copyfile(path, shot / "copy" / path.name)
+    assert "0 frames written, 8 there before" in cli("flow", "copy/plate.%04d.png", *SHOT[2:])[1], "the same pictures"
+
+
+def test_a_shot_that_grew_makes_its_old_end_again(cli: Cli) -> None:
+    assert cli(*SHOT)[0] == 0
+    write_image("plate.0019.png", moving(9)[8])
+    code, out, _ = cli(*SHOT)
+    assert code == 0
+    assert "2 frames written, 7 there before" in out
+
+
+def test_another_version_or_other_weights_are_told(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cli(*SHOT)[0] == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(outputs, "__version__", "99.0")
+        code, out, _ = cli(*SHOT)
+        assert code == 0
+        assert "8 frames written, 0 there before" in out
+    _, _, err = cli(*SHOT)
+    assert "8 of 8 frames are made again: 8 (made by fullfield 99.0)" in err
+    real = Work.settings
+
+    def other(self: Work, estimator: Any) -> dict[str, Any]:
+        found = real(self, estimator)
+        return {**found, "parameters": {**found["parameters"], "weights_sha256": "0123"}}
+
+    monkeypatch.setattr(Work, "settings", other)
+    _, out, err = cli(*SHOT)
+    assert "8 of 8 frames are made again: 8 (made with other weights)" in err
+    assert Work("x", outputs.Output("x.%d.exr")).method == "auto"
+
+
+def test_a_file_of_another_program_is_not_replaced(cli: Cli) -> None:
+    assert cli(*SHOT)[0] == 0
+    write_vectors("mv.0013.exr", {"forward": torch.ones(2, HEIGHT, WIDTH)})
+    code, _, err = cli(*SHOT)
+    assert code == 2
+    assert "mv.0013.exr: was not written by fullfield, or was changed since; use --overwrite" in err
+    assert cli(*SHOT, "--frames", "13", "--overwrite")[0] == 0
+    assert cli(*SHOT)[0] == 0
+
+
+@pytest.mark.parametrize("verb", ["retime", "warp"])
+def test_pictures_follow_their_flow(cli: Cli, verb: str) -> None:
+    make = (*SHOT, "--direction", "both")
+    more = ("--factor", "2", "-o", "s.%04d.png") if verb == "retime" else ("--reference", "11", "-o", "s.%04d.png")
+    pull = (verb, "plate.%04d.png", "--flow", "mv.%04d.exr", *more)
+    assert cli(*make)[0] == 0
+    assert cli(*pull)[0] == 0
+    assert "0 frames written" in cli(*pull)[1]
+    write_image("plate.0015.png", 0.9 * moving(8)[4])
+    assert cli(*make)[0] == 0
+    code, out, err = cli(*pull)
+    assert code == 0
+    assert "are made again" in err
+    assert " 0 frames written" not in out
+    made = {path.name: path.read_bytes() for path in Path().glob("s.*.png")}
+    assert made_here(*make, pattern="nothing") == {}
+    shutil.rmtree("fresh/mv.exr.fullfield", ignore_errors=True)
+    os.chdir("fresh")
+    assert main([*pull]) == 0
+    assert {path.name: path.read_bytes() for path in Path().glob("s.*.png")} == made
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("warp", "plate.%04d.png", "--reference", "12", "--flow", "mv.%04d.exr", "-o", "mv.%04d.exr"),
+        ("retime", "plate.%04d.png", "--factor", "2", "--flow", "mv.%04d.exr", "-o", "mv.%04d.exr"),
+        ("warp", "plate.0011.png", "--flow", "mv.0011.exr", "-o", "mv.0011.exr", "--overwrite"),
+    ],
+)
+def test_the_flow_that_is_read_is_protected(cli: Cli, argv: tuple[str, ...]) -> None:
+    assert cli(*SHOT, "--direction", "both")[0] == 0
+    before = {path: path.read_bytes() for path in Path().glob("mv.*.exr")}
+    code, _, err = cli(*argv, *(() if "--overwrite" in argv else ("--overwrite",)))
+    assert code == 2
+    assert "is also an input" in err
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_a_pair_does_not_replace_what_it_did_not_write(cli: Cli) -> None:
+    pair = ("flow", "plate.0011.png", "plate.0012.png", "-o")
+    plate = Path("plate.0013.png").read_bytes()
+    code, _, err = cli(*pair, "plate.0013.png", *QUICK)
+    assert code == 2
+    assert "--output plate.0013.png: is there already, and 'fullfield flow' did not write it; use --overwrite" in err
+    assert Path("plate.0013.png").read_bytes() == plate
+    assert cli(*pair, "a.flo", "--viz", "a.png", *QUICK)[0] == 0
+    assert cli(*pair, "a.flo", "--viz", "a.png", *QUICK)[0] == 0, "its own earlier output"
+    code, _, err = cli(*pair, "b.flo", "--viz", "plate.0013.png", *QUICK)
+    assert (code, Path("plate.0013.png").read_bytes()) == (2, plate)
+    assert "--viz plate.0013.png: is there already" in err
+    assert cli(*pair, "plate.0013.png", "--overwrite", *QUICK)[0] == 0
+
+
+def test_pieces_of_running_writers_stay(tmp_path: Path) -> None:
+    with atomic_path(tmp_path / f"{'n' * 70}.exr") as mine:
+        remove_abandoned(tmp_path)
+        assert mine.exists()
+        mine.write_bytes(b"x")
+    script = "import os, sys; from fullfield.io import atomic_path\nwith atomic_path(sys.argv[1]): os._exit(1)"
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "mv.0001.exr")], check=False)
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "mv.0001.left.exr")], check=False)
+    (far,) = [path for path in tmp_path.glob(".mv.0001.left.*") if path.name]
+    host = files._host()
+    far.rename(far.with_name(far.name.replace(host, "0" * 8)))
+    remove_abandoned(tmp_path)
+    assert [path.name for path in tmp_path.glob(".*")] == [far.name.replace(host, "0" * 8)], "of another machine"
+
+
+def test_long_names_are_cut_by_bytes(cli: Cli) -> None:
+    name = "\N{CAMERA}" * 58
+    assert cli("flow", "plate.%04d.png", "-o", f"{name}.%04d.exr", "--frames", "11", *QUICK)[0] == 0
+    assert Path(f"{name}.0011.exr").is_file()
+    assert cli("flow", "plate.0011.png", "plate.0012.png", "-o", f"{name}.flo", *QUICK)[0] == 0
+
+
+@pytest.mark.parametrize("factor", ["1e-9", "1e300", "1e-300"])
+def test_factors_out_of_range_are_refused(cli: Cli, factor: str) -> None:
+    assert cli(*SHOT, "--direction", "both")[0] == 0
+    code, _, err = cli("retime", "plate.%04d.png", "--flow", "mv.%04d.exr", "--factor", factor, "-o", "s.%04d.png")
+    assert code == 2
+    assert "--factor: expected 0.001 to 1000, got" in err
+    assert err.count("\n") == 1
+
+
+def test_many_missing_plates_are_one_line_at_the_start(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fullfield.sequences import run
+
+    told: list[int] = []
+    real = run.run
+    monkeypatch.setattr(run, "run", lambda work, numbers, **more: told.extend(numbers) or real(work, numbers, **more))
+    begin = time.perf_counter()
+    code, out, err = cli(*SHOT, "--frames", "11-60000", "--json")
+    assert code == 2
+    assert time.perf_counter() - begin < 20
+    assert told == list(range(11, 19)), "nothing is tried without its plate"
+    assert "error: plate.%04d.png: 59982 plates are missing: 19-60000" in err.splitlines()[0]
+    assert err.count("\n") == 1 + (len(err.splitlines()) - 1)
+    assert sum("missing" in line or "no such file" in line for line in err.splitlines()) == 1
+    assert json.loads(out)["not_made"] == "18-60000"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, '{"settings": ' + '{"a": ' * 50_000, "{", "[]", '{"settings": 3}', "null", "\udcff"],
+    ids=["nested", "nested-settings", "cut", "list", "number", "null", "bytes"],
+)
+def test_damaged_notes_are_one_line(cli: Cli, text: str) -> None:
+    assert cli(*SHOT)[0] == 0
+    Path("mv.exr.fullfield.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    code, _, err = cli(*SHOT)
+    assert code == 2
+    assert "mv.exr.fullfield.json: expected the notes of an earlier run; remove it" in err
+    assert err.count("\n") == 1
+
+
+def test_damaged_records_count_as_none(cli: Cli) -> None:
+    assert cli(*SHOT)[0] == 0
+    (notes,) = Path("mv.exr.fullfield").glob("*.jsonl")
+    good = notes.read_bytes()
+    notes.write_bytes(b"[" * 100_000 + b"\n{}\n3\n\xff\n" + good + b'{"name": "mv.0011.exr", "sta')
+    assert "0 frames written, 8 there before" in cli(*SHOT)[1]
+    notes.write_bytes(b"")
+    assert Records(Path("mv.exr.fullfield")).of("mv.0011.exr") == []
+    assert "was not written by fullfield" in cli(*SHOT)[2]
+
+
+@pytest.mark.parametrize("verb", ["retime", "warp"])
+def test_a_full_disk_stops_at_once(cli: Cli, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fullfield.io import raw
+
+    assert cli(*SHOT, "--direction", "both")[0] == 0
+    tried = []
+
+    def full(path: str, picture: Any) -> None:
+        tried.append((path, picture))
+        raise OSError(28, "cannot write: No space left on device", path)
+
+    monkeypatch.setattr(raw, "write_raw", full)
+    more = ("--factor", "2") if verb == "retime" else ("--reference", "12")
+    code, _, err = cli(verb, "plate.%04d.png", "--flow", "mv.%04d.exr", *more, "-o", "s.%04d.png")
+    assert code == 2
+    assert len(tried) == 1
+    assert "stopped: cannot write: No space left on device" in err
+
+
+def test_neighbours_of_a_complete_shot_end_well(cli: Cli) -> None:
+    assert cli(*SHOT)[0] == 0
+    code, out, err = cli("warp", "plate.%04d.png", "--flow", "mv.%04d.exr", "-o", "next.%04d.png")
+    assert code == 0, err
+    assert "7 frames written" in out
+    assert "note: nothing is made of 18: the shot ends there" in err
+
+
+def test_plates_in_place_of_flow_get_advice_that_helps(cli: Cli) -> None:
+    from fullfield.io.raw import Raw, write_raw
+
+    for number, frame in enumerate(moving(2), 1):
+        write_raw(f"p.{number}.exr", Raw(frame, ("R", "G", "B"), "float"))
+    for command in (
+        ("retime", "p.%d.exr", "--flow", "p.%d.exr", "--factor", "2", "-o", "s.%d.exr"),
+        ("view", "p.%d.exr", "-o", "v.html"),
+    ):
+        code, _, err = cli(*command)
+        assert code == 2
+        assert "it is no flow; give a file that 'fullfield flow' wrote" in err
+        assert "name another layer" not in err
+
+
+def test_a_cluster_that_is_not_there_is_told_soon(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.setattr(cluster, "_ANSWER_S", 2)
+    for address in ("127.0.0.1:9", "ray://127.0.0.1:9"):
+        begin = time.perf_counter()
+        code, _, err = cli(*SHOT, "--ray", address)
+        assert code == 2
+        assert f"--ray {address}: no cluster answers there" in err
+        assert time.perf_counter() - begin < 15
