@@ -51,7 +51,11 @@ def build(
             whose = [
                 other for other, entry in METHODS.items() if parameter in {field.name for field in fields(entry.load())}
             ]
-            came = f"one of method={' or '.join(map(repr, whose))}" if whose else "an unknown one"
+            came = (
+                f"one of method={' or '.join(map(repr, whose))}"
+                if whose
+                else f"an unknown one{_check.nearest(parameter, [*known])}"
+            )
             raise InputError(f"{parameter}: expected a parameter of {name} ({', '.join(known)}), got {came}")
     config = config.replace(**parameters)
     if name == "tvl1":
