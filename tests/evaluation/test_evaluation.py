@@ -251,7 +251,7 @@ def test_another_configuration_is_refused(pairs: FlowDataset, tmp_path: Path, ch
 
 def test_a_run_without_predictions_is_taken_over(pairs: FlowDataset, tmp_path: Path) -> None:
     class Failing(Counting):
-        def __call__(self, *args: Any, **more: Any) -> Tensor:
+        def __call__(self, *_: Any, **__: Any) -> Tensor:
             raise InputError("it fails before the first prediction")
 
     with pytest.raises(InputError, match="fails before the first"):

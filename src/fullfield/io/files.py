@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import secrets
 import stat
@@ -30,6 +31,7 @@ def check_readable(path: Path) -> int:
     if status.st_size == 0:
         raise InputError(f"{path}: the file is empty (0 bytes)")
     path.open("rb").close()
+    logging.getLogger("fullfield").debug("opened %s (%d bytes)", path, status.st_size)
     return status.st_size
 
 

@@ -27,7 +27,8 @@ def read_metadata(path: PathLike, *, part: int | str | None = None) -> tuple[Att
     """Return the entries of an OpenEXR or DPX header that hold for other files made from the frame.
 
     Time code, key code, frame rate, camera, ``nuke/*`` and other notes; not how its pixels are stored, and not their
-    colour space, which does not hold for vectors. Empty for other formats. Errors are those of :func:`fullfield.io.read_frame`.
+    colour space, which does not hold for vectors. Empty for other formats. Errors are those of
+    :func:`fullfield.io.read_frame`.
     """
     where = Path(path)
     if sniff(where)[0] not in _KINDS:
