@@ -1,8 +1,32 @@
-"""How complaints are worded."""
+"""Wording of errors about arguments."""
 
 from __future__ import annotations
 
+import pytest
+
 from fullfield import _check
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "hint"),
+    [
+        ("TVL1", ["raft", "tvl1"], "; did you mean tvl1?"),
+        ("rfat", ["tvl1", "raft"], "; did you mean raft?"),
+        ("lamda", ["theta", "lambda_"], "; did you mean lambda_?"),
+        (
+            "sintel",
+            ["sintel-clean", "sintel-final", "sintel-clean-test"],
+            "; did you mean sintel-clean or sintel-final?",
+        ),
+        ("LOGC", ["logc4", "slog3", "logc3"], "; did you mean logc4 or logc3?"),
+        ("acescG", ["ACEScg", "acescg"], "; did you mean ACEScg?"),
+        ("gpu", ["cpu", "cuda"], ""),
+        ("", ["cpu", "cuda"], ""),
+    ],
+)
+def test_the_nearest_names_are_suggested(word: str, known: list[str], hint: str) -> None:
+    assert _check.nearest(word, known) == hint
+    assert _check.nearest(word, known, word) == hint.replace("?", f" instead of {word}?")
 
 
 def test_differences_are_named_by_their_path() -> None:

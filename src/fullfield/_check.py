@@ -1,4 +1,4 @@
-"""The one place that words complaints about arguments: which one, what was expected, what came."""
+"""Checks of arguments; each error names the argument, what was expected and what was given."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 
 class InputError(ValueError):
-    """Input that cannot be used. The message is one line and names the argument or file.
+    """Error for input that cannot be used; its message is one line and names the argument or file.
 
     The command line prints it without a traceback and exits with 2.
     """
 
 
 class NoRoomError(InputError):
-    """Input that could be used with more memory than is free here."""
+    """Input that needs more memory than is free."""
 
 
 def describe(value: object) -> str:
-    """What came, in a few words: ``float32 tensor [3, 4] on cpu``, ``str 'abc'``."""
+    """Describe a value in a few words: ``float32 tensor [3, 4] on cpu``, ``str 'abc'``."""
     shape = getattr(value, "shape", None)
     if shape is not None and hasattr(value, "dtype"):
         dtype = str(value.dtype).removeprefix("torch.")
@@ -36,7 +36,7 @@ def describe(value: object) -> str:
     try:
         text = " ".join(repr(value).split())
     except RecursionError:
-        text = "of many levels"
+        text = "nested too deeply"
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
 
 
@@ -65,7 +65,7 @@ def tensor(
     fits = value.ndim == len(shape) and all(
         not isinstance(want, int) or have == want for have, want in zip(value.shape, shape, strict=True)
     )
-    if not fits:  # the words are made only here: under torch.compile sizes may be symbols
+    if not fits:  # formatted only on failure: under torch.compile sizes may be symbols
         raise InputError(f"{name}: expected shape {_shape(shape)}, got {describe(value)}")
     if dtypes is not None and value.dtype not in dtypes:
         names = " or ".join(sorted(str(d).removeprefix("torch.") for d in dtypes))
@@ -76,7 +76,7 @@ def tensor(
 
 
 def values(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """Check that a tensor holds values, as one on the device ``meta`` does not, and return it."""
+    """Check that a tensor holds values (not on the device ``meta``) and return it."""
     require(not tensor.is_meta, name, "a tensor that holds values", tensor)
     return tensor
 
@@ -124,7 +124,7 @@ def number(
             and (below is None or real < below)
         ):
             return
-    bounds = [  # worded only here: layers ask often
+    bounds = [  # formatted only on failure: layers call this often
         f"{sign} {bound:g}"
         for sign, bound in ((">=", low), (">", above), ("<=", high), ("<", below))
         if bound is not None
@@ -134,29 +134,42 @@ def number(
 
 
 def choice(value: object, name: str, options: Collection[object]) -> None:
-    """Check that ``value`` is one of ``options``; the complaint about a name ends with the nearest one."""
+    """Check that ``value`` is one of ``options``; the error for a name suggests the nearest one."""
     if value not in options:
         known = [str(option) for option in options]
         came = f"{value!r}{nearest(value, known)}" if isinstance(value, str) else value
         require(False, name, f"one of {', '.join(known)}", came)
 
 
-_LIKE = 0.7  # of 1: a slip is told, another word ("gpu" beside "cpu") is not
+_SIMILARITY = 0.7  # of 1: a slip is close enough, another word ("gpu" for "cpu") is not
+_SHORTEST_BEGINNING = 3
 
 
 def nearest(word: str, known: Sequence[str], said: str = "") -> str:
-    """The end of a complaint about ``word``: the known name that is most like it, if one is; ``said`` is repeated."""
+    """Return the end of a message about an unknown ``word``: ``; did you mean tvl1?``, or "" if no name is similar.
+
+    Names that begin with ``word`` come first, then the most similar one; case does not count.
+
+    Args:
+        word: the name that is not known.
+        known: the names that are.
+        said: what to put after "instead of"; nothing by default.
+    """
     from difflib import get_close_matches
 
-    close = get_close_matches(word, known, 1, _LIKE)
+    names = {name.casefold(): name for name in reversed(known)}
+    wanted = word.casefold()
+    longer = [name for name in names if name.startswith(wanted)] if len(wanted) >= _SHORTEST_BEGINNING else []
+    close = [name for name in reversed(longer) if len(name) == min(map(len, longer))]
+    close = close or get_close_matches(wanted, names, 1, _SIMILARITY)
     instead = f" instead of {said}" if said else ""
-    return f"; did you mean {close[0]}{instead}?" if close else ""
+    return f"; did you mean {' or '.join(names[name] for name in close)}{instead}?" if close else ""
 
 
 def differences(before: Any, now: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """What differs between two nested configurations, a phrase each: ``style.fog was 0.15, is 0.5``.
+    """List the differences between two nested configurations, such as ``style.fog was 0.15, is 0.5``.
 
-    A name that one of them lacks is None there; so is every one where ``before`` is no mapping. Long values are cut.
+    A missing name counts as None, as does every name when ``before`` is not a mapping. Long values are shortened.
     """
     from reprlib import Repr
 

@@ -126,6 +126,9 @@ NEAREST = [
     (("flow", "a.png", "b.png", "-o", "out.flo", "--method", "TVL1"), "did you mean tvl1?"),
     (("flow", "a.png", "b.png", "-o", "out.flo", "--method", "fullfeld-s"), "did you mean fullfield-s?"),
     (("evaluate", "tvl1", "sintl-final:x"), "got 'sintl-final:x'; did you mean sintel-final?"),
+    (("evaluate", "tvl1", "sintel:x"), "got 'sintel:x'; did you mean sintel-clean or sintel-final?"),
+    (("flow", "a.png", "b.png", "-o", "out.flo", "--method", "TVL1"), "did you mean tvl1?"),
+    (("flow", "a.png", "b.png", "-o", "out.flo", "--input-transfer", "logc"), "did you mean logc3 or logc4?"),
     (("evaluate", "fpfh", "3dmach:x"), "got '3dmach:x'; did you mean 3dmatch?"),
     (
         ("train", "flow", "-o", "run", "--network", "raft", "--data", "chair:x", "--steps", "1"),

@@ -144,3 +144,11 @@ def test_sintel(cli: Any, data_dir: Path) -> None:
     report = cli("score", truth / "frame_0002.flo", truth / "frame_0002.flo", *masks, "--json").json
     assert (report["epe"], report["epe_unmatched"], report["wauc"]) == (0, 0, 100)
     assert 0 < report["pixels"] <= 1024 * 436
+
+
+def test_swapped_arguments_are_hinted_at(cli: Any, made: Scene) -> None:
+    known = torch.ones(made.flow.shape[-2:], dtype=torch.bool)
+    known[:5] = False
+    write_flow("sparse.flo", made.flow, known)
+    assert "PRED comes before TRUTH: are they swapped?" in cli("score", "sparse.flo", "close.flo").err
+    assert "swapped" not in cli("score", "close.flo", "sparse.flo").err

@@ -249,9 +249,26 @@ def test_another_configuration_is_refused(pairs: FlowDataset, tmp_path: Path, ch
     assert wanted in str(caught.value)
 
 
+def test_a_run_without_predictions_is_taken_over(pairs: FlowDataset, tmp_path: Path) -> None:
+    class Failing(Counting):
+        def __call__(self, *_: Any, **__: Any) -> Tensor:
+            raise InputError("it fails before the first prediction")
+
+    with pytest.raises(InputError, match="fails before the first"):
+        evaluate(Failing(gain=2.0), pairs, tmp_path / "run")
+    failed = Run.load(tmp_path / "run")
+    failed.write("failure.json", {"failure": "out of memory"})
+    result = evaluate(Counting(), pairs, tmp_path / "run")
+    assert result["this_call"]["estimated"] == len(pairs)
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["parameters"]["gain"] == Counting().gain
+    assert not (tmp_path / "run" / "failure.json").exists()
+    with pytest.raises(InputError, match="another configuration"):
+        failed.save("late", torch.zeros(2, H, W), {"seconds": 1.0})
+
+
 def test_a_parameter_that_is_not_a_number_is_itself(tmp_path: Path) -> None:
     config = {"parameters": {"gain": float("nan")}}
-    Run(tmp_path / "run", config)
+    Run(tmp_path / "run", config).save("a", torch.zeros(2, 4, 4), {"seconds": 1.0})
     Run(tmp_path / "run", {"parameters": {"gain": float("nan")}})
     with pytest.raises(InputError, match="gain was None, is 1"):
         Run(tmp_path / "run", {"parameters": {"gain": 1}})
@@ -546,11 +563,11 @@ def test_weights_that_were_moved_are_the_same_run(tmp_path: Path) -> None:
     def config(path: str, checksum: str | None) -> dict[str, Any]:
         return {"method": "raft", "parameters": {"weights": path, "weights_sha256": checksum}}
 
-    Run(tmp_path / "run", config("a/raft.pth", "12ab"))
+    Run(tmp_path / "run", config("a/raft.pth", "12ab")).save("a", torch.zeros(2, 4, 4), {})
     Run(tmp_path / "run", config("b/raft.pth", "12ab"))
     with pytest.raises(InputError, match="weights_sha256 was '12ab', is '34cd'"):
         Run(tmp_path / "run", config("a/raft.pth", "34cd"))
-    Run(tmp_path / "random", config("random", None))
+    Run(tmp_path / "random", config("random", None)).save("a", torch.zeros(2, 4, 4), {})
     with pytest.raises(InputError, match="weights was 'random', is 'other'"):
         Run(tmp_path / "random", config("other", None))
 

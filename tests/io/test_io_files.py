@@ -306,3 +306,17 @@ def test_the_package_is_cheap_to_import() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n[]\n"
+
+
+def test_opened_files_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    import torch
+
+    from fullfield.io import read_flow, read_frame, write_flow, write_image
+
+    write_image(tmp_path / "a.png", torch.zeros(3, 4, 4))
+    write_flow(tmp_path / "a.flo", torch.zeros(2, 4, 4))
+    with caplog.at_level("DEBUG", logger="fullfield"):
+        read_frame(tmp_path / "a.png")
+        read_flow(tmp_path / "a.flo")
+    for name in ("a.png", "a.flo"):
+        assert f"opened {tmp_path / name}" in caplog.text

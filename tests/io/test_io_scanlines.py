@@ -162,3 +162,29 @@ def test_frames_read_few_rows_at_a_time_are_the_same(
     monkeypatch.setattr(image, "_LOOKED_UP", 97)
     with one_thread_a_file:
         assert torch.equal(read_frame(path), whole)
+
+
+def test_vectors_do_not_inherit_the_colour_space(tmp_path: Path) -> None:
+    import OpenImageIO as oiio
+    import torch
+
+    from fullfield.io import write_vectors
+    from fullfield.io.raw import read_raw
+
+    spec = oiio.ImageSpec(5, 4, 3, "half")
+    colour = {"colorInteropID": "lin_ap1_scene", "colorspace": "ACEScg", "whiteLuminance": 100.0}
+    for name, value in {**colour, "camera": "ALEXA"}.items():
+        spec.attribute(name, value)
+    spec.attribute("chromaticities", oiio.TypeDesc("float[8]"), (0.7, 0.3, 0.2, 0.8, 0.1, 0.1, 0.32, 0.34))
+    plate = tmp_path / "plate.exr"
+    output = oiio.ImageOutput.create(str(plate))
+    assert output.open(str(plate), spec)
+    assert output.write_image(np.zeros((4, 5, 3), np.float16))
+    assert output.close()
+    write_vectors(tmp_path / "mv.exr", {"forward": torch.zeros(2, 4, 5)}, metadata=read_metadata(plate))
+    stored = oiio.ImageInput.open(str(tmp_path / "mv.exr")).spec()
+    names = {entry.name for entry in stored.extra_attribs}
+    assert "camera" in names
+    assert not names & {*colour, "chromaticities"}
+    assert stored.get_string_attribute("oiio:ColorSpace") != "lin_ap1_scene"
+    assert {*colour, "chromaticities"} <= {entry.name for entry in read_raw(plate).metadata}, "pictures keep it"

@@ -213,7 +213,7 @@ def test_odd_tensors_are_refused_in_one_line(tmp_path: Path, odd: Tensor, words:
 def test_deep_wrappers_are_refused_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "w.pth"
     torch.save({"state_dict": torch.ones(1)}, path)
-    with pytest.raises(InputError, match="expected named tensors, got dict of many levels at 'wrapper'"):
+    with pytest.raises(InputError, match="expected named tensors, got dict nested too deeply at 'wrapper'"):
         read_state(_deep())
 
 

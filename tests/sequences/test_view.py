@@ -16,6 +16,7 @@ from sequence_shots import HEIGHT, QUICK, WIDTH, moving
 
 from fullfield.cli.main import main
 from fullfield.io import write_image, write_vectors
+from fullfield.viz import Shown, view_page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 browser = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here (apt-get install chromium)")
@@ -55,6 +56,49 @@ def test_the_page_needs_nothing_from_outside(page: Path) -> None:
     assert [frame["number"] for frame in shot["frames"]] == [1, 2, 3]
 
 
+def test_the_policy_allows_only_the_pages_own_style_and_script(page: Path) -> None:
+    text = page.read_text("utf-8")
+    policy = re.findall(r'Content-Security-Policy" content="(.*?)"', text)[0]
+    assert "unsafe" not in policy
+    assert len(re.findall(r"'sha256-[A-Za-z0-9+/]{43}='", policy)) == 2
+    assert not re.search(r"\son\w+=|\sstyle=", text), "inline handlers and styles would be blocked"
+
+
+HOSTILE = (
+    "{{DATA}}<img src=x onerror=document.body.dataset.ran=1>",
+    "{{SCRIPT_HASH}}<script>document.body.dataset.ran=1</script>",
+    "<!--<script>",
+    "</script><script>document.body.dataset.ran=1</script>",
+    '</title>"><svg onload=document.body.dataset.ran=1>&amp;',
+    "\udcff\u2028 not UTF-8",
+)
+
+
+@pytest.mark.parametrize("title", HOSTILE)
+def test_a_hostile_name_stays_text(title: str, tmp_path: Path) -> None:
+    flow = torch.tensor([3.0, -2.0]).view(2, 1, 1).expand(2, 32, 32).clone()
+    text = view_page(title, [Shown(1, None, {"forward": flow})], max_motion=4.0)
+    (tmp_path / "hostile.html").write_text(text, "utf-8")
+    data = re.findall(r'<script id="data" type="application/json">(.*?)</script>', text, re.DOTALL)[0]
+    assert "<" not in data
+    assert json.loads(data)["title"] == title
+    assert len(re.findall(r"<script", text)) == 2
+    assert "<img" not in text
+    if CHROMIUM is not None:
+        dom = chromium(tmp_path / "hostile.html", "--dump-dom", hash="layer=flow")
+        assert 'data-drawn="1 flow forward"' in dom
+        assert "data-ran" not in dom
+
+
+@browser
+def test_a_browser_blocks_injected_script(page: Path) -> None:
+    injected = page.read_text("utf-8").replace("</h1>", "</h1><img src=x onerror=document.body.dataset.ran=1>")
+    page.write_text(injected, "utf-8")
+    dom = chromium(page, "--dump-dom", hash="layer=flow")
+    assert 'data-drawn="1 flow forward"' in dom
+    assert "data-ran" not in dom
+
+
 @browser
 @pytest.mark.parametrize(
     ("hash", "words"),
@@ -62,7 +106,7 @@ def test_the_page_needs_nothing_from_outside(page: Path) -> None:
         ("layer=flow&x=0.5&y=0.5", "forward (3.00, -2.00) px, 3.61 px long, occlusion 0.00, confidence 1.00"),
         ("layer=over&frame=2&x=0.99&y=0.5&arrows=1", "occlusion 1.00, confidence 0.00"),
         ("layer=wipe&direction=backward&frame=3&x=0.5&y=0.5", "backward (-3.00, 2.00) px"),
-        ("layer=occlusion&x=0.01&y=0.01", "x 0, y 0: not known"),
+        ("layer=occlusion&x=0.01&y=0.01", "x 0, y 0: unknown"),
     ],
 )
 def test_a_browser_draws_it_and_tells_the_vector(page: Path, hash: str, words: str) -> None:
@@ -70,7 +114,7 @@ def test_a_browser_draws_it_and_tells_the_vector(page: Path, hash: str, words: s
     asked = dict(part.split("=") for part in hash.split("&"))
     drawn = f"{asked.get('frame', '1')} {asked['layer']} {asked.get('direction', 'forward')}"
     assert f'data-drawn="{drawn}"' in dom
-    told = re.findall(r'<div id="told">(.*?)</div>', dom)[0]
+    told = re.findall(r'<div id="readout">(.*?)</div>', dom)[0]
     assert words in told
     assert '<div id="none"></div>' in dom
 

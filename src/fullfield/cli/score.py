@@ -204,9 +204,14 @@ def _load(pair: Pair, args: argparse.Namespace) -> tuple[Tensor, Tensor, Tensor,
     if absent and not args.skip_missing:
         raise InputError(
             f"{pair.pred}: has no vector at {absent} of {int(known.sum())} pixels to score; "
-            "--skip-missing leaves them out"
+            f"--skip-missing leaves them out{_swapped(bool(predicted.all()), bool(known.all()))}"
         )
     return pred, truth, known & predicted, occluded, absent
+
+
+def _swapped(predicted: bool, known: bool) -> str:
+    """Return a hint for the case that only the prediction has unknown vectors, as truth usually has."""
+    return "; PRED comes before TRUTH: are they swapped?" if known and not predicted else ""
 
 
 def _read_mask(option: str, path: str, flow: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""``fullfield view OUT``: a shot's motion as one HTML page."""
+"""Verb ``fullfield view``: show a shot's motion as one HTML page."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from fullfield.sequences import Plates
     from fullfield.viz import Shown
 
-HELP = "make one HTML page of a shot's motion, to scrub and to question"
+HELP = "write an HTML page to play a shot's motion and inspect its vectors"
 DESCRIPTION = (
-    "One page with everything in it, for any browser, without network: flow over the frames, arrows, "
-    "occlusion, confidence, a wipe to the neighbour pulled onto the frame, the vector under the pointer."
+    "Write one self-contained page for any browser, usable offline: flow over the frames, arrows, "
+    "occlusion, confidence, a wipe to the warped neighbour, the vector under the pointer."
 )
 EPILOG = """\
 examples:
@@ -34,18 +34,18 @@ examples:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of ``fullfield view``."""
+    """Add the options of ``fullfield view``."""
     parser.add_argument("flow", metavar="OUT", help="stored flow of a shot: mv.%%04d.exr")
-    parser.add_argument("--plates", metavar="SHOT", help="the plates [those that the flow was made from]")
-    parser.add_argument("--frames", metavar="RANGE", help="1001-1100, 1-10,20 [all that are there]")
-    parser.add_argument("-o", "--output", metavar="PAGE", help="the page, .html [beside the flow]")
-    parser.add_argument("--width", type=argtypes.count, default=960, help="of the pictures, at most [960]")
+    parser.add_argument("--plates", metavar="SHOT", help="the plates [those the flow was computed from]")
+    parser.add_argument("--frames", metavar="RANGE", help="1001-1100, 1-10,20 [all that exist]")
+    parser.add_argument("-o", "--output", metavar="PAGE", help="the page, .html [next to the flow]")
+    parser.add_argument("--width", type=argtypes.count, default=960, help="width of the pictures, at most [960]")
     pictures.add_max_motion(parser)
     report.add_report_options(parser, progress=True)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check, read, write the page, report."""
+    """Write the page and report it."""
     if not is_pattern(args.flow):
         raise InputError(f"{args.flow}: expected a pattern such as mv.%04d.exr")
     found = find_frames(args.flow)
@@ -61,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
 
     plates, why = _plates(args)
     if plates is None and not args.quiet:
-        report.note(f"the page has no plates: {why}; name them by --plates")
+        report.note(f"the page has no plates: {why}; name them with --plates")
     problems: list[str] = []
     with Progress("view", quiet=args.quiet) as progress:
         scale = args.max_motion or _scale(found, numbers) or 1.0
@@ -75,18 +75,18 @@ def run(args: argparse.Namespace) -> int:
         report.note(problem, kind="error")
     frames = format_frames(numbers)
     facts = {"output": page, "frames": frames, "max_motion": scale, "problems": problems, "bytes": len(text)}
-    told = f"{len(numbers)} frames, {len(text) / 1e6:.1f} MB, full colour at {scale:.4g} px of motion"
-    report.tell(args, facts, f"{page}: {told}")
+    summary = f"{len(numbers)} frames, {len(text) / 1e6:.1f} MB, colour scale: 0 to {scale:.4g} px"
+    report.tell(args, facts, f"{report.printable(page)}: {summary}")
     return 2 if problems else 0
 
 
 def _plates(args: argparse.Namespace) -> tuple[Plates | None, str]:
-    """The plates, or why there are none."""
+    """Return the plates, or None and why there are none."""
     from fullfield.sequences import Output, open_plates
 
     source = args.plates or Output(str(Pattern.parse(args.flow))).source()
     if source is None:
-        return None, "nothing beside the flow says where they are"
+        return None, "no notes next to the flow name them"
     try:
         return open_plates(source), ""
     except (InputError, OSError) as error:
@@ -96,7 +96,7 @@ def _plates(args: argparse.Namespace) -> tuple[Plates | None, str]:
 
 
 def _scale(found: Found, numbers: Sequence[int]) -> float:
-    """The longest vector of about twenty frames."""
+    """Return the length of the longest vector in about twenty frames."""
     from fullfield.io import read_flow
     from fullfield.viz import flow_scale
 
@@ -113,6 +113,7 @@ def _scale(found: Found, numbers: Sequence[int]) -> float:
 def _shown(
     found: Found, numbers: Sequence[int], plates: Plates | None, problems: list[str], progress: Progress
 ) -> Iterator[Shown]:
+    """Yield the readable frames; append a message to ``problems`` for each file that is not."""
     from fullfield.io import read_vectors
     from fullfield.viz import Shown
 

@@ -49,6 +49,8 @@ _Folder = TypeVar("_Folder", bound="RunFolder")
 class RunFolder:
     """A folder that belongs to one configuration.
 
+    A folder without predictions, as a run leaves it that failed before its first one, is taken over.
+
     Args:
         folder: made where it does not exist.
         config: what the predictions depend on, as plain values.
@@ -63,15 +65,32 @@ class RunFolder:
         self.config = _plain(config)
         stored = self.folder / CONFIG
         self.check_folder(self.folder)
-        if not stored.is_file():
+        was_there = stored.is_file()
+        if not was_there:
             self.folder.mkdir(parents=True, exist_ok=True)
             _write_first(stored, self.config)
-        changed = differences(_whatever_path(read_json(stored)), _whatever_path(self.config))
-        if changed:
+        if was_there and self._differences() and not self._has_predictions():
+            with self.alone():
+                if not self._has_predictions():  # a run that failed before its first one
+                    (self.folder / FAILURE).unlink(missing_ok=True)
+                    self.write(CONFIG, self.config)
+        self.check_config()
+
+    def check_config(self) -> None:
+        """Raise InputError unless the configuration in the folder is this one."""
+        if changed := self._differences():
             raise InputError(
                 f"{self.folder}: holds predictions of another configuration ({'; '.join(changed)}); "
                 "choose another folder or remove this one"
             )
+
+    def _differences(self) -> list[str]:
+        """List what differs between the stored configuration and this one."""
+        return differences(_whatever_path(read_json(self.folder / CONFIG)), _whatever_path(self.config))
+
+    def _has_predictions(self) -> bool:
+        """Return whether any prediction was begun."""
+        return any(path.is_file() for path in (self.folder / "predictions").rglob("*"))
 
     @staticmethod
     def check_folder(folder: str | os.PathLike[str]) -> None:
@@ -146,6 +165,7 @@ class Run(RunFolder):
         path.parent.mkdir(parents=True, exist_ok=True)
         noted = path.with_suffix(".json")
         with self.alone():
+            self.check_config()  # another run may have taken over a folder without predictions
             if self.facts(name) is not None:
                 return
             noted.unlink(missing_ok=True)
@@ -210,6 +230,7 @@ class ScanRun(RunFolder):
         path = self._matched(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         with self.alone():
+            self.check_config()  # another run may have taken over a folder without predictions
             if self.facts(name) is not None:
                 return
             self._noted(name).unlink(missing_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import logging
 import os
 import re
 import secrets
@@ -41,6 +42,7 @@ def check_readable(path: Path) -> int:
     if status.st_size == 0:
         raise InputError(f"{path}: the file is empty (0 bytes)")
     path.open("rb").close()
+    logging.getLogger("fullfield").debug("opened %s (%d bytes)", path, status.st_size)
     return status.st_size
 
 

@@ -14,15 +14,21 @@ _OWN = {
     "acesimagecontainerflag", "envmap", "textureformat", "wrapmodes", "averagecolor", "constantcolor", "sha-1",
     "iccprofile", "planarconfiguration", "resolutionunit", "xresolution", "yresolution", "version",
 }  # fmt: skip
+# How colour is to be shown: it holds for pictures made from the frame, not for vectors, which are data.
+_COLOUR = {
+    "chromaticities", "whiteluminance", "adoptedneutral", "colorinteropid", "colorspace", "inputcolorspace",
+    "renderingtransform", "lookmodtransform",
+}  # fmt: skip
 _OWN_PREFIXES = ("oiio:", "openexr:", "dpx:", "tiff:", "png:", "exif:", "iptc:", "fullfield/")
 _KINDS = ("openexr", "dpx")
 
 
 def read_metadata(path: PathLike, *, part: int | str | None = None) -> tuple[Attribute, ...]:
-    """The entries of an OpenEXR or DPX header that hold for other files made from the frame.
+    """Return the entries of an OpenEXR or DPX header that hold for other files made from the frame.
 
-    Time code, key code, frame rate, camera, ``nuke/*`` and whatever else the file notes; not how its pixels are
-    stored. Empty for other formats. Errors are those of :func:`fullfield.io.read_frame`.
+    Time code, key code, frame rate, camera, ``nuke/*`` and other notes; not how its pixels are stored, and not their
+    colour space, which does not hold for vectors. Empty for other formats. Errors are those of
+    :func:`fullfield.io.read_frame`.
     """
     where = Path(path)
     if sniff(where)[0] not in _KINDS:
@@ -32,14 +38,15 @@ def read_metadata(path: PathLike, *, part: int | str | None = None) -> tuple[Att
 
 
 def metadata_of(source: Source, part: int | str | None = None) -> tuple[Attribute, ...]:
-    """The same of an open file."""
+    """Return the entries of :func:`read_metadata` from an open file."""
     if source.kind not in _KINDS:
         return ()
-    return carried((source.first_part() if part is None else source.part(part)).spec)
+    entries = carried((source.first_part() if part is None else source.part(part)).spec)
+    return tuple(entry for entry in entries if entry.name.lower() not in _COLOUR)
 
 
 def carried(spec: Any) -> tuple[Attribute, ...]:
-    """The same of an open file's part."""
+    """Return the entries that pictures made from this part keep, colour space included."""
     kept = []
     for entry in spec.extra_attribs:
         name = entry.name.lower()

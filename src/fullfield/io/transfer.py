@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fullfield._check import InputError, require
+from fullfield._check import InputError, nearest, require
 from fullfield.io.files import one_line
 from fullfield.io.names import OCIO_CONFIG, OCIO_TRANSFERS, TRANSFERS
 
@@ -117,6 +117,7 @@ def _ocio_curve(space: str, config: str) -> Curve:
         where = "$OCIO" if config != OCIO_CONFIG else "OpenColorIO's studio configuration"
         raise InputError(
             f"transfer: expected one of {', '.join(TRANSFERS)}, or a colour space of {where}, got {space!r}"
+            f"{nearest(space, [*TRANSFERS, *sorted(known)])}"
         )
     linear = next((name for name in _LINEAR_SPACES if name.lower() in known), "scene_linear")
     if linear.lower() not in known:

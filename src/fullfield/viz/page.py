@@ -1,10 +1,13 @@
-"""A shot to look at: one HTML page with everything in it."""
+"""HTML page that shows the stored motion of a shot."""
 
 from __future__ import annotations
 
 import base64
+import hashlib
+import html
 import io
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -16,15 +19,18 @@ from torch import Tensor
 from fullfield.viz.frames import frame_to_image
 from fullfield.viz.wheel import color_wheel
 
-_STEPS = 16.0  # of a pixel, in the page's vectors
+_STEPS = 16.0  # the page's vectors are in sixteenths of a pixel
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A frame of the page.
+    """One frame of the page.
 
-    ``frame``: [1 or 3, H, W] display-referred, or None. ``parts``: by the names of
-    :func:`fullfield.io.write_vectors`: ``forward``, ``backward`` [2, H, W], ``occlusion.forward`` ... [H, W].
+    Attributes:
+        number: frame number.
+        frame: [1 or 3, H, W] display-referred, or None without plates.
+        parts: fields by the names of :func:`fullfield.io.write_vectors`: ``forward``, ``backward`` [2, H, W],
+            ``occlusion.forward`` ... [H, W].
     """
 
     number: int
@@ -33,27 +39,38 @@ class Shown:
 
 
 def view_page(title: str, shot: Iterable[Shown], *, max_motion: float, width: int = 960) -> str:
-    """One page, without anything from outside, that plays and questions a shot.
+    """Return a self-contained HTML page that plays a shot and reports the vector under the pointer.
 
-    Scrubbing and playing, flow over the frame, arrows, occlusion, confidence, the wipe between a frame and its
-    neighbour pulled onto it, and the vector under the pointer, all in the browser from the vectors themselves.
+    The browser draws flow, arrows, occlusion, confidence, and a wipe between a frame and its warped neighbour, all
+    from the vectors themselves. The page loads nothing and runs no script but its own.
 
     Args:
-        title: of the page.
-        shot: its frames; one at a time is held. Pictures wider than ``width`` are reduced, for the page only; the
-            vectors it tells are of the full size.
-        max_motion: length of a vector that gets the full colour, pixels.
+        title: title of the page, plain text.
+        shot: the frames, read one at a time.
+        max_motion: motion with fully saturated colour, pixels.
+        width: width of the pictures, at most. Reported vectors are in pixels of the full size.
     """
     frames = [_packed(shown, width) for shown in shot]
     facts = {"title": title, "max_motion": max_motion, "steps": _STEPS, "wheel": color_wheel().tolist()}
-    data = json.dumps({**facts, "frames": frames}).replace("</", "<\\/")
-    page = files("fullfield.viz").joinpath("page.html").read_text("utf-8")
-    escaped = title.replace("&", "&amp;").replace("<", "&lt;")
-    return page.replace("{{TITLE}}", escaped).replace("{{DATA}}", data)
+    template = files("fullfield.viz").joinpath("page.html").read_text("utf-8")
+    values = {
+        "TITLE": html.escape(title.encode("utf-8", "replace").decode("utf-8")),
+        "DATA": json.dumps({**facts, "frames": frames}).replace("<", "\\u003c"),
+        "STYLE_HASH": _hash(template, "<style>", "</style>"),
+        "SCRIPT_HASH": _hash(template, "<script>", "</script>"),
+    }
+    # One pass, so that a placeholder inside a value stays text.
+    return re.sub(r"\{\{([A-Z_]+)\}\}", lambda match: values[match[1]], template)
+
+
+def _hash(template: str, begin: str, end: str) -> str:
+    """Return the Content-Security-Policy hash of the template's own style or script."""
+    text = template.split(begin)[1].split(end)[0]
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
 def _packed(shown: Shown, most: int) -> dict[str, object]:
-    """A frame as text: JPEG, and vectors as 16-bit integers inside of PNGs, which every browser unpacks."""
+    """Encode a frame as a JPEG and its vectors as 16-bit integers in PNGs, which every browser can decode."""
     sizes = [tuple(t.shape[-2:]) for t in (shown.frame, *shown.parts.values()) if t is not None]
     height, width = sizes[0]
     scale = min(1.0, most / width)
@@ -81,7 +98,7 @@ def _reduced(image: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _vectors(flow: Tensor) -> str:
-    """u in red and green, v in the rows below: (n + 2¹⁵) as two bytes; blue is 255 where the vector is known."""
+    """Encode u, with v in the rows below, as n + 2¹⁵ in red (high byte) and green; blue is 255 where it is known."""
     known = flow.isfinite().all(0)
     codes = (torch.nan_to_num(flow) * _STEPS).round().clamp(-(2**15), 2**15 - 1).int() + 2**15
     planes = torch.stack([codes // 256, codes % 256, (known * 255).expand(2, -1, -1)], -1)
