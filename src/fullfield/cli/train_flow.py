@@ -127,7 +127,12 @@ def _add_training_options(group: Any) -> None:
     group.add_argument(
         "--loss", default="auto", metavar="NAME", help="sequence, or mixture for networks with an uncertainty [auto]"
     )
-    group.add_argument("--updates", type=argtypes.integer, help="of the network [12 of RAFT, its own]")
+    group.add_argument(
+        "--updates",
+        type=_updates,
+        metavar="N|LOW-HIGH",
+        help="updates of the network; 4-12: each step draws from 4 to 12 [12 for RAFT, else the network's own]",
+    )
     group.add_argument(
         "--precision", default="auto", metavar="NAME", help="float32, bfloat16, float16 [bfloat16 on a GPU]"
     )
@@ -156,6 +161,12 @@ def _add_run_options(group: Any) -> None:
         help="processes that read data sets and make up scenes, for each part of --data [this one]",
     )
     group.add_argument("--threads", type=argtypes.threads, help="CPU threads [all]")
+
+
+def _updates(text: str) -> int | tuple[int, int]:
+    """Return ``N`` as a number, ``LOW-HIGH`` as two."""
+    match = re.fullmatch(r"([0-9]{1,6})-([0-9]{1,6})", text)
+    return argtypes.integer(text) if match is None else (int(match[1]), int(match[2]))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -203,7 +214,8 @@ def run(args: argparse.Namespace) -> int:
         tensorboard=args.tensorboard,
         recipe=_recipe(args),
     )
-    validation = _validation(args, maker, training.updates)
+    fixed = None if isinstance(training.updates, tuple) else training.updates
+    validation = _validation(args, maker, fixed)
     with ranks(device) as team:
         with Progress("train", quiet=args.quiet or not team.first) as progress, naming(**words):
             trained = train_flow(

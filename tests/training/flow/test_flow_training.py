@@ -543,6 +543,71 @@ def test_updates_for_a_network_without_them(tmp_path: Path) -> None:
         trained(tmp_path, network(Plain), training=TRAINING.replace(updates=3))
 
 
+class Updated(Tiny):
+    """A network that is called with a number of updates, and remembers which."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[int] = []
+
+    def predictions_with_info(self, frame1: Tensor, frame2: Tensor, updates: int = 3) -> list[tuple[Tensor, Tensor]]:
+        self.seen.append(updates)
+        return super().predictions_with_info(frame1, frame2)[:updates]
+
+    def predictions(self, frame1: Tensor, frame2: Tensor, updates: int = 3) -> list[Tensor]:
+        return [flow for flow, _ in self.predictions_with_info(frame1, frame2, updates)]
+
+
+def test_each_step_draws_its_updates(tmp_path: Path) -> None:
+    training = TRAINING.replace(updates=(1, 3))
+    whole, stopped = network(Updated), network(Updated)
+    weights = trained(tmp_path / "whole", whole, training=training)
+    assert isinstance(whole, Updated)
+    assert isinstance(stopped, Updated)
+    assert set(whole.seen) == {1, 2, 3}
+    assert whole.seen == [training.updates_of(step) for step in range(8)]
+    with pytest.raises(KeyboardInterrupt):
+        trained(tmp_path / "stopped", stopped, source=_Until(5), training=training)
+    resumed = network(Updated)
+    assert trained(tmp_path / "stopped", resumed, training=training) == weights
+    assert isinstance(resumed, Updated)
+    assert resumed.seen == whole.seen[4:]
+    assert [training.replace(seed=4).updates_of(step) for step in range(8)] != whole.seen
+    drawn = [FlowTraining(updates=(4, 12)).updates_of(step) for step in range(2000)]
+    assert set(drawn) == set(range(4, 13))
+    assert min(drawn.count(number) for number in range(4, 13)) > 150
+
+
+def test_a_compiled_network_is_compiled_once_for_each_number_of_updates(
+    scenes: Scenes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch's own limit is eight compilations, after which it runs uncompiled."""
+
+    class Many(Plain):
+        def predictions(self, frame1: Tensor, frame2: Tensor, updates: int = 1) -> list[Tensor]:
+            flow = super().predictions(frame1, frame2)[0]
+            return [flow * (number + 1) for number in range(updates)]
+
+    compiled: list[int] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        compiled.append(1)
+        return graph.forward
+
+    compile_, reset = torch.compile, torch._dynamo.reset
+    reset()
+    monkeypatch.setattr(torch, "compile", lambda module, **_: compile_(module, backend=backend))
+    training = TRAINING.replace(updates=(1, 12), compile="default")
+    stepper = Stepper(network(Many).train(), training)
+    steps(stepper, scenes, 80)
+    assert {training.updates_of(step) for step in range(80)} == set(range(1, 13))
+    assert len(compiled) == 12
+    plain = Stepper(network(Many).train(), training.replace(compile=None))
+    steps(plain, scenes, 80)
+    assert torch.allclose(stepper.model.inner.weight, plain.model.inner.weight, atol=1e-5)  # type: ignore[arg-type]
+    reset()
+
+
 def test_the_network_and_pytorch_are_left_as_they_were(tmp_path: Path) -> None:
     before = torch.random.get_rng_state()
     benchmark = torch.backends.cudnn.benchmark
@@ -613,6 +678,11 @@ def test_what_cannot_be_trained_is_named(tmp_path: Path, scenes: Scenes) -> None
         ({"schedule": "stable", "warmup": 0.7, "decay": 0.7}, "warmup: expected shares of warm-up and decay"),
         ({"clip": 0.0}, "clip: expected a number > 0"),
         ({"updates": -1}, "updates: expected an integer >= 0"),
+        ({"updates": (4,)}, "updates: expected two numbers, the lower first"),
+        ({"updates": (12, 4)}, "updates: expected two numbers, the lower first"),
+        ({"updates": (0, 4)}, "updates: expected an integer >= 1"),
+        ({"updates": (1, 33)}, "with at most 32 numbers"),
+        ({"updates": (4, 12), "graph": True}, "graph: expected False where each step draws its updates"),
         ({"compile": "fast"}, "compile: expected one of"),
         ({"channels_last": 1}, "channels_last: expected True or False"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ LOSSES = ("auto", "mixture", "sequence")
 SCHEDULES = ("one-cycle", "stable")
 PRECISIONS = ("float32", "bfloat16", "float16")
 COMPILED = ("default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune")
+MOST_NUMBERS = 32  # of updates in a range: a compiled network has one compilation for each
 _START = 0.04  # share of the learning rate that the first step has
 
 
@@ -46,8 +48,9 @@ class FlowTraining(Config):
     """Pixels that move further do not count."""
     visible: float = 1 / 3
     """Share of the training, from its start, in which occluded pixels do not count."""
-    updates: int | None = None
-    """Of the network; None leaves it to the network."""
+    updates: int | tuple[int, int] | None = None
+    """Updates of the network; None: the network's own number. Two numbers: each step draws one from the first to the
+    second, decided by ``seed`` and the step's number, so that all processes and resumed runs draw the same."""
     precision: str = "float32"
     """Of autocast; float16 with a scale for the loss that adapts."""
     channels_last: bool = False
@@ -78,11 +81,23 @@ class FlowTraining(Config):
         _check.number(self.weight_decay, "weight_decay", low=0.0)
         _check.number(self.average, "average", low=0.0, below=1.0)
         _check.number(self.gamma, "gamma", above=0.0, high=1.0)
-        if self.updates is not None:
+        if isinstance(self.updates, (tuple, list)):
+            object.__setattr__(self, "updates", tuple(self.updates))
+            _check_range(self.updates)
+            _check.require(self.graph is not True, "graph", "False where each step draws its updates", self.graph)
+        elif self.updates is not None:
             _check.number(self.updates, "updates", integer=True, low=0)
         _check.number(self.seed, "seed", integer=True, low=0, high=2**31)
         for name in ("channels_last", "graph", "freeze_norms"):
             _check.require(isinstance(getattr(self, name), bool), name, "True or False", getattr(self, name))
+
+    def updates_of(self, step: int) -> int | None:
+        """Return the number of updates of step ``step``; None where the network decides."""
+        if not isinstance(self.updates, tuple):
+            return self.updates
+        low, high = self.updates
+        drawn = hashlib.sha256(f"updates {self.seed} {step}".encode()).digest()[:8]
+        return low + int.from_bytes(drawn, "big") % (high - low + 1)
 
     def done(self, step: float, seconds: float) -> float:
         """The share of the training, 0 to 1, that is behind a run after so many steps and seconds."""
@@ -100,3 +115,13 @@ class FlowTraining(Config):
             return self.learning_rate
         left = max(0.0, (1 - done) / self.decay)
         return self.learning_rate * (self.last + (1 - self.last) * (1 - math.sqrt(1 - left)))
+
+
+def _check_range(updates: tuple[int, ...]) -> None:
+    """Raise InputError unless ``updates`` is a range that each step can draw from."""
+    expected = f"two numbers, the lower first, with at most {MOST_NUMBERS} numbers from one to the other"
+    _check.require(len(updates) == 2, "updates", expected, updates)
+    for value in updates:
+        _check.number(value, "updates", integer=True, low=1)
+    low, high = updates
+    _check.require(0 <= high - low < MOST_NUMBERS, "updates", expected, updates)

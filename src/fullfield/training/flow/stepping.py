@@ -6,6 +6,7 @@ import copy
 import inspect
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.training.flow.batch import FlowBatch
-from fullfield.training.flow.config import FlowTraining
+from fullfield.training.flow.config import MOST_NUMBERS, FlowTraining
 from fullfield.training.flow.loss import (
     coarse_mixture_loss,
     counted_pixels,
@@ -80,6 +81,9 @@ class Objective(nn.Module):
             ``"mixture"`` with ``predictions_with_info``. ``updates=`` is handed on where the training names a number.
         training: names the loss.
 
+    Attributes:
+        updates: number of updates of the next call; None leaves it to the network.
+
     Raises:
         InputError: where the network has not what the loss asks for.
     """
@@ -95,8 +99,9 @@ class Objective(nn.Module):
             _check.require(with_info, "loss", "sequence: mixture needs a network with predictions_with_info", named)
         if not mixture:
             _check.require(plain, "model", "a network with predictions(frame1, frame2)", named)
-        self._updates: dict[str, Any] = {} if training.updates is None else {"updates": training.updates}
-        if self._updates:
+        # An attribute, not an argument: torch.compile takes numbers of a module as constants.
+        self.updates = training.updates_of(0)
+        if self.updates is not None:
             called: Any = network.predictions if plain else network.predictions_with_info
             taken = inspect.signature(called).parameters
             any_name = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values())
@@ -115,15 +120,16 @@ class Objective(nn.Module):
     def forward(self, frame1: Tensor, frame2: Tensor, flow: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
         """The loss, and the mean end-point error of the last prediction."""
         network: Any = self.network
+        updates: dict[str, Any] = {} if self.updates is None else {"updates": self.updates}
         if self._limits is None:
-            predictions = network.predictions(frame1, frame2, **self._updates)
+            predictions = network.predictions(frame1, frame2, **updates)
             loss = sequence_loss(predictions, flow, counted, gamma=self._gamma)
             last = predictions[-1]
         elif callable(getattr(network, "coarse_predictions", None)):
-            padding, coarse = network.coarse_predictions(frame1, frame2, **self._updates)
+            padding, coarse = network.coarse_predictions(frame1, frame2, **updates)
             return coarse_mixture_loss(coarse, padding, flow, counted, gamma=self._gamma, limits=self._limits)
         else:
-            pairs = network.predictions_with_info(frame1, frame2, **self._updates)
+            pairs = network.predictions_with_info(frame1, frame2, **updates)
             low, high = self._limits
             loss = laplace_mixture_loss(pairs, flow, counted, gamma=self._gamma, log_scale_min=low, log_scale_max=high)
             last = pairs[-1][0]
@@ -169,6 +175,7 @@ class Stepper:
         )
         objective = Objective(model, training)
         self.loss = objective.loss
+        self._uncompiled = objective
         self._objective: Callable[..., tuple[Tensor, Tensor]] = objective
         if training.compile is not None:
             self._objective = torch.compile(objective, mode=training.compile)
@@ -191,6 +198,7 @@ class Stepper:
             number: of the step, from 0, those of the runs that this one goes on from among them.
             occluded: whether occluded pixels count.
         """
+        self._uncompiled.updates = self.training.updates_of(number)
         counted = counted_pixels(batch, max_flow=self.training.max_flow, occluded=occluded)
         frame1, frame2 = batch.frame1, batch.frame2
         if self.training.channels_last:
@@ -226,11 +234,20 @@ class Stepper:
         self, frame1: Tensor, frame2: Tensor, flow: Tensor, counted: Tensor, share: Tensor
     ) -> tuple[Tensor, Tensor]:
         dtype = _DTYPES.get(self.training.precision)
-        with torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):
+        autocast = torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
+        with autocast, self._compilations():
             loss, error = self._objective(frame1, frame2, flow, counted)
         loss = loss.float() * share
         (loss * self.scaling[0]).backward()  # type: ignore[no-untyped-call]
         return loss.detach(), error.float().detach() * share
+
+    def _compilations(self) -> AbstractContextManager[Any]:
+        """Allow one compilation for each number of updates; PyTorch gives up after eight and runs uncompiled."""
+        if self.training.compile is None or not isinstance(self.training.updates, tuple):
+            return nullcontext()
+        import torch._dynamo
+
+        return torch._dynamo.config.patch(recompile_limit=torch._dynamo.config.recompile_limit + MOST_NUMBERS)
 
     @torch.no_grad()
     def _update(
