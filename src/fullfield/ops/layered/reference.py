@@ -131,11 +131,13 @@ def _on_ellipsoid(matrix: Tensor, centre: Tensor, x: Tensor, y: Tensor) -> _Plac
     depth = torch.where(front, depth, 1.0)
     s = [depth * ui - vi for ui, vi in zip(u, v, strict=True)]
     towards = torch.minimum(_dot(s, u), -GRAZING * uu.sqrt())
-    steps = []
-    for column in (across, below):
+
+    def derivative(column: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         slope = _dot(s, column) / towards
-        steps.append(tuple(depth * (mi - ui * slope) for mi, ui in zip(column, u, strict=True)))
-    right, down = steps
+        a, b, c = (depth * (mi - ui * slope) for mi, ui in zip(column, u, strict=True))
+        return a, b, c
+
+    right, down = derivative(across), derivative(below)
     return _Place((s[0], s[1], s[2]), 1 / depth, front, right, down, inside)
 
 

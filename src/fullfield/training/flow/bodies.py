@@ -52,11 +52,11 @@ def draw_bodies(
     focal = focal[:, None]
 
     def one(low: float, high: float) -> Floats:
-        """[B, BODIES]: a uniform number for each body."""
-        return low + (high - low) * next(uniform)[..., 0]
+        """Return a uniform number for each body [B, BODIES]."""
+        return _between(next(uniform)[..., 0], low, high)
 
     def moved(far: Floats, chance: Floats) -> Floats:
-        """Pixels that something moves, from normal numbers; small motions are made more frequent."""
+        """Return lengths of motions, pixels, from normal numbers; small motions are made more frequent."""
         pixels = style.object_motion * np.exp(style.spread * far)
         return unit * np.minimum(np.where(chance < 0.15, 0.2 * pixels, pixels), style.largest)
 

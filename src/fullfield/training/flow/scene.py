@@ -282,11 +282,11 @@ class _Bodies:
         self.along[:, part], self.across[:, part] = np.moveaxis(solids.shape[:, :, 0, :, :2], -1, 0)
         self.solids = solids
 
-    def ellipsoids(self, times: Floats) -> tuple[Floats, Floats, Floats]:
-        """Return u's matrices and v at ``times`` [B, 2, T], [B, 2, T, N, 3, 3] and [..., 3], and the way to frame 2."""
+    def ellipsoids(self, solids: Bodies, times: Floats) -> tuple[Floats, Floats, Floats]:
+        """Return ``to_card`` and ``centres`` of the ellipsoids at ``times`` [B, 2, T], and their ``to_frame``."""
         height, width = self.size
         camera = np.swapaxes(_rotation(self.camera_turn), -1, -2)[:, None]
-        shape, centre = self.solids.shape.copy(), self.solids.centre.copy()
+        shape, centre = solids.shape.copy(), solids.centre.copy()
         centre[:, :, 1] = _times(camera, centre[:, :, 1] - self.camera_shift[:, None])
         shape[:, :, 1] = camera @ shape[:, :, 1]
         at = times[:, :, :, None, None]
@@ -730,7 +730,7 @@ def _ordered(
     to_card[..., cards, :, :], to_frame[:, cards, :, :3] = _inverse(onto), second[:, cards]
     if bodies.solids is not None:
         part = slice(_CARDS, LAYERS)
-        to_card[..., part, :, :], centres[..., part, :], to_frame[:, part] = bodies.ellipsoids(times)
+        to_card[..., part, :, :], centres[..., part, :], to_frame[:, part] = bodies.ellipsoids(bodies.solids, times)
     counts = bodies.on.sum(1)
     order = np.argsort(np.where(bodies.on, bodies.depth, np.inf), axis=1, kind="stable")[:, : counts.max()]
     scenes = np.arange(len(order))[:, None]

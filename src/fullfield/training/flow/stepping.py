@@ -247,7 +247,9 @@ class Stepper:
             return nullcontext()
         import torch._dynamo
 
-        return torch._dynamo.config.patch(recompile_limit=torch._dynamo.config.recompile_limit + MOST_NUMBERS)
+        config: Any = torch._dynamo.config
+        raised: AbstractContextManager[Any] = config.patch(recompile_limit=config.recompile_limit + MOST_NUMBERS)
+        return raised
 
     @torch.no_grad()
     def _update(
