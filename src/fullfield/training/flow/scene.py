@@ -295,7 +295,7 @@ class _Bodies:
         project = np.zeros((len(shape), 3, 3))
         project[:, 0, 0] = project[:, 1, 1] = self.focal
         project[:, 0, 2], project[:, 1, 2], project[:, 2, 2] = (width - 1) / 2, (height - 1) / 2, 1
-        inverse: Floats = np.linalg.inv(axes)
+        inverse = np.asarray(np.linalg.inv(axes), np.float64)
         onto = np.concatenate([shape[:, :, 1], centre[:, :, 1, :, None]], -1)
         return inverse @ np.linalg.inv(project)[:, None, None, None], _times(inverse, middle), project[:, None] @ onto
 
