@@ -66,11 +66,11 @@ def test_several_devices_are_told_apart_from_their_start(
 def test_a_wrong_shot_gets_no_time(cli: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, harm: str) -> None:
     real = outputs.Output.write
 
-    def harmed(self: Any, done: Any, parts: Any, ways: Any) -> None:
+    def harmed(self: Any, done: Any, parts: Any, *more: Any) -> None:
         if harm == "missing" and done.number == 3:
             raise OSError(5, "Input/output error", self.path(3))
         parts.planes[:] += 1
-        real(self, done, parts, ways)
+        real(self, done, parts, *more)
 
     monkeypatch.setattr(outputs.Output, "write", harmed)
     ran = cli(*TINY, "--device", "cpu")

@@ -10,7 +10,7 @@ import torch
 from test_nvrtc import ARCHS, needs_nvrtc, resources
 
 from fullfield.ops.layered import PictureAtlas, cuda, reference, render_pairs
-from fullfield.training.flow.scene import draw_scenes
+from fullfield.training.flow.scene import SceneStyle, draw_scenes
 
 
 @pytest.fixture
@@ -29,11 +29,12 @@ def atlas() -> PictureAtlas:
 
 @pytest.mark.skipif(emulator.WHY_NOT is not None, reason=str(emulator.WHY_NOT))
 @pytest.mark.usefixtures("_emulated")
+@pytest.mark.parametrize("style", ["usual", "bodies"])
 @pytest.mark.parametrize("size", [(24, 33), (8, 9)], ids=str)
-def test_kernels_and_definition(size: tuple[int, int]) -> None:
-    """Up to what lies on an edge, where the last bit decides."""
-    held = atlas()
-    scenes = draw_scenes(range(6), size, seed=4, pictures=held.count, shapes=len(held.shapes))
+def test_kernels_and_definition(size: tuple[int, int], style: str) -> None:
+    """Kernels and definition agree but for pixels on an edge, where the last bit decides."""
+    held, style_of_scenes = atlas(), SceneStyle.preset(style)
+    scenes = draw_scenes(range(6), size, seed=4, pictures=held.count, shapes=len(held.shapes), style=style_of_scenes)
     found, expected = render_pairs(scenes, held, size, backend="cuda"), reference.render(scenes, held, size)
     for name, one, other in zip(found._fields, found, expected, strict=True):
         away = (one.float() - other.float()).abs()

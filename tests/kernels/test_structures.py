@@ -50,7 +50,7 @@ SIZES = {
     "ops/point_norm/norm.cu": {"NormParams": 952},
     "ops/convex_loss/loss.cu": {"LossParams": 120},
     "ops/matching/positions.cu": {"PositionParams": 96},
-    "ops/layered/render.cu": {"LayeredParams": 168},
+    "ops/layered/render.cu": {"LayeredParams": 176},
     "ops/spatial_correlation/cuda/common.cuh ops/spatial_correlation/cuda/forward.cu": {
         "Axis": 36, "ForwardParams": 112,
     },

@@ -195,7 +195,7 @@ def presets(pairs: Sequence[Pair], note: Callable[[str], None]) -> dict[str, Any
 
 def _flow_command(frames: Sequence[Path], preset: str, output: Path) -> dict[str, Any]:
     """Run ``fullfield flow`` in a process of its own; its JSON report. Raises CheckFailed where it fails."""
-    command = [sys.executable, "-m", "fullfield", "flow", *map(str, frames), "-o", str(output)]
+    command = [sys.executable, "-m", "fullfield", "flow", *map(str, frames), "-o", str(output), "--overwrite"]
     done = subprocess.run(
         [*command, "--method", "tvl1", "--preset", preset, "--json", "-q"], capture_output=True, text=True, check=False
     )

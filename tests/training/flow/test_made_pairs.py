@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from fullfield import InputError
 from fullfield.ops.layered import SQUARE, LayeredScenes, PictureAtlas
-from fullfield.ops.layered.scene import COLOURS, TEXTURE
+from fullfield.ops.layered.scene import COLOURS, ELLIPSOID, FOG_SHEET, GHOST, TEXTURE
 from fullfield.training.flow import scene
 from fullfield.training.flow.pairs import PairMaker
 from fullfield.training.flow.pictures import PicturePack, procedural_pictures
@@ -259,3 +259,23 @@ def test_presets_are_styles_of_their_own() -> None:
         InputError, match=r"^style: expected one of usual, small, large, bars, figures, bodies, got 'figure'"
     ):
         SceneStyle.preset("figure")
+
+
+def test_bodies_are_drawn_in_their_share_and_leave_cards_as_they_are() -> None:
+    numbers = range(40)
+    kwargs = {"seed": 0, "pictures": 5, "shapes": 5}
+    plain = draw_scenes(numbers, (48, 64), style=SceneStyle(), **kwargs)
+    lively = draw_scenes(numbers, (48, 64), style=SceneStyle(bodies=0.5), **kwargs)
+    is_solid = (lively.ids[..., 1] == ELLIPSOID) & (torch.arange(lively.ids.shape[1]) < lively.counts[:, None])
+    assert 12 <= int(is_solid.any(1).sum()) <= 28
+    for number in numbers:
+        cards = ~is_solid[number, : lively.counts[number]]
+        kept = lively.to_card[number][:, :, : lively.counts[number]][:, :, cards]
+        assert torch.equal(kept, plain.to_card[number][:, :, : plain.counts[number]])
+
+
+def test_exposure_and_fog_sheets_are_drawn_in_their_share() -> None:
+    scenes = draw_scenes(range(60), (48, 64), seed=1, pictures=5, shapes=5, style=SceneStyle(sheets=0.5, exposure=0.5))
+    assert 18 <= int((scenes.sensor[:, 0] != 1).sum()) <= 42
+    live = torch.arange(scenes.paint.shape[1]) < scenes.counts[:, None]
+    assert 12 <= int(((scenes.paint[..., GHOST] == FOG_SHEET) & live).any(1).sum()) <= 42

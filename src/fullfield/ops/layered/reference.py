@@ -298,8 +298,9 @@ def _truth(scenes: LayeredScenes, atlas: PictureAtlas, x: Tensor, y: Tensor) -> 
         covers &= owner == layers
         is_solid = _per_pixel(scenes.ids[:, layer, 1] == ELLIPSOID)
         a, b, c = place.at
-        point = torch.stack((a, b, torch.where(is_solid, c, 1.0), is_solid.float().expand_as(a)), -1)
-        to_x, to_y, depth = torch.einsum("bij,bhwj->ibhw", scenes.to_frame[:, layer], point)
+        point = a, b, torch.where(is_solid, c, 1.0), is_solid.float()
+        rows = [[_per_pixel(scenes.to_frame[:, layer, row, column]) for column in range(4)] for row in range(3)]
+        to_x, to_y, depth = (r[0] * point[0] + r[1] * point[1] + r[2] * point[2] + r[3] * point[3] for r in rows)
         there = covers & (depth > NEAREST)
         depth = torch.where(there, depth, 1.0)
         moved_x, moved_y = torch.where(there, to_x / depth, moved_x), torch.where(there, to_y / depth, moved_y)

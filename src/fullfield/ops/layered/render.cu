@@ -76,7 +76,7 @@ static __device__ __forceinline__ float dot(const float *one, const float *two) 
 }
 
 // Return whether the pixel's ray comes within a few pixels of the ellipsoid's outline or meets it, in front of the camera.
-static __device__ bool find_ellipsoid(const float *m, const float *v, float x, float y, Place &p) {
+static __device__ __forceinline__ bool find_ellipsoid(const float *m, const float *v, float x, float y, Place &p) {
     const float across[3] = {m[0], m[3], m[6]}, down[3] = {m[1], m[4], m[7]};
     float u[3];
 #pragma unroll
@@ -243,7 +243,7 @@ static __device__ __forceinline__ unsigned hashed(unsigned word) {
     return word ^ (word >> 16);
 }
 
-extern "C" __global__ void __launch_bounds__(256) render_frames(const __grid_constant__ LayeredParams p) {
+extern "C" __global__ void __launch_bounds__(256, 2) render_frames(const __grid_constant__ LayeredParams p) {
     const i64 plane = (i64)p.height * p.width, at = (i64)blockIdx.x * 256 + threadIdx.x;
     if (at >= 2 * p.batch * plane) return;
     const int image = (int)(at / plane), frame = image >= p.batch, b = image - frame * p.batch;
@@ -263,7 +263,7 @@ extern "C" __global__ void __launch_bounds__(256) render_frames(const __grid_con
     }
 }
 
-extern "C" __global__ void __launch_bounds__(256) render_truth(const __grid_constant__ LayeredParams p) {
+extern "C" __global__ void __launch_bounds__(256, 2) render_truth(const __grid_constant__ LayeredParams p) {
     const i64 plane = (i64)p.height * p.width, at = (i64)blockIdx.x * 256 + threadIdx.x;
     if (at >= p.batch * plane) return;
     const int b = (int)(at / plane);

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from fullfield.training.flow.scene import SceneStyle
+from fullfield.training.flow.scene_draw import BODIES, PARTS, ROOTS, Floats, multiplied, rotation
+from fullfield.training.flow.scene_style import SceneStyle
 
-Floats = NDArray[np.float64]
-
-BODIES, ROOTS = 2, 3
-PARTS = 1 + 2 * ROOTS  # the core, the limbs on it, and a limb at the end of each of these
 _STREAM = 3  # of a scene's random numbers: 1 is for compression, 2 for bars and figures
 _UNIFORM, _NORMAL = 24, 20
 
@@ -70,7 +66,7 @@ def draw_bodies(
     shape = np.empty((*depth.shape, PARTS, 2, 3, 3))
     centre = np.empty((*depth.shape, PARTS, 2, 3))
     stretch = np.exp(0.3 * next(normal)[..., 0, :])
-    shape[..., 0, 0, :, :] = _rotation(next(normal)[..., 0, :]) * (radius[..., None] * stretch)[..., None, :]
+    shape[..., 0, 0, :, :] = rotation(next(normal)[..., 0, :]) * (radius[..., None] * stretch)[..., None, :]
     centre[..., 0, 0, :] = core
     moves = one(0, 1) < 0.85
     reach = moved(next(normal)[..., 0, 0], one(0, 1)) * depth / focal * moves
@@ -79,7 +75,7 @@ def draw_bodies(
     shift = np.stack([reach * np.cos(heading), reach * np.sin(heading), nearer], -1)
     turns = np.clip(0.12 * next(normal)[..., 0, :], -0.8, 0.8) * np.where(one(0, 1) < 0.15, 3, 1)[..., None]
     bulge = np.exp(0.05 * next(normal)[..., 0, :])
-    shape[..., 0, 1, :, :] = _rotation(turns * moves[..., None]) @ shape[..., 0, 0, :, :] * bulge[..., None, :]
+    shape[..., 0, 1, :, :] = rotation(turns * moves[..., None]) @ shape[..., 0, 0, :, :] * bulge[..., None, :]
     centre[..., 0, 1, :] = core + shift
 
     away = _unit(next(normal))  # [B, BODIES, PARTS, 3]
@@ -95,20 +91,20 @@ def draw_bodies(
         before, after = shape[..., bone, 0, :, :], shape[..., bone, 1, :, :]
         if bone == 0:
             point = 0.8 * away[..., part, :]
-            ahead = _unit(_times(before, point) + 0.4 * radius[..., None] * bend[..., part, :])
+            ahead = _unit(multiplied(before, point) + 0.4 * radius[..., None] * bend[..., part, :])
         else:
             point = np.broadcast_to(np.array([0.95, 0.0, 0.0]), away[..., part, :].shape)
             ahead = _unit(_unit(before[..., :, 0]) + 0.5 * bend[..., part, :])
             limbs[..., part] &= limbs[..., bone]
-        joint = centre[..., bone, 0, :] + _times(before, point)
+        joint = centre[..., bone, 0, :] + multiplied(before, point)
         half, across = length[..., part] / 2, thick[..., part] / 2
         frame = _frame(ahead, away[..., part - 1, :])
         own = frame * np.stack([half, across, across], -1)[..., None, :]
-        carried = _rotation(axis[..., part, :] * swing[..., part, None]) @ after @ np.linalg.inv(before)
+        carried = rotation(axis[..., part, :] * swing[..., part, None]) @ after @ np.linalg.inv(before)
         shape[..., part, 0, :, :], shape[..., part, 1, :, :] = own, carried @ own
         out = ahead * (0.9 * half)[..., None]
         centre[..., part, 0, :] = joint + out
-        centre[..., part, 1, :] = centre[..., bone, 1, :] + _times(after, point) + _times(carried, out)
+        centre[..., part, 1, :] = centre[..., bone, 1, :] + multiplied(after, point) + multiplied(carried, out)
     limbs[..., 0] = True
     on = there[..., None] & limbs
     levels = np.where(one(0, 1) < style.smooth, one(1.0, 4.5), 0.0)
@@ -131,22 +127,7 @@ def _unit(vector: Floats) -> Floats:
     return unit
 
 
-def _times(matrix: Floats, vector: Floats) -> Floats:
-    product: Floats = (matrix @ vector[..., None])[..., 0]
-    return product
-
-
 def _frame(first: Floats, other: Floats) -> Floats:
     """Return orthonormal axes in columns [..., 3, 3], the first as given."""
     second = _unit(np.cross(first, other))
     return np.stack([first, second, np.cross(first, second)], -1)
-
-
-def _rotation(vector: Floats) -> Floats:
-    """Return the matrices [..., 3, 3] of rotation vectors [..., 3], radians (Rodrigues)."""
-    angle = np.linalg.norm(vector, axis=-1)[..., None, None]
-    x, y, z = np.moveaxis(_unit(vector), -1, 0)
-    zero = np.zeros_like(x)
-    cross = np.stack([zero, -z, y, z, zero, -x, -y, x, zero], -1).reshape(*x.shape, 3, 3)
-    turned: Floats = np.eye(3) + np.sin(angle) * cross + (1 - np.cos(angle)) * (cross @ cross)
-    return turned

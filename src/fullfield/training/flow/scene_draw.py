@@ -1,0 +1,98 @@
+"""Random numbers, layers and matrices of synthetic scenes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+BODIES, ROOTS = 2, 3
+PARTS = 1 + 2 * ROOTS  # of a body: the core, the limbs on it, and a limb at the end of each of these
+
+# The slots of a scene: silhouettes, the faces of boxes, those of a room, a ground, what closes the view, and ghosts.
+OBJECTS, BOXES, ROOM, GHOSTS = 12, 3, 5, 2
+FACES = 3  # of a box that can be seen
+# A jointed figure takes the last slots of the objects: its body, the upper parts of its limbs, the lower ones of some.
+UPPER, LOWER = 4, 3
+BODY = OBJECTS - 1 - UPPER - LOWER
+FIRST_FACE = OBJECTS
+FIRST_WALL = FIRST_FACE + BOXES * FACES
+GROUND = FIRST_WALL + ROOM
+BACKDROP = GROUND + 1
+FIRST_GHOST = BACKDROP + 1
+CARDS = FIRST_GHOST + GHOSTS
+LAYERS = CARDS + BODIES * PARTS
+OPEN, INSIDE, OUTSIDE, FLAT = range(4)  # kinds of scenes
+# Numbers drawn for a scene, and for each of its layers.
+_OF_SCENE, _OF_LAYER, _NORMAL = 64, 64, 24
+_OF_SOLIDS = 77  # of the stream for ellipsoids
+
+
+class SceneDraw:
+    """Random numbers of some scenes: every scene's own, whatever is drawn beside it; another ``stream``, others."""
+
+    def __init__(self, seed: int, numbers: Sequence[int], *stream: int) -> None:
+        # Ellipsoids draw from a stream of their own, so that cards are the same with and without them.
+        streams, more = (
+            [np.random.Generator(np.random.SFC64([seed, number, *stream, *further])) for number in numbers]
+            for further in ((), (_OF_SOLIDS,))
+        )
+        solids = LAYERS - CARDS
+        self._scene = np.stack([stream.random(_OF_SCENE) for stream in streams])
+        layers = [stream.random((_OF_LAYER, CARDS)) for stream in streams]
+        normals = [stream.standard_normal((_NORMAL, CARDS)) for stream in streams]
+        further_layers = [stream.random((_OF_LAYER, solids)) for stream in more]
+        further_normals = [stream.standard_normal((_NORMAL, solids)) for stream in more]
+        self._layer = np.concatenate([np.stack(layers), np.stack(further_layers)], -1)
+        self._normal = np.concatenate([np.stack(normals), np.stack(further_normals)], -1)
+        self._at = [0, 0, 0]
+
+    def _next(self, which: int) -> int:
+        self._at[which] += 1
+        return self._at[which] - 1
+
+    def scene(self, low: float = 0.0, high: float = 1.0) -> Floats:
+        """[B], uniform."""
+        return low + (high - low) * self._scene[:, self._next(0)]
+
+    def layer(self, low: float = 0.0, high: float = 1.0) -> Floats:
+        """[B, L], uniform."""
+        return low + (high - low) * self._layer[:, self._next(1)]
+
+    def normal(self, scale: float = 1.0) -> Floats:
+        """[B, L]."""
+        return scale * self._normal[:, self._next(2)]
+
+
+def multiplied(matrix: Floats, vector: Floats) -> Floats:
+    """[..., M, N] and [..., N] -> [..., M]."""
+    product: Floats = (matrix @ vector[..., None])[..., 0]
+    return product
+
+
+def rotation(vector: Floats) -> Floats:
+    """[..., 3] rotation vectors, radians -> [..., 3, 3] (Rodrigues)."""
+    angle = np.linalg.norm(vector, axis=-1)[..., None, None]
+    axis = vector / np.maximum(angle[..., 0], 1e-12)
+    x, y, z = axis[..., 0], axis[..., 1], axis[..., 2]
+    zero = np.zeros_like(x)
+    cross = np.stack([zero, -z, y, z, zero, -x, -y, x, zero], -1).reshape(*x.shape, 3, 3)
+    turned: Floats = np.eye(3) + np.sin(angle) * cross + (1 - np.cos(angle)) * (cross @ cross)
+    return turned
+
+
+def inverted(matrix: Floats) -> Floats:
+    """Of 3×3 matrices [..., 3, 3], by cofactors."""
+    a, b, c, d, e, f, g, h, i = (matrix[..., row, column] for row in range(3) for column in range(3))
+    first, second, third = e * i - f * h, f * g - d * i, d * h - e * g
+    determinant = a * first + b * second + c * third
+    determinant = np.where(np.abs(determinant) < 1e-30, 1e-30, determinant)
+    rows = (
+        (first, c * h - b * i, b * f - c * e),
+        (second, a * i - c * g, c * d - a * f),
+        (third, b * g - a * h, a * e - b * d),
+    )
+    return np.stack([value for row in rows for value in row], -1).reshape(matrix.shape) / determinant[..., None, None]

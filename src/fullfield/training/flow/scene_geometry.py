@@ -1,0 +1,352 @@
+"""Where the layers of a synthetic scene are when the first frame is taken, and how they move until the second."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fullfield.ops.layered import INFINITE, SQUARE
+from fullfield.ops.layered.scene import ELLIPSOID
+from fullfield.training.flow.bodies import Bodies
+from fullfield.training.flow.scene_draw import (
+    BACKDROP,
+    BODY,
+    BOXES,
+    CARDS,
+    FACES,
+    FIRST_FACE,
+    FIRST_GHOST,
+    FIRST_WALL,
+    FLAT,
+    GROUND,
+    INSIDE,
+    LAYERS,
+    OBJECTS,
+    OPEN,
+    OUTSIDE,
+    UPPER,
+    Floats,
+    SceneDraw,
+    multiplied,
+    rotation,
+)
+from fullfield.training.flow.scene_style import SceneStyle
+
+
+class SceneGeometry:
+    """Where every card is when the first frame is taken, and how it moves until the second."""
+
+    def __init__(
+        self,
+        draw: SceneDraw,
+        extra: SceneDraw | None,
+        batch: int,
+        height: int,
+        width: int,
+        unit: float,
+        style: SceneStyle,
+    ) -> None:
+        shape = (batch, LAYERS)
+        self.size = height, width
+        self.kind = np.searchsorted(np.cumsum((0.4, 0.25, 0.15)), draw.scene())  # open, inside, outside, flat
+        self.focal = width * np.exp(draw.scene(math.log(0.6), math.log(1.8)))
+        self.far = 10.0
+        self.on = np.zeros(shape, bool)
+        self.place, self.along, self.across = (np.zeros((*shape, 3)) for _ in range(3))
+        self.centre = np.zeros((*shape, 3))
+        self.turn, self.shift = np.zeros((*shape, 3)), np.zeros((*shape, 3))
+        self.depth = np.full(shape, np.inf)  # what the cards are ordered by
+        self.shape = np.full(shape, INFINITE)
+        self.alike = np.zeros(batch, bool)  # figures of one picture and colour
+        self.solids: Bodies | None = None
+        self._objects(draw, extra, unit, style)
+        if extra is not None and style.figures:
+            self._figures(extra, unit, style)
+        self._boxes(draw, unit, style)
+        self._walls(draw)
+        self._camera(draw, unit, style)
+
+    def add(self, solids: Bodies) -> None:
+        """Put ellipsoids into the last layers."""
+        part = slice(CARDS, LAYERS)
+        self.on[:, part], self.shape[:, part] = solids.on, ELLIPSOID
+        self.centre[:, part] = solids.centre[:, :, 0]
+        # Closer to the camera than their surface, they would be seen from within.
+        clear = np.linalg.norm(np.linalg.solve(solids.shape, solids.centre[..., None])[..., 0], axis=-1) > 1.05
+        ahead = solids.centre[..., 2] > 0.1
+        self.on[:, part] &= (clear & ahead).all(-1)
+        self.depth[:, part] = np.maximum(np.linalg.norm(solids.centre[:, :, 0], axis=-1), 1e-6)
+        self.along[:, part], self.across[:, part] = np.moveaxis(solids.shape[:, :, 0, :, :2], -1, 0)
+        self.solids = solids
+
+    def ellipsoids(self, solids: Bodies, times: Floats) -> tuple[Floats, Floats, Floats]:
+        """Return ``to_card`` and ``centres`` of the ellipsoids at ``times`` [B, 2, T], and their ``to_frame``."""
+        height, width = self.size
+        camera = np.swapaxes(rotation(self.camera_turn), -1, -2)[:, None]
+        shape, centre = solids.shape.copy(), solids.centre.copy()
+        centre[:, :, 1] = multiplied(camera, centre[:, :, 1] - self.camera_shift[:, None])
+        shape[:, :, 1] = camera @ shape[:, :, 1]
+        at = times[:, :, :, None, None]
+        middle = centre[:, None, None, :, 0] + at * (centre[:, :, 1] - centre[:, :, 0])[:, None, None]
+        axes = shape[:, None, None, :, 0] + at[..., None] * (shape[:, :, 1] - shape[:, :, 0])[:, None, None]
+        project = np.zeros((len(shape), 3, 3))
+        project[:, 0, 0] = project[:, 1, 1] = self.focal
+        project[:, 0, 2], project[:, 1, 2], project[:, 2, 2] = (width - 1) / 2, (height - 1) / 2, 1
+        inverse = np.asarray(np.linalg.inv(axes), np.float64)
+        onto = np.concatenate([shape[:, :, 1], centre[:, :, 1, :, None]], -1)
+        return (
+            inverse @ np.linalg.inv(project)[:, None, None, None],
+            multiplied(inverse, middle),
+            project[:, None] @ onto,
+        )
+
+    def _distance(self, uniform: Floats, normal: Floats, median: float, unit: float, style: SceneStyle) -> Floats:
+        """How far something moves, pixels; ``uniform`` makes small motions, which matter too, more frequent."""
+        far = median * np.exp(style.spread * normal)
+        far = np.where(uniform < 0.15, far * 0.2, far)
+        return unit * np.minimum(far, style.largest)
+
+    def _ray(self, x: Floats, y: Floats) -> Floats:
+        """[..., 3]: through pixels, to depth 1."""
+        height, width = self.size
+        focal = self.focal[:, None]
+        return np.stack([(x - (width - 1) / 2) / focal, (y - (height - 1) / 2) / focal, np.ones_like(x)], -1)
+
+    def _own_motion(
+        self,
+        draw: SceneDraw,
+        part: slice,
+        depth: Floats,
+        unit: float,
+        style: SceneStyle,
+        rigid: NDArray[np.int64] | None,
+    ) -> None:
+        """Draw the motion of the objects in some slots; ``rigid`` names the slot that each one moves with."""
+        away = self._distance(draw.layer(), draw.normal(), style.object_motion, unit, style)
+        heading = draw.layer(0, 2 * np.pi)
+        moves = draw.layer() < 0.75
+        nearer = np.clip(draw.normal(0.06), -0.3, 0.3)
+        turns = np.stack([draw.normal(0.06), draw.normal(0.06), draw.normal(0.12)], -1)
+        rare = draw.layer() < 0.1
+        turns[..., 2] *= np.where(rare, 4, 1)
+        values: list[NDArray[Any]] = [away, heading, moves, nearer, turns]
+        away, heading, moves, nearer, turns = (
+            value[:, part] if rigid is None else value[:, part][:, rigid] for value in values
+        )
+        reach = np.where(moves, away, 0.0) * depth / self.focal[:, None]
+        self.shift[:, part] = np.stack(
+            [reach * np.cos(heading), reach * np.sin(heading), np.where(moves, nearer, 0.0) * depth], -1
+        )
+        self.turn[:, part] = np.clip(turns, -1.2, 1.2) * moves[..., None]
+
+    def _objects(self, draw: SceneDraw, extra: SceneDraw | None, unit: float, style: SceneStyle) -> None:
+        height, width = self.size
+        part = slice(0, OBJECTS)
+        count = np.floor(2 + (OBJECTS - 1) * draw.scene() ** (0.7 if style.thin else 1.5))
+        self.on[:, part] = np.arange(OBJECTS) < count[:, None]
+        depth = np.exp(draw.layer(math.log(1.5), math.log(8.0)))[:, part]
+        x, y = draw.layer(-0.1, 1.1)[:, part] * width, draw.layer(-0.1, 1.1)[:, part] * height
+        half = 0.5 * height * np.exp(draw.layer(math.log(0.06), math.log(0.9)))[:, part]
+        aspect = np.exp(draw.normal(0.25))[:, part]
+        if extra is not None:
+            aspect *= np.exp(np.where(extra.layer() < style.thin, extra.normal(0.9), 0))[:, part]
+        self.place[:, part] = self._ray(x, y) * depth[..., None]
+        self.centre[:, part] = self.place[:, part]
+        roll = draw.layer(0, 2 * np.pi)[:, part]
+        roll = np.where(draw.layer()[:, part] < 0.5, 0.15 * (roll - np.pi), roll)
+        tilt = np.stack([draw.normal(0.35)[:, part], draw.normal(0.35)[:, part], roll], -1)
+        axes = rotation(np.clip(tilt, -7, 7) * (1, 1, 1))
+        scale = (half * depth / self.focal[:, None])[..., None]
+        self.along[:, part] = axes[..., 0] * scale * aspect[..., None]
+        self.across[:, part] = axes[..., 1] * scale / aspect[..., None]
+        self.depth[:, part] = depth
+        self.shape[:, part] = 0  # a silhouette; which one is drawn with the pictures
+        self._own_motion(draw, part, depth, unit, style, None)
+
+    def _figures(self, draw: SceneDraw, unit: float, style: SceneStyle) -> None:
+        """In some scenes the last objects become a figure: all scenes get one, some get their objects back."""
+        there = draw.scene() < style.figures
+        self.alike = there & (draw.scene() < 0.5)
+        cards = (self.on, self.shape, self.depth, self.place, self.along, self.across)
+        changed = [store[:, BODY:OBJECTS] for store in (*cards, self.centre, self.turn, self.shift)]
+        before = [part.copy() for part in changed]
+        self.on[:, BODY:OBJECTS] = True
+        self._limbs(draw, *self._body(draw), unit, style)
+        for part, old in zip(changed, before, strict=True):
+            part[~there] = old[~there]
+
+    def _body(self, draw: SceneDraw) -> tuple[Floats, Floats]:
+        """Move an object into view. Returns the directions of its sides [B, 3, 2] and half their lengths [B, 2]."""
+        height, width = self.size
+        depth = self.depth[:, BODY]
+        half = 0.5 * height * np.exp(draw.scene(math.log(0.15), math.log(0.7))) * depth / self.focal
+        ray = self._ray(draw.scene(0.1, 0.9)[:, None] * width, draw.scene(0.1, 0.9)[:, None] * height)[:, 0]
+        self.place[:, BODY] = self.centre[:, BODY] = ray * depth[:, None]
+        sides = np.stack([self.along[:, BODY], self.across[:, BODY]], -1)
+        plane = sides / np.linalg.norm(sides, axis=1, keepdims=True)
+        reach = half[:, None] * np.exp(draw.scene(-0.7, 0.2)[:, None] * (1, 0))
+        self.along[:, BODY], self.across[:, BODY] = np.moveaxis(plane * reach[:, None], -1, 0)
+        return plane, reach
+
+    def _limbs(self, draw: SceneDraw, plane: Floats, reach: Floats, unit: float, style: SceneStyle) -> None:
+        """Bars or silhouettes near the body's plane. Upper ones hang on the body, lower ones on the ends of upper ones;
+        each moves with what it hangs on, and turns about the joint besides."""
+        depth = self.depth[:, [BODY]]
+        aim, bend = draw.layer(0, 2 * np.pi), draw.normal(0.7)
+        length = reach[:, 1:] * np.exp(draw.layer(math.log(0.6), math.log(1.8)))
+        thick = length * np.exp(draw.layer(math.log(0.04), math.log(0.35)))
+        far = self._distance(draw.layer(), draw.normal(), style.object_motion, unit, style) * depth
+        angle = np.clip(far / (length * self.focal[:, None]), 0, 1.0) * np.where(draw.layer() < 0.5, 1, -1)
+        angle *= draw.layer() < 0.75
+        behind = np.where(draw.layer() < 0.6, -1e-3, 1e-3)  # nearer or farther than the body, as a share of its depth
+        limbs = slice(BODY + 1, OBJECTS)
+        self.shape[:, limbs] = np.where(draw.layer() < 0.75, SQUARE, self.shape)[:, limbs]
+        normal = np.cross(plane[..., 0], plane[..., 1])
+        for slot in range(BODY + 1, OBJECTS):
+            if slot <= BODY + UPPER:
+                bone = BODY  # what it hangs on
+                out = 0.8 * reach * np.stack([np.cos(aim[:, slot]), np.sin(aim[:, slot])], -1)
+                joint = self.centre[:, bone] + multiplied(plane, out)
+                aim[:, slot] = np.arctan2(out[:, 1], out[:, 0]) + bend[:, slot]
+            else:
+                bone = slot - UPPER
+                joint = self.centre[:, bone] + 2 * self.along[:, bone]
+                aim[:, slot] = aim[:, bone] + bend[:, slot]
+                behind[:, slot] = 2 * behind[:, bone]
+            ahead = np.stack([np.cos(aim[:, slot]), np.sin(aim[:, slot])], -1)
+            self.along[:, slot] = multiplied(plane, ahead) * length[:, [slot]] / 2
+            self.across[:, slot] = multiplied(plane, ahead[:, ::-1] * (-1, 1)) * thick[:, [slot]] / 2
+            self.centre[:, slot], self.place[:, slot] = joint, joint + self.along[:, slot]
+            carried = multiplied(rotation(self.turn[:, bone]), joint - self.centre[:, bone])
+            self.shift[:, slot] = self.centre[:, bone] + self.shift[:, bone] + carried - joint
+            self.turn[:, slot] = self.turn[:, bone] + angle[:, [slot]] * normal
+        self.depth[:, limbs] = depth * (1 + behind[:, limbs])
+
+    def _boxes(self, draw: SceneDraw, unit: float, style: SceneStyle) -> None:
+        height, width = self.size
+        part = slice(FIRST_FACE, FIRST_WALL)
+        first = np.arange(BOXES) * FACES  # the slots that speak for a box
+        rigid = np.repeat(first, FACES)
+        count = np.floor((BOXES + 1) * draw.scene() ** 2)
+        there = np.arange(BOXES) < count[:, None]
+        self.on[:, part] = np.repeat(there, FACES, 1)
+        depth = np.exp(draw.layer(math.log(2.0), math.log(8.0)))[:, part][:, first]
+        x, y = (draw.layer()[:, part][:, first] * side for side in (width, height))
+        half = 0.5 * height * np.exp(draw.layer(math.log(0.15), math.log(0.7)))[:, part] / self.focal[:, None]
+        sides = (half.reshape(-1, BOXES, FACES) * depth[..., None])[..., None]
+        place = self._ray(x, y) * depth[..., None]
+        tilt = np.stack([draw.normal(0.5)[:, part], draw.normal(0.7)[:, part], draw.normal(0.3)[:, part]], -1)
+        axes = np.swapaxes(rotation(tilt[:, first]), -1, -2) * sides  # [B, boxes, axis, 3]
+        # The face of an axis that looks at the camera.
+        towards = np.where((axes * place[:, :, None]).sum(-1) < 0, 1.0, -1.0)
+        faces = place[:, :, None] + axes * towards[..., None]
+        self.place[:, part] = faces.reshape(-1, BOXES * FACES, 3)
+        self.centre[:, part] = np.repeat(place, FACES, 1)
+        self.along[:, part] = np.roll(axes, 1, 2).reshape(-1, BOXES * FACES, 3)
+        self.across[:, part] = np.roll(axes, 2, 2).reshape(-1, BOXES * FACES, 3)
+        self.depth[:, part] = np.repeat(depth, FACES, 1)
+        self.shape[:, part] = SQUARE
+        self._own_motion(draw, part, np.repeat(depth, FACES, 1), unit, style, rigid)
+
+    def _walls(self, draw: SceneDraw) -> None:
+        """A room, a ground, and the plane behind everything."""
+        height, width = self.size
+        focal, far = self.focal, self.far
+        right, left = (draw.scene(0.5, 1.6) * width / 2 / focal * far * 0.6 for _ in range(2))
+        down, up = (draw.scene(0.5, 1.4) * height / 2 / focal * far * 0.6 for _ in range(2))
+        end, begin = draw.scene(0.7, 1.3) * far, -0.5 * far
+        zero, middle, length = np.zeros_like(focal), (end + begin) / 2, (end - begin) / 2
+        across, along = (right + left) / 2, (down + up) / 2
+        x, y = (right - left) / 2, (down - up) / 2
+        yaw, pitch, roll = (scale * (2 * draw.scene() - 1) for scale in (0.5, 0.3, 0.2))
+        look = rotation(np.stack([pitch, yaw, roll], -1))
+        inside = self.kind == INSIDE
+        walls = (
+            ((x, down, middle), (across, zero, zero), (zero, zero, length)),
+            ((x, -up, middle), (across, zero, zero), (zero, zero, length)),
+            ((right, y, middle), (zero, zero, length), (zero, along, zero)),
+            ((-left, y, middle), (zero, zero, length), (zero, along, zero)),
+            ((x, y, end), (across, zero, zero), (zero, along, zero)),
+        )
+        room = slice(FIRST_WALL, GROUND)
+        self.on[:, room], self.depth[:, room], self.shape[:, room] = inside[:, None], 1e3, SQUARE
+        # A ground below the camera, and what is far away behind it.
+        below = draw.scene(0.15, 0.6) * far * height / focal
+        ground = ((zero, below, zero + far), (width / 2 / focal * far, zero, zero), (zero, zero, zero + far))
+        for slot, card in enumerate((*walls, ground), FIRST_WALL):
+            for store, vector in zip((self.place, self.along, self.across), card, strict=True):
+                store[:, slot] = multiplied(look, np.stack(vector, -1))
+        self.on[:, GROUND] = self.kind == OUTSIDE
+        self.depth[:, GROUND] = 1e4
+        tilt = np.stack(
+            [0.5 * (2 * draw.scene() - 1), 0.5 * (2 * draw.scene() - 1), np.pi * (2 * draw.scene() - 1)], -1
+        )
+        slanted = (self.kind == OPEN) & (draw.scene() < 0.7)
+        tilt[:, :2] *= np.where(slanted, 1, 0.05)[:, None]
+        axes = rotation(tilt)
+        behind = far * np.where(self.kind == OUTSIDE, draw.scene(3, 20), np.where(self.kind == INSIDE, 5.0, 1.0))
+        self.place[:, BACKDROP, 2] = behind
+        scale = (width / 2 / focal * behind)[:, None]
+        self.along[:, BACKDROP], self.across[:, BACKDROP] = axes[..., 0] * scale, axes[..., 1] * scale
+        self.on[:, BACKDROP] = True
+        self.depth[:, BACKDROP] = 1e5
+        self.centre[:, FIRST_WALL:FIRST_GHOST] = self.place[:, FIRST_WALL:FIRST_GHOST]
+        self._ghosts(draw)
+
+    def _ghosts(self, draw: SceneDraw) -> None:
+        """Shadows, smoke, flares: large, soft, half transparent."""
+        height, width = self.size
+        part = slice(FIRST_GHOST, CARDS)
+        depth = np.exp(draw.layer(math.log(1.5), math.log(9.0)))[:, part]
+        self.on[:, part] = draw.layer()[:, part] < 0.2
+        x, y = draw.layer()[:, part] * width, draw.layer()[:, part] * height
+        half = height * np.exp(draw.layer(math.log(0.2), math.log(1.0)))[:, part] * depth / self.focal[:, None]
+        self.place[:, part] = self.centre[:, part] = self._ray(x, y) * depth[..., None]
+        axes = rotation(np.stack([0 * x, 0 * x, draw.layer(0, 2 * np.pi)[:, part]], -1)) * half[..., None, None]
+        self.along[:, part], self.across[:, part] = axes[..., 0], axes[..., 1]
+        self.shift[:, part, :2] = np.stack([draw.normal(0.1)[:, part], draw.normal(0.1)[:, part]], -1) * half[..., None]
+        self.depth[:, part] = depth
+        self.shape[:, part] = 0
+
+    def _camera(self, draw: SceneDraw, unit: float, style: SceneStyle) -> None:
+        moves = draw.scene() >= style.still_camera
+        normal = np.sqrt(-2 * np.log(1 - draw.scene())) * np.cos(2 * np.pi * draw.scene())
+        pixels = self._distance(draw.scene(), normal, style.camera_motion, unit, style) * moves
+        pixels = np.minimum(pixels, 160 * unit)
+        share, heading, aim = draw.scene(), draw.scene(0, 2 * np.pi), draw.scene(0, 2 * np.pi)
+        angle = pixels * (1 - share) / self.focal
+        roll = 0.02 * (2 * draw.scene() - 1) * np.minimum(pixels / unit / 5, 2)
+        self.camera_turn = np.stack([angle * np.cos(aim), angle * np.sin(aim), roll], -1)
+        reach = pixels * share * self.far / self.focal
+        forward = self.far * 0.2 * (2 * draw.scene() - 1) * np.minimum(pixels / unit / 10, 1)
+        forward = np.where((self.kind == INSIDE) | (self.kind == OUTSIDE), forward, 0.5 * forward)
+        self.camera_shift = np.stack([reach * np.cos(heading), reach * np.sin(heading), forward], -1)
+        flat = self.kind == FLAT
+        # Flat scenes: everything moves on its own, in the plane.
+        self.camera_shift *= np.where(flat, 0.3, 1.0)[:, None]
+
+    def fog(self, draw: SceneDraw, style: SceneStyle) -> Floats:
+        """[B, 4]: density and colour; without fog too, for where nothing is."""
+        thick = -np.log(draw.scene(0.25, 0.9)) / self.far
+        grey = draw.scene(0.1, 0.95)
+        tint = np.stack([draw.scene(-0.1, 0.1) for _ in range(3)], -1)
+        density = np.where(draw.scene() < style.fog, thick, 0.0)
+        return np.concatenate([density[:, None], np.clip(grey[:, None] + tint, 0, 1)], 1)
+
+    def matrices(self) -> Floats:
+        """[B, 2, L, 3, 3]: from cards to the pixels of both frames."""
+        height, width = self.size
+        at = np.array([0.0, 1.0])[:, None]
+        turned = rotation(at[:, :, None] * self.turn[:, None])  # [B, 2, L, 3, 3]
+        camera = np.swapaxes(rotation(at * self.camera_turn[:, None]), -1, -2)[:, :, None]
+        columns = np.stack([self.along, self.across, self.place - self.centre], -1)  # [B, L, 3, 3]
+        moved = turned @ columns[:, None]
+        moved[..., 2] += self.centre[:, None] + at[:, :, None] * (self.shift - self.camera_shift[:, None])[:, None]
+        project = np.zeros((len(columns), 1, 1, 3, 3))
+        project[..., 0, 0] = project[..., 1, 1] = self.focal[:, None, None]
+        project[..., 0, 2], project[..., 1, 2], project[..., 2, 2] = (width - 1) / 2, (height - 1) / 2, 1
+        onto: Floats = (project @ camera) @ moved
+        return onto
