@@ -30,6 +30,13 @@ def test_what_is_there_stays() -> None:
     assert copies.to_device(values, torch.device("cpu")) is values
 
 
+def test_copies_to_the_host_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy to the CPU that does not wait returns memory that the GPU has not yet written."""
+    arrived = torch.rand(2)
+    monkeypatch.setattr(copies, "to_host", lambda values: arrived)  # noqa: ARG005
+    assert copies.to_device(torch.rand(4), torch.device("cpu")) is arrived
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_between_host_and_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,6 +48,7 @@ def test_between_host_and_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     back = copies.to_host(there)
     assert back.is_pinned()
     assert torch.equal(back, there.cpu())
+    assert torch.equal(copies.to_device(there, torch.device("cpu")), back)
     assert float(back.mean()) > 0.4
 
     def refused(*_: object) -> torch.Tensor:

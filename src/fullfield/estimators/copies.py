@@ -13,8 +13,11 @@ _CHUNK = 64 << 20  # bytes of page-locked memory at a time; more would stay lock
 def to_device(values: Tensor, device: torch.device) -> Tensor:
     """Return ``values`` on ``device``; the tensor itself if it is there already.
 
-    From the host to a CUDA device the copy goes through page-locked memory and does not wait for the GPU.
+    From the host to a CUDA device the copy goes through page-locked memory and does not wait for the GPU. What comes to
+    the host has arrived when this returns.
     """
+    if device.type == "cpu":
+        return to_host(values)
     if values.device.type == "cpu" and device.type == "cuda" and not values.is_pinned():
         try:
             return _staged(values, device)
