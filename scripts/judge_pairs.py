@@ -87,10 +87,11 @@ def hard_mean(errors: dict[str, float]) -> float:
 
 
 def style_of(text: str) -> tuple[SceneStyle, float]:
-    """Read ``NAME[:field=value,...]=SHARE``: a preset with some fields replaced, and its share of the mixture."""
+    """Read ``NAME[:field~value,...]=SHARE``: a preset with some fields replaced, and its share of the mixture."""
     spec, _, share = text.rpartition("=")
     name, _, fields = spec.partition(":")
-    changes = {key: float(value) for key, _, value in (item.partition("~") for item in fields.split(",") if item)}
+    items = (item.partition("~") for item in fields.split(",") if item)
+    changes = {key: int(value) if key == "instants" else float(value) for key, _, value in items}
     return SceneStyle(**{**vars(SceneStyle.preset(name)), **changes}), float(share)
 
 

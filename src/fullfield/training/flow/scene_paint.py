@@ -107,7 +107,7 @@ def painted(
 
 def exposed(draw: SceneDraw, batch: int, style: SceneStyle) -> tuple[Floats, Floats]:
     """[B, 2, E, 3] for the renderer, and the times [B, 2, 1 + E] of its matrices."""
-    count = int(style.instants)
+    count = style.instants
     samples = (
         _SAMPLES
         if count == 4

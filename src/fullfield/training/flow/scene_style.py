@@ -58,6 +58,7 @@ class SceneStyle:
         _check.number(self.spread, "spread", low=0.0, high=3.0)
         _check.number(self.noise, "noise", low=0.0, high=1.0)
         _check.number(self.gamma, "gamma", low=1.0, high=8.0)
+        _check.number(self.instants, "instants", integer=True, low=1, high=64)
         for name in (
             "still_camera",
             "blur",
