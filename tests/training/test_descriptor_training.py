@@ -248,3 +248,18 @@ def test_training_on_a_gpu(tmp_path: Path) -> None:
     found = train_descriptor(tmp_path, TINY, device="cuda", every=4)
     assert np.isfinite(found.history[-1].loss)
     assert LearnedDescriptor.load(tmp_path / "weights.safetensors").config == SMALL
+
+
+def test_a_recipe_nested_too_deeply_is_one_line(tmp_path: Path) -> None:
+    """Python's reader of JSON stops at its recursion limit, on both paths that read a run's files."""
+    from fullfield.training.checkpoint import freeze_config
+    from fullfield.training.flow.checkpoint import restore
+
+    deep = "[" * 200_000
+    (tmp_path / "recipe.json").write_text(deep)
+    with pytest.raises(InputError, match="expected a training run's configuration, cannot be read"):
+        freeze_config(tmp_path / "recipe.json", {}, begun=True)
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "state.json").write_text(deep)
+    with pytest.raises(InputError, match="expected the state of a run, cannot be read"):
+        restore(tmp_path, None)  # type: ignore[arg-type]

@@ -87,7 +87,7 @@ def freeze_config(path: Path, config: Mapping[str, Any], *, begun: bool) -> None
     if begun and path.is_file():
         try:
             stored = json.loads(path.read_text("utf-8"))
-        except ValueError:
+        except (ValueError, RecursionError):  # the second: nested too deeply
             raise InputError(f"{path}: expected a training run's configuration, cannot be read") from None
         if changed := differences(stored, content):
             raise InputError(f"{path}: is of another run ({'; '.join(changed)}); use another folder")

@@ -140,7 +140,7 @@ def restore(folder: Path, stepper: Stepper) -> Restored | None:
         rng = torch.frombuffer(bytearray.fromhex(pointer["rng"]), dtype=torch.uint8)
         batches, pairs, best = int(pointer["batches"]), int(pointer["pairs"]), pointer["best"]
         whole = bool(history) and scaling.shape == (2,)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         whole = False
     if not whole:
         raise InputError(f"{state / _POINTER}: expected the state of a run, cannot be read")
