@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 class InputError(ValueError):
     """Error for input that cannot be used; its message is one line and names the argument or file.
 
-    The command line prints it without a traceback and exits with 2.
+    The command line prints it without a traceback and exits with ``exit_code``.
     """
+
+    exit_code = 2
 
 
 class NoRoomError(InputError):

@@ -185,7 +185,7 @@ def main(argv: Sequence[str] | None = None, build: Callable[[], Parser] | None =
             note("interrupted", kind="error")
             return 130
         except InputError as error:
-            return _fail(str(error))
+            return _fail(str(error), error.exit_code)
         except OSError as error:
             if error.filename == _STDOUT:
                 _forget_stdout()
@@ -248,9 +248,9 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _fail(message: str) -> int:
+def _fail(message: str, code: int = 2) -> int:
     note(message, kind="error")
-    return 2
+    return code
 
 
 def _explain_os_error(error: OSError) -> str:

@@ -78,6 +78,12 @@ class TrainingFolder:
         return [Row(int(row[0]), *row[1:]) for row in rows.tolist()]
 
 
+class DivergedError(InputError):
+    """Training whose losses are no longer finite. Its last checkpoint, if there is one, holds finite weights."""
+
+    exit_code = 1
+
+
 def freeze_config(path: Path, config: Mapping[str, Any], *, begun: bool) -> None:
     """Write the configuration of a run, or check that it is the one of the run that has begun there.
 

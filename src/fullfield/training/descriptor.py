@@ -14,14 +14,13 @@ from typing import Any, NamedTuple
 import torch
 
 from fullfield import _check
-from fullfield._check import InputError
 from fullfield.registration import LearnedDescriptor, read_pose, rigid
 from fullfield.registration.arrays import Floats
 from fullfield.registration.learned_network import DescriptorNetwork
 from fullfield.registration.ransac import apply
 from fullfield.registration.scan import finite_points
 from fullfield.training.batches import Cutter, Example, batches, described, held_out
-from fullfield.training.checkpoint import Row, TrainingFolder
+from fullfield.training.checkpoint import DivergedError, Row, TrainingFolder
 from fullfield.training.config import DescriptorTraining
 from fullfield.training.loss import contrastive_loss, matching_ratio
 
@@ -145,7 +144,7 @@ def _step(
     optimizer.step()
     value = float(loss.detach())
     if not math.isfinite(value):
-        raise InputError(
+        raise DivergedError(
             f"learning_rate: the loss is not finite at step {step + 1}; take less than {training.learning_rate}"
         )
     return value

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fullfield import InputError
+from fullfield.training.checkpoint import DivergedError
 from fullfield.training.flow import FlowBatch, FlowRun, FlowTraining, Stepper, train_flow
 from fullfield.training.flow.checkpoint import restore
 from fullfield.training.flow.stepping import AveragedWeights, Objective
@@ -205,6 +206,19 @@ def test_a_run_stops_after_many_such_steps(tmp_path: Path) -> None:
         InputError, match=r"^learning_rate: loss or gradient was not finite in \d\d steps in a row until"
     ):
         trained(tmp_path / "many", source=many, training=TRAINING.replace(steps=40), run=run)
+
+
+def test_a_short_run_without_a_finite_step_stops(tmp_path: Path) -> None:
+    """Twenty steps in a row are never reached here; the checkpoint before stays as it was."""
+    run = FlowRun(every=4, read=2)
+    with pytest.raises(DivergedError, match=r"^learning_rate: .* in every step since the last checkpoint until step 4"):
+        trained(tmp_path / "none", source=_Spoilt(*range(4)), training=TRAINING.replace(steps=4), run=run)
+    assert not (tmp_path / "none" / "weights.safetensors").exists()
+    with pytest.raises(DivergedError, match="until step 8"):
+        trained(tmp_path / "late", source=_Spoilt(*range(4, 8)), training=TRAINING.replace(steps=8), run=run)
+    kept = load_file(tmp_path / "late" / "weights.safetensors")
+    assert all(bool(value.isfinite().all()) for value in kept.values() if value.is_floating_point())
+    assert DivergedError.exit_code == 1
 
 
 def test_half_precision_scales_its_loss() -> None:

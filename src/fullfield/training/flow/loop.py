@@ -22,7 +22,7 @@ from fullfield.training.flow.checkpoint import CURVES, FlowFolder, FlowRow, rest
 from fullfield.training.flow.config import FlowTraining
 from fullfield.training.flow.curves import Board, figure_class, plot_history
 from fullfield.training.flow.ranks import Ranks, ranks
-from fullfield.training.flow.stepping import Reading, Stepper, check_finite
+from fullfield.training.flow.stepping import Reading, Stepper, check_finite, diverged
 
 Progress = Callable[[float, str], None]
 Validation = Callable[[nn.Module], float]
@@ -265,8 +265,12 @@ class _Loop:
             seconds = clock.read(step)
             done = training.done(step, seconds)
             paused = run.pause is not None and clock.here >= run.pause
+            # Steps in float16 may overflow until the loss's scale has settled.
+            noted = noted or paused or done >= 1.0
+            if noted and training.precision != "float16" and all(r.skipped == r.steps for r in self.readings):
+                raise diverged("every step since the last checkpoint", step, training)
             self._tell(done, step, reading, clock)
-            if noted or paused or done >= 1.0:
+            if noted:
                 self._note(step, seconds, rate, last=paused or done >= 1.0)
                 self.noted = clock.read(step, worked=False)
                 done = training.done(step, self.noted)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fullfield import _check
 from fullfield._check import InputError
+from fullfield.training.checkpoint import DivergedError
 from fullfield.training.flow.batch import FlowBatch
 from fullfield.training.flow.config import MOST_NUMBERS, FlowTraining
 from fullfield.training.flow.loss import (
@@ -315,9 +316,14 @@ class _Recorded:
 
 
 def check_finite(reading: Reading, step: int, training: FlowTraining, most: int = 20) -> None:
-    """Raise InputError where ``most`` steps in a row, until ``step``, were not finite."""
+    """Raise DivergedError if ``most`` steps in a row, until ``step``, were not finite."""
     if reading.in_a_row >= most:
-        raise InputError(
-            f"learning_rate: loss or gradient was not finite in {reading.in_a_row} steps in a row until step {step}; "
-            f"take less than {training.learning_rate:g}, or see whether the network gives NaN for its first pairs"
-        )
+        raise diverged(f"{reading.in_a_row} steps in a row", step, training)
+
+
+def diverged(steps: str, step: int, training: FlowTraining) -> DivergedError:
+    """Return the error of a training whose ``steps`` until ``step`` were not finite."""
+    return DivergedError(
+        f"learning_rate: loss or gradient was not finite in {steps} until step {step}; take less than "
+        f"{training.learning_rate:g}, or see whether the network gives NaN for its first pairs"
+    )
