@@ -26,6 +26,7 @@ from fullfield.training.flow.stepping import Reading, Stepper, check_finite, div
 
 Progress = Callable[[float, str], None]
 Validation = Callable[[nn.Module], float]
+_ENDED = 3  # steps in a row that are not finite when a checkpoint is due
 _SETTLED = 3  # steps after which the pace of a process counts: the first ones compile
 
 
@@ -267,8 +268,11 @@ class _Loop:
             paused = run.pause is not None and clock.here >= run.pause
             # Steps in float16 may overflow until the loss's scale has settled.
             noted = noted or paused or done >= 1.0
-            if noted and training.precision != "float16" and all(r.skipped == r.steps for r in self.readings):
-                raise diverged("every step since the last checkpoint", step, training)
+            if noted and training.precision != "float16":
+                if all(r.skipped == r.steps for r in self.readings):
+                    raise diverged("every step since the last checkpoint", step, training)
+                if reading.skipped == reading.steps and reading.in_a_row >= _ENDED:
+                    raise diverged(f"the last {reading.in_a_row} steps", step, training)
             self._tell(done, step, reading, clock)
             if noted:
                 self._note(step, seconds, rate, last=paused or done >= 1.0)
