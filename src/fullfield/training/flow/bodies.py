@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fullfield.training.flow.scene_draw import BODIES, PARTS, ROOTS, Floats, multiplied, rotation
+from fullfield.training.flow.scene_draw import BODIES, PARTS, ROOTS, Floats, motion_lengths, multiplied, rotation
 from fullfield.training.flow.scene_style import SceneStyle
 
 _STREAM = 3  # of a scene's random numbers: 1 is for compression, 2 for bars and figures
@@ -52,9 +52,7 @@ def draw_bodies(
         return _between(next(uniform)[..., 0], low, high)
 
     def moved(far: Floats, chance: Floats) -> Floats:
-        """Return lengths of motions, pixels, from normal numbers; small motions are made more frequent."""
-        pixels = style.object_motion * np.exp(style.spread * far)
-        return unit * np.minimum(np.where(chance < 0.15, 0.2 * pixels, pixels), style.largest)
+        return motion_lengths(chance, far, style.object_motion, unit, style)
 
     there = one(0, 1) < style.bodies
     there[:, 1:] &= one(0, 1)[:, 1:] < 0.5

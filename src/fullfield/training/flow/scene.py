@@ -46,18 +46,20 @@ def draw_scenes(
     _check.number(seed, "seed", integer=True, low=0)
     _check.number(pictures, "pictures", integer=True, low=1)
     _check.number(shapes, "shapes", integer=True, low=0)
-    draw = SceneDraw(seed, numbers)
+    solid = style.bodies > 0
+    draw = SceneDraw(seed, numbers, solids=solid)
     # Bars and figures have numbers of their own: what else is in a scene stays. (Stream 1: the blocks of JPEG.)
-    extra = SceneDraw(seed, numbers, 2) if style.thin or style.figures else None
+    extra = SceneDraw(seed, numbers, 2, solids=False) if style.thin or style.figures else None
     height, width = size
     unit = math.sqrt(height * width / (368 * 496))
     bodies = SceneGeometry(draw, extra, len(numbers), height, width, unit, style)
     solids = None
-    if style.bodies:
+    if solid:
         solids = draw_bodies(numbers, size, bodies.focal, seed=seed, unit=unit, style=style)
         bodies.add(solids)
     paint, ids = painted(draw, bodies, pictures, shapes, unit, style)
-    further = SceneDraw(seed, numbers, 4) if style.bodies or style.smooth or style.sheets or style.exposure else None
+    filming = solid or style.smooth or style.sheets or style.exposure
+    further = SceneDraw(seed, numbers, 4, solids=solid) if filming else None
     gain = np.ones(len(numbers))
     if further is not None:
         gain = filmed(further, bodies, solids, paint, ids, unit, style)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from fullfield.training.flow.scene_style import SceneStyle
+
 Floats = NDArray[np.float64]
 
 BODIES, ROOTS = 2, 3
@@ -32,22 +34,28 @@ _OF_SOLIDS = 77  # of the stream for ellipsoids
 
 
 class SceneDraw:
-    """Random numbers of some scenes: every scene's own, whatever is drawn beside it; another ``stream``, others."""
+    """Random numbers of a batch of scenes; those of a scene do not depend on the rest of the batch.
 
-    def __init__(self, seed: int, numbers: Sequence[int], *stream: int) -> None:
-        # Ellipsoids draw from a stream of their own, so that cards are the same with and without them.
-        streams, more = (
-            [np.random.Generator(np.random.SFC64([seed, number, *stream, *further])) for number in numbers]
-            for further in ((), (_OF_SOLIDS,))
-        )
-        solids = LAYERS - CARDS
-        self._scene = np.stack([stream.random(_OF_SCENE) for stream in streams])
-        layers = [stream.random((_OF_LAYER, CARDS)) for stream in streams]
-        normals = [stream.standard_normal((_NORMAL, CARDS)) for stream in streams]
-        further_layers = [stream.random((_OF_LAYER, solids)) for stream in more]
-        further_normals = [stream.standard_normal((_NORMAL, solids)) for stream in more]
-        self._layer = np.concatenate([np.stack(layers), np.stack(further_layers)], -1)
-        self._normal = np.concatenate([np.stack(normals), np.stack(further_normals)], -1)
+    Args:
+        seed: the seed of the generator.
+        numbers: of the scenes, B.
+        *stream: numbers that select other random numbers of the same scenes.
+        solids: whether the layers of ellipsoids get numbers; otherwise theirs are 0.
+    """
+
+    def __init__(self, seed: int, numbers: Sequence[int], *stream: int, solids: bool) -> None:
+        self._scene = np.empty((len(numbers), _OF_SCENE))
+        self._layer = np.zeros((len(numbers), _OF_LAYER, LAYERS))
+        self._normal = np.zeros((len(numbers), _NORMAL, LAYERS))
+        for place, number in enumerate(numbers):
+            cards = np.random.Generator(np.random.SFC64([seed, number, *stream]))
+            self._scene[place] = cards.random(_OF_SCENE)
+            self._layer[place, :, :CARDS] = cards.random((_OF_LAYER, CARDS))
+            self._normal[place, :, :CARDS] = cards.standard_normal((_NORMAL, CARDS))
+            if solids:  # from a stream of their own, so that cards are the same with and without ellipsoids
+                own = np.random.Generator(np.random.SFC64([seed, number, *stream, _OF_SOLIDS]))
+                self._layer[place, :, CARDS:] = own.random((_OF_LAYER, LAYERS - CARDS))
+                self._normal[place, :, CARDS:] = own.standard_normal((_NORMAL, LAYERS - CARDS))
         self._at = [0, 0, 0]
 
     def _next(self, which: int) -> int:
@@ -55,26 +63,33 @@ class SceneDraw:
         return self._at[which] - 1
 
     def scene(self, low: float = 0.0, high: float = 1.0) -> Floats:
-        """[B], uniform."""
+        """Return a uniform number for each scene [B]."""
         return low + (high - low) * self._scene[:, self._next(0)]
 
     def layer(self, low: float = 0.0, high: float = 1.0) -> Floats:
-        """[B, L], uniform."""
+        """Return a uniform number for each layer [B, L]."""
         return low + (high - low) * self._layer[:, self._next(1)]
 
     def normal(self, scale: float = 1.0) -> Floats:
-        """[B, L]."""
+        """Return a normal number for each layer [B, L]."""
         return scale * self._normal[:, self._next(2)]
 
 
+def motion_lengths(uniform: Floats, normal: Floats, median: float, unit: float, style: SceneStyle) -> Floats:
+    """Return how far objects move, pixels; ``uniform`` makes small motions, which matter too, more frequent."""
+    far = median * np.exp(style.spread * normal)
+    far = np.where(uniform < 0.15, far * 0.2, far)
+    return unit * np.minimum(far, style.largest)
+
+
 def multiplied(matrix: Floats, vector: Floats) -> Floats:
-    """[..., M, N] and [..., N] -> [..., M]."""
+    """Return the products [..., M] of matrices [..., M, N] and vectors [..., N]."""
     product: Floats = (matrix @ vector[..., None])[..., 0]
     return product
 
 
 def rotation(vector: Floats) -> Floats:
-    """[..., 3] rotation vectors, radians -> [..., 3, 3] (Rodrigues)."""
+    """Return the matrices [..., 3, 3] of rotation vectors [..., 3], radians (Rodrigues)."""
     angle = np.linalg.norm(vector, axis=-1)[..., None, None]
     axis = vector / np.maximum(angle[..., 0], 1e-12)
     x, y, z = axis[..., 0], axis[..., 1], axis[..., 2]
@@ -85,7 +100,7 @@ def rotation(vector: Floats) -> Floats:
 
 
 def inverted(matrix: Floats) -> Floats:
-    """Of 3×3 matrices [..., 3, 3], by cofactors."""
+    """Return the inverses of matrices [..., 3, 3], by cofactors."""
     a, b, c, d, e, f, g, h, i = (matrix[..., row, column] for row in range(3) for column in range(3))
     first, second, third = e * i - f * h, f * g - d * i, d * h - e * g
     determinant = a * first + b * second + c * third

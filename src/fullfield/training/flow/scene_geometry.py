@@ -1,4 +1,4 @@
-"""Where the layers of a synthetic scene are when the first frame is taken, and how they move until the second."""
+"""Geometry of synthetic scenes: the place of each layer in the first frame, and its motion to the second."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from fullfield.training.flow.scene_draw import (
     UPPER,
     Floats,
     SceneDraw,
+    motion_lengths,
     multiplied,
     rotation,
 )
@@ -37,7 +38,7 @@ from fullfield.training.flow.scene_style import SceneStyle
 
 
 class SceneGeometry:
-    """Where every card is when the first frame is taken, and how it moves until the second."""
+    """Places and motions of the layers of a batch of scenes, and the motion of the camera."""
 
     def __init__(
         self,
@@ -103,12 +104,6 @@ class SceneGeometry:
             project[:, None] @ onto,
         )
 
-    def _distance(self, uniform: Floats, normal: Floats, median: float, unit: float, style: SceneStyle) -> Floats:
-        """How far something moves, pixels; ``uniform`` makes small motions, which matter too, more frequent."""
-        far = median * np.exp(style.spread * normal)
-        far = np.where(uniform < 0.15, far * 0.2, far)
-        return unit * np.minimum(far, style.largest)
-
     def _ray(self, x: Floats, y: Floats) -> Floats:
         """[..., 3]: through pixels, to depth 1."""
         height, width = self.size
@@ -125,7 +120,7 @@ class SceneGeometry:
         rigid: NDArray[np.int64] | None,
     ) -> None:
         """Draw the motion of the objects in some slots; ``rigid`` names the slot that each one moves with."""
-        away = self._distance(draw.layer(), draw.normal(), style.object_motion, unit, style)
+        away = motion_lengths(draw.layer(), draw.normal(), style.object_motion, unit, style)
         heading = draw.layer(0, 2 * np.pi)
         moves = draw.layer() < 0.75
         nearer = np.clip(draw.normal(0.06), -0.3, 0.3)
@@ -198,7 +193,7 @@ class SceneGeometry:
         aim, bend = draw.layer(0, 2 * np.pi), draw.normal(0.7)
         length = reach[:, 1:] * np.exp(draw.layer(math.log(0.6), math.log(1.8)))
         thick = length * np.exp(draw.layer(math.log(0.04), math.log(0.35)))
-        far = self._distance(draw.layer(), draw.normal(), style.object_motion, unit, style) * depth
+        far = motion_lengths(draw.layer(), draw.normal(), style.object_motion, unit, style) * depth
         angle = np.clip(far / (length * self.focal[:, None]), 0, 1.0) * np.where(draw.layer() < 0.5, 1, -1)
         angle *= draw.layer() < 0.75
         behind = np.where(draw.layer() < 0.6, -1e-3, 1e-3)  # nearer or farther than the body, as a share of its depth
@@ -314,7 +309,7 @@ class SceneGeometry:
     def _camera(self, draw: SceneDraw, unit: float, style: SceneStyle) -> None:
         moves = draw.scene() >= style.still_camera
         normal = np.sqrt(-2 * np.log(1 - draw.scene())) * np.cos(2 * np.pi * draw.scene())
-        pixels = self._distance(draw.scene(), normal, style.camera_motion, unit, style) * moves
+        pixels = motion_lengths(draw.scene(), normal, style.camera_motion, unit, style) * moves
         pixels = np.minimum(pixels, 160 * unit)
         share, heading, aim = draw.scene(), draw.scene(0, 2 * np.pi), draw.scene(0, 2 * np.pi)
         angle = pixels * (1 - share) / self.focal
