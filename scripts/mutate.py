@@ -1,0 +1,171 @@
+"""Mutation check: put small faults into the code, one at a time, and count those that the tests find.
+
+python scripts/mutate.py --count 40 --seed 1
+python scripts/mutate.py --count 5 --only fullfield/io
+
+A fault is one changed operator, comparison, constant or condition on a line inside a function. Each is tried in a copy
+of the repository with the tests of its package, so the checkout stays as it is. Exits with 1 if more than --missed
+faults survive. Survivors are printed: some change nothing that can be seen, most ask for a test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "fullfield"
+TESTS = {  # package -> tests that have to find a fault in it; the longest matching name counts
+    "ops": ["tests/ops"],
+    "ops/correlation": ["tests/ops/correlation", "tests/nn"],
+    "ops/tvl1": ["tests/ops/tvl1"],
+    "ops/point_conv": ["tests/ops/point_conv"],
+    "ops/neighbors": ["tests/ops/neighbors"],
+    "io": ["tests/io", "tests/viz"],
+    "estimators": ["tests/estimators", "tests/sequences"],
+}
+COMPARISONS = {ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq}
+OPERATORS = {ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult}
+SECONDS = 600  # a mutant that runs longer hangs, which is a finding
+
+
+class Fault(NamedTuple):
+    """One changed expression of a file."""
+
+    path: Path
+    node: ast.expr
+    text: str  # what the expression becomes
+
+    def applied(self) -> str:
+        """Return the file's text with the fault."""
+        lines = self.path.read_text("utf-8").encode().splitlines(keepends=True)
+        first, last = self.node.lineno - 1, (self.node.end_lineno or self.node.lineno) - 1
+        before, after = lines[first][: self.node.col_offset], lines[last][self.node.end_col_offset :]
+        return b"".join([*lines[:first], before + self.text.encode() + after, *lines[last + 1 :]]).decode()
+
+    def __str__(self) -> str:
+        old = " ".join(ast.unparse(self.node).split())
+        return f"{self.path.relative_to(SOURCE)}:{self.node.lineno}: {old} -> {self.text}"
+
+
+def changed(node: ast.expr) -> Iterator[str]:
+    """Yield what the expression becomes in each fault that it can have."""
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in COMPARISONS:
+        yield ast.unparse(ast.Compare(node.left, [COMPARISONS[type(node.ops[0])]()], node.comparators))
+    elif (
+        isinstance(node, ast.BinOp)
+        and type(node.op) in OPERATORS
+        and not isinstance(node.left, (ast.Constant, ast.List))
+    ):
+        yield f"({ast.unparse(ast.BinOp(node.left, OPERATORS[type(node.op)](), node.right))})"
+    elif isinstance(node, ast.BoolOp):
+        other = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+        yield f"({ast.unparse(ast.BoolOp(other, node.values))})"
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        yield ast.unparse(node.operand)
+    elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        yield repr(node.value + 1)
+
+
+def faults(path: Path) -> Iterator[Fault]:
+    """Yield every fault of a file: of code inside functions, annotations and docstrings left out."""
+    tree = ast.parse(path.read_text("utf-8"))
+    inside = [part for part in ast.walk(tree) if isinstance(part, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    seen: set[tuple[int, int]] = set()
+    for function in inside:
+        for statement in function.body:
+            notes = {id(part) for outer in ast.walk(statement) for part in annotations(outer)}
+            for node in ast.walk(statement):
+                if not isinstance(node, ast.expr) or id(node) in notes or isinstance(statement, ast.Raise):
+                    continue
+                place = node.lineno, node.col_offset
+                if place not in seen:
+                    for text in changed(node):
+                        seen.add(place)
+                        yield Fault(path, node, text)
+
+
+def annotations(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the parts of a node that are annotations or texts of messages."""
+    for name in ("annotation", "returns"):
+        if (part := getattr(node, name, None)) is not None:
+            yield from ast.walk(part)
+    if isinstance(node, (ast.JoinedStr, ast.Raise)):
+        yield from ast.walk(node)
+
+
+def tests_of(path: Path) -> list[str]:
+    """Return the tests that have to find a fault in a file."""
+    name = path.relative_to(SOURCE).as_posix()
+    fits = [package for package in TESTS if name.startswith(f"{package}/")]
+    return TESTS[max(fits, key=len)]
+
+
+def found(fault: Fault, copy: Path, workers: int) -> bool:
+    """Return whether the tests fail with the fault."""
+    target = copy / fault.path.relative_to(ROOT)
+    target.write_text(fault.applied(), "utf-8")
+    environment = {**os.environ, "PYTHONPATH": os.fspath(copy / "src"), "OMP_NUM_THREADS": "1"}
+    data = ROOT.parent / "shared" / "data"
+    environment.setdefault("FULLFIELD_DATA", os.fspath(data))
+    command = ["-m", "pytest", "-q", "-x", f"--numprocesses={workers}", "-p", "no:cacheprovider", *tests_of(fault.path)]
+    try:
+        done = subprocess.run(
+            [sys.executable, *command], cwd=copy, env=environment, capture_output=True, check=False, timeout=SECONDS
+        )
+        return done.returncode != 0
+    except subprocess.TimeoutExpired:
+        return True
+    finally:
+        shutil.copyfile(fault.path, target)
+
+
+def main() -> int:
+    """Run the check; 1 if more faults survive than allowed."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--count", type=int, default=40)
+    made.add_argument("--seed", type=int, default=1)
+    made.add_argument("--missed", type=int, default=2, help="faults that may survive [2]")
+    made.add_argument("--only", default="", help="part of the paths of files")
+    made.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    made.add_argument("--list", action="store_true", help="print the faults and end")
+    args = made.parse_args()
+    draw = random.Random(args.seed)
+    packages = sorted({name.split("/")[0] for name in TESTS})
+    files = [path for name in packages for path in sorted((SOURCE / name).rglob("*.py"))]
+    candidates = {
+        path: list(faults(path)) for path in files if args.only in path.as_posix() and "cuda" not in path.name
+    }
+    weights = {path: len(part) for path, part in candidates.items() if part}
+    chosen = draw.choices(list(weights), list(weights.values()), k=args.count)
+    drawn = [draw.choice(candidates[path]) for path in chosen]
+    if args.list:
+        sys.stdout.writelines(f"{fault}\n" for fault in drawn)
+        return 0
+    survivors = []
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "fullfield"
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "build", "benchmarks/results"))
+        for number, fault in enumerate(drawn, 1):
+            start = time.perf_counter()
+            hit = found(fault, copy, args.workers)
+            survivors += [] if hit else [fault]
+            seconds = time.perf_counter() - start
+            print(f"{number}/{len(drawn)} {'found' if hit else 'MISSED'} {seconds:.0f} s {fault}", flush=True)
+    print(f"{len(drawn) - len(survivors)} of {len(drawn)} faults found")
+    sys.stdout.writelines(f"  missed: {fault}\n" for fault in survivors)
+    return 1 if len(survivors) > args.missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
