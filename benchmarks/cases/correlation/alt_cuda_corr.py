@@ -1,12 +1,9 @@
-"""RAFT's own CUDA extension, the lookup on demand that others measure against, compiled from a checkout
-of RAFT and given to a model."""
+"""RAFT's own CUDA extension for lookups on demand, compiled from a checkout of RAFT."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -17,18 +14,15 @@ import torch
 from fullfield._check import InputError
 
 SOURCES = ("correlation.cpp", "correlation_kernel.cu")
-_NAME = "alt_cuda_corr"
-_DIGITS = 12
 
 
 def alt_cuda_corr_extension(folder: str | os.PathLike[str], note: Callable[[str], None]) -> Any:
-    """RAFT's CUDA extension, compiled from ``correlation.cpp`` and ``correlation_kernel.cu`` in ``folder``.
+    """Compile RAFT's CUDA extension from ``correlation.cpp`` and ``correlation_kernel.cu`` in ``folder``.
 
-    Newer releases of PyTorch have no ``x.type().is_cuda()``; a temporary copy of the source says ``x.is_cuda()``
-    instead.
+    A temporary copy of the source says ``x.is_cuda()`` where newer releases of PyTorch lack ``x.type().is_cuda()``.
 
     Raises:
-        InputError: if the sources are not there, or cannot be compiled here.
+        InputError: if a source is missing or does not compile.
     """
     sources = alt_cuda_corr_sources(folder)
     if not torch.cuda.is_available():
@@ -55,7 +49,7 @@ def alt_cuda_corr_extension(folder: str | os.PathLike[str], note: Callable[[str]
 
 
 def alt_cuda_corr_sources(folder: str | os.PathLike[str]) -> dict[str, str]:
-    """The extension's sources by name, fit for the present PyTorch."""
+    """Return the extension's sources by name, adapted to the installed PyTorch."""
     root = Path(folder)
     if not (root / SOURCES[0]).is_file() and (root / "alt_cuda_corr").is_dir():
         root = root / "alt_cuda_corr"
@@ -68,49 +62,3 @@ def alt_cuda_corr_sources(folder: str | os.PathLike[str]) -> dict[str, str]:
     return {
         name: re.sub(r"\.type\(\)\s*\.is_cuda\(\)", ".is_cuda()", (root / name).read_text("utf-8")) for name in SOURCES
     }
-
-
-class Extension:
-    """The compiled extension under the name that models know. Counts its lookups: some models fall back silently.
-
-    Args:
-        module: what was compiled, with ``forward`` and ``backward``.
-        digest: of its sources.
-    """
-
-    def __init__(self, module: Any, digest: str) -> None:
-        self._module, self.digest, self.calls = module, digest, 0
-
-    @classmethod
-    def of(cls, folder: str | os.PathLike[str]) -> Extension:
-        """Compiled from ``folder``, about a minute. InputError where that fails, or there is no GPU."""
-        sources = "".join(alt_cuda_corr_sources(folder).values())
-        digest = hashlib.sha256(sources.encode()).hexdigest()[:_DIGITS]
-        return cls(alt_cuda_corr_extension(folder, lambda _: None), digest)
-
-    def forward(self, *arguments: Any) -> Any:
-        """A lookup."""
-        self.calls += 1
-        return self._module.forward(*arguments)
-
-    def backward(self, *arguments: Any) -> Any:
-        """Its gradients."""
-        return self._module.backward(*arguments)
-
-    def give(self, model: Any, method: str) -> None:
-        """Switch ``model`` to its lookup on demand, and that to this extension.
-
-        The modules in the folder of the model's own get it; they would import it while they are imported.
-        InputError for a model that has no such lookup.
-        """
-        if hasattr(model, "alternate_corr"):
-            model.alternate_corr = True
-        elif hasattr(model, "corr_mode"):
-            model.corr_mode = "local"
-        else:
-            raise InputError(f"{_NAME}: {method} has no lookup on demand; leave it out")
-        home = Path(str(sys.modules[type(model).__module__].__file__)).parent
-        for module in list(sys.modules.values()):
-            file = Path(getattr(module, "__file__", None) or ".")
-            if file.suffix == ".py" and file.is_relative_to(home) and _NAME in file.read_text("utf-8"):
-                module.__dict__[_NAME] = self

@@ -227,9 +227,7 @@ def test_refusals_are_named() -> None:
     case = make_case()
     with pytest.raises(InputError, match="reuse: expected True, False or None, got int 1"):
         pyramid(case, reuse=1)
-    with pytest.raises(
-        InputError, match=r"reuse: expected None or False on a GPU.*got True on cuda:0"
-    ):
+    with pytest.raises(InputError, match=r"reuse: expected None or False on a GPU.*got True on cuda:0"):
         check_reuse(True, torch.device("cuda", 0))
     check_reuse(None, torch.device("cuda", 0))
     with pytest.raises(InputError, match=r"backend: 'dense' cannot .*keeps no products between lookups \(reuse=True\)"):
