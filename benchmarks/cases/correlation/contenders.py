@@ -18,10 +18,7 @@ from benchmarks.harness import TooLarge, Unsupported
 from fullfield.integrations.forms import quiet
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops.correlation import BACKENDS, correlation_pyramid
-from fullfield.ops.correlation.dense import volume_bytes
-from fullfield.ops.correlation.dispatch import LOOKUPS
-from fullfield.ops.correlation.protocol import Request
-from fullfield.ops.correlation.pyramid import level_sizes
+from fullfield.ops.correlation.protocol import LOOKUPS, Request, level_sizes
 
 Lookup = Callable[[Tensor], Tensor]
 # The volume RAFT pools cannot be larger: PyTorch's average pooling counts its elements in 32 bits.
@@ -142,10 +139,10 @@ def _admit_volume(problem: Problem) -> None:
     request = problem.request()
     elements = problem.batch * (problem.size[0] * problem.size[1]) ** 2
     if elements > DENSE_ELEMENTS:
-        size = f"{volume_bytes(request) / 2**30:.3g} GiB"
+        size = f"{request.volume_bytes / 2**30:.3g} GiB"
         raise TooLarge(f"the volume has {elements:.2g} elements, {size}; the limit is 2^31 elements")
-    if problem.device.type == "cpu" and 2 * volume_bytes(request) > _free_memory():
-        raise TooLarge(f"the volume takes {volume_bytes(request) / 2**30:.3g} GiB")
+    if problem.device.type == "cpu" and 2 * request.volume_bytes > _free_memory():
+        raise TooLarge(f"the volume takes {request.volume_bytes / 2**30:.3g} GiB")
 
 
 def _free_memory() -> int:

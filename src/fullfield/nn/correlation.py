@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fullfield.ops.correlation.arguments import (
+from fullfield.ops.correlation.prepared import Lookups
+from fullfield.ops.correlation.protocol import (
     check_coords,
     check_features,
     check_reuse,
@@ -13,7 +14,6 @@ from fullfield.ops.correlation.arguments import (
     is_channels_last,
     output_dtype,
 )
-from fullfield.ops.correlation.op import Lookups
 
 
 class CorrelationPyramid:

@@ -1,4 +1,4 @@
-"""A pair of feature maps in the kernels' layout, and the launches that read it."""
+"""Pair of feature maps in the kernels' layout, and the launches that read it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from torch import Tensor
 from fullfield._kernels.nvrtc import Source
 from fullfield.ops import launching
 from fullfield.ops.correlation.cuda import config as shapes
-from fullfield.ops.correlation.cuda import queues
 from fullfield.ops.correlation.cuda.config import Config
 from fullfield.ops.correlation.cuda.launch_backward import FeatureGradients, Sums, coords_gradient, gradient_sources
 from fullfield.ops.correlation.cuda.structs import (
@@ -24,6 +23,7 @@ from fullfield.ops.correlation.cuda.structs import (
     PrepareParams,
     fill,
     offsets,
+    queues_of,
     split_levels,
     tensor_maps,
 )
@@ -36,19 +36,55 @@ FEW_TILES = 1200
 SMALL_ITEMS = 9
 
 
+def supports(request: Request) -> str | None:
+    """Return why the kernels cannot serve the request; None if they can."""
+    reason = launching.why_not(request.device)
+    if reason is not None:
+        return reason
+    if request.dtype not in launching.CODES:
+        return f"needs float32, float16 or bfloat16 features, got {request.dtype}"
+    if request.radius > shapes.LARGEST_RADIUS or request.levels > shapes.MOST_LEVELS:
+        return (
+            f"needs radius <= {shapes.LARGEST_RADIUS} and levels <= {shapes.MOST_LEVELS}, "
+            f"got {request.radius} and {request.levels}"
+        )
+    return _too_large(request)
+
+
+def _too_large(request: Request) -> str | None:
+    pixels = request.size1[0] * request.size1[1]
+    most = (1 << 32) // (4 * request.side) - 1  # distances between taps are 32-bit
+    if pixels > most:
+        return f"needs a first map of at most {most} pixels, got {pixels}"
+    device = launching.device_of(request.device)
+    config, shared = shapes.forward_config(request, device.hopper), device.shared
+    own = shapes.gradient_config(config)
+    most_used = max(
+        shapes.coords_shared(config),
+        shapes.collect_shared(shapes.patch_side(own, shared)),
+        shapes.multiply_shared(own, shapes.channel_block(own, shared)),
+    )
+    if most_used > shared or shapes.lookup_config(config, 0, False, shared) is None:
+        return f"{request.channels} channels need more shared memory than the {shared >> 10} KiB of a block here"
+    return None
+
+
 def config_of(request: Request) -> Config:
-    """Of the lookup; its gradients read the features in the same form."""
+    """Return the configuration of the lookup; its gradients read the features in the same form."""
     return shapes.forward_config(request, launching.device_of(request.device).hopper)
 
 
 def pixels_of(request: Request) -> int:
-    """Source pixels of a lookup."""
+    """Return the number of source pixels."""
     return request.batch * request.size1[0] * request.size1[1]
 
 
 def empty_state(request: Request, like: Tensor) -> tuple[Tensor, ...]:
-    """f1 as the products' operands of 8 pixels each, f2's levels one after the other, the factors of the products, of
-    fmap1's gradients and of fmap2's; with grad f1 as f2."""
+    """Return an empty state.
+
+    It holds f1 as the products' operands of 8 pixels each, f2's levels one after the other, the factors of products,
+    of fmap1's gradients and of fmap2's; with grad also f1 in f2's layout.
+    """
     config = config_of(request)
     pixels = pixels_of(request)
     padded = request.batch * shapes.vectors(*request.size1)
@@ -115,7 +151,7 @@ def _prepare_params(
 
 
 def first_sources(request: Request) -> list[Source]:
-    """What a pair needs in any case or almost, so that it is compiled together."""
+    """Return the sources that nearly every pair needs, to be compiled together."""
     device, config = launching.device_of(request.device), config_of(request)
     dtype, scaled = CODES[request.dtype], shapes.is_scaled(request)
     sources = [shapes.prepare_source(config, dtype, scaled, False)]
@@ -128,6 +164,7 @@ def first_sources(request: Request) -> list[Source]:
 
 
 def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cuda:
+    """Lay out a pair; what is not compiled yet is compiled."""
     device = launching.device_of(request.device)
     with torch.cuda.device(device.index):
         launching.several(LIBRARIES, first_sources(request), device.index)
@@ -143,7 +180,7 @@ def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Cuda:
 
 
 class _LookupLaunch:
-    """The launch of one kind of result, its arguments prepared; its parameters are shared, hence the lock."""
+    """Prepared launch of one kind of result; its parameters are shared, hence the lock."""
 
     def __init__(
         self, request: Request, config: Config, out: int, channels_last: bool, state: Sequence[Tensor]
@@ -175,14 +212,14 @@ class _LookupLaunch:
 
 
 class Cuda(Prepared):
-    """State: see :func:`empty_state`. Accumulators: :class:`Sums`."""
+    """Pair in the kernels' layout; its state is that of :func:`empty_state`, its accumulators are :class:`Sums`."""
 
     def __init__(self, request: Request, state: tuple[Tensor, ...]) -> None:
         super().__init__(request, state)
         self._device = launching.device_of(request.device)
         self._config = config_of(request)
         self._launches: dict[tuple[torch.dtype, bool], _LookupLaunch | None] = {}
-        self._queues = queues.of_device(request.device, self._device.index)
+        self._queues = queues_of(request.device, self._device.index)
         stream = raw_stream(self._device.index)
         self._streams = {stream}
         self._features: FeatureGradients | None = None
