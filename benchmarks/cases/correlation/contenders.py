@@ -12,15 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.cases.correlation.alt_cuda_corr import alt_cuda_corr_extension as alt_cuda_corr_extension
+from benchmarks.cases.correlation.blocks import Blocks
 from benchmarks.harness import TooLarge, Unsupported
-from fullfield.integrations.alt_cuda_corr import alt_cuda_corr_extension as alt_cuda_corr_extension
 from fullfield.integrations.forms import quiet
 from fullfield.nn import CorrelationPyramid
 from fullfield.ops.correlation import BACKENDS, correlation_pyramid
-from fullfield.ops.correlation.dense import volume_bytes
-from fullfield.ops.correlation.dispatch import LOOKUPS
-from fullfield.ops.correlation.protocol import Request
-from fullfield.ops.correlation.pyramid import level_sizes
+from fullfield.ops.correlation.protocol import LOOKUPS, Request, level_sizes
 
 Lookup = Callable[[Tensor], Tensor]
 # The volume RAFT pools cannot be larger: PyTorch's average pooling counts its elements in 32 bits.
@@ -84,11 +82,27 @@ def our_contenders(names: Sequence[str] = BACKENDS) -> list[Contender]:
     """Backends of the correlation lookup; one that keeps products between lookups also without."""
     found = []
     for name in names:
-        no_graph = "waits for the device (its block mask)" if name == "blocks" else None
-        found.append(Contender(name, _pyramid(name), _admission(name), True, no_graph))
+        found.append(Contender(name, _pyramid(name), _admission(name), True))
         if getattr(LOOKUPS.load(name), "REUSES", False):
             found.append(Contender(f"{name}, reuse off", _pyramid(name, reuse=False), _admission(name), True))
     return found
+
+
+def blocks() -> Contender:
+    """Return the algorithm of Briedis et al., section 4.2, in plain PyTorch; forward only."""
+    return Contender(
+        "blocks", _prepare_blocks, _admit_blocks, ours=True, no_graph="waits for the device (its block mask)"
+    )
+
+
+def _admit_blocks(problem: Problem) -> None:
+    if problem.backward:
+        raise Unsupported("has no gradient")
+
+
+def _prepare_blocks(problem: Problem, fmap1: Tensor, fmap2: Tensor) -> Lookup:
+    prepared = Blocks.of(problem.request(), fmap1, correlation_pyramid(fmap2, problem.levels))
+    return lambda coords: prepared.lookup(coords, problem.out_dtype, problem.channels_last)
 
 
 def _pyramid(backend: str, reuse: bool | None = None) -> Callable[[Problem, Tensor, Tensor], Lookup]:
@@ -125,10 +139,10 @@ def _admit_volume(problem: Problem) -> None:
     request = problem.request()
     elements = problem.batch * (problem.size[0] * problem.size[1]) ** 2
     if elements > DENSE_ELEMENTS:
-        size = f"{volume_bytes(request) / 2**30:.3g} GiB"
+        size = f"{request.volume_bytes / 2**30:.3g} GiB"
         raise TooLarge(f"the volume has {elements:.2g} elements, {size}; the limit is 2^31 elements")
-    if problem.device.type == "cpu" and 2 * volume_bytes(request) > _free_memory():
-        raise TooLarge(f"the volume takes {volume_bytes(request) / 2**30:.3g} GiB")
+    if problem.device.type == "cpu" and 2 * request.volume_bytes > _free_memory():
+        raise TooLarge(f"the volume takes {request.volume_bytes / 2**30:.3g} GiB")
 
 
 def _free_memory() -> int:

@@ -1,13 +1,16 @@
-"""Other people's correlation blocks: how they are called, whether they compute what ours does, what takes their place.
+"""Other projects' correlation blocks: their signatures, the trial that recognises them, and their replacements.
 
 A block is recognised by the names of its parameters and then tried on a small pair: nothing is replaced that gives
-other numbers, whatever version it comes from. Princeton's networks build one for every pair, in a method.
+other numbers, whatever version it comes from. Princeton's networks build one for every pair, in a method. As in the
+originals, features take part in autocast and the result has the dtype that the original's has: float32 under autocast,
+else the features'.
 """
 
 from __future__ import annotations
 
 import inspect
 import io
+import math
 import re
 import threading
 import warnings
@@ -22,15 +25,19 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.integrations.blocks import RAFTBlock, SEARAFTBlock, StoppingBlock, pyramid, stops_here
 from fullfield.integrations.methods import Recogniser
-from fullfield.ops.correlation import correlation_lookup
+from fullfield.nn import CorrelationPyramid, RAFTCorrBlock, SEARAFTCorrBlock
+from fullfield.ops.correlation import backends, correlation_lookup
 
 _TOLERANCE = 1e-4  # of the largest value; float32
 # Output and warning filters belong to the process: were two threads to change them in turns, they would not come back.
 _ALONE = threading.RLock()
 
 ALL_PAIRS = "the all-pairs lookup"
+PYRAMID = "fullfield's CorrelationPyramid"
+# Models that prefer memory over time keep large features themselves: from this many bytes of two maps on, their blocks
+# bring them into the kernel's layout for every lookup instead of holding them twice.
+LEAN_BYTES = 64 << 20
 _LEVELS = ("num_levels", "corr_levels", "levels")
 _RADIUS = ("radius", "corr_radius", "corr_range")
 # Chooses between blocks that all compute the same.
@@ -193,6 +200,106 @@ def _pair(size: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
     return fmap1, fmap2, coords
 
 
+# ---- replacements
+
+
+def backend_for(device: torch.device, backend: str | None) -> str | None:
+    """Return the requested backend, or without one the device's kernel, which never gives way to a slower one."""
+    if backend is not None or device.type == "cpu":
+        return backend
+    if device.type == "cuda":
+        return "cuda"
+    raise InputError(f"model: expected it on cpu or cuda, where there are kernels (or a backend), got {device}")
+
+
+def require_kernel(device: torch.device, backend: str | None) -> None:
+    """Raise InputError unless the device's kernel, or the requested backend, can run."""
+    name = backend_for(device, backend) or "cpu"
+    reason = dict(backends(device=device))[name]
+    if reason is not None:
+        raise InputError(f"model: the backend {name!r} cannot serve it on {device}: {reason}")
+
+
+def prepared_features(fmap1: Tensor, fmap2: Tensor) -> tuple[Tensor, Tensor, torch.dtype]:
+    """Return the features as the original's product would see them, and the dtype of its result."""
+    kind = fmap1.device.type
+    if not torch.is_autocast_enabled(kind) or fmap1.dtype == torch.float64:
+        return fmap1, fmap2, fmap1.dtype
+    dtype = torch.get_autocast_dtype(kind)
+    return fmap1.to(dtype), fmap2.to(dtype), torch.float32
+
+
+def lookup_pyramid(
+    fmap1: Tensor,
+    fmap2: Tensor,
+    levels: int,
+    radius: int,
+    backend: str | None,
+    memory_format: torch.memory_format = torch.contiguous_format,
+) -> CorrelationPyramid:
+    """Prepare a pair as the original's block would see it."""
+    first, second, dtype = prepared_features(fmap1, fmap2)
+    place = backend_for(fmap1.device, backend)
+    return CorrelationPyramid(
+        first, second, levels, radius, backend=place, out_dtype=dtype, memory_format=memory_format
+    )
+
+
+def stops_here(fmap2: Tensor, levels: int, radius: int) -> bool:
+    """Return whether one of the maps to be pooled is no larger than the window."""
+    shorter = min(fmap2.shape[-2:])
+    return any(shorter >> level <= 2 * radius + 1 for level in range(levels - 1))
+
+
+def pyramid(fmap2: Tensor, levels: int, radius: int, stops: bool) -> list[Tensor]:
+    """Return ``fmap2`` and its halvings; with ``stops``, maps whose shorter side is at most the window's stay."""
+    maps = [fmap2]
+    for _ in range(levels - 1):
+        last = maps[-1]
+        keep = stops and min(last.shape[-2:]) <= 2 * radius + 1
+        maps.append(last if keep else torch.nn.functional.avg_pool2d(last, 2))
+    return maps
+
+
+class CorrMapBlock(RAFTCorrBlock):
+    """RAFT's block with the attribute that GMFlowNet's matching reads."""
+
+    def __init__(self, fmap1: Tensor, fmap2: Tensor, levels: int, radius: int, **options: Any) -> None:
+        super().__init__(fmap1, fmap2, levels, radius, **options)
+        self._maps = (fmap1, fmap2)
+
+    @property
+    def corrMap(self) -> Tensor:
+        """Whole matrix [B, H1·W1, H2·W2], computed on request."""
+        fmap1, fmap2 = self._maps
+        products: Tensor = fmap1.flatten(2).transpose(1, 2) @ fmap2.flatten(2)
+        return products / math.sqrt(fmap1.shape[1])
+
+
+@dataclass
+class _Arguments:
+    """SEA-RAFT's arguments; the compiler cannot trace a SimpleNamespace."""
+
+    corr_levels: int
+    corr_radius: int
+
+
+class StoppingBlock:
+    """Block that stops pooling at maps no larger than the window."""
+
+    def __init__(self, fmap1: Tensor, fmap2: Tensor, levels: int, radius: int, backend: str | None) -> None:
+        self._fmap1, second, self._dtype = prepared_features(fmap1, fmap2)
+        self._maps = pyramid(second, levels, radius, True)
+        self._radius = radius
+        self._backend = backend_for(fmap1.device, backend)
+
+    def __call__(self, coords: Tensor) -> Tensor:
+        """Look up around ``coords``."""
+        at = coords if coords.dtype == self._fmap1.dtype == torch.float64 else coords.float()
+        found = correlation_lookup(self._fmap1, self._maps, at, self._radius, backend=self._backend)
+        return found.to(self._dtype)
+
+
 class Builder:
     """Called as the original class or function is; returns our block."""
 
@@ -204,16 +311,23 @@ class Builder:
         call = getattr(original, "__call__", None) if isinstance(original, type) else None  # noqa: B004 - its parameters
         self._dilated = "dilation" in inspect.signature(call).parameters if call is not None else False
 
-    def __call__(self, *args: Any, **kwargs: Any) -> RAFTBlock | SEARAFTBlock | StoppingBlock:
+    def __call__(self, *args: Any, **kwargs: Any) -> Callable[..., Tensor]:
+        """Return our block for the pair that the original is called with."""
         fmap1, fmap2, levels, radius, on_demand = self._form.bind(args, kwargs)
         if self._stops and stops_here(fmap2, levels, radius):
             return StoppingBlock(fmap1, fmap2, levels, radius, self._backend)
+        first, second, dtype = prepared_features(fmap1, fmap2)
+        options: dict[str, Any] = {"backend": backend_for(fmap1.device, self._backend), "out_dtype": dtype}
         if self._dilated:
-            return SEARAFTBlock(fmap1, fmap2, levels, radius, self._backend)
-        return RAFTBlock(fmap1, fmap2, levels, radius, self._backend, lean=self._on_demand or on_demand)
+            return SEARAFTCorrBlock(first, second, _Arguments(levels, radius), **options)
+        large = (first.numel() + second.numel()) * first.element_size() >= LEAN_BYTES
+        graph = torch.is_grad_enabled() and (first.requires_grad or second.requires_grad)
+        if (self._on_demand or on_demand) and large and first is fmap1 and not graph:
+            return lambda coords: RAFTCorrBlock(first, second, levels, radius, **options)(coords)
+        return CorrMapBlock(first, second, levels, radius, **options)
 
     def __str__(self) -> str:
-        return "fullfield's " + (SEARAFTBlock if self._dilated else RAFTBlock).__name__
+        return "fullfield's " + (SEARAFTCorrBlock if self._dilated else RAFTCorrBlock).__name__
 
 
 def _recognise(name: str, original: Any, where: str, accompanied: bool, backend: str | None) -> Builder:

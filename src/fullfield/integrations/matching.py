@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.integrations.blocks import prepared_features
-from fullfield.integrations.forms import check
+from fullfield.integrations.forms import check, prepared_features
 from fullfield.integrations.handle import Change, Replacement
 from fullfield.integrations.methods import Recogniser
 from fullfield.nn import FlowPropagation

@@ -7,7 +7,7 @@ import torch
 from fullfield import _check
 from fullfield._check import InputError
 from fullfield.integrations import forms, matching, methods, ptlflow, torchvision, windows
-from fullfield.integrations.blocks import require_kernel
+from fullfield.integrations.forms import require_kernel
 from fullfield.integrations.handle import Change, Handle, is_patched
 from fullfield.ops.correlation import BACKENDS
 

@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.integrations.blocks import (
+from fullfield.integrations.forms import (
     PYRAMID,
     StoppingBlock,
     backend_for,
+    check_lookup,
     lookup_pyramid,
     prepared_features,
     stops_here,
 )
-from fullfield.integrations.forms import check_lookup
 from fullfield.integrations.handle import Change
 from fullfield.integrations.methods import Recogniser
 from fullfield.ops.correlation import correlation_lookup

@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fullfield.integrations.blocks import PYRAMID, lookup_pyramid
-from fullfield.integrations.forms import check_lookup
+from fullfield.integrations.forms import PYRAMID, check_lookup, lookup_pyramid
 from fullfield.integrations.handle import Change
 
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.integrations.blocks import backend_for
-from fullfield.integrations.forms import check, refused
+from fullfield.integrations.forms import backend_for, check, refused
 from fullfield.integrations.handle import Change, Replacement
 from fullfield.integrations.methods import Recogniser
 from fullfield.ops.spatial_correlation import BACKENDS, spatial_correlation

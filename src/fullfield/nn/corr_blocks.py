@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from fullfield import _check
 from fullfield.nn.correlation import CorrelationPyramid
-from fullfield.ops.correlation.arguments import check_features, check_window
 from fullfield.ops.correlation.dilated import dilated_lookup
+from fullfield.ops.correlation.protocol import check_features, check_window
 from fullfield.ops.correlation.pyramid import pool
 from fullfield.ops.positions import positions
 
@@ -86,13 +86,24 @@ class SEARAFTCorrBlock(RAFTCorrBlock):
         fmap1: [B, C, H1, W1].
         fmap2: [B, C, H2, W2] of the same dtype.
         args: anything with ``corr_levels`` and ``corr_radius``.
+        backend: as for :class:`fullfield.nn.CorrelationPyramid`.
+        out_dtype: dtype of the result.
 
     Raises:
         InputError: naming the argument that does not fit.
     """
 
-    def __init__(self, fmap1: Tensor, fmap2: Tensor, args: SEARAFTArguments, *, backend: str | None = None) -> None:
-        super().__init__(fmap1, fmap2, args.corr_levels, args.corr_radius, backend=backend)
+    def __init__(
+        self,
+        fmap1: Tensor,
+        fmap2: Tensor,
+        args: SEARAFTArguments,
+        *,
+        backend: str | None = None,
+        out_dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__(fmap1, fmap2, args.corr_levels, args.corr_radius, backend=backend, out_dtype=out_dtype)
+        self._out_dtype = out_dtype
         self._fmap1, self._fmap2 = fmap1, fmap2
         self._ones: tuple[weakref.ref[Tensor], int] | None = None
 
@@ -111,7 +122,7 @@ class SEARAFTCorrBlock(RAFTCorrBlock):
         at = _positions(coords, self._dtype)
         _check.tensor(at, "coords", (batch, 2, height, width), device=self._fmap1.device)
         maps = pool(self._fmap2, self.num_levels)
-        return dilated_lookup(self._fmap1, maps, at, dilation, self.radius).float()
+        return dilated_lookup(self._fmap1, maps, at, dilation, self.radius).to(self._out_dtype)
 
     def _is_one(self, dilation: Tensor) -> bool:
         if dilation.requires_grad:

@@ -27,15 +27,9 @@ def no_room(request: Request) -> str | None:
     # What PyTorch holds of the pair before is free, too.
     held = torch.cuda.memory_reserved(request.device) - torch.cuda.memory_allocated(request.device)
     free = torch.cuda.mem_get_info(request.device)[0] + held
-    if volume_bytes(request) <= free:
+    if request.volume_bytes <= free:
         return None
-    return NoRoom(f"the volume takes {volume_bytes(request) / 2**30:.1f} GiB, {free / 2**30:.1f} are free")
-
-
-def volume_bytes(request: Request) -> int:
-    """Of all levels, as float32 (float64 for float64 features)."""
-    targets = sum(height * width for height, width in request.sizes2)
-    return request.batch * request.size1[0] * request.size1[1] * targets * request.accumulate_dtype.itemsize
+    return NoRoom(f"the volume takes {request.volume_bytes / 2**30:.1f} GiB, {free / 2**30:.1f} are free")
 
 
 def prepare(request: Request, fmap1: Tensor, maps: Sequence[Tensor]) -> Dense:

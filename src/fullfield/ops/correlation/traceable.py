@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fullfield.ops.correlation.pyramid import level_sizes
+from fullfield.ops.correlation.protocol import level_sizes
 from fullfield.ops.correlation.window import blend, cells, place
 
 FORMS = ("linear", "dense")
