@@ -37,10 +37,8 @@ VERBS = (
     "viz",
     "demo",
     "evaluate",
-    "render",
     "register",
     "train",
-    "textures",
     "pairs",
     "weights",
     "export",
@@ -53,7 +51,13 @@ DESCRIPTION = "Dense correspondence at full resolution: optical flow between fra
 
 EXAMPLE = "example: fullfield flow frame_0001.png frame_0002.png -o flow.flo --viz flow.png\n\n"
 
-_MOVED = ("bench", "reproduce")  # into benchmarks/
+_MOVED = {
+    "bench": "python -m benchmarks",
+    "reproduce": "python -m benchmarks reproduce",
+    "render": "python -m tools render",
+    "textures": "python -m tools textures",
+}
+"""Former verbs and their commands in a checkout."""
 
 _QUIET = "FULLFIELD_QUIET"  # read where kernels are compiled
 
@@ -207,8 +211,7 @@ def main(argv: Sequence[str] | None = None, build: Callable[[], Parser] | None =
 def _run(argv: Sequence[str] | None, build: Callable[[], Parser]) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     if build is build_parser and given and given[0] in _MOVED:
-        where = "python -m benchmarks" if given[0] == "bench" else f"python -m benchmarks {given[0]}"
-        raise InputError(f"{given[0]}: is not part of the package; in a checkout of fullfield run {where}")
+        raise InputError(f"{given[0]}: is not part of the package; in a checkout of fullfield run {_MOVED[given[0]]}")
     parser = build()
     try:
         args, unknown = parser.parse_known_args(given)
@@ -217,7 +220,7 @@ def _run(argv: Sequence[str] | None, build: Callable[[], Parser]) -> int:
     if unknown:
         parser.refuse(unknown)
     if args.verb is None:
-        raise InputError(f"no verb given; one of {', '.join(VERBS)} (see fullfield --help)")
+        raise InputError(f"no verb given; one of {', '.join(parser._verbs())} (see {parser.prog} --help)")
     with _quiet_kernels(getattr(args, "quiet", False)):
         code: int = args.run(args)
     return code
