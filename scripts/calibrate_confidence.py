@@ -1,10 +1,10 @@
-"""How sure is the confidence? Fits it anew on the shared pairs with true flow, and stores how often it is right.
+"""Fit the confidence on the shared pairs with true flow, and store its calibration and sparsification.
 
 python scripts/calibrate_confidence.py      fullfield-s, refined; needs FULLFIELD_DATA
 
-Every pair is judged by constants fitted on all other scenes, and beside them by the forward-backward distance alone.
-Writes benchmarks/results/confidence_cpu.json. To be run again, and the constants in
-src/fullfield/estimators/reliability.py replaced, when the weights change.
+Each pair is scored with constants fitted on all other scenes, and with the forward-backward distance alone. Writes
+benchmarks/results/confidence_cpu.json. When the weights change, run it again and replace the constants in
+src/fullfield/estimators/reliability.py.
 """
 
 from __future__ import annotations

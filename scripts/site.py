@@ -20,6 +20,7 @@ TAKEN = (
     "docs/**/*",
     "src/**/*.md",
     "benchmarks/**/*.md",
+    "tools/*.md",
     "examples/**/*",
     "recipe/*",
 )

@@ -32,7 +32,6 @@ from fullfield.models.pointcnnpp import PointResNet, PointResNetConfig, PointUNe
 from fullfield.models.sea_raft import expected_log_scale
 from fullfield.ops import correlation, matching, neighbors, point_conv, point_norm, spatial_correlation, tvl1
 from fullfield.registration import LearnedDescriptor, alignment_errors, choose_voxel, register
-from fullfield.rendering.truth import occluded
 from fullfield.sequences import estimate_sequence
 from fullfield.testing import room_scan, textured_scene
 from fullfield.testing.correlation import MOTIONS, make_case
@@ -433,11 +432,6 @@ def _() -> Any:
 
     halved = AtScale(TVL1Estimator(), Fraction(1, 2))
     return moved_forward(flow()), halved(*(frame[None].to(F32) / 255 for frame in frames(3, 40, 48)))
-
-
-@case("rendering.collect_truth")
-def _() -> Any:
-    return occluded(flow(), -flow(), torch.ones(24, 32, dtype=torch.bool, device=DEVICE))
 
 
 @case("metrics.FlowMetrics")

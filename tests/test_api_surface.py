@@ -216,7 +216,6 @@ SURFACE = {
         "register",
         "rigid",
     ],
-    "fullfield.rendering": ["Blender", "Shot", "collect_truth", "render_shot"],
     "fullfield.sequences": [
         "FrameFlows",
         "Outcome",

@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 import torch
 
-from fullfield.cli.main import build_parser
+from fullfield.cli import main as fullfield
 from fullfield.integrations.handle import is_patched
 from fullfield.io import write_image
+from tools import __main__ as tools
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
@@ -28,10 +29,11 @@ PAGES = [
     *(ROOT / "docs").rglob("*.md"),
     *(ROOT / "src").rglob("*.md"),
     *(ROOT / "benchmarks").rglob("*.md"),
+    *(ROOT / "tools").rglob("*.md"),
 ]
 
 
-parser = cache(build_parser)
+parsers = {"fullfield": cache(fullfield.build_parser), "python -m tools": cache(tools.build_parser)}
 FENCE = re.compile(r"^ *```([\w{}-]*)\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 
 
@@ -157,10 +159,11 @@ def test_every_command_on_a_page_can_be_parsed(page: Path) -> None:
         return  # it tells what was
     blocks = [block for language, block in FENCE.findall(page.read_text("utf-8")) if not language]
     text = re.sub(r"\$\(+.*?\)+", "1", "".join(blocks).replace("\\\n", " "))
-    for command in re.findall(r"(?:^ *|&& )(?:\S*/)?(fullfield [^|&;>\n]*)", text, re.MULTILINE):
-        words = shlex.split(command, comments=True)[1:]
+    commands = rf"(?:^ *|&& )(?:\S*/)?({'|'.join(parsers)}) ([^|&;>\n]*)"
+    for program, command in re.findall(commands, text, re.MULTILINE):
+        words = shlex.split(command, comments=True)
         if words[0] != "VERB":
-            assert parser().parse_known_args(words)[1] == [], command
+            assert parsers[program]().parse_known_args(words)[1] == [], command
 
 
 def test_readme_is_short_and_its_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ PAGES = [
     *(ROOT / "docs").rglob("*.md"),
     *(ROOT / "src").rglob("*.md"),
     *(ROOT / "benchmarks").rglob("*.md"),
+    *(ROOT / "tools").rglob("*.md"),
 ]
 FREE = {
     "CHANGELOG.md": "tells what was",
@@ -46,7 +47,7 @@ ALLOWED: dict[str, tuple[str, tuple[str, ...]]] = {
     "docs/commands/flow.md": ("limits of formats; a setting", ("512 px", "65504 px", "up to 40 % of the GPU")),
     "docs/commands/live.md": ("how often a line is written", ("Every half second", "every ten seconds")),
     "docs/commands/pairs.md": ("limit of a format", ("beyond 511 px",)),
-    "docs/commands/textures.md": ("sizes of files", ("20 MB", "2.1 GB", "4 GB")),
+    "tools/README.md": ("sizes of files", ("20 MB", "2.1 GB", "4 GB")),
     "docs/commands/train-descriptor.md": ("size of a file", ("10 MB",)),
     "docs/compositors.md": ("the angle of a shutter", ("180°",)),
     "docs/conventions.md": (

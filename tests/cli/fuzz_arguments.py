@@ -85,11 +85,10 @@ _SPECIAL = {
     "devices": ("cpu", "all", "cuda:0,cuda:1", "cpu,cpu", ","),
     "frames": ("11-13", "12", "11-14x2", "1-2", "13-11", "x", "1-999999999"),
     "ray": ("127.0.0.1:1", "x"),
-    "blender": ("blender", "nowhere"),
 }
 _SMALL = {"demo": ("--size", "64x48")}
 """What some verbs get at the end, so that they work for a moment."""
-_LONG = ("train", "textures", "export", "pairs")
+_LONG = ("train", "export", "pairs")
 """Work for minutes; their command lines are parsed alone."""
 
 

@@ -37,10 +37,8 @@ VERBS = (
     "viz",
     "demo",
     "evaluate",
-    "render",
     "register",
     "train",
-    "textures",
     "pairs",
     "weights",
     "export",
@@ -56,6 +54,8 @@ _MOVED = {
     "bench": "python -m benchmarks",
     "reproduce": "python -m benchmarks reproduce",
     "analyze": "python -m benchmarks analyze",
+    "render": "python -m tools render",
+    "textures": "python -m tools textures",
 }
 """Former verbs and their commands in a checkout."""
 
@@ -232,7 +232,7 @@ def _run(argv: Sequence[str] | None, build: Callable[[], Parser]) -> int:
     if unknown:
         parser.refuse(unknown)
     if args.verb is None:
-        raise InputError(f"no verb given; one of {', '.join(VERBS)} (see fullfield --help)")
+        raise InputError(f"no verb given; one of {', '.join(parser._verbs())} (see {parser.prog} --help)")
     with _quiet_kernels(getattr(args, "quiet", False)):
         code: int = args.run(args)
     return code

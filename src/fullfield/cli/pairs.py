@@ -38,7 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="of everything; training begins at 0 too, so take another one for pairs to judge by",
     )
     parser.add_argument(
-        "--textures", metavar="PACK", help="pictures of a pack (fullfield textures) [drawn from a fixed seed]"
+        "--textures", metavar="PACK", help="pictures of a pack (python -m tools textures) [drawn from a fixed seed]"
     )
     parser.add_argument(
         "--style",

@@ -1,4 +1,4 @@
-"""Sets that ``fullfield render`` writes: Charge-8K, and scenes of our own."""
+"""Sets that ``python -m tools render`` writes: Charge-8K, and scenes of our own."""
 
 from __future__ import annotations
 
@@ -64,9 +64,10 @@ class Rendered(FlowDataset):
 
 
 class Charge8K(Rendered):
-    """The three shots of *Charge* at 8192×3432 (Briedis et al. 2026, section 6.1), rendered by ``fullfield render``.
+    """The three shots of *Charge* at 8192×3432 (Briedis et al. 2026, section 6.1).
 
-    The layout is that of :class:`Rendered`; a shot that is not there yet is left out.
+    ``python -m tools render`` renders them. The layout is that of :class:`Rendered`.
+    Absent shots are left out.
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:

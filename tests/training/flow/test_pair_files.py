@@ -15,10 +15,10 @@ from fullfield.datasets import Made, open_dataset
 from fullfield.training.flow import pair_files
 from fullfield.training.flow.pair_files import write_pairs
 from fullfield.training.flow.pairs import PairMaker
-from fullfield.training.flow.picture_pack import build_pack
-from fullfield.training.flow.picture_sources import own_pictures
 from fullfield.training.flow.pictures import load_pictures, procedural_pictures
 from fullfield.training.flow.scene import SceneStyle
+from tools.textures.pack import build_pack
+from tools.textures.sources import own_pictures
 
 SIZE = (24, 32)
 

@@ -17,8 +17,7 @@ from fullfield._check import InputError
 from fullfield.io import atomic_path, write_flow, write_image
 from fullfield.training.checkpoint import write_json
 from fullfield.training.flow.pairs import PairMaker
-from fullfield.training.flow.picture_sources import licence_text
-from fullfield.training.flow.pictures import licence_list
+from fullfield.training.flow.pictures import licence_list, licence_text
 from fullfield.training.flow.scene import SceneStyle
 
 MANIFEST, LICENCES = "made.json", "licences.md"

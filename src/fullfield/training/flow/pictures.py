@@ -8,7 +8,7 @@ import lzma
 import math
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,8 +19,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield._check import InputError, number
-from fullfield.training.flow.picture_pack import FORMAT, MANIFEST, SHAPE_SIZE, SHAPES, Pixels, unpack_masks
-from fullfield.training.flow.procedural import procedural_shapes, procedural_textures
+from fullfield.training.flow.procedural import SHAPE_SIZE, Pixels, procedural_shapes, procedural_textures
+
+FORMAT = 1
+"""Version of the pack's layout; ``python -m tools textures`` writes it."""
+MANIFEST = "manifest.json"
+SHAPES = "shapes.bin"
 
 _LARGEST_UPSCALE = 2.0
 # What damaged packs raise; RuntimeError: methods of packing that Python does not know, passwords.
@@ -53,7 +57,7 @@ def load_pictures(
     drawn_shapes: int = 500,
     seed: int = 0,
 ) -> PicturePack:
-    """Read a picture pack (``fullfield textures``).
+    """Read a picture pack (``python -m tools textures``).
 
     Pictures become squares: one whose shorter side is at least ``size`` gives as many crops as nearly cover it; a
     smaller one is enlarged, at most twice, and mirrored at its edges where that is not enough.
@@ -133,6 +137,38 @@ def licence_list(path: str | Path) -> dict[str, Any]:
         return _manifest(Path(path), file)
 
 
+def licence_text(manifest: Mapping[str, Any]) -> str:
+    """Return the licence list of a pack as Markdown: counts, then every file by package, licence and author.
+
+    ``manifest`` is the result of :func:`licence_list`.
+    """
+    files: dict[tuple[str, ...], dict[str, set[str]]] = {}
+    for kind in ("pictures", "shapes"):
+        for entry in manifest[kind]:
+            terms = tuple(entry[name] for name in ("package", "version", "licence", "author"))
+            files.setdefault(terms, {"pictures": set(), "shapes": set()})[kind].add(entry["path"])
+    counts: dict[tuple[str, ...], list[int]] = {}
+    for terms, found in files.items():
+        row = counts.setdefault(terms[:3], [0, 0])
+        row[0] += len(found["pictures"])
+        row[1] += len(found["shapes"])
+    lines = ["| package | version | licence | files used as pictures | as silhouettes |", "|---|---|---|---:|---:|"]
+    lines += [f"| {' | '.join(terms)} | {row[0]} | {row[1]} |" for terms, row in sorted(counts.items())]
+    title = ""
+    for terms, found in sorted(files.items()):
+        package, version, licence, author = terms
+        if package != title:
+            title = package
+            lines += ["", f"## {package} {version}".rstrip()]
+        lines += ["", f"**{licence}**: {author}", ""]
+        folders: dict[str, list[str]] = {}
+        for path in sorted(found["pictures"] | found["shapes"]):
+            folder, slash, name = path.rpartition("/")
+            folders.setdefault(folder + slash, []).append(name)
+        lines += [f"- `{folder or './'}` {', '.join(names)}" for folder, names in folders.items()]
+    return "\n".join(lines) + "\n"
+
+
 @contextmanager
 def _whole(path: Path) -> Iterator[None]:
     """Inside, what a damaged pack raises becomes one line; that a file cannot be opened stays."""
@@ -172,6 +208,14 @@ def _starts(length: int, size: int) -> list[int]:
     if crops == 1:
         return [(length - size) // 2]
     return [(length - size) * crop // (crops - 1) for crop in range(crops)]
+
+
+def unpack_masks(packed: NDArray[np.uint8]) -> Pixels:
+    """Return the silhouettes [M, 128, 128] that a pack stores as [M, 128, 64], two values of 4 bits a byte."""
+    masks = np.empty((*packed.shape[:2], 2 * packed.shape[2]), np.uint8)
+    masks[..., ::2] = packed >> 4
+    masks[..., 1::2] = packed & 15
+    return masks * 17
 
 
 def _mirrored(length: int, wanted: int) -> NDArray[np.int64]:

@@ -11,9 +11,13 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fullfield.training.flow.picture_pack import MARGIN, SHAPE_SIZE, Pixels
-
+Pixels: TypeAlias = NDArray[np.uint8]
 Field: TypeAlias = NDArray[np.float64]
+
+SHAPE_SIZE = 128
+"""Height and width of a silhouette, texels."""
+MARGIN = 3
+"""Texels of zero around a silhouette."""
 
 _SUPERSAMPLE = 4
 _INNER = SHAPE_SIZE - 2 * MARGIN

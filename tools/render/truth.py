@@ -1,7 +1,8 @@
-"""From Blender's vector pass to flow, validity and occlusion.
+"""Flow, validity and occlusion computed from Blender's vector pass.
 
-The pass holds, in pixels with y up, where a point was less where it is (X, Y) and where it is less where it will be
-(Z, W): flow to the next frame is (-Z, W), to the frame before (X, -Y). Checked against rigid motion in the tests.
+The pass holds, in pixels with y up, the previous minus the current position (X, Y) and the current minus the next
+position (Z, W) of a point. Flow to the next frame is (-Z, W), flow to the previous frame (X, -Y). The tests check both
+against rigid motion.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from fullfield.io import write_flow, write_image
 SCALE = 2
 """Vectors are rendered at this many times the frame's size."""
 
-_DISAGREE = 1.0  # rendered pixels: forward and backward motion further apart than this belong to two surfaces
-_REACH = 0.75  # rendered pixels: how far from its end a point may find itself again, along x and y
+_DISAGREE = 1.0  # rendered pixels: forward and backward motion that differ by more belong to two surfaces
+_REACH = 0.75  # rendered pixels: largest distance along x and y from a point's end to a pixel that moves back to it
 _ROWS = 512
 
 
@@ -32,7 +33,7 @@ class Vectors(NamedTuple):
 
     forward: Tensor  # [2, 2H, 2W] float32, (u, v)
     backward: Tensor  # [2, 2H, 2W]
-    hit: Tensor  # [2H, 2W] bool: a surface, not the sky
+    hit: Tensor  # [2H, 2W] bool: True on a surface, False in the sky
 
 
 def collect_truth(
@@ -42,19 +43,20 @@ def collect_truth(
     *,
     progress: Callable[[float, str], None] | None = None,
 ) -> list[Path]:
-    """Write the flow of frames ``first`` to ``last - 1`` from the vectors of ``first`` to ``last``.
+    """Compute the flow of frames ``first`` to ``last - 1`` from the vectors of ``first`` to ``last``; return its files.
 
     ::
 
-        SHOT/vectors/vectors_0101.exr        what Blender wrote, twice the frame's size
+        SHOT/vectors/vectors_0101.exr        written by Blender at twice the frame's size
         SHOT/flow/flow_0101.flo5             [2H, 2W, 2] float32, in pixels of the frame; NaN where there is no surface
         SHOT/invalid/invalid_0101.png        white where one of a pixel's four values is unknown
         SHOT/occlusions/occlusion_0101.png   white where one of a pixel's four values has no match in the next frame
 
-    A point is occluded where it leaves the picture, or where no rendered pixel beside its end moves back to it within
-    half a pixel of the frame. Files that are there are left as they are.
+    A point is occluded if it leaves the picture, or if no rendered pixel next to its end moves back to it within half
+    a pixel of the frame. Existing files are kept.
 
-    Returns the flow files. Raises InputError naming a file of vectors that is missing or is none.
+    Raises:
+        InputError: a file of vectors is missing or cannot be read.
     """
     folder = Path(shot)
     written: list[Path] = []
@@ -68,7 +70,7 @@ def collect_truth(
         if all(path.is_file() for path in paths):
             continue
         if progress is not None:
-            progress((number - first) / (last - first), f"truth of frame {number}")
+            progress((number - first) / (last - first), f"flow of frame {number}")
         this = held[1] if held is not None and held[0] == number else read_vectors(_vectors(folder, number))
         after = read_vectors(_vectors(folder, number + 1))
         held = (number + 1, after)
@@ -86,7 +88,7 @@ def _vectors(folder: Path, number: int) -> Path:
 
 
 def read_vectors(path: Path) -> Vectors:
-    """Blender's multilayer EXR, of one part or of several."""
+    """Read Blender's multilayer EXR, of one part or several."""
     import OpenImageIO as oiio
 
     if not path.is_file():
@@ -109,9 +111,9 @@ def read_vectors(path: Path) -> Vectors:
             part += 1
     finally:
         source.close()
-    lacking = sorted({"Combined.A", "Vector.X", "Vector.Y", "Vector.Z", "Vector.W"} - found.keys())
-    if lacking:
-        raise InputError(f"{path}: expected the channels of Blender's vector pass, found no {', '.join(lacking)}")
+    missing = sorted({"Combined.A", "Vector.X", "Vector.Y", "Vector.Z", "Vector.W"} - found.keys())
+    if missing:
+        raise InputError(f"{path}: expected the channels of Blender's vector pass, found no {', '.join(missing)}")
     x, y, z, w = (torch.from_numpy(found[f"Vector.{axis}"]) for axis in "XYZW")
     hit = torch.from_numpy(found["Combined.A"]) > 0.5
     for channel in (x, y, z, w):
@@ -122,24 +124,24 @@ def read_vectors(path: Path) -> Vectors:
 
 
 def occluded(forward: Tensor, backward: Tensor, hit: Tensor) -> Tensor:
-    """Where a point of this frame has no match in the next: bool [H, W].
+    """Return where a point of this frame has no match in the next: bool [H, W].
 
     Args:
         forward: [2, H, W], this frame's motion to the next.
         backward: [2, H, W], the next frame's motion to this one.
-        hit: [H, W] bool: where the next frame has a surface.
+        hit: [H, W] bool, True where the next frame has a surface.
     """
     height, width = hit.shape
-    place = hit.device
-    lost = torch.empty(height, width, dtype=torch.bool, device=place)
+    device = hit.device
+    lost = torch.empty(height, width, dtype=torch.bool, device=device)
     flat, surface = backward.reshape(2, -1), hit.reshape(-1)
     for top in range(0, height, _ROWS):
         part = forward[:, top : top + _ROWS]
         rows = part.shape[1]
-        x = torch.arange(width, device=place) + part[0]
-        y = torch.arange(top, top + rows, device=place)[:, None] + part[1]
+        x = torch.arange(width, device=device) + part[0]
+        y = torch.arange(top, top + rows, device=device)[:, None] + part[1]
         inside = (x > -0.5) & (x < width - 0.5) & (y > -0.5) & (y < height - 0.5)
-        seen = torch.zeros(rows, width, dtype=torch.bool, device=place)
+        seen = torch.zeros(rows, width, dtype=torch.bool, device=device)
         left, upper = torch.where(inside, x, 0.0).floor().long(), torch.where(inside, y, 0.0).floor().long()
         beyond_x, beyond_y = x - left, y - upper
         for right, lower in ((0, 0), (1, 0), (0, 1), (1, 1)):
@@ -157,5 +159,5 @@ def _any_of_four(mask: Tensor) -> Tensor:
 
 
 def _mask(mask: Tensor) -> Tensor:
-    """Black and white, uint8 [3, H, W]."""
+    """Return a mask as a black-and-white picture, uint8 [3, H, W]."""
     return (mask.to(torch.uint8) * 255).expand(3, -1, -1).contiguous()

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from fullfield import InputError
-from fullfield.cli.main import main
 from fullfield.datasets import Rendered, open_dataset
-from fullfield.rendering import Blender, Shot, collect_truth, render_shot
-from fullfield.rendering.truth import occluded, read_vectors
 from fullfield.viz import warp
+from tools.__main__ import main
+from tools.render import Blender, Shot, collect_truth, render_shot
+from tools.render.truth import occluded, read_vectors
 
 WIDTH, HEIGHT = 192, 108
 
@@ -227,8 +227,8 @@ def test_mistakes_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     out = str(tmp_path / "shot")
     assert "no such file" in said(str(tmp_path / "a.blend"), "-o", out)
     (tmp_path / "b.blend").write_bytes(b"")
-    assert "--frames: say which" in said(str(tmp_path / "b.blend"), "-o", out)
-    assert "--seed: belongs to the scene own" in said(str(tmp_path / "b.blend"), "-o", out, "--seed", "1")
+    assert "--frames: required, since" in said(str(tmp_path / "b.blend"), "-o", out)
+    assert "--seed: only the scene own takes a seed" in said(str(tmp_path / "b.blend"), "-o", out, "--seed", "1")
     assert "expected a first before a last" in said("own", "-o", out, "--frames", "4", "4")
     missing = said("own", "-o", out, "--blender", str(tmp_path / "nothing"))
     assert "cannot be run; install Blender" in missing

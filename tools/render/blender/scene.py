@@ -1,7 +1,7 @@
-"""fullfield's own scene, built by code inside Blender: hard where flow is hard, and its motion is known.
+"""fullfield's own scene, built by code inside Blender, with the cases that are hard for optical flow.
 
-Textured rigid objects that cross each other, one of them by a twentieth of the frame's width each frame (370 pixels at
-8192), wires and a spoked wheel thinner than the coarsest pixels of a pyramid, a camera that moves and turns, sky.
+It has textured rigid objects that cross each other, one of them by a twentieth of the frame's width each frame (370
+pixels at 8192), wires and a spoked wheel thinner than the coarsest pixels of a pyramid, sky, and a moving camera.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ASPECT = (1024, 576)
 
 
 def build(seed: int, first: int, last: int) -> None:
-    """Make the scene; the motion is centred on the frames ``first`` to ``last``."""
+    """Build the scene; the motion is centred on the frames ``first`` to ``last``."""
     bpy.ops.wm.read_factory_settings(use_empty=True)
     scene = bpy.context.scene
     scene.render.engine = "CYCLES"
@@ -45,7 +45,7 @@ def build(seed: int, first: int, last: int) -> None:
         texture(pillar, draw, 2.5)
 
     movers = [
-        # where it is in the middle of the shot, how it moves a frame, how it turns a frame (radians)
+        # object, position in the middle of the shot, motion per frame, turn per frame (radians)
         (
             add("uv_sphere", radius=0.9, segments=64, ring_count=32),
             (-2.2, 7.5, 1.2),
@@ -55,12 +55,12 @@ def build(seed: int, first: int, last: int) -> None:
         (add("cube", size=1.4), (2.1, 8.5, 1.0), (-0.16, -0.05, 0.0), (0.03, 0.05, 0.02)),
         (add("torus", major_radius=0.8, minor_radius=0.28), (0.2, 6.2, 2.3), (0.05, 0.1, -0.04), (0.09, 0.02, 0.0)),
         (add("monkey", size=1.5), (3.4, 6.6, 2.6), (-0.04, 0.02, 0.05), (0.0, 0.03, -0.08)),
-        # fast: nearer to the camera, about a twentieth of the frame's width a frame
+        # fast: nearer to the camera, about a twentieth of the frame's width per frame
         (add("cube", size=0.7, scale=(1.6, 0.5, 0.6)), (0.0, 2.0, 0.9), (0.27, 0.02, 0.01), (0.0, 0.1, 0.03)),
     ]
-    for thing, place, step, turn in movers:
-        texture(thing, draw, 3.0)
-        animate(thing, place, step, turn, middle, frames)
+    for item, position, step, turn in movers:
+        texture(item, draw, 3.0)
+        animate(item, position, step, turn, middle, frames)
 
     wheel = [add("torus", major_radius=0.9, minor_radius=0.02)]
     wheel += [add("cylinder", radius=0.008, depth=1.8, rotation=(0, math.pi * k / 8, 0)) for k in range(8)]
@@ -80,30 +80,30 @@ def build(seed: int, first: int, last: int) -> None:
     scene.collection.objects.link(camera)
     scene.camera = camera
     animate(camera, (0.0, -2.5, 1.8), (0.03, 0.05, 0.004), (0.0, 0.0, -0.004), middle, frames, (math.pi / 2, 0, 0))
-    for count, thing in enumerate(thing for thing in scene.objects if thing.type == "MESH"):
-        thing.pass_index = count + 1
+    for count, item in enumerate(item for item in scene.objects if item.type == "MESH"):
+        item.pass_index = count + 1
 
 
 def add(kind: str, **options: object) -> bpy.types.Object:
-    """A mesh primitive as an object of the scene."""
+    """Add a mesh primitive to the scene and return its object."""
     scale = options.pop("scale", (1, 1, 1))
     getattr(bpy.ops.mesh, f"primitive_{kind}_add")(**options)
-    thing = bpy.context.active_object
-    thing.scale = scale
+    item = bpy.context.active_object
+    item.scale = scale
     if kind in ("uv_sphere", "torus", "cylinder", "monkey"):
-        for polygon in thing.data.polygons:
+        for polygon in item.data.polygons:
             polygon.use_smooth = kind != "cylinder" or len(polygon.vertices) == 4
-    return thing
+    return item
 
 
-def texture(thing: bpy.types.Object, draw: random.Random, scale: float) -> None:
-    """Detail at many sizes, fixed to the object: fractal noise between two colours, cut by cells."""
-    material = bpy.data.materials.new(thing.name)
+def texture(item: bpy.types.Object, draw: random.Random, scale: float) -> None:
+    """Give an object a texture with detail at many sizes: fractal noise between two colours, cut by cells."""
+    material = bpy.data.materials.new(item.name)
     if material.node_tree is None:
         material.use_nodes = True
     tree = material.node_tree
     surface = next(node for node in tree.nodes if node.bl_idname == "ShaderNodeBsdfPrincipled")
-    place = tree.nodes.new("ShaderNodeTexCoord")
+    position = tree.nodes.new("ShaderNodeTexCoord")
     shift = tree.nodes.new("ShaderNodeMapping")
     shift.inputs["Location"].default_value = [draw.uniform(-50, 50) for _ in range(3)]
     noise = tree.nodes.new("ShaderNodeTexNoise")
@@ -124,7 +124,7 @@ def texture(thing: bpy.types.Object, draw: random.Random, scale: float) -> None:
     mix = tree.nodes.new("ShaderNodeMixRGB")
     mix.blend_type = "MULTIPLY"
     mix.inputs["Fac"].default_value = 0.35
-    tree.links.new(place.outputs["Object"], shift.inputs["Vector"])
+    tree.links.new(position.outputs["Object"], shift.inputs["Vector"])
     for node in (noise, cells):
         tree.links.new(shift.outputs["Vector"], node.inputs["Vector"])
     tree.links.new(noise.outputs["Fac" if "Fac" in noise.outputs else 0], ramp.inputs["Fac"])
@@ -132,22 +132,22 @@ def texture(thing: bpy.types.Object, draw: random.Random, scale: float) -> None:
     tree.links.new(cells.outputs["Color"], mix.inputs["Color2"])
     tree.links.new(mix.outputs["Color"], surface.inputs["Base Color"])
     surface.inputs["Roughness"].default_value = 0.9
-    thing.data.materials.append(material)
+    item.data.materials.append(material)
 
 
 def animate(
-    thing: bpy.types.Object,
-    place: tuple[float, float, float],
+    item: bpy.types.Object,
+    position: tuple[float, float, float],
     step: tuple[float, float, float],
     turn: tuple[float, float, float],
     middle: float,
     frames: range,
     upright: tuple[float, float, float] = (0.0, 0.0, 0.0),
 ) -> None:
-    """Steady motion and turning, a key at every frame so that nothing is left to interpolation."""
+    """Move and turn an object steadily, with a key at every frame so that noitem is interpolated."""
     for number in frames:
         past = number - middle
-        thing.location = [p + past * s for p, s in zip(place, step, strict=True)]
-        thing.rotation_euler = [u + past * t for u, t in zip(upright, turn, strict=True)]
-        thing.keyframe_insert("location", frame=number)
-        thing.keyframe_insert("rotation_euler", frame=number)
+        item.location = [p + past * s for p, s in zip(position, step, strict=True)]
+        item.rotation_euler = [u + past * t for u, t in zip(upright, turn, strict=True)]
+        item.keyframe_insert("location", frame=number)
+        item.keyframe_insert("rotation_euler", frame=number)

@@ -1,4 +1,4 @@
-"""The packages that the picture pack is made of: which files may be used, and how they are fetched and unpacked."""
+"""Packages that the picture pack is built from: their files, licences and archives."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import shutil
 import subprocess
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fullfield._check import InputError
 
@@ -20,14 +20,14 @@ _ATTRIBUTION = re.compile(r"cc-by-\d(\.\d)?", re.IGNORECASE)
 _UNKNOWN_AUTHOR = re.compile(r"\?\?|unknown", re.IGNORECASE)
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".tif", ".tiff", ".exr", ".hdr")
-"""Files that are looked at."""
+"""Suffixes of pictures."""
 
 
 class Terms(NamedTuple):
-    """What a copyright file says about one file."""
+    """Licence and author of one file, as its package states them."""
 
-    licence: str  # as it stands in the file, "" where there is none
-    author: str  # the field Copyright on one line
+    licence: str  # "" if none is named
+    author: str  # the field Copyright, joined to one line
 
 
 class _Stanza(NamedTuple):
@@ -36,11 +36,11 @@ class _Stanza(NamedTuple):
 
 
 class DebianCopyright:
-    """The copyright file of a Debian package, format 1.0 (Debian's "Machine-readable debian/copyright file").
+    """Copyright file of a Debian package, format 1.0 (Debian's "Machine-readable debian/copyright file").
 
     Args:
         text: the file's content.
-        name: how complaints call it.
+        name: name of the file in error messages.
 
     Raises:
         InputError: the text is not in that format.
@@ -59,7 +59,7 @@ class DebianCopyright:
                 self._stanzas.append(_Stanza(patterns, terms))
 
     def terms(self, path: str) -> Terms | None:
-        """What holds for ``path`` in the source package: the last stanza that names it; None where none does."""
+        """Return the terms of ``path`` in the source package, from the last stanza that matches; None if none does."""
         for stanza in reversed(self._stanzas):
             if any(pattern.fullmatch(path) for pattern in stanza.patterns):
                 return stanza.terms
@@ -67,10 +67,10 @@ class DebianCopyright:
 
 
 def usable(terms: Terms | None) -> str | None:
-    """The name of the licence under which a file may be used; None where it may not.
+    """Return the name of the licence under which a file may be used; None if it may not be used.
 
-    CC0, public domain, CC-BY and MIT may. Of "A or B" the first that may is taken; of "A and B" all have to. A licence
-    with any further word, one that is not named, and an author who is not known count as unclear.
+    CC0, public domain, CC-BY and MIT are accepted. "A or B" yields the first accepted one; "A and B" requires both.
+    A licence with any further word, a missing licence and an unknown author are refused.
     """
     if terms is None or not terms.author or _UNKNOWN_AUTHOR.search(terms.author):
         return None
@@ -83,7 +83,7 @@ def usable(terms: Terms | None) -> str | None:
 
 
 def _fields(paragraph: str) -> dict[str, str]:
-    """Fields of a paragraph by their names in lower case, continuation lines joined by newlines."""
+    """Return the fields of a paragraph by lower-case name, continuation lines joined by newlines."""
     fields: dict[str, str] = {}
     last = ""
     for line in paragraph.splitlines():
@@ -98,46 +98,14 @@ def _fields(paragraph: str) -> dict[str, str]:
 
 
 def _expression(glob: str) -> str:
-    """The regular expression of a pattern: ``*`` stands for anything, slashes too, ``?`` for one character."""
+    """Return the regular expression of a pattern: ``*`` matches anything, slashes too, ``?`` one character."""
     pieces = re.findall(r"\\[*?\\]|.", glob)
     wild = {"*": ".*", "?": "."}
     return "".join(wild.get(piece) or re.escape(piece[-1]) for piece in pieces)
 
 
-def licence_text(manifest: Mapping[str, Any]) -> str:
-    """The licence list of a picture pack as Markdown: counts, then every file by package, licence and author.
-
-    ``manifest`` is what :func:`fullfield.training.flow.pictures.licence_list` returns.
-    """
-    files: dict[tuple[str, ...], dict[str, set[str]]] = {}
-    for kind in ("pictures", "shapes"):
-        for entry in manifest[kind]:
-            terms = tuple(entry[name] for name in ("package", "version", "licence", "author"))
-            files.setdefault(terms, {"pictures": set(), "shapes": set()})[kind].add(entry["path"])
-    counts: dict[tuple[str, ...], list[int]] = {}
-    for terms, found in files.items():
-        row = counts.setdefault(terms[:3], [0, 0])
-        row[0] += len(found["pictures"])
-        row[1] += len(found["shapes"])
-    lines = ["| package | version | licence | files used as pictures | as silhouettes |", "|---|---|---|---:|---:|"]
-    lines += [f"| {' | '.join(terms)} | {row[0]} | {row[1]} |" for terms, row in sorted(counts.items())]
-    title = ""
-    for terms, found in sorted(files.items()):
-        package, version, licence, author = terms
-        if package != title:
-            title = package
-            lines += ["", f"## {package} {version}".rstrip()]
-        lines += ["", f"**{licence}**: {author}", ""]
-        folders: dict[str, list[str]] = {}
-        for path in sorted(found["pictures"] | found["shapes"]):
-            folder, slash, name = path.rpartition("/")
-            folders.setdefault(folder + slash, []).append(name)
-        lines += [f"- `{folder or './'}` {', '.join(names)}" for folder, names in folders.items()]
-    return "\n".join(lines) + "\n"
-
-
 class Candidate(NamedTuple):
-    """A picture that may be used, on disk."""
+    """Picture file whose licence allows its use."""
 
     file: Path
     package: str
@@ -145,21 +113,21 @@ class Candidate(NamedTuple):
     path: str  # in the package
     author: str
     licence: str
-    cutout: bool  # its alpha channel is the outline of what it shows
-    textured: bool  # it may serve as a texture
+    cutout: bool  # its alpha channel is the outline of an object
+    textured: bool  # it can be a texture
 
 
 class Package(NamedTuple):
-    """A package and how its pictures and their licences are found."""
+    """Package, with the function that finds its pictures and their licences."""
 
     name: str
     kind: str  # deb, wheel or npm
-    version: str  # asked for; Debian's is whatever the machine's release has
+    version: str  # to fetch; "" for Debian, whose release decides
     find: Callable[[Path, str], Iterator[Candidate]]  # unpacked folder, version
 
     @property
     def pattern(self) -> str:
-        """How the names of its archives begin and end."""
+        """Glob pattern of the names of its archives."""
         stem = {"npm": self.name.lstrip("@").replace("/", "-"), "wheel": self.name.replace("-", "_")}
         mark = "_" if self.kind == "deb" else "-"
         return f"{stem.get(self.kind, self.name)}{mark}*.{ {'deb': 'deb', 'wheel': 'whl', 'npm': 'tgz'}[self.kind] }"
@@ -168,7 +136,7 @@ class Package(NamedTuple):
 # -- Debian ------------------------------------------------------------------------------------------------------------
 
 _LEFT_OUT = (
-    (re.compile(r"data/trak/trak4/"), "its readme names source material whose terms are not clear"),
+    (re.compile(r"data/trak/trak4/"), "its readme names source material under unclear terms"),
     (re.compile(r"data/(gui|skins|editor|ttf|fonts|crosshairs|textures/keys)/"), "icons and parts of menus"),
     (re.compile(r"data/maps/|.*/screenshot"), "pictures of scenes that show other authors' textures"),
     (re.compile(r".*/gfx_"), "glows and sparks"),
@@ -178,19 +146,19 @@ _LEFT_OUT = (
 def debian_pictures(
     root: Path, version: str, *, name: str, installed: str, source: str, cutouts: str = r"(?!)"
 ) -> Iterator[Candidate]:
-    """Pictures of an unpacked Debian package whose copyright file allows their use, in order of their names.
+    """Yield the pictures of an unpacked Debian package whose copyright file allows their use, sorted by name.
 
     Args:
-        root: where it was unpacked.
-        version: of the package.
-        name: of the package.
-        installed: folder under which its files are installed, ``usr/share/...``.
-        source: what stands in that place in the source package: the copyright file names files of the source.
+        root: folder of the unpacked package.
+        version: version of the package.
+        name: name of the package.
+        installed: folder of its installed files, ``usr/share/...``.
+        source: the same folder in the source package, whose files the copyright file names.
         cutouts: expression for paths (in the source) whose alpha channel is an outline.
 
     Raises:
         InputError: the copyright file is not in Debian's format.
-        OSError: there is none.
+        OSError: the copyright file is missing.
     """
     file = root / "usr/share/doc" / name / "copyright"
     copyright_ = DebianCopyright(file.read_text("utf-8"), str(file))
@@ -213,11 +181,11 @@ def _debian(name: str, installed: str, source: str, cutouts: str = r"(?!)") -> P
 
 
 def openclipart_pictures(root: Path, version: str) -> Iterator[Candidate]:
-    """Clip art, all of it dedicated to the public domain by one statement in the package's copyright file."""
+    """Yield clip art; one statement in the copyright file dedicates all of it to the public domain."""
     name = "openclipart-png"
     file = root / "usr/share/doc" / name / "copyright"
     if "Public Domain Dedication" not in file.read_text("utf-8"):
-        raise InputError(f"{file}: expected the dedication to the public domain, which is not there")
+        raise InputError(f"{file}: expected the dedication to the public domain, found none")
     base = root / "usr/share/openclipart/png"
     for path in sorted(p for p in base.rglob("*.png") if not p.is_symlink()):
         inside = path.relative_to(base).as_posix()
@@ -228,7 +196,7 @@ def openclipart_pictures(root: Path, version: str) -> Iterator[Candidate]:
 # -- PyPI and npm ------------------------------------------------------------------------------------------------------
 
 _NASA = "NASA"
-_SKIMAGE = {  # as the docstrings of skimage.data say; what has no clear dedication there is not listed
+_SKIMAGE = {  # from the docstrings of skimage.data; pictures without a clear dedication are not listed
     "astronaut.png": (_NASA, "public-domain"),
     "brick.png": ("CC0Textures", "CC0-1.0"),
     "camera.png": ("Lav Varshney", "CC0-1.0"),
@@ -245,7 +213,7 @@ _SKIMAGE = {  # as the docstrings of skimage.data say; what has no clear dedicat
 
 
 def skimage_pictures(root: Path, version: str) -> Iterator[Candidate]:
-    """Pictures of the scikit-image wheel whose authors gave them away."""
+    """Yield the pictures of the scikit-image wheel whose authors dedicated them to the public."""
     for name, (author, licence) in sorted(_SKIMAGE.items()):
         path = root / "skimage/data" / name
         if path.is_file():
@@ -254,24 +222,24 @@ def skimage_pictures(root: Path, version: str) -> Iterator[Candidate]:
 
 
 def bpy_pictures(root: Path, version: str) -> Iterator[Candidate]:
-    """Panoramas of Blender's studio lights, if the licence file beside them gives them away."""
+    """Yield the panoramas of Blender's studio lights, if their licence file states CC0."""
     for statement in sorted(root.glob("bpy/*/datafiles/studiolights/world/license.txt")):
         if "All HDRIs are licensed as CC0" not in statement.read_text("utf-8"):
-            raise InputError(f"{statement}: expected CC0 for all panoramas, which is not there")
+            raise InputError(f"{statement}: expected CC0 for all panoramas, found no such statement")
         for path in sorted(statement.parent.glob("*.exr")):
             inside = path.relative_to(root).as_posix()
             yield Candidate(path, "bpy", version, inside, "Greg Zaal (Poly Haven)", "CC0-1.0", False, True)
 
 
 def pmndrs_pictures(root: Path, version: str) -> Iterator[Candidate]:
-    """Panoramas of the npm package @pmndrs/assets; they are stored as text in modules, and unpacked beside them."""
+    """Yield the panoramas of the npm package @pmndrs/assets, which stores them as text in modules."""
     statement = next(iter(sorted(root.glob("package/LICENSE*"))), None)
     if statement is None or "CC0 1.0 Universal" not in statement.read_text("utf-8"):
-        raise InputError(f"{root / 'package'}: expected a licence file with CC0 1.0, which is not there")
+        raise InputError(f"{root / 'package'}: expected a licence file with CC0 1.0, found none")
     for module in sorted(root.glob("package/hdri/*.exr.js")):
         data = re.search(r"base64,([A-Za-z0-9+/=]+)", module.read_text("ascii"))
         if data is None:
-            raise InputError(f"{module}: expected a picture as base64, which is not there")
+            raise InputError(f"{module}: expected a picture as base64, found none")
         path = module.with_suffix("")
         path.write_bytes(base64.b64decode(data[1]))
         inside = f"hdri/{path.name}"
@@ -289,14 +257,14 @@ PACKAGES = (
     Package("bpy", "wheel", "5.2.3", bpy_pictures),
     Package("@pmndrs/assets", "npm", "1.7.0", pmndrs_pictures),
 )
-"""What the pack is made of."""
+"""Packages of the picture pack."""
 
 
 # -- the user's own ----------------------------------------------------------------------------------------------------
 
 
 def own_pictures(folder: Path, licence: str, author: str, *, cutout: bool) -> Iterator[Candidate]:
-    """Pictures of a folder of the user's, under a licence and an author of the user's words.
+    """Yield the pictures of the user's folder, with the licence and author that the user states.
 
     Raises:
         InputError: the folder holds no picture.
@@ -313,10 +281,10 @@ def own_pictures(folder: Path, licence: str, author: str, *, cutout: bool) -> It
 
 
 def fetch(package: Package, archives: Path) -> Path:
-    """The package's archive in ``archives``, fetched by the registry's own client where it is not there yet.
+    """Return the package's archive in ``archives``; fetch an absent one with the registry's own client.
 
     Raises:
-        InputError: the client is not installed, or it reports an error.
+        InputError: the client is not installed or reports an error, or there are several archives.
     """
     here = sorted(archives.glob(package.pattern))
     if not here:
@@ -337,10 +305,10 @@ _CLIENTS = {
 
 
 def unpack(package: Package, archive: Path, folder: Path) -> tuple[Path, str]:
-    """Unpack into ``folder``; the root of the files, and the package's version.
+    """Unpack an archive into ``folder``; return the root of the files and the package's version.
 
     Raises:
-        InputError: a damaged archive, or ``dpkg-deb`` is not installed.
+        InputError: the archive is damaged, or ``dpkg-deb`` is not installed.
     """
     root = folder / package.name.replace("/", "-")
     root.mkdir()
@@ -365,7 +333,9 @@ _WHEEL_PARTS = re.compile(r"skimage/data/|bpy/[^/]+/datafiles/studiolights/world
 
 def _call(command: Sequence[str], folder: Path) -> str:
     if shutil.which(command[0]) is None:
-        raise InputError(f"{command[0]}: not installed here; fetch the packages elsewhere and name their folder")
+        raise InputError(
+            f"{command[0]}: not installed; fetch the packages on another machine and name their folder with --archives"
+        )
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]

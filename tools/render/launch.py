@@ -1,4 +1,4 @@
-"""Starting Blender, and waiting for it."""
+"""Process that runs Blender, and the shot that it renders."""
 
 from __future__ import annotations
 
@@ -13,34 +13,36 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fullfield._check import InputError, differences
-from fullfield.rendering.truth import collect_truth
+from tools.render.truth import collect_truth
 
 _SCRIPT = Path(__file__).parent / "blender" / "render.py"
 _DONE = re.compile(r"fullfield: frame (\d+) done")
-_OWN_WORDS = "render.py: "
+_SCRIPT_MESSAGE = "render.py: "
 
 
 @dataclass(frozen=True)
 class Blender:
-    """How to reach Blender, 4.2 or newer.
+    """Command that starts Blender, 4.2 or newer.
 
     Attributes:
-        executable: Blender itself, by path or name.
-        python: instead, the Python of an environment that has ``bpy`` (it pins its own NumPy, so not this one).
+        executable: path or name of Blender.
+        python: the Python of an environment with ``bpy``, used in place of Blender. ``bpy`` pins its own NumPy, so it
+            is another environment than this one.
     """
 
     executable: str = "blender"
     python: str | None = None
 
     def command(self) -> list[str]:
-        """What runs a script; the script's own arguments follow.
+        """Return the command that runs the script, without the script's own arguments.
 
-        Raises InputError where it is not there.
+        Raises:
+            InputError: Blender or Python is not installed.
         """
         name = self.executable if self.python is None else self.python
         found = shutil.which(name)
         if found is None:
-            how = "install Blender, or name it, or the Python of an environment with bpy (pip install bpy)"
+            how = "install Blender, or name it or the Python of an environment with bpy (pip install bpy)"
             raise InputError(f"{name}: cannot be run; {how}")
         if self.python is not None:
             return [found, os.fspath(_SCRIPT)]
@@ -50,14 +52,15 @@ class Blender:
 
 @dataclass(frozen=True)
 class Shot:
-    """What to render.
+    """Frames to render, and their settings.
 
     Attributes:
         source: a ``.blend`` file; None for fullfield's own scene.
-        first, last: frame numbers, both rendered; the last has no truth.
-        width: of the frames; the height follows the scene. Vectors are rendered at twice this.
-        samples: for each pixel of a frame.
-        seed: of the own scene.
+        first: number of the first frame.
+        last: number of the last frame, which is rendered but has no true flow.
+        width: width of the frames; the height follows the scene. Vectors are rendered at twice this.
+        samples: samples for each pixel of a frame.
+        seed: seed of fullfield's own scene.
         gpu: let Cycles use the GPU that Blender's preferences name.
         checks: write positions and matrices too, to test the vectors.
     """
@@ -72,7 +75,7 @@ class Shot:
     checks: bool = False
 
     def settings(self) -> dict[str, object]:
-        """What the pictures depend on, as the script notes it in ``render.json`` beside what only Blender knows."""
+        """Return the settings that the script stores in ``render.json``, without those that only Blender knows."""
         if self.source is None:
             source: dict[str, object] = {"source": "own scene", "seed": self.seed, "frames": [self.first, self.last]}
         else:
@@ -80,7 +83,7 @@ class Shot:
         return {**source, "width": self.width, "samples": self.samples}
 
     def arguments(self, folder: Path) -> list[str]:
-        """Of the script."""
+        """Return the arguments of the script."""
         scene = ["--own-scene", str(self.seed)] if self.source is None else ["--blend", os.path.abspath(self.source)]  # noqa: PTH100
         numbers = ["--frames", str(self.first), str(self.last), "--width", str(self.width)]
         rest = ["--samples", str(self.samples), "--device", "GPU" if self.gpu else "CPU"]
@@ -95,12 +98,13 @@ def render_shot(
     *,
     progress: Callable[[float, str], None] | None = None,
 ) -> list[Path]:
-    """Render a shot into ``folder`` (see :class:`fullfield.datasets.Rendered`) and work out its truth.
+    """Render a shot, compute its true flow and return the flow files.
 
-    Frames that are there are kept, so a render that was stopped goes on; other settings in the same folder are
-    refused. Blender runs in a process of its own.
+    ``folder`` gets the layout of :class:`fullfield.datasets.Rendered`. Existing frames are kept, so a render that was
+    stopped continues. Blender runs in a process of its own.
 
-    Returns the files of flow. Raises InputError with Blender's reason where it fails.
+    Raises:
+        InputError: Blender failed, or the folder holds frames with other settings.
     """
     if shot.last <= shot.first:
         raise InputError(f"frames: expected a first before a last, got {shot.first} to {shot.last}")
@@ -108,14 +112,14 @@ def render_shot(
         raise InputError(f"{shot.source}: expected a .blend file, found nothing")
     target = Path(folder)
     numbers = range(shot.first, shot.last + 1)
-    made = [target / kind / f"{name}_{n:04d}.{end}" for n in numbers for kind, name, end in _FILES]
-    if all(path.is_file() for path in made):
+    files = [target / kind / f"{name}_{n:04d}.{end}" for n in numbers for kind, name, end in _FILES]
+    if all(path.is_file() for path in files):
         _refuse_other_settings(shot, target)
     else:
-        said = _run([*(blender or Blender()).command(), *shot.arguments(target)], shot, progress)
-        lacking = next((path for path in made if not path.is_file()), None)
-        if lacking is not None:
-            raise InputError(f"Blender: ended without writing {lacking}: {said}")
+        message = _run([*(blender or Blender()).command(), *shot.arguments(target)], shot, progress)
+        missing = next((path for path in files if not path.is_file()), None)
+        if missing is not None:
+            raise InputError(f"Blender: ended without writing {missing}: {message}")
 
     def collecting(fraction: float, text: str) -> None:
         if progress is not None:
@@ -125,15 +129,15 @@ def render_shot(
 
 
 def _refuse_other_settings(shot: Shot, folder: Path) -> None:
-    """What the script does, where it need not run."""
+    """Refuse a complete shot with other settings, as the script does for an incomplete one."""
     noted, now = folder / "render.json", shot.settings()
     if not noted.is_file():
-        raise InputError(f"{noted}: expected the settings of the frames beside it, found nothing")
+        raise InputError(f"{noted}: expected the settings of the frames, found nothing")
     try:
         before = json.loads(noted.read_text("utf-8"))
-        stored = {name: before.get(name) for name in now}  # it notes more
+        stored = {name: before.get(name) for name in now}  # the file has more
     except (ValueError, AttributeError) as error:
-        raise InputError(f"{noted}: expected the settings that Blender noted ({error})") from None
+        raise InputError(f"{noted}: expected the settings of the frames ({error})") from None
     if changed := differences(stored, now):
         raise InputError(f"{folder} was rendered with other settings ({'; '.join(changed)})")
 
@@ -142,7 +146,7 @@ _FILES = (("frames", "frame", "png"), ("vectors", "vectors", "exr"))
 
 
 def _run(command: list[str], shot: Shot, progress: Callable[[float, str], None] | None) -> str:
-    """The last line it said. It does not outlive this process's interest in it."""
+    """Run Blender and return its last message; an exception here kills it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", env=environment
@@ -159,8 +163,10 @@ def _run(command: list[str], shot: Shot, progress: Callable[[float, str], None] 
         except BaseException:
             process.kill()
             raise
-    own = next((line for line in reversed(tail) if line.startswith(_OWN_WORDS)), None)
-    said = own.removeprefix(_OWN_WORDS) if own else next((line for line in reversed(tail) if line), "no word")
+    own = next((line for line in reversed(tail) if line.startswith(_SCRIPT_MESSAGE)), None)
+    message = (
+        own.removeprefix(_SCRIPT_MESSAGE) if own else next((line for line in reversed(tail) if line), "no message")
+    )
     if process.returncode:
-        raise InputError(f"Blender: stopped with {process.returncode}: {said}")
-    return said
+        raise InputError(f"Blender: stopped with {process.returncode}: {message}")
+    return message

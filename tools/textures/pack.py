@@ -1,5 +1,4 @@
-"""Building the picture pack: what makes a useful texture or silhouette, and one zip file of JPEGs, silhouettes and a
-licence list by file."""
+"""Builder of the picture pack: one zip file of JPEGs, silhouettes and a licence list by file."""
 
 from __future__ import annotations
 
@@ -13,20 +12,16 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fullfield._check import InputError
 from fullfield.io import atomic_path
-from fullfield.training.flow.picture_sources import PACKAGES, Candidate, Package, fetch, unpack
-
-Pixels: TypeAlias = NDArray[np.uint8]
-
-SHAPE_SIZE = 128
-MARGIN = 3
-"""Texels of zero around a silhouette."""
+from fullfield.training.flow.pictures import FORMAT, MANIFEST, SHAPES
+from fullfield.training.flow.procedural import MARGIN, SHAPE_SIZE, Pixels
+from tools.textures.sources import PACKAGES, Candidate, Package, fetch, unpack
 
 SMALLEST = 128
 """The shorter side of a picture, px."""
@@ -43,27 +38,24 @@ _MAP_NAMES = re.compile(
     re.IGNORECASE,
 )
 
-FORMAT = 1
-MANIFEST = "manifest.json"
-SHAPES = "shapes.bin"
 LONGEST = 640
 """The longer side of a stored picture, px."""
 _QUALITY = 82
 _LEAST_CONTRAST = 14
 _MOST_PIECES = 2
-_NOT_SHOWN = ("sunwheel",)  # in a name: symbols that nobody should be shown
+_NOT_SHOWN = ("sunwheel",)  # parts of the names of offensive symbols
 _MOST_PIXELS = 64 << 20
 _DATE = (1980, 1, 1, 0, 0, 0)
 Progress = Callable[[float, str], None]
 
 
 def named_as_map(stem: str) -> bool:
-    """Whether a file's name says that it holds normals, gloss, glow, heights or a mask."""
+    """Return whether a file is named as a map of normals, gloss, glow or heights, or as a mask."""
     return _MAP_NAMES.search(stem) is not None
 
 
 def brightened(rgb: Pixels) -> tuple[Pixels, bool]:
-    """A dark picture with a gain that makes its light parts light, at most 3; whether it was one."""
+    """Brighten a dark picture by a gain of at most 3; return the picture, and whether it was dark."""
     top = float(np.percentile(rgb[::4, ::4].max(axis=2), 98))
     if not 0 < top < _DARK:
         return rgb, False
@@ -72,12 +64,12 @@ def brightened(rgb: Pixels) -> tuple[Pixels, bool]:
 
 
 def contrast(rgb: Pixels) -> float:
-    """Standard deviation of the grey values."""
+    """Return the standard deviation of the grey values."""
     return float((rgb[::2, ::2].astype(np.int32) @ np.array([77, 150, 29]) >> 8).std())
 
 
 def why_not_texture(rgb: Pixels, alpha: Pixels | None) -> str | None:
-    """Why a picture [H, W, 3] is no useful texture; None if it is one."""
+    """Return why a picture [H, W, 3] is no useful texture; None if it is one."""
     height, width = rgb.shape[:2]
     if min(height, width) < SMALLEST:
         return "small"
@@ -104,7 +96,7 @@ def why_not_texture(rgb: Pixels, alpha: Pixels | None) -> str | None:
 
 
 def fingerprint(rgb: Pixels) -> NDArray[np.float32]:
-    """Numbers that near-duplicates have in common: a grey thumbnail without mean and contrast, and the mean colour."""
+    """Return a fingerprint that near-duplicates share: a normalised grey thumbnail, and the mean colour."""
     from PIL import Image
 
     thumb = np.asarray(Image.fromarray(rgb).resize((16, 16), Image.Resampling.BOX)).astype(np.float32)
@@ -114,7 +106,7 @@ def fingerprint(rgb: Pixels) -> NDArray[np.float32]:
 
 
 def is_duplicate(one: NDArray[np.float32], others: NDArray[np.float32]) -> bool:
-    """Whether a fingerprint is near one of ``others`` [N, D]."""
+    """Return whether a fingerprint is near one of ``others`` [N, D]."""
     if not len(others):
         return False
     alike = others[:, :-3] @ one[:-3] > 0.97
@@ -122,9 +114,9 @@ def is_duplicate(one: NDArray[np.float32], others: NDArray[np.float32]) -> bool:
 
 
 def silhouette(alpha: Pixels) -> Pixels | None:
-    """The coverage mask [128, 128] of an alpha channel [H, W], its longer side filling the tile but for the margin.
+    """Return the coverage mask [128, 128] of an alpha channel [H, W]; its longer side fills the tile except the margin.
 
-    None where it is small, a rectangle, nearly empty, or no outline at all (half-transparent).
+    None if the shape is small, a rectangle, nearly empty or half-transparent.
     """
     from PIL import Image
 
@@ -151,13 +143,13 @@ def silhouette(alpha: Pixels) -> Pixels | None:
 
 
 def shape_fingerprint(mask: Pixels) -> NDArray[np.float32]:
-    """A thumbnail of a silhouette."""
+    """Return the thumbnail of a silhouette, flattened."""
     thumb: NDArray[np.float32] = (mask.reshape(16, 8, 16, 8).mean(axis=(1, 3)) / 255).astype(np.float32).ravel()
     return thumb
 
 
 def is_same_shape(one: NDArray[np.float32], others: NDArray[np.float32]) -> bool:
-    """Whether a silhouette's thumbnail, mirrored or not, is within 2 % of the tile's area of one of ``others``."""
+    """Return whether a thumbnail, mirrored or not, differs from one of ``others`` by less than 2 % on average."""
     if not len(others):
         return False
     mirrored = one.reshape(16, 16)[:, ::-1].ravel()
@@ -166,13 +158,13 @@ def is_same_shape(one: NDArray[np.float32], others: NDArray[np.float32]) -> bool
 
 
 class Pack(NamedTuple):
-    """What a build wrote."""
+    """Summary of a pack that was built."""
 
     path: Path
     pictures: int
     shapes: int
     size: int  # bytes
-    left_out: dict[str, int]  # reason: how many
+    left_out: dict[str, int]  # number of pictures by reason
 
 
 def build_pack(
@@ -184,19 +176,19 @@ def build_pack(
     most_shapes: int = 3000,
     progress: Progress | None = None,
 ) -> Pack:
-    """Fetch the packages, take what may be used and is of use, and write it with a licence list by file.
+    """Fetch the packages, select pictures by licence and content, and write them with a licence list by file.
 
     Args:
-        path: the zip file to write; all of it or nothing.
-        packages: what to take pictures from.
-        archives: folder of their archives; what is absent is fetched into it. None: a temporary folder.
-        own: pictures of the user's (:func:`own_pictures`).
-        most_shapes: silhouettes kept, at most.
-        progress: called with the part done and what is being done.
+        path: the zip file to write, atomically.
+        packages: packages to take pictures from.
+        archives: folder of their archives; absent ones are fetched into it. None: a temporary folder.
+        own: the user's own pictures (:func:`own_pictures`).
+        most_shapes: largest number of silhouettes.
+        progress: called with the fraction done and the current step.
 
     Raises:
-        InputError: a package that can be neither found nor fetched, damaged, or with another licence statement than
-            the one that its rule reads; or nothing to take.
+        InputError: a package is missing and cannot be fetched, is damaged, or has another licence statement than the
+            expected one; or no picture was selected.
         OSError: a file cannot be read or written.
     """
     with tempfile.TemporaryDirectory(prefix="fullfield-pictures-") as temporary:
@@ -210,16 +202,16 @@ def build_pack(
             root, version = unpack(package, fetch(package, store), folder)
             candidates.extend(package.find(root, version))
         candidates.extend(own)
-        chosen = _Chosen(most_shapes)
+        selection = _Selection(most_shapes)
         for number, candidate in enumerate(candidates):
             if progress is not None and number % 100 == 0:
-                progress(0.5 + 0.5 * number / len(candidates), f"looking at {candidate.package}")
-            chosen.add(candidate)
-        return chosen.write(Path(path))
+                progress(0.5 + 0.5 * number / len(candidates), f"selecting from {candidate.package}")
+            selection.add(candidate)
+        return selection.write(Path(path))
 
 
-class _Chosen:
-    """What goes into the pack."""
+class _Selection:
+    """Pictures and silhouettes selected for the pack."""
 
     def __init__(self, most_shapes: int) -> None:
         self.most_shapes = most_shapes
@@ -230,7 +222,7 @@ class _Chosen:
         self.seen_shapes = np.zeros((0, 16 * 16), np.float32)
 
     def add(self, candidate: Candidate) -> None:
-        """Take a picture as a texture, as a silhouette, as both or not at all."""
+        """Select a picture as a texture, as a silhouette, as both, or leave it out."""
         opened = open_picture(candidate.file)
         if opened is None:
             self.left_out["cannot be read, or huge"] += 1
@@ -261,7 +253,7 @@ class _Chosen:
         mask = silhouette(alpha)
         unwanted = any(name in candidate.path.lower() for name in _NOT_SHOWN)
         if mask is None or unwanted:
-            self.left_out["not to be shown" if unwanted else "no silhouette"] += 1
+            self.left_out["offensive symbol" if unwanted else "no silhouette"] += 1
             return
         print_ = shape_fingerprint(mask)
         if is_same_shape(print_, self.seen_shapes):
@@ -271,14 +263,15 @@ class _Chosen:
         self.shapes.append((candidate, mask))
 
     def write(self, path: Path) -> Pack:
+        """Write the pack and return its summary."""
         if not self.pictures:
             why = "".join(f"; {number} {reason}" for reason, number in self.left_out.items())
-            raise InputError(f"{path}: nothing to put into it: expected a picture that may be used and is of use{why}")
+            raise InputError(f"{path}: expected at least one usable picture, found none{why}")
         shapes = self.shapes
-        if len(shapes) > self.most_shapes:  # which ones does not depend on folders' order
+        if len(shapes) > self.most_shapes:  # the choice must not depend on the order of files
             ranked = sorted(shapes, key=lambda s: hashlib.sha256(s[0].path.encode()).digest())[: self.most_shapes]
             kept = {id(mask) for _, mask in ranked}
-            self.left_out["more silhouettes than asked for"] += len(shapes) - len(ranked)
+            self.left_out["silhouette beyond the limit"] += len(shapes) - len(ranked)
             shapes = [shape for shape in shapes if id(shape[1]) in kept]
         manifest: dict[str, Any] = {"format": FORMAT, "pictures": [], "shapes": []}
         with atomic_path(path) as part, zipfile.ZipFile(part, "w") as file:
@@ -294,7 +287,7 @@ class _Chosen:
 
 
 def views(rgb: Pixels) -> list[tuple[str, Pixels]]:
-    """What is stored of a picture [H, W, 3]: the whole of it, and parts of large ones, no side longer than 640 px."""
+    """Return the named views of a picture [H, W, 3]: the whole, and parts of large ones; no side exceeds 640 px."""
     from PIL import Image
 
     height, width = rgb.shape[:2]
@@ -306,13 +299,13 @@ def views(rgb: Pixels) -> list[tuple[str, Pixels]]:
     found: list[tuple[str, Pixels]] = []
     short, long = min(height, width), max(height, width)
     pieces = max(1, round(long / short)) if long > 1.6 * short or long * 512 > LONGEST * short else 1
-    for piece in range(min(pieces, _MOST_PIECES)):  # a panorama in pieces that are about square
+    for piece in range(min(pieces, _MOST_PIECES)):  # a panorama in nearly square pieces
         start, stop = long * piece // pieces, long * (piece + 1) // pieces
         box = (start, 0, stop, height) if width >= height else (0, start, width, stop)
         scale = min(1.0, LONGEST / max(box[2] - box[0], box[3] - box[1]))
         size = (max(1, round((box[2] - box[0]) * scale)), max(1, round((box[3] - box[1]) * scale)))
         found.append(("whole" if pieces == 1 else f"piece {piece + 1} of {pieces}", scaled(size, box)))
-    for cells in (2, 3):  # large pictures also in parts, from ever closer
+    for cells in (2, 3):  # large pictures also in parts
         if short < cells * LONGEST:
             break
         side = short // cells
@@ -325,9 +318,9 @@ def views(rgb: Pixels) -> list[tuple[str, Pixels]]:
 
 
 def open_picture(path: Path) -> tuple[Pixels, Pixels | None] | None:
-    """Colour [H, W, 3] and alpha [H, W] of a file; None where it cannot be read or is huge.
+    """Read the colour [H, W, 3] and alpha [H, W] of a file; None if it cannot be read or is huge.
 
-    Panoramas of light are tone-mapped.
+    High-dynamic-range pictures are tone-mapped.
     """
     from PIL import Image
 
@@ -335,7 +328,7 @@ def open_picture(path: Path) -> tuple[Pixels, Pixels | None] | None:
         return _tone_mapped(path), None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # what is huge is refused below
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # huge pictures are refused below
             image = Image.open(path)
         with image:
             if image.width * image.height > _MOST_PIXELS:
@@ -349,7 +342,7 @@ def open_picture(path: Path) -> tuple[Pixels, Pixels | None] | None:
 
 
 def _tone_mapped(path: Path) -> Pixels:
-    """A picture of light as a camera would show it: exposed for its middle, highlights rolled off."""
+    """Read a high-dynamic-range picture, exposed for its median luminance, with compressed highlights."""
     from fullfield.io import read_frame
 
     shown = read_frame(path).numpy()[:3]
@@ -361,17 +354,12 @@ def _tone_mapped(path: Path) -> Pixels:
 
 
 def pack_masks(masks: Pixels) -> Pixels:
-    """[M, 128, 128] of 8 bits as [M, 128, 64] of two values of 4 bits."""
+    """Pack silhouettes [M, 128, 128] of 8 bits into [M, 128, 64], two values of 4 bits a byte.
+
+    :func:`fullfield.training.flow.pictures.unpack_masks` is the inverse, to the nearest multiple of 17.
+    """
     levels = ((masks.astype(np.uint16) + 8) // 17).astype(np.uint8)
     return levels[..., ::2] * np.uint8(16) + levels[..., 1::2]
-
-
-def unpack_masks(packed: NDArray[np.uint8]) -> Pixels:
-    """The inverse of :func:`pack_masks`, to the nearest multiple of 17."""
-    masks = np.empty((*packed.shape[:2], 2 * packed.shape[2]), np.uint8)
-    masks[..., ::2] = packed >> 4
-    masks[..., 1::2] = packed & 15
-    return masks * 17
 
 
 def _entry(candidate: Candidate) -> dict[str, str]:

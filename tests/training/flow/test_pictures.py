@@ -1,0 +1,126 @@
+"""Reading picture packs, and pictures drawn from a seed."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fullfield import InputError
+from fullfield.training.flow.pictures import PicturePack, licence_list, load_pictures, procedural_pictures, squared
+from fullfield.training.flow.procedural import MARGIN, procedural_shapes
+
+
+def photo(seed: int, height: int = 200, width: int = 260) -> np.ndarray:
+    """A picture [H, W, 3] that no check refuses and that is like no other seed's."""
+    small = np.random.default_rng(seed).integers(0, 256, (9, 11, 3), np.uint8)
+    return np.asarray(Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC))
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "crops"),
+    [(512, 512, 1), (640, 640, 1), (427, 640, 2), (256, 256, 1), (130, 300, 1), (128, 512, 2)],
+)
+def test_squares(height: int, width: int, crops: int) -> None:
+    found = squared(photo(2, height, width), 512)
+    assert [square.shape for square in found] == [(512, 512, 3)] * crops
+
+
+def test_small_pictures_are_mirrored_not_enlarged_without_end() -> None:
+    (square,) = squared(photo(2, 128, 128), 512)  # twice as large, then mirrored
+    assert np.array_equal(square[:256], square[256:][::-1])
+    assert np.array_equal(square[:, :256], square[:, 256:][:, ::-1])
+    assert not np.array_equal(square[:128], square[128:256][::-1])
+
+
+def test_damaged_packs_get_one_line(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.zip"
+    bad.write_bytes(b"no zip")
+    with pytest.raises(InputError, match=r"bad\.zip: not a picture pack, or a damaged one"):
+        load_pictures(bad)
+    with zipfile.ZipFile(bad, "w") as file:
+        file.writestr("other", "")
+    for reader in (load_pictures, licence_list):
+        with pytest.raises(InputError, match=r"bad\.zip: not a picture pack"):
+            reader(bad)
+    with zipfile.ZipFile(bad, "w") as file:
+        file.writestr("manifest.json", '{"format": 99}')
+    with pytest.raises(InputError, match="format 1, got another"):
+        load_pictures(bad)
+    with zipfile.ZipFile(bad, "w") as file:
+        file.writestr("manifest.json", '{"format": 1, "pictures": [], "shapes": [{}]}')
+        file.writestr("shapes.bin", b"123")
+    with pytest.raises(InputError, match="expected 8192 bytes of silhouettes, got 3"):
+        load_pictures(bad)
+    with zipfile.ZipFile(bad, "w") as file:
+        entry = '{"file": "a.jpg", "package": "p", "path": "a", "view": "whole"}'
+        file.writestr("manifest.json", f'{{"format": 1, "pictures": [{entry}], "shapes": []}}')
+        file.writestr("shapes.bin", b"")
+        file.writestr("a.jpg", b"none")
+    with pytest.raises(InputError, match=r"bad\.zip: not a picture pack, or a damaged one \(a picture in it"):
+        load_pictures(bad)
+    for method in (zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA):
+        with zipfile.ZipFile(bad, "w", method) as file:
+            file.writestr("manifest.json", '{"format": 1, "pictures": [], "shapes": [{}]}')
+            file.writestr("shapes.bin", bytes(8192))
+        whole = bad.read_bytes()
+        for bit in range(0, 8 * len(whole), 19):
+            broken = bytearray(whole)
+            broken[bit // 8] ^= 1 << bit % 8
+            bad.write_bytes(broken)
+            with suppress(InputError):  # whatever else it raises fails
+                load_pictures(bad, drawn_shapes=0)
+            with suppress(InputError):
+                licence_list(bad)
+    with pytest.raises(FileNotFoundError):
+        load_pictures(tmp_path / "absent.zip")
+
+
+def digest(pack: PicturePack) -> str:
+    return hashlib.sha256(pack.pictures.numpy().tobytes() + pack.shapes.numpy().tobytes()).hexdigest()[:16]
+
+
+def test_drawn_pictures_are_the_same_everywhere() -> None:
+    assert digest(procedural_pictures(10, 64, 0, shapes=16)) == "3a73dbc963df119c"
+    assert digest(procedural_pictures(10, 64, 1, shapes=16)) != "3a73dbc963df119c"
+
+
+def test_drawn_pictures() -> None:
+    pack = procedural_pictures(20, 64, 3, shapes=8)
+    assert pack.pictures.shape == (20, 64, 64, 3)
+    assert len(set(pack.names)) == 20
+    few = procedural_pictures(4, 64, 3, shapes=2)
+    assert torch.equal(few.pictures, pack.pictures[:4])
+    assert torch.equal(few.shapes, pack.shapes[:2])
+    same = load_pictures(None, size=64, count=20, seed=3, drawn_shapes=8)
+    assert torch.equal(same.pictures, pack.pictures)
+    spread = pack.pictures.float().mean(-1).flatten(1).std(1)
+    assert (spread > 0.5).all()  # none is one colour
+    assert (spread > 20).sum() >= 8
+
+
+def test_drawn_shapes_are_full_and_keep_the_margin() -> None:
+    shapes = procedural_shapes(48, 5)
+    covered = shapes.astype(bool)
+    assert not covered[:, :MARGIN].any()
+    assert not covered[:, -MARGIN:].any()
+    assert not covered[:, :, :MARGIN].any()
+    assert not covered[:, :, -MARGIN:].any()
+    longest = np.maximum(covered.any(1).sum(1), covered.any(2).sum(1))
+    assert longest.min() >= 0.85 * (128 - 2 * MARGIN)
+    assert len({s.tobytes() for s in shapes}) == 48
+
+
+def test_bad_arguments() -> None:
+    with pytest.raises(InputError, match=r"^size: "):
+        load_pictures(None, size=4)
+    with pytest.raises(InputError, match=r"^count: "):
+        procedural_pictures(0)
+    with pytest.raises(InputError, match=r"^seed: "):
+        procedural_pictures(1, 16, -1)

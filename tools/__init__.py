@@ -1,0 +1,1 @@
+"""Commands for the makers of fullfield, outside the wheel: the picture pack and the Blender renders."""
