@@ -17,10 +17,20 @@ from torch import Tensor
 from fullfield import _check
 from fullfield.ops.correlation.arguments import request_of, shape_of
 from fullfield.ops.correlation.dispatch import LOOKUPS
-from fullfield.ops.correlation.prepared import LookupNode, Pair, PrepareNode, add_lookup, feature_gradients, prepare
+from fullfield.ops.correlation.prepared import (
+    NAME,
+    LookupNode,
+    Pair,
+    PrepareNode,
+    add_lookup,
+    feature_gradients,
+    prepare,
+)
 from fullfield.ops.correlation.protocol import Gradients, Prepared, Request
 from fullfield.ops.launching import is_traced
-from fullfield.ops.operators import register
+from fullfield.ops.operators import once_only, register
+
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 def _precision() -> str:
@@ -100,25 +110,24 @@ def _maps(shape: Sequence[int], pooled: bool) -> int:
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
     fmap1, maps, coords, state, shape, pooled, radius, backend, precision, _, dtype, _, _ = inputs
-    ctx.save_for_backward(coords, *state)
+    ctx.save_for_backward(coords, fmap1, *maps, *state)
     ctx.options = (shape, pooled, radius, backend, precision, dtype)
-    ctx.carriers = [fmap1.dtype, *(m.dtype for m in maps)]
+    ctx.maps = len(maps)
 
 
 def _autograd(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
-    coords, *state = ctx.saved_tensors
+    coords, *rest = ctx.saved_tensors
+    carriers, state = rest[: 1 + ctx.maps], rest[1 + ctx.maps :]
     first, second, third = ctx.needs_input_grad[:3]
     wanted = [bool(first), any(second), bool(third)]
     backward = torch.ops.fullfield.correlation_lookup_backward
-    one, *rest, grad_coords = backward(grad_out, coords, state, *ctx.options, wanted)
-    carried = ctx.carriers
-    return (
-        one.to(carried[0]) if wanted[0] else None,
-        [g.to(dtype) if want else None for g, dtype, want in zip(rest, carried[1:], second, strict=True)],
-        grad_coords if wanted[2] else None,
-        [None] * len(state),
-        *(None,) * 9,
-    )
+    with torch.no_grad():
+        *grads, grad_coords = backward(grad_out, coords, state, *ctx.options, wanted)
+        each = zip(grads, carriers, (first, *second), strict=True)
+        found = [grad.to(carrier.dtype) if want else None for grad, carrier, want in each]
+        found.append(grad_coords if third else None)
+    one, *of_maps, grad_coords = once_only(NAME, found, (grad_out, coords, *carriers))
+    return one, of_maps, grad_coords, [None] * len(state), *(None,) * 9
 
 
 register(
@@ -161,6 +170,7 @@ class Lookups:
         self._shape = shape_of(fmap1, maps, levels)
         # A state made at one precision is not to be read at another.
         precision = _precision()
+        carriers = fmap1, list(maps)
         self._pair: Pair | None = None
         self._preparation: Tensor | None = None
         if is_traced(fmap1, *maps):
@@ -169,6 +179,8 @@ class Lookups:
             self._state = torch.ops.fullfield.correlation_prepare(
                 fmap1.detach(), detached, levels, radius, backend, precision, grad
             )
+            if fmap1.dtype in _HALVES:  # once for all lookups
+                carriers = fmap1.float(), [m.float() for m in maps]
         else:
             pooled = len(maps) == 1
             request = request_of(self._shape, pooled, radius, precision, grad, fmap1.dtype, fmap1.device)
@@ -181,7 +193,7 @@ class Lookups:
         self.backend = backend
         self._options = (len(maps) == 1, radius, backend, precision, grad, fmap1.dtype)
         # What a traced lookup differentiates through; eager lookups do not need it.
-        self._carriers = (fmap1, list(maps)) if grad else None
+        self._carriers = carriers if grad else None
 
     def expect(self, out_dtype: torch.dtype, channels_last: bool) -> None:
         """See :meth:`Prepared.expect`."""
@@ -201,7 +213,7 @@ class Lookups:
     def _traced(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
         if self._carriers is None:
             carriers = (coords.new_empty(0), [coords.new_empty(0)])
-        elif self._options[5] in (torch.float16, torch.bfloat16):
+        elif self._options[5] in _HALVES:
             carriers = (self._carriers[0].float(), [m.float() for m in self._carriers[1]])
         else:
             carriers = self._carriers

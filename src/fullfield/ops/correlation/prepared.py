@@ -8,8 +8,8 @@ so that a retained graph, several losses, or a pass that never reaches the featu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial, wraps
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +19,9 @@ from fullfield.ops.correlation.dispatch import LOOKUPS
 from fullfield.ops.correlation.protocol import Gradients, Prepared, Request
 from fullfield.ops.correlation.pyramid import fold, pool
 from fullfield.ops.launching import raw_stream
+from fullfield.ops.operators import once_only
+
+NAME = "correlation_lookup"
 
 
 def prepare(request: Request, name: str, fmap1: Tensor, maps: Sequence[Tensor]) -> Prepared:
@@ -98,25 +101,6 @@ class Pair:
         torch.cuda.current_stream(self._device).wait_stream(other)
 
 
-def _once(backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., Any]:
-    """A backward whose results raise if they are differentiated in turn.
-
-    ``once_differentiable`` does so only where the incoming gradient has a graph; without one it would return constants
-    and a second derivative would silently lack our share.
-    """
-
-    @wraps(backward)
-    def guarded(ctx: Any, *grads: Tensor | None) -> Any:
-        if not torch.is_grad_enabled():
-            return backward(ctx, *grads)
-        with torch.no_grad():
-            results = backward(ctx, *grads)
-        refuse = torch._C._functions.DelayedError("correlation lookups are differentiable only once", 1)
-        return tuple(r if r is None else refuse(r.detach().requires_grad_()) for r in results)
-
-    return guarded
-
-
 class PrepareNode(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, pair: Pair, fmap1: Tensor, *maps: Tensor) -> Tensor:
@@ -126,14 +110,15 @@ class PrepareNode(torch.autograd.Function):
         return fmap1.new_empty(0, dtype=torch.float32)
 
     @staticmethod
-    @_once
-    def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, inputs: Tensor | None) -> tuple[Tensor | None, ...]:
         grads = ctx.pair.finish()
         if grads is None:
             return (None,) * (1 + len(ctx.dtypes))
-        first, rest = feature_gradients(ctx.pair.prepared, grads)
-        both = zip((first, *rest), ctx.dtypes, strict=True)
-        return None, *(None if grad is None else grad.to(dtype) for grad, dtype in both)
+        with torch.no_grad():
+            first, rest = feature_gradients(ctx.pair.prepared, grads)
+            both = zip((first, *rest), ctx.dtypes, strict=True)
+            found = [None if grad is None else grad.to(dtype) for grad, dtype in both]
+        return None, *once_only(NAME, found, (inputs,))
 
 
 class LookupNode(torch.autograd.Function):
@@ -141,25 +126,27 @@ class LookupNode(torch.autograd.Function):
     def forward(
         ctx: Any,
         pair: Pair,
-        preparation: Tensor | None,  # noqa: ARG004 - the edge to the node of the preparation
+        preparation: Tensor | None,
         coords: Tensor,
         out_dtype: torch.dtype,
         channels_last: bool,
     ) -> Tensor:
         ctx.pair = pair
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(coords)
+        ctx.save_for_backward(coords, preparation)
         return pair.prepared.lookup(coords, out_dtype, channels_last)
 
     @staticmethod
-    @_once
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         if grad is None:
             return None, None, None, None, None
-        (coords,) = ctx.saved_tensors
+        coords, preparation = ctx.saved_tensors
         grads = ctx.pair.accumulators() if ctx.needs_input_grad[1] else Gradients(None, None, (False, False))
-        grad_coords = ctx.pair.prepared.backward(grad, coords, grads, ctx.needs_input_grad[2])
-        return None, None, grad_coords, None, None
+        with torch.no_grad():
+            grad_coords = ctx.pair.prepared.backward(grad, coords, grads, ctx.needs_input_grad[2])
+        # The preparation's own gradient is empty: it leads from the features' gradients to this lookup's inputs.
+        to_features = preparation.detach() if torch.is_grad_enabled() and ctx.needs_input_grad[1] else None
+        return None, *once_only(NAME, (to_features, grad_coords), (grad, coords, preparation)), None, None
 
 
 # ``LookupNode.apply`` without what it does for functorch's transforms and for ``setup_context``: 3 µs a lookup less.
