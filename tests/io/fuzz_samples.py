@@ -212,7 +212,8 @@ def _bombs(folder: Path) -> None:
 
 
 def _frame(path: Path) -> Any:
-    from fullfield.io import frame_window, read_frame
+    from fullfield.io import frame_window, read_frame, read_metadata
+    from fullfield.io.raw import read_raw
 
     frame_window(path)
     frame = read_frame(path)
@@ -220,13 +221,20 @@ def _frame(path: Path) -> Any:
     assert frame.ndim == 3
     assert frame.shape[0] in (1, 3)
     assert frame.numel() > _LARGE or frame.isfinite().all()
+    read_metadata(path)
+    raw = read_raw(path)
+    assert raw.pixels.shape[0] == len(raw.channels)
     return frame
 
 
 def _flow(path: Path) -> Any:
-    from fullfield.io import read_flow
+    from fullfield.io import flow_window, read_flow, read_vectors
 
     flow, valid = read_flow(path)
+    if path.suffix == ".exr":
+        flow_window(path)
+    if path.suffix == ".exr" and flow.numel() <= _LARGE:
+        assert all(part.shape[-2:] == valid.shape for part in read_vectors(path).values())
     assert flow.dtype == torch.float32
     assert flow.shape == (2, *valid.shape)
     assert flow.numel() > _LARGE or (flow.isfinite().all() and not flow[:, ~valid].any())

@@ -203,9 +203,7 @@ def test_a_shot_that_is_cut_off_is_warned_about(tmp_path: Path, share: float) ->
     whole = noisy(tmp_path / "whole.mkv", 100).read_bytes()
     assert len(open_plates(tmp_path / "whole.mkv").numbers) == 100
     (tmp_path / "cut.mkv").write_bytes(whole[: round(share * len(whole))])
-    with pytest.warns(
-        UserWarning, match=r"cut\.mkv: its header says 4\.00 s, but \d\.\d\d s are there"
-    ):
+    with pytest.warns(UserWarning, match=r"cut\.mkv: its header says 4\.00 s, but \d\.\d\d s are there"):
         plates = open_plates(tmp_path / "cut.mkv")
     assert 0 < len(plates.numbers) < 75
 
