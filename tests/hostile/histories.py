@@ -2,8 +2,9 @@
 
 A history makes a shot, edits it and makes it again: other lengths, directions, chunks, kills, ``--overwrite``,
 ``--frames``, replaced plates, other settings, and ``retime`` and ``warp`` along the flow. At its end the whole shot is
-asked for once, and every stored file must hold what a run in an empty folder makes, bit for bit. Every run that is not
-killed runs in this process; a kill stops a run as if its process had ended between two instructions.
+asked for once, and every stored file must hold what a run in an empty folder makes, bit for bit. A run that is killed
+has a process of its own, which gets signal 9 at a random call that writes notes or gives a file its name, or at any
+moment; the others run in this process.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+import itertools
+import multiprocessing
 import os
 import random
 import shutil
+import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +45,9 @@ METHOD = (
 SETTINGS = ((), ("--lambda", "0.05"), ("--direction", "both"), ("--direction", "both", "--occlusion"),
             ("--warm-start",), ("--warm-start", "--half"), ("--direction", "backward", "--step", "2"),
             ("--st-map", "st.%04d.exr"))  # fmt: skip
+KILLS: Counter[bool] = Counter()
+"""Runs that were to be killed, by whether they were."""
 FORMATS = ("exr", "exr", "exr", "flo", "npy")
-
-
-class Killed(BaseException):
-    """The end of a process."""
 
 
 def smooth(seed: int, width: int) -> torch.Tensor:
@@ -135,12 +138,22 @@ class History:
             self.make("--frames", f"{start}-{min(start + size - 1, self.count)}", *flags)
 
     def kill(self) -> None:
-        """Make the shot and end the process at a random file system call."""
-        flags = ("--overwrite",) if self.draw.random() < 0.5 else ()
-        left = [self.draw.randint(1, 14)]
-        with killing(left):
-            self.make(*flags)
-        self.note("killed" if left[0] <= 0 else "not killed")
+        """Make the shot in another process, and kill it."""
+        flags = ("--overwrite",) if self.draw.random() < 0.7 else ()
+        call = self.draw.randint(1, 12) if self.draw.random() < 0.7 else 0
+        moment = self.draw.uniform(0.2, 1.5)
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["fullfield.cli.main", "fullfield.sequences.run", "OpenImageIO"])
+        command = self.command(*flags)
+        process = context.Process(target=doomed, args=(self.folder, command, call))
+        process.start()
+        process.join(120 if call else moment)
+        hung = process.is_alive() and call
+        process.kill()
+        process.join()
+        self.note(f"{' '.join(command)}\n  ended with {process.exitcode}, call {call}")
+        assert not hung, f"no end within two minutes\n{self.told()}"
+        KILLS[process.exitcode == -signal.SIGKILL] += 1
 
     def lose_a_frame(self) -> None:
         stored = sorted(self.folder.glob(f"mv.*.{self.suffix}"))
@@ -160,7 +173,10 @@ class History:
         return "--frames", f"{first}-{self.draw.randint(first, self.count)}"
 
     def make(self, *more: str) -> int:
-        return self.call("flow", "plate.%04d.png", "-o", f"mv.%04d.{self.suffix}", *METHOD, *self.settings, *more)
+        return self.call(*self.command(*more))
+
+    def command(self, *more: str) -> tuple[str, ...]:
+        return "flow", "plate.%04d.png", "-o", f"mv.%04d.{self.suffix}", *METHOD, *self.settings, *more
 
     def derive(self, verb: str) -> int | None:
         """Make pictures along the flow; None where it does not hold what the verb needs."""
@@ -183,10 +199,7 @@ class History:
         self.note(" ".join(arguments))
         out, err = io.StringIO(), io.StringIO()
         with contextlib.chdir(self.folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            try:
-                code = fullfield(list(arguments))
-            except Killed:
-                return 137
+            code = fullfield(list(arguments))
         self.note(f"  {code} {out.getvalue().strip()} {err.getvalue().strip()}")
         if code == 2 and "was begun with other settings" in err.getvalue() and "--overwrite" not in arguments:
             return self.call(*arguments, "--overwrite")
@@ -231,37 +244,33 @@ def content(path: Path) -> Any:
     return path.read_bytes()
 
 
-@contextlib.contextmanager
-def killing(left: list[int]) -> Iterator[None]:
-    """End the process at the call of number ``left[0]`` out of those that write notes or give files their names.
+def doomed(folder: Path, command: Sequence[str], call: int) -> None:
+    """Run a command in a process that ends by signal 9 at a call that writes notes or gives a file its name.
 
-    Nothing of the run happens afterwards: temporary files stay, and every later call ends the process too.
+    Args:
+        folder: where to run it.
+        command: its arguments.
+        call: the number of that call; 0: none.
     """
-    real_replace, real_append, real_unlink = Path.replace, _journal()._append, Path.unlink
+    from fullfield.cli.main import main as fullfield
+    from fullfield.sequences.records import Journal
 
-    def ended(real: Callable[..., Any], counts: bool = True) -> Callable[..., Any]:
+    left = itertools.count(call, -1)
+    next(left)
+
+    def ending(real: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **more: Any) -> Any:
-            left[0] -= counts and left[0] > 0
-            if left[0] <= 0:
-                raise Killed
+            if next(left) == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
             return real(*args, **more)
 
         return call
 
-    Path.replace = ended(real_replace)  # type: ignore[method-assign]
-    Path.unlink = ended(real_unlink, counts=False)  # type: ignore[method-assign]
-    _journal()._append = ended(real_append)  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        Path.replace, Path.unlink = real_replace, real_unlink  # type: ignore[method-assign]
-        _journal()._append = real_append  # type: ignore[method-assign]
-
-
-def _journal() -> Any:
-    from fullfield.sequences.records import Journal
-
-    return Journal
+    Path.replace = ending(Path.replace)  # type: ignore[method-assign]
+    Journal._append = ending(Journal._append)  # type: ignore[method-assign]
+    os.chdir(folder)
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        raise SystemExit(fullfield(list(command)))
 
 
 def play(draw: random.Random, folder: Path) -> History:
@@ -275,10 +284,6 @@ def play(draw: random.Random, folder: Path) -> History:
     ]  # fmt: skip
     for _ in range(draw.randint(3, 9)):
         draw.choice(events)()
-        for piece in folder.glob(".*.part*"):  # of a process that was killed, and is not this one
-            head, _, tail = piece.name.rpartition(f"-{os.getpid()}-")
-            if head:
-                piece.rename(piece.with_name(f"{head}-1-{'0' * 8}{tail[8:]}"))
     history.check()
     return history
 
@@ -304,6 +309,7 @@ def main() -> None:
             shutil.rmtree(folder, ignore_errors=True)
             if (number + 1) % 10 == 0:
                 print(f"{number + 1} histories, {failed} failed, {time.monotonic() - begin:.0f} s", flush=True)  # noqa: T201
+    print(f"{KILLS[True]} runs were killed, {KILLS[False]} ended before")  # noqa: T201
     raise SystemExit(1 if failed else 0)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from bombs import (
 from io_files import ExrPart, samples, save
 from PIL import Image
 
+from fullfield import InputError
 from fullfield.io import PointCloud, VideoWriter, write_flow, write_image, write_point_cloud
 
 RGB = ("R", "G", "B")
@@ -152,15 +154,47 @@ def _weights(folder: Path) -> None:
 
 def _videos(folder: Path) -> None:
     try:
-        import av  # noqa: F401
+        import av
     except ImportError:
         return
     for suffix in ("mp4", "mkv"):
         with VideoWriter(folder / f"video.{suffix}", 48, 32, 10.0) as writer:
-            for number in range(5):
-                picture = torch.full((3, 32, 48), 40, dtype=torch.uint8)
-                picture[:, 8:20, 4 * number : 4 * number + 9] = 220
+            for number, picture in enumerate(_pictures()):
                 writer.write(picture, number / 10)
+    os.environ.setdefault("SVT_LOG", "1")  # errors alone
+    for name, codec, form in (
+        ("video-h265.mp4", "libx265", "yuv420p10le"),
+        ("video.webm", "libvpx-vp9", "yuv420p"),
+        ("video-av1.mkv", "libsvtav1", "yuv420p"),
+        ("video.mov", "prores_ks", "yuv422p10le"),
+        ("video.avi", "mpeg4", "yuv420p"),
+        ("video-jpeg.avi", "mjpeg", "yuvj420p"),
+        ("video.ts", "mpeg2video", "yuv420p"),
+        ("video-ffv1.mkv", "ffv1", "yuv444p16le"),
+    ):
+        if codec in av.codecs_available:
+            _encoded(folder / name, codec, form)
+
+
+def _pictures() -> Iterator[torch.Tensor]:
+    for number in range(5):
+        picture = torch.full((3, 32, 48), 40, dtype=torch.uint8)
+        picture[:, 8:20, 4 * number : 4 * number + 9] = 220
+        yield picture
+
+
+def _encoded(path: Path, codec: str, form: str) -> None:
+    import av
+
+    with av.open(str(path), "w") as container:
+        stream: Any = container.add_stream(codec, rate=10)
+        stream.width, stream.height, stream.pix_fmt = 64, 64, form
+        if codec == "libx265":
+            stream.options = {"x265-params": "log-level=none"}
+        for picture in _pictures():
+            rows = np.pad(picture.permute(1, 2, 0).numpy(), ((0, 32), (0, 16), (0, 0)), mode="edge")
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(np.ascontiguousarray(rows), format="rgb24")))
+        container.mux(stream.encode(None))
 
 
 def _bombs(folder: Path) -> None:
@@ -178,7 +212,8 @@ def _bombs(folder: Path) -> None:
 
 
 def _frame(path: Path) -> Any:
-    from fullfield.io import frame_window, read_frame
+    from fullfield.io import frame_window, read_frame, read_metadata
+    from fullfield.io.raw import read_raw
 
     frame_window(path)
     frame = read_frame(path)
@@ -186,13 +221,20 @@ def _frame(path: Path) -> Any:
     assert frame.ndim == 3
     assert frame.shape[0] in (1, 3)
     assert frame.numel() > _LARGE or frame.isfinite().all()
+    read_metadata(path)
+    raw = read_raw(path)
+    assert raw.pixels.shape[0] == len(raw.channels)
     return frame
 
 
 def _flow(path: Path) -> Any:
-    from fullfield.io import read_flow
+    from fullfield.io import flow_window, read_flow, read_vectors
 
     flow, valid = read_flow(path)
+    if path.suffix == ".exr":
+        flow_window(path)
+    if path.suffix == ".exr" and flow.numel() <= _LARGE:
+        assert all(part.shape[-2:] == valid.shape for part in read_vectors(path).values())
     assert flow.dtype == torch.float32
     assert flow.shape == (2, *valid.shape)
     assert flow.numel() > _LARGE or (flow.isfinite().all() and not flow[:, ~valid].any())
@@ -213,6 +255,19 @@ def _cloud(path: Path) -> Any:
 
 
 def _video(path: Path) -> Any:
+    """As a film and as a shot: the one is read to its end also where the other is refused."""
+    found, errors = [], []
+    for read in (_film, _shot):
+        try:
+            found.append(read(path))
+        except InputError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return found
+
+
+def _film(path: Path) -> Any:
     from fullfield.io import open_video
 
     source = open_video(str(path))
@@ -226,6 +281,26 @@ def _video(path: Path) -> Any:
     finally:
         source.close()
     return source
+
+
+def _shot(path: Path) -> Any:
+    from fullfield.sequences import open_plates
+
+    plates = open_plates(path)
+    refused: list[InputError] = []
+    try:
+        for number in plates.numbers[:20]:
+            try:
+                frame = plates.read(number).frame
+                assert frame.ndim == 3
+                assert frame.shape[0] == 3
+            except InputError as error:
+                refused.append(error)
+    finally:
+        plates.close()
+    if refused:
+        raise refused[0]
+    return plates
 
 
 def _weight(path: Path) -> Any:

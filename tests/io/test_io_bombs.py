@@ -23,7 +23,7 @@ from bombs import (
 from io_files import ExrPart, PeakMemory, complaint, save
 
 from fullfield import InputError
-from fullfield.io import read_flow, read_frame, read_point_cloud
+from fullfield.io import read_flow, read_frame, read_point_cloud, read_vectors
 
 MIB = 64
 
@@ -105,6 +105,12 @@ def test_what_a_display_window_leaves_empty_takes_no_memory(tmp_path: Path) -> N
         assert (bool(valid[7, 5]), bool(valid[9, 5])) == (True, False)
     assert flow.shape == (2, 8192, 16384)
     assert (memory.grown or 0) < MIB
+
+
+def test_a_plane_in_a_display_window_that_no_file_holds(tmp_path: Path) -> None:
+    path = tmp_path / "a.exr"
+    save(path, ExrPart(np.ones((2, 3, 1), np.float32), ("occlusion.forward",), display=(0, 0, 1 << 20, 1 << 20)))
+    refused(path, path.read_bytes(), "1048576 × 1048576 pixels, which a file of", read_vectors)
 
 
 def test_exr_flow_that_is_not_finite_is_zero(tmp_path: Path) -> None:

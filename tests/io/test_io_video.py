@@ -5,19 +5,23 @@ from __future__ import annotations
 import builtins
 import importlib
 import socket
+import struct
 import threading
 from contextlib import ExitStack
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from io_files import PeakMemory
 from torch import Tensor
 
 from fullfield import InputError
 from fullfield.io import VideoWriter, open_video, video
 from fullfield.io.video import CameraSource
+from fullfield.sequences import open_plates
 
 pytest.importorskip("av", reason="PyAV is not installed (pip install 'fullfield[video]')")
 
@@ -37,6 +41,15 @@ def film(path: Path, count: int = 6, rate: float = 25.0, height: int = 48, width
     with VideoWriter(path, width, height, rate) as writer:
         for number, picture in enumerate(pictures(count, height, width)):
             writer.write(picture, number / rate)
+    return path
+
+
+def noisy(path: Path, count: int) -> Path:
+    """A film whose frames take about as many bytes each."""
+    noise = torch.Generator().manual_seed(0)
+    with VideoWriter(path, 64, 48, 25.0) as writer:
+        for number in range(count):
+            writer.write(torch.randint(0, 256, (3, 48, 64), generator=noise, dtype=torch.uint8), number / 25)
     return path
 
 
@@ -107,7 +120,11 @@ def test_errors_of_ffmpeg_name_the_file(tmp_path: Path, monkeypatch: pytest.Monk
 
     class Container:
         streams = SimpleNamespace(
-            video=[SimpleNamespace(codec_context=1, width=64, height=48, average_rate=25, guessed_rate=None)]
+            video=[
+                SimpleNamespace(
+                    codec_context=SimpleNamespace(), width=64, height=48, average_rate=25, guessed_rate=None
+                )
+            ]
         )
 
         def decode(self, _: Any) -> Any:
@@ -181,6 +198,58 @@ def test_a_video_that_is_cut_ends_early_or_says_so(tmp_path: Path) -> None:
     assert not told or "cut.mkv: " in told
 
 
+@pytest.mark.parametrize("share", [0.3, 0.6])
+def test_a_shot_that_is_cut_off_is_warned_about(tmp_path: Path, share: float) -> None:
+    whole = noisy(tmp_path / "whole.mkv", 100).read_bytes()
+    assert len(open_plates(tmp_path / "whole.mkv").numbers) == 100
+    (tmp_path / "cut.mkv").write_bytes(whole[: round(share * len(whole))])
+    with pytest.warns(UserWarning, match=r"cut\.mkv: its header says 4\.00 s, but \d\.\d\d s are there"):
+        plates = open_plates(tmp_path / "cut.mkv")
+    assert 0 < len(plates.numbers) < 75
+
+
+def test_a_damaged_frame_is_no_plate() -> None:
+    frame = video._Decoded(SimpleNamespace(is_corrupt=True), 0.0, "a.mkv, frame 3")
+    with pytest.raises(InputError, match=r"a\.mkv, frame 3: is damaged"):
+        frame.values()
+
+
+@pytest.mark.parametrize("sides", [(16000, 16000), (64, 48)])
+def test_a_header_that_claims_too_much(tmp_path: Path, sides: tuple[int, int]) -> None:
+    import av
+
+    path = tmp_path / "a.avi"
+    with av.open(str(path), "w") as container:
+        stream: Any = container.add_stream("mjpeg", rate=25)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuvj420p"
+        container.mux(stream.encode(av.VideoFrame(64, 48, "yuvj420p")))
+        container.mux(stream.encode(None))
+    data = bytearray(path.read_bytes())
+    struct.pack_into("<II", data, data.index(b"avih") + 40, *sides)
+    struct.pack_into("<ii", data, data.index(b"strf") + 12, *sides)
+    struct.pack_into(">HH", data, data.index(b"\xff\xc0\0\x11") + 5, *sides[::-1])
+    path.write_bytes(data)
+    if sides == (64, 48):
+        assert len(list(open_video(str(path)))) == 1
+    else:
+        with PeakMemory() as memory, pytest.raises(InputError, match=r"a\.avi: the header says 16000 × 16000 pixels"):
+            open_video(str(path))
+        assert (memory.grown or 0) < 64
+
+
+@pytest.mark.parametrize(("rate", "expected"), [(Fraction(1, 90000), None), (Fraction(10**6), None), (24, 24.0)])
+def test_a_rate_that_cannot_be_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: Fraction, expected: float | None
+) -> None:
+    """Its frames would be a day apart, or a writer could not count them."""
+    import av
+
+    stream = SimpleNamespace(codec_context=SimpleNamespace(), width=64, height=48, average_rate=rate, guessed_rate=None)
+    (tmp_path / "a.mkv").write_bytes(b"stands for a film")
+    monkeypatch.setattr(av, "open", lambda *_, **__: SimpleNamespace(streams=SimpleNamespace(video=[stream])))
+    assert open_video(str(tmp_path / "a.mkv")).rate == expected
+
+
 def test_sound_alone_is_no_video(tmp_path: Path) -> None:
     import av
 
@@ -251,11 +320,7 @@ def test_without_pyav(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_an_address_that_falls_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float, word: str) -> None:
     monkeypatch.setattr(video, "_PATIENCE", 0.5)
-    noise = torch.Generator().manual_seed(0)
-    with VideoWriter(tmp_path / "a.mkv", 64, 48, 25.0) as writer:
-        for number in range(100):
-            writer.write(torch.randint(0, 256, (3, 48, 64), generator=noise, dtype=torch.uint8), number / 25)
-    data = (tmp_path / "a.mkv").read_bytes()
+    data = noisy(tmp_path / "a.mkv", 100).read_bytes()
     with socket.create_server(("127.0.0.1", 0)) as server, ExitStack() as held:
 
         def serve() -> None:

@@ -70,6 +70,11 @@ def test_loss_and_gradients(shape: tuple[int, int, int], dtype: torch.dtype, cha
     assert found[3].dtype == dtype
     again = gradients(ours, field, mask)
     assert all(torch.equal(one, other) for one, other in zip(found, again, strict=True))
+    inputs = field.requires_grad_(), mask.requires_grad_()
+    for grad in torch.autograd.grad(ours(*inputs)[0], inputs, create_graph=True):
+        for wanted in inputs:
+            with pytest.raises(RuntimeError, match="convex_mixture_loss is differentiable only once"):
+                torch.autograd.grad(grad.sum(), wanted, allow_unused=True, retain_graph=True)
 
 
 @needs_nvrtc

@@ -68,6 +68,18 @@ def test_a_chunk_reads_its_neighbours(shot: Path, estimator: TVL1Estimator) -> N
             assert torch.equal(mine.flow, theirs.flow)
 
 
+@pytest.mark.parametrize("refine", [False, True])
+def test_the_frame_that_is_too_bright_is_named(tmp_path: Path, estimator: TVL1Estimator, refine: bool) -> None:
+    """Whichever frame of a pair it is, and with one reason."""
+    for number, value in enumerate((0.5, 1e7, 0.5)):
+        write_image(tmp_path / f"{number}.exr", torch.full((3, HEIGHT, WIDTH), value, dtype=torch.float32))
+    plates = open_plates(tmp_path / "%d.exr")
+    found = list(Engine(plates, plates.numbers, estimator, Setting("both", refine=refine)))
+    ((path, text),) = {problem for done in found for problem in done.problems}
+    assert path == str(tmp_path / "1.exr")
+    assert text.startswith("expected values up to 1e+06")
+
+
 def test_a_frame_is_read_once_and_few_are_held(estimator: TVL1Estimator, monkeypatch: pytest.MonkeyPatch) -> None:
     frames = moving(30)
     plates = open_plates(frames)

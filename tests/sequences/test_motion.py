@@ -67,6 +67,13 @@ def test_all_of_a_picture_comes_back(tmp_path: Path) -> None:
         write_raw(tmp_path / "a.png", raw)
     write_raw(tmp_path / "a.tif", raw._replace(pixels=hdr()))
     torch.testing.assert_close(read_raw(tmp_path / "a.tif").pixels, hdr(), rtol=1e-5, atol=1e-5)
+    for kind, channels in ((b"PF", ("R", "G", "B")), (b"Pf", ("Y",))):
+        planes = hdr()[: len(channels)]
+        rows = planes.flip(1).permute(1, 2, 0).contiguous().numpy().tobytes()
+        (tmp_path / "a.pfm").write_bytes(kind + b"\n%d %d\n-1\n" % (WIDTH, HEIGHT) + rows)
+        back = read_raw(tmp_path / "a.pfm")
+        assert torch.equal(back.pixels, planes)
+        assert (back.channels, back.form) == (channels, "float")
 
 
 @pytest.mark.parametrize("depth", ["uint8", "uint16"])

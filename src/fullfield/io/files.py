@@ -52,13 +52,15 @@ def check_inflated(path: Path, what: str, wanted: int, stored: int, ratio: int =
         raise InputError(f"{path}: {what} claims {wanted} bytes of data, but only {stored} bytes are stored")
 
 
-def check_pixels(path: Path, width: int, height: int, size: int, per_byte: int = 4096) -> None:
+def check_pixels(
+    path: Path, width: int, height: int, size: int, per_byte: int = 4096, always: int = _PIXELS_ALWAYS
+) -> None:
     """Refuse a picture whose header claims far more pixels than a file of ``size`` bytes can hold.
 
-    2²² pixels always pass; beyond, every byte of the file vouches for ``per_byte`` more. The densest frame we
-    know, a black one in OpenEXR's DWAB, holds 2744 pixels a byte.
+    ``always`` pixels pass in any file, by default 2²²; every byte of the file allows ``per_byte`` more. The densest
+    frame we know, a black one in OpenEXR's DWAB, holds 2744 pixels a byte.
     """
-    _check_claim(path, width, height, size, _PIXELS_ALWAYS + per_byte * size)
+    _check_claim(path, width, height, size, always + per_byte * size)
 
 
 def check_window(path: Path, width: int, height: int, size: int) -> None:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from fullfield._check import InputError
 from fullfield.io.files import PathLike, atomic_path, check_window
+from fullfield.io.flow_formats import pfm
 from fullfield.io.metadata import carried
-from fullfield.io.oiio import Attribute, Header, check_name, opened, write_picture
+from fullfield.io.oiio import Attribute, Header, check_name, opened, sniff, write_picture
 from fullfield.io.transfer import decode_srgb
 from fullfield.io.windows import FrameWindow
 
@@ -43,6 +44,9 @@ class Raw(NamedTuple):
 def read_raw(path: PathLike) -> Raw:
     """Read all channels of a frame's first part. Errors are those of :func:`fullfield.io.read_frame`."""
     where = Path(path)
+    if sniff(where)[0] == "pfm":
+        planes = pfm.read_planes(where)
+        return Raw(torch.from_numpy(planes), ("R", "G", "B") if len(planes) == 3 else ("Y",), "float")
     with opened(where) as source:
         part = source.first_part()
         spec = part.spec

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fullfield._check import InputError, choice, require, tensor
 from fullfield._check import values as held
-from fullfield.io.files import PathLike, atomic_path
+from fullfield.io.files import PathLike, atomic_path, check_window
 from fullfield.io.flow import Precision, check_flow_window, read_flow
 from fullfield.io.flow_formats import Y_NOTE
 from fullfield.io.names import EXR_COMPRESSIONS
@@ -137,19 +137,16 @@ def read_vectors(path: PathLike) -> dict[str, Tensor]:
     """
     where = Path(path)
     if where.suffix.lower() != ".exr":
-        flow, valid = read_flow(where)
-        return {"forward": flow.masked_fill(~valid, float("nan"))}
+        return {"forward": _or_nan(*read_flow(where))}
     found: dict[str, Tensor] = {}
-    for direction in layers_of(where):
-        if direction in DIRECTIONS:
-            flow, valid = read_flow(where, layer=direction)
-            found[direction] = flow.masked_fill(~valid, float("nan"))
-        else:
-            found[direction] = _plane(where, direction)
-    if not found:
-        flow, valid = read_flow(where)  # bare u and v, or the complaint
-        found["forward"] = flow.masked_fill(~valid, float("nan"))
-    return found
+    for name in layers_of(where):
+        found[name] = _or_nan(*read_flow(where, layer=name)) if name in DIRECTIONS else _plane(where, name)
+    return found or {"forward": _or_nan(*read_flow(where))}  # bare u and v, or the complaint
+
+
+def _or_nan(flow: Tensor, valid: Tensor) -> Tensor:
+    """Set vectors that are not known to NaN, in place."""
+    return flow.masked_fill_(~valid, float("nan"))
 
 
 def layers_of(path: PathLike) -> list[str]:
@@ -173,7 +170,9 @@ def _plane(path: Path, name: str) -> Tensor:
     with opened(path) as source:
         part = source.first_part()
         channel = next(i for i, have in enumerate(part.channels) if have.lower() == name)
-        plane = np.zeros(part.display_window[3:1:-1], np.float32)
+        _, _, width, height = part.display_window
+        check_window(path, width, height, source.size)
+        plane = np.zeros((height, width), np.float32)
         for area, pixels in source.inside(part, [channel], part.display_window, "float"):
             plane[area] = pixels[..., 0]
     if not np.isfinite(plane).all():

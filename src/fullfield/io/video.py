@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import math
+import re
 import sys
 import time
 import warnings
@@ -14,10 +16,11 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fullfield._check import InputError
-from fullfield.io.files import PathLike, atomic_path, check_readable, reason
+from fullfield.io.files import PathLike, atomic_path, check_pixels, check_readable, reason
 from fullfield.io.names import CAMERA
 
 # Of the time stamps of written frames: divisible by the usual rates, and fine enough for any other.
@@ -25,6 +28,9 @@ _TICKS = 90_000
 _CODECS = ("libx264", "libopenh264", "mpeg4")
 _LONGEST_GAP = 600.0  # seconds from frame to frame; time stamps further apart are taken for broken
 _PATIENCE = 10.0  # seconds that a network address may say nothing
+_PIXELS_ALWAYS, _PIXELS_PER_BYTE = 1 << 25, 1 << 14  # a black frame of 4096×2160 in AV1 holds 14,000 pixels a byte
+_SHORTER_S, _SHORTER = 1.0, 0.02  # seconds, or share of all, that a file may end before its header says
+_PIXELS_LATER = 1 << 24  # that a frame may have, whatever the header says
 
 
 class VideoFrame(Protocol):
@@ -78,16 +84,22 @@ class _Decoded:
         return self._pixels("rgb24").permute(2, 0, 1)
 
     def _pixels(self, form: str) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(self._array(form)))
+
+    def _array(self, form: str) -> NDArray[Any]:
         av = importlib.import_module("av")
         try:
-            return torch.from_numpy(np.ascontiguousarray(self._frame.to_ndarray(format=form)))
+            found: NDArray[Any] = self._frame.to_ndarray(format=form)
         except (av.error.FFmpegError, OSError, ValueError) as error:
             raise InputError(f"{self._name}: its pixels cannot be converted ({_said(error)})") from error
+        return found
 
     def values(self) -> Tensor:
-        """float32 [3, H, W] in [0, 1], with all the bits that the video has."""
+        """Return float32 [3, H, W] in [0, 1], with all the bits that the video has; InputError for a damaged frame."""
+        if self._frame.is_corrupt:
+            raise InputError(f"{self._name}: is damaged")
         deep = any(part.bits > 8 for part in self._frame.format.components)
-        pixels = self._frame.to_ndarray(format="rgb48le" if deep else "rgb24")
+        pixels = self._array("rgb48le" if deep else "rgb24")
         planes = np.ascontiguousarray(pixels.transpose(2, 0, 1), np.float32)
         return torch.from_numpy(planes).div_(65535.0 if deep else 255.0)
 
@@ -102,8 +114,7 @@ class FileSource:
     def __init__(self, path: PathLike) -> None:
         self._path = str(path)
         self.is_live = "://" in self._path
-        if not self.is_live:
-            check_readable(Path(self._path))
+        self._bytes = 0 if self.is_live else check_readable(Path(self._path))
         av = importlib.import_module("av")
         self._silence, self._broken = av.error.ExitError, av.error.FFmpegError
         try:
@@ -128,8 +139,13 @@ class FileSource:
         self.width, self.height = int(self._stream.width), int(self._stream.height)
         if self.width < 1 or self.height < 1:
             raise InputError(f"{self._path}: expected a video, and its pictures are {self.width}×{self.height}")
-        rate = self._stream.average_rate or self._stream.guessed_rate
-        self.rate = float(rate) if rate else None
+        if not self.is_live:
+            check_pixels(Path(self._path), self.width, self.height, self._bytes, _PIXELS_PER_BYTE, _PIXELS_ALWAYS)
+        # Codecs round sizes up.
+        most = max(_PIXELS_LATER, (self.width + 256) * (self.height + 256))
+        self._stream.codec_context.options = {"max_pixels": str(most)}
+        rate = float(self._stream.average_rate or self._stream.guessed_rate or 0)
+        self.rate = rate if 1 / _LONGEST_GAP < rate < _TICKS else None
 
     def __iter__(self) -> Iterator[VideoFrame]:
         interval = 1 / (self.rate or 25.0)
@@ -153,22 +169,48 @@ class FileSource:
                     f"{self._path}: expected frames of {self.width}×{self.height} throughout, got "
                     f"{frame.width}×{frame.height} after {seconds:.2f} s"
                 )
-            yield _Decoded(frame, seconds, f"{self._path}: frame {number + 1}")
+            yield _Decoded(frame, seconds, f"{self._path}, frame {number + 1}")
 
     def _decoded(self) -> Iterator[Any]:
+        return self._complaining(self._container.decode, "frame")
+
+    def _complaining(self, source: Callable[[Any], Iterator[Any]], what: str) -> Iterator[Any]:
+        """Yield what ``source`` yields of the stream; InputError where FFmpeg fails, with how many came before."""
         number = 0
         try:
-            for frame in self._container.decode(self._stream):
+            for item in source(self._stream):
                 number += 1
-                yield frame
+                yield item
         except self._silence as error:
-            raise InputError(f"{self._path}: nothing came for {_PATIENCE:g} s after frame {number}") from error
+            raise InputError(f"{self._path}: nothing came for {_PATIENCE:g} s after {what} {number}") from error
         except (self._broken, OSError, ValueError) as error:
-            raise InputError(f"{self._path}: broken after frame {number} ({_said(error)})") from error
+            raise InputError(f"{self._path}: broken after {what} {number} ({_said(error)})") from error
 
     def count(self) -> int:
-        """How many frames there are, by the packets of the whole file; iterate over a source of its own."""
-        return sum(1 for packet in self._container.demux(self._stream) if packet.size > 0)
+        """Return how many frames there are, by the packets of the whole file; iterate over a source of its own.
+
+        A file that ends long before the time that its header says is warned about.
+        """
+        number, begin, end = 0, math.inf, -math.inf
+        for packet in self._complaining(self._container.demux, "packet"):
+            number += packet.size > 0
+            if packet.pts is not None:
+                begin, end = min(begin, packet.pts), max(end, packet.pts + (packet.duration or 0))
+        declared, found = self._declared(), float((end - begin) * self._stream.time_base) if end >= begin else 0.0
+        if declared - found > max(_SHORTER_S, _SHORTER * declared):
+            warnings.warn(
+                f"{self._path}: its header says {declared:.2f} s, but {found:.2f} s are there ({number} frames); the "
+                "file is cut off or damaged",
+                stacklevel=2,
+            )
+        return number
+
+    def _declared(self) -> float:
+        """Return the seconds of pictures by the header; 0 where it does not say."""
+        if self._stream.duration:
+            return float(self._stream.duration * self._stream.time_base)
+        tag = re.fullmatch(r"(\d+):(\d\d):(\d\d(?:\.\d+)?)", self._stream.metadata.get("DURATION", ""))
+        return 0.0 if tag is None else int(tag[1]) * 3600 + int(tag[2]) * 60 + float(tag[3])
 
     def close(self) -> None:
         """Let go of the file."""

@@ -65,6 +65,33 @@ def register_for_func(
     return call
 
 
+class _Refusal(torch.autograd.Function):
+    """Identity of one tensor that raises when it is differentiated, by whichever of its inputs."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, result: Tensor, *_inputs: Tensor | None) -> Tensor:
+        ctx.name = name
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> tuple[None, ...]:
+        raise RuntimeError(f"{ctx.name} is differentiable only once: its gradient has no derivative")
+
+
+def once_only(
+    name: str, results: Sequence[Tensor | None], inputs: Sequence[Tensor | None]
+) -> tuple[Tensor | None, ...]:
+    """Return the results of a backward, made to raise where they are differentiated with respect to any of ``inputs``.
+
+    ``inputs`` hold every path into the operator: the incoming gradient and what the operator was applied to. PyTorch's
+    ``once_differentiable`` joins the results to nothing, so that ``torch.autograd.grad(..., allow_unused=True)``
+    returns None or leaves out the operator's share.
+    """
+    if not torch.is_grad_enabled():
+        return tuple(results)
+    return tuple(one if one is None else _Refusal.apply(name, one.detach(), *inputs) for one in results)  # type: ignore[no-untyped-call]
+
+
 def wants_gradient(*tensors: Tensor | None) -> bool:
     """Whether a result of these is part of a graph."""
     if torch.is_grad_enabled():

@@ -340,7 +340,7 @@ class Engine:
         try:
             return self._timed(lambda: refiner.refined(first, second, flow, back[None]))
         except InputError as error:
-            return problem_of(self._plates.path(number), error)
+            return _problem_of_pair([self._plates.path(n) for n in (number, other)], error)
 
     def _alike(self, first: int, second: int, grid: int) -> list[Tensor]:
         """Return both frames on the device, with the same number of channels."""
@@ -405,7 +405,7 @@ class Engine:
                 flow = self._timed(lambda: self._estimator(one, two, initial_flow=start))
             _check.tensor(flow, f"the flow of {self._estimator.method}", (2, *one.shape[-2:]))
         except InputError as error:
-            return problem_of(paths[0], error)
+            return _problem_of_pair(paths, error)
         if self._device.type == "cpu" and not np.isfinite(flow.detach().numpy()).all():
             return Problem(paths[0], f"{self._estimator.method} gives a flow that is not finite")
         return flow
@@ -511,6 +511,14 @@ class Engine:
                         found = "cut"
             self._changes[pair] = found
         return self._changes[pair]
+
+
+def _problem_of_pair(paths: Sequence[str], error: InputError) -> Problem:
+    """Return what is wrong with one of two frames: the second where the message begins with its name."""
+    for name, path in zip(("frame2: ", "frame1: "), reversed(paths), strict=True):
+        if str(error).startswith(name):
+            return Problem(path, reason(error).removeprefix(name))
+    return problem_of(paths[0], error)
 
 
 def problem_of(path: str, error: InputError | OSError) -> Problem:

@@ -6,11 +6,14 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from fullfield.nn import CorrelationPyramid
@@ -171,12 +174,34 @@ def test_no_graph_where_none_is_wanted() -> None:
         assert not CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS)(coords).requires_grad
 
 
-def test_second_derivatives_are_refused() -> None:
+class Watched(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [nullcontext, Watched])
+@pytest.mark.parametrize("power", [1, 2])
+def test_second_derivatives_are_refused(mode: type[Any], power: int) -> None:
+    """Also with ``allow_unused``, which returns None for an input that no path leads to."""
+    inputs = leaves()
+    other = torch.ones(1, requires_grad=True)
+    with mode():
+        loss = sum(losses(CorrelationPyramid(*inputs[:2], LEVELS, RADIUS), inputs[2] * other, 2)) ** power
+        for grad in torch.autograd.grad(loss, inputs, create_graph=True):
+            for wanted in (*inputs, other):
+                with pytest.raises(RuntimeError, match="differentiable only once"):
+                    torch.autograd.grad(grad.sum(), wanted, retain_graph=True, allow_unused=True)
+            with pytest.raises(RuntimeError, match="differentiable only once"):
+                grad.sum().backward(retain_graph=True)
+
+
+def test_a_second_derivative_is_refused_after_another_pass() -> None:
     fmap1, fmap2, coords = leaves()
-    loss = losses(CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS), coords, 1)[0]
-    for grad in torch.autograd.grad(loss, (fmap1, coords), create_graph=True):
-        with pytest.raises(RuntimeError, match="differentiable only once"):
-            grad.sum().backward(retain_graph=True)
+    first, second = losses(CorrelationPyramid(fmap1, fmap2, LEVELS, RADIUS), coords, 2)
+    first.backward()
+    (grad,) = torch.autograd.grad(second, fmap1, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiable only once"):
+        torch.autograd.grad(grad.sum(), fmap2)
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 from windows_cases import ALIGNED_NOT, CASES, allowed, by_loops, draw, farthest, named, results
 
 from fullfield import InputError
@@ -65,6 +66,8 @@ def test_gradients_of_gradients(window: Window) -> None:
     exact = torch.autograd.grad(call(one, two).square().sum(), one, create_graph=True)
     second, truth = torch.autograd.grad(first[0].sum(), b)[0], torch.autograd.grad(exact[0].sum(), two)[0]
     torch.testing.assert_close(second.double(), truth, rtol=1e-4, atol=1e-4)
+    with FlopCounterMode(display=False):  # any dispatch mode
+        assert torch.autograd.gradgradcheck(call, (one, two))
 
 
 def test_traced_code() -> None:

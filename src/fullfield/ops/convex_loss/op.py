@@ -10,6 +10,7 @@ from torch import Tensor
 from fullfield import _check
 from fullfield.ops.backends import usable
 from fullfield.ops.convex_loss import cuda, reference
+from fullfield.ops.operators import once_only
 
 
 def convex_mixture_loss(
@@ -65,7 +66,10 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 
 def _gradients(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     of_field, of_mask = ctx.saved_tensors
-    return of_field * grad[0], of_mask * grad[0].to(of_mask.dtype), None, None, None, None
+    with torch.no_grad():
+        found = of_field * grad[0], of_mask * grad[0].to(of_mask.dtype)
+    # What the forward returned leads to field and mask.
+    return *once_only("convex_mixture_loss", found, (grad, of_field, of_mask)), None, None, None, None
 
 
 _loss.register_autograd(_gradients, setup_context=_keep)

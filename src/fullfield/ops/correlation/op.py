@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fullfield.ops.correlation.prepared import feature_gradients, prepare
+from fullfield.ops.correlation.prepared import NAME, feature_gradients, prepare
 from fullfield.ops.correlation.protocol import LOOKUPS, Gradients, Prepared, Request, request_of, shape_of
-from fullfield.ops.operators import register
+from fullfield.ops.operators import once_only, register
 
 
 def _prepare_request(
@@ -87,25 +87,24 @@ def _maps(shape: Sequence[int], pooled: bool) -> int:
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
     fmap1, maps, coords, state, shape, pooled, radius, backend, precision, _, dtype, _, _ = inputs
-    ctx.save_for_backward(coords, *state)
+    ctx.save_for_backward(coords, fmap1, *maps, *state)
     ctx.options = (shape, pooled, radius, backend, precision, dtype)
-    ctx.carriers = [fmap1.dtype, *(m.dtype for m in maps)]
+    ctx.maps = len(maps)
 
 
 def _autograd(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
-    coords, *state = ctx.saved_tensors
+    coords, *rest = ctx.saved_tensors
+    carriers, state = rest[: 1 + ctx.maps], rest[1 + ctx.maps :]
     first, second, third = ctx.needs_input_grad[:3]
     wanted = [bool(first), any(second), bool(third)]
     backward = torch.ops.fullfield.correlation_lookup_backward
-    one, *rest, grad_coords = backward(grad_out, coords, state, *ctx.options, wanted)
-    carried = ctx.carriers
-    return (
-        one.to(carried[0]) if wanted[0] else None,
-        [g.to(dtype) if want else None for g, dtype, want in zip(rest, carried[1:], second, strict=True)],
-        grad_coords if wanted[2] else None,
-        [None] * len(state),
-        *(None,) * 9,
-    )
+    with torch.no_grad():
+        *grads, grad_coords = backward(grad_out, coords, state, *ctx.options, wanted)
+        each = zip(grads, carriers, (first, *second), strict=True)
+        found = [grad.to(carrier.dtype) if want else None for grad, carrier, want in each]
+        found.append(grad_coords if third else None)
+    one, *of_maps, grad_coords = once_only(NAME, found, (grad_out, coords, *carriers))
+    return one, of_maps, grad_coords, [None] * len(state), *(None,) * 9
 
 
 register(

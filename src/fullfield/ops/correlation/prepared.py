@@ -8,9 +8,9 @@ so that a retained graph, several losses, or a pass that never reaches the featu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +20,10 @@ from fullfield import _check
 from fullfield.ops.correlation.protocol import LOOKUPS, Gradients, Prepared, Request, request_of, shape_of
 from fullfield.ops.correlation.pyramid import fold, pool
 from fullfield.ops.launching import is_traced, raw_stream
+from fullfield.ops.operators import once_only
+
+NAME = "correlation_lookup"
+_HALVES = (torch.float16, torch.bfloat16)
 
 
 def prepare(request: Request, name: str, fmap1: Tensor, maps: Sequence[Tensor]) -> Prepared:
@@ -99,25 +103,6 @@ class Pair:
         torch.cuda.current_stream(self._device).wait_stream(other)
 
 
-def _once(backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., Any]:
-    """Return a backward whose results raise if they are differentiated in turn.
-
-    ``once_differentiable`` does so only where the incoming gradient has a graph; without one it would return constants
-    and a second derivative would silently lack our share.
-    """
-
-    @wraps(backward)
-    def guarded(ctx: Any, *grads: Tensor | None) -> Any:
-        if not torch.is_grad_enabled():
-            return backward(ctx, *grads)
-        with torch.no_grad():
-            results = backward(ctx, *grads)
-        refuse = torch._C._functions.DelayedError("correlation lookups are differentiable only once", 1)
-        return tuple(r if r is None else refuse(r.detach().requires_grad_()) for r in results)
-
-    return guarded
-
-
 class PrepareNode(torch.autograd.Function):
     """Node of a preparation; its backward returns the sums of all lookups."""
 
@@ -130,15 +115,16 @@ class PrepareNode(torch.autograd.Function):
         return fmap1.new_empty(0, dtype=torch.float32)
 
     @staticmethod
-    @_once
-    def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, inputs: Tensor | None) -> tuple[Tensor | None, ...]:
         """Return the gradients of both maps."""
         grads = ctx.pair.finish()
         if grads is None:
             return (None,) * (1 + len(ctx.dtypes))
-        first, rest = feature_gradients(ctx.pair.prepared, grads)
-        both = zip((first, *rest), ctx.dtypes, strict=True)
-        return None, *(None if grad is None else grad.to(dtype) for grad, dtype in both)
+        with torch.no_grad():
+            first, rest = feature_gradients(ctx.pair.prepared, grads)
+            both = zip((first, *rest), ctx.dtypes, strict=True)
+            found = [None if grad is None else grad.to(dtype) for grad, dtype in both]
+        return None, *once_only(NAME, found, (inputs,))
 
 
 class LookupNode(torch.autograd.Function):
@@ -148,7 +134,7 @@ class LookupNode(torch.autograd.Function):
     def forward(
         ctx: Any,
         pair: Pair,
-        preparation: Tensor | None,  # noqa: ARG004 - the edge to the node of the preparation
+        preparation: Tensor | None,
         coords: Tensor,
         out_dtype: torch.dtype,
         channels_last: bool,
@@ -156,19 +142,21 @@ class LookupNode(torch.autograd.Function):
         """Look up."""
         ctx.pair = pair
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(coords)
+        ctx.save_for_backward(coords, preparation)
         return pair.prepared.lookup(coords, out_dtype, channels_last)
 
     @staticmethod
-    @_once
     def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
         """Add to the accumulators; return the gradient of the coordinates."""
         if grad is None:
             return None, None, None, None, None
-        (coords,) = ctx.saved_tensors
+        coords, preparation = ctx.saved_tensors
         grads = ctx.pair.accumulators() if ctx.needs_input_grad[1] else Gradients(None, None, (False, False))
-        grad_coords = ctx.pair.prepared.backward(grad, coords, grads, ctx.needs_input_grad[2])
-        return None, None, grad_coords, None, None
+        with torch.no_grad():
+            grad_coords = ctx.pair.prepared.backward(grad, coords, grads, ctx.needs_input_grad[2])
+        # The preparation's own gradient is empty: it leads from the features' gradients to this lookup's inputs.
+        to_features = preparation.detach() if torch.is_grad_enabled() and ctx.needs_input_grad[1] else None
+        return None, *once_only(NAME, (to_features, grad_coords), (grad, coords, preparation)), None, None
 
 
 # ``LookupNode.apply`` without what it does for functorch's transforms and for ``setup_context``: 3 µs a lookup less.
@@ -204,6 +192,7 @@ class Lookups:
         self._shape = shape_of(fmap1, maps, levels)
         # A state made at one precision is not to be read at another.
         precision = _precision()
+        carriers = fmap1, list(maps)
         self._pair: Pair | None = None
         self._preparation: Tensor | None = None
         if is_traced(fmap1, *maps):
@@ -212,6 +201,8 @@ class Lookups:
             self._state = torch.ops.fullfield.correlation_prepare(
                 fmap1.detach(), detached, levels, radius, backend, precision, grad
             )
+            if fmap1.dtype in _HALVES:  # once for all lookups
+                carriers = fmap1.float(), [m.float() for m in maps]
         else:
             pooled = len(maps) == 1
             request = request_of(self._shape, pooled, radius, precision, grad, fmap1.dtype, fmap1.device)
@@ -224,7 +215,7 @@ class Lookups:
         self.backend = backend
         self._options = (len(maps) == 1, radius, backend, precision, grad, fmap1.dtype)
         # What a traced lookup differentiates through; eager lookups do not need it.
-        self._carriers = (fmap1, list(maps)) if grad else None
+        self._carriers = carriers if grad else None
 
     def lookup(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
         """Look up at checked coords, as part of the graph if gradients are enabled and requested."""
@@ -239,7 +230,7 @@ class Lookups:
     def _traced(self, coords: Tensor, out_dtype: torch.dtype, channels_last: bool) -> Tensor:
         if self._carriers is None:
             carriers = (coords.new_empty(0), [coords.new_empty(0)])
-        elif self._options[5] in (torch.float16, torch.bfloat16):
+        elif self._options[5] in _HALVES:
             carriers = (self._carriers[0].float(), [m.float() for m in self._carriers[1]])
         else:
             carriers = self._carriers

@@ -55,6 +55,9 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: 
 def _autograd(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     fmap1, fmap2 = ctx.saved_tensors
     wanted = [bool(want) for want in ctx.needs_input_grad[:2]]
+    if torch.is_grad_enabled():  # for gradients of the gradient
+        again = partial(compared, window=_window(ctx.window))
+        return *gradients_again(again, (fmap1, fmap2), grad, wanted), None, None
     backward = torch.ops.fullfield.spatial_correlation_backward
     found = iter(backward(fmap1, fmap2, grad, ctx.window, ctx.backend, wanted))
     return *(next(found) if want else None for want in wanted), None, None
