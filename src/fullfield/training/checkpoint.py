@@ -57,6 +57,8 @@ class TrainingFolder:
 
     def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, history: list[Row]) -> None:
         """Keep everything that the next step depends on."""
+        if name := not_finite(model.state_dict()):
+            raise DivergedError(f"learning_rate: {name} is not finite after step {history[-1].step}; take less")
         state = {f"model.{key}": value for key, value in model.state_dict().items()}
         state |= {f"{part}.{name}": value for part, name, value in moments(model, optimizer)}
         state["history"] = torch.tensor([list(row) for row in history], dtype=torch.float64)
@@ -69,6 +71,7 @@ class TrainingFolder:
         if not path.is_file():
             return []
         held, name = read_state(path)
+        check_finite(held, name)
         own = {key.removeprefix("model."): value for key, value in held.items() if key.startswith("model.")}
         fit(model, own, name, "this run")
         restore_moments(model, optimizer, held, name)
@@ -82,6 +85,22 @@ class DivergedError(InputError):
     """Training whose losses are no longer finite. Its last checkpoint, if there is one, holds finite weights."""
 
     exit_code = 1
+
+
+def not_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """Return the name of the first tensor that holds NaN or infinity; None where all are finite."""
+    named = {name: value for name, value in tensors.items() if value.is_floating_point()}
+    if not named:
+        return None
+    finite = torch.stack([value.detach().isfinite().all() for value in named.values()]).tolist()  # waits once
+    return next((name for name, whole in zip(named, finite, strict=True) if not whole), None)
+
+
+def check_finite(tensors: Mapping[str, Tensor], file: str) -> None:
+    """Raise InputError naming ``file`` and the first of its tensors that holds NaN or infinity."""
+    if name := not_finite(tensors):
+        found = "NaN" if bool(tensors[name].isnan().any()) else "infinity"
+        raise InputError(f"{file}: expected finite numbers, got {found} in {name}")
 
 
 def freeze_config(path: Path, config: Mapping[str, Any], *, begun: bool) -> None:

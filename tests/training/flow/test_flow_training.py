@@ -6,6 +6,8 @@ import csv
 import json
 import os
 import random
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 from flow_parts import Plain, Scenes, Tiny, network
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -663,6 +665,48 @@ def test_other_runs_and_damaged_files_are_refused(whole: Path, tmp_path: Path) -
     (tmp_path / "state" / "state.json").write_text("{}")
     with pytest.raises(InputError, match=r"state\.json: expected the state of a run"):
         trained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "value", "word"),
+    [
+        ("model", "encode.bias", float("nan"), "NaN"),
+        ("average", "norm.running_mean", float("inf"), "infinity"),
+        ("exp_avg", "exp_avg.encode.bias", float("-inf"), "infinity"),
+        ("exp_avg_sq", "exp_avg_sq.encode.bias", float("nan"), "NaN"),
+    ],
+)
+def test_a_state_that_is_not_finite_is_refused(
+    whole: Path, tmp_path: Path, part: str, key: str, value: float, word: str
+) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    file = tmp_path / "run" / "state" / f"8.{part}.safetensors"
+    tensors = load_file(file)
+    tensors[key].view(-1)[-1] = value
+    save_file(tensors, file)
+    expected = rf"8\.{part}\.safetensors: expected finite numbers, got {word} in {re.escape(key)}$"
+    with pytest.raises(InputError, match=expected):
+        trained(tmp_path / "run")
+    with pytest.raises(InputError, match=expected):
+        trained(tmp_path / "next", run=FlowRun(after=tmp_path / "run"))
+
+
+def test_weights_that_are_not_finite_are_never_stored(tmp_path: Path) -> None:
+    """The loss of the step that spoils the weights is finite, and nothing reads it before the checkpoint."""
+    model, source = network(), Scenes()
+    batch = source.batch
+
+    def spoiled(index: int, count: int) -> FlowBatch:
+        if index == 6:
+            with torch.no_grad():
+                model.unused.fill_(float("inf"))  # type: ignore[operator, union-attr]
+        return batch(index, count)
+
+    source.batch = spoiled  # type: ignore[method-assign]
+    with pytest.raises(DivergedError, match=r"^learning_rate: .* unused was not finite until step 6"):
+        trained(tmp_path, model, source=source)
+    assert json.loads((tmp_path / "state" / "state.json").read_text())["step"] == 4
+    assert all(bool(value.isfinite().all()) for value in load_file(tmp_path / WEIGHTS).values())
 
 
 def test_what_cannot_be_trained_is_named(tmp_path: Path, scenes: Scenes) -> None:
