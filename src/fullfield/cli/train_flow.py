@@ -329,6 +329,8 @@ class _Maker:
             from fullfield.training.flow.pictures import load_pictures, procedural_pictures
 
             pack = self._args.pictures
+            if pack is None and not self._args.quiet:
+                report.note("drawing the pictures of synthetic pairs, which takes seconds; --pictures PACK has some")
             self._pictures = procedural_pictures() if pack is None else load_pictures(pack)
         pairs = PairMaker(
             self._args.size, seed=seed, device=self._device, pictures=self._pictures, style=style, workers=workers

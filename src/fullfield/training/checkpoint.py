@@ -18,6 +18,7 @@ from fullfield.io import atomic_path
 from fullfield.models.state import fit, read_state
 
 CONFIG, WEIGHTS, STATE, HISTORY = "config.json", "weights.safetensors", "state.safetensors", "history.csv"
+_LIMITS = ("training.steps ", "training.seconds ")
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
@@ -115,7 +116,10 @@ def freeze_config(path: Path, config: Mapping[str, Any], *, begun: bool) -> None
         except (ValueError, RecursionError):  # the second: nested too deeply
             raise InputError(f"{path}: expected a training run's configuration, cannot be read") from None
         if changed := differences(stored, content):
-            raise InputError(f"{path}: is of another run ({'; '.join(changed)}); use another folder")
+            advice = "use another folder"
+            if "after" in content and all(text.startswith(_LIMITS) for text in changed):
+                advice += f", and --after {path.parent} (FlowRun(after=...)) to train these weights further"
+            raise InputError(f"{path}: is of another run ({'; '.join(changed)}); {advice}")
         return
     if begun:
         raise InputError(f"{path.parent}: holds a run without {path.name}; use another folder")

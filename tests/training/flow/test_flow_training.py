@@ -595,7 +595,7 @@ def test_each_step_draws_its_updates(tmp_path: Path) -> None:
 
 
 def test_a_compiled_network_is_compiled_once_for_each_number_of_updates(
-    scenes: Scenes, monkeypatch: pytest.MonkeyPatch
+    scenes: Scenes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """PyTorch's own limit is eight compilations, after which it runs uncompiled."""
 
@@ -618,8 +618,17 @@ def test_a_compiled_network_is_compiled_once_for_each_number_of_updates(
     steps(stepper, scenes, 80)
     assert {training.updates_of(step) for step in range(80)} == set(range(1, 13))
     assert len(compiled) == 12
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 24
+    assert {
+        f"fullfield: compiling the network with {number} update{'s'[: number > 1]} (torch.compile, default); "
+        "this may take a minute, or longer ..."
+        for number in range(1, 13)
+    } == set(told[::2])
+    assert all(re.fullmatch(r"fullfield: compiled in \d+\.\d s", line) for line in told[1::2])
     plain = Stepper(network(Many).train(), training.replace(compile=None))
     steps(plain, scenes, 80)
+    assert capsys.readouterr().err == ""
     assert torch.allclose(stepper.model.inner.weight, plain.model.inner.weight, atol=1e-5)  # type: ignore[arg-type]
     reset()
 
@@ -643,8 +652,11 @@ def test_frozen_norms_keep_their_statistics(tmp_path: Path) -> None:
 
 
 def test_other_runs_and_damaged_files_are_refused(whole: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"is of another run \(training\.seed was 3, is 4\); use another folder"):
-        trained(whole, training=TRAINING.replace(seed=4))
+    with pytest.raises(InputError, match=r"training\.seed was 3, is 4\); use another folder$"):
+        trained(whole, training=TRAINING.replace(seed=4, steps=9))
+    longer = rf"\(training\.steps was 8, is 9\); use another folder, and --after {re.escape(str(whole))} "
+    with pytest.raises(InputError, match=longer):
+        trained(whole, training=TRAINING.replace(steps=9))
     with pytest.raises(InputError, match=r"recipe\.json: is of another run"):
         trained(whole, run=FlowRun(recipe={"network": "raft"}))
     for file in whole.rglob("*"):
