@@ -40,7 +40,7 @@ RULES: dict[str, tuple[set[str], set[str]]] = {
     "sequences": ({"estimators", "io", "_check", *THIRD}, {"viz", "ray"}),
     "registration": ({"models", "ops", "io", "_kernels", "_check", "numba", *THIRD}, {"small_gicp", "safetensors"}),
     "training": (
-        {"registration", "models", "ops", "datasets", "metrics", "io", "_check", *THIRD},
+        {"registration", "models", "ops", "_kernels", "datasets", "metrics", "io", "_check", *THIRD},
         {"safetensors", "matplotlib", "PIL"},
     ),
     "viz": ({"_check", *THIRD}, {"PIL", "matplotlib", "cv2"}),

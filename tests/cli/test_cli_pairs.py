@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,30 @@ def test_pairs_then_evaluate(cli: Any, scene: Path) -> None:
     ran = cli("evaluate", "tvl1", "made:made", "--preset", "fast", "-o", "run", "--json", "-q")
     assert ran.code == 0
     assert ran.json["scores"]["epe"] > 0
+
+
+@pytest.mark.parametrize("size", ["4k", "12k", "20k", "40k"])  # of the manifest, a frame and the flow none fits
+def test_a_full_disk(refused: Callable[..., str], cli: Any, scene: Path, size: str) -> None:
+    small = scene / "small"
+    small.mkdir()
+    if not mounted(small, size):
+        pytest.skip("a file system can be mounted by root alone")
+    try:
+        command = ("pairs", "-o", "small/made", "--size", "96x64", "--count", "2", "-q")
+        assert "No space left on device" in refused(*command)
+        assert not list(small.rglob("*.part*")), "no piece is left"
+        subprocess.run(["mount", "-o", "remount,size=4m", str(small)], check=True)
+        assert cli(*command).out.startswith("small/made: 2 pairs made in ")
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+def mounted(folder: Path, size: str) -> bool:
+    """Return whether a file system of that size could be mounted."""
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    return (
+        shutil.which("mount") is not None and subprocess.run(command, capture_output=True, check=False).returncode == 0
+    )
 
 
 def test_mistakes(refused: Callable[..., str], cli: Any, scene: Path) -> None:

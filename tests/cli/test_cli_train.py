@@ -53,6 +53,14 @@ def test_train_then_register(cli: Any, scans: Path) -> None:
     assert plain["matches"] != ran.json["matches"]
 
 
+def test_a_training_that_diverges_ends_with_1(cli: Any, scene: Path) -> None:
+    ran = cli("train", "descriptor", "-o", "run", *SMALL, "--steps", "9", "--learning-rate", "1e30", "-q")
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err.startswith("fullfield: error: --learning-rate: ")
+    assert ran.err.count("\n") == 1
+    assert not (scene / "run" / "weights.safetensors").exists()
+
+
 def test_mistakes_are_one_line(refused: Any, scans: Path) -> None:
     (scans / "w.safetensors").write_text("<html>")
     np.save(scans / "few.npy", np.zeros((9, 3)))
@@ -76,6 +84,7 @@ def test_mistakes_are_one_line(refused: Any, scans: Path) -> None:
         (*train, "--channels", "2000"): "--channels: expected an integer",
         (*train, "--channels", "8,x"): "--channels",
         (*train, "--layers", "20"): "--layers: expected an integer >= 0",
+        (*train, "--learning-rate", "1e38"): "--learning-rate: expected a number > 0 and <= 1e+30",
         (*train, "--synthetic", "2"): "--synthetic: expected a number",
         (*train, "--cells", "5"): "--cells: expected an integer >= 100",
         (*train, "--seed", "-1"): "--seed: expected a whole number >= 0",

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from fullfield.io import write_flow, write_image
 from fullfield.models.weights import build_model
+from fullfield.training.checkpoint import write_tensors
 from fullfield.training.flow import PairMaker, SceneStyle, pictures
 from known_scenes import known_scene
 
@@ -86,8 +87,6 @@ def test_train_then_estimate(cli: Any, pairs: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_fine_tuning_starts_from_the_weights_that_are_named(cli: Any, pairs: Path) -> None:
-    from fullfield.training.checkpoint import write_tensors
-
     torch.manual_seed(11)
     start = build_model("raft-small").state_dict()
     write_tensors(pairs / "start.safetensors", start)
@@ -115,6 +114,24 @@ def test_a_paused_run_goes_on(cli: Any, pairs: Path) -> None:
     assert ran.code == 0, ran.err
     assert ": 9 steps" in ran.out
     assert (pairs / "run" / "state" / "9.model.safetensors").exists()
+
+
+def test_a_training_that_diverges_ends_with_1(cli: Any, pairs: Path) -> None:
+    command = ("train", "flow", "-o", "run", *RAFT, *TINY, "--data", "pairs:mine", "--steps", "9")
+    ran = cli(*command, "--learning-rate", "1e30", "--every", "100")
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err.startswith("fullfield: error: --learning-rate: ")
+    assert ran.err.count("\n") == 1
+    assert not (pairs / "run" / "weights.safetensors").exists()
+
+
+def test_weights_that_are_not_finite_are_refused(refused: Any, pairs: Path) -> None:
+    state = build_model("raft-small").state_dict()
+    state["fnet.conv1.weight"][0, 0, 0, 0] = float("nan")
+    write_tensors(pairs / "nan.safetensors", state)
+    command = ("train", "flow", "-o", "run", *RAFT, *TINY, "--data", "pairs:mine", "--init", "nan.safetensors")
+    assert "nan.safetensors: expected finite numbers, got NaN in fnet.conv1.weight" in refused(*command)
+    assert not (pairs / "run").exists()
 
 
 def test_mistakes_are_one_line(refused: Any, pairs: Path) -> None:
@@ -149,6 +166,7 @@ def test_mistakes_are_one_line(refused: Any, pairs: Path) -> None:
         (*train, "--loss", "mixture"): "--loss: expected sequence",
         (*train, "--loss", "l2"): "--loss: expected one of auto, mixture, sequence",
         (*train, "--learning-rate", "0"): "--learning-rate: expected a number > 0",
+        (*train, "--learning-rate", "1e38"): "--learning-rate: expected a number > 0 and <= 1e+30",
         (*train, "--warmup", "2"): "--warmup: expected a number >= 0 and <= 1",
         (*train, "--updates", "-1"): "--updates: expected an integer >= 0",
         (*train, "--compile", "fast"): "--compile: expected one of default",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
+import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -13,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from fullfield import InputError
 from fullfield.registration import DescriptorConfig, LearnedDescriptor
@@ -27,6 +30,7 @@ from fullfield.training import (
     train_descriptor,
 )
 from fullfield.training.batches import Cutter, batches, described, example
+from fullfield.training.checkpoint import DivergedError
 
 SMALL = DescriptorConfig(channels=8, layers=1)
 TINY = DescriptorTraining(
@@ -125,6 +129,7 @@ def test_a_stopped_run_goes_on_where_it_was(whole: Path, tmp_path: Path, room: n
         == (whole / "weights.safetensors").read_bytes()
     )
     assert seen == [0.75, 1.0]
+    (tmp_path / "weights.safetensors").unlink()  # lost, or never written
     assert (
         trained(tmp_path, [room], progress=lambda *_: pytest.fail("it was done"))
         == (whole / "weights.safetensors").read_bytes()
@@ -148,6 +153,32 @@ def test_a_folder_of_another_run_is_refused(whole: Path, tmp_path: Path, room: n
     (tmp_path / "state.safetensors").write_bytes((whole / "weights.safetensors").read_bytes())
     with pytest.raises(InputError, match=r"state\.safetensors: expected weights of this run"):
         train_descriptor(tmp_path, TINY, [room])
+
+
+@pytest.mark.parametrize("key", ["model.enter.0.weight", "exp_avg.enter.0.weight"])
+def test_a_state_that_is_not_finite_is_refused(whole: Path, tmp_path: Path, room: np.ndarray, key: str) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    file = tmp_path / "run" / "state.safetensors"
+    tensors = load_file(file)
+    tensors[key].view(-1)[0] = float("nan")
+    save_file(tensors, file)
+    with pytest.raises(InputError, match=rf"state\.safetensors: expected finite numbers, got NaN in {re.escape(key)}$"):
+        train_descriptor(tmp_path / "run", TINY, [room])
+
+
+def test_weights_that_are_not_finite_are_never_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = descriptor._step
+
+    def spoiled(model: DescriptorNetwork, *rest: Any) -> float:
+        loss = step(model, *rest)
+        with torch.no_grad():
+            next(model.parameters()).fill_(float("inf"))
+        return loss
+
+    monkeypatch.setattr(descriptor, "_step", spoiled)
+    with pytest.raises(DivergedError, match=r"^learning_rate: .* is not finite after step 1; take less"):
+        train_descriptor(tmp_path, TINY, every=1)
+    assert not (tmp_path / "weights.safetensors").exists()
 
 
 def test_what_cannot_be_trained_on_is_named(tmp_path: Path) -> None:

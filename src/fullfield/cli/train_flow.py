@@ -233,6 +233,7 @@ def _network(args: argparse.Namespace, device: torch.device) -> RAFT | SEARAFT:
 
     from fullfield.models.weights import build_model, load_weights
     from fullfield.ops.correlation import BACKENDS
+    from fullfield.training.checkpoint import check_finite
 
     with naming(model="--network", backend="--correlation"), torch.random.fork_rng(devices=[]):
         torch.manual_seed(args.seed)
@@ -244,6 +245,7 @@ def _network(args: argparse.Namespace, device: torch.device) -> RAFT | SEARAFT:
     if args.init is not None:
         with naming(weights="--init", source="--init"):
             load_weights(model, args.init)
+            check_finite(model.state_dict(), args.init)
     return model.to(device)
 
 
@@ -327,6 +329,8 @@ class _Maker:
             from fullfield.training.flow.pictures import load_pictures, procedural_pictures
 
             pack = self._args.pictures
+            if pack is None and not self._args.quiet:
+                report.note("drawing the pictures of synthetic pairs, which takes seconds; --pictures PACK has some")
             self._pictures = procedural_pictures() if pack is None else load_pictures(pack)
         pairs = PairMaker(
             self._args.size, seed=seed, device=self._device, pictures=self._pictures, style=style, workers=workers

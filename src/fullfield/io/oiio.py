@@ -367,6 +367,7 @@ class Header(NamedTuple):
 
 
 _EMPTY = Header()
+_INCOMPLETE = "the file could not be completed"
 
 
 def write_picture(
@@ -378,7 +379,7 @@ def write_picture(
     """
     spec = _spec(pixels.shape, pixels.dtype.name, channels, header)
     _write(path, kind, spec, np.ascontiguousarray(pixels))
-    _check_written(path, kind)
+    _check_written(path, kind, pixels.nbytes)
 
 
 def write_scanlines(path: Path, lines: Scanlines, header: Header = _EMPTY) -> None:
@@ -401,7 +402,7 @@ def write_scanlines(path: Path, lines: Scanlines, header: Header = _EMPTY) -> No
         file.seek(begin - 8 * rows)
         file.write((begin + size * np.arange(rows)).astype("<u8").tobytes())
         file.write(lines.body.data)
-    _check_written(path, "openexr", lines)
+    _check_written(path, "openexr", lines.body.nbytes, lines)
 
 
 def _spec(shape: Sequence[int], dtype: str, channels: Sequence[str], header: Header) -> Any:
@@ -434,15 +435,20 @@ def _write(path: Path, kind: str, spec: Any, pixels: NDArray[Any] | None) -> Non
     complaint = output.geterror()
     closed = output.close()
     if not (written and closed) or complaint:
-        reason = complaint or output.geterror() or "the file could not be completed"
+        reason = complaint or output.geterror() or _INCOMPLETE
         wanted = spec.image_bytes() if pixels is None else pixels.nbytes
-        if shutil.disk_usage(path.parent).free < wanted:  # which the library does not tell
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        raise OSError(errno.EIO, one_line(reason.replace(f' "{path}"', "")), str(path))
+        raise _not_written(path, one_line(reason.replace(f' "{path}"', "")), wanted)
 
 
-def _check_written(path: Path, kind: str, lines: Scanlines | None = None) -> None:
-    """Read a file's last row; of ``lines``, its values are looked at."""
+def _not_written(path: Path, reason: str, wanted: int) -> OSError:
+    """Return the error of a file that is incomplete: "no space" where ``wanted`` bytes do not fit on the disk."""
+    if shutil.disk_usage(path.parent).free < wanted:  # OpenImageIO does not report it
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    return OSError(errno.EIO, reason, str(path))
+
+
+def _check_written(path: Path, kind: str, size: int, lines: Scanlines | None = None) -> None:
+    """Read the last row of a file of ``size`` bytes of data, and compare it with ``lines`` where they are given."""
     try:
         with opened(path) as source:
             part = source.first_part()
@@ -450,7 +456,7 @@ def _check_written(path: Path, kind: str, lines: Scanlines | None = None) -> Non
                 return
             found = source.last_row(part).reshape(-1)
     except InputError as error:
-        raise OSError(errno.EIO, "the file could not be completed", str(path)) from error
+        raise _not_written(path, _INCOMPLETE, size) from error
     if lines is not None:
         row = lines.planes[-1, lines.names.index(part.channels[0])].astype(np.float32)
         if not np.array_equal(found, row, equal_nan=True):

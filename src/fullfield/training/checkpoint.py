@@ -18,6 +18,7 @@ from fullfield.io import atomic_path
 from fullfield.models.state import fit, read_state
 
 CONFIG, WEIGHTS, STATE, HISTORY = "config.json", "weights.safetensors", "state.safetensors", "history.csv"
+_LIMITS = ("training.steps ", "training.seconds ")
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
@@ -57,6 +58,8 @@ class TrainingFolder:
 
     def save(self, model: nn.Module, optimizer: torch.optim.Optimizer, history: list[Row]) -> None:
         """Keep everything that the next step depends on."""
+        if name := not_finite(model.state_dict()):
+            raise DivergedError(f"learning_rate: {name} is not finite after step {history[-1].step}; take less")
         state = {f"model.{key}": value for key, value in model.state_dict().items()}
         state |= {f"{part}.{name}": value for part, name, value in moments(model, optimizer)}
         state["history"] = torch.tensor([list(row) for row in history], dtype=torch.float64)
@@ -69,6 +72,7 @@ class TrainingFolder:
         if not path.is_file():
             return []
         held, name = read_state(path)
+        check_finite(held, name)
         own = {key.removeprefix("model."): value for key, value in held.items() if key.startswith("model.")}
         fit(model, own, name, "this run")
         restore_moments(model, optimizer, held, name)
@@ -84,6 +88,22 @@ class DivergedError(InputError):
     exit_code = 1
 
 
+def not_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """Return the name of the first tensor that holds NaN or infinity; None where all are finite."""
+    named = {name: value for name, value in tensors.items() if value.is_floating_point()}
+    if not named:
+        return None
+    finite = torch.stack([value.detach().isfinite().all() for value in named.values()]).tolist()  # waits once
+    return next((name for name, whole in zip(named, finite, strict=True) if not whole), None)
+
+
+def check_finite(tensors: Mapping[str, Tensor], file: str) -> None:
+    """Raise InputError naming ``file`` and the first of its tensors that holds NaN or infinity."""
+    if name := not_finite(tensors):
+        found = "NaN" if bool(tensors[name].isnan().any()) else "infinity"
+        raise InputError(f"{file}: expected finite numbers, got {found} in {name}")
+
+
 def freeze_config(path: Path, config: Mapping[str, Any], *, begun: bool) -> None:
     """Write the configuration of a run, or check that it is the one of the run that has begun there.
 
@@ -96,7 +116,10 @@ def freeze_config(path: Path, config: Mapping[str, Any], *, begun: bool) -> None
         except (ValueError, RecursionError):  # the second: nested too deeply
             raise InputError(f"{path}: expected a training run's configuration, cannot be read") from None
         if changed := differences(stored, content):
-            raise InputError(f"{path}: is of another run ({'; '.join(changed)}); use another folder")
+            advice = "use another folder"
+            if "after" in content and all(text.startswith(_LIMITS) for text in changed):
+                advice += f", and --after {path.parent} (FlowRun(after=...)) to train these weights further"
+            raise InputError(f"{path}: is of another run ({'; '.join(changed)}); {advice}")
         return
     if begun:
         raise InputError(f"{path.parent}: holds a run without {path.name}; use another folder")

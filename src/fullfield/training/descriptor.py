@@ -95,6 +95,8 @@ def train_descriptor(
     model.to(place).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate, weight_decay=training.weight_decay)
     history = kept.restore(model, optimizer)
+    if history:
+        descriptor.save(kept.weights)  # which a stop may have kept from being written
     first = history[-1].step if history else 0
     before = history[-1].seconds if history else 0.0
     step, done = first, training.done(first, before)
@@ -115,8 +117,8 @@ def train_descriptor(
                 unseen = [pair.result().to(place) for pair in coming]
                 history.append(Row(step, statistics.fmean(losses), _ratio(model, unseen, training.reach), seconds))
                 losses.clear()
-                descriptor.save(kept.weights)
                 kept.save(model, optimizer, history)
+                descriptor.save(kept.weights)
     model.eval()
     return Trained(descriptor, history)
 

@@ -6,6 +6,8 @@ import csv
 import json
 import os
 import random
+import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,7 +21,7 @@ from typing import Any
 import pytest
 import torch
 from flow_parts import Plain, Scenes, Tiny, network
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -593,7 +595,7 @@ def test_each_step_draws_its_updates(tmp_path: Path) -> None:
 
 
 def test_a_compiled_network_is_compiled_once_for_each_number_of_updates(
-    scenes: Scenes, monkeypatch: pytest.MonkeyPatch
+    scenes: Scenes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """PyTorch's own limit is eight compilations, after which it runs uncompiled."""
 
@@ -616,8 +618,17 @@ def test_a_compiled_network_is_compiled_once_for_each_number_of_updates(
     steps(stepper, scenes, 80)
     assert {training.updates_of(step) for step in range(80)} == set(range(1, 13))
     assert len(compiled) == 12
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 24
+    assert {
+        f"fullfield: compiling the network with {number} update{'s'[: number > 1]} (torch.compile, default); "
+        "this may take a minute, or longer ..."
+        for number in range(1, 13)
+    } == set(told[::2])
+    assert all(re.fullmatch(r"fullfield: compiled in \d+\.\d s", line) for line in told[1::2])
     plain = Stepper(network(Many).train(), training.replace(compile=None))
     steps(plain, scenes, 80)
+    assert capsys.readouterr().err == ""
     assert torch.allclose(stepper.model.inner.weight, plain.model.inner.weight, atol=1e-5)  # type: ignore[arg-type]
     reset()
 
@@ -641,8 +652,11 @@ def test_frozen_norms_keep_their_statistics(tmp_path: Path) -> None:
 
 
 def test_other_runs_and_damaged_files_are_refused(whole: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"is of another run \(training\.seed was 3, is 4\); use another folder"):
-        trained(whole, training=TRAINING.replace(seed=4))
+    with pytest.raises(InputError, match=r"training\.seed was 3, is 4\); use another folder$"):
+        trained(whole, training=TRAINING.replace(seed=4, steps=9))
+    longer = rf"\(training\.steps was 8, is 9\); use another folder, and --after {re.escape(str(whole))} "
+    with pytest.raises(InputError, match=longer):
+        trained(whole, training=TRAINING.replace(steps=9))
     with pytest.raises(InputError, match=r"recipe\.json: is of another run"):
         trained(whole, run=FlowRun(recipe={"network": "raft"}))
     for file in whole.rglob("*"):
@@ -663,6 +677,48 @@ def test_other_runs_and_damaged_files_are_refused(whole: Path, tmp_path: Path) -
     (tmp_path / "state" / "state.json").write_text("{}")
     with pytest.raises(InputError, match=r"state\.json: expected the state of a run"):
         trained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "value", "word"),
+    [
+        ("model", "encode.bias", float("nan"), "NaN"),
+        ("average", "norm.running_mean", float("inf"), "infinity"),
+        ("exp_avg", "exp_avg.encode.bias", float("-inf"), "infinity"),
+        ("exp_avg_sq", "exp_avg_sq.encode.bias", float("nan"), "NaN"),
+    ],
+)
+def test_a_state_that_is_not_finite_is_refused(
+    whole: Path, tmp_path: Path, part: str, key: str, value: float, word: str
+) -> None:
+    shutil.copytree(whole, tmp_path / "run")
+    file = tmp_path / "run" / "state" / f"8.{part}.safetensors"
+    tensors = load_file(file)
+    tensors[key].view(-1)[-1] = value
+    save_file(tensors, file)
+    expected = rf"8\.{part}\.safetensors: expected finite numbers, got {word} in {re.escape(key)}$"
+    with pytest.raises(InputError, match=expected):
+        trained(tmp_path / "run")
+    with pytest.raises(InputError, match=expected):
+        trained(tmp_path / "next", run=FlowRun(after=tmp_path / "run"))
+
+
+def test_weights_that_are_not_finite_are_never_stored(tmp_path: Path) -> None:
+    """The loss of the step that spoils the weights is finite, and nothing reads it before the checkpoint."""
+    model, source = network(), Scenes()
+    batch = source.batch
+
+    def spoiled(index: int, count: int) -> FlowBatch:
+        if index == 6:
+            with torch.no_grad():
+                model.unused.fill_(float("inf"))  # type: ignore[operator, union-attr]
+        return batch(index, count)
+
+    source.batch = spoiled  # type: ignore[method-assign]
+    with pytest.raises(DivergedError, match=r"^learning_rate: .* unused was not finite until step 6"):
+        trained(tmp_path, model, source=source)
+    assert json.loads((tmp_path / "state" / "state.json").read_text())["step"] == 4
+    assert all(bool(value.isfinite().all()) for value in load_file(tmp_path / WEIGHTS).values())
 
 
 def test_what_cannot_be_trained_is_named(tmp_path: Path, scenes: Scenes) -> None:

@@ -15,6 +15,7 @@ from fullfield._check import InputError
 from fullfield.models.state import fit, read_safetensors
 from fullfield.training.checkpoint import (
     MOMENTS,
+    check_finite,
     freeze_config,
     moments,
     restore_moments,
@@ -139,7 +140,7 @@ def restore(folder: Path, stepper: Stepper) -> Restored | None:
         scaling = torch.tensor(pointer["scaling"], dtype=torch.float32)
         rng = torch.frombuffer(bytearray.fromhex(pointer["rng"]), dtype=torch.uint8)
         batches, pairs, best = int(pointer["batches"]), int(pointer["pairs"]), pointer["best"]
-        whole = bool(history) and scaling.shape == (2,)
+        whole = bool(history) and scaling.shape == (2,) and bool(scaling.isfinite().all())
     except (ValueError, KeyError, TypeError, RecursionError):
         whole = False
     if not whole:
@@ -150,6 +151,7 @@ def restore(folder: Path, stepper: Stepper) -> Restored | None:
         if not path.is_file():
             raise InputError(f"{path}: is named by {_POINTER}, but is not there")
         held[part] = read_safetensors(path), str(path)
+        check_finite(held[part][0], str(path))
     fit(stepper.model, *held["model"], "this run")
     fit(stepper.average.model, *held["average"], "this run")
     both = held["exp_avg"][0] | held["exp_avg_sq"][0]

@@ -14,6 +14,7 @@ SCHEDULES = ("one-cycle", "stable")
 PRECISIONS = ("float32", "bfloat16", "float16")
 COMPILED = ("default", "reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune")
 MOST_NUMBERS = 32  # of updates in a range: a compiled network has one compilation for each
+_HIGHEST_RATE = 1e30  # PyTorch's optimizers overflow on larger ones
 _START = 0.04  # share of the learning rate that the first step has
 
 
@@ -72,7 +73,8 @@ class FlowTraining(Config):
             _check.choice(getattr(self, name), name, options)
         if self.compile is not None:
             _check.choice(self.compile, "compile", COMPILED)
-        for name in ("learning_rate", "clip", "max_flow"):
+        _check.number(self.learning_rate, "learning_rate", above=0.0, high=_HIGHEST_RATE)
+        for name in ("clip", "max_flow"):
             _check.number(getattr(self, name), name, above=0.0)
         for name in ("warmup", "decay", "last", "visible"):
             _check.number(getattr(self, name), name, low=0.0, high=1.0)

@@ -16,6 +16,7 @@ from torch import nn
 
 from fullfield import _check
 from fullfield._check import InputError
+from fullfield.training.checkpoint import not_finite
 from fullfield.training.flow.augmentation import Augmentation, Augmented
 from fullfield.training.flow.batch import FlowBatch, PairSource, check_batch, tell
 from fullfield.training.flow.checkpoint import CURVES, FlowFolder, FlowRow, restore
@@ -291,6 +292,8 @@ class _Loop:
             sum(count * getattr(r, name) for count, r in good) / total if total else math.nan
             for name in ("loss", "error", "norm")
         )
+        if name := not_finite(self.stepper.model.state_dict()):
+            raise diverged(f"a step: {name} was not finite", step, self.training)
         skipped = sum(r.skipped for r in self.readings)
         self.readings.clear()
         self.rows += 1

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from fullfield import _check
 from fullfield._check import InputError
+from fullfield._kernels.cache_folder import say
 from fullfield.training.checkpoint import DivergedError
 from fullfield.training.flow.batch import FlowBatch
 from fullfield.training.flow.config import MOST_NUMBERS, FlowTraining
@@ -180,6 +182,7 @@ class Stepper:
         self._objective: Callable[..., tuple[Tensor, Tensor]] = objective
         if training.compile is not None:
             self._objective = torch.compile(objective, mode=training.compile)
+        self._compiled = set[int | None]()  # numbers of updates
         self._recorded: _Recorded | None = None
         self._unrecorded = _UNRECORDED if training.graph and self.device.type == "cuda" else math.inf
         self._buffers = [b for b in model.buffers() if b.is_floating_point() and b.numel()]
@@ -236,11 +239,26 @@ class Stepper:
     ) -> tuple[Tensor, Tensor]:
         dtype = _DTYPES.get(self.training.precision)
         autocast = torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
-        with autocast, self._compilations():
-            loss, error = self._objective(frame1, frame2, flow, counted)
-        loss = loss.float() * share
-        (loss * self.scaling[0]).backward()  # type: ignore[no-untyped-call]
+        with self._announced():
+            with autocast, self._compilations():
+                loss, error = self._objective(frame1, frame2, flow, counted)
+            loss = loss.float() * share
+            (loss * self.scaling[0]).backward()  # type: ignore[no-untyped-call]
         return loss.detach(), error.float().detach() * share
+
+    @contextmanager
+    def _announced(self) -> Iterator[None]:
+        """Announce on stderr a step that compiles, and how long it took."""
+        mode, updates = self.training.compile, self._uncompiled.updates
+        if mode is None or updates in self._compiled or not self.ranks.first:
+            yield
+            return
+        self._compiled.add(updates)
+        form = "" if updates is None else f" with {updates} update{'' if updates == 1 else 's'}"
+        say(f"compiling the network{form} (torch.compile, {mode}); this may take a minute, or longer ...")
+        start = time.perf_counter()
+        yield
+        say(f"compiled in {time.perf_counter() - start:.1f} s")
 
     def _compilations(self) -> AbstractContextManager[Any]:
         """Allow one compilation for each number of updates; PyTorch gives up after eight and runs uncompiled."""
